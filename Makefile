@@ -1,0 +1,41 @@
+# The doors of a contributor. `make help` lists them.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test lint types unit bench clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+venv: $(VENV)/.installed ## create .venv and install jobkit with its tools
+
+$(VENV)/.installed: pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "jobkit needs Python 3.11 or newer: none is on PATH as '$(PYTHON)'; say 'make PYTHON=/path/to/python3.11 ...'" >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@
+
+demo: $(VENV)/.installed ## a small study on this machine: run, collect, plot
+	PATH="$(CURDIR)/$(BIN):$$PATH" ./run_benchmarks.py --study demo
+	PATH="$(CURDIR)/$(BIN):$$PATH" ./plot_results.sh logs/demo
+
+test: lint types ## lint, types, all tests
+	$(BIN)/python -m pytest tests
+
+lint: $(VENV)/.installed ## ruff: lint and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.installed ## mypy over src/
+	$(BIN)/mypy
+
+unit: $(VENV)/.installed ## the fast tests, without torch
+	$(BIN)/python -m pytest tests/unit
+
+bench: $(VENV)/.installed ## measure: ours against the plain recipe, ranks against ranks
+	$(BIN)/python tests/bench/throughput.py
+
+clean: ## remove .venv and the caches (logs/ stays)
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,37 @@
+"""What a user sees when something is wrong: one line, and a documented exit code."""
+
+import difflib
+from collections.abc import Iterable
+from enum import IntEnum
+
+
+class Exit(IntEnum):
+    """The exit codes of every command of jobkit."""
+
+    OK = 0
+    FAILED = 1  # the run failed
+    USAGE = 2  # wrong usage or bad input; nothing was written
+    INCOMPLETE = 3  # collected, but a run is not ok
+    THRESHOLD = 4  # a threshold was not met
+    PREFLIGHT = 5  # the preflight found a fault
+    AGAIN = 75  # stopped early with a checkpoint: run me again
+    INTERRUPTED = 130
+    TERMINATED = 143
+
+
+class UsageError(ValueError):
+    """What a user typed or supplied cannot be used. The text is the one line that they see."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return "; did you mean 'x'?" for the closest of the known words, or an empty string."""
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean '{close[0]}'?" if close else ""
+
+
+def one_of(what: str, word: object, known: Iterable[str]) -> None:
+    """Check that a word is one of the known ones; raise UsageError that lists them otherwise."""
+    words = list(known)
+    if word not in words:
+        hint = nearest(str(word), words)
+        raise UsageError(f"unknown {what} '{word}'{hint or ''} (known: {', '.join(words)})")

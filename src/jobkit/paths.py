@@ -1,0 +1,125 @@
+"""The only owner of file names under logs/."""
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from jobkit.errors import UsageError
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+# A file or a study may be named so: nothing that a shell, a path or a web page could misread.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+def check_name(what: str, name: object) -> str:
+    """Return the name; raise UsageError when it could leave its folder or be misread."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or ".." in name:
+        raise UsageError(
+            f"{what} {name!r}: use letters, digits, '.', '_' and '-' only, begin with a letter or "
+            "digit, no '..', at most 100 characters"
+        )
+    return name
+
+
+def logs_root() -> Path:
+    """Where studies are written: $JOBKIT_LOGS, else logs/ beside run.sh (or here, without one)."""
+    if given := os.environ.get("JOBKIT_LOGS"):
+        return Path(given)
+    return (REPOSITORY if (REPOSITORY / "run.sh").exists() else Path.cwd()) / "logs"
+
+
+def data_root() -> Path:
+    """Where data and prepared caches lie when --data-dir does not say."""
+    if given := os.environ.get("JOBKIT_DATA_DIR"):
+        return Path(given)
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "jobkit"
+
+
+@dataclass(frozen=True)
+class RunPaths:
+    """The files of one run. An attempt (one start of it) has files of its own."""
+
+    folder: Path
+
+    @property
+    def spec(self) -> Path:
+        return self.folder / "spec.json"
+
+    @property
+    def log(self) -> Path:
+        """What the job printed, all attempts one after the other."""
+        return self.folder / "train.log"
+
+    @property
+    def job(self) -> Path:
+        """Who started the newest attempt, and how to ask after it."""
+        return self.folder / "job.json"
+
+    @property
+    def attempts(self) -> Path:
+        """A folder for each attempt; making one claims its number."""
+        return self.folder / "attempts"
+
+    @property
+    def metrics_folder(self) -> Path:
+        return self.folder / "metrics"
+
+    def metrics(self, attempt: int) -> Path:
+        """The attempt's records, one JSON object a line: the source of truth."""
+        return self.metrics_folder / f"{attempt}.jsonl"
+
+    def outcome(self, attempt: int) -> Path:
+        """How the attempt ended, left by the payload."""
+        return self.attempts / str(attempt) / "outcome.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / "checkpoints"
+
+
+@dataclass(frozen=True)
+class StudyPaths:
+    """The files of one study."""
+
+    folder: Path
+
+    @classmethod
+    def named(cls, name: str) -> "StudyPaths":
+        """The study's folder under the logs; raises UsageError for a bad name."""
+        return cls(logs_root() / check_name("study name", name))
+
+    @property
+    def plan(self) -> Path:
+        return self.folder / "plan.json"
+
+    @property
+    def results(self) -> Path:
+        return self.folder / "results.csv"
+
+    @property
+    def epochs(self) -> Path:
+        return self.folder / "epochs.csv"
+
+    @property
+    def figures(self) -> Path:
+        return self.folder / "figures"
+
+    def run(self, run_id: str) -> RunPaths:
+        """The files of one run; raises UsageError for an id that could leave the folder."""
+        return RunPaths(self.folder / check_name("run id", run_id))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file beside its place and rename it: it is there whole or not at all."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with beside.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)

@@ -1,0 +1,300 @@
+"""RunSpec: everything that defines one planned training, and its form on the command line.
+
+The fields below are the only place where a setting of the training is written down: the payload's
+options, the keys of a study's TOML file, spec.json and the columns of results.csv follow from them.
+"""
+
+import argparse
+import hashlib
+import json
+import math
+import re
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from jobkit.errors import UsageError, nearest, one_of
+
+STRATEGIES = ("single", "ddp", "fsdp")
+MODELS = ("cnn", "resnet18", "mlp")
+DATASETS = ("cifar10", "synthetic")
+DEFAULT_GLOBAL_BATCH_SIZE = 512
+
+
+def _setting(
+    default: Any,
+    text: str,
+    *,
+    choices: tuple[str, ...] | None = None,
+    low: float | None = None,
+    high: float | None = None,
+    option: bool = True,
+    identity: bool = True,
+) -> Any:
+    """Declare a field: its default, one line of help, its range, and what it takes part in.
+
+    option: the payload takes it as an argument. identity: it is part of the run's identity (its
+    run_id); a setting that cannot change the outcome or the speed, such as a path, is not.
+    """
+    meta = {"help": text, "choices": choices, "low": low, "high": high}
+    return field(default=default, metadata={**meta, "option": option, "identity": identity})
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSpec:
+    """One planned training: a strategy at a size, one repeat. Checked when it is made.
+
+    Raises UsageError, naming the setting and what it may be, for a value out of its range.
+    """
+
+    nodes: int = _setting(1, "number of nodes", low=1, option=False)
+    ranks_per_node: int = _setting(1, "ranks on each node: one a GPU", low=1, option=False)
+    repeat: int = _setting(0, "which repeat of the same settings this is", low=0)
+    strategy: str = _setting("ddp", "parallel strategy", choices=STRATEGIES)
+
+    model: str = _setting("cnn", "cnn, resnet18, mlp, or package.module:factory for your own")
+    width: int = _setting(1, "factor on the model's channels or hidden units", low=1, high=256)
+    dataset: str = _setting("cifar10", "cifar10, synthetic, or folder:PATH (a directory or a .tar)")
+    train_samples: int | None = _setting(
+        None, "use only so many training samples (synthetic: make so many)", low=1
+    )
+    test_samples: int | None = _setting(
+        None, "use only so many test samples (synthetic: make so many)", low=1
+    )
+    augment: bool = _setting(True, "random crop (padding 4) and horizontal flip")
+
+    epochs: int = _setting(5, "passes over the training samples", low=1)
+    global_batch_size: int | None = _setting(
+        None,
+        f"samples in one optimizer step over all ranks (default {DEFAULT_GLOBAL_BATCH_SIZE}); "
+        "fixed: strong scaling",
+        low=1,
+    )
+    batch_size_per_rank: int | None = _setting(
+        None, "samples in one optimizer step on each rank; fixed: weak scaling", low=1
+    )
+    eval_batch_size: int = _setting(500, "samples in one evaluation batch on each rank", low=1)
+    accumulate: int = _setting(1, "split each step into so many micro-batches", low=1)
+    optimizer: str = _setting("sgd", "optimizer", choices=("sgd", "adamw"))
+    lr: float = _setting(0.05, "peak learning rate, before --lr-scaling", low=0.0)
+    momentum: float = _setting(0.9, "momentum of SGD", low=0.0, high=1.0)
+    nesterov: bool = _setting(True, "Nesterov momentum of SGD")
+    weight_decay: float = _setting(5e-4, "weight decay", low=0.0)
+    lr_schedule: str = _setting(
+        "onecycle", "course of the learning rate", choices=("onecycle", "cosine", "constant")
+    )
+    lr_warmup_epochs: float | None = _setting(
+        None, "epochs of linear rise (default: a quarter of onecycle, else none)", low=0.0
+    )
+    lr_scaling: str = _setting(
+        "none",
+        "learning rate over global batch / --lr-base-batch-size",
+        choices=("none", "linear", "sqrt"),
+    )
+    lr_base_batch_size: int = _setting(256, "the batch size that --lr was found for", low=1)
+    clip_norm: float | None = _setting(None, "clip the gradient's global norm to this", low=0.0)
+    precision: str = _setting("fp32", "precision of the compute", choices=("fp32", "bf16", "fp16"))
+    seed: int = _setting(0, "seed of weights, order and augmentation", low=0, high=2**31 - 1)
+
+    device: str = _setting(
+        "auto", "auto takes a GPU where there is one", choices=("auto", "cpu", "cuda")
+    )
+    threads: int = _setting(0, "CPU threads a rank (0: the rank's share of the cores)", low=0)
+    channels_last: bool = _setting(True, "channels-last memory format, where the model takes it")
+    compile: bool = _setting(False, "torch.compile the model; measure before you keep it")
+    keep_memory: bool = _setting(
+        True, "CPU: keep freed memory in the process, which spares page faults in each iteration"
+    )
+    warmup_iterations: int = _setting(5, "first iterations that are not timed", low=0)
+    timeout_s: float = _setting(600.0, "seconds that a collective may take", low=1.0)
+
+    ddp_bucket_mib: float = _setting(25.0, "ddp: MiB of gradients in one all-reduce", low=0.001)
+    ddp_gradient_as_bucket_view: bool = _setting(True, "ddp: gradients are views of the buckets")
+    fsdp_wrap_min_parameters: int = _setting(
+        1000, "fsdp: a block with at least so many parameters is sharded on its own", low=1
+    )
+    fsdp_reshard_after_forward: bool = _setting(
+        True, "fsdp: free the gathered parameters after the forward pass"
+    )
+    fsdp_reduce_fp32: bool = _setting(
+        True, "fsdp: reduce gradients in fp32, whatever the precision"
+    )
+    fsdp_cpu_offload: bool = _setting(False, "fsdp: keep parameters and optimizer on the CPU")
+
+    data_dir: str | None = _setting(
+        None, "where data and prepared caches lie (default: $JOBKIT_DATA_DIR)", identity=False
+    )
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            object.__setattr__(self, f.name, check_value(f.name, getattr(self, f.name)))
+        if self.global_batch_size is not None and self.batch_size_per_rank is not None:
+            raise UsageError("give --global-batch-size or --batch-size-per-rank, not both")
+        if ":" not in self.model:
+            one_of("model", self.model, MODELS)
+        if not self.dataset.startswith("folder:"):
+            one_of("dataset", self.dataset, (*DATASETS, "folder:PATH"))
+        if self.strategy == "single" and self.world_size > 1:
+            raise UsageError(f"strategy 'single' runs at 1 rank, not {self.world_size}; use ddp")
+        if self.steps_batch_size < self.accumulate:
+            raise UsageError(f"--accumulate {self.accumulate} is more than the samples in a step")
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in all."""
+        return self.nodes * self.ranks_per_node
+
+    @property
+    def steps_batch_size(self) -> int:
+        """Samples in one optimizer step over all ranks."""
+        if self.batch_size_per_rank is not None:
+            return self.batch_size_per_rank * self.world_size
+        return self.global_batch_size or DEFAULT_GLOBAL_BATCH_SIZE
+
+    @property
+    def scaling(self) -> str:
+        """'strong' when the global batch is fixed, 'weak' when the batch a rank is."""
+        return "strong" if self.batch_size_per_rank is None else "weak"
+
+    @property
+    def slug(self) -> str:
+        """The readable part of the run_id."""
+        batch = (
+            f"b{self.steps_batch_size}"
+            if self.scaling == "strong"
+            else f"pb{self.batch_size_per_rank}"
+        )
+        parts = [self.strategy, f"n{self.nodes}", f"g{self.ranks_per_node}", batch]
+        return "-".join([*parts, self.precision, f"r{self.repeat}"])
+
+    @property
+    def run_id(self) -> str:
+        """A readable slug and a short hash of what differs from the defaults.
+
+        Hashing only the differences keeps the id when a later version adds a setting.
+        """
+        content = {k: v for k, v in self.differences().items() if _META[k]["identity"]}
+        text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+        return f"{self.slug}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
+
+    def differences(self) -> dict[str, Any]:
+        """The settings that are not at their default."""
+        return {f.name: v for f in fields(self) if (v := getattr(self, f.name)) != f.default}
+
+    def to_dict(self) -> dict[str, Any]:
+        """All settings, as JSON takes them."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "RunSpec":
+        """Make a spec; raise UsageError that names the nearest right key for an unknown one."""
+        check_keys(values)
+        return cls(**values)
+
+    def arguments(self) -> list[str]:
+        """The payload's arguments for this spec: what differs from the defaults."""
+        words: list[str] = []
+        for name, value in self.differences().items():
+            if not _META[name]["option"] or (value is None and name != "data_dir"):
+                continue
+            flag = "--" + name.replace("_", "-")
+            if isinstance(value, bool):
+                words.append(flag if value else "--no-" + flag[2:])
+            else:
+                words += [flag, str(value)]
+        return words
+
+
+_META: dict[str, Mapping[str, Any]] = {f.name: f.metadata for f in fields(RunSpec)}
+_HINTS = typing.get_type_hints(RunSpec)
+SETTINGS: tuple[str, ...] = tuple(_META)
+
+
+def _plain_type(name: str) -> tuple[type, bool]:
+    """The type of a setting and whether it may be left out (None)."""
+    hint = _HINTS[name]
+    if isinstance(hint, types.UnionType):
+        (plain,) = (a for a in typing.get_args(hint) if a is not type(None))
+        return plain, True
+    return hint, False
+
+
+def check_keys(values: Mapping[str, Any]) -> None:
+    """Raise UsageError for a key that is no setting, naming the nearest right one."""
+    for key in values:
+        if key not in _META:
+            raise UsageError(f"unknown setting '{key}'{nearest(str(key), SETTINGS)}")
+
+
+def check_value(name: str, value: Any) -> Any:
+    """Return the value as the setting's type; raise UsageError that says what it may be."""
+    plain, optional = _plain_type(name)
+    if value is None and optional:
+        return None
+    if plain is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if type(value) is not plain:
+        raise UsageError(f"{name} = {value!r}: must be {_describe(name)}")
+    meta = _META[name]
+    if meta["choices"]:
+        one_of(name.replace("_", " "), value, meta["choices"])
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UsageError(f"{name} = {value!r}: must be {_describe(name)}")
+    if (meta["low"] is not None and value < meta["low"]) or (
+        meta["high"] is not None and value > meta["high"]
+    ):
+        raise UsageError(f"{name} = {value!r}: must be {_describe(name)}")
+    if plain is str and re.search(r"[\x00-\x1f\x7f]", value):
+        raise UsageError(f"{name} = {value!r}: has a control character")
+    return value
+
+
+def _describe(name: str) -> str:
+    """What a setting may be, in words."""
+    plain, _ = _plain_type(name)
+    words = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}[plain]
+    low, high = _META[name]["low"], _META[name]["high"]
+    if low is not None and high is not None:
+        return f"{words} from {low} to {high}"
+    return f"{words}, {low} or more" if low is not None else words
+
+
+def _flag_type(name: str) -> Any:
+    """A converter for argparse that says what the setting may be."""
+    plain, _ = _plain_type(name)
+
+    def convert(text: str) -> Any:
+        try:
+            return check_value(name, plain(text))
+        except ValueError as error:
+            reason = str(error) if isinstance(error, UsageError) else f"must be {_describe(name)}"
+            raise argparse.ArgumentTypeError(reason) from None
+
+    return convert
+
+
+def add_spec_arguments(parser: argparse.ArgumentParser, skip: tuple[str, ...] = ()) -> None:
+    """Add one option for each setting that the payload takes, absent when not given."""
+    group = parser.add_argument_group("settings of the training")
+    for f in fields(RunSpec):
+        if not f.metadata["option"] or f.name in skip:
+            continue
+        flag, text = "--" + f.name.replace("_", "-"), f.metadata["help"].replace("%", "%%")
+        kwargs: dict[str, Any] = {"dest": f.name, "default": argparse.SUPPRESS}
+        if f.default is not None:
+            text += f" (default {f.default})"
+        if _plain_type(f.name)[0] is bool:
+            kwargs["action"] = argparse.BooleanOptionalAction
+        else:
+            metavar = "|".join(f.metadata["choices"]) if f.metadata["choices"] else None
+            plain = _plain_type(f.name)[0]
+            kwargs |= {"type": _flag_type(f.name)}
+            kwargs["metavar"] = metavar or {int: "N", float: "X", str: "TEXT"}[plain]
+        group.add_argument(flag, help=text, **kwargs)
+
+
+def given_settings(namespace: argparse.Namespace) -> dict[str, Any]:
+    """The settings that stand in a parsed namespace: only those that the user gave."""
+    return {k: v for k, v in vars(namespace).items() if k in _META}
