@@ -19,7 +19,7 @@ SCHEMA_VERSION = 1
 TAG = "[METRIC]"
 MAX_LINE_BYTES = 1000  # srun tears longer lines
 
-# Every record: v, kind, study, run_id, attempt, rank, seq (counts from 0 in each attempt), t (Unix s).
+# Every record has these: seq counts from 0 in each attempt, t is Unix time in seconds.
 COMMON = ("v", "kind", "study", "run_id", "attempt", "rank", "seq", "t")
 
 KINDS: dict[str, dict[str, str]] = {

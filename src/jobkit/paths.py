@@ -1,9 +1,11 @@
 """The only owner of file names under logs/."""
 
+import json
 import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from jobkit.errors import UsageError
 
@@ -75,6 +77,12 @@ class RunPaths:
         """How the attempt ended, left by the payload."""
         return self.attempts / str(attempt) / "outcome.json"
 
+    def attempt_numbers(self) -> list[int]:
+        """The attempts that claimed a folder or left a metrics file, oldest first."""
+        names = {p.name for p in self.attempts.glob("*")}
+        names |= {p.stem for p in self.metrics_folder.glob("*.jsonl")}
+        return sorted(int(name) for name in names if re.fullmatch(r"[0-9]{1,9}", name))
+
     @property
     def checkpoints(self) -> Path:
         return self.folder / "checkpoints"
@@ -96,6 +104,11 @@ class StudyPaths:
         return self.folder / "plan.json"
 
     @property
+    def launcher(self) -> Path:
+        """Who launches the study on this machine, while it does."""
+        return self.folder / "launcher.json"
+
+    @property
     def results(self) -> Path:
         return self.folder / "results.csv"
 
@@ -110,6 +123,20 @@ class StudyPaths:
     def run(self, run_id: str) -> RunPaths:
         """The files of one run; raises UsageError for an id that could leave the folder."""
         return RunPaths(self.folder / check_name("run id", run_id))
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The object in a JSON file; None where the file is absent, torn or holds no object."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def write_json(path: Path, content: object) -> None:
+    """Write a JSON file, whole."""
+    write_whole(path, json.dumps(content, indent=1) + "\n")
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -1,4 +1,4 @@
-"""Study and Plan: the grid of runs that are compared, checked and saved before the first job starts.
+"""Study and Plan: the grid of runs to compare, checked and saved before the first job starts.
 
 A study is a TOML file:
 
@@ -185,9 +185,8 @@ def _find(source: str | Path) -> Path:
     if "/" not in str(source) and named.is_file():
         return named
     known = sorted(p.stem for p in STUDIES.glob("*.toml"))
-    raise UsageError(
-        f"no study '{source}'{nearest(str(source), known)} (a TOML file, or one of: {', '.join(known)})"
-    )
+    hint = nearest(str(source), known)
+    raise UsageError(f"no study '{source}'{hint} (a TOML file, or one of: {', '.join(known)})")
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

@@ -246,7 +246,7 @@ def check_value(name: str, value: Any) -> Any:
         meta["high"] is not None and value > meta["high"]
     ):
         raise UsageError(f"{name} = {value!r}: must be {_describe(name)}")
-    if plain is str and re.search(r"[\x00-\x1f\x7f]", value):
+    if isinstance(value, str) and re.search(r"[\x00-\x1f\x7f]", value):
         raise UsageError(f"{name} = {value!r}: has a control character")
     return value
 

@@ -1,0 +1,113 @@
+#!/usr/bin/env bash
+#SBATCH --job-name=train
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=4
+#SBATCH --gpus-per-node=4
+#SBATCH --output=logs/train-%j.log
+#SBATCH --error=logs/train-%j.err
+#SBATCH --open-mode=append
+#
+# One training job. The only place where srun (in an allocation) or torchrun (elsewhere) is spelled.
+#
+#   sbatch run.sh --strategy ddp --epochs 2                    on a cluster: 1 node, 4 GPUs
+#   sbatch --nodes=2 run.sh --strategy fsdp                    2 nodes
+#   bash run.sh --nproc-per-node 2 --strategy ddp --epochs 2   on this machine, without Slurm
+#
+# Options of its own, which may stand anywhere:
+#   --nproc-per-node N   ranks on this machine (default: its GPUs, else 1); not in an allocation
+#   --run-dir DIR        the run's folder (default: a new one in logs/single/)
+# Everything else goes to the payload as it is: see `bash run.sh --help`.
+set -u
+
+fail() { echo "jobkit: error: $1" >&2; exit "${2:-2}"; }
+
+# sbatch runs a copy of this file: then its own path says nothing, the submit directory does.
+root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
+if [[ ! -d $root/src/jobkit ]]; then root=${JOBKIT_ROOT:-${SLURM_SUBMIT_DIR:-$PWD}}; fi
+[[ -d $root/src/jobkit ]] || fail "no src/jobkit in $root: submit from jobkit's folder"
+export PYTHONPATH=$root/src${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
+
+nproc_per_node='' run_dir='' leaves_files=1 payload=()
+while (($#)); do
+  case $1 in
+    --nproc-per-node | --run-dir)
+      (($# > 1)) || fail "$1 needs a value"
+      if [[ $1 == --run-dir ]]; then run_dir=$2; else nproc_per_node=$2; fi
+      shift ;;
+    --nproc-per-node=*) nproc_per_node=${1#*=} ;;
+    --run-dir=*) run_dir=${1#*=} ;;
+    *)
+      case $1 in --dry-run | --check | --help | -h) leaves_files='' ;; esac
+      payload+=("$1") ;;
+  esac
+  shift
+done
+
+in_allocation=${SLURM_JOB_ID:+1}
+python=${JOBKIT_PYTHON:-python}
+if [[ -z $in_allocation ]]; then
+  command -v "$python" >/dev/null ||
+    fail "no '$python' on PATH: run 'make venv' once, then 'source .venv/bin/activate'"
+  "$python" -c 'import importlib.util as u, sys; sys.exit(not (u.find_spec("torch") and u.find_spec("torchvision")))' ||
+    fail "$(command -v "$python") has no torch and torchvision: run 'make venv' once, then 'source .venv/bin/activate'"
+  # Bad settings end here, in a tenth of a second and with nothing written.
+  if [[ " ${payload[*]-} " == *" --help "* || " ${payload[*]-} " == *" -h "* ]]; then
+    exec "$python" -m jobkit.payload.main --help
+  fi
+  "$python" -m jobkit.payload.main --check ${payload[@]+"${payload[@]}"} || exit
+  [[ " ${payload[*]-} " == *" --check "* ]] && exit 0
+  if [[ -z $nproc_per_node ]]; then
+    nproc_per_node=$(nvidia-smi --list-gpus 2>/dev/null | grep -c '^GPU')
+    ((nproc_per_node)) || nproc_per_node=1
+  fi
+  [[ $nproc_per_node =~ ^[1-9][0-9]{0,3}$ ]] || fail "--nproc-per-node $nproc_per_node: must be a whole number, 1 or more"
+fi
+
+# A number for this attempt: making its folder claims it, so that no two starts share one.
+outcome=''
+if [[ -n $leaves_files ]]; then
+  if [[ -z $run_dir ]]; then
+    name=${SLURM_JOB_ID:+job-$SLURM_JOB_ID}
+    run_dir=$root/logs/single/${name:-run-$(date +%Y%m%d-%H%M%S)-$$}
+  fi
+  mkdir -p -- "$run_dir/attempts" 2>/dev/null && [[ -w $run_dir/attempts ]] ||
+    fail "$run_dir is not writable: choose another with --run-dir"
+  attempt=0
+  until mkdir -- "$run_dir/attempts/$attempt" 2>/dev/null; do
+    ((attempt++ < 10000)) || fail "$run_dir/attempts: no new attempt can be made there" 1
+  done
+  outcome=$run_dir/attempts/$attempt/outcome.json
+  payload+=(--run-dir "$run_dir" --attempt "$attempt")
+fi
+
+if [[ -n $in_allocation ]]; then
+  srun --kill-on-bad-exit=1 ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"} \
+    "$python" -m jobkit.payload.main ${payload[@]+"${payload[@]}"}
+  code=$?
+else
+  if [[ -z ${OMP_NUM_THREADS-} ]]; then # torchrun would set 1, and warn
+    threads=$(($(nproc) / nproc_per_node))
+    export OMP_NUM_THREADS=$((threads > 0 ? threads : 1))
+  fi
+  # Without a folder there is no outcome to read, and the ranks' own codes count.
+  [[ -n $outcome ]] && export JOBKIT_READS_OUTCOME=1
+  # In the background, so that a signal reaches this shell at once and can be handed on.
+  "$python" -m torch.distributed.run --standalone --nproc-per-node "$nproc_per_node" \
+    -m jobkit.payload.main ${payload[@]+"${payload[@]}"} &
+  child=$!
+  trap 'stopped=143; kill -TERM "$child" 2>/dev/null' TERM
+  trap 'stopped=130; kill -INT "$child" 2>/dev/null' INT
+  while :; do
+    wait "$child"
+    code=$?
+    kill -0 "$child" 2>/dev/null || break
+  done
+  code=${stopped:-$code}
+fi
+
+# The outcome that the payload left says more than a launcher's code can.
+if [[ -f $outcome && -z ${stopped-} ]]; then
+  said=$(sed -n 's/^{"exit_code": \([0-9]\{1,3\}\),.*/\1/p' "$outcome")
+  code=${said:-$code}
+fi
+exit "$code"

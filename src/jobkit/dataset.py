@@ -1,0 +1,62 @@
+"""Names of data sources, and the checks of them that need no torch: for the login node."""
+
+import tarfile
+from pathlib import Path
+
+from jobkit.errors import UsageError
+
+FOLDER = "folder:"
+
+
+def folder_path(dataset: str) -> Path | None:
+    """The absolute path of a folder: source; None for any other source."""
+    if not dataset.startswith(FOLDER):
+        return None
+    return Path(dataset[len(FOLDER) :]).expanduser().absolute()
+
+
+def check_source(dataset: str) -> None:
+    """Raise UsageError, naming the path, for an image folder or tar that cannot be used.
+
+    Looks at names only; what lies inside the images shows when they are converted.
+    """
+    path = folder_path(dataset)
+    if path is None:
+        return
+    if dataset == FOLDER:
+        raise UsageError("folder: needs a path, as folder:/data/images or folder:images.tar")
+    if path.is_dir():
+        check_classes(
+            path, *({c.name for c in _folders(path / part)} for part in ("train", "test"))
+        )
+    elif not path.exists():
+        raise UsageError(f"{path}: no such directory or .tar of images")
+    else:
+        check_tar(path)
+
+
+def check_tar(path: Path) -> None:
+    """Raise UsageError for a file that is not a tar or has nothing in it."""
+    try:
+        with tarfile.open(path) as archive:
+            empty = archive.next() is None
+    except (tarfile.TarError, OSError, EOFError) as error:
+        raise UsageError(f"{path}: not a readable .tar: {error}") from None
+    if empty:
+        raise UsageError(f"{path}: the .tar is empty; needs train/<class>/* and test/<class>/*")
+
+
+def check_classes(path: Path, train: set[str], test: set[str]) -> list[str]:
+    """Return the class names in order; raise UsageError where train and test do not agree."""
+    for part, classes in (("train", train), ("test", test)):
+        if not classes:
+            raise UsageError(f"{path}: no class folder in {part}/; needs {part}/<class>/<image>")
+    if train != test:
+        only = [f"{c} only in train/" for c in sorted(train - test)]
+        only += [f"{c} only in test/" for c in sorted(test - train)]
+        raise UsageError(f"{path}: class folders differ: {', '.join(only[:5])}")
+    return sorted(train)
+
+
+def _folders(path: Path) -> list[Path]:
+    return [p for p in path.iterdir() if p.is_dir()] if path.is_dir() else []

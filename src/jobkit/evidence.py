@@ -1,0 +1,236 @@
+"""The line of a job's log that tells why it ended: tracebacks, the words of Slurm, memory, signals.
+
+Only the log's tail is read (TAIL_BYTES), so that a log of any length costs little memory.
+"""
+
+import gzip
+import re
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+TAIL_BYTES = 8 << 20
+_BLOCK = 1 << 20
+_LONGEST = 4096  # bytes of a line that are looked at
+_SHOWN = 500  # characters of a line that are kept as evidence
+
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
+START_MARK = "[jobkit] start"  # run.sh prints a line that begins so at each start
+_EPOCH = re.compile(r'\[METRIC\].*"kind":"epoch"')
+_ATTEMPT = re.compile(r'\[METRIC\].*"attempt":([0-9]{1,9})\b')
+_TRACEBACK = "Traceback (most recent call last):"
+_EXCEPTION = re.compile(r"([A-Za-z_][\w.]*)(?::\s|:?$)")
+_CHAINED = re.compile(r"^(?:During handling of the above|The above exception was the direct)")
+_RANK_FIRST = re.compile(r"rank [0-9]{1,7}: ")
+_RANK = re.compile(r"rank\s*[:=]?\s*([0-9]{1,7})|^\s*([0-9]{1,7}):\s", re.IGNORECASE)
+
+# How much a sign says about the cause. The strongest sign wins; of equals, the first in time.
+_CAUSE, _MEMORY_TEXT, _KILLED, _ECHO, _LAST_RESORT = 5, 4, 3, 2, 1
+
+_OOM_TEXT = (
+    r"(?:CUDA|HIP|XPU) out of memory|OutOfMemoryError|^MemoryError\b"
+    r"|DefaultCPUAllocator: (?:can't allocate|not enough)|std::bad_alloc|CUBLAS_STATUS_ALLOC_FAILED|Cannot allocate memory"
+)
+_OOM = re.compile(_OOM_TEXT)
+_ENDS_BY_SIGNAL = "(?:Killed|Segmentation fault|Aborted|Bus error|Floating point exception)"
+_LINES: tuple[tuple[int, str, str, re.Pattern[str]], ...] = tuple(
+    (strength, status, reason, re.compile(pattern))
+    for strength, status, reason, pattern in (
+        (_CAUSE, "timeout", "time limit reached", r"CANCELLED AT .* DUE TO TIME LIMIT"),
+        (_CAUSE, "preempted", "preempted", r"CANCELLED AT .* DUE TO (?:PREEMPTION|JOB REQUEUE)"),
+        (_CAUSE, "node_fail", "a node failed", r"DUE TO NODE FAILURE|srun: error: Node failure on"),
+        (_CAUSE, "cancelled", "cancelled", r"\*\*\* JOB \S+ ON \S+ CANCELLED AT"),
+        (_CAUSE, "oom", "out of memory", r"(?i:oom[-_]kill)|tasks? [\d,-]+: Out Of Memory"),
+        (_CAUSE, "oom", "out of memory", r"exceeded memory limit .*being killed"),
+        (_CAUSE, "oom", "out of memory", r"[Oo]ut of memory: Killed process"),
+        (_MEMORY_TEXT, "oom", "out of memory", _OOM_TEXT),
+        (_KILLED, "failed", "killed", rf"srun: error: .*: tasks? [\d,-]+: {_ENDS_BY_SIGNAL}"),
+        (_KILLED, "failed", "killed", r"Signal \d+ \(SIG(?:KILL|SEGV|ABRT|BUS|FPE|ILL)\) received"),
+        (_ECHO, "failed", "a task failed", r"srun: error: .*: tasks? [\d,-]+: Exited with exit"),
+        (_LAST_RESORT, "cancelled", "cancelled", r"\*\*\* STEP \S+ ON \S+ CANCELLED AT"),
+    )
+)
+# An exception that another rank's death or a wish from outside brought about: not the cause.
+_ECHOES = re.compile(
+    r"[Cc]onnection (?:closed by peer|reset by peer|was likely closed)"
+    r"|remote process (?:exited|has)|Broken pipe|Socket closed|Socket Timeout|Timed out waiting \d+|[Ww]atchdog caught"
+    r"|failed to recv|peer.*(?:closed|exited)|NCCL communicator was aborted"
+)
+
+
+@dataclass(frozen=True)
+class Sign:
+    """One line of a log that says how the run ended."""
+
+    strength: int
+    status: str
+    reason: str
+    text: str
+    line: int  # of the log, counted from 1; 0: not from a log
+    of_scheduler: bool = False  # Slurm said it
+
+
+@dataclass(frozen=True)
+class Tail:
+    """The last lines of a log: (number from 1, text), and the log's name."""
+
+    name: str
+    lines: list[tuple[int, str]]
+
+    @property
+    def raw(self) -> bytes:
+        """The lines again, as bytes, for the reader of records."""
+        return "\n".join(text for _, text in self.lines).encode()
+
+
+def clean(text: str) -> str:
+    """A log's line as one line of plain text: no colours, no control characters, not too long."""
+    plain = _CONTROL.sub(" ", _ANSI.sub("", text)).strip()
+    return plain if len(plain) <= _SHOWN else plain[: _SHOWN - 4] + " ..."
+
+
+def find_log(log: Path) -> Path | None:
+    """The log, or its compressed form; None where there is neither."""
+    for path in (log, log.with_name(log.name + ".gz")):
+        if path.is_file():
+            return path
+    return None
+
+
+def read_tail(log: Path, size: int = TAIL_BYTES) -> Tail:
+    """Read the last lines of a log (a .gz too), at most size bytes of them; empty without a log."""
+    path = find_log(log)
+    if path is None:
+        return Tail(log.name, [])
+    kept, newlines, cut = b"", 0, False
+    for block in _blocks(path):
+        kept += block
+        if len(kept) > 2 * size:
+            newlines += kept.count(b"\n", 0, len(kept) - size)
+            kept, cut = kept[len(kept) - size :], True
+    parts = kept.split(b"\n")
+    if cut:  # the first line's beginning is not here
+        parts, newlines = parts[1:], newlines + 1
+    texts = (part[-_LONGEST:].decode("utf-8", "replace") for part in parts)
+    return Tail(path.name, [(newlines + i, text) for i, text in enumerate(texts, 1)])
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    """The bytes of a log, unpacked; a torn archive ends where it is torn."""
+    try:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as stream:
+            while block := stream.read(_BLOCK):
+                yield block
+    except (EOFError, zlib.error, OSError):
+        return
+
+
+def of_newest(tail: Tail, attempt: int | None) -> Tail:
+    """The part of the tail that belongs to the newest start, as far as the log tells.
+
+    It begins at the last line with START_MARK, or after the last record of an earlier attempt.
+    """
+    begin = 0
+    for index, (_, text) in enumerate(tail.lines):
+        match = _ATTEMPT.search(text)
+        if match and attempt is not None and int(match[1]) < attempt:
+            begin = index + 1
+        elif text.startswith(START_MARK):
+            begin = index
+    return Tail(tail.name, tail.lines[begin:])
+
+
+def went_on(tail: Tail, sign: Sign) -> bool:
+    """Whether training went on after a sign: it was no end. Slurm's own words are always one."""
+    if sign.of_scheduler:
+        return False
+    later = [n for n, text in tail.lines if n > sign.line and _EPOCH.search(text)]
+    return len(later) > 1  # one may have been under way on rank 0 as another rank fell
+
+
+def find_sign(tail: Tail) -> Sign | None:
+    """The line that says most about why the run ended: the strongest sign, the first of equals."""
+    best: Sign | None = None
+    for sign in _signs(tail.lines):
+        if best is None or sign.strength > best.strength:
+            best = sign
+    return best
+
+
+def _signs(lines: list[tuple[int, str]]) -> Iterator[Sign]:
+    skip: set[int] = set()
+    for index, (number, text) in enumerate(lines):
+        if index in skip or "[METRIC]" in text:
+            continue
+        if _TRACEBACK in text:
+            sign, taken = _exception(lines, index)
+            skip |= taken
+            yield sign
+        else:
+            for strength, status, reason, pattern in _LINES:
+                if pattern.search(text):
+                    shown = clean(text)
+                    of_slurm = strength == _CAUSE
+                    yield Sign(strength, status, f"{reason}: {shown}", shown, number, of_slurm)
+                    break
+
+
+def _exception(lines: list[tuple[int, str]], begin: int) -> tuple[Sign, set[int]]:
+    """The exception that ends the traceback at a line, and the indices of the traceback's lines.
+
+    The lines of several ranks may be mixed: those of this traceback have the same prefix, such as
+    "[rank1]: ", as its first line, or none. Chained exceptions count as one: the last one.
+    """
+    prefix = _plain(lines[begin][1]).split(_TRACEBACK)[0]
+    after = _plain(lines[begin + 1][1]) if begin + 1 < len(lines) else ""
+    shown_prefix = prefix
+    if prefix and not after.startswith(prefix) and after.startswith("  "):
+        prefix = ""  # a logger's prefix stands on the first line only
+    end, taken, within, chained = begin, {begin}, True, False
+    for index in range(begin + 1, min(len(lines), begin + 5000)):
+        text = _plain(lines[index][1])
+        if not text.startswith(prefix):
+            continue
+        body = text[len(prefix) :]
+        if within:
+            taken.add(index)
+            if not body.startswith((" ", "|", "+")) and _EXCEPTION.match(body):
+                end, within, chained = index, False, False
+        elif _CHAINED.search(body):
+            taken.add(index)
+            chained = True
+        elif _TRACEBACK in body and chained:
+            taken.add(index)
+            within = True
+        elif _TRACEBACK in body or not (prefix or chained or not body.strip() or body[0] == " "):
+            break
+    text = _plain(lines[end][1])
+    body = text[len(prefix) :] if text.startswith(prefix) else text
+    return _judge(shown_prefix, body, clean(lines[end][1]), lines[end][0]), taken
+
+
+def _plain(text: str) -> str:
+    return _ANSI.sub("", text).rstrip("\r")
+
+
+def judge(reason: str) -> Sign:
+    """What a payload's own reason, "rank 1: ValueError: ..." for one, says of the cause."""
+    rank = _RANK_FIRST.match(reason)
+    prefix = rank[0] if rank else ""
+    return _judge(prefix, reason[len(prefix) :], clean(reason), 0)
+
+
+def _judge(prefix: str, body: str, shown: str, number: int) -> Sign:
+    """What an exception's line says of the cause."""
+    rank = _RANK.search(prefix)
+    whose = f"rank {rank[1] or rank[2]}: " if rank else ""
+    sign = Sign(_CAUSE, "failed", whose + clean(body), shown, number)
+    if _OOM.search(body):
+        return replace(sign, status="oom")
+    if body.startswith("KeyboardInterrupt") or "SignalException" in body:
+        return replace(sign, strength=_LAST_RESORT, status="cancelled")
+    if "ChildFailedError" in body or _TRACEBACK in body:
+        return replace(sign, strength=_LAST_RESORT)
+    return replace(sign, strength=_ECHO) if _ECHOES.search(body) else sign

@@ -1,0 +1,1 @@
+"""What runs on the compute nodes: torch, torchvision and the standard library only."""

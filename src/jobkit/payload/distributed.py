@@ -1,0 +1,147 @@
+"""Rank, master, device and process group, from torchrun's or Slurm's environment."""
+
+import datetime
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from jobkit.errors import UsageError
+from jobkit.payload import slurm
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a process stands in the job. Ranks of a node follow each other."""
+
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    local_world_size: int = 1
+    master_addr: str = "127.0.0.1"
+    master_port: int = 0
+    job_id: str | None = None
+    restart: int = 0
+
+    @property
+    def nodes(self) -> int:
+        """Nodes of the job, every one with the same number of ranks."""
+        return self.world_size // self.local_world_size
+
+
+def find_place(environ: Mapping[str, str] = os.environ) -> Place:
+    """Read the process's place: torchrun's variables first, then Slurm's, else one process alone.
+
+    Raises UsageError for an environment that contradicts itself, with the fix.
+    """
+    job: dict[str, Any] = {
+        "job_id": environ.get("SLURM_JOB_ID"),
+        "restart": int(environ.get("SLURM_RESTART_COUNT", 0)),
+    }
+    if "RANK" in environ and "WORLD_SIZE" in environ:
+        world = int(environ["WORLD_SIZE"])
+        place = Place(
+            rank=int(environ["RANK"]),
+            local_rank=int(environ.get("LOCAL_RANK", 0)),
+            world_size=world,
+            local_world_size=int(environ.get("LOCAL_WORLD_SIZE", world)),
+            master_addr=environ.get("MASTER_ADDR", "127.0.0.1"),
+            master_port=int(environ.get("MASTER_PORT", 0)),
+            **job,
+        )
+    elif "SLURM_PROCID" in environ and "SLURM_STEP_ID" in environ:
+        place = Place(**slurm.place(environ), **job)
+    else:
+        place = Place()
+    if place.world_size % place.local_world_size or place.rank >= place.world_size:
+        raise UsageError(
+            f"{place.world_size} ranks do not fill nodes of {place.local_world_size}: give every "
+            "node the same number (--ntasks-per-node, or --nproc-per-node off Slurm)"
+        )
+    return place
+
+
+def pick_device(wanted: str, place: Place) -> torch.device:
+    """The rank's device. Two ranks of a node never share a GPU; raises UsageError instead."""
+    count = torch.cuda.device_count() if wanted != "cpu" else 0
+    if wanted == "cuda" and count == 0:
+        raise UsageError("--device cuda: no GPU is visible here; say --device cpu, or ask for GPUs")
+    if count == 0:
+        return torch.device("cpu")
+    # A site may show each task its own GPU only: then it is device 0, whatever the local rank.
+    if 1 < count < place.local_world_size:
+        raise UsageError(
+            f"{place.local_world_size} ranks on a node of {count} visible GPUs: start one rank a "
+            "GPU, or say --device cpu"
+        )
+    device = torch.device("cuda", place.local_rank % count)
+    torch.cuda.set_device(device)
+    return device
+
+
+class Group:
+    """The process group of a job, or the same calls for one process alone."""
+
+    def __init__(self, place: Place, device: torch.device, timeout_s: float) -> None:
+        self.place, self.device = place, device
+        self.backend = "nccl" if device.type == "cuda" else "gloo"
+        if place.master_port:
+            os.environ.setdefault("MASTER_ADDR", place.master_addr)
+            os.environ.setdefault("MASTER_PORT", str(place.master_port))
+            init = "env://"
+        else:  # one process: a store that needs no port
+            init = None
+        dist.init_process_group(
+            # CPU offload needs collectives on CPU tensors beside those on the GPU.
+            backend="cuda:nccl,cpu:gloo" if device.type == "cuda" else "gloo",
+            init_method=init,
+            store=None if init else dist.HashStore(),
+            rank=place.rank,
+            world_size=place.world_size,
+            timeout=datetime.timedelta(seconds=timeout_s),
+            device_id=device if device.type == "cuda" else None,
+        )
+
+    def reduce(self, values: list[float], how: str) -> list[float]:
+        """All-reduce numbers in double precision: how is 'sum' or 'max'."""
+        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
+        dist.all_reduce(tensor, dist.ReduceOp.SUM if how == "sum" else dist.ReduceOp.MAX)
+        return tensor.tolist()
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, in rank order, on every rank."""
+        values: list[Any] = [None] * self.place.world_size
+        dist.all_gather_object(values, value)
+        return values
+
+    def close(self) -> None:
+        """Tear the group down; only after success, as a failing rank must not wait for others."""
+        dist.destroy_process_group()
+
+
+def check_identity(group: Group, run_id: str, attempt: int) -> None:
+    """Raise RuntimeError where ranks of another job have joined this group."""
+    place = group.place
+    own = (place.job_id, place.restart, run_id, attempt)
+    for rank, other in enumerate(group.gather(own)):
+        if other != own:
+            raise RuntimeError(
+                f"rank {rank} belongs to another job or run: (job, restart, run, attempt) is "
+                f"{other}, on rank {place.rank} {own}; two jobs share {place.master_addr}:"
+                f"{place.master_port}; set another MASTER_PORT"
+            )
+
+
+def banner(group: Group, threads: int) -> list[str]:
+    """Lines that say who takes part: one of the group, one for each rank."""
+    place, device = group.place, group.device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    own = f"host {socket.gethostname()}, local_rank {place.local_rank}, {name}, {threads} threads"
+    lines = [f"[Rank {rank}] {text}" for rank, text in enumerate(group.gather(own))]
+    master = f"{place.master_addr}:{place.master_port}" if place.master_port else "none"
+    head = f"backend {group.backend}, {place.world_size} processes on {place.nodes} nodes"
+    return [f"{head}, master {master}", *lines]

@@ -1,0 +1,96 @@
+"""The process and its machine: cores, memory, age, versions."""
+
+import ctypes
+import os
+import platform
+import resource
+import subprocess
+import time
+from collections.abc import Mapping
+
+import torch
+
+from jobkit.paths import REPOSITORY
+
+# Parameters of glibc's mallopt, from malloc.h.
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4
+
+
+def keep_freed_memory() -> bool:
+    """Have the process keep the memory that it frees; return whether that was possible.
+
+    Each iteration frees and takes the same large activations. By default glibc maps each anew, and
+    the page faults cost more than the augmentation does.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return False
+    return bool(
+        mallopt(_M_MMAP_MAX, 0)
+        and mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+        and mallopt(_M_TOP_PAD, 64 * 2**20)
+    )
+
+
+def share_of_cores(local_world_size: int, environ: Mapping[str, str] = os.environ) -> int:
+    """CPU threads for one rank: what Slurm gave the task, else an even share of the cores."""
+    cores = len(os.sched_getaffinity(0))
+    if given := environ.get("SLURM_CPUS_PER_TASK"):
+        return max(1, min(int(given), cores))
+    return max(1, cores // local_world_size)
+
+
+def process_age_s() -> float:
+    """Seconds since this process was started, the import of torch included."""
+    with open("/proc/self/stat") as file:  # noqa: PTH123 - a file of the kernel's
+        started_ticks = int(file.read().rsplit(")", 1)[1].split()[19])
+    boot = time.clock_gettime(time.CLOCK_BOOTTIME)
+    return boot - started_ticks / os.sysconf("SC_CLK_TCK")
+
+
+def peak_memory_mib(device: torch.device) -> tuple[float, float]:
+    """Peak memory in MiB, (allocated, reserved) on a GPU, (resident set, NaN) on the CPU."""
+    if device.type == "cuda":
+        allocated = torch.cuda.max_memory_allocated(device)
+        return allocated / 2**20, torch.cuda.max_memory_reserved(device) / 2**20
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, float("nan")
+
+
+def device_name(device: torch.device) -> str:
+    """The GPU's name, or the processor's."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        with open("/proc/cpuinfo") as file:  # noqa: PTH123 - a file of the kernel's
+            for line in file:
+                if line.startswith("model name"):
+                    return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def versions(device: torch.device) -> dict[str, str]:
+    """Versions of what the numbers depend on."""
+    found = {"python": platform.python_version(), "torch": torch.__version__}
+    if device.type == "cuda":
+        found["cuda"] = str(torch.version.cuda)
+        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    return found
+
+
+def git_commit() -> str | None:
+    """The commit of the code, with '+changes' where files differ from it; None outside git."""
+    try:
+        commit = _git("rev-parse", "HEAD")
+        return commit + ("+changes" if _git("status", "--porcelain", "-uno") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _git(*words: str) -> str:
+    command = ["git", "-C", str(REPOSITORY), *words]
+    return subprocess.run(
+        command, capture_output=True, text=True, check=True, timeout=10
+    ).stdout.strip()

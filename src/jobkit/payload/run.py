@@ -1,0 +1,190 @@
+"""One rank's run: group, data, model, strategy, training, records."""
+
+import os
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from jobkit.errors import UsageError
+from jobkit.paths import RunPaths, data_root
+from jobkit.payload import host
+from jobkit.payload.cache import Dataset, ensure_cache, find_fault, open_cache
+from jobkit.payload.clock import Stages
+from jobkit.payload.data import Batches, DeviceData
+from jobkit.payload.distributed import Group, Place, banner, check_identity, pick_device
+from jobkit.payload.model import build_model
+from jobkit.payload.report import Reporter, write_outcome, write_spec
+from jobkit.payload.sources import find_source
+from jobkit.payload.strategies import STRATEGIES
+from jobkit.payload.strategies.base import make_optimizer
+from jobkit.payload.train import Trainer
+from jobkit.spec import RunSpec
+
+
+def run_rank(
+    spec: RunSpec, place: Place, paths: RunPaths | None, attempt: int, dry_run: bool
+) -> None:
+    """Train as one rank, from the group to the last record.
+
+    Raises UsageError for what the user gave, on every rank; any other error for a failed run.
+    """
+    stages = Stages(imported_s=host.process_age_s())
+    device = pick_device(spec.device, place)
+    threads = spec.threads or host.share_of_cores(place.local_world_size)
+    torch.set_num_threads(threads)
+    if spec.keep_memory and device.type == "cpu":
+        host.keep_freed_memory()
+    report = Reporter(paths, attempt, place.rank)
+    try:
+        with stages.stage("group_s"):
+            group = Group(place, device, spec.timeout_s)
+            check_identity(group, paths.folder.name if paths else "", attempt)
+        for line in banner(group, threads):
+            report.say(line)
+        with stages.stage("data_s"):
+            data = _load_data(spec, group, report)
+        with stages.stage("model_s"):
+            trainer = _build(spec, group, data, report)
+        if paths:
+            write_spec(paths, spec, place.rank)
+        _record_start(trainer, threads)
+        if dry_run:
+            _try_forward(trainer)
+        else:
+            _train(trainer, stages, paths, attempt)
+        group.close()
+    except BaseException as error:
+        _record_failure(report, error)
+        raise
+
+
+def _load_data(spec: RunSpec, group: Group, report: Reporter) -> Dataset:
+    """Have rank 0 prepare the cache, the first rank of each other node check it; map it.
+
+    A fault on one rank is raised on every rank, so that none waits for the others.
+    """
+    data_dir = Path(spec.data_dir).expanduser().absolute() if spec.data_dir else data_root()
+    sizes = (spec.train_samples, spec.test_samples)
+    folder, fault = None, ""
+    try:
+        if group.place.rank == 0:
+            source = find_source(spec.dataset, data_dir, *sizes)
+            folder = ensure_cache(source, data_dir, report.say)
+    except UsageError as error:
+        fault = str(error)
+    folder, fault = group.gather((folder, fault))[0]  # the others wait here
+    if not fault:
+        if group.place.local_rank == 0 and group.place.rank != 0:
+            broken = find_fault(folder)
+            fault = f"{folder} on rank {group.place.rank}: {broken}" if broken else ""
+        fault = next(filter(None, group.gather(fault)), "")
+    if fault:
+        raise UsageError(fault)
+    return open_cache(folder, *sizes)
+
+
+def _build(spec: RunSpec, group: Group, data: Dataset, report: Reporter) -> Trainer:
+    """Model, strategy, optimizer and batches of this rank."""
+    place, device = group.place, group.device
+    samples = len(data.train.labels)
+    if spec.steps_batch_size > samples:
+        report.warn(
+            f"the global batch of {spec.steps_batch_size} is more than the {samples} training "
+            "samples: each epoch is one step of all of them"
+        )
+    cores = len(os.sched_getaffinity(0))
+    if device.type == "cpu" and place.local_world_size > cores:
+        report.warn(f"{place.local_world_size} ranks share {cores} cores: times will not scale")
+    seed = spec.seed + spec.repeat
+    strategy = STRATEGIES[spec.strategy](spec, place, device)
+    model = build_model(spec, len(data.classes))
+    strategy.setup(model)
+    for line in strategy.describe():
+        report.say(line)
+    return Trainer(
+        spec=spec,
+        group=group,
+        data=DeviceData(data, device, seed=seed, augmented=spec.augment),
+        batches=Batches(
+            samples, spec.steps_batch_size, place.rank, place.world_size, spec.accumulate, seed
+        ),
+        strategy=strategy,
+        optimizer=make_optimizer(strategy),
+        report=report,
+    )
+
+
+def _record_start(trainer: Trainer, threads: int) -> None:
+    """Write run_start: what ran where, with which versions."""
+    spec, group = trainer.spec, trainer.group
+    batch = min(spec.steps_batch_size, trainer.batches.samples)
+    hosts = group.gather(os.environ.get("SLURMD_NODENAME") or os.uname().nodename)
+    parameters = sum(p.numel() for p in trainer.strategy.model.parameters())
+    trainer.report.record(
+        "run_start",
+        spec=spec.differences(),
+        world_size=group.place.world_size,
+        nodes=group.place.nodes,
+        node_list=",".join(dict.fromkeys(hosts)),
+        device=host.device_name(group.device),
+        device_type=group.device.type,
+        backend=group.backend,
+        versions=host.versions(group.device),
+        git_commit=host.git_commit() if group.place.rank == 0 else None,
+        job_id=group.place.job_id,
+        global_batch_size=batch,
+        batch_size_per_rank=-(-batch // group.place.world_size),
+        train_samples=trainer.batches.samples,
+        test_samples=len(trainer.data.test.labels),
+        parameters=parameters,
+        threads=threads,
+    )
+    trainer.report.say(
+        f"{spec.strategy} on {spec.dataset}: {parameters:,} parameters, "
+        f"{trainer.batches.samples:,} training samples in batches of {batch}, {spec.precision}"
+    )
+
+
+def _try_forward(trainer: Trainer) -> None:
+    """Dry run: one forward pass of one batch through everything, and no more."""
+    step = next(trainer.batches.epoch(0))
+    indices = step.micro_batches[0]
+    images, _ = trainer.data.training_batch(indices if len(indices) else torch.tensor([0]), 0)
+    logits = trainer.strategy.predict(images)
+    trainer.report.say(f"dry run: ready to train; logits {tuple(logits.shape)}, nothing recorded")
+
+
+def _train(trainer: Trainer, stages: Stages, paths: RunPaths | None, attempt: int) -> None:
+    """Train, write the last record and the outcome once every rank has come to the end."""
+
+    def started() -> None:
+        dist.barrier()
+        seconds = {**stages.seconds, "total_s": host.process_age_s(), "compile_s": None}
+        trainer.report.record("startup", **seconds)
+
+    val_loss, val_accuracy = trainer.train(started)
+    dist.barrier()
+    trainer.report.record(
+        "run_end",
+        status="ok",
+        reason="",
+        total_time_s=host.process_age_s(),
+        val_loss=val_loss,
+        val_accuracy=val_accuracy,
+    )
+    if trainer.group.place.rank == 0:
+        write_outcome(paths, attempt, "ok", 0)
+    trainer.report.say(
+        f"done at {time.strftime('%H:%M:%S')}: accuracy {val_accuracy:.1%}, "
+        f"validation loss {val_loss:.4f}, {host.process_age_s():.1f} s"
+    )
+
+
+def _record_failure(report: Reporter, error: BaseException) -> None:
+    """Say that the run failed and why, where rank 0 still can."""
+    reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    report.record(
+        "run_end", status="failed", reason=reason[:500], total_time_s=host.process_age_s()
+    )

@@ -1,0 +1,34 @@
+"""The learning rate of each optimizer step, as a pure function."""
+
+import math
+
+from jobkit.spec import RunSpec
+
+_ONECYCLE_RISE = 0.25  # share of the training in which the rate of onecycle rises
+
+
+def peak_lr(spec: RunSpec) -> float:
+    """The highest learning rate: --lr, scaled by the global batch (Goyal et al., 2017)."""
+    factor = spec.steps_batch_size / spec.lr_base_batch_size
+    return spec.lr * {"none": 1.0, "linear": factor, "sqrt": math.sqrt(factor)}[spec.lr_scaling]
+
+
+def learning_rate(spec: RunSpec, step: int, steps_per_epoch: int) -> float:
+    """The learning rate of a step, counted from 0 over the whole training.
+
+    onecycle rises and then falls in a straight line, ending near 0; cosine falls as half a cosine.
+    """
+    total = spec.epochs * steps_per_epoch
+    warmup_epochs = spec.lr_warmup_epochs
+    if warmup_epochs is None:
+        warmup_epochs = _ONECYCLE_RISE * spec.epochs if spec.lr_schedule == "onecycle" else 0.0
+    warmup = min(warmup_epochs * steps_per_epoch, total - 1)
+    peak = peak_lr(spec)
+    if step < warmup:
+        return peak * (step + 1) / (warmup + 1)
+    left = (total - step) / max(total - warmup, 1)
+    if spec.lr_schedule == "onecycle":
+        return peak * left
+    if spec.lr_schedule == "cosine":
+        return peak * 0.5 * (1 + math.cos(math.pi * (1 - left)))
+    return peak

@@ -1,0 +1,14 @@
+"""One process, no communication: the truth that the others are compared with."""
+
+from torch import nn
+
+from jobkit.payload.strategies.base import Strategy
+
+
+class Single(Strategy):
+    """The bare model."""
+
+    name = "single"
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        return self.placed(model)
