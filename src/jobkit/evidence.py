@@ -4,11 +4,13 @@ Only the log's tail is read (TAIL_BYTES), so that a log of any length costs litt
 """
 
 import gzip
+import io
 import re
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 TAIL_BYTES = 8 << 20
 _BLOCK = 1 << 20
@@ -118,13 +120,48 @@ def read_tail(log: Path, size: int = TAIL_BYTES) -> Tail:
 
 
 def _blocks(path: Path) -> Iterator[bytes]:
-    """The bytes of a log, unpacked; a torn archive ends where it is torn."""
+    """The bytes of a log, unpacked; they end where they cannot be read."""
     try:
-        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as stream:
+        with open_log(path) as stream:
             while block := stream.read(_BLOCK):
                 yield block
-    except (EOFError, zlib.error, OSError):
+    except OSError:
         return
+
+
+class _Unpacked(io.RawIOBase):
+    """A .gz as plain bytes that end where the archive is torn; fault then says why."""
+
+    def __init__(self, path: Path) -> None:
+        self._stream = gzip.open(path, "rb")  # noqa: SIM115  closed by close()
+        self.fault = ""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            # read1 gives what one read unpacks: nothing of it is lost where the next read fails.
+            data = self._stream.read1(len(buffer))
+        except (EOFError, zlib.error, OSError) as error:
+            self.fault = str(error)
+            return 0
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        self._stream.close()
+        super().close()
+
+
+def open_log(path: Path) -> io.BufferedReader:
+    """Open a log, packed (.gz) or not, as plain bytes; torn_archive tells how a .gz ended."""
+    return io.BufferedReader(_Unpacked(path)) if path.suffix == ".gz" else path.open("rb")
+
+
+def torn_archive(stream: io.BufferedReader) -> str:
+    """Why a stream of open_log ended before its archive did; empty where it did not."""
+    return stream.raw.fault if isinstance(stream.raw, _Unpacked) else ""
 
 
 def of_newest(tail: Tail, attempt: int | None) -> Tail:

@@ -109,6 +109,21 @@ class StudyPaths:
         return self.folder / "launcher.json"
 
     @property
+    def launcher_lock(self) -> Path:
+        """Locked by the launcher at work, so that a study has one at most."""
+        return self.folder / ".launcher.lock"
+
+    @property
+    def launcher_log(self) -> Path:
+        """What the launcher itself has to say."""
+        return self.folder / "launcher.log"
+
+    @property
+    def submitit(self) -> Path:
+        """What submitit writes: pickles and its own logs."""
+        return self.folder / ".submitit"
+
+    @property
     def results(self) -> Path:
         return self.folder / "results.csv"
 

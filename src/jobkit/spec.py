@@ -194,10 +194,10 @@ class RunSpec:
         return cls(**values)
 
     def arguments(self) -> list[str]:
-        """The payload's arguments for this spec: what differs from the defaults."""
+        """The payload's arguments for this spec: the strategy, and what differs from defaults."""
         words: list[str] = []
-        for name, value in self.differences().items():
-            if not _META[name]["option"] or (value is None and name != "data_dir"):
+        for name, value in {"strategy": self.strategy, **self.differences()}.items():
+            if not _META[name]["option"] or value is None:
                 continue
             flag = "--" + name.replace("_", "-")
             if isinstance(value, bool):

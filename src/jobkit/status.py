@@ -43,9 +43,8 @@ STATUSES = (
     "missing",
 )
 ENDINGS = ("ok", "failed", "preempted")  # what a payload says of itself
-FRESH_S = (
-    120.0  # a run that nobody can be asked about runs as long as its files were written lately
-)
+# A run that nobody can be asked about runs as long as its files were written so lately.
+FRESH_S = 120.0
 _METRICS_TAIL = 256 << 10
 
 
@@ -204,7 +203,7 @@ def _ends(
         for r in records
         if isinstance(r, dict)
         and r.get("kind") == "run_end"
-        and r.get("status", "ok") in ENDINGS
+        and r.get("status") in ENDINGS
         and r.get("attempt") == attempt
     ]
 

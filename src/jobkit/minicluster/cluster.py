@@ -6,7 +6,7 @@ import os
 import secrets
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -16,8 +16,8 @@ from jobkit.minicluster.config import Options, Plan
 from jobkit.minicluster.daemons import Starter
 from jobkit.minicluster.errors import ClusterError, DaemonError, Interrupted, UsageError
 from jobkit.minicluster.layout import Layout
-from jobkit.minicluster.processes import Process, find_all, stop, wait_until
-from jobkit.minicluster.state import Fault, State
+from jobkit.minicluster.processes import find_all, stop
+from jobkit.minicluster.state import State
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _BUSY = "{}: another `up`, `down` or `link` is at work on this folder; wait for it, then try again"
@@ -29,7 +29,9 @@ def locked(layout: Layout) -> Iterator[None]:
         yield
 
 
-def up(layout: Layout, options: Options, port: int | None) -> tuple[State, str]:
+def up(
+    layout: Layout, options: Options, port: int | None, say: Callable[[str], None]
+) -> tuple[State, str]:
     """Bring the cluster up; returns its state and how: "made", "was up" or "made anew"."""
     with locked(layout):
         found = machine.survey(options)
@@ -38,10 +40,12 @@ def up(layout: Layout, options: Options, port: int | None) -> tuple[State, str]:
         if current is not None and current.healthy():
             return _same(current, options, layout), "was up"
         crashed = current is not None and current.phase != "down"
+        if crashed:
+            say("a cluster that was there has crashed; removing what is left of it")
         with interruptible(), locks.port_block(layout, options.nodes, port) as ports:
             take_down(layout)
             try:
-                made = _bring_up(layout, options, ports, found)
+                made = _bring_up(layout, options, ports, found, say)
             except BaseException as error:
                 with uninterruptible():
                     take_down(layout, keep_logs=isinstance(error, DaemonError))
@@ -59,7 +63,11 @@ def _same(current: State, options: Options, layout: Layout) -> State:
 
 
 def _bring_up(
-    layout: Layout, options: Options, ports: locks.Ports, found: machine.Survey
+    layout: Layout,
+    options: Options,
+    ports: locks.Ports,
+    found: machine.Survey,
+    say: Callable[[str], None],
 ) -> State:
     if found.cgroup_mount and (others := cgroups.busy(options.node_names)):
         raise ClusterError(
@@ -87,7 +95,8 @@ def _bring_up(
         notes=found.notes,
     )
     write_files(plan, current)
-    Starter(plan, current).start_all()
+    say(f"folder: {layout.root}")
+    Starter(plan, current, say).start_all()
     plan.layout.database_sql.unlink(missing_ok=True)
     current.phase = "up"
     state.save(layout, current)

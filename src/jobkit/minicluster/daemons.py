@@ -10,7 +10,7 @@ from pathlib import Path
 
 from jobkit.minicluster import network, slurm, state
 from jobkit.minicluster.config import Plan
-from jobkit.minicluster.errors import ClusterError, DaemonError
+from jobkit.minicluster.errors import DaemonError
 from jobkit.minicluster.layout import Layout
 from jobkit.minicluster.machine import command, search_path
 from jobkit.minicluster.processes import MARK, identify, wait_until
@@ -34,17 +34,21 @@ def tail(paths: list[Path], lines: int = 12) -> str:
 class Starter:
     """Starts the daemons of one cluster and writes each into the state at once."""
 
-    def __init__(self, plan: Plan, current: State) -> None:
+    def __init__(self, plan: Plan, current: State, say: Callable[[str], None]) -> None:
         self.plan = plan
         self.layout: Layout = plan.layout
         self.state = current
+        self.say = say
 
     def start_all(self) -> None:
+        self.say("starting munge")
         self.start_munge()
+        holders = self.start_holders()  # with --netns they make the address of slurmdbd, too
         if self.plan.options.accounting:
+            self.say("starting the accounting: MariaDB, slurmdbd")
             self.start_database()
             self.start_slurmdbd()
-        holders = self.start_holders()
+        self.say(f"starting slurmctld, and slurmd of {self.plan.options.node_range}")
         self._spawn("slurmctld", ["slurmctld", "-D", "-f", str(self.layout.slurm_conf)])
         for name in self.plan.options.node_names:
             self.start_slurmd(name, holders.get(name))
@@ -92,7 +96,8 @@ class Starter:
     def start_slurmdbd(self) -> None:
         self._spawn("slurmdbd", ["slurmdbd", "-D"])
         self._wait(
-            "slurmdbd", lambda: slurm.ask(self.layout, "sacctmgr", "-n", "list", "cluster") is not None
+            "slurmdbd",
+            lambda: slurm.ask(self.layout, "sacctmgr", "-n", "list", "cluster") is not None,
         )
 
     def start_holders(self) -> dict[str, int]:
@@ -126,7 +131,14 @@ class Starter:
         argv = ["slurmd", "-D", "-N", name, "-f", str(self.layout.slurm_conf)]
         if holder is not None:
             kinds = ["--net", "--uts"] if self.plan.subnet else []
-            argv = ["nsenter", f"--target={holder}", "--mount", *kinds, command("slurmd"), *argv[1:]]
+            argv = [
+                "nsenter",
+                f"--target={holder}",
+                "--mount",
+                *kinds,
+                command("slurmd"),
+                *argv[1:],
+            ]
         (self.layout.spool / name).mkdir()
         self._spawn(f"slurmd.{name}", argv)
 
@@ -193,6 +205,3 @@ def _accepts(family: socket.AddressFamily, address: str | tuple[str, int]) -> bo
         except OSError:
             return False
     return True
-
-
-__all__ = ["ClusterError", "Starter", "tail"]

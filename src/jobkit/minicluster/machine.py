@@ -63,9 +63,8 @@ def missing(wanted: list[str]) -> list[str]:
 def install_line(names: list[str]) -> str:
     """The one command that installs the packages, on Debian and Ubuntu."""
     sudo = "" if os.geteuid() == 0 else "sudo "
-    return (
-        f"{sudo}apt-get update && {sudo}apt-get install -y --no-install-recommends "
-        + " ".join(names)
+    return f"{sudo}apt-get update && {sudo}apt-get install -y --no-install-recommends " + " ".join(
+        names
     )
 
 

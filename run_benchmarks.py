@@ -1,0 +1,12 @@
+#!/usr/bin/env python3
+"""Run a study: `python run_benchmarks.py --study demo`; `--help` says more."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "src"))
+
+from jobkit import door
+
+if __name__ == "__main__":
+    sys.exit(door.run("jobkit.launch.cli", "main"))

@@ -1,0 +1,143 @@
+"""The columns of results.csv and epochs.csv: the one place where each is named and explained.
+
+An empty cell means that the logs do not say; no number stands for "unknown". A unit is part of the
+name: _s seconds, _mib 2**20 bytes, _share 0 to 1, images_per_s.
+"""
+
+import types
+import typing
+from dataclasses import dataclass, fields
+
+from jobkit.metric import KINDS
+from jobkit.spec import RunSpec
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: its name with the unit in it, what a cell holds, and what it means."""
+
+    name: str
+    dtype: str  # of pandas, one that knows an absent value
+    meaning: str
+
+
+TEXT, COUNT, NUMBER, FLAG = "string", "Int64", "Float64", "boolean"
+
+_IDENTITY = (
+    Column("run_id", TEXT, "the run's folder and its key in epochs.csv"),
+    Column("study", TEXT, "the study's folder"),
+    Column(
+        "series",
+        TEXT,
+        "strategy and each setting that varies in the study: "
+        "runs of one series differ in size and repeat only",
+    ),
+)
+_OUTCOME = (
+    Column(
+        "status",
+        TEXT,
+        "ok, running, pending, failed, oom, timeout, preempted, cancelled, node_fail or missing",
+    ),
+    Column("reason", TEXT, "why, when not ok"),
+    Column("evidence", TEXT, "the line that proves it"),
+    Column("evidence_file", TEXT, "where that line stands: RUN_ID/FILE:LINE"),
+    Column("exit_code", COUNT, "the job's, where it is known"),
+    Column("attempts", COUNT, "starts of the run; a requeue makes another"),
+)
+_SIZE = (
+    Column("strategy", TEXT, "parallel strategy"),
+    Column("model", TEXT, "cnn, resnet18, mlp, or package.module:factory"),
+    Column("nodes", COUNT, "nodes"),
+    Column("ranks_per_node", COUNT, "ranks on each node"),
+    Column("world_size", COUNT, "ranks in all: nodes x ranks_per_node"),
+    Column("scaling", TEXT, "strong: the global batch is fixed; weak: the batch of a rank is"),
+    Column("global_batch_size", COUNT, "samples in one optimizer step over all ranks"),
+    Column("batch_size_per_rank", COUNT, "samples in one optimizer step on the fullest rank"),
+    Column("precision", TEXT, "fp32, bf16 or fp16"),
+    Column("repeat", COUNT, "which repeat of the same settings, from 0"),
+    Column("epochs_planned", COUNT, "epochs that the run is to train"),
+    Column("epochs_done", COUNT, "epochs that left a record"),
+)
+_MEASURED = (
+    Column(
+        "images_per_s",
+        NUMBER,
+        "training images a second over all ranks: median over the timed epochs, "
+        "without the first of an attempt where there are others",
+    ),
+    Column("time_per_epoch_s", NUMBER, "train_samples / images_per_s: training of one whole epoch"),
+    Column("time_per_epoch_min_s", NUMBER, "the same from the fastest of those epochs"),
+    Column("time_per_epoch_max_s", NUMBER, "the same from the slowest of those epochs"),
+    Column("data_wait_share", NUMBER, "part of those epochs' time spent waiting for batches"),
+    Column("startup_s", NUMBER, "from the start of the process to the first iteration"),
+    Column("total_time_s", NUMBER, "from the start of the process to its end, newest attempt"),
+    Column("peak_memory_mib", NUMBER, "allocated on the fullest GPU (CPU: resident in a process)"),
+    Column("reserved_memory_mib", NUMBER, "reserved on the fullest GPU; empty on the CPU"),
+    Column("train_loss", NUMBER, "of the last epoch that left a record"),
+    Column("val_loss", NUMBER, "at the end; of the last epoch where the run left no end"),
+    Column("val_accuracy", NUMBER, "share of the test samples, at the end or of the last epoch"),
+    Column("best_val_accuracy", NUMBER, "the highest of all epochs"),
+)
+_WHERE = (
+    Column("train_samples", COUNT, "training samples in an epoch"),
+    Column("test_samples", COUNT, "test samples"),
+    Column("parameters", COUNT, "parameters of the model"),
+    Column("threads_used", COUNT, "CPU threads of a rank"),
+    Column("device", TEXT, "name of the device"),
+    Column("device_type", TEXT, "cuda or cpu"),
+    Column("backend", TEXT, "nccl or gloo"),
+    Column("torch_version", TEXT, "PyTorch"),
+    Column("python_version", TEXT, "Python"),
+    Column("cuda_version", TEXT, "CUDA of PyTorch; empty on the CPU"),
+    Column("nccl_version", TEXT, "NCCL; empty on the CPU"),
+    Column("node_list", TEXT, "host names in rank order"),
+    Column("git_commit", TEXT, "commit of the code"),
+    Column("job_id", TEXT, "the scheduler's id of the job"),
+    Column("warnings", COUNT, "warnings and errors that the run recorded"),
+    Column("warnings_text", TEXT, "their texts, each once, joined by ' | '"),
+    Column("lines_rejected", COUNT, "tagged places of the logs that hold no whole record"),
+    Column("records_lost", COUNT, "records missing in every source, told by gaps in their numbers"),
+)
+
+
+def _setting_dtype(name: str) -> str:
+    """The type of a column that holds a setting."""
+    hint = typing.get_type_hints(RunSpec)[name]
+    if isinstance(hint, types.UnionType):
+        hint = typing.get_args(hint)[0]
+    return {bool: FLAG, int: COUNT, float: NUMBER, str: TEXT}[hint]
+
+
+def _setting_columns() -> tuple[Column, ...]:
+    """Every setting of the training that has no column of its own above, as it was planned."""
+    taken = {c.name for c in (*_IDENTITY, *_OUTCOME, *_SIZE, *_MEASURED, *_WHERE)}
+    taken |= {"epochs"}  # epochs_planned
+    return tuple(
+        Column(f.name, _setting_dtype(f.name), f"setting: {f.metadata['help']}")
+        for f in fields(RunSpec)
+        if f.name not in taken
+    )
+
+
+RESULTS = (*_IDENTITY, *_OUTCOME, *_SIZE, *_MEASURED, *_WHERE, *_setting_columns())
+EPOCHS = (
+    *_IDENTITY,
+    Column("strategy", TEXT, "parallel strategy"),
+    Column("world_size", COUNT, "ranks in all"),
+    Column("repeat", COUNT, "which repeat of the same settings, from 0"),
+    Column("attempt", COUNT, "the start of the run that this epoch is of, from 0"),
+    *(
+        Column(name, COUNT if name in ("epoch", "iterations", "timed_images") else NUMBER, meaning)
+        for name, meaning in KINDS["epoch"].items()
+    ),
+)
+
+
+def markdown(columns: tuple[Column, ...]) -> str:
+    """The columns as a Markdown table, for the README."""
+    lines = ["| column | meaning |", "|---|---|"]
+    cells = (c.meaning.replace("|", "\\|") for c in columns)
+    return "\n".join(
+        [*lines, *(f"| `{c.name}` | {t} |" for c, t in zip(columns, cells, strict=True))]
+    )

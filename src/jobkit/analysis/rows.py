@@ -1,0 +1,153 @@
+"""One row of results.csv, and the rows of epochs.csv, from what is known of one run."""
+
+from collections.abc import Iterable, Mapping
+from statistics import median
+from typing import Any
+
+from jobkit.analysis.columns import EPOCHS, RESULTS
+from jobkit.analysis.records import RunRecords
+from jobkit.errors import UsageError
+from jobkit.metric import Record
+from jobkit.spec import RunSpec
+from jobkit.status import RunState
+
+Row = dict[str, Any]
+_RESULT_NAMES = frozenset(c.name for c in RESULTS)
+_EPOCH_NAMES = tuple(c.name for c in EPOCHS)
+_VERSIONS = ("torch", "python", "cuda", "nccl")
+
+
+def recorded_spec(records: RunRecords) -> RunSpec | None:
+    """The spec that run_start carries, for a run that left no spec.json."""
+    given = records.last("run_start").get("spec")
+    try:
+        return RunSpec.from_dict(given) if isinstance(given, dict) else None
+    except (TypeError, UsageError):
+        return None
+
+
+def result_row(spec: RunSpec | None, state: RunState, records: RunRecords) -> Row:
+    """All that is known of a run. What the logs do not say is absent."""
+    row = {
+        **_settings(spec),
+        "status": state.status,
+        "reason": state.reason or None,
+        "evidence": state.evidence or None,
+        "evidence_file": state.evidence_file or None,
+        "exit_code": state.exit_code,
+        "attempts": state.attempts,
+        **_known(_where(records.last("run_start"))),
+        **_known(_ending(records)),
+        **_messages(records.of("message")),
+        "lines_rejected": sum(r.count for r in records.rejects),
+        "records_lost": records.lost,
+    }
+    return row | _speed(records.epochs(), row.get("train_samples"))
+
+
+def epoch_rows(row: Row, records: RunRecords) -> list[Row]:
+    """A row for each epoch of a run, with its key columns from the run's own row."""
+    rows = []
+    for record in records.epochs():
+        own = {name: row.get(name) for name in _EPOCH_NAMES[:6]}
+        rows.append({name: record.get(name) for name in _EPOCH_NAMES} | own)
+    return rows
+
+
+def _settings(spec: RunSpec | None) -> Row:
+    """The planned settings, by the names of their columns."""
+    if spec is None:
+        return {}
+    known = {k: v for k, v in spec.to_dict().items() if k in _RESULT_NAMES}
+    return known | {
+        "world_size": spec.world_size,
+        "scaling": spec.scaling,
+        "global_batch_size": spec.steps_batch_size,
+        "batch_size_per_rank": -(-spec.steps_batch_size // spec.world_size),
+        "epochs_planned": spec.epochs,
+    }
+
+
+def _where(start: Record) -> Row:
+    """What run_start says of the machine and of the sizes that the run really had."""
+    names = ("world_size", "nodes", "global_batch_size", "batch_size_per_rank", "train_samples")
+    names += ("test_samples", "parameters", "device", "device_type", "backend", "node_list")
+    versions = start.get("versions")
+    versions = versions if isinstance(versions, dict) else {}
+    return {
+        **{name: start.get(name) for name in (*names, "git_commit", "job_id")},
+        "threads_used": start.get("threads"),
+        **{f"{name}_version": versions.get(name) for name in _VERSIONS},
+    }
+
+
+def _ending(records: RunRecords) -> Row:
+    """Losses and accuracies at the end, else of the last epoch; memory; times of the job."""
+    epochs = records.epochs()
+    last = epochs[-1] if epochs else {}
+    end = records.last("run_end")
+    startup = records.last("startup")
+    newest = max((r["attempt"] for r in records.records if "v" in r), default=None)
+    if end.get("attempt") != newest:
+        end = {}  # of an earlier start
+    loss, accuracy = end.get("val_loss"), end.get("val_accuracy")
+    return {
+        "epochs_done": len(epochs),
+        "startup_s": startup.get("total_s"),
+        "total_time_s": end.get("total_time_s"),
+        "train_loss": last.get("train_loss"),
+        "val_loss": last.get("val_loss") if loss is None else loss,
+        "val_accuracy": last.get("val_accuracy") if accuracy is None else accuracy,
+        "best_val_accuracy": max(_numbers(epochs, "val_accuracy"), default=None),
+        "peak_memory_mib": max(_numbers(epochs, "peak_memory_mib"), default=None),
+        "reserved_memory_mib": max(_numbers(epochs, "reserved_memory_mib"), default=None),
+    }
+
+
+def _messages(messages: list[Record]) -> Row:
+    """How many warnings and errors a run recorded, and what they say."""
+    serious = [m for m in messages if m.get("level") in ("warning", "error")]
+    texts = dict.fromkeys(" ".join(str(m.get("text", "")).split()) for m in serious)
+    return {"warnings": len(serious), "warnings_text": " | ".join(texts) or None}
+
+
+def _speed(epochs: list[Record], train_samples: Any) -> Row:
+    """The rate and the time of a whole epoch: median and spread over the timed epochs.
+
+    The first epoch of an attempt is left out where there are others: it begins with the warm-up
+    of the machine, and the few iterations of it that are timed say the least.
+    """
+    timed = [e for e in epochs if _is_number(e.get("images_per_s")) and e["images_per_s"] > 0]
+    first = {id(e) for e in epochs if not _follows(e, epochs)}
+    timed = [e for e in timed if id(e) not in first] or timed
+    if not timed:
+        return {}
+    rates = [e["images_per_s"] for e in timed]
+    waited = [e for e in timed if {"data_wait_s", "epoch_time_s"} <= _known(e).keys()]
+    total = sum(e["epoch_time_s"] for e in waited)
+    row: Row = {"images_per_s": median(rates)}
+    if total > 0:
+        row["data_wait_share"] = sum(e["data_wait_s"] for e in waited) / total
+    if _is_number(train_samples):
+        row["time_per_epoch_s"] = train_samples / median(rates)
+        row["time_per_epoch_min_s"] = train_samples / max(rates)
+        row["time_per_epoch_max_s"] = train_samples / min(rates)
+    return row
+
+
+def _follows(epoch: Record, epochs: list[Record]) -> bool:
+    """Whether an epoch is a later one of its attempt."""
+    own = epoch.get("attempt")
+    return any(e.get("attempt") == own and e["epoch"] < epoch["epoch"] for e in epochs)
+
+
+def _known(values: Mapping[str, Any]) -> Row:
+    return {k: v for k, v in values.items() if v is not None}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _numbers(records: Iterable[Record], name: str) -> list[float]:
+    return [r[name] for r in records if _is_number(r.get(name))]

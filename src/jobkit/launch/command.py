@@ -1,0 +1,55 @@
+"""The launch line of a run and the environment that it starts in: pure text, no effects."""
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from jobkit.paths import REPOSITORY
+from jobkit.spec import RunSpec
+
+RUN_SH = REPOSITORY / "run.sh"
+
+# What another job or launcher left in the environment would be taken for this run's own.
+_FOREIGN = ("SLURM_", "SBATCH_", "SRUN_", "TORCHELASTIC_", "SUBMITIT_", "PMI_", "PMIX_", "OMPI_")
+_RANK_VARIABLES = {
+    "RANK",
+    "LOCAL_RANK",
+    "GROUP_RANK",
+    "ROLE_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "ROLE_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What a driver is to do."""
+
+    folder: str  # of the study
+    run_ids: list[str]  # in the order in which they start
+    at_once: int = 1
+    parent: int | None = None  # end when this process is gone
+
+
+def local_command(spec: RunSpec, folder: Path) -> list[str]:
+    """The words that start a run on this machine."""
+    size = ["--nproc-per-node", str(spec.world_size)]
+    return ["bash", str(RUN_SH), *size, "--run-dir", str(folder), *spec.arguments()]
+
+
+def shown(words: list[str]) -> str:
+    """The words as one line that a shell reads back as the same words."""
+    return shlex.join(words)
+
+
+def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment without what belongs to another job or another rank."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if name not in _RANK_VARIABLES and not name.startswith(_FOREIGN)
+    }

@@ -1,0 +1,140 @@
+"""One run on this machine: the function that submitit's local executor calls, in its own process.
+
+Ends what it started, whatever happens: torchrun gives each worker a session of its own, so that a
+signal to a process group would not reach them. This process therefore asks the kernel to be made
+the parent of every orphan below it, and ends all that is left.
+"""
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+from typing import BinaryIO
+
+from jobkit.paths import RunPaths, write_json
+from jobkit.status import process_start
+
+GRACE_S = 10.0  # from SIGTERM to SIGKILL
+_POLL_S = 0.05
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+
+
+def run_one(folder: str, command: list[str], environ: dict[str, str]) -> int:
+    """Run the command with its output in the run's log; return its exit code.
+
+    job.json says from the first moment who runs it, and in the end how it ended.
+    """
+    paths = RunPaths(Path(folder))
+    paths.folder.mkdir(parents=True, exist_ok=True)
+    stop = _Stop()
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    with paths.log.open("ab", buffering=0) as log:
+        job, process = _start(paths, command, environ, log)
+        try:
+            code = _wait(process, stop)
+        finally:
+            end_descendants(grace_s=GRACE_S)
+    write_json(paths.job, {**job, "ended": time.time(), "exit_code": code})
+    return code
+
+
+class _Stop:
+    """Whether somebody asked the run to end; replaces submitit's handler, which passes over it."""
+
+    def __init__(self) -> None:
+        self.signum = 0
+        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(signum, self._set)
+
+    def _set(self, signum: int, _frame: FrameType | None) -> None:
+        self.signum = signum
+
+
+def _start(
+    paths: RunPaths, command: list[str], environ: dict[str, str], log: BinaryIO
+) -> tuple[dict[str, object], "subprocess.Popen[bytes]"]:
+    before = paths.attempt_numbers()
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        env={**environ, "JOBKIT_PYTHON": environ.get("JOBKIT_PYTHON") or sys.executable},
+    )
+    job: dict[str, object] = {
+        "v": 1,
+        "launcher": "local",
+        "job_id": None,
+        "pid": process.pid,
+        "pid_start": process_start(process.pid),
+        "host": socket.gethostname(),
+        "started": time.time(),
+        "ended": None,
+        "exit_code": None,
+        "first_attempt": before[-1] + 1 if before else 0,
+        "command": command,
+    }
+    write_json(paths.job, job)
+    return job, process
+
+
+def _wait(process: "subprocess.Popen[bytes]", stop: _Stop) -> int:
+    """Wait for the process; hand on a wish to stop; return its code, as a shell would say it."""
+    deadline = float("inf")
+    while (code := process.poll()) is None:
+        if stop.signum and deadline == float("inf"):
+            process.terminate()
+            deadline = time.monotonic() + GRACE_S
+        elif time.monotonic() > deadline:
+            process.kill()
+        time.sleep(_POLL_S)
+    return 128 - code if code < 0 else code
+
+
+def children_of(pid: int) -> list[int]:
+    """The process's children, from the kernel."""
+    found = []
+    for tasks in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            found += [int(word) for word in tasks.read_text().split()]
+        except OSError:
+            continue  # it ended as we looked
+    return found
+
+
+def descendants() -> list[int]:
+    """Every process below this one."""
+    found, new = [], children_of(os.getpid())
+    while new:
+        found += new
+        new = [child for pid in new for child in children_of(pid)]
+    return found
+
+
+def end_descendants(grace_s: float) -> None:
+    """End every process below this one: SIGTERM, then, after the grace, SIGKILL."""
+    deadline, told = time.monotonic() + grace_s, set()
+    while pids := descendants():
+        for pid in pids:
+            late = time.monotonic() > deadline
+            if late or pid not in told:
+                told.add(pid)
+                try:
+                    os.kill(pid, signal.SIGKILL if late else signal.SIGTERM)
+                except ProcessLookupError:
+                    pass
+        _reap()
+        time.sleep(_POLL_S)
+
+
+def _reap() -> None:
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
