@@ -5,6 +5,7 @@ Python too (no annotations, no f-strings), imports the standard library only, an
 what to do where the Python is too old or a package is not installed.
 """
 
+# ruff: noqa: UP030, UP031, UP032
 import importlib
 import os
 import sys

@@ -33,7 +33,8 @@ _CAUSE, _MEMORY_TEXT, _KILLED, _ECHO, _LAST_RESORT = 5, 4, 3, 2, 1
 
 _OOM_TEXT = (
     r"(?:CUDA|HIP|XPU) out of memory|OutOfMemoryError|^MemoryError\b"
-    r"|DefaultCPUAllocator: (?:can't allocate|not enough)|std::bad_alloc|CUBLAS_STATUS_ALLOC_FAILED|Cannot allocate memory"
+    r"|DefaultCPUAllocator: (?:can't allocate|not enough)|std::bad_alloc"
+    r"|CUBLAS_STATUS_ALLOC_FAILED|Cannot allocate memory"
 )
 _OOM = re.compile(_OOM_TEXT)
 _ENDS_BY_SIGNAL = "(?:Killed|Segmentation fault|Aborted|Bus error|Floating point exception)"
@@ -57,8 +58,8 @@ _LINES: tuple[tuple[int, str, str, re.Pattern[str]], ...] = tuple(
 # An exception that another rank's death or a wish from outside brought about: not the cause.
 _ECHOES = re.compile(
     r"[Cc]onnection (?:closed by peer|reset by peer|was likely closed)"
-    r"|remote process (?:exited|has)|Broken pipe|Socket closed|Socket Timeout|Timed out waiting \d+|[Ww]atchdog caught"
-    r"|failed to recv|peer.*(?:closed|exited)|NCCL communicator was aborted"
+    r"|remote process (?:exited|has)|Broken pipe|Socket closed|Socket Timeout"
+    r"|Timed out waiting \d+|[Ww]atchdog caught|failed to recv|peer.*(?:closed|exited)|NCCL communicator was aborted"
 )
 
 

@@ -144,10 +144,11 @@ class Plan:
     study: Study
     runs: Mapping[str, RunSpec]
     notes: tuple[str, ...] = ()
+    folder: Path | None = None  # where it was read from; None: the study's folder under logs/
 
     @property
     def paths(self) -> StudyPaths:
-        return StudyPaths.named(self.study.name)
+        return StudyPaths(self.folder) if self.folder else StudyPaths.named(self.study.name)
 
     def save(self) -> None:
         """Write plan.json, whole. Runs planned before under this name stay planned."""
@@ -169,7 +170,8 @@ class Plan:
             content = json.loads(path.read_text(encoding="utf-8"))
             study = Study(**content["study"])
             runs = {r["run_id"]: RunSpec.from_dict(r["spec"]) for r in content["runs"]}
-            return cls(study=study, runs=runs, notes=tuple(content["notes"]))
+            notes = tuple(content["notes"])
+            return cls(study=study, runs=runs, notes=notes, folder=path.parent)
         except FileNotFoundError:
             raise UsageError(f"no plan at {path}") from None
         except (OSError, ValueError, KeyError, TypeError) as error:

@@ -6,14 +6,14 @@ results.epochs     one row a run and epoch
 results.ok         whether every run is ok
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from jobkit.analysis.columns import COUNT, EPOCHS, NUMBER, RESULTS, TEXT, Column
+from jobkit.analysis.columns import COUNT, EPOCHS, FLAG, NUMBER, RESULTS, TEXT, Column
 from jobkit.analysis.records import Reject, RunRecords, read_run
 from jobkit.analysis.rows import Row, epoch_rows, recorded_spec, result_row
 from jobkit.analysis.series import series_labels
@@ -83,28 +83,38 @@ def collect(study: str | Path | None = None, *, write: bool = True) -> Results:
 
 def _rows(planned: StudyRuns) -> tuple[list[Row], list[Row], dict[str, RunRecords]]:
     """The rows of both tables, in the order of the plan, and the records behind them."""
+    # States first: what ends in between is then running with all its records, not ok without one.
+    states = {k: run_state(p, planned.launcher_alive) for k, p in planned.folders.items()}
     records = {k: read_run(p, planned.record_ids[k]) for k, p in planned.folders.items()}
     specs = {k: spec or recorded_spec(records[k]) for k, spec in planned.specs.items()}
     labels = series_labels(specs)
     rows, epochs = [], []
     for run_id, spec in specs.items():
-        state = run_state(planned.folders[run_id], planned.launcher_alive)
         key = {"run_id": run_id, "study": planned.paths.folder.resolve().name}
-        row = {**result_row(spec, state, records[run_id]), **key, "series": labels[run_id]}
+        row = {**result_row(spec, states[run_id], records[run_id]), **key, "series": labels[run_id]}
         rows.append(row)
         epochs += epoch_rows(row, records[run_id])
     return rows, epochs, records
 
 
 def _frame(rows: list[Row], columns: tuple[Column, ...]) -> pd.DataFrame:
-    """Rows as a table with every column, each of its type; what is unfit for it is empty."""
-    return pd.DataFrame(
-        {c.name: pd.array([_fit(r.get(c.name), c.dtype) for r in rows], c.dtype) for c in columns}
-    )
+    """Rows as a table with every column, each of its type, and at the end any others they have."""
+    known = {c.name: c.dtype for c in columns}
+    others = sorted({str(name) for row in rows for name in row} - known.keys())
+    dtypes = known | {name: _guess(row.get(name) for row in rows) for name in others}
+    cells = {k: [_fit(row.get(k), dtype) for row in rows] for k, dtype in dtypes.items()}
+    return pd.DataFrame({k: pd.Series(cells[k], dtype=dtype) for k, dtype in dtypes.items()})
+
+
+def _guess(values: Iterable[Any]) -> str:
+    """The type of a column that a foreign script made."""
+    return NUMBER if {type(v) for v in values} <= {int, float, type(None)} else TEXT
 
 
 def _fit(value: Any, dtype: str) -> Any:
     """A value as a column of this type takes it; None where it is something else."""
+    if isinstance(value, bool) and dtype != FLAG:
+        return str(value) if dtype == TEXT else None
     if dtype == TEXT:
         return None if value is None else str(value)
     if dtype == NUMBER and type(value) is int:

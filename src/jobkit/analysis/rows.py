@@ -7,13 +7,14 @@ from typing import Any
 from jobkit.analysis.columns import EPOCHS, RESULTS
 from jobkit.analysis.records import RunRecords
 from jobkit.errors import UsageError
-from jobkit.metric import Record
+from jobkit.metric import COMMON, KINDS, Record
 from jobkit.spec import RunSpec
 from jobkit.status import RunState
 
 Row = dict[str, Any]
 _RESULT_NAMES = frozenset(c.name for c in RESULTS)
-_EPOCH_NAMES = tuple(c.name for c in EPOCHS)
+EPOCH_KEYS = tuple(c.name for c in EPOCHS if c.name not in KINDS["epoch"] and c.name != "attempt")
+_OF_RUN_START = tuple(k for k in KINDS["run_start"] if k in _RESULT_NAMES and k != "threads")
 _VERSIONS = ("torch", "python", "cuda", "nccl")
 
 
@@ -46,12 +47,15 @@ def result_row(spec: RunSpec | None, state: RunState, records: RunRecords) -> Ro
 
 
 def epoch_rows(row: Row, records: RunRecords) -> list[Row]:
-    """A row for each epoch of a run, with its key columns from the run's own row."""
-    rows = []
-    for record in records.epochs():
-        own = {name: row.get(name) for name in _EPOCH_NAMES[:6]}
-        rows.append({name: record.get(name) for name in _EPOCH_NAMES} | own)
-    return rows
+    """A row for each epoch of a run, with its key columns from the run's own row.
+
+    Values that a foreign script names in its own way keep their names.
+    """
+    key = {name: row.get(name) for name in EPOCH_KEYS}
+    left_out = {*COMMON, "part", "parts"} - {"attempt"}
+    return [
+        {k: v for k, v in record.items() if k not in left_out} | key for record in records.epochs()
+    ]
 
 
 def _settings(spec: RunSpec | None) -> Row:
@@ -70,12 +74,10 @@ def _settings(spec: RunSpec | None) -> Row:
 
 def _where(start: Record) -> Row:
     """What run_start says of the machine and of the sizes that the run really had."""
-    names = ("world_size", "nodes", "global_batch_size", "batch_size_per_rank", "train_samples")
-    names += ("test_samples", "parameters", "device", "device_type", "backend", "node_list")
     versions = start.get("versions")
     versions = versions if isinstance(versions, dict) else {}
     return {
-        **{name: start.get(name) for name in (*names, "git_commit", "job_id")},
+        **{name: start.get(name) for name in _OF_RUN_START},
         "threads_used": start.get("threads"),
         **{f"{name}_version": versions.get(name) for name in _VERSIONS},
     }

@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -98,11 +99,15 @@ def run(args: argparse.Namespace) -> int:
 
     from rich.console import Console
 
-    from jobkit.launch.launcher import launch
+    from jobkit.launch.launcher import UNDER_WAY, launch
 
     console = Console(highlight=False)
     started = launch(plan, at_once=args.max_running, detach=args.no_wait)
     announce(started, console)
+    if not started.run_ids and any(s.status in UNDER_WAY for s in started.states().values()):
+        name = plan.study.name
+        console.print(f"next: python -m jobkit status {name} --watch, or: ... cancel {name}")
+        return Exit.OK
     if not started.run_ids:
         return conclude(started, started.states(), console)
     if args.no_wait:
@@ -136,12 +141,14 @@ def dry_run(plan: Plan) -> int:
 def announce(started: "Launch", console: "Console") -> None:
     """Say what is going to happen."""
     total, new = len(started.plan.runs), len(started.run_ids)
+    now = Counter(started.states()[r].status for r in started.plan.runs if r not in started.run_ids)
     for note in started.plan.notes:
         console.print(f"note: {note}", style="yellow", soft_wrap=True)
-    before = f", {total - new} done before" if total > new else ""
+    before = "".join(f", {n} {status} already" for status, n in now.items())
+    how = f"{new} to start, {started.at_once} at a time" if new else "none to start"
     console.print(
-        f"study {started.plan.study.name}: {total} runs planned{before}, {new} to start, "
-        f"{started.at_once} at a time, in {relative(started.folder)}",
+        f"study {started.plan.study.name}: {total} runs planned{before}, {how}, "
+        f"in {relative(started.folder)}",
         soft_wrap=True,
     )
 
@@ -187,10 +194,16 @@ def conclude(
     if bad:
         console.print(f"{len(found) - len(bad)} of {len(found)} runs are ok; not ok:")
         for run_id, state in bad.items():
-            console.print(f"  {run_id}: {state.status}: {state.reason}", style="red", soft_wrap=True)
-            log = started.plan.paths.run(run_id).log
-            if log.exists():
-                console.print(f"    log: {relative(log)}", soft_wrap=True)
+            if state.status == "missing":
+                continue
+            console.print(
+                f"  {run_id}: {state.status}: {state.reason}", style="red", soft_wrap=True
+            )
+            console.print(
+                f"    log: {relative(started.plan.paths.run(run_id).log)}", soft_wrap=True
+            )
+        if never := sum(state.status == "missing" for state in bad.values()):
+            console.print(f"  {never} never started", style="red")
         console.print(f"to go on, {again}", soft_wrap=True)
     else:
         console.print(f"all {len(found)} runs are ok", style="green")

@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from submitit.local.local import LocalExecutor, LocalJob
+from submitit import Job
+from submitit.local.local import LocalExecutor
 
 from jobkit.launch.command import Order, clean_environment, local_command
 from jobkit.launch.task import end_descendants, run_one
@@ -37,7 +38,7 @@ def drive(order: Order) -> None:
         timeout_min=_NO_LIMIT_MIN, gpus_per_node=0, tasks_per_node=1, stderr_to_stdout=True
     )
     environ = clean_environment(os.environ)
-    waiting, working = list(order.run_ids), []
+    waiting, working = list(order.run_ids), list[Job[int]]()
     with _wish_to_stop(order.parent) as stopped:
         while (waiting or working) and not stopped():
             while waiting and len(working) < order.at_once:
@@ -51,7 +52,7 @@ def drive(order: Order) -> None:
         _end(working)
 
 
-def _ended(job: "LocalJob[int]") -> bool:
+def _ended(job: Job[int]) -> bool:
     """Whether a job has ended; says in the launcher's log what went wrong around the run."""
     if not job.done():
         return False
@@ -60,7 +61,7 @@ def _ended(job: "LocalJob[int]") -> bool:
     return True
 
 
-def _end(jobs: "list[LocalJob[int]]") -> None:
+def _end(jobs: list[Job[int]]) -> None:
     """End the jobs that still run. submitit's own cancel would kill them before they tidy up."""
     for job in jobs:
         with contextlib.suppress(ProcessLookupError):

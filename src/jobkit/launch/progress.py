@@ -67,10 +67,14 @@ def _epochs(paths: RunPaths, attempt: int | None) -> list[Record]:
 
 def _left_s(last: Record, epochs: int) -> float | None:
     """Seconds until the end, if all epochs take as long as the last one."""
-    times = [last.get("epoch_time_s"), last.get("eval_time_s")]
-    if not all(isinstance(t, int | float) for t in times):
+    try:
+        return max(0.0, (last["epoch_time_s"] + last["eval_time_s"]) * epochs - _age_s(last))
+    except (KeyError, TypeError):  # not yet, or not measured
         return None
-    return max(0.0, sum(times) * epochs - (time.time() - last["t"]))
+
+
+def _age_s(record: Record) -> float:
+    return time.time() - record["t"]
 
 
 def duration(seconds: float | None) -> str:

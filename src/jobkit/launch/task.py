@@ -5,6 +5,7 @@ signal to a process group would not reach them. This process therefore asks the 
 the parent of every orphan below it, and ends all that is left.
 """
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -118,23 +119,19 @@ def descendants() -> list[int]:
 
 def end_descendants(grace_s: float) -> None:
     """End every process below this one: SIGTERM, then, after the grace, SIGKILL."""
-    deadline, told = time.monotonic() + grace_s, set()
+    deadline, told = time.monotonic() + grace_s, set[int]()
     while pids := descendants():
         for pid in pids:
             late = time.monotonic() > deadline
             if late or pid not in told:
                 told.add(pid)
-                try:
+                with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL if late else signal.SIGTERM)
-                except ProcessLookupError:
-                    pass
         _reap()
         time.sleep(_POLL_S)
 
 
 def _reap() -> None:
-    try:
+    with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
-    except ChildProcessError:
-        pass

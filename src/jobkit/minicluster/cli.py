@@ -33,6 +33,10 @@ examples:
   hpc/minicluster up --dir /tmp/second      a second cluster beside the first
 exit codes: 0 done; 1 failed, or not healthy; 2 wrong usage, or packages are missing
 """
+_FIRST_STEP = (
+    "srun --nodes=2 --ntasks-per-node=2 --gpus-per-task=1 "
+    "sh -c 'echo $SLURMD_NODENAME $SLURM_PROCID $CUDA_VISIBLE_DEVICES'"
+)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -67,7 +71,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _command(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    commands: argparse._SubParsersAction[_Parser],
     name: str,
     function: Callable[[argparse.Namespace], int],
     text: str,
@@ -150,8 +154,7 @@ def _summary(layout: Layout, current: State, how: str, took_s: float) -> str:
         "next:",
         f'  eval "$({_door(layout, "env")})"',
         "  sinfo",
-        "  srun --nodes=2 --ntasks-per-node=2 --gpus-per-task=1 "
-        "sh -c 'echo $SLURMD_NODENAME $SLURM_PROCID $CUDA_VISIBLE_DEVICES'",
+        f"  {_FIRST_STEP}",
     ]
     if options.netns:
         lines.append(f"  {_door(layout, 'link cut n1')}")

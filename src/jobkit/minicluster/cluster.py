@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from jobkit.minicluster import cgroups, config, locks, machine, network, slurm, state
+from jobkit.minicluster import cgroups, config, locks, machine, network, state
 from jobkit.minicluster.config import Options, Plan
 from jobkit.minicluster.daemons import Starter
 from jobkit.minicluster.errors import ClusterError, DaemonError, Interrupted, UsageError

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from jobkit.minicluster import network, slurm, state
+from jobkit.minicluster import database, network, slurm, state
 from jobkit.minicluster.config import Plan
 from jobkit.minicluster.errors import DaemonError
 from jobkit.minicluster.layout import Layout
@@ -67,29 +67,10 @@ class Starter:
         self._wait("munged", lambda: _accepts(socket.AF_UNIX, str(self.layout.munge_socket)))
 
     def start_database(self) -> None:
-        # Small, and careless about power cuts: the data is thrown away by `down`.
-        shared = [
-            f"--datadir={self.layout.database}",
-            "--innodb-log-file-size=8M",
-            "--innodb-flush-log-at-trx-commit=0",
-            "--innodb-doublewrite=0",
-            "--skip-name-resolve",
-        ]
-        if os.geteuid() == 0:
-            shared.append("--user=root")
-        install = ["mariadb-install-db", "--no-defaults", "--skip-test-db"]
-        install.append("--auth-root-authentication-method=normal")
-        self._finish("mariadb-install-db", [*install, *shared])
-        serve = [
-            f"--socket={self.layout.run}/db.sock",
-            f"--pid-file={self.layout.run}/mariadbd.pid",
-            "--bind-address=127.0.0.1",
-            f"--port={self.plan.ports.mariadb}",
-            "--innodb-buffer-pool-size=64M",
-            "--innodb-lock-wait-timeout=900",
-            f"--init-file={self.layout.database_sql}",
-        ]
-        self._spawn("mariadbd", ["mariadbd", "--no-defaults", *shared, *serve])
+        self.layout.database.mkdir()
+        (self.layout.database / "mysql").mkdir()
+        self._finish("mariadb-bootstrap", database.bootstrap_command(self.layout), database.sql())
+        self._spawn("mariadbd", database.serve_command(self.plan))
         address = ("127.0.0.1", self.plan.ports.mariadb)
         self._wait("mariadbd", lambda: _accepts(socket.AF_INET, address))
 
@@ -154,13 +135,15 @@ class Starter:
         own["SLURM_CONF"] = str(self.layout.slurm_conf)
         return own | {key: os.environ[key] for key in ("HOME", "TZ") if key in os.environ}
 
-    def _popen(self, name: str, argv: list[str]) -> subprocess.Popen[bytes]:
+    def _popen(
+        self, name: str, argv: list[str], stdin: int = subprocess.DEVNULL
+    ) -> subprocess.Popen[bytes]:
         with self.layout.output(name).open("ab") as output:
             return subprocess.Popen(
                 [command(argv[0]), *argv[1:]],
                 cwd=self.layout.root,
                 env=self._environment(),
-                stdin=subprocess.DEVNULL,
+                stdin=stdin,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C in the terminal is not for them
@@ -175,9 +158,11 @@ class Starter:
         state.save(self.layout, self.state)
         return pid
 
-    def _finish(self, name: str, argv: list[str]) -> None:
-        """Run a command to its end."""
-        if self._popen(name, argv).wait(timeout=2 * WAIT_S):
+    def _finish(self, name: str, argv: list[str], text: bytes) -> None:
+        """Run a command to its end, with the text as its input."""
+        process = self._popen(name, argv, subprocess.PIPE)
+        process.communicate(text, timeout=2 * WAIT_S)
+        if process.returncode:
             raise self._failed(name)
 
     def _failed(self, name: str) -> DaemonError:

@@ -13,24 +13,23 @@ from pathlib import Path
 from jobkit.minicluster.config import Options
 from jobkit.minicluster.errors import ClusterError, UsageError
 
-# Debian's packages and the commands that we need of each. The -core packages have MariaDB's
-# programs without its service, so that nothing is started when they are installed.
+# Debian's packages and the commands that we need of each. The -core package has MariaDB's program
+# without its service, so that nothing is started when it is installed.
 PACKAGES = {
     "slurm-wlm": ("slurmctld", "slurmd", "sinfo", "scontrol", "sbatch", "srun"),
     "munge": ("munged",),
     "slurmdbd": ("slurmdbd", "sacctmgr"),
-    "mariadb-server-core": ("mariadbd", "mariadb-install-db"),
-    "mariadb-client-core": ("my_print_defaults",),
+    "mariadb-server-core": ("mariadbd",),
     "iproute2": ("ip", "tc"),
     "util-linux": ("unshare", "nsenter"),
 }
-_ACCOUNTING = ("slurmdbd", "mariadb-server-core", "mariadb-client-core")
+_ACCOUNTING = ("slurmdbd", "mariadb-server-core")
 _NETNS = ("iproute2",)
 
 
 def search_path() -> str:
     """PATH, and where Debian keeps daemons, which an ordinary user's PATH lacks."""
-    parts = os.environ.get("PATH", "").split(":") + ["/usr/local/sbin", "/usr/sbin", "/sbin"]
+    parts = [*os.environ.get("PATH", "").split(":"), "/usr/local/sbin", "/usr/sbin", "/sbin"]
     return ":".join(dict.fromkeys(part for part in parts if part))
 
 
@@ -151,7 +150,7 @@ def _cgroup_v1_mount() -> str | None:
     for line in Path("/proc/mounts").read_text().splitlines():
         _, point, kind, settings = line.split()[:4]
         if kind == "cgroup":
-            points.update({name: point for name in settings.split(",")})
+            points.update(dict.fromkeys(settings.split(","), point))
     memory, freezer = (Path(points.get(name, "/nowhere")) for name in ("memory", "freezer"))
     right_names = memory.name == "memory" and freezer.name == "freezer"
     if right_names and memory.parent == freezer.parent and os.access(memory, os.W_OK):

@@ -69,6 +69,21 @@ def _environ(pid: int) -> set[bytes]:
         return set()
 
 
+def _writes_log(pid: int, layout: Layout) -> bool:
+    """Is this a daemon of Slurm that writes a log of this cluster?
+
+    slurmstepd overwrites its environment with its title, and has left slurmd's family.
+    """
+    folder = PROC / str(pid)
+    try:
+        if not (folder / "comm").read_text().startswith("slurm"):
+            return False
+        targets = [os.readlink(entry) for entry in (folder / "fd").iterdir()]  # noqa: PTH115
+    except OSError:  # gone, or another user's
+        return False
+    return any(target.startswith(f"{layout.log}/") for target in targets)
+
+
 def _parents() -> dict[int, int]:
     """The parent of each process on this machine."""
     parents = {}
@@ -93,7 +108,7 @@ def belongs(environ: set[bytes], layout: Layout) -> bool:
 def find_all(layout: Layout) -> list[Process]:
     """Every process of this cluster, with all their descendants, but not ourselves."""
     parents = _parents()
-    found = {pid for pid in parents if belongs(_environ(pid), layout)}
+    found = {pid for pid in parents if belongs(_environ(pid), layout) or _writes_log(pid, layout)}
     grown = True
     while grown:
         more = {pid for pid, parent in parents.items() if parent in found} - found

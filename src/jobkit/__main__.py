@@ -1,0 +1,60 @@
+"""`python -m jobkit` (or `jobkit`): the commands, each a door into one part of jobkit."""
+
+import sys
+from collections.abc import Sequence
+
+from jobkit import __version__, door
+
+# name: (module, function, what it does). A module is imported when its command is called.
+COMMANDS = {
+    "prepare": ("jobkit.payload.prepare", "main", "fetch or convert a dataset, on a login node"),
+    "run": ("jobkit.launch.cli", "main", "run a study (the same as run_benchmarks.py)"),
+    "status": ("jobkit.launch.watch", "main", "how far each run of a study is"),
+    "cancel": ("jobkit.launch.cancel", "main", "end the runs of a study"),
+    "collect": ("jobkit.analysis.cli", "collect_main", "logs to CSV (collect_results.py)"),
+    "plot": ("jobkit.analysis.cli", "plot_main", "CSV to figures (plot_results.py)"),
+}
+
+
+def usage() -> str:
+    """The list of commands."""
+    lines = [f"  {name:<10} {text}" for name, (_, _, text) in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: python -m jobkit COMMAND [options]",
+            "",
+            "Measure how a training job scales on a cluster, and tell the truth about it.",
+            "",
+            "commands:",
+            *lines,
+            "",
+            "examples:",
+            "  python -m jobkit prepare --dataset cifar10",
+            "  python -m jobkit status demo --watch",
+            "",
+            "'python -m jobkit COMMAND --help' says more; --version says the version.",
+        ]
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Hand the rest of the line to the command; return its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words and words[0] in COMMANDS:
+        module, function, _ = COMMANDS[words[0]]
+        return door.run(module, function, words[1:])
+    if words and words[0] in ("-h", "--help"):
+        print(usage())
+        return 0
+    if words and words[0] == "--version":
+        print(f"jobkit {__version__}")
+        return 0
+    from jobkit.errors import Exit, nearest
+
+    what = f"unknown command '{words[0]}'{nearest(words[0], COMMANDS)}" if words else "no command"
+    print(f"jobkit: error: {what} (see 'python -m jobkit --help')", file=sys.stderr)
+    return Exit.USAGE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,39 @@
+"""`python -m jobkit cancel`: end the runs of a study."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from jobkit.errors import Exit, UsageError
+from jobkit.launch.launcher import cancel_study
+from jobkit.paths import StudyPaths
+from jobkit.studies import find_study
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line of cancel."""
+    made = argparse.ArgumentParser(
+        prog="jobkit cancel",
+        description="End the runs of a study that are under way or wait.",
+        epilog="example:\n  python -m jobkit cancel demo",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    made.add_argument("study", nargs="?", help="its name or folder (default: the newest)")
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """End a study's runs; 0 also where there was nothing to end."""
+    args = parser().parse_args(argv)
+    try:
+        paths = StudyPaths(find_study(args.study))
+    except UsageError as error:
+        print(f"jobkit cancel: error: {error}", file=sys.stderr)
+        return Exit.USAGE
+    ended = cancel_study(paths)
+    name = paths.folder.name
+    print(f"{name}: " + ("its runs were ended" if ended else "nothing was under way"))
+    if ended:
+        print(f"to go on, run it again; what became of each run: python -m jobkit status {name}")
+    return Exit.OK

@@ -1,0 +1,54 @@
+"""Find a study on disk."""
+
+from pathlib import Path
+
+from jobkit.errors import UsageError, nearest
+from jobkit.paths import logs_root
+
+
+def find_study(given: str | Path | None = None) -> Path:
+    """The folder of a study, by its path or bare name; the newest one when none is given.
+
+    Raises UsageError that names the nearest study where there is none.
+    """
+    if given is None:
+        return _newest()
+    text = str(given)
+    named = logs_root() / text
+    bare = text not in ("", ".", "..") and "/" not in text
+    folder = named if bare and named.is_dir() else Path(text)
+    if not text or not folder.is_dir():
+        raise UsageError(_unknown(text, folder))
+    if not (folder / "plan.json").exists() and _is_run(folder):
+        parent = folder.absolute().parent
+        raise UsageError(f"{text} is the folder of one run: give its study, {parent}")
+    if not (folder / "plan.json").exists() and not _run_folders(folder):
+        raise UsageError(f"{text} holds no plan.json and no run: it is no study")
+    return folder
+
+
+def _newest() -> Path:
+    plans = [(p.stat().st_mtime, p) for p in logs_root().glob("*/plan.json")]
+    if not plans:
+        single = logs_root() / "single"
+        hint = f"; single runs lie in {single}: give that" if single.is_dir() else ""
+        raise UsageError(f"no study in {logs_root()}: start one with run_benchmarks.py{hint}")
+    return max(plans)[1].parent
+
+
+def _unknown(text: str, folder: Path) -> str:
+    """The line for a study that is not there."""
+    if folder.is_file():
+        return f"{text} is a file: give the study's folder"
+    known = sorted(p.parent.name for p in logs_root().glob("*/plan.json"))
+    shown = f" (in {logs_root()}: {', '.join(known)})" if known else f" in {logs_root()}"
+    return f"no study {text!r}{nearest(folder.name, known)}{shown}"
+
+
+def _is_run(folder: Path) -> bool:
+    names = ("spec.json", "metrics", "train.log", "train.log.gz")
+    return any((folder / name).exists() for name in names)
+
+
+def _run_folders(folder: Path) -> list[Path]:
+    return sorted(f for f in folder.iterdir() if f.is_dir() and _is_run(f))
