@@ -1,11 +1,12 @@
-#!/usr/bin/env python
-"""Draw the figures of a study: python plot_results.py [logs/STUDY]"""
+#!/usr/bin/env python3
+"""Draw the figures of a study: `python plot_results.py [logs/STUDY]`; `--help` says more."""
 
-import os
 import sys
+from pathlib import Path
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "src"))  # noqa: PTH
+sys.path.insert(0, str(Path(__file__).resolve().parent / "src"))
 
-from jobkit import door  # noqa: E402
+from jobkit import door
 
-sys.exit(door.run("jobkit.analysis.cli", "plot_main"))
+if __name__ == "__main__":
+    sys.exit(door.run("jobkit.analysis.cli", "plot_main"))

@@ -17,9 +17,14 @@
 #   --nproc-per-node N   ranks on this machine (default: its GPUs, else 1); not in an allocation
 #   --run-dir DIR        the run's folder (default: a new one in logs/single/)
 # Everything else goes to the payload as it is: see `bash run.sh --help`.
+#
+# Exit codes: 0 ok; 1 the run failed; 2 wrong usage; 75 stopped early, run me again; 130 and 143 on
+# INT and TERM. The outcome that the payload leaves decides where it and the launcher's code differ:
+# a crash after "ok" was recorded is a warning, because every result is there by then.
 set -u
 
 fail() { echo "jobkit: error: $1" >&2; exit "${2:-2}"; }
+warn() { echo "jobkit: warning: $1" >&2; }
 
 # sbatch runs a copy of this file: then its own path says nothing, the submit directory does.
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
@@ -27,7 +32,7 @@ if [[ ! -d $root/src/jobkit ]]; then root=${JOBKIT_ROOT:-${SLURM_SUBMIT_DIR:-$PW
 [[ -d $root/src/jobkit ]] || fail "no src/jobkit in $root: submit from jobkit's folder"
 export PYTHONPATH=$root/src${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
 
-nproc_per_node='' run_dir='' leaves_files=1 payload=()
+nproc_per_node='' run_dir='' own_dir='' only='' payload=()
 while (($#)); do
   case $1 in
     --nproc-per-node | --run-dir)
@@ -37,7 +42,11 @@ while (($#)); do
     --nproc-per-node=*) nproc_per_node=${1#*=} ;;
     --run-dir=*) run_dir=${1#*=} ;;
     *)
-      case $1 in --dry-run | --check | --help | -h) leaves_files='' ;; esac
+      case $1 in
+        --help | -h) only=help ;;
+        --check | --check=*) only=${only:-check} ;;
+        --dry-run) only=${only:-dry-run} ;;
+      esac
       payload+=("$1") ;;
   esac
   shift
@@ -50,34 +59,37 @@ if [[ -z $in_allocation ]]; then
     fail "no '$python' on PATH: run 'make venv' once, then 'source .venv/bin/activate'"
   "$python" -c 'import importlib.util as u, sys; sys.exit(not (u.find_spec("torch") and u.find_spec("torchvision")))' ||
     fail "$(command -v "$python") has no torch and torchvision: run 'make venv' once, then 'source .venv/bin/activate'"
-  # Bad settings end here, in a tenth of a second and with nothing written.
-  if [[ " ${payload[*]-} " == *" --help "* || " ${payload[*]-} " == *" -h "* ]]; then
-    exec "$python" -m jobkit.payload.main --help
-  fi
-  "$python" -m jobkit.payload.main --check ${payload[@]+"${payload[@]}"} || exit
-  [[ " ${payload[*]-} " == *" --check "* ]] && exit 0
+  [[ $only == help ]] && exec "$python" -m jobkit.payload.main --help
   if [[ -z $nproc_per_node ]]; then
     nproc_per_node=$(nvidia-smi --list-gpus 2>/dev/null | grep -c '^GPU')
     ((nproc_per_node)) || nproc_per_node=1
   fi
   [[ $nproc_per_node =~ ^[1-9][0-9]{0,3}$ ]] || fail "--nproc-per-node $nproc_per_node: must be a whole number, 1 or more"
+  # Bad settings end here, in a tenth of a second and with nothing written.
+  "$python" -m jobkit.payload.main ${payload[@]+"${payload[@]}"} --check="$nproc_per_node" || exit
+  [[ $only == check ]] && exit 0
+elif [[ -n $nproc_per_node ]]; then
+  warn "--nproc-per-node has no effect in an allocation: srun starts the tasks that were asked for"
 fi
 
 # A number for this attempt: making its folder claims it, so that no two starts share one.
 outcome=''
-if [[ -n $leaves_files ]]; then
+if [[ -z $only ]]; then
   if [[ -z $run_dir ]]; then
     name=${SLURM_JOB_ID:+job-$SLURM_JOB_ID}
-    run_dir=$root/logs/single/${name:-run-$(date +%Y%m%d-%H%M%S)-$$}
+    own_dir=$root/logs/single/${name:-run-$(date +%Y%m%d-%H%M%S)-$$}
+    run_dir=$own_dir
   fi
   mkdir -p -- "$run_dir/attempts" 2>/dev/null && [[ -w $run_dir/attempts ]] ||
     fail "$run_dir is not writable: choose another with --run-dir"
   attempt=0
   until mkdir -- "$run_dir/attempts/$attempt" 2>/dev/null; do
+    [[ -d $run_dir/attempts/$attempt ]] || fail "$run_dir/attempts: cannot be written" 1
     ((attempt++ < 10000)) || fail "$run_dir/attempts: no new attempt can be made there" 1
   done
   outcome=$run_dir/attempts/$attempt/outcome.json
   payload+=(--run-dir "$run_dir" --attempt "$attempt")
+  echo "[jobkit] start: attempt $attempt of $run_dir on $(uname -n) at $(date +%Y-%m-%dT%H:%M:%S%z)"
 fi
 
 if [[ -n $in_allocation ]]; then
@@ -91,23 +103,31 @@ else
   fi
   # Without a folder there is no outcome to read, and the ranks' own codes count.
   [[ -n $outcome ]] && export JOBKIT_READS_OUTCOME=1
-  # In the background, so that a signal reaches this shell at once and can be handed on.
+  # In the background, so that a signal reaches this shell at once and can be handed on: as TERM,
+  # because a shell has its background commands ignore INT until they say otherwise.
+  stopped='' child=''
+  trap 'stopped=143; [[ -z $child ]] || kill -TERM "$child" 2>/dev/null' TERM
+  trap 'stopped=130; [[ -z $child ]] || kill -TERM "$child" 2>/dev/null' INT
   "$python" -m torch.distributed.run --standalone --nproc-per-node "$nproc_per_node" \
     -m jobkit.payload.main ${payload[@]+"${payload[@]}"} &
   child=$!
-  trap 'stopped=143; kill -TERM "$child" 2>/dev/null' TERM
-  trap 'stopped=130; kill -INT "$child" 2>/dev/null' INT
+  [[ -z $stopped ]] || kill -TERM "$child" 2>/dev/null
   while :; do
     wait "$child"
     code=$?
     kill -0 "$child" 2>/dev/null || break
   done
-  code=${stopped:-$code}
+  [[ -z $stopped ]] || exit "$stopped"
 fi
 
 # The outcome that the payload left says more than a launcher's code can.
-if [[ -f $outcome && -z ${stopped-} ]]; then
+if [[ -f $outcome ]]; then
   said=$(sed -n 's/^{"exit_code": \([0-9]\{1,3\}\),.*/\1/p' "$outcome")
+  if ((code && ${said:-1} == 0)); then
+    warn "the launcher ended with code $code after the run had recorded its success: the results stand, the log says what crashed"
+  fi
   code=${said:-$code}
 fi
+# Bad input leaves nothing behind in a folder that nobody asked for.
+if ((code == 2)) && [[ -n $own_dir && ! -e $own_dir/spec.json ]]; then rm -rf -- "$own_dir"; fi
 exit "$code"

@@ -25,14 +25,16 @@ def check_source(dataset: str) -> None:
         return
     if dataset == FOLDER:
         raise UsageError("folder: needs a path, as folder:/data/images or folder:images.tar")
-    if path.is_dir():
-        check_classes(
-            path, *({c.name for c in _folders(path / part)} for part in ("train", "test"))
-        )
-    elif not path.exists():
-        raise UsageError(f"{path}: no such directory or .tar of images")
-    else:
-        check_tar(path)
+    try:
+        if path.is_dir():
+            parts = ("train", "test")
+            check_classes(path, *({c.name for c in _folders(path / p)} for p in parts))
+        elif not path.exists():
+            raise UsageError(f"{path}: no such directory or .tar of images")
+        else:
+            check_tar(path)
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror or error}") from None
 
 
 def check_tar(path: Path) -> None:

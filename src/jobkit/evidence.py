@@ -59,7 +59,8 @@ _LINES: tuple[tuple[int, str, str, re.Pattern[str]], ...] = tuple(
 _ECHOES = re.compile(
     r"[Cc]onnection (?:closed by peer|reset by peer|was likely closed)"
     r"|remote process (?:exited|has)|Broken pipe|Socket closed|Socket Timeout"
-    r"|Timed out waiting \d+|[Ww]atchdog caught|failed to recv|peer.*(?:closed|exited)|NCCL communicator was aborted"
+    r"|Timed out waiting \d+|[Ww]atchdog caught|failed to recv|peer.*(?:closed|exited)"
+    r"|NCCL communicator was aborted"
 )
 
 

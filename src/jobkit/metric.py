@@ -246,7 +246,9 @@ def _decode_at(segment: bytes, complete: bool) -> tuple[Record | str, int]:
     text = segment.decode("utf-8", "replace")
     start = _LEAD.match(text).end()  # type: ignore[union-attr]
     if not text.startswith("{", start):
-        return _pairs(text, complete), len(segment)
+        own, tag, _ = segment.partition(_TAG)  # another record may follow on the line
+        complete = own[-1:].isspace() if tag else complete
+        return _pairs(own.decode("utf-8", "replace"), complete), len(own)
     for attempt in dict.fromkeys((text[start:], _ANSI.sub("", text[start:]))):
         try:
             _, end = _DECODER.raw_decode(attempt)

@@ -61,6 +61,21 @@ class RunPaths:
         return self.folder / "job.json"
 
     @property
+    def script(self) -> Path:
+        """The batch script that was submitted."""
+        return self.folder / "job.sh"
+
+    @property
+    def site(self) -> Path:
+        """The site's set-up lines, as they were at submission; run.sh sources it."""
+        return self.folder / "site.sh"
+
+    @property
+    def scheduler_log(self) -> Path:
+        """What the batch script and Slurm itself said: a link to it."""
+        return self.folder / "slurm.log"
+
+    @property
     def attempts(self) -> Path:
         """A folder for each attempt; making one claims its number."""
         return self.folder / "attempts"
@@ -82,6 +97,10 @@ class RunPaths:
         names = {p.name for p in self.attempts.glob("*")}
         names |= {p.stem for p in self.metrics_folder.glob("*.jsonl")}
         return sorted(int(name) for name in names if re.fullmatch(r"[0-9]{1,9}", name))
+
+    def rank_log(self, attempt: int, rank: int) -> Path:
+        """What one rank logged in the attempt: time, rank, level, text."""
+        return self.folder / "ranks" / str(attempt) / f"rank-{rank}.log"
 
     @property
     def checkpoints(self) -> Path:
@@ -117,6 +136,11 @@ class StudyPaths:
     def launcher_log(self) -> Path:
         """What the launcher itself has to say."""
         return self.folder / "launcher.log"
+
+    @property
+    def collect_log(self) -> Path:
+        """What the collect job printed."""
+        return self.folder / "collect.log"
 
     @property
     def submitit(self) -> Path:

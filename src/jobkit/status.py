@@ -6,13 +6,10 @@ The launcher asks it which runs to start again; the collector makes a row of res
 """
 
 import io
-import os
 import signal
-import socket
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from jobkit import metric
@@ -28,7 +25,10 @@ from jobkit.evidence import (
     read_tail,
     went_on,
 )
+from jobkit.liveness import is_alive, process_start
 from jobkit.paths import RunPaths, read_json
+
+__all__ = ["STATUSES", "RunState", "is_alive", "process_start", "run_state"]
 
 STATUSES = (
     "ok",
@@ -67,65 +67,25 @@ class _Ending:
 
     status: str
     reason: str
-    t: float  # Unix seconds
     file: str
     exit_code: int | None = None
-
-
-def process_start(pid: int) -> int | None:
-    """When a process began, in ticks since the boot; None where it is gone, or ended (a zombie).
-
-    Together with the pid it names a process for good: a pid alone is given out again.
-    """
-    try:
-        words = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    after_name = words.rpartition(")")[2].split()  # the name may hold spaces and parentheses
-    return int(after_name[19]) if after_name[0] not in "ZX" else None
-
-
-def is_alive(record: Mapping[str, Any] | None) -> bool | None:
-    """Whether the process that job.json or launcher.json names is alive.
-
-    None: it cannot be told from this machine.
-    """
-    pid = (record or {}).get("pid")
-    if not record or type(pid) is not int or pid <= 0:
-        return None if record else False
-    if record.get("host") not in (None, socket.gethostname()):
-        return None
-    if not Path("/proc/self/stat").exists():
-        return _answers(pid)
-    start = process_start(pid)
-    return start is not None and record.get("pid_start") in (None, start)
-
-
-def _answers(pid: int) -> bool:
-    """Whether a process of this number exists, on a system that has no /proc."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
 
 
 def run_state(paths: RunPaths, launcher_alive: bool | None = False) -> RunState:
     """Tell what became of a run. launcher_alive: whether its study's launcher is at work.
 
     The first of these that says something wins: how the newest attempt ended, in its own words;
-    the launcher's job.json; tell-tale lines of the log. No run is ok without its own word for it.
+    the launcher's job.json; tell-tale lines of the logs. No run is ok without its own word for it.
     """
     numbers, job, tail = paths.attempt_numbers(), read_json(paths.job), None
     if not numbers:
         tail = read_tail(paths.log)
         numbers = _attempts_in(tail)
     newest = numbers[-1] if numbers else None
-    ending = _ending(paths, newest, tail)
-    if job and ending and _before(ending, newest, job):
-        ending = None  # it is of the start before this one
+    first = _first_attempt(job)
+    started = newest is None or newest >= first  # else all that is there is of an earlier start
+    alive = bool(job and job.get("ended") is None and is_alive(job))
+    ending = _ending(paths, newest, tail, alive) if started else None
     code = _exit_code(job, ending)
     state = RunState(
         status="", attempt=newest, attempts=0 if newest is None else newest + 1, exit_code=code
@@ -136,12 +96,19 @@ def run_state(paths: RunPaths, launcher_alive: bool | None = False) -> RunState:
     if ending is None:
         if job is None and newest is None and find_log(paths.log) is None:
             return _not_started(state, launcher_alive)
-        if job and job.get("ended") is None and is_alive(job):
+        if job and alive:
             return replace(state, status="running", reason=f"process {job['pid']}")
-    tail = of_newest(tail or read_tail(paths.log), newest)
+    tail = of_newest(tail or read_tail(paths.log), newest if started else first)
+    tails = [tail, of_newest(read_tail(paths.scheduler_log), newest)]
     if ending:
-        return _ended(paths, state, ending, tail)
-    return _silent(paths, state, job, tail)
+        return _ended(paths, state, ending, tails)
+    return _silent(paths, state, job, tails)
+
+
+def _first_attempt(job: Mapping[str, Any] | None) -> int:
+    """The attempt with which the start began that job.json tells of."""
+    first = (job or {}).get("first_attempt")
+    return first if type(first) is int else 0
 
 
 def _attempts_in(tail: Tail) -> list[int]:
@@ -150,20 +117,16 @@ def _attempts_in(tail: Tail) -> list[int]:
     return sorted({r["attempt"] for r in records if isinstance(r, dict) and "v" in r})
 
 
-def _ending(paths: RunPaths, attempt: int | None, tail: Tail | None) -> _Ending | None:
+def _ending(paths: RunPaths, attempt: int | None, tail: Tail | None, alive: bool) -> _Ending | None:
     """How the newest attempt ended, in its own words: its outcome, else its run_end."""
-    end = _run_end(paths, attempt, tail)
-    if attempt is None:
-        return end
-    path = paths.outcome(attempt)
-    outcome = read_json(path)
-    if outcome is None or outcome.get("status") not in ENDINGS:
-        return end
+    path = paths.outcome(attempt or 0)
+    outcome = (read_json(path) if attempt is not None else None) or {}
+    if outcome.get("status") not in ENDINGS:
+        return None if alive else _run_end(paths, attempt, tail)
     code = outcome.get("exit_code")
     return _Ending(
         status=outcome["status"],
         reason=str(outcome.get("reason") or ""),
-        t=end.t if end else path.stat().st_mtime,
         file=str(path.relative_to(paths.folder.parent)),
         exit_code=code if type(code) is int else None,
     )
@@ -185,11 +148,9 @@ def _run_end(paths: RunPaths, attempt: int | None, tail: Tail | None) -> _Ending
         return None
     end = metric.merge_parts(found)
     name = file.relative_to(paths.folder.parent)
-    t = end.get("t")
     return _Ending(
         status=end["status"],
         reason=str(end.get("reason") or ""),
-        t=t if isinstance(t, int | float) else file.stat().st_mtime,
         file=str(name),
     )
 
@@ -208,18 +169,6 @@ def _ends(
     ]
 
 
-def _before(ending: _Ending, newest: int | None, job: Mapping[str, Any]) -> bool:
-    """Whether the ending is older than the start that job.json tells of.
-
-    job.json says which attempt is its first; where it does not, the clocks decide.
-    """
-    first = job.get("first_attempt")
-    if type(first) is int and newest is not None:
-        return newest < first
-    started = job.get("started")
-    return isinstance(started, int | float) and started > ending.t and job.get("exit_code") != 0
-
-
 def _exit_code(job: Mapping[str, Any] | None, ending: _Ending | None) -> int | None:
     """The exit code that the launcher saw, else the one that the payload meant to end with."""
     code = (job or {}).get("exit_code")
@@ -232,16 +181,16 @@ def _not_started(state: RunState, launcher_alive: bool | None) -> RunState:
     return replace(state, status="missing", reason="planned, never started")
 
 
-def _ended(paths: RunPaths, state: RunState, ending: _Ending, tail: Tail) -> RunState:
+def _ended(paths: RunPaths, state: RunState, ending: _Ending, tails: list[Tail]) -> RunState:
     """A run that said itself that it failed or was preempted: why."""
     if ending.status == "preempted":
         reason = clean(ending.reason) or "preempted"
         return replace(
             state, status="preempted", reason=reason, evidence=reason, evidence_file=ending.file
         )
-    own, sign = judge(ending.reason), find_sign(tail)
-    if sign and (sign.strength >= own.strength or not ending.reason):
-        return _by_sign(paths, state, sign, tail)
+    own, said = judge(ending.reason), _strongest(tails)
+    if said and (said[1].strength >= own.strength or not ending.reason):
+        return _by_sign(paths, state, *said)
     reason = own.reason or "it ended with status failed"
     return replace(
         state, status=own.status, reason=reason, evidence=own.text, evidence_file=ending.file
@@ -249,27 +198,33 @@ def _ended(paths: RunPaths, state: RunState, ending: _Ending, tail: Tail) -> Run
 
 
 def _silent(
-    paths: RunPaths, state: RunState, job: Mapping[str, Any] | None, tail: Tail
+    paths: RunPaths, state: RunState, job: Mapping[str, Any] | None, tails: list[Tail]
 ) -> RunState:
     """A run that left no word of its end: by the log, the exit code, or how long it is silent."""
-    sign = find_sign(tail)
-    if sign and not went_on(tail, sign):
-        return _by_sign(paths, state, sign, tail)
+    said = _strongest(tails)
+    if said and not went_on(*said):
+        return _by_sign(paths, state, *said)
     if job and state.exit_code is not None:
         status, reason = _by_exit_code(state.exit_code)
-        return _last_words(paths, replace(state, status=status, reason=reason), tail)
+        return _last_words(paths, replace(state, status=status, reason=reason), tails[0])
     if job and job.get("ended") is None and is_alive(job) is None:
         return _out_of_sight(state, job)
     if job:
         reason = f"its process {job.get('pid')} is gone and left no end"
-        return _last_words(paths, replace(state, status="failed", reason=reason), tail)
+        return _last_words(paths, replace(state, status="failed", reason=reason), tails[0])
     if (age := time.time() - _written(paths)) < FRESH_S:
         return replace(state, status="running", reason=f"its files were written {age:.0f} s ago")
     reason = "no word of its end: no run_end, no outcome"
-    return _last_words(paths, replace(state, status="failed", reason=reason), tail)
+    return _last_words(paths, replace(state, status="failed", reason=reason), tails[0])
 
 
-def _by_sign(paths: RunPaths, state: RunState, sign: Sign, tail: Tail) -> RunState:
+def _strongest(tails: list[Tail]) -> tuple[Tail, Sign] | None:
+    """The line of all logs that says most about the end, and its log; of equals, the first."""
+    signs = [(tail, sign) for tail in tails if (sign := find_sign(tail))]
+    return max(signs, key=lambda pair: pair[1].strength, default=None)
+
+
+def _by_sign(paths: RunPaths, state: RunState, tail: Tail, sign: Sign) -> RunState:
     return replace(
         state,
         status=sign.status,

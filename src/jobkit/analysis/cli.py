@@ -12,21 +12,25 @@ from typing import NoReturn
 
 from jobkit.errors import Exit, UsageError
 
-_CODES = """
-exit codes:
-  0  every planned run is ok
-  2  wrong usage: no such study, a folder that cannot be written; nothing was written
-  3  {incomplete}
-"""
-_COLLECT = f"""examples:
+_COLLECT = """examples:
   python collect_results.py                     the newest study
   python collect_results.py logs/demo           or just: demo
   python collect_results.py demo --json | jq .not_ok
-{_CODES.format(incomplete="collected, but a run is not ok")}"""
-_PLOT = f"""examples:
+
+exit codes:
+  0  every planned run is ok
+  2  wrong usage: no such study, a folder that cannot be written; nothing was written
+  3  collected, but a run is not ok
+"""
+_PLOT = """examples:
   python plot_results.py                        the newest study
   python plot_results.py logs/demo              or just: demo
-{_CODES.format(incomplete="no run has finished an epoch: no figure was made").replace("every planned run is ok", "the figures were made")}"""
+
+exit codes:
+  0  the figures were made
+  2  wrong usage: no such study, a folder that cannot be written
+  3  no run has finished an epoch: no figure was made
+"""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -109,8 +113,11 @@ def _plot(argv: Sequence[str] | None) -> int:
 
     from jobkit.analysis.figures import draw
 
-    for path in draw(results):
+    drawn = draw(results)
+    for path in drawn.paths:
         print(f"wrote {_shown(path)}")
+    for name in drawn.skipped:
+        print(f"no {name}: no run that is ok says it", file=sys.stderr)
     return Exit.OK
 
 

@@ -84,7 +84,7 @@ def collect(study: str | Path | None = None, *, write: bool = True) -> Results:
 def _rows(planned: StudyRuns) -> tuple[list[Row], list[Row], dict[str, RunRecords]]:
     """The rows of both tables, in the order of the plan, and the records behind them."""
     # States first: what ends in between is then running with all its records, not ok without one.
-    states = {k: run_state(p, planned.launcher_alive) for k, p in planned.folders.items()}
+    states = {k: run_state(p, k in planned.launched) for k, p in planned.folders.items()}
     records = {k: read_run(p, planned.record_ids[k]) for k, p in planned.folders.items()}
     specs = {k: spec or recorded_spec(records[k]) for k, spec in planned.specs.items()}
     labels = series_labels(specs)

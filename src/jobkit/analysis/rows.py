@@ -62,8 +62,9 @@ def _settings(spec: RunSpec | None) -> Row:
     """The planned settings, by the names of their columns."""
     if spec is None:
         return {}
-    known = {k: v for k, v in spec.to_dict().items() if k in _RESULT_NAMES}
+    known = {k: v for k, v in spec.to_dict().items() if k in _RESULT_NAMES and k != "device"}
     return known | {
+        "device_planned": spec.device,
         "world_size": spec.world_size,
         "scaling": spec.scaling,
         "global_batch_size": spec.steps_batch_size,

@@ -1,5 +1,6 @@
 """Find a study on disk, and the runs that it is to have."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +20,7 @@ class StudyRuns:
     folders: dict[str, RunPaths]
     record_ids: dict[str, str | None]  # the run_id that a run's records carry; None: any
     unplanned: tuple[str, ...] = ()  # folders of runs that the plan does not know
-    launcher_alive: bool | None = False
+    launched: frozenset[str] = frozenset()  # runs that a launcher at work is to start
 
 
 def find_study(given: str | Path | None = None) -> Path:
@@ -61,8 +62,16 @@ def read_study(folder: Path) -> StudyRuns:
         {run_id: paths.run(run_id) for run_id in planned},
         {run_id: run_id for run_id in planned},
         tuple(f.name for f in present if f.name not in planned),
-        is_alive(read_json(paths.launcher)),
+        _launched(paths, planned),
     )
+
+
+def _launched(paths: StudyPaths, planned: Mapping[str, RunSpec]) -> frozenset[str]:
+    """The runs that a launcher on this machine is at work on."""
+    record = read_json(paths.launcher)
+    if not record or not is_alive(record):
+        return frozenset()
+    return frozenset(planned) & frozenset(record.get("run_ids", planned))
 
 
 def _newest() -> Path:

@@ -10,6 +10,22 @@ What a run is told and what became of it is always read from the run's own files
 program, at any time, sees the same.
 """
 
-from jobkit.launch.launcher import Launch, launch
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["Launch", "launch"]
+if TYPE_CHECKING:
+    from jobkit.launch.how import How
+    from jobkit.launch.launcher import Launch, launch
+
+__all__ = ["How", "Launch", "launch"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: the commands' --help needs none of it."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    module = importlib.import_module(
+        "jobkit.launch.how" if name == "How" else f"{__name__}.launcher"
+    )
+    return getattr(module, name)

@@ -5,8 +5,10 @@ import sys
 from collections.abc import Sequence
 
 from jobkit.errors import Exit, UsageError
-from jobkit.launch.launcher import cancel_study
+from jobkit.launch import local
+from jobkit.launch.states import UNDER_WAY, job_ids, states
 from jobkit.paths import StudyPaths
+from jobkit.plan import Plan
 from jobkit.studies import find_study
 
 
@@ -28,12 +30,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     try:
         paths = StudyPaths(find_study(args.study))
+        ended = cancel_study(paths)
     except UsageError as error:
         print(f"jobkit cancel: error: {error}", file=sys.stderr)
         return Exit.USAGE
-    ended = cancel_study(paths)
     name = paths.folder.name
     print(f"{name}: " + ("its runs were ended" if ended else "nothing was under way"))
     if ended:
         print(f"to go on, run it again; what became of each run: python -m jobkit status {name}")
     return Exit.OK
+
+
+def cancel_study(paths: StudyPaths) -> bool:
+    """End what is under way of a study, here and on Slurm; whether there was anything."""
+    ended = local.cancel(paths)
+    plan = Plan.read(paths.plan)
+    jobs = job_ids(plan)
+    if jobs and any(state.status in UNDER_WAY for state in states(plan).values()):
+        from jobkit.launch import submit
+
+        submit.cancel(jobs)
+        ended = True
+    return ended

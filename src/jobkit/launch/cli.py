@@ -9,6 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jobkit.errors import Exit, UsageError
+from jobkit.launch.command import job_command, local_command, shown
+from jobkit.launch.how import How
+from jobkit.launch.site import known_sites
+from jobkit.launch.slurm import OVERRIDES, Submission, submission, verbatim
 from jobkit.plan import STUDIES, Plan, Study
 from jobkit.spec import add_spec_arguments, given_settings
 
@@ -19,11 +23,13 @@ if TYPE_CHECKING:  # so that --help imports neither rich nor submitit
     from jobkit.status import RunState
 
 DEFAULT_STUDY = "strong"
+ONLY = ("missing", "failed", "oom", "timeout", "preempted", "cancelled", "node_fail")
 EPILOG = """examples:
   python run_benchmarks.py --study demo                        a first look, on any machine
   python run_benchmarks.py --study strong --dry-run            print each command, write nothing
   python run_benchmarks.py --strategies ddp fsdp --gpus 1 2 --repeats 3 --epochs 3
   python run_benchmarks.py --study my.toml --name wide --width 4 --precision bf16
+  python run_benchmarks.py --gpus 4 8 16 --gpus-per-node 4 -A project -- --nice=100
 
 Run the same command again: only runs that are missing or failed are started.
 Exit codes: 0 all runs are ok, 1 a run is not, 2 wrong usage, 130 and 143 stopped.
@@ -58,23 +64,60 @@ def parser() -> argparse.ArgumentParser:
     study.add_argument("--gpus-per-node", type=int, metavar="N", help="ranks that fill a node")
     study.add_argument("--repeats", type=int, metavar="N", help="repeats of each setting")
     how = made.add_argument_group("how it runs")
-    how.add_argument("--site", help="where it runs: local, this machine (default)")
     how.add_argument(
-        "--max-running", type=int, default=1, metavar="N", help="runs at one time (default 1)"
+        "--site",
+        help=f"where it runs: local (this machine), slurm, {', '.join(known_sites())}, or a TOML "
+        "file (default: the cluster's, where there is Slurm, else local)",
     )
+    how.add_argument(
+        "--max-running",
+        type=int,
+        metavar="N",
+        help="runs at one time (default: 1 on this machine, any number on Slurm)",
+    )
+    how.add_argument("--only", choices=ONLY, help="start only the runs with this status")
     how.add_argument(
         "--dry-run", action="store_true", help="print each command; write and start nothing"
     )
     how.add_argument("--no-wait", action="store_true", help="start it in the background and return")
+    add_slurm_arguments(made)
     add_spec_arguments(made, skip=("strategy", "repeat"))
     return made
 
 
+def add_slurm_arguments(made: argparse.ArgumentParser) -> None:
+    """Options that count on Slurm only."""
+    group = made.add_argument_group(
+        "on Slurm", "They win over the site's profile. What comes after -- goes to sbatch as it is."
+    )
+    for name, (short, text) in OVERRIDES.items():
+        flags = [f"--{name}"] + ([short] if short else [])
+        group.add_argument(*flags, help=text, metavar="X", dest=f"sbatch_{name}")
+    group.add_argument(
+        "--exclusive", action="store_true", dest="sbatch_exclusive", help="whole nodes"
+    )
+    group.add_argument(
+        "--within-allocation",
+        action="store_true",
+        help="all runs in one allocation of the largest size, on the same nodes, one by one",
+    )
+    group.add_argument(
+        "--max-node-hours", type=float, metavar="X", help="refuse a plan that may take more"
+    )
+    group.add_argument(
+        "--no-collect",
+        action="store_true",
+        help="no job that collects and plots when all others have ended",
+    )
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a study; return the exit code."""
-    args = parser().parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    cut = words.index("--") if "--" in words else len(words)
+    args = parser().parse_args(words[:cut])
     try:
-        return run(args)
+        return run(args, words[cut + 1 :])
     except UsageError as error:
         print(f"run_benchmarks.py: error: {error}", file=sys.stderr)
         return Exit.USAGE
@@ -84,77 +127,107 @@ def make_plan(args: argparse.Namespace) -> Plan:
     """The plan that the arguments ask for. Raises UsageError."""
     own = ("name", "strategies", "gpus", "gpus_per_node", "repeats")
     given: dict[str, Any] = {k: getattr(args, k) for k in own if getattr(args, k) is not None}
-    if args.max_running < 1:
-        raise UsageError(f"--max-running {args.max_running}: must be 1 or more")
-    if args.site not in (None, "local"):
-        raise UsageError(f"unknown site '{args.site}' (known: local)")
     return Study.load(args.study, **given, **given_settings(args)).expand()
 
 
-def run(args: argparse.Namespace) -> int:
+def make_how(args: argparse.Namespace, verbatim_words: Sequence[str]) -> How:
+    """How the arguments ask to launch. Raises UsageError."""
+    names = {f"sbatch_{name}": name for name in (*OVERRIDES, "exclusive")}
+    given = {name: getattr(args, dest) for dest, name in names.items() if getattr(args, dest)}
+    return How(
+        site=args.site,
+        at_once=args.max_running,
+        detach=args.no_wait,
+        only=args.only,
+        options={**given, **verbatim(verbatim_words)},
+        collect=not args.no_collect,
+        within_allocation=args.within_allocation,
+        max_node_hours=args.max_node_hours,
+    )
+
+
+def run(args: argparse.Namespace, verbatim_words: Sequence[str]) -> int:
     """Do what the arguments ask for."""
-    plan = make_plan(args)
+    plan, how = make_plan(args), make_how(args, verbatim_words)
     if args.dry_run:
-        return dry_run(plan)
+        return dry_run(plan, how)
 
     from rich.console import Console
 
-    from jobkit.launch.launcher import UNDER_WAY, launch
+    from jobkit.launch.launcher import launch, under_way
 
-    console = Console(highlight=False)
-    started = launch(plan, at_once=args.max_running, detach=args.no_wait)
+    console, name = Console(highlight=False), plan.study.name
+    started = launch(plan, how)
     announce(started, console)
-    if not started.run_ids and any(s.status in UNDER_WAY for s in started.states().values()):
-        name = plan.study.name
-        console.print(f"next: python -m jobkit status {name} --watch, or: ... cancel {name}")
+    follow_up = f"next: python -m jobkit status {name} --watch | python -m jobkit cancel {name}"
+    if started.runs and args.no_wait:
+        console.print(follow_up, soft_wrap=True)
         return Exit.OK
-    if not started.run_ids:
+    if not started.runs and under_way(started.states()):
+        console.print(follow_up, soft_wrap=True)
+        return Exit.OK
+    if not started.runs:
         return conclude(started, started.states(), console)
-    if args.no_wait:
-        name = plan.study.name
-        console.print(
-            f"started in the background, by process {started.driver and started.driver.pid}\n"
-            f"next: python -m jobkit status {name} | python -m jobkit cancel {name}",
-            soft_wrap=True,
-        )
-        return Exit.OK
     return follow(started, console)
 
 
-def dry_run(plan: Plan) -> int:
-    """Print each command that would be started; write nothing."""
-    from jobkit.launch.command import local_command, shown
-    from jobkit.launch.launcher import check, to_start, warnings
+def dry_run(plan: Plan, how: How) -> int:
+    """Print each command or script that would be started or submitted; write nothing."""
+    from jobkit.launch.launcher import prepare
 
-    check(plan)
-    start = to_start(plan)
-    for note in (*plan.notes, *warnings(plan)):
+    made = prepare(plan, how, ask=False)
+    for note in (*made.plan.notes, *made.notes):
         print(f"# note: {note}")
-    for run_id, spec in plan.runs.items():
-        print(f"# {run_id}" + ("" if run_id in start else ": done or running, not started again"))
-        if run_id in start:
-            print(shown(local_command(spec, plan.paths.run(run_id).folder)))
-    print(f"# {len(start)} of {len(plan.runs)} runs would start; nothing was written")
+    for run_id in plan.runs:
+        if run_id not in made.run_ids:
+            print(f"# {run_id}: not started again")
+    if made.site is None:
+        for run_id in made.run_ids:
+            command = local_command(plan.runs[run_id], plan.paths.run(run_id).folder)
+            print(f"# {run_id}\n{shown(command)}")
+    elif made.run_ids:
+        print_scripts(submission(plan, made.run_ids, made.site, how))
+    print(f"# {len(made.run_ids)} of {len(plan.runs)} runs would start; nothing was written")
     return Exit.OK
 
 
+def print_scripts(wanted: Submission) -> None:
+    """Print each batch script and, under it, what each of its runs is started with."""
+    from jobkit.launch.submit import script
+
+    for batch in wanted.batches:
+        text = script(batch, wanted.study.submitit, wanted.at_once, wanted.whole)
+        print(f"# --- one sbatch for {len(batch.run_ids)} runs ---\n{text}")
+        for index, run_id in enumerate(batch.run_ids):
+            paths = wanted.study.run(run_id)
+            command = job_command(wanted.plan.runs[run_id], paths, sized=wanted.whole)
+            print(f"# {index}: {run_id}: {shown(command)}")
+
+
 def announce(started: "Launch", console: "Console") -> None:
-    """Say what is going to happen."""
-    total, new = len(started.plan.runs), len(started.run_ids)
-    now = Counter(started.states()[r].status for r in started.plan.runs if r not in started.run_ids)
-    for note in started.plan.notes:
+    """Say what is going to happen, and where."""
+    for note in (*started.plan.notes, *started.notes):
         console.print(f"note: {note}", style="yellow", soft_wrap=True)
+    total, new = len(started.plan.runs), len(started.run_ids)
+    now = Counter(s.status for r, s in started.states().items() if r not in started.run_ids)
     before = "".join(f", {n} {status} already" for status, n in now.items())
-    how = f"{new} to start, {started.at_once} at a time" if new else "none to start"
+    how = f"{new} to start" if new else "none to start"
+    if new and started.at_once:
+        how += f", {started.at_once} at a time"
     console.print(
         f"study {started.plan.study.name}: {total} runs planned{before}, {how}, "
         f"in {relative(started.folder)}",
         soft_wrap=True,
     )
+    if started.runs:
+        console.print(f"started: {started.runs.where}", soft_wrap=True)
 
 
 def follow(started: "Launch", console: "Console") -> int:
-    """Show the study until it has ended; end its runs on Ctrl-C, SIGTERM or a closed terminal."""
+    """Show the study until it has ended.
+
+    Ctrl-C, SIGTERM or a closed terminal end its runs here; jobs on Slurm go on without us.
+    """
     import signal
 
     from jobkit.launch.view import View
@@ -170,10 +243,15 @@ def follow(started: "Launch", console: "Console") -> int:
     except Stopped as stopped:
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(signum, signal.SIG_IGN)  # an impatient second one must not leave orphans
+        code = Exit.INTERRUPTED if stopped.signum == signal.SIGINT else Exit.TERMINATED
+        if started.site is not None:
+            name = started.plan.study.name
+            console.print(f"the jobs go on; to end them: python -m jobkit cancel {name}")
+            return code
         console.print("stopping: ending the runs under way ...", style="yellow")
         started.cancel()
         conclude(started, started.states(), console, stopped=True)
-        return Exit.INTERRUPTED if stopped.signum == signal.SIGINT else Exit.TERMINATED
+        return code
     return conclude(started, found, console)
 
 

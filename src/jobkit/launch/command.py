@@ -1,11 +1,12 @@
 """The launch line of a run and the environment that it starts in: pure text, no effects."""
 
+import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from jobkit.paths import REPOSITORY
+from jobkit.paths import REPOSITORY, RunPaths
 from jobkit.spec import RunSpec
 
 RUN_SH = REPOSITORY / "run.sh"
@@ -41,6 +42,13 @@ def local_command(spec: RunSpec, folder: Path) -> list[str]:
     return ["bash", str(RUN_SH), *size, "--run-dir", str(folder), *spec.arguments()]
 
 
+def job_command(spec: RunSpec, paths: RunPaths, sized: bool) -> list[str]:
+    """The words that start a run in its allocation; sized: in a part of a larger one."""
+    part = ["--nodes", str(spec.nodes), "--ntasks-per-node", str(spec.ranks_per_node)]
+    own = ["--site-file", str(paths.site), "--run-dir", str(paths.folder)]
+    return ["bash", str(RUN_SH), *own, *(part if sized else []), *spec.arguments()]
+
+
 def shown(words: list[str]) -> str:
     """The words as one line that a shell reads back as the same words."""
     return shlex.join(words)
@@ -53,3 +61,9 @@ def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
         for name, value in environ.items()
         if name not in _RANK_VARIABLES and not name.startswith(_FOREIGN)
     }
+
+
+def python_path() -> str:
+    """PYTHONPATH with jobkit's own source first, for processes that this one starts."""
+    own, given = str(REPOSITORY / "src"), os.environ.get("PYTHONPATH")
+    return own + os.pathsep + given if given else own

@@ -62,12 +62,15 @@ def _ended(job: Job[int]) -> bool:
 
 
 def _end(jobs: list[Job[int]]) -> None:
-    """End the jobs that still run. submitit's own cancel would kill them before they tidy up."""
-    for job in jobs:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(int(job.job_id), signal.SIGTERM)
-    while not all(job.done() for job in jobs):
-        time.sleep(_POLL_S)
+    """End the jobs that still run. submitit's own cancel would kill them before they tidy up.
+
+    The signal is sent again and again: submitit passes over one that comes as a job starts.
+    """
+    while left := [job for job in jobs if not job.done()]:
+        for job in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(job.job_id), signal.SIGTERM)
+        time.sleep(0.5)
     end_descendants(grace_s=1.0)
 
 

@@ -1,4 +1,4 @@
-"""One run on this machine: the function that submitit's local executor calls, in its own process.
+"""What submitit calls in a process of its own: one run, on this machine or in a Slurm job.
 
 Ends what it started, whatever happens: torchrun gives each worker a session of its own, so that a
 signal to a process group would not reach them. This process therefore asks the kernel to be made
@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
 from typing import BinaryIO
@@ -30,9 +31,37 @@ def run_one(folder: str, command: list[str], environ: dict[str, str]) -> int:
 
     job.json says from the first moment who runs it, and in the end how it ended.
     """
-    paths = RunPaths(Path(folder))
+    paths, stop = RunPaths(Path(folder)), _Stop()
+    return _run(paths, command, environ, stop)
+
+
+def run_in_job(folder: str, command: list[str]) -> int:
+    """Run the command in the allocation of this Slurm job; return its exit code.
+
+    Raises SystemExit with that code where it is not 0, so that the job says so too.
+    """
+    code = run_one(folder, command, dict(os.environ))
+    if code:
+        sys.exit(code)
+    return code
+
+
+def sweep_in_job(runs: list[tuple[str, list[str]]]) -> int:
+    """Run one command after the other in this allocation; return how many did not end well."""
+    stop, bad = _Stop(), 0
+    for folder, command in runs:
+        if not stop.signum:
+            bad += _run(RunPaths(Path(folder)), command, dict(os.environ), stop) != 0
+    return bad
+
+
+def collect_in_job(command: list[str]) -> int:
+    """Run a command with its output in the job's log; return its exit code."""
+    return subprocess.run(command, env={**os.environ, "JOBKIT_PYTHON": sys.executable}).returncode
+
+
+def _run(paths: RunPaths, command: list[str], environ: dict[str, str], stop: "_Stop") -> int:
     paths.folder.mkdir(parents=True, exist_ok=True)
-    stop = _Stop()
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     with paths.log.open("ab", buffering=0) as log:
         job, process = _start(paths, command, environ, log)
@@ -67,13 +96,14 @@ def _start(
         stderr=subprocess.STDOUT,
         env={**environ, "JOBKIT_PYTHON": environ.get("JOBKIT_PYTHON") or sys.executable},
     )
+    job_id = slurm_job_id(environ)
     job: dict[str, object] = {
         "v": 1,
-        "launcher": "local",
-        "job_id": None,
+        "launcher": "slurm" if job_id else "local",
+        "job_id": job_id,
         "pid": process.pid,
         "pid_start": process_start(process.pid),
-        "host": socket.gethostname(),
+        "host": environ.get("SLURMD_NODENAME") or socket.gethostname(),
         "started": time.time(),
         "ended": None,
         "exit_code": None,
@@ -82,6 +112,13 @@ def _start(
     }
     write_json(paths.job, job)
     return job, process
+
+
+def slurm_job_id(environ: Mapping[str, str]) -> str | None:
+    """The job's id as sacct shows it: 17, or 17_0 for an element of an array."""
+    if array := environ.get("SLURM_ARRAY_JOB_ID"):
+        return f"{array}_{environ['SLURM_ARRAY_TASK_ID']}"
+    return environ.get("SLURM_JOB_ID")
 
 
 def _wait(process: "subprocess.Popen[bytes]", stop: _Stop) -> int:

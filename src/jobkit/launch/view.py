@@ -10,8 +10,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from jobkit.launch.launcher import FINAL, Launch
+from jobkit.launch.launcher import Launch
 from jobkit.launch.progress import Progress, duration, progress
+from jobkit.launch.states import FINAL
 from jobkit.status import RunState
 
 _POLL_S = 0.4
@@ -53,7 +54,7 @@ class View:
     def _look(self) -> bool:
         """Read the states of all runs; whether something is still under way."""
         going_on = self.launch.running()
-        self.states = self.launch.states(self.states)
+        self.states = self.launch.states()
         for run_id in self.launch.run_ids:
             status = self.states[run_id].status
             if status == "running" or (status in FINAL and run_id not in self._ended):
@@ -149,4 +150,4 @@ class View:
             a.left_s if a.left_s is not None else max(0.0, usual - (a.elapsed_s or 0.0))
             for a in now
         )
-        return (left + waiting * usual) / self.launch.at_once
+        return (left + waiting * usual) / (self.launch.at_once or max(1, len(now)))

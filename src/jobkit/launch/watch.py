@@ -10,8 +10,8 @@ from dataclasses import asdict
 from typing import Any
 
 from jobkit.errors import Exit, UsageError
-from jobkit.launch.launcher import FINAL, states
 from jobkit.launch.progress import duration, progress
+from jobkit.launch.states import FINAL, States, states
 from jobkit.paths import StudyPaths
 from jobkit.plan import Plan
 from jobkit.status import RunState
@@ -64,14 +64,15 @@ def _show(plan: Plan, args: argparse.Namespace) -> None:
     from rich.console import Console
     from rich.live import Live
 
-    console, found = Console(highlight=False), states(plan)
+    console, looking = Console(highlight=False), States(plan)
+    found = looking.look()
     if not args.watch:
         console.print(_table(plan, found))
         return
     with Live(_table(plan, found), console=console, auto_refresh=False) as live:
         while any(state.status not in (*FINAL, "missing") for state in found.values()):
             time.sleep(args.interval)
-            found = states(plan, found)
+            found = looking.look()
             live.update(_table(plan, found), refresh=True)
 
 

@@ -165,11 +165,12 @@ def _summary(layout: Layout, current: State, how: str, took_s: float) -> str:
 def _status(arguments: argparse.Namespace) -> int:
     layout = _layout(arguments)
     current = cluster.running(layout)
-    shown = slurm.node_states(layout)
     dead = current.dead()
+    # Slurm's commands try for ten seconds and more to reach a daemon that is gone.
+    shown = {} if dead else slurm.node_states(layout)
     _say(f"folder: {layout.root}")
     for name in current.options.node_names:
-        _say(f"{name}: {shown.get(name, 'no answer from slurmctld')}")
+        _say(f"{name}: {shown.get(name, 'not known')}")
     for fault in current.faults:
         _say(f"link: {fault}")
     for note in current.notes:

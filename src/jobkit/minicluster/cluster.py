@@ -11,15 +11,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from jobkit.minicluster import cgroups, config, locks, machine, network, state
+from jobkit.minicluster import cgroups, config, locks, machine, network, slurm, state
 from jobkit.minicluster.config import Options, Plan
 from jobkit.minicluster.daemons import Starter
 from jobkit.minicluster.errors import ClusterError, DaemonError, Interrupted, UsageError
 from jobkit.minicluster.layout import Layout
-from jobkit.minicluster.processes import find_all, stop
+from jobkit.minicluster.processes import find_all, stop, wait_until
 from jobkit.minicluster.state import State
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_GRACE_S = 1.0  # then KILL: all that they could still write is deleted anyway
 _BUSY = "{}: another `up`, `down` or `link` is at work on this folder; wait for it, then try again"
 
 
@@ -146,7 +147,8 @@ def check_folder(layout: Layout) -> None:
         owner = root.owner()
         raise UsageError(f"--dir {root}: belongs to {owner}; choose another, or run it as {owner}")
     try:
-        empty = not any(root.iterdir())
+        # The state file is the first; `up` may have been killed just before it had its name.
+        empty = {path.name for path in root.iterdir()} <= {layout.state_file_beside.name}
     except PermissionError:
         raise UsageError(f"--dir {root}: you may not read it; choose another") from None
     if not empty and not layout.state_file.exists():
@@ -168,16 +170,38 @@ def take_down(layout: Layout, keep_logs: bool = False) -> None:
     """End every process of the cluster, and remove all that it made; works on any ruin."""
     current = state.load(layout)
     recorded = [p for p in current.processes if current.alive(p)] if current else []
-    stop([p for p in recorded if p.name.startswith("slurm")])
-    stop(find_all(layout), grace_s=2.0)  # jobs, slurmstepd, and what was not written down
-    stop(recorded)  # another program may have hidden its environment from us
+    if current and current.healthy():
+        _cancel_jobs(layout)
+    stop([p for p in recorded if p.name.startswith("slurm")], _GRACE_S)
+    stop(find_all(layout), _GRACE_S)  # jobs, slurmstepd, and what was not written down
+    stop(recorded, _GRACE_S)  # another program may have hidden its environment from us
     network.remove(layout)
     if current and current.cgroups:
         cgroups.remove(current.options.node_names)
     if current and keep_logs:
         _keep_logs(layout, current)
     else:
-        shutil.rmtree(layout.root, ignore_errors=False) if layout.root.exists() else None
+        _delete(layout)
+
+
+def _delete(layout: Layout) -> None:
+    """Delete the folder; the state file last, so that half of it is still known as ours."""
+    if not layout.root.exists():
+        return
+    for path in layout.root.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path != layout.state_file:
+            path.unlink()
+    shutil.rmtree(layout.root)
+
+
+def _cancel_jobs(layout: Layout) -> None:
+    """End the jobs by Slurm first: an `srun` in another terminal then ends as well."""
+    if slurm.ask(layout, "squeue", "--noheader", timeout_s=2.0):
+        for partition in ("batch", "urgent"):
+            slurm.ask(layout, "scancel", f"--partition={partition}", timeout_s=2.0)
+        wait_until(lambda: not slurm.ask(layout, "squeue", "--noheader", timeout_s=2.0), 2.0, 0.1)
 
 
 def _keep_logs(layout: Layout, current: State) -> None:

@@ -250,7 +250,13 @@ def gres_conf(plan: Plan) -> str:
 def cgroup_conf(plan: Plan) -> str:
     """cgroup.conf: with a cgroup, memory is limited by the kernel; else nothing is."""
     if not plan.cgroup_mount:
-        return "CgroupPlugin=autodetect\n"
+        return f"""\
+# Nothing is limited, so that any machine will do: slurmd would refuse to start where it finds
+# neither version of cgroups as it expects them. It looks in this empty folder and is content.
+CgroupPlugin=cgroup/v1
+CgroupMountpoint={plan.layout.run}
+CgroupAutomount=no
+"""
     return f"""\
 CgroupPlugin=cgroup/v1
 CgroupMountpoint={plan.cgroup_mount}

@@ -50,6 +50,9 @@ class Starter:
             self.start_slurmdbd()
         self.say(f"starting slurmctld, and slurmd of {self.plan.options.node_range}")
         self._spawn("slurmctld", ["slurmctld", "-D", "-f", str(self.layout.slurm_conf)])
+        # A slurmd that does not find it at once tries again only a second later.
+        address = (self.plan.control_address, self.plan.ports.slurmctld)
+        self._wait("slurmctld", lambda: _accepts(socket.AF_INET, address))
         for name in self.plan.options.node_names:
             self.start_slurmd(name, holders.get(name))
         self._wait("the nodes", self._all_idle, 0.05)

@@ -56,6 +56,11 @@ class Layout:
         return self.root / "minicluster.json"
 
     @property
+    def state_file_beside(self) -> Path:
+        """Where the state file is written before it is given its name."""
+        return self.root / "minicluster.tmp"
+
+    @property
     def slurm_conf(self) -> Path:
         return self.root / "slurm.conf"
 

@@ -147,7 +147,7 @@ def wait_until(condition: Callable[[], bool], timeout_s: float, interval_s: floa
     return True
 
 
-def stop(processes: Iterable[Process], grace_s: float = 5.0) -> None:
+def stop(processes: Iterable[Process], grace_s: float) -> None:
     """End them all: TERM, then KILL after the grace; returns when they are gone."""
     left = [process for process in processes if process.alive()]
     for signum, patience_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 10.0)):

@@ -61,7 +61,7 @@ class State:
 
 def save(layout: Layout, state: State) -> None:
     """Write beside, then rename: a reader, or a crash, never sees half a file."""
-    beside = layout.state_file.with_suffix(".tmp")
+    beside = layout.state_file_beside
     beside.write_text(json.dumps({"format": FORMAT, **asdict(state)}, indent=1) + "\n")
     beside.replace(layout.state_file)
 

@@ -9,6 +9,7 @@ import errno
 import fcntl
 import hashlib
 import json
+import math
 import os
 import shutil
 import tempfile
@@ -20,7 +21,8 @@ from typing import Any
 import torch
 
 from jobkit.errors import UsageError
-from jobkit.payload.sources import IMAGE, Images, Say, Source
+from jobkit.payload.images import IMAGE, Images, Say
+from jobkit.payload.sources import Source
 
 CACHE_VERSION = 1
 _PARTS = ("train", "test")
@@ -35,15 +37,38 @@ class Dataset:
     classes: list[str]
 
 
+def cache_folder(source: Source, data_dir: Path) -> Path:
+    """Where the source's cache lies, or would."""
+    return data_dir / "cache" / f"{source.key}-v{CACHE_VERSION}"
+
+
+def read_directly(
+    source: Source, data_dir: Path, train: int | None, test: int | None, say: Say
+) -> Dataset:
+    """The source's images without writing a cache: from one that is there, else from the source."""
+    folder = cache_folder(source, data_dir)
+    if folder.exists() and not find_fault(folder):
+        return open_cache(folder, train, test)
+    *parts, classes = source.read(say)
+    kept = [
+        _first(part, data, wanted)
+        for part, data, wanted in zip(_PARTS, parts, (train, test), strict=True)
+    ]
+    return Dataset(kept[0], kept[1], classes)
+
+
 def ensure_cache(source: Source, data_dir: Path, say: Say) -> Path:
     """Return the folder of a whole, checked cache of the source, building it where needed.
 
     Raises UsageError where the source cannot be read or the cache cannot be written.
     """
-    folder = data_dir / "cache" / f"{source.key}-v{CACHE_VERSION}"
+    folder = cache_folder(source, data_dir)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with _lock(folder.with_suffix(".lock")):
+        with _lock(folder.with_suffix(".lock")) as alone:
+            if alone:
+                for torn in folder.parent.glob(f".{folder.name}.*"):
+                    shutil.rmtree(torn, ignore_errors=True)  # its builder was killed
             if folder.exists() and (fault := find_fault(folder)):
                 say(f"the cache {folder} is broken ({fault}): building it anew")
                 shutil.rmtree(folder)
@@ -59,15 +84,20 @@ def ensure_cache(source: Source, data_dir: Path, say: Say) -> Path:
 
 
 @contextlib.contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    """Hold a lock on the file. Without it (some file systems have none) the rename still holds."""
+def _lock(path: Path) -> Iterator[bool]:
+    """Hold a lock on the file; give whether there is one.
+
+    Some file systems have none: then the rename at the end still keeps the cache whole.
+    """
     with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
+            alone = True
         except OSError as error:
             if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
                 raise
-        yield
+            alone = False
+        yield alone
 
 
 def _build(source: Source, folder: Path, say: Say) -> None:
@@ -109,15 +139,19 @@ def _manifest(folder: Path) -> dict[str, Any]:
 def find_fault(folder: Path) -> str:
     """Check a cache against its manifest; return what is wrong with it, or an empty string."""
     try:
-        sums = _manifest(folder)["sha256"]
-        for name, expected in sums.items():
+        manifest = _manifest(folder)
+        for part in _PARTS:
+            size = (folder / f"{part}_images").stat().st_size
+            if size != manifest["counts"][part] * math.prod(IMAGE):
+                return f"{part}_images has another size"
+        for name, expected in manifest["sha256"].items():
             digest = hashlib.sha256()
             with (folder / name).open("rb") as file:
                 while block := file.read(1 << 22):
                     digest.update(block)
             if digest.hexdigest() != expected:
                 return f"{name} has another checksum"
-    except (OSError, ValueError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         return str(error)
     return ""
 
@@ -131,20 +165,21 @@ def open_cache(folder: Path, train: int | None = None, test: int | None = None) 
     parts = {}
     for part, wanted in zip(_PARTS, (train, test), strict=True):
         count = manifest["counts"][part]
-        if wanted and wanted > count:
-            raise UsageError(f"--{part}-samples {wanted}: there are only {count}")
         images = _map(folder / f"{part}_images", torch.uint8, count * 32 * 32 * 3)
         labels = _map(folder / f"{part}_labels", torch.int64, count)
-        kept = _spread(count, wanted or count)
-        parts[part] = Images(images.reshape(count, *IMAGE), labels)
-        if len(kept) < count:
-            parts[part] = Images(parts[part].images[kept], labels[kept])
+        parts[part] = _first(part, Images(images.reshape(count, *IMAGE), labels), wanted)
     return Dataset(parts["train"], parts["test"], manifest["classes"])
 
 
-def _spread(count: int, wanted: int) -> torch.Tensor:
-    """So many of count indices, evenly spread: sources lie class by class."""
-    return torch.arange(wanted) * count // wanted
+def _first(part: str, data: Images, wanted: int | None) -> Images:
+    """So many of the samples, evenly spread: sources lie class by class."""
+    count = len(data.labels)
+    if wanted is None or wanted == count:
+        return data
+    if wanted > count:
+        raise UsageError(f"--{part}-samples {wanted}: there are only {count}")
+    kept = torch.arange(wanted) * count // wanted
+    return Images(data.images[kept], data.labels[kept])
 
 
 def _map(path: Path, dtype: torch.dtype, size: int) -> torch.Tensor:

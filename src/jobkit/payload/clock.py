@@ -23,6 +23,7 @@ class Clock:
         """Forget what was measured, and begin anew."""
         self.data_wait_s = 0.0
         self.images = 0
+        self._end: float | None = None
         self._start = self._now()
 
     @contextmanager
@@ -32,9 +33,13 @@ class Clock:
         yield
         self.data_wait_s += time.perf_counter() - start
 
+    def stop(self) -> None:
+        """End the measurement once the device has done all its work."""
+        self._end = self._now()
+
     def elapsed_s(self) -> float:
-        """Seconds since the start, all work on the device included."""
-        return self._now() - self._start
+        """Seconds from the start to the stop, or to now, all work on the device included."""
+        return (self._now() if self._end is None else self._end) - self._start
 
 
 class Stages:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from jobkit.payload.cache import Dataset
-from jobkit.payload.sources import Images
+from jobkit.payload.images import Images
 
 PADDING = 4
 # Per-channel mean and standard deviation of CIFAR-10's training images, on a scale of 0 to 255.
@@ -99,15 +99,24 @@ def _whole_image(channels: Tensor) -> Tensor:
 class DeviceData:
     """The images resident on the device, and the batches made there."""
 
-    def __init__(self, data: Dataset, device: torch.device, *, seed: int, augmented: bool) -> None:
+    def __init__(
+        self,
+        data: Dataset,
+        device: torch.device,
+        *,
+        seed: int,
+        augmented: bool,
+        channels_last: bool = True,
+    ) -> None:
         self.device, self.seed, self.augmented = device, seed, augmented
+        self._format = torch.channels_last if channels_last else torch.contiguous_format
         self.train = Images(data.train.images.to(device), data.train.labels.to(device))
         self.test = Images(data.test.images.to(device), data.test.labels.to(device))
         mean, std = torch.tensor(MEAN, device=device), torch.tensor(STD, device=device)
         self._scale, self._shift = _whole_image(1 / std), _whole_image(-mean / std)
 
     def training_batch(self, indices: Tensor, epoch: int) -> tuple[Tensor, Tensor]:
-        """Images (N, 3, 32, 32) float32, normalised, channels last, and labels (N,)."""
+        """Images (N, 3, 32, 32) float32, normalised, in the memory format, and labels (N,)."""
         indices = indices.to(self.device)
         images = self.train.images.index_select(0, indices)
         if self.augmented:
@@ -122,4 +131,5 @@ class DeviceData:
         return self._normalise(planes), self.test.labels[part]
 
     def _normalise(self, planes: Tensor) -> Tensor:
-        return torch.addcmul(self._shift, planes.to(torch.float32), self._scale)
+        images = torch.addcmul(self._shift, planes.to(torch.float32), self._scale)
+        return images.contiguous(memory_format=self._format)

@@ -143,5 +143,7 @@ def banner(group: Group, threads: int) -> list[str]:
     own = f"host {socket.gethostname()}, local_rank {place.local_rank}, {name}, {threads} threads"
     lines = [f"[Rank {rank}] {text}" for rank, text in enumerate(group.gather(own))]
     master = f"{place.master_addr}:{place.master_port}" if place.master_port else "none"
-    head = f"backend {group.backend}, {place.world_size} processes on {place.nodes} nodes"
+    world, nodes = place.world_size, place.nodes
+    head = f"backend {group.backend}, {world} process{'es' * (world > 1)}"
+    head += f" on {nodes} node{'s' * (nodes > 1)}"
     return [f"{head}, master {master}", *lines]

@@ -4,22 +4,24 @@ run.sh starts one of these for each rank, by srun or torchrun. Settings are thos
 """
 
 import argparse
+import contextlib
 import os
 import sys
 import traceback
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 from jobkit.dataset import check_source
 from jobkit.errors import Exit, UsageError
-from jobkit.paths import RunPaths
-from jobkit.spec import RunSpec, add_spec_arguments, given_settings
+from jobkit.paths import RunPaths, read_json
+from jobkit.spec import RunSpec, add_spec_arguments, check_keys, given_settings
 
 EPILOG = """examples:
   bash run.sh --nproc-per-node 2 --strategy ddp --epochs 2 --dataset synthetic
   sbatch run.sh --strategy fsdp --precision bf16
-  python -m jobkit.payload.main --strategy single --dataset folder:images.tar
+  bash run.sh --spec logs/strong/RUN_ID/spec.json --epochs 20
 """
 
 
@@ -35,15 +37,54 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--run-dir", type=Path, help="the run's folder (run.sh gives it)")
     made.add_argument("--attempt", type=int, default=0, help="which start of the run this is")
     made.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="set everything up, one forward pass, then stop; nothing is recorded",
+        "--spec",
+        type=Path,
+        metavar="FILE.json",
+        help="repeat a run from the spec.json that it left; other options override it, and the "
+        "number of ranks comes from the launcher",
     )
     made.add_argument(
-        "--check", action="store_true", help="check the settings without torch, then stop"
+        "--dry-run",
+        action="store_true",
+        help="set everything up, one forward pass, then stop; nothing is written",
+    )
+    made.add_argument(
+        "--check",
+        type=int,
+        nargs="?",
+        const=1,
+        metavar="RANKS",
+        help="check the settings without torch, for so many ranks, then stop",
     )
     add_spec_arguments(made)
     return made
+
+
+def read_settings(args: argparse.Namespace) -> tuple[RunSpec, int | None]:
+    """The run's settings, and the ranks that --spec's file was for (None without one).
+
+    Raises UsageError for a file that is no spec.json or a setting that cannot be used.
+    """
+    given = given_settings(args)
+    if args.spec is None:
+        return RunSpec(**given), None
+    content = read_json(args.spec)
+    kept = (content or {}).get("spec", content)
+    if not isinstance(kept, dict):
+        raise UsageError(f"--spec {args.spec}: no spec.json of a run")
+    try:
+        check_keys(kept)
+        ranks = RunSpec(**kept).world_size
+    except UsageError as error:
+        raise UsageError(f"--spec {args.spec}: {error}") from None
+    # One replaces the other: the batch given now must not meet the file's other kind of batch.
+    for one, other in (
+        ("global_batch_size", "batch_size_per_rank"),
+        ("batch_size_per_rank", "global_batch_size"),
+    ):
+        if one in given and other not in given:
+            kept[other] = None
+    return RunSpec(**{**kept, "nodes": 1, "ranks_per_node": 1, **given}), ranks
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,51 +93,71 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     paths = RunPaths(args.run_dir.absolute()) if args.run_dir and not args.dry_run else None
     try:
-        spec = RunSpec(**given_settings(args))
+        spec, ranks = read_settings(args)
         check_source(spec.dataset)
-        if args.check:
+        if args.check is not None:
+            replace(spec, ranks_per_node=args.check)
             return Exit.OK
-        return _run_rank(spec, paths, args.attempt, args.dry_run)
+        return _run_rank(spec, ranks, paths, args)
     except UsageError as error:
         from jobkit.payload.report import write_outcome
 
         write_outcome(paths, args.attempt, "failed", Exit.USAGE, str(error))
         if chief:
             print(f"jobkit: error: {error}", file=sys.stderr, flush=True)
-        return _usage_code()
+        # 0 under the torchrun of run.sh, which reads the outcome: so it prints no traceback.
+        return Exit.OK if os.environ.get("JOBKIT_READS_OUTCOME") else Exit.USAGE
 
 
-def _usage_code() -> int:
-    """2; but 0 under the torchrun of run.sh, which reads the outcome: it prints no traceback."""
-    return Exit.OK if os.environ.get("JOBKIT_READS_OUTCOME") else Exit.USAGE
-
-
-def _run_rank(spec: RunSpec, paths: RunPaths | None, attempt: int, dry_run: bool) -> int:
+def _run_rank(
+    spec: RunSpec, planned: int | None, paths: RunPaths | None, args: argparse.Namespace
+) -> int:
     """Train as one rank of the job. A failure is told with its rank, in the log and the outcome."""
     from jobkit.payload.distributed import find_place
-    from jobkit.payload.report import write_outcome
-    from jobkit.payload.run import run_rank
+    from jobkit.payload.run import Job, run_rank
 
     place = find_place()
     spec = replace(spec, nodes=place.nodes, ranks_per_node=place.local_world_size)
+    notes = []
+    if planned not in (None, place.world_size):
+        notes.append(f"--spec {args.spec} was for {planned} ranks; this run has {place.world_size}")
+    job = Job(
+        spec=spec,
+        place=place,
+        paths=paths,
+        attempt=args.attempt,
+        dry_run=args.dry_run,
+        notes=tuple(notes),
+    )
     try:
-        run_rank(spec, place, paths, attempt, dry_run)
+        run_rank(job)
     except UsageError:
         raise
-    except BaseException as error:
-        if isinstance(error, SystemExit) and error.code in (0, None):
-            raise
-        cause = "".join(traceback.format_exception_only(error)).strip().replace("\n", " ")
-        write_outcome(paths, attempt, "failed", Exit.FAILED, f"rank {place.rank}: {cause}")
+    except KeyboardInterrupt:
+        leave(Exit.INTERRUPTED)
+    except BaseException:
         lines = traceback.format_exc().rstrip().splitlines()
         print(
             "\n".join(f"[rank{place.rank}] {line}" for line in lines), file=sys.stderr, flush=True
         )
-        # No tidy end: destructors of a process group may wait for ranks that will not answer.
-        sys.stdout.flush()
-        os._exit(Exit.FAILED)
+        leave(Exit.FAILED)
     return Exit.OK
 
 
+def leave(code: int) -> NoReturn:
+    """End the process at once, all output flushed, without the interpreter's own tidy end.
+
+    After a failure, destructors of a process group may wait for ranks that will not answer. After
+    success, a sharded model still keeps the threads of Gloo and autograd alive (DDP's are gone by
+    then): one that asks for the GIL while the interpreter is taken down is ended by force, which
+    aborts the process, and a run that has recorded its success looks failed. Files are closed and
+    the group is destroyed by now, so nothing is lost.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # its reader is gone
+            stream.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

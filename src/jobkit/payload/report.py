@@ -1,7 +1,8 @@
-"""What a run leaves behind: records, human lines, and the outcome that run.sh reads."""
+"""What a run leaves behind: records, human lines, rank logs, and the outcome run.sh reads."""
 
 import contextlib
 import json
+import logging
 import os
 import socket
 import sys
@@ -10,17 +11,30 @@ from typing import Any
 
 from jobkit.errors import UsageError
 from jobkit.metric import MetricWriter
-from jobkit.paths import RunPaths, write_whole
-from jobkit.spec import RunSpec
+from jobkit.paths import RunPaths, read_json, write_json
+
+_LOGGER = logging.getLogger("jobkit.payload")
 
 
 class Reporter:
-    """Records and lines from rank 0; nothing from the other ranks. Without a folder, lines only."""
+    """Records and lines from rank 0, and a log of each rank's own. Without a folder, lines only."""
 
     def __init__(self, paths: RunPaths | None, attempt: int, rank: int) -> None:
         self._chief = rank == 0
         self._writer: MetricWriter | None = None
-        if paths and self._chief:
+        self._handler: logging.Handler = logging.NullHandler()
+        if paths:
+            try:
+                self._open(paths, attempt, rank)
+            except OSError as error:
+                raise UsageError(f"{paths.folder} is not writable: {error.strerror}") from None
+        _LOGGER.addHandler(self._handler)
+        _LOGGER.setLevel(logging.INFO)
+        _LOGGER.propagate = False  # rank 0's lines are on its standard output already
+
+    def _open(self, paths: RunPaths, attempt: int, rank: int) -> None:
+        self._handler = _rank_handler(paths, attempt, rank)
+        if self._chief:
             self._writer = MetricWriter(
                 study=paths.folder.parent.name,
                 run_id=paths.folder.name,
@@ -30,8 +44,13 @@ class Reporter:
                 log=sys.stdout,
             )
 
+    def log(self, line: str, level: int = logging.INFO) -> None:
+        """Write a line to this rank's own log only."""
+        _LOGGER.log(level, "%s", line)
+
     def say(self, line: str) -> None:
-        """Print a line for people."""
+        """Print a line for people; every rank's log has it."""
+        self.log(line)
         if self._chief:
             print(line, flush=True)
 
@@ -42,45 +61,63 @@ class Reporter:
 
     def warn(self, text: str) -> None:
         """Say what the report must show, to people and to programs."""
-        self.say(f"warning: {text}")
+        self.log(text, logging.WARNING)
+        if self._chief:
+            print(f"warning: {text}", flush=True)
         self.record("message", level="warning", text=text)
 
+    def close(self) -> None:
+        """Close the files; everything is on its way to the disk then."""
+        if self._writer:
+            self._writer.close()
+        _LOGGER.removeHandler(self._handler)
+        self._handler.close()
 
-def write_spec(paths: RunPaths, spec: RunSpec, rank: int) -> None:
+
+def _rank_handler(paths: RunPaths, attempt: int, rank: int) -> logging.Handler:
+    """A file for one rank's lines: time, rank, level, text."""
+    path = paths.rank_log(attempt, rank)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(path, encoding="utf-8")
+    form = f"%(asctime)s.%(msecs)03d rank {rank} %(levelname)s %(message)s"
+    handler.setFormatter(logging.Formatter(form, datefmt="%Y-%m-%dT%H:%M:%S"))
+    return handler
+
+
+def write_spec(paths: RunPaths, spec: dict[str, Any], rank: int) -> None:
     """Leave the whole spec in the run's folder (rank 0), unless the launcher did so already.
 
     Raises UsageError, on every rank, where the folder was made for another run.
     """
     if paths.spec.exists():
-        _compare(paths.spec, spec)
+        _compare(paths, spec)
     elif rank == 0:
-        content = {
-            "v": 1,
-            "study": paths.folder.parent.name,
-            "run_id": paths.folder.name,
-            "spec": spec.to_dict(),
-        }
-        write_whole(paths.spec, json.dumps(content, indent=1) + "\n")
+        study, run_id = paths.folder.parent.name, paths.folder.name
+        write_json(paths.spec, {"v": 1, "study": study, "run_id": run_id, "spec": spec})
 
 
-def _compare(path: Path, spec: RunSpec) -> None:
+def _compare(paths: RunPaths, own: dict[str, Any]) -> None:
     """Raise UsageError where a spec.json says anything but this spec."""
-    planned, own = json.loads(path.read_text(encoding="utf-8"))["spec"], spec.to_dict()
+    planned = (read_json(paths.spec) or {}).get("spec")
+    if not isinstance(planned, dict):
+        raise UsageError(f"{paths.spec} is broken: choose another --run-dir")
     for name in own:
-        if name != "data_dir" and planned.get(name) != own[name]:
+        if name != "data_dir" and planned.get(name, own[name]) != own[name]:
             raise UsageError(
-                f"{path.parent} was made for another run: {name} is {planned.get(name)!r} there "
+                f"{paths.folder} was made for another run: {name} is {planned.get(name)!r} there "
                 f"and {own[name]!r} here; choose another --run-dir"
             )
 
 
 def write_outcome(
     paths: RunPaths | None, attempt: int, status: str, exit_code: int, reason: str = ""
-) -> None:
-    """Leave how the attempt ended. The first of its ranks to say so is right: causes are first."""
+) -> str:
+    """Leave how the attempt ended; return the reason that stands.
+
+    The first of its ranks to say so is right: the others fail because that one did.
+    """
     if paths is None:
-        return
-    path = paths.outcome(attempt)
+        return reason
     # exit_code is first, where run.sh looks for it.
     content = {
         "exit_code": exit_code,
@@ -89,9 +126,23 @@ def write_outcome(
         "run_id": paths.folder.name,
         "attempt": attempt,
     }
+    try:
+        _write_first(paths.outcome(attempt), json.dumps(content) + "\n")
+    except OSError as error:
+        if status == "ok":
+            raise
+        # Something else has failed already, and that is what must be told.
+        print(f"warning: the outcome could not be written: {error}", file=sys.stderr, flush=True)
+    return str((read_json(paths.outcome(attempt)) or content).get("reason") or reason)
+
+
+def _write_first(path: Path, text: str) -> None:
+    """Write a file whole, unless it is there already."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
-    beside.write_text(json.dumps(content) + "\n", encoding="utf-8")
-    with contextlib.suppress(FileExistsError):  # another rank was first
-        os.link(beside, path)
-    beside.unlink()
+    try:
+        beside.write_text(text, encoding="utf-8")
+        with contextlib.suppress(FileExistsError):  # another rank was first
+            os.link(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)

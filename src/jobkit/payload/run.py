@@ -1,16 +1,19 @@
 """One rank's run: group, data, model, strategy, training, records."""
 
+import logging
 import os
 import time
+import traceback
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from jobkit.errors import UsageError
+from jobkit.errors import Exit, UsageError
 from jobkit.paths import RunPaths, data_root
-from jobkit.payload import host
-from jobkit.payload.cache import Dataset, ensure_cache, find_fault, open_cache
+from jobkit.payload import advice, host
+from jobkit.payload.cache import Dataset, ensure_cache, find_fault, open_cache, read_directly
 from jobkit.payload.clock import Stages
 from jobkit.payload.data import Batches, DeviceData
 from jobkit.payload.distributed import Group, Place, banner, check_identity, pick_device
@@ -23,50 +26,69 @@ from jobkit.payload.train import Trainer
 from jobkit.spec import RunSpec
 
 
-def run_rank(
-    spec: RunSpec, place: Place, paths: RunPaths | None, attempt: int, dry_run: bool
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What one rank is to do, and where it stands."""
+
+    spec: RunSpec  # its nodes and ranks are those of the place
+    place: Place
+    paths: RunPaths | None  # None: nothing is written
+    attempt: int = 0
+    dry_run: bool = False
+    notes: tuple[str, ...] = ()  # warnings from before the start
+
+
+def run_rank(job: Job) -> None:
     """Train as one rank, from the group to the last record.
 
     Raises UsageError for what the user gave, on every rank; any other error for a failed run.
     """
     stages = Stages(imported_s=host.process_age_s())
-    device = pick_device(spec.device, place)
-    threads = spec.threads or host.share_of_cores(place.local_world_size)
-    torch.set_num_threads(threads)
-    if spec.keep_memory and device.type == "cpu":
-        host.keep_freed_memory()
-    report = Reporter(paths, attempt, place.rank)
+    spec, place = job.spec, job.place
+    report = Reporter(job.paths, job.attempt, place.rank)
     try:
+        device = pick_device(spec.device, place)
+        threads = spec.threads or host.share_of_cores(place.local_world_size)
+        torch.set_num_threads(threads)
+        if spec.keep_memory and device.type == "cpu":
+            host.keep_freed_memory()
         with stages.stage("group_s"):
             group = Group(place, device, spec.timeout_s)
-            check_identity(group, paths.folder.name if paths else "", attempt)
+            check_identity(group, job.paths.folder.name if job.paths else "", job.attempt)
         for line in banner(group, threads):
             report.say(line)
         with stages.stage("data_s"):
-            data = _load_data(spec, group, report)
+            data = _load_data(job, group, report)
         with stages.stage("model_s"):
             trainer = _build(spec, group, data, report)
-        if paths:
-            write_spec(paths, spec, place.rank)
+        if job.paths:
+            write_spec(job.paths, spec.to_dict(), place.rank)
         _record_start(trainer, threads)
-        if dry_run:
+        _warn(job, trainer)
+        if job.dry_run:
             _try_forward(trainer)
         else:
-            _train(trainer, stages, paths, attempt)
+            _train(job, trainer, stages)
         group.close()
-    except BaseException as error:
-        _record_failure(report, error)
+    except Exception as error:
+        _record_failure(job, report, error)
         raise
+    finally:
+        report.close()
 
 
-def _load_data(spec: RunSpec, group: Group, report: Reporter) -> Dataset:
+def _load_data(job: Job, group: Group, report: Reporter) -> Dataset:
     """Have rank 0 prepare the cache, the first rank of each other node check it; map it.
 
-    A fault on one rank is raised on every rank, so that none waits for the others.
+    A dry run writes no cache: each rank reads what is there. A fault on one rank is raised on
+    every rank, so that none waits for the others.
     """
+    spec = job.spec
     data_dir = Path(spec.data_dir).expanduser().absolute() if spec.data_dir else data_root()
     sizes = (spec.train_samples, spec.test_samples)
+    if job.dry_run:
+        source = find_source(spec.dataset, data_dir, *sizes, download=False)
+        return read_directly(source, data_dir, *sizes, report.say)
     folder, fault = None, ""
     try:
         if group.place.rank == 0:
@@ -89,24 +111,21 @@ def _build(spec: RunSpec, group: Group, data: Dataset, report: Reporter) -> Trai
     """Model, strategy, optimizer and batches of this rank."""
     place, device = group.place, group.device
     samples = len(data.train.labels)
-    if spec.steps_batch_size > samples:
-        report.warn(
-            f"the global batch of {spec.steps_batch_size} is more than the {samples} training "
-            "samples: each epoch is one step of all of them"
-        )
-    cores = len(os.sched_getaffinity(0))
-    if device.type == "cpu" and place.local_world_size > cores:
-        report.warn(f"{place.local_world_size} ranks share {cores} cores: times will not scale")
     seed = spec.seed + spec.repeat
     strategy = STRATEGIES[spec.strategy](spec, place, device)
-    model = build_model(spec, len(data.classes))
-    strategy.setup(model)
+    strategy.setup(build_model(spec, len(data.classes)))
     for line in strategy.describe():
         report.say(line)
     return Trainer(
         spec=spec,
         group=group,
-        data=DeviceData(data, device, seed=seed, augmented=spec.augment),
+        data=DeviceData(
+            data,
+            device,
+            seed=seed,
+            augmented=spec.augment,
+            channels_last=spec.channels_last,
+        ),
         batches=Batches(
             samples, spec.steps_batch_size, place.rank, place.world_size, spec.accumulate, seed
         ),
@@ -114,6 +133,18 @@ def _build(spec: RunSpec, group: Group, data: Dataset, report: Reporter) -> Trai
         optimizer=make_optimizer(strategy),
         report=report,
     )
+
+
+def _warn(job: Job, trainer: Trainer) -> None:
+    """Say and record what the reader of the results must know of the settings."""
+    device, samples = trainer.group.device, trainer.batches.samples
+    for text in (
+        *job.notes,
+        *advice.without_effect(job.spec, device.type),
+        *advice.of_size(job.spec, job.place, device, samples),
+        *advice.of_model(trainer.strategy.model, job.place.world_size),
+    ):
+        trainer.report.warn(text)
 
 
 def _record_start(trainer: Trainer, threads: int) -> None:
@@ -156,12 +187,12 @@ def _try_forward(trainer: Trainer) -> None:
     trainer.report.say(f"dry run: ready to train; logits {tuple(logits.shape)}, nothing recorded")
 
 
-def _train(trainer: Trainer, stages: Stages, paths: RunPaths | None, attempt: int) -> None:
+def _train(job: Job, trainer: Trainer, stages: Stages) -> None:
     """Train, write the last record and the outcome once every rank has come to the end."""
 
-    def started() -> None:
+    def started(compile_s: float | None) -> None:
         dist.barrier()
-        seconds = {**stages.seconds, "total_s": host.process_age_s(), "compile_s": None}
+        seconds = {**stages.seconds, "compile_s": compile_s, "total_s": host.process_age_s()}
         trainer.report.record("startup", **seconds)
 
     val_loss, val_accuracy = trainer.train(started)
@@ -174,17 +205,25 @@ def _train(trainer: Trainer, stages: Stages, paths: RunPaths | None, attempt: in
         val_loss=val_loss,
         val_accuracy=val_accuracy,
     )
-    if trainer.group.place.rank == 0:
-        write_outcome(paths, attempt, "ok", 0)
+    if job.place.rank == 0:
+        write_outcome(job.paths, job.attempt, "ok", 0)
     trainer.report.say(
         f"done at {time.strftime('%H:%M:%S')}: accuracy {val_accuracy:.1%}, "
         f"validation loss {val_loss:.4f}, {host.process_age_s():.1f} s"
     )
+    # Rank 0 may serve the store that the others end with: all leave together.
+    dist.barrier()
 
 
-def _record_failure(report: Reporter, error: BaseException) -> None:
-    """Say that the run failed and why, where rank 0 still can."""
-    reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+def _record_failure(job: Job, report: Reporter, error: Exception) -> None:
+    """Leave that the run failed and why; where another rank said so first, its reason stands."""
+    if isinstance(error, UsageError):
+        code, reason = Exit.USAGE, str(error)
+    else:
+        cause = "".join(traceback.format_exception_only(error)).strip().replace("\n", " ")
+        code, reason = Exit.FAILED, f"rank {job.place.rank}: {cause}"
+        report.log(traceback.format_exc().rstrip(), logging.ERROR)
+    reason = write_outcome(job.paths, job.attempt, "failed", code, reason)
     report.record(
         "run_end", status="failed", reason=reason[:500], total_time_s=host.process_age_s()
     )

@@ -3,7 +3,6 @@
 import hashlib
 import io
 import itertools
-import pickle
 import tarfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,29 +15,8 @@ from torch import Tensor
 
 from jobkit.dataset import check_classes, check_source, check_tar, folder_path
 from jobkit.errors import UsageError
-
-IMAGE = (32, 32, 3)  # height, width, channels
-CIFAR10_CLASSES = [
-    "airplane",
-    "automobile",
-    "bird",
-    "cat",
-    "deer",
-    "dog",
-    "frog",
-    "horse",
-    "ship",
-    "truck",
-]
-Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Images:
-    """One part of a data set: images (N, 32, 32, 3) uint8 and labels (N,) int64."""
-
-    images: Tensor
-    labels: Tensor
+from jobkit.payload import cifar10
+from jobkit.payload.images import IMAGE, Images, Say
 
 
 @dataclass(frozen=True)
@@ -50,8 +28,12 @@ class Source:
     read: Callable[[Say], tuple[Images, Images, list[str]]]
 
 
-def find_source(dataset: str, data_dir: Path, train: int | None, test: int | None) -> Source:
+def find_source(
+    dataset: str, data_dir: Path, train: int | None, test: int | None, download: bool = True
+) -> Source:
     """The source of a dataset's name. train and test are the sizes of generated data.
+
+    download: whether CIFAR-10 may be fetched where it is absent.
 
     Raises UsageError for a path that cannot be used.
     """
@@ -59,7 +41,7 @@ def find_source(dataset: str, data_dir: Path, train: int | None, test: int | Non
         sizes = (train or 50_000, test or 10_000)
         return Source(f"synthetic-{sizes[0]}-{sizes[1]}", dataset, lambda say: synthetic(*sizes))
     if dataset == "cifar10":
-        return Source("cifar10", dataset, lambda say: cifar10(data_dir, say))
+        return Source("cifar10", dataset, lambda say: cifar10.read(data_dir, say, download))
     check_source(dataset)
     path = folder_path(dataset)
     assert path is not None
@@ -92,87 +74,6 @@ def synthetic(train: int, test: int, classes: int = 10) -> tuple[Images, Images,
         return Images(images, labels)
 
     return part(train), part(test), [f"class{i}" for i in range(classes)]
-
-
-# --- CIFAR-10 --------------------------------------------------------------------------------
-
-
-class _ArraysOnly(pickle.Unpickler):
-    """Loads CIFAR-10's dictionaries of bytes, lists and numpy arrays, and nothing that runs."""
-
-    _ALLOWED = frozenset(
-        itertools.product(
-            ("numpy.core.multiarray", "numpy._core.multiarray"), ("_reconstruct", "scalar")
-        )
-    ) | {("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")}
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in self._ALLOWED:
-            raise pickle.UnpicklingError(f"{module}.{name} has no place in CIFAR-10")
-        return super().find_class(module, name)
-
-
-def cifar10(data_dir: Path, say: Say) -> tuple[Images, Images, list[str]]:
-    """Read CIFAR-10 from data_dir, downloading it through torchvision where it is absent.
-
-    Takes cifar-10-python.tar.gz or the unpacked cifar-10-batches-py. Raises UsageError that says
-    what to do where there is neither and no network.
-    """
-    unpacked, archive = data_dir / "cifar-10-batches-py", data_dir / "cifar-10-python.tar.gz"
-    if not unpacked.is_dir() and not archive.is_file():
-        _download(data_dir, say)
-    try:
-        batches = dict(_batches(unpacked, archive))
-        train = [_part(batches[f"data_batch_{i}"]) for i in range(1, 6)]
-        test = _part(batches["test_batch"])
-    except (OSError, EOFError, tarfile.TarError, pickle.UnpicklingError, LookupError, TypeError,
-            ValueError, AttributeError) as error:  # fmt: skip
-        place = unpacked if unpacked.is_dir() else archive
-        raise UsageError(f"{place} is broken ({error}): delete it and prepare it anew") from None
-    images = torch.cat([p.images for p in train])
-    return Images(images, torch.cat([p.labels for p in train])), test, list(CIFAR10_CLASSES)
-
-
-def _download(data_dir: Path, say: Say) -> None:
-    from torchvision.datasets import CIFAR10  # 1.3 s that other sources need not wait for
-    from torchvision.datasets.utils import download_url
-
-    say(f"downloading CIFAR-10 to {data_dir}")
-    try:
-        data_dir.mkdir(parents=True, exist_ok=True)
-        download_url(CIFAR10.url, str(data_dir), CIFAR10.filename, CIFAR10.tgz_md5)
-    except (OSError, RuntimeError) as error:
-        (data_dir / CIFAR10.filename).unlink(missing_ok=True)
-        raise UsageError(
-            f"cifar10 is not in {data_dir} and cannot be downloaded ({error}): on a machine with "
-            f"network run 'python -m jobkit prepare --dataset cifar10 --data-dir {data_dir}', "
-            "or take --dataset synthetic"
-        ) from None
-
-
-def _batches(unpacked: Path, archive: Path) -> Iterator[tuple[str, dict[bytes, Any]]]:
-    """Each of CIFAR-10's pickles by its file name; nothing is unpacked to disk."""
-    if unpacked.is_dir():
-        for path in [*unpacked.glob("data_batch_*"), unpacked / "test_batch"]:
-            with path.open("rb") as file:
-                yield path.name, _ArraysOnly(file, encoding="bytes").load()
-        return
-    with tarfile.open(archive) as tar:
-        for member in tar:
-            name = Path(member.name).name
-            if member.isfile() and (name.startswith("data_batch_") or name == "test_batch"):
-                member_file = tar.extractfile(member)
-                assert member_file is not None
-                yield name, _ArraysOnly(io.BytesIO(member_file.read()), encoding="bytes").load()
-
-
-def _part(batch: dict[bytes, Any]) -> Images:
-    """Images of one pickle: rows of 3,072 bytes, the three colour planes one after the other."""
-    planes = torch.from_numpy(batch[b"data"]).reshape(-1, 3, 32, 32)
-    labels = torch.tensor(batch[b"labels"])
-    if len(planes) != len(labels):
-        raise ValueError(f"{len(planes)} images and {len(labels)} labels")
-    return Images(planes.permute(0, 2, 3, 1).contiguous(), labels)
 
 
 # --- a folder or tar of image files ----------------------------------------------------------

@@ -28,52 +28,62 @@ class Trainer:
     optimizer: torch.optim.Optimizer
     report: Reporter
 
-    def train(self, at_first_iteration: Callable[[], None]) -> tuple[float, float]:
+    def train(self, started: Callable[[float | None], None]) -> tuple[float, float]:
         """Train for all epochs; return the final validation loss and accuracy (0 to 1).
 
-        at_first_iteration is called once, when everything is ready.
+        started is called once, when everything is ready: before the first iteration, and with
+        None; but with --compile after it, with the seconds that it took, as it compiles the model.
         """
-        at_first_iteration()
-        val_loss = val_accuracy = float("nan")
+        if not self.spec.compile:
+            started(None)
+        validation = (float("nan"), float("nan"))
         for epoch in range(self.spec.epochs):
-            clock, loss_sum, lr = self._train_epoch(epoch)
-            epoch_time_s = clock.elapsed_s()
+            validation = self._epoch(epoch, started)
+        return validation
 
-            eval_clock = Clock(self.data.device)
-            val_sums = self._evaluate()
-            eval_time_s = eval_clock.elapsed_s()
+    def _epoch(self, epoch: int, started: Callable[[float | None], None]) -> tuple[float, float]:
+        """Train and evaluate once, and report it; return validation loss and accuracy."""
+        clock, loss_sum, lr = self._train_epoch(epoch, started)
+        own_s = clock.elapsed_s()
+        eval_clock = Clock(self.data.device)
+        val_sums = self._evaluate()
+        eval_time_s = eval_clock.elapsed_s()
 
-            sums = self.group.reduce([loss_sum, clock.images, *val_sums], "sum")
-            memory = peak_memory_mib(self.data.device)
-            worst = self.group.reduce(
-                [epoch_time_s, eval_time_s, clock.data_wait_s, *memory], "max"
-            )
-            train_loss = sums[0] / self.batches.samples
-            val_loss, val_accuracy = sums[2] / sums[4], sums[3] / sums[4]
-            self.report.record(
-                "epoch",
-                epoch=epoch,
-                iterations=len(self.batches),
-                train_loss=train_loss,
-                val_loss=val_loss,
-                val_accuracy=val_accuracy,
-                epoch_time_s=worst[0],
-                timed_images=int(sums[1]),
-                images_per_s=sums[1] / worst[0],
-                eval_time_s=worst[1],
-                data_wait_s=worst[2],
-                peak_memory_mib=worst[3],
-                reserved_memory_mib=worst[4],
-                lr=lr,
-            )
-            self.report.say(
-                f"epoch {epoch + 1}/{self.spec.epochs}: loss {train_loss:.4f}, "
-                f"validation loss {val_loss:.4f}, accuracy {val_accuracy:.1%}, "
-                f"{worst[0]:.2f} s, {sums[1] / worst[0]:,.0f} images/s"
-            )
+        memory = peak_memory_mib(self.data.device)
+        sums = self.group.reduce([loss_sum, clock.images, *val_sums], "sum")
+        worst = self.group.reduce([own_s, eval_time_s, clock.data_wait_s, *memory], "max")
+        train_loss = sums[0] / self.batches.samples
+        val_loss, val_accuracy = sums[2] / sums[4], sums[3] / sums[4]
+        self.report.log(
+            f"epoch {epoch}, this rank: {clock.images} images in {own_s:.4f} s, of it waiting for "
+            f"data {clock.data_wait_s:.4f} s; peak memory {memory[0]:.1f} MiB"
+        )
+        self.report.record(
+            "epoch",
+            epoch=epoch,
+            iterations=len(self.batches),
+            train_loss=train_loss,
+            val_loss=val_loss,
+            val_accuracy=val_accuracy,
+            epoch_time_s=worst[0],
+            timed_images=int(sums[1]),
+            images_per_s=sums[1] / worst[0],
+            eval_time_s=worst[1],
+            data_wait_s=worst[2],
+            peak_memory_mib=worst[3],
+            reserved_memory_mib=worst[4],
+            lr=lr,
+        )
+        self.report.say(
+            f"epoch {epoch + 1}/{self.spec.epochs}: loss {train_loss:.4f}, "
+            f"validation loss {val_loss:.4f}, accuracy {val_accuracy:.1%}, "
+            f"{worst[0]:.2f} s, {sums[1] / worst[0]:,.0f} images/s"
+        )
         return val_loss, val_accuracy
 
-    def _train_epoch(self, epoch: int) -> tuple[Clock, float, float]:
+    def _train_epoch(
+        self, epoch: int, started: Callable[[float | None], None]
+    ) -> tuple[Clock, float, float]:
         """Train for one epoch; return its clock, the sum of this rank's losses, the last rate."""
         self.strategy.model.train()
         # At least one iteration of the first epoch is timed, however few it has.
@@ -88,8 +98,9 @@ class Trainer:
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
             loss_sum += self._train_step(step, epoch, clock)
-        clock_stopped = clock.elapsed_s()  # the device is idle now: the sum can be read
-        assert clock_stopped >= clock.data_wait_s
+            if self.spec.compile and epoch == i == 0:
+                started(clock.elapsed_s())
+        clock.stop()  # the device is idle now: the sum can be read
         return clock, loss_sum.item(), lr
 
     def _train_step(self, step: Step, epoch: int, clock: Clock) -> torch.Tensor:
@@ -112,6 +123,7 @@ class Trainer:
         Every sample once over all ranks; each rank calls the model as often as the others.
         """
         self.strategy.model.eval()
+        self.strategy.share_buffers()
         place = self.group.place
         count = len(self.data.test.labels)
         chunk = self.spec.eval_batch_size * place.world_size

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -77,6 +78,17 @@ class Strategy(ABC):
         loss = F.cross_entropy(logits.float(), labels, reduction="sum")
         self.scaler.scale(loss * weight).backward()
         return loss.detach() * (weight != 0)
+
+    def share_buffers(self) -> None:
+        """Make running statistics, such as those of batch normalisation, the ranks' mean.
+
+        Every rank has its own otherwise, and its part of the evaluation would be of another model.
+        """
+        if self.place.world_size > 1:
+            for buffer in self.model.buffers():
+                if buffer.is_floating_point():
+                    dist.all_reduce(buffer)
+                    buffer /= self.place.world_size
 
     def predict(self, images: Tensor) -> Tensor:
         """Logits (N, classes) in fp32, without gradients; every rank must call as often."""

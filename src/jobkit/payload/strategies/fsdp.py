@@ -29,14 +29,16 @@ class FSDP(Strategy):
         # Parameters stay contiguous: fully_shard refuses other memory formats. The input is
         # channels last all the same, which is what the convolutions go by.
         spec = self.spec
-        if not spec.fsdp_cpu_offload:
+        # On the CPU there is nothing to offload to, and no memory to pin.
+        offloads = spec.fsdp_cpu_offload and self.device.type == "cuda"
+        if not offloads:
             model.to(self.device)
         low = spec.precision != "fp32"
         policy = MixedPrecisionPolicy(
             param_dtype=self.dtype if low else None,
             reduce_dtype=torch.float32 if low and spec.fsdp_reduce_fp32 else None,
         )
-        offload = CPUOffloadPolicy() if spec.fsdp_cpu_offload else OffloadPolicy()
+        offload = CPUOffloadPolicy(pin_memory=True) if offloads else OffloadPolicy()
         self.lines = ["fsdp: blocks, parameters in all, and on this rank"]
         blocks = [
             (name, child)

@@ -1,0 +1,110 @@
+"""How the figures look: readable in grey, by colour-blind readers, and the same every time."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import AutoLocator, FixedLocator, FuncFormatter, LogLocator, NullLocator
+
+# Okabe and Ito's colours, those of the strongest contrast first.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "*", "X", "p")
+DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.2)), (0, (6, 2, 1, 2)), (0, (3, 1, 1, 1)))
+GREY = "#767676"
+_RC: Any = {
+    "font.family": "DejaVu Sans",
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#E4E4E4",
+    "grid.linewidth": 0.8,
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+    "svg.hashsalt": "jobkit",  # the same ids in the SVG every time
+}
+
+
+@dataclass(frozen=True)
+class Look:
+    """Colour, marker and dashes of one line: any one of them tells it from its neighbours."""
+
+    colour: str
+    marker: str
+    dashes: Any
+    order: int  # a later line is drawn on an earlier one, which is thicker and so still seen
+
+    @property
+    def size(self) -> float:
+        """Of the marker, in points."""
+        return max(5.0, 10.0 - 1.5 * self.order)
+
+    @property
+    def width(self) -> float:
+        """Of the line, in points."""
+        return max(1.3, 2.6 - 0.4 * self.order)
+
+    @property
+    def layer(self) -> float:
+        return 3 + 0.01 * self.order
+
+
+def looks(names: Iterable[str]) -> dict[str, Look]:
+    """A look for each name, in their order."""
+    return {
+        name: Look(_COLOURS[i % 7], _MARKERS[i % 9], DASHES[i % 5], i)
+        for i, name in enumerate(dict.fromkeys(names))
+    }
+
+
+def rc() -> Any:
+    """The settings of matplotlib that hold while a figure is made and saved."""
+    return mpl.rc_context(_RC)
+
+
+def new_figure(panels: int, title: str, subtitle: str) -> tuple[Figure, list[Axes]]:
+    """A figure with panels side by side, under a title and a line that says what was measured."""
+    figure = Figure(figsize=(7.4 if panels == 1 else 10.4, 4.9), dpi=150, layout="constrained")
+    axes = list(figure.subplots(1, panels, squeeze=False)[0])
+    figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
+    # A left title has its room in the layout, and stands right under the figure's own title.
+    axes[0].set_title(subtitle, loc="left", fontsize=9, color="#444444", pad=10)
+    return figure, axes
+
+
+def size_axis(axes: Axes, sizes: Sequence[int], unit: str) -> None:
+    """World sizes on x at their real positions, by factors of two where all are such powers."""
+    ticks = sorted(set(sizes))
+    if len(ticks) > 1 and all(n & (n - 1) == 0 for n in ticks):
+        axes.set_xscale("log", base=2)
+        axes.set_xlim(ticks[0] / 1.25, ticks[-1] * 1.25)
+    else:
+        margin = max(0.5, 0.08 * (ticks[-1] - ticks[0]))
+        axes.set_xlim(ticks[0] - margin, ticks[-1] + margin)
+    axes.xaxis.set_major_locator(FixedLocator(ticks))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+    axes.set_xlabel(unit)
+
+
+def log_time_axis(axes: Axes) -> None:
+    """Seconds on a log axis, with plain numbers on it however small its range is.
+
+    The range is at least a factor of two, so that noise does not fill the page.
+    """
+    low, high = axes.get_ylim()
+    if high / low < 2:
+        middle = math.sqrt(low * high)
+        low, high = middle / math.sqrt(2), middle * math.sqrt(2)
+        axes.set_ylim(low, high)
+    if high / low < 4:
+        axes.yaxis.set_major_locator(AutoLocator())
+    else:
+        steps = (1.0, 2.0, 5.0) if high / low > 30 else (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0)
+        axes.yaxis.set_major_locator(LogLocator(base=10, subs=steps, numticks=30))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))

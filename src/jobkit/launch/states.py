@@ -1,0 +1,74 @@
+"""What became of the runs of a plan by now: from their files and, where there are jobs, Slurm."""
+
+import time
+from collections.abc import Mapping
+
+from jobkit import slurm_jobs
+from jobkit.paths import read_json
+from jobkit.plan import Plan
+from jobkit.status import RunState, is_alive, run_state
+
+FINAL = ("ok", "failed", "oom", "timeout", "preempted", "cancelled", "node_fail")
+UNDER_WAY = ("running", "pending")
+
+
+class States:
+    """Looks again and again. Runs that have ended are not asked again, Slurm not too often."""
+
+    def __init__(self, plan: Plan, slurm_every_s: float = 5.0) -> None:
+        """slurm_every_s: seconds between two questions to Slurm; infinity: it is never asked."""
+        self.plan = plan
+        self.found: dict[str, RunState] = {}
+        self._every_s = slurm_every_s
+        self._asked = float("-inf")
+        self._jobs: dict[str, slurm_jobs.Job] = {}
+
+    def look(self) -> dict[str, RunState]:
+        """What became of each planned run by now."""
+        paths = self.plan.paths
+        record = read_json(paths.launcher)
+        ordered = set((record or {}).get("run_ids", ())) if is_alive(record) else set()
+        open_runs = [r for r in self.plan.runs if not self._ended(r)]
+        own = {r: run_state(paths.run(r), launcher_alive=r in ordered) for r in open_runs}
+        records = {r: job for r in open_runs if (job := _slurm_record(self.plan, r))}
+        self._ask(records)
+        for run_id in open_runs:
+            self.found[run_id] = self._merged(own[run_id], records.get(run_id))
+        return {run_id: self.found[run_id] for run_id in self.plan.runs}
+
+    def _ended(self, run_id: str) -> bool:
+        return run_id in self.found and self.found[run_id].status in FINAL
+
+    def _ask(self, records: Mapping[str, Mapping[str, object]]) -> None:
+        due = self._asked + self._every_s if self._every_s < float("inf") else float("inf")
+        if records and time.monotonic() >= due:
+            self._jobs = slurm_jobs.ask(str(job["job_id"]) for job in records.values())
+            self._asked = time.monotonic()
+
+    def _merged(self, own: RunState, record: Mapping[str, object] | None) -> RunState:
+        job = self._jobs.get(str(record["job_id"])) if record else None
+        shared = bool(record and record.get("shared"))
+        return slurm_jobs.merged(own, job, shared)
+
+
+def _slurm_record(plan: Plan, run_id: str) -> Mapping[str, object] | None:
+    job = read_json(plan.paths.run(run_id).job)
+    return job if job and job.get("launcher") == "slurm" and job.get("job_id") else None
+
+
+def states(plan: Plan) -> dict[str, RunState]:
+    """What became of each planned run, in one look."""
+    return States(plan).look()
+
+
+def job_ids(plan: Plan) -> list[str]:
+    """The Slurm jobs of the plan's runs."""
+    records = (_slurm_record(plan, run_id) for run_id in plan.runs)
+    return list(dict.fromkeys(str(job["job_id"]) for job in records if job))
+
+
+def select(found: Mapping[str, RunState], only: str | None = None) -> list[str]:
+    """The runs to start: those missing or not ok, or only those with one status."""
+    if only:
+        return [r for r, state in found.items() if state.status == only]
+    return [r for r, state in found.items() if state.status not in ("ok", *UNDER_WAY)]

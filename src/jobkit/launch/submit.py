@@ -1,0 +1,195 @@
+"""Submits runs to Slurm through submitit. The only place that calls sbatch and scancel."""
+
+import contextlib
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from submitit import Job
+from submitit.slurm.slurm import SlurmExecutor, _make_sbatch_string
+
+from jobkit.errors import UsageError
+from jobkit.launch.command import clean_environment, job_command, python_path
+from jobkit.launch.slurm import Batch, Options, Submission, submitit_parameters
+from jobkit.launch.task import collect_in_job, run_in_job, sweep_in_job
+from jobkit.paths import REPOSITORY, StudyPaths, write_json, write_whole
+
+TIMEOUT_S = 30.0  # for one call of a Slurm command
+
+
+def script(batch: Batch, folder: Path, at_once: int | None, whole: bool = False) -> str:
+    """The batch script of an array, byte for byte as submitit submits it."""
+    count = len(batch.run_ids)
+    parameters = submitit_parameters(batch.options, at_once)
+    if count > 1 and not whole:
+        parameters["map_count"] = count
+    command = (
+        f"{shlex.quote(sys.executable)} -u -m submitit.core._submit {shlex.quote(str(folder))}"
+    )
+    return _make_sbatch_string(command=command, folder=folder, **parameters)
+
+
+def check(submission: Submission) -> None:
+    """Ask Slurm whether it would take each script. Raises UsageError with what it says."""
+    for batch in submission.batches:
+        text = script(batch, submission.study.submitit, submission.at_once, submission.whole)
+        done = command(["sbatch", "--test-only"], text)
+        if done.returncode:
+            raise UsageError(refusal(done.stderr, batch.options))
+
+
+def refusal(stderr: str, options: Options) -> str:
+    """sbatch's refusal in one line, with the valid names where it is about a name."""
+    lines = [line for line in stderr.splitlines() if "error" in line or "failure" in line]
+    said = (lines[-1] if lines else stderr.strip()) or "sbatch refused"
+    said = said.removeprefix("allocation failure: ").removeprefix("sbatch: error: ")
+    hint = ""
+    if "partition" in said.lower():
+        hint = _names(["sinfo", "-h", "-o", "%R"], "partitions")
+    elif "account" in said.lower():
+        user = ["sacctmgr", "-n", "-P", "show", "assoc", f"user={_user()}"]
+        hint = _names([*user, "format=account"], "accounts")
+        hint += _names([*user, "format=qos"], "QOS") if "qos" in said.lower() else ""
+    elif "qos" in said.lower():
+        hint = _names(["sacctmgr", "-n", "-P", "show", "qos", "format=name"], "QOS")
+    asked = " ".join(f"--{k}" if v is True else f"--{k}={v}" for k, v in options.items())
+    return f"Slurm would not take it: {said}{hint} (asked for: {asked})"
+
+
+def _names(words: list[str], what: str) -> str:
+    """ "; known partitions: a, b", from the lines that a command prints; empty without any."""
+    try:
+        done = command(words)
+    except UsageError:
+        return ""
+    names = sorted({name for line in done.stdout.split() for name in line.split(",") if name})
+    return f"; known {what}: {', '.join(names)}" if names else ""
+
+
+def _user() -> str:
+    return os.environ.get("USER") or str(os.getuid())
+
+
+def command(words: list[str], stdin: str = "") -> "subprocess.CompletedProcess[str]":
+    """Call a Slurm command, within a bound of time. Raises UsageError where that cannot be."""
+    try:
+        return subprocess.run(
+            words,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            env=slurm_environment(),
+        )
+    except FileNotFoundError:
+        raise UsageError(
+            f"no '{words[0]}' on PATH: this machine has no Slurm; use --site local"
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise UsageError(
+            f"Slurm did not answer '{words[0]}' within {TIMEOUT_S:.0f} s: try again later"
+        ) from None
+
+
+def slurm_environment() -> dict[str, str]:
+    """The environment for Slurm's commands, without what another job or SBATCH_* left in it."""
+    kept = {k: v for k, v in os.environ.items() if k in ("SLURM_CONF", "SLURM_CLUSTERS")}
+    return {**clean_environment(os.environ), **kept, "PYTHONPATH": python_path()}
+
+
+@contextlib.contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Have submitit's own call of sbatch see this environment."""
+    before = dict(os.environ)
+    try:
+        os.environ.clear()
+        os.environ.update(values)
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def submit(submission: Submission) -> list[str]:
+    """Submit everything; return the ids of the arrays (or of the one job). One sbatch a shape."""
+    study = submission.study
+    study.submitit.mkdir(parents=True, exist_ok=True)
+    for batch in submission.batches:
+        for run_id in batch.run_ids:
+            paths = study.run(run_id)
+            paths.folder.mkdir(exist_ok=True)
+            write_whole(paths.site, submission.site.shell())
+    with _environment(slurm_environment()):
+        return [master for batch in submission.batches for master in _submit(submission, batch)]
+
+
+def _submit(submission: Submission, batch: Batch) -> list[str]:
+    study = submission.study
+    executor = _executor(submission, batch.options)
+    commands = {run_id: _command(submission, run_id) for run_id in batch.run_ids}
+    folders = {run_id: str(study.run(run_id).folder) for run_id in batch.run_ids}
+    if submission.whole:
+        job = executor.submit(sweep_in_job, [(folders[r], commands[r]) for r in batch.run_ids])
+        jobs: dict[str, Job[int]] = dict.fromkeys(batch.run_ids, job)
+    else:
+        with executor.batch():
+            made = [executor.submit(run_in_job, folders[r], commands[r]) for r in batch.run_ids]
+        jobs = dict(zip(batch.run_ids, made, strict=True))
+    for run_id, job in jobs.items():
+        _note(study, run_id, job, commands[run_id], submission.whole)
+    return list(dict.fromkeys(job.job_id.split("_")[0] for job in jobs.values()))
+
+
+def _command(submission: Submission, run_id: str) -> list[str]:
+    spec = submission.plan.runs[run_id]
+    return job_command(spec, submission.study.run(run_id), sized=submission.whole)
+
+
+def _executor(submission: Submission, options: Options) -> SlurmExecutor:
+    executor = SlurmExecutor(folder=submission.study.submitit)
+    executor.update_parameters(**submitit_parameters(options, submission.at_once))
+    return executor
+
+
+def _note(study: StudyPaths, run_id: str, job: "Job[int]", words: list[str], shared: bool) -> None:
+    """Leave with the run: which job it is, the script, and a link to what Slurm says."""
+    paths = study.run(run_id)
+    submitted = {"v": 1, "launcher": "slurm", "job_id": job.job_id, "submitted": time.time()}
+    attempts = paths.attempt_numbers()
+    more = {"first_attempt": attempts[-1] + 1 if attempts else 0, "command": words}
+    write_json(paths.job, {**submitted, **more, "shared": shared})
+    shutil.copyfile(job.paths.submission_file, paths.script)
+    paths.scheduler_log.unlink(missing_ok=True)
+    paths.scheduler_log.symlink_to(os.path.relpath(job.paths.stdout, paths.folder))
+
+
+def submit_collect(submission: Submission, masters: Sequence[str]) -> str:
+    """Submit the job that collects and plots when all others have ended; return its id."""
+    study, options = submission.study, submission.batches[0].options
+    more: Options = {
+        **{k: v for k, v in options.items() if k in ("partition", "account", "qos", "mail-user")},
+        "job-name": f"{study.folder.name}-collect",
+        "nodes": "1",
+        "ntasks": "1",
+        "time": "00:15:00",
+        "dependency": "afterany:" + ":".join(masters),
+        "kill-on-invalid-dep": "yes",
+        "output": str(study.collect_log),
+    }
+    with _environment(slurm_environment()):
+        executor = _executor(submission, more)
+        words = ["bash", str(REPOSITORY / "plot_results.sh"), str(study.folder)]
+        job = executor.submit(collect_in_job, words)
+    return str(job.job_id)
+
+
+def cancel(job_ids: Sequence[str]) -> None:
+    """End the jobs, those that wait first, so that none starts in the meantime."""
+    masters = list(dict.fromkeys(job_ids))
+    command(["scancel", "--state=PENDING", *masters])
+    command(["scancel", *masters])

@@ -1,0 +1,166 @@
+"""A real Slurm for the tests: `cluster` for the whole session, `make_cluster` for one of one's own.
+
+Where Slurm cannot be brought up, the tests fail in CI, and skip with the reason elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+import pytest
+
+from jobkit.minicluster import machine, packages, slurm
+from jobkit.minicluster.config import Options
+from jobkit.minicluster.errors import ClusterError
+from jobkit.minicluster.layout import Layout
+
+ROOT = Path(__file__).resolve().parents[2]
+DOOR = [sys.executable, str(ROOT / "hpc" / "minicluster")]
+ENDED = {
+    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
+    "PREEMPTED", "TIMEOUT",
+}  # fmt: skip
+
+
+class Ended(NamedTuple):
+    """How a job ended; for an array, what its elements have in common, else joined by commas."""
+
+    state: str
+    exit_code: str  # "code:signal"
+
+
+@dataclass
+class Cluster:
+    """A minicluster that is up."""
+
+    layout: Layout
+    env: dict[str, str] = field(repr=False)  # for subprocess: points Slurm's commands at it
+    printed: str = ""  # what `up` said
+
+    def door(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run `hpc/minicluster <words>` for this cluster."""
+        return run_door(*words, directory=self.layout.root)
+
+    def run(
+        self, *argv: str | os.PathLike[str], timeout: float = 60, cwd: Path | None = None,
+        env: dict[str, str] | None = None,
+    ) -> subprocess.CompletedProcess[str]:  # fmt: skip
+        """Run a command on the login node, so to say; `env` is added to the environment."""
+        return subprocess.run(
+            argv, env=self.env | (env or {}), cwd=cwd, timeout=timeout, capture_output=True,
+            text=True, check=False, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    def submit(self, *words: str, cwd: Path | None = None) -> str:
+        """sbatch; returns the job's id."""
+        done = self.run("sbatch", "--parsable", *words, cwd=cwd)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    def show(self, job_id: str | int) -> list[dict[str, str]]:
+        """The fields of `scontrol show job`: one dictionary for each element of an array."""
+        shown = self.run("scontrol", "--oneliner", "show", "job", str(job_id)).stdout
+        return [dict(re.findall(r"(?:^| )(\w[\w:/]*)=(\S*)", line)) for line in shown.splitlines()]
+
+    def wait(self, job_id: str | int, timeout: float = 60) -> Ended:
+        """Wait until the job, or every element of the array, has ended."""
+        deadline = time.monotonic() + timeout
+        while True:
+            jobs = self.show(job_id)
+            states = {job["JobState"] for job in jobs}
+            if jobs and states <= ENDED:
+                codes = {job["ExitCode"] for job in jobs}
+                return Ended(",".join(sorted(states)), ",".join(sorted(codes)))
+            assert time.monotonic() < deadline, f"job {job_id} has not ended: {jobs}"
+            time.sleep(0.1)
+
+    def wait_for(self, job_id: str | int, timeout: float = 60, **fields: str) -> dict[str, str]:
+        """Wait until the job's record has these fields, such as JobState="RUNNING"."""
+        deadline = time.monotonic() + timeout
+        while True:
+            job = self.show(job_id)[0]
+            if fields.items() <= job.items():
+                return job
+            assert time.monotonic() < deadline, f"job {job_id} is not {fields}: {job}"
+            time.sleep(0.1)
+
+
+def run_door(
+    *words: str, directory: Path, timeout: float = 120
+) -> subprocess.CompletedProcess[str]:
+    """Run `hpc/minicluster <words> --dir <directory>`."""
+    return subprocess.run(
+        [*DOOR, *words, "--dir", str(directory)],
+        capture_output=True, text=True, check=False, timeout=timeout, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+def unavailable(reason: str) -> NoReturn:
+    """Slurm cannot be had here: a failure in CI, where it must be; else a skip with the reason."""
+    if os.environ.get("CI"):
+        pytest.fail(f"no minicluster, and CI is set: {reason}", pytrace=False)
+    pytest.skip(f"no minicluster: {reason}")
+
+
+@pytest.fixture(scope="session")
+def slurm_packages() -> None:
+    """Slurm is installed; where that may be done without asking, it is done."""
+    absent = machine.missing(machine.packages(Options(netns=True)))
+    if not absent:
+        return
+    if not packages.may_install():
+        unavailable(f"packages are missing; run: {machine.install_line(absent)}")
+    try:
+        packages.install(absent, print)
+    except ClusterError as error:
+        unavailable(str(error))
+
+
+@pytest.fixture(scope="session")
+def short_dir() -> Iterator[Path]:
+    """A folder with a path that is short enough for Slurm's sockets, readable by all."""
+    made = Path(tempfile.mkdtemp(prefix="mc", dir="/tmp"))
+    made.chmod(0o755)
+    yield made
+    shutil.rmtree(made)
+
+
+@pytest.fixture(scope="session")
+def make_cluster(slurm_packages: None, short_dir: Path) -> Iterator[Callable[..., Cluster]]:
+    """Bring up a cluster with the options of `up`; all are taken down at the end."""
+    made: list[Path] = []
+
+    def make(*options: str) -> Cluster:
+        layout = Layout(short_dir / f"c{len(made)}")
+        made.append(layout.root)
+        done = run_door("up", *options, directory=layout.root)
+        if done.returncode:
+            unavailable(f"`up {' '.join(options)}` ended with {done.returncode}: {done.stderr}")
+        return Cluster(layout, slurm.environment(layout), done.stdout)
+
+    yield make
+    for directory in made:
+        done = run_door("down", directory=directory)
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="session")
+def cluster(make_cluster: Callable[..., Cluster]) -> Cluster:
+    """The session's cluster: 4 nodes (n1 to n4) of 8 cores and 4 GPUs, with accounting."""
+    return make_cluster()
+
+
+@pytest.fixture(scope="session")
+def door(slurm_packages: None) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """`hpc/minicluster <words> --dir <directory>`, for tests of the command itself."""
+    return run_door

@@ -1,0 +1,221 @@
+"""Up, down, crash and all that: what a minicluster adds to a machine, and that it goes again."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+WHO = "echo $SLURMD_NODENAME $SLURM_PROCID $CUDA_VISIBLE_DEVICES"
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+
+
+def traces(directory: Path) -> list[str]:
+    """Everything on this machine that has to do with a cluster in this folder.
+
+    Its own search, not the product's: by all that a process may show of itself, by mounts,
+    sockets and network links.
+    """
+    text = os.fsencode(directory)
+    found = [str(directory)] if directory.exists() else []
+    for process in Path("/proc").glob("[0-9]*"):
+        if int(process.name) == os.getpid():
+            continue
+        shown = b""
+        for name in ("cmdline", "environ", "mountinfo"):
+            try:
+                shown += (process / name).read_bytes() + b"\0"
+            except OSError:
+                continue
+        for link in [process / "cwd", *_entries(process / "fd")]:
+            try:
+                shown += os.fsencode(link.readlink()) + b"\0"
+            except OSError:
+                continue
+        if re.search(re.escape(text) + rb"[/\0\s]", shown):
+            found.append(f"process {process.name}: {(process / 'comm').read_text().strip()}")
+    found += [
+        line for line in Path("/proc/net/unix").read_text().splitlines() if f"{directory}/" in line
+    ]
+    return found
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []
+
+
+def machine_wide() -> dict[str, set[str]]:
+    """What a cluster adds to the machine that bears no folder's name."""
+    listening = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in Path(table).read_text().splitlines()[1:]:
+            words = line.split()
+            if words[3] == "0A":
+                listening.add(words[1])
+    return {
+        "links": {entry.name for entry in Path("/sys/class/net").iterdir()},
+        "mounts": set(Path("/proc/self/mountinfo").read_text().splitlines()),
+        "cgroups": {str(path) for path in Path("/sys/fs/cgroup").glob("*/slurm*")},
+        "listening": {port for port in listening if 7000 <= int(port.split(":")[1], 16) < 20000},
+        "namespaces": set(subprocess.run(["lsns", "-n", "-o", "NS", "-t", "net"],
+                                         capture_output=True, text=True).stdout.split()),
+    }  # fmt: skip
+
+
+def processes(directory: Path) -> list[int]:
+    """The daemons that `up` wrote down."""
+    return [
+        entry["pid"]
+        for entry in json.loads((directory / "minicluster.json").read_text())["processes"]
+    ]
+
+
+@pytest.fixture
+def folder(short_dir: Path, door) -> Iterator[Path]:
+    """A folder for a cluster that the test itself brings up; taken down whatever happens."""
+    made = short_dir / "own"
+    yield made
+    door("down", directory=made)
+
+
+def test_without_accounting_up_takes_less_than_two_seconds(folder: Path, door) -> None:
+    took = []
+    for _ in range(3):  # the best of three: the machine may be busy with something else
+        done = door("up", "--no-accounting", directory=folder)
+        took.append(float(re.search(r"; ([\d.]+) s$", done.stdout, re.MULTILINE)[1]))
+        assert door("down", directory=folder).returncode == 0
+    assert min(took) < 2, took
+
+
+@pytest.mark.parametrize("options", [[], pytest.param(["--netns"], marks=needs_root)], ids=str)
+def test_down_leaves_nothing(folder: Path, door, options: list[str]) -> None:
+    before = machine_wide()
+    assert door("up", *options, directory=folder).returncode == 0
+    conf = {"SLURM_CONF": str(folder / "slurm.conf")}
+    orphan = "setsid sh -c 'trap \"\" TERM HUP; exec sleep 999' & sleep 999"
+    job = ["sbatch", "-N2", "-o", "/dev/null", "--wrap", f"srun sleep 999 & {orphan}"]
+    subprocess.run(job, env=os.environ | conf, check=True, capture_output=True)
+    time.sleep(1)
+    there, during = traces(folder), machine_wide()
+    for kind in ("slurmctld", "slurmd", "slurmstepd", "munged", "mariadbd", "slurmdbd", "sleep"):
+        assert any(line.endswith(f": {kind}") for line in there), (kind, there)
+    assert len(during["listening"] - before["listening"]) >= 3
+    assert bool(during["links"] - before["links"]) == bool(options)
+    assert door("down", directory=folder).returncode == 0
+    assert traces(folder) == []
+    assert machine_wide() == before
+    again = door("down", directory=folder)
+    assert (again.returncode, again.stdout) == (0, f"nothing to end in {folder}\n")
+
+
+def test_up_after_a_crash(folder: Path, door) -> None:
+    assert door("up", "--no-accounting", directory=folder).returncode == 0
+    old = processes(folder)
+    for pid in old:
+        os.kill(pid, signal.SIGKILL)
+    _until(lambda: not any(_alive(pid) for pid in old))
+    status = door("status", directory=folder)
+    assert status.returncode == 1
+    assert "slurmctld" in status.stdout and "start anew" in status.stdout
+    again = door("up", "--no-accounting", directory=folder)
+    assert again.returncode == 0, again.stderr
+    assert "has crashed" in again.stdout
+    assert door("status", directory=folder).returncode == 0
+    assert door("down", directory=folder).returncode == 0
+    assert traces(folder) == []
+
+
+@pytest.mark.parametrize("moment", ["starting the accounting", "starting slurmctld"])
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM], ids=["KILL", "TERM"])
+def test_up_killed_midway(folder: Path, door, signum: int, moment: str) -> None:
+    argv = [sys.executable, "-m", "jobkit.minicluster", "up", "--dir", str(folder)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    with subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, text=True) as running:
+        while moment not in running.stdout.readline():
+            pass
+        time.sleep(0.1)
+        running.send_signal(signum)
+    if signum == signal.SIGTERM:
+        assert running.returncode == 143
+        assert traces(folder) == []
+        return
+    assert len(traces(folder)) > 1
+    assert door("down", directory=folder).returncode == 0
+    assert traces(folder) == []
+
+
+def test_a_folder_with_other_files_is_left_alone(short_dir: Path, door) -> None:
+    theirs = short_dir / "theirs"
+    theirs.mkdir()
+    (theirs / "thesis").write_text("years")
+    for command in ("up", "down"):
+        done = door(command, directory=theirs)
+        assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+    assert (theirs / "thesis").read_text() == "years"
+
+
+@needs_root
+def test_an_ordinary_user_without_jobkit_installed(short_dir: Path, slurm_packages) -> None:
+    """From a copy that the user may read, with the system's python3: nothing else is needed."""
+    home = short_dir / "user"
+    (home / "src" / "jobkit").mkdir(parents=True)
+    shutil.copytree(ROOT / "src/jobkit/minicluster", home / "src/jobkit/minicluster")
+    shutil.copy(ROOT / "src/jobkit/__init__.py", home / "src/jobkit")
+    (home / "hpc").mkdir()
+    shutil.copy(ROOT / "hpc/minicluster", home / "hpc/minicluster")
+    shutil.chown(home, 65534)
+    path = "/usr/local/bin:/usr/bin:/bin"
+    user = [
+        "setpriv",
+        "--reuid=65534",
+        "--regid=65534",
+        "--clear-groups",
+        "env",
+        "-i",
+        f"PATH={path}",
+    ]
+    if shutil.which("python3", path=path) is None:
+        pytest.skip("no python3 that another user may run")
+    script = f"""
+    set -e; cd {home}
+    hpc/minicluster up --no-accounting --nodes=2 --dir {home}/c
+    eval "$(hpc/minicluster env --dir {home}/c)"
+    srun -N2 -n2 --gpus-per-task=1 sh -c '{WHO}; id -u'
+    hpc/minicluster up --netns --dir {home}/d || echo netns: $?
+    hpc/minicluster down --dir {home}/c"""
+    done = subprocess.run([*user, "sh", "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert {"n1 0 0", "n2 1 0", "65534", "netns: 2"} <= set(lines)
+    assert [line for line in lines if line.startswith("note: only your own jobs run")]
+    assert [line for line in lines if line.startswith("note: node names")]
+    assert "--netns: network namespaces need root" in done.stderr
+    assert traces(home / "c") == []
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def _until(condition: Callable[[], object], timeout: float = 10) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
