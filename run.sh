@@ -15,6 +15,9 @@
 #
 # Options of its own, which may stand anywhere:
 #   --nproc-per-node N   ranks on this machine (default: its GPUs, else 1); not in an allocation
+#   --site NAME          set-up lines, environment and container of hpc/sites/NAME.toml
+#   --preflight          in an allocation: check it first, train only when it is sound
+#   --nodes N, --ntasks-per-node N   in an allocation: use only so much of it
 #   --run-dir DIR        the run's folder (default: a new one in logs/single/)
 # Everything else goes to the payload as it is: see `bash run.sh --help`.
 #
@@ -32,15 +35,19 @@ if [[ ! -d $root/src/jobkit ]]; then root=${JOBKIT_ROOT:-${SLURM_SUBMIT_DIR:-$PW
 [[ -d $root/src/jobkit ]] || fail "no src/jobkit in $root: submit from jobkit's folder"
 export PYTHONPATH=$root/src${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
 
-nproc_per_node='' run_dir='' own_dir='' only='' payload=()
+nproc_per_node='' run_dir='' site='' site_file='' nodes='' ntasks_per_node='' preflight=''
+own_dir='' only='' payload=()
 while (($#)); do
   case $1 in
-    --nproc-per-node | --run-dir)
+    --nproc-per-node | --run-dir | --site | --site-file | --nodes | --ntasks-per-node)
       (($# > 1)) || fail "$1 needs a value"
-      if [[ $1 == --run-dir ]]; then run_dir=$2; else nproc_per_node=$2; fi
+      own=${1#--}
+      printf -v "${own//-/_}" %s "$2"
       shift ;;
-    --nproc-per-node=*) nproc_per_node=${1#*=} ;;
-    --run-dir=*) run_dir=${1#*=} ;;
+    --nproc-per-node=* | --run-dir=* | --site=* | --site-file=* | --nodes=* | --ntasks-per-node=*)
+      own=${1%%=*} own=${own#--}
+      printf -v "${own//-/_}" %s "${1#*=}" ;;
+    --preflight) preflight=1 ;;
     *)
       case $1 in
         --help | -h) only=help ;;
@@ -53,8 +60,21 @@ while (($#)); do
 done
 
 in_allocation=${SLURM_JOB_ID:+1}
+# What the site wants before the launch: environment, set-up lines, container. The same lines for
+# a single job (--site NAME) and in a study, whose launcher has left them in a file.
+srun_options=() inside=()
+if [[ -n $site ]]; then
+  lines=$("${JOBKIT_PYTHON:-python}" -m jobkit.launch.site "$site") || exit
+  eval "$lines"
+elif [[ -n $site_file ]]; then
+  [[ -r $site_file ]] || fail "$site_file cannot be read"
+  # shellcheck source=/dev/null
+  source "$site_file"
+fi
 python=${JOBKIT_PYTHON:-python}
 if [[ -z $in_allocation ]]; then
+  [[ -z $nodes$ntasks_per_node ]] ||
+    fail "--nodes and --ntasks-per-node are for an allocation; here say --nproc-per-node"
   command -v "$python" >/dev/null ||
     fail "no '$python' on PATH: run 'make venv' once, then 'source .venv/bin/activate'"
   "$python" -c 'import importlib.util as u, sys; sys.exit(not (u.find_spec("torch") and u.find_spec("torchvision")))' ||
@@ -92,9 +112,34 @@ if [[ -z $only ]]; then
   echo "[jobkit] start: attempt $attempt of $run_dir on $(uname -n) at $(date +%Y-%m-%dT%H:%M:%S%z)"
 fi
 
+# Starts a module of jobkit as one task a rank.
+on_every_rank() {
+  # Options that a job inherits and that would contradict those given here.
+  unset SLURM_TRES_PER_TASK
+  local size=()
+  if [[ -n $ntasks_per_node ]]; then # a part of the allocation
+    size=(--nodes="${nodes:-1}" --ntasks="$((${nodes:-1} * ntasks_per_node))"
+      --ntasks-per-node="$ntasks_per_node")
+  fi
+  # Without --kill-on-bad-exit the ranks that are left would wait for ever. Never --unbuffered:
+  # srun then tears lines. cpus-per-task said again: srun does not inherit it.
+  srun --kill-on-bad-exit=1 --wait=60 ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"} \
+    ${size[@]+"${size[@]}"} ${srun_options[@]+"${srun_options[@]}"} \
+    ${inside[@]+"${inside[@]}"} "$python" -m "$@"
+}
+
 if [[ -n $in_allocation ]]; then
-  srun --kill-on-bad-exit=1 ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"} \
-    "$python" -m jobkit.payload.main ${payload[@]+"${payload[@]}"}
+  # People type `tail -f train.log`: the newest job's log, in the folder that it was submitted from.
+  if [[ -n ${SLURM_SUBMIT_DIR-} && -f $SLURM_SUBMIT_DIR/logs/train-$SLURM_JOB_ID.log ]]; then
+    for kind in log err; do
+      ln -sfn "logs/train-$SLURM_JOB_ID.$kind" "$SLURM_SUBMIT_DIR/train.$kind" 2>/dev/null
+    done
+  fi
+  [[ -n ${OMP_NUM_THREADS-} || -z ${SLURM_CPUS_PER_TASK-} ]] || export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK
+  if [[ -n $preflight ]]; then
+    on_every_rank jobkit.payload.preflight ${run_dir:+--run-dir "$run_dir"} || fail "preflight failed: nothing was trained" 5
+  fi
+  on_every_rank jobkit.payload.main ${payload[@]+"${payload[@]}"}
   code=$?
 else
   if [[ -z ${OMP_NUM_THREADS-} ]]; then # torchrun would set 1, and warn

@@ -4,19 +4,14 @@ import os
 
 import pytest
 
+_OF_A_JOB = ("SLURM_", "SBATCH_", "JOBKIT_", "TORCHELASTIC_")
+_OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
 
 @pytest.fixture(autouse=True, scope="session")
 def _plain_environment() -> None:
     """Whoever runs the tests inside a job, or with jobkit set up, gets the same answers."""
     for name in list(os.environ):
-        if name.startswith(("SLURM_", "SBATCH_", "JOBKIT_", "TORCHELASTIC_")) or name in (
-            "RANK",
-            "LOCAL_RANK",
-            "WORLD_SIZE",
-            "LOCAL_WORLD_SIZE",
-            "MASTER_ADDR",
-            "MASTER_PORT",
-            "OMP_NUM_THREADS",
-        ):
-            if name not in ("JOBKIT_TEST_IMAGES",):
-                del os.environ[name]
+        of_a_job = name.startswith(_OF_A_JOB) and not name.startswith("JOBKIT_TEST_")
+        if of_a_job or name in (*_OF_A_RANK, "OMP_NUM_THREADS"):
+            del os.environ[name]

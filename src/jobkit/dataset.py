@@ -43,7 +43,8 @@ def check_tar(path: Path) -> None:
         with tarfile.open(path) as archive:
             empty = archive.next() is None
     except (tarfile.TarError, OSError, EOFError) as error:
-        raise UsageError(f"{path}: not a readable .tar: {error}") from None
+        reason = str(error).splitlines()[0]  # tarfile tells of each compression that it tried
+        raise UsageError(f"{path}: not a readable .tar: {reason}") from None
     if empty:
         raise UsageError(f"{path}: the .tar is empty; needs train/<class>/* and test/<class>/*")
 

@@ -1,8 +1,10 @@
 """What a user sees when something is wrong: one line, and a documented exit code."""
 
+import argparse
 import difflib
 from collections.abc import Iterable
 from enum import IntEnum
+from typing import Any, NoReturn
 
 
 class Exit(IntEnum):
@@ -21,6 +23,18 @@ class Exit(IntEnum):
 
 class UsageError(ValueError):
     """What a user typed or supplied cannot be used. The text is the one line that they see."""
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse's, with one line for a mistake, and examples kept as they were written."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(**{"allow_abbrev": False, **kwargs})
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong in one line and end with 2."""
+        self.exit(Exit.USAGE, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

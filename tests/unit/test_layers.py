@@ -94,8 +94,12 @@ def test_the_payload_is_python_3_10(path: Path) -> None:
     late = {"tomllib"}  # the library of 3.11; plan.py imports it where only the login node goes
     at_top = [n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)]
     names = {a.name for n in at_top if isinstance(n, ast.Import) for a in n.names}
-    names |= {f"{n.module}.{a.name}" for n in at_top if isinstance(n, ast.ImportFrom) for a in n.names}
-    assert not names & (late | {"enum.StrEnum", "datetime.UTC", "typing.Self", "typing.assert_never"})
+    names |= {
+        f"{n.module}.{a.name}" for n in at_top if isinstance(n, ast.ImportFrom) for a in n.names
+    }
+    assert not names & (
+        late | {"enum.StrEnum", "datetime.UTC", "typing.Self", "typing.assert_never"}
+    )
 
 
 def imports_without(modules: list[str], blocked: list[str]) -> subprocess.CompletedProcess[str]:

@@ -92,39 +92,32 @@ def test_a_failure_is_told_with_its_line(run: FakeRun) -> None:
     assert state.evidence_file == "r/attempts/0/outcome.json"
 
 
-TRACEBACK = ("[rank1] Traceback (most recent call last):", '[rank1]   File "x.py", line 1, in f')
+HEAD = "Traceback (most recent call last):"
+TRACEBACK = (f"[rank1] {HEAD}", '[rank1]   File "x.py", line 1, in f')
+OTHER = (f"[rank0]: {HEAD}", '[rank0]:   File "x.py", line 1, in f', "[rank0]: KeyError: 'x'")
+NO_MEMORY = "[rank1] torch.OutOfMemoryError: CUDA out of memory. Tried"
+JOB = "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-01T00:00:00"
+STEP = "slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-01-01T00:00:00"
 
 
 @pytest.mark.parametrize(
-    ("lines", "status", "evidence"),
+    ("lines", "status", "which"),
     [
-        ((*TRACEBACK, "[rank1] ValueError: boom"), "failed", "[rank1] ValueError: boom"),
-        (
-            (*TRACEBACK, "[rank1] torch.OutOfMemoryError: CUDA out of memory. Tried"),
-            "oom",
-            "[rank1] torch.OutOfMemoryError: CUDA out of memory. Tried",
-        ),
-        (
-            (*TRACEBACK, "[rank1] RuntimeError: Connection closed by peer", "[rank0]: Traceback "
-             "(most recent call last):", "[rank0]:   File", "[rank0]: KeyError: 'x'"),
-            "failed",
-            "[rank0]: KeyError: 'x'",
-        ),
-        (("slurmstepd: error: Detected 1 oom_kill event in StepId=1.0",), "oom", None),
-        (("slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-01-01T00:00:00 DUE TO TIME LIMIT"
-          " ***",), "timeout", None),
-        (("slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-01T00:00:00 DUE TO PREEMPTION "
-          "***",), "preempted", None),
-        (("slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-01T00:00:00 DUE TO NODE FAILURE,"
-          " SEE SLURMCTLD LOG FOR DETAILS ***",), "node_fail", None),
-        (("slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-01T00:00:00 ***",), "cancelled",
-         None),
-        (("srun: error: n1: task 3: Segmentation fault",), "failed", None),
+        ((*TRACEBACK, "[rank1] ValueError: boom"), "failed", -1),
+        ((*TRACEBACK, NO_MEMORY), "oom", -1),
+        ((*TRACEBACK, "[rank1] RuntimeError: Connection closed by peer", *OTHER), "failed", -1),
+        ((*OTHER, *TRACEBACK, "[rank1] RuntimeError: Connection closed by peer"), "failed", 2),
+        (("slurmstepd: error: Detected 1 oom_kill event in StepId=1.0",), "oom", 0),
+        ((f"{STEP} DUE TO TIME LIMIT ***",), "timeout", 0),
+        ((f"{JOB} DUE TO PREEMPTION ***",), "preempted", 0),
+        ((f"{JOB} DUE TO NODE FAILURE, SEE SLURMCTLD LOG ***",), "node_fail", 0),
+        ((f"{JOB} ***", "srun: error: n1: task 0: Exited with exit code 1"), "cancelled", 0),
+        (("srun: error: n1: task 3: Segmentation fault",), "failed", 0),
     ],
-)  # fmt: skip
-def test_tell_tale_lines(run: FakeRun, lines: tuple[str, ...], status: str, evidence: str | None):
+)
+def test_tell_tale_lines(run: FakeRun, lines: tuple[str, ...], status: str, which: int) -> None:
     state = ended(run.begin().train(0), 1, *lines)
-    assert (state.status, state.evidence) == (status, evidence or lines[-1])
+    assert (state.status, state.evidence) == (status, lines[which])
     file, _, number = state.evidence_file.rpartition(":")
     assert (run.paths.folder.parent / file).read_text().split("\n")[int(number) - 1] == (
         state.evidence
@@ -132,8 +125,7 @@ def test_tell_tale_lines(run: FakeRun, lines: tuple[str, ...], status: str, evid
 
 
 def test_the_scheduler_s_own_log_counts(run: FakeRun) -> None:
-    said = "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-01T00:00:00 DUE TO TIME LIMIT"
-    run.paths.scheduler_log.write_text(said + "\n")
+    run.paths.scheduler_log.write_text(f"{JOB} DUE TO TIME LIMIT ***\n")
     state = ended(run.begin().train(0), 1, "srun: error: n1: task 0: Exited with exit code 1")
     assert (state.status, state.evidence_file) == ("timeout", "r/slurm.log:1")
 

@@ -4,7 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from jobkit.errors import Exit, UsageError
+from jobkit.errors import Exit, Parser, UsageError
 from jobkit.launch import local
 from jobkit.launch.states import UNDER_WAY, job_ids, states
 from jobkit.paths import StudyPaths
@@ -14,12 +14,10 @@ from jobkit.studies import find_study
 
 def parser() -> argparse.ArgumentParser:
     """The command line of cancel."""
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog="jobkit cancel",
         description="End the runs of a study that are under way or wait.",
         epilog="example:\n  python -m jobkit cancel demo",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     made.add_argument("study", nargs="?", help="its name or folder (default: the newest)")
     return made

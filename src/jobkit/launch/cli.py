@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jobkit.errors import Exit, UsageError
+from jobkit.errors import Exit, Parser, UsageError
 from jobkit.launch.command import job_command, local_command, shown
 from jobkit.launch.how import How
 from jobkit.launch.site import known_sites
@@ -38,12 +38,10 @@ Exit codes: 0 all runs are ok, 1 a run is not, 2 wrong usage, 130 and 143 stoppe
 
 def parser() -> argparse.ArgumentParser:
     """The command line of run_benchmarks.py."""
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog="run_benchmarks.py",
         description="Run a study: the same training under several strategies and sizes.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     known = ", ".join(sorted(p.stem for p in STUDIES.glob("*.toml")))
     study = made.add_argument_group("the study")

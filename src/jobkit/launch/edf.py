@@ -4,19 +4,38 @@ A mistake in the file is else found when the job starts, after its time in the q
 not found at all: a network hook that is off makes a job slow, not wrong.
 """
 
+import posixpath
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from jobkit.errors import nearest
 from jobkit.launch import edf_rules as rules
 from jobkit.launch.edf_annotations import check_annotations, clashes
 from jobkit.launch.edf_text import Finding, Host, Key, Report, key_lines
 
 DEEPEST = 10  # levels of base environments
 LONGEST = 64 * 1024  # characters; an EDF has a few thousand at most
+
+_RULES: dict[str, Callable[[Any, Host, Report], None]] = {
+    "image": rules.check_image,
+    "workdir": rules.check_workdir,
+    "mounts": rules.check_mounts,
+    "devices": rules.check_devices,
+    "env": rules.check_env,
+}
+# What the words of tomllib mostly come from.
+_TOML_HINTS = {
+    "Cannot overwrite a value": "; a key or table is there twice: keep one of them",
+    "Cannot declare": "; a key or table is there twice: keep one of them",
+    "Invalid value": "; a string stands within quotes, true and false without",
+    "Illegal character": "; a string ends with a quote on its line",
+    "Unclosed array": "; an array ends with ']', with ',' between its items",
+    "Expected '='": "; a line is KEY = VALUE or [TABLE]",
+}
 
 
 def check(text: str, folder: Path, environ: Mapping[str, str], here: bool = True) -> list[Finding]:
@@ -36,43 +55,45 @@ def check(text: str, folder: Path, environ: Mapping[str, str], here: bool = True
 
 @dataclass(kw_only=True)
 class _Edf:
-    """One file after its own checks: what was sound in it, and what was not."""
+    """What a file sets, or several of them together."""
 
     report: Report
-    broken: bool = False  # no TOML, so that nothing is known of it
+    complete: bool = True  # False: something is not known, so that clashes cannot be told
     settings: dict[str, Any] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)  # annotations by their dotted names
     base_names: dict[int, str] = field(default_factory=dict)
+    height: int = 0  # levels of base environments below
+
+    def add(self, other: "_Edf") -> None:
+        """Let another file's settings overwrite these."""
+        self.settings = {**self.settings, **other.settings}
+        self.notes = {**self.notes, **other.notes}
+        self.complete = self.complete and other.complete
+        self.height = max(self.height, other.height)
 
 
 def _read(text: str, host: Host) -> _Edf:
     """Check all that needs one file only."""
     try:
         if len(text) > LONGEST:
-            raise ValueError(f"is longer than {LONGEST} characters: this is no EDF")
+            raise ValueError(f"longer than {LONGEST} characters, so that this is no EDF")
         data = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         report = Report(lines={(): _error_line(text, error)})
         report.error((), _no_toml(error))
-        return _Edf(report=report, broken=True)
+        return _Edf(report=report, complete=False)
     report = Report(lines=key_lines(text))
-    edf = _Edf(report=report, settings=rules.well_typed(data, report))
-    for name, rule in _RULES.items():
-        if name in edf.settings:
-            rule(edf.settings[name], host, report)
-    edf.notes = check_annotations(edf.settings.get("annotations", {}), host, report)
-    bases = edf.settings.get("base_environment", [])
+    settings = rules.well_typed(data, report)
+    edf = _Edf(report=report, settings=settings)
+    edf.notes = check_annotations(settings.get("annotations", {}), host, report)
+    bases = settings.get("base_environment") or []
     edf.base_names = rules.strings("base_environment", bases, host, report)
+    all_bases = isinstance(bases, str) or len(bases) == len(edf.base_names)
+    edf.complete = all_bases and all(found.severity != "error" for found in report.findings)
+    for name, rule in _RULES.items():
+        if name in settings:
+            rule(settings[name], host, report)
     return edf
-
-
-_RULES = {
-    "image": rules.check_image,
-    "workdir": rules.check_workdir,
-    "mounts": rules.check_mounts,
-    "devices": rules.check_devices,
-    "env": rules.check_env,
-}
 
 
 def _error_line(text: str, error: Exception) -> int:
@@ -82,23 +103,21 @@ def _error_line(text: str, error: Exception) -> int:
 
 
 def _no_toml(error: Exception) -> str:
-    if isinstance(error, tomllib.TOMLDecodeError):
-        return f"not valid TOML: {error}"
-    what = "is nested too deeply" if isinstance(error, RecursionError) else str(error)
-    return f"not valid TOML: {what}"
+    said = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+    hints = (hint for start, hint in _TOML_HINTS.items() if said.startswith(start))
+    return f"not valid TOML: {re.sub(r' [(]at .*[)]$', '', said)}{next(hints, '')}"
 
 
 def _check_together(own: _Edf, inherited: _Edf) -> None:
     """Check what this file and its base environments make together."""
-    if own.broken:
-        return
     settings = {**inherited.settings, **own.settings}
-    if not settings.get("image") and not inherited.broken:
+    if not (own.complete and inherited.complete):
+        return
+    if not settings.get("image"):
         fix = 'add image = "REGISTRY#NAME:TAG"'
         own.report.warn(("image",), f"no image, so that srun would enter no container: {fix}")
     for clash in clashes({**inherited.notes, **own.notes}, settings):
-        key = _place(clash.key, own)
-        own.report.add(clash.severity, key, clash.message)
+        own.report.add(clash.severity, _place(clash.key, own), clash.message)
 
 
 def _place(key: Key, own: _Edf) -> Key:
@@ -124,25 +143,25 @@ class _Bases:
         for i, name in names.items():
             place = key if chain else (*key, i)
             path = self._find(name, place)
-            edf = self._load(path, place, chain) if path else _Edf(report=self.report, broken=True)
-            total.settings.update(edf.settings)
-            total.notes.update(edf.notes)
-            total.broken |= edf.broken
+            total.add(self._load(path, place, chain) if path else self._nothing())
         return total
+
+    def _nothing(self) -> _Edf:
+        return _Edf(report=self.report, complete=False)
 
     def _load(self, path: Path, place: Key, chain: list[Path]) -> _Edf:
         """One file with all that it inherits in turn."""
-        nothing = _Edf(report=self.report, broken=True)
         if path in chain:
             names = " -> ".join(p.name for p in [*chain[chain.index(path) :], path])
-            self.report.error(place, f"base environments in a circle: {names}: remove one of them")
-            return nothing
-        if len(chain) == DEEPEST:
+            self.report.error(place, f"base environments in a circle ({names}): remove one of them")
+            return self._nothing()
+        # A file that was met before is not read again, but may be too deep by this way.
+        edf = self.known.get(path, _Edf(report=self.report, height=1))
+        if len(chain) + edf.height > DEEPEST:
             fix = "copy some of them into one file"
             self.report.error(place, f"more than {DEEPEST} levels of base environments: {fix}")
-            return nothing
+            return self._nothing()
         if path not in self.known:
-            self.known[path] = nothing
             self.known[path] = self._check(path, place, chain)
         return self.known[path]
 
@@ -152,22 +171,41 @@ class _Bases:
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
             self.report.error(place, f"the base environment {path} cannot be read: {why}")
-            return _Edf(report=self.report, broken=True)
+            return self._nothing()
         own = _read(text, self.host)
         for found in own.report.findings:
             self.report.add(found.severity, place, f"in {path}:{found.line}: {found.message}")
-        inherited = self.inherit(own.base_names, place, [*chain, path])
-        own.settings = {**inherited.settings, **own.settings}
-        own.notes = {**inherited.notes, **own.notes}
-        own.broken |= inherited.broken
-        return own
+        total = self.inherit(own.base_names, place, [*chain, path])
+        total.add(own)
+        total.height += 1
+        return total
 
     def _find(self, name: str, place: Key) -> Path | None:
-        """The file of a base environment, found as srun --environment finds one."""
+        """The file of a base environment, found as `srun --environment` finds one."""
+        candidates = [folder / f"{name}.toml" for folder in self._search_path()]
         if rules.is_path(name):
-            if not self.host.missing(name):
-                return self.host.folder / name
-            self.report.error(
-                place, f"the base environment {name} does not exist: correct its path"
-            )
-            return None
+            candidates = [self.host.folder / name]
+        elif "/" in name:
+            candidates = []
+        for path in candidates:
+            if self.host.is_file(path):
+                return Path(posixpath.normpath(path))
+        severity = "error" if self.host.here else "warning"
+        self.report.add(severity, place, self._not_found(name))
+        return None
+
+    def _search_path(self) -> list[Path]:
+        home = self.host.environ.get("HOME", "")
+        folders = self.host.environ.get("EDF_PATH") or (f"{home}/.edf" if home else "")
+        return [Path(folder) for folder in folders.split(":") if folder]
+
+    def _not_found(self, name: str) -> str:
+        what = f"base environment '{name}'"
+        if rules.is_path(name):
+            return f"{what} does not exist: correct the path, which starts where srun is called"
+        if "/" in name or name.endswith(".toml"):
+            return f"{what} is taken for a name: write ./{name} or the whole path"
+        folders = self._search_path()
+        known = [path.stem for folder in folders for path in folder.glob("*.toml")]
+        where = ":".join(str(folder) for folder in folders) or "no folder: set EDF_PATH"
+        return f"{what} was not found{nearest(name, known)} (looked for {name}.toml in {where})"

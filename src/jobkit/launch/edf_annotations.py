@@ -1,10 +1,11 @@
 """The rules of an EDF's [annotations]: names, values, and what contradicts what."""
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from jobkit.errors import nearest
-from jobkit.launch.edf_rules import type_name
+from jobkit.launch.edf_rules import TYPES, misplaced, type_name
 from jobkit.launch.edf_text import Host, Key, Report, expand
 
 CXI = "com.hooks.cxi.enabled"
@@ -49,8 +50,8 @@ def flat(value: Any, key: Key = ("annotations",)) -> Iterator[tuple[str, Key, An
 
 
 def check_annotations(table: dict[str, Any], host: Host, report: Report) -> dict[str, str]:
-    """Check each annotation for itself; return the sound ones by their dotted names."""
-    sound: dict[str, str] = {}
+    """Check each annotation for itself; return those that are known by their dotted names."""
+    made: dict[str, str] = {}
     seen: dict[str, Key] = {}
     for name, key, value in flat(table):
         first = seen.setdefault(name, key)
@@ -63,16 +64,19 @@ def check_annotations(table: dict[str, Any], host: Host, report: Report) -> dict
             report.error(key, _no_string(name, value))
         else:
             text = expand(value, key, host, report)
-            if text is not None and _check_value(name, text, key, host, report):
-                sound[name] = text
-    return sound
+            if text is not None:
+                _check_value(name, text, key, host, report)
+            made[name] = value if text is None else text
+    return made
 
 
 def _check_unknown(name: str, key: Key, report: Report) -> None:
     if name.startswith("com.sarus."):
         return  # any setting of that engine may be given
     hint = nearest(name, KNOWN)
-    if hint or name.startswith(("com.hooks.", "com.pyxis.")):
+    if name in TYPES:
+        report.error(key, misplaced(name, "annotations"))
+    elif hint or name.startswith(("com.hooks.", "com.pyxis.")):
         report.error(key, f"unknown annotation '{name}'{hint}")
     else:
         report.warn(key, f"no part of the engine reads the annotation '{name}': is it needed?")
@@ -84,24 +88,21 @@ def _no_string(name: str, value: object) -> str:
     return f"annotation {name} must be a string, not {type_name(value)}: write {fix}"
 
 
-def _check_value(name: str, text: str, key: Key, host: Host, report: Report) -> bool:
-    """Whether the value can be one of this annotation."""
-    before = len(report.findings)
+def _check_value(name: str, text: str, key: Key, host: Host, report: Report) -> None:
+    """Check that the value can be one of this annotation."""
     if name in SWITCHES and text not in ("true", "false"):
         report.error(key, f'annotation {name} is \'{text}\': write "true" or "false"')
     elif name == SOURCE and text not in SOURCES:
         known = " or ".join(SOURCES)
         report.error(key, f"unknown source '{text}'{nearest(text, SOURCES)} (known: {known})")
-    elif name == VARIANT and text not in VARIANTS:
+    elif name == VARIANT and text not in VARIANTS:  # sites may have more
         known = ", ".join(VARIANTS)
         hint = nearest(text, VARIANTS)
         report.warn(key, f"a variant '{text}' is not known{hint} (known: {known})")
-        return True  # sites add variants
-    elif name == SSH_PORT and not (text.isascii() and text.isdigit() and 0 < int(text[:9]) < 65536):
+    elif name == SSH_PORT and not (re.fullmatch("[0-9]{1,5}", text) and 0 < int(text) < 65536):
         report.error(key, f"'{text}' is no port: write a number from 1 to 65535, within quotes")
     elif name == SSH_KEY:
         _check_ssh_key(text, key, host, report)
-    return len(report.findings) == before
 
 
 def _check_ssh_key(text: str, key: Key, host: Host, report: Report) -> None:
@@ -131,8 +132,9 @@ def _network(notes: dict[str, str], _: dict[str, Any]) -> _Found:
         fix = f'add {CXI} = "true", because not every version of the engine implies it'
         yield NCCL, "warning", f"{NCCL} without {CXI}: {fix}"
     if VARIANT in notes and notes.get(NCCL) != "true":
-        fix = f'add {NCCL} = "true", else NCCL falls back to TCP'
-        yield VARIANT, "error", f"{VARIANT} has no effect without the hook: {fix}"
+        fix = f'set {NCCL} = "true", else NCCL falls back to TCP'
+        severity = "error" if NCCL not in notes else "warning"  # "false" may be meant so
+        yield VARIANT, severity, f"{VARIANT} has no effect without the hook: {fix}"
 
 
 def _netstack(notes: dict[str, str], _: dict[str, Any]) -> _Found:

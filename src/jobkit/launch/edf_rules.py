@@ -53,14 +53,13 @@ def well_typed(data: dict[str, Any], report: Report) -> dict[str, Any]:
     for name, value in data.items():
         wanted = TYPES.get(name)
         if wanted is None:
-            known = ", ".join(TYPES)
-            report.error((name,), f"unknown key '{name}'{nearest(name, TYPES)} (known: {known})")
+            likely = [key for key in TYPES if name.startswith(key)] or TYPES
+            hint, known = nearest(name, likely), ", ".join(TYPES)
+            report.error((name,), f"unknown key '{name}'{hint} (known: {known})")
         elif not isinstance(value, wanted):
             report.error((name,), _wrong_type(name, value))
         else:
             sound[name] = value
-    if "devices" in sound:
-        report.warn(("devices",), "devices is read by Sarus Suite only; remove it for srun's EDF")
     return sound
 
 
@@ -84,7 +83,7 @@ def strings(name: str, value: Any, host: Host, report: Report) -> dict[int, str]
     return made
 
 
-def is_named(path: str) -> bool:
+def is_path(path: str) -> bool:
     """Whether the engine takes this for a path: a whole one, or one that begins with ./"""
     return path.startswith(("/", "./"))
 
@@ -95,7 +94,7 @@ def check_image(value: str, host: Host, report: Report) -> None:
     image = expand(value, key, host, report)
     if not image:
         return  # empty: no container, which is said when no base environment has one either
-    if is_named(image):
+    if is_path(image):
         if host.missing(image):
             fix = "make it with 'enroot import', or correct the path"
             report.error(key, f"the image file {image} does not exist: {fix}")
@@ -164,7 +163,7 @@ def _malformed(mount: str, parts: list[str]) -> str:
 
 
 def _check_source(source: str, key: Key, host: Host, report: Report) -> None:
-    if not is_named(source):
+    if not is_path(source):
         fix = f"write ./{source} (from where srun is called) or the whole path"
         report.error(key, f"mount source '{source}' is taken for a name: {fix}")
     elif host.missing(source):
@@ -179,7 +178,9 @@ def _check_flags(flags: list[str], source: str, key: Key, host: Host, report: Re
             joined = flag.replace(",", "+")
             report.error(key, f"mount flags '{flag}': flags are joined with '+': write {joined}")
         else:
-            report.error(key, f"unknown mount flag '{flag}'{nearest(flag, FLAGS)}")
+            known = ", ".join(FLAGS)
+            hint = nearest(flag, FLAGS)
+            report.error(key, f"unknown mount flag '{flag}'{hint} (known: {known})")
     if "ro" in flags and "rw" in flags:
         report.error(key, "mount flags ro and rw contradict each other: keep one")
     if "sqsh" in flags and len(flags) > 1:
@@ -188,11 +189,19 @@ def _check_flags(flags: list[str], source: str, key: Key, host: Host, report: Re
         report.error(key, f"mount flag sqsh: {source} is a folder: name a SquashFS file")
 
 
+def check_devices(value: list[Any], host: Host, report: Report) -> None:
+    """A key of the engine's successor."""
+    strings("devices", value, host, report)
+    report.warn(("devices",), "devices is read by Sarus Suite only: leave it out for srun's EDF")
+
+
 def check_env(table: dict[str, Any], host: Host, report: Report) -> None:
     """Names and strings; and nothing that run.sh and the payload decide for each rank."""
     for name, value in table.items():
         key: Key = ("env", name)
-        if not isinstance(value, str):
+        if name in TYPES:
+            report.error(key, misplaced(name, "env"))
+        elif not isinstance(value, str):
             report.error(key, _no_string(name, value))
         elif not _ENV_NAME.fullmatch(name):
             report.error(key, f"'{name}' cannot be the name of a variable: use A-Z, 0-9 and _")
@@ -205,9 +214,12 @@ def check_env(table: dict[str, Any], host: Host, report: Report) -> None:
             _check_value(value, key, table, host, report)
 
 
+def misplaced(name: str, table: str) -> str:
+    """The text for a key of the top level that stands after a table's header."""
+    return f"{name} is read as a part of [{table}], whose header is above it: move it up to the top"
+
+
 def _no_string(name: str, value: object) -> str:
-    if name in TYPES:
-        return f"{name} is no variable: move it above [env], because keys belong to the table above"
     short = isinstance(value, (bool, int, float)) and abs(value) < 1e15
     quoted = f': write "{str(value).lower()}"' if short else ""
     return f"[env] {name} must be a string, not {type_name(value)}{quoted}"

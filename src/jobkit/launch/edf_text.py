@@ -2,7 +2,7 @@
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,14 +36,21 @@ class Host:
 
     def missing(self, path: str) -> bool:
         """Whether a path is known not to exist."""
-        try:
-            return self.here and not (self.folder / path).exists()
-        except (OSError, ValueError):  # a name too long, a folder that may not be read
-            return True
+        return self.here and not self._is(Path.exists, path)
 
     def is_folder(self, path: str) -> bool:
         """Whether a path is known to be a folder."""
-        return not self.missing(path) and self.here and (self.folder / path).is_dir()
+        return self.here and self._is(Path.is_dir, path)
+
+    def is_file(self, path: str | Path) -> bool:
+        """Whether there is such a file, wherever this is."""
+        return self._is(Path.is_file, path)
+
+    def _is(self, question: Callable[[Path], bool], path: str | Path) -> bool:
+        try:
+            return question(self.folder / path)
+        except (OSError, ValueError):  # a name too long, a folder that may not be read
+            return False
 
 
 @dataclass(kw_only=True)
@@ -155,4 +162,4 @@ def _undefined(name: str, key: Key, host: Host) -> tuple[str, Key, str]:
         return "warning", key, f"${{{name}}} is set only within a job: srun must be called in one"
     hint = nearest(name, host.environ)
     fix = f"export it, or write ${{{name}:-}} where it may be undefined"
-    return ("error" if host.here else "warning"), key, f"${{{name}}} is not set{hint}; {fix}"
+    return ("error" if host.here else "warning"), key, f"${{{name}}} is not set: {fix}{hint}"

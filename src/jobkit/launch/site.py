@@ -12,6 +12,7 @@ NCCL_DEBUG = "WARN"
 
 import re
 import shlex
+import sys
 import tomllib
 import types
 import typing
@@ -20,7 +21,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from jobkit.errors import UsageError, nearest, one_of
+from jobkit.errors import Exit, UsageError, nearest, one_of
 from jobkit.paths import REPOSITORY, check_name
 
 SITES = REPOSITORY / "hpc" / "sites"
@@ -209,3 +210,17 @@ def minutes(text: str) -> float:
     if not total:
         raise UsageError(f"time {text!r}: is no time at all")
     return total
+
+
+def main(argv: list[str]) -> int:
+    """Print what run.sh sources for a site: `python -m jobkit.launch.site NAME`."""
+    try:
+        sys.stdout.write(Site.load(argv[0]).shell())
+    except UsageError as error:
+        print(f"jobkit: error: {error}", file=sys.stderr)
+        return Exit.USAGE
+    return Exit.OK
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

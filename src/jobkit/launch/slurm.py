@@ -186,8 +186,10 @@ def submitit_parameters(options: Options, at_once: int | None) -> dict[str, Any]
     All go in as additional parameters: as its own, nodes and tasks would have submitit wait for
     a result from every task. Its defaults that do not fit are overridden or left out.
     """
+    more = {"signal": "USR2@90", **options}
     return {
-        "additional_parameters": {"signal": "USR2@90", **options},
+        "job_name": more.pop("job-name"),
+        "additional_parameters": more,
         "use_srun": False,
         "wckey": None,
         "array_parallelism": at_once or 1000,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from jobkit.errors import Exit, UsageError
+from jobkit.errors import Exit, Parser, UsageError
 from jobkit.launch.progress import duration, progress
 from jobkit.launch.states import FINAL, States, states
 from jobkit.paths import StudyPaths
@@ -26,12 +26,10 @@ EPILOG = """examples:
 
 def parser() -> argparse.ArgumentParser:
     """The command line of status."""
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog="jobkit status",
         description="Show how far each run of a study is.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     made.add_argument("study", nargs="?", help="its name or folder (default: the newest)")
     made.add_argument("--watch", action="store_true", help="look again until all runs have ended")

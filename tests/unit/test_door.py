@@ -1,0 +1,85 @@
+"""What every door does before it opens."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jobkit import door
+
+ROOT = Path(door.__file__).parents[2]
+DOORS = ("collect_results.py", "plot_results.py")
+
+
+def run(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        words, capture_output=True, text=True, env={**os.environ, **environ}, timeout=60
+    )
+
+
+def test_a_missing_package_is_one_line_that_says_what_to_do(capsys, tmp_path, monkeypatch) -> None:
+    (tmp_path / "needs.py").write_text("def main(argv):\n    import surely_not_installed.deep\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert door.run("needs", "main", []) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "'surely_not_installed'" in error
+    assert "make venv" in error
+
+
+def test_a_fault_of_our_own_is_not_hidden() -> None:
+    with pytest.raises(ModuleNotFoundError):
+        door.run("jobkit.no_such_module", "main", [])
+
+
+def test_an_old_python_is_told_so(capsys, monkeypatch) -> None:
+    monkeypatch.setattr(door, "OLDEST", (99, 0))
+    assert door.run("jobkit.analysis.cli", "collect_main", ["--help"]) == 2
+    assert "Python 99.0 or newer is needed" in capsys.readouterr().err
+
+
+def test_the_door_is_valid_for_old_pythons() -> None:
+    # No f-strings, no annotations, no walrus: what Python 3.6 and older could not read.
+    import ast
+
+    ast.parse(Path(door.__file__).read_text(), feature_version=(3, 5))
+
+
+def test_ctrl_c_and_a_closed_pipe_end_quietly(monkeypatch, tmp_path) -> None:
+    (tmp_path / "stops.py").write_text("def main(argv):\n    raise KeyboardInterrupt\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert door.run("stops", "main", []) == 130
+    command = f"{sys.executable} {ROOT}/collect_results.py --help | true"
+    done = run("bash", "-c", command)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("name", DOORS)
+def test_a_python_without_the_packages(name: str) -> None:
+    done = run(sys.executable, "-S", "-I", str(ROOT / name), "nothing")
+    # -S leaves site-packages out, as a system's own Python would.
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "make venv" in done.stderr or "no study" in done.stderr
+
+
+@pytest.mark.parametrize("name", DOORS)
+def test_help_is_quick_and_needs_no_library(name: str) -> None:
+    code = (
+        f"import sys, runpy; sys.argv = ['{name}', '--help']\n"
+        f"try: runpy.run_path({str(ROOT / name)!r}, run_name='__main__')\n"
+        "except SystemExit as end: code = end.code\n"
+        "heavy = {'pandas', 'matplotlib', 'numpy', 'rich', 'torch', 'submitit'} & set(sys.modules)\n"
+        "sys.exit(code or (f'{heavy} imported' if heavy else 0))"
+    )
+    done = run(sys.executable, "-c", code)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "examples:" in done.stdout
+
+
+@pytest.mark.parametrize("name", DOORS)
+def test_doors_are_executable_and_few_lines(name: str) -> None:
+    assert os.access(ROOT / name, os.X_OK)
+    assert len((ROOT / name).read_text().splitlines()) < 20

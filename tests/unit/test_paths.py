@@ -1,0 +1,87 @@
+"""The names of files under logs/, and the names that could leave it."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from jobkit.errors import UsageError
+from jobkit.paths import (
+    RunPaths,
+    StudyPaths,
+    check_name,
+    data_root,
+    logs_root,
+    read_json,
+    write_json,
+    write_whole,
+)
+
+HOSTILE = ["", ".", "..", "a/b", "/a", "a..b", "a\nb", "a b", "-rf", "$(x)", "a;b", "ä", "a\x00", 3]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_name_is_refused(name: object) -> None:
+    with pytest.raises(UsageError, match="run id"):
+        check_name("run id", name)
+    with pytest.raises(UsageError, match="run id"):
+        StudyPaths(Path("logs")).run(name)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["a", "ddp-n1-g2-b512-fp32-r0-3f9c1a", "A.b_c-9", "x" * 100])
+def test_a_plain_name_is_taken(name: str) -> None:
+    assert check_name("study name", name) == name
+
+
+def test_the_files_of_a_run(tmp_path: Path) -> None:
+    run = RunPaths(tmp_path / "study" / "run")
+    names = [run.spec, run.log, run.metrics(2), run.outcome(2), run.rank_log(2, 3)]
+    assert [str(n.relative_to(run.folder)) for n in names] == [
+        "spec.json",
+        "train.log",
+        "metrics/2.jsonl",
+        "attempts/2/outcome.json",
+        "ranks/2/rank-3.log",
+    ]
+
+
+def test_attempts_are_found_by_folder_or_metrics(tmp_path: Path) -> None:
+    run = RunPaths(tmp_path)
+    assert run.attempt_numbers() == []
+    for name in ("attempts/0", "attempts/10", "attempts/x", "metrics"):
+        (tmp_path / name).mkdir(parents=True)
+    run.metrics(2).touch()
+    (run.metrics_folder / "junk.jsonl").touch()
+    assert run.attempt_numbers() == [0, 2, 10]
+
+
+def test_the_environment_says_where_logs_and_data_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JOBKIT_LOGS", "/l")
+    monkeypatch.setenv("JOBKIT_DATA_DIR", "/d")
+    assert (logs_root(), data_root()) == (Path("/l"), Path("/d"))
+    monkeypatch.delenv("JOBKIT_DATA_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/c")
+    assert data_root() == Path("/c/jobkit")
+
+
+def test_a_file_is_written_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "plan.json"
+    write_json(path, {"a": 1})
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_whole(path, "half")
+    assert read_json(path) == {"a": 1}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff", b"[" * 100_000])
+def test_a_torn_json_file_reads_as_none(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "x.json").write_bytes(content)
+    assert read_json(tmp_path / "x.json") is None
+    assert read_json(tmp_path / "absent.json") is None

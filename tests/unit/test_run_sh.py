@@ -1,0 +1,220 @@
+"""run.sh with a python that only notes how it was called: arguments, exit codes, folders."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+RUN = Path(__file__).resolve().parents[2] / "run.sh"
+# Answers the two questions that run.sh asks before the start, then plays the launcher.
+FAKE = r"""#!/usr/bin/env bash
+printf '%s\0' "$@" CALL >> "$NOTES"
+case "$*" in
+  -c*) exit "${NO_TORCH:-0}" ;;
+  *--check*) [[ -n ${BAD-} ]] && { echo "jobkit: error: bad" >&2; exit 2; }; exit 0 ;;
+  *--help) echo usage; exit 0 ;;
+esac
+if [[ -n ${OUTCOME-} ]]; then
+  while (($#)); do
+    case $1 in --run-dir) dir=$2 ;; --attempt) n=$2 ;; esac
+    shift
+  done
+  printf '{"exit_code": %s, "status": "x"}\n' "$OUTCOME" > "$dir/attempts/$n/outcome.json"
+fi
+if [[ -n ${SLEEP-} ]]; then
+  trap 'echo ended by TERM >> "$NOTES"; exit 15' TERM
+  echo asleep; sleep 30 & wait
+fi
+exit "${CODE:-0}"
+"""
+
+
+class Fake:
+    """run.sh and its fake python, in a folder of their own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.notes = folder, folder / "notes"
+        self.python = folder / "a python"
+        self.python.write_text(FAKE)
+        self.python.chmod(0o755)
+        self.run_dir = folder / "my run's dir"
+
+    def environ(self, **extra: str) -> dict[str, str]:
+        keep = {k: v for k, v in os.environ.items() if k in ("PATH", "HOME", "LANG")}
+        return {**keep, "JOBKIT_PYTHON": str(self.python), "NOTES": str(self.notes), **extra}
+
+    def __call__(self, *words: str, **extra: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["bash", str(RUN), *words],
+            env=self.environ(**extra),
+            capture_output=True,
+            text=True,
+            timeout=20,
+            cwd=self.folder,
+        )
+
+    def calls(self) -> list[list[str]]:
+        text = self.notes.read_text() if self.notes.exists() else ""
+        return [call.split("\0")[:-1] for call in text.split("CALL\0")[:-1]]
+
+    def payload(self) -> list[str]:
+        """The words that reached the payload in the last call, the launcher's own before them."""
+        last = self.calls()[-1]
+        return last[last.index("jobkit.payload.main") + 1 :]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Fake:
+    return Fake(tmp_path)
+
+
+def test_arguments_arrive_whole(run: Fake) -> None:
+    words = ["--model", "a b", "--x=$HOME", "it's", 'say "hi"', "two\nlines", "*", "", "\\", "é"]
+    done = run("--nproc-per-node", "3", *words, "--run-dir", str(run.run_dir))
+    assert done.returncode == 0, done.stderr
+    assert run.payload() == [*words, "--run-dir", str(run.run_dir), "--attempt", "0"]
+    launcher = run.calls()[-1]
+    assert launcher[launcher.index("--nproc-per-node") + 1] == "3"
+    assert "--standalone" in launcher
+    check = run.calls()[-2]
+    assert check[2:] == [*words, "--check=3"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--nproc-per-node"], "--nproc-per-node needs a value"),
+        (["--run-dir"], "--run-dir needs a value"),
+        (["--nproc-per-node", "0"], "--nproc-per-node 0: must be a whole number, 1 or more"),
+        (["--nproc-per-node=two"], "--nproc-per-node two: must be a whole number"),
+        (["--nproc-per-node=2;ls"], "--nproc-per-node 2;ls: must be"),
+    ],
+)
+def test_wrong_options_of_its_own_end_with_2(run: Fake, words: list[str], message: str) -> None:
+    done = run("--run-dir", str(run.run_dir), *words)
+    assert done.returncode == 2
+    assert done.stderr.startswith("jobkit: error: ")
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not run.run_dir.exists()
+
+
+def test_bad_settings_end_with_2_and_nothing_written(run: Fake) -> None:
+    done = run("--run-dir", str(run.run_dir), BAD="1")
+    assert (done.returncode, done.stderr) == (2, "jobkit: error: bad\n")
+    assert not run.run_dir.exists()
+    assert len(run.calls()) == 2
+
+
+def test_no_python_or_no_torch_say_what_to_do(run: Fake) -> None:
+    done = run(NO_TORCH="1")
+    assert done.returncode == 2
+    assert "has no torch and torchvision: run 'make venv' once" in done.stderr
+    done = run(JOBKIT_PYTHON="no-such-python")
+    assert done.returncode == 2
+    assert "no 'no-such-python' on PATH: run 'make venv' once" in done.stderr
+
+
+def test_a_folder_that_cannot_be_written_ends_with_2(run: Fake) -> None:
+    (run.folder / "file").touch()
+    done = run("--run-dir", str(run.folder / "file" / "run"))
+    assert done.returncode == 2
+    assert f"{run.folder}/file/run is not writable: choose another with --run-dir" in done.stderr
+
+
+def test_each_start_is_an_attempt_of_its_own(run: Fake) -> None:
+    for attempt in ("0", "1", "2"):
+        done = run("--run-dir", str(run.run_dir))
+        assert run.payload()[-2:] == ["--attempt", attempt]
+        assert done.stdout.startswith(f"[jobkit] start: attempt {attempt} of {run.run_dir} on ")
+
+
+@pytest.mark.parametrize("word", ["--dry-run", "--check", "--help", "-h"])
+def test_what_only_looks_makes_no_folder(run: Fake, word: str) -> None:
+    done = run(word, "--run-dir", str(run.run_dir))
+    assert done.returncode == 0
+    assert not run.run_dir.exists()
+    assert "--attempt" not in run.payload()
+
+
+def test_a_value_that_reads_like_an_option_is_no_option(run: Fake) -> None:
+    run("--data-dir", "my --help dir", "--run-dir", str(run.run_dir))
+    assert run.payload()[-2:] == ["--attempt", "0"]
+
+
+@pytest.mark.parametrize(
+    ("code", "outcome", "expected"),
+    [
+        ("0", "0", 0),
+        ("1", "1", 1),
+        ("1", "75", 75),  # the launcher knows only that a rank ended badly
+        ("0", "2", 2),  # ranks end with 0 on bad input, to spare the reader a traceback
+        ("9", "", 9),
+        ("0", "", 0),
+    ],
+)
+def test_the_outcome_decides_the_exit_code(
+    run: Fake, code: str, outcome: str, expected: int
+) -> None:
+    done = run("--run-dir", str(run.run_dir), CODE=code, OUTCOME=outcome)
+    assert done.returncode == expected
+    assert "warning" not in done.stderr
+
+
+def test_a_crash_after_success_is_ok_and_said(run: Fake) -> None:
+    done = run("--run-dir", str(run.run_dir), CODE="1", OUTCOME="0")
+    assert done.returncode == 0
+    assert "warning: the launcher ended with code 1 after the run had recorded" in done.stderr
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_reaches_the_launcher_and_tells_in_the_code(
+    run: Fake, number: signal.Signals, code: int
+) -> None:
+    with subprocess.Popen(
+        ["bash", str(RUN), "--run-dir", str(run.run_dir)],
+        env=run.environ(SLEEP="1", OUTCOME="0"),
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        while process.stdout.readline().strip() != "asleep":
+            pass
+        started = time.monotonic()
+        process.send_signal(number)
+        assert process.wait(10) == code
+    assert time.monotonic() - started < 5
+    assert "ended by TERM" in run.notes.read_text()
+
+
+def test_in_an_allocation_srun_starts_the_payload(run: Fake) -> None:
+    srun = run.folder / "srun"
+    srun.write_text('#!/usr/bin/env bash\nprintf "%s\\0" srun "$@" CALL >> "$NOTES"\nexit 3\n')
+    srun.chmod(0o755)
+    allocation = {
+        "SLURM_JOB_ID": "5",
+        "SLURM_CPUS_PER_TASK": "7",
+        "PATH": f"{run.folder}:{os.environ['PATH']}",
+    }
+    words = ["--nproc-per-node", "4", "--epochs", "2", "--run-dir", str(run.run_dir)]
+    done = run(*words, **allocation)
+    assert done.returncode == 3
+    assert "--nproc-per-node has no effect in an allocation" in done.stderr
+    (call,) = run.calls()
+    assert call[:3] == ["srun", "--kill-on-bad-exit=1", "--cpus-per-task=7"]
+    assert call[3:6] == [str(run.python), "-m", "jobkit.payload.main"]
+    assert run.payload()[:2] == ["--epochs", "2"]
+
+
+def test_directives_are_read_by_sbatch() -> None:
+    lines = RUN.read_text().splitlines()
+    first_command = next(i for i, line in enumerate(lines) if line and line[0] != "#")
+    directives = [i for i, line in enumerate(lines) if line.startswith("#SBATCH ")]
+    assert directives
+    assert max(directives) < first_command
+    assert not [line for line in lines if line.startswith("# SBATCH")]
+    assert json.dumps([lines[i] for i in directives]).count("nodes=1") == 1

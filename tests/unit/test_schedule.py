@@ -1,0 +1,55 @@
+"""The learning rate of each step."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jobkit.payload.schedule import learning_rate, peak_lr
+from jobkit.spec import RunSpec
+
+
+def course(spec: RunSpec, steps_per_epoch: int) -> list[float]:
+    return [learning_rate(spec, i, steps_per_epoch) for i in range(spec.epochs * steps_per_epoch)]
+
+
+def test_onecycle_rises_for_a_quarter_and_falls_to_nearly_nothing() -> None:
+    rates = course(RunSpec(lr=1.0, epochs=4), 10)
+    assert rates.index(max(rates)) == 10
+    assert max(rates) == 1.0
+    assert rates[:11] == sorted(rates[:11])
+    assert rates[10:] == sorted(rates[10:], reverse=True)
+    assert 0 < rates[-1] == pytest.approx(1 / 30)
+    assert rates[0] == pytest.approx(1 / 11)
+
+
+def test_cosine_is_half_a_cosine() -> None:
+    rates = course(RunSpec(lr=2.0, epochs=2, lr_schedule="cosine"), 4)
+    assert rates == pytest.approx([1 + math.cos(math.pi * i / 8) for i in range(8)])
+
+
+def test_constant_stays_and_warm_up_is_a_straight_line() -> None:
+    assert set(course(RunSpec(lr=0.3, epochs=2, lr_schedule="constant"), 5)) == {0.3}
+    warm = course(RunSpec(lr=1.0, epochs=2, lr_schedule="constant", lr_warmup_epochs=1.0), 4)
+    assert warm == pytest.approx([0.2, 0.4, 0.6, 0.8, 1, 1, 1, 1])
+
+
+@pytest.mark.parametrize(("rule", "factor"), [("none", 1.0), ("linear", 4.0), ("sqrt", 2.0)])
+def test_the_rate_is_scaled_by_the_global_batch(rule: str, factor: float) -> None:
+    spec = RunSpec(lr=0.1, batch_size_per_rank=256, ranks_per_node=4, lr_scaling=rule)
+    assert peak_lr(spec) == pytest.approx(0.1 * factor)
+
+
+@given(
+    st.integers(1, 5),
+    st.integers(1, 50),
+    st.sampled_from(["onecycle", "cosine", "constant"]),
+    st.none() | st.floats(0, 10),
+)
+def test_every_rate_lies_above_0_and_the_peak_bounds_it(
+    epochs: int, steps: int, kind: str, warmup: float | None
+) -> None:
+    spec = RunSpec(lr=1.0, epochs=epochs, lr_schedule=kind, lr_warmup_epochs=warmup)
+    rates = course(spec, steps)
+    assert all(0 < rate <= 1 for rate in rates)
