@@ -97,7 +97,7 @@ outcome=''
 if [[ -z $only ]]; then
   if [[ -z $run_dir ]]; then
     name=${SLURM_JOB_ID:+job-$SLURM_JOB_ID}
-    own_dir=$root/logs/single/${name:-run-$(date +%Y%m%d-%H%M%S)-$$}
+    own_dir=${JOBKIT_LOGS:-$root/logs}/single/${name:-run-$(date +%Y%m%d-%H%M%S)-$$}
     run_dir=$own_dir
   fi
   mkdir -p -- "$run_dir/attempts" 2>/dev/null && [[ -w $run_dir/attempts ]] ||

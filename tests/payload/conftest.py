@@ -1,63 +1,16 @@
-"""Helpers of the payload's tests: quick ranks, real launches, records, small images."""
+"""Fixtures of the payload's tests: quick ranks, and real launches."""
 
 import json
-import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rigs import ROOT, RUN_SH, Result, Start, environment, write_images
 
-from jobkit.metric import Record, merge_parts, read_file
-from jobkit.paths import RunPaths, read_json
-
-ROOT = Path(__file__).resolve().parents[2]
-SMALL = ("--dataset", "synthetic", "--train-samples", "512", "--test-samples", "200")
-
-
-@dataclass
-class Result:
-    """What a run left."""
-
-    codes: list[int | None]
-    out: str  # of all ranks, one after the other
-    paths: RunPaths
-
-    def records(self, kind: str, attempt: int = 0) -> list[Record]:
-        path = self.paths.metrics(attempt)
-        if not path.exists():
-            return []
-        with path.open("rb") as stream:
-            found = list(read_file(stream))
-        assert all(isinstance(r, dict) for r in found), found
-        return [r for r in found if isinstance(r, dict) and r["kind"] == kind]
-
-    def record(self, kind: str) -> Record:
-        """The one record of a kind, its parts joined."""
-        found = self.records(kind)
-        assert found, f"no {kind} in {self.paths.folder}:\n{self.out}"
-        return merge_parts(found)
-
-    def curve(self) -> list[float]:
-        """Training loss, validation loss and accuracy of each epoch."""
-        names = ("train_loss", "val_loss", "val_accuracy")
-        return [r[name] for r in self.records("epoch") for name in names]
-
-    @property
-    def outcome(self) -> dict[str, Any] | None:
-        return read_json(self.paths.outcome(0))
-
-
-Start = Callable[..., Result]
-
-
-def environment(**extra: str) -> dict[str, str]:
-    """The environment of a started process: the tests' Python first on PATH."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return {**os.environ, "PATH": path, **extra}
+from jobkit.paths import RunPaths
 
 
 @pytest.fixture(scope="session")
@@ -110,8 +63,7 @@ def launch(data_dir: Path, tmp_path: Path) -> Start:
     def start(*words: str, cwd: Path = ROOT, **extra: str) -> Result:
         folder = tmp_path / "study" / "run"
         done = subprocess.run(
-            ["bash", str(ROOT / "run.sh"), "--data-dir", str(data_dir), *words]
-            + ["--run-dir", str(folder)],
+            [*RUN_SH, "--data-dir", str(data_dir), *words, "--run-dir", str(folder)],
             env=environment(**extra),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -122,20 +74,6 @@ def launch(data_dir: Path, tmp_path: Path) -> Start:
         return Result([done.returncode], done.stdout, RunPaths(folder))
 
     return start
-
-
-def write_images(root: Path, per_class: int = 6, classes: tuple[str, ...] = ("cat", "dog")) -> Path:
-    """A small folder: source of PNG images, one colour a class."""
-    from PIL import Image
-
-    for part in ("train", "test"):
-        for at, name in enumerate(classes):
-            folder = root / part / name
-            folder.mkdir(parents=True)
-            for i in range(per_class):
-                colour = (40 + 150 * at, 10 * i, 90)
-                Image.new("RGB", (32, 32), colour).save(folder / f"{i:04}.png")
-    return root
 
 
 @pytest.fixture

@@ -41,7 +41,7 @@ def be_rank(rank: int, port: int, request: dict[str, Any]) -> None:
     os.dup2(out, 1)
     os.dup2(out, 2)
     os.chdir(request.get("cwd", "."))
-    sys.path.insert(0, os.getcwd())
+    sys.path.insert(0, "")
     try:
         code = main(request["argv"])
     except SystemExit as stop:

@@ -3,8 +3,10 @@
 import gzip
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
+import fake_study
 import pandas as pd
 import pytest
 from fake_study import TRAIN_SAMPLES, FakeRun, epoch_fields, logs, make_plan, whole_run, whole_study
@@ -81,7 +83,7 @@ def test_the_tables_on_disk_are_the_frames_at_full_precision() -> None:
         (results.runs, results.paths.results),
         (results.epochs, results.paths.epochs),
     ):
-        again = pd.read_csv(path, dtype=frame.dtypes.to_dict(), float_precision="round_trip")
+        again = pd.read_csv(path, dtype=frame.dtypes.to_dict())
         pd.testing.assert_frame_equal(again, frame)
     assert sorted(p.name for p in results.folder.glob("*.csv")) == ["epochs.csv", "results.csv"]
     assert not list(results.folder.glob(".*"))
@@ -259,11 +261,17 @@ def test_folders_that_the_plan_does_not_know_are_told() -> None:
     assert list(results.runs["run_id"]) == [run_id]
 
 
-def test_different_devices_are_told() -> None:
-    plan = whole_study(strategies=("ddp",), gpus=(1, 2))
-    for path in plan.paths.run(next(iter(plan.runs))).folder.rglob("*.log"):
-        path.unlink()
-    assert not any("devices" in line for line in collect("s").warnings())
+def test_different_devices_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = make_plan(strategies=("ddp",), gpus=(1, 2))
+    one, other = plan.runs
+    whole_run(plan, one)
+    assert collect("s").warnings() == []
+    start = fake_study.start_fields
+    monkeypatch.setattr(fake_study, "start_fields", lambda spec: start(spec) | {"device": "B"})
+    whole_run(plan, other)
+    (warning,) = collect("s").warnings()
+    assert "Some Processor (1 run)" in warning
+    assert "B (1 run)" in warning
 
 
 @pytest.mark.parametrize(
@@ -321,6 +329,4 @@ def test_no_library_of_the_payload_is_imported() -> None:
         "bad = {'torch', 'submitit', 'jobkit.payload', 'jobkit.launch'} & set(sys.modules)\n"
         "assert not bad, bad"
     )
-    import sys
-
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -92,8 +92,11 @@ def _collect(argv: Sequence[str] | None) -> int:
     else:
         print_summary(results)
         paths = results.paths
-        print(f"wrote {_shown(paths.results)} ({len(results.runs)} runs)")
-        print(f"wrote {_shown(paths.epochs)} ({len(results.epochs)} epochs)")
+        for path, frame, what in (
+            (paths.results, results.runs, "run"),
+            (paths.epochs, results.epochs, "epoch"),
+        ):
+            print(f"wrote {_shown(path)} ({len(frame)} {what}{'' if len(frame) == 1 else 's'})")
         print(f"next: python plot_results.py {_shown(paths.folder)}")
     return Exit.OK if results.ok else Exit.INCOMPLETE
 

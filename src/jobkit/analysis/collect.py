@@ -55,7 +55,7 @@ class Results:
             lines.append(f"not in the plan, so not collected: {', '.join(self.unplanned)}")
         devices = self.runs["device"].dropna().value_counts()
         if len(devices) > 1:
-            shown = ", ".join(f"{name} ({n} runs)" for name, n in devices.items())
+            shown = ", ".join(f"{name} ({n} {_plural(n, 'run')})" for name, n in devices.items())
             lines.append(f"the runs used different devices, compare with care: {shown}")
         return lines
 

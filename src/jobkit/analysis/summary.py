@@ -21,7 +21,10 @@ def print_summary(results: Results, console: Console | None = None) -> None:
     console = console or terminal()
     total, ok = len(results.runs), int((results.runs["status"] == "ok").sum())
     console.print(Text(f"{results.folder.resolve().name}: {ok} of {total} runs ok"))
-    console.print(_table(sizes(results.runs)))
+    found = sizes(results.runs)
+    console.print(_table(found))
+    for line in _bases(found):
+        console.print(Text(line), soft_wrap=True)
     console.print(Text("medians over the repeats that are ok (slowest and fastest in brackets)"))
     for row in _not_ok(results):
         shown = f"{row['status']:9} {row['run_id']}: {row['reason']}"
@@ -83,6 +86,12 @@ def _table(found: list[Size]) -> Table:
         table.add_row(Text(series if size.series != last else ""), *map(Text, cells))
         last = size.series
     return table
+
+
+def _bases(found: list[Size]) -> list[str]:
+    """A line for each series whose smallest measured size is not one rank."""
+    bases = {s.series: s.base_world_size for s in found if (s.base_world_size or 1) > 1}
+    return [f"{k}: speed-up and efficiency relative to {n} ranks" for k, n in bases.items()]
 
 
 def _shape(size: Size) -> str:

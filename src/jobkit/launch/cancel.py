@@ -2,14 +2,17 @@
 
 import argparse
 import sys
+import time
 from collections.abc import Sequence
 
 from jobkit.errors import Exit, Parser, UsageError
 from jobkit.launch import local
-from jobkit.launch.states import UNDER_WAY, job_ids, states
+from jobkit.launch.states import UNDER_WAY, States, job_ids, states
 from jobkit.paths import StudyPaths
 from jobkit.plan import Plan
 from jobkit.studies import find_study
+
+WAIT_S = 60.0
 
 
 def parser() -> argparse.ArgumentParser:
@@ -48,5 +51,15 @@ def cancel_study(paths: StudyPaths) -> bool:
         from jobkit.launch import submit
 
         submit.cancel(jobs)
+        _wait(plan)
         ended = True
     return ended
+
+
+def _wait(plan: Plan) -> None:
+    """Wait until Slurm says that the jobs have ended, but not for ever."""
+    looking, deadline = States(plan, slurm_every_s=1.0), time.monotonic() + WAIT_S
+    while any(state.status in UNDER_WAY for state in looking.look().values()):
+        if time.monotonic() > deadline:
+            raise UsageError(f"the jobs still end after {WAIT_S:.0f} s: look again with status")
+        time.sleep(0.5)

@@ -88,8 +88,10 @@ def _read(text: str, host: Host) -> _Edf:
     edf.notes = check_annotations(settings.get("annotations", {}), host, report)
     bases = settings.get("base_environment") or []
     edf.base_names = rules.strings("base_environment", bases, host, report)
-    all_bases = isinstance(bases, str) or len(bases) == len(edf.base_names)
-    edf.complete = all_bases and all(found.severity != "error" for found in report.findings)
+    expected = 1 if isinstance(bases, str) else len(bases)
+    edf.complete = len(edf.base_names) == expected and all(
+        found.severity != "error" for found in report.findings
+    )
     for name, rule in _RULES.items():
         if name in settings:
             rule(settings[name], host, report)

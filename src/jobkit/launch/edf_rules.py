@@ -32,7 +32,7 @@ FLAGS = (
     *("unbindable", "runbindable", "nosuid", "suid", "nodev", "dev", "noexec", "exec"),
     *("noatime", "relatime", "strictatime", "nodiratime", "sync", "async", "sqsh"),
 )
-_NAME = r"[a-z0-9]+(?:[._/-]+[a-z0-9]+)*"
+_NAME = r"[a-z0-9]+(?:(?:/|[.]|__?|-+)[a-z0-9]+)*"
 _IMAGE = re.compile(
     rf"(?:[^@/#\s]+@)?(?:[\w.-]+(?::\d+)?#)?{_NAME}(?P<tag>:\w[\w.-]*|@sha256:[0-9a-f]{{64}})?"
 )
@@ -53,8 +53,9 @@ def well_typed(data: dict[str, Any], report: Report) -> dict[str, Any]:
     for name, value in data.items():
         wanted = TYPES.get(name)
         if wanted is None:
-            likely = [key for key in TYPES if name.startswith(key)] or TYPES
-            hint, known = nearest(name, likely), ", ".join(TYPES)
+            longer = next((key for key in TYPES if name.startswith(key)), "")  # "environment"
+            hint = f"; did you mean '{longer}'?" if longer else nearest(name, TYPES)
+            known = ", ".join(TYPES)
             report.error((name,), f"unknown key '{name}'{hint} (known: {known})")
         elif not isinstance(value, wanted):
             report.error((name,), _wrong_type(name, value))
@@ -227,7 +228,7 @@ def _no_string(name: str, value: object) -> str:
 
 def _check_value(value: str, key: Key, table: dict[str, Any], host: Host, report: Report) -> None:
     for other in table:
-        if f"${{{other}}}" in value and other not in host.environ:
+        if f"${{{other}}}" in value.replace("$$", "") and other not in host.environ:
             fix = "write its value out"
             report.error(key, f"${{{other}}} is an entry of [env], which others cannot use: {fix}")
             return

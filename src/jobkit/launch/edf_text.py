@@ -11,7 +11,7 @@ from jobkit.errors import nearest
 
 Key = tuple[str | int, ...]  # ("annotations", "com", "hooks", ...), ("mounts", 0)
 
-LONGEST_STATEMENT = 400  # lines; what follows a longer one is not located any more
+LONGEST_STATEMENT = 200  # lines; what follows a longer one is not located any more
 
 # $$ | ${NAME} | ${NAME:-default} | a $ that starts none of them
 _DOLLAR = re.compile(r"\$(?:\$|\{([A-Za-z_]\w*)(?::-([^}]*))?\}|([A-Za-z_]\w*)?)", re.ASCII)

@@ -125,6 +125,10 @@ def _for_slurm(made: Launch, how: How, site: Site, ask: bool) -> None:
             f"the plan may take {hours:.4g} node-hours, more than --max-node-hours "
             f"{how.max_node_hours:g}: lower --time, --gpus or --repeats, or allow more"
         )
+    if ask:
+        from jobkit.launch import submit  # imports submitit, which a dry run can do without
+
+        submit.check(wanted)
 
 
 def save(plan: Plan) -> None:

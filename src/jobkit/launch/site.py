@@ -57,7 +57,7 @@ class Site:
     mounts: tuple[str, ...] = ()  # pyxis, apptainer: SRC:DST
     python: str | None = None  # how Python is called on the compute nodes (default: python)
     interface: str | None = None  # network interface for NCCL and Gloo
-    master_suffix: str | None = None  # added to rank 0's host name, for the fast network
+    interface_suffix: str | None = None  # added to rank 0's host name, for the fast network
     sbatch: tuple[str, ...] = ()  # more options of sbatch, as they are
 
     def __post_init__(self) -> None:
@@ -102,8 +102,8 @@ class Site:
         env = dict(self.env)
         if self.interface:
             env |= {"NCCL_SOCKET_IFNAME": self.interface, "GLOO_SOCKET_IFNAME": self.interface}
-        if self.master_suffix:
-            env["JOBKIT_MASTER_SUFFIX"] = self.master_suffix
+        if self.interface_suffix:
+            env["JOBKIT_INTERFACE_SUFFIX"] = self.interface_suffix
         lines += [f"export {name}={shlex.quote(value)}" for name, value in env.items()]
         if self.python:
             lines.append(f"JOBKIT_PYTHON={shlex.quote(self.python)}")

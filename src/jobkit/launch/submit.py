@@ -46,7 +46,7 @@ def check(submission: Submission) -> None:
 def refusal(stderr: str, options: Options) -> str:
     """sbatch's refusal in one line, with the valid names where it is about a name."""
     lines = [line for line in stderr.splitlines() if "error" in line or "failure" in line]
-    said = (lines[-1] if lines else stderr.strip()) or "sbatch refused"
+    said = (lines or stderr.strip().splitlines() or ["sbatch refused"])[-1 if lines else 0]
     said = said.removeprefix("allocation failure: ").removeprefix("sbatch: error: ")
     hint = ""
     if "partition" in said.lower():

@@ -7,6 +7,7 @@ import subprocess
 
 from jobkit.minicluster.layout import DIR_VARIABLE, Layout
 from jobkit.minicluster.machine import command, search_path
+from jobkit.minicluster.processes import MARK
 
 
 def environment(layout: Layout) -> dict[str, str]:
@@ -25,11 +26,14 @@ def exports(layout: Layout) -> dict[str, str]:
 
 
 def ask(layout: Layout, *argv: str, timeout_s: float = 10.0) -> str | None:
-    """The command's output; None when it failed or gave no answer in time."""
+    """The command's output; None when it failed or gave no answer in time.
+
+    It carries the daemons' mark: an `up` that is killed leaves none behind that asks on.
+    """
     try:
         done = subprocess.run(
             [command(argv[0]), *argv[1:]],
-            env=environment(layout),
+            env=environment(layout) | {MARK: str(layout.root)},
             capture_output=True,
             text=True,
             timeout=timeout_s,

@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+#SBATCH --job-name=train
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=4
+#SBATCH --output=logs/train-%j.log
+#SBATCH --error=logs/train-%j.err
+#SBATCH --open-mode=append
+#
+# One process with threads, on the CPU.
+#   sbatch hpc/train.sh --epochs 2 --dataset synthetic
+# Options before the script's name go to sbatch, those after it to the payload (see run.sh).
+root=${JOBKIT_ROOT:-${SLURM_SUBMIT_DIR:-$(cd -- "$(dirname -- "$0")/.." && pwd)}}
+[[ -f $root/run.sh ]] || { echo "jobkit: error: no run.sh in $root: submit from jobkit's folder" >&2; exit 2; }
+exec bash "$root/run.sh" --device cpu --strategy single "$@"

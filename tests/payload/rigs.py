@@ -1,0 +1,74 @@
+"""What the payload's tests share: a run's records, the environment, small images."""
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jobkit.metric import Record, merge_parts, read_file
+from jobkit.paths import RunPaths, read_json
+
+ROOT = Path(__file__).resolve().parents[2]
+RUN_SH = ("bash", str(ROOT / "run.sh"))
+SMALL = ("--dataset", "synthetic", "--train-samples", "512", "--test-samples", "200")
+
+
+@dataclass
+class Result:
+    """What a run left."""
+
+    codes: list[int | None]
+    out: str  # of all ranks, one after the other
+    paths: RunPaths
+
+    def records(self, kind: str, attempt: int = 0) -> list[Record]:
+        path = self.paths.metrics(attempt)
+        if not path.exists():
+            return []
+        with path.open("rb") as stream:
+            found = list(read_file(stream))
+        assert all(isinstance(r, dict) for r in found), found
+        return [r for r in found if isinstance(r, dict) and r["kind"] == kind]
+
+    def record(self, kind: str) -> Record:
+        """The one record of a kind, its parts joined."""
+        found = self.records(kind)
+        assert found, f"no {kind} in {self.paths.folder}:\n{self.out}"
+        return merge_parts(found)
+
+    def losses(self) -> list[float]:
+        """Training and validation loss of each epoch."""
+        return [r[name] for r in self.records("epoch") for name in ("train_loss", "val_loss")]
+
+    def accuracies(self) -> list[float]:
+        """Validation accuracy of each epoch."""
+        return [r["val_accuracy"] for r in self.records("epoch")]
+
+    @property
+    def outcome(self) -> dict[str, Any] | None:
+        return read_json(self.paths.outcome(0))
+
+
+Start = Callable[..., Result]
+
+
+def environment(**extra: str) -> dict[str, str]:
+    """The environment of a started process: the tests' Python first on PATH."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return {**os.environ, "PATH": path, **extra}
+
+
+def write_images(root: Path, per_class: int = 6, classes: tuple[str, ...] = ("cat", "dog")) -> Path:
+    """A small folder: source of PNG images, one colour a class."""
+    from PIL import Image
+
+    for part in ("train", "test"):
+        for at, name in enumerate(classes):
+            folder = root / part / name
+            folder.mkdir(parents=True)
+            for i in range(per_class):
+                colour = (40 + 150 * at, 10 * i, 90)
+                Image.new("RGB", (32, 32), colour).save(folder / f"{i:04}.png")
+    return root

@@ -1,0 +1,102 @@
+"""Who gets which samples, and the same augmentation whatever the number of ranks."""
+
+import pytest
+import torch
+
+from jobkit.payload.cache import Dataset
+from jobkit.payload.data import PADDING, Batches, DeviceData, augment, sample_hash, share
+from jobkit.payload.sources import synthetic
+
+
+@pytest.mark.parametrize(("samples", "batch"), [(250, 64), (7, 3), (512, 128), (5, 100)])
+@pytest.mark.parametrize("world", [1, 2, 3, 8])
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_every_sample_is_seen_once_in_the_batches_of_one_rank(
+    samples: int, batch: int, world: int, accumulate: int
+) -> None:
+    ranks = [list(Batches(samples, batch, r, world, accumulate, 5).epoch(1)) for r in range(world)]
+    alone = list(Batches(samples, batch, 0, 1, 1, 5).epoch(1))
+    assert len(alone) == len(Batches(samples, batch, 0, 1, 1, 5)) == -(-samples // batch)
+    for step, parts in zip(alone, zip(*ranks, strict=True), strict=True):
+        together = torch.cat([m for part in parts for m in part.micro_batches])
+        assert together.tolist() == step.micro_batches[0].tolist()
+        assert {p.global_count for p in parts} == {len(together)}
+        assert {len(p.micro_batches) for p in parts} == {accumulate}
+        sizes = [sum(map(len, p.micro_batches)) for p in parts]
+        assert max(sizes) - min(sizes) <= 1
+    seen = torch.cat([s.micro_batches[0] for s in alone])
+    assert sorted(seen.tolist()) == list(range(samples))
+
+
+def test_the_order_changes_with_epoch_and_seed_only() -> None:
+    def order(epoch: int, seed: int) -> list[int]:
+        (step,) = Batches(64, 64, 0, 1, 1, seed).epoch(epoch)
+        return step.micro_batches[0].tolist()
+
+    assert order(0, 0) == order(0, 0)
+    assert len({tuple(order(e, s)) for e in range(3) for s in range(3)}) == 9
+
+
+def test_shares_are_even_and_whole() -> None:
+    for count in (0, 1, 7, 100):
+        for parts in (1, 2, 3, 7):
+            slices = [share(count, p, parts) for p in range(parts)]
+            assert slices[0].start == 0
+            assert slices[-1].stop == count
+            sizes = [s.stop - s.start for s in slices]
+            assert sum(sizes) == count
+            assert max(sizes) - min(sizes) <= 1
+
+
+def test_augmentation_is_the_plain_pad_crop_and_flip() -> None:
+    images = torch.randint(0, 256, (50, 32, 32, 3), dtype=torch.uint8)
+    bits = sample_hash(3, 2, torch.arange(50))
+    span = 2 * PADDING + 1
+    for image, bit, got in zip(images, bits.tolist(), augment(images, bits), strict=True):
+        source = image.flip(1) if (bit // span**2) % 2 else image
+        padded = torch.zeros(40, 40, 3, dtype=torch.uint8)
+        padded[4:36, 4:36] = source
+        top, left = bit % span, bit // span % span
+        assert torch.equal(got, padded[top : top + 32, left : left + 32].permute(2, 0, 1))
+
+
+def test_crops_and_flips_are_spread_evenly() -> None:
+    bits = sample_hash(0, 0, torch.arange(81_000))
+    span = 2 * PADDING + 1
+    for values, size in ((bits % span, 9), (bits // span % span, 9), (bits // span**2 % 2, 2)):
+        counts = torch.bincount(values, minlength=size) / len(bits) * size
+        assert (counts - 1).abs().max() < 0.05
+    assert bits.min() >= 0
+    assert len(bits.unique()) == len(bits)
+
+
+@pytest.mark.parametrize("augmented", [True, False])
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_a_sample_looks_the_same_in_whatever_batch(augmented: bool, channels_last: bool) -> None:
+    train, test, classes = synthetic(60, 10)
+    data = DeviceData(
+        Dataset(train, test, classes),
+        torch.device("cpu"),
+        seed=4,
+        augmented=augmented,
+        channels_last=channels_last,
+    )
+    everything = torch.randperm(60)
+    whole, labels = data.training_batch(everything, epoch=2)
+    parts = [data.training_batch(p, epoch=2) for p in everything.split(17)]
+    assert torch.equal(whole, torch.cat([images for images, _ in parts]))
+    assert torch.equal(labels, train.labels[everything])
+    other, _ = data.training_batch(everything, epoch=3)
+    assert torch.equal(whole, other) is not augmented
+    form = torch.channels_last if channels_last else torch.contiguous_format
+    assert whole.is_contiguous(memory_format=form)
+
+
+def test_evaluation_images_are_plain_and_normalised() -> None:
+    train, test, classes = synthetic(10, 20)
+    data = DeviceData(Dataset(train, test, classes), torch.device("cpu"), seed=0, augmented=True)
+    images, labels = data.test_batch(slice(5, 9))
+    mean, std = torch.tensor([125.3, 123.0, 113.9]), torch.tensor([63.0, 62.1, 66.7])
+    expected = ((test.images[5:9].float() - mean) / std).permute(0, 3, 1, 2)
+    assert torch.allclose(images, expected, atol=1e-5)
+    assert torch.equal(labels, test.labels[5:9])

@@ -1,0 +1,118 @@
+"""Any number of ranks makes the steps that one process would make."""
+
+import functools
+from collections.abc import Callable
+
+import pytest
+from rigs import Result, Start
+
+# 250 samples in batches of 64: neither 2 nor 3 ranks divide every batch, and the last has 58.
+UNEVEN = ["--dataset", "synthetic", "--train-samples", "250", "--test-samples", "101"]
+PLAIN = [*UNEVEN, "--epochs", "2", "--global-batch-size", "64", "--eval-batch-size", "17"]
+WAYS = {
+    "sgd": ["--lr", "0.02"],
+    # 5 micro-batches of 12 or 13 samples; at 3 ranks of 4 or 5.
+    "accumulate": ["--lr", "0.02", "--accumulate", "5"],
+    # The norm of the gradient is larger in every step.
+    "clip": ["--lr", "0.1", "--clip-norm", "0.05"],
+    "adamw": ["--lr", "0.002", "--optimizer", "adamw", "--weight-decay", "0.01"],
+    "mlp": ["--lr", "0.02", "--model", "mlp", "--lr-schedule", "cosine"],
+}
+SIZES = [("ddp", 2), ("fsdp", 3)]
+CASES = [(way, *size) for way in WAYS for size in SIZES]
+CASES += [("sgd", *size) for size in (("ddp", 1), ("fsdp", 1), ("ddp", 3), ("fsdp", 2))]
+Truth = Callable[[str], Result]
+
+
+def assert_same(result: Result, expected: Result) -> None:
+    """Losses agree to rounding; a sample or two of 101 may fall on the other side."""
+    assert set(result.codes) == {0}, result.out
+    assert result.losses() == pytest.approx(expected.losses(), rel=2e-4)
+    assert result.accuracies() == pytest.approx(expected.accuracies(), abs=0.025)
+
+
+@pytest.fixture(scope="module")
+def truth(forge: Start) -> Truth:
+    """The run of one process, for each way of training."""
+
+    @functools.cache
+    def one(way: str) -> Result:
+        result = forge(1, *PLAIN, *WAYS[way], "--strategy", "single")
+        assert result.codes == [0], result.out
+        return result
+
+    return one
+
+
+@pytest.mark.parametrize(("way", "strategy", "world"), CASES)
+def test_losses_are_those_of_one_process(
+    forge: Start, truth: Truth, way: str, strategy: str, world: int
+) -> None:
+    result = forge(world, *PLAIN, *WAYS[way], "--strategy", strategy)
+    assert_same(result, truth(way))
+    assert [r["iterations"] for r in result.records("epoch")] == [4, 4]
+
+
+def test_the_ways_differ(truth: Truth) -> None:
+    """Otherwise equal curves would say nothing of clipping or of the optimizer."""
+    finals = [round(truth(way).losses()[1], 4) for way in ("sgd", "clip", "adamw", "mlp")]
+    assert len(set(finals)) == 4
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_a_step_may_be_smaller_than_the_ranks(forge: Start, strategy: str) -> None:
+    """Batches of 3 over 4 ranks: one rank has nothing to do in each step, and none hangs."""
+    words = [*UNEVEN[:2], "--train-samples", "7", "--test-samples", "3", "--epochs", "2"]
+    words += ["--global-batch-size", "3", "--lr", "0.01"]
+    one, four = (
+        forge(world, *words, "--strategy", kind) for world, kind in ((1, "single"), (4, strategy))
+    )
+    assert_same(four, one)
+
+
+def test_a_batch_a_rank_is_the_same_as_its_global_batch(forge: Start) -> None:
+    weak = forge(2, *UNEVEN, "--epochs", "1", "--batch-size-per-rank", "32")
+    strong = forge(2, *UNEVEN, "--epochs", "1", "--global-batch-size", "64")
+    assert weak.losses() == strong.losses()
+    start = weak.record("run_start")
+    assert (start["global_batch_size"], start["batch_size_per_rank"]) == (64, 32)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_low_precision_stays_near_the_truth(forge: Start, strategy: str, precision: str) -> None:
+    words = ["--dataset", "synthetic", "--train-samples", "64", "--test-samples", "20"]
+    words += ["--model", "mlp", "--epochs", "1", "--global-batch-size", "32", "--lr", "0.02"]
+    full = forge(1, *words, "--strategy", "single")
+    low = forge(2, *words, "--precision", precision, "--strategy", strategy)
+    assert low.codes == [0, 0], low.out
+    assert low.losses() == pytest.approx(full.losses(), rel=0.02)
+    assert low.losses() != full.losses()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--no-channels-last"],
+        ["--no-keep-memory"],
+        ["--strategy", "ddp", "--ddp-bucket-mib", "0.1", "--no-ddp-gradient-as-bucket-view"],
+        ["--strategy", "fsdp", "--no-fsdp-reshard-after-forward"],
+        ["--strategy", "fsdp", "--fsdp-wrap-min-parameters", "1000000"],
+    ],
+    ids=lambda words: words[-1],
+)
+def test_what_changes_speed_or_memory_changes_no_loss(
+    forge: Start, truth: Truth, words: list[str]
+) -> None:
+    result = forge(2, *PLAIN, *WAYS["sgd"], *words)
+    assert_same(result, truth("sgd"))
+
+
+def test_running_statistics_are_the_same_on_every_rank(forge: Start) -> None:
+    """Batch normalisation: evaluation is of one model, and the report says what it depends on."""
+    words = ["--dataset", "synthetic", "--train-samples", "32", "--test-samples", "16"]
+    words += ["--model", "resnet18", "--epochs", "1", "--global-batch-size", "16"]
+    ddp, fsdp = (forge(2, *words, "--strategy", s, timeout_s=100) for s in ("ddp", "fsdp"))
+    assert ddp.codes == fsdp.codes == [0, 0], ddp.out + fsdp.out
+    assert fsdp.losses() == pytest.approx(ddp.losses(), rel=1e-2)
+    assert "batch normalisation" in fsdp.record("message")["text"]

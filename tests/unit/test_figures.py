@@ -1,0 +1,213 @@
+"""The figures: what is plotted is read back from the axes, not from pixels."""
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fake_study import TRAIN_SAMPLES, FakeRun, epoch_fields, make_plan, rate, whole_run, whole_study
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.image import imread
+from matplotlib.lines import Line2D
+
+from jobkit.analysis.collect import collect
+from jobkit.analysis.curves import learning_figure
+from jobkit.analysis.figures import draw, memory_figure, time_figure
+from jobkit.analysis.style import looks
+from jobkit.plan import Plan
+
+SIZES = (1, 2, 4)
+
+
+@pytest.fixture(autouse=True)
+def _logs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("JOBKIT_LOGS", str(tmp_path / "logs"))
+
+
+def made(figure: Figure | None) -> Figure:
+    assert figure is not None
+    figure.canvas.draw()
+    return figure
+
+
+def measured(axes: Axes) -> list[Line2D]:
+    """The lines of medians: those with the marker of a series."""
+    return [line for line in axes.lines if line.get_marker() not in ("None", "x", "", None)]
+
+
+def ideals(axes: Axes) -> list[Line2D]:
+    return [line for line in axes.lines if str(line.get_label()).startswith("ideal")]
+
+
+def crosses(axes: Axes) -> list[Line2D]:
+    return [line for line in axes.lines if line.get_marker() == "x"]
+
+
+def ticks(axes: Axes) -> list[str]:
+    low, high = axes.get_xlim()
+    shown = zip(axes.get_xticks(), axes.get_xticklabels(), strict=True)
+    return [label.get_text() for x, label in shown if low <= x <= high]
+
+
+def test_three_figures_as_png_and_svg_that_are_not_blank() -> None:
+    whole_study(strategies=("ddp", "fsdp"), gpus=SIZES, repeats=2)
+    drawn = draw(collect("s"))
+    names = ("time_per_epoch", "loss_and_accuracy", "peak_memory")
+    assert [p.name for p in drawn.paths] == [f"{n}.{k}" for n in names for k in ("png", "svg")]
+    for path in drawn.paths:
+        if path.suffix == ".png":
+            assert np.std(imread(path)[..., :3]) > 0.02
+        else:
+            assert "<svg" in path.read_text()
+    assert len(list(drawn.paths[0].parent.iterdir())) == 6
+
+
+def test_the_same_study_gives_the_same_bytes() -> None:
+    whole_study(strategies=("ddp",), gpus=(1, 2))
+    first = {p: p.read_bytes() for p in draw(collect("s")).paths}
+    assert {p: p.read_bytes() for p in draw(collect("s")).paths} == first
+
+
+def test_time_per_epoch_strong() -> None:
+    plan = whole_study(strategies=("ddp",), gpus=SIZES, repeats=3)
+    (axes,) = made(time_figure(collect("s"))).axes
+    assert (axes.get_yscale(), axes.get_xscale()) == ("log", "log")
+    assert ticks(axes) == ["1", "2", "4"]
+    (line,) = measured(axes)
+    assert list(line.get_xdata()) == [1, 2, 4]
+    middle = {s.world_size: rate(s) for s in plan.runs.values() if s.repeat == 1}
+    assert list(line.get_ydata()) == pytest.approx([TRAIN_SAMPLES / middle[n] for n in SIZES])
+    (ideal,) = ideals(axes)
+    product = np.asarray(ideal.get_xdata()) * np.asarray(ideal.get_ydata())
+    assert product == pytest.approx(line.get_ydata()[0])  # time x ranks is what it is at 1 rank
+    assert (min(ideal.get_xdata()), max(ideal.get_xdata())) == pytest.approx((1, 4))
+    # The band reaches from the fastest to the slowest repeat, and each is a point.
+    band = axes.collections[0].get_paths()[0].vertices
+    every = [TRAIN_SAMPLES / rate(s) for s in plan.runs.values()]
+    assert (band[:, 1].min(), band[:, 1].max()) == pytest.approx((min(every), max(every)))
+    points = next(c for c in axes.collections if len(c.get_offsets()) == len(plan.runs))
+    assert sorted(points.get_offsets()[:, 1]) == pytest.approx(sorted(every))
+    assert axes.get_ylabel() == "time per epoch (s)"
+
+
+def test_time_per_epoch_weak_has_a_flat_ideal() -> None:
+    plan = whole_study(strategies=("ddp",), gpus=SIZES, settings={"batch_size_per_rank": 128})
+    (axes,) = made(time_figure(collect("s"))).axes
+    (line,), (ideal,) = measured(axes), ideals(axes)
+    rates = {s.world_size: rate(s) for s in plan.runs.values()}
+    assert list(line.get_ydata()) == pytest.approx([TRAIN_SAMPLES * n / rates[n] for n in SIZES])
+    assert set(ideal.get_ydata()) == {line.get_ydata()[0]}
+    assert "ranks" in axes.get_ylabel()
+
+
+def test_strong_and_weak_have_panels_of_their_own() -> None:
+    whole_study(strategies=("ddp",), gpus=(1, 2))
+    whole_study(strategies=("ddp",), gpus=(1, 2), settings={"batch_size_per_rank": 128})
+    assert [len(measured(a)) for a in made(time_figure(collect("s"))).axes] == [1, 1]
+
+
+def test_sizes_that_do_not_double_stand_at_their_real_places() -> None:
+    whole_study(strategies=("ddp",), gpus=(1, 2, 3, 6))
+    (axes,) = made(time_figure(collect("s"))).axes
+    assert axes.get_xscale() == "linear"
+    assert ticks(axes) == ["1", "2", "3", "6"]
+    (line,) = measured(axes)
+    assert list(line.get_xdata()) == [1, 2, 3, 6]
+
+
+def test_the_same_ranks_on_other_nodes_are_another_line() -> None:
+    whole_study(strategies=("ddp",), gpus=(1, 2, "2x1", 4, "2x2"))
+    (axes,) = made(time_figure(collect("s"))).axes
+    assert sorted(list(line.get_xdata()) for line in measured(axes)) == [[1, 2, 4], [2, 4]]
+
+
+def failed_study() -> Plan:
+    plan = make_plan(strategies=("ddp", "fsdp"), gpus=(1, 2))
+    for run_id, spec in plan.runs.items():
+        if (spec.strategy, spec.world_size) == ("fsdp", 2):
+            run = FakeRun(plan.paths.folder, run_id, spec).begin().train(0)
+            run.end("failed", "rank 0: torch.OutOfMemoryError: CUDA out of memory", 1)
+        else:
+            whole_run(plan, run_id)
+    return plan
+
+
+@pytest.mark.parametrize("make", [time_figure, memory_figure])
+def test_runs_that_are_not_ok_are_marked_at_their_size(make) -> None:
+    failed_study()
+    (axes,) = made(make(collect("s"))).axes
+    (cross,) = crosses(axes)
+    assert cross.get_xdata() == [2]
+    assert [t.get_text() for t in axes.texts] == ["fsdp: oom"]
+    assert [list(line.get_xdata()) for line in measured(axes)] == [[1, 2], [1]]
+    # No point of a line lies so low that a mark could hide it.
+    low = min(min(line.get_ydata()) for line in measured(axes))
+    to_axes = axes.transData + axes.transAxes.inverted()
+    mark = cross.get_transform().transform((2, cross.get_ydata()[0]))
+    assert to_axes.transform((2, low))[1] > axes.transAxes.inverted().transform(mark)[1]
+
+
+def test_memory_starts_at_zero_and_names_its_unit() -> None:
+    whole_study(strategies=("ddp", "fsdp"), gpus=SIZES)
+    (axes,) = made(memory_figure(collect("s"))).axes
+    assert axes.get_ylim()[0] == 0
+    assert axes.get_ylabel() == "peak memory per process, resident (MiB)"
+    assert [list(line.get_ydata()) for line in measured(axes)] == [[902] * 3, [902, 452, 227]]
+
+
+def test_learning_curves() -> None:
+    plan = whole_study(strategies=("ddp",), gpus=(1, 2), repeats=3)
+    figure = made(learning_figure(collect("s")))
+    for axes, name in zip(figure.axes, ("val_loss", "val_accuracy"), strict=True):
+        lines = measured(axes)
+        assert len(lines) == 2  # one a size
+        spec = next(s for s in plan.runs.values() if s.repeat == 1)
+        expected = [epoch_fields(spec, e)[name] for e in range(3)]
+        assert list(lines[0].get_ydata()) == pytest.approx(expected)
+        assert list(lines[0].get_xdata()) == [1, 2, 3]
+    assert len({line.get_linestyle() for line in measured(figure.axes[0])}) == 2
+
+
+def test_learning_curves_of_a_run_that_is_not_ok_end_in_a_cross() -> None:
+    failed_study()
+    axes = made(learning_figure(collect("s"))).axes[0]
+    assert [list(c.get_xdata()) for c in crosses(axes)] == [[1]]
+    assert len(measured(axes)) == 3
+
+
+def test_many_sizes_show_the_smallest_and_the_largest() -> None:
+    whole_study(strategies=("ddp", "fsdp"), gpus=(1, 2, 4, 8))
+    figure = made(learning_figure(collect("s")))
+    assert len(measured(figure.axes[0])) == 4
+    assert "smallest and largest size" in figure._suptitle.get_text()
+
+
+def test_the_title_says_what_was_measured() -> None:
+    whole_study(strategies=("ddp",), gpus=(1, 2), repeats=2, settings={"global_batch_size": 256})
+    figure = made(time_figure(collect("s")))
+    text = figure._suptitle.get_text() + figure.axes[0].get_title(loc="left")
+    for words in ("s: time per epoch", "Some Processor", "fp32", "global batch 256", "2 repeats"):
+        assert words in text
+
+
+def test_no_two_neighbours_look_alike_in_any_way() -> None:
+    found = list(looks(f"series {i}" for i in range(12)).values())
+    for one, other in itertools.pairwise(found):
+        assert one.colour != other.colour
+        assert one.marker != other.marker
+        assert one.dashes != other.dashes
+    assert len({(o.colour, o.marker, str(o.dashes)) for o in found}) == 12
+
+
+def test_a_figure_with_nothing_to_show_is_not_drawn_and_an_old_one_is_removed() -> None:
+    plan = make_plan(strategies=("ddp",), gpus=(1,))
+    (run_id,) = plan.runs
+    FakeRun(plan.paths.folder, run_id, plan.runs[run_id]).begin().train(0).flush()
+    stale = plan.paths.figures / "time_per_epoch.png"
+    stale.parent.mkdir()
+    stale.write_bytes(b"old")
+    drawn = draw(collect("s"))
+    assert drawn.skipped == ["time_per_epoch", "peak_memory"]
+    assert not stale.exists()
+    assert [p.name for p in drawn.paths] == ["loss_and_accuracy.png", "loss_and_accuracy.svg"]
