@@ -88,7 +88,14 @@ if [[ -z $in_allocation ]]; then
   # Bad settings end here, in a tenth of a second and with nothing written.
   "$python" -m jobkit.payload.main ${payload[@]+"${payload[@]}"} --check="$nproc_per_node" || exit
   [[ $only == check ]] && exit 0
-elif [[ -n $nproc_per_node ]]; then
+elif [[ ${#inside[@]}${#srun_options[@]} == 00 ]]; then
+  # Said once here rather than by every rank; in a container only the ranks have a Python.
+  ranks=${SLURM_NTASKS:-1}
+  [[ -z $ntasks_per_node ]] || ranks=$((${nodes:-1} * ntasks_per_node))
+  "$python" -m jobkit.payload.main ${payload[@]+"${payload[@]}"} --check="$ranks" || exit
+  [[ $only == check ]] && exit 0
+fi
+if [[ -n $in_allocation && -n $nproc_per_node ]]; then
   warn "--nproc-per-node has no effect in an allocation: srun starts the tasks that were asked for"
 fi
 

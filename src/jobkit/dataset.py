@@ -38,13 +38,14 @@ def check_source(dataset: str) -> None:
 
 
 def check_tar(path: Path) -> None:
-    """Raise UsageError for a file that is not a tar or has nothing in it."""
+    """Raise UsageError for a file that is not a plain tar or has nothing in it."""
     try:
-        with tarfile.open(path) as archive:
+        with tarfile.open(path, "r:") as archive:
             empty = archive.next() is None
     except (tarfile.TarError, OSError, EOFError) as error:
-        reason = str(error).splitlines()[0]  # tarfile tells of each compression that it tried
-        raise UsageError(f"{path}: not a readable .tar: {reason}") from None
+        raise UsageError(
+            f"{path}: not a readable .tar: {error} (a compressed one: unpack it to a .tar first)"
+        ) from None
     if empty:
         raise UsageError(f"{path}: the .tar is empty; needs train/<class>/* and test/<class>/*")
 

@@ -100,6 +100,13 @@ def test_node_names_resolve_in_jobs_and_nowhere_else(cluster) -> None:
     assert cluster.run("getent", "hosts", "n4").returncode == 2
 
 
+@needs_root
+def test_another_user_may_use_a_roots_cluster(cluster) -> None:
+    nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+    done = cluster.run(*nobody, "srun", "-N2", "id", "-u", cwd=Path("/"))
+    assert done.stdout.split() == ["65534", "65534"], done.stderr
+
+
 def test_two_clusters_at_the_same_time(cluster, second, tmp_path: Path) -> None:
     first_bases, second_bases = (
         re.search(r"ports from (\d+)", one.printed)[1] for one in (cluster, second)

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,3 +73,25 @@ def write_images(root: Path, per_class: int = 6, classes: tuple[str, ...] = ("ca
                 colour = (40 + 150 * at, 10 * i, 90)
                 Image.new("RGB", (32, 32), colour).save(folder / f"{i:04}.png")
     return root
+
+
+def alive_with(mark: str) -> list[str]:
+    """The command lines of the processes that were started with a word in their environment."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark.encode() in (folder / "environ").read_bytes():
+                found.append((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+        except OSError:  # it has ended, or is another user's
+            continue
+    return found
+
+
+def none_left(mark: str, within_s: float = 10.0) -> bool:
+    """Whether every process with the mark ends within the time."""
+    end = time.monotonic() + within_s
+    while alive_with(mark):
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.1)
+    return True

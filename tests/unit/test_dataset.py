@@ -39,6 +39,11 @@ def no_tar(root: Path) -> None:
     root.write_bytes(b"This is not a tar." * 100)
 
 
+def compressed_tar(root: Path) -> None:
+    with tarfile.open(root, "w:gz") as tar:
+        tar.add(__file__, arcname="train/a/0.png")
+
+
 def empty_tar(root: Path) -> None:
     tarfile.open(root, "w").close()
 
@@ -52,6 +57,7 @@ def empty_tar(root: Path) -> None:
         (classes_differ, "class folders differ: b only in train/, c only in test/"),
         (empty_file, "not a readable .tar"),
         (no_tar, "not a readable .tar"),
+        (compressed_tar, "a compressed one: unpack it to a .tar first"),
         (empty_tar, "the .tar is empty"),
     ],
 )

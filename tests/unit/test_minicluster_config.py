@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from jobkit.minicluster import cli, config, links, machine, packages, slurm
+from jobkit.minicluster import cli, config, links, machine, packages, slurm, state
 from jobkit.minicluster.config import Options, Plan
-from jobkit.minicluster.errors import UsageError
+from jobkit.minicluster.errors import ClusterError, UsageError
 from jobkit.minicluster.layout import MAX_ROOT_BYTES, Layout, Ports, check_root
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -178,6 +178,43 @@ def test_nothing_is_installed_where_it_may_not_be(monkeypatch: pytest.MonkeyPatc
         packages.install(["munge"], print)
     monkeypatch.setenv("CI", "true")
     assert packages.may_install()
+
+
+def test_install_runs_apt_get_and_checks_what_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With an apt-get that writes down how it was called, and installs munged only."""
+    for name, text in (
+        ("apt-get", f'echo "$@" >>{tmp_path}/calls; cp "$0" {tmp_path}/munged'),
+        ("sudo", 'shift; exec "$@"'),
+    ):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setattr(machine, "search_path", lambda: str(tmp_path))
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("CI", "1")
+    assert packages.install(["munge"], print) == 0
+    assert capsys.readouterr().out.endswith("installed\n")
+    assert (tmp_path / "calls").read_text().splitlines() == [
+        "--quiet update",
+        "--quiet install -y --no-install-recommends munge",
+    ]
+    with pytest.raises(ClusterError, match="still without their commands: slurmdbd"):
+        packages.install(["munge", "slurmdbd"], print)
+
+
+def test_the_next_commands_after_sudo_name_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JOBKIT_MINICLUSTER_DIR", "/tmp/mc")
+    monkeypatch.delenv("SUDO_UID", raising=False)
+    made = state.State(options=Options(netns=True), base_port=7000)
+    layout = Layout(Path("/tmp/mc"))
+    plain = cli._summary(layout, made, "made", 1.23).splitlines()
+    assert plain[0] == ("up: n[1-4] idle, each 8 cores, 4 GPUs, 4000 MiB; ports from 7000; 1.2 s")
+    assert plain[-2:] == ["  hpc/minicluster link cut n1", "  hpc/minicluster down"]
+    monkeypatch.setenv("SUDO_UID", "1000")
+    by_sudo = cli._summary(layout, made, "made", 1.23)
+    assert '  eval "$(hpc/minicluster env --dir /tmp/mc)"' in by_sudo.splitlines()
+    assert by_sudo.endswith("\n  sudo hpc/minicluster down --dir /tmp/mc")
 
 
 NODES = ["n1", "n2", "n3"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 import time
@@ -28,7 +29,7 @@ examples:
   hpc/minicluster up --no-accounting        up in a second, without sacct
   hpc/minicluster up --preemption           partition `urgent` requeues the jobs of `batch`
   sudo hpc/minicluster up --netns           each node with an address and host name of its own
-  sudo hpc/minicluster link cut n2          ... whose link can be cut, slowed, and healed
+  sudo hpc/minicluster link cut n2          ... whose link can be cut; slow n2 10mbit; heal
   sudo hpc/minicluster up --memory-limits   jobs over their --mem are killed by the kernel
   hpc/minicluster up --dir /tmp/second      a second cluster beside the first
 exit codes: 0 done; 1 failed, or not healthy; 2 wrong usage, or packages are missing
@@ -117,9 +118,14 @@ def _say(text: str) -> None:
 
 
 def _door(layout: Layout, command: str) -> str:
-    """The command line for this cluster, as the user would type it."""
-    usual = layout.root == check_root(default_root())
-    return f"hpc/minicluster {command}" + ("" if usual else f" --dir {layout.root}")
+    """The command line for this cluster, as the user would type it.
+
+    After `sudo hpc/minicluster up` the user's shell has another default folder than root's.
+    """
+    by_sudo = "SUDO_UID" in os.environ
+    usual = layout.root == check_root(default_root()) and not by_sudo
+    sudo = "sudo " if by_sudo and command not in ("env", "status") else ""
+    return f"{sudo}hpc/minicluster {command}" + ("" if usual else f" --dir {layout.root}")
 
 
 def _up(arguments: argparse.Namespace) -> int:

@@ -97,13 +97,19 @@ def _tar_entries(path: Path) -> Iterator[Entry]:
     stat = path.stat()
     check_tar(path)
     try:
-        with tarfile.open(path) as tar:
+        with tarfile.open(path, "r:") as tar:
             for member in tar:
                 words = Path(member.name).parts[-3:]
                 shown = len(words) == 3 and words[0] in ("train", "test")
                 if member.isfile() and shown and not words[2].startswith("."):
                     mark = f"{member.size} {member.offset_data} {stat.st_size} {stat.st_mtime_ns}"
                     yield "/".join(words), (mark, member)
+            end = tar.offset
+        # tarfile takes a tar cut off at a header for a whole one; but a whole one ends in zeros.
+        with path.open("rb") as file:
+            file.seek(end)
+            if file.read(tarfile.BLOCKSIZE) != tarfile.NUL * tarfile.BLOCKSIZE:
+                raise tarfile.ReadError("unexpected end of data")
     except (tarfile.TarError, OSError, EOFError) as error:
         raise UsageError(f"{path}: the .tar is broken: {error}") from None
 

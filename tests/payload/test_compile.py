@@ -1,0 +1,22 @@
+"""--compile: the same losses, and an honest time of the compilation."""
+
+import shutil
+
+import pytest
+from rigs import Start
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile on the CPU needs g++")
+def test_compiling_changes_no_loss_and_its_time_is_recorded(forge: Start) -> None:
+    words = ["--dataset", "synthetic", "--train-samples", "64", "--test-samples", "32"]
+    words += ["--model", "mlp", "--epochs", "1", "--global-batch-size", "32", "--lr", "0.02"]
+    words += ["--eval-batch-size", "32", "--strategy", "single"]
+    plain = forge(1, *words)
+    compiled = forge(1, *words, "--compile", timeout_s=200)
+    assert compiled.codes == [0], compiled.out
+    assert compiled.losses() == pytest.approx(plain.losses(), rel=1e-3)
+    startup = compiled.record("startup")
+    # It is the first iteration, which is not in the epoch's time.
+    assert startup["compile_s"] > 10 * compiled.record("epoch")["epoch_time_s"]
+    assert startup["total_s"] > startup["compile_s"]
+    assert plain.record("startup")["compile_s"] is None

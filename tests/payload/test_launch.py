@@ -1,0 +1,207 @@
+"""Real launches through run.sh and torchrun: what a run leaves, and how it fails or is stopped."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+from rigs import RUN_SH, SMALL, Result, Start, alive_with, environment, none_left
+
+from jobkit.metric import COMMON, KINDS, scan
+from jobkit.paths import RunPaths
+
+TINY = [*SMALL, "--epochs", "2", "--global-batch-size", "128"]
+
+# A user's model whose second rank meets its end in the third training step. atexit must not run:
+# it stands for what crashes when Python takes a process down that still has native threads.
+MODEL = """
+import atexit, os, signal, sys
+import torch
+from torch import nn
+
+atexit.register(os.abort)
+
+class Mine(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3072, 10)
+        self.steps = 0
+
+    def forward(self, x):
+        self.steps += self.training
+        if self.steps == 3 and os.environ.get("RANK") == "1":
+            how = os.environ.get("END")
+            if how == "raise":
+                raise ArithmeticError("broken on\\npurpose")
+            if how == "exit":
+                sys.exit(0)
+            if how == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+        return self.linear(x.flatten(1))
+"""
+
+
+@pytest.fixture
+def own_model(tmp_path: Path) -> Path:
+    folder = tmp_path / "my code"
+    folder.mkdir()
+    (folder / "mine.py").write_text(MODEL)
+    return folder
+
+
+def test_what_a_run_leaves_and_its_repetition_from_spec_json(launch: Start, forge: Start) -> None:
+    done = launch("--nproc-per-node", "2", *TINY, "--momentum", "0.8", "--seed", "3")
+    assert done.codes == [0], done.out
+    for line in ("backend gloo, 2 processes on 1 node, master ", "[Rank 0] host", "[Rank 1] host"):
+        assert line in done.out
+    check_records(done)
+    assert done.outcome is not None
+    assert (done.outcome["status"], done.outcome["exit_code"]) == ("ok", 0)
+    for rank in (0, 1):
+        log = done.paths.rank_log(0, rank).read_text()
+        assert f" rank {rank} INFO epoch 1, this rank: " in log
+        assert all(line[:4].isdigit() for line in log.splitlines())
+
+    again = forge(2, "--spec", str(done.paths.spec))
+    assert again.losses() == pytest.approx(done.losses(), rel=1e-5)
+    assert again.record("run_start")["spec"] == done.record("run_start")["spec"]
+    assert not again.records("message")
+
+    other = forge(1, "--spec", str(done.paths.spec), "--epochs", "1", "--batch-size-per-rank", "64")
+    settings = other.record("run_start")["spec"]
+    assert (settings["epochs"], settings["seed"]) == (1, 3)
+    assert settings["batch_size_per_rank"] == 64
+    assert "global_batch_size" not in settings
+    assert "was for 2 ranks; this run has 1" in other.record("message")["text"]
+
+
+def check_records(done: Result) -> None:
+    """Every record has exactly its kind's fields; the log mirrors the file; nothing is lost."""
+    lines = done.paths.metrics(0).read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    kinds = [r["kind"] for r in records]
+    assert list(dict.fromkeys(kinds)) == ["run_start", "startup", "epoch", "run_end"]
+    assert kinds.count("epoch") == 2
+    assert [r["seq"] for r in records] == list(range(len(records)))
+    for kind in set(kinds) - {"run_start"}:
+        record = done.records(kind)[0]
+        assert set(record) == {*COMMON, *KINDS[kind]}
+    start = done.record("run_start")
+    assert set(start) - {"crc"} == {*COMMON, *KINDS["run_start"]}
+    assert (start["world_size"], start["backend"], start["global_batch_size"]) == (2, "gloo", 128)
+    startup, epoch, end = (done.records(k)[0] for k in ("startup", "epoch", "run_end"))
+    assert startup["compile_s"] is None
+    parts = sum(startup[name] for name in ("import_s", "group_s", "data_s", "model_s"))
+    assert 0 < parts <= startup["total_s"] < end["total_time_s"]
+    # 4 steps of 128, of which the first 3 warm up.
+    assert (epoch["iterations"], epoch["timed_images"]) == (4, 128)
+    assert epoch["images_per_s"] == pytest.approx(128 / epoch["epoch_time_s"])
+    assert 0 <= epoch["data_wait_s"] <= epoch["epoch_time_s"]
+    assert done.records("epoch")[1]["timed_images"] == 512
+    from_log = list(scan(io.BytesIO(done.out.encode())))
+    assert len(from_log) == len(records)
+
+
+@pytest.mark.parametrize("how", ["raise", "kill", "exit"])
+def test_a_rank_that_fails_ends_the_run(launch: Start, own_model: Path, how: str) -> None:
+    mark = uuid.uuid4().hex
+    words = ["--nproc-per-node", "2", *TINY, "--model", "mine:Mine"]
+    done = launch(*words, cwd=own_model, END=how, JOBKIT_TEST_MARK=mark)
+    assert done.codes[0] not in (0, None), done.out
+    assert none_left(mark), alive_with(mark)
+    assert not [r for r in done.records("run_end") if r["status"] == "ok"]
+    if how == "raise":
+        assert done.codes == [1]
+        assert "[rank1] Traceback (most recent call last):" in done.out
+        assert "[rank1] ArithmeticError: broken on" in done.out
+        assert done.outcome is not None
+        assert done.outcome["reason"] == "rank 1: ArithmeticError: broken on purpose"
+        log = done.paths.rank_log(0, 1).read_text()
+        assert " rank 1 ERROR Traceback" in log
+        for end in done.records("run_end"):  # where rank 0 could still say it
+            assert (end["status"], end["reason"]) == ("failed", done.outcome["reason"])
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_success_is_not_spoilt_by_the_end_of_the_process(
+    launch: Start, own_model: Path, strategy: str
+) -> None:
+    words = ["--nproc-per-node", "2", *TINY, "--model", "mine:Mine", "--strategy", strategy]
+    done = launch(*words, cwd=own_model)
+    assert done.codes == [0], done.out
+    assert "ChildFailedError" not in done.out
+    assert "warning" not in done.out
+    assert done.record("run_end")["status"] == "ok"
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_ends_every_process(
+    data_dir: Path, tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    mark, run = uuid.uuid4().hex, RunPaths(tmp_path / "run")
+    words = ["--nproc-per-node", "2", *SMALL, "--epochs", "100000", "--data-dir", str(data_dir)]
+    with (
+        (tmp_path / "log").open("wb") as log,
+        subprocess.Popen(
+            [*RUN_SH, *words, "--run-dir", str(run.folder)],
+            env=environment(JOBKIT_TEST_MARK=mark),
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        ) as process,
+    ):
+        end = time.monotonic() + 60
+        while b'"kind":"epoch"' not in (tmp_path / "log").read_bytes():
+            assert time.monotonic() < end, (tmp_path / "log").read_text()
+            time.sleep(0.1)
+        process.send_signal(number)
+        assert process.wait(40) == code
+    assert none_left(mark), alive_with(mark)
+    result = Result([code], (tmp_path / "log").read_text(), run)
+    assert result.records("epoch")
+    assert not [r for r in result.records("run_end") if r["status"] == "ok"]
+
+
+def test_a_signal_in_the_first_moment_is_not_lost(tmp_path: Path) -> None:
+    """Before the launcher has its handlers; a background command ignores INT by then."""
+    mark = uuid.uuid4().hex
+    with subprocess.Popen(
+        [*RUN_SH, *SMALL, "--epochs", "100000", "--run-dir", str(tmp_path / "run")],
+        env=environment(JOBKIT_TEST_MARK=mark),
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("[jobkit] start")
+        time.sleep(0.3)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130
+    assert none_left(mark), alive_with(mark)
+
+
+def test_bad_input_that_only_the_ranks_see_is_one_line(images: Path, tmp_path: Path) -> None:
+    broken = images / "train" / "cat" / "0003.png"
+    broken.write_bytes(b"no image")
+    logs = tmp_path / "logs"
+    done = subprocess.run(
+        [*RUN_SH, "--nproc-per-node", "2", "--dataset", f"folder:{images}"],
+        env=environment(JOBKIT_LOGS=str(logs), JOBKIT_DATA_DIR=str(tmp_path / "data")),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert done.stderr == f"jobkit: error: {broken}: not a readable image\n"
+    assert "Traceback" not in done.stdout
+    assert list((logs / "single").iterdir()) == []
+    assert not list((tmp_path / "data").rglob("*_images"))
+
+
+def test_ranks_are_not_more_than_the_strategy_takes(launch: Start) -> None:
+    done = launch("--nproc-per-node", "2", "--strategy", "single")
+    assert done.codes == [2]
+    assert "strategy 'single' runs at 1 rank, not 2; use ddp" in done.out
+    assert not os.path.lexists(done.paths.folder)
