@@ -124,13 +124,20 @@ class Study:
                 continue
             for point, repeat in itertools.product(points, range(self.repeats)):
                 shape = {"strategy": strategy, "nodes": nodes, "ranks_per_node": ranks}
-                spec = RunSpec(**{**self.settings, **point, **shape, "repeat": repeat})
+                spec = self._spec({**self.settings, **point, **shape, "repeat": repeat})
                 runs[spec.run_id] = spec
         if not runs:
             raise UsageError("the study plans no run: single needs a size of 1")
         order = sorted(runs)
         random.Random(self.seed).shuffle(order)
         return Plan(study=self, runs={run_id: runs[run_id] for run_id in order}, notes=tuple(notes))
+
+    def _spec(self, values: Mapping[str, Any]) -> RunSpec:
+        """One run of the grid; UsageError names the study."""
+        try:
+            return RunSpec(**values)
+        except UsageError as error:
+            raise UsageError(f"study {self.name}: {error}") from None
 
     def to_dict(self) -> dict[str, Any]:
         """All fields, as JSON takes them."""

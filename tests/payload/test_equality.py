@@ -6,15 +6,15 @@ from collections.abc import Callable
 import pytest
 from rigs import Result, Start
 
-# 250 samples in batches of 64: neither 2 nor 3 ranks divide every batch, and the last has 58.
-UNEVEN = ["--dataset", "synthetic", "--train-samples", "250", "--test-samples", "101"]
-PLAIN = [*UNEVEN, "--epochs", "2", "--global-batch-size", "64", "--eval-batch-size", "17"]
+# 100 samples in batches of 23: neither 2 nor 3 ranks divide them, and the last has 8.
+UNEVEN = ["--dataset", "synthetic", "--train-samples", "100", "--test-samples", "101"]
+PLAIN = [*UNEVEN, "--epochs", "2", "--global-batch-size", "23", "--eval-batch-size", "17"]
 WAYS = {
-    "sgd": ["--lr", "0.02"],
-    # 5 micro-batches of 12 or 13 samples; at 3 ranks of 4 or 5.
-    "accumulate": ["--lr", "0.02", "--accumulate", "5"],
+    "sgd": ["--lr", "0.1"],
+    # 5 micro-batches of 4 or 5 samples; at 3 ranks of 1 or 2, and none in the last batch.
+    "accumulate": ["--lr", "0.1", "--accumulate", "5"],
     # The norm of the gradient is larger in every step.
-    "clip": ["--lr", "0.1", "--clip-norm", "0.05"],
+    "clip": ["--lr", "0.5", "--clip-norm", "0.1"],
     "adamw": ["--lr", "0.002", "--optimizer", "adamw", "--weight-decay", "0.01"],
     "mlp": ["--lr", "0.02", "--model", "mlp", "--lr-schedule", "cosine"],
 }
@@ -24,10 +24,10 @@ CASES += [("sgd", *size) for size in (("ddp", 1), ("fsdp", 1), ("ddp", 3), ("fsd
 Truth = Callable[[str], Result]
 
 
-def assert_same(result: Result, expected: Result) -> None:
+def assert_same(result: Result, expected: Result, rel: float = 2e-5) -> None:
     """Losses agree to rounding; a sample or two of 101 may fall on the other side."""
     assert set(result.codes) == {0}, result.out
-    assert result.losses() == pytest.approx(expected.losses(), rel=2e-4)
+    assert result.losses() == pytest.approx(expected.losses(), rel=rel)
     assert result.accuracies() == pytest.approx(expected.accuracies(), abs=0.025)
 
 
@@ -50,7 +50,7 @@ def test_losses_are_those_of_one_process(
 ) -> None:
     result = forge(world, *PLAIN, *WAYS[way], "--strategy", strategy)
     assert_same(result, truth(way))
-    assert [r["iterations"] for r in result.records("epoch")] == [4, 4]
+    assert [r["iterations"] for r in result.records("epoch")] == [5, 5]
 
 
 def test_the_ways_differ(truth: Truth) -> None:
@@ -105,7 +105,7 @@ def test_what_changes_speed_or_memory_changes_no_loss(
     forge: Start, truth: Truth, words: list[str]
 ) -> None:
     result = forge(2, *PLAIN, *WAYS["sgd"], *words)
-    assert_same(result, truth("sgd"))
+    assert_same(result, truth("sgd"), rel=3e-4)  # another memory format sums in another order
 
 
 def test_running_statistics_are_the_same_on_every_rank(forge: Start) -> None:

@@ -98,6 +98,7 @@ def test_the_numbers_are_those_of_the_records() -> None:
     rate = last["images_per_s"]  # the slow first epoch is left out
     assert found["images_per_s"] == rate
     assert found["time_per_epoch_s"] == TRAIN_SAMPLES / rate
+    assert found["time_per_epoch_min_s"] == found["time_per_epoch_max_s"] == TRAIN_SAMPLES / rate
     assert found["data_wait_share"] == pytest.approx(0.01)
     assert found["peak_memory_mib"] == 902.0
     assert found["val_accuracy"] == found["best_val_accuracy"] == last["val_accuracy"]
@@ -226,6 +227,41 @@ def test_foreign_lines_become_epochs_and_keep_their_own_names() -> None:
     assert results.runs["status"].tolist() == ["running"]
 
 
+def test_slurm_is_asked_after_runs_that_are_not_ok(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = make_plan(strategies=("ddp",), gpus=(1, 2))
+    good, bad = plan.runs
+    whole_run(plan, good)
+    FakeRun(plan.paths.folder, bad, plan.runs[bad]).begin().train(0).flush()
+    for run_id, job in ((good, "7"), (bad, "8")):
+        plan.paths.run(run_id).job.write_text(f'{{"launcher": "slurm", "job_id": "{job}"}}')
+    for name, says in (("sacct", "8|TIMEOUT|0:0|00:10:00|n1||"), ("squeue", "")):
+        tool = tmp_path / "bin" / name
+        tool.parent.mkdir(exist_ok=True)
+        tool.write_text(f'#!/bin/sh\necho "{name} $*" >> {tmp_path}/asked\necho "{says}"\n')
+        tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin", prepend=":")
+    results = collect("s")
+    assert row(results, good)["status"] == "ok"
+    assert row(results, bad)["status"] == "timeout"
+    assert "TIMEOUT" in row(results, bad)["evidence"]
+    asked = (tmp_path / "asked").read_text()
+    assert " -j 8 " in asked
+    assert "7" not in asked
+
+
+def test_a_value_that_is_no_number_leaves_its_cell_empty() -> None:
+    folder = logs() / "mine" / "a"
+    folder.mkdir(parents=True)
+    (folder / "train.log").write_text(
+        '[METRIC] {"epoch": 0, "val_loss": "low", "lr": true, "iterations": 2.5, "train_loss": 2}\n'
+    )
+    (epoch,) = collect("mine").epochs.to_dict("records")
+    assert all(pd.isna(epoch[k]) for k in ("val_loss", "lr", "iterations"))
+    assert epoch["train_loss"] == 2.0
+
+
 def test_a_folder_without_a_plan_is_collected() -> None:
     plan = make_plan(strategies=("ddp",), gpus=(1, 2))
     for run_id in plan.runs:
@@ -298,7 +334,10 @@ def test_strong_and_weak_never_share_a_series() -> None:
     weak = make_plan(strategies=("ddp",), gpus=(1, 2), settings={"batch_size_per_rank": 256})
     runs = collect("s").runs  # a plan keeps the runs that were planned before
     assert len(runs) == len(strong.runs) + len(weak.runs) == 4
-    assert runs.groupby("series")["scaling"].nunique().tolist() == [1, 1]
+    assert dict(zip(runs["series"], runs["scaling"], strict=True)) == {
+        "ddp, strong, global_batch_size=256": "strong",
+        "ddp, weak, batch_size_per_rank=256": "weak",
+    }
 
 
 def test_the_columns_are_frozen() -> None:

@@ -65,6 +65,10 @@ def test_the_base_is_the_smallest_size_that_was_measured_and_is_told() -> None:
     found = by_key()
     assert found["ddp", 1].speed_up is None
     assert (found["ddp", 2].speed_up, found["ddp", 4].base_world_size) == (1.0, 2)
+    speed_up = found["ddp", 4].speed_up
+    assert found["ddp", 2].efficiency == 1.0
+    assert speed_up is not None
+    assert found["ddp", 4].efficiency == pytest.approx(speed_up / 2)
     assert "ddp: speed-up and efficiency relative to 2 ranks" in text()
 
 

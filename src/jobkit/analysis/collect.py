@@ -17,10 +17,10 @@ from jobkit.analysis.columns import COUNT, EPOCHS, FLAG, NUMBER, RESULTS, TEXT, 
 from jobkit.analysis.records import Reject, RunRecords, read_run
 from jobkit.analysis.rows import Row, epoch_rows, recorded_spec, result_row
 from jobkit.analysis.series import series_labels
-from jobkit.analysis.study import StudyRuns, find_study, read_study
+from jobkit.analysis.study import StudyRuns, read_study, run_states
 from jobkit.errors import UsageError
 from jobkit.paths import StudyPaths, write_whole
-from jobkit.status import run_state
+from jobkit.studies import find_study
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def collect(study: str | Path | None = None, *, write: bool = True) -> Results:
 def _rows(planned: StudyRuns) -> tuple[list[Row], list[Row], dict[str, RunRecords]]:
     """The rows of both tables, in the order of the plan, and the records behind them."""
     # States first: what ends in between is then running with all its records, not ok without one.
-    states = {k: run_state(p, k in planned.launched) for k, p in planned.folders.items()}
+    states = run_states(planned)
     records = {k: read_run(p, planned.record_ids[k]) for k, p in planned.folders.items()}
     specs = {k: spec or recorded_spec(records[k]) for k, spec in planned.specs.items()}
     labels = series_labels(specs)

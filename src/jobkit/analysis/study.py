@@ -1,14 +1,15 @@
-"""Find a study on disk, and the runs that it is to have."""
+"""The runs that a study is to have, and what became of each."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from jobkit.errors import UsageError, nearest
-from jobkit.paths import RunPaths, StudyPaths, logs_root, read_json
+from jobkit import slurm_jobs
+from jobkit.errors import UsageError
+from jobkit.paths import RunPaths, StudyPaths, read_json
 from jobkit.plan import Plan
 from jobkit.spec import RunSpec
-from jobkit.status import is_alive
+from jobkit.status import RunState, is_alive, run_state
 
 
 @dataclass(frozen=True)
@@ -21,27 +22,6 @@ class StudyRuns:
     record_ids: dict[str, str | None]  # the run_id that a run's records carry; None: any
     unplanned: tuple[str, ...] = ()  # folders of runs that the plan does not know
     launched: frozenset[str] = frozenset()  # runs that a launcher at work is to start
-
-
-def find_study(given: str | Path | None = None) -> Path:
-    """The folder of a study, by its path or bare name; the newest one when none is given.
-
-    Raises UsageError that names the nearest study where there is none.
-    """
-    if given is None:
-        return _newest()
-    text = str(given)
-    named = logs_root() / text
-    bare = text not in ("", ".", "..") and "/" not in text
-    folder = named if bare and named.is_dir() else Path(text)
-    if not text or not folder.is_dir():
-        raise UsageError(_unknown(text, folder))
-    if not (folder / "plan.json").exists() and _is_run(folder):
-        parent = folder.absolute().parent
-        raise UsageError(f"{text} is the folder of one run: give its study, {parent}")
-    if not (folder / "plan.json").exists() and not _run_folders(folder):
-        raise UsageError(f"{text} holds no plan.json and no run: it is no study")
-    return folder
 
 
 def read_study(folder: Path) -> StudyRuns:
@@ -74,22 +54,19 @@ def _launched(paths: StudyPaths, planned: Mapping[str, RunSpec]) -> frozenset[st
     return frozenset(planned) & frozenset(record.get("run_ids", planned))
 
 
-def _newest() -> Path:
-    plans = [(p.stat().st_mtime, p) for p in logs_root().glob("*/plan.json")]
-    if not plans:
-        single = logs_root() / "single"
-        hint = f"; single runs lie in {single}: give that" if single.is_dir() else ""
-        raise UsageError(f"no study in {logs_root()}: start one with run_benchmarks.py{hint}")
-    return max(plans)[1].parent
-
-
-def _unknown(text: str, folder: Path) -> str:
-    """The line for a study that is not there."""
-    if folder.is_file():
-        return f"{text} is a file: give the study's folder"
-    known = sorted(p.parent.name for p in logs_root().glob("*/plan.json"))
-    shown = f" (in {logs_root()}: {', '.join(known)})" if known else f" in {logs_root()}"
-    return f"no study {text!r}{nearest(folder.name, known)}{shown}"
+def run_states(planned: StudyRuns) -> dict[str, RunState]:
+    """What became of each run: by its own files and, for those that are not ok, by Slurm's word."""
+    states = {k: run_state(p, k in planned.launched) for k, p in planned.folders.items()}
+    jobs = {}
+    for run_id, state in states.items():
+        job = read_json(planned.folders[run_id].job) or {}
+        if state.status != "ok" and job.get("launcher") == "slurm" and job.get("job_id"):
+            jobs[run_id] = job
+    said = slurm_jobs.ask(str(job["job_id"]) for job in jobs.values()) if jobs else {}
+    for run_id, job in jobs.items():
+        answer = said.get(str(job["job_id"]))
+        states[run_id] = slurm_jobs.merged(states[run_id], answer, bool(job.get("shared")))
+    return states
 
 
 def _is_run(folder: Path) -> bool:

@@ -1,0 +1,183 @@
+"""run_benchmarks.py on this machine: real runs, real signals, nothing left behind."""
+
+import contextlib
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from jobkit.launch.states import states
+from jobkit.launch.task import children_of
+from jobkit.plan import Plan
+
+ROOT = Path(__file__).resolve().parents[2]
+DOOR = [sys.executable, str(ROOT / "run_benchmarks.py")]
+TINY = ["--train-samples", "256", "--test-samples", "128", "--global-batch-size", "64"]
+TINY += ["--site", "local", "--study", "demo"]
+ENDLESS = ["--strategies", "ddp", "--gpus", "2", "--epochs", "100000", *TINY]
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> dict[str, str]:
+    """A user's environment with logs and data of the test's own, in a path with a space."""
+    logs = tmp_path / "my logs"
+    return {**os.environ, "JOBKIT_LOGS": str(logs), "JOBKIT_DATA_DIR": str(tmp_path / "data")}
+
+
+def run(env: dict[str, str], *words: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([*DOOR, *words], env=env, capture_output=True, text=True, timeout=300)
+
+
+def plan_of(env: dict[str, str], name: str) -> Plan:
+    return Plan.read(Path(env["JOBKIT_LOGS"]) / name / "plan.json")
+
+
+def statuses(env: dict[str, str], name: str) -> list[str]:
+    return sorted(state.status for state in states(plan_of(env, name)).values())
+
+
+def of_study(folder: str) -> list[int]:
+    """Processes whose command line names the folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if folder in path.read_bytes().decode(errors="replace"):
+                found.append(int(path.parent.name))
+    return found
+
+
+def wait_for_epoch(env: dict[str, str], name: str) -> None:
+    """Until the study's run has trained for an epoch."""
+    deadline = time.monotonic() + 120
+    pattern = f"{name}/*/metrics/*.jsonl"
+    while time.monotonic() < deadline:
+        for path in Path(env["JOBKIT_LOGS"]).glob(pattern):
+            if '"kind":"epoch"' in path.read_text():
+                return
+        time.sleep(0.1)
+    raise AssertionError("no epoch in time")
+
+
+def test_a_study_and_then_only_what_is_missing(env: dict[str, str]) -> None:
+    words = ["--strategies", "single", "ddp", "--gpus", "1", "2", "--epochs", "1", *TINY]
+    first = run(env, *words)
+    assert first.returncode == 0, first.stderr
+    assert "all 3 runs are ok" in first.stdout
+    assert statuses(env, "demo") == ["ok"] * 3
+    plan = plan_of(env, "demo")
+    lost = next(r for r in plan.runs if r.startswith("ddp"))
+    for path in plan.paths.run(lost).folder.rglob("*"):
+        if path.is_file():
+            path.unlink()
+    # Another process, and the machine's own words for what it does.
+    again = run(env, *words)
+    assert again.returncode == 0
+    assert "2 ok already, 1 to start" in again.stdout
+    assert "[1/1]" in again.stdout and lost in again.stdout
+    assert "none to start" in run(env, *words).stdout
+
+
+def test_a_run_that_fails_is_told_and_started_again(env: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def make():\n    raise RuntimeError('planted')\n")
+    env = {**env, "PYTHONPATH": str(tmp_path)}
+    words = ["--strategies", "ddp", "--gpus", "1", "--epochs", "1", "--model", "mine:make", *TINY]
+    done = run(env, *words)
+    assert done.returncode == 1
+    assert "planted" in done.stdout and "train.log" in done.stdout
+    assert statuses(env, "demo") == ["failed"]
+    (tmp_path / "mine.py").write_text(
+        "import torch\n\n\ndef make():\n    linear = torch.nn.Linear(3072, 10)\n"
+        "    return torch.nn.Sequential(torch.nn.Flatten(), linear)\n"
+    )
+    assert run(env, *words).returncode == 0
+    assert statuses(env, "demo") == ["ok"]
+
+
+@pytest.mark.parametrize(("how", "code"), [("ctrl-c", 130), ("term", 143), ("hangup", 143)])
+def test_stopped_leaves_no_orphan_and_can_go_on(env: dict[str, str], how: str, code: int) -> None:
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execvpe(DOOR[0], [*DOOR, "--name", how, *ENDLESS], env)
+    drained = subprocess.Popen(["cat"], stdin=terminal, stdout=subprocess.PIPE)
+    wait_for_epoch(env, how)
+    folder = str(Path(env["JOBKIT_LOGS"]) / how)
+    assert len(of_study(folder)) > 3  # run.sh, torchrun and two ranks
+    if how == "ctrl-c":
+        os.write(terminal, b"\x03")
+    else:
+        os.kill(pid, signal.SIGTERM if how == "term" else signal.SIGHUP)
+    _, status = os.waitpid(pid, 0)
+    os.close(terminal)
+    said, _ = drained.communicate()
+    assert os.waitstatus_to_exitcode(status) == code, said[-2000:]
+    assert of_study(folder) == []
+    assert b"to go on, run the same command again" in said
+    assert statuses(env, how) == ["cancelled"]
+
+
+def test_the_death_of_the_one_who_watches_ends_the_runs(env: dict[str, str]) -> None:
+    watcher = subprocess.Popen([*DOOR, "--name", "killed", *ENDLESS], env=env, stdout=-1)
+    wait_for_epoch(env, "killed")
+    watcher.kill()
+    watcher.communicate()
+    deadline = time.monotonic() + 30
+    folder = str(Path(env["JOBKIT_LOGS"]) / "killed")
+    while of_study(folder) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert of_study(folder) == []
+
+
+def test_in_the_background_once_and_cancelled_from_elsewhere(env: dict[str, str]) -> None:
+    words = ["--name", "back", "--no-wait", *ENDLESS]
+    assert run(env, *words).returncode == 0
+    wait_for_epoch(env, "back")
+    second = run(env, *words)
+    assert "1 running already, none to start" in second.stdout
+    command = [sys.executable, "-m", "jobkit"]
+    shown = subprocess.run(
+        [*command, "status", "back", "--json"], env=env, capture_output=True, text=True
+    )
+    (row,) = json.loads(shown.stdout)["runs"]
+    assert row["status"] == "running" and row["epoch"] >= 1 and row["left_s"] > 0
+    done = subprocess.run([*command, "cancel", "back"], env=env, capture_output=True, text=True)
+    assert done.returncode == 0 and "its runs were ended" in done.stdout
+    assert of_study(str(Path(env["JOBKIT_LOGS"]) / "back")) == []
+    assert statuses(env, "back") == ["cancelled"]
+
+
+def test_a_second_launcher_of_a_study_is_refused(env: dict[str, str]) -> None:
+    assert run(env, "--name", "two", "--no-wait", *ENDLESS).returncode == 0
+    wait_for_epoch(env, "two")
+    more = ["--name", "two", *ENDLESS, "--strategies", "ddp", "fsdp"]
+    refused = run(env, *more)
+    assert refused.returncode == 2
+    assert "is being run by process" in refused.stderr and refused.stderr.count("\n") == 1
+    command = [sys.executable, "-m", "jobkit", "cancel", "two"]
+    assert subprocess.run(command, env=env, capture_output=True).returncode == 0
+
+
+def test_from_python(env: dict[str, str]) -> None:
+    """The few lines of the README."""
+    code = (
+        "from jobkit.analysis import collect\n"
+        "from jobkit.launch import How, launch\n"
+        "from jobkit.plan import Study\n"
+        "study = Study.load('demo', strategies=['ddp'], gpus=[1], epochs=1, train_samples=256,\n"
+        "                   test_samples=128, global_batch_size=64)\n"
+        "started = launch(study.expand(), How(site='local'))\n"
+        "started.wait()\n"
+        "results = collect(started.folder)\n"
+        "print(len(results.runs), len(results.epochs), results.runs.status[0])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert done.stdout == "1 1 ok\n", done.stderr
+
+
+def test_nothing_runs_below_this_test() -> None:
+    assert children_of(os.getpid()) == []
