@@ -19,10 +19,10 @@ def find_study(given: str | Path | None = None) -> Path:
     folder = named if bare and named.is_dir() else Path(text)
     if not text or not folder.is_dir():
         raise UsageError(_unknown(text, folder))
-    if not (folder / "plan.json").exists() and _is_run(folder):
+    if not (folder / "plan.json").exists() and is_run(folder):
         parent = folder.absolute().parent
         raise UsageError(f"{text} is the folder of one run: give its study, {parent}")
-    if not (folder / "plan.json").exists() and not _run_folders(folder):
+    if not (folder / "plan.json").exists() and not run_folders(folder):
         raise UsageError(f"{text} holds no plan.json and no run: it is no study")
     return folder
 
@@ -45,10 +45,12 @@ def _unknown(text: str, folder: Path) -> str:
     return f"no study {text!r}{nearest(folder.name, known)}{shown}"
 
 
-def _is_run(folder: Path) -> bool:
+def is_run(folder: Path) -> bool:
+    """Whether a folder is one of a run: something of a run lies in it."""
     names = ("spec.json", "metrics", "train.log", "train.log.gz")
     return any((folder / name).exists() for name in names)
 
 
-def _run_folders(folder: Path) -> list[Path]:
-    return sorted(f for f in folder.iterdir() if f.is_dir() and _is_run(f))
+def run_folders(folder: Path) -> list[Path]:
+    """The folders of runs in a study's folder, by name."""
+    return sorted(f for f in folder.iterdir() if f.is_dir() and is_run(f))

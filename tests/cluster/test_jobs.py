@@ -74,7 +74,10 @@ def test_two_jobs_on_one_node_both_train(cluster, checkout: Checkout) -> None:
     for job_id in jobs:
         assert cluster.wait(job_id, 120) == ("COMPLETED", "0:0"), checkout.log(job_id)
     masters = {
-        line.split("master ")[1] for j in jobs for line in checkout.log(j).split("\n") if "mast" in line
+        line.split("master ")[1]
+        for j in jobs
+        for line in checkout.log(j).split("\n")
+        if "mast" in line
     }
     assert len(masters) == 2
 

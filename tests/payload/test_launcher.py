@@ -165,7 +165,7 @@ def test_a_second_launcher_of_a_study_is_refused(env: dict[str, str]) -> None:
 def test_from_python(env: dict[str, str]) -> None:
     """The few lines of the README."""
     code = (
-        "from jobkit.analysis import collect\n"
+        "from jobkit.analysis.collect import collect\n"
         "from jobkit.launch import How, launch\n"
         "from jobkit.plan import Study\n"
         "study = Study.load('demo', strategies=['ddp'], gpus=[1], epochs=1, train_samples=256,\n"

@@ -10,6 +10,7 @@ from jobkit.paths import RunPaths, StudyPaths, read_json
 from jobkit.plan import Plan
 from jobkit.spec import RunSpec
 from jobkit.status import RunState, is_alive, run_state
+from jobkit.studies import run_folders
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class StudyRuns:
 def read_study(folder: Path) -> StudyRuns:
     """The runs of a study's folder; raises UsageError where its plan cannot be read."""
     paths = StudyPaths(folder)
-    present = _run_folders(folder)
+    present = run_folders(folder)
     if not paths.plan.exists():
         return StudyRuns(
             paths,
@@ -67,15 +68,6 @@ def run_states(planned: StudyRuns) -> dict[str, RunState]:
         answer = said.get(str(job["job_id"]))
         states[run_id] = slurm_jobs.merged(states[run_id], answer, bool(job.get("shared")))
     return states
-
-
-def _is_run(folder: Path) -> bool:
-    names = ("spec.json", "metrics", "train.log", "train.log.gz")
-    return any((folder / name).exists() for name in names)
-
-
-def _run_folders(folder: Path) -> list[Path]:
-    return sorted(f for f in folder.iterdir() if f.is_dir() and _is_run(f))
 
 
 def _own_id(folder: Path) -> str | None:

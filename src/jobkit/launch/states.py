@@ -2,9 +2,11 @@
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 from jobkit import slurm_jobs
-from jobkit.paths import read_json
+from jobkit.paths import RunPaths, read_json
 from jobkit.plan import Plan
 from jobkit.status import RunState, is_alive, run_state
 
@@ -27,9 +29,9 @@ class States:
         """What became of each planned run by now."""
         paths = self.plan.paths
         record = read_json(paths.launcher)
-        ordered = set((record or {}).get("run_ids", ())) if is_alive(record) else set()
+        order = record if record and is_alive(record) else {}
         open_runs = [r for r in self.plan.runs if not self._ended(r)]
-        own = {r: run_state(paths.run(r), launcher_alive=r in ordered) for r in open_runs}
+        own = {r: _own_state(paths.run(r), order, r) for r in open_runs}
         records = {r: job for r in open_runs if (job := _slurm_record(self.plan, r))}
         self._ask(records)
         for run_id in open_runs:
@@ -49,6 +51,17 @@ class States:
         job = self._jobs.get(str(record["job_id"])) if record else None
         shared = bool(record and record.get("shared"))
         return slurm_jobs.merged(own, job, shared)
+
+
+def _own_state(paths: RunPaths, order: Mapping[str, Any], run_id: str) -> RunState:
+    """A run's state by its files; one that the launcher at work is yet to start again is pending,
+    whatever became of it before.
+    """
+    ordered = run_id in order.get("run_ids", ())
+    state = run_state(paths, launcher_alive=ordered)
+    if ordered and ((read_json(paths.job) or {}).get("started") or 0.0) < order["started"]:
+        return replace(state, status="pending", reason="waits for its turn", evidence="")
+    return state
 
 
 def _slurm_record(plan: Plan, run_id: str) -> Mapping[str, object] | None:

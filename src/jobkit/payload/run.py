@@ -44,37 +44,43 @@ def run_rank(job: Job) -> None:
     Raises UsageError for what the user gave, on every rank; any other error for a failed run.
     """
     stages = Stages(imported_s=host.process_age_s())
-    spec, place = job.spec, job.place
-    report = Reporter(job.paths, job.attempt, place.rank)
+    report = Reporter(job.paths, job.attempt, job.place.rank)
     try:
-        device = pick_device(spec.device, place)
-        threads = spec.threads or host.share_of_cores(place.local_world_size)
-        torch.set_num_threads(threads)
-        if spec.keep_memory and device.type == "cpu":
-            host.keep_freed_memory()
-        with stages.stage("group_s"):
-            group = Group(place, device, spec.timeout_s)
-            check_identity(group, job.paths.folder.name if job.paths else "", job.attempt)
-        for line in banner(group, threads):
-            report.say(line)
-        with stages.stage("data_s"):
-            data = _load_data(job, group, report)
-        with stages.stage("model_s"):
-            trainer = _build(spec, group, data, report)
-        if job.paths:
-            write_spec(job.paths, spec.to_dict(), place.rank)
-        _record_start(trainer, threads)
-        _warn(job, trainer)
+        trainer = _set_up(job, report, stages)
         if job.dry_run:
             _try_forward(trainer)
         else:
             _train(job, trainer, stages)
-        group.close()
+        trainer.group.close()
     except Exception as error:
         _record_failure(job, report, error)
         raise
     finally:
         report.close()
+
+
+def _set_up(job: Job, report: Reporter, stages: Stages) -> Trainer:
+    """Group, data, model: all that comes before the first iteration, measured and reported."""
+    spec, place = job.spec, job.place
+    device = pick_device(spec.device, place)
+    threads = spec.threads or host.share_of_cores(place.local_world_size)
+    torch.set_num_threads(threads)
+    if spec.keep_memory and device.type == "cpu":
+        host.keep_freed_memory()
+    with stages.stage("group_s"):
+        group = Group(place, device, spec.timeout_s)
+        check_identity(group, job.paths.folder.name if job.paths else "", job.attempt)
+    for line in banner(group, threads):
+        report.say(line)
+    with stages.stage("data_s"):
+        data = _load_data(job, group, report)
+    with stages.stage("model_s"):
+        trainer = _build(spec, group, data, report)
+    if job.paths:
+        write_spec(job.paths, spec.to_dict(), place.rank)
+    _record_start(trainer, threads)
+    _warn(job, trainer)
+    return trainer
 
 
 def _load_data(job: Job, group: Group, report: Reporter) -> Dataset:

@@ -50,14 +50,19 @@ class Trainer:
         eval_time_s = eval_clock.elapsed_s()
 
         memory = peak_memory_mib(self.data.device)
-        sums = self.group.reduce([loss_sum, clock.images, *val_sums], "sum")
-        worst = self.group.reduce([own_s, eval_time_s, clock.data_wait_s, *memory], "max")
-        train_loss = sums[0] / self.batches.samples
-        val_loss, val_accuracy = sums[2] / sums[4], sums[3] / sums[4]
         self.report.log(
             f"epoch {epoch}, this rank: {clock.images} images in {own_s:.4f} s, of it waiting for "
             f"data {clock.data_wait_s:.4f} s; peak memory {memory[0]:.1f} MiB"
         )
+        sums = self.group.reduce([loss_sum, clock.images, *val_sums], "sum")
+        worst = self.group.reduce([own_s, eval_time_s, clock.data_wait_s, *memory], "max")
+        self._report(epoch, sums, worst, lr)
+        return sums[2] / sums[4], sums[3] / sums[4]
+
+    def _report(self, epoch: int, sums: list[float], worst: list[float], lr: float) -> None:
+        """Record the epoch, from the ranks' sums and from the worst of them, and say it."""
+        train_loss = sums[0] / self.batches.samples
+        val_loss, val_accuracy = sums[2] / sums[4], sums[3] / sums[4]
         self.report.record(
             "epoch",
             epoch=epoch,
@@ -79,7 +84,6 @@ class Trainer:
             f"validation loss {val_loss:.4f}, accuracy {val_accuracy:.1%}, "
             f"{worst[0]:.2f} s, {sums[1] / worst[0]:,.0f} images/s"
         )
-        return val_loss, val_accuracy
 
     def _train_epoch(
         self, epoch: int, started: Callable[[float | None], None]

@@ -1,0 +1,228 @@
+"""One process of a preflight, and the one of them that keeps the desk and speaks for all."""
+
+import contextlib
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from jobkit.errors import Exit
+from jobkit.payload import preflight_facts as find
+from jobkit.payload.distributed import Place
+from jobkit.payload.preflight_desk import Desk, Line, Lost, clock_offset, is_here, listen, meet
+from jobkit.payload.preflight_group import together
+from jobkit.payload.preflight_report import (
+    NEEDED_FOR_A_GROUP,
+    Circumstances,
+    Report,
+    judge_facts,
+    judge_together,
+)
+from jobkit.payload.preflight_wish import Wish
+from jobkit.payload.slurm import default_port, ephemeral_ports
+
+_GROUP_S = 10.0  # for the group to form, and for each of its collectives
+_TOGETHER_S = 25.0  # for all that the ranks do together
+
+
+class Rank:
+    """One process of a preflight."""
+
+    def __init__(self, wish: Wish) -> None:
+        self.wish = wish
+        self.place, fault = find.claimed_place(os.environ)
+        self.who = find.who(self.place, fault, os.environ)
+        self.name = {"host": self.who["host"], "rank": self.who["rank"]}
+
+    def check(self) -> int:
+        """Meet the others, say what is so here, and work with them; return the exit code."""
+        # Should all else hang, in a driver or a file system, the kernel ends the process.
+        signal.alarm(int(self.wish.timeout_s + _TOGETHER_S + 3))
+        try:
+            line, desk = self._meet()
+        except Lost as lost:
+            return self._alone(str(lost))
+        if desk is None:
+            return self._take_part(line)
+        with _ended_early(desk):
+            part = threading.Thread(target=self._take_part, args=(line,), daemon=True)
+            part.start()
+            code = Chair(self.wish, desk, self.place, self.who).preside()
+            part.join(3)
+            desk.close(3)
+        return code
+
+    def _meet(self) -> tuple[Line, Desk | None]:
+        place = self.place
+        ips = find.addresses_of(place.master_addr)
+        if not ips:
+            raise Lost("the name does not resolve to an address")
+        ports = [0]
+        if place.master_port:  # others of the job's own: that one must be free for torch's store
+            ports = [default_port(place.master_port, k, ephemeral_ports()) for k in range(1, 5)]
+        return meet(
+            place.master_addr,
+            ports,
+            self._token(),
+            here=is_here(ips),
+            first=place.local_rank == 0,
+            timeout_s=self.wish.timeout_s,
+        )
+
+    def _token(self) -> str:
+        """The same for all processes of this start, and for no other's."""
+        environ, place = os.environ, self.place
+        if not place.master_port:
+            return f"alone {os.getpid()}"
+        names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT", "TORCHELASTIC_RUN_ID")
+        return " ".join([*(environ.get(name, "-") for name in names), str(place.master_port)])
+
+    def _alone(self, why: str) -> int:
+        """Say by oneself that the others cannot be reached."""
+        place, who = self.place, self.name
+        print(
+            f"[preflight] FAULT master: rank {who['rank']} on {who['host']}: "
+            f"{place.master_addr} cannot be reached ({why}); fix: see that this name leads every "
+            "node to rank 0's (MASTER_ADDR, or the site profile's interface suffix), that no "
+            "firewall stands between, and that rank 0 has started",
+            flush=True,
+        )
+        return Exit.PREFLIGHT
+
+    # --- what every process does -----------------------------------------------------------
+
+    def _take_part(self, line: Line) -> int:
+        """Send the facts, do what the desk says, send what came of it, hear the end."""
+        try:
+            ahead, error = clock_offset(line)
+            facts = {**self.facts(), "clock_ahead_s": ahead, "clock_error_s": error}
+            line.send({"stage": "facts", **facts})
+            told = line.receive(self.wish.timeout_s + _TOGETHER_S)
+            line.send({"stage": "together", **self.name, **self._together(told)})
+            line.receive(_TOGETHER_S)
+        except (OSError, ValueError) as error:
+            return self._alone(f"the check there ended early: {error}")
+        line.close()
+        return Exit.OK
+
+    def facts(self) -> find.Facts:
+        """All that this process can say by itself."""
+        wish, place = self.wish, self.place
+        found = {
+            **self.who,
+            **find.gpu(place, wish.spec.device),
+            **find.cores(place, os.environ),
+            **find.versions(place),
+            **find.names(place, os.environ),
+            "log_dir": str(wish.run_dir),
+            "log_fault": find.write_fault(wish.run_dir),
+        }
+        if self.who["rank"] == 0:  # which prepares the data in a training
+            spec = wish.spec
+            sizes = (spec.train_samples, spec.test_samples)
+            found |= {"dataset": spec.dataset, "data_dir": str(wish.data_dir), "cached": False}
+            found |= find.source(spec.dataset, wish.data_dir, sizes)
+            found["data_dir_fault"] = "" if found["cached"] else find.write_fault(wish.data_dir)
+        return found
+
+    def _together(self, told: Mapping[str, Any]) -> dict[str, Any]:
+        """Look for the desk's file in the shared folders, and try the group."""
+        wish = self.wish
+        # The path is this rank's own: where ranks were given several, they are not one folder.
+        folders = {told["log_dir"]: wish.run_dir, told["data_dir"]: wish.data_dir}
+        hidden = [
+            shown
+            for shown, own in folders.items()
+            if shown and find.look_at([str(own)], told["probe"], None)["hidden"]
+        ]
+        cache = told["cache"] if self.place.local_rank == 0 else None
+        found = {"hidden": hidden, "cache_fault": find.look_at([], "", cache)["cache_fault"]}
+        if told["group"]:
+            found |= together(self.place, wish.spec.device, _GROUP_S)
+        return found
+
+
+class Chair:
+    """The process at the desk: it gathers, judges, and reports."""
+
+    def __init__(self, wish: Wish, desk: Desk, place: Place, who: find.Facts) -> None:
+        self._wish, self._desk, self._place, self._who = wish, desk, place, who
+
+    def preside(self) -> int:
+        """Judge what the ranks say of themselves, then what they do together; report both."""
+        start = time.monotonic()
+        expected = self._who["tasks"] or self._place.world_size
+        facts = self._desk.gather("facts", expected, self._wish.timeout_s)
+        # The chair's own first: of it the lines speak when one of all is meant.
+        facts.sort(key=lambda f: (self._name(f) != self._name(self._who), f["rank"]))
+        if not facts:
+            return Exit.PREFLIGHT  # its own failed, and has said so
+        around = Circumstances(expected, time.monotonic() - start, self._port_fault())
+        findings = judge_facts(facts, around)
+        sound = not any(f.faults for f in findings if f.check in NEEDED_FOR_A_GROUP)
+        with self._probe(facts) as told:
+            self._desk.answer({**told, "group": sound})
+            results = self._desk.gather("together", len(facts), _TOGETHER_S)
+        results.sort(key=lambda r: r["rank"])
+        findings += judge_together(facts, results, sound)
+        self._print(Report(facts, findings, time.monotonic() - start))
+        self._desk.answer({"end": True})
+        return Report(facts, findings, 0).code
+
+    @staticmethod
+    def _name(facts: find.Facts) -> tuple[str, int]:
+        return facts["host"], facts["pid"]
+
+    def _port_fault(self) -> str:
+        """Why torch's store could not listen on the master's port; torchrun's agent does so."""
+        agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        try:
+            if self._place.master_port and not agent:
+                listen(self._place.master_port).close()
+        except (OSError, OverflowError) as error:
+            return getattr(error, "strerror", None) or str(error)
+        return ""
+
+    @contextlib.contextmanager
+    def _probe(self, facts: list[find.Facts]) -> Iterator[dict[str, Any]]:
+        """Leave a file in the folders that nodes share, while the others look for it."""
+        chief = next((f for f in facts if "dataset" in f), {})
+        later = not chief.get("cached", True) and not chief["data_fault"]
+        told = {
+            "probe": f".preflight-{os.urandom(8).hex()}",
+            "log_dir": facts[0]["log_dir"] if not facts[0]["log_fault"] else "",
+            "data_dir": chief["data_dir"] if later and not chief["data_dir_fault"] else "",
+            "cache": chief.get("cache") if chief.get("cached") else None,
+        }
+        files = [Path(told[key]) / told["probe"] for key in ("log_dir", "data_dir") if told[key]]
+        try:
+            for file in files:
+                file.write_text("preflight")
+            yield told
+        finally:
+            for file in files:
+                file.unlink(missing_ok=True)
+
+    def _print(self, report: Report) -> None:
+        if self._wish.as_json:
+            print(json.dumps(report.to_json()), flush=True)
+        else:
+            print("\n".join(report.lines()), flush=True)
+
+
+@contextlib.contextmanager
+def _ended_early(desk: Desk) -> Iterator[None]:
+    """A rank that fails has srun end the others: then report at once what is known by now."""
+    before = {
+        number: signal.signal(number, lambda *_: desk.hurry())
+        for number in (signal.SIGTERM, signal.SIGINT)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

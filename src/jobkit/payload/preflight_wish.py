@@ -1,0 +1,23 @@
+"""What a preflight is to check."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from jobkit.paths import data_root
+from jobkit.spec import RunSpec
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What is to be checked."""
+
+    run_dir: Path
+    spec: RunSpec
+    timeout_s: float
+    as_json: bool
+
+    @property
+    def data_dir(self) -> Path:
+        """Where the data and their cache lie."""
+        given = self.spec.data_dir
+        return Path(given).expanduser().absolute() if given else data_root()
