@@ -80,7 +80,27 @@ def ask(job_ids: Iterable[str]) -> dict[str, Job]:
         # squeue wins: what it shows is of this moment, sacct lags behind.
         for job_id, job in read_squeue(_output(_squeue(part))).items():
             found[job_id] = _joined(found.get(job_id), job)
-    return {i: found[i] for i in wanted if i in found}
+    return {i: job for i in wanted if (job := _find(found, i))}
+
+
+def _find(found: dict[str, Job], job_id: str) -> Job | None:
+    """The row of a job. Elements of an array that never started may have one row in common."""
+    if job_id in found:
+        return found[job_id]
+    common = found.get(job_id.split("_")[0])
+    return replace(common, job_id=job_id) if common else None
+
+
+def elements(job_id: str) -> list[str]:
+    """The ids behind one that stands for several: 17_[0-2,5%4] is 17_0, 17_1, 17_2, 17_5."""
+    match = re.fullmatch(r"(\d+)_\[([\d,-]+)(?:%\d+)?\]", job_id)
+    if not match:
+        return [job_id]
+    ids = []
+    for part in match[2].split(","):
+        first, _, last = part.partition("-")
+        ids += [f"{match[1]}_{i}" for i in range(int(first), int(last or first) + 1)]
+    return ids
 
 
 def _joined(recorded: Job | None, now: Job) -> Job:
@@ -115,15 +135,14 @@ def _output(command: list[str]) -> str:
 
 def read_squeue(text: str) -> dict[str, Job]:
     """Read `squeue -o '%i|%T|%M|%N|%r'`."""
-    found = {}
+    found: dict[str, Job] = {}
     for line in text.splitlines():
         words = line.strip().split("|")
         if len(words) == 5:
             job_id, state, elapsed, nodes, reason = words
             why = "" if reason == "None" else reason
-            found[job_id] = Job(
-                job_id=job_id, state=state, elapsed=elapsed, node_list=nodes, reason=why
-            )
+            job = Job(job_id=job_id, state=state, elapsed=elapsed, node_list=nodes, reason=why)
+            found |= {i: replace(job, job_id=i) for i in elements(job_id)}
     return found
 
 
@@ -143,9 +162,9 @@ def read_sacct(text: str) -> dict[str, Job]:
         owner = job_id.split(".")[0]
         if (mib := _mib(rss)) is not None:
             memory[owner] = max(mib, memory.get(owner, 0.0))
-        if "." in job_id or "[" in job_id:
+        if "." in job_id:
             continue
-        found[job_id] = Job(
+        job = Job(
             job_id=job_id,
             state=re.split(r"[ +]", state)[0],
             exit_code=exit_code,
@@ -153,6 +172,7 @@ def read_sacct(text: str) -> dict[str, Job]:
             node_list="" if nodes == "None assigned" else nodes,
             alloc_tres=tres,
         )
+        found |= {i: replace(job, job_id=i) for i in elements(job_id)}
     return {i: replace(job, max_rss_mib=memory.get(i)) for i, job in found.items()}
 
 

@@ -40,7 +40,7 @@ def strangers(path: Path, package: str | None, source: str | None = None) -> lis
         first, _, rest = name.partition(".")
         own = rest.split(".")[0]
         if first == "jobkit":
-            fine = own in CORE or own == package or own.startswith("__")
+            fine = own in CORE or own in ("", package) or own.startswith("__")
         else:
             fine = first in sys.stdlib_module_names or first in LIBRARIES.get(package or "", set())
         if not fine:

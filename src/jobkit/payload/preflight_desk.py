@@ -112,13 +112,13 @@ class Desk:
             pass  # it has gone: what it has not sent is missed by gather
         finally:
             line.close()
-            self._lines.discard(line)
             if ours:
-                self._count(-1)
+                self._count(-1, line)
 
-    def _count(self, change: int) -> None:
+    def _count(self, change: int, gone: Line | None = None) -> None:
         with self._changed:
             self._open += change
+            self._lines -= {gone}
             self._changed.notify_all()
 
     def _take(self, line: Line, message: Message) -> None:
@@ -132,7 +132,7 @@ class Desk:
 
         In a later stage than the first, nobody waits for those who have gone.
         """
-        later = bool(self._parts) and stage not in self._parts
+        later = any(name != stage for name in self._parts)
         parts = self._parts.setdefault(stage, {})
 
         def over() -> bool:

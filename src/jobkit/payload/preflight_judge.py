@@ -52,6 +52,11 @@ def ranges(numbers: Iterable[int]) -> str:
     return ",".join("-".join(map(str, part)) for part in parts)
 
 
+def many(count: int, word: str) -> str:
+    """'1 rank', '4 ranks'."""
+    return f"{count} {word}{'s' * (count != 1)}"
+
+
 def where(facts: Sequence[Facts]) -> str:
     """The ranks and nodes of some facts, in short: ranks 0-3 on n1, rank 4 on n2."""
     texts = []
@@ -86,7 +91,7 @@ def one_machine(facts: Sequence[Facts]) -> bool:
 
 def presence(facts: Sequence[Facts], expected: int, waited_s: float) -> Finding:
     """Every process that was started has come."""
-    found = Finding("presence", f"all {expected} ranks came within {waited_s:.1f} s")
+    found = Finding("presence", f"{many(expected, 'rank')} came within {waited_s:.1f} s")
     chief = facts[0]
     if len(facts) >= expected:
         return found
@@ -137,7 +142,7 @@ def places(facts: Sequence[Facts]) -> Finding:
 def world(facts: Sequence[Facts]) -> Finding:
     """All ranks say the same world size, and it is the number of tasks."""
     size = facts[0]["world_size"]
-    found = Finding("world", f"world size {size}, {len(by_host(facts))} nodes")
+    found = Finding("world", f"world size {size} on {many(len(by_host(facts)), 'node')}")
     if facts[0]["tasks"]:
         found.text += f", as the step's {facts[0]['tasks']} tasks"
     fix = "unset WORLD_SIZE, and do not set SLURM_NTASKS by hand; sizes come from --nodes and "
@@ -187,7 +192,7 @@ def cores(facts: Sequence[Facts]) -> Finding:
         total, least = frozenset.union(*sets), min(map(len, sets))
         bound = len(total) < own[0]["machine_cores"]
         if len(own) > 1 and len(sets) == 1 and least < len(own) and bound:
-            text = f"all share {least} core{'s' * (least > 1)} ({ranges(total)}) of "
+            text = f"all share {many(least, 'core')} ({ranges(total)}) of "
             found.fault(where(own), text + str(own[0]["machine_cores"]), fix)
         elif len(sets) > 1 and sum(map(len, sets)) > len(total):
             pairs = ", ".join(f"rank {f['rank']}: {ranges(f['cores'])}" for f in own[:4])
@@ -198,7 +203,7 @@ def cores(facts: Sequence[Facts]) -> Finding:
     found.text = "; ".join(texts[:4]) + "; ..." * (len(texts) > 4)
     few = [f for f in facts if len(f["cores"]) < f["threads"]]
     for (threads, count), own in grouped(few, lambda f: (f["threads"], len(f["cores"]))).items():
-        text = f"{threads} threads on {count} core{'s' * (count > 1)}"
+        text = f"{threads} threads on {many(count, 'core')}"
         found.fault(where(own), text, f"OMP_NUM_THREADS={count}, or more --cpus-per-task")
     return found
 
@@ -221,7 +226,7 @@ def names(facts: Sequence[Facts]) -> Finding:
     addr, port = chief["master_addr"], chief["master_port"]
     ips = ", ".join(chief["master_ips"][:2])
     at = f"{addr}{f':{port}' * bool(port)}"
-    found = Finding("master", f"{at} is {ips} and was reached from every node")
+    found = Finding("master", f"{at} is {ips}, reached from {many(len(by_host(facts)), 'node')}")
     nodes = max(len(by_host(facts)), len(chief["nodes"]))
     # Nodes that are simulated on one machine do reach each other at its loopback.
     if nodes == 1 or (one_machine(facts) and len(by_host(facts)) == nodes):
@@ -243,9 +248,9 @@ def names(facts: Sequence[Facts]) -> Finding:
 
 def versions(facts: Sequence[Facts]) -> Finding:
     """The same Python, torch and jobkit everywhere."""
-    commit = next((f["commit"] for f in facts if f.get("commit")), None)
+    commit = next((f["commit"] for f in facts if f.get("commit")), "none")
     text = ", ".join(f"{name} {value}" for name, value in facts[0]["versions"].items())
-    found = Finding("versions", text + f", commit {commit[:12]}" * bool(commit))
+    found = Finding("versions", f"{text}, commit {commit[:12]}")
     for name in sorted({name for f in facts for name in f["versions"]}):
         values = grouped(facts, lambda f, name=name: f["versions"].get(name, "none"))  # type: ignore[misc]
         if len(values) > 1:
@@ -279,7 +284,9 @@ def clocks(facts: Sequence[Facts]) -> Finding:
 
 def writable(facts: Sequence[Facts]) -> Finding:
     """Each node can write to the run's folder."""
-    found = Finding("logs", f"{facts[0]['log_dir']} is writable from {len(by_host(facts))} nodes")
+    found = Finding(
+        "logs", f"{facts[0]['log_dir']} is writable from {many(len(by_host(facts)), 'node')}"
+    )
     for text, own in grouped(facts, lambda f: f["log_fault"]).items():
         fix = "choose a folder on a file system of all nodes with --run-dir (or JOBKIT_LOGS)"
         found.fault(where(own), f"{own[0]['log_dir']} cannot be written: {text}", fix)

@@ -15,6 +15,7 @@ from jobkit.payload import preflight_facts as find
 from jobkit.payload.distributed import Place
 from jobkit.payload.preflight_desk import Desk, Line, Lost, clock_offset, is_here, listen, meet
 from jobkit.payload.preflight_group import together
+from jobkit.payload.preflight_judge import Finding
 from jobkit.payload.preflight_report import (
     NEEDED_FOR_A_GROUP,
     Circumstances,
@@ -33,7 +34,7 @@ class Rank:
     """One process of a preflight."""
 
     def __init__(self, wish: Wish) -> None:
-        self.wish = wish
+        self.wish, self.start = wish, time.monotonic()
         self.place, fault = find.claimed_place(os.environ)
         self.who = find.who(self.place, fault, os.environ)
         self.name = {"host": self.who["host"], "rank": self.who["rank"]}
@@ -83,14 +84,14 @@ class Rank:
 
     def _alone(self, why: str) -> int:
         """Say by oneself that the others cannot be reached."""
-        place, who = self.place, self.name
-        print(
-            f"[preflight] FAULT master: rank {who['rank']} on {who['host']}: "
-            f"{place.master_addr} cannot be reached ({why}); fix: see that this name leads every "
-            "node to rank 0's (MASTER_ADDR, or the site profile's interface suffix), that no "
-            "firewall stands between, and that rank 0 has started",
-            flush=True,
+        found = Finding("master")
+        found.fault(
+            f"rank {self.name['rank']} on {self.name['host']}",
+            f"{self.place.master_addr} cannot be reached ({why})",
+            "see that this name leads every node to rank 0's (MASTER_ADDR, or the site profile's "
+            "interface suffix), that no firewall stands between, and that rank 0 has started",
         )
+        show(Report([], [found], time.monotonic() - self.start), self.wish.as_json)
         return Exit.PREFLIGHT
 
     # --- what every process does -----------------------------------------------------------
@@ -132,12 +133,11 @@ class Rank:
     def _together(self, told: Mapping[str, Any]) -> dict[str, Any]:
         """Look for the desk's file in the shared folders, and try the group."""
         wish = self.wish
-        # The path is this rank's own: where ranks were given several, they are not one folder.
-        folders = {told["log_dir"]: wish.run_dir, told["data_dir"]: wish.data_dir}
+        # Each rank writes to its own run folder, by whatever path, and reads rank 0's data.
         hidden = [
-            shown
-            for shown, own in folders.items()
-            if shown and find.look_at([str(own)], told["probe"], None)["hidden"]
+            told[key]
+            for key, seen_at in (("log_dir", str(wish.run_dir)), ("data_dir", told["data_dir"]))
+            if told[key] and find.look_at([seen_at], told["probe"], None)["hidden"]
         ]
         cache = told["cache"] if self.place.local_rank == 0 else None
         found = {"hidden": hidden, "cache_fault": find.look_at([], "", cache)["cache_fault"]}
@@ -157,8 +157,7 @@ class Chair:
         start = time.monotonic()
         expected = self._who["tasks"] or self._place.world_size
         facts = self._desk.gather("facts", expected, self._wish.timeout_s)
-        # The chair's own first: of it the lines speak when one of all is meant.
-        facts.sort(key=lambda f: (self._name(f) != self._name(self._who), f["rank"]))
+        facts.sort(key=lambda f: f["rank"])
         if not facts:
             return Exit.PREFLIGHT  # its own failed, and has said so
         around = Circumstances(expected, time.monotonic() - start, self._port_fault())
@@ -168,14 +167,11 @@ class Chair:
             self._desk.answer({**told, "group": sound})
             results = self._desk.gather("together", len(facts), _TOGETHER_S)
         results.sort(key=lambda r: r["rank"])
-        findings += judge_together(facts, results, sound)
-        self._print(Report(facts, findings, time.monotonic() - start))
+        findings += judge_together(facts, results, {**told, "group": sound})
+        report = Report(facts, findings, time.monotonic() - start)
+        show(report, self._wish.as_json)
         self._desk.answer({"end": True})
-        return Report(facts, findings, 0).code
-
-    @staticmethod
-    def _name(facts: find.Facts) -> tuple[str, int]:
-        return facts["host"], facts["pid"]
+        return report.code
 
     def _port_fault(self) -> str:
         """Why torch's store could not listen on the master's port; torchrun's agent does so."""
@@ -192,26 +188,32 @@ class Chair:
         """Leave a file in the folders that nodes share, while the others look for it."""
         chief = next((f for f in facts if "dataset" in f), {})
         later = not chief.get("cached", True) and not chief["data_fault"]
-        told = {
+        told: dict[str, Any] = {
             "probe": f".preflight-{os.urandom(8).hex()}",
-            "log_dir": facts[0]["log_dir"] if not facts[0]["log_fault"] else "",
-            "data_dir": chief["data_dir"] if later and not chief["data_dir_fault"] else "",
+            "log_dir": str(self._wish.run_dir),
+            "data_dir": chief["data_dir"] if later else "",
             "cache": chief.get("cache") if chief.get("cached") else None,
         }
-        files = [Path(told[key]) / told["probe"] for key in ("log_dir", "data_dir") if told[key]]
+        files = []
         try:
-            for file in files:
-                file.write_text("preflight")
+            for key in ("log_dir", "data_dir"):
+                if not told[key]:
+                    continue
+                file = Path(told[key]) / told["probe"]
+                try:
+                    file.write_text("preflight")
+                    files.append(file)
+                except OSError:  # then nobody need look; a fault of its own tells why
+                    told[key] = ""
             yield told
         finally:
             for file in files:
                 file.unlink(missing_ok=True)
 
-    def _print(self, report: Report) -> None:
-        if self._wish.as_json:
-            print(json.dumps(report.to_json()), flush=True)
-        else:
-            print("\n".join(report.lines()), flush=True)
+
+def show(report: Report, as_json: bool) -> None:
+    """Print the report, for people or as one object."""
+    print(json.dumps(report.to_json()) if as_json else "\n".join(report.lines()), flush=True)
 
 
 @contextlib.contextmanager

@@ -1,12 +1,12 @@
 """The second half of a preflight's judgement, what ranks do together, and the report of it all."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from jobkit.errors import Exit
 from jobkit.payload import preflight_judge as judge
-from jobkit.payload.preflight_judge import Facts, Finding, by_host, grouped, where
+from jobkit.payload.preflight_judge import Facts, Finding, by_host, grouped, many, where
 
 # Where one of these found a fault, a group would only hang, or fail for a reason already told.
 NEEDED_FOR_A_GROUP = ("presence", "ranks", "world", "gpus", "master", "port")
@@ -52,7 +52,8 @@ def judge_together(
 
 def port(chief: Facts, fault: str) -> Finding:
     """The master's port is free, for torch's store to listen on."""
-    found = Finding("port", f"{chief['master_port'] or 'none needed: one process'}, free")
+    port = chief["master_port"]
+    found = Finding("port", f"{port} is free" if port else "none needed: one process")
     if fault:
         at = f"{chief['host']} ({chief['master_addr']})"
         fix = "end the program that holds it (ss -ltnp shows it), or set another MASTER_PORT; "
@@ -61,13 +62,14 @@ def port(chief: Facts, fault: str) -> Finding:
     return found
 
 
-def shared(facts: Sequence[Facts], results: Sequence[Facts]) -> Finding:
+def shared(facts: Sequence[Facts], results: Sequence[Facts], folder: str) -> Finding:
     """A file that one node wrote to the run's folder is there on every node."""
-    folder = facts[0]["log_dir"]
-    found = Finding("shared", f"{folder} is the same folder on {len(by_host(facts))} nodes")
+    if not folder:
+        return Finding("shared", notes=["shared: not checked, as no file could be written"])
+    found = Finding("shared", f"{folder} is the same folder on {many(len(by_host(facts)), 'node')}")
     blind = [r for r in results if folder in r["hidden"]]
     if blind:
-        text = f"a file that {facts[0]['host']} wrote to {folder} is not there"
+        text = f"{folder} is another folder here: a file that the master's node wrote is not there"
         fix = "choose a folder on a file system of all nodes with --run-dir (or JOBKIT_LOGS)"
         found.fault(where(blind), text, fix)
     return found
@@ -81,7 +83,9 @@ def data(facts: Sequence[Facts], results: Sequence[Facts]) -> Finding:
     name, folder = chief["dataset"], chief["data_dir"]
     prepare = f"python -m jobkit prepare --dataset {name} on a login node, on a file system of "
     prepare += "all nodes, and the same --data-dir (or JOBKIT_DATA_DIR) for the job"
-    found = Finding("data", f"{name}: {chief.get('cache')} whole on {len(by_host(facts))} nodes")
+    found = Finding(
+        "data", f"{name}: {chief.get('cache')} whole on {many(len(by_host(facts)), 'node')}"
+    )
     if chief["data_fault"]:
         found.fault(where([chief]), chief["data_fault"], prepare)
     elif not chief["cached"]:
@@ -116,7 +120,7 @@ def all_reduce(facts: Sequence[Facts], results: Sequence[Facts]) -> Finding:
             found.fault(where(own), f"the sum is {said}, and {total} is right", fix)
     if not found.faults:
         first = results[0]
-        found.text = f"right over {size} ranks with {first['backend']}; one number takes "
+        found.text = f"right over {many(size, 'rank')} with {first['backend']}; one number takes "
         found.text += f"{first['latency_us']:.0f} us"
     return found
 

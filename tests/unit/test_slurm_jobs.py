@@ -1,0 +1,84 @@
+"""What Slurm's commands print, read; and who has the last word on a run."""
+
+import pytest
+
+from jobkit import slurm_jobs
+from jobkit.slurm_jobs import Job, elements, merged, read_sacct, read_squeue
+from jobkit.status import RunState
+
+
+def test_squeue_rows() -> None:
+    text = "17_0|RUNNING|0:12|n1|None\n17_[2-3,5%2]|PENDING|0:00||JobArrayTaskLimit\n\nodd\n"
+    found = read_squeue(text)
+    assert sorted(found) == ["17_0", "17_2", "17_3", "17_5"]
+    assert found["17_0"].status == "running" and found["17_0"].reason == ""
+    assert found["17_5"].reason == "JobArrayTaskLimit" and found["17_5"].job_id == "17_5"
+
+
+def test_sacct_rows_the_last_incarnation_and_the_largest_step() -> None:
+    text = (
+        "9|REQUEUED|0:0|00:00:05|n1|cpu=4|\n"
+        "9.0|CANCELLED|0:15|00:00:05|n1|cpu=4|900M\n"
+        "9|CANCELLED by 1000|0:0|00:01:00|n[2-3]|cpu=4,gres/gpu=4|\n"
+        "9.batch|CANCELLED|0:15|00:01:00|n2|cpu=2|1024K\n"
+        "9.0|COMPLETED|0:0|00:01:00|n[2-3]|cpu=4|2.5G\n"
+        "30_[1-2]|PENDING|0:0|00:00:00|None assigned||\n"
+    )
+    found = read_sacct(text)
+    assert found["9"].state == "CANCELLED" and found["9"].status == "cancelled"
+    assert found["9"].max_rss_mib == 2560.0 and found["9"].node_list == "n[2-3]"
+    assert found["30_2"].status == "pending" and found["30_2"].node_list == ""
+
+
+@pytest.mark.parametrize(
+    ("job_id", "ids"),
+    [
+        ("17", ["17"]),
+        ("17_3", ["17_3"]),
+        ("17_[3]", ["17_3"]),
+        ("17_[0-2,9%4]", ["17_0", "17_1", "17_2", "17_9"]),
+        ("17_[1-...]", ["17_[1-...]"]),
+    ],
+)
+def test_elements(job_id: str, ids: list[str]) -> None:
+    assert elements(job_id) == ids
+
+
+def test_elements_that_never_started_share_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Slurm shows an array of which the rest was cancelled before it started."""
+    shown = "37|CANCELLED|0:00||JobArrayTaskLimit\n37_0|CANCELLED|0:06|n1|None\n"
+    monkeypatch.setattr(slurm_jobs, "_output", lambda c: shown if c[0] == "squeue" else "")
+    found = slurm_jobs.ask(["37_0", "37_1", "41", "not an id; rm -rf"])
+    assert {i: job.status for i, job in found.items()} == {"37_0": "cancelled", "37_1": "cancelled"}
+
+
+def test_no_slurm_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    assert slurm_jobs.ask(["1"]) == {}
+
+
+OWN = {s: RunState(status=s, reason="own") for s in ("ok", "failed", "pending", "running")}
+
+
+@pytest.mark.parametrize(
+    ("own", "state", "shared", "expected"),
+    [
+        ("ok", "TIMEOUT", False, "ok"),  # every result was there before the end
+        ("failed", "FAILED", False, "failed"),
+        ("failed", "RUNNING", False, "running"),  # a requeued job's next attempt
+        ("failed", "OUT_OF_MEMORY", False, "oom"),
+        ("running", "TIMEOUT", False, "timeout"),
+        ("running", "COMPLETED", False, "failed"),
+        ("pending", "NODE_FAIL", False, "node_fail"),
+        ("pending", "RUNNING", True, "pending"),  # its turn has not come
+        ("failed", "TIMEOUT", True, "failed"),  # another run's time ran out
+        ("pending", "TIMEOUT", True, "timeout"),
+        ("running", "SOMETHING_NEW", False, "running"),
+    ],
+)
+def test_who_has_the_last_word(own: str, state: str, shared: bool, expected: str) -> None:
+    assert merged(OWN[own], Job(job_id="1", state=state), shared).status == expected
+
+
+def test_without_a_word_from_slurm_the_files_count() -> None:
+    assert merged(OWN["running"], None) == OWN["running"]
