@@ -80,7 +80,8 @@ def ask(job_ids: Iterable[str]) -> dict[str, Job]:
         # squeue wins: what it shows is of this moment, sacct lags behind.
         for job_id, job in read_squeue(_output(_squeue(part))).items():
             found[job_id] = _joined(found.get(job_id), job)
-    return {i: job for i in wanted if (job := _find(found, i))}
+    known = {i: _find(found, i) for i in wanted}
+    return {i: job for i, job in known.items() if job}
 
 
 def _find(found: dict[str, Job], job_id: str) -> Job | None:

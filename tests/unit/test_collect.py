@@ -227,7 +227,7 @@ def test_foreign_lines_become_epochs_and_keep_their_own_names() -> None:
     assert results.runs["status"].tolist() == ["running"]
 
 
-def test_slurm_is_asked_after_runs_that_are_not_ok(
+def test_slurm_is_asked_after_all_jobs_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = make_plan(strategies=("ddp",), gpus=(1, 2))
@@ -247,7 +247,7 @@ def test_slurm_is_asked_after_runs_that_are_not_ok(
     assert row(results, bad)["status"] == "timeout"
     assert "TIMEOUT" in row(results, bad)["evidence"]
     asked = (tmp_path / "asked").read_text()
-    assert " -j 8 " in asked
+    assert asked.count(" -j 7,8 ") == 2  # one sacct and one squeue for all jobs
     assert "7" not in asked
 
 

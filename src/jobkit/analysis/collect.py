@@ -84,14 +84,15 @@ def collect(study: str | Path | None = None, *, write: bool = True) -> Results:
 def _rows(planned: StudyRuns) -> tuple[list[Row], list[Row], dict[str, RunRecords]]:
     """The rows of both tables, in the order of the plan, and the records behind them."""
     # States first: what ends in between is then running with all its records, not ok without one.
-    states = run_states(planned)
+    states, jobs = run_states(planned)
     records = {k: read_run(p, planned.record_ids[k]) for k, p in planned.folders.items()}
     specs = {k: spec or recorded_spec(records[k]) for k, spec in planned.specs.items()}
     labels = series_labels(specs)
     rows, epochs = [], []
     for run_id, spec in specs.items():
         key = {"run_id": run_id, "study": planned.paths.folder.resolve().name}
-        row = {**result_row(spec, states[run_id], records[run_id]), **key, "series": labels[run_id]}
+        row = result_row(spec, states[run_id], records[run_id], jobs.get(run_id))
+        row |= {**key, "series": labels[run_id]}
         rows.append(row)
         epochs += epoch_rows(row, records[run_id])
     return rows, epochs, records

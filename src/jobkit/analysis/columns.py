@@ -100,6 +100,14 @@ _WHERE = (
     Column("lines_rejected", COUNT, "tagged places of the logs that hold no whole record"),
     Column("records_lost", COUNT, "records missing in every source, told by gaps in their numbers"),
 )
+_SLURM = (
+    Column("slurm_state", TEXT, "Slurm's word for the job; empty where it had none"),
+    Column("slurm_exit_code", TEXT, "Slurm's code:signal of the job (sacct)"),
+    Column("slurm_elapsed", TEXT, "Slurm's elapsed time of the job, [D-]HH:MM:SS"),
+    Column("slurm_node_list", TEXT, "nodes of the job, as Slurm writes them"),
+    Column("slurm_alloc_tres", TEXT, "what was allocated (sacct)"),
+    Column("slurm_max_rss_mib", NUMBER, "largest resident task that Slurm sampled: not a peak"),
+)
 
 
 def _setting_dtype(name: str) -> str:
@@ -112,7 +120,7 @@ def _setting_dtype(name: str) -> str:
 
 def _setting_columns() -> tuple[Column, ...]:
     """Every setting of the training that has no column of its own above, as it was planned."""
-    taken = {c.name for c in (*_IDENTITY, *_OUTCOME, *_SIZE, *_MEASURED, *_WHERE)}
+    taken = {c.name for c in (*_IDENTITY, *_OUTCOME, *_SIZE, *_MEASURED, *_WHERE, *_SLURM)}
     taken |= {"epochs"}  # epochs_planned
     return tuple(
         Column(f.name, _setting_dtype(f.name), f"setting: {f.metadata['help']}")
@@ -121,7 +129,7 @@ def _setting_columns() -> tuple[Column, ...]:
     )
 
 
-RESULTS = (*_IDENTITY, *_OUTCOME, *_SIZE, *_MEASURED, *_WHERE, *_setting_columns())
+RESULTS = (*_IDENTITY, *_OUTCOME, *_SIZE, *_MEASURED, *_WHERE, *_SLURM, *_setting_columns())
 EPOCHS = (
     *_IDENTITY,
     Column("strategy", TEXT, "parallel strategy"),

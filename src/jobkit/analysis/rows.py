@@ -8,6 +8,7 @@ from jobkit.analysis.columns import EPOCHS, RESULTS
 from jobkit.analysis.records import RunRecords
 from jobkit.errors import UsageError
 from jobkit.metric import COMMON, KINDS, Record
+from jobkit.slurm_jobs import Job
 from jobkit.spec import RunSpec
 from jobkit.status import RunState
 
@@ -27,8 +28,10 @@ def recorded_spec(records: RunRecords) -> RunSpec | None:
         return None
 
 
-def result_row(spec: RunSpec | None, state: RunState, records: RunRecords) -> Row:
-    """All that is known of a run. What the logs do not say is absent."""
+def result_row(
+    spec: RunSpec | None, state: RunState, records: RunRecords, job: Job | None = None
+) -> Row:
+    """All that is known of a run. What neither the logs nor Slurm say is absent."""
     row = {
         **_settings(spec),
         "status": state.status,
@@ -40,6 +43,7 @@ def result_row(spec: RunSpec | None, state: RunState, records: RunRecords) -> Ro
         **_known(_where(records.last("run_start"))),
         **_known(_ending(records)),
         **_messages(records.of("message")),
+        **_slurm(job),
         "lines_rejected": sum(r.count for r in records.rejects),
         "records_lost": records.lost,
     }
@@ -112,6 +116,14 @@ def _messages(messages: list[Record]) -> Row:
     serious = [m for m in messages if m.get("level") in ("warning", "error")]
     texts = dict.fromkeys(" ".join(str(m.get("text", "")).split()) for m in serious)
     return {"warnings": len(serious), "warnings_text": " | ".join(texts) or None}
+
+
+def _slurm(job: Job | None) -> Row:
+    """What Slurm says of the run's job."""
+    if job is None:
+        return {}
+    names = ("state", "exit_code", "elapsed", "node_list", "alloc_tres", "max_rss_mib")
+    return {f"slurm_{name}": getattr(job, name) or None for name in names}
 
 
 def _speed(epochs: list[Record], train_samples: Any) -> Row:

@@ -8,6 +8,7 @@ from jobkit import slurm_jobs
 from jobkit.errors import UsageError
 from jobkit.paths import RunPaths, StudyPaths, read_json
 from jobkit.plan import Plan
+from jobkit.slurm_jobs import Job
 from jobkit.spec import RunSpec
 from jobkit.status import RunState, is_alive, run_state
 from jobkit.studies import run_folders
@@ -55,19 +56,16 @@ def _launched(paths: StudyPaths, planned: Mapping[str, RunSpec]) -> frozenset[st
     return frozenset(planned) & frozenset(record.get("run_ids", planned))
 
 
-def run_states(planned: StudyRuns) -> dict[str, RunState]:
-    """What became of each run: by its own files and, for those that are not ok, by Slurm's word."""
+def run_states(planned: StudyRuns) -> tuple[dict[str, RunState], dict[str, Job]]:
+    """What became of each run, by its files and Slurm's word; and what Slurm says of its job."""
     states = {k: run_state(p, k in planned.launched) for k, p in planned.folders.items()}
-    jobs = {}
-    for run_id, state in states.items():
-        job = read_json(planned.folders[run_id].job) or {}
-        if state.status != "ok" and job.get("launcher") == "slurm" and job.get("job_id"):
-            jobs[run_id] = job
-    said = slurm_jobs.ask(str(job["job_id"]) for job in jobs.values()) if jobs else {}
-    for run_id, job in jobs.items():
-        answer = said.get(str(job["job_id"]))
-        states[run_id] = slurm_jobs.merged(states[run_id], answer, bool(job.get("shared")))
-    return states
+    records = {k: read_json(p.job) or {} for k, p in planned.folders.items()}
+    ids = {k: str(r["job_id"]) for k, r in records.items() if r.get("job_id")}
+    said = slurm_jobs.ask(ids.values()) if ids else {}
+    jobs = {k: said[job_id] for k, job_id in ids.items() if job_id in said}
+    for k, job in jobs.items():
+        states[k] = slurm_jobs.merged(states[k], job, bool(records[k].get("shared")))
+    return states, jobs
 
 
 def _own_id(folder: Path) -> str | None:

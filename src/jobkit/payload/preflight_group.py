@@ -14,7 +14,8 @@ from jobkit.payload.preflight_facts import within
 
 Results = dict[str, Any]
 _BUDGET_S = 1.5  # for the timed all_reduces of one size
-_SIZES_MIB = {"cpu": (1, 16), "cuda": (1, 256)}
+_SIZES_MIB = {"cpu": (0.25, 2, 16), "cuda": (1, 16, 256)}
+_TIMES = 5
 
 
 def together(place: Place, wanted: str, timeout_s: float) -> Results:
@@ -66,10 +67,12 @@ def _bandwidth(group: Group) -> Results:
     found: Results = {}
     if place.rank in members:
         for mib in _SIZES_MIB[group.device.type]:
-            seconds = _seconds(group, torch.ones(mib << 18, device=group.device), 5, inner)
-            bus = (mib << 20) / seconds * 2 * (len(members) - 1) / len(members)
+            seconds = _seconds(
+                group, torch.ones(int(mib * 2**18), device=group.device), _TIMES, inner
+            )
+            bus = mib * 2**20 / seconds * 2 * (len(members) - 1) / len(members)
             found = {"mib": mib, "members": len(members), "bus_mb_per_s": bus / 1e6}
-            if seconds * 16 * 6 > _BUDGET_S:  # a slow link: the next size would take too long
+            if seconds * 16 * (_TIMES + 1) > _BUDGET_S:  # the next size would take too long
                 break
     dist.barrier()
     return found

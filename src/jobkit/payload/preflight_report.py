@@ -1,6 +1,6 @@
 """The second half of a preflight's judgement, what ranks do together, and the report of it all."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -40,11 +40,11 @@ def judge_facts(facts: Sequence[Facts], around: Circumstances) -> list[Finding]:
 
 
 def judge_together(
-    facts: Sequence[Facts], results: Sequence[Facts], grouped: bool
+    facts: Sequence[Facts], results: Sequence[Facts], told: Mapping[str, Any]
 ) -> list[Finding]:
-    """All checks of what the ranks did together; grouped: whether a group was tried."""
-    found = [shared(facts, results), data(facts, results)]
-    if not grouped:
+    """All checks of what the ranks did together, as they were told."""
+    found = [shared(facts, results, told["log_dir"]), data(facts, results)]
+    if not told["group"]:
         text = "not checked: the faults above come first"
         return [*found, Finding("all_reduce", notes=[f"all_reduce, bandwidth: {text}"])]
     return [*found, all_reduce(facts, results), bandwidth(facts, results)]
@@ -133,7 +133,7 @@ def bandwidth(facts: Sequence[Facts], results: Sequence[Facts]) -> Finding:
     nodes = len(by_host(facts)) > 1
     speed, members = one["bus_mb_per_s"], one["members"]
     between = f"between {members} {'nodes' if nodes else 'ranks of a node'}"
-    text = f"{speed / 1e3:.3g} GB/s on the bus {between} (all_reduce of {one['mib']} MiB)"
+    text = f"{speed / 1e3:.3g} GB/s on the bus {between} (all_reduce of {one['mib']:g} MiB)"
     found = Finding("bandwidth", text)
     if speed < _ABSURD_MB_PER_S:
         fix = "name the fast interface in NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME, and show the "

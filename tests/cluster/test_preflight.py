@@ -1,0 +1,283 @@
+"""The preflight as a job: a sound allocation, and faults that are planted in real steps."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+from support import ROOT, TINY, Checkout, make_checkout
+
+CHECK = "python -m jobkit.payload.preflight"
+# Every process of the step runs a line of shell first; "$@" are the preflight's arguments.
+TWO_NODES = ("--nodes=2", "--ntasks-per-node=1")
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root")
+
+
+class Planted:
+    """Runs the preflight as a step, with a fault planted before it starts."""
+
+    def __init__(self, cluster, folder: Path) -> None:
+        self.cluster, self.folder = cluster, folder
+        self.env = {
+            **make_checkout(folder / "kit", folder / "data").env,
+            "PYTHONPATH": str(ROOT / "src"),
+        }
+
+    def step(self, plant: str, *words: str, size=TWO_NODES, **env: str):
+        """srun of the plant and the preflight, on every rank."""
+        line = plant.replace("CHECK", f'{CHECK} "$@"')
+        argv = ["srun", "-K1", *size, "bash", "-c", line, "x", *words]
+        words = ("--", "--dataset", "synthetic") if "--" not in words else ()
+        return self.cluster.run(*argv, *words, env=self.env | env, timeout=60)
+
+    def faults(self, plant: str, *words: str, code: int = 5, **more) -> str:
+        """The lines of the faults; the step must have ended with the code."""
+        done = self.step(plant, *words, **more)
+        assert done.returncode == code, done.stdout + done.stderr
+        return "\n".join(line for line in done.stdout.split("\n") if "FAULT" in line)
+
+
+@pytest.fixture(scope="module")
+def planted(cluster, tmp_path_factory) -> Planted:
+    return Planted(cluster, tmp_path_factory.mktemp("preflight"))
+
+
+@pytest.fixture(scope="module")
+def apart(make_cluster, tmp_path_factory) -> Planted:
+    """Nodes with addresses of their own."""
+    if os.geteuid() != 0:
+        pytest.skip("--netns needs root")
+    networked = make_cluster("--netns", "--no-accounting", "--nodes=2")
+    return Planted(networked, tmp_path_factory.mktemp("apart"))
+
+
+def test_a_sound_allocation_is_measured(planted: Planted) -> None:
+    done = planted.step("CHECK", "--json", size=("--nodes=2", "--ntasks-per-node=2"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = json.loads(done.stdout)
+    assert said["ok"] and said["exit_code"] == 0 and said["faults"] == []
+    assert [f["rank"] for f in said["ranks"]] == [0, 1, 2, 3]
+    assert [f["host"] for f in said["ranks"]] == ["n1", "n1", "n2", "n2"]
+    measured = {check["check"]: check["measured"] for check in said["checks"]}
+    assert "right over 4 ranks" in measured["all_reduce"] and "us" in measured["all_reduce"]
+    assert "GB/s on the bus between 2 nodes" in measured["bandwidth"]
+    assert all(measured.values()), measured
+    left = [*(planted.folder / "kit/logs").rglob(".preflight*"), *planted.folder.glob("data/.*")]
+    assert not left
+
+
+def test_run_sh_checks_first_and_trains_only_a_sound_allocation(cluster, tmp_path) -> None:
+    kit: Checkout = make_checkout(tmp_path / "kit", tmp_path / "data")
+    words = ["--nodes=2", "--ntasks-per-node=1", "run.sh", "--preflight", *TINY]
+    good = kit.sbatch(cluster, *words)
+    with socket.create_server(("", 0)) as holder:
+        port = str(holder.getsockname()[1])
+        bad = kit.sbatch(cluster, *words, MASTER_PORT=port)
+        assert cluster.wait(bad, 60) == ("FAILED", "5:0"), kit.log(bad)
+    assert cluster.wait(good, 60) == ("COMPLETED", "0:0"), kit.log(good)
+    assert "[preflight] everything is as it should be" in kit.log(good)
+    assert kit.records(good, "epoch")
+    (fault,) = [line for line in kit.log(bad).split("\n") if "FAULT" in line]
+    assert fault.startswith(f"[preflight] FAULT port: n1 (n1): port {port} cannot be used")
+    assert "nothing was trained" in kit.log(bad) and "[METRIC]" not in kit.log(bad)
+
+
+def test_all_ranks_think_that_they_are_0(planted: Planted) -> None:
+    said = planted.faults("SLURM_PROCID=0 SLURM_LOCALID=0 exec CHECK")
+    assert "ranks: n1 (1), n2 (1): 2 processes believe that they are rank 0; fix:" in said
+
+
+def test_torchs_variables_of_the_batch_script_reach_every_rank(planted: Planted) -> None:
+    env = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "n1"}
+    said = planted.faults("CHECK", **env, MASTER_PORT="12399")
+    assert "2 processes believe that they are rank 0" in said
+
+
+@pytest.mark.parametrize(
+    ("plant", "text"),
+    [
+        ("SLURM_NTASKS=3 exec CHECK", "SLURM_NTASKS is 3 and the step has 2 tasks"),
+        (
+            "RANK=$SLURM_PROCID WORLD_SIZE=4 LOCAL_WORLD_SIZE=1 MASTER_ADDR=n1 MASTER_PORT=12398 "
+            "exec CHECK",
+            "ranks 0 on n1, rank 1 on n2: world size is 4 and the step has 2 tasks",
+        ),
+    ],
+    ids=["slurm", "torch"],
+)
+def test_a_world_size_that_is_wrong(planted: Planted, plant: str, text: str) -> None:
+    said = planted.faults(plant)
+    assert text.replace("ranks 0", "rank 0") in said and "--ntasks-per-node" in said
+
+
+def test_one_core_for_all_ranks_of_a_node(planted: Planted) -> None:
+    size = ("--nodes=1", "--ntasks=2")
+    said = planted.faults("exec taskset -c 0 CHECK", size=size)
+    assert "cores: ranks 0-1 on n1: all share 1 core (0) of " in said and "--cpu-bind" in said
+
+
+def test_more_threads_than_cores(planted: Planted) -> None:
+    said = planted.faults("OMP_NUM_THREADS=512 exec CHECK", size=("--nodes=1", "--ntasks=1"))
+    assert "cores: rank 0 on n1: 512 threads on " in said
+
+
+def test_other_code_on_one_node(planted: Planted, tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "src/jobkit", tmp_path / "src/jobkit")
+    with (tmp_path / "src/jobkit/errors.py").open("a") as file:
+        file.write("# an edit that did not reach the other node\n")
+    said = planted.faults("[ $SLURM_PROCID = 0 ] || export PYTHONPATH=$OTHER; exec CHECK",
+                          OTHER=str(tmp_path / "src"))  # fmt: skip
+    assert "versions: rank" in said and "jobkit is 0.1.0 (source " in said
+    assert said.count("FAULT") == 1
+
+
+def test_a_clock_that_is_wrong_on_one_node(planted: Planted, tmp_path: Path) -> None:
+    """Faked in the Python of that rank: a kernel has one clock."""
+    shift = "import time\nreal = time.time\ntime.time = lambda: real() - 7\n"
+    (tmp_path / "sitecustomize.py").write_text(shift)
+    said = planted.faults(
+        "[ $SLURM_PROCID = 1 ] && export PYTHONPATH=$OTHER:$PYTHONPATH; exec CHECK",
+        OTHER=str(tmp_path),
+        size=("--nodes=3", "--ntasks-per-node=1"),
+    )
+    assert "clocks: rank 1 on n2: the clock is 7.0 s behind; fix:" in said
+    assert said.count("FAULT") == 1
+
+
+def test_two_ranks_on_one_gpu(planted: Planted, tmp_path: Path) -> None:
+    """The GPUs are fakes, in the Python of the ranks: both see one, and it is the same."""
+    fake = (
+        "import types, torch\n"
+        "torch.cuda.device_count = lambda: 1\n"
+        "torch.cuda.get_device_properties = lambda i: types.SimpleNamespace(uuid='abc', name='F')\n"
+    )
+    (tmp_path / "sitecustomize.py").write_text(fake)
+    path = f"{tmp_path}{os.pathsep}{planted.env['PYTHONPATH']}"
+    size = ("--nodes=1", "--ntasks=2")
+    said = planted.faults("exec CHECK", size=size, PYTHONPATH=path)
+    assert "gpus: ranks 0-1 on n1: 2 ranks are on one GPU, abc (host n1); fix: ask for" in said
+
+
+def test_a_rank_that_never_comes_is_named(planted: Planted) -> None:
+    """srun ends with 143 then, because it has to end that rank; the line is what counts."""
+    plant = "[ $SLURM_PROCID = 1 ] && exec sleep 50; exec CHECK"
+    said = planted.faults(plant, "--timeout", "3", code=143)
+    assert "presence: rank 1 on n2: did not come within 3 s; fix: look at n2" in said
+
+
+def test_the_first_rank_never_comes(planted: Planted) -> None:
+    """Another process of the master's node keeps the desk then."""
+    plant = "[ $SLURM_PROCID = 0 ] && exec sleep 50; exec CHECK"
+    size = ("--nodes=1", "--ntasks=2")
+    said = planted.faults(plant, "--timeout", "7", code=143, size=size)
+    assert "presence: rank 0 on n1: did not come within 7 s" in said
+
+
+def test_a_master_that_does_not_resolve(planted: Planted) -> None:
+    said = planted.faults("exec CHECK", MASTER_ADDR="no-such-host.invalid")
+    assert "no-such-host.invalid cannot be reached (the name does not resolve" in said
+
+
+def test_a_log_folder_that_one_node_cannot_write(planted: Planted, tmp_path: Path) -> None:
+    (tmp_path / "1").write_text("a file where the folder should be")
+    said = planted.faults(f"exec CHECK --run-dir '{tmp_path}'/$SLURM_PROCID")
+    assert f"logs: rank 1 on n2: {tmp_path}/1 cannot be written: File exists; fix:" in said
+
+
+@needs_root
+def test_folders_that_one_node_sees_for_itself(planted: Planted, tmp_path: Path) -> None:
+    """Another file system lies over them on n2, as where home is a local disk."""
+    logs, data = tmp_path / "logs", tmp_path / "data"
+    logs.mkdir(), data.mkdir()
+    hide = f"mount -t tmpfs none '{logs}' && mount -t tmpfs none '{data}'"
+    plant = f"[ $SLURM_PROCID = 0 ] && exec CHECK; exec unshare -m sh -c '{hide}; exec CHECK' $@"
+    plant = f'export RUN=1; if [ $SLURM_PROCID = 1 ]; then unshare -m bash -c "{hide}'
+    plant += ' && exec $0 \\"\\$@\\"" "$@"; fi'
+    script = tmp_path / "one.sh"
+    script.write_text(f'[ $SLURM_PROCID = 0 ] || {{ {hide}; }}\nexec {CHECK} "$@"\n')
+    said = planted.faults(
+        f"exec unshare -m bash '{script}' \"$@\"", "--run-dir", str(logs), "--data-dir", str(data)
+    )
+    assert f"shared: rank 1 on n2: {logs} is another folder here" in said
+    assert f"data: rank 1 on n2: {data} is not the one of rank 0" in said
+
+
+def test_a_log_folder_of_each_node_s_own(planted: Planted, tmp_path: Path) -> None:
+    said = planted.faults(f"exec CHECK --run-dir '{tmp_path}'/$SLURM_PROCID")
+    assert "is another folder here" in said and said.count("FAULT") == 1
+
+
+def test_data_that_are_not_there(planted: Planted, tmp_path: Path) -> None:
+    said = planted.faults("exec CHECK", "--", "--dataset", f"folder:{tmp_path}/none")
+    assert f"data: rank 0 on n1: {tmp_path}/none: no such directory" in said
+    assert "python -m jobkit prepare" in said
+
+
+# --- nodes with addresses of their own ------------------------------------------------------------
+
+
+def test_nodes_apart_are_sound(apart: Planted) -> None:
+    done = apart.step("exec CHECK")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "master: n1:" in done.stdout and " is 10." in done.stdout
+
+
+def hosts(apart: Planted, name: str, line: str) -> Path:
+    """The nodes' /etc/hosts with a line of the name changed."""
+    now = apart.cluster.run("srun", "-N1", "-n1", "cat", "/etc/hosts").stdout.splitlines()
+    kept = [text for text in now if name not in text.split()[1:]]
+    path = apart.folder / f"hosts-{name}"
+    path.write_text("\n".join([*kept, line, ""]))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "on", "text"),
+    [
+        ("n2", 1, "master: rank 1 on n2: its own name n2 resolves to 127.0.1.1: Gloo would offer"),
+        ("n1", 0, "master: rank 0 on n1: the master's name n1 resolves to 127.0.1.1 between nodes"),
+    ],
+    ids=["own", "master"],
+)
+def test_a_name_that_is_loopback_between_nodes(apart: Planted, name, on: int, text: str) -> None:
+    wrong = hosts(apart, name, f"127.0.1.1 {name}")
+    script = apart.folder / "mounts.sh"
+    mount = f"mount --bind '{wrong}' /etc/hosts"
+    script.write_text(f'[ $SLURM_PROCID != {on} ] || {mount}\nexec {CHECK} "$@"\n')
+    said = apart.faults(f"exec unshare -m bash '{script}' \"$@\"")
+    assert text in said and "/etc/hosts" in said
+
+
+def test_a_link_that_is_absurdly_slow(apart: Planted) -> None:
+    assert apart.cluster.door("link", "slow", "n2", "20mbit").returncode == 0
+    try:
+        said = apart.faults("exec CHECK")
+    finally:
+        assert apart.cluster.door("link", "heal").returncode == 0
+    assert "bandwidth: rank 0 on n1, rank 1 on n2: 0.00" in said and "NCCL_SOCKET_IFNAME" in said
+
+
+def test_a_node_that_cannot_be_reached(apart: Planted) -> None:
+    """n2's packets come to nobody: both nodes say so, within the time."""
+    script = apart.folder / "cut.sh"
+    script.write_text(
+        f'[ $SLURM_PROCID != 1 ] || export MASTER_ADDR=10.77.0.99\nexec {CHECK} "$@"\n'
+    )
+    said = apart.faults(f"exec bash '{script}' \"$@\"", "--timeout", "4")
+    assert "rank 1 on n2: 10.77.0.99 cannot be reached (port " in said
+    assert "presence: rank 1 on n2: did not come" in said
+
+
+def test_outside_a_step_it_says_how(cluster, planted: Planted) -> None:
+    """In an allocation, but not started by srun."""
+    done = subprocess.run(
+        CHECK.split(),
+        env={**os.environ, **planted.env, "SLURM_JOB_ID": "7"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "`bash run.sh --preflight --dry-run`" in done.stderr
