@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import pytest
 from support import ROOT, TINY, Checkout, make_checkout
+
+from jobkit.payload.slurm import expand_nodes
 
 CHECK = "python -m jobkit.payload.preflight"
 # Every process of the step runs a line of shell first; "$@" are the preflight's arguments.
@@ -28,16 +31,21 @@ class Planted:
 
     def step(self, plant: str, *words: str, size=TWO_NODES, **env: str):
         """srun of the plant and the preflight, on every rank."""
-        line = plant.replace("CHECK", f'{CHECK} "$@"')
+        first = "[ $SLURM_PROCID != 0 ] || echo NODES=$SLURM_STEP_NODELIST\n"
+        line = first + plant.replace("CHECK", f'{CHECK} "$@"')
         argv = ["srun", "-K1", *size, "bash", "-c", line, "x", *words]
         words = ("--", "--dataset", "synthetic") if "--" not in words else ()
         return self.cluster.run(*argv, *words, env=self.env | env, timeout=60)
 
-    def faults(self, plant: str, *words: str, code: int = 5, **more) -> str:
-        """The lines of the faults; the step must have ended with the code."""
+    def faults(self, plant: str, *words: str, code: int | None = 5, **more) -> str:
+        """The lines of the faults, in which the step's nodes are n1 and n2, whichever it got."""
         done = self.step(plant, *words, **more)
-        assert done.returncode == code, done.stdout + done.stderr
-        return "\n".join(line for line in done.stdout.split("\n") if "FAULT" in line)
+        # Where each rank fails by itself, srun may have to end the last one, and says 143.
+        assert done.returncode in ((code,) if code else (5, 143)), done.stdout + done.stderr
+        nodes, *lines = sorted(done.stdout.splitlines(), key=lambda text: "NODES=" not in text)
+        names = expand_nodes(nodes.removeprefix("NODES="))
+        text = "\n".join(line for line in lines if "FAULT" in line)
+        return re.sub(r"\bn[1-4]\b", lambda name: f"n{names.index(name[0]) + 1}", text)
 
 
 @pytest.fixture(scope="module")
@@ -57,10 +65,11 @@ def apart(make_cluster, tmp_path_factory) -> Planted:
 def test_a_sound_allocation_is_measured(planted: Planted) -> None:
     done = planted.step("CHECK", "--json", size=("--nodes=2", "--ntasks-per-node=2"))
     assert done.returncode == 0, done.stdout + done.stderr
-    said = json.loads(done.stdout)
+    said = json.loads(done.stdout[done.stdout.index("{") :])
     assert said["ok"] and said["exit_code"] == 0 and said["faults"] == []
     assert [f["rank"] for f in said["ranks"]] == [0, 1, 2, 3]
-    assert [f["host"] for f in said["ranks"]] == ["n1", "n1", "n2", "n2"]
+    assert [(f["local_rank"], f["local_world_size"]) for f in said["ranks"]] == [(0, 2), (1, 2)] * 2
+    assert len({f["host"] for f in said["ranks"]}) == 2
     measured = {check["check"]: check["measured"] for check in said["checks"]}
     assert "right over 4 ranks" in measured["all_reduce"] and "us" in measured["all_reduce"]
     assert "GB/s on the bus between 2 nodes" in measured["bandwidth"]
@@ -81,7 +90,7 @@ def test_run_sh_checks_first_and_trains_only_a_sound_allocation(cluster, tmp_pat
     assert "[preflight] everything is as it should be" in kit.log(good)
     assert kit.records(good, "epoch")
     (fault,) = [line for line in kit.log(bad).split("\n") if "FAULT" in line]
-    assert fault.startswith(f"[preflight] FAULT port: n1 (n1): port {port} cannot be used")
+    assert f"port {port} cannot be used: Address already in use" in fault and "ss -ltnp" in fault
     assert "nothing was trained" in kit.log(bad) and "[METRIC]" not in kit.log(bad)
 
 
@@ -101,83 +110,55 @@ def test_torchs_variables_of_the_batch_script_reach_every_rank(planted: Planted)
     [
         ("SLURM_NTASKS=3 exec CHECK", "SLURM_NTASKS is 3 and the step has 2 tasks"),
         (
-            "RANK=$SLURM_PROCID WORLD_SIZE=4 LOCAL_WORLD_SIZE=1 MASTER_ADDR=n1 MASTER_PORT=12398 "
-            "exec CHECK",
-            "ranks 0 on n1, rank 1 on n2: world size is 4 and the step has 2 tasks",
+            "RANK=$SLURM_PROCID WORLD_SIZE=4 LOCAL_WORLD_SIZE=1 MASTER_PORT=12398 exec CHECK",
+            "rank 0 on n1, rank 1 on n2: world size is 4 and the step has 2 tasks",
         ),
     ],
     ids=["slurm", "torch"],
 )
 def test_a_world_size_that_is_wrong(planted: Planted, plant: str, text: str) -> None:
-    said = planted.faults(plant)
-    assert text.replace("ranks 0", "rank 0") in said and "--ntasks-per-node" in said
+    said = planted.faults(plant, MASTER_ADDR="n1")
+    assert text in said and "--ntasks-per-node" in said
 
 
-def test_one_core_for_all_ranks_of_a_node(planted: Planted) -> None:
-    size = ("--nodes=1", "--ntasks=2")
-    said = planted.faults("exec taskset -c 0 CHECK", size=size)
-    assert "cores: ranks 0-1 on n1: all share 1 core (0) of " in said and "--cpu-bind" in said
-
-
-def test_more_threads_than_cores(planted: Planted) -> None:
-    said = planted.faults("OMP_NUM_THREADS=512 exec CHECK", size=("--nodes=1", "--ntasks=1"))
-    assert "cores: rank 0 on n1: 512 threads on " in said
-
-
-def test_other_code_on_one_node(planted: Planted, tmp_path: Path) -> None:
-    shutil.copytree(ROOT / "src/jobkit", tmp_path / "src/jobkit")
-    with (tmp_path / "src/jobkit/errors.py").open("a") as file:
-        file.write("# an edit that did not reach the other node\n")
-    said = planted.faults("[ $SLURM_PROCID = 0 ] || export PYTHONPATH=$OTHER; exec CHECK",
-                          OTHER=str(tmp_path / "src"))  # fmt: skip
-    assert "versions: rank" in said and "jobkit is 0.1.0 (source " in said
-    assert said.count("FAULT") == 1
-
-
-def test_a_clock_that_is_wrong_on_one_node(planted: Planted, tmp_path: Path) -> None:
-    """Faked in the Python of that rank: a kernel has one clock."""
-    shift = "import time\nreal = time.time\ntime.time = lambda: real() - 7\n"
-    (tmp_path / "sitecustomize.py").write_text(shift)
-    said = planted.faults(
-        "[ $SLURM_PROCID = 1 ] && export PYTHONPATH=$OTHER:$PYTHONPATH; exec CHECK",
-        OTHER=str(tmp_path),
-        size=("--nodes=3", "--ntasks-per-node=1"),
-    )
-    assert "clocks: rank 1 on n2: the clock is 7.0 s behind; fix:" in said
-    assert said.count("FAULT") == 1
-
-
-def test_two_ranks_on_one_gpu(planted: Planted, tmp_path: Path) -> None:
-    """The GPUs are fakes, in the Python of the ranks: both see one, and it is the same."""
-    fake = (
-        "import types, torch\n"
-        "torch.cuda.device_count = lambda: 1\n"
-        "torch.cuda.get_device_properties = lambda i: types.SimpleNamespace(uuid='abc', name='F')\n"
-    )
+def test_one_core_too_many_threads_and_one_gpu(planted: Planted, tmp_path: Path) -> None:
+    """Each has a line of its own. The GPUs are fakes, in the Python of the ranks."""
+    fake = "import types, torch\ntorch.cuda.device_count = lambda: 1\n"
+    fake += "found = types.SimpleNamespace(uuid='GPU-abc', name='Fake')\n"
+    fake += "torch.cuda.get_device_properties = lambda index: found\n"
     (tmp_path / "sitecustomize.py").write_text(fake)
-    path = f"{tmp_path}{os.pathsep}{planted.env['PYTHONPATH']}"
-    size = ("--nodes=1", "--ntasks=2")
-    said = planted.faults("exec CHECK", size=size, PYTHONPATH=path)
-    assert "gpus: ranks 0-1 on n1: 2 ranks are on one GPU, abc (host n1); fix: ask for" in said
+    env = {"PYTHONPATH": f"{tmp_path}:{ROOT / 'src'}", "OMP_NUM_THREADS": "512"}
+    said = planted.faults("exec taskset -c 0 CHECK", size=("--nodes=1", "--ntasks=2"), **env)
+    assert "cores: ranks 0-1 on n1: all share 1 core (0) of " in said and "--cpu-bind" in said
+    assert "cores: ranks 0-1 on n1: 512 threads on 1 core; fix: OMP_NUM_THREADS=1" in said
+    assert "gpus: ranks 0-1 on n1: 2 ranks are on one GPU, GPU-abc (host n1); fix: ask" in said
+    assert said.count("FAULT") == 3
+
+
+def test_other_code_on_one_node_and_a_wrong_clock_on_another(planted: Planted, tmp_path) -> None:
+    """The clock is a fake, in the Python of that rank: a kernel has one."""
+    shutil.copytree(ROOT / "src/jobkit", tmp_path / "1/jobkit")
+    with (tmp_path / "1/jobkit/errors.py").open("a") as file:
+        file.write("# an edit that did not reach the other nodes\n")
+    shift = "import time\nreal = time.time\ntime.time = lambda: real() - 7\n"
+    (tmp_path / "2").mkdir()
+    (tmp_path / "2/sitecustomize.py").write_text(shift)
+    plant = f"PYTHONPATH='{tmp_path}'/$SLURM_PROCID:$PYTHONPATH exec CHECK"
+    said = planted.faults(plant, size=("--nodes=3", "--ntasks-per-node=1"))
+    assert re.search(r"versions: rank 1 on n2: jobkit is 0\.\S+ \(source \w{12}\), and 0", said)
+    assert "clocks: rank 2 on n3: the clock is 7.0 s behind; fix:" in said
+    assert said.count("FAULT") == 2
 
 
 def test_a_rank_that_never_comes_is_named(planted: Planted) -> None:
     """srun ends with 143 then, because it has to end that rank; the line is what counts."""
     plant = "[ $SLURM_PROCID = 1 ] && exec sleep 50; exec CHECK"
-    said = planted.faults(plant, "--timeout", "3", code=143)
-    assert "presence: rank 1 on n2: did not come within 3 s; fix: look at n2" in said
-
-
-def test_the_first_rank_never_comes(planted: Planted) -> None:
-    """Another process of the master's node keeps the desk then."""
-    plant = "[ $SLURM_PROCID = 0 ] && exec sleep 50; exec CHECK"
-    size = ("--nodes=1", "--ntasks=2")
-    said = planted.faults(plant, "--timeout", "7", code=143, size=size)
-    assert "presence: rank 0 on n1: did not come within 7 s" in said
+    said = planted.faults(plant, "--timeout", "2", code=143)
+    assert "presence: rank 1 on n2: did not come within 2 s; fix: look at n2" in said
 
 
 def test_a_master_that_does_not_resolve(planted: Planted) -> None:
-    said = planted.faults("exec CHECK", MASTER_ADDR="no-such-host.invalid")
+    said = planted.faults("exec CHECK", MASTER_ADDR="no-such-host.invalid", code=None)
     assert "no-such-host.invalid cannot be reached (the name does not resolve" in said
 
 
@@ -191,11 +172,9 @@ def test_a_log_folder_that_one_node_cannot_write(planted: Planted, tmp_path: Pat
 def test_folders_that_one_node_sees_for_itself(planted: Planted, tmp_path: Path) -> None:
     """Another file system lies over them on n2, as where home is a local disk."""
     logs, data = tmp_path / "logs", tmp_path / "data"
-    logs.mkdir(), data.mkdir()
+    logs.mkdir()
+    data.mkdir()
     hide = f"mount -t tmpfs none '{logs}' && mount -t tmpfs none '{data}'"
-    plant = f"[ $SLURM_PROCID = 0 ] && exec CHECK; exec unshare -m sh -c '{hide}; exec CHECK' $@"
-    plant = f'export RUN=1; if [ $SLURM_PROCID = 1 ]; then unshare -m bash -c "{hide}'
-    plant += ' && exec $0 \\"\\$@\\"" "$@"; fi'
     script = tmp_path / "one.sh"
     script.write_text(f'[ $SLURM_PROCID = 0 ] || {{ {hide}; }}\nexec {CHECK} "$@"\n')
     said = planted.faults(
@@ -205,15 +184,12 @@ def test_folders_that_one_node_sees_for_itself(planted: Planted, tmp_path: Path)
     assert f"data: rank 1 on n2: {data} is not the one of rank 0" in said
 
 
-def test_a_log_folder_of_each_node_s_own(planted: Planted, tmp_path: Path) -> None:
-    said = planted.faults(f"exec CHECK --run-dir '{tmp_path}'/$SLURM_PROCID")
-    assert "is another folder here" in said and said.count("FAULT") == 1
-
-
-def test_data_that_are_not_there(planted: Planted, tmp_path: Path) -> None:
-    said = planted.faults("exec CHECK", "--", "--dataset", f"folder:{tmp_path}/none")
+def test_a_log_folder_of_each_node_and_no_data(planted: Planted, tmp_path: Path) -> None:
+    plant = f"exec CHECK --run-dir '{tmp_path}'/$SLURM_PROCID"
+    said = planted.faults(plant, "--dataset", f"folder:{tmp_path}/none")
+    assert "shared: rank 1 on n2: " in said and "is another folder here" in said
     assert f"data: rank 0 on n1: {tmp_path}/none: no such directory" in said
-    assert "python -m jobkit prepare" in said
+    assert "python -m jobkit prepare" in said and said.count("FAULT") == 2
 
 
 # --- nodes with addresses of their own ------------------------------------------------------------
@@ -266,7 +242,7 @@ def test_a_node_that_cannot_be_reached(apart: Planted) -> None:
     script.write_text(
         f'[ $SLURM_PROCID != 1 ] || export MASTER_ADDR=10.77.0.99\nexec {CHECK} "$@"\n'
     )
-    said = apart.faults(f"exec bash '{script}' \"$@\"", "--timeout", "4")
+    said = apart.faults(f"exec bash '{script}' \"$@\"", "--timeout", "3")
     assert "rank 1 on n2: 10.77.0.99 cannot be reached (port " in said
     assert "presence: rank 1 on n2: did not come" in said
 

@@ -16,7 +16,7 @@ from typing import Any
 
 Message = dict[str, Any]
 _HELLO_S = 4.0  # for an answer to hello; a desk answers at once, on a thread of its own
-_PATIENCE_S = 4.0  # until the desk is opened by another than the node's first process
+_PATIENCE_S = 3.0  # until another process of the master's node than rank 0 opens the desk
 
 
 class Lost(Exception):
@@ -206,7 +206,7 @@ def meet(
 ) -> tuple[Line, Desk | None]:
     """Connect to the job's desk, opening it where that is this process's part.
 
-    host: the master's name; here: it is this machine; first: this is the node's first process.
+    host: the master's name; here: it is this machine; first: this process believes it is rank 0.
     Returns the connection, and the desk in the one process that keeps it. Raises Lost.
     """
     start = time.monotonic()

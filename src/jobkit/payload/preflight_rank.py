@@ -12,7 +12,6 @@ from typing import Any
 
 from jobkit.errors import Exit
 from jobkit.payload import preflight_facts as find
-from jobkit.payload.distributed import Place
 from jobkit.payload.preflight_desk import Desk, Line, Lost, clock_offset, is_here, listen, meet
 from jobkit.payload.preflight_group import together
 from jobkit.payload.preflight_judge import Finding
@@ -52,7 +51,7 @@ class Rank:
         with _ended_early(desk):
             part = threading.Thread(target=self._take_part, args=(line,), daemon=True)
             part.start()
-            code = Chair(self.wish, desk, self.place, self.who).preside()
+            code = Chair(self, desk).preside()
             part.join(3)
             desk.close(3)
         return code
@@ -70,7 +69,7 @@ class Rank:
             ports,
             self._token(),
             here=is_here(ips),
-            first=place.local_rank == 0,
+            first=self.who["rank"] == 0,
             timeout_s=self.wish.timeout_s,
         )
 
@@ -149,18 +148,19 @@ class Rank:
 class Chair:
     """The process at the desk: it gathers, judges, and reports."""
 
-    def __init__(self, wish: Wish, desk: Desk, place: Place, who: find.Facts) -> None:
-        self._wish, self._desk, self._place, self._who = wish, desk, place, who
+    def __init__(self, rank: Rank, desk: Desk) -> None:
+        self._wish, self._place, self._start = rank.wish, rank.place, rank.start
+        self._expected = rank.who["tasks"] or rank.place.world_size
+        self._desk = desk
 
     def preside(self) -> int:
         """Judge what the ranks say of themselves, then what they do together; report both."""
-        start = time.monotonic()
-        expected = self._who["tasks"] or self._place.world_size
-        facts = self._desk.gather("facts", expected, self._wish.timeout_s)
+        left = self._start + self._wish.timeout_s - time.monotonic()
+        facts = self._desk.gather("facts", self._expected, left)
         facts.sort(key=lambda f: f["rank"])
         if not facts:
             return Exit.PREFLIGHT  # its own failed, and has said so
-        around = Circumstances(expected, time.monotonic() - start, self._port_fault())
+        around = Circumstances(self._expected, time.monotonic() - self._start, self._port_fault())
         findings = judge_facts(facts, around)
         sound = not any(f.faults for f in findings if f.check in NEEDED_FOR_A_GROUP)
         with self._probe(facts) as told:
@@ -168,7 +168,7 @@ class Chair:
             results = self._desk.gather("together", len(facts), _TOGETHER_S)
         results.sort(key=lambda r: r["rank"])
         findings += judge_together(facts, results, {**told, "group": sound})
-        report = Report(facts, findings, time.monotonic() - start)
+        report = Report(facts, findings, time.monotonic() - self._start)
         show(report, self._wish.as_json)
         self._desk.answer({"end": True})
         return report.code

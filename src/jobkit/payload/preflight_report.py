@@ -1,6 +1,6 @@
 """The second half of a preflight's judgement, what ranks do together, and the report of it all."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 

@@ -1,0 +1,233 @@
+"""The preflight without Slurm: processes that meet, and where they could wait for ever."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from rigs import RUN_SH, environment
+
+from jobkit.payload import preflight, preflight_facts
+from jobkit.payload.preflight_desk import Desk, Line, Lost, clock_offset, listen, meet
+from jobkit.payload.slurm import default_port, ephemeral_ports
+
+CHECK = [sys.executable, "-m", "jobkit.payload.preflight", "--dataset", "synthetic"]
+
+
+def free_port() -> int:
+    with socket.create_server(("", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def start(rank: int, world: int, port: int, *words: str, **env: str) -> subprocess.Popen[str]:
+    """One rank of a group on this machine."""
+    place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
+    place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    return subprocess.Popen(
+        [*CHECK, *words],
+        env=environment(**place, **env),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def ends(*ranks: subprocess.Popen[str], within_s: float = 60) -> list[tuple[int, str]]:
+    """The codes of the ranks, and what they said."""
+    found = []
+    for rank in ranks:
+        try:
+            out, _ = rank.communicate(timeout=within_s)
+        finally:
+            rank.kill()
+        found.append((rank.returncode, out))
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _folders(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("JOBKIT_LOGS", str(tmp_path / "logs"))
+    monkeypatch.setenv("JOBKIT_DATA_DIR", str(tmp_path / "data"))
+
+
+def test_one_process_checks_its_machine() -> None:
+    done = subprocess.run([*CHECK, "--json"], env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = json.loads(done.stdout)
+    assert said["ok"] and len(said["ranks"]) == 1
+    assert {c["check"] for c in said["checks"]} >= {"ranks", "gpus", "cores", "data", "all_reduce"}
+
+
+def test_two_groups_with_the_same_port_do_not_mix_and_one_is_told_of_it() -> None:
+    """As two jobs with a MASTER_PORT set by hand: each desk takes its own ranks only."""
+    port = free_port()
+    jobs = [
+        [start(r, 2, port, "--timeout", "20", SLURM_JOB_ID=job) for r in range(2)] for job in "78"
+    ]
+    said = [ends(*job) for job in jobs]
+    reports = ["".join(out for _, out in job) for job in said]
+    assert all("ok ranks: each rank once" in report for report in reports), reports
+    assert any(code == 0 for code, _ in said[0] + said[1])
+
+
+@pytest.mark.parametrize("silent", [True, False], ids=["silent", "talks"])
+def test_another_program_at_the_desks_port_is_passed_by(silent: bool) -> None:
+    port = free_port()
+    taken = default_port(port, 1, ephemeral_ports())
+    with socket.create_server(("", taken)) as other:
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = other.accept()
+                except OSError:
+                    return
+                kept.append(connection)
+                if not silent:
+                    connection.sendall(b"SSH-2.0-other\r\n")
+
+        kept: list[socket.socket] = []
+        threading.Thread(target=serve, daemon=True).start()
+        said = ends(*(start(r, 2, port) for r in range(2)))
+        for connection in kept:
+            connection.close()
+    assert [code for code, _ in said] == [0, 0], said
+    assert kept, "the port was not tried"
+
+
+def test_rank_0_never_comes() -> None:
+    """Another process of the master's machine opens the desk then, and names it."""
+    before = time.monotonic()
+    ((code, out),) = ends(start(1, 2, free_port(), "--timeout", "5"))
+    assert code == 5 and "presence: rank 0 on a node not known: did not come" in out, out
+    assert time.monotonic() - before < 20
+
+
+def test_a_signal_has_the_desk_report_at_once() -> None:
+    """srun ends the others when one rank fails: what is known must be said all the same."""
+    one = start(0, 2, free_port(), "--timeout", "500")
+    time.sleep(4)
+    one.terminate()
+    ((code, out),) = ends(one, within_s=10)
+    assert code == 5 and "presence: rank 1" in out, out
+
+
+def test_a_rank_that_ends_in_the_middle_is_named() -> None:
+    """It sends its facts and goes; the others must not wait for its all_reduce."""
+    port = free_port()
+    one = start(0, 2, port, "--json")
+    program = (
+        "import os, sys\nfrom jobkit.payload import preflight_rank as p\n"
+        "p.Rank._together = lambda *_: os._exit(9)\n"
+        "from jobkit.payload.preflight import main\nsys.exit(main(sys.argv[1:]))"
+    )
+    env = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": str(port)}
+    other = subprocess.Popen([sys.executable, "-c", program, *CHECK[3:]], env=environment(**env))
+    before = time.monotonic()
+    ((code, out),) = ends(one)
+    assert other.wait(10) == 9
+    assert code == 5 and time.monotonic() - before < 50
+    faults = [f for f in json.loads(out)["faults"] if f["check"] == "all_reduce"]
+    assert any("rank 1 on" in f["where"] and "ended or hung" in f["what"] for f in faults), faults
+
+
+def test_under_torchrun() -> None:
+    words = ["--standalone", "--nproc-per-node", "2", "-m", *CHECK[2:]]
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *words],
+        env=environment(OMP_NUM_THREADS="1"),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("everything is as it should be") == 1
+    assert "right over 2 ranks" in done.stdout and "2 ranks of a node" in done.stdout
+
+
+def test_a_torch_that_cannot_be_imported_is_one_line(tmp_path) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.12: cannot open')")
+    path = f"{tmp_path}{os.pathsep}{RUN_SH[1].removesuffix('run.sh')}src"
+    done = subprocess.run(CHECK, env=environment(PYTHONPATH=path), capture_output=True, text=True)
+    assert done.returncode == 5 and not done.stderr, done.stderr
+    assert done.stdout.startswith("[preflight] FAULT versions: rank 0 on ")
+    assert "libcudart.so.12" in done.stdout and done.stdout.count("\n") == 1
+
+
+def test_bad_words_end_with_2(capsys, monkeypatch) -> None:
+    assert preflight.main(["--timeout", "0"]) == 2
+    assert preflight.main(["--dataset", "cifar11"]) == 2
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert preflight.main([]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 3 and "bash run.sh --preflight --dry-run" in said
+
+
+# --- parts ----------------------------------------------------------------------------------------
+
+
+def test_the_clocks_offset_is_measured_over_the_wire() -> None:
+    desk = Desk(listen(0), "t")
+    line, own = meet("127.0.0.1", [desk.port], "t", here=False, first=False, timeout_s=5)
+    assert own is None
+    ahead, error = clock_offset(line, clock=lambda: time.time() + 3)
+    assert ahead == pytest.approx(3, abs=0.1) and 0 < error < 0.5
+    line.close()
+    desk.close(1)
+
+
+def test_nobody_at_the_desk_is_said_in_time() -> None:
+    before = time.monotonic()
+    with pytest.raises(Lost, match="Connection refused"):
+        meet("127.0.0.1", [free_port()], "t", here=False, first=False, timeout_s=1)
+    assert time.monotonic() - before < 3
+
+
+def test_a_desk_does_not_take_another_jobs_rank() -> None:
+    desk = Desk(listen(0), "job 7")
+    with pytest.raises(Lost, match="another job's preflight"):
+        meet("127.0.0.1", [desk.port], "job 8", here=False, first=False, timeout_s=0.2)
+    assert desk.gather("facts", 1, 0.2) == []
+    desk.close(1)
+
+
+def test_a_stage_ends_when_all_who_are_left_have_answered() -> None:
+    desk = Desk(listen(0), "t")
+    lines = [Line(socket.create_connection(("127.0.0.1", desk.port))) for _ in range(3)]
+    for number, line in enumerate(lines):
+        line.send({"hello": "t"})
+        line.receive(5)
+        line.send({"stage": "facts", "number": number})
+    assert len(desk.gather("facts", 3, 10)) == 3
+    lines[0].send({"stage": "together", "number": 0})
+    lines[1].close()
+    threading.Timer(0.3, lines[2].send, [{"stage": "together", "number": 2}]).start()
+    before = time.monotonic()
+    assert {m["number"] for m in desk.gather("together", 3, 20)} == {0, 2}
+    assert time.monotonic() - before < 5
+    desk.close(0)
+
+
+def test_what_hangs_is_given_up_and_what_fails_is_raised() -> None:
+    assert preflight_facts.within(0.1, lambda: time.sleep(5) or "late", "given up") == "given up"
+    with pytest.raises(KeyError):
+        preflight_facts.within(1, lambda: {}["x"], "")
+
+
+def test_the_source_digest_sees_every_file(tmp_path) -> None:
+    (tmp_path / "a.py").write_text("1")
+    first = preflight_facts.source_digest(tmp_path)
+    assert preflight_facts.source_digest(tmp_path) == first
+    (tmp_path / "b.py").write_text("")
+    assert preflight_facts.source_digest(tmp_path) != first
+
+
+def test_a_folder_is_tried_by_writing(tmp_path) -> None:
+    assert preflight_facts.write_fault(tmp_path / "new") == ""
+    assert list((tmp_path / "new").iterdir()) == []
+    (tmp_path / "file").write_text("")
+    assert preflight_facts.write_fault(tmp_path / "file") == "File exists"

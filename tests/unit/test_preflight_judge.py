@@ -1,0 +1,261 @@
+"""The judgement of a preflight: facts with a planted fault in, that fault and no other out."""
+
+import pytest
+
+from jobkit.payload import preflight_judge as judge
+from jobkit.payload.preflight_report import Circumstances, Report, judge_facts, judge_together
+
+TOLD = {"log_dir": "/logs", "group": True}
+
+
+def sound(nodes: int = 2, per_node: int = 2) -> list[dict]:
+    """The facts of an allocation in which nothing is wrong."""
+    return [
+        {
+            "rank": rank,
+            "local_rank": rank % per_node,
+            "world_size": nodes * per_node,
+            "local_world_size": per_node,
+            "place_fault": "",
+            "tasks": nodes * per_node,
+            "nodes": [f"n{n + 1}" for n in range(nodes)],
+            "host": f"n{rank // per_node + 1}",
+            "machine": f"m{rank // per_node}",
+            "hostname": f"n{rank // per_node + 1}",
+            "master_addr": "n1",
+            "master_port": 12345,
+            "master_ips": ["10.0.0.1"],
+            "own_ips": [f"10.0.0.{rank // per_node + 1}"],
+            "interface": "",
+            "gpus": per_node,
+            "gpu": f"GPU-{rank // per_node}-{rank % per_node}",
+            "gpu_name": "X100",
+            "cores": [rank % per_node * 2, rank % per_node * 2 + 1],
+            "machine_cores": 8,
+            "threads": 2,
+            "versions": {"python": "3.11.2", "torch": "2.12", "jobkit": "0.1 (source abc)"},
+            "commit": "c0ffee" * 6,
+            "clock_ahead_s": 0.01 * rank,
+            "clock_error_s": 0.001,
+            "log_dir": "/logs",
+            "log_fault": "",
+            **(
+                {"dataset": "cifar10", "data_dir": "/data", "data_fault": "", "cached": True,
+                 "cache": "/data/cache/c", "data_dir_fault": ""}
+                if rank == 0
+                else {}
+            ),
+        }
+        for rank in range(nodes * per_node)
+    ]  # fmt: skip
+
+
+def outcome(facts: list[dict]) -> list[dict]:
+    """What the ranks did together, nothing wrong."""
+    size = len(facts)
+    return [
+        {"rank": f["rank"], "host": f["host"], "hidden": [], "cache_fault": "", "backend": "nccl",
+         "sum": size * (size + 1) / 2, "latency_us": 20.0, "mib": 256, "members": 2,
+         "bus_mb_per_s": 20000.0}
+        for f in facts
+    ]  # fmt: skip
+
+
+def faults(facts: list[dict], results=None, expected: int | None = None, port: str = "") -> list:
+    around = Circumstances(expected or len(facts), 30.0, port)
+    findings = judge_facts(facts, around)
+    findings += judge_together(facts, outcome(facts) if results is None else results, TOLD)
+    return [fault for finding in findings for fault in finding.faults]
+
+
+def test_a_sound_allocation_has_no_fault_and_a_line_for_each_check() -> None:
+    facts = sound()
+    findings = judge_facts(facts, Circumstances(4, 1.0, ""))
+    findings += judge_together(facts, outcome(facts), TOLD)
+    report = Report(facts, findings, 2.0)
+    assert report.code == 0 and report.to_json()["ok"]
+    lines = report.lines()
+    assert len(lines) == len(findings) + 1 and all(" ok " in line for line in lines[:-1]), lines
+    assert "[preflight] ok ranks: each rank once; n1 0-1, n2 2-3" in lines
+    assert any("20 GB/s on the bus between 2 nodes (all_reduce of 256 MiB)" in x for x in lines)
+
+
+def change(**new):
+    """A plant that changes the facts of some ranks."""
+    ranks = new.pop("ranks", [3])
+
+    def plant(facts: list[dict]) -> None:
+        for rank in ranks:
+            facts[rank].update(new)
+
+    return plant
+
+
+ALL = [0, 1, 2, 3]
+PLANTS = {
+    "all ranks are 0": (
+        change(ranks=ALL, rank=0), "ranks", "4 processes believe that they are rank 0",
+    ),
+    "a rank twice": (change(ranks=[3], rank=2), "ranks", "n2 (2): 2 processes"),
+    "dealt out in turn": (
+        lambda f: (f[1].update(host="n2"), f[2].update(host="n1")), "ranks", "not node * 2 + local",
+    ),
+    "local rank": (change(local_rank=0), "ranks", "rank 3 on n2: rank is not node * 2"),
+    "the launcher contradicts itself": (
+        change(ranks=ALL, place_fault="SLURM_NTASKS is 3"), "ranks", "SLURM_NTASKS is 3",
+    ),
+    "world size": (change(ranks=ALL, world_size=8), "world", "world size is 8 and the step has 4"),
+    "world sizes differ": (
+        lambda f: [x.update(tasks=None, world_size=2 + 2 * (x["rank"] < 3)) for x in f],
+        "world", "differ in the world size: 4 (ranks 0-1 on n1, rank 2 on n2), 2 (rank 3 on n2)",
+    ),
+    "one gpu": (
+        change(ranks=[2, 3], gpu="GPU-9"), "gpus", "ranks 2-3 on n2: 2 ranks are on one GPU, GPU-9",
+    ),
+    "no gpu": (change(gpus=0), "gpus", "rank 3 on n2: no GPU is visible, and other ranks have one"),
+    "gpu broken": (change(gpus=0, gpu_fault="driver too old"), "gpus", "driver too old"),
+    "one core": (
+        change(ranks=[0, 1], cores=[0], threads=1), "cores", "n1: all share 1 core (0) of 8",
+    ),
+    "overlapping cores": (
+        change(ranks=[1], cores=[1, 2]), "cores", "overlap (rank 0: 0-1, rank 1: 1-2)",
+    ),
+    "threads": (change(threads=4), "cores", "rank 3 on n2: 4 threads on 2 cores"),
+    "master on loopback": (
+        change(ranks=[2, 3], master_ips=["127.0.1.1"]), "master",
+        "ranks 2-3 on n2: the master's name n1 resolves to 127.0.1.1 between nodes",
+    ),
+    "own name on loopback": (
+        change(own_ips=["127.0.1.1", "::1"]), "master", "its own name n2 resolves to 127.0.1.1",
+    ),
+    "own name unknown": (change(own_ips=[]), "master", "its own name n2 does not resolve"),
+    "python": (
+        change(versions={"python": "3.9.2", "torch": "2.12", "jobkit": "0.1 (source abc)"}),
+        "versions", "rank 3 on n2: python is 3.9.2, and 3.11.2 on the other ranks",
+    ),
+    "torch": (
+        change(ranks=[0], versions={**sound()[0]["versions"], "torch": "2.9", "nccl": "2.27"}),
+        "versions", "rank 0 on n1: torch is 2.9, and 2.12 on the other ranks",
+    ),
+    "clock": (
+        change(ranks=[2, 3], clock_ahead_s=-1.2), "clocks", "the clock is 1.2 s behind",
+    ),
+    "log folder": (
+        change(ranks=[2, 3], log_fault="Read-only file system"), "logs",
+        "ranks 2-3 on n2: /logs cannot be written: Read-only file system",
+    ),
+    "no source": (change(ranks=[0], data_fault="/x: no such directory"), "data", "/x: no such"),
+    "data folder": (
+        change(ranks=[0], cached=False, data_dir_fault="Permission denied"), "data",
+        "/data cannot be written: Permission denied",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("plant", "check", "text"), PLANTS.values(), ids=PLANTS)
+def test_a_planted_fault_is_found(plant, check: str, text: str) -> None:
+    facts = sound()
+    plant(facts)
+    found = faults(facts)
+    assert {fault.check for fault in found} == {check}, found
+    assert any(text in str(fault) for fault in found), found
+    assert all(len(fault.fix) > 20 for fault in found)
+
+
+RESULTS = {
+    "hidden logs": (change(hidden=["/logs"]), "shared", "rank 3 on n2: /logs is another folder"),
+    "cache": (
+        change(ranks=[2], cache_fault="No such file"), "data",
+        "rank 2 on n2: /data/cache/c cannot be used: No such file",
+    ),
+    "sum": (change(sum=9.0), "all_reduce", "rank 3 on n2: the sum is 9.0, and 10.0 is right"),
+    "group": (change(ranks=ALL, group_fault="timed out"), "all_reduce", "timed out"),
+    "slow": (change(ranks=ALL, bus_mb_per_s=3.0), "bandwidth", "0.003 GB/s on the bus"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("plant", "check", "text"), RESULTS.values(), ids=RESULTS)
+def test_a_planted_result_is_found(plant, check: str, text: str) -> None:
+    facts, results = sound(), outcome(sound())
+    plant(results)
+    found = faults(facts, results)
+    assert {fault.check for fault in found} == {check}, found
+    assert any(text in str(fault) for fault in found), found
+
+
+def test_data_not_prepared_need_a_folder_that_all_see() -> None:
+    facts, results = sound(), outcome(sound())
+    facts[0]["cached"] = False
+    assert not faults(facts, results)
+    results[2]["hidden"] = ["/data"]
+    (found,) = faults(facts, results)
+    assert "data: rank 2 on n2: /data is not the one of rank 0" in str(found)
+
+
+def test_ranks_that_did_not_come_are_named_with_their_node() -> None:
+    (found,) = faults(sound()[:2], results=outcome(sound()[:2]), expected=4)
+    assert str(found).startswith("presence: ranks 2-3 on n2: did not come within 30 s; fix:")
+
+
+def test_a_rank_that_gave_no_result_is_named() -> None:
+    found = faults(sound(), results=outcome(sound())[:3])
+    assert [str(f)[:60] for f in found] == [
+        "all_reduce: rank 3 on n2: ended or hung during the all_reduc"
+    ]
+
+
+def test_a_port_that_is_taken() -> None:
+    (found,) = faults(sound(), port="Address already in use")
+    assert str(found).startswith("port: n1 (n1): port 12345 cannot be used: Address already in use")
+
+
+def test_nodes_simulated_on_one_machine_may_meet_at_its_loopback() -> None:
+    facts = sound()
+    for one in facts:
+        one.update(machine="m", master_ips=["127.0.0.1"], own_ips=["127.0.1.1"], cores=[0, 1])
+        one.update(machine_cores=2)
+    assert not faults(facts)
+    # Only one node's ranks came, to that loopback: the others have met at their own.
+    found = judge.names([{**f, "machine": "m"} for f in facts[:2]])
+    assert "resolves to 127.0.0.1 between nodes" in str(found.faults[0])
+
+
+def test_gloo_with_an_interface_does_not_need_the_nodes_name() -> None:
+    facts = sound()
+    for one in facts:
+        one.update(own_ips=["127.0.1.1"], interface="ib0")
+    assert not faults(facts)
+
+
+def test_what_is_only_worth_knowing_is_a_note() -> None:
+    facts = sound()
+    for one in facts:
+        one.update(cores=list(range(8)), threads=8)
+    facts[3]["gpu_name"] = "Y9"
+    results = outcome(facts)
+    for one in results:
+        one["bus_mb_per_s"] = 60.0
+    findings = judge_facts(facts, Circumstances(4, 1.0, "")) + judge_together(facts, results, TOLD)
+    assert not [f for finding in findings for f in finding.faults]
+    notes = "\n".join(note for finding in findings for note in finding.notes)
+    assert "8 for 16 threads of 2 ranks" in notes and "60 MB/s is slow" in notes
+    assert "several kinds" in notes
+
+
+def test_the_error_of_the_clocks_is_taken_off_and_the_odd_one_out_is_named() -> None:
+    facts = sound(3, 1)
+    facts[1].update(clock_ahead_s=1.4, clock_error_s=0.5)
+    assert not judge.clocks(facts).faults
+    for one in facts[1:]:  # the desk, on n1, is the one that is wrong
+        one.update(clock_ahead_s=5.0, clock_error_s=0.001)
+    (found,) = judge.clocks(facts).faults
+    assert str(found).startswith("clocks: rank 0 on n1: the clock is 5.0 s behind")
+
+
+def test_where_is_short_for_many_ranks() -> None:
+    assert judge.ranges([7, 1, 2, 3, 5, 5]) == "1-3,5,7"
+    facts = sound(100, 4)
+    assert len(judge.where(facts)) < 300
+    for one in facts:
+        one["rank"] = 0
+    assert all(len(str(fault)) < 700 for fault in faults(facts))
