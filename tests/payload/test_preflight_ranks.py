@@ -12,6 +12,7 @@ import pytest
 from rigs import RUN_SH, environment
 
 from jobkit.payload import preflight, preflight_facts
+from jobkit.payload.distributed import Place
 from jobkit.payload.preflight_desk import Desk, Line, Lost, clock_offset, listen, meet
 from jobkit.payload.slurm import default_port, ephemeral_ports
 
@@ -172,7 +173,7 @@ def test_bad_words_end_with_2(capsys, monkeypatch) -> None:
 
 def test_the_clocks_offset_is_measured_over_the_wire() -> None:
     desk = Desk(listen(0), "t")
-    line, own = meet("127.0.0.1", [desk.port], "t", here=False, first=False, timeout_s=5)
+    line, own = meet("127.0.0.1", [desk.port], {"hello": "t"}, here=False, first=False, timeout_s=5)
     assert own is None
     ahead, error = clock_offset(line, clock=lambda: time.time() + 3)
     assert ahead == pytest.approx(3, abs=0.1) and 0 < error < 0.5
@@ -183,15 +184,18 @@ def test_the_clocks_offset_is_measured_over_the_wire() -> None:
 def test_nobody_at_the_desk_is_said_in_time() -> None:
     before = time.monotonic()
     with pytest.raises(Lost, match="Connection refused"):
-        meet("127.0.0.1", [free_port()], "t", here=False, first=False, timeout_s=1)
+        meet("127.0.0.1", [free_port()], {"hello": "t"}, here=False, first=False, timeout_s=1)
     assert time.monotonic() - before < 3
 
 
 def test_a_desk_does_not_take_another_jobs_rank() -> None:
     desk = Desk(listen(0), "job 7")
     with pytest.raises(Lost, match="another job's preflight"):
-        meet("127.0.0.1", [desk.port], "job 8", here=False, first=False, timeout_s=0.2)
-    assert desk.gather("facts", 1, 0.2) == []
+        meet("127.0.0.1", [desk.port], {"hello": "job 8"}, here=False, first=False, timeout_s=0.2)
+    rude = Line(socket.create_connection(("127.0.0.1", desk.port)))
+    rude.send({"hello": "job 8"})
+    rude.send({"stage": "facts"})
+    assert desk.gather("facts", 1, 0.5) == [] and desk.heard == []
     desk.close(1)
 
 
@@ -216,6 +220,54 @@ def test_what_hangs_is_given_up_and_what_fails_is_raised() -> None:
     assert preflight_facts.within(0.1, lambda: time.sleep(5) or "late", "given up") == "given up"
     with pytest.raises(KeyError):
         preflight_facts.within(1, lambda: {}["x"], "")
+
+
+def test_a_launcher_inside_a_step_has_ranks_of_its_own() -> None:
+    """torchrun as the one task of a node: the step's tasks are not its ranks."""
+    step = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "n[1-2]", "SLURMD_NODENAME": "n2"}
+    place = Place(rank=5, local_rank=1, world_size=8, local_world_size=4, master_addr="n1")
+    found = preflight_facts.who(place, "", step)
+    assert (found["tasks"], found["nodes"], found["host"]) == (2, ["n1", "n2"], "n2")
+    assert preflight_facts.who(place, "", {**step, "TORCHELASTIC_RUN_ID": "x"})["tasks"] is None
+
+
+def test_a_place_that_contradicts_itself_can_still_be_told() -> None:
+    step = {"SLURM_STEP_ID": "0", "SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "n[1-2]"}
+    step |= {"SLURM_PROCID": "2", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_TASKS": "3"}
+    step |= {"SLURM_NTASKS": "3", "SLURM_STEP_TASKS_PER_NODE": "2,1"}
+    place, fault = preflight_facts.claimed_place(step)
+    assert "the step has 3 tasks, [2, 1] on its nodes" in fault
+    assert (place.rank, place.world_size, place.master_addr) == (2, 3, "n1")
+    place, fault = preflight_facts.claimed_place({"RANK": "x", "WORLD_SIZE": "2"})
+    assert "cannot be read" in fault and place.world_size == 1
+
+
+def test_a_cache_is_read_and_not_only_listed(tmp_path) -> None:
+    assert preflight_facts.unreadable(tmp_path / "none") == "no such folder"
+    assert preflight_facts.unreadable(tmp_path) == "no manifest.json in it"
+    (tmp_path / "manifest.json").write_text('{"sha256": {"train_images": "1", "test_images": "2"}}')
+    (tmp_path / "train_images").write_bytes(b"1")
+    assert preflight_facts.unreadable(tmp_path) == "test_images: No such file or directory"
+    (tmp_path / "test_images").write_bytes(b"")
+    assert preflight_facts.unreadable(tmp_path) == "test_images: Invalid argument"
+    (tmp_path / "test_images").write_bytes(b"1")
+    assert preflight_facts.unreadable(tmp_path) == ""
+
+
+def test_a_rank_that_hangs_before_it_can_say_anything_is_not_called_absent() -> None:
+    """It came: so its node is up and reached, and something on it hangs."""
+    port = free_port()
+    one = start(0, 2, port, "--timeout", "6")
+    hang = "import time\nfrom jobkit.payload import preflight_facts as f\n"
+    hang += "f.gpu = lambda *_: time.sleep(60)\n"
+    hang += "import sys\nfrom jobkit.payload.preflight import main\nsys.exit(main(sys.argv[1:]))"
+    env = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": str(port)}
+    other = subprocess.Popen([sys.executable, "-c", hang], env=environment(**env))
+    ((code, out),) = ends(one)
+    other.kill()
+    assert code == 5 and "presence: rank 1 on" in out, out
+    assert "came, and could say nothing of themselves within 6 s" in out
+    assert "did not come" not in out
 
 
 def test_the_source_digest_sees_every_file(tmp_path) -> None:

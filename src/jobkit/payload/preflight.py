@@ -11,6 +11,7 @@ are named.
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -90,7 +91,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             flush=True,
         )
         return Exit.PREFLIGHT
-    return Rank(wish).check()
+    # Should all else hang, in a driver or a file system, the kernel ends the process.
+    signal.alarm(int(wish.timeout_s + wish.together_s + 3))
+    try:
+        return Rank(wish).check()
+    finally:
+        signal.alarm(0)
 
 
 if __name__ == "__main__":

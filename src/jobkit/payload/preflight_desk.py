@@ -77,6 +77,7 @@ class Desk:
         self._changed = threading.Condition()
         self._lines: set[Line] = set()  # of those who sent a part, and are still there
         self._parts: dict[str, dict[Line, Message]] = {}
+        self.heard: list[Message] = []  # every hello, be it followed by a part or not
         self._open = 0
         self._hurried = False
         threading.Thread(target=self._accept, daemon=True).start()
@@ -98,10 +99,12 @@ class Desk:
         """Answer one process until it goes; whoever is not of this job is told so, and let go."""
         line, ours = Line(connection), False
         try:
-            ours = line.receive(_HELLO_S).get("hello") == self._token
+            hello = line.receive(_HELLO_S)
+            ours = hello.get("hello") == self._token
             line.send({"hello": self._token})
             if ours:
                 self._count(+1)
+                self.heard.append(hello)
             while ours:
                 message = line.receive(None)
                 if "ping" in message:
@@ -183,7 +186,7 @@ def listen(port: int) -> socket.socket:
     return socket.create_server(("", port), backlog=4096)
 
 
-def _knock(host: str, port: int, token: str) -> Line:
+def _knock(host: str, port: int, hello: Message) -> Line:
     """A connection to this job's desk; raises Lost with what is there instead."""
     try:
         connection = socket.create_connection((host, port), _HELLO_S)
@@ -191,8 +194,8 @@ def _knock(host: str, port: int, token: str) -> Line:
         raise Lost(str(error.strerror or error)) from None
     line = Line(connection)
     try:
-        line.send({"hello": token})
-        if line.receive(_HELLO_S).get("hello") == token:
+        line.send(hello)
+        if line.receive(_HELLO_S).get("hello") == hello["hello"]:
             return line
         reason = "another job's preflight answers"
     except (OSError, ValueError):
@@ -202,11 +205,11 @@ def _knock(host: str, port: int, token: str) -> Line:
 
 
 def meet(
-    host: str, ports: Sequence[int], token: str, *, here: bool, first: bool, timeout_s: float
+    host: str, ports: Sequence[int], hello: Message, *, here: bool, first: bool, timeout_s: float
 ) -> tuple[Line, Desk | None]:
     """Connect to the job's desk, opening it where that is this process's part.
 
-    host: the master's name; here: it is this machine; first: this process believes it is rank 0.
+    host: the master's name; hello: the job's token and who this is; here: it is this machine; first: this process believes it is rank 0.
     Returns the connection, and the desk in the one process that keeps it. Raises Lost.
     """
     start = time.monotonic()
@@ -215,13 +218,13 @@ def meet(
         reasons = []
         for port in ports:
             try:
-                return _knock(host, port, token), None
+                return _knock(host, port, hello), None
             except Lost as lost:
                 reasons.append(f"port {port}: {lost}")
             if here and (first or waited > _PATIENCE_S):
                 with contextlib.suppress(OSError):  # taken: by a brother just now, or for good
-                    desk = Desk(listen(port), token)
-                    return _knock(host, desk.port, token), desk
+                    desk = Desk(listen(port), str(hello["hello"]))
+                    return _knock(host, desk.port, hello), desk
                 if waited < 1:
                     break  # a brother opens it at this moment: two desks would both miss ranks
         if waited > timeout_s:

@@ -14,8 +14,9 @@ import torch
 
 import jobkit
 from jobkit.errors import UsageError
+from jobkit.paths import read_json
 from jobkit.payload import host, slurm
-from jobkit.payload.cache import cache_folder, find_fault
+from jobkit.payload.cache import cache_folder
 from jobkit.payload.distributed import Place, find_place
 from jobkit.payload.sources import find_source
 
@@ -193,18 +194,39 @@ def source(dataset: str, data_dir: Path, sizes: tuple[int | None, int | None]) -
         except UsageError as error:
             return {"data_fault": str(error)}
         folder = cache_folder(found, data_dir)
-        fault = find_fault(folder) if folder.exists() else ""
-        return {"cache": str(folder), "cached": folder.exists() and not fault, "data_fault": ""}
+        return {"cache": str(folder), "cached": not unreadable(folder), "data_fault": ""}
 
     late = {"data_fault": f"{data_dir}: no answer of the file system within 20 s"}
     return within(20, look, late)
 
 
-def look_at(folders: list[str], name: str, cache: str | None) -> Facts:
-    """What this node sees of the folders that the nodes share: the desk's file, and the cache."""
+def unreadable(cache: Path) -> str:
+    """Why a prepared cache cannot be read; empty where it can. Its checksums are training's to see.
+
+    Every file that its manifest names is opened and its end is read: all nodes do this at once.
+    """
+    names = (read_json(cache / "manifest.json") or {}).get("sha256")
+    if not isinstance(names, dict):
+        return "no manifest.json in it" if cache.is_dir() else "no such folder"
+    try:
+        for name in names:
+            with (cache / name).open("rb") as file:
+                file.seek(-1, os.SEEK_END)
+                file.read(1)
+    except OSError as error:
+        return f"{name}: {error.strerror}"
+    return ""
+
+
+def look_at(folders: Mapping[str, str], name: str, cache: str | None) -> Facts:
+    """What this node sees of what the nodes share: the desk's file in the folders, and the cache.
+
+    folders: what each is called for the desk, and where it lies for this rank.
+    """
 
     def look() -> Facts:
-        hidden = [folder for folder in folders if not (Path(folder) / name).is_file()]
-        return {"hidden": hidden, "cache_fault": find_fault(Path(cache)) if cache else ""}
+        hidden = [told for told, place in folders.items() if not (Path(place) / name).is_file()]
+        return {"hidden": hidden, "cache_fault": unreadable(Path(cache)) if cache else ""}
 
-    return within(15, look, {"hidden": folders, "cache_fault": "no answer within 15 s"})
+    late = {"hidden": [], "cache_fault": "no answer of the file system within 8 s"}
+    return within(8, look, late)

@@ -28,8 +28,8 @@ def together(place: Place, wanted: str, timeout_s: float) -> Results:
             lines = str(error).strip().split("\n")
             return {"group_fault": f"{type(error).__name__}: {lines[0][:300]}"}
 
-    late = {"group_fault": f"no end within {timeout_s + 5:.0f} s: a rank or the network hangs"}
-    return within(timeout_s + 5, work, late)
+    late = {"group_fault": f"no end within {timeout_s + 3:.0f} s: a rank or the network hangs"}
+    return within(timeout_s + 3, work, late)
 
 
 def _measure(group: Group) -> Results:

@@ -89,13 +89,21 @@ def one_machine(facts: Sequence[Facts]) -> bool:
     return len({f["machine"] for f in facts}) == 1
 
 
-def presence(facts: Sequence[Facts], expected: int, waited_s: float) -> Finding:
-    """Every process that was started has come."""
+def presence(
+    facts: Sequence[Facts], expected: int, waited_s: float, heard: Sequence[Facts]
+) -> Finding:
+    """Every process that was started has come, and could say how it is."""
     found = Finding("presence", f"{many(expected, 'rank')} came within {waited_s:.1f} s")
     chief = facts[0]
     if len(facts) >= expected:
         return found
-    absent = sorted(set(range(expected)) - {f["rank"] for f in facts})
+    came = {f["rank"] for f in facts}
+    stuck = [f for f in heard if f["rank"] not in came]
+    if stuck:
+        text = f"came, and could say nothing of themselves within {waited_s:.0f} s"
+        fix = "a file system, a name server or a GPU's driver hangs there: look at dmesg and df on "
+        found.fault(where(stuck), text, fix + "that node, or leave it out with --exclude")
+    absent = sorted(set(range(expected)) - came - {f["rank"] for f in stuck})
     nodes, per_node = chief["nodes"], max(chief["local_world_size"], 1)
     homes: dict[str, list[int]] = defaultdict(list)
     for rank in absent:

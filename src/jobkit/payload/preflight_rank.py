@@ -25,9 +25,6 @@ from jobkit.payload.preflight_report import (
 from jobkit.payload.preflight_wish import Wish
 from jobkit.payload.slurm import default_port, ephemeral_ports
 
-_GROUP_S = 10.0  # for the group to form, and for each of its collectives
-_TOGETHER_S = 25.0  # for all that the ranks do together
-
 
 class Rank:
     """One process of a preflight."""
@@ -40,8 +37,6 @@ class Rank:
 
     def check(self) -> int:
         """Meet the others, say what is so here, and work with them; return the exit code."""
-        # Should all else hang, in a driver or a file system, the kernel ends the process.
-        signal.alarm(int(self.wish.timeout_s + _TOGETHER_S + 3))
         try:
             line, desk = self._meet()
         except Lost as lost:
@@ -52,8 +47,8 @@ class Rank:
             part = threading.Thread(target=self._take_part, args=(line,), daemon=True)
             part.start()
             code = Chair(self, desk).preside()
-            part.join(3)
-            desk.close(3)
+            part.join(1)
+            desk.close(1)
         return code
 
     def _meet(self) -> tuple[Line, Desk | None]:
@@ -67,7 +62,7 @@ class Rank:
         return meet(
             place.master_addr,
             ports,
-            self._token(),
+            {"hello": self._token(), **self.name},
             here=is_here(ips),
             first=self.who["rank"] == 0,
             timeout_s=self.wish.timeout_s,
@@ -101,9 +96,9 @@ class Rank:
             ahead, error = clock_offset(line)
             facts = {**self.facts(), "clock_ahead_s": ahead, "clock_error_s": error}
             line.send({"stage": "facts", **facts})
-            told = line.receive(self.wish.timeout_s + _TOGETHER_S)
+            told = line.receive(self.wish.timeout_s + self.wish.together_s)
             line.send({"stage": "together", **self.name, **self._together(told)})
-            line.receive(_TOGETHER_S)
+            line.receive(self.wish.together_s)
         except (OSError, ValueError) as error:
             return self._alone(f"the check there ended early: {error}")
         line.close()
@@ -133,15 +128,12 @@ class Rank:
         """Look for the desk's file in the shared folders, and try the group."""
         wish = self.wish
         # Each rank writes to its own run folder, by whatever path, and reads rank 0's data.
-        hidden = [
-            told[key]
-            for key, seen_at in (("log_dir", str(wish.run_dir)), ("data_dir", told["data_dir"]))
-            if told[key] and find.look_at([seen_at], told["probe"], None)["hidden"]
-        ]
+        places = {"log_dir": str(wish.run_dir), "data_dir": told["data_dir"]}
+        wanted = {told[key]: place for key, place in places.items() if told[key]}
         cache = told["cache"] if self.place.local_rank == 0 else None
-        found = {"hidden": hidden, "cache_fault": find.look_at([], "", cache)["cache_fault"]}
+        found = find.look_at(wanted, told["probe"], cache)
         if told["group"]:
-            found |= together(self.place, wish.spec.device, _GROUP_S)
+            found |= together(self.place, wish.spec.device, wish.group_s)
         return found
 
 
@@ -160,12 +152,14 @@ class Chair:
         facts.sort(key=lambda f: f["rank"])
         if not facts:
             return Exit.PREFLIGHT  # its own failed, and has said so
-        around = Circumstances(self._expected, time.monotonic() - self._start, self._port_fault())
+        around = Circumstances(
+            self._expected, time.monotonic() - self._start, self._port_fault(), self._desk.heard
+        )
         findings = judge_facts(facts, around)
         sound = not any(f.faults for f in findings if f.check in NEEDED_FOR_A_GROUP)
         with self._probe(facts) as told:
             self._desk.answer({**told, "group": sound})
-            results = self._desk.gather("together", len(facts), _TOGETHER_S)
+            results = self._desk.gather("together", len(facts), self._wish.together_s)
         results.sort(key=lambda r: r["rank"])
         findings += judge_together(facts, results, {**told, "group": sound})
         report = Report(facts, findings, time.monotonic() - self._start)

@@ -21,12 +21,13 @@ class Circumstances:
     expected: int  # processes that were started
     waited_s: float
     port_fault: str  # why the master's port cannot be used
+    heard: Sequence[Facts] = ()  # rank and host of all who came, those included who then hung
 
 
 def judge_facts(facts: Sequence[Facts], around: Circumstances) -> list[Finding]:
     """All checks of what the ranks found out by themselves; the first facts are the desk's."""
     return [
-        judge.presence(facts, around.expected, around.waited_s),
+        judge.presence(facts, around.expected, around.waited_s, around.heard),
         judge.places(facts),
         judge.world(facts),
         judge.gpus(facts),

@@ -17,6 +17,16 @@ class Wish:
     as_json: bool
 
     @property
+    def group_s(self) -> float:
+        """For the group to form, and for each of its collectives."""
+        return max(self.timeout_s / 2, 5.0)
+
+    @property
+    def together_s(self) -> float:
+        """For all that the ranks do together."""
+        return self.group_s + 12
+
+    @property
     def data_dir(self) -> Path:
         """Where the data and their cache lie."""
         given = self.spec.data_dir
