@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint types unit bench clean
+.PHONY: help venv demo test lint types unit cluster bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -14,7 +14,7 @@ venv: $(VENV)/.installed ## create .venv and install jobkit with its tools
 $(VENV)/.installed: pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { echo "jobkit needs Python 3.11 or newer: none is on PATH as '$(PYTHON)'; say 'make PYTHON=/path/to/python3.11 ...'" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
 demo: $(VENV)/.installed ## a small study on this machine: run, collect, plot
@@ -33,6 +33,9 @@ types: $(VENV)/.installed ## mypy over src/
 
 unit: $(VENV)/.installed ## the fast tests, without torch
 	$(BIN)/python -m pytest tests/unit
+
+cluster: ## a real Slurm of four nodes on this machine (hpc/minicluster --help says more)
+	hpc/minicluster up
 
 bench: $(VENV)/.installed ## measure: ours against the plain recipe, ranks against ranks
 	$(BIN)/python tests/bench/throughput.py

@@ -144,7 +144,8 @@ if [[ -n $in_allocation ]]; then
   fi
   [[ -n ${OMP_NUM_THREADS-} || -z ${SLURM_CPUS_PER_TASK-} ]] || export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK
   if [[ -n $preflight ]]; then
-    on_every_rank jobkit.payload.preflight ${run_dir:+--run-dir "$run_dir"} || fail "preflight failed: nothing was trained" 5
+    on_every_rank jobkit.payload.preflight ${run_dir:+--run-dir "$run_dir"} -- \
+      ${payload[@]+"${payload[@]}"} || fail "preflight failed: nothing was trained" 5
   fi
   on_every_rank jobkit.payload.main ${payload[@]+"${payload[@]}"}
   code=$?

@@ -140,7 +140,9 @@ def banner(group: Group, threads: int) -> list[str]:
     """Lines that say who takes part: one of the group, one for each rank."""
     place, device = group.place, group.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    own = f"host {socket.gethostname()}, local_rank {place.local_rank}, {name}, {threads} threads"
+    # On a Slurm of several nodes on one machine only this name tells them apart.
+    host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    own = f"host {host}, local_rank {place.local_rank}, {name}, {threads} threads"
     lines = [f"[Rank {rank}] {text}" for rank, text in enumerate(group.gather(own))]
     master = f"{place.master_addr}:{place.master_port}" if place.master_port else "none"
     world, nodes = place.world_size, place.nodes

@@ -38,7 +38,10 @@ def share_of_cores(local_world_size: int, environ: Mapping[str, str] = os.enviro
     cores = len(os.sched_getaffinity(0))
     if given := environ.get("SLURM_CPUS_PER_TASK"):
         return max(1, min(int(given), cores))
-    return max(1, cores // local_world_size)
+    allocated = int(environ.get("SLURM_CPUS_ON_NODE") or 0)
+    if cores * local_world_size <= allocated:
+        return cores  # the task is bound to cores of its own already
+    return max(1, min(cores, allocated or cores) // local_world_size)
 
 
 def process_age_s() -> float:

@@ -209,7 +209,8 @@ def meet(
 ) -> tuple[Line, Desk | None]:
     """Connect to the job's desk, opening it where that is this process's part.
 
-    host: the master's name; hello: the job's token and who this is; here: it is this machine; first: this process believes it is rank 0.
+    host: the master's name; hello: the job's token, and who this is; here: the master is this
+    machine; first: this process believes that it is rank 0.
     Returns the connection, and the desk in the one process that keeps it. Raises Lost.
     """
     start = time.monotonic()
