@@ -186,7 +186,7 @@ def submitit_parameters(options: Options, at_once: int | None) -> dict[str, Any]
     All go in as additional parameters: as its own, nodes and tasks would have submitit wait for
     a result from every task. Its defaults that do not fit are overridden or left out.
     """
-    more = {"signal": "USR2@90", **options}
+    more = {"signal": "CONT@1", **options}  # submitit sends one: this one does nothing
     return {
         "job_name": more.pop("job-name"),
         "additional_parameters": more,

@@ -228,6 +228,8 @@ def meet(
                     return _knock(host, desk.port, hello), desk
                 if waited < 1:
                     break  # a brother opens it at this moment: two desks would both miss ranks
+            if time.monotonic() - start > timeout_s:
+                break  # where packets are dropped, each port takes seconds
         if waited > timeout_s:
             raise Lost("; ".join(reasons))
         time.sleep(0.05)

@@ -1,0 +1,38 @@
+#!/bin/bash
+
+# Parameters
+#SBATCH --array=0-3%3
+#SBATCH --cpus-per-task=72
+#SBATCH --exclusive
+#SBATCH --job-name=golden
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=2
+#SBATCH --open-mode=append
+#SBATCH --output=/logs/golden/.submitit/%A_%a_0_log.out
+#SBATCH --partition=normal
+#SBATCH --signal=CONT@1
+#SBATCH --time=00:30:00
+
+# command
+export SUBMITIT_EXECUTOR=slurm
+/venv/bin/python -u -m submitit.core._submit /logs/golden/.submitit
+
+
+#!/bin/bash
+
+# Parameters
+#SBATCH --array=0-3%3
+#SBATCH --cpus-per-task=72
+#SBATCH --exclusive
+#SBATCH --job-name=golden
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=4
+#SBATCH --open-mode=append
+#SBATCH --output=/logs/golden/.submitit/%A_%a_0_log.out
+#SBATCH --partition=normal
+#SBATCH --signal=CONT@1
+#SBATCH --time=00:30:00
+
+# command
+export SUBMITIT_EXECUTOR=slurm
+/venv/bin/python -u -m submitit.core._submit /logs/golden/.submitit
