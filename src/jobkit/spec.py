@@ -1,10 +1,9 @@
-"""RunSpec: everything that defines one planned training, and its form on the command line.
+"""RunSpec: everything that defines one planned training.
 
 The fields below are the only place where a setting of the training is written down: the payload's
 options, the keys of a study's TOML file, spec.json and the columns of results.csv follow from them.
 """
 
-import argparse
 import hashlib
 import json
 import math
@@ -18,6 +17,8 @@ from typing import Any
 from jobkit.errors import UsageError, nearest, one_of
 
 STRATEGIES = ("single", "ddp", "fsdp")
+COMM_HOOKS = ("none", "fp16", "bf16", "powersgd")
+SCHEDULES = ("gpipe", "1f1b", "interleaved")
 MODELS = ("cnn", "resnet18", "mlp")
 DATASETS = ("cifar10", "synthetic")
 DEFAULT_GLOBAL_BATCH_SIZE = 512
@@ -123,6 +124,46 @@ class RunSpec:
     )
     fsdp_cpu_offload: bool = _setting(False, "fsdp: keep parameters and optimizer on the CPU")
 
+    activation_checkpointing: bool = _setting(
+        False, "keep no activations inside a block of the model: compute them again going backward"
+    )
+    ddp_static_graph: bool = _setting(
+        False, "ddp: promise that every iteration uses the same parameters in the same order"
+    )
+    ddp_find_unused_parameters: bool = _setting(
+        False, "ddp: look in each forward pass for parameters that it does not use"
+    )
+    ddp_comm_hook: str = _setting(
+        "none", "ddp: compress gradients before they are sent", choices=COMM_HOOKS
+    )
+    ddp_powersgd_rank: int = _setting(2, "ddp: rank of PowerSGD's approximation", low=1)
+    ddp_powersgd_start: int = _setting(
+        10, "ddp: iterations of plain all-reduce before PowerSGD compresses", low=2
+    )
+    sync_batchnorm: bool = _setting(
+        False, "ddp: batch normalisation over the whole global batch; needs GPUs"
+    )
+    zero1: bool = _setting(False, "ddp: shard the optimizer's state over the ranks")
+    fsdp_wrap: str | None = _setting(
+        None, "fsdp: classes of the modules to shard on their own, A,B (instead of by size)"
+    )
+    fsdp_hybrid_replicas: int = _setting(
+        1, "fsdp: so many sharded copies, as many as nodes to shard inside each node", low=1
+    )
+    fsdp_prefetch: int = _setting(
+        0, "fsdp: gather so many blocks ahead (0: as torch does on its own)", low=0
+    )
+    pipeline_stages: int | None = _setting(
+        None, "pp: ranks in one pipeline; more ranks make copies of it (default: all)", low=1
+    )
+    pipeline_schedule: str = _setting("1f1b", "pp: order of the microbatches", choices=SCHEDULES)
+    pipeline_split: str | None = _setting(
+        None, "pp, mp: names of the modules that begin the second and later stages, A,B"
+    )
+    microbatches: int | None = _setting(
+        None, "pp: parts of a batch on their way at once (default: at least one a stage)", low=1
+    )
+
     data_dir: str | None = _setting(
         None, "where data and prepared caches lie (default: $JOBKIT_DATA_DIR)", identity=False
     )
@@ -212,7 +253,7 @@ _HINTS = typing.get_type_hints(RunSpec)
 SETTINGS: tuple[str, ...] = tuple(_META)
 
 
-def _plain_type(name: str) -> tuple[type, bool]:
+def plain_type(name: str) -> tuple[type, bool]:
     """The type of a setting and whether it may be left out (None)."""
     hint = _HINTS[name]
     if isinstance(hint, types.UnionType):
@@ -230,71 +271,32 @@ def check_keys(values: Mapping[str, Any]) -> None:
 
 def check_value(name: str, value: Any) -> Any:
     """Return the value as the setting's type; raise UsageError that says what it may be."""
-    plain, optional = _plain_type(name)
+    plain, optional = plain_type(name)
     if value is None and optional:
         return None
     if plain is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if type(value) is not plain:
-        raise UsageError(f"{name} = {value!r}: must be {_describe(name)}")
+        raise UsageError(f"{name} = {value!r}: must be {describe(name)}")
     meta = _META[name]
     if meta["choices"]:
         one_of(name.replace("_", " "), value, meta["choices"])
     if isinstance(value, float) and not math.isfinite(value):
-        raise UsageError(f"{name} = {value!r}: must be {_describe(name)}")
+        raise UsageError(f"{name} = {value!r}: must be {describe(name)}")
     if (meta["low"] is not None and value < meta["low"]) or (
         meta["high"] is not None and value > meta["high"]
     ):
-        raise UsageError(f"{name} = {value!r}: must be {_describe(name)}")
+        raise UsageError(f"{name} = {value!r}: must be {describe(name)}")
     if isinstance(value, str) and re.search(r"[\x00-\x1f\x7f]", value):
         raise UsageError(f"{name} = {value!r}: has a control character")
     return value
 
 
-def _describe(name: str) -> str:
+def describe(name: str) -> str:
     """What a setting may be, in words."""
-    plain, _ = _plain_type(name)
+    plain, _ = plain_type(name)
     words = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}[plain]
     low, high = _META[name]["low"], _META[name]["high"]
     if low is not None and high is not None:
         return f"{words} from {low} to {high}"
     return f"{words}, {low} or more" if low is not None else words
-
-
-def _flag_type(name: str) -> Any:
-    """A converter for argparse that says what the setting may be."""
-    plain, _ = _plain_type(name)
-
-    def convert(text: str) -> Any:
-        try:
-            return check_value(name, plain(text))
-        except ValueError as error:
-            reason = str(error) if isinstance(error, UsageError) else f"must be {_describe(name)}"
-            raise argparse.ArgumentTypeError(reason) from None
-
-    return convert
-
-
-def add_spec_arguments(parser: argparse.ArgumentParser, skip: tuple[str, ...] = ()) -> None:
-    """Add one option for each setting that the payload takes, absent when not given."""
-    group = parser.add_argument_group("settings of the training")
-    for f in fields(RunSpec):
-        if not f.metadata["option"] or f.name in skip:
-            continue
-        flag, text = "--" + f.name.replace("_", "-"), f.metadata["help"].replace("%", "%%")
-        kwargs: dict[str, Any] = {"dest": f.name, "default": argparse.SUPPRESS}
-        if f.default is not None:
-            text += f" (default {f.default})"
-        if _plain_type(f.name)[0] is bool:
-            kwargs["action"] = argparse.BooleanOptionalAction
-        else:
-            metavar = "|".join(f.metadata["choices"]) if f.metadata["choices"] else None
-            plain = _plain_type(f.name)[0]
-            kwargs |= {"type": _flag_type(f.name)}
-            kwargs["metavar"] = metavar or {int: "N", float: "X", str: "TEXT"}[plain]
-        group.add_argument(flag, help=text, **kwargs)
-
-
-def given_settings(namespace: argparse.Namespace) -> dict[str, Any]:
-    """The settings that stand in a parsed namespace: only those that the user gave."""
-    return {k: v for k, v in vars(namespace).items() if k in _META}

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import re
 import subprocess
 import sys
@@ -198,6 +199,26 @@ def test_refused_in_one_line_with_nothing_submitted(
     assert done.returncode == 2, done.stdout
     assert said in done.stderr and done.stderr.count("\n") == 1, done.stderr
     assert cluster.run("squeue", "-h", "-t", "all").stdout == before
+    assert not (site.folder / "logs" / "refused").exists()
+
+
+@pytest.fixture(scope="module")
+def strict(make_cluster):
+    """A cluster that knows its accounts, as those of most sites do."""
+    return make_cluster("--enforce", "--nodes=1")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the accounting knows root, and no other user")
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(["-A", "nix"], "known accounts: root"), (["-q", "nix"], "known QOS: normal")],
+)
+def test_an_unknown_account_or_qos_is_refused_with_the_known_ones(
+    strict, site: Checkout, words: list[str], said: str
+) -> None:
+    done = bench(strict, site, *SMALL, "--name", "refused", "--no-wait", *words)
+    assert done.returncode == 2, done.stdout
+    assert said in done.stderr and done.stderr.count("\n") == 1, done.stderr
     assert not (site.folder / "logs" / "refused").exists()
 
 

@@ -14,7 +14,7 @@ from jobkit.launch.how import How
 from jobkit.launch.site import known_sites
 from jobkit.launch.slurm import OVERRIDES, Submission, submission, verbatim
 from jobkit.plan import STUDIES, Plan, Study
-from jobkit.spec import add_spec_arguments, given_settings
+from jobkit.spec_options import add_spec_arguments, given_settings
 
 if TYPE_CHECKING:  # so that --help imports neither rich nor submitit
     from rich.console import Console

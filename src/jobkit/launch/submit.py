@@ -1,6 +1,7 @@
 """Submits runs to Slurm through submitit. The only place that calls sbatch and scancel."""
 
 import contextlib
+import getpass
 import os
 import shlex
 import shutil
@@ -49,12 +50,11 @@ def refusal(stderr: str, options: Options) -> str:
     said = (lines or stderr.strip().splitlines() or ["sbatch refused"])[-1 if lines else 0]
     said = said.removeprefix("allocation failure: ").removeprefix("sbatch: error: ")
     hint = ""
-    if "partition" in said.lower():
-        hint = _names(["sinfo", "-h", "-o", "%R"], "partitions")
-    elif "account" in said.lower():
-        user = ["sacctmgr", "-n", "-P", "show", "assoc", f"user={_user()}"]
+    if "account" in said.lower():
+        user = ["sacctmgr", "-n", "-P", "show", "assoc", f"user={getpass.getuser()}"]
         hint = _names([*user, "format=account"], "accounts")
-        hint += _names([*user, "format=qos"], "QOS") if "qos" in said.lower() else ""
+    elif "partition" in said.lower():
+        hint = _names(["sinfo", "-h", "-o", "%R"], "partitions")
     elif "qos" in said.lower():
         hint = _names(["sacctmgr", "-n", "-P", "show", "qos", "format=name"], "QOS")
     asked = " ".join(f"--{k}" if v is True else f"--{k}={v}" for k, v in options.items())
@@ -69,10 +69,6 @@ def _names(words: list[str], what: str) -> str:
         return ""
     names = sorted({name for line in done.stdout.split() for name in line.split(",") if name})
     return f"; known {what}: {', '.join(names)}" if names else ""
-
-
-def _user() -> str:
-    return os.environ.get("USER") or str(os.getuid())
 
 
 def command(words: list[str], stdin: str = "") -> "subprocess.CompletedProcess[str]":

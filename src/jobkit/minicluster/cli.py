@@ -105,6 +105,7 @@ def _add_options(up: argparse.ArgumentParser) -> None:
         ("preemption", "a second partition, urgent, that requeues jobs of batch"),
         ("netns", "each node in a network namespace (root)"),
         ("memory-limits", "kill jobs that use more than their --mem"),
+        ("enforce", "jobs need an account and a QOS that the accounting knows"),
     ):
         up.add_argument(f"--{name}", action="store_true", help=text)
 
@@ -139,6 +140,7 @@ def _up(arguments: argparse.Namespace) -> int:
         preemption=arguments.preemption,
         netns=arguments.netns,
         memory_limits=arguments.memory_limits,
+        enforce=arguments.enforce,
     )
     start = time.monotonic()
     current, how = cluster.up(layout, options, arguments.port, _say)

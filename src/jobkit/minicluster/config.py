@@ -27,6 +27,7 @@ class Options:
     preemption: bool = False
     netns: bool = False
     memory_limits: bool = False
+    enforce: bool = False  # jobs need an account and a QOS that the accounting knows
 
     def __post_init__(self) -> None:
         for name, value, low, high in (
@@ -37,6 +38,8 @@ class Options:
         ):
             if not low <= value <= high:
                 raise UsageError(f"{name} {value}: must be from {low} to {high}")
+        if self.enforce and not self.accounting:
+            raise UsageError("--enforce needs the accounting: leave --no-accounting out")
 
     @property
     def node_names(self) -> list[str]:
@@ -166,6 +169,8 @@ def _accounting(plan: Plan) -> str:
         ]
         if plan.options.gpus:
             lines.append("AccountingStorageTRES=gres/gpu")
+        if plan.options.enforce:
+            lines.append("AccountingStorageEnforce=associations,qos")
     return "\n".join(lines) + "\n"
 
 

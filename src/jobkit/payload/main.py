@@ -16,7 +16,8 @@ from typing import NoReturn
 from jobkit.dataset import check_source
 from jobkit.errors import Exit, UsageError
 from jobkit.paths import RunPaths, read_json
-from jobkit.spec import RunSpec, add_spec_arguments, check_keys, given_settings
+from jobkit.spec import RunSpec, check_keys
+from jobkit.spec_options import add_spec_arguments, given_settings
 
 EPILOG = """examples:
   bash run.sh --nproc-per-node 2 --strategy ddp --epochs 2 --dataset synthetic
