@@ -32,7 +32,7 @@ def test_a_dry_run_prints_each_command_and_writes_nothing(logs: Path, capsys) ->
 
 
 def test_commands_of_a_dry_run_are_read_back_whole_by_a_shell(tmp_path: Path, capsys) -> None:
-    odd = tmp_path / "it's a \"folder\" $HOME"
+    odd = tmp_path / 'it\'s a "folder" $HOME'
     for part in ("train", "test"):
         (odd / part / "cat").mkdir(parents=True)
     words = ["--study", "demo", "--site", "local", "--dry-run", "--gpus", "1"]

@@ -230,6 +230,6 @@ def meet(
                     break  # a brother opens it at this moment: two desks would both miss ranks
             if time.monotonic() - start > timeout_s:
                 break  # where packets are dropped, each port takes seconds
-        if waited > timeout_s:
+        if time.monotonic() - start > timeout_s:
             raise Lost("; ".join(reasons))
         time.sleep(0.05)

@@ -11,7 +11,6 @@ from typing import Any
 
 Facts = dict[str, Any]
 _CLOCKS_S = 1.0
-_ABSURD_MB_PER_S = 10.0  # less than Fast Ethernet: training would only wait
 
 
 @dataclass(frozen=True)
