@@ -16,9 +16,8 @@ from jobkit.spec import (
     SETTINGS,
     STRATEGIES,
     RunSpec,
-    add_spec_arguments,
-    given_settings,
 )
+from jobkit.spec_options import add_spec_arguments, given_settings
 
 META = {f.name: f.metadata for f in fields(RunSpec)}
 TYPES = {f.name: getattr(f.type, "__name__", str(f.type)) for f in fields(RunSpec)}
@@ -184,7 +183,7 @@ def test_where_the_data_lies_is_no_part_of_a_runs_identity() -> None:
 
 
 def test_every_other_setting_changes_the_run_id() -> None:
-    texts = {"model": "mlp", "dataset": "synthetic"}
+    texts = {"model": "mlp", "dataset": "synthetic", "fsdp_wrap": "A", "pipeline_split": "a"}
     for name in (n for n in SETTINGS if META[n]["identity"]):
         default = getattr(RunSpec(), name)
         if name in texts:
