@@ -149,7 +149,7 @@ class Chair:
         """Judge what the ranks say of themselves, then what they do together; report both."""
         left = self._start + self._wish.timeout_s - time.monotonic()
         facts = self._desk.gather("facts", self._expected, left)
-        facts.sort(key=lambda f: f["rank"])
+        facts.sort(key=lambda f: (f["rank"], f["host"], f["pid"]))
         if not facts:
             return Exit.PREFLIGHT  # its own failed, and has said so
         around = Circumstances(
