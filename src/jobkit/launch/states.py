@@ -23,7 +23,8 @@ class States:
         self.found: dict[str, RunState] = {}
         self._every_s = slurm_every_s
         self._asked = float("-inf")
-        self._jobs: dict[str, slurm_jobs.Job] = {}
+        self.jobs: dict[str, slurm_jobs.Job] = {}  # by run: what Slurm last said of its job
+        self._answers: dict[str, slurm_jobs.Job] = {}
 
     def look(self) -> dict[str, RunState]:
         """What became of each planned run by now."""
@@ -33,22 +34,24 @@ class States:
         open_runs = [r for r in self.plan.runs if not self._ended(r)]
         own = {r: _own_state(paths.run(r), order, r) for r in open_runs}
         records = {r: job for r in open_runs if (job := _slurm_record(self.plan, r))}
-        self._ask(records)
+        self._ask([str(job["job_id"]) for r, job in records.items() if own[r].status != "ok"])
         for run_id in open_runs:
-            self.found[run_id] = self._merged(own[run_id], records.get(run_id))
+            self.found[run_id] = self._merged(run_id, own[run_id], records.get(run_id))
         return {run_id: self.found[run_id] for run_id in self.plan.runs}
 
     def _ended(self, run_id: str) -> bool:
         return run_id in self.found and self.found[run_id].status in FINAL
 
-    def _ask(self, records: Mapping[str, Mapping[str, object]]) -> None:
+    def _ask(self, ids: list[str]) -> None:
         due = self._asked + self._every_s if self._every_s < float("inf") else float("inf")
-        if records and time.monotonic() >= due:
-            self._jobs = slurm_jobs.ask(str(job["job_id"]) for job in records.values())
+        if ids and time.monotonic() >= due:
+            self._answers = slurm_jobs.ask(ids)
             self._asked = time.monotonic()
 
-    def _merged(self, own: RunState, record: Mapping[str, object] | None) -> RunState:
-        job = self._jobs.get(str(record["job_id"])) if record else None
+    def _merged(self, run_id: str, own: RunState, record: Mapping[str, object] | None) -> RunState:
+        job = self._answers.get(str(record["job_id"])) if record else None
+        if job:
+            self.jobs[run_id] = job
         shared = bool(record and record.get("shared"))
         return slurm_jobs.merged(own, job, shared)
 

@@ -11,10 +11,9 @@ from typing import Any
 
 from jobkit.errors import Exit, Parser, UsageError
 from jobkit.launch.progress import duration, progress
-from jobkit.launch.states import FINAL, States, states
+from jobkit.launch.states import UNDER_WAY, States
 from jobkit.paths import StudyPaths
 from jobkit.plan import Plan
-from jobkit.status import RunState
 from jobkit.studies import find_study
 
 EPILOG = """examples:
@@ -50,60 +49,64 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UsageError as error:
         print(f"jobkit status: error: {error}", file=sys.stderr)
         return Exit.USAGE
+    looking = States(plan)
+    looking.look()
     if args.json:
-        print(json.dumps(as_json(plan, states(plan)), indent=1))
-        return Exit.OK
-    _show(plan, args)
+        print(json.dumps(as_json(looking), indent=1))
+    else:
+        _show(looking, args)
     return Exit.OK
 
 
-def _show(plan: Plan, args: argparse.Namespace) -> None:
+def _show(looking: States, args: argparse.Namespace) -> None:
     """Print the table once, or keep it up to date."""
     from rich.console import Console
     from rich.live import Live
 
-    console, looking = Console(highlight=False), States(plan)
-    found = looking.look()
+    console = Console(highlight=False)
     if not args.watch:
-        console.print(_table(plan, found))
+        console.print(_table(looking))
         return
-    with Live(_table(plan, found), console=console, auto_refresh=False) as live:
-        while any(state.status not in (*FINAL, "missing") for state in found.values()):
+    with Live(_table(looking), console=console, auto_refresh=False) as live:
+        while any(state.status in UNDER_WAY for state in looking.found.values()):
             time.sleep(args.interval)
-            found = looking.look()
-            live.update(_table(plan, found), refresh=True)
+            looking.look()
+            live.update(_table(looking), refresh=True)
 
 
-def rows(plan: Plan, found: dict[str, RunState]) -> list[dict[str, Any]]:
-    """A row a run: its state, how far it is, and what is left."""
+def rows(looking: States) -> list[dict[str, Any]]:
+    """A row a run: its state, how far it is, what is left, and what Slurm says of its job."""
     made = []
-    for run_id, spec in plan.runs.items():
-        state = found[run_id]
-        at = progress(plan.paths.run(run_id), spec, state.attempt)
+    for run_id, spec in looking.plan.runs.items():
+        state, job = looking.found[run_id], looking.jobs.get(run_id)
+        at = progress(looking.plan.paths.run(run_id), spec, state.attempt)
         row = {"run_id": run_id, **asdict(state), "epoch": at.epoch, "epochs": at.epochs}
         row |= {"val_loss": at.val_loss, "val_accuracy": at.val_accuracy}
         running = state.status == "running"
         row |= {"elapsed_s": at.elapsed_s, "left_s": at.left_s if running else None}
+        for name in ("job_id", "state", "reason", "node_list"):
+            row["job_id" if name == "job_id" else f"slurm_{name}"] = getattr(job, name, None)
         made.append(row)
     return made
 
 
-def as_json(plan: Plan, found: dict[str, RunState]) -> dict[str, Any]:
+def as_json(looking: States) -> dict[str, Any]:
     """The study's state for a program."""
-    counts = Counter(state.status for state in found.values())
-    return {"study": plan.study.name, "counts": dict(counts), "runs": rows(plan, found)}
+    counts = Counter(state.status for state in looking.found.values())
+    name = looking.plan.study.name
+    return {"study": name, "counts": dict(counts), "runs": rows(looking)}
 
 
-def _table(plan: Plan, found: dict[str, RunState]) -> Any:
+def _table(looking: States) -> Any:
     from rich.table import Table
     from rich.text import Text
 
     from jobkit.launch.view import style
 
-    counts = Counter(state.status for state in found.values())
+    counts = Counter(state.status for state in looking.found.values())
     said = ", ".join(f"{n} {status}" for status, n in counts.items())
     table = Table(
-        title=f"{plan.study.name}: {len(found)} runs: {said}",
+        title=f"{looking.plan.study.name}: {len(looking.found)} runs: {said}",
         box=None,
         padding=(0, 2, 0, 0),
         title_justify="left",
@@ -116,7 +119,7 @@ def _table(plan: Plan, found: dict[str, RunState]) -> Any:
             no_wrap=heading != "reason",
             overflow="fold",
         )
-    for row in rows(plan, found):
+    for row in rows(looking):
         loss = "" if row["val_loss"] is None else f"{row['val_loss']:.3f}"
         table.add_row(
             row["run_id"],
@@ -124,6 +127,6 @@ def _table(plan: Plan, found: dict[str, RunState]) -> Any:
             f"{row['epoch']}/{row['epochs']}",
             loss,
             duration(row["left_s"]),
-            row["reason"] if row["status"] in FINAL else "",
+            row["reason"] if row["status"] != "ok" else "",
         )
     return table
