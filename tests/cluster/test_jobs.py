@@ -45,7 +45,8 @@ def own(checkout: Checkout) -> dict[str, str]:
 def too_long(cluster, checkout: Checkout, own) -> str:
     """A job that runs into its time limit of a minute, while the other tests run."""
     model = ["--ntasks-per-node=1", "run.sh", "--model", "mine:make", *TINY]
-    return checkout.sbatch(cluster, "--time=1", *model, **own, WAIT_S="300")
+    small = ["--nodelist=n4", "--gpus-per-node=1", "--time=1"]  # room for the others
+    return checkout.sbatch(cluster, *small, *model, **own, WAIT_S="300")
 
 
 def test_defaults_and_what_overrides_them(cluster, checkout: Checkout) -> None:

@@ -75,6 +75,8 @@ def augment(images: Tensor, bits: Tensor) -> Tensor:
     images: (N, 32, 32, 3) uint8; returns (N, 3, 32, 32) uint8, channels last in memory.
     """
     count, height, width, channels = images.shape
+    if count == 0:  # no runs to take
+        return images.permute(0, 3, 1, 2)
     span, tall, wide = 2 * PADDING + 1, height + 2 * PADDING, width + 2 * PADDING
     top, left, flip = bits % span, (bits // span) % span, (bits // (span * span)) % 2
     # All images and, after them, all images flipped, each within a border of zeros.
