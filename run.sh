@@ -65,12 +65,20 @@ in_allocation=${SLURM_JOB_ID:+1}
 srun_options=() inside=()
 if [[ -n $site ]]; then
   lines=$("${JOBKIT_PYTHON:-python}" -m jobkit.launch.site "$site") || exit
+  set +u # modules and conda use variables that may be unset
   eval "$lines"
+  set -u
 elif [[ -n $site_file ]]; then
   [[ -r $site_file ]] || fail "$site_file cannot be read"
+  set +u
   # shellcheck source=/dev/null
   source "$site_file"
+  set -u
 fi
+for own in nodes ntasks_per_node; do
+  [[ -z ${!own} || ${!own} =~ ^[1-9][0-9]{0,5}$ ]] || fail "--${own//_/-} ${!own}: must be a whole number, 1 or more"
+done
+[[ -z $nodes || -n $ntasks_per_node ]] || fail "--nodes needs --ntasks-per-node beside it"
 python=${JOBKIT_PYTHON:-python}
 if [[ -z $in_allocation ]]; then
   [[ -z $nodes$ntasks_per_node ]] ||
@@ -139,6 +147,8 @@ if [[ -n $in_allocation ]]; then
   # People type `tail -f train.log`: the newest job's log, in the folder that it was submitted from.
   if [[ -n ${SLURM_SUBMIT_DIR-} && -f $SLURM_SUBMIT_DIR/logs/train-$SLURM_JOB_ID.log ]]; then
     for kind in log err; do
+      # Never over a file of the user's own.
+      [[ -L $SLURM_SUBMIT_DIR/train.$kind || ! -e $SLURM_SUBMIT_DIR/train.$kind ]] || continue
       ln -sfn "logs/train-$SLURM_JOB_ID.$kind" "$SLURM_SUBMIT_DIR/train.$kind" 2>/dev/null
     done
   fi

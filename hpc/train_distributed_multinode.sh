@@ -10,6 +10,8 @@
 # Four nodes, one process each, on the CPU (Gloo).
 #   sbatch hpc/train_distributed_multinode.sh --epochs 2 --dataset synthetic
 # Options before the script's name go to sbatch, those after it to the payload (see run.sh).
-root=${JOBKIT_ROOT:-${SLURM_SUBMIT_DIR:-$(cd -- "$(dirname -- "$0")/.." && pwd)}}
+# Submit it from jobkit's folder: sbatch runs a copy of this file, and logs/ is looked for there.
+root=$(cd -- "$(dirname -- "$0")/.." && pwd)
+[[ -f $root/run.sh ]] || root=${JOBKIT_ROOT:-${SLURM_SUBMIT_DIR:-$PWD}}
 [[ -f $root/run.sh ]] || { echo "jobkit: error: no run.sh in $root: submit from jobkit's folder" >&2; exit 2; }
 exec bash "$root/run.sh" --device cpu "$@"

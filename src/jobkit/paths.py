@@ -61,6 +61,11 @@ class RunPaths:
         return self.folder / "job.json"
 
     @property
+    def submission(self) -> Path:
+        """Which job of a scheduler was made for the run; job.json is written as it starts."""
+        return self.folder / "submission.json"
+
+    @property
     def script(self) -> Path:
         """The batch script that was submitted."""
         return self.folder / "job.sh"
@@ -143,6 +148,11 @@ class StudyPaths:
         return self.folder / "collect.log"
 
     @property
+    def collect_job(self) -> Path:
+        """The job that collects when all others have ended."""
+        return self.folder / ".collect-job.json"
+
+    @property
     def submitit(self) -> Path:
         """What submitit writes: pickles and its own logs."""
         return self.folder / ".submitit"
@@ -171,6 +181,17 @@ def read_json(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError, RecursionError):
         return None
     return content if isinstance(content, dict) else None
+
+
+def read_job(paths: RunPaths) -> dict[str, Any] | None:
+    """Who runs the newest start of a run: job.json, or the submission that has not started yet."""
+    job, submission = read_json(paths.job), read_json(paths.submission)
+    if submission is None:
+        return job
+    if job and job.get("job_id") == submission.get("job_id"):
+        return {**job, "shared": submission.get("shared")}
+    later = job and (job.get("started") or 0.0) >= (submission.get("submitted") or 0.0)
+    return job if later else submission
 
 
 def write_json(path: Path, content: object) -> None:

@@ -3,6 +3,7 @@
 Either may be absent or silent: then less is known, and nothing fails.
 """
 
+import os
 import re
 import subprocess
 from collections.abc import Iterable, Sequence
@@ -11,6 +12,7 @@ from dataclasses import dataclass, replace
 from jobkit.status import RunState
 
 TIMEOUT_S = 20.0
+GONE = "GONE"  # not a word of Slurm's: it answers, and knows nothing of the job any more
 _BATCH = 500  # job ids in one command line
 
 # What Slurm calls a state, and what jobkit calls it.
@@ -70,18 +72,27 @@ class Job:
         return ", ".join(words)
 
 
-def ask(job_ids: Iterable[str]) -> dict[str, Job]:
-    """What Slurm says of the jobs, by id (17 or 17_0); those that it does not know are absent."""
+def ask(job_ids: Iterable[str], accounting: bool = True) -> dict[str, Job]:
+    """What Slurm says of the jobs, by id (17 or 17_0). Empty where Slurm does not answer.
+
+    A job that it answered about and no longer knows has the state GONE. accounting: ask sacct
+    too, which should not be done often.
+    """
     wanted = sorted({i for i in job_ids if re.fullmatch(r"[0-9]+(_[0-9]+)?", i)})
     found: dict[str, Job] = {}
     for begin in range(0, len(wanted), _BATCH):
         part = wanted[begin : begin + _BATCH]
-        found |= read_sacct(_output(_sacct(part)))
+        queued = _output(_squeue(part))
+        recorded = read_sacct(_output(_sacct(part)) or "") if accounting else {}
+        found |= recorded
+        if queued is not None and accounting:
+            known = {**recorded, **read_squeue(queued)}
+            found |= {i: Job(job_id=i, state=GONE) for i in part if not _find(known, i)}
         # squeue wins: what it shows is of this moment, sacct lags behind.
-        for job_id, job in read_squeue(_output(_squeue(part))).items():
+        for job_id, job in read_squeue(queued or "").items():
             found[job_id] = _joined(found.get(job_id), job)
-    known = {i: _find(found, i) for i in wanted}
-    return {i: job for i, job in known.items() if job}
+    pairs = ((i, _find(found, i)) for i in wanted)
+    return {i: job for i, job in pairs if job is not None}
 
 
 def _find(found: dict[str, Job], job_id: str) -> Job | None:
@@ -125,13 +136,17 @@ def _sacct(job_ids: Sequence[str]) -> list[str]:
     return ["sacct", "-P", "-n", "-j", _masters(job_ids), "-o", form]
 
 
-def _output(command: list[str]) -> str:
-    """What a command prints; nothing where it is absent, fails or takes too long."""
+def _output(command: list[str]) -> str | None:
+    """What a command prints; None where it is absent, fails or takes too long."""
+    # What a user set for these commands by environment would hide jobs from us.
+    own = ("SQUEUE_", "SACCT_")
+    env = {k: v for k, v in os.environ.items() if not k.startswith(own)}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=env)
     except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout
+        return None
+    unknown = "Invalid job id" in done.stderr  # an answer: it knows none of them
+    return done.stdout if done.returncode == 0 or unknown else None
 
 
 def read_squeue(text: str) -> dict[str, Job]:
@@ -196,8 +211,10 @@ def merged(own: RunState, job: Job | None, shared: bool = False) -> RunState:
     from outside, and whether it waits or runs, is Slurm's to say. shared: the job runs several
     runs, one after the other, and has no word for one of them while it runs.
     """
-    if job is None or own.status == "ok" or not job.status:
+    if job is None or own.status == "ok" or not (job.status or job.state == GONE):
         return own
+    if job.state == GONE:
+        return _gone(own, job)
     if shared and (job.status == "running" or own.status not in ("pending", "running")):
         return own
     if job.status in ("pending", "running"):
@@ -209,6 +226,16 @@ def merged(own: RunState, job: Job | None, shared: bool = False) -> RunState:
             return own
         return replace(own, status="failed", reason=_unsaid(job), evidence=job.line)
     return replace(own, status=job.status, reason=job.line, evidence=own.evidence or job.line)
+
+
+def _gone(own: RunState, job: Job) -> RunState:
+    """A run whose job is no longer known: it never started, or ended without a word."""
+    said = f"Slurm no longer knows job {job.job_id}"
+    if own.status == "pending":
+        return replace(own, status="missing", reason=f"{said}, and it left nothing")
+    if own.status == "running":
+        return replace(own, status="failed", reason=f"{said}, and the run left no word of its end")
+    return own
 
 
 def _unsaid(job: Job) -> str:

@@ -26,7 +26,7 @@ from jobkit.evidence import (
     went_on,
 )
 from jobkit.liveness import is_alive, process_start
-from jobkit.paths import RunPaths, read_json
+from jobkit.paths import RunPaths, read_job, read_json
 
 __all__ = ["STATUSES", "RunState", "is_alive", "process_start", "run_state"]
 
@@ -77,7 +77,7 @@ def run_state(paths: RunPaths, launcher_alive: bool | None = False) -> RunState:
     The first of these that says something wins: how the newest attempt ended, in its own words;
     the launcher's job.json; tell-tale lines of the logs. No run is ok without its own word for it.
     """
-    numbers, job, tail = paths.attempt_numbers(), read_json(paths.job), None
+    numbers, job, tail = paths.attempt_numbers(), read_job(paths), None
     if not numbers:
         tail = read_tail(paths.log)
         numbers = _attempts_in(tail)

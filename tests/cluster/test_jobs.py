@@ -94,11 +94,11 @@ def test_a_rank_that_fails_fails_the_job(cluster, checkout: Checkout, own) -> No
 
 
 def test_bad_input_ends_with_2_and_one_line(cluster, checkout: Checkout) -> None:
-    job_id = checkout.sbatch(cluster, "--ntasks-per-node=2", "run.sh", "--strategy", "dpp")
+    job_id = checkout.sbatch(cluster, "--ntasks-per-node=2", "run.sh", "--strategy", "fsdpp")
     assert cluster.wait(job_id, 60) == ("FAILED", "2:0")
     said = [line for line in checkout.log(job_id).split("\n") if "error" in line.lower()]
     ours = [line for line in said if not line.startswith(("srun:", "slurmstepd:"))]
-    assert len(ours) == 1 and "did you mean 'ddp'" in ours[0], said
+    assert len(ours) == 1 and "did you mean 'fsdp'" in ours[0], said
 
 
 def test_hostile_arguments_and_environment_arrive_whole(

@@ -62,7 +62,7 @@ def statuses(cluster, site: Checkout, name: str) -> dict[str, str]:
 def jobs_of(site: Checkout, name: str) -> set[str]:
     """The arrays of a study, by the records of its runs."""
     folder = site.folder / "logs" / name
-    ids = [json.loads(path.read_text())["job_id"] for path in folder.glob("*/job.json")]
+    ids = [json.loads(path.read_text())["job_id"] for path in folder.glob("*/submission.json")]
     return {i.split("_")[0] for i in ids}
 
 
@@ -175,7 +175,7 @@ def test_within_one_allocation_on_the_same_nodes(cluster, site: Checkout) -> Non
 
 REFUSED = [
     (["-p", "nix"], "known partitions: batch"),
-    (["--gpus", "5"], "site 'minicluster' has 4"),
+    (["--gpus", "1x5"], "site 'minicluster' has 4"),
     (["--gpus", "9x4"], "Slurm would not take it"),
     (["--time", "1:2:3:4"], "must be minutes, HH:MM:SS or D-HH:MM:SS"),
     (["--time", "soon"], "must be minutes"),

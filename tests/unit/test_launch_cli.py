@@ -48,7 +48,7 @@ BAD = [
     (["--study", "demo", "--name", "a/b"], "study name 'a/b'"),
     (["--study", "demo", "--name", "a\nb"], "study name"),
     (["--study", "demo", "--name", ".."], "study name"),
-    (["--study", "demo", "--strategies", "dpp"], "did you mean 'ddp'"),
+    (["--study", "demo", "--strategies", "fsdpp"], "did you mean 'fsdp'"),
     (["--study", "demo", "--gpus", "0"], "gpus"),
     (["--study", "demo", "--gpus", "two"], "gpus"),
     (["--study", "demo", "--repeats", "0"], "repeats"),

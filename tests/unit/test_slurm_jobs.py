@@ -49,7 +49,11 @@ def test_elements_that_never_started_share_a_row(monkeypatch: pytest.MonkeyPatch
     shown = "37|CANCELLED|0:00||JobArrayTaskLimit\n37_0|CANCELLED|0:06|n1|None\n"
     monkeypatch.setattr(slurm_jobs, "_output", lambda c: shown if c[0] == "squeue" else "")
     found = slurm_jobs.ask(["37_0", "37_1", "41", "not an id; rm -rf"])
-    assert {i: job.status for i, job in found.items()} == {"37_0": "cancelled", "37_1": "cancelled"}
+    assert {i: job.status for i, job in found.items() if job.state != slurm_jobs.GONE} == {
+        "37_0": "cancelled",
+        "37_1": "cancelled",
+    }
+    assert found["41"].state == slurm_jobs.GONE
 
 
 def test_no_slurm_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,6 +78,9 @@ OWN = {s: RunState(status=s, reason="own") for s in ("ok", "failed", "pending", 
         ("failed", "TIMEOUT", True, "failed"),  # another run's time ran out
         ("pending", "TIMEOUT", True, "timeout"),
         ("running", "SOMETHING_NEW", False, "running"),
+        ("pending", "GONE", False, "missing"),
+        ("running", "GONE", False, "failed"),
+        ("failed", "GONE", True, "failed"),
     ],
 )
 def test_who_has_the_last_word(own: str, state: str, shared: bool, expected: str) -> None:

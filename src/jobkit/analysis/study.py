@@ -6,7 +6,7 @@ from pathlib import Path
 
 from jobkit import slurm_jobs
 from jobkit.errors import UsageError
-from jobkit.paths import RunPaths, StudyPaths, read_json
+from jobkit.paths import RunPaths, StudyPaths, read_job, read_json
 from jobkit.plan import Plan
 from jobkit.slurm_jobs import Job
 from jobkit.spec import RunSpec
@@ -59,7 +59,7 @@ def _launched(paths: StudyPaths, planned: Mapping[str, RunSpec]) -> frozenset[st
 def run_states(planned: StudyRuns) -> tuple[dict[str, RunState], dict[str, Job]]:
     """What became of each run, by its files and Slurm's word; and what Slurm says of its job."""
     states = {k: run_state(p, k in planned.launched) for k, p in planned.folders.items()}
-    records = {k: read_json(p.job) or {} for k, p in planned.folders.items()}
+    records = {k: read_job(p) or {} for k, p in planned.folders.items()}
     ids = {k: str(r["job_id"]) for k, r in records.items() if r.get("job_id")}
     said = slurm_jobs.ask(ids.values()) if ids else {}
     jobs = {k: said[job_id] for k, job_id in ids.items() if job_id in said}

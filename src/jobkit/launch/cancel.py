@@ -2,17 +2,14 @@
 
 import argparse
 import sys
-import time
 from collections.abc import Sequence
 
 from jobkit.errors import Exit, Parser, UsageError
 from jobkit.launch import local
-from jobkit.launch.states import UNDER_WAY, States, job_ids, states
-from jobkit.paths import StudyPaths
+from jobkit.launch.states import UNDER_WAY, job_ids, states
+from jobkit.paths import StudyPaths, read_json
 from jobkit.plan import Plan
 from jobkit.studies import find_study
-
-WAIT_S = 60.0
 
 
 def parser() -> argparse.ArgumentParser:
@@ -46,20 +43,14 @@ def cancel_study(paths: StudyPaths) -> bool:
     """End what is under way of a study, here and on Slurm; whether there was anything."""
     ended = local.cancel(paths)
     plan = Plan.read(paths.plan)
-    jobs = job_ids(plan)
-    if jobs and any(state.status in UNDER_WAY for state in states(plan).values()):
+    jobs, found = job_ids(plan), states(plan)
+    collector = (read_json(paths.collect_job) or {}).get("job_id")
+    if jobs and any(state.status in UNDER_WAY for state in found.values()):
         from jobkit.launch import submit
+        from jobkit.launch.slurm_runs import wait_for_end
 
-        submit.cancel(jobs)
-        _wait(plan)
+        submit.cancel([*jobs, *([str(collector)] if collector else [])])
+        if not wait_for_end(plan):
+            raise UsageError("the jobs have not ended yet: look again with status")
         ended = True
     return ended
-
-
-def _wait(plan: Plan) -> None:
-    """Wait until Slurm says that the jobs have ended, but not for ever."""
-    looking, deadline = States(plan, slurm_every_s=1.0), time.monotonic() + WAIT_S
-    while any(state.status in UNDER_WAY for state in looking.look().values()):
-        if time.monotonic() > deadline:
-            raise UsageError(f"the jobs still end after {WAIT_S:.0f} s: look again with status")
-        time.sleep(0.5)

@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jobkit import __version__
 from jobkit.errors import Exit, Parser, UsageError
-from jobkit.launch.command import job_command, local_command, shown
+from jobkit.launch.cluster import find_site
+from jobkit.launch.dry_run import dry_run
 from jobkit.launch.how import How
 from jobkit.launch.site import known_sites
-from jobkit.launch.slurm import OVERRIDES, Submission, submission, verbatim
+from jobkit.launch.slurm import OVERRIDES, verbatim
 from jobkit.plan import STUDIES, Plan, Study
 from jobkit.spec_options import add_spec_arguments, given_settings
 
@@ -44,6 +46,7 @@ def parser() -> argparse.ArgumentParser:
         epilog=EPILOG,
     )
     known = ", ".join(sorted(p.stem for p in STUDIES.glob("*.toml")))
+    made.add_argument("--version", action="version", version=f"jobkit {__version__}")
     study = made.add_argument_group("the study")
     study.add_argument(
         "--study",
@@ -122,10 +125,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def make_plan(args: argparse.Namespace) -> Plan:
-    """The plan that the arguments ask for. Raises UsageError."""
+    """The plan that the arguments ask for, on nodes as the site has them. Raises UsageError."""
     own = ("name", "strategies", "gpus", "gpus_per_node", "repeats")
     given: dict[str, Any] = {k: getattr(args, k) for k in own if getattr(args, k) is not None}
-    return Study.load(args.study, **given, **given_settings(args)).expand()
+    study = Study.load(args.study, **given, **given_settings(args))
+    site = find_site(args.site, ask=not args.dry_run)
+    if site is not None and study.gpus_per_node is None:
+        study = study.changed(gpus_per_node=site.gpus_per_node)
+    return study.expand()
 
 
 def make_how(args: argparse.Namespace, verbatim_words: Sequence[str]) -> How:
@@ -154,7 +161,7 @@ def run(args: argparse.Namespace, verbatim_words: Sequence[str]) -> int:
 
     from jobkit.launch.launcher import launch, under_way
 
-    console, name = Console(highlight=False), plan.study.name
+    console, name = Console(highlight=False, markup=False), plan.study.name
     started = launch(plan, how)
     announce(started, console)
     follow_up = f"next: python -m jobkit status {name} --watch | python -m jobkit cancel {name}"
@@ -167,39 +174,6 @@ def run(args: argparse.Namespace, verbatim_words: Sequence[str]) -> int:
     if not started.runs:
         return conclude(started, started.states(), console)
     return follow(started, console)
-
-
-def dry_run(plan: Plan, how: How) -> int:
-    """Print each command or script that would be started or submitted; write nothing."""
-    from jobkit.launch.launcher import prepare
-
-    made = prepare(plan, how, ask=False)
-    for note in (*made.plan.notes, *made.notes):
-        print(f"# note: {note}")
-    for run_id in plan.runs:
-        if run_id not in made.run_ids:
-            print(f"# {run_id}: not started again")
-    if made.site is None:
-        for run_id in made.run_ids:
-            command = local_command(plan.runs[run_id], plan.paths.run(run_id).folder)
-            print(f"# {run_id}\n{shown(command)}")
-    elif made.run_ids:
-        print_scripts(submission(plan, made.run_ids, made.site, how))
-    print(f"# {len(made.run_ids)} of {len(plan.runs)} runs would start; nothing was written")
-    return Exit.OK
-
-
-def print_scripts(wanted: Submission) -> None:
-    """Print each batch script and, under it, what each of its runs is started with."""
-    from jobkit.launch.submit import script
-
-    for batch in wanted.batches:
-        text = script(batch, wanted.study.submitit, wanted.at_once, wanted.whole)
-        print(f"# --- one sbatch for {len(batch.run_ids)} runs ---\n{text}")
-        for index, run_id in enumerate(batch.run_ids):
-            paths = wanted.study.run(run_id)
-            command = job_command(wanted.plan.runs[run_id], paths, sized=wanted.whole)
-            print(f"# {index}: {run_id}: {shown(command)}")
 
 
 def announce(started: "Launch", console: "Console") -> None:

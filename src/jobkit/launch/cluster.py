@@ -33,6 +33,8 @@ def find_site(given: str | None, ask: bool = True) -> Site | None:
     if given is None and not here:
         return None
     cluster = configured_name() or (cluster_name() if ask else None)
+    if cluster is None and not ask and any(path.exists() for path in configurations()):
+        cluster = "slurm"  # its name lies in another file, or with the controller
     if cluster is None and given is None:
         return None  # Slurm's commands are installed, and no cluster is set up for them
     if cluster is None and ask:
@@ -40,14 +42,23 @@ def find_site(given: str | None, ask: bool = True) -> Site | None:
     return site_of_cluster(cluster or "slurm")
 
 
+def configurations() -> list[Path]:
+    """Where Slurm's configuration may lie on this machine."""
+    if given := os.environ.get("SLURM_CONF"):
+        return [Path(given)]
+    return [Path("/etc/slurm/slurm.conf"), Path("/run/slurm/conf/slurm.conf")]
+
+
 def configured_name() -> str | None:
     """The cluster's name in Slurm's configuration file, where there is one to read."""
-    path = Path(os.environ.get("SLURM_CONF", "/etc/slurm/slurm.conf"))
-    try:
-        match = _CLUSTER.search(path.read_text(encoding="utf-8", errors="replace"))
-    except OSError:
-        return None
-    return match[1] if match else None
+    for path in configurations():
+        try:
+            match = _CLUSTER.search(path.read_text(encoding="utf-8", errors="replace"))
+        except OSError:
+            continue
+        if match:
+            return match[1]
+    return None
 
 
 def cluster_name() -> str | None:

@@ -12,7 +12,18 @@ from jobkit.spec import RunSpec
 RUN_SH = REPOSITORY / "run.sh"
 
 # What another job or launcher left in the environment would be taken for this run's own.
-_FOREIGN = ("SLURM_", "SBATCH_", "SRUN_", "TORCHELASTIC_", "SUBMITIT_", "PMI_", "PMIX_", "OMPI_")
+_FOREIGN = (
+    "SLURM_",
+    "SBATCH_",
+    "SRUN_",
+    "SCANCEL_",
+    "SINFO_",
+    "TORCHELASTIC_",
+    "SUBMITIT_",
+    "PMI_",
+    "PMIX_",
+    "OMPI_",
+)
 _RANK_VARIABLES = {
     "RANK",
     "LOCAL_RANK",

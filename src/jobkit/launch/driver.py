@@ -5,7 +5,6 @@ on when the terminal is closed, if that was wished, and ends what it started on 
 """
 
 import contextlib
-import fcntl
 import json
 import os
 import signal
@@ -19,8 +18,10 @@ from pathlib import Path
 from submitit import Job
 from submitit.local.local import LocalExecutor
 
+from jobkit.errors import UsageError
+from jobkit.launch import lock
 from jobkit.launch.command import Order, clean_environment, local_command
-from jobkit.launch.task import end_descendants, run_one
+from jobkit.launch.task import GRACE_S, adopt_orphans, end_descendants, run_one
 from jobkit.paths import StudyPaths, write_json
 from jobkit.plan import Plan
 from jobkit.status import process_start
@@ -38,6 +39,7 @@ def drive(order: Order) -> None:
         timeout_min=_NO_LIMIT_MIN, gpus_per_node=0, tasks_per_node=1, stderr_to_stdout=True
     )
     environ = clean_environment(os.environ)
+    adopt_orphans()
     waiting, working = list(order.run_ids), list[Job[int]]()
     with _wish_to_stop(order.parent) as stopped:
         while (waiting or working) and not stopped():
@@ -49,6 +51,8 @@ def drive(order: Order) -> None:
                 working.append(job)
             time.sleep(_POLL_S)
             working = [job for job in working if not _ended(job)]
+            if not working:  # what a killed task left behind must not disturb the next run
+                end_descendants(grace_s=GRACE_S)
         _end(working)
 
 
@@ -71,7 +75,7 @@ def _end(jobs: list[Job[int]]) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(job.job_id), signal.SIGTERM)
         time.sleep(0.5)
-    end_descendants(grace_s=1.0)
+    end_descendants(grace_s=GRACE_S)
 
 
 @contextlib.contextmanager
@@ -84,8 +88,8 @@ def _wish_to_stop(parent: int | None) -> Iterator[Callable[[], bool]]:
 
 
 @contextlib.contextmanager
-def announced(order: Order) -> Iterator[bool]:
-    """Hold the study's launcher.json; yields False where another launcher at work holds it."""
+def announced(order: Order) -> Iterator[None]:
+    """Hold the study and say in launcher.json who does; UsageError where another one holds it."""
     study = StudyPaths(Path(order.folder))
     record = {
         "v": 1,
@@ -95,15 +99,10 @@ def announced(order: Order) -> Iterator[bool]:
         "started": time.time(),
         **asdict(order),
     }
-    with study.launcher_lock.open("a") as lock:  # the kernel lets go of it, however we end
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
+    with lock.held(study):
         write_json(study.launcher, record)
         try:
-            yield True
+            yield
         finally:
             study.launcher.unlink(missing_ok=True)
 
@@ -111,12 +110,14 @@ def announced(order: Order) -> Iterator[bool]:
 def main() -> int:
     """Read the order, say that it is taken, and carry it out."""
     order = Order(**json.load(sys.stdin))
-    with announced(order) as free:
-        print("taken" if free else "busy", flush=True)
-        if free:
+    try:
+        with announced(order):
+            print("taken", flush=True)
             # From here on nobody reads what this process prints, but its log.
             os.dup2(2, 1)
             drive(order)
+    except UsageError:
+        print("busy", flush=True)
     return 0
 
 

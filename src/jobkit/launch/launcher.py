@@ -8,7 +8,7 @@ from typing import Protocol
 
 from jobkit.dataset import check_source
 from jobkit.errors import UsageError
-from jobkit.launch import local, slurm
+from jobkit.launch import local, lock, slurm
 from jobkit.launch.cluster import find_site
 from jobkit.launch.command import Order
 from jobkit.launch.how import How
@@ -26,7 +26,7 @@ class Runs(Protocol):
     @property
     def where(self) -> str: ...
 
-    def running(self) -> bool: ...
+    def running(self, states: States) -> bool: ...
 
     def cancel(self) -> None: ...
 
@@ -56,7 +56,7 @@ class Launch:
 
     def running(self) -> bool:
         """Whether something is still to be waited for."""
-        return self.runs is not None and self.runs.running()
+        return self.runs is not None and self.runs.running(self._states)
 
     def wait(self) -> dict[str, RunState]:
         """Wait until all runs have ended; return what became of each planned run."""
@@ -79,9 +79,16 @@ def launch(plan: Plan, how: How | None = None) -> Launch:
     """
     how = how or How()
     prepared = prepare(plan, how)
-    save(prepared.plan)
     if prepared.run_ids:
-        prepared.runs = _start(prepared, how)
+        lock.check_free(prepared.plan.paths)
+    save(prepared.plan)
+    if prepared.run_ids and prepared.site is None:
+        prepared.runs = _start_here(prepared, how)
+    elif prepared.run_ids:
+        with lock.held(prepared.plan.paths):
+            # Another launcher may have submitted some of them since we looked.
+            prepared.run_ids = select(States(plan).look(), how.only)
+            prepared.runs = _start_on_slurm(prepared, how)
     return prepared
 
 
@@ -95,7 +102,7 @@ def prepare(plan: Plan, how: How, ask: bool = True) -> Launch:
     for dataset in {spec.dataset for spec in plan.runs.values()}:
         check_source(dataset)
     site = find_site(how.site, ask)
-    found = States(plan, slurm_every_s=5.0 if ask else float("inf")).look()
+    found = States(plan, ask).look()
     made = Launch(plan=plan, run_ids=select(found, how.only), site=site, at_once=how.at_once)
     if site is None:
         _for_this_machine(made, how)
@@ -120,6 +127,15 @@ def _for_slurm(made: Launch, how: How, site: Site, ask: bool) -> None:
     hours = slurm.node_hours(wanted)
     limit = wanted.batches[0].options["time"]
     made.notes.append(f"up to {hours:.4g} node-hours, if each job takes its whole limit ({limit})")
+    if how.at_once and len(wanted.batches) > 1:
+        made.notes.append(
+            f"--max-running counts within a node shape: there are {len(wanted.batches)}"
+        )
+    if not site.gpus_per_node and any(s.device != "cpu" for s in made.plan.runs.values()):
+        made.notes.append(
+            f"site '{site.name}' has no gpus_per_node, so no GPUs are asked for: "
+            "see hpc/sites/example.toml, or say --device cpu"
+        )
     if how.max_node_hours is not None and hours > how.max_node_hours:
         raise UsageError(
             f"the plan may take {hours:.4g} node-hours, more than --max-node-hours "
@@ -142,20 +158,25 @@ def save(plan: Plan) -> None:
         ) from None
 
 
-def _start(made: Launch, how: How) -> Runs:
-    if made.site is not None:
-        from jobkit.launch.slurm_runs import start
-
-        wanted = slurm.submission(made.plan, made.run_ids, made.site, how)
-        return start(wanted, how.collect)
-    parent = None if how.detach else os.getpid()
+def _start_here(made: Launch, how: How) -> Runs:
     order = Order(
         folder=str(made.folder),
         run_ids=made.run_ids,
         at_once=made.at_once or 1,
-        parent=parent,
+        parent=None if how.detach else os.getpid(),
     )
     return local.start(made.plan.paths, order)
+
+
+def _start_on_slurm(made: Launch, how: How) -> Runs | None:
+    from jobkit.launch.slurm_runs import start
+
+    assert made.site is not None
+    if not made.run_ids:
+        return None
+    runs, note = start(slurm.submission(made.plan, made.run_ids, made.site, how), how.collect)
+    made.notes += [note] if note else []
+    return runs
 
 
 def under_way(found: dict[str, RunState]) -> bool:

@@ -10,7 +10,9 @@ import time
 from dataclasses import asdict, dataclass
 
 from jobkit.errors import UsageError
+from jobkit.launch import lock
 from jobkit.launch.command import Order, python_path
+from jobkit.launch.states import States
 from jobkit.paths import StudyPaths, read_json
 from jobkit.plan import Plan
 from jobkit.status import is_alive, process_start
@@ -69,8 +71,8 @@ class LocalRuns:
         """Who runs them, in words."""
         return f"process {self.driver.pid} on this machine"
 
-    def running(self) -> bool:
-        """Whether it is still at work."""
+    def running(self, states: States) -> bool:
+        """Whether it is still at work, whatever the runs' files say."""
         return self.driver.poll() is None
 
     def cancel(self) -> None:
@@ -97,11 +99,7 @@ def start(paths: StudyPaths, order: Order) -> LocalRuns:
         json.dump(asdict(order), to_driver)
     answer = driver.stdout.readline().strip()
     if answer == "busy":
-        record = read_json(paths.launcher) or {}
-        raise UsageError(
-            f"{paths.folder.name} is being run by process {record.get('pid')}: wait for it, or "
-            f"end it with 'python -m jobkit cancel {paths.folder.name}'"
-        )
+        raise lock.busy(paths)
     if answer != "taken":
         raise RuntimeError(f"the launcher did not start: see {paths.launcher_log}")
     return LocalRuns(driver)
@@ -110,8 +108,11 @@ def start(paths: StudyPaths, order: Order) -> LocalRuns:
 def cancel(paths: StudyPaths) -> bool:
     """End the launcher of a study from any process; whether there was one here to end."""
     record = read_json(paths.launcher)
-    if not record or not is_alive(record):
+    alive = is_alive(record)
+    if not record or alive is False:
         return False
+    if alive is None:
+        raise UsageError(f"{paths.folder.name} is being run on {record.get('host')}: end it there")
     os.kill(record["pid"], signal.SIGTERM)
     while process_start(record["pid"]) == record.get("pid_start"):
         time.sleep(_POLL_S)

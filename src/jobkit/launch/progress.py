@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass
 
 from jobkit.metric import Record, read_file
-from jobkit.paths import RunPaths, read_json
+from jobkit.paths import RunPaths, read_job
 from jobkit.spec import RunSpec
 
 _TAIL_BYTES = 32 << 10
@@ -40,7 +40,7 @@ class Progress:
 def progress(paths: RunPaths, spec: RunSpec, attempt: int | None) -> Progress:
     """How far the attempt is."""
     epochs = _epochs(paths, attempt)
-    job = read_json(paths.job) or {}
+    job = read_job(paths) or {}
     started, last = job.get("started"), epochs[-1] if epochs else {}
     elapsed = None if started is None else max(0.0, (job.get("ended") or time.time()) - started)
     done = last.get("epoch", -1) + 1

@@ -50,7 +50,7 @@ class Site:
     gpus_per_node: int | None = None  # a rank a GPU: no node takes more ranks
     gpu_request: str = "gpus-per-node"  # how GPUs are asked for; none: nodes come whole
     gpu_type: str | None = None
-    setup: tuple[str, ...] = ()  # shell lines before the launch: module load, source .../activate
+    setup: tuple[str, ...] = ()  # shell commands before the launch: module load, source ...
     env: Mapping[str, str] = field(default_factory=dict)
     container: str = "none"
     image: str | None = None  # edf: file or name; pyxis, apptainer: the image
@@ -105,9 +105,13 @@ class Site:
         if self.interface_suffix:
             env["JOBKIT_INTERFACE_SUFFIX"] = self.interface_suffix
         lines += [f"export {name}={shlex.quote(value)}" for name, value in env.items()]
-        if self.python:
-            lines.append(f"JOBKIT_PYTHON={shlex.quote(self.python)}")
-        lines += self.setup
+        for line in self.setup:
+            why = shlex.quote(f"site {self.name}: set-up line failed: {line}")
+            lines.append(f"{{ {line}\n}} || fail {why} 1")
+        # The Python of the login node is not there in a container, nor the one that is set up.
+        elsewhere = self.container != "none" or bool(self.setup)
+        if python := self.python or ("python" if elsewhere else None):
+            lines.append(f"JOBKIT_PYTHON={shlex.quote(python)}")
         lines.append(f"srun_options=({shlex.join(self._srun_options())})")
         lines.append(f"inside=({shlex.join(self._inside())})")
         return "\n".join(lines) + "\n"

@@ -132,6 +132,9 @@ def sbatch_options(shape: Shape, site: Site, given: Options, name: str) -> Optio
     options |= gpu_options(shape, site)
     options |= verbatim(site.sbatch)
     options |= given
+    for key, value in options.items():
+        if isinstance(value, str) and re.search(r"[\x00-\x1f\x7f]", value):
+            raise UsageError(f"--{key} {value!r}: has a control character")
     minutes(str(options["time"]))
     return options
 

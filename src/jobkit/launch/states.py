@@ -6,28 +6,31 @@ from dataclasses import replace
 from typing import Any
 
 from jobkit import slurm_jobs
-from jobkit.paths import RunPaths, read_json
+from jobkit.paths import RunPaths, read_job, read_json
 from jobkit.plan import Plan
 from jobkit.status import RunState, is_alive, run_state
 
 FINAL = ("ok", "failed", "oom", "timeout", "preempted", "cancelled", "node_fail")
 UNDER_WAY = ("running", "pending")
+SQUEUE_EVERY_S, SACCT_EVERY_S = 5.0, 30.0  # both are shared by all users of a cluster
 
 
 class States:
     """Looks again and again. Runs that have ended are not asked again, Slurm not too often."""
 
-    def __init__(self, plan: Plan, slurm_every_s: float = 5.0) -> None:
-        """slurm_every_s: seconds between two questions to Slurm; infinity: it is never asked."""
+    def __init__(self, plan: Plan, ask: bool = True) -> None:
+        """ask: Slurm may be asked."""
         self.plan = plan
         self.found: dict[str, RunState] = {}
-        self._every_s = slurm_every_s
-        self._asked = float("-inf")
+        self._may_ask = ask
+        self._next = {"squeue": 0.0, "sacct": 0.0}  # when each may be asked again
         self.jobs: dict[str, slurm_jobs.Job] = {}  # by run: what Slurm last said of its job
         self._answers: dict[str, slurm_jobs.Job] = {}
 
-    def look(self) -> dict[str, RunState]:
-        """What became of each planned run by now."""
+    def look(self, fresh: bool = False) -> dict[str, RunState]:
+        """What became of each planned run by now. fresh: ask Slurm, however lately it was asked."""
+        if fresh:
+            self._next = dict.fromkeys(self._next, 0.0)
         paths = self.plan.paths
         record = read_json(paths.launcher)
         order = record if record and is_alive(record) else {}
@@ -43,10 +46,14 @@ class States:
         return run_id in self.found and self.found[run_id].status in FINAL
 
     def _ask(self, ids: list[str]) -> None:
-        due = self._asked + self._every_s if self._every_s < float("inf") else float("inf")
-        if ids and time.monotonic() >= due:
-            self._answers = slurm_jobs.ask(ids)
-            self._asked = time.monotonic()
+        now = time.monotonic()
+        if not ids or not self._may_ask or now < self._next["squeue"]:
+            return
+        accounting = now >= self._next["sacct"]
+        self._answers |= slurm_jobs.ask(ids, accounting)
+        self._next["squeue"] = now + SQUEUE_EVERY_S
+        if accounting:
+            self._next["sacct"] = now + SACCT_EVERY_S
 
     def _merged(self, run_id: str, own: RunState, record: Mapping[str, object] | None) -> RunState:
         job = self._answers.get(str(record["job_id"])) if record else None
@@ -62,13 +69,13 @@ def _own_state(paths: RunPaths, order: Mapping[str, Any], run_id: str) -> RunSta
     """
     ordered = run_id in order.get("run_ids", ())
     state = run_state(paths, launcher_alive=ordered)
-    if ordered and ((read_json(paths.job) or {}).get("started") or 0.0) < order["started"]:
+    if ordered and ((read_job(paths) or {}).get("started") or 0.0) < order["started"]:
         return replace(state, status="pending", reason="waits for its turn", evidence="")
     return state
 
 
 def _slurm_record(plan: Plan, run_id: str) -> Mapping[str, object] | None:
-    job = read_json(plan.paths.run(run_id).job)
+    job = read_job(plan.paths.run(run_id))
     return job if job and job.get("launcher") == "slurm" and job.get("job_id") else None
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import getpass
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -12,15 +13,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from submitit import Job
+from submitit.core.utils import FailedJobError
 from submitit.slurm.slurm import SlurmExecutor, _make_sbatch_string
 
 from jobkit.errors import UsageError
 from jobkit.launch.command import clean_environment, job_command, python_path
 from jobkit.launch.slurm import Batch, Options, Submission, submitit_parameters
 from jobkit.launch.task import collect_in_job, run_in_job, sweep_in_job
-from jobkit.paths import REPOSITORY, StudyPaths, write_json, write_whole
+from jobkit.paths import REPOSITORY, RunPaths, write_json, write_whole
 
 TIMEOUT_S = 30.0  # for one call of a Slurm command
+
+
+# What the job that collects does not share with those that train.
+_OF_A_RUN = {"job-name", "nodes", "ntasks-per-node", "cpus-per-task", "gpus-per-node", "gres"}
+_OF_A_RUN |= {"gpus-per-task", "time", "exclusive", "nodelist", "exclude", "begin"}
+
+
+class CollectRefused(Exception):
+    """The jobs are submitted, and the one that collects was refused."""
 
 
 def script(batch: Batch, folder: Path, at_once: int | None, whole: bool = False) -> str:
@@ -48,6 +59,8 @@ def refusal(stderr: str, options: Options) -> str:
     """sbatch's refusal in one line, with the valid names where it is about a name."""
     lines = [line for line in stderr.splitlines() if "error" in line or "failure" in line]
     said = (lines or stderr.strip().splitlines() or ["sbatch refused"])[-1 if lines else 0]
+    if re.search(r"Socket timed out|Unable to contact|Connection refused", said):
+        return f"Slurm's controller does not answer ({said}): try again later"
     said = said.removeprefix("allocation failure: ").removeprefix("sbatch: error: ")
     hint = ""
     if "account" in said.lower():
@@ -120,12 +133,22 @@ def submit(submission: Submission) -> list[str]:
             paths = study.run(run_id)
             paths.folder.mkdir(exist_ok=True)
             write_whole(paths.site, submission.site.shell())
-    with _environment(slurm_environment()):
-        return [master for batch in submission.batches for master in _submit(submission, batch)]
+    masters: list[str] = []
+    for batch in submission.batches:
+        try:
+            with _environment(slurm_environment()):
+                masters += _submit(submission, batch)
+        except FailedJobError as error:
+            if masters:
+                cancel(masters)
+            undone = f"; jobs {', '.join(masters)} were cancelled" if masters else ""
+            raise UsageError(refusal(str(error), batch.options) + undone) from None
+    return masters
 
 
 def _submit(submission: Submission, batch: Batch) -> list[str]:
     study = submission.study
+    firsts = {run_id: _next_attempt(study.run(run_id)) for run_id in batch.run_ids}
     executor = _executor(submission, batch.options)
     commands = {run_id: _command(submission, run_id) for run_id in batch.run_ids}
     folders = {run_id: str(study.run(run_id).folder) for run_id in batch.run_ids}
@@ -137,7 +160,8 @@ def _submit(submission: Submission, batch: Batch) -> list[str]:
             made = [executor.submit(run_in_job, folders[r], commands[r]) for r in batch.run_ids]
         jobs = dict(zip(batch.run_ids, made, strict=True))
     for run_id, job in jobs.items():
-        _note(study, run_id, job, commands[run_id], submission.whole)
+        record = {"first_attempt": firsts[run_id], "shared": submission.whole}
+        _note(study.run(run_id), job, {**record, "command": commands[run_id]})
     return list(dict.fromkeys(job.job_id.split("_")[0] for job in jobs.values()))
 
 
@@ -152,13 +176,15 @@ def _executor(submission: Submission, options: Options) -> SlurmExecutor:
     return executor
 
 
-def _note(study: StudyPaths, run_id: str, job: "Job[int]", words: list[str], shared: bool) -> None:
-    """Leave with the run: which job it is, the script, and a link to what Slurm says."""
-    paths = study.run(run_id)
-    submitted = {"v": 1, "launcher": "slurm", "job_id": job.job_id, "submitted": time.time()}
+def _next_attempt(paths: RunPaths) -> int:
     attempts = paths.attempt_numbers()
-    more = {"first_attempt": attempts[-1] + 1 if attempts else 0, "command": words}
-    write_json(paths.job, {**submitted, **more, "shared": shared})
+    return attempts[-1] + 1 if attempts else 0
+
+
+def _note(paths: RunPaths, job: "Job[int]", more: Mapping[str, object]) -> None:
+    """Leave with the run: which job it is, the script, and a link to what Slurm says."""
+    submitted = {"v": 1, "launcher": "slurm", "job_id": job.job_id, "submitted": time.time()}
+    write_json(paths.submission, {**submitted, **more})
     shutil.copyfile(job.paths.submission_file, paths.script)
     paths.scheduler_log.unlink(missing_ok=True)
     paths.scheduler_log.symlink_to(os.path.relpath(job.paths.stdout, paths.folder))
@@ -168,7 +194,7 @@ def submit_collect(submission: Submission, masters: Sequence[str]) -> str:
     """Submit the job that collects and plots when all others have ended; return its id."""
     study, options = submission.study, submission.batches[0].options
     more: Options = {
-        **{k: v for k, v in options.items() if k in ("partition", "account", "qos", "mail-user")},
+        **{k: v for k, v in options.items() if k not in _OF_A_RUN},
         "job-name": f"{study.folder.name}-collect",
         "nodes": "1",
         "ntasks": "1",
@@ -180,7 +206,11 @@ def submit_collect(submission: Submission, masters: Sequence[str]) -> str:
     with _environment(slurm_environment()):
         executor = _executor(submission, more)
         words = ["bash", str(REPOSITORY / "plot_results.sh"), str(study.folder)]
-        job = executor.submit(collect_in_job, words)
+        try:
+            job = executor.submit(collect_in_job, words)
+        except FailedJobError as error:
+            raise CollectRefused(refusal(str(error), more)) from None
+    write_json(study.collect_job, {"job_id": str(job.job_id)})
     return str(job.job_id)
 
 

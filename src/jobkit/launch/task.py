@@ -57,12 +57,14 @@ def sweep_in_job(runs: list[tuple[str, list[str]]]) -> int:
 
 def collect_in_job(command: list[str]) -> int:
     """Run a command with its output in the job's log; return its exit code."""
-    return subprocess.run(command, env={**os.environ, "JOBKIT_PYTHON": sys.executable}).returncode
+    # A display of the session that submitted the job is no place to open anything from here.
+    own = {k: v for k, v in os.environ.items() if k not in ("DISPLAY", "WAYLAND_DISPLAY")}
+    return subprocess.run(command, env={**own, "JOBKIT_PYTHON": sys.executable}).returncode
 
 
 def _run(paths: RunPaths, command: list[str], environ: dict[str, str], stop: "_Stop") -> int:
     paths.folder.mkdir(parents=True, exist_ok=True)
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    adopt_orphans()
     with paths.log.open("ab", buffering=0) as log:
         job, process = _start(paths, command, environ, log)
         try:
@@ -71,6 +73,11 @@ def _run(paths: RunPaths, command: list[str], environ: dict[str, str], stop: "_S
             end_descendants(grace_s=GRACE_S)
     write_json(paths.job, {**job, "ended": time.time(), "exit_code": code})
     return code
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every process below this one whose own parent ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 class _Stop:

@@ -63,7 +63,7 @@ def _show(looking: States, args: argparse.Namespace) -> None:
     from rich.console import Console
     from rich.live import Live
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     if not args.watch:
         console.print(_table(looking))
         return

@@ -1,0 +1,42 @@
+"""`--dry-run`: prints what would be started or submitted, and writes nothing."""
+
+from jobkit.errors import Exit
+from jobkit.launch.command import job_command, local_command, shown
+from jobkit.launch.how import How
+from jobkit.launch.slurm import Submission, submission
+from jobkit.plan import Plan
+
+
+def dry_run(plan: Plan, how: How) -> int:
+    """Print each command or script that would be started or submitted; write nothing."""
+    from jobkit.launch.launcher import prepare
+
+    made = prepare(plan, how, ask=False)
+    for note in (*made.plan.notes, *made.notes):
+        print(f"# note: {note}")
+    for run_id in plan.runs:
+        if run_id not in made.run_ids:
+            print(f"# {run_id}: not started again")
+    if made.site is None:
+        for run_id in made.run_ids:
+            command = local_command(plan.runs[run_id], plan.paths.run(run_id).folder)
+            print(f"# {run_id}\n{shown(command)}")
+    elif made.run_ids:
+        print_scripts(submission(plan, made.run_ids, made.site, how), how.collect)
+    print(f"# {len(made.run_ids)} of {len(plan.runs)} runs would start; nothing was written")
+    return Exit.OK
+
+
+def print_scripts(wanted: Submission, collect: bool) -> None:
+    """Print each batch script and, under it, what each of its runs is started with."""
+    from jobkit.launch.submit import script
+
+    for batch in wanted.batches:
+        text = script(batch, wanted.study.submitit, wanted.at_once, wanted.whole)
+        print(f"# --- one sbatch for {len(batch.run_ids)} runs ---\n{text}")
+        for index, run_id in enumerate(batch.run_ids):
+            paths = wanted.study.run(run_id)
+            command = job_command(wanted.plan.runs[run_id], paths, sized=wanted.whole)
+            print(f"# {index}: {run_id}: {shown(command)}")
+    if collect:
+        print("# --- and one more job that collects and plots, when all of these have ended ---")
