@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Collect a study, draw its figures, and open them where there is a display.
+# Collect a study, draw its figures, write its report, and open that where there is a display.
 #
 #   ./plot_results.sh               the newest study
 #   ./plot_results.sh logs/demo     or just: demo
+#   ./plot_results.sh demo --forecast 16 32     what follows the study goes to plot_results.py
 #
 # Ends with 0; with 3 where a run is not ok (the figures are drawn all the same); with 2 on wrong usage.
 set -u
@@ -19,14 +20,19 @@ case ${1-} in
     sed -n '2,/^set/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
     exit 0 ;;
 esac
-(($# <= 1)) || { echo "jobkit: error: one study at most: ./plot_results.sh [logs/STUDY]" >&2; exit 2; }
+study=()
+[[ $# -eq 0 || $1 == -* ]] || { study=("$1"); shift; }
+if (($#)) && [[ $1 != -* ]]; then
+  echo "jobkit: error: one study at most: ./plot_results.sh [logs/STUDY] [options]" >&2
+  exit 2
+fi
 
-"$python" "$root/collect_results.py" "$@"
+"$python" "$root/collect_results.py" ${study[@]+"${study[@]}"}
 collected=$?
 ((collected == 0 || collected == 3)) || exit "$collected"
 
 # What was drawn is read from what the plotter says, so that the two never name different files.
-drawn=$("$python" "$root/plot_results.py" "$@")
+drawn=$("$python" "$root/plot_results.py" ${study[@]+"${study[@]}"} "$@")
 plotted=$?
 printf '%s\n' "$drawn"
 ((plotted == 0)) || exit "$plotted"
@@ -39,7 +45,7 @@ elif [[ -n ${DISPLAY-}${WAYLAND_DISPLAY-} ]]; then
 fi
 if [[ -n $open ]] && command -v "$open" >/dev/null; then
   while read -r _ file; do
-    [[ $file == *.png ]] && "$open" "$file" >/dev/null 2>&1 &
+    [[ $file == *.html ]] && "$open" "$file" >/dev/null 2>&1 &
   done <<<"$drawn"
 fi
 exit "$collected"

@@ -12,8 +12,10 @@ COMMANDS = {
     "status": ("jobkit.launch.watch", "main", "how far each run of a study is"),
     "cancel": ("jobkit.launch.cancel", "main", "end the runs of a study"),
     "check-edf": ("jobkit.launch.check_edf", "main", "check a container's environment file"),
+    "verify": ("jobkit.payload.verify", "main", "prove every strategy equal to one process"),
     "preflight": ("jobkit.payload.preflight", "main", "check an allocation before it is used"),
     "collect": ("jobkit.analysis.cli", "collect_main", "logs to CSV (collect_results.py)"),
+    "check-claims": ("jobkit.analysis.claims", "main", "recompute somebody's scaling table"),
     "plot": ("jobkit.analysis.cli", "plot_main", "CSV to figures (plot_results.py)"),
 }
 

@@ -24,7 +24,7 @@ from typing import Any
 
 from jobkit.errors import UsageError, nearest, one_of
 from jobkit.paths import REPOSITORY, StudyPaths, check_name, write_whole
-from jobkit.spec import SETTINGS, STRATEGIES, RunSpec, check_keys
+from jobkit.spec import ONE_RANK, SETTINGS, STRATEGIES, RunSpec, check_keys
 
 STUDIES = REPOSITORY / "hpc" / "studies"
 PLAN_VERSION = 1
@@ -47,10 +47,15 @@ class Study:
 
     def __post_init__(self) -> None:
         check_name("study name", self.name)
+        per_node = self.gpus_per_node
+        if per_node is not None and (type(per_node) is not int or per_node < 1):
+            raise UsageError(f"gpus_per_node = {per_node!r}: must be a whole number, 1 or more")
         for name in ("strategies", "gpus"):
             values = getattr(self, name)
             if not isinstance(values, list | tuple) or not values:
                 raise UsageError(f"{name} = {values!r}: must be a list with at least one value")
+            if not all(isinstance(value, int | str) for value in values):
+                raise UsageError(f"{name} = {values!r}: a list of lists or tables says nothing")
             object.__setattr__(self, name, tuple(dict.fromkeys(values)))
         for strategy in self.strategies:
             one_of("strategy", strategy, STRATEGIES)
@@ -88,7 +93,7 @@ class Study:
                 raise UsageError(
                     f"{source}: unknown key '{key}'{nearest(key, (*known, *SETTINGS))}"
                 )
-        values.setdefault("name", Path(source).stem)
+        values["name"] = overrides.pop("name", values.get("name", Path(source).stem))
         try:
             return cls(**values).changed(**overrides)
         except UsageError as error:
@@ -119,15 +124,15 @@ class Study:
             dict(zip(self.sweep, p, strict=True)) for p in itertools.product(*self.sweep.values())
         ]
         for strategy, (nodes, ranks) in itertools.product(self.strategies, self.sizes()):
-            if strategy == "single" and nodes * ranks > 1:
-                notes.append(f"single runs at 1 rank only: not planned at {nodes * ranks}")
+            if strategy in ONE_RANK and nodes * ranks > 1:
+                notes.append(f"{strategy} runs at 1 rank only: not planned at {nodes * ranks}")
                 continue
             for point, repeat in itertools.product(points, range(self.repeats)):
                 shape = {"strategy": strategy, "nodes": nodes, "ranks_per_node": ranks}
                 spec = self._spec({**self.settings, **point, **shape, "repeat": repeat})
                 runs[spec.run_id] = spec
         if not runs:
-            raise UsageError("the study plans no run: single needs a size of 1")
+            raise UsageError("the study plans no run: single and dp need a size of 1")
         order = sorted(runs)
         random.Random(self.seed).shuffle(order)
         return Plan(study=self, runs={run_id: runs[run_id] for run_id in order}, notes=tuple(notes))

@@ -16,7 +16,8 @@ from typing import Any
 
 from jobkit.errors import UsageError, nearest, one_of
 
-STRATEGIES = ("single", "ddp", "fsdp")
+STRATEGIES = ("single", "dp", "ddp", "fsdp", "mp", "pp")
+ONE_RANK = ("single", "dp")  # strategies of one process
 COMM_HOOKS = ("none", "fp16", "bf16", "powersgd")
 SCHEDULES = ("gpipe", "1f1b", "interleaved")
 MODELS = ("cnn", "resnet18", "mlp")
@@ -140,9 +141,7 @@ class RunSpec:
     ddp_powersgd_start: int = _setting(
         10, "ddp: iterations of plain all-reduce before PowerSGD compresses", low=2
     )
-    sync_batchnorm: bool = _setting(
-        False, "ddp: batch normalisation over the whole global batch; needs GPUs"
-    )
+    sync_batchnorm: bool = _setting(False, "ddp: batch normalisation over all ranks; needs GPUs")
     zero1: bool = _setting(False, "ddp: shard the optimizer's state over the ranks")
     fsdp_wrap: str | None = _setting(
         None, "fsdp: classes of the modules to shard on their own, A,B (instead of by size)"
@@ -150,11 +149,9 @@ class RunSpec:
     fsdp_hybrid_replicas: int = _setting(
         1, "fsdp: so many sharded copies, as many as nodes to shard inside each node", low=1
     )
-    fsdp_prefetch: int = _setting(
-        0, "fsdp: gather so many blocks ahead (0: as torch does on its own)", low=0
-    )
+    fsdp_prefetch: int = _setting(0, "fsdp: gather so many blocks ahead (0: torch's own)", low=0)
     pipeline_stages: int | None = _setting(
-        None, "pp: ranks in one pipeline; more ranks make copies of it (default: all)", low=1
+        None, "pp: ranks in one pipeline, of which more ranks make copies (default: all)", low=1
     )
     pipeline_schedule: str = _setting("1f1b", "pp: order of the microbatches", choices=SCHEDULES)
     pipeline_split: str | None = _setting(
@@ -177,8 +174,8 @@ class RunSpec:
             one_of("model", self.model, MODELS)
         if not self.dataset.startswith("folder:"):
             one_of("dataset", self.dataset, (*DATASETS, "folder:PATH"))
-        if self.strategy == "single" and self.world_size > 1:
-            raise UsageError(f"strategy 'single' runs at 1 rank, not {self.world_size}; use ddp")
+        if self.strategy in ONE_RANK and (ranks := self.world_size) > 1:
+            raise UsageError(f"strategy '{self.strategy}' runs at 1 rank, not {ranks}; use ddp")
         if self.steps_batch_size < self.accumulate:
             raise UsageError(f"--accumulate {self.accumulate} is more than the samples in a step")
 

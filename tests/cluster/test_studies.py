@@ -111,10 +111,10 @@ def test_the_same_losses_as_on_this_machine(cluster, site: Checkout) -> None:
 def test_a_dry_run_is_byte_for_byte_what_is_submitted(cluster, site: Checkout) -> None:
     words = [*SMALL, "--name", "same", "--strategies", "ddp", "--gpus", "1", "2x1", "--time", "5"]
     words += ["--repeats", "2", "--comment", 'it\'s "one", $HOME']
-    before = cluster.run("squeue", "-h", "-t", "all").stdout
+    before = cluster.run("squeue", "-h", "-t", "all", "-o", "%i").stdout
     dry = bench(cluster, site, *words, "--dry-run")
     assert dry.returncode == 0, dry.stderr
-    assert cluster.run("squeue", "-h", "-t", "all").stdout == before
+    assert cluster.run("squeue", "-h", "-t", "all", "-o", "%i").stdout == before
     assert not (site.folder / "logs" / "same").exists()
     assert bench(cluster, site, *words, "--no-wait", "--no-collect").returncode == 0
     scripts = {p.read_text() for p in (site.folder / "logs" / "same").glob("*/job.sh")}
@@ -194,11 +194,11 @@ def test_refused_in_one_line_with_nothing_submitted(
     cluster, site: Checkout, words: list[str], said: str
 ) -> None:
     (site.folder / "broken.toml").write_text("partitoin = 'batch'\n")
-    before = cluster.run("squeue", "-h", "-t", "all").stdout
+    before = cluster.run("squeue", "-h", "-t", "all", "-o", "%i").stdout
     done = bench(cluster, site, *SMALL, "--name", "refused", "--no-wait", *words)
     assert done.returncode == 2, done.stdout
     assert said in done.stderr and done.stderr.count("\n") == 1, done.stderr
-    assert cluster.run("squeue", "-h", "-t", "all").stdout == before
+    assert cluster.run("squeue", "-h", "-t", "all", "-o", "%i").stdout == before
     assert not (site.folder / "logs" / "refused").exists()
 
 

@@ -21,7 +21,7 @@ def tar_of(folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--strategy", "dpp"], "unknown strategy 'dpp'; did you mean 'ddp'?"),
+        (["--strategy", "ddpp"], "unknown strategy 'ddpp'; did you mean 'ddp'?"),
         (["--model", "ccn"], "unknown model 'ccn'; did you mean 'cnn'?"),
         (["--dataset", "cifar"], "unknown dataset 'cifar'; did you mean 'cifar10'?"),
         (["--epochs", "0"], "must be a whole number, 1 or more"),

@@ -98,6 +98,7 @@ def test_collect_says_what_it_wrote_and_what_comes_next(capsys) -> None:
     said = capsys.readouterr().out
     assert "wrote logs/demo/results.csv (1 run)" in said
     assert "wrote logs/demo/epochs.csv (3 epochs)" in said
+    assert "wrote logs/demo/scaling.csv (1 size)" in said
     assert said.rstrip().endswith("next: python plot_results.py logs/demo")
 
 
@@ -143,12 +144,20 @@ def test_plot_without_a_finished_epoch_draws_nothing(capsys) -> None:
 
 
 def test_plot_sh_collects_and_plots() -> None:
-    whole_study("demo", strategies=("ddp",), gpus=(1,))
+    whole_study("demo", strategies=("ddp",), gpus=(1, 2))
     done = plot_sh("demo")
     assert (done.returncode, done.stderr) == (0, "")
-    assert len(list((logs() / "demo" / "figures").iterdir())) == 6
+    assert len(list((logs() / "demo" / "figures").iterdir())) == 10
     assert (logs() / "demo" / "results.csv").exists()
     assert "wrote logs/demo/figures/time_per_epoch.png" in done.stdout
+    assert done.stdout.endswith("wrote logs/demo/report.html\n")
+
+
+def test_plot_sh_hands_what_follows_the_study_to_the_plotter() -> None:
+    whole_study("demo", strategies=("ddp",), gpus=(1, 2, 4))
+    done = plot_sh("demo", "--forecast", "8")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (logs() / "demo" / "forecast.csv").exists()
 
 
 def test_plot_sh_of_an_incomplete_study_still_plots_and_ends_with_3() -> None:
@@ -165,7 +174,7 @@ def test_plot_sh_wrong_usage() -> None:
     assert plot_sh("--help").returncode == 0
 
 
-def test_plot_sh_opens_the_figures_only_where_there_is_a_display(tmp_path: Path) -> None:
+def test_plot_sh_opens_the_report_only_where_there_is_a_display(tmp_path: Path) -> None:
     whole_study("demo", strategies=("ddp",), gpus=(1,))
     bin_folder = tmp_path / "bin"
     bin_folder.mkdir()
@@ -179,11 +188,22 @@ def test_plot_sh_opens_the_figures_only_where_there_is_a_display(tmp_path: Path)
     plot_sh("demo", PATH=path)
     assert not opened.exists()
     plot_sh("demo", PATH=path, DISPLAY=":0")
-    expected = {"time_per_epoch.png", "loss_and_accuracy.png", "peak_memory.png"}
+    expected = {"report.html"}
     deadline = time.monotonic() + 20  # the script does not wait for what it opens
     while {p.name for p in opened.glob("*")} != expected and time.monotonic() < deadline:
         time.sleep(0.05)
     assert {p.name for p in opened.glob("*")} == expected
+
+
+@pytest.mark.parametrize("main", ["collect_main", "plot_main"])
+def test_help_imports_no_library(main: str) -> None:
+    heavy = "{'pandas', 'numpy', 'matplotlib', 'rich', 'jinja2'}"
+    code = (
+        f"import sys; from jobkit.analysis.cli import {main} as main\n"
+        "try: main(['--help'])\n"
+        f"except SystemExit: sys.exit(bool({heavy} & set(sys.modules)))\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL).returncode == 0
 
 
 @pytest.mark.skipif(not shutil.which("shellcheck"), reason="shellcheck is not installed")

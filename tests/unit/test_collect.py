@@ -12,7 +12,7 @@ import pytest
 from fake_study import TRAIN_SAMPLES, FakeRun, epoch_fields, logs, make_plan, whole_run, whole_study
 
 from jobkit.analysis.collect import Results, collect
-from jobkit.analysis.columns import EPOCHS, RESULTS, markdown
+from jobkit.analysis.columns import EPOCHS, FORECAST, RESULTS, SCALING, markdown
 from jobkit.errors import UsageError
 from jobkit.metric import KINDS
 from jobkit.plan import Plan
@@ -79,13 +79,11 @@ def test_every_planned_run_has_a_row_whatever_became_of_it() -> None:
 def test_the_tables_on_disk_are_the_frames_at_full_precision() -> None:
     whole_study(strategies=("ddp", "fsdp"), gpus=(1, 2), repeats=2)
     results = collect("s")
-    for frame, path in (
-        (results.runs, results.paths.results),
-        (results.epochs, results.paths.epochs),
-    ):
+    for path, frame in results.tables.items():
         again = pd.read_csv(path, dtype=frame.dtypes.to_dict())
         pd.testing.assert_frame_equal(again, frame)
-    assert sorted(p.name for p in results.folder.glob("*.csv")) == ["epochs.csv", "results.csv"]
+    tables = ["epochs.csv", "results.csv", "scaling.csv"]
+    assert sorted(p.name for p in results.folder.glob("*.csv")) == tables
     assert not list(results.folder.glob(".*"))
 
 
@@ -340,7 +338,13 @@ def test_strong_and_weak_never_share_a_series() -> None:
 
 
 def test_the_columns_are_frozen() -> None:
-    names = [f"results {c.name}" for c in RESULTS] + [f"epochs {c.name}" for c in EPOCHS]
+    tables = {
+        "results": RESULTS,
+        "epochs": EPOCHS,
+        "scaling": SCALING,
+        "forecast": FORECAST,
+    }
+    names = [f"{table} {c.name}" for table, columns in tables.items() for c in columns]
     assert "\n".join(names) + "\n" == GOLDEN.read_text()
 
 
@@ -349,7 +353,7 @@ def test_every_setting_and_every_epoch_field_has_a_documented_column() -> None:
     assert len(set(results)) == len(results)
     assert set(SETTINGS) - set(results) == {"epochs"}  # epochs_planned
     assert set(KINDS["epoch"]) <= {c.name for c in EPOCHS}
-    assert all(c.meaning for c in (*RESULTS, *EPOCHS))
+    assert all(c.meaning for c in (*RESULTS, *EPOCHS, *SCALING, *FORECAST))
     assert len(markdown(RESULTS).splitlines()) == len(RESULTS) + 2
 
 

@@ -14,6 +14,8 @@ from matplotlib.lines import Line2D
 from jobkit.analysis.collect import collect
 from jobkit.analysis.curves import learning_figure
 from jobkit.analysis.figures import draw, memory_figure, time_figure
+from jobkit.analysis.forecast import forecasts
+from jobkit.analysis.scaling_figures import efficiency_figure, forecast_figure, speed_up_figure
 from jobkit.analysis.style import looks
 from jobkit.plan import Plan
 
@@ -50,17 +52,17 @@ def ticks(axes: Axes) -> list[str]:
     return [label.get_text() for x, label in shown if low <= x <= high]
 
 
-def test_three_figures_as_png_and_svg_that_are_not_blank() -> None:
+def test_the_figures_as_png_and_svg_that_are_not_blank() -> None:
     whole_study(strategies=("ddp", "fsdp"), gpus=SIZES, repeats=2)
     drawn = draw(collect("s"))
-    names = ("time_per_epoch", "loss_and_accuracy", "peak_memory")
+    names = ("time_per_epoch", "speed_up", "efficiency", "loss_and_accuracy", "peak_memory")
     assert [p.name for p in drawn.paths] == [f"{n}.{k}" for n in names for k in ("png", "svg")]
     for path in drawn.paths:
         if path.suffix == ".png":
             assert np.std(imread(path)[..., :3]) > 0.02
         else:
             assert "<svg" in path.read_text()
-    assert len(list(drawn.paths[0].parent.iterdir())) == 6
+    assert len(list(drawn.paths[0].parent.iterdir())) == 10
 
 
 def test_the_same_study_gives_the_same_bytes() -> None:
@@ -209,6 +211,86 @@ def test_a_figure_with_nothing_to_show_is_not_drawn_and_an_old_one_is_removed() 
     stale.parent.mkdir()
     stale.write_bytes(b"old")
     drawn = draw(collect("s"))
-    assert drawn.skipped == ["time_per_epoch", "peak_memory"]
+    assert drawn.skipped == ["time_per_epoch", "speed_up", "efficiency", "peak_memory"]
     assert not stale.exists()
     assert [p.name for p in drawn.paths] == ["loss_and_accuracy.png", "loss_and_accuracy.svg"]
+
+
+def intervals(axes: Axes) -> list[tuple[float, float]]:
+    """The bars of the intervals, as (low, high)."""
+    bars = [c.get_paths() for c in axes.collections if len(c.get_paths()) == len(SIZES)]
+    return [tuple(sorted(p.vertices[:, 1])) for paths in bars for p in paths]
+
+
+def test_speed_up_and_its_ideal() -> None:
+    whole_study(strategies=("ddp", "fsdp"), gpus=SIZES, repeats=2)
+    results = collect("s")
+    (axes,) = made(speed_up_figure(results)).axes
+    lines = [line for line in measured(axes) if line.get_marker() != "_"]
+    assert [list(line.get_ydata()) for line in lines] == [pytest.approx([1, 1.9, 3.7])] * 2
+    (ideal,) = ideals(axes)
+    assert list(ideal.get_ydata()) == pytest.approx(list(ideal.get_xdata()))
+    table = results.scaling
+    assert intervals(axes)[2] == pytest.approx(
+        (table["speed_up_low"][2], table["speed_up_high"][2])
+    )
+    assert ticks(axes) == ["1", "2", "4"]
+    assert axes.get_ylabel() == "speed-up\nrelative to 1 rank"
+
+
+def test_efficiency_starts_at_zero_and_has_its_interval() -> None:
+    whole_study(strategies=("ddp",), gpus=SIZES, repeats=2)
+    results = collect("s")
+    (axes,) = made(efficiency_figure(results)).axes
+    assert axes.get_ylim()[0] == 0
+    assert list(measured(axes)[0].get_ydata()) == pytest.approx([1, 0.95, 0.925])
+    assert set(ideals(axes)[0].get_ydata()) == {1}
+    low, high = results.scaling["efficiency_low"][2], results.scaling["efficiency_high"][2]
+    assert low < 0.925 < high
+    assert intervals(axes)[2] == pytest.approx((low, high))
+
+
+def test_one_size_is_no_curve_of_speed_up() -> None:
+    whole_study(strategies=("ddp",), gpus=(2,))
+    assert speed_up_figure(collect("s")) is None
+    assert efficiency_figure(collect("s")) is None
+
+
+def test_the_same_ranks_on_other_nodes_are_another_line_of_speed_up() -> None:
+    whole_study(strategies=("ddp",), gpus=(1, 2, "2x1", 4, "2x2"))
+    (axes,) = made(speed_up_figure(collect("s"))).axes
+    lines = [line for line in measured(axes) if line.get_marker() != "_"]
+    assert sorted(list(line.get_xdata()) for line in lines) == [[1, 2, 4], [2, 4]]
+
+
+def test_a_forecast_begins_where_the_measured_ends_and_widens() -> None:
+    whole_study(strategies=("ddp",), gpus=SIZES, repeats=2)
+    results = collect("s")
+    found = forecasts(results, (8, 64))
+    figure = made(forecast_figure(results, found))
+    (axes,) = figure.axes
+    (line,) = (one for one in axes.lines if one.get_label() == "forecast")
+    assert (line.get_xdata()[0], line.get_xdata()[-1]) == (4, pytest.approx(64))
+    assert line.get_linestyle() == "--"
+    band = next(c for c in axes.collections if len(c.get_paths()[0].vertices) > 100)
+    y = {round(x, 6): [] for x in band.get_paths()[0].vertices[:, 0]}
+    for x, value in band.get_paths()[0].vertices:
+        y[round(x, 6)].append(value)
+    assert max(y[64]) / min(y[64]) > max(y[4]) / min(y[4]) > 1
+    assert "not measured" in figure._suptitle.get_text()
+    assert forecast_figure(results, forecasts(results)) is None
+
+
+def test_many_series_leave_room_for_the_axes() -> None:
+    sweep = {"lr": tuple(0.01 * i for i in (1, 2, 3, 4, 8)), "momentum": (0.8, 0.85, 0.9, 0.95)}
+    sweep["precision"] = ("fp32", "bf16")
+    whole_study(strategies=("ddp",), gpus=(1, 2), sweep=sweep, settings={"epochs": 1})
+    results = collect("s")
+    for make in (time_figure, speed_up_figure):
+        figure = made(make(results))
+        figure.draw_without_rendering()
+        (legend,) = figure.legends
+        for axes in figure.axes:
+            box = axes.get_window_extent()
+            assert box.y0 > legend.get_window_extent().y1
+            assert box.height / figure.dpi > 2

@@ -51,6 +51,7 @@ BAD = [
     (["--study", "demo", "--strategies", "fsdpp"], "did you mean 'fsdp'"),
     (["--study", "demo", "--gpus", "0"], "gpus"),
     (["--study", "demo", "--gpus", "two"], "gpus"),
+    (["--study", "demo", "--gpus-per-node", "0"], "gpus_per_node"),
     (["--study", "demo", "--repeats", "0"], "repeats"),
     (["--study", "demo", "--epochs", "0"], "1 or more"),
     (["--study", "demo", "--epochs", "many"], "whole number"),
@@ -86,6 +87,8 @@ def test_bad_input_is_one_line_and_2_and_nothing_is_written(words, said: str, lo
         ("[settings]\nlr = 'high'", "must be a number"),
         ("[settings]\nstrategy = 'ddp'", "use strategies, gpus, repeats"),
         ("gpus = []", "at least one value"),
+        ("gpus = [[1, 2]]", "list of lists"),
+        ("gpus_per_node = '4'", "gpus_per_node"),
         ("strategies = ['single']\ngpus = [2]", "plans no run"),
     ],
 )

@@ -17,7 +17,7 @@ LIBRARIES = {
 PACKAGES = sorted(p.parent.name for p in SOURCE.glob("*/__init__.py"))
 CORE = {p.stem for p in SOURCE.glob("*.py")} - {"__init__", "__main__"}
 # What the payload needs of the core, and so runs on the oldest Python of an image.
-OF_PAYLOAD = {"metric", "plan", "paths", "spec", "errors", "dataset"}
+OF_PAYLOAD = {"metric", "plan", "paths", "spec", "spec_options", "errors", "dataset"}
 
 
 def imports(path: Path, source: str | None = None) -> set[str]:

@@ -48,7 +48,7 @@ def sizes(plan: Plan) -> list[tuple[str, int, int]]:
         ("[settings]\nnodes = 2", "'nodes' is not a setting of a study"),
         ("strategies = []", "strategies = []: must be a list with at least one value"),
         ("strategies = 'ddp'", "strategies = 'ddp': must be a list"),
-        ("strategies = ['dpp']", "unknown strategy 'dpp'; did you mean 'ddp'?"),
+        ("strategies = ['ddpp']", "unknown strategy 'ddpp'; did you mean 'ddp'?"),
         ("repeats = 0", "repeats = 0: must be a whole number, 1 or more"),
         ("repeats = true", "repeats = True: must be a whole number"),
         ("seed = -1", "seed = -1: must be a whole number, 0 or more"),

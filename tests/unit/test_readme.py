@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from jobkit.__main__ import COMMANDS
-from jobkit.analysis.columns import EPOCHS, RESULTS, markdown
+from jobkit.analysis.columns import EPOCHS, FORECAST, RESULTS, SCALING, markdown
 from jobkit.launch.cli import parser as bench_parser
 from jobkit.payload.main import parser as payload_parser
 from jobkit.plan import Study
@@ -26,6 +26,8 @@ def test_links_lead_somewhere() -> None:
 def test_columns_are_those_of_the_collector() -> None:
     assert markdown(RESULTS) in README
     assert markdown(EPOCHS) in README
+    assert markdown(SCALING) in README
+    assert markdown(FORECAST) in README
 
 
 def payload_words(line: str) -> list[str]:
@@ -61,7 +63,9 @@ def test_the_study_in_the_readme_is_a_study(tmp_path: Path) -> None:
 
 def test_targets_of_make_exist() -> None:
     makefile = (ROOT / "Makefile").read_text()
-    for target in re.findall(r"`?make ([a-z]+)`?", README):
+    named = re.findall(r"(?:`|^    )make ([a-z]+)", README, re.MULTILINE)
+    assert "demo" in named
+    for target in named:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 

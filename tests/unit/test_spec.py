@@ -72,7 +72,7 @@ def test_an_unknown_choice_is_refused_with_the_known_ones(name: str) -> None:
 @pytest.mark.parametrize(
     ("values", "text"),
     [
-        ({"strategy": "dpp"}, "unknown strategy 'dpp'; did you mean 'ddp'?"),
+        ({"strategy": "ddpp"}, "unknown strategy 'ddpp'; did you mean 'ddp'?"),
         ({"model": "ccn"}, "unknown model 'ccn'; did you mean 'cnn'?"),
         ({"dataset": "cifar100"}, "unknown dataset 'cifar100'; did you mean 'cifar10'?"),
         ({"dataset": "syn\nthetic"}, "has a control character"),

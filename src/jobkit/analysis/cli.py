@@ -8,29 +8,37 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from jobkit.errors import Exit, UsageError
+
+if TYPE_CHECKING:
+    from jobkit.analysis.collect import Results
+    from jobkit.analysis.forecast import Forecast
 
 _COLLECT = """examples:
   python collect_results.py                     the newest study
   python collect_results.py logs/demo           or just: demo
   python collect_results.py demo --json | jq .not_ok
+  python collect_results.py demo --min-efficiency 0.85 --at 4    a gate for a script
 
 exit codes:
   0  every planned run is ok
-  2  wrong usage: no such study, a folder that cannot be written; nothing was written
+  2  wrong usage: no such study, no such size, a folder that cannot be written
   3  collected, but a run is not ok
+  4  collected, but --min-efficiency is not met (whether or not every run is ok)
 """
 _PLOT = """examples:
   python plot_results.py                        the newest study
   python plot_results.py logs/demo              or just: demo
+  python plot_results.py demo --forecast 16 32 64
 
 exit codes:
-  0  the figures were made
-  2  wrong usage: no such study, a folder that cannot be written
+  0  the figures and the report were made
+  2  wrong usage: no such study, too few sizes for a forecast, a folder that cannot be written
   3  no run has finished an epoch: no figure was made
 """
+_OF_SIZES = ("speed_up", "efficiency")  # figures of which one size is no line
 
 
 class _Parser(argparse.ArgumentParser):
@@ -76,34 +84,95 @@ def _guarded(command: Callable[[Sequence[str] | None], int], argv: Sequence[str]
 
 
 def _collect(argv: Sequence[str] | None) -> int:
-    text = "Collect a study's plan and logs into results.csv and epochs.csv, and sum them up."
+    text = "Collect a study's plan and logs into tables (CSV), and sum them up."
     parser = _parser("collect_results.py", text, _COLLECT)
     parser.add_argument("--json", action="store_true", help="print the summary as JSON instead")
+    _add_thresholds(parser)
     args = parser.parse_args(argv)
+    if (args.at is None) != (args.min_efficiency is None):
+        raise UsageError("--min-efficiency and --at go together")
 
     from jobkit.analysis.collect import collect
+    from jobkit.analysis.gate import check_efficiency
     from jobkit.analysis.summary import as_json, print_summary
 
-    results = collect(args.study)
+    results = collect(args.study, accuracy=args.accuracy)
     if args.json:
         print(as_json(results))
         for line in results.warnings():
             print(f"warning: {line}", file=sys.stderr)
     else:
         print_summary(results)
-        paths = results.paths
-        for path, frame, what in (
-            (paths.results, results.runs, "run"),
-            (paths.epochs, results.epochs, "epoch"),
-        ):
-            print(f"wrote {_shown(path)} ({len(frame)} {what}{'' if len(frame) == 1 else 's'})")
-        print(f"next: python plot_results.py {_shown(paths.folder)}")
+        _say_written(results)
+    missed = check_efficiency(results.scaling, args.min_efficiency, args.at) if args.at else []
+    for line in missed:
+        print(f"threshold not met: {line}", file=sys.stderr)
+    if missed:
+        return Exit.THRESHOLD
     return Exit.OK if results.ok else Exit.INCOMPLETE
 
 
+def _say_written(results: "Results") -> None:
+    """What was written, and what to do next."""
+    kinds = ("run", "epoch", "size")
+    for (path, table), what in zip(results.tables.items(), kinds, strict=True):
+        print(f"wrote {_shown(path)} ({len(table)} {what}{'' if len(table) == 1 else 's'})")
+    print(f"next: python plot_results.py {_shown(results.folder)}")
+
+
+def _add_thresholds(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--accuracy",
+        type=_share,
+        metavar="SHARE",
+        help="tell the time to this validation accuracy (default: what all runs have reached)",
+    )
+    parser.add_argument(
+        "--min-efficiency",
+        type=_share,
+        metavar="SHARE",
+        help="end with 4 where a series has less parallel efficiency than this, with --at",
+    )
+    parser.add_argument("--at", type=_count, metavar="RANKS", help="the size of --min-efficiency")
+
+
+def _share(text: str) -> float:
+    """A share above 0, up to 1."""
+    value = float(text)
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"'{text}' must be above 0 and at most 1, as 0.85")
+    return value
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"'{text}' must be 1 or more")
+    return value
+
+
+_share.__name__, _count.__name__ = "number", "whole number"  # argparse says "invalid number value"
+
+
 def _plot(argv: Sequence[str] | None) -> int:
-    text = "Draw a study: time per epoch, loss and accuracy, peak memory, as PNG and SVG."
-    args = _parser("plot_results.py", text, _PLOT).parse_args(argv)
+    text = "Draw a study (figures as PNG and SVG) and write its report: report.html."
+    parser = _parser("plot_results.py", text, _PLOT)
+    parser.add_argument(
+        "--forecast",
+        type=_count,
+        nargs="+",
+        default=[],
+        metavar="RANKS",
+        help="extend the fitted curves to these sizes, marked as not measured",
+    )
+    parser.add_argument(
+        "--min-efficiency",
+        type=_share,
+        default=0.8,
+        metavar="SHARE",
+        help="below it, the report says, more ranks do not pay (default %(default)s)",
+    )
+    args = parser.parse_args(argv)
 
     from jobkit.analysis.collect import collect
 
@@ -113,15 +182,41 @@ def _plot(argv: Sequence[str] | None) -> int:
         shown = _shown(results.folder)
         print(f"{shown}: no run has finished an epoch ({states}): no figure", file=sys.stderr)
         return Exit.INCOMPLETE
+    return _drawn(results, args.forecast, args.min_efficiency)
 
+
+def _drawn(results: "Results", forecast: list[int], least: float) -> int:
+    """Draw the figures and write the report, and say what was written."""
     from jobkit.analysis.figures import draw
+    from jobkit.analysis.report import write_report
 
-    drawn = draw(results)
-    for path in drawn.paths:
+    found = _forecasts(results, forecast)
+    drawn = draw(results, found)
+    for path in (*drawn.paths, *write_report(results, drawn.paths, found, least)):
         print(f"wrote {_shown(path)}")
     for name in drawn.skipped:
-        print(f"no {name}: no run that is ok says it", file=sys.stderr)
+        why = "fewer than two measured sizes" if name in _OF_SIZES else "no run that is ok says it"
+        print(f"no {name}: {why}", file=sys.stderr)
     return Exit.OK
+
+
+def _forecasts(results: "Results", wanted: list[int]) -> "list[Forecast]":
+    """The forecasts that were asked for, printed and written; an old table goes where none is."""
+    from jobkit.analysis.forecast import checked_forecasts, forecast_lines, forecast_table
+    from jobkit.analysis.products import Products, save
+
+    path = Products(results.folder).forecast
+    if not wanted:
+        path.unlink(missing_ok=True)
+        return []
+    found = checked_forecasts(results, wanted)
+    for refused in [f.refused for f in found if f.refused]:
+        print(f"no forecast of {refused}", file=sys.stderr)
+    table = forecast_table(results, found)
+    save(path, table.to_csv(index=False, lineterminator="\n"))
+    print("\n".join(forecast_lines(table)))
+    print(f"wrote {_shown(path)}")
+    return found
 
 
 def _shown(path: Path) -> str:

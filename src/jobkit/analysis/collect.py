@@ -1,25 +1,28 @@
-"""Collect a study: its plan and all that its runs left, as two tables.
+"""Collect a study: its plan and all that its runs left, as three tables.
 
 results = collect("demo")
 results.runs       one row for every planned run, whatever became of it
 results.epochs     one row a run and epoch
+results.scaling    one row a series and size
 results.ok         whether every run is ok
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
-from jobkit.analysis.columns import COUNT, EPOCHS, FLAG, NUMBER, RESULTS, TEXT, Column
+from jobkit.analysis.columns import EPOCHS, RESULTS
+from jobkit.analysis.comparable import faults
+from jobkit.analysis.frames import frame
+from jobkit.analysis.products import Products, save
 from jobkit.analysis.records import Reject, RunRecords, read_run
 from jobkit.analysis.rows import Row, epoch_rows, recorded_spec, result_row
+from jobkit.analysis.scaling import scaling
 from jobkit.analysis.series import series_labels
 from jobkit.analysis.study import StudyRuns, read_study, run_states
-from jobkit.errors import UsageError
-from jobkit.paths import StudyPaths, write_whole
+from jobkit.paths import StudyPaths
 from jobkit.studies import find_study
 
 
@@ -30,6 +33,7 @@ class Results:
     folder: Path
     runs: pd.DataFrame
     epochs: pd.DataFrame
+    scaling: pd.DataFrame
     rejected: tuple[Reject, ...]  # tagged places in the logs that hold no whole record
     lost: Mapping[str, int]  # by run_id: records that no source holds
     unplanned: tuple[str, ...]  # folders of runs that the plan does not know: not collected
@@ -37,6 +41,12 @@ class Results:
     @property
     def paths(self) -> StudyPaths:
         return StudyPaths(self.folder)
+
+    @property
+    def tables(self) -> dict[Path, pd.DataFrame]:
+        """Where each table is written."""
+        scaled = Products(self.folder).scaling
+        return {self.paths.results: self.runs, self.paths.epochs: self.epochs, scaled: self.scaling}
 
     @property
     def ok(self) -> bool:
@@ -57,27 +67,33 @@ class Results:
         if len(devices) > 1:
             shown = ", ".join(f"{name} ({n} {_plural(n, 'run')})" for name, n in devices.items())
             lines.append(f"the runs used different devices, compare with care: {shown}")
+        lines += [f"{series}: not compared: {why}" for series, why in faults(self.runs).items()]
         return lines
 
 
-def collect(study: str | Path | None = None, *, write: bool = True) -> Results:
-    """Read a study (a folder, a bare name, or the newest) and write results.csv and epochs.csv.
+def collect(
+    study: str | Path | None = None, *, write: bool = True, accuracy: float | None = None
+) -> Results:
+    """Read a study (a folder, a bare name, or the newest) and write its three tables.
 
+    accuracy: what the time to it is to be told of; None: what every run that is ok has reached.
     Raises UsageError where there is no such study, or its plan or folder cannot be used.
     """
     planned = read_study(find_study(study))
     rows, epochs, records = _rows(planned)
+    run_frame, epoch_frame = frame(rows, RESULTS), frame(epochs, EPOCHS)
     results = Results(
         folder=planned.paths.folder,
-        runs=_frame(rows, RESULTS),
-        epochs=_frame(epochs, EPOCHS),
+        runs=run_frame,
+        epochs=epoch_frame,
+        scaling=scaling(run_frame, epoch_frame, accuracy),
         rejected=tuple(reject for r in records.values() for reject in r.rejects),
         lost={run_id: r.lost for run_id, r in records.items() if r.lost},
         unplanned=planned.unplanned,
     )
     if write:
-        _write(planned.paths.results, results.runs)
-        _write(planned.paths.epochs, results.epochs)
+        for path, table in results.tables.items():
+            save(path, table.to_csv(index=False, lineterminator="\n"))
     return results
 
 
@@ -96,40 +112,6 @@ def _rows(planned: StudyRuns) -> tuple[list[Row], list[Row], dict[str, RunRecord
         rows.append(row)
         epochs += epoch_rows(row, records[run_id])
     return rows, epochs, records
-
-
-def _frame(rows: list[Row], columns: tuple[Column, ...]) -> pd.DataFrame:
-    """Rows as a table with every column, each of its type, and at the end any others they have."""
-    known = {c.name: c.dtype for c in columns}
-    others = sorted({str(name) for row in rows for name in row} - known.keys())
-    dtypes = known | {name: _guess(row.get(name) for row in rows) for name in others}
-    cells = {k: [_fit(row.get(k), dtype) for row in rows] for k, dtype in dtypes.items()}
-    return pd.DataFrame({k: pd.Series(cells[k], dtype=dtype) for k, dtype in dtypes.items()})
-
-
-def _guess(values: Iterable[Any]) -> str:
-    """The type of a column that a foreign script made."""
-    return NUMBER if {type(v) for v in values} <= {int, float, type(None)} else TEXT
-
-
-def _fit(value: Any, dtype: str) -> Any:
-    """A value as a column of this type takes it; None where it is something else."""
-    if isinstance(value, bool) and dtype != FLAG:
-        return str(value) if dtype == TEXT else None
-    if dtype == TEXT:
-        return None if value is None else str(value)
-    if dtype == NUMBER and type(value) is int:
-        return float(value)
-    fits = {COUNT: int, NUMBER: float}.get(dtype, bool)
-    return value if type(value) is fits else None
-
-
-def _write(path: Path, frame: pd.DataFrame) -> None:
-    """Write a table whole, at full precision; raises UsageError where that cannot be done."""
-    try:
-        write_whole(path, frame.to_csv(index=False, lineterminator="\n"))
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror or error}") from None
 
 
 def _plural(count: int, word: str) -> str:

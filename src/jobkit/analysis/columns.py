@@ -1,4 +1,4 @@
-"""The columns of results.csv and epochs.csv: the one place where each is named and explained.
+"""The columns of results.csv, epochs.csv and scaling.csv: where each is named and explained.
 
 An empty cell means that the logs do not say; no number stands for "unknown". A unit is part of the
 name: _s seconds, _mib 2**20 bytes, _share 0 to 1, images_per_s.
@@ -139,6 +139,89 @@ EPOCHS = (
     *(
         Column(name, COUNT if name in ("epoch", "iterations", "timed_images") else NUMBER, meaning)
         for name, meaning in KINDS["epoch"].items()
+    ),
+)
+
+_OF_SIZE = ("nodes", "ranks_per_node", "world_size", "scaling")
+_OF_BATCH = ("global_batch_size", "batch_size_per_rank")
+_CONFIDENCE = "of the bootstrap interval over spread_from, at confidence_share"
+
+
+def _with_interval(name: str, meaning: str, unit: str = "") -> tuple[Column, ...]:
+    """A measured column and the two ends of its interval."""
+    return (
+        Column(f"{name}{unit}", NUMBER, meaning),
+        Column(f"{name}_low{unit}", NUMBER, f"lower end {_CONFIDENCE}"),
+        Column(f"{name}_high{unit}", NUMBER, f"upper end {_CONFIDENCE}"),
+    )
+
+
+SCALING = (
+    *_IDENTITY[1:],
+    Column("strategy", TEXT, "parallel strategy"),
+    *(c for c in _SIZE if c.name in (*_OF_SIZE, *_OF_BATCH)),
+    Column("runs_planned", COUNT, "runs of this series at this size"),
+    Column("runs_ok", COUNT, "of these, the runs that are ok: they alone are measured here"),
+    Column("baseline", TEXT, "what speed-up and efficiency are relative to, and by which rule"),
+    Column("base_world_size", COUNT, "ranks of the baseline"),
+    *_with_interval("images_per_s", "training images a second: median over the runs that are ok"),
+    Column("images_per_s_per_rank", NUMBER, "images_per_s / world_size: throughput of a GPU"),
+    *_with_interval("time_per_epoch", "train_samples / images_per_s", "_s"),
+    *_with_interval(
+        "speed_up",
+        "images_per_s / images_per_s of the baseline (weak scaling: the scaled speed-up)",
+    ),
+    *_with_interval("efficiency", "speed_up x base_world_size / world_size"),
+    Column("gpu_hours_per_epoch", NUMBER, "time_per_epoch_s x world_size / 3600 (CPU: processes)"),
+    Column("node_hours_per_epoch", NUMBER, "time_per_epoch_s x nodes / 3600"),
+    Column(
+        "target_accuracy",
+        NUMBER,
+        "the validation accuracy asked for; without one, what every run that is ok has reached",
+    ),
+    Column("epochs_to_accuracy", NUMBER, "median; empty where a run that is ok did not reach it"),
+    Column(
+        "time_to_accuracy_s",
+        NUMBER,
+        "epochs_to_accuracy x time_per_epoch_s: training alone, without start-up and evaluation",
+    ),
+    Column("spread_from", TEXT, "what the intervals are over: repeats, or the epochs of one run"),
+    Column(
+        "confidence_share",
+        NUMBER,
+        "0.95; less where the values are so few that even their whole range says less",
+    ),
+    Column(
+        "not_distinguishable_from",
+        TEXT,
+        "series at the same size, and the size before in the series, whose interval overlaps",
+    ),
+    Column("outliers", TEXT, "run_ids whose rate does not fit the other repeats; they are kept"),
+    Column("note", TEXT, "why there is no comparison, where there is none"),
+)
+
+_FORECAST = "end of the prediction interval: where one more run lies with 95 %"
+FORECAST = (
+    *_IDENTITY[1:],
+    Column("kind", TEXT, "forecast: no row of this table was measured"),
+    Column("law", TEXT, "the law that was fitted: amdahl, usl or gustafson"),
+    Column("measured_sizes", TEXT, "the world sizes that it was fitted to"),
+    Column("outliers_left_out", COUNT, "runs that it was not fitted to: their rate does not fit"),
+    Column("times_beyond", NUMBER, "world_size / the largest measured size"),
+    Column("world_size", COUNT, "ranks in all"),
+    *(
+        Column(name, NUMBER, meaning)
+        for what, unit, text in (
+            ("images_per_s", "", "training images a second"),
+            ("time_per_epoch", "_s", "train_samples / images_per_s"),
+            ("speed_up", "", "images_per_s / the law's rate at the baseline"),
+            ("efficiency", "", "speed_up x base_world_size / world_size"),
+        )
+        for name, meaning in (
+            (f"{what}{unit}", f"forecast: {text}"),
+            (f"{what}_low{unit}", f"lower {_FORECAST}"),
+            (f"{what}_high{unit}", f"upper {_FORECAST}"),
+        )
     ),
 )
 

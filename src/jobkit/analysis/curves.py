@@ -8,7 +8,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from jobkit.analysis.collect import Results
 from jobkit.analysis.sizes import sizes
-from jobkit.analysis.style import DASHES, GREY, Look, looks, new_figure
+from jobkit.analysis.style import DASHES, GREY, Look, legend_below, looks, new_figure
 from jobkit.analysis.subtitle import subtitle
 
 _MANY = 6  # lines: with more, only the smallest and the largest size of a series are shown
@@ -105,5 +105,4 @@ def _legend(figure: Figure, look: dict[str, Look], ranks: list[int], *, not_ok: 
     if not_ok:
         cross = Line2D([], [], color=GREY, marker="x", ms=7, mew=2.2, lw=0.9, label="run not ok")
         handles.append(cross)
-    columns = min(len(handles), 4 if max(len(name) for name in look) > 18 else 8)
-    figure.legend(handles=handles, loc="outside lower left", ncols=columns, fontsize=9)
+    legend_below(figure, handles)

@@ -5,9 +5,7 @@
 Each *_figure function makes one matplotlib Figure from results and has no other effect.
 """
 
-import os
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -15,26 +13,27 @@ from statistics import median
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from jobkit.analysis.collect import Results
 from jobkit.analysis.curves import learning_figure
-from jobkit.analysis.sizes import Size, sizes
-from jobkit.analysis.style import (
-    GREY,
-    Look,
-    log_time_axis,
-    looks,
-    new_figure,
-    rc,
-    size_axis,
+from jobkit.analysis.drawing import (
+    IDEAL,
+    draw_line,
+    legend,
+    lines,
+    mark_not_ok,
+    on_gpu,
+    save,
+    unit,
 )
+from jobkit.analysis.forecast import Forecast
+from jobkit.analysis.scaling_figures import efficiency_figure, forecast_figure, speed_up_figure
+from jobkit.analysis.sizes import Size, sizes
+from jobkit.analysis.style import GREY, log_time_axis, looks, new_figure, rc, size_axis
 from jobkit.analysis.subtitle import subtitle
 from jobkit.errors import UsageError
 
-_IDEAL = "ideal, from the smallest size"
 _MIB_A_GIB = 1024
-_MARK_STEP = 0.055  # of the height of the axes: room for one mark of a run that is not ok
 
 
 @dataclass(frozen=True)
@@ -45,34 +44,41 @@ class Drawn:
     skipped: list[str]
 
 
-def draw(results: Results) -> Drawn:
+def draw(results: Results, forecasts: Sequence[Forecast] = ()) -> Drawn:
     """Make and save every figure that has something to show; remove the others' old files.
 
     Raises UsageError where the study's folder cannot be written.
     """
-    makers: dict[str, Callable[[Results], Figure | None]] = {
-        "time_per_epoch": time_figure,
-        "loss_and_accuracy": learning_figure,
-        "peak_memory": memory_figure,
-    }
     drawn = Drawn([], [])
     folder = results.paths.figures
     try:
         folder.mkdir(exist_ok=True)
-        for name, make in makers.items():
+        for name, make in makers(forecasts).items():
             with rc():
                 figure = make(results)
                 for path in (folder / f"{name}.png", folder / f"{name}.svg"):
                     if figure is None:
                         path.unlink(missing_ok=True)
                     else:
-                        _save(figure, path)
+                        save(figure, path)
                         drawn.paths.append(path)
-            if figure is None:
+            if figure is None and (name != "forecast" or forecasts):
                 drawn.skipped.append(name)
     except OSError as error:
         raise UsageError(f"cannot write {folder}: {error.strerror or error}") from None
     return drawn
+
+
+def makers(forecasts: Sequence[Forecast] = ()) -> dict[str, Callable[[Results], Figure | None]]:
+    """By its file's name, what makes each figure; None is what it makes of nothing to show."""
+    return {
+        "time_per_epoch": time_figure,
+        "speed_up": speed_up_figure,
+        "efficiency": efficiency_figure,
+        "forecast": lambda results: forecast_figure(results, forecasts),
+        "loss_and_accuracy": learning_figure,
+        "peak_memory": memory_figure,
+    }
 
 
 def time_figure(results: Results) -> Figure | None:
@@ -91,14 +97,14 @@ def time_figure(results: Results) -> Figure | None:
     for one, scaling in zip(axes, panels, strict=True):
         own = [s for s in found if s.scaling == scaling]
         one.set_yscale("log")
-        for line in _lines(own):
-            _draw_line(one, line, look[line[0].series], _times)
+        for line in lines(own):
+            draw_line(one, line, look[line[0].series], _times)
             _draw_ideal(one, line)
-        _mark_not_ok(one, own, look)
+        mark_not_ok(one, own, look)
         log_time_axis(one)
-        size_axis(one, [s.world_size or 0 for s in own], _unit(results))
+        size_axis(one, [s.world_size or 0 for s in own], unit(results))
         one.set_ylabel(_time_label(scaling, own))
-    _legend(figure, axes, look)
+    legend(figure, axes, look)
     return figure
 
 
@@ -107,8 +113,8 @@ def memory_figure(results: Results) -> Figure | None:
     found = [s for s in sizes(results.runs) if s.world_size]
     if not any(s.peaks_memory_mib for s in found):
         return None
-    on_gpu = _on_gpu(results)
-    what = "peak memory per GPU" if on_gpu else "peak memory per process"
+    gpus = on_gpu(results)
+    what = "peak memory per GPU" if gpus else "peak memory per process"
     figure, (axes,) = new_figure(1, f"{results.folder.resolve().name}: {what}", subtitle(results))
     look = looks(s.series for s in found)
     large = max(m for s in found for m in s.peaks_memory_mib) >= 10 * _MIB_A_GIB
@@ -117,14 +123,14 @@ def memory_figure(results: Results) -> Figure | None:
     def peaks(size: Size) -> tuple[float, ...]:
         return tuple(m * factor for m in size.peaks_memory_mib)
 
-    for line in _lines(found):
-        _draw_line(axes, line, look[line[0].series], peaks)
+    for line in lines(found):
+        draw_line(axes, line, look[line[0].series], peaks)
     axes.set_ylim(0, 1.12 * axes.get_ylim()[1])
-    _mark_not_ok(axes, found, look)
-    size_axis(axes, [s.world_size or 0 for s in found], _unit(results))
-    kind = "allocated" if on_gpu else "resident"
+    mark_not_ok(axes, found, look)
+    size_axis(axes, [s.world_size or 0 for s in found], unit(results))
+    kind = "allocated" if gpus else "resident"
     axes.set_ylabel(f"{what}, {kind} ({'GiB' if large else 'MiB'})")
-    _legend(figure, [axes], look)
+    legend(figure, [axes], look)
     return figure
 
 
@@ -144,48 +150,6 @@ def _time_label(scaling: str, own: list[Size]) -> str:
     return f"time per epoch \N{MULTIPLICATION SIGN} ranks{smallest} (s)"
 
 
-def _lines(found: list[Size]) -> list[list[Size]]:
-    """The sizes of each line: a series; where a size lies on nodes in two ways, each of them."""
-    lines: dict[tuple[str, int | None], list[Size]] = {}
-    for size in found:
-        twins = Counter(s.world_size for s in found if s.series == size.series)
-        nodes = size.nodes if max(twins.values()) > 1 else None
-        lines.setdefault((size.series, nodes), []).append(size)
-    return list(lines.values())
-
-
-def _draw_line(
-    axes: Axes, line: list[Size], look: Look, values: Callable[[Size], tuple[float, ...]]
-) -> None:
-    """The medians as a line, the range of the repeats as a band, each repeat as a dim point."""
-    points = [(s.world_size or 0, sorted(values(s))) for s in line if values(s)]
-    if not points:
-        return
-    x = [n for n, _ in points]
-    middle = [median(v) for _, v in points]
-    axes.plot(
-        x,
-        middle,
-        color=look.colour,
-        marker=look.marker,
-        ms=look.size,
-        ls=look.dashes,
-        lw=look.width,
-        zorder=look.layer,
-    )
-    if any(len(v) > 1 for _, v in points):
-        low, high = [v[0] for _, v in points], [v[-1] for _, v in points]
-        axes.fill_between(x, low, high, color=look.colour, alpha=0.15, lw=0, zorder=1)
-        axes.vlines(x, low, high, color=look.colour, lw=1.2, zorder=2)
-        repeats = [len(v) for _, v in points]
-        every_x, every_y = np.repeat(x, repeats), [y for _, v in points for y in v]
-        axes.scatter(every_x, every_y, s=12, color=look.colour, alpha=0.45, lw=0, zorder=2)
-    if len({s.nodes for s in line}) == 1 and (line[0].nodes or 1) > 1:
-        axes.annotate(
-            f"{line[0].nodes} nodes", (x[-1], middle[-1]), (6, 6), textcoords="offset points"
-        )
-
-
 def _draw_ideal(axes: Axes, line: list[Size]) -> None:
     """From the smallest size that was measured: strong falls as 1 / size, weak stays."""
     known = [s for s in line if _times(s)]
@@ -195,76 +159,4 @@ def _draw_ideal(axes: Axes, line: list[Size]) -> None:
     # Many points: on a linear axis the ideal is a curve.
     x = np.geomspace(first, max(s.world_size or 0 for s in line), 65)
     y = np.full_like(x, time) if known[0].scaling == "weak" else time * first / x
-    axes.plot(x, y, color=GREY, lw=0.9, zorder=1.5, label=_IDEAL)
-
-
-def _mark_not_ok(axes: Axes, own: Iterable[Size], look: dict[str, Look]) -> None:
-    """A cross at the foot of the axes for each size with runs that are not ok, and their status."""
-    marks = [s for s in own if s.not_ok]
-    stacked: Counter[int] = Counter()
-    last = max((s.world_size or 0 for s in own), default=0)
-    for size in marks:
-        n = size.world_size or 0
-        y = 0.04 + _MARK_STEP * stacked[n]
-        stacked[n] += 1
-        place = axes.get_xaxis_transform()
-        axes.plot(
-            n, y, "x", color=look[size.series].colour, ms=7, mew=2.2, transform=place, zorder=4
-        )
-        counts = Counter(size.not_ok)
-        text = ", ".join(s if c == 1 else f"{c} {s}" for s, c in sorted(counts.items()))
-        left = n == last
-        axes.annotate(
-            f"{size.series}: {text}",
-            (n, y),
-            (-8 if left else 8, 0),
-            xycoords=place,
-            textcoords="offset points",
-            ha="right" if left else "left",
-            va="center",
-            fontsize=8,
-            color="#333333",
-        )
-    if marks:
-        _make_room(axes, (max(stacked.values()) + 1) * _MARK_STEP)
-
-
-def _make_room(axes: Axes, share: float) -> None:
-    """Lower the foot of a log axis, so that marks take that share of the height for themselves."""
-    low, high = axes.get_ylim()
-    if axes.get_yscale() == "log":
-        axes.set_ylim(low * (low / high) ** (share / (1 - share)), high)
-
-
-def _on_gpu(results: Results) -> bool:
-    return bool((results.runs["device_type"] == "cuda").any())
-
-
-def _unit(results: Results) -> str:
-    return "GPUs" if _on_gpu(results) else "processes (ranks)"
-
-
-def _legend(figure: Figure, axes: list[Axes], look: dict[str, Look]) -> None:
-    """One legend under the panels: the series, then what a thin line and a cross are."""
-    handles = [
-        Line2D([], [], color=one.colour, marker=one.marker, ms=7, ls=one.dashes, label=name)
-        for name, one in look.items()
-    ]
-    if any(line.get_label() == _IDEAL for a in axes for line in a.lines):
-        handles.append(Line2D([], [], color=GREY, lw=0.9, label=_IDEAL))
-    if any(line.get_marker() == "x" for a in axes for line in a.lines):
-        cross = Line2D([], [], color=GREY, marker="x", ms=7, mew=2.2, ls="", label="run not ok")
-        handles.append(cross)
-    columns = min(len(handles), 3 if max(len(name) for name in look) > 18 else 5)
-    figure.legend(handles=handles, loc="outside lower left", ncols=columns, fontsize=9)
-
-
-def _save(figure: Figure, path: Path) -> None:
-    """Write a figure beside its place and rename it; the same figure gives the same bytes."""
-    beside = path.with_name(f".{os.getpid()}.{path.name}")
-    metadata = {"Software": None} if path.suffix == ".png" else {"Date": None, "Creator": None}
-    try:
-        figure.savefig(beside, metadata=metadata)
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+    axes.plot(x, y, color=GREY, lw=0.9, zorder=1.5, label=IDEAL)

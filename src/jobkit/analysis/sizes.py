@@ -4,15 +4,17 @@ Only runs that are ok enter a median: a run without its end may have measured ha
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
 import pandas as pd
 
+from jobkit.analysis.comparable import faults
 from jobkit.spec import STRATEGIES
 
 _KEYS = ["series", "nodes", "ranks_per_node"]
+_FACTS = ("strategy", "scaling", "world_size", "global_batch_size", "batch_size_per_rank")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +29,13 @@ class Size:
     world_size: int | None
     planned: int  # runs
     ok: int  # runs
+    ok_runs: tuple[str, ...]  # their run_ids
     not_ok: tuple[str, ...]  # the statuses of the others
-    images_per_s: float | None  # median over the repeats
+    global_batch_size: int | None
+    batch_size_per_rank: int | None
+    train_samples: int | None
+    images_per_s: float | None  # median, then every repeat
+    rates: tuple[float, ...]
     time_per_epoch_s: float | None  # median, then every repeat
     times_per_epoch_s: tuple[float, ...]
     peak_memory_mib: float | None
@@ -37,24 +44,29 @@ class Size:
     base_world_size: int | None = None  # the smallest size of the series that was measured
     speed_up: float | None = None  # rate / rate at the base
     efficiency: float | None = None  # speed-up / (world size / base world size)
+    note: str = ""  # why it is not compared, where its runs must not be
 
 
 def sizes(runs: pd.DataFrame) -> list[Size]:
     """Every size of every series, series by series, small sizes first."""
     found = [_size(group) for _, group in runs.groupby(_KEYS, dropna=False, sort=False)]
-    return _with_speed_up(sorted(found, key=_order))
+    return _with_speed_up(sorted(found, key=_order), faults(runs))
 
 
 def _size(group: pd.DataFrame) -> Size:
     ok = group[group["status"] == "ok"]
     first = group.iloc[0]
     times, peaks = _values(ok, "time_per_epoch_s"), _values(ok, "peak_memory_mib")
+    rates, samples = _values(ok, "images_per_s"), ok["train_samples"].dropna()
     return Size(
-        **{name: _plain(first[name]) for name in (*_KEYS, "strategy", "scaling", "world_size")},
+        **{name: _plain(first[name]) for name in (*_KEYS, *_FACTS)},
         planned=len(group),
         ok=len(ok),
+        ok_runs=tuple(ok["run_id"]),
+        train_samples=int(samples.iloc[0]) if len(samples) else None,
         not_ok=tuple(s for s in group["status"] if s != "ok"),
-        images_per_s=_median(_values(ok, "images_per_s")),
+        images_per_s=_median(rates),
+        rates=tuple(rates),
         time_per_epoch_s=_median(times),
         times_per_epoch_s=tuple(times),
         peak_memory_mib=_median(peaks),
@@ -63,11 +75,17 @@ def _size(group: pd.DataFrame) -> Size:
     )
 
 
-def _with_speed_up(found: list[Size]) -> list[Size]:
-    """Compare each size with the smallest one of its series that was measured."""
+def _with_speed_up(found: list[Size], bad: dict[str, str]) -> list[Size]:
+    """Compare each size with the smallest one of its series that was measured.
+
+    bad: series whose runs must not be compared, and why.
+    """
     base: dict[str, Size] = {}
     made = []
     for size in found:
+        if size.series in bad:
+            made.append(replace(size, note=f"not compared: {bad[size.series]}"))
+            continue
         if size.images_per_s is None or size.world_size is None:
             made.append(size)
             continue
@@ -75,8 +93,10 @@ def _with_speed_up(found: list[Size]) -> list[Size]:
         assert one.images_per_s is not None and one.world_size is not None
         speed_up = size.images_per_s / one.images_per_s
         efficiency = speed_up * one.world_size / size.world_size
-        known = {"base_world_size": one.world_size, "speed_up": speed_up}
-        made.append(Size(**{**vars(size), **known, "efficiency": efficiency}))
+        base_size = one.world_size
+        made.append(
+            replace(size, base_world_size=base_size, speed_up=speed_up, efficiency=efficiency)
+        )
     return made
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import matplotlib as mpl
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import AutoLocator, FixedLocator, FuncFormatter, LogLocator, NullLocator
@@ -108,3 +109,29 @@ def log_time_axis(axes: Axes) -> None:
         axes.yaxis.set_major_locator(LogLocator(base=10, subs=steps, numticks=30))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+
+
+def log_ratio_axis(axes: Axes) -> None:
+    """Ratios on a log axis by factors of two, as the sizes are: the ideal is a straight line."""
+    axes.set_yscale("log", base=2)
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+
+
+def legend_below(figure: Figure, handles: Sequence[Artist]) -> None:
+    """A legend under the panels, in as many columns as fit; the figure grows with its rows."""
+    lengths = [len(str(h.get_label())) + 8 for h in handles]
+    columns = _columns(lengths, int(14 * figure.get_figwidth()))  # about 14 characters an inch
+    rows = math.ceil(len(handles) / columns)
+    figure.set_figheight(figure.get_figheight() + 0.2 * max(0, rows - 2))
+    figure.legend(handles=handles, loc="outside lower left", ncols=columns, fontsize=9)
+
+
+def _columns(lengths: Sequence[int], room: int) -> int:
+    """The most columns, filled one after the other, that take no more than the room."""
+    for columns in range(len(lengths), 1, -1):
+        rows = math.ceil(len(lengths) / columns)
+        widths = [max(lengths[i : i + rows]) for i in range(0, len(lengths), rows)]
+        if sum(widths) <= room:
+            return columns
+    return 1

@@ -9,10 +9,10 @@ from jobkit.analysis.collect import Results
 _WIDTH = 105  # characters
 
 
-def subtitle(results: Results) -> str:
+def subtitle(results: Results, spread: str = "median and range") -> str:
     """What all runs share: device, model, data, precision, batch; what differs is in the legend."""
     runs = results.runs
-    lines = ([_devices(runs), *_settings(runs)], [_batch(runs), _repeats(runs)])
+    lines = ([_devices(runs), *_settings(runs)], [_batch(runs), _repeats(runs, spread)])
     texts = (" | ".join(part for part in line if part) for line in lines)
     return "\n".join(textwrap.fill(text, _WIDTH) for text in texts if text)
 
@@ -56,6 +56,6 @@ def _batch(runs: pd.DataFrame) -> str:
     return " and ".join(words)
 
 
-def _repeats(runs: pd.DataFrame) -> str:
+def _repeats(runs: pd.DataFrame, spread: str) -> str:
     repeats = int(runs["repeat"].max()) + 1 if runs["repeat"].notna().any() else 1
-    return f"median and range of {repeats} repeats" if repeats > 1 else ""
+    return f"{spread} of {repeats} repeats" if repeats > 1 else ""

@@ -3,7 +3,6 @@
 import os
 
 import torch
-from torch import nn
 
 from jobkit.payload.distributed import Place
 from jobkit.spec import RunSpec
@@ -11,7 +10,15 @@ from jobkit.spec import RunSpec
 # A setting (or the beginning of its name), what must hold for it to matter, and that in words.
 _ONLY_WITH = (
     ("ddp_", lambda spec: spec.strategy == "ddp", "strategy ddp"),
+    ("ddp_powersgd", lambda spec: spec.ddp_comm_hook == "powersgd", "--ddp-comm-hook powersgd"),
+    ("sync_batchnorm", lambda spec: spec.strategy == "ddp", "strategy ddp"),
+    ("zero1", lambda spec: spec.strategy == "ddp", "strategy ddp"),
+    ("pipeline_split", lambda spec: spec.strategy in ("pp", "mp"), "strategy pp or mp"),
+    ("pipeline_stages", lambda spec: spec.strategy == "pp", "strategy pp"),
+    ("pipeline_schedule", lambda spec: spec.strategy == "pp", "strategy pp"),
+    ("microbatches", lambda spec: spec.strategy == "pp", "strategy pp"),
     ("fsdp_", lambda spec: spec.strategy == "fsdp", "strategy fsdp"),
+    ("fsdp_wrap_min", lambda spec: spec.fsdp_wrap is None, "no --fsdp-wrap"),
     ("fsdp_reduce_fp32", lambda spec: spec.precision != "fp32", "a lower precision than fp32"),
     ("momentum", lambda spec: spec.optimizer == "sgd", "optimizer sgd"),
     ("nesterov", lambda spec: spec.optimizer == "sgd", "optimizer sgd"),
@@ -54,11 +61,12 @@ def of_size(spec: RunSpec, place: Place, device: torch.device, samples: int) -> 
     return lines
 
 
-def of_model(model: nn.Module, world_size: int) -> list[str]:
+def of_batch_norm(normalised: bool, spec: RunSpec) -> list[str]:
     """A line on batch normalisation, the one thing that does depend on the number of ranks."""
-    normalised = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
-    text = (
-        "the model has batch normalisation, which takes its statistics over each rank's own part "
-        "of the batch: losses change with the number of ranks"
-    )
-    return [text] if world_size > 1 and normalised else []
+    if not normalised or spec.world_size == 1 or spec.strategy == "mp":
+        return []
+    if spec.strategy == "ddp" and spec.sync_batchnorm:
+        return []
+    part = "microbatch" if spec.strategy == "pp" else "rank's own part of the batch"
+    text = f"the model has batch normalisation, which takes its statistics over each {part}"
+    return [f"{text}: losses change with the number of ranks"]

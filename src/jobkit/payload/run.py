@@ -75,7 +75,7 @@ def _set_up(job: Job, report: Reporter, stages: Stages) -> Trainer:
     with stages.stage("data_s"):
         data = _load_data(job, group, report)
     with stages.stage("model_s"):
-        trainer = _build(spec, group, data, report)
+        trainer = build_trainer(spec, group, data, report)
     if job.paths:
         write_spec(job.paths, spec.to_dict(), place.rank)
     _record_start(trainer, threads)
@@ -113,13 +113,19 @@ def _load_data(job: Job, group: Group, report: Reporter) -> Dataset:
     return open_cache(folder, *sizes)
 
 
-def _build(spec: RunSpec, group: Group, data: Dataset, report: Reporter) -> Trainer:
-    """Model, strategy, optimizer and batches of this rank."""
+def build_trainer(
+    spec: RunSpec,
+    group: Group,
+    data: Dataset,
+    report: Reporter,
+    dtype: torch.dtype = torch.float32,
+) -> Trainer:
+    """Model, strategy, optimizer and batches of this rank; dtype is that of the weights."""
     place, device = group.place, group.device
     samples = len(data.train.labels)
     seed = spec.seed + spec.repeat
     strategy = STRATEGIES[spec.strategy](spec, place, device)
-    strategy.setup(build_model(spec, len(data.classes)))
+    strategy.setup(build_model(spec, len(data.classes)).to(dtype))
     for line in strategy.describe():
         report.say(line)
     return Trainer(
@@ -133,7 +139,12 @@ def _build(spec: RunSpec, group: Group, data: Dataset, report: Reporter) -> Trai
             channels_last=spec.channels_last,
         ),
         batches=Batches(
-            samples, spec.steps_batch_size, place.rank, place.world_size, spec.accumulate, seed
+            samples,
+            spec.steps_batch_size,
+            strategy.data_rank,
+            strategy.data_world_size,
+            spec.accumulate,
+            seed,
         ),
         strategy=strategy,
         optimizer=make_optimizer(strategy),
@@ -148,7 +159,7 @@ def _warn(job: Job, trainer: Trainer) -> None:
         *job.notes,
         *advice.without_effect(job.spec, device.type),
         *advice.of_size(job.spec, job.place, device, samples),
-        *advice.of_model(trainer.strategy.model, job.place.world_size),
+        *advice.of_batch_norm(trainer.strategy.normalised, job.spec),
     ):
         trainer.report.warn(text)
 
@@ -158,7 +169,7 @@ def _record_start(trainer: Trainer, threads: int) -> None:
     spec, group = trainer.spec, trainer.group
     batch = min(spec.steps_batch_size, trainer.batches.samples)
     hosts = group.gather(os.environ.get("SLURMD_NODENAME") or os.uname().nodename)
-    parameters = sum(p.numel() for p in trainer.strategy.model.parameters())
+    parameters = trainer.strategy.parameter_count
     trainer.report.record(
         "run_start",
         spec=spec.differences(),

@@ -43,10 +43,10 @@ class Trainer:
 
     def _epoch(self, epoch: int, started: Callable[[float | None], None]) -> tuple[float, float]:
         """Train and evaluate once, and report it; return validation loss and accuracy."""
-        clock, loss_sum, lr = self._train_epoch(epoch, started)
+        clock, loss_sum, lr = self.train_epoch(epoch, started)
         own_s = clock.elapsed_s()
         eval_clock = Clock(self.data.device)
-        val_sums = self._evaluate()
+        val_sums = self.evaluate()
         eval_time_s = eval_clock.elapsed_s()
 
         memory = peak_memory_mib(self.data.device)
@@ -85,7 +85,7 @@ class Trainer:
             f"{worst[0]:.2f} s, {sums[1] / worst[0]:,.0f} images/s"
         )
 
-    def _train_epoch(
+    def train_epoch(
         self, epoch: int, started: Callable[[float | None], None]
     ) -> tuple[Clock, float, float]:
         """Train for one epoch; return its clock, the sum of this rank's losses, the last rate."""
@@ -109,38 +109,39 @@ class Trainer:
 
     def _train_step(self, step: Step, epoch: int, clock: Clock) -> torch.Tensor:
         """One optimizer step over the global batch; returns the sum of this rank's losses."""
-        # The strategies average gradients over the ranks: this makes it the mean over the samples.
-        weight = self.group.place.world_size / step.global_count
+        # The strategies average gradients over the ranks that have different samples: this makes
+        # it the mean over the samples.
+        weight = self.strategy.data_world_size / step.global_count
         losses = torch.zeros((), dtype=torch.float64, device=self.data.device)
         for j, indices in enumerate(step.micro_batches):
             with clock.waiting_for_data():
                 images, labels = self.data.training_batch(indices, epoch)
             last = j == len(step.micro_batches) - 1
             losses += self.strategy.forward_backward(images, labels, weight, last)
-            clock.images += len(indices)
+            clock.images += len(indices) * self.strategy.counts
         self.strategy.optimizer_step(self.optimizer)
         return losses
 
-    def _evaluate(self) -> list[float]:
+    def evaluate(self) -> list[float]:
         """This rank's sums over its test samples: losses, correct answers, samples.
 
         Every sample once over all ranks; each rank calls the model as often as the others.
         """
         self.strategy.model.eval()
         self.strategy.share_buffers()
-        place = self.group.place
+        rank, ranks = self.strategy.data_rank, self.strategy.data_world_size
         count = len(self.data.test.labels)
-        chunk = self.spec.eval_batch_size * place.world_size
+        chunk = self.spec.eval_batch_size * ranks
         sums = torch.zeros(2, dtype=torch.float64, device=self.data.device)
         seen = 0
         for start in range(0, count, chunk):
-            mine = share(min(chunk, count - start), place.rank, place.world_size)
+            mine = share(min(chunk, count - start), rank, ranks)
             size = mine.stop - mine.start
             # A rank with nothing left takes part with one sample that is not counted.
             part = slice(start + mine.start, start + mine.start + size) if size else slice(0, 1)
             images, labels = self.data.test_batch(part)
             logits = self.strategy.predict(images)
-            if size:
+            if size and self.strategy.counts:
                 sums[0] += F.cross_entropy(logits, labels, reduction="sum")
                 sums[1] += (logits.argmax(1) == labels).sum()
                 seen += size

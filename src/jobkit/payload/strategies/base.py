@@ -1,15 +1,21 @@
 """What every strategy does: wrap a model, make a micro-batch's gradients, predict."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim import Optimizer
 
 from jobkit.errors import UsageError
 from jobkit.payload.distributed import Place
+from jobkit.payload.strategies.recompute import checkpoint_blocks
 from jobkit.spec import RunSpec
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -19,18 +25,39 @@ class Strategy(ABC):
     """A model under one parallel strategy. The training loop knows nothing else of it."""
 
     name: str
+    refuses: ClassVar[Mapping[str, str]] = {}  # settings that have no meaning here, and why
+    takes_nothing = False  # the model runs on a batch of no samples
 
     def __init__(self, spec: RunSpec, place: Place, device: torch.device) -> None:
         self.spec, self.place, self.device = spec, place, device
+        # Ranks that work on the same samples, as those of a pipeline, share their data rank.
+        self.data_rank, self.data_world_size = place.rank, place.world_size
+        self.data_group: dist.ProcessGroup | None = None  # those ranks; None: all
+        self.counts = True  # this rank's losses and answers are its own, not another's again
         self.dtype = DTYPES[spec.precision]
         self.scaler = torch.amp.GradScaler(device.type, enabled=spec.precision == "fp16")
         self.model: nn.Module = nn.Identity()
 
     def setup(self, model: nn.Module) -> None:
-        """Move the model to the device, wrap it, and compile it where that is wanted."""
+        """Move the model to the device, wrap it, and compile it where that is wanted.
+
+        Raises UsageError for a setting that the strategy or the model cannot follow.
+        """
+        self.check()
+        # Of the whole model, whatever this rank will hold of it.
+        self.parameter_count = sum(p.numel() for p in model.parameters())
+        self.normalised = any(isinstance(m, _BatchNorm) for m in model.modules())
+        if self.spec.activation_checkpointing:
+            checkpoint_blocks(model)
         self.model = self.wrap(model)
         if self.spec.compile:
             self.model.compile()
+
+    def check(self) -> None:
+        """Raise UsageError, with the reason, for a setting that has no meaning here."""
+        changed = self.spec.differences()
+        for name, reason in self.refuses.items():
+            refuse(name in changed, f"--{name.replace('_', '-')}, strategy {self.name}: {reason}")
 
     @abstractmethod
     def wrap(self, model: nn.Module) -> nn.Module:
@@ -64,7 +91,7 @@ class Strategy(ABC):
         images (N, 3, 32, 32), labels (N,); N may be 0: the rank still takes part in collectives.
         last: this is the last micro-batch of the step, so gradients are reduced over the ranks.
         """
-        if len(labels) == 0:
+        if len(labels) == 0 and not self.takes_nothing:
             images, labels, weight = images.new_zeros(1, 3, 32, 32), labels.new_zeros(1), 0.0
         scope = self.synchronise(last)
         if scope is not None:
@@ -75,7 +102,7 @@ class Strategy(ABC):
     def _forward_backward(self, images: Tensor, labels: Tensor, weight: float) -> Tensor:
         with self.autocast():
             logits = self.model(images)
-        loss = F.cross_entropy(logits.float(), labels, reduction="sum")
+        loss = F.cross_entropy(at_least_fp32(logits), labels, reduction="sum")
         self.scaler.scale(loss * weight).backward()
         return loss.detach() * (weight != 0)
 
@@ -84,46 +111,86 @@ class Strategy(ABC):
 
         Every rank has its own otherwise, and its part of the evaluation would be of another model.
         """
-        if self.place.world_size > 1:
+        if self.data_world_size > 1:
             for buffer in self.model.buffers():
                 if buffer.is_floating_point():
-                    dist.all_reduce(buffer)
-                    buffer /= self.place.world_size
+                    dist.all_reduce(buffer, group=self.data_group)
+                    buffer /= self.data_world_size
 
     def predict(self, images: Tensor) -> Tensor:
-        """Logits (N, classes) in fp32, without gradients; every rank must call as often."""
-        with torch.no_grad(), self.autocast():
-            return self.model(images).float()
+        """Logits (N, classes), in fp32 or more, without gradients; every rank must call as often.
 
-    def optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        Where the rank does not count, they mean nothing.
+        """
+        with torch.no_grad(), self.autocast():
+            return at_least_fp32(self.model(images))
+
+    def optimizer_step(self, optimizer: Optimizer) -> None:
         """Clip where wanted, step, and forget the gradients."""
         if self.spec.clip_norm is not None:
             self.scaler.unscale_(optimizer)
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.spec.clip_norm)
+            self.clip(self.spec.clip_norm)
         self.scaler.step(optimizer)
         self.scaler.update()
         optimizer.zero_grad(set_to_none=True)
 
+    def clip(self, norm: float) -> None:
+        """Scale the gradient down to a norm, taken over all of its parts on all ranks."""
+        nn.utils.clip_grad_norm_(self.model.parameters(), norm)
 
-def make_optimizer(strategy: Strategy) -> torch.optim.Optimizer:
+    def make_optimizer(
+        self, kind: type[Optimizer], parameters: list[nn.Parameter], **settings: Any
+    ) -> Optimizer:
+        """The optimizer of a kind over the parameters that this rank has."""
+        return kind(parameters, **settings)
+
+    def whole(self, gradients: bool = False) -> dict[str, Tensor]:
+        """Copies of all parameters, or of their gradients, by their names in the bare model.
+
+        Every rank must call; all get all of them, whatever each holds.
+        """
+        return {
+            bare_name(name): full(p.grad if gradients and p.grad is not None else p)
+            * (p.grad is not None or not gradients)
+            for name, p in self.model.named_parameters()
+        }
+
+
+def at_least_fp32(tensor: Tensor) -> Tensor:
+    """The tensor in fp32 where it has less: losses are not summed in half precision."""
+    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+
+
+def bare_name(name: str) -> str:
+    """A parameter's name without what a wrapper puts before it."""
+    return name.removeprefix("module.")
+
+
+def full(tensor: Tensor) -> Tensor:
+    """A copy of a tensor, all of its shards together."""
+    whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return whole.detach().clone()
+
+
+def refuse(holds: bool, text: str) -> None:
+    """Raise UsageError with the text where something holds."""
+    if holds:
+        raise UsageError(text)
+
+
+def make_optimizer(strategy: Strategy) -> Optimizer:
     """SGD or AdamW over the strategy's parameters, fused where torch has that for the device."""
     spec = strategy.spec
     parameters = [p for p in strategy.model.parameters() if p.requires_grad]
     if not parameters:
         raise UsageError(f"--model {spec.model}: has no parameter to train")
-
-    def make(fused: bool) -> torch.optim.Optimizer:
-        if spec.optimizer == "adamw":
-            return torch.optim.AdamW(
-                parameters, lr=spec.lr, weight_decay=spec.weight_decay, fused=fused
-            )
-        return torch.optim.SGD(
-            parameters,
-            lr=spec.lr,
-            momentum=spec.momentum,
-            nesterov=spec.nesterov and spec.momentum > 0,
-            weight_decay=spec.weight_decay,
-            fused=fused,
-        )
-
-    return make(fused=strategy.can_fuse())
+    shared = {"lr": spec.lr, "weight_decay": spec.weight_decay, "fused": strategy.can_fuse()}
+    if spec.optimizer == "adamw":
+        return strategy.make_optimizer(torch.optim.AdamW, parameters, **shared)
+    return strategy.make_optimizer(
+        torch.optim.SGD,
+        parameters,
+        momentum=spec.momentum,
+        nesterov=spec.nesterov and spec.momentum > 0,
+        **shared,
+    )

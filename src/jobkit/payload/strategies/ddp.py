@@ -1,11 +1,17 @@
 """DistributedDataParallel: a full copy on each rank, gradients averaged in buckets."""
 
 from contextlib import AbstractContextManager
+from typing import Any
 
+import torch
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
-from jobkit.payload.strategies.base import Strategy
+from jobkit.payload.strategies.base import Strategy, refuse
+from jobkit.spec import RunSpec
 
 
 class DDP(Strategy):
@@ -13,18 +19,91 @@ class DDP(Strategy):
 
     name = "ddp"
 
-    def wrap(self, model: nn.Module) -> nn.Module:
-        return DistributedDataParallel(
-            self.placed(model),
-            device_ids=[self.device.index] if self.device.type == "cuda" else None,
-            bucket_cap_mb=self.spec.ddp_bucket_mib,
-            gradient_as_bucket_view=self.spec.ddp_gradient_as_bucket_view,
+    def check(self) -> None:
+        spec = self.spec
+        refuse(
+            spec.sync_batchnorm and self.device.type == "cpu",
+            "--sync-batchnorm: torch has it for GPUs only, and this run is on the CPU",
+        )
+        refuse(
+            spec.ddp_static_graph and spec.accumulate > 1,
+            "--ddp-static-graph with --accumulate: torch records the graph in the first backward "
+            "pass, which must reduce the gradients, and accumulation leaves that to the last",
+        )
+        refuse(
+            spec.ddp_static_graph and spec.ddp_find_unused_parameters,
+            "--ddp-static-graph finds unused parameters once and for all: leave out "
+            "--ddp-find-unused-parameters",
         )
 
+    def wrap(self, model: nn.Module) -> nn.Module:
+        spec = self.spec
+        if spec.sync_batchnorm:
+            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+            self.takes_nothing = True  # a sample made up would be in the others' statistics
+        wrapped = DistributedDataParallel(
+            self.placed(model),
+            device_ids=[self.device.index] if self.device.type == "cuda" else None,
+            bucket_cap_mb=spec.ddp_bucket_mib,
+            gradient_as_bucket_view=spec.ddp_gradient_as_bucket_view,
+            static_graph=spec.ddp_static_graph,
+            find_unused_parameters=spec.ddp_find_unused_parameters,
+        )
+        _compress(wrapped, spec)
+        return wrapped
+
     def describe(self) -> list[str]:
-        views = "views of" if self.spec.ddp_gradient_as_bucket_view else "copies beside"
-        return [f"ddp: buckets of {self.spec.ddp_bucket_mib:g} MiB, gradients are {views} them"]
+        spec = self.spec
+        views = "views of" if spec.ddp_gradient_as_bucket_view else "copies beside"
+        lines = [f"ddp: buckets of {spec.ddp_bucket_mib:g} MiB, gradients are {views} them"]
+        if spec.ddp_comm_hook == "powersgd":
+            lines.append(
+                f"ddp: PowerSGD of rank {spec.ddp_powersgd_rank} compresses gradients, after "
+                f"{spec.ddp_powersgd_start} iterations of plain all-reduce"
+            )
+        elif spec.ddp_comm_hook != "none":
+            lines.append(f"ddp: gradients are sent in {spec.ddp_comm_hook}")
+        if spec.zero1:
+            lines.append("ddp: each rank keeps its part of the optimizer's state (ZeRO-1)")
+        return lines
+
+    def make_optimizer(
+        self, kind: type[Optimizer], parameters: list[nn.Parameter], **settings: Any
+    ) -> Optimizer:
+        if not self.spec.zero1:
+            return kind(parameters, **settings)
+        return ZeroRedundancyOptimizer(parameters, optimizer_class=kind, **settings)
 
     def synchronise(self, last: bool) -> AbstractContextManager[object] | None:
         assert isinstance(self.model, DistributedDataParallel)
         return None if last else self.model.no_sync()
+
+
+def _compress(model: DistributedDataParallel, spec: RunSpec) -> None:
+    """Have gradients compressed on their way, where the settings say so."""
+    if spec.ddp_comm_hook == "powersgd":
+        state = powerSGD_hook.PowerSGDState(
+            process_group=None,
+            matrix_approximation_rank=spec.ddp_powersgd_rank,
+            start_powerSGD_iter=spec.ddp_powersgd_start,
+            random_seed=spec.seed,
+        )
+        model.register_comm_hook(state, _power_sgd)
+    elif spec.ddp_comm_hook != "none":
+        hooks = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
+        model.register_comm_hook(torch.distributed.group.WORLD, hooks[spec.ddp_comm_hook])
+
+
+def _power_sgd(
+    state: powerSGD_hook.PowerSGDState, bucket: torch.distributed.GradBucket
+) -> torch.futures.Future[torch.Tensor]:
+    """torch's PowerSGD hook, one bucket after the other where the backend is Gloo.
+
+    The hook starts its later all-reduces in callbacks, which Gloo calls from threads of its own:
+    two buckets on their way at once would send them in another order on each rank. On a GPU the
+    callbacks run at once, in the order of the calls.
+    """
+    future = powerSGD_hook.powerSGD_hook(state, bucket)
+    if bucket.buffer().device.type == "cpu":
+        future.wait()
+    return future

@@ -1,13 +1,15 @@
 """FSDP2: parameters, gradients and optimizer state sharded over the ranks, gathered block by block.
 
 The wrapping rule: each direct child of the model with at least --fsdp-wrap-min-parameters
-parameters is a block of its own, and what is left belongs to the root.
+parameters is a block of its own, or each module of a class that --fsdp-wrap names, wherever it is;
+what is left belongs to the root.
 """
 
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -17,13 +19,25 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor
 
-from jobkit.payload.strategies.base import Strategy
+from jobkit.errors import UsageError
+from jobkit.payload.strategies.base import Strategy, refuse
+from jobkit.spec import RunSpec
+
+Blocks = list[tuple[str, nn.Module]]
 
 
 class FSDP(Strategy):
     """Each rank holds 1 / world_size of parameters, gradients and optimizer state."""
 
     name = "fsdp"
+
+    def check(self) -> None:
+        super().check()
+        copies, world = self.spec.fsdp_hybrid_replicas, self.place.world_size
+        refuse(
+            world % copies != 0,
+            f"--fsdp-hybrid-replicas {copies}: {world} ranks do not make so many equal copies",
+        )
 
     def wrap(self, model: nn.Module) -> nn.Module:
         # Parameters stay contiguous: fully_shard refuses other memory formats. The input is
@@ -38,30 +52,38 @@ class FSDP(Strategy):
             param_dtype=self.dtype if low else None,
             reduce_dtype=torch.float32 if low and spec.fsdp_reduce_fp32 else None,
         )
-        offload = CPUOffloadPolicy(pin_memory=True) if offloads else OffloadPolicy()
-        self.lines = ["fsdp: blocks, parameters in all, and on this rank"]
-        blocks = [
-            (name, child)
-            for name, child in model.named_children()
-            if parameters_of(child) >= spec.fsdp_wrap_min_parameters
-        ]
-        total = parameters_of(model)
-        inside = sum(parameters_of(child) for _, child in blocks)
-        for _, module in [*blocks, ("root", model)]:
+        blocks = blocks_of(model, spec)
+        world, copies = self.place.world_size, spec.fsdp_hybrid_replicas
+        mesh = init_device_mesh(self.device.type, (world,))
+        if copies > 1:  # ranks of a node follow each other, so that the shards are inside of it
+            shape, names = (copies, world // copies), ("replicate", "shard")
+            mesh = init_device_mesh(self.device.type, shape, mesh_dim_names=names)
+        for _, module in [*reversed(blocks), ("root", model)]:  # what is inside comes first
             fully_shard(
                 module,
+                mesh=mesh,
                 mp_policy=policy,
                 reshard_after_forward=spec.fsdp_reshard_after_forward,
-                offload_policy=offload,
+                offload_policy=CPUOffloadPolicy(pin_memory=True) if offloads else OffloadPolicy(),
             )
-        for name, child in blocks:
-            self.lines.append(f"  {name}: {parameters_of(child):,}, here {local_of(child):,}")
-        here = local_of(model) - sum(local_of(child) for _, child in blocks)
-        self.lines.append(f"  root: {total - inside:,}, here {here:,}")
+        prefetch(blocks, spec.fsdp_prefetch)
+        self.blocks, self.sharded = blocks, model
         return model
 
     def describe(self) -> list[str]:
-        return self.lines
+        spec, copies = self.spec, self.spec.fsdp_hybrid_replicas
+        kept = "" if spec.fsdp_reshard_after_forward else "; parameters stay gathered to the end"
+        where = f"{copies} copies, each sharded over {self.place.world_size // copies} ranks"
+        head = f"fsdp: {where}{kept}" if copies > 1 or kept else "fsdp"
+        return [f"{head}: blocks, parameters in all, and on this rank", *self._tree()]
+
+    def _tree(self) -> list[str]:
+        """What is sharded on its own, block in block, and last what the root keeps."""
+        lines = []
+        for name, block in self.blocks:
+            depth = 1 + sum(name.startswith(f"{other}.") for other, _ in self.blocks)
+            lines.append("  " * depth + f"{name}: {_amounts(own_of(block))}")
+        return [*lines, f"  root: {_amounts(own_of(self.sharded))}"]
 
     def can_fuse(self) -> bool:
         # torch has a rule for sharded tensors for the fused AdamW, and none for the fused SGD.
@@ -76,11 +98,50 @@ class FSDP(Strategy):
         return None
 
 
+def blocks_of(model: nn.Module, spec: RunSpec) -> Blocks:
+    """The modules to shard on their own, by name, in the model's order, outer before inner."""
+    if spec.fsdp_wrap is None:
+        least = spec.fsdp_wrap_min_parameters
+        return [(n, m) for n, m in model.named_children() if parameters_of(m) >= least]
+    inside = [(n, m) for n, m in model.named_modules() if n]
+    known = {type(m).__name__ for _, m in inside}
+    wanted = {word.strip() for word in spec.fsdp_wrap.split(",")}
+    for name in sorted(wanted - known):
+        raise UsageError(
+            f"--fsdp-wrap: the model has no module of class '{name}' "
+            f"(it has: {', '.join(sorted(known))})"
+        )
+    return [(n, m) for n, m in inside if type(m).__name__ in wanted and parameters_of(m)]
+
+
+def prefetch(blocks: Blocks, ahead: int) -> None:
+    """Gather the next blocks while one computes, in the model's order and going backward."""
+    modules: list[FSDPModule] = [m for _, m in blocks if isinstance(m, FSDPModule)]
+    for i, module in enumerate(modules):
+        if ahead:
+            module.set_modules_to_forward_prefetch(modules[i + 1 : i + 1 + ahead])
+            module.set_modules_to_backward_prefetch(modules[max(0, i - ahead) : i][::-1])
+
+
 def parameters_of(module: nn.Module) -> int:
     """Parameters of a module, all shards together."""
     return sum(p.numel() for p in module.parameters())
 
 
-def local_of(module: nn.Module) -> int:
-    """Parameters of a sharded module that this rank holds."""
-    return sum(p.to_local().numel() for p in module.parameters() if isinstance(p, DTensor))
+def own_of(module: nn.Module) -> list[nn.Parameter]:
+    """Parameters of a block, without those of the blocks inside of it."""
+    inner = {
+        id(p)
+        for m in module.modules()
+        if m is not module and isinstance(m, FSDPModule)
+        for p in m.parameters()
+    }
+    return [p for p in module.parameters() if id(p) not in inner]
+
+
+def _amounts(parameters: list[nn.Parameter]) -> str:
+    """Parameters in all, and what of them is here: number and bytes."""
+    local = [p.to_local() for p in parameters if isinstance(p, DTensor)]
+    held = sum(t.numel() * t.element_size() for t in local)
+    whole = sum(p.numel() for p in parameters)
+    return f"{whole:,}, here {sum(t.numel() for t in local):,}, {held:,} bytes"

@@ -1,0 +1,216 @@
+"""Every strategy computes what one process does, and the check of that would notice if not."""
+
+import dataclasses
+import functools
+import json
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from jobkit.errors import Exit
+from jobkit.payload import verify
+from jobkit.payload.train import Trainer
+from jobkit.payload.verify_cases import CASES, Case, chosen
+from jobkit.payload.verify_rank import Difference
+
+CORE = (
+    *("ddp", "ddp zero1", "ddp accumulate, clip", "fsdp", "fsdp hybrid", "fsdp accumulate, clip"),
+    *("mp accumulate, clip", "pp gpipe", "pp 1f1b", "pp interleaved", "pp accumulate, clip"),
+    *("pp x ddp", "single", "dp"),
+)
+ALL = [case.strategy for case in CASES]
+WORLDS = (1, 2, 3, 4)
+PLANNED = [(case.label, world) for world in WORLDS for case in chosen(ALL, world)]
+
+
+def named(label: str) -> Case:
+    (case,) = (case for case in CASES if case.label == label)
+    return case
+
+
+@functools.cache
+def differences(dtype: str, worlds: tuple[int, ...], labels: tuple[str, ...]) -> Any:
+    plans = {w: [c for c in chosen(ALL, w) if c.label in labels] for w in worlds}
+    return {(d.case, d.world_size): d for d in verify.verify(plans, dtypes=(dtype,))}
+
+
+@pytest.mark.parametrize(("label", "world"), [p for p in PLANNED if p[0] in CORE])
+def test_float64_differs_by_rounding_alone(label: str, world: int) -> None:
+    found = differences("float64", WORLDS, CORE)[label, world]
+    assert max(found.loss, found.gradient, found.parameter) < 1e-9
+    assert found.evaluation == 0  # every sample once, and the same answers
+    assert found.ok
+
+
+def test_the_settings_that_change_no_result_change_none() -> None:
+    """What the core leaves out, on two ranks."""
+    rest = tuple(case.label for case in CASES if case.exact and case.label not in CORE)
+    found = differences("float64", (2,), rest)
+    assert len(found) >= 7
+    assert [d.case for d in found.values() if not d.ok] == []
+
+
+def test_float32_is_within_its_tolerance() -> None:
+    for found in differences("float32", (2,), ("ddp", "fsdp", "pp 1f1b")).values():
+        for off in (found.loss, found.gradient, found.parameter):
+            assert 0 < off < found.tolerance == 5e-4
+
+
+@pytest.mark.parametrize(
+    ("hook", "least", "most"),
+    [("fp16", 1e-4, 2e-2), ("bf16", 1e-3, 1e-1), ("powersgd", 1e-2, 0.5)],
+)
+def test_a_hook_compresses_within_its_tolerance(hook: str, least: float, most: float) -> None:
+    hooks = tuple(f"ddp {name} hook" for name in ("fp16", "bf16", "powersgd"))
+    found = differences("float32", (2,), hooks)[f"ddp {hook} hook", 2]
+    assert found.tolerance == most
+    assert found.ok
+    assert found.gradient > least  # it did compress
+
+
+def left_out(trainer: Trainer) -> None:
+    """Rank 1's gradients never reach the others."""
+
+    def hook(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        if dist.get_rank() == 1:
+            bucket.buffer().zero_()
+        work = dist.all_reduce(bucket.buffer(), async_op=True)
+        assert work is not None
+        return work.get_future().then(lambda f: f.value()[0] / dist.get_world_size())
+
+    trainer.strategy.model.register_comm_hook(None, hook)  # type: ignore[operator]
+
+
+def no_zero_grad(trainer: Trainer) -> None:
+    trainer.optimizer.zero_grad = lambda set_to_none=True: None  # type: ignore[method-assign]
+
+
+def not_reshuffled(trainer: Trainer) -> None:
+    first = trainer.batches.epoch
+    trainer.batches.epoch = lambda epoch: first(0)  # type: ignore[method-assign]
+
+
+def unweighted(trainer: Trainer) -> None:
+    """Each rank takes the mean over its own samples; the ranks' mean is taken of those."""
+    add = trainer.strategy.forward_backward
+
+    def adding(
+        images: torch.Tensor, labels: torch.Tensor, weight: float, last: bool
+    ) -> torch.Tensor:
+        return add(images, labels, 1 / max(len(labels), 1), last)
+
+    trainer.strategy.forward_backward = adding  # type: ignore[method-assign]
+
+
+def parameters_apart(trainer: Trainer) -> None:
+    """Rank 1 is off after the very last step: no other rank can show it."""
+    step, left = trainer.strategy.optimizer_step, [trainer.spec.epochs * len(trainer.batches)]
+
+    def stepping(optimizer: torch.optim.Optimizer) -> None:
+        left[0] -= 1
+        if dist.get_rank() == 1 and left[0] == 0:
+            with torch.no_grad():
+                next(trainer.strategy.model.parameters()).mul_(1.001)
+        step(optimizer)
+
+    trainer.strategy.optimizer_step = stepping  # type: ignore[method-assign]
+
+
+def evaluates_twice(trainer: Trainer) -> None:
+    trainer.strategy.data_rank = 0
+
+
+@pytest.mark.parametrize(
+    ("plant", "label"),
+    [
+        (left_out, "ddp"),
+        (no_zero_grad, "ddp"),
+        (no_zero_grad, "pp 1f1b"),
+        (not_reshuffled, "fsdp"),
+        (unweighted, "ddp"),
+        (parameters_apart, "ddp"),
+        (evaluates_twice, "ddp"),
+    ],
+)
+def test_a_planted_fault_is_found(plant: Any, label: str) -> None:
+    (found,) = verify.verify({2: [named(label)]}, plant, dtypes=("float64",))
+    assert not found.ok
+    if plant is evaluates_twice:
+        assert found.evaluation > 0
+        assert found.gradient < 1e-9
+    else:
+        assert max(found.gradient, found.parameter) > 1e-4
+
+
+def keeps_its_part(trainer: Trainer) -> None:
+    """Not a fault: raises where a rank has more of the optimizer's state than its part."""
+    step, optimizer = trainer.strategy.optimizer_step, trainer.optimizer
+    whole = sum(p.numel() for p in trainer.strategy.model.parameters())
+
+    def stepping(given: torch.optim.Optimizer) -> None:
+        step(given)
+        held = sum(p.numel() for p in optimizer.optim.state)  # type: ignore[attr-defined]
+        if not 0.3 * whole < held < 0.7 * whole:
+            raise AssertionError(f"the state of {held} of {whole} parameters")
+
+    trainer.strategy.optimizer_step = stepping  # type: ignore[method-assign]
+
+
+def test_zero1_leaves_each_rank_its_part_of_the_state() -> None:
+    (found,) = verify.verify({2: [named("ddp zero1")]}, keeps_its_part, dtypes=("float64",))
+    assert found.ok
+
+
+def breaks(trainer: Trainer) -> None:
+    if dist.get_rank() == 1:
+        raise ValueError("no more")
+    dist.barrier()
+
+
+def test_a_rank_that_fails_ends_the_check_with_its_reason() -> None:
+    with pytest.raises(RuntimeError, match=r"(?s)ddp, 2 ranks: .*no more"):
+        verify.verify({2: [named("ddp")]}, breaks, dtypes=("float64",))
+
+
+NEAR = Difference("ddp", "ddp", 2, "float64", 0.0, 1e-12, 0.0, 0.0, 1e-9, True)
+
+
+@pytest.mark.parametrize("change", [{"loss": 2e-9}, {"gradient": float("nan")}, {"evaluation": 1}])
+def test_one_over_its_tolerance_ends_with_4(
+    change: dict[str, float], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = [NEAR]
+    monkeypatch.setattr(verify, "verify", lambda plans: found)
+    assert verify.main([]) == Exit.OK
+    assert "all are within it" in capsys.readouterr().out
+    found.append(dataclasses.replace(NEAR, **change))
+    assert verify.main([]) == Exit.THRESHOLD
+    out = capsys.readouterr().out
+    assert [line.split()[-1] for line in out.splitlines()[1:3]] == ["ok", "OVER"]
+    assert "1 of 2 over the tolerance" in out
+
+
+def test_the_command_checks_and_says_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert verify.main(["--strategies", "dp", "--world-sizes", "1", "3", "--json"]) == Exit.OK
+    rows = json.loads(capsys.readouterr().out)
+    assert [(r["case"], r["world_size"], r["dtype"], r["ok"]) for r in rows] == [
+        ("dp", 1, "float64", True),
+        ("dp", 1, "float32", True),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--strategies", "dpp"], "unknown strategy 'dpp'; did you mean"),
+        (["--world-sizes", "0"], "each must be from 1 to 16"),
+        (["--strategies", "dp", "--world-sizes", "2"], "dp: nothing to check on so many ranks"),
+    ],
+)
+def test_what_cannot_be_checked(
+    words: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert verify.main(words) == Exit.USAGE
+    assert line in capsys.readouterr().err
