@@ -54,7 +54,7 @@ class Study:
             values = getattr(self, name)
             if not isinstance(values, list | tuple) or not values:
                 raise UsageError(f"{name} = {values!r}: must be a list with at least one value")
-            if not all(isinstance(value, int | str) for value in values):
+            if any(isinstance(value, list | dict) for value in values):
                 raise UsageError(f"{name} = {values!r}: a list of lists or tables says nothing")
             object.__setattr__(self, name, tuple(dict.fromkeys(values)))
         for strategy in self.strategies:
