@@ -212,6 +212,18 @@ def test_in_an_allocation_srun_starts_the_payload(run: Fake) -> None:
     assert run.payload()[:2] == ["--epochs", "2"]
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--nodes", "2"], "--nodes needs --ntasks-per-node"),
+        (["--ntasks-per-node", "many"], "--ntasks-per-node many: must be a whole number"),
+    ],
+)
+def test_a_part_of_an_allocation_is_checked(run: Fake, words: list[str], message: str) -> None:
+    done = run(*words, SLURM_JOB_ID="5")
+    assert done.returncode == 2 and message in done.stderr
+
+
 def test_directives_are_read_by_sbatch() -> None:
     lines = RUN.read_text().splitlines()
     first_command = next(i for i, line in enumerate(lines) if line and line[0] != "#")

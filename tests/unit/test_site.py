@@ -174,6 +174,43 @@ def test_environment_and_set_up_lines_reach_the_job(tmp_path: Path) -> None:
     assert f"X={odd}!" in started(tmp_path, load(tmp_path, text))
 
 
+def test_a_set_up_line_that_fails_ends_the_job(tmp_path: Path) -> None:
+    site = load(tmp_path, "setup = ['false # no such module', 'echo later']")
+    (tmp_path / "site.sh").write_text(site.shell())
+    words = ["--site-file", str(tmp_path / "site.sh"), "--run-dir", str(tmp_path / "run")]
+    env = {"PATH": os.environ["PATH"], "SLURM_JOB_ID": "5"}
+    command = ["bash", str(ROOT / "run.sh"), *words]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=20)
+    assert done.returncode == 1 and "set-up line failed: false" in done.stderr
+    assert "later" not in done.stdout
+
+
+def test_unset_variables_in_set_up_lines_are_their_own_affair(tmp_path: Path) -> None:
+    site = load(tmp_path, "setup = ['[ -z $SURELY_UNSET ]']")
+    assert "srun" in started(tmp_path, site)
+
+
+@pytest.mark.parametrize(
+    ("text", "python"),
+    [
+        ("", None),
+        ("setup = ['true']", "python"),
+        ("container = 'edf'\nimage = 'x'", "python"),
+        ("container = 'edf'\nimage = 'x'\npython = 'python3'", "python3"),
+    ],
+)
+def test_the_login_nodes_python_is_not_taken_elsewhere(tmp_path: Path, text, python) -> None:
+    lines = load(tmp_path, text).shell().split("\n")
+    assert [x for x in lines if x.startswith("JOBKIT_PYTHON=")] == (
+        [f"JOBKIT_PYTHON={python}"] if python else []
+    )
+
+
+def test_control_characters_do_not_reach_a_script(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="control character"):
+        sbatch_options(S(1, 1), load(tmp_path, ""), {"comment": "x\ntouch y"}, "n")
+
+
 def test_the_interface_of_the_network(tmp_path: Path) -> None:
     shell = load(tmp_path, "interface = 'hsn0'\ninterface_suffix = '-ib'").shell()
     for line in (

@@ -1,0 +1,80 @@
+"""Which record of a run counts, and what a launcher's view of it is."""
+
+import json
+import os
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from jobkit.launch import watch
+from jobkit.launch.states import States, select
+from jobkit.liveness import process_start
+from jobkit.paths import RunPaths, read_job, write_json
+from jobkit.plan import Plan, Study
+
+
+@pytest.fixture
+def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
+    """A saved plan of two runs, of which nothing has started."""
+    monkeypatch.setenv("JOBKIT_LOGS", str(tmp_path))
+    monkeypatch.setenv("PATH", "/nonexistent")  # no Slurm to ask
+    made = Study(name="two", strategies=("ddp",), gpus=(1, 2)).expand()
+    made.save()
+    return made
+
+
+def run_of(plan: Plan, index: int = 0) -> RunPaths:
+    paths = plan.paths.run(list(plan.runs)[index])
+    paths.folder.mkdir(exist_ok=True)
+    return paths
+
+
+def test_a_submission_counts_until_its_job_has_started(plan: Plan) -> None:
+    paths = run_of(plan)
+    write_json(paths.job, {"job_id": "7", "started": 100.0, "exit_code": 1})
+    write_json(paths.submission, {"job_id": "9", "submitted": 200.0, "shared": True})
+    assert read_job(paths)["job_id"] == "9"
+    write_json(paths.job, {"job_id": "9", "started": 150.0})  # a node whose clock is behind
+    assert read_job(paths) == {"job_id": "9", "started": 150.0, "shared": True}
+    write_json(paths.job, {"job_id": None, "started": 300.0})  # later, without Slurm
+    assert read_job(paths)["started"] == 300.0
+
+
+def test_a_run_that_failed_and_waits_for_its_next_start_is_pending(plan: Plan) -> None:
+    paths, run_id = run_of(plan), next(iter(plan.runs))
+    write_json(paths.job, {"started": 100.0, "ended": 110.0, "exit_code": 1, "pid": 1, "host": "x"})
+    assert States(plan).look()[run_id].status == "failed"
+    me = {"pid": os.getpid(), "pid_start": process_start(os.getpid()), "host": socket.gethostname()}
+    write_json(plan.paths.launcher, {**me, "started": time.time(), "run_ids": [run_id]})
+    assert States(plan).look()[run_id].status == "pending"
+
+
+def test_what_is_selected(plan: Plan) -> None:
+    found = States(plan).look()
+    assert select(found) == list(plan.runs)
+    assert select(found, only="missing") == list(plan.runs)
+    assert select(found, only="failed") == []
+
+
+def test_a_reason_with_brackets_is_shown_as_it_is(plan: Plan, capsys) -> None:
+    paths = run_of(plan)
+    outcome = {"exit_code": 1, "status": "failed", "reason": "rank 1: OSError: [/data/x] gone"}
+    paths.outcome(0).parent.mkdir(parents=True)
+    paths.outcome(0).write_text(json.dumps(outcome))
+    assert watch.main(["two"]) == 0
+    assert "[/data/x]" in capsys.readouterr().out.replace("\n", "")
+
+
+def test_json_has_a_row_for_every_run(plan: Plan, capsys) -> None:
+    assert watch.main(["two", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert [row["run_id"] for row in shown["runs"]] == list(plan.runs)
+    assert shown["counts"] == {"missing": 2}
+
+
+@pytest.mark.parametrize("words", [["nix"], ["two", "--interval", "0"]])
+def test_wrong_usage_is_one_line(plan: Plan, words: list[str], capsys) -> None:
+    assert watch.main(words) == 2
+    assert capsys.readouterr().err.count("\n") == 1
