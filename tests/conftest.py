@@ -1,6 +1,7 @@
 """What all tests share: an environment that says nothing of jobs, sites or places."""
 
 import os
+import signal
 
 import pytest
 
@@ -15,3 +16,12 @@ def _plain_environment() -> None:
         of_a_job = name.startswith(_OF_A_JOB) and not name.startswith("JOBKIT_TEST_")
         if of_a_job or name in (*_OF_A_RANK, "OMP_NUM_THREADS"):
             del os.environ[name]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _signals_can_be_sent() -> None:
+    """A shell starts its background commands with INT ignored, and what they start inherits that:
+    tests that send it would wait for ever.
+    """
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
