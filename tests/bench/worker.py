@@ -107,7 +107,7 @@ def payload(precision: str, threads: int) -> Measure:
 
     def measure(how: str) -> tuple[float, float]:
         trainer.data.training_batch = loads[how]
-        clock, _, _ = trainer._train_epoch(1, lambda _: None)
+        clock, _, _ = trainer.train_epoch(1, lambda _: None)
         return clock.images / clock.elapsed_s(), clock.data_wait_s / clock.elapsed_s()
 
     return measure
