@@ -70,6 +70,8 @@ def test_targets_of_make_exist() -> None:
 
 
 def test_every_file_that_the_readme_names_exists() -> None:
-    named = set(re.findall(r"(?:\./)?((?:hpc/(?:sites/)?)?[a-z_]+\.(?:sh|py|toml))\b", README))
+    named = set(
+        re.findall(r"(?:\./)?((?:hpc/(?:sites/)?|tests/bench/)?[a-z_]+\.(?:sh|py|toml))\b", README)
+    )
     left_by_runs = {"site.sh", "job.sh", "my.toml"}
     assert [n for n in named - left_by_runs if not (ROOT / n).exists()] == []
