@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jobkit.errors import UsageError
+from jobkit.errors import UsageError, nearest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -23,6 +23,21 @@ def check_name(what: str, name: object) -> str:
             "digit, no '..', at most 100 characters"
         )
     return name
+
+
+def find_named(what: str, source: str | Path, folder: Path, also: tuple[str, ...] = ()) -> Path:
+    """A TOML file by its path, or by its bare name in a folder.
+
+    Raises UsageError that names the nearest known one; also: names that mean something else.
+    """
+    path, named = Path(source), folder / f"{source}.toml"
+    if path.is_file():
+        return path
+    if "/" not in str(source) and named.is_file():
+        return named
+    known = [*also, *sorted(p.stem for p in folder.glob("*.toml"))]
+    hint = nearest(str(source), known)
+    raise UsageError(f"no {what} '{source}'{hint} (a TOML file, or one of: {', '.join(known)})")
 
 
 def logs_root() -> Path:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from jobkit.errors import UsageError, nearest, one_of
-from jobkit.paths import REPOSITORY, StudyPaths, check_name, write_whole
+from jobkit.paths import REPOSITORY, StudyPaths, check_name, find_named, write_whole
 from jobkit.spec import ONE_RANK, SETTINGS, STRATEGIES, RunSpec, check_keys
 
 STUDIES = REPOSITORY / "hpc" / "studies"
@@ -86,7 +86,7 @@ class Study:
         Overrides replace a study's field of that name, or else a setting of the training.
         Raises UsageError for a missing or broken file or an unknown key.
         """
-        values = _read_toml(_find(source))
+        values = _read_toml(find_named("study", source, STUDIES))
         known = tuple(cls.__dataclass_fields__)
         for key in values:
             if key not in known:
@@ -186,21 +186,8 @@ class Plan:
             return cls(study=study, runs=runs, notes=notes, folder=path.parent)
         except FileNotFoundError:
             raise UsageError(f"no plan at {path}") from None
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise UsageError(f"{path} is not a plan: {error}") from None
-
-
-def _find(source: str | Path) -> Path:
-    """The file of a study: a path, or a bare name in hpc/studies."""
-    path = Path(source)
-    if path.is_file():
-        return path
-    named = STUDIES / f"{source}.toml"
-    if "/" not in str(source) and named.is_file():
-        return named
-    known = sorted(p.stem for p in STUDIES.glob("*.toml"))
-    hint = nearest(str(source), known)
-    raise UsageError(f"no study '{source}'{hint} (a TOML file, or one of: {', '.join(known)})")
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from jobkit.errors import Exit, UsageError, nearest, one_of
-from jobkit.paths import REPOSITORY, check_name
+from jobkit.paths import REPOSITORY, check_name, find_named
 
 SITES = REPOSITORY / "hpc" / "sites"
 GPU_REQUESTS = ("gpus-per-node", "gres", "gpus-per-task", "none")
@@ -82,7 +82,7 @@ class Site:
 
         Raises UsageError for a missing or broken file, or an unknown key (with the nearest one).
         """
-        path = _find(source)
+        path = find_named("site", source, SITES, ("local", "slurm"))
         try:
             values = tomllib.loads(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -178,20 +178,6 @@ def site_of_cluster(cluster: str) -> Site:
         if cluster in (site := Site.load(name)).clusters:
             return site
     return Site(name=re.sub(r"[^A-Za-z0-9._-]", "-", cluster) or "slurm")
-
-
-def _find(source: str | Path) -> Path:
-    path = Path(source)
-    if path.is_file():
-        return path
-    named = SITES / f"{source}.toml"
-    if "/" not in str(source) and named.is_file():
-        return named
-    known = ["local", "slurm", *known_sites()]
-    raise UsageError(
-        f"no site '{source}'{nearest(str(source), known)} "
-        f"(a TOML file, or one of: {', '.join(known)})"
-    )
 
 
 def minutes(text: str) -> float:
