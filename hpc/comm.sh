@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+#SBATCH --job-name=comm
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=2
+#SBATCH --output=logs/comm-%j.log
+#SBATCH --error=logs/comm-%j.err
+#SBATCH --open-mode=append
+#
+# How fast the ranks talk to each other: latency and bandwidth of the collectives.
+#   sbatch hpc/comm.sh                                                          on the CPU (Gloo)
+#   sbatch --ntasks-per-node=4 --gpus-per-node=4 hpc/comm.sh --backend nccl     on GPUs
+# Options before the script's name go to sbatch, those after it to the benchmark (see --help).
+# Submit it from jobkit's folder: sbatch runs a copy of this file, and logs/ is looked for there.
+root=$(cd -- "$(dirname -- "$0")/.." && pwd)
+[[ -f $root/run.sh ]] || root=${JOBKIT_ROOT:-${SLURM_SUBMIT_DIR:-$PWD}}
+[[ -f $root/run.sh ]] || { echo "jobkit: error: no run.sh in $root: submit from jobkit's folder" >&2; exit 2; }
+exec bash "$root/run.sh" --comm "$@"
