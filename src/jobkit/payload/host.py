@@ -1,12 +1,15 @@
 """The process and its machine: cores, memory, age, versions."""
 
+import contextlib
 import ctypes
+import gc
 import os
 import platform
 import resource
 import subprocess
 import time
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 
@@ -52,12 +55,45 @@ def process_age_s() -> float:
     return boot - started_ticks / os.sysconf("SC_CLK_TCK")
 
 
-def peak_memory_mib(device: torch.device) -> tuple[float, float]:
-    """Peak memory in MiB, (allocated, reserved) on a GPU, (resident set, NaN) on the CPU."""
+class PeakMemory(NamedTuple):
+    """Peaks since the start in MiB: allocated and reserved on the GPU (NaN without), resident."""
+
+    allocated: float
+    reserved: float
+    resident: float
+
+
+def peak_memory_mib(device: torch.device) -> PeakMemory:
+    """The process's peaks of memory so far."""
+    resident = _peak_resident_mib()
+    if device.type != "cuda":
+        return PeakMemory(float("nan"), float("nan"), resident)
+    allocated = torch.cuda.max_memory_allocated(device)
+    return PeakMemory(allocated / 2**20, torch.cuda.max_memory_reserved(device) / 2**20, resident)
+
+
+def _peak_resident_mib() -> float:
+    """The kernel's high-water mark of the resident set; getrusage's is a child's parent's, too."""
+    try:
+        with open("/proc/self/status") as file:  # noqa: PTH123 - a file of the kernel's
+            for line in file:
+                if line.startswith("VmHWM:"):
+                    return int(line.split()[1]) / 1024
+    except OSError:
+        pass
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def forget_peak_memory(device: torch.device) -> None:
+    """Begin the peaks anew, and give back what is free: what made them must not count."""
+    gc.collect()
     if device.type == "cuda":
-        allocated = torch.cuda.max_memory_allocated(device)
-        return allocated / 2**20, torch.cuda.max_memory_reserved(device) / 2**20
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, float("nan")
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+    with contextlib.suppress(OSError, AttributeError):  # another C library; no such file
+        ctypes.CDLL(None).malloc_trim(0)
+        with open("/proc/self/clear_refs", "w") as file:  # noqa: PTH123 - a file of the kernel's
+            file.write("5")  # the high-water mark of the resident set
 
 
 def device_name(device: torch.device) -> str:

@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+from collections.abc import Callable
 
 import torch
 import torch.fx
@@ -93,11 +94,27 @@ def _own(name: str, num_classes: int) -> nn.Module:
         raise UsageError(f"--model {name}: {error} (looked in the current folder too)") from None
     if not callable(factory):
         raise UsageError(f"--model {name}: {factory_name} is not a function or class")
-    takes = "num_classes" in inspect.signature(factory).parameters
+    takes = _takes_num_classes(name, factory)
     model = factory(num_classes=num_classes) if takes else factory()
     if not isinstance(model, nn.Module):
         raise UsageError(f"--model {name}: made a {type(model).__name__}, not a torch.nn.Module")
     return model
+
+
+def _takes_num_classes(name: str, factory: Callable[..., object]) -> bool:
+    """Whether a factory has a parameter num_classes. UsageError where it needs another as well."""
+    try:
+        known = inspect.signature(factory).parameters
+    except ValueError:  # of C code, which does not say
+        return False
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [p.name for p in known.values() if p.default is p.empty and p.kind not in variadic]
+    if others := [n for n in needed if n != "num_classes"]:
+        raise UsageError(
+            f"--model {name}: needs {', '.join(others)}, and is called with num_classes alone: "
+            "give the others defaults"
+        )
+    return "num_classes" in known
 
 
 def build_model(spec: RunSpec, num_classes: int) -> nn.Module:
