@@ -2,27 +2,9 @@
 
 import pandas as pd
 
-from jobkit.errors import UsageError
-
 # A curve over sizes says something of the size only where all of these are the same.
 SAME = ("model", "dataset", "precision", "device_type", "torch_version")
 _BATCH = {"strong": "global_batch_size", "weak": "batch_size_per_rank"}
-
-
-def check_one_curve(runs: pd.DataFrame) -> None:
-    """Raise UsageError that names the column in which runs of one curve differ.
-
-    Strong scaling holds the global batch fixed, weak scaling the batch of a rank; a size (ranks
-    in all) may lie on nodes in one way only.
-    """
-    if wrong := _fault(runs):
-        raise UsageError(f"these runs are not one curve: {wrong}")
-    for size, group in runs.groupby("world_size"):
-        if group["ranks_per_node"].nunique() > 1:
-            found = _values(group, "ranks_per_node")
-            raise UsageError(
-                f"these runs are not one curve: ranks_per_node differs at {size} ranks ({found})"
-            )
 
 
 def faults(runs: pd.DataFrame) -> dict[str, str]:

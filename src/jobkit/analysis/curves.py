@@ -7,6 +7,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from jobkit.analysis.collect import Results
+from jobkit.analysis.drawing import plot_line
 from jobkit.analysis.sizes import sizes
 from jobkit.analysis.style import DASHES, GREY, Look, legend_below, looks, new_figure
 from jobkit.analysis.subtitle import subtitle
@@ -26,7 +27,7 @@ def learning_figure(results: Results) -> Figure | None:
     if not panels:
         return None
     kept, note = _few(shown)
-    title = f"{results.folder.resolve().name}: validation loss and accuracy{note}"
+    title = f"{results.name}: validation loss and accuracy{note}"
     figure, axes = new_figure(len(panels), title, subtitle(results))
     look = looks(s.series for s in sizes(results.runs))
     ranks = sorted(int(n) for n in kept["world_size"].dropna().unique())
@@ -66,16 +67,7 @@ def _draw(axes: Axes, group: pd.DataFrame, name: str, look: Look, dashes: object
     if len(ok):
         by_epoch = ok.groupby("epoch")[name].agg(["median", "min", "max"]).astype(float)
         x = [int(e) + 1 for e in by_epoch.index]  # people count epochs from 1
-        axes.plot(
-            x,
-            by_epoch["median"],
-            color=look.colour,
-            ls=dashes,
-            lw=look.width,
-            marker=look.marker,
-            ms=0.7 * look.size,
-            zorder=look.layer,
-        )
+        plot_line(axes, x, by_epoch["median"], look, ls=dashes, ms=0.7 * look.size)
         if ok["run_id"].nunique() > 1:
             low, high = by_epoch["min"], by_epoch["max"]
             axes.fill_between(x, low, high, color=look.colour, alpha=0.12, lw=0, zorder=1)

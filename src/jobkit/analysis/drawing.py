@@ -5,12 +5,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from numpy.typing import ArrayLike
 
 from jobkit.analysis.collect import Results
 from jobkit.analysis.sizes import Size
@@ -30,6 +32,13 @@ def lines(found: list[Size]) -> list[list[Size]]:
     return list(lines.values())
 
 
+def plot_line(axes: Axes, x: ArrayLike, y: ArrayLike, look: Look, **others: Any) -> None:
+    """A line as its series is told by it; others: what differs, as matplotlib calls it."""
+    own = {"color": look.colour, "marker": look.marker, "ms": look.size, "ls": look.dashes}
+    own |= {"lw": look.width, "zorder": look.layer}
+    axes.plot(np.asarray(x), np.asarray(y), **(own | others))
+
+
 def draw_line(
     axes: Axes, line: list[Size], look: Look, values: Callable[[Size], tuple[float, ...]]
 ) -> None:
@@ -39,16 +48,7 @@ def draw_line(
         return
     x = [n for n, _ in points]
     middle = [median(v) for _, v in points]
-    axes.plot(
-        x,
-        middle,
-        color=look.colour,
-        marker=look.marker,
-        ms=look.size,
-        ls=look.dashes,
-        lw=look.width,
-        zorder=look.layer,
-    )
+    plot_line(axes, x, middle, look)
     if any(len(v) > 1 for _, v in points):
         low, high = [v[0] for _, v in points], [v[-1] for _, v in points]
         axes.fill_between(x, low, high, color=look.colour, alpha=0.15, lw=0, zorder=1)
@@ -100,12 +100,34 @@ def _make_room(axes: Axes, share: float) -> None:
         axes.set_ylim(low * (low / high) ** (share / (1 - share)), high)
 
 
+def ideal_line(axes: Axes, x: ArrayLike, y: ArrayLike) -> None:
+    """The thin grey line of no loss."""
+    axes.plot(np.asarray(x), np.asarray(y), color=GREY, lw=0.9, zorder=1.5, label=IDEAL)
+
+
+def fastest(results: Results, names: Iterable[str], most: int) -> tuple[list[str], str]:
+    """As many series as an eye can follow, those with the highest rates; a note where some go."""
+    found = list(dict.fromkeys(names))
+    if len(found) <= most:
+        return found, ""
+    rates = results.scaling.groupby("series")["images_per_s"].max().fillna(0)
+    kept = sorted(found, key=lambda name: -float(rates.get(name, 0)))[:most]
+    return [name for name in found if name in kept], f", the {most} fastest of {len(found)} series"
+
+
 def on_gpu(results: Results) -> bool:
     return bool((results.runs["device_type"] == "cuda").any())
 
 
 def unit(results: Results) -> str:
     return "GPUs" if on_gpu(results) else "processes (ranks)"
+
+
+def so_many(count: int, unit: str) -> str:
+    """A count of GPUs, processes or ranks in words; unit: as unit() says it."""
+    word = unit.partition(" ")[0]
+    one = {"GPUs": "GPU", "processes": "process", "ranks": "rank"}[word]
+    return f"{count} {one if count == 1 else word}"
 
 
 def legend(
@@ -131,6 +153,7 @@ def save(figure: Figure, path: Path) -> None:
     metadata = {"Software": None} if path.suffix == ".png" else {"Date": None, "Creator": None}
     try:
         figure.savefig(beside, metadata=metadata)
+        figure.set_layout_engine("none")  # it stands now; for the next file it need not be found
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)

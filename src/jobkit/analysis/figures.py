@@ -1,4 +1,4 @@
-"""The figures of a study: time per epoch, learning curves, peak memory.
+"""The figures of a study: which there are, what they say, and that of the time per epoch.
 
     draw(results)       writes logs/STUDY/figures/*.png and *.svg
 
@@ -14,26 +14,50 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from jobkit.analysis.breakdown_figures import breakdown_figure
 from jobkit.analysis.collect import Results
+from jobkit.analysis.comparison_figures import comparison_figure
 from jobkit.analysis.curves import learning_figure
 from jobkit.analysis.drawing import (
-    IDEAL,
     draw_line,
+    ideal_line,
     legend,
     lines,
     mark_not_ok,
-    on_gpu,
     save,
     unit,
 )
 from jobkit.analysis.forecast import Forecast
+from jobkit.analysis.loss_figures import loss_figure
+from jobkit.analysis.memory_figures import memory_figure, predicted_memory_figure
 from jobkit.analysis.scaling_figures import efficiency_figure, forecast_figure, speed_up_figure
 from jobkit.analysis.sizes import Size, sizes
-from jobkit.analysis.style import GREY, log_time_axis, looks, new_figure, rc, size_axis
+from jobkit.analysis.style import log_time_axis, looks, new_figure, rc, size_axis
 from jobkit.analysis.subtitle import subtitle
+from jobkit.analysis.throughput_figures import throughput_figure, time_to_accuracy_figure
 from jobkit.errors import UsageError
 
-_MIB_A_GIB = 1024
+# By the file's name: what a figure says, for those who read and for those who cannot see it.
+CAPTIONS = {
+    "time_per_epoch": "Time of one epoch at each size; the grey line is what no loss would give.",
+    "throughput": "Training images a second, of all ranks together and of each.",
+    "speed_up": "How many times faster than the smallest size.",
+    "efficiency": "The part of the ideal speed-up that is reached.",
+    "forecast": "Measured speed-up, and beyond it what the fitted law foretells: not measured.",
+    "breakdown": "Where the time of an iteration goes: means over the ranks, below as shares. "
+    "Waiting for a slower rank is part of exposed communication; the table tells them apart.",
+    "comparison": "Each series at the largest size that most of them share.",
+    "loss_and_accuracy": "What the runs learn: validation loss and accuracy over epochs.",
+    "loss_every_size": "Does the batch hurt? Sizes that lie on each other in the upper row learn "
+    "the same from an epoch; the lower row is what that costs in time.",
+    "time_to_accuracy": "Training time to the same accuracy; the grey line is what no loss would "
+    "give.",
+    "peak_memory": "The highest use of memory at each size.",
+    "memory_predicted": "Parameters, gradients, optimizer state and buffers of the fullest rank: "
+    "a dot in its ring is a prediction that holds.",
+}
+# A study without one of these is told so; the others need records or sizes that few have.
+_OF_EVERY_STUDY = ("time_per_epoch", "speed_up", "efficiency", "loss_and_accuracy", "peak_memory")
 
 
 @dataclass(frozen=True)
@@ -62,7 +86,7 @@ def draw(results: Results, forecasts: Sequence[Forecast] = ()) -> Drawn:
                     else:
                         save(figure, path)
                         drawn.paths.append(path)
-            if figure is None and (name != "forecast" or forecasts):
+            if figure is None and name in _OF_EVERY_STUDY:
                 drawn.skipped.append(name)
     except OSError as error:
         raise UsageError(f"cannot write {folder}: {error.strerror or error}") from None
@@ -73,11 +97,17 @@ def makers(forecasts: Sequence[Forecast] = ()) -> dict[str, Callable[[Results], 
     """By its file's name, what makes each figure; None is what it makes of nothing to show."""
     return {
         "time_per_epoch": time_figure,
+        "throughput": throughput_figure,
         "speed_up": speed_up_figure,
         "efficiency": efficiency_figure,
         "forecast": lambda results: forecast_figure(results, forecasts),
+        "breakdown": breakdown_figure,
+        "comparison": comparison_figure,
         "loss_and_accuracy": learning_figure,
+        "loss_every_size": loss_figure,
+        "time_to_accuracy": time_to_accuracy_figure,
         "peak_memory": memory_figure,
+        "memory_predicted": predicted_memory_figure,
     }
 
 
@@ -91,7 +121,7 @@ def time_figure(results: Results) -> Figure | None:
     panels = [k for k in ("strong", "weak") if any(_times(s) for s in found if s.scaling == k)]
     if not panels:
         return None
-    title = f"{results.folder.resolve().name}: time per epoch"
+    title = f"{results.name}: time per epoch"
     figure, axes = new_figure(len(panels), title, subtitle(results))
     look = looks(s.series for s in found)
     for one, scaling in zip(axes, panels, strict=True):
@@ -105,32 +135,6 @@ def time_figure(results: Results) -> Figure | None:
         size_axis(one, [s.world_size or 0 for s in own], unit(results))
         one.set_ylabel(_time_label(scaling, own))
     legend(figure, axes, look)
-    return figure
-
-
-def memory_figure(results: Results) -> Figure | None:
-    """Peak memory of the fullest GPU (on the CPU: process) over world sizes, from zero."""
-    found = [s for s in sizes(results.runs) if s.world_size]
-    if not any(s.peaks_memory_mib for s in found):
-        return None
-    gpus = on_gpu(results)
-    what = "peak memory per GPU" if gpus else "peak memory per process"
-    figure, (axes,) = new_figure(1, f"{results.folder.resolve().name}: {what}", subtitle(results))
-    look = looks(s.series for s in found)
-    large = max(m for s in found for m in s.peaks_memory_mib) >= 10 * _MIB_A_GIB
-    factor = 1 / _MIB_A_GIB if large else 1.0
-
-    def peaks(size: Size) -> tuple[float, ...]:
-        return tuple(m * factor for m in size.peaks_memory_mib)
-
-    for line in lines(found):
-        draw_line(axes, line, look[line[0].series], peaks)
-    axes.set_ylim(0, 1.12 * axes.get_ylim()[1])
-    mark_not_ok(axes, found, look)
-    size_axis(axes, [s.world_size or 0 for s in found], unit(results))
-    kind = "allocated" if gpus else "resident"
-    axes.set_ylabel(f"{what}, {kind} ({'GiB' if large else 'MiB'})")
-    legend(figure, [axes], look)
     return figure
 
 
@@ -159,4 +163,4 @@ def _draw_ideal(axes: Axes, line: list[Size]) -> None:
     # Many points: on a linear axis the ideal is a curve.
     x = np.geomspace(first, max(s.world_size or 0 for s in line), 65)
     y = np.full_like(x, time) if known[0].scaling == "weak" else time * first / x
-    axes.plot(x, y, color=GREY, lw=0.9, zorder=1.5, label=IDEAL)
+    ideal_line(axes, x, y)

@@ -103,12 +103,15 @@ def with_interval(row: Mapping[str, Any], name: str, form: str, unit: str = "") 
     low, high = row[f"{name}_low{unit}"], row[f"{name}_high{unit}"]
     if pd.isna(low) or (low == high == 1):
         return text
-    return f"{text} [{form.format(low)}, {form.format(high)}]"
+    return f"{text} [{say(low, form)}, {say(high, form)}]"
 
 
 def say(value: Any, form: str = "{}") -> str:
-    """A cell as text; a dash where it is empty."""
-    return NONE if pd.isna(value) else form.format(value)
+    """A cell as text, with no exponent in a large number; a dash where it is empty."""
+    if pd.isna(value):
+        return NONE
+    text = form.format(value)
+    return f"{value:,.0f}" if "e+" in text else text
 
 
 def rounded(value: float) -> str:

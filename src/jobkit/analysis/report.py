@@ -6,6 +6,7 @@ The same logs give the same bytes: nothing of the day, the machine or its paths 
 """
 
 import base64
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,14 @@ from typing import Any
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from jobkit.analysis.breakdowns import broken_sizes, efficiency_table
 from jobkit.analysis.collect import Results
-from jobkit.analysis.drawing import unit
+from jobkit.analysis.drawing import so_many, unit
+from jobkit.analysis.figures import CAPTIONS
 from jobkit.analysis.forecast import Forecast, forecast_table
 from jobkit.analysis.forecast import forecasts as fitted
 from jobkit.analysis.frames import records
-from jobkit.analysis.products import Products, save
+from jobkit.analysis.products import save
 from jobkit.analysis.proposal import TextTable, proposal_table, say, with_interval
 from jobkit.analysis.reproduce import commands, facts, study_file
 from jobkit.analysis.subtitle import subtitle
@@ -37,19 +40,20 @@ def write_report(
     figures: Iterable[Path],
     forecasts: Sequence[Forecast] = (),
     least: float = LEAST,
+    steps: TextTable | None = None,
 ) -> list[Path]:
     """Write the report and the proposal's table; return their paths.
 
     figures: those that were drawn; the SVG ones are shown. least: the parallel efficiency below
-    which the verdict says that more ranks do not pay. Raises UsageError where the study's folder
-    cannot be written.
+    which the verdict says that more ranks do not pay. steps: the table of step models, if any.
+    Raises UsageError where the study's folder cannot be written.
     """
-    paths = Products(results.folder)
+    paths = results.paths
     table = proposal_table(results.scaling, unit(results))
     texts = {
         paths.table_markdown: table.markdown(),
         paths.table_latex: table.latex(),
-        paths.report: _html(results, table, figures, forecasts, least),
+        paths.report: _html(results, table, figures, forecasts, least, steps),
     }
     for path, text in texts.items():
         save(path, text)
@@ -62,6 +66,7 @@ def _html(
     figures: Iterable[Path],
     forecasts: Sequence[Forecast],
     least: float,
+    steps: TextTable | None,
 ) -> str:
     wanted = sorted({n for f in forecasts for n in f.sizes})
     environment = Environment(
@@ -72,14 +77,16 @@ def _html(
         lstrip_blocks=True,
     )
     return environment.get_template(_TEMPLATE).render(
-        study=results.folder.resolve().name,
+        study=results.name,
         under=subtitle(results, "median").replace("\n", " | "),
         verdict=verdict(results, unit(results), least, forecasts),
         proposal=table,
+        efficiencies=efficiency_table(broken_sizes(results), unit(results)),
         care=_care(results),
         figures=[_figure(path) for path in figures if path.suffix == ".svg"],
         forecast=_forecast(results, forecasts),
         laws=_laws(fitted(results)),
+        steps=steps,
         runs=[_run(row) for row in records(results.runs)],
         facts=facts(results),
         study_file=study_file(results),
@@ -89,16 +96,21 @@ def _html(
 
 def _figure(path: Path) -> dict[str, str]:
     """A figure as a data URI: as an image of its own, its ids meet no other's."""
-    content = base64.b64encode(path.read_bytes()).decode()
-    text = path.stem.replace("_", " ")
-    return {"source": f"data:image/svg+xml;base64,{content}", "text": text}
+    content = path.read_bytes()
+    width = re.search(rb'<svg[^>]* width="([\d.]+)pt"', content)
+    return {
+        "source": f"data:image/svg+xml;base64,{base64.b64encode(content).decode()}",
+        "name": path.stem.replace("_", " "),
+        "text": CAPTIONS.get(path.stem, ""),
+        "inches": f"{float(width[1]) / 72:.3g}" if width else "6.4",
+    }
 
 
 def _care(results: Results) -> list[str]:
     """What could mislead: faults of the logs, odd runs, what is not told apart, warnings."""
     lines = results.warnings()
     for row in records(results.scaling):
-        where = f"{row['series']} at {row['world_size']} ranks"
+        where = f"{row['series']} at {so_many(row['world_size'], 'ranks')}"
         if pd.notna(row["outliers"]):
             lines.append(f"{where}: the rate of {row['outliers']} does not fit the other repeats")
         if pd.notna(row["not_distinguishable_from"]):

@@ -11,7 +11,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import PercentFormatter
 
 from jobkit.analysis.collect import Results
-from jobkit.analysis.drawing import IDEAL, legend, unit
+from jobkit.analysis.drawing import ideal_line, legend, plot_line, unit
 from jobkit.analysis.forecast import Forecast
 from jobkit.analysis.style import GREY, Look, log_ratio_axis, looks, new_figure, size_axis
 from jobkit.analysis.subtitle import subtitle
@@ -33,7 +33,7 @@ def forecast_figure(results: Results, forecasts: Sequence[Forecast]) -> Figure |
     panels = [k for k in ("strong", "weak") if any(f.scaling == k for f in told)]
     if not panels:
         return None
-    title = f"{results.folder.resolve().name}: forecast of the speed-up (not measured)"
+    title = f"{results.name}: forecast of the speed-up (not measured)"
     figure, axes = new_figure(len(panels), title, subtitle(results, "median"))
     look = looks(results.scaling["series"].dropna())
     for one, scaling in zip(axes, panels, strict=True):
@@ -42,7 +42,7 @@ def forecast_figure(results: Results, forecasts: Sequence[Forecast]) -> Figure |
         _ideal(one, rows, "speed_up", max(f.sizes[-1] for f in own))
         for forecast in own:
             line = look[forecast.series]
-            _line(one, rows[rows["series"] == forecast.series], "speed_up", line)
+            interval_line(one, rows[rows["series"] == forecast.series], "speed_up", line)
             _band(one, forecast, line)
         _axes(one, results, "speed_up", [*rows["world_size"], *(n for f in own for n in f.sizes)])
         one.axvspan(max(f.measured[-1] for f in own), one.get_xlim()[1], color="#F4F4F4", zorder=0)
@@ -58,15 +58,13 @@ def _figure(results: Results, name: str, words: str) -> Figure | None:
     panels = [k for k in ("strong", "weak") if _known(table, name, k)["world_size"].nunique() > 1]
     if not panels:
         return None
-    figure, axes = new_figure(
-        len(panels), f"{results.folder.resolve().name}: {words}", subtitle(results, "median")
-    )
+    figure, axes = new_figure(len(panels), f"{results.name}: {words}", subtitle(results, "median"))
     look = looks(table["series"].dropna())
     for one, scaling in zip(axes, panels, strict=True):
         rows = _known(table, name, scaling)
         _ideal(one, rows, name, int(rows["world_size"].max()))
-        for _, line in rows.groupby(["series", _placement(rows)], sort=False):
-            _line(one, line, name, look[line["series"].iloc[0]])
+        for _, line in rows.groupby(["series", placement(rows)], sort=False):
+            interval_line(one, line, name, look[line["series"].iloc[0]])
         _axes(one, results, name, list(rows["world_size"]))
         what = f"{words}, {scaling} scaling" if len(panels) > 1 else words
         one.set_ylabel(f"{what}\nrelative to {_base(rows)}")
@@ -87,7 +85,7 @@ def _known(table: pd.DataFrame, name: str, scaling: str) -> pd.DataFrame:
     return table[(table["scaling"] == scaling).fillna(False) & table[name].notna()]
 
 
-def _placement(rows: pd.DataFrame) -> pd.Series:
+def placement(rows: pd.DataFrame) -> pd.Series:
     """0 for the fewest nodes on which a series has a size, 1 for the next: a line each."""
     return rows.groupby(["series", "world_size"])["nodes"].rank("dense").astype(int)
 
@@ -99,19 +97,10 @@ def _base(rows: pd.DataFrame) -> str:
     return f"{bases[0]} rank{'' if bases[0] == 1 else 's'}"
 
 
-def _line(axes: Axes, rows: pd.DataFrame, name: str, look: Look) -> None:
+def interval_line(axes: Axes, rows: pd.DataFrame, name: str, look: Look) -> None:
     """A series: its values as a line, the interval of each as a bar with ends."""
     x, y = rows["world_size"].astype(float), rows[name].astype(float)
-    axes.plot(
-        x,
-        y,
-        color=look.colour,
-        marker=look.marker,
-        ms=look.size,
-        ls=look.dashes,
-        lw=look.width,
-        zorder=look.layer,
-    )
+    plot_line(axes, x, y, look)
     known = rows[rows[f"{name}_low"].notna()]
     low, high = (known[f"{name}_{end}"].astype(float).to_numpy() for end in ("low", "high"))
     at = known["world_size"].astype(float).to_numpy()
@@ -125,7 +114,7 @@ def _ideal(axes: Axes, rows: pd.DataFrame, name: str, last: int) -> None:
     first = int(rows["base_world_size"].min())
     x = np.geomspace(first, last, 65)
     y = np.ones_like(x) if name == "efficiency" else x / first
-    axes.plot(x, y, color=GREY, lw=0.9, zorder=1.5, label=IDEAL)
+    ideal_line(axes, x, y)
 
 
 def _band(axes: Axes, forecast: Forecast, look: Look) -> None:

@@ -1,6 +1,7 @@
 """How the figures look: readable in grey, by colour-blind readers, and the same every time."""
 
 import math
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import AutoLocator, FixedLocator, FuncFormatter, LogLocator, NullLocator
 
@@ -16,6 +18,8 @@ _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#
 _MARKERS = ("o", "s", "^", "D", "v", "P", "*", "X", "p")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.2)), (0, (6, 2, 1, 2)), (0, (3, 1, 1, 1)))
 GREY = "#767676"
+# Numbers that people read: no exponent, and thousands apart.
+PLAIN = FuncFormatter(lambda v, _: f"{v:,.0f}" if abs(v) >= 1000 else f"{v:g}")
 _RC: Any = {
     "font.family": "DejaVu Sans",
     "font.size": 10,
@@ -26,6 +30,7 @@ _RC: Any = {
     "grid.linewidth": 0.8,
     "axes.axisbelow": True,
     "legend.frameon": False,
+    "text.parse_math": False,  # names and devices are others' words: a $ in them is a $
     "svg.hashsalt": "jobkit",  # the same ids in the SVG every time
 }
 
@@ -67,10 +72,14 @@ def rc() -> Any:
     return mpl.rc_context(_RC)
 
 
-def new_figure(panels: int, title: str, subtitle: str) -> tuple[Figure, list[Axes]]:
-    """A figure with panels side by side, under a title and a line that says what was measured."""
-    figure = Figure(figsize=(7.4 if panels == 1 else 10.4, 4.9), dpi=150, layout="constrained")
-    axes = list(figure.subplots(1, panels, squeeze=False)[0])
+def new_figure(panels: int, title: str, subtitle: str, rows: int = 1) -> tuple[Figure, list[Axes]]:
+    """A figure with panels side by side in each row, under a title and what was measured.
+
+    Returns its panels row by row.
+    """
+    size = (6.4 if panels == 1 else 10.4, 4.6 if rows == 1 else 1.4 + 3.3 * rows)
+    figure = Figure(figsize=size, dpi=150, layout="constrained")
+    axes = list(figure.subplots(rows, panels, squeeze=False).flat)
     figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
     # A left title has its room in the layout, and stands right under the figure's own title.
     axes[0].set_title(subtitle, loc="left", fontsize=9, color="#444444", pad=10)
@@ -100,15 +109,26 @@ def log_time_axis(axes: Axes) -> None:
     low, high = axes.get_ylim()
     if high / low < 2:
         middle = math.sqrt(low * high)
-        low, high = middle / math.sqrt(2), middle * math.sqrt(2)
-        axes.set_ylim(low, high)
-    if high / low < 4:
-        axes.yaxis.set_major_locator(AutoLocator())
+        axes.set_ylim(middle / math.sqrt(2), middle * math.sqrt(2))
+    log_axis(axes.yaxis)
+
+
+def log_axis(axis: Axis, crowded: bool = False) -> None:
+    """A log axis with plain numbers: the more powers of ten, the fewer of each.
+
+    crowded: there is room for a few numbers only.
+    """
+    low, high = axis.get_view_interval()
+    if high / low < 4 and not crowded:
+        axis.set_major_locator(AutoLocator())
     else:
-        steps = (1.0, 2.0, 5.0) if high / low > 30 else (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0)
-        axes.yaxis.set_major_locator(LogLocator(base=10, subs=steps, numticks=30))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+        limits = (0, 15) if crowded else (30, 2000)
+        steps: tuple[float, ...] = (1, 1.5, 2, 3, 4, 5, 6, 8)
+        if high / low > limits[0]:
+            steps = (1, 2, 5) if high / low < limits[1] else (1,)
+        axis.set_major_locator(LogLocator(base=10, subs=steps, numticks=30))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(PLAIN)
 
 
 def log_ratio_axis(axes: Axes) -> None:
@@ -116,6 +136,11 @@ def log_ratio_axis(axes: Axes) -> None:
     axes.set_yscale("log", base=2)
     axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+
+
+def series_label(what: str, series: str) -> str:
+    """What an axis shows and, under it, of which series, for panels that stand side by side."""
+    return f"{what}\n{textwrap.fill(series, 36)}"
 
 
 def legend_below(figure: Figure, handles: Sequence[Artist]) -> None:
@@ -128,10 +153,11 @@ def legend_below(figure: Figure, handles: Sequence[Artist]) -> None:
 
 
 def _columns(lengths: Sequence[int], room: int) -> int:
-    """The most columns, filled one after the other, that take no more than the room."""
+    """The most columns, filled as matplotlib fills them, that take no more than the room."""
     for columns in range(len(lengths), 1, -1):
-        rows = math.ceil(len(lengths) / columns)
-        widths = [max(lengths[i : i + rows]) for i in range(0, len(lengths), rows)]
+        rows, longer = divmod(len(lengths), columns)  # the first columns have one entry more
+        ends = [(i + 1) * rows + min(i + 1, longer) for i in range(columns)]
+        widths = [max(lengths[a:b]) for a, b in zip([0, *ends], ends, strict=False)]
         if sum(widths) <= room:
             return columns
     return 1

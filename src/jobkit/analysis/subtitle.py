@@ -6,7 +6,7 @@ import pandas as pd
 
 from jobkit.analysis.collect import Results
 
-_WIDTH = 105  # characters
+_WIDTH = 86  # characters: what the narrowest figure has room for
 
 
 def subtitle(results: Results, spread: str = "median and range") -> str:

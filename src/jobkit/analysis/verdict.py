@@ -5,7 +5,9 @@ from typing import Any
 
 import pandas as pd
 
+from jobkit.analysis.breakdowns import causes
 from jobkit.analysis.collect import Results
+from jobkit.analysis.drawing import so_many
 from jobkit.analysis.forecast import Forecast
 from jobkit.analysis.frames import records
 from jobkit.analysis.proposal import rounded, with_interval
@@ -24,6 +26,9 @@ def verdict(
     if not rows:
         return ["Nothing was measured: no run that is ok has finished an epoch.", _runs(results)]
     said: list[str] = []
+    why = causes(results)
+    for row in rows:
+        row["why"] = why.get((row["series"], row["world_size"], row["nodes"]), "")
     for scaling in dict.fromkeys(str(r["scaling"]) for r in rows if pd.notna(r["scaling"])):
         said += _of_scaling([r for r in rows if r["scaling"] == scaling], scaling, unit, least)
     if results.scaling["spread_from"].isna().all():
@@ -70,7 +75,7 @@ def _ask(rows: list[_Row], best: _Row, unit: str, least: float) -> list[str]:
 
 
 def _limit(line: list[_Row], unit: str, least: float) -> str:
-    """Where the efficiency of a series falls below the threshold."""
+    """Where the efficiency of a series falls below the threshold, and why."""
     name, first = line[0]["series"], line[0]
     if pd.isna(first["efficiency"]):
         return f"{name}: {first['note']}."
@@ -81,7 +86,7 @@ def _limit(line: list[_Row], unit: str, least: float) -> str:
         return (
             f"{name} falls below {least:.0%} efficiency at {_size(row, unit)}: "
             f"{with_interval(row, 'efficiency', '{:.1%}')}"
-            f"{', which is not certain' if unsure else ''}."
+            f"{' (which is not certain)' if unsure else ''}{row['why']}."
         )
     if len(line) < 2:
         return f"{name} was measured at {_size(first, unit)} only."
@@ -123,7 +128,5 @@ def _runs(results: Results) -> str:
 
 def _size(row: _Row, unit: str) -> str:
     """So many GPUs, and on how many nodes where these are several."""
-    count = int(row["world_size"])
-    word = unit if count != 1 else {"GPUs": "GPU", "processes": "process"}.get(unit, unit)
     on = f" on {row['nodes']} nodes" if row["nodes"] > 1 else ""
-    return f"{count} {word}{on}"
+    return f"{so_many(int(row['world_size']), unit)}{on}"

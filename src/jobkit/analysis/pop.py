@@ -1,0 +1,120 @@
+"""Why a size is slower than ideal: the efficiencies of the POP centre of excellence.
+
+The model is the multiplicative one of POP (https://pop-coe.eu/node/69; Rosas, Gimenez and Labarta,
+"Scalability prediction for fundamental performance factors", 2014), with the wait for data as a
+factor of its own. Of one iteration, in seconds, rank i is
+
+    u(i) = compute + other            useful: all that is not waiting, as in POP
+    b(i) = u(i) + data wait           busy: all but exposed communication
+    T                                 wall time of the slowest rank
+
+and with the mean and the maximum over the ranks
+
+    load balance              LB = mean u / max u
+    data wait factor          DW = max u / max b
+    communication efficiency  CE = max b / T
+    parallel efficiency       PE = LB x DW x CE = mean u / T
+    computation scalability   CS = useful seconds of all ranks for one sample at the smallest
+                                   measured size / the same at this size
+    global efficiency         GE = PE x CS
+
+u <= b <= T on every rank, so LB, DW and CE lie between 0 and 1. A slow rank makes the others wait
+inside their communication; as CE knows the busiest rank only, that wait counts as load imbalance.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Breakdown:
+    """Seconds of one iteration: the first four are means over the ranks. See metric.KINDS."""
+
+    compute_s: float
+    communication_s: float
+    data_wait_s: float
+    other_s: float
+    iteration_s: float
+    useful_max_s: float
+    busy_max_s: float
+
+    @property
+    def useful_s(self) -> float:
+        """Compute and other: mean over the ranks."""
+        return self.compute_s + self.other_s
+
+
+@dataclass(frozen=True)
+class Step:
+    """One iteration of a size: how long it takes, on how many ranks, with how many samples."""
+
+    times: Breakdown
+    ranks: int
+    samples: int  # in all, of the global batch
+
+    @property
+    def useful_s_per_sample(self) -> float:
+        return self.times.useful_s * self.ranks / self.samples
+
+
+@dataclass(frozen=True, kw_only=True)
+class Efficiencies:
+    """The factors of one size: 1 is ideal, and their product is the global efficiency."""
+
+    load_balance: float
+    data_wait: float
+    communication: float
+    computation: float  # scalability; above 1 where the ranks work faster than at the base
+
+    @property
+    def parallel(self) -> float:
+        return self.load_balance * self.data_wait * self.communication
+
+    @property
+    def overall(self) -> float:
+        """The global efficiency."""
+        return self.parallel * self.computation
+
+
+def breakdown(values: Mapping[str, Any], prefix: str = "") -> Breakdown | None:
+    """The breakdown that a record or a row says; None where it does not say all of it.
+
+    prefix: before the fields' names, as in results.csv.
+    """
+    found = {f.name: values.get(f"{prefix}{f.name}") for f in fields(Breakdown)}
+    if not all(_is_time(value) for value in found.values()):
+        return None
+    times = Breakdown(**{name: float(value) for name, value in found.items()})  # type: ignore[arg-type]
+    return times if times.useful_s > 0 else None  # then no maximum is 0
+
+
+def efficiencies(own: Step, base: Step) -> Efficiencies:
+    """The factors of a size; base: the smallest measured size of its series."""
+    times = own.times
+    return Efficiencies(
+        load_balance=times.useful_s / times.useful_max_s,
+        data_wait=times.useful_max_s / times.busy_max_s,
+        communication=times.busy_max_s / times.iteration_s,
+        computation=base.useful_s_per_sample / own.useful_s_per_sample,
+    )
+
+
+def losses(own: Efficiencies, base: Efficiencies) -> list[str]:
+    """The factors that cost most from the smallest size to this one, by their fields' names.
+
+    The product of the ratios own / base is the measured efficiency (of the time of an iteration),
+    so the logarithm of each is its part of the loss. Those with a third of it or more, the
+    largest first: one slow rank is uneven load, and adds to the work of all as well.
+    """
+    names = [f.name for f in fields(Efficiencies)]
+    lost = {n: math.log(getattr(base, n) / getattr(own, n)) for n in names}
+    total = sum(part for part in lost.values() if part > 0)
+    found = [n for n in names if lost[n] > 0 and lost[n] >= total / 3]
+    return sorted(found, key=lambda n: -lost[n])
+
+
+def _is_time(value: Any) -> bool:
+    """Whether a value is a number of seconds; pandas has NA, which is no float, for none."""
+    return isinstance(value, int | float) and math.isfinite(value) and value >= 0
