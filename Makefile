@@ -37,8 +37,10 @@ unit: $(VENV)/.installed ## the fast tests, without torch
 cluster: ## a real Slurm of four nodes on this machine (hpc/minicluster --help says more)
 	hpc/minicluster up
 
-bench: $(VENV)/.installed ## measure: ours against the plain recipe, ranks against ranks
+bench: $(VENV)/.installed ## measure: ours against the plain recipe, ranks against ranks; a large study collected
 	$(BIN)/python tests/bench/throughput.py
+	$(BIN)/python tests/bench/strategies.py
+	$(BIN)/python tests/bench/analysis.py
 
 clean: ## remove .venv and the caches (logs/ stays)
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -6,6 +6,8 @@
 #SBATCH --output=logs/train-%j.log
 #SBATCH --error=logs/train-%j.err
 #SBATCH --open-mode=append
+#SBATCH --requeue
+#SBATCH --signal=USR2@60
 #
 # One training job. The only place where srun (in an allocation) or torchrun (elsewhere) is spelled.
 #
@@ -17,12 +19,22 @@
 #   --nproc-per-node N   ranks on this machine (default: its GPUs, else 1); not in an allocation
 #   --site NAME          set-up lines, environment and container of hpc/sites/NAME.toml
 #   --preflight          in an allocation: check it first, train only when it is sound
+#   --comm               measure the communication between the ranks instead of training
 #   --nodes N, --ntasks-per-node N   in an allocation: use only so much of it
 #   --run-dir DIR        the run's folder (default: a new one in logs/single/)
+#   --max-restarts N     in a job: requeue it so often when it was stopped early, with a checkpoint
+#                        (default 3). Elsewhere: start it again so often when it was stopped or
+#                        failed (default 0)
+#   --monitor-interval S, --start-timeout S   not in an allocation: how often torchrun looks after
+#                        the ranks (0.1), and how long it waits for all of them to start (60)
 # Everything else goes to the payload as it is: see `bash run.sh --help`.
 #
-# Exit codes: 0 ok; 1 the run failed; 2 wrong usage; 75 stopped early, run me again; 130 and 143 on
-# INT and TERM. The outcome that the payload leaves decides where it and the launcher's code differ:
+# USR2 a minute before the time limit (Slurm may send it up to a minute earlier), or TERM: the ranks
+# save a checkpoint and end; then the job is requeued and goes on from there. With a limit of a few
+# minutes say --signal=CONT@1, else the warning comes as the job starts.
+#
+# Exit codes: 0 ok; 1 the run failed; 2 wrong usage; 75 stopped early with a checkpoint, run me
+# again (with the same --run-dir); 130 and 143 on INT and TERM. The outcome that the payload leaves decides where it and the launcher's code differ:
 # a crash after "ok" was recorded is a warning, because every result is there by then.
 set -u
 
@@ -36,29 +48,36 @@ if [[ ! -d $root/src/jobkit ]]; then root=${JOBKIT_ROOT:-${SLURM_SUBMIT_DIR:-$PW
 export PYTHONPATH=$root/src${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
 
 nproc_per_node='' run_dir='' site='' site_file='' nodes='' ntasks_per_node='' preflight=''
-own_dir='' only='' payload=()
+max_restarts='' monitor_interval=0.1 start_timeout=60 stop_signal=USR2
+own_dir='' only='' payload=() module=jobkit.payload.main place=single
 while (($#)); do
   case $1 in
-    --nproc-per-node | --run-dir | --site | --site-file | --nodes | --ntasks-per-node)
+    --nproc-per-node | --run-dir | --site | --site-file | --nodes | --ntasks-per-node | \
+      --max-restarts | --monitor-interval | --start-timeout)
       (($# > 1)) || fail "$1 needs a value"
       own=${1#--}
       printf -v "${own//-/_}" %s "$2"
       shift ;;
-    --nproc-per-node=* | --run-dir=* | --site=* | --site-file=* | --nodes=* | --ntasks-per-node=*)
+    --nproc-per-node=* | --run-dir=* | --site=* | --site-file=* | --nodes=* | --ntasks-per-node=* | \
+      --max-restarts=* | --monitor-interval=* | --start-timeout=*)
       own=${1%%=*} own=${own#--}
       printf -v "${own//-/_}" %s "${1#*=}" ;;
     --preflight) preflight=1 ;;
+    --comm) module=jobkit.payload.comm place=comm ;;
     *)
       case $1 in
         --help | -h) only=help ;;
         --check | --check=*) only=${only:-check} ;;
         --dry-run) only=${only:-dry-run} ;;
+        --stop-signal) stop_signal=${2-} ;; # the payload has it too, and checks it
+        --stop-signal=*) stop_signal=${1#*=} ;;
       esac
       payload+=("$1") ;;
   esac
   shift
 done
 
+[[ -z $preflight || $place == single ]] || fail "--comm and --preflight: one after the other, not both"
 in_allocation=${SLURM_JOB_ID:+1}
 # What the site wants before the launch: environment, set-up lines, container. The same lines for
 # a single job (--site NAME) and in a study, whose launcher has left them in a file.
@@ -78,6 +97,13 @@ fi
 for own in nodes ntasks_per_node; do
   [[ -z ${!own} || ${!own} =~ ^[1-9][0-9]{0,5}$ ]] || fail "--${own//_/-} ${!own}: must be a whole number, 1 or more"
 done
+[[ -z $max_restarts || $max_restarts =~ ^[0-9]{1,4}$ ]] ||
+  fail "--max-restarts $max_restarts: must be a whole number, 0 or more"
+for own in monitor_interval start_timeout; do
+  [[ ${!own} =~ ^[0-9]{1,6}(\.[0-9]{1,3})?$ && ${!own} =~ [1-9] ]] ||
+    fail "--${own//_/-} ${!own}: must be a number of seconds, above 0"
+done
+[[ $stop_signal == USR[12] ]] || stop_signal=USR2 # what is wrong is told below
 [[ -z $nodes || -n $ntasks_per_node ]] || fail "--nodes needs --ntasks-per-node beside it"
 python=${JOBKIT_PYTHON:-python}
 if [[ -z $in_allocation ]]; then
@@ -87,34 +113,38 @@ if [[ -z $in_allocation ]]; then
     fail "no '$python' on PATH: run 'make venv' once, then 'source .venv/bin/activate'"
   "$python" -c 'import importlib.util as u, sys; sys.exit(not (u.find_spec("torch") and u.find_spec("torchvision")))' ||
     fail "$(command -v "$python") has no torch and torchvision: run 'make venv' once, then 'source .venv/bin/activate'"
-  [[ $only == help ]] && exec "$python" -m jobkit.payload.main --help
+  [[ $only == help ]] && exec "$python" -m "$module" --help
   if [[ -z $nproc_per_node ]]; then
     nproc_per_node=$(nvidia-smi --list-gpus 2>/dev/null | grep -c '^GPU')
     ((nproc_per_node)) || nproc_per_node=1
+    # One rank has nobody to talk to.
+    if [[ $place == comm ]] && ((nproc_per_node < 2)); then nproc_per_node=2; fi
   fi
   [[ $nproc_per_node =~ ^[1-9][0-9]{0,3}$ ]] || fail "--nproc-per-node $nproc_per_node: must be a whole number, 1 or more"
   # Bad settings end here, in a tenth of a second and with nothing written.
-  "$python" -m jobkit.payload.main ${payload[@]+"${payload[@]}"} --check="$nproc_per_node" || exit
+  "$python" -m "$module" ${payload[@]+"${payload[@]}"} --check="$nproc_per_node" || exit
   [[ $only == check ]] && exit 0
 elif [[ ${#inside[@]}${#srun_options[@]} == 00 ]]; then
   # Said once here rather than by every rank; in a container only the ranks have a Python.
   ranks=${SLURM_NTASKS:-1}
   [[ -z $ntasks_per_node ]] || ranks=$((${nodes:-1} * ntasks_per_node))
-  "$python" -m jobkit.payload.main ${payload[@]+"${payload[@]}"} --check="$ranks" || exit
+  "$python" -m "$module" ${payload[@]+"${payload[@]}"} --check="$ranks" || exit
   [[ $only == check ]] && exit 0
 fi
 if [[ -n $in_allocation && -n $nproc_per_node ]]; then
   warn "--nproc-per-node has no effect in an allocation: srun starts the tasks that were asked for"
 fi
 
-# A number for this attempt: making its folder claims it, so that no two starts share one.
-outcome=''
-if [[ -z $only ]]; then
-  if [[ -z $run_dir ]]; then
-    name=${SLURM_JOB_ID:+job-$SLURM_JOB_ID}
-    own_dir=${JOBKIT_LOGS:-$root/logs}/single/${name:-run-$(date +%Y%m%d-%H%M%S)-$$}
-    run_dir=$own_dir
-  fi
+if [[ -z $only && -z $run_dir ]]; then
+  name=${SLURM_JOB_ID:+job-$SLURM_JOB_ID}
+  own_dir=${JOBKIT_LOGS:-$root/logs}/$place/${name:-run-$(date +%Y%m%d-%H%M%S)-$$}
+  run_dir=$own_dir
+fi
+
+# A number for the next attempt: making its folder claims it, so that no two starts share one.
+attempt='' outcome=''
+claim_attempt() {
+  [[ -z $only ]] || return 0
   mkdir -p -- "$run_dir/attempts" 2>/dev/null && [[ -w $run_dir/attempts ]] ||
     fail "$run_dir is not writable: choose another with --run-dir"
   attempt=0
@@ -123,9 +153,15 @@ if [[ -z $only ]]; then
     ((attempt++ < 10000)) || fail "$run_dir/attempts: no new attempt can be made there" 1
   done
   outcome=$run_dir/attempts/$attempt/outcome.json
-  payload+=(--run-dir "$run_dir" --attempt "$attempt")
   echo "[jobkit] start: attempt $attempt of $run_dir on $(uname -n) at $(date +%Y-%m-%dT%H:%M:%S%z)"
-fi
+}
+
+# What the payload gets in this attempt.
+words=()
+gather_words() {
+  words=(${payload[@]+"${payload[@]}"})
+  [[ -n $only ]] || words+=(--run-dir "$run_dir" --attempt "$attempt")
+}
 
 # Starts a module of jobkit as one task a rank.
 on_every_rank() {
@@ -143,6 +179,58 @@ on_every_rank() {
     ${inside[@]+"${inside[@]}"} "$python" -m "$@"
 }
 
+# Waits for $child to end, whatever signals come; its code goes into $code.
+child='' code=0
+wait_for_child() {
+  while :; do
+    wait "$child"
+    code=$?
+    kill -0 "$child" 2>/dev/null || break
+  done
+}
+
+# The outcome that the payload left says more than a launcher's code can.
+judge_code() {
+  [[ -f $outcome ]] || return 0
+  local said
+  said=$(sed -n 's/^{"exit_code": \([0-9]\{1,3\}\),.*/\1/p' "$outcome")
+  if ((code && ${said:-1} == 0)); then
+    warn "the launcher ended with code $code after the run had recorded its success: the results stand, the log says what crashed"
+  fi
+  code=${said:-$code}
+}
+
+start_in_allocation() {
+  # Only this one signal is trapped: bash loses it beside a trap of CONT, which Slurm sends with it.
+  # Slurm tells the ranks itself; a site or a user may tell this shell, which hands it on.
+  trap 'kill -'"$stop_signal"' "$child" 2>/dev/null' "$stop_signal"
+  on_every_rank "$module" ${words[@]+"${words[@]}"} &
+  child=$!
+  wait_for_child
+}
+
+start_here() {
+  if [[ -z ${OMP_NUM_THREADS-} ]]; then # torchrun would set 1, and warn
+    threads=$(($(nproc) / nproc_per_node))
+    export OMP_NUM_THREADS=$((threads > 0 ? threads : 1))
+  fi
+  # Without a folder there is no outcome to read, and the ranks' own codes count.
+  [[ -n $outcome ]] && export JOBKIT_READS_OUTCOME=1
+  "$python" -m torch.distributed.run --standalone --nproc-per-node "$nproc_per_node" \
+    --rdzv-conf "join_timeout=$start_timeout" --monitor-interval "$monitor_interval" \
+    -m "$module" ${words[@]+"${words[@]}"} &
+  child=$!
+  [[ -z $stopped ]] || kill -TERM "$child" 2>/dev/null
+  wait_for_child
+}
+
+# torchrun would end of the warning: it is for the ranks, which are its children.
+warn_ranks() {
+  [[ -n $child ]] || return
+  # shellcheck disable=SC2046  # a word each
+  kill -"$stop_signal" $(cat "/proc/$child/task"/*/children 2>/dev/null) 2>/dev/null
+}
+
 if [[ -n $in_allocation ]]; then
   # People type `tail -f train.log`: the newest job's log, in the folder that it was submitted from.
   if [[ -n ${SLURM_SUBMIT_DIR-} && -f $SLURM_SUBMIT_DIR/logs/train-$SLURM_JOB_ID.log ]]; then
@@ -153,43 +241,39 @@ if [[ -n $in_allocation ]]; then
     done
   fi
   [[ -n ${OMP_NUM_THREADS-} || -z ${SLURM_CPUS_PER_TASK-} ]] || export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK
+  claim_attempt
+  gather_words
   if [[ -n $preflight ]]; then
     on_every_rank jobkit.payload.preflight ${run_dir:+--run-dir "$run_dir"} -- \
-      ${payload[@]+"${payload[@]}"} || fail "preflight failed: nothing was trained" 5
+      ${words[@]+"${words[@]}"} || fail "preflight failed: nothing was trained" 5
   fi
-  on_every_rank jobkit.payload.main ${payload[@]+"${payload[@]}"}
-  code=$?
+  start_in_allocation
+  judge_code
+  if ((code == 75)); then
+    restarts=${SLURM_RESTART_COUNT:-0}
+    if ((restarts >= ${max_restarts:-3})); then
+      warn "stopped early, and requeued $restarts times already (--max-restarts): not again"
+    else
+      echo "[jobkit] stopped early with a checkpoint: requeueing job $SLURM_JOB_ID at $(date +%Y-%m-%dT%H:%M:%S%z)"
+      scontrol requeue "$SLURM_JOB_ID" || warn "Slurm did not requeue the job: submit it again with --run-dir $run_dir"
+    fi
+  fi
 else
-  if [[ -z ${OMP_NUM_THREADS-} ]]; then # torchrun would set 1, and warn
-    threads=$(($(nproc) / nproc_per_node))
-    export OMP_NUM_THREADS=$((threads > 0 ? threads : 1))
-  fi
-  # Without a folder there is no outcome to read, and the ranks' own codes count.
-  [[ -n $outcome ]] && export JOBKIT_READS_OUTCOME=1
-  # In the background, so that a signal reaches this shell at once and can be handed on: as TERM,
-  # because a shell has its background commands ignore INT until they say otherwise.
-  stopped='' child=''
+  # The ranks run in the background, so that a signal reaches this shell at once and can be handed
+  # on: INT as TERM, because a shell has its background commands ignore INT.
+  stopped=''
   trap 'stopped=143; [[ -z $child ]] || kill -TERM "$child" 2>/dev/null' TERM
   trap 'stopped=130; [[ -z $child ]] || kill -TERM "$child" 2>/dev/null' INT
-  "$python" -m torch.distributed.run --standalone --nproc-per-node "$nproc_per_node" \
-    -m jobkit.payload.main ${payload[@]+"${payload[@]}"} &
-  child=$!
-  [[ -z $stopped ]] || kill -TERM "$child" 2>/dev/null
-  while :; do
-    wait "$child"
-    code=$?
-    kill -0 "$child" 2>/dev/null || break
+  trap warn_ranks "$stop_signal"
+  for ((restarts = 0; ; restarts++)); do
+    claim_attempt
+    gather_words
+    start_here
+    [[ -z $stopped ]] || exit "$stopped"
+    judge_code
+    ((code && code != 2 && restarts < ${max_restarts:-0})) || break
+    warn "attempt $attempt ended with code $code: starting the run again ($((restarts + 1)) of ${max_restarts})"
   done
-  [[ -z $stopped ]] || exit "$stopped"
-fi
-
-# The outcome that the payload left says more than a launcher's code can.
-if [[ -f $outcome ]]; then
-  said=$(sed -n 's/^{"exit_code": \([0-9]\{1,3\}\),.*/\1/p' "$outcome")
-  if ((code && ${said:-1} == 0)); then
-    warn "the launcher ended with code $code after the run had recorded its success: the results stand, the log says what crashed"
-  fi
-  code=${said:-$code}
 fi
 # Bad input leaves nothing behind in a folder that nobody asked for.
 if ((code == 2)) && [[ -n $own_dir && ! -e $own_dir/spec.json ]]; then rm -rf -- "$own_dir"; fi

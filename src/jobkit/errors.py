@@ -2,7 +2,7 @@
 
 import argparse
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import IntEnum
 from typing import Any, NoReturn
 
@@ -35,6 +35,22 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Say what is wrong in one line and end with 2."""
         self.exit(Exit.USAGE, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+
+
+def at_least(kind: type[int] | type[float], low: float) -> Callable[[str], float]:
+    """A type for argparse: a number that is not below a bound."""
+
+    def convert(text: str) -> float:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = None
+        if value is None or not low <= value < float("inf"):
+            what = "a whole number" if kind is int else "a number"
+            raise argparse.ArgumentTypeError(f"'{text}': must be {what}, {low:g} or more")
+        return value
+
+    return convert
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -71,13 +71,14 @@ def ways(precision: str, threads: int, rounds: int) -> dict[str, list[float]]:
     return found
 
 
-def run_rate(strategy: str, ranks: int, data: str) -> float:
+def run_rate(strategy: str, ranks: int, data: str, *more: str) -> float:
     """Images a second of a run of run.sh with one thread a rank: the median of its epochs."""
     with tempfile.TemporaryDirectory() as folder:
         words = ["--nproc-per-node", str(ranks), "--run-dir", f"{folder}/bench/run"]
         words += ["--strategy", strategy, "--dataset", "synthetic", "--train-samples", "4096"]
         words += ["--test-samples", "100", "--epochs", "4", "--global-batch-size", "256"]
-        words += ["--threads", "1", "--lr", "0.01", "--data-dir", data]
+        words += ["--threads", "1", "--lr", "0.01", "--data-dir", data, *more]
+        words += ["--breakdown-iterations", "0"]
         subprocess.run(["bash", "run.sh", *words], cwd=ROOT, check=True, env=ENV, stdout=-3)
         lines = Path(folder, "bench/run/metrics/0.jsonl").read_text().splitlines()
     epochs = [r for r in map(json.loads, lines) if r["kind"] == "epoch"]

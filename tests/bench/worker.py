@@ -1,11 +1,11 @@
 """A process that trains when it is told to: `worker.py LOOP PRECISION THREADS`.
 
 Loops: plain-0 and plain-2, the recipe of many tutorials (PIL images, torchvision transforms, a
-DataLoader with 0 or 2 workers); payload, the payload's own loop. Each trains the same CNN on the
-same number of images. For each line on standard input it trains once and answers with one line:
-images a second, and the share of the time spent waiting for data. The line "nodata" has the
-payload's loop take one batch that lies ready: in the same process, because two processes differ
-by more than what is measured here. Under torchrun, plain-* is wrapped in DistributedDataParallel.
+DataLoader with 0 or 2 workers); payload or payload-STRATEGY, the payload's own loop. Each trains
+the same CNN on the same number of images. For each line on standard input it trains once and
+answers with one line: images a second, and the share of the time spent waiting for data. The line
+"nodata" has the payload's loop take one batch that lies ready: in the same process, because two
+processes differ by more than what is measured here. Under torchrun, plain-* is wrapped in DistributedDataParallel.
 """
 
 import os
@@ -88,7 +88,7 @@ def plain(precision: str, workers: int) -> Measure:
     return measure
 
 
-def payload(precision: str, threads: int) -> Measure:
+def payload(strategy: str, precision: str, threads: int) -> Measure:
     """The payload's own loop, with its batches or, told "nodata", with one that lies ready."""
     from jobkit.payload.clock import Stages
     from jobkit.payload.distributed import find_place
@@ -97,8 +97,9 @@ def payload(precision: str, threads: int) -> Measure:
     from jobkit.spec import RunSpec
 
     spec = RunSpec(
-        strategy="single", dataset="synthetic", train_samples=BATCH * BATCHES, test_samples=10,
+        strategy=strategy, dataset="synthetic", train_samples=BATCH * BATCHES, test_samples=10,
         global_batch_size=BATCH, precision=precision, threads=threads, lr=LR,
+        warmup_iterations=0,
     )  # fmt: skip
     job = Job(spec=spec, place=find_place(), paths=None, dry_run=True)
     trainer = _set_up(job, Reporter(None, 0, 1), Stages(imported_s=0.0))
@@ -119,7 +120,7 @@ def main(loop: str, precision: str, threads: int) -> None:
     if loop.startswith("plain"):
         measure = plain(precision, int(loop.split("-")[1]))
     else:
-        measure = payload(precision, threads)
+        measure = payload(loop.partition("-")[2] or "single", precision, threads)
     measure("")  # warm up
     if "RANK" in os.environ:  # under torchrun: no one to talk to, so several measures at once
         rates = [measure("")[0] for _ in range(3)]

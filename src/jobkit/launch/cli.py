@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jobkit import __version__
-from jobkit.errors import Exit, Parser, UsageError
+from jobkit.errors import Exit, Parser, UsageError, at_least
 from jobkit.launch.cluster import find_site
 from jobkit.launch.dry_run import dry_run
 from jobkit.launch.how import How
@@ -77,6 +77,25 @@ def parser() -> argparse.ArgumentParser:
         help="runs at one time (default: 1 on this machine, any number on Slurm)",
     )
     how.add_argument("--only", choices=ONLY, help="start only the runs with this status")
+    how.add_argument(
+        "--max-restarts",
+        type=at_least(int, 0),
+        metavar="N",
+        help="how often a run goes on from its checkpoint: on Slurm after it was stopped early "
+        "(default 3), here after it was stopped or failed (default 0)",
+    )
+    how.add_argument(
+        "--monitor-interval",
+        type=at_least(float, 0.001),
+        metavar="S",
+        help="here: seconds between two looks at a run's ranks (default 0.1)",
+    )
+    how.add_argument(
+        "--start-timeout",
+        type=at_least(float, 0.001),
+        metavar="S",
+        help="here: seconds in which all ranks of a run must have started (default 60)",
+    )
     how.add_argument(
         "--dry-run", action="store_true", help="print each command; write and start nothing"
     )
@@ -148,6 +167,13 @@ def make_how(args: argparse.Namespace, verbatim_words: Sequence[str]) -> How:
         collect=not args.no_collect,
         within_allocation=args.within_allocation,
         max_node_hours=args.max_node_hours,
+        max_restarts=args.max_restarts,
+        torchrun=tuple(
+            word
+            for name in ("monitor_interval", "start_timeout")
+            if (value := getattr(args, name)) is not None
+            for word in ("--" + name.replace("_", "-"), f"{value:.3f}")
+        ),
     )
 
 

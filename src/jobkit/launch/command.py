@@ -2,7 +2,7 @@
 
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,20 +44,32 @@ class Order:
     folder: str  # of the study
     run_ids: list[str]  # in the order in which they start
     at_once: int = 1
+    more: tuple[str, ...] = ()  # words for every run's run.sh
     parent: int | None = None  # end when this process is gone
 
 
-def local_command(spec: RunSpec, folder: Path) -> list[str]:
-    """The words that start a run on this machine."""
+def local_command(spec: RunSpec, folder: Path, more: Sequence[str] = ()) -> list[str]:
+    """The words that start a run on this machine; more: options of run.sh itself."""
     size = ["--nproc-per-node", str(spec.world_size)]
-    return ["bash", str(RUN_SH), *size, "--run-dir", str(folder), *spec.arguments()]
+    return ["bash", str(RUN_SH), *size, *more, "--run-dir", str(folder), *spec.arguments()]
 
 
-def job_command(spec: RunSpec, paths: RunPaths, sized: bool) -> list[str]:
-    """The words that start a run in its allocation; sized: in a part of a larger one."""
+def job_command(
+    spec: RunSpec, paths: RunPaths, sized: bool, max_restarts: int | None = None
+) -> list[str]:
+    """The words that start a run in its allocation; sized: in a part of a larger one.
+
+    A part cannot have the whole requeued: what runs the parts one after the other does that.
+    """
     part = ["--nodes", str(spec.nodes), "--ntasks-per-node", str(spec.ranks_per_node)]
     own = ["--site-file", str(paths.site), "--run-dir", str(paths.folder)]
-    return ["bash", str(RUN_SH), *own, *(part if sized else []), *spec.arguments()]
+    restarts = restart_words(0 if sized else max_restarts)
+    return ["bash", str(RUN_SH), *own, *restarts, *(part if sized else []), *spec.arguments()]
+
+
+def restart_words(max_restarts: int | None) -> list[str]:
+    """run.sh's option for how often a run may go on; none for its own default."""
+    return [] if max_restarts is None else ["--max-restarts", str(max_restarts)]
 
 
 def shown(words: list[str]) -> str:

@@ -46,7 +46,7 @@ def drive(order: Order) -> None:
             while waiting and len(working) < order.at_once:
                 run_id = waiting.pop(0)
                 folder = study.run(run_id).folder
-                command = local_command(runs[run_id], folder)
+                command = local_command(runs[run_id], folder, order.more)
                 job = executor.submit(run_one, str(folder), command, environ)
                 working.append(job)
             time.sleep(_POLL_S)

@@ -19,7 +19,9 @@ def dry_run(plan: Plan, how: How) -> int:
             print(f"# {run_id}: not started again")
     if made.site is None:
         for run_id in made.run_ids:
-            command = local_command(plan.runs[run_id], plan.paths.run(run_id).folder)
+            command = local_command(
+                plan.runs[run_id], plan.paths.run(run_id).folder, how.local_words()
+            )
             print(f"# {run_id}\n{shown(command)}")
     elif made.run_ids:
         print_scripts(submission(plan, made.run_ids, made.site, how), how.collect)
@@ -36,7 +38,8 @@ def print_scripts(wanted: Submission, collect: bool) -> None:
         print(f"# --- one sbatch for {len(batch.run_ids)} runs ---\n{text}")
         for index, run_id in enumerate(batch.run_ids):
             paths = wanted.study.run(run_id)
-            command = job_command(wanted.plan.runs[run_id], paths, sized=wanted.whole)
+            spec, whole = wanted.plan.runs[run_id], wanted.whole
+            command = job_command(spec, paths, whole, wanted.max_restarts)
             print(f"# {index}: {run_id}: {shown(command)}")
     if collect:
         print("# --- and one more job that collects and plots, when all of these have ended ---")

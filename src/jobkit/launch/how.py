@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from jobkit.launch.command import restart_words
+
 
 @dataclass(frozen=True, kw_only=True)
 class How:
@@ -15,3 +17,9 @@ class How:
     collect: bool = True  # on Slurm: a job that collects and plots follows
     within_allocation: bool = False  # on Slurm: all runs in one allocation
     max_node_hours: float | None = None  # refuse a plan that may take more
+    max_restarts: int | None = None  # how often a run goes on (None: run.sh's own default)
+    torchrun: tuple[str, ...] = ()  # run.sh's words for torchrun, on this machine
+
+    def local_words(self) -> tuple[str, ...]:
+        """What each run's run.sh gets on this machine beside the run itself."""
+        return (*restart_words(self.max_restarts), *self.torchrun)

@@ -10,10 +10,11 @@ from jobkit.dataset import check_source
 from jobkit.errors import UsageError
 from jobkit.launch import local, lock, slurm
 from jobkit.launch.cluster import find_site
-from jobkit.launch.command import Order
+from jobkit.launch.command import Order, shown
 from jobkit.launch.how import How
 from jobkit.launch.site import Site
 from jobkit.launch.states import UNDER_WAY, States, select
+from jobkit.paths import closed_to_others, other_writers
 from jobkit.plan import Plan
 from jobkit.status import RunState
 
@@ -70,6 +71,7 @@ class Launch:
             self.runs.cancel()
 
 
+@closed_to_others()
 def launch(plan: Plan, how: How | None = None) -> Launch:
     """Save the plan and start its runs that are missing or not ok; return at once.
 
@@ -99,11 +101,17 @@ def prepare(plan: Plan, how: How, ask: bool = True) -> Launch:
     """
     if how.at_once is not None and how.at_once < 1:
         raise UsageError(f"--max-running {how.at_once}: must be 1 or more")
+    whose = other_writers(plan.paths.folder)
+    advice = f"{plan.paths.folder}: {whose} may write into it, and what lies there is executed"
+    if whose == "everybody":
+        raise UsageError(f"{advice}: say chmod -R go-w {shown([str(plan.paths.folder)])}")
     for dataset in {spec.dataset for spec in plan.runs.values()}:
         check_source(dataset)
     site = find_site(how.site, ask)
     found = States(plan, ask).look()
     made = Launch(plan=plan, run_ids=select(found, how.only), site=site, at_once=how.at_once)
+    if whose:
+        made.notes.append(advice)
     if site is None:
         _for_this_machine(made, how)
     else:
@@ -123,6 +131,8 @@ def _for_this_machine(made: Launch, how: How) -> None:
 def _for_slurm(made: Launch, how: How, site: Site, ask: bool) -> None:
     if not made.run_ids:
         return
+    if how.torchrun:
+        raise UsageError(f"{how.torchrun[0]} is for runs on this machine, and this is for Slurm")
     wanted = slurm.submission(made.plan, made.run_ids, site, how)
     hours = slurm.node_hours(wanted)
     limit = wanted.batches[0].options["time"]
@@ -164,6 +174,7 @@ def _start_here(made: Launch, how: How) -> Runs:
         run_ids=made.run_ids,
         at_once=made.at_once or 1,
         parent=None if how.detach else os.getpid(),
+        more=how.local_words(),
     )
     return local.start(made.plan.paths, order)
 

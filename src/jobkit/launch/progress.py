@@ -3,7 +3,8 @@
 import time
 from dataclasses import dataclass
 
-from jobkit.metric import Record, read_file
+from jobkit.metric import Record
+from jobkit.metric_reader import read_file
 from jobkit.paths import RunPaths, read_job
 from jobkit.spec import RunSpec
 

@@ -34,6 +34,8 @@ OVERRIDES: dict[str, tuple[str | None, str]] = {
     "mail-user": (None, "who is told"),
 }
 _OWN = ("nodes", "ntasks", "ntasks-per-node", "array", "output", "error", "job-name", "wrap")
+_WARNING_S = 60  # from the warning to the time limit
+_WARNED_FROM_MIN = 5
 _OPTION = re.compile(r"--([a-z][a-z0-9-]*)(?:=(.*))?", re.DOTALL)
 
 
@@ -63,6 +65,7 @@ class Submission:
     site: Site
     at_once: int | None = None  # elements of an array that may run at one time
     whole: bool = False  # all runs in one allocation, one after the other
+    max_restarts: int | None = None  # of one job (None: run.sh's own default)
 
     @property
     def study(self) -> StudyPaths:
@@ -77,9 +80,14 @@ def submission(plan: Plan, run_ids: Sequence[str], site: Site, how: How) -> Subm
         if "time" not in how.options:  # the site's limit is for one run
             options["time"] = str(math.ceil(minutes(site.time) * len(run_ids)))
         whole = [Batch(shape, tuple(run_ids), options)]
-        return Submission(plan=plan, batches=whole, site=site, whole=True)
+        options |= warning(options, _stop_signal(plan, run_ids))
+        return Submission(
+            plan=plan, batches=whole, site=site, whole=True, max_restarts=how.max_restarts
+        )
     made = batches(plan, run_ids, site, how.options)
-    return Submission(plan=plan, batches=made, site=site, at_once=how.at_once)
+    return Submission(
+        plan=plan, batches=made, site=site, at_once=how.at_once, max_restarts=how.max_restarts
+    )
 
 
 def shape_of(spec: RunSpec) -> Shape:
@@ -95,10 +103,12 @@ def batches(plan: Plan, run_ids: Sequence[str], site: Site, given: Options) -> l
     shapes: dict[Shape, list[str]] = {}
     for run_id in run_ids:
         shapes.setdefault(shape_of(plan.runs[run_id]), []).append(run_id)
+    signal = _stop_signal(plan, run_ids)
     order = sorted(shapes, key=lambda s: (s.nodes * s.ranks_per_node, s.nodes))
     return [
-        Batch(shape, tuple(shapes[shape]), sbatch_options(shape, site, given, plan.study.name))
+        Batch(shape, tuple(shapes[shape]), options | warning(options, signal))
         for shape in order
+        for options in [sbatch_options(shape, site, given, plan.study.name)]
     ]
 
 
@@ -137,6 +147,27 @@ def sbatch_options(shape: Shape, site: Site, given: Options, name: str) -> Optio
             raise UsageError(f"--{key} {value!r}: has a control character")
     minutes(str(options["time"]))
     return options
+
+
+def warning(options: Options, stop_signal: str) -> Options:
+    """The options by which a job is warned before its limit, and may be requeued; not those given.
+
+    A limit of a few minutes leaves no time: Slurm may warn a minute too early, which could be at
+    the start. submitit sends some signal in any case; CONT does nothing.
+    """
+    short = minutes(str(options["time"])) < _WARNED_FROM_MIN
+    found: Options = {"signal": "CONT@1" if short else f"{stop_signal}@{_WARNING_S}"}
+    if "no-requeue" not in options:
+        found["requeue"] = True
+    return {key: value for key, value in found.items() if key not in options}
+
+
+def _stop_signal(plan: Plan, run_ids: Sequence[str]) -> str:
+    """The signal on which the runs save and end. Raises UsageError where they differ in it."""
+    signals = {plan.runs[run_id].stop_signal for run_id in run_ids}
+    if len(signals) > 1:
+        raise UsageError("stop_signal: must be the same for all runs of a study")
+    return next(iter(signals))
 
 
 def gpu_options(shape: Shape, site: Site) -> Options:
@@ -189,7 +220,7 @@ def submitit_parameters(options: Options, at_once: int | None) -> dict[str, Any]
     All go in as additional parameters: as its own, nodes and tasks would have submitit wait for
     a result from every task. Its defaults that do not fit are overridden or left out.
     """
-    more = {"signal": "CONT@1", **options}  # submitit sends one: this one does nothing
+    more = dict(options)
     return {
         "job_name": more.pop("job-name"),
         "additional_parameters": more,

@@ -153,7 +153,8 @@ def _submit(submission: Submission, batch: Batch) -> list[str]:
     commands = {run_id: _command(submission, run_id) for run_id in batch.run_ids}
     folders = {run_id: str(study.run(run_id).folder) for run_id in batch.run_ids}
     if submission.whole:
-        job = executor.submit(sweep_in_job, [(folders[r], commands[r]) for r in batch.run_ids])
+        parts = [(folders[r], commands[r]) for r in batch.run_ids]
+        job = executor.submit(sweep_in_job, parts, submission.max_restarts)
         jobs: dict[str, Job[int]] = dict.fromkeys(batch.run_ids, job)
     else:
         with executor.batch():
@@ -167,7 +168,9 @@ def _submit(submission: Submission, batch: Batch) -> list[str]:
 
 def _command(submission: Submission, run_id: str) -> list[str]:
     spec = submission.plan.runs[run_id]
-    return job_command(spec, submission.study.run(run_id), sized=submission.whole)
+    return job_command(
+        spec, submission.study.run(run_id), submission.whole, submission.max_restarts
+    )
 
 
 def _executor(submission: Submission, options: Options) -> SlurmExecutor:

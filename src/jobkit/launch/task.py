@@ -18,10 +18,13 @@ from pathlib import Path
 from types import FrameType
 from typing import BinaryIO
 
-from jobkit.paths import RunPaths, write_json
-from jobkit.status import process_start
+from jobkit.errors import Exit
+from jobkit.paths import RunPaths, closed_to_others, write_json
+from jobkit.status import process_start, run_state
 
-GRACE_S = 10.0  # from SIGTERM to SIGKILL
+# From SIGTERM to SIGKILL: a rank saves at the end of its iteration, or is ended by its watchdog.
+GRACE_S = 20.0
+MAX_RESTARTS = 3  # as run.sh has it
 _POLL_S = 0.05
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
@@ -46,13 +49,29 @@ def run_in_job(folder: str, command: list[str]) -> int:
     return code
 
 
-def sweep_in_job(runs: list[tuple[str, list[str]]]) -> int:
-    """Run one command after the other in this allocation; return how many did not end well."""
+def sweep_in_job(runs: list[tuple[str, list[str]]], max_restarts: int | None = None) -> int:
+    """Run one command after the other in this allocation; return how many did not end well.
+
+    A run that was stopped early has the job requeued; the runs that are done stay so.
+    """
     stop, bad = _Stop(), 0
     for folder, command in runs:
-        if not stop.signum:
-            bad += _run(RunPaths(Path(folder)), command, dict(os.environ), stop) != 0
+        paths = RunPaths(Path(folder))
+        if stop.signum or (_restarts() and run_state(paths).status == "ok"):
+            continue
+        code = _run(paths, command, dict(os.environ), stop)
+        bad += code != Exit.OK
+        if code == Exit.AGAIN and not stop.signum:
+            limit = MAX_RESTARTS if max_restarts is None else max_restarts
+            if _restarts() < limit:
+                subprocess.run(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]])
+            return bad
     return bad
+
+
+def _restarts() -> int:
+    """How often this job was requeued."""
+    return int(os.environ.get("SLURM_RESTART_COUNT") or 0)
 
 
 def collect_in_job(command: list[str]) -> int:
@@ -62,6 +81,7 @@ def collect_in_job(command: list[str]) -> int:
     return subprocess.run(command, env={**own, "JOBKIT_PYTHON": sys.executable}).returncode
 
 
+@closed_to_others()
 def _run(paths: RunPaths, command: list[str], environ: dict[str, str], stop: "_Stop") -> int:
     paths.folder.mkdir(parents=True, exist_ok=True)
     adopt_orphans()

@@ -14,6 +14,7 @@ import torch
 
 from jobkit.errors import UsageError
 from jobkit.payload.images import Images, Say
+from jobkit.payload.unpickle import restricted_load
 
 CLASSES = [
     "airplane",
@@ -30,19 +31,12 @@ CLASSES = [
 _NO_ANSWER_S = 30  # a compute node's network often swallows packets instead of refusing them
 
 
-class _ArraysOnly(pickle.Unpickler):
-    """Loads CIFAR-10's dictionaries of bytes, lists and numpy arrays, and nothing that runs."""
-
-    _ALLOWED = frozenset(
-        itertools.product(
-            ("numpy.core.multiarray", "numpy._core.multiarray"), ("_reconstruct", "scalar")
-        )
-    ) | {("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")}
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in self._ALLOWED:
-            raise pickle.UnpicklingError(f"{module}.{name} has no place in CIFAR-10")
-        return super().find_class(module, name)
+# What a dictionary of bytes, lists and numpy arrays is made of.
+_ARRAYS = frozenset(
+    itertools.product(
+        ("numpy.core.multiarray", "numpy._core.multiarray"), ("_reconstruct", "scalar")
+    )
+) | {("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")}
 
 
 def read(data_dir: Path, say: Say, download: bool = True) -> tuple[Images, Images, list[str]]:
@@ -116,7 +110,7 @@ def _batches(unpacked: Path, archive: Path) -> Iterator[tuple[str, dict[bytes, A
     if unpacked.is_dir():
         for path in [*unpacked.glob("data_batch_*"), unpacked / "test_batch"]:
             with path.open("rb") as file:
-                yield path.name, _ArraysOnly(file, encoding="bytes").load()
+                yield path.name, restricted_load(file, _ARRAYS, "bytes")
         return
     with tarfile.open(archive) as tar:
         for member in tar:
@@ -124,7 +118,7 @@ def _batches(unpacked: Path, archive: Path) -> Iterator[tuple[str, dict[bytes, A
             if member.isfile() and (name.startswith("data_batch_") or name == "test_batch"):
                 member_file = tar.extractfile(member)
                 assert member_file is not None
-                yield name, _ArraysOnly(io.BytesIO(member_file.read()), encoding="bytes").load()
+                yield name, restricted_load(io.BytesIO(member_file.read()), _ARRAYS, "bytes")
 
 
 def _part(batch: dict[bytes, Any]) -> Images:

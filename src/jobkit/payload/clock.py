@@ -1,6 +1,7 @@
 """Time, measured with the device synchronised around the clock."""
 
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,7 +13,17 @@ class Clock:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._carried: tuple[int, float, float] = (0, 0.0, 0.0)
         self.restart()
+
+    def carry(self, images: int, elapsed_s: float, data_wait_s: float) -> None:
+        """Begin anew with what an earlier process measured of the same epoch."""
+        self._carried = (images, elapsed_s, data_wait_s)
+        self.restart()
+
+    def so_far(self) -> tuple[int, float, float]:
+        """Images, seconds, and seconds of waiting for data, to be carried on."""
+        return self.images, self.elapsed_s(), self.data_wait_s
 
     def _now(self) -> float:
         if self._device.type == "cuda":
@@ -20,11 +31,17 @@ class Clock:
         return time.perf_counter()
 
     def restart(self) -> None:
-        """Forget what was measured, and begin anew."""
-        self.data_wait_s = 0.0
-        self.images = 0
+        """Forget what this process measured, and begin anew."""
+        self.images, before_s, self.data_wait_s = self._carried
         self._end: float | None = None
-        self._start = self._now()
+        self._start = self._now() - before_s
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Count nothing of what happens inside, such as the writing of a checkpoint."""
+        begin = self._now()
+        yield
+        self._start += self._now() - begin
 
     @contextmanager
     def waiting_for_data(self) -> Iterator[None]:
@@ -40,6 +57,43 @@ class Clock:
     def elapsed_s(self) -> float:
         """Seconds from the start to the stop, or to now, all work on the device included."""
         return (self._now() if self._end is None else self._end) - self._start
+
+
+class Stopwatch:
+    """Seconds inside of some parts, by name; measures nothing until it is switched on.
+
+    On a GPU by CUDA events, so that the host need not wait for the device in between.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self.on = device, False
+        self._seconds: dict[str, float] = defaultdict(float)
+        self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Count what happens inside for a part."""
+        if not self.on:
+            yield
+        elif self._device.type == "cuda":
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            yield
+            end.record()
+            self._events.append((name, begin, end))
+        else:
+            start = time.perf_counter()
+            yield
+            self._seconds[name] += time.perf_counter() - start
+
+    def take(self) -> dict[str, float]:
+        """The seconds by part since the last time; 0 for a part that did not happen."""
+        for name, begin, end in self._events:
+            end.synchronize()
+            self._seconds[name] += begin.elapsed_time(end) / 1000  # of milliseconds
+        self._events.clear()
+        found, self._seconds = self._seconds, defaultdict(float)
+        return found
 
 
 class Stages:

@@ -45,11 +45,14 @@ class Batches:
         """Optimizer steps in an epoch; the last one may be smaller, and is used."""
         return -(-self.samples // self.batch_size)
 
-    def epoch(self, epoch: int) -> Iterator[Step]:
-        """Yield the steps of an epoch. A rank's micro-batch may be empty, never missing."""
+    def epoch(self, epoch: int, position: int = 0) -> Iterator[Step]:
+        """Yield the steps of an epoch. A rank's micro-batch may be empty, never missing.
+
+        position: samples of the epoch, over all ranks, that have been used already.
+        """
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
         order = torch.randperm(self.samples, generator=generator)
-        for start in range(0, self.samples, self.batch_size):
+        for start in range(position, self.samples, self.batch_size):
             batch = order[start : start + self.batch_size]
             mine = batch[share(len(batch), self.rank, self.world_size)]
             parts = [mine[share(len(mine), j, self.accumulate)] for j in range(self.accumulate)]

@@ -88,6 +88,7 @@ class Group:
 
     def __init__(self, place: Place, device: torch.device, timeout_s: float) -> None:
         self.place, self.device = place, device
+        self._timeout = datetime.timedelta(seconds=timeout_s)
         self.backend = "nccl" if device.type == "cuda" else "gloo"
         if place.master_port:
             os.environ.setdefault("MASTER_ADDR", place.master_addr)
@@ -102,7 +103,7 @@ class Group:
             store=None if init else dist.HashStore(),
             rank=place.rank,
             world_size=place.world_size,
-            timeout=datetime.timedelta(seconds=timeout_s),
+            timeout=self._timeout,
             device_id=device if device.type == "cuda" else None,
         )
 
@@ -117,6 +118,12 @@ class Group:
         values: list[Any] = [None] * self.place.world_size
         dist.all_gather_object(values, value)
         return values
+
+    def on_cpu(self) -> dist.ProcessGroup:
+        """One more group of all ranks, on the CPU, for a purpose that must not wait for others."""
+        group = dist.new_group(backend="gloo", timeout=self._timeout)
+        assert isinstance(group, dist.ProcessGroup)  # every rank is in it
+        return group
 
     def close(self) -> None:
         """Tear the group down; only after success, as a failing rank must not wait for others."""

@@ -16,6 +16,7 @@ from typing import NoReturn
 from jobkit.dataset import check_source
 from jobkit.errors import Exit, UsageError
 from jobkit.paths import RunPaths, read_json
+from jobkit.payload.stopping import StopRequest
 from jobkit.spec import RunSpec, check_keys
 from jobkit.spec_options import add_spec_arguments, given_settings
 
@@ -56,6 +57,19 @@ def parser() -> argparse.ArgumentParser:
         const=1,
         metavar="RANKS",
         help="check the settings without torch, for so many ranks, then stop",
+    )
+    made.add_argument(
+        "--resume-from",
+        type=Path,
+        metavar="DIR",
+        help="begin with a checkpoint of another run: its folder, or one in its checkpoints/; "
+        "other strategies and sizes read it too",
+    )
+    made.add_argument(
+        "--fresh",
+        action="store_true",
+        help="begin anew, although an earlier attempt of this run left a checkpoint; a requeue of "
+        "the job goes on all the same",
     )
     add_spec_arguments(made)
     return made
@@ -99,7 +113,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.check is not None:
             replace(spec, ranks_per_node=args.check)
             return Exit.OK
-        return _run_rank(spec, ranks, paths, args)
+        stop = StopRequest()
+        stop.listen(spec.stop_signal)  # before torch is imported, which takes seconds
+        return _run_rank(spec, ranks, paths, args, stop)
     except UsageError as error:
         from jobkit.payload.report import write_outcome
 
@@ -111,7 +127,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run_rank(
-    spec: RunSpec, planned: int | None, paths: RunPaths | None, args: argparse.Namespace
+    spec: RunSpec,
+    planned: int | None,
+    paths: RunPaths | None,
+    args: argparse.Namespace,
+    stop: StopRequest,
 ) -> int:
     """Train as one rank of the job. A failure is told with its rank, in the log and the outcome."""
     from jobkit.payload.distributed import find_place
@@ -129,9 +149,15 @@ def _run_rank(
         attempt=args.attempt,
         dry_run=args.dry_run,
         notes=tuple(notes),
+        stop=stop,
+        resume_from=args.resume_from,
+        fresh=args.fresh,
+        restarted=place.restart > 0 or os.environ.get("JOBKIT_RESTARTS", "0") != "0",
     )
     try:
-        run_rank(job)
+        if not run_rank(job):
+            # The outcome says 75 where there is one: another code would only end other ranks.
+            return Exit.OK if paths else Exit.AGAIN
     except UsageError:
         raise
     except KeyboardInterrupt:

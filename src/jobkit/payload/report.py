@@ -7,11 +7,12 @@ import os
 import socket
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from jobkit.errors import UsageError
 from jobkit.metric import MetricWriter
 from jobkit.paths import RunPaths, read_json, write_json
+from jobkit.spec import OF_IDENTITY
 
 _LOGGER = logging.getLogger("jobkit.payload")
 
@@ -44,6 +45,11 @@ class Reporter:
                 log=sys.stdout,
             )
 
+    @property
+    def stream(self) -> TextIO:
+        """Where this rank's own lines go; standard error without a folder."""
+        return getattr(self._handler, "stream", sys.stderr)
+
     def log(self, line: str, level: int = logging.INFO) -> None:
         """Write a line to this rank's own log only."""
         _LOGGER.log(level, "%s", line)
@@ -65,6 +71,11 @@ class Reporter:
         if self._chief:
             print(f"warning: {text}", flush=True)
         self.record("message", level="warning", text=text)
+
+    def info(self, text: str) -> None:
+        """Say what the reader may want to know, to people and to programs."""
+        self.say(text)
+        self.record("message", level="info", text=text)
 
     def close(self) -> None:
         """Close the files; everything is on its way to the disk then."""
@@ -101,8 +112,8 @@ def _compare(paths: RunPaths, own: dict[str, Any]) -> None:
     planned = (read_json(paths.spec) or {}).get("spec")
     if not isinstance(planned, dict):
         raise UsageError(f"{paths.spec} is broken: choose another --run-dir")
-    for name in own:
-        if name != "data_dir" and planned.get(name, own[name]) != own[name]:
+    for name in OF_IDENTITY & own.keys():
+        if planned.get(name, own[name]) != own[name]:
             raise UsageError(
                 f"{paths.folder} was made for another run: {name} is {planned.get(name)!r} there "
                 f"and {own[name]!r} here; choose another --run-dir"

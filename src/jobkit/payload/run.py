@@ -4,7 +4,7 @@ import logging
 import os
 import time
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -13,17 +13,24 @@ import torch.distributed as dist
 from jobkit.errors import Exit, UsageError
 from jobkit.paths import RunPaths, data_root
 from jobkit.payload import advice, host
+from jobkit.payload.breakdown import Breakdown
 from jobkit.payload.cache import Dataset, ensure_cache, find_fault, open_cache, read_directly
 from jobkit.payload.clock import Stages
 from jobkit.payload.data import Batches, DeviceData
 from jobkit.payload.distributed import Group, Place, banner, check_identity, pick_device
+from jobkit.payload.guarded import guarded
+from jobkit.payload.memory import MIB, persistent
 from jobkit.payload.model import build_model
+from jobkit.payload.profiling import Profiler
+from jobkit.payload.progress import Observer, Stopped
 from jobkit.payload.report import Reporter, write_outcome, write_spec
 from jobkit.payload.sources import find_source
+from jobkit.payload.stopping import StopRequest
 from jobkit.payload.strategies import STRATEGIES
 from jobkit.payload.strategies.base import make_optimizer
 from jobkit.payload.train import Trainer
 from jobkit.spec import RunSpec
+from jobkit.window import Window, profiled_ranks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,10 +43,14 @@ class Job:
     attempt: int = 0
     dry_run: bool = False
     notes: tuple[str, ...] = ()  # warnings from before the start
+    stop: StopRequest = field(default_factory=StopRequest)
+    resume_from: Path | None = None
+    fresh: bool = False  # take no checkpoint of an earlier attempt
+    restarted: bool = False  # the job was started before, with the same options
 
 
-def run_rank(job: Job) -> None:
-    """Train as one rank, from the group to the last record.
+def run_rank(job: Job) -> bool:
+    """Train as one rank, from the group to the last record; False where it was stopped early.
 
     Raises UsageError for what the user gave, on every rank; any other error for a failed run.
     """
@@ -47,11 +58,9 @@ def run_rank(job: Job) -> None:
     report = Reporter(job.paths, job.attempt, job.place.rank)
     try:
         trainer = _set_up(job, report, stages)
-        if job.dry_run:
-            _try_forward(trainer)
-        else:
-            _train(job, trainer, stages)
+        done = _try_forward(trainer) if job.dry_run else _train(job, trainer, stages)
         trainer.group.close()
+        return done
     except Exception as error:
         _record_failure(job, report, error)
         raise
@@ -149,6 +158,7 @@ def build_trainer(
         strategy=strategy,
         optimizer=make_optimizer(strategy),
         report=report,
+        classes=len(data.classes),
     )
 
 
@@ -170,6 +180,9 @@ def _record_start(trainer: Trainer, threads: int) -> None:
     batch = min(spec.steps_batch_size, trainer.batches.samples)
     hosts = group.gather(os.environ.get("SLURMD_NODENAME") or os.uname().nodename)
     parameters = trainer.strategy.parameter_count
+    model = trainer.strategy.model
+    predicted = persistent(spec, model.parameters(), model.buffers(), group.place.rank)
+    trainer.report.log(f"memory predicted for this rank: {predicted.describe()}")
     trainer.report.record(
         "run_start",
         spec=spec.differences(),
@@ -188,6 +201,7 @@ def _record_start(trainer: Trainer, threads: int) -> None:
         test_samples=len(trainer.data.test.labels),
         parameters=parameters,
         threads=threads,
+        predicted_memory_mib=group.reduce([predicted.total / MIB], "max")[0],
     )
     trainer.report.say(
         f"{spec.strategy} on {spec.dataset}: {parameters:,} parameters, "
@@ -195,25 +209,66 @@ def _record_start(trainer: Trainer, threads: int) -> None:
     )
 
 
-def _try_forward(trainer: Trainer) -> None:
+def _try_forward(trainer: Trainer) -> bool:
     """Dry run: one forward pass of one batch through everything, and no more."""
     step = next(trainer.batches.epoch(0))
     indices = step.micro_batches[0]
     images, _ = trainer.data.training_batch(indices if len(indices) else torch.tensor([0]), 0)
     logits = trainer.strategy.predict(images)
     trainer.report.say(f"dry run: ready to train; logits {tuple(logits.shape)}, nothing recorded")
+    return True
 
 
-def _train(job: Job, trainer: Trainer, stages: Stages) -> None:
-    """Train, write the last record and the outcome once every rank has come to the end."""
+def _train(job: Job, trainer: Trainer, stages: Stages) -> bool:
+    """Train, write the last record and the outcome once every rank has come to the end.
+
+    Returns False where the training was stopped early.
+    """
 
     def started(compile_s: float | None) -> None:
         dist.barrier()
         seconds = {**stages.seconds, "compile_s": compile_s, "total_s": host.process_age_s()}
         trainer.report.record("startup", **seconds)
 
-    val_loss, val_accuracy = trainer.train(started)
+    guard = guarded(job, trainer)
+    breakdown = _observers(job, trainer)
+    guard.start()
+    try:
+        result: tuple[float, float] | None = trainer.train(started)
+        why = ""
+    except Stopped as stopped:
+        result, why = None, str(stopped)
+    guard.close()
+    if breakdown and result:
+        breakdown.finish(trainer)
     dist.barrier()
+    if result is None:
+        _end_early(job, trainer, why)
+    else:
+        _end_well(job, trainer, *result)
+    # Rank 0 may serve the store that the others end with: all leave together.
+    dist.barrier()
+    return result is not None
+
+
+def _observers(job: Job, trainer: Trainer) -> Breakdown | None:
+    """Give the trainer those who look at single iterations; the one to be told of the end."""
+    spec, classes = trainer.spec, trainer.classes
+    found: list[Observer] = []
+    if window := Window.of(spec.profile):
+        ranks, rank = profiled_ranks(spec.profile_ranks), job.place.rank
+        chosen = ranks is None or rank in ranks
+        trace = job.paths.trace(job.attempt, rank) if job.paths and chosen else None
+        found.append(Profiler(window, trace))
+    breakdown = None
+    if spec.breakdown_iterations and not spec.compile:  # a twin would have to be compiled as well
+        breakdown = Breakdown(spec.breakdown_iterations, lambda: build_model(spec, classes))
+        found.append(breakdown)
+    trainer.observers = found
+    return breakdown
+
+
+def _end_well(job: Job, trainer: Trainer, val_loss: float, val_accuracy: float) -> None:
     trainer.report.record(
         "run_end",
         status="ok",
@@ -228,8 +283,15 @@ def _train(job: Job, trainer: Trainer, stages: Stages) -> None:
         f"done at {time.strftime('%H:%M:%S')}: accuracy {val_accuracy:.1%}, "
         f"validation loss {val_loss:.4f}, {host.process_age_s():.1f} s"
     )
-    # Rank 0 may serve the store that the others end with: all leave together.
-    dist.barrier()
+
+
+def _end_early(job: Job, trainer: Trainer, why: str) -> None:
+    trainer.report.record(
+        "run_end", status="preempted", reason=why, total_time_s=host.process_age_s()
+    )
+    if job.place.rank == 0:
+        write_outcome(job.paths, job.attempt, "preempted", Exit.AGAIN, why)
+    trainer.report.say(f"stopped early at {time.strftime('%H:%M:%S')}: {why}")
 
 
 def _record_failure(job: Job, report: Reporter, error: Exception) -> None:

@@ -13,8 +13,10 @@ def peak_lr(spec: RunSpec) -> float:
     return spec.lr * {"none": 1.0, "linear": factor, "sqrt": math.sqrt(factor)}[spec.lr_scaling]
 
 
-def learning_rate(spec: RunSpec, step: int, steps_per_epoch: int) -> float:
+def learning_rate(spec: RunSpec, step: float, steps_per_epoch: int) -> float:
     """The learning rate of a step, counted from 0 over the whole training.
+
+    A training that goes on with other batches may stand between two steps.
 
     onecycle rises and then falls in a straight line, ending near 0; cosine falls as half a cosine.
     """

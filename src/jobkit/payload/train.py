@@ -1,7 +1,9 @@
 """The training loop, readable from top to bottom; every strategy goes through it."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +12,8 @@ from jobkit.payload.clock import Clock
 from jobkit.payload.data import Batches, DeviceData, Step, share
 from jobkit.payload.distributed import Group
 from jobkit.payload.host import peak_memory_mib
+from jobkit.payload.memory import MIB, Share, held
+from jobkit.payload.progress import Guard, Observer, Progress
 from jobkit.payload.report import Reporter
 from jobkit.payload.schedule import learning_rate
 from jobkit.payload.strategies import Strategy
@@ -27,40 +31,72 @@ class Trainer:
     strategy: Strategy
     optimizer: torch.optim.Optimizer
     report: Reporter
+    classes: int
+    progress: Progress = field(default_factory=Progress)
+    guard: Guard | None = None
+    observers: Sequence[Observer] = ()  # of iterations after the warm-up
+    held: Share | None = None  # what the rank's tensors take, once the first step was made
+
+    def __post_init__(self) -> None:
+        # Of the epoch in progress: this rank's sum of losses, and its time.
+        self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.data.device)
+        self.clock = Clock(self.data.device)
+        self._begun = False  # this process has made an iteration
 
     def train(self, started: Callable[[float | None], None]) -> tuple[float, float]:
-        """Train for all epochs; return the final validation loss and accuracy (0 to 1).
+        """Train for all epochs left; return the final validation loss and accuracy (0 to 1).
 
         started is called once, when everything is ready: before the first iteration, and with
         None; but with --compile after it, with the seconds that it took, as it compiles the model.
         """
+        self.optimizer.register_step_post_hook(self._measure_held)
         if not self.spec.compile:
             started(None)
-        validation = (float("nan"), float("nan"))
-        for epoch in range(self.spec.epochs):
-            validation = self._epoch(epoch, started)
+        validation = None
+        while self.progress.epoch < self.spec.epochs:
+            validation = self._epoch(self.progress.epoch, started)
+            self.progress.next_epoch()
+            if self.guard:
+                self.guard.epoch_done(self)
+        if validation is None:  # it was cut after its last epoch
+            sums = self.group.reduce(self.evaluate(), "sum")
+            validation = (sums[0] / sums[2], sums[1] / sums[2])
         return validation
+
+    def _measure_held(self, *_: Any) -> None:
+        """After the first step, while its gradients are there: once."""
+        if self.held is None:
+            self.held = held(self.strategy.model, self.optimizer)
+            self.report.log(f"memory held by this rank: {self.held.describe()}")
 
     def _epoch(self, epoch: int, started: Callable[[float | None], None]) -> tuple[float, float]:
         """Train and evaluate once, and report it; return validation loss and accuracy."""
-        clock, loss_sum, lr = self.train_epoch(epoch, started)
+        begun_at = self.progress.position
+        clock, loss_sum, lr = self.train_epoch(epoch, started, begun_at)
         own_s = clock.elapsed_s()
         eval_clock = Clock(self.data.device)
         val_sums = self.evaluate()
         eval_time_s = eval_clock.elapsed_s()
 
-        memory = peak_memory_mib(self.data.device)
+        peaks = peak_memory_mib(self.data.device)
+        peak = peaks.allocated if self.data.device.type == "cuda" else peaks.resident
+        own = self.held.total / MIB if self.held else float("nan")
+        memory = (peak, *peaks, own)
         self.report.log(
             f"epoch {epoch}, this rank: {clock.images} images in {own_s:.4f} s, of it waiting for "
-            f"data {clock.data_wait_s:.4f} s; peak memory {memory[0]:.1f} MiB"
+            f"data {clock.data_wait_s:.4f} s; peak memory {peak:.1f} MiB"
         )
         sums = self.group.reduce([loss_sum, clock.images, *val_sums], "sum")
         worst = self.group.reduce([own_s, eval_time_s, clock.data_wait_s, *memory], "max")
-        self._report(epoch, sums, worst, lr)
+        self._report(epoch, sums, worst, lr, begun_at)
         return sums[2] / sums[4], sums[3] / sums[4]
 
-    def _report(self, epoch: int, sums: list[float], worst: list[float], lr: float) -> None:
+    def _report(
+        self, epoch: int, sums: list[float], worst: list[float], lr: float, begun_at: int
+    ) -> None:
         """Record the epoch, from the ranks' sums and from the worst of them, and say it."""
+        if self.guard:
+            self.guard.may_record()
         train_loss = sums[0] / self.batches.samples
         val_loss, val_accuracy = sums[2] / sums[4], sums[3] / sums[4]
         self.report.record(
@@ -76,8 +112,12 @@ class Trainer:
             eval_time_s=worst[1],
             data_wait_s=worst[2],
             peak_memory_mib=worst[3],
-            reserved_memory_mib=worst[4],
+            allocated_memory_mib=worst[4],
+            reserved_memory_mib=worst[5],
+            resident_memory_mib=worst[6],
+            held_memory_mib=worst[7],
             lr=lr,
+            **({"begun_at": begun_at} if begun_at else {}),
         )
         self.report.say(
             f"epoch {epoch + 1}/{self.spec.epochs}: loss {train_loss:.4f}, "
@@ -86,26 +126,64 @@ class Trainer:
         )
 
     def train_epoch(
-        self, epoch: int, started: Callable[[float | None], None]
+        self, epoch: int, started: Callable[[float | None], None], position: int = 0
     ) -> tuple[Clock, float, float]:
-        """Train for one epoch; return its clock, the sum of this rank's losses, the last rate."""
+        """Train for one epoch; return its clock, the sum of this rank's losses, the last rate.
+
+        position: samples of the epoch that an earlier process has trained on. What it measured is
+        in the clock and the sum already.
+        """
         self.strategy.model.train()
-        # At least one iteration of the first epoch is timed, however few it has.
-        warmup = min(self.spec.warmup_iterations, len(self.batches) - 1) if epoch == 0 else 0
-        loss_sum = torch.zeros((), dtype=torch.float64, device=self.data.device)
-        lr = 0.0
-        clock = Clock(self.data.device)
-        for i, step in enumerate(self.batches.epoch(epoch)):
+        self.progress.epoch, self.progress.position = epoch, position
+        if position == 0:
+            self.loss_sum.zero_()
+            self.clock = Clock(self.data.device)
+        else:
+            self.clock.restart()
+        warmup, lr = self._warmup(position), 0.0
+        for i, step in enumerate(self.batches.epoch(epoch, position)):
             if i == warmup > 0:
-                clock.restart()
-            lr = learning_rate(self.spec, epoch * len(self.batches) + i, len(self.batches))
-            for group in self.optimizer.param_groups:
-                group["lr"] = lr
-            loss_sum += self._train_step(step, epoch, clock)
-            if self.spec.compile and epoch == i == 0:
-                started(clock.elapsed_s())
-        clock.stop()  # the device is idle now: the sum can be read
-        return clock, loss_sum.item(), lr
+                self.clock.restart()
+            with self._observed(step, after_warmup=i >= warmup):
+                lr = self._set_rate()
+                self.loss_sum += self._train_step(step, epoch, self.clock)
+                self.progress.step(step.global_count)
+                if self.spec.compile and not self._begun:
+                    started(self.clock.elapsed_s())
+                self._begun = True
+                if self.guard:
+                    self.guard.edge(self)
+        self.clock.stop()  # the device is idle now: the sum can be read
+        return self.clock, self.loss_sum.item(), lr
+
+    @contextmanager
+    def _observed(self, step: Step, after_warmup: bool) -> Iterator[None]:
+        """Have those who look at single iterations see one."""
+        looking = [each for each in self.observers if after_warmup and each.wants(self)]
+        for each in looking:
+            each.before(self, step)
+        yield
+        for each in looking:
+            each.after(self, step)
+
+    def _warmup(self, position: int) -> int:
+        """Iterations of the epoch that are not timed, as they are this process's first ones.
+
+        At least one is timed, however few the epoch has.
+        """
+        if self._begun:
+            return 0
+        left = -(-(self.batches.samples - position) // self.batches.batch_size)
+        return max(0, min(self.spec.warmup_iterations, left - 1))
+
+    def _set_rate(self) -> float:
+        """Give the optimizer the learning rate of the next iteration."""
+        done = self.progress.position / self.batches.batch_size
+        per_epoch = len(self.batches)
+        lr = learning_rate(self.spec, self.progress.epoch * per_epoch + done, per_epoch)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        return lr
 
     def _train_step(self, step: Step, epoch: int, clock: Clock) -> torch.Tensor:
         """One optimizer step over the global batch; returns the sum of this rank's losses."""
@@ -117,9 +195,11 @@ class Trainer:
             with clock.waiting_for_data():
                 images, labels = self.data.training_batch(indices, epoch)
             last = j == len(step.micro_batches) - 1
-            losses += self.strategy.forward_backward(images, labels, weight, last)
+            with self.strategy.stopwatch.part("passes"):
+                losses += self.strategy.forward_backward(images, labels, weight, last)
             clock.images += len(indices) * self.strategy.counts
-        self.strategy.optimizer_step(self.optimizer)
+        with self.strategy.stopwatch.part("step"):
+            self.strategy.optimizer_step(self.optimizer)
         return losses
 
     def evaluate(self) -> list[float]:
@@ -141,6 +221,8 @@ class Trainer:
             part = slice(start + mine.start, start + mine.start + size) if size else slice(0, 1)
             images, labels = self.data.test_batch(part)
             logits = self.strategy.predict(images)
+            if self.guard:
+                self.guard.alive("evaluation")
             if size and self.strategy.counts:
                 sums[0] += F.cross_entropy(logits, labels, reduction="sum")
                 sums[1] += (logits.argmax(1) == labels).sum()

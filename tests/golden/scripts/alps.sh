@@ -10,7 +10,8 @@
 #SBATCH --open-mode=append
 #SBATCH --output=/logs/golden/.submitit/%A_%a_0_log.out
 #SBATCH --partition=normal
-#SBATCH --signal=CONT@1
+#SBATCH --requeue
+#SBATCH --signal=USR2@60
 #SBATCH --time=00:30:00
 
 # command
@@ -30,7 +31,8 @@ export SUBMITIT_EXECUTOR=slurm
 #SBATCH --open-mode=append
 #SBATCH --output=/logs/golden/.submitit/%A_%a_0_log.out
 #SBATCH --partition=normal
-#SBATCH --signal=CONT@1
+#SBATCH --requeue
+#SBATCH --signal=USR2@60
 #SBATCH --time=00:30:00
 
 # command

@@ -9,7 +9,8 @@
 #SBATCH --ntasks-per-node=2
 #SBATCH --open-mode=append
 #SBATCH --output=/logs/golden/.submitit/%A_%a_0_log.out
-#SBATCH --signal=CONT@1
+#SBATCH --requeue
+#SBATCH --signal=USR2@60
 #SBATCH --time=00:30:00
 
 # command
@@ -28,7 +29,8 @@ export SUBMITIT_EXECUTOR=slurm
 #SBATCH --ntasks-per-node=4
 #SBATCH --open-mode=append
 #SBATCH --output=/logs/golden/.submitit/%A_%a_0_log.out
-#SBATCH --signal=CONT@1
+#SBATCH --requeue
+#SBATCH --signal=USR2@60
 #SBATCH --time=00:30:00
 
 # command

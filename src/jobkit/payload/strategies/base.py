@@ -14,6 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from jobkit.errors import UsageError
+from jobkit.payload.clock import Stopwatch
 from jobkit.payload.distributed import Place
 from jobkit.payload.strategies.recompute import checkpoint_blocks
 from jobkit.spec import RunSpec
@@ -26,6 +27,9 @@ class Strategy(ABC):
 
     name: str
     refuses: ClassVar[Mapping[str, str]] = {}  # settings that have no meaning here, and why
+    # How exposed communication is told from compute: by a "twin" that trains alone, by the time
+    # "inside" of the passes, or not at all: there is none.
+    measured_by = "nothing"
     takes_nothing = False  # the model runs on a batch of no samples
 
     def __init__(self, spec: RunSpec, place: Place, device: torch.device) -> None:
@@ -37,6 +41,7 @@ class Strategy(ABC):
         self.dtype = DTYPES[spec.precision]
         self.scaler = torch.amp.GradScaler(device.type, enabled=spec.precision == "fp16")
         self.model: nn.Module = nn.Identity()
+        self.stopwatch = Stopwatch(device)  # of the passes and steps, when somebody measures them
 
     def setup(self, model: nn.Module) -> None:
         """Move the model to the device, wrap it, and compile it where that is wanted.
@@ -91,17 +96,36 @@ class Strategy(ABC):
         images (N, 3, 32, 32), labels (N,); N may be 0: the rank still takes part in collectives.
         last: this is the last micro-batch of the step, so gradients are reduced over the ranks.
         """
-        if len(labels) == 0 and not self.takes_nothing:
-            images, labels, weight = images.new_zeros(1, 3, 32, 32), labels.new_zeros(1), 0.0
+        images, labels, weight = self._at_least_one(images, labels, weight)
         scope = self.synchronise(last)
         if scope is not None:
             with scope:
-                return self._forward_backward(images, labels, weight)
-        return self._forward_backward(images, labels, weight)
+                return self._forward_backward(self.model, images, labels, weight)
+        return self._forward_backward(self.model, images, labels, weight)
 
-    def _forward_backward(self, images: Tensor, labels: Tensor, weight: float) -> Tensor:
+    def plain(self, model: nn.Module) -> nn.Module:
+        """A bare model as this strategy computes it, but alone: a twin to measure."""
+        if self.spec.activation_checkpointing:
+            checkpoint_blocks(model)
+        return self.placed(model)
+
+    def pass_alone(self, twin: nn.Module, images: Tensor, labels: Tensor, weight: float) -> None:
+        """What forward_backward does, on a twin, without any other rank."""
+        self._forward_backward(twin, *self._at_least_one(images, labels, weight))
+
+    def _at_least_one(
+        self, images: Tensor, labels: Tensor, weight: float
+    ) -> tuple[Tensor, Tensor, float]:
+        """A sample of no weight for a rank that has none, where the model needs one."""
+        if len(labels) or self.takes_nothing:
+            return images, labels, weight
+        return images.new_zeros(1, 3, 32, 32), labels.new_zeros(1), 0.0
+
+    def _forward_backward(
+        self, model: nn.Module, images: Tensor, labels: Tensor, weight: float
+    ) -> Tensor:
         with self.autocast():
-            logits = self.model(images)
+            logits = model(images)
         loss = F.cross_entropy(at_least_fp32(logits), labels, reduction="sum")
         self.scaler.scale(loss * weight).backward()
         return loss.detach() * (weight != 0)
@@ -144,15 +168,60 @@ class Strategy(ABC):
         """The optimizer of a kind over the parameters that this rank has."""
         return kind(parameters, **settings)
 
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        """The parameters that this rank holds, whole or its shards, by their bare names."""
+        return {bare_name(name): p for name, p in self.model.named_parameters()}
+
+    def named_buffers(self) -> dict[str, Tensor]:
+        """The buffers that are part of the model's state and on this rank, by bare names."""
+        kept = self.model.state_dict(keep_vars=True).keys()
+        return {bare_name(name): b for name, b in self.model.named_buffers() if name in kept}
+
+    def layout(self) -> dict[str, Any]:
+        """What decides which rank holds what: where it is the same, so is every rank's part."""
+        return {
+            "strategy": self.name,
+            "world_size": self.place.world_size,
+            "nodes": self.place.nodes,
+        }
+
+    def settle(self) -> None:  # noqa: B027 - most have nothing to do
+        """Put parameters where they are between two iterations; only then are they read whole."""
+
+    def warm_up(self) -> None:  # noqa: B027 - most have nothing to do
+        """Do what the first iteration does once and for all, changing no parameter.
+
+        A run that goes on from a checkpoint comes to its first iteration a second time; in the
+        others it must compute exactly as a run that was never cut.
+        """
+
+    def own_state(self) -> dict[str, Tensor]:
+        """What the strategy keeps from one iteration to the next, beside model and optimizer."""
+        if not self.scaler.is_enabled():
+            return {}
+        state = self.scaler.state_dict()
+        return {
+            "scaler.scale": torch.tensor(state["scale"], dtype=torch.float64),
+            "scaler.growth_tracker": torch.tensor(state["_growth_tracker"]),
+        }
+
+    def take_own_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take over what own_state() gave; what is absent stays as it is."""
+        if self.scaler.is_enabled() and "scaler.scale" in state:
+            kept = self.scaler.state_dict()
+            kept["scale"] = state["scaler.scale"].item()
+            kept["_growth_tracker"] = int(state["scaler.growth_tracker"])
+            self.scaler.load_state_dict(kept)
+
     def whole(self, gradients: bool = False) -> dict[str, Tensor]:
         """Copies of all parameters, or of their gradients, by their names in the bare model.
 
         Every rank must call; all get all of them, whatever each holds.
         """
         return {
-            bare_name(name): full(p.grad if gradients and p.grad is not None else p)
+            name: full(p.grad if gradients and p.grad is not None else p)
             * (p.grad is not None or not gradients)
-            for name, p in self.model.named_parameters()
+            for name, p in self.named_parameters().items()
         }
 
 

@@ -1,10 +1,11 @@
 """DistributedDataParallel: a full copy on each rank, gradients averaged in buckets."""
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
@@ -18,6 +19,7 @@ class DDP(Strategy):
     """A full copy of model and optimizer on each rank; all-reduce overlaps the backward pass."""
 
     name = "ddp"
+    measured_by = "twin"
 
     def check(self) -> None:
         spec = self.spec
@@ -49,7 +51,7 @@ class DDP(Strategy):
             static_graph=spec.ddp_static_graph,
             find_unused_parameters=spec.ddp_find_unused_parameters,
         )
-        _compress(wrapped, spec)
+        self.power_sgd = _compress(wrapped, spec)
         return wrapped
 
     def describe(self) -> list[str]:
@@ -78,9 +80,44 @@ class DDP(Strategy):
         assert isinstance(self.model, DistributedDataParallel)
         return None if last else self.model.no_sync()
 
+    def warm_up(self) -> None:
+        # In its first iteration DDP finds the order in which gradients come, and then makes its
+        # buckets anew: sums over ranks are taken in the order of the buckets.
+        self.model.train()
+        blank = torch.zeros(2, 3, 32, 32, dtype=next(self.model.parameters()).dtype)
+        labels = torch.zeros(2, dtype=torch.long)
+        self.forward_backward(blank.to(self.device), labels.to(self.device), 0.0, last=True)
 
-def _compress(model: DistributedDataParallel, spec: RunSpec) -> None:
-    """Have gradients compressed on their way, where the settings say so."""
+    def own_state(self) -> dict[str, Tensor]:
+        found = super().own_state()
+        if self.power_sgd is not None:
+            found["powersgd.iter"] = torch.tensor(self.power_sgd.iter)
+            for kind in _POWER_SGD_MEMORIES:
+                memory: dict[int, Tensor] = getattr(self.power_sgd, kind)
+                found |= {f"powersgd.{kind}.{i}": t for i, t in memory.items()}
+        return found
+
+    def take_own_state(self, state: Mapping[str, Tensor]) -> None:
+        super().take_own_state(state)
+        if self.power_sgd is None:
+            return
+        # Without its memories (the layout is another one) it begins with plain all-reduces again.
+        self.power_sgd.iter = int(state.get("powersgd.iter", torch.tensor(0)))
+        for kind in _POWER_SGD_MEMORIES:
+            prefix = f"powersgd.{kind}."
+            kept = {
+                int(name.removeprefix(prefix)): t.to(self.device)
+                for name, t in state.items()
+                if name.startswith(prefix)
+            }
+            setattr(self.power_sgd, kind, kept)
+
+
+_POWER_SGD_MEMORIES = ("error_dict", "p_memory_dict", "q_memory_dict")
+
+
+def _compress(model: DistributedDataParallel, spec: RunSpec) -> powerSGD_hook.PowerSGDState | None:
+    """Have gradients compressed on their way, where the settings say so; PowerSGD's state."""
     if spec.ddp_comm_hook == "powersgd":
         state = powerSGD_hook.PowerSGDState(
             process_group=None,
@@ -89,9 +126,11 @@ def _compress(model: DistributedDataParallel, spec: RunSpec) -> None:
             random_seed=spec.seed,
         )
         model.register_comm_hook(state, _power_sgd)
-    elif spec.ddp_comm_hook != "none":
+        return state
+    if spec.ddp_comm_hook != "none":
         hooks = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
         model.register_comm_hook(torch.distributed.group.WORLD, hooks[spec.ddp_comm_hook])
+    return None
 
 
 def _power_sgd(

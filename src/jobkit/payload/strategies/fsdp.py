@@ -6,9 +6,10 @@ what is left belongs to the root.
 """
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
@@ -18,9 +19,11 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 from torch.distributed.tensor import DTensor
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from jobkit.errors import UsageError
 from jobkit.payload.strategies.base import Strategy, refuse
+from jobkit.payload.strategies.recompute import checkpoint_blocks
 from jobkit.spec import RunSpec
 
 Blocks = list[tuple[str, nn.Module]]
@@ -30,6 +33,7 @@ class FSDP(Strategy):
     """Each rank holds 1 / world_size of parameters, gradients and optimizer state."""
 
     name = "fsdp"
+    measured_by = "twin"
 
     def check(self) -> None:
         super().check()
@@ -58,17 +62,33 @@ class FSDP(Strategy):
         if copies > 1:  # ranks of a node follow each other, so that the shards are inside of it
             shape, names = (copies, world // copies), ("replicate", "shard")
             mesh = init_device_mesh(self.device.type, shape, mesh_dim_names=names)
-        for _, module in [*reversed(blocks), ("root", model)]:  # what is inside comes first
+        norms = [("", m) for m in model.modules() if low and _is_normalisation(m)]
+        exact = MixedPrecisionPolicy(cast_forward_inputs=False)
+        # What is inside comes first.
+        for name, module in [*norms, *reversed(blocks), ("root", model)]:
             fully_shard(
                 module,
                 mesh=mesh,
-                mp_policy=policy,
+                mp_policy=policy if name else exact,
                 reshard_after_forward=spec.fsdp_reshard_after_forward,
                 offload_policy=CPUOffloadPolicy(pin_memory=True) if offloads else OffloadPolicy(),
             )
         prefetch(blocks, spec.fsdp_prefetch)
         self.blocks, self.sharded = blocks, model
         return model
+
+    def plain(self, model: nn.Module) -> nn.Module:
+        # As the mixed precision policy has it: parameters and inputs cast, contiguous.
+        if self.spec.activation_checkpointing:
+            checkpoint_blocks(model)
+        model.to(self.device, self.dtype)
+        for module in model.modules():
+            if _is_normalisation(module):
+                module.float()
+        return model
+
+    def pass_alone(self, twin: nn.Module, images: Tensor, labels: Tensor, weight: float) -> None:
+        super().pass_alone(twin, images.to(self.dtype), labels, weight)
 
     def describe(self) -> list[str]:
         spec, copies = self.spec, self.spec.fsdp_hybrid_replicas
@@ -92,10 +112,27 @@ class FSDP(Strategy):
     def autocast(self) -> AbstractContextManager[object]:
         return nullcontext()  # the mixed precision policy casts parameters and inputs instead
 
+    def layout(self) -> dict[str, Any]:
+        return super().layout() | {"replicas": self.spec.fsdp_hybrid_replicas}
+
+    def settle(self) -> None:
+        # After an evaluation they may still be gathered, and are not the optimizer's then.
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
     def synchronise(self, last: bool) -> AbstractContextManager[object] | None:
         assert isinstance(self.model, FSDPModule)
         self.model.set_requires_gradient_sync(last)
         return None
+
+
+def _is_normalisation(module: nn.Module) -> bool:
+    """Batch normalisation keeps fp32 in any precision: its statistics need it, and so must weights.
+
+    As in torch's first FSDP, which left these modules out of mixed precision.
+    """
+    return isinstance(module, _BatchNorm) and any(True for _ in module.parameters())
 
 
 def blocks_of(model: nn.Module, spec: RunSpec) -> Blocks:

@@ -20,6 +20,7 @@ from torch.distributed.pipelining import (
     ScheduleInterleaved1F1B,
 )
 
+from jobkit.payload.clock import Stopwatch
 from jobkit.payload.distributed import Place
 from jobkit.payload.strategies.base import Strategy, at_least_fp32, full, refuse
 from jobkit.payload.strategies.stages import cut, owners, tensors_only
@@ -58,10 +59,27 @@ class Sendable(nn.Module):
         return tuple(part.contiguous() for part in out)
 
 
+class _Stage(PipelineStage):
+    """A stage that counts the time of its own passes: all else of a schedule is waiting."""
+
+    def __init__(self, stopwatch: Stopwatch, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._stopwatch = stopwatch
+
+    def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+        with self._stopwatch.part("inside"):
+            return super().forward_one_chunk(*args, **kwargs)
+
+    def backward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+        with self._stopwatch.part("inside"):
+            return super().backward_one_chunk(*args, **kwargs)
+
+
 class Pipeline(Strategy):
     """Layers over ranks, batches in microbatches; a step is that of the undivided model."""
 
     name = "pp"
+    measured_by = "inside"
     refuses: ClassVar = {
         "compile": "its stages are traced graphs, which torch compiles anew for each microbatch",
     }
@@ -108,13 +126,17 @@ class Pipeline(Strategy):
         )
         return parts
 
-    def wrap(self, model: nn.Module) -> nn.Module:
+    def stages_of(self, model: nn.Module) -> list[nn.Module]:
+        """The model cut into the pipeline's stages, in order; UsageError where it cannot be."""
         if self.ranks == 1:  # nothing to interleave with
             self.order = "gpipe"
         on_one = _ON_ONE_RANK if self.order == "interleaved" else 1
         self.count = self.ranks * on_one
         names = self.spec.pipeline_split
-        stages = cut(model, self.count, [n.strip() for n in names.split(",")] if names else [])
+        return cut(model, self.count, [n.strip() for n in names.split(",")] if names else [])
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        stages = self.stages_of(model)
         self.owners = owners(model, stages)
         blank = torch.zeros(2, 3, 32, 32, dtype=next(model.parameters()).dtype)
         self.classes = tensors_only(stages, blank)[-1]
@@ -125,6 +147,8 @@ class Pipeline(Strategy):
         kept = nn.ModuleList(Sendable(stages[i]) for i in self.indices)
         # Moving may replace a parameter in its module: names go by order, not by identity.
         self.names = [self.owners[id(p)][0] for p in kept.parameters()]
+        of_buffer = {id(b): name for name, b in model.named_buffers()}
+        self.buffer_names = {n: of_buffer.get(id(b), n) for n, b in kept.named_buffers()}
         return self.placed(kept)
 
     def describe(self) -> list[str]:
@@ -166,9 +190,19 @@ class Pipeline(Strategy):
         factor = (norm / (total.sqrt() + 1e-6)).clamp(max=1.0)  # as torch's clip_grad_norm_
         torch._foreach_mul_(gradients, factor)
 
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        return dict(zip(self.names, self.model.parameters(), strict=True))
+
+    def named_buffers(self) -> dict[str, Tensor]:
+        return {self.buffer_names[name]: b for name, b in super().named_buffers().items()}
+
+    def layout(self) -> dict[str, Any]:
+        how = {"stages": self.ranks, "order": self.order, "split": self.spec.pipeline_split}
+        return super().layout() | how
+
     def whole(self, gradients: bool = False) -> dict[str, Tensor]:
         own = {}
-        for name, p in zip(self.names, self.model.parameters(), strict=True):
+        for name, p in self.named_parameters().items():
             grad = p.grad if p.grad is not None else torch.zeros_like(p)
             own[name] = full(grad if gradients else p)
         found: list[dict[str, Tensor]] = [{}] * self.ranks
@@ -198,8 +232,8 @@ class Pipeline(Strategy):
     def _schedule(self, samples: int, training: bool) -> Schedule:
         """The schedule for batches of a size: what the stages send has one shape in each."""
         if (samples, training) not in self._schedules:
-            stages = [
-                PipelineStage(stage, i, self.count, self.device, group=self.group)
+            stages: list[PipelineStage] = [
+                _Stage(self.stopwatch, stage, i, self.count, self.device, group=self.group)
                 for i, stage in zip(self.indices, self.model.children(), strict=True)
             ]
             loss = self._loss if training else None
