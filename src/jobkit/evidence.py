@@ -18,7 +18,7 @@ _LONGEST = 4096  # bytes of a line that are looked at
 _SHOWN = 500  # characters of a line that are kept as evidence
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]+")
 START_MARK = "[jobkit] start"  # run.sh prints a line that begins so at each start
 _EPOCH = re.compile(r'\[METRIC\].*"kind":"epoch"')
 _ATTEMPT = re.compile(r'\[METRIC\].*"attempt":([0-9]{1,9})\b')
@@ -89,9 +89,14 @@ class Tail:
         return "\n".join(text for _, text in self.lines).encode()
 
 
+def one_line(text: str) -> str:
+    """A text as one line that any terminal and file takes: no colours, no control characters."""
+    return _CONTROL.sub(" ", _ANSI.sub("", text)).strip()
+
+
 def clean(text: str) -> str:
-    """A log's line as one line of plain text: no colours, no control characters, not too long."""
-    plain = _CONTROL.sub(" ", _ANSI.sub("", text)).strip()
+    """A log's line as one line of plain text, not too long."""
+    plain = one_line(text)
     return plain if len(plain) <= _SHOWN else plain[: _SHOWN - 4] + " ..."
 
 

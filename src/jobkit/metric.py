@@ -1,4 +1,4 @@
-"""The [METRIC] line: record kinds, fields, units, the writer and the tolerant reader.
+"""The [METRIC] line: record kinds, fields, units and the writer. jobkit.metric_reader reads it.
 
 A record is `[METRIC] ` and one JSON object on one line of at most 1,000 bytes. Its last field, crc,
 is the CRC-32 of the object before it was added, so that a line from which bytes are missing is
@@ -7,13 +7,10 @@ never taken for a measurement. Other programs may print `[METRIC] key=value key=
 
 import json
 import math
-import re
 import time
 import zlib
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import Any, TextIO
 
 SCHEMA_VERSION = 1
 TAG = "[METRIC]"
@@ -40,6 +37,8 @@ KINDS: dict[str, dict[str, str]] = {
         "test_samples": "test samples",
         "parameters": "parameters of the model",
         "threads": "CPU threads of a rank",
+        "predicted_memory_mib": "parameters, gradients, optimizer state and buffers that the "
+        "fullest rank will hold, from their shapes",
     },
     "startup": {
         "import_s": "import of torch",
@@ -60,21 +59,48 @@ KINDS: dict[str, dict[str, str]] = {
         "images_per_s": "timed_images / epoch_time_s",
         "eval_time_s": "wall time of the evaluation, slowest rank",
         "data_wait_s": "of epoch_time_s: waiting for batches, slowest rank",
-        "peak_memory_mib": "peak of allocated device memory (CPU: resident set), fullest rank",
+        "peak_memory_mib": "allocated_memory_mib; on the CPU resident_memory_mib",
+        "allocated_memory_mib": "peak of tensors on the device since the start, fullest rank; "
+        "null on the CPU",
         "reserved_memory_mib": "peak of memory reserved on the device; null on the CPU",
+        "resident_memory_mib": "peak resident set of a process since its start, on the host, "
+        "fullest rank",
+        "held_memory_mib": "parameters, gradients, optimizer state and buffers, measured on the "
+        "tensors after the first step, fullest rank",
         "lr": "learning rate of the last step",
+        "begun_at": "samples of the epoch that an earlier attempt trained on, where one did",
     },
-    "breakdown": {
-        "compute_s": "an iteration",
-        "exposed_communication_s": "an iteration",
-        "data_wait_s": "an iteration",
-        "other_s": "an iteration",
+    "breakdown": {  # seconds of one iteration; the first four are means over the ranks
+        "compute_s": "forward, backward and the optimizer's step",
+        "communication_s": "exposed: nothing but waiting for the other ranks or their data",
+        "data_wait_s": "waiting for a batch",
+        "other_s": "the rest of the iteration",
+        "iteration_s": "wall time of the slowest rank",
+        "useful_max_s": "compute and other of the rank with the most of both",
+        "busy_max_s": "compute, other and data wait of the rank with the most of all three",
+        "iterations": "over which these are means: the middle half by time of those measured",
     },
     "checkpoint": {
         "action": "saved, loaded, rejected",
-        "iteration": "which",
+        "iteration": "optimizer steps that it holds",
+        "epoch": "loaded: the epoch that goes on or begins",
         "bytes": "size",
         "time_s": "duration",
+    },
+    "comm": {  # of the communication benchmark: one operation at one size
+        "operation": "all_reduce, all_gather, reduce_scatter, broadcast, all_to_all or sendrecv",
+        "scope": "all: every rank; intra_node, inter_node: two ranks of one node, of two nodes",
+        "ranks": "ranks that take part",
+        "nodes": "nodes that they are on",
+        "bytes": "size, as nccl-tests count it: of all_gather the output, else a rank's buffer",
+        "iterations": "timed iterations",
+        "time_s": "median over the iterations, of the slowest rank in each",
+        "time_low_s": "the fastest iteration",
+        "time_high_s": "the slowest iteration",
+        "algorithm_gb_per_s": "bytes / time_s, in 10^9 bytes a second",
+        "bus_gb_per_s": "algorithm_gb_per_s x 2(n-1)/n for all_reduce, (n-1)/n for all_gather, "
+        "reduce_scatter and all_to_all, 1 for broadcast and sendrecv",
+        "correct": "the result was checked and is right on every rank",
     },
     "message": {"level": "info, warning, error", "text": "what the report must show"},
     "run_end": {
@@ -86,44 +112,23 @@ KINDS: dict[str, dict[str, str]] = {
     },
 }
 
-_LOOK_AHEAD = 1 << 16  # bytes after a tag in which its record must end
-_BLOCK = 1 << 20
-_TAG = TAG.encode()
-_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-_LEAD = re.compile(r"(?:[ \t]|\x1b\[[0-9;?]*[A-Za-z])*")
-_PAIR = re.compile(r'([A-Za-z_][A-Za-z0-9_.]*)=("[^"]*"|[^\s"]+)')
-_CRC = re.compile(r',"crc":"([0-9a-f]{8})"\}$')
-_DECODER = json.JSONDecoder(parse_constant=lambda _: None)
-
 Record = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Rejected:
-    """A place that carries the tag and no whole record: where, how long, and why."""
-
-    offset: int
-    length: int
-    reason: str
-
-
-# --- writing ---------------------------------------------------------------------------------
-
-
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """The value with every NaN and infinity as None, which JSON writes as null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {str(k): _finite(v) for k, v in value.items()}
+        return {str(k): finite(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(v) for v in value]
+        return [finite(v) for v in value]
     return value
 
 
 def encode(record: Record) -> str:
     """The record as one JSON object with its checksum; no newline and never the tag inside."""
-    text = json.dumps(_finite(record), separators=(",", ":"), allow_nan=False)
+    text = json.dumps(finite(record), separators=(",", ":"), allow_nan=False)
     text = text.replace(TAG, "[METRIC\\u005d")
     return f'{text[:-1]},"crc":"{zlib.crc32(text.encode()):08x}"}}'
 
@@ -159,7 +164,7 @@ def split(head: Record, fields: Record) -> list[Record]:
     room = MAX_LINE_BYTES - _line_bytes({**head, "part": 100, "parts": 100}) - 24
     bodies: list[Record] = [{}]
     for key, value in fields.items():
-        for piece in _pieces(_finite(value), room - len(key) - 8):
+        for piece in _pieces(finite(value), room - len(key) - 8):
             if key in bodies[-1] or len(json.dumps({**bodies[-1], key: piece})) > room:
                 bodies.append({})
             bodies[-1][key] = piece
@@ -198,134 +203,3 @@ class MetricWriter:
     def close(self) -> None:
         """Close the attempt's file."""
         self._file.close()
-
-
-# --- reading ---------------------------------------------------------------------------------
-
-
-def _checked(text: str) -> Record | str:
-    """Decode one JSON object that is a record; return the reason where it is not."""
-    record = _DECODER.decode(text)
-    if "v" not in record and "crc" not in record:
-        return record if record else "empty object"
-    crc = _CRC.search(text)
-    if not crc or zlib.crc32((text[: crc.start()] + "}").encode()) != int(crc[1], 16):
-        return "checksum does not fit"
-    del record["crc"]
-    whole = (
-        isinstance(record.get("kind"), str)
-        and isinstance(record.get("run_id"), str)
-        and type(record.get("attempt")) is int
-        and type(record.get("seq")) is int
-    )
-    return record if whole else "a common field is missing"
-
-
-def _number(word: str) -> Any:
-    """A word of a key=value line as a number where it is one; NaN and infinity are None."""
-    for make in (int, float):
-        try:
-            value = make(word)
-        except ValueError:
-            continue
-        return value if math.isfinite(value) else None
-    return word[1:-1] if word[:1] == '"' else word
-
-
-def _pairs(text: str, complete: bool) -> Record | str:
-    """Read a foreign `key=value key=value` line."""
-    if not complete:
-        return "torn at the end"
-    line = _ANSI.sub("", text.split("\r")[0])
-    pairs = {key: _number(value) for key, value in _PAIR.findall(line)}
-    return pairs or "no JSON object and no key=value"
-
-
-def _decode_at(segment: bytes, complete: bool) -> tuple[Record | str, int]:
-    """Read the record that follows a tag; return it (or why not) and the bytes it took."""
-    text = segment.decode("utf-8", "replace")
-    start = _LEAD.match(text).end()  # type: ignore[union-attr]
-    if not text.startswith("{", start):
-        own, tag, _ = segment.partition(_TAG)  # another record may follow on the line
-        complete = own[-1:].isspace() if tag else complete
-        return _pairs(own.decode("utf-8", "replace"), complete), len(own)
-    for attempt in dict.fromkeys((text[start:], _ANSI.sub("", text[start:]))):
-        try:
-            _, end = _DECODER.raw_decode(attempt)
-        except (ValueError, RecursionError):
-            continue
-        if "�" in attempt[:end]:
-            return "bytes that are not UTF-8", 0
-        result = _checked(attempt[:end])
-        whole = attempt == text[start:] and not isinstance(result, str)
-        return result, len(text[: start + end].encode()) if whole else 0
-    return "torn or not JSON", 0
-
-
-def scan(stream: BinaryIO) -> Iterator[Record | Rejected]:
-    """Yield every record in a log, and every tagged place that holds none, in order.
-
-    Memory does not grow with the log: a record ends within 64 KiB of its tag or is rejected.
-    """
-    buffer, offset = b"", 0
-    while True:
-        block = stream.read(_BLOCK)
-        buffer += block
-        position = 0
-        while (tag := buffer.find(_TAG, position)) >= 0:
-            body = tag + len(_TAG)
-            newline = buffer.find(b"\n", body, body + _LOOK_AHEAD)
-            if newline < 0 and block and len(buffer) - body < _LOOK_AHEAD:
-                position = tag
-                break  # the end of this line is not read yet
-            end = newline if newline >= 0 else min(len(buffer), body + _LOOK_AHEAD)
-            found, taken = _decode_at(buffer[body:end], complete=newline >= 0)
-            position = body + taken
-            if isinstance(found, str):
-                following = buffer.find(_TAG, body, end)
-                stop = end if following < 0 else following
-                yield Rejected(offset + tag, stop - tag, found)
-                position = stop
-            else:
-                yield found
-        else:
-            position = max(position, len(buffer) - len(_TAG) + 1)
-        buffer, offset = buffer[position:], offset + position
-        if not block:
-            return
-
-
-def read_file(stream: BinaryIO) -> Iterator[Record | Rejected]:
-    """Yield the records of a metrics file: one JSON object a line, without the tag."""
-    offset = 0
-    for line in stream:
-        if line.strip():
-            found, _ = _decode_at(b" " + line.strip(), complete=line.endswith(b"\n"))
-            yield Rejected(offset, len(line), found) if isinstance(found, str) else found
-        offset += len(line)
-
-
-def unique(records: Iterable[Record]) -> list[Record]:
-    """Each record once, in the order of attempts and sequence numbers; foreign ones at the end."""
-    own: dict[tuple[str, int, int], Record] = {}
-    foreign = []
-    for record in records:
-        if "v" in record:
-            own.setdefault((record["run_id"], record["attempt"], record["seq"]), record)
-        else:
-            foreign.append(record)
-    return [own[key] for key in sorted(own)] + foreign
-
-
-def merge_parts(records: Iterable[Record]) -> Record:
-    """One record of those that split spread over several lines; nested objects are joined."""
-    whole: Record = {}
-    for record in records:
-        for key, value in record.items():
-            if isinstance(value, dict) and isinstance(whole.get(key), dict):
-                whole[key] = {**whole[key], **value}
-            else:
-                whole.setdefault(key, value)
-    whole.pop("part", None)
-    whole.pop("parts", None)
-    return whole

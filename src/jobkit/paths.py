@@ -3,6 +3,9 @@
 import json
 import os
 import re
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,19 +115,41 @@ class RunPaths:
         """How the attempt ended, left by the payload."""
         return self.attempts / str(attempt) / "outcome.json"
 
+    def anew(self, attempt: int) -> Path:
+        """There, where the attempt takes up nothing that earlier ones of the run left."""
+        return self.attempts / str(attempt) / "anew"
+
+    def struck(self, attempt: int) -> Path:
+        """Left by a fault that was planned for the attempt, right before it strikes."""
+        return self.attempts / str(attempt) / "struck"
+
     def attempt_numbers(self) -> list[int]:
         """The attempts that claimed a folder or left a metrics file, oldest first."""
-        names = {p.name for p in self.attempts.glob("*")}
-        names |= {p.stem for p in self.metrics_folder.glob("*.jsonl")}
+        names = {*file_names(self.attempts)}
+        names |= {n[:-6] for n in file_names(self.metrics_folder) if n.endswith(".jsonl")}
         return sorted(int(name) for name in names if re.fullmatch(r"[0-9]{1,9}", name))
 
     def rank_log(self, attempt: int, rank: int) -> Path:
         """What one rank logged in the attempt: time, rank, level, text."""
         return self.folder / "ranks" / str(attempt) / f"rank-{rank}.log"
 
+    def trace(self, attempt: int, rank: int) -> Path:
+        """What torch.profiler saw of one rank in the attempt."""
+        return self.folder / "profiles" / f"{attempt}-rank-{rank}.json"
+
     @property
     def checkpoints(self) -> Path:
         return self.folder / "checkpoints"
+
+    @property
+    def comm_csv(self) -> Path:
+        """What the communication benchmark measured: a row for each operation and size."""
+        return self.folder / "comm.csv"
+
+    @property
+    def comm_json(self) -> Path:
+        """The lines fitted to those times, and where they were measured."""
+        return self.folder / "comm.json"
 
 
 @dataclass(frozen=True)
@@ -181,12 +206,76 @@ class StudyPaths:
         return self.folder / "epochs.csv"
 
     @property
+    def scaling(self) -> Path:
+        return self.folder / "scaling.csv"
+
+    @property
+    def forecast(self) -> Path:
+        return self.folder / "forecast.csv"
+
+    @property
+    def table_markdown(self) -> Path:
+        """The table of a proposal."""
+        return self.folder / "scaling.md"
+
+    @property
+    def table_latex(self) -> Path:
+        return self.folder / "scaling.tex"
+
+    @property
+    def report(self) -> Path:
+        return self.folder / "report.html"
+
+    @property
     def figures(self) -> Path:
         return self.folder / "figures"
+
+    @property
+    def drill(self) -> Path:
+        """What became of the run under each fault of a drill."""
+        return self.folder / "drill.csv"
 
     def run(self, run_id: str) -> RunPaths:
         """The files of one run; raises UsageError for an id that could leave the folder."""
         return RunPaths(self.folder / check_name("run id", run_id))
+
+
+@contextmanager
+def closed_to_others() -> Iterator[None]:
+    """Meanwhile, what this process and its children make only its owner can write, by any umask.
+
+    A study's folder holds what jobs execute: whoever can write into it acts as its owner.
+    """
+    before = os.umask(0o022)
+    os.umask(before | 0o022)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def other_writers(folder: Path) -> str:
+    """Who else may write into a folder, for a person: everybody, its group, its owner, or nobody.
+
+    Nobody is the empty text, as it is where there is no such folder.
+    """
+    try:
+        status = folder.stat()
+    except OSError:
+        return ""
+    if status.st_mode & 0o002:
+        return "everybody"
+    if status.st_mode & 0o020:
+        return "its group"
+    return "" if status.st_uid in (0, os.geteuid()) else "its owner, who is somebody else"
+
+
+def file_names(folder: Path) -> list[str]:
+    """The names in a folder; none where it is absent or cannot be read."""
+    try:
+        return [path.name for path in folder.iterdir()]
+    except OSError:
+        return []
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -216,7 +305,7 @@ def write_json(path: Path, content: object) -> None:
 
 def write_whole(path: Path, text: str) -> None:
     """Write a file beside its place and rename it: it is there whole or not at all."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
         with beside.open("w", encoding="utf-8") as file:
             file.write(text)

@@ -23,7 +23,14 @@ from pathlib import Path
 from typing import Any
 
 from jobkit.errors import UsageError, nearest, one_of
-from jobkit.paths import REPOSITORY, StudyPaths, check_name, find_named, write_whole
+from jobkit.paths import (
+    REPOSITORY,
+    StudyPaths,
+    check_name,
+    closed_to_others,
+    find_named,
+    write_whole,
+)
 from jobkit.spec import ONE_RANK, SETTINGS, STRATEGIES, RunSpec, check_keys
 
 STUDIES = REPOSITORY / "hpc" / "studies"
@@ -162,6 +169,7 @@ class Plan:
     def paths(self) -> StudyPaths:
         return StudyPaths(self.folder) if self.folder else StudyPaths.named(self.study.name)
 
+    @closed_to_others()
     def save(self) -> None:
         """Write plan.json, whole. Runs planned before under this name stay planned."""
         before = Plan.read(self.paths.plan).runs if self.paths.plan.exists() else {}

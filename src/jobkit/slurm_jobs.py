@@ -225,7 +225,9 @@ def merged(own: RunState, job: Job | None, shared: bool = False) -> RunState:
         if own.status not in ("pending", "running", "missing"):
             return own
         return replace(own, status="failed", reason=_unsaid(job), evidence=job.line)
-    return replace(own, status=job.status, reason=job.line, evidence=own.evidence or job.line)
+    if own.status == job.status and own.evidence:
+        return replace(own, reason=job.line)
+    return replace(own, status=job.status, reason=job.line, evidence=job.line, evidence_file="")
 
 
 def _gone(own: RunState, job: Job) -> RunState:

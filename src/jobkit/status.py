@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jobkit import metric
+from jobkit import metric_reader
 from jobkit.errors import Exit
 from jobkit.evidence import (
     Sign,
@@ -26,6 +26,8 @@ from jobkit.evidence import (
     went_on,
 )
 from jobkit.liveness import is_alive, process_start
+from jobkit.metric import Record
+from jobkit.metric_reader import Rejected
 from jobkit.paths import RunPaths, read_job, read_json
 
 __all__ = ["STATUSES", "RunState", "is_alive", "process_start", "run_state"]
@@ -93,11 +95,10 @@ def run_state(paths: RunPaths, launcher_alive: bool | None = False) -> RunState:
     if ending and ending.status == "ok":
         reason = f"its job ended with exit code {code} after that" if code else ""
         return replace(state, status="ok", reason=reason)
-    if ending is None:
-        if job is None and newest is None and find_log(paths.log) is None:
-            return _not_started(state, launcher_alive)
-        if job and alive:
-            return replace(state, status="running", reason=f"process {job['pid']}")
+    if ending is None and job is None and newest is None and find_log(paths.log) is None:
+        return _not_started(state, launcher_alive)
+    if job and alive:  # after a bad end it may start the next attempt
+        return replace(state, status="running", reason=f"process {job['pid']}")
     tail = of_newest(tail or read_tail(paths.log), newest if started else first)
     tails = [tail, of_newest(read_tail(paths.scheduler_log), newest)]
     if ending:
@@ -113,7 +114,7 @@ def _first_attempt(job: Mapping[str, Any] | None) -> int:
 
 def _attempts_in(tail: Tail) -> list[int]:
     """The attempts that have records in a log."""
-    records = metric.scan(io.BytesIO(tail.raw))
+    records = metric_reader.scan(io.BytesIO(tail.raw))
     return sorted({r["attempt"] for r in records if isinstance(r, dict) and "v" in r})
 
 
@@ -135,18 +136,18 @@ def _ending(paths: RunPaths, attempt: int | None, tail: Tail | None, alive: bool
 def _run_end(paths: RunPaths, attempt: int | None, tail: Tail | None) -> _Ending | None:
     """The run_end record of the attempt, from its metrics file, else from the log."""
     metrics = paths.metrics(attempt) if attempt is not None else None
-    found: list[metric.Record] = []
+    found: list[Record] = []
     file = metrics
     if metrics and metrics.is_file():
         with metrics.open("rb") as stream:
             stream.seek(max(0, metrics.stat().st_size - _METRICS_TAIL))
-            found = _ends(metric.read_file(stream), attempt)
+            found = _ends(metric_reader.read_file(stream), attempt)
     if not found:
         tail, file = tail or read_tail(paths.log), paths.log
-        found = _ends(metric.scan(io.BytesIO(tail.raw)), attempt)
+        found = _ends(metric_reader.scan(io.BytesIO(tail.raw)), attempt)
     if not found or file is None:
         return None
-    end = metric.merge_parts(found)
+    end = metric_reader.merge_parts(found)
     name = file.relative_to(paths.folder.parent)
     return _Ending(
         status=end["status"],
@@ -155,9 +156,7 @@ def _run_end(paths: RunPaths, attempt: int | None, tail: Tail | None) -> _Ending
     )
 
 
-def _ends(
-    records: Iterable[metric.Record | metric.Rejected], attempt: int | None
-) -> list[metric.Record]:
+def _ends(records: Iterable[Record | Rejected], attempt: int | None) -> list[Record]:
     """The run_end records of the attempt; those of a foreign script carry no attempt."""
     return [
         r
@@ -184,6 +183,8 @@ def _not_started(state: RunState, launcher_alive: bool | None) -> RunState:
 def _ended(paths: RunPaths, state: RunState, ending: _Ending, tails: list[Tail]) -> RunState:
     """A run that said itself that it failed or was preempted: why."""
     if ending.status == "preempted":
+        if (by := _strongest(tails)) and by[1].of_scheduler and by[1].status != "preempted":
+            return _by_sign(paths, state, *by)  # it says who wished the end, and why
         reason = clean(ending.reason) or "preempted"
         return replace(
             state, status="preempted", reason=reason, evidence=reason, evidence_file=ending.file

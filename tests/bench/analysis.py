@@ -123,7 +123,7 @@ def verdict(what: str, value: float, target: float, reached: bool) -> None:
 
 
 def plain_lines_cost(base: Path, args: argparse.Namespace) -> None:
-    """Peak memory with ten times as many plain lines for the same records: it must not grow."""
+    """Peak memory with ten times the plain lines, for about as many records: it must not grow."""
     peaks = []
     for every in (10, 100):
         size = args.megabytes * 10**5 * (every // 10)

@@ -5,7 +5,8 @@ DataLoader with 0 or 2 workers); payload or payload-STRATEGY, the payload's own 
 the same CNN on the same number of images. For each line on standard input it trains once and
 answers with one line: images a second, and the share of the time spent waiting for data. The line
 "nodata" has the payload's loop take one batch that lies ready: in the same process, because two
-processes differ by more than what is measured here. Under torchrun, plain-* is wrapped in DistributedDataParallel.
+processes differ by more than what is measured here. Under torchrun, plain-* is wrapped in
+DistributedDataParallel.
 """
 
 import os

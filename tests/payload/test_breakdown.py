@@ -148,8 +148,9 @@ def tensors(result: Result) -> dict[str, torch.Tensor]:
     return {name: t for name, t in found.items() if not name.endswith("epoch.timing")}
 
 
-def test_one_rank_alone_has_no_communication(forge: Start, own: Path) -> None:
-    found = run(forge, own, 1, "--strategy", "single").record("breakdown")
+@pytest.mark.parametrize("strategy", ["single", "ddp"])
+def test_one_rank_alone_has_no_communication(forge: Start, own: Path, strategy: str) -> None:
+    found = run(forge, own, 1, "--strategy", strategy).record("breakdown")
     assert found["communication_s"] == 0
     assert found["iterations"] == 3  # the middle ones of five
 

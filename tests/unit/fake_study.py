@@ -11,7 +11,7 @@ from jobkit.plan import Plan, Study
 from jobkit.spec import RunSpec
 
 TRAIN_SAMPLES = 8192
-RATE = {"single": 1000.0, "ddp": 1000.0, "fsdp": 800.0}
+RATE = {"single": 1000.0, "ddp": 1000.0, "fsdp": 800.0, "pp": 900.0}
 
 
 def make_plan(name: str = "s", **fields: Any) -> Plan:
@@ -91,11 +91,11 @@ class FakeRun:
         """Print a line of other text into the log."""
         self._log.write(text + "\n")
 
-    def begin(self) -> "FakeRun":
-        """Leave spec.json, run_start and startup."""
+    def begin(self, start: dict[str, Any] | None = None) -> "FakeRun":
+        """Leave spec.json, run_start (with these fields, or the usual ones) and startup."""
         head = {"v": 1, "study": self.paths.folder.parent.name, "run_id": self.paths.folder.name}
         self.paths.spec.write_text(json.dumps({**head, "spec": self.spec.to_dict()}))
-        self.writer.write("run_start", **start_fields(self.spec))
+        self.writer.write("run_start", **(start or start_fields(self.spec)))
         self.writer.write("startup", total_s=4.5)
         return self
 

@@ -147,7 +147,7 @@ def test_plot_sh_collects_and_plots() -> None:
     whole_study("demo", strategies=("ddp",), gpus=(1, 2))
     done = plot_sh("demo")
     assert (done.returncode, done.stderr) == (0, "")
-    assert len(list((logs() / "demo" / "figures").iterdir())) == 10
+    assert len(list((logs() / "demo" / "figures").iterdir())) == 16
     assert (logs() / "demo" / "results.csv").exists()
     assert "wrote logs/demo/figures/time_per_epoch.png" in done.stdout
     assert done.stdout.endswith("wrote logs/demo/report.html\n")

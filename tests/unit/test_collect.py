@@ -12,7 +12,7 @@ import pytest
 from fake_study import TRAIN_SAMPLES, FakeRun, epoch_fields, logs, make_plan, whole_run, whole_study
 
 from jobkit.analysis.collect import Results, collect
-from jobkit.analysis.columns import EPOCHS, FORECAST, RESULTS, SCALING, markdown
+from jobkit.analysis.columns import COMM, EPOCHS, FORECAST, RESULTS, SCALING, markdown
 from jobkit.errors import UsageError
 from jobkit.metric import KINDS
 from jobkit.plan import Plan
@@ -343,6 +343,7 @@ def test_the_columns_are_frozen() -> None:
         "epochs": EPOCHS,
         "scaling": SCALING,
         "forecast": FORECAST,
+        "comm": COMM,
     }
     names = [f"{table} {c.name}" for table, columns in tables.items() for c in columns]
     assert "\n".join(names) + "\n" == GOLDEN.read_text()

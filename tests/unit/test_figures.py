@@ -13,8 +13,9 @@ from matplotlib.lines import Line2D
 
 from jobkit.analysis.collect import collect
 from jobkit.analysis.curves import learning_figure
-from jobkit.analysis.figures import draw, memory_figure, time_figure
+from jobkit.analysis.figures import draw, time_figure
 from jobkit.analysis.forecast import forecasts
+from jobkit.analysis.memory_figures import memory_figure
 from jobkit.analysis.scaling_figures import efficiency_figure, forecast_figure, speed_up_figure
 from jobkit.analysis.style import looks
 from jobkit.plan import Plan
@@ -55,14 +56,17 @@ def ticks(axes: Axes) -> list[str]:
 def test_the_figures_as_png_and_svg_that_are_not_blank() -> None:
     whole_study(strategies=("ddp", "fsdp"), gpus=SIZES, repeats=2)
     drawn = draw(collect("s"))
-    names = ("time_per_epoch", "speed_up", "efficiency", "loss_and_accuracy", "peak_memory")
+    names = (
+        "time_per_epoch", "throughput", "speed_up", "efficiency", "comparison",
+        "loss_and_accuracy", "loss_every_size", "time_to_accuracy", "peak_memory",
+    )  # fmt: skip
     assert [p.name for p in drawn.paths] == [f"{n}.{k}" for n in names for k in ("png", "svg")]
     for path in drawn.paths:
         if path.suffix == ".png":
             assert np.std(imread(path)[..., :3]) > 0.02
         else:
             assert "<svg" in path.read_text()
-    assert len(list(drawn.paths[0].parent.iterdir())) == 10
+    assert len(list(drawn.paths[0].parent.iterdir())) == 18
 
 
 def test_the_same_study_gives_the_same_bytes() -> None:

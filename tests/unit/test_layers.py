@@ -11,13 +11,16 @@ SOURCE = Path(__file__).resolve().parents[2] / "src" / "jobkit"
 LIBRARIES = {
     "payload": {"torch", "torchvision", "PIL"},  # Pillow comes with torchvision
     "launch": {"submitit", "rich"},
-    "analysis": {"pandas", "numpy", "matplotlib", "jinja2", "rich"},
+    "analysis": {"pandas", "numpy", "matplotlib", "jinja2", "orjson", "rich"},
     "minicluster": set(),
 }
 PACKAGES = sorted(p.parent.name for p in SOURCE.glob("*/__init__.py"))
 CORE = {p.stem for p in SOURCE.glob("*.py")} - {"__init__", "__main__"}
 # What the payload needs of the core, and so runs on the oldest Python of an image.
-OF_PAYLOAD = {"metric", "plan", "paths", "spec", "spec_options", "errors", "dataset"}
+OF_PAYLOAD = {
+    *("metric", "comm", "plan", "paths", "errors", "dataset"),
+    *("spec", "spec_options", "setting", "rhythm", "window"),
+}
 
 
 def imports(path: Path, source: str | None = None) -> set[str]:

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobkit import metric
-from jobkit.metric import MAX_LINE_BYTES, TAG, MetricWriter, Rejected
+from jobkit import metric, metric_reader
+from jobkit.metric import MAX_LINE_BYTES, TAG, MetricWriter
+from jobkit.metric_reader import Rejected
 
 TEXTS = st.text(max_size=40) | st.sampled_from(["a=1 b=2", TAG, '"}', "x\ny", "\x1b[0m", "�"])
 VALUES = st.none() | st.booleans() | st.integers(-(2**53), 2**53) | TEXTS
@@ -33,7 +34,7 @@ def line(content: dict) -> bytes:
 
 
 def read(data: bytes) -> tuple[list[dict], list[Rejected]]:
-    found = list(metric.scan(io.BytesIO(data)))
+    found = list(metric_reader.scan(io.BytesIO(data)))
     return [f for f in found if isinstance(f, dict)], [f for f in found if isinstance(f, Rejected)]
 
 
@@ -73,7 +74,7 @@ def test_every_whole_record_is_read_and_none_is_altered(case: tuple[list[dict], 
 @given(BODIES, st.data())
 def test_a_record_with_a_byte_missing_or_changed_is_rejected(body: dict, data: st.DataObject):
     whole = line(record(0, **body))
-    start = len(TAG) + 2
+    start = len(TAG) + 1
     at = data.draw(st.integers(start, len(whole) - 1))
     changed = data.draw(st.sampled_from([b"", b"7", b"x", b'"', b"\xff"]))
     broken = whole[:at] + changed + whole[at + 1 :]
@@ -87,18 +88,18 @@ def test_a_record_with_a_byte_missing_or_changed_is_rejected(body: dict, data: s
 @given(st.lists(BODIES, min_size=1, max_size=4), st.integers(1, 9))
 def test_any_block_size_gives_the_same(bodies: list[dict], size: int) -> None:
     log = b"\n".join(line(record(i, **b)) for i, b in enumerate(bodies)) + b"\n"
-    block, metric._BLOCK = metric._BLOCK, size
+    block, metric_reader._BLOCK = metric_reader._BLOCK, size
     try:
         small = read(log)
     finally:
-        metric._BLOCK = block
+        metric_reader._BLOCK = block
     assert small == read(log)
     assert len(small[0]) == len(bodies)
 
 
 def test_duplicates_count_once_and_the_first_one_wins() -> None:
     one, two = record(0, val_loss=1.0), record(0, val_loss=2.0)
-    assert metric.unique([one, two, one, record(1)]) == [one, record(1)]
+    assert metric_reader.unique([one, two, one, record(1)]) == [one, record(1)]
 
 
 @pytest.mark.parametrize(
@@ -154,7 +155,7 @@ def test_no_line_is_longer_than_srun_takes(tmp_path_factory, spec: dict, nodes: 
     assert max(len(text) + 1 for text in log.splitlines()) <= MAX_LINE_BYTES
     found, rejected = read(log)
     assert not rejected
-    assert found == list(metric.read_file(io.BytesIO(file)))
+    assert found == list(metric_reader.read_file(io.BytesIO(file)))
     assert [f["seq"] for f in found] == list(range(len(found)))
 
 
@@ -163,7 +164,7 @@ def test_what_was_split_is_one_again(tmp_path) -> None:
     _, log = write_all(tmp_path, ("run_start", {"spec": spec, "world_size": 4}))
     found, _ = read(log)
     assert len(found) > 1
-    whole = metric.merge_parts(found)
+    whole = metric_reader.merge_parts(found)
     assert (whole["spec"], whole["world_size"]) == (spec, 4)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from jobkit.__main__ import COMMANDS
-from jobkit.analysis.columns import EPOCHS, FORECAST, RESULTS, SCALING, markdown
+from jobkit.analysis.columns import COMM, EPOCHS, FORECAST, RESULTS, SCALING, markdown
 from jobkit.launch.cli import parser as bench_parser
 from jobkit.payload.main import parser as payload_parser
 from jobkit.plan import Study
@@ -28,6 +28,7 @@ def test_columns_are_those_of_the_collector() -> None:
     assert markdown(EPOCHS) in README
     assert markdown(SCALING) in README
     assert markdown(FORECAST) in README
+    assert markdown(COMM) in README
 
 
 def payload_words(line: str) -> list[str]:
@@ -73,5 +74,5 @@ def test_every_file_that_the_readme_names_exists() -> None:
     named = set(
         re.findall(r"(?:\./)?((?:hpc/(?:sites/)?|tests/bench/)?[a-z_]+\.(?:sh|py|toml))\b", README)
     )
-    left_by_runs = {"site.sh", "job.sh", "my.toml"}
+    left_by_runs = {"site.sh", "job.sh", "my.toml", "patches.py"}
     assert [n for n in named - left_by_runs if not (ROOT / n).exists()] == []

@@ -89,3 +89,13 @@ def test_who_has_the_last_word(own: str, state: str, shared: bool, expected: str
 
 def test_without_a_word_from_slurm_the_files_count() -> None:
     assert merged(OWN["running"], None) == OWN["running"]
+
+
+def test_what_proves_another_status_is_not_kept_as_evidence() -> None:
+    own = RunState(status="preempted", evidence="SIGTERM after 3", evidence_file="r/outcome.json")
+    said = merged(own, Job(job_id="9", state="TIMEOUT"))
+    assert (said.status, said.evidence, said.evidence_file) == (
+        "timeout", "Slurm job 9: TIMEOUT", "",
+    )  # fmt: skip
+    same = merged(own, Job(job_id="9", state="PREEMPTED"))
+    assert (same.status, same.evidence) == ("preempted", "SIGTERM after 3")

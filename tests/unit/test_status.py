@@ -226,6 +226,25 @@ def test_a_second_start_that_died_at_once_is_not_told_by_the_first(run: FakeRun)
     assert (state.status, state.exit_code) == ("failed", 7)
 
 
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [
+        (f"{JOB} DUE TO TIME LIMIT ***", "timeout"),
+        (f"{JOB} ***", "cancelled"),
+        (f"{JOB} DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***", "node_fail"),
+        (f"{JOB} DUE TO JOB REQUEUE ***", "preempted"),
+    ],
+)
+def test_who_stopped_a_run_that_saved_and_ended_is_slurms_to_say(
+    run: FakeRun, line: str, status: str
+) -> None:
+    run.begin().train(0).print(line)
+    run.end("preempted", "SIGTERM after iteration 4", 75)
+    state = run_state(run.paths)
+    assert state.status == status
+    assert state.evidence == ("SIGTERM after iteration 4" if status == "preempted" else line)
+
+
 def test_preempted_by_its_own_word(run: FakeRun) -> None:
     run.begin().train(0).end("preempted", "SIGUSR1 from the scheduler", 75)
     state = run_state(run.paths)

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from jobkit.errors import Exit, UsageError
+from jobkit.paths import closed_to_others
 
 if TYPE_CHECKING:
     from jobkit.analysis.collect import Results
     from jobkit.analysis.forecast import Forecast
+    from jobkit.analysis.proposal import TextTable
 
 _COLLECT = """examples:
   python collect_results.py                     the newest study
@@ -32,6 +34,7 @@ _PLOT = """examples:
   python plot_results.py                        the newest study
   python plot_results.py logs/demo              or just: demo
   python plot_results.py demo --forecast 16 32 64
+  python plot_results.py strong --step-model logs/comm/job-42/comm.json
 
 exit codes:
   0  the figures and the report were made
@@ -70,6 +73,7 @@ def collect_main(argv: Sequence[str] | None = None) -> int:
     return _guarded(_collect, argv)
 
 
+@closed_to_others()
 def plot_main(argv: Sequence[str] | None = None) -> int:
     """Draw the figures of a study; return the exit code."""
     return _guarded(_plot, argv)
@@ -172,6 +176,13 @@ def _plot(argv: Sequence[str] | None) -> int:
         metavar="SHARE",
         help="below it, the report says, more ranks do not pay (default %(default)s)",
     )
+    parser.add_argument(
+        "--step-model",
+        type=Path,
+        metavar="COMM.json",
+        help="model the steps over the links that python -m jobkit comm measured, and hold the "
+        "model against sizes that it was not fitted to",
+    )
     args = parser.parse_args(argv)
 
     from jobkit.analysis.collect import collect
@@ -182,17 +193,18 @@ def _plot(argv: Sequence[str] | None) -> int:
         shown = _shown(results.folder)
         print(f"{shown}: no run has finished an epoch ({states}): no figure", file=sys.stderr)
         return Exit.INCOMPLETE
-    return _drawn(results, args.forecast, args.min_efficiency)
+    return _drawn(results, args.forecast, args.min_efficiency, args.step_model)
 
 
-def _drawn(results: "Results", forecast: list[int], least: float) -> int:
+def _drawn(results: "Results", forecast: list[int], least: float, comm: Path | None = None) -> int:
     """Draw the figures and write the report, and say what was written."""
     from jobkit.analysis.figures import draw
     from jobkit.analysis.report import write_report
 
     found = _forecasts(results, forecast)
+    steps = _step_table(results, comm)
     drawn = draw(results, found)
-    for path in (*drawn.paths, *write_report(results, drawn.paths, found, least)):
+    for path in (*drawn.paths, *write_report(results, drawn.paths, found, least, steps)):
         print(f"wrote {_shown(path)}")
     for name in drawn.skipped:
         why = "fewer than two measured sizes" if name in _OF_SIZES else "no run that is ok says it"
@@ -200,12 +212,24 @@ def _drawn(results: "Results", forecast: list[int], least: float) -> int:
     return Exit.OK
 
 
+def _step_table(results: "Results", comm: Path | None) -> "TextTable | None":
+    """The step models over the links in a comm.json, printed; None where none was given."""
+    if comm is None:
+        return None
+    from jobkit.analysis.steps_cli import read_links
+    from jobkit.analysis.steps_study import step_lines, step_models, step_table
+
+    found = step_models(results, read_links(comm))
+    print("\n".join(step_lines(found)))
+    return step_table(found)
+
+
 def _forecasts(results: "Results", wanted: list[int]) -> "list[Forecast]":
     """The forecasts that were asked for, printed and written; an old table goes where none is."""
     from jobkit.analysis.forecast import checked_forecasts, forecast_lines, forecast_table
-    from jobkit.analysis.products import Products, save
+    from jobkit.analysis.products import save_table
 
-    path = Products(results.folder).forecast
+    path = results.paths.forecast
     if not wanted:
         path.unlink(missing_ok=True)
         return []
@@ -213,7 +237,7 @@ def _forecasts(results: "Results", wanted: list[int]) -> "list[Forecast]":
     for refused in [f.refused for f in found if f.refused]:
         print(f"no forecast of {refused}", file=sys.stderr)
     table = forecast_table(results, found)
-    save(path, table.to_csv(index=False, lineterminator="\n"))
+    save_table(path, table)
     print("\n".join(forecast_lines(table)))
     print(f"wrote {_shown(path)}")
     return found

@@ -73,11 +73,25 @@ _MEASURED = (
     Column("startup_s", NUMBER, "from the start of the process to the first iteration"),
     Column("total_time_s", NUMBER, "from the start of the process to its end, newest attempt"),
     Column("peak_memory_mib", NUMBER, "allocated on the fullest GPU (CPU: resident in a process)"),
+    Column("allocated_memory_mib", NUMBER, "peak of tensors on the fullest GPU; empty on the CPU"),
     Column("reserved_memory_mib", NUMBER, "reserved on the fullest GPU; empty on the CPU"),
+    Column("resident_memory_mib", NUMBER, "peak resident set of the fullest process, on the host"),
+    Column(
+        "held_memory_mib",
+        NUMBER,
+        "parameters, gradients, optimizer state and buffers of the fullest rank, measured",
+    ),
+    Column("predicted_memory_mib", NUMBER, "the same, predicted from the shapes before the start"),
     Column("train_loss", NUMBER, "of the last epoch that left a record"),
     Column("val_loss", NUMBER, "at the end; of the last epoch where the run left no end"),
     Column("val_accuracy", NUMBER, "share of the test samples, at the end or of the last epoch"),
     Column("best_val_accuracy", NUMBER, "the highest of all epochs"),
+)
+_OF_STEP = "of the breakdown record with the median iteration: "
+_BREAKDOWN = tuple(
+    Column(f"breakdown_{name}", NUMBER, f"{_OF_STEP}{meaning}")
+    for name, meaning in KINDS["breakdown"].items()
+    if name != "iterations"
 )
 _WHERE = (
     Column("train_samples", COUNT, "training samples in an epoch"),
@@ -129,7 +143,16 @@ def _setting_columns() -> tuple[Column, ...]:
     )
 
 
-RESULTS = (*_IDENTITY, *_OUTCOME, *_SIZE, *_MEASURED, *_WHERE, *_SLURM, *_setting_columns())
+RESULTS = (
+    *_IDENTITY,
+    *_OUTCOME,
+    *_SIZE,
+    *_MEASURED,
+    *_BREAKDOWN,
+    *_WHERE,
+    *_SLURM,
+    *_setting_columns(),
+)
 EPOCHS = (
     *_IDENTITY,
     Column("strategy", TEXT, "parallel strategy"),
@@ -223,6 +246,14 @@ FORECAST = (
             (f"{what}_high{unit}", f"upper {_FORECAST}"),
         )
     ),
+)
+
+# Of comm.csv, which the communication benchmark writes.
+_KINDS_OF_COMM = {"operation": TEXT, "scope": TEXT, "correct": FLAG}
+_KINDS_OF_COMM |= dict.fromkeys(("ranks", "nodes", "bytes", "iterations"), COUNT)
+COMM = tuple(
+    Column(name, _KINDS_OF_COMM.get(name, NUMBER), meaning)
+    for name, meaning in KINDS["comm"].items()
 )
 
 

@@ -62,7 +62,7 @@ def checked_forecasts(results: Results, wanted: Sequence[int]) -> list[Forecast]
 
 def forecast_table(results: Results, found: Sequence[Forecast]) -> pd.DataFrame:
     """A row for each series and size to forecast, with the columns FORECAST."""
-    study = results.folder.resolve().name
+    study = results.name
     rows = [_row(f, n) | {"study": study} for f in found if f.fits for n in f.sizes]
     return frame(rows, FORECAST)
 

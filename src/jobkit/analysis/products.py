@@ -1,38 +1,29 @@
-"""The files that the analysis adds to a study: their names, and how they are written."""
+"""How the analysis writes its files; jobkit.paths has their names."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
+import pandas as pd
+
+from jobkit.analysis.columns import NUMBER, TEXT
 from jobkit.errors import UsageError
 from jobkit.paths import write_whole
 
+_FORMULA = ("=", "+", "-", "@")
 
-@dataclass(frozen=True)
-class Products:
-    """The files of a study that tell how it scales."""
 
-    folder: Path
+def save_table(path: Path, table: pd.DataFrame) -> None:
+    """Write a table as CSV; raises UsageError where that cannot be done.
 
-    @property
-    def scaling(self) -> Path:
-        return self.folder / "scaling.csv"
-
-    @property
-    def table_markdown(self) -> Path:
-        """The table of a proposal."""
-        return self.folder / "scaling.md"
-
-    @property
-    def table_latex(self) -> Path:
-        return self.folder / "scaling.tex"
-
-    @property
-    def forecast(self) -> Path:
-        return self.folder / "forecast.csv"
-
-    @property
-    def report(self) -> Path:
-        return self.folder / "report.html"
+    A text that a spreadsheet would take for a formula gets an apostrophe before it: names and
+    messages come from logs, which anybody may have written.
+    """
+    safe = table.rename(columns=lambda name: f"'{name}" if name.startswith(_FORMULA) else name)
+    for name, column in safe.items():
+        if column.dtype == TEXT and (formulas := column.str.startswith(_FORMULA, na=False)).any():
+            safe[name] = column.where(~formulas, "'" + column)
+        elif column.dtype == NUMBER:  # the same text in two thirds of the time
+            safe[name] = column.to_numpy(float, na_value=float("nan"))
+    save(path, safe.to_csv(index=False, lineterminator="\n"))
 
 
 def save(path: Path, text: str) -> None:

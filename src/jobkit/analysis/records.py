@@ -8,13 +8,17 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from jobkit import metric
+import orjson
+
+from jobkit import metric_reader
 from jobkit.evidence import open_log, torn_archive
-from jobkit.metric import Record, Rejected
-from jobkit.paths import RunPaths
+from jobkit.metric import Record
+from jobkit.metric_reader import Rejected
+from jobkit.paths import RunPaths, file_names
 
 
 @dataclass(frozen=True)
@@ -23,7 +27,7 @@ class Reject:
 
     file: str
     count: int
-    offset: int  # bytes, of the first
+    offset: int | None  # bytes, of the first; None: not of one place
     reason: str  # of the first
 
 
@@ -37,13 +41,21 @@ class RunRecords:
 
     def of(self, kind: str) -> list[Record]:
         """The records of a kind, oldest first."""
-        return [r for r in self.records if r.get("kind") == kind]
+        return self._by_kind.get(kind, [])
+
+    @cached_property
+    def _by_kind(self) -> dict[str, list[Record]]:
+        found: dict[str, list[Record]] = defaultdict(list)
+        for record in self.records:
+            found[str(record.get("kind"))].append(record)
+        return found
 
     def last(self, kind: str) -> Record:
         """The newest record of a kind; empty where there is none."""
         found = self.of(kind)
         return found[-1] if found else {}
 
+    @cached_property
     def epochs(self) -> list[Record]:
         """One record an epoch, in order: of an epoch that was trained again, the newest one."""
         newest: dict[int, Record] = {}
@@ -64,59 +76,71 @@ def read_run(paths: RunPaths, run_id: str | None) -> RunRecords:
     """
     found: list[Record] = []
     rejects: list[Reject] = []
+    seen: set[bytes] = set()  # the log mirrors the metrics files: nothing is decoded twice
     for path in sources(paths):
-        records, reject = _read(path, run_id, paths.folder.parent)
+        records, reject = _read(path, run_id, paths.folder.parent, seen)
         found += records
         rejects += [reject] if reject else []
-    own = metric.unique(r for r in found if "v" in r)
+    own = metric_reader.unique([r for r in found if "v" in r])
     foreign = [r for r in found if "v" not in r]
     return RunRecords(_joined(own) + _once(foreign), rejects, _lost(own))
 
 
 def sources(paths: RunPaths) -> list[Path]:
     """The files that hold a run's records, the truth first."""
-    metrics = [p for n in paths.attempt_numbers() if (p := paths.metrics(n)).is_file()]
-    packed = sorted(paths.metrics_folder.glob("*.jsonl.gz"))
+    metrics = [paths.metrics_folder / name for name in file_names(paths.metrics_folder)]
+    plain = [p for p in metrics if p.suffix == ".jsonl" and p.stem.isdecimal()]
+    packed = sorted(p for p in metrics if p.name.endswith(".jsonl.gz"))
     logs = (paths.log, paths.log.with_name(paths.log.name + ".gz"))
-    return [*metrics, *packed, *(p for p in logs if p.is_file())]
+    return [*sorted(plain, key=lambda p: int(p.stem)), *packed, *(p for p in logs if p.is_file())]
 
 
-def _read(path: Path, run_id: str | None, folder: Path) -> tuple[list[Record], Reject | None]:
+def _read(
+    path: Path, run_id: str | None, folder: Path, seen: set[bytes]
+) -> tuple[list[Record], Reject | None]:
     """The records of one file, and what of it was rejected."""
     records: list[Record] = []
     bad: list[Rejected] = []
-    for item in _items(path):
+    for item in _items(path, seen):
         if isinstance(item, Rejected):
             bad.append(item)
         elif "v" in item and run_id not in (None, item["run_id"]):
-            bad.append(Rejected(0, 0, f"of another run: {item['run_id']}"))
+            bad.append(Rejected(-1, 0, f"of another run: {item['run_id']}"))
         else:
             records.append(item)
     if not bad:
         return records, None
-    name = str(path.relative_to(folder))
-    return records, Reject(name, len(bad), bad[0].offset, bad[0].reason)
+    name, first = str(path.relative_to(folder)), bad[0]
+    return records, Reject(
+        name, len(bad), first.offset if first.offset >= 0 else None, first.reason
+    )
 
 
-def _items(path: Path) -> Iterator[Record | Rejected]:
+def _items(path: Path, seen: set[bytes]) -> Iterator[Record | Rejected]:
     """The records and the rejected places of a file; a torn archive is one more of these."""
-    scan = metric.read_file if ".jsonl" in path.name else metric.scan
+    scan = metric_reader.read_file if ".jsonl" in path.name else metric_reader.scan
     try:
         with open_log(path) as stream:
-            yield from scan(stream)
+            yield from scan(stream, seen=seen, loads=orjson.loads)
             if fault := torn_archive(stream):
-                yield Rejected(0, 0, f"torn archive: {fault}")
+                yield Rejected(-1, 0, f"torn archive: {fault}")
     except OSError as error:
-        yield Rejected(0, 0, f"cannot be read: {error.strerror or error}")
+        yield Rejected(-1, 0, f"cannot be read: {error.strerror or error}")
 
 
 def _joined(records: list[Record]) -> list[Record]:
     """The records in order, those that were split over several lines as one."""
-    groups: dict[tuple[Any, ...], list[Record]] = defaultdict(list)
+    joined: list[Record | list[Record]] = []
+    groups: dict[tuple[Any, ...], list[Record]] = {}
     for record in records:
-        first = record["seq"] - record.get("part", 0)
-        groups[record["attempt"], first, record["kind"]].append(record)
-    return [metric.merge_parts(group) for group in groups.values()]
+        if "part" not in record:
+            joined.append(record)
+            continue
+        key = record["attempt"], record["seq"] - record["part"], record["kind"]
+        if key not in groups:
+            joined.append(groups.setdefault(key, []))
+        groups[key].append(record)
+    return [r if isinstance(r, dict) else metric_reader.merge_parts(r) for r in joined]
 
 
 def _once(records: list[Record]) -> list[Record]:
@@ -127,7 +151,5 @@ def _once(records: list[Record]) -> list[Record]:
 
 def _lost(records: list[Record]) -> int:
     """How many records are missing before the last one of each attempt."""
-    numbers: dict[int, set[int]] = defaultdict(set)
-    for record in records:
-        numbers[record["attempt"]].add(record["seq"])
-    return sum(max(seen) + 1 - len(seen) for seen in numbers.values())
+    last = {record["attempt"]: record["seq"] for record in records}  # they are in order
+    return sum(last.values()) + len(last) - len(records)

@@ -46,7 +46,7 @@ def study_file(results: Results) -> str:
 
 def commands(results: Results, forecast: Sequence[int] = ()) -> str:
     """The commands that run the study again and make this report."""
-    name = shlex.quote(results.folder.resolve().name)
+    name = shlex.quote(results.name)
     lines = [f"python run_benchmarks.py --study {name}.toml"] if study_file(results) else []
     sizes = f" --forecast {' '.join(map(str, forecast))}" if forecast else ""
     return "\n".join(

@@ -1,22 +1,23 @@
-"""One row of results.csv, and the rows of epochs.csv, from what is known of one run."""
+"""One row of results.csv, from what is known of one run."""
 
 from collections.abc import Iterable, Mapping
 from statistics import median
 from typing import Any
 
-from jobkit.analysis.columns import EPOCHS, RESULTS
+from jobkit.analysis.columns import RESULTS
 from jobkit.analysis.records import RunRecords
 from jobkit.errors import UsageError
-from jobkit.metric import COMMON, KINDS, Record
+from jobkit.metric import KINDS, Record
 from jobkit.slurm_jobs import Job
 from jobkit.spec import RunSpec
 from jobkit.status import RunState
 
 Row = dict[str, Any]
 _RESULT_NAMES = frozenset(c.name for c in RESULTS)
-EPOCH_KEYS = tuple(c.name for c in EPOCHS if c.name not in KINDS["epoch"] and c.name != "attempt")
 _OF_RUN_START = tuple(k for k in KINDS["run_start"] if k in _RESULT_NAMES and k != "threads")
+_OF_BREAKDOWN = tuple(k for k in KINDS["breakdown"] if k != "iterations")  # a setting's column
 _VERSIONS = ("torch", "python", "cuda", "nccl")
+_MEMORY = tuple(f"{x}_memory_mib" for x in ("peak", "allocated", "reserved", "resident", "held"))
 
 
 def recorded_spec(records: RunRecords) -> RunSpec | None:
@@ -42,24 +43,13 @@ def result_row(
         "attempts": state.attempts,
         **_known(_where(records.last("run_start"))),
         **_known(_ending(records)),
+        **_breakdown(records.of("breakdown")),
         **_messages(records.of("message")),
         **_slurm(job),
         "lines_rejected": sum(r.count for r in records.rejects),
         "records_lost": records.lost,
     }
-    return row | _speed(records.epochs(), row.get("train_samples"))
-
-
-def epoch_rows(row: Row, records: RunRecords) -> list[Row]:
-    """A row for each epoch of a run, with its key columns from the run's own row.
-
-    Values that a foreign script names in its own way keep their names.
-    """
-    key = {name: row.get(name) for name in EPOCH_KEYS}
-    left_out = {*COMMON, "part", "parts"} - {"attempt"}
-    return [
-        {k: v for k, v in record.items() if k not in left_out} | key for record in records.epochs()
-    ]
+    return row | _speed(records.epochs, row.get("train_samples"))
 
 
 def _settings(spec: RunSpec | None) -> Row:
@@ -90,7 +80,7 @@ def _where(start: Record) -> Row:
 
 def _ending(records: RunRecords) -> Row:
     """Losses and accuracies at the end, else of the last epoch; memory; times of the job."""
-    epochs = records.epochs()
+    epochs = records.epochs
     last = epochs[-1] if epochs else {}
     end = records.last("run_end")
     startup = records.last("startup")
@@ -106,9 +96,17 @@ def _ending(records: RunRecords) -> Row:
         "val_loss": last.get("val_loss") if loss is None else loss,
         "val_accuracy": last.get("val_accuracy") if accuracy is None else accuracy,
         "best_val_accuracy": max(_numbers(epochs, "val_accuracy"), default=None),
-        "peak_memory_mib": max(_numbers(epochs, "peak_memory_mib"), default=None),
-        "reserved_memory_mib": max(_numbers(epochs, "reserved_memory_mib"), default=None),
+        **{name: max(_numbers(epochs, name), default=None) for name in _MEMORY},
     }
+
+
+def _breakdown(records: list[Record]) -> Row:
+    """Where the time of an iteration goes: the whole of one record, so that its parts fit."""
+    timed = [r for r in records if _is_number(r.get("iteration_s"))]
+    if not timed:
+        return {}
+    middle = sorted(timed, key=lambda r: r["iteration_s"])[(len(timed) - 1) // 2]
+    return {f"breakdown_{name}": middle.get(name) for name in _OF_BREAKDOWN}
 
 
 def _messages(messages: list[Record]) -> Row:
@@ -133,12 +131,13 @@ def _speed(epochs: list[Record], train_samples: Any) -> Row:
     of the machine, and the few iterations of it that are timed say the least.
     """
     timed = [e for e in epochs if _is_number(e.get("images_per_s")) and e["images_per_s"] > 0]
-    first = {id(e) for e in epochs if not _follows(e, epochs)}
+    first = _first_of_attempts(epochs)
     timed = [e for e in timed if id(e) not in first] or timed
     if not timed:
         return {}
     rates = [e["images_per_s"] for e in timed]
-    waited = [e for e in timed if {"data_wait_s", "epoch_time_s"} <= _known(e).keys()]
+    waited = [e for e in timed if _is_number(e.get("data_wait_s"))]
+    waited = [e for e in waited if _is_number(e.get("epoch_time_s"))]
     total = sum(e["epoch_time_s"] for e in waited)
     row: Row = {"images_per_s": median(rates)}
     if total > 0:
@@ -150,10 +149,12 @@ def _speed(epochs: list[Record], train_samples: Any) -> Row:
     return row
 
 
-def _follows(epoch: Record, epochs: list[Record]) -> bool:
-    """Whether an epoch is a later one of its attempt."""
-    own = epoch.get("attempt")
-    return any(e.get("attempt") == own and e["epoch"] < epoch["epoch"] for e in epochs)
+def _first_of_attempts(epochs: list[Record]) -> set[int]:
+    """The epochs, by their ids, with which an attempt began."""
+    first: dict[str, int] = {}
+    for epoch in epochs:
+        first.setdefault(str(epoch.get("attempt")), id(epoch))
+    return set(first.values())
 
 
 def _known(values: Mapping[str, Any]) -> Row:
@@ -161,8 +162,9 @@ def _known(values: Mapping[str, Any]) -> Row:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return type(value) in (int, float)
 
 
 def _numbers(records: Iterable[Record], name: str) -> list[float]:
-    return [r[name] for r in records if _is_number(r.get(name))]
+    found: list[Any] = [r.get(name) for r in records]
+    return [v for v in found if type(v) in (int, float)]

@@ -20,7 +20,6 @@ import pandas as pd
 
 from jobkit.analysis import spread
 from jobkit.analysis.columns import SCALING
-from jobkit.analysis.comparable import check_one_curve
 from jobkit.analysis.frames import frame
 from jobkit.analysis.sizes import Size, sizes
 
@@ -38,12 +37,6 @@ class _Measured:
     origin: str  # of the spread: what the values are
     count: int  # values
     samples: spread.Values | None  # resampled medians of images_per_s
-
-
-def one_curve(runs: pd.DataFrame, epochs: pd.DataFrame) -> pd.DataFrame:
-    """The scaling of runs that are said to be one curve; UsageError names where they differ."""
-    check_one_curve(runs[runs["status"] == "ok"])
-    return scaling(runs, epochs)
 
 
 def scaling(

@@ -1,7 +1,6 @@
 """Which runs may be compared in one line: the same settings, but for the size and the repeat."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 from jobkit.spec import RunSpec
@@ -33,7 +32,7 @@ def series_labels(specs: Mapping[str, RunSpec | None]) -> dict[str, str]:
 def _comparable(spec: RunSpec) -> dict[str, Any]:
     """What two runs must share to stand in one line."""
     left_out = (*_SIZE, *_BATCH, *_NO_INFLUENCE)
-    key = {k: v for k, v in asdict(spec).items() if k not in left_out}
+    key = {k: v for k, v in vars(spec).items() if k not in left_out}
     if spec.scaling == "weak":
         return {**key, "scaling": "weak", "batch_size_per_rank": spec.batch_size_per_rank}
     return {**key, "scaling": "strong", "global_batch_size": spec.steps_batch_size}

@@ -20,7 +20,7 @@ def print_summary(results: Results, console: Console | None = None) -> None:
     """Print the table of sizes, then every run that is not ok and why, then faults of the logs."""
     console = console or terminal()
     total, ok = len(results.runs), int((results.runs["status"] == "ok").sum())
-    console.print(Text(f"{results.folder.resolve().name}: {ok} of {total} runs ok"))
+    console.print(Text(f"{results.name}: {ok} of {total} runs ok"))
     found = sizes(results.runs)
     console.print(_table(found))
     for line in _bases(found):
@@ -44,7 +44,7 @@ def terminal() -> Console:
 def as_json(results: Results) -> str:
     """The same as JSON, at full precision; null for what is not known."""
     content = {
-        "study": results.folder.resolve().name,
+        "study": results.name,
         "folder": str(results.folder),
         "ok": results.ok,
         "runs": len(results.runs),

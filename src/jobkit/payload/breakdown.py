@@ -56,6 +56,7 @@ class Breakdown:
         self._found: list[Parts] = []
         self._begin = (0.0, 0.0)
         self._alone_s = 0.0
+        self._how = "nothing"
         self._ready = self._done = False
 
     def wants(self, trainer: "Trainer") -> bool:
@@ -90,7 +91,7 @@ class Breakdown:
                     wall=end[0] - self._begin[0],
                     data_wait=end[1] - self._begin[1],
                     passes=parts["passes"],
-                    alone=by[trainer.strategy.measured_by],
+                    alone=by[self._how],
                     step=parts["step"],
                     own_step=parts["own_step"] if self._hooks else parts["step"],
                 )
@@ -103,7 +104,9 @@ class Breakdown:
         strategy, device = trainer.strategy, trainer.group.device
         if trainer.spec.zero1:  # its step sends parameters to the other ranks
             self._hooks = _time_own_step(optimizer_of(trainer.optimizer), strategy.stopwatch)
-        if strategy.measured_by == "twin":
+        if trainer.group.place.world_size > 1:  # one rank waits for none
+            self._how = strategy.measured_by
+        if self._how == "twin":
             with _random_kept(device):
                 self._twin = strategy.plain(self._make_twin()).train()
 
