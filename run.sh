@@ -37,6 +37,7 @@
 # again (with the same --run-dir); 130 and 143 on INT and TERM. The outcome that the payload leaves decides where it and the launcher's code differ:
 # a crash after "ok" was recorded is a warning, because every result is there by then.
 set -u
+umask go-w # others may read what a run leaves, and change nothing
 
 fail() { echo "jobkit: error: $1" >&2; exit "${2:-2}"; }
 warn() { echo "jobkit: warning: $1" >&2; }
@@ -163,7 +164,8 @@ gather_words() {
   [[ -n $only ]] || words+=(--run-dir "$run_dir" --attempt "$attempt")
 }
 
-# Starts a module of jobkit as one task a rank.
+# Becomes srun, which starts a module of jobkit as one task a rank. To be called in a subshell: the
+# signal that is handed on to it would end a shell that waits for srun.
 on_every_rank() {
   # Options that a job inherits and that would contradict those given here.
   unset SLURM_TRES_PER_TASK
@@ -174,7 +176,7 @@ on_every_rank() {
   fi
   # Without --kill-on-bad-exit the ranks that are left would wait for ever. Never --unbuffered:
   # srun then tears lines. cpus-per-task said again: srun does not inherit it.
-  srun --kill-on-bad-exit=1 --wait=60 ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"} \
+  exec srun --kill-on-bad-exit=1 --wait=60 ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"} \
     ${size[@]+"${size[@]}"} ${srun_options[@]+"${srun_options[@]}"} \
     ${inside[@]+"${inside[@]}"} "$python" -m "$@"
 }
@@ -187,6 +189,11 @@ wait_for_child() {
     code=$?
     kill -0 "$child" 2>/dev/null || break
   done
+  # A signal may have interrupted the wait as the child ended: then its own code is still to come.
+  local again
+  wait "$child" 2>/dev/null
+  again=$?
+  ((again == 127)) || code=$again
 }
 
 # The outcome that the payload left says more than a launcher's code can.
@@ -244,8 +251,8 @@ if [[ -n $in_allocation ]]; then
   claim_attempt
   gather_words
   if [[ -n $preflight ]]; then
-    on_every_rank jobkit.payload.preflight ${run_dir:+--run-dir "$run_dir"} -- \
-      ${words[@]+"${words[@]}"} || fail "preflight failed: nothing was trained" 5
+    (on_every_rank jobkit.payload.preflight ${run_dir:+--run-dir "$run_dir"} -- \
+      ${words[@]+"${words[@]}"}) || fail "preflight failed: nothing was trained" 5
   fi
   start_in_allocation
   judge_code

@@ -186,8 +186,11 @@ def _ended(paths: RunPaths, state: RunState, ending: _Ending, tails: list[Tail])
         if (by := _strongest(tails)) and by[1].of_scheduler and by[1].status != "preempted":
             return _by_sign(paths, state, *by)  # it says who wished the end, and why
         reason = clean(ending.reason) or "preempted"
+        # INT or TERM to run.sh itself: somebody wished the end of the run, not only of its ranks.
+        ended = state.exit_code in (Exit.INTERRUPTED, Exit.TERMINATED)
+        status = "cancelled" if ended else "preempted"
         return replace(
-            state, status="preempted", reason=reason, evidence=reason, evidence_file=ending.file
+            state, status=status, reason=reason, evidence=reason, evidence_file=ending.file
         )
     own, said = judge(ending.reason), _strongest(tails)
     if said and (said[1].strength >= own.strength or not ending.reason):

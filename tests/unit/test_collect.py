@@ -176,7 +176,7 @@ def test_of_an_epoch_trained_again_the_later_attempt_wins() -> None:
     plan, run_id = one_run()
     spec = plan.runs[run_id]
     FakeRun(plan.paths.folder, run_id, spec).begin().train(0, 1).end("preempted", "USR1", 75)
-    FakeRun(plan.paths.folder, run_id, spec, attempt=1).begin().train(1, 2).end()
+    FakeRun(plan.paths.folder, run_id, spec, attempt=1).begin(loaded=1).train(1, 2).end()
     results = collect("s")
     assert list(zip(results.epochs["epoch"], results.epochs["attempt"], strict=True)) == [
         (0, 0),
@@ -185,6 +185,20 @@ def test_of_an_epoch_trained_again_the_later_attempt_wins() -> None:
     ]
     found = row(results, run_id)
     assert (found["status"], found["attempts"], found["epochs_done"]) == ("ok", 2, 3)
+
+
+@pytest.mark.parametrize(("loaded", "epochs"), [(None, [(0, 1)]), (1, [(0, 0), (1, 1)])])
+def test_what_an_attempt_did_beyond_its_checkpoint_is_undone(
+    loaded: int | None, epochs: list[tuple[int, int]]
+) -> None:
+    plan, run_id = one_run()
+    spec = plan.runs[run_id]
+    FakeRun(plan.paths.folder, run_id, spec).begin().train(0, 1, 2).end("failed", "x", 1)
+    again = FakeRun(plan.paths.folder, run_id, spec, attempt=1).begin(loaded=loaded)
+    again.train(epochs[-1][0]).end("failed", "x", 1)
+    results = collect("s")
+    assert list(zip(results.epochs["epoch"], results.epochs["attempt"], strict=True)) == epochs
+    assert row(results, run_id)["epochs_done"] == len(epochs)
 
 
 def test_an_earlier_end_is_not_the_end_of_a_later_attempt() -> None:

@@ -57,16 +57,32 @@ class RunRecords:
 
     @cached_property
     def epochs(self) -> list[Record]:
-        """One record an epoch, in order: of an epoch that was trained again, the newest one."""
+        """One record an epoch, in order: of an epoch that was trained again, the newest one.
+
+        What an attempt did beyond the checkpoint from which a later one went on is undone.
+        """
         newest: dict[int, Record] = {}
+        begun = self._begun()
         for record in self.records:
             epoch = record.get("epoch")
             if type(epoch) is not int or record.get("kind", "epoch") != "epoch":
+                continue
+            own = record.get("attempt", 0)
+            if any(own < attempt and epoch >= first for attempt, first in begun.items()):
                 continue
             # A foreign script may print an epoch's values on several lines.
             before = {} if "v" in record else newest.get(epoch, {})
             newest[epoch] = {**before, **record}
         return [newest[epoch] for epoch in sorted(newest)]
+
+    def _begun(self) -> dict[int, int]:
+        """The epoch with which each attempt began to train, of those that came so far."""
+        loaded = {
+            r["attempt"]: epoch
+            for r in self.of("checkpoint")
+            if r.get("action") == "loaded" and "v" in r and type(epoch := r.get("epoch")) is int
+        }
+        return {r["attempt"]: loaded.get(r["attempt"], 0) for r in self.of("startup") if "v" in r}
 
 
 def read_run(paths: RunPaths, run_id: str | None) -> RunRecords:
