@@ -40,6 +40,7 @@ cluster: ## a real Slurm of four nodes on this machine (hpc/minicluster --help s
 bench: $(VENV)/.installed ## measure: ours against the plain recipe, ranks against ranks; a large study collected
 	$(BIN)/python tests/bench/throughput.py
 	$(BIN)/python tests/bench/strategies.py
+	$(BIN)/python tests/bench/checkpoints.py
 	$(BIN)/python tests/bench/analysis.py
 
 clean: ## remove .venv and the caches (logs/ stays)

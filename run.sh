@@ -213,7 +213,21 @@ start_in_allocation() {
   trap 'kill -'"$stop_signal"' "$child" 2>/dev/null' "$stop_signal"
   on_every_rank "$module" ${words[@]+"${words[@]}"} &
   child=$!
+  local watch=''
+  if [[ -n $outcome ]]; then
+    end_stuck_srun &
+    watch=$!
+  fi
   wait_for_child
+  [[ -z $watch ]] || kill "$watch" 2>/dev/null
+}
+
+# The run has ended, and srun waits for a node that it cannot reach: it would do so to the time limit.
+end_stuck_srun() {
+  until [[ -f $outcome ]]; do sleep 5; done
+  sleep 90 # srun's own --wait comes first
+  warn "the run has ended, and srun has not 90 s later (a node that it cannot reach?): ending srun"
+  kill -KILL "$child" 2>/dev/null
 }
 
 start_here() {
@@ -273,6 +287,7 @@ else
   trap 'stopped=130; [[ -z $child ]] || kill -TERM "$child" 2>/dev/null' INT
   trap warn_ranks "$stop_signal"
   for ((restarts = 0; ; restarts++)); do
+    export JOBKIT_RESTARTS=$restarts # the payload asks whether what it did before counts
     claim_attempt
     gather_words
     start_here

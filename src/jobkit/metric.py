@@ -68,7 +68,7 @@ KINDS: dict[str, dict[str, str]] = {
         "held_memory_mib": "parameters, gradients, optimizer state and buffers, measured on the "
         "tensors after the first step, fullest rank",
         "lr": "learning rate of the last step",
-        "begun_at": "samples of the epoch that an earlier attempt trained on, where one did",
+        "begun_at": "samples of the epoch that an earlier attempt trained on",
     },
     "breakdown": {  # seconds of one iteration; the first four are means over the ranks
         "compute_s": "forward, backward and the optimizer's step",

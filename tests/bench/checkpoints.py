@@ -1,4 +1,4 @@
-"""`make bench`: what checkpoints cost a run, and what it costs two ranks to agree at each iteration.
+"""`make bench`: what checkpoints cost a run, and two ranks their agreement at each iteration.
 
 One process trains the default CNN on 10,000 generated images, with and without a checkpoint an
 epoch, in turns; the cost of the checkpoints is also read off the run itself, which counts the

@@ -36,7 +36,9 @@ def test_cut_anywhere_and_resumed_is_never_cut(
     straight = forge(ranks, *how, "--checkpoint-every", "epoch", cwd=str(own))
     assert straight.codes == [0] * ranks, straight.out
     draw = random.Random(f"{strategy}{ranks}{words}")
-    cuts = sorted(draw.sample(range(2, ITERATIONS - 3), 2))
+    # The strategies with most state are cut twice, the others once: each start takes a second.
+    times = 2 if strategy in ("single", "ddp") else 1
+    cuts = sorted(draw.sample(range(2, ITERATIONS - 3), times))
     every = draw.randrange(1, cuts[0])
     saved = 0  # the iteration of the newest checkpoint
     for attempt, cut in enumerate(cuts):
@@ -59,11 +61,11 @@ def test_cut_anywhere_and_resumed_is_never_cut(
         before, saved = saved, newest(result)
         assert saved in (at or {before, *due})
     last = forge(
-        ranks, *how, "--checkpoint-every", str(every), "--attempt", "2",
+        ranks, *how, "--checkpoint-every", str(every), "--attempt", str(times),
         run_dir=result.paths.folder, cwd=str(own),
     )  # fmt: skip
     assert last.codes == [0] * ranks, last.out
-    assert not saved or actions(last, 2)[0] == ("loaded", saved)
+    assert not saved or actions(last, times)[0] == ("loaded", saved)
     assert same(final(straight), final(last)) == []
     # What was recorded twice is the same twice; together they are the straight run's epochs.
-    assert sorted(set(measured(last, 3))) == measured(straight)
+    assert sorted(set(measured(last, times + 1))) == measured(straight)

@@ -95,10 +95,10 @@ class Store:
 
         Raises Unsaved, on every rank, where one of them could not write.
         """
-        import torch.distributed.checkpoint as dcp  # most of a second, which few runs need
+        started, beside = time.monotonic(), _beside(folder)
+        import torch.distributed.checkpoint as dcp  # takes its time, and few runs need it
         from torch.distributed.checkpoint.api import CheckpointException
 
-        started, beside = time.monotonic(), _beside(folder)
         try:
             self._each(lambda: self._make_room(beside))
             dcp.save(tensors, storage_writer=_writer(beside), process_group=self.group)

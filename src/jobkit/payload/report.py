@@ -112,7 +112,7 @@ def _compare(paths: RunPaths, own: dict[str, Any]) -> None:
     planned = (read_json(paths.spec) or {}).get("spec")
     if not isinstance(planned, dict):
         raise UsageError(f"{paths.spec} is broken: choose another --run-dir")
-    for name in OF_IDENTITY & own.keys():
+    for name in (n for n in own if n in OF_IDENTITY):  # in their order: the first is told
         if planned.get(name, own[name]) != own[name]:
             raise UsageError(
                 f"{paths.folder} was made for another run: {name} is {planned.get(name)!r} there "

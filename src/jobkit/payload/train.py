@@ -117,7 +117,7 @@ class Trainer:
             resident_memory_mib=worst[6],
             held_memory_mib=worst[7],
             lr=lr,
-            **({"begun_at": begun_at} if begun_at else {}),
+            begun_at=begun_at,
         )
         self.report.say(
             f"epoch {epoch + 1}/{self.spec.epochs}: loss {train_loss:.4f}, "

@@ -64,6 +64,7 @@ class Watchdog:
         """Begin to watch the thread that calls this."""
         self._watched = threading.get_ident()
         self.beat("the start")
+        self._arm()  # now: the interpreter may be stuck before the thread is on for the first time
         self._thread.start()
 
     def beat(self, where: str) -> None:
@@ -78,13 +79,16 @@ class Watchdog:
 
     def _watch(self) -> None:
         while not self._stopped.wait(self._poll_s):
-            stuck_s = _STUCK * self._timeout_s
-            faulthandler.dump_traceback_later(stuck_s, exit=True, file=self._log)
+            self._arm()
             if self._stop.signal in ("SIGINT", "SIGTERM") and not self._hurried:
                 # SIGKILL comes next: a rank that does not answer is to say where it stands before.
                 self._hurried, self._beaten = True, time.monotonic()
                 self._timeout_s = min(self._timeout_s, STOP_BOUND_S)
             self._look(time.monotonic() - self._beaten)
+
+    def _arm(self) -> None:
+        """Have C's thread end the process, unless it is put off again in time."""
+        faulthandler.dump_traceback_later(_STUCK * self._timeout_s, exit=True, file=self._log)
 
     def _look(self, silent_s: float) -> None:
         """Judge a rank that was silent for so long."""
