@@ -224,8 +224,9 @@ start_in_allocation() {
 
 # The run has ended, and srun waits for a node that it cannot reach: it would do so to the time limit.
 end_stuck_srun() {
-  until [[ -f $outcome ]]; do sleep 5; done
-  sleep 90 # srun's own --wait comes first
+  # A sleep that outlives this shell by a moment must not keep what reads its output waiting.
+  until [[ -f $outcome ]]; do sleep 5 >&- 2>&-; done
+  sleep 90 >&- 2>&- # srun's own --wait comes first
   warn "the run has ended, and srun has not 90 s later (a node that it cannot reach?): ending srun"
   kill -KILL "$child" 2>/dev/null
 }
