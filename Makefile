@@ -3,6 +3,9 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 
+# Tests at one time: many wait for Slurm, so more than there are cores.
+WORKERS ?= 3
+
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test lint types unit cluster bench clean
 
@@ -22,7 +25,7 @@ demo: $(VENV)/.installed ## a small study on this machine: run, collect, plot
 	PATH="$(CURDIR)/$(BIN):$$PATH" ./plot_results.sh logs/demo
 
 test: lint types ## lint, types, all tests
-	$(BIN)/python -m pytest tests
+	$(BIN)/python -m pytest tests -n $(WORKERS) --dist loadfile
 
 lint: $(VENV)/.installed ## ruff: lint and format
 	$(BIN)/ruff check .

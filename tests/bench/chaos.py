@@ -4,7 +4,7 @@
 
 Brings up a minicluster, runs the study undisturbed, then again (the same specs, another
 folder) while a monkey kills; `python run_benchmarks.py` is called again until nothing is left to
-start. Prints its figures, and as one JSON line with --json. Ends with 0 where every planned run is a
+start. Prints its figures, as one JSON line with --json. Ends with 0 where every planned run is a
 row that is ok and each epoch's losses are the undisturbed study's, to the last bit; with 4 else.
 """
 

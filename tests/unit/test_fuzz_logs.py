@@ -160,7 +160,9 @@ def test_the_tail_of_a_log_with_a_100_mb_line_costs_little_memory(tmp_path: Path
 
 
 @pytest.mark.parametrize("name", ["train.log", "train.log.gz"])
-@pytest.mark.parametrize("data", [b"", b"\n", b"\0", b"\x1f\x8b", gzip.compress(b"", mtime=0), b"[METRIC]"])
+@pytest.mark.parametrize(
+    "data", [b"", b"\n", b"\0", b"\x1f\x8b", gzip.compress(b"", mtime=0), b"[METRIC]"]
+)
 def test_hardly_a_log_at_all(paths, name: str, data: bytes) -> None:
     found = read(paths, data, name)
     assert found.records == []

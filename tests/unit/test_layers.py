@@ -89,7 +89,10 @@ def test_the_core_imports_of_the_payload_are_those_listed() -> None:
 
 @pytest.mark.parametrize(
     "path",
-    [*sorted((SOURCE / "payload").rglob("*.py")), *(SOURCE / f"{n}.py" for n in sorted(OF_PAYLOAD))],
+    [
+        *sorted((SOURCE / "payload").rglob("*.py")),
+        *(SOURCE / f"{n}.py" for n in sorted(OF_PAYLOAD)),
+    ],
     ids=lambda p: str(p.relative_to(SOURCE)),
 )
 def test_the_payload_is_python_3_10(path: Path) -> None:

@@ -14,9 +14,9 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from jobkit.errors import Exit, Parser, UsageError, at_least, one_of
+from jobkit.errors import Exit, Parser, UsageError, one_of
 from jobkit.launch.cluster import find_site
-from jobkit.launch.drill_faults import FAULTS, Fault
+from jobkit.launch.drill_faults import FAULTS, NODE_FAULTS, WIDE, Fault
 from jobkit.launch.drill_place import LocalPlace, Place, compare
 from jobkit.launch.drill_row import Row, checkpoint_bytes, with_parameters
 from jobkit.launch.drill_run import Course, Halted
@@ -38,15 +38,16 @@ TRAINING: dict[str, object] = {
     "threads": 1,
     "checkpoint_every": "10",
 }
-ITERATIONS = 64
+FIRST, LAST = 21, 60  # with two checkpoints before it, and some iterations to go
 EPILOG = """examples:
   python -m jobkit drill --minicluster              every fault, on a Slurm of its own
   python -m jobkit drill --local                    those that need no Slurm
   python -m jobkit drill --faults kill warning -A project --urgent-partition high
   python -m jobkit drill --list
 
-Exit codes: 0 every run was survived, with the same parameters and no process left; 4 one was not;
-2 wrong usage. logs/NAME/drill.csv has a row for each fault, logs/NAME/FAULT/ the run.
+Exit codes: 0 every fault was survived, with the same parameters and no process left; 4 one was
+not; 2 wrong usage; 130 ended by a signal. logs/NAME/drill.csv has a row for each fault, and
+logs/NAME/FAULT/ is the run under it.
 """
 
 
@@ -66,10 +67,10 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--list", action="store_true", help="list the faults and end")
     made.add_argument(
         "--at",
-        type=at_least(int, 1),
+        type=int,
         default=25,
         metavar="N",
-        help=f"strike after this iteration of {ITERATIONS} (default 25)",
+        help=f"strike after this iteration, {FIRST} to {LAST} (default 25)",
     )
     made.add_argument("--name", default="drill", help="its folder under logs/ (default drill)")
     made.add_argument("--site", help="the cluster's profile (default: found by its name)")
@@ -95,9 +96,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         names = args.faults or list(FAULTS)
         for name in names:
             one_of("fault", name, FAULTS)
-        if args.at > ITERATIONS - 4:
-            raise UsageError(f"--at {args.at}: must be at most {ITERATIONS - 4}")
+        if not FIRST <= args.at <= LAST:
+            raise UsageError(f"--at {args.at}: must be from {FIRST} to {LAST}")
         return run(args, [FAULTS[name] for name in names])
+    except Halted:
+        return Exit.INTERRUPTED
     except UsageError as error:
         print(f"jobkit drill: error: {error}", file=sys.stderr)
         return Exit.USAGE
@@ -217,17 +220,19 @@ class Drill:
     def _in_lanes(self, faults: Sequence[Fault]) -> dict[str, "Future[Row]"]:
         """Runs that do not disturb each other at the same time, the others one by one."""
         found: dict[str, Future[Row]] = {}
-        lanes = {"shared": max(1, self.place.at_once - 1), "nodes": 1}
-        if self.place.at_once == 1:
-            lanes = {"shared": 1}
+        lanes = {"shared": 1}
+        if isinstance(self.place, SlurmPlace):
+            # Those that strike a node wait for Slurm to notice, most of their time.
+            cluster = self.place.cluster
+            wide = cluster and len(cluster.nodes) >= WIDE
+            lanes = {"shared": 2, "slow": 1, "nodes": len(NODE_FAULTS) if wide else 1}
         pools = {lane: ThreadPoolExecutor(n) for lane, n in lanes.items()}
-        order = sorted(faults, key=lambda f: f.name != "time-limit")  # the longest first
-        for fault in order:
+        for fault in faults:
             if fault.lane in pools:
                 found[fault.name] = pools[fault.lane].submit(self._one, fault)
         for pool in pools.values():
             pool.shutdown()
-        for fault in order:
+        for fault in faults:
             if fault.name not in found:
                 with ThreadPoolExecutor(1) as alone:
                     found[fault.name] = alone.submit(self._one, fault)

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from jobkit.launch.drill_run import Course
 
 Act = Callable[["Course"], None]
-LANES = ("shared", "nodes", "alone")  # runs of the last two disturb others of their lane
+# What strikes a node needs it for itself, slurmctld all; a time limit is mostly waiting.
+LANES = ("shared", "slow", "nodes", "alone")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,6 +173,7 @@ def _keep_and_unmount(course: "Course") -> None:
 
 
 ANYWHERE = ("slurm", "here")
+_FAILED = ("failed",)
 # A collective that waits for a rank for ever is given up after so long.
 _IMPATIENT: dict[str, object] = {"timeout_s": 20.0}
 FAULTS: dict[str, Fault] = {
@@ -180,21 +182,21 @@ FAULTS: dict[str, Fault] = {
         Fault(
             name="kill",
             text="a rank is killed (SIGKILL)",
-            first=("failed",),
+            first=_FAILED,
             plant="kill",
             where=ANYWHERE,
         ),
         Fault(
             name="raise",
             text="a rank raises an exception",
-            first=("failed",),
+            first=_FAILED,
             plant="raise",
             where=ANYWHERE,
         ),
         Fault(
             name="hang",
             text="a rank hangs; --timeout-s 20",
-            first=("failed",),
+            first=_FAILED,
             plant="hang",
             where=ANYWHERE,
             settings=_IMPATIENT,
@@ -218,6 +220,7 @@ FAULTS: dict[str, Fault] = {
             name="time-limit",
             text="the time limit, of a minute",
             first=("timeout",),
+            lane="slow",
             options={"time": "1"},
             strike=_time_limit,
         ),
@@ -263,7 +266,7 @@ FAULTS: dict[str, Fault] = {
         Fault(
             name="disk-full",
             text="the disk is full during a checkpoint, then a rank is killed",
-            first=("failed",),
+            first=_FAILED,
             plant="kill",
             where=ANYWHERE,
             needs="root",
@@ -276,7 +279,7 @@ FAULTS: dict[str, Fault] = {
         Fault(
             name="cut-short",
             text="a rank is killed, the newest checkpoint cut short",
-            first=("failed",),
+            first=_FAILED,
             plant="kill",
             where=ANYWHERE,
             between=_cut_short,
@@ -284,7 +287,7 @@ FAULTS: dict[str, Fault] = {
         Fault(
             name="bit-flip",
             text="a rank is killed, a bit of the newest checkpoint flipped",
-            first=("failed",),
+            first=_FAILED,
             plant="kill",
             where=ANYWHERE,
             between=_flip_bit,
@@ -300,3 +303,5 @@ FAULTS: dict[str, Fault] = {
         ),
     )
 }
+NODE_FAULTS = [fault.name for fault in FAULTS.values() if fault.lane == "nodes"]
+WIDE = 2 + 3 * len(NODE_FAULTS)  # nodes of a minicluster on which they need not wait for another

@@ -25,7 +25,6 @@ class Place(Protocol):
 
     name: str  # slurm or here
     poll_s: float  # between two looks
-    at_once: int  # runs at one time
     sees_processes: bool  # all processes of the runs are on this machine
 
     def spec(self, settings: Mapping[str, object], one_node: bool = False) -> RunSpec:
@@ -120,7 +119,7 @@ class LocalStart(Started):
 class LocalPlace:
     """This machine, without Slurm."""
 
-    name, poll_s, at_once = "here", 0.1, 1
+    name, poll_s = "here", 0.1
     sees_processes = True
 
     def spec(self, settings: Mapping[str, object], one_node: bool = False) -> RunSpec:

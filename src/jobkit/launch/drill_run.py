@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from jobkit import slurm_jobs
-from jobkit.launch.drill_faults import Fault
+from jobkit.launch.drill_faults import NODE_FAULTS, WIDE, Fault
 from jobkit.launch.drill_place import Place, Started, end_marked, none_left
 from jobkit.launch.drill_row import Row, first_attempt, lost_iterations, startup
 from jobkit.launch.drill_slurm import Job, Minicluster, SlurmPlace, first_row
@@ -221,11 +221,22 @@ class Course:
 
 
 def lane_options(place: Place, fault: Fault) -> Options:
-    """Where the run may go, so that runs of other lanes are not struck too (four nodes)."""
+    """Where the run may go on a minicluster, so that no fault strikes the run of another.
+
+    With nodes enough, each fault that strikes a node has three of its own; else one follows the
+    other on the last nodes.
+    """
     if not isinstance(place, SlurmPlace) or place.cluster is None:
         return {}
     if "nodelist" in fault.options:
         return {"nodelist": str(fault.options["nodelist"])}
-    away = {"shared": "n3,n4", "alone": "n3,n4", "nodes": "n1"}[fault.lane]
-    wide = fault.lane == "nodes" and (fault.one_node or fault.needs == "urgent")
-    return {"exclude": "n1,n2" if wide else away}
+    names = place.cluster.nodes
+    if fault.lane != "nodes":
+        own = names[:2]
+    elif len(names) >= WIDE:
+        begin = 2 + 3 * NODE_FAULTS.index(fault.name)
+        own = names[begin : begin + 3]
+    else:
+        own = names[2:] if fault.one_node or fault.needs == "urgent" else names[1:]
+    away = [name for name in names if name not in own]
+    return {"exclude": ",".join(away)} if away else {}

@@ -11,10 +11,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from jobkit import slurm_jobs
 from jobkit.errors import UsageError
 from jobkit.launch.command import RUN_SH, job_command, python_path
+from jobkit.launch.drill_faults import WIDE
 from jobkit.launch.drill_place import Started
 from jobkit.launch.site import Site
 from jobkit.launch.slurm import Options, Shape, sbatch_options, warning
@@ -95,14 +97,21 @@ class Minicluster:
 
     def holder(self, node: str) -> int | None:
         """A process whose mounts a node's jobs see; None for an ordinary user's cluster."""
-        state = read_json(Path(self.folder) / "minicluster.json") or {}
-        pids = {p["name"]: int(p["pid"]) for p in state.get("processes", ())}
+        pids = {p["name"]: int(p["pid"]) for p in self._state().get("processes", ())}
         return pids.get(f"net-{node}") or pids.get("names")
 
     @property
     def links(self) -> bool:
         """Whether its nodes have links of their own."""
-        return bool((read_json(Path(self.folder) / "minicluster.json") or {}).get("subnet"))
+        return bool(self._state().get("subnet"))
+
+    @property
+    def nodes(self) -> list[str]:
+        """Its nodes' names."""
+        return [f"n{i}" for i in range(1, 1 + self._state().get("options", {}).get("nodes", 0))]
+
+    def _state(self) -> dict[str, Any]:
+        return read_json(Path(self.folder) / "minicluster.json") or {}
 
     @classmethod
     def up(cls) -> "Minicluster":
@@ -110,8 +119,9 @@ class Minicluster:
         made = cls(tempfile.mkdtemp(prefix="jobkit-drill-", dir="/tmp"), own=True)
         tries = [["--netns"]] if os.geteuid() == 0 else []
         try:
-            if not any(made.door("up", "--preemption", *more).returncode == 0 for more in tries):
-                made.do("up", "--preemption")
+            words = ["up", "--preemption", f"--nodes={WIDE}"]
+            if not any(made.door(*words, *more).returncode == 0 for more in tries):
+                made.do(*words)
         except BaseException:
             made.down()
             raise
@@ -138,7 +148,7 @@ class SlurmPlace:
         folder = os.environ.get(_DIR)
         self.cluster = Minicluster(folder) if folder and Path(folder).is_dir() else None
         self.sees_processes = self.cluster is not None
-        self.poll_s, self.at_once = (0.2, 3) if self.cluster else (5.0, 8)
+        self.poll_s = 0.2 if self.cluster else 5.0  # a controller has other users
         partitions = slurm(["sinfo", "-h", "-o", "%R"]).stdout.split() if self.cluster else []
         self.urgent = urgent or ("urgent" if "urgent" in partitions else None)
 

@@ -36,6 +36,8 @@ OVERRIDES: dict[str, tuple[str | None, str]] = {
 _OWN = ("nodes", "ntasks", "ntasks-per-node", "array", "output", "error", "job-name", "wrap")
 _WARNING_S = 60  # from the warning to the time limit
 _WARNED_FROM_MIN = 5
+# A warning that is sent to all of a job is for the run, which hears it too: the shell must live on.
+_SETUP = ["trap : USR1 USR2"]
 _OPTION = re.compile(r"--([a-z][a-z0-9-]*)(?:=(.*))?", re.DOTALL)
 
 
@@ -228,4 +230,5 @@ def submitit_parameters(options: Options, at_once: int | None) -> dict[str, Any]
         "wckey": None,
         "array_parallelism": at_once or 1000,
         "stderr_to_stdout": True,
+        "setup": _SETUP,
     }

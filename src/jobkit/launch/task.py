@@ -20,6 +20,7 @@ from typing import BinaryIO
 
 from jobkit.errors import Exit
 from jobkit.paths import RunPaths, closed_to_others, write_json
+from jobkit.spec import RunSpec
 from jobkit.status import process_start, run_state
 
 # From SIGTERM to SIGKILL: a rank saves at the end of its iteration, or is ended by its watchdog.
@@ -87,6 +88,7 @@ def _run(paths: RunPaths, command: list[str], environ: dict[str, str], stop: "_S
     adopt_orphans()
     with paths.log.open("ab", buffering=0) as log:
         job, process = _start(paths, command, environ, log)
+        stop.follow(process, command)
         try:
             code = _wait(process, stop)
         finally:
@@ -101,15 +103,39 @@ def adopt_orphans() -> None:
 
 
 class _Stop:
-    """Whether somebody asked the run to end; replaces submitit's handler, which passes over it."""
+    """Whether somebody asked the run to end; replaces submitit's handlers, which would end the job
+    at a warning, or pass over the wish.
+    """
 
     def __init__(self) -> None:
         self.signum = 0
+        self._child: subprocess.Popen[bytes] | None = None
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(signum, self._set)
 
     def _set(self, signum: int, _frame: FrameType | None) -> None:
         self.signum = signum
+
+    def follow(self, child: "subprocess.Popen[bytes]", command: list[str]) -> None:
+        """Hand a warning on to run.sh, which waits for one of both signals."""
+        self._child = child
+        for name in ("USR1", "USR2"):
+            heard = name == _stop_signal(command)
+            signal.signal(signal.Signals[f"SIG{name}"], self._warn if heard else _nothing)
+
+    def _warn(self, signum: int, _frame: FrameType | None) -> None:
+        if self._child:
+            self._child.send_signal(signum)
+
+
+def _stop_signal(command: list[str]) -> str:
+    """The signal on which a run saves and ends, from its command line."""
+    option = "--stop-signal"
+    return command[command.index(option) + 1] if option in command else RunSpec().stop_signal
+
+
+def _nothing(_signum: int, _frame: FrameType | None) -> None:
+    """A signal that means nothing here; ignored, it would be so in the children too."""
 
 
 def _start(

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from jobkit.minicluster import cluster, links, machine, packages, slurm
+from jobkit.minicluster import cluster, crash, links, machine, packages, slurm
 from jobkit.minicluster.config import Options
 from jobkit.minicluster.errors import ClusterError, Interrupted, UsageError
 from jobkit.minicluster.layout import DIR_VARIABLE, Layout, check_root, default_root
@@ -30,6 +30,8 @@ examples:
   hpc/minicluster up --preemption           partition `urgent` requeues the jobs of `batch`
   sudo hpc/minicluster up --netns           each node with an address and host name of its own
   sudo hpc/minicluster link cut n2          ... whose link can be cut; slow n2 10mbit; heal
+  hpc/minicluster kill n2 --jobs            the power of a node goes; kill n2: its slurmd alone
+  hpc/minicluster start n2                  ... and comes back; slurmctld likewise
   sudo hpc/minicluster up --memory-limits   jobs over their --mem are killed by the kernel
   hpc/minicluster up --dir /tmp/second      a second cluster beside the first
 exit codes: 0 done; 1 failed, or not healthy; 2 wrong usage, or packages are missing
@@ -67,6 +69,11 @@ def parser() -> argparse.ArgumentParser:
     link.add_argument(
         "words", nargs="*", metavar="NODE|RATE", help="cut n2; cut n1 n2; slow n2 10mbit; heal [n2]"
     )
+    kill = _command(commands, "kill", _kill, "SIGKILL a node's slurmd, or slurmctld")
+    kill.add_argument("name", metavar="NODE|slurmctld")
+    kill.add_argument("--jobs", action="store_true", help="all that runs on the node, too")
+    start = _command(commands, "start", _start, "start again what was killed")
+    start.add_argument("name", metavar="NODE|slurmctld")
     _command(commands, "install", _install, "install the Debian packages (root, or CI)")
     return top
 
@@ -186,7 +193,8 @@ def _status(arguments: argparse.Namespace) -> int:
     if not dead:
         _say("daemons: all run")
         return 0
-    _say(f"daemons not running: {', '.join(dead)}; start anew: {_door(layout, 'up')}")
+    again = f"again: {_door(layout, 'start')} NAME; start anew: {_door(layout, 'up')}"
+    _say(f"daemons not running: {', '.join(dead)}; start a node or slurmctld {again}")
     return 1
 
 
@@ -212,6 +220,16 @@ def _link(arguments: argparse.Namespace) -> int:
     layout = _layout(arguments)
     for line in links.change(layout, arguments.action, arguments.words):
         _say(line)
+    return 0
+
+
+def _kill(arguments: argparse.Namespace) -> int:
+    _say(crash.kill(_layout(arguments), arguments.name, arguments.jobs))
+    return 0
+
+
+def _start(arguments: argparse.Namespace) -> int:
+    _say(crash.start(_layout(arguments), arguments.name, _say))
     return 0
 
 

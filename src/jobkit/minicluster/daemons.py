@@ -18,6 +18,7 @@ from jobkit.minicluster.state import State
 
 WAIT_S = 60.0  # far above what was measured: a machine may be busy
 _SHARED_HOLDER = "names"
+SLURMCTLD = "slurmctld"
 
 
 def tail(paths: list[Path], lines: int = 12) -> str:
@@ -39,6 +40,7 @@ class Starter:
         self.layout: Layout = plan.layout
         self.state = current
         self.say = say
+        self._lost = set(current.dead())  # ended before, on purpose or not
 
     def start_all(self) -> None:
         self.say("starting munge")
@@ -49,10 +51,7 @@ class Starter:
             self.start_database()
             self.start_slurmdbd()
         self.say(f"starting slurmctld, and slurmd of {self.plan.options.node_range}")
-        self._spawn("slurmctld", ["slurmctld", "-D", "-f", str(self.layout.slurm_conf)])
-        # A slurmd that does not find it at once tries again only a second later.
-        address = (self.plan.control_address, self.plan.ports.slurmctld)
-        self._wait("slurmctld", lambda: _accepts(socket.AF_INET, address))
+        self.start_slurmctld()
         for name in self.plan.options.node_names:
             self.start_slurmd(name, holders.get(name))
         self._wait("the nodes", self._all_idle, 0.05)
@@ -111,6 +110,35 @@ class Starter:
         self._wait(name, lambda: output.read_text().startswith("ready"), 0.01)
         return pid
 
+    def start_slurmctld(self) -> None:
+        self._spawn(SLURMCTLD, ["slurmctld", "-D", "-f", str(self.layout.slurm_conf)])
+        # A slurmd that does not find it at once tries again only a second later.
+        address = (self.plan.control_address, self.plan.ports.slurmctld)
+        self._wait("slurmctld", lambda: _accepts(socket.AF_INET, address))
+
+    def restart(self, name: str) -> None:
+        """Start a node's slurmd, or slurmctld, again as it was, and wait until it serves."""
+        self.state.forget(SLURMCTLD if name == SLURMCTLD else slurmd_of(name))
+        if name == SLURMCTLD:
+            self.start_slurmctld()
+            self._wait("the nodes", self._all_known, 0.2)
+            return
+        holder = self.state.process(f"net-{name}") or self.state.process(_SHARED_HOLDER)
+        self.start_slurmd(name, holder.pid if holder else None)
+        if SLURMCTLD not in self._lost:
+            self._wait(name, lambda: self._serves(name), 0.2)
+
+    def _all_known(self) -> bool:
+        """Whether slurmctld has heard of every node whose slurmd runs."""
+        dead, states = self.state.dead(), slurm.node_states(self.layout)
+        names = [n for n in self.plan.options.node_names if slurmd_of(n) not in dead]
+        return all("unknown" not in states.get(name, "unknown") for name in names)
+
+    def _serves(self, name: str) -> bool:
+        """Whether Slurm has the node; a star means that it does not answer."""
+        shown = slurm.node_states(self.layout).get(name, "down")
+        return not shown.startswith(("down", "drain")) and "*" not in shown
+
     def start_slurmd(self, name: str, holder: int | None) -> None:
         argv = ["slurmd", "-D", "-N", name, "-f", str(self.layout.slurm_conf)]
         if holder is not None:
@@ -123,8 +151,8 @@ class Starter:
                 command("slurmd"),
                 *argv[1:],
             ]
-        (self.layout.spool / name).mkdir()
-        self._spawn(f"slurmd.{name}", argv)
+        (self.layout.spool / name).mkdir(exist_ok=True)
+        self._spawn(slurmd_of(name), argv)
 
     def _all_idle(self) -> bool:
         states = slurm.node_states(self.layout)
@@ -176,14 +204,23 @@ class Starter:
         """Wait until it is ready; fail at once when any of the daemons has ended."""
 
         def decided() -> bool:
-            return bool(self.state.dead()) or ready()
+            return bool(self._newly_dead()) or ready()
 
         in_time = wait_until(decided, WAIT_S, interval_s)
-        if dead := self.state.dead():
+        if dead := self._newly_dead():
             raise self._failed(dead[0])
         if not in_time:
             logs = [self.layout.output(process.name) for process in self.state.processes]
             raise DaemonError(f"{what} not ready after {WAIT_S:.0f} s\n{tail(logs, 4)}")
+
+    def _newly_dead(self) -> list[str]:
+        """The daemons that have ended since we began, by name."""
+        return [name for name in self.state.dead() if name not in self._lost]
+
+
+def slurmd_of(node: str) -> str:
+    """The name of a node's daemon in the state."""
+    return f"slurmd.{node}"
 
 
 def _accepts(family: socket.AddressFamily, address: str | tuple[str, int]) -> bool:

@@ -69,8 +69,8 @@ def _environ(pid: int) -> set[bytes]:
         return set()
 
 
-def _writes_log(pid: int, layout: Layout) -> bool:
-    """Is this a daemon of Slurm that writes a log of this cluster?
+def _writes_log(pid: int, layout: Layout, name: str = "") -> bool:
+    """Is this a daemon of Slurm that writes a log of this cluster, whose name begins so?
 
     slurmstepd overwrites its environment with its title, and has left slurmd's family.
     """
@@ -81,7 +81,7 @@ def _writes_log(pid: int, layout: Layout) -> bool:
         targets = [os.readlink(entry) for entry in (folder / "fd").iterdir()]  # noqa: PTH115
     except OSError:  # gone, or another user's
         return False
-    return any(target.startswith(f"{layout.log}/") for target in targets)
+    return any(target.startswith(f"{layout.log}/{name}") for target in targets)
 
 
 def _parents() -> dict[int, int]:
@@ -109,16 +109,36 @@ def find_all(layout: Layout) -> list[Process]:
     """Every process of this cluster, with all their descendants, but not ourselves."""
     parents = _parents()
     found = {pid for pid in parents if belongs(_environ(pid), layout) or _writes_log(pid, layout)}
-    grown = True
-    while grown:
-        more = {pid for pid, parent in parents.items() if parent in found} - found
-        found |= more
-        grown = bool(more)
+    found = _with_descendants(found, parents)
     ourselves = os.getpid()
     while ourselves in parents:  # `down` may have been typed inside a job
         found.discard(ourselves)
         ourselves = parents[ourselves]
-    named = (identify("", pid) for pid in sorted(found))
+    return _named(found)
+
+
+def find_on_node(layout: Layout, node: str) -> list[Process]:
+    """What runs on a node: its slurmd, the slurmstepd, and then the jobs' processes."""
+    daemons = {pid for pid in _parents() if _writes_log(pid, layout, f"slurmd.{node}.")}
+    marks = {f"SLURM_CONF={layout.slurm_conf}".encode(), f"SLURMD_NODENAME={node}".encode()}
+    parents = _parents()
+    jobs = {pid for pid in parents if marks <= _environ(pid)}
+    jobs = _with_descendants(daemons | jobs, parents) - daemons
+    return _named(daemons) + _named(jobs)
+
+
+def _with_descendants(found: set[int], parents: dict[int, int]) -> set[int]:
+    grown = True
+    while grown:
+        more = {pid for pid, parent in parents.items() if parent in found} - found
+        found = found | more
+        grown = bool(more)
+    return found
+
+
+def _named(pids: set[int]) -> list[Process]:
+    """Those of the processes that are still there."""
+    named = (identify("", pid) for pid in sorted(pids))
     return [process for process in named if process is not None]
 
 

@@ -48,6 +48,10 @@ class State:
     def process(self, name: str) -> Process | None:
         return next((process for process in self.processes if process.name == name), None)
 
+    def forget(self, name: str) -> None:
+        """Drop the record of a process that has ended."""
+        self.processes = [process for process in self.processes if process.name != name]
+
     def alive(self, process: Process) -> bool:
         return self.boot == boot_id() and process.alive()
 

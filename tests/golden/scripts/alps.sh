@@ -14,6 +14,9 @@
 #SBATCH --signal=USR2@60
 #SBATCH --time=00:30:00
 
+# setup
+trap : USR1 USR2
+
 # command
 export SUBMITIT_EXECUTOR=slurm
 /venv/bin/python -u -m submitit.core._submit /logs/golden/.submitit
@@ -34,6 +37,9 @@ export SUBMITIT_EXECUTOR=slurm
 #SBATCH --requeue
 #SBATCH --signal=USR2@60
 #SBATCH --time=00:30:00
+
+# setup
+trap : USR1 USR2
 
 # command
 export SUBMITIT_EXECUTOR=slurm
