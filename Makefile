@@ -3,8 +3,8 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 
-# Tests at one time: many wait for Slurm, so more than there are cores.
-WORKERS ?= 3
+# Tests at one time: many wait for Slurm or for a process, and leave a core to others.
+WORKERS ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test lint types unit cluster bench clean

@@ -52,7 +52,7 @@ class Cluster:
         return run_door(*words, directory=self.layout.root)
 
     def run(
-        self, *argv: str | os.PathLike[str], timeout: float = 60, cwd: Path | None = None,
+        self, *argv: str | os.PathLike[str], timeout: float = 120, cwd: Path | None = None,
         env: dict[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:  # fmt: skip
         """Run a command on the login node, so to say; `env` is added to the environment."""
@@ -72,7 +72,7 @@ class Cluster:
         shown = self.run("scontrol", "--oneliner", "show", "job", str(job_id)).stdout
         return [dict(re.findall(r"(?:^| )(\w[\w:/]*)=(\S*)", line)) for line in shown.splitlines()]
 
-    def wait(self, job_id: str | int, timeout: float = 60) -> Ended:
+    def wait(self, job_id: str | int, timeout: float = 180) -> Ended:
         """Wait until the job, or every element of the array, has ended."""
         deadline = time.monotonic() + timeout
         while True:
@@ -84,7 +84,7 @@ class Cluster:
             assert time.monotonic() < deadline, f"job {job_id} has not ended: {jobs}"
             time.sleep(0.1)
 
-    def wait_for(self, job_id: str | int, timeout: float = 60, **fields: str) -> dict[str, str]:
+    def wait_for(self, job_id: str | int, timeout: float = 180, **fields: str) -> dict[str, str]:
         """Wait until the job's record has these fields, such as JobState="RUNNING"."""
         deadline = time.monotonic() + timeout
         while True:

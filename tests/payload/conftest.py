@@ -68,7 +68,7 @@ def launch(data_dir: Path, tmp_path: Path) -> Start:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=120,
+            timeout=240,
             cwd=cwd,
         )
         return Result([done.returncode], done.stdout, RunPaths(folder))

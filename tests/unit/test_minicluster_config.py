@@ -130,7 +130,8 @@ BAD = [
     (["up", "--dir", "/etc/passwd"], "not a folder"),
     (["up", "--dir", "/tmp/mc", "--port", "80"], "--port 80: must be from 1024"),
     ([], "required: COMMAND"),
-    (["start"], "invalid choice: 'start'"),
+    (["begin"], "invalid choice: 'begin'"),
+    (["start"], "the following arguments are required: NODE|slurmctld"),
     (["link", "mend", "n1"], "invalid choice: 'mend'"),
 ]
 
@@ -158,12 +159,13 @@ def test_missing_packages_end_with_the_command_to_install_them(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(machine, "search_path", lambda: str(tmp_path))
-    assert cli.main(["up", "--no-accounting", "--dir", str(tmp_path / "c")]) == 2
+    folder = Path(f"/tmp/mc-none-{os.getpid()}")  # a cluster's folder must have a short path
+    assert cli.main(["up", "--no-accounting", "--dir", str(folder)]) == 2
     shown = capsys.readouterr()
     sudo = "" if os.geteuid() == 0 else "sudo "
     install = f"{sudo}apt-get install -y --no-install-recommends slurm-wlm munge util-linux"
     assert shown.err.splitlines()[1:] == [f"  {sudo}apt-get update && {install}"]
-    assert not (tmp_path / "c").exists()
+    assert not folder.exists()
 
 
 def test_accounting_and_netns_need_more_packages() -> None:

@@ -31,7 +31,7 @@ for run_id, spec in list(plan.runs.items())[int(sys.argv[2]) :: 2]:
     run = FakeRun(plan.paths.folder, run_id, spec).begin().flush()
     for epoch in range(spec.epochs):
         run.train(epoch).flush()
-        time.sleep(0.005)
+        time.sleep(0.02)
     run.end()
 """
 
