@@ -112,9 +112,9 @@ def test_rank_0_never_comes() -> None:
 def test_a_signal_has_the_desk_report_at_once() -> None:
     """srun ends the others when one rank fails: what is known must be said all the same."""
     one = start(0, 2, free_port(), "--timeout", "500")
-    time.sleep(4)
+    time.sleep(10)  # on a busy machine it takes as long to hear signals
     one.terminate()
-    ((code, out),) = ends(one, within_s=10)
+    ((code, out),) = ends(one, within_s=30)
     assert code == 5 and "presence: rank 1" in out, out
 
 
