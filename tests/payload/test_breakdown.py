@@ -5,10 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
+from cuts import final
 from rigs import Result, Start
-
-from jobkit.payload import checkpoint
 
 SLEEP_S = 0.2  # much longer than an iteration of the small model, and than this machine's noise
 RUN = [
@@ -131,21 +129,11 @@ def test_measuring_leaves_no_trace_in_the_training(
         more = ("--breakdown-iterations", iterations, "--checkpoint-every", "epoch")
         done = run(forge, own, 2, *words, *more)
         assert len(done.records("breakdown")) == (iterations != "0")
-        finals.append((tensors(done), done.losses()))
+        finals.append((final(done), done.losses()))
     (measured, losses), (plain, plain_losses) = finals
     assert measured.keys() == plain.keys()
     assert [name for name in plain if not torch.equal(measured[name], plain[name])] == []
     assert losses == plain_losses
-
-
-def tensors(result: Result) -> dict[str, torch.Tensor]:
-    """Every tensor of the last checkpoint but for the ranks' times."""
-    (newest, *_) = checkpoint.found_in(result.paths.checkpoints)
-    reader = dcp.FileSystemReader(newest)
-    entries = reader.read_metadata().state_dict_metadata
-    found = {n: torch.empty(e.size, dtype=e.properties.dtype) for n, e in entries.items()}
-    dcp.load(found, storage_reader=reader, no_dist=True)
-    return {name: t for name, t in found.items() if not name.endswith("epoch.timing")}
 
 
 @pytest.mark.parametrize("strategy", ["single", "ddp"])

@@ -9,7 +9,6 @@ sizes, checks every result, and fits a latency and a bandwidth to each.
 
 import os
 import sys
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from jobkit.comm import OPERATIONS
 from jobkit.errors import Exit, Parser, UsageError
 from jobkit.paths import REPOSITORY, RunPaths
 from jobkit.payload.comm_wish import Wish, check_ranks, read_bytes
-from jobkit.payload.main import leave
+from jobkit.payload.main import leave, leave_after
 
 _WHAT = "Measure latency and bandwidth of the collectives between the ranks."
 EPILOG = """examples:
@@ -145,14 +144,8 @@ def _be_rank(wish: Wish, paths: RunPaths, attempt: int) -> int:
         Rank(wish, place, paths, attempt).run()
     except UsageError:
         raise
-    except KeyboardInterrupt:
-        leave(Exit.INTERRUPTED)
-    except BaseException:
-        lines = traceback.format_exc().rstrip().splitlines()
-        print(
-            "\n".join(f"[rank{place.rank}] {text}" for text in lines), file=sys.stderr, flush=True
-        )
-        leave(Exit.FAILED)
+    except BaseException as error:
+        leave_after(error, place.rank)
     return Exit.OK
 
 

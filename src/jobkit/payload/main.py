@@ -160,15 +160,18 @@ def _run_rank(
             return Exit.OK if paths else Exit.AGAIN
     except UsageError:
         raise
-    except KeyboardInterrupt:
-        leave(Exit.INTERRUPTED)
-    except BaseException:
-        lines = traceback.format_exc().rstrip().splitlines()
-        print(
-            "\n".join(f"[rank{place.rank}] {line}" for line in lines), file=sys.stderr, flush=True
-        )
-        leave(Exit.FAILED)
+    except BaseException as error:
+        leave_after(error, place.rank)
     return Exit.OK
+
+
+def leave_after(error: BaseException, rank: int) -> NoReturn:
+    """End the process after an error, told with the rank on each line; INT needs no words."""
+    if isinstance(error, KeyboardInterrupt):
+        leave(Exit.INTERRUPTED)
+    lines = "".join(traceback.format_exception(error)).rstrip().splitlines()
+    print("\n".join(f"[rank{rank}] {line}" for line in lines), file=sys.stderr, flush=True)
+    leave(Exit.FAILED)
 
 
 def leave(code: int) -> NoReturn:
