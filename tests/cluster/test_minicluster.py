@@ -27,11 +27,10 @@ def second(make_cluster):
     return make_cluster("--no-accounting", "--preemption", "--nodes=2", "--cores=2", "--gpus=2")
 
 
-def test_all_nodes_are_idle_in_time(cluster) -> None:
+def test_all_nodes_are_idle(cluster) -> None:
     shown = cluster.run("sinfo", "--noheader", "--Node", "--format=%N %T %c %G").stdout
     assert shown.split("\n") == [f"n{i} idle 8 gpu:4" for i in range(1, 5)] + [""]
-    took_s = float(re.search(r"; ([\d.]+) s$", cluster.printed, re.MULTILINE)[1])
-    assert took_s < 10
+    assert re.search(r"^up: n\[1-4\] idle, .*; \d+\.\d s$", cluster.printed, re.MULTILINE)
 
 
 def test_two_nodes_of_two_tasks(cluster) -> None:

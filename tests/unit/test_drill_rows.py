@@ -6,14 +6,23 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from jobkit.errors import UsageError
 from jobkit.launch import drill, drill_faults, drill_slurm
 from jobkit.launch.drill_faults import FAULTS, LANES, NODE_FAULTS, WIDE, Fault
-from jobkit.launch.drill_place import MARK, LocalPlace, end_marked, marked, none_left
+from jobkit.launch.drill_place import (
+    MARK,
+    LocalPlace,
+    Started,
+    end_marked,
+    marked,
+    none_left,
+)
 from jobkit.launch.drill_row import (
     Row,
     first_attempt,
@@ -98,6 +107,7 @@ def test_the_first_attempt_is_told_as_if_there_had_been_no_other(tmp_path: Path)
         ({}, True),
         ({"orphans": None}, True),  # not seen from here
         ({"final_status": "failed"}, False),
+        ({"note": "it ended before the fault"}, False),
         ({"same_parameters": False}, False),
         ({"same_parameters": None}, False),
         ({"orphans": 1}, False),
@@ -262,6 +272,26 @@ def test_a_wait_ends_with_its_reason_or_with_the_drill(
     with pytest.raises(Exception) as ended:
         course.wait("the moon", lambda: False)
     assert type(ended.value).__name__ == "Halted"
+
+
+def test_a_fault_that_cannot_be_mended_is_a_row_like_any_other(
+    course: Course, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error from outside ends neither the drill nor what is to be put right after it."""
+
+    def refused(*_: object) -> None:
+        raise UsageError("minicluster: error: the link is busy")
+
+    def begun(course: Course, *_: object) -> None:
+        course.starts.append(Started(over=True, begins=[1.0], ends=[2.0]))
+        raise OSError("no room")
+
+    course.fault = replace(FAULTS["kill"], after=refused)
+    course.paths = RunPaths(course.paths.folder / "another")
+    monkeypatch.setattr(Course, "_start", begun)
+    row = course.run()
+    assert row.note == "no room; minicluster: error: the link is busy"
+    assert row.possible and not row.good
 
 
 # --- the command ----------------------------------------------------------------------------------

@@ -35,9 +35,11 @@ class Row:
 
     @property
     def good(self) -> bool:
-        """Whether nothing was lost but what had to be."""
+        """Whether it struck as it should, and nothing was lost but what had to be."""
+        if not self.possible:
+            return True
         same, left = self.same_parameters is True, bool(self.orphans)
-        return not self.possible or (self.final_status == "ok" and same and not left)
+        return self.final_status == "ok" and same and not left and not self.note
 
 
 def first_attempt(paths: RunPaths, ended: float | None) -> RunPaths:

@@ -1,12 +1,14 @@
 """One fault's course: the run is started, struck, started again, and judged."""
 
+import contextlib
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from jobkit import slurm_jobs
+from jobkit.errors import UsageError
 from jobkit.launch.drill_faults import NODE_FAULTS, WIDE, Fault
 from jobkit.launch.drill_place import Place, Started, end_marked, none_left
 from jobkit.launch.drill_row import Row, first_attempt, lost_iterations, startup
@@ -26,6 +28,15 @@ class Lost(Exception):
 
 class Halted(Exception):
     """Somebody ended the drill."""
+
+
+@contextlib.contextmanager
+def noting(notes: list[str]) -> Iterator[None]:
+    """What goes wrong with one fault is noted, and ends no other's course."""
+    try:
+        yield
+    except (Lost, UsageError, OSError) as wrong:
+        notes.append(str(wrong))
 
 
 @dataclass(kw_only=True)
@@ -97,18 +108,19 @@ class Course:
 
     def run(self) -> Row:
         """Start the run, have it struck, and start it again until it is done."""
-        note = ""
+        notes: list[str] = []
         try:
-            self._first_start()
-            self._until_done()
-        except Lost as lost:
-            note = str(lost)
+            with noting(notes):
+                self._first_start()
+                self._until_done()
         finally:
-            for started in self.starts:
-                if not started.over:
-                    started.cancel()
-            left = self._clean_up()
-        return self._judge(note, left)
+            with noting(notes):
+                self._cancel_what_runs()
+            left = self._left_over()
+            with noting(notes):
+                if self.fault.after and self.starts:
+                    self.fault.after(self)
+        return self._judge("; ".join(notes), left)
 
     def run_undisturbed(self) -> Row:
         """Run it without any fault."""
@@ -117,8 +129,7 @@ class Course:
         try:
             self._follow(None)
         finally:
-            if not self.started.over:
-                self.started.cancel()
+            self._cancel_what_runs()
         return self._judge("", None)
 
     def _first_start(self) -> None:
@@ -176,12 +187,15 @@ class Course:
 
         self.wait("the run's end", over)
 
-    def _clean_up(self) -> int | None:
-        """End what is left, put right what was broken; how many processes were left."""
+    def _cancel_what_runs(self) -> None:
+        for started in self.starts:
+            if not started.over:
+                started.cancel()
+
+    def _left_over(self) -> int | None:
+        """End what is left; how many processes that were."""
         left = none_left(self.mark, _LINGER_S) if self.place.sees_processes else None
         end_marked(self.mark)
-        if self.fault.after and self.starts:
-            self.fault.after(self)
         return left
 
     # --- what became of it ----------------------------------------------------------------------

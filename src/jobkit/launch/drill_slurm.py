@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -77,6 +78,7 @@ class Minicluster:
 
     folder: str
     own: bool = False  # made for the drill
+    _one_at_a_time: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def door(self, *words: str) -> "subprocess.CompletedProcess[str]":
         """Run `hpc/minicluster words`."""
@@ -89,8 +91,9 @@ class Minicluster:
         )
 
     def do(self, *words: str) -> None:
-        """Run a command that must succeed."""
-        done = self.door(*words)
+        """Run a command that must succeed; the minicluster refuses a second at the same time."""
+        with self._one_at_a_time:
+            done = self.door(*words)
         if done.returncode:
             said = (done.stderr.strip() or done.stdout.strip()).splitlines()
             raise UsageError(said[0] if said else f"hpc/minicluster {words[0]} failed")
