@@ -8,41 +8,22 @@ that the writer wrote and nothing touched, which its checksum tells, takes a sho
 it but the record is decoded.
 """
 
-import json
-import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from operator import itemgetter, lt
 from typing import Any, BinaryIO
 
-from jobkit.metric import TAG, Record, finite
+from jobkit.metric import TAG, Record
+from jobkit.metric_place import ESSENTIAL, TOO_LARGE, is_bad, is_whole, loads, read, read_tagged
 
 _LOOK_AHEAD = 1 << 16  # bytes after a tag in which its record must end
 _BLOCK = 1 << 18  # stays in the processor cache while it is searched
 _TAG = TAG.encode()
 _BEGIN = b'{"v":'  # of a record of our writer, and its end: the checksum
-_END = re.compile(rb',"crc":"([0-9a-f]{8})"\}$')
 _END_BYTES = 18
-_ANSI = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
-_LEAD = re.compile(rb"(?:[ \t]|\x1b\[[0-9;?]*[A-Za-z])*")
-_PAIR = re.compile(r'(?<!\S)([A-Za-z_][A-Za-z0-9_.]*)=("[^"]*"|[^\s"\x00-\x1f\x7f]+)')
-_NO_TEXT = re.compile(r'["\x00-\x08\x0e-\x1f\x7f]')
-_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
-_NO_NUMBER = re.compile(r"[+-]?(?:nan|inf|infinity)", re.IGNORECASE)
-_DECODER = json.JSONDecoder(parse_constant=lambda _: None)
-_ESSENTIAL = itemgetter("kind", "run_id", "attempt", "seq")
 _IDENTITY = itemgetter("run_id", "attempt", "seq")
-_TYPES = (str, str, int, int, int)  # of these and of part
-_TOO_LARGE = 1 << 31  # for an attempt or a record's number
-_NO_INT64 = 1 << 63
-# The keys of our own records; where they stand without a version, its bytes were lost.
-_OWN = frozenset(("run_id", "attempt", "seq"))
-
-
-def _loads(text: bytes) -> Any:
-    return _DECODER.decode(text.decode())
-
 
 Loads = Callable[[bytes], Any]
 
@@ -57,7 +38,7 @@ class Rejected:
 
 
 def scan(
-    stream: BinaryIO, *, seen: set[bytes] | None = None, loads: Loads = _loads
+    stream: BinaryIO, *, seen: set[bytes] | None = None, loads: Loads = loads
 ) -> Iterator[Record | Rejected]:
     """Yield every record in a log, and every tagged place that holds none, in order.
 
@@ -68,52 +49,120 @@ def scan(
     while True:
         block = stream.read(_BLOCK)
         buffer += block
-        position = 0
-        while (tag := buffer.find(_TAG, position)) >= 0:
-            body = tag + len(_TAG)
-            newline = buffer.find(b"\n", body, body + _LOOK_AHEAD)
-            if newline < 0 and block and len(buffer) - body < _LOOK_AHEAD:
-                position = tag
-                break  # the end of this line is not read yet
-            end = newline if newline >= 0 else min(len(buffer), body + _LOOK_AHEAD)
-            line = buffer[body + 1 : end]
-            if seen is not None and line in seen:
-                position = end
-            elif (record := _sealed(line, loads)) is not None:
-                position = end
-                if seen is not None:
-                    seen.add(line)
-                yield record
-            else:
-                found, position = _read_tagged(buffer, body, end, newline >= 0)
-                yield Rejected(offset + tag, position - tag, found) if _bad(found) else found
+        position = buffer.rfind(b"\n") + 1  # what follows is not read yet
+        records = _untouched(_tagged_lines(buffer[:position]), seen, loads) if position else None
+        if records is not None:
+            yield from records
         else:
-            position = max(position, len(buffer) - len(_TAG) + 1)
+            position = yield from _mixed(buffer, offset, not block, seen, loads)
         buffer, offset = buffer[position:], offset + position
         if not block:
             return
 
 
+def _mixed(
+    buffer: bytes, offset: int, last: bool, seen: set[bytes] | None, loads: Loads
+) -> Generator[Record | Rejected, None, int]:
+    """What a part of a log holds, one tag after the other; returns where what is left begins."""
+    position = 0
+    while (tag := buffer.find(_TAG, position)) >= 0:
+        body = tag + len(_TAG)
+        newline = buffer.find(b"\n", body, body + _LOOK_AHEAD)
+        if newline < 0 and not last and len(buffer) - body < _LOOK_AHEAD:
+            return tag  # the end of this line is not read yet
+        end = newline if newline >= 0 else min(len(buffer), body + _LOOK_AHEAD)
+        line = buffer[body + 1 : end]
+        if seen is not None and line in seen:
+            position = end
+        elif (record := _sealed(line, loads)) is not None:
+            position = end
+            if seen is not None:
+                seen.add(line)
+            yield record
+        else:
+            found, position = read_tagged(buffer, body, end, newline >= 0)
+            yield Rejected(offset + tag, position - tag, found) if is_bad(found) else found
+    return max(position, len(buffer) - len(_TAG) + 1)
+
+
 def read_file(
-    stream: BinaryIO, *, seen: set[bytes] | None = None, loads: Loads = _loads
+    stream: BinaryIO, *, seen: set[bytes] | None = None, loads: Loads = loads
 ) -> Iterator[Record | Rejected]:
     """Yield the records of a metrics file; seen and loads are those of scan.
 
     A torn record that another one follows on its line, as after a full disk, does not hide it.
     """
     offset = 0
-    while line := stream.readline(_LOOK_AHEAD):
-        length = len(line)
-        while len(line) == _LOOK_AHEAD and not line.endswith(b"\n"):  # longer than any record
-            if not (more := stream.readline(_LOOK_AHEAD)):
-                break
-            length, line = length + len(more), more if more.endswith(b"\n") else line
-        text = line.strip()
-        if length > _LOOK_AHEAD:
-            yield Rejected(offset, length, "longer than any record")
-        elif seen is None or text not in seen:
-            yield from _of_line(text, offset, length, seen, loads)
-        offset += length
+    while block := stream.read(_BLOCK):
+        block += stream.readline(_LOOK_AHEAD)  # to the end of its last line
+        lines = block[:-1].split(b"\n") if block.endswith(b"\n") else None
+        if (records := _untouched(lines, seen, loads)) is not None:
+            yield from records
+            offset += len(block)
+            continue
+        for line, length in _lines(block, stream):
+            text = line.strip()
+            if length > _LOOK_AHEAD:
+                yield Rejected(offset, length, "longer than any record")
+            elif seen is None or text not in seen:
+                yield from _of_line(text, offset, length, seen, loads)
+            offset += length
+
+
+def _lines(block: bytes, stream: BinaryIO) -> Iterator[tuple[bytes, int]]:
+    """The lines of a block, the last of them to its end, and their lengths.
+
+    Of a line longer than any record it is its last piece, so that memory does not grow with it.
+    """
+    inside, line, length = BytesIO(block), b"", 0
+    while piece := inside.readline(_LOOK_AHEAD) or stream.readline(_LOOK_AHEAD):
+        line, length = piece, length + len(piece)
+        if piece.endswith(b"\n"):
+            yield line, length
+            length = 0
+            if inside.tell() == len(block):
+                return
+    if length:
+        yield line, length
+
+
+def _tagged_lines(text: bytes) -> list[bytes] | None:
+    """What follows the tag on each line with one; None where a line has more than one."""
+    parts = text.split(_TAG)[1:]
+    try:
+        return [part[1 : part.index(b"\n")] for part in parts]
+    except ValueError:
+        return None
+
+
+def _untouched(
+    lines: list[bytes] | None, seen: set[bytes] | None, loads: Loads
+) -> list[Record] | None:
+    """The records of lines that are all the writer's to the last byte, those in seen left out.
+
+    None where one of them is not: they are read one by one then. This is what _sealed does, for
+    many lines at once.
+    """
+    if lines is None:
+        return None
+    if seen is not None:
+        if seen.issuperset(lines):
+            return []
+        lines = [line for line in dict.fromkeys(lines) if line not in seen]
+    crcs = [zlib.crc32(b"}", zlib.crc32(line[:-_END_BYTES])) for line in lines]
+    if [line[-_END_BYTES:] for line in lines] != [b',"crc":"%08x"}' % crc for crc in crcs]:
+        return None
+    if not all(line.startswith(_BEGIN) for line in lines):
+        return None
+    try:
+        records = list(map(loads, lines))
+    except (ValueError, RecursionError):
+        return None
+    if not _all_whole(records):
+        return None
+    if seen is not None:
+        seen.update(lines)
+    return records
 
 
 def _of_line(
@@ -131,7 +180,7 @@ def _of_line(
             yield Rejected(offset, last, "torn")
             yield after
         else:
-            found, _ = _read(text, complete=True)
+            found, _ = read(text, complete=True)
             yield Rejected(offset, length, found) if isinstance(found, str) else found
 
 
@@ -151,111 +200,23 @@ def _sealed(line: bytes, loads: Loads) -> Record | None:
         record = loads(line)
     except (ValueError, RecursionError):
         return None
-    return record if _is_whole(record) else None
+    return record if is_whole(record) else None
 
 
-def _is_whole(record: Record) -> bool:
-    """Whether a record of ours has the fields that tell which one it is; takes its checksum off."""
-    record.pop("crc", None)
+def _all_whole(records: list[Record]) -> bool:
+    """What is_whole does, for many records."""
+    if any("part" in record for record in records):
+        return all(map(is_whole, records))
+    for record in records:
+        del record["crc"]
     try:
-        values = _ESSENTIAL(record)
-    except KeyError:
+        kinds, runs, attempts, numbers = zip(*map(ESSENTIAL, records), strict=True)
+    except (KeyError, ValueError):
+        return not records
+    texts, counts = set(map(type, (*kinds, *runs))), set(map(type, (*attempts, *numbers)))
+    if texts != {str} or counts != {int}:
         return False
-    _, _, attempt, number = values
-    part = record.get("part", 0)
-    types = (*map(type, values), type(part))
-    return types == _TYPES and 0 <= attempt < _TOO_LARGE and 0 <= part <= number < _TOO_LARGE
-
-
-def _bad(found: Record | str) -> bool:
-    return isinstance(found, str)
-
-
-def _read_tagged(buffer: bytes, body: int, end: int, complete: bool) -> tuple[Any, int]:
-    """Read what follows a tag, in body to end; return the record, or why not, and where it ends."""
-    following = buffer.find(_TAG, body, end)
-    if following < 0:
-        found, taken = _read(buffer[body:end], complete)
-        return found, body + taken if taken else end
-    # Another tag on the line: it begins a record, or it stands in the text of this one.
-    own = buffer[body:following]
-    found, taken = _read(own, own[-1:].isspace())
-    if _bad(found) and own.lstrip()[:1] == b"{":
-        found, taken = _read(buffer[body:end], complete)
-    return found, following if _bad(found) or not taken else body + taken
-
-
-def _read(segment: bytes, complete: bool) -> tuple[Record | str, int]:
-    """Read the record that a segment begins with; return it, or why not, and the bytes it took.
-
-    0 bytes: not known, or all of them. complete: the segment ends where its line does.
-    """
-    lead = _LEAD.match(segment)
-    start = lead.end() if lead else 0
-    if segment[start : start + 1] != b"{":
-        return _pairs(segment, complete), 0
-    plain = _ANSI.sub(b"", segment)
-    for raw in dict.fromkeys((segment[start:], plain[plain.find(b"{") :])):
-        # Bytes that are not UTF-8 become surrogates, which no JSON holds otherwise.
-        text = raw.decode("utf-8", "surrogateescape")
-        try:
-            record, end = _DECODER.raw_decode(text)
-            taken = len(text[:end].encode())
-        except UnicodeEncodeError:
-            return "bytes that are not UTF-8", 0
-        except (ValueError, RecursionError):
-            continue
-        result = _judged(record, raw[:taken], raw[taken : taken + 1])
-        return result, start + taken if raw == segment[start:] and not _bad(result) else 0
-    return "torn or not JSON", 0
-
-
-def _judged(record: Record, text: bytes, after: bytes) -> Record | str:
-    """A decoded object where it is a record; the reason where it is none. after: the next byte."""
-    if "v" in record or "crc" in record:
-        end = _END.search(text)
-        if not end or zlib.crc32(text[: end.start()] + b"}") != int(end[1], 16):
-            return "checksum does not fit"
-        return record if "v" in record and _is_whole(record) else "a common field is missing"
-    if record.keys() >= _OWN:
-        return "its checksum is lost"
-    if after in (b",", b":", b"]", b"}", b'"'):
-        return "the inside of a torn record"
-    return _usable(record) or "empty object"
-
-
-def _usable(record: Record) -> Record:
-    """A foreign record; a number that 64 bits do not hold is None, as NaN is."""
-    whole: Record = finite(record)
-    return {k: None if type(v) is int and abs(v) >= _NO_INT64 else v for k, v in whole.items()}
-
-
-def _pairs(segment: bytes, complete: bool) -> Record | str:
-    """Read a foreign `key=value key=value` line."""
-    own, carriage_return, _ = _ANSI.sub(b"", segment).partition(b"\r")
-    try:
-        line = own.decode().strip()
-    except UnicodeDecodeError:
-        return "bytes that are not UTF-8"
-    pairs = _PAIR.findall(line)
-    if not pairs:
-        return "no JSON object and no key=value"
-    if not complete and not carriage_return:
-        return "torn at the end"
-    # Without a checksum, a line that holds anything that no such line has is not believed.
-    if _NO_TEXT.search(_PAIR.sub("", line)):
-        return "torn, or not key=value"
-    return {key: _value(word) for key, word in pairs}
-
-
-def _value(word: str) -> Any:
-    """A word of a key=value line as a number where it is one; NaN and infinity are None."""
-    if _NUMBER.fullmatch(word):
-        whole = word.lstrip("+-").isdigit() and len(word) < 19  # longer ones may not be of 64 bits
-        return int(word) if whole else finite(float(word))
-    if _NO_NUMBER.fullmatch(word):
-        return None
-    return word[1:-1] if word[:1] == '"' else word
+    return min(*attempts, *numbers) >= 0 and max(*attempts, *numbers) < TOO_LARGE
 
 
 def unique(records: Sequence[Record]) -> list[Record]:

@@ -75,11 +75,12 @@ def test_a_slow_link_is_slow(networked) -> None:
         argv = ["srun", "-w", "n1,n2", "-n2", "--ntasks-per-node=1"]
         return float(networked.run(*argv, sys.executable, "-c", _SEND, "n1").stdout)
 
-    assert send_s() < 1
+    least_s = 1.5  # 8 Mbit, less the bucket of 64 kB
+    assert send_s() < least_s
     assert networked.door("link", "slow", "n2", "4mbit").returncode == 0
-    assert 1.5 < send_s() < 5  # 8 Mbit, less the bucket of 64 kB
+    assert send_s() > least_s
     assert networked.door("link", "heal").returncode == 0
-    assert send_s() < 1
+    assert send_s() < least_s
 
 
 @pytest.mark.parametrize(

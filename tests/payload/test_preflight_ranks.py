@@ -106,7 +106,7 @@ def test_rank_0_never_comes() -> None:
     before = time.monotonic()
     ((code, out),) = ends(start(1, 2, free_port(), "--timeout", "5"))
     assert code == 5 and "presence: rank 0 on a node not known: did not come" in out, out
-    assert time.monotonic() - before < 20
+    assert time.monotonic() - before < 40
 
 
 def test_a_signal_has_the_desk_report_at_once() -> None:
@@ -186,7 +186,7 @@ def test_nobody_at_the_desk_is_said_in_time() -> None:
     before = time.monotonic()
     with pytest.raises(Lost, match="Connection refused"):
         meet("127.0.0.1", [free_port()], {"hello": "t"}, here=False, first=False, timeout_s=1)
-    assert time.monotonic() - before < 3
+    assert time.monotonic() - before < 10
 
 
 def test_a_desk_does_not_take_another_jobs_rank() -> None:
@@ -213,7 +213,7 @@ def test_a_stage_ends_when_all_who_are_left_have_answered() -> None:
     threading.Timer(0.3, lines[2].send, [{"stage": "together", "number": 2}]).start()
     before = time.monotonic()
     assert {m["number"] for m in desk.gather("together", 3, 20)} == {0, 2}
-    assert time.monotonic() - before < 5
+    assert time.monotonic() - before < 15
     desk.close(0)
 
 

@@ -85,16 +85,54 @@ def test_a_record_with_a_byte_missing_or_changed_is_rejected(body: dict, data: s
     assert found or rejected
 
 
-@given(st.lists(BODIES, min_size=1, max_size=4), st.integers(1, 9))
-def test_any_block_size_gives_the_same(bodies: list[dict], size: int) -> None:
-    log = b"\n".join(line(record(i, **b)) for i, b in enumerate(bodies)) + b"\n"
-    block, metric_reader._BLOCK = metric_reader._BLOCK, size
+def _sealed(content: dict) -> bytes:
+    return metric.encode(content).encode()
+
+
+# What a metrics file may hold: records, and what looks like one.
+FILE_LINES = st.sampled_from(
+    [
+        *[_sealed(record(i, train_loss=i / 7)) for i in range(4)],
+        _sealed(record(4, part=0, parts=2)),
+        _sealed(record(5, part=9, parts=2)),  # a part that is none of its record's
+        _sealed(record(6, attempt="0")),
+        _sealed({"v": 1, "kind": "epoch"}),
+        _sealed({"kind": "epoch", "v": 1}),
+        _sealed(record(7))[:-9],
+        _sealed(record(8))[:-9] + _sealed(record(9)),
+        b"",
+        b"x" * 70_000,
+        b"x" * 70_000 + _sealed(record(9)),
+        b"epoch=3 train_loss=0.5",
+    ]
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(FILE_LINES, max_size=9), st.sampled_from([b"", TAG.encode() + b" "]), st.booleans())
+def test_line_by_line_or_many_at_once_gives_the_same(
+    lines: list[bytes], tag: bytes, ended: bool
+) -> None:
+    data = b"\n".join(tag + line for line in lines) + b"\n" * ended
+    reader = metric_reader.scan if tag else metric_reader.read_file
+    block, found = metric_reader._BLOCK, []
     try:
-        small = read(log)
+        for metric_reader._BLOCK in (1, 100, 100_000, block):
+            for seen in (None, set(), {_sealed(record(1, train_loss=1 / 7))}):
+                items = list(reader(io.BytesIO(data), seen=seen))
+                found.append((seen is None or len(seen), items))
     finally:
         metric_reader._BLOCK = block
-    assert small == read(log)
-    assert len(small[0]) == len(bodies)
+    assert found[:3] == found[3:6] == found[6:9] == found[9:]
+
+
+def test_many_at_once_are_found_and_a_fault_among_them_is_told() -> None:
+    lines = [line(record(i)) for i in range(3000)]  # more than a block
+    lines[1700] = lines[1700][:-20]
+    found, rejected = read(b"\nplain\n".join(lines) + b"\n")
+    assert [f["seq"] for f in found] == [i for i in range(3000) if i != 1700]
+    offset = sum(len(one) + len("\nplain\n") for one in lines[:1700])
+    assert [r.offset for r in rejected] == [offset]
 
 
 def test_duplicates_count_once_and_the_first_one_wins() -> None:

@@ -5,6 +5,7 @@ in both counts once. What no source holds is counted as lost, told by gaps in th
 """
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -62,18 +63,28 @@ class RunRecords:
         What an attempt did beyond the checkpoint from which a later one went on is undone.
         """
         newest: dict[int, Record] = {}
-        begun = self._begun()
+        undone = self._undone()
         for record in self.records:
             epoch = record.get("epoch")
             if type(epoch) is not int or record.get("kind", "epoch") != "epoch":
                 continue
-            own = record.get("attempt", 0)
-            if any(own < attempt and epoch >= first for attempt, first in begun.items()):
+            if undone and epoch >= undone.get(_attempt(record), math.inf):
                 continue
             # A foreign script may print an epoch's values on several lines.
             before = {} if "v" in record else newest.get(epoch, {})
             newest[epoch] = {**before, **record}
         return [newest[epoch] for epoch in sorted(newest)]
+
+    def _undone(self) -> dict[int, int]:
+        """By attempt the first of its epochs that a later attempt did again."""
+        begun = self._begun()
+        if len(begun) < 2 and not any(begun):
+            return {}  # there was one attempt
+        return {
+            own: min(later)
+            for own in set(map(_attempt, self.records))
+            if (later := [first for attempt, first in begun.items() if attempt > own])
+        }
 
     def _begun(self) -> dict[int, int]:
         """The epoch with which each attempt began to train, of those that came so far."""
@@ -83,6 +94,12 @@ class RunRecords:
             if r.get("action") == "loaded" and "v" in r and type(epoch := r.get("epoch")) is int
         }
         return {r["attempt"]: loaded.get(r["attempt"], 0) for r in self.of("startup") if "v" in r}
+
+
+def _attempt(record: Record) -> int:
+    """A record's attempt; a foreign one may carry anything."""
+    attempt = record.get("attempt", 0)
+    return attempt if type(attempt) is int else 0
 
 
 def read_run(paths: RunPaths, run_id: str | None) -> RunRecords:
