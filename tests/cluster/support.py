@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Data that every run can make for itself in a second.
 TINY = ["--dataset", "synthetic", "--train-samples", "512", "--test-samples", "256"]
 TINY += ["--epochs", "1", "--global-batch-size", "128", "--threads", "1"]
+TINY += ["--breakdown-iterations", "0"]
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from jobkit.status import run_state
 LONG = [*TINY, "--epochs", "400", "--checkpoint-every", "epoch"]
 STUDY = ["--study", "demo", "--train-samples", "512", "--test-samples", "256"]
 STUDY += ["--strategies", "ddp", "--gpus", "2", "--global-batch-size", "64", "--threads", "1"]
-STUDY += ["--epochs", "3", "--checkpoint-every", "4"]
+STUDY += ["--epochs", "3", "--checkpoint-every", "4", "--breakdown-iterations", "0"]
 STRUCK = "usr2@9:1"  # rank 1 of the first attempt, in its second epoch
 HELD = "hold@9:1"
 

@@ -15,6 +15,7 @@ from support import Checkout, make_checkout, records
 from jobkit.plan import Plan
 
 SMALL = ["--study", "demo", "--epochs", "1", "--train-samples", "512", "--test-samples", "256"]
+SMALL += ["--breakdown-iterations", "0"]
 MODEL = """
 import os
 import time
@@ -67,7 +68,7 @@ def jobs_of(site: Checkout, name: str) -> set[str]:
 
 
 def test_a_study_from_submission_to_figures(cluster, site: Checkout) -> None:
-    """DDP and FSDP at 1, 2, 4 ranks of a node and at 2 x 2; results come without the login."""
+    """DDP and FSDP at 1 and 2 ranks of a node and at 2 x 2; results come without the login."""
     words = [
         *SMALL,
         "--name",
@@ -78,22 +79,21 @@ def test_a_study_from_submission_to_figures(cluster, site: Checkout) -> None:
         "--gpus",
         "1",
         "2",
-        "4",
         "2x2",
     ]
     done = bench(cluster, site, *words, "--no-wait", "--global-batch-size", "128")
     assert done.returncode == 0, done.stderr
     arrays, collector = re.search(r"Slurm jobs ([\d, ]+); job (\d+) then", done.stdout).groups()
-    assert len(arrays.split(",")) == 4  # one sbatch a shape
+    assert len(arrays.split(",")) == 3  # one sbatch a shape
     assert cluster.wait(collector, 240) == ("COMPLETED", "0:0")
     folder = site.folder / "logs" / "whole"
     with (folder / "results.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert [row["status"] for row in rows] == ["ok"] * 8
+    assert [row["status"] for row in rows] == ["ok"] * 6
     assert {row["nodes"] for row in rows} == {"1", "2"}
     assert (folder / "figures" / "time_per_epoch.png").stat().st_size > 10_000
     losses = [float(row["val_loss"]) for row in rows]
-    assert losses == pytest.approx([losses[0]] * 8, rel=1e-4)
+    assert losses == pytest.approx([losses[0]] * 6, rel=1e-4)
 
 
 def test_the_same_losses_as_on_this_machine(cluster, site: Checkout) -> None:

@@ -14,7 +14,9 @@ from jobkit.paths import RunPaths, read_json
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN_SH = ("bash", str(ROOT / "run.sh"))
-SMALL = ("--dataset", "synthetic", "--train-samples", "512", "--test-samples", "200")
+# Without twins, which would be most of so short a run: test_breakdown.py has them.
+NO_TWINS = ("--breakdown-iterations", "0")
+SMALL = ("--dataset", "synthetic", "--train-samples", "512", "--test-samples", "200", *NO_TWINS)
 
 
 @dataclass

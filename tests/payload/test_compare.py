@@ -9,12 +9,13 @@ from pathlib import Path
 
 import torch
 from cuts import actions
-from rigs import ROOT, Start, environment
+from rigs import NO_TWINS, ROOT, Start, environment
 
 from jobkit.paths import RunPaths
 from jobkit.payload.compare import differing
 
-RUN = ("--dataset", "synthetic", "--train-samples", "64", "--test-samples", "32", "--epochs", "2")
+RUN = ("--dataset", "synthetic", "--train-samples", "64", "--test-samples", "32", *NO_TWINS)
+RUN += ("--epochs", "2")
 RUN += ("--global-batch-size", "16", "--model", "mlp", "--checkpoint-every", "epoch")
 
 

@@ -56,7 +56,10 @@ def own_model(tmp_path: Path) -> Path:
 
 
 def test_what_a_run_leaves_and_its_repetition_from_spec_json(launch: Start, forge: Start) -> None:
-    done = launch("--nproc-per-node", "2", *TINY, "--momentum", "0.8", "--seed", "3")
+    done = launch(
+        "--nproc-per-node", "2", *TINY, "--breakdown-iterations", "4", "--momentum", "0.8",
+        "--seed", "3",
+    )  # fmt: skip
     assert done.codes == [0], done.out
     for line in ("backend gloo, 2 processes on 1 node, master ", "[Rank 0] host", "[Rank 1] host"):
         assert line in done.out

@@ -19,7 +19,7 @@ from jobkit.plan import Plan
 ROOT = Path(__file__).resolve().parents[2]
 DOOR = [sys.executable, str(ROOT / "run_benchmarks.py")]
 TINY = ["--train-samples", "256", "--test-samples", "128", "--global-batch-size", "64"]
-TINY += ["--site", "local", "--study", "demo"]
+TINY += ["--site", "local", "--study", "demo", "--breakdown-iterations", "0"]
 ENDLESS = ["--strategies", "ddp", "--gpus", "2", "--epochs", "100000", *TINY]
 
 

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from rigs import ROOT, Start
+from rigs import NO_TWINS, ROOT, Start
 
 TAR = Path(
     os.environ.get("JOBKIT_TEST_IMAGES", ROOT.parent / "shared" / "data" / "cifar10-jpeg.tar")
@@ -14,7 +14,7 @@ TAR = Path(
 @pytest.mark.skipif(not TAR.exists(), reason=f"no real images: {TAR} is absent")
 def test_one_and_two_ranks_learn_the_same_from_real_images(forge: Start) -> None:
     words = ["--dataset", f"folder:{TAR}", "--train-samples", "6000", "--test-samples", "2000"]
-    words += ["--epochs", "3", "--global-batch-size", "128", "--precision", "bf16"]
+    words += [*NO_TWINS, "--epochs", "3", "--global-batch-size", "128", "--precision", "bf16"]
     one = forge(1, *words, "--strategy", "single", timeout_s=200)
     two = forge(2, *words, "--strategy", "ddp", timeout_s=200)
     assert one.codes + two.codes == [0, 0, 0], one.out + two.out

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from rigs import SMALL, Result, Start
+from rigs import NO_TWINS, SMALL, Result, Start
 from torch import Tensor, nn
 
 from jobkit.errors import UsageError
@@ -137,7 +137,8 @@ def test_a_skip_to_the_next_stage_is_sent() -> None:
 
 
 # 100 samples in batches of 24: the last has 4, which is fewer than the microbatches.
-RUN = ["--dataset", "synthetic", "--train-samples", "100", "--test-samples", "51", "--epochs", "2"]
+RUN = ["--dataset", "synthetic", "--train-samples", "100", "--test-samples", "51", *NO_TWINS]
+RUN += ["--epochs", "2"]
 RUN += ["--global-batch-size", "24", "--eval-batch-size", "17", "--lr", "0.1"]
 
 

@@ -9,7 +9,8 @@ from rigs import Result, Start
 
 # hang: the rank's own code; locked: C code that keeps Python's lock, so that no thread runs.
 HANGING = """
-import ctypes, os, time
+import ctypes, os, signal, time
+from jobkit.payload import watchdog
 from own_models import plain
 
 def at(step, act):
@@ -32,6 +33,14 @@ def hang():
 
 def locked():
     return at(9, lambda: ctypes.PyDLL(None).sleep(600))
+
+def told_to_end():
+    watchdog.STOP_BOUND_S = 4.0  # the users' is 15 s
+
+    def told():
+        os.kill(os.getpid(), signal.SIGTERM)
+        dawdle()
+    return at(9, told)
 
 def slow():
     return at(9, lambda: time.sleep(2.0))
@@ -88,6 +97,19 @@ def test_a_rank_whose_interpreter_is_locked(forge: Start, own: Path) -> None:
     assert 'hanging.py", line' in log
     assert done.outcome
     assert done.outcome["status"] == "failed"
+
+
+def test_a_rank_that_hangs_when_it_is_told_to_end_is_not_waited_for(
+    forge: Start, own: Path
+) -> None:
+    """Not for --timeout-s: the scheduler kills soon, and nothing would be said."""
+    words = (*DATA, "--epochs", "50", "--global-batch-size", "16", "--timeout-s", "600")
+    done = forge(2, *words, "--model", "hanging:told_to_end", cwd=str(own))
+    assert None not in done.codes and 0 not in done.codes, done.out
+    assert done.outcome
+    reason = done.outcome["reason"]
+    assert reason.startswith("rank 1: no progress for ") and "hanging.py:" in reason
+    assert float(reason.split()[5]) < 60
 
 
 def test_slow_is_not_stuck(forge: Start, own: Path) -> None:

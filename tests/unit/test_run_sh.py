@@ -212,6 +212,22 @@ def test_in_an_allocation_srun_starts_the_payload(run: Fake) -> None:
     assert run.payload()[:2] == ["--epochs", "2"]
 
 
+def test_a_run_that_has_ended_does_not_wait_for_an_srun_that_does_not(run: Fake) -> None:
+    """srun waits for a node that it cannot reach; the sleeps of 5 and 90 s are short ones here."""
+    (run.folder / "srun").write_text(
+        '#!/usr/bin/env bash\nprintf \'{"exit_code": 0, "status": "ok"}\\n\' '
+        '> "$RUN_DIR/attempts/0/outcome.json"\nexec /bin/sleep 60\n'
+    )
+    (run.folder / "sleep").write_text("#!/usr/bin/env bash\nexec /bin/sleep 0.1\n")
+    for name in ("srun", "sleep"):
+        (run.folder / name).chmod(0o755)
+    words = ["--run-dir", str(run.run_dir)]
+    path = f"{run.folder}:{os.environ['PATH']}"
+    done = run(*words, SLURM_JOB_ID="5", PATH=path, RUN_DIR=str(run.run_dir))
+    assert "the run has ended, and srun has not 90 s later" in done.stderr
+    assert done.returncode == 0
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

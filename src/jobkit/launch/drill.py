@@ -30,6 +30,7 @@ REFERENCE = "undisturbed"
 # 64 iterations, with a checkpoint at every tenth and in the end.
 TRAINING: dict[str, object] = {
     "strategy": "ddp",
+    "model": "mlp",
     "dataset": "synthetic",
     "train_samples": 2000,
     "test_samples": 256,
@@ -37,6 +38,7 @@ TRAINING: dict[str, object] = {
     "epochs": 2,
     "threads": 1,
     "checkpoint_every": "10",
+    "breakdown_iterations": 0,
 }
 FIRST, LAST = 21, 60  # with two checkpoints before it, and some iterations to go
 EPILOG = """examples:

@@ -1,0 +1,108 @@
+"""Does the step model foretell? Real ranks, a real network, and computation that only waits.
+
+Nodes of a minicluster, one rank on each, with links of a known rate between them. The layers of the
+model sleep as long as a device would compute, so that many ranks fit on few cores; the gradients
+travel through Gloo over the links. `jobkit comm` measures the links, run_benchmarks.py the study,
+and `jobkit step-model` foretells the sizes to which it was not fitted.
+
+    python tests/bench/step_model.py                    as root: the nodes have links of their own
+    python tests/bench/step_model.py --rate 50mbit --nodes 4
+"""
+
+import argparse
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+DOOR = [sys.executable, str(ROOT / "hpc" / "minicluster")]
+WAITING = '''
+import time
+import torch
+from torch import nn
+
+SAMPLE_S = 0.004  # forward and backward
+
+class Wait(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.samples = len(x)
+        time.sleep(SAMPLE_S / 3 * ctx.samples)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        time.sleep(SAMPLE_S * 2 / 3 * ctx.samples)
+        return gradient
+
+class Waiting(nn.Module):
+    """400,000 parameters, and next to no computation."""
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(3072, 128), nn.ReLU())
+        self.head = nn.Linear(128, 10)
+
+    def forward(self, x):
+        hidden = self.layers(x)
+        return self.head(Wait.apply(hidden) if self.training else hidden)
+'''
+
+
+def run(words: list[str], env: dict[str, str]) -> str:
+    """Run a command, and show what it says where it fails."""
+    done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{shlex.join(words)} ended with {done.returncode}\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def bring_up(folder: Path, nodes: int, rate: str) -> dict[str, str]:
+    """A minicluster with slow links; returns the environment that leads to it."""
+    at = ["--dir", str(folder / "slurm")]
+    run([*DOOR, "up", "--netns", f"--nodes={nodes}", *at], dict(os.environ))
+    for number in range(1, nodes + 1):
+        run([*DOOR, "link", "slow", f"n{number}", rate, *at], dict(os.environ))
+    said = run([*DOOR, "env", *at], dict(os.environ)).splitlines()
+    pairs = dict(shlex.split(line)[1].split("=", 1) for line in said)
+    (folder / "waiting.py").write_text(WAITING)
+    own = {"PYTHONPATH": str(folder), "JOBKIT_LOGS": str(folder / "logs")}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return {**os.environ, "PATH": path, "JOBKIT_DATA_DIR": str(folder / "data"), **pairs, **own}
+
+
+def measure(folder: Path, nodes: int, env: dict[str, str]) -> str:
+    """Measure the links, then the study; return what the step model says."""
+    links = folder / "logs" / "comm" / "links"
+    words = ["sbatch", "--wait", f"--nodes={nodes}", "--ntasks-per-node=1", "--output=/dev/null"]
+    words += ["hpc/comm.sh", "--ops", "all_reduce", "--min-bytes", "4K", "--max-bytes", "4M"]
+    links.parent.mkdir(parents=True)
+    run([*words, "--run-dir", str(links)], env)
+    sizes = [f"{n}x1" for n in (1, 2, 4, 8, 16) if n <= nodes]
+    words = [sys.executable, "run_benchmarks.py", "--study", "steps", "--strategies", "ddp", "fsdp"]
+    words += ["--gpus", *sizes, "--epochs", "3", "--model", "waiting:Waiting", "--device", "cpu"]
+    words += ["--dataset", "synthetic", "--train-samples", "768", "--test-samples", "64"]
+    words += ["--global-batch-size", "64", "--threads", "1", "--breakdown-iterations", "0"]
+    print(run(words, env))
+    words = [sys.executable, "-m", "jobkit", "step-model", "steps", "--comm"]
+    env = {**env, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{folder}"}
+    return run([*words, str(links / "comm.json")], env)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--nodes", type=int, default=8)
+    parser.add_argument("--rate", default="200mbit", help="of each node's link")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="jb-", dir="/tmp") as name:
+        folder = Path(name)
+        try:
+            print(measure(folder, args.nodes, bring_up(folder, args.nodes, args.rate)))
+        finally:
+            subprocess.run([*DOOR, "down", "--dir", str(folder / "slurm")], stdout=-3)
+
+
+if __name__ == "__main__":
+    main()
