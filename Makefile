@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 
 # Tests at one time: many wait for Slurm or for a process, and leave a core to others. The folders
 # come in order, so that those that wait longest begin first.
-WORKERS ?= 3
+WORKERS ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test lint types unit cluster bench clean

@@ -82,7 +82,7 @@ class Cluster:
                 codes = {job["ExitCode"] for job in jobs}
                 return Ended(",".join(sorted(states)), ",".join(sorted(codes)))
             assert time.monotonic() < deadline, f"job {job_id} has not ended: {jobs}"
-            time.sleep(0.1)
+            time.sleep(0.25)
 
     def wait_for(self, job_id: str | int, timeout: float = 180, **fields: str) -> dict[str, str]:
         """Wait until the job's record has these fields, such as JobState="RUNNING"."""
@@ -92,7 +92,7 @@ class Cluster:
             if fields.items() <= job.items():
                 return job
             assert time.monotonic() < deadline, f"job {job_id} is not {fields}: {job}"
-            time.sleep(0.1)
+            time.sleep(0.25)
 
 
 def run_door(

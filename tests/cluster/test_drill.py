@@ -143,9 +143,13 @@ def _ended(pid: int) -> bool:
 
 
 def test_a_killed_controller_comes_back_with_its_jobs(hard) -> None:
-    job = hard.submit("-o", "/dev/null", "--wrap", "sleep 8")
+    job = hard.submit("-o", "/dev/null", "--wrap", "sleep 15")
     hard.wait_for(job, JobState="RUNNING")
-    time.sleep(6)  # slurmctld saves every 5 s: of what it had not saved it knows nothing
+    running, saved = time.time(), hard.layout.controller_state / "job_state"
+    deadline = time.monotonic() + 60
+    while saved.stat().st_mtime < running:  # of what it has not saved it knows nothing
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
     assert hard.door("kill", "slurmctld").stdout == "killed: slurmctld\n"
     assert hard.door("start", "slurmctld").stdout.endswith("started: slurmctld\n")
     assert hard.wait(job) == ("COMPLETED", "0:0")

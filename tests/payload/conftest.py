@@ -18,7 +18,7 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("data")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def _forge() -> Iterator[subprocess.Popen[str]]:
     with subprocess.Popen(
         [sys.executable, str(Path(__file__).with_name("forge.py"))],
@@ -34,7 +34,7 @@ def _forge() -> Iterator[subprocess.Popen[str]]:
         process.stdin.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def forge(
     _forge: subprocess.Popen[str], data_dir: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Start:

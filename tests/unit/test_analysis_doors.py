@@ -143,21 +143,15 @@ def test_plot_without_a_finished_epoch_draws_nothing(capsys) -> None:
     assert not (logs() / "empty" / "figures").exists()
 
 
-def test_plot_sh_collects_and_plots() -> None:
-    whole_study("demo", strategies=("ddp",), gpus=(1, 2))
-    done = plot_sh("demo")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert len(list((logs() / "demo" / "figures").iterdir())) == 16
-    assert (logs() / "demo" / "results.csv").exists()
-    assert "wrote logs/demo/figures/time_per_epoch.png" in done.stdout
-    assert done.stdout.endswith("wrote logs/demo/report.html\n")
-
-
-def test_plot_sh_hands_what_follows_the_study_to_the_plotter() -> None:
+def test_plot_sh_collects_and_plots_with_what_follows_the_study() -> None:
     whole_study("demo", strategies=("ddp",), gpus=(1, 2, 4))
     done = plot_sh("demo", "--forecast", "8")
     assert (done.returncode, done.stderr) == (0, "")
     assert (logs() / "demo" / "forecast.csv").exists()
+    assert len(list((logs() / "demo" / "figures").iterdir())) == 18
+    assert (logs() / "demo" / "results.csv").exists()
+    assert "wrote logs/demo/figures/time_per_epoch.png" in done.stdout
+    assert done.stdout.endswith("wrote logs/demo/report.html\n")
 
 
 def test_plot_sh_of_an_incomplete_study_still_plots_and_ends_with_3() -> None:

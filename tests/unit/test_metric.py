@@ -108,7 +108,7 @@ FILE_LINES = st.sampled_from(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(FILE_LINES, max_size=9), st.sampled_from([b"", TAG.encode() + b" "]), st.booleans())
 def test_line_by_line_or_many_at_once_gives_the_same(
     lines: list[bytes], tag: bytes, ended: bool
@@ -117,13 +117,13 @@ def test_line_by_line_or_many_at_once_gives_the_same(
     reader = metric_reader.scan if tag else metric_reader.read_file
     block, found = metric_reader._BLOCK, []
     try:
-        for metric_reader._BLOCK in (1, 100, 100_000, block):
-            for seen in (None, set(), {_sealed(record(1, train_loss=1 / 7))}):
+        for metric_reader._BLOCK in (100, 100_000, block):
+            for seen in (None, {_sealed(record(1, train_loss=1 / 7))}):
                 items = list(reader(io.BytesIO(data), seen=seen))
                 found.append((seen is None or len(seen), items))
     finally:
         metric_reader._BLOCK = block
-    assert found[:3] == found[3:6] == found[6:9] == found[9:]
+    assert found[:2] == found[2:4] == found[4:]
 
 
 def test_many_at_once_are_found_and_a_fault_among_them_is_told() -> None:

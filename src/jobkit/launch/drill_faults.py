@@ -101,7 +101,9 @@ def _heal(course: "Course") -> None:
 
 
 def _kill_controller(course: "Course") -> None:
-    """The run ends while slurmctld is away."""
+    """The run ends while slurmctld is away; of what that had not saved it would know nothing."""
+    begun = course.started.begins[0]
+    course.wait("slurmctld's state is saved", lambda: course.minicluster.saved_at > begun)
     course.minicluster.do("kill", "slurmctld")
     _let_go(course)
     course.wait("the run's end", course.paths.outcome(0).exists)

@@ -109,6 +109,11 @@ class Minicluster:
         return bool(self._state().get("subnet"))
 
     @property
+    def saved_at(self) -> float:
+        """When slurmctld last saved what it knows of jobs, in Unix seconds."""
+        return (Path(self.folder) / "state" / "job_state").stat().st_mtime
+
+    @property
     def nodes(self) -> list[str]:
         """Its nodes' names."""
         return [f"n{i}" for i in range(1, 1 + self._state().get("options", {}).get("nodes", 0))]
@@ -151,7 +156,7 @@ class SlurmPlace:
         folder = os.environ.get(_DIR)
         self.cluster = Minicluster(folder) if folder and Path(folder).is_dir() else None
         self.sees_processes = self.cluster is not None
-        self.poll_s = 0.2 if self.cluster else 5.0  # a controller has other users
+        self.poll_s = 0.4 if self.cluster else 5.0  # a controller has other users
         partitions = slurm(["sinfo", "-h", "-o", "%R"]).stdout.split() if self.cluster else []
         self.urgent = urgent or ("urgent" if "urgent" in partitions else None)
 
