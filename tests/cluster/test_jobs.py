@@ -50,11 +50,11 @@ def too_long(cluster, checkout: Checkout, own) -> str:
 
 
 def test_defaults_and_what_overrides_them(cluster, checkout: Checkout) -> None:
-    """Four ranks on a node, one rank, two nodes of two: the same losses, and the newest log."""
+    """Four ranks on a node, one rank, two nodes of one: the same losses, and the newest log."""
     one = checkout.sbatch(cluster, "--ntasks-per-node=1", "run.sh", *TINY)
-    two = checkout.sbatch(cluster, "--nodes=2", "--ntasks-per-node=2", "run.sh", *TINY)
+    two = checkout.sbatch(cluster, "--nodes=2", "--ntasks-per-node=1", "run.sh", *TINY)
     four = checkout.sbatch(cluster, "run.sh", "--strategy", "fsdp", *TINY)
-    jobs = {one: (1, 1), two: (2, 4), four: (1, 4)}
+    jobs = {one: (1, 1), two: (2, 2), four: (1, 4)}
     losses = []
     for job_id, (nodes, world_size) in jobs.items():
         assert cluster.wait(job_id, 120) == ("COMPLETED", "0:0"), checkout.log(job_id)
@@ -66,7 +66,7 @@ def test_defaults_and_what_overrides_them(cluster, checkout: Checkout) -> None:
     assert losses[1:] == pytest.approx([losses[0]] * 2, rel=1e-4)
     link = checkout.folder / "train.log"
     assert link.is_symlink() and link.resolve().name in {f"train-{j}.log" for j in jobs}
-    assert "backend gloo, 4 processes on 2 nodes" in checkout.log(two)
+    assert "backend gloo, 2 processes on 2 nodes" in checkout.log(two)
 
 
 def test_two_jobs_on_one_node_both_train(cluster, checkout: Checkout) -> None:

@@ -8,7 +8,7 @@ import torch
 from cuts import final
 from rigs import Result, Start
 
-SLEEP_S = 0.2  # much longer than an iteration of the small model, and than this machine's noise
+SLEEP_S = 0.5  # much longer than an iteration of the small model, and than this machine's noise
 RUN = [
     *("--dataset", "synthetic", "--train-samples", "512", "--test-samples", "64", "--epochs", "1"),
     *("--global-batch-size", "32", "--warmup-iterations", "2", "--breakdown-iterations", "5"),
@@ -70,7 +70,9 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(forge: Start, own: Path, ranks: int, *words: str, slow: str = "") -> Result:
     env = {"SLOW": slow, "SLEEP_S": str(SLEEP_S)}
-    done = forge(ranks, *RUN, "--model", "slow_model:Model", *words, cwd=str(own), env=env)
+    few = ("--train-samples", "256") if slow else ()  # slow iterations, and as many as are needed
+    words = (*RUN, "--model", "slow_model:Model", *words, *few)
+    done = forge(ranks, *words, cwd=str(own), env=env)
     assert done.codes == [0] * ranks, done.out
     return done
 
