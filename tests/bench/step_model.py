@@ -77,11 +77,14 @@ def measure(folder: Path, nodes: int, env: dict[str, str]) -> str:
     """Measure the links, then the study; return what the step model says."""
     links = folder / "logs" / "comm" / "links"
     words = ["sbatch", "--wait", f"--nodes={nodes}", "--ntasks-per-node=1", "--output=/dev/null"]
-    words += ["hpc/comm.sh", "--ops", "all_reduce", "--min-bytes", "4K", "--max-bytes", "4M"]
+    words += ["hpc/comm.sh", "--ops", "all_reduce", "all_gather", "reduce_scatter"]
+    words += ["--min-bytes", "64K", "--max-bytes", "16M"]
     links.parent.mkdir(parents=True)
     run([*words, "--run-dir", str(links)], env)
+    print((links / "comm.json").read_text())
     sizes = [f"{n}x1" for n in (1, 2, 4, 8, 16) if n <= nodes]
-    words = [sys.executable, "run_benchmarks.py", "--study", "steps", "--strategies", "ddp", "fsdp"]
+    words = [sys.executable, "run_benchmarks.py", "--study", "strong", "--name", "steps"]
+    words += ["--strategies", "ddp", "fsdp", "--repeats", "1", "--within-allocation"]
     words += ["--gpus", *sizes, "--epochs", "3", "--model", "waiting:Waiting", "--device", "cpu"]
     words += ["--dataset", "synthetic", "--train-samples", "768", "--test-samples", "64"]
     words += ["--global-batch-size", "64", "--threads", "1", "--breakdown-iterations", "0"]

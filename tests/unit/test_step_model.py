@@ -82,6 +82,8 @@ def line(operation: str, scope: str, ranks: int, nodes: int, link: Link) -> comm
     """What the benchmark would fit to an operation over such links."""
     one = {
         "all_reduce": ring_all_reduce,
+        "all_gather": ring_pass,
+        "reduce_scatter": ring_pass,
         "sendrecv": lambda s, *_: link.latency_s + s * link.s_per_byte,
     }
     how = one[operation]
@@ -123,6 +125,22 @@ def test_links_are_those_that_the_benchmark_went_over() -> None:
     for lines, (intra, inter) in cases.items():
         found = links_of(lines)
         assert same(found.intra, intra) and same(found.inter, inter), lines
+
+
+def test_a_collective_costs_what_was_measured_of_it() -> None:
+    """A library may move more for one than its ring would."""
+    other = Link(9e-6, 9e-9)
+    measured = line("reduce_scatter", "all", 4, 4, other)
+    found = links_of([line("all_reduce", "all", 4, 4, SLOW), measured])
+    assert same(found.of("reduce_scatter").inter, other)
+    assert same(found.of("all_gather").inter, SLOW)  # not measured: as the all-reduce says
+    one = [Message("reduce_scatter", 4e6, 2)]
+    taken = 2 * (measured.latency_s + 4e6 * measured.s_per_byte)
+    assert communication_s(one, 4, 4, found) == pytest.approx(taken)
+    assert communication_s(one, 4, 1, Links(FAST, SLOW)) < taken
+    # Inside a node nothing of it was measured: what is known of the link there counts.
+    inside = links_of([line("sendrecv", "intra_node", 2, 1, FAST), measured])
+    assert same(inside.of("reduce_scatter").intra, FAST)
 
 
 # --- the model of a step ---------------------------------------------------------------------

@@ -86,6 +86,8 @@ def _links(args: argparse.Namespace) -> "Links":
     if not (args.comm or args.intra or args.inter):
         raise UsageError("say --comm FILE (python -m jobkit comm writes it), or --intra, --inter")
     measured = read_links(args.comm) if args.comm else Links(None, None)
+    if not (args.intra or args.inter):
+        return measured
     return Links(
         _link("--intra", args.intra) or measured.intra,
         _link("--inter", args.inter) or measured.inter,

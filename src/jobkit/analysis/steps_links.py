@@ -13,8 +13,8 @@ lie between nodes as there are nodes; a tree has levels inside the nodes, and be
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from jobkit.comm import Line
 from jobkit.errors import UsageError
@@ -34,6 +34,13 @@ class Links:
 
     intra: Link | None
     inter: Link | None
+    # As a collective sees them that was measured on its own: a library may move more bytes for it
+    # than its ring would, as Gloo does for a reduce-scatter.
+    own: "Mapping[str, Links]" = field(default_factory=dict)
+
+    def of(self, collective: str) -> "Links":
+        """The links as this collective sees them."""
+        return self.own.get(collective, self)
 
     def slowest(self, ranks: int, nodes: int) -> float:
         """Seconds for a byte on the slowest kind of link that these ranks use."""
@@ -118,11 +125,14 @@ def communication_s(
     total = 0.0
     for one in messages:
         how = ALGORITHMS[algorithm] if one.collective == "all_reduce" else ring_pass
-        total += one.count * how(one.bytes, ranks, nodes, links)
+        total += one.count * how(one.bytes, ranks, nodes, links.of(one.collective))
     return total
 
 
 # --- links that were measured ----------------------------------------------------------------
+
+
+_PASSES = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}  # around the ring
 
 
 def links_of(lines: Sequence[Line]) -> Links:
@@ -130,14 +140,20 @@ def links_of(lines: Sequence[Line]) -> Links:
 
     From its all_reduce, by the ring's formula, where all its ranks were on one node, or each on
     one of its own: then the sums that a reduction makes are in it, too. Else from sendrecv.
+    all_gather and reduce_scatter see the links as they themselves measured them, where they did.
     """
-    found: dict[str, Link] = {}
+    found: dict[str, dict[str, Link]] = {name: {} for name in ("sendrecv", *_PASSES)}
     for one in lines:
         if one.operation == "sendrecv":
-            found.setdefault(one.scope, Link(one.latency_s, one.s_per_byte))
-    for one in lines:
-        if one.operation == "all_reduce" and one.ranks > 1 and one.nodes in (1, one.ranks):
-            hops = 2 * (one.ranks - 1)
+            found["sendrecv"].setdefault(one.scope, Link(one.latency_s, one.s_per_byte))
+        elif one.operation in _PASSES and one.ranks > 1 and one.nodes in (1, one.ranks):
+            hops = _PASSES[one.operation] * (one.ranks - 1)
             link = Link(one.latency_s / hops, one.s_per_byte * one.ranks / hops)
-            found["intra_node" if one.nodes == 1 else "inter_node"] = link
+            found[one.operation]["intra_node" if one.nodes == 1 else "inter_node"] = link
+    base = {**found.pop("sendrecv"), **found.pop("all_reduce")}
+    own = {name: _links({**base, **links}) for name, links in found.items() if links}
+    return replace(_links(base), own=own)
+
+
+def _links(found: Mapping[str, Link]) -> Links:
     return Links(found.get("intra_node"), found.get("inter_node"))
