@@ -13,6 +13,7 @@ import pytest
 from support import Checkout, make_checkout
 
 from jobkit.launch.drill_faults import FAULTS, WIDE
+from jobkit.launch.drill_slurm import Minicluster
 
 ROOT_ONLY = {name for name, fault in FAULTS.items() if fault.needs in ("links", "root")}
 LOST = {"kill": 5, "raise": 5, "hang": 5, "node": 5, "link": 5, "slurmd": 5}
@@ -145,9 +146,9 @@ def _ended(pid: int) -> bool:
 def test_a_killed_controller_comes_back_with_its_jobs(hard) -> None:
     job = hard.submit("-o", "/dev/null", "--wrap", "sleep 15")
     hard.wait_for(job, JobState="RUNNING")
-    running, saved = time.time(), hard.layout.controller_state / "job_state"
+    running, cluster = time.time(), Minicluster(str(hard.layout.root))
     deadline = time.monotonic() + 60
-    while saved.stat().st_mtime < running:  # of what it has not saved it knows nothing
+    while cluster.saved_at < running:  # of what it has not saved it knows nothing
         assert time.monotonic() < deadline
         time.sleep(0.1)
     assert hard.door("kill", "slurmctld").stdout == "killed: slurmctld\n"

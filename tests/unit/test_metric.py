@@ -85,6 +85,18 @@ def test_a_record_with_a_byte_missing_or_changed_is_rejected(body: dict, data: s
     assert found or rejected
 
 
+@given(st.lists(BODIES, min_size=1, max_size=4), st.integers(1, 9))
+def test_any_block_size_gives_the_same(bodies: list[dict], size: int) -> None:
+    log = b"\n".join(line(record(i, **b)) for i, b in enumerate(bodies)) + b"\n"
+    block, metric_reader._BLOCK = metric_reader._BLOCK, size
+    try:
+        small = read(log)
+    finally:
+        metric_reader._BLOCK = block
+    assert small == read(log)
+    assert len(small[0]) == len(bodies)
+
+
 def _sealed(content: dict) -> bytes:
     return metric.encode(content).encode()
 

@@ -13,7 +13,7 @@ from jobkit.analysis import cli
 from jobkit.analysis.collect import collect
 from jobkit.analysis.steps import StepModel
 from jobkit.analysis.steps_cli import main
-from jobkit.analysis.steps_links import Message, communication_s
+from jobkit.analysis.steps_links import Link, Message, communication_s
 from jobkit.analysis.steps_study import messages, step_lines, step_models, step_table
 from jobkit.errors import UsageError
 from jobkit.paths import write_json
@@ -137,6 +137,20 @@ def test_the_command(study: None, capsys, tmp_path: Path) -> None:
     write_json(path, comm.to_json({}, [line("all_reduce", "all", 2, 1, FAST)]))
     assert main(["s", "--comm", str(path)]) == 0
     assert capsys.readouterr().out.splitlines() == said
+
+
+def test_the_command_takes_a_collective_as_it_was_measured(capsys, tmp_path: Path) -> None:
+    whole_study(strategies=("fsdp",), gpus=(1, 2, 4))
+    path, slow = tmp_path / "comm.json", Link(1e-3, 1e-8)
+    both = [line("all_reduce", "all", 2, 1, FAST), line("reduce_scatter", "all", 2, 1, slow)]
+    said = []
+    for lines in (both[:1], both):
+        write_json(path, comm.to_json({}, lines))
+        for words in ([], ["--intra", "1", "1"]):
+            assert main(["s", "--comm", str(path), *words]) == 0
+            said.append(capsys.readouterr().out)
+    assert said[0] == said[1] == said[3]  # what is said counts instead of what was measured
+    assert said[2] != said[0]
 
 
 @pytest.mark.parametrize(

@@ -110,8 +110,11 @@ class Minicluster:
 
     @property
     def saved_at(self) -> float:
-        """When slurmctld last saved what it knows of jobs, in Unix seconds."""
-        return (Path(self.folder) / "state" / "job_state").stat().st_mtime
+        """When slurmctld last saved what it knows of jobs, in Unix seconds; 0 where it has not."""
+        try:
+            return (Path(self.folder) / "state" / "job_state").stat().st_mtime
+        except FileNotFoundError:  # slurmctld is just putting a new one in its place
+            return 0.0
 
     @property
     def nodes(self) -> list[str]:
