@@ -60,8 +60,9 @@ def agree(rounds: int) -> None:
     from jobkit.payload.clock import Stages
     from jobkit.payload.distributed import find_place
     from jobkit.payload.guard import JobGuard, Wishes
+    from jobkit.payload.job import Job
     from jobkit.payload.report import Reporter
-    from jobkit.payload.run import Job, _set_up
+    from jobkit.payload.run import _set_up
     from jobkit.payload.stopping import StopRequest
     from jobkit.spec import RunSpec
 

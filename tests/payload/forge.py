@@ -21,7 +21,8 @@ import torch._dynamo  # what fully_shard would import, a second each time
 import torchvision.models  # noqa: F401
 
 from jobkit.payload import run  # noqa: F401
-from jobkit.payload.main import leave, main
+from jobkit.payload.leaving import leave
+from jobkit.payload.main import main
 
 
 def free_port() -> int:

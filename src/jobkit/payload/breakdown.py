@@ -25,7 +25,7 @@ from torch.utils.hooks import RemovableHandle
 from jobkit.payload import host
 from jobkit.payload.clock import Stopwatch
 from jobkit.payload.data import Step
-from jobkit.payload.state import optimizer_of
+from jobkit.payload.strategies.base import optimizer_of
 
 if TYPE_CHECKING:
     from jobkit.payload.train import Trainer

@@ -16,7 +16,7 @@ from jobkit.comm import OPERATIONS
 from jobkit.errors import Exit, Parser, UsageError
 from jobkit.paths import REPOSITORY, RunPaths
 from jobkit.payload.comm_wish import Wish, check_ranks, read_bytes
-from jobkit.payload.main import leave, leave_after
+from jobkit.payload.leaving import leave, leave_after
 
 _WHAT = "Measure latency and bandwidth of the collectives between the ranks."
 EPILOG = """examples:

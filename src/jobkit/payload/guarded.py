@@ -1,31 +1,29 @@
 """Gives a job's training its guard, and has it go on from a checkpoint where there is one."""
 
+import inspect
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from jobkit.errors import Exit, UsageError
-from jobkit.payload import faults, host
+from jobkit.payload import checkpoint, faults, guard, host, keeper
 from jobkit.payload.checkpoint import Store, clear_unfinished
 from jobkit.payload.distributed import Group
 from jobkit.payload.guard import JobGuard, Wishes
+from jobkit.payload.job import Job
 from jobkit.payload.keeper import Keeper
 from jobkit.payload.report import Reporter, write_outcome
 from jobkit.payload.resume import begin_anew, named_by_user, of_own_run, resume
+from jobkit.payload.train import Trainer
 from jobkit.payload.watchdog import Watchdog
 from jobkit.rhythm import Rhythm
 
-if TYPE_CHECKING:
-    from jobkit.payload.run import Job
-    from jobkit.payload.train import Trainer
 
-
-def guarded(job: "Job", trainer: "Trainer") -> JobGuard:
+def guarded(job: Job, trainer: Trainer) -> JobGuard:
     """Make the guard and load what the job is to go on from. Every rank calls.
 
     Raises UsageError, on every rank, for a checkpoint of another training.
     """
     spec, group, rank = trainer.spec, trainer.group, job.place.rank
-    guard = JobGuard(
+    made = JobGuard(
         wishes=Wishes(group.on_cpu()),
         stop=job.stop,
         watchdog=Watchdog(
@@ -34,15 +32,16 @@ def guarded(job: "Job", trainer: "Trainer") -> JobGuard:
             job.stop,
             trainer.report.stream,
             lambda why: _last_words(job, trainer.report, why),
+            waits_in=[inspect.getfile(module) for module in (guard, keeper, checkpoint)],
         ),
         keeper=_keeper(job, trainer, group) if job.paths else None,
         fault=faults.planned(job.attempt, rank, job.paths),
     )
-    trainer.guard = guard
-    return guard
+    trainer.guard = made
+    return made
 
 
-def _keeper(job: "Job", trainer: "Trainer", group: Group) -> Keeper:
+def _keeper(job: Job, trainer: Trainer, group: Group) -> Keeper:
     """Who writes the checkpoints; the newest one is loaded first."""
     spec, paths = trainer.spec, job.paths
     assert paths
@@ -50,7 +49,7 @@ def _keeper(job: "Job", trainer: "Trainer", group: Group) -> Keeper:
     if store.rank == 0:
         clear_unfinished(paths)
     beside = spec.checkpoint_async
-    keeper = Keeper(
+    made = Keeper(
         store,
         paths,
         job.attempt,
@@ -61,11 +60,11 @@ def _keeper(job: "Job", trainer: "Trainer", group: Group) -> Keeper:
     )
     loaded = resume(trainer, store, _shared(job, store), must=job.resume_from is not None)
     if loaded and loaded.parent == paths.checkpoints:
-        keeper.newest = trainer.progress.iteration
-    return keeper
+        made.newest = trainer.progress.iteration
+    return made
 
 
-def _shared(job: "Job", store: Store) -> list[Path]:
+def _shared(job: Job, store: Store) -> list[Path]:
     """What rank 0 finds to go on from: a file system may not show all ranks the same."""
     found, fault = [], ""
     if store.rank == 0:
@@ -79,7 +78,7 @@ def _shared(job: "Job", store: Store) -> list[Path]:
     return found
 
 
-def _candidates(job: "Job") -> list[Path]:
+def _candidates(job: Job) -> list[Path]:
     """The checkpoints that the job may go on from, the newest first.
 
     --fresh and --resume-from are for the first start of a job: when it is started again, with the
@@ -95,7 +94,7 @@ def _candidates(job: "Job") -> list[Path]:
     return found
 
 
-def _last_words(job: "Job", report: Reporter, reason: str) -> None:
+def _last_words(job: Job, report: Reporter, reason: str) -> None:
     """Leave why a rank that makes no progress is ended."""
     reason = write_outcome(job.paths, job.attempt, "failed", Exit.FAILED, reason)
     report.record("run_end", status="failed", reason=reason, total_time_s=host.process_age_s())

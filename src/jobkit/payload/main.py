@@ -4,18 +4,16 @@ run.sh starts one of these for each rank, by srun or torchrun. Settings are thos
 """
 
 import argparse
-import contextlib
 import os
 import sys
-import traceback
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
 
 from jobkit.dataset import check_source
 from jobkit.errors import Exit, UsageError
 from jobkit.paths import RunPaths, read_json
+from jobkit.payload.leaving import leave, leave_after
 from jobkit.payload.stopping import StopRequest
 from jobkit.spec import RunSpec, check_keys
 from jobkit.spec_options import add_spec_arguments, given_settings
@@ -135,7 +133,8 @@ def _run_rank(
 ) -> int:
     """Train as one rank of the job. A failure is told with its rank, in the log and the outcome."""
     from jobkit.payload.distributed import find_place
-    from jobkit.payload.run import Job, run_rank
+    from jobkit.payload.job import Job
+    from jobkit.payload.run import run_rank
 
     place = find_place()
     spec = replace(spec, nodes=place.nodes, ranks_per_node=place.local_world_size)
@@ -163,30 +162,6 @@ def _run_rank(
     except BaseException as error:
         leave_after(error, place.rank)
     return Exit.OK
-
-
-def leave_after(error: BaseException, rank: int) -> NoReturn:
-    """End the process after an error, told with the rank on each line; INT needs no words."""
-    if isinstance(error, KeyboardInterrupt):
-        leave(Exit.INTERRUPTED)
-    lines = "".join(traceback.format_exception(error)).rstrip().splitlines()
-    print("\n".join(f"[rank{rank}] {line}" for line in lines), file=sys.stderr, flush=True)
-    leave(Exit.FAILED)
-
-
-def leave(code: int) -> NoReturn:
-    """End the process at once, all output flushed, without the interpreter's own tidy end.
-
-    After a failure, destructors of a process group may wait for ranks that will not answer. After
-    success, a sharded model still keeps the threads of Gloo and autograd alive (DDP's are gone by
-    then): one that asks for the GIL while the interpreter is taken down is ended by force, which
-    aborts the process, and a run that has recorded its success looks failed. Files are closed and
-    the group is destroyed by now, so nothing is lost.
-    """
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):  # its reader is gone
-            stream.flush()
-    os._exit(code)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,6 @@
-"""How far a training has come, and what happens between two of its iterations."""
+"""How far a training has come, and the exception that ends it early."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
-
-if TYPE_CHECKING:
-    from jobkit.payload.data import Step
-    from jobkit.payload.train import Trainer
 
 
 @dataclass
@@ -25,38 +20,6 @@ class Progress:
         """The epoch is trained, evaluated and recorded."""
         self.epoch += 1
         self.position = 0
-
-
-class Guard(Protocol):
-    """What is asked between two iterations; every rank asks at the same ones.
-
-    edge and epoch_done may raise Stopped: the state is saved then, and the training ends.
-    """
-
-    def edge(self, trainer: "Trainer") -> None:
-        """An iteration is done."""
-
-    def epoch_done(self, trainer: "Trainer") -> None:
-        """An epoch is done and recorded."""
-
-    def alive(self, where: str) -> None:
-        """The rank goes on, in the middle of something long."""
-
-    def may_record(self) -> None:
-        """Raise where the run's records are another attempt's to write by now."""
-
-
-class Observer(Protocol):
-    """Looks at single iterations of the training, and changes nothing in it."""
-
-    def wants(self, trainer: "Trainer") -> bool:
-        """Whether it looks at the next iteration; the same on every rank."""
-
-    def before(self, trainer: "Trainer", step: "Step") -> None:
-        """The iteration is next."""
-
-    def after(self, trainer: "Trainer", step: "Step") -> None:
-        """It is done."""
 
 
 class Stopped(Exception):

@@ -4,49 +4,32 @@ import logging
 import os
 import time
 import traceback
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from jobkit.errors import Exit, UsageError
-from jobkit.paths import RunPaths, data_root
+from jobkit.paths import data_root
 from jobkit.payload import advice, host
 from jobkit.payload.breakdown import Breakdown
 from jobkit.payload.cache import Dataset, ensure_cache, find_fault, open_cache, read_directly
 from jobkit.payload.clock import Stages
 from jobkit.payload.data import Batches, DeviceData
-from jobkit.payload.distributed import Group, Place, banner, check_identity, pick_device
+from jobkit.payload.distributed import Group, banner, check_identity, pick_device
 from jobkit.payload.guarded import guarded
+from jobkit.payload.job import Job
 from jobkit.payload.memory import MIB, persistent
 from jobkit.payload.model import build_model
 from jobkit.payload.profiling import Profiler
-from jobkit.payload.progress import Observer, Stopped
+from jobkit.payload.progress import Stopped
 from jobkit.payload.report import Reporter, write_outcome, write_spec
 from jobkit.payload.sources import find_source
-from jobkit.payload.stopping import StopRequest
 from jobkit.payload.strategies import STRATEGIES
 from jobkit.payload.strategies.base import make_optimizer
-from jobkit.payload.train import Trainer
+from jobkit.payload.train import Observer, Trainer
 from jobkit.spec import RunSpec
 from jobkit.window import Window, profiled_ranks
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """What one rank is to do, and where it stands."""
-
-    spec: RunSpec  # its nodes and ranks are those of the place
-    place: Place
-    paths: RunPaths | None  # None: nothing is written
-    attempt: int = 0
-    dry_run: bool = False
-    notes: tuple[str, ...] = ()  # warnings from before the start
-    stop: StopRequest = field(default_factory=StopRequest)
-    resume_from: Path | None = None
-    fresh: bool = False  # take no checkpoint of an earlier attempt
-    restarted: bool = False  # the job was started before, with the same options
 
 
 def run_rank(job: Job) -> bool:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
+
+from jobkit.payload.strategies.base import optimizer_of
 
 if TYPE_CHECKING:
     from jobkit.payload.train import Trainer
@@ -36,13 +37,6 @@ def writers(names: Iterable[str]) -> list[int]:
     """The ranks that put tensors of their own into a checkpoint of these names."""
     ranks = {n.split(".")[1] for n in names if n.startswith(_OWN) and n.endswith(_LOSS_SUM)}
     return sorted(int(rank) for rank in ranks if rank.isdecimal())
-
-
-def optimizer_of(optimizer: Optimizer) -> Optimizer:
-    """The optimizer that has the state: ZeRO's wrapper keeps that of this rank's part inside."""
-    inner = getattr(optimizer, "optim", optimizer)
-    assert isinstance(inner, Optimizer)
-    return inner
 
 
 def shared_tensors(trainer: "Trainer") -> dict[str, Tensor]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -13,11 +13,43 @@ from jobkit.payload.data import Batches, DeviceData, Step, share
 from jobkit.payload.distributed import Group
 from jobkit.payload.host import peak_memory_mib
 from jobkit.payload.memory import MIB, Share, held
-from jobkit.payload.progress import Guard, Observer, Progress
+from jobkit.payload.progress import Progress
 from jobkit.payload.report import Reporter
 from jobkit.payload.schedule import learning_rate
 from jobkit.payload.strategies import Strategy
 from jobkit.spec import RunSpec
+
+
+class Guard(Protocol):
+    """What is asked between two iterations; every rank asks at the same ones.
+
+    edge and epoch_done may raise Stopped: the state is saved then, and the training ends.
+    """
+
+    def edge(self, trainer: "Trainer") -> None:
+        """An iteration is done."""
+
+    def epoch_done(self, trainer: "Trainer") -> None:
+        """An epoch is done and recorded."""
+
+    def alive(self, where: str) -> None:
+        """The rank goes on, in the middle of something long."""
+
+    def may_record(self) -> None:
+        """Raise where the run's records are another attempt's to write by now."""
+
+
+class Observer(Protocol):
+    """Looks at single iterations of the training, and changes nothing in it."""
+
+    def wants(self, trainer: "Trainer") -> bool:
+        """Whether it looks at the next iteration; the same on every rank."""
+
+    def before(self, trainer: "Trainer", step: Step) -> None:
+        """The iteration is next."""
+
+    def after(self, trainer: "Trainer", step: Step) -> None:
+        """It is done."""
 
 
 @dataclass

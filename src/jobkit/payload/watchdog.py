@@ -17,7 +17,7 @@ import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TextIO
@@ -33,11 +33,7 @@ _TO_BLAME = 0.7  # in code of its own: ended
 _STUCK = 0.8  # not even the watchdog's thread runs: ended by C's
 _TELLING = 0.85  # in torch: its stacks are written
 _WAITING = 1.25  # in torch: ended
-# Where a rank waits for others, or for a disk: torch, and what asks the others in our own code.
-_PATIENT = (
-    f"{Path(torch.__file__).parent}{os.sep}",
-    *(str(Path(__file__).with_name(f"{n}.py")) for n in ("guard", "keeper", "checkpoint")),
-)
+_TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 _LIBRARY = (f"{sysconfig.get_path('stdlib')}{os.sep}", "<frozen ")
 
 
@@ -51,8 +47,13 @@ class Watchdog:
         stop: StopRequest,
         log: TextIO,
         last_words: Callable[[str], None],
+        waits_in: Sequence[str],
     ) -> None:
-        """timeout_s: of collectives. last_words: told the reason before the process ends."""
+        """timeout_s: of collectives. last_words: told the reason before the process ends.
+
+        waits_in: source files, beside torch's, in which a rank waits for others or for a disk.
+        """
+        self._waits_in = (_TORCH, *waits_in)
         self._rank, self._timeout_s, self._log, self._last_words = rank, timeout_s, log, last_words
         self._poll_s = min(0.5, timeout_s / 20)
         self._stop, self._hurried, self._told = stop, False, False
@@ -95,7 +96,7 @@ class Watchdog:
         share = silent_s / self._timeout_s
         if share < _TO_BLAME:
             return
-        place, waits = standing(sys._current_frames()[self._watched])
+        place, waits = standing(sys._current_frames()[self._watched], self._waits_in)
         reason = (
             f"rank {self._rank}: no progress for {silent_s:.1f} s after {self._where}; "
             f"it stands in {place}"
@@ -116,7 +117,7 @@ class Watchdog:
                 faulthandler.dump_traceback(file=stream, all_threads=True)
 
 
-def standing(frame: FrameType) -> tuple[str, bool]:
+def standing(frame: FrameType, waits_in: tuple[str, ...]) -> tuple[str, bool]:
     """Where a thread is, in words, and whether it may be waiting for other ranks there.
 
     What counts is the innermost function that is not of Python's own library.
@@ -125,7 +126,7 @@ def standing(frame: FrameType) -> tuple[str, bool]:
         frame = frame.f_back
     code = frame.f_code
     place = f"{Path(code.co_filename).name}:{frame.f_lineno} ({code.co_name})"
-    return place, code.co_filename.startswith(_PATIENT)
+    return place, code.co_filename.startswith(waits_in)
 
 
 def _of_library(file: str) -> bool:

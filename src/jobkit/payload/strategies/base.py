@@ -263,3 +263,10 @@ def make_optimizer(strategy: Strategy) -> Optimizer:
         nesterov=spec.nesterov and spec.momentum > 0,
         **shared,
     )
+
+
+def optimizer_of(optimizer: Optimizer) -> Optimizer:
+    """The optimizer that has the state: ZeRO's wrapper keeps that of this rank's part inside."""
+    inner = getattr(optimizer, "optim", optimizer)
+    assert isinstance(inner, Optimizer)
+    return inner

@@ -1,0 +1,25 @@
+"""What one rank of a run is started with."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from jobkit.paths import RunPaths
+from jobkit.payload.distributed import Place
+from jobkit.payload.stopping import StopRequest
+from jobkit.spec import RunSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What one rank is to do, and where it stands."""
+
+    spec: RunSpec  # its nodes and ranks are those of the place
+    place: Place
+    paths: RunPaths | None  # None: nothing is written
+    attempt: int = 0
+    dry_run: bool = False
+    notes: tuple[str, ...] = ()  # warnings from before the start
+    stop: StopRequest = field(default_factory=StopRequest)
+    resume_from: Path | None = None
+    fresh: bool = False  # take no checkpoint of an earlier attempt
+    restarted: bool = False  # the job was started before, with the same options
