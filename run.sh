@@ -64,7 +64,7 @@ while (($#)); do
       own=${1%%=*} own=${own#--}
       printf -v "${own//-/_}" %s "${1#*=}" ;;
     --preflight) preflight=1 ;;
-    --comm) module=jobkit.payload.comm place=comm ;;
+    --comm) module=jobkit.checks.comm.cli place=comm ;;
     *)
       case $1 in
         --help | -h) only=help ;;
@@ -266,7 +266,7 @@ if [[ -n $in_allocation ]]; then
   claim_attempt
   gather_words
   if [[ -n $preflight ]]; then
-    (on_every_rank jobkit.payload.preflight ${run_dir:+--run-dir "$run_dir"} -- \
+    (on_every_rank jobkit.checks.preflight.cli ${run_dir:+--run-dir "$run_dir"} -- \
       ${words[@]+"${words[@]}"}) || fail "preflight failed: nothing was trained" 5
   fi
   start_in_allocation

@@ -7,28 +7,36 @@ from jobkit import __version__, door
 
 # name: (module, function, what it does). A module is imported when its command is called.
 COMMANDS = {
-    "prepare": ("jobkit.payload.prepare", "main", "fetch or convert a dataset, on a login node"),
+    "prepare": (
+        "jobkit.payload.data.prepare",
+        "main",
+        "fetch or convert a dataset",
+    ),
     "run": ("jobkit.launch.cli", "main", "run a study (the same as run_benchmarks.py)"),
-    "status": ("jobkit.launch.watch", "main", "how far each run of a study is"),
+    "status": ("jobkit.launch.follow.status", "main", "how far each run of a study is"),
     "cancel": ("jobkit.launch.cancel", "main", "end the runs of a study"),
-    "drill": ("jobkit.launch.drill", "main", "plant faults in a training; what each costs"),
-    "check-edf": ("jobkit.launch.check_edf", "main", "check a container's environment file"),
-    "verify": ("jobkit.payload.verify", "main", "prove every strategy equal to one process"),
-    "memory": ("jobkit.payload.memory_cli", "main", "what each strategy takes in memory"),
-    "advise": ("jobkit.payload.advise", "main", "which strategy to take, and why"),
-    "preflight": ("jobkit.payload.preflight", "main", "check an allocation before it is used"),
-    "comm": ("jobkit.payload.comm", "main", "measure the communication between the ranks"),
-    "plot-comm": ("jobkit.analysis.comm", "main", "figures of what comm measured"),
-    "step-model": ("jobkit.analysis.steps_cli", "main", "a step on paper, held against runs"),
+    "drill": ("jobkit.drill.cli", "main", "plant faults in a training; what each costs"),
+    "check-edf": ("jobkit.launch.edf.cli", "main", "check a container's environment file"),
+    "verify": ("jobkit.checks.verify.cli", "main", "prove every strategy equal to one process"),
+    "memory": ("jobkit.planner.memory", "main", "what each strategy takes in memory"),
+    "advise": ("jobkit.planner.advise", "main", "which strategy to take, and why"),
+    "preflight": ("jobkit.checks.preflight.cli", "main", "check an allocation before it is used"),
+    "comm": ("jobkit.checks.comm.cli", "main", "measure the communication between the ranks"),
+    "plot-comm": ("jobkit.analysis.figures.comm", "main", "figures of what comm measured"),
+    "step-model": (
+        "jobkit.analysis.findings.step_cli",
+        "main",
+        "predict step times, validate them",
+    ),
     "collect": ("jobkit.analysis.cli", "collect_main", "logs to CSV (collect_results.py)"),
-    "check-claims": ("jobkit.analysis.claims", "main", "recompute somebody's scaling table"),
+    "check-claims": ("jobkit.analysis.claims.cli", "main", "recompute somebody's scaling table"),
     "plot": ("jobkit.analysis.cli", "plot_main", "CSV to figures (plot_results.py)"),
 }
 
 
 def usage() -> str:
     """The list of commands."""
-    lines = [f"  {name:<10} {text}" for name, (_, _, text) in COMMANDS.items()]
+    lines = [f"  {name:<12} {text}" for name, (_, _, text) in COMMANDS.items()]
     return "\n".join(
         [
             "usage: python -m jobkit COMMAND [options]",

@@ -25,8 +25,8 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests" / "unit")]
 PLAIN = "2026-01-01 12:00:00 rank 0 INFO iteration {:5} of 4000: loss 1.2345, 3645 images/s, lr 0\n"
 TARGETS = {"MB/s": 250, "times grep": 6, "report s": 20}
 READ = """
-from jobkit.analysis.records import read_run
-from jobkit.analysis.study import read_study
+from jobkit.analysis.collect.records import read_run
+from jobkit.analysis.collect.study import read_study
 def work(folder):
     study = read_study(folder)
     return sum(len(read_run(p, study.record_ids[k]).records) for k, p in study.folders.items())

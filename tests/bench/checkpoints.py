@@ -59,12 +59,12 @@ def agree(rounds: int) -> None:
 
     from jobkit.payload.clock import Stages
     from jobkit.payload.distributed import find_place
-    from jobkit.payload.guard import JobGuard, Wishes
+    from jobkit.payload.guard.consensus import JobGuard, Wishes
+    from jobkit.payload.guard.stopping import StopRequest
     from jobkit.payload.job import Job
     from jobkit.payload.report import Reporter
     from jobkit.payload.run import _set_up
-    from jobkit.payload.stopping import StopRequest
-    from jobkit.spec import RunSpec
+    from jobkit.spec.runspec import RunSpec
 
     torch.set_num_threads(1)
     spec = RunSpec(

@@ -96,7 +96,7 @@ def payload(strategy: str, precision: str, threads: int) -> Measure:
     from jobkit.payload.job import Job
     from jobkit.payload.report import Reporter
     from jobkit.payload.run import _set_up
-    from jobkit.spec import RunSpec
+    from jobkit.spec.runspec import RunSpec
 
     spec = RunSpec(
         strategy=strategy, dataset="synthetic", train_samples=BATCH * BATCHES, test_samples=10,

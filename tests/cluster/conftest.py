@@ -19,10 +19,10 @@ from typing import NamedTuple, NoReturn
 
 import pytest
 
-from jobkit.minicluster import machine, packages, slurm
-from jobkit.minicluster.config import Options
-from jobkit.minicluster.errors import ClusterError
-from jobkit.minicluster.layout import Layout
+from minicluster import machine, packages, slurm
+from minicluster.config import Options
+from minicluster.errors import ClusterError
+from minicluster.layout import Layout
 
 ROOT = Path(__file__).resolve().parents[2]
 DOOR = [sys.executable, str(ROOT / "hpc" / "minicluster")]

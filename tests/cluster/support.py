@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from jobkit.metric_reader import read_file
+from jobkit.metric.reader import read_file
 
 ROOT = Path(__file__).resolve().parents[2]
 # Data that every run can make for itself in a second.

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from support import make_checkout
 
-from jobkit import comm
-from jobkit.analysis.steps_links import links_of
+from jobkit.analysis.findings.step_links import links_of
+from jobkit.metric import comm
 from jobkit.paths import RunPaths
 
 

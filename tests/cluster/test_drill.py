@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from support import Checkout, make_checkout
 
-from jobkit.launch.drill_faults import FAULTS, WIDE
-from jobkit.launch.drill_slurm import Minicluster
+from jobkit.drill.faults import FAULTS, WIDE
+from jobkit.drill.slurm import Minicluster
 
 ROOT_ONLY = {name for name, fault in FAULTS.items() if fault.needs in ("links", "root")}
 LOST = {"kill": 5, "raise": 5, "hang": 5, "node": 5, "link": 5, "slurmd": 5}

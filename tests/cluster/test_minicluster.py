@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from jobkit.minicluster import machine
-from jobkit.minicluster.config import Options
+from minicluster import machine
+from minicluster.config import Options
 
 WHO = "echo $SLURMD_NODENAME $SLURM_PROCID $CUDA_VISIBLE_DEVICES"
 

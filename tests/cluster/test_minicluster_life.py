@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from jobkit.minicluster.layout import Layout
+from minicluster.layout import Layout
 
 ROOT = Path(__file__).resolve().parents[2]
 WHO = "echo $SLURMD_NODENAME $SLURM_PROCID $CUDA_VISIBLE_DEVICES"
@@ -148,7 +148,7 @@ def test_up_after_a_crash(folder: Path, door) -> None:
 @pytest.mark.parametrize("moment", ["starting the accounting", "starting slurmctld"])
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM], ids=["KILL", "TERM"])
 def test_up_killed_midway(folder: Path, door, signum: int, moment: str) -> None:
-    argv = [sys.executable, "-m", "jobkit.minicluster", "up", "--dir", str(folder)]
+    argv = [sys.executable, "-m", "minicluster", "up", "--dir", str(folder)]
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
     with subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, text=True) as running:
         while moment not in running.stdout.readline():

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from support import ROOT, TINY, Checkout, make_checkout
 
-from jobkit.payload.slurm import expand_nodes
+from jobkit.payload.slurm_env import expand_nodes
 
-CHECK = "python -m jobkit.payload.preflight"
+CHECK = "python -m jobkit.checks.preflight.cli"
 # Every process of the step runs a line of shell first; "$@" are the preflight's arguments.
 TWO_NODES = ("--nodes=2", "--ntasks-per-node=1")
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root")

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from support import TINY, Checkout, make_checkout, records
 
-from jobkit import slurm_jobs
+from jobkit.outcome import slurm_jobs
+from jobkit.outcome.status import run_state
 from jobkit.paths import RunPaths, read_json
-from jobkit.status import run_state
 
 LONG = [*TINY, "--epochs", "400", "--checkpoint-every", "epoch"]
 STUDY = ["--study", "demo", "--train-samples", "512", "--test-samples", "256"]

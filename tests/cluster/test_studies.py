@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support import Checkout, make_checkout, records
 
-from jobkit.plan import Plan
+from jobkit.spec.plan import Plan
 
 SMALL = ["--study", "demo", "--epochs", "1", "--train-samples", "512", "--test-samples", "256"]
 SMALL += ["--breakdown-iterations", "0"]

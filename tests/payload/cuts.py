@@ -9,7 +9,7 @@ import torch.distributed.checkpoint as dcp
 from rigs import Result
 from torch import Tensor
 
-from jobkit.payload import checkpoint
+from jobkit.payload.checkpoints import store
 
 # 90 samples in batches of 16: the last batch of each epoch has 10, which ranks share unevenly.
 SAMPLES, PER_EPOCH = 90, 6
@@ -60,7 +60,7 @@ def write_models(folder: Path) -> Path:
 
 def final(result: Result) -> dict[str, Tensor]:
     """Every tensor of the newest checkpoint, by name, but for the ranks' times."""
-    (folder, *_) = checkpoint.found_in(result.paths.checkpoints)
+    (folder, *_) = store.found_in(result.paths.checkpoints)
     reader = dcp.FileSystemReader(folder)
     entries = reader.read_metadata().state_dict_metadata
     found = {n: torch.empty(e.size, dtype=e.properties.dtype) for n, e in entries.items()}
@@ -70,7 +70,7 @@ def final(result: Result) -> dict[str, Tensor]:
 
 def newest(result: Result) -> int:
     """The iteration of the newest whole checkpoint; 0 without one."""
-    found = checkpoint.found_in(result.paths.checkpoints)
+    found = store.found_in(result.paths.checkpoints)
     return int(found[0].name.partition("-")[0]) if found else 0
 
 

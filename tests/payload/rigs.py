@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jobkit.metric import Record
-from jobkit.metric_reader import merge_parts, read_file
+from jobkit.metric.line import Record
+from jobkit.metric.reader import merge_parts, read_file
 from jobkit.paths import RunPaths, read_json
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,13 +10,13 @@ import pytest
 from rigs import ROOT
 
 from jobkit.errors import Exit
-from jobkit.payload.advise import main
-from jobkit.payload.advise_traffic import Wires, duration, idle_share, step_s
 from jobkit.payload.main import parser as payload_parser
 from jobkit.payload.memory import GIB
-from jobkit.payload.memory_plans import Subject, footprint, label_of
-from jobkit.spec import RunSpec
-from jobkit.spec_options import given_settings
+from jobkit.planner.advise import main
+from jobkit.planner.footprints import Subject, footprint, label_of
+from jobkit.planner.traffic import Wires, duration, idle_share, step_s
+from jobkit.spec.options import given_settings
+from jobkit.spec.runspec import RunSpec
 
 MLP = 1_707_274 * 4  # bytes of its parameters
 WIRES = Wires(network=10.0, link=100.0)

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from jobkit.errors import UsageError
-from jobkit.payload.cache import cache_folder, ensure_cache, find_fault, open_cache
-from jobkit.payload.images import Images, Say
-from jobkit.payload.sources import Source, find_source, synthetic
+from jobkit.payload.data.cache import cache_folder, ensure_cache, find_fault, open_cache
+from jobkit.payload.data.images import Images, Say
+from jobkit.payload.data.sources import Source, find_source, synthetic
 
 
 class Counted:

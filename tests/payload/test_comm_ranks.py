@@ -10,15 +10,15 @@ import torch
 import torch.distributed as dist
 from rigs import RUN_SH, environment
 
-from jobkit import comm
+from jobkit.checks.comm import bench as comm_bench
+from jobkit.checks.comm.bench import Bench
+from jobkit.checks.comm.ops import Team, exchange
+from jobkit.checks.comm.rank import Rank
+from jobkit.checks.comm.request import Wish
 from jobkit.errors import UsageError
-from jobkit.metric_reader import merge_parts, read_file
+from jobkit.metric import comm
+from jobkit.metric.reader import merge_parts, read_file
 from jobkit.paths import RunPaths, read_json
-from jobkit.payload import comm_bench
-from jobkit.payload.comm_bench import Bench
-from jobkit.payload.comm_ops import Team, exchange
-from jobkit.payload.comm_rank import Rank
-from jobkit.payload.comm_wish import Wish
 from jobkit.payload.distributed import Place
 
 SIZE = 5000  # neither a multiple of a rank's part nor of the pattern

@@ -11,8 +11,8 @@ import torch
 from cuts import actions
 from rigs import NO_TWINS, ROOT, Start, environment
 
+from jobkit.checks.compare import differing
 from jobkit.paths import RunPaths
-from jobkit.payload.compare import differing
 
 RUN = ("--dataset", "synthetic", "--train-samples", "64", "--test-samples", "32", *NO_TWINS)
 RUN += ("--epochs", "2")
@@ -29,7 +29,7 @@ def test_any_bit_counts_and_nothing_else() -> None:
 
 
 def compare(*folders: Path) -> "subprocess.CompletedProcess[str]":
-    words = [sys.executable, "-m", "jobkit.payload.compare", *map(str, folders)]
+    words = [sys.executable, "-m", "jobkit.checks.compare", *map(str, folders)]
     env = environment(PYTHONPATH=str(ROOT / "src"))
     return subprocess.run(words, env=env, capture_output=True, text=True)
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from jobkit.payload.cache import Dataset
-from jobkit.payload.data import PADDING, Batches, DeviceData, augment, sample_hash, share
-from jobkit.payload.sources import synthetic
+from jobkit.payload.data.batches import PADDING, Batches, DeviceData, augment, sample_hash, share
+from jobkit.payload.data.cache import Dataset
+from jobkit.payload.data.sources import synthetic
 
 
 @pytest.mark.parametrize(("samples", "batch"), [(250, 64), (7, 3), (512, 128), (5, 100)])

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from rigs import RUN_SH, SMALL, Result, Start, alive_with, environment, none_left
 
-from jobkit.metric import COMMON, KINDS
-from jobkit.metric_reader import scan
+from jobkit.metric.line import COMMON, KINDS
+from jobkit.metric.reader import scan
 from jobkit.paths import RunPaths
 
 TINY = [*SMALL, "--epochs", "2", "--global-batch-size", "128"]

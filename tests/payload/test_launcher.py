@@ -14,7 +14,7 @@ import pytest
 
 from jobkit.launch.states import states
 from jobkit.launch.task import children_of
-from jobkit.plan import Plan
+from jobkit.spec.plan import Plan
 
 ROOT = Path(__file__).resolve().parents[2]
 DOOR = [sys.executable, str(ROOT / "run_benchmarks.py")]
@@ -173,9 +173,9 @@ def test_a_second_launcher_of_a_study_is_refused(env: dict[str, str]) -> None:
 def test_from_python(env: dict[str, str]) -> None:
     """The few lines of the README."""
     code = (
-        "from jobkit.analysis.collect import collect\n"
+        "from jobkit.analysis.collect.results import collect\n"
         "from jobkit.launch import How, launch\n"
-        "from jobkit.plan import Study\n"
+        "from jobkit.spec.plan import Study\n"
         "study = Study.load('demo', strategies=['ddp'], gpus=[1], epochs=1, train_samples=256,\n"
         "                   test_samples=128, global_batch_size=64)\n"
         "started = launch(study.expand(), How(site='local'))\n"

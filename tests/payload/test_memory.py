@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import ScheduleInterleaved1F1B
 
 from jobkit.errors import Exit
-from jobkit.payload import memory_plans
-from jobkit.payload.memory_cli import main
-from jobkit.payload.memory_plans import Footprint, Subject, block_parameters, footprint
-from jobkit.payload.memory_trace import passes
 from jobkit.payload.model import build_model
 from jobkit.payload.strategies.recompute import checkpoint_blocks
 from jobkit.payload.strategies.stages import cut
-from jobkit.spec import RunSpec
+from jobkit.planner import footprints
+from jobkit.planner.activations import passes
+from jobkit.planner.footprints import Footprint, Subject, block_parameters, footprint
+from jobkit.planner.memory import main
+from jobkit.spec.runspec import RunSpec
 
 README = (ROOT / "README.md").read_text()
 OWN = """
@@ -179,7 +179,7 @@ def test_interleaved_stages_keep_what_torchs_schedule_does(ranks: int, microbatc
         ours = SimpleNamespace(
             parts=microbatches, ranks=ranks, order="interleaved", count=2 * ranks
         )
-        assert memory_plans._in_flight(ours, rank) == most  # type: ignore[arg-type]
+        assert footprints._in_flight(ours, rank) == most  # type: ignore[arg-type]
 
 
 def of(**settings: Any) -> Footprint:

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from jobkit.errors import UsageError
-from jobkit.payload import advice
+from jobkit.payload import warnings
 from jobkit.payload.distributed import Place, find_place, pick_device
 from jobkit.payload.model import CNN, build_model
-from jobkit.spec import RunSpec
+from jobkit.spec.runspec import RunSpec
 
 OWN = """
 import torch
@@ -131,16 +131,16 @@ def test_a_model_of_the_users_that_cannot_be_used_says_why(name: str, message: s
     ],
 )
 def test_a_setting_without_effect_is_told(spec: RunSpec, device: str, lines: list[str]) -> None:
-    said = advice.without_effect(spec, device)
+    said = warnings.without_effect(spec, device)
     assert len(said) == len(lines)
     assert all(any(s.startswith(line) for s in said) for line in lines)
 
 
 def test_batches_and_ranks_that_do_not_fit_are_told() -> None:
     cpu, many = torch.device("cpu"), Place(world_size=10_000, local_world_size=10_000)
-    (batch,) = advice.of_size(RunSpec(), Place(), cpu, 100)
+    (batch,) = warnings.of_size(RunSpec(), Place(), cpu, 100)
     assert "global batch of 512 is more than the 100 training samples" in batch
-    (ranks,) = advice.of_size(RunSpec(), many, cpu, 1000)
+    (ranks,) = warnings.of_size(RunSpec(), many, cpu, 1000)
     assert "10000 ranks share" in ranks
 
 

@@ -11,12 +11,13 @@ import time
 import pytest
 from rigs import RUN_SH, environment
 
-from jobkit.payload import preflight, preflight_facts
+from jobkit.checks.preflight import cli
+from jobkit.checks.preflight import facts as preflight_facts
+from jobkit.checks.preflight.rendezvous import Desk, Line, Lost, clock_offset, listen, meet
 from jobkit.payload.distributed import Place
-from jobkit.payload.preflight_desk import Desk, Line, Lost, clock_offset, listen, meet
-from jobkit.payload.slurm import default_port, ephemeral_ports
+from jobkit.payload.slurm_env import default_port, ephemeral_ports
 
-CHECK = [sys.executable, "-m", "jobkit.payload.preflight", "--dataset", "synthetic"]
+CHECK = [sys.executable, "-m", "jobkit.checks.preflight.cli", "--dataset", "synthetic"]
 
 
 def free_port() -> int:
@@ -125,7 +126,7 @@ def test_a_rank_that_ends_in_the_middle_is_named() -> None:
     program = (
         "import os, sys\nfrom jobkit.payload import preflight_rank as p\n"
         "p.Rank._together = lambda *_: os._exit(9)\n"
-        "from jobkit.payload.preflight import main\nsys.exit(main(sys.argv[1:]))"
+        "from jobkit.checks.preflight.cli import main\nsys.exit(main(sys.argv[1:]))"
     )
     env = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": str(port)}
     other = subprocess.Popen([sys.executable, "-c", program, *CHECK[3:]], env=environment(**env))
@@ -161,10 +162,10 @@ def test_a_torch_that_cannot_be_imported_is_one_line(tmp_path) -> None:
 
 
 def test_bad_words_end_with_2(capsys, monkeypatch) -> None:
-    assert preflight.main(["--timeout", "0"]) == 2
-    assert preflight.main(["--dataset", "cifar11"]) == 2
+    assert cli.main(["--timeout", "0"]) == 2
+    assert cli.main(["--dataset", "cifar11"]) == 2
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    assert preflight.main([]) == 2
+    assert cli.main([]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 3 and "bash run.sh --preflight --dry-run" in said
 
@@ -261,7 +262,7 @@ def test_a_rank_that_hangs_before_it_can_say_anything_is_not_called_absent() -> 
     one = start(0, 2, port, "--timeout", "6")
     hang = "import time\nfrom jobkit.payload import preflight_facts as f\n"
     hang += "f.gpu = lambda *_: time.sleep(60)\n"
-    hang += "import sys\nfrom jobkit.payload.preflight import main\nsys.exit(main(sys.argv[1:]))"
+    hang += "import sys\nfrom jobkit.checks.preflight.cli import main\nsys.exit(main(sys.argv[1:]))"
     env = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": str(port)}
     other = subprocess.Popen([sys.executable, "-c", hang], env=environment(**env))
     ((code, out),) = ends(one)

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from jobkit.errors import UsageError
-from jobkit.payload import cifar10
-from jobkit.payload.prepare import main
+from jobkit.payload.data import cifar10
+from jobkit.payload.data.prepare import main
 
 
 def test_a_folder_is_prepared_once_and_the_next_step_is_named(

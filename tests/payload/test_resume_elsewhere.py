@@ -7,8 +7,8 @@ import pytest
 from cuts import DATA, RUN, SAMPLES, actions, measured, seen, warnings, write_models
 from rigs import Result, Start
 
-from jobkit.payload.data import Batches
-from jobkit.payload.verify_cases import EXACT
+from jobkit.checks.verify.cases import EXACT
+from jobkit.payload.data.batches import Batches
 
 HOW = (*RUN, "--model", "own_models:plain", "--lr", "0.1")
 SAVED, POSITION = 8, 32  # the checkpoint is of iteration 8: 32 samples of epoch 1 are used then

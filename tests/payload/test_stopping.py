@@ -159,7 +159,7 @@ def test_a_forked_child_tells_nobody_and_ends() -> None:
     """Such as a worker that multiprocessing ends with TERM."""
     program = textwrap.dedent("""
         import os, signal, time
-        from jobkit.payload.stopping import StopRequest
+        from jobkit.payload.guard.stopping import StopRequest
         stop = StopRequest()
         stop.listen("USR2")
         stop.listen_to_all()

@@ -12,7 +12,7 @@ from jobkit.payload.distributed import Group, Place
 from jobkit.payload.model import build_model
 from jobkit.payload.strategies import STRATEGIES, Strategy
 from jobkit.payload.strategies.base import make_optimizer
-from jobkit.spec import RunSpec
+from jobkit.spec.runspec import RunSpec
 
 CPU = torch.device("cpu")
 

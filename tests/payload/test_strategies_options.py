@@ -11,15 +11,15 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from jobkit.errors import UsageError
-from jobkit.payload import advice
+from jobkit.payload import warnings
 from jobkit.payload.distributed import Group, Place
 from jobkit.payload.model import build_model
 from jobkit.payload.strategies import STRATEGIES, Strategy
 from jobkit.payload.strategies.base import make_optimizer
 from jobkit.payload.strategies.recompute import checkpoint_blocks
-from jobkit.plan import Study
-from jobkit.spec import STRATEGIES as NAMES
-from jobkit.spec import RunSpec
+from jobkit.spec.plan import Study
+from jobkit.spec.runspec import STRATEGIES as NAMES
+from jobkit.spec.runspec import RunSpec
 
 CPU = torch.device("cpu")
 
@@ -213,16 +213,16 @@ def test_dp_on_the_cpu_says_that_it_is_single() -> None:
     ],
 )
 def test_an_option_without_effect_is_told(settings: dict[str, Any], line: str) -> None:
-    assert line in advice.without_effect(RunSpec(**settings), "cpu")
+    assert line in warnings.without_effect(RunSpec(**settings), "cpu")
 
 
 def test_batch_normalisation_is_told_where_it_depends_on_the_ranks() -> None:
     said = {
-        name: advice.of_batch_norm(True, RunSpec(strategy=name, ranks_per_node=2))
+        name: warnings.of_batch_norm(True, RunSpec(strategy=name, ranks_per_node=2))
         for name in ("ddp", "pp", "mp")
     }
     assert "over each rank's own part" in said["ddp"][0]
     assert "over each microbatch" in said["pp"][0]
     assert said["mp"] == []
-    assert advice.of_batch_norm(True, RunSpec(ranks_per_node=2, sync_batchnorm=True)) == []
-    assert advice.of_batch_norm(False, RunSpec(ranks_per_node=2)) == []
+    assert warnings.of_batch_norm(True, RunSpec(ranks_per_node=2, sync_batchnorm=True)) == []
+    assert warnings.of_batch_norm(False, RunSpec(ranks_per_node=2)) == []

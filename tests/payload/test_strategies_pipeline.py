@@ -13,7 +13,7 @@ from jobkit.payload.distributed import Place
 from jobkit.payload.model import build_model
 from jobkit.payload.strategies.pipeline import Pipeline
 from jobkit.payload.strategies.stages import cut, owners, tensors_only
-from jobkit.spec import RunSpec
+from jobkit.spec.runspec import RunSpec
 
 IMAGES = torch.rand(3, 3, 32, 32, generator=torch.Generator().manual_seed(1))
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from jobkit.checks.verify import cli
+from jobkit.checks.verify.cases import CASES, Case, chosen
+from jobkit.checks.verify.rank import Difference
 from jobkit.errors import Exit
-from jobkit.payload import verify
 from jobkit.payload.train import Trainer
-from jobkit.payload.verify_cases import CASES, Case, chosen
-from jobkit.payload.verify_rank import Difference
 
 CORE = (
     *("ddp", "ddp zero1", "ddp accumulate, clip", "fsdp", "fsdp hybrid", "fsdp accumulate, clip"),
@@ -33,7 +33,7 @@ def named(label: str) -> Case:
 @functools.cache
 def differences(dtype: str, worlds: tuple[int, ...], labels: tuple[str, ...]) -> Any:
     plans = {w: [c for c in chosen(ALL, w) if c.label in labels] for w in worlds}
-    return {(d.case, d.world_size): d for d in verify.verify(plans, dtypes=(dtype,))}
+    return {(d.case, d.world_size): d for d in cli.verify(plans, dtypes=(dtype,))}
 
 
 @pytest.mark.parametrize(("label", "world"), [p for p in PLANNED if p[0] in CORE])
@@ -135,7 +135,7 @@ def evaluates_twice(trainer: Trainer) -> None:
     ],
 )
 def test_a_planted_fault_is_found(plant: Any, label: str) -> None:
-    (found,) = verify.verify({2: [named(label)]}, plant, dtypes=("float64",))
+    (found,) = cli.verify({2: [named(label)]}, plant, dtypes=("float64",))
     assert not found.ok
     if plant is evaluates_twice:
         assert found.evaluation > 0
@@ -159,7 +159,7 @@ def keeps_its_part(trainer: Trainer) -> None:
 
 
 def test_zero1_leaves_each_rank_its_part_of_the_state() -> None:
-    (found,) = verify.verify({2: [named("ddp zero1")]}, keeps_its_part, dtypes=("float64",))
+    (found,) = cli.verify({2: [named("ddp zero1")]}, keeps_its_part, dtypes=("float64",))
     assert found.ok
 
 
@@ -171,7 +171,7 @@ def breaks(trainer: Trainer) -> None:
 
 def test_a_rank_that_fails_ends_the_check_with_its_reason() -> None:
     with pytest.raises(RuntimeError, match=r"(?s)ddp, 2 ranks: .*no more"):
-        verify.verify({2: [named("ddp")]}, breaks, dtypes=("float64",))
+        cli.verify({2: [named("ddp")]}, breaks, dtypes=("float64",))
 
 
 NEAR = Difference("ddp", "ddp", 2, "float64", 0.0, 1e-12, 0.0, 0.0, 1e-9, True)
@@ -182,18 +182,18 @@ def test_one_over_its_tolerance_ends_with_4(
     change: dict[str, float], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = [NEAR]
-    monkeypatch.setattr(verify, "verify", lambda plans: found)
-    assert verify.main([]) == Exit.OK
+    monkeypatch.setattr(cli, "verify", lambda plans: found)
+    assert cli.main([]) == Exit.OK
     assert "all are within it" in capsys.readouterr().out
     found.append(dataclasses.replace(NEAR, **change))
-    assert verify.main([]) == Exit.THRESHOLD
+    assert cli.main([]) == Exit.THRESHOLD
     out = capsys.readouterr().out
     assert [line.split()[-1] for line in out.splitlines()[1:3]] == ["ok", "OVER"]
     assert "1 of 2 over the tolerance" in out
 
 
 def test_the_command_checks_and_says_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert verify.main(["--strategies", "dp", "--world-sizes", "1", "3", "--json"]) == Exit.OK
+    assert cli.main(["--strategies", "dp", "--world-sizes", "1", "3", "--json"]) == Exit.OK
     rows = json.loads(capsys.readouterr().out)
     assert [(r["case"], r["world_size"], r["dtype"], r["ok"]) for r in rows] == [
         ("dp", 1, "float64", True),
@@ -212,5 +212,5 @@ def test_the_command_checks_and_says_json(capsys: pytest.CaptureFixture[str]) ->
 def test_what_cannot_be_checked(
     words: list[str], line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert verify.main(words) == Exit.USAGE
+    assert cli.main(words) == Exit.USAGE
     assert line in capsys.readouterr().err

@@ -5,10 +5,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from jobkit.metric import MetricWriter
+from jobkit.metric.line import MetricWriter
 from jobkit.paths import RunPaths, logs_root
-from jobkit.plan import Plan, Study
-from jobkit.spec import RunSpec
+from jobkit.spec.plan import Plan, Study
+from jobkit.spec.runspec import RunSpec
 
 TRAIN_SAMPLES = 8192
 RATE = {"single": 1000.0, "ddp": 1000.0, "fsdp": 800.0, "pp": 900.0}

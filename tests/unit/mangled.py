@@ -5,8 +5,8 @@ import json
 from dataclasses import dataclass, field
 from random import Random
 
-from jobkit import metric
-from jobkit.metric import TAG
+from jobkit.metric import line as metric
+from jobkit.metric.line import TAG
 
 RUN_ID = "ddp-n1-g2-b64-fp32-r0-0a1b2c"
 _TAG = TAG.encode()

@@ -15,8 +15,8 @@ from typing import Any
 
 from fake_study import FakeRun, make_plan, start_fields
 
-from jobkit.plan import Plan
-from jobkit.spec import RunSpec
+from jobkit.spec.plan import Plan
+from jobkit.spec.runspec import RunSpec
 
 SAMPLES = 1_281_167
 SIZES = (1, 2, 4, "2x4", "4x4", "8x4", "16x4")

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobkit.errors import UsageError
-from jobkit.payload import faults
-from jobkit.payload.stopping import StopRequest
+from jobkit.payload.guard import faults
+from jobkit.payload.guard.stopping import StopRequest
 from jobkit.payload.unpickle import restricted_load
-from jobkit.rhythm import Rhythm
-from jobkit.spec import RunSpec
+from jobkit.spec.every import Rhythm
+from jobkit.spec.runspec import RunSpec
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jobkit.analysis.claims import Work, check, main
+from jobkit.analysis.claims.cli import Work, check, main
 from jobkit.errors import UsageError
 
 

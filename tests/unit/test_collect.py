@@ -11,13 +11,13 @@ import pandas as pd
 import pytest
 from fake_study import TRAIN_SAMPLES, FakeRun, epoch_fields, logs, make_plan, whole_run, whole_study
 
-from jobkit.analysis.collect import Results, collect
-from jobkit.analysis.columns import COMM, EPOCHS, FORECAST, RESULTS, SCALING, markdown
+from jobkit.analysis.collect.results import Results, collect
+from jobkit.analysis.tables.columns import COMM, EPOCHS, FORECAST, RESULTS, SCALING, markdown
 from jobkit.errors import UsageError
-from jobkit.metric import KINDS
-from jobkit.plan import Plan
-from jobkit.spec import SETTINGS
-from jobkit.status import STATUSES
+from jobkit.metric.line import KINDS
+from jobkit.outcome.status import STATUSES
+from jobkit.spec.plan import Plan
+from jobkit.spec.runspec import SETTINGS
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "columns.txt"
 
@@ -381,8 +381,8 @@ def test_a_table_that_cannot_be_written_is_one_clear_error() -> None:
 
 def test_no_library_of_the_payload_is_imported() -> None:
     code = (
-        "import sys; import jobkit.analysis.collect, jobkit.analysis.figures, jobkit.analysis.cli,"
-        " jobkit.analysis.summary\n"
+        "import sys; import jobkit.analysis.collect.results, jobkit.analysis.figures.draw,"
+        " jobkit.analysis.cli, jobkit.analysis.report.summary\n"
         "bad = {'torch', 'submitit', 'jobkit.payload', 'jobkit.launch'} & set(sys.modules)\n"
         "assert not bad, bad"
     )

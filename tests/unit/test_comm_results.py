@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from test_run_sh import Fake
 
-from jobkit import comm
-from jobkit.analysis import comm as figures
+from jobkit.analysis.figures import comm as figures
+from jobkit.checks.comm import cli as door
+from jobkit.checks.comm.request import Wish, read_bytes
 from jobkit.errors import UsageError
-from jobkit.metric import KINDS
+from jobkit.metric import comm
+from jobkit.metric.line import KINDS
 from jobkit.paths import write_json
-from jobkit.payload import comm as door
-from jobkit.payload.comm_wish import Wish, read_bytes
 
 SIZES = [2**k for k in range(10, 27, 2)]
 
@@ -178,9 +178,9 @@ def test_run_sh_starts_it_in_a_folder_of_its_own(run: Fake) -> None:
     done = run("--comm", "--ops", "all_reduce", JOBKIT_LOGS=str(run.folder / "logs"))
     assert done.returncode == 0, done.stderr
     check, call = run.calls()[-2:]
-    assert check[1] == "jobkit.payload.comm" and check[-1].startswith("--check=")
+    assert check[1] == "jobkit.checks.comm.cli" and check[-1].startswith("--check=")
     assert int(call[call.index("--nproc-per-node") + 1]) >= 2
-    words = call[call.index("jobkit.payload.comm") + 1 :]
+    words = call[call.index("jobkit.checks.comm.cli") + 1 :]
     assert words[:2] == ["--ops", "all_reduce"]
     folder = Path(words[words.index("--run-dir") + 1])
     assert folder.parent == run.folder / "logs" / "comm" and folder.is_dir()

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from jobkit.dataset import check_source, folder_path
 from jobkit.errors import UsageError
+from jobkit.spec.dataset import check_source, folder_path
 
 
 def folders(root: Path, *names: str) -> None:

@@ -12,31 +12,20 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from jobkit.drill import cli
+from jobkit.drill import faults as drill_faults
+from jobkit.drill import slurm as drill_slurm
+from jobkit.drill.course import Course, Lost, lane_options
+from jobkit.drill.faults import FAULTS, LANES, NODE_FAULTS, WIDE, Fault
+from jobkit.drill.place import MARK, LocalPlace, Started, end_marked, marked, none_left
+from jobkit.drill.row import Row, first_attempt, lost_iterations, startup, with_parameters
+from jobkit.drill.slurm import Job, Minicluster, SlurmPlace
+from jobkit.drill.table import listing, show, write_csv
 from jobkit.errors import UsageError
-from jobkit.launch import drill, drill_faults, drill_slurm
-from jobkit.launch.drill_faults import FAULTS, LANES, NODE_FAULTS, WIDE, Fault
-from jobkit.launch.drill_place import (
-    MARK,
-    LocalPlace,
-    Started,
-    end_marked,
-    marked,
-    none_left,
-)
-from jobkit.launch.drill_row import (
-    Row,
-    first_attempt,
-    lost_iterations,
-    startup,
-    with_parameters,
-)
-from jobkit.launch.drill_run import Course, Lost, lane_options
-from jobkit.launch.drill_slurm import Job, Minicluster, SlurmPlace
-from jobkit.launch.drill_table import listing, show, write_csv
 from jobkit.launch.site import Site
-from jobkit.metric import MetricWriter
+from jobkit.metric.line import MetricWriter
+from jobkit.outcome.status import run_state
 from jobkit.paths import RunPaths, write_json
-from jobkit.status import run_state
 
 GOOD = Row(
     fault="kill", where="n1,n2", first_status="failed", evidence="task 1: Killed",
@@ -122,8 +111,8 @@ def test_what_is_good(changed: dict, good: bool) -> None:
 
 def test_the_table_and_the_csv_have_every_row(tmp_path: Path) -> None:
     rows = [GOOD, Row(fault="link", note="not possible here: no links"), Row(fault="x", where="h")]
-    write_csv(rows, tmp_path / "drill.csv")
-    with (tmp_path / "drill.csv").open() as file:
+    write_csv(rows, tmp_path / "cli.csv")
+    with (tmp_path / "cli.csv").open() as file:
         found = list(csv.DictReader(file))
     assert [row["fault"] for row in found] == ["kill", "link", "x"]
     assert found[0]["detected_s"] == "1.250" and found[0]["same_parameters"] == "yes"
@@ -185,17 +174,17 @@ def test_what_strikes_a_node_is_away_from_the_other_runs(
 
 def test_why_a_fault_is_not_possible(mini: SlurmPlace, monkeypatch: pytest.MonkeyPatch) -> None:
     here = LocalPlace()
-    assert drill.impossible(here, FAULTS["scancel"]) == "it needs Slurm"
-    assert drill.impossible(here, FAULTS["kill"]) == ""
-    assert drill.impossible(mini, FAULTS["node"]) == ""
-    assert "--netns" in drill.impossible(mini, FAULTS["link"])
-    assert "root" in drill.impossible(mini, FAULTS["disk-full"])
+    assert cli.impossible(here, FAULTS["scancel"]) == "it needs Slurm"
+    assert cli.impossible(here, FAULTS["kill"]) == ""
+    assert cli.impossible(mini, FAULTS["node"]) == ""
+    assert "--netns" in cli.impossible(mini, FAULTS["link"])
+    assert "root" in cli.impossible(mini, FAULTS["disk-full"])
     mini.urgent = None
-    assert "--urgent-partition" in drill.impossible(mini, FAULTS["preemption"])
+    assert "--urgent-partition" in cli.impossible(mini, FAULTS["preemption"])
     mini.cluster = None
-    assert "--minicluster" in drill.impossible(mini, FAULTS["slurmd"])
+    assert "--minicluster" in cli.impossible(mini, FAULTS["slurmd"])
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert "root" in drill.impossible(here, FAULTS["disk-full"])
+    assert "root" in cli.impossible(here, FAULTS["disk-full"])
 
 
 def shown(state: str, restarts: int = 0) -> str:
@@ -265,7 +254,7 @@ def test_only_the_newest_checkpoint_is_damaged(course: Course) -> None:
 def test_a_wait_ends_with_its_reason_or_with_the_drill(
     course: Course, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jobkit.launch.drill_run.PATIENCE_S", 0.01)
+    monkeypatch.setattr("jobkit.drill.course.PATIENCE_S", 0.01)
     with pytest.raises(Lost, match="the moon: not within"):
         course.wait("the moon", lambda: False)
     course.halted.set()
@@ -298,7 +287,7 @@ def test_a_fault_that_cannot_be_mended_is_a_row_like_any_other(
 
 
 def test_the_list_names_every_fault_and_what_it_needs(capsys) -> None:
-    assert drill.main(["--list"]) == 0
+    assert cli.main(["--list"]) == 0
     text = capsys.readouterr().out
     assert text == listing() + "\n"
     assert [line.split()[0] for line in text.splitlines()] == list(FAULTS)
@@ -322,14 +311,14 @@ def test_bad_words_are_one_line(
     for name, file in (("study", "plan.json"), ("mine", "notes")):
         (tmp_path / name).mkdir()
         (tmp_path / name / file).touch()
-    assert drill.main(["--local", *words]) == 2
+    assert cli.main(["--local", *words]) == 2
     err = capsys.readouterr().err
     assert said in err and err.count("\n") == 1
     assert (tmp_path / "mine" / "notes").exists()
 
 
 def test_a_fault_knows_its_true_statuses_and_its_kind() -> None:
-    from jobkit.status import STATUSES
+    from jobkit.outcome.status import STATUSES
 
     for fault in FAULTS.values():
         assert fault.first and set(fault.first) <= set(STATUSES)

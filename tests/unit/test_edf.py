@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from jobkit.errors import Exit
-from jobkit.launch.check_edf import main
-from jobkit.launch.edf import DEEPEST, LONGEST, check
+from jobkit.launch.edf.check import DEEPEST, LONGEST, check
+from jobkit.launch.edf.cli import main
 
 ROOT = Path(__file__).parents[2]
 DATA = Path(__file__).parent / "data" / "edf"

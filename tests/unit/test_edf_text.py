@@ -7,9 +7,9 @@ from pathlib import Path
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from jobkit.launch.edf import check
-from jobkit.launch.edf_rules import TYPES
-from jobkit.launch.edf_text import LONGEST_STATEMENT, key_lines
+from jobkit.launch.edf.check import check
+from jobkit.launch.edf.rules import TYPES
+from jobkit.launch.edf.text import LONGEST_STATEMENT, key_lines
 
 
 def test_lines_of_keys() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobkit.evidence import (
+from jobkit.outcome.evidence import (
     START_MARK,
     Tail,
     clean,

@@ -11,14 +11,14 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 from matplotlib.lines import Line2D
 
-from jobkit.analysis.collect import collect
-from jobkit.analysis.curves import learning_figure
-from jobkit.analysis.figures import draw, time_figure
-from jobkit.analysis.forecast import forecasts
-from jobkit.analysis.memory_figures import memory_figure
-from jobkit.analysis.scaling_figures import efficiency_figure, forecast_figure, speed_up_figure
-from jobkit.analysis.style import looks
-from jobkit.plan import Plan
+from jobkit.analysis.collect.results import collect
+from jobkit.analysis.figures.draw import draw, time_figure
+from jobkit.analysis.figures.learning import learning_figure
+from jobkit.analysis.figures.memory import memory_figure
+from jobkit.analysis.figures.scaling import efficiency_figure, forecast_figure, speed_up_figure
+from jobkit.analysis.figures.style import looks
+from jobkit.analysis.findings.forecast import forecasts
+from jobkit.spec.plan import Plan
 
 SIZES = (1, 2, 4)
 

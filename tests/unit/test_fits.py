@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jobkit.analysis.fits import best, fit, student
+from jobkit.analysis.scaling.fits import best, fit, student
 from jobkit.errors import UsageError
 
 SIZES = (1, 2, 4, 8, 16)

@@ -11,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mangled import RUN_ID, Log, doubled, labelled, line, mangled, packed
 
-from jobkit import metric, metric_reader
-from jobkit.analysis.records import RunRecords, read_run
-from jobkit.evidence import read_tail
-from jobkit.metric_reader import Rejected
+from jobkit.analysis.collect.records import RunRecords, read_run
+from jobkit.metric import line as metric
+from jobkit.metric import reader as metric_reader
+from jobkit.metric.reader import Rejected
+from jobkit.outcome.evidence import read_tail
+from jobkit.outcome.status import STATUSES, run_state
 from jobkit.paths import RunPaths
-from jobkit.status import STATUSES, run_state
 
 LOGS = st.builds(mangled, st.integers(0, 2**64), st.integers(0, 12))
 EXAMPLES, LOGS_EACH = 2100, 5  # 10,500 logs

@@ -6,7 +6,7 @@ import pytest
 from fake_study import FakeRun, make_plan, whole_run, whole_study
 
 from jobkit.analysis.cli import collect_main
-from jobkit.plan import Plan
+from jobkit.spec.plan import Plan
 
 
 @pytest.fixture(autouse=True)

@@ -11,12 +11,12 @@ import pytest
 from fake_study import FakeRun, logs, make_plan, whole_run, whole_study
 
 from jobkit.analysis.cli import collect_main, plot_main
-from jobkit.analysis.collect import collect
+from jobkit.analysis.collect.results import collect
 from jobkit.errors import UsageError
 from jobkit.launch import cli
 from jobkit.launch.command import job_command, local_command, shown
-from jobkit.plan import Study
-from jobkit.spec import RunSpec
+from jobkit.spec.plan import Study
+from jobkit.spec.runspec import RunSpec
 
 HOSTILE = {
     "substitution": "$(touch pwned)",

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from jobkit.launch import watch
+from jobkit.launch.follow import status as watch
 from jobkit.launch.states import States, select
-from jobkit.liveness import process_start
+from jobkit.outcome.liveness import process_start
 from jobkit.paths import RunPaths, read_job, write_json
-from jobkit.plan import Plan, Study
+from jobkit.spec.plan import Plan, Study
 
 
 @pytest.fixture

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobkit import metric, metric_reader
-from jobkit.metric import MAX_LINE_BYTES, TAG, MetricWriter
-from jobkit.metric_reader import Rejected
+from jobkit.metric import line as metric
+from jobkit.metric import reader as metric_reader
+from jobkit.metric.line import MAX_LINE_BYTES, TAG, MetricWriter
+from jobkit.metric.reader import Rejected
 
 TEXTS = st.text(max_size=40) | st.sampled_from(["a=1 b=2", TAG, '"}', "x\ny", "\x1b[0m", "�"])
 VALUES = st.none() | st.booleans() | st.integers(-(2**53), 2**53) | TEXTS

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from jobkit.minicluster import cli, config, links, machine, packages, slurm, state
-from jobkit.minicluster.config import Options, Plan
-from jobkit.minicluster.errors import ClusterError, UsageError
-from jobkit.minicluster.layout import MAX_ROOT_BYTES, Layout, Ports, check_root
+from minicluster import cli, config, links, machine, packages, slurm, state
+from minicluster.config import Options, Plan
+from minicluster.errors import ClusterError, UsageError
+from minicluster.layout import MAX_ROOT_BYTES, Layout, Ports, check_root
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "minicluster"

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from jobkit.minicluster import locks
-from jobkit.minicluster.errors import ClusterError
-from jobkit.minicluster.layout import PORTS_PER_CLUSTER, Layout
+from minicluster import locks
+from minicluster.errors import ClusterError
+from minicluster.layout import PORTS_PER_CLUSTER, Layout
 
 HERE = Layout(Path("/tmp/jobkit-test-locks"))
 

@@ -10,14 +10,14 @@ from matplotlib.colors import to_hex
 from realistic_study import made_up_step, realistic_study
 from test_figures import ideals, made, measured, ticks
 
-from jobkit.analysis.breakdown_figures import breakdown_figure
-from jobkit.analysis.collect import Results, collect
-from jobkit.analysis.comparison_figures import comparison_figure
-from jobkit.analysis.figures import CAPTIONS, makers
-from jobkit.analysis.loss_figures import loss_figure
-from jobkit.analysis.memory_figures import predicted_memory_figure
-from jobkit.analysis.style import _columns
-from jobkit.analysis.throughput_figures import throughput_figure, time_to_accuracy_figure
+from jobkit.analysis.collect.results import Results, collect
+from jobkit.analysis.figures.breakdown import breakdown_figure
+from jobkit.analysis.figures.comparison import comparison_figure
+from jobkit.analysis.figures.draw import CAPTIONS, makers
+from jobkit.analysis.figures.loss import loss_figure
+from jobkit.analysis.figures.memory import predicted_memory_figure
+from jobkit.analysis.figures.style import _columns
+from jobkit.analysis.figures.throughput import throughput_figure, time_to_accuracy_figure
 
 SIZES = (1, 2, 4)
 

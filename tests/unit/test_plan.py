@@ -9,7 +9,7 @@ import pytest
 
 from jobkit.errors import UsageError
 from jobkit.paths import StudyPaths
-from jobkit.plan import Plan, Study
+from jobkit.spec.plan import Plan, Study
 
 Write = Callable[[str], Path]
 

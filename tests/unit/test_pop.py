@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from realistic_study import realistic_study, step_fields
 
-from jobkit.analysis.breakdowns import broken_sizes, causes, efficiency_table
-from jobkit.analysis.collect import collect
-from jobkit.analysis.pop import Step, breakdown, efficiencies, losses
-from jobkit.analysis.verdict import verdict
-from jobkit.metric import MAX_LINE_BYTES, encode
+from jobkit.analysis.collect.results import collect
+from jobkit.analysis.findings.breakdowns import broken_sizes, causes, efficiency_table
+from jobkit.analysis.findings.verdict import verdict
+from jobkit.analysis.scaling.pop import Step, breakdown, efficiencies, losses
+from jobkit.metric.line import MAX_LINE_BYTES, encode
 
 SECONDS = st.floats(1e-6, 1e3)
 WAITS = st.floats(0, 1e3)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from jobkit.payload import preflight_judge as judge
-from jobkit.payload.preflight_report import Circumstances, Report, judge_facts, judge_together
+from jobkit.checks.preflight import judge
+from jobkit.checks.preflight.report import Circumstances, Report, judge_facts, judge_together
 
 TOLD = {"log_dir": "/logs", "group": True}
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from jobkit.__main__ import COMMANDS
-from jobkit.analysis.columns import COMM, EPOCHS, FORECAST, RESULTS, SCALING, markdown
+from jobkit.analysis.tables.columns import COMM, EPOCHS, FORECAST, RESULTS, SCALING, markdown
 from jobkit.launch.cli import parser as bench_parser
 from jobkit.payload.main import parser as payload_parser
-from jobkit.plan import Study
+from jobkit.spec.plan import Study
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()

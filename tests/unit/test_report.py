@@ -11,13 +11,14 @@ import pytest
 from fake_study import FakeRun, logs, make_plan, whole_run, whole_study
 
 from jobkit.analysis.cli import plot_main
-from jobkit.analysis.collect import collect
-from jobkit.analysis.figures import draw
-from jobkit.analysis.forecast import forecasts
-from jobkit.analysis.proposal import TextTable, proposal_table
-from jobkit.analysis.report import write_report
-from jobkit.analysis.verdict import verdict
-from jobkit.plan import Study
+from jobkit.analysis.collect.results import collect
+from jobkit.analysis.figures.draw import draw
+from jobkit.analysis.findings.forecast import forecasts
+from jobkit.analysis.findings.verdict import verdict
+from jobkit.analysis.report.proposal import proposal_table
+from jobkit.analysis.report.report import write_report
+from jobkit.analysis.tables.text import TextTable
+from jobkit.spec.plan import Study
 
 EVIL = "<script>alert(1)</script> & \"x\" 'y' <img src=http://example.com/a.png>"
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from realistic_study import realistic_study
 
-from jobkit.analysis.collect import collect
-from jobkit.analysis.figures import draw
-from jobkit.analysis.forecast import forecasts
-from jobkit.analysis.report import write_report
+from jobkit.analysis.collect.results import collect
+from jobkit.analysis.figures.draw import draw
+from jobkit.analysis.findings.forecast import forecasts
+from jobkit.analysis.report.report import write_report
 
 POLICY = r'<meta http-equiv="Content-Security-Policy"[^>]*>'
 PAPER_PX = round((210 - 2 * 14) / 25.4 * 96)  # A4 between its margins

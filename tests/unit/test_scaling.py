@@ -8,11 +8,11 @@ import pandas as pd
 import pytest
 from fake_study import TRAIN_SAMPLES, FakeRun, make_plan, rate, whole_run, whole_study
 
-from jobkit.analysis import spread
-from jobkit.analysis.collect import collect
-from jobkit.analysis.columns import EPOCHS, RESULTS, SCALING
-from jobkit.analysis.frames import frame
-from jobkit.analysis.scaling import scaling
+from jobkit.analysis.collect.results import collect
+from jobkit.analysis.scaling import spread
+from jobkit.analysis.scaling.scaling import scaling
+from jobkit.analysis.tables.columns import EPOCHS, RESULTS, SCALING
+from jobkit.analysis.tables.frames import frame
 
 
 @pytest.fixture(autouse=True)

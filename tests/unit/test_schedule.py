@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobkit.payload.schedule import learning_rate, peak_lr
-from jobkit.spec import RunSpec
+from jobkit.spec.runspec import RunSpec
 
 
 def course(spec: RunSpec, steps_per_epoch: int) -> list[float]:

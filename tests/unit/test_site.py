@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from jobkit.errors import UsageError
-from jobkit.launch.how import How
+from jobkit.launch.request import How
 from jobkit.launch.site import Site, known_sites, minutes, site_of_cluster
-from jobkit.launch.slurm import Shape as S
-from jobkit.launch.slurm import node_hours, sbatch_options, submission, verbatim
-from jobkit.launch.submit import script
-from jobkit.plan import Study
+from jobkit.launch.slurm.options import Shape as S
+from jobkit.launch.slurm.options import node_hours, sbatch_options, submission, verbatim
+from jobkit.launch.slurm.submit import script
+from jobkit.spec.plan import Study
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "scripts"

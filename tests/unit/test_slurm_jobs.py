@@ -2,9 +2,9 @@
 
 import pytest
 
-from jobkit import slurm_jobs
-from jobkit.slurm_jobs import Job, elements, merged, read_sacct, read_squeue
-from jobkit.status import RunState
+from jobkit.outcome import slurm_jobs
+from jobkit.outcome.slurm_jobs import Job, elements, merged, read_sacct, read_squeue
+from jobkit.outcome.status import RunState
 
 
 def test_squeue_rows() -> None:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobkit.errors import UsageError
-from jobkit.payload.slurm import default_port, expand_nodes, place, tasks_per_node
+from jobkit.payload.slurm_env import default_port, expand_nodes, place, tasks_per_node
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobkit.errors import UsageError
-from jobkit.spec import (
-    DATASETS,
-    MODELS,
-    SETTINGS,
-    STRATEGIES,
-    RunSpec,
-)
-from jobkit.spec_options import add_spec_arguments, given_settings
+from jobkit.spec.options import add_spec_arguments, given_settings
+from jobkit.spec.runspec import DATASETS, MODELS, SETTINGS, STRATEGIES, RunSpec
 
 META = {f.name: f.metadata for f in fields(RunSpec)}
 TYPES = {f.name: getattr(f.type, "__name__", str(f.type)) for f in fields(RunSpec)}

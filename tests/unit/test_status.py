@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from fake_study import FakeRun
 
+from jobkit.outcome.status import RunState, is_alive, process_start, run_state
 from jobkit.paths import RunPaths
-from jobkit.spec import RunSpec
-from jobkit.status import RunState, is_alive, process_start, run_state
+from jobkit.spec.runspec import RunSpec
 
 SPEC = RunSpec(dataset="synthetic", epochs=3)
 

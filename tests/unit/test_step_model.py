@@ -4,9 +4,8 @@ import random
 
 import pytest
 
-from jobkit import comm
-from jobkit.analysis.steps import Point, StepModel, fit_steps, held_out
-from jobkit.analysis.steps_links import (
+from jobkit.analysis.findings.step_fit import Point, StepModel, fit_steps, held_out
+from jobkit.analysis.findings.step_links import (
     Link,
     Links,
     Message,
@@ -18,6 +17,7 @@ from jobkit.analysis.steps_links import (
     tree_all_reduce,
 )
 from jobkit.errors import UsageError
+from jobkit.metric import comm
 
 FAST, SLOW = Link(1e-6, 1e-9), Link(10e-6, 4e-9)
 LINKS = Links(FAST, SLOW)

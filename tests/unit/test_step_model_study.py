@@ -8,14 +8,14 @@ import pytest
 from fake_study import logs, whole_study
 from test_step_model import BATCH, FAST, LINKS, line
 
-from jobkit import comm
 from jobkit.analysis import cli
-from jobkit.analysis.collect import collect
-from jobkit.analysis.steps import StepModel
-from jobkit.analysis.steps_cli import main
-from jobkit.analysis.steps_links import Link, Message, communication_s
-from jobkit.analysis.steps_study import messages, step_lines, step_models, step_table
+from jobkit.analysis.collect.results import collect
+from jobkit.analysis.findings.step_cli import main
+from jobkit.analysis.findings.step_fit import StepModel
+from jobkit.analysis.findings.step_links import Link, Message, communication_s
+from jobkit.analysis.findings.step_model import messages, step_lines, step_models, step_table
 from jobkit.errors import UsageError
+from jobkit.metric import comm
 from jobkit.paths import write_json
 
 

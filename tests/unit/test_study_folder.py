@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from fake_study import logs, make_plan, whole_study
 
-from jobkit.analysis.collect import collect
+from jobkit.analysis.collect.results import collect
 from jobkit.launch import cli
 
 SIX_TIMES = """
@@ -24,7 +24,7 @@ WRITER = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
 from fake_study import FakeRun
-from jobkit.plan import Plan
+from jobkit.spec.plan import Plan
 from jobkit.paths import StudyPaths
 plan = Plan.read(StudyPaths.named("s").plan)
 for run_id, spec in list(plan.runs.items())[int(sys.argv[2]) :: 2]:

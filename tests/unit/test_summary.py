@@ -9,9 +9,9 @@ import pytest
 from fake_study import TRAIN_SAMPLES, FakeRun, make_plan, rate, whole_run, whole_study
 from rich.console import Console
 
-from jobkit.analysis.collect import collect
-from jobkit.analysis.sizes import Size, sizes
-from jobkit.analysis.summary import as_json, print_summary
+from jobkit.analysis.collect.results import collect
+from jobkit.analysis.report.summary import as_json, print_summary
+from jobkit.analysis.scaling.sizes import Size, sizes
 
 
 @pytest.fixture(autouse=True)

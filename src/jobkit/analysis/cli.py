@@ -14,9 +14,9 @@ from jobkit.errors import Exit, UsageError
 from jobkit.paths import closed_to_others
 
 if TYPE_CHECKING:
-    from jobkit.analysis.collect import Results
-    from jobkit.analysis.forecast import Forecast
-    from jobkit.analysis.proposal import TextTable
+    from jobkit.analysis.collect.results import Results
+    from jobkit.analysis.findings.forecast import Forecast
+    from jobkit.analysis.tables.text import TextTable
 
 _COLLECT = """examples:
   python collect_results.py                     the newest study
@@ -96,9 +96,9 @@ def _collect(argv: Sequence[str] | None) -> int:
     if (args.at is None) != (args.min_efficiency is None):
         raise UsageError("--min-efficiency and --at go together")
 
-    from jobkit.analysis.collect import collect
-    from jobkit.analysis.gate import check_efficiency
-    from jobkit.analysis.summary import as_json, print_summary
+    from jobkit.analysis.collect.results import collect
+    from jobkit.analysis.report.summary import as_json, print_summary
+    from jobkit.analysis.scaling.gate import check_efficiency
 
     results = collect(args.study, accuracy=args.accuracy)
     if args.json:
@@ -185,7 +185,7 @@ def _plot(argv: Sequence[str] | None) -> int:
     )
     args = parser.parse_args(argv)
 
-    from jobkit.analysis.collect import collect
+    from jobkit.analysis.collect.results import collect
 
     results = collect(args.study, write=False)
     if results.epochs.empty:
@@ -198,8 +198,8 @@ def _plot(argv: Sequence[str] | None) -> int:
 
 def _drawn(results: "Results", forecast: list[int], least: float, comm: Path | None = None) -> int:
     """Draw the figures and write the report, and say what was written."""
-    from jobkit.analysis.figures import draw
-    from jobkit.analysis.report import write_report
+    from jobkit.analysis.figures.draw import draw
+    from jobkit.analysis.report.report import write_report
 
     found = _forecasts(results, forecast)
     steps = _step_table(results, comm)
@@ -216,8 +216,8 @@ def _step_table(results: "Results", comm: Path | None) -> "TextTable | None":
     """The step models over the links in a comm.json, printed; None where none was given."""
     if comm is None:
         return None
-    from jobkit.analysis.steps_cli import read_links
-    from jobkit.analysis.steps_study import step_lines, step_models, step_table
+    from jobkit.analysis.findings.step_cli import read_links
+    from jobkit.analysis.findings.step_model import step_lines, step_models, step_table
 
     found = step_models(results, read_links(comm))
     print("\n".join(step_lines(found)))
@@ -226,8 +226,8 @@ def _step_table(results: "Results", comm: Path | None) -> "TextTable | None":
 
 def _forecasts(results: "Results", wanted: list[int]) -> "list[Forecast]":
     """The forecasts that were asked for, printed and written; an old table goes where none is."""
-    from jobkit.analysis.forecast import checked_forecasts, forecast_lines, forecast_table
-    from jobkit.analysis.products import save_table
+    from jobkit.analysis.findings.forecast import checked_forecasts, forecast_lines, forecast_table
+    from jobkit.analysis.tables.products import save_table
 
     path = results.paths.forecast
     if not wanted:

@@ -1,7 +1,7 @@
 """Starts the runs of a plan, on this machine or on a cluster, and follows them.
 
     from jobkit.launch import launch
-    from jobkit.plan import Study
+    from jobkit.spec.plan import Study
 
     started = launch(Study.load("demo", epochs=1).expand())
     started.wait()
@@ -13,8 +13,8 @@ program, at any time, sees the same.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jobkit.launch.how import How
     from jobkit.launch.launcher import Launch, launch
+    from jobkit.launch.request import How
 
 __all__ = ["How", "Launch", "launch"]
 
@@ -26,6 +26,6 @@ def __getattr__(name: str) -> Any:
     import importlib
 
     module = importlib.import_module(
-        "jobkit.launch.how" if name == "How" else f"{__name__}.launcher"
+        "jobkit.launch.request" if name == "How" else f"{__name__}.launcher"
     )
     return getattr(module, name)

@@ -5,11 +5,11 @@ import sys
 from collections.abc import Sequence
 
 from jobkit.errors import Exit, Parser, UsageError
-from jobkit.launch import local
+from jobkit.launch.local import start
 from jobkit.launch.states import UNDER_WAY, job_ids, states
 from jobkit.paths import StudyPaths, read_json
-from jobkit.plan import Plan
-from jobkit.studies import find_study
+from jobkit.spec.plan import Plan
+from jobkit.spec.studies import find_study
 
 
 def parser() -> argparse.ArgumentParser:
@@ -41,13 +41,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def cancel_study(paths: StudyPaths) -> bool:
     """End what is under way of a study, here and on Slurm; whether there was anything."""
-    ended = local.cancel(paths)
+    ended = start.cancel(paths)
     plan = Plan.read(paths.plan)
     jobs, found = job_ids(plan), states(plan)
     collector = (read_json(paths.collect_job) or {}).get("job_id")
     if jobs and any(state.status in UNDER_WAY for state in found.values()):
-        from jobkit.launch import submit
-        from jobkit.launch.slurm_runs import wait_for_end
+        from jobkit.launch.slurm import submit
+        from jobkit.launch.slurm.jobs import wait_for_end
 
         submit.cancel([*jobs, *([str(collector)] if collector else [])])
         if not wait_for_end(plan):

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 from jobkit import __version__
 from jobkit.errors import Exit, Parser, UsageError, at_least
-from jobkit.launch.cluster import find_site
 from jobkit.launch.dry_run import dry_run
-from jobkit.launch.how import How
+from jobkit.launch.request import How
 from jobkit.launch.site import known_sites
-from jobkit.launch.slurm import OVERRIDES, verbatim
-from jobkit.plan import STUDIES, Plan, Study
-from jobkit.spec_options import add_spec_arguments, given_settings
+from jobkit.launch.slurm.cluster import find_site
+from jobkit.launch.slurm.options import OVERRIDES, verbatim
+from jobkit.spec.options import add_spec_arguments, given_settings
+from jobkit.spec.plan import STUDIES, Plan, Study
 
 if TYPE_CHECKING:  # so that --help imports neither rich nor submitit
     from rich.console import Console
 
     from jobkit.launch.launcher import Launch
-    from jobkit.status import RunState
+    from jobkit.outcome.status import RunState
 
 DEFAULT_STUDY = "strong"
 ONLY = ("missing", "failed", "oom", "timeout", "preempted", "cancelled", "node_fail")
@@ -228,7 +228,7 @@ def follow(started: "Launch", console: "Console") -> int:
     """
     import signal
 
-    from jobkit.launch.view import View
+    from jobkit.launch.follow.view import View
 
     def stop(signum: int, _frame: object) -> None:
         raise Stopped(signum)

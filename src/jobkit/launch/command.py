@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jobkit.paths import REPOSITORY, RunPaths
-from jobkit.spec import RunSpec
+from jobkit.spec.runspec import RunSpec
 
 RUN_SH = REPOSITORY / "run.sh"
 

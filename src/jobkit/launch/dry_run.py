@@ -2,9 +2,9 @@
 
 from jobkit.errors import Exit
 from jobkit.launch.command import job_command, local_command, shown
-from jobkit.launch.how import How
-from jobkit.launch.slurm import Submission, submission
-from jobkit.plan import Plan
+from jobkit.launch.request import How
+from jobkit.launch.slurm.options import Submission, submission
+from jobkit.spec.plan import Plan
 
 
 def dry_run(plan: Plan, how: How) -> int:
@@ -31,7 +31,7 @@ def dry_run(plan: Plan, how: How) -> int:
 
 def print_scripts(wanted: Submission, collect: bool) -> None:
     """Print each batch script and, under it, what each of its runs is started with."""
-    from jobkit.launch.submit import script
+    from jobkit.launch.slurm.submit import script
 
     for batch in wanted.batches:
         text = script(batch, wanted.study.submitit, wanted.at_once, wanted.whole)

@@ -6,17 +6,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-from jobkit.dataset import check_source
 from jobkit.errors import UsageError
-from jobkit.launch import local, lock, slurm
-from jobkit.launch.cluster import find_site
+from jobkit.launch import lock
 from jobkit.launch.command import Order, shown
-from jobkit.launch.how import How
+from jobkit.launch.local import start as local
+from jobkit.launch.request import How
 from jobkit.launch.site import Site
+from jobkit.launch.slurm import options as slurm
+from jobkit.launch.slurm.cluster import find_site
 from jobkit.launch.states import UNDER_WAY, States, select
+from jobkit.outcome.status import RunState
 from jobkit.paths import closed_to_others, other_writers
-from jobkit.plan import Plan
-from jobkit.status import RunState
+from jobkit.spec.dataset import check_source
+from jobkit.spec.plan import Plan
 
 _POLL_S = 0.25
 
@@ -152,7 +154,7 @@ def _for_slurm(made: Launch, how: How, site: Site, ask: bool) -> None:
             f"{how.max_node_hours:g}: lower --time, --gpus or --repeats, or allow more"
         )
     if ask:
-        from jobkit.launch import submit  # imports submitit, which a dry run can do without
+        from jobkit.launch.slurm import submit  # imports submitit, which a dry run can do without
 
         submit.check(wanted)
 
@@ -180,7 +182,7 @@ def _start_here(made: Launch, how: How) -> Runs:
 
 
 def _start_on_slurm(made: Launch, how: How) -> Runs | None:
-    from jobkit.launch.slurm_runs import start
+    from jobkit.launch.slurm.jobs import start
 
     assert made.site is not None
     if not made.run_ids:

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from jobkit import slurm_jobs
+from jobkit.outcome import slurm_jobs
+from jobkit.outcome.status import RunState, is_alive, run_state
 from jobkit.paths import RunPaths, read_job, read_json
-from jobkit.plan import Plan
-from jobkit.status import RunState, is_alive, run_state
+from jobkit.spec.plan import Plan
 
 FINAL = ("ok", "failed", "oom", "timeout", "preempted", "cancelled", "node_fail")
 UNDER_WAY = ("running", "pending")

@@ -19,9 +19,9 @@ from types import FrameType
 from typing import BinaryIO
 
 from jobkit.errors import Exit
+from jobkit.outcome.status import process_start, run_state
 from jobkit.paths import RunPaths, closed_to_others, write_json
-from jobkit.spec import RunSpec
-from jobkit.status import process_start, run_state
+from jobkit.spec.runspec import RunSpec
 
 # From SIGTERM to SIGKILL: a rank saves at the end of its iteration, or is ended by its watchdog.
 GRACE_S = 20.0

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from jobkit.errors import UsageError
-from jobkit.payload import slurm
+from jobkit.payload import slurm_env
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ def find_place(environ: Mapping[str, str] = os.environ) -> Place:
             **job,
         )
     elif "SLURM_PROCID" in environ and "SLURM_STEP_ID" in environ:
-        place = Place(**slurm.place(environ), **job)
+        place = Place(**slurm_env.place(environ), **job)
     else:
         place = Place()
     if place.world_size % place.local_world_size or place.rank >= place.world_size:

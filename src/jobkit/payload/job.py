@@ -5,8 +5,8 @@ from pathlib import Path
 
 from jobkit.paths import RunPaths
 from jobkit.payload.distributed import Place
-from jobkit.payload.stopping import StopRequest
-from jobkit.spec import RunSpec
+from jobkit.payload.guard.stopping import StopRequest
+from jobkit.spec.runspec import RunSpec
 
 
 @dataclass(frozen=True, kw_only=True)

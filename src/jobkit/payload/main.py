@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from jobkit.dataset import check_source
 from jobkit.errors import Exit, UsageError
 from jobkit.paths import RunPaths, read_json
+from jobkit.payload.guard.stopping import StopRequest
 from jobkit.payload.leaving import leave, leave_after
-from jobkit.payload.stopping import StopRequest
-from jobkit.spec import RunSpec, check_keys
-from jobkit.spec_options import add_spec_arguments, given_settings
+from jobkit.spec.dataset import check_source
+from jobkit.spec.options import add_spec_arguments, given_settings
+from jobkit.spec.runspec import RunSpec, check_keys
 
 EPILOG = """examples:
   bash run.sh --nproc-per-node 2 --strategy ddp --epochs 2 --dataset synthetic

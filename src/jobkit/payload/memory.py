@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from jobkit.spec import RunSpec
+from jobkit.spec.runspec import RunSpec
 
 MIB, GIB = 2**20, 2**30
 _STEP_BYTES = 4  # AdamW counts its steps in a float for each parameter

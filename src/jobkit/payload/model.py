@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from jobkit.errors import UsageError
-from jobkit.spec import RunSpec
+from jobkit.spec.runspec import RunSpec
 
 
 def check_shape(x: Tensor, *shape: int) -> None:

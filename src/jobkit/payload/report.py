@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from jobkit.errors import UsageError
-from jobkit.metric import MetricWriter
+from jobkit.metric.line import MetricWriter
 from jobkit.paths import RunPaths, read_json, write_json
-from jobkit.spec import OF_IDENTITY
+from jobkit.spec.runspec import OF_IDENTITY
 
 _LOGGER = logging.getLogger("jobkit.payload")
 

@@ -11,25 +11,25 @@ import torch.distributed as dist
 
 from jobkit.errors import Exit, UsageError
 from jobkit.paths import data_root
-from jobkit.payload import advice, host
-from jobkit.payload.breakdown import Breakdown
-from jobkit.payload.cache import Dataset, ensure_cache, find_fault, open_cache, read_directly
+from jobkit.payload import host, warnings
 from jobkit.payload.clock import Stages
-from jobkit.payload.data import Batches, DeviceData
+from jobkit.payload.data.batches import Batches, DeviceData
+from jobkit.payload.data.cache import Dataset, ensure_cache, find_fault, open_cache, read_directly
+from jobkit.payload.data.sources import find_source
 from jobkit.payload.distributed import Group, banner, check_identity, pick_device
-from jobkit.payload.guarded import guarded
+from jobkit.payload.guard.setup import guarded
 from jobkit.payload.job import Job
+from jobkit.payload.measure.breakdown import Breakdown
+from jobkit.payload.measure.profiling import Profiler
 from jobkit.payload.memory import MIB, persistent
 from jobkit.payload.model import build_model
-from jobkit.payload.profiling import Profiler
 from jobkit.payload.progress import Stopped
 from jobkit.payload.report import Reporter, write_outcome, write_spec
-from jobkit.payload.sources import find_source
 from jobkit.payload.strategies import STRATEGIES
 from jobkit.payload.strategies.base import make_optimizer
 from jobkit.payload.train import Observer, Trainer
-from jobkit.spec import RunSpec
-from jobkit.window import Window, profiled_ranks
+from jobkit.spec.runspec import RunSpec
+from jobkit.spec.window import Window, profiled_ranks
 
 
 def run_rank(job: Job) -> bool:
@@ -150,9 +150,9 @@ def _warn(job: Job, trainer: Trainer) -> None:
     device, samples = trainer.group.device, trainer.batches.samples
     for text in (
         *job.notes,
-        *advice.without_effect(job.spec, device.type),
-        *advice.of_size(job.spec, job.place, device, samples),
-        *advice.of_batch_norm(trainer.strategy.normalised, job.spec),
+        *warnings.without_effect(job.spec, device.type),
+        *warnings.of_size(job.spec, job.place, device, samples),
+        *warnings.of_batch_norm(trainer.strategy.normalised, job.spec),
     ):
         trainer.report.warn(text)
 

@@ -2,7 +2,7 @@
 
 import math
 
-from jobkit.spec import RunSpec
+from jobkit.spec.runspec import RunSpec
 
 _ONECYCLE_RISE = 0.25  # share of the training in which the rate of onecycle rises
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from jobkit.payload.clock import Clock
-from jobkit.payload.data import Batches, DeviceData, Step, share
+from jobkit.payload.data.batches import Batches, DeviceData, Step, share
 from jobkit.payload.distributed import Group
 from jobkit.payload.host import peak_memory_mib
 from jobkit.payload.memory import MIB, Share, held
@@ -17,7 +17,7 @@ from jobkit.payload.progress import Progress
 from jobkit.payload.report import Reporter
 from jobkit.payload.schedule import learning_rate
 from jobkit.payload.strategies import Strategy
-from jobkit.spec import RunSpec
+from jobkit.spec.runspec import RunSpec
 
 
 class Guard(Protocol):

@@ -17,7 +17,7 @@ from jobkit.errors import UsageError
 from jobkit.payload.clock import Stopwatch
 from jobkit.payload.distributed import Place
 from jobkit.payload.strategies.recompute import checkpoint_blocks
-from jobkit.spec import RunSpec
+from jobkit.spec.runspec import RunSpec
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from jobkit.payload.strategies.base import Strategy, refuse
-from jobkit.spec import RunSpec
+from jobkit.spec.runspec import RunSpec
 
 
 class DDP(Strategy):

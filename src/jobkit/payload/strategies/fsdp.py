@@ -24,7 +24,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from jobkit.errors import UsageError
 from jobkit.payload.strategies.base import Strategy, refuse
 from jobkit.payload.strategies.recompute import checkpoint_blocks
-from jobkit.spec import RunSpec
+from jobkit.spec.runspec import RunSpec
 
 Blocks = list[tuple[str, nn.Module]]
 

@@ -24,7 +24,7 @@ from jobkit.payload.clock import Stopwatch
 from jobkit.payload.distributed import Place
 from jobkit.payload.strategies.base import Strategy, at_least_fp32, full, refuse
 from jobkit.payload.strategies.stages import cut, owners, tensors_only
-from jobkit.spec import RunSpec
+from jobkit.spec.runspec import RunSpec
 
 _ON_ONE_RANK = 2  # stages of the interleaved schedule
 _NO_LABEL = -100  # cross_entropy takes no notice of it

@@ -1,0 +1,1 @@
+"""Recomputes a scaling table that somebody published."""

@@ -1,0 +1,188 @@
+"""The records of one run, from all that it left: metrics/*.jsonl and train.log, packed or not.
+
+The files of metrics/ are the truth and the log is their mirror; either alone is enough. What lies
+in both counts once. What no source holds is counted as lost, told by gaps in the sequence numbers.
+"""
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from jobkit.metric import reader
+from jobkit.metric.line import Record
+from jobkit.metric.reader import Rejected
+from jobkit.outcome.evidence import open_log, torn_archive
+from jobkit.paths import RunPaths, file_names
+
+
+@dataclass(frozen=True)
+class Reject:
+    """How many places of a file carry the tag and no whole record; the first, and why."""
+
+    file: str
+    count: int
+    offset: int | None  # bytes, of the first; None: not of one place
+    reason: str  # of the first
+
+
+@dataclass
+class RunRecords:
+    """The records of one run: whole ones, and what could not be used."""
+
+    records: list[Record] = field(default_factory=list)  # by attempt and order; parts are joined
+    rejects: list[Reject] = field(default_factory=list)
+    lost: int = 0
+
+    def of(self, kind: str) -> list[Record]:
+        """The records of a kind, oldest first."""
+        return self._by_kind.get(kind, [])
+
+    @cached_property
+    def _by_kind(self) -> dict[str, list[Record]]:
+        found: dict[str, list[Record]] = defaultdict(list)
+        for record in self.records:
+            found[str(record.get("kind"))].append(record)
+        return found
+
+    def last(self, kind: str) -> Record:
+        """The newest record of a kind; empty where there is none."""
+        found = self.of(kind)
+        return found[-1] if found else {}
+
+    @cached_property
+    def epochs(self) -> list[Record]:
+        """One record an epoch, in order: of an epoch that was trained again, the newest one.
+
+        What an attempt did beyond the checkpoint from which a later one went on is undone.
+        """
+        newest: dict[int, Record] = {}
+        undone = self._undone()
+        for record in self.records:
+            epoch = record.get("epoch")
+            if type(epoch) is not int or record.get("kind", "epoch") != "epoch":
+                continue
+            if undone and epoch >= undone.get(_attempt(record), math.inf):
+                continue
+            # A foreign script may print an epoch's values on several lines.
+            before = {} if "v" in record else newest.get(epoch, {})
+            newest[epoch] = {**before, **record}
+        return [newest[epoch] for epoch in sorted(newest)]
+
+    def _undone(self) -> dict[int, int]:
+        """By attempt the first of its epochs that a later attempt did again."""
+        begun = self._begun()
+        if len(begun) < 2 and not any(begun):
+            return {}  # there was one attempt
+        return {
+            own: min(later)
+            for own in set(map(_attempt, self.records))
+            if (later := [first for attempt, first in begun.items() if attempt > own])
+        }
+
+    def _begun(self) -> dict[int, int]:
+        """The epoch with which each attempt began to train, of those that came so far."""
+        loaded = {
+            r["attempt"]: epoch
+            for r in self.of("checkpoint")
+            if r.get("action") == "loaded" and "v" in r and type(epoch := r.get("epoch")) is int
+        }
+        return {r["attempt"]: loaded.get(r["attempt"], 0) for r in self.of("startup") if "v" in r}
+
+
+def _attempt(record: Record) -> int:
+    """A record's attempt; a foreign one may carry anything."""
+    attempt = record.get("attempt", 0)
+    return attempt if type(attempt) is int else 0
+
+
+def read_run(paths: RunPaths, run_id: str | None) -> RunRecords:
+    """Read all records of a run; those of another run in its files are rejected.
+
+    run_id None takes the records of any run: nothing says whose the folder is.
+    """
+    found: list[Record] = []
+    rejects: list[Reject] = []
+    seen: set[bytes] = set()  # the log mirrors the metrics files: nothing is decoded twice
+    for path in sources(paths):
+        records, reject = _read(path, run_id, paths.folder.parent, seen)
+        found += records
+        rejects += [reject] if reject else []
+    own = reader.unique([r for r in found if "v" in r])
+    foreign = [r for r in found if "v" not in r]
+    return RunRecords(_joined(own) + _once(foreign), rejects, _lost(own))
+
+
+def sources(paths: RunPaths) -> list[Path]:
+    """The files that hold a run's records, the truth first."""
+    metrics = [paths.metrics_folder / name for name in file_names(paths.metrics_folder)]
+    plain = [p for p in metrics if p.suffix == ".jsonl" and p.stem.isdecimal()]
+    packed = sorted(p for p in metrics if p.name.endswith(".jsonl.gz"))
+    logs = (paths.log, paths.log.with_name(paths.log.name + ".gz"))
+    return [*sorted(plain, key=lambda p: int(p.stem)), *packed, *(p for p in logs if p.is_file())]
+
+
+def _read(
+    path: Path, run_id: str | None, folder: Path, seen: set[bytes]
+) -> tuple[list[Record], Reject | None]:
+    """The records of one file, and what of it was rejected."""
+    records: list[Record] = []
+    bad: list[Rejected] = []
+    for item in _items(path, seen):
+        if isinstance(item, Rejected):
+            bad.append(item)
+        elif "v" in item and run_id not in (None, item["run_id"]):
+            bad.append(Rejected(-1, 0, f"of another run: {item['run_id']}"))
+        else:
+            records.append(item)
+    if not bad:
+        return records, None
+    name, first = str(path.relative_to(folder)), bad[0]
+    return records, Reject(
+        name, len(bad), first.offset if first.offset >= 0 else None, first.reason
+    )
+
+
+def _items(path: Path, seen: set[bytes]) -> Iterator[Record | Rejected]:
+    """The records and the rejected places of a file; a torn archive is one more of these."""
+    scan = reader.read_file if ".jsonl" in path.name else reader.scan
+    try:
+        with open_log(path) as stream:
+            yield from scan(stream, seen=seen, loads=orjson.loads)
+            if fault := torn_archive(stream):
+                yield Rejected(-1, 0, f"torn archive: {fault}")
+    except OSError as error:
+        yield Rejected(-1, 0, f"cannot be read: {error.strerror or error}")
+
+
+def _joined(records: list[Record]) -> list[Record]:
+    """The records in order, those that were split over several lines as one."""
+    joined: list[Record | list[Record]] = []
+    groups: dict[tuple[Any, ...], list[Record]] = {}
+    for record in records:
+        if "part" not in record:
+            joined.append(record)
+            continue
+        key = record["attempt"], record["seq"] - record["part"], record["kind"]
+        if key not in groups:
+            joined.append(groups.setdefault(key, []))
+        groups[key].append(record)
+    return [r if isinstance(r, dict) else reader.merge_parts(r) for r in joined]
+
+
+def _once(records: list[Record]) -> list[Record]:
+    """Foreign records, each once, in order; rank 0's last, as the last one counts."""
+    texts = {json.dumps(r, sort_keys=True): r for r in records}
+    return sorted(texts.values(), key=lambda r: r.get("rank") in (0, None))
+
+
+def _lost(records: list[Record]) -> int:
+    """How many records are missing before the last one of each attempt."""
+    last = {record["attempt"]: record["seq"] for record in records}  # they are in order
+    return sum(last.values()) + len(last) - len(records)

@@ -1,0 +1,171 @@
+"""Collect a study: its plan and all that its runs left, as three tables.
+
+results = collect("demo")
+results.runs       one row for every planned run, whatever became of it
+results.epochs     one row a run and epoch
+results.scaling    one row a series and size
+results.ok         whether every run is ok
+"""
+
+import gc
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pandas as pd
+
+from jobkit.analysis.collect.records import Reject, read_run
+from jobkit.analysis.collect.rows import Row, recorded_spec, result_row
+from jobkit.analysis.collect.study import StudyRuns, read_study, run_states
+from jobkit.analysis.scaling.scaling import scaling
+from jobkit.analysis.tables.columns import EPOCHS, RESULTS
+from jobkit.analysis.tables.comparable import faults
+from jobkit.analysis.tables.frames import frame
+from jobkit.analysis.tables.products import save_table
+from jobkit.analysis.tables.series import series_labels
+from jobkit.metric.line import COMMON, KINDS, Record
+from jobkit.outcome.evidence import one_line
+from jobkit.paths import StudyPaths, closed_to_others, other_writers
+from jobkit.spec.studies import find_study
+
+
+@dataclass(frozen=True)
+class Results:
+    """What a study's logs say. The columns are those of jobkit.analysis.tables.columns."""
+
+    folder: Path
+    runs: pd.DataFrame
+    epochs: pd.DataFrame
+    scaling: pd.DataFrame
+    rejected: tuple[Reject, ...]  # tagged places in the logs that hold no whole record
+    lost: Mapping[str, int]  # by run_id: records that no source holds
+    unplanned: tuple[str, ...]  # folders of runs that the plan does not know: not collected
+
+    @property
+    def name(self) -> str:
+        """The study's name for people: its folder's, as text that can be shown anywhere."""
+        return one_line(self.folder.resolve().name)
+
+    @property
+    def paths(self) -> StudyPaths:
+        return StudyPaths(self.folder)
+
+    @property
+    def tables(self) -> dict[Path, pd.DataFrame]:
+        """Where each table is written."""
+        paths = self.paths
+        return {paths.results: self.runs, paths.epochs: self.epochs, paths.scaling: self.scaling}
+
+    @property
+    def ok(self) -> bool:
+        """Whether every planned run is ok."""
+        return bool((self.runs["status"] == "ok").all())
+
+    def warnings(self) -> list[str]:
+        """What is not right with the logs themselves, a line each."""
+        lines = [
+            f"{r.file}: {r.count} tagged {_plural(r.count, 'place')} rejected, the first"
+            f"{'' if r.offset is None else f' at byte {r.offset}'}: {r.reason}"
+            for r in self.rejected
+        ]
+        lines += [f"{k}: {n} {_plural(n, 'record')} lost" for k, n in self.lost.items()]
+        if self.unplanned:
+            lines.append(f"not in the plan, so not collected: {', '.join(self.unplanned)}")
+        if other_writers(self.folder) == "everybody":
+            lines.append(f"everybody may write into {self.name}: its words may be anybody's")
+        devices = self.runs["device"].dropna().value_counts()
+        if len(devices) > 1:
+            shown = ", ".join(f"{name} ({n} {_plural(n, 'run')})" for name, n in devices.items())
+            lines.append(f"the runs used different devices, compare with care: {shown}")
+        lines += [f"{series}: not compared: {why}" for series, why in faults(self.runs).items()]
+        return lines
+
+
+@closed_to_others()
+def collect(
+    study: str | Path | None = None, *, write: bool = True, accuracy: float | None = None
+) -> Results:
+    """Read a study (a folder, a bare name, or the newest) and write its three tables.
+
+    accuracy: what the time to it is to be told of; None: what every run that is ok has reached.
+    Raises UsageError where there is no such study, or its plan or folder cannot be used.
+    """
+    planned = read_study(find_study(study))
+    with _no_garbage():
+        read = _read(planned)
+        runs = frame(read.rows, RESULTS)
+        epochs = _epoch_table(runs, read.epochs)
+    results = Results(
+        folder=planned.paths.folder,
+        runs=runs,
+        epochs=epochs,
+        scaling=scaling(runs, epochs, accuracy),
+        rejected=tuple(read.rejected),
+        lost=read.lost,
+        unplanned=planned.unplanned,
+    )
+    if write:
+        for path, table in results.tables.items():
+            save_table(path, table)
+    return results
+
+
+@dataclass
+class _Read:
+    """What all runs left, run by run in the order of the plan."""
+
+    rows: list[Row] = field(default_factory=list)
+    epochs: list[list[Record]] = field(default_factory=list)
+    rejected: list[Reject] = field(default_factory=list)
+    lost: dict[str, int] = field(default_factory=dict)
+
+
+def _read(planned: StudyRuns) -> _Read:
+    """Read every run; of its records only those of its epochs are kept."""
+    # States first: what ends in between is then running with all its records, not ok without one.
+    states, jobs = run_states(planned)
+    read, specs = _Read(), {}
+    name = planned.paths.folder.resolve().name
+    for run_id, paths in planned.folders.items():
+        records = read_run(paths, planned.record_ids[run_id])
+        spec = specs[run_id] = planned.specs[run_id] or recorded_spec(records)
+        row = result_row(spec, states[run_id], records, jobs.get(run_id))
+        read.rows.append(row | {"run_id": run_id, "study": name})
+        read.epochs.append(records.epochs)
+        read.rejected += records.rejects
+        if records.lost:
+            read.lost[run_id] = records.lost
+    labels = series_labels(specs)
+    for row in read.rows:
+        row["series"] = labels[row["run_id"]]
+    return read
+
+
+def _epoch_table(runs: pd.DataFrame, epochs: list[list[Record]]) -> pd.DataFrame:
+    """A row for each run and epoch: what tells the run, from its row, and the epoch's record.
+
+    Values that a foreign script names in its own way keep their names.
+    """
+    own = tuple(c for c in EPOCHS if c.name in (*KINDS["epoch"], "attempt"))
+    keys = [c.name for c in EPOCHS if c not in own]
+    values = frame([r for e in epochs for r in e], own, {*COMMON, "part", "parts", *keys})
+    of_run = runs[keys].loc[runs.index.repeat([len(e) for e in epochs])]
+    table = pd.concat([of_run.reset_index(drop=True), values], axis=1)
+    return table[[*(c.name for c in EPOCHS), *values.columns[len(own) :]]]
+
+
+@contextmanager
+def _no_garbage() -> Iterator[None]:
+    """Without the search for cycles: millions of records hold none, and it takes half the time."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
+
+
+def _plural(count: int, word: str) -> str:
+    return word if count == 1 else f"{word}s"

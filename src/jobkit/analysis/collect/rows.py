@@ -1,0 +1,170 @@
+"""One row of results.csv, from what is known of one run."""
+
+from collections.abc import Iterable, Mapping
+from statistics import median
+from typing import Any
+
+from jobkit.analysis.collect.records import RunRecords
+from jobkit.analysis.tables.columns import RESULTS
+from jobkit.errors import UsageError
+from jobkit.metric.line import KINDS, Record
+from jobkit.outcome.slurm_jobs import Job
+from jobkit.outcome.status import RunState
+from jobkit.spec.runspec import RunSpec
+
+Row = dict[str, Any]
+_RESULT_NAMES = frozenset(c.name for c in RESULTS)
+_OF_RUN_START = tuple(k for k in KINDS["run_start"] if k in _RESULT_NAMES and k != "threads")
+_OF_BREAKDOWN = tuple(k for k in KINDS["breakdown"] if k != "iterations")  # a setting's column
+_VERSIONS = ("torch", "python", "cuda", "nccl")
+_MEMORY = tuple(f"{x}_memory_mib" for x in ("peak", "allocated", "reserved", "resident", "held"))
+
+
+def recorded_spec(records: RunRecords) -> RunSpec | None:
+    """The spec that run_start carries, for a run that left no spec.json."""
+    given = records.last("run_start").get("spec")
+    try:
+        return RunSpec.from_dict(given) if isinstance(given, dict) else None
+    except (TypeError, UsageError):
+        return None
+
+
+def result_row(
+    spec: RunSpec | None, state: RunState, records: RunRecords, job: Job | None = None
+) -> Row:
+    """All that is known of a run. What neither the logs nor Slurm say is absent."""
+    row = {
+        **_settings(spec),
+        "status": state.status,
+        "reason": state.reason or None,
+        "evidence": state.evidence or None,
+        "evidence_file": state.evidence_file or None,
+        "exit_code": state.exit_code,
+        "attempts": state.attempts,
+        **_known(_where(records.last("run_start"))),
+        **_known(_ending(records)),
+        **_breakdown(records.of("breakdown")),
+        **_messages(records.of("message")),
+        **_slurm(job),
+        "lines_rejected": sum(r.count for r in records.rejects),
+        "records_lost": records.lost,
+    }
+    return row | _speed(records.epochs, row.get("train_samples"))
+
+
+def _settings(spec: RunSpec | None) -> Row:
+    """The planned settings, by the names of their columns."""
+    if spec is None:
+        return {}
+    known = {k: v for k, v in spec.to_dict().items() if k in _RESULT_NAMES and k != "device"}
+    return known | {
+        "device_planned": spec.device,
+        "world_size": spec.world_size,
+        "scaling": spec.scaling,
+        "global_batch_size": spec.steps_batch_size,
+        "batch_size_per_rank": -(-spec.steps_batch_size // spec.world_size),
+        "epochs_planned": spec.epochs,
+    }
+
+
+def _where(start: Record) -> Row:
+    """What run_start says of the machine and of the sizes that the run really had."""
+    versions = start.get("versions")
+    versions = versions if isinstance(versions, dict) else {}
+    return {
+        **{name: start.get(name) for name in _OF_RUN_START},
+        "threads_used": start.get("threads"),
+        **{f"{name}_version": versions.get(name) for name in _VERSIONS},
+    }
+
+
+def _ending(records: RunRecords) -> Row:
+    """Losses and accuracies at the end, else of the last epoch; memory; times of the job."""
+    epochs = records.epochs
+    last = epochs[-1] if epochs else {}
+    end = records.last("run_end")
+    startup = records.last("startup")
+    newest = max((r["attempt"] for r in records.records if "v" in r), default=None)
+    if end.get("attempt") != newest:
+        end = {}  # of an earlier start
+    loss, accuracy = end.get("val_loss"), end.get("val_accuracy")
+    return {
+        "epochs_done": len(epochs),
+        "startup_s": startup.get("total_s"),
+        "total_time_s": end.get("total_time_s"),
+        "train_loss": last.get("train_loss"),
+        "val_loss": last.get("val_loss") if loss is None else loss,
+        "val_accuracy": last.get("val_accuracy") if accuracy is None else accuracy,
+        "best_val_accuracy": max(_numbers(epochs, "val_accuracy"), default=None),
+        **{name: max(_numbers(epochs, name), default=None) for name in _MEMORY},
+    }
+
+
+def _breakdown(records: list[Record]) -> Row:
+    """Where the time of an iteration goes: the whole of one record, so that its parts fit."""
+    timed = [r for r in records if _is_number(r.get("iteration_s"))]
+    if not timed:
+        return {}
+    middle = sorted(timed, key=lambda r: r["iteration_s"])[(len(timed) - 1) // 2]
+    return {f"breakdown_{name}": middle.get(name) for name in _OF_BREAKDOWN}
+
+
+def _messages(messages: list[Record]) -> Row:
+    """How many warnings and errors a run recorded, and what they say."""
+    serious = [m for m in messages if m.get("level") in ("warning", "error")]
+    texts = dict.fromkeys(" ".join(str(m.get("text", "")).split()) for m in serious)
+    return {"warnings": len(serious), "warnings_text": " | ".join(texts) or None}
+
+
+def _slurm(job: Job | None) -> Row:
+    """What Slurm says of the run's job."""
+    if job is None:
+        return {}
+    names = ("state", "exit_code", "elapsed", "node_list", "alloc_tres", "max_rss_mib")
+    return {f"slurm_{name}": getattr(job, name) or None for name in names}
+
+
+def _speed(epochs: list[Record], train_samples: Any) -> Row:
+    """The rate and the time of a whole epoch: median and spread over the timed epochs.
+
+    The first epoch of an attempt is left out where there are others: it begins with the warm-up
+    of the machine, and the few iterations of it that are timed say the least.
+    """
+    timed = [e for e in epochs if _is_number(e.get("images_per_s")) and e["images_per_s"] > 0]
+    first = _first_of_attempts(epochs)
+    timed = [e for e in timed if id(e) not in first] or timed
+    if not timed:
+        return {}
+    rates = [e["images_per_s"] for e in timed]
+    waited = [e for e in timed if _is_number(e.get("data_wait_s"))]
+    waited = [e for e in waited if _is_number(e.get("epoch_time_s"))]
+    total = sum(e["epoch_time_s"] for e in waited)
+    row: Row = {"images_per_s": median(rates)}
+    if total > 0:
+        row["data_wait_share"] = sum(e["data_wait_s"] for e in waited) / total
+    if _is_number(train_samples):
+        row["time_per_epoch_s"] = train_samples / median(rates)
+        row["time_per_epoch_min_s"] = train_samples / max(rates)
+        row["time_per_epoch_max_s"] = train_samples / min(rates)
+    return row
+
+
+def _first_of_attempts(epochs: list[Record]) -> set[int]:
+    """The epochs, by their ids, with which an attempt began."""
+    first: dict[str, int] = {}
+    for epoch in epochs:
+        first.setdefault(str(epoch.get("attempt")), id(epoch))
+    return set(first.values())
+
+
+def _known(values: Mapping[str, Any]) -> Row:
+    return {k: v for k, v in values.items() if v is not None}
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float)
+
+
+def _numbers(records: Iterable[Record], name: str) -> list[float]:
+    found: list[Any] = [r.get(name) for r in records]
+    return [v for v in found if type(v) in (int, float)]

@@ -1,0 +1,61 @@
+"""The line under a figure's title: on what was measured, and with which settings."""
+
+import textwrap
+
+import pandas as pd
+
+from jobkit.analysis.collect.results import Results
+
+_WIDTH = 86  # characters: what the narrowest figure has room for
+
+
+def subtitle(results: Results, spread: str = "median and range") -> str:
+    """What all runs share: device, model, data, precision, batch; what differs is in the legend."""
+    runs = results.runs
+    lines = ([_devices(runs), *_settings(runs)], [_batch(runs), _repeats(runs, spread)])
+    texts = (" | ".join(part for part in line if part) for line in lines)
+    return "\n".join(textwrap.fill(text, _WIDTH) for text in texts if text)
+
+
+def _one(runs: pd.DataFrame, name: str) -> str:
+    """The value that all runs share; empty where they differ or do not say."""
+    values = runs[name].dropna().unique()
+    return f"{values[0]:,}" if len(values) == 1 else ""
+
+
+def _devices(runs: pd.DataFrame) -> str:
+    names = list(runs["device"].dropna().unique())
+    return " and ".join(names) if len(names) <= 2 else f"{len(names)} kinds of device"
+
+
+def _settings(runs: pd.DataFrame) -> list[str]:
+    model, precision = _text(runs, "model"), _text(runs, "precision")
+    dataset, samples = _text(runs, "dataset"), _one(runs, "train_samples")
+    if dataset.startswith("folder:"):
+        dataset = dataset.rstrip("/").rsplit("/", 1)[-1].removeprefix("folder:")
+    on = f"{model or 'models'} on {dataset or 'several datasets'}"
+    return [f"{on}, {samples} images" if samples else on, precision]
+
+
+def _text(runs: pd.DataFrame, name: str) -> str:
+    values = runs[name].dropna().unique()
+    return str(values[0]) if len(values) == 1 else ""
+
+
+def _batch(runs: pd.DataFrame) -> str:
+    """The batch that the scaling fixes."""
+    words = []
+    for scaling, name, what in (
+        ("strong", "global_batch_size", "global batch"),
+        ("weak", "batch_size_per_rank", "batch per rank"),
+    ):
+        own = runs[runs["scaling"] == scaling]
+        if len(own):
+            batch = _one(own, name)
+            words.append(f"{scaling} scaling" + (f", {what} {batch}" if batch else ""))
+    return " and ".join(words)
+
+
+def _repeats(runs: pd.DataFrame, spread: str) -> str:
+    repeats = int(runs["repeat"].max()) + 1 if runs["repeat"].notna().any() else 1
+    return f"{spread} of {repeats} repeats" if repeats > 1 else ""

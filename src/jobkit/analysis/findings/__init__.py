@@ -1,0 +1,1 @@
+"""What the tables say: forecasts, breakdowns, the step-time model."""

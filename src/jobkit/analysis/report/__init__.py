@@ -1,0 +1,1 @@
+"""The report, the summary and the tables for a proposal."""

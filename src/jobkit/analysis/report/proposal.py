@@ -1,0 +1,56 @@
+"""The table that a proposal wants: GPUs, nodes, time, speed-up, efficiency and what it costs.
+
+As rows of text for the report, as Markdown and as LaTeX.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+from jobkit.analysis.scaling.scaling import RULE
+from jobkit.analysis.tables.frames import records
+from jobkit.analysis.tables.text import TextTable, say, with_interval
+
+
+def proposal_table(table: pd.DataFrame, unit: str) -> TextTable:
+    """The scaling of a study, a row for each series and size. unit: GPUs, or processes (ranks)."""
+    heads = ["series", "scaling", unit, "nodes", "time per epoch (s)", "speed-up", "efficiency"]
+    hours = "GPU-hours" if unit == "GPUs" else "process-hours"
+    heads += [f"{hours} per epoch", "node-hours per epoch", *_accuracy_head(table)]
+    rows = [_row(row, len(heads) == 10) for row in records(table)]
+    return TextTable(heads, rows, 2, notes(table))
+
+
+def notes(table: pd.DataFrame) -> list[str]:
+    """What speed-up, efficiency and the brackets of the table are."""
+    lines = [f"Speed-up and efficiency are relative to {RULE}."]
+    origins = sorted(table["spread_from"].dropna().unique())
+    if origins:
+        share = float(table["confidence_share"].min())
+        least = f", where the values are fewest {share:.0%} at most" if share < 0.95 else ""
+        over = ", ".join(origins)
+        lines.append(f"In brackets: bootstrap interval of the median over {over}; 95%{least}.")
+    else:
+        lines.append("Measured once at each size: a difference may be chance.")
+    return lines
+
+
+def _accuracy_head(table: pd.DataFrame) -> list[str]:
+    target = table["target_accuracy"].dropna()
+    return [f"time to {float(target.iloc[0]):.0%} accuracy (s)"] if len(target) else []
+
+
+def _row(row: Mapping[str, Any], accuracy: bool) -> list[str]:
+    cells = [
+        say(row["series"]),
+        say(row["scaling"]),
+        say(row["world_size"]),
+        say(row["nodes"]),
+        with_interval(row, "time_per_epoch", "{:.4g}", "_s"),
+        with_interval(row, "speed_up", "{:.2f}"),
+        with_interval(row, "efficiency", "{:.0%}"),
+        say(row["gpu_hours_per_epoch"], "{:.3g}"),
+        say(row["node_hours_per_epoch"], "{:.3g}"),
+    ]
+    return [*cells, say(row["time_to_accuracy_s"], "{:.4g}")] if accuracy else cells

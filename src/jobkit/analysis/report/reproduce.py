@@ -1,0 +1,80 @@
+"""What it takes to run a study again: its file, its commands, its settings and versions."""
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from jobkit.analysis.collect.results import Results
+from jobkit.analysis.tables.columns import RESULTS
+from jobkit.paths import read_json
+from jobkit.spec.runspec import SETTINGS
+
+_VERSIONS = (
+    "device",
+    "device_type",
+    "backend",
+    "torch_version",
+    "python_version",
+    "cuda_version",
+    "nccl_version",
+    "threads_used",
+    "parameters",
+    "train_samples",
+    "test_samples",
+    "node_list",
+    "git_commit",
+)
+_SHOWN = 6  # values of a column that differs
+_IN_TABLES = ("nodes", "ranks_per_node", "repeat", "epochs", "batch_size_per_rank")
+
+
+def study_file(results: Results) -> str:
+    """The study as a TOML file that plans the same runs; empty where there is no plan."""
+    study = (read_json(results.paths.plan) or {}).get("study")
+    if not isinstance(study, dict):
+        return ""
+    plain = {k: v for k, v in study.items() if not isinstance(v, Mapping)}
+    tables = {k: v for k, v in study.items() if isinstance(v, Mapping) and v}
+    text = _lines(plain)
+    for name, table in tables.items():
+        text += ["", f"[{name}]", *_lines(table)]
+    return "\n".join(text)
+
+
+def commands(results: Results, forecast: Sequence[int] = ()) -> str:
+    """The commands that run the study again and make this report."""
+    name = shlex.quote(results.name)
+    lines = [f"python run_benchmarks.py --study {name}.toml"] if study_file(results) else []
+    sizes = f" --forecast {' '.join(map(str, forecast))}" if forecast else ""
+    return "\n".join(
+        [*lines, f"python collect_results.py {name}", f"python plot_results.py {name}{sizes}"]
+    )
+
+
+def facts(results: Results) -> list[tuple[str, str]]:
+    """Settings and versions with their values; of one that differs, each value and its runs."""
+    known = {c.name for c in RESULTS}
+    names = [n for n in ("epochs_planned", *SETTINGS) if n in known and n not in _IN_TABLES]
+    found = [(name, _values(results.runs[name])) for name in dict.fromkeys((*_VERSIONS, *names))]
+    return [(name.replace("_", " "), text) for name, text in found if text]
+
+
+def _values(column: "pd.Series[Any]") -> str:
+    counts = column.dropna().value_counts(sort=False)
+    if len(counts) == 1:
+        return f"{counts.index[0]}"
+    shown = sorted(f"{value} ({count} runs)" for value, count in counts.items())
+    more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
+    return ", ".join(shown[:_SHOWN]) + more
+
+
+def _lines(table: Mapping[str, Any]) -> list[str]:
+    """Keys and values as TOML has them, which for these types is as JSON has them."""
+    return [
+        f"{key} = {json.dumps(value, ensure_ascii=False)}"
+        for key, value in table.items()
+        if value is not None and value != ""
+    ]

@@ -1,0 +1,1 @@
+"""Speed-up, efficiency, intervals and fits: numbers only."""

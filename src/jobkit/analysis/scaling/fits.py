@@ -1,0 +1,171 @@
+"""Laws of scaling fitted to one curve, with intervals; and what they forecast.
+
+With X(N) the rate on N ranks and c = X(1), each law is linear in its unknowns:
+
+    amdahl     N / X(N) = (1 + s (N-1)) / c                   s the serial fraction
+               (Amdahl, AFIPS 1967)
+    usl        N / X(N) = (1 + a (N-1) + b N (N-1)) / c       a contention, b coherency
+               (Gunther, "Guerrilla Capacity Planning", 2007: the Universal Scalability Law)
+    gustafson  X(N) = c (N - s (N-1))                         s the serial fraction, weak scaling
+               (Gustafson, CACM 31, 1988)
+
+so that least squares with the same relative error at every size have a closed form. Every run
+is a point of its own. Intervals are Student's, at 95 %.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jobkit.analysis.scaling.spread import CONFIDENCE
+from jobkit.errors import UsageError
+
+Values = NDArray[np.float64]
+# By law: the names of its unknowns after c.
+LAWS = {
+    "amdahl": ("serial_fraction",),
+    "usl": ("contention", "coherency"),
+    "gustafson": ("serial_fraction",),
+}
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """An unknown of a law and its interval, as measured: below 0 means faster than ideal."""
+
+    name: str
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A law fitted to one curve."""
+
+    law: str
+    estimates: tuple[Estimate, ...]
+    sizes: tuple[int, ...]  # world sizes that were measured
+    r_squared: float  # of the rates' logarithms; 1: every run lies on the law
+    worst: float  # the largest relative miss of a size's median
+    rate_one: float  # c, images a second
+    theta: Values  # the linear unknowns
+    covariance: Values
+    noise: float  # the relative standard error of one run
+    freedom: int  # runs - unknowns
+
+    def rate(self, ranks: float) -> float:
+        """The law's rate on so many ranks."""
+        value = float(_features(self.law, np.asarray([ranks], float))[0] @ self.theta)
+        return value if self.law == "gustafson" else ranks / value
+
+    def interval(self, ranks: float) -> tuple[float, float]:
+        """Where the rate of one more run lies with 95 %; it widens away from what was measured.
+
+        By its logarithm, so that no end is below zero: the law's own uncertainty and one run's.
+        Ranks that lose nothing to each other are the most that a law can promise.
+        """
+        row = _features(self.law, np.asarray([ranks], float))[0]
+        relative = float(row @ self.covariance @ row) / float(row @ self.theta) ** 2
+        quantile, rate = student(self.freedom), self.rate(ranks)
+        width = quantile * math.sqrt(relative + self.noise**2)
+        ideal = max(self.rate_one * ranks, rate) * math.exp(quantile * self.noise)
+        return rate * math.exp(-width), min(rate * math.exp(width), ideal)
+
+
+def fit(law: str, sizes: Sequence[int], rates: Sequence[float]) -> Fit:
+    """Fit a law to the runs of one curve.
+
+    Raises UsageError where the sizes are too few: a law of k unknowns fits any k sizes, and only
+    one more size can tell whether it is right.
+    """
+    names, different = LAWS[law], sorted(set(sizes))
+    if len(different) < len(names) + 2:
+        raise UsageError(
+            f"{law}: {len(names) + 2} different sizes are needed, and {len(different)} measured"
+        )
+    n, x = np.asarray(sizes, float), np.asarray(rates, float)
+    target = x if law == "gustafson" else n / x
+    scaled = _features(law, n) / target[:, None]  # relative errors: every target is 1
+    theta, *_ = np.linalg.lstsq(scaled, np.ones_like(target), rcond=None)
+    residual = 1 - scaled @ theta
+    freedom = len(target) - len(theta)
+    noise = math.sqrt(float(residual @ residual) / freedom)
+    covariance = noise**2 * np.linalg.pinv(scaled.T @ scaled)
+    r_squared, worst = _goodness(n, x, _predicted(law, n, theta))
+    rate_one = float(theta[0]) if law == "gustafson" else 1 / float(theta[0])
+    found = _estimates(law, names, theta, covariance, freedom)
+    sizes_of = tuple(different)
+    return Fit(law, found, sizes_of, r_squared, worst, rate_one, theta, covariance, noise, freedom)
+
+
+def best(scaling: str, sizes: Sequence[int], rates: Sequence[float]) -> list[Fit]:
+    """The laws that can be fitted to a curve, the one to forecast with first.
+
+    The Universal Scalability Law where both of its terms slow down, else the simpler law: an
+    extrapolated negative term would promise more than any machine gives.
+    """
+    laws = ("gustafson", "usl") if scaling == "weak" else ("usl", "amdahl")
+    different = len(set(sizes))
+    fits = [fit(law, sizes, rates) for law in laws if different >= len(LAWS[law]) + 2]
+    plausible = [f for f in fits if all(e.value >= 0 for e in f.estimates)]
+    return plausible + [f for f in fits if f not in plausible]
+
+
+def _features(law: str, n: Values) -> Values:
+    """What the linear unknowns are multiplied with, a row a size."""
+    ones = n if law == "gustafson" else np.ones_like(n)
+    columns = {"amdahl": [n - 1], "usl": [n - 1, n * (n - 1)], "gustafson": [-(n - 1)]}
+    return np.stack([ones, *columns[law]], axis=1)
+
+
+def _predicted(law: str, n: Values, theta: Values) -> Values:
+    value = _features(law, n) @ theta
+    return np.asarray(value if law == "gustafson" else n / value)
+
+
+def _estimates(
+    law: str, names: Sequence[str], theta: Values, covariance: Values, freedom: int
+) -> tuple[Estimate, ...]:
+    """The unknowns as the law names them: theta[i] / theta[0], by the delta method."""
+    made = []
+    for i, name in enumerate(names, start=1):
+        value = float(theta[i] / theta[0])
+        gradient = np.zeros_like(theta)
+        gradient[0], gradient[i] = -value / theta[0], 1 / theta[0]
+        width = student(freedom) * math.sqrt(float(gradient @ covariance @ gradient))
+        made.append(Estimate(name, value, value - width, value + width))
+    return tuple(made)
+
+
+def _goodness(n: Values, measured: Values, predicted: Values) -> tuple[float, float]:
+    """R squared of the logarithms, and the largest relative miss of a size's median."""
+    miss = np.log(measured) - np.log(predicted)
+    total = np.log(measured) - np.log(measured).mean()
+    r_squared = 1 - float(miss @ miss) / float(total @ total) if total.any() else math.nan
+    worst = max(abs(math.expm1(float(np.median(miss[n == size])))) for size in np.unique(n))
+    return r_squared, worst
+
+
+def student(freedom: int) -> float:
+    """The two-sided 95 % quantile of Student's t.
+
+    Exact for 1 and 2 degrees of freedom; above, Abramowitz and Stegun 26.7.5: within 0.2 %.
+    """
+    p = 0.5 + CONFIDENCE / 2
+    if freedom == 1:
+        return math.tan(math.pi * (p - 0.5))
+    if freedom == 2:
+        return (2 * p - 1) * math.sqrt(2 / (4 * p * (1 - p)))
+    z, v = NormalDist().inv_cdf(p), float(freedom)
+    terms = (
+        (z**3 + z) / (4 * v),
+        (5 * z**5 + 16 * z**3 + 3 * z) / (96 * v**2),
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * v**3),
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / (92160 * v**4),
+    )
+    return z + sum(terms)

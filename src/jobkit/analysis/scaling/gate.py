@@ -1,0 +1,44 @@
+"""A threshold on parallel efficiency, for a script that is to stop where it is not met."""
+
+import pandas as pd
+
+from jobkit.analysis.tables.frames import Row, records
+from jobkit.errors import UsageError
+
+
+def check_efficiency(table: pd.DataFrame, least: float, at: int) -> list[str]:
+    """What does not reach the efficiency at that many ranks, a line each; empty: all do.
+
+    table: as scaling.scaling makes it. A series with no efficiency at that size does not
+    pass: it was not measured, or it is its own baseline. Raises UsageError where nothing was
+    planned at that size.
+    """
+    rows = table[(table["world_size"] == at).fillna(False)]
+    if rows.empty:
+        sizes = ", ".join(str(n) for n in sorted(table["world_size"].dropna().unique()))
+        raise UsageError(f"--at {at}: the study has no such size (it has: {sizes or 'none'})")
+    said = [_fault(row, least) for row in records(rows)]
+    planned = set(table["series"].dropna())
+    absent = sorted(planned - set(rows["series"].dropna()))
+    return [line for line in said if line] + [
+        f"{series}: not planned at {at} ranks" for series in absent if series != "single"
+    ]
+
+
+def _fault(row: Row, least: float) -> str:
+    """Why a row does not pass; empty where it does."""
+    where = f"{row['series']} at {row['world_size']} ranks"
+    if row["nodes"] > 1:
+        where += f" on {row['nodes']} nodes"
+    found = row["efficiency"]
+    if pd.isna(found):
+        return f"{where}: no efficiency: {row['note']}"
+    if row["base_world_size"] == row["world_size"]:
+        return f"{where}: no efficiency: no smaller size was measured to compare with"
+    if found >= least:
+        return ""
+    ends = ""
+    if pd.notna(row["efficiency_low"]):
+        ends = f" [{row['efficiency_low']:.1%}, {row['efficiency_high']:.1%}]"
+    base = f"relative to {row['base_world_size']} rank{'s' * (row['base_world_size'] > 1)}"
+    return f"{where}: efficiency {found:.1%}{ends} is below {least:.1%} ({base})"

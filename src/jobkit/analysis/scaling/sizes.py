@@ -1,0 +1,122 @@
+"""Each series at each size: medians and spread over the repeats, speed-up and efficiency.
+
+Only runs that are ok enter a median: a run without its end may have measured half the truth.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+import pandas as pd
+
+from jobkit.analysis.tables.comparable import faults
+from jobkit.spec.runspec import STRATEGIES
+
+_KEYS = ["series", "nodes", "ranks_per_node"]
+_FACTS = ("strategy", "scaling", "world_size", "global_batch_size", "batch_size_per_rank")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """One series at one size. None: no run that is ok says it."""
+
+    series: str
+    strategy: str | None
+    scaling: str | None
+    nodes: int | None
+    ranks_per_node: int | None
+    world_size: int | None
+    planned: int  # runs
+    ok: int  # runs
+    ok_runs: tuple[str, ...]  # their run_ids
+    not_ok: tuple[str, ...]  # the statuses of the others
+    global_batch_size: int | None
+    batch_size_per_rank: int | None
+    train_samples: int | None
+    images_per_s: float | None  # median, then every repeat
+    rates: tuple[float, ...]
+    time_per_epoch_s: float | None  # median, then every repeat
+    times_per_epoch_s: tuple[float, ...]
+    peak_memory_mib: float | None
+    peaks_memory_mib: tuple[float, ...]
+    val_accuracy: float | None
+    base_world_size: int | None = None  # the smallest size of the series that was measured
+    speed_up: float | None = None  # rate / rate at the base
+    efficiency: float | None = None  # speed-up / (world size / base world size)
+    note: str = ""  # why it is not compared, where its runs must not be
+
+
+def sizes(runs: pd.DataFrame) -> list[Size]:
+    """Every size of every series, series by series, small sizes first."""
+    found = [_size(group) for _, group in runs.groupby(_KEYS, dropna=False, sort=False)]
+    return _with_speed_up(sorted(found, key=_order), faults(runs))
+
+
+def _size(group: pd.DataFrame) -> Size:
+    ok = group[group["status"] == "ok"]
+    first = group.iloc[0]
+    times, peaks = _values(ok, "time_per_epoch_s"), _values(ok, "peak_memory_mib")
+    rates, samples = _values(ok, "images_per_s"), ok["train_samples"].dropna()
+    return Size(
+        **{name: _plain(first[name]) for name in (*_KEYS, *_FACTS)},
+        planned=len(group),
+        ok=len(ok),
+        ok_runs=tuple(ok["run_id"]),
+        train_samples=int(samples.iloc[0]) if len(samples) else None,
+        not_ok=tuple(s for s in group["status"] if s != "ok"),
+        images_per_s=_median(rates),
+        rates=tuple(rates),
+        time_per_epoch_s=_median(times),
+        times_per_epoch_s=tuple(times),
+        peak_memory_mib=_median(peaks),
+        peaks_memory_mib=tuple(peaks),
+        val_accuracy=_median(_values(ok, "val_accuracy")),
+    )
+
+
+def _with_speed_up(found: list[Size], bad: dict[str, str]) -> list[Size]:
+    """Compare each size with the smallest one of its series that was measured.
+
+    bad: series whose runs must not be compared, and why.
+    """
+    base: dict[str, Size] = {}
+    made = []
+    for size in found:
+        if size.series in bad:
+            made.append(replace(size, note=f"not compared: {bad[size.series]}"))
+            continue
+        if size.images_per_s is None or size.world_size is None:
+            made.append(size)
+            continue
+        one = base.setdefault(size.series, size)
+        assert one.images_per_s is not None and one.world_size is not None
+        speed_up = size.images_per_s / one.images_per_s
+        efficiency = speed_up * one.world_size / size.world_size
+        base_size = one.world_size
+        made.append(
+            replace(size, base_world_size=base_size, speed_up=speed_up, efficiency=efficiency)
+        )
+    return made
+
+
+def _order(size: Size) -> tuple[Any, ...]:
+    """Series in the order of their strategies, then small sizes first, few nodes first."""
+    known = (*STRATEGIES, size.strategy)
+    return (known.index(size.strategy), size.series, size.world_size or 0, size.nodes or 0)
+
+
+def _values(frame: pd.DataFrame, name: str) -> list[float]:
+    return [float(v) for v in frame[name].dropna()]
+
+
+def _median(values: Iterable[float]) -> float | None:
+    known = list(values)
+    return median(known) if known else None
+
+
+def _plain(value: Any) -> Any:
+    """A cell as Python has it; None where it is empty."""
+    if pd.isna(value):
+        return None
+    return value.item() if hasattr(value, "item") else value

@@ -1,0 +1,1 @@
+"""The tables that a collect writes: their columns, series and files."""

@@ -1,0 +1,58 @@
+"""Which runs may be compared in one line: the same settings, but for the size and the repeat."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from jobkit.spec.runspec import RunSpec
+
+_SIZE = ("nodes", "ranks_per_node", "repeat")
+_BATCH = ("global_batch_size", "batch_size_per_rank")
+_NO_INFLUENCE = ("data_dir",)
+# Values that say themselves what they are; others are shown as setting=value.
+_SPEAKING = ("strategy", "model", "precision", "optimizer", "scaling")
+
+
+def series_labels(specs: Mapping[str, RunSpec | None]) -> dict[str, str]:
+    """A label for each run: its strategy and every setting in which the runs differ.
+
+    Runs with the same label differ in size and repeat only. Strong and weak scaling never share
+    a label. A run whose settings are not known gets one of its own.
+    """
+    keys = {run_id: _comparable(spec) for run_id, spec in specs.items() if spec}
+    varying = [
+        name
+        for name in _names(keys.values())
+        if len({repr(k.get(name)) for k in keys.values()}) > 1
+    ]
+    shown = ["strategy", *(name for name in varying if name != "strategy")]
+    labels = {run_id: ", ".join(_say(key, shown)) for run_id, key in keys.items()}
+    return {run_id: labels.get(run_id, f"{run_id} (settings unknown)") for run_id in specs}
+
+
+def _comparable(spec: RunSpec) -> dict[str, Any]:
+    """What two runs must share to stand in one line."""
+    left_out = (*_SIZE, *_BATCH, *_NO_INFLUENCE)
+    key = {k: v for k, v in vars(spec).items() if k not in left_out}
+    if spec.scaling == "weak":
+        return {**key, "scaling": "weak", "batch_size_per_rank": spec.batch_size_per_rank}
+    return {**key, "scaling": "strong", "global_batch_size": spec.steps_batch_size}
+
+
+def _names(keys: Any) -> list[str]:
+    return list(dict.fromkeys(name for key in keys for name in key))
+
+
+def _say(key: Mapping[str, Any], names: list[str]) -> list[str]:
+    """The words of a label."""
+    words = []
+    for name in names:
+        if name not in key:
+            continue  # the other kind of scaling has this batch
+        value = key[name]
+        if name in _SPEAKING:
+            words.append(str(value))
+        elif isinstance(value, bool):
+            words.append(name if value else f"no {name}")
+        else:
+            words.append(f"{name}={'default' if value is None else value}")
+    return words

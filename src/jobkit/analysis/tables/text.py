@@ -1,0 +1,85 @@
+"""Numbers and tables as text: cells, intervals, Markdown and LaTeX."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+NONE = "-"
+_LATEX = {c: f"\\{c}" for c in "&%$#_{}"}
+_LATEX["["] = "{[}"  # at the start of a row it would be an argument of the line's end
+_LATEX |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+
+
+@dataclass(frozen=True)
+class TextTable:
+    """A table of texts: its first columns are words, the others numbers."""
+
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    words: int = 1  # columns that are aligned left
+    notes: Sequence[str] = ()
+
+    def markdown(self) -> str:
+        """As GitHub reads it; no cell can end the table or make a tag."""
+        marks = ["---" if i < self.words else "---:" for i in range(len(self.heads))]
+        lines = [self.heads, marks, *self.rows]
+        body = "\n".join(f"| {' | '.join(map(_markdown, line))} |" for line in lines)
+        return "\n\n".join([body, *(_markdown(note) for note in self.notes)]) + "\n"
+
+    def latex(self) -> str:
+        """As a tabular of the package booktabs."""
+        columns = "l" * self.words + "r" * (len(self.heads) - self.words)
+        lines = [" & ".join(map(_latex, row)) + r" \\" for row in (self.heads, *self.rows)]
+        return "\n".join(
+            [
+                *(f"% {_latex(note)}" for note in self.notes),
+                rf"\begin{{tabular}}{{{columns}}}",
+                r"\toprule",
+                lines[0],
+                r"\midrule",
+                *lines[1:],
+                r"\bottomrule",
+                r"\end{tabular}",
+                "",
+            ]
+        )
+
+
+def with_interval(row: Mapping[str, Any], name: str, form: str, unit: str = "") -> str:
+    """A value and, in brackets, its interval; the baseline has none relative to itself."""
+    text = say(row[f"{name}{unit}"], form)
+    low, high = row[f"{name}_low{unit}"], row[f"{name}_high{unit}"]
+    if pd.isna(low) or (low == high == 1):
+        return text
+    return f"{text} [{say(low, form)}, {say(high, form)}]"
+
+
+def say(value: Any, form: str = "{}") -> str:
+    """A cell as text, with no exponent in a large number; a dash where it is empty."""
+    if pd.isna(value):
+        return NONE
+    text = form.format(value)
+    return f"{value:,.0f}" if "e+" in text else text
+
+
+def rounded(value: float) -> str:
+    """A rate with four digits that say something, and no exponent."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+
+
+def _markdown(text: str) -> str:
+    return re.sub(r"([\\|<>*_`\[\]])", r"\\\1", " ".join(text.split()))
+
+
+def _latex(text: str) -> str:
+    return "".join(_LATEX.get(c, c) for c in " ".join(text.split()))
+
+
+def so_many(count: int, unit: str) -> str:
+    """A count of GPUs, processes or ranks in words; unit: as unit() says it."""
+    word = unit.partition(" ")[0]
+    one = {"GPUs": "GPU", "processes": "process", "ranks": "rank"}[word]
+    return f"{count} {one if count == 1 else word}"

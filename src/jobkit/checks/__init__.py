@@ -1,0 +1,1 @@
+"""Checks of an allocation, of its communication, and of the strategies."""

@@ -1,0 +1,152 @@
+"""The measurement of the communication benchmark: teams of ranks, sizes, iterations, results."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+import torch.distributed as dist
+
+from jobkit.checks.comm.memory import free_bytes
+from jobkit.checks.comm.ops import COPIES, Exchange, Team, exchange
+from jobkit.checks.comm.request import MOST_BYTES, Wish
+from jobkit.errors import UsageError
+from jobkit.metric.comm import Sample, sample, say_bytes, say_seconds
+from jobkit.payload.distributed import Group
+from jobkit.payload.report import Reporter
+
+_LEAST = 3  # timed iterations, however long they take
+_SHARE = 0.5  # of the memory that is free: the rest is the backend's and everybody else's
+# What torch says of an operation that a backend does not have.
+_LACKS = ("not support", "unsupported", "not implemented", "no backend")
+HEAD = (
+    f"{'operation':<15} {'ranks':>5}  {'where':<10} {'size':>9} {'time':>10} {'fastest':>10}"
+    f" {'slowest':>10}  {'algorithm and bus':>20}"
+)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a rank found at one size; the times are the same on every member of the team."""
+
+    bytes: int = 0
+    times: tuple[float, ...] = ()  # seconds of each iteration, slowest member
+    right: bool = True
+    lacks: str = ""  # why the backend cannot do this
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The job's group, what it is to measure, and where results are told."""
+
+    group: Group
+    wish: Wish
+    report: Reporter
+
+    def run(self) -> list[Sample]:
+        """Measure every operation at every size, with a record each; every rank has the results.
+
+        Raises UsageError, on every rank, where --max-bytes does not fit in memory.
+        """
+        sizes = self._sizes()
+        self.report.say(HEAD)
+        found: list[Sample] = []
+        for operation in self.wish.operations:
+            for scope, team in self._teams(operation):
+                found += self._sweep(operation, scope, team, sizes)
+        return found
+
+    def _sizes(self) -> list[int]:
+        """The sizes, as far as they fit in the memory of the rank that has least."""
+        wish, group = self.wish, self.group
+        free = group.gather(free_bytes(group.device, group.place.local_world_size))
+        least = min(free)
+        fits = int(least * _SHARE / COPIES)
+        most = wish.max_bytes or max(MOST_BYTES, wish.min_bytes)
+        if fits < most:
+            room = f"{COPIES} buffers must fit in half of the {say_bytes(least)} that rank "
+            room += f"{free.index(least)} has free, so that {say_bytes(fits)} is the most"
+            if wish.max_bytes or fits < wish.min_bytes:
+                raise UsageError(f"sizes up to {say_bytes(most)} are asked for: {room}")
+            self.report.warn(f"sizes end before {say_bytes(most)}: {room}")
+        return wish.sizes(min(most, fits))
+
+    def _teams(self, operation: str) -> Iterator[tuple[str, Team]]:
+        """All ranks; for sendrecv the first two of a node, and the first ones of two nodes."""
+        place, device = self.group.place, self.group.device
+        if operation != "sendrecv":
+            yield "all", Team(tuple(range(place.world_size)), place.rank, device)
+            return
+        pairs = {"intra_node": 1} if place.local_world_size > 1 else {}
+        pairs |= {"inter_node": place.local_world_size} if place.nodes > 1 else {}
+        for scope, other in pairs.items():
+            group = dist.new_group([0, other])  # every rank must call this
+            yield scope, Team((0, other), place.rank, device, group)
+
+    def _sweep(self, operation: str, scope: str, team: Team, sizes: list[int]) -> list[Sample]:
+        """One operation at every size, until one takes too long or the backend lacks it."""
+        found: list[Sample] = []
+        nodes = self.group.place.nodes if scope == "all" else 1 + (scope == "inter_node")
+        for size in sizes:
+            own = self._measure(operation, team, size) if team.rank in team.members else None
+            told: list[Measured | None] = self.group.gather(own)  # the others wait here
+            first = told[0]
+            assert first is not None  # rank 0 is in every team
+            if first.lacks:
+                self.report.warn(f"{operation} is left out: {first.lacks}")
+                break
+            right = all(one.right for one in told if one)
+            one = sample(operation, scope, team.size, nodes, first.bytes, first.times, right)
+            found.append(one)
+            self.report.record("comm", **asdict(one))
+            self.report.say(line(one))
+            if one.time_s > self.wish.seconds_per_size and size < sizes[-1]:
+                self.report.warn(
+                    f"{operation} stops at {say_bytes(size)}: it takes {say_seconds(one.time_s)}, "
+                    f"and --seconds-per-size is {self.wish.seconds_per_size:g}"
+                )
+                break
+        return found
+
+    def _measure(self, operation: str, team: Team, size: int) -> Measured:
+        """Time one operation at one size, and check what the last iteration left."""
+        made, wish = exchange(operation, team, size), self.wish
+        try:
+            (first_s,) = timed(made, team, 1)  # it connects the ranks, too
+        except (RuntimeError, NotImplementedError) as error:
+            if any(word in str(error).lower() for word in _LACKS):
+                return Measured(lacks=str(error).strip().splitlines()[0][:200])
+            raise
+        room = wish.seconds_per_size
+        warm = timed(made, team, max(1, min(wish.warmup - 1, int(room / first_s))))
+        count = max(_LEAST, min(wish.iterations, int(room / min(warm))))
+        times = timed(made, team, min(count, wish.iterations))
+        return Measured(made.bytes, tuple(times), made.is_right())
+
+
+def timed(made: Exchange, team: Team, count: int) -> list[float]:
+    """Seconds of each run, of the slowest member: the same on all of them.
+
+    The members meet before each run, so that none waits for a late one on the clock; the device is
+    synchronised around it. So a latency has the launch of the operation in it.
+    """
+    taken = []
+    for _ in range(count):
+        made.prepare()
+        team.synchronise()
+        team.meet()
+        start = time.perf_counter()
+        made.run()
+        team.synchronise()
+        taken.append(time.perf_counter() - start)
+    return team.largest(taken)
+
+
+def line(one: Sample) -> str:
+    """One result for people, under HEAD."""
+    times = (say_seconds(t) for t in (one.time_s, one.time_low_s, one.time_high_s))
+    return (
+        f"{one.operation:<15} {one.ranks:>5}  {one.scope:<10} {say_bytes(one.bytes):>9}"
+        f" {' '.join(f'{text:>10}' for text in times)}"
+        f" {one.algorithm_gb_per_s:>8.4f} {one.bus_gb_per_s:>8.4f} GB/s"
+        f"{'' if one.correct else '  WRONG RESULT'}"
+    )

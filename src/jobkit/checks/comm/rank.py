@@ -1,0 +1,130 @@
+"""One rank of the communication benchmark: group, measurement, records, files, outcome."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from jobkit.checks.comm.bench import Bench
+from jobkit.checks.comm.request import Wish, check_ranks
+from jobkit.errors import Exit, UsageError
+from jobkit.metric import comm
+from jobkit.paths import RunPaths, write_json, write_whole
+from jobkit.payload import host
+from jobkit.payload.distributed import Group, Place, banner, check_identity, pick_device
+from jobkit.payload.report import Reporter, write_outcome
+
+
+@dataclass(frozen=True)
+class Rank:
+    """Where a rank stands, and what it is to measure."""
+
+    wish: Wish
+    place: Place
+    paths: RunPaths
+    attempt: int
+
+    def run(self) -> None:
+        """Measure; leave comm.csv, comm.json, records and the outcome.
+
+        Raises UsageError for what the user gave, and RuntimeError for a wrong result.
+        """
+        report = Reporter(self.paths, self.attempt, self.place.rank)
+        try:
+            self._measure(report)
+        except Exception as error:
+            self._record_failure(report, error)
+            raise
+        finally:
+            report.close()
+
+    def _measure(self, report: Reporter) -> None:
+        check_ranks(self.place.world_size)
+        device = self._device(report)
+        threads = host.share_of_cores(self.place.local_world_size)
+        torch.set_num_threads(threads)
+        group = Group(self.place, device, self.wish.timeout_s)
+        check_identity(group, self.paths.folder.name, self.attempt)
+        for text in banner(group, threads):
+            report.say(text)
+        about = _about(group, threads)
+        report.record("run_start", **about)
+        found = Bench(group, self.wish, report).run()
+        if not found:
+            raise RuntimeError("nothing was measured: the backend has none of these operations")
+        self._leave(report, about, found)
+        dist.barrier()  # rank 0 may serve the store that the others end with
+        group.close()
+
+    def _device(self, report: Reporter) -> torch.device:
+        """The CPU for Gloo, the rank's GPU for NCCL."""
+        backend, gpus = self.wish.backend, torch.cuda.device_count()
+        if backend == "nccl" and gpus == 0:
+            raise UsageError(
+                "--backend nccl: no GPU is visible here; say --backend gloo, or ask for GPUs"
+            )
+        # Off Slurm each rank sees all GPUs; two on one of them cannot talk by NCCL.
+        if backend == "auto" and 0 < gpus < self.place.local_world_size and not self.place.job_id:
+            report.warn(
+                f"{gpus} GPU(s) for {self.place.local_world_size} ranks: on the CPU, by Gloo"
+            )
+            backend = "gloo"
+        return pick_device({"auto": "auto", "gloo": "cpu", "nccl": "cuda"}[backend], self.place)
+
+    def _leave(self, report: Reporter, about: dict[str, Any], found: Sequence[comm.Sample]) -> None:
+        """The files and the last record; raises RuntimeError where a result was wrong."""
+        lines = comm.fit_lines(found)
+        for text in fit_table(lines):
+            report.say(text)
+        if self.place.rank == 0:
+            write_whole(self.paths.comm_csv, comm.to_csv(found))
+            write_json(self.paths.comm_json, comm.to_json(about, lines))
+        if wrong := [f"{s.operation} of {s.bytes} bytes" for s in found if not s.correct]:
+            raise RuntimeError(f"wrong result: {', '.join(wrong[:5])}")
+        report.record("run_end", status="ok", reason="", total_time_s=host.process_age_s())
+        if self.place.rank == 0:
+            write_outcome(self.paths, self.attempt, "ok", 0)
+        report.say(f"wrote {self.paths.comm_csv} and {self.paths.comm_json.name}")
+        report.say(f"next: python -m jobkit plot-comm {self.paths.folder}")
+
+    def _record_failure(self, report: Reporter, error: Exception) -> None:
+        """Leave that the benchmark failed and why; the first rank to say so is right."""
+        code = Exit.USAGE if isinstance(error, UsageError) else Exit.FAILED
+        reason = str(error) if code == Exit.USAGE else f"rank {self.place.rank}: {error}"
+        reason = write_outcome(self.paths, self.attempt, "failed", code, reason)
+        report.record(
+            "run_end", status="failed", reason=reason[:500], total_time_s=host.process_age_s()
+        )
+
+
+def _about(group: Group, threads: int) -> dict[str, Any]:
+    """Where it is measured: fields of run_start."""
+    place = group.place
+    hosts = group.gather(os.environ.get("SLURMD_NODENAME") or os.uname().nodename)
+    return {
+        "world_size": place.world_size,
+        "nodes": place.nodes,
+        "node_list": ",".join(dict.fromkeys(hosts)),
+        "device": host.device_name(group.device),
+        "device_type": group.device.type,
+        "backend": group.backend,
+        "versions": host.versions(group.device),
+        "git_commit": host.git_commit() if place.rank == 0 else None,
+        "job_id": place.job_id,
+        "threads": threads,
+    }
+
+
+def fit_table(lines: Sequence[comm.Line]) -> list[str]:
+    """The fitted lines for people."""
+    made = ["fitted: time = latency + bytes / bandwidth"]
+    for one in lines:
+        made.append(
+            f"{one.operation:<15} {one.ranks:>5}  {one.scope:<10} latency "
+            f"{comm.say_seconds(one.latency_s)}, bandwidth {one.gb_per_s:.3g} GB/s; "
+            f"a size misses the line by up to {one.worst_share:.0%}"
+        )
+    return made

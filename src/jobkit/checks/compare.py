@@ -1,0 +1,85 @@
+"""Whether runs have ended with the same parameters: `python -m jobkit.checks.compare REF RUN ...`
+
+Compares the newest checkpoints of runs' folders bit by bit: parameters (model.*) and the
+optimizer's state (optim.*). Prints a JSON object a line for each RUN: run, same (null where it
+cannot be told), differing (names of tensors), fault (why it cannot be told). Ends with 4 where one
+differs or cannot be told.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from jobkit.errors import Exit
+from jobkit.paths import RunPaths
+from jobkit.payload.checkpoints.manifest import Broken
+from jobkit.payload.checkpoints.store import Store, found_in
+
+_PARTS = ("model.", "optim.")
+
+
+def newest_tensors(run: Path, store: Store) -> dict[str, Tensor]:
+    """Parameters and optimizer state of a run's newest checkpoint, by name. Raises Broken."""
+    found = found_in(RunPaths(run).checkpoints)
+    if not found:
+        raise Broken(f"{run} has no checkpoint")
+    store.check(found[0])
+    shapes = store.shapes(found[0])
+    tensors = {
+        name: torch.empty(size, dtype=dtype)
+        for name, (size, dtype) in shapes.items()
+        if name.startswith(_PARTS)
+    }
+    store.read(found[0], tensors)
+    return tensors
+
+
+def differing(one: dict[str, Tensor], other: dict[str, Tensor]) -> list[str]:
+    """The names of the tensors that one of both lacks, or that differ in any bit."""
+    return [
+        name
+        for name in sorted(one.keys() | other.keys())
+        if name not in one or name not in other or not _same_bits(one[name], other[name])
+    ]
+
+
+def _same_bits(one: Tensor, other: Tensor) -> bool:
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    # As bytes: so NaN equals NaN, and 0.0 is not -0.0.
+    return torch.equal(*(t.contiguous().reshape(-1).view(torch.uint8) for t in (one, other)))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Compare the runs with the first one; return the exit code."""
+    reference, *runs = [Path(word) for word in (sys.argv[1:] if argv is None else argv)]
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    group = dist.group.WORLD
+    assert group is not None
+    store, code = Store(0, group), Exit.OK
+    try:
+        expected = newest_tensors(reference, store)
+        for run in runs:
+            said: dict[str, object] = {"run": str(run), "same": None, "differing": [], "fault": ""}
+            try:
+                names = differing(expected, newest_tensors(run, store))
+                said |= {"same": not names, "differing": names}
+            except Broken as fault:
+                said["fault"] = str(fault)
+            code = code if said["same"] else Exit.THRESHOLD
+            print(json.dumps(said), flush=True)
+    except Broken as fault:
+        print(f"jobkit: error: the reference: {fault}", file=sys.stderr)
+        return Exit.USAGE
+    finally:
+        dist.destroy_process_group()
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

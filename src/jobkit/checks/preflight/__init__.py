@@ -1,0 +1,1 @@
+"""Checks an allocation before a job uses it."""

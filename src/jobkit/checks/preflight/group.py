@@ -1,0 +1,95 @@
+"""The ranks of a preflight at work together: is an all_reduce right, and how fast is it?"""
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from jobkit.checks.preflight.facts import within
+from jobkit.errors import UsageError
+from jobkit.payload.distributed import Group, Place, pick_device
+
+Results = dict[str, Any]
+_BUDGET_S = 1.5  # for the timed all_reduces of one size
+_SIZES_MIB = {"cpu": (0.25, 2, 16), "cuda": (1, 16, 256)}
+_TIMES = 5
+
+
+def together(place: Place, wanted: str, timeout_s: float) -> Results:
+    """Start the job's group as training does, and measure it; a fault is a result as well."""
+
+    def work() -> Results:
+        try:
+            return _measure(Group(place, pick_device(wanted, place), timeout_s))
+        except (RuntimeError, UsageError, ValueError) as error:
+            lines = str(error).strip().split("\n")
+            return {"group_fault": f"{type(error).__name__}: {lines[0][:300]}"}
+
+    late = {"group_fault": f"no end within {timeout_s + 3:.0f} s: a rank or the network hangs"}
+    return within(timeout_s + 3, work, late)
+
+
+def _measure(group: Group) -> Results:
+    """The sum over all ranks, the latency, and the bandwidth between nodes (or ranks, on one)."""
+    place = group.place
+    (total,) = group.reduce([float(place.rank + 1)], "sum")
+    found: Results = {
+        "backend": group.backend,
+        "sum": total,
+        "latency_us": _latency_s(group) * 1e6,
+        **_bandwidth(group),
+    }
+    group.close()
+    return found
+
+
+def _latency_s(group: Group) -> float:
+    """Median seconds of an all_reduce of one number over all ranks."""
+    return _seconds(group, torch.ones(1, device=group.device), 20, None)
+
+
+def _bandwidth(group: Group) -> Results:
+    """All_reduce of large buffers over the first ranks of the nodes; over all ranks on one node.
+
+    Bus bandwidth is bytes / time * 2 (n - 1) / n, as NCCL's tests define it: what each link of a
+    ring carries, whatever the number of ranks.
+    """
+    place = group.place
+    members = list(range(0, place.world_size, place.local_world_size))
+    if len(members) == 1:
+        members = list(range(place.world_size))
+    if len(members) == 1:
+        return {}
+    inner = dist.new_group(members)  # every rank must call this
+    found: Results = {}
+    if place.rank in members:
+        for mib in _SIZES_MIB[group.device.type]:
+            seconds = _seconds(
+                group, torch.ones(int(mib * 2**18), device=group.device), _TIMES, inner
+            )
+            bus = mib * 2**20 / seconds * 2 * (len(members) - 1) / len(members)
+            found = {"mib": mib, "members": len(members), "bus_mb_per_s": bus / 1e6}
+            if seconds * 16 * (_TIMES + 1) > _BUDGET_S:  # the next size would take too long
+                break
+    dist.barrier()
+    return found
+
+
+def _seconds(group: Group, tensor: torch.Tensor, times: int, inner: Any) -> float:
+    """Median seconds of an all_reduce, of the slowest rank: so all decide the same."""
+    wait: Callable[[], Any] = (
+        torch.cuda.synchronize if group.device.type == "cuda" else lambda: None
+    )
+    taken = []
+    for _ in range(times + 1):
+        wait()
+        start = time.perf_counter()
+        dist.all_reduce(tensor, dist.ReduceOp.MAX, group=inner)
+        wait()
+        taken.append(time.perf_counter() - start)
+    slowest = torch.tensor([statistics.median(taken[1:])], dtype=torch.float64, device=group.device)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX, group=inner)
+    return float(slowest)

@@ -1,0 +1,1 @@
+"""Compares every strategy with a single process."""

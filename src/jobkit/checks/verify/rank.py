@@ -1,0 +1,216 @@
+"""One rank of `verify`: train by the real loop, note every step, compare with one process."""
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import os
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from jobkit.checks.verify.cases import DTYPES, Case
+from jobkit.payload.data.batches import DeviceData
+from jobkit.payload.data.cache import Dataset
+from jobkit.payload.data.sources import synthetic
+from jobkit.payload.distributed import Group, Place
+from jobkit.payload.report import Reporter
+from jobkit.payload.run import build_trainer
+from jobkit.payload.train import Trainer
+from jobkit.spec.runspec import RunSpec
+
+Plant = Callable[[Trainer], None]  # a fault for the check to find
+Tensors = list[dict[str, Tensor]]
+
+
+@dataclass
+class Trace:
+    """What a training did, step by step."""
+
+    losses: list[float] = field(default_factory=list)  # the mean over each global batch
+    gradients: Tensors = field(default_factory=list)
+    parameters: Tensors = field(default_factory=list)
+    evaluations: list[tuple[float, float]] = field(default_factory=list)  # right answers, samples
+
+
+@dataclass
+class Difference:
+    """How far a case is from single: the largest relative differences over steps and ranks."""
+
+    case: str
+    strategy: str
+    world_size: int
+    dtype: str
+    loss: float
+    gradient: float
+    parameter: float
+    evaluation: float  # samples or answers more or less
+    tolerance: float
+    exact: bool
+
+    @property
+    def ok(self) -> bool:
+        """Whether all is within the tolerance; nan is not."""
+        near = all(d <= self.tolerance for d in (self.loss, self.gradient, self.parameter))
+        return near and (self.evaluation == 0 or not self.exact)
+
+
+class _Images(DeviceData):
+    """The images in another floating-point type."""
+
+    dtype = torch.float32
+
+    def _normalise(self, planes: Tensor) -> Tensor:
+        return super()._normalise(planes).to(self.dtype)
+
+
+def trace(spec: RunSpec, group: Group, dtype: torch.dtype, plant: Plant | None = None) -> Trace:
+    """Train as spec says, by the loop that every job runs, and note each step."""
+    train, test, classes = synthetic(spec.train_samples or 0, spec.test_samples or 0)
+    report = Reporter(None, 0, 1)  # as a rank that prints nothing
+    trainer = build_trainer(spec, group, Dataset(train, test, classes), report, dtype)
+    trainer.data.__class__ = type("Images", (_Images,), {"dtype": dtype})
+    found = Trace()
+    _watch(trainer, found)
+    if plant is not None:
+        plant(trainer)
+    for epoch in range(spec.epochs):
+        trainer.train_epoch(epoch, lambda _: None)
+        sums = group.reduce(trainer.evaluate(), "sum")
+        found.losses.append(sums[0] / sums[2])
+        found.evaluations.append((sums[1], sums[2]))
+    report.close()
+    return found
+
+
+def _watch(trainer: Trainer, found: Trace) -> None:
+    """Have every step noted: its losses over all ranks, its gradients, its new parameters."""
+    strategy = trainer.strategy
+    add, step = strategy.forward_backward, strategy.optimizer_step
+    sums: list[float] = []
+    weights: list[float] = []
+
+    def adding(images: Tensor, labels: Tensor, weight: float, last: bool) -> Tensor:
+        loss = add(images, labels, weight, last)
+        sums.append(float(loss))
+        weights.append(weight / strategy.data_world_size)
+        return loss
+
+    def stepping(optimizer: torch.optim.Optimizer) -> None:
+        total = trainer.group.reduce([sum(sums)], "sum")[0]
+        found.losses.append(total * weights[0])
+        found.gradients.append(strategy.whole(gradients=True))
+        step(optimizer)
+        found.parameters.append(strategy.whole())
+        sums.clear()
+        weights.clear()
+
+    strategy.forward_backward, strategy.optimizer_step = adding, stepping  # type: ignore[method-assign]
+
+
+def largest(found: Tensors, truth: Tensors) -> float:
+    """The largest difference of a tensor, over the largest value of the true one."""
+    worst = 0.0
+    for one, true in zip(found, truth, strict=True):
+        if one.keys() != true.keys():
+            return float("inf")
+        for name, tensor in true.items():
+            scale = tensor.abs().max().clamp_min(torch.finfo(tensor.dtype).tiny)
+            off = ((one[name] - tensor).abs().max() / scale).item()
+            worst = off if off != off else max(worst, off)
+            if worst != worst:
+                return worst
+    return worst
+
+
+def compare(found: Trace, truth: Trace) -> list[float]:
+    """Largest differences: of losses, gradients, parameters (relative) and of the evaluation."""
+    losses = [abs(a - b) / abs(b) for a, b in zip(found.losses, truth.losses, strict=True)]
+    pairs = zip(found.evaluations, truth.evaluations, strict=True)
+    counts = [abs(x - y) for a, b in pairs for x, y in zip(a, b, strict=True)]
+    return [
+        max(losses) if all(x == x for x in losses) else float("nan"),
+        largest(found.gradients, truth.gradients),
+        largest(found.parameters, truth.parameters),
+        max(counts),
+    ]
+
+
+@dataclass(frozen=True)
+class Orders:
+    """What the ranks of one group are to do."""
+
+    folder: Path  # shared by all ranks of all groups
+    dtypes: tuple[str, ...]
+    cases: Sequence[Case] = ()
+    singles: Sequence[Case] = ()  # whose single runs are to be made
+    plant: Plant | None = None
+
+    def truth(self, case: Case, dtype: str) -> Path:
+        """Where the trace of the single run that a case is compared with is kept."""
+        return self.folder / f"{case.truth}-{dtype}.pt"
+
+
+def make_truths(orders: Orders, group: Group) -> None:
+    """Run single for each way of training, once, and keep what it did."""
+    for case, name in itertools.product(orders.singles, orders.dtypes):
+        path = orders.truth(case, name)
+        if not path.exists():
+            made = trace(case.single(), group, DTYPES[name])
+            torch.save(dataclasses.asdict(made), path)
+
+
+def check(case: Case, name: str, group: Group, orders: Orders) -> Difference:
+    """Compare a case with single in a dtype. Every rank compares what it has itself."""
+    truth = Trace(**torch.load(orders.truth(case, name), weights_only=True))
+    world = group.place.world_size
+    off = compare(trace(case.spec(world), group, DTYPES[name], orders.plant), truth)
+    loss, gradient, parameter, evaluation = (
+        max(column, key=_badness) for column in zip(*group.gather(off), strict=True)
+    )
+    return Difference(
+        case=case.label,
+        strategy=case.strategy,
+        world_size=world,
+        dtype=name,
+        loss=loss,
+        gradient=gradient,
+        parameter=parameter,
+        evaluation=evaluation,
+        tolerance=case.tolerance[name],
+        exact=case.exact,
+    )
+
+
+def _badness(value: float) -> float:
+    return float("inf") if value != value else value
+
+
+def be_rank(rank: int, world: int, port: int, orders: Orders) -> None:
+    """Do the orders as one rank; rank 0 leaves the differences, a failing one its reason."""
+    torch.set_num_threads(1)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    place = Place(
+        rank=rank, local_rank=rank, world_size=world, local_world_size=world, master_port=port
+    )
+    label = "the start"
+    try:
+        group = Group(place, torch.device("cpu"), 60.0)
+        make_truths(orders, group)
+        made = []
+        for case, name in itertools.product(orders.cases, orders.dtypes):
+            label = case.label
+            made.append(dataclasses.asdict(check(case, name, group, orders)))
+        if rank == 0:
+            (orders.folder / f"found-{world}.json").write_text(json.dumps(made))
+        group.close()
+    except Exception:
+        # The first to fail has the cause; the others fail for want of it.
+        with contextlib.suppress(FileExistsError), (orders.folder / "failed").open("x") as out:
+            out.write(f"{label}, {world} ranks: {traceback.format_exc()}")
+        os._exit(1)
+    os._exit(0)  # a sharded model keeps threads alive that a tidy end would trip over

@@ -1,0 +1,1 @@
+"""Injects faults into a short training and measures what each costs."""

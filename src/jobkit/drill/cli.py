@@ -1,0 +1,285 @@
+"""`python -m jobkit drill`: what a fault costs. The same short training under one fault after the
+other, started again as a user, jobkit or Slurm would, and compared with an undisturbed run.
+"""
+
+import argparse
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from jobkit.drill.course import Course, Halted
+from jobkit.drill.faults import FAULTS, NODE_FAULTS, WIDE, Fault
+from jobkit.drill.place import LocalPlace, Place, compare
+from jobkit.drill.row import Row, checkpoint_bytes, with_parameters
+from jobkit.drill.slurm import Minicluster, SlurmPlace
+from jobkit.errors import Exit, Parser, UsageError, one_of
+from jobkit.launch.slurm.cluster import find_site
+from jobkit.paths import RunPaths, StudyPaths
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+REFERENCE = "undisturbed"
+# 64 iterations, with a checkpoint at every tenth and in the end.
+TRAINING: dict[str, object] = {
+    "strategy": "ddp",
+    "model": "mlp",
+    "dataset": "synthetic",
+    "train_samples": 2000,
+    "test_samples": 256,
+    "global_batch_size": 64,
+    "epochs": 2,
+    "threads": 1,
+    "checkpoint_every": "10",
+    "breakdown_iterations": 0,
+}
+FIRST, LAST = 21, 60  # with two checkpoints before it, and some iterations to go
+EPILOG = """examples:
+  python -m jobkit drill --minicluster              every fault, on a Slurm of its own
+  python -m jobkit drill --local                    those that need no Slurm
+  python -m jobkit drill --faults kill warning -A project --urgent-partition high
+  python -m jobkit drill --list
+
+Exit codes: 0 every fault was survived, with the same parameters and no process left; 4 one was
+not; 2 wrong usage; 130 ended by a signal. logs/NAME/drill.csv has a row for each fault, and
+logs/NAME/FAULT/ is the run under it.
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line of drill."""
+    made = Parser(
+        prog="jobkit drill",
+        description="Plant faults in a short training, and measure what each of them costs.",
+        epilog=EPILOG,
+    )
+    where = made.add_mutually_exclusive_group()
+    where.add_argument(
+        "--minicluster", action="store_true", help="on a minicluster, made for the drill"
+    )
+    where.add_argument("--local", action="store_true", help="on this machine, without Slurm")
+    made.add_argument("--faults", nargs="+", metavar="NAME", help="only these (see --list)")
+    made.add_argument("--list", action="store_true", help="list the faults and end")
+    made.add_argument(
+        "--at",
+        type=int,
+        default=25,
+        metavar="N",
+        help=f"strike after this iteration, {FIRST} to {LAST} (default 25)",
+    )
+    made.add_argument("--name", default="drill", help="its folder under logs/ (default drill)")
+    made.add_argument("--site", help="the cluster's profile (default: found by its name)")
+    made.add_argument("-A", "--account", help="account that pays")
+    made.add_argument("-p", "--partition", help="partition")
+    made.add_argument("--urgent-partition", metavar="P", help="partition that preempts jobs")
+    made.add_argument(
+        "--device", default="cpu", choices=("cpu", "cuda"),
+        help="what it trains on; the same bits are a promise on the CPU only (default cpu)",
+    )  # fmt: skip
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the drill; return the exit code."""
+    args = parser().parse_args(argv)
+    try:
+        if args.list:
+            from jobkit.drill.table import listing
+
+            print(listing())
+            return Exit.OK
+        names = args.faults or list(FAULTS)
+        for name in names:
+            one_of("fault", name, FAULTS)
+        if not FIRST <= args.at <= LAST:
+            raise UsageError(f"--at {args.at}: must be from {FIRST} to {LAST}")
+        return run(args, [FAULTS[name] for name in names])
+    except Halted:
+        return Exit.INTERRUPTED
+    except UsageError as error:
+        print(f"jobkit drill: error: {error}", file=sys.stderr)
+        return Exit.USAGE
+
+
+def run(args: argparse.Namespace, faults: Sequence[Fault]) -> int:
+    """Run the drill where the arguments say; return the exit code."""
+    from rich.console import Console
+
+    from jobkit.drill.table import show, write_csv
+
+    study, console = StudyPaths.named(args.name), Console(highlight=False, markup=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, markup=False, width=100)
+    clear(study)
+    with interruptible() as halted, place_of(args, console) as place:
+        drill = Drill(place, study, args, console, halted)
+        rows = drill.run(faults)
+    write_csv(rows, study.drill)
+    show(rows, console)
+    bad = [row.fault for row in rows if not row.good]
+    tried = sum(row.possible for row in rows)
+    console.print(f"{tried - len(bad)} of {tried} faults were survived with nothing lost but time")
+    console.print(f"made: {study.drill}; a folder for each run beside it", soft_wrap=True)
+    if halted.is_set():
+        return Exit.INTERRUPTED
+    return Exit.THRESHOLD if bad else Exit.OK
+
+
+def clear(study: StudyPaths) -> None:
+    """Make room; raises UsageError for a folder that is not a drill's."""
+    if study.plan.exists():
+        raise UsageError(f"--name {study.folder.name}: is a study; choose another")
+    ours = {*FAULTS, REFERENCE, study.drill.name}
+    if study.folder.exists():
+        strange = sorted(p.name for p in study.folder.iterdir() if p.name not in ours)
+        if strange:
+            raise UsageError(f"{study.folder} holds other files ({strange[0]}); choose a --name")
+        shutil.rmtree(study.folder)
+    study.folder.mkdir(parents=True)
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[threading.Event]:
+    """An event that a signal sets: the runs are ended then, and nothing stays broken."""
+    halted = threading.Event()
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {n: signal.signal(n, lambda *_: halted.set()) for n in numbers}
+    try:
+        yield halted
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def place_of(args: argparse.Namespace, console: "Console") -> Iterator[Place]:
+    """Where the drill runs; a minicluster of its own is taken down in the end."""
+    own = None
+    try:
+        if args.minicluster:
+            console.print("bringing up a minicluster ...")
+            own = Minicluster.up()
+        site = find_site("local" if args.local else args.site)
+        if site is None:
+            yield LocalPlace()
+        else:
+            given = {k: v for k in ("account", "partition") if (v := getattr(args, k))}
+            yield SlurmPlace(site, given, args.urgent_partition)
+    finally:
+        if own:
+            own.down()
+
+
+class Drill:
+    """The runs of a drill."""
+
+    def __init__(
+        self,
+        place: Place,
+        study: StudyPaths,
+        args: argparse.Namespace,
+        console: "Console",
+        halted: threading.Event,
+    ) -> None:
+        self.place, self.study, self.console = place, study, console
+        self.at, self.halted, self.bytes = args.at, halted, 0
+        self.settings = {**TRAINING, "device": args.device}
+        self.token = secrets.token_hex(6)
+
+    def run(self, faults: Sequence[Fault]) -> list[Row]:
+        """Run the reference, then a run for each fault; return their rows, in order."""
+        self.console.print(f"{REFERENCE}: the run that the others are compared with")
+        self._reference()
+        whys = {fault.name: impossible(self.place, fault) for fault in faults}
+        todo = [fault for fault in faults if not whys[fault.name]]
+        futures = self._in_lanes(todo)
+        rows = [
+            Row(fault=fault.name, note=f"not possible here: {whys[fault.name]}")
+            if fault not in todo
+            else futures[fault.name].result()
+            for fault in faults
+        ]
+        self.console.print("comparing the parameters ...")
+        folder = self.study.folder
+        tried = [folder / row.fault for row in rows if row.possible]
+        return with_parameters(rows, compare(folder / REFERENCE, tried), folder)
+
+    def _reference(self) -> None:
+        plain = Fault(name=REFERENCE, text="", first=("ok",), plant="")
+        course = self._course(plain)
+        row = course.run_undisturbed()
+        if row.final_status != "ok":
+            raise UsageError(f"the run without a fault failed: see {course.paths.log}")
+        self.bytes = checkpoint_bytes(course.paths)
+
+    def _in_lanes(self, faults: Sequence[Fault]) -> dict[str, "Future[Row]"]:
+        """Runs that do not disturb each other at the same time, the others one by one."""
+        found: dict[str, Future[Row]] = {}
+        lanes = {"shared": 1}
+        if isinstance(self.place, SlurmPlace):
+            # Those that strike a node wait for Slurm to notice, most of their time.
+            cluster = self.place.cluster
+            wide = cluster and len(cluster.nodes) >= WIDE
+            lanes = {"shared": 2, "slow": 1, "nodes": len(NODE_FAULTS) if wide else 1}
+        pools = {lane: ThreadPoolExecutor(n) for lane, n in lanes.items()}
+        for fault in faults:
+            if fault.lane in pools:
+                found[fault.name] = pools[fault.lane].submit(self._one, fault)
+        for pool in pools.values():
+            pool.shutdown()
+        for fault in faults:
+            if fault.name not in found:
+                with ThreadPoolExecutor(1) as alone:
+                    found[fault.name] = alone.submit(self._one, fault)
+        return found
+
+    def _one(self, fault: Fault) -> Row:
+        if self.halted.is_set():
+            return Row(fault=fault.name, note="not tried: the drill was ended")
+        try:
+            row = self._course(fault).run()
+        except Halted:
+            return Row(fault=fault.name, note="the drill was ended")
+        self.console.print(
+            f"{fault.name}: {row.first_status}, then {row.final_status}"
+            + (f" ({row.note})" if row.note else ""),
+            soft_wrap=True,
+        )
+        return row
+
+    def _course(self, fault: Fault) -> Course:
+        return Course(
+            fault=fault,
+            place=self.place,
+            paths=RunPaths(self.study.folder.absolute() / fault.name),
+            at=self.at,
+            settings=self.settings,
+            mark=f"{self.token}-{fault.name}",
+            checkpoint_bytes=self.bytes,
+            say=lambda text: self.console.print(text, soft_wrap=True),
+            halted=self.halted,
+        )
+
+
+def impossible(place: Place, fault: Fault) -> str:
+    """Why a fault cannot be tried at a place; empty where it can."""
+    if place.name not in fault.where:
+        return "it needs Slurm"
+    slurm = place if isinstance(place, SlurmPlace) else None
+    cluster = slurm.cluster if slurm else None
+    if fault.needs == "urgent" and not (slurm and slurm.urgent):
+        return "no partition that preempts: name one with --urgent-partition"
+    if fault.needs in ("minicluster", "links") and cluster is None:
+        return "it kills what belongs to the cluster: --minicluster"
+    if fault.needs == "links" and cluster and not cluster.links:
+        return "the nodes have no links of their own: minicluster up --netns, as root"
+    if fault.needs == "root" and (os.geteuid() != 0 or place.namespace() is None):
+        return "a small disk is mounted by root, on this machine or a root's minicluster"
+    return ""

@@ -1,0 +1,256 @@
+"""One fault's course: the run is started, struck, started again, and judged."""
+
+import contextlib
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from jobkit.drill.faults import NODE_FAULTS, WIDE, Fault
+from jobkit.drill.place import Place, Started, end_marked, none_left
+from jobkit.drill.row import Row, first_attempt, lost_iterations, startup
+from jobkit.drill.slurm import Job, Minicluster, SlurmPlace, first_row
+from jobkit.errors import UsageError
+from jobkit.launch.slurm.options import Options
+from jobkit.outcome import slurm_jobs
+from jobkit.outcome.status import RunState, run_state
+from jobkit.paths import RunPaths
+
+PATIENCE_S = 400.0  # for one thing that must happen
+STARTS = 3  # at most; a run that has not recovered by then is lost
+_LINGER_S = 15.0  # for processes to end after their run
+
+
+class Lost(Exception):
+    """The run did not survive, or could not be struck; the text says what went wrong."""
+
+
+class Halted(Exception):
+    """Somebody ended the drill."""
+
+
+@contextlib.contextmanager
+def noting(notes: list[str]) -> Iterator[None]:
+    """What goes wrong with one fault is noted, and ends no other's course."""
+    try:
+        yield
+    except (Lost, UsageError, OSError) as wrong:
+        notes.append(str(wrong))
+
+
+@dataclass(kw_only=True)
+class Course:
+    """A run under one fault, while it lasts."""
+
+    fault: Fault
+    place: Place
+    paths: RunPaths
+    at: int  # the iteration after which the fault strikes
+    settings: Mapping[str, object]
+    mark: str  # in the environment of all its processes
+    checkpoint_bytes: int = 0
+    say: Callable[[str], None]
+    halted: threading.Event
+    struck_at: float = 0.0
+    starts: list[Started] = field(default_factory=list)
+
+    @property
+    def started(self) -> Started:
+        """The newest start."""
+        return self.starts[-1]
+
+    # --- what a fault's actions ask for ---------------------------------------------------------
+
+    @property
+    def minicluster(self) -> Minicluster:
+        """The cluster whose daemons may be killed."""
+        assert isinstance(self.place, SlurmPlace) and self.place.cluster
+        return self.place.cluster
+
+    @property
+    def urgent(self) -> str:
+        """The partition that preempts."""
+        assert isinstance(self.place, SlurmPlace) and self.place.urgent
+        return self.place.urgent
+
+    def nodes(self) -> list[str]:
+        """The nodes of the first start."""
+        first = self.starts[0] if self.starts else None
+        return first.nodes if isinstance(first, Job) else []
+
+    def victim(self) -> str:
+        """The node that is struck: the last, which no run of another lane uses."""
+        return self.nodes()[-1]
+
+    def namespace(self) -> int:
+        """A process whose mounts the ranks see."""
+        found = self.place.namespace()
+        self.check(found is not None, "no process whose mounts the ranks see")
+        assert found is not None
+        return found
+
+    def check(self, good: bool, else_: str) -> None:
+        """Raise Lost where something did not go as it must."""
+        if not good:
+            raise Lost(else_)
+
+    def wait(self, what: str, condition: Callable[[], bool]) -> None:
+        """Wait until it is so. Raises Lost after a long time, Halted when the drill ends."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not condition():
+            if self.halted.is_set():
+                raise Halted
+            self.check(time.monotonic() < deadline, f"{what}: not within {PATIENCE_S:.0f} s")
+            time.sleep(self.place.poll_s)
+
+    # --- the course -----------------------------------------------------------------------------
+
+    def run(self) -> Row:
+        """Start the run, have it struck, and start it again until it is done."""
+        notes: list[str] = []
+        try:
+            with noting(notes):
+                self._first_start()
+                self._until_done()
+        finally:
+            with noting(notes):
+                self._cancel_what_runs()
+            left = self._left_over()
+            with noting(notes):
+                if self.fault.after and self.starts:
+                    self.fault.after(self)
+        return self._judge("; ".join(notes), left)
+
+    def run_undisturbed(self) -> Row:
+        """Run it without any fault."""
+        self.paths.folder.mkdir(parents=True)
+        self._start({}, False)
+        try:
+            self._follow(None)
+        finally:
+            self._cancel_what_runs()
+        return self._judge("", None)
+
+    def _first_start(self) -> None:
+        fault = self.fault
+        self.paths.folder.mkdir(parents=True)
+        if fault.before:
+            fault.before(self)
+        self._start(fault.options, self.place.name == "here" and not fault.between)
+        mark = self.paths.struck(0)
+        self.wait("the fault's moment", lambda: mark.exists() or not self.started.look())
+        self.check(mark.exists(), f"it {self.started.said} before the fault")
+        self.struck_at = mark.stat().st_mtime
+        if fault.strike:
+            self.struck_at = time.time()
+            fault.strike(self)
+        self.say(f"{fault.name}: struck after iteration {self.at}")
+
+    def _start(self, options: Options, again: bool) -> None:
+        env = {"JOBKIT_DRILL": self.mark}
+        if self.fault.plant:
+            env["JOBKIT_FAULT"] = f"{self.fault.plant}@{self.at}:{1 if self._planted else 0}"
+        spec = self.place.spec({**self.settings, **self.fault.settings}, self.fault.one_node)
+        lane = lane_options(self.place, self.fault)
+        started = self.place.start(spec, self.paths, env, again, {**lane, **options})
+        self.starts.append(started)
+
+    @property
+    def _planted(self) -> bool:
+        """Whether the rank itself strikes; then it is rank 1, else rank 0 holds still."""
+        return self.fault.plant != "hold"
+
+    def _until_done(self) -> None:
+        later = self.fault.later
+        while True:
+            self._follow(later)
+            later = None
+            if run_state(self.paths).status == "ok":
+                return
+            self.check(len(self.starts) < STARTS, f"not ok after {STARTS} starts")
+            self.check(not self.halted.is_set(), "ended")
+            self.say(f"{self.fault.name}: {self.started.said}; starting it again")
+            if self.fault.between and len(self.starts) == 1:
+                self.fault.between(self)
+            self._start({}, False)
+
+    def _follow(self, later: Callable[["Course"], None] | None) -> None:
+        """Wait for the start's end; do what is to be done once the next attempt has begun."""
+
+        def over() -> bool:
+            nonlocal later
+            if later and len(self.paths.attempt_numbers()) > 1:
+                later(self)
+                later = None
+            return not self.started.look()
+
+        self.wait("the run's end", over)
+
+    def _cancel_what_runs(self) -> None:
+        for started in self.starts:
+            if not started.over:
+                started.cancel()
+
+    def _left_over(self) -> int | None:
+        """End what is left; how many processes that were."""
+        left = none_left(self.mark, _LINGER_S) if self.place.sees_processes else None
+        end_marked(self.mark)
+        return left
+
+    # --- what became of it ----------------------------------------------------------------------
+
+    def _judge(self, note: str, left: int | None) -> Row:
+        begins = [at for started in self.starts for at in started.begins]
+        ends = [at for started in self.starts for at in started.ends]
+        numbers = self.paths.attempt_numbers()
+        first = self._first_state()
+        final = run_state(self.paths)
+        again = len(begins) > 1
+        restart = startup(self.paths, numbers[1]) if again and len(numbers) > 1 else None
+        if first.status not in self.fault.first and not note:
+            note = f"expected {' or '.join(self.fault.first)}"
+        return Row(
+            fault=self.fault.name,
+            where=",".join(self.nodes()) or self.place.name,
+            first_status=first.status,
+            evidence=first.evidence or first.reason,
+            final_status=final.status,
+            attempts=len(numbers),
+            detected_s=ends[0] - self.struck_at if again and ends and self.struck_at else None,
+            restart_s=restart - begins[1] if restart else None,
+            iterations_lost=lost_iterations(self.paths, self.at) if numbers else None,
+            orphans=left,
+            note=note,
+        )
+
+    def _first_state(self) -> RunState:
+        """What was to be said of the first attempt when it had ended."""
+        first = self.starts[0] if self.starts else None
+        early = first_attempt(self.paths, first.ends[0] if first and first.ends else None)
+        state = run_state(early)
+        shutil.rmtree(early.folder.parent)
+        row = first_row(first.job_id) if isinstance(first, Job) else None
+        return slurm_jobs.merged(state, row)
+
+
+def lane_options(place: Place, fault: Fault) -> Options:
+    """Where the run may go on a minicluster, so that no fault strikes the run of another.
+
+    With nodes enough, each fault that strikes a node has three of its own; else one follows the
+    other on the last nodes.
+    """
+    if not isinstance(place, SlurmPlace) or place.cluster is None:
+        return {}
+    if "nodelist" in fault.options:
+        return {"nodelist": str(fault.options["nodelist"])}
+    names = place.cluster.nodes
+    if fault.lane != "nodes":
+        own = names[:2]
+    elif len(names) >= WIDE:
+        begin = 2 + 3 * NODE_FAULTS.index(fault.name)
+        own = names[begin : begin + 3]
+    else:
+        own = names[2:] if fault.one_node or fault.needs == "urgent" else names[1:]
+    away = [name for name in names if name not in own]
+    return {"exclude": ",".join(away)} if away else {}

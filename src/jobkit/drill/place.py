@@ -1,0 +1,170 @@
+"""Where a drill runs: what all places have in common, and this machine (run.sh and torchrun)."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from jobkit.launch.command import clean_environment, local_command, python_path
+from jobkit.launch.slurm.options import Options
+from jobkit.paths import RunPaths
+from jobkit.spec.runspec import RunSpec
+
+MARK = "JOBKIT_DRILL"  # in the environment of all that a drill starts
+
+
+class Place(Protocol):
+    """Where a drill runs."""
+
+    name: str  # slurm or here
+    poll_s: float  # between two looks
+    sees_processes: bool  # all processes of the runs are on this machine
+
+    def spec(self, settings: Mapping[str, object], one_node: bool = False) -> RunSpec:
+        """The training, at two ranks."""
+
+    def start(
+        self, spec: RunSpec, paths: RunPaths, env: Mapping[str, str], again: bool, more: Options
+    ) -> "Started":
+        """Start a run. again: run.sh itself starts it once more. more: sbatch's options."""
+
+    def warn(self, started: "Started") -> None:
+        """The stop signal, as a scheduler sends it before the time limit."""
+
+    def terminate_ranks(self, started: "Started", mark: str) -> None:
+        """TERM to the ranks alone."""
+
+    def namespace(self) -> int | None:
+        """A process whose mounts the ranks see (n1's); None where there is none to be had."""
+
+
+def marked(mark: str) -> list[int]:
+    """The processes on this machine that carry the mark in their environment."""
+    found, text = [], f"{MARK}={mark}\0".encode()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            if text in (folder / "environ").read_bytes() and int(folder.name) != os.getpid():
+                found.append(int(folder.name))
+    return found
+
+
+def none_left(mark: str, within_s: float) -> int:
+    """How many processes with the mark are left after so long, or 0 as soon as none is."""
+    deadline = time.monotonic() + within_s
+    while (left := len(marked(mark))) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return left
+
+
+def end_marked(mark: str) -> None:
+    """Kill every process with the mark."""
+    for pid in marked(mark):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+@dataclass(kw_only=True)
+class Started:
+    """A run that was started once, maybe to be started again by run.sh or Slurm.
+
+    begins, ends: when its attempts were seen to begin and to end, in Unix seconds.
+    """
+
+    begins: list[float] = field(default_factory=list)
+    ends: list[float] = field(default_factory=list)
+    over: bool = False
+    said: str = ""  # how it ended, in the launcher's words
+
+    def look(self) -> bool:
+        """Look at it; whether it is still under way."""
+        raise NotImplementedError
+
+    def cancel(self) -> None:
+        """End it, whatever it does."""
+        raise NotImplementedError
+
+
+@dataclass(kw_only=True)
+class LocalStart(Started):
+    """A run.sh on this machine."""
+
+    process: "subprocess.Popen[bytes]"
+    paths: RunPaths
+    before: int  # attempts that others have begun
+
+    def look(self) -> bool:
+        now, ended = time.time(), self.process.poll() is not None
+        for _ in range(len(self.paths.attempt_numbers()) - self.before - len(self.begins)):
+            if self.begins:
+                self.ends.append(now)
+            self.begins.append(now)
+        if ended and not self.over:
+            self.over, self.said = True, f"ended with exit code {self.process.returncode}"
+            self.ends.append(now)
+        return not self.over
+
+    def cancel(self) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+            self.process.wait()
+
+
+class LocalPlace:
+    """This machine, without Slurm."""
+
+    name, poll_s = "here", 0.1
+    sees_processes = True
+
+    def spec(self, settings: Mapping[str, object], one_node: bool = False) -> RunSpec:
+        """Two ranks here."""
+        return RunSpec(**{**settings, "nodes": 1, "ranks_per_node": 2})  # type: ignore[arg-type]
+
+    def start(
+        self, spec: RunSpec, paths: RunPaths, env: Mapping[str, str], again: bool, more: Options
+    ) -> Started:
+        """Start the run; again: run.sh itself starts it once more."""
+        words = local_command(spec, paths.folder, ["--max-restarts", "1"] if again else [])
+        before = len(paths.attempt_numbers())
+        with paths.log.open("ab") as log:
+            process = subprocess.Popen(
+                words,
+                env={**clean_environment(os.environ), "JOBKIT_PYTHON": sys.executable, **env},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C is the drill's to answer
+            )
+        return LocalStart(process=process, paths=paths, before=before)
+
+    def warn(self, started: Started) -> None:
+        """The stop signal, as a scheduler would send it."""
+        assert isinstance(started, LocalStart)
+        started.process.send_signal(signal.SIGUSR2)
+
+    def terminate_ranks(self, started: Started, mark: str) -> None:
+        """TERM to the ranks alone."""
+        for pid in marked(mark):
+            with contextlib.suppress(OSError):
+                words = Path(f"/proc/{pid}/cmdline").read_bytes()
+                if b"jobkit.payload.main" in words and b"torch.distributed.run" not in words:
+                    os.kill(pid, signal.SIGTERM)
+
+    def namespace(self) -> int | None:
+        """This machine's mounts."""
+        return os.getpid()
+
+
+def compare(reference: Path, runs: list[Path]) -> dict[str, bool | None]:
+    """Whether each run ended with the reference's parameters, by folder; None: cannot be told."""
+    words = [sys.executable, "-m", "jobkit.checks.compare", str(reference), *map(str, runs)]
+    env = {**clean_environment(os.environ), "PYTHONPATH": python_path()}
+    done = subprocess.run(words, env=env, capture_output=True, text=True)
+    said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return {one["run"]: one["same"] for one in said}

@@ -1,0 +1,97 @@
+"""What became of a run under a fault, read from its files: a row of drill.csv."""
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from jobkit.metric.reader import read_file
+from jobkit.outcome.evidence import START_MARK
+from jobkit.paths import RunPaths, write_json
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """What became of a run under one fault. Times in seconds; None: not known, or not so."""
+
+    fault: str
+    where: str = ""  # nodes of the first start, or "here"
+    first_status: str = ""  # of the attempt that was struck
+    evidence: str = ""  # the line that proves it
+    final_status: str = ""
+    attempts: int = 0
+    detected_s: float | None = None  # from the strike to the attempt's end, as the launcher saw it
+    restart_s: float | None = None  # from the next attempt's start to its first iteration
+    iterations_lost: int | None = None
+    same_parameters: bool | None = None  # as in the run without a fault, bit by bit
+    orphans: int | None = None  # processes left; None: not seen from here
+    note: str = ""
+
+    @property
+    def possible(self) -> bool:
+        """Whether the fault could be tried here."""
+        return bool(self.where)
+
+    @property
+    def good(self) -> bool:
+        """Whether it struck as it should, and nothing was lost but what had to be."""
+        if not self.possible:
+            return True
+        same, left = self.same_parameters is True, bool(self.orphans)
+        return self.final_status == "ok" and same and not left and not self.note
+
+
+def first_attempt(paths: RunPaths, ended: float | None) -> RunPaths:
+    """A copy of what the first attempt left, as if there had been no other.
+
+    ended: when its launcher saw it end, in Unix seconds.
+    """
+    early = RunPaths(paths.folder / ".first" / paths.folder.name)
+    shutil.rmtree(early.folder, ignore_errors=True)
+    early.folder.mkdir(parents=True)
+    log = paths.log.read_text(errors="replace") if paths.log.exists() else ""
+    early.log.write_text(log.split(f"{START_MARK}: attempt 1 ")[0])
+    for path in (paths.metrics(0), paths.outcome(0)):
+        if path.exists():
+            copy = early.folder / path.relative_to(paths.folder)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, copy)
+    write_json(early.job, {"launcher": "drill", "ended": ended, "started": 0.0, "pid": None})
+    return early
+
+
+def records(paths: RunPaths, attempt: int, kind: str) -> list[dict[str, Any]]:
+    """The records of one kind that an attempt left."""
+    path = paths.metrics(attempt)
+    if not path.exists():
+        return []
+    with path.open("rb") as stream:
+        return [r for r in read_file(stream) if isinstance(r, dict) and r.get("kind") == kind]
+
+
+def startup(paths: RunPaths, attempt: int) -> float | None:
+    """When an attempt was ready for its first iteration, in Unix seconds."""
+    found = records(paths, attempt, "startup")
+    return float(found[0]["t"]) if found else None
+
+
+def lost_iterations(paths: RunPaths, struck: int) -> int:
+    """Iterations of the first attempt that were done again: reached, less those loaded."""
+    numbers = paths.attempt_numbers()
+    if len(numbers) < 2:
+        return 0
+    done = [r for r in records(paths, numbers[0], "checkpoint") if r["action"] == "saved"]
+    reached = max([struck, *(int(r["iteration"]) for r in done)])
+    loaded = [r for r in records(paths, numbers[1], "checkpoint") if r["action"] == "loaded"]
+    return reached - (int(loaded[0]["iteration"]) if loaded else 0)
+
+
+def with_parameters(rows: list[Row], same: Mapping[str, bool | None], folder: Path) -> list[Row]:
+    """The rows, with what the comparison said of their runs' parameters."""
+    return [replace(r, same_parameters=same.get(str(folder / r.fault))) for r in rows]
+
+
+def checkpoint_bytes(paths: RunPaths) -> int:
+    """The size of a run's checkpoint."""
+    return int(records(paths, 0, "checkpoint")[-1]["bytes"])

@@ -1,0 +1,218 @@
+"""Where a drill runs on Slurm: a cluster, or a minicluster whose daemons may be killed."""
+
+import contextlib
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jobkit.drill.faults import WIDE
+from jobkit.drill.place import Started
+from jobkit.errors import UsageError
+from jobkit.launch.command import RUN_SH, job_command, python_path
+from jobkit.launch.site import Site
+from jobkit.launch.slurm.options import Options, Shape, sbatch_options, warning
+from jobkit.outcome import slurm_jobs
+from jobkit.paths import REPOSITORY, RunPaths, read_json, write_whole
+from jobkit.spec.runspec import RunSpec
+
+_DIR = "JOBKIT_MINICLUSTER_DIR"  # `hpc/minicluster env` sets it
+_SETTLED_S = 3.0  # a job that Slurm requeues shows a final state for a moment
+_REQUEUED = ("NODE_FAIL", "PREEMPTED")
+
+
+def slurm(words: list[str], **env: str) -> "subprocess.CompletedProcess[str]":
+    """Call a command of Slurm's with more in its environment, which a job inherits."""
+    from jobkit.launch.slurm.submit import command
+
+    return command(["env", *(f"{k}={v}" for k, v in env.items()), *words])
+
+
+@dataclass(kw_only=True)
+class Job(Started):
+    """A Slurm job."""
+
+    job_id: str
+    nodes: list[str] = field(default_factory=list)  # of its first start
+    _since: float = 0.0
+
+    def look(self) -> bool:
+        shown = slurm(["scontrol", "-o", "show", "job", self.job_id]).stdout
+        fields = dict(re.findall(r"(?:^| )(\w+)=(\S*)", shown))
+        state, now = fields.get("JobState", ""), time.time()
+        if state in ("RUNNING", "COMPLETING") or "ExitCode" not in fields:
+            self._since = 0.0
+        if state == "RUNNING" and len(self.begins) <= int(fields["Restarts"]):
+            self.ends += [now] * (len(self.begins) - len(self.ends))
+            self.begins.append(now)
+            self.nodes = self.nodes or _expand(fields["NodeList"])
+        elif state not in ("", "RUNNING") and len(self.ends) < len(self.begins):
+            self.ends.append(now)
+        if slurm_jobs.STATUS.get(state, "pending") in ("pending", "running"):
+            return True
+        self._since = self._since or now
+        if state not in _REQUEUED or now - self._since > _SETTLED_S:
+            self.over, self.said = True, f"Slurm job {self.job_id}: {state}"
+        return not self.over
+
+    def cancel(self) -> None:
+        slurm(["scancel", self.job_id])
+
+
+def _expand(nodes: str) -> list[str]:
+    """The names behind n[1-3]; asks Slurm."""
+    return slurm(["scontrol", "show", "hostnames", nodes]).stdout.split()
+
+
+@dataclass
+class Minicluster:
+    """A minicluster: its daemons and links may be broken."""
+
+    folder: str
+    own: bool = False  # made for the drill
+    _one_at_a_time: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def door(self, *words: str) -> "subprocess.CompletedProcess[str]":
+        """Run `hpc/minicluster words`."""
+        return subprocess.run(
+            [sys.executable, "-m", "minicluster", *words, "--dir", self.folder],
+            env={**os.environ, "PYTHONPATH": python_path()},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
+
+    def do(self, *words: str) -> None:
+        """Run a command that must succeed; the minicluster refuses a second at the same time."""
+        with self._one_at_a_time:
+            done = self.door(*words)
+        if done.returncode:
+            said = (done.stderr.strip() or done.stdout.strip()).splitlines()
+            raise UsageError(said[0] if said else f"hpc/minicluster {words[0]} failed")
+
+    def holder(self, node: str) -> int | None:
+        """A process whose mounts a node's jobs see; None for an ordinary user's cluster."""
+        pids = {p["name"]: int(p["pid"]) for p in self._state().get("processes", ())}
+        return pids.get(f"net-{node}") or pids.get("names")
+
+    @property
+    def links(self) -> bool:
+        """Whether its nodes have links of their own."""
+        return bool(self._state().get("subnet"))
+
+    @property
+    def saved_at(self) -> float:
+        """When slurmctld last saved what it knows of jobs, in Unix seconds; 0 where it has not."""
+        try:
+            return (Path(self.folder) / "state" / "job_state").stat().st_mtime
+        except FileNotFoundError:  # slurmctld is just putting a new one in its place
+            return 0.0
+
+    @property
+    def nodes(self) -> list[str]:
+        """Its nodes' names."""
+        return [f"n{i}" for i in range(1, 1 + self._state().get("options", {}).get("nodes", 0))]
+
+    def _state(self) -> dict[str, Any]:
+        return read_json(Path(self.folder) / "minicluster.json") or {}
+
+    @classmethod
+    def up(cls) -> "Minicluster":
+        """Bring one up for the drill, and point Slurm's commands at it."""
+        made = cls(tempfile.mkdtemp(prefix="jobkit-drill-", dir="/tmp"), own=True)
+        tries = [["--netns"]] if os.geteuid() == 0 else []
+        try:
+            words = ["up", "--preemption", f"--nodes={WIDE}"]
+            if not any(made.door(*words, *more).returncode == 0 for more in tries):
+                made.do(*words)
+        except BaseException:
+            made.down()
+            raise
+        for line in made.door("env").stdout.splitlines():
+            name, _, value = shlex.split(line)[1].partition("=")
+            os.environ[name] = value
+        return made
+
+    def down(self) -> None:
+        """Take it down; nothing of it stays."""
+        self.door("down")
+        with contextlib.suppress(OSError):
+            Path(self.folder).rmdir()
+
+
+class SlurmPlace:
+    """A cluster, or a minicluster."""
+
+    name = "slurm"
+
+    def __init__(self, site: Site, options: Options, urgent: str | None) -> None:
+        """options: sbatch's, for every job. urgent: a partition that preempts others' jobs."""
+        self.site, self.options = site, options
+        folder = os.environ.get(_DIR)
+        self.cluster = Minicluster(folder) if folder and Path(folder).is_dir() else None
+        self.sees_processes = self.cluster is not None
+        self.poll_s = 0.4 if self.cluster else 5.0  # a controller has other users
+        partitions = slurm(["sinfo", "-h", "-o", "%R"]).stdout.split() if self.cluster else []
+        self.urgent = urgent or ("urgent" if "urgent" in partitions else None)
+
+    def spec(self, settings: Mapping[str, object], one_node: bool = False) -> RunSpec:
+        """Two ranks, each on a node of its own, or both on one."""
+        size = {"nodes": 1, "ranks_per_node": 2} if one_node else {"nodes": 2}
+        return RunSpec(**{**settings, **size})  # type: ignore[arg-type]
+
+    def start(
+        self, spec: RunSpec, paths: RunPaths, env: Mapping[str, str], again: bool, more: Options
+    ) -> Started:
+        """Submit the run; jobkit or Slurm may requeue it. Raises UsageError when it is refused."""
+        from jobkit.launch.slurm.submit import refusal
+
+        options = self._options(spec, paths, more)
+        given = [f"--{k}" if v is True else f"--{k}={v}" for k, v in options.items()]
+        write_whole(paths.site, self.site.shell())
+        words = ["sbatch", "--parsable", *given, str(RUN_SH), *job_command(spec, paths, False)[2:]]
+        own = {"JOBKIT_ROOT": str(REPOSITORY), "JOBKIT_PYTHON": sys.executable}
+        done = slurm(words, **own, **env)
+        if done.returncode:
+            raise UsageError(refusal(done.stderr, options))
+        return Job(job_id=done.stdout.strip().split(";")[0])
+
+    def _options(self, spec: RunSpec, paths: RunPaths, more: Options) -> Options:
+        shape = Shape(spec.nodes, spec.ranks_per_node)
+        given = {"time": "10", **self.options, **more}
+        made = sbatch_options(shape, self.site, given, f"drill-{paths.folder.name}")
+        log = str(paths.log)
+        return {**made, **warning(made, spec.stop_signal), "output": log, "error": log}
+
+    def warn(self, started: Started) -> None:
+        """The stop signal, as Slurm sends it before the time limit."""
+        assert isinstance(started, Job)
+        slurm(["scancel", "--signal=USR2", started.job_id])
+
+    def terminate_ranks(self, started: Started, mark: str) -> None:
+        """TERM to the step alone."""
+        assert isinstance(started, Job)
+        slurm(["scancel", "--signal=TERM", started.job_id])
+
+    def namespace(self) -> int | None:
+        """A process whose mounts the jobs of n1 see; None where there is none to be had."""
+        return self.cluster.holder("n1") if self.cluster else None
+
+
+def first_row(job_id: str) -> slurm_jobs.Job | None:
+    """What sacct says of a job's first start; None where it says nothing, or that it was requeued
+    on the job's own wish.
+    """
+    form = "--format=JobID,State,ExitCode,Elapsed,NodeList,AllocTRES,MaxRSS"
+    shown = slurm(["sacct", "-D", "-X", "-P", "-n", "-j", job_id, form]).stdout
+    for line in shown.splitlines()[:1]:
+        job = slurm_jobs.read_sacct(line).get(job_id)
+        return job if job and job.status not in ("pending", "running") else None
+    return None

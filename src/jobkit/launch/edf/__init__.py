@@ -1,0 +1,1 @@
+"""Checks of a container environment file (EDF)."""

@@ -1,0 +1,1 @@
+"""How far the runs of a study are."""

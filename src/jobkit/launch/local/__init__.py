@@ -1,0 +1,1 @@
+"""Runs of a study on this machine."""

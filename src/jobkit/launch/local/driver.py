@@ -1,0 +1,125 @@
+"""Runs a plan on this machine, a few runs at a time, in a process of its own.
+
+`python -m jobkit.launch.local.driver` reads one JSON object on its standard input: what to run.
+It lives on when the terminal is closed, if that was wished, and ends what it started on SIGTERM.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from submitit import Job
+from submitit.local.local import LocalExecutor
+
+from jobkit.errors import UsageError
+from jobkit.launch import lock
+from jobkit.launch.command import Order, clean_environment, local_command
+from jobkit.launch.task import GRACE_S, adopt_orphans, end_descendants, run_one
+from jobkit.outcome.status import process_start
+from jobkit.paths import StudyPaths, write_json
+from jobkit.spec.plan import Plan
+
+_POLL_S = 0.1
+_NO_LIMIT_MIN = 60 * 24 * 365  # submitit wants a time limit; a run on one's own machine has none
+
+
+def drive(order: Order) -> None:
+    """Run everything that is ordered; return when all has ended or SIGTERM has come."""
+    study = StudyPaths(Path(order.folder))
+    runs = Plan.read(study.plan).runs
+    executor = LocalExecutor(folder=study.submitit)
+    executor.update_parameters(
+        timeout_min=_NO_LIMIT_MIN, gpus_per_node=0, tasks_per_node=1, stderr_to_stdout=True
+    )
+    environ = clean_environment(os.environ)
+    adopt_orphans()
+    waiting, working = list(order.run_ids), list[Job[int]]()
+    with _wish_to_stop(order.parent) as stopped:
+        while (waiting or working) and not stopped():
+            while waiting and len(working) < order.at_once:
+                run_id = waiting.pop(0)
+                folder = study.run(run_id).folder
+                command = local_command(runs[run_id], folder, order.more)
+                job = executor.submit(run_one, str(folder), command, environ)
+                working.append(job)
+            time.sleep(_POLL_S)
+            working = [job for job in working if not _ended(job)]
+            if not working:  # what a killed task left behind must not disturb the next run
+                end_descendants(grace_s=GRACE_S)
+        _end(working)
+
+
+def _ended(job: Job[int]) -> bool:
+    """Whether a job has ended; says in the launcher's log what went wrong around the run."""
+    if not job.done():
+        return False
+    if (error := job.exception()) is not None:
+        print(error, flush=True)
+    return True
+
+
+def _end(jobs: list[Job[int]]) -> None:
+    """End the jobs that still run. submitit's own cancel would kill them before they tidy up.
+
+    The signal is sent again and again: submitit passes over one that comes as a job starts.
+    """
+    while left := [job for job in jobs if not job.done()]:
+        for job in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(job.job_id), signal.SIGTERM)
+        time.sleep(0.5)
+    end_descendants(grace_s=GRACE_S)
+
+
+@contextlib.contextmanager
+def _wish_to_stop(parent: int | None) -> Iterator[Callable[[], bool]]:
+    """Whether SIGTERM or SIGINT has come or the parent is gone."""
+    signals: list[int] = []
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, lambda number, _: signals.append(number))
+    yield lambda: bool(signals) or (parent is not None and os.getppid() != parent)
+
+
+@contextlib.contextmanager
+def announced(order: Order) -> Iterator[None]:
+    """Hold the study and say in launcher.json who does; UsageError where another one holds it."""
+    study = StudyPaths(Path(order.folder))
+    record = {
+        "v": 1,
+        "pid": os.getpid(),
+        "pid_start": process_start(os.getpid()),
+        "host": socket.gethostname(),
+        "started": time.time(),
+        **asdict(order),
+    }
+    with lock.held(study):
+        write_json(study.launcher, record)
+        try:
+            yield
+        finally:
+            study.launcher.unlink(missing_ok=True)
+
+
+def main() -> int:
+    """Read the order, say that it is taken, and carry it out."""
+    order = Order(**json.load(sys.stdin))
+    try:
+        with announced(order):
+            print("taken", flush=True)
+            # From here on nobody reads what this process prints, but its log.
+            os.dup2(2, 1)
+            drive(order)
+    except UsageError:
+        print("busy", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,119 @@
+"""Runs on this machine: checks, warnings, and the process that runs them."""
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+
+from jobkit.errors import UsageError
+from jobkit.launch import lock
+from jobkit.launch.command import Order, python_path
+from jobkit.launch.states import States
+from jobkit.outcome.status import is_alive, process_start
+from jobkit.paths import StudyPaths, read_json
+from jobkit.spec.plan import Plan
+
+_POLL_S = 0.25
+
+
+def check(plan: Plan) -> None:
+    """Raise UsageError for a plan that cannot run on this machine."""
+    for package in ("torch", "torchvision", "submitit"):
+        if importlib.util.find_spec(package) is None:
+            raise UsageError(
+                f"the package '{package}' is not installed for {sys.executable}: "
+                "run 'make venv' once, then 'source .venv/bin/activate'"
+            )
+    for spec in plan.runs.values():
+        if spec.nodes > 1:
+            raise UsageError(
+                f"{spec.nodes} nodes: this machine is one; plan it with "
+                f"--gpus {spec.world_size}, or run it where Slurm is"
+            )
+
+
+def warnings(plan: Plan) -> list[str]:
+    """What a reader of the results should know of this machine before the runs start."""
+    largest = max(spec.world_size for spec in plan.runs.values())
+    cores, gpus = len(os.sched_getaffinity(0)), gpus_here()
+    on_cpu = not gpus or any(spec.device == "cpu" for spec in plan.runs.values())
+    found = []
+    if on_cpu and largest > cores:
+        found.append(f"up to {largest} ranks share {cores} cores: their times will not scale")
+    if not on_cpu and largest > gpus:
+        found.append(f"up to {largest} ranks share {gpus} GPUs: their times will not scale")
+    return found
+
+
+def gpus_here() -> int:
+    """GPUs of this machine, found without torch."""
+    try:
+        listed = subprocess.run(
+            ["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=10
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
+
+
+@dataclass(frozen=True)
+class LocalRuns:
+    """The process that runs the runs of a launch, one after the other."""
+
+    driver: "subprocess.Popen[str]"
+
+    @property
+    def where(self) -> str:
+        """Who runs them, in words."""
+        return f"process {self.driver.pid} on this machine"
+
+    def running(self, states: States) -> bool:
+        """Whether it is still at work, whatever the runs' files say."""
+        return self.driver.poll() is None
+
+    def cancel(self) -> None:
+        """End it and all that it started, and wait until nothing of it is left."""
+        if self.driver.poll() is None:
+            self.driver.terminate()
+            self.driver.wait()
+
+
+def start(paths: StudyPaths, order: Order) -> LocalRuns:
+    """Start the process that runs the runs. Raises UsageError while another one does."""
+    with paths.launcher_log.open("ab") as log:
+        driver = subprocess.Popen(
+            [sys.executable, "-m", "jobkit.launch.local.driver"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            start_new_session=True,  # Ctrl-C is for the one who watches; it tells the driver
+            env={**os.environ, "PYTHONPATH": python_path()},
+        )
+    assert driver.stdin and driver.stdout
+    with driver.stdin as to_driver:
+        json.dump(asdict(order), to_driver)
+    answer = driver.stdout.readline().strip()
+    if answer == "busy":
+        raise lock.busy(paths)
+    if answer != "taken":
+        raise RuntimeError(f"the launcher did not start: see {paths.launcher_log}")
+    return LocalRuns(driver)
+
+
+def cancel(paths: StudyPaths) -> bool:
+    """End the launcher of a study from any process; whether there was one here to end."""
+    record = read_json(paths.launcher)
+    alive = is_alive(record)
+    if not record or alive is False:
+        return False
+    if alive is None:
+        raise UsageError(f"{paths.folder.name} is being run on {record.get('host')}: end it there")
+    os.kill(record["pid"], signal.SIGTERM)
+    while process_start(record["pid"]) == record.get("pid_start"):
+        time.sleep(_POLL_S)
+    return True

@@ -1,0 +1,141 @@
+"""One tagged place of a log, read with care: a record of ours, or another program's line.
+
+    found, end = read_tagged(buffer, body, end, complete)
+    found, taken = read(segment, complete)
+
+Both give the record, or in words why there is none. jobkit.metric.reader asks here for what its
+short way does not take.
+"""
+
+import json
+import re
+import zlib
+from operator import itemgetter
+from typing import Any
+
+from jobkit.metric.line import TAG, Record, finite
+
+_TAG = TAG.encode()
+_END = re.compile(rb',"crc":"([0-9a-f]{8})"\}$')
+_ANSI = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
+_LEAD = re.compile(rb"(?:[ \t]|\x1b\[[0-9;?]*[A-Za-z])*")
+_PAIR = re.compile(r'(?<!\S)([A-Za-z_][A-Za-z0-9_.]*)=("[^"]*"|[^\s"\x00-\x1f\x7f]+)')
+_NO_TEXT = re.compile(r'["\x00-\x08\x0e-\x1f\x7f]')
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_NO_NUMBER = re.compile(r"[+-]?(?:nan|inf|infinity)", re.IGNORECASE)
+_DECODER = json.JSONDecoder(parse_constant=lambda _: None)
+ESSENTIAL = itemgetter("kind", "run_id", "attempt", "seq")
+_TYPES = (str, str, int, int, int)  # of these and of part
+TOO_LARGE = 1 << 31  # for an attempt or a record's number
+_NO_INT64 = 1 << 63
+# The keys of our own records; where they stand without a version, its bytes were lost.
+_OWN = frozenset(("run_id", "attempt", "seq"))
+
+
+def loads(text: bytes) -> Any:
+    """Decode one JSON object; NaN and infinity, which JSON has not, are None."""
+    return _DECODER.decode(text.decode())
+
+
+def is_whole(record: Record) -> bool:
+    """Whether a record of ours has the fields that tell which one it is; takes its checksum off."""
+    record.pop("crc", None)
+    try:
+        values = ESSENTIAL(record)
+    except KeyError:
+        return False
+    _, _, attempt, number = values
+    part = record.get("part", 0)
+    types = (*map(type, values), type(part))
+    return types == _TYPES and 0 <= attempt < TOO_LARGE and 0 <= part <= number < TOO_LARGE
+
+
+def is_bad(found: Record | str) -> bool:
+    return isinstance(found, str)
+
+
+def read_tagged(buffer: bytes, body: int, end: int, complete: bool) -> tuple[Any, int]:
+    """Read what follows a tag, in body to end; return the record, or why not, and where it ends."""
+    following = buffer.find(_TAG, body, end)
+    if following < 0:
+        found, taken = read(buffer[body:end], complete)
+        return found, body + taken if taken else end
+    # Another tag on the line: it begins a record, or it stands in the text of this one.
+    own = buffer[body:following]
+    found, taken = read(own, own[-1:].isspace())
+    if is_bad(found) and own.lstrip()[:1] == b"{":
+        found, taken = read(buffer[body:end], complete)
+    return found, following if is_bad(found) or not taken else body + taken
+
+
+def read(segment: bytes, complete: bool) -> tuple[Record | str, int]:
+    """Read the record that a segment begins with; return it, or why not, and the bytes it took.
+
+    0 bytes: not known, or all of them. complete: the segment ends where its line does.
+    """
+    lead = _LEAD.match(segment)
+    start = lead.end() if lead else 0
+    if segment[start : start + 1] != b"{":
+        return _pairs(segment, complete), 0
+    plain = _ANSI.sub(b"", segment)
+    for raw in dict.fromkeys((segment[start:], plain[plain.find(b"{") :])):
+        # Bytes that are not UTF-8 become surrogates, which no JSON holds otherwise.
+        text = raw.decode("utf-8", "surrogateescape")
+        try:
+            record, end = _DECODER.raw_decode(text)
+            taken = len(text[:end].encode())
+        except UnicodeEncodeError:
+            return "bytes that are not UTF-8", 0
+        except (ValueError, RecursionError):
+            continue
+        result = _judged(record, raw[:taken], raw[taken : taken + 1])
+        return result, start + taken if raw == segment[start:] and not is_bad(result) else 0
+    return "torn or not JSON", 0
+
+
+def _judged(record: Record, text: bytes, after: bytes) -> Record | str:
+    """A decoded object where it is a record; the reason where it is none. after: the next byte."""
+    if "v" in record or "crc" in record:
+        end = _END.search(text)
+        if not end or zlib.crc32(text[: end.start()] + b"}") != int(end[1], 16):
+            return "checksum does not fit"
+        return record if "v" in record and is_whole(record) else "a common field is missing"
+    if record.keys() >= _OWN:
+        return "its checksum is lost"
+    if after in (b",", b":", b"]", b"}", b'"'):
+        return "the inside of a torn record"
+    return _usable(record) or "empty object"
+
+
+def _usable(record: Record) -> Record:
+    """A foreign record; a number that 64 bits do not hold is None, as NaN is."""
+    whole: Record = finite(record)
+    return {k: None if type(v) is int and abs(v) >= _NO_INT64 else v for k, v in whole.items()}
+
+
+def _pairs(segment: bytes, complete: bool) -> Record | str:
+    """Read a foreign `key=value key=value` line."""
+    own, carriage_return, _ = _ANSI.sub(b"", segment).partition(b"\r")
+    try:
+        line = own.decode().strip()
+    except UnicodeDecodeError:
+        return "bytes that are not UTF-8"
+    pairs = _PAIR.findall(line)
+    if not pairs:
+        return "no JSON object and no key=value"
+    if not complete and not carriage_return:
+        return "torn at the end"
+    # Without a checksum, a line that holds anything that no such line has is not believed.
+    if _NO_TEXT.search(_PAIR.sub("", line)):
+        return "torn, or not key=value"
+    return {key: _value(word) for key, word in pairs}
+
+
+def _value(word: str) -> Any:
+    """A word of a key=value line as a number where it is one; NaN and infinity are None."""
+    if _NUMBER.fullmatch(word):
+        whole = word.lstrip("+-").isdigit() and len(word) < 19  # longer ones may not be of 64 bits
+        return int(word) if whole else finite(float(word))
+    if _NO_NUMBER.fullmatch(word):
+        return None
+    return word[1:-1] if word[:1] == '"' else word

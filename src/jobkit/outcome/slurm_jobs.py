@@ -1,0 +1,244 @@
+"""Asks Slurm after jobs, by squeue and sacct, and reads their answers. Asked once for all jobs.
+
+Either may be absent or silent: then less is known, and nothing fails.
+"""
+
+import os
+import re
+import subprocess
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from jobkit.outcome.status import RunState
+
+TIMEOUT_S = 20.0
+GONE = "GONE"  # not a word of Slurm's: it answers, and knows nothing of the job any more
+_BATCH = 500  # job ids in one command line
+
+# What Slurm calls a state, and what jobkit calls it.
+STATUS = {
+    "PENDING": "pending",
+    "REQUEUED": "pending",
+    "REQUEUE_HOLD": "pending",
+    "SPECIAL_EXIT": "pending",
+    "RESV_DEL_HOLD": "pending",
+    "CONFIGURING": "pending",
+    "RUNNING": "running",
+    "COMPLETING": "running",
+    "SUSPENDED": "running",
+    "STOPPED": "running",
+    "SIGNALING": "running",
+    "STAGE_OUT": "running",
+    "RESIZING": "running",
+    "COMPLETED": "ok",
+    "FAILED": "failed",
+    "OUT_OF_MEMORY": "oom",
+    "TIMEOUT": "timeout",
+    "DEADLINE": "timeout",
+    "PREEMPTED": "preempted",
+    "CANCELLED": "cancelled",
+    "REVOKED": "cancelled",
+    "NODE_FAIL": "node_fail",
+    "BOOT_FAIL": "node_fail",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What Slurm says of a job. Empty texts and None: not said."""
+
+    job_id: str
+    state: str  # Slurm's word, without "+" and "by UID"
+    reason: str = ""  # why it waits
+    exit_code: str = ""  # code:signal
+    elapsed: str = ""
+    node_list: str = ""
+    alloc_tres: str = ""
+    max_rss_mib: float | None = None  # largest task that was sampled: a sample, not a peak
+
+    @property
+    def status(self) -> str:
+        """One of jobkit's statuses; empty for a state that it does not know."""
+        return STATUS.get(self.state, "")
+
+    @property
+    def line(self) -> str:
+        """One line of evidence."""
+        words = [f"Slurm job {self.job_id}: {self.state}"]
+        words += [f"exit code {self.exit_code}"] if self.exit_code else []
+        words += [f"after {self.elapsed}"] if self.elapsed else []
+        words += [f"on {self.node_list}"] if self.node_list else []
+        words += [f"reason {self.reason}"] if self.reason else []
+        return ", ".join(words)
+
+
+def ask(job_ids: Iterable[str], accounting: bool = True) -> dict[str, Job]:
+    """What Slurm says of the jobs, by id (17 or 17_0). Empty where Slurm does not answer.
+
+    A job that it answered about and no longer knows has the state GONE. accounting: ask sacct
+    too, which should not be done often.
+    """
+    wanted = sorted({i for i in job_ids if re.fullmatch(r"[0-9]+(_[0-9]+)?", i)})
+    found: dict[str, Job] = {}
+    for begin in range(0, len(wanted), _BATCH):
+        part = wanted[begin : begin + _BATCH]
+        queued = _output(_squeue(part))
+        recorded = read_sacct(_output(_sacct(part)) or "") if accounting else {}
+        found |= recorded
+        if queued is not None and accounting:
+            known = {**recorded, **read_squeue(queued)}
+            found |= {i: Job(job_id=i, state=GONE) for i in part if not _find(known, i)}
+        # squeue wins: what it shows is of this moment, sacct lags behind.
+        for job_id, job in read_squeue(queued or "").items():
+            found[job_id] = _joined(found.get(job_id), job)
+    pairs = ((i, _find(found, i)) for i in wanted)
+    return {i: job for i, job in pairs if job is not None}
+
+
+def _find(found: dict[str, Job], job_id: str) -> Job | None:
+    """The row of a job. Elements of an array that never started may have one row in common."""
+    if job_id in found:
+        return found[job_id]
+    common = found.get(job_id.split("_")[0])
+    return replace(common, job_id=job_id) if common else None
+
+
+def elements(job_id: str) -> list[str]:
+    """The ids behind one that stands for several: 17_[0-2,5%4] is 17_0, 17_1, 17_2, 17_5."""
+    match = re.fullmatch(r"(\d+)_\[([\d,-]+)(?:%\d+)?\]", job_id)
+    if not match:
+        return [job_id]
+    ids = []
+    for part in match[2].split(","):
+        first, _, last = part.partition("-")
+        ids += [f"{match[1]}_{i}" for i in range(int(first), int(last or first) + 1)]
+    return ids
+
+
+def _joined(recorded: Job | None, now: Job) -> Job:
+    """What squeue says now, with what only sacct knows, where both mean the same state."""
+    if recorded is None or recorded.state != now.state:
+        return now
+    return replace(recorded, reason=now.reason)
+
+
+def _masters(job_ids: Sequence[str]) -> str:
+    """The ids without their place in an array: commas between."""
+    return ",".join(dict.fromkeys(i.split("_")[0] for i in job_ids))
+
+
+def _squeue(job_ids: Sequence[str]) -> list[str]:
+    return ["squeue", "-h", "-r", "-t", "all", "-j", _masters(job_ids), "-o", "%i|%T|%M|%N|%r"]
+
+
+def _sacct(job_ids: Sequence[str]) -> list[str]:
+    form = "JobID,State,ExitCode,Elapsed,NodeList,AllocTRES,MaxRSS"
+    return ["sacct", "-P", "-n", "-j", _masters(job_ids), "-o", form]
+
+
+def _output(command: list[str]) -> str | None:
+    """What a command prints; None where it is absent, fails or takes too long."""
+    # What a user set for these commands by environment would hide jobs from us.
+    own = ("SQUEUE_", "SACCT_")
+    env = {k: v for k, v in os.environ.items() if not k.startswith(own)}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=env)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    unknown = "Invalid job id" in done.stderr  # an answer: it knows none of them
+    return done.stdout if done.returncode == 0 or unknown else None
+
+
+def read_squeue(text: str) -> dict[str, Job]:
+    """Read `squeue -o '%i|%T|%M|%N|%r'`."""
+    found: dict[str, Job] = {}
+    for line in text.splitlines():
+        words = line.strip().split("|")
+        if len(words) == 5:
+            job_id, state, elapsed, nodes, reason = words
+            why = "" if reason == "None" else reason
+            job = Job(job_id=job_id, state=state, elapsed=elapsed, node_list=nodes, reason=why)
+            found |= {i: replace(job, job_id=i) for i in elements(job_id)}
+    return found
+
+
+def read_sacct(text: str) -> dict[str, Job]:
+    """Read `sacct -P -n -o JobID,State,ExitCode,Elapsed,NodeList,AllocTRES,MaxRSS`.
+
+    After a requeue a job has a row for each incarnation: the last one counts. MaxRSS stands on the
+    rows of the steps; its largest goes to the job.
+    """
+    found: dict[str, Job] = {}
+    memory: dict[str, float] = {}
+    for line in text.splitlines():
+        words = line.split("|")
+        if len(words) != 7:
+            continue
+        job_id, state, exit_code, elapsed, nodes, tres, rss = words
+        owner = job_id.split(".")[0]
+        if (mib := _mib(rss)) is not None:
+            memory[owner] = max(mib, memory.get(owner, 0.0))
+        if "." in job_id:
+            continue
+        job = Job(
+            job_id=job_id,
+            state=re.split(r"[ +]", state)[0],
+            exit_code=exit_code,
+            elapsed=elapsed,
+            node_list="" if nodes == "None assigned" else nodes,
+            alloc_tres=tres,
+        )
+        found |= {i: replace(job, job_id=i) for i in elements(job_id)}
+    return {i: replace(job, max_rss_mib=memory.get(i)) for i, job in found.items()}
+
+
+def _mib(text: str) -> float | None:
+    """Slurm's 1234K or 5.6M as MiB."""
+    match = re.fullmatch(r"([0-9.]+)([KMGT]?)", text.strip())
+    if not match:
+        return None
+    try:
+        value = float(match[1])
+    except ValueError:
+        return None
+    return value * {"": 2**-20, "K": 2**-10, "M": 1.0, "G": 2**10, "T": 2**20}[match[2]]
+
+
+def merged(own: RunState, job: Job | None, shared: bool = False) -> RunState:
+    """What became of a run, by its own files and by Slurm's word for its job.
+
+    The run's own word for a good end stands, and its own reason for a bad one; what ended a job
+    from outside, and whether it waits or runs, is Slurm's to say. shared: the job runs several
+    runs, one after the other, and has no word for one of them while it runs.
+    """
+    if job is None or own.status == "ok" or not (job.status or job.state == GONE):
+        return own
+    if job.state == GONE:
+        return _gone(own, job)
+    if shared and (job.status == "running" or own.status not in ("pending", "running")):
+        return own
+    if job.status in ("pending", "running"):
+        where = job.reason if job.status == "pending" else job.node_list
+        said = f"Slurm job {job.job_id}" + (f": {where}" if where else "")
+        return replace(own, status=job.status, reason=said, evidence="", evidence_file="")
+    if job.status in ("ok", "failed"):
+        if own.status not in ("pending", "running", "missing"):
+            return own
+        return replace(own, status="failed", reason=_unsaid(job), evidence=job.line)
+    if own.status == job.status and own.evidence:
+        return replace(own, reason=job.line)
+    return replace(own, status=job.status, reason=job.line, evidence=job.line, evidence_file="")
+
+
+def _gone(own: RunState, job: Job) -> RunState:
+    """A run whose job is no longer known: it never started, or ended without a word."""
+    said = f"Slurm no longer knows job {job.job_id}"
+    if own.status == "pending":
+        return replace(own, status="missing", reason=f"{said}, and it left nothing")
+    if own.status == "running":
+        return replace(own, status="failed", reason=f"{said}, and the run left no word of its end")
+    return own
+
+
+def _unsaid(job: Job) -> str:
+    return f"{job.line}; the run left no word of its end"

@@ -1,0 +1,177 @@
+"""Going on from a checkpoint: which one, and what of it each rank takes."""
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from jobkit.errors import UsageError
+from jobkit.paths import RunPaths, read_json
+from jobkit.payload.checkpoints import state
+from jobkit.payload.checkpoints import store as checkpoint
+from jobkit.payload.checkpoints.manifest import MANIFEST, Broken, Manifest
+from jobkit.payload.checkpoints.store import Shapes, Store
+from jobkit.payload.progress import Progress
+from jobkit.spec.runspec import RunSpec
+
+if TYPE_CHECKING:
+    from jobkit.payload.train import Trainer
+
+# A checkpoint fits a run of the same model; in the middle of an epoch, of the same samples too.
+_OF_MODEL = ("model", "width", "optimizer")
+_OF_ORDER = ("dataset", "train_samples", "seed", "repeat")
+
+
+def of_own_run(paths: RunPaths, attempt: int) -> list[Path]:
+    """The checkpoints that an attempt may go on from, the newest first.
+
+    Those before an attempt that came to its end, or that began anew, are another training's.
+    """
+    first = 0
+    for n in paths.attempt_numbers():
+        if n < attempt and paths.anew(n).exists():
+            first = n
+        if n < attempt and (read_json(paths.outcome(n)) or {}).get("status") == "ok":
+            first = n + 1
+    return [
+        folder
+        for folder in checkpoint.found_in(paths.checkpoints)
+        if first <= checkpoint.attempt_of(folder) < attempt
+    ]
+
+
+def begin_anew(paths: RunPaths, attempt: int) -> None:
+    """Note that the attempt takes up nothing that earlier ones of the run left."""
+    mark = paths.anew(attempt)
+    mark.parent.mkdir(parents=True, exist_ok=True)
+    mark.touch()
+
+
+def named_by_user(path: Path) -> list[Path]:
+    """The checkpoints of --resume-from: one, or those of a run's folder, the newest first.
+
+    Raises UsageError where there is none.
+    """
+    if (path / MANIFEST).exists():
+        return [path]
+    found = checkpoint.found_in(path / "checkpoints") or checkpoint.found_in(path)
+    if not found:
+        raise UsageError(
+            f"--resume-from {path}: no checkpoint there; name a run's folder, or one in its "
+            "checkpoints/"
+        )
+    return found
+
+
+def resume(trainer: "Trainer", store: Store, candidates: list[Path], must: bool) -> Path | None:
+    """Go on from the first of the checkpoints that is sound; return it, None without one.
+
+    A broken one is told of and passed over. must: the user named them. Raises UsageError, on
+    every rank, for one of another training, and where it must be one and none is sound.
+    """
+    report, initial = trainer.report, None
+    for folder in candidates:
+        started = time.monotonic()
+        try:
+            manifest = store.check(folder)
+            _check_fits(manifest, trainer.spec, folder)
+            shapes = store.shapes(folder)
+            _check_shapes(trainer, store, shapes, folder)
+            initial = initial or state.Initial(trainer)
+            _load(trainer, store, folder, manifest, shapes)
+        except Broken as error:
+            report.warn(f"checkpoint {folder.name} is broken: {error}")
+            report.record("checkpoint", action="rejected", iteration=_iteration(folder))
+            continue
+        trainer.progress = Progress(**vars(manifest.progress))
+        report.record(
+            "checkpoint",
+            action="loaded",
+            iteration=manifest.progress.iteration,
+            epoch=manifest.progress.epoch,
+            bytes=manifest.bytes,
+            time_s=time.monotonic() - started,
+        )
+        report.say(_words(folder, manifest, trainer))
+        if trainer.progress.epoch >= trainer.spec.epochs:
+            report.warn("nothing is left to train: the checkpoint has all of --epochs behind it")
+        return folder
+    if candidates and must:
+        raise UsageError(f"--resume-from: no sound checkpoint in {candidates[0].parent}")
+    if candidates:
+        report.warn("no checkpoint is sound: the run begins anew")
+    if initial:
+        initial.put_back(trainer)
+    return None
+
+
+def _iteration(folder: Path) -> int | None:
+    first = folder.name.partition("-")[0]
+    return int(first) if first.isdecimal() else None
+
+
+def _words(folder: Path, manifest: Manifest, trainer: "Trainer") -> str:
+    progress, layout = manifest.progress, manifest.layout
+    text = f"going on from {os.path.relpath(folder)}: iteration {progress.iteration}"
+    text += f", epoch {progress.epoch + 1}, sample {progress.position:,} of it"
+    if layout != trainer.strategy.layout():
+        text += f" (written by {layout.get('strategy')} at {layout.get('world_size')} ranks)"
+    return text
+
+
+def _check_fits(manifest: Manifest, spec: RunSpec, folder: Path) -> None:
+    """Raise UsageError for a checkpoint of another model, or of other samples."""
+    names = _OF_MODEL + (_OF_ORDER if manifest.progress.position else ())
+    own = spec.to_dict()
+    for name in names:
+        theirs = manifest.spec.get(name, own[name])
+        if theirs != own[name]:
+            raise UsageError(
+                f"{folder} is of another training: {name} is {theirs!r} there and "
+                f"{own[name]!r} here"
+            )
+
+
+def _check_shapes(trainer: "Trainer", store: Store, shapes: Shapes, folder: Path) -> None:
+    """Raise UsageError, on every rank, where the model's parameters are not the checkpoint's."""
+    held = {f"model.{n}": p.shape for n, p in trainer.strategy.named_parameters().items()}
+    own = {name: shape for part in store.everyone(held) for name, shape in part.items()}
+    theirs = {name: size for name, (size, _) in shapes.items() if name.startswith("model.")}
+    for name in sorted(own.keys() | theirs.keys()):
+        if own.get(name) != theirs.get(name):
+            ours, there = (
+                f"of shape {tuple(side[name])}" if name in side else "absent"
+                for side in (own, theirs)
+            )
+            raise UsageError(
+                f"{folder} is of another training: parameter {name.removeprefix('model.')} is "
+                f"{there} there and {ours} here"
+            )
+
+
+def _load(
+    trainer: "Trainer", store: Store, folder: Path, manifest: Manifest, shapes: Shapes
+) -> None:
+    """Fill model, optimizer and this rank's own state. Raises Broken."""
+    rank, writers = trainer.group.place.rank, state.writers(shapes)
+    same = manifest.layout == trainer.strategy.layout()
+    owners = [rank] if same else writers
+    if not writers or not set(owners) <= set(writers):
+        raise Broken("it lacks what its ranks had of their own")
+    state.prime(trainer)
+    state.forget_absent(trainer, shapes)
+    wanted = state.shared_tensors(trainer)
+    parts = []
+    for prefix in map(state.own_prefix, owners):
+        # Tensors to fill, for everything that is this owner's.
+        blank = {
+            n: torch.empty(size, dtype=dtype)
+            for n, (size, dtype) in shapes.items()
+            if n.startswith(prefix)
+        }
+        wanted |= blank
+        parts.append({name.removeprefix(prefix): tensor for name, tensor in blank.items()})
+    store.read(folder, wanted)
+    state.take_own(trainer, parts[0] if same else state.merged(parts, rank))

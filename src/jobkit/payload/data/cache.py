@@ -1,0 +1,187 @@
+"""The prepared cache: uint8 files that all ranks of a node map into memory and share.
+
+One process builds it beside its place, under a lock, and renames it: a half-built cache is never
+seen. Its manifest has the checksum of every file; a broken cache is built anew.
+"""
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from jobkit.errors import UsageError
+from jobkit.payload.data.images import IMAGE, Images, Say
+from jobkit.payload.data.sources import Source
+
+CACHE_VERSION = 1
+_PARTS = ("train", "test")
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Train and test images in memory, and the names of the classes."""
+
+    train: Images
+    test: Images
+    classes: list[str]
+
+
+def cache_folder(source: Source, data_dir: Path) -> Path:
+    """Where the source's cache lies, or would."""
+    return data_dir / "cache" / f"{source.key}-v{CACHE_VERSION}"
+
+
+def read_directly(
+    source: Source, data_dir: Path, train: int | None, test: int | None, say: Say
+) -> Dataset:
+    """The source's images without writing a cache: from one that is there, else from the source."""
+    folder = cache_folder(source, data_dir)
+    if folder.exists() and not find_fault(folder):
+        return open_cache(folder, train, test)
+    *parts, classes = source.read(say)
+    kept = [
+        _first(part, data, wanted)
+        for part, data, wanted in zip(_PARTS, parts, (train, test), strict=True)
+    ]
+    return Dataset(kept[0], kept[1], classes)
+
+
+def ensure_cache(source: Source, data_dir: Path, say: Say) -> Path:
+    """Return the folder of a whole, checked cache of the source, building it where needed.
+
+    Raises UsageError where the source cannot be read or the cache cannot be written.
+    """
+    folder = cache_folder(source, data_dir)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _lock(folder.with_suffix(".lock")) as alone:
+            if alone:
+                for torn in folder.parent.glob(f".{folder.name}.*"):
+                    shutil.rmtree(torn, ignore_errors=True)  # its builder was killed
+            if folder.exists() and (fault := find_fault(folder)):
+                say(f"the cache {folder} is broken ({fault}): building it anew")
+                shutil.rmtree(folder)
+            if not folder.exists():
+                say(f"preparing {source.description} in {folder}")
+                _build(source, folder, say)
+    except OSError as error:
+        raise UsageError(
+            f"{folder}: the cache cannot be written: {error.strerror or error}; "
+            "free some space, or choose another place with --data-dir"
+        ) from None
+    return folder
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[bool]:
+    """Hold a lock on the file; give whether there is one.
+
+    Some file systems have none: then the rename at the end still keeps the cache whole.
+    """
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            alone = True
+        except OSError as error:
+            if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+                raise
+            alone = False
+        yield alone
+
+
+def _build(source: Source, folder: Path, say: Say) -> None:
+    """Write the cache beside its place and rename it; leave nothing behind on any failure."""
+    beside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        train, test, classes = source.read(say)
+        counts, sums = {}, {}
+        for part, data in zip(_PARTS, (train, test), strict=True):
+            counts[part] = len(data.labels)
+            for name, tensor in ((f"{part}_images", data.images), (f"{part}_labels", data.labels)):
+                sums[name] = _write(beside / name, tensor)
+        manifest = {"v": CACHE_VERSION, "classes": classes, "counts": counts, "sha256": sums}
+        (beside / "manifest.json").write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+        beside.chmod(0o755)  # mkdtemp's folder is for its owner alone; others may share a cache
+        try:
+            beside.rename(folder)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise  # otherwise another process, on a file system without locks, was first
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def _write(path: Path, tensor: torch.Tensor) -> str:
+    """Write a tensor's bytes; return their SHA-256."""
+    blob = tensor.contiguous().numpy().tobytes()
+    with path.open("wb") as file:
+        file.write(blob)
+        file.flush()
+        os.fsync(file.fileno())
+    return hashlib.sha256(blob).hexdigest()
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+
+
+def find_fault(folder: Path) -> str:
+    """Check a cache against its manifest; return what is wrong with it, or an empty string."""
+    try:
+        manifest = _manifest(folder)
+        for part in _PARTS:
+            size = (folder / f"{part}_images").stat().st_size
+            if size != manifest["counts"][part] * math.prod(IMAGE):
+                return f"{part}_images has another size"
+        for name, expected in manifest["sha256"].items():
+            digest = hashlib.sha256()
+            with (folder / name).open("rb") as file:
+                while block := file.read(1 << 22):
+                    digest.update(block)
+            if digest.hexdigest() != expected:
+                return f"{name} has another checksum"
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        return str(error)
+    return ""
+
+
+def open_cache(folder: Path, train: int | None = None, test: int | None = None) -> Dataset:
+    """Map a cache into memory, or the first train and test samples of it.
+
+    Raises UsageError where there are fewer than asked for.
+    """
+    manifest = _manifest(folder)
+    parts = {}
+    for part, wanted in zip(_PARTS, (train, test), strict=True):
+        count = manifest["counts"][part]
+        images = _map(folder / f"{part}_images", torch.uint8, count * 32 * 32 * 3)
+        labels = _map(folder / f"{part}_labels", torch.int64, count)
+        parts[part] = _first(part, Images(images.reshape(count, *IMAGE), labels), wanted)
+    return Dataset(parts["train"], parts["test"], manifest["classes"])
+
+
+def _first(part: str, data: Images, wanted: int | None) -> Images:
+    """So many of the samples, evenly spread: sources lie class by class."""
+    count = len(data.labels)
+    if wanted is None or wanted == count:
+        return data
+    if wanted > count:
+        raise UsageError(f"--{part}-samples {wanted}: there are only {count}")
+    kept = torch.arange(wanted) * count // wanted
+    return Images(data.images[kept], data.labels[kept])
+
+
+def _map(path: Path, dtype: torch.dtype, size: int) -> torch.Tensor:
+    """A private mapping: nothing writes to the file, and the ranks of a node share its pages."""
+    return torch.from_file(str(path), shared=False, size=size, dtype=dtype)

@@ -1,0 +1,1 @@
+"""What ends a run early or on purpose: signals, hangs, injected faults."""

@@ -1,0 +1,1 @@
+"""Where the time of an iteration goes: breakdown and traces."""

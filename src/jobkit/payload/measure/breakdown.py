@@ -1,0 +1,212 @@
+"""Where the time of an iteration goes, measured beside the training and without changing it.
+
+Exposed communication is the time of an iteration that there would not be on one rank alone. It is
+measured by twins: next to an iteration of the training its forward and backward pass is done once
+more, by a plain copy of the model that talks to no other rank, and what the training's pass takes
+longer is exposed. Which of the two comes first alternates. The copy has weights of its own, and
+random numbers are put back: nothing of the training knows of it.
+
+A pipeline's stage has no such twin. There the time inside its stages' passes is taken, and what is
+left of the schedule is exposed: waiting for other stages, and the bubble.
+"""
+
+import statistics
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from jobkit.payload import host
+from jobkit.payload.clock import Stopwatch
+from jobkit.payload.data.batches import Step
+from jobkit.payload.strategies.base import optimizer_of
+
+if TYPE_CHECKING:
+    from jobkit.payload.train import Trainer
+
+_FEWEST = 3  # iterations from which means are worth a record
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Seconds of one iteration on one rank."""
+
+    wall: float
+    data_wait: float
+    passes: float  # forward and backward, with all that they wait for
+    alone: float  # the same without any other rank
+    step: float  # the optimizer's, and what goes with it
+    own_step: float  # of it: what this rank computes
+
+
+class Breakdown:
+    """Measures some iterations of one rank; all ranks measure the same ones."""
+
+    def __init__(self, wanted: int, make_twin: Callable[[], nn.Module]) -> None:
+        """wanted: iterations. make_twin: makes the bare model that a twin runs on."""
+        self._wanted, self._make_twin = wanted, make_twin
+        self._twin: nn.Module | None = None
+        self._hooks: list[RemovableHandle] = []
+        self._found: list[Parts] = []
+        self._begin = (0.0, 0.0)
+        self._alone_s = 0.0
+        self._how = "nothing"
+        self._ready = self._done = False
+
+    def wants(self, trainer: "Trainer") -> bool:
+        """Whether more iterations are to be measured."""
+        # Neither what a profiler slows down, nor what it compares with.
+        others = (each for each in trainer.observers if each is not self)
+        return not self._done and not any(each.wants(trainer) for each in others)
+
+    def before(self, trainer: "Trainer", step: Step) -> None:
+        """See Observer."""
+        with trainer.clock.paused():
+            if not self._ready:
+                self._get_ready(trainer)
+            if len(self._found) % 2 == 0:
+                self._alone_s = self._run_alone(trainer, step)
+            dist.barrier()  # what ranks did by themselves must not look like waiting
+            trainer.strategy.stopwatch.take()
+            trainer.strategy.stopwatch.on = True
+        self._begin = trainer.clock.so_far()[1:]
+
+    def after(self, trainer: "Trainer", step: Step) -> None:
+        """See Observer."""
+        end = trainer.clock.so_far()[1:]
+        with trainer.clock.paused():
+            trainer.strategy.stopwatch.on = False
+            parts = trainer.strategy.stopwatch.take()
+            if len(self._found) % 2 == 1:
+                self._alone_s = self._run_alone(trainer, step)
+            by = {"twin": self._alone_s, "inside": parts["inside"], "nothing": parts["passes"]}
+            self._found.append(
+                Parts(
+                    wall=end[0] - self._begin[0],
+                    data_wait=end[1] - self._begin[1],
+                    passes=parts["passes"],
+                    alone=by[self._how],
+                    step=parts["step"],
+                    own_step=parts["own_step"] if self._hooks else parts["step"],
+                )
+            )
+            if len(self._found) == self._wanted:
+                self.finish(trainer)
+
+    def _get_ready(self, trainer: "Trainer") -> None:
+        self._ready = True
+        strategy, device = trainer.strategy, trainer.group.device
+        if trainer.spec.zero1:  # its step sends parameters to the other ranks
+            self._hooks = _time_own_step(optimizer_of(trainer.optimizer), strategy.stopwatch)
+        if trainer.group.place.world_size > 1:  # one rank waits for none
+            self._how = strategy.measured_by
+        if self._how == "twin":
+            with _random_kept(device):
+                self._twin = strategy.plain(self._make_twin()).train()
+
+    def _run_alone(self, trainer: "Trainer", step: Step) -> float:
+        """Seconds of the iteration's forward and backward pass on the twin."""
+        if self._twin is None:
+            return 0.0
+        strategy, watch = trainer.strategy, trainer.strategy.stopwatch
+        weight = strategy.data_world_size / step.global_count
+        watch.on = True
+        with _random_kept(strategy.device):
+            for indices in step.micro_batches:
+                images, labels = trainer.data.training_batch(indices, trainer.progress.epoch)
+                with watch.part("alone"):
+                    strategy.pass_alone(self._twin, images, labels, weight)
+        watch.on = False
+        self._twin.zero_grad(set_to_none=True)
+        return watch.take()["alone"]
+
+    def finish(self, trainer: "Trainer") -> None:
+        """Record what was measured, and let go of what that needed. Every rank calls."""
+        if self._done:
+            return
+        self._done = True
+        for hook in self._hooks:
+            hook.remove()
+        if self._twin is not None:
+            self._twin = None
+            host.forget_peak_memory(trainer.group.device)  # of the twin
+        if len(self._found) < _FEWEST:
+            trainer.report.log(f"no breakdown: {len(self._found)} iterations were measured")
+            return
+        everyone: list[list[Parts]] = trainer.group.gather(self._found)
+        kept = _usual([max(ranks, key=_wall).wall for ranks in zip(*everyone, strict=True)])
+        means = [_means([found[i] for i in kept]) for found in everyone]
+        own = means[trainer.group.place.rank]
+        trainer.report.log(f"breakdown, this rank, seconds of an iteration: {own}")
+        trainer.report.record("breakdown", iterations=len(kept), **_over_ranks(means))
+
+
+def _time_own_step(optimizer: Optimizer, watch: Stopwatch) -> list[RemovableHandle]:
+    """Have the stopwatch count an optimizer's own step, for what it is called within."""
+    running: list[AbstractContextManager[None]] = []
+
+    def begin(*_: Any) -> None:
+        running.append(watch.part("own_step"))
+        running[-1].__enter__()
+
+    def end(*_: Any) -> None:
+        running.pop().__exit__(None, None, None)
+
+    return [optimizer.register_step_pre_hook(begin), optimizer.register_step_post_hook(end)]
+
+
+def _random_kept(device: torch.device) -> AbstractContextManager[None]:
+    """Put the random numbers back afterwards."""
+    return torch.random.fork_rng([device] if device.type == "cuda" else [])
+
+
+def _wall(parts: Parts) -> float:
+    return parts.wall
+
+
+def _usual(walls: list[float]) -> list[int]:
+    """Which iterations are the middle half by their time.
+
+    One in which the machine did something else would count for more than it is worth.
+    """
+    order, cut = sorted(range(len(walls)), key=walls.__getitem__), len(walls) // 4
+    return order[cut : len(order) - cut]
+
+
+def _means(found: list[Parts]) -> dict[str, float]:
+    """Seconds of an iteration by part, of one rank: means over iterations."""
+
+    def mean(name: str) -> float:
+        return statistics.fmean(getattr(parts, name) for parts in found)
+
+    wall, wait, passes = mean("wall"), mean("data_wait"), mean("passes")
+    step, own_step = mean("step"), min(mean("own_step"), mean("step"))
+    exposed = min(max(passes - mean("alone"), 0.0), passes)  # of two alike, either may be longer
+    return {
+        "compute": passes - exposed + own_step,
+        "communication": exposed + step - own_step,
+        "data_wait": wait,
+        "other": max(wall - wait - passes - step, 0.0),
+        "wall": wall,
+    }
+
+
+def _over_ranks(ranks: list[dict[str, float]]) -> dict[str, float]:
+    """The fields of the breakdown record; see metric.KINDS."""
+    means = {
+        f"{part}_s": statistics.fmean(rank[part] for rank in ranks)
+        for part in ("compute", "communication", "data_wait", "other")
+    }
+    useful = [rank["compute"] + rank["other"] for rank in ranks]
+    busy = [u + rank["data_wait"] for u, rank in zip(useful, ranks, strict=True)]
+    return means | {
+        "iteration_s": max(rank["wall"] for rank in ranks),
+        "useful_max_s": max(useful),
+        "busy_max_s": max(busy),
+    }

@@ -1,0 +1,72 @@
+"""What the user should hear of a run's settings: each line is printed and recorded."""
+
+import os
+
+import torch
+
+from jobkit.payload.distributed import Place
+from jobkit.spec.runspec import RunSpec
+
+# A setting (or the beginning of its name), what must hold for it to matter, and that in words.
+_ONLY_WITH = (
+    ("ddp_", lambda spec: spec.strategy == "ddp", "strategy ddp"),
+    ("ddp_powersgd", lambda spec: spec.ddp_comm_hook == "powersgd", "--ddp-comm-hook powersgd"),
+    ("sync_batchnorm", lambda spec: spec.strategy == "ddp", "strategy ddp"),
+    ("zero1", lambda spec: spec.strategy == "ddp", "strategy ddp"),
+    ("pipeline_split", lambda spec: spec.strategy in ("pp", "mp"), "strategy pp or mp"),
+    ("pipeline_stages", lambda spec: spec.strategy == "pp", "strategy pp"),
+    ("pipeline_schedule", lambda spec: spec.strategy == "pp", "strategy pp"),
+    ("microbatches", lambda spec: spec.strategy == "pp", "strategy pp"),
+    ("fsdp_", lambda spec: spec.strategy == "fsdp", "strategy fsdp"),
+    ("fsdp_wrap_min", lambda spec: spec.fsdp_wrap is None, "no --fsdp-wrap"),
+    ("fsdp_reduce_fp32", lambda spec: spec.precision != "fp32", "a lower precision than fp32"),
+    ("momentum", lambda spec: spec.optimizer == "sgd", "optimizer sgd"),
+    ("nesterov", lambda spec: spec.optimizer == "sgd", "optimizer sgd"),
+    ("lr_base_batch_size", lambda spec: spec.lr_scaling != "none", "--lr-scaling linear or sqrt"),
+    ("width", lambda spec: ":" not in spec.model, "a model of jobkit's own"),
+)
+
+
+def without_effect(spec: RunSpec, device_type: str) -> list[str]:
+    """A line for each setting that is not at its default and changes nothing in this run."""
+    changed = spec.differences()
+    lines: dict[str, str] = {}
+    for prefix, holds, words in _ONLY_WITH:
+        for name in changed:
+            if name.startswith(prefix) and not holds(spec):
+                lines.setdefault(name, f"{option(name)} has no effect: it needs {words}")
+    if "fsdp_cpu_offload" in changed and device_type == "cpu":
+        lines.setdefault("fsdp_cpu_offload", "--fsdp-cpu-offload has no effect on the CPU")
+    if "keep_memory" in changed and device_type != "cpu":
+        lines["keep_memory"] = "--no-keep-memory has no effect on a GPU"
+    return list(lines.values())
+
+
+def option(name: str) -> str:
+    """A setting's name as it is typed."""
+    return "--" + name.replace("_", "-")
+
+
+def of_size(spec: RunSpec, place: Place, device: torch.device, samples: int) -> list[str]:
+    """Lines on batches larger than the data, and on more ranks than cores."""
+    lines = []
+    if spec.steps_batch_size > samples:
+        lines.append(
+            f"the global batch of {spec.steps_batch_size} is more than the {samples} training "
+            "samples: each epoch is one step of all of them"
+        )
+    cores = len(os.sched_getaffinity(0))
+    if device.type == "cpu" and place.local_world_size > cores:
+        lines.append(f"{place.local_world_size} ranks share {cores} cores: times will not scale")
+    return lines
+
+
+def of_batch_norm(normalised: bool, spec: RunSpec) -> list[str]:
+    """A line on batch normalisation, the one thing that does depend on the number of ranks."""
+    if not normalised or spec.world_size == 1 or spec.strategy == "mp":
+        return []
+    if spec.strategy == "ddp" and spec.sync_batchnorm:
+        return []
+    part = "microbatch" if spec.strategy == "pp" else "rank's own part of the batch"
+    text = f"the model has batch normalisation, which takes its statistics over each {part}"
+    return [f"{text}: losses change with the number of ranks"]

@@ -1,0 +1,1 @@
+"""Before a job: the memory of each strategy, and which strategy to take."""

@@ -1,0 +1,205 @@
+"""Which strategy fits and sends least; where none fits, what would."""
+
+import math
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from jobkit.errors import UsageError
+from jobkit.payload.memory import GIB
+from jobkit.planner.footprints import Footprint, Subject, footprints
+from jobkit.planner.traffic import Wires, duration, idle_share, step_s
+from jobkit.spec.runspec import RunSpec
+
+# Ranks that split the batch do all work at once, so these come first; the simplest before others.
+_SPLIT_THE_BATCH = (
+    *("single", "ddp", "ddp, zero1"),
+    *("fsdp, gradients and optimizer", "fsdp, hybrid", "fsdp, full shard"),
+)
+_SPLIT_THE_MODEL = ("pp", "mp")
+_MOST_RANKS = 65536
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """A strategy, and what it costs."""
+
+    footprint: Footprint
+    fits: bool
+    seconds: float  # of communication in a step, at least; NaN: not known
+    idle: float  # share of a step
+
+    @property
+    def label(self) -> str:
+        """The strategy with its mode."""
+        return self.footprint.label
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What is asked: a training at a size, on devices with so many bytes to use."""
+
+    base: RunSpec
+    subject: Subject
+    usable: float
+    wires: Wires
+
+    def options(self) -> tuple[list[Option], dict[str, str]]:
+        """Every strategy with its costs, and why the others cannot run so."""
+        found, refused = footprints(self.base, self.subject, _labels(self.base))
+        made = [
+            Option(
+                footprint=each,
+                fits=each.total <= self.usable,
+                seconds=step_s(each, self.subject, self.wires),
+                idle=idle_share(each.spec),
+            )
+            for each in found
+        ]
+        return made, refused
+
+
+def _labels(base: RunSpec) -> tuple[str, ...]:
+    """The strategies that a number of GPUs leaves to choose from."""
+    return (
+        _SPLIT_THE_BATCH[:1] if base.world_size == 1 else (*_SPLIT_THE_BATCH[1:], *_SPLIT_THE_MODEL)
+    )
+
+
+def choose(options: list[Option]) -> Option | None:
+    """The one to take: of those that split the batch and fit, the one that sends least."""
+    fitting = {o.label: o for o in options if o.fits}
+    first = [fitting[label] for label in _SPLIT_THE_BATCH if label in fitting]
+    if first:
+        return min(first, key=lambda o: o.seconds)  # of equals the simplest
+    return next((fitting[label] for label in _SPLIT_THE_MODEL if label in fitting), None)
+
+
+def reasons(taken: Option, options: list[Option]) -> list[str]:
+    """Why this one, in words."""
+    lines = []
+    for other in options:
+        less = other.seconds < taken.seconds
+        if other.label in _SPLIT_THE_BATCH and not other.fits and less:
+            cost = f"{_time(other)}), but needs {_gib(other)} on each GPU"
+            lines.append(f"{other.label} would send less ({cost}")
+    same = [o for o in options if o.fits and o is not taken and o.label in _SPLIT_THE_BATCH]
+    if taken.label in _SPLIT_THE_MODEL:
+        lines.append(
+            f"no strategy that splits the batch fits; {taken.label} splits the model, and each GPU "
+            f"waits for {taken.idle:.0%} of a step"
+        )
+    elif taken.label == "single":
+        lines.append("one GPU: it fits, and there is nothing to send")
+    elif same:
+        lines.append(f"of those that fit it sends least: {_time(taken)} a step")
+        spare = min(same, key=lambda o: o.footprint.total)
+        if spare.footprint.total < taken.footprint.total:
+            saved = (taken.footprint.total - spare.footprint.total) / GIB
+            lines.append(f"{spare.label} would save {saved:.3g} GiB a GPU, for {_time(spare)}")
+    else:
+        lines.append(f"no other that splits the batch fits; it sends {_time(taken)} a step")
+    return lines
+
+
+def _time(option: Option) -> str:
+    return duration(option.seconds)
+
+
+def _gib(option: Option) -> str:
+    return f"{option.footprint.total / GIB:.3g} GiB"
+
+
+def command(spec: RunSpec, subject: Subject) -> str:
+    """The line that runs it on a cluster."""
+    per_node = spec.ranks_per_node
+    head = f"sbatch --nodes={spec.nodes} --ntasks-per-node={per_node} --gpus-per-node={per_node}"
+    own = " --model PACKAGE.MODULE:FACTORY" if subject.parameters else ""
+    return f"{head} run.sh {shlex.join(spec.arguments())}{own}"
+
+
+def remedies(question: Question) -> Iterator[str]:
+    """What would make it fit, each computed: a smaller batch, checkpointing, more GPUs."""
+    if question.subject.parameters is None:
+        yield _smaller_batch(question)
+        yield _checkpointing(question)
+    yield _more_nodes(question)
+
+
+def _smallest(question: Question, base: RunSpec) -> Footprint | None:
+    """The one that takes least of those that split the batch; None where none can run so."""
+    labels = set(_labels(base)) & {"single", "fsdp, full shard"}
+    found, _ = footprints(base, question.subject, [*labels])
+    return min(found, key=lambda each: each.total, default=None)
+
+
+def _with_batch(base: RunSpec, images: int) -> RunSpec:
+    return replace(base, global_batch_size=None, batch_size_per_rank=images, accumulate=1)
+
+
+def _largest_batch(question: Question, base: RunSpec) -> int:
+    """The most images on each GPU at once that fit; 0: not even one does."""
+
+    def fits(images: int) -> bool:
+        each = _smallest(question, _with_batch(base, images))
+        return each is not None and each.total <= question.usable
+
+    low, high = 0, max(1, base.steps_batch_size // base.world_size // base.accumulate)
+    while low < high:  # what fits is low at least, and high at most
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low
+
+
+def _smaller_batch(question: Question) -> str:
+    base = question.base
+    images = _largest_batch(question, base)
+    if not images:
+        least = _smallest(question, _with_batch(base, 1))
+        size = f" takes {least.total / GIB:.3g} GiB" if least else " cannot run"
+        return f"no smaller batch would do: even one image a GPU{size}"
+    each = _smallest(question, _with_batch(base, images))
+    assert each is not None
+    size = f"{each.label}, {each.total / GIB:.3g} GiB"
+    parts = math.ceil(base.steps_batch_size / base.world_size / images)
+    split = _smallest(question, replace(base, accumulate=parts))
+    same = split is not None and split.total <= question.usable
+    also = f"; or the same batch in micro-batches: --accumulate {parts}" if same else ""
+    return f"a smaller batch: --batch-size-per-rank {images} ({size}){also}"
+
+
+def _checkpointing(question: Question) -> str:
+    base = question.base
+    if base.activation_checkpointing:
+        return "activation checkpointing is on already"
+    found = _smallest(question, replace(base, activation_checkpointing=True))
+    if found is None:
+        return "activation checkpointing: cannot run so"
+    size = f"{found.label}, {found.total / GIB:.3g} GiB"
+    if found.total <= question.usable:
+        return f"--activation-checkpointing ({size})"
+    images = _largest_batch(question, replace(base, activation_checkpointing=True))
+    also = f"; with --batch-size-per-rank {images} it would" if images else ""
+    return f"--activation-checkpointing alone is not enough ({size}){also}"
+
+
+def _more_nodes(question: Question) -> str:
+    """Twice the nodes, and again, with the batch of a GPU as it is."""
+    base = question.base
+    per_rank = max(1, base.steps_batch_size // base.world_size)
+    least: Footprint | None = None
+    nodes = base.nodes * 2
+    while nodes * base.ranks_per_node <= _MOST_RANKS:
+        try:
+            more = replace(base, nodes=nodes, global_batch_size=None, batch_size_per_rank=per_rank)
+            least = _smallest(question, more) or least
+        except UsageError:
+            break
+        if least and least.total <= question.usable:
+            gpus = least.spec.world_size
+            return (
+                f"more GPUs: {gpus} on {nodes} nodes ({least.label}, {least.total / GIB:.3g} GiB)"
+            )
+        nodes *= 2
+    size = f" ({least.total / GIB:.3g} GiB at {least.spec.world_size})" if least else ""
+    return f"no number of GPUs alone would do{size}: activations and one gathered block stay"

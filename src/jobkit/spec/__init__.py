@@ -1,0 +1,5 @@
+"""What one training is, and the plan of a study: settings, their checks, their expansion."""
+
+from jobkit.spec.runspec import RunSpec
+
+__all__ = ["RunSpec"]

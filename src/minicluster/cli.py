@@ -1,0 +1,256 @@
+"""The commands of `hpc/minicluster`: parse, call, and say in plain lines what was done."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable
+
+from minicluster import cluster, crash, links, machine, packages, slurm
+from minicluster.config import Options
+from minicluster.errors import ClusterError, Interrupted, UsageError
+from minicluster.layout import DIR_VARIABLE, Layout, check_root, default_root
+from minicluster.state import State
+
+DESCRIPTION = """\
+A real Slurm of several simulated nodes on this one machine: to learn Slurm, to try a batch
+script before it costs node-hours, and for tests. Jobs really run; the GPUs are only counted.
+"""
+EXAMPLES = """\
+examples:
+  hpc/minicluster up                        4 nodes of 8 cores and 4 GPUs, with accounting
+  eval "$(hpc/minicluster env)"             point sbatch, srun, squeue, ... at it in this shell
+  sbatch --nodes=2 run.sh                   use it as any cluster
+  hpc/minicluster down                      end it; nothing stays
+
+  hpc/minicluster up --no-accounting        up in a second, without sacct
+  hpc/minicluster up --preemption           partition `urgent` requeues the jobs of `batch`
+  sudo hpc/minicluster up --netns           each node with an address and host name of its own
+  sudo hpc/minicluster link cut n2          ... whose link can be cut; slow n2 10mbit; heal
+  hpc/minicluster kill n2 --jobs            the power of a node goes; kill n2: its slurmd alone
+  hpc/minicluster start n2                  ... and comes back; slurmctld likewise
+  sudo hpc/minicluster up --memory-limits   jobs over their --mem are killed by the kernel
+  hpc/minicluster up --dir /tmp/second      a second cluster beside the first
+exit codes: 0 done; 1 failed, or not healthy; 2 wrong usage, or packages are missing
+"""
+_FIRST_STEP = (
+    "srun --nodes=2 --ntasks-per-node=2 --gpus-per-task=1 "
+    "sh -c 'echo $SLURMD_NODENAME $SLURM_PROCID $CUDA_VISIBLE_DEVICES'"
+)
+
+
+class _Parser(argparse.ArgumentParser):
+    """One line to stderr for a wrong command line, and exit 2."""
+
+    def error(self, message: str) -> None:  # type: ignore[override]
+        raise UsageError(f"{message}; see: {self.prog} --help")
+
+
+def parser() -> argparse.ArgumentParser:
+    top = _Parser(
+        prog="hpc/minicluster",
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    up = _command(commands, "up", _up, "start a cluster; returns when all nodes are idle")
+    _add_options(up)
+    _command(commands, "status", _status, "what runs; exit 1 when something that should does not")
+    _command(commands, "env", _env, 'shell lines for eval "$(hpc/minicluster env)"')
+    down = _command(commands, "down", _down, "end it and delete its folder")
+    down.add_argument("--keep-logs", action="store_true", help="leave the logs in the folder")
+    link = _command(commands, "link", _link, "cut, slow or heal nodes' links (--netns)")
+    link.add_argument("action", choices=["cut", "slow", "heal"])
+    link.add_argument(
+        "words", nargs="*", metavar="NODE|RATE", help="cut n2; cut n1 n2; slow n2 10mbit; heal [n2]"
+    )
+    kill = _command(commands, "kill", _kill, "SIGKILL a node's slurmd, or slurmctld")
+    kill.add_argument("name", metavar="NODE|slurmctld")
+    kill.add_argument("--jobs", action="store_true", help="all that runs on the node, too")
+    start = _command(commands, "start", _start, "start again what was killed")
+    start.add_argument("name", metavar="NODE|slurmctld")
+    _command(commands, "install", _install, "install the Debian packages (root, or CI)")
+    return top
+
+
+def _command(
+    commands: argparse._SubParsersAction[_Parser],
+    name: str,
+    function: Callable[[argparse.Namespace], int],
+    text: str,
+) -> argparse.ArgumentParser:
+    made = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+    made.set_defaults(function=function)
+    if name != "install":
+        made.add_argument(
+            "--dir",
+            metavar="DIR",
+            help=f"the cluster's folder (default: ${DIR_VARIABLE}, else {default_root()})",
+        )
+    return made
+
+
+def _add_options(up: argparse.ArgumentParser) -> None:
+    usual = Options()
+    for name, value, text in (
+        ("nodes", usual.nodes, "nodes, n1 to nN"),
+        ("cores", usual.cores, "cores of each node, simulated"),
+        ("gpus", usual.gpus, "GPUs of each node, simulated"),
+        ("memory", usual.memory_mib, "memory of each node in MiB, simulated"),
+    ):
+        up.add_argument(
+            f"--{name}", type=int, default=value, metavar="N", help=f"{text} (default: {value})"
+        )
+    up.add_argument("--port", type=int, metavar="P", help="first of its 200 ports (default: free)")
+    for name, text in (
+        ("no-accounting", "without sacct: no slurmdbd, no MariaDB; faster"),
+        ("preemption", "a second partition, urgent, that requeues jobs of batch"),
+        ("netns", "each node in a network namespace (root)"),
+        ("memory-limits", "kill jobs that use more than their --mem"),
+        ("enforce", "jobs need an account and a QOS that the accounting knows"),
+    ):
+        up.add_argument(f"--{name}", action="store_true", help=text)
+
+
+def _layout(arguments: argparse.Namespace) -> Layout:
+    return Layout(check_root(arguments.dir if arguments.dir is not None else default_root()))
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def _door(layout: Layout, command: str) -> str:
+    """The command line for this cluster, as the user would type it.
+
+    After `sudo hpc/minicluster up` the user's shell has another default folder than root's.
+    """
+    by_sudo = "SUDO_UID" in os.environ
+    usual = layout.root == check_root(default_root()) and not by_sudo
+    sudo = "sudo " if by_sudo and command not in ("env", "status") else ""
+    return f"{sudo}hpc/minicluster {command}" + ("" if usual else f" --dir {layout.root}")
+
+
+def _up(arguments: argparse.Namespace) -> int:
+    layout = _layout(arguments)
+    options = Options(
+        nodes=arguments.nodes,
+        cores=arguments.cores,
+        gpus=arguments.gpus,
+        memory_mib=arguments.memory,
+        accounting=not arguments.no_accounting,
+        preemption=arguments.preemption,
+        netns=arguments.netns,
+        memory_limits=arguments.memory_limits,
+        enforce=arguments.enforce,
+    )
+    start = time.monotonic()
+    current, how = cluster.up(layout, options, arguments.port, _say)
+    took = time.monotonic() - start
+    _say(_summary(layout, current, how, took))
+    return 0
+
+
+def _summary(layout: Layout, current: State, how: str, took_s: float) -> str:
+    options = current.options
+    parts = f"{options.cores} cores, {options.gpus} GPUs, {options.memory_mib} MiB"
+    first = f"up: {options.node_range} idle, each {parts}; ports from {current.base_port}"
+    if how == "was up":
+        lines = [f"{first}; it was up already"]
+    else:
+        lines = [f"{first}; {took_s:.1f} s"]
+    lines += [f"note: {note}" for note in current.notes]
+    lines += [
+        "next:",
+        f'  eval "$({_door(layout, "env")})"',
+        "  sinfo",
+        f"  {_FIRST_STEP}",
+    ]
+    if options.netns:
+        lines.append(f"  {_door(layout, 'link cut n1')}")
+    lines.append(f"  {_door(layout, 'down')}")
+    return "\n".join(lines)
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    layout = _layout(arguments)
+    current = cluster.running(layout)
+    dead = current.dead()
+    # Slurm's commands try for ten seconds and more to reach a daemon that is gone.
+    shown = {} if dead else slurm.node_states(layout)
+    _say(f"folder: {layout.root}")
+    for name in current.options.node_names:
+        _say(f"{name}: {shown.get(name, 'not known')}")
+    for fault in current.faults:
+        _say(f"link: {fault}")
+    for note in current.notes:
+        _say(f"note: {note}")
+    if not dead:
+        _say("daemons: all run")
+        return 0
+    again = f"again: {_door(layout, 'start')} NAME; start anew: {_door(layout, 'up')}"
+    _say(f"daemons not running: {', '.join(dead)}; start a node or slurmctld {again}")
+    return 1
+
+
+def _env(arguments: argparse.Namespace) -> int:
+    layout = _layout(arguments)
+    cluster.running(layout)
+    for name, value in slurm.exports(layout).items():
+        _say(f"export {name}={shlex.quote(value)}")
+    return 0
+
+
+def _down(arguments: argparse.Namespace) -> int:
+    layout = _layout(arguments)
+    if not cluster.down(layout, arguments.keep_logs):
+        _say(f"nothing to end in {layout.root}")
+        return 0
+    kept = f"; its logs are in {layout.log}" if arguments.keep_logs and layout.log.exists() else ""
+    _say(f"down: {layout.root}{kept}")
+    return 0
+
+
+def _link(arguments: argparse.Namespace) -> int:
+    layout = _layout(arguments)
+    for line in links.change(layout, arguments.action, arguments.words):
+        _say(line)
+    return 0
+
+
+def _kill(arguments: argparse.Namespace) -> int:
+    _say(crash.kill(_layout(arguments), arguments.name, arguments.jobs))
+    return 0
+
+
+def _start(arguments: argparse.Namespace) -> int:
+    _say(crash.start(_layout(arguments), arguments.name, _say))
+    return 0
+
+
+def _install(_: argparse.Namespace) -> int:
+    return packages.install(machine.missing(machine.packages(Options(netns=True))), _say)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; returns its exit code."""
+    try:
+        arguments = parser().parse_args(argv)
+        code: int = arguments.function(arguments)
+        return code
+    except ClusterError as error:
+        print(f"minicluster: error: {error}", file=sys.stderr)
+        return error.code
+    except Interrupted as interrupted:
+        print("minicluster: interrupted; what was begun is undone", file=sys.stderr)
+        return 128 + interrupted.signum
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # `... | head`
+        sys.stderr.close()
+        return 0

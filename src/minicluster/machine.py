@@ -1,0 +1,158 @@
+"""What this machine, and this user on it, can do; and the packages that are missing."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from minicluster.config import Options
+from minicluster.errors import ClusterError, UsageError
+
+# Debian's packages and the commands that we need of each. The -core package has MariaDB's program
+# without its service, so that nothing is started when it is installed.
+PACKAGES = {
+    "slurm-wlm": ("slurmctld", "slurmd", "sinfo", "scontrol", "sbatch", "srun"),
+    "munge": ("munged",),
+    "slurmdbd": ("slurmdbd", "sacctmgr"),
+    "mariadb-server-core": ("mariadbd",),
+    "iproute2": ("ip", "tc"),
+    "util-linux": ("unshare", "nsenter"),
+}
+_ACCOUNTING = ("slurmdbd", "mariadb-server-core")
+_NETNS = ("iproute2",)
+
+
+def search_path() -> str:
+    """PATH, and where Debian keeps daemons, which an ordinary user's PATH lacks."""
+    parts = [*os.environ.get("PATH", "").split(":"), "/usr/local/sbin", "/usr/sbin", "/sbin"]
+    return ":".join(dict.fromkeys(part for part in parts if part))
+
+
+def command(name: str) -> str:
+    """The full path of a command."""
+    found = shutil.which(name, path=search_path())
+    if found is None:
+        raise UsageError(f"{name}: no such command; {install_line(list(PACKAGES))}")
+    return found
+
+
+def packages(options: Options) -> list[str]:
+    """The packages that a cluster with these options needs."""
+    left_out = set() if options.accounting else set(_ACCOUNTING)
+    if not options.netns:
+        left_out |= set(_NETNS)
+    return [package for package in PACKAGES if package not in left_out]
+
+
+def missing(wanted: list[str]) -> list[str]:
+    """Those of the packages of which a command is absent."""
+    path = search_path()
+    return [
+        package
+        for package in wanted
+        if any(shutil.which(name, path=path) is None for name in PACKAGES[package])
+    ]
+
+
+def install_line(names: list[str]) -> str:
+    """The one command that installs the packages, on Debian and Ubuntu."""
+    sudo = "" if os.geteuid() == 0 else "sudo "
+    return f"{sudo}apt-get update && {sudo}apt-get install -y --no-install-recommends " + " ".join(
+        names
+    )
+
+
+def check_packages(options: Options) -> None:
+    absent = missing(packages(options))
+    if absent:
+        raise UsageError(
+            f"packages are missing: {', '.join(absent)}. Install them (Debian, Ubuntu):\n"
+            f"  {install_line(absent)}"
+        )
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What was found; `notes` says in plain lines what cannot be had here."""
+
+    host: str
+    user: str
+    mounts: bool  # a mount namespace can be made: node names resolve in jobs
+    cgroup_mount: str | None
+    notes: list[str] = field(default_factory=list)
+
+
+def survey(options: Options) -> Survey:
+    """Look, start nothing; UsageError where an option cannot be had at all."""
+    check_packages(options)
+    root = os.geteuid() == 0
+    if options.netns:
+        _check_netns(root)
+    mounts = root and _works(["unshare", "--mount", "--propagation", "slave", "true"])
+    cgroup_mount = _cgroup_v1_mount() if root and options.memory_limits else None
+    notes = []
+    if not root:
+        notes.append("only your own jobs run: slurmd needs root to start another user's")
+    if not mounts:
+        notes.append(
+            f"node names (n1, ...) do not resolve inside jobs: that needs {_root_or_mount(root)}; "
+            "take the address that `sinfo -h -n n1 -o %o` prints"
+        )
+    if options.memory_limits and cgroup_mount is None:
+        notes.append(
+            f"no memory cgroup: that needs {'cgroup v1, writable' if root else 'root'}; Slurm "
+            "itself watches memory once a second and kills: the job ends FAILED, not OUT_OF_MEMORY"
+        )
+    return Survey(short_host(), user_name(), mounts, cgroup_mount, notes)
+
+
+def _root_or_mount(root: bool) -> str:
+    return "the right to mount (CAP_SYS_ADMIN)" if root else "root"
+
+
+def _check_netns(root: bool) -> None:
+    if not root:
+        raise UsageError("--netns: network namespaces need root; run it with sudo, or leave it out")
+    probe = ["unshare", "--net", "--uts", "--mount", "--propagation", "slave", "true"]
+    if not _works(probe):
+        raise UsageError(
+            "--netns: this machine does not let root make network namespaces (a container "
+            "without CAP_SYS_ADMIN and CAP_NET_ADMIN?); leave --netns out"
+        )
+
+
+def _works(argv: list[str]) -> bool:
+    argv = [command(argv[0]), *argv[1:]]
+    return subprocess.run(argv, capture_output=True, check=False).returncode == 0
+
+
+def short_host() -> str:
+    return socket.gethostname().split(".")[0]
+
+
+def user_name() -> str:
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        raise ClusterError(
+            f"user id {os.geteuid()} has no name in /etc/passwd; Slurm needs one"
+        ) from None
+
+
+def _cgroup_v1_mount() -> str | None:
+    """The folder that holds cgroup v1's memory and freezer, when both can be written."""
+    points = {}
+    for line in Path("/proc/mounts").read_text().splitlines():
+        _, point, kind, settings = line.split()[:4]
+        if kind == "cgroup":
+            points.update(dict.fromkeys(settings.split(","), point))
+    memory, freezer = (Path(points.get(name, "/nowhere")) for name in ("memory", "freezer"))
+    right_names = memory.name == "memory" and freezer.name == "freezer"
+    if right_names and memory.parent == freezer.parent and os.access(memory, os.W_OK):
+        return str(memory.parent)
+    return None
