@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import median
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests" / "unit")]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 PLAIN = "2026-01-01 12:00:00 rank 0 INFO iteration {:5} of 4000: loss 1.2345, 3645 images/s, lr 0\n"
 TARGETS = {"MB/s": 250, "times grep": 6, "report s": 20}
 READ = """
@@ -59,7 +59,7 @@ print(json.dumps({{"seconds": seconds, "peak_mib": peak, "count": count}}))
 
 def write_study(name: str, runs: int, size: int, every: int) -> Path:
     """A study of so many runs and bytes of logs; of every lines of a log one is a record."""
-    import fake_study
+    from support import fake_study
 
     shapes = {"strategies": ("ddp", "fsdp"), "gpus": (1, 2, 4, 8, 16)}
     plan = fake_study.make_plan(name, **shapes, repeats=-(-runs // 10))

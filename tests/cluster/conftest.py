@@ -23,8 +23,8 @@ from minicluster import machine, packages, slurm
 from minicluster.config import Options
 from minicluster.errors import ClusterError
 from minicluster.layout import Layout
+from support.place import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 DOOR = [sys.executable, str(ROOT / "hpc" / "minicluster")]
 ENDED = {
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY",

@@ -2,11 +2,10 @@
 
 from pathlib import Path
 
-from support import make_checkout
-
 from jobkit.analysis.findings.step_links import links_of
 from jobkit.metric import comm
 from jobkit.paths import RunPaths
+from support.checkout import make_checkout
 
 
 def test_a_job_measures_inside_a_node_and_between_nodes(cluster, tmp_path: Path) -> None:

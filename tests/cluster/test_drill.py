@@ -10,10 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
-from support import Checkout, make_checkout
 
 from jobkit.drill.faults import FAULTS, WIDE
 from jobkit.drill.slurm import Minicluster
+from support.checkout import Checkout, make_checkout
 
 ROOT_ONLY = {name for name, fault in FAULTS.items() if fault.needs in ("links", "root")}
 LOST = {"kill": 5, "raise": 5, "hang": 5, "node": 5, "link": 5, "slurmd": 5}

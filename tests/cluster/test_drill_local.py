@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from support import ROOT
+from support.checkout import ROOT
 
 
 def test_a_drill_on_this_machine(tmp_path: Path) -> None:

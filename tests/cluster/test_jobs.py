@@ -4,9 +4,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from support import TINY, Checkout, make_checkout
 
 from jobkit.paths import read_json
+from support.checkout import TINY, Checkout, make_checkout
 
 # A model of the user's own that says what reached it, and may wait instead of training.
 MODEL = """

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from minicluster.layout import Layout
+from support.place import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 WHO = "echo $SLURMD_NODENAME $SLURM_PROCID $CUDA_VISIBLE_DEVICES"
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")

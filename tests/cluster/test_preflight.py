@@ -9,9 +9,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support import ROOT, TINY, Checkout, make_checkout
 
 from jobkit.payload.slurm_env import expand_nodes
+from support.checkout import ROOT, TINY, Checkout, make_checkout
 
 CHECK = "python -m jobkit.checks.preflight.cli"
 # Every process of the step runs a line of shell first; "$@" are the preflight's arguments.

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support import TINY, Checkout, make_checkout, records
 
 from jobkit.outcome import slurm_jobs
 from jobkit.outcome.status import run_state
 from jobkit.paths import RunPaths, read_json
+from support.checkout import TINY, Checkout, make_checkout, records
 
 LONG = [*TINY, "--epochs", "400", "--checkpoint-every", "epoch"]
 STUDY = ["--study", "demo", "--train-samples", "512", "--test-samples", "256"]

@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
-from support import Checkout, make_checkout, records
 
 from jobkit.spec.plan import Plan
+from support.checkout import Checkout, make_checkout, records
 
 SMALL = ["--study", "demo", "--epochs", "1", "--train-samples", "512", "--test-samples", "256"]
 SMALL += ["--breakdown-iterations", "0"]

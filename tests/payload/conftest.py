@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rigs import ROOT, RUN_SH, Result, Start, environment, write_images
 
 from jobkit.paths import RunPaths
+from support.rigs import ROOT, RUN_SH, Result, Start, environment, write_images
 
 
 @pytest.fixture(scope="session")
@@ -21,11 +21,11 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def _forge() -> Iterator[subprocess.Popen[str]]:
     with subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("forge.py"))],
+        [sys.executable, str(ROOT / "tests" / "support" / "forge.py")],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env=environment(PYTHONPATH=str(ROOT / "src"), PYTHONUNBUFFERED="1"),
+        env=environment(PYTHONPATH=f"{ROOT / 'src'}:{ROOT / 'tests'}", PYTHONUNBUFFERED="1"),
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from rigs import RUN_SH, Start, environment
+
+from support.rigs import RUN_SH, Start, environment
 
 Spoil = Callable[[Path], str]
 

@@ -3,7 +3,8 @@
 import shutil
 
 import pytest
-from rigs import NO_TWINS, Start
+
+from support.rigs import NO_TWINS, Start
 
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile on the CPU needs g++")

@@ -5,7 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from rigs import NO_TWINS, Result, Start
+
+from support.rigs import NO_TWINS, Result, Start
 
 # 100 samples in batches of 23: neither 2 nor 3 ranks divide them, and the last has 8.
 UNEVEN = ["--dataset", "synthetic", "--train-samples", "100", "--test-samples", "101", *NO_TWINS]

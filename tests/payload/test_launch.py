@@ -10,11 +10,11 @@ import uuid
 from pathlib import Path
 
 import pytest
-from rigs import RUN_SH, SMALL, Result, Start, alive_with, environment, none_left
 
 from jobkit.metric.line import COMMON, KINDS
 from jobkit.metric.reader import scan
 from jobkit.paths import RunPaths
+from support.rigs import RUN_SH, SMALL, Result, Start, alive_with, environment, none_left
 
 TINY = [*SMALL, "--epochs", "2", "--global-batch-size", "128"]
 

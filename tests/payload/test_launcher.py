@@ -15,8 +15,8 @@ import pytest
 from jobkit.launch.states import states
 from jobkit.launch.task import children_of
 from jobkit.spec.plan import Plan
+from support.place import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 DOOR = [sys.executable, str(ROOT / "run_benchmarks.py")]
 TINY = ["--train-samples", "256", "--test-samples", "128", "--global-batch-size", "64"]
 TINY += ["--site", "local", "--study", "demo", "--breakdown-iterations", "0"]

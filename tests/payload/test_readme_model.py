@@ -5,9 +5,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from rigs import ROOT, Result, Start, environment
 
 from jobkit.paths import RunPaths
+from support.rigs import ROOT, Result, Start, environment
 
 README = (ROOT / "README.md").read_text()
 

@@ -4,7 +4,8 @@ import os
 from pathlib import Path
 
 import pytest
-from rigs import NO_TWINS, ROOT, Start
+
+from support.rigs import NO_TWINS, ROOT, Start
 
 TAR = Path(
     os.environ.get("JOBKIT_TEST_IMAGES", ROOT.parent / "shared" / "data" / "cifar10-jpeg.tar")

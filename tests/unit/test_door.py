@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from jobkit import door
+from support.place import ROOT
 
-ROOT = Path(door.__file__).parents[2]
 DOORS = ("collect_results.py", "plot_results.py")
 
 

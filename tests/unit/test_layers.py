@@ -1,111 +1,179 @@
-"""Who may import whom, and that each layer works without the others' libraries."""
+"""Who may import whom, at any depth, and that each room works without the others' libraries.
+
+Rooms are folders. Each names the rooms below it that it may import; inside payload and analysis
+the folders stand one on the other as well.
+"""
 
 import ast
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).resolve().parents[2] / "src" / "jobkit"
+from support.place import ROOT
+
+SOURCE = ROOT / "src"
+CORE = ("ground", "spec", "metric")
+# Room: the rooms that its files may import, beside their own. "ground" is jobkit/*.py.
+MAY_IMPORT = {
+    "ground": (),
+    "spec": ("ground",),
+    "metric": ("ground",),
+    "outcome": CORE,
+    "payload": CORE,
+    "planner": (*CORE, "payload"),
+    "checks": (*CORE, "payload"),
+    "launch": (*CORE, "outcome"),
+    "drill": (*CORE, "outcome", "launch"),
+    "analysis": (*CORE, "outcome"),
+    "minicluster": (),
+}
 LIBRARIES = {
     "payload": {"torch", "torchvision", "PIL"},  # Pillow comes with torchvision
+    "planner": {"torch"},
+    "checks": {"torch"},
     "launch": {"submitit", "rich"},
+    "drill": {"rich"},
     "analysis": {"pandas", "numpy", "matplotlib", "jinja2", "orjson", "rich"},
-    "minicluster": set(),
 }
-PACKAGES = sorted(p.parent.name for p in SOURCE.glob("*/__init__.py"))
-CORE = {p.stem for p in SOURCE.glob("*.py")} - {"__init__", "__main__"}
-# What the payload needs of the core, and so runs on the oldest Python of an image.
-OF_PAYLOAD = {
-    *("metric", "comm", "plan", "paths", "errors", "dataset"),
-    *("spec", "spec_options", "setting", "rhythm", "window"),
+# Inside a room: each folder may import those before it. "" is the room's own files.
+ORDER = {
+    "analysis": ("tables", "scaling", "collect", "findings", "figures", "report", ""),
 }
+# Rooms that a vendor's image runs: the syntax and library of its Python.
+OF_IMAGES = ("ground", "spec", "metric", "payload", "planner", "checks")
+NOT_OF_IMAGES = {"jobkit.spec.studies"}  # read on a login node
 
 
-def imports(path: Path, source: str | None = None) -> set[str]:
-    """The modules that a file imports, anywhere in it, as dotted names."""
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(source if source is not None else path.read_text())):
+def module_of(path: Path) -> str:
+    """The dotted name of a source file."""
+    return ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__")
+
+
+FILES = {module_of(path): path for path in sorted(SOURCE.rglob("*.py"))}
+
+
+def room_of(module: str) -> str:
+    """The room of a module of the project."""
+    first, *rest = module.split(".")
+    if first != "jobkit":
+        return first
+    return rest[0] if rest and rest[0] in MAY_IMPORT else "ground"
+
+
+def folder_of(module: str) -> str:
+    """The folder inside its room, "" for the room's own files."""
+    rest = module.split(".")[2:]
+    return rest[0] if rest and (len(rest) > 1 or FILES[module].name == "__init__.py") else ""
+
+
+def imports(module: str, source: str | None = None, top: bool = False) -> Iterator[str]:
+    """The modules that a file imports, as dotted names; top: without those inside functions."""
+    tree = ast.parse(source if source is not None else FILES[module].read_text())
+    for node in tree.body if top else ast.walk(tree):
         if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: say the whole name of what is imported"
-            module = node.module or ""
-            names |= {f"{module}.{a.name}" if module == "jobkit" else module for a in node.names}
-    return names
+            assert node.level == 0, f"{module}: say the whole name of what is imported"
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                yield whole if whole in FILES else str(node.module)
 
 
-def strangers(path: Path, package: str | None, source: str | None = None) -> list[str]:
-    """The imports of a file that its layer may not have."""
-    wrong = []
-    for name in imports(path, source):
-        first, _, rest = name.partition(".")
-        own = rest.split(".")[0]
-        if first == "jobkit":
-            fine = own in CORE or own in ("", package) or own.startswith("__")
+def strangers(module: str, source: str | None = None) -> list[str]:
+    """The imports of a module that its room may not have."""
+    room, wrong = room_of(module), []
+    for name in imports(module, source):
+        first = name.split(".")[0]
+        if first in ("jobkit", "minicluster"):
+            fine = room_of(name) in (room, *MAY_IMPORT[room]) and climbs(module, name) is None
         else:
-            fine = first in sys.stdlib_module_names or first in LIBRARIES.get(package or "", set())
+            fine = first in sys.stdlib_module_names or first in LIBRARIES.get(room, set())
         if not fine:
             wrong.append(name)
     return wrong
 
 
-@pytest.mark.parametrize("name", sorted(CORE))
-def test_the_core_imports_the_standard_library_and_itself_only(name: str) -> None:
-    assert not strangers(SOURCE / f"{name}.py", None)
+def climbs(module: str, name: str) -> str | None:
+    """Why an import goes up between the folders of a room; None where it does not."""
+    room = room_of(module)
+    order = ORDER.get(room, ())
+    if room_of(name) != room or name not in FILES:
+        return None
+    here, there = folder_of(module), folder_of(name)
+    if here == there or here not in order or there not in order:
+        return None
+    return None if order.index(there) < order.index(here) else f"{here} imports {there}"
 
 
-@pytest.mark.parametrize("package", PACKAGES)
-def test_a_layer_imports_the_core_and_its_own_libraries_only(package: str) -> None:
-    assert package in LIBRARIES, f"say in this test which libraries {package} may have"
-    files = sorted((SOURCE / package).rglob("*.py"))
-    assert {f: w for f in files if (w := strangers(f, package))} == {}
+def test_every_folder_is_a_room_with_a_rule() -> None:
+    folders = {p.name for p in (SOURCE / "jobkit").iterdir() if (p / "__init__.py").exists()}
+    assert folders | {"ground", "minicluster"} == set(MAY_IMPORT)
 
 
-@pytest.mark.parametrize(
-    ("package", "source", "wrong"),
-    [
-        (None, "def f():\n    import torch", "torch"),
-        (None, "from jobkit.payload import main", "jobkit.payload"),
-        ("launch", "from jobkit import analysis", "jobkit.analysis"),
-        ("analysis", "import submitit.core", "submitit.core"),
-        ("payload", "import numpy as np", "numpy"),
-    ],
-)
-def test_the_rule_sees_a_wrong_import(package: str | None, source: str, wrong: str) -> None:
-    assert strangers(Path("x.py"), package, source) == [wrong]
-
-
-def test_the_core_imports_of_the_payload_are_those_listed() -> None:
-    used: set[str] = set()
-    new = set().union(*(imports(f) for f in (SOURCE / "payload").rglob("*.py")))
-    while new:
-        core = {n.split(".")[1] for n in new if n.startswith("jobkit.")} & CORE
-        new = set().union(*(imports(SOURCE / f"{n}.py") for n in core - used), set())
-        used |= core
-    assert used <= OF_PAYLOAD
+@pytest.mark.parametrize("room", sorted(MAY_IMPORT))
+def test_a_room_imports_the_rooms_below_and_its_own_libraries_only(room: str) -> None:
+    of_room = [module for module in FILES if room_of(module) == room]
+    assert of_room
+    assert {m: w for m in of_room if (w := strangers(m))} == {}
 
 
 @pytest.mark.parametrize(
-    "path",
+    ("module", "source", "wrong"),
     [
-        *sorted((SOURCE / "payload").rglob("*.py")),
-        *(SOURCE / f"{n}.py" for n in sorted(OF_PAYLOAD)),
+        ("jobkit.errors", "def f():\n    import torch", "torch"),
+        ("jobkit.paths", "from jobkit.payload import main", "jobkit.payload.main"),
+        ("jobkit.metric.line", "from jobkit.spec.plan import Plan", "jobkit.spec.plan"),
+        ("jobkit.launch.cli", "from jobkit import analysis", "jobkit.analysis"),
+        ("jobkit.launch.slurm.submit", "import jobkit.payload.main", "jobkit.payload.main"),
+        ("jobkit.analysis.cli", "import submitit.core", "submitit.core"),
+        ("jobkit.payload.data.cache", "import numpy as np", "numpy"),
+        ("jobkit.checks.comm.cli", "from jobkit.planner import memory", "jobkit.planner.memory"),
+        ("minicluster.cli", "from jobkit.errors import Exit", "jobkit.errors"),
+        (
+            "jobkit.analysis.scaling.fits",
+            "from jobkit.analysis.figures import draw",
+            "jobkit.analysis.figures.draw",
+        ),
     ],
-    ids=lambda p: str(p.relative_to(SOURCE)),
 )
-def test_the_payload_is_python_3_10(path: Path) -> None:
-    tree = ast.parse(path.read_text(), feature_version=(3, 10))
-    late = {"tomllib"}  # the library of 3.11; plan.py imports it where only the login node goes
-    at_top = [n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)]
-    names = {a.name for n in at_top if isinstance(n, ast.Import) for a in n.names}
-    names |= {
-        f"{n.module}.{a.name}" for n in at_top if isinstance(n, ast.ImportFrom) for a in n.names
-    }
-    assert not names & (
-        late | {"enum.StrEnum", "datetime.UTC", "typing.Self", "typing.assert_never"}
-    )
+def test_the_rule_sees_a_wrong_import(module: str, source: str, wrong: str) -> None:
+    assert strangers(module, source) == [wrong]
+
+
+def circle_from(start: str, edges: dict[str, set[str]]) -> list[str]:
+    """The modules on a way of imports from a module back to itself; empty where there is none."""
+    seen, todo = set(), [[start]]
+    while todo:
+        way = todo.pop()
+        for name in edges[way[-1]]:
+            if name == start:
+                return way
+            if name not in seen:
+                seen.add(name)
+                todo.append([*way, name])
+    return []
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    edges = {m: {n for n in imports(m) if n in FILES and n != m} for m in FILES}
+    assert {m: way for m in FILES if (way := circle_from(m, edges))} == {}
+
+
+@pytest.mark.parametrize("room", OF_IMAGES)
+def test_what_runs_in_an_image_is_python_3_10(room: str) -> None:
+    late = {"tomllib", "enum.StrEnum", "datetime.UTC", "typing.Self", "typing.assert_never"}
+    for module, path in FILES.items():
+        if room_of(module) != room or module in NOT_OF_IMAGES:
+            continue
+        tree = ast.parse(path.read_text(), feature_version=(3, 10))
+        names = set(imports(module, top=True))
+        for node in tree.body:
+            if isinstance(node, ast.ImportFrom):
+                names |= {f"{node.module}.{alias.name}" for alias in node.names}
+        assert not names & late, module
 
 
 def imports_without(modules: list[str], blocked: list[str]) -> subprocess.CompletedProcess[str]:
@@ -119,22 +187,23 @@ def imports_without(modules: list[str], blocked: list[str]) -> subprocess.Comple
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
 
 
-def modules_of(package: str) -> list[str]:
-    """All modules of a package but its __main__, which would run."""
-    files = sorted((SOURCE / package).rglob("*.py"))
-    dotted = [".".join(("jobkit", *f.relative_to(SOURCE).with_suffix("").parts)) for f in files]
-    return [d.removesuffix(".__init__") for d in dotted if not d.endswith("__main__")]
+def modules_of(*rooms: str) -> list[str]:
+    """All modules of rooms but __main__, which would run."""
+    return [m for m in FILES if room_of(m) in rooms and not m.endswith("__main__")]
 
 
-def test_the_payload_imports_without_the_login_nodes_libraries() -> None:
-    others = ["submitit", "pandas", "matplotlib", "rich", "jinja2", "pytest", "jobkit.launch"]
-    done = imports_without(modules_of("payload"), others)
+def test_what_runs_in_an_image_imports_without_the_login_nodes_libraries() -> None:
+    others = ["submitit", "pandas", "matplotlib", "rich", "jinja2", "orjson", "pytest"]
+    others += ["jobkit.launch", "jobkit.analysis", "jobkit.outcome", "jobkit.drill"]
+    done = imports_without(modules_of(*OF_IMAGES), others)
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
 
 
-@pytest.mark.parametrize("package", [p for p in PACKAGES if p != "payload"])
-def test_the_other_layers_import_without_torch(package: str) -> None:
-    done = imports_without(modules_of(package), ["torch", "torchvision", "jobkit.payload"])
+@pytest.mark.parametrize(
+    "room", [r for r in MAY_IMPORT if r not in ("payload", "planner", "checks")]
+)
+def test_the_other_rooms_import_without_torch(room: str) -> None:
+    done = imports_without(modules_of(room), ["torch", "torchvision", "jobkit.payload"])
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
 
 

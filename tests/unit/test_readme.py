@@ -11,8 +11,8 @@ from jobkit.analysis.tables.columns import COMM, EPOCHS, FORECAST, RESULTS, SCAL
 from jobkit.launch.cli import parser as bench_parser
 from jobkit.payload.main import parser as payload_parser
 from jobkit.spec.plan import Study
+from support.place import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
 LINES = [line.strip() for line in re.findall(r"^    (\S.*)$", README, re.MULTILINE)]
 

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-RUN = Path(__file__).resolve().parents[2] / "run.sh"
+from support.place import ROOT
+
+RUN = ROOT / "run.sh"
 # Answers the two questions that run.sh asks before the start, then plays the launcher.
 FAKE = r"""#!/usr/bin/env bash
 printf '%s\0' "$@" CALL >> "$NOTES"

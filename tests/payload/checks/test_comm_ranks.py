@@ -1,0 +1,226 @@
+"""The communication benchmark with real ranks: every operation, its check, the files it leaves."""
+
+import json
+import multiprocessing
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from jobkit.checks.comm import bench as comm_bench
+from jobkit.checks.comm.bench import Bench
+from jobkit.checks.comm.ops import Team, exchange
+from jobkit.checks.comm.rank import Rank
+from jobkit.checks.comm.request import Wish
+from jobkit.errors import UsageError
+from jobkit.metric import comm
+from jobkit.metric.reader import merge_parts, read_file
+from jobkit.paths import RunPaths, read_json
+from jobkit.payload.distributed import Place
+from support.rigs import RUN_SH, environment
+
+SIZE = 5000  # neither a multiple of a rank's part nor of the pattern
+
+
+def be_rank(rank: int, world: int, folder: str) -> None:
+    """Try each operation: is its result right before it ran, and after?"""
+    torch.set_num_threads(1)
+    store = f"file://{folder}/store-{world}"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world)
+    found = {}
+    for name in comm.OPERATIONS:
+        if name == "sendrecv" and world != 2:
+            continue
+        made = exchange(name, Team(tuple(range(world)), rank, torch.device("cpu")), SIZE)
+        made.prepare()
+        before = made.is_right()
+        made.run()
+        after = made.is_right()
+        made.prepare()
+        made.run()
+        found[name] = [before, after, made.is_right(), made.bytes]
+    Path(folder, f"{world}-{rank}").write_text(json.dumps(found))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_every_operation_is_right_and_would_be_seen_wrong(world: int, tmp_path: Path) -> None:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "torch.distributed"])
+    ranks = [context.Process(target=be_rank, args=(r, world, str(tmp_path))) for r in range(world)]
+    for one in ranks:
+        one.start()
+    for one in ranks:
+        one.join(60)
+    assert [one.exitcode for one in ranks] == [0] * world
+    told = [json.loads((tmp_path / f"{world}-{r}").read_text()) for r in range(world)]
+    expected = set(comm.OPERATIONS) - (set() if world == 2 else {"sendrecv"})
+    for name in expected:
+        before, after, again, sizes = zip(*(one[name] for one in told), strict=True)
+        assert all(after) and all(again), name
+        # What lies there before it ran is wrong on every rank; the sender of a broadcast has it.
+        assert before == (name == "broadcast", *[False] * (world - 1)), name
+        assert set(sizes) == {SIZE // 4 // world * world * 4}
+    assert set(told[0]) == expected
+
+
+def test_a_run_leaves_records_and_files(tmp_path: Path) -> None:
+    folder = tmp_path / "my comm"
+    words = ["--max-bytes", "16K", "--iterations", "4", "--run-dir", str(folder)]
+    done = subprocess.run(
+        [*RUN_SH, "--comm", "--nproc-per-node", "2", *words],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    paths = RunPaths(folder)
+    found = comm.read_csv(paths.comm_csv)
+    assert [(s.operation, s.bytes) for s in found] == [
+        (name, size) for name in comm.OPERATIONS for size in (1024, 4096, 16384)
+    ]
+    assert all(s.correct and s.ranks == 2 and s.nodes == 1 for s in found)
+    assert all(0 < s.time_low_s <= s.time_s <= s.time_high_s for s in found)
+    assert {s.scope for s in found if s.operation == "sendrecv"} == {"intra_node"}
+    with paths.metrics(0).open("rb") as stream:
+        records = [r for r in read_file(stream) if isinstance(r, dict)]
+    of_comm = [r for r in records if r["kind"] == "comm"]
+    assert [r["time_s"] for r in of_comm] == [s.time_s for s in found]
+    start = merge_parts(r for r in records if r["kind"] == "run_start")
+    assert (start["backend"], start["world_size"]) == ("gloo", 2)
+    assert records[-1]["kind"] == "run_end" and records[-1]["status"] == "ok"
+    assert comm.read_lines(paths.comm_json) == comm.fit_lines(found)
+    assert (read_json(paths.outcome(0)) or {})["status"] == "ok"
+    assert done.stdout.count("[METRIC]") == len(records)
+    assert f"next: python -m jobkit plot-comm {folder}" in done.stdout
+
+
+# --- decisions, with ranks that are made up --------------------------------------------------
+
+
+class Alone:
+    """A group of one, for what a bench decides by itself."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, world: int = 2, nodes: int = 1) -> None:
+        self.place = Place(world_size=world, local_world_size=world // nodes)
+
+    def gather(self, value):
+        return [value]
+
+
+class Notes:
+    """What was reported."""
+
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+        self.records: list[dict] = []
+
+    def say(self, line: str) -> None:
+        pass
+
+    def warn(self, text: str) -> None:
+        self.warnings.append(text)
+
+    def record(self, kind: str, **fields) -> None:
+        assert kind == "comm"
+        self.records.append(fields)
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch):
+    """Make a bench whose operations take the seconds that are said, and nothing else."""
+
+    def make(seconds=1e-3, right=True, free=2**40, **wish) -> tuple[Bench, Notes]:
+        def timed(made, team, count):
+            if isinstance(seconds, Exception):
+                raise seconds
+            return [seconds] * count
+
+        class Made:
+            bytes = 4096
+
+            def is_right(self) -> bool:
+                return right
+
+        monkeypatch.setattr(comm_bench, "timed", timed)
+        monkeypatch.setattr(comm_bench, "exchange", lambda *_: Made())
+        monkeypatch.setattr(comm_bench, "free_bytes", lambda *_: free)
+        monkeypatch.setattr(comm_bench.dist, "new_group", lambda members: members)
+        notes = Notes()
+        return Bench(Alone(), Wish(operations=("all_reduce",), **wish), notes), notes
+
+    return make
+
+
+def test_iterations_fit_in_the_seconds_but_three_there_are(bench) -> None:
+    for seconds, expected in ((1e-3, 20), (0.1, 10), (0.9, 3)):
+        made, _ = bench(seconds)
+        assert {s.iterations for s in made.run()} == {expected}
+    made, _ = bench(0.9, iterations=2)
+    assert {s.iterations for s in made.run()} == {2}
+
+
+def test_an_operation_that_takes_too_long_stops(bench) -> None:
+    made, notes = bench(2.0)
+    assert len(made.run()) == 1
+    assert notes.warnings == [
+        "all_reduce stops at 1 KiB: it takes 2 s, and --seconds-per-size is 1"
+    ]
+
+
+def test_an_operation_that_the_backend_lacks_is_left_out(bench) -> None:
+    made, notes = bench(RuntimeError("ProcessGroupX does not support all_reduce\nC++ trace"))
+    assert made.run() == []
+    assert notes.warnings == ["all_reduce is left out: ProcessGroupX does not support all_reduce"]
+
+
+def test_another_error_is_no_lack(bench) -> None:
+    made, _ = bench(RuntimeError("connection reset by peer"))
+    with pytest.raises(RuntimeError, match="reset by peer"):
+        made.run()
+
+
+def test_a_wrong_result_is_told(bench) -> None:
+    made, notes = bench(right=False)
+    assert not any(s.correct for s in made.run())
+    assert not any(r["correct"] for r in notes.records)
+
+
+def test_a_wrong_result_fails_the_run_and_is_kept(tmp_path: Path) -> None:
+    paths, said = RunPaths(tmp_path), Notes()
+    one = Rank(Wish(), Place(world_size=2, local_world_size=2), paths, 0)
+    wrong = comm.sample("broadcast", "all", 2, 1, 8, [1.0], False)
+    with pytest.raises(RuntimeError, match="wrong result: broadcast of 8 bytes"):
+        one._leave(said, {}, [wrong])
+    assert comm.read_csv(paths.comm_csv) == [wrong]
+    assert said.records == [] and not paths.outcome(0).exists()
+
+
+def test_memory_bounds_the_sizes_and_the_reason_is_said(bench) -> None:
+    made, notes = bench(free=2**30)
+    assert made._sizes()[-1] == 64 * 2**20  # of 128 MiB that fit, by factors of 4 from 1 KiB
+    (text,) = notes.warnings
+    assert "end before 1 GiB: 4 buffers must fit in half of the 1 GiB that rank 0 has free" in text
+    assert "128 MiB is the most" in text
+    made, _ = bench(free=2**30, max_bytes=2**28)
+    with pytest.raises(UsageError, match="sizes up to 256 MiB are asked for: 4 buffers"):
+        made.run()
+    made, notes = bench(max_bytes=2**33)
+    assert made._sizes()[-1] == 2**32 and not notes.warnings
+
+
+def test_pairs_are_of_a_node_and_of_two_nodes(bench) -> None:
+    made, notes = bench()
+    for world, nodes, expected in (
+        (4, 2, {"intra_node": (0, 1), "inter_node": (0, 2)}),
+        (2, 2, {"inter_node": (0, 1)}),
+        (2, 1, {"intra_node": (0, 1)}),
+    ):
+        one = Bench(Alone(world, nodes), made.wish, notes)
+        assert {k: t.members for k, t in one._teams("sendrecv")} == expected
+        assert {k: t.size for k, t in one._teams("broadcast")} == {"all": world}

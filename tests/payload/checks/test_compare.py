@@ -1,0 +1,66 @@
+"""Runs compared bit by bit, and a rank that holds still for a fault from outside."""
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import torch
+
+from jobkit.checks.compare import differing
+from jobkit.paths import RunPaths
+from support.cuts import actions
+from support.rigs import NO_TWINS, ROOT, Start, environment
+
+RUN = ("--dataset", "synthetic", "--train-samples", "64", "--test-samples", "32", *NO_TWINS)
+RUN += ("--epochs", "2")
+RUN += ("--global-batch-size", "16", "--model", "mlp", "--checkpoint-every", "epoch")
+
+
+def test_any_bit_counts_and_nothing_else() -> None:
+    nan, one = torch.tensor([float("nan"), 0.0]), torch.tensor([1.0])
+    assert differing({"a": nan, "b": one}, {"b": one.clone(), "a": nan.clone()}) == []
+    assert differing({"a": nan}, {"a": torch.tensor([float("nan"), -0.0])}) == ["a"]
+    assert differing({"a": one}, {"a": one.double()}) == ["a"]
+    assert differing({"a": one}, {"a": one[None]}) == ["a"]
+    assert differing({"a": one}, {"b": one}) == ["a", "b"]
+
+
+def compare(*folders: Path) -> "subprocess.CompletedProcess[str]":
+    words = [sys.executable, "-m", "jobkit.checks.compare", *map(str, folders)]
+    env = environment(PYTHONPATH=str(ROOT / "src"))
+    return subprocess.run(words, env=env, capture_output=True, text=True)
+
+
+def test_runs_are_compared_by_their_newest_checkpoints(forge: Start, tmp_path: Path) -> None:
+    first, second = (forge(n, *RUN).paths.folder for n in (1, 1))
+    other = forge(1, *RUN, "--seed", "1").paths.folder
+    done = compare(first, second, other, tmp_path)
+    same, differs, absent = map(json.loads, done.stdout.splitlines())
+    assert done.returncode == 4, done.stderr
+    assert (same["run"], same["same"], same["differing"]) == (str(second), True, [])
+    assert differs["same"] is False and any(n.startswith("model.") for n in differs["differing"])
+    assert absent["same"] is None and "no checkpoint" in absent["fault"]
+    done = compare(tmp_path, first)
+    assert (done.returncode, done.stdout) == (2, "") and "the reference" in done.stderr
+
+
+def test_a_rank_holds_still_until_its_mark_is_gone(forge: Start, tmp_path: Path) -> None:
+    paths, held = RunPaths(tmp_path / "study" / "run"), []
+
+    def let_go() -> None:
+        mark = paths.struck(0)
+        while not mark.exists():
+            time.sleep(0.02)
+        time.sleep(0.5)  # far longer than the iterations that are left
+        held.append(not paths.outcome(0).exists())
+        mark.unlink()
+
+    helper = threading.Thread(target=let_go, daemon=True)
+    helper.start()
+    result = forge(2, *RUN, run_dir=paths.folder, env={"JOBKIT_FAULT": "hold@2:1"})
+    helper.join(10)
+    assert held == [True] and result.codes == [0, 0], result.out
+    assert actions(result)[-1] == ("saved", 8)

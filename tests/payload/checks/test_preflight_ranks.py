@@ -1,0 +1,287 @@
+"""The preflight without Slurm: processes that meet, and where they could wait for ever."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from jobkit.checks.preflight import cli
+from jobkit.checks.preflight import facts as preflight_facts
+from jobkit.checks.preflight.rendezvous import Desk, Line, Lost, clock_offset, listen, meet
+from jobkit.payload.distributed import Place
+from jobkit.payload.slurm_env import default_port, ephemeral_ports
+from support.rigs import RUN_SH, environment
+
+CHECK = [sys.executable, "-m", "jobkit.checks.preflight.cli", "--dataset", "synthetic"]
+
+
+def free_port() -> int:
+    with socket.create_server(("", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def start(rank: int, world: int, port: int, *words: str, **env: str) -> subprocess.Popen[str]:
+    """One rank of a group on this machine."""
+    place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
+    place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    return subprocess.Popen(
+        [*CHECK, *words],
+        env=environment(**place, **env),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def ends(*ranks: subprocess.Popen[str], within_s: float = 60) -> list[tuple[int, str]]:
+    """The codes of the ranks, and what they said."""
+    found = []
+    for rank in ranks:
+        try:
+            out, _ = rank.communicate(timeout=within_s)
+        finally:
+            rank.kill()
+        found.append((rank.returncode, out))
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _folders(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("JOBKIT_LOGS", str(tmp_path / "logs"))
+    monkeypatch.setenv("JOBKIT_DATA_DIR", str(tmp_path / "data"))
+
+
+def test_one_process_checks_its_machine() -> None:
+    done = subprocess.run([*CHECK, "--json"], env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = json.loads(done.stdout)
+    assert said["ok"] and len(said["ranks"]) == 1
+    assert {c["check"] for c in said["checks"]} >= {"ranks", "gpus", "cores", "data", "all_reduce"}
+
+
+def test_two_groups_with_the_same_port_do_not_mix() -> None:
+    """As two jobs with a MASTER_PORT set by hand: each desk takes its own ranks only."""
+    port = free_port()
+    jobs = [
+        [start(r, 2, port, "--timeout", "20", SLURM_JOB_ID=job) for r in range(2)] for job in "78"
+    ]
+    said = [ends(*job) for job in jobs]
+    reports = ["".join(out for _, out in job) for job in said]
+    for report in reports:
+        assert report.count("ok presence: 2 ranks came") == 1, reports
+        assert report.count("ok ranks: each rank once") == 1, reports
+
+
+@pytest.mark.parametrize("silent", [True, False], ids=["silent", "talks"])
+def test_another_program_at_the_desks_port_is_passed_by(silent: bool) -> None:
+    port = free_port()
+    taken = default_port(port, 1, ephemeral_ports())
+    with socket.create_server(("", taken)) as other:
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = other.accept()
+                except OSError:
+                    return
+                kept.append(connection)
+                if not silent:
+                    connection.sendall(b"SSH-2.0-other\r\n")
+
+        kept: list[socket.socket] = []
+        threading.Thread(target=serve, daemon=True).start()
+        said = ends(*(start(r, 2, port) for r in range(2)))
+        for connection in kept:
+            connection.close()
+    assert [code for code, _ in said] == [0, 0], said
+    assert kept, "the port was not tried"
+
+
+def test_rank_0_never_comes() -> None:
+    """Another process of the master's machine opens the desk then, and names it."""
+    before = time.monotonic()
+    ((code, out),) = ends(start(1, 2, free_port(), "--timeout", "5"))
+    assert code == 5 and "presence: rank 0 on a node not known: did not come" in out, out
+    assert time.monotonic() - before < 40
+
+
+def test_a_signal_has_the_desk_report_at_once() -> None:
+    """srun ends the others when one rank fails: what is known must be said all the same."""
+    one = start(0, 2, free_port(), "--timeout", "500")
+    time.sleep(10)  # on a busy machine it takes as long to hear signals
+    one.terminate()
+    ((code, out),) = ends(one, within_s=30)
+    assert code == 5 and "presence: rank 1" in out, out
+
+
+def test_a_rank_that_ends_in_the_middle_is_named() -> None:
+    """It sends its facts and goes; the others must not wait for its all_reduce."""
+    port = free_port()
+    one = start(0, 2, port, "--json", "--timeout", "10")
+    program = (
+        "import os, sys\nfrom jobkit.payload import preflight_rank as p\n"
+        "p.Rank._together = lambda *_: os._exit(9)\n"
+        "from jobkit.checks.preflight.cli import main\nsys.exit(main(sys.argv[1:]))"
+    )
+    env = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": str(port)}
+    other = subprocess.Popen([sys.executable, "-c", program, *CHECK[3:]], env=environment(**env))
+    before = time.monotonic()
+    ((code, out),) = ends(one)
+    assert other.wait(10) == 9
+    assert code == 5 and time.monotonic() - before < 50
+    faults = [f for f in json.loads(out)["faults"] if f["check"] == "all_reduce"]
+    assert any("rank 1 on" in f["where"] and "ended or hung" in f["what"] for f in faults), faults
+
+
+def test_under_torchrun() -> None:
+    words = ["--standalone", "--nproc-per-node", "2", "-m", *CHECK[2:]]
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *words],
+        env=environment(OMP_NUM_THREADS="1"),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("everything is as it should be") == 1
+    assert "right over 2 ranks" in done.stdout and "2 ranks of a node" in done.stdout
+
+
+def test_a_torch_that_cannot_be_imported_is_one_line(tmp_path) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.12: cannot open')")
+    path = f"{tmp_path}{os.pathsep}{RUN_SH[1].removesuffix('run.sh')}src"
+    done = subprocess.run(CHECK, env=environment(PYTHONPATH=path), capture_output=True, text=True)
+    assert done.returncode == 5 and not done.stderr, done.stderr
+    assert done.stdout.startswith("[preflight] FAULT versions: rank 0 on ")
+    assert "libcudart.so.12" in done.stdout and done.stdout.count("\n") == 1
+
+
+def test_bad_words_end_with_2(capsys, monkeypatch) -> None:
+    assert cli.main(["--timeout", "0"]) == 2
+    assert cli.main(["--dataset", "cifar11"]) == 2
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert cli.main([]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 3 and "bash run.sh --preflight --dry-run" in said
+
+
+# --- parts ----------------------------------------------------------------------------------------
+
+
+def test_the_clocks_offset_is_measured_over_the_wire() -> None:
+    desk = Desk(listen(0), "t")
+    line, own = meet("127.0.0.1", [desk.port], {"hello": "t"}, here=False, first=False, timeout_s=5)
+    assert own is None
+    ahead, error = clock_offset(line, clock=lambda: time.time() + 3)
+    assert ahead == pytest.approx(3, abs=0.1) and 0 < error < 0.5
+    line.close()
+    desk.close(1)
+
+
+def test_nobody_at_the_desk_is_said_in_time() -> None:
+    before = time.monotonic()
+    with pytest.raises(Lost, match="Connection refused"):
+        meet("127.0.0.1", [free_port()], {"hello": "t"}, here=False, first=False, timeout_s=1)
+    assert time.monotonic() - before < 10
+
+
+def test_a_desk_does_not_take_another_jobs_rank() -> None:
+    desk = Desk(listen(0), "job 7")
+    with pytest.raises(Lost, match="another job's preflight"):
+        meet("127.0.0.1", [desk.port], {"hello": "job 8"}, here=False, first=False, timeout_s=0.2)
+    rude = Line(socket.create_connection(("127.0.0.1", desk.port)))
+    rude.send({"hello": "job 8"})
+    rude.send({"stage": "facts"})
+    assert desk.gather("facts", 1, 0.5) == [] and desk.heard == []
+    desk.close(1)
+
+
+def test_a_stage_ends_when_all_who_are_left_have_answered() -> None:
+    desk = Desk(listen(0), "t")
+    lines = [Line(socket.create_connection(("127.0.0.1", desk.port))) for _ in range(3)]
+    for number, line in enumerate(lines):
+        line.send({"hello": "t"})
+        line.receive(5)
+        line.send({"stage": "facts", "number": number})
+    assert len(desk.gather("facts", 3, 10)) == 3
+    lines[0].send({"stage": "together", "number": 0})
+    lines[1].close()
+    threading.Timer(0.3, lines[2].send, [{"stage": "together", "number": 2}]).start()
+    before = time.monotonic()
+    assert {m["number"] for m in desk.gather("together", 3, 20)} == {0, 2}
+    assert time.monotonic() - before < 15
+    desk.close(0)
+
+
+def test_what_hangs_is_given_up_and_what_fails_is_raised() -> None:
+    assert preflight_facts.within(0.1, lambda: time.sleep(5) or "late", "given up") == "given up"
+    with pytest.raises(KeyError):
+        preflight_facts.within(1, lambda: {}["x"], "")
+
+
+def test_a_launcher_inside_a_step_has_ranks_of_its_own() -> None:
+    """torchrun as the one task of a node: the step's tasks are not its ranks."""
+    step = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "n[1-2]", "SLURMD_NODENAME": "n2"}
+    place = Place(rank=5, local_rank=1, world_size=8, local_world_size=4, master_addr="n1")
+    found = preflight_facts.who(place, "", step)
+    assert (found["tasks"], found["nodes"], found["host"]) == (2, ["n1", "n2"], "n2")
+    assert preflight_facts.who(place, "", {**step, "TORCHELASTIC_RUN_ID": "x"})["tasks"] is None
+
+
+def test_a_place_that_contradicts_itself_can_still_be_told() -> None:
+    step = {"SLURM_STEP_ID": "0", "SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "n[1-2]"}
+    step |= {"SLURM_PROCID": "2", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_TASKS": "3"}
+    step |= {"SLURM_NTASKS": "3", "SLURM_STEP_TASKS_PER_NODE": "2,1"}
+    place, fault = preflight_facts.claimed_place(step)
+    assert "the step has 3 tasks, [2, 1] on its nodes" in fault
+    assert (place.rank, place.world_size, place.master_addr) == (2, 3, "n1")
+    place, fault = preflight_facts.claimed_place({"RANK": "x", "WORLD_SIZE": "2"})
+    assert "cannot be read" in fault and place.world_size == 1
+
+
+def test_a_cache_is_read_and_not_only_listed(tmp_path) -> None:
+    assert preflight_facts.unreadable(tmp_path / "none") == "no such folder"
+    assert preflight_facts.unreadable(tmp_path) == "no manifest.json in it"
+    (tmp_path / "manifest.json").write_text('{"sha256": {"train_images": "1", "test_images": "2"}}')
+    (tmp_path / "train_images").write_bytes(b"1")
+    assert preflight_facts.unreadable(tmp_path) == "test_images: No such file or directory"
+    (tmp_path / "test_images").write_bytes(b"")
+    assert preflight_facts.unreadable(tmp_path) == "test_images: Invalid argument"
+    (tmp_path / "test_images").write_bytes(b"1")
+    assert preflight_facts.unreadable(tmp_path) == ""
+
+
+def test_a_rank_that_hangs_before_it_can_say_anything_is_not_called_absent() -> None:
+    """It came: so its node is up and reached, and something on it hangs."""
+    port = free_port()
+    one = start(0, 2, port, "--timeout", "6")
+    hang = "import time\nfrom jobkit.payload import preflight_facts as f\n"
+    hang += "f.gpu = lambda *_: time.sleep(60)\n"
+    hang += "import sys\nfrom jobkit.checks.preflight.cli import main\nsys.exit(main(sys.argv[1:]))"
+    env = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": str(port)}
+    other = subprocess.Popen([sys.executable, "-c", hang], env=environment(**env))
+    ((code, out),) = ends(one)
+    other.kill()
+    assert code == 5 and "presence: rank 1 on" in out, out
+    assert "came, and could say nothing of themselves within 6 s" in out
+    assert "did not come" not in out
+
+
+def test_the_source_digest_sees_every_file(tmp_path) -> None:
+    (tmp_path / "a.py").write_text("1")
+    first = preflight_facts.source_digest(tmp_path)
+    assert preflight_facts.source_digest(tmp_path) == first
+    (tmp_path / "b.py").write_text("")
+    assert preflight_facts.source_digest(tmp_path) != first
+
+
+def test_a_folder_is_tried_by_writing(tmp_path) -> None:
+    assert preflight_facts.write_fault(tmp_path / "new") == ""
+    assert list((tmp_path / "new").iterdir()) == []
+    (tmp_path / "file").write_text("")
+    assert preflight_facts.write_fault(tmp_path / "file") == "File exists"

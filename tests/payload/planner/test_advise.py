@@ -1,0 +1,212 @@
+"""`jobkit advise`: the time that messages take, the choice, and what it says where nothing fits."""
+
+import json
+import re
+import shlex
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from jobkit.errors import Exit
+from jobkit.payload.main import parser as payload_parser
+from jobkit.payload.memory import GIB
+from jobkit.planner.advise import main
+from jobkit.planner.footprints import Subject, footprint, label_of
+from jobkit.planner.traffic import Wires, duration, idle_share, step_s
+from jobkit.spec.options import given_settings
+from jobkit.spec.runspec import RunSpec
+from support.rigs import ROOT
+
+MLP = 1_707_274 * 4  # bytes of its parameters
+WIRES = Wires(network=10.0, link=100.0)
+
+
+def seconds(**settings: Any) -> float:
+    spec = RunSpec(**{"model": "mlp", **settings})
+    return step_s(footprint(spec, Subject()), Subject(), WIRES)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        # A ring of four on one node: 2 x 3/4 of the gradients over the link.
+        ({"ranks_per_node": 4}, 2 * 3 / 4 * MLP / 100e9),
+        # Of eight on two nodes: what crosses the network sets the pace.
+        ({"nodes": 2, "ranks_per_node": 4}, 2 * 7 / 8 * MLP / 10e9),
+        ({"ranks_per_node": 4, "ddp_comm_hook": "bf16"}, 2 * 3 / 4 * MLP / 2 / 100e9),
+        ({"ranks_per_node": 4, "zero1": True}, 3 * 3 / 4 * MLP / 100e9),
+        ({"ranks_per_node": 4, "accumulate": 4}, 2 * 3 / 4 * MLP / 100e9),
+        # Two gathers and one reduction; one gather where parameters stay.
+        ({"strategy": "fsdp", "ranks_per_node": 4}, 3 * 3 / 4 * MLP / 100e9),
+        (
+            {"strategy": "fsdp", "ranks_per_node": 4, "fsdp_reshard_after_forward": False},
+            2 * 3 / 4 * MLP / 100e9,
+        ),
+        # bf16: gathers are half as large, the reduction is in fp32.
+        (
+            {"strategy": "fsdp", "ranks_per_node": 4, "precision": "bf16", "accumulate": 3},
+            (6 * 3 / 4 * MLP / 2 + 3 / 4 * MLP) / 100e9,
+        ),
+        # Hybrid: inside a node, and the four shards' all-reduce over the network together.
+        (
+            {
+                "strategy": "fsdp",
+                "nodes": 2,
+                "ranks_per_node": 4,
+                "fsdp_hybrid_replicas": 2,
+            },
+            3 * 3 / 4 * MLP / 100e9 + 2 * 1 / 2 * MLP / 10e9,
+        ),
+        # The 512 images' 512 hidden numbers, forth, and their gradients back.
+        (
+            {
+                "strategy": "pp",
+                "ranks_per_node": 2,
+                "pipeline_split": "3",
+                "global_batch_size": 512,
+            },
+            2 * 512 * 512 * 4 / 100e9,
+        ),
+        ({"strategy": "single"}, 0.0),
+    ],
+)
+def test_the_time_to_send(settings: dict[str, Any], expected: float) -> None:
+    assert seconds(**settings) == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_pipeline_waits_for_its_stages() -> None:
+    pp = RunSpec(model="mlp", strategy="pp", ranks_per_node=2, microbatches=8)
+    assert idle_share(pp) == pytest.approx(1 / 9)
+    assert idle_share(replace(pp, pipeline_schedule="interleaved")) == pytest.approx(1 / 17)
+    assert idle_share(RunSpec(model="mlp", strategy="mp", ranks_per_node=3)) == pytest.approx(2 / 3)
+    assert idle_share(RunSpec(ranks_per_node=2)) == 0
+    assert [duration(s) for s in (0.0125, 2.5, float("nan"))] == ["12.5 ms", "2.5 s", "-"]
+
+
+def advice(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any]]:
+    code = main([*words, "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+WIDE = ("--model", "cnn", "--width", "8", "--optimizer", "adamw", "--gpus-per-node", "4")
+
+
+def test_the_choice_follows_the_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    """DDP where it fits; a sharded mode where only that does; and each time one that fits."""
+    code, roomy = advice(capsys, *WIDE, "--device-memory", "80")
+    assert (code, roomy["strategy"]) == (Exit.OK, "ddp")
+    need = {o["strategy"]: o["total_mib"] / 1024 for o in roomy["options"]}
+    assert need["fsdp, full shard"] < need["ddp"]
+    between = (need["ddp"] + need["fsdp, full shard"]) / 2
+    code, tight = advice(capsys, *WIDE, "--device-memory", str(between / 0.9))
+    assert code == Exit.OK
+    assert tight["strategy"].startswith("fsdp")
+    of = {o["strategy"]: o for o in tight["options"]}
+    assert of[tight["strategy"]]["fits"] and not of["ddp"]["fits"]
+    fitting = [o for o in of.values() if o["fits"] and o["strategy"] not in ("pp", "mp")]
+    assert of[tight["strategy"]]["communication_s"] == min(o["communication_s"] for o in fitting)
+    assert len(fitting) > 1
+
+
+def test_the_command_is_that_of_the_choice(capsys: pytest.CaptureFixture[str]) -> None:
+    words = (*WIDE, "--nodes", "2", "--link-gb-per-s", "300", "--network-gb-per-s", "12.5")
+    _, found = advice(capsys, *words, "--device-memory", "80")
+    head, _, rest = found["command"].partition(" run.sh ")
+    assert head == "sbatch --nodes=2 --ntasks-per-node=4 --gpus-per-node=4"
+    given = given_settings(payload_parser().parse_args(shlex.split(rest)))
+    spec = RunSpec(**given, nodes=2, ranks_per_node=4)
+    assert label_of(spec) == found["strategy"] == "fsdp, hybrid"
+    assert (spec.width, spec.optimizer) == (8, "adamw")
+    assert any("of those that fit it sends least" in line for line in found["why"])
+
+
+def test_a_pipeline_is_taken_where_nothing_else_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    """One layer has nearly all parameters: gathered it is too large, wherever it is sharded."""
+    words = ("--model", "mlp", "--width", "16", "--gpus-per-node", "2", "--device-memory")
+    _, found = advice(capsys, *words, "80")
+    need = {o["strategy"]: o["total_mib"] / 1024 for o in found["options"]}
+    others = [need[label] for label in need if label not in ("pp", "mp")]
+    assert min(need["pp"], need["mp"]) < min(others)
+    limit = (max(need["pp"], need["mp"]) + min(others)) / 2
+    code, found = advice(capsys, *words, str(limit / 0.9))
+    assert (code, found["strategy"]) == (Exit.OK, "pp")
+    assert "no strategy that splits the batch fits" in found["why"][-1]
+
+
+def test_what_would_fit_does_and_no_more(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--model", "cnn", "--gpus-per-node", "2", "--batch-size-per-rank", "4096")
+    code, found = advice(capsys, *words, "--device-memory", "0.4")
+    assert (code, found["strategy"], found["command"]) == (Exit.THRESHOLD, None, None)
+    batch, checkpointing, nodes = found["remedies"]
+    usable = 0.9 * 0.4 * GIB
+
+    def total(**settings: Any) -> int:
+        base = {"strategy": "fsdp", "ranks_per_node": 2, "batch_size_per_rank": 4096}
+        return footprint(RunSpec(**{**base, **settings}), Subject()).total
+
+    images = int(re.findall(r"--batch-size-per-rank (\d+)", batch)[0])
+    assert total(batch_size_per_rank=images) <= usable < total(batch_size_per_rank=images + 1)
+    parts = int(re.findall(r"--accumulate (\d+)", batch)[0])
+    assert total(accumulate=parts) <= usable < total(accumulate=parts - 1)
+    assert "alone is not enough" in checkpointing
+    images = int(re.findall(r"--batch-size-per-rank (\d+)", checkpointing)[0])
+    less = {"activation_checkpointing": True}
+    assert total(batch_size_per_rank=images, **less) <= usable
+    assert total(batch_size_per_rank=images + 1, **less) > usable
+    assert nodes.startswith("no number of GPUs alone would do")
+
+
+def test_more_gpus_are_as_many_as_it_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--parameters", "70e9", "--optimizer", "adamw", "--gpus-per-node", "4")
+    code, found = advice(capsys, *words, "--device-memory", "80")
+    assert code == Exit.THRESHOLD
+    (line,) = found["remedies"]
+    # 70e9 x 16 bytes are 1043 GiB: over 72 GiB on 8, under it on 16.
+    assert line.startswith("more GPUs: 16 on 4 nodes")
+    assert "65.2 GiB" in line
+
+
+def test_the_text_says_what_to_take_why_and_how(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--model", "mlp", "--device-memory", "80", "--gpus-per-node", "2"]) == Exit.OK
+    told = capsys.readouterr().out
+    assert re.search(r"^\*  ddp +0\.\d+ +yes +[\d.]+ ms +0%$", told, re.MULTILINE)
+    assert "\ntake: ddp\n" in told
+    assert told.endswith("run.sh --strategy ddp --model mlp\n")
+    assert main(["--model", "cnn", "--device-memory", "0.001"]) == Exit.THRESHOLD
+    assert "nothing fits into 0.0009 GiB. What would:" in capsys.readouterr().out
+
+
+def test_the_answer_in_the_readme_is_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    readme = (ROOT / "README.md").read_text()
+    (command,) = re.findall(r"^    python -m jobkit advise (.*)$", readme, re.MULTILINE)
+    assert main(shlex.split(command)) == Exit.OK
+    assert f"```text\n{capsys.readouterr().out}```" in readme
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ([], "the following arguments are required: --device-memory"),
+        (["--device-memory", "0"], "argument --device-memory: '0': must be a number over 0"),
+        (["--device-memory", "80", "--nodes", "0"], "argument --nodes: '0': must be a whole"),
+        (["--device-memory", "80", "--gpus-per-node", "-1"], "argument --gpus-per-node: "),
+        (["--device-memory", "80", "--network-gb-per-s", "inf"], "must be a number over 0"),
+        (["--device-memory", "80", "--reserve", "1"], "--reserve 1: must be less than 1"),
+        (["--device-memory", "80", "--model", "rsenet18"], "did you mean 'resnet18'?"),
+        (["--device-memory", "80", "--model", "json:dumps"], "--model json:dumps: "),
+        (["--device-memory", "80", "--strategy", "ddp"], "unrecognized arguments: --strategy ddp"),
+    ],
+)
+def test_what_cannot_be_answered(
+    words: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code = main(words)
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    told = capsys.readouterr()
+    assert code == Exit.USAGE
+    assert line in told.err
+    assert told.err.count("\n") == 1
+    assert not told.out

@@ -1,0 +1,191 @@
+"""Models are cut into stages that do together what the model does, or it is said why not."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from jobkit.errors import UsageError
+from jobkit.payload.distributed import Place
+from jobkit.payload.model import build_model
+from jobkit.payload.strategies.pipeline import Pipeline
+from jobkit.payload.strategies.stages import cut, owners, tensors_only
+from jobkit.spec.runspec import RunSpec
+from support.rigs import NO_TWINS, SMALL, Result, Start
+
+IMAGES = torch.rand(3, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+
+
+def run(stages: list[nn.Module], x: Any) -> Any:
+    for stage in stages:
+        x = stage(*(x if isinstance(x, tuple) else (x,)))
+    return x
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "names"),
+    [
+        ("cnn", 1, ()),
+        ("cnn", 5, ()),
+        ("cnn", 2, ("stage3",)),
+        ("cnn", 2, ("stage2.conv",)),  # inside a block
+        ("mlp", 3, ()),
+        ("resnet18", 4, ()),
+        ("resnet18", 3, ("layer1.1", "layer4")),
+    ],
+)
+def test_the_stages_together_are_the_model(name: str, count: int, names: tuple[str, ...]) -> None:
+    model = build_model(RunSpec(model=name), 10).eval()
+    stages = cut(model, count, names)
+    assert len(stages) == count
+    assert torch.equal(run(stages, IMAGES), model(IMAGES))
+    assert tensors_only(stages, IMAGES) == (3, 10)
+    found = owners(model, stages)
+    assert [name for name, _ in found.values()] == [n for n, _ in model.named_parameters()]
+    assert {stage for _, stage in found.values()} == set(range(count))
+
+
+def test_layers_are_shared_out_evenly_and_names_begin_a_stage() -> None:
+    model = build_model(RunSpec(), 10)
+    even = owners(model, cut(model, 2)).values()
+    assert {n.split(".")[0] for n, s in even if s == 0} == {"stage1", "stage2"}
+    named = owners(model, cut(model, 2, ["hidden"])).values()
+    assert {n.split(".")[0] for n, s in named if s == 1} == {"hidden", "classifier"}
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(32, 32), nn.Linear(32, 32), nn.Linear(32, 32)
+        self.unused = nn.Linear(2, 2)
+
+
+class Skips(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.a(x)
+        return self.c(self.b(first)) + first
+
+
+class Branches(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.a(x)) if x.sum() > 0 else self.c(x)
+
+
+class Counts(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        count = x.shape[0]
+        return self.c(self.b(self.a(x))).reshape(count, -1)
+
+
+class Plain(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c(self.b(self.a(x)))
+
+
+class Shares(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.a(self.b(self.a(x)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "count", "names", "line"),
+    [
+        (Plain, 4, (), "4 pipeline stages are more than the model's 3 layers"),
+        (Plain, 2, ("d",), "the model has no module 'd' .it has: a, b, c"),
+        (Plain, 2, ("unused",), "the forward pass does not call 'unused'"),
+        (Plain, 3, ("c", "b"), "must be in the order of the forward pass"),
+        (Plain, 3, ("b",), "--pipeline-split names 1 modules: 3 stages begin at 2"),
+        (Plain, 2, ("a",), "stage 0 would have no layer"),
+        (Skips, 3, (), "stage 2 needs 'a' of stage 0"),
+        (Branches, 2, (), "its forward pass cannot be traced .symbolically"),
+        (Counts, 2, (), "stage 1 needs a int, and only tensors can be sent"),
+        (Plain, 2, (), "parameter 'unused.weight' is used by no stage"),
+        (Shares, 2, (), "parameter 'a.weight' is shared by stages .0, 1."),
+    ],
+)
+def test_a_model_that_cannot_be_cut(
+    kind: type[nn.Module], count: int, names: tuple[str, ...], line: str
+) -> None:
+    model = kind()
+    with pytest.raises(UsageError, match=line):
+        stages = cut(model, count, names)
+        tensors_only(stages, IMAGES)
+        owners(model, stages)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "settings", "parts"),
+    [
+        (3, {}, 4),  # the fewest that keep three stages busy and divide 512
+        (4, {"pipeline_stages": 2, "global_batch_size": 12, "accumulate": 2}, 3),
+        (2, {"microbatches": 8}, 8),
+        (4, {"microbatches": 2, "pipeline_schedule": "gpipe"}, 2),
+    ],
+)
+def test_the_number_of_microbatches(ranks: int, settings: dict[str, Any], parts: int) -> None:
+    place = Place(world_size=ranks, local_world_size=ranks)
+    spec = RunSpec(strategy="pp", ranks_per_node=ranks, **settings)
+    assert Pipeline(spec, place, torch.device("cpu")).microbatches() == parts
+
+
+def test_a_skip_to_the_next_stage_is_sent() -> None:
+    model = Skips()
+    stages = cut(model, 2, ["b"])
+    assert torch.equal(run(stages, IMAGES), model(IMAGES))
+
+
+# 100 samples in batches of 24: the last has 4, which is fewer than the microbatches.
+RUN = ["--dataset", "synthetic", "--train-samples", "100", "--test-samples", "51", *NO_TWINS]
+RUN += ["--epochs", "2"]
+RUN += ["--global-batch-size", "24", "--eval-batch-size", "17", "--lr", "0.1"]
+
+
+@pytest.fixture(scope="module")
+def one(forge: Start) -> Result:
+    """The run of one process."""
+    return forge(1, *RUN, "--strategy", "single")
+
+
+@pytest.mark.parametrize(
+    ("world", "words"),
+    [
+        (2, ["--strategy", "mp"]),
+        (2, ["--strategy", "pp", "--microbatches", "6", "--pipeline-split", "stage3"]),
+        (4, ["--strategy", "pp", "--pipeline-stages", "2", "--pipeline-schedule", "gpipe"]),
+        (2, ["--strategy", "pp", "--precision", "bf16", "--pipeline-schedule", "interleaved"]),
+    ],
+    ids=["mp", "pp", "pp x ddp", "bf16"],
+)
+def test_a_job_in_stages_is_that_of_one_process(
+    forge: Start, one: Result, world: int, words: list[str]
+) -> None:
+    done = forge(world, *RUN, *words)
+    assert done.codes == [0] * world, done.out
+    rel = 0.02 if "bf16" in words else 3e-4
+    assert done.losses() == pytest.approx(one.losses(), rel=rel)
+    for name in ("train_samples", "parameters", "global_batch_size"):
+        assert done.record("run_start")[name] == one.record("run_start")[name]
+    images = [[e["timed_images"] for e in r.records("epoch")] for r in (one, done)]
+    assert images[0] == images[1]  # each image counts once, not once in each stage
+    assert "stage 1, rank 1: " in done.out
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--strategy", "pp", "--model", "mlp", "--pipeline-schedule", "interleaved"], "3 layers"),
+        (["--strategy", "pp", "--microbatches", "5"], "--microbatches 5 does not divide"),
+        (["--strategy", "fsdp", "--fsdp-hybrid-replicas", "3"], "--fsdp-hybrid-replicas 3: 2 rank"),
+        (["--strategy", "dp"], "strategy 'dp' runs at 1 rank, not 2"),
+    ],
+)
+def test_bad_input_is_one_line_and_2(
+    forge: Start, tmp_path: Path, words: list[str], line: str
+) -> None:
+    done = forge(2, *SMALL, *words, run_dir=tmp_path / "run")
+    assert done.codes == [2, 2], done.out
+    (error,) = [text for text in done.out.splitlines() if "jobkit: error: " in text]
+    assert line in error
+    assert "Traceback" not in done.out

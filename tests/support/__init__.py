@@ -1,0 +1,1 @@
+"""What tests share: places, made-up studies, launched ranks, checkouts."""

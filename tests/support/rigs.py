@@ -1,0 +1,100 @@
+"""What the payload's tests share: a run's records, the environment, small images."""
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jobkit.metric.line import Record
+from jobkit.metric.reader import merge_parts, read_file
+from jobkit.paths import RunPaths, read_json
+from support.place import ROOT
+
+RUN_SH = ("bash", str(ROOT / "run.sh"))
+# Without twins, which would be most of so short a run: test_breakdown.py has them.
+NO_TWINS = ("--breakdown-iterations", "0")
+SMALL = ("--dataset", "synthetic", "--train-samples", "512", "--test-samples", "200", *NO_TWINS)
+
+
+@dataclass
+class Result:
+    """What a run left."""
+
+    codes: list[int | None]
+    out: str  # of all ranks, one after the other
+    paths: RunPaths
+
+    def records(self, kind: str, attempt: int = 0) -> list[Record]:
+        path = self.paths.metrics(attempt)
+        if not path.exists():
+            return []
+        with path.open("rb") as stream:
+            found = list(read_file(stream))
+        assert all(isinstance(r, dict) for r in found), found
+        return [r for r in found if isinstance(r, dict) and r["kind"] == kind]
+
+    def record(self, kind: str) -> Record:
+        """The one record of a kind, its parts joined."""
+        found = self.records(kind)
+        assert found, f"no {kind} in {self.paths.folder}:\n{self.out}"
+        return merge_parts(found)
+
+    def losses(self) -> list[float]:
+        """Training and validation loss of each epoch."""
+        return [r[name] for r in self.records("epoch") for name in ("train_loss", "val_loss")]
+
+    def accuracies(self) -> list[float]:
+        """Validation accuracy of each epoch."""
+        return [r["val_accuracy"] for r in self.records("epoch")]
+
+    @property
+    def outcome(self) -> dict[str, Any] | None:
+        return read_json(self.paths.outcome(0))
+
+
+Start = Callable[..., Result]
+
+
+def environment(**extra: str) -> dict[str, str]:
+    """The environment of a started process: the tests' Python first on PATH."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return {**os.environ, "PATH": path, **extra}
+
+
+def write_images(root: Path, per_class: int = 6, classes: tuple[str, ...] = ("cat", "dog")) -> Path:
+    """A small folder: source of PNG images, one colour a class."""
+    from PIL import Image
+
+    for part in ("train", "test"):
+        for at, name in enumerate(classes):
+            folder = root / part / name
+            folder.mkdir(parents=True)
+            for i in range(per_class):
+                colour = (40 + 150 * at, 10 * i, 90)
+                Image.new("RGB", (32, 32), colour).save(folder / f"{i:04}.png")
+    return root
+
+
+def alive_with(mark: str) -> list[str]:
+    """The command lines of the processes that were started with a word in their environment."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark.encode() in (folder / "environ").read_bytes():
+                found.append((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+        except OSError:  # it has ended, or is another user's
+            continue
+    return found
+
+
+def none_left(mark: str, within_s: float = 10.0) -> bool:
+    """Whether every process with the mark ends within the time."""
+    end = time.monotonic() + within_s
+    while alive_with(mark):
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.1)
+    return True

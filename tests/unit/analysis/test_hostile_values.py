@@ -1,0 +1,199 @@
+"""What others wrote into a plan or a log never becomes a command, a path, a tag or a formula."""
+
+import csv
+import json
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from jobkit.analysis.cli import collect_main, plot_main
+from jobkit.analysis.collect.results import collect
+from jobkit.errors import UsageError
+from jobkit.launch import cli
+from jobkit.launch.command import job_command, local_command, shown
+from jobkit.spec.plan import Study
+from jobkit.spec.runspec import RunSpec
+from support import fake_study
+from support.fake_study import FakeRun, logs, make_plan, whole_run, whole_study
+
+HOSTILE = {
+    "substitution": "$(touch pwned)",
+    "backticks": "`touch pwned`",
+    "separator": "x; touch pwned",
+    "newline": "x\ntouch pwned",
+    "quote": "x' touch pwned '",
+    "climb": "../../pwned",
+    "script": "<script>alert(1)</script>",
+    "formula": '=HYPERLINK("http://example.com")',
+    "math": r"$\frac{$ and $_$",
+    "escape": "\x1b]0;pwned\x07\x1b[2J",
+    "surrogate": "caf\udce9",
+}
+# All of them at once, as a formula and as none.
+FORMULA = f"={HOSTILE['script']} " + " ".join(HOSTILE.values())
+NAME = " ".join(reversed(HOSTILE.values())).replace("/", "_")
+
+
+@pytest.fixture(autouse=True)
+def _logs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("JOBKIT_LOGS", str(tmp_path / "logs"))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(params=HOSTILE.values(), ids=HOSTILE)
+def evil(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def read_csv(name: str, study: str = "s") -> list[dict[str, str]]:
+    with (logs() / study / name).open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_no_study_is_named_so(evil: str) -> None:
+    with pytest.raises(UsageError, match="study name"):
+        Study(name=evil)
+
+
+def test_no_run_of_a_plan_leaves_its_folder(evil: str, capsys, tmp_path: Path) -> None:
+    plan = make_plan(strategies=("ddp",), gpus=(1,))
+    content = json.loads(plan.paths.plan.read_text())
+    content["runs"][0]["run_id"] = evil
+    plan.paths.plan.write_text(json.dumps(content))
+    assert collect_main(["s"]) == 2
+    assert "run id" in capsys.readouterr().err
+    assert sorted(p.name for p in tmp_path.rglob("*")) == ["logs", "plan.json", "s"]
+
+
+def words_of(line: str) -> list[str]:
+    """The words that bash reads in a line."""
+    done = subprocess.run(["bash", "-c", f"printf '%s\\0' {line}"], capture_output=True, check=True)
+    return done.stdout.decode("utf-8", "surrogateescape").split("\0")[:-1]
+
+
+@pytest.mark.parametrize("setting", ["model", "dataset", "data_dir"])
+def test_a_setting_is_refused_or_one_word_of_every_command(evil: str, setting: str) -> None:
+    value = {"model": f"a.b:{evil}", "dataset": f"folder:{evil}"}.get(setting, evil)
+    try:
+        spec = RunSpec(strategy="ddp", **{setting: value})
+    except UsageError as error:
+        assert "\n" not in str(error)
+        return
+    paths = make_plan(strategies=("ddp",), gpus=(1,)).paths.run("r")
+    for command in (local_command(spec, paths.folder), job_command(spec, paths, False)):
+        assert value in command
+        line = shown(command)
+        assert "\n" not in line  # it also stands in comments
+        assert words_of(line) == command
+    assert not Path("pwned").exists()
+
+
+@pytest.mark.parametrize("site", ["local", "example"])
+def test_a_dry_run_of_a_hostile_path_is_safe_to_paste(site: str, capsys, tmp_path: Path) -> None:
+    odd = tmp_path / "$(touch pwned); `touch pwned` 'x' <script>"
+    for part in ("train", "test"):
+        (odd / part / "cat").mkdir(parents=True)
+    words = ["--study", "demo", "--site", site, "--gpus", "1", "--strategies", "ddp", "--dry-run"]
+    assert cli.main([*words, "--dataset", f"folder:{odd}"]) == 0
+    said = capsys.readouterr().out
+    assert shlex.quote(f"folder:{odd}") in said
+    lines = "\n".join(x for x in said.split("\n") if x.startswith(("bash ", "#")))
+    subprocess.run(["bash", "-c", f"bash() {{ :; }}\n{lines}"], check=True)
+    assert not Path("pwned").exists()
+
+
+def hostile_study(evil: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A study whose jobs told of evil in every text that they could write."""
+    start = fake_study.start_fields
+    texts = dict.fromkeys(("device", "node_list", "git_commit", "job_id"), evil)
+    texts |= {"versions": {"python": evil, "torch": evil}}
+    monkeypatch.setattr(fake_study, "start_fields", lambda spec: start(spec) | texts)
+    plan = make_plan(strategies=("ddp",), gpus=(1, 2), settings={"model": "a.b:c"}, repeats=2)
+    bad, *good = plan.runs
+    for run_id in good:
+        whole_run(plan, run_id)
+    run = FakeRun(plan.paths.folder, bad, plan.runs[bad]).begin()
+    run.writer.write("message", level="warning", text=evil)
+    run.print(evil.replace("\udce9", "?"))
+    run.print('[METRIC] {"epoch": 0, "=cmd": 1, "' + json.dumps(evil)[1:-1] + '": "@x"}')
+    run.train(0, 1).end("failed", evil, 1)
+    return list(plan.runs)
+
+
+def test_what_jobs_wrote_is_text_in_every_product(monkeypatch, capsys) -> None:
+    run_ids = hostile_study(FORMULA, monkeypatch)
+    assert collect_main(["s"]) == 3
+    assert plot_main(["s", "--forecast", "4"]) in (0, 2)
+    assert plot_main(["s"]) == 0
+    said = capsys.readouterr()
+    assert "\x1b]" not in said.out + said.err
+    assert sorted(r["run_id"] for r in read_csv("results.csv")) == sorted(run_ids)
+    folder = logs() / "s"
+    for file in folder.rglob("*.csv"):
+        cells = [c for row in csv.reader(file.open(newline="", encoding="utf-8")) for c in row]
+        assert not [c for c in cells if c.startswith(("=", "+", "@"))]
+        assert not [c for c in cells if c.startswith("-") and not _is_number(c)]
+        assert not [c for c in cells if set(c) & {"\x1b", "\n", "\r", "\x07"}]
+    for file in (folder / "report.html", *folder.glob("figures/*.svg")):
+        assert "<script" not in file.read_text(encoding="utf-8")
+    for name in ("scaling.md", "scaling.tex"):
+        assert "<script" not in (folder / name).read_text(encoding="utf-8").replace("\\<", "")
+    assert not list(folder.parent.parent.rglob("*pwned*"))
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def test_a_study_without_a_plan_may_be_called_anything() -> None:
+    """Somebody's folder: its name stands in titles, tables and the page."""
+    plan = whole_study(strategies=("ddp",), gpus=(1, 2))
+    plan.paths.plan.unlink()
+    folder = plan.paths.folder.rename(logs() / NAME)
+    assert collect_main([str(folder)]) == 0
+    assert plot_main([str(folder)]) == 0
+    assert "<script" not in (folder / "report.html").read_text(encoding="utf-8")
+    assert len(read_csv("results.csv", NAME)) == 2
+
+
+def test_an_apostrophe_is_put_before_a_formula_and_nothing_else_is_changed() -> None:
+    plan = make_plan(strategies=("ddp",), gpus=(1,))
+    run_id = next(iter(plan.runs))
+    run = FakeRun(plan.paths.folder, run_id, plan.runs[run_id]).begin()
+    run.writer.write("message", level="warning", text='=1+1 "x", y')
+    run.print('[METRIC] {"epoch": 0, "-sum": -1.5, "note": "+1"}')
+    run.train(0).end()
+    collect("s")
+    (row,) = read_csv("results.csv")
+    assert row["warnings_text"] == '\'=1+1 "x", y'
+    (epoch,) = [r for r in read_csv("epochs.csv") if r["note"]]
+    assert (epoch["'-sum"], epoch["note"]) == ("-1.5", "'+1")
+
+
+@pytest.mark.parametrize("value", [10**30, -(10**400), 1e308, "9" * 400, [1], {"a": 1}, "\ud800"])
+def test_a_value_of_any_kind_is_no_reason_to_stop(value: object) -> None:
+    names = ("val_loss", "images_per_s", "epoch_time_s", "data_wait_s", "iterations", "attempt")
+    names += ("rank", "kind", "status", "run_id", "series", "my_own", "spec", "versions", "text")
+    for name in names:
+        folder = logs() / "mine" / name
+        folder.mkdir(parents=True)
+        record = {"epoch": 0, "images_per_s": 2, "epoch_time_s": 1, name: value}
+        (folder / "train.log").write_text(f"[METRIC] {json.dumps(record)}\n")
+    results = collect("mine")
+    assert sorted(results.runs["run_id"]) == sorted(names)
+    assert set(results.epochs["run_id"]) == set(names) - {"kind"}  # that is no epoch's, maybe
+
+
+def test_a_number_that_no_column_holds_leaves_its_cell_empty() -> None:
+    folder = logs() / "mine" / "a"
+    folder.mkdir(parents=True)
+    line = f"[METRIC] epoch=1 val_loss=1e999 lr=1_0 iterations={'9' * 30}\n"
+    (folder / "train.log").write_text(line)
+    epoch = collect("mine").epochs.iloc[0]
+    assert epoch[["val_loss", "lr", "iterations"]].isna().all()

@@ -1,0 +1,149 @@
+"""The efficiencies of the POP model, and the breakdown records that they are made of."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jobkit.analysis.collect.results import collect
+from jobkit.analysis.findings.breakdowns import broken_sizes, causes, efficiency_table
+from jobkit.analysis.findings.verdict import verdict
+from jobkit.analysis.scaling.pop import Step, breakdown, efficiencies, losses
+from jobkit.metric.line import MAX_LINE_BYTES, encode
+from support.fake_study import make_plan, whole_run
+from support.realistic_study import realistic_study, step_fields
+
+SECONDS = st.floats(1e-6, 1e3)
+WAITS = st.floats(0, 1e3)
+RANKS = st.lists(st.tuples(SECONDS, WAITS, WAITS), min_size=1, max_size=16)
+
+
+def step(ranks, communication: float = 0.0, samples: int = 256) -> Step:
+    """An iteration of ranks that each spend (compute, data wait, other) seconds."""
+    times = breakdown(step_fields(*zip(*ranks, strict=True), communication))
+    assert times is not None
+    return Step(times, len(ranks), samples)
+
+
+@given(RANKS, WAITS, RANKS, WAITS, st.integers(1, 10_000), st.integers(1, 10_000))
+def test_products_are_exact_and_no_loss_is_a_gain(
+    own, wait, base, base_wait, samples, base_samples
+) -> None:
+    one, first = step(own, wait, samples), step(base, base_wait, base_samples)
+    found, start = efficiencies(one, first), efficiencies(first, first)
+    for factor in (found.load_balance, found.data_wait, found.communication):
+        assert 0 < factor <= 1 + 1e-12
+    useful = [compute + other for compute, _, other in own]
+    assert found.parallel == pytest.approx(sum(useful) / len(own) / one.times.iteration_s)
+    assert found.overall == pytest.approx(found.parallel * found.computation)
+    # Relative to the base, it is the efficiency that a clock measures.
+    rate, base_rate = samples / one.times.iteration_s, base_samples / first.times.iteration_s
+    measured = (rate / len(own)) / (base_rate / len(base))
+    assert found.overall / start.overall == pytest.approx(measured)
+
+
+@given(RANKS, WAITS)
+def test_the_parts_of_a_record_make_up_the_iteration(ranks, wait) -> None:
+    times = step(ranks, wait).times
+    parts = times.compute_s + times.communication_s + times.data_wait_s + times.other_s
+    assert parts == pytest.approx(times.iteration_s)
+
+
+ONE = efficiencies(step([(1, 0.01, 0.01)]), step([(1, 0.01, 0.01)]))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "communication", "name", "value"),
+    [
+        ([(1, 0.01, 0.01)] * 3 + [(2, 0.01, 0.01)], 0.0, "load_balance", 1.26 / 2.01),
+        ([(1, 0.01, 0.01)] * 3 + [(1, 1.01, 0.01)], 0.0, "data_wait", 1.01 / 2.02),
+        ([(1, 0.01, 0.01)] * 4, 1.0, "communication", 1.02 / 2.02),
+        ([(1.8, 0.01, 0.01)] * 4, 0.0, "computation", 1.01 / 1.81),
+    ],
+)
+def test_what_is_wrong_shows_in_its_own_factor(ranks, communication, name, value) -> None:
+    """A slow rank is load imbalance, although the others wait for it in their communication.
+
+    Its seconds are more work of all ranks, too.
+    """
+    one = step(ranks, communication, samples=256 * len(ranks))
+    found = efficiencies(one, step([(1, 0.01, 0.01)]))
+    assert getattr(found, name) == pytest.approx(value)
+    assert losses(found, ONE)[0] == name
+    others = {"load_balance", "data_wait", "communication", "computation"} - {name}
+    others -= {"computation"} if name == "load_balance" else set()
+    assert all(getattr(found, other) > 0.98 for other in others)
+
+
+def test_a_loss_that_the_smallest_size_has_too_is_not_why_it_scales_badly() -> None:
+    base = step([(1, 1, 0)])
+    found = efficiencies(step([(0.5, 0.5, 0)] * 2, 0.3), base)
+    assert found.data_wait < found.communication < 1
+    assert losses(found, efficiencies(base, base)) == ["communication"]
+
+
+def test_a_slow_rank_of_two_is_named_although_the_work_grew_more() -> None:
+    base = step([(1, 0, 0)])
+    found = efficiencies(step([(1, 0, 0), (2, 0, 0)], samples=512), base)
+    assert set(losses(found, efficiencies(base, base))) == {"computation", "load_balance"}
+    assert losses(efficiencies(base, base), efficiencies(base, base)) == []
+
+
+@pytest.mark.parametrize(
+    "wrong", [None, "much", math.nan, -1.0, math.inf, {"compute_s": 0, "other_s": 0}]
+)
+def test_a_record_that_does_not_say_all_is_none(wrong) -> None:
+    fields = step_fields([1.0], [0.1], [0.1])
+    fields |= wrong if isinstance(wrong, dict) else {"useful_max_s": wrong}
+    assert breakdown(fields) is None
+
+
+def test_the_record_is_one_line() -> None:
+    times = step_fields([math.pi] * 4096, [math.e] * 4096, [0.1] * 4096, 1 / 3)
+    assert len(encode({**times, "run_id": "x" * 80, "study": "x" * 80})) < MAX_LINE_BYTES / 2
+
+
+def test_a_study_says_where_its_efficiency_goes() -> None:
+    realistic_study("s", sizes=(1, 4, "4x4"), repeats=1)
+    results = collect("s", write=False)
+    rows = results.runs[results.runs["strategy"] == "fsdp"]
+    sums = rows[[f"breakdown_{k}_s" for k in ("compute", "communication", "data_wait", "other")]]
+    assert sums.sum(axis=1).tolist() == pytest.approx(rows["breakdown_iteration_s"].tolist())
+    found = broken_sizes(results)
+    scaling = results.scaling[results.scaling["series"] == "fsdp"]
+    own = [one for one in found if one.size.series == "fsdp"]
+    measured = [one.own.overall / one.base.overall for one in own]
+    assert measured == pytest.approx(scaling["efficiency"].tolist(), rel=0.03)
+    table = efficiency_table(found, "GPUs")
+    assert [row[:3] for row in table.rows[:3]] == [
+        ["ddp", "1", "1"], ["ddp", "4", "1"], ["ddp", "16", "4"]
+    ]  # fmt: skip
+    assert all(len(row) == len(table.heads) for row in table.rows)
+    share = 1 - own[2].own.communication
+    line = next(x for x in verdict(results, "GPUs") if x.startswith("fsdp falls below 80%"))
+    assert line.endswith(f"because exposed communication takes {share:.0%} of the step.")
+
+
+def test_without_breakdowns_the_verdict_says_what_the_epochs_say() -> None:
+    plan = make_plan(strategies=("ddp",), gpus=(1, 4))
+    for run_id in plan.runs:
+        whole_run(plan, run_id)
+    results = collect("s", write=False)
+    assert broken_sizes(results) == []
+    wait = "; waiting for data takes 1% of its time, the rest is not broken down"
+    assert causes(results) == {("ddp", 1, 1): wait, ("ddp", 4, 1): wait}
+    assert any(line.endswith(f"{wait}.") for line in verdict(results, "GPUs", least=0.95))
+
+
+def test_of_several_records_the_one_with_the_median_iteration_counts() -> None:
+    plan = make_plan(strategies=("ddp",), gpus=(1,))
+    (run_id,) = plan.runs
+    run = whole_run(plan, run_id)
+    for seconds in (9.0, 2.0, 3.0):
+        run.writer.write("breakdown", **step_fields([seconds]))
+    run.flush()
+    runs = collect("s", write=False).runs
+    assert runs["breakdown_iteration_s"].tolist() == [3.0]
+    # The setting of that name stays as it was planned.
+    assert runs["breakdown_iterations"].tolist() == [plan.runs[run_id].breakdown_iterations]

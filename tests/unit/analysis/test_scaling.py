@@ -1,0 +1,229 @@
+"""scaling.csv: the numbers by hand, intervals that hold, and nothing compared that differs."""
+
+from statistics import median
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from jobkit.analysis.collect.results import collect
+from jobkit.analysis.scaling import spread
+from jobkit.analysis.scaling.scaling import scaling
+from jobkit.analysis.tables.columns import EPOCHS, RESULTS, SCALING
+from jobkit.analysis.tables.frames import frame
+from support.fake_study import TRAIN_SAMPLES, FakeRun, make_plan, rate, whole_run, whole_study
+
+
+def runs_of(rates: dict[int, list[float]], series: str = "ddp", **changed) -> pd.DataFrame:
+    """A frame of runs that are ok: by world size, the rate of each repeat."""
+    fixed = {
+        "study": "s",
+        "series": series,
+        "strategy": "ddp",
+        "status": "ok",
+        "nodes": 1,
+        "scaling": "strong",
+        "global_batch_size": 512,
+        "model": "cnn",
+        "dataset": "cifar10",
+        "precision": "fp32",
+        "device_type": "cpu",
+        "torch_version": "2.11.0",
+        "train_samples": TRAIN_SAMPLES,
+    }
+    rows = [
+        fixed
+        | {"run_id": f"{series}-{n}-{i}", "world_size": n, "ranks_per_node": n, "repeat": i}
+        | {"batch_size_per_rank": 512 // n, "images_per_s": x, "time_per_epoch_s": 8192 / x}
+        | changed
+        for n, every in rates.items()
+        for i, x in enumerate(every)
+    ]
+    return frame(rows, RESULTS)
+
+
+NONE = frame([], EPOCHS)
+
+
+def at(table: pd.DataFrame, size: int, series: str = "ddp") -> pd.Series:
+    (index,) = table.index[(table["world_size"] == size) & (table["series"] == series)]
+    return table.loc[index]
+
+
+def test_the_numbers_by_hand() -> None:
+    table = scaling(runs_of({1: [90.0, 100, 110], 4: [320.0, 310, 330]}), NONE)
+    four = at(table, 4)
+    assert list(table.columns) == [c.name for c in SCALING]
+    assert (four["images_per_s"], four["speed_up"], four["efficiency"]) == (320, 3.2, 0.8)
+    assert four["images_per_s_per_rank"] == 80
+    assert four["gpu_hours_per_epoch"] == pytest.approx(8192 / 320 * 4 / 3600)
+    assert four["node_hours_per_epoch"] == pytest.approx(8192 / 320 / 3600)
+    assert (four["images_per_s_low"], four["images_per_s_high"]) == (310, 330)
+    assert four["time_per_epoch_low_s"] == 8192 / 330
+    assert four["efficiency_low"] < 0.8 < four["efficiency_high"]
+    assert four["efficiency_low"] >= 310 / 110 / 4
+    assert four["efficiency_high"] <= 330 / 90 / 4
+    assert (four["spread_from"], four["confidence_share"]) == ("3 repeats", 0.75)
+    one = at(table, 1)
+    assert (one["speed_up"], one["efficiency_low"], one["efficiency_high"]) == (1, 1, 1)
+
+
+def test_the_baseline_is_stated_and_is_the_smallest_measured_size() -> None:
+    table = scaling(runs_of({2: [100.0], 8: [300.0]}), NONE)
+    assert set(table["base_world_size"]) == {2}
+    assert (at(table, 8)["speed_up"], at(table, 8)["efficiency"]) == (3.0, 0.75)
+    assert set(table["baseline"]) == {
+        "ddp at 2 ranks: the same strategy and settings at the smallest measured size"
+    }
+
+
+def test_strong_and_weak_apart() -> None:
+    strong = runs_of({1: [100.0], 2: [190.0]}, "strong one")
+    weak = runs_of({1: [200.0], 2: [300.0]}, "weak one", scaling="weak", batch_size_per_rank=512)
+    table = scaling(pd.concat([strong, weak], ignore_index=True), NONE)
+    assert at(table, 2, "strong one")["speed_up"] == 1.9
+    assert at(table, 2, "weak one")["efficiency"] == 0.75
+    assert len(table) == 4
+
+
+DIFFERENT = {
+    "global_batch_size": 256,
+    "precision": "bf16",
+    "model": "mlp",
+    "dataset": "synthetic",
+    "device_type": "cuda",
+    "torch_version": "2.12.0",
+    "scaling": "weak",
+    "strategy": "fsdp",
+}
+
+
+@pytest.mark.parametrize("column", DIFFERENT)
+def test_what_differs_is_refused_by_name_and_never_compared(column: str) -> None:
+    mixed = pd.concat(
+        [runs_of({1: [100.0]}), runs_of({2: [190.0]}, **{column: DIFFERENT[column]})],
+        ignore_index=True,
+    )
+    table = scaling(mixed, NONE)
+    assert table[["speed_up", "efficiency", "efficiency_low"]].isna().all(axis=None)
+    assert table["note"].str.contains(f"not compared: {column} differs").all()
+    assert table["images_per_s"].notna().all()  # what was measured is still told
+
+
+def test_a_weak_curve_has_one_batch_a_rank() -> None:
+    one = runs_of({1: [100.0]}, scaling="weak", batch_size_per_rank=64)
+    other = runs_of({2: [190.0]}, scaling="weak", batch_size_per_rank=32)
+    table = scaling(pd.concat([one, other], ignore_index=True), NONE)
+    assert table["speed_up"].isna().all()
+    assert table["note"].str.contains("not compared: batch_size_per_rank differs").all()
+
+
+def test_one_size_on_nodes_in_two_ways_is_two_rows() -> None:
+    spread_out = runs_of({2: [150.0]}, nodes=2, ranks_per_node=1)
+    both = pd.concat([runs_of({1: [100.0], 2: [190.0]}), spread_out], ignore_index=True)
+    assert scaling(both, NONE)["speed_up"].tolist() == [1.0, 1.9, 1.5]
+
+
+def test_runs_that_are_not_ok_are_no_reason_to_refuse_and_no_number() -> None:
+    failed = runs_of({2: [1.0], 4: [1.0]}, status="failed", torch_version="1.0")
+    table = scaling(pd.concat([runs_of({1: [100.0], 2: [190.0]}), failed]), NONE)
+    assert at(table, 2)["speed_up"] == 1.9
+    assert (at(table, 2)["runs_planned"], at(table, 2)["runs_ok"]) == (2, 1)
+    assert pd.isna(at(table, 4)["speed_up"])
+    assert at(table, 4)["note"] == "no run that is ok measured it"
+
+
+def test_an_interval_holds_the_true_median_as_often_as_it_says() -> None:
+    """200 trials of ratios of medians of 7 repeats with 3 % noise: in 90 % of them at least."""
+    generator = np.random.default_rng(1)
+    inside = 0
+    for trial in range(200):
+        noise = 1 + 0.03 * generator.standard_normal((2, 7))
+        base = spread.medians(list(100 * noise[0]), f"base {trial}")
+        size = spread.medians(list(350 * noise[1]), f"size {trial}")
+        assert base is not None
+        assert size is not None
+        low, high = spread.interval(size / base)
+        inside += low <= 3.5 <= high
+    assert inside >= 180
+    assert inside < 200  # an interval that always holds says nothing
+
+
+def test_few_values_claim_no_more_confidence_than_they_have() -> None:
+    """The range of n values holds the median with probability 1 - 2**(1-n)."""
+    generator = np.random.default_rng(2)
+    drawn = generator.standard_normal((20_000, 3))
+    held = ((drawn.min(1) < 0) & (drawn.max(1) > 0)).mean()
+    assert held == pytest.approx(spread.confidence(3), abs=0.01)
+    assert [spread.confidence(n) for n in (2, 3, 5, 6, 20)] == [0.5, 0.75, 0.9375, 0.95, 0.95]
+
+
+def test_the_same_input_gives_the_same_intervals() -> None:
+    runs = runs_of({1: [90.0, 100, 104, 99], 2: [180.0, 190, 185, 170]})
+    pd.testing.assert_frame_equal(scaling(runs, NONE), scaling(runs, NONE))
+    other = scaling(runs, NONE, seed=1)
+    assert at(other, 2)["speed_up_low"] != at(scaling(runs, NONE), 2)["speed_up_low"]
+
+
+def test_one_repeat_has_its_spread_from_the_epochs_and_says_so() -> None:
+    plan = make_plan(strategies=("ddp",), gpus=(1, 2), repeats=2)
+    for run_id, spec in plan.runs.items():
+        if (spec.world_size, spec.repeat) != (2, 1):
+            whole_run(plan, run_id)
+    table = collect("s").scaling
+    assert at(table, 2)["spread_from"] == "2 epochs of one run (baseline: 2 repeats)"
+    # The slow first epoch is no part of the spread: the two others are equal.
+    assert at(table, 2)["images_per_s_low"] == at(table, 2)["images_per_s_high"]
+
+
+def test_a_single_value_has_no_interval() -> None:
+    row = at(scaling(runs_of({1: [100.0], 2: [150.0]}), NONE), 2)
+    assert row[["images_per_s_low", "speed_up_low", "spread_from", "confidence_share"]].isna().all()
+
+
+def test_what_overlaps_is_not_distinguishable() -> None:
+    a = runs_of({1: [99.0, 100, 101], 2: [150.0, 151, 152], 4: [149.0, 150, 153]}, "a")
+    b = runs_of({1: [100.5, 102, 103], 2: [170.0, 171, 172]}, "b")
+    table = scaling(pd.concat([a, b], ignore_index=True), NONE)
+    assert at(table, 1, "a")["not_distinguishable_from"] == "b"
+    assert at(table, 1, "b")["not_distinguishable_from"] == "a"
+    assert pd.isna(at(table, 2, "a")["not_distinguishable_from"])
+    assert at(table, 4, "a")["not_distinguishable_from"] == "2 ranks"
+
+
+def test_an_outlier_is_flagged_kept_and_only_where_it_is_one() -> None:
+    table = scaling(runs_of({1: [100.0, 101, 60, 99], 2: [190.0, 191, 189]}), NONE)
+    assert at(table, 1)["outliers"] == "ddp-1-2"
+    assert at(table, 1)["images_per_s"] == median([100, 101, 60, 99])
+    assert at(table, 1)["images_per_s_low"] < 90
+    assert pd.isna(at(table, 2)["outliers"])
+    # However alike the others are, a per cent of difference is no contention.
+    assert spread.outliers([100.0, 100.0, 100.0, 101.0]) == [False] * 4
+    assert spread.outliers([100.0, 50.0]) == [False] * 2
+
+
+def test_time_to_the_accuracy_that_all_have_reached_or_the_one_given() -> None:
+    whole_study(strategies=("ddp",), gpus=(1, 2))  # accuracy: 0.2, 0.6, 0.733 after each epoch
+    row = at(collect("s").scaling, 2)
+    assert (row["target_accuracy"], row["epochs_to_accuracy"]) == (0.73, 3)
+    assert row["time_to_accuracy_s"] == pytest.approx(3 * row["time_per_epoch_s"])
+    assert at(collect("s", accuracy=0.5).scaling, 2)["epochs_to_accuracy"] == 2
+    beyond = at(collect("s", accuracy=0.9).scaling, 2)
+    assert pd.isna(beyond["time_to_accuracy_s"])
+
+
+def test_a_size_of_which_one_repeat_misses_the_accuracy_has_no_time_to_it() -> None:
+    plan = make_plan(strategies=("ddp",), gpus=(1,), repeats=2)
+    one, other = plan.runs
+    whole_run(plan, one)
+    FakeRun(plan.paths.folder, other, plan.runs[other]).begin().train(0, 1).end()
+    table = collect("s", accuracy=0.7).scaling
+    assert pd.isna(at(table, 1)["epochs_to_accuracy"])
+
+
+def test_the_table_agrees_with_the_summary() -> None:
+    plan = whole_study(strategies=("ddp", "fsdp"), gpus=(1, 2, 4), repeats=3)
+    table = collect("s").scaling
+    rates = {s.world_size: rate(s) for s in plan.runs.values() if s.repeat == 1}
+    assert at(table, 4)["speed_up"] == pytest.approx(rates[4] / rates[1])
+    assert len(table) == 6

@@ -1,0 +1,134 @@
+"""run_benchmarks.py before anything starts: the plan, dry runs, and bad input."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jobkit.launch import cli
+from support.place import ROOT
+
+DOOR = [sys.executable, str(ROOT / "run_benchmarks.py")]
+
+
+@pytest.fixture(autouse=True)
+def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Logs of the test's own."""
+    monkeypatch.setenv("JOBKIT_LOGS", str(tmp_path / "logs"))
+    return tmp_path / "logs"
+
+
+def test_a_dry_run_prints_each_command_and_writes_nothing(logs: Path, capsys) -> None:
+    words = ["--study", "demo", "--site", "local", "--epochs", "2", "--dry-run"]
+    assert cli.main(words) == 0
+    said = capsys.readouterr().out
+    commands = [line for line in said.split("\n") if line.startswith("bash ")]
+    assert len(commands) == 5
+    assert all("--epochs 2" in line and "--run-dir" in line for line in commands)
+    assert {line.split("--nproc-per-node ")[1][0] for line in commands} == {"1", "2"}
+    assert not logs.exists()
+
+
+def test_commands_of_a_dry_run_are_read_back_whole_by_a_shell(tmp_path: Path, capsys) -> None:
+    odd = tmp_path / 'it\'s a "folder" $HOME'
+    for part in ("train", "test"):
+        (odd / part / "cat").mkdir(parents=True)
+    words = ["--study", "demo", "--site", "local", "--dry-run", "--gpus", "1"]
+    assert cli.main([*words, "--strategies", "ddp", "--dataset", f"folder:{odd}"]) == 0
+    (line,) = (x for x in capsys.readouterr().out.split("\n") if x.startswith("bash "))
+    shell = "printf '%s\\0' " + line
+    read = subprocess.run(["bash", "-c", shell], capture_output=True, text=True).stdout.split("\0")
+    assert f"folder:{odd}" in read
+
+
+BAD = [
+    (["--study", "demoo"], "did you mean 'demo'"),
+    (["--study", "demo", "--name", "a/b"], "study name 'a/b'"),
+    (["--study", "demo", "--name", "a\nb"], "study name"),
+    (["--study", "demo", "--name", ".."], "study name"),
+    (["--study", "demo", "--strategies", "fsdpp"], "did you mean 'fsdp'"),
+    (["--study", "demo", "--gpus", "0"], "gpus"),
+    (["--study", "demo", "--gpus", "two"], "gpus"),
+    (["--study", "demo", "--gpus-per-node", "0"], "gpus_per_node"),
+    (["--study", "demo", "--repeats", "0"], "repeats"),
+    (["--study", "demo", "--epochs", "0"], "1 or more"),
+    (["--study", "demo", "--epochs", "many"], "whole number"),
+    (["--study", "demo", "--model", "cmm"], "unknown model 'cmm' (known: cnn"),
+    (["--study", "demo", "--dataset", "cifar11"], "did you mean 'cifar10'"),
+    (["--study", "demo", "--dataset", "folder:/no/such"], "/no/such"),
+    (["--study", "demo", "--global-batch-size", "8", "--batch-size-per-rank", "8"], "not both"),
+    (["--study", "demo", "--gpus", "2x2"], "this machine is one"),
+    (["--study", "demo", "--partition", "x"], "--partition is for Slurm"),
+    (["--study", "demo", "--max-running", "0"], "--max-running"),
+    (["--study", "demo", "--only", "nix"], "--only"),
+    (["--study", "demo", "--nosuch"], "--nosuch"),
+    (["--study", "demo", "--", "oops"], "'oops'"),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), BAD, ids=[" ".join(w[2:]) for w, _ in BAD])
+def test_bad_input_is_one_line_and_2_and_nothing_is_written(words, said: str, logs: Path) -> None:
+    if "--site" not in words:
+        words = [words[0], words[1], "--site", "local", *words[2:]]
+    done = subprocess.run([*DOOR, *words], capture_output=True, text=True)
+    assert done.returncode == 2, done.stdout
+    assert done.stderr.count("\n") == 1 and said in done.stderr
+    assert done.stdout == "" and not logs.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("strategies = [", "not valid TOML"),
+        ("stragies = ['ddp']", "did you mean 'strategies'"),
+        ("[settings]\nepoch = 3", "did you mean 'epochs'"),
+        ("[settings]\nlr = 'high'", "must be a number"),
+        ("[settings]\nstrategy = 'ddp'", "use strategies, gpus, repeats"),
+        ("gpus = []", "at least one value"),
+        ("gpus = [[1, 2]]", "list of lists"),
+        ("gpus_per_node = '4'", "gpus_per_node"),
+        ("strategies = ['single']\ngpus = [2]", "plans no run"),
+    ],
+)
+def test_a_broken_study_names_its_file_and_fault(
+    text: str, said: str, tmp_path: Path, logs: Path, capsys
+) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    assert cli.main(["--study", str(path), "--site", "local"]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
+    assert "mine" in error or "plans no run" in said
+    assert not logs.exists()
+
+
+def test_logs_that_cannot_be_written_are_one_line(tmp_path: Path, monkeypatch, capsys) -> None:
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("JOBKIT_LOGS", str(tmp_path / "file" / "logs"))
+    assert cli.main(["--study", "demo", "--site", "local"]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_help_imports_nothing_that_is_slow() -> None:
+    """torch, pandas, rich and submitit would each take more time than the help itself."""
+    code = (
+        "import sys\nfrom jobkit.launch import cli\n"
+        "try:\n    cli.main(['--help'])\nexcept SystemExit:\n    pass\n"
+        "print({'torch', 'pandas', 'rich', 'submitit', 'matplotlib'} & set(sys.modules))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.endswith("set()\n"), done.stderr
+
+
+def test_a_python_without_the_packages_is_told_what_to_do(tmp_path: Path) -> None:
+    """`python -S` has no site-packages: the same as a Python that nothing was installed for."""
+    done = subprocess.run(
+        [sys.executable, "-S", *DOOR[1:], "--study", "demo", "--site", "local"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": ""},
+    )
+    assert done.returncode == 2
+    assert "make venv" in done.stderr and done.stderr.count("\n") == 1

@@ -1,0 +1,221 @@
+"""Site profiles, the options of sbatch that follow from them, and what run.sh makes of them."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from jobkit.errors import UsageError
+from jobkit.launch.request import How
+from jobkit.launch.site import Site, known_sites, minutes, site_of_cluster
+from jobkit.launch.slurm.options import Shape as S
+from jobkit.launch.slurm.options import node_hours, sbatch_options, submission, verbatim
+from jobkit.launch.slurm.submit import script
+from jobkit.spec.plan import Study
+from support.place import ROOT
+
+GOLDEN = ROOT / "tests" / "golden" / "scripts"
+
+
+def load(tmp_path: Path, text: str) -> Site:
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    return Site.load(path)
+
+
+def test_the_profiles_that_are_delivered() -> None:
+    assert {"alps", "example", "minicluster"} <= set(known_sites())
+    for name in known_sites():
+        assert Site.load(name).name == name
+    assert site_of_cluster("clariden").name == "alps"
+    assert site_of_cluster("elsewhere").name == "elsewhere"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("partitoin = 'x'", "unknown key 'partitoin'; did you mean 'partition'"),
+        ("partition = 3", "partition = 3: must be a text"),
+        ("gpus_per_node = '4'", "must be a whole number"),
+        ("gpus_per_node = 0", "must be 1 or more"),
+        ("exclusive = 'yes'", "must be true or false"),
+        ("setup = 'module load x'", "must be a list of texts"),
+        ("[env]\nA = 1", "must be a table of texts"),
+        ("[env]\n'a b' = 'x'", "no name of an environment variable"),
+        ("gpu_request = 'gpus'", "unknown gpu_request"),
+        ("container = 'docker'", "unknown container"),
+        ("container = 'edf'", "needs image"),
+        ("time = '1:2:3:4'", "must be minutes"),
+        ("time = '00:00:00'", "is no time at all"),
+        ('partition = "a\\nb"', "control character"),
+        ("partition = [", "not valid TOML"),
+    ],
+)
+def test_a_broken_profile_names_its_file_and_fault(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(UsageError) as error:
+        load(tmp_path, text)
+    assert "mine.toml" in str(error.value) and said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("30", 30),
+        ("1:30", 1.5),
+        ("01:30:00", 90),
+        ("2-0", 2880),
+        ("1-02:30", 1590),
+        ("0:0:30", 0.5),
+    ],
+)
+def test_times_of_slurm(text: str, expected: float) -> None:
+    assert minutes(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", {}),
+        ("gpus_per_node = 4", {"gpus-per-node": "2"}),
+        ("gpus_per_node = 4\ngpu_type = 'a100'", {"gpus-per-node": "a100:2"}),
+        ("gpus_per_node = 4\ngpu_request = 'gres'", {"gres": "gpu:2"}),
+        ("gpus_per_node = 4\ngpu_request = 'gpus-per-task'", {"gpus-per-task": "1"}),
+        ("gpus_per_node = 4\ngpu_request = 'none'", {}),
+    ],
+)
+def test_dialects_of_asking_for_gpus(tmp_path: Path, text: str, expected) -> None:
+    options = sbatch_options(S(3, 2), load(tmp_path, text), {}, "name")
+    assert {k: v for k, v in options.items() if "gpu" in k or k == "gres"} == expected
+    assert (options["nodes"], options["ntasks-per-node"]) == ("3", "2")
+
+
+def test_what_the_user_gives_wins(tmp_path: Path) -> None:
+    site = load(tmp_path, "partition = 'a'\ntime = '10'\nsbatch = ['--nice=5', '--comment=x y']")
+    given = {"partition": "b", **verbatim(["--comment", "z", "--exclusive"])}
+    options = sbatch_options(S(1, 1), site, given, "n")
+    assert options["partition"] == "b" and options["time"] == "10" and options["nice"] == "5"
+    assert options["comment"] == "z" and options["exclusive"] is True
+
+
+def plan():
+    return Study(name="golden", strategies=("ddp", "fsdp"), gpus=(2, "2x4"), repeats=2).expand()
+
+
+def test_one_batch_a_shape_and_node_hours(tmp_path: Path) -> None:
+    site = load(tmp_path, "time = '00:30:00'\ngpus_per_node = 4")
+    whole = plan()
+    wanted = submission(whole, list(whole.runs), site, How())
+    assert [(b.shape, len(b.run_ids)) for b in wanted.batches] == [(S(1, 2), 4), (S(2, 4), 4)]
+    assert node_hours(wanted) == 4 * 0.5 + 4 * 2 * 0.5
+    one = submission(whole, list(whole.runs), site, How(within_allocation=True))
+    (batch,) = one.batches
+    assert batch.shape == S(2, 4) and batch.options["time"] == "240"
+    assert node_hours(one) == 2 * 4
+
+
+@pytest.mark.parametrize("name", ["alps", "example", "minicluster"])
+def test_scripts_compared_whole(name: str, monkeypatch) -> None:
+    """The script of each site, frozen; what differs from machine to machine is given here."""
+    monkeypatch.setattr("sys.executable", "/venv/bin/python")
+    whole = plan()
+    wanted = submission(whole, list(whole.runs), Site.load(name), How(at_once=3))
+    texts = [script(b, Path("/logs/golden/.submitit"), wanted.at_once) for b in wanted.batches]
+    assert "\n\n".join(texts) == (GOLDEN / f"{name}.sh").read_text()
+
+
+FAKE = '#!/usr/bin/env bash\nprintf "%s\\n" "$(basename "$0")" "$@" "X=${X-unset}" >> "$NOTES"\n'
+
+
+def started(tmp_path: Path, site: Site) -> list[str]:
+    """What run.sh calls in an allocation of this site, with a fake srun and a fake python."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name in ("srun", "python"):
+        (folder / name).write_text(FAKE)
+        (folder / name).chmod(0o755)
+    (tmp_path / "site.sh").write_text(site.shell())
+    notes = tmp_path / "notes"
+    env = {"PATH": f"{folder}:{os.environ['PATH']}", "SLURM_JOB_ID": "5", "NOTES": str(notes)}
+    words = ["--site-file", str(tmp_path / "site.sh"), "--run-dir", str(tmp_path / "run")]
+    command = ["bash", str(ROOT / "run.sh"), *words, "--epochs", "2"]
+    subprocess.run(command, env=env, capture_output=True, text=True, timeout=20, check=True)
+    lines = notes.read_text().split("\n")
+    return lines[lines.index("srun") :]
+
+
+@pytest.mark.parametrize(
+    ("text", "before_python"),
+    [
+        ("", []),
+        ("container = 'edf'\nimage = 'edf.toml'", [f"--environment={ROOT / 'edf.toml'}"]),
+        ("container = 'edf'\nimage = 'pytorch'", ["--environment=pytorch"]),
+        (
+            "container = 'pyxis'\nimage = 'a#b:c'\nmounts = ['/x:/x', '/y z:/y']",
+            ["--container-image=a#b:c", "--container-mounts=/x:/x,/y z:/y"],
+        ),
+        (
+            "container = 'apptainer'\nimage = '/i m.sif'\nmounts = ['/x:/x']",
+            ["apptainer", "exec", "--nv", "--bind", "/x:/x", "/i m.sif"],
+        ),
+    ],
+)
+def test_containers_reach_srun(tmp_path: Path, text: str, before_python: list[str]) -> None:
+    words = started(tmp_path, load(tmp_path, text))
+    at = words.index("python")
+    assert words[at - len(before_python) : at] == before_python
+    assert "--kill-on-bad-exit=1" in words[:at]
+    assert words[at + 1 : at + 3] == ["-m", "jobkit.payload.main"]
+
+
+def test_environment_and_set_up_lines_reach_the_job(tmp_path: Path) -> None:
+    odd = "a,b 'c' \"d\" $HOME `x`"
+    text = f"setup = ['export X=\"$X!\"']\n[env]\nX = '''{odd}'''"
+    assert f"X={odd}!" in started(tmp_path, load(tmp_path, text))
+
+
+def test_a_set_up_line_that_fails_ends_the_job(tmp_path: Path) -> None:
+    site = load(tmp_path, "setup = ['false # no such module', 'echo later']")
+    (tmp_path / "site.sh").write_text(site.shell())
+    words = ["--site-file", str(tmp_path / "site.sh"), "--run-dir", str(tmp_path / "run")]
+    env = {"PATH": os.environ["PATH"], "SLURM_JOB_ID": "5"}
+    command = ["bash", str(ROOT / "run.sh"), *words]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=20)
+    assert done.returncode == 1 and "set-up line failed: false" in done.stderr
+    assert "later" not in done.stdout
+
+
+def test_unset_variables_in_set_up_lines_are_their_own_affair(tmp_path: Path) -> None:
+    site = load(tmp_path, "setup = ['[ -z $SURELY_UNSET ]']")
+    assert "srun" in started(tmp_path, site)
+
+
+@pytest.mark.parametrize(
+    ("text", "python"),
+    [
+        ("", None),
+        ("setup = ['true']", "python"),
+        ("container = 'edf'\nimage = 'x'", "python"),
+        ("container = 'edf'\nimage = 'x'\npython = 'python3'", "python3"),
+    ],
+)
+def test_the_login_nodes_python_is_not_taken_elsewhere(tmp_path: Path, text, python) -> None:
+    lines = load(tmp_path, text).shell().split("\n")
+    assert [x for x in lines if x.startswith("JOBKIT_PYTHON=")] == (
+        [f"JOBKIT_PYTHON={python}"] if python else []
+    )
+
+
+def test_control_characters_do_not_reach_a_script(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="control character"):
+        sbatch_options(S(1, 1), load(tmp_path, ""), {"comment": "x\ntouch y"}, "n")
+
+
+def test_the_interface_of_the_network(tmp_path: Path) -> None:
+    shell = load(tmp_path, "interface = 'hsn0'\ninterface_suffix = '-ib'").shell()
+    for line in (
+        "NCCL_SOCKET_IFNAME=hsn0",
+        "GLOO_SOCKET_IFNAME=hsn0",
+        "JOBKIT_INTERFACE_SUFFIX=-ib",
+    ):
+        assert f"export {line}\n" in shell

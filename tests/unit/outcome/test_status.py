@@ -1,0 +1,261 @@
+"""What became of a run, from real files and real processes."""
+
+import gzip
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from jobkit.outcome.status import RunState, is_alive, process_start, run_state
+from jobkit.paths import RunPaths
+from jobkit.spec.runspec import RunSpec
+from support.fake_study import FakeRun
+
+SPEC = RunSpec(dataset="synthetic", epochs=3)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> FakeRun:
+    return FakeRun(tmp_path / "s", "r", SPEC)
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
+        yield process
+        process.kill()
+
+
+def job_of(process: subprocess.Popen[bytes], **more: object) -> dict[str, object]:
+    job = {"v": 1, "launcher": "local", "job_id": None, "pid": process.pid, "first_attempt": 0}
+    job |= {"pid_start": process_start(process.pid), "host": socket.gethostname()}
+    return job | {"started": time.time(), "ended": None, "exit_code": None} | more
+
+
+def write_job(paths: RunPaths, job: dict[str, object]) -> None:
+    paths.folder.mkdir(parents=True, exist_ok=True)
+    paths.job.write_text(json.dumps(job))
+
+
+def old(paths: RunPaths) -> None:
+    """Let the run's files look as if nobody had written them for an hour."""
+    for file in paths.folder.rglob("*.*"):
+        os.utime(file, (time.time() - 3600,) * 2)
+
+
+def ended(run: FakeRun, exit_code: int, *lines: str) -> RunState:
+    """The state of a run that printed these lines and left no word of its end."""
+    for line in lines:
+        run.print(line)
+    run.flush()
+    process = subprocess.Popen(["true"])
+    process.wait()
+    write_job(run.paths, job_of(process, ended=time.time(), exit_code=exit_code))
+    return run_state(run.paths)
+
+
+def test_a_run_is_ok_by_its_own_word_only(run: FakeRun) -> None:
+    run.begin().train(0, 1, 2).end()
+    assert run_state(run.paths).status == "ok"
+    run.paths.outcome(0).unlink()
+    assert run_state(run.paths).status == "ok"  # run_end is in the metrics file
+    run.paths.metrics(0).unlink()
+    assert run_state(run.paths).status == "ok"  # and in the log
+    run.paths.log.unlink()
+    assert run_state(run.paths).status != "ok"
+
+
+def test_exit_code_0_without_an_end_is_not_ok(run: FakeRun) -> None:
+    state = ended(run.begin().train(0), 0)
+    assert (state.status, state.exit_code) == ("failed", 0)
+    assert "left no end" in state.reason
+
+
+def test_never_started(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path / "s" / "r")
+    assert run_state(paths).status == "missing"
+    assert run_state(paths, launcher_alive=True).status == "pending"
+
+
+def test_a_failure_is_told_with_its_line(run: FakeRun) -> None:
+    run.begin().train(0).end("failed", "rank 1: ValueError: boom", 1)
+    state = run_state(run.paths)
+    assert (state.status, state.exit_code, state.attempts) == ("failed", 1, 1)
+    assert state.reason == "rank 1: ValueError: boom"
+    assert state.evidence_file == "r/attempts/0/outcome.json"
+
+
+HEAD = "Traceback (most recent call last):"
+TRACEBACK = (f"[rank1] {HEAD}", '[rank1]   File "x.py", line 1, in f')
+OTHER = (f"[rank0]: {HEAD}", '[rank0]:   File "x.py", line 1, in f', "[rank0]: KeyError: 'x'")
+NO_MEMORY = "[rank1] torch.OutOfMemoryError: CUDA out of memory. Tried"
+JOB = "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-01T00:00:00"
+STEP = "slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-01-01T00:00:00"
+
+
+@pytest.mark.parametrize(
+    ("lines", "status", "which"),
+    [
+        ((*TRACEBACK, "[rank1] ValueError: boom"), "failed", -1),
+        ((*TRACEBACK, NO_MEMORY), "oom", -1),
+        ((*TRACEBACK, "[rank1] RuntimeError: Connection closed by peer", *OTHER), "failed", -1),
+        ((*OTHER, *TRACEBACK, "[rank1] RuntimeError: Connection closed by peer"), "failed", 2),
+        (("slurmstepd: error: Detected 1 oom_kill event in StepId=1.0",), "oom", 0),
+        ((f"{STEP} DUE TO TIME LIMIT ***",), "timeout", 0),
+        ((f"{JOB} DUE TO PREEMPTION ***",), "preempted", 0),
+        ((f"{JOB} DUE TO NODE FAILURE, SEE SLURMCTLD LOG ***",), "node_fail", 0),
+        ((f"{JOB} ***", "srun: error: n1: task 0: Exited with exit code 1"), "cancelled", 0),
+        (("srun: error: n1: task 3: Segmentation fault",), "failed", 0),
+    ],
+)
+def test_tell_tale_lines(run: FakeRun, lines: tuple[str, ...], status: str, which: int) -> None:
+    state = ended(run.begin().train(0), 1, *lines)
+    assert (state.status, state.evidence) == (status, lines[which])
+    file, _, number = state.evidence_file.rpartition(":")
+    assert (run.paths.folder.parent / file).read_text().split("\n")[int(number) - 1] == (
+        state.evidence
+    )
+
+
+def test_the_scheduler_s_own_log_counts(run: FakeRun) -> None:
+    run.paths.scheduler_log.write_text(f"{JOB} DUE TO TIME LIMIT ***\n")
+    state = ended(run.begin().train(0), 1, "srun: error: n1: task 0: Exited with exit code 1")
+    assert (state.status, state.evidence_file) == ("timeout", "r/slurm.log:1")
+
+
+def test_a_packed_log_is_read_also_when_it_is_torn(run: FakeRun) -> None:
+    for number in range(5000):
+        run.print(f"line {number * number}")
+    run.print("torch.OutOfMemoryError: CUDA out of memory")
+    run.begin().flush()
+    packed = gzip.compress(run.paths.log.read_bytes())
+    run.paths.log.unlink()
+    Path(f"{run.paths.log}.gz").write_bytes(packed[:-8])  # the archive's own end is missing
+    old(run.paths)
+    state = run_state(run.paths)
+    assert (state.status, state.evidence_file) == ("oom", "r/train.log.gz:5001")
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "word"),
+    [(1, "failed", "code 1"), (137, "failed", "SIGKILL"), (-9, "failed", "SIGKILL"),
+     (143, "cancelled", "SIGTERM"), (130, "cancelled", "SIGINT"), (75, "preempted", "checkpoint"),
+     (255, "failed", "255")],
+)  # fmt: skip
+def test_the_exit_code_speaks_where_nothing_else_does(
+    run: FakeRun, code: int, status: str, word: str
+) -> None:
+    state = ended(run.begin().train(0), code, "the last words")
+    assert (state.status, state.evidence) == (status, "the last words")
+    assert word in state.reason
+
+
+def test_a_live_process_is_running_and_a_killed_one_failed(
+    run: FakeRun, sleeper: subprocess.Popen[bytes]
+) -> None:
+    run.begin().train(0).flush()
+    write_job(run.paths, job_of(sleeper))
+    assert run_state(run.paths).status == "running"
+    sleeper.send_signal(signal.SIGKILL)
+    deadline = time.monotonic() + 5  # a zombie counts as gone: nobody has waited for it yet
+    while process_start(sleeper.pid) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert sleeper.returncode is None
+    state = run_state(run.paths)
+    assert (state.status, state.evidence) == ("failed", "epoch 1: fine")
+    assert "is gone" in state.reason
+
+
+def test_a_stopped_process_is_alive(run: FakeRun, sleeper: subprocess.Popen[bytes]) -> None:
+    sleeper.send_signal(signal.SIGSTOP)
+    assert is_alive(job_of(sleeper)) is True
+
+
+def test_a_pid_that_was_given_out_again_is_another_process(
+    sleeper: subprocess.Popen[bytes],
+) -> None:
+    start = process_start(sleeper.pid)
+    assert start is not None
+    assert is_alive(job_of(sleeper, pid_start=start - 1)) is False
+    assert is_alive(job_of(sleeper, host="elsewhere")) is None
+    assert is_alive(None) is False
+    assert is_alive({"launcher": "slurm", "pid": None}) is None
+
+
+def test_a_job_out_of_sight(run: FakeRun, tmp_path: Path) -> None:
+    queued = RunPaths(tmp_path / "s" / "q")
+    job: dict[str, object] = {"launcher": "slurm", "job_id": "17", "first_attempt": 0}
+    write_job(queued, job)
+    assert run_state(queued).status == "pending"
+    run.begin().train(0).flush()
+    write_job(run.paths, {**job, "pid": 1, "host": "elsewhere", "ended": None})
+    assert run_state(run.paths).status == "running"
+
+
+def test_without_a_job_file_a_silent_run_is_running_only_for_a_while(run: FakeRun) -> None:
+    run.begin().train(0).flush()
+    assert run_state(run.paths).status == "running"
+    old(run.paths)
+    assert run_state(run.paths).status == "failed"
+
+
+def test_the_newest_attempt_decides(run: FakeRun, sleeper: subprocess.Popen[bytes]) -> None:
+    run.begin().train(0).end("failed", "rank 0: ValueError: first", 1)
+    write_job(run.paths, job_of(sleeper, first_attempt=1))
+    assert run_state(run.paths).status == "running"  # started again, nothing left behind yet
+    second = FakeRun(run.paths.folder.parent, "r", SPEC, attempt=1).begin()
+    assert run_state(run.paths).status == "running"
+    second.train(0, 1, 2).end()
+    state = run_state(run.paths)
+    assert (state.status, state.attempt, state.attempts) == ("ok", 1, 2)
+
+
+def test_a_second_start_that_died_at_once_is_not_told_by_the_first(run: FakeRun) -> None:
+    run.begin().train(0).end()
+    process = subprocess.Popen(["true"])
+    process.wait()
+    write_job(run.paths, job_of(process, first_attempt=1, ended=time.time(), exit_code=7))
+    state = run_state(run.paths)
+    assert (state.status, state.exit_code) == ("failed", 7)
+
+
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [
+        (f"{JOB} DUE TO TIME LIMIT ***", "timeout"),
+        (f"{JOB} ***", "cancelled"),
+        (f"{JOB} DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***", "node_fail"),
+        (f"{JOB} DUE TO JOB REQUEUE ***", "preempted"),
+    ],
+)
+def test_who_stopped_a_run_that_saved_and_ended_is_slurms_to_say(
+    run: FakeRun, line: str, status: str
+) -> None:
+    run.begin().train(0).print(line)
+    run.end("preempted", "SIGTERM after iteration 4", 75)
+    state = run_state(run.paths)
+    assert state.status == status
+    assert state.evidence == ("SIGTERM after iteration 4" if status == "preempted" else line)
+
+
+def test_preempted_by_its_own_word(run: FakeRun) -> None:
+    run.begin().train(0).end("preempted", "SIGUSR1 from the scheduler", 75)
+    state = run_state(run.paths)
+    assert (state.status, state.reason) == ("preempted", "SIGUSR1 from the scheduler")
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\xfe", b'{"pid": "x"}'])
+def test_broken_files_are_no_end_of_the_reader(run: FakeRun, content: bytes) -> None:
+    run.begin().train(0).flush()
+    run.paths.job.write_bytes(content)
+    run.paths.outcome(0).write_bytes(content)
+    run.paths.spec.write_bytes(content)
+    old(run.paths)
+    assert run_state(run.paths).status in ("failed", "running")

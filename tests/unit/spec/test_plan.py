@@ -1,0 +1,164 @@
+"""Studies and plans: the file, the grid, its order, and what is refused."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobkit.errors import UsageError
+from jobkit.paths import StudyPaths
+from jobkit.spec.plan import Plan, Study
+
+Write = Callable[[str], Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def to_file(text: str) -> Path:
+        path = tmp_path / "my.toml"
+        path.write_text(text)
+        return path
+
+    return to_file
+
+
+def sizes(plan: Plan) -> list[tuple[str, int, int]]:
+    return sorted((s.strategy, s.nodes, s.ranks_per_node) for s in plan.runs.values())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("name = ", "my.toml: not valid TOML: "),
+        ("\x00", "my.toml: not valid TOML: "),
+        ("gpu = [1]", "my.toml: unknown key 'gpu'; did you mean 'gpus'?"),
+        ("epoch = 3", "my.toml: unknown key 'epoch'; did you mean 'epochs'?"),
+        ("[settings]\nepoch = 3", "my.toml: unknown setting 'epoch'; did you mean 'epochs'?"),
+        ("[sweep]\nprecison = ['fp32']", "did you mean 'precision'?"),
+        ("[sweep]\nprecision = 'fp32'", "sweep precision = 'fp32': must be a list"),
+        ("[sweep]\nprecision = []", "must be a list with at least one value"),
+        ("settings = 3", "[settings] and [sweep] are tables"),
+        ("[settings]\nnodes = 2", "'nodes' is not a setting of a study"),
+        ("strategies = []", "strategies = []: must be a list with at least one value"),
+        ("strategies = 'ddp'", "strategies = 'ddp': must be a list"),
+        ("strategies = ['ddpp']", "unknown strategy 'ddpp'; did you mean 'ddp'?"),
+        ("repeats = 0", "repeats = 0: must be a whole number, 1 or more"),
+        ("repeats = true", "repeats = True: must be a whole number"),
+        ("seed = -1", "seed = -1: must be a whole number, 0 or more"),
+        ("name = '../x'", "study name '../x': use letters"),
+    ],
+)
+def test_a_file_that_cannot_be_used_says_why(write: Write, text: str, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        Study.load(write(text))
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("gpus = [0]", "gpus 0: must be a whole number, 1 or more, or NODESxRANKS"),
+        ("gpus = [1.5]", "gpus 1.5: must be"),
+        ("gpus = ['2x']", "gpus '2x': must be"),
+        ("gpus = [6]\ngpus_per_node = 4", "gpus 6: does not fill nodes of 4"),
+        ("strategies = ['single']\ngpus = [2]", "the study plans no run"),
+        ("[settings]\nepochs = 0", "epochs = 0: must be a whole number, 1 or more"),
+        ("[settings]\nmodel = 'ccn'", "unknown model 'ccn'; did you mean 'cnn'?"),
+        ("[sweep]\nlr = [-1.0]", "lr = -1.0: must be a number, 0.0 or more"),
+    ],
+)
+def test_a_grid_that_cannot_be_used_says_why(write: Write, text: str, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        Study.load(write(text)).expand()
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", "a..b", "a\nb", "", ".x", "a b", "-x", "x" * 101])
+def test_a_study_name_that_could_leave_its_folder_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match="study name"):
+        Study(name=name)
+
+
+def test_no_such_study_names_what_there_is() -> None:
+    with pytest.raises(UsageError, match="no study 'nosuch'"):
+        Study.load("nosuch")
+
+
+def test_sizes_are_ranks_or_nodes_by_ranks() -> None:
+    study = Study(name="s", gpus=(1, 8, "2x3", "4"), gpus_per_node=4)
+    assert study.sizes() == [(1, 1), (2, 4), (2, 3), (1, 4)]
+    assert Study(name="s", gpus=(8,)).sizes() == [(1, 8)]
+
+
+def test_single_is_planned_at_one_rank_only_and_that_is_said() -> None:
+    plan = Study(name="s", strategies=("single", "ddp"), gpus=(1, 2)).expand()
+    assert sizes(plan) == [("ddp", 1, 1), ("ddp", 1, 2), ("single", 1, 1)]
+    assert plan.notes == ("single runs at 1 rank only: not planned at 2",)
+
+
+def test_a_sweep_makes_a_run_for_each_value_and_repeat() -> None:
+    sweep = {"precision": ("fp32", "bf16"), "lr": (0.1, 0.2)}
+    plan = Study(name="s", strategies=("ddp",), gpus=(1,), repeats=2, sweep=sweep).expand()
+    points = sorted((s.precision, s.lr, s.repeat) for s in plan.runs.values())
+    assert points == [(p, x, r) for p in ("bf16", "fp32") for x in (0.1, 0.2) for r in (0, 1)]
+    assert all(run_id == spec.run_id for run_id, spec in plan.runs.items())
+
+
+def test_what_is_said_twice_is_planned_once() -> None:
+    assert len(Study(name="s", strategies=("ddp", "ddp"), gpus=(2, "2", "1x2")).expand().runs) == 1
+
+
+def test_the_order_is_shuffled_by_the_seed_and_stable() -> None:
+    study = Study(name="s", gpus=(1, 2, 4), repeats=3)
+    order = list(study.expand().runs)
+    assert order == list(study.expand().runs)
+    other = list(study.changed(seed=1).expand().runs)
+    assert other != order
+    assert sorted(other) == sorted(order) != order
+
+
+def test_overrides_replace_fields_settings_and_sweeps(write: Write) -> None:
+    path = write("gpus = [1, 2]\n[settings]\nglobal_batch_size = 64\n[sweep]\nlr = [0.1, 0.2]")
+    study = Study.load(path, gpus=(4,), lr=0.3, batch_size_per_rank=16)
+    assert (study.name, study.gpus, study.sweep) == ("my", (4,), {})
+    assert study.settings == {"lr": 0.3, "batch_size_per_rank": 16}
+
+
+def test_a_plan_is_saved_and_read_again() -> None:
+    plan = Study(name="s", settings={"epochs": 2}, sweep={"lr": (0.1, 0.2)}).expand()
+    plan.save()
+    again = Plan.read(plan.paths.plan)
+    assert (dict(again.runs), again.notes) == (dict(plan.runs), plan.notes)
+    assert again.study.to_dict() == Study(**json.loads(json.dumps(plan.study.to_dict()))).to_dict()
+
+
+def test_runs_planned_before_stay_planned() -> None:
+    first = Study(name="s", strategies=("ddp",), gpus=(1,)).expand()
+    first.save()
+    second = Study(name="s", strategies=("fsdp",), gpus=(2,)).expand()
+    second.save()
+    assert set(Plan.read(second.paths.plan).runs) == {*first.runs, *second.runs}
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"study": 3, "runs": []}'])
+def test_what_is_not_a_plan_is_refused(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(content)
+    with pytest.raises(UsageError, match="is not a plan"):
+        Plan.read(path)
+    with pytest.raises(UsageError, match="no plan at"):
+        Plan.read(tmp_path / "none.json")
+
+
+def test_expanding_writes_nothing(tmp_path: Path) -> None:
+    plan = Study(name="s").expand()
+    assert plan.paths == StudyPaths(tmp_path / "logs" / "s")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_study_from_python_is_checked_as_one_from_a_file() -> None:
+    wrong: Any = "ddp"
+    with pytest.raises(UsageError, match="must be a list"):
+        Study(name="s", strategies=wrong)
