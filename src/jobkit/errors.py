@@ -2,7 +2,9 @@
 
 import argparse
 import difflib
-from collections.abc import Callable, Iterable
+import functools
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 from typing import Any, NoReturn
 
@@ -35,6 +37,23 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Say what is wrong in one line and end with 2."""
         self.exit(Exit.USAGE, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+
+
+Main = Callable[[Sequence[str] | None], int]
+
+
+def command(main: Main) -> Main:
+    """The main function of a command: a UsageError becomes one line and exit code 2."""
+
+    @functools.wraps(main)
+    def run(argv: Sequence[str] | None = None) -> int:
+        try:
+            return main(argv)
+        except UsageError as error:
+            print(f"jobkit: error: {error}", file=sys.stderr, flush=True)
+            return Exit.USAGE
+
+    return run
 
 
 def at_least(kind: type[int] | type[float], low: float) -> Callable[[str], float]:
