@@ -15,13 +15,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 import pytest
 
-from jobkit.minicluster import machine, packages, slurm
+import needs
+from jobkit.minicluster import machine, slurm
 from jobkit.minicluster.config import Options
-from jobkit.minicluster.errors import ClusterError
 from jobkit.minicluster.layout import Layout
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -105,25 +105,10 @@ def run_door(
     )  # fmt: skip
 
 
-def unavailable(reason: str) -> NoReturn:
-    """Slurm cannot be had here: a failure in CI, where it must be; else a skip with the reason."""
-    if os.environ.get("CI"):
-        pytest.fail(f"no minicluster, and CI is set: {reason}", pytrace=False)
-    pytest.skip(f"no minicluster: {reason}")
-
-
 @pytest.fixture(scope="session")
 def slurm_packages() -> None:
     """Slurm is installed; where that may be done without asking, it is done."""
-    absent = machine.missing(machine.packages(Options(netns=True)))
-    if not absent:
-        return
-    if not packages.may_install():
-        unavailable(f"packages are missing; run: {machine.install_line(absent)}")
-    try:
-        packages.install(absent, print)
-    except ClusterError as error:
-        unavailable(str(error))
+    needs.packages(*machine.packages(Options(netns=True)))
 
 
 @pytest.fixture(scope="session")
@@ -145,7 +130,8 @@ def make_cluster(slurm_packages: None, short_dir: Path) -> Iterator[Callable[...
         made.append(layout.root)
         done = run_door("up", *options, directory=layout.root)
         if done.returncode:
-            unavailable(f"`up {' '.join(options)}` ended with {done.returncode}: {done.stderr}")
+            words = " ".join(["up", *options])
+            needs.unavailable(f"`{words}` ended with {done.returncode}: {done.stderr}")
         return Cluster(layout, slurm.environment(layout), done.stdout)
 
     yield make

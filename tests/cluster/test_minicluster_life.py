@@ -175,6 +175,7 @@ def test_a_folder_with_other_files_is_left_alone(short_dir: Path, door) -> None:
 
 
 @needs_root
+@pytest.mark.needs("python3")
 def test_an_ordinary_user_without_jobkit_installed(short_dir: Path, slurm_packages) -> None:
     """From a copy that the user may read, with the system's python3: nothing else is needed."""
     home = short_dir / "user"
@@ -194,8 +195,6 @@ def test_an_ordinary_user_without_jobkit_installed(short_dir: Path, slurm_packag
         "-i",
         f"PATH={path}",
     ]
-    if shutil.which("python3", path=path) is None:
-        pytest.skip("no python3 that another user may run")
     script = f"""
     set -e; cd {home}
     hpc/minicluster up --no-accounting --nodes=2 --dir {home}/c
