@@ -20,6 +20,7 @@ from jobkit.minicluster.errors import ClusterError
 TOOLS = {
     "chromium": ("chromium", "google-chrome"),
     "g++": ("g++",),
+    "make": ("make",),
     "python3": ("/usr/bin/python3", "/usr/local/bin/python3"),  # one that every user may run
     "shellcheck": ("shellcheck",),
 }
