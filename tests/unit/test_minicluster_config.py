@@ -43,7 +43,6 @@ EVERYTHING = plan(
     user="root",
     subnet="10.77.3",
     names_resolve=True,
-    cgroup_mount="/sys/fs/cgroup",
 )
 
 
@@ -68,16 +67,14 @@ def test_gres_conf() -> None:
     assert config.gres_conf(SMALL) == "AutoDetect=off\n"
 
 
-def test_cgroup_conf() -> None:
-    assert config.cgroup_conf(USUAL).splitlines()[-3:] == [
+@pytest.mark.parametrize("made", [USUAL, EVERYTHING])
+def test_cgroup_conf(made: Plan) -> None:
+    """No machine's own cgroups, whatever the options."""
+    assert config.cgroup_conf(made).splitlines()[-3:] == [
         "CgroupPlugin=cgroup/v1",
         "CgroupMountpoint=/tmp/mc/run",
         "CgroupAutomount=no",
     ]
-    assert config.cgroup_conf(EVERYTHING) == (
-        "CgroupPlugin=cgroup/v1\nCgroupMountpoint=/sys/fs/cgroup\n"
-        "CgroupAutomount=no\nConstrainRAMSpace=yes\n"
-    )
 
 
 def test_hosts() -> None:
