@@ -45,9 +45,13 @@ class Job(Started):
     _since: float = 0.0
 
     def look(self) -> bool:
-        shown = slurm(["scontrol", "-o", "show", "job", self.job_id]).stdout
-        fields = dict(re.findall(r"(?:^| )(\w+)=(\S*)", shown))
+        shown = slurm(["scontrol", "-o", "show", "job", self.job_id])
+        fields = dict(re.findall(r"(?:^| )(\w+)=(\S*)", shown.stdout))
         state, now = fields.get("JobState", ""), time.time()
+        if "Invalid job id" in shown.stderr:  # it ended, and MinJobAge is short here
+            self.ends += [now] * (len(self.begins) - len(self.ends))
+            self.over, self.said = True, f"Slurm job {self.job_id}: Slurm knows it no more"
+            return False
         if state in ("RUNNING", "COMPLETING") or "ExitCode" not in fields:
             self._since = 0.0
         if state == "RUNNING" and len(self.begins) <= int(fields["Restarts"]):

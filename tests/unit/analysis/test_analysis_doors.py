@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -199,6 +198,6 @@ def test_help_imports_no_library(main: str) -> None:
     assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL).returncode == 0
 
 
-@pytest.mark.skipif(not shutil.which("shellcheck"), reason="shellcheck is not installed")
+@pytest.mark.needs("shellcheck")
 def test_plot_sh_passes_shellcheck() -> None:
     subprocess.run(["shellcheck", str(ROOT / "plot_results.sh")], check=True)

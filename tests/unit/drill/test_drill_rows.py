@@ -212,6 +212,24 @@ def test_a_jobs_starts_and_ends_are_noted(monkeypatch: pytest.MonkeyPatch) -> No
     assert job.said == "Slurm job 7: COMPLETED"
 
 
+def test_a_job_that_slurm_has_forgotten_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some sites' controllers forget a job seconds after its end."""
+    unknown = "slurm_load_jobs error: Invalid job id specified\n"
+    answers = [
+        (0, shown("RUNNING"), ""),
+        (0, "n1\nn2\n", ""),
+        (1, "", "timed out"),
+        (1, "", unknown),
+    ]
+    monkeypatch.setattr(
+        drill_slurm, "slurm", lambda words: subprocess.CompletedProcess(words, *answers.pop(0))
+    )
+    job = Job(job_id="7")
+    assert [job.look() for _ in range(3)] == [True, True, False]
+    assert job.over and len(job.ends) == 1
+    assert job.said == "Slurm job 7: Slurm knows it no more"
+
+
 def test_processes_are_found_by_their_mark() -> None:
     env = {**os.environ, MARK: "test-mark"}
     child = subprocess.Popen([sys.executable, "-c", "input()"], env=env, stdin=subprocess.PIPE)
