@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from jobkit.minicluster import config, locks, machine, network, slurm, state
-from jobkit.minicluster.config import Options, Plan
-from jobkit.minicluster.daemons import Starter
-from jobkit.minicluster.errors import ClusterError, DaemonError, Interrupted, UsageError
-from jobkit.minicluster.layout import Layout
-from jobkit.minicluster.processes import find_all, stop, wait_until
-from jobkit.minicluster.state import State
+from minicluster import config, locks, machine, network, slurm, state
+from minicluster.config import Options, Plan
+from minicluster.daemons import Starter
+from minicluster.errors import ClusterError, DaemonError, Interrupted, UsageError
+from minicluster.layout import Layout
+from minicluster.processes import find_all, stop, wait_until
+from minicluster.state import State
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _GRACE_S = 1.0  # then KILL: all that they could still write is deleted anyway

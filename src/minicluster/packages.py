@@ -7,9 +7,9 @@ import subprocess
 import time
 from collections.abc import Callable
 
-from jobkit.minicluster import locks
-from jobkit.minicluster.errors import ClusterError, UsageError
-from jobkit.minicluster.machine import command, install_line
+from minicluster import locks
+from minicluster.errors import ClusterError, UsageError
+from minicluster.machine import command, install_line
 
 WAIT_S = 600.0  # an upgrade of the whole system may be under way
 _LOCKED = "Could not get lock"

@@ -19,10 +19,11 @@ from typing import NamedTuple
 
 import pytest
 
+from minicluster import machine, slurm
+from minicluster.config import Options
+from minicluster.layout import Layout
 from support import needs
-from jobkit.minicluster import machine, slurm
-from jobkit.minicluster.config import Options
-from jobkit.minicluster.layout import Layout
+from support.place import ROOT
 
 DOOR = [sys.executable, str(ROOT / "hpc" / "minicluster")]
 ENDED = {

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from jobkit.minicluster import machine
+from minicluster import machine
 
 WHO = "echo $SLURMD_NODENAME $SLURM_PROCID $CUDA_VISIBLE_DEVICES"
 

@@ -12,9 +12,9 @@ from typing import NoReturn
 
 import pytest
 
-from jobkit.minicluster import machine
-from jobkit.minicluster import packages as product
-from jobkit.minicluster.errors import ClusterError
+from minicluster import machine
+from minicluster import packages as product
+from minicluster.errors import ClusterError
 
 # Besides those of the minicluster; one of the commands is enough.
 TOOLS = {

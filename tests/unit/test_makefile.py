@@ -1,12 +1,13 @@
 """The Python of which `make` makes .venv, chosen among stand-ins; nothing is installed."""
 
-from support.place import ROOT
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from support.place import ROOT
 
 pytestmark = pytest.mark.needs("make")
 

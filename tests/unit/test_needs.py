@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from minicluster import machine
 from support import needs
-from jobkit.minicluster import machine
 
 
 @pytest.fixture

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from jobkit.analysis.collect.results import collect
+from jobkit.analysis.figures.draw import draw
+from jobkit.analysis.findings.forecast import forecasts
+from jobkit.analysis.report.report import write_report
 from support import needs
-from jobkit.analysis.collect import collect
-from jobkit.analysis.figures import draw
-from jobkit.analysis.forecast import forecasts
-from jobkit.analysis.report import write_report
+from support.realistic_study import realistic_study
 
 pytestmark = pytest.mark.needs("chromium")
 

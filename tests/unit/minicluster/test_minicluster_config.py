@@ -13,10 +13,11 @@ from socket import socket
 
 import pytest
 
-from jobkit.minicluster import cli, config, links, locks, machine, packages, slurm, state
-from jobkit.minicluster.config import Options, Plan
-from jobkit.minicluster.errors import ClusterError, UsageError
-from jobkit.minicluster.layout import MAX_ROOT_BYTES, Layout, Ports, check_root
+from minicluster import cli, config, links, locks, machine, packages, slurm, state
+from minicluster.config import Options, Plan
+from minicluster.errors import ClusterError, UsageError
+from minicluster.layout import MAX_ROOT_BYTES, Layout, Ports, check_root
+from support.place import ROOT
 
 GOLDEN = ROOT / "tests" / "golden" / "minicluster"
 
