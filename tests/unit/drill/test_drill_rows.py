@@ -15,6 +15,7 @@ from rich.console import Console
 from jobkit.drill import cli
 from jobkit.drill import faults as drill_faults
 from jobkit.drill import slurm as drill_slurm
+from jobkit.drill.fault import FaultCase
 from jobkit.drill.fault_run import FaultRun, Lost
 from jobkit.drill.faults import FAULTS, NODE_FAULTS, WIDE
 from jobkit.drill.lanes import lane_options
