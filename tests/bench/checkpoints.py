@@ -58,8 +58,8 @@ def agree(rounds: int) -> None:
     import torch
 
     from jobkit.payload.clock import Stages
-    from jobkit.payload.distributed import find_place
     from jobkit.payload.guard import JobGuard, Wishes
+    from jobkit.payload.place import find_place
     from jobkit.payload.report import Reporter
     from jobkit.payload.run import Job, _set_up
     from jobkit.payload.stopping import StopRequest

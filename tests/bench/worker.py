@@ -92,7 +92,7 @@ def plain(precision: str, workers: int) -> Measure:
 def payload(strategy: str, precision: str, threads: int) -> Measure:
     """The payload's own loop, with its batches or, told "nodata", with one that lies ready."""
     from jobkit.payload.clock import Stages
-    from jobkit.payload.distributed import find_place
+    from jobkit.payload.place import find_place
     from jobkit.payload.report import Reporter
     from jobkit.payload.run import Job, _set_up
     from jobkit.spec import RunSpec

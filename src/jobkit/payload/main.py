@@ -16,6 +16,7 @@ from typing import NoReturn
 from jobkit.dataset import check_source
 from jobkit.errors import Exit, UsageError
 from jobkit.paths import RunPaths, read_json
+from jobkit.payload.place import find_place, set_threads, share_of_cores
 from jobkit.payload.stopping import StopRequest
 from jobkit.spec import RunSpec, check_keys
 from jobkit.spec_options import add_spec_arguments, given_settings
@@ -134,11 +135,11 @@ def _run_rank(
     stop: StopRequest,
 ) -> int:
     """Train as one rank of the job. A failure is told with its rank, in the log and the outcome."""
-    from jobkit.payload.distributed import find_place
-    from jobkit.payload.run import Job, run_rank
-
     place = find_place()
     spec = replace(spec, nodes=place.nodes, ranks_per_node=place.local_world_size)
+    set_threads(spec.threads or share_of_cores(place.local_world_size))
+    from jobkit.payload.run import Job, run_rank
+
     notes = []
     if planned not in (None, place.world_size):
         notes.append(f"--spec {args.spec} was for {planned} ranks; this run has {place.world_size}")

@@ -17,7 +17,7 @@ from jobkit.errors import UsageError
 from jobkit.paths import read_json
 from jobkit.payload import host, slurm
 from jobkit.payload.cache import cache_folder
-from jobkit.payload.distributed import Place, find_place
+from jobkit.payload.place import Place, find_place, share_of_cores
 from jobkit.payload.sources import find_source
 
 Facts = dict[str, Any]
@@ -146,7 +146,7 @@ def cores(place: Place, environ: Mapping[str, str]) -> Facts:
     return {
         "cores": sorted(os.sched_getaffinity(0)),
         "machine_cores": os.cpu_count() or 1,
-        "threads": threads or host.share_of_cores(place.local_world_size, environ),
+        "threads": threads or share_of_cores(place.local_world_size, environ),
     }
 
 
