@@ -119,7 +119,7 @@ def test_one_slow_rank_is_uneven_load_and_not_communication(forge: Start, own: P
     [
         ("--strategy", "ddp"),
         ("--strategy", "ddp", "--zero1", "--optimizer", "adamw"),
-        ("--strategy", "ddp", "--ddp-comm-hook", "powersgd"),
+        ("--strategy", "ddp", "--ddp-comm-hook", "powersgd", "--threads", "1"),
         ("--strategy", "fsdp", "--precision", "bf16", "--accumulate", "2"),
         ("--strategy", "pp"),
     ],
