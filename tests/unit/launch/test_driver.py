@@ -23,7 +23,8 @@ MARKER = "s3cr3t-of-the-user"
 DRIVER = """
 import sys
 from pathlib import Path
-from jobkit.launch import command, driver
+from jobkit.launch import command
+from jobkit.launch.local import driver
 command.RUN_SH = Path(sys.argv[1])
 sys.exit(driver.main())
 """
@@ -31,8 +32,7 @@ ENDINGS = {"ok": "exit 0", "failed": "exit 1", "killed": "kill -9 $PPID", "endle
 
 
 @pytest.fixture(autouse=True)
-def _logs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("JOBKIT_LOGS", str(tmp_path / "logs"))
+def _secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", MARKER)
 
 
@@ -48,7 +48,7 @@ def drive(folder: Path, plan: Plan, how: str, env: Mapping[str, str] | None = No
     with driver.stdin:
         json.dump(asdict(order), driver.stdin)
     if how == "endless":
-        while not seen.exists():
+        while not seen.exists() and driver.poll() is None:
             time.sleep(0.05)
         driver.send_signal(signal.SIGTERM)
     driver.wait()
