@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from jobkit.errors import Exit, UsageError, nearest, one_of
-from jobkit.paths import REPOSITORY, check_name, find_named
+from jobkit.paths import INSTALLED, REPOSITORY, check_name, find_named
 
 SITES = REPOSITORY / "hpc" / "sites"
 GPU_REQUESTS = ("gpus-per-node", "gres", "gpus-per-task", "none")
@@ -129,7 +129,11 @@ class Site:
         """An absolute path for a file; a bare name is looked up by the container engine."""
         assert self.image
         is_file = "/" in self.image or self.image.endswith(".toml")
-        return str((REPOSITORY / self.image).resolve()) if is_file else self.image
+        if not is_file:
+            return self.image
+        # Who has installed jobkit has files of their own in the current folder.
+        here = INSTALLED and Path(self.image).is_file()
+        return str((Path.cwd() if here else REPOSITORY).joinpath(self.image).resolve())
 
     def _inside(self) -> list[str]:
         """The words that come before python within each task."""
