@@ -1,4 +1,4 @@
-"""The runs that a study is to have, and what became of each."""
+"""The planned runs of a study, and the state of each."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,14 +16,14 @@ from jobkit.spec.studies import run_folders
 
 @dataclass(frozen=True)
 class StudyRuns:
-    """The runs of a study: all that are planned or, without a plan, all that left something."""
+    """The runs of a study: all that are planned or, without a plan, all that have a folder."""
 
     paths: StudyPaths
     specs: dict[str, RunSpec | None]  # by run_id; None: no readable spec
     folders: dict[str, RunPaths]
     record_ids: dict[str, str | None]  # the run_id that a run's records carry; None: any
-    unplanned: tuple[str, ...] = ()  # folders of runs that the plan does not know
-    launched: frozenset[str] = frozenset()  # runs that a launcher at work is to start
+    unplanned: tuple[str, ...] = ()  # folders of runs that are not in the plan
+    launched: frozenset[str] = frozenset()  # runs that a running launcher will start
 
 
 def read_study(folder: Path) -> StudyRuns:
@@ -49,7 +49,7 @@ def read_study(folder: Path) -> StudyRuns:
 
 
 def _launched(paths: StudyPaths, planned: Mapping[str, RunSpec]) -> frozenset[str]:
-    """The runs that a launcher on this machine is at work on."""
+    """The runs of a launcher that is running on this machine."""
     record = read_json(paths.launcher)
     if not record or not is_alive(record):
         return frozenset()
@@ -57,7 +57,7 @@ def _launched(paths: StudyPaths, planned: Mapping[str, RunSpec]) -> frozenset[st
 
 
 def run_states(planned: StudyRuns) -> tuple[dict[str, RunState], dict[str, Job]]:
-    """What became of each run, by its files and Slurm's word; and what Slurm says of its job."""
+    """The state of each run, by its files and Slurm; and Slurm's data on its job."""
     states = {k: run_state(p, k in planned.launched) for k, p in planned.folders.items()}
     records = {k: read_job(p) or {} for k, p in planned.folders.items()}
     ids = {k: str(r["job_id"]) for k, r in records.items() if r.get("job_id")}
