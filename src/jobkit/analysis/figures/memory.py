@@ -1,4 +1,4 @@
-"""The figures of memory over sizes: the peak, and the model's and optimizer's, with prediction."""
+"""The figures of memory over sizes: the peak, and what the model and optimizer hold, with prediction."""
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -54,7 +54,7 @@ def predicted_memory_figure(results: Results) -> Figure | None:
     held, predicted = (_medians(results.runs, name) for name in (_HELD, _PREDICTED))
     if held.empty or predicted.empty:
         return None
-    title = f"{results.name}: memory of model and optimizer, measured and predicted"
+    title = f"{results.name}: persistent memory, measured and predicted"
     figure, (axes,) = new_figure(1, title, subtitle(results, "median"))
     look = looks(s.series for s in found)
     factor, text = _unit(max(held.max(), predicted.max()))

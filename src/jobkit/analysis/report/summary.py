@@ -35,7 +35,7 @@ def print_summary(results: Results, console: Console | None = None) -> None:
     console.print(_table(found))
     for line in _bases(found):
         console.print(Text(line), soft_wrap=True)
-    console.print(Text("time per epoch, memory, accuracy: median of successful repeats [min, max]"))
+    console.print(Text("median of successful repeats [min, max]"))
     for row in _not_ok(results):
         shown = f"{row['status']:9} {row['run_id']}: {row['reason']}"
         console.print(Text(shown), soft_wrap=True)
