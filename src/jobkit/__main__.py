@@ -22,14 +22,14 @@ COMMANDS = {
     "advise": ("jobkit.planner.advise", "main", "which strategy to take, and why"),
     "preflight": ("jobkit.checks.preflight.cli", "main", "check an allocation before it is used"),
     "comm": ("jobkit.checks.comm.cli", "main", "measure the communication between the ranks"),
-    "plot-comm": ("jobkit.analysis.figures.comm", "main", "figures of what comm measured"),
+    "plot-comm": ("jobkit.analysis.figures.comm", "main", "figures of a comm benchmark"),
     "step-model": (
         "jobkit.analysis.findings.step_cli",
         "main",
         "predict step times, validate them",
     ),
     "collect": ("jobkit.analysis.cli", "collect_main", "logs to CSV (collect_results.py)"),
-    "check-claims": ("jobkit.analysis.claims.cli", "main", "recompute somebody's scaling table"),
+    "check-claims": ("jobkit.analysis.claims.cli", "main", "recompute a table of scaling results"),
     "plot": ("jobkit.analysis.cli", "plot_main", "CSV to figures (plot_results.py)"),
 }
 

@@ -72,6 +72,17 @@ def at_least(kind: type[int] | type[float], low: float) -> Callable[[str], float
     return convert
 
 
+def share(text: str) -> float:
+    """A type for argparse: a share above 0, up to 1."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"'{text}': must be a number above 0, at most 1, as 0.85")
+    return value
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return "; did you mean 'x'?" for the closest of the known words, or an empty string."""
     close = difflib.get_close_matches(word, list(known), n=1)

@@ -204,7 +204,7 @@ def test_a_line_for_each_operation_in_both_panels(tmp_path: Path) -> None:
     assert len(time.lines) == 4  # and the fitted ones
     assert list(time.lines[1].get_ydata()) == pytest.approx([s.time_s for s in made()])
     assert bandwidth.get_xscale() == bandwidth.get_yscale() == time.get_yscale() == "log"
-    assert "bus bandwidth (GB/s)" in bandwidth.get_ylabel()
+    assert "busbw (GB/s)" in bandwidth.get_ylabel()
     assert bandwidth.get_title(loc="left") == "4 ranks on 1 node | gloo | A Processor"
     (legend,) = drawn.legends
     names = [text.get_text() for text in legend.get_texts()]

@@ -10,7 +10,8 @@ from matplotlib.image import imread
 from matplotlib.lines import Line2D
 
 from jobkit.analysis.collect.results import collect
-from jobkit.analysis.figures.draw import draw, time_figure
+from jobkit.analysis.figures.draw import draw
+from jobkit.analysis.figures.epoch_time import time_figure
 from jobkit.analysis.figures.learning import learning_figure
 from jobkit.analysis.figures.memory import memory_figure
 from jobkit.analysis.figures.scaling import efficiency_figure, forecast_figure, speed_up_figure
@@ -217,7 +218,7 @@ def test_a_figure_with_nothing_to_show_is_not_drawn_and_an_old_one_is_removed() 
     stale.parent.mkdir()
     stale.write_bytes(b"old")
     drawn = draw(collect("s"))
-    assert drawn.skipped == ["time_per_epoch", "speed_up", "efficiency", "peak_memory"]
+    assert list(drawn.missing) == ["time_per_epoch", "speed_up", "efficiency", "peak_memory"]
     assert not stale.exists()
     assert [p.name for p in drawn.paths] == ["loss_and_accuracy.png", "loss_and_accuracy.svg"]
 

@@ -179,7 +179,7 @@ def test_the_report_has_the_held_out_sizes(study, tmp_path: Path, monkeypatch, c
     assert cli.plot_main(["s", "--step-model", str(path)]) == 0
     assert "held out: ddp: fitted to 1, 2, 4 ranks, 8 foretold " in capsys.readouterr().out
     html = (logs() / "s" / "report.html").read_text()
-    assert "<h2>Steps on paper, and held-out sizes</h2>" in html
+    assert "<h2>Step-time model, validated on held-out sizes</h2>" in html
     assert html.count("<td>1, 2</td>") == 2
     assert cli.plot_main(["s"]) == 0
     assert "Steps on paper" not in (logs() / "s" / "report.html").read_text()

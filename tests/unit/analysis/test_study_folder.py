@@ -130,4 +130,4 @@ def test_a_study_that_everybody_may_write_into_is_collected_with_a_warning() -> 
     plan = whole_study(strategies=("ddp",), gpus=(1, 2))
     assert collect("s").warnings() == []
     plan.paths.folder.chmod(0o777)
-    assert collect("s").warnings() == ["everybody may write into s: its words may be anybody's"]
+    assert collect("s").warnings() == ["s is world-writable: anybody may have changed its files"]

@@ -1,4 +1,4 @@
-"""Rows as a data frame whose columns and types are those that are documented."""
+"""Rows as a data frame with the documented columns and types."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -31,7 +31,7 @@ def frame(
 
 
 def _guess(values: Iterable[Any]) -> str:
-    """The type of a column that a foreign script made."""
+    """The type of a column that another program named."""
     return NUMBER if set(map(type, values)) <= {int, float, type(None)} else TEXT
 
 
