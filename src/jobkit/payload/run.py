@@ -21,7 +21,7 @@ from jobkit.payload.guard.setup import guarded
 from jobkit.payload.job import Job
 from jobkit.payload.measure.breakdown import Breakdown
 from jobkit.payload.measure.profiling import Profiler
-from jobkit.payload.memory import MIB, persistent
+from jobkit.payload.memory import MIB
 from jobkit.payload.model import build_model
 from jobkit.payload.progress import Stopped
 from jobkit.payload.report import Reporter, write_outcome, write_spec
@@ -162,9 +162,9 @@ def _record_start(trainer: Trainer, threads: int) -> None:
     spec, group = trainer.spec, trainer.group
     batch = min(spec.steps_batch_size, trainer.batches.samples)
     hosts = group.gather(os.environ.get("SLURMD_NODENAME") or os.uname().nodename)
-    parameters = trainer.strategy.parameter_count
-    model = trainer.strategy.model
-    predicted = persistent(spec, model.parameters(), model.buffers(), group.place.rank)
+    strategy, model = trainer.strategy, trainer.strategy.model
+    parameters = strategy.parameter_count
+    predicted = strategy.persistent(model.parameters(), model.buffers(), group.place.rank)
     trainer.report.log(f"memory predicted for this rank: {predicted.describe()}")
     trainer.report.record(
         "run_start",
@@ -244,7 +244,7 @@ def _observers(job: Job, trainer: Trainer) -> Breakdown | None:
         trace = job.paths.trace(job.attempt, rank) if job.paths and chosen else None
         found.append(Profiler(window, trace))
     breakdown = None
-    if spec.breakdown_iterations and not spec.compile:  # a twin would have to be compiled as well
+    if spec.breakdown_iterations and not spec.compile:  # a replica would be compiled as well
         breakdown = Breakdown(spec.breakdown_iterations, lambda: build_model(spec, classes))
         found.append(breakdown)
     trainer.observers = found
