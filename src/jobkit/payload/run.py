@@ -112,7 +112,7 @@ def build_trainer(
     report: Reporter,
     dtype: torch.dtype = torch.float32,
 ) -> Trainer:
-    """Model, strategy, optimizer and batches of this rank; dtype is that of the weights."""
+    """Model, strategy, optimizer and batches of this rank; dtype: of weights and images."""
     place, device = group.place, group.device
     samples = len(data.train.labels)
     seed = spec.seed + spec.repeat
@@ -129,6 +129,7 @@ def build_trainer(
             seed=seed,
             augmented=spec.augment,
             channels_last=spec.channels_last,
+            dtype=dtype,
         ),
         batches=Batches(
             samples,
