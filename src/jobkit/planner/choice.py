@@ -39,7 +39,7 @@ class Option:
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What is asked: a training at a size, on devices with so many bytes to use."""
+    """What is asked: a training at a size, with the memory that each GPU may use."""
 
     base: RunSpec
     subject: Subject

@@ -90,7 +90,7 @@ CASES = tuple(
 
 
 def chosen(strategies: list[str], world_size: int) -> list[Case]:
-    """The cases of these strategies that run on so many ranks."""
+    """The cases of these strategies that run on this number of ranks."""
     return [
         case
         for case in CASES
