@@ -72,6 +72,32 @@ def at_least(kind: type[int] | type[float], low: float) -> Callable[[str], float
     return convert
 
 
+def whole(least: int, most: int = 10**15) -> Callable[[str], int]:
+    """A type for argparse: a whole number in a range, also written as 7e9."""
+
+    def convert(text: str) -> int:
+        try:
+            value = float(text)
+        except ValueError:
+            value = float("nan")
+        if not (least <= value <= most and value == int(value)):
+            raise argparse.ArgumentTypeError(f"'{text}': must be a whole number, {least} or more")
+        return int(value)
+
+    return convert
+
+
+def positive(text: str) -> float:
+    """A type for argparse: a number over 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"'{text}': must be a number over 0")
+    return value
+
+
 def share(text: str) -> float:
     """A type for argparse: a share above 0, up to 1."""
     try:

@@ -21,7 +21,7 @@ from jobkit.payload.guard.setup import guarded
 from jobkit.payload.job import Job
 from jobkit.payload.measure.breakdown import Breakdown
 from jobkit.payload.measure.profiling import Profiler
-from jobkit.payload.memory import MIB, persistent
+from jobkit.payload.memory import MIB
 from jobkit.payload.model import build_model
 from jobkit.payload.place import share_of_cores
 from jobkit.payload.progress import Stopped
@@ -113,7 +113,7 @@ def build_trainer(
     report: Reporter,
     dtype: torch.dtype = torch.float32,
 ) -> Trainer:
-    """Model, strategy, optimizer and batches of this rank; dtype is that of the weights."""
+    """Model, strategy, optimizer and batches of this rank; dtype: of weights and images."""
     place, device = group.place, group.device
     samples = len(data.train.labels)
     seed = spec.seed + spec.repeat
@@ -130,6 +130,7 @@ def build_trainer(
             seed=seed,
             augmented=spec.augment,
             channels_last=spec.channels_last,
+            dtype=dtype,
         ),
         batches=Batches(
             samples,
@@ -163,9 +164,9 @@ def _record_start(trainer: Trainer, threads: int) -> None:
     spec, group = trainer.spec, trainer.group
     batch = min(spec.steps_batch_size, trainer.batches.samples)
     hosts = group.gather(os.environ.get("SLURMD_NODENAME") or os.uname().nodename)
-    parameters = trainer.strategy.parameter_count
-    model = trainer.strategy.model
-    predicted = persistent(spec, model.parameters(), model.buffers(), group.place.rank)
+    strategy, model = trainer.strategy, trainer.strategy.model
+    parameters = strategy.parameter_count
+    predicted = strategy.persistent(model.parameters(), model.buffers(), group.place.rank)
     trainer.report.log(f"memory predicted for this rank: {predicted.describe()}")
     trainer.report.record(
         "run_start",
@@ -245,7 +246,7 @@ def _observers(job: Job, trainer: Trainer) -> Breakdown | None:
         trace = job.paths.trace(job.attempt, rank) if job.paths and chosen else None
         found.append(Profiler(window, trace))
     breakdown = None
-    if spec.breakdown_iterations and not spec.compile:  # a twin would have to be compiled as well
+    if spec.breakdown_iterations and not spec.compile:  # a replica would be compiled as well
         breakdown = Breakdown(spec.breakdown_iterations, lambda: build_model(spec, classes))
         found.append(breakdown)
     trainer.observers = found

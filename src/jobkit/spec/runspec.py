@@ -15,10 +15,11 @@ from jobkit.errors import UsageError, nearest, one_of
 from jobkit.spec import setting as setting_rules
 from jobkit.spec.every import Rhythm
 from jobkit.spec.setting import setting
+from jobkit.spec.strategies import FACTS
 from jobkit.spec.window import Window, profiled_ranks
 
-STRATEGIES = ("single", "dp", "ddp", "fsdp", "mp", "pp")
-ONE_RANK = ("single", "dp")  # strategies of one process
+STRATEGIES = tuple(FACTS)
+ONE_RANK = tuple(name for name, facts in FACTS.items() if facts.one_rank)
 COMM_HOOKS = ("none", "fp16", "bf16", "powersgd")
 SCHEDULES = ("gpipe", "1f1b", "interleaved")
 MODELS = ("cnn", "resnet18", "mlp")

@@ -109,7 +109,7 @@ def test_fsdp_hybrid_holds_a_copy_in_each_node(forge: Start) -> None:
     words = [*SMALL, "--model", "mlp", "--epochs", "1", "--strategy", "fsdp"]
     done = forge(4, *words, "--fsdp-hybrid-replicas", "2")
     assert done.codes == [0] * 4, done.out
-    assert "fsdp: 2 copies, each sharded over 2 ranks" in done.out
+    assert "fsdp: 2 replicas, each sharded over 2 ranks" in done.out
     # Half of the 512 rows of 3,072 weights, and half of the bias.
     assert "  1: 1,573,376, here 786,688, 3,146,752 bytes" in done.out
 
@@ -163,7 +163,7 @@ FOUR = Place(world_size=4, local_world_size=4)
             "leave out --ddp-find-unused",
         ),
         ("fsdp", {"fsdp_wrap": "Conv"}, None, "no module of class 'Conv' .it has: Flatten, Lin"),
-        ("fsdp", {"fsdp_hybrid_replicas": 3}, FOUR, "4 ranks do not make so many equal copies"),
+        ("fsdp", {"fsdp_hybrid_replicas": 3}, FOUR, "3 does not divide the 4 ranks"),
         ("dp", {"compile": True}, None, "--compile, strategy dp: the threads would"),
         ("dp", {"activation_checkpointing": True}, None, "--activation-checkpointing, strategy dp"),
         ("pp", {"compile": True}, None, "--compile, strategy pp: its stages"),
@@ -201,7 +201,7 @@ def test_dp_on_the_cpu_says_that_it_is_single() -> None:
     [
         ({"zero1": True, "strategy": "fsdp"}, "--zero1 has no effect: it needs strategy ddp"),
         ({"microbatches": 4}, "--microbatches has no effect: it needs strategy pp"),
-        ({"pipeline_split": "a"}, "--pipeline-split has no effect: it needs strategy pp or mp"),
+        ({"pipeline_split": "a"}, "--pipeline-split has no effect: it needs strategy mp or pp"),
         (
             {"pipeline_schedule": "gpipe", "strategy": "mp"},
             "--pipeline-schedule has no effect: it needs strategy pp",

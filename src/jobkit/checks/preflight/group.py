@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from jobkit.checks.preflight.facts import within
+from jobkit.collectives import bus_factor
 from jobkit.errors import UsageError
 from jobkit.payload.distributed import Group, Place, pick_device
 
@@ -70,7 +71,7 @@ def _bandwidth(group: Group) -> Results:
             seconds = _seconds(
                 group, torch.ones(int(mib * 2**18), device=group.device), _TIMES, inner
             )
-            bus = mib * 2**20 / seconds * 2 * (len(members) - 1) / len(members)
+            bus = mib * 2**20 / seconds * bus_factor("all_reduce", len(members))
             found = {"mib": mib, "members": len(members), "bus_mb_per_s": bus / 1e6}
             if seconds * 16 * (_TIMES + 1) > _BUDGET_S:  # the next size would take too long
                 break

@@ -113,7 +113,9 @@ class DeviceData:
         seed: int,
         augmented: bool,
         channels_last: bool = True,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
+        self.dtype = dtype  # of the images
         self.device, self.seed, self.augmented = device, seed, augmented
         self._format = torch.channels_last if channels_last else torch.contiguous_format
         self.train = Images(data.train.images.to(device), data.train.labels.to(device))
@@ -122,7 +124,7 @@ class DeviceData:
         self._scale, self._shift = _whole_image(1 / std), _whole_image(-mean / std)
 
     def training_batch(self, indices: Tensor, epoch: int) -> tuple[Tensor, Tensor]:
-        """Images (N, 3, 32, 32) float32, normalised, in the memory format, and labels (N,)."""
+        """Images (N, 3, 32, 32), normalised, in the memory format, and labels (N,)."""
         indices = indices.to(self.device)
         images = self.train.images.index_select(0, indices)
         if self.augmented:
@@ -139,4 +141,4 @@ class DeviceData:
     def _normalise(self, planes: Tensor) -> Tensor:
         images = planes.to(torch.float32)
         torch.addcmul(self._shift, images, self._scale, out=images)  # in place: memory is dear
-        return images.contiguous(memory_format=self._format)
+        return images.contiguous(memory_format=self._format).to(self.dtype)

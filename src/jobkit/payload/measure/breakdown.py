@@ -85,7 +85,7 @@ class Breakdown:
             parts = trainer.strategy.stopwatch.take()
             if len(self._found) % 2 == 1:
                 self._alone_s = self._run_alone(trainer, step)
-            by = {"twin": self._alone_s, "inside": parts["inside"], "nothing": parts["passes"]}
+            by = {"replica": self._alone_s, "inside": parts["inside"], "nothing": parts["passes"]}
             self._found.append(
                 Parts(
                     wall=end[0] - self._begin[0],
@@ -106,7 +106,7 @@ class Breakdown:
             self._hooks = _time_own_step(optimizer_of(trainer.optimizer), strategy.stopwatch)
         if trainer.group.place.world_size > 1:  # one rank waits for none
             self._how = strategy.measured_by
-        if self._how == "twin":
+        if self._how == "replica":
             with _random_kept(device):
                 self._twin = strategy.plain(self._make_twin()).train()
 
