@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from jobkit.errors import Exit, UsageError
+from jobkit.errors import Exit, Parser, UsageError
 from jobkit.paths import RunPaths, read_json
 from jobkit.payload.guard.stopping import StopRequest
 from jobkit.payload.leaving import leave, leave_after
+from jobkit.payload.place import find_place, set_threads, share_of_cores
 from jobkit.spec.dataset import check_source
 from jobkit.spec.options import add_spec_arguments, given_settings
 from jobkit.spec.runspec import RunSpec, check_keys
@@ -27,12 +28,11 @@ EPILOG = """examples:
 
 def parser() -> argparse.ArgumentParser:
     """The payload's command line."""
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog="run.sh",
-        description="Train a model under one parallel strategy and print [METRIC] lines.",
+        description="Train a model under one parallel strategy and print [METRIC] lines. "
+        "'bash run.sh --help' shows how it is started.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     made.add_argument("--run-dir", type=Path, help="the run's folder (run.sh gives it)")
     made.add_argument("--attempt", type=int, default=0, help="which start of the run this is")
@@ -132,12 +132,12 @@ def _run_rank(
     stop: StopRequest,
 ) -> int:
     """Train as one rank of the job. A failure is told with its rank, in the log and the outcome."""
-    from jobkit.payload.distributed import find_place
+    place = find_place()
+    spec = replace(spec, nodes=place.nodes, ranks_per_node=place.local_world_size)
+    set_threads(spec.threads or share_of_cores(place.local_world_size))
     from jobkit.payload.job import Job
     from jobkit.payload.run import run_rank
 
-    place = find_place()
-    spec = replace(spec, nodes=place.nodes, ranks_per_node=place.local_world_size)
     notes = []
     if planned not in (None, place.world_size):
         notes.append(f"--spec {args.spec} was for {planned} ranks; this run has {place.world_size}")
