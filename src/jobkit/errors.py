@@ -3,6 +3,7 @@
 import argparse
 import difflib
 import functools
+import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
@@ -70,6 +71,14 @@ def at_least(kind: type[int] | type[float], low: float) -> Callable[[str], float
         return value
 
     return convert
+
+
+def read_bytes(text: str) -> int:
+    """A type for argparse: a size such as 4096, 4K, 16MiB or 1G (powers of two)."""
+    parts = re.fullmatch(r"(\d+)\s*([kmg]?)(?:i?b)?", text.strip().lower())
+    if not parts:
+        raise argparse.ArgumentTypeError(f"'{text}': must be a size, as 4096, 4K or 1GiB")
+    return int(parts[1]) << {"": 0, "k": 10, "m": 20, "g": 30}[parts[2]]
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from support.place import ROOT
 from jobkit.requeue import MAX_RESTARTS, WARNING_S
 from jobkit.spec.runspec import RunSpec
+from support.place import ROOT
 
 RUN = ROOT / "run.sh"
 # Answers the two questions that run.sh asks before the start, then plays the launcher.
