@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import socket
 import threading
 import time
 from collections.abc import Mapping
@@ -51,8 +52,7 @@ class PreflightRank:
             return self._alone(str(error))
         if isinstance(met, Connection):
             return self._take_part(met)
-        port = met.getsockname()[1]
-        own = threading.Thread(target=lambda: self._take_part(self._join(port)), daemon=True)
+        own = threading.Thread(target=self._join_own, args=(met.getsockname()[1],), daemon=True)
         own.start()
         expected = self._who["tasks"] or self._place.world_size
         coordinator = Coordinator(self._request, self._place, expected, self._token())
@@ -60,7 +60,7 @@ class PreflightRank:
         own.join(1)
         return code
 
-    def _meet(self) -> Any:
+    def _meet(self) -> Connection | socket.socket:
         place = self._place
         ips = find.addresses_of(place.master_addr)
         if not ips:
@@ -78,6 +78,13 @@ class PreflightRank:
 
     def _join(self, port: int) -> Connection:
         return connect(self._place.master_addr, port, self._token(), self._name)
+
+    def _join_own(self, port: int) -> None:
+        """Take part in the rendezvous that this process serves."""
+        try:
+            self._take_part(self._join(port))
+        except Unreachable as error:
+            self._alone(str(error))
 
     def _token(self) -> str:
         """Return what all processes of this start share, and those of no other."""
@@ -98,12 +105,12 @@ class PreflightRank:
         return Exit.PREFLIGHT
 
     def _take_part(self, connection: Connection) -> int:
-        """Send the facts, do what the coordinator says, send the results, wait for the end."""
+        """Send the facts, do the coordinator's task, send the results, wait for the end."""
         together_s = self._request.together_s
         try:
             connection.send({"stage": "facts", **self._facts(), **connection.clock})
-            told = connection.receive(self._request.timeout_s + together_s)
-            connection.send({"stage": "results", **self._name, **self._results(told)})
+            task = connection.receive(self._request.timeout_s + together_s)
+            connection.send({"stage": "results", **self._name, **self._results(task)})
             connection.receive(together_s)
         except (OSError, ValueError) as error:
             return self._alone(f"the coordinator ended early: {error}")
@@ -130,14 +137,14 @@ class PreflightRank:
             found["data_dir_fault"] = "" if found["cached"] else find.write_fault(request.data_dir)
         return found
 
-    def _results(self, told: Mapping[str, Any]) -> dict[str, Any]:
+    def _results(self, task: Mapping[str, Any]) -> dict[str, Any]:
         """Look for the coordinator's file in the shared folders, and try the process group."""
         request = self._request
         # Each rank writes to its own run folder, by whatever path, and reads rank 0's data.
-        places = {"log_dir": str(request.run_dir), "data_dir": told["data_dir"]}
-        wanted = {told[key]: place for key, place in places.items() if told[key]}
-        cache = told["cache"] if self._place.local_rank == 0 else None
-        found = find.look_at(wanted, told["probe"], cache)
-        if told["group"]:
+        places = {"log_dir": str(request.run_dir), "data_dir": task["data_dir"]}
+        wanted = {task[key]: place for key, place in places.items() if task[key]}
+        cache = task["cache"] if self._place.local_rank == 0 else None
+        found = find.look_at(wanted, task["probe"], cache)
+        if task["group"]:
             found |= together(self._place, request.spec.device, request.group_s)
         return found

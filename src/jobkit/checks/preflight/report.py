@@ -57,11 +57,11 @@ def judge_facts(facts: Sequence[Facts], around: Circumstances) -> list[CheckResu
 
 
 def judge_together(
-    facts: Sequence[Facts], results: Sequence[Facts], told: Mapping[str, Any]
+    facts: Sequence[Facts], results: Sequence[Facts], task: Mapping[str, Any]
 ) -> list[CheckResult]:
-    """Return all checks of what the ranks did together, as they were told."""
-    found = [shared(facts, results, told["log_dir"]), data(facts, results)]
-    if not told["group"]:
+    """Return all checks of what the ranks did together, given the coordinator's task."""
+    found = [shared(facts, results, task["log_dir"]), data(facts, results)]
+    if not task["group"]:
         text = "not checked, because of the faults above"
         return [*found, CheckResult("all_reduce", notes=[f"all_reduce, bandwidth: {text}"])]
     return [*found, all_reduce(facts, results), bandwidth(facts, results)]
