@@ -6,8 +6,8 @@ messages are bounded in size and checked; beyond that the network between ranks 
 
 torch's TCPStore is no substitute. Tried with torch 2.14: in its only thread the server looks up the
 name of every client, so that a name server that hangs (which a preflight has to find) stops it for
-seconds per client; a client never returns from a port whose program is silent, nor from a server
-whose node has halted; and a client that ends is not noticed.
+5 s per client and more; a client keeps no timeout at a port whose program is silent, nor with a
+server that has stopped; and nothing tells the coordinator that a client has ended.
 """
 
 import asyncio
