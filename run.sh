@@ -18,7 +18,7 @@
 # Options of its own, which may stand anywhere:
 #   --nproc-per-node N   ranks on this machine (default: its GPUs, else 1); not in an allocation
 #   --site NAME          set-up lines, environment and container of hpc/sites/NAME.toml
-#   --preflight          in an allocation: check it first, train only when it is sound
+#   --preflight          in an allocation: check it first, train only if every check passes
 #   --comm               measure the communication between the ranks instead of training
 #   --nodes N, --ntasks-per-node N   in an allocation: use only so much of it
 #   --run-dir DIR        the run's folder (default: a new one in logs/single/)
@@ -299,7 +299,9 @@ if [[ -n $in_allocation ]]; then
   claim_attempt
   gather_words
   if [[ -n $preflight ]]; then
-    (on_every_rank jobkit.checks.preflight.cli ${run_dir:+--run-dir "$run_dir"} -- \
+    # Only the ranks know it, so that no other user of the nodes can pass for one of them.
+    (JOBKIT_PREFLIGHT_SECRET=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n') && export JOBKIT_PREFLIGHT_SECRET
+    on_every_rank jobkit.checks.preflight.cli ${run_dir:+--run-dir "$run_dir"} -- \
       ${words[@]+"${words[@]}"}) || fail "preflight failed: nothing was trained" 5
   fi
   start_in_allocation

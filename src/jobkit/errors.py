@@ -3,6 +3,7 @@
 import argparse
 import difflib
 import functools
+import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
@@ -107,6 +108,14 @@ def share(text: str) -> float:
     if not 0 < value <= 1:
         raise argparse.ArgumentTypeError(f"'{text}': must be a number above 0, at most 1, as 0.85")
     return value
+
+
+def read_bytes(text: str) -> int:
+    """A type for argparse: a size such as 4096, 4K, 16MiB or 1G (powers of two)."""
+    parts = re.fullmatch(r"(\d+)\s*([kmg]?)(?:i?b)?", text.strip().lower())
+    if not parts:
+        raise argparse.ArgumentTypeError(f"'{text}': must be a size, as 4096, 4K or 1GiB")
+    return int(parts[1]) << {"": 0, "k": 10, "m": 20, "g": 30}[parts[2]]
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

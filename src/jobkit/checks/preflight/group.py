@@ -1,4 +1,4 @@
-"""The ranks of a preflight at work together: is an all_reduce right, and how fast is it?"""
+"""What the ranks of a preflight do together: is an all_reduce right, and how fast is it?"""
 
 import statistics
 import time
@@ -20,7 +20,7 @@ _TIMES = 5
 
 
 def together(place: Place, wanted: str, timeout_s: float) -> Results:
-    """Start the job's group as training does, and measure it; a fault is a result as well."""
+    """Return what the job's process group measured; a fault is a result as well."""
 
     def work() -> Results:
         try:
@@ -29,12 +29,14 @@ def together(place: Place, wanted: str, timeout_s: float) -> Results:
             lines = str(error).strip().split("\n")
             return {"group_fault": f"{type(error).__name__}: {lines[0][:300]}"}
 
-    late = {"group_fault": f"no end within {timeout_s + 3:.0f} s: a rank or the network hangs"}
+    late = {
+        "group_fault": f"not finished within {timeout_s + 3:.0f} s: a rank or the network hangs"
+    }
     return within(timeout_s + 3, work, late)
 
 
 def _measure(group: Group) -> Results:
-    """The sum over all ranks, the latency, and the bandwidth between nodes (or ranks, on one)."""
+    """Return the sum over all ranks, the latency, and the bandwidth between nodes (or ranks)."""
     place = group.place
     (total,) = group.reduce([float(place.rank + 1)], "sum")
     found: Results = {
@@ -48,16 +50,12 @@ def _measure(group: Group) -> Results:
 
 
 def _latency_s(group: Group) -> float:
-    """Median seconds of an all_reduce of one number over all ranks."""
+    """Return the median seconds of an all_reduce of one number over all ranks."""
     return _seconds(group, torch.ones(1, device=group.device), 20, None)
 
 
 def _bandwidth(group: Group) -> Results:
-    """All_reduce of large buffers over the first ranks of the nodes; over all ranks on one node.
-
-    Bus bandwidth is bytes / time * 2 (n - 1) / n, as NCCL's tests define it: what each link of a
-    ring carries, whatever the number of ranks.
-    """
+    """Return the busbw of large all_reduces over a rank per node; over all ranks on one node."""
     place = group.place
     members = list(range(0, place.world_size, place.local_world_size))
     if len(members) == 1:
@@ -80,7 +78,7 @@ def _bandwidth(group: Group) -> Results:
 
 
 def _seconds(group: Group, tensor: torch.Tensor, times: int, inner: Any) -> float:
-    """Median seconds of an all_reduce, of the slowest rank: so all decide the same."""
+    """Return the median seconds of an all_reduce, maximum over ranks: so all decide the same."""
     wait: Callable[[], Any] = (
         torch.cuda.synchronize if group.device.type == "cuda" else lambda: None
     )
