@@ -115,13 +115,13 @@ class RunPaths:
         """How the attempt ended, left by the payload."""
         return self.attempts / str(attempt) / "outcome.json"
 
-    def anew(self, attempt: int) -> Path:
+    def fresh_start(self, attempt: int) -> Path:
         """There, where the attempt takes up nothing that earlier ones of the run left."""
-        return self.attempts / str(attempt) / "anew"
+        return self.attempts / str(attempt) / "fresh_start"
 
-    def struck(self, attempt: int) -> Path:
+    def fault_marker(self, attempt: int) -> Path:
         """Left by a fault that was planned for the attempt, right before it strikes."""
-        return self.attempts / str(attempt) / "struck"
+        return self.attempts / str(attempt) / "fault_marker"
 
     def attempt_numbers(self) -> list[int]:
         """The attempts that claimed a folder or left a metrics file, oldest first."""

@@ -88,7 +88,7 @@ def test_signals_to_the_whole_job_are_heard_and_requeueing_is_bounded(
 def test_a_warning_to_a_whole_study_is_heard(cluster, kit: Checkout, jobs) -> None:
     """USR2 to all processes of both elements of the array: the launcher's own as well."""
     folder = kit.folder / "logs" / "again"
-    until(lambda: len(list(folder.glob("*/attempts/0/struck"))) == 2)
+    until(lambda: len(list(folder.glob("*/attempts/0/fault_marker"))) == 2)
     cluster.run("scancel", "--signal=USR2", "--full", jobs["array"])
     until(lambda: len(list(folder.glob("*/attempts/0/outcome.json"))) == 2)
 

@@ -138,7 +138,7 @@ class Course:
         if fault.before:
             fault.before(self)
         self._start(fault.options, self.place.name == "here" and not fault.between)
-        mark = self.paths.struck(0)
+        mark = self.paths.fault_marker(0)
         self.wait("the fault's moment", lambda: mark.exists() or not self.started.look())
         self.check(mark.exists(), f"it {self.started.said} before the fault")
         self.struck_at = mark.stat().st_mtime

@@ -60,7 +60,7 @@ def _time_limit(course: "Course") -> None:
 
 def _let_go(course: "Course") -> None:
     """The rank that holds still goes on."""
-    course.paths.struck(0).unlink(missing_ok=True)
+    course.paths.fault_marker(0).unlink(missing_ok=True)
 
 
 # --- nodes, daemons, links ------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from jobkit.payload import slurm_env
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class RankEnv:
     """Where a process stands in the job. Ranks of a node follow each other."""
 
     rank: int = 0
@@ -33,7 +33,7 @@ class Place:
         return self.world_size // self.local_world_size
 
 
-def find_place(environ: Mapping[str, str] = os.environ) -> Place:
+def read_rank_env(environ: Mapping[str, str] = os.environ) -> RankEnv:
     """Read the process's place: torchrun's variables first, then Slurm's, else one process alone.
 
     Raises UsageError for an environment that contradicts itself, with the fix.
@@ -44,7 +44,7 @@ def find_place(environ: Mapping[str, str] = os.environ) -> Place:
     }
     if "RANK" in environ and "WORLD_SIZE" in environ:
         world = int(environ["WORLD_SIZE"])
-        place = Place(
+        place = RankEnv(
             rank=int(environ["RANK"]),
             local_rank=int(environ.get("LOCAL_RANK", 0)),
             world_size=world,
@@ -54,9 +54,9 @@ def find_place(environ: Mapping[str, str] = os.environ) -> Place:
             **job,
         )
     elif "SLURM_PROCID" in environ and "SLURM_STEP_ID" in environ:
-        place = Place(**slurm_env.place(environ), **job)
+        place = RankEnv(**slurm_env.place(environ), **job)
     else:
-        place = Place()
+        place = RankEnv()
     if place.world_size % place.local_world_size or place.rank >= place.world_size:
         raise UsageError(
             f"{place.world_size} ranks do not fill nodes of {place.local_world_size}: give every "
@@ -65,7 +65,7 @@ def find_place(environ: Mapping[str, str] = os.environ) -> Place:
     return place
 
 
-def pick_device(wanted: str, place: Place) -> torch.device:
+def pick_device(wanted: str, place: RankEnv) -> torch.device:
     """The rank's device. Two ranks of a node never share a GPU; raises UsageError instead."""
     count = torch.cuda.device_count() if wanted != "cpu" else 0
     if wanted == "cuda" and count == 0:
@@ -86,7 +86,7 @@ def pick_device(wanted: str, place: Place) -> torch.device:
 class Group:
     """The process group of a job, or the same calls for one process alone."""
 
-    def __init__(self, place: Place, device: torch.device, timeout_s: float) -> None:
+    def __init__(self, place: RankEnv, device: torch.device, timeout_s: float) -> None:
         self.place, self.device = place, device
         self._timeout = datetime.timedelta(seconds=timeout_s)
         self.backend = "nccl" if device.type == "cuda" else "gloo"

@@ -84,7 +84,7 @@ def _peak_resident_mib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def forget_peak_memory(device: torch.device) -> None:
+def reset_peak_memory(device: torch.device) -> None:
     """Begin the peaks anew, and give back what is free: what made them must not count."""
     gc.collect()
     if device.type == "cuda":

@@ -4,17 +4,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from jobkit.paths import RunPaths
-from jobkit.payload.distributed import Place
+from jobkit.payload.distributed import RankEnv
 from jobkit.payload.guard.stopping import StopRequest
 from jobkit.spec.runspec import RunSpec
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class RankJob:
     """What one rank is to do, and where it stands."""
 
     spec: RunSpec  # its nodes and ranks are those of the place
-    place: Place
+    place: RankEnv
     paths: RunPaths | None  # None: nothing is written
     attempt: int = 0
     dry_run: bool = False

@@ -18,7 +18,7 @@ from jobkit.payload.data.cache import Dataset, ensure_cache, find_fault, open_ca
 from jobkit.payload.data.sources import find_source
 from jobkit.payload.distributed import Group, banner, check_identity, pick_device
 from jobkit.payload.guard.setup import guarded
-from jobkit.payload.job import Job
+from jobkit.payload.job import RankJob
 from jobkit.payload.measure.breakdown import Breakdown
 from jobkit.payload.measure.profiling import Profiler
 from jobkit.payload.memory import MIB, persistent
@@ -32,7 +32,7 @@ from jobkit.spec.runspec import RunSpec
 from jobkit.spec.window import Window, profiled_ranks
 
 
-def run_rank(job: Job) -> bool:
+def run_rank(job: RankJob) -> bool:
     """Train as one rank, from the group to the last record; False where it was stopped early.
 
     Raises UsageError for what the user gave, on every rank; any other error for a failed run.
@@ -51,7 +51,7 @@ def run_rank(job: Job) -> bool:
         report.close()
 
 
-def _set_up(job: Job, report: Reporter, stages: Stages) -> Trainer:
+def _set_up(job: RankJob, report: Reporter, stages: Stages) -> Trainer:
     """Group, data, model: all that comes before the first iteration, measured and reported."""
     spec, place = job.spec, job.place
     device = pick_device(spec.device, place)
@@ -75,7 +75,7 @@ def _set_up(job: Job, report: Reporter, stages: Stages) -> Trainer:
     return trainer
 
 
-def _load_data(job: Job, group: Group, report: Reporter) -> Dataset:
+def _load_data(job: RankJob, group: Group, report: Reporter) -> Dataset:
     """Have rank 0 prepare the cache, the first rank of each other node check it; map it.
 
     A dry run writes no cache: each rank reads what is there. A fault on one rank is raised on
@@ -145,7 +145,7 @@ def build_trainer(
     )
 
 
-def _warn(job: Job, trainer: Trainer) -> None:
+def _warn(job: RankJob, trainer: Trainer) -> None:
     """Say and record what the reader of the results must know of the settings."""
     device, samples = trainer.group.device, trainer.batches.samples
     for text in (
@@ -202,7 +202,7 @@ def _try_forward(trainer: Trainer) -> bool:
     return True
 
 
-def _train(job: Job, trainer: Trainer, stages: Stages) -> bool:
+def _train(job: RankJob, trainer: Trainer, stages: Stages) -> bool:
     """Train, write the last record and the outcome once every rank has come to the end.
 
     Returns False where the training was stopped early.
@@ -234,7 +234,7 @@ def _train(job: Job, trainer: Trainer, stages: Stages) -> bool:
     return result is not None
 
 
-def _observers(job: Job, trainer: Trainer) -> Breakdown | None:
+def _observers(job: RankJob, trainer: Trainer) -> Breakdown | None:
     """Give the trainer those who look at single iterations; the one to be told of the end."""
     spec, classes = trainer.spec, trainer.classes
     found: list[Observer] = []
@@ -251,7 +251,7 @@ def _observers(job: Job, trainer: Trainer) -> Breakdown | None:
     return breakdown
 
 
-def _end_well(job: Job, trainer: Trainer, val_loss: float, val_accuracy: float) -> None:
+def _end_well(job: RankJob, trainer: Trainer, val_loss: float, val_accuracy: float) -> None:
     trainer.report.record(
         "run_end",
         status="ok",
@@ -268,7 +268,7 @@ def _end_well(job: Job, trainer: Trainer, val_loss: float, val_accuracy: float) 
     )
 
 
-def _end_early(job: Job, trainer: Trainer, why: str) -> None:
+def _end_early(job: RankJob, trainer: Trainer, why: str) -> None:
     trainer.report.record(
         "run_end", status="preempted", reason=why, total_time_s=host.process_age_s()
     )
@@ -277,7 +277,7 @@ def _end_early(job: Job, trainer: Trainer, why: str) -> None:
     trainer.report.say(f"stopped early at {time.strftime('%H:%M:%S')}: {why}")
 
 
-def _record_failure(job: Job, report: Reporter, error: Exception) -> None:
+def _record_failure(job: RankJob, report: Reporter, error: Exception) -> None:
     """Leave that the run failed and why; where another rank said so first, its reason stands."""
     if isinstance(error, UsageError):
         code, reason = Exit.USAGE, str(error)

@@ -86,7 +86,7 @@ def ephemeral_ports() -> tuple[int, int]:
 
 
 def place(environ: Mapping[str, str]) -> dict[str, Any]:
-    """The fields of Place for a task that srun started; raises UsageError with the fix."""
+    """The fields of RankEnv for a task that srun started; raises UsageError with the fix."""
     world = int(environ["SLURM_NTASKS"])
     try:
         counts = tasks_per_node(environ.get("SLURM_STEP_TASKS_PER_NODE", str(world)))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from jobkit.errors import UsageError
-from jobkit.payload.distributed import Place
+from jobkit.payload.distributed import RankEnv
 from jobkit.payload.memory import MIB, Share, fullest_of_zero1, persistent
 from jobkit.payload.strategies import STRATEGIES
 from jobkit.payload.strategies.fsdp import blocks_of
@@ -147,7 +147,7 @@ def footprint(spec: RunSpec, subject: Subject, devices: int = 1) -> Footprint:
 
 def strategy_of(spec: RunSpec) -> object:
     """The strategy, checked. Raises UsageError where its settings cannot be."""
-    place = Place(world_size=spec.world_size, local_world_size=spec.ranks_per_node)
+    place = RankEnv(world_size=spec.world_size, local_world_size=spec.ranks_per_node)
     strategy = STRATEGIES[spec.strategy](spec, place, _CPU)
     strategy.check()
     return strategy

@@ -13,24 +13,24 @@ from jobkit.errors import UsageError
 from jobkit.payload.guard import faults
 from jobkit.payload.guard.stopping import StopRequest
 from jobkit.payload.unpickle import restricted_load
-from jobkit.spec.every import Rhythm
+from jobkit.spec.every import Every
 from jobkit.spec.runspec import RunSpec
 
 
 @pytest.mark.parametrize(
     ("text", "rhythm"),
     [
-        (None, Rhythm()),
-        ("epoch", Rhythm(epochs=True)),
-        ("200", Rhythm(iterations=200)),
-        ("30s", Rhythm(seconds=30.0)),
-        ("0.2s", Rhythm(seconds=0.2)),
-        ("10m", Rhythm(seconds=600.0)),
-        ("1.5h", Rhythm(seconds=5400.0)),
+        (None, Every()),
+        ("epoch", Every(epochs=True)),
+        ("200", Every(iterations=200)),
+        ("30s", Every(seconds=30.0)),
+        ("0.2s", Every(seconds=0.2)),
+        ("10m", Every(seconds=600.0)),
+        ("1.5h", Every(seconds=5400.0)),
     ],
 )
-def test_a_rhythm_is_epochs_iterations_or_a_time(text: str | None, rhythm: Rhythm) -> None:
-    assert Rhythm.of(text) == rhythm
+def test_a_rhythm_is_epochs_iterations_or_a_time(text: str | None, rhythm: Every) -> None:
+    assert Every.of(text) == rhythm
     assert RunSpec(checkpoint_every=text).checkpoint_every == text
 
 
@@ -45,7 +45,7 @@ def test_other_rhythms_are_refused(text: str) -> None:
 @given(st.text())
 def test_any_text_is_a_rhythm_or_a_clear_refusal(text: str) -> None:
     try:
-        rhythm = Rhythm.of(text)
+        rhythm = Every.of(text)
     except UsageError:
         return
     assert sum((rhythm.epochs, bool(rhythm.iterations), bool(rhythm.seconds))) == 1
@@ -60,23 +60,23 @@ def test_checkpoints_are_no_part_of_a_runs_identity() -> None:
     assert often.run_id == plain.run_id
 
 
-def planned(text: str, attempt: int = 0, rank: int = 0) -> faults.Fault | None:
+def planned(text: str, attempt: int = 0, rank: int = 0) -> faults.PlannedFault | None:
     return faults.planned(attempt, rank, environ={faults.VARIABLE: text})
 
 
 def test_a_fault_strikes_one_rank_of_one_attempt() -> None:
     assert planned("") is None
-    assert planned("kill@5") == faults.Fault("kill", 5, 0, 0)
+    assert planned("kill@5") == faults.PlannedFault("kill", 5, 0, 0)
     assert planned("kill@5:1") is None
-    assert planned("hang@7:1", rank=1) == faults.Fault("hang", 7, 1, 0)
+    assert planned("hang@7:1", rank=1) == faults.PlannedFault("hang", 7, 1, 0)
     assert planned("hang@7:1", attempt=1, rank=1) is None
-    assert planned("usr2@7:1:2", attempt=2, rank=1) == faults.Fault("usr2", 7, 1, 2)
+    assert planned("usr2@7:1:2", attempt=2, rank=1) == faults.PlannedFault("usr2", 7, 1, 2)
 
 
 def test_a_fault_waits_for_its_iteration() -> None:
-    fault = faults.Fault("raise", 3, 0, 0)
+    fault = faults.PlannedFault("raise", 3, 0, 0)
     fault.strike(2, StopRequest())
-    with pytest.raises(faults.Planted, match="after iteration 3"):
+    with pytest.raises(faults.InjectedFault, match="after iteration 3"):
         fault.strike(3, StopRequest())
 
 

@@ -137,9 +137,9 @@ def _start(words: list[str]) -> int:
 def _be_rank(wish: Wish, paths: RunPaths, attempt: int) -> int:
     """Measure as one rank; a failure is told with its rank and ends the process at once."""
     from jobkit.checks.comm.rank import Rank
-    from jobkit.payload.distributed import find_place
+    from jobkit.payload.distributed import read_rank_env
 
-    place = find_place()
+    place = read_rank_env()
     try:
         Rank(wish, place, paths, attempt).run()
     except UsageError:

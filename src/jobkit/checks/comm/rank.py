@@ -14,7 +14,7 @@ from jobkit.errors import Exit, UsageError
 from jobkit.metric import comm
 from jobkit.paths import RunPaths, write_json, write_whole
 from jobkit.payload import host
-from jobkit.payload.distributed import Group, Place, banner, check_identity, pick_device
+from jobkit.payload.distributed import Group, RankEnv, banner, check_identity, pick_device
 from jobkit.payload.report import Reporter, write_outcome
 
 
@@ -23,7 +23,7 @@ class Rank:
     """Where a rank stands, and what it is to measure."""
 
     wish: Wish
-    place: Place
+    place: RankEnv
     paths: RunPaths
     attempt: int
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from jobkit.checks.preflight.facts import within
 from jobkit.errors import UsageError
-from jobkit.payload.distributed import Group, Place, pick_device
+from jobkit.payload.distributed import Group, RankEnv, pick_device
 
 Results = dict[str, Any]
 _BUDGET_S = 1.5  # for the timed all_reduces of one size
@@ -18,7 +18,7 @@ _SIZES_MIB = {"cpu": (0.25, 2, 16), "cuda": (1, 16, 256)}
 _TIMES = 5
 
 
-def together(place: Place, wanted: str, timeout_s: float) -> Results:
+def together(place: RankEnv, wanted: str, timeout_s: float) -> Results:
     """Start the job's group as training does, and measure it; a fault is a result as well."""
 
     def work() -> Results:

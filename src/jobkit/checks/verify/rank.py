@@ -17,7 +17,7 @@ from jobkit.checks.verify.cases import DTYPES, Case
 from jobkit.payload.data.batches import DeviceData
 from jobkit.payload.data.cache import Dataset
 from jobkit.payload.data.sources import synthetic
-from jobkit.payload.distributed import Group, Place
+from jobkit.payload.distributed import Group, RankEnv
 from jobkit.payload.report import Reporter
 from jobkit.payload.run import build_trainer
 from jobkit.payload.train import Trainer
@@ -194,7 +194,7 @@ def be_rank(rank: int, world: int, port: int, orders: Orders) -> None:
     """Do the orders as one rank; rank 0 leaves the differences, a failing one its reason."""
     torch.set_num_threads(1)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    place = Place(
+    place = RankEnv(
         rank=rank, local_rank=rank, world_size=world, local_world_size=world, master_port=port
     )
     label = "the start"

@@ -10,7 +10,7 @@ from jobkit.payload.checkpoints import store as checkpoint
 from jobkit.payload.checkpoints.store import Saved, Store, Unsaved
 from jobkit.payload.progress import Progress
 from jobkit.payload.report import Reporter
-from jobkit.spec.every import Rhythm
+from jobkit.spec.every import Every
 
 if TYPE_CHECKING:
     from jobkit.payload.train import Trainer
@@ -20,7 +20,7 @@ class Fenced(RuntimeError):
     """A newer attempt of the run has begun: this one must not write any more."""
 
 
-class Keeper:
+class CheckpointManager:
     """A run's checkpoints: when, what, and what became of it. Every rank has one."""
 
     def __init__(
@@ -29,7 +29,7 @@ class Keeper:
         paths: RunPaths,
         attempt: int,
         report: Reporter,
-        rhythm: Rhythm,
+        rhythm: Every,
         *,
         keep: int,
         beside: bool,
@@ -55,7 +55,7 @@ class Keeper:
     def due_after_epoch(self, last: bool) -> bool:
         """Whether one is due after an epoch; the last one's is the trained model."""
         rhythm = self._rhythm
-        return rhythm.epochs or (last and rhythm != Rhythm())
+        return rhythm.epochs or (last and rhythm != Every())
 
     def fence(self) -> None:
         """Raise Fenced where a newer attempt of the run has begun."""

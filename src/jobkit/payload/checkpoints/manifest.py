@@ -26,17 +26,17 @@ class Manifest:
         return sum(int(entry["bytes"]) for entry in self.files.values())
 
 
-class Broken(Exception):
+class Corrupt(Exception):
     """A checkpoint cannot be used; the text says what is wrong with it."""
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """What a checkpoint says of itself. Raises Broken where it says nothing that can be used."""
+    """What a checkpoint says of itself. Raises Corrupt where it says nothing that can be used."""
     content = read_json(folder / MANIFEST)
     if content is None:
-        raise Broken(f"{MANIFEST} is absent or torn")
+        raise Corrupt(f"{MANIFEST} is absent or torn")
     if content.get("v") != VERSION:
-        raise Broken(f"{MANIFEST} is of version {content.get('v')}, not {VERSION}")
+        raise Corrupt(f"{MANIFEST} is of version {content.get('v')}, not {VERSION}")
     try:
         counts = {k: int(v) for k, v in content["progress"].items()}
         files = {str(k): {**v, "bytes": int(v["bytes"])} for k, v in content["files"].items()}
@@ -45,7 +45,7 @@ def read_manifest(folder: Path) -> Manifest:
             raise ValueError
         return Manifest(Progress(**counts), layout, spec, files)
     except (KeyError, TypeError, ValueError, AttributeError):
-        raise Broken(f"{MANIFEST} lacks what a manifest has") from None
+        raise Corrupt(f"{MANIFEST} lacks what a manifest has") from None
 
 
 def digests(folder: Path, rank: int) -> dict[str, dict[str, Any]]:
@@ -63,12 +63,12 @@ def _sha256(path: Path) -> str:
 
 
 def check_file(path: Path, entry: dict[str, Any]) -> None:
-    """Raise Broken where a file is not what its manifest says."""
+    """Raise Corrupt where a file is not what its manifest says."""
     try:
         size = path.stat().st_size
         if size != entry["bytes"]:
-            raise Broken(f"{path.name} has {size:,} bytes, not {entry['bytes']:,}")
+            raise Corrupt(f"{path.name} has {size:,} bytes, not {entry['bytes']:,}")
         if _sha256(path) != entry.get("sha256"):
-            raise Broken(f"{path.name} is not what was written: its checksum is another")
+            raise Corrupt(f"{path.name} is not what was written: its checksum is another")
     except OSError as error:
-        raise Broken(f"{path.name}: {error.strerror}") from None
+        raise Corrupt(f"{path.name}: {error.strerror}") from None

@@ -11,7 +11,7 @@ from jobkit.errors import UsageError
 from jobkit.paths import RunPaths, read_json
 from jobkit.payload.checkpoints import state
 from jobkit.payload.checkpoints import store as checkpoint
-from jobkit.payload.checkpoints.manifest import MANIFEST, Broken, Manifest
+from jobkit.payload.checkpoints.manifest import MANIFEST, Corrupt, Manifest
 from jobkit.payload.checkpoints.store import Shapes, Store
 from jobkit.payload.progress import Progress
 from jobkit.spec.runspec import RunSpec
@@ -31,7 +31,7 @@ def of_own_run(paths: RunPaths, attempt: int) -> list[Path]:
     """
     first = 0
     for n in paths.attempt_numbers():
-        if n < attempt and paths.anew(n).exists():
+        if n < attempt and paths.fresh_start(n).exists():
             first = n
         if n < attempt and (read_json(paths.outcome(n)) or {}).get("status") == "ok":
             first = n + 1
@@ -42,9 +42,9 @@ def of_own_run(paths: RunPaths, attempt: int) -> list[Path]:
     ]
 
 
-def begin_anew(paths: RunPaths, attempt: int) -> None:
+def mark_fresh_start(paths: RunPaths, attempt: int) -> None:
     """Note that the attempt takes up nothing that earlier ones of the run left."""
-    mark = paths.anew(attempt)
+    mark = paths.fresh_start(attempt)
     mark.parent.mkdir(parents=True, exist_ok=True)
     mark.touch()
 
@@ -81,7 +81,7 @@ def resume(trainer: "Trainer", store: Store, candidates: list[Path], must: bool)
             _check_shapes(trainer, store, shapes, folder)
             initial = initial or state.Initial(trainer)
             _load(trainer, store, folder, manifest, shapes)
-        except Broken as error:
+        except Corrupt as error:
             report.warn(f"checkpoint {folder.name} is broken: {error}")
             report.record("checkpoint", action="rejected", iteration=_iteration(folder))
             continue
@@ -154,12 +154,12 @@ def _check_shapes(trainer: "Trainer", store: Store, shapes: Shapes, folder: Path
 def _load(
     trainer: "Trainer", store: Store, folder: Path, manifest: Manifest, shapes: Shapes
 ) -> None:
-    """Fill model, optimizer and this rank's own state. Raises Broken."""
+    """Fill model, optimizer and this rank's own state. Raises Corrupt."""
     rank, writers = trainer.group.place.rank, state.writers(shapes)
     same = manifest.layout == trainer.strategy.layout()
     owners = [rank] if same else writers
     if not writers or not set(owners) <= set(writers):
-        raise Broken("it lacks what its ranks had of their own")
+        raise Corrupt("it lacks what its ranks had of their own")
     state.prime(trainer)
     state.forget_absent(trainer, shapes)
     wanted = state.shared_tensors(trainer)

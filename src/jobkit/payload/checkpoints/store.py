@@ -24,7 +24,7 @@ from jobkit.paths import RunPaths, write_json
 from jobkit.payload.checkpoints.manifest import (
     MANIFEST,
     VERSION,
-    Broken,
+    Corrupt,
     Manifest,
     check_file,
     digests,
@@ -147,22 +147,22 @@ class Store:
         return [answer for answer, _ in answers]
 
     def check(self, folder: Path) -> Manifest:
-        """The manifest of a checkpoint whose files are as it says; raises Broken on every rank."""
+        """The manifest of a checkpoint whose files are as it says; raises Corrupt on every rank."""
         manifest, fault = None, ""
         try:
             manifest = read_manifest(folder)
             for name in sorted(manifest.files)[self.rank :: self.ranks]:
                 check_file(folder / name, manifest.files[name])
             _check_index(folder, manifest)
-        except Broken as error:
+        except Corrupt as error:
             fault = str(error)
         fault = next(filter(None, self.everyone(fault)), "")
         if fault or manifest is None:
-            raise Broken(fault)
+            raise Corrupt(fault)
         return manifest
 
     def shapes(self, folder: Path) -> Shapes:
-        """The shape and type of every tensor in a checkpoint, by name. Raises Broken."""
+        """The shape and type of every tensor in a checkpoint, by name. Raises Corrupt."""
         return {
             name: (entry.size, entry.properties.dtype)
             for name, entry in _reader(folder).read_metadata().state_dict_metadata.items()
@@ -171,7 +171,7 @@ class Store:
     def read(self, folder: Path, tensors: dict[str, Tensor]) -> None:
         """Fill the tensors, in place, from a checkpoint; sharded ones get their part of it.
 
-        Raises Broken, on every rank, where one of them is absent or of another shape.
+        Raises Corrupt, on every rank, where one of them is absent or of another shape.
         """
         import torch.distributed.checkpoint as dcp
         from torch.distributed.checkpoint.api import CheckpointException
@@ -179,7 +179,7 @@ class Store:
         try:
             dcp.load(tensors, storage_reader=_reader(folder), process_group=self.group)
         except (Exception, CheckpointException) as error:
-            raise Broken(_root_cause(error)) from error
+            raise Corrupt(_root_cause(error)) from error
 
 
 def _writer(folder: Path) -> Any:
@@ -212,7 +212,7 @@ def _reader(folder: Path) -> Any:
                     metadata = restricted_load(file, _INDEX)
                 metadata.storage_meta.load_id = self.load_id
             except Exception as error:  # what is no pickle fails in many ways
-                raise Broken(f"its index cannot be read: {_root_cause(error)}") from None
+                raise Corrupt(f"its index cannot be read: {_root_cause(error)}") from None
             return metadata
 
     return Reader(folder)
@@ -252,15 +252,15 @@ def _beside(folder: Path) -> Path:
 
 
 def _check_index(folder: Path, manifest: Manifest) -> None:
-    """Raise Broken where the index names a file that the manifest does not vouch for."""
+    """Raise Corrupt where the index names a file that the manifest does not vouch for."""
     try:
         used = {
             info.relative_path for info in _reader(folder).read_metadata().storage_data.values()
         }
     except AttributeError:
-        raise Broken("its index lacks what an index has") from None
+        raise Corrupt("its index lacks what an index has") from None
     if strange := sorted(used - manifest.files.keys()):
-        raise Broken(f"its index names {strange[0]!r}, which is not in {MANIFEST}")
+        raise Corrupt(f"its index names {strange[0]!r}, which is not in {MANIFEST}")
 
 
 def _sync_folder(folder: Path) -> None:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from jobkit.payload.checkpoints.manager import Keeper
-from jobkit.payload.guard.faults import Fault
+from jobkit.payload.checkpoints.manager import CheckpointManager
+from jobkit.payload.guard.faults import PlannedFault
 from jobkit.payload.guard.stopping import StopRequest
 from jobkit.payload.guard.watchdog import Watchdog
 from jobkit.payload.progress import Stopped
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _NOTHING, _SAVE, _STOP = 0, 1, 2  # the greatest wish of all ranks counts
 
 
-class Wishes:
+class Consensus:
     """What the ranks wish, agreed without waiting. group: of the CPU, used for nothing else."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -56,11 +56,11 @@ class JobGuard:
     def __init__(
         self,
         *,
-        wishes: Wishes,
+        wishes: Consensus,
         stop: StopRequest,
         watchdog: Watchdog | None,
-        keeper: Keeper | None,
-        fault: Fault | None,
+        keeper: CheckpointManager | None,
+        fault: PlannedFault | None,
     ) -> None:
         """keeper None: nothing is written. watchdog None: nothing is watched."""
         self._wishes, self._stop, self._watchdog = wishes, stop, watchdog

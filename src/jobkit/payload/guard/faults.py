@@ -29,12 +29,12 @@ KINDS = (*SIGNALS, "raise", "hang", "hold")
 _HELD_POLL_S = 0.02
 
 
-class Planted(RuntimeError):
+class InjectedFault(RuntimeError):
     """The exception that a drill asked for."""
 
 
 @dataclass(frozen=True)
-class Fault:
+class PlannedFault:
     """One fault, at one iteration of one rank in one attempt."""
 
     kind: str
@@ -53,7 +53,7 @@ class Fault:
         if self.kind in SIGNALS:
             os.kill(os.getpid(), SIGNALS[self.kind])
         elif self.kind == "raise":
-            raise Planted(f"a drill's fault after iteration {iteration}")
+            raise InjectedFault(f"a drill's fault after iteration {iteration}")
         elif self.kind == "hang":
             while True:
                 time.sleep(1)
@@ -67,7 +67,7 @@ def planned(
     rank: int,
     paths: RunPaths | None = None,
     environ: Mapping[str, str] = os.environ,
-) -> Fault | None:
+) -> PlannedFault | None:
     """The fault that the environment plans for this rank of this attempt.
 
     paths: where its mark is left. Raises UsageError for one that cannot be read.
@@ -83,6 +83,6 @@ def planned(
             f"{VARIABLE}={text}: must be KIND@ITERATION[:RANK[:ATTEMPT]], with a kind of "
             f"{', '.join(KINDS)}"
         )
-    mark = paths.struck(attempt) if paths else None
-    fault = Fault(match[1], int(match[2]), int(match[3] or 0), int(match[4] or 0), mark)
+    mark = paths.fault_marker(attempt) if paths else None
+    fault = PlannedFault(match[1], int(match[2]), int(match[3] or 0), int(match[4] or 0), mark)
     return fault if (fault.rank, fault.attempt) == (rank, attempt) else None

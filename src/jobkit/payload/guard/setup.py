@@ -6,27 +6,27 @@ from pathlib import Path
 from jobkit.errors import Exit, UsageError
 from jobkit.payload import host
 from jobkit.payload.checkpoints import manager, store
-from jobkit.payload.checkpoints.manager import Keeper
-from jobkit.payload.checkpoints.resume import begin_anew, named_by_user, of_own_run, resume
+from jobkit.payload.checkpoints.manager import CheckpointManager
+from jobkit.payload.checkpoints.resume import mark_fresh_start, named_by_user, of_own_run, resume
 from jobkit.payload.checkpoints.store import Store, clear_unfinished
 from jobkit.payload.distributed import Group
 from jobkit.payload.guard import consensus, faults
-from jobkit.payload.guard.consensus import JobGuard, Wishes
+from jobkit.payload.guard.consensus import Consensus, JobGuard
 from jobkit.payload.guard.watchdog import Watchdog
-from jobkit.payload.job import Job
+from jobkit.payload.job import RankJob
 from jobkit.payload.report import Reporter, write_outcome
 from jobkit.payload.train import Trainer
-from jobkit.spec.every import Rhythm
+from jobkit.spec.every import Every
 
 
-def guarded(job: Job, trainer: Trainer) -> JobGuard:
+def guarded(job: RankJob, trainer: Trainer) -> JobGuard:
     """Make the guard and load what the job is to go on from. Every rank calls.
 
     Raises UsageError, on every rank, for a checkpoint of another training.
     """
     spec, group, rank = trainer.spec, trainer.group, job.place.rank
     made = JobGuard(
-        wishes=Wishes(group.on_cpu()),
+        wishes=Consensus(group.on_cpu()),
         stop=job.stop,
         watchdog=Watchdog(
             rank,
@@ -43,7 +43,7 @@ def guarded(job: Job, trainer: Trainer) -> JobGuard:
     return made
 
 
-def _keeper(job: Job, trainer: Trainer, group: Group) -> Keeper:
+def _keeper(job: RankJob, trainer: Trainer, group: Group) -> CheckpointManager:
     """Who writes the checkpoints; the newest one is loaded first."""
     spec, paths = trainer.spec, job.paths
     assert paths
@@ -51,12 +51,12 @@ def _keeper(job: Job, trainer: Trainer, group: Group) -> Keeper:
     if store.rank == 0:
         clear_unfinished(paths)
     beside = spec.checkpoint_async
-    made = Keeper(
+    made = CheckpointManager(
         store,
         paths,
         job.attempt,
         trainer.report,
-        Rhythm.of(spec.checkpoint_every),
+        Every.of(spec.checkpoint_every),
         keep=spec.checkpoint_keep,
         beside=group.device.type == "cuda" if beside is None else beside,
     )
@@ -66,7 +66,7 @@ def _keeper(job: Job, trainer: Trainer, group: Group) -> Keeper:
     return made
 
 
-def _shared(job: Job, store: Store) -> list[Path]:
+def _shared(job: RankJob, store: Store) -> list[Path]:
     """What rank 0 finds to go on from: a file system may not show all ranks the same."""
     found, fault = [], ""
     if store.rank == 0:
@@ -80,7 +80,7 @@ def _shared(job: Job, store: Store) -> list[Path]:
     return found
 
 
-def _candidates(job: Job) -> list[Path]:
+def _candidates(job: RankJob) -> list[Path]:
     """The checkpoints that the job may go on from, the newest first.
 
     --fresh and --resume-from are for the first start of a job: when it is started again, with the
@@ -92,11 +92,11 @@ def _candidates(job: Job) -> list[Path]:
     if not chosen or (job.restarted and own):
         return own
     found = named_by_user(job.resume_from) if job.resume_from else []
-    begin_anew(job.paths, job.attempt)
+    mark_fresh_start(job.paths, job.attempt)
     return found
 
 
-def _last_words(job: Job, report: Reporter, reason: str) -> None:
+def _last_words(job: RankJob, report: Reporter, reason: str) -> None:
     """Leave why a rank that makes no progress is ended."""
     reason = write_outcome(job.paths, job.attempt, "failed", Exit.FAILED, reason)
     report.record("run_end", status="failed", reason=reason, total_time_s=host.process_age_s())

@@ -135,7 +135,7 @@ class Breakdown:
             hook.remove()
         if self._twin is not None:
             self._twin = None
-            host.forget_peak_memory(trainer.group.device)  # of the twin
+            host.reset_peak_memory(trainer.group.device)  # of the twin
         if len(self._found) < _FEWEST:
             trainer.report.log(f"no breakdown: {len(self._found)} iterations were measured")
             return

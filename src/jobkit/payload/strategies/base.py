@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from jobkit.errors import UsageError
 from jobkit.payload.clock import Stopwatch
-from jobkit.payload.distributed import Place
+from jobkit.payload.distributed import RankEnv
 from jobkit.payload.strategies.recompute import checkpoint_blocks
 from jobkit.spec.runspec import RunSpec
 
@@ -32,7 +32,7 @@ class Strategy(ABC):
     measured_by = "nothing"
     takes_nothing = False  # the model runs on a batch of no samples
 
-    def __init__(self, spec: RunSpec, place: Place, device: torch.device) -> None:
+    def __init__(self, spec: RunSpec, place: RankEnv, device: torch.device) -> None:
         self.spec, self.place, self.device = spec, place, device
         # Ranks that work on the same samples, as those of a pipeline, share their data rank.
         self.data_rank, self.data_world_size = place.rank, place.world_size

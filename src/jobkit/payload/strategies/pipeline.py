@@ -21,7 +21,7 @@ from torch.distributed.pipelining import (
 )
 
 from jobkit.payload.clock import Stopwatch
-from jobkit.payload.distributed import Place
+from jobkit.payload.distributed import RankEnv
 from jobkit.payload.strategies.base import Strategy, at_least_fp32, full, refuse
 from jobkit.payload.strategies.stages import cut, owners, tensors_only
 from jobkit.spec.runspec import RunSpec
@@ -84,7 +84,7 @@ class Pipeline(Strategy):
         "compile": "its stages are traced graphs, which torch compiles anew for each microbatch",
     }
 
-    def __init__(self, spec: RunSpec, place: Place, device: torch.device) -> None:
+    def __init__(self, spec: RunSpec, place: RankEnv, device: torch.device) -> None:
         super().__init__(spec, place, device)
         self.ranks = spec.pipeline_stages or place.world_size
         self.order = spec.pipeline_schedule
@@ -262,7 +262,7 @@ class ModelParallel(Pipeline):
 
     name = "mp"
 
-    def __init__(self, spec: RunSpec, place: Place, device: torch.device) -> None:
+    def __init__(self, spec: RunSpec, place: RankEnv, device: torch.device) -> None:
         super().__init__(spec, place, device)
         self.ranks, self.order = place.world_size, "gpipe"
         self.data_rank, self.stage_rank, self.data_world_size = 0, place.rank, 1
