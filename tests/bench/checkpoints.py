@@ -73,8 +73,10 @@ def agree(rounds: int) -> None:
     )  # fmt: skip
     job = RankJob(spec=spec, place=read_rank_env(), paths=None, dry_run=True)
     trainer = _set_up(job, Reporter(None, 0, 1), Stages(imported_s=0.0))
-    wishes = Consensus(trainer.group.on_cpu())
-    guard = JobGuard(wishes=wishes, stop=StopRequest(), watchdog=None, keeper=None, fault=None)
+    consensus = Consensus(trainer.group.on_cpu())
+    guard = JobGuard(
+        consensus=consensus, stop=StopRequest(), watchdog=None, checkpoints=None, fault=None
+    )
     found: dict[str, list[float]] = {"alone": [], "agreeing": []}
     for turn in range(rounds + 1):
         for name in ("alone", "agreeing") if turn % 2 else ("agreeing", "alone"):
@@ -82,7 +84,7 @@ def agree(rounds: int) -> None:
             trainer.group.gather(None)
             begin = time.perf_counter()
             trainer.train_epoch(turn, lambda _: None)
-            wishes.settle()
+            consensus.settle()
             if turn:  # the first warms up
                 found[name].append((time.perf_counter() - begin) / len(trainer.batches))
     if job.place.rank == 0:

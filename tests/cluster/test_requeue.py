@@ -117,7 +117,7 @@ def test_a_study_that_is_requeued_goes_on_and_is_collected_whole(
     for row in found:
         log = (folder / row["run_id"] / "train.log").read_text()
         assert [f"start: attempt {n} of" in log for n in (0, 1, 2)] == [True, True, False]
-        assert "going on from" in log and "iteration 1" in log
+        assert "resuming from" in log and "iteration 1" in log
         (loaded,) = records(folder / row["run_id"] / "metrics" / "1.jsonl", "checkpoint")[:1]
         assert loaded["action"] == "loaded" and 9 <= loaded["iteration"] <= 12
 

@@ -11,7 +11,7 @@ from jobkit.spec.runspec import RunSpec
 
 @dataclass(frozen=True, kw_only=True)
 class RankJob:
-    """What one rank is to do, and where it stands."""
+    """Settings, place and paths of one rank."""
 
     spec: RunSpec  # its nodes and ranks are those of the place
     place: RankEnv
@@ -21,5 +21,5 @@ class RankJob:
     notes: tuple[str, ...] = ()  # warnings from before the start
     stop: StopRequest = field(default_factory=StopRequest)
     resume_from: Path | None = None
-    fresh: bool = False  # take no checkpoint of an earlier attempt
+    fresh: bool = False  # resume from no earlier attempt
     restarted: bool = False  # the job was started before, with the same options

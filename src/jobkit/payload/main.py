@@ -133,7 +133,7 @@ def _run_rank(
     spec = replace(spec, nodes=place.nodes, ranks_per_node=place.local_world_size)
     notes = []
     if planned not in (None, place.world_size):
-        notes.append(f"--spec {args.spec} was for {planned} ranks, this run has {place.world_size}")
+        notes.append(f"--spec {args.spec} was for {planned} ranks; this run has {place.world_size}")
     job = RankJob(
         spec=spec,
         place=place,

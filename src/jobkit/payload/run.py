@@ -4,18 +4,16 @@ import logging
 import os
 import time
 import traceback
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from jobkit.errors import Exit, UsageError
-from jobkit.paths import data_root
 from jobkit.payload import host, warnings
 from jobkit.payload.clock import Stages
 from jobkit.payload.data.batches import Batches, DeviceData
-from jobkit.payload.data.cache import Dataset, ensure_cache, find_fault, open_cache, read_directly
-from jobkit.payload.data.sources import find_source
+from jobkit.payload.data.cache import Dataset
+from jobkit.payload.data.load import load_data
 from jobkit.payload.distributed import Group, banner, check_identity, pick_device
 from jobkit.payload.guard.setup import guarded
 from jobkit.payload.job import RankJob
@@ -33,7 +31,7 @@ from jobkit.spec.window import Window, profiled_ranks
 
 
 def run_rank(job: RankJob) -> bool:
-    """Train as one rank, from the group to the last record; False where it was stopped early.
+    """Train as one rank, from the group to the last record; False if it was stopped early.
 
     Raises UsageError for what the user gave, on every rank; any other error for a failed run.
     """
@@ -52,7 +50,7 @@ def run_rank(job: RankJob) -> bool:
 
 
 def _set_up(job: RankJob, report: Reporter, stages: Stages) -> Trainer:
-    """Group, data, model: all that comes before the first iteration, measured and reported."""
+    """Set up group, data and model, measured and reported; return the trainer."""
     spec, place = job.spec, job.place
     device = pick_device(spec.device, place)
     threads = spec.threads or host.share_of_cores(place.local_world_size)
@@ -65,7 +63,7 @@ def _set_up(job: RankJob, report: Reporter, stages: Stages) -> Trainer:
     for line in banner(group, threads):
         report.say(line)
     with stages.stage("data_s"):
-        data = _load_data(job, group, report)
+        data = load_data(spec, group, report.say, job.dry_run)
     with stages.stage("model_s"):
         trainer = build_trainer(spec, group, data, report)
     if job.paths:
@@ -73,36 +71,6 @@ def _set_up(job: RankJob, report: Reporter, stages: Stages) -> Trainer:
     _record_start(trainer, threads)
     _warn(job, trainer)
     return trainer
-
-
-def _load_data(job: RankJob, group: Group, report: Reporter) -> Dataset:
-    """Have rank 0 prepare the cache, the first rank of each other node check it; map it.
-
-    A dry run writes no cache: each rank reads what is there. A fault on one rank is raised on
-    every rank, so that none waits for the others.
-    """
-    spec = job.spec
-    data_dir = Path(spec.data_dir).expanduser().absolute() if spec.data_dir else data_root()
-    sizes = (spec.train_samples, spec.test_samples)
-    if job.dry_run:
-        source = find_source(spec.dataset, data_dir, *sizes, download=False)
-        return read_directly(source, data_dir, *sizes, report.say)
-    folder, fault = None, ""
-    try:
-        if group.place.rank == 0:
-            source = find_source(spec.dataset, data_dir, *sizes)
-            folder = ensure_cache(source, data_dir, report.say)
-    except UsageError as error:
-        fault = str(error)
-    folder, fault = group.gather((folder, fault))[0]  # the others wait here
-    if not fault:
-        if group.place.local_rank == 0 and group.place.rank != 0:
-            broken = find_fault(folder)
-            fault = f"{folder} on rank {group.place.rank}: {broken}" if broken else ""
-        fault = next(filter(None, group.gather(fault)), "")
-    if fault:
-        raise UsageError(fault)
-    return open_cache(folder, *sizes)
 
 
 def build_trainer(
@@ -146,7 +114,7 @@ def build_trainer(
 
 
 def _warn(job: RankJob, trainer: Trainer) -> None:
-    """Say and record what the reader of the results must know of the settings."""
+    """Print and record the warnings about the settings."""
     device, samples = trainer.group.device, trainer.batches.samples
     for text in (
         *job.notes,
@@ -184,7 +152,7 @@ def _record_start(trainer: Trainer, threads: int) -> None:
         test_samples=len(trainer.data.test.labels),
         parameters=parameters,
         threads=threads,
-        predicted_memory_mib=group.reduce([predicted.total / MIB], "max")[0],
+        **group.reduce({"predicted_memory_mib": predicted.total / MIB}, "max"),
     )
     trainer.report.say(
         f"{spec.strategy} on {spec.dataset}: {parameters:,} parameters, "
@@ -193,7 +161,7 @@ def _record_start(trainer: Trainer, threads: int) -> None:
 
 
 def _try_forward(trainer: Trainer) -> bool:
-    """Dry run: one forward pass of one batch through everything, and no more."""
+    """Dry run: one forward pass of one batch, nothing recorded."""
     step = next(trainer.batches.epoch(0))
     indices = step.micro_batches[0]
     images, _ = trainer.data.training_batch(indices if len(indices) else torch.tensor([0]), 0)
@@ -203,9 +171,9 @@ def _try_forward(trainer: Trainer) -> bool:
 
 
 def _train(job: RankJob, trainer: Trainer, stages: Stages) -> bool:
-    """Train, write the last record and the outcome once every rank has come to the end.
+    """Train; write the last record and the outcome once every rank is done.
 
-    Returns False where the training was stopped early.
+    Returns False if the training was stopped early.
     """
 
     def started(compile_s: float | None) -> None:
@@ -229,13 +197,13 @@ def _train(job: RankJob, trainer: Trainer, stages: Stages) -> bool:
         _end_early(job, trainer, why)
     else:
         _end_well(job, trainer, *result)
-    # Rank 0 may serve the store that the others end with: all leave together.
+    # Rank 0 may serve the store that the others need to shut down: all leave together.
     dist.barrier()
     return result is not None
 
 
 def _observers(job: RankJob, trainer: Trainer) -> Breakdown | None:
-    """Give the trainer those who look at single iterations; the one to be told of the end."""
+    """Give the trainer its observers; return the breakdown, which finishes after the training."""
     spec, classes = trainer.spec, trainer.classes
     found: list[Observer] = []
     if window := Window.of(spec.profile):
@@ -244,7 +212,9 @@ def _observers(job: RankJob, trainer: Trainer) -> Breakdown | None:
         trace = job.paths.trace(job.attempt, rank) if job.paths and chosen else None
         found.append(Profiler(window, trace))
     breakdown = None
-    if spec.breakdown_iterations and not spec.compile:  # a twin would have to be compiled as well
+    if (
+        spec.breakdown_iterations and not spec.compile
+    ):  # its replica would have to be compiled as well
         breakdown = Breakdown(spec.breakdown_iterations, lambda: build_model(spec, classes))
         found.append(breakdown)
     trainer.observers = found
@@ -278,7 +248,7 @@ def _end_early(job: RankJob, trainer: Trainer, why: str) -> None:
 
 
 def _record_failure(job: RankJob, report: Reporter, error: Exception) -> None:
-    """Leave that the run failed and why; where another rank said so first, its reason stands."""
+    """Record that the run failed and why; the reason of the first rank to fail is kept."""
     if isinstance(error, UsageError):
         code, reason = Exit.USAGE, str(error)
     else:

@@ -85,9 +85,7 @@ def _is_one(value: Any, hint: Any) -> bool:
     return hint is Any or type(value) in (typing.get_args(hint) or (hint,))
 
 
-def _single(
-    name: str, plain: type, meta: Mapping[str, Any], value: Any, wrong: UsageError
-) -> Any:
+def _single(name: str, plain: type, meta: Mapping[str, Any], value: Any, wrong: UsageError) -> Any:
     """Check a value that is no list and no table."""
     if plain is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)

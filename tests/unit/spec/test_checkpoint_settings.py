@@ -1,4 +1,4 @@
-"""What --checkpoint-every may be, faults on purpose, and pickles from strangers: without torch."""
+"""What --checkpoint-every may be, injected faults, and untrusted pickles: without torch."""
 
 import io
 import os
@@ -18,7 +18,7 @@ from jobkit.spec.runspec import RunSpec
 
 
 @pytest.mark.parametrize(
-    ("text", "rhythm"),
+    ("text", "every"),
     [
         (None, Every()),
         ("epoch", Every(epochs=True)),
@@ -29,26 +29,26 @@ from jobkit.spec.runspec import RunSpec
         ("1.5h", Every(seconds=5400.0)),
     ],
 )
-def test_a_rhythm_is_epochs_iterations_or_a_time(text: str | None, rhythm: Every) -> None:
-    assert Every.of(text) == rhythm
+def test_every_is_epochs_iterations_or_a_time(text: str | None, every: Every) -> None:
+    assert Every.of(text) == every
     assert RunSpec(checkpoint_every=text).checkpoint_every == text
 
 
 @pytest.mark.parametrize(
     "text", ["", "0", "-1", "0s", "0.0m", "epochs", "1d", "1.5", "s", "1e3s", "1..2s", "१s", "30s "]
 )
-def test_other_rhythms_are_refused(text: str) -> None:
+def test_any_other_text_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="must be epoch, a number of iterations"):
         RunSpec(checkpoint_every=text)
 
 
 @given(st.text())
-def test_any_text_is_a_rhythm_or_a_clear_refusal(text: str) -> None:
+def test_any_text_is_read_or_clearly_refused(text: str) -> None:
     try:
-        rhythm = Every.of(text)
+        every = Every.of(text)
     except UsageError:
         return
-    assert sum((rhythm.epochs, bool(rhythm.iterations), bool(rhythm.seconds))) == 1
+    assert sum((every.epochs, bool(every.iterations), bool(every.seconds))) == 1
 
 
 def test_checkpoints_are_no_part_of_a_runs_identity() -> None:
@@ -64,7 +64,7 @@ def planned(text: str, attempt: int = 0, rank: int = 0) -> faults.PlannedFault |
     return faults.planned(attempt, rank, environ={faults.VARIABLE: text})
 
 
-def test_a_fault_strikes_one_rank_of_one_attempt() -> None:
+def test_a_fault_is_injected_in_one_rank_of_one_attempt() -> None:
     assert planned("") is None
     assert planned("kill@5") == faults.PlannedFault("kill", 5, 0, 0)
     assert planned("kill@5:1") is None
@@ -75,9 +75,9 @@ def test_a_fault_strikes_one_rank_of_one_attempt() -> None:
 
 def test_a_fault_waits_for_its_iteration() -> None:
     fault = faults.PlannedFault("raise", 3, 0, 0)
-    fault.strike(2, StopRequest())
+    fault.inject(2, StopRequest())
     with pytest.raises(faults.InjectedFault, match="after iteration 3"):
-        fault.strike(3, StopRequest())
+        fault.inject(3, StopRequest())
 
 
 @pytest.mark.parametrize("text", ["kill", "kill@", "kill@x", "die@3", "kill@3:1:2:3", "kill@-1"])
@@ -97,7 +97,7 @@ def test_what_a_pickle_would_call_is_not_called(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     content = pickle.dumps({"deep": [Hostile()]}, protocol)
-    with pytest.raises(pickle.UnpicklingError, match="has no place in this file"):
+    with pytest.raises(pickle.UnpicklingError, match="is not allowed in this file"):
         restricted_load(io.BytesIO(content), {("pathlib", "PurePosixPath")})
     assert list(tmp_path.iterdir()) == []
     plain = {"a": [1, 2.5, "text", None]}

@@ -81,8 +81,8 @@ def trace(spec: RunSpec, group: Group, dtype: torch.dtype, plant: Plant | None =
     for epoch in range(spec.epochs):
         trainer.train_epoch(epoch, lambda _: None)
         sums = group.reduce(trainer.evaluate(), "sum")
-        found.losses.append(sums[0] / sums[2])
-        found.evaluations.append((sums[1], sums[2]))
+        found.losses.append(sums["val_loss"] / sums["val_samples"])
+        found.evaluations.append((sums["val_correct"], sums["val_samples"]))
     report.close()
     return found
 
@@ -101,7 +101,7 @@ def _watch(trainer: Trainer, found: Trace) -> None:
         return loss
 
     def stepping(optimizer: torch.optim.Optimizer) -> None:
-        total = trainer.group.reduce([sum(sums)], "sum")[0]
+        total = trainer.group.reduce({"loss": sum(sums)}, "sum")["loss"]
         found.losses.append(total * weights[0])
         found.gradients.append(strategy.whole(gradients=True))
         step(optimizer)

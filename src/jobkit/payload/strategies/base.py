@@ -27,8 +27,8 @@ class Strategy(ABC):
 
     name: str
     refuses: ClassVar[Mapping[str, str]] = {}  # settings that have no meaning here, and why
-    # How exposed communication is told from compute: by a "twin" that trains alone, by the time
-    # "inside" of the passes, or not at all: there is none.
+    # How exposed communication is measured: by a "replica" without communication, by the time
+    # "inside" the passes, or not at all: there is none.
     measured_by = "nothing"
     takes_nothing = False  # the model runs on a batch of no samples
 

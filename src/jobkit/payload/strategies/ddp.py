@@ -19,7 +19,7 @@ class DDP(Strategy):
     """A full copy of model and optimizer on each rank; all-reduce overlaps the backward pass."""
 
     name = "ddp"
-    measured_by = "twin"
+    measured_by = "replica"
 
     def check(self) -> None:
         spec = self.spec

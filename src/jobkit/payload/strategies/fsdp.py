@@ -33,7 +33,7 @@ class FSDP(Strategy):
     """Each rank holds 1 / world_size of parameters, gradients and optimizer state."""
 
     name = "fsdp"
-    measured_by = "twin"
+    measured_by = "replica"
 
     def check(self) -> None:
         super().check()
