@@ -1,5 +1,10 @@
 # The doors of a contributor. `make help` lists them.
-PYTHON ?= python3.11
+# The first of these that will do makes .venv: the user's own, else the newest. Each is tried, for
+# a shim of pyenv may stand for a Python that is not there, and Debian's may lack pip. One newer
+# than 3.14 is taken only where there is no other: PyTorch may have no wheel for it.
+PYTHON ?= python3 python python3.14 python3.13 python3.12 python3.11
+WILL_DO := import sys, venv, ensurepip; \
+	sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, int(sys.argv[1])))
 VENV := .venv
 BIN := $(VENV)/bin
 
@@ -16,8 +21,12 @@ help: ## list the targets
 venv: $(VENV)/.installed ## create .venv and install jobkit with its tools
 
 $(VENV)/.installed: pyproject.toml
-	@command -v $(PYTHON) >/dev/null || { echo "jobkit needs Python 3.11 or newer: none is on PATH as '$(PYTHON)'; say 'make PYTHON=/path/to/python3.11 ...'" >&2; exit 2; }
-	$(PYTHON) -m venv $(VENV)
+	@for newest in 14 99; do for python in $(PYTHON); do \
+		$$python -c "$(WILL_DO)" $$newest 2>/dev/null && break 2; python=; \
+	done; done; \
+	[ -n "$$python" ] || { echo "jobkit needs Python 3.11 or newer with pip and venv," \
+		"and none of these is: $(PYTHON); say 'make PYTHON=/path/to/python3 ...'" >&2; exit 2; }; \
+	echo "$$python -m venv $(VENV)"; $$python -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 

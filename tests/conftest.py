@@ -1,9 +1,11 @@
-"""What all tests share: an environment that says nothing of jobs, sites or places."""
+"""What all tests share: an environment that says nothing of jobs, sites or places; packages."""
 
 import os
 import signal
 
 import pytest
+
+from support import needs
 
 _OF_A_JOB = ("SLURM_", "SBATCH_", "JOBKIT_", "TORCHELASTIC_")
 _OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -25,3 +27,10 @@ def _signals_can_be_sent() -> None:
     """
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)  # before the fixtures, which may need the packages too
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Install what `@pytest.mark.needs("package", ...)` names, where it is absent."""
+    for mark in item.iter_markers("needs"):
+        needs.packages(*mark.args)

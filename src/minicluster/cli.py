@@ -32,7 +32,7 @@ examples:
   sudo hpc/minicluster link cut n2          ... whose link can be cut; slow n2 10mbit; heal
   hpc/minicluster kill n2 --jobs            the power of a node goes; kill n2: its slurmd alone
   hpc/minicluster start n2                  ... and comes back; slurmctld likewise
-  sudo hpc/minicluster up --memory-limits   jobs over their --mem are killed by the kernel
+  hpc/minicluster up --memory-limits        jobs over their --mem are killed
   hpc/minicluster up --dir /tmp/second      a second cluster beside the first
 exit codes: 0 done; 1 failed, or not healthy; 2 wrong usage, or packages are missing
 """
@@ -234,7 +234,10 @@ def _start(arguments: argparse.Namespace) -> int:
 
 
 def _install(_: argparse.Namespace) -> int:
-    return packages.install(machine.missing(machine.packages(Options(netns=True))), _say)
+    every = machine.packages(Options(netns=True))
+    if not packages.install(lambda: machine.missing(every), _say):
+        _say(f"installed already: {', '.join(every)}")
+    return 0
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from minicluster import cgroups, config, locks, machine, network, slurm, state
+from minicluster import config, locks, machine, network, slurm, state
 from minicluster.config import Options, Plan
 from minicluster.daemons import Starter
 from minicluster.errors import ClusterError, DaemonError, Interrupted, UsageError
@@ -70,11 +70,6 @@ def _bring_up(
     found: machine.Survey,
     say: Callable[[str], None],
 ) -> State:
-    if found.cgroup_mount and (others := cgroups.busy(options.node_names)):
-        raise ClusterError(
-            f"--memory-limits: {others[0]} is in use by another cluster on this machine, "
-            "and Slurm has one name for it; end that one first"
-        )
     plan = Plan(
         options=options,
         layout=layout,
@@ -83,7 +78,6 @@ def _bring_up(
         user=found.user,
         subnet=network.choose_subnet(layout) if options.netns else None,
         names_resolve=found.mounts,
-        cgroup_mount=found.cgroup_mount,
         database_password=secrets.token_hex(16),
     )
     current = State(
@@ -91,7 +85,6 @@ def _bring_up(
         base_port=ports.base,
         subnet=plan.subnet,
         user=found.user,
-        cgroups=bool(found.cgroup_mount),
         names_resolve=found.mounts,
         notes=found.notes,
     )
@@ -176,8 +169,6 @@ def take_down(layout: Layout, keep_logs: bool = False) -> None:
     stop(find_all(layout), _GRACE_S)  # jobs, slurmstepd, and what was not written down
     stop(recorded, _GRACE_S)  # another program may have hidden its environment from us
     network.remove(layout)
-    if current and current.cgroups:
-        cgroups.remove(current.options.node_names)
     if current and keep_logs:
         _keep_logs(layout, current)
     else:

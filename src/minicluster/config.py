@@ -62,7 +62,6 @@ class Plan:
     user: str  # who runs the daemons
     subnet: str | None = None  # "10.77.3": the nodes' network, with --netns
     names_resolve: bool = False  # jobs see the node names in /etc/hosts
-    cgroup_mount: str | None = None  # where cgroup v1 is mounted, if it limits memory
     database_password: str = field(default="", repr=False)
 
     @property
@@ -137,19 +136,15 @@ ReturnToService=2
 
 def _limits(plan: Plan) -> str:
     # proctrack/linuxproc would leave processes behind that ignore TERM.
-    proctrack, task, select, gather = "pgid", "none", "CR_Core", ""
-    frequency = 2
+    select, frequency, gather = "CR_Core", 2, ""
     if plan.options.memory_limits:
         select, frequency = "CR_Core_Memory", 1
-        if plan.cgroup_mount:
-            proctrack, task = "cgroup", "cgroup"
-        else:
-            gather = "JobAcctGatherParams=OverMemoryKill\n"
+        gather = "JobAcctGatherParams=OverMemoryKill\n"
     return f"""\
 SelectType=select/cons_tres
 SelectTypeParameters={select}
-ProctrackType=proctrack/{proctrack}
-TaskPlugin=task/{task}
+ProctrackType=proctrack/pgid
+TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/linux
 JobAcctGatherFrequency={frequency}
 {gather}"""
@@ -253,20 +248,13 @@ def gres_conf(plan: Plan) -> str:
 
 
 def cgroup_conf(plan: Plan) -> str:
-    """cgroup.conf: with a cgroup, memory is limited by the kernel; else nothing is."""
-    if not plan.cgroup_mount:
-        return f"""\
+    """cgroup.conf, with which no cgroup is made or looked for."""
+    return f"""\
 # Nothing is limited, so that any machine will do: slurmd would refuse to start where it finds
 # neither version of cgroups as it expects them. It looks in this empty folder and is content.
 CgroupPlugin=cgroup/v1
 CgroupMountpoint={plan.layout.run}
 CgroupAutomount=no
-"""
-    return f"""\
-CgroupPlugin=cgroup/v1
-CgroupMountpoint={plan.cgroup_mount}
-CgroupAutomount=no
-ConstrainRAMSpace=yes
 """
 
 

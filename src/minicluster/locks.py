@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -38,6 +39,18 @@ def held(name: str, busy_message: str) -> Iterator[None]:
     lock = _try_lock(name)
     if lock is None:
         raise ClusterError(busy_message)
+    with lock:
+        yield
+
+
+@contextmanager
+def waited(name: str, timeout_s: float) -> Iterator[None]:
+    """Hold the lock of this name once it is free, or ClusterError after the time."""
+    deadline = time.monotonic() + timeout_s
+    while (lock := _try_lock(name)) is None:
+        if time.monotonic() > deadline:
+            raise ClusterError(f"another command still has the lock '{name}' after {timeout_s:g} s")
+        time.sleep(0.2)
     with lock:
         yield
 

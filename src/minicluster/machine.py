@@ -8,7 +8,6 @@ import shutil
 import socket
 import subprocess
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from minicluster.config import Options
 from minicluster.errors import ClusterError, UsageError
@@ -83,7 +82,6 @@ class Survey:
     host: str
     user: str
     mounts: bool  # a mount namespace can be made: node names resolve in jobs
-    cgroup_mount: str | None
     notes: list[str] = field(default_factory=list)
 
 
@@ -94,7 +92,6 @@ def survey(options: Options) -> Survey:
     if options.netns:
         _check_netns(root)
     mounts = root and _works(["unshare", "--mount", "--propagation", "slave", "true"])
-    cgroup_mount = _cgroup_v1_mount() if root and options.memory_limits else None
     notes = []
     if not root:
         notes.append("only your own jobs run: slurmd needs root to start another user's")
@@ -103,12 +100,12 @@ def survey(options: Options) -> Survey:
             f"node names (n1, ...) do not resolve inside jobs: that needs {_root_or_mount(root)}; "
             "take the address that `sinfo -h -n n1 -o %o` prints"
         )
-    if options.memory_limits and cgroup_mount is None:
+    if options.memory_limits:
         notes.append(
-            f"no memory cgroup: that needs {'cgroup v1, writable' if root else 'root'}; Slurm "
-            "itself watches memory once a second and kills: the job ends FAILED, not OUT_OF_MEMORY"
+            "Slurm itself watches the jobs' memory once a second and kills: a job that is over it "
+            "ends FAILED, not OUT_OF_MEMORY as by a kernel's limit"
         )
-    return Survey(short_host(), user_name(), mounts, cgroup_mount, notes)
+    return Survey(short_host(), user_name(), mounts, notes)
 
 
 def _root_or_mount(root: bool) -> str:
@@ -142,17 +139,3 @@ def user_name() -> str:
         raise ClusterError(
             f"user id {os.geteuid()} has no name in /etc/passwd; Slurm needs one"
         ) from None
-
-
-def _cgroup_v1_mount() -> str | None:
-    """The folder that holds cgroup v1's memory and freezer, when both can be written."""
-    points = {}
-    for line in Path("/proc/mounts").read_text().splitlines():
-        _, point, kind, settings = line.split()[:4]
-        if kind == "cgroup":
-            points.update(dict.fromkeys(settings.split(","), point))
-    memory, freezer = (Path(points.get(name, "/nowhere")) for name in ("memory", "freezer"))
-    right_names = memory.name == "memory" and freezer.name == "freezer"
-    if right_names and memory.parent == freezer.parent and os.access(memory, os.W_OK):
-        return str(memory.parent)
-    return None

@@ -38,7 +38,6 @@ class State:
     base_port: int = 0
     subnet: str | None = None
     user: str = ""
-    cgroups: bool = False
     names_resolve: bool = False
     notes: list[str] = field(default_factory=list)
     processes: list[Process] = field(default_factory=list)

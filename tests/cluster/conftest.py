@@ -15,14 +15,14 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 import pytest
 
-from minicluster import machine, packages, slurm
+from minicluster import machine, slurm
 from minicluster.config import Options
-from minicluster.errors import ClusterError
 from minicluster.layout import Layout
+from support import needs
 from support.place import ROOT
 
 DOOR = [sys.executable, str(ROOT / "hpc" / "minicluster")]
@@ -68,9 +68,18 @@ class Cluster:
         return done.stdout.strip()
 
     def show(self, job_id: str | int) -> list[dict[str, str]]:
-        """The fields of `scontrol show job`: one dictionary for each element of an array."""
-        shown = self.run("scontrol", "--oneliner", "show", "job", str(job_id)).stdout
-        return [dict(re.findall(r"(?:^| )(\w[\w:/]*)=(\S*)", line)) for line in shown.splitlines()]
+        """The fields of `scontrol show job`: one dictionary for each element of an array.
+
+        Empty where it did not answer. Of a job that slurmctld has forgotten, which it does
+        MinJobAge after its end, there is only what sacct has: JobState and ExitCode.
+        """
+        shown = self.run("scontrol", "--oneliner", "show", "job", str(job_id))
+        if "Invalid job id" not in shown.stderr:
+            lines = shown.stdout.splitlines()
+            return [dict(re.findall(r"(?:^| )(\w[\w:/]*)=(\S*)", line)) for line in lines]
+        rows = self.run("sacct", "-nPX", "-j", str(job_id), "--format=State,ExitCode").stdout
+        both = (row.split("|") for row in rows.splitlines())
+        return [{"JobState": state.split()[0], "ExitCode": code} for state, code in both]
 
     def wait(self, job_id: str | int, timeout: float = 180) -> Ended:
         """Wait until the job, or every element of the array, has ended."""
@@ -88,10 +97,10 @@ class Cluster:
         """Wait until the job's record has these fields, such as JobState="RUNNING"."""
         deadline = time.monotonic() + timeout
         while True:
-            job = self.show(job_id)[0]
-            if fields.items() <= job.items():
-                return job
-            assert time.monotonic() < deadline, f"job {job_id} is not {fields}: {job}"
+            jobs = self.show(job_id)
+            if jobs and fields.items() <= jobs[0].items():
+                return jobs[0]
+            assert time.monotonic() < deadline, f"job {job_id} is not {fields}: {jobs}"
             time.sleep(0.25)
 
 
@@ -105,25 +114,10 @@ def run_door(
     )  # fmt: skip
 
 
-def unavailable(reason: str) -> NoReturn:
-    """Slurm cannot be had here: a failure in CI, where it must be; else a skip with the reason."""
-    if os.environ.get("CI"):
-        pytest.fail(f"no minicluster, and CI is set: {reason}", pytrace=False)
-    pytest.skip(f"no minicluster: {reason}")
-
-
 @pytest.fixture(scope="session")
 def slurm_packages() -> None:
     """Slurm is installed; where that may be done without asking, it is done."""
-    absent = machine.missing(machine.packages(Options(netns=True)))
-    if not absent:
-        return
-    if not packages.may_install():
-        unavailable(f"packages are missing; run: {machine.install_line(absent)}")
-    try:
-        packages.install(absent, print)
-    except ClusterError as error:
-        unavailable(str(error))
+    needs.packages(*machine.packages(Options(netns=True)))
 
 
 @pytest.fixture(scope="session")
@@ -131,8 +125,14 @@ def short_dir() -> Iterator[Path]:
     """A folder with a path that is short enough for Slurm's sockets, readable by all."""
     made = Path(tempfile.mkdtemp(prefix="mc", dir="/tmp"))
     made.chmod(0o755)
-    yield made
-    shutil.rmtree(made)
+    # Its standard input ends with this process, even by KILL; a Ctrl-C is not for it.
+    watcher = [sys.executable, str(ROOT / "tests" / "cluster" / "watcher.py"), str(made)]
+    quiet = subprocess.DEVNULL
+    with subprocess.Popen(
+        watcher, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, start_new_session=True
+    ):
+        yield made
+        shutil.rmtree(made)
 
 
 @pytest.fixture(scope="session")
@@ -145,7 +145,8 @@ def make_cluster(slurm_packages: None, short_dir: Path) -> Iterator[Callable[...
         made.append(layout.root)
         done = run_door("up", *options, directory=layout.root)
         if done.returncode:
-            unavailable(f"`up {' '.join(options)}` ended with {done.returncode}: {done.stderr}")
+            words = " ".join(["up", *options])
+            needs.unavailable(f"`{words}` ended with {done.returncode}: {done.stderr}")
         return Cluster(layout, slurm.environment(layout), done.stdout)
 
     yield make

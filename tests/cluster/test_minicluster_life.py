@@ -164,6 +164,39 @@ def test_up_killed_midway(folder: Path, door, signum: int, moment: str) -> None:
     assert traces(folder) == []
 
 
+OWNER = """
+import time
+
+def test_it(make_cluster):
+    made = make_cluster("--no-accounting", "--nodes=1")
+    made.submit("-o", "/dev/null", "--wrap", "sleep 999")
+    with open("folder", "w") as file:
+        file.write(str(made.layout.root) + "\\n")
+    time.sleep(999)
+"""
+
+
+@pytest.mark.parametrize(
+    ("signum", "workers"),
+    [(signal.SIGINT, ""), (signal.SIGTERM, ""), (signal.SIGKILL, ""), (signal.SIGKILL, "-n1")],
+    ids=["INT", "TERM", "KILL", "KILL-of-the-workers-owner"],
+)
+def test_a_cluster_ends_with_the_tests_that_own_it(
+    slurm_packages, tmp_path: Path, signum: int, workers: str
+) -> None:
+    (tmp_path / "test_owner.py").write_text(OWNER)
+    parts = [ROOT / "tests" / "cluster", ROOT / "tests", ROOT / "src"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, parts))}
+    argv = [sys.executable, "-m", "pytest", "-q", "-p", "conftest", *workers.split()]
+    note = tmp_path / "folder"
+    with subprocess.Popen(argv, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL) as owner:
+        _until(lambda: note.exists() and note.read_text().endswith("\n"), 60)
+        cluster = Path(note.read_text().strip())
+        assert len(traces(cluster)) > 3
+        owner.send_signal(signum)
+    _until(lambda: not traces(cluster.parent), 60)
+
+
 def test_a_folder_with_other_files_is_left_alone(short_dir: Path, door) -> None:
     theirs = short_dir / "theirs"
     theirs.mkdir()
@@ -175,6 +208,7 @@ def test_a_folder_with_other_files_is_left_alone(short_dir: Path, door) -> None:
 
 
 @needs_root
+@pytest.mark.needs("python3")
 def test_an_ordinary_user_without_jobkit_installed(short_dir: Path, slurm_packages) -> None:
     """From a copy that the user may read, with the system's python3: nothing else is needed."""
     home = short_dir / "user"
@@ -194,8 +228,6 @@ def test_an_ordinary_user_without_jobkit_installed(short_dir: Path, slurm_packag
         "-i",
         f"PATH={path}",
     ]
-    if shutil.which("python3", path=path) is None:
-        pytest.skip("no python3 that another user may run")
     script = f"""
     set -e; cd {home}
     hpc/minicluster up --no-accounting --nodes=2 --dir {home}/c

@@ -78,7 +78,6 @@ def test_signals_to_the_whole_job_are_heard_and_requeueing_is_bounded(
         until(outcome.exists)
         assert "SIGUSR2" in read_json(outcome)["reason"]
     assert cluster.wait(job_id, 90) == ("FAILED", "75:0"), kit.log(job_id)
-    assert cluster.show(job_id)[0]["Restarts"] == "1"
     assert "requeued 1 times already (--max-restarts): not again" in kit.log(job_id)
     assert paths.attempt_numbers() == [0, 1]
     state = slurm_jobs.merged(run_state(paths), slurm_jobs.Job(job_id=job_id, state="FAILED"))
@@ -96,7 +95,8 @@ def test_a_warning_to_a_whole_study_is_heard(cluster, kit: Checkout, jobs) -> No
 def test_a_run_that_has_just_finished_is_not_requeued(cluster, kit: Checkout, jobs) -> None:
     """The signal comes after its last iteration."""
     assert cluster.wait(jobs["last"], 120) == ("COMPLETED", "0:0"), kit.log(jobs["last"])
-    assert cluster.show(jobs["last"])[0]["Restarts"] == "0"
+    last = RunPaths(kit.folder / "logs" / "single" / f"job-{jobs['last']}")
+    assert last.attempt_numbers() == [0]
 
 
 def rows(path: Path) -> list[dict[str, str]]:
@@ -126,8 +126,6 @@ def test_a_job_over_its_memory_is_oom_with_the_line_that_says_so(
     make_cluster, kit: Checkout
 ) -> None:
     small = make_cluster("--memory-limits", "--nodes=1")
-    if "no memory cgroup" in small.printed:
-        pytest.skip("the kernel's limit needs root and cgroup v1")
     own = {**kit.env, "PYTHONPATH": str(kit.folder)}
     words = [*STUDY, "--name", "memory", "--mem", "150M", "--no-collect"]
     done = small.run(
@@ -137,5 +135,5 @@ def test_a_job_over_its_memory_is_oom_with_the_line_that_says_so(
     done = small.run(sys.executable, "collect_results.py", "memory", cwd=kit.folder, env=own)
     assert done.returncode == 3
     (row,) = rows(kit.folder / "logs" / "memory" / "results.csv")
-    assert row["status"] == "oom" and re.search(r"(?i)oom.kill|out of memory", row["evidence"]), row
+    assert row["status"] == "oom" and "exceeded memory limit" in row["evidence"], row
     assert small.door("down").returncode == 0

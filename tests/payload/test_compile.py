@@ -1,13 +1,11 @@
 """--compile: the same losses, and an honest time of the compilation."""
 
-import shutil
-
 import pytest
 
 from support.rigs import NO_BREAKDOWN, Start
 
 
-@pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile on the CPU needs g++")
+@pytest.mark.needs("g++")  # torch.compile on the CPU
 def test_compiling_changes_no_loss_and_its_time_is_recorded(forge: Start) -> None:
     words = [
         "--dataset",

@@ -8,8 +8,9 @@ from torch import nn
 
 from jobkit.errors import UsageError
 from jobkit.payload import warnings
-from jobkit.payload.distributed import RankEnv, pick_device, read_rank_env
+from jobkit.payload.distributed import pick_device
 from jobkit.payload.model import CNN, build_model
+from jobkit.payload.place import RankEnv, read_rank_env
 from jobkit.spec.runspec import RunSpec
 
 OWN = """

@@ -1,5 +1,5 @@
-"""`python -m jobkit drill`: what a fault costs. The same short training under one fault after the
-other, started again as a user, jobkit or Slurm would, and compared with an undisturbed run.
+"""`python -m jobkit drill`: the cost of a fault. The same short training under one fault after the
+other, started again as a user, jobkit or Slurm would, and compared with a run without a fault.
 """
 
 import argparse
@@ -8,25 +8,25 @@ import os
 import secrets
 import shutil
 import signal
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from jobkit.drill.course import Course, Halted
-from jobkit.drill.faults import FAULTS, NODE_FAULTS, WIDE, Fault
+from jobkit.drill.fault import FaultCase
+from jobkit.drill.fault_run import FaultRun, Halted
+from jobkit.drill.faults import FAULTS, NODE_FAULTS, WIDE
 from jobkit.drill.place import LocalPlace, Place, compare
 from jobkit.drill.row import Row, checkpoint_bytes, with_parameters
 from jobkit.drill.slurm import Minicluster, SlurmPlace
-from jobkit.errors import Exit, Parser, UsageError, one_of
+from jobkit.errors import Exit, Parser, UsageError, command, one_of
 from jobkit.launch.slurm.cluster import find_site
 from jobkit.paths import RunPaths, StudyPaths
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-REFERENCE = "undisturbed"
+REFERENCE = "reference"
 # 64 iterations, with a checkpoint at every tenth and in the end.
 TRAINING: dict[str, object] = {
     "strategy": "ddp",
@@ -57,7 +57,7 @@ def parser() -> argparse.ArgumentParser:
     """The command line of drill."""
     made = Parser(
         prog="jobkit drill",
-        description="Plant faults in a short training, and measure what each of them costs.",
+        description="Inject faults into a short training, and measure what each of them costs.",
         epilog=EPILOG,
     )
     where = made.add_mutually_exclusive_group()
@@ -72,7 +72,7 @@ def parser() -> argparse.ArgumentParser:
         type=int,
         default=25,
         metavar="N",
-        help=f"strike after this iteration, {FIRST} to {LAST} (default 25)",
+        help=f"inject the fault after this iteration, {FIRST} to {LAST} (default 25)",
     )
     made.add_argument("--name", default="drill", help="its folder under logs/ (default drill)")
     made.add_argument("--site", help="the cluster's profile (default: found by its name)")
@@ -81,11 +81,13 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--urgent-partition", metavar="P", help="partition that preempts jobs")
     made.add_argument(
         "--device", default="cpu", choices=("cpu", "cuda"),
-        help="what it trains on; the same bits are a promise on the CPU only (default cpu)",
+        help="what it trains on; that a run ends with the same bits is promised on CPUs of "
+        "one kind, not on GPUs (default cpu)",
     )  # fmt: skip
     return made
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the drill; return the exit code."""
     args = parser().parse_args(argv)
@@ -103,12 +105,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return run(args, [FAULTS[name] for name in names])
     except Halted:
         return Exit.INTERRUPTED
-    except UsageError as error:
-        print(f"jobkit drill: error: {error}", file=sys.stderr)
-        return Exit.USAGE
 
 
-def run(args: argparse.Namespace, faults: Sequence[Fault]) -> int:
+def run(args: argparse.Namespace, faults: Sequence[FaultCase]) -> int:
     """Run the drill where the arguments say; return the exit code."""
     from rich.console import Console
 
@@ -165,7 +164,7 @@ def place_of(args: argparse.Namespace, console: "Console") -> Iterator[Place]:
     try:
         if args.minicluster:
             console.print("bringing up a minicluster ...")
-            own = Minicluster.up()
+            own = Minicluster.up(WIDE)
         site = find_site("local" if args.local else args.site)
         if site is None:
             yield LocalPlace()
@@ -193,7 +192,7 @@ class Drill:
         self.settings = {**TRAINING, "device": args.device}
         self.token = secrets.token_hex(6)
 
-    def run(self, faults: Sequence[Fault]) -> list[Row]:
+    def run(self, faults: Sequence[FaultCase]) -> list[Row]:
         """Run the reference, then a run for each fault; return their rows, in order."""
         self.console.print(f"{REFERENCE}: the run that the others are compared with")
         self._reference()
@@ -212,19 +211,19 @@ class Drill:
         return with_parameters(rows, compare(folder / REFERENCE, tried), folder)
 
     def _reference(self) -> None:
-        plain = Fault(name=REFERENCE, text="", first=("ok",), plant="")
-        course = self._course(plain)
-        row = course.run_undisturbed()
+        plain = FaultCase(name=REFERENCE, text="", first=("ok",), kind="")
+        reference = self._fault_run(plain)
+        row = reference.run_reference()
         if row.final_status != "ok":
-            raise UsageError(f"the run without a fault failed: see {course.paths.log}")
-        self.bytes = checkpoint_bytes(course.paths)
+            raise UsageError(f"the run without a fault failed: see {reference.paths.log}")
+        self.bytes = checkpoint_bytes(reference.paths)
 
-    def _in_lanes(self, faults: Sequence[Fault]) -> dict[str, "Future[Row]"]:
+    def _in_lanes(self, faults: Sequence[FaultCase]) -> dict[str, "Future[Row]"]:
         """Runs that do not disturb each other at the same time, the others one by one."""
         found: dict[str, Future[Row]] = {}
         lanes = {"shared": 1}
         if isinstance(self.place, SlurmPlace):
-            # Those that strike a node wait for Slurm to notice, most of their time.
+            # Those that hit a node wait for Slurm to notice, most of their time.
             cluster = self.place.cluster
             wide = cluster and len(cluster.nodes) >= WIDE
             lanes = {"shared": 2, "slow": 1, "nodes": len(NODE_FAULTS) if wide else 1}
@@ -240,11 +239,11 @@ class Drill:
                     found[fault.name] = alone.submit(self._one, fault)
         return found
 
-    def _one(self, fault: Fault) -> Row:
+    def _one(self, fault: FaultCase) -> Row:
         if self.halted.is_set():
             return Row(fault=fault.name, note="not tried: the drill was ended")
         try:
-            row = self._course(fault).run()
+            row = self._fault_run(fault).run()
         except Halted:
             return Row(fault=fault.name, note="the drill was ended")
         self.console.print(
@@ -254,8 +253,8 @@ class Drill:
         )
         return row
 
-    def _course(self, fault: Fault) -> Course:
-        return Course(
+    def _fault_run(self, fault: FaultCase) -> FaultRun:
+        return FaultRun(
             fault=fault,
             place=self.place,
             paths=RunPaths(self.study.folder.absolute() / fault.name),
@@ -268,7 +267,7 @@ class Drill:
         )
 
 
-def impossible(place: Place, fault: Fault) -> str:
+def impossible(place: Place, fault: FaultCase) -> str:
     """Why a fault cannot be tried at a place; empty where it can."""
     if place.name not in fault.where:
         return "it needs Slurm"

@@ -17,14 +17,14 @@ class Row:
 
     fault: str
     where: str = ""  # nodes of the first start, or "here"
-    first_status: str = ""  # of the attempt that was struck
+    first_status: str = ""  # of the attempt that the fault hit
     evidence: str = ""  # the line that proves it
     final_status: str = ""
     attempts: int = 0
-    detected_s: float | None = None  # from the strike to the attempt's end, as the launcher saw it
+    detected_s: float | None = None  # from the fault to the attempt's end, as the launcher saw it
     restart_s: float | None = None  # from the next attempt's start to its first iteration
     iterations_lost: int | None = None
-    same_parameters: bool | None = None  # as in the run without a fault, bit by bit
+    same_parameters: bool | None = None  # as in the run without a fault, bitwise equal
     orphans: int | None = None  # processes left; None: not seen from here
     note: str = ""
 
@@ -35,7 +35,7 @@ class Row:
 
     @property
     def good(self) -> bool:
-        """Whether it struck as it should, and nothing was lost but what had to be."""
+        """Whether the fault was injected and survived, and only unavoidable work was redone."""
         if not self.possible:
             return True
         same, left = self.same_parameters is True, bool(self.orphans)
@@ -76,13 +76,13 @@ def startup(paths: RunPaths, attempt: int) -> float | None:
     return float(found[0]["t"]) if found else None
 
 
-def lost_iterations(paths: RunPaths, struck: int) -> int:
+def lost_iterations(paths: RunPaths, injected: int) -> int:
     """Iterations of the first attempt that were done again: reached, less those loaded."""
     numbers = paths.attempt_numbers()
     if len(numbers) < 2:
         return 0
     done = [r for r in records(paths, numbers[0], "checkpoint") if r["action"] == "saved"]
-    reached = max([struck, *(int(r["iteration"]) for r in done)])
+    reached = max([injected, *(int(r["iteration"]) for r in done)])
     loaded = [r for r in records(paths, numbers[1], "checkpoint") if r["action"] == "loaded"]
     return reached - (int(loaded[0]["iteration"]) if loaded else 0)
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jobkit.drill.faults import WIDE
 from jobkit.drill.place import Started
 from jobkit.errors import UsageError
 from jobkit.launch.command import RUN_SH, job_command, python_path
@@ -37,7 +36,7 @@ def slurm(words: list[str], **env: str) -> "subprocess.CompletedProcess[str]":
 
 
 @dataclass(kw_only=True)
-class Job(Started):
+class SlurmStart(Started):
     """A Slurm job."""
 
     job_id: str
@@ -45,9 +44,13 @@ class Job(Started):
     _since: float = 0.0
 
     def look(self) -> bool:
-        shown = slurm(["scontrol", "-o", "show", "job", self.job_id]).stdout
-        fields = dict(re.findall(r"(?:^| )(\w+)=(\S*)", shown))
+        shown = slurm(["scontrol", "-o", "show", "job", self.job_id])
+        fields = dict(re.findall(r"(?:^| )(\w+)=(\S*)", shown.stdout))
         state, now = fields.get("JobState", ""), time.time()
+        if "Invalid job id" in shown.stderr:  # it ended, and MinJobAge is short here
+            self.ends += [now] * (len(self.begins) - len(self.ends))
+            self.over, self.said = True, f"Slurm job {self.job_id}: job not found"
+            return False
         if state in ("RUNNING", "COMPLETING") or "ExitCode" not in fields:
             self._since = 0.0
         if state == "RUNNING" and len(self.begins) <= int(fields["Restarts"]):
@@ -125,12 +128,12 @@ class Minicluster:
         return read_json(Path(self.folder) / "minicluster.json") or {}
 
     @classmethod
-    def up(cls) -> "Minicluster":
+    def up(cls, nodes: int) -> "Minicluster":
         """Bring one up for the drill, and point Slurm's commands at it."""
         made = cls(tempfile.mkdtemp(prefix="jobkit-drill-", dir="/tmp"), own=True)
         tries = [["--netns"]] if os.geteuid() == 0 else []
         try:
-            words = ["up", "--preemption", f"--nodes={WIDE}"]
+            words = ["up", "--preemption", f"--nodes={nodes}"]
             if not any(made.door(*words, *more).returncode == 0 for more in tries):
                 made.do(*words)
         except BaseException:
@@ -182,7 +185,7 @@ class SlurmPlace:
         done = slurm(words, **own, **env)
         if done.returncode:
             raise UsageError(refusal(done.stderr, options))
-        return Job(job_id=done.stdout.strip().split(";")[0])
+        return SlurmStart(job_id=done.stdout.strip().split(";")[0])
 
     def _options(self, spec: RunSpec, paths: RunPaths, more: Options) -> Options:
         shape = Shape(spec.nodes, spec.ranks_per_node)
@@ -193,13 +196,20 @@ class SlurmPlace:
 
     def warn(self, started: Started) -> None:
         """The stop signal, as Slurm sends it before the time limit."""
-        assert isinstance(started, Job)
+        assert isinstance(started, SlurmStart)
         slurm(["scancel", "--signal=USR2", started.job_id])
 
     def terminate_ranks(self, started: Started, mark: str) -> None:
         """TERM to the step alone."""
-        assert isinstance(started, Job)
+        assert isinstance(started, SlurmStart)
         slurm(["scancel", "--signal=TERM", started.job_id])
+
+    def preempt(self, nodes: list[str]) -> str:
+        """Submit a job that preempts what runs on the nodes; why it was refused, or empty."""
+        words = ["sbatch", f"--partition={self.urgent}", f"--nodes={len(nodes)}", "--exclusive"]
+        words += [f"--nodelist={','.join(nodes)}", "--output=/dev/null", "--job-name=drill-urgent"]
+        done = slurm([*words, "--time=1", "--wrap", "sleep 2"])
+        return done.stderr.strip() or "sbatch failed" if done.returncode else ""
 
     def namespace(self) -> int | None:
         """A process whose mounts the jobs of n1 see; None where there is none to be had."""
@@ -208,7 +218,7 @@ class SlurmPlace:
 
 def first_row(job_id: str) -> slurm_jobs.Job | None:
     """What sacct says of a job's first start; None where it says nothing, or that it was requeued
-    on the job's own wish.
+    at the job's own request.
     """
     form = "--format=JobID,State,ExitCode,Elapsed,NodeList,AllocTRES,MaxRSS"
     shown = slurm(["sacct", "-D", "-X", "-P", "-n", "-j", job_id, form]).stdout

@@ -32,12 +32,12 @@ def _cell(value: object) -> object:
 
 
 def show(rows: Sequence[Row], console: Console) -> None:
-    """Print the table, then what is to be said of single faults."""
+    """Print the table, then the notes on single faults."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("fault", no_wrap=True)
     table.add_column("attempt 0", no_wrap=True)
-    table.add_column("then", no_wrap=True)
-    for name in ("detected", "restart", "lost", "same", "orphans"):
+    table.add_column("final status", no_wrap=True)
+    for name in ("detected", "restart", "redone", "bitwise equal", "leaked"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         if row.possible:
@@ -50,8 +50,8 @@ def show(rows: Sequence[Row], console: Console) -> None:
             console.print(f"{row.fault}: {row.note}", soft_wrap=True)
     console.print(
         "detected: from the fault to the end of attempt 0. restart: from the next start to its\n"
-        "first iteration. lost: iterations done again. same: the parameters of the run without\n"
-        "a fault, bit by bit. orphans: processes left",
+        "first iteration. redone: iterations. bitwise equal: to the parameters of the reference\n"
+        "run. leaked: processes that were left",
         soft_wrap=True,
     )
 

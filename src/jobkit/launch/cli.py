@@ -15,6 +15,8 @@ from jobkit.launch.request import How
 from jobkit.launch.site import known_sites
 from jobkit.launch.slurm.cluster import find_site
 from jobkit.launch.slurm.options import OVERRIDES, verbatim
+from jobkit.outcome.status import BAD_ENDS
+from jobkit.requeue import MAX_RESTARTS
 from jobkit.spec.options import add_spec_arguments, given_settings
 from jobkit.spec.plan import STUDIES, Plan, Study
 
@@ -25,7 +27,6 @@ if TYPE_CHECKING:  # so that --help imports neither rich nor submitit
     from jobkit.outcome.status import RunState
 
 DEFAULT_STUDY = "strong"
-ONLY = ("missing", "failed", "oom", "timeout", "preempted", "cancelled", "node_fail")
 EPILOG = """examples:
   python run_benchmarks.py --study demo                        a first look, on any machine
   python run_benchmarks.py --study strong --dry-run            print each command, write nothing
@@ -77,13 +78,15 @@ def parser() -> argparse.ArgumentParser:
         metavar="N",
         help="runs at one time (default: 1 on this machine, any number on Slurm)",
     )
-    how.add_argument("--only", choices=ONLY, help="start only the runs with this status")
+    how.add_argument(
+        "--only", choices=("missing", *BAD_ENDS), help="start only the runs with this status"
+    )
     how.add_argument(
         "--max-restarts",
         type=at_least(int, 0),
         metavar="N",
         help="how often a run goes on from its checkpoint: on Slurm after it was stopped early "
-        "(default 3), here after it was stopped or failed (default 0)",
+        f"(default {MAX_RESTARTS}), here after it was stopped or failed (default 0)",
     )
     how.add_argument(
         "--monitor-interval",

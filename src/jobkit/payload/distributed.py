@@ -1,70 +1,18 @@
-"""Rank, master, device and process group, from torchrun's or Slurm's environment."""
+"""The device and the process group of a rank."""
 
 import datetime
 import os
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from jobkit.errors import UsageError
-from jobkit.payload import slurm_env
+from jobkit.payload.place import RankEnv
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankEnv:
-    """Rank, size and master of a process in its job. Ranks of a node follow each other."""
-
-    rank: int = 0
-    local_rank: int = 0
-    world_size: int = 1
-    local_world_size: int = 1
-    master_addr: str = "127.0.0.1"
-    master_port: int = 0
-    job_id: str | None = None
-    restart: int = 0
-
-    @property
-    def nodes(self) -> int:
-        """Nodes of the job, every one with the same number of ranks."""
-        return self.world_size // self.local_world_size
-
-
-def read_rank_env(environ: Mapping[str, str] = os.environ) -> RankEnv:
-    """Read rank and size: torchrun's variables first, then Slurm's, else one process alone.
-
-    Raises UsageError for an environment that contradicts itself, with the fix.
-    """
-    job: dict[str, Any] = {
-        "job_id": environ.get("SLURM_JOB_ID"),
-        "restart": int(environ.get("SLURM_RESTART_COUNT", 0)),
-    }
-    if "RANK" in environ and "WORLD_SIZE" in environ:
-        world = int(environ["WORLD_SIZE"])
-        place = RankEnv(
-            rank=int(environ["RANK"]),
-            local_rank=int(environ.get("LOCAL_RANK", 0)),
-            world_size=world,
-            local_world_size=int(environ.get("LOCAL_WORLD_SIZE", world)),
-            master_addr=environ.get("MASTER_ADDR", "127.0.0.1"),
-            master_port=int(environ.get("MASTER_PORT", 0)),
-            **job,
-        )
-    elif "SLURM_PROCID" in environ and "SLURM_STEP_ID" in environ:
-        place = RankEnv(**slurm_env.place(environ), **job)
-    else:
-        place = RankEnv()
-    if place.world_size % place.local_world_size or place.rank >= place.world_size:
-        raise UsageError(
-            f"{place.world_size} ranks do not fill nodes of {place.local_world_size}: give every "
-            "node the same number (--ntasks-per-node, or --nproc-per-node off Slurm)"
-        )
-    return place
 
 
 def pick_device(wanted: str, place: RankEnv) -> torch.device:

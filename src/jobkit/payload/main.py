@@ -14,6 +14,7 @@ from jobkit.errors import Exit, Parser, UsageError
 from jobkit.paths import RunPaths, read_json
 from jobkit.payload.guard.stopping import StopRequest
 from jobkit.payload.leaving import leave, leave_after
+from jobkit.payload.place import read_rank_env, set_threads, share_of_cores
 from jobkit.spec.dataset import check_source
 from jobkit.spec.options import add_spec_arguments, given_settings
 from jobkit.spec.runspec import RunSpec, check_keys, overridden
@@ -30,7 +31,8 @@ def parser() -> argparse.ArgumentParser:
     made = Parser(
         prog="run.sh",
         usage="%(prog)s [options]",
-        description="Train a model under one parallel strategy and print [METRIC] lines.",
+        description="Train a model under one parallel strategy and print [METRIC] lines. "
+        "'bash run.sh --help' shows how it is started.",
         epilog=EPILOG,
     )
     made.add_argument("--run-dir", type=Path, help="the run's folder (run.sh gives it)")
@@ -125,12 +127,12 @@ def _run_rank(
     stop: StopRequest,
 ) -> int:
     """Train as one rank; return its exit code. A failure is logged with the rank."""
-    from jobkit.payload.distributed import read_rank_env
+    place = read_rank_env()
+    spec = replace(spec, nodes=place.nodes, ranks_per_node=place.local_world_size)
+    set_threads(spec.threads or share_of_cores(place.local_world_size))
     from jobkit.payload.job import RankJob
     from jobkit.payload.run import run_rank
 
-    place = read_rank_env()
-    spec = replace(spec, nodes=place.nodes, ranks_per_node=place.local_world_size)
     notes = []
     if planned not in (None, place.world_size):
         notes.append(f"--spec {args.spec} was for {planned} ranks; this run has {place.world_size}")

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -199,6 +198,8 @@ def test_help_imports_no_library(main: str) -> None:
     assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL).returncode == 0
 
 
-@pytest.mark.skipif(not shutil.which("shellcheck"), reason="shellcheck is not installed")
-def test_plot_sh_passes_shellcheck() -> None:
-    subprocess.run(["shellcheck", str(ROOT / "plot_results.sh")], check=True)
+@pytest.mark.needs("shellcheck")
+def test_shell_scripts_pass_shellcheck() -> None:
+    scripts = [*ROOT.glob("*.sh"), *ROOT.glob("hpc/*.sh"), ROOT / ".ci" / "run"]
+    assert len(scripts) > 6
+    subprocess.run(["shellcheck", "--severity=warning", *scripts], check=True)

@@ -1,10 +1,7 @@
 """report.html in a real browser: on a desk, on a phone, in the dark, on paper, and offline."""
 
-import functools
 import html
-import os
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -14,43 +11,26 @@ from jobkit.analysis.collect.results import collect
 from jobkit.analysis.figures.draw import draw
 from jobkit.analysis.findings.forecast import forecasts
 from jobkit.analysis.report.report import write_report
+from support import needs
 from support.realistic_study import realistic_study
+
+pytestmark = pytest.mark.needs("chromium")
 
 POLICY = r'<meta http-equiv="Content-Security-Policy"[^>]*>'
 PAPER_PX = round((210 - 2 * 14) / 25.4 * 96)  # A4 between its margins
 
 
-def find() -> str | None:
-    return shutil.which("chromium") or shutil.which("google-chrome")
-
-
-@functools.cache
-def chromium() -> str:
-    """The browser; in CI it is installed where it is absent. Where there is none, that is said."""
-    if found := find():
-        return found
-    if not os.environ.get("CI"):
-        pytest.skip("chromium is not installed; run: apt-get install -y chromium")
-    sudo = [] if os.geteuid() == 0 else ["sudo", "--non-interactive"]
-    install = [*sudo, "apt-get", "install", "-y", "--no-install-recommends", "chromium"]
-    for command in ([*sudo, "apt-get", "update"], install):
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if not (found := find()):
-        pytest.skip(f"chromium cannot be had: {' '.join(install)}: {done.stderr.strip()[-300:]}")
-    return found
-
-
 def browse(page: Path, *options: str) -> subprocess.CompletedProcess[str]:
     """Load a page in a browser of its own; what it logs is on stderr."""
     quiet = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-    command = [chromium(), *quiet, f"--user-data-dir={page.parent / 'profile'}", *options]
+    own = f"--user-data-dir={page.parent / 'profile'}"
+    command = [str(needs.program("chromium")), *quiet, own, *options]
     return subprocess.run([*command, page.as_uri()], capture_output=True, text=True, timeout=120)
 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The report of a study with every figure and table, a failed run and a forecast."""
-    chromium()
     folder = tmp_path_factory.mktemp("report")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JOBKIT_LOGS", str(folder))

@@ -15,11 +15,13 @@ from rich.console import Console
 from jobkit.drill import cli
 from jobkit.drill import faults as drill_faults
 from jobkit.drill import slurm as drill_slurm
-from jobkit.drill.course import Course, Lost, lane_options
-from jobkit.drill.faults import FAULTS, LANES, NODE_FAULTS, WIDE, Fault
+from jobkit.drill.fault import FaultCase
+from jobkit.drill.fault_run import FaultRun, Lost
+from jobkit.drill.faults import FAULTS, NODE_FAULTS, WIDE
+from jobkit.drill.lanes import lane_options
 from jobkit.drill.place import MARK, LocalPlace, Started, end_marked, marked, none_left
 from jobkit.drill.row import Row, first_attempt, lost_iterations, startup, with_parameters
-from jobkit.drill.slurm import Job, Minicluster, SlurmPlace
+from jobkit.drill.slurm import Minicluster, SlurmPlace, SlurmStart
 from jobkit.drill.table import listing, show, write_csv
 from jobkit.errors import UsageError
 from jobkit.launch.site import Site
@@ -147,13 +149,13 @@ def sized(folder: Path, nodes: int) -> None:
 
 
 @pytest.mark.parametrize("nodes", [4, WIDE])
-def test_what_strikes_a_node_is_away_from_the_other_runs(
+def test_what_hits_a_node_is_away_from_the_other_runs(
     mini: SlurmPlace, tmp_path: Path, nodes: int
 ) -> None:
     sized(tmp_path, nodes)
     names = [f"n{i}" for i in range(1, nodes + 1)]
 
-    def nodes_of(fault: Fault) -> list[str]:
+    def nodes_of(fault: FaultCase) -> list[str]:
         away = str(lane_options(mini, fault)["exclude"]).split(",")
         return [name for name in names if name not in away]
 
@@ -164,12 +166,14 @@ def test_what_strikes_a_node_is_away_from_the_other_runs(
         size = 1 if fault.one_node else 2
         spare = 0 if fault.needs == "urgent" else 1  # a node to go on at
         assert len(own) >= size + spare
-        assert not {"n1", "n2"} & set(own[size - 1 :]), "another run's node may be struck"
+        assert not {"n1", "n2"} & set(own[size - 1 :]), "another run's node may be hit"
         taken += own
     if nodes == WIDE:
         assert len(taken) == len(set(taken)) and "n1" not in taken and "n2" not in taken
     assert lane_options(LocalPlace(), FAULTS["kill"]) == {}
-    assert mini.urgent == "urgent" and all(fault.lane in LANES for fault in FAULTS.values())
+    assert mini.urgent == "urgent" and all(
+        fault.lane in ("shared", "slow", "nodes", "alone") for fault in FAULTS.values()
+    )
 
 
 def test_why_a_fault_is_not_possible(mini: SlurmPlace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,13 +207,31 @@ def test_a_jobs_starts_and_ends_are_noted(monkeypatch: pytest.MonkeyPatch) -> No
         return subprocess.CompletedProcess(words, 0, text, "")
 
     monkeypatch.setattr(drill_slurm, "slurm", answer)
-    job, looks = Job(job_id="7"), 0
+    job, looks = SlurmStart(job_id="7"), 0
     while job.look():
         looks += 1
     assert looks == 8 and not answers
     assert (len(job.begins), len(job.ends), job.nodes) == (2, 2, ["n1", "n2"])
     assert job.begins[0] <= job.ends[0] <= job.begins[1] <= job.ends[1]
     assert job.said == "Slurm job 7: COMPLETED"
+
+
+def test_a_job_that_slurm_has_forgotten_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some sites' controllers forget a job seconds after its end."""
+    unknown = "slurm_load_jobs error: Invalid job id specified\n"
+    answers = [
+        (0, shown("RUNNING"), ""),
+        (0, "n1\nn2\n", ""),
+        (1, "", "timed out"),
+        (1, "", unknown),
+    ]
+    monkeypatch.setattr(
+        drill_slurm, "slurm", lambda words: subprocess.CompletedProcess(words, *answers.pop(0))
+    )
+    job = SlurmStart(job_id="7")
+    assert [job.look() for _ in range(3)] == [True, True, False]
+    assert job.over and len(job.ends) == 1
+    assert job.said == "Slurm job 7: job not found"
 
 
 def test_processes_are_found_by_their_mark() -> None:
@@ -228,57 +250,57 @@ def test_processes_are_found_by_their_mark() -> None:
 
 
 @pytest.fixture
-def course(tmp_path: Path) -> Course:
+def run(tmp_path: Path) -> FaultRun:
     paths = RunPaths(tmp_path / "x")
     for name, content in (("00000010-0", b"older"), ("00000020-0", b"0123456789")):
         (paths.checkpoints / name).mkdir(parents=True)
         (paths.checkpoints / name / "__0_0.distcp").write_bytes(content)
         (paths.checkpoints / name / "manifest.json").write_bytes(b"{}" * 20)
-    return Course(
+    return FaultRun(
         fault=FAULTS["kill"], place=LocalPlace(), paths=paths, at=25, settings={}, mark="m",
         say=print, halted=threading.Event(),
     )  # fmt: skip
 
 
-def test_only_the_newest_checkpoint_is_damaged(course: Course) -> None:
-    newest = course.paths.checkpoints / "00000020-0" / "__0_0.distcp"
-    drill_faults._flip_bit(course)
+def test_only_the_newest_checkpoint_is_damaged(run: FaultRun) -> None:
+    newest = run.paths.checkpoints / "00000020-0" / "__0_0.distcp"
+    drill_faults._flip_bit(run)
     assert [a ^ b for a, b in zip(newest.read_bytes(), b"0123456789", strict=True)] == [
         0, 0, 0, 0, 0, 16, 0, 0, 0, 0,
     ]  # fmt: skip
-    drill_faults._cut_short(course)
+    drill_faults._cut_short(run)
     assert len(newest.read_bytes()) == 5
-    assert (course.paths.checkpoints / "00000010-0" / "__0_0.distcp").read_bytes() == b"older"
+    assert (run.paths.checkpoints / "00000010-0" / "__0_0.distcp").read_bytes() == b"older"
 
 
 def test_a_wait_ends_with_its_reason_or_with_the_drill(
-    course: Course, monkeypatch: pytest.MonkeyPatch
+    run: FaultRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jobkit.drill.course.PATIENCE_S", 0.01)
+    monkeypatch.setattr("jobkit.drill.fault_run.PATIENCE_S", 0.01)
     with pytest.raises(Lost, match="the moon: not within"):
-        course.wait("the moon", lambda: False)
-    course.halted.set()
+        run.wait("the moon", lambda: False)
+    run.halted.set()
     with pytest.raises(Exception) as ended:
-        course.wait("the moon", lambda: False)
+        run.wait("the moon", lambda: False)
     assert type(ended.value).__name__ == "Halted"
 
 
 def test_a_fault_that_cannot_be_mended_is_a_row_like_any_other(
-    course: Course, monkeypatch: pytest.MonkeyPatch
+    run: FaultRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An error from outside ends neither the drill nor what is to be put right after it."""
 
     def refused(*_: object) -> None:
         raise UsageError("minicluster: error: the link is busy")
 
-    def begun(course: Course, *_: object) -> None:
-        course.starts.append(Started(over=True, begins=[1.0], ends=[2.0]))
+    def begun(run: FaultRun, *_: object) -> None:
+        run.starts.append(Started(over=True, begins=[1.0], ends=[2.0]))
         raise OSError("no room")
 
-    course.fault = replace(FAULTS["kill"], after=refused)
-    course.paths = RunPaths(course.paths.folder / "another")
-    monkeypatch.setattr(Course, "_start", begun)
-    row = course.run()
+    run.fault = replace(FAULTS["kill"], after=refused)
+    run.paths = RunPaths(run.paths.folder / "another")
+    monkeypatch.setattr(FaultRun, "_start", begun)
+    row = run.run()
     assert row.note == "no room; minicluster: error: the link is busy"
     assert row.possible and not row.good
 
@@ -322,7 +344,7 @@ def test_a_fault_knows_its_true_statuses_and_its_kind() -> None:
 
     for fault in FAULTS.values():
         assert fault.first and set(fault.first) <= set(STATUSES)
-        assert fault.plant in ("hold", "kill", "raise", "hang")
-        # A rank that holds still needs somebody to strike it.
-        assert (fault.plant == "hold") == (fault.strike is not None)
-    assert isinstance(FAULTS["kill"], Fault) and isinstance(Minicluster("x"), Minicluster)
+        assert fault.kind in ("hold", "kill", "raise", "hang")
+        # A rank that pauses needs a fault from outside.
+        assert (fault.kind == "hold") == (fault.inject is not None)
+    assert isinstance(FAULTS["kill"], FaultCase) and isinstance(Minicluster("x"), Minicluster)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from minicluster import cli, config, links, machine, packages, slurm, state
+from minicluster import cli, config, links, machine, slurm, state
 from minicluster.config import Options, Plan
-from minicluster.errors import ClusterError, UsageError
+from minicluster.errors import UsageError
 from minicluster.layout import MAX_ROOT_BYTES, Layout, Ports, check_root
 from support.place import ROOT
 
@@ -39,7 +39,6 @@ EVERYTHING = plan(
     user="root",
     subnet="10.77.3",
     names_resolve=True,
-    cgroup_mount="/sys/fs/cgroup",
 )
 
 
@@ -64,16 +63,14 @@ def test_gres_conf() -> None:
     assert config.gres_conf(SMALL) == "AutoDetect=off\n"
 
 
-def test_cgroup_conf() -> None:
-    assert config.cgroup_conf(USUAL).splitlines()[-3:] == [
+@pytest.mark.parametrize("made", [USUAL, EVERYTHING])
+def test_cgroup_conf(made: Plan) -> None:
+    """No machine's own cgroups, whatever the options."""
+    assert config.cgroup_conf(made).splitlines()[-3:] == [
         "CgroupPlugin=cgroup/v1",
         "CgroupMountpoint=/tmp/mc/run",
         "CgroupAutomount=no",
     ]
-    assert config.cgroup_conf(EVERYTHING) == (
-        "CgroupPlugin=cgroup/v1\nCgroupMountpoint=/sys/fs/cgroup\n"
-        "CgroupAutomount=no\nConstrainRAMSpace=yes\n"
-    )
 
 
 def test_hosts() -> None:
@@ -171,38 +168,6 @@ def test_missing_packages_end_with_the_command_to_install_them(
 def test_accounting_and_netns_need_more_packages() -> None:
     assert machine.packages(Options(accounting=False)) == ["slurm-wlm", "munge", "util-linux"]
     assert set(machine.packages(Options(netns=True))) == set(machine.PACKAGES)
-
-
-def test_nothing_is_installed_where_it_may_not_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    monkeypatch.delenv("CI", raising=False)
-    with pytest.raises(UsageError, match=r"sudo apt-get update && sudo apt-get install .* munge"):
-        packages.install(["munge"], print)
-    monkeypatch.setenv("CI", "true")
-    assert packages.may_install()
-
-
-def test_install_runs_apt_get_and_checks_what_came(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """With an apt-get that writes down how it was called, and installs munged only."""
-    for name, text in (
-        ("apt-get", f'echo "$@" >>{tmp_path}/calls; cp "$0" {tmp_path}/munged'),
-        ("sudo", 'shift; exec "$@"'),
-    ):
-        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
-        (tmp_path / name).chmod(0o755)
-    monkeypatch.setattr(machine, "search_path", lambda: str(tmp_path))
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setenv("CI", "1")
-    assert packages.install(["munge"], print) == 0
-    assert capsys.readouterr().out.endswith("installed\n")
-    assert (tmp_path / "calls").read_text().splitlines() == [
-        "--quiet update",
-        "--quiet install -y --no-install-recommends munge",
-    ]
-    with pytest.raises(ClusterError, match="still without their commands: slurmdbd"):
-        packages.install(["munge", "slurmdbd"], print)
 
 
 def test_the_next_commands_after_sudo_name_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:

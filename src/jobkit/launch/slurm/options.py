@@ -10,6 +10,7 @@ from jobkit.errors import UsageError
 from jobkit.launch.request import How
 from jobkit.launch.site import Site, minutes
 from jobkit.paths import StudyPaths
+from jobkit.requeue import WARNING_S
 from jobkit.spec.plan import Plan
 from jobkit.spec.runspec import RunSpec
 
@@ -34,7 +35,6 @@ OVERRIDES: dict[str, tuple[str | None, str]] = {
     "mail-user": (None, "who is told"),
 }
 _OWN = ("nodes", "ntasks", "ntasks-per-node", "array", "output", "error", "job-name", "wrap")
-_WARNING_S = 60  # from the warning to the time limit
 _WARNED_FROM_MIN = 5
 # A warning that is sent to all of a job is for the run, which hears it too: the shell must live on.
 _SETUP = ["trap : USR1 USR2"]
@@ -158,7 +158,7 @@ def warning(options: Options, stop_signal: str) -> Options:
     the start. submitit sends some signal in any case; CONT does nothing.
     """
     short = minutes(str(options["time"])) < _WARNED_FROM_MIN
-    found: Options = {"signal": "CONT@1" if short else f"{stop_signal}@{_WARNING_S}"}
+    found: Options = {"signal": "CONT@1" if short else f"{stop_signal}@{WARNING_S}"}
     if "no-requeue" not in options:
         found["requeue"] = True
     return {key: value for key, value in found.items() if key not in options}

@@ -20,7 +20,7 @@ from jobkit.errors import UsageError
 from jobkit.launch.command import clean_environment, job_command, python_path
 from jobkit.launch.slurm.options import Batch, Options, Submission, submitit_parameters
 from jobkit.launch.task import collect_in_job, run_in_job, sweep_in_job
-from jobkit.paths import REPOSITORY, RunPaths, write_json, write_whole
+from jobkit.paths import REPOSITORY, RunPaths, own_folder, write_json, write_whole
 
 TIMEOUT_S = 30.0  # for one call of a Slurm command
 
@@ -127,7 +127,7 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
 def submit(submission: Submission) -> list[str]:
     """Submit everything; return the ids of the arrays (or of the one job). One sbatch a shape."""
     study = submission.study
-    study.submitit.mkdir(parents=True, exist_ok=True)
+    own_folder(study.submitit)
     for batch in submission.batches:
         for run_id in batch.run_ids:
             paths = study.run(run_id)

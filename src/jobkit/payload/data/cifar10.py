@@ -65,7 +65,8 @@ def read(data_dir: Path, say: Say, download: bool = True) -> tuple[Images, Image
 def _absent(data_dir: Path, why: str) -> UsageError:
     return UsageError(
         f"cifar10 is not in {data_dir} and {why}: on a machine with network access run "
-        f"'python -m jobkit prepare --dataset cifar10 --data-dir {data_dir}', or use --dataset synthetic"
+        f"'python -m jobkit prepare --dataset cifar10 --data-dir {data_dir}', "
+        "or use --dataset synthetic"
     )
 
 

@@ -1,4 +1,4 @@
-"""One fault's course: the run is started, struck, started again, and judged."""
+"""The run under one fault: started, the fault injected, started again, and judged."""
 
 import contextlib
 import shutil
@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from jobkit.drill.faults import NODE_FAULTS, WIDE, Fault
+from jobkit.drill.fault import FaultCase
+from jobkit.drill.lanes import lane_options
 from jobkit.drill.place import Place, Started, end_marked, none_left
 from jobkit.drill.row import Row, first_attempt, lost_iterations, startup
-from jobkit.drill.slurm import Job, Minicluster, SlurmPlace, first_row
+from jobkit.drill.slurm import Minicluster, SlurmPlace, SlurmStart, first_row
 from jobkit.errors import UsageError
 from jobkit.launch.slurm.options import Options
 from jobkit.outcome import slurm_jobs
@@ -23,7 +24,7 @@ _LINGER_S = 15.0  # for processes to end after their run
 
 
 class Lost(Exception):
-    """The run did not survive, or could not be struck; the text says what went wrong."""
+    """The run did not survive, or could not be tested; the text says what went wrong."""
 
 
 class Halted(Exception):
@@ -32,7 +33,7 @@ class Halted(Exception):
 
 @contextlib.contextmanager
 def noting(notes: list[str]) -> Iterator[None]:
-    """What goes wrong with one fault is noted, and ends no other's course."""
+    """What goes wrong with one fault is noted, and does not end another's run."""
     try:
         yield
     except (Lost, UsageError, OSError) as wrong:
@@ -40,19 +41,19 @@ def noting(notes: list[str]) -> Iterator[None]:
 
 
 @dataclass(kw_only=True)
-class Course:
+class FaultRun:
     """A run under one fault, while it lasts."""
 
-    fault: Fault
+    fault: FaultCase
     place: Place
     paths: RunPaths
-    at: int  # the iteration after which the fault strikes
+    at: int  # the iteration after which the fault is injected
     settings: Mapping[str, object]
     mark: str  # in the environment of all its processes
     checkpoint_bytes: int = 0
     say: Callable[[str], None]
     halted: threading.Event
-    struck_at: float = 0.0
+    injected_at: float = 0.0
     starts: list[Started] = field(default_factory=list)
 
     @property
@@ -68,19 +69,19 @@ class Course:
         assert isinstance(self.place, SlurmPlace) and self.place.cluster
         return self.place.cluster
 
-    @property
-    def urgent(self) -> str:
-        """The partition that preempts."""
-        assert isinstance(self.place, SlurmPlace) and self.place.urgent
-        return self.place.urgent
+    def preempt(self) -> None:
+        """Submit a job that preempts the run on its nodes."""
+        assert isinstance(self.place, SlurmPlace)
+        refused = self.place.preempt(self.nodes())
+        self.check(not refused, f"no urgent job: {refused}")
 
     def nodes(self) -> list[str]:
         """The nodes of the first start."""
         first = self.starts[0] if self.starts else None
-        return first.nodes if isinstance(first, Job) else []
+        return first.nodes if isinstance(first, SlurmStart) else []
 
-    def victim(self) -> str:
-        """The node that is struck: the last, which no run of another lane uses."""
+    def target(self) -> str:
+        """The node that the fault is injected into: the last, which no other lane uses."""
         return self.nodes()[-1]
 
     def namespace(self) -> int:
@@ -104,10 +105,10 @@ class Course:
             self.check(time.monotonic() < deadline, f"{what}: not within {PATIENCE_S:.0f} s")
             time.sleep(self.place.poll_s)
 
-    # --- the course -----------------------------------------------------------------------------
+    # --- the run --------------------------------------------------------------------------------
 
     def run(self) -> Row:
-        """Start the run, have it struck, and start it again until it is done."""
+        """Start the run, inject the fault, and start it again until it is done."""
         notes: list[str] = []
         try:
             with noting(notes):
@@ -122,7 +123,7 @@ class Course:
                     self.fault.after(self)
         return self._judge("; ".join(notes), left)
 
-    def run_undisturbed(self) -> Row:
+    def run_reference(self) -> Row:
         """Run it without any fault."""
         self.paths.folder.mkdir(parents=True)
         self._start({}, False)
@@ -139,27 +140,27 @@ class Course:
             fault.before(self)
         self._start(fault.options, self.place.name == "here" and not fault.between)
         mark = self.paths.fault_marker(0)
-        self.wait("the fault's moment", lambda: mark.exists() or not self.started.look())
+        self.wait("the injection point", lambda: mark.exists() or not self.started.look())
         self.check(mark.exists(), f"it {self.started.said} before the fault")
-        self.struck_at = mark.stat().st_mtime
-        if fault.strike:
-            self.struck_at = time.time()
-            fault.strike(self)
-        self.say(f"{fault.name}: struck after iteration {self.at}")
+        self.injected_at = mark.stat().st_mtime
+        if fault.inject:
+            self.injected_at = time.time()
+            fault.inject(self)
+        self.say(f"{fault.name}: injected after iteration {self.at}")
 
     def _start(self, options: Options, again: bool) -> None:
         env = {"JOBKIT_DRILL": self.mark}
-        if self.fault.plant:
-            env["JOBKIT_FAULT"] = f"{self.fault.plant}@{self.at}:{1 if self._planted else 0}"
+        if self.fault.kind:
+            env["JOBKIT_FAULT"] = f"{self.fault.kind}@{self.at}:{1 if self._by_rank else 0}"
         spec = self.place.spec({**self.settings, **self.fault.settings}, self.fault.one_node)
         lane = lane_options(self.place, self.fault)
         started = self.place.start(spec, self.paths, env, again, {**lane, **options})
         self.starts.append(started)
 
     @property
-    def _planted(self) -> bool:
-        """Whether the rank itself strikes; then it is rank 1, else rank 0 holds still."""
-        return self.fault.plant != "hold"
+    def _by_rank(self) -> bool:
+        """Whether the rank injects the fault itself: rank 1 then; else rank 0 pauses."""
+        return self.fault.kind != "hold"
 
     def _until_done(self) -> None:
         later = self.fault.later
@@ -175,7 +176,7 @@ class Course:
                 self.fault.between(self)
             self._start({}, False)
 
-    def _follow(self, later: Callable[["Course"], None] | None) -> None:
+    def _follow(self, later: Callable[["FaultRun"], None] | None) -> None:
         """Wait for the start's end; do what is to be done once the next attempt has begun."""
 
         def over() -> bool:
@@ -217,7 +218,7 @@ class Course:
             evidence=first.evidence or first.reason,
             final_status=final.status,
             attempts=len(numbers),
-            detected_s=ends[0] - self.struck_at if again and ends and self.struck_at else None,
+            detected_s=ends[0] - self.injected_at if again and ends and self.injected_at else None,
             restart_s=restart - begins[1] if restart else None,
             iterations_lost=lost_iterations(self.paths, self.at) if numbers else None,
             orphans=left,
@@ -230,27 +231,5 @@ class Course:
         early = first_attempt(self.paths, first.ends[0] if first and first.ends else None)
         state = run_state(early)
         shutil.rmtree(early.folder.parent)
-        row = first_row(first.job_id) if isinstance(first, Job) else None
+        row = first_row(first.job_id) if isinstance(first, SlurmStart) else None
         return slurm_jobs.merged(state, row)
-
-
-def lane_options(place: Place, fault: Fault) -> Options:
-    """Where the run may go on a minicluster, so that no fault strikes the run of another.
-
-    With nodes enough, each fault that strikes a node has three of its own; else one follows the
-    other on the last nodes.
-    """
-    if not isinstance(place, SlurmPlace) or place.cluster is None:
-        return {}
-    if "nodelist" in fault.options:
-        return {"nodelist": str(fault.options["nodelist"])}
-    names = place.cluster.nodes
-    if fault.lane != "nodes":
-        own = names[:2]
-    elif len(names) >= WIDE:
-        begin = 2 + 3 * NODE_FAULTS.index(fault.name)
-        own = names[begin : begin + 3]
-    else:
-        own = names[2:] if fault.one_node or fault.needs == "urgent" else names[1:]
-    away = [name for name in names if name not in own]
-    return {"exclude": ",".join(away)} if away else {}

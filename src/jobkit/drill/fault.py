@@ -1,0 +1,80 @@
+"""What a fault of the drill is, and what its actions may ask of the run."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from jobkit.drill.place import Place, Started
+from jobkit.launch.slurm.options import Options
+from jobkit.paths import RunPaths
+
+
+class Daemons(Protocol):
+    """The minicluster, as far as a fault needs it."""
+
+    @property
+    def saved_at(self) -> float:
+        """When slurmctld last saved its state, in Unix seconds."""
+
+    def do(self, *words: str) -> None:
+        """Run a command of the minicluster. Raises UsageError where it fails."""
+
+
+class RunUnderFault(Protocol):
+    """The run that a fault is injected into, as far as the fault's actions need it."""
+
+    place: Place
+    paths: RunPaths
+    mark: str
+    checkpoint_bytes: int
+    injected_at: float
+
+    @property
+    def started(self) -> Started:
+        """The newest start."""
+
+    @property
+    def minicluster(self) -> Daemons:
+        """The cluster whose daemons may be killed."""
+
+    def nodes(self) -> list[str]:
+        """The nodes of the first start."""
+
+    def target(self) -> str:
+        """The node that the fault is injected into."""
+
+    def preempt(self) -> None:
+        """Submit a job that preempts the run on its nodes."""
+
+    def namespace(self) -> int:
+        """A process whose mounts the ranks see."""
+
+    def check(self, good: bool, else_: str) -> None:
+        """Raise where something did not go as it must."""
+
+    def wait(self, what: str, condition: Callable[[], bool]) -> None:
+        """Wait until the condition holds."""
+
+
+Act = Callable[[RunUnderFault], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FaultCase:
+    """One fault, and what is known of it beforehand."""
+
+    name: str
+    text: str  # what happens
+    first: tuple[str, ...]  # the true statuses of the attempt that it hits
+    kind: str = "hold"  # JOBKIT_FAULT's: what the payload does to itself; hold: it pauses
+    where: tuple[str, ...] = ("slurm",)
+    needs: str = ""  # minicluster, links, root, urgent
+    lane: str = "shared"
+    one_node: bool = False  # both ranks on one node
+    settings: dict[str, object] = field(default_factory=dict)  # beside the drill's own
+    options: Options = field(default_factory=dict)  # of sbatch, for the first start
+    before: Act | None = None  # before the first start
+    inject: Act | None = None  # from outside, once the rank pauses
+    later: Act | None = None  # once the next attempt has begun
+    between: Act | None = None  # before it is started again
+    after: Act | None = None  # in the end, whatever became of it

@@ -1,0 +1,29 @@
+"""Where runs of a drill may go at the same time, so that no fault hits the run of another."""
+
+from jobkit.drill.fault import FaultCase
+from jobkit.drill.faults import NODE_FAULTS, WIDE
+from jobkit.drill.place import Place
+from jobkit.drill.slurm import SlurmPlace
+from jobkit.launch.slurm.options import Options
+
+
+def lane_options(place: Place, fault: FaultCase) -> Options:
+    """Where the run may go on a minicluster, so that no fault strikes the run of another.
+
+    With nodes enough, each fault that strikes a node has three of its own; else one follows the
+    other on the last nodes.
+    """
+    if not isinstance(place, SlurmPlace) or place.cluster is None:
+        return {}
+    if "nodelist" in fault.options:
+        return {"nodelist": str(fault.options["nodelist"])}
+    names = place.cluster.nodes
+    if fault.lane != "nodes":
+        own = names[:2]
+    elif len(names) >= WIDE:
+        begin = 2 + 3 * NODE_FAULTS.index(fault.name)
+        own = names[begin : begin + 3]
+    else:
+        own = names[2:] if fault.one_node or fault.needs == "urgent" else names[1:]
+    away = [name for name in names if name not in own]
+    return {"exclude": ",".join(away)} if away else {}
