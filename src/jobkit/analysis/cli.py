@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from jobkit.errors import Exit, UsageError
-from jobkit.paths import closed_to_others
+from jobkit.permissions import closed_to_others
 
 if TYPE_CHECKING:
     from jobkit.analysis.collect.results import Results

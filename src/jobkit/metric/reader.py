@@ -203,7 +203,7 @@ def _sealed(line: bytes, loads: Loads) -> Record | None:
 
 
 def _all_whole(records: list[Record]) -> bool:
-    """Whether is_whole holds for every one of many records."""
+    """Whether all records are whole, as is_whole says of one."""
     if any("part" in record for record in records):
         return all(map(is_whole, records))
     for record in records:

@@ -23,14 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from jobkit.errors import UsageError, nearest, one_of
-from jobkit.paths import (
-    REPOSITORY,
-    StudyPaths,
-    check_name,
-    closed_to_others,
-    find_named,
-    write_whole,
-)
+from jobkit.paths import REPOSITORY, StudyPaths, check_name, find_named, write_whole
+from jobkit.permissions import closed_to_others
 from jobkit.spec.runspec import ONE_RANK, SETTINGS, STRATEGIES, RunSpec, check_keys, overridden
 from jobkit.spec.setting import check_fields, setting
 

@@ -170,7 +170,7 @@ def test_the_one_before_is_taken(
     reason = spoil(copy.checkpoints / "00000008-0")
     done = again(forge, own, copy)
     assert actions(done, 1)[:2] == [("rejected", NEWEST), ("loaded", BEFORE)]
-    assert "checkpoint 00000008-0 is corrupt: " in warnings(done, 1)
+    assert "checkpoint 00000008-0 is corrupt, skipped: " in warnings(done, 1)
     assert reason in warnings(done, 1)
     assert same(final(straight), final(done)) == []
 

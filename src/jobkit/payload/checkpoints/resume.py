@@ -167,7 +167,7 @@ def _load(
     wanted = state.shared_tensors(trainer)
     parts = []
     for prefix in map(state.own_prefix, owners):
-        # Tensors to fill, for everything that is this owner's.
+        # Tensors to fill: all that belong to this owner.
         blank = {
             n: torch.empty(size, dtype=dtype)
             for n, (size, dtype) in shapes.items()

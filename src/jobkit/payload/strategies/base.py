@@ -104,14 +104,14 @@ class Strategy(ABC):
         return self._forward_backward(self.model, images, labels, weight)
 
     def plain(self, model: nn.Module) -> nn.Module:
-        """A bare model as this strategy computes it, but alone: a twin to measure."""
+        """A bare model as this strategy computes it, but alone: a replica to measure."""
         if self.spec.activation_checkpointing:
             checkpoint_blocks(model)
         return self.placed(model)
 
-    def pass_alone(self, twin: nn.Module, images: Tensor, labels: Tensor, weight: float) -> None:
-        """What forward_backward does, on a twin, without any other rank."""
-        self._forward_backward(twin, *self._at_least_one(images, labels, weight))
+    def pass_alone(self, replica: nn.Module, images: Tensor, labels: Tensor, weight: float) -> None:
+        """What forward_backward does, on a replica, without any other rank."""
+        self._forward_backward(replica, *self._at_least_one(images, labels, weight))
 
     def _at_least_one(
         self, images: Tensor, labels: Tensor, weight: float

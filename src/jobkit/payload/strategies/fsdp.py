@@ -87,8 +87,8 @@ class FSDP(Strategy):
                 module.float()
         return model
 
-    def pass_alone(self, twin: nn.Module, images: Tensor, labels: Tensor, weight: float) -> None:
-        super().pass_alone(twin, images.to(self.dtype), labels, weight)
+    def pass_alone(self, replica: nn.Module, images: Tensor, labels: Tensor, weight: float) -> None:
+        super().pass_alone(replica, images.to(self.dtype), labels, weight)
 
     def describe(self) -> list[str]:
         spec, copies = self.spec, self.spec.fsdp_hybrid_replicas

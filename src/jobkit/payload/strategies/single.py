@@ -1,4 +1,4 @@
-"""One process, no communication: the truth that the others are compared with."""
+"""One process, no communication: the reference of the others."""
 
 from torch import nn
 
