@@ -1,4 +1,4 @@
-"""What a user sees when something is wrong: one line, and a documented exit code."""
+"""Errors of the user: one line, and a documented exit code."""
 
 import argparse
 import difflib
@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 
 class Exit(IntEnum):
@@ -18,29 +18,33 @@ class Exit(IntEnum):
     USAGE = 2  # wrong usage or bad input; nothing was written
     INCOMPLETE = 3  # collected, but a run is not ok
     THRESHOLD = 4  # a threshold was not met
-    PREFLIGHT = 5  # the preflight found a fault
-    AGAIN = 75  # stopped early with a checkpoint: run me again
+    PREFLIGHT = 5  # a check of the preflight failed
+    AGAIN = 75  # stopped early with a checkpoint: run again to resume
     INTERRUPTED = 130
     TERMINATED = 143
 
 
 class UsageError(ValueError):
-    """What a user typed or supplied cannot be used. The text is the one line that they see."""
+    """Bad input from the user; the text is the one line that they see."""
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse's, with one line for a mistake, and examples kept as they were written."""
+    """argparse's parser, with one line per error, and with epilogs kept verbatim."""
 
     def __init__(self, **kwargs: Any) -> None:
         kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(**{"allow_abbrev": False, **kwargs})
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong in one line and end with 2."""
+        """Print the error in one line and exit with 2."""
         self.exit(Exit.USAGE, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
 
 
-Main = Callable[[Sequence[str] | None], int]
+class Main(Protocol):
+    """The main function of a command."""
+
+    def __call__(self, argv: Sequence[str] | None = None) -> int:
+        """Run with the arguments (default: the process's own); return the exit code."""
 
 
 def command(main: Main) -> Main:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jobkit.errors import Exit, Parser, UsageError, at_least, command, share
-from jobkit.paths import closed_to_others
+from jobkit.permissions import closed_to_others
 
 if TYPE_CHECKING:
     from jobkit.analysis.collect.results import Results

@@ -17,17 +17,17 @@ from torch import Tensor
 
 from jobkit.errors import Exit, Parser, UsageError, command
 from jobkit.paths import RunPaths
-from jobkit.payload.checkpoints.manifest import Broken
+from jobkit.payload.checkpoints.manifest import Corrupt
 from jobkit.payload.checkpoints.store import Store, found_in
 
 _PARTS = ("model.", "optim.")
 
 
 def newest_tensors(run: Path, store: Store) -> dict[str, Tensor]:
-    """Parameters and optimizer state of a run's newest checkpoint, by name. Raises Broken."""
+    """Parameters and optimizer state of a run's newest checkpoint, by name. Raises Corrupt."""
     found = found_in(RunPaths(run).checkpoints)
     if not found:
-        raise Broken(f"{run} has no checkpoint")
+        raise Corrupt(f"{run} has no checkpoint")
     store.check(found[0])
     shapes = store.shapes(found[0])
     tensors = {
@@ -79,14 +79,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _compare(reference: Path, runs: Sequence[Path], store: Store) -> int:
     try:
         expected, code = newest_tensors(reference, store), Exit.OK
-    except Broken as fault:
+    except Corrupt as fault:
         raise UsageError(f"the reference: {fault}") from None
     for run in runs:
         said: dict[str, object] = {"run": str(run), "same": None, "differing": [], "fault": ""}
         try:
             names = differing(expected, newest_tensors(run, store))
             said |= {"same": not names, "differing": names}
-        except Broken as fault:
+        except Corrupt as fault:
             said["fault"] = str(fault)
         code = code if said["same"] else Exit.THRESHOLD
         print(json.dumps(said), flush=True)

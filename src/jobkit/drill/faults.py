@@ -30,7 +30,7 @@ def _time_limit(run: RunUnderFault) -> None:
 
 def _let_go(run: RunUnderFault) -> None:
     """The rank that holds still goes on."""
-    run.paths.struck(0).unlink(missing_ok=True)
+    run.paths.fault_marker(0).unlink(missing_ok=True)
 
 
 # --- nodes, daemons, links ------------------------------------------------------------------------

@@ -43,6 +43,7 @@ def parser() -> argparse.ArgumentParser:
     """The command line of run_benchmarks.py."""
     made = Parser(
         prog="run_benchmarks.py",
+        usage="%(prog)s [options] [-- sbatch options]",
         description="Run a study: the same training under several strategies and sizes.",
         epilog=EPILOG,
     )

@@ -14,15 +14,13 @@ import re
 import shlex
 import sys
 import tomllib
-import types
-import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
 
-from jobkit.errors import Exit, UsageError, nearest, one_of
+from jobkit.errors import Exit, UsageError, nearest
 from jobkit.paths import REPOSITORY, check_name, find_named
+from jobkit.spec.setting import check_fields, setting
 
 SITES = REPOSITORY / "hpc" / "sites"
 GPU_REQUESTS = ("gpus-per-node", "gres", "gpus-per-task", "none")
@@ -46,13 +44,15 @@ class Site:
     time: str = "00:30:00"  # limit of one run
     exclusive: bool = False
     mem: str | None = None  # on each node
-    cpus_per_task: int | None = None
-    gpus_per_node: int | None = None  # a rank a GPU: no node takes more ranks
-    gpu_request: str = "gpus-per-node"  # how GPUs are asked for; none: nodes come whole
+    cpus_per_task: int | None = setting(None, "CPU cores of a rank", low=1)
+    gpus_per_node: int | None = setting(None, "GPUs, and ranks at most, on a node", low=1)
+    gpu_request: str = setting(
+        "gpus-per-node", "how GPUs are requested; none: whole nodes", choices=GPU_REQUESTS
+    )
     gpu_type: str | None = None
     setup: tuple[str, ...] = ()  # shell commands before the launch: module load, source ...
     env: Mapping[str, str] = field(default_factory=dict)
-    container: str = "none"
+    container: str = setting("none", "how each rank is started", choices=CONTAINERS)
     image: str | None = None  # edf: file or name; pyxis, apptainer: the image
     mounts: tuple[str, ...] = ()  # pyxis, apptainer: SRC:DST
     python: str | None = None  # how Python is called on the compute nodes (default: python)
@@ -61,20 +61,14 @@ class Site:
     sbatch: tuple[str, ...] = ()  # more options of sbatch, as they are
 
     def __post_init__(self) -> None:
-        for f in fields(self):
-            object.__setattr__(self, f.name, _checked(f.name, getattr(self, f.name)))
         check_name("site name", self.name)
-        one_of("gpu_request", self.gpu_request, GPU_REQUESTS)
-        one_of("container", self.container, CONTAINERS)
+        check_fields(self)
         minutes(self.time)
         for name in self.env:
             if not _ENV_NAME.fullmatch(name):
                 raise UsageError(f"env {name!r}: is no name of an environment variable")
         if self.container != "none" and not self.image:
             raise UsageError(f"container '{self.container}' needs image = ...")
-        for key in ("cpus_per_task", "gpus_per_node"):
-            if (value := getattr(self, key)) is not None and value < 1:
-                raise UsageError(f"{key} = {value}: must be 1 or more")
 
     @classmethod
     def load(cls, source: str | Path) -> "Site":
@@ -138,33 +132,6 @@ class Site:
         binds = [word for mount in self.mounts for word in ("--bind", mount)]
         assert self.image
         return ["apptainer", "exec", "--nv", *binds, self.image]
-
-
-_HINTS = typing.get_type_hints(Site)
-
-
-def _checked(name: str, value: Any) -> Any:
-    """The value as the type of its field; UsageError says what it must be."""
-    hint = _HINTS[name]
-    if isinstance(hint, types.UnionType):
-        if value is None:
-            return None
-        hint = next(a for a in typing.get_args(hint) if a is not type(None))
-    kind = typing.get_origin(hint) or hint
-    if kind is tuple:
-        if isinstance(value, list | tuple) and all(isinstance(v, str) for v in value):
-            return tuple(value)
-        raise UsageError(f"{name} = {value!r}: must be a list of texts")
-    if kind is Mapping:
-        if isinstance(value, Mapping) and all(isinstance(v, str) for v in value.values()):
-            return dict(value)
-        raise UsageError(f"[{name}] must be a table of texts, not {value!r}")
-    if type(value) is not kind:
-        words = {str: "a text", int: "a whole number", bool: "true or false"}
-        raise UsageError(f"{name} = {value!r}: must be {words[kind]}")
-    if kind is str and re.search(r"[\x00-\x1f\x7f]", value):
-        raise UsageError(f"{name} = {value!r}: has a control character")
-    return value
 
 
 def known_sites() -> list[str]:

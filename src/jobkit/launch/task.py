@@ -22,7 +22,8 @@ from jobkit.errors import Exit
 from jobkit.launch.command import local_environment
 from jobkit.outcome.liveness import process_start
 from jobkit.outcome.status import run_state
-from jobkit.paths import RunPaths, closed_to_others, write_json
+from jobkit.paths import RunPaths, write_json
+from jobkit.permissions import closed_to_others
 from jobkit.requeue import MAX_RESTARTS
 from jobkit.spec.runspec import RunSpec
 

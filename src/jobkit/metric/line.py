@@ -1,8 +1,8 @@
 """The [METRIC] line: record kinds, fields, units and the writer. jobkit.metric.reader reads it.
 
 A record is `[METRIC] ` and one JSON object on one line of at most 1,000 bytes. Its last field, crc,
-is the CRC-32 of the object before it was added, so that a line from which bytes are missing is
-never taken for a measurement. Other programs may print `[METRIC] key=value key=value` instead.
+is the CRC-32 of the object without it, so that a truncated line is never read as a measurement.
+Other programs may print `[METRIC] key=value key=value` instead.
 """
 
 import json
@@ -157,10 +157,10 @@ def _pieces(value: Any, room: int) -> list[Any]:
 
 
 def split(head: Record, fields: Record) -> list[Record]:
-    """Spread fields over as many records as keep each line within MAX_LINE_BYTES.
+    """Split fields into records whose lines stay within MAX_LINE_BYTES.
 
-    More than one record carry part and parts; merge_parts makes them one again. A text that fits
-    in no line is cut, and says so.
+    More than one record have the fields part and parts; merge_parts joins them. A text too long for
+    one line is truncated and marked.
     """
     room = MAX_LINE_BYTES - _line_bytes({**head, "part": 100, "parts": 100}) - 24
     bodies: list[Record] = [{}]
@@ -176,7 +176,7 @@ def split(head: Record, fields: Record) -> list[Record]:
 
 
 class MetricWriter:
-    """Writes the records of one attempt: to its file (the truth) and to the log (the mirror)."""
+    """Writes the records of one attempt: to its metrics file, and a copy to the log."""
 
     def __init__(
         self, *, study: str, run_id: str, attempt: int, rank: int, path: Path, log: TextIO
@@ -185,7 +185,7 @@ class MetricWriter:
         self._log = log
         self._seq = 0
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Unbuffered and O_APPEND: one write a record, so that a kill cannot tear one.
+        # Unbuffered and O_APPEND: one write per record, so that a kill cannot tear one.
         self._file = path.open("ab", buffering=0)
 
     def write(self, kind: str, **fields: Any) -> None:

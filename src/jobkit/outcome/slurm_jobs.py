@@ -48,7 +48,7 @@ class Job:
     """What Slurm says of a job. Empty texts and None: not said."""
 
     job_id: str
-    state: str  # Slurm's word, without "+" and "by UID"
+    state: str  # Slurm state, without "+" and "by UID"
     reason: str = ""  # why it waits
     exit_code: str = ""  # code:signal
     elapsed: str = ""
@@ -205,7 +205,7 @@ def _mib(text: str) -> float | None:
 
 
 def merged(own: RunState, job: Job | None, shared: bool = False) -> RunState:
-    """What became of a run, by its own files and by Slurm's word for its job.
+    """What became of a run, by its own files and by Slurm's state of its job.
 
     The run's own word for a good end stands, and its own reason for a bad one; what ended a job
     from outside, and whether it waits or runs, is Slurm's to say. shared: the job runs several
@@ -232,13 +232,15 @@ def merged(own: RunState, job: Job | None, shared: bool = False) -> RunState:
 
 def _gone(own: RunState, job: Job) -> RunState:
     """A run whose job is no longer known: it never started, or ended without a word."""
-    said = f"Slurm no longer knows job {job.job_id}"
+    said = f"job {job.job_id} not found in Slurm"
     if own.status == "pending":
-        return replace(own, status="missing", reason=f"{said}, and it left nothing")
+        return replace(own, status="missing", reason=f"{said}, and the run left no files")
     if own.status == "running":
-        return replace(own, status="failed", reason=f"{said}, and the run left no word of its end")
+        return replace(
+            own, status="failed", reason=f"{said}, and the run exited without a run_end record"
+        )
     return own
 
 
 def _unsaid(job: Job) -> str:
-    return f"{job.line}; the run left no word of its end"
+    return f"{job.line}; the run exited without a run_end record"

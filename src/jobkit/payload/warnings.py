@@ -4,7 +4,7 @@ import os
 
 import torch
 
-from jobkit.payload.distributed import Place
+from jobkit.payload.distributed import RankEnv
 from jobkit.spec.runspec import RunSpec
 from jobkit.spec.strategies import FACTS
 
@@ -45,7 +45,7 @@ def option(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def of_size(spec: RunSpec, place: Place, device: torch.device, samples: int) -> list[str]:
+def of_size(spec: RunSpec, place: RankEnv, device: torch.device, samples: int) -> list[str]:
     """Lines on batches larger than the data, and on more ranks than cores."""
     lines = []
     if spec.steps_batch_size > samples:

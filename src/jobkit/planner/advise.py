@@ -26,7 +26,12 @@ EPILOG = """examples:
 
 def parser() -> Parser:
     """The command line."""
-    made = Parser(prog="jobkit advise", description=__doc__.splitlines()[0], epilog=EPILOG)
+    made = Parser(
+        prog="jobkit advise",
+        usage="%(prog)s --device-memory GIB [options]",
+        description=__doc__.splitlines()[0],
+        epilog=EPILOG,
+    )
     add = made.add_argument
     add("--device-memory", type=positive, required=True, metavar="GIB", help="of one GPU, in GiB")
     add("--nodes", type=whole(1, 10**5), default=1, metavar="N", help="nodes (default 1)")

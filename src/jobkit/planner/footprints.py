@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from jobkit.errors import UsageError
-from jobkit.payload.distributed import Place
+from jobkit.payload.distributed import RankEnv
 from jobkit.payload.memory import MemoryInputs, Share, StagePass
 from jobkit.payload.strategies import STRATEGIES, Strategy
 from jobkit.planner.activations import fake_model, passes
@@ -89,7 +89,7 @@ def _at_one_rank(base: RunSpec, facts: Facts) -> RunSpec:
 
 def strategy_of(spec: RunSpec) -> Strategy:
     """The strategy, checked. Raises UsageError where its settings cannot be."""
-    place = Place(world_size=spec.world_size, local_world_size=spec.ranks_per_node)
+    place = RankEnv(world_size=spec.world_size, local_world_size=spec.ranks_per_node)
     strategy = STRATEGIES[spec.strategy](spec, place, _CPU)
     strategy.check()
     return strategy

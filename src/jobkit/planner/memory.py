@@ -34,7 +34,12 @@ PARTS = ("parameters", "gradients", "optimizer", "buffers", "activations", "comm
 
 def parser() -> Parser:
     """The command line."""
-    made = Parser(prog="jobkit memory", description=__doc__.splitlines()[0], epilog=EPILOG)
+    made = Parser(
+        prog="jobkit memory",
+        usage="%(prog)s [options]",
+        description=__doc__.splitlines()[0],
+        epilog=EPILOG,
+    )
     made.add_argument(
         "--gpus", type=whole(1, 10**6), default=1, metavar="N", help="ranks in all (default 1)"
     )

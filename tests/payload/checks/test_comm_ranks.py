@@ -18,7 +18,7 @@ from jobkit.errors import UsageError
 from jobkit.metric import comm
 from jobkit.metric.reader import merge_parts, read_file
 from jobkit.paths import RunPaths, read_json
-from jobkit.payload.distributed import Place
+from jobkit.payload.distributed import RankEnv
 from support.rigs import RUN_SH, environment
 
 SIZE = 5000  # neither a multiple of a rank's part nor of the pattern
@@ -107,7 +107,7 @@ class Alone:
     device = torch.device("cpu")
 
     def __init__(self, world: int = 2, nodes: int = 1) -> None:
-        self.place = Place(world_size=world, local_world_size=world // nodes)
+        self.place = RankEnv(world_size=world, local_world_size=world // nodes)
 
     def gather(self, value):
         return [value]
@@ -193,7 +193,7 @@ def test_a_wrong_result_is_reported(bench) -> None:
 
 def test_a_wrong_result_fails_the_run_and_is_kept(tmp_path: Path) -> None:
     paths, said = RunPaths(tmp_path), Notes()
-    one = Participant(Request(), Place(world_size=2, local_world_size=2), paths, 0)
+    one = Participant(Request(), RankEnv(world_size=2, local_world_size=2), paths, 0)
     wrong = comm.sample("broadcast", "all", 2, 1, 8, [1.0], False)
     with pytest.raises(RuntimeError, match="wrong result: broadcast of 8 bytes"):
         one._write(said, {}, [wrong])

@@ -22,7 +22,7 @@ from jobkit.checks.preflight.rendezvous import (
     listen,
     listener_or_connection,
 )
-from jobkit.payload.distributed import Place
+from jobkit.payload.distributed import RankEnv
 from jobkit.payload.slurm_env import default_port, ephemeral_ports
 from support.rigs import RUN_SH, environment
 
@@ -300,7 +300,7 @@ def test_what_hangs_is_given_up_and_what_fails_is_raised() -> None:
 def test_a_launcher_inside_a_step_has_ranks_of_its_own() -> None:
     """torchrun as the one task of a node: the step's tasks are not its ranks."""
     step = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "n[1-2]", "SLURMD_NODENAME": "n2"}
-    place = Place(rank=5, local_rank=1, world_size=8, local_world_size=4, master_addr="n1")
+    place = RankEnv(rank=5, local_rank=1, world_size=8, local_world_size=4, master_addr="n1")
     found = preflight_facts.who(place, "", step)
     assert (found["tasks"], found["nodes"], found["host"]) == (2, ["n1", "n2"], "n2")
     assert preflight_facts.who(place, "", {**step, "TORCHELASTIC_RUN_ID": "x"})["tasks"] is None

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from jobkit.errors import UsageError
 from jobkit.payload import warnings
-from jobkit.payload.distributed import Group, Place
+from jobkit.payload.distributed import Group, RankEnv
 from jobkit.payload.model import build_model
 from jobkit.payload.strategies import STRATEGIES, Strategy
 from jobkit.payload.strategies.base import make_optimizer
@@ -26,14 +26,14 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module", autouse=True)
 def _group() -> Iterator[None]:
-    group = Group(Place(), CPU, 60.0)
+    group = Group(RankEnv(), CPU, 60.0)
     yield
     group.close()
 
 
-def made(name: str, model: str = "mlp", place: Place | None = None, **settings: Any) -> Strategy:
+def made(name: str, model: str = "mlp", place: RankEnv | None = None, **settings: Any) -> Strategy:
     spec = RunSpec(strategy=name, model=model, **settings)
-    strategy = STRATEGIES[name](spec, place or Place(), CPU)
+    strategy = STRATEGIES[name](spec, place or RankEnv(), CPU)
     strategy.setup(build_model(spec, 10))
     return strategy
 
@@ -148,7 +148,7 @@ def test_checkpointing_computes_a_block_twice_and_its_statistics_once() -> None:
         assert torch.equal(tensor, thrifty.state_dict()[name]), name
 
 
-FOUR = Place(world_size=4, local_world_size=4)
+FOUR = RankEnv(world_size=4, local_world_size=4)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ FOUR = Place(world_size=4, local_world_size=4)
     ],
 )
 def test_what_means_nothing_is_refused_with_the_reason(
-    name: str, settings: dict[str, Any], place: Place | None, line: str
+    name: str, settings: dict[str, Any], place: RankEnv | None, line: str
 ) -> None:
     with pytest.raises(UsageError, match=line):
         made(name, place=place, **settings)

@@ -10,7 +10,8 @@ the name: _s seconds, _mib 2**20 bytes, _share 0 to 1, images_per_s.
 
 import types
 import typing
-from dataclasses import dataclass, fields
+from dataclasses import Field, dataclass, fields
+from typing import Any
 
 from jobkit.metric import drill
 from jobkit.metric.line import KINDS
@@ -136,6 +137,62 @@ _SLURM = (
 )
 
 
+# The order of the columns of settings, which scripts may rely on; a new setting goes last.
+_SETTINGS = [
+    "width",
+    "dataset",
+    "augment",
+    "eval_batch_size",
+    "accumulate",
+    "optimizer",
+    "lr",
+    "momentum",
+    "nesterov",
+    "weight_decay",
+    "lr_schedule",
+    "lr_warmup_epochs",
+    "lr_scaling",
+    "lr_base_batch_size",
+    "clip_norm",
+    "seed",
+    "threads",
+    "channels_last",
+    "compile",
+    "keep_memory",
+    "warmup_iterations",
+    "timeout_s",
+    "ddp_bucket_mib",
+    "ddp_gradient_as_bucket_view",
+    "fsdp_wrap_min_parameters",
+    "fsdp_reshard_after_forward",
+    "fsdp_reduce_fp32",
+    "fsdp_cpu_offload",
+    "activation_checkpointing",
+    "ddp_static_graph",
+    "ddp_find_unused_parameters",
+    "ddp_comm_hook",
+    "ddp_powersgd_rank",
+    "ddp_powersgd_start",
+    "sync_batchnorm",
+    "zero1",
+    "fsdp_wrap",
+    "fsdp_hybrid_replicas",
+    "fsdp_prefetch",
+    "pipeline_stages",
+    "pipeline_schedule",
+    "pipeline_split",
+    "microbatches",
+    "breakdown_iterations",
+    "profile",
+    "profile_ranks",
+    "checkpoint_every",
+    "checkpoint_keep",
+    "checkpoint_async",
+    "stop_signal",
+    "data_dir",
+]
+
+
 def _setting_dtype(name: str) -> str:
     """The type of a column that holds a setting."""
     hint = typing.get_type_hints(RunSpec)[name]
@@ -150,9 +207,14 @@ def _setting_columns() -> tuple[Column, ...]:
     taken |= {"epochs"}  # epochs_planned
     return tuple(
         Column(f.name, _setting_dtype(f.name), f"setting: {f.metadata['help']}")
-        for f in fields(RunSpec)
+        for f in sorted(fields(RunSpec), key=_place)
         if f.name not in taken
     )
+
+
+def _place(setting: Field[Any]) -> int:
+    """Where the column of a setting stands among those of all settings."""
+    return _SETTINGS.index(setting.name) if setting.name in _SETTINGS else len(_SETTINGS)
 
 
 RESULTS = (

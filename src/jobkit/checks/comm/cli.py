@@ -139,9 +139,9 @@ def _start(words: list[str]) -> int:
 def _measure(request: Request, paths: RunPaths, attempt: int) -> int:
     """Measure as one rank; a failure is reported with its rank and ends the process at once."""
     from jobkit.checks.comm.rank import Participant
-    from jobkit.payload.place import find_place
+    from jobkit.payload.place import read_rank_env
 
-    place = find_place()
+    place = read_rank_env()
     try:
         Participant(request, place, paths, attempt).run()
     except UsageError:

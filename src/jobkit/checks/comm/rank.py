@@ -14,7 +14,7 @@ from jobkit.errors import Exit, UsageError
 from jobkit.metric import comm
 from jobkit.paths import RunPaths, write_json, write_whole
 from jobkit.payload import host
-from jobkit.payload.distributed import Group, Place, banner, check_identity, pick_device
+from jobkit.payload.distributed import Group, RankEnv, banner, check_identity, pick_device
 from jobkit.payload.place import share_of_cores
 from jobkit.payload.report import Reporter, write_outcome
 
@@ -24,7 +24,7 @@ class Participant:
     """A rank of the benchmark, and what it is to measure."""
 
     request: Request
-    place: Place
+    place: RankEnv
     paths: RunPaths
     attempt: int
 

@@ -23,13 +23,13 @@ from jobkit.checks.preflight.report import (
 )
 from jobkit.checks.preflight.request import Request
 from jobkit.errors import Exit
-from jobkit.payload.distributed import Place
+from jobkit.payload.distributed import RankEnv
 
 
 class Coordinator:
     """Gathers what the ranks found out alone, then what they did together; reports both."""
 
-    def __init__(self, request: Request, place: Place, expected: int, token: str) -> None:
+    def __init__(self, request: Request, place: RankEnv, expected: int, token: str) -> None:
         self._request, self._place, self._expected = request, place, expected
         self._rendezvous = Rendezvous(token, is_valid)
 

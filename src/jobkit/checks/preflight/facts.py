@@ -18,7 +18,7 @@ from jobkit.paths import read_json
 from jobkit.payload import host, slurm_env
 from jobkit.payload.data.cache import cache_folder
 from jobkit.payload.data.sources import find_source
-from jobkit.payload.place import Place, find_place, share_of_cores
+from jobkit.payload.place import RankEnv, read_rank_env, share_of_cores
 
 Facts = dict[str, Any]
 T = TypeVar("T")
@@ -46,10 +46,10 @@ def within(seconds: float, call: Callable[[], T], otherwise: T) -> T:
     return done[0] if done else otherwise
 
 
-def claimed_place(environ: Mapping[str, str]) -> tuple[Place, str]:
+def claimed_place(environ: Mapping[str, str]) -> tuple[RankEnv, str]:
     """Return the process's place, and what is wrong with it: then as much of it as can be read."""
     try:
-        return find_place(environ), ""
+        return read_rank_env(environ), ""
     except UsageError as error:
         fault = str(error)
     except (KeyError, ValueError, ZeroDivisionError) as error:
@@ -57,10 +57,10 @@ def claimed_place(environ: Mapping[str, str]) -> tuple[Place, str]:
     tasks = environ.get("SLURM_STEP_NUM_TASKS", "1")
     try:
         rough = {**environ, "SLURM_NTASKS": tasks, "SLURM_STEP_TASKS_PER_NODE": tasks}
-        return Place(**slurm_env.place(rough), job_id=environ.get("SLURM_JOB_ID")), fault
+        return RankEnv(**slurm_env.place(rough), job_id=environ.get("SLURM_JOB_ID")), fault
     except (UsageError, KeyError, ValueError, ZeroDivisionError):
         address, port = environ.get("MASTER_ADDR", "127.0.0.1"), environ.get("MASTER_PORT", "")
-        return Place(master_addr=address, master_port=int(port) if port.isdigit() else 0), fault
+        return RankEnv(master_addr=address, master_port=int(port) if port.isdigit() else 0), fault
 
 
 def addresses_of(name: str, timeout_s: float = 8.0) -> list[str]:
@@ -97,7 +97,7 @@ def whole_number(text: str | None) -> int | None:
     return int(text) if text and text.isdigit() else None
 
 
-def who(place: Place, fault: str, environ: Mapping[str, str]) -> Facts:
+def who(place: RankEnv, fault: str, environ: Mapping[str, str]) -> Facts:
     """Return the process's place, as it believes and as the launcher knows."""
     nodes: list[str] = []
     with contextlib.suppress(ValueError):
@@ -121,7 +121,7 @@ def who(place: Place, fault: str, environ: Mapping[str, str]) -> Facts:
     }
 
 
-def gpu(place: Place, wanted: str) -> Facts:
+def gpu(place: RankEnv, wanted: str) -> Facts:
     """Return the GPU that the rank would compute on, by its UUID."""
     try:
         count = torch.cuda.device_count() if wanted != "cpu" else 0
@@ -140,7 +140,7 @@ def gpu(place: Place, wanted: str) -> Facts:
         return {"gpus": 0, "gpu_fault": str(error).split("\n")[0]}
 
 
-def cores(place: Place, environ: Mapping[str, str]) -> Facts:
+def cores(place: RankEnv, environ: Mapping[str, str]) -> Facts:
     """Return the cores that the rank may use, and the threads that it will start."""
     threads = whole_number(environ.get("OMP_NUM_THREADS"))
     return {
@@ -150,7 +150,7 @@ def cores(place: Place, environ: Mapping[str, str]) -> Facts:
     }
 
 
-def versions(place: Place) -> Facts:
+def versions(place: RankEnv) -> Facts:
     """Return versions that must be equal, and the commit, which only explains a difference."""
     cuda = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     digest = within(10, lambda: source_digest(Path(jobkit.__file__).parent), "unreadable")
@@ -159,7 +159,7 @@ def versions(place: Place) -> Facts:
     return {"versions": found, "commit": commit, "system": platform.platform()}
 
 
-def names(place: Place, environ: Mapping[str, str]) -> Facts:
+def names(place: RankEnv, environ: Mapping[str, str]) -> Facts:
     """Return what the master's name and the machine's own resolve to, seen from here."""
     return {
         "master_ips": addresses_of(place.master_addr),

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from jobkit.checks.preflight.facts import within
 from jobkit.collectives import bus_factor
 from jobkit.errors import UsageError
-from jobkit.payload.distributed import Group, Place, pick_device
+from jobkit.payload.distributed import Group, RankEnv, pick_device
 
 Results = dict[str, Any]
 _BUDGET_S = 1.5  # for the timed all_reduces of one size
@@ -19,7 +19,7 @@ _SIZES_MIB = {"cpu": (0.25, 2, 16), "cuda": (1, 16, 256)}
 _TIMES = 5
 
 
-def together(place: Place, wanted: str, timeout_s: float) -> Results:
+def together(place: RankEnv, wanted: str, timeout_s: float) -> Results:
     """Return what the job's process group measured; a fault is a result as well."""
 
     def work() -> Results:
@@ -38,7 +38,7 @@ def together(place: Place, wanted: str, timeout_s: float) -> Results:
 def _measure(group: Group) -> Results:
     """Return the sum over all ranks, the latency, and the bandwidth between nodes (or ranks)."""
     place = group.place
-    (total,) = group.reduce([float(place.rank + 1)], "sum")
+    total = group.reduce({"ranks": place.rank + 1}, "sum")["ranks"]
     found: Results = {
         "backend": group.backend,
         "sum": total,

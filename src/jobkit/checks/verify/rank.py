@@ -17,7 +17,7 @@ from jobkit.checks.verify.cases import DTYPES, Case
 from jobkit.payload.data.batches import Step
 from jobkit.payload.data.cache import Dataset
 from jobkit.payload.data.sources import synthetic
-from jobkit.payload.distributed import Group, Place
+from jobkit.payload.distributed import Group, RankEnv
 from jobkit.payload.report import Reporter
 from jobkit.payload.run import build_trainer
 from jobkit.payload.train import Trainer
@@ -81,7 +81,8 @@ class Recorder:
     def after(self, trainer: Trainer, step: Step) -> None:
         """See Observer."""
         own = trainer.loss_sum.item() - self._sum_before
-        self._found.losses.append(trainer.group.reduce([own], "sum")[0] / step.global_count)
+        total = trainer.group.reduce({"loss": own}, "sum")["loss"]
+        self._found.losses.append(total / step.global_count)
         self._found.parameters.append(trainer.strategy.whole())
 
 
@@ -97,8 +98,8 @@ def trace(spec: RunSpec, group: Group, dtype: torch.dtype, inject: Inject | None
     for epoch in range(spec.epochs):
         trainer.train_epoch(epoch, lambda _: None)
         sums = group.reduce(trainer.evaluate(), "sum")
-        found.losses.append(sums[0] / sums[2])
-        found.evaluations.append((sums[1], sums[2]))
+        found.losses.append(sums["val_loss"] / sums["val_samples"])
+        found.evaluations.append((sums["val_correct"], sums["val_samples"]))
     report.close()
     return found
 
@@ -185,7 +186,7 @@ def be_rank(rank: int, world: int, port: int, orders: Orders) -> None:
     """Do the orders as one rank; rank 0 writes the differences, a failing rank its reason."""
     torch.set_num_threads(1)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    place = Place(
+    place = RankEnv(
         rank=rank, local_rank=rank, world_size=world, local_world_size=world, master_port=port
     )
     label = "the start"

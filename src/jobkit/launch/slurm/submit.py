@@ -20,7 +20,8 @@ from jobkit.errors import UsageError
 from jobkit.launch.command import clean_environment, job_command, python_path
 from jobkit.launch.slurm.options import Batch, Options, Submission, submitit_parameters
 from jobkit.launch.task import collect_in_job, run_in_job, sweep_in_job
-from jobkit.paths import REPOSITORY, RunPaths, own_folder, write_json, write_whole
+from jobkit.paths import REPOSITORY, RunPaths, write_json, write_whole
+from jobkit.permissions import own_folder
 
 TIMEOUT_S = 30.0  # for one call of a Slurm command
 

@@ -20,7 +20,7 @@ MEAN, STD = (125.3, 123.0, 113.9), (63.0, 62.1, 66.7)
 
 
 def share(count: int, part: int, parts: int) -> slice:
-    """The part's slice of count things, as even as it goes: sizes differ by one at most."""
+    """The slice of count items for one of the parts; sizes differ by one at most."""
     return slice(count * part // parts, count * (part + 1) // parts)
 
 
@@ -64,7 +64,7 @@ def _signed(word: int) -> int:
 
 
 def sample_hash(seed: int, epoch: int, indices: Tensor) -> Tensor:
-    """63 random bits a sample from (seed, epoch, index): SplitMix64 (Steele et al., 2014)."""
+    """63 random bits per sample from (seed, epoch, index): SplitMix64 (Steele et al., 2014)."""
     x = indices * _signed(0x9E3779B97F4A7C15) + _signed((seed * 0x2545F491 + epoch) % 2**63)
     # A shift of a negative number repeats its sign: the masks make the shifts logical ones.
     x = (x ^ ((x >> 30) & (2**34 - 1))) * _signed(0xBF58476D1CE4E5B9)

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from jobkit.errors import UsageError
 from jobkit.payload.clock import Stopwatch
-from jobkit.payload.distributed import Place
+from jobkit.payload.distributed import RankEnv
 from jobkit.payload.strategies.memory_rule import MemoryRule
 from jobkit.payload.strategies.recompute import checkpoint_blocks
 from jobkit.spec.runspec import RunSpec
@@ -34,7 +34,7 @@ class Strategy(MemoryRule):
     # time "inside" of the passes, or not at all: there is none.
     measured_by: ClassVar[Literal["replica", "inside", "nothing"]] = "nothing"
 
-    def __init__(self, spec: RunSpec, place: Place, device: torch.device) -> None:
+    def __init__(self, spec: RunSpec, place: RankEnv, device: torch.device) -> None:
         super().__init__(spec, place)
         self.device = device
         self.name, self.facts = spec.strategy, FACTS[spec.strategy]

@@ -11,7 +11,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from jobkit.payload.distributed import Place
+from jobkit.payload.distributed import RankEnv
 from jobkit.payload.memory import MemoryInputs, bytes_of, zero1_parts
 from jobkit.payload.strategies.base import Strategy, refuse
 from jobkit.spec.runspec import RunSpec
@@ -22,7 +22,7 @@ class DDP(Strategy):
 
     measured_by = "replica"
 
-    def __init__(self, spec: RunSpec, place: Place, device: torch.device) -> None:
+    def __init__(self, spec: RunSpec, place: RankEnv, device: torch.device) -> None:
         super().__init__(spec, place, device)
         self.power_sgd: powerSGD_hook.PowerSGDState | None = None
 

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import nn
 
-from jobkit.payload.distributed import Place
+from jobkit.payload.distributed import RankEnv
 from jobkit.payload.memory import MIB, MemoryInputs
 from jobkit.payload.strategies.base import Strategy
 from jobkit.spec.runspec import RunSpec
@@ -16,7 +16,7 @@ _BUFFER = 10 * MIB  # torch.nn.parallel.comm.broadcast_coalesced's buffer_size
 class DP(Strategy):
     """The batch is split over the GPUs of one process; the model is copied in each iteration."""
 
-    def __init__(self, spec: RunSpec, place: Place, device: torch.device) -> None:
+    def __init__(self, spec: RunSpec, place: RankEnv, device: torch.device) -> None:
         super().__init__(spec, place, device)
         self.devices = torch.cuda.device_count() if device.type == "cuda" else 0
 

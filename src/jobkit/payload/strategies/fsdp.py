@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from jobkit.errors import UsageError
-from jobkit.payload.distributed import Place
+from jobkit.payload.distributed import RankEnv
 from jobkit.payload.memory import MemoryInputs, Share, shard_bytes
 from jobkit.payload.strategies.base import Strategy, refuse
 from jobkit.payload.strategies.recompute import checkpoint_blocks
@@ -38,7 +38,7 @@ class FSDP(Strategy):
 
     measured_by = "replica"
 
-    def __init__(self, spec: RunSpec, place: Place, device: torch.device) -> None:
+    def __init__(self, spec: RunSpec, place: RankEnv, device: torch.device) -> None:
         super().__init__(spec, place, device)
         self.blocks: Blocks = []
         self.sharded: nn.Module = nn.Identity()

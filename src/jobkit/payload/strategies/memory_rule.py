@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from torch import Tensor, nn
 
-from jobkit.payload.distributed import Place
+from jobkit.payload.distributed import RankEnv
 from jobkit.payload.memory import MemoryInputs, Share, bytes_of, state_bytes
 from jobkit.spec.runspec import RunSpec
 
@@ -17,7 +17,7 @@ from jobkit.spec.runspec import RunSpec
 class MemoryRule(ABC):
     """The memory of the ranks under one strategy."""
 
-    def __init__(self, spec: RunSpec, place: Place) -> None:
+    def __init__(self, spec: RunSpec, place: RankEnv) -> None:
         self.spec, self.place = spec, place
 
     def stages_of(self, model: nn.Module) -> list[nn.Module]:

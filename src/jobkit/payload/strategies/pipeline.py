@@ -21,7 +21,7 @@ from torch.distributed.pipelining import (
 )
 
 from jobkit.payload.clock import Stopwatch
-from jobkit.payload.distributed import Place
+from jobkit.payload.distributed import RankEnv
 from jobkit.payload.memory import MemoryInputs
 from jobkit.payload.strategies.base import Strategy, at_least_fp32, full, refuse
 from jobkit.payload.strategies.stages import Sendable, cut, owners, tensors_only
@@ -55,7 +55,7 @@ class Pipeline(Strategy):
     measured_by = "inside"
     microbatched = True
 
-    def __init__(self, spec: RunSpec, place: Place, device: torch.device) -> None:
+    def __init__(self, spec: RunSpec, place: RankEnv, device: torch.device) -> None:
         super().__init__(spec, place, device)
         self.ranks = (self.microbatched and spec.pipeline_stages) or place.world_size
         # One rank has nothing to interleave with.
