@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import fields
 
-from jobkit.analysis.figures.draw import study_figures
+from jobkit.analysis.figures.draw import FIGURES
 from jobkit.analysis.tables import columns
 from jobkit.drill.faults import FAULTS
 from jobkit.metric.line import KINDS
@@ -75,7 +75,7 @@ def settings() -> str:
 
 def figures() -> str:
     """Every figure and its caption."""
-    return table(("figure", "shows"), ((f"`{f.name}`", f.caption) for f in study_figures()))
+    return table(("figure", "shows"), ((f"`{f.name}`", f.caption) for f in FIGURES))
 
 
 def faults() -> str:

@@ -158,7 +158,7 @@ def plot_main(argv: Sequence[str] | None = None) -> int:
 
 
 def _drawn(results: "Results", forecast: list[int], least: float, comm: Path | None = None) -> int:
-    """Draw the figures and write the report, and say what was written."""
+    """Draw the figures, write the report and print the files; return the exit code."""
     from jobkit.analysis.figures.draw import draw
     from jobkit.analysis.report.report import write_report
 

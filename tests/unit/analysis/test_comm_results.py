@@ -208,7 +208,7 @@ def test_a_line_for_each_operation_in_both_panels(tmp_path: Path) -> None:
     assert bandwidth.get_title(loc="left") == "4 ranks on 1 node | gloo | A Processor"
     (legend,) = drawn.legends
     names = [text.get_text() for text in legend.get_texts()]
-    assert names[:2] == ["all_reduce", "sendrecv, between nodes"]
+    assert names[:2] == ["all_reduce", "sendrecv, inter-node"]
 
 
 def test_the_newest_is_drawn(tmp_path: Path, monkeypatch, capsys) -> None:

@@ -270,6 +270,15 @@ def test_the_same_ranks_on_other_nodes_are_another_line_of_speed_up() -> None:
     assert sorted(list(line.get_xdata()) for line in lines) == [[1, 2, 4], [2, 4]]
 
 
+def test_a_line_goes_through_the_fewest_nodes_in_every_figure() -> None:
+    whole_study(strategies=("ddp",), gpus=(1, 2, 4, "2x2", "2x4"))
+    results = collect("s", write=False)
+    for make in (time_figure, speed_up_figure, memory_figure):
+        (axes,) = made(make(results)).axes
+        lines = [line for line in measured(axes) if line.get_marker() != "_"]
+        assert [list(line.get_xdata()) for line in lines] == [[1, 2, 4, 8], [4]]
+
+
 def test_a_forecast_begins_where_the_measured_ends_and_widens() -> None:
     whole_study(strategies=("ddp",), gpus=SIZES, repeats=2)
     results = collect("s")

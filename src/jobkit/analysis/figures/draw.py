@@ -3,7 +3,7 @@
     draw(results)       writes logs/STUDY/figures/*.png and *.svg
 
 Each *_figure function returns one matplotlib Figure of results and has no other effect. To add a
-figure: write its function and add an entry to study_figures.
+figure: write its function and add an entry to FIGURES.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,83 +36,84 @@ class StudyFigure:
 
     name: str
     caption: str  # also the text for those who cannot see it
-    make: Callable[[Results], Figure | None]  # None: there is nothing to show
+    make: Callable[..., Figure | None]  # of the results; None: there is nothing to show
     missing: str = ""  # of a figure that every study should have: why it has none
+    takes_forecasts: bool = False  # as the second argument of make
 
 
-def study_figures(forecasts: Sequence[Forecast] = ()) -> tuple[StudyFigure, ...]:
-    """Every figure, in the order of the report."""
-    return (
-        StudyFigure(
-            "time_per_epoch",
-            "Time per epoch at each size. Grey line: ideal scaling.",
-            time_figure,
-            _NOT_MEASURED,
-        ),
-        StudyFigure(
-            "throughput",
-            "Training images per second, over all ranks and per rank. Grey line: ideal scaling.",
-            throughput_figure,
-        ),
-        StudyFigure(
-            "speed_up",
-            "Speed-up relative to the smallest size. Grey line: ideal scaling.",
-            speed_up_figure,
-            _ONE_SIZE,
-        ),
-        StudyFigure(
-            "efficiency",
-            "Parallel efficiency: the share of the ideal speed-up that is reached.",
-            efficiency_figure,
-            _ONE_SIZE,
-        ),
-        StudyFigure(
-            "forecast",
-            "Measured speed-up and, beyond it, the prediction of the fitted law: not measured.",
-            lambda results: forecast_figure(results, forecasts),
-        ),
-        StudyFigure(
-            "breakdown",
-            "Time of one iteration by activity: means over ranks, in the lower row as shares. "
-            "Waiting for a slower rank is part of exposed communication; the table of efficiencies "
-            "separates the two.",
-            breakdown_figure,
-        ),
-        StudyFigure(
-            "comparison",
-            "All series at the largest size that most of them share.",
-            comparison_figure,
-        ),
-        StudyFigure(
-            "loss_and_accuracy",
-            "Validation loss and accuracy over epochs.",
-            learning_figure,
-            _NOT_MEASURED,
-        ),
-        StudyFigure(
-            "loss_every_size",
-            "Effect of the batch size on convergence: where the lines of the upper row coincide, "
-            "all sizes learn equally much per epoch. Lower row: the same over training time.",
-            loss_figure,
-        ),
-        StudyFigure(
-            "time_to_accuracy",
-            "Training time to the same validation accuracy. Grey line: ideal scaling.",
-            time_to_accuracy_figure,
-        ),
-        StudyFigure(
-            "peak_memory",
-            "Peak memory at each size: maximum over ranks.",
-            memory_figure,
-            _NOT_MEASURED,
-        ),
-        StudyFigure(
-            "memory_predicted",
-            "Parameters, gradients, optimizer state and buffers, maximum over ranks: a dot inside "
-            "its ring means that the prediction is right.",
-            predicted_memory_figure,
-        ),
-    )
+# In the order of the report.
+FIGURES = (
+    StudyFigure(
+        "time_per_epoch",
+        "Time per epoch at each size. Grey line: ideal scaling.",
+        time_figure,
+        _NOT_MEASURED,
+    ),
+    StudyFigure(
+        "throughput",
+        "Training images per second, over all ranks and per rank. Grey line: ideal scaling.",
+        throughput_figure,
+    ),
+    StudyFigure(
+        "speed_up",
+        "Speed-up relative to the smallest size. Grey line: ideal scaling.",
+        speed_up_figure,
+        _ONE_SIZE,
+    ),
+    StudyFigure(
+        "efficiency",
+        "Parallel efficiency: the share of the ideal speed-up that is reached.",
+        efficiency_figure,
+        _ONE_SIZE,
+    ),
+    StudyFigure(
+        "forecast",
+        "Measured speed-up and, beyond it, the prediction of the fitted law: not measured.",
+        forecast_figure,
+        takes_forecasts=True,
+    ),
+    StudyFigure(
+        "breakdown",
+        "Time of one iteration by activity: means over ranks, in the lower row as shares. "
+        "Waiting for a slower rank is part of exposed communication; the table of efficiencies "
+        "separates the two.",
+        breakdown_figure,
+    ),
+    StudyFigure(
+        "comparison",
+        "All series at the largest size that most of them share.",
+        comparison_figure,
+    ),
+    StudyFigure(
+        "loss_and_accuracy",
+        "Validation loss and accuracy over epochs.",
+        learning_figure,
+        _NOT_MEASURED,
+    ),
+    StudyFigure(
+        "loss_every_size",
+        "Effect of the batch size on convergence: where the lines of the upper row coincide, "
+        "all sizes learn equally much per epoch. Lower row: the same over training time.",
+        loss_figure,
+    ),
+    StudyFigure(
+        "time_to_accuracy",
+        "Training time to the same validation accuracy. Grey line: ideal scaling.",
+        time_to_accuracy_figure,
+    ),
+    StudyFigure(
+        "peak_memory",
+        "Peak memory at each size: maximum over ranks.",
+        memory_figure,
+        _NOT_MEASURED,
+    ),
+    StudyFigure(
+        "memory_predicted",
+        "Parameters, gradients, optimizer state and buffers, maximum over ranks: a dot inside "
+        "its ring means that the prediction is right.",
+        predicted_memory_figure,
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -132,9 +133,9 @@ def draw(results: Results, forecasts: Sequence[Forecast] = ()) -> Drawn:
     folder = results.paths.figures
     try:
         folder.mkdir(exist_ok=True)
-        for one in study_figures(forecasts):
+        for one in FIGURES:
             with rc():
-                made = one.make(results)
+                made = one.make(results, *([forecasts] if one.takes_forecasts else []))
                 for path in (folder / f"{one.name}.png", folder / f"{one.name}.svg"):
                     if made is None:
                         path.unlink(missing_ok=True)

@@ -24,8 +24,8 @@ from jobkit.analysis.scaling.sizes import Size
 def time_figure(results: Results) -> Figure | None:
     """Time per epoch over world sizes, both at their real positions, with the ideal lines.
 
-    Strong scaling: the time of an epoch; ideal is base time x base size / size. Weak scaling: each
-    rank's share of an epoch is held at what it is at the smallest size, so that ideal is flat.
+    Strong scaling: time per epoch; ideal is base time x base size / size. Weak scaling: time for
+    the same number of samples per rank as at the smallest size; ideal is constant.
     """
     found = [s for s in results.sizes if s.world_size]
     panels = [k for k in SCALINGS if any(_times(s) for s in found if s.scaling == k)]

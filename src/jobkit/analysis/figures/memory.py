@@ -1,4 +1,4 @@
-"""The figures of memory over sizes: the peak, and what the model and optimizer hold."""
+"""The figures of memory over sizes: peak memory, and persistent memory with its prediction."""
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -88,7 +88,7 @@ def _axes(axes: Axes, results: Results, found: list[Size], look: dict[str, Look]
 
 
 def _medians(runs: pd.DataFrame, name: str) -> "pd.Series[float]":
-    """By series and shape, as _key says them: the median over the runs that say it, in MiB."""
+    """By series and shape (see _key): the median over the runs that have the value, in MiB."""
     known = runs.dropna(subset=[name, "series", "nodes", "ranks_per_node"])
     series, nodes, ranks = (known[k].astype(str) for k in ("series", "nodes", "ranks_per_node"))
     return known[name].astype(float).groupby(series + " " + nodes + " " + ranks).median()

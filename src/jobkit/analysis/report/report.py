@@ -15,7 +15,7 @@ import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from jobkit.analysis.collect.results import Results
-from jobkit.analysis.figures.draw import study_figures
+from jobkit.analysis.figures.draw import FIGURES
 from jobkit.analysis.figures.drawing import unit
 from jobkit.analysis.figures.subtitle import subtitle
 from jobkit.analysis.findings.breakdowns import efficiency_table, size_breakdowns
@@ -98,7 +98,7 @@ def _html(
 def _figure(path: Path) -> dict[str, str]:
     """A figure as a data URI: as an image of its own, its ids meet no other's."""
     content = path.read_bytes()
-    captions = {one.name: one.caption for one in study_figures()}
+    captions = {one.name: one.caption for one in FIGURES}
     width = re.search(rb'<svg[^>]* width="([\d.]+)pt"', content)
     return {
         "source": f"data:image/svg+xml;base64,{base64.b64encode(content).decode()}",

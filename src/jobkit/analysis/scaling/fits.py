@@ -50,9 +50,9 @@ class Fit:
     law: str
     estimates: tuple[Estimate, ...]
     sizes: tuple[int, ...]  # world sizes that were measured
-    r_squared: float  # of the rates' logarithms; 1: every run lies on the law
+    r_squared: float  # of the rates' logarithms; 1: a perfect fit
     worst: float  # the largest relative error of a size's median
-    rate_one: float  # c, images a second
+    rate_one: float  # c, images per second
     theta: Values  # the linear unknowns
     covariance: Values
     noise: float  # the relative standard error of one run
