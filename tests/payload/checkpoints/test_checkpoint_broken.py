@@ -81,7 +81,7 @@ def remove_the_manifest(folder: Path) -> str:
 
 def another_version(folder: Path) -> str:
     changed(folder, lambda manifest: manifest.update(v=99))
-    return "manifest.json is of version 99, not 1"
+    return "manifest.json has version 99, not 1"
 
 
 def leave_the_folder(folder: Path) -> str:
