@@ -89,7 +89,7 @@ def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def remember_devices(environ: MutableMapping[str, str]) -> None:
-    """Keep the user's CUDA_VISIBLE_DEVICES where submitit, which sets it anew, does not."""
+    """Keep the user's CUDA_VISIBLE_DEVICES where submitit, which sets it again, does not."""
     environ.pop(_OWN_DEVICES, None)
     if _DEVICES in environ:
         environ[_OWN_DEVICES] = environ[_DEVICES]

@@ -106,7 +106,7 @@ def adopt_orphans() -> None:
 
 class _Stop:
     """Whether somebody asked the run to end; replaces submitit's handlers, which would end the job
-    at a warning, or pass over the wish.
+    at a warning, or ignore the request.
     """
 
     def __init__(self) -> None:
@@ -180,7 +180,7 @@ def slurm_job_id(environ: Mapping[str, str]) -> str | None:
 
 
 def _wait(process: "subprocess.Popen[bytes]", stop: _Stop) -> int:
-    """Wait for the process; hand on a wish to stop; return its code, as a shell would say it."""
+    """Wait for the process; forward a request to stop; return its code, as a shell would say it."""
     deadline = float("inf")
     while (code := process.poll()) is None:
         if stop.signum and deadline == float("inf"):

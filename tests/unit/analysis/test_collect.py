@@ -11,7 +11,8 @@ import pandas as pd
 import pytest
 
 from jobkit.analysis.collect.results import Results, collect
-from jobkit.analysis.tables.columns import EPOCHS, RESULTS, TABLES, markdown
+from jobkit.analysis.tables.column import markdown
+from jobkit.analysis.tables.columns import EPOCHS, RESULTS, TABLES
 from jobkit.drill.row import Row
 from jobkit.errors import UsageError
 from jobkit.metric.line import KINDS

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from jobkit.analysis.tables.columns import COUNT, FLAG, NUMBER, TEXT, Column
+from jobkit.analysis.tables.column import COUNT, FLAG, NUMBER, TEXT, Column
 from jobkit.outcome.evidence import one_line
 
 Row = dict[str, Any]

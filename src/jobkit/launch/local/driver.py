@@ -1,7 +1,7 @@
 """Runs a plan on this machine, a few runs at a time, in a process of its own.
 
 `python -m jobkit.launch.local.driver` reads one JSON object on its standard input: what to run.
-It lives on when the terminal is closed, if that was wished, and ends what it started on SIGTERM.
+It lives on when the terminal is closed, if requested, and ends what it started on SIGTERM.
 """
 
 import contextlib
