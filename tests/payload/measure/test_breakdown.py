@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
-from jobkit.payload.data import DeviceData
+from jobkit.payload.data.batches import DeviceData
 
 WHERE, SLEEP_S = os.environ.get("SLOW", ""), float(os.environ.get("SLEEP_S", 0))
 
