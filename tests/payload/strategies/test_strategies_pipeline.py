@@ -127,7 +127,7 @@ def test_a_model_that_cannot_be_cut(
 def test_the_number_of_microbatches(ranks: int, settings: dict[str, Any], parts: int) -> None:
     place = RankEnv(world_size=ranks, local_world_size=ranks)
     spec = RunSpec(strategy="pp", ranks_per_node=ranks, **settings)
-    assert Pipeline(spec, place, torch.device("cpu")).microbatches() == parts
+    assert Pipeline(spec, place, torch.device("cpu")).parts == parts
 
 
 def test_a_skip_to_the_next_stage_is_sent() -> None:
@@ -177,7 +177,7 @@ def test_a_job_in_stages_is_that_of_one_process(
     [
         (["--strategy", "pp", "--model", "mlp", "--pipeline-schedule", "interleaved"], "3 layers"),
         (["--strategy", "pp", "--microbatches", "5"], "--microbatches 5 does not divide"),
-        (["--strategy", "fsdp", "--fsdp-hybrid-replicas", "3"], "--fsdp-hybrid-replicas 3: 2 rank"),
+        (["--strategy", "fsdp", "--fsdp-hybrid-replicas", "3"], "3 does not divide the 2 ranks"),
         (["--strategy", "dp"], "strategy 'dp' runs at 1 rank, not 2"),
     ],
 )
