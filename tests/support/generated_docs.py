@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import fields
 
 from jobkit.analysis.figures.draw import FIGURES
-from jobkit.analysis.tables import columns
+from jobkit.analysis.tables import column, columns
 from jobkit.drill.faults import FAULTS
 from jobkit.metric.line import KINDS
 from jobkit.spec.runspec import RunSpec, describe
@@ -85,7 +85,7 @@ def faults() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     **{
-        f"{name}.csv": functools.partial(columns.markdown, found)
+        f"{name}.csv": functools.partial(column.markdown, found)
         for name, found in columns.TABLES.items()
     },
     "settings": settings,

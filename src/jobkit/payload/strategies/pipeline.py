@@ -20,33 +20,16 @@ from torch.distributed.pipelining import (
     ScheduleInterleaved1F1B,
 )
 
-from jobkit.payload.clock import Stopwatch
 from jobkit.payload.distributed import RankEnv
 from jobkit.payload.memory import MemoryInputs
 from jobkit.payload.strategies.base import Strategy, at_least_fp32, full, refuse
-from jobkit.payload.strategies.stages import Sendable, cut, owners, tensors_only
+from jobkit.payload.strategies.stages import Sendable, TimedStage, cut, owners, tensors_only
 from jobkit.spec.runspec import RunSpec
 
 _ON_ONE_RANK = 2  # stages of the interleaved schedule
 _NO_LABEL = -100  # which cross_entropy ignores
 Loss = Callable[[Tensor, Tensor], Tensor]
 Schedule = ScheduleGPipe | Schedule1F1B | ScheduleInterleaved1F1B
-
-
-class _Stage(PipelineStage):
-    """A stage that counts the time of its own passes: all else of a schedule is waiting."""
-
-    def __init__(self, stopwatch: Stopwatch, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, **settings)
-        self._stopwatch = stopwatch
-
-    def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
-        with self._stopwatch.part("inside"):
-            return super().forward_one_chunk(*args, **kwargs)
-
-    def backward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
-        with self._stopwatch.part("inside"):
-            return super().backward_one_chunk(*args, **kwargs)
 
 
 class Pipeline(Strategy):
@@ -271,7 +254,7 @@ class Pipeline(Strategy):
         if (samples, training) not in self._schedules:
             here = self.stages_here(self.stage_rank)
             stages: list[PipelineStage] = [
-                _Stage(self.stopwatch, stage, i, self.count, self.device, group=self.group)
+                TimedStage(self.stopwatch, stage, i, self.count, self.device, group=self.group)
                 for i, stage in zip(here, self.model.children(), strict=True)
             ]
             loss = self._loss if training else None
