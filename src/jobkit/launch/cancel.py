@@ -46,10 +46,10 @@ def cancel_study(paths: StudyPaths) -> bool:
     jobs, found = job_ids(plan), states(plan)
     collector = (read_json(paths.collect_job) or {}).get("job_id")
     if jobs and any(state.status in UNDER_WAY for state in found.values()):
-        from jobkit.launch.slurm import submit
+        from jobkit.launch.slurm import commands
         from jobkit.launch.slurm.jobs import wait_for_end
 
-        submit.cancel([*jobs, *([str(collector)] if collector else [])])
+        commands.cancel([*jobs, *([str(collector)] if collector else [])])
         if not wait_for_end(plan):
             raise UsageError("the jobs have not ended yet: look again with status")
         ended = True

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from jobkit import __version__
 from jobkit.errors import Exit, Parser, UsageError, at_least
 from jobkit.launch.dry_run import dry_run
-from jobkit.launch.request import How
+from jobkit.launch.request import LaunchRequest
 from jobkit.launch.site import known_sites
 from jobkit.launch.slurm.cluster import find_site
 from jobkit.launch.slurm.options import OVERRIDES, verbatim
@@ -154,11 +154,11 @@ def make_plan(args: argparse.Namespace) -> Plan:
     return study.expand()
 
 
-def make_how(args: argparse.Namespace, verbatim_words: Sequence[str]) -> How:
+def make_request(args: argparse.Namespace, verbatim_words: Sequence[str]) -> LaunchRequest:
     """How the arguments ask to launch. Raises UsageError."""
     names = {f"sbatch_{name}": name for name in (*OVERRIDES, "exclusive")}
     given = {name: getattr(args, dest) for dest, name in names.items() if getattr(args, dest)}
-    return How(
+    return LaunchRequest(
         site=args.site,
         at_once=args.max_running,
         detach=args.no_wait,
@@ -179,16 +179,16 @@ def make_how(args: argparse.Namespace, verbatim_words: Sequence[str]) -> How:
 
 def run(args: argparse.Namespace, verbatim_words: Sequence[str]) -> int:
     """Do what the arguments ask for."""
-    plan, how = make_plan(args), make_how(args, verbatim_words)
+    plan, request = make_plan(args), make_request(args, verbatim_words)
     if args.dry_run:
-        return dry_run(plan, how)
+        return dry_run(plan, request)
 
     from rich.console import Console
 
     from jobkit.launch.launcher import launch, under_way
 
     console, name = Console(highlight=False, markup=False), plan.study.name
-    started = launch(plan, how)
+    started = launch(plan, request)
     announce(started, console)
     follow_up = f"next: python -m jobkit status {name} --watch | python -m jobkit cancel {name}"
     if started.runs and args.no_wait:

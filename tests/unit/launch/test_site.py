@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from jobkit.errors import UsageError
-from jobkit.launch.request import How
+from jobkit.launch.request import LaunchRequest
 from jobkit.launch.site import Site, known_sites, minutes, site_of_cluster
 from jobkit.launch.slurm.options import Shape as S
 from jobkit.launch.slurm.options import node_hours, sbatch_options, submission, verbatim
@@ -105,10 +105,10 @@ def plan():
 def test_one_batch_a_shape_and_node_hours(tmp_path: Path) -> None:
     site = load(tmp_path, "time = '00:30:00'\ngpus_per_node = 4")
     whole = plan()
-    wanted = submission(whole, list(whole.runs), site, How())
+    wanted = submission(whole, list(whole.runs), site, LaunchRequest())
     assert [(b.shape, len(b.run_ids)) for b in wanted.batches] == [(S(1, 2), 4), (S(2, 4), 4)]
     assert node_hours(wanted) == 4 * 0.5 + 4 * 2 * 0.5
-    one = submission(whole, list(whole.runs), site, How(within_allocation=True))
+    one = submission(whole, list(whole.runs), site, LaunchRequest(within_allocation=True))
     (batch,) = one.batches
     assert batch.shape == S(2, 4) and batch.options["time"] == "240"
     assert node_hours(one) == 2 * 4
@@ -119,7 +119,7 @@ def test_scripts_compared_whole(name: str, monkeypatch) -> None:
     """The script of each site, frozen; what differs from machine to machine is given here."""
     monkeypatch.setattr("sys.executable", "/venv/bin/python")
     whole = plan()
-    wanted = submission(whole, list(whole.runs), Site.load(name), How(at_once=3))
+    wanted = submission(whole, list(whole.runs), Site.load(name), LaunchRequest(at_once=3))
     texts = [script(b, Path("/logs/golden/.submitit"), wanted.at_once) for b in wanted.batches]
     assert "\n\n".join(texts) == (GOLDEN / f"{name}.sh").read_text()
 
