@@ -125,7 +125,7 @@ def test_stopped_leaves_no_orphan_and_can_go_on(env: dict[str, str], how: str, c
     said, _ = drained.communicate()
     assert os.waitstatus_to_exitcode(status) == code, said[-2000:]
     assert of_study(folder) == []
-    assert b"to go on, run the same command again" in said
+    assert b"to continue, run the same command again" in said
     assert statuses(env, how) == ["cancelled"]
 
 

@@ -1,7 +1,9 @@
-"""Site profiles, the options of sbatch that follow from them, and what run.sh makes of them."""
+"""Sites, their options of sbatch, and what run.sh does with them."""
 
 import os
+import re
 import subprocess
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,17 @@ def test_the_profiles_that_are_delivered() -> None:
     assert site_of_cluster("elsewhere").name == "elsewhere"
 
 
+def test_the_example_explains_every_key(tmp_path: Path) -> None:
+    text = (ROOT / "hpc" / "sites" / "example.toml").read_text()
+    # Its comments hold keys too: "# key = value".
+    keys = re.compile(r"^(?:# )?(\[?[a-z_]+)(?:\]$| = )", re.MULTILINE).findall(text)
+    known = {f.name for f in fields(Site)} - {"name"}  # the file's
+    assert sorted(key.lstrip("[") for key in keys) == sorted(known)
+    every = re.sub(r"^# ([a-z_]+ = )", r"\1", text, flags=re.MULTILINE)
+    given = load(tmp_path, every)
+    assert given.partition and given.python and given.interface_suffix
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -42,12 +55,12 @@ def test_the_profiles_that_are_delivered() -> None:
         ("exclusive = 'yes'", "must be true or false"),
         ("setup = 'module load x'", "must be a list of texts"),
         ("[env]\nA = 1", "must be a table of texts"),
-        ("[env]\n'a b' = 'x'", "no name of an environment variable"),
+        ("[env]\n'a b' = 'x'", "not a name of an environment variable"),
         ("gpu_request = 'gpus'", "unknown gpu_request"),
         ("container = 'docker'", "unknown container"),
         ("container = 'edf'", "needs image"),
         ("time = '1:2:3:4'", "must be minutes"),
-        ("time = '00:00:00'", "is no time at all"),
+        ("time = '00:00:00'", "must be more than zero"),
         ('partition = "a\\nb"', "control character"),
         ("partition = [", "not valid TOML"),
     ],
@@ -181,7 +194,7 @@ def test_a_set_up_line_that_fails_ends_the_job(tmp_path: Path) -> None:
     env = {"PATH": os.environ["PATH"], "SLURM_JOB_ID": "5"}
     command = ["bash", str(ROOT / "run.sh"), *words]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=20)
-    assert done.returncode == 1 and "set-up line failed: false" in done.stderr
+    assert done.returncode == 1 and "setup command failed: false" in done.stderr
     assert "later" not in done.stdout
 
 

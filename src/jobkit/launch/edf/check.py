@@ -10,7 +10,7 @@ from pathlib import Path
 
 from jobkit.launch.edf import rules
 from jobkit.launch.edf.annotations import check_annotations, check_hooks
-from jobkit.launch.edf.report import EdfFinding, Host, EdfReport
+from jobkit.launch.edf.report import EdfFinding, EdfReport, Host
 
 
 def check(
