@@ -39,7 +39,7 @@ def work(folder):
 REPORT = """
 from jobkit.analysis.collect import collect
 from jobkit.analysis.figures import draw
-from jobkit.analysis.report import write_report
+from jobkit.analysis.report.report import write_report
 def work(folder):
     results = collect(folder, write=False)
     return len(write_report(results, draw(results).paths))

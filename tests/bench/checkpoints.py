@@ -58,10 +58,10 @@ def agree(rounds: int) -> None:
     import torch
 
     from jobkit.payload.clock import Stages
-    from jobkit.payload.distributed import find_place
     from jobkit.payload.guard.consensus import JobGuard, Wishes
     from jobkit.payload.guard.stopping import StopRequest
     from jobkit.payload.job import Job
+    from jobkit.payload.place import find_place
     from jobkit.payload.report import Reporter
     from jobkit.payload.run import _set_up
     from jobkit.spec.runspec import RunSpec

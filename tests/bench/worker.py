@@ -92,8 +92,8 @@ def plain(precision: str, workers: int) -> Measure:
 def payload(strategy: str, precision: str, threads: int) -> Measure:
     """The payload's own loop, with its batches or, told "nodata", with one that lies ready."""
     from jobkit.payload.clock import Stages
-    from jobkit.payload.distributed import find_place
     from jobkit.payload.job import Job
+    from jobkit.payload.place import find_place
     from jobkit.payload.report import Reporter
     from jobkit.payload.run import _set_up
     from jobkit.spec.runspec import RunSpec

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from jobkit.payload.host import share_of_cores
+from jobkit.payload.place import share_of_cores
 
 
 @pytest.mark.parametrize(

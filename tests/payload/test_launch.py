@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -46,6 +47,26 @@ class Mine(nn.Module):
         return self.linear(x.flatten(1))
 """
 
+# A user's model that tells with how many threads OpenMP, and so MKL, computes in a thread of its
+# own, as Gloo's are, in which PowerSGD computes.
+THREADS = """
+import ctypes, re, threading
+import torch
+from torch import nn
+
+def tell():
+    with open("/proc/self/maps") as file:
+        openmp = ctypes.CDLL(re.search(r"/\\S*lib[gi]?omp\\S*", file.read()).group())
+    print("OpenMP has", openmp.omp_get_max_threads(), "threads", flush=True)
+
+class Mine(nn.Sequential):
+    def __init__(self):
+        thread = threading.Thread(target=tell)
+        thread.start()
+        thread.join()
+        super().__init__(nn.Flatten(), nn.Linear(3072, 10))
+"""
+
 
 @pytest.fixture
 def own_model(tmp_path: Path) -> Path:
@@ -82,6 +103,19 @@ def test_what_a_run_leaves_and_its_repetition_from_spec_json(launch: Start, forg
     assert settings["batch_size_per_rank"] == 64
     assert "global_batch_size" not in settings
     assert "was for 2 ranks; this run has 1" in other.record("message")["text"]
+
+
+@pytest.mark.parametrize("words", [(), ("--threads", "3")])
+def test_every_thread_computes_with_the_threads_of_its_rank(
+    launch: Start, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    """MKL adds in another order with others, and which thread computes is a matter of chance."""
+    (tmp_path / "threads.py").write_text(THREADS)
+    threads = int(words[-1]) if words else max(1, len(os.sched_getaffinity(0)) // 2)
+    few = ("--nproc-per-node", "2", *TINY, "--dry-run", "--model", "threads:Mine")
+    done = launch(*few, *words, cwd=tmp_path, OMP_NUM_THREADS="61")
+    assert done.codes == [0], done.out
+    assert set(re.findall("OpenMP has .*", done.out)) == {f"OpenMP has {threads} threads"}
 
 
 def check_records(done: Result) -> None:

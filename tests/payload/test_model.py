@@ -8,8 +8,9 @@ from torch import nn
 
 from jobkit.errors import UsageError
 from jobkit.payload import warnings
-from jobkit.payload.distributed import Place, find_place, pick_device
+from jobkit.payload.distributed import pick_device
 from jobkit.payload.model import CNN, build_model
+from jobkit.payload.place import Place, find_place
 from jobkit.spec.runspec import RunSpec
 
 OWN = """

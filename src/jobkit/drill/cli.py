@@ -81,7 +81,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--urgent-partition", metavar="P", help="partition that preempts jobs")
     made.add_argument(
         "--device", default="cpu", choices=("cpu", "cuda"),
-        help="what it trains on; the same bits are a promise on the CPU only (default cpu)",
+        help="what it trains on; that a run ends with the same bits is promised on CPUs of "
+        "one kind, not on GPUs (default cpu)",
     )  # fmt: skip
     return made
 

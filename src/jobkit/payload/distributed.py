@@ -1,68 +1,15 @@
-"""Rank, master, device and process group, from torchrun's or Slurm's environment."""
+"""The device and the process group of a rank."""
 
 import datetime
 import os
 import socket
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from jobkit.errors import UsageError
-from jobkit.payload import slurm_env
-
-
-@dataclass(frozen=True, kw_only=True)
-class Place:
-    """Where a process stands in the job. Ranks of a node follow each other."""
-
-    rank: int = 0
-    local_rank: int = 0
-    world_size: int = 1
-    local_world_size: int = 1
-    master_addr: str = "127.0.0.1"
-    master_port: int = 0
-    job_id: str | None = None
-    restart: int = 0
-
-    @property
-    def nodes(self) -> int:
-        """Nodes of the job, every one with the same number of ranks."""
-        return self.world_size // self.local_world_size
-
-
-def find_place(environ: Mapping[str, str] = os.environ) -> Place:
-    """Read the process's place: torchrun's variables first, then Slurm's, else one process alone.
-
-    Raises UsageError for an environment that contradicts itself, with the fix.
-    """
-    job: dict[str, Any] = {
-        "job_id": environ.get("SLURM_JOB_ID"),
-        "restart": int(environ.get("SLURM_RESTART_COUNT", 0)),
-    }
-    if "RANK" in environ and "WORLD_SIZE" in environ:
-        world = int(environ["WORLD_SIZE"])
-        place = Place(
-            rank=int(environ["RANK"]),
-            local_rank=int(environ.get("LOCAL_RANK", 0)),
-            world_size=world,
-            local_world_size=int(environ.get("LOCAL_WORLD_SIZE", world)),
-            master_addr=environ.get("MASTER_ADDR", "127.0.0.1"),
-            master_port=int(environ.get("MASTER_PORT", 0)),
-            **job,
-        )
-    elif "SLURM_PROCID" in environ and "SLURM_STEP_ID" in environ:
-        place = Place(**slurm_env.place(environ), **job)
-    else:
-        place = Place()
-    if place.world_size % place.local_world_size or place.rank >= place.world_size:
-        raise UsageError(
-            f"{place.world_size} ranks do not fill nodes of {place.local_world_size}: give every "
-            "node the same number (--ntasks-per-node, or --nproc-per-node off Slurm)"
-        )
-    return place
+from jobkit.payload.place import Place
 
 
 def pick_device(wanted: str, place: Place) -> torch.device:

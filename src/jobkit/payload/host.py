@@ -8,7 +8,6 @@ import platform
 import resource
 import subprocess
 import time
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -34,17 +33,6 @@ def keep_freed_memory() -> bool:
         and mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
         and mallopt(_M_TOP_PAD, 64 * 2**20)
     )
-
-
-def share_of_cores(local_world_size: int, environ: Mapping[str, str] = os.environ) -> int:
-    """CPU threads for one rank: what Slurm gave the task, else an even share of the cores."""
-    cores = len(os.sched_getaffinity(0))
-    if given := environ.get("SLURM_CPUS_PER_TASK"):
-        return max(1, min(int(given), cores))
-    allocated = int(environ.get("SLURM_CPUS_ON_NODE") or 0)
-    if cores * local_world_size <= allocated:
-        return cores  # the task is bound to cores of its own already
-    return max(1, min(cores, allocated or cores) // local_world_size)
 
 
 def process_age_s() -> float:

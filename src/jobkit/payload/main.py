@@ -14,6 +14,7 @@ from jobkit.errors import Exit, UsageError
 from jobkit.paths import RunPaths, read_json
 from jobkit.payload.guard.stopping import StopRequest
 from jobkit.payload.leaving import leave, leave_after
+from jobkit.payload.place import find_place, set_threads, share_of_cores
 from jobkit.spec.dataset import check_source
 from jobkit.spec.options import add_spec_arguments, given_settings
 from jobkit.spec.runspec import RunSpec, check_keys
@@ -132,12 +133,12 @@ def _run_rank(
     stop: StopRequest,
 ) -> int:
     """Train as one rank of the job. A failure is told with its rank, in the log and the outcome."""
-    from jobkit.payload.distributed import find_place
+    place = find_place()
+    spec = replace(spec, nodes=place.nodes, ranks_per_node=place.local_world_size)
+    set_threads(spec.threads or share_of_cores(place.local_world_size))
     from jobkit.payload.job import Job
     from jobkit.payload.run import run_rank
 
-    place = find_place()
-    spec = replace(spec, nodes=place.nodes, ranks_per_node=place.local_world_size)
     notes = []
     if planned not in (None, place.world_size):
         notes.append(f"--spec {args.spec} was for {planned} ranks; this run has {place.world_size}")

@@ -23,6 +23,7 @@ from jobkit.payload.measure.breakdown import Breakdown
 from jobkit.payload.measure.profiling import Profiler
 from jobkit.payload.memory import MIB, persistent
 from jobkit.payload.model import build_model
+from jobkit.payload.place import share_of_cores
 from jobkit.payload.progress import Stopped
 from jobkit.payload.report import Reporter, write_outcome, write_spec
 from jobkit.payload.strategies import STRATEGIES
@@ -55,7 +56,7 @@ def _set_up(job: Job, report: Reporter, stages: Stages) -> Trainer:
     """Group, data, model: all that comes before the first iteration, measured and reported."""
     spec, place = job.spec, job.place
     device = pick_device(spec.device, place)
-    threads = spec.threads or host.share_of_cores(place.local_world_size)
+    threads = spec.threads or share_of_cores(place.local_world_size)
     torch.set_num_threads(threads)
     if spec.keep_memory and device.type == "cpu":
         host.keep_freed_memory()

@@ -14,7 +14,7 @@ CASES = [
     ("ddp", 2, ("--precision", "bf16", "--checkpoint-async")),
     ("ddp", 3, ("--ddp-bucket-mib", "0.001")),  # many buckets: their order matters at 3 ranks
     ("ddp", 2, ("--zero1", "--optimizer", "adamw")),
-    ("ddp", 2, ("--ddp-comm-hook", "powersgd", "--ddp-powersgd-start", "3")),
+    ("ddp", 2, ("--ddp-comm-hook", "powersgd", "--ddp-powersgd-start", "3", "--threads", "1")),
     ("fsdp", 2, ("--optimizer", "adamw", "--accumulate", "2")),
     ("fsdp", 3, ("--no-fsdp-reshard-after-forward", "--momentum", "0")),
     ("pp", 2, ()),

@@ -124,7 +124,7 @@ def test_a_rank_that_ends_in_the_middle_is_named() -> None:
     port = free_port()
     one = start(0, 2, port, "--json", "--timeout", "10")
     program = (
-        "import os, sys\nfrom jobkit.payload import preflight_rank as p\n"
+        "import os, sys\nfrom jobkit.checks.preflight import rank as preflight_rank as p\n"
         "p.Rank._together = lambda *_: os._exit(9)\n"
         "from jobkit.checks.preflight.cli import main\nsys.exit(main(sys.argv[1:]))"
     )
@@ -260,7 +260,7 @@ def test_a_rank_that_hangs_before_it_can_say_anything_is_not_called_absent() -> 
     """It came: so its node is up and reached, and something on it hangs."""
     port = free_port()
     one = start(0, 2, port, "--timeout", "6")
-    hang = "import time\nfrom jobkit.payload import preflight_facts as f\n"
+    hang = "import time\nfrom jobkit.checks.preflight import facts as preflight_facts as f\n"
     hang += "f.gpu = lambda *_: time.sleep(60)\n"
     hang += "import sys\nfrom jobkit.checks.preflight.cli import main\nsys.exit(main(sys.argv[1:]))"
     env = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": str(port)}

@@ -11,7 +11,7 @@ from support.rigs import Result, Start
 # hang: the rank's own code; locked: C code that keeps Python's lock, so that no thread runs.
 HANGING = """
 import ctypes, os, signal, time
-from jobkit.payload import watchdog
+from jobkit.payload.guard import watchdog
 from own_models import plain
 
 def at(step, act):

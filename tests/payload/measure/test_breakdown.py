@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
-from jobkit.payload.data import DeviceData
+from jobkit.payload.data.batches import DeviceData
 
 WHERE, SLEEP_S = os.environ.get("SLOW", ""), float(os.environ.get("SLEEP_S", 0))
 
@@ -119,7 +119,7 @@ def test_one_slow_rank_is_uneven_load_and_not_communication(forge: Start, own: P
     [
         ("--strategy", "ddp"),
         ("--strategy", "ddp", "--zero1", "--optimizer", "adamw"),
-        ("--strategy", "ddp", "--ddp-comm-hook", "powersgd"),
+        ("--strategy", "ddp", "--ddp-comm-hook", "powersgd", "--threads", "1"),
         ("--strategy", "fsdp", "--precision", "bf16", "--accumulate", "2"),
         ("--strategy", "pp"),
     ],

@@ -137,7 +137,7 @@ def _start(words: list[str]) -> int:
 def _be_rank(wish: Wish, paths: RunPaths, attempt: int) -> int:
     """Measure as one rank; a failure is told with its rank and ends the process at once."""
     from jobkit.checks.comm.rank import Rank
-    from jobkit.payload.distributed import find_place
+    from jobkit.payload.place import find_place
 
     place = find_place()
     try:

@@ -15,6 +15,7 @@ from jobkit.metric import comm
 from jobkit.paths import RunPaths, write_json, write_whole
 from jobkit.payload import host
 from jobkit.payload.distributed import Group, Place, banner, check_identity, pick_device
+from jobkit.payload.place import share_of_cores
 from jobkit.payload.report import Reporter, write_outcome
 
 
@@ -44,7 +45,7 @@ class Rank:
     def _measure(self, report: Reporter) -> None:
         check_ranks(self.place.world_size)
         device = self._device(report)
-        threads = host.share_of_cores(self.place.local_world_size)
+        threads = share_of_cores(self.place.local_world_size)
         torch.set_num_threads(threads)
         group = Group(self.place, device, self.wish.timeout_s)
         check_identity(group, self.paths.folder.name, self.attempt)

@@ -18,7 +18,7 @@ from jobkit.paths import read_json
 from jobkit.payload import host, slurm_env
 from jobkit.payload.data.cache import cache_folder
 from jobkit.payload.data.sources import find_source
-from jobkit.payload.distributed import Place, find_place
+from jobkit.payload.place import Place, find_place, share_of_cores
 
 Facts = dict[str, Any]
 T = TypeVar("T")
@@ -146,7 +146,7 @@ def cores(place: Place, environ: Mapping[str, str]) -> Facts:
     return {
         "cores": sorted(os.sched_getaffinity(0)),
         "machine_cores": os.cpu_count() or 1,
-        "threads": threads or host.share_of_cores(place.local_world_size, environ),
+        "threads": threads or share_of_cores(place.local_world_size, environ),
     }
 
 

@@ -1,0 +1,82 @@
+"""What the project asks of its own source: short functions, short files, the field's words."""
+
+import ast
+import re
+import statistics
+from collections.abc import Iterator
+
+from support.place import ROOT
+
+SOURCES = sorted((ROOT / "src").rglob("*.py"))
+LONGEST_FILE = 300
+LONGEST_FUNCTION = 60
+P90_FUNCTION = 20
+
+
+def functions() -> Iterator[tuple[str, int]]:
+    """Every function of the source: where it stands, and its length in lines."""
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                where = f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"
+                yield where, (node.end_lineno or node.lineno) - node.lineno + 1
+
+
+def test_no_file_is_long() -> None:
+    lengths = {str(p.relative_to(ROOT)): len(p.read_text().splitlines()) for p in SOURCES}
+    assert {p: n for p, n in lengths.items() if n > LONGEST_FILE} == {}
+
+
+def test_functions_are_short() -> None:
+    found = dict(functions())
+    assert {where: n for where, n in found.items() if n > LONGEST_FUNCTION} == {}
+    assert statistics.quantiles(found.values(), n=10)[-1] <= P90_FUNCTION
+
+
+# Private words, and the standard terms that stand in their place.
+BANNED = {
+    r"foret(old|ells?)": "predicted",
+    r"fullest": "maximum over ranks",
+    r"on paper": "step-time model",
+    r"wish(es|ed)?\b": "request",
+    r"\bdesk\b": "rendezvous",
+    r"\bkeeper\b": "checkpoint manager",
+    r"\banew\b": "from scratch",
+    r"\bstruck\b|\bstrikes?\b": "injected, hit",
+    r"\bbrothers?\b": "another process",
+    r"for ever": "forever",
+    r"\bruins?\b": "idempotent",
+    r"holds? still": "pauses",
+    r"tells? the truth|the truth that": "reference",
+    r"plant(s|ed)? (a )?faults?": "inject faults",
+    r"one a (GPU|rank|node)": "one per GPU",
+    r"(images|samples|bytes|bits) a second": "per second",
+    r"cannot run so": "not applicable",
+    r"left no word|no word of its end": "no run_end record",
+    r"\btwins?\b": "communication-free replica",
+    r"bad day": "inject failures",
+    r"tagged places": "[METRIC] lines",
+    r"Slurm's word": "Slurm state",
+    r"of another training": "of a different configuration",
+    r"an? rank of its own": "one rank",
+    r"stands in .*:\d": "is in",
+}
+TEXTS = [
+    *SOURCES,
+    *sorted((ROOT / "src").rglob("*.j2")),
+    *(p for p in sorted((ROOT / "hpc").rglob("*")) if p.is_file()),
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "run.sh", "edf.toml", "Makefile")),
+    *(ROOT / f"{n}" for n in ("run_benchmarks.py", "collect_results.py", "plot_results.py")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
+
+
+def test_the_words_are_those_of_the_field() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {match[0]!r}, say {instead!r}"
+        for path in TEXTS
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        for word, instead in BANNED.items()
+        if (match := re.search(word, line, re.IGNORECASE))
+    ]
+    assert found == []
