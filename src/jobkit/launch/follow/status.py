@@ -101,9 +101,9 @@ def _table(states: States) -> Any:
     from jobkit.launch.follow.view import style
 
     counts = Counter(state.status for state in states.found.values())
-    said = ", ".join(f"{n} {status}" for status, n in counts.items())
+    summary = ", ".join(f"{n} {status}" for status, n in counts.items())
     table = Table(
-        title=f"{states.plan.study.name}: {len(states.found)} runs: {said}",
+        title=f"{states.plan.study.name}: {len(states.found)} runs: {summary}",
         box=None,
         padding=(0, 2, 0, 0),
         title_justify="left",

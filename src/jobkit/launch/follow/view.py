@@ -33,7 +33,7 @@ class View:
         self.states: dict[str, RunState] = {}
         self.progress: dict[str, Progress] = {}
         self._begun = time.monotonic()
-        self._said: dict[str, tuple[str, int]] = {}
+        self._printed: dict[str, tuple[str, int]] = {}
         self._ended: set[str] = set()
 
     def follow(self) -> dict[str, RunState]:
@@ -74,9 +74,9 @@ class View:
         for number, run_id in enumerate(self.launch.run_ids, 1):
             state, at = self.states[run_id], self.progress.get(run_id)
             now = (state.status, at.epoch if at else 0)
-            if state.status not in ("running", *FINAL) or self._said.get(run_id) == now:
+            if state.status not in ("running", *FINAL) or self._printed.get(run_id) == now:
                 continue
-            self._said[run_id] = now
+            self._printed[run_id] = now
             head = f"[{number}/{len(self.launch.run_ids)}] {run_id}:"
             took = f" in {duration(at.elapsed_s)}" if at and at.elapsed_s is not None else ""
             if state.status == "running":
@@ -121,14 +121,14 @@ class View:
             for r, at in self.progress.items()
             if self.states[r].status == "running"
         )
-        said = ", ".join(f"{n} {status}" for status, n in counts.items())
+        summary = ", ".join(f"{n} {status}" for status, n in counts.items())
         left = self.left_s()
         times = f"{duration(time.monotonic() - self._begun)} elapsed"
         if left is not None:
             times += f", about {duration(left)} left"
         grid = Table.grid(padding=(0, 2, 0, 0))
         bar = ProgressBar(total=total, completed=done + part, width=30)
-        grid.add_row(bar, f"{done}/{total} runs", Text(said, style="dim"), times)
+        grid.add_row(bar, f"{done}/{total} runs", Text(summary, style="dim"), times)
         return grid
 
     def left_s(self) -> float | None:

@@ -75,7 +75,7 @@ def refusal(stderr: str, options: Options) -> str:
         return f"Slurm's controller does not answer ({reason}): try again later"
     reason = reason.removeprefix("allocation failure: ").removeprefix("sbatch: error: ")
     asked = " ".join(f"--{k}" if v is True else f"--{k}={v}" for k, v in options.items())
-    return f"sbatch rejected the job: {reason}{_valid_names(reason)} (asked for: {asked})"
+    return f"sbatch rejected the job: {reason}{_valid_names(reason)} (requested: {asked})"
 
 
 def _valid_names(reason: str) -> str:
