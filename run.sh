@@ -27,25 +27,40 @@
 #                        failed (default 0)
 #   --monitor-interval S, --start-timeout S   not in an allocation: how often torchrun looks after
 #                        the ranks (0.1), and how long it waits for all of them to start (60)
-# Everything else goes to the payload as it is: see `bash run.sh --help`.
+#   --help               these; --help-training: the training's own (with --comm: the benchmark's)
+# Everything else is the training's and goes to it as it is.
 #
 # USR2 a minute before the time limit (Slurm may send it up to a minute earlier), or TERM: the ranks
 # save a checkpoint and end; then the job is requeued and goes on from there. With a limit of a few
 # minutes say --signal=CONT@1, else the warning comes as the job starts.
 #
 # Exit codes: 0 ok; 1 the run failed; 2 wrong usage; 75 stopped early with a checkpoint, run me
-# again (with the same --run-dir); 130 and 143 on INT and TERM. The outcome that the payload leaves decides where it and the launcher's code differ:
-# a crash after "ok" was recorded is a warning, because every result is there by then.
+# again (with the same --run-dir); 130 and 143 on INT and TERM. The outcome that the payload leaves
+# decides where it and the launcher's code differ: a crash after "ok" was recorded is a warning,
+# because every result is there by then.
 set -u
 umask go-w # others may read what a run leaves, and change nothing
 
+show_help() {
+  echo "usage: bash run.sh [options]   or   sbatch [options of sbatch] run.sh [options]"
+  echo
+  sed -n '/^# Options of its own/,/^# Everything else/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+}
+
 fail() { echo "jobkit: error: $1" >&2; exit "${2:-2}"; }
+note() { echo "jobkit: note: $1" >&2; }
 warn() { echo "jobkit: warning: $1" >&2; }
 
 # sbatch runs a copy of this file: then its own path says nothing, the submit directory does.
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 if [[ ! -d $root/src/jobkit ]]; then root=${JOBKIT_ROOT:-${SLURM_SUBMIT_DIR:-$PWD}}; fi
 [[ -d $root/src/jobkit ]] || fail "no src/jobkit in $root: submit from jobkit's folder"
+own_python=$root/.venv/bin/python
+# Looked for and not imported, which would take seconds.
+has_torch() {
+  command -v "$1" >/dev/null &&
+    "$1" -c 'import importlib.util as u, sys; sys.exit(not (u.find_spec("torch") and u.find_spec("torchvision")))'
+}
 export PYTHONPATH=$root/src${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
 
 nproc_per_node='' run_dir='' site='' site_file='' nodes='' ntasks_per_node='' preflight=''
@@ -64,10 +79,11 @@ while (($#)); do
       own=${1%%=*} own=${own#--}
       printf -v "${own//-/_}" %s "${1#*=}" ;;
     --preflight) preflight=1 ;;
+    --help-training) only=help ;;
     --comm) module=jobkit.checks.comm.cli place=comm ;;
     *)
       case $1 in
-        --help | -h) only=help ;;
+        --help | -h) show_help && exit 0 ;;
         --check | --check=*) only=${only:-check} ;;
         --dry-run) only=${only:-dry-run} ;;
         --stop-signal) stop_signal=${2-} ;; # the payload has it too, and checks it
@@ -84,7 +100,9 @@ in_allocation=${SLURM_JOB_ID:+1}
 # a single job (--site NAME) and in a study, whose launcher has left them in a file.
 srun_options=() inside=()
 if [[ -n $site ]]; then
-  lines=$("${JOBKIT_PYTHON:-python}" -m jobkit.launch.site "$site") || exit
+  reader=${JOBKIT_PYTHON:-python}
+  if [[ -z ${JOBKIT_PYTHON-} && -x $own_python ]]; then reader=$own_python; fi
+  lines=$("$reader" -m jobkit.launch.site "$site") || exit
   set +u # modules and conda use variables that may be unset
   eval "$lines"
   set -u
@@ -107,14 +125,25 @@ done
 [[ $stop_signal == USR[12] ]] || stop_signal=USR2 # what is wrong is told below
 [[ -z $nodes || -n $ntasks_per_node ]] || fail "--nodes needs --ntasks-per-node beside it"
 python=${JOBKIT_PYTHON:-python}
+# In a shell that has not activated it, the checkout's own environment, unless another was named: a
+# container's is, by the site, and in an allocation nothing is looked for where there is no .venv.
+torch_there=''
+if [[ -z $in_allocation || (-z ${JOBKIT_PYTHON-} && -x $own_python) ]]; then
+  if has_torch "$python"; then
+    torch_there=1
+  elif [[ -z ${JOBKIT_PYTHON-} && -x $own_python ]] && has_torch "$own_python"; then
+    note "no python on PATH that has torch: taking $own_python"
+    python=$own_python torch_there=1
+  fi
+fi
+if [[ $only == help ]]; then exec "$python" -m "$module" --help; fi
 if [[ -z $in_allocation ]]; then
   [[ -z $nodes$ntasks_per_node ]] ||
     fail "--nodes and --ntasks-per-node are for an allocation; here say --nproc-per-node"
   command -v "$python" >/dev/null ||
     fail "no '$python' on PATH: run 'make venv' once, then 'source .venv/bin/activate'"
-  "$python" -c 'import importlib.util as u, sys; sys.exit(not (u.find_spec("torch") and u.find_spec("torchvision")))' ||
+  [[ -n $torch_there ]] ||
     fail "$(command -v "$python") has no torch and torchvision: run 'make venv' once, then 'source .venv/bin/activate'"
-  [[ $only == help ]] && exec "$python" -m "$module" --help
   if [[ -z $nproc_per_node ]]; then
     nproc_per_node=$(nvidia-smi --list-gpus 2>/dev/null | grep -c '^GPU')
     ((nproc_per_node)) || nproc_per_node=1
@@ -146,7 +175,8 @@ fi
 attempt='' outcome=''
 claim_attempt() {
   [[ -z $only ]] || return 0
-  mkdir -p -- "$run_dir/attempts" 2>/dev/null && [[ -w $run_dir/attempts ]] ||
+  mkdir -p -- "$run_dir/attempts" 2>/dev/null
+  [[ -d $run_dir/attempts && -w $run_dir/attempts ]] ||
     fail "$run_dir is not writable: choose another with --run-dir"
   attempt=0
   until mkdir -- "$run_dir/attempts/$attempt" 2>/dev/null; do
@@ -200,7 +230,9 @@ wait_for_child() {
 judge_code() {
   [[ -f $outcome ]] || return 0
   local said
-  said=$(sed -n 's/^{"exit_code": \([0-9]\{1,3\}\),.*/\1/p' "$outcome")
+  # A key stands after { or a comma, and a text's own quotes have a backslash before them: so this
+  # finds the one key of that name wherever it stands, without a Python, which a host may not have.
+  said=$(tr '\n' ' ' <"$outcome" | sed -n 's/.*[{,] *"exit_code" *: *\([0-9]\{1,3\}\) *[,}].*/\1/p')
   if ((code && ${said:-1} == 0)); then
     warn "the launcher ended with code $code after the run had recorded its success: the results stand, the log says what crashed"
   fi
@@ -247,6 +279,7 @@ start_here() {
 }
 
 # torchrun would end of the warning: it is for the ranks, which are its children.
+# shellcheck disable=SC2317  # called by a trap
 warn_ranks() {
   [[ -n $child ]] || return
   # shellcheck disable=SC2046  # a word each

@@ -5,6 +5,8 @@
 #SBATCH --output=logs/comm-%j.log
 #SBATCH --error=logs/comm-%j.err
 #SBATCH --open-mode=append
+#SBATCH --requeue
+#SBATCH --signal=USR2@60
 #
 # How fast the ranks talk to each other: latency and bandwidth of the collectives.
 #   sbatch hpc/comm.sh                                                          on the CPU (Gloo)

@@ -6,6 +6,8 @@
 #SBATCH --output=logs/train-%j.log
 #SBATCH --error=logs/train-%j.err
 #SBATCH --open-mode=append
+#SBATCH --requeue
+#SBATCH --signal=USR2@60
 #
 # One process with threads, on the CPU.
 #   sbatch hpc/train.sh --epochs 2 --dataset synthetic

@@ -6,6 +6,8 @@
 #SBATCH --output=logs/train-%j.log
 #SBATCH --error=logs/train-%j.err
 #SBATCH --open-mode=append
+#SBATCH --requeue
+#SBATCH --signal=USR2@60
 #
 # One node, four GPUs, a process each (NCCL). More nodes: sbatch --nodes=2 hpc/train_distributed_gpu.sh
 #   sbatch hpc/train_distributed_gpu.sh --epochs 2 --dataset synthetic

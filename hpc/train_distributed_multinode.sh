@@ -6,6 +6,8 @@
 #SBATCH --output=logs/train-%j.log
 #SBATCH --error=logs/train-%j.err
 #SBATCH --open-mode=append
+#SBATCH --requeue
+#SBATCH --signal=USR2@60
 #
 # Four nodes, one process each, on the CPU (Gloo).
 #   sbatch hpc/train_distributed_multinode.sh --epochs 2 --dataset synthetic

@@ -61,15 +61,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words and words[0] in COMMANDS:
         module, function, _ = COMMANDS[words[0]]
         return door.run(module, function, words[1:])
-    if words and words[0] in ("-h", "--help"):
+    if not words or words[0] in ("-h", "--help"):
         print(usage())
         return 0
-    if words and words[0] == "--version":
+    if words[0] == "--version":
         print(f"jobkit {__version__}")
         return 0
     from jobkit.errors import Exit, nearest
 
-    what = f"unknown command '{words[0]}'{nearest(words[0], COMMANDS)}" if words else "no command"
+    what = f"unknown command '{words[0]}'{nearest(words[0], COMMANDS)}"
     print(f"jobkit: error: {what} (see 'python -m jobkit --help')", file=sys.stderr)
     return Exit.USAGE
 

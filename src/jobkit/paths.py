@@ -254,6 +254,18 @@ def closed_to_others() -> Iterator[None]:
         os.umask(before)
 
 
+def own_folder(folder: Path) -> Path:
+    """Make a folder that only its owner can enter, and return it; UsageError where it is not ours.
+
+    One that was there already is closed too.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
+        raise UsageError(f"{folder} is somebody else's or a link: remove it")
+    folder.chmod(0o700)
+    return folder
+
+
 def other_writers(folder: Path) -> str:
     """Who else may write into a folder, for a person: everybody, its group, its owner, or nobody.
 
@@ -285,17 +297,6 @@ def read_json(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError, RecursionError):
         return None
     return content if isinstance(content, dict) else None
-
-
-def read_job(paths: RunPaths) -> dict[str, Any] | None:
-    """Who runs the newest start of a run: job.json, or the submission that has not started yet."""
-    job, submission = read_json(paths.job), read_json(paths.submission)
-    if submission is None:
-        return job
-    if job and job.get("job_id") == submission.get("job_id"):
-        return {**job, "shared": submission.get("shared")}
-    later = job and (job.get("started") or 0.0) >= (submission.get("submitted") or 0.0)
-    return job if later else submission
 
 
 def write_json(path: Path, content: object) -> None:

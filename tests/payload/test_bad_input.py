@@ -41,8 +41,7 @@ def test_settings_that_cannot_be_used(tmp_path: Path, words: list[str], line: st
         text=True,
     )
     assert done.returncode == 2
-    assert line in done.stderr.splitlines()[-1]
-    assert "Traceback" not in done.stderr
+    assert line in done.stderr and done.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 
 

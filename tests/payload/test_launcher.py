@@ -92,7 +92,7 @@ def test_a_study_and_then_only_what_is_missing(env: dict[str, str]) -> None:
 
 def test_a_run_that_fails_is_told_and_started_again(env: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def make():\n    raise RuntimeError('planted')\n")
-    env = {**env, "PYTHONPATH": str(tmp_path)}
+    env = {**env, "PYTHONPATH": str(tmp_path), "WANDB_API_KEY": "s3cr3t-of-the-user"}
     words = ["--strategies", "ddp", "--gpus", "1", "--epochs", "1", "--model", "mine:make", *TINY]
     done = run(env, *words)
     assert done.returncode == 1
@@ -104,6 +104,8 @@ def test_a_run_that_fails_is_told_and_started_again(env: dict[str, str], tmp_pat
     )
     assert run(env, *words).returncode == 0
     assert statuses(env, "demo") == ["ok"]
+    left = [p for p in Path(env["JOBKIT_LOGS"]).rglob("*") if p.is_file()]
+    assert [p for p in left if b"s3cr3t-of-the-user" in p.read_bytes()] == []
 
 
 @pytest.mark.parametrize(("how", "code"), [("ctrl-c", 130), ("term", 143), ("hangup", 143)])

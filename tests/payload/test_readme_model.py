@@ -1,4 +1,4 @@
-"""The README's model of one's own, taken from there and run with the commands that stand there."""
+"""The model of docs/own-model.md, taken from there and run with the commands that stand there."""
 
 import re
 import subprocess
@@ -9,21 +9,20 @@ import pytest
 from jobkit.paths import RunPaths
 from support.rigs import ROOT, Result, Start, environment
 
-README = (ROOT / "README.md").read_text()
+PAGE = (ROOT / "docs" / "own-model.md").read_text()
 
 
-def of_the_readme() -> tuple[str, str, list[str]]:
+def of_the_page() -> tuple[str, str, list[str]]:
     """Where the model is to be saved, its code, and the commands after it."""
-    section = README.split("\n## Your own model\n")[1].split("\n## ")[0]
-    (place,) = re.findall(r"Save this as `~/([\w/.]+)`", section)
-    (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
-    commands = re.findall(r"^    (\S.*)$", section.split("```")[-1], re.MULTILINE)
-    return place, code, commands
+    (place,) = re.findall(r"Save this as `~/([\w/.]+)`", PAGE)
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    (lines,) = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
+    return place, code, lines.splitlines()
 
 
-def test_the_readmes_own_model_runs_as_it_says(forge: Start, tmp_path: Path) -> None:
+def test_the_own_model_of_the_documents_runs_as_it_says(forge: Start, tmp_path: Path) -> None:
     """The first run as a user types it; the others by its words alone, which takes half as long."""
-    place, code, commands = of_the_readme()
+    place, code, commands = of_the_page()
     first, *others = [c for c in commands if c.startswith("bash run.sh")]
     model = tmp_path / place
     model.parent.mkdir(parents=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from jobkit import __main__ as commands
 from jobkit import door
 from support.place import ROOT
 
@@ -83,3 +84,13 @@ def test_help_is_quick_and_needs_no_library(name: str) -> None:
 def test_doors_are_executable_and_few_lines(name: str) -> None:
     assert os.access(ROOT / name, os.X_OK)
     assert len((ROOT / name).read_text().splitlines()) < 20
+
+
+def test_without_a_command_the_commands_are_listed_one_below_the_other(capsys) -> None:
+    assert commands.main([]) == 0
+    said = capsys.readouterr()
+    lines = [line for line in said.out.splitlines() if line[:3].strip()[:1].isalpha()]
+    listed = {line.split()[0]: line for line in lines if line.startswith("  ")}
+    texts = {name: text for name, (_, _, text) in commands.COMMANDS.items()}
+    assert said.err == "" and listed.keys() >= texts.keys()
+    assert len({listed[name].index(text) for name, text in texts.items()}) == 1

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import time
@@ -9,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from jobkit.requeue import MAX_RESTARTS, WARNING_S
+from jobkit.spec.runspec import RunSpec
 from support.place import ROOT
 
 RUN = ROOT / "run.sh"
@@ -25,7 +29,8 @@ if [[ -n ${OUTCOME-} ]]; then
     case $1 in --run-dir) dir=$2 ;; --attempt) n=$2 ;; esac
     shift
   done
-  printf '{"exit_code": %s, "status": "x"}\n' "$OUTCOME" > "$dir/attempts/$n/outcome.json"
+  [[ $OUTCOME == \{* ]] || OUTCOME="{\"exit_code\": $OUTCOME, \"status\": \"x\"}"
+  printf '%s\n' "$OUTCOME" > "$dir/attempts/$n/outcome.json"
 fi
 if [[ -n ${SLEEP-} ]]; then
   trap 'echo ended by TERM >> "$NOTES"; exit 15' TERM
@@ -135,12 +140,96 @@ def test_each_start_is_an_attempt_of_its_own(run: Fake) -> None:
         assert done.stdout.startswith(f"[jobkit] start: attempt {attempt} of {run.run_dir} on ")
 
 
-@pytest.mark.parametrize("word", ["--dry-run", "--check", "--help", "-h"])
+@pytest.mark.parametrize("word", ["--dry-run", "--check", "--help-training"])
 def test_what_only_looks_makes_no_folder(run: Fake, word: str) -> None:
     done = run(word, "--run-dir", str(run.run_dir))
     assert done.returncode == 0
     assert not run.run_dir.exists()
     assert "--attempt" not in run.payload()
+
+
+@pytest.mark.parametrize("word", ["--help", "-h"])
+def test_help_shows_its_own_options_and_where_the_trainings_are(run: Fake, word: str) -> None:
+    """All that the loop over the words takes; no python is needed for it."""
+    done = run(word, "--run-dir", str(run.run_dir))
+    assert (done.returncode, done.stderr) == (0, "")
+    taken = set(re.findall(r"^    (--[a-z-]+)\) ", RUN.read_text(), re.MULTILINE))
+    valued = re.search(
+        r"^    (--nproc-per-node \|.*?)\)$", RUN.read_text(), re.MULTILINE | re.DOTALL
+    )
+    assert valued
+    taken |= set(re.findall(r"--[a-z-]+", valued[1])) - {"--site-file"}  # the launcher's own
+    assert len(taken - {"--help-training"}) == 10
+    assert {option for option in taken if option not in done.stdout} == set()
+    assert done.stdout.startswith("usage: bash run.sh ")
+    assert run.calls() == [] and not run.run_dir.exists()
+
+
+class Bare(Fake):
+    """A checkout with a .venv, in a shell that has not activated it: PATH has another python."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.root = folder / "the checkout"
+        (self.root / "src" / "jobkit").mkdir(parents=True)
+        (self.root / "run.sh").write_text(RUN.read_text())
+        self.own = self.root / ".venv" / "bin" / "python"
+        self.own.parent.mkdir(parents=True)
+        self.python.rename(self.own)
+        other = folder / "bin" / "python"
+        other.parent.mkdir()
+        other.write_text('#!/bin/sh\nexit "${NO_TORCH_ON_PATH:-1}"\n')
+        other.chmod(0o755)
+
+    def bare(self, *words: str, **extra: str) -> subprocess.CompletedProcess[str]:
+        environ = self.environ(PATH=f"{self.folder}/bin:/usr/bin:/bin", **extra)
+        if "JOBKIT_PYTHON" not in extra:
+            del environ["JOBKIT_PYTHON"]
+        command = ["bash", str(self.root / "run.sh"), "--run-dir", str(self.run_dir), *words]
+        return subprocess.run(
+            command, env=environ, capture_output=True, text=True, timeout=20, cwd=self.root
+        )
+
+
+@pytest.mark.parametrize("job", [{}, {"SLURM_JOB_ID": "7"}])
+def test_the_checkouts_own_python_is_taken_where_path_has_none_with_torch(
+    tmp_path: Path, job: dict[str, str]
+) -> None:
+    run = Bare(tmp_path)
+    srun = tmp_path / "bin" / "srun"
+    srun.write_text('#!/bin/bash\nuntil [[ $1 == *python ]]; do shift; done\nexec "$@"\n')
+    srun.chmod(0o755)
+    done = run.bare("--epochs", "1", **job)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == f"jobkit: note: no python on PATH that has torch: taking {run.own}\n"
+    assert "--attempt" in run.payload()
+
+
+def test_a_python_that_was_named_or_has_torch_is_not_replaced(tmp_path: Path) -> None:
+    run = Bare(tmp_path)
+    assert run.bare("--epochs", "1", NO_TORCH_ON_PATH="0").stderr == ""
+    done = run.bare("--epochs", "1", JOBKIT_PYTHON=str(tmp_path / "bin" / "python"))
+    assert done.returncode == 2 and "has no torch and torchvision" in done.stderr
+    assert run.calls() == []
+    done = run.bare("--epochs", "1", NO_TORCH="1")  # neither has it
+    assert done.returncode == 2 and "has no torch and torchvision" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ('{"exit_code": 75, "status": "x"}', 75),
+        ('{"status": "x", "exit_code": 75}', 75),
+        ('{\n "status": "x",\n "exit_code":75,\n "attempt": 1\n}', 75),
+        (json.dumps({"reason": 'said {"exit_code": 0}, "exit_code": 0,', "exit_code": 75}), 75),
+        (json.dumps({"exit_code": 75, "reason": 'said {"exit_code": 0}, "exit_code": 0,'}), 75),
+        ('{"status": "x"}', 1),
+    ],
+)
+def test_the_exit_code_of_an_outcome_is_found_wherever_it_stands(
+    run: Fake, text: str, code: int
+) -> None:
+    assert run("--run-dir", str(run.run_dir), OUTCOME=text, CODE="1").returncode == code
 
 
 def test_a_value_that_reads_like_an_option_is_no_option(run: Fake) -> None:
@@ -250,3 +339,30 @@ def test_directives_are_read_by_sbatch() -> None:
     assert max(directives) < first_command
     assert not [line for line in lines if line.startswith("# SBATCH")]
     assert json.dumps([lines[i] for i in directives]).count("nodes=1") == 1
+
+
+def of_a_requeue(script: Path) -> list[str]:
+    names = ("--requeue", "--signal", "--open-mode")
+    lines = [line for line in script.read_text().splitlines() if line.startswith("#SBATCH ")]
+    return sorted(line for line in lines if line.split()[1].startswith(names))
+
+
+@pytest.mark.parametrize("script", sorted((RUN.parent / "hpc").glob("*.sh")), ids=lambda p: p.name)
+def test_a_script_of_hpc_is_warned_and_requeued_as_run_sh_is(script: Path) -> None:
+    assert len(of_a_requeue(RUN)) == 3
+    assert of_a_requeue(script) == of_a_requeue(RUN)
+
+
+def test_run_sh_has_the_numbers_of_the_core() -> None:
+    text, signal_name = RUN.read_text(), RunSpec().stop_signal
+    assert f"#SBATCH --signal={signal_name}@{WARNING_S}\n" in text
+    assert f"stop_signal={signal_name}\n" in text
+    assert re.findall(r"max_restarts:-([0-9]+)", text) == [str(MAX_RESTARTS), "0"]
+    assert f"(default {MAX_RESTARTS})" in text
+
+
+@pytest.mark.skipif(not shutil.which("shellcheck"), reason="shellcheck is not installed")
+def test_the_scripts_pass_shellcheck() -> None:
+    subprocess.run(
+        ["shellcheck", str(RUN), *map(str, (RUN.parent / "hpc").glob("*.sh"))], check=True
+    )

@@ -5,7 +5,9 @@ from collections.abc import Sequence
 
 from jobkit.errors import Exit, Parser, UsageError, command
 from jobkit.launch.local import start
-from jobkit.launch.states import UNDER_WAY, job_ids, states
+from jobkit.launch.states import states
+from jobkit.outcome.join import job_ids
+from jobkit.outcome.status import UNDER_WAY
 from jobkit.paths import StudyPaths, read_json
 from jobkit.spec.plan import Plan
 from jobkit.spec.studies import find_study
@@ -39,7 +41,7 @@ def cancel_study(paths: StudyPaths) -> bool:
     """End a study's runs, on this machine and on Slurm; return whether there were any."""
     ended = start.cancel(paths)
     plan = Plan.read(paths.plan)
-    jobs, found = job_ids(plan), states(plan)
+    jobs, found = job_ids(map(plan.paths.run, plan.runs)), states(plan)
     collector = (read_json(paths.collect_job) or {}).get("job_id")
     if jobs and any(state.status in UNDER_WAY for state in found.values()):
         from jobkit.launch.slurm import commands

@@ -12,11 +12,12 @@ from jobkit.launch.request import LaunchRequest
 from jobkit.launch.site import known_sites
 from jobkit.launch.slurm.cluster import find_site
 from jobkit.launch.slurm.options import OVERRIDES, verbatim
+from jobkit.outcome.status import BAD_ENDS
+from jobkit.requeue import MAX_RESTARTS
 from jobkit.spec.options import add_spec_arguments, given_settings
 from jobkit.spec.plan import STUDIES, Plan, Study
 
 DEFAULT_STUDY = "strong"
-ONLY = ("missing", "failed", "oom", "timeout", "preempted", "cancelled", "node_fail")
 EPILOG = """examples:
   python run_benchmarks.py --study demo                        a first look, on any machine
   python run_benchmarks.py --study strong --dry-run            print each command, write nothing
@@ -82,13 +83,15 @@ def add_launch_arguments(made: argparse.ArgumentParser) -> None:
         metavar="N",
         help="concurrent runs (default: 1 on this machine, no limit on Slurm)",
     )
-    group.add_argument("--only", choices=ONLY, help="start only the runs with this status")
+    group.add_argument(
+        "--only", choices=("missing", *BAD_ENDS), help="start only the runs with this status"
+    )
     group.add_argument(
         "--max-restarts",
         type=at_least(int, 0),
         metavar="N",
         help="how often a run resumes from its checkpoint: on Slurm after it was stopped early "
-        "(default 3), on this machine after it was stopped or failed (default 0)",
+        f"(default {MAX_RESTARTS}), on this machine after it was stopped or failed (default 0)",
     )
     group.add_argument(
         "--dry-run", action="store_true", help="print each command; write and start nothing"

@@ -14,8 +14,8 @@ from jobkit.launch.request import LaunchRequest
 from jobkit.launch.site import Site
 from jobkit.launch.slurm import options as slurm
 from jobkit.launch.slurm.cluster import find_site
-from jobkit.launch.states import UNDER_WAY, States, select
-from jobkit.outcome.status import RunState
+from jobkit.launch.states import States, select
+from jobkit.outcome.status import UNDER_WAY, RunState
 from jobkit.paths import closed_to_others, other_writers
 from jobkit.spec.dataset import check_source
 from jobkit.spec.plan import Plan

@@ -1,17 +1,13 @@
 """What became of the runs of a plan by now: from their files and, where there are jobs, Slurm."""
 
 import time
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 from jobkit.outcome import slurm_jobs
-from jobkit.outcome.status import RunState, is_alive, run_state
-from jobkit.paths import RunPaths, read_job, read_json
+from jobkit.outcome.join import join, ordered_runs
+from jobkit.outcome.status import FINAL, UNDER_WAY, RunState
 from jobkit.spec.plan import Plan
 
-FINAL = ("ok", "failed", "oom", "timeout", "preempted", "cancelled", "node_fail")
-UNDER_WAY = ("running", "pending")
 SQUEUE_EVERY_S, SACCT_EVERY_S = 5.0, 30.0  # both are shared by all users of a cluster
 
 
@@ -32,62 +28,31 @@ class States:
         if fresh:
             self._next = dict.fromkeys(self._next, 0.0)
         paths = self.plan.paths
-        record = read_json(paths.launcher)
-        order = record if record and is_alive(record) else {}
-        open_runs = [r for r in self.plan.runs if not self._ended(r)]
-        own = {r: _own_state(paths.run(r), order, r) for r in open_runs}
-        records = {r: job for r in open_runs if (job := _slurm_record(self.plan, r))}
-        self._ask([str(job["job_id"]) for r, job in records.items() if own[r].status != "ok"])
-        for run_id in open_runs:
-            self.found[run_id] = self._merged(run_id, own[run_id], records.get(run_id))
+        ordered = ordered_runs(paths, self.plan.runs)
+        open_runs = {r: paths.run(r) for r in self.plan.runs if not self._ended(r)}
+        joined = join(open_runs, ordered, self._ask, all_jobs=False)
+        self.found |= joined.states
+        self.jobs |= joined.jobs
         return {run_id: self.found[run_id] for run_id in self.plan.runs}
 
     def _ended(self, run_id: str) -> bool:
         return run_id in self.found and self.found[run_id].status in FINAL
 
-    def _ask(self, ids: list[str]) -> None:
+    def _ask(self, ids: Iterable[str]) -> Mapping[str, slurm_jobs.Job]:
+        """What Slurm said last; it is asked where it may be and was not just now."""
         now = time.monotonic()
-        if not ids or not self._may_ask or now < self._next["squeue"]:
-            return
-        accounting = now >= self._next["sacct"]
-        self._answers |= slurm_jobs.ask(ids, accounting)
-        self._next["squeue"] = now + SQUEUE_EVERY_S
-        if accounting:
-            self._next["sacct"] = now + SACCT_EVERY_S
-
-    def _merged(self, run_id: str, own: RunState, record: Mapping[str, object] | None) -> RunState:
-        job = self._answers.get(str(record["job_id"])) if record else None
-        if job:
-            self.jobs[run_id] = job
-        shared = bool(record and record.get("shared"))
-        return slurm_jobs.merged(own, job, shared)
-
-
-def _own_state(paths: RunPaths, order: Mapping[str, Any], run_id: str) -> RunState:
-    """A run's state by its files; one that the launcher at work is yet to start again is pending,
-    whatever became of it before.
-    """
-    ordered = run_id in order.get("run_ids", ())
-    state = run_state(paths, launcher_alive=ordered)
-    if ordered and ((read_job(paths) or {}).get("started") or 0.0) < order["started"]:
-        return replace(state, status="pending", reason="waits for its turn", evidence="")
-    return state
-
-
-def _slurm_record(plan: Plan, run_id: str) -> Mapping[str, object] | None:
-    job = read_job(plan.paths.run(run_id))
-    return job if job and job.get("launcher") == "slurm" and job.get("job_id") else None
+        if self._may_ask and now >= self._next["squeue"]:
+            accounting = now >= self._next["sacct"]
+            self._answers |= slurm_jobs.ask(ids, accounting)
+            self._next["squeue"] = now + SQUEUE_EVERY_S
+            if accounting:
+                self._next["sacct"] = now + SACCT_EVERY_S
+        return self._answers
 
 
 def states(plan: Plan) -> dict[str, RunState]:
     """What became of each planned run, in one look."""
     return States(plan).look()
-
-
-def job_ids(plan: Plan) -> list[str]:
-    """The Slurm jobs of the plan's runs."""
-    records = (_slurm_record(plan, run_id) for run_id in plan.runs)
-    return list(dict.fromkeys(str(job["job_id"]) for job in records if job))
 
 
 def select(found: Mapping[str, RunState], only: str | None = None) -> list[str]:

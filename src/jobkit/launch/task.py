@@ -19,24 +19,25 @@ from types import FrameType
 from typing import BinaryIO
 
 from jobkit.errors import Exit
-from jobkit.outcome.status import process_start, run_state
+from jobkit.launch.command import local_environment
+from jobkit.outcome.liveness import process_start
+from jobkit.outcome.status import run_state
 from jobkit.paths import RunPaths, closed_to_others, write_json
+from jobkit.requeue import MAX_RESTARTS
 from jobkit.spec.runspec import RunSpec
 
 # From SIGTERM to SIGKILL: a rank saves at the end of its iteration, or is ended by its watchdog.
 GRACE_S = 20.0
-MAX_RESTARTS = 3  # as run.sh has it
 _POLL_S = 0.05
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
-def run_one(folder: str, command: list[str], environ: dict[str, str]) -> int:
-    """Run the command with its output in the run's log; return its exit code.
+def run_one(folder: str, command: list[str]) -> int:
+    """Run the command on this machine with its output in the run's log; return its exit code.
 
     job.json says from the first moment who runs it, and in the end how it ended.
     """
-    paths, stop = RunPaths(Path(folder)), _Stop()
-    return _run(paths, command, environ, stop)
+    return _run(RunPaths(Path(folder)), command, local_environment(os.environ), _Stop())
 
 
 def run_in_job(folder: str, command: list[str]) -> int:
@@ -44,7 +45,7 @@ def run_in_job(folder: str, command: list[str]) -> int:
 
     Raises SystemExit with that code where it is not 0, so that the job says so too.
     """
-    code = run_one(folder, command, dict(os.environ))
+    code = _run(RunPaths(Path(folder)), command, dict(os.environ), _Stop())
     if code:
         sys.exit(code)
     return code
@@ -141,21 +142,14 @@ def _nothing(_signum: int, _frame: FrameType | None) -> None:
 def _start(
     paths: RunPaths, command: list[str], environ: dict[str, str], log: BinaryIO
 ) -> tuple[dict[str, object], "subprocess.Popen[bytes]"]:
-    before = paths.attempt_numbers()
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=subprocess.STDOUT,
-        env={**environ, "JOBKIT_PYTHON": environ.get("JOBKIT_PYTHON") or sys.executable},
-    )
-    job_id = slurm_job_id(environ)
+    """Say who runs it from now on, before anything of it can be seen; then start it."""
+    before, job_id = paths.attempt_numbers(), slurm_job_id(environ)
     job: dict[str, object] = {
         "v": 1,
         "launcher": "slurm" if job_id else "local",
         "job_id": job_id,
-        "pid": process.pid,
-        "pid_start": process_start(process.pid),
+        "pid": os.getpid(),  # it lives until the end stands in this file
+        "pid_start": process_start(os.getpid()),
         "host": environ.get("SLURMD_NODENAME") or socket.gethostname(),
         "started": time.time(),
         "ended": None,
@@ -163,6 +157,16 @@ def _start(
         "first_attempt": before[-1] + 1 if before else 0,
         "command": command,
     }
+    write_json(paths.job, job)
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        env={**environ, "JOBKIT_PYTHON": environ.get("JOBKIT_PYTHON") or sys.executable},
+    )
+    # Should this process be killed, that one goes on until somebody ends it.
+    job["child"] = {"pid": process.pid, "pid_start": process_start(process.pid)}
     write_json(paths.job, job)
     return job, process
 

@@ -3,6 +3,7 @@
 Only the log's tail is read (TAIL_BYTES), so that a log of any length costs little memory.
 """
 
+import contextlib
 import gzip
 import io
 import re
@@ -103,8 +104,9 @@ def clean(text: str) -> str:
 def find_log(log: Path) -> Path | None:
     """The log, or its compressed form; None where there is neither."""
     for path in (log, log.with_name(log.name + ".gz")):
-        if path.is_file():
-            return path
+        with contextlib.suppress(OSError):  # a link into a folder that is closed to this reader
+            if path.is_file():
+                return path
     return None
 
 

@@ -36,6 +36,18 @@ def is_alive(record: Mapping[str, Any] | None) -> bool | None:
     return start is not None and record.get("pid_start") in (None, start)
 
 
+def is_at_work(job: Mapping[str, Any]) -> bool | None:
+    """Whether a start that job.json tells of is alive: who runs it, or what that one started.
+
+    None: it cannot be told from this machine.
+    """
+    child = job.get("child")
+    known = is_alive(job)
+    if known is False and isinstance(child, Mapping):
+        return is_alive({**job, **child})
+    return known
+
+
 def _answers(pid: int) -> bool:
     """Whether a process of this number exists, on a system that has no /proc."""
     try:

@@ -1,53 +1,26 @@
-"""What became of a run, told from its own files: its status, and the line that proves it.
+"""What became of a run, judged from what is known of it: its status, and the line that proves it.
 
-    state = run_state(RunPaths(folder), launcher_alive=is_alive(read_json(study.launcher)))
+    state = judge(read(RunPaths(folder)))
 
 The launcher asks it which runs to start again; the collector makes a row of results.csv from it.
 """
 
-import io
 import signal
-import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from jobkit.errors import Exit
-from jobkit.metric import reader
-from jobkit.metric.line import Record
-from jobkit.metric.reader import Rejected
-from jobkit.outcome.evidence import (
-    Sign,
-    Tail,
-    clean,
-    find_log,
-    find_sign,
-    judge,
-    of_newest,
-    read_tail,
-    went_on,
-)
-from jobkit.outcome.liveness import is_alive, process_start
-from jobkit.paths import RunPaths, read_job, read_json
+from jobkit.outcome import evidence
+from jobkit.outcome.evidence import Sign, Tail, clean, find_sign, went_on
+from jobkit.outcome.facts import Facts, read
+from jobkit.paths import RunPaths
 
-__all__ = ["STATUSES", "RunState", "is_alive", "process_start", "run_state"]
-
-STATUSES = (
-    "ok",
-    "running",
-    "pending",
-    "failed",
-    "oom",
-    "timeout",
-    "preempted",
-    "cancelled",
-    "node_fail",
-    "missing",
-)
-ENDINGS = ("ok", "failed", "preempted")  # what a payload says of itself
+UNDER_WAY = ("running", "pending")
+BAD_ENDS = ("failed", "oom", "timeout", "preempted", "cancelled", "node_fail")
+FINAL = ("ok", *BAD_ENDS)
+STATUSES = ("ok", *UNDER_WAY, *BAD_ENDS, "missing")
 # A run that nobody can be asked about runs as long as its files were written so lately.
 FRESH_S = 120.0
-_METRICS_TAIL = 256 << 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,188 +36,163 @@ class RunState:
     exit_code: int | None = None  # the job's where the launcher saw it, else the payload's
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Ending:
-    """How an attempt ended, in the payload's own words."""
-
-    status: str
-    reason: str
-    file: str
-    exit_code: int | None = None
+def run_state(paths: RunPaths) -> RunState:
+    """What became of a run, from its own files and process."""
+    return judge(read(paths))
 
 
-def run_state(paths: RunPaths, launcher_alive: bool | None = False) -> RunState:
-    """Tell what became of a run. launcher_alive: whether its study's launcher is at work.
+def judge(facts: Facts, ordered: float | None = None) -> RunState:
+    """What became of a run. No run is ok without its own word for it.
 
-    The first of these that says something wins: how the newest attempt ended, in its own words;
-    the launcher's job.json; tell-tale lines of the logs. No run is ok without its own word for it.
+    ordered: when a launcher that is at work was told to start it, in Unix seconds; None: none was.
     """
-    numbers, job, tail = paths.attempt_numbers(), read_job(paths), None
-    if not numbers:
-        tail = read_tail(paths.log)
-        numbers = _attempts_in(tail)
-    newest = numbers[-1] if numbers else None
-    first = _first_attempt(job)
-    started = newest is None or newest >= first  # else all that is there is of an earlier start
-    alive = bool(job and job.get("ended") is None and is_alive(job))
-    ending = _ending(paths, newest, tail, alive) if started else None
-    code = _exit_code(job, ending)
+    newest, job, end = facts.attempt, facts.job or {}, facts.ending
+    code = job.get("exit_code")
     state = RunState(
-        status="", attempt=newest, attempts=0 if newest is None else newest + 1, exit_code=code
+        status="",
+        attempt=newest,
+        attempts=0 if newest is None else newest + 1,
+        exit_code=code if type(code) is int else end.exit_code if end else None,
     )
-    if ending and ending.status == "ok":
-        reason = f"its job ended with exit code {code} after that" if code else ""
-        return replace(state, status="ok", reason=reason)
-    if ending is None and job is None and newest is None and find_log(paths.log) is None:
-        return _not_started(state, launcher_alive)
-    if job and alive:  # after a bad end it may start the next attempt
-        return replace(state, status="running", reason=f"process {job['pid']}")
-    tail = of_newest(tail or read_tail(paths.log), newest if started else first)
-    tails = [tail, of_newest(read_tail(paths.scheduler_log), newest)]
-    if ending:
-        return _ended(paths, state, ending, tails)
-    return _silent(paths, state, job, tails)
+    if ordered is not None and _seconds(job.get("started")) < ordered:  # whatever it was before
+        return replace(state, status="pending", reason="waits for its turn")
+    return next(found for case in _CASES if (found := case(facts, state)))
 
 
-def _first_attempt(job: Mapping[str, Any] | None) -> int:
-    """The attempt with which the start began that job.json tells of."""
-    first = (job or {}).get("first_attempt")
-    return first if type(first) is int else 0
+def _seconds(value: object) -> float:
+    return value if isinstance(value, int | float) else 0.0
 
 
-def _attempts_in(tail: Tail) -> list[int]:
-    """The attempts that have records in a log."""
-    records = reader.scan(io.BytesIO(tail.raw))
-    return sorted({r["attempt"] for r in records if isinstance(r, dict) and "v" in r})
-
-
-def _ending(paths: RunPaths, attempt: int | None, tail: Tail | None, alive: bool) -> _Ending | None:
-    """How the newest attempt ended, in its own words: its outcome, else its run_end."""
-    path = paths.outcome(attempt or 0)
-    outcome = (read_json(path) if attempt is not None else None) or {}
-    if outcome.get("status") not in ENDINGS:
-        return None if alive else _run_end(paths, attempt, tail)
-    code = outcome.get("exit_code")
-    return _Ending(
-        status=outcome["status"],
-        reason=str(outcome.get("reason") or ""),
-        file=str(path.relative_to(paths.folder.parent)),
-        exit_code=code if type(code) is int else None,
-    )
-
-
-def _run_end(paths: RunPaths, attempt: int | None, tail: Tail | None) -> _Ending | None:
-    """The run_end record of the attempt, from its metrics file, else from the log."""
-    metrics = paths.metrics(attempt) if attempt is not None else None
-    found: list[Record] = []
-    file = metrics
-    if metrics and metrics.is_file():
-        with metrics.open("rb") as stream:
-            stream.seek(max(0, metrics.stat().st_size - _METRICS_TAIL))
-            found = _ends(reader.read_file(stream), attempt)
-    if not found:
-        tail, file = tail or read_tail(paths.log), paths.log
-        found = _ends(reader.scan(io.BytesIO(tail.raw)), attempt)
-    if not found or file is None:
+def _ended_well(facts: Facts, state: RunState) -> RunState | None:
+    if facts.ending is None or facts.ending.status != "ok":
         return None
-    end = reader.merge_parts(found)
-    name = file.relative_to(paths.folder.parent)
-    return _Ending(
-        status=end["status"],
-        reason=str(end.get("reason") or ""),
-        file=str(name),
-    )
+    code = state.exit_code
+    reason = f"its job ended with exit code {code} after that" if code else ""
+    return replace(state, status="ok", reason=reason)
 
 
-def _ends(records: Iterable[Record | Rejected], attempt: int | None) -> list[Record]:
-    """The run_end records of the attempt; those of a foreign script carry no attempt."""
-    return [
-        r
-        for r in records
-        if isinstance(r, dict)
-        and r.get("kind") == "run_end"
-        and r.get("status") in ENDINGS
-        and r.get("attempt") == attempt
-    ]
-
-
-def _exit_code(job: Mapping[str, Any] | None, ending: _Ending | None) -> int | None:
-    """The exit code that the launcher saw, else the one that the payload meant to end with."""
-    code = (job or {}).get("exit_code")
-    return code if type(code) is int else ending.exit_code if ending else None
-
-
-def _not_started(state: RunState, launcher_alive: bool | None) -> RunState:
-    if launcher_alive:
-        return replace(state, status="pending", reason="its study is being launched")
+def _never_started(facts: Facts, state: RunState) -> RunState | None:
+    if facts.job or facts.ending or facts.attempt is not None or facts.logged:
+        return None
     return replace(state, status="missing", reason="planned, never started")
 
 
-def _ended(paths: RunPaths, state: RunState, ending: _Ending, tails: list[Tail]) -> RunState:
-    """A run that said itself that it failed or was preempted: why."""
-    if ending.status == "preempted":
-        if (by := _strongest(tails)) and by[1].of_scheduler and by[1].status != "preempted":
-            return _by_sign(paths, state, *by)  # it says who wished the end, and why
-        reason = clean(ending.reason) or "preempted"
-        # INT or TERM to run.sh itself: somebody wished the end of the run, not only of its ranks.
-        ended = state.exit_code in (Exit.INTERRUPTED, Exit.TERMINATED)
-        status = "cancelled" if ended else "preempted"
-        return replace(
-            state, status=status, reason=reason, evidence=reason, evidence_file=ending.file
-        )
-    own, said = judge(ending.reason), _strongest(tails)
-    if said and (said[1].strength >= own.strength or not ending.reason):
-        return _by_sign(paths, state, *said)
+def _at_work(facts: Facts, state: RunState) -> RunState | None:
+    """After a bad end too: it may start the next attempt."""
+    if not (facts.job and facts.alive):
+        return None
+    return replace(state, status="running", reason=f"process {facts.job['pid']}")
+
+
+def _stopped_early(facts: Facts, state: RunState) -> RunState | None:
+    """A run that said that it was preempted: by whom."""
+    end = facts.ending
+    if end is None or end.status != "preempted":
+        return None
+    if (by := _strongest(facts)) and by[1].of_scheduler and by[1].status != "preempted":
+        return _by_sign(facts, state, *by)  # it says who wished the end, and why
+    reason = clean(end.reason) or "preempted"
+    # INT or TERM to run.sh itself: somebody wished the end of the run, not only of its ranks.
+    ended = state.exit_code in (Exit.INTERRUPTED, Exit.TERMINATED)
+    status = "cancelled" if ended else "preempted"
+    return replace(state, status=status, reason=reason, evidence=reason, evidence_file=end.file)
+
+
+def _said_that_it_failed(facts: Facts, state: RunState) -> RunState | None:
+    """A run that said so itself: why."""
+    end = facts.ending
+    if end is None:
+        return None
+    own, said = evidence.judge(end.reason), _strongest(facts)
+    if said and (said[1].strength >= own.strength or not end.reason):
+        return _by_sign(facts, state, *said)
     reason = own.reason or "it ended with status failed"
     return replace(
-        state, status=own.status, reason=reason, evidence=own.text, evidence_file=ending.file
+        state, status=own.status, reason=reason, evidence=own.text, evidence_file=end.file
     )
 
 
-def _silent(
-    paths: RunPaths, state: RunState, job: Mapping[str, Any] | None, tails: list[Tail]
-) -> RunState:
-    """A run that left no word of its end: by the log, the exit code, or how long it is silent."""
-    said = _strongest(tails)
-    if said and not went_on(*said):
-        return _by_sign(paths, state, *said)
-    if job and state.exit_code is not None:
-        status, reason = _by_exit_code(state.exit_code)
-        return _last_words(paths, replace(state, status=status, reason=reason), tails[0])
-    if job and job.get("ended") is None and is_alive(job) is None:
-        return _out_of_sight(state, job)
-    if job:
-        reason = f"its process {job.get('pid')} is gone and left no end"
-        return _last_words(paths, replace(state, status="failed", reason=reason), tails[0])
-    if (age := time.time() - _written(paths)) < FRESH_S:
-        return replace(state, status="running", reason=f"its files were written {age:.0f} s ago")
+def _by_the_log(facts: Facts, state: RunState) -> RunState | None:
+    said = _strongest(facts)
+    return _by_sign(facts, state, *said) if said and not went_on(*said) else None
+
+
+def _by_the_exit_code(facts: Facts, state: RunState) -> RunState | None:
+    if not facts.job or state.exit_code is None:
+        return None
+    status, reason = _by_exit_code(state.exit_code)
+    return _last_words(facts, replace(state, status=status, reason=reason))
+
+
+def _out_of_sight(facts: Facts, state: RunState) -> RunState | None:
+    """A job that cannot be asked after from here, and whose log says nothing of an end."""
+    if not (job := facts.job) or facts.alive is not None:
+        return None
+    where = f"Slurm job {job['job_id']}" if job.get("job_id") else f"a job on {job.get('host')}"
+    if state.attempt is None:
+        return replace(state, status="pending", reason=clean(f"{where} has not begun"))
+    return replace(state, status="running", reason=clean(f"{where} has not said its end"))
+
+
+def _gone(facts: Facts, state: RunState) -> RunState | None:
+    if not facts.job:
+        return None
+    reason = f"its process {facts.job.get('pid')} is gone and left no end"
+    return _last_words(facts, replace(state, status="failed", reason=reason))
+
+
+def _written_lately(facts: Facts, state: RunState) -> RunState | None:
+    age = facts.age_s
+    if age is None or abs(age) >= FRESH_S:  # below 0: another machine's clock is ahead
+        return None
+    return replace(state, status="running", reason=f"its files were written {age:.0f} s ago")
+
+
+def _silent(facts: Facts, state: RunState) -> RunState:
     reason = "no word of its end: no run_end, no outcome"
-    return _last_words(paths, replace(state, status="failed", reason=reason), tails[0])
+    return _last_words(facts, replace(state, status="failed", reason=reason))
 
 
-def _strongest(tails: list[Tail]) -> tuple[Tail, Sign] | None:
+# The first case that says something wins; the last one always does.
+_CASES: tuple[Callable[[Facts, RunState], RunState | None], ...] = (
+    _ended_well,
+    _never_started,
+    _at_work,
+    _stopped_early,
+    _said_that_it_failed,
+    _by_the_log,
+    _by_the_exit_code,
+    _out_of_sight,
+    _gone,
+    _written_lately,
+    _silent,
+)
+
+
+def _strongest(facts: Facts) -> tuple[Tail, Sign] | None:
     """The line of all logs that says most about the end, and its log; of equals, the first."""
-    signs = [(tail, sign) for tail in tails if (sign := find_sign(tail))]
+    signs = [(tail, sign) for tail in facts.tails if (sign := find_sign(tail))]
     return max(signs, key=lambda pair: pair[1].strength, default=None)
 
 
-def _by_sign(paths: RunPaths, state: RunState, tail: Tail, sign: Sign) -> RunState:
+def _by_sign(facts: Facts, state: RunState, tail: Tail, sign: Sign) -> RunState:
     return replace(
         state,
         status=sign.status,
         reason=sign.reason,
         evidence=sign.text,
-        evidence_file=f"{paths.folder.name}/{tail.name}:{sign.line}",
+        evidence_file=f"{facts.run_id}/{tail.name}:{sign.line}",
     )
 
 
-def _last_words(paths: RunPaths, state: RunState, tail: Tail) -> RunState:
+def _last_words(facts: Facts, state: RunState) -> RunState:
     """Where nothing tells why, the last line of the log is the evidence."""
+    tail = facts.tails[0] if facts.tails else Tail("", [])
     said = [(n, clean(text)) for n, text in tail.lines if "[METRIC]" not in text and clean(text)]
     if not said:
         return state
     number, text = said[-1]
-    return replace(state, evidence=text, evidence_file=f"{paths.folder.name}/{tail.name}:{number}")
+    return replace(state, evidence=text, evidence_file=f"{facts.run_id}/{tail.name}:{number}")
 
 
 def _by_exit_code(code: int) -> tuple[str, str]:
@@ -262,17 +210,3 @@ def _by_exit_code(code: int) -> tuple[str, str]:
     if code == 0:
         return "failed", "ended with exit code 0, but left no end: did it train at all?"
     return "failed", f"ended with exit code {code}"
-
-
-def _out_of_sight(state: RunState, job: Mapping[str, Any]) -> RunState:
-    """A job that cannot be asked after from here, and whose log says nothing of an end."""
-    where = f"Slurm job {job['job_id']}" if job.get("job_id") else f"a job on {job.get('host')}"
-    if state.attempt is None:
-        return replace(state, status="pending", reason=clean(f"{where} has not begun"))
-    return replace(state, status="running", reason=clean(f"{where} has not said its end"))
-
-
-def _written(paths: RunPaths) -> float:
-    """When the run's files were last written, in Unix seconds."""
-    files = [*paths.metrics_folder.glob("*.jsonl"), *filter(None, [find_log(paths.log)])]
-    return max((file.stat().st_mtime for file in files), default=0.0)

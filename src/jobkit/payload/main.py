@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from jobkit.errors import Exit, UsageError
+from jobkit.errors import Exit, Parser, UsageError
 from jobkit.paths import RunPaths, read_json
 from jobkit.payload.guard.stopping import StopRequest
 from jobkit.payload.leaving import leave, leave_after
@@ -28,12 +28,11 @@ EPILOG = """examples:
 
 def parser() -> argparse.ArgumentParser:
     """The payload's command line."""
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog="run.sh",
-        description="Train a model under one parallel strategy and print [METRIC] lines.",
+        description="Train a model under one parallel strategy and print [METRIC] lines. "
+        "'bash run.sh --help' shows how it is started.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     made.add_argument("--run-dir", type=Path, help="the run's folder (run.sh gives it)")
     made.add_argument("--attempt", type=int, default=0, help="which start of the run this is")

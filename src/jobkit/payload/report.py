@@ -129,8 +129,7 @@ def write_outcome(
     """
     if paths is None:
         return reason
-    # exit_code is first, where run.sh looks for it.
-    content = {
+    content = {  # flat: run.sh looks for exit_code without a reader of JSON
         "exit_code": exit_code,
         "status": status,
         "reason": reason[:2000],

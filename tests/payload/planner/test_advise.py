@@ -177,11 +177,11 @@ def test_the_text_says_what_to_take_why_and_how(capsys: pytest.CaptureFixture[st
     assert "nothing fits into 0.0009 GiB. What would:" in capsys.readouterr().out
 
 
-def test_the_answer_in_the_readme_is_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    readme = (ROOT / "README.md").read_text()
-    (command,) = re.findall(r"^    python -m jobkit advise (.*)$", readme, re.MULTILINE)
+def test_the_answer_in_the_documents_is_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs" / "planning.md").read_text()
+    (command,) = re.findall(r"^python -m jobkit advise (.*)$", page, re.MULTILINE)
     assert main(shlex.split(command)) == Exit.OK
-    assert f"```text\n{capsys.readouterr().out}```" in readme
+    assert f"```text\n{capsys.readouterr().out}```" in page
 
 
 @pytest.mark.parametrize(

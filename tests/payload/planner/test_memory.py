@@ -24,7 +24,7 @@ from jobkit.planner.memory import main
 from jobkit.spec.runspec import RunSpec
 from support.rigs import ROOT
 
-README = (ROOT / "README.md").read_text()
+PAGE = (ROOT / "docs" / "planning.md").read_text()
 OWN = """
 import torch
 from torch import nn
@@ -81,10 +81,10 @@ def test_seven_billion_parameters_under_adam(capsys: pytest.CaptureFixture[str])
     assert lines[2].split()[0] == "GiB"
 
 
-def test_the_table_in_the_readme_is_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_in_the_documents_is_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--parameters", "7e9", "--optimizer", "adamw", "--gpus", "8"]) == Exit.OK
     table = capsys.readouterr().out.split("\n\n")[1]
-    assert f"```text\n{table}\n```" in README
+    assert f"```text\n{table}\n```" in PAGE
 
 
 SUMS = {"parameters": 26.1, "gradients": 26.1, "optimizer": 52.2, "total": 104.3}

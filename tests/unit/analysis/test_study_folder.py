@@ -99,7 +99,7 @@ def test_a_study_that_starts_is_closed_to_others_whatever_the_umask(tmp_path: Pa
         folder = plan.paths.run(next(iter(plan.runs))).folder
         code = "import sys, json; from jobkit.launch.task import run_one\n"
         code += "sys.exit(run_one(*json.loads(sys.argv[1])))"
-        words = json.dumps([str(folder), ["bash", "-c", script, str(folder)], dict(os.environ)])
+        words = json.dumps([str(folder), ["bash", "-c", script, str(folder)]])
         subprocess.run([sys.executable, "-c", code, words], check=True)
         results = collect("s")
     finally:

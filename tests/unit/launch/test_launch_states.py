@@ -10,8 +10,9 @@ import pytest
 
 from jobkit.launch.follow import status as watch
 from jobkit.launch.states import States, select
+from jobkit.outcome.facts import read_job
 from jobkit.outcome.liveness import process_start
-from jobkit.paths import RunPaths, read_job, write_json
+from jobkit.paths import RunPaths, write_json
 from jobkit.spec.plan import Plan, Study
 
 

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from jobkit.outcome.status import RunState, is_alive, process_start, run_state
+from jobkit.outcome.facts import Ending, Facts
+from jobkit.outcome.liveness import is_alive, process_start
+from jobkit.outcome.status import RunState, judge, run_state
 from jobkit.paths import RunPaths
 from jobkit.spec.runspec import RunSpec
 from support.fake_study import FakeRun
@@ -46,7 +48,7 @@ def write_job(paths: RunPaths, job: dict[str, object]) -> None:
 
 def old(paths: RunPaths) -> None:
     """Let the run's files look as if nobody had written them for an hour."""
-    for file in paths.folder.rglob("*.*"):
+    for file in paths.folder.rglob("*"):
         os.utime(file, (time.time() - 3600,) * 2)
 
 
@@ -81,7 +83,7 @@ def test_exit_code_0_without_an_end_is_not_ok(run: FakeRun) -> None:
 def test_never_started(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path / "s" / "r")
     assert run_state(paths).status == "missing"
-    assert run_state(paths, launcher_alive=True).status == "pending"
+    assert judge(Facts(run_id="r"), ordered=100.0).status == "pending"
 
 
 def test_a_failure_is_told_with_its_line(run: FakeRun) -> None:
@@ -259,3 +261,33 @@ def test_broken_files_are_no_end_of_the_reader(run: FakeRun, content: bytes) -> 
     run.paths.spec.write_bytes(content)
     old(run.paths)
     assert run_state(run.paths).status in ("failed", "running")
+
+
+@pytest.mark.parametrize(
+    ("facts", "status"),
+    [
+        (Facts(run_id="r"), "missing"),
+        (Facts(run_id="r", ending=Ending(status="ok"), attempt=0), "ok"),
+        (Facts(run_id="r", ending=Ending(status="ok"), job={"exit_code": 1}), "ok"),
+        (Facts(run_id="r", ending=Ending(status="failed"), attempt=0), "failed"),
+        (Facts(run_id="r", ending=Ending(status="failed"), job={"pid": 1}, alive=True), "running"),
+        (Facts(run_id="r", ending=Ending(status="preempted"), job={"exit_code": 75}), "preempted"),
+        (Facts(run_id="r", ending=Ending(status="preempted"), job={"exit_code": 143}), "cancelled"),
+        (Facts(run_id="r", job={"pid": 1}), "failed"),
+        (Facts(run_id="r", job={"job_id": "7"}, alive=None), "pending"),
+        (Facts(run_id="r", job={"job_id": "7"}, alive=None, attempt=0), "running"),
+        (Facts(run_id="r", attempt=0, age_s=3.0), "running"),
+        (Facts(run_id="r", attempt=0, age_s=-3.0), "running"),
+        (Facts(run_id="r", attempt=0, age_s=300.0), "failed"),
+        (Facts(run_id="r", attempt=0, age_s=-2e9), "failed"),  # a clock that jumped
+        (Facts(run_id="r", logged=True), "failed"),
+    ],
+)
+def test_the_verdict_follows_from_the_facts_alone(facts: Facts, status: str) -> None:
+    assert judge(facts).status == status
+
+
+def test_a_run_that_has_only_claimed_its_attempt_is_running(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path / "s" / "r")
+    (paths.attempts / "0").mkdir(parents=True)
+    assert run_state(paths).status == "running"

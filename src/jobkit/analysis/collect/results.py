@@ -124,13 +124,13 @@ class _Read:
 def _read(planned: StudyRuns) -> _Read:
     """Read every run; of its records only those of its epochs are kept."""
     # States first: what ends in between is then running with all its records, not ok without one.
-    states, jobs = run_states(planned)
+    joined = run_states(planned)
     read, specs = _Read(), {}
     name = planned.paths.folder.resolve().name
     for run_id, paths in planned.folders.items():
         records = read_run(paths, planned.record_ids[run_id])
         spec = specs[run_id] = planned.specs[run_id] or recorded_spec(records)
-        row = result_row(spec, states[run_id], records, jobs.get(run_id))
+        row = result_row(spec, joined.states[run_id], records, joined.jobs.get(run_id))
         read.rows.append(row | {"run_id": run_id, "study": name})
         read.epochs.append(records.epochs)
         read.rejected += records.rejects

@@ -1,14 +1,13 @@
 """The runs that a study is to have, and what became of each."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from jobkit.errors import UsageError
 from jobkit.outcome import slurm_jobs
-from jobkit.outcome.slurm_jobs import Job
-from jobkit.outcome.status import RunState, is_alive, run_state
-from jobkit.paths import RunPaths, StudyPaths, read_job, read_json
+from jobkit.outcome.join import Joined, join, ordered_runs
+from jobkit.paths import RunPaths, StudyPaths, read_json
 from jobkit.spec.plan import Plan
 from jobkit.spec.runspec import RunSpec
 from jobkit.spec.studies import run_folders
@@ -23,7 +22,7 @@ class StudyRuns:
     folders: dict[str, RunPaths]
     record_ids: dict[str, str | None]  # the run_id that a run's records carry; None: any
     unplanned: tuple[str, ...] = ()  # folders of runs that the plan does not know
-    launched: frozenset[str] = frozenset()  # runs that a launcher at work is to start
+    ordered: Mapping[str, float] = field(default_factory=dict)  # what a launcher is to start: when
 
 
 def read_study(folder: Path) -> StudyRuns:
@@ -44,28 +43,13 @@ def read_study(folder: Path) -> StudyRuns:
         {run_id: paths.run(run_id) for run_id in planned},
         {run_id: run_id for run_id in planned},
         tuple(f.name for f in present if f.name not in planned),
-        _launched(paths, planned),
+        ordered_runs(paths, planned),
     )
 
 
-def _launched(paths: StudyPaths, planned: Mapping[str, RunSpec]) -> frozenset[str]:
-    """The runs that a launcher on this machine is at work on."""
-    record = read_json(paths.launcher)
-    if not record or not is_alive(record):
-        return frozenset()
-    return frozenset(planned) & frozenset(record.get("run_ids", planned))
-
-
-def run_states(planned: StudyRuns) -> tuple[dict[str, RunState], dict[str, Job]]:
+def run_states(planned: StudyRuns) -> Joined:
     """What became of each run, by its files and Slurm's word; and what Slurm says of its job."""
-    states = {k: run_state(p, k in planned.launched) for k, p in planned.folders.items()}
-    records = {k: read_job(p) or {} for k, p in planned.folders.items()}
-    ids = {k: str(r["job_id"]) for k, r in records.items() if r.get("job_id")}
-    said = slurm_jobs.ask(ids.values()) if ids else {}
-    jobs = {k: said[job_id] for k, job_id in ids.items() if job_id in said}
-    for k, job in jobs.items():
-        states[k] = slurm_jobs.merged(states[k], job, bool(records[k].get("shared")))
-    return states, jobs
+    return join(planned.folders, planned.ordered, slurm_jobs.ask)
 
 
 def _own_id(folder: Path) -> str | None:

@@ -9,6 +9,7 @@ import typing
 from dataclasses import dataclass, fields
 
 from jobkit.metric.line import KINDS
+from jobkit.outcome.status import STATUSES
 from jobkit.spec.runspec import RunSpec
 
 
@@ -34,11 +35,7 @@ _IDENTITY = (
     ),
 )
 _OUTCOME = (
-    Column(
-        "status",
-        TEXT,
-        "ok, running, pending, failed, oom, timeout, preempted, cancelled, node_fail or missing",
-    ),
+    Column("status", TEXT, f"{', '.join(STATUSES[:-1])} or {STATUSES[-1]}"),
     Column("reason", TEXT, "why, when not ok"),
     Column("evidence", TEXT, "the line that proves it"),
     Column("evidence_file", TEXT, "where that line stands: RUN_ID/FILE:LINE"),

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from jobkit.metric.line import Record
 from jobkit.metric.reader import read_file
-from jobkit.paths import RunPaths, read_job
+from jobkit.outcome.facts import read_job
+from jobkit.paths import RunPaths
 from jobkit.spec.runspec import RunSpec
 
 _TAIL_BYTES = 32 << 10

@@ -10,7 +10,8 @@ from typing import Any
 
 from jobkit.errors import Exit, Parser, at_least, command
 from jobkit.launch.follow.progress import duration, progress
-from jobkit.launch.states import UNDER_WAY, States
+from jobkit.launch.states import States
+from jobkit.outcome.status import UNDER_WAY
 from jobkit.paths import StudyPaths
 from jobkit.spec.plan import Plan
 from jobkit.spec.studies import find_study

@@ -12,8 +12,7 @@ from rich.text import Text
 
 from jobkit.launch.follow.progress import Progress, duration, progress
 from jobkit.launch.launcher import Launch
-from jobkit.launch.states import FINAL
-from jobkit.outcome.status import RunState
+from jobkit.outcome.status import FINAL, RunState
 
 _POLL_S = 0.4
 _COLOURS = {"ok": "green", "running": "cyan", "pending": "dim", "cancelled": "yellow"}

@@ -20,10 +20,10 @@ from submitit.local.local import LocalExecutor
 
 from jobkit.errors import UsageError
 from jobkit.launch import lock
-from jobkit.launch.command import Order, clean_environment, local_command
+from jobkit.launch.command import Order, local_command, remember_devices
 from jobkit.launch.task import GRACE_S, adopt_orphans, end_descendants, run_one
-from jobkit.outcome.status import process_start
-from jobkit.paths import StudyPaths, write_json
+from jobkit.outcome.liveness import process_start
+from jobkit.paths import StudyPaths, own_folder, write_json
 from jobkit.spec.plan import Plan
 
 _POLL_S = 0.1
@@ -34,11 +34,11 @@ def drive(order: Order) -> None:
     """Run everything that is ordered; return when all has ended or SIGTERM has come."""
     study = StudyPaths(Path(order.folder))
     runs = Plan.read(study.plan).runs
-    executor = LocalExecutor(folder=study.submitit)
+    executor = LocalExecutor(folder=own_folder(study.submitit))
     executor.update_parameters(
         timeout_min=_NO_LIMIT_MIN, gpus_per_node=0, tasks_per_node=1, stderr_to_stdout=True
     )
-    environ = clean_environment(os.environ)
+    remember_devices(os.environ)
     adopt_orphans()
     waiting, working = list(order.run_ids), list[Job[int]]()
     with _wish_to_stop(order.parent) as stopped:
@@ -47,7 +47,8 @@ def drive(order: Order) -> None:
                 run_id = waiting.pop(0)
                 folder = study.run(run_id).folder
                 command = local_command(runs[run_id], folder, order.more)
-                job = executor.submit(run_one, str(folder), command, environ)
+                # The environment is inherited, never an argument: submitit writes those to disk.
+                job = executor.submit(run_one, str(folder), command)
                 working.append(job)
             time.sleep(_POLL_S)
             working = [job for job in working if not _ended(job)]
@@ -62,7 +63,14 @@ def _ended(job: Job[int]) -> bool:
         return False
     if (error := job.exception()) is not None:
         print(error, flush=True)
+    _remove_pickles(job)
     return True
+
+
+def _remove_pickles(job: Job[int]) -> None:
+    """Remove what submitit handed over and got back: job.json says how the run ended."""
+    for path in job.paths.folder.glob(f"{job.job_id}_*.pkl*"):
+        path.unlink(missing_ok=True)
 
 
 def _end(jobs: list[Job[int]]) -> None:
@@ -76,6 +84,8 @@ def _end(jobs: list[Job[int]]) -> None:
                 os.kill(int(job.job_id), signal.SIGTERM)
         time.sleep(0.5)
     end_descendants(grace_s=GRACE_S)
+    for job in jobs:
+        _remove_pickles(job)
 
 
 @contextlib.contextmanager

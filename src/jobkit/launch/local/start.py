@@ -13,7 +13,7 @@ from jobkit.errors import UsageError
 from jobkit.launch import lock
 from jobkit.launch.command import Order, python_path
 from jobkit.launch.states import States
-from jobkit.outcome.status import is_alive, process_start
+from jobkit.outcome.liveness import is_alive, process_start
 from jobkit.paths import StudyPaths, read_json
 from jobkit.spec.plan import Plan
 

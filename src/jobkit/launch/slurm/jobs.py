@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from jobkit.launch.slurm import commands, submit
 from jobkit.launch.slurm.options import Submission
-from jobkit.launch.states import UNDER_WAY, States
+from jobkit.launch.states import States
+from jobkit.outcome.status import UNDER_WAY
 from jobkit.spec.plan import Plan
 
 _POLL_S = 2.0

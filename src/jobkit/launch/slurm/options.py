@@ -10,6 +10,7 @@ from jobkit.errors import UsageError
 from jobkit.launch.request import LaunchRequest
 from jobkit.launch.site import Site, minutes
 from jobkit.paths import StudyPaths
+from jobkit.requeue import WARNING_S
 from jobkit.spec.plan import Plan
 from jobkit.spec.runspec import RunSpec
 
@@ -34,7 +35,6 @@ OVERRIDES: dict[str, tuple[str | None, str]] = {
     "mail-user": (None, "recipient of the mail"),
 }
 _OWN = ("nodes", "ntasks", "ntasks-per-node", "array", "output", "error", "job-name", "wrap")
-_WARNING_S = 60  # from the signal to the time limit
 _WARNED_FROM_MIN = 5
 # A signal to the whole job is meant for the run, which gets it too: the batch shell ignores it.
 _SETUP = ["trap : USR1 USR2"]
@@ -164,7 +164,7 @@ def warning(options: Options, stop_signal: str) -> Options:
     be at the start. submitit always asks for a signal; CONT does nothing.
     """
     short = minutes(str(options["time"])) < _WARNED_FROM_MIN
-    found: Options = {"signal": "CONT@1" if short else f"{stop_signal}@{_WARNING_S}"}
+    found: Options = {"signal": "CONT@1" if short else f"{stop_signal}@{WARNING_S}"}
     if "no-requeue" not in options:
         found["requeue"] = True
     return {key: value for key, value in found.items() if key not in options}

@@ -14,7 +14,7 @@ from jobkit.launch.slurm import commands
 from jobkit.launch.slurm.executor import Executor
 from jobkit.launch.slurm.options import Batch, Options, Submission, submitit_parameters
 from jobkit.launch.task import collect_in_job, run_in_job, sweep_in_job
-from jobkit.paths import REPOSITORY, RunPaths, write_json, write_whole
+from jobkit.paths import REPOSITORY, RunPaths, own_folder, write_json, write_whole
 
 # Options of the training jobs that the collecting job does not take over.
 _TRAINING_ONLY = {"job-name", "nodes", "ntasks-per-node", "cpus-per-task", "gpus-per-node", "gres"}
@@ -40,7 +40,7 @@ def check(submission: Submission) -> None:
 def submit(submission: Submission) -> list[str]:
     """Submit everything; return the ids of the arrays (or of the one job). One sbatch per shape."""
     study = submission.study
-    study.submitit.mkdir(parents=True, exist_ok=True)
+    own_folder(study.submitit)
     for batch in submission.batches:
         for run_id in batch.run_ids:
             paths = study.run(run_id)

@@ -1,0 +1,164 @@
+# Completion of options and values for bash and zsh, made from the parsers by `make docs`.
+#
+#   source hpc/completion.bash                                        bash
+#   autoload -U bashcompinit && bashcompinit; source hpc/completion.bash      zsh (after compinit)
+#
+# It starts no program. What another completion serves already (sbatch's) is left to it.
+
+# The options of a command.
+_jobkit_options() {
+  case $1 in
+    'run.sh') echo '--comm --help-training --max-restarts --monitor-interval --nodes --nproc-per-node --ntasks-per-node --preflight --run-dir --site --start-timeout --help --run-dir --attempt --spec --dry-run --check --resume-from --fresh --repeat --strategy --model --width --dataset --train-samples --test-samples --augment --no-augment --epochs --global-batch-size --batch-size-per-rank --eval-batch-size --accumulate --optimizer --lr --momentum --nesterov --no-nesterov --weight-decay --lr-schedule --lr-warmup-epochs --lr-scaling --lr-base-batch-size --clip-norm --precision --seed --device --threads --channels-last --no-channels-last --compile --no-compile --keep-memory --no-keep-memory --warmup-iterations --timeout-s --ddp-bucket-mib --ddp-gradient-as-bucket-view --no-ddp-gradient-as-bucket-view --fsdp-wrap-min-parameters --fsdp-reshard-after-forward --no-fsdp-reshard-after-forward --fsdp-reduce-fp32 --no-fsdp-reduce-fp32 --fsdp-cpu-offload --no-fsdp-cpu-offload --activation-checkpointing --no-activation-checkpointing --ddp-static-graph --no-ddp-static-graph --ddp-find-unused-parameters --no-ddp-find-unused-parameters --ddp-comm-hook --ddp-powersgd-rank --ddp-powersgd-start --sync-batchnorm --no-sync-batchnorm --zero1 --no-zero1 --fsdp-wrap --fsdp-hybrid-replicas --fsdp-prefetch --pipeline-stages --pipeline-schedule --pipeline-split --microbatches --breakdown-iterations --profile --profile-ranks --checkpoint-every --checkpoint-keep --checkpoint-async --no-checkpoint-async --stop-signal --data-dir' ;;
+    'prepare') echo '--help --dataset --data-dir' ;;
+    'run') echo '--help --version --study --name --strategies --gpus --gpus-per-node --repeats --site --max-running --only --max-restarts --dry-run --no-wait --monitor-interval --start-timeout --partition --account --qos --time --constraint --reservation --nodelist --exclude --mem --cpus-per-task --begin --comment --dependency --mail-type --mail-user --exclusive --within-allocation --max-node-hours --no-collect --model --width --dataset --train-samples --test-samples --augment --no-augment --epochs --global-batch-size --batch-size-per-rank --eval-batch-size --accumulate --optimizer --lr --momentum --nesterov --no-nesterov --weight-decay --lr-schedule --lr-warmup-epochs --lr-scaling --lr-base-batch-size --clip-norm --precision --seed --device --threads --channels-last --no-channels-last --compile --no-compile --keep-memory --no-keep-memory --warmup-iterations --timeout-s --ddp-bucket-mib --ddp-gradient-as-bucket-view --no-ddp-gradient-as-bucket-view --fsdp-wrap-min-parameters --fsdp-reshard-after-forward --no-fsdp-reshard-after-forward --fsdp-reduce-fp32 --no-fsdp-reduce-fp32 --fsdp-cpu-offload --no-fsdp-cpu-offload --activation-checkpointing --no-activation-checkpointing --ddp-static-graph --no-ddp-static-graph --ddp-find-unused-parameters --no-ddp-find-unused-parameters --ddp-comm-hook --ddp-powersgd-rank --ddp-powersgd-start --sync-batchnorm --no-sync-batchnorm --zero1 --no-zero1 --fsdp-wrap --fsdp-hybrid-replicas --fsdp-prefetch --pipeline-stages --pipeline-schedule --pipeline-split --microbatches --breakdown-iterations --profile --profile-ranks --checkpoint-every --checkpoint-keep --checkpoint-async --no-checkpoint-async --stop-signal --data-dir' ;;
+    'status') echo '--help --watch --json --interval' ;;
+    'cancel') echo '--help' ;;
+    'drill') echo '--help --minicluster --local --faults --list --at --name --site --account --partition --urgent-partition --device' ;;
+    'check-edf') echo '--help --no-paths --json' ;;
+    'verify') echo '--help --strategies --world-sizes --json' ;;
+    'memory') echo '--help --gpus --nodes --json --csv --parameters --classes --strategy --model --width --global-batch-size --batch-size-per-rank --accumulate --optimizer --lr --momentum --nesterov --no-nesterov --weight-decay --lr-schedule --lr-warmup-epochs --lr-scaling --lr-base-batch-size --clip-norm --precision --channels-last --no-channels-last --compile --no-compile --keep-memory --no-keep-memory --ddp-bucket-mib --ddp-gradient-as-bucket-view --no-ddp-gradient-as-bucket-view --fsdp-wrap-min-parameters --fsdp-reshard-after-forward --no-fsdp-reshard-after-forward --fsdp-reduce-fp32 --no-fsdp-reduce-fp32 --fsdp-cpu-offload --no-fsdp-cpu-offload --activation-checkpointing --no-activation-checkpointing --ddp-static-graph --no-ddp-static-graph --ddp-find-unused-parameters --no-ddp-find-unused-parameters --ddp-comm-hook --ddp-powersgd-rank --ddp-powersgd-start --sync-batchnorm --no-sync-batchnorm --zero1 --no-zero1 --fsdp-wrap --fsdp-hybrid-replicas --fsdp-prefetch --pipeline-stages --pipeline-schedule --pipeline-split --microbatches --breakdown-iterations --profile --profile-ranks --checkpoint-every --checkpoint-keep --checkpoint-async --no-checkpoint-async --stop-signal' ;;
+    'advise') echo '--help --device-memory --nodes --gpus-per-node --network-gb-per-s --link-gb-per-s --reserve --json --parameters --classes --model --width --global-batch-size --batch-size-per-rank --accumulate --optimizer --lr --momentum --nesterov --no-nesterov --weight-decay --lr-schedule --lr-warmup-epochs --lr-scaling --lr-base-batch-size --clip-norm --precision --channels-last --no-channels-last --compile --no-compile --keep-memory --no-keep-memory --ddp-bucket-mib --ddp-gradient-as-bucket-view --no-ddp-gradient-as-bucket-view --fsdp-wrap-min-parameters --fsdp-reduce-fp32 --no-fsdp-reduce-fp32 --fsdp-cpu-offload --no-fsdp-cpu-offload --activation-checkpointing --no-activation-checkpointing --ddp-static-graph --no-ddp-static-graph --ddp-find-unused-parameters --no-ddp-find-unused-parameters --ddp-comm-hook --ddp-powersgd-rank --ddp-powersgd-start --sync-batchnorm --no-sync-batchnorm --fsdp-wrap --fsdp-prefetch --pipeline-stages --pipeline-schedule --pipeline-split --microbatches --breakdown-iterations --profile --profile-ranks --checkpoint-every --checkpoint-keep --checkpoint-async --no-checkpoint-async --stop-signal' ;;
+    'preflight') echo '--help --run-dir --dataset --data-dir --device --timeout --json' ;;
+    'comm') echo '--help --ops --backend --min-bytes --max-bytes --factor --iterations --warmup --seconds-per-size --timeout --nproc-per-node --run-dir --attempt --check' ;;
+    'plot-comm') echo '--help' ;;
+    'step-model') echo '--help --comm --intra --inter --algorithm' ;;
+    'collect') echo '--help --json --accuracy --min-efficiency --at' ;;
+    'check-claims') echo '--help --samples --epochs --weak' ;;
+    'plot') echo '--help --forecast --min-efficiency --step-model' ;;
+    'minicluster') echo '--help' ;;
+    'minicluster up') echo '--help --dir --nodes --cores --gpus --memory --port --no-accounting --preemption --netns --memory-limits --enforce' ;;
+    'minicluster status') echo '--help --dir' ;;
+    'minicluster env') echo '--help --dir' ;;
+    'minicluster down') echo '--help --dir --keep-logs' ;;
+    'minicluster link') echo '--help --dir' ;;
+    'minicluster kill') echo '--help --dir --jobs' ;;
+    'minicluster start') echo '--help --dir' ;;
+    'minicluster install') echo '--help' ;;
+  esac
+}
+
+# The values of an option that takes one of a few, or the commands of a program.
+_jobkit_values() {
+  case $1 in
+    'jobkit') echo 'prepare run status cancel drill check-edf verify memory advise preflight comm plot-comm step-model collect check-claims plot' ;;
+    'run.sh --strategy') echo 'single dp ddp fsdp mp pp' ;;
+    'run.sh --model') echo 'cnn resnet18 mlp' ;;
+    'run.sh --dataset') echo 'cifar10 synthetic' ;;
+    'run.sh --optimizer') echo 'sgd adamw' ;;
+    'run.sh --lr-schedule') echo 'onecycle cosine constant' ;;
+    'run.sh --lr-scaling') echo 'none linear sqrt' ;;
+    'run.sh --precision') echo 'fp32 bf16 fp16' ;;
+    'run.sh --device') echo 'auto cpu cuda' ;;
+    'run.sh --ddp-comm-hook') echo 'none fp16 bf16 powersgd' ;;
+    'run.sh --pipeline-schedule') echo 'gpipe 1f1b interleaved' ;;
+    'run.sh --stop-signal') echo 'USR1 USR2' ;;
+    'prepare --dataset') echo 'cifar10 synthetic' ;;
+    'run --strategies') echo 'single dp ddp fsdp mp pp' ;;
+    'run --strategies ...') echo 'single dp ddp fsdp mp pp' ;;
+    'run --only') echo 'missing failed oom timeout preempted cancelled node_fail' ;;
+    'run --model') echo 'cnn resnet18 mlp' ;;
+    'run --dataset') echo 'cifar10 synthetic' ;;
+    'run --optimizer') echo 'sgd adamw' ;;
+    'run --lr-schedule') echo 'onecycle cosine constant' ;;
+    'run --lr-scaling') echo 'none linear sqrt' ;;
+    'run --precision') echo 'fp32 bf16 fp16' ;;
+    'run --device') echo 'auto cpu cuda' ;;
+    'run --ddp-comm-hook') echo 'none fp16 bf16 powersgd' ;;
+    'run --pipeline-schedule') echo 'gpipe 1f1b interleaved' ;;
+    'run --stop-signal') echo 'USR1 USR2' ;;
+    'drill --device') echo 'cpu cuda' ;;
+    'verify --strategies') echo 'single dp ddp fsdp mp pp' ;;
+    'verify --strategies ...') echo 'single dp ddp fsdp mp pp' ;;
+    'memory --strategy') echo 'single dp ddp fsdp mp pp' ;;
+    'memory --model') echo 'cnn resnet18 mlp' ;;
+    'memory --optimizer') echo 'sgd adamw' ;;
+    'memory --lr-schedule') echo 'onecycle cosine constant' ;;
+    'memory --lr-scaling') echo 'none linear sqrt' ;;
+    'memory --precision') echo 'fp32 bf16 fp16' ;;
+    'memory --ddp-comm-hook') echo 'none fp16 bf16 powersgd' ;;
+    'memory --pipeline-schedule') echo 'gpipe 1f1b interleaved' ;;
+    'memory --stop-signal') echo 'USR1 USR2' ;;
+    'advise --model') echo 'cnn resnet18 mlp' ;;
+    'advise --optimizer') echo 'sgd adamw' ;;
+    'advise --lr-schedule') echo 'onecycle cosine constant' ;;
+    'advise --lr-scaling') echo 'none linear sqrt' ;;
+    'advise --precision') echo 'fp32 bf16 fp16' ;;
+    'advise --ddp-comm-hook') echo 'none fp16 bf16 powersgd' ;;
+    'advise --pipeline-schedule') echo 'gpipe 1f1b interleaved' ;;
+    'advise --stop-signal') echo 'USR1 USR2' ;;
+    'preflight --dataset') echo 'cifar10 synthetic' ;;
+    'comm --backend') echo 'auto gloo nccl' ;;
+    'step-model --algorithm') echo 'ring tree fastest' ;;
+    'minicluster') echo 'up status env down link kill start install' ;;
+  esac
+}
+
+# The command that a line calls, from the words before the one that is completed.
+_jobkit_command() {
+  local command='' word
+  for word in "$@"; do
+    case ${word##*/} in
+      run.sh) command=run.sh ;;
+      comm.sh) command='comm' ;;
+      run_benchmarks.py) command=run ;;
+      collect_results.py) command=collect ;;
+      plot_results.py | plot_results.sh) command=plot ;;
+      jobkit | minicluster) command=${word##*/} ;;
+      [a-z]*) [[ $command != jobkit && $command != minicluster ]] || command="$command $word" ;;
+    esac
+  done
+  echo "${command#jobkit }"
+}
+
+# The names of what there is: of studies that were planned, or of files in a folder.
+_jobkit_names() {
+  local path
+  for path in "$1"/*"$2"; do
+    [[ ! -e $path ]] || { path=${path%"$2"}; echo "${path##*/}"; }
+  done
+}
+
+# What may stand where the cursor is. $1: the command; $2: the word there; $3: the word before;
+# $4: the last option before.
+_jobkit_words() {
+  case $3 in
+    --study) _jobkit_names hpc/studies .toml; return ;;
+    --site) _jobkit_names hpc/sites .toml; return ;;
+  esac
+  case $2,$3 in
+    -*) _jobkit_options "$1" ;;
+    *,-*) _jobkit_values "$1 $3" ;;
+    *)
+      _jobkit_values "$1 $4 ..." # an option of several values
+      _jobkit_values "$1"
+      case $1 in
+        status | cancel | collect | plot | step-model)
+          _jobkit_names "${JOBKIT_LOGS:-logs}" /plan.json ;;
+      esac ;;
+  esac
+}
+
+_jobkit() {
+  local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD - 1]} last='' each command
+  [[ $word != = ]] || word=''
+  [[ $before != = ]] || before=${COMP_WORDS[COMP_CWORD - 2]} # --option=value
+  for each in "${COMP_WORDS[@]:0:$COMP_CWORD}"; do
+    [[ $each != -* ]] || last=$each
+  done
+  command=$(_jobkit_command "${COMP_WORDS[@]:0:$COMP_CWORD}")
+  COMPREPLY=()
+  # shellcheck disable=SC2207 # every word is a plain one
+  [[ -z $command ]] ||
+    COMPREPLY=($(compgen -W "$(_jobkit_words "$command" "$word" "$before" "$last")" -- "$word"))
+}
+
+# Files are offered where there is nothing else.
+complete -o bashdefault -o default -F _jobkit jobkit run.sh run_benchmarks.py collect_results.py \
+  plot_results.py plot_results.sh minicluster
+for _jobkit_program in python python3 bash sbatch; do
+  [[ -z ${ZSH_VERSION-} ]] || break # it has its own for them
+  ! declare -F _completion_loader >/dev/null || _completion_loader "$_jobkit_program" || :
+  complete -p "$_jobkit_program" >/dev/null 2>&1 ||
+    complete -o bashdefault -o default -F _jobkit "$_jobkit_program"
+done
+unset _jobkit_program

@@ -1,0 +1,185 @@
+"""All that a run's files and its process say of what became of it, read in one go.
+
+    facts = read(RunPaths(folder))
+
+A run goes on while it is read: what is read first may be of another moment than what is read last.
+The order makes that harmless. Whether the process is at work is asked before how it ended, so that
+one that is gone had written its end by then; and where a start, an end or an attempt came while
+the rest was read, all is read again.
+"""
+
+import io
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jobkit.metric import reader
+from jobkit.metric.line import Record
+from jobkit.metric.reader import Rejected
+from jobkit.outcome.evidence import Tail, find_log, of_newest, read_tail
+from jobkit.outcome.liveness import is_at_work
+from jobkit.paths import RunPaths, read_json
+
+ENDINGS = ("ok", "failed", "preempted")  # what a payload says of itself
+_METRICS_TAIL = 256 << 10
+_TRIES = 20  # a run starts, ends or begins an attempt only so often in a few milliseconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """How an attempt ended, in the payload's own words."""
+
+    status: str  # one of ENDINGS
+    reason: str = ""
+    file: str = ""  # which says so: RUN_ID/FILE
+    exit_code: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What is known of a run at one moment."""
+
+    run_id: str
+    job: Mapping[str, Any] | None = None  # who runs its newest start
+    alive: bool | None = False  # whether that process is at work; None: not to be told from here
+    attempt: int | None = None  # the newest; None: none is known
+    ending: Ending | None = None  # of that attempt
+    logged: bool = False  # there is a log
+    age_s: float | None = None  # since its files were last written; None: there are none
+    tails: tuple[Tail, ...] = ()  # of its log and of Slurm's; left out where they decide nothing
+
+
+@dataclass(frozen=True)
+class _Mark:
+    """What changes when a start, an end or an attempt comes."""
+
+    job: Mapping[str, Any] | None
+    attempts: list[int]
+    log: Path | None
+
+
+def read(paths: RunPaths) -> Facts:
+    """All that is known of a run, as of one moment."""
+    mark = _mark(paths)
+    for _ in range(_TRIES):
+        found, before, mark = _read_once(paths, mark), mark, _mark(paths)
+        if mark == before:
+            break
+    return found
+
+
+def read_job(paths: RunPaths) -> dict[str, Any] | None:
+    """Who runs the newest start of a run: job.json, or the submission that has not started yet."""
+    job, submission = read_json(paths.job), read_json(paths.submission)
+    if submission is None:
+        return job
+    if job and job.get("job_id") == submission.get("job_id"):
+        return {**job, "shared": submission.get("shared")}
+    later = job and (job.get("started") or 0.0) >= (submission.get("submitted") or 0.0)
+    return job if later else submission
+
+
+def _mark(paths: RunPaths) -> _Mark:
+    return _Mark(read_job(paths), paths.attempt_numbers(), find_log(paths.log))
+
+
+def _read_once(paths: RunPaths, mark: _Mark) -> Facts:
+    """The facts, where nothing changes meanwhile. Each step's place in the order matters."""
+    job, numbers, tail = mark.job, mark.attempts, None
+    alive = is_at_work(job) if job and job.get("ended") is None else False
+    age_s = _age_s(paths, mark)
+    if not numbers:  # a script of the user's own may leave a log only
+        tail = read_tail(paths.log)
+        numbers = _attempts_in(tail)
+    newest, first = numbers[-1] if numbers else None, _first_attempt(job)
+    started = newest is None or newest >= first  # else all that is there is of an earlier start
+    ending = _ending(paths, newest, tail, alive is True) if started else None
+    tails: tuple[Tail, ...] = ()
+    if not alive and not (ending and ending.status == "ok"):
+        log = of_newest(tail or read_tail(paths.log), newest if started else first)
+        tails = (log, of_newest(read_tail(paths.scheduler_log), newest))
+    return Facts(
+        run_id=paths.folder.name,
+        job=job,
+        alive=alive,
+        attempt=newest,
+        ending=ending,
+        logged=mark.log is not None,
+        age_s=age_s,
+        tails=tails,
+    )
+
+
+def _first_attempt(job: Mapping[str, Any] | None) -> int:
+    """The attempt with which the start began that job.json tells of."""
+    first = (job or {}).get("first_attempt")
+    return first if type(first) is int else 0
+
+
+def _attempts_in(tail: Tail) -> list[int]:
+    """The attempts that have records in a log."""
+    records = reader.scan(io.BytesIO(tail.raw))
+    return sorted({r["attempt"] for r in records if isinstance(r, dict) and "v" in r})
+
+
+def _ending(paths: RunPaths, attempt: int | None, tail: Tail | None, alive: bool) -> Ending | None:
+    """How the newest attempt ended, in its own words: its outcome, else its run_end."""
+    path = paths.outcome(attempt or 0)
+    outcome = (read_json(path) if attempt is not None else None) or {}
+    if outcome.get("status") not in ENDINGS:
+        return None if alive else _run_end(paths, attempt, tail)
+    code = outcome.get("exit_code")
+    return Ending(
+        status=outcome["status"],
+        reason=str(outcome.get("reason") or ""),
+        file=str(path.relative_to(paths.folder.parent)),
+        exit_code=code if type(code) is int else None,
+    )
+
+
+def _run_end(paths: RunPaths, attempt: int | None, tail: Tail | None) -> Ending | None:
+    """The run_end record of the attempt, from its metrics file, else from the log."""
+    metrics = paths.metrics(attempt) if attempt is not None else None
+    found: list[Record] = []
+    file = metrics
+    if metrics and metrics.is_file():
+        with metrics.open("rb") as stream:
+            stream.seek(max(0, metrics.stat().st_size - _METRICS_TAIL))
+            found = _ends(reader.read_file(stream), attempt)
+    if not found:
+        tail, file = tail or read_tail(paths.log), paths.log
+        found = _ends(reader.scan(io.BytesIO(tail.raw)), attempt)
+    if not found or file is None:
+        return None
+    end = reader.merge_parts(found)
+    name = str(file.relative_to(paths.folder.parent))
+    return Ending(status=end["status"], reason=str(end.get("reason") or ""), file=name)
+
+
+def _ends(records: Iterable[Record | Rejected], attempt: int | None) -> list[Record]:
+    """The run_end records of the attempt; those of a foreign script carry no attempt."""
+    return [
+        r
+        for r in records
+        if isinstance(r, dict)
+        and r.get("kind") == "run_end"
+        and r.get("status") in ENDINGS
+        and r.get("attempt") == attempt
+    ]
+
+
+def _age_s(paths: RunPaths, mark: _Mark) -> float | None:
+    """Seconds since the run's files were last written. An attempt's folder comes before them."""
+    folders = [paths.attempts / str(number) for number in mark.attempts[-1:]]
+    files = [*paths.metrics_folder.glob("*.jsonl"), *filter(None, [mark.log]), *folders]
+    times = [written for file in files if (written := _written(file)) is not None]
+    return time.time() - max(times) if times else None
+
+
+def _written(path: Path) -> float | None:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return None

@@ -1,0 +1,79 @@
+"""What became of the runs of a study: their own word, joined with Slurm's for their jobs."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from jobkit.outcome.facts import Facts, read, read_job
+from jobkit.outcome.liveness import is_alive
+from jobkit.outcome.slurm_jobs import GONE, Job, merged
+from jobkit.outcome.status import UNDER_WAY, RunState, judge
+from jobkit.paths import RunPaths, StudyPaths, read_json
+
+Ask = Callable[[Iterable[str]], Mapping[str, Job]]  # what Slurm says of jobs, by their ids
+
+
+@dataclass
+class Joined:
+    """What became of each run, and what Slurm says of its job, where it was asked and answered."""
+
+    states: dict[str, RunState] = field(default_factory=dict)
+    jobs: dict[str, Job] = field(default_factory=dict)
+
+
+def join(
+    runs: Mapping[str, RunPaths], ordered: Mapping[str, float], ask: Ask, all_jobs: bool = True
+) -> Joined:
+    """What became of each run by now.
+
+    ordered: of ordered_runs, asked before. all_jobs: ask after the jobs of runs that are ok too.
+    """
+    found, facts = Joined(), {run_id: read(paths) for run_id, paths in runs.items()}
+    for run_id, known in facts.items():
+        found.states[run_id] = judge(known, ordered.get(run_id))
+    ids = {
+        run_id: job_id
+        for run_id, known in facts.items()
+        if (job_id := slurm_job_id(known)) and (all_jobs or found.states[run_id].status != "ok")
+    }
+    said = ask(ids.values()) if ids else {}
+    for run_id, job_id in ids.items():
+        if (job := said.get(job_id)) is None:
+            continue
+        known, state = facts[run_id], found.states[run_id]
+        if has_ended(job) and state.status != "ok":
+            # It may have ended well between the look at its files and Slurm's answer.
+            known = read(runs[run_id])
+            state = judge(known, ordered.get(run_id))
+        if slurm_job_id(known) == job_id:  # else it was started again meanwhile
+            found.jobs[run_id] = job
+            state = merged(state, job, bool((known.job or {}).get("shared")))
+        found.states[run_id] = state
+    return found
+
+
+def has_ended(job: Job) -> bool:
+    """Whether Slurm says that a job is over."""
+    return job.state == GONE or (bool(job.status) and job.status not in UNDER_WAY)
+
+
+def slurm_job_id(facts: Facts) -> str | None:
+    """The Slurm job of a run's newest start."""
+    job_id = (facts.job or {}).get("job_id")
+    return str(job_id) if job_id else None
+
+
+def job_ids(runs: Iterable[RunPaths]) -> list[str]:
+    """The Slurm jobs of the newest starts of the runs."""
+    found = (slurm_job_id(Facts(run_id="", job=read_job(paths))) for paths in runs)
+    return list(dict.fromkeys(job_id for job_id in found if job_id))
+
+
+def ordered_runs(study: StudyPaths, planned: Iterable[str]) -> dict[str, float]:
+    """Which runs a launcher that is at work on this machine was told to start, and when."""
+    record = read_json(study.launcher)
+    if not record or not is_alive(record):
+        return {}
+    wanted, since = record.get("run_ids", list(planned)), record.get("started")
+    if not isinstance(wanted, list) or not isinstance(since, int | float):
+        return {}
+    return {run_id: float(since) for run_id in planned if run_id in wanted}

@@ -1,0 +1,89 @@
+"""The process that runs a study on this machine, with a stand-in for run.sh: what it leaves."""
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from jobkit.errors import UsageError
+from jobkit.launch.command import Order
+from jobkit.paths import own_folder
+from jobkit.spec.plan import Plan
+from support.fake_study import logs, make_plan
+
+MARKER = "s3cr3t-of-the-user"
+DRIVER = """
+import sys
+from pathlib import Path
+from jobkit.launch import command
+from jobkit.launch.local import driver
+command.RUN_SH = Path(sys.argv[1])
+sys.exit(driver.main())
+"""
+ENDINGS = {"ok": "exit 0", "failed": "exit 1", "killed": "kill -9 $PPID", "endless": "sleep 100"}
+
+
+@pytest.fixture(autouse=True)
+def _secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", MARKER)
+
+
+def drive(folder: Path, plan: Plan, how: str, env: Mapping[str, str] | None = None) -> list[str]:
+    """Run the plan; return the lines of the environment that its runs saw."""
+    seen, script = folder / "seen", folder / "run.sh"
+    script.write_text(f'env > "{seen}.part"; mv "{seen}.part" "{seen}"; {ENDINGS[how]}\n')
+    order = Order(folder=str(plan.paths.folder), run_ids=list(plan.runs))
+    driver = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, str(script)], stdin=-1, stdout=-1, text=True, env=env
+    )
+    assert driver.stdin and driver.stdout
+    with driver.stdin:
+        json.dump(asdict(order), driver.stdin)
+    if how == "endless":
+        while not seen.exists() and driver.poll() is None:
+            time.sleep(0.05)
+        driver.send_signal(signal.SIGTERM)
+    driver.wait()
+    driver.stdout.close()
+    return seen.read_text().splitlines()
+
+
+@pytest.mark.parametrize("how", ENDINGS)
+def test_nothing_of_the_environment_is_left_on_disk(tmp_path: Path, how: str) -> None:
+    plan = make_plan(strategies=("ddp",), gpus=(1,))
+    assert f"WANDB_API_KEY={MARKER}" in drive(tmp_path, plan, how)
+    files = [p for p in logs().rglob("*") if p.is_file()]
+    assert [p for p in files if MARKER.encode() in p.read_bytes()] == []
+    assert stat.S_IMODE(plan.paths.submitit.stat().st_mode) == 0o700
+    assert [p for p in files if ".pkl" in p.name] == []
+    assert list(plan.paths.submitit.glob("*_log.out"))  # submitit was there
+
+
+@pytest.mark.parametrize("given", [None, "", "1,3"])
+def test_a_run_sees_the_devices_that_its_user_sees(tmp_path: Path, given: str | None) -> None:
+    """submitit would hide all GPUs from a job that asks it for none."""
+    plan = make_plan(strategies=("ddp",), gpus=(1,))
+    env = {k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"}
+    env |= {} if given is None else {"CUDA_VISIBLE_DEVICES": given}
+    seen = drive(tmp_path, plan, "ok", env)
+    expected = [] if given is None else [f"CUDA_VISIBLE_DEVICES={given}"]
+    assert [line for line in seen if "CUDA_VISIBLE" in line] == expected
+    assert not [line for line in seen if line.startswith("SUBMITIT_")]
+
+
+def test_the_folder_of_pickles_is_closed_and_ones_own(tmp_path: Path) -> None:
+    open_one = tmp_path / "open"
+    open_one.mkdir(mode=0o755)
+    assert stat.S_IMODE(own_folder(open_one).stat().st_mode) == 0o700
+    link = tmp_path / "link"
+    link.symlink_to(open_one)
+    with pytest.raises(UsageError, match="a link: remove it"):
+        own_folder(link)
