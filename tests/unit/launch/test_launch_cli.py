@@ -111,6 +111,14 @@ def test_logs_that_cannot_be_written_are_one_line(tmp_path: Path, monkeypatch, c
     assert "cannot be written" in capsys.readouterr().err
 
 
+def test_help_has_a_short_usage_and_groups(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert first == "usage: run_benchmarks.py [options] [-- sbatch options]" and lines[0] == ""
+    assert {"study:", "launch:", "this machine:", "Slurm:"} <= set(lines)
+
+
 def test_help_imports_nothing_that_is_slow() -> None:
     """torch, pandas, rich and submitit would each take more time than the help itself."""
     code = (
