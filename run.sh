@@ -51,11 +51,21 @@ fail() { echo "jobkit: error: $1" >&2; exit "${2:-2}"; }
 note() { echo "jobkit: note: $1" >&2; }
 warn() { echo "jobkit: warning: $1" >&2; }
 
-# sbatch runs a copy of this file: then its own path says nothing, the submit directory does.
+# sbatch runs a copy of this file: then its own path says nothing, the submit directory does, or
+# the Python that jobkit is installed for.
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 if [[ ! -d $root/src/jobkit ]]; then root=${JOBKIT_ROOT:-${SLURM_SUBMIT_DIR:-$PWD}}; fi
-[[ -d $root/src/jobkit ]] || fail "no src/jobkit in $root: submit from jobkit's folder"
-own_python=$root/.venv/bin/python
+if [[ ! -d $root/src/jobkit && -z ${JOBKIT_ROOT-} ]]; then
+  installed=$("${JOBKIT_PYTHON:-python}" -m jobkit --prefix 2>/dev/null) && root=$installed
+fi
+[[ -d $root/src/jobkit ]] ||
+  fail "no src/jobkit in $root: submit from jobkit's folder, or install jobkit for the python on PATH"
+logs=$root/logs own_python=$root/.venv/bin/python
+advice="run 'make venv' once, then 'source .venv/bin/activate'"
+if [[ $root == */jobkit/_kit ]]; then # installed by pip
+  logs=$PWD/logs own_python=${root%/lib*/python*/site-packages/jobkit/_kit}/bin/python
+  advice="run \"python -m pip install 'jobkit[payload]'\""
+fi
 # Looked for and not imported, which would take seconds.
 has_torch() {
   command -v "$1" >/dev/null &&
@@ -125,7 +135,7 @@ done
 [[ $stop_signal == USR[12] ]] || stop_signal=USR2 # what is wrong is told below
 [[ -z $nodes || -n $ntasks_per_node ]] || fail "--nodes needs --ntasks-per-node beside it"
 python=${JOBKIT_PYTHON:-python}
-# In a shell that has not activated it, the checkout's own environment, unless another was named: a
+# In a shell that has not activated it, jobkit's own environment, unless another was named: a
 # container's is, by the site, and in an allocation nothing is looked for where there is no .venv.
 torch_there=''
 if [[ -z $in_allocation || (-z ${JOBKIT_PYTHON-} && -x $own_python) ]]; then
@@ -141,9 +151,9 @@ if [[ -z $in_allocation ]]; then
   [[ -z $nodes$ntasks_per_node ]] ||
     fail "--nodes and --ntasks-per-node are for an allocation; here say --nproc-per-node"
   command -v "$python" >/dev/null ||
-    fail "no '$python' on PATH: run 'make venv' once, then 'source .venv/bin/activate'"
+    fail "no '$python' on PATH: $advice"
   [[ -n $torch_there ]] ||
-    fail "$(command -v "$python") has no torch and torchvision: run 'make venv' once, then 'source .venv/bin/activate'"
+    fail "$(command -v "$python") has no torch and torchvision: $advice"
   if [[ -z $nproc_per_node ]]; then
     nproc_per_node=$(nvidia-smi --list-gpus 2>/dev/null | grep -c '^GPU')
     ((nproc_per_node)) || nproc_per_node=1
@@ -167,7 +177,7 @@ fi
 
 if [[ -z $only && -z $run_dir ]]; then
   name=${SLURM_JOB_ID:+job-$SLURM_JOB_ID}
-  own_dir=${JOBKIT_LOGS:-$root/logs}/$place/${name:-run-$(date +%Y%m%d-%H%M%S)-$$}
+  own_dir=${JOBKIT_LOGS:-$logs}/$place/${name:-run-$(date +%Y%m%d-%H%M%S)-$$}
   run_dir=$own_dir
 fi
 

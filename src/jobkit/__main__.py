@@ -54,7 +54,8 @@ def usage() -> str:
             "  python -m jobkit prepare --dataset cifar10",
             "  python -m jobkit status demo --watch",
             "",
-            "'python -m jobkit COMMAND --help' says more; --version says the version.",
+            "'python -m jobkit COMMAND --help' says more; --version says the version, --prefix",
+            "the folder of run.sh, hpc/ and edf.toml.",
         ]
     )
 
@@ -67,6 +68,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return door.run(module, function, words[1:])
     if not words or words[0] in ("-h", "--help"):
         print(usage())
+        return 0
+    if words[0] == "--prefix":
+        from jobkit.paths import REPOSITORY
+
+        print(REPOSITORY)
         return 0
     if words[0] == "--version":
         print(f"jobkit {__version__}")

@@ -11,6 +11,17 @@ import os
 import sys
 
 OLDEST = (3, 11)
+# The extra of pyproject.toml that brings a package; what is not here comes with a plain install.
+EXTRA_OF = {
+    "torch": "payload",
+    "torchvision": "payload",
+    "pandas": "analysis",
+    "numpy": "analysis",
+    "matplotlib": "analysis",
+    "jinja2": "analysis",
+    "orjson": "analysis",
+}
+_IN_A_CHECKOUT = "run 'make venv' once, then 'source .venv/bin/activate'"
 USAGE, INTERRUPTED = 2, 130  # as in jobkit.errors, which an old Python cannot read
 
 
@@ -19,8 +30,8 @@ def run(module, function, argv=None):
     """Import the module, call its function with the arguments, and return the exit code."""
     if sys.version_info < OLDEST:
         return _refuse(
-            "Python {0}.{1} or newer is needed, and {2} is {3[0]}.{3[1]}".format(
-                OLDEST[0], OLDEST[1], sys.executable, sys.version_info
+            "Python {0}.{1} or newer is needed, and {2} is {3[0]}.{3[1]}: {4}".format(
+                OLDEST[0], OLDEST[1], sys.executable, sys.version_info, _IN_A_CHECKOUT
             )
         )
     try:
@@ -32,7 +43,7 @@ def run(module, function, argv=None):
         package = (error.name or "").split(".")[0]
         if package in ("", "jobkit"):
             raise
-        return _refuse("the package '{0}' is not installed for {1}".format(package, sys.executable))
+        return _refuse(missing(package))
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
@@ -42,8 +53,21 @@ def run(module, function, argv=None):
         return 0
 
 
+def missing(package):
+    # type: (str) -> str
+    """One line: the package is not installed, and the command that installs it."""
+    from jobkit.paths import INSTALLED  # which an old Python cannot read
+
+    what = "the package '{0}' is not installed for {1}".format(package, sys.executable)
+    if not INSTALLED:
+        return "{0}: {1}".format(what, _IN_A_CHECKOUT)
+    # jobkit is there already, so that pip only adds what the extra names.
+    extra = EXTRA_OF.get(package, "launch")
+    return "{0}: run \"python -m pip install 'jobkit[{1}]'\"".format(what, extra)
+
+
 def _refuse(what):
     # type: (str) -> int
     """Print in one line what is missing and what to do."""
-    sys.stderr.write("jobkit: %s: run 'make venv' once, then 'source .venv/bin/activate'\n" % what)
+    sys.stderr.write("jobkit: %s\n" % what)
     return USAGE

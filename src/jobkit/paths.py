@@ -10,7 +10,10 @@ from typing import Any
 
 from jobkit.errors import UsageError, nearest
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+# Where run.sh, hpc/ and edf.toml are: the checkout, or the copy that an installed jobkit has of it.
+_COPY = Path(__file__).resolve().parent / "_kit"
+INSTALLED = _COPY.is_dir()
+REPOSITORY = _COPY if INSTALLED else _COPY.parents[2]
 
 # A file or a study may be named so: nothing that a shell, a path or a web page could misread.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -42,10 +45,10 @@ def find_named(what: str, source: str | Path, folder: Path, also: tuple[str, ...
 
 
 def logs_root() -> Path:
-    """Where studies are written: $JOBKIT_LOGS, else logs/ beside run.sh (or here, without one)."""
+    """Where studies are written: $JOBKIT_LOGS, else logs/ of the checkout, else logs/ here."""
     if given := os.environ.get("JOBKIT_LOGS"):
         return Path(given)
-    return (REPOSITORY if (REPOSITORY / "run.sh").exists() else Path.cwd()) / "logs"
+    return (Path.cwd() if INSTALLED else REPOSITORY) / "logs"
 
 
 def data_root() -> Path:

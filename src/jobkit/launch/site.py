@@ -14,12 +14,12 @@ import re
 import shlex
 import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from jobkit.errors import Exit, Parser, UsageError, command, nearest
-from jobkit.paths import REPOSITORY, check_name, find_named
+from jobkit.paths import INSTALLED, REPOSITORY, check_name, find_named
 from jobkit.spec.setting import check_fields, setting
 
 SITES = REPOSITORY / "hpc" / "sites"
@@ -124,7 +124,11 @@ class Site:
         """An absolute path for a file; a bare name is looked up by the container engine."""
         assert self.image
         is_file = "/" in self.image or self.image.endswith(".toml")
-        return str((REPOSITORY / self.image).resolve()) if is_file else self.image
+        if not is_file:
+            return self.image
+        # Who has installed jobkit has files of their own in the current folder.
+        here = INSTALLED and Path(self.image).is_file()
+        return str((Path.cwd() if here else REPOSITORY).joinpath(self.image).resolve())
 
     def _inside(self) -> list[str]:
         """The words that come before python within each task."""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from jobkit.paths import REPOSITORY
+from jobkit.paths import INSTALLED, REPOSITORY
 
 # Parameters of glibc's mallopt, from malloc.h.
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4
@@ -109,6 +109,8 @@ def versions(device: torch.device) -> dict[str, str]:
 
 def git_commit() -> str | None:
     """The commit of the code, with '+changes' where files differ from it; None outside git."""
+    if INSTALLED:  # a repository around it is somebody else's
+        return None
     try:
         commit = _git("rev-parse", "HEAD")
         return commit + ("+changes" if _git("status", "--porcelain", "-uno") else "")

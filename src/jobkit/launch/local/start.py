@@ -9,6 +9,7 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 
+from jobkit import door
 from jobkit.errors import UsageError
 from jobkit.launch import lock
 from jobkit.launch.command import Order, python_path
@@ -24,10 +25,7 @@ def check(plan: Plan) -> None:
     """Raise UsageError for a plan that cannot run on this machine."""
     for package in ("torch", "torchvision", "submitit"):
         if importlib.util.find_spec(package) is None:
-            raise UsageError(
-                f"the package '{package}' is not installed for {sys.executable}: "
-                "run 'make venv' once, then 'source .venv/bin/activate'"
-            )
+            raise UsageError(f"{door.missing(package)}; runs on this machine need it")
     for spec in plan.runs.values():
         if spec.nodes > 1:
             raise UsageError(

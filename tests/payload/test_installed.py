@@ -1,0 +1,242 @@
+"""jobkit as pip installs it from a wheel: every command works in a folder outside a checkout."""
+
+import csv
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from jobkit import __main__ as commands
+from jobkit import door
+from support.place import ROOT
+
+TOP = ("src", "hpc", "pyproject.toml", "setup.py", "README.md", "LICENSE", "edf.toml", "run.sh")
+TOP += ("run_benchmarks.py", "collect_results.py", "plot_results.py", "plot_results.sh")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+TINY = ("--train-samples", "256", "--test-samples", "128", "--epochs", "1", "--threads", "1")
+TINY += ("--breakdown-iterations", "0", "--global-batch-size", "64", "--dataset", "synthetic")
+
+
+def run(*words: str | Path, **options) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(words, capture_output=True, text=True, timeout=120, **options)
+
+
+@pytest.fixture(scope="session")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Made of a copy, so that nothing is built in the checkout."""
+    copy = tmp_path_factory.mktemp("copy")
+    skip = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    for path in (ROOT / name for name in TOP):
+        if path.is_dir():
+            shutil.copytree(path, copy / path.name, ignore=skip)
+        else:
+            shutil.copy2(path, copy)
+    build = "from setuptools import build_meta; build_meta.build_sdist('dist')"
+    done = run(sys.executable, "-c", build, cwd=copy)
+    assert done.returncode == 0, done.stderr
+    return next((copy / "dist").glob("*.tar.gz"))
+
+
+@pytest.fixture(scope="session")
+def installed(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which the wheel that was made of the sdist is installed."""
+    pip = (sys.executable, "-m", "pip", "-q", "--disable-pip-version-check")
+    own = ("--no-deps", "--no-index")
+    out, target = tmp_path_factory.mktemp("wheel"), tmp_path_factory.mktemp("env") / "site-packages"
+    done = run(*pip, "wheel", *own, "--no-build-isolation", "-w", out, sdist)
+    assert done.returncode == 0, done.stderr
+    wheel = next(out.glob("*.whl"))
+    done = run(*pip, "install", *own, "--target", target, wheel)
+    assert done.returncode == 0, done.stderr
+    git = ("git", "-C", target, "-c", "user.name=x", "-c", "user.email=x@x")
+    for words in (("init", "-q"), ("add", "."), ("commit", "-qm", "a user's own repository")):
+        assert run(*git, *words).returncode == 0
+    return target
+
+
+class Away:
+    """A user's empty folder, outside any checkout; `jobkit` is the one that is installed."""
+
+    def __init__(self, folder: Path, installed: Path) -> None:
+        self.folder, self.installed = folder, installed
+        kept = {k: os.environ[k] for k in ("HOME", "LANG") if k in os.environ}
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        self.env = {**kept, "PATH": path, "PYTHONPATH": str(installed)}
+        self.env["JOBKIT_DATA_DIR"] = str(folder / "data")
+
+    @property
+    def prefix(self) -> Path:
+        return Path(self("--prefix").stdout.strip())
+
+    def __call__(self, *words: str, **env: str) -> "subprocess.CompletedProcess[str]":
+        return self.program(self.installed / "bin" / "jobkit", *words, **env)
+
+    def program(self, *words: str | Path, **env: str) -> "subprocess.CompletedProcess[str]":
+        return run(*words, cwd=self.folder, env={**self.env, **env})
+
+    def without(self, blocked: list[str], *words: str) -> "subprocess.CompletedProcess[str]":
+        """The command in a Python for which some packages are not installed."""
+        code = f"import sys; sys.modules.update(dict.fromkeys({blocked!r}))\n"
+        code += f"from jobkit.__main__ import main; sys.exit(main({list(words)!r}))"
+        return self.program(sys.executable, "-c", code)
+
+
+@pytest.fixture
+def away(tmp_path: Path, installed: Path) -> Away:
+    return Away(tmp_path, installed)
+
+
+def test_the_top_level_is_installed_as_it_is_in_the_checkout(away: Away) -> None:
+    prefix = away.prefix
+    assert prefix.is_relative_to(away.installed)
+    for kind in ("run.sh", "edf.toml", "*.py", "*.sh", "hpc/*.sh", "hpc/*/*.toml", "hpc/*"):
+        for ours in ROOT.glob(kind):
+            if ours.name == "setup.py" or ours.is_dir():
+                continue
+            theirs = prefix / ours.relative_to(ROOT)
+            assert theirs.read_bytes() == ours.read_bytes()
+            assert os.access(theirs, os.X_OK) == os.access(ours, os.X_OK), theirs
+    # On PYTHONPATH for another Python: jobkit, and nothing of this one's packages.
+    assert sorted(p.name for p in (prefix / "src").iterdir()) == ["jobkit", "minicluster"]
+
+
+HELPS = """
+import contextlib, io, sys
+from jobkit.__main__ import COMMANDS, main
+for name in COMMANDS:
+    said, code = io.StringIO(), None
+    with contextlib.redirect_stdout(said):
+        try:
+            code = main([name, "--help"])
+        except SystemExit as end:
+            code = end.code
+    print(name, code, said.getvalue().startswith("usage: "))
+"""
+
+
+def test_every_command_is_there(away: Away) -> None:
+    done = away.program(sys.executable, "-c", HELPS)  # in one process: torch is slow to import
+    assert done.stdout.splitlines() == [f"{name} 0 True" for name in commands.COMMANDS], done.stderr
+
+
+@pytest.mark.parametrize("site", ["local", "alps"])
+def test_a_dry_run_names_what_is_installed(away: Away, site: str) -> None:
+    done = away("run", "--study", "demo", "--site", site, "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert f"bash {away.prefix}/run.sh " in done.stdout
+    assert f"{away.folder}/logs/demo/" in done.stdout
+    assert list(away.folder.iterdir()) == []
+
+
+def test_a_study_is_run_collected_and_drawn(away: Away) -> None:
+    (away.folder / "mine.toml").write_text('name = "mine"\nstrategies = ["single"]\ngpus = [1]\n')
+    done = away("run", "--study", "mine.toml", "--site", "local", *TINY, "--device", "cpu")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert away("status", "mine").returncode == 0
+    done = away.program("bash", away.prefix / "plot_results.sh", "mine")  # as a collect job does
+    assert done.returncode == 0, done.stdout + done.stderr
+    study = away.folder / "logs" / "mine"
+    assert (study / "results.csv").is_file() and (study / "report.html").is_file()
+    with (study / "results.csv").open() as table:
+        assert [row["git_commit"] for row in csv.DictReader(table)] == [
+            ""
+        ]  # not of that repository
+    assert str(ROOT) not in next(study.glob("*/train.log")).read_text()
+
+
+def test_a_copy_of_run_sh_as_sbatch_makes_it_finds_jobkit(away: Away, tmp_path: Path) -> None:
+    spool = tmp_path / "spool"
+    spool.mkdir()
+    copy = shutil.copy(away.prefix / "run.sh", spool / "slurm_script")
+    python = spool / "python"  # says where jobkit is, and starts nothing
+    python.write_text(
+        f'#!/bin/sh\n[ "$3" != --prefix ] || exec {sys.executable} "$@"\necho "path $PYTHONPATH"\n'
+    )
+    python.chmod(0o755)
+    done = away.program("bash", copy, "--epochs", "1", JOBKIT_PYTHON=str(python))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"path {away.prefix}/src:{away.installed}\n" in done.stdout
+    assert len(list(away.folder.glob("logs/single/*/attempts/0"))) == 1
+    done = away.program("bash", copy, "--check", JOBKIT_PYTHON="/usr/bin/false")
+    assert done.returncode == 2 and "no src/jobkit in" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["comm", "train", "train_distributed_gpu"])
+def test_a_script_of_hpc_finds_run_sh(away: Away, tmp_path: Path, name: str) -> None:
+    copy = shutil.copy(away.prefix / "hpc" / f"{name}.sh", tmp_path / "slurm_script")
+    done = away.program("bash", copy, "--help")
+    assert done.returncode == 0, done.stderr
+    assert "--nproc-per-node" in done.stdout
+
+
+def test_another_python_finds_jobkit_alone(away: Away) -> None:
+    """A container's has packages of its own: the path that it gets must hold no others."""
+    code = "import jobkit.paths as p, sys; print(p.REPOSITORY); import minicluster.cli, submitit"
+    path = str(away.prefix / "src")
+    done = away.program(sys.executable, "-S", "-c", code, PYTHONPATH=path)
+    assert done.stdout.strip() == str(away.prefix)
+    assert done.stderr.strip().endswith("No module named 'submitit'")
+
+
+def test_files_of_the_users_own_are_found(away: Away) -> None:
+    (away.folder / "my.toml").write_text('container = "edf"\nimage = "own.toml"\n')
+    (away.folder / "own.toml").write_text('image = "a/b:c"\n')
+    done = away.program(sys.executable, "-m", "jobkit.launch.site", "my.toml")
+    assert f"--environment={away.folder}/own.toml" in done.stdout, done.stderr
+    done = away.program(sys.executable, "-m", "jobkit.launch.site", "alps")
+    assert f"--environment={away.folder}/" not in done.stdout
+    assert f"--environment={away.prefix}/edf.toml" in done.stdout
+
+
+NOT_PLAIN = sorted(door.EXTRA_OF)
+
+
+def test_a_plain_install_submits_and_needs_no_torch(away: Away) -> None:
+    done = away.without(NOT_PLAIN, "run", "--study", "demo", "--site", "alps", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert "#SBATCH" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "package", "extra"),
+    [
+        (["run", "--study", "demo", "--site", "local"], "torch", "payload"),
+        (["verify"], "torch", "payload"),
+        (["collect"], "pandas", "analysis"),
+    ],
+)
+def test_what_is_missing_names_its_extra(
+    away: Away, words: list[str], package: str, extra: str
+) -> None:
+    (away.folder / "logs" / "x").mkdir(parents=True)
+    (away.folder / "logs" / "x" / "plan.json").write_text("{}")
+    done = away.without(NOT_PLAIN, *words)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert f"the package '{package}' is not installed" in done.stderr
+    assert f"python -m pip install 'jobkit[{extra}]'" in done.stderr
+
+
+def test_run_sh_without_torch_names_the_extra(away: Away, tmp_path: Path) -> None:
+    bare = tmp_path / "python"
+    bare.write_text("#!/bin/sh\nexit 1\n")
+    bare.chmod(0o755)
+    done = away.program("bash", away.prefix / "run.sh", JOBKIT_PYTHON=str(bare))
+    assert done.returncode == 2
+    assert "python -m pip install 'jobkit[payload]'" in done.stderr
+
+
+def test_the_door_knows_the_extra_of_every_package() -> None:
+    def names(lines: list[str]) -> set[str]:
+        return {line.split(">")[0] for line in lines}
+
+    for extra in ("payload", "analysis"):
+        known = {package for package, of in door.EXTRA_OF.items() if of == extra}
+        assert known - {"numpy"} == names(EXTRAS[extra])  # numpy comes with pandas
+    assert names(PROJECT["dependencies"]) == {"submitit", "rich"}
+    assert "all" in (ROOT / "Makefile").read_text().split("--editable '.[")[1].split("]")[0]
