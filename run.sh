@@ -28,7 +28,7 @@
 #   --monitor-interval S, --start-timeout S   not in an allocation: how often torchrun looks after
 #                        the ranks (0.1), and how long it waits for all of them to start (60)
 #   --help               these; --help-training: the training's own (with --comm: the benchmark's)
-# Everything else is the training's and goes to it as it is.
+# Everything else is passed through to the training.
 #
 # USR2 a minute before the time limit (Slurm may send it up to a minute earlier), or TERM: the ranks
 # save a checkpoint and end; then the job is requeued and goes on from there. With a limit of a few
@@ -157,7 +157,7 @@ if [[ -z $in_allocation ]]; then
   if [[ -z $nproc_per_node ]]; then
     nproc_per_node=$(nvidia-smi --list-gpus 2>/dev/null | grep -c '^GPU')
     ((nproc_per_node)) || nproc_per_node=1
-    # One rank has nobody to talk to.
+    # A collective needs at least 2 ranks.
     if [[ $place == comm ]] && ((nproc_per_node < 2)); then nproc_per_node=2; fi
   fi
   [[ $nproc_per_node =~ ^[1-9][0-9]{0,3}$ ]] || fail "--nproc-per-node $nproc_per_node: must be a whole number, 1 or more"
