@@ -165,6 +165,9 @@ if [[ -z $in_allocation ]]; then
   "$python" -m "$module" ${payload[@]+"${payload[@]}"} --check="$nproc_per_node" || exit
   [[ $only == check ]] && exit 0
 elif [[ ${#inside[@]}${#srun_options[@]} == 00 ]]; then
+  if [[ -z $torch_there ]] && command -v "$python" >/dev/null && ! has_torch "$python"; then
+    fail "$(command -v "$python") has no torch and torchvision: $advice"
+  fi
   # Said once here rather than by every rank; in a container only the ranks have a Python.
   ranks=${SLURM_NTASKS:-1}
   [[ -z $ntasks_per_node ]] || ranks=$((${nodes:-1} * ntasks_per_node))

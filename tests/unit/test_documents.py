@@ -132,7 +132,7 @@ def check_make(words: list[str]) -> None:
     assert all(re.search(rf"^{word}:.*##", makefile, re.MULTILINE) for word in words)
 
 
-SHELL = {"source", "export", "cp", "$EDITOR", "sinfo", "eval"}
+SHELL = {"source", "export", "cp", "mkdir", "pip", "$EDITOR", "sinfo", "eval"}
 DOORS = {"run_benchmarks.py": "run", "collect_results.py": "collect"}
 DOORS |= {"plot_results.py": "plot", "./plot_results.sh": "plot"}
 
@@ -140,7 +140,7 @@ DOORS |= {"plot_results.py": "plot", "./plot_results.sh": "plot"}
 @pytest.mark.parametrize("line", lines())
 def test_commands_are_taken(line: str) -> None:
     """Each command line of the documents is parsed by the command that it calls."""
-    words = shlex.split(line)
+    words = shlex.split(line.replace("$(jobkit --prefix)/", ""))
     program, *rest = words[1:] if words[0] == "python" else words
     if "run.sh" in words:
         check_run_sh(words[words.index("run.sh") + 1 :])
@@ -148,6 +148,8 @@ def test_commands_are_taken(line: str) -> None:
         check_run_sh(["--comm", *words[words.index("hpc/comm.sh") + 1 :]])
     elif [program, *rest[:1]] == ["-m", "jobkit"]:
         parse(of_command(rest[1]), rest[2:])
+    elif program == "jobkit":
+        parse(of_command(rest[0]), rest[1:])
     elif program.startswith("tests/bench/"):
         check_bench([program, *rest])
     elif program in DOORS:
@@ -173,7 +175,7 @@ def test_studies_of_the_documents_expand() -> None:
 def test_options_and_commands_in_the_text_exist(page: Path) -> None:
     text = prose(page.read_text())
     named = {w for code in re.findall(r"`([^`]+)`", text) for w in code.split() if w[:2] == "--"}
-    known = {"--", *OWN, *OF_OTHERS, "--rounds"}  # the last one is of a benchmark
+    known = {"--", *OWN, *OF_OTHERS, "--prefix", "--rounds"}  # the last is of a benchmark
     parsers = [of_command(name) for name in COMMANDS if name != "verify"]  # it imports torch
     for parser in (*parsers, parser_of(*RUN_SH), parser_of(*MINICLUSTER)):
         known |= options(parser)

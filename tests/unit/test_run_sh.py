@@ -121,6 +121,9 @@ def test_no_python_or_no_torch_say_what_to_do(run: Fake) -> None:
     done = run(NO_TORCH="1")
     assert done.returncode == 2
     assert "has no torch and torchvision: run 'make venv' once" in done.stderr
+    done = run("--run-dir", str(run.run_dir), NO_TORCH="1", SLURM_JOB_ID="5")
+    assert done.returncode == 2 and not run.run_dir.exists()
+    assert "has no torch and torchvision: run 'make venv' once" in done.stderr
     done = run(JOBKIT_PYTHON="no-such-python")
     assert done.returncode == 2
     assert "no 'no-such-python' on PATH: run 'make venv' once" in done.stderr
