@@ -18,7 +18,7 @@
 # Options of its own, which may stand anywhere:
 #   --nproc-per-node N   ranks on this machine (default: its GPUs, else 1); not in an allocation
 #   --site NAME          set-up lines, environment and container of hpc/sites/NAME.toml
-#   --preflight          in an allocation: check it first, train only when it is sound
+#   --preflight          in an allocation: check it first, train only if every check passes
 #   --comm               measure the communication between the ranks instead of training
 #   --nodes N, --ntasks-per-node N   in an allocation: use only so much of it
 #   --run-dir DIR        the run's folder (default: a new one in logs/single/)
@@ -28,7 +28,7 @@
 #   --monitor-interval S, --start-timeout S   not in an allocation: how often torchrun looks after
 #                        the ranks (0.1), and how long it waits for all of them to start (60)
 #   --help               these; --help-training: the training's own (with --comm: the benchmark's)
-# Everything else is the training's and goes to it as it is.
+# Everything else is passed through to the training.
 #
 # USR2 a minute before the time limit (Slurm may send it up to a minute earlier), or TERM: the ranks
 # save a checkpoint and end; then the job is requeued and goes on from there. With a limit of a few
@@ -157,7 +157,7 @@ if [[ -z $in_allocation ]]; then
   if [[ -z $nproc_per_node ]]; then
     nproc_per_node=$(nvidia-smi --list-gpus 2>/dev/null | grep -c '^GPU')
     ((nproc_per_node)) || nproc_per_node=1
-    # One rank has nobody to talk to.
+    # A collective needs at least 2 ranks.
     if [[ $place == comm ]] && ((nproc_per_node < 2)); then nproc_per_node=2; fi
   fi
   [[ $nproc_per_node =~ ^[1-9][0-9]{0,3}$ ]] || fail "--nproc-per-node $nproc_per_node: must be a whole number, 1 or more"
@@ -217,7 +217,7 @@ on_every_rank() {
     size=(--nodes="${nodes:-1}" --ntasks="$((${nodes:-1} * ntasks_per_node))"
       --ntasks-per-node="$ntasks_per_node")
   fi
-  # Without --kill-on-bad-exit the ranks that are left would wait for ever. Never --unbuffered:
+  # Without --kill-on-bad-exit the ranks that are left would wait forever. Never --unbuffered:
   # srun then tears lines. cpus-per-task said again: srun does not inherit it.
   exec srun --kill-on-bad-exit=1 --wait=60 ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"} \
     ${size[@]+"${size[@]}"} ${srun_options[@]+"${srun_options[@]}"} \
@@ -312,7 +312,9 @@ if [[ -n $in_allocation ]]; then
   claim_attempt
   gather_words
   if [[ -n $preflight ]]; then
-    (on_every_rank jobkit.checks.preflight.cli ${run_dir:+--run-dir "$run_dir"} -- \
+    # Only the ranks know it, so that no other user of the nodes can pass for one of them.
+    (JOBKIT_PREFLIGHT_SECRET=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n') && export JOBKIT_PREFLIGHT_SECRET
+    on_every_rank jobkit.checks.preflight.cli ${run_dir:+--run-dir "$run_dir"} -- \
       ${words[@]+"${words[@]}"}) || fail "preflight failed: nothing was trained" 5
   fi
   start_in_allocation

@@ -1,3 +1,3 @@
-"""jobkit measures how a training job scales on a cluster, and tells the truth about it."""
+"""jobkit measures how a training job scales on a cluster, and why not better."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""`python -m jobkit` (or `jobkit`): the commands, each a door into one part of jobkit."""
+"""`python -m jobkit` (or `jobkit`): the commands, each the entry of one part of jobkit."""
 
 import sys
 from collections.abc import Sequence
@@ -10,38 +10,42 @@ COMMANDS = {
     "prepare": (
         "jobkit.payload.data.prepare",
         "main",
-        "fetch or convert a dataset",
+        "download or convert a dataset",
     ),
     "run": ("jobkit.launch.cli", "main", "run a study (the same as run_benchmarks.py)"),
-    "status": ("jobkit.launch.follow.status", "main", "how far each run of a study is"),
-    "cancel": ("jobkit.launch.cancel", "main", "end the runs of a study"),
-    "drill": ("jobkit.drill.cli", "main", "plant faults in a training; what each costs"),
+    "status": ("jobkit.launch.follow.status", "main", "status and progress of each run of a study"),
+    "cancel": ("jobkit.launch.cancel", "main", "cancel the runs of a study"),
+    "drill": ("jobkit.drill.cli", "main", "inject faults into a training, measure the recovery"),
     "check-edf": ("jobkit.launch.edf.cli", "main", "check a container's environment file"),
-    "verify": ("jobkit.checks.verify.cli", "main", "prove every strategy equal to one process"),
-    "memory": ("jobkit.planner.memory", "main", "what each strategy takes in memory"),
-    "advise": ("jobkit.planner.advise", "main", "which strategy to take, and why"),
-    "preflight": ("jobkit.checks.preflight.cli", "main", "check an allocation before it is used"),
-    "comm": ("jobkit.checks.comm.cli", "main", "measure the communication between the ranks"),
-    "plot-comm": ("jobkit.analysis.figures.comm", "main", "figures of what comm measured"),
+    "verify": ("jobkit.checks.verify.cli", "main", "check every strategy against one process"),
+    "memory": ("jobkit.planner.memory", "main", "predict the memory of each strategy"),
+    "advise": ("jobkit.planner.advise", "main", "recommend a strategy, with reasons"),
+    "preflight": (
+        "jobkit.checks.preflight.cli",
+        "main",
+        "check an allocation before a job uses it",
+    ),
+    "comm": ("jobkit.checks.comm.cli", "main", "measure collective latency and bandwidth"),
+    "plot-comm": ("jobkit.analysis.figures.comm", "main", "plot the results of comm"),
     "step-model": (
         "jobkit.analysis.findings.step_cli",
         "main",
-        "predict step times, validate them",
+        "fit a step-time model, validate it",
     ),
     "collect": ("jobkit.analysis.cli", "collect_main", "logs to CSV (collect_results.py)"),
-    "check-claims": ("jobkit.analysis.claims.cli", "main", "recompute somebody's scaling table"),
+    "check-claims": ("jobkit.analysis.claims.cli", "main", "recompute a published scaling table"),
     "plot": ("jobkit.analysis.cli", "plot_main", "CSV to figures (plot_results.py)"),
 }
 
 
 def usage() -> str:
     """The list of commands."""
-    lines = [f"  {name:<12} {text}" for name, (_, _, text) in COMMANDS.items()]
+    lines = [f"  {name:<13} {text}" for name, (_, _, text) in COMMANDS.items()]
     return "\n".join(
         [
             "usage: python -m jobkit COMMAND [options]",
             "",
-            "Measure how a training job scales on a cluster, and tell the truth about it.",
+            "Measure how a training job scales on a cluster, with confidence intervals.",
             "",
             "commands:",
             *lines,
@@ -57,7 +61,7 @@ def usage() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Hand the rest of the line to the command; return its exit code."""
+    """Run the command with the remaining arguments; return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     if words and words[0] in COMMANDS:
         module, function, _ = COMMANDS[words[0]]

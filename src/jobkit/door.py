@@ -1,8 +1,8 @@
-"""What every door (run_benchmarks.py, collect_results.py, ...) does before it opens.
+"""The common entry of the scripts (run_benchmarks.py, collect_results.py, ...).
 
 Each of them is started by whatever `python` the user has. So the code here is readable by an old
-Python too (no annotations, no f-strings), imports the standard library only, and says in one line
-what to do where the Python is too old or a package is not installed.
+Python too (no annotations, no f-strings), imports the standard library only, and reports in one
+line what to do if the Python is too old or a package is not installed.
 """
 
 # ruff: noqa: UP030, UP031, UP032
@@ -47,8 +47,8 @@ def run(module, function, argv=None):
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader of the output has gone (`... | head`). Nothing is wrong; Python must not flush
-        # into the broken pipe once more as it ends.
+        # The reader of the output has exited (`... | head`), which is no error; Python must not
+        # flush into the broken pipe again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
@@ -68,6 +68,6 @@ def missing(package):
 
 def _refuse(what):
     # type: (str) -> int
-    """Say in one line what is missing and what to do."""
+    """Print in one line what is missing and what to do."""
     sys.stderr.write("jobkit: %s\n" % what)
     return USAGE

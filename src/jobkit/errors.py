@@ -1,12 +1,13 @@
-"""What a user sees when something is wrong: one line, and a documented exit code."""
+"""Errors of the user: one line, and a documented exit code."""
 
 import argparse
 import difflib
 import functools
+import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 
 class Exit(IntEnum):
@@ -17,29 +18,33 @@ class Exit(IntEnum):
     USAGE = 2  # wrong usage or bad input; nothing was written
     INCOMPLETE = 3  # collected, but a run is not ok
     THRESHOLD = 4  # a threshold was not met
-    PREFLIGHT = 5  # the preflight found a fault
-    AGAIN = 75  # stopped early with a checkpoint: run me again
+    PREFLIGHT = 5  # a check of the preflight failed
+    AGAIN = 75  # stopped early with a checkpoint: run again to resume
     INTERRUPTED = 130
     TERMINATED = 143
 
 
 class UsageError(ValueError):
-    """What a user typed or supplied cannot be used. The text is the one line that they see."""
+    """Bad input from the user; the text is the one line that they see."""
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse's, with one line for a mistake, and examples kept as they were written."""
+    """argparse's parser, with one line per error, and with epilogs kept verbatim."""
 
     def __init__(self, **kwargs: Any) -> None:
         kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(**{"allow_abbrev": False, **kwargs})
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong in one line and end with 2."""
+        """Print the error in one line and exit with 2."""
         self.exit(Exit.USAGE, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
 
 
-Main = Callable[[Sequence[str] | None], int]
+class Main(Protocol):
+    """The main function of a command."""
+
+    def __call__(self, argv: Sequence[str] | None = None) -> int:
+        """Run with the arguments (default: the process's own); return the exit code."""
 
 
 def command(main: Main) -> Main:
@@ -70,6 +75,51 @@ def at_least(kind: type[int] | type[float], low: float) -> Callable[[str], float
         return value
 
     return convert
+
+
+def whole(least: int, most: int = 10**15) -> Callable[[str], int]:
+    """A type for argparse: a whole number in a range, also written as 7e9."""
+
+    def convert(text: str) -> int:
+        try:
+            value = float(text)
+        except ValueError:
+            value = float("nan")
+        if not (least <= value <= most and value == int(value)):
+            raise argparse.ArgumentTypeError(f"'{text}': must be a whole number, {least} or more")
+        return int(value)
+
+    return convert
+
+
+def positive(text: str) -> float:
+    """A type for argparse: a number over 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"'{text}': must be a number over 0")
+    return value
+
+
+def share(text: str) -> float:
+    """A type for argparse: a share above 0, up to 1."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"'{text}': must be a number above 0, at most 1, as 0.85")
+    return value
+
+
+def read_bytes(text: str) -> int:
+    """A type for argparse: a size such as 4096, 4K, 16MiB or 1G (powers of two)."""
+    parts = re.fullmatch(r"(\d+)\s*([kmg]?)(?:i?b)?", text.strip().lower())
+    if not parts:
+        raise argparse.ArgumentTypeError(f"'{text}': must be a size, as 4096, 4K or 1GiB")
+    return int(parts[1]) << {"": 0, "k": 10, "m": 20, "g": 30}[parts[2]]
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

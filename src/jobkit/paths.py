@@ -1,11 +1,9 @@
-"""The only owner of file names under logs/."""
+"""The names of all files under logs/."""
 
 import json
 import os
 import re
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -111,20 +109,20 @@ class RunPaths:
         return self.folder / "metrics"
 
     def metrics(self, attempt: int) -> Path:
-        """The attempt's records, one JSON object a line: the source of truth."""
+        """The attempt's records, one JSON object per line."""
         return self.metrics_folder / f"{attempt}.jsonl"
 
     def outcome(self, attempt: int) -> Path:
-        """How the attempt ended, left by the payload."""
+        """How the attempt ended, written by the payload."""
         return self.attempts / str(attempt) / "outcome.json"
 
-    def anew(self, attempt: int) -> Path:
-        """There, where the attempt takes up nothing that earlier ones of the run left."""
-        return self.attempts / str(attempt) / "anew"
+    def fresh_start(self, attempt: int) -> Path:
+        """Exists if the attempt started from scratch, not from an earlier one's checkpoint."""
+        return self.attempts / str(attempt) / "fresh_start"
 
-    def struck(self, attempt: int) -> Path:
-        """Left by a fault that was planned for the attempt, right before it strikes."""
-        return self.attempts / str(attempt) / "struck"
+    def fault_marker(self, attempt: int) -> Path:
+        """Written by an injected fault of the attempt, right before the injection."""
+        return self.attempts / str(attempt) / "fault_marker"
 
     def attempt_numbers(self) -> list[int]:
         """The attempts that claimed a folder or left a metrics file, oldest first."""
@@ -182,7 +180,7 @@ class StudyPaths:
 
     @property
     def launcher_log(self) -> Path:
-        """What the launcher itself has to say."""
+        """The output of the launcher itself."""
         return self.folder / "launcher.log"
 
     @property
@@ -235,54 +233,12 @@ class StudyPaths:
 
     @property
     def drill(self) -> Path:
-        """What became of the run under each fault of a drill."""
+        """The result of each injected fault of a drill."""
         return self.folder / "drill.csv"
 
     def run(self, run_id: str) -> RunPaths:
         """The files of one run; raises UsageError for an id that could leave the folder."""
         return RunPaths(self.folder / check_name("run id", run_id))
-
-
-@contextmanager
-def closed_to_others() -> Iterator[None]:
-    """Meanwhile, what this process and its children make only its owner can write, by any umask.
-
-    A study's folder holds what jobs execute: whoever can write into it acts as its owner.
-    """
-    before = os.umask(0o022)
-    os.umask(before | 0o022)
-    try:
-        yield
-    finally:
-        os.umask(before)
-
-
-def own_folder(folder: Path) -> Path:
-    """Make a folder that only its owner can enter, and return it; UsageError where it is not ours.
-
-    One that was there already is closed too.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
-        raise UsageError(f"{folder} is somebody else's or a link: remove it")
-    folder.chmod(0o700)
-    return folder
-
-
-def other_writers(folder: Path) -> str:
-    """Who else may write into a folder, for a person: everybody, its group, its owner, or nobody.
-
-    Nobody is the empty text, as it is where there is no such folder.
-    """
-    try:
-        status = folder.stat()
-    except OSError:
-        return ""
-    if status.st_mode & 0o002:
-        return "everybody"
-    if status.st_mode & 0o020:
-        return "its group"
-    return "" if status.st_uid in (0, os.geteuid()) else "its owner, who is somebody else"
 
 
 def file_names(folder: Path) -> list[str]:
@@ -294,7 +250,7 @@ def file_names(folder: Path) -> list[str]:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The object in a JSON file; None where the file is absent, torn or holds no object."""
+    """The object in a JSON file; None if the file is absent, truncated or has no object."""
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -303,12 +259,12 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def write_json(path: Path, content: object) -> None:
-    """Write a JSON file, whole."""
+    """Write a JSON file atomically."""
     write_whole(path, json.dumps(content, indent=1) + "\n")
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file beside its place and rename it: it is there whole or not at all."""
+    """Write a file atomically: under a temporary name, then renamed."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
         with beside.open("w", encoding="utf-8") as file:

@@ -193,7 +193,7 @@ def _status(arguments: argparse.Namespace) -> int:
     if not dead:
         _say("daemons: all run")
         return 0
-    again = f"again: {_door(layout, 'start')} NAME; start anew: {_door(layout, 'up')}"
+    again = f"again: {_door(layout, 'start')} NAME; start from scratch: {_door(layout, 'up')}"
     _say(f"daemons not running: {', '.join(dead)}; start a node or slurmctld {again}")
     return 1
 

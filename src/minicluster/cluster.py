@@ -33,7 +33,7 @@ def locked(layout: Layout) -> Iterator[None]:
 def up(
     layout: Layout, options: Options, port: int | None, say: Callable[[str], None]
 ) -> tuple[State, str]:
-    """Bring the cluster up; returns its state and how: "made", "was up" or "made anew"."""
+    """Bring the cluster up; returns its state and how: "made", "was up" or "made again"."""
     with locked(layout):
         found = machine.survey(options)
         check_folder(layout)
@@ -51,7 +51,7 @@ def up(
                 with uninterruptible():
                     take_down(layout, keep_logs=isinstance(error, DaemonError))
                 raise
-        return made, "made anew" if crashed else "made"
+        return made, "made again" if crashed else "made"
 
 
 def _same(current: State, options: Options, layout: Layout) -> State:
@@ -160,7 +160,7 @@ def down(layout: Layout, keep_logs: bool) -> bool:
 
 
 def take_down(layout: Layout, keep_logs: bool = False) -> None:
-    """End every process of the cluster, and remove all that it made; works on any ruin."""
+    """End every process of the cluster, and remove all that it made; idempotent."""
     current = state.load(layout)
     recorded = [p for p in current.processes if current.alive(p)] if current else []
     if current and current.healthy():

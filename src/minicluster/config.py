@@ -87,7 +87,7 @@ def slurm_conf(plan: Plan) -> str:
         _nodes(plan),
         _partitions(plan),
     ]
-    head = "# Written by hpc/minicluster. Each `up` writes it anew.\n"
+    head = "# Written by hpc/minicluster. Each `up` rewrites it.\n"
     return head + "\n" + "\n".join(parts)
 
 
@@ -123,7 +123,7 @@ def _scheduling(plan: Plan) -> str:
     return f"""\
 SchedulerType=sched/backfill
 SchedulerParameters=bf_interval=1,sched_interval=5
-# Without it a job for more nodes than there are waits for ever instead of being refused.
+# Without it a job for more nodes than there are waits forever instead of being refused.
 EnforcePartLimits=ALL
 KillWait=5
 MinJobAge=300

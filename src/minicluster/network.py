@@ -2,7 +2,7 @@
 
 A namespace lives as long as a process in it (its holder, see daemons.py): nothing is mounted
 under /run/netns, and nothing stays when the processes are gone, save the bridge. `ip netns
-exec` is not used: it mounts /sys anew, without the cgroups of the machine.
+exec` is not used: it mounts /sys again, without the cgroups of the machine.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def work(folder):
 """
 REPORT = """
 from jobkit.analysis.collect import collect
-from jobkit.analysis.figures import draw
+from jobkit.analysis.figures.draw import draw
 from jobkit.analysis.report.report import write_report
 def work(folder):
     results = collect(folder, write=False)

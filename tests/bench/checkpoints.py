@@ -58,10 +58,10 @@ def agree(rounds: int) -> None:
     import torch
 
     from jobkit.payload.clock import Stages
-    from jobkit.payload.guard.consensus import JobGuard, Wishes
+    from jobkit.payload.guard.consensus import Consensus, JobGuard
     from jobkit.payload.guard.stopping import StopRequest
-    from jobkit.payload.job import Job
-    from jobkit.payload.place import find_place
+    from jobkit.payload.job import RankJob
+    from jobkit.payload.place import read_rank_env
     from jobkit.payload.report import Reporter
     from jobkit.payload.run import _set_up
     from jobkit.spec.runspec import RunSpec
@@ -71,10 +71,12 @@ def agree(rounds: int) -> None:
         ranks_per_node=2, strategy="ddp", model="mlp", dataset="synthetic", train_samples=4096,
         test_samples=10, global_batch_size=16, threads=1, lr=0.01, warmup_iterations=0,
     )  # fmt: skip
-    job = Job(spec=spec, place=find_place(), paths=None, dry_run=True)
+    job = RankJob(spec=spec, place=read_rank_env(), paths=None, dry_run=True)
     trainer = _set_up(job, Reporter(None, 0, 1), Stages(imported_s=0.0))
-    wishes = Wishes(trainer.group.on_cpu())
-    guard = JobGuard(wishes=wishes, stop=StopRequest(), watchdog=None, keeper=None, fault=None)
+    consensus = Consensus(trainer.group.on_cpu())
+    guard = JobGuard(
+        consensus=consensus, stop=StopRequest(), watchdog=None, checkpoints=None, fault=None
+    )
     found: dict[str, list[float]] = {"alone": [], "agreeing": []}
     for turn in range(rounds + 1):
         for name in ("alone", "agreeing") if turn % 2 else ("agreeing", "alone"):
@@ -82,7 +84,7 @@ def agree(rounds: int) -> None:
             trainer.group.gather(None)
             begin = time.perf_counter()
             trainer.train_epoch(turn, lambda _: None)
-            wishes.settle()
+            consensus.settle()
             if turn:  # the first warms up
                 found[name].append((time.perf_counter() - begin) / len(trainer.batches))
     if job.place.rank == 0:

@@ -1,9 +1,9 @@
-"""Does the step model foretell? Real ranks, a real network, and computation that only waits.
+"""How well does the step model predict? Real ranks and network, and computation that only waits.
 
 Nodes of a minicluster, one rank on each, with links of a known rate between them. The layers of the
 model sleep as long as a device would compute, so that many ranks fit on few cores; the gradients
 travel through Gloo over the links. `jobkit comm` measures the links, run_benchmarks.py the study,
-and `jobkit step-model` foretells the sizes to which it was not fitted.
+and `jobkit step-model` predicts the sizes to which it was not fitted.
 
     python tests/bench/step_model.py                    as root: the nodes have links of their own
     python tests/bench/step_model.py --rate 50mbit --nodes 4

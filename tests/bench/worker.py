@@ -92,8 +92,8 @@ def plain(precision: str, workers: int) -> Measure:
 def payload(strategy: str, precision: str, threads: int) -> Measure:
     """The payload's own loop, with its batches or, told "nodata", with one that lies ready."""
     from jobkit.payload.clock import Stages
-    from jobkit.payload.job import Job
-    from jobkit.payload.place import find_place
+    from jobkit.payload.job import RankJob
+    from jobkit.payload.place import read_rank_env
     from jobkit.payload.report import Reporter
     from jobkit.payload.run import _set_up
     from jobkit.spec.runspec import RunSpec
@@ -103,7 +103,7 @@ def payload(strategy: str, precision: str, threads: int) -> Measure:
         global_batch_size=BATCH, precision=precision, threads=threads, lr=LR,
         warmup_iterations=0,
     )  # fmt: skip
-    job = Job(spec=spec, place=find_place(), paths=None, dry_run=True)
+    job = RankJob(spec=spec, place=read_rank_env(), paths=None, dry_run=True)
     trainer = _set_up(job, Reporter(None, 0, 1), Stages(imported_s=0.0))
     ready = trainer.data.training_batch(torch.arange(BATCH), 0)
     loads = {"": trainer.data.training_batch, "nodata": lambda indices, epoch: ready}

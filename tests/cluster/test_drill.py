@@ -71,8 +71,8 @@ def test_a_fault_costs_what_it_must_and_no_more(rows, name: str) -> None:
 def test_the_evidence_is_the_line_that_proves_it(rows) -> None:
     said = {
         "kill": r"srun: error: n2: task 1: Killed",
-        "raise": r"rank ?1\]?:? .*faults\.Planted: a drill's fault after iteration 25",
-        "hang": r"rank 1: no progress .* it stands in faults\.py",
+        "raise": r"rank ?1\]?:? .*faults\.InjectedFault: injected after iteration 25",
+        "hang": r"rank 1: no progress .* stuck in faults\.py",
         "warning": r"SIGUSR2 after iteration 2[67], checkpoint saved",
         "term": r"SIGTERM after iteration 2[67], checkpoint saved",
         "scancel": r"CANCELLED",

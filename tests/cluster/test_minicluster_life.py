@@ -136,7 +136,7 @@ def test_up_after_a_crash(folder: Path, door) -> None:
     _until(lambda: not any(_alive(pid) for pid in old))
     status = door("status", directory=folder)
     assert status.returncode == 1
-    assert "slurmctld" in status.stdout and "start anew" in status.stdout
+    assert "slurmctld" in status.stdout and "start from scratch" in status.stdout
     again = door("up", "--no-accounting", directory=folder)
     assert again.returncode == 0, again.stderr
     assert "has crashed" in again.stdout

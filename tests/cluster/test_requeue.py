@@ -87,7 +87,7 @@ def test_signals_to_the_whole_job_are_heard_and_requeueing_is_bounded(
 def test_a_warning_to_a_whole_study_is_heard(cluster, kit: Checkout, jobs) -> None:
     """USR2 to all processes of both elements of the array: the launcher's own as well."""
     folder = kit.folder / "logs" / "again"
-    until(lambda: len(list(folder.glob("*/attempts/0/struck"))) == 2)
+    until(lambda: len(list(folder.glob("*/attempts/0/fault_marker"))) == 2)
     cluster.run("scancel", "--signal=USR2", "--full", jobs["array"])
     until(lambda: len(list(folder.glob("*/attempts/0/outcome.json"))) == 2)
 
@@ -117,7 +117,7 @@ def test_a_study_that_is_requeued_goes_on_and_is_collected_whole(
     for row in found:
         log = (folder / row["run_id"] / "train.log").read_text()
         assert [f"start: attempt {n} of" in log for n in (0, 1, 2)] == [True, True, False]
-        assert "going on from" in log and "iteration 1" in log
+        assert "resuming from" in log and "iteration 1" in log
         (loaded,) = records(folder / row["run_id"] / "metrics" / "1.jsonl", "checkpoint")[:1]
         assert loaded["action"] == "loaded" and 9 <= loaded["iteration"] <= 12
 

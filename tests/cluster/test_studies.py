@@ -181,7 +181,7 @@ def test_within_one_allocation_on_the_same_nodes(cluster, site: Checkout) -> Non
 REFUSED = [
     (["-p", "nix"], "known partitions: batch"),
     (["--gpus", "1x5"], "site 'minicluster' has 4"),
-    (["--gpus", "9x4"], "Slurm would not take it"),
+    (["--gpus", "9x4"], "sbatch rejected the job"),
     (["--time", "1:2:3:4"], "must be minutes, HH:MM:SS or D-HH:MM:SS"),
     (["--time", "soon"], "must be minutes"),
     (["-C", "nosuch"], "Invalid feature"),

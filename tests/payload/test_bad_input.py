@@ -78,14 +78,14 @@ def test_a_broken_image_is_named(
 
 def cut_in_an_image(path: Path) -> str:
     path.write_bytes(path.read_bytes()[:20_000])
-    return f"{path}: the .tar is broken: "
+    return f"{path}: the .tar is corrupt: "
 
 
 def cut_at_a_header(path: Path) -> str:
     with tarfile.open(path) as tar:
         last = max(member.offset for member in tar)
     path.write_bytes(path.read_bytes()[: last + 100])
-    return f"{path}: the .tar is broken: unexpected end of data"
+    return f"{path}: the .tar is corrupt: unexpected end of data"
 
 
 def one_class_less(path: Path) -> str:

@@ -2,12 +2,20 @@
 
 import pytest
 
-from support.rigs import NO_TWINS, Start
+from support.rigs import NO_BREAKDOWN, Start
 
 
 @pytest.mark.needs("g++")  # torch.compile on the CPU
 def test_compiling_changes_no_loss_and_its_time_is_recorded(forge: Start) -> None:
-    words = ["--dataset", "synthetic", "--train-samples", "64", "--test-samples", "32", *NO_TWINS]
+    words = [
+        "--dataset",
+        "synthetic",
+        "--train-samples",
+        "64",
+        "--test-samples",
+        "32",
+        *NO_BREAKDOWN,
+    ]
     words += ["--model", "mlp", "--epochs", "1", "--global-batch-size", "32", "--lr", "0.02"]
     words += ["--eval-batch-size", "32", "--strategy", "single"]
     plain = forge(1, *words)

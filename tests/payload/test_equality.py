@@ -6,10 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from support.rigs import NO_TWINS, Result, Start
+from support.rigs import NO_BREAKDOWN, Result, Start
 
 # 100 samples in batches of 23: neither 2 nor 3 ranks divide them, and the last has 8.
-UNEVEN = ["--dataset", "synthetic", "--train-samples", "100", "--test-samples", "101", *NO_TWINS]
+UNEVEN = [
+    "--dataset",
+    "synthetic",
+    "--train-samples",
+    "100",
+    "--test-samples",
+    "101",
+    *NO_BREAKDOWN,
+]
 PLAIN = [*UNEVEN, "--epochs", "2", "--global-batch-size", "23", "--eval-batch-size", "17"]
 WAYS = {
     "sgd": ["--lr", "0.1"],
@@ -83,7 +91,15 @@ def test_a_batch_a_rank_is_the_same_as_its_global_batch(forge: Start) -> None:
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_low_precision_stays_near_the_truth(forge: Start, strategy: str, precision: str) -> None:
-    words = ["--dataset", "synthetic", "--train-samples", "64", "--test-samples", "20", *NO_TWINS]
+    words = [
+        "--dataset",
+        "synthetic",
+        "--train-samples",
+        "64",
+        "--test-samples",
+        "20",
+        *NO_BREAKDOWN,
+    ]
     words += ["--model", "mlp", "--epochs", "1", "--global-batch-size", "32", "--lr", "0.02"]
     full = forge(1, *words, "--strategy", "single")
     low = forge(2, *words, "--precision", precision, "--strategy", strategy)
@@ -141,7 +157,15 @@ def test_running_statistics_are_the_same_on_every_rank(
 
 
 def test_resnet18_trains(forge: Start) -> None:
-    words = ["--dataset", "synthetic", "--train-samples", "16", "--test-samples", "8", *NO_TWINS]
+    words = [
+        "--dataset",
+        "synthetic",
+        "--train-samples",
+        "16",
+        "--test-samples",
+        "8",
+        *NO_BREAKDOWN,
+    ]
     words += ["--model", "resnet18", "--epochs", "1", "--global-batch-size", "16"]
     done = forge(2, *words, "--strategy", "fsdp")
     assert done.codes == [0, 0], done.out

@@ -127,7 +127,7 @@ def test_stopped_leaves_no_orphan_and_can_go_on(env: dict[str, str], how: str, c
     said, _ = drained.communicate()
     assert os.waitstatus_to_exitcode(status) == code, said[-2000:]
     assert of_study(folder) == []
-    assert b"to go on, run the same command again" in said
+    assert b"to continue, run the same command again" in said
     assert statuses(env, how) == ["cancelled"]
 
 
@@ -176,11 +176,12 @@ def test_from_python(env: dict[str, str]) -> None:
     """The few lines of the README."""
     code = (
         "from jobkit.analysis.collect.results import collect\n"
-        "from jobkit.launch import How, launch\n"
+        "from jobkit.launch.launcher import launch\n"
+        "from jobkit.launch.request import LaunchRequest\n"
         "from jobkit.spec.plan import Study\n"
         "study = Study.load('demo', strategies=['ddp'], gpus=[1], epochs=1, train_samples=256,\n"
         "                   test_samples=128, global_batch_size=64)\n"
-        "started = launch(study.expand(), How(site='local'))\n"
+        "started = launch(study.expand(), LaunchRequest(site='local'))\n"
         "started.wait()\n"
         "results = collect(started.folder)\n"
         "print(len(results.runs), len(results.epochs), results.runs.status[0])\n"

@@ -10,7 +10,7 @@ from jobkit.errors import UsageError
 from jobkit.payload import warnings
 from jobkit.payload.distributed import pick_device
 from jobkit.payload.model import CNN, build_model
-from jobkit.payload.place import Place, find_place
+from jobkit.payload.place import RankEnv, read_rank_env
 from jobkit.spec.runspec import RunSpec
 
 OWN = """
@@ -138,8 +138,8 @@ def test_a_setting_without_effect_is_told(spec: RunSpec, device: str, lines: lis
 
 
 def test_batches_and_ranks_that_do_not_fit_are_told() -> None:
-    cpu, many = torch.device("cpu"), Place(world_size=10_000, local_world_size=10_000)
-    (batch,) = warnings.of_size(RunSpec(), Place(), cpu, 100)
+    cpu, many = torch.device("cpu"), RankEnv(world_size=10_000, local_world_size=10_000)
+    (batch,) = warnings.of_size(RunSpec(), RankEnv(), cpu, 100)
     assert "global batch of 512 is more than the 100 training samples" in batch
     (ranks,) = warnings.of_size(RunSpec(), many, cpu, 1000)
     assert "10000 ranks share" in ranks
@@ -147,24 +147,24 @@ def test_batches_and_ranks_that_do_not_fit_are_told() -> None:
 
 def test_a_place_comes_from_torchrun_else_slurm_else_one_process() -> None:
     torchrun = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
-    assert find_place({}) == Place()
-    place = find_place({**torchrun, "MASTER_ADDR": "h", "MASTER_PORT": "5", "SLURM_PROCID": "0"})
+    assert read_rank_env({}) == RankEnv()
+    place = read_rank_env({**torchrun, "MASTER_ADDR": "h", "MASTER_PORT": "5", "SLURM_PROCID": "0"})
     assert (place.rank, place.nodes, place.master_addr, place.master_port) == (3, 2, "h", 5)
     with pytest.raises(UsageError, match="do not fill nodes of 3"):
-        find_place({**torchrun, "LOCAL_WORLD_SIZE": "3"})
+        read_rank_env({**torchrun, "LOCAL_WORLD_SIZE": "3"})
 
 
 def test_two_ranks_never_share_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert pick_device("auto", Place(local_rank=1, world_size=2, local_world_size=2)).index == 1
+    assert pick_device("auto", RankEnv(local_rank=1, world_size=2, local_world_size=2)).index == 1
     with pytest.raises(UsageError, match="4 ranks on a node of 2 visible GPUs"):
-        pick_device("auto", Place(world_size=4, local_world_size=4))
-    assert pick_device("cpu", Place(world_size=4, local_world_size=4)).type == "cpu"
+        pick_device("auto", RankEnv(world_size=4, local_world_size=4))
+    assert pick_device("cpu", RankEnv(world_size=4, local_world_size=4)).type == "cpu"
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)  # a site shows each task its own
-    assert pick_device("auto", Place(local_rank=3, world_size=4, local_world_size=4)).index == 0
+    assert pick_device("auto", RankEnv(local_rank=3, world_size=4, local_world_size=4)).index == 0
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(UsageError, match="no GPU is visible here"):
-        pick_device("cuda", Place())
+        pick_device("cuda", RankEnv())
     assert [device.index for device in chosen] == [1, 0]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from support.rigs import NO_TWINS, ROOT, Start
+from support.rigs import NO_BREAKDOWN, ROOT, Start
 
 TAR = Path(
     os.environ.get("JOBKIT_TEST_IMAGES", ROOT.parent / "shared" / "data" / "cifar10-jpeg.tar")
@@ -15,7 +15,7 @@ TAR = Path(
 @pytest.mark.skipif(not TAR.exists(), reason=f"no real images: {TAR} is absent")
 def test_one_and_two_ranks_learn_the_same_from_real_images(forge: Start) -> None:
     words = ["--dataset", f"folder:{TAR}", "--train-samples", "6000", "--test-samples", "2000"]
-    words += [*NO_TWINS, "--epochs", "3", "--global-batch-size", "128", "--precision", "bf16"]
+    words += [*NO_BREAKDOWN, "--epochs", "3", "--global-batch-size", "128", "--precision", "bf16"]
     one = forge(1, *words, "--strategy", "single", timeout_s=200)
     two = forge(2, *words, "--strategy", "ddp", timeout_s=200)
     assert one.codes + two.codes == [0, 0, 0], one.out + two.out

@@ -4,6 +4,7 @@ A page holds `<!-- generated: NAME -->`, the table, `<!-- end -->`; and `<!-- ou
 before a fenced block that is what the command prints (from its first table on for `jobkit memory`).
 """
 
+import functools
 import re
 import shlex
 import subprocess
@@ -11,8 +12,8 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import fields
 
-from jobkit.analysis.figures.draw import CAPTIONS
-from jobkit.analysis.tables.columns import COMM, EPOCHS, FORECAST, RESULTS, SCALING, markdown
+from jobkit.analysis.figures.draw import FIGURES
+from jobkit.analysis.tables import column, columns
 from jobkit.drill.faults import FAULTS
 from jobkit.metric.line import KINDS
 from jobkit.spec.runspec import RunSpec, describe
@@ -74,21 +75,19 @@ def settings() -> str:
 
 def figures() -> str:
     """Every figure and its caption."""
-    return table(("figure", "shows"), ((f"`{n}`", text) for n, text in CAPTIONS.items()))
+    return table(("figure", "shows"), ((f"`{f.name}`", f.caption) for f in FIGURES))
 
 
 def faults() -> str:
     """Every fault of the drill."""
-    found = FAULTS.values() if isinstance(FAULTS, dict) else FAULTS
-    return table(("fault", "what happens"), ((f"`{f.name}`", f.text) for f in found))
+    return table(("fault", "what happens"), ((f"`{f.name}`", f.text) for f in FAULTS.values()))
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "results.csv": lambda: markdown(RESULTS),
-    "epochs.csv": lambda: markdown(EPOCHS),
-    "scaling.csv": lambda: markdown(SCALING),
-    "forecast.csv": lambda: markdown(FORECAST),
-    "comm.csv": lambda: markdown(COMM),
+    **{
+        f"{name}.csv": functools.partial(column.markdown, found)
+        for name, found in columns.TABLES.items()
+    },
     "settings": settings,
     "kinds": kinds,
     "figures": figures,

@@ -15,8 +15,8 @@ from support.place import ROOT
 
 RUN_SH = ("bash", str(ROOT / "run.sh"))
 # Without twins, which would be most of so short a run: test_breakdown.py has them.
-NO_TWINS = ("--breakdown-iterations", "0")
-SMALL = ("--dataset", "synthetic", "--train-samples", "512", "--test-samples", "200", *NO_TWINS)
+NO_BREAKDOWN = ("--breakdown-iterations", "0")
+SMALL = ("--dataset", "synthetic", "--train-samples", "512", "--test-samples", "200", *NO_BREAKDOWN)
 
 
 @dataclass

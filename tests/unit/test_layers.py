@@ -38,8 +38,10 @@ LIBRARIES = {
     "drill": {"rich"},
     "analysis": {"pandas", "numpy", "matplotlib", "jinja2", "orjson", "rich"},
 }
-# Inside a room: each folder may import those before it. "" is the room's own files.
+# Inside a room: each folder may import those before it. "" is the room's own files, which in
+# payload stand both below the folders and above them.
 ORDER = {
+    "payload": ("data", "strategies", "measure", "checkpoints", "guard"),
     "analysis": ("tables", "scaling", "collect", "findings", "figures", "report", ""),
 }
 # Rooms that a vendor's image runs: the syntax and library of its Python.

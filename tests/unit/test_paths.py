@@ -11,14 +11,13 @@ from jobkit.paths import (
     RunPaths,
     StudyPaths,
     check_name,
-    closed_to_others,
     data_root,
     logs_root,
-    other_writers,
     read_json,
     write_json,
     write_whole,
 )
+from jobkit.permissions import closed_to_others, other_writers
 
 HOSTILE = ["", ".", "..", "a/b", "/a", "a..b", "a\nb", "a b", "-rf", "$(x)", "a;b", "ä", "a\x00", 3]
 

@@ -44,7 +44,7 @@ BANNED = {
     r"\banew\b": "from scratch",
     r"\bstruck\b|\bstrikes?\b": "injected, hit",
     r"\bbrothers?\b": "another process",
-    r"for ever": "forever",
+    r"\bfor ever\b": "forever",
     r"\bruins?\b": "idempotent",
     r"holds? still": "pauses",
     r"tells? the truth|the truth that": "reference",

@@ -1,4 +1,4 @@
-"""What the logs of a study say: tables, a summary, figures.
+"""Tables, a summary, figures and a report from the logs of a study.
 
     from jobkit.analysis.collect import collect
     results = collect("demo")            # or a path; writes results.csv and epochs.csv

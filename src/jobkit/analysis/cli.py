@@ -3,15 +3,14 @@
 pandas, matplotlib and rich are imported only where they are needed: --help stays fast.
 """
 
-import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
-from jobkit.errors import Exit, UsageError
-from jobkit.paths import closed_to_others
+from jobkit.errors import Exit, Parser, UsageError, at_least, command, share
+from jobkit.permissions import closed_to_others
 
 if TYPE_CHECKING:
     from jobkit.analysis.collect.results import Results
@@ -22,7 +21,7 @@ _COLLECT = """examples:
   python collect_results.py                     the newest study
   python collect_results.py logs/demo           or just: demo
   python collect_results.py demo --json | jq .not_ok
-  python collect_results.py demo --min-efficiency 0.85 --at 4    a gate for a script
+  python collect_results.py demo --min-efficiency 0.85 --at 4    for scripts: exit code 4 if not met
 
 exit codes:
   0  every planned run is ok
@@ -41,24 +40,11 @@ exit codes:
   2  wrong usage: no such study, too few sizes for a forecast, a folder that cannot be written
   3  no run has finished an epoch: no figure was made
 """
-_OF_SIZES = ("speed_up", "efficiency")  # figures of which one size is no line
 
 
-class _Parser(argparse.ArgumentParser):
-    """Wrong usage is one line, like every other error here."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message} (see {self.prog} --help)")
-
-
-def _parser(prog: str, description: str, epilog: str) -> argparse.ArgumentParser:
-    made = _Parser(
-        prog=prog,
-        description=description,
-        epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def _parser(prog: str, description: str, epilog: str) -> Parser:
+    """The part of the command line that both commands share."""
+    made = Parser(prog=prog, description=description, epilog=epilog)
     made.add_argument(
         "study",
         nargs="?",
@@ -68,27 +54,10 @@ def _parser(prog: str, description: str, epilog: str) -> argparse.ArgumentParser
     return made
 
 
+@command
 def collect_main(argv: Sequence[str] | None = None) -> int:
-    """Write results.csv and epochs.csv of a study, print its summary; return the exit code."""
-    return _guarded(_collect, argv)
-
-
-@closed_to_others()
-def plot_main(argv: Sequence[str] | None = None) -> int:
-    """Draw the figures of a study; return the exit code."""
-    return _guarded(_plot, argv)
-
-
-def _guarded(command: Callable[[Sequence[str] | None], int], argv: Sequence[str] | None) -> int:
-    try:
-        return command(argv)
-    except UsageError as error:
-        print(f"jobkit: error: {error}", file=sys.stderr)
-        return Exit.USAGE
-
-
-def _collect(argv: Sequence[str] | None) -> int:
-    text = "Collect a study's plan and logs into tables (CSV), and sum them up."
+    """Write the tables of a study and print its summary; return the exit code."""
+    text = "Collect the logs of a study into tables (CSV) and print a summary."
     parser = _parser("collect_results.py", text, _COLLECT)
     parser.add_argument("--json", action="store_true", help="print the summary as JSON instead")
     _add_thresholds(parser)
@@ -117,71 +86,63 @@ def _collect(argv: Sequence[str] | None) -> int:
 
 
 def _say_written(results: "Results") -> None:
-    """What was written, and what to do next."""
+    """Print the files that were written, and the next command."""
+    from jobkit.analysis.tables.text import counted
+
     kinds = ("run", "epoch", "size")
     for (path, table), what in zip(results.tables.items(), kinds, strict=True):
-        print(f"wrote {_shown(path)} ({len(table)} {what}{'' if len(table) == 1 else 's'})")
+        print(f"wrote {_shown(path)} ({counted(len(table), what)})")
     print(f"next: python plot_results.py {_shown(results.folder)}")
 
 
-def _add_thresholds(parser: argparse.ArgumentParser) -> None:
+def _add_thresholds(parser: Parser) -> None:
     parser.add_argument(
         "--accuracy",
-        type=_share,
+        type=share,
         metavar="SHARE",
-        help="tell the time to this validation accuracy (default: what all runs have reached)",
+        help="target validation accuracy (default: one that all successful runs have reached)",
     )
     parser.add_argument(
         "--min-efficiency",
-        type=_share,
+        type=share,
         metavar="SHARE",
-        help="end with 4 where a series has less parallel efficiency than this, with --at",
+        help="exit with 4 if a series has a lower parallel efficiency than this, with --at",
     )
-    parser.add_argument("--at", type=_count, metavar="RANKS", help="the size of --min-efficiency")
+    parser.add_argument(
+        "--at",
+        type=at_least(int, 1),
+        metavar="RANKS",
+        help="the number of ranks at which --min-efficiency is checked",
+    )
 
 
-def _share(text: str) -> float:
-    """A share above 0, up to 1."""
-    value = float(text)
-    if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"'{text}' must be above 0 and at most 1, as 0.85")
-    return value
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"'{text}' must be 1 or more")
-    return value
-
-
-_share.__name__, _count.__name__ = "number", "whole number"  # argparse says "invalid number value"
-
-
-def _plot(argv: Sequence[str] | None) -> int:
-    text = "Draw a study (figures as PNG and SVG) and write its report: report.html."
+@command
+@closed_to_others()
+def plot_main(argv: Sequence[str] | None = None) -> int:
+    """Draw the figures of a study and write its report; return the exit code."""
+    text = "Draw the figures of a study (PNG and SVG) and write its report, report.html."
     parser = _parser("plot_results.py", text, _PLOT)
     parser.add_argument(
         "--forecast",
-        type=_count,
+        type=at_least(int, 1),
         nargs="+",
         default=[],
         metavar="RANKS",
-        help="extend the fitted curves to these sizes, marked as not measured",
+        help="predict these sizes from the fitted scaling laws, marked as not measured",
     )
     parser.add_argument(
         "--min-efficiency",
-        type=_share,
+        type=share,
         default=0.8,
         metavar="SHARE",
-        help="below it, the report says, more ranks do not pay (default %(default)s)",
+        help="parallel efficiency of the size that the report recommends (default %(default)s)",
     )
     parser.add_argument(
         "--step-model",
         type=Path,
         metavar="COMM.json",
-        help="model the steps over the links that python -m jobkit comm measured, and hold the "
-        "model against sizes that it was not fitted to",
+        help="add a step-time model over the links that jobkit comm measured, validated on "
+        "held-out sizes",
     )
     args = parser.parse_args(argv)
 
@@ -197,7 +158,7 @@ def _plot(argv: Sequence[str] | None) -> int:
 
 
 def _drawn(results: "Results", forecast: list[int], least: float, comm: Path | None = None) -> int:
-    """Draw the figures and write the report, and say what was written."""
+    """Draw the figures, write the report and print the files; return the exit code."""
     from jobkit.analysis.figures.draw import draw
     from jobkit.analysis.report.report import write_report
 
@@ -206,14 +167,13 @@ def _drawn(results: "Results", forecast: list[int], least: float, comm: Path | N
     drawn = draw(results, found)
     for path in (*drawn.paths, *write_report(results, drawn.paths, found, least, steps)):
         print(f"wrote {_shown(path)}")
-    for name in drawn.skipped:
-        why = "fewer than two measured sizes" if name in _OF_SIZES else "no run that is ok says it"
+    for name, why in drawn.missing.items():
         print(f"no {name}: {why}", file=sys.stderr)
     return Exit.OK
 
 
 def _step_table(results: "Results", comm: Path | None) -> "TextTable | None":
-    """The step models over the links in a comm.json, printed; None where none was given."""
+    """The table of the step-time models, printed; None without a comm.json."""
     if comm is None:
         return None
     from jobkit.analysis.findings.step_cli import read_links
@@ -225,7 +185,7 @@ def _step_table(results: "Results", comm: Path | None) -> "TextTable | None":
 
 
 def _forecasts(results: "Results", wanted: list[int]) -> "list[Forecast]":
-    """The forecasts that were asked for, printed and written; an old table goes where none is."""
+    """The requested forecasts, printed and written; without any, an old table is removed."""
     from jobkit.analysis.findings.forecast import checked_forecasts, forecast_lines, forecast_table
     from jobkit.analysis.tables.products import save_table
 
@@ -235,7 +195,7 @@ def _forecasts(results: "Results", wanted: list[int]) -> "list[Forecast]":
         return []
     found = checked_forecasts(results, wanted)
     for refused in [f.refused for f in found if f.refused]:
-        print(f"no forecast of {refused}", file=sys.stderr)
+        print(f"no forecast: {refused}", file=sys.stderr)
     table = forecast_table(results, found)
     save_table(path, table)
     print("\n".join(forecast_lines(table)))

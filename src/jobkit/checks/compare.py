@@ -1,7 +1,7 @@
 """Whether runs have ended with the same parameters: `python -m jobkit.checks.compare REF RUN ...`
 
 Compares the newest checkpoints of runs' folders bit by bit: parameters (model.*) and the
-optimizer's state (optim.*). Prints a JSON object a line for each RUN: run, same (null where it
+optimizer's state (optim.*). Prints one line of JSON for each RUN: run, same (null where it
 cannot be told), differing (names of tensors), fault (why it cannot be told). Ends with 4 where one
 differs or cannot be told.
 """
@@ -15,19 +15,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from jobkit.errors import Exit
+from jobkit.errors import Exit, Parser, UsageError, command
 from jobkit.paths import RunPaths
-from jobkit.payload.checkpoints.manifest import Broken
+from jobkit.payload.checkpoints.manifest import Corrupt
 from jobkit.payload.checkpoints.store import Store, found_in
 
 _PARTS = ("model.", "optim.")
 
 
 def newest_tensors(run: Path, store: Store) -> dict[str, Tensor]:
-    """Parameters and optimizer state of a run's newest checkpoint, by name. Raises Broken."""
+    """Parameters and optimizer state of a run's newest checkpoint, by name. Raises Corrupt."""
     found = found_in(RunPaths(run).checkpoints)
     if not found:
-        raise Broken(f"{run} has no checkpoint")
+        raise Corrupt(f"{run} has no checkpoint")
     store.check(found[0])
     shapes = store.shapes(found[0])
     tensors = {
@@ -55,31 +55,43 @@ def _same_bits(one: Tensor, other: Tensor) -> bool:
     return torch.equal(*(t.contiguous().reshape(-1).view(torch.uint8) for t in (one, other)))
 
 
+def parser() -> Parser:
+    """The command line."""
+    made = Parser(prog="python -m jobkit.checks.compare", description=__doc__.splitlines()[0])
+    made.add_argument("reference", type=Path, metavar="REF", help="folder of the reference run")
+    made.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run")
+    return made
+
+
+@command
 def main(argv: Sequence[str] | None = None) -> int:
     """Compare the runs with the first one; return the exit code."""
-    reference, *runs = [Path(word) for word in (sys.argv[1:] if argv is None else argv)]
+    args = parser().parse_args(argv)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    group = dist.group.WORLD
-    assert group is not None
-    store, code = Store(0, group), Exit.OK
     try:
-        expected = newest_tensors(reference, store)
-        for run in runs:
-            said: dict[str, object] = {"run": str(run), "same": None, "differing": [], "fault": ""}
-            try:
-                names = differing(expected, newest_tensors(run, store))
-                said |= {"same": not names, "differing": names}
-            except Broken as fault:
-                said["fault"] = str(fault)
-            code = code if said["same"] else Exit.THRESHOLD
-            print(json.dumps(said), flush=True)
-    except Broken as fault:
-        print(f"jobkit: error: the reference: {fault}", file=sys.stderr)
-        return Exit.USAGE
+        group = dist.group.WORLD
+        assert group is not None
+        return _compare(args.reference, args.runs, Store(0, group))
     finally:
         dist.destroy_process_group()
+
+
+def _compare(reference: Path, runs: Sequence[Path], store: Store) -> int:
+    try:
+        expected, code = newest_tensors(reference, store), Exit.OK
+    except Corrupt as fault:
+        raise UsageError(f"the reference: {fault}") from None
+    for run in runs:
+        said: dict[str, object] = {"run": str(run), "same": None, "differing": [], "fault": ""}
+        try:
+            names = differing(expected, newest_tensors(run, store))
+            said |= {"same": not names, "differing": names}
+        except Corrupt as fault:
+            said["fault"] = str(fault)
+        code = code if said["same"] else Exit.THRESHOLD
+        print(json.dumps(said), flush=True)
     return code
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(None))

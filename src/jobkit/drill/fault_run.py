@@ -139,7 +139,7 @@ class FaultRun:
         if fault.before:
             fault.before(self)
         self._start(fault.options, self.place.name == "here" and not fault.between)
-        mark = self.paths.struck(0)
+        mark = self.paths.fault_marker(0)
         self.wait("the injection point", lambda: mark.exists() or not self.started.look())
         self.check(mark.exists(), f"it {self.started.said} before the fault")
         self.injected_at = mark.stat().st_mtime

@@ -29,8 +29,8 @@ def _time_limit(run: RunUnderFault) -> None:
 
 
 def _let_go(run: RunUnderFault) -> None:
-    """The rank that holds still goes on."""
-    run.paths.struck(0).unlink(missing_ok=True)
+    """Release the rank that pauses."""
+    run.paths.fault_marker(0).unlink(missing_ok=True)
 
 
 # --- nodes, daemons, links ------------------------------------------------------------------------
@@ -141,7 +141,7 @@ def _keep_and_unmount(run: RunUnderFault) -> None:
 
 ANYWHERE = ("slurm", "here")
 _FAILED = ("failed",)
-# A collective that waits for a rank for ever is given up after so long.
+# Time-out of a collective whose rank does not come, in seconds.
 _IMPATIENT: dict[str, object] = {"timeout_s": 20.0}
 FAULTS: dict[str, FaultCase] = {
     fault.name: fault

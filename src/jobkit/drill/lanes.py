@@ -8,9 +8,9 @@ from jobkit.launch.slurm.options import Options
 
 
 def lane_options(place: Place, fault: FaultCase) -> Options:
-    """Where the run may go on a minicluster, so that no fault strikes the run of another.
+    """Where the run may go on a minicluster, so that no fault hits the run of another.
 
-    With nodes enough, each fault that strikes a node has three of its own; else one follows the
+    With nodes enough, each fault that hits a node has three of its own; else one follows the
     other on the last nodes.
     """
     if not isinstance(place, SlurmPlace) or place.cluster is None:

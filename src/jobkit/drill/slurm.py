@@ -30,9 +30,9 @@ _REQUEUED = ("NODE_FAIL", "PREEMPTED")
 
 def slurm(words: list[str], **env: str) -> "subprocess.CompletedProcess[str]":
     """Call a command of Slurm's with more in its environment, which a job inherits."""
-    from jobkit.launch.slurm.submit import command
+    from jobkit.launch.slurm.commands import call
 
-    return command(["env", *(f"{k}={v}" for k, v in env.items()), *words])
+    return call(["env", *(f"{k}={v}" for k, v in env.items()), *words])
 
 
 @dataclass(kw_only=True)
@@ -175,7 +175,7 @@ class SlurmPlace:
         self, spec: RunSpec, paths: RunPaths, env: Mapping[str, str], again: bool, more: Options
     ) -> Started:
         """Submit the run; jobkit or Slurm may requeue it. Raises UsageError when it is refused."""
-        from jobkit.launch.slurm.submit import refusal
+        from jobkit.launch.slurm.commands import refusal
 
         options = self._options(spec, paths, more)
         given = [f"--{k}" if v is True else f"--{k}={v}" for k, v in options.items()]

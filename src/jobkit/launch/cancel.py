@@ -1,10 +1,9 @@
-"""`python -m jobkit cancel`: end the runs of a study."""
+"""`python -m jobkit cancel`: ends the runs of a study."""
 
 import argparse
-import sys
 from collections.abc import Sequence
 
-from jobkit.errors import Exit, Parser, UsageError
+from jobkit.errors import Exit, Parser, UsageError, command
 from jobkit.launch.local import start
 from jobkit.launch.states import states
 from jobkit.outcome.join import job_ids
@@ -18,41 +17,38 @@ def parser() -> argparse.ArgumentParser:
     """The command line of cancel."""
     made = Parser(
         prog="jobkit cancel",
-        description="End the runs of a study that are under way or wait.",
+        description="End the running and pending runs of a study.",
         epilog="example:\n  python -m jobkit cancel demo",
     )
     made.add_argument("study", nargs="?", help="its name or folder (default: the newest)")
     return made
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> int:
-    """End a study's runs; 0 also where there was nothing to end."""
+    """End a study's runs; 0 also where none was running or pending."""
     args = parser().parse_args(argv)
-    try:
-        paths = StudyPaths(find_study(args.study))
-        ended = cancel_study(paths)
-    except UsageError as error:
-        print(f"jobkit cancel: error: {error}", file=sys.stderr)
-        return Exit.USAGE
+    paths = StudyPaths(find_study(args.study))
+    ended = cancel_study(paths)
     name = paths.folder.name
-    print(f"{name}: " + ("its runs were ended" if ended else "nothing was under way"))
+    print(f"{name}: " + ("its runs were ended" if ended else "no run was running or pending"))
     if ended:
-        print(f"to go on, run it again; what became of each run: python -m jobkit status {name}")
+        print(f"to continue, run it again; the state of each run: python -m jobkit status {name}")
     return Exit.OK
 
 
 def cancel_study(paths: StudyPaths) -> bool:
-    """End what is under way of a study, here and on Slurm; whether there was anything."""
+    """End a study's runs, on this machine and on Slurm; return whether there were any."""
     ended = start.cancel(paths)
     plan = Plan.read(paths.plan)
     jobs, found = job_ids(map(plan.paths.run, plan.runs)), states(plan)
     collector = (read_json(paths.collect_job) or {}).get("job_id")
     if jobs and any(state.status in UNDER_WAY for state in found.values()):
-        from jobkit.launch.slurm import submit
+        from jobkit.launch.slurm import commands
         from jobkit.launch.slurm.jobs import wait_for_end
 
-        submit.cancel([*jobs, *([str(collector)] if collector else [])])
+        commands.cancel([*jobs, *([str(collector)] if collector else [])])
         if not wait_for_end(plan):
-            raise UsageError("the jobs have not ended yet: look again with status")
+            raise UsageError("the jobs have not ended yet: check again with status")
         ended = True
     return ended

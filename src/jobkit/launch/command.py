@@ -11,7 +11,7 @@ from jobkit.spec.runspec import RunSpec
 
 RUN_SH = REPOSITORY / "run.sh"
 
-# What another job or launcher left in the environment would be taken for this run's own.
+# Variables of an outer job or launcher, which this run would take for its own.
 _FOREIGN = (
     "SLURM_",
     "SBATCH_",
@@ -26,7 +26,7 @@ _FOREIGN = (
 )
 _DEVICES = "CUDA_VISIBLE_DEVICES"
 _OWN_DEVICES = "JOBKIT_OWN_CUDA_VISIBLE_DEVICES"
-_RANK_VARIABLES = {
+RANK_VARIABLES = {
     "RANK",
     "LOCAL_RANK",
     "GROUP_RANK",
@@ -41,7 +41,7 @@ _RANK_VARIABLES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """What a driver is to do."""
+    """The runs of a launch on this machine, for the process that drives them."""
 
     folder: str  # of the study
     run_ids: list[str]  # in the order in which they start
@@ -51,7 +51,7 @@ class Order:
 
 
 def local_command(spec: RunSpec, folder: Path, more: Sequence[str] = ()) -> list[str]:
-    """The words that start a run on this machine; more: options of run.sh itself."""
+    """The command of a run on this machine; more: options of run.sh itself."""
     size = ["--nproc-per-node", str(spec.world_size)]
     return ["bash", str(RUN_SH), *size, *more, "--run-dir", str(folder), *spec.arguments()]
 
@@ -59,9 +59,9 @@ def local_command(spec: RunSpec, folder: Path, more: Sequence[str] = ()) -> list
 def job_command(
     spec: RunSpec, paths: RunPaths, sized: bool, max_restarts: int | None = None
 ) -> list[str]:
-    """The words that start a run in its allocation; sized: in a part of a larger one.
+    """The command of a run in its allocation; sized: in a part of a larger allocation.
 
-    A part cannot have the whole requeued: what runs the parts one after the other does that.
+    A part does not requeue the job: the process that runs the parts in turn does that.
     """
     part = ["--nodes", str(spec.nodes), "--ntasks-per-node", str(spec.ranks_per_node)]
     own = ["--site-file", str(paths.site), "--run-dir", str(paths.folder)]
@@ -70,33 +70,33 @@ def job_command(
 
 
 def restart_words(max_restarts: int | None) -> list[str]:
-    """run.sh's option for how often a run may go on; none for its own default."""
+    """run.sh's option for the number of resumes; empty for its own default."""
     return [] if max_restarts is None else ["--max-restarts", str(max_restarts)]
 
 
 def shown(words: list[str]) -> str:
-    """The words as one line that a shell reads back as the same words."""
+    """The words as one line, quoted for a shell."""
     return shlex.join(words)
 
 
 def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without what belongs to another job or another rank."""
+    """The environment without the variables of an outer job or of a rank."""
     return {
         name: value
         for name, value in environ.items()
-        if name not in _RANK_VARIABLES and not name.startswith(_FOREIGN)
+        if name not in RANK_VARIABLES and not name.startswith(_FOREIGN)
     }
 
 
 def remember_devices(environ: MutableMapping[str, str]) -> None:
-    """Keep the user's CUDA_VISIBLE_DEVICES where submitit, which sets it anew, does not."""
+    """Keep a copy of the user's CUDA_VISIBLE_DEVICES, which submitit overwrites."""
     environ.pop(_OWN_DEVICES, None)
     if _DEVICES in environ:
         environ[_OWN_DEVICES] = environ[_DEVICES]
 
 
 def local_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The user's environment again, from the one in which submitit runs a local job."""
+    """The user's environment, restored from the one in which submitit runs a local job."""
     found = clean_environment(environ)
     found.pop(_DEVICES, None)
     if _OWN_DEVICES in found:

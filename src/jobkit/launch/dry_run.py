@@ -1,17 +1,17 @@
-"""`--dry-run`: prints what would be started or submitted, and writes nothing."""
+"""`--dry-run`: prints the commands or batch scripts of a launch, and writes nothing."""
 
 from jobkit.errors import Exit
 from jobkit.launch.command import job_command, local_command, shown
-from jobkit.launch.request import How
+from jobkit.launch.request import LaunchRequest
 from jobkit.launch.slurm.options import Submission, submission
 from jobkit.spec.plan import Plan
 
 
-def dry_run(plan: Plan, how: How) -> int:
-    """Print each command or script that would be started or submitted; write nothing."""
+def dry_run(plan: Plan, request: LaunchRequest) -> int:
+    """Print each command or batch script of a launch; write nothing."""
     from jobkit.launch.launcher import prepare
 
-    made = prepare(plan, how, ask=False)
+    made = prepare(plan, request, ask=False)
     for note in (*made.plan.notes, *made.notes):
         print(f"# note: {note}")
     for run_id in plan.runs:
@@ -20,17 +20,17 @@ def dry_run(plan: Plan, how: How) -> int:
     if made.site is None:
         for run_id in made.run_ids:
             command = local_command(
-                plan.runs[run_id], plan.paths.run(run_id).folder, how.local_words()
+                plan.runs[run_id], plan.paths.run(run_id).folder, request.local_words()
             )
             print(f"# {run_id}\n{shown(command)}")
     elif made.run_ids:
-        print_scripts(submission(plan, made.run_ids, made.site, how), how.collect)
+        print_scripts(submission(plan, made.run_ids, made.site, request), request.collect)
     print(f"# {len(made.run_ids)} of {len(plan.runs)} runs would start; nothing was written")
     return Exit.OK
 
 
 def print_scripts(wanted: Submission, collect: bool) -> None:
-    """Print each batch script and, under it, what each of its runs is started with."""
+    """Print each batch script, followed by the command of each of its runs."""
     from jobkit.launch.slurm.submit import script
 
     for batch in wanted.batches:
@@ -42,4 +42,4 @@ def print_scripts(wanted: Submission, collect: bool) -> None:
             command = job_command(spec, paths, whole, wanted.max_restarts)
             print(f"# {index}: {run_id}: {shown(command)}")
     if collect:
-        print("# --- and one more job that collects and plots, when all of these have ended ---")
+        print("# --- and one more job that collects and plots after all of these ---")

@@ -1,4 +1,4 @@
-"""How: the settings of a launch."""
+"""The settings of a launch."""
 
 from dataclasses import dataclass, field
 
@@ -6,20 +6,20 @@ from jobkit.launch.command import restart_words
 
 
 @dataclass(frozen=True, kw_only=True)
-class How:
-    """How a plan is launched."""
+class LaunchRequest:
+    """Where and how the runs of a plan are started."""
 
-    site: str | None = None  # local, slurm, a profile's name or file; None: found
-    at_once: int | None = None  # runs at one time (None: one here, any number on Slurm)
-    detach: bool = False  # here: live on when this process ends (on Slurm jobs always do)
+    site: str | None = None  # local, slurm, a site's name or file; None: found
+    at_once: int | None = None  # concurrent runs (None: one on this machine, no limit on Slurm)
+    detach: bool = False  # on this machine: continue when this process ends (Slurm jobs always do)
     only: str | None = None  # start only the runs with this status
     options: dict[str, str | bool] = field(default_factory=dict)  # for sbatch
-    collect: bool = True  # on Slurm: a job that collects and plots follows
+    collect: bool = True  # on Slurm: submit a job that collects and plots after the others
     within_allocation: bool = False  # on Slurm: all runs in one allocation
     max_node_hours: float | None = None  # refuse a plan that may take more
-    max_restarts: int | None = None  # how often a run goes on (None: run.sh's own default)
-    torchrun: tuple[str, ...] = ()  # run.sh's words for torchrun, on this machine
+    max_restarts: int | None = None  # resumes of a run from its checkpoint (None: run.sh's default)
+    torchrun: tuple[str, ...] = ()  # run.sh's options for torchrun, on this machine
 
     def local_words(self) -> tuple[str, ...]:
-        """What each run's run.sh gets on this machine beside the run itself."""
+        """What each run's run.sh gets on this machine besides the run itself."""
         return (*restart_words(self.max_restarts), *self.torchrun)

@@ -1,4 +1,4 @@
-"""Site profiles: what one cluster wants to be told, read from hpc/sites/*.toml.
+"""Site settings: one cluster's partition, GPUs, container and setup, from hpc/sites/*.toml.
 
 name = "example"
 clusters = ["alps"]          # ClusterName of its Slurm, by which this file is found
@@ -14,15 +14,13 @@ import re
 import shlex
 import sys
 import tomllib
-import types
-import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
 
-from jobkit.errors import Exit, UsageError, nearest, one_of
+from jobkit.errors import Exit, Parser, UsageError, command, nearest
 from jobkit.paths import INSTALLED, REPOSITORY, check_name, find_named
+from jobkit.spec.setting import check_fields, setting
 
 SITES = REPOSITORY / "hpc" / "sites"
 GPU_REQUESTS = ("gpus-per-node", "gres", "gpus-per-task", "none")
@@ -33,7 +31,7 @@ _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """One cluster's ways. Raises UsageError, naming the key, for a value that cannot be used."""
+    """The settings of one cluster. Raises UsageError, naming the key, for an invalid value."""
 
     name: str
     description: str = ""
@@ -43,44 +41,41 @@ class Site:
     qos: str | None = None
     constraint: str | None = None
     reservation: str | None = None
-    time: str = "00:30:00"  # limit of one run
+    time: str = "00:30:00"  # time limit of one run
     exclusive: bool = False
-    mem: str | None = None  # on each node
-    cpus_per_task: int | None = None
-    gpus_per_node: int | None = None  # a rank a GPU: no node takes more ranks
-    gpu_request: str = "gpus-per-node"  # how GPUs are asked for; none: nodes come whole
+    mem: str | None = None  # per node
+    cpus_per_task: int | None = setting(None, "CPU cores per rank", low=1)
+    # One rank per GPU: no node takes more ranks.
+    gpus_per_node: int | None = setting(None, "GPUs, and ranks at most, per node", low=1)
+    gpu_request: str = setting(
+        "gpus-per-node", "how GPUs are requested; none: whole nodes", choices=GPU_REQUESTS
+    )
     gpu_type: str | None = None
     setup: tuple[str, ...] = ()  # shell commands before the launch: module load, source ...
     env: Mapping[str, str] = field(default_factory=dict)
-    container: str = "none"
+    container: str = setting("none", "how each rank is started", choices=CONTAINERS)
     image: str | None = None  # edf: file or name; pyxis, apptainer: the image
     mounts: tuple[str, ...] = ()  # pyxis, apptainer: SRC:DST
-    python: str | None = None  # how Python is called on the compute nodes (default: python)
+    python: str | None = None  # Python on the compute nodes (default: python)
     interface: str | None = None  # network interface for NCCL and Gloo
-    interface_suffix: str | None = None  # added to rank 0's host name, for the fast network
-    sbatch: tuple[str, ...] = ()  # more options of sbatch, as they are
+    interface_suffix: str | None = None  # appended to rank 0's host name, for the fast network
+    sbatch: tuple[str, ...] = ()  # more options, passed through to sbatch
 
     def __post_init__(self) -> None:
-        for f in fields(self):
-            object.__setattr__(self, f.name, _checked(f.name, getattr(self, f.name)))
         check_name("site name", self.name)
-        one_of("gpu_request", self.gpu_request, GPU_REQUESTS)
-        one_of("container", self.container, CONTAINERS)
+        check_fields(self)
         minutes(self.time)
         for name in self.env:
             if not _ENV_NAME.fullmatch(name):
-                raise UsageError(f"env {name!r}: is no name of an environment variable")
+                raise UsageError(f"env {name!r}: is not a name of an environment variable")
         if self.container != "none" and not self.image:
             raise UsageError(f"container '{self.container}' needs image = ...")
-        for key in ("cpus_per_task", "gpus_per_node"):
-            if (value := getattr(self, key)) is not None and value < 1:
-                raise UsageError(f"{key} = {value}: must be 1 or more")
 
     @classmethod
     def load(cls, source: str | Path) -> "Site":
-        """Read a profile from a TOML file, or by its bare name from hpc/sites.
+        """The settings in a TOML file, given by its path or by its bare name in hpc/sites.
 
-        Raises UsageError for a missing or broken file, or an unknown key (with the nearest one).
+        Raises UsageError for a missing or invalid file, or an unknown key (with the nearest one).
         """
         path = find_named("site", source, SITES, ("local", "slurm"))
         try:
@@ -97,8 +92,8 @@ class Site:
             raise UsageError(f"{path}: {error}") from None
 
     def shell(self) -> str:
-        """What run.sh sources before the launch: environment, set-up lines, container."""
-        lines = [f"# site profile {self.name}"]
+        """The shell code that run.sh sources: environment, setup commands, container."""
+        lines = [f"# site {self.name}"]
         env = dict(self.env)
         if self.interface:
             env |= {"NCCL_SOCKET_IFNAME": self.interface, "GLOO_SOCKET_IFNAME": self.interface}
@@ -106,9 +101,9 @@ class Site:
             env["JOBKIT_INTERFACE_SUFFIX"] = self.interface_suffix
         lines += [f"export {name}={shlex.quote(value)}" for name, value in env.items()]
         for line in self.setup:
-            why = shlex.quote(f"site {self.name}: set-up line failed: {line}")
+            why = shlex.quote(f"site {self.name}: setup command failed: {line}")
             lines.append(f"{{ {line}\n}} || fail {why} 1")
-        # The Python of the login node is not there in a container, nor the one that is set up.
+        # Neither a container nor the setup commands provide the login node's Python.
         elsewhere = self.container != "none" or bool(self.setup)
         if python := self.python or ("python" if elsewhere else None):
             lines.append(f"JOBKIT_PYTHON={shlex.quote(python)}")
@@ -144,40 +139,13 @@ class Site:
         return ["apptainer", "exec", "--nv", *binds, self.image]
 
 
-_HINTS = typing.get_type_hints(Site)
-
-
-def _checked(name: str, value: Any) -> Any:
-    """The value as the type of its field; UsageError says what it must be."""
-    hint = _HINTS[name]
-    if isinstance(hint, types.UnionType):
-        if value is None:
-            return None
-        hint = next(a for a in typing.get_args(hint) if a is not type(None))
-    kind = typing.get_origin(hint) or hint
-    if kind is tuple:
-        if isinstance(value, list | tuple) and all(isinstance(v, str) for v in value):
-            return tuple(value)
-        raise UsageError(f"{name} = {value!r}: must be a list of texts")
-    if kind is Mapping:
-        if isinstance(value, Mapping) and all(isinstance(v, str) for v in value.values()):
-            return dict(value)
-        raise UsageError(f"[{name}] must be a table of texts, not {value!r}")
-    if type(value) is not kind:
-        words = {str: "a text", int: "a whole number", bool: "true or false"}
-        raise UsageError(f"{name} = {value!r}: must be {words[kind]}")
-    if kind is str and re.search(r"[\x00-\x1f\x7f]", value):
-        raise UsageError(f"{name} = {value!r}: has a control character")
-    return value
-
-
 def known_sites() -> list[str]:
-    """Names of the profiles in hpc/sites."""
+    """The names of the sites in hpc/sites."""
     return sorted(p.stem for p in SITES.glob("*.toml"))
 
 
 def site_of_cluster(cluster: str) -> Site:
-    """The profile that names the cluster, else one that asks for nothing in particular."""
+    """The site that names the cluster, else one with the defaults."""
     for name in known_sites():
         if cluster in (site := Site.load(name)).clusters:
             return site
@@ -185,7 +153,7 @@ def site_of_cluster(cluster: str) -> Site:
 
 
 def minutes(text: str) -> float:
-    """A time limit of Slurm's in minutes. Raises UsageError for a text that is none.
+    """A time limit in Slurm's format, in minutes. Raises UsageError for any other text.
 
     Forms: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S (man sbatch, --time).
     """
@@ -202,17 +170,16 @@ def minutes(text: str) -> float:
     else:
         total = a + b / 60
     if not total:
-        raise UsageError(f"time {text!r}: is no time at all")
+        raise UsageError(f"time {text!r}: must be more than zero")
     return total
 
 
-def main(argv: list[str]) -> int:
+@command
+def main(argv: Sequence[str] | None = None) -> int:
     """Print what run.sh sources for a site: `python -m jobkit.launch.site NAME`."""
-    try:
-        sys.stdout.write(Site.load(argv[0]).shell())
-    except UsageError as error:
-        print(f"jobkit: error: {error}", file=sys.stderr)
-        return Exit.USAGE
+    parser = Parser(prog="jobkit.launch.site", description="Print a site's shell code for run.sh.")
+    parser.add_argument("site", help="its name or TOML file")
+    sys.stdout.write(Site.load(parser.parse_args(argv).site).shell())
     return Exit.OK
 
 

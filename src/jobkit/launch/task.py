@@ -22,7 +22,8 @@ from jobkit.errors import Exit
 from jobkit.launch.command import local_environment
 from jobkit.outcome.liveness import process_start
 from jobkit.outcome.status import run_state
-from jobkit.paths import RunPaths, closed_to_others, write_json
+from jobkit.paths import RunPaths, write_json
+from jobkit.permissions import closed_to_others
 from jobkit.requeue import MAX_RESTARTS
 from jobkit.spec.runspec import RunSpec
 
@@ -105,7 +106,7 @@ def adopt_orphans() -> None:
 
 class _Stop:
     """Whether somebody asked the run to end; replaces submitit's handlers, which would end the job
-    at a warning, or pass over the wish.
+    at a warning, or ignore the request.
     """
 
     def __init__(self) -> None:
@@ -179,7 +180,7 @@ def slurm_job_id(environ: Mapping[str, str]) -> str | None:
 
 
 def _wait(process: "subprocess.Popen[bytes]", stop: _Stop) -> int:
-    """Wait for the process; hand on a wish to stop; return its code, as a shell would say it."""
+    """Wait for the process; forward a request to stop; return its code, as a shell would say it."""
     deadline = float("inf")
     while (code := process.poll()) is None:
         if stop.signum and deadline == float("inf"):

@@ -6,8 +6,8 @@ bandwidths are those of nccl-tests (its doc/PERFORMANCE.md), so that the numbers
     algorithm bandwidth = bytes / time
     bus bandwidth       = algorithm bandwidth x a factor of the operation on n ranks
 
-The bus bandwidth is what each link carries, whatever the number of ranks: a figure to hold against
-the hardware's. 1 GB is 10^9 bytes.
+The bus bandwidth is what each link carries, whatever the number of ranks: it compares with the
+hardware's. 1 GB is 10^9 bytes.
 """
 
 import csv
@@ -19,6 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from jobkit.collectives import bus_factor
 from jobkit.errors import UsageError
 from jobkit.metric.line import KINDS
 from jobkit.paths import read_json
@@ -33,13 +34,6 @@ OPERATIONS = {
     "sendrecv": "what each of two ranks sends to the other, both at once",
 }
 SCOPES = ("all", "intra_node", "inter_node")  # all ranks, or two of one node, or of two nodes
-
-
-def bus_factor(operation: str, ranks: int) -> float:
-    """Bus bandwidth over algorithm bandwidth (nccl-tests, doc/PERFORMANCE.md)."""
-    if operation in ("broadcast", "sendrecv"):
-        return 1.0
-    return (2 if operation == "all_reduce" else 1) * (ranks - 1) / ranks
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,10 +1,10 @@
-"""One tagged place of a log, read with care: a record of ours, or another program's line.
+"""Reads one tagged place of a log: a record of ours, or another program's line.
 
     found, end = read_tagged(buffer, body, end, complete)
     found, taken = read(segment, complete)
 
-Both give the record, or in words why there is none. jobkit.metric.reader asks here for what its
-short way does not take.
+Both return the record, or the reason why there is none. jobkit.metric.reader uses them for lines
+that its fast path does not take.
 """
 
 import json
@@ -33,12 +33,12 @@ _OWN = frozenset(("run_id", "attempt", "seq"))
 
 
 def loads(text: bytes) -> Any:
-    """Decode one JSON object; NaN and infinity, which JSON has not, are None."""
+    """Decode one JSON object; NaN and infinity, which are not JSON, become None."""
     return _DECODER.decode(text.decode())
 
 
 def is_whole(record: Record) -> bool:
-    """Whether a record of ours has the fields that tell which one it is; takes its checksum off."""
+    """Whether a record of ours has its identifying fields; removes its checksum."""
     record.pop("crc", None)
     try:
         values = ESSENTIAL(record)
@@ -90,7 +90,7 @@ def read(segment: bytes, complete: bool) -> tuple[Record | str, int]:
             continue
         result = _judged(record, raw[:taken], raw[taken : taken + 1])
         return result, start + taken if raw == segment[start:] and not is_bad(result) else 0
-    return "torn or not JSON", 0
+    return "truncated or not JSON", 0
 
 
 def _judged(record: Record, text: bytes, after: bytes) -> Record | str:
@@ -98,12 +98,12 @@ def _judged(record: Record, text: bytes, after: bytes) -> Record | str:
     if "v" in record or "crc" in record:
         end = _END.search(text)
         if not end or zlib.crc32(text[: end.start()] + b"}") != int(end[1], 16):
-            return "checksum does not fit"
+            return "bad checksum"
         return record if "v" in record and is_whole(record) else "a common field is missing"
     if record.keys() >= _OWN:
-        return "its checksum is lost"
+        return "checksum missing"
     if after in (b",", b":", b"]", b"}", b'"'):
-        return "the inside of a torn record"
+        return "the inside of a truncated record"
     return _usable(record) or "empty object"
 
 
@@ -124,10 +124,10 @@ def _pairs(segment: bytes, complete: bool) -> Record | str:
     if not pairs:
         return "no JSON object and no key=value"
     if not complete and not carriage_return:
-        return "torn at the end"
-    # Without a checksum, a line that holds anything that no such line has is not believed.
+        return "truncated at the end"
+    # Without a checksum, a line with anything unusual in it is rejected.
     if _NO_TEXT.search(_PAIR.sub("", line)):
-        return "torn, or not key=value"
+        return "truncated, or not key=value"
     return {key: _value(word) for key, word in pairs}
 
 

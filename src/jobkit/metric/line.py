@@ -1,8 +1,8 @@
 """The [METRIC] line: record kinds, fields, units and the writer. jobkit.metric.reader reads it.
 
 A record is `[METRIC] ` and one JSON object on one line of at most 1,000 bytes. Its last field, crc,
-is the CRC-32 of the object before it was added, so that a line from which bytes are missing is
-never taken for a measurement. Other programs may print `[METRIC] key=value key=value` instead.
+is the CRC-32 of the object without it, so that a truncated line is never read as a measurement.
+Other programs may print `[METRIC] key=value key=value` instead.
 """
 
 import json
@@ -22,93 +22,94 @@ COMMON = ("v", "kind", "study", "run_id", "attempt", "rank", "seq", "t")
 KINDS: dict[str, dict[str, str]] = {
     "run_start": {
         "spec": "settings that differ from the defaults",
-        "world_size": "ranks",
-        "nodes": "nodes",
-        "node_list": "host names in rank order, one text",
+        "world_size": "number of ranks",
+        "nodes": "number of nodes",
+        "node_list": "host names in rank order, comma-separated",
         "device": "name of the device",
         "device_type": "cuda or cpu",
         "backend": "nccl or gloo",
-        "versions": "python, torch, cuda, nccl",
-        "git_commit": "commit of the code",
-        "job_id": "the scheduler's id of the job, if any",
+        "versions": "versions of python, torch, cuda and nccl",
+        "git_commit": "Git commit of the code",
+        "job_id": "id of the scheduler's job, if any",
         "global_batch_size": "samples in one optimizer step",
-        "batch_size_per_rank": "samples in one optimizer step on the fullest rank",
-        "train_samples": "training samples",
+        "batch_size_per_rank": "samples in one optimizer step, maximum over ranks",
+        "train_samples": "training samples per epoch",
         "test_samples": "test samples",
         "parameters": "parameters of the model",
-        "threads": "CPU threads of a rank",
-        "predicted_memory_mib": "parameters, gradients, optimizer state and buffers that the "
-        "fullest rank will hold, from their shapes",
+        "threads": "CPU threads per rank",
+        "predicted_memory_mib": "parameters, gradients, optimizer state and buffers, predicted "
+        "from their shapes, maximum over ranks",
     },
     "startup": {
-        "import_s": "import of torch",
-        "group_s": "process group",
-        "data_s": "data",
-        "model_s": "model and wrap",
-        "compile_s": "torch.compile, in the first iteration; null without",
+        "import_s": "import of PyTorch",
+        "group_s": "initialization of the process group",
+        "data_s": "loading of the data",
+        "model_s": "construction of the model and its parallel wrapper",
+        "compile_s": "torch.compile, in the first iteration; null without it",
         "total_s": "from the start of the process to the first iteration",
     },
     "epoch": {
-        "epoch": "which, from 0",
+        "epoch": "index of the epoch, from 0",
         "iterations": "optimizer steps",
-        "train_loss": "mean over every sample seen",
-        "val_loss": "mean over every test sample",
-        "val_accuracy": "share of the test samples, 0 to 1",
-        "epoch_time_s": "wall time of the timed iterations, slowest rank",
-        "timed_images": "images in epoch_time_s (less than the epoch's by the warm-up)",
-        "images_per_s": "timed_images / epoch_time_s",
-        "eval_time_s": "wall time of the evaluation, slowest rank",
-        "data_wait_s": "of epoch_time_s: waiting for batches, slowest rank",
+        "train_loss": "mean training loss over the samples of the epoch",
+        "val_loss": "mean validation loss over all test samples",
+        "val_accuracy": "share of correctly classified test samples, 0 to 1",
+        "epoch_time_s": "wall time of the timed iterations, maximum over ranks",
+        "timed_images": "images in epoch_time_s: those of the epoch without the warm-up",
+        "images_per_s": "training throughput over all ranks: timed_images / epoch_time_s",
+        "eval_time_s": "wall time of the evaluation, maximum over ranks",
+        "data_wait_s": "part of epoch_time_s spent waiting for batches, maximum over ranks",
         "peak_memory_mib": "allocated_memory_mib; on the CPU resident_memory_mib",
-        "allocated_memory_mib": "peak of tensors on the device since the start, fullest rank; "
-        "null on the CPU",
-        "reserved_memory_mib": "peak of memory reserved on the device; null on the CPU",
-        "resident_memory_mib": "peak resident set of a process since its start, on the host, "
-        "fullest rank",
+        "allocated_memory_mib": "peak memory of tensors on the GPU since the start, maximum over "
+        "ranks; null on the CPU",
+        "reserved_memory_mib": "peak memory reserved by PyTorch's allocator on the GPU, "
+        "maximum over ranks; null on the CPU",
+        "resident_memory_mib": "peak resident set size of a process since its start, on the "
+        "host, maximum over ranks",
         "held_memory_mib": "parameters, gradients, optimizer state and buffers, measured on the "
-        "tensors after the first step, fullest rank",
+        "tensors after the first step, maximum over ranks",
         "lr": "learning rate of the last step",
-        "begun_at": "samples of the epoch that an earlier attempt trained on",
+        "begun_at": "samples of the epoch that an earlier attempt had trained on",
     },
     "breakdown": {  # seconds of one iteration; the first four are means over the ranks
-        "compute_s": "forward, backward and the optimizer's step",
-        "communication_s": "exposed: nothing but waiting for the other ranks or their data",
-        "data_wait_s": "waiting for a batch",
+        "compute_s": "forward pass, backward pass and optimizer step",
+        "communication_s": "exposed communication: not overlapped with computation",
+        "data_wait_s": "waiting for batches",
         "other_s": "the rest of the iteration",
-        "iteration_s": "wall time of the slowest rank",
-        "useful_max_s": "compute and other of the rank with the most of both",
-        "busy_max_s": "compute, other and data wait of the rank with the most of all three",
-        "iterations": "over which these are means: the middle half by time of those measured",
+        "iteration_s": "wall time of the iteration, maximum over ranks",
+        "useful_max_s": "compute and other, maximum over ranks",
+        "busy_max_s": "compute, other and data wait, maximum over ranks",
+        "iterations": "iterations in these means: the middle half of those measured, by time",
     },
     "checkpoint": {
-        "action": "saved, loaded, rejected",
-        "iteration": "optimizer steps that it holds",
-        "epoch": "loaded: the epoch that goes on or begins",
-        "bytes": "size",
-        "time_s": "duration",
+        "action": "saved, loaded or rejected",
+        "iteration": "optimizer steps completed in the checkpoint",
+        "epoch": "of a loaded checkpoint: the epoch in which training continues",
+        "bytes": "size of the checkpoint",
+        "time_s": "duration of the action",
     },
     "comm": {  # of the communication benchmark: one operation at one size
         "operation": "all_reduce, all_gather, reduce_scatter, broadcast, all_to_all or sendrecv",
-        "scope": "all: every rank; intra_node, inter_node: two ranks of one node, of two nodes",
-        "ranks": "ranks that take part",
-        "nodes": "nodes that they are on",
-        "bytes": "size, as nccl-tests count it: of all_gather the output, else a rank's buffer",
+        "scope": "all: all ranks; intra_node: two ranks of one node; inter_node: of two nodes",
+        "ranks": "participating ranks",
+        "nodes": "nodes of these ranks",
+        "bytes": "message size as in nccl-tests: all_gather: the output, else a rank's buffer",
         "iterations": "timed iterations",
-        "time_s": "median over the iterations, of the slowest rank in each",
+        "time_s": "median over the iterations of the maximum over ranks",
         "time_low_s": "the fastest iteration",
         "time_high_s": "the slowest iteration",
-        "algorithm_gb_per_s": "bytes / time_s, in 10^9 bytes a second",
-        "bus_gb_per_s": "algorithm_gb_per_s x 2(n-1)/n for all_reduce, (n-1)/n for all_gather, "
-        "reduce_scatter and all_to_all, 1 for broadcast and sendrecv",
-        "correct": "the result was checked and is right on every rank",
+        "algorithm_gb_per_s": "algbw of nccl-tests: bytes / time_s, in 10^9 bytes per second",
+        "bus_gb_per_s": "busbw of nccl-tests: algbw x 2(n-1)/n for all_reduce, (n-1)/n for "
+        "all_gather, reduce_scatter and all_to_all, 1 for broadcast and sendrecv",
+        "correct": "whether the result is correct on every rank",
     },
-    "message": {"level": "info, warning, error", "text": "what the report must show"},
+    "message": {"level": "info, warning or error", "text": "the message, shown in the report"},
     "run_end": {
-        "status": "ok, failed, preempted",
-        "reason": "why, when not ok",
+        "status": "ok, failed or preempted",
+        "reason": "cause, if not ok",
         "total_time_s": "from the start of the process",
-        "val_loss": "final",
-        "val_accuracy": "final",
+        "val_loss": "final validation loss",
+        "val_accuracy": "final validation accuracy",
     },
 }
 
@@ -156,10 +157,10 @@ def _pieces(value: Any, room: int) -> list[Any]:
 
 
 def split(head: Record, fields: Record) -> list[Record]:
-    """Spread fields over as many records as keep each line within MAX_LINE_BYTES.
+    """Split fields into records whose lines stay within MAX_LINE_BYTES.
 
-    More than one record carry part and parts; merge_parts makes them one again. A text that fits
-    in no line is cut, and says so.
+    More than one record have the fields part and parts; merge_parts joins them. A text too long for
+    one line is truncated and marked.
     """
     room = MAX_LINE_BYTES - _line_bytes({**head, "part": 100, "parts": 100}) - 24
     bodies: list[Record] = [{}]
@@ -175,7 +176,7 @@ def split(head: Record, fields: Record) -> list[Record]:
 
 
 class MetricWriter:
-    """Writes the records of one attempt: to its file (the truth) and to the log (the mirror)."""
+    """Writes the records of one attempt: to its metrics file, and a copy to the log."""
 
     def __init__(
         self, *, study: str, run_id: str, attempt: int, rank: int, path: Path, log: TextIO
@@ -184,7 +185,7 @@ class MetricWriter:
         self._log = log
         self._seq = 0
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Unbuffered and O_APPEND: one write a record, so that a kill cannot tear one.
+        # Unbuffered and O_APPEND: one write per record, so that a kill cannot tear one.
         self._file = path.open("ab", buffering=0)
 
     def write(self, kind: str, **fields: Any) -> None:

@@ -1,11 +1,10 @@
-"""The tolerant reader of [METRIC] lines: every whole record of a log, and a count of the rest.
+"""The tolerant reader of [METRIC] lines: every complete record of a log, and the rejected rest.
 
     for found in scan(stream):        a log, with the tag anywhere in its lines
     for found in read_file(stream):   a metrics file: one record a line, without the tag
 
 Both yield records and Rejected places in order, in memory that does not grow with the file. A line
-that the writer wrote and nothing touched, which its checksum tells, takes a short way: nothing of
-it but the record is decoded.
+whose checksum matches takes a fast path: only its record is decoded.
 """
 
 import zlib
@@ -30,7 +29,7 @@ Loads = Callable[[bytes], Any]
 
 @dataclass(frozen=True)
 class Rejected:
-    """A place that should hold a record and holds no whole one: where, how long, and why."""
+    """A tagged place without a complete record: its offset, length, and the reason."""
 
     offset: int
     length: int
@@ -40,10 +39,10 @@ class Rejected:
 def scan(
     stream: BinaryIO, *, seen: set[bytes] | None = None, loads: Loads = loads
 ) -> Iterator[Record | Rejected]:
-    """Yield every record in a log, and every tagged place that holds none, in order.
+    """Yield every record in a log, and every tagged place without one, in order.
 
     A record ends within 64 KiB of its tag or is rejected. seen: the writer's lines that were read
-    before; they are passed over, and those read here are added. loads: decodes one JSON object.
+    before; they are skipped, and those read here are added. loads: decodes one JSON object.
     """
     buffer, offset = b"", 0
     while True:
@@ -63,7 +62,7 @@ def scan(
 def _mixed(
     buffer: bytes, offset: int, last: bool, seen: set[bytes] | None, loads: Loads
 ) -> Generator[Record | Rejected, None, int]:
-    """What a part of a log holds, one tag after the other; returns where what is left begins."""
+    """Yield what part of a log holds, tag by tag; return the offset of the unread rest."""
     position = 0
     while (tag := buffer.find(_TAG, position)) >= 0:
         body = tag + len(_TAG)
@@ -90,7 +89,7 @@ def read_file(
 ) -> Iterator[Record | Rejected]:
     """Yield the records of a metrics file; seen and loads are those of scan.
 
-    A torn record that another one follows on its line, as after a full disk, does not hide it.
+    A truncated record does not hide another one that follows on its line, as after a full disk.
     """
     offset = 0
     while block := stream.read(_BLOCK):
@@ -112,7 +111,7 @@ def read_file(
 def _lines(block: bytes, stream: BinaryIO) -> Iterator[tuple[bytes, int]]:
     """The lines of a block, the last of them to its end, and their lengths.
 
-    Of a line longer than any record it is its last piece, so that memory does not grow with it.
+    Of a line longer than any record, only the last piece, to bound the memory.
     """
     inside, line, length = BytesIO(block), b"", 0
     while piece := inside.readline(_LOOK_AHEAD) or stream.readline(_LOOK_AHEAD):
@@ -138,10 +137,10 @@ def _tagged_lines(text: bytes) -> list[bytes] | None:
 def _untouched(
     lines: list[bytes] | None, seen: set[bytes] | None, loads: Loads
 ) -> list[Record] | None:
-    """The records of lines that are all the writer's to the last byte, those in seen left out.
+    """The records of lines that all have a valid checksum, without those in seen.
 
-    None where one of them is not: they are read one by one then. This is what _sealed does, for
-    many lines at once.
+    None if one of them has not: then they are read one by one. It does what _sealed does, for many
+    lines at once.
     """
     if lines is None:
         return None
@@ -177,7 +176,7 @@ def _of_line(
         last = text.rfind(_BEGIN)
         after = _sealed(text[last:], loads) if last > 0 else None
         if after:
-            yield Rejected(offset, last, "torn")
+            yield Rejected(offset, last, "truncated")
             yield after
         else:
             found, _ = read(text, complete=True)
@@ -185,7 +184,7 @@ def _of_line(
 
 
 def _sealed(line: bytes, loads: Loads) -> Record | None:
-    """The record of a line that is the writer's to the last byte; None for any other.
+    """The record of a line with a valid checksum; None for any other line.
 
     The checksum covers every byte before it, so that nothing of the line has to be searched.
     """
@@ -204,7 +203,7 @@ def _sealed(line: bytes, loads: Loads) -> Record | None:
 
 
 def _all_whole(records: list[Record]) -> bool:
-    """What is_whole does, for many records."""
+    """Whether all records are whole, as is_whole says of one."""
     if any("part" in record for record in records):
         return all(map(is_whole, records))
     for record in records:
@@ -231,7 +230,7 @@ def unique(records: Sequence[Record]) -> list[Record]:
 
 
 def merge_parts(records: Iterable[Record]) -> Record:
-    """One record of those that split spread over several lines; nested objects are joined."""
+    """Join the records that split made of one; nested objects are merged."""
     whole: Record = {}
     for record in records:
         for key, value in record.items():

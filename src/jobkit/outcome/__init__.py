@@ -1,1 +1,1 @@
-"""What became of a run, from its own files and from Slurm."""
+"""The final state of a run, from its own files and from Slurm."""

@@ -1,4 +1,4 @@
-"""The line of a job's log that tells why it ended: tracebacks, the words of Slurm, memory, signals.
+"""The line of a job's log that shows why it ended: tracebacks, Slurm messages, memory, signals.
 
 Only the log's tail is read (TAIL_BYTES), so that a log of any length costs little memory.
 """
@@ -56,7 +56,7 @@ _LINES: tuple[tuple[int, str, str, re.Pattern[str]], ...] = tuple(
         (_LAST_RESORT, "cancelled", "cancelled", r"\*\*\* STEP \S+ ON \S+ CANCELLED AT"),
     )
 )
-# An exception that another rank's death or a wish from outside brought about: not the cause.
+# An exception caused by another rank's death or a request from outside: not the cause.
 _ECHOES = re.compile(
     r"[Cc]onnection (?:closed by peer|reset by peer|was likely closed)"
     r"|remote process (?:exited|has)|Broken pipe|Socket closed|Socket Timeout"
@@ -91,7 +91,7 @@ class Tail:
 
 
 def one_line(text: str) -> str:
-    """A text as one line that any terminal and file takes: no colours, no control characters."""
+    """A text as one line without colours and control characters."""
     return _CONTROL.sub(" ", _ANSI.sub("", text)).strip()
 
 
@@ -139,7 +139,7 @@ def _blocks(path: Path) -> Iterator[bytes]:
 
 
 class _Unpacked(io.RawIOBase):
-    """A .gz as plain bytes that end where the archive is torn; fault then says why."""
+    """A .gz as plain bytes that end where the archive is truncated; fault then says why."""
 
     def __init__(self, path: Path) -> None:
         self._stream = gzip.open(path, "rb")  # noqa: SIM115  closed by close()
@@ -189,7 +189,7 @@ def of_newest(tail: Tail, attempt: int | None) -> Tail:
 
 
 def went_on(tail: Tail, sign: Sign) -> bool:
-    """Whether training went on after a sign: it was no end. Slurm's own words are always one."""
+    """Whether training continued after a sign, which was then no end. Slurm's are final."""
     if sign.of_scheduler:
         return False
     later = [n for n, text in tail.lines if n > sign.line and _EPOCH.search(text)]
@@ -197,7 +197,7 @@ def went_on(tail: Tail, sign: Sign) -> bool:
 
 
 def find_sign(tail: Tail) -> Sign | None:
-    """The line that says most about why the run ended: the strongest sign, the first of equals."""
+    """The line that best explains why the run ended: the strongest sign, the first of equals."""
     best: Sign | None = None
     for sign in _signs(tail.lines):
         if best is None or sign.strength > best.strength:

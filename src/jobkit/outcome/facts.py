@@ -1,4 +1,4 @@
-"""All that a run's files and its process say of what became of it, read in one go.
+"""The facts about a run from its files and its process, read once.
 
     facts = read(RunPaths(folder))
 
@@ -29,7 +29,7 @@ _TRIES = 20  # a run starts, ends or begins an attempt only so often in a few mi
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
-    """How an attempt ended, in the payload's own words."""
+    """How an attempt ended, as the payload recorded it."""
 
     status: str  # one of ENDINGS
     reason: str = ""
@@ -39,7 +39,7 @@ class Ending:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What is known of a run at one moment."""
+    """The facts about a run at one moment."""
 
     run_id: str
     job: Mapping[str, Any] | None = None  # who runs its newest start
@@ -53,7 +53,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class _Mark:
-    """What changes when a start, an end or an attempt comes."""
+    """What changes with a new start, end or attempt."""
 
     job: Mapping[str, Any] | None
     attempts: list[int]
@@ -61,7 +61,7 @@ class _Mark:
 
 
 def read(paths: RunPaths) -> Facts:
-    """All that is known of a run, as of one moment."""
+    """Return the facts about a run, consistent as of one moment."""
     mark = _mark(paths)
     for _ in range(_TRIES):
         found, before, mark = _read_once(paths, mark), mark, _mark(paths)
@@ -113,7 +113,7 @@ def _read_once(paths: RunPaths, mark: _Mark) -> Facts:
 
 
 def _first_attempt(job: Mapping[str, Any] | None) -> int:
-    """The attempt with which the start began that job.json tells of."""
+    """The first attempt of the start that job.json describes."""
     first = (job or {}).get("first_attempt")
     return first if type(first) is int else 0
 
@@ -125,7 +125,7 @@ def _attempts_in(tail: Tail) -> list[int]:
 
 
 def _ending(paths: RunPaths, attempt: int | None, tail: Tail | None, alive: bool) -> Ending | None:
-    """How the newest attempt ended, in its own words: its outcome, else its run_end."""
+    """How the newest attempt ended: its outcome file, else its run_end record."""
     path = paths.outcome(attempt or 0)
     outcome = (read_json(path) if attempt is not None else None) or {}
     if outcome.get("status") not in ENDINGS:

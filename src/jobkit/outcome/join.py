@@ -1,4 +1,4 @@
-"""What became of the runs of a study: their own word, joined with Slurm's for their jobs."""
+"""The states of the runs of a study: from their files, joined with Slurm's job states."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ Ask = Callable[[Iterable[str]], Mapping[str, Job]]  # what Slurm says of jobs, b
 
 @dataclass
 class Joined:
-    """What became of each run, and what Slurm says of its job, where it was asked and answered."""
+    """The state of each run, and Slurm's data on its job where there is any."""
 
     states: dict[str, RunState] = field(default_factory=dict)
     jobs: dict[str, Job] = field(default_factory=dict)
@@ -23,7 +23,7 @@ class Joined:
 def join(
     runs: Mapping[str, RunPaths], ordered: Mapping[str, float], ask: Ask, all_jobs: bool = True
 ) -> Joined:
-    """What became of each run by now.
+    """Return the state of each run.
 
     ordered: of ordered_runs, asked before. all_jobs: ask after the jobs of runs that are ok too.
     """

@@ -1,4 +1,4 @@
-"""Asks Slurm after jobs, by squeue and sacct, and reads their answers. Asked once for all jobs.
+"""Queries squeue and sacct, once for all jobs, and parses their output.
 
 Either may be absent or silent: then less is known, and nothing fails.
 """
@@ -45,10 +45,10 @@ STATUS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What Slurm says of a job. Empty texts and None: not said."""
+    """Slurm's data on a job. Empty strings and None: not reported."""
 
     job_id: str
-    state: str  # Slurm's word, without "+" and "by UID"
+    state: str  # Slurm state, without "+" and "by UID"
     reason: str = ""  # why it waits
     exit_code: str = ""  # code:signal
     elapsed: str = ""
@@ -73,7 +73,7 @@ class Job:
 
 
 def ask(job_ids: Iterable[str], accounting: bool = True) -> dict[str, Job]:
-    """What Slurm says of the jobs, by id (17 or 17_0). Empty where Slurm does not answer.
+    """Return Slurm's data on the jobs, by id (17 or 17_0); empty if Slurm does not answer.
 
     A job that it answered about and no longer knows has the state GONE. accounting: ask sacct
     too, which should not be done often.
@@ -205,7 +205,7 @@ def _mib(text: str) -> float | None:
 
 
 def merged(own: RunState, job: Job | None, shared: bool = False) -> RunState:
-    """What became of a run, by its own files and by Slurm's word for its job.
+    """The state of a run, from its own files and Slurm's state of its job.
 
     The run's own word for a good end stands, and its own reason for a bad one; what ended a job
     from outside, and whether it waits or runs, is Slurm's to say. shared: the job runs several
@@ -231,14 +231,16 @@ def merged(own: RunState, job: Job | None, shared: bool = False) -> RunState:
 
 
 def _gone(own: RunState, job: Job) -> RunState:
-    """A run whose job is no longer known: it never started, or ended without a word."""
-    said = f"Slurm no longer knows job {job.job_id}"
+    """A run whose job is not found: it never started, or exited without a record."""
+    said = f"job {job.job_id} not found in Slurm"
     if own.status == "pending":
-        return replace(own, status="missing", reason=f"{said}, and it left nothing")
+        return replace(own, status="missing", reason=f"{said}, and the run left no files")
     if own.status == "running":
-        return replace(own, status="failed", reason=f"{said}, and the run left no word of its end")
+        return replace(
+            own, status="failed", reason=f"{said}, and the run exited without a run_end record"
+        )
     return own
 
 
 def _unsaid(job: Job) -> str:
-    return f"{job.line}; the run left no word of its end"
+    return f"{job.line}; the run exited without a run_end record"

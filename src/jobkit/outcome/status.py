@@ -1,4 +1,4 @@
-"""What became of a run, judged from what is known of it: its status, and the line that proves it.
+"""The status of a run, decided from the facts about it, with the line that shows it.
 
     state = judge(read(RunPaths(folder)))
 
@@ -25,7 +25,7 @@ FRESH_S = 120.0
 
 @dataclass(frozen=True, kw_only=True)
 class RunState:
-    """What became of a run, and how that is known."""
+    """The status of a run, and the evidence for it."""
 
     status: str  # one of STATUSES
     reason: str = ""  # why, when not ok, in one line
@@ -37,12 +37,12 @@ class RunState:
 
 
 def run_state(paths: RunPaths) -> RunState:
-    """What became of a run, from its own files and process."""
+    """Return the state of a run, from its own files and process."""
     return judge(read(paths))
 
 
 def judge(facts: Facts, ordered: float | None = None) -> RunState:
-    """What became of a run. No run is ok without its own word for it.
+    """Return the state of a run. No run is ok without a record that says so.
 
     ordered: when a launcher that is at work was told to start it, in Unix seconds; None: none was.
     """
@@ -55,7 +55,7 @@ def judge(facts: Facts, ordered: float | None = None) -> RunState:
         exit_code=code if type(code) is int else end.exit_code if end else None,
     )
     if ordered is not None and _seconds(job.get("started")) < ordered:  # whatever it was before
-        return replace(state, status="pending", reason="waits for its turn")
+        return replace(state, status="pending", reason="queued")
     return next(found for case in _CASES if (found := case(facts, state)))
 
 
@@ -85,21 +85,21 @@ def _at_work(facts: Facts, state: RunState) -> RunState | None:
 
 
 def _stopped_early(facts: Facts, state: RunState) -> RunState | None:
-    """A run that said that it was preempted: by whom."""
+    """A run that recorded preemption: by whom."""
     end = facts.ending
     if end is None or end.status != "preempted":
         return None
     if (by := _strongest(facts)) and by[1].of_scheduler and by[1].status != "preempted":
-        return _by_sign(facts, state, *by)  # it says who wished the end, and why
+        return _by_sign(facts, state, *by)  # it says who requested the end, and why
     reason = clean(end.reason) or "preempted"
-    # INT or TERM to run.sh itself: somebody wished the end of the run, not only of its ranks.
+    # INT or TERM to run.sh itself: somebody requested the end of the run, not only of its ranks.
     ended = state.exit_code in (Exit.INTERRUPTED, Exit.TERMINATED)
     status = "cancelled" if ended else "preempted"
     return replace(state, status=status, reason=reason, evidence=reason, evidence_file=end.file)
 
 
 def _said_that_it_failed(facts: Facts, state: RunState) -> RunState | None:
-    """A run that said so itself: why."""
+    """A run that recorded a failure: why."""
     end = facts.ending
     if end is None:
         return None
@@ -125,19 +125,19 @@ def _by_the_exit_code(facts: Facts, state: RunState) -> RunState | None:
 
 
 def _out_of_sight(facts: Facts, state: RunState) -> RunState | None:
-    """A job that cannot be asked after from here, and whose log says nothing of an end."""
+    """A job that cannot be queried from here, and whose log shows no end."""
     if not (job := facts.job) or facts.alive is not None:
         return None
     where = f"Slurm job {job['job_id']}" if job.get("job_id") else f"a job on {job.get('host')}"
     if state.attempt is None:
-        return replace(state, status="pending", reason=clean(f"{where} has not begun"))
-    return replace(state, status="running", reason=clean(f"{where} has not said its end"))
+        return replace(state, status="pending", reason=clean(f"{where} has not started"))
+    return replace(state, status="running", reason=clean(f"{where} has not recorded an end"))
 
 
 def _gone(facts: Facts, state: RunState) -> RunState | None:
     if not facts.job:
         return None
-    reason = f"its process {facts.job.get('pid')} is gone and left no end"
+    reason = f"its process {facts.job.get('pid')} exited without a run_end record"
     return _last_words(facts, replace(state, status="failed", reason=reason))
 
 
@@ -149,7 +149,7 @@ def _written_lately(facts: Facts, state: RunState) -> RunState | None:
 
 
 def _silent(facts: Facts, state: RunState) -> RunState:
-    reason = "no word of its end: no run_end, no outcome"
+    reason = "exited without a run_end record or an outcome file"
     return _last_words(facts, replace(state, status="failed", reason=reason))
 
 
@@ -170,7 +170,7 @@ _CASES: tuple[Callable[[Facts, RunState], RunState | None], ...] = (
 
 
 def _strongest(facts: Facts) -> tuple[Tail, Sign] | None:
-    """The line of all logs that says most about the end, and its log; of equals, the first."""
+    """The line of all logs that best explains the end, and its log; of equals, the first."""
     signs = [(tail, sign) for tail in facts.tails if (sign := find_sign(tail))]
     return max(signs, key=lambda pair: pair[1].strength, default=None)
 
@@ -186,7 +186,7 @@ def _by_sign(facts: Facts, state: RunState, tail: Tail, sign: Sign) -> RunState:
 
 
 def _last_words(facts: Facts, state: RunState) -> RunState:
-    """Where nothing tells why, the last line of the log is the evidence."""
+    """Without a better line, the last line of the log is the evidence."""
     tail = facts.tails[0] if facts.tails else Tail("", [])
     said = [(n, clean(text)) for n, text in tail.lines if "[METRIC]" not in text and clean(text)]
     if not said:
@@ -203,10 +203,10 @@ def _by_exit_code(code: int) -> tuple[str, str]:
     except ValueError:
         name = ""
     if name:
-        stopped = name in ("SIGINT", "SIGTERM")  # somebody wished it: no fault of the run
+        stopped = name in ("SIGINT", "SIGTERM")  # it was requested: no fault of the run
         return "cancelled" if stopped else "failed", f"ended by {name} (exit code {code})"
     if code == Exit.AGAIN:
         return "preempted", "stopped early with a checkpoint (exit code 75)"
     if code == 0:
-        return "failed", "ended with exit code 0, but left no end: did it train at all?"
+        return "failed", "exit code 0 without a run_end record"
     return "failed", f"ended with exit code {code}"

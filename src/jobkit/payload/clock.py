@@ -17,12 +17,12 @@ class Clock:
         self.restart()
 
     def carry(self, images: int, elapsed_s: float, data_wait_s: float) -> None:
-        """Begin anew with what an earlier process measured of the same epoch."""
+        """Restart from the values that an earlier process measured in the same epoch."""
         self._carried = (images, elapsed_s, data_wait_s)
         self.restart()
 
     def so_far(self) -> tuple[int, float, float]:
-        """Images, seconds, and seconds of waiting for data, to be carried on."""
+        """Images, seconds, and seconds of waiting for data so far."""
         return self.images, self.elapsed_s(), self.data_wait_s
 
     def _now(self) -> float:
@@ -31,14 +31,14 @@ class Clock:
         return time.perf_counter()
 
     def restart(self) -> None:
-        """Forget what this process measured, and begin anew."""
+        """Reset to the carried values and start again."""
         self.images, before_s, self.data_wait_s = self._carried
         self._end: float | None = None
         self._start = self._now() - before_s
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Count nothing of what happens inside, such as the writing of a checkpoint."""
+        """Exclude what happens inside, such as the writing of a checkpoint."""
         begin = self._now()
         yield
         self._start += self._now() - begin
@@ -60,9 +60,9 @@ class Clock:
 
 
 class Stopwatch:
-    """Seconds inside of some parts, by name; measures nothing until it is switched on.
+    """Measures seconds of some parts, by name, while it is switched on.
 
-    On a GPU by CUDA events, so that the host need not wait for the device in between.
+    On a GPU with CUDA events, so that the host need not wait for the device in between.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -87,7 +87,7 @@ class Stopwatch:
             self._seconds[name] += time.perf_counter() - start
 
     def take(self) -> dict[str, float]:
-        """The seconds by part since the last time; 0 for a part that did not happen."""
+        """The seconds by part since the last call; 0 for a part that did not happen."""
         for name, begin, end in self._events:
             end.synchronize()
             self._seconds[name] += begin.elapsed_time(end) / 1000  # of milliseconds

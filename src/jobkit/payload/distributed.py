@@ -3,27 +3,30 @@
 import datetime
 import os
 import socket
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from jobkit.errors import UsageError
-from jobkit.payload.place import Place
+from jobkit.payload.place import RankEnv
+
+T = TypeVar("T")
 
 
-def pick_device(wanted: str, place: Place) -> torch.device:
+def pick_device(wanted: str, place: RankEnv) -> torch.device:
     """The rank's device. Two ranks of a node never share a GPU; raises UsageError instead."""
     count = torch.cuda.device_count() if wanted != "cpu" else 0
     if wanted == "cuda" and count == 0:
-        raise UsageError("--device cuda: no GPU is visible here; say --device cpu, or ask for GPUs")
+        raise UsageError("--device cuda: no GPU is visible here; use --device cpu, or request GPUs")
     if count == 0:
         return torch.device("cpu")
     # A site may show each task its own GPU only: then it is device 0, whatever the local rank.
     if 1 < count < place.local_world_size:
         raise UsageError(
-            f"{place.local_world_size} ranks on a node of {count} visible GPUs: start one rank a "
-            "GPU, or say --device cpu"
+            f"{place.local_world_size} ranks on a node of {count} visible GPUs: start one rank per "
+            "GPU, or use --device cpu"
         )
     device = torch.device("cuda", place.local_rank % count)
     torch.cuda.set_device(device)
@@ -33,7 +36,7 @@ def pick_device(wanted: str, place: Place) -> torch.device:
 class Group:
     """The process group of a job, or the same calls for one process alone."""
 
-    def __init__(self, place: Place, device: torch.device, timeout_s: float) -> None:
+    def __init__(self, place: RankEnv, device: torch.device, timeout_s: float) -> None:
         self.place, self.device = place, device
         self._timeout = datetime.timedelta(seconds=timeout_s)
         self.backend = "nccl" if device.type == "cuda" else "gloo"
@@ -54,11 +57,11 @@ class Group:
             device_id=device if device.type == "cuda" else None,
         )
 
-    def reduce(self, values: list[float], how: str) -> list[float]:
-        """All-reduce numbers in double precision: how is 'sum' or 'max'."""
-        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
+    def reduce(self, values: Mapping[str, float], how: str) -> dict[str, float]:
+        """All-reduce named numbers in double precision: how is 'sum' or 'max'."""
+        tensor = torch.tensor(list(values.values()), dtype=torch.float64, device=self.device)
         dist.all_reduce(tensor, dist.ReduceOp.SUM if how == "sum" else dist.ReduceOp.MAX)
-        return tensor.tolist()
+        return dict(zip(values, tensor.tolist(), strict=True))
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, in rank order, on every rank."""
@@ -67,7 +70,7 @@ class Group:
         return values
 
     def on_cpu(self) -> dist.ProcessGroup:
-        """One more group of all ranks, on the CPU, for a purpose that must not wait for others."""
+        """A new Gloo group of all ranks, for collectives beside those of the training."""
         group = dist.new_group(backend="gloo", timeout=self._timeout)
         assert isinstance(group, dist.ProcessGroup)  # every rank is in it
         return group
@@ -75,6 +78,29 @@ class Group:
     def close(self) -> None:
         """Tear the group down; only after success, as a failing rank must not wait for others."""
         dist.destroy_process_group()
+
+
+def all_or_raise(
+    gather: Callable[[Any], list[Any]],
+    act: Callable[[], T],
+    catch: type[Exception],
+    describe: Callable[[Exception], str] = str,
+) -> list[T]:
+    """Every rank's result of act, in rank order; where one rank raises, every rank raises.
+
+    So no rank waits for one that failed. gather: gives every rank's value to every rank. catch: the
+    error that act may raise, and that is raised, with the text that describe gives it.
+    """
+    result, fault = None, None
+    try:
+        result = act()
+    except catch as error:
+        fault = describe(error)
+    answers = gather((result, fault))
+    for _, fault in answers:
+        if fault is not None:
+            raise catch(fault)
+    return [answer for answer, _ in answers]
 
 
 def check_identity(group: Group, run_id: str, attempt: int) -> None:

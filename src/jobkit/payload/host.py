@@ -19,10 +19,10 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4
 
 
 def keep_freed_memory() -> bool:
-    """Have the process keep the memory that it frees; return whether that was possible.
+    """Have the process keep the memory that it frees; return whether that is possible.
 
-    Each iteration frees and takes the same large activations. By default glibc maps each anew, and
-    the page faults cost more than the augmentation does.
+    Each iteration frees and allocates the same large activations. By default glibc maps each of
+    them again, and the page faults cost more than the augmentation does.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -61,7 +61,7 @@ def peak_memory_mib(device: torch.device) -> PeakMemory:
 
 
 def _peak_resident_mib() -> float:
-    """The kernel's high-water mark of the resident set; getrusage's is a child's parent's, too."""
+    """The kernel's high-water mark of the resident set; getrusage's includes the parent's."""
     try:
         with open("/proc/self/status") as file:  # noqa: PTH123 - a file of the kernel's
             for line in file:
@@ -72,8 +72,8 @@ def _peak_resident_mib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def forget_peak_memory(device: torch.device) -> None:
-    """Begin the peaks anew, and give back what is free: what made them must not count."""
+def reset_peak_memory(device: torch.device) -> None:
+    """Reset the peaks of memory, after freed memory was returned to the system."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

@@ -10,7 +10,7 @@ from jobkit.errors import Exit
 
 
 def leave_after(error: BaseException, rank: int) -> NoReturn:
-    """End the process after an error, told with the rank on each line; INT needs no words."""
+    """End the process after an error, printed with the rank on each line (not for INT)."""
     if isinstance(error, KeyboardInterrupt):
         leave(Exit.INTERRUPTED)
     lines = "".join(traceback.format_exception(error)).rstrip().splitlines()
@@ -19,7 +19,7 @@ def leave_after(error: BaseException, rank: int) -> NoReturn:
 
 
 def leave(code: int) -> NoReturn:
-    """End the process at once, all output flushed, without the interpreter's own tidy end.
+    """End the process at once, all output flushed, without the interpreter's finalisation.
 
     After a failure, destructors of a process group may wait for ranks that will not answer. After
     success, a sharded model still keeps the threads of Gloo and autograd alive (DDP's are gone by

@@ -14,10 +14,10 @@ from jobkit.errors import Exit, Parser, UsageError
 from jobkit.paths import RunPaths, read_json
 from jobkit.payload.guard.stopping import StopRequest
 from jobkit.payload.leaving import leave, leave_after
-from jobkit.payload.place import find_place, set_threads, share_of_cores
+from jobkit.payload.place import read_rank_env, set_threads, share_of_cores
 from jobkit.spec.dataset import check_source
 from jobkit.spec.options import add_spec_arguments, given_settings
-from jobkit.spec.runspec import RunSpec, check_keys
+from jobkit.spec.runspec import RunSpec, check_keys, overridden
 
 EPILOG = """examples:
   bash run.sh --nproc-per-node 2 --strategy ddp --epochs 2 --dataset synthetic
@@ -30,12 +30,13 @@ def parser() -> argparse.ArgumentParser:
     """The payload's command line."""
     made = Parser(
         prog="run.sh",
+        usage="%(prog)s [options]",
         description="Train a model under one parallel strategy and print [METRIC] lines. "
         "'bash run.sh --help' shows how it is started.",
         epilog=EPILOG,
     )
     made.add_argument("--run-dir", type=Path, help="the run's folder (run.sh gives it)")
-    made.add_argument("--attempt", type=int, default=0, help="which start of the run this is")
+    made.add_argument("--attempt", type=int, default=0, help="number of this start of the run")
     made.add_argument(
         "--spec",
         type=Path,
@@ -54,20 +55,20 @@ def parser() -> argparse.ArgumentParser:
         nargs="?",
         const=1,
         metavar="RANKS",
-        help="check the settings without torch, for so many ranks, then stop",
+        help="check the settings for this number of ranks (default 1) without torch, then stop",
     )
     made.add_argument(
         "--resume-from",
         type=Path,
         metavar="DIR",
-        help="begin with a checkpoint of another run: its folder, or one in its checkpoints/; "
-        "other strategies and sizes read it too",
+        help="start from a checkpoint of another run: its folder, or one in its checkpoints/; the "
+        "strategy and the number of ranks may differ",
     )
     made.add_argument(
         "--fresh",
         action="store_true",
-        help="begin anew, although an earlier attempt of this run left a checkpoint; a requeue of "
-        "the job goes on all the same",
+        help="start from scratch even if an earlier attempt of this run left a checkpoint; a "
+        "requeued job still resumes from its own",
     )
     add_spec_arguments(made)
     return made
@@ -84,24 +85,18 @@ def read_settings(args: argparse.Namespace) -> tuple[RunSpec, int | None]:
     content = read_json(args.spec)
     kept = (content or {}).get("spec", content)
     if not isinstance(kept, dict):
-        raise UsageError(f"--spec {args.spec}: no spec.json of a run")
+        raise UsageError(f"--spec {args.spec}: not the spec.json of a run")
     try:
         check_keys(kept)
         ranks = RunSpec(**kept).world_size
     except UsageError as error:
         raise UsageError(f"--spec {args.spec}: {error}") from None
-    # One replaces the other: the batch given now must not meet the file's other kind of batch.
-    for one, other in (
-        ("global_batch_size", "batch_size_per_rank"),
-        ("batch_size_per_rank", "global_batch_size"),
-    ):
-        if one in given and other not in given:
-            kept[other] = None
-    return RunSpec(**{**kept, "nodes": 1, "ranks_per_node": 1, **given}), ranks
+    one_node = {"nodes": 1, "ranks_per_node": 1}
+    return RunSpec(**overridden(kept, {**one_node, **given})), ranks
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one rank; return its exit code. Tells of bad input in one line, on rank 0."""
+    """Run one rank; return its exit code. Rank 0 prints bad input as one line."""
     chief = int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", 0))) == 0
     args = parser().parse_args(argv)
     paths = RunPaths(args.run_dir.absolute()) if args.run_dir and not args.dry_run else None
@@ -131,17 +126,17 @@ def _run_rank(
     args: argparse.Namespace,
     stop: StopRequest,
 ) -> int:
-    """Train as one rank of the job. A failure is told with its rank, in the log and the outcome."""
-    place = find_place()
+    """Train as one rank; return its exit code. A failure is logged with the rank."""
+    place = read_rank_env()
     spec = replace(spec, nodes=place.nodes, ranks_per_node=place.local_world_size)
     set_threads(spec.threads or share_of_cores(place.local_world_size))
-    from jobkit.payload.job import Job
+    from jobkit.payload.job import RankJob
     from jobkit.payload.run import run_rank
 
     notes = []
     if planned not in (None, place.world_size):
         notes.append(f"--spec {args.spec} was for {planned} ranks; this run has {place.world_size}")
-    job = Job(
+    job = RankJob(
         spec=spec,
         place=place,
         paths=paths,

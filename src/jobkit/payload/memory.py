@@ -1,7 +1,7 @@
-"""What a rank keeps in memory from step to step: predicted from shapes, and measured on tensors.
+"""What a rank keeps in memory from step to step: the parts of a prediction, and what tensors hold.
 
-Kept are parameters, gradients, optimizer state and buffers. Activations and what is on its way
-between ranks come and go: memory_plans.py adds them.
+Kept are parameters, gradients, optimizer state and buffers: Strategy.persistent predicts them.
+Activations and communication buffers come and go: planner/footprints.py adds them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -40,40 +40,31 @@ class Share:
         )
 
 
-def persistent(
-    spec: RunSpec, parameters: Iterable[Tensor], buffers: Iterable[Tensor], rank: int = 0
-) -> Share:
-    """What a rank will keep, from the shapes alone; gradients are those just before they are freed.
+@dataclass(frozen=True, kw_only=True)
+class StagePass:
+    """One stage's forward pass over one batch, in bytes. A model that is not cut is one stage."""
 
-    parameters and buffers: of the whole model, or under pp and mp of the rank's stages. A sharded
-    parameter counts by its whole shape; fake and meta tensors will do.
+    saved: int  # for the backward pass, the stage's input left out
+    taken: int  # its input
+    given: int  # its output
 
-    SGD keeps one number for each parameter (none without momentum), AdamW two. FSDP2 pads each
-    shard to that of the first rank, also in the gradients; the optimizer's state has no padding.
-    """
-    every = list(parameters)
-    trained = [p for p in every if p.requires_grad]
-    kept, gradients = _bytes(every), _bytes(trained)
-    with_state = [_bytes([p]) for p in trained]
-    if spec.strategy == "fsdp":
-        ranks = spec.world_size // spec.fsdp_hybrid_replicas
-        kept = sum(_shard_bytes(p, ranks, 0) for p in every)
-        gradients = sum(_shard_bytes(p, ranks, 0) for p in trained)
-        with_state = [_shard_bytes(p, ranks, rank % ranks) for p in trained]
-    elif spec.strategy == "ddp" and spec.zero1:
-        with_state = [_bytes([p]) for p in zero1_parts(trained, spec.world_size)[rank]]
-    return Share(
-        parameters=kept,
-        gradients=gradients,
-        optimizer=_state_bytes(spec, with_state),
-        buffers=_bytes(buffers),
-    )
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryInputs:
+    """What activations and communication buffers of one rank follow from."""
+
+    share: Share  # what the rank keeps
+    parameters: int  # number, of the whole model
+    model: nn.Module | None  # None: only the number of parameters is known
+    passed: Sequence[StagePass]  # of all stages of the model
+    rank: int = 0
+    devices: int = 1  # of dp
 
 
 def zero1_parts(parameters: Sequence[Tensor], ranks: int) -> list[list[Tensor]]:
-    """Whose state each rank has: the largest parameter first, to the rank that has least so far.
+    """The parameters whose state each rank has, by the rule of torch's ZeroRedundancyOptimizer.
 
-    This is the rule of torch's ZeroRedundancyOptimizer.
+    The largest parameter comes first, and each goes to the rank that has least so far.
     """
     parts: list[list[Tensor]] = [[] for _ in range(ranks)]
     sizes = [0] * ranks
@@ -84,33 +75,28 @@ def zero1_parts(parameters: Sequence[Tensor], ranks: int) -> list[list[Tensor]]:
     return parts
 
 
-def fullest_of_zero1(parameters: Sequence[Tensor], ranks: int) -> int:
-    """The rank that keeps most under ZeRO-1."""
-    parts = zero1_parts([p for p in parameters if p.requires_grad], ranks)
-    return max(range(ranks), key=lambda rank: _bytes(parts[rank]))
-
-
-def _state_bytes(spec: RunSpec, with_state: Sequence[int]) -> int:
-    """The optimizer's state for parameters of so many bytes here."""
+def state_bytes(spec: RunSpec, with_state: Sequence[int]) -> int:
+    """The optimizer's state for parameters of these sizes: SGD keeps one number each, AdamW two."""
     if spec.optimizer == "adamw":
         return 2 * sum(with_state) + _STEP_BYTES * len(with_state)
     return sum(with_state) if spec.momentum > 0 else 0
 
 
-def _bytes(tensors: Iterable[Tensor]) -> int:
+def bytes_of(tensors: Iterable[Tensor]) -> int:
+    """Bytes of whole tensors; fake and meta tensors will do."""
     return sum(t.numel() * t.element_size() for t in tensors)
 
 
-def _shard_bytes(parameter: Tensor, ranks: int, rank: int) -> int:
-    """A rank's rows of a parameter, cut along the first dimension as torch.chunk does."""
+def shard_bytes(parameter: Tensor, ranks: int, rank: int) -> int:
+    """A rank's rows of a parameter, split along the first dimension as torch.chunk does."""
     rows = parameter.shape[0] if parameter.dim() else 1
     most = -(-rows // ranks)
     here = min(max(rows - rank * most, 0), most)
-    return here * _bytes([parameter]) // max(rows, 1)
+    return here * bytes_of([parameter]) // max(rows, 1)
 
 
 def held(model: nn.Module, optimizer: Optimizer) -> Share:
-    """What a rank's tensors really take, each storage once. Call it while gradients are there."""
+    """Bytes that a rank's tensors hold, each storage once. Call it while gradients are there."""
     seen: set[int] = set()
 
     def storages(tensors: Iterable[object]) -> int:

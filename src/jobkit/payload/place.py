@@ -10,8 +10,8 @@ from jobkit.payload import slurm_env
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
-    """Where a process stands in the job. Ranks of a node follow each other."""
+class RankEnv:
+    """Rank, size and master of a process in its job. Ranks of a node follow each other."""
 
     rank: int = 0
     local_rank: int = 0
@@ -28,8 +28,8 @@ class Place:
         return self.world_size // self.local_world_size
 
 
-def find_place(environ: Mapping[str, str] = os.environ) -> Place:
-    """Read the process's place: torchrun's variables first, then Slurm's, else one process alone.
+def read_rank_env(environ: Mapping[str, str] = os.environ) -> RankEnv:
+    """Read rank and size: torchrun's variables first, then Slurm's, else one process alone.
 
     Raises UsageError for an environment that contradicts itself, with the fix.
     """
@@ -39,7 +39,7 @@ def find_place(environ: Mapping[str, str] = os.environ) -> Place:
     }
     if "RANK" in environ and "WORLD_SIZE" in environ:
         world = int(environ["WORLD_SIZE"])
-        place = Place(
+        place = RankEnv(
             rank=int(environ["RANK"]),
             local_rank=int(environ.get("LOCAL_RANK", 0)),
             world_size=world,
@@ -49,9 +49,9 @@ def find_place(environ: Mapping[str, str] = os.environ) -> Place:
             **job,
         )
     elif "SLURM_PROCID" in environ and "SLURM_STEP_ID" in environ:
-        place = Place(**slurm_env.place(environ), **job)
+        place = RankEnv(**slurm_env.place(environ), **job)
     else:
-        place = Place()
+        place = RankEnv()
     if place.world_size % place.local_world_size or place.rank >= place.world_size:
         raise UsageError(
             f"{place.world_size} ranks do not fill nodes of {place.local_world_size}: give every "

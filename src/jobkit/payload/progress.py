@@ -1,11 +1,11 @@
-"""How far a training has come, and the exception that ends it early."""
+"""The progress of a training, and the exception that stops it early."""
 
 from dataclasses import dataclass
 
 
 @dataclass
 class Progress:
-    """Where a training stands, whatever the number of its ranks and the size of its batches."""
+    """The position of a training, for any number of ranks and any batch size."""
 
     epoch: int = 0  # the one in progress, from 0
     position: int = 0  # its training samples that have been used, over all ranks
@@ -23,4 +23,4 @@ class Progress:
 
 
 class Stopped(Exception):
-    """The training ends early, because somebody asked for it; the text says who and where."""
+    """The training stops early on request; the text says on which signal and where."""

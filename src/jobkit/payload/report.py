@@ -1,4 +1,4 @@
-"""What a run leaves behind: records, human lines, rank logs, and the outcome run.sh reads."""
+"""What a run writes: records, lines for people, rank logs, and the outcome for run.sh."""
 
 import contextlib
 import json
@@ -18,10 +18,10 @@ _LOGGER = logging.getLogger("jobkit.payload")
 
 
 class Reporter:
-    """Records and lines from rank 0, and a log of each rank's own. Without a folder, lines only."""
+    """Writes records and lines (rank 0) and a log per rank. Without a folder, lines only."""
 
     def __init__(self, paths: RunPaths | None, attempt: int, rank: int) -> None:
-        self._chief = rank == 0
+        self._is_rank_0 = rank == 0
         self._writer: MetricWriter | None = None
         self._handler: logging.Handler = logging.NullHandler()
         if paths:
@@ -35,7 +35,7 @@ class Reporter:
 
     def _open(self, paths: RunPaths, attempt: int, rank: int) -> None:
         self._handler = _rank_handler(paths, attempt, rank)
-        if self._chief:
+        if self._is_rank_0:
             self._writer = MetricWriter(
                 study=paths.folder.parent.name,
                 run_id=paths.folder.name,
@@ -55,30 +55,30 @@ class Reporter:
         _LOGGER.log(level, "%s", line)
 
     def say(self, line: str) -> None:
-        """Print a line for people; every rank's log has it."""
+        """Log a line on every rank; rank 0 prints it."""
         self.log(line)
-        if self._chief:
+        if self._is_rank_0:
             print(line, flush=True)
 
     def record(self, kind: str, **fields: Any) -> None:
-        """Write a record for programs."""
+        """Write a [METRIC] record (rank 0)."""
         if self._writer:
             self._writer.write(kind, **fields)
 
     def warn(self, text: str) -> None:
-        """Say what the report must show, to people and to programs."""
+        """Print and record a warning, which the report shows."""
         self.log(text, logging.WARNING)
-        if self._chief:
+        if self._is_rank_0:
             print(f"warning: {text}", flush=True)
         self.record("message", level="warning", text=text)
 
     def info(self, text: str) -> None:
-        """Say what the reader may want to know, to people and to programs."""
+        """Print and record a piece of information."""
         self.say(text)
         self.record("message", level="info", text=text)
 
     def close(self) -> None:
-        """Close the files; everything is on its way to the disk then."""
+        """Close the files."""
         if self._writer:
             self._writer.close()
         _LOGGER.removeHandler(self._handler)
@@ -96,9 +96,9 @@ def _rank_handler(paths: RunPaths, attempt: int, rank: int) -> logging.Handler:
 
 
 def write_spec(paths: RunPaths, spec: dict[str, Any], rank: int) -> None:
-    """Leave the whole spec in the run's folder (rank 0), unless the launcher did so already.
+    """Write spec.json in the run's folder (rank 0), unless the launcher did already.
 
-    Raises UsageError, on every rank, where the folder was made for another run.
+    Raises UsageError, on every rank, if the folder was made for another run.
     """
     if paths.spec.exists():
         _compare(paths, spec)
@@ -108,11 +108,11 @@ def write_spec(paths: RunPaths, spec: dict[str, Any], rank: int) -> None:
 
 
 def _compare(paths: RunPaths, own: dict[str, Any]) -> None:
-    """Raise UsageError where a spec.json says anything but this spec."""
+    """Raise UsageError if spec.json differs from this spec."""
     planned = (read_json(paths.spec) or {}).get("spec")
     if not isinstance(planned, dict):
-        raise UsageError(f"{paths.spec} is broken: choose another --run-dir")
-    for name in (n for n in own if n in OF_IDENTITY):  # in their order: the first is told
+        raise UsageError(f"{paths.spec} is corrupt: choose another --run-dir")
+    for name in (n for n in own if n in OF_IDENTITY):  # in their order: the first is reported
         if planned.get(name, own[name]) != own[name]:
             raise UsageError(
                 f"{paths.folder} was made for another run: {name} is {planned.get(name)!r} there "
@@ -123,9 +123,9 @@ def _compare(paths: RunPaths, own: dict[str, Any]) -> None:
 def write_outcome(
     paths: RunPaths | None, attempt: int, status: str, exit_code: int, reason: str = ""
 ) -> str:
-    """Leave how the attempt ended; return the reason that stands.
+    """Write how the attempt ended; return the recorded reason.
 
-    The first of its ranks to say so is right: the others fail because that one did.
+    The first rank to write wins: the others fail because that one did.
     """
     if paths is None:
         return reason
@@ -141,13 +141,13 @@ def write_outcome(
     except OSError as error:
         if status == "ok":
             raise
-        # Something else has failed already, and that is what must be told.
+        # Something else has failed already, and that must be reported.
         print(f"warning: the outcome could not be written: {error}", file=sys.stderr, flush=True)
     return str((read_json(paths.outcome(attempt)) or content).get("reason") or reason)
 
 
 def _write_first(path: Path, text: str) -> None:
-    """Write a file whole, unless it is there already."""
+    """Write a complete file, unless it exists already."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
     try:

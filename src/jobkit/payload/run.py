@@ -4,24 +4,22 @@ import logging
 import os
 import time
 import traceback
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from jobkit.errors import Exit, UsageError
-from jobkit.paths import data_root
 from jobkit.payload import host, warnings
 from jobkit.payload.clock import Stages
 from jobkit.payload.data.batches import Batches, DeviceData
-from jobkit.payload.data.cache import Dataset, ensure_cache, find_fault, open_cache, read_directly
-from jobkit.payload.data.sources import find_source
+from jobkit.payload.data.cache import Dataset
+from jobkit.payload.data.load import load_data
 from jobkit.payload.distributed import Group, banner, check_identity, pick_device
 from jobkit.payload.guard.setup import guarded
-from jobkit.payload.job import Job
+from jobkit.payload.job import RankJob
 from jobkit.payload.measure.breakdown import Breakdown
 from jobkit.payload.measure.profiling import Profiler
-from jobkit.payload.memory import MIB, persistent
+from jobkit.payload.memory import MIB
 from jobkit.payload.model import build_model
 from jobkit.payload.place import share_of_cores
 from jobkit.payload.progress import Stopped
@@ -33,8 +31,8 @@ from jobkit.spec.runspec import RunSpec
 from jobkit.spec.window import Window, profiled_ranks
 
 
-def run_rank(job: Job) -> bool:
-    """Train as one rank, from the group to the last record; False where it was stopped early.
+def run_rank(job: RankJob) -> bool:
+    """Train as one rank, from the group to the last record; False if it was stopped early.
 
     Raises UsageError for what the user gave, on every rank; any other error for a failed run.
     """
@@ -52,8 +50,8 @@ def run_rank(job: Job) -> bool:
         report.close()
 
 
-def _set_up(job: Job, report: Reporter, stages: Stages) -> Trainer:
-    """Group, data, model: all that comes before the first iteration, measured and reported."""
+def _set_up(job: RankJob, report: Reporter, stages: Stages) -> Trainer:
+    """Set up group, data and model, measured and reported; return the trainer."""
     spec, place = job.spec, job.place
     device = pick_device(spec.device, place)
     threads = spec.threads or share_of_cores(place.local_world_size)
@@ -66,7 +64,7 @@ def _set_up(job: Job, report: Reporter, stages: Stages) -> Trainer:
     for line in banner(group, threads):
         report.say(line)
     with stages.stage("data_s"):
-        data = _load_data(job, group, report)
+        data = load_data(spec, group, report.say, job.dry_run)
     with stages.stage("model_s"):
         trainer = build_trainer(spec, group, data, report)
     if job.paths:
@@ -76,36 +74,6 @@ def _set_up(job: Job, report: Reporter, stages: Stages) -> Trainer:
     return trainer
 
 
-def _load_data(job: Job, group: Group, report: Reporter) -> Dataset:
-    """Have rank 0 prepare the cache, the first rank of each other node check it; map it.
-
-    A dry run writes no cache: each rank reads what is there. A fault on one rank is raised on
-    every rank, so that none waits for the others.
-    """
-    spec = job.spec
-    data_dir = Path(spec.data_dir).expanduser().absolute() if spec.data_dir else data_root()
-    sizes = (spec.train_samples, spec.test_samples)
-    if job.dry_run:
-        source = find_source(spec.dataset, data_dir, *sizes, download=False)
-        return read_directly(source, data_dir, *sizes, report.say)
-    folder, fault = None, ""
-    try:
-        if group.place.rank == 0:
-            source = find_source(spec.dataset, data_dir, *sizes)
-            folder = ensure_cache(source, data_dir, report.say)
-    except UsageError as error:
-        fault = str(error)
-    folder, fault = group.gather((folder, fault))[0]  # the others wait here
-    if not fault:
-        if group.place.local_rank == 0 and group.place.rank != 0:
-            broken = find_fault(folder)
-            fault = f"{folder} on rank {group.place.rank}: {broken}" if broken else ""
-        fault = next(filter(None, group.gather(fault)), "")
-    if fault:
-        raise UsageError(fault)
-    return open_cache(folder, *sizes)
-
-
 def build_trainer(
     spec: RunSpec,
     group: Group,
@@ -113,7 +81,7 @@ def build_trainer(
     report: Reporter,
     dtype: torch.dtype = torch.float32,
 ) -> Trainer:
-    """Model, strategy, optimizer and batches of this rank; dtype is that of the weights."""
+    """Model, strategy, optimizer and batches of this rank; dtype: of weights and images."""
     place, device = group.place, group.device
     samples = len(data.train.labels)
     seed = spec.seed + spec.repeat
@@ -130,6 +98,7 @@ def build_trainer(
             seed=seed,
             augmented=spec.augment,
             channels_last=spec.channels_last,
+            dtype=dtype,
         ),
         batches=Batches(
             samples,
@@ -146,8 +115,8 @@ def build_trainer(
     )
 
 
-def _warn(job: Job, trainer: Trainer) -> None:
-    """Say and record what the reader of the results must know of the settings."""
+def _warn(job: RankJob, trainer: Trainer) -> None:
+    """Print and record the warnings about the settings."""
     device, samples = trainer.group.device, trainer.batches.samples
     for text in (
         *job.notes,
@@ -163,9 +132,9 @@ def _record_start(trainer: Trainer, threads: int) -> None:
     spec, group = trainer.spec, trainer.group
     batch = min(spec.steps_batch_size, trainer.batches.samples)
     hosts = group.gather(os.environ.get("SLURMD_NODENAME") or os.uname().nodename)
-    parameters = trainer.strategy.parameter_count
-    model = trainer.strategy.model
-    predicted = persistent(spec, model.parameters(), model.buffers(), group.place.rank)
+    strategy, model = trainer.strategy, trainer.strategy.model
+    parameters = strategy.parameter_count
+    predicted = strategy.persistent(model.parameters(), model.buffers(), group.place.rank)
     trainer.report.log(f"memory predicted for this rank: {predicted.describe()}")
     trainer.report.record(
         "run_start",
@@ -185,7 +154,7 @@ def _record_start(trainer: Trainer, threads: int) -> None:
         test_samples=len(trainer.data.test.labels),
         parameters=parameters,
         threads=threads,
-        predicted_memory_mib=group.reduce([predicted.total / MIB], "max")[0],
+        **group.reduce({"predicted_memory_mib": predicted.total / MIB}, "max"),
     )
     trainer.report.say(
         f"{spec.strategy} on {spec.dataset}: {parameters:,} parameters, "
@@ -194,7 +163,7 @@ def _record_start(trainer: Trainer, threads: int) -> None:
 
 
 def _try_forward(trainer: Trainer) -> bool:
-    """Dry run: one forward pass of one batch through everything, and no more."""
+    """Dry run: one forward pass of one batch, nothing recorded."""
     step = next(trainer.batches.epoch(0))
     indices = step.micro_batches[0]
     images, _ = trainer.data.training_batch(indices if len(indices) else torch.tensor([0]), 0)
@@ -203,10 +172,10 @@ def _try_forward(trainer: Trainer) -> bool:
     return True
 
 
-def _train(job: Job, trainer: Trainer, stages: Stages) -> bool:
-    """Train, write the last record and the outcome once every rank has come to the end.
+def _train(job: RankJob, trainer: Trainer, stages: Stages) -> bool:
+    """Train; write the last record and the outcome once every rank is done.
 
-    Returns False where the training was stopped early.
+    Returns False if the training was stopped early.
     """
 
     def started(compile_s: float | None) -> None:
@@ -230,13 +199,13 @@ def _train(job: Job, trainer: Trainer, stages: Stages) -> bool:
         _end_early(job, trainer, why)
     else:
         _end_well(job, trainer, *result)
-    # Rank 0 may serve the store that the others end with: all leave together.
+    # Rank 0 may serve the store that the others need to shut down: all leave together.
     dist.barrier()
     return result is not None
 
 
-def _observers(job: Job, trainer: Trainer) -> Breakdown | None:
-    """Give the trainer those who look at single iterations; the one to be told of the end."""
+def _observers(job: RankJob, trainer: Trainer) -> Breakdown | None:
+    """Give the trainer its observers; return the breakdown, which finishes after the training."""
     spec, classes = trainer.spec, trainer.classes
     found: list[Observer] = []
     if window := Window.of(spec.profile):
@@ -245,14 +214,14 @@ def _observers(job: Job, trainer: Trainer) -> Breakdown | None:
         trace = job.paths.trace(job.attempt, rank) if job.paths and chosen else None
         found.append(Profiler(window, trace))
     breakdown = None
-    if spec.breakdown_iterations and not spec.compile:  # a twin would have to be compiled as well
+    if spec.breakdown_iterations and not spec.compile:  # a replica would be compiled as well
         breakdown = Breakdown(spec.breakdown_iterations, lambda: build_model(spec, classes))
         found.append(breakdown)
     trainer.observers = found
     return breakdown
 
 
-def _end_well(job: Job, trainer: Trainer, val_loss: float, val_accuracy: float) -> None:
+def _end_well(job: RankJob, trainer: Trainer, val_loss: float, val_accuracy: float) -> None:
     trainer.report.record(
         "run_end",
         status="ok",
@@ -269,7 +238,7 @@ def _end_well(job: Job, trainer: Trainer, val_loss: float, val_accuracy: float) 
     )
 
 
-def _end_early(job: Job, trainer: Trainer, why: str) -> None:
+def _end_early(job: RankJob, trainer: Trainer, why: str) -> None:
     trainer.report.record(
         "run_end", status="preempted", reason=why, total_time_s=host.process_age_s()
     )
@@ -278,8 +247,8 @@ def _end_early(job: Job, trainer: Trainer, why: str) -> None:
     trainer.report.say(f"stopped early at {time.strftime('%H:%M:%S')}: {why}")
 
 
-def _record_failure(job: Job, report: Reporter, error: Exception) -> None:
-    """Leave that the run failed and why; where another rank said so first, its reason stands."""
+def _record_failure(job: RankJob, report: Reporter, error: Exception) -> None:
+    """Record that the run failed and why; the reason of the first rank to fail is kept."""
     if isinstance(error, UsageError):
         code, reason = Exit.USAGE, str(error)
     else:

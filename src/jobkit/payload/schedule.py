@@ -16,9 +16,9 @@ def peak_lr(spec: RunSpec) -> float:
 def learning_rate(spec: RunSpec, step: float, steps_per_epoch: int) -> float:
     """The learning rate of a step, counted from 0 over the whole training.
 
-    A training that goes on with other batches may stand between two steps.
+    A training resumed with another batch size may be between two steps.
 
-    onecycle rises and then falls in a straight line, ending near 0; cosine falls as half a cosine.
+    onecycle rises and falls linearly, ending near 0; cosine falls as half a cosine.
     """
     total = spec.epochs * steps_per_epoch
     warmup_epochs = spec.lr_warmup_epochs

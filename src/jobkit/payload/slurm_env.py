@@ -1,4 +1,4 @@
-"""A process's place in a Slurm step, from Slurm's variables alone: no scontrol in a container."""
+"""Rank and size of a process in a Slurm step, from Slurm's variables: no scontrol needed."""
 
 import re
 from collections.abc import Mapping
@@ -68,7 +68,7 @@ def tasks_per_node(text: str) -> list[int]:
 
 
 def default_port(job_id: int, restart: int, ephemeral: tuple[int, int]) -> int:
-    """A port of the job's own, outside the range from which the system takes ports by itself."""
+    """A port derived from the job id, outside the system's range of ephemeral ports."""
     low, high = ephemeral
     below, above = range(10000, max(low, 10000)), range(min(high, 65535) + 1, 65536)
     free = below if len(below) >= len(above) else above
@@ -76,7 +76,7 @@ def default_port(job_id: int, restart: int, ephemeral: tuple[int, int]) -> int:
 
 
 def ephemeral_ports() -> tuple[int, int]:
-    """The range from which the system takes ports for outgoing connections."""
+    """The system's range of ephemeral ports."""
     try:
         with open(_EPHEMERAL) as file:  # noqa: PTH123 - a file of the kernel's
             low, high = file.read().split()
@@ -86,7 +86,7 @@ def ephemeral_ports() -> tuple[int, int]:
 
 
 def place(environ: Mapping[str, str]) -> dict[str, Any]:
-    """The fields of Place for a task that srun started; raises UsageError with the fix."""
+    """The fields of RankEnv for a task that srun started; raises UsageError with the fix."""
     world = int(environ["SLURM_NTASKS"])
     try:
         counts = tasks_per_node(environ.get("SLURM_STEP_TASKS_PER_NODE", str(world)))

@@ -1,6 +1,6 @@
 """The training loop, readable from top to bottom; every strategy goes through it."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -21,9 +21,9 @@ from jobkit.spec.runspec import RunSpec
 
 
 class Guard(Protocol):
-    """What is asked between two iterations; every rank asks at the same ones.
+    """Called between two iterations, on every rank at the same ones.
 
-    edge and epoch_done may raise Stopped: the state is saved then, and the training ends.
+    edge and epoch_done may raise Stopped: then the state is saved, and the training ends.
     """
 
     def edge(self, trainer: "Trainer") -> None:
@@ -33,17 +33,17 @@ class Guard(Protocol):
         """An epoch is done and recorded."""
 
     def alive(self, where: str) -> None:
-        """The rank goes on, in the middle of something long."""
+        """The rank makes progress, within something long."""
 
     def may_record(self) -> None:
-        """Raise where the run's records are another attempt's to write by now."""
+        """Raise if a newer attempt of the run has begun, whose records must not be mixed."""
 
 
 class Observer(Protocol):
-    """Looks at single iterations of the training, and changes nothing in it."""
+    """Measures single iterations of the training, and changes nothing in it."""
 
     def wants(self, trainer: "Trainer") -> bool:
-        """Whether it looks at the next iteration; the same on every rank."""
+        """Whether it measures the next iteration; the same on every rank."""
 
     def before(self, trainer: "Trainer", step: Step) -> None:
         """The iteration is next."""
@@ -67,7 +67,7 @@ class Trainer:
     progress: Progress = field(default_factory=Progress)
     guard: Guard | None = None
     observers: Sequence[Observer] = ()  # of iterations after the warm-up
-    held: Share | None = None  # what the rank's tensors take, once the first step was made
+    held: Share | None = None  # memory of the rank's tensors, measured after the first step
 
     def __post_init__(self) -> None:
         # Of the epoch in progress: this rank's sum of losses, and its time.
@@ -90,19 +90,18 @@ class Trainer:
             self.progress.next_epoch()
             if self.guard:
                 self.guard.epoch_done(self)
-        if validation is None:  # it was cut after its last epoch
-            sums = self.group.reduce(self.evaluate(), "sum")
-            validation = (sums[0] / sums[2], sums[1] / sums[2])
+        if validation is None:  # interrupted after its last epoch
+            validation = _means(self.group.reduce(self.evaluate(), "sum"))
         return validation
 
     def _measure_held(self, *_: Any) -> None:
-        """After the first step, while its gradients are there: once."""
+        """Measure the memory of the tensors once, after the first step, with its gradients."""
         if self.held is None:
             self.held = held(self.strategy.model, self.optimizer)
             self.report.log(f"memory held by this rank: {self.held.describe()}")
 
     def _epoch(self, epoch: int, started: Callable[[float | None], None]) -> tuple[float, float]:
-        """Train and evaluate once, and report it; return validation loss and accuracy."""
+        """Train and evaluate for one epoch and report it; return validation loss and accuracy."""
         begun_at = self.progress.position
         clock, loss_sum, lr = self.train_epoch(epoch, started, begun_at)
         own_s = clock.elapsed_s()
@@ -112,25 +111,43 @@ class Trainer:
 
         peaks = peak_memory_mib(self.data.device)
         peak = peaks.allocated if self.data.device.type == "cuda" else peaks.resident
-        own = self.held.total / MIB if self.held else float("nan")
-        memory = (peak, *peaks, own)
         self.report.log(
             f"epoch {epoch}, this rank: {clock.images} images in {own_s:.4f} s, of it waiting for "
             f"data {clock.data_wait_s:.4f} s; peak memory {peak:.1f} MiB"
         )
-        sums = self.group.reduce([loss_sum, clock.images, *val_sums], "sum")
-        worst = self.group.reduce([own_s, eval_time_s, clock.data_wait_s, *memory], "max")
-        self._report(epoch, sums, worst, lr, begun_at)
-        return sums[2] / sums[4], sums[3] / sums[4]
+        sums = self.group.reduce(
+            {"train_loss": loss_sum, "images": clock.images, **val_sums}, "sum"
+        )
+        largest = self.group.reduce(
+            {
+                "epoch_time_s": own_s,
+                "eval_time_s": eval_time_s,
+                "data_wait_s": clock.data_wait_s,
+                "peak_memory_mib": peak,
+                "allocated_memory_mib": peaks.allocated,
+                "reserved_memory_mib": peaks.reserved,
+                "resident_memory_mib": peaks.resident,
+                "held_memory_mib": self.held.total / MIB if self.held else float("nan"),
+            },
+            "max",
+        )
+        self._report(epoch, sums, largest, lr, begun_at)
+        return _means(sums)
 
     def _report(
-        self, epoch: int, sums: list[float], worst: list[float], lr: float, begun_at: int
+        self,
+        epoch: int,
+        sums: Mapping[str, float],
+        largest: Mapping[str, float],
+        lr: float,
+        begun_at: int,
     ) -> None:
-        """Record the epoch, from the ranks' sums and from the worst of them, and say it."""
+        """Record and print the epoch, from the sums and maxima over the ranks."""
         if self.guard:
             self.guard.may_record()
-        train_loss = sums[0] / self.batches.samples
-        val_loss, val_accuracy = sums[2] / sums[4], sums[3] / sums[4]
+        train_loss = sums["train_loss"] / self.batches.samples
+        val_loss, val_accuracy = _means(sums)
+        images_per_s = sums["images"] / largest["epoch_time_s"]
         self.report.record(
             "epoch",
             epoch=epoch,
@@ -138,23 +155,16 @@ class Trainer:
             train_loss=train_loss,
             val_loss=val_loss,
             val_accuracy=val_accuracy,
-            epoch_time_s=worst[0],
-            timed_images=int(sums[1]),
-            images_per_s=sums[1] / worst[0],
-            eval_time_s=worst[1],
-            data_wait_s=worst[2],
-            peak_memory_mib=worst[3],
-            allocated_memory_mib=worst[4],
-            reserved_memory_mib=worst[5],
-            resident_memory_mib=worst[6],
-            held_memory_mib=worst[7],
+            timed_images=int(sums["images"]),
+            images_per_s=images_per_s,
             lr=lr,
             begun_at=begun_at,
+            **largest,
         )
         self.report.say(
             f"epoch {epoch + 1}/{self.spec.epochs}: loss {train_loss:.4f}, "
             f"validation loss {val_loss:.4f}, accuracy {val_accuracy:.1%}, "
-            f"{worst[0]:.2f} s, {sums[1] / worst[0]:,.0f} images/s"
+            f"{largest['epoch_time_s']:.2f} s, {images_per_s:,.0f} images/s"
         )
 
     def train_epoch(
@@ -190,12 +200,12 @@ class Trainer:
 
     @contextmanager
     def _observed(self, step: Step, after_warmup: bool) -> Iterator[None]:
-        """Have those who look at single iterations see one."""
-        looking = [each for each in self.observers if after_warmup and each.wants(self)]
-        for each in looking:
+        """Have the observers that want this iteration measure it."""
+        active = [each for each in self.observers if after_warmup and each.wants(self)]
+        for each in active:
             each.before(self, step)
         yield
-        for each in looking:
+        for each in active:
             each.after(self, step)
 
     def _warmup(self, position: int) -> int:
@@ -234,8 +244,8 @@ class Trainer:
             self.strategy.optimizer_step(self.optimizer)
         return losses
 
-    def evaluate(self) -> list[float]:
-        """This rank's sums over its test samples: losses, correct answers, samples.
+    def evaluate(self) -> dict[str, float]:
+        """This rank's sums over its test samples: val_loss, val_correct, val_samples.
 
         Every sample once over all ranks; each rank calls the model as often as the others.
         """
@@ -259,4 +269,10 @@ class Trainer:
                 sums[0] += F.cross_entropy(logits, labels, reduction="sum")
                 sums[1] += (logits.argmax(1) == labels).sum()
                 seen += size
-        return [*sums.tolist(), float(seen)]
+        loss, correct = sums.tolist()
+        return {"val_loss": loss, "val_correct": correct, "val_samples": float(seen)}
+
+
+def _means(sums: Mapping[str, float]) -> tuple[float, float]:
+    """Validation loss and accuracy of the sums over all ranks that evaluate gives."""
+    return sums["val_loss"] / sums["val_samples"], sums["val_correct"] / sums["val_samples"]

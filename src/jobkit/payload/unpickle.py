@@ -1,4 +1,4 @@
-"""Reading pickles that somebody else may have made: only the named things are ever called."""
+"""Reading untrusted pickles: only the named classes and functions are ever called."""
 
 import pickle
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ class _Restricted(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in self._allowed:
-            raise pickle.UnpicklingError(f"{module}.{name} has no place in this file")
+            raise pickle.UnpicklingError(f"{module}.{name} is not allowed in this file")
         return super().find_class(module, name)
 
 
@@ -21,7 +21,7 @@ def restricted_load(
 ) -> Any:
     """The object of a pickle made of plain values and of the allowed (module, name) alone.
 
-    encoding: of the texts in a pickle of Python 2; "bytes" leaves them as they are. Raises
+    encoding: of the texts in a pickle of Python 2; "bytes" leaves them as bytes. Raises
     pickle.UnpicklingError for anything that is not allowed, before it is called.
     """
     return _Restricted(file, frozenset(allowed), encoding).load()

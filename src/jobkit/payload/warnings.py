@@ -1,23 +1,16 @@
-"""What the user should hear of a run's settings: each line is printed and recorded."""
+"""Warnings about a run's settings: each line is printed and recorded."""
 
 import os
 
 import torch
 
-from jobkit.payload.distributed import Place
+from jobkit.payload.distributed import RankEnv
 from jobkit.spec.runspec import RunSpec
+from jobkit.spec.strategies import FACTS
 
 # A setting (or the beginning of its name), what must hold for it to matter, and that in words.
 _ONLY_WITH = (
-    ("ddp_", lambda spec: spec.strategy == "ddp", "strategy ddp"),
     ("ddp_powersgd", lambda spec: spec.ddp_comm_hook == "powersgd", "--ddp-comm-hook powersgd"),
-    ("sync_batchnorm", lambda spec: spec.strategy == "ddp", "strategy ddp"),
-    ("zero1", lambda spec: spec.strategy == "ddp", "strategy ddp"),
-    ("pipeline_split", lambda spec: spec.strategy in ("pp", "mp"), "strategy pp or mp"),
-    ("pipeline_stages", lambda spec: spec.strategy == "pp", "strategy pp"),
-    ("pipeline_schedule", lambda spec: spec.strategy == "pp", "strategy pp"),
-    ("microbatches", lambda spec: spec.strategy == "pp", "strategy pp"),
-    ("fsdp_", lambda spec: spec.strategy == "fsdp", "strategy fsdp"),
     ("fsdp_wrap_min", lambda spec: spec.fsdp_wrap is None, "no --fsdp-wrap"),
     ("fsdp_reduce_fp32", lambda spec: spec.precision != "fp32", "a lower precision than fp32"),
     ("momentum", lambda spec: spec.optimizer == "sgd", "optimizer sgd"),
@@ -31,6 +24,11 @@ def without_effect(spec: RunSpec, device_type: str) -> list[str]:
     """A line for each setting that is not at its default and changes nothing in this run."""
     changed = spec.differences()
     lines: dict[str, str] = {}
+    for name in changed:
+        owners = [facts.name for facts in FACTS.values() if name.startswith(facts.owns)]
+        if owners and spec.strategy not in owners:
+            words = f"strategy {' or '.join(owners)}"
+            lines[name] = f"{option(name)} has no effect: it needs {words}"
     for prefix, holds, words in _ONLY_WITH:
         for name in changed:
             if name.startswith(prefix) and not holds(spec):
@@ -47,7 +45,7 @@ def option(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def of_size(spec: RunSpec, place: Place, device: torch.device, samples: int) -> list[str]:
+def of_size(spec: RunSpec, place: RankEnv, device: torch.device, samples: int) -> list[str]:
     """Lines on batches larger than the data, and on more ranks than cores."""
     lines = []
     if spec.steps_batch_size > samples:
@@ -57,16 +55,19 @@ def of_size(spec: RunSpec, place: Place, device: torch.device, samples: int) -> 
         )
     cores = len(os.sched_getaffinity(0))
     if device.type == "cpu" and place.local_world_size > cores:
-        lines.append(f"{place.local_world_size} ranks share {cores} cores: times will not scale")
+        lines.append(
+            f"{place.local_world_size} ranks share {cores} cores: oversubscribed, timings are not "
+            "meaningful"
+        )
     return lines
 
 
 def of_batch_norm(normalised: bool, spec: RunSpec) -> list[str]:
     """A line on batch normalisation, the one thing that does depend on the number of ranks."""
-    if not normalised or spec.world_size == 1 or spec.strategy == "mp":
+    part = FACTS[spec.strategy].normalises_over
+    if not normalised or spec.world_size == 1 or not part:
         return []
     if spec.strategy == "ddp" and spec.sync_batchnorm:
         return []
-    part = "microbatch" if spec.strategy == "pp" else "rank's own part of the batch"
     text = f"the model has batch normalisation, which takes its statistics over each {part}"
     return [f"{text}: losses change with the number of ranks"]

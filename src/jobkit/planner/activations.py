@@ -10,7 +10,6 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,21 +18,13 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from jobkit.errors import UsageError
+from jobkit.payload.memory import StagePass
 from jobkit.payload.model import build_model
 from jobkit.payload.strategies.base import at_least_fp32
 from jobkit.payload.strategies.recompute import checkpoint_blocks
 from jobkit.spec.runspec import RunSpec
 
 Cut = Callable[[nn.Module], Sequence[nn.Module]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Passed:
-    """One stage's forward pass over one batch, in bytes."""
-
-    saved: int  # for the backward pass, the stage's input left out
-    taken: int  # its input
-    given: int  # its output
 
 
 @functools.lru_cache(maxsize=16)
@@ -66,7 +57,7 @@ def _made_for_real(spec: RunSpec, num_classes: int) -> nn.Module:
 
 def passes(
     spec: RunSpec, images: int, num_classes: int, cut: Cut = lambda model: [model]
-) -> list[Passed]:
+) -> list[StagePass]:
     """Send a batch of images through the model's stages, one after the other.
 
     cut: gives the model's stages in order. Raises UsageError for a model that cannot be made or
@@ -88,7 +79,7 @@ def passes(
         ) from None
     # Going backward, one block at a time has its activations again.
     return [
-        Passed(saved=k.saved + largest, taken=k.taken, given=k.given)
+        StagePass(saved=k.saved + largest, taken=k.taken, given=k.given)
         for (k, _), (_, largest) in zip(kept, plain, strict=True)
     ]
 
@@ -121,7 +112,7 @@ class _Run:
         self.by_block: Counter[str] = Counter()
         self.block = ""
 
-    def through(self, stages: Sequence[nn.Module], images: int) -> list[tuple[Passed, int]]:
+    def through(self, stages: Sequence[nn.Module], images: int) -> list[tuple[StagePass, int]]:
         """Each stage's pass, and the bytes of the block that saved most in it."""
         value: Any = torch.zeros(images, 3, 32, 32)
         handles = [
@@ -143,7 +134,9 @@ class _Run:
             for handle in handles:
                 handle.remove()
 
-    def _stage(self, stage: nn.Module, inputs: tuple[Any, ...], last: bool) -> tuple[Passed, Any]:
+    def _stage(
+        self, stage: nn.Module, inputs: tuple[Any, ...], last: bool
+    ) -> tuple[StagePass, Any]:
         self.by_block.clear()
         inputs = tuple(self._fresh(x) for x in inputs)
         state = {name: self._state(p) for name, p in stage.named_parameters()}
@@ -160,7 +153,7 @@ class _Run:
                 labels = torch.zeros(len(out), dtype=torch.int64)
                 F.cross_entropy(at_least_fp32(out), labels, reduction="sum")
         given = sum(_size(x) for x in _parts(out) if isinstance(x, Tensor))
-        return Passed(saved=self.by_block.total(), taken=taken, given=given), out
+        return StagePass(saved=self.by_block.total(), taken=taken, given=given), out
 
     def _own(self, tensor: Tensor) -> Tensor:
         return tensor if isinstance(tensor, FakeTensor) else self.mode.from_tensor(tensor)

@@ -1,20 +1,20 @@
 """`python -m jobkit advise`: which strategy to take for a model on given GPUs, and why.
 
-Takes the memory of each strategy from `jobkit memory`, and the time to send what it sends in a step
-from the bandwidths. Ends with 4 when nothing fits, and says what would.
+Takes the memory of each strategy from `jobkit memory`, and the communication time of a step from
+the bandwidths. Ends with 4 when nothing fits, and says what would.
 """
 
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from jobkit.errors import Exit, Parser, UsageError
+from jobkit.errors import Exit, Parser, UsageError, command, positive, whole
 from jobkit.payload.memory import GIB
-from jobkit.planner.choice import Option, Question, choose, command, reasons, remedies
+from jobkit.planner.choice import Option, Question, choose, command_line, reasons, remedies
 from jobkit.planner.memory import head, row
-from jobkit.planner.options import add_model_arguments, amount, base_of, positive, subject_of, whole
-from jobkit.planner.traffic import Wires, duration
+from jobkit.planner.options import add_model_arguments, amount, base_of, subject_of, text_table
+from jobkit.planner.traffic import duration, links
 
 EPILOG = """examples:
   python -m jobkit advise --model resnet18 --device-memory 80 --gpus-per-node 4
@@ -26,7 +26,12 @@ EPILOG = """examples:
 
 def parser() -> Parser:
     """The command line."""
-    made = Parser(prog="jobkit advise", description=__doc__.splitlines()[0], epilog=EPILOG)
+    made = Parser(
+        prog="jobkit advise",
+        usage="%(prog)s --device-memory GIB [options]",
+        description=__doc__.splitlines()[0],
+        epilog=EPILOG,
+    )
     add = made.add_argument
     add("--device-memory", type=positive, required=True, metavar="GIB", help="of one GPU, in GiB")
     add("--nodes", type=whole(1, 10**5), default=1, metavar="N", help="nodes (default 1)")
@@ -36,7 +41,7 @@ def parser() -> Parser:
         type=positive,
         default=25.0,
         metavar="X",
-        help="network of a node, in 10^9 bytes a second each way (default 25: 200 Gbit/s)",
+        help="network of a node, in 10^9 bytes per second each way (default 25: 200 Gbit/s)",
     )
     add(
         *("--link-gb-per-s",),
@@ -60,24 +65,21 @@ def parser() -> Parser:
 _FSDP_MODE = ("fsdp_reshard_after_forward", "fsdp_hybrid_replicas")
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the advice; 4 when nothing fits."""
     args = parser().parse_args(argv)
-    try:
-        if args.reserve >= 1:
-            raise UsageError(f"--reserve {args.reserve:g}: must be less than 1")
-        question = Question(
-            base=base_of(args, args.nodes, args.nodes * args.gpus_per_node),
-            subject=subject_of(args),
-            usable=args.device_memory * GIB * (1 - args.reserve),
-            wires=Wires(network=args.network_gb_per_s, link=args.link_gb_per_s),
-        )
-        options, refused = question.options()
-        if not options:
-            raise UsageError(next(iter(refused.values())))
-    except UsageError as error:
-        print(f"jobkit: error: {error}", file=sys.stderr)
-        return Exit.USAGE
+    if args.reserve >= 1:
+        raise UsageError(f"--reserve {args.reserve:g}: must be less than 1")
+    question = Question(
+        base=base_of(args, args.nodes, args.nodes * args.gpus_per_node),
+        subject=subject_of(args),
+        usable=args.device_memory * GIB * (1 - args.reserve),
+        links=links(args.network_gb_per_s, args.link_gb_per_s),
+    )
+    options, refused = question.options()
+    if not options:
+        raise UsageError(next(iter(refused.values())))
     taken = choose(options)
     if args.json:
         print(json.dumps(answer(question, options, refused, taken), indent=1))
@@ -92,7 +94,7 @@ def answer(
     """The advice for a program."""
     return {
         "strategy": taken.label if taken else None,
-        "command": command(taken.footprint.spec, question.subject) if taken else None,
+        "command": command_line(taken.footprint.spec, question.subject) if taken else None,
         "why": reasons(taken, options) if taken else [],
         "remedies": [] if taken else list(remedies(question)),
         "usable_mib": question.usable / 2**20,
@@ -114,14 +116,14 @@ def text(
 ) -> list[str]:
     """The advice for a reader."""
     lines = [*head(question.base, question.subject), *_table(options, question, taken)]
-    lines += [f"   {label}: cannot run so: {why}" for label, why in refused.items()]
+    lines += [f"   {label}: not applicable: {why}" for label, why in refused.items()]
     lines += [
-        "   sent: time of a ring at these bandwidths in one optimizer step; part of it hides",
-        "   behind the compute. idle: part of a step in which a GPU waits for other stages.",
+        "   communication: ring estimate at these bandwidths for one optimizer step; part of it is",
+        "   overlapped with computation. idle: part of a step that a GPU waits for other stages.",
     ]
     if question.subject.parameters is not None:
         lines.append(
-            "   not in it, as only the size is known: activations, and what full shard gathers"
+            "   not included, as only the size is known: activations, and what full shard gathers"
         )
     lines.append("")
     if taken is None:
@@ -134,34 +136,27 @@ def text(
         *_points(reasons(taken, options)),
         *_points([f"it takes {used:.0%} of the memory that may be used on each GPU"]),
         "run:",
-        f"  {command(taken.footprint.spec, question.subject)}",
+        f"  {command_line(taken.footprint.spec, question.subject)}",
     ]
 
 
-def _points(lines: object) -> list[str]:
-    return [f"  - {line}" for line in lines]  # type: ignore[attr-defined]
+def _points(lines: Iterable[str]) -> list[str]:
+    return [f"  - {line}" for line in lines]
 
 
 def _table(options: list[Option], question: Question, taken: Option | None) -> list[str]:
     """The costs of each strategy, one line each; a star at the one to take."""
-    rows = [["", "strategy", f"GiB of {question.usable / GIB:.3g}", "fits", "sent", "idle"]]
+    rows = [
+        ["", "strategy", f"GiB of {question.usable / GIB:.3g}", "fits", "communication", "idle"]
+    ]
     for o in options:
         used = amount(o.footprint.total, GIB)
         star = "*" if o is taken else ""
         rows.append(
             [star, o.label, used, "yes" if o.fits else "no", duration(o.seconds), f"{o.idle:.0%}"]
         )
-    widths = [max(len(r[i]) for r in rows) for i in range(len(rows[0]))]
-    return [
-        "",
-        *(
-            f"{r[0]:1}  {r[1]:<{widths[1]}}  "
-            + "  ".join(f"{t:>{w}}" for t, w in zip(r[2:], widths[2:], strict=True))
-            for r in rows
-        ),
-        "",
-    ]
+    return ["", *text_table(rows), ""]
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(None))

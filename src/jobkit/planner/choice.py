@@ -1,4 +1,4 @@
-"""Which strategy fits and sends least; where none fits, what would."""
+"""Which strategy fits and communicates least; where none fits, what would."""
 
 import math
 import shlex
@@ -7,17 +7,14 @@ from dataclasses import dataclass, replace
 
 from jobkit.errors import UsageError
 from jobkit.payload.memory import GIB
-from jobkit.planner.footprints import Footprint, Subject, footprints
-from jobkit.planner.traffic import Wires, duration, idle_share, step_s
+from jobkit.planner.footprints import Footprint, Subject, footprints, strategy_of, variants
+from jobkit.planner.traffic import duration, step_s
 from jobkit.spec.runspec import RunSpec
+from jobkit.spec.strategies import FACTS
+from jobkit.spec.traffic import Links
 
-# Ranks that split the batch do all work at once, so these come first; the simplest before others.
-_SPLIT_THE_BATCH = (
-    *("single", "ddp", "ddp, zero1"),
-    *("fsdp, gradients and optimizer", "fsdp, hybrid", "fsdp, full shard"),
-)
-_SPLIT_THE_MODEL = ("pp", "mp")
 _MOST_RANKS = 65536
+_SMALLEST = "fsdp, full shard"  # of those that split the batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,45 +31,57 @@ class Option:
         """The strategy with its mode."""
         return self.footprint.label
 
+    @property
+    def splits_model(self) -> bool:
+        """Whether it splits the model over the ranks; the others split the batch."""
+        return FACTS[self.footprint.spec.strategy].splits_model
+
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What is asked: a training at a size, on devices with so many bytes to use."""
+    """What is asked: a training at a size, with the memory that each GPU may use."""
 
     base: RunSpec
     subject: Subject
     usable: float
-    wires: Wires
+    links: Links
 
     def options(self) -> tuple[list[Option], dict[str, str]]:
-        """Every strategy with its costs, and why the others cannot run so."""
+        """Every strategy with its costs, and why the others are not applicable."""
         found, refused = footprints(self.base, self.subject, _labels(self.base))
         made = [
             Option(
                 footprint=each,
                 fits=each.total <= self.usable,
-                seconds=step_s(each, self.subject, self.wires),
-                idle=idle_share(each.spec),
+                seconds=step_s(each, self.subject, self.links),
+                idle=strategy_of(each.spec).idle_share(),
             )
             for each in found
         ]
         return made, refused
 
 
-def _labels(base: RunSpec) -> tuple[str, ...]:
-    """The strategies that a number of GPUs leaves to choose from."""
-    return (
-        _SPLIT_THE_BATCH[:1] if base.world_size == 1 else (*_SPLIT_THE_BATCH[1:], *_SPLIT_THE_MODEL)
-    )
+def _labels(base: RunSpec) -> list[str]:
+    """The strategies that a number of GPUs leaves to choose from, with their modes."""
+    one_rank = base.world_size == 1
+    return [
+        label
+        for label, spec in variants(base).items()
+        if (facts := FACTS[spec.strategy]).one_rank == one_rank and not facts.whole_node
+    ]
 
 
 def choose(options: list[Option]) -> Option | None:
-    """The one to take: of those that split the batch and fit, the one that sends least."""
-    fitting = {o.label: o for o in options if o.fits}
-    first = [fitting[label] for label in _SPLIT_THE_BATCH if label in fitting]
+    """The one to take: of those that split the batch and fit, the one that sends least.
+
+    Ranks that split the batch do all work at once, so those come first. Of equals it is the
+    first, as the table of strategies has the simpler ones before.
+    """
+    fitting = [o for o in options if o.fits]
+    first = [o for o in fitting if not o.splits_model]
     if first:
-        return min(first, key=lambda o: o.seconds)  # of equals the simplest
-    return next((fitting[label] for label in _SPLIT_THE_MODEL if label in fitting), None)
+        return min(first, key=lambda o: o.seconds)
+    return min(fitting, key=lambda o: o.idle, default=None)
 
 
 def reasons(taken: Option, options: list[Option]) -> list[str]:
@@ -80,25 +89,27 @@ def reasons(taken: Option, options: list[Option]) -> list[str]:
     lines = []
     for other in options:
         less = other.seconds < taken.seconds
-        if other.label in _SPLIT_THE_BATCH and not other.fits and less:
+        if not (other.splits_model or other.fits) and less:
             cost = f"{_time(other)}), but needs {_gib(other)} on each GPU"
-            lines.append(f"{other.label} would send less ({cost}")
-    same = [o for o in options if o.fits and o is not taken and o.label in _SPLIT_THE_BATCH]
-    if taken.label in _SPLIT_THE_MODEL:
+            lines.append(f"{other.label} would communicate less ({cost}")
+    same = [o for o in options if o.fits and o is not taken and not o.splits_model]
+    if taken.splits_model:
         lines.append(
             f"no strategy that splits the batch fits; {taken.label} splits the model, and each GPU "
-            f"waits for {taken.idle:.0%} of a step"
+            f"is idle for {taken.idle:.0%} of a step"
         )
     elif taken.label == "single":
-        lines.append("one GPU: it fits, and there is nothing to send")
+        lines.append("one GPU: it fits, and there is no communication")
     elif same:
-        lines.append(f"of those that fit it sends least: {_time(taken)} a step")
+        lines.append(f"of those that fit it has the least communication: {_time(taken)} per step")
         spare = min(same, key=lambda o: o.footprint.total)
         if spare.footprint.total < taken.footprint.total:
             saved = (taken.footprint.total - spare.footprint.total) / GIB
-            lines.append(f"{spare.label} would save {saved:.3g} GiB a GPU, for {_time(spare)}")
+            lines.append(f"{spare.label} would save {saved:.3g} GiB per GPU, for {_time(spare)}")
     else:
-        lines.append(f"no other that splits the batch fits; it sends {_time(taken)} a step")
+        lines.append(
+            f"no other that splits the batch fits; it communicates for {_time(taken)} per step"
+        )
     return lines
 
 
@@ -110,7 +121,7 @@ def _gib(option: Option) -> str:
     return f"{option.footprint.total / GIB:.3g} GiB"
 
 
-def command(spec: RunSpec, subject: Subject) -> str:
+def command_line(spec: RunSpec, subject: Subject) -> str:
     """The line that runs it on a cluster."""
     per_node = spec.ranks_per_node
     head = f"sbatch --nodes={spec.nodes} --ntasks-per-node={per_node} --gpus-per-node={per_node}"
@@ -127,9 +138,8 @@ def remedies(question: Question) -> Iterator[str]:
 
 
 def _smallest(question: Question, base: RunSpec) -> Footprint | None:
-    """The one that takes least of those that split the batch; None where none can run so."""
-    labels = set(_labels(base)) & {"single", "fsdp, full shard"}
-    found, _ = footprints(base, question.subject, [*labels])
+    """The one that takes least of those that split the batch; None where none is applicable."""
+    found, _ = footprints(base, question.subject, ["single" if base.world_size == 1 else _SMALLEST])
     return min(found, key=lambda each: each.total, default=None)
 
 
@@ -156,8 +166,8 @@ def _smaller_batch(question: Question) -> str:
     images = _largest_batch(question, base)
     if not images:
         least = _smallest(question, _with_batch(base, 1))
-        size = f" takes {least.total / GIB:.3g} GiB" if least else " cannot run"
-        return f"no smaller batch would do: even one image a GPU{size}"
+        size = f" takes {least.total / GIB:.3g} GiB" if least else " is not applicable"
+        return f"no smaller batch would do: even one image per GPU{size}"
     each = _smallest(question, _with_batch(base, images))
     assert each is not None
     size = f"{each.label}, {each.total / GIB:.3g} GiB"
@@ -174,7 +184,7 @@ def _checkpointing(question: Question) -> str:
         return "activation checkpointing is on already"
     found = _smallest(question, replace(base, activation_checkpointing=True))
     if found is None:
-        return "activation checkpointing: cannot run so"
+        return "activation checkpointing: not applicable"
     size = f"{found.label}, {found.total / GIB:.3g} GiB"
     if found.total <= question.usable:
         return f"--activation-checkpointing ({size})"
@@ -184,7 +194,7 @@ def _checkpointing(question: Question) -> str:
 
 
 def _more_nodes(question: Question) -> str:
-    """Twice the nodes, and again, with the batch of a GPU as it is."""
+    """Twice the nodes, and again, at the same batch per GPU."""
     base = question.base
     per_rank = max(1, base.steps_batch_size // base.world_size)
     least: Footprint | None = None

@@ -1,4 +1,4 @@
-"""`python -m jobkit memory`: what a training will take in memory under each strategy.
+"""`python -m jobkit memory`: the memory of a training under each strategy.
 
 Nothing is trained and no GPU is needed: parameters, gradients and optimizer state follow from the
 shapes of the model's tensors, activations from a forward pass of tensors without data.
@@ -10,10 +10,17 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from jobkit.errors import Exit, Parser, UsageError
+from jobkit.errors import Exit, Parser, UsageError, command, whole
 from jobkit.payload.memory import MIB
 from jobkit.planner.footprints import Footprint, Subject, footprints, label_of
-from jobkit.planner.options import add_model_arguments, amount, base_of, subject_of, unit_for, whole
+from jobkit.planner.options import (
+    add_model_arguments,
+    amount,
+    base_of,
+    subject_of,
+    text_table,
+    unit_for,
+)
 from jobkit.spec.runspec import RunSpec
 
 EPILOG = """examples:
@@ -27,12 +34,17 @@ PARTS = ("parameters", "gradients", "optimizer", "buffers", "activations", "comm
 
 def parser() -> Parser:
     """The command line."""
-    made = Parser(prog="jobkit memory", description=__doc__.splitlines()[0], epilog=EPILOG)
+    made = Parser(
+        prog="jobkit memory",
+        usage="%(prog)s [options]",
+        description=__doc__.splitlines()[0],
+        epilog=EPILOG,
+    )
     made.add_argument(
         "--gpus", type=whole(1, 10**6), default=1, metavar="N", help="ranks in all (default 1)"
     )
     made.add_argument(
-        "--nodes", type=whole(1, 10**6), default=1, metavar="N", help="on so many nodes (default 1)"
+        "--nodes", type=whole(1, 10**6), default=1, metavar="N", help="nodes (default 1)"
     )
     how = made.add_mutually_exclusive_group()
     how.add_argument("--json", action="store_true", help="print the table as JSON, in MiB")
@@ -41,21 +53,18 @@ def parser() -> Parser:
     return made
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the table; return the exit code."""
     args = parser().parse_args(argv)
-    try:
-        subject, base = subject_of(args), base_of(args, args.nodes, args.gpus)
-        asked = getattr(args, "strategy", "ddp")
-        asked = asked if asked != base.strategy else label_of(base)
-        found, refused = footprints(base, subject)
-        if asked in refused:
-            raise UsageError(refused[asked])
-        if not found:
-            raise UsageError(next(iter(refused.values())))
-    except UsageError as error:
-        print(f"jobkit: error: {error}", file=sys.stderr)
-        return Exit.USAGE
+    subject, base = subject_of(args), base_of(args, args.nodes, args.gpus)
+    asked = getattr(args, "strategy", "ddp")
+    asked = asked if asked != base.strategy else label_of(base)
+    found, refused = footprints(base, subject)
+    if asked in refused:
+        raise UsageError(refused[asked])
+    if not found:
+        raise UsageError(next(iter(refused.values())))
     if args.json:
         print(json.dumps([{**row(each), "asked": each.label == asked} for each in found], indent=1))
     elif args.csv:
@@ -90,7 +99,7 @@ def head(base: RunSpec, subject: Subject) -> list[str]:
     name = "a model" if subject.parameters else base.model
     wide = f", width {base.width}" if base.width > 1 else ""
     each = -(-base.steps_batch_size // base.world_size)
-    batch = "" if subject.parameters else f", {each} images a step on each"
+    batch = "" if subject.parameters else f", {each} images per step on each"
     ranks = f"{base.world_size} GPU{'s' * (base.world_size > 1)}"
     nodes = f" on {base.nodes} nodes" if base.nodes > 1 else ""
     of = f"{count:,} parameters, {base.optimizer}, {base.precision}"
@@ -100,18 +109,11 @@ def head(base: RunSpec, subject: Subject) -> list[str]:
 def table(found: Sequence[Footprint], asked: str) -> list[str]:
     """The footprints for a reader, one line each; a star at the one asked for."""
     unit, size = unit_for(max(each.total for each in found))
-    rows = [["", f"{unit} on the fullest GPU", *PARTS, "total"]]
+    rows = [["", f"{unit} (maximum over ranks)", *PARTS, "total"]]
     for each in found:
         numbers = [amount(n, size) for n in sizes(each).values()]
         rows.append(["*" if each.label == asked else "", each.label, *numbers])
-    widths = [max(len(r[i]) for r in rows) for i in range(len(rows[0]))]
-    return [
-        "  ".join(
-            [f"{r[0]:1}", f"{r[1]:<{widths[1]}}"]
-            + [f"{text:>{width}}" for text, width in zip(r[2:], widths[2:], strict=True)]
-        )
-        for r in rows
-    ]
+    return text_table(rows)
 
 
 def notes(found: Sequence[Footprint], refused: dict[str, str]) -> list[str]:
@@ -124,11 +126,11 @@ def notes(found: Sequence[Footprint], refused: dict[str, str]) -> list[str]:
         "  --no-ddp-gradient-as-bucket-view); FSDP gathers blocks, pp and mp receive activations.",
     ]
     if any(each.activations is None for each in found):
-        lines.append("  - : needs a model; of this one only the size is known.")
+        lines.append("  -: needs a model; of this one only the size is known.")
     if any(each.host for each in found):
-        lines.append("  --fsdp-cpu-offload: what fsdp keeps lies on the host; total leaves it out.")
-    return [*lines, *(f"  {label}: cannot run so: {why}" for label, why in refused.items())]
+        lines.append("  --fsdp-cpu-offload: what fsdp keeps is on the host; total leaves it out.")
+    return [*lines, *(f"  {label}: not applicable: {why}" for label, why in refused.items())]
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(None))

@@ -1,10 +1,9 @@
-"""What `memory` and `advise` are both told: the model, its training, and how numbers are shown."""
+"""The options that `memory` and `advise` share, and how both show numbers."""
 
 import argparse
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from jobkit.errors import Parser, UsageError
+from jobkit.errors import Parser, UsageError, whole
 from jobkit.payload.memory import GIB, MIB
 from jobkit.planner.footprints import Subject
 from jobkit.spec.options import add_spec_arguments, given_settings
@@ -17,39 +16,13 @@ _SKIPPED = (
 )
 
 
-def whole(least: int, most: int = 10**15) -> Callable[[str], int]:
-    """A converter for argparse: a whole number, also written as 7e9."""
-
-    def convert(text: str) -> int:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not (least <= value <= most and value == int(value)):
-            raise argparse.ArgumentTypeError(f"'{text}': must be a whole number, {least} or more")
-        return int(value)
-
-    return convert
-
-
-def positive(text: str) -> float:
-    """A converter for argparse: a number over 0."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"'{text}': must be a number over 0")
-    return value
-
-
 def add_model_arguments(parser: Parser, skip: Sequence[str] = ()) -> None:
-    """The settings of the training that count here, and two ways to say how large the model is."""
+    """Add the settings that matter here, and two ways to say how large the model is."""
     parser.add_argument(
         "--parameters",
         type=whole(1),
         metavar="N",
-        help="instead of a model: so many parameters, as 7e9 (activations are left out then)",
+        help="instead of a model: its number of parameters, as 7e9 (without activations)",
     )
     parser.add_argument(
         "--classes", type=whole(1), default=10, metavar="N", help="classes of the data (default 10)"
@@ -58,14 +31,14 @@ def add_model_arguments(parser: Parser, skip: Sequence[str] = ()) -> None:
 
 
 def subject_of(args: argparse.Namespace) -> Subject:
-    """Whose memory is asked for. Raises UsageError for a model and a size at once."""
+    """The model, or the bare size. Raises UsageError for a model and a size at once."""
     if args.parameters and ("model" in args or "width" in args):
         raise UsageError("--parameters stands for a model: leave out --model and --width")
     return Subject(num_classes=args.classes, parameters=args.parameters)
 
 
 def base_of(args: argparse.Namespace, nodes: int, gpus: int) -> RunSpec:
-    """The settings at so many GPUs in all, under a strategy that may have them."""
+    """The settings at a number of GPUs in all, under a strategy that can use them."""
     if gpus % nodes:
         raise UsageError(f"--gpus {gpus}: {nodes} nodes cannot have the same number each")
     given = given_settings(args)
@@ -87,3 +60,15 @@ def amount(size: int | None, unit: int) -> str:
     if value < 0.001:
         return "<0.001"
     return f"{value:,.1f}" if value >= 10 else f"{value:.2f}" if value >= 1 else f"{value:.3f}"
+
+
+def text_table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of aligned columns: a mark and a name to the left, numbers to the right."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return [
+        "  ".join(
+            f"{text:<{width}}" if i < 2 else f"{text:>{width}}"
+            for i, (text, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]

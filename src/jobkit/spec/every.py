@@ -10,7 +10,7 @@ _UNIT_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 @dataclass(frozen=True)
-class Rhythm:
+class Every:
     """After so many iterations, or seconds, or each epoch; never, where all are left out."""
 
     iterations: int | None = None
@@ -18,7 +18,7 @@ class Rhythm:
     epochs: bool = False
 
     @classmethod
-    def of(cls, text: str | None) -> "Rhythm":
+    def of(cls, text: str | None) -> "Every":
         """Read epoch, 200 (iterations), 30s, 10m or 1h. Raises UsageError for anything else."""
         if text is None:
             return cls()

@@ -18,20 +18,15 @@ import json
 import random
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from jobkit.errors import UsageError, nearest, one_of
-from jobkit.paths import (
-    REPOSITORY,
-    StudyPaths,
-    check_name,
-    closed_to_others,
-    find_named,
-    write_whole,
-)
-from jobkit.spec.runspec import ONE_RANK, SETTINGS, STRATEGIES, RunSpec, check_keys
+from jobkit.paths import REPOSITORY, StudyPaths, check_name, find_named, write_whole
+from jobkit.permissions import closed_to_others
+from jobkit.spec.runspec import ONE_RANK, SETTINGS, STRATEGIES, RunSpec, check_keys, overridden
+from jobkit.spec.setting import check_fields, setting
 
 STUDIES = REPOSITORY / "hpc" / "studies"
 PLAN_VERSION = 1
@@ -43,48 +38,33 @@ class Study:
     """What is to be compared. Raises UsageError for a value that cannot be used."""
 
     name: str
-    description: str = ""
-    strategies: tuple[str, ...] = ("ddp", "fsdp")
-    gpus: tuple[int | str, ...] = (1, 2, 4)
-    gpus_per_node: int | None = None  # None: all ranks of a plain number share one node
-    repeats: int = 1
-    seed: int = 0
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    sweep: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    description: str = setting("", "what the study is about", multiline=True)
+    strategies: tuple[str, ...] = setting(("ddp", "fsdp"), "strategies to compare", low=1)
+    gpus: tuple[int | str, ...] = setting((1, 2, 4), "sizes: ranks in all, or NODESxRANKS", low=1)
+    gpus_per_node: int | None = setting(
+        None, "ranks that fill a node (default: all ranks of a plain number share one)", low=1
+    )
+    repeats: int = setting(1, "repeats of each setting", low=1)
+    seed: int = setting(0, "seed of the order of the runs", low=0)
+    settings: Mapping[str, Any] = setting({}, "settings of RunSpec, the same in every run")
+    sweep: Mapping[str, tuple[Any, ...]] = setting(
+        {}, "settings of RunSpec, one run per value", low=1
+    )
 
     def __post_init__(self) -> None:
         check_name("study name", self.name)
-        per_node = self.gpus_per_node
-        if per_node is not None and (type(per_node) is not int or per_node < 1):
-            raise UsageError(f"gpus_per_node = {per_node!r}: must be a whole number, 1 or more")
+        check_fields(self)
         for name in ("strategies", "gpus"):
-            values = getattr(self, name)
-            if not isinstance(values, list | tuple) or not values:
-                raise UsageError(f"{name} = {values!r}: must be a list with at least one value")
-            if any(isinstance(value, list | dict) for value in values):
-                raise UsageError(f"{name} = {values!r}: a list of lists or tables says nothing")
-            object.__setattr__(self, name, tuple(dict.fromkeys(values)))
+            object.__setattr__(self, name, tuple(dict.fromkeys(getattr(self, name))))
         for strategy in self.strategies:
             one_of("strategy", strategy, STRATEGIES)
-        for name, low in (("repeats", 1), ("seed", 0)):
-            if type(getattr(self, name)) is not int or getattr(self, name) < low:
-                raise UsageError(
-                    f"{name} = {getattr(self, name)!r}: must be a whole number, {low} or more"
-                )
         for table in (self.settings, self.sweep):
-            if not isinstance(table, Mapping):
-                raise UsageError(f"[settings] and [sweep] are tables, not {table!r}")
             check_keys(table)
             for key in _SET_BY_THE_GRID:
                 if key in table:
                     raise UsageError(
                         f"'{key}' is not a setting of a study: use strategies, gpus, repeats"
                     )
-        for key, values in self.sweep.items():
-            if not isinstance(values, list | tuple) or not values:
-                raise UsageError(
-                    f"sweep {key} = {values!r}: must be a list with at least one value"
-                )
 
     @classmethod
     def load(cls, source: str | Path, **overrides: Any) -> "Study":
@@ -111,12 +91,8 @@ class Study:
         own = {k: v for k, v in overrides.items() if k in self.__dataclass_fields__}
         rest = {k: v for k, v in overrides.items() if k not in own}
         check_keys(rest)
-        settings = {**self.settings, **rest}
-        # One replaces the other: a batch given here must not meet the file's other kind of batch.
-        for one, other in itertools.permutations(("global_batch_size", "batch_size_per_rank")):
-            if one in rest and other not in rest:
-                settings.pop(other, None)
-        sweep = {k: v for k, v in self.sweep.items() if k not in rest}
+        settings = overridden(self.settings, rest)
+        sweep = {k: v for k, v in overridden(self.sweep, rest).items() if k not in rest}
         return replace(self, **{"settings": settings, "sweep": sweep, **own})
 
     def sizes(self) -> list[tuple[int, int]]:

@@ -1,14 +1,18 @@
-"""What one setting of RunSpec is: how it is declared, and what its value may be."""
+"""How a field of a specification (RunSpec, Study, Site) is declared, and how it is checked."""
 
+import functools
 import math
 import re
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import field, fields
 from typing import Any
 
 from jobkit.errors import UsageError, one_of
+
+_ONE = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
+_MANY = {str: "strings", int | str: "whole numbers or strings", Any: "values"}
 
 
 def setting(
@@ -20,51 +24,94 @@ def setting(
     high: float | None = None,
     option: bool = True,
     identity: bool = True,
+    multiline: bool = False,
 ) -> Any:
     """Declare a field: its default, one line of help, its range, and what it takes part in.
 
-    option: the payload takes it as an argument. identity: it is part of the run's identity (its
-    run_id); a setting that cannot change the outcome or the speed, such as a path, is not.
+    low: of a list its least length. option: the payload takes it as an argument. identity: it is
+    part of the run's identity (its run_id); a setting that cannot change the outcome or the speed,
+    such as a path, is not.
     """
-    meta = {"help": text, "choices": choices, "low": low, "high": high}
-    return field(default=default, metadata={**meta, "option": option, "identity": identity})
+    meta = {"help": text, "choices": choices, "low": low, "high": high, "multiline": multiline}
+    meta |= {"option": option, "identity": identity}
+    if default == {}:
+        return field(default_factory=dict, metadata=meta)
+    return field(default=default, metadata=meta)
 
 
-def plain_type(hint: Any) -> tuple[type, bool]:
+def check_fields(spec: Any) -> None:
+    """Check every field of a frozen dataclass and give it its field's type; raises UsageError."""
+    hints = _hints(spec.__class__)
+    for f in fields(spec):
+        value = check(f.name, hints[f.name], f.metadata, getattr(spec, f.name))
+        object.__setattr__(spec, f.name, value)
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def plain_type(hint: Any) -> tuple[Any, bool]:
     """The type in a field's hint and whether the field may be left out (None)."""
-    if isinstance(hint, types.UnionType):
-        (plain,) = (a for a in typing.get_args(hint) if a is not type(None))
+    if isinstance(hint, types.UnionType) and types.NoneType in typing.get_args(hint):
+        (plain,) = (a for a in typing.get_args(hint) if a is not types.NoneType)
         return plain, True
     return hint, False
 
 
 def check(name: str, hint: Any, meta: Mapping[str, Any], value: Any) -> Any:
-    """Return the value as the setting's type; raise UsageError that says what it may be."""
+    """Return the value as the field's type; raise UsageError that says what it may be."""
     plain, optional = plain_type(hint)
     if value is None and optional:
         return None
+    wrong = UsageError(f"{name} = {value!r}: must be {describe(hint, meta)}")
+    origin, inner = typing.get_origin(plain), typing.get_args(plain)
+    if origin is tuple:
+        if not isinstance(value, list | tuple) or len(value) < (meta.get("low") or 0):
+            raise wrong
+        if not all(_is_one(each, inner[0]) for each in value):
+            raise wrong
+        return tuple(_single(name, type(each), {}, each, wrong) for each in value)
+    if origin is Mapping:
+        if not isinstance(value, Mapping):
+            raise wrong
+        return {k: check(f"{name} {k}", inner[1], meta, each) for k, each in value.items()}
+    return value if plain is Any else _single(name, plain, meta, value, wrong)
+
+
+def _is_one(value: Any, hint: Any) -> bool:
+    """Whether an element of a list has the type of its hint."""
+    return hint is Any or type(value) in (typing.get_args(hint) or (hint,))
+
+
+def _single(name: str, plain: type, meta: Mapping[str, Any], value: Any, wrong: UsageError) -> Any:
+    """Check a value that is no list and no table."""
     if plain is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
-    wrong = UsageError(f"{name} = {value!r}: must be {describe(hint, meta)}")
     if type(value) is not plain:
         raise wrong
-    if meta["choices"]:
+    if meta.get("choices"):
         one_of(name.replace("_", " "), value, meta["choices"])
     if isinstance(value, float) and not math.isfinite(value):
         raise wrong
-    low, high = meta["low"], meta["high"]
+    low, high = meta.get("low"), meta.get("high")
     if (low is not None and value < low) or (high is not None and value > high):
         raise wrong
-    if isinstance(value, str) and re.search(r"[\x00-\x1f\x7f]", value):
+    control = r"[\x00-\x08\x0b-\x1f\x7f]" if meta.get("multiline") else r"[\x00-\x1f\x7f]"
+    if isinstance(value, str) and re.search(control, value):
         raise UsageError(f"{name} = {value!r}: has a control character")
     return value
 
 
 def describe(hint: Any, meta: Mapping[str, Any]) -> str:
-    """What a setting may be, in words."""
+    """What a field may be, in words."""
     plain, _ = plain_type(hint)
-    words = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}[plain]
-    low, high = meta["low"], meta["high"]
+    origin, inner = typing.get_origin(plain), typing.get_args(plain)
+    if origin is Mapping or plain is Any:
+        return "a table"
+    words = f"a list of {_MANY[inner[0]]}" if origin is tuple else _ONE[plain]
+    low, high = meta.get("low"), meta.get("high")
     if low is not None and high is not None:
         return f"{words} from {low} to {high}"
     return f"{words}, {low} or more" if low is not None else words

@@ -1,4 +1,4 @@
-"""Checkpoints that are not what was written: passed over, and nothing in them is run."""
+"""Corrupt checkpoints: skipped with a warning, and no code in them is run."""
 
 import hashlib
 import json
@@ -59,7 +59,7 @@ def flip_a_bit(folder: Path) -> str:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-    return f"{path.name} is not what was written: its checksum is another"
+    return f"{path.name} has another checksum than when it was written"
 
 
 def remove_a_file(folder: Path) -> str:
@@ -71,23 +71,23 @@ def remove_a_file(folder: Path) -> str:
 def tear_the_manifest(folder: Path) -> str:
     path = folder / "manifest.json"
     path.write_bytes(path.read_bytes()[:200])
-    return "manifest.json is absent or torn"
+    return "manifest.json is absent or truncated"
 
 
 def remove_the_manifest(folder: Path) -> str:
     (folder / "manifest.json").unlink()
-    return "manifest.json is absent or torn"
+    return "manifest.json is absent or truncated"
 
 
 def another_version(folder: Path) -> str:
     changed(folder, lambda manifest: manifest.update(v=99))
-    return "manifest.json is of version 99, not 1"
+    return "manifest.json has version 99, not 1"
 
 
 def leave_the_folder(folder: Path) -> str:
     entry = {"bytes": 1, "sha256": ""}
     changed(folder, lambda manifest: manifest["files"].update({"../../x": entry}))
-    return "manifest.json lacks what a manifest has"
+    return "manifest.json lacks required fields"
 
 
 def vouch_for_nothing(folder: Path) -> str:
@@ -98,13 +98,13 @@ def vouch_for_nothing(folder: Path) -> str:
 def lack_a_number(folder: Path) -> str:
     changed(folder, lambda manifest: manifest["progress"].pop("epoch"))
     changed(folder, lambda manifest: manifest["progress"].update(position=-3))
-    return "manifest.json lacks what a manifest has"
+    return "manifest.json lacks required fields"
 
 
 def hostile_index(folder: Path) -> str:
     (folder / ".metadata").write_bytes(pickle.dumps(Hostile()))
     vouched(folder, ".metadata")
-    return "its index cannot be read: posix.system has no place in this file"
+    return "its index cannot be read: posix.system is not allowed in this file"
 
 
 def index_of_another_kind(folder: Path) -> str:
@@ -121,7 +121,7 @@ def hostile_tensors(folder: Path) -> str:
     size = json.loads((folder / "manifest.json").read_text())["files"][path.name]["bytes"]
     path.write_bytes((content * (size // len(content) + 1))[:size])
     vouched(folder, path.name)
-    return "00000008-0 is broken"
+    return "00000008-0 is corrupt"
 
 
 SPOILS = [
@@ -144,7 +144,7 @@ def straight(forge: Start, own: Path) -> Result:
 @pytest.fixture(scope="module")
 def cut(forge: Start, own: Path) -> Result:
     done = forge(1, *HOW, "--checkpoint-every", "4", cwd=str(own), env={"JOBKIT_FAULT": "kill@9"})
-    assert actions(done) == [("saved", BEFORE), ("saved", NEWEST)]
+    assert actions(done) == [("saved", BEFORE), ("saved", NEWEST)], done.out
     return done
 
 
@@ -170,7 +170,7 @@ def test_the_one_before_is_taken(
     reason = spoil(copy.checkpoints / "00000008-0")
     done = again(forge, own, copy)
     assert actions(done, 1)[:2] == [("rejected", NEWEST), ("loaded", BEFORE)]
-    assert "checkpoint 00000008-0 is broken: " in warnings(done, 1)
+    assert "checkpoint 00000008-0 is corrupt, skipped: " in warnings(done, 1)
     assert reason in warnings(done, 1)
     assert same(final(straight), final(done)) == []
 
@@ -191,7 +191,7 @@ def test_none_is_sound_and_the_run_begins_anew(
         spoil(copy.checkpoints / name)
     done = again(forge, own, copy)
     assert actions(done, 1)[:2] == [("rejected", NEWEST), ("rejected", BEFORE)]
-    assert "no checkpoint is sound: the run begins anew" in warnings(done, 1)
+    assert "no valid checkpoint: the run starts from scratch" in warnings(done, 1)
     assert measured(straight) == [m for m in measured(done, 2)[1:] if m]
     assert same(final(straight), final(done)) == []
 
@@ -203,7 +203,7 @@ def test_none_is_sound_of_those_that_the_user_named(
         cut_short(copy.checkpoints / name)
     done = forge(1, *HOW, "--resume-from", str(copy.folder), cwd=str(own))
     assert done.codes == [2]
-    assert f"--resume-from: no sound checkpoint in {copy.checkpoints}" in done.out
+    assert f"--resume-from: no valid checkpoint in {copy.checkpoints}" in done.out
 
 
 def test_a_fault_that_one_rank_sees_is_told_to_all(forge: Start, own: Path) -> None:
@@ -215,4 +215,4 @@ def test_a_fault_that_one_rank_sees_is_told_to_all(forge: Start, own: Path) -> N
     done = forge(2, *how, "--attempt", "1", run_dir=cut.paths.folder, cwd=str(own))
     assert done.codes == [0, 0], done.out
     assert actions(done, 1)[:2] == [("rejected", 6), ("loaded", 3)]
-    assert "__1_0.distcp is not what was written" in warnings(done, 1)
+    assert "__1_0.distcp has another checksum" in warnings(done, 1)

@@ -152,7 +152,7 @@ def test_an_attempt_that_is_not_the_newest_ends(forge: Start, own: Path, tmp_pat
     thread.join()
     assert None not in done.codes
     assert 0 not in done.codes
-    assert "attempt 1 of this run has begun: attempt 0 ends" in str(done.outcome)
+    assert "attempt 0 is fenced: attempt 1 of this run has begun" in str(done.outcome)
     assert not list(paths.checkpoints.glob(".*"))
     began = (paths.attempts / "1").stat().st_mtime
     assert max(r["t"] for r in done.records("checkpoint")) < began + 0.5

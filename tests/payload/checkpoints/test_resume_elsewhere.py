@@ -142,7 +142,7 @@ def test_of_another_training_is_refused(
     )  # fmt: skip
     assert done.codes == [2]
     (line,) = [text for text in done.out.splitlines() if "jobkit: error" in text]
-    assert line.endswith(f"00000008-0 is of another training: {why}")
+    assert line.endswith(f"00000008-0 belongs to a different configuration: {why}")
     assert "Traceback" not in done.out
 
 
@@ -158,5 +158,5 @@ def test_nothing_left_to_train_is_said(forge: Start, own: Path, straight: Result
         1, *HOW, "--strategy", "single", "--resume-from", str(done.paths.folder), cwd=str(own)
     )
     assert again.codes == [0], again.out
-    assert "nothing is left to train" in warnings(again)
+    assert "training is already complete" in warnings(again)
     assert again.record("run_end")["val_loss"] == straight.record("run_end")["val_loss"]

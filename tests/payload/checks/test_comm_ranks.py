@@ -12,13 +12,13 @@ import torch.distributed as dist
 from jobkit.checks.comm import bench as comm_bench
 from jobkit.checks.comm.bench import Bench
 from jobkit.checks.comm.ops import Team, exchange
-from jobkit.checks.comm.rank import Rank
-from jobkit.checks.comm.request import Wish
+from jobkit.checks.comm.rank import Participant
+from jobkit.checks.comm.request import Request
 from jobkit.errors import UsageError
 from jobkit.metric import comm
 from jobkit.metric.reader import merge_parts, read_file
 from jobkit.paths import RunPaths, read_json
-from jobkit.payload.distributed import Place
+from jobkit.payload.distributed import RankEnv
 from support.rigs import RUN_SH, environment
 
 SIZE = 5000  # neither a multiple of a rank's part nor of the pattern
@@ -107,7 +107,7 @@ class Alone:
     device = torch.device("cpu")
 
     def __init__(self, world: int = 2, nodes: int = 1) -> None:
-        self.place = Place(world_size=world, local_world_size=world // nodes)
+        self.place = RankEnv(world_size=world, local_world_size=world // nodes)
 
     def gather(self, value):
         return [value]
@@ -135,7 +135,7 @@ class Notes:
 def bench(monkeypatch: pytest.MonkeyPatch):
     """Make a bench whose operations take the seconds that are said, and nothing else."""
 
-    def make(seconds=1e-3, right=True, free=2**40, **wish) -> tuple[Bench, Notes]:
+    def make(seconds=1e-3, right=True, free=2**40, **request) -> tuple[Bench, Notes]:
         def timed(made, team, count):
             if isinstance(seconds, Exception):
                 raise seconds
@@ -152,7 +152,7 @@ def bench(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(comm_bench, "free_bytes", lambda *_: free)
         monkeypatch.setattr(comm_bench.dist, "new_group", lambda members: members)
         notes = Notes()
-        return Bench(Alone(), Wish(operations=("all_reduce",), **wish), notes), notes
+        return Bench(Alone(), Request(operations=("all_reduce",), **request), notes), notes
 
     return make
 
@@ -173,10 +173,10 @@ def test_an_operation_that_takes_too_long_stops(bench) -> None:
     ]
 
 
-def test_an_operation_that_the_backend_lacks_is_left_out(bench) -> None:
+def test_an_operation_that_the_backend_lacks_is_skipped(bench) -> None:
     made, notes = bench(RuntimeError("ProcessGroupX does not support all_reduce\nC++ trace"))
     assert made.run() == []
-    assert notes.warnings == ["all_reduce is left out: ProcessGroupX does not support all_reduce"]
+    assert notes.warnings == ["all_reduce is skipped: ProcessGroupX does not support all_reduce"]
 
 
 def test_another_error_is_no_lack(bench) -> None:
@@ -185,7 +185,7 @@ def test_another_error_is_no_lack(bench) -> None:
         made.run()
 
 
-def test_a_wrong_result_is_told(bench) -> None:
+def test_a_wrong_result_is_reported(bench) -> None:
     made, notes = bench(right=False)
     assert not any(s.correct for s in made.run())
     assert not any(r["correct"] for r in notes.records)
@@ -193,10 +193,10 @@ def test_a_wrong_result_is_told(bench) -> None:
 
 def test_a_wrong_result_fails_the_run_and_is_kept(tmp_path: Path) -> None:
     paths, said = RunPaths(tmp_path), Notes()
-    one = Rank(Wish(), Place(world_size=2, local_world_size=2), paths, 0)
+    one = Participant(Request(), RankEnv(world_size=2, local_world_size=2), paths, 0)
     wrong = comm.sample("broadcast", "all", 2, 1, 8, [1.0], False)
     with pytest.raises(RuntimeError, match="wrong result: broadcast of 8 bytes"):
-        one._leave(said, {}, [wrong])
+        one._write(said, {}, [wrong])
     assert comm.read_csv(paths.comm_csv) == [wrong]
     assert said.records == [] and not paths.outcome(0).exists()
 
@@ -208,7 +208,7 @@ def test_memory_bounds_the_sizes_and_the_reason_is_said(bench) -> None:
     assert "end before 1 GiB: 4 buffers must fit in half of the 1 GiB that rank 0 has free" in text
     assert "128 MiB is the most" in text
     made, _ = bench(free=2**30, max_bytes=2**28)
-    with pytest.raises(UsageError, match="sizes up to 256 MiB are asked for: 4 buffers"):
+    with pytest.raises(UsageError, match="--max-bytes 256 MiB is too much: 4 buffers"):
         made.run()
     made, notes = bench(max_bytes=2**33)
     assert made._sizes()[-1] == 2**32 and not notes.warnings
@@ -221,6 +221,6 @@ def test_pairs_are_of_a_node_and_of_two_nodes(bench) -> None:
         (2, 2, {"inter_node": (0, 1)}),
         (2, 1, {"intra_node": (0, 1)}),
     ):
-        one = Bench(Alone(world, nodes), made.wish, notes)
+        one = Bench(Alone(world, nodes), made.request, notes)
         assert {k: t.members for k, t in one._teams("sendrecv")} == expected
         assert {k: t.size for k, t in one._teams("broadcast")} == {"all": world}

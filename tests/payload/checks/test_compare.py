@@ -12,9 +12,9 @@ import torch
 from jobkit.checks.compare import differing
 from jobkit.paths import RunPaths
 from support.cuts import actions
-from support.rigs import NO_TWINS, ROOT, Start, environment
+from support.rigs import NO_BREAKDOWN, ROOT, Start, environment
 
-RUN = ("--dataset", "synthetic", "--train-samples", "64", "--test-samples", "32", *NO_TWINS)
+RUN = ("--dataset", "synthetic", "--train-samples", "64", "--test-samples", "32", *NO_BREAKDOWN)
 RUN += ("--epochs", "2")
 RUN += ("--global-batch-size", "16", "--model", "mlp", "--checkpoint-every", "epoch")
 
@@ -51,7 +51,7 @@ def test_a_rank_holds_still_until_its_mark_is_gone(forge: Start, tmp_path: Path)
     paths, held = RunPaths(tmp_path / "study" / "run"), []
 
     def let_go() -> None:
-        mark = paths.struck(0)
+        mark = paths.fault_marker(0)
         while not mark.exists():
             time.sleep(0.02)
         time.sleep(0.5)  # far longer than the iterations that are left

@@ -1,5 +1,6 @@
-"""The preflight without Slurm: processes that meet, and where they could wait for ever."""
+"""The preflight without Slurm: processes that meet, and where they could wait forever."""
 
+import asyncio
 import json
 import os
 import socket
@@ -12,8 +13,16 @@ import pytest
 
 from jobkit.checks.preflight import cli
 from jobkit.checks.preflight import facts as preflight_facts
-from jobkit.checks.preflight.rendezvous import Desk, Line, Lost, clock_offset, listen, meet
-from jobkit.payload.distributed import Place
+from jobkit.checks.preflight.messages import is_valid
+from jobkit.checks.preflight.rendezvous import (
+    Connection,
+    Rendezvous,
+    Unreachable,
+    connect,
+    listen,
+    listener_or_connection,
+)
+from jobkit.payload.distributed import RankEnv
 from jobkit.payload.slurm_env import default_port, ephemeral_ports
 from support.rigs import RUN_SH, environment
 
@@ -65,7 +74,7 @@ def test_one_process_checks_its_machine() -> None:
 
 
 def test_two_groups_with_the_same_port_do_not_mix() -> None:
-    """As two jobs with a MASTER_PORT set by hand: each desk takes its own ranks only."""
+    """As two jobs with a MASTER_PORT set by hand: each rendezvous takes its own ranks only."""
     port = free_port()
     jobs = [
         [start(r, 2, port, "--timeout", "20", SLURM_JOB_ID=job) for r in range(2)] for job in "78"
@@ -73,12 +82,12 @@ def test_two_groups_with_the_same_port_do_not_mix() -> None:
     said = [ends(*job) for job in jobs]
     reports = ["".join(out for _, out in job) for job in said]
     for report in reports:
-        assert report.count("ok presence: 2 ranks came") == 1, reports
+        assert report.count("ok presence: 2 ranks connected") == 1, reports
         assert report.count("ok ranks: each rank once") == 1, reports
 
 
 @pytest.mark.parametrize("silent", [True, False], ids=["silent", "talks"])
-def test_another_program_at_the_desks_port_is_passed_by(silent: bool) -> None:
+def test_another_program_at_the_port_is_passed_by(silent: bool) -> None:
     port = free_port()
     taken = default_port(port, 1, ephemeral_ports())
     with socket.create_server(("", taken)) as other:
@@ -102,15 +111,15 @@ def test_another_program_at_the_desks_port_is_passed_by(silent: bool) -> None:
     assert kept, "the port was not tried"
 
 
-def test_rank_0_never_comes() -> None:
-    """Another process of the master's machine opens the desk then, and names it."""
+def test_rank_0_never_connects() -> None:
+    """Another process of the master's machine listens then, and names it."""
     before = time.monotonic()
     ((code, out),) = ends(start(1, 2, free_port(), "--timeout", "5"))
-    assert code == 5 and "presence: rank 0 on a node not known: did not come" in out, out
+    assert code == 5 and "presence: rank 0 on an unknown node: did not connect" in out, out
     assert time.monotonic() - before < 40
 
 
-def test_a_signal_has_the_desk_report_at_once() -> None:
+def test_a_signal_has_the_coordinator_report_at_once() -> None:
     """srun ends the others when one rank fails: what is known must be said all the same."""
     one = start(0, 2, free_port(), "--timeout", "500")
     time.sleep(10)  # on a busy machine it takes as long to hear signals
@@ -124,8 +133,8 @@ def test_a_rank_that_ends_in_the_middle_is_named() -> None:
     port = free_port()
     one = start(0, 2, port, "--json", "--timeout", "10")
     program = (
-        "import os, sys\nfrom jobkit.checks.preflight import rank as preflight_rank as p\n"
-        "p.Rank._together = lambda *_: os._exit(9)\n"
+        "import os, sys\nfrom jobkit.checks.preflight import rank as p\n"
+        "p.PreflightRank._results = lambda *_: os._exit(9)\n"
         "from jobkit.checks.preflight.cli import main\nsys.exit(main(sys.argv[1:]))"
     )
     env = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": str(port)}
@@ -148,7 +157,7 @@ def test_under_torchrun() -> None:
         timeout=60,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("everything is as it should be") == 1
+    assert done.stdout.count("all checks passed") == 1
     assert "right over 2 ranks" in done.stdout and "2 ranks of a node" in done.stdout
 
 
@@ -162,7 +171,7 @@ def test_a_torch_that_cannot_be_imported_is_one_line(tmp_path) -> None:
 
 
 def test_bad_words_end_with_2(capsys, monkeypatch) -> None:
-    assert cli.main(["--timeout", "0"]) == 2
+    assert cli.main(["--timeout", "7200"]) == 2
     assert cli.main(["--dataset", "cifar11"]) == 2
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     assert cli.main([]) == 2
@@ -173,49 +182,113 @@ def test_bad_words_end_with_2(capsys, monkeypatch) -> None:
 # --- parts ----------------------------------------------------------------------------------------
 
 
-def test_the_clocks_offset_is_measured_over_the_wire() -> None:
-    desk = Desk(listen(0), "t")
-    line, own = meet("127.0.0.1", [desk.port], {"hello": "t"}, here=False, first=False, timeout_s=5)
-    assert own is None
-    ahead, error = clock_offset(line, clock=lambda: time.time() + 3)
-    assert ahead == pytest.approx(3, abs=0.1) and 0 < error < 0.5
-    line.close()
-    desk.close(1)
+NAME = {"rank": 3, "host": "n2"}
 
 
-def test_nobody_at_the_desk_is_said_in_time() -> None:
-    before = time.monotonic()
-    with pytest.raises(Lost, match="Connection refused"):
-        meet("127.0.0.1", [free_port()], {"hello": "t"}, here=False, first=False, timeout_s=1)
+class Served:
+    """A rendezvous in a thread of its own, and its port; any message of a stage is valid."""
+
+    def __init__(self, token: str = "t", valid=lambda stage, message: True) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.rendezvous = Rendezvous(token, valid)
+        listener = listen(0)
+        self.port = listener.getsockname()[1]
+        threading.Thread(target=self.loop.run_forever, daemon=True).start()
+        self.do(self.rendezvous.serve(listener))
+
+    def do(self, coroutine):
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(30)
+
+    def gather(self, stage: str, count: int, timeout_s: float) -> list[dict]:
+        return self.do(self.rendezvous.gather(stage, count, timeout_s))
+
+    def join(self, token: str = "t", **name) -> Connection:
+        return connect("127.0.0.1", self.port, token, {**NAME, **name})
+
+
+def test_the_clocks_offset_is_measured_over_the_wire(monkeypatch: pytest.MonkeyPatch) -> None:
+    served, real = Served(), time.time
+    mine = threading.current_thread()
+    ahead = lambda: real() + 3 * (threading.current_thread() is mine)  # noqa: E731
+    monkeypatch.setattr(time, "time", ahead)
+    clock = served.join().clock
+    assert clock["clock_ahead_s"] == pytest.approx(3, abs=clock["clock_error_s"] + 0.01)
+    assert 0 < clock["clock_error_s"] < 0.5
+
+
+def test_an_absent_rendezvous_is_reported_in_time() -> None:
+    before, port = time.monotonic(), free_port()
+    with pytest.raises(Unreachable, match="Connection refused"):
+        listener_or_connection(
+            [port],
+            lambda port: connect("127.0.0.1", port, "t", NAME),
+            here=False,
+            first=False,
+            timeout_s=1,
+        )
     assert time.monotonic() - before < 10
 
 
-def test_a_desk_does_not_take_another_jobs_rank() -> None:
-    desk = Desk(listen(0), "job 7")
-    with pytest.raises(Lost, match="another job's preflight"):
-        meet("127.0.0.1", [desk.port], {"hello": "job 8"}, here=False, first=False, timeout_s=0.2)
-    rude = Line(socket.create_connection(("127.0.0.1", desk.port)))
-    rude.send({"hello": "job 8"})
-    rude.send({"stage": "facts"})
-    assert desk.gather("facts", 1, 0.5) == [] and desk.heard == []
-    desk.close(1)
+def test_a_rendezvous_does_not_take_another_jobs_rank_nor_tell_its_token() -> None:
+    served = Served("job 7")
+    with pytest.raises(Unreachable, match="another job"):
+        served.join("job 8")
+    with socket.create_connection(("127.0.0.1", served.port)) as stranger:
+        stranger.sendall(b'{"hello": "job 7", "rank": 0, "host": "n1"}\n{"stage": "facts"}\n')
+        assert stranger.recv(100) == b""
+    assert served.gather("facts", 1, 0.3) == [] and served.rendezvous.connected == []
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        os.urandom(999) + b"\n",
+        b"[" * 100_000 + b"\n",
+        b"7\n",
+        b"x" * (1 << 20),
+        b"",
+    ],
+    ids=["http", "noise", "deep", "number", "long", "silent"],
+)
+def test_a_stranger_stops_nothing(sent: bytes) -> None:
+    served = Served()
+    with socket.create_connection(("127.0.0.1", served.port)) as stranger:
+        stranger.settimeout(10)
+        try:
+            stranger.sendall(sent)
+            served.join().send({"stage": "facts", "number": 1})
+            assert [m["number"] for m in served.gather("facts", 1, 10)] == [1]
+            assert stranger.recv(100) == b"", "it was answered"
+        except ConnectionError:
+            pass  # closed while it sent
+    assert len(served.rendezvous.connected) == 1
+
+
+def test_a_message_of_wrong_types_ends_its_connection() -> None:
+    served = Served(valid=is_valid)
+    with pytest.raises(Unreachable):
+        served.join(rank="x")
+    rank = served.join()
+    rank.send({"stage": "facts", "rank": 3, "host": "n2"})
+    with pytest.raises(ConnectionResetError):
+        rank.receive(10)
+    assert served.gather("facts", 1, 0.3) == []
+    assert [hello["rank"] for hello in served.rendezvous.connected] == [3]
 
 
 def test_a_stage_ends_when_all_who_are_left_have_answered() -> None:
-    desk = Desk(listen(0), "t")
-    lines = [Line(socket.create_connection(("127.0.0.1", desk.port))) for _ in range(3)]
-    for number, line in enumerate(lines):
-        line.send({"hello": "t"})
-        line.receive(5)
-        line.send({"stage": "facts", "number": number})
-    assert len(desk.gather("facts", 3, 10)) == 3
-    lines[0].send({"stage": "together", "number": 0})
-    lines[1].close()
-    threading.Timer(0.3, lines[2].send, [{"stage": "together", "number": 2}]).start()
+    served = Served()
+    ranks = [served.join() for _ in range(3)]
+    for number, rank in enumerate(ranks):
+        rank.send({"stage": "facts", "number": number})
+    assert len(served.gather("facts", 3, 10)) == 3
+    ranks[0].send({"stage": "results", "number": 0})
+    ranks[1].close()
+    threading.Timer(0.3, ranks[2].send, [{"stage": "results", "number": 2}]).start()
     before = time.monotonic()
-    assert {m["number"] for m in desk.gather("together", 3, 20)} == {0, 2}
+    assert {m["number"] for m in served.gather("results", 3, 20)} == {0, 2}
     assert time.monotonic() - before < 15
-    desk.close(0)
 
 
 def test_what_hangs_is_given_up_and_what_fails_is_raised() -> None:
@@ -227,7 +300,7 @@ def test_what_hangs_is_given_up_and_what_fails_is_raised() -> None:
 def test_a_launcher_inside_a_step_has_ranks_of_its_own() -> None:
     """torchrun as the one task of a node: the step's tasks are not its ranks."""
     step = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "n[1-2]", "SLURMD_NODENAME": "n2"}
-    place = Place(rank=5, local_rank=1, world_size=8, local_world_size=4, master_addr="n1")
+    place = RankEnv(rank=5, local_rank=1, world_size=8, local_world_size=4, master_addr="n1")
     found = preflight_facts.who(place, "", step)
     assert (found["tasks"], found["nodes"], found["host"]) == (2, ["n1", "n2"], "n2")
     assert preflight_facts.who(place, "", {**step, "TORCHELASTIC_RUN_ID": "x"})["tasks"] is None
@@ -257,10 +330,10 @@ def test_a_cache_is_read_and_not_only_listed(tmp_path) -> None:
 
 
 def test_a_rank_that_hangs_before_it_can_say_anything_is_not_called_absent() -> None:
-    """It came: so its node is up and reached, and something on it hangs."""
+    """It connected: so its node is up and reached, and something on it hangs."""
     port = free_port()
     one = start(0, 2, port, "--timeout", "6")
-    hang = "import time\nfrom jobkit.checks.preflight import facts as preflight_facts as f\n"
+    hang = "import time\nfrom jobkit.checks.preflight import facts as f\n"
     hang += "f.gpu = lambda *_: time.sleep(60)\n"
     hang += "import sys\nfrom jobkit.checks.preflight.cli import main\nsys.exit(main(sys.argv[1:]))"
     env = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": str(port)}
@@ -268,8 +341,8 @@ def test_a_rank_that_hangs_before_it_can_say_anything_is_not_called_absent() -> 
     ((code, out),) = ends(one)
     other.kill()
     assert code == 5 and "presence: rank 1 on" in out, out
-    assert "came, and could say nothing of themselves within 6 s" in out
-    assert "did not come" not in out
+    assert "connected but did not report within 6 s" in out
+    assert "did not connect" not in out
 
 
 def test_the_source_digest_sees_every_file(tmp_path) -> None:

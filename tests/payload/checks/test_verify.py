@@ -123,7 +123,7 @@ def evaluates_twice(trainer: Trainer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("plant", "label"),
+    ("inject", "label"),
     [
         (left_out, "ddp"),
         (no_zero_grad, "ddp"),
@@ -134,10 +134,10 @@ def evaluates_twice(trainer: Trainer) -> None:
         (evaluates_twice, "ddp"),
     ],
 )
-def test_a_planted_fault_is_found(plant: Any, label: str) -> None:
-    (found,) = cli.verify({2: [named(label)]}, plant, dtypes=("float64",))
+def test_an_injected_fault_is_found(inject: Any, label: str) -> None:
+    (found,) = cli.verify({2: [named(label)]}, inject, dtypes=("float64",))
     assert not found.ok
-    if plant is evaluates_twice:
+    if inject is evaluates_twice:
         assert found.evaluation > 0
         assert found.gradient < 1e-9
     else:
@@ -206,7 +206,7 @@ def test_the_command_checks_and_says_json(capsys: pytest.CaptureFixture[str]) ->
     [
         (["--strategies", "dpp"], "unknown strategy 'dpp'; did you mean"),
         (["--world-sizes", "0"], "each must be from 1 to 16"),
-        (["--strategies", "dp", "--world-sizes", "2"], "dp: nothing to check on so many ranks"),
+        (["--strategies", "dp", "--world-sizes", "2"], "dp: no case runs on that many ranks"),
     ],
 )
 def test_what_cannot_be_checked(

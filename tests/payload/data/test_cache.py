@@ -1,4 +1,4 @@
-"""The prepared cache: whole or not there, built once, checked, and built anew when broken."""
+"""The prepared cache: whole or not there, built once, checked, and rebuilt when corrupt."""
 
 import contextlib
 import os
@@ -76,7 +76,7 @@ def test_a_broken_cache_is_seen_and_built_anew(tmp_path: Path, file: str, how: s
         path.write_bytes(blob if how == "flip" else blob[: len(blob) // 2])
     folder = counted.prepare(tmp_path)
     assert counted.reads == 2
-    assert any("is broken" in line for line in counted.said)
+    assert any("is corrupt" in line for line in counted.said)
     assert find_fault(folder) == ""
 
 

@@ -90,7 +90,7 @@ def test_a_broken_or_hostile_file_is_refused(
 ) -> None:
     folder = published(tmp_path)
     (folder / "data_batch_3").write_bytes(content)
-    with pytest.raises(UsageError, match=r"is broken .*: delete it and prepare it anew"):
+    with pytest.raises(UsageError, match=r"is corrupt .*: delete it and prepare it again"):
         cifar10.read(tmp_path, print, download=False)
     assert "run by a pickle" not in capsys.readouterr().out
 

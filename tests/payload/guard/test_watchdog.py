@@ -74,7 +74,7 @@ def test_hanging_between_iterations(forge: Start, own: Path, strategy: str) -> N
     assert done.outcome["status"] == "failed"
     reason = done.outcome["reason"]
     assert reason.startswith("rank 1: no progress for ")
-    assert "after iteration 5; it stands in faults.py:" in reason
+    assert "after iteration 5; stuck in faults.py:" in reason
     assert "(strike)" in reason
     log = done.paths.rank_log(0, 1).read_text()
     assert reason in log
@@ -87,7 +87,7 @@ def test_hanging_in_a_users_model(forge: Start, own: Path) -> None:
     done = stuck(forge, own, "--model", "hanging:hang")
     assert done.outcome
     assert done.outcome["reason"].startswith("rank 1: no progress for ")
-    assert "it stands in hanging.py:" in done.outcome["reason"]
+    assert "stuck in hanging.py:" in done.outcome["reason"]
     assert 'hanging.py", line' in done.paths.rank_log(0, 1).read_text()
 
 

@@ -12,19 +12,19 @@ from jobkit.errors import Exit
 from jobkit.payload.main import parser as payload_parser
 from jobkit.payload.memory import GIB
 from jobkit.planner.advise import main
-from jobkit.planner.footprints import Subject, footprint, label_of
-from jobkit.planner.traffic import Wires, duration, idle_share, step_s
+from jobkit.planner.footprints import Subject, footprint, label_of, strategy_of
+from jobkit.planner.traffic import duration, links, step_s
 from jobkit.spec.options import given_settings
 from jobkit.spec.runspec import RunSpec
 from support.rigs import ROOT
 
 MLP = 1_707_274 * 4  # bytes of its parameters
-WIRES = Wires(network=10.0, link=100.0)
+LINKS = links(network=10.0, link=100.0)
 
 
 def seconds(**settings: Any) -> float:
     spec = RunSpec(**{"model": "mlp", **settings})
-    return step_s(footprint(spec, Subject()), Subject(), WIRES)
+    return step_s(footprint(spec, Subject()), Subject(), LINKS)
 
 
 @pytest.mark.parametrize(
@@ -77,10 +77,11 @@ def test_the_time_to_send(settings: dict[str, Any], expected: float) -> None:
 
 def test_a_pipeline_waits_for_its_stages() -> None:
     pp = RunSpec(model="mlp", strategy="pp", ranks_per_node=2, microbatches=8)
-    assert idle_share(pp) == pytest.approx(1 / 9)
-    assert idle_share(replace(pp, pipeline_schedule="interleaved")) == pytest.approx(1 / 17)
-    assert idle_share(RunSpec(model="mlp", strategy="mp", ranks_per_node=3)) == pytest.approx(2 / 3)
-    assert idle_share(RunSpec(ranks_per_node=2)) == 0
+    by_turns = replace(pp, pipeline_schedule="interleaved")
+    whole = RunSpec(model="mlp", strategy="mp", ranks_per_node=3)
+    specs = (pp, by_turns, whole, RunSpec(ranks_per_node=2))
+    found = [strategy_of(spec).idle_share() for spec in specs]
+    assert found == pytest.approx([1 / 9, 1 / 17, 2 / 3, 0])
     assert [duration(s) for s in (0.0125, 2.5, float("nan"))] == ["12.5 ms", "2.5 s", "-"]
 
 
@@ -118,7 +119,7 @@ def test_the_command_is_that_of_the_choice(capsys: pytest.CaptureFixture[str]) -
     spec = RunSpec(**given, nodes=2, ranks_per_node=4)
     assert label_of(spec) == found["strategy"] == "fsdp, hybrid"
     assert (spec.width, spec.optimizer) == (8, "adamw")
-    assert any("of those that fit it sends least" in line for line in found["why"])
+    assert any("of those that fit it has the least communication" in line for line in found["why"])
 
 
 def test_a_pipeline_is_taken_where_nothing_else_fits(capsys: pytest.CaptureFixture[str]) -> None:
@@ -170,7 +171,7 @@ def test_more_gpus_are_as_many_as_it_takes(capsys: pytest.CaptureFixture[str]) -
 def test_the_text_says_what_to_take_why_and_how(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--model", "mlp", "--device-memory", "80", "--gpus-per-node", "2"]) == Exit.OK
     told = capsys.readouterr().out
-    assert re.search(r"^\*  ddp +0\.\d+ +yes +[\d.]+ ms +0%$", told, re.MULTILINE)
+    assert re.search(r"^\*  ddp +0\.\d+ +yes +[\d.]+ [mu]s +0%$", told, re.MULTILINE)
     assert "\ntake: ddp\n" in told
     assert told.endswith("run.sh --strategy ddp --model mlp\n")
     assert main(["--model", "cnn", "--device-memory", "0.001"]) == Exit.THRESHOLD

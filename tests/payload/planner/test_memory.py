@@ -15,11 +15,12 @@ from torch.distributed.pipelining import ScheduleInterleaved1F1B
 
 from jobkit.errors import Exit
 from jobkit.payload.model import build_model
+from jobkit.payload.strategies.fsdp import block_parameters
+from jobkit.payload.strategies.pipeline import Pipeline
 from jobkit.payload.strategies.recompute import checkpoint_blocks
 from jobkit.payload.strategies.stages import cut
-from jobkit.planner import footprints
 from jobkit.planner.activations import passes
-from jobkit.planner.footprints import Footprint, Subject, block_parameters, footprint
+from jobkit.planner.footprints import Footprint, Subject, footprint
 from jobkit.planner.memory import main
 from jobkit.spec.runspec import RunSpec
 from support.rigs import ROOT
@@ -179,7 +180,7 @@ def test_interleaved_stages_keep_what_torchs_schedule_does(ranks: int, microbatc
         ours = SimpleNamespace(
             parts=microbatches, ranks=ranks, order="interleaved", count=2 * ranks
         )
-        assert footprints._in_flight(ours, rank) == most  # type: ignore[arg-type]
+        assert Pipeline.in_flight(ours, rank) == most  # type: ignore[arg-type]
 
 
 def of(**settings: Any) -> Footprint:
@@ -283,4 +284,4 @@ def test_a_pipeline_that_cannot_be_is_told_below_the_table(
 ) -> None:
     assert main(["--gpus", "8"]) == Exit.OK
     told = capsys.readouterr().out
-    assert "  pp: cannot run so: 8 pipeline stages are more than the model's 5 layers" in told
+    assert "  pp: not applicable: 8 pipeline stages are more than the model's 5 layers" in told

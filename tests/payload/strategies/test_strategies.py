@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from jobkit.payload.distributed import Group, Place
+from jobkit.payload.distributed import Group, RankEnv
 from jobkit.payload.model import build_model
 from jobkit.payload.strategies import STRATEGIES, Strategy
 from jobkit.payload.strategies.base import make_optimizer
@@ -19,14 +19,14 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def _group() -> Iterator[None]:
-    group = Group(Place(), CPU, 60.0)
+    group = Group(RankEnv(), CPU, 60.0)
     yield
     group.close()
 
 
 def made(name: str, **settings: Any) -> Strategy:
     spec = RunSpec(strategy=name, model="mlp", **settings)
-    strategy = STRATEGIES[name](spec, Place(), CPU)
+    strategy = STRATEGIES[name](spec, RankEnv(), CPU)
     strategy.setup(build_model(spec, 10))
     return strategy
 

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from jobkit.errors import UsageError
 from jobkit.payload import warnings
-from jobkit.payload.distributed import Group, Place
+from jobkit.payload.distributed import Group, RankEnv
 from jobkit.payload.model import build_model
 from jobkit.payload.strategies import STRATEGIES, Strategy
 from jobkit.payload.strategies.base import make_optimizer
@@ -26,14 +26,14 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module", autouse=True)
 def _group() -> Iterator[None]:
-    group = Group(Place(), CPU, 60.0)
+    group = Group(RankEnv(), CPU, 60.0)
     yield
     group.close()
 
 
-def made(name: str, model: str = "mlp", place: Place | None = None, **settings: Any) -> Strategy:
+def made(name: str, model: str = "mlp", place: RankEnv | None = None, **settings: Any) -> Strategy:
     spec = RunSpec(strategy=name, model=model, **settings)
-    strategy = STRATEGIES[name](spec, place or Place(), CPU)
+    strategy = STRATEGIES[name](spec, place or RankEnv(), CPU)
     strategy.setup(build_model(spec, 10))
     return strategy
 
@@ -109,7 +109,7 @@ def test_fsdp_hybrid_holds_a_copy_in_each_node(forge: Start) -> None:
     words = [*SMALL, "--model", "mlp", "--epochs", "1", "--strategy", "fsdp"]
     done = forge(4, *words, "--fsdp-hybrid-replicas", "2")
     assert done.codes == [0] * 4, done.out
-    assert "fsdp: 2 copies, each sharded over 2 ranks" in done.out
+    assert "fsdp: 2 replicas, each sharded over 2 ranks" in done.out
     # Half of the 512 rows of 3,072 weights, and half of the bias.
     assert "  1: 1,573,376, here 786,688, 3,146,752 bytes" in done.out
 
@@ -148,7 +148,7 @@ def test_checkpointing_computes_a_block_twice_and_its_statistics_once() -> None:
         assert torch.equal(tensor, thrifty.state_dict()[name]), name
 
 
-FOUR = Place(world_size=4, local_world_size=4)
+FOUR = RankEnv(world_size=4, local_world_size=4)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ FOUR = Place(world_size=4, local_world_size=4)
             "leave out --ddp-find-unused",
         ),
         ("fsdp", {"fsdp_wrap": "Conv"}, None, "no module of class 'Conv' .it has: Flatten, Lin"),
-        ("fsdp", {"fsdp_hybrid_replicas": 3}, FOUR, "4 ranks do not make so many equal copies"),
+        ("fsdp", {"fsdp_hybrid_replicas": 3}, FOUR, "3 does not divide the 4 ranks"),
         ("dp", {"compile": True}, None, "--compile, strategy dp: the threads would"),
         ("dp", {"activation_checkpointing": True}, None, "--activation-checkpointing, strategy dp"),
         ("pp", {"compile": True}, None, "--compile, strategy pp: its stages"),
@@ -175,7 +175,7 @@ FOUR = Place(world_size=4, local_world_size=4)
     ],
 )
 def test_what_means_nothing_is_refused_with_the_reason(
-    name: str, settings: dict[str, Any], place: Place | None, line: str
+    name: str, settings: dict[str, Any], place: RankEnv | None, line: str
 ) -> None:
     with pytest.raises(UsageError, match=line):
         made(name, place=place, **settings)
@@ -201,7 +201,7 @@ def test_dp_on_the_cpu_says_that_it_is_single() -> None:
     [
         ({"zero1": True, "strategy": "fsdp"}, "--zero1 has no effect: it needs strategy ddp"),
         ({"microbatches": 4}, "--microbatches has no effect: it needs strategy pp"),
-        ({"pipeline_split": "a"}, "--pipeline-split has no effect: it needs strategy pp or mp"),
+        ({"pipeline_split": "a"}, "--pipeline-split has no effect: it needs strategy mp or pp"),
         (
             {"pipeline_schedule": "gpipe", "strategy": "mp"},
             "--pipeline-schedule has no effect: it needs strategy pp",

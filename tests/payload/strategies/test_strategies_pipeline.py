@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from jobkit.errors import UsageError
-from jobkit.payload.distributed import Place
+from jobkit.payload.distributed import RankEnv
 from jobkit.payload.model import build_model
 from jobkit.payload.strategies.pipeline import Pipeline
 from jobkit.payload.strategies.stages import cut, owners, tensors_only
 from jobkit.spec.runspec import RunSpec
-from support.rigs import NO_TWINS, SMALL, Result, Start
+from support.rigs import NO_BREAKDOWN, SMALL, Result, Start
 
 IMAGES = torch.rand(3, 3, 32, 32, generator=torch.Generator().manual_seed(1))
 
@@ -125,9 +125,9 @@ def test_a_model_that_cannot_be_cut(
     ],
 )
 def test_the_number_of_microbatches(ranks: int, settings: dict[str, Any], parts: int) -> None:
-    place = Place(world_size=ranks, local_world_size=ranks)
+    place = RankEnv(world_size=ranks, local_world_size=ranks)
     spec = RunSpec(strategy="pp", ranks_per_node=ranks, **settings)
-    assert Pipeline(spec, place, torch.device("cpu")).microbatches() == parts
+    assert Pipeline(spec, place, torch.device("cpu")).parts == parts
 
 
 def test_a_skip_to_the_next_stage_is_sent() -> None:
@@ -137,7 +137,7 @@ def test_a_skip_to_the_next_stage_is_sent() -> None:
 
 
 # 100 samples in batches of 24: the last has 4, which is fewer than the microbatches.
-RUN = ["--dataset", "synthetic", "--train-samples", "100", "--test-samples", "51", *NO_TWINS]
+RUN = ["--dataset", "synthetic", "--train-samples", "100", "--test-samples", "51", *NO_BREAKDOWN]
 RUN += ["--epochs", "2"]
 RUN += ["--global-batch-size", "24", "--eval-batch-size", "17", "--lr", "0.1"]
 
@@ -177,7 +177,7 @@ def test_a_job_in_stages_is_that_of_one_process(
     [
         (["--strategy", "pp", "--model", "mlp", "--pipeline-schedule", "interleaved"], "3 layers"),
         (["--strategy", "pp", "--microbatches", "5"], "--microbatches 5 does not divide"),
-        (["--strategy", "fsdp", "--fsdp-hybrid-replicas", "3"], "--fsdp-hybrid-replicas 3: 2 rank"),
+        (["--strategy", "fsdp", "--fsdp-hybrid-replicas", "3"], "3 does not divide the 2 ranks"),
         (["--strategy", "dp"], "strategy 'dp' runs at 1 rank, not 2"),
     ],
 )

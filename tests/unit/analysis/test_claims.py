@@ -28,6 +28,11 @@ def test_a_headline_that_is_better_than_its_table() -> None:
     ]
 
 
+def test_seconds_per_epoch_are_a_time() -> None:
+    (line,) = wrong("GPUs,s/epoch,speed-up\n1,480,1\n8,68,7.6\n")
+    assert line.endswith("speed-up 7.6x claimed; 480 / 68 = 7.06x")
+
+
 def test_the_same_headline_as_a_sentence() -> None:
     table = "| GPUs | seconds |\n|--|--|\n| 1 | 480 |\n| 2 | 245 |\n| 4 | 128 |\n| 8 | 68 |\n"
     lines = wrong(f"We reach 1.95/3.8/7.6x.\n\n{table}")

@@ -4,13 +4,16 @@ import gzip
 import shutil
 import subprocess
 import sys
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from jobkit.analysis.collect.results import Results, collect
-from jobkit.analysis.tables.columns import COMM, EPOCHS, FORECAST, RESULTS, SCALING, markdown
+from jobkit.analysis.tables.column import markdown
+from jobkit.analysis.tables.columns import EPOCHS, RESULTS, TABLES
+from jobkit.drill.row import Row
 from jobkit.errors import UsageError
 from jobkit.metric.line import KINDS
 from jobkit.outcome.status import STATUSES
@@ -23,6 +26,7 @@ from support.fake_study import (
     epoch_fields,
     logs,
     make_plan,
+    start_fields,
     whole_run,
     whole_study,
 )
@@ -160,7 +164,7 @@ def test_two_damaged_sources_make_one_whole() -> None:
     assert [(r.file, r.count) for r in found.rejected] == [(f"{run_id}/train.log", 1)]
     assert found.lost == {}
     assert row(found, run_id)["lines_rejected"] == 1
-    assert any("1 tagged place rejected" in line for line in found.warnings())
+    assert any("1 [METRIC] line rejected" in line for line in found.warnings())
 
 
 def test_lost_records_are_counted_and_told() -> None:
@@ -356,14 +360,7 @@ def test_strong_and_weak_never_share_a_series() -> None:
 
 
 def test_the_columns_are_frozen() -> None:
-    tables = {
-        "results": RESULTS,
-        "epochs": EPOCHS,
-        "scaling": SCALING,
-        "forecast": FORECAST,
-        "comm": COMM,
-    }
-    names = [f"{table} {c.name}" for table, columns in tables.items() for c in columns]
+    names = [f"{table} {c.name}" for table, columns in TABLES.items() for c in columns]
     assert "\n".join(names) + "\n" == GOLDEN.read_text()
 
 
@@ -372,7 +369,8 @@ def test_every_setting_and_every_epoch_field_has_a_documented_column() -> None:
     assert len(set(results)) == len(results)
     assert set(SETTINGS) - set(results) == {"epochs"}  # epochs_planned
     assert set(KINDS["epoch"]) <= {c.name for c in EPOCHS}
-    assert all(c.meaning for c in (*RESULTS, *EPOCHS, *SCALING, *FORECAST))
+    assert all(c.meaning for columns in TABLES.values() for c in columns)
+    assert [c.name for c in TABLES["drill"]] == [f.name for f in fields(Row)]
     assert len(markdown(RESULTS).splitlines()) == len(RESULTS) + 2
 
 
@@ -391,3 +389,25 @@ def test_no_library_of_the_payload_is_imported() -> None:
         "assert not bad, bad"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_run_that_did_not_run_as_planned_is_told() -> None:
+    plan = make_plan(strategies=("ddp",), gpus=(2,), repeats=2)
+    odd, usual = plan.runs
+    other = replace(plan.runs[odd], lr=0.5, ranks_per_node=4, data_dir="/elsewhere")
+    FakeRun(plan.paths.folder, odd, other).begin().train(0, 1, 2).end()
+    whole_run(plan, usual)
+    (line,) = collect("s", write=False).warnings()
+    assert line == (
+        f"{odd}: not run as planned: ranks_per_node=4 (planned: 2), lr=0.5 (planned: 0.05)"
+    )
+
+
+def test_a_run_start_of_which_a_part_is_missing_contradicts_nothing() -> None:
+    plan = make_plan(strategies=("ddp",), gpus=(1,), settings={"lr": 0.3})
+    (run_id,) = plan.runs
+    spec = plan.runs[run_id]
+    start = start_fields(spec) | {"spec": {"seed": spec.seed}}
+    run = FakeRun(plan.paths.folder, run_id, spec)
+    run.begin({k: v for k, v in start.items() if k in ("spec",)}).train(0, 1, 2).end()
+    assert collect("s", write=False).warnings() == []

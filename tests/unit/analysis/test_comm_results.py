@@ -8,8 +8,8 @@ from test_run_sh import Fake
 
 from jobkit.analysis.figures import comm as figures
 from jobkit.checks.comm import cli as door
-from jobkit.checks.comm.request import Wish, read_bytes
-from jobkit.errors import UsageError
+from jobkit.checks.comm.request import Request
+from jobkit.errors import UsageError, read_bytes
 from jobkit.metric import comm
 from jobkit.metric.line import KINDS
 from jobkit.paths import write_json
@@ -139,8 +139,8 @@ def test_sizes_are_said() -> None:
 
 
 def test_sizes_go_up_by_the_factor() -> None:
-    assert Wish(factor=10, min_bytes=100).sizes(99_999) == [100, 1000, 10_000]
-    assert Wish().sizes(5) == [1024]
+    assert Request(factor=10, min_bytes=100).sizes(99_999) == [100, 1000, 10_000]
+    assert Request().sizes(5) == [1024]
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_sizes_go_up_by_the_factor() -> None:
         (["--seconds-per-size", "nan"], "--seconds-per-size nan: must be"),
         (["--min-bytes", "2K", "--max-bytes", "1K"], "--max-bytes 1024 is less than --min-bytes"),
         (["--max-bytes", "0"], "--max-bytes 0: must be from 4"),
-        (["--check=1"], "one rank has nobody to talk to: say --nproc-per-node 2"),
+        (["--check=1"], "needs at least 2 ranks: say --nproc-per-node 2"),
     ],
 )
 def test_bad_options_are_one_line(words: list[str], text: str, capsys) -> None:
@@ -166,7 +166,7 @@ def test_a_size_that_is_none_is_refused(size: str, capsys) -> None:
     with pytest.raises(SystemExit) as stop:
         door.main([f"--max-bytes={size}"])
     assert stop.value.code == 2
-    assert f"invalid size value: '{size}'" in capsys.readouterr().err
+    assert f"'{size}': must be a size" in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -186,7 +186,7 @@ def test_run_sh_starts_it_in_a_folder_of_its_own(run: Fake) -> None:
     assert folder.parent == run.folder / "logs" / "comm" and folder.is_dir()
 
 
-def test_the_preflight_is_another_matter(run: Fake) -> None:
+def test_comm_and_preflight_exclude_each_other(run: Fake) -> None:
     done = run("--comm", "--preflight")
     assert done.returncode == 2 and "one after the other" in done.stderr
     assert not run.calls()
@@ -204,11 +204,11 @@ def test_a_line_for_each_operation_in_both_panels(tmp_path: Path) -> None:
     assert len(time.lines) == 4  # and the fitted ones
     assert list(time.lines[1].get_ydata()) == pytest.approx([s.time_s for s in made()])
     assert bandwidth.get_xscale() == bandwidth.get_yscale() == time.get_yscale() == "log"
-    assert "bus bandwidth (GB/s)" in bandwidth.get_ylabel()
+    assert "busbw (GB/s)" in bandwidth.get_ylabel()
     assert bandwidth.get_title(loc="left") == "4 ranks on 1 node | gloo | A Processor"
     (legend,) = drawn.legends
     names = [text.get_text() for text in legend.get_texts()]
-    assert names[:2] == ["all_reduce", "sendrecv, between nodes"]
+    assert names[:2] == ["all_reduce", "sendrecv, inter-node"]
 
 
 def test_the_newest_is_drawn(tmp_path: Path, monkeypatch, capsys) -> None:

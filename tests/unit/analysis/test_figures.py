@@ -10,7 +10,8 @@ from matplotlib.image import imread
 from matplotlib.lines import Line2D
 
 from jobkit.analysis.collect.results import collect
-from jobkit.analysis.figures.draw import draw, time_figure
+from jobkit.analysis.figures.draw import draw
+from jobkit.analysis.figures.epoch_time import time_figure
 from jobkit.analysis.figures.learning import learning_figure
 from jobkit.analysis.figures.memory import memory_figure
 from jobkit.analysis.figures.scaling import efficiency_figure, forecast_figure, speed_up_figure
@@ -217,7 +218,7 @@ def test_a_figure_with_nothing_to_show_is_not_drawn_and_an_old_one_is_removed() 
     stale.parent.mkdir()
     stale.write_bytes(b"old")
     drawn = draw(collect("s"))
-    assert drawn.skipped == ["time_per_epoch", "speed_up", "efficiency", "peak_memory"]
+    assert list(drawn.missing) == ["time_per_epoch", "speed_up", "efficiency", "peak_memory"]
     assert not stale.exists()
     assert [p.name for p in drawn.paths] == ["loss_and_accuracy.png", "loss_and_accuracy.svg"]
 
@@ -267,6 +268,15 @@ def test_the_same_ranks_on_other_nodes_are_another_line_of_speed_up() -> None:
     (axes,) = made(speed_up_figure(collect("s"))).axes
     lines = [line for line in measured(axes) if line.get_marker() != "_"]
     assert sorted(list(line.get_xdata()) for line in lines) == [[1, 2, 4], [2, 4]]
+
+
+def test_a_line_goes_through_the_fewest_nodes_in_every_figure() -> None:
+    whole_study(strategies=("ddp",), gpus=(1, 2, 4, "2x2", "2x4"))
+    results = collect("s", write=False)
+    for make in (time_figure, speed_up_figure, memory_figure):
+        (axes,) = made(make(results)).axes
+        lines = [line for line in measured(axes) if line.get_marker() != "_"]
+        assert [list(line.get_xdata()) for line in lines] == [[1, 2, 4, 8], [4]]
 
 
 def test_a_forecast_begins_where_the_measured_ends_and_widens() -> None:

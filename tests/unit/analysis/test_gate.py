@@ -1,6 +1,7 @@
 """collect_results.py --min-efficiency: a script can rely on its exit code."""
 
 import pytest
+from test_analysis_doors import code_of
 
 from jobkit.analysis.cli import collect_main
 from jobkit.spec.plan import Plan
@@ -61,7 +62,7 @@ def test_a_series_that_is_not_planned_there_is_named(capsys) -> None:
         (["--at", "4"], "go together"),
         (["--min-efficiency", "0.9"], "go together"),
         (["--min-efficiency", "85", "--at", "2"], "at most 1, as 0.85"),
-        (["--min-efficiency", "x", "--at", "2"], "invalid number value: 'x'"),
+        (["--min-efficiency", "x", "--at", "2"], "'x': must be a number above 0"),
         (["--min-efficiency", "nan", "--at", "2"], "at most 1"),
         (["--min-efficiency", "0.9", "--at", "0"], "1 or more"),
         (["--min-efficiency", "0.9", "--at", "3"], r"no such size (it has: 1, 2)"),
@@ -69,5 +70,5 @@ def test_a_series_that_is_not_planned_there_is_named(capsys) -> None:
 )
 def test_wrong_usage_is_2(words: list[str], said: str, capsys) -> None:
     whole_study(strategies=("ddp",), gpus=(1, 2))
-    assert collect_main(["s", *words]) == 2
+    assert code_of(collect_main, ["s", *words]) == 2
     assert said in capsys.readouterr().err

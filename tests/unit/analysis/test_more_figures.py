@@ -10,7 +10,7 @@ from test_figures import ideals, made, measured, ticks
 from jobkit.analysis.collect.results import Results, collect
 from jobkit.analysis.figures.breakdown import breakdown_figure
 from jobkit.analysis.figures.comparison import comparison_figure
-from jobkit.analysis.figures.draw import CAPTIONS, makers
+from jobkit.analysis.figures.draw import FIGURES
 from jobkit.analysis.figures.loss import loss_figure
 from jobkit.analysis.figures.memory import predicted_memory_figure
 from jobkit.analysis.figures.style import _columns
@@ -26,8 +26,9 @@ def collected(**fields) -> Results:
     return collect("s", write=False)
 
 
-def test_every_figure_has_a_caption() -> None:
-    assert CAPTIONS.keys() == makers().keys()
+def test_every_figure_has_a_name_of_its_own_and_a_caption() -> None:
+    assert len({one.name for one in FIGURES}) == len(FIGURES) == 12
+    assert [one.name for one in FIGURES if not one.caption.endswith(".")] == []
 
 
 def test_throughput_of_all_and_of_each_with_their_ideals() -> None:
@@ -108,7 +109,7 @@ def test_the_breakdown_stacks_to_the_iteration() -> None:
     assert sum(shares) == pytest.approx(1)
     step = made_up_step(specs[1])
     assert shares[1] == pytest.approx(step["communication_s"] / step["iteration_s"])
-    assert above.get_ylabel() == "seconds an iteration"
+    assert above.get_ylabel() == "seconds per iteration"
     assert [t.get_text() for t in below.get_xticklabels()] == ["1", "8"]
     assert [axes.get_xlabel() for axes in figure.axes[3:]] == [
         "GPUs\nddp", "GPUs\nfsdp", "GPUs\npp"

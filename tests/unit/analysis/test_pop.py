@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobkit.analysis.collect.results import collect
-from jobkit.analysis.findings.breakdowns import broken_sizes, causes, efficiency_table
+from jobkit.analysis.findings.breakdowns import causes, efficiency_table, size_breakdowns
 from jobkit.analysis.findings.verdict import verdict
 from jobkit.analysis.scaling.pop import Step, breakdown, efficiencies, losses
 from jobkit.metric.line import MAX_LINE_BYTES, encode
@@ -110,7 +110,7 @@ def test_a_study_says_where_its_efficiency_goes() -> None:
     rows = results.runs[results.runs["strategy"] == "fsdp"]
     sums = rows[[f"breakdown_{k}_s" for k in ("compute", "communication", "data_wait", "other")]]
     assert sums.sum(axis=1).tolist() == pytest.approx(rows["breakdown_iteration_s"].tolist())
-    found = broken_sizes(results)
+    found = size_breakdowns(results)
     scaling = results.scaling[results.scaling["series"] == "fsdp"]
     own = [one for one in found if one.size.series == "fsdp"]
     measured = [one.own.overall / one.base.overall for one in own]
@@ -130,8 +130,8 @@ def test_without_breakdowns_the_verdict_says_what_the_epochs_say() -> None:
     for run_id in plan.runs:
         whole_run(plan, run_id)
     results = collect("s", write=False)
-    assert broken_sizes(results) == []
-    wait = "; waiting for data takes 1% of its time, the rest is not broken down"
+    assert size_breakdowns(results) == []
+    wait = "; waiting for data takes 1% of the time (no breakdown of the rest)"
     assert causes(results) == {("ddp", 1, 1): wait, ("ddp", 4, 1): wait}
     assert any(line.endswith(f"{wait}.") for line in verdict(results, "GPUs", least=0.95))
 

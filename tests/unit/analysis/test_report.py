@@ -152,7 +152,8 @@ def test_a_forecast_from_too_few_sizes_or_of_a_measured_one_is_refused(capsys) -
     whole_study("three", strategies=("ddp",), gpus=(1, 2, 4))
     assert plot_main(["three", "--forecast", "3"]) == 2
     assert "measured up to 4" in capsys.readouterr().err
-    assert plot_main(["three", "--forecast", "0"]) == 2
+    with pytest.raises(SystemExit, match="2"):
+        plot_main(["three", "--forecast", "0"])
 
 
 def test_an_outlier_bends_no_forecast_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,16 +166,16 @@ def test_an_outlier_bends_no_forecast_and_that_is_said(monkeypatch: pytest.Monke
     assert (calm.left_out, busy.left_out) == (0, 1)
     assert busy.fits[0].rate(8) == pytest.approx(calm.fits[0].rate(8), rel=0.01)
     page = Page(report("busy", forecast=(8,)))
-    assert "ddp: fitted without 1 outlying run" in page.text
-    assert "does not fit the other repeats" in page.text
+    assert "ddp: fitted without 1 outlier." in page.text
+    assert "outlier among the repeats" in page.text
 
 
 def test_a_single_point_gives_a_table_and_no_fit() -> None:
     whole_study(strategies=("ddp",), gpus=(1,))
     page = Page(report())
-    assert "No fit of ddp: 3 different sizes are needed" in page.text
-    assert "ddp was measured at one size: nothing says how it scales." in page.text
-    assert "Ask for" not in page.text
+    assert "No fit: ddp: 3 different sizes are needed" in page.text
+    assert "ddp was measured at one size only: its scaling is unknown." in page.text
+    assert "Request" not in page.text
     assert "| ddp | strong | 1 | 1 |" in (logs() / "s" / "scaling.md").read_text()
 
 
@@ -186,22 +187,22 @@ def said_of(**fields) -> list[str]:
 def test_the_verdict_names_the_best_the_limit_and_what_to_ask_for() -> None:
     lines = said_of(strategies=("ddp", "fsdp"), gpus=(1, 2, 4), repeats=2)
     assert lines[0].startswith("Strong scaling: the fastest is ddp on 4 GPUs, with 3,737 images")
-    assert lines[1].startswith("Ask for 2 GPUs with ddp: speed-up 1.90 [")
-    assert lines[2].startswith("ddp falls below 93% efficiency at 4 GPUs: 92.5% [")
-    assert "which is not certain" in lines[2]  # its interval reaches to 94 %
+    assert lines[1].startswith("Request 2 GPUs with ddp: speed-up 1.90 [")
+    assert lines[2].startswith("ddp falls below 93% parallel efficiency at 4 GPUs: 92.5% [")
+    assert "the interval includes it" in lines[2]  # its interval reaches to 94 %
     assert lines[-1] == "All 12 planned runs are ok."
 
 
-def test_the_verdict_of_one_repeat_says_that_it_may_be_chance() -> None:
+def test_the_verdict_of_one_repeat_says_that_it_may_be_noise() -> None:
     lines = said_of(strategies=("ddp",), gpus=(1, 2), settings={"epochs": 1})
-    assert any("measured once: a difference may be chance" in line for line in lines)
+    assert any("measured once, so differences may be noise" in line for line in lines)
 
 
 def test_the_verdict_of_many_series_keeps_to_the_best() -> None:
     rates = tuple(round(0.01 * i, 2) for i in range(1, 9))
     lines = said_of(strategies=("ddp",), gpus=(1, 4), sweep={"lr": rates})
     assert sum("falls below" in line for line in lines) == 1
-    assert "The other 7 series stand in the table." in lines
+    assert "For the other 7 series, see the table." in lines
 
 
 def test_the_verdict_where_nothing_was_measured() -> None:

@@ -38,7 +38,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
         results = collect("s")
         found = forecasts(results, (64,))
         drawn = draw(results, found)
-        assert drawn.skipped == []
+        assert drawn.missing == {}
         write_report(results, drawn.paths, found)
     assert len(drawn.paths) == 24
     return folder / "s" / "report.html"

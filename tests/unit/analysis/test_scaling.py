@@ -1,5 +1,6 @@
 """scaling.csv: the numbers by hand, intervals that hold, and nothing compared that differs."""
 
+from dataclasses import fields
 from statistics import median
 
 import numpy as np
@@ -8,7 +9,8 @@ import pytest
 
 from jobkit.analysis.collect.results import collect
 from jobkit.analysis.scaling import spread
-from jobkit.analysis.scaling.scaling import scaling
+from jobkit.analysis.scaling.scaling import measured_sizes, scaling_table
+from jobkit.analysis.scaling.sizes import Size
 from jobkit.analysis.tables.columns import EPOCHS, RESULTS, SCALING
 from jobkit.analysis.tables.frames import frame
 from support.fake_study import TRAIN_SAMPLES, FakeRun, make_plan, rate, whole_run, whole_study
@@ -45,6 +47,10 @@ def runs_of(rates: dict[int, list[float]], series: str = "ddp", **changed) -> pd
 NONE = frame([], EPOCHS)
 
 
+def scaling(runs: pd.DataFrame, epochs: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
+    return scaling_table(measured_sizes(runs, epochs, seed=seed), "s")
+
+
 def at(table: pd.DataFrame, size: int, series: str = "ddp") -> pd.Series:
     (index,) = table.index[(table["world_size"] == size) & (table["series"] == series)]
     return table.loc[index]
@@ -66,6 +72,16 @@ def test_the_numbers_by_hand() -> None:
     assert (four["spread_from"], four["confidence_share"]) == ("3 repeats", 0.75)
     one = at(table, 1)
     assert (one["speed_up"], one["efficiency_low"], one["efficiency_high"]) == (1, 1, 1)
+
+
+def test_every_column_but_the_study_is_a_field_of_size() -> None:
+    assert {c.name for c in SCALING} - {f.name for f in fields(Size)} == {"study"}
+
+
+def test_a_number_out_of_range_is_empty_in_the_sizes_and_in_their_table() -> None:
+    (one, two) = measured_sizes(runs_of({1: [1e-300], 2: [1e300]}), NONE)
+    assert (one.speed_up, two.speed_up, two.efficiency) == (1.0, None, None)
+    assert scaling_table([one, two], "s")["speed_up"].isna().tolist() == [False, True]
 
 
 def test_the_baseline_is_stated_and_is_the_smallest_measured_size() -> None:

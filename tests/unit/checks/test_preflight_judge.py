@@ -1,8 +1,9 @@
-"""The judgement of a preflight: facts with a planted fault in, that fault and no other out."""
+"""The checks of a preflight: facts with an injected fault in, that fault and no other out."""
 
 import pytest
 
-from jobkit.checks.preflight import judge
+from jobkit.checks.preflight import finding, judge
+from jobkit.checks.preflight.messages import is_valid
 from jobkit.checks.preflight.report import Circumstances, Report, judge_facts, judge_together
 
 TOLD = {"log_dir": "/logs", "group": True}
@@ -77,22 +78,22 @@ def test_a_sound_allocation_has_no_fault_and_a_line_for_each_check() -> None:
     lines = report.lines()
     assert len(lines) == len(findings) + 1 and all(" ok " in line for line in lines[:-1]), lines
     assert "[preflight] ok ranks: each rank once; n1 0-1, n2 2-3" in lines
-    assert any("20 GB/s on the bus between 2 nodes (all_reduce of 256 MiB)" in x for x in lines)
+    assert any("busbw 20 GB/s between 2 nodes (all_reduce of 256 MiB)" in x for x in lines)
 
 
 def change(**new):
-    """A plant that changes the facts of some ranks."""
+    """A fault that changes the facts of some ranks."""
     ranks = new.pop("ranks", [3])
 
-    def plant(facts: list[dict]) -> None:
+    def inject(facts: list[dict]) -> None:
         for rank in ranks:
             facts[rank].update(new)
 
-    return plant
+    return inject
 
 
 ALL = [0, 1, 2, 3]
-PLANTS = {
+INJECTED = {
     "all ranks are 0": (
         change(ranks=ALL, rank=0), "ranks", "4 processes believe that they are rank 0",
     ),
@@ -152,10 +153,10 @@ PLANTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("plant", "check", "text"), PLANTS.values(), ids=PLANTS)
-def test_a_planted_fault_is_found(plant, check: str, text: str) -> None:
+@pytest.mark.parametrize(("inject", "check", "text"), INJECTED.values(), ids=INJECTED)
+def test_an_injected_fault_is_found(inject, check: str, text: str) -> None:
     facts = sound()
-    plant(facts)
+    inject(facts)
     found = faults(facts)
     assert {fault.check for fault in found} == {check}, found
     assert any(text in str(fault) for fault in found), found
@@ -170,14 +171,14 @@ RESULTS = {
     ),
     "sum": (change(sum=9.0), "all_reduce", "rank 3 on n2: the sum is 9.0, and 10.0 is right"),
     "group": (change(ranks=ALL, group_fault="timed out"), "all_reduce", "timed out"),
-    "slow": (change(ranks=ALL, bus_mb_per_s=3.0), "bandwidth", "0.003 GB/s on the bus"),
+    "slow": (change(ranks=ALL, bus_mb_per_s=3.0), "bandwidth", "busbw 0.003 GB/s"),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("plant", "check", "text"), RESULTS.values(), ids=RESULTS)
-def test_a_planted_result_is_found(plant, check: str, text: str) -> None:
+@pytest.mark.parametrize(("inject", "check", "text"), RESULTS.values(), ids=RESULTS)
+def test_an_injected_result_is_found(inject, check: str, text: str) -> None:
     facts, results = sound(), outcome(sound())
-    plant(results)
+    inject(results)
     found = faults(facts, results)
     assert {fault.check for fault in found} == {check}, found
     assert any(text in str(fault) for fault in found), found
@@ -192,9 +193,9 @@ def test_data_not_prepared_need_a_folder_that_all_see() -> None:
     assert "data: rank 2 on n2: /data is not the one of rank 0" in str(found)
 
 
-def test_ranks_that_did_not_come_are_named_with_their_node() -> None:
+def test_ranks_that_did_not_connect_are_named_with_their_node() -> None:
     (found,) = faults(sound()[:2], results=outcome(sound()[:2]), expected=4)
-    assert str(found).startswith("presence: ranks 2-3 on n2: did not come within 30 s; fix:")
+    assert str(found).startswith("presence: ranks 2-3 on n2: did not connect within 30 s; fix:")
 
 
 def test_a_rank_that_gave_no_result_is_named() -> None:
@@ -202,6 +203,27 @@ def test_a_rank_that_gave_no_result_is_named() -> None:
     assert [str(f)[:60] for f in found] == [
         "all_reduce: rank 3 on n2: ended or hung during the all_reduc"
     ]
+
+
+def test_a_rank_that_connected_and_did_not_report_is_not_called_absent() -> None:
+    around = Circumstances(4, 30.0, "", connected=[{"rank": r, "host": "n2"} for r in (2, 3)])
+    (found,) = [f for result in judge_facts(sound()[:2], around) for f in result.faults]
+    assert str(found).startswith("presence: ranks 2-3 on n2: connected but did not report")
+
+
+def test_messages_are_checked_field_by_field() -> None:
+    for facts in sound():
+        facts |= {"pid": 7, "system": "Linux"}
+        assert is_valid("facts", facts)
+        for name in facts.keys() - {"gpu", "gpu_name", "data_fault", "data_dir_fault", "cache"}:
+            assert not is_valid("facts", {**facts, name: object()}), name
+    assert not is_valid("facts", {**facts, "cores": [1, "2"]})
+    assert not is_valid("facts", {**facts, "versions": {"torch": 2}})
+    assert not is_valid("facts", {**facts, "gpu": 5})
+    assert not is_valid("facts", {k: v for k, v in facts.items() if k != "cores"})
+    results = outcome(sound())[0]
+    assert is_valid("results", results) and not is_valid("results", {**results, "sum": "9"})
+    assert is_valid("hello", {"rank": 1, "host": "n1"}) and not is_valid("hello", {"rank": 1})
 
 
 def test_a_port_that_is_taken() -> None:
@@ -239,23 +261,23 @@ def test_what_is_only_worth_knowing_is_a_note() -> None:
     assert not [f for finding in findings for f in finding.faults]
     notes = "\n".join(note for finding in findings for note in finding.notes)
     assert "8 for 16 threads of 2 ranks" in notes and "60 MB/s is slow" in notes
-    assert "several kinds" in notes
+    assert "mixed GPU models" in notes and "cores oversubscribed" in notes
 
 
 def test_the_error_of_the_clocks_is_taken_off_and_the_odd_one_out_is_named() -> None:
     facts = sound(3, 1)
     facts[1].update(clock_ahead_s=1.4, clock_error_s=0.5)
     assert not judge.clocks(facts).faults
-    for one in facts[1:]:  # the desk, on n1, is the one that is wrong
+    for one in facts[1:]:  # the coordinator, on n1, is the one that is wrong
         one.update(clock_ahead_s=5.0, clock_error_s=0.001)
     (found,) = judge.clocks(facts).faults
     assert str(found).startswith("clocks: rank 0 on n1: the clock is 5.0 s behind")
 
 
 def test_where_is_short_for_many_ranks() -> None:
-    assert judge.ranges([7, 1, 2, 3, 5, 5]) == "1-3,5,7"
+    assert finding.ranges([7, 1, 2, 3, 5, 5]) == "1-3,5,7"
     facts = sound(100, 4)
-    assert len(judge.where(facts)) < 300
+    assert len(finding.where(facts)) < 300
     for one in facts:
         one["rank"] = 0
     assert all(len(str(fault)) < 700 for fault in faults(facts))

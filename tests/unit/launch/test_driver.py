@@ -15,7 +15,7 @@ import pytest
 
 from jobkit.errors import UsageError
 from jobkit.launch.command import Order
-from jobkit.paths import own_folder
+from jobkit.permissions import own_folder
 from jobkit.spec.plan import Plan
 from support.fake_study import logs, make_plan
 

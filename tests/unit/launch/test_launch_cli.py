@@ -86,8 +86,8 @@ def test_bad_input_is_one_line_and_2_and_nothing_is_written(words, said: str, lo
         ("[settings]\nepoch = 3", "did you mean 'epochs'"),
         ("[settings]\nlr = 'high'", "must be a number"),
         ("[settings]\nstrategy = 'ddp'", "use strategies, gpus, repeats"),
-        ("gpus = []", "at least one value"),
-        ("gpus = [[1, 2]]", "list of lists"),
+        ("gpus = []", "1 or more"),
+        ("gpus = [[1, 2]]", "whole numbers or strings"),
         ("gpus_per_node = '4'", "gpus_per_node"),
         ("strategies = ['single']\ngpus = [2]", "plans no run"),
     ],
@@ -109,6 +109,14 @@ def test_logs_that_cannot_be_written_are_one_line(tmp_path: Path, monkeypatch, c
     monkeypatch.setenv("JOBKIT_LOGS", str(tmp_path / "file" / "logs"))
     assert cli.main(["--study", "demo", "--site", "local"]) == 2
     assert "cannot be written" in capsys.readouterr().err
+
+
+def test_help_has_a_short_usage_and_groups(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert first == "usage: run_benchmarks.py [options] [-- sbatch options]" and lines[0] == ""
+    assert {"study:", "launch:", "this machine:", "Slurm:"} <= set(lines)
 
 
 def test_help_imports_nothing_that_is_slow() -> None:

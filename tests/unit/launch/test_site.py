@@ -1,13 +1,15 @@
-"""Site profiles, the options of sbatch that follow from them, and what run.sh makes of them."""
+"""Sites, their options of sbatch, and what run.sh does with them."""
 
 import os
+import re
 import subprocess
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from jobkit.errors import UsageError
-from jobkit.launch.request import How
+from jobkit.launch.request import LaunchRequest
 from jobkit.launch.site import Site, known_sites, minutes, site_of_cluster
 from jobkit.launch.slurm.options import Shape as S
 from jobkit.launch.slurm.options import node_hours, sbatch_options, submission, verbatim
@@ -32,22 +34,33 @@ def test_the_profiles_that_are_delivered() -> None:
     assert site_of_cluster("elsewhere").name == "elsewhere"
 
 
+def test_the_example_explains_every_key(tmp_path: Path) -> None:
+    text = (ROOT / "hpc" / "sites" / "example.toml").read_text()
+    # Its comments hold keys too: "# key = value".
+    keys = re.compile(r"^(?:# )?(\[?[a-z_]+)(?:\]$| = )", re.MULTILINE).findall(text)
+    known = {f.name for f in fields(Site)} - {"name"}  # the file's
+    assert sorted(key.lstrip("[") for key in keys) == sorted(known)
+    every = re.sub(r"^# ([a-z_]+ = )", r"\1", text, flags=re.MULTILINE)
+    given = load(tmp_path, every)
+    assert given.partition and given.python and given.interface_suffix
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("partitoin = 'x'", "unknown key 'partitoin'; did you mean 'partition'"),
-        ("partition = 3", "partition = 3: must be a text"),
+        ("partition = 3", "partition = 3: must be a string"),
         ("gpus_per_node = '4'", "must be a whole number"),
-        ("gpus_per_node = 0", "must be 1 or more"),
+        ("gpus_per_node = 0", "must be a whole number, 1 or more"),
         ("exclusive = 'yes'", "must be true or false"),
-        ("setup = 'module load x'", "must be a list of texts"),
-        ("[env]\nA = 1", "must be a table of texts"),
-        ("[env]\n'a b' = 'x'", "no name of an environment variable"),
-        ("gpu_request = 'gpus'", "unknown gpu_request"),
+        ("setup = 'module load x'", "must be a list of strings"),
+        ("[env]\nA = 1", "env A = 1: must be a string"),
+        ("[env]\n'a b' = 'x'", "not a name of an environment variable"),
+        ("gpu_request = 'gpus'", "unknown gpu request"),
         ("container = 'docker'", "unknown container"),
         ("container = 'edf'", "needs image"),
         ("time = '1:2:3:4'", "must be minutes"),
-        ("time = '00:00:00'", "is no time at all"),
+        ("time = '00:00:00'", "must be more than zero"),
         ('partition = "a\\nb"', "control character"),
         ("partition = [", "not valid TOML"),
     ],
@@ -105,10 +118,10 @@ def plan():
 def test_one_batch_a_shape_and_node_hours(tmp_path: Path) -> None:
     site = load(tmp_path, "time = '00:30:00'\ngpus_per_node = 4")
     whole = plan()
-    wanted = submission(whole, list(whole.runs), site, How())
+    wanted = submission(whole, list(whole.runs), site, LaunchRequest())
     assert [(b.shape, len(b.run_ids)) for b in wanted.batches] == [(S(1, 2), 4), (S(2, 4), 4)]
     assert node_hours(wanted) == 4 * 0.5 + 4 * 2 * 0.5
-    one = submission(whole, list(whole.runs), site, How(within_allocation=True))
+    one = submission(whole, list(whole.runs), site, LaunchRequest(within_allocation=True))
     (batch,) = one.batches
     assert batch.shape == S(2, 4) and batch.options["time"] == "240"
     assert node_hours(one) == 2 * 4
@@ -119,7 +132,7 @@ def test_scripts_compared_whole(name: str, monkeypatch) -> None:
     """The script of each site, frozen; what differs from machine to machine is given here."""
     monkeypatch.setattr("sys.executable", "/venv/bin/python")
     whole = plan()
-    wanted = submission(whole, list(whole.runs), Site.load(name), How(at_once=3))
+    wanted = submission(whole, list(whole.runs), Site.load(name), LaunchRequest(at_once=3))
     texts = [script(b, Path("/logs/golden/.submitit"), wanted.at_once) for b in wanted.batches]
     assert "\n\n".join(texts) == (GOLDEN / f"{name}.sh").read_text()
 
@@ -181,7 +194,7 @@ def test_a_set_up_line_that_fails_ends_the_job(tmp_path: Path) -> None:
     env = {"PATH": os.environ["PATH"], "SLURM_JOB_ID": "5"}
     command = ["bash", str(ROOT / "run.sh"), *words]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=20)
-    assert done.returncode == 1 and "set-up line failed: false" in done.stderr
+    assert done.returncode == 1 and "setup command failed: false" in done.stderr
     assert "later" not in done.stdout
 
 

@@ -181,7 +181,7 @@ def test_a_foreign_line_with_no_end_is_rejected() -> None:
 def test_rejected_places_are_told_with_offset_and_reason() -> None:
     torn = line(record(0, val_loss=1.0))[:-9]
     _, rejected = read(b"hello\n" + torn + b"\n" + line(record(1)) + b"\n")
-    assert [(r.offset, r.reason) for r in rejected] == [(6, "torn or not JSON")]
+    assert [(r.offset, r.reason) for r in rejected] == [(6, "truncated or not JSON")]
 
 
 def write_all(tmp_path, *records: tuple[str, dict]) -> tuple[bytes, bytes]:

@@ -38,12 +38,15 @@ def sizes(plan: Plan) -> list[tuple[str, int, int]]:
         ("[settings]\nepoch = 3", "my.toml: unknown setting 'epoch'; did you mean 'epochs'?"),
         ("[sweep]\nprecison = ['fp32']", "did you mean 'precision'?"),
         ("[sweep]\nprecision = 'fp32'", "sweep precision = 'fp32': must be a list"),
-        ("[sweep]\nprecision = []", "must be a list with at least one value"),
-        ("settings = 3", "[settings] and [sweep] are tables"),
+        ("[sweep]\nprecision = []", "must be a list of values, 1 or more"),
+        ("settings = 3", "settings = 3: must be a table"),
         ("[settings]\nnodes = 2", "'nodes' is not a setting of a study"),
-        ("strategies = []", "strategies = []: must be a list with at least one value"),
+        ("strategies = []", "strategies = []: must be a list of strings, 1 or more"),
         ("strategies = 'ddp'", "strategies = 'ddp': must be a list"),
         ("strategies = ['ddpp']", "unknown strategy 'ddpp'; did you mean 'ddp'?"),
+        ("gpus = [[1]]", "gpus = [[1]]: must be a list of whole numbers or strings, 1 or more"),
+        ("gpus_per_node = 0", "gpus_per_node = 0: must be a whole number, 1 or more"),
+        ("description = 3", "description = 3: must be a string"),
         ("repeats = 0", "repeats = 0: must be a whole number, 1 or more"),
         ("repeats = true", "repeats = True: must be a whole number"),
         ("seed = -1", "seed = -1: must be a whole number, 0 or more"),
@@ -60,7 +63,7 @@ def test_a_file_that_cannot_be_used_says_why(write: Write, text: str, message: s
     ("text", "message"),
     [
         ("gpus = [0]", "gpus 0: must be a whole number, 1 or more, or NODESxRANKS"),
-        ("gpus = [1.5]", "gpus 1.5: must be"),
+        ("gpus = [1.5]", "gpus = [1.5]: must be"),
         ("gpus = ['2x']", "gpus '2x': must be"),
         ("gpus = [6]\ngpus_per_node = 4", "gpus 6: does not fill nodes of 4"),
         ("strategies = ['single']\ngpus = [2]", "the study plans no run"),
@@ -124,6 +127,16 @@ def test_overrides_replace_fields_settings_and_sweeps(write: Write) -> None:
     study = Study.load(path, gpus=(4,), lr=0.3, batch_size_per_rank=16)
     assert (study.name, study.gpus, study.sweep) == ("my", (4,), {})
     assert study.settings == {"lr": 0.3, "batch_size_per_rank": 16}
+
+
+def test_a_batch_size_that_is_given_replaces_the_other_kind_in_a_sweep_too(write: Write) -> None:
+    study = Study.load(write("[sweep]\nglobal_batch_size = [64, 128]"), batch_size_per_rank=16)
+    assert (study.sweep, study.settings) == ({}, {"batch_size_per_rank": 16})
+    assert {s.scaling for s in study.expand().runs.values()} == {"weak"}
+
+
+def test_a_description_may_have_several_lines() -> None:
+    assert Study(name="s", description="one\ntwo").description == "one\ntwo"
 
 
 def test_a_plan_is_saved_and_read_again() -> None:

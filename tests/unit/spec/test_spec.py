@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobkit.errors import UsageError
+from jobkit.spec.groups import GROUPS
 from jobkit.spec.options import add_spec_arguments, given_settings
 from jobkit.spec.runspec import DATASETS, MODELS, SETTINGS, STRATEGIES, RunSpec
 
@@ -167,9 +168,86 @@ GOLDEN = [
 ]
 
 
+# Every setting away from its default.
+ALL = {
+    "nodes": 3,
+    "ranks_per_node": 3,
+    "repeat": 2,
+    "strategy": "pp",
+    "epochs": 7,
+    "seed": 2,
+    "device": "cuda",
+    "threads": 2,
+    "timeout_s": 600.05,
+    "keep_memory": False,
+    "model": "mlp",
+    "width": 3,
+    "precision": "fp16",
+    "channels_last": False,
+    "compile": True,
+    "activation_checkpointing": True,
+    "dataset": "synthetic",
+    "data_dir": "/d",
+    "train_samples": 2,
+    "test_samples": 2,
+    "augment": False,
+    "global_batch_size": 500,
+    "accumulate": 3,
+    "eval_batch_size": 502,
+    "optimizer": "adamw",
+    "lr": 0.1,
+    "momentum": 0.9500000000000001,
+    "nesterov": False,
+    "weight_decay": 0.0505,
+    "lr_schedule": "constant",
+    "lr_warmup_epochs": 0.05,
+    "lr_scaling": "sqrt",
+    "lr_base_batch_size": 258,
+    "clip_norm": 0.05,
+    "ddp_bucket_mib": 25.05,
+    "ddp_gradient_as_bucket_view": False,
+    "ddp_static_graph": True,
+    "ddp_find_unused_parameters": True,
+    "ddp_comm_hook": "powersgd",
+    "ddp_powersgd_rank": 4,
+    "ddp_powersgd_start": 12,
+    "sync_batchnorm": True,
+    "zero1": True,
+    "fsdp_wrap": "A",
+    "fsdp_wrap_min_parameters": 1002,
+    "fsdp_reshard_after_forward": False,
+    "fsdp_reduce_fp32": False,
+    "fsdp_cpu_offload": True,
+    "fsdp_hybrid_replicas": 3,
+    "fsdp_prefetch": 2,
+    "pipeline_stages": 2,
+    "pipeline_schedule": "interleaved",
+    "pipeline_split": "a",
+    "microbatches": 2,
+    "checkpoint_every": "30s",
+    "checkpoint_keep": 4,
+    "checkpoint_async": True,
+    "stop_signal": "USR1",
+    "warmup_iterations": 7,
+    "breakdown_iterations": 12,
+    "profile": "3-4",
+    "profile_ranks": "all",
+}
+GOLDEN.append((ALL, "pp-n3-g3-b500-fp16-r2-4952e2"))
+
+
 @pytest.mark.parametrize(("values", "run_id"), GOLDEN)
 def test_run_ids_stay(values: dict[str, Any], run_id: str) -> None:
     assert RunSpec(**values).run_id == run_id
+
+
+def test_the_fixed_run_ids_cover_every_setting() -> None:
+    assert set(ALL) | {"batch_size_per_rank"} == set(SETTINGS)
+
+
+def test_every_setting_is_in_one_group() -> None:
+    names = [f.name for group in GROUPS.values() for f in fields(group)]
+    assert sorted(names) == sorted(SETTINGS)
 
 
 def test_where_the_data_lies_is_no_part_of_a_runs_identity() -> None:

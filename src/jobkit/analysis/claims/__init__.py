@@ -1,1 +1,1 @@
-"""Recomputes a scaling table that somebody published."""
+"""Recomputes a published scaling table."""

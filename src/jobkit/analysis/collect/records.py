@@ -1,7 +1,7 @@
-"""The records of one run, from all that it left: metrics/*.jsonl and train.log, packed or not.
+"""The records of one run, from metrics/*.jsonl and train.log, compressed or not.
 
-The files of metrics/ are the truth and the log is their mirror; either alone is enough. What lies
-in both counts once. What no source holds is counted as lost, told by gaps in the sequence numbers.
+The files of metrics/ are the primary source and the log has copies; either alone is enough. A
+record in both counts once. Gaps in the sequence numbers are counted as lost records.
 """
 
 import json
@@ -24,7 +24,7 @@ from jobkit.paths import RunPaths, file_names
 
 @dataclass(frozen=True)
 class Reject:
-    """How many places of a file carry the tag and no whole record; the first, and why."""
+    """The rejected [METRIC] lines of a file: how many, where the first is, and why."""
 
     file: str
     count: int
@@ -34,7 +34,7 @@ class Reject:
 
 @dataclass
 class RunRecords:
-    """The records of one run: whole ones, and what could not be used."""
+    """The records of one run, and what was rejected or lost."""
 
     records: list[Record] = field(default_factory=list)  # by attempt and order; parts are joined
     rejects: list[Reject] = field(default_factory=list)
@@ -58,9 +58,9 @@ class RunRecords:
 
     @cached_property
     def epochs(self) -> list[Record]:
-        """One record an epoch, in order: of an epoch that was trained again, the newest one.
+        """One record per epoch, in order: of an epoch that was trained again, the newest one.
 
-        What an attempt did beyond the checkpoint from which a later one went on is undone.
+        What an attempt did beyond the checkpoint from which a later one continued does not count.
         """
         newest: dict[int, Record] = {}
         undone = self._undone()
@@ -76,7 +76,7 @@ class RunRecords:
         return [newest[epoch] for epoch in sorted(newest)]
 
     def _undone(self) -> dict[int, int]:
-        """By attempt the first of its epochs that a later attempt did again."""
+        """By attempt, the first of its epochs that a later attempt trained again."""
         begun = self._begun()
         if len(begun) < 2 and not any(begun):
             return {}  # there was one attempt
@@ -87,7 +87,7 @@ class RunRecords:
         }
 
     def _begun(self) -> dict[int, int]:
-        """The epoch with which each attempt began to train, of those that came so far."""
+        """The first epoch of each attempt that began to train."""
         loaded = {
             r["attempt"]: epoch
             for r in self.of("checkpoint")
@@ -105,11 +105,11 @@ def _attempt(record: Record) -> int:
 def read_run(paths: RunPaths, run_id: str | None) -> RunRecords:
     """Read all records of a run; those of another run in its files are rejected.
 
-    run_id None takes the records of any run: nothing says whose the folder is.
+    run_id None takes the records of any run: the folder has no spec.json.
     """
     found: list[Record] = []
     rejects: list[Reject] = []
-    seen: set[bytes] = set()  # the log mirrors the metrics files: nothing is decoded twice
+    seen: set[bytes] = set()  # the log has copies of these: nothing is decoded twice
     for path in sources(paths):
         records, reject = _read(path, run_id, paths.folder.parent, seen)
         found += records
@@ -120,7 +120,7 @@ def read_run(paths: RunPaths, run_id: str | None) -> RunRecords:
 
 
 def sources(paths: RunPaths) -> list[Path]:
-    """The files that hold a run's records, the truth first."""
+    """The files with a run's records, the primary source first."""
     metrics = [paths.metrics_folder / name for name in file_names(paths.metrics_folder)]
     plain = [p for p in metrics if p.suffix == ".jsonl" and p.stem.isdecimal()]
     packed = sorted(p for p in metrics if p.name.endswith(".jsonl.gz"))
@@ -131,7 +131,7 @@ def sources(paths: RunPaths) -> list[Path]:
 def _read(
     path: Path, run_id: str | None, folder: Path, seen: set[bytes]
 ) -> tuple[list[Record], Reject | None]:
-    """The records of one file, and what of it was rejected."""
+    """The records of one file, and its rejected lines."""
     records: list[Record] = []
     bad: list[Rejected] = []
     for item in _items(path, seen):
@@ -150,7 +150,7 @@ def _read(
 
 
 def _items(path: Path, seen: set[bytes]) -> Iterator[Record | Rejected]:
-    """The records and the rejected places of a file; a torn archive is one more of these."""
+    """The records and the rejected lines of a file; a truncated archive is one more of these."""
     scan = reader.read_file if ".jsonl" in path.name else reader.scan
     try:
         with open_log(path) as stream:

@@ -1,9 +1,10 @@
-"""Collect a study: its plan and all that its runs left, as three tables.
+"""Collect a study: its plan and the records of its runs, as three tables.
 
 results = collect("demo")
-results.runs       one row for every planned run, whatever became of it
-results.epochs     one row a run and epoch
-results.scaling    one row a series and size
+results.runs       one row per planned run, whatever its status
+results.epochs     one row per run and epoch
+results.scaling    one row per series and size
+results.sizes      the same as objects, with the values of each repeat
 results.ok         whether every run is ok
 """
 
@@ -16,35 +17,40 @@ from pathlib import Path
 import pandas as pd
 
 from jobkit.analysis.collect.records import Reject, read_run
-from jobkit.analysis.collect.rows import Row, recorded_spec, result_row
+from jobkit.analysis.collect.rows import recorded_spec, result_row, unplanned_settings
 from jobkit.analysis.collect.study import StudyRuns, read_study, run_states
-from jobkit.analysis.scaling.scaling import scaling
+from jobkit.analysis.scaling.scaling import measured_sizes, scaling_table
+from jobkit.analysis.scaling.sizes import Size
 from jobkit.analysis.tables.columns import EPOCHS, RESULTS
 from jobkit.analysis.tables.comparable import faults
-from jobkit.analysis.tables.frames import frame
+from jobkit.analysis.tables.frames import Row, frame
 from jobkit.analysis.tables.products import save_table
 from jobkit.analysis.tables.series import series_labels
+from jobkit.analysis.tables.text import counted
 from jobkit.metric.line import COMMON, KINDS, Record
 from jobkit.outcome.evidence import one_line
-from jobkit.paths import StudyPaths, closed_to_others, other_writers
+from jobkit.paths import StudyPaths
+from jobkit.permissions import closed_to_others, other_writers
 from jobkit.spec.studies import find_study
 
 
 @dataclass(frozen=True)
 class Results:
-    """What a study's logs say. The columns are those of jobkit.analysis.tables.columns."""
+    """The tables of a study. The columns are those of jobkit.analysis.tables.columns."""
 
     folder: Path
     runs: pd.DataFrame
     epochs: pd.DataFrame
+    sizes: tuple[Size, ...]  # every series at every size; their table is scaling
     scaling: pd.DataFrame
-    rejected: tuple[Reject, ...]  # tagged places in the logs that hold no whole record
-    lost: Mapping[str, int]  # by run_id: records that no source holds
-    unplanned: tuple[str, ...]  # folders of runs that the plan does not know: not collected
+    rejected: tuple[Reject, ...]  # [METRIC] lines that are no valid record
+    lost: Mapping[str, int]  # by run_id: records missing in every source
+    contradicted: Mapping[str, str]  # by run_id: recorded settings that differ from the plan
+    unplanned: tuple[str, ...]  # folders of runs that are not in the plan: not collected
 
     @property
     def name(self) -> str:
-        """The study's name for people: its folder's, as text that can be shown anywhere."""
+        """The study's name: its folder's, as text that is safe to print."""
         return one_line(self.folder.resolve().name)
 
     @property
@@ -63,21 +69,22 @@ class Results:
         return bool((self.runs["status"] == "ok").all())
 
     def warnings(self) -> list[str]:
-        """What is not right with the logs themselves, a line each."""
+        """Problems of the logs and of the comparison, one line each."""
         lines = [
-            f"{r.file}: {r.count} tagged {_plural(r.count, 'place')} rejected, the first"
+            f"{r.file}: {counted(r.count, '[METRIC] line')} rejected, the first"
             f"{'' if r.offset is None else f' at byte {r.offset}'}: {r.reason}"
             for r in self.rejected
         ]
-        lines += [f"{k}: {n} {_plural(n, 'record')} lost" for k, n in self.lost.items()]
+        lines += [f"{k}: {counted(n, 'record')} lost" for k, n in self.lost.items()]
+        lines += [f"{k}: not run as planned: {what}" for k, what in self.contradicted.items()]
         if self.unplanned:
             lines.append(f"not in the plan, so not collected: {', '.join(self.unplanned)}")
         if other_writers(self.folder) == "everybody":
-            lines.append(f"everybody may write into {self.name}: its words may be anybody's")
+            lines.append(f"{self.name} is world-writable: anybody may have changed its files")
         devices = self.runs["device"].dropna().value_counts()
         if len(devices) > 1:
-            shown = ", ".join(f"{name} ({n} {_plural(n, 'run')})" for name, n in devices.items())
-            lines.append(f"the runs used different devices, compare with care: {shown}")
+            shown = ", ".join(f"{name} ({counted(n, 'run')})" for name, n in devices.items())
+            lines.append(f"the runs used different devices, so they are not comparable: {shown}")
         lines += [f"{series}: not compared: {why}" for series, why in faults(self.runs).items()]
         return lines
 
@@ -88,7 +95,7 @@ def collect(
 ) -> Results:
     """Read a study (a folder, a bare name, or the newest) and write its three tables.
 
-    accuracy: what the time to it is to be told of; None: what every run that is ok has reached.
+    accuracy: the target of time_to_accuracy_s; None: what every run that is ok has reached.
     Raises UsageError where there is no such study, or its plan or folder cannot be used.
     """
     planned = read_study(find_study(study))
@@ -96,13 +103,16 @@ def collect(
         read = _read(planned)
         runs = frame(read.rows, RESULTS)
         epochs = _epoch_table(runs, read.epochs)
+    sizes = measured_sizes(runs, epochs, accuracy)
     results = Results(
         folder=planned.paths.folder,
         runs=runs,
         epochs=epochs,
-        scaling=scaling(runs, epochs, accuracy),
+        sizes=tuple(sizes),
+        scaling=scaling_table(sizes, runs["study"].iloc[0] if len(runs) else None),
         rejected=tuple(read.rejected),
         lost=read.lost,
+        contradicted=read.contradicted,
         unplanned=planned.unplanned,
     )
     if write:
@@ -113,17 +123,19 @@ def collect(
 
 @dataclass
 class _Read:
-    """What all runs left, run by run in the order of the plan."""
+    """What was read of all runs, in the order of the plan."""
 
     rows: list[Row] = field(default_factory=list)
     epochs: list[list[Record]] = field(default_factory=list)
     rejected: list[Reject] = field(default_factory=list)
     lost: dict[str, int] = field(default_factory=dict)
+    contradicted: dict[str, str] = field(default_factory=dict)
 
 
 def _read(planned: StudyRuns) -> _Read:
-    """Read every run; of its records only those of its epochs are kept."""
-    # States first: what ends in between is then running with all its records, not ok without one.
+    """Read every run; keep only the epochs of its records."""
+    # States first: a run that ends in between is then running with all its records, not ok
+    # without some.
     joined = run_states(planned)
     read, specs = _Read(), {}
     name = planned.paths.folder.resolve().name
@@ -134,6 +146,8 @@ def _read(planned: StudyRuns) -> _Read:
         read.rows.append(row | {"run_id": run_id, "study": name})
         read.epochs.append(records.epochs)
         read.rejected += records.rejects
+        if other := unplanned_settings(spec, records):
+            read.contradicted[run_id] = other
         if records.lost:
             read.lost[run_id] = records.lost
     labels = series_labels(specs)
@@ -143,7 +157,7 @@ def _read(planned: StudyRuns) -> _Read:
 
 
 def _epoch_table(runs: pd.DataFrame, epochs: list[list[Record]]) -> pd.DataFrame:
-    """A row for each run and epoch: what tells the run, from its row, and the epoch's record.
+    """A row for each run and epoch: what identifies the run, and the epoch's record.
 
     Values that a foreign script names in its own way keep their names.
     """
@@ -157,7 +171,7 @@ def _epoch_table(runs: pd.DataFrame, epochs: list[list[Record]]) -> pd.DataFrame
 
 @contextmanager
 def _no_garbage() -> Iterator[None]:
-    """Without the search for cycles: millions of records hold none, and it takes half the time."""
+    """Pause the garbage collector: records have no cycles, and the search takes half the time."""
     before = gc.isenabled()
     gc.disable()
     try:
@@ -165,7 +179,3 @@ def _no_garbage() -> Iterator[None]:
     finally:
         if before:
             gc.enable()
-
-
-def _plural(count: int, word: str) -> str:
-    return word if count == 1 else f"{word}s"

@@ -1,23 +1,24 @@
-"""One row of results.csv, from what is known of one run."""
+"""One row of results.csv, from the spec, the state and the records of one run."""
 
 from collections.abc import Iterable, Mapping
-from statistics import median
+from statistics import median, median_low
 from typing import Any
 
 from jobkit.analysis.collect.records import RunRecords
 from jobkit.analysis.tables.columns import RESULTS
+from jobkit.analysis.tables.frames import Row
 from jobkit.errors import UsageError
 from jobkit.metric.line import KINDS, Record
 from jobkit.outcome.slurm_jobs import Job
 from jobkit.outcome.status import RunState
-from jobkit.spec.runspec import RunSpec
+from jobkit.spec.runspec import OF_IDENTITY, RunSpec
 
-Row = dict[str, Any]
 _RESULT_NAMES = frozenset(c.name for c in RESULTS)
 _OF_RUN_START = tuple(k for k in KINDS["run_start"] if k in _RESULT_NAMES and k != "threads")
 _OF_BREAKDOWN = tuple(k for k in KINDS["breakdown"] if k != "iterations")  # a setting's column
+_SHAPE = ("strategy", "nodes", "ranks_per_node")
 _VERSIONS = ("torch", "python", "cuda", "nccl")
-_MEMORY = tuple(f"{x}_memory_mib" for x in ("peak", "allocated", "reserved", "resident", "held"))
+_MAXIMA = tuple(k for k in KINDS["epoch"] if k in _RESULT_NAMES and k.endswith("_memory_mib"))
 
 
 def recorded_spec(records: RunRecords) -> RunSpec | None:
@@ -29,10 +30,27 @@ def recorded_spec(records: RunRecords) -> RunSpec | None:
         return None
 
 
+def unplanned_settings(spec: RunSpec | None, records: RunRecords) -> str:
+    """The settings that a run recorded and that differ from its plan; empty where none does.
+
+    results.csv has the planned ones, and a run that was started by hand may have had others.
+    """
+    actual, start = recorded_spec(records), records.last("run_start")
+    if spec is None or actual is None or records.lost or "world_size" not in start:
+        return ""  # where a part of the record is missing, settings seem to be at their default
+    names = (*_SHAPE, *sorted(OF_IDENTITY - {*_SHAPE}))
+    pairs = {n: (getattr(actual, n), getattr(spec, n)) for n in names}
+    return ", ".join(
+        f"{name}={value} (planned: {planned})"
+        for name, (value, planned) in pairs.items()
+        if value != planned and not str(value).endswith(" [cut]")  # by metric.line.split
+    )
+
+
 def result_row(
     spec: RunSpec | None, state: RunState, records: RunRecords, job: Job | None = None
 ) -> Row:
-    """All that is known of a run. What neither the logs nor Slurm say is absent."""
+    """The row of a run, without the columns whose value is not known."""
     row = {
         **_settings(spec),
         "status": state.status,
@@ -68,7 +86,7 @@ def _settings(spec: RunSpec | None) -> Row:
 
 
 def _where(start: Record) -> Row:
-    """What run_start says of the machine and of the sizes that the run really had."""
+    """The machine and the actual sizes of the run, from run_start."""
     versions = start.get("versions")
     versions = versions if isinstance(versions, dict) else {}
     return {
@@ -79,7 +97,7 @@ def _where(start: Record) -> Row:
 
 
 def _ending(records: RunRecords) -> Row:
-    """Losses and accuracies at the end, else of the last epoch; memory; times of the job."""
+    """Final losses and accuracies, else those of the last epoch; peak memory; times of the job."""
     epochs = records.epochs
     last = epochs[-1] if epochs else {}
     end = records.last("run_end")
@@ -96,28 +114,29 @@ def _ending(records: RunRecords) -> Row:
         "val_loss": last.get("val_loss") if loss is None else loss,
         "val_accuracy": last.get("val_accuracy") if accuracy is None else accuracy,
         "best_val_accuracy": max(_numbers(epochs, "val_accuracy"), default=None),
-        **{name: max(_numbers(epochs, name), default=None) for name in _MEMORY},
+        **{name: max(_numbers(epochs, name), default=None) for name in _MAXIMA},
     }
 
 
 def _breakdown(records: list[Record]) -> Row:
-    """Where the time of an iteration goes: the whole of one record, so that its parts fit."""
+    """The breakdown record with the median iteration, whole, so that its parts add up."""
     timed = [r for r in records if _is_number(r.get("iteration_s"))]
     if not timed:
         return {}
-    middle = sorted(timed, key=lambda r: r["iteration_s"])[(len(timed) - 1) // 2]
+    median_s = median_low(r["iteration_s"] for r in timed)
+    middle = next(r for r in timed if r["iteration_s"] == median_s)
     return {f"breakdown_{name}": middle.get(name) for name in _OF_BREAKDOWN}
 
 
 def _messages(messages: list[Record]) -> Row:
-    """How many warnings and errors a run recorded, and what they say."""
+    """The number of warnings and errors that a run recorded, and their texts."""
     serious = [m for m in messages if m.get("level") in ("warning", "error")]
     texts = dict.fromkeys(" ".join(str(m.get("text", "")).split()) for m in serious)
     return {"warnings": len(serious), "warnings_text": " | ".join(texts) or None}
 
 
 def _slurm(job: Job | None) -> Row:
-    """What Slurm says of the run's job."""
+    """Slurm's data on the run's job."""
     if job is None:
         return {}
     names = ("state", "exit_code", "elapsed", "node_list", "alloc_tres", "max_rss_mib")
@@ -128,7 +147,7 @@ def _speed(epochs: list[Record], train_samples: Any) -> Row:
     """The rate and the time of a whole epoch: median and spread over the timed epochs.
 
     The first epoch of an attempt is left out where there are others: it begins with the warm-up
-    of the machine, and the few iterations of it that are timed say the least.
+    and has the fewest timed iterations.
     """
     timed = [e for e in epochs if _is_number(e.get("images_per_s")) and e["images_per_s"] > 0]
     first = _first_of_attempts(epochs)

@@ -1,4 +1,4 @@
-"""The runs that a study is to have, and what became of each."""
+"""The planned runs of a study, and the state of each."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,13 +15,13 @@ from jobkit.spec.studies import run_folders
 
 @dataclass(frozen=True)
 class StudyRuns:
-    """The runs of a study: all that are planned or, without a plan, all that left something."""
+    """The runs of a study: all that are planned or, without a plan, all that have a folder."""
 
     paths: StudyPaths
     specs: dict[str, RunSpec | None]  # by run_id; None: no readable spec
     folders: dict[str, RunPaths]
     record_ids: dict[str, str | None]  # the run_id that a run's records carry; None: any
-    unplanned: tuple[str, ...] = ()  # folders of runs that the plan does not know
+    unplanned: tuple[str, ...] = ()  # folders of runs that are not in the plan
     ordered: Mapping[str, float] = field(default_factory=dict)  # what a launcher is to start: when
 
 
@@ -48,7 +48,7 @@ def read_study(folder: Path) -> StudyRuns:
 
 
 def run_states(planned: StudyRuns) -> Joined:
-    """What became of each run, by its files and Slurm's word; and what Slurm says of its job."""
+    """The state of each run, by its files and Slurm; and Slurm's data on its job."""
     return join(planned.folders, planned.ordered, slurm_jobs.ask)
 
 

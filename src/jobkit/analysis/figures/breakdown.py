@@ -1,4 +1,4 @@
-"""The figure of where the time of an iteration goes: stacked bars, a panel for each series."""
+"""The figure of the time of an iteration by activity: stacked bars, a panel for each series."""
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -9,10 +9,10 @@ from jobkit.analysis.collect.results import Results
 from jobkit.analysis.figures.drawing import fastest, unit
 from jobkit.analysis.figures.style import legend_below, new_figure, series_label
 from jobkit.analysis.figures.subtitle import subtitle
-from jobkit.analysis.findings.breakdowns import Broken, broken_sizes
+from jobkit.analysis.findings.breakdowns import SizeBreakdown, size_breakdowns
 
 _MOST = 3  # series side by side
-_LEAST_LABEL = 0.07  # of the step: a smaller part has no room for its number
+_LEAST_LABEL = 0.07  # of the iteration: a smaller part has no room for its number
 # Of a Breakdown: the field, its words, its colour, the colour of the number in it.
 _PARTS = (
     ("compute_s", "compute", "#0072B2", "white"),
@@ -23,12 +23,12 @@ _PARTS = (
 
 
 def breakdown_figure(results: Results) -> Figure | None:
-    """Seconds of an iteration by what they go to, and below each its share, over sizes."""
-    found = broken_sizes(results)
+    """Seconds of an iteration by activity, and below as shares, over sizes."""
+    found = size_breakdowns(results)
     if not found:
         return None
     names, note = fastest(results, (one.size.series for one in found), _MOST)
-    title = f"{results.name}: where the time of an iteration goes{note}"
+    title = f"{results.name}: time of one iteration by activity{note}"
     figure, axes = new_figure(len(names), title, subtitle(results, "median"), rows=2)
     shown = [one for one in found if one.size.series in names]
     milli = max(one.step.times.iteration_s for one in shown) < 1
@@ -41,7 +41,7 @@ def breakdown_figure(results: Results) -> Figure | None:
         _size_ticks(below, own)
         below.set_xlabel(series_label(unit(results), name))
         if column == 0:
-            above.set_ylabel(f"{'milliseconds' if milli else 'seconds'} an iteration")
+            above.set_ylabel(f"{'milliseconds' if milli else 'seconds'} per iteration")
             below.set_ylabel("share of the iteration")
     highest = max(one.get_ylim()[1] for one in axes[: len(names)])
     for one in axes[: len(names)]:
@@ -51,8 +51,8 @@ def breakdown_figure(results: Results) -> Figure | None:
     return figure
 
 
-def _stack(axes: Axes, own: list[Broken], factor: float) -> None:
-    """The parts of each size on each other, and above them their sum."""
+def _stack(axes: Axes, own: list[SizeBreakdown], factor: float) -> None:
+    """Draw the stacked parts of each size, and their sum above."""
     foot = [0.0] * len(own)
     for field, _, colour, _ in _PARTS:
         heights = [factor * getattr(one.step.times, field) for one in own]
@@ -65,8 +65,8 @@ def _stack(axes: Axes, own: list[Broken], factor: float) -> None:
     axes.grid(visible=False, axis="x")
 
 
-def _share(axes: Axes, own: list[Broken]) -> None:
-    """The same as shares of their sum, with their numbers where these fit."""
+def _share(axes: Axes, own: list[SizeBreakdown]) -> None:
+    """Draw the parts as shares of their sum, with numbers where these fit."""
     totals = [sum(getattr(one.step.times, field) for field, *_ in _PARTS) for one in own]
     foot = [0.0] * len(own)
     for field, _, colour, ink in _PARTS:
@@ -84,8 +84,8 @@ def _share(axes: Axes, own: list[Broken]) -> None:
     axes.grid(visible=False, axis="x")
 
 
-def _size_ticks(axes: Axes, own: list[Broken]) -> None:
-    """World sizes under the bars; where one lies on nodes in two ways, how it lies."""
+def _size_ticks(axes: Axes, own: list[SizeBreakdown]) -> None:
+    """Label the bars with world sizes; one with several node counts as NODESxRANKS."""
     ranks = [one.size.world_size for one in own]
     labels = [
         f"{n}" if ranks.count(n) == 1 else f"{one.size.nodes}x{one.size.ranks_per_node}"

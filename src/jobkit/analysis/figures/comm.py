@@ -1,11 +1,10 @@
-"""`python -m jobkit plot-comm`: figures of what the communication benchmark measured."""
+"""`python -m jobkit plot-comm`: the figure of the communication benchmark."""
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jobkit.errors import Exit, Parser, UsageError
+from jobkit.errors import Exit, Parser, UsageError, command
 from jobkit.metric.comm import (
     OPERATIONS,
     SCOPES,
@@ -23,28 +22,29 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 EPILOG = """examples:
-  python -m jobkit plot-comm                    the newest one in logs/comm
+  python -m jobkit plot-comm                    the newest benchmark in logs/comm
   python -m jobkit plot-comm logs/comm/job-42
 """
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> int:
     """Draw comm.png and comm.svg beside comm.csv; return the exit code."""
     parser = Parser(
-        prog="python -m jobkit plot-comm",
-        description="Draw bandwidth and time over the size of a message.",
+        prog="jobkit plot-comm",
+        description="Plot busbw and latency over the message size, from comm.csv.",
         epilog=EPILOG,
     )
     parser.add_argument(
-        "run", nargs="?", type=Path, metavar="DIR", help="its folder (default: the newest)"
+        "run",
+        nargs="?",
+        type=Path,
+        metavar="DIR",
+        help="folder of a benchmark (default: the newest)",
     )
     args = parser.parse_args(argv)
-    try:
-        for path in draw(args.run or newest()):
-            print(f"wrote {path}")
-    except UsageError as error:
-        print(f"jobkit: error: {error}", file=sys.stderr)
-        return Exit.USAGE
+    for path in draw(args.run or newest()):
+        print(f"wrote {path}")
     return Exit.OK
 
 
@@ -64,7 +64,7 @@ def draw(folder: Path) -> list[Path]:
     paths = RunPaths(folder)
     found = read_csv(paths.comm_csv)
     if not found:
-        raise UsageError(f"{paths.comm_csv} has no row")
+        raise UsageError(f"{paths.comm_csv} has no rows")
     files = [paths.comm_csv.with_suffix(suffix) for suffix in (".png", ".svg")]
     with rc():
         figure = comm_figure(found, read_json(paths.comm_json) or {})
@@ -77,7 +77,7 @@ def draw(folder: Path) -> list[Path]:
 
 
 def comm_figure(found: Sequence[Sample], about: dict[str, Any]) -> "Figure":
-    """Bus bandwidth and time over the size, a line for each operation; with the fitted lines.
+    """busbw and time over the message size, a line for each operation, with the fitted lines.
 
     about: the content of comm.json, for the line under the title.
     """
@@ -88,7 +88,7 @@ def comm_figure(found: Sequence[Sample], about: dict[str, Any]) -> "Figure":
     kept = sorted(found, key=lambda s: (SCOPES.index(s.scope), list(OPERATIONS).index(s.operation)))
     names = {(s.operation, s.scope): _label(s) for s in kept}
     look = looks(names.values())
-    figure, axes = new_figure(2, "Communication between the ranks", _subtitle(found, about))
+    figure, axes = new_figure(2, "Collective bandwidth and latency", _subtitle(found, about))
     fits = {(one.operation, one.scope): one for one in fit_lines(found)}
     for key, name in names.items():
         own = sorted((s for s in found if (s.operation, s.scope) == key), key=lambda s: s.bytes)
@@ -97,7 +97,7 @@ def comm_figure(found: Sequence[Sample], about: dict[str, Any]) -> "Figure":
         if key in fits:
             _draw_fit(axes[1], own, fits[key], look[name].colour)
     _size_axes(axes)
-    axes[0].set_ylabel("bus bandwidth (GB/s)")
+    axes[0].set_ylabel("busbw (GB/s)")
     axes[1].set_ylabel("time, median")
     handles = [
         Line2D([], [], color=one.colour, marker=one.marker, ms=6, ls=one.dashes, label=name)
@@ -109,13 +109,15 @@ def comm_figure(found: Sequence[Sample], about: dict[str, Any]) -> "Figure":
 
 
 def _label(one: Sample) -> str:
-    where = {"intra_node": ", in a node", "inter_node": ", between nodes"}
+    where = {"intra_node": ", intra-node", "inter_node": ", inter-node"}
     return one.operation + where.get(one.scope, "")
 
 
 def _subtitle(found: Sequence[Sample], about: dict[str, Any]) -> str:
+    from jobkit.analysis.tables.text import counted
+
     ranks, nodes = max(s.ranks for s in found), max(s.nodes for s in found)
-    words = [f"{ranks} ranks on {nodes} node{'s' * (nodes > 1)}"]
+    words = [f"{counted(ranks, 'rank')} on {counted(nodes, 'node')}"]
     words += [str(about[name]) for name in ("backend", "device") if about.get(name)]
     wrong = sum(not s.correct for s in found)
     return " | ".join(words + [f"{wrong} WRONG RESULTS"] * bool(wrong))
@@ -150,10 +152,6 @@ def _size_axes(axes: Sequence["Axes"]) -> None:
         one.xaxis.set_minor_locator(NullLocator())
         one.xaxis.set_major_formatter(FuncFormatter(lambda x, _: say_bytes(x)))
         one.yaxis.set_minor_locator(NullLocator())
-        one.set_xlabel("size of the message")
+        one.set_xlabel("message size")
     axes[0].yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
     axes[1].yaxis.set_major_formatter(FuncFormatter(lambda y, _: say_seconds(y)))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

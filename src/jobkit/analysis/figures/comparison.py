@@ -1,6 +1,6 @@
-"""The figure that sets the strategies beside each other at one size, as bars."""
+"""The figure that compares all series at one size, as bars."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from matplotlib.axes import Axes
@@ -11,8 +11,8 @@ from jobkit.analysis.collect.results import Results
 from jobkit.analysis.figures.drawing import fastest, on_gpu, unit
 from jobkit.analysis.figures.style import PLAIN, Look, looks, new_figure
 from jobkit.analysis.figures.subtitle import subtitle
-from jobkit.analysis.scaling.sizes import Size, sizes
-from jobkit.analysis.tables.text import so_many
+from jobkit.analysis.scaling.sizes import Size
+from jobkit.analysis.tables.text import counted_ranks
 
 _MOST = 12  # bars under each other
 _ENOUGH = 2  # series at the size
@@ -33,26 +33,26 @@ def comparison_figure(results: Results) -> Figure | None:
 
     Of several such sizes, the largest.
     """
-    found = _shared_size(sizes(results.runs))
+    found = _shared_size(results.sizes)
     if len(found) < _ENOUGH:
         return None
     names, note = fastest(results, (s.series for s in found), _MOST)
     shown = [s for s in found if s.series in names]
     size = shown[0]
     on = f" on {size.nodes} nodes" if (size.nodes or 1) > 1 else ""
-    where = f"{so_many(size.world_size or 0, unit(results))}{on}"
+    where = f"{counted_ranks(size.world_size or 0, unit(results))}{on}"
     title = f"{results.name}: side by side at {where}{note}"
     panels = [p for p in _panels(on_gpu(results)) if any(p.middle(s) is not None for s in shown)]
     figure, axes = new_figure(len(panels), title, subtitle(results))
     figure.set_figheight(2.2 + 0.42 * len(shown))
-    look = looks(s.series for s in sizes(results.runs))
+    look = looks(s.series for s in results.sizes)
     for i, (one, panel) in enumerate(zip(axes, panels, strict=True)):
         _bars(one, shown, panel, look)
         one.set_yticks(range(len(shown)), [s.series if i == 0 else "" for s in shown])
     return figure
 
 
-def _shared_size(found: list[Size]) -> list[Size]:
+def _shared_size(found: Sequence[Size]) -> list[Size]:
     """The sizes of the series that were measured at the same ranks on the same nodes."""
     groups: dict[tuple[str | None, int, int], list[Size]] = {}
     for size in found:

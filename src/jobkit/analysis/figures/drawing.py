@@ -1,5 +1,6 @@
 """Parts of the figures over sizes: lines with their spread, marks, the legend, the file."""
 
+import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -18,22 +19,69 @@ from jobkit.analysis.collect.results import Results
 from jobkit.analysis.figures.style import GREY, Look, legend_below
 from jobkit.analysis.scaling.sizes import Size
 
-IDEAL = "ideal, from the smallest size"
-_MARK_STEP = 0.055  # of the height of the axes: room for one mark of a run that is not ok
+IDEAL = "ideal scaling from the smallest size"
+SCALINGS = ("strong", "weak")
+_MARK_STEP = 0.055  # of the height of the axes: room for the mark of one size
 
 
-def lines(found: list[Size]) -> list[list[Size]]:
-    """The sizes of each line: a series; where a size lies on nodes in two ways, each of them."""
-    lines: dict[tuple[str, int | None], list[Size]] = {}
-    for size in found:
-        twins = Counter(s.world_size for s in found if s.series == size.series)
-        nodes = size.nodes if max(twins.values()) > 1 else None
-        lines.setdefault((size.series, nodes), []).append(size)
-    return list(lines.values())
+def known(sizes: Iterable[Size], value: str, scaling: str) -> list[Size]:
+    """The sizes of a kind of scaling that have a value, by its column's name."""
+    return [
+        s for s in sizes if s.scaling == scaling and s.world_size and getattr(s, value) is not None
+    ]
+
+
+def scalings(sizes: Sequence[Size], value: str) -> list[str]:
+    """The kinds of scaling in which two world sizes or more have a value: enough for a line."""
+    return [k for k in SCALINGS if len({s.world_size for s in known(sizes, value, k)}) > 1]
+
+
+def lines(found: Sequence[Size]) -> list[list[Size]]:
+    """The sizes of each line: a series; where a world size has several node counts, one for each.
+
+    The first line has the fewest nodes at every world size, the second the next.
+    """
+    nodes: dict[tuple[str, int | None], list[int]] = {}
+    made: dict[tuple[str, int], list[Size]] = {}
+    for size in found:  # few nodes come first
+        own = nodes.setdefault((size.series, size.world_size), [])
+        made.setdefault((size.series, len(own)), []).append(size)
+        own.append(size.nodes or 1)
+    return list(made.values())
+
+
+def interval_line(axes: Axes, line: Sequence[Size], value: str, look: Look) -> None:
+    """Draw a value of a line of sizes, by its column's name, with a bar for each interval."""
+    plot_line(axes, [s.world_size or 0 for s in line], [getattr(s, value) for s in line], look)
+    ends = [(s.world_size or 0, *interval_of(s, value)) for s in line]
+    bars = [(n, low, high) for n, low, high in ends if low is not None and high is not None]
+    if not bars:
+        return
+    at, low, high = zip(*bars, strict=True)
+    axes.vlines(at, low, high, color=look.colour, lw=1.6, zorder=2)
+    for end in (low, high):
+        axes.plot(at, end, "_", color=look.colour, ms=9, mew=1.6, zorder=2, label="interval")
+
+
+def interval_of(size: Size, value: str) -> tuple[float | None, float | None]:
+    """The ends of the interval of a value, by its column's name."""
+    if value == "images_per_s_per_rank":
+        low, high = size.images_per_s_low, size.images_per_s_high
+        ranks = size.world_size or 1
+        return (None, None) if low is None or high is None else (low / ranks, high / ranks)
+    return getattr(size, f"{value}_low"), getattr(size, f"{value}_high")
+
+
+def interval_handles(sizes: Iterable[Size], value: str) -> list[Artist]:
+    """The legend's entry for the bars, where a size beyond its baseline has an interval."""
+    beyond = (s for s in sizes if (s.world_size or 0) > (s.base_world_size or math.inf))
+    if all(interval_of(s, value)[0] is None for s in beyond):
+        return []
+    return [Line2D([], [], color=GREY, marker="|", ms=11, ls="", label="bootstrap interval")]
 
 
 def plot_line(axes: Axes, x: ArrayLike, y: ArrayLike, look: Look, **others: Any) -> None:
-    """A line as its series is told by it; others: what differs, as matplotlib calls it."""
+    """Draw a line in the look of its series; others: what differs, as matplotlib calls it."""
     own = {"color": look.colour, "marker": look.marker, "ms": look.size, "ls": look.dashes}
     own |= {"lw": look.width, "zorder": look.layer}
     axes.plot(np.asarray(x), np.asarray(y), **(own | others))
@@ -42,7 +90,7 @@ def plot_line(axes: Axes, x: ArrayLike, y: ArrayLike, look: Look, **others: Any)
 def draw_line(
     axes: Axes, line: list[Size], look: Look, values: Callable[[Size], tuple[float, ...]]
 ) -> None:
-    """The medians as a line, the range of the repeats as a band, each repeat as a dim point."""
+    """Draw medians as a line, the range of the repeats as a band, each repeat as a dim point."""
     points = [(s.world_size or 0, sorted(values(s))) for s in line if values(s)]
     if not points:
         return
@@ -63,7 +111,7 @@ def draw_line(
 
 
 def mark_not_ok(axes: Axes, own: Iterable[Size], look: dict[str, Look]) -> None:
-    """A cross at the foot of the axes for each size with runs that are not ok, and their status."""
+    """Mark each size with runs that are not ok: a cross at the lower edge and their status."""
     marks = [s for s in own if s.not_ok]
     stacked: Counter[int] = Counter()
     last = max((s.world_size or 0 for s in own), default=0)
@@ -94,19 +142,19 @@ def mark_not_ok(axes: Axes, own: Iterable[Size], look: dict[str, Look]) -> None:
 
 
 def _make_room(axes: Axes, share: float) -> None:
-    """Lower the foot of a log axis, so that marks take that share of the height for themselves."""
+    """Extend a log axis downwards, so that marks have that share of the height."""
     low, high = axes.get_ylim()
     if axes.get_yscale() == "log":
         axes.set_ylim(low * (low / high) ** (share / (1 - share)), high)
 
 
 def ideal_line(axes: Axes, x: ArrayLike, y: ArrayLike) -> None:
-    """The thin grey line of no loss."""
+    """Draw ideal scaling as a thin grey line."""
     axes.plot(np.asarray(x), np.asarray(y), color=GREY, lw=0.9, zorder=1.5, label=IDEAL)
 
 
 def fastest(results: Results, names: Iterable[str], most: int) -> tuple[list[str], str]:
-    """As many series as an eye can follow, those with the highest rates; a note where some go."""
+    """The series with the highest rates, `most` at the most, and a note where some are left out."""
     found = list(dict.fromkeys(names))
     if len(found) <= most:
         return found, ""
@@ -126,7 +174,7 @@ def unit(results: Results) -> str:
 def legend(
     figure: Figure, axes: list[Axes], look: dict[str, Look], extra: Sequence[Artist] = ()
 ) -> None:
-    """One legend under the panels: the series, then what a thin line, a cross and others are."""
+    """Add one legend under the panels: the series, then the ideal line, the cross and others."""
     handles: list[Artist] = [
         Line2D([], [], color=one.colour, marker=one.marker, ms=7, ls=one.dashes, label=name)
         for name, one in look.items()
@@ -141,12 +189,12 @@ def legend(
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure beside its place and rename it; the same figure gives the same bytes."""
+    """Write a figure's file whole; the same figure gives the same bytes."""
     beside = path.with_name(f".{os.getpid()}.{path.name}")
     metadata = {"Software": None} if path.suffix == ".png" else {"Date": None, "Creator": None}
     try:
         figure.savefig(beside, metadata=metadata)
-        figure.set_layout_engine("none")  # it stands now; for the next file it need not be found
+        figure.set_layout_engine("none")  # computed once; the next file has the same
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)

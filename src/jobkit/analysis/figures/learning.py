@@ -10,7 +10,7 @@ from jobkit.analysis.collect.results import Results
 from jobkit.analysis.figures.drawing import plot_line
 from jobkit.analysis.figures.style import DASHES, GREY, Look, legend_below, looks, new_figure
 from jobkit.analysis.figures.subtitle import subtitle
-from jobkit.analysis.scaling.sizes import sizes
+from jobkit.analysis.tables.text import counted
 
 _MANY = 6  # lines: with more, only the smallest and the largest size of a series are shown
 _PANELS = (("val_loss", "validation loss"), ("val_accuracy", "validation accuracy"))
@@ -29,7 +29,7 @@ def learning_figure(results: Results) -> Figure | None:
     kept, note = _few(shown)
     title = f"{results.name}: validation loss and accuracy{note}"
     figure, axes = new_figure(len(panels), title, subtitle(results))
-    look = looks(s.series for s in sizes(results.runs))
+    look = looks(s.series for s in results.sizes)
     ranks = sorted(int(n) for n in kept["world_size"].dropna().unique())
     for one, (name, text) in zip(axes, panels, strict=True):
         for _, group in kept.groupby(["series", "world_size"], dropna=False):
@@ -47,7 +47,7 @@ def learning_figure(results: Results) -> Figure | None:
 
 
 def _few(epochs: pd.DataFrame) -> tuple[pd.DataFrame, str]:
-    """The epochs of so many lines as an eye can follow, and a note on what is left out."""
+    """The epochs of few enough lines to tell apart, and a note on what is left out."""
     lines = epochs[["series", "world_size"]].drop_duplicates()
     if len(lines) <= _MANY:
         return epochs, ""
@@ -85,13 +85,7 @@ def _legend(figure: Figure, look: dict[str, Look], ranks: list[int], *, not_ok: 
         for name, one in look.items()
     ]
     handles += [
-        Line2D(
-            [],
-            [],
-            color=GREY,
-            ls=DASHES[i % len(DASHES)],
-            label=f"{n} rank{'' if n == 1 else 's'}",
-        )
+        Line2D([], [], color=GREY, ls=DASHES[i % len(DASHES)], label=counted(n, "rank"))
         for i, n in enumerate(ranks)
     ]
     if not_ok:

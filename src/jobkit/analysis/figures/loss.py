@@ -14,7 +14,7 @@ from jobkit.analysis.collect.results import Results
 from jobkit.analysis.figures.drawing import fastest, unit
 from jobkit.analysis.figures.style import legend_below, log_axis, new_figure, series_label
 from jobkit.analysis.figures.subtitle import subtitle
-from jobkit.analysis.tables.text import so_many
+from jobkit.analysis.tables.text import counted_ranks
 
 _MOST = 3  # series side by side
 _MARKERS = "osD^vP*X"
@@ -23,7 +23,7 @@ _MARKERS = "osD^vP*X"
 def loss_figure(results: Results) -> Figure | None:
     """Validation loss of every size: a column for each series; epochs above, training time below.
 
-    Sizes that lie on each other above learn the same from an epoch: their batch does not hurt.
+    Sizes whose lines coincide above learn equally much per epoch: no effect of the batch size.
     Medians of the runs that are ok.
     """
     epochs = _timed(results)
@@ -83,7 +83,7 @@ def _handle(results: Results, all_ranks: list[int], ranks: int) -> Line2D:
     several = results.runs["global_batch_size"].nunique() > 1
     text = f" (global batch {' and '.join(f'{b:,}' for b in batches)})" if several else ""
     place = all_ranks.index(ranks)
-    label = f"{so_many(ranks, unit(results))}{text}"
+    label = f"{counted_ranks(ranks, unit(results))}{text}"
     return Line2D([], [], label=label, **_look(place, len(all_ranks)))
 
 

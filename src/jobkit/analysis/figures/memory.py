@@ -1,4 +1,4 @@
-"""The figures of memory over sizes: the peak, and what was predicted beside what is held."""
+"""The figures of memory over sizes: peak memory, and persistent memory with its prediction."""
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -17,15 +17,15 @@ from jobkit.analysis.figures.drawing import (
 )
 from jobkit.analysis.figures.style import GREY, PLAIN, Look, looks, new_figure, size_axis
 from jobkit.analysis.figures.subtitle import subtitle
-from jobkit.analysis.scaling.sizes import Size, sizes
+from jobkit.analysis.scaling.sizes import Size
 
 _MIB_A_GIB = 1024
 _HELD, _PREDICTED = "held_memory_mib", "predicted_memory_mib"  # of results.csv
 
 
 def memory_figure(results: Results) -> Figure | None:
-    """Peak memory of the fullest GPU (on the CPU: process) over world sizes, from zero."""
-    found = [s for s in sizes(results.runs) if s.world_size]
+    """Peak memory over world sizes, maximum over ranks."""
+    found = [s for s in results.sizes if s.world_size]
     if not any(s.peaks_memory_mib for s in found):
         return None
     gpus = on_gpu(results)
@@ -46,15 +46,15 @@ def memory_figure(results: Results) -> Figure | None:
 
 
 def predicted_memory_figure(results: Results) -> Figure | None:
-    """What the fullest rank holds all the time: measured, and predicted before the start.
+    """Parameters, gradients, optimizer state and buffers: measured and predicted.
 
-    Parameters, gradients, optimizer state and buffers. A run that failed predicts, too.
+    Maximum over ranks. The prediction of a run that failed counts, too.
     """
-    found = [s for s in sizes(results.runs) if s.world_size]
+    found = [s for s in results.sizes if s.world_size]
     held, predicted = (_medians(results.runs, name) for name in (_HELD, _PREDICTED))
     if held.empty or predicted.empty:
         return None
-    title = f"{results.name}: memory held, measured and predicted"
+    title = f"{results.name}: persistent memory, measured and predicted"
     figure, (axes,) = new_figure(1, title, subtitle(results, "median"))
     look = looks(s.series for s in found)
     factor, text = _unit(max(held.max(), predicted.max()))
@@ -88,7 +88,7 @@ def _axes(axes: Axes, results: Results, found: list[Size], look: dict[str, Look]
 
 
 def _medians(runs: pd.DataFrame, name: str) -> "pd.Series[float]":
-    """By series and shape, as _key says them: the median over the runs that say it, in MiB."""
+    """By series and shape (see _key): the median over the runs that have the value, in MiB."""
     known = runs.dropna(subset=[name, "series", "nodes", "ranks_per_node"])
     series, nodes, ranks = (known[k].astype(str) for k in ("series", "nodes", "ranks_per_node"))
     return known[name].astype(float).groupby(series + " " + nodes + " " + ranks).median()

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import numpy as np
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -11,10 +10,22 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import PercentFormatter
 
 from jobkit.analysis.collect.results import Results
-from jobkit.analysis.figures.drawing import ideal_line, legend, plot_line, unit
+from jobkit.analysis.figures.drawing import (
+    SCALINGS,
+    ideal_line,
+    interval_handles,
+    interval_line,
+    known,
+    legend,
+    lines,
+    scalings,
+    unit,
+)
 from jobkit.analysis.figures.style import GREY, Look, log_ratio_axis, looks, new_figure, size_axis
 from jobkit.analysis.figures.subtitle import subtitle
 from jobkit.analysis.findings.forecast import Forecast
+from jobkit.analysis.scaling.sizes import Size
+from jobkit.analysis.tables.text import counted
 
 
 def speed_up_figure(results: Results) -> Figure | None:
@@ -28,97 +39,76 @@ def efficiency_figure(results: Results) -> Figure | None:
 
 
 def forecast_figure(results: Results, forecasts: Sequence[Forecast]) -> Figure | None:
-    """Measured speed-up, and beyond it what the fitted laws foretell, dashed in its interval."""
-    told = [f for f in forecasts if f.fits and f.sizes]
-    panels = [k for k in ("strong", "weak") if any(f.scaling == k for f in told)]
+    """Measured speed-up, and beyond it the prediction of the fitted laws with its interval."""
+    shown = [f for f in forecasts if f.fits and f.sizes]
+    panels = [k for k in SCALINGS if any(f.scaling == k for f in shown)]
     if not panels:
         return None
     title = f"{results.name}: forecast of the speed-up (not measured)"
     figure, axes = new_figure(len(panels), title, subtitle(results, "median"))
-    look = looks(results.scaling["series"].dropna())
+    look = looks(s.series for s in results.sizes)
     for one, scaling in zip(axes, panels, strict=True):
-        own = [f for f in told if f.scaling == scaling]
-        rows = _known(results.scaling, "speed_up", scaling)
-        _ideal(one, rows, "speed_up", max(f.sizes[-1] for f in own))
-        for forecast in own:
-            line = look[forecast.series]
-            interval_line(one, rows[rows["series"] == forecast.series], "speed_up", line)
-            _band(one, forecast, line)
-        _axes(one, results, "speed_up", [*rows["world_size"], *(n for f in own for n in f.sizes)])
+        own = [f for f in shown if f.scaling == scaling]
+        _forecast_panel(one, own, known(results.sizes, "speed_up", scaling), look)
+        ends = [n for f in own for n in f.sizes]
+        _axes(one, results, "speed_up", [*_ranks(results.sizes, scaling), *ends])
         one.axvspan(max(f.measured[-1] for f in own), one.get_xlim()[1], color="#F4F4F4", zorder=0)
-    shown = {f.series: look[f.series] for f in told}
     dashed = Line2D([], [], color=GREY, ls=(0, (4, 2)), lw=1.4, label="forecast by the fitted law")
     band = Patch(color=GREY, alpha=0.25, lw=0, label="95 % prediction interval")
-    legend(figure, axes, shown, [dashed, band])
+    legend(figure, axes, {f.series: look[f.series] for f in shown}, [dashed, band])
     return figure
+
+
+def _forecast_panel(
+    axes: Axes, own: Sequence[Forecast], measured: Sequence[Size], look: dict[str, Look]
+) -> None:
+    """Draw the forecasts of one kind of scaling, each with what was measured of its series."""
+    _ideal(axes, measured, "speed_up", max(f.sizes[-1] for f in own))
+    for forecast in own:
+        line = look[forecast.series]
+        series = [s for s in measured if s.series == forecast.series]
+        interval_line(axes, series, "speed_up", line)
+        _band(axes, forecast, line)
 
 
 def _figure(results: Results, name: str, words: str) -> Figure | None:
-    table = results.scaling
-    panels = [k for k in ("strong", "weak") if _known(table, name, k)["world_size"].nunique() > 1]
+    """A value over world sizes, by its column's name: a panel for each kind of scaling."""
+    panels = scalings(results.sizes, name)
     if not panels:
         return None
     figure, axes = new_figure(len(panels), f"{results.name}: {words}", subtitle(results, "median"))
-    look = looks(table["series"].dropna())
+    look = looks(s.series for s in results.sizes)
     for one, scaling in zip(axes, panels, strict=True):
-        rows = _known(table, name, scaling)
-        _ideal(one, rows, name, int(rows["world_size"].max()))
-        for _, line in rows.groupby(["series", placement(rows)], sort=False):
-            interval_line(one, line, name, look[line["series"].iloc[0]])
-        _axes(one, results, name, list(rows["world_size"]))
+        measured = known(results.sizes, name, scaling)
+        _ideal(one, measured, name, max(_ranks(measured, scaling)))
+        for line in lines(measured):
+            interval_line(one, line, name, look[line[0].series])
+        _axes(one, results, name, _ranks(measured, scaling))
         what = f"{words}, {scaling} scaling" if len(panels) > 1 else words
-        one.set_ylabel(f"{what}\nrelative to {_base(rows)}")
-    bars = rows_with_interval(table, name)
-    extra = [Line2D([], [], color=GREY, marker="|", ms=11, ls="", label="bootstrap interval")]
-    legend(figure, axes, look, extra if bars else [])
+        one.set_ylabel(f"{what}\nrelative to {_base(measured)}")
+    legend(figure, axes, look, interval_handles(results.sizes, name))
     return figure
 
 
-def rows_with_interval(table: pd.DataFrame, name: str) -> bool:
-    """Whether any size beyond its baseline has an interval."""
-    beyond = table[(table["world_size"] > table["base_world_size"]).fillna(False)]
-    return bool(beyond[f"{name}_low"].notna().any())
+def _ranks(sizes: Sequence[Size], scaling: str) -> list[int]:
+    return [s.world_size or 0 for s in known(sizes, "speed_up", scaling)]
 
 
-def _known(table: pd.DataFrame, name: str, scaling: str) -> pd.DataFrame:
-    """The rows of a kind of scaling that have the value."""
-    return table[(table["scaling"] == scaling).fillna(False) & table[name].notna()]
+def _base(measured: Sequence[Size]) -> str:
+    bases = {s.base_world_size for s in measured if s.base_world_size}
+    return counted(bases.pop(), "rank") if len(bases) == 1 else "the smallest size of each series"
 
 
-def placement(rows: pd.DataFrame) -> pd.Series:
-    """0 for the fewest nodes on which a series has a size, 1 for the next: a line each."""
-    return rows.groupby(["series", "world_size"])["nodes"].rank("dense").astype(int)
-
-
-def _base(rows: pd.DataFrame) -> str:
-    bases = sorted(int(n) for n in rows["base_world_size"].dropna().unique())
-    if len(bases) > 1:
-        return "the smallest size of each series"
-    return f"{bases[0]} rank{'' if bases[0] == 1 else 's'}"
-
-
-def interval_line(axes: Axes, rows: pd.DataFrame, name: str, look: Look) -> None:
-    """A series: its values as a line, the interval of each as a bar with ends."""
-    x, y = rows["world_size"].astype(float), rows[name].astype(float)
-    plot_line(axes, x, y, look)
-    known = rows[rows[f"{name}_low"].notna()]
-    low, high = (known[f"{name}_{end}"].astype(float).to_numpy() for end in ("low", "high"))
-    at = known["world_size"].astype(float).to_numpy()
-    axes.vlines(at, low, high, color=look.colour, lw=1.6, zorder=2)
-    for ends in (low, high):
-        axes.plot(at, ends, "_", color=look.colour, ms=9, mew=1.6, zorder=2, label="interval")
-
-
-def _ideal(axes: Axes, rows: pd.DataFrame, name: str, last: int) -> None:
-    """The line of no loss, from the smallest size of all series to the largest."""
-    first = int(rows["base_world_size"].min())
+def _ideal(axes: Axes, measured: Sequence[Size], name: str, last: int) -> None:
+    """Draw ideal scaling from the smallest size of all series to the largest."""
+    first = min(s.base_world_size for s in measured if s.base_world_size)
     x = np.geomspace(first, last, 65)
     y = np.ones_like(x) if name == "efficiency" else x / first
     ideal_line(axes, x, y)
 
 
 def _band(axes: Axes, forecast: Forecast, look: Look) -> None:
-    """The law from the largest measured size on, and its prediction interval."""
+    """Draw the law from the largest measured size on, with its prediction interval."""
     law, base = forecast.fits[0], forecast.base.world_size or 1
     x = np.geomspace(forecast.measured[-1], forecast.sizes[-1], 65)
     one = law.rate(base)

@@ -1,4 +1,4 @@
-"""How the figures look: readable in grey, by colour-blind readers, and the same every time."""
+"""The style of the figures: readable in grey and by colour-blind readers, reproducible."""
 
 import math
 import textwrap
@@ -30,14 +30,14 @@ _RC: Any = {
     "grid.linewidth": 0.8,
     "axes.axisbelow": True,
     "legend.frameon": False,
-    "text.parse_math": False,  # names and devices are others' words: a $ in them is a $
+    "text.parse_math": False,  # a $ in the name of a study or device is plain text
     "svg.hashsalt": "jobkit",  # the same ids in the SVG every time
 }
 
 
 @dataclass(frozen=True)
 class Look:
-    """Colour, marker and dashes of one line: any one of them tells it from its neighbours."""
+    """Colour, marker and dashes of one line: each differs from those of its neighbours."""
 
     colour: str
     marker: str
@@ -73,7 +73,7 @@ def rc() -> Any:
 
 
 def new_figure(panels: int, title: str, subtitle: str, rows: int = 1) -> tuple[Figure, list[Axes]]:
-    """A figure with panels side by side in each row, under a title and what was measured.
+    """A figure with panels side by side in each row, under a title and subtitle.
 
     Returns its panels row by row.
     """
@@ -81,7 +81,7 @@ def new_figure(panels: int, title: str, subtitle: str, rows: int = 1) -> tuple[F
     figure = Figure(figsize=size, dpi=150, layout="constrained")
     axes = list(figure.subplots(rows, panels, squeeze=False).flat)
     figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
-    # A left title has its room in the layout, and stands right under the figure's own title.
+    # A left title has room in the layout, right under the figure's own title.
     axes[0].set_title(subtitle, loc="left", fontsize=9, color="#444444", pad=10)
     return figure, axes
 

@@ -1,4 +1,4 @@
-"""The line under a figure's title: on what was measured, and with which settings."""
+"""The line under a figure's title: the device and the settings of the measurement."""
 
 import textwrap
 
@@ -10,7 +10,7 @@ _WIDTH = 86  # characters: what the narrowest figure has room for
 
 
 def subtitle(results: Results, spread: str = "median and range") -> str:
-    """What all runs share: device, model, data, precision, batch; what differs is in the legend."""
+    """What all runs share: device, model, data, precision, batch."""
     runs = results.runs
     lines = ([_devices(runs), *_settings(runs)], [_batch(runs), _repeats(runs, spread)])
     texts = (" | ".join(part for part in line if part) for line in lines)
@@ -18,14 +18,14 @@ def subtitle(results: Results, spread: str = "median and range") -> str:
 
 
 def _one(runs: pd.DataFrame, name: str) -> str:
-    """The value that all runs share; empty where they differ or do not say."""
+    """The value that all runs share; empty where they differ or it is not known."""
     values = runs[name].dropna().unique()
     return f"{values[0]:,}" if len(values) == 1 else ""
 
 
 def _devices(runs: pd.DataFrame) -> str:
     names = list(runs["device"].dropna().unique())
-    return " and ".join(names) if len(names) <= 2 else f"{len(names)} kinds of device"
+    return " and ".join(names) if len(names) <= 2 else f"{len(names)} device types"
 
 
 def _settings(runs: pd.DataFrame) -> list[str]:
@@ -43,7 +43,7 @@ def _text(runs: pd.DataFrame, name: str) -> str:
 
 
 def _batch(runs: pd.DataFrame) -> str:
-    """The batch that the scaling fixes."""
+    """The batch that is constant in each kind of scaling."""
     words = []
     for scaling, name, what in (
         ("strong", "global_batch_size", "global batch"),

@@ -1,1 +1,1 @@
-"""What the tables say: forecasts, breakdowns, the step-time model."""
+"""Conclusions from the tables: forecasts, breakdowns, the step-time model."""

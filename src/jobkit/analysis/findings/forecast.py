@@ -1,4 +1,4 @@
-"""The laws of scaling fitted to a study's curves, and what they say of sizes not measured."""
+"""The scaling laws fitted to a study, and their predictions for sizes not measured."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,10 +9,11 @@ import pandas as pd
 
 from jobkit.analysis.collect.results import Results
 from jobkit.analysis.scaling.fits import LAWS, Fit, best
-from jobkit.analysis.scaling.sizes import Size, sizes
+from jobkit.analysis.scaling.sizes import Size
 from jobkit.analysis.scaling.spread import outliers
 from jobkit.analysis.tables.columns import FORECAST
 from jobkit.analysis.tables.frames import Row, frame, records
+from jobkit.analysis.tables.text import counted
 from jobkit.errors import UsageError
 
 _LEAST = min(len(names) for names in LAWS.values()) + 2
@@ -32,7 +33,7 @@ class Forecast:
 
     @property
     def refused(self) -> str:
-        """Why nothing can be said beyond what was measured; empty where something can."""
+        """Why there is no forecast of this series; empty where there is one."""
         if self.fits:
             return ""
         sizes = ", ".join(map(str, self.measured)) or "none"
@@ -40,19 +41,19 @@ class Forecast:
 
 
 def forecasts(results: Results, wanted: Sequence[int] = ()) -> list[Forecast]:
-    """The fitted laws of every series that was measured, and which wanted sizes lie beyond it.
+    """The fitted laws of every measured series, and the wanted sizes beyond its largest one.
 
-    A size that lies on nodes in two ways counts with the fewest nodes.
+    Of a world size with several node counts, the fewest nodes count.
     """
     curves: dict[str, dict[int, Size]] = {}
-    for size in sizes(results.runs):
+    for size in results.sizes:
         if size.speed_up is not None and size.world_size:
             curves.setdefault(size.series, {}).setdefault(size.world_size, size)
     return [_forecast(list(curve.values()), wanted) for curve in curves.values()]
 
 
 def checked_forecasts(results: Results, wanted: Sequence[int]) -> list[Forecast]:
-    """The same; raises UsageError, with the reason, where no series has anything to forecast."""
+    """The forecasts; raises UsageError with the reason where no series has one."""
     found = forecasts(results, wanted)
     if any(f.fits and f.sizes for f in found):
         return found
@@ -68,7 +69,7 @@ def forecast_table(results: Results, found: Sequence[Forecast]) -> pd.DataFrame:
 
 
 def forecast_lines(table: pd.DataFrame) -> list[str]:
-    """The forecasts for a terminal, a line each."""
+    """One line for each forecast, for a terminal."""
     return [
         f"forecast (not measured): {row['series']} at {row['world_size']} ranks: speed-up "
         f"{row['speed_up']:.3g} [{row['speed_up_low']:.3g}, {row['speed_up_high']:.3g}], "
@@ -80,7 +81,7 @@ def forecast_lines(table: pd.DataFrame) -> list[str]:
 
 def _without(row: dict[str, Any]) -> str:
     count = row["outliers_left_out"]
-    return f", without {count} outlier{'' if count == 1 else 's'}" if count else ""
+    return f", without {counted(count, 'outlier')}" if count else ""
 
 
 def _forecast(curve: list[Size], wanted: Sequence[int]) -> Forecast:
@@ -89,7 +90,7 @@ def _forecast(curve: list[Size], wanted: Sequence[int]) -> Forecast:
         for s in curve
         for rate, wrong in zip(s.rates, outliers(s.rates), strict=True)
     ]
-    # Least squares would let one run that met contention bend the whole law.
+    # One run slowed down by other jobs would distort a least-squares fit.
     ranks, rates = [n for n, _, wrong in runs if not wrong], [x for _, x, w in runs if not w]
     first, last = curve[0], max(ranks)
     beyond = tuple(sorted({n for n in wanted if n > last}))

@@ -1,23 +1,22 @@
-"""The time of one optimizer step on paper, and how well it foretells sizes that were held out.
+"""The time of one optimizer step, fitted to small sizes and validated on held-out larger ones.
 
-    t(N) = compute(N) + max(0, comm(N) - overlap(N))
+    t(N) = compute(N) + max(0, comm(N) - overlap_share x compute(N))
     compute(N) = fixed_s + per_sample_s x samples of a rank
-    overlap(N) = overlap_share x compute(N)        communication that hides behind computation
 
-comm(N) is not fitted: it follows from the bytes that a strategy moves and from the latency and
-bandwidth of the links (steps_links.py).
+comm(N) is not fitted: it follows from the messages of the strategy and from the measured links
+(spec/traffic.py).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from jobkit.errors import UsageError
 
 LEAST = 3  # sizes: two for a fit, one to hold out
-_STEPS = 200  # of a scan of the overlap; the second one is around the best of the first
+_STEPS = 20  # of Gauss and Newton
+_NOISE = 1e-3  # relative error of a step below which fits are as good as each other
 
 
 @dataclass(frozen=True)
@@ -25,35 +24,35 @@ class Point:
     """One measured size."""
 
     ranks: int
-    samples: float  # of a rank in a step
-    communication_s: float  # of a step, on paper
+    samples: float  # per rank and step
+    communication_s: float  # of a step, from the messages and the links
     step_s: float  # measured
 
 
 @dataclass(frozen=True)
 class StepModel:
-    """The unknowns of a step."""
+    """The three unknowns of a step."""
 
     fixed_s: float
     per_sample_s: float
     overlap_share: float  # of the computation, behind which communication can hide
 
     def compute_s(self, samples: float) -> float:
-        """Seconds of computation with so many samples on a rank."""
+        """Seconds of computation with this number of samples on a rank."""
         return self.fixed_s + self.per_sample_s * samples
 
     def exposed_s(self, samples: float, communication_s: float) -> float:
-        """Seconds of communication that nothing hides."""
+        """Seconds of exposed communication."""
         return max(0.0, communication_s - self.overlap_share * self.compute_s(samples))
 
-    def step_s(self, samples: float, communication_s: float) -> float:
-        """Seconds of one step."""
-        return self.compute_s(samples) + self.exposed_s(samples, communication_s)
+    def step_s(self, p: Point) -> float:
+        """Seconds of one step at a size."""
+        return self.compute_s(p.samples) + self.exposed_s(p.samples, p.communication_s)
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """What a fit to the smaller sizes says of a larger one that was measured, too."""
+    """A prediction for a size by the fit to smaller ones, and its measurement."""
 
     fitted: tuple[int, ...]  # ranks
     ranks: int
@@ -67,89 +66,71 @@ class HeldOut:
 
 
 def fit_steps(points: Sequence[Point]) -> StepModel:
-    """Fit the unknowns by least squares with the same relative error at each size.
+    """The unknowns by least squares, with the same relative error at each size.
 
     fixed_s needs three sizes and a number of samples that varies (strong scaling); else it is 0
-    and counts as time of the samples. Of overlaps that explain the
-    sizes alike the smallest is taken: without a size at which nothing is exposed, as one rank, no
-    overlap can be told from a faster computation. Raises UsageError for fewer than two sizes.
+    and counts as time of the samples. Of fits as good as each other the one with the smallest
+    overlap is taken: without a size at which nothing is exposed, as one rank, no overlap can be
+    told from a faster computation. Raises UsageError for fewer than two sizes.
     """
     if len({p.ranks for p in points}) < 2:
         raise UsageError(f"a step's model needs 2 sizes, and {len(points)} was measured")
     with_fixed = len(points) > 2 and len({p.samples for p in points}) > 1
-    low, high, best = 0.0, 1.0, StepModel(0.0, 0.0, 0.0)
-    for _ in range(3):
-        shares = np.linspace(low, high, _STEPS + 1)
-        tried = [_at_overlap(points, float(share), with_fixed) for share in shares]
-        misses = [_miss(model, points) for model in tried]
-        least = min(misses)
-        # Rounding must not choose among overlaps that explain the sizes alike.
-        best = next(m for m, miss in zip(tried, misses, strict=True) if miss <= least + 1e-12)
-        width = (high - low) / _STEPS
-        low, high = max(0.0, best.overlap_share - width), min(1.0, best.overlap_share + width)
-    return best
+    ordered = sorted(points, key=lambda p: p.ranks)
+    # Unknowns (by number) that may differ from 0: none can be below it.
+    free = [[1], [1, 2], *([[0], [0, 2], [0, 1], [0, 1, 2]] if with_fixed else [])]
+    hidden = range(len(points) + 1)
+    tried = [_descend(ordered, count, unknowns) for unknowns in free for count in hidden]
+    misses = [_miss(model, points) for model in tried]
+    # Three unknowns can explain three sizes in two ways: noise must not choose between them.
+    near = min(misses) + len(points) * _NOISE**2
+    best = [m for m, miss in zip(tried, misses, strict=True) if miss <= near]
+    return min(best, key=lambda model: model.overlap_share)
 
 
-def _at_overlap(points: Sequence[Point], share: float, with_fixed: bool) -> StepModel:
-    """The best computation for one overlap: linear, once it is known whose communication shows."""
-    shows = [p.communication_s > 0 for p in points]
-    model = StepModel(0.0, 0.0, share)
-    for _ in range(len(points) + 1):
-        model = _linear(points, share, shows, with_fixed)
-        now = [p.communication_s > share * model.compute_s(p.samples) for p in points]
-        if now == shows:
-            break
-        shows = now
-    return model
+def _descend(points: Sequence[Point], hidden: int, free: Sequence[int]) -> StepModel:
+    """Gauss and Newton's method, once it is said whose communication is hidden: the first sizes'.
 
-
-def _linear(
-    points: Sequence[Point], share: float, shows: Sequence[bool], with_fixed: bool
-) -> StepModel:
-    """Least squares for fixed_s and per_sample_s, neither below 0."""
-    rows, targets = [], []
-    for p, shown in zip(points, shows, strict=True):
-        factor = (1 - share if shown else 1.0) / p.step_s
-        rows.append([factor, factor * p.samples])
-        targets.append(1 - (p.communication_s / p.step_s if shown else 0.0))
-    features, target = np.asarray(rows), np.asarray(targets)
-    if with_fixed:
-        fixed, per_sample = _least_squares(features, target)
-        if fixed >= 0 and per_sample >= 0:
-            return StepModel(fixed, per_sample, share)
-        if per_sample < 0:
-            (fixed,) = _least_squares(features[:, :1], target)
-            return StepModel(max(fixed, 0.0), 0.0, share)
-    (per_sample,) = _least_squares(features[:, 1:], target)
-    return StepModel(0.0, max(per_sample, 0.0), share)
-
-
-def _least_squares(features: NDArray[np.float64], target: NDArray[np.float64]) -> list[float]:
-    solution, *_ = np.linalg.lstsq(features, target, rcond=None)
-    return [float(v) for v in solution]
+    Communication grows with the ranks, and what can hide it does not. Unknowns not free stay 0.
+    """
+    samples = np.array([p.samples for p in points])
+    steps = np.array([p.step_s for p in points])
+    shows = np.arange(len(points)) >= hidden
+    sent = np.where(shows, [p.communication_s for p in points], 0.0)
+    now = np.zeros(3)
+    # A first guess: all of each step is computation.
+    now[free[0]] = np.mean(steps / (samples if free[0] else 1.0))
+    for _ in range(_STEPS):
+        compute, factor = now[0] + now[1] * samples, np.where(shows, 1 - now[2], 1.0)
+        slopes = np.stack([factor, factor * samples, np.where(shows, -compute, 0.0)], axis=1)
+        slopes = (slopes / steps[:, None])[:, free]
+        scale = np.abs(slopes).max(axis=0) + 1e-300  # seconds and shares are not alike
+        errors = 1 - (factor * compute + sent) / steps
+        change = np.linalg.lstsq(slopes / scale, errors, rcond=1e-9)[0] / scale
+        now[free] += change
+        now = np.clip(now, 0.0, [np.inf, np.inf, 1.0])
+    return StepModel(*map(float, now))
 
 
 def _miss(model: StepModel, points: Sequence[Point]) -> float:
-    """Sum of the squared relative misses."""
-    return sum((model.step_s(p.samples, p.communication_s) / p.step_s - 1) ** 2 for p in points)
+    """Sum of the squared relative errors."""
+    return sum((model.step_s(p) / p.step_s - 1) ** 2 for p in points)
 
 
 def held_out(points: Sequence[Point]) -> list[HeldOut]:
-    """Fit the first two sizes, then three, and so on; foretell every larger one each time.
+    """Fit the first two sizes, then three, and so on; predict every larger one each time.
 
-    Raises UsageError for fewer than three sizes: nothing would be left to hold the fit against.
+    Raises UsageError for fewer than three sizes: nothing would be left to validate the fit on.
     """
     ordered = sorted(points, key=lambda p: p.ranks)
     if len(ordered) < LEAST:
         raise UsageError(
-            f"{LEAST} sizes are needed, two for the fit and one to hold it against (measured: "
+            f"{LEAST} sizes are needed, two for the fit and one to validate it (measured: "
             f"{', '.join(str(p.ranks) for p in ordered) or 'none'})"
         )
     found = []
     for count in range(2, len(ordered)):
         model = fit_steps(ordered[:count])
         fitted = tuple(p.ranks for p in ordered[:count])
-        for p in ordered[count:]:
-            predicted = model.step_s(p.samples, p.communication_s)
-            found.append(HeldOut(fitted, p.ranks, predicted, p.step_s))
+        found += [HeldOut(fitted, p.ranks, model.step_s(p), p.step_s) for p in ordered[count:]]
     return found

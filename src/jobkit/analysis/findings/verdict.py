@@ -1,4 +1,4 @@
-"""What a study says, in plain words: the best strategy, how far it scales, what to ask for."""
+"""The conclusions of a study: the fastest strategy, how far it scales, what size to request."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,9 +9,9 @@ from jobkit.analysis.collect.results import Results
 from jobkit.analysis.findings.breakdowns import causes
 from jobkit.analysis.findings.forecast import Forecast
 from jobkit.analysis.tables.frames import records
-from jobkit.analysis.tables.text import rounded, so_many, with_interval
+from jobkit.analysis.tables.text import counted_ranks, rounded, with_interval
 
-LEAST = 0.8  # the parallel efficiency below which more ranks are said not to pay
+LEAST = 0.8  # the parallel efficiency that a size to request must have
 _MANY = 5  # series of which each has a sentence; with more, only the best
 _Row = dict[str, Any]
 
@@ -20,10 +20,9 @@ def verdict(
     results: Results, unit: str, least: float = LEAST, forecasts: Sequence[Forecast] = ()
 ) -> list[str]:
     """The sentences, the most important first. unit: GPUs, or processes (ranks)."""
-    unit = unit.partition(" ")[0]
     rows = [r for r in records(results.scaling) if pd.notna(r["images_per_s"])]
     if not rows:
-        return ["Nothing was measured: no run that is ok has finished an epoch.", _runs(results)]
+        return ["Nothing was measured: no successful run has finished an epoch.", _runs(results)]
     said: list[str] = []
     why = causes(results)
     for row in rows:
@@ -31,7 +30,7 @@ def verdict(
     for scaling in dict.fromkeys(str(r["scaling"]) for r in rows if pd.notna(r["scaling"])):
         said += _of_scaling([r for r in rows if r["scaling"] == scaling], scaling, unit, least)
     if results.scaling["spread_from"].isna().all():
-        said.append("Each size was measured once: a difference may be chance. Repeat the runs.")
+        said.append("Each size was measured once, so differences may be noise. Repeat the runs.")
     said += [_beyond(f, unit) for f in forecasts if f.fits and f.sizes]
     return [*said, _runs(results)]
 
@@ -41,35 +40,35 @@ def _of_scaling(rows: list[_Row], scaling: str, unit: str, least: float) -> list
     best = max(rows, key=lambda r: r["images_per_s"])
     line = (
         f"{scaling.capitalize()} scaling: the fastest is {best['series']} on "
-        f"{_size(best, unit)}, with {rounded(best['images_per_s'])} images a second"
+        f"{_size(best, unit)}, with {rounded(best['images_per_s'])} images per second"
     )
-    twins = best["not_distinguishable_from"]
-    line += f"; its interval does not tell it from {twins}." if pd.notna(twins) else "."
+    others = best["not_distinguishable_from"]
+    line += f"; its interval overlaps that of {others}." if pd.notna(others) else "."
     names = list(dict.fromkeys(r["series"] for r in (best, *rows)))
     shown = names if len(names) <= _MANY else names[:1]
     limits = [_limit([r for r in rows if r["series"] == name], unit, least) for name in shown]
     if len(shown) < len(names):
-        limits.append(f"The other {len(names) - len(shown)} series stand in the table.")
+        limits.append(f"For the other {len(names) - len(shown)} series, see the table.")
     return [line, *_ask(rows, best, unit, least), *limits]
 
 
 def _ask(rows: list[_Row], best: _Row, unit: str, least: float) -> list[str]:
-    """The largest size of the best series up to which every size is efficient enough."""
+    """The largest size of the best series up to which every size is efficient enough, in words."""
     line = [r for r in rows if r["series"] == best["series"] and pd.notna(r["efficiency"])]
     within = _within(line, least)
     if len(line) < 2:
-        return [f"{best['series']} was measured at one size: nothing says how it scales."]
+        return [f"{best['series']} was measured at one size only: its scaling is unknown."]
     if not within:
         return []
     row = within[-1]
-    text = f"Ask for {_size(row, unit)} with {row['series']}: "
+    text = f"Request {_size(row, unit)} with {row['series']}: "
     if row is line[0]:
-        return [f"{text}more lose over {1 - least:.0%} of their time already at the next size."]
+        return [f"{text}the next size is already below {least:.0%} parallel efficiency."]
     text += f"speed-up {with_interval(row, 'speed_up', '{:.2f}')}, "
-    text += f"efficiency {with_interval(row, 'efficiency', '{:.0%}')}"
+    text += f"parallel efficiency {with_interval(row, 'efficiency', '{:.0%}')}"
     if pd.notna(row["time_per_epoch_s"]):
         text += f", {row['time_per_epoch_s']:.4g} s and {row['node_hours_per_epoch']:.3g} "
-        text += "node-hours an epoch"
+        text += "node-hours per epoch"
     return [f"{text}."]
 
 
@@ -83,15 +82,15 @@ def _limit(line: list[_Row], unit: str, least: float) -> str:
         row = below[0]
         unsure = pd.notna(row["efficiency_high"]) and row["efficiency_high"] >= least
         return (
-            f"{name} falls below {least:.0%} efficiency at {_size(row, unit)}: "
+            f"{name} falls below {least:.0%} parallel efficiency at {_size(row, unit)}: "
             f"{with_interval(row, 'efficiency', '{:.1%}')}"
-            f"{' (which is not certain)' if unsure else ''}{row['why']}."
+            f"{' (the interval includes it)' if unsure else ''}{row['why']}."
         )
     if len(line) < 2:
         return f"{name} was measured at {_size(first, unit)} only."
     last = line[-1]
     return (
-        f"{name} stays at or above {least:.0%} efficiency up to the largest measured size, "
+        f"{name} has at least {least:.0%} parallel efficiency up to the largest measured size, "
         f"{_size(last, unit)}: {with_interval(last, 'efficiency', '{:.1%}')}."
     )
 
@@ -111,7 +110,7 @@ def _beyond(one: Forecast, unit: str) -> str:
     rate = law.rate(one.base.world_size or 1)
     low, high = (x / rate for x in law.interval(ranks))
     return (
-        f"Forecast, not measured: {one.series} on {ranks} {unit} would reach a speed-up of "
+        f"Forecast, not measured: {one.series} on {counted_ranks(ranks, unit)}: speed-up "
         f"{law.rate(ranks) / rate:.3g} [{low:.3g}, {high:.3g}]."
     )
 
@@ -126,6 +125,6 @@ def _runs(results: Results) -> str:
 
 
 def _size(row: _Row, unit: str) -> str:
-    """So many GPUs, and on how many nodes where these are several."""
+    """How many GPUs and, where there are several nodes, on how many nodes."""
     on = f" on {row['nodes']} nodes" if row["nodes"] > 1 else ""
-    return f"{so_many(int(row['world_size']), unit)}{on}"
+    return f"{counted_ranks(int(row['world_size']), unit)}{on}"

@@ -1,7 +1,4 @@
-"""The table that a proposal wants: GPUs, nodes, time, speed-up, efficiency and what it costs.
-
-As rows of text for the report, as Markdown and as LaTeX.
-"""
+"""The scaling table for a compute-time proposal: sizes, times, speed-up, efficiency, cost."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -23,16 +20,16 @@ def proposal_table(table: pd.DataFrame, unit: str) -> TextTable:
 
 
 def notes(table: pd.DataFrame) -> list[str]:
-    """What speed-up, efficiency and the brackets of the table are."""
+    """The table's notes: the baseline, and the intervals in brackets."""
     lines = [f"Speed-up and efficiency are relative to {RULE}."]
     origins = sorted(table["spread_from"].dropna().unique())
     if origins:
         share = float(table["confidence_share"].min())
-        least = f", where the values are fewest {share:.0%} at most" if share < 0.95 else ""
+        least = f" (at most {share:.0%} where there are few values)" if share < 0.95 else ""
         over = ", ".join(origins)
-        lines.append(f"In brackets: bootstrap interval of the median over {over}; 95%{least}.")
+        lines.append(f"In brackets: 95% bootstrap interval of the median over {over}{least}.")
     else:
-        lines.append("Measured once at each size: a difference may be chance.")
+        lines.append("Each size was measured once, so differences may be noise.")
     return lines
 
 

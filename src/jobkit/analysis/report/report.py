@@ -1,8 +1,8 @@
-"""report.html: one file that says what a study found, offline and without a request.
+"""report.html: the results of a study in one file that needs no network.
 
     write_report(results, drawn.paths)    and the proposal's table: scaling.md, scaling.tex
 
-The same logs give the same bytes: nothing of the day, the machine or its paths is in it.
+The same logs give the same bytes: it contains no date, host name or path.
 """
 
 import base64
@@ -15,10 +15,10 @@ import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from jobkit.analysis.collect.results import Results
-from jobkit.analysis.figures.draw import CAPTIONS
+from jobkit.analysis.figures.draw import FIGURES
 from jobkit.analysis.figures.drawing import unit
 from jobkit.analysis.figures.subtitle import subtitle
-from jobkit.analysis.findings.breakdowns import broken_sizes, efficiency_table
+from jobkit.analysis.findings.breakdowns import efficiency_table, size_breakdowns
 from jobkit.analysis.findings.forecast import Forecast, forecast_table
 from jobkit.analysis.findings.forecast import forecasts as fitted
 from jobkit.analysis.findings.verdict import LEAST, verdict
@@ -26,7 +26,7 @@ from jobkit.analysis.report.proposal import proposal_table
 from jobkit.analysis.report.reproduce import commands, facts, study_file
 from jobkit.analysis.tables.frames import records
 from jobkit.analysis.tables.products import save
-from jobkit.analysis.tables.text import TextTable, say, so_many, with_interval
+from jobkit.analysis.tables.text import TextTable, counted, say, with_interval
 
 _TEMPLATE = "report.html.j2"
 _LAW_NAMES = {
@@ -45,8 +45,8 @@ def write_report(
 ) -> list[Path]:
     """Write the report and the proposal's table; return their paths.
 
-    figures: those that were drawn; the SVG ones are shown. least: the parallel efficiency below
-    which the verdict says that more ranks do not pay. steps: the table of step models, if any.
+    figures: those that were drawn; the SVG ones are shown. least: the parallel efficiency that
+    the recommended size must have. steps: the table of step models, if any.
     Raises UsageError where the study's folder cannot be written.
     """
     paths = results.paths
@@ -82,7 +82,7 @@ def _html(
         under=subtitle(results, "median").replace("\n", " | "),
         verdict=verdict(results, unit(results), least, forecasts),
         proposal=table,
-        efficiencies=efficiency_table(broken_sizes(results), unit(results)),
+        efficiencies=efficiency_table(size_breakdowns(results), unit(results)),
         care=_care(results),
         figures=[_figure(path) for path in figures if path.suffix == ".svg"],
         forecast=_forecast(results, forecasts),
@@ -98,43 +98,52 @@ def _html(
 def _figure(path: Path) -> dict[str, str]:
     """A figure as a data URI: as an image of its own, its ids meet no other's."""
     content = path.read_bytes()
+    captions = {one.name: one.caption for one in FIGURES}
     width = re.search(rb'<svg[^>]* width="([\d.]+)pt"', content)
     return {
         "source": f"data:image/svg+xml;base64,{base64.b64encode(content).decode()}",
         "name": path.stem.replace("_", " "),
-        "text": CAPTIONS.get(path.stem, ""),
+        "text": captions.get(path.stem, ""),
         "inches": f"{float(width[1]) / 72:.3g}" if width else "6.4",
     }
 
 
 def _care(results: Results) -> list[str]:
-    """What could mislead: faults of the logs, odd runs, what is not told apart, warnings."""
+    """The caveats: problems of the logs, outliers, overlapping intervals, warnings of the runs."""
     lines = results.warnings()
     for row in records(results.scaling):
-        where = f"{row['series']} at {so_many(row['world_size'], 'ranks')}"
+        where = f"{row['series']} at {counted(row['world_size'], 'rank')}"
         if pd.notna(row["outliers"]):
-            lines.append(f"{where}: the rate of {row['outliers']} does not fit the other repeats")
+            lines.append(f"{where}: outlier among the repeats: {row['outliers']}")
         if pd.notna(row["not_distinguishable_from"]):
-            lines += _twins(where, str(row["not_distinguishable_from"]), lines)
+            lines += _overlaps(where, str(row["not_distinguishable_from"]), lines)
     texts = results.runs["warnings_text"].dropna().str.split(" | ", regex=False).explode()
     counts = texts.value_counts(sort=False).sort_index()
-    return lines + [f"{n} run{'s' * (n > 1)} warned: {text}" for text, n in counts.items()]
+    return lines + [f"warning of {counted(n, 'run')}: {text}" for text, n in counts.items()]
 
 
-def _twins(where: str, names: str, said: Sequence[str]) -> list[str]:
-    """What a size is not told from, where that was not said the other way round."""
+def _overlaps(where: str, names: str, listed: Sequence[str]) -> list[str]:
+    """The overlaps of a size that were not yet listed the other way round."""
     series, _, size = where.partition(" at ")
     pairs = [
-        (f"{name} at {size}", f"{where}: not distinguishable from {name}")
+        (f"{name} at {size}", f"{where}: interval overlaps that of {name}")
         for name in names.split("; ")
     ]
     return [
-        line for other, line in pairs if f"{other}: not distinguishable from {series}" not in said
+        line
+        for other, line in pairs
+        if f"{other}: interval overlaps that of {series}" not in listed
     ]
 
 
 def _forecast(results: Results, forecasts: Sequence[Forecast]) -> TextTable:
-    heads = ["series", "law", unit(results), "times beyond", "forecast time per epoch (s)"]
+    heads = [
+        "series",
+        "law",
+        unit(results),
+        "times the largest measured size",
+        "forecast time per epoch (s)",
+    ]
     heads += ["forecast speed-up", "forecast efficiency"]
     rows = [
         [
@@ -149,19 +158,19 @@ def _forecast(results: Results, forecasts: Sequence[Forecast]) -> TextTable:
         for row in records(forecast_table(results, forecasts))
     ]
     note = (
-        "Not measured: the fitted law, with its 95 % prediction interval. It holds as long as "
-        "nothing new slows the run down; another network between nodes is such a thing."
+        "Not measured: the fitted law with its 95 % prediction interval. It does not account for "
+        "effects that begin beyond the measured sizes, such as a slower network level."
     )
     return TextTable(heads, rows, 2, [note])
 
 
 def _laws(found: Sequence[Forecast]) -> TextTable:
-    """The fitted unknowns of every series, with their intervals and how well the law fits."""
-    heads = ["series", "law", "unknown", "value", "95 % interval", "R\N{SUPERSCRIPT TWO}"]
+    """The fitted parameters of every series, with intervals and goodness of fit."""
+    heads = ["series", "law", "parameter", "value", "95 % interval", "R\N{SUPERSCRIPT TWO}"]
     rows = [
         [
             one.series,
-            _LAW_NAMES[fit.law] + (" (used to forecast)" if fit is one.fits[0] else ""),
+            _LAW_NAMES[fit.law] + (" (used for forecasts)" if fit is one.fits[0] else ""),
             estimate.name.replace("_", " "),
             f"{estimate.value:.4f}",
             f"{estimate.low:.4f} to {estimate.high:.4f}",
@@ -172,23 +181,25 @@ def _laws(found: Sequence[Forecast]) -> TextTable:
         for fit in one.fits
         for estimate in fit.estimates
     ]
-    notes = [f"No fit of {one.refused}." for one in found if one.refused]
+    notes = [f"No fit: {one.refused}." for one in found if one.refused]
     left_out = [one for one in found if one.left_out and one.fits]
-    notes += [f"{one.series}: fitted without {one.left_out} outlying run(s)." for one in left_out]
+    notes += [
+        f"{one.series}: fitted without {counted(one.left_out, 'outlier')}." for one in left_out
+    ]
     if any(float(row[3]) < 0 for row in rows):
-        notes.append("A value below 0 is a speed-up beyond ideal at some size.")
-    return TextTable([*heads, "largest miss"], rows, 3, notes)
+        notes.append("A value below 0 means superlinear speed-up at some size.")
+    return TextTable([*heads, "largest error"], rows, 3, notes)
 
 
 def _run(row: dict[str, Any]) -> dict[str, Any]:
-    """A run as the report shows it: numbers only where it says them."""
+    """A run as the report has it; a dash for a number that is not known."""
     evidence = row["evidence"]
-    proof = "" if pd.isna(evidence) else f"{row['evidence_file']}: {evidence}"
+    shown = "" if pd.isna(evidence) else f"{row['evidence_file']}: {evidence}"
     return {
         "run_id": row["run_id"],
         "status": row["status"],
         "why": "" if pd.isna(row["reason"]) else row["reason"],
-        "evidence": proof,
+        "evidence": shown,
         "cells": [
             say(row["time_per_epoch_s"], "{:.4g}"),
             say(row["images_per_s"], "{:,.0f}"),

@@ -1,4 +1,4 @@
-"""What it takes to run a study again: its file, its commands, its settings and versions."""
+"""How to reproduce a study: its file, its commands, its settings and versions."""
 
 import json
 import shlex
@@ -9,6 +9,7 @@ import pandas as pd
 
 from jobkit.analysis.collect.results import Results
 from jobkit.analysis.tables.columns import RESULTS
+from jobkit.analysis.tables.text import counted
 from jobkit.paths import read_json
 from jobkit.spec.runspec import SETTINGS
 
@@ -27,7 +28,7 @@ _VERSIONS = (
     "node_list",
     "git_commit",
 )
-_SHOWN = 6  # values of a column that differs
+_SHOWN = 6  # different values of a column
 _IN_TABLES = ("nodes", "ranks_per_node", "repeat", "epochs", "batch_size_per_rank")
 
 
@@ -55,7 +56,7 @@ def commands(results: Results, forecast: Sequence[int] = ()) -> str:
 
 
 def facts(results: Results) -> list[tuple[str, str]]:
-    """Settings and versions with their values; of one that differs, each value and its runs."""
+    """Settings and versions with their values; where runs differ, the values and their counts."""
     known = {c.name for c in RESULTS}
     names = [n for n in ("epochs_planned", *SETTINGS) if n in known and n not in _IN_TABLES]
     found = [(name, _values(results.runs[name])) for name in dict.fromkeys((*_VERSIONS, *names))]
@@ -66,7 +67,7 @@ def _values(column: "pd.Series[Any]") -> str:
     counts = column.dropna().value_counts(sort=False)
     if len(counts) == 1:
         return f"{counts.index[0]}"
-    shown = sorted(f"{value} ({count} runs)" for value, count in counts.items())
+    shown = sorted(f"{value} ({counted(count, 'run')})" for value, count in counts.items())
     more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
     return ", ".join(shown[:_SHOWN]) + more
 

@@ -1,4 +1,4 @@
-"""Laws of scaling fitted to one curve, with intervals; and what they forecast.
+"""Scaling laws fitted to one curve, with intervals and predictions.
 
 With X(N) the rate on N ranks and c = X(1), each law is linear in its unknowns:
 
@@ -50,24 +50,24 @@ class Fit:
     law: str
     estimates: tuple[Estimate, ...]
     sizes: tuple[int, ...]  # world sizes that were measured
-    r_squared: float  # of the rates' logarithms; 1: every run lies on the law
-    worst: float  # the largest relative miss of a size's median
-    rate_one: float  # c, images a second
+    r_squared: float  # of the rates' logarithms; 1: a perfect fit
+    worst: float  # the largest relative error of a size's median
+    rate_one: float  # c, images per second
     theta: Values  # the linear unknowns
     covariance: Values
     noise: float  # the relative standard error of one run
     freedom: int  # runs - unknowns
 
     def rate(self, ranks: float) -> float:
-        """The law's rate on so many ranks."""
+        """The law's rate on that many ranks."""
         value = float(_features(self.law, np.asarray([ranks], float))[0] @ self.theta)
         return value if self.law == "gustafson" else ranks / value
 
     def interval(self, ranks: float) -> tuple[float, float]:
-        """Where the rate of one more run lies with 95 %; it widens away from what was measured.
+        """The 95 % prediction interval of one more run; it widens away from the measured sizes.
 
-        By its logarithm, so that no end is below zero: the law's own uncertainty and one run's.
-        Ranks that lose nothing to each other are the most that a law can promise.
+        Computed on the logarithm, so that no end is below zero, from the uncertainty of the fit
+        and the noise of one run. The upper end is at most ideal scaling.
         """
         row = _features(self.law, np.asarray([ranks], float))[0]
         relative = float(row @ self.covariance @ row) / float(row @ self.theta) ** 2
@@ -107,7 +107,7 @@ def best(scaling: str, sizes: Sequence[int], rates: Sequence[float]) -> list[Fit
     """The laws that can be fitted to a curve, the one to forecast with first.
 
     The Universal Scalability Law where both of its terms slow down, else the simpler law: an
-    extrapolated negative term would promise more than any machine gives.
+    extrapolated negative term would predict more than ideal scaling.
     """
     laws = ("gustafson", "usl") if scaling == "weak" else ("usl", "amdahl")
     different = len(set(sizes))
@@ -117,7 +117,7 @@ def best(scaling: str, sizes: Sequence[int], rates: Sequence[float]) -> list[Fit
 
 
 def _features(law: str, n: Values) -> Values:
-    """What the linear unknowns are multiplied with, a row a size."""
+    """The factors of the linear unknowns, one row per size."""
     ones = n if law == "gustafson" else np.ones_like(n)
     columns = {"amdahl": [n - 1], "usl": [n - 1, n * (n - 1)], "gustafson": [-(n - 1)]}
     return np.stack([ones, *columns[law]], axis=1)
@@ -143,7 +143,7 @@ def _estimates(
 
 
 def _goodness(n: Values, measured: Values, predicted: Values) -> tuple[float, float]:
-    """R squared of the logarithms, and the largest relative miss of a size's median."""
+    """R squared of the logarithms, and the largest relative error of a size's median."""
     miss = np.log(measured) - np.log(predicted)
     total = np.log(measured) - np.log(measured).mean()
     r_squared = 1 - float(miss @ miss) / float(total @ total) if total.any() else math.nan

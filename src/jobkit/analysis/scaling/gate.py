@@ -1,15 +1,16 @@
-"""A threshold on parallel efficiency, for a script that is to stop where it is not met."""
+"""A threshold on parallel efficiency, for scripts."""
 
 import pandas as pd
 
 from jobkit.analysis.tables.frames import Row, records
+from jobkit.analysis.tables.text import counted
 from jobkit.errors import UsageError
 
 
 def check_efficiency(table: pd.DataFrame, least: float, at: int) -> list[str]:
-    """What does not reach the efficiency at that many ranks, a line each; empty: all do.
+    """One line for each series that is below the efficiency at that many ranks.
 
-    table: as scaling.scaling makes it. A series with no efficiency at that size does not
+    table: as scaling.scaling_table makes it. A series with no efficiency at that size does not
     pass: it was not measured, or it is its own baseline. Raises UsageError where nothing was
     planned at that size.
     """
@@ -21,13 +22,13 @@ def check_efficiency(table: pd.DataFrame, least: float, at: int) -> list[str]:
     planned = set(table["series"].dropna())
     absent = sorted(planned - set(rows["series"].dropna()))
     return [line for line in said if line] + [
-        f"{series}: not planned at {at} ranks" for series in absent if series != "single"
+        f"{series}: not planned at {counted(at, 'rank')}" for series in absent if series != "single"
     ]
 
 
 def _fault(row: Row, least: float) -> str:
-    """Why a row does not pass; empty where it does."""
-    where = f"{row['series']} at {row['world_size']} ranks"
+    """Why a row is below the threshold; empty where it is not."""
+    where = f"{row['series']} at {counted(row['world_size'], 'rank')}"
     if row["nodes"] > 1:
         where += f" on {row['nodes']} nodes"
     found = row["efficiency"]
@@ -40,5 +41,5 @@ def _fault(row: Row, least: float) -> str:
     ends = ""
     if pd.notna(row["efficiency_low"]):
         ends = f" [{row['efficiency_low']:.1%}, {row['efficiency_high']:.1%}]"
-    base = f"relative to {row['base_world_size']} rank{'s' * (row['base_world_size'] > 1)}"
+    base = f"relative to {counted(row['base_world_size'], 'rank')}"
     return f"{where}: efficiency {found:.1%}{ends} is below {least:.1%} ({base})"

@@ -1,4 +1,4 @@
-"""Why a size is slower than ideal: the efficiencies of the POP centre of excellence.
+"""The efficiencies of the POP centre of excellence, which explain losses against ideal scaling.
 
 The model is the multiplicative one of POP (https://pop-coe.eu/node/69; Rosas, Gimenez and Labarta,
 "Scalability prediction for fundamental performance factors", 2014), with the wait for data as a
@@ -79,7 +79,7 @@ class Efficiencies:
 
 
 def breakdown(values: Mapping[str, Any], prefix: str = "") -> Breakdown | None:
-    """The breakdown that a record or a row says; None where it does not say all of it.
+    """The breakdown in a record or a row; None where a field is missing.
 
     prefix: before the fields' names, as in results.csv.
     """
@@ -102,11 +102,11 @@ def efficiencies(own: Step, base: Step) -> Efficiencies:
 
 
 def losses(own: Efficiencies, base: Efficiencies) -> list[str]:
-    """The factors that cost most from the smallest size to this one, by their fields' names.
+    """The factors that fell most from the smallest size to this one, by their fields' names.
 
     The product of the ratios own / base is the measured efficiency (of the time of an iteration),
     so the logarithm of each is its part of the loss. Those with a third of it or more, the
-    largest first: one slow rank is uneven load, and adds to the work of all as well.
+    largest first.
     """
     names = [f.name for f in fields(Efficiencies)]
     lost = {n: math.log(getattr(base, n) / getattr(own, n)) for n in names}

@@ -1,6 +1,6 @@
-"""Each series at each size: medians and spread over the repeats, speed-up and efficiency.
+"""Each series at each size: medians and range over the repeats, speed-up and efficiency.
 
-Only runs that are ok enter a median: a run without its end may have measured half the truth.
+Only successful runs enter a median: a run without its end may have measured only a part.
 """
 
 from collections.abc import Iterable
@@ -19,7 +19,10 @@ _FACTS = ("strategy", "scaling", "world_size", "global_batch_size", "batch_size_
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """One series at one size. None: no run that is ok says it."""
+    """One series at one size: a row of scaling.csv, by the names of its columns, and its repeats.
+
+    None: no run that is ok says it. What compares sizes is filled in by scaling.measured_sizes.
+    """
 
     series: str
     strategy: str | None
@@ -27,9 +30,9 @@ class Size:
     nodes: int | None
     ranks_per_node: int | None
     world_size: int | None
-    planned: int  # runs
-    ok: int  # runs
-    ok_runs: tuple[str, ...]  # their run_ids
+    runs_planned: int
+    runs_ok: int
+    ok_runs: tuple[str, ...]  # run_ids
     not_ok: tuple[str, ...]  # the statuses of the others
     global_batch_size: int | None
     batch_size_per_rank: int | None
@@ -38,17 +41,39 @@ class Size:
     rates: tuple[float, ...]
     time_per_epoch_s: float | None  # median, then every repeat
     times_per_epoch_s: tuple[float, ...]
-    peak_memory_mib: float | None
+    peak_memory_mib: float | None  # median, then every repeat
     peaks_memory_mib: tuple[float, ...]
     val_accuracy: float | None
-    base_world_size: int | None = None  # the smallest size of the series that was measured
+    # Compared with the smallest size of the series that was measured.
+    baseline: str | None = None
+    base_world_size: int | None = None
     speed_up: float | None = None  # rate / rate at the base
     efficiency: float | None = None  # speed-up / (world size / base world size)
-    note: str = ""  # why it is not compared, where its runs must not be
+    note: str | None = None  # why it is not compared, where its runs must not be
+    # Intervals, where there are two values or more.
+    images_per_s_low: float | None = None
+    images_per_s_high: float | None = None
+    time_per_epoch_low_s: float | None = None
+    time_per_epoch_high_s: float | None = None
+    speed_up_low: float | None = None
+    speed_up_high: float | None = None
+    efficiency_low: float | None = None
+    efficiency_high: float | None = None
+    spread_from: str | None = None
+    confidence_share: float | None = None
+    not_distinguishable_from: str | None = None
+    outliers: str | None = None
+    # What an epoch costs, and the time to an accuracy.
+    images_per_s_per_rank: float | None = None
+    gpu_hours_per_epoch: float | None = None
+    node_hours_per_epoch: float | None = None
+    target_accuracy: float | None = None
+    epochs_to_accuracy: float | None = None
+    time_to_accuracy_s: float | None = None
 
 
 def sizes(runs: pd.DataFrame) -> list[Size]:
-    """Every size of every series, series by series, small sizes first."""
+    """Medians over the repeats of every size, series by series, small sizes first."""
     found = [_size(group) for _, group in runs.groupby(_KEYS, dropna=False, sort=False)]
     return _with_speed_up(sorted(found, key=_order), faults(runs))
 
@@ -60,8 +85,8 @@ def _size(group: pd.DataFrame) -> Size:
     rates, samples = _values(ok, "images_per_s"), ok["train_samples"].dropna()
     return Size(
         **{name: _plain(first[name]) for name in (*_KEYS, *_FACTS)},
-        planned=len(group),
-        ok=len(ok),
+        runs_planned=len(group),
+        runs_ok=len(ok),
         ok_runs=tuple(ok["run_id"]),
         train_samples=int(samples.iloc[0]) if len(samples) else None,
         not_ok=tuple(s for s in group["status"] if s != "ok"),

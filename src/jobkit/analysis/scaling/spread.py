@@ -1,4 +1,4 @@
-"""How sure a median is: bootstrap intervals, and values that do not fit the others."""
+"""Confidence of a median: bootstrap intervals, and outliers."""
 
 import zlib
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ CONFIDENCE = 0.95
 RESAMPLES = 2000
 # Iglewicz and Hoaglin, "How to Detect and Handle Outliers" (1993): modified z-score over 3.5.
 _Z, _Z_FACTOR = 3.5, 0.6745
-_LEAST_SHARE = 0.05  # a value this near to the median is none, however alike the others are
+_LEAST_SHARE = 0.05  # a value this near to the median is no outlier, however small the MAD
 Values = NDArray[np.float64]
 
 
@@ -34,16 +34,16 @@ def interval(samples: Values) -> tuple[float, float]:
 
 
 def confidence(count: int) -> float:
-    """The confidence that an interval from so many values can have at most.
+    """The highest confidence that an interval from this many values can have.
 
     The range of n values holds the median with a probability of 1 - 2**(1 - n) (the sign test):
-    three repeats give 75 % and no more, whatever is done with them.
+    three repeats give 75 % and no more.
     """
     return min(CONFIDENCE, 1 - 2.0 ** (1 - count))
 
 
 def outliers(values: Sequence[float]) -> list[bool]:
-    """Which values do not fit the others, by their distance from the median over the MAD."""
+    """Which values are outliers, by their distance from the median over the MAD."""
     if len(values) < 3:
         return [False] * len(values)
     given = np.asarray(values, float)

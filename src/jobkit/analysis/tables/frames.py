@@ -1,4 +1,4 @@
-"""Rows as a data frame whose columns and types are those that are documented."""
+"""Rows as a data frame with the documented columns and types."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from jobkit.analysis.tables.columns import COUNT, FLAG, NUMBER, TEXT, Column
+from jobkit.analysis.tables.column import COUNT, FLAG, NUMBER, TEXT, Column
 from jobkit.outcome.evidence import one_line
 
 Row = dict[str, Any]
@@ -31,7 +31,7 @@ def frame(
 
 
 def _guess(values: Iterable[Any]) -> str:
-    """The type of a column that a foreign script made."""
+    """The type of a column that another program named."""
     return NUMBER if set(map(type, values)) <= {int, float, type(None)} else TEXT
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from jobkit.analysis.tables.columns import NUMBER, TEXT
+from jobkit.analysis.tables.column import NUMBER, TEXT
 from jobkit.errors import UsageError
 from jobkit.paths import write_whole
 

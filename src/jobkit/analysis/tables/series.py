@@ -1,4 +1,4 @@
-"""Which runs may be compared in one line: the same settings, but for the size and the repeat."""
+"""The series of each run: runs with the same settings except size and repeat."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,8 +8,8 @@ from jobkit.spec.runspec import RunSpec
 _SIZE = ("nodes", "ranks_per_node", "repeat")
 _BATCH = ("global_batch_size", "batch_size_per_rank")
 _NO_INFLUENCE = ("data_dir",)
-# Values that say themselves what they are; others are shown as setting=value.
-_SPEAKING = ("strategy", "model", "precision", "optimizer", "scaling")
+# Values that need no name; others are shown as setting=value.
+_PLAIN_VALUES = ("strategy", "model", "precision", "optimizer", "scaling")
 
 
 def series_labels(specs: Mapping[str, RunSpec | None]) -> dict[str, str]:
@@ -30,7 +30,7 @@ def series_labels(specs: Mapping[str, RunSpec | None]) -> dict[str, str]:
 
 
 def _comparable(spec: RunSpec) -> dict[str, Any]:
-    """What two runs must share to stand in one line."""
+    """The settings that two runs of one series must share."""
     left_out = (*_SIZE, *_BATCH, *_NO_INFLUENCE)
     key = {k: v for k, v in vars(spec).items() if k not in left_out}
     if spec.scaling == "weak":
@@ -49,7 +49,7 @@ def _say(key: Mapping[str, Any], names: list[str]) -> list[str]:
         if name not in key:
             continue  # the other kind of scaling has this batch
         value = key[name]
-        if name in _SPEAKING:
+        if name in _PLAIN_VALUES:
             words.append(str(value))
         elif isinstance(value, bool):
             words.append(name if value else f"no {name}")

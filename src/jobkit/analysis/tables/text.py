@@ -15,7 +15,7 @@ _LATEX |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasc
 
 @dataclass(frozen=True)
 class TextTable:
-    """A table of texts: its first columns are words, the others numbers."""
+    """A table of texts: words in its first columns, numbers in the others."""
 
     heads: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -23,14 +23,14 @@ class TextTable:
     notes: Sequence[str] = ()
 
     def markdown(self) -> str:
-        """As GitHub reads it; no cell can end the table or make a tag."""
+        """The table as GitHub Markdown; no cell can end the table or open a tag."""
         marks = ["---" if i < self.words else "---:" for i in range(len(self.heads))]
         lines = [self.heads, marks, *self.rows]
         body = "\n".join(f"| {' | '.join(map(_markdown, line))} |" for line in lines)
         return "\n\n".join([body, *(_markdown(note) for note in self.notes)]) + "\n"
 
     def latex(self) -> str:
-        """As a tabular of the package booktabs."""
+        """The table as a LaTeX tabular of the package booktabs."""
         columns = "l" * self.words + "r" * (len(self.heads) - self.words)
         lines = [" & ".join(map(_latex, row)) + r" \\" for row in (self.heads, *self.rows)]
         return "\n".join(
@@ -49,7 +49,7 @@ class TextTable:
 
 
 def with_interval(row: Mapping[str, Any], name: str, form: str, unit: str = "") -> str:
-    """A value and, in brackets, its interval; the baseline has none relative to itself."""
+    """A value as text with its interval in brackets; the baseline has none."""
     text = say(row[f"{name}{unit}"], form)
     low, high = row[f"{name}_low{unit}"], row[f"{name}_high{unit}"]
     if pd.isna(low) or (low == high == 1):
@@ -58,7 +58,7 @@ def with_interval(row: Mapping[str, Any], name: str, form: str, unit: str = "") 
 
 
 def say(value: Any, form: str = "{}") -> str:
-    """A cell as text, with no exponent in a large number; a dash where it is empty."""
+    """A cell as text, large numbers without an exponent; a dash where it is empty."""
     if pd.isna(value):
         return NONE
     text = form.format(value)
@@ -66,7 +66,7 @@ def say(value: Any, form: str = "{}") -> str:
 
 
 def rounded(value: float) -> str:
-    """A rate with four digits that say something, and no exponent."""
+    """A rate as text, with four significant digits and no exponent."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
@@ -78,8 +78,12 @@ def _latex(text: str) -> str:
     return "".join(_LATEX.get(c, c) for c in " ".join(text.split()))
 
 
-def so_many(count: int, unit: str) -> str:
-    """A count of GPUs, processes or ranks in words; unit: as unit() says it."""
-    word = unit.partition(" ")[0]
-    one = {"GPUs": "GPU", "processes": "process", "ranks": "rank"}[word]
-    return f"{count} {one if count == 1 else word}"
+def counted(count: int, word: str) -> str:
+    """A number and its noun, in the plural where it is not one: 1 rank, 2 processes."""
+    plural = f"{word}es" if word.endswith("s") else f"{word}s"
+    return f"{count} {word if count == 1 else plural}"
+
+
+def counted_ranks(count: int, unit: str) -> str:
+    """The same for GPUs or processes; unit: as figures.drawing.unit says it."""
+    return counted(count, "GPU" if unit == "GPUs" else "process")

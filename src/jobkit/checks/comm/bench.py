@@ -1,4 +1,4 @@
-"""The measurement of the communication benchmark: teams of ranks, sizes, iterations, results."""
+"""The measurements of the communication benchmark: teams of ranks, sizes, iterations, results."""
 
 import time
 from collections.abc import Iterator
@@ -8,25 +8,25 @@ import torch.distributed as dist
 
 from jobkit.checks.comm.memory import free_bytes
 from jobkit.checks.comm.ops import COPIES, Exchange, Team, exchange
-from jobkit.checks.comm.request import MOST_BYTES, Wish
+from jobkit.checks.comm.request import DEFAULT_MAX_BYTES, Request
 from jobkit.errors import UsageError
 from jobkit.metric.comm import Sample, sample, say_bytes, say_seconds
 from jobkit.payload.distributed import Group
 from jobkit.payload.report import Reporter
 
-_LEAST = 3  # timed iterations, however long they take
-_SHARE = 0.5  # of the memory that is free: the rest is the backend's and everybody else's
+_LEAST = 3  # minimum of timed iterations, however long they take
+_SHARE = 0.5  # of the memory that is free: the rest is for the backend and other programs
 # What torch says of an operation that a backend does not have.
 _LACKS = ("not support", "unsupported", "not implemented", "no backend")
 HEAD = (
     f"{'operation':<15} {'ranks':>5}  {'where':<10} {'size':>9} {'time':>10} {'fastest':>10}"
-    f" {'slowest':>10}  {'algorithm and bus':>20}"
+    f" {'slowest':>10} {'algbw':>8} {'busbw':>8}"
 )
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a rank found at one size; the times are the same on every member of the team."""
+    """What a rank measured at one size; the times are the same on every member of the team."""
 
     bytes: int = 0
     times: tuple[float, ...] = ()  # seconds of each iteration, slowest member
@@ -36,10 +36,10 @@ class Measured:
 
 @dataclass(frozen=True)
 class Bench:
-    """The job's group, what it is to measure, and where results are told."""
+    """The job's group, what it is to measure, and where results are reported."""
 
     group: Group
-    wish: Wish
+    request: Request
     report: Reporter
 
     def run(self) -> list[Sample]:
@@ -50,28 +50,28 @@ class Bench:
         sizes = self._sizes()
         self.report.say(HEAD)
         found: list[Sample] = []
-        for operation in self.wish.operations:
+        for operation in self.request.operations:
             for scope, team in self._teams(operation):
                 found += self._sweep(operation, scope, team, sizes)
         return found
 
     def _sizes(self) -> list[int]:
-        """The sizes, as far as they fit in the memory of the rank that has least."""
-        wish, group = self.wish, self.group
+        """Return the sizes that fit in the memory of the rank that has least."""
+        request, group = self.request, self.group
         free = group.gather(free_bytes(group.device, group.place.local_world_size))
         least = min(free)
         fits = int(least * _SHARE / COPIES)
-        most = wish.max_bytes or max(MOST_BYTES, wish.min_bytes)
+        most = request.max_bytes or max(DEFAULT_MAX_BYTES, request.min_bytes)
         if fits < most:
             room = f"{COPIES} buffers must fit in half of the {say_bytes(least)} that rank "
             room += f"{free.index(least)} has free, so that {say_bytes(fits)} is the most"
-            if wish.max_bytes or fits < wish.min_bytes:
-                raise UsageError(f"sizes up to {say_bytes(most)} are asked for: {room}")
+            if request.max_bytes or fits < request.min_bytes:
+                raise UsageError(f"--max-bytes {say_bytes(most)} is too much: {room}")
             self.report.warn(f"sizes end before {say_bytes(most)}: {room}")
-        return wish.sizes(min(most, fits))
+        return request.sizes(min(most, fits))
 
     def _teams(self, operation: str) -> Iterator[tuple[str, Team]]:
-        """All ranks; for sendrecv the first two of a node, and the first ones of two nodes."""
+        """Yield all ranks; for sendrecv the first two of a node, and the first of two nodes."""
         place, device = self.group.place, self.group.device
         if operation != "sendrecv":
             yield "all", Team(tuple(range(place.world_size)), place.rank, device)
@@ -83,7 +83,7 @@ class Bench:
             yield scope, Team((0, other), place.rank, device, group)
 
     def _sweep(self, operation: str, scope: str, team: Team, sizes: list[int]) -> list[Sample]:
-        """One operation at every size, until one takes too long or the backend lacks it."""
+        """Return the samples of one operation, up to a size that takes too long."""
         found: list[Sample] = []
         nodes = self.group.place.nodes if scope == "all" else 1 + (scope == "inter_node")
         for size in sizes:
@@ -92,48 +92,48 @@ class Bench:
             first = told[0]
             assert first is not None  # rank 0 is in every team
             if first.lacks:
-                self.report.warn(f"{operation} is left out: {first.lacks}")
+                self.report.warn(f"{operation} is skipped: {first.lacks}")
                 break
             right = all(one.right for one in told if one)
             one = sample(operation, scope, team.size, nodes, first.bytes, first.times, right)
             found.append(one)
             self.report.record("comm", **asdict(one))
             self.report.say(line(one))
-            if one.time_s > self.wish.seconds_per_size and size < sizes[-1]:
+            if one.time_s > self.request.seconds_per_size and size < sizes[-1]:
                 self.report.warn(
                     f"{operation} stops at {say_bytes(size)}: it takes {say_seconds(one.time_s)}, "
-                    f"and --seconds-per-size is {self.wish.seconds_per_size:g}"
+                    f"and --seconds-per-size is {self.request.seconds_per_size:g}"
                 )
                 break
         return found
 
     def _measure(self, operation: str, team: Team, size: int) -> Measured:
         """Time one operation at one size, and check what the last iteration left."""
-        made, wish = exchange(operation, team, size), self.wish
+        made, request = exchange(operation, team, size), self.request
         try:
             (first_s,) = timed(made, team, 1)  # it connects the ranks, too
         except (RuntimeError, NotImplementedError) as error:
             if any(word in str(error).lower() for word in _LACKS):
                 return Measured(lacks=str(error).strip().splitlines()[0][:200])
             raise
-        room = wish.seconds_per_size
-        warm = timed(made, team, max(1, min(wish.warmup - 1, int(room / first_s))))
-        count = max(_LEAST, min(wish.iterations, int(room / min(warm))))
-        times = timed(made, team, min(count, wish.iterations))
+        room = request.seconds_per_size
+        warm = timed(made, team, max(1, min(request.warmup - 1, int(room / first_s))))
+        count = max(_LEAST, min(request.iterations, int(room / min(warm))))
+        times = timed(made, team, min(count, request.iterations))
         return Measured(made.bytes, tuple(times), made.is_right())
 
 
 def timed(made: Exchange, team: Team, count: int) -> list[float]:
-    """Seconds of each run, of the slowest member: the same on all of them.
+    """Return the seconds of each run, maximum over the members: the same on all of them.
 
-    The members meet before each run, so that none waits for a late one on the clock; the device is
-    synchronised around it. So a latency has the launch of the operation in it.
+    A barrier comes before each run, so that no time includes waiting for a late member; the device
+    is synchronised around it. A latency so includes the launch of the operation.
     """
     taken = []
     for _ in range(count):
         made.prepare()
         team.synchronise()
-        team.meet()
+        team.barrier()
         start = time.perf_counter()
         made.run()
         team.synchronise()
@@ -142,7 +142,7 @@ def timed(made: Exchange, team: Team, count: int) -> list[float]:
 
 
 def line(one: Sample) -> str:
-    """One result for people, under HEAD."""
+    """Return one result for people, under HEAD."""
     times = (say_seconds(t) for t in (one.time_s, one.time_low_s, one.time_high_s))
     return (
         f"{one.operation:<15} {one.ranks:>5}  {one.scope:<10} {say_bytes(one.bytes):>9}"

@@ -1,4 +1,4 @@
-"""How fast do the ranks talk to each other? `python -m jobkit comm`, on every rank of a job.
+"""Measure collective latency and bandwidth: `python -m jobkit comm`, on every rank of a job.
 
     python -m jobkit comm --nproc-per-node 2      this machine (the same as bash run.sh --comm)
     sbatch --nodes=2 hpc/comm.sh                  a cluster
@@ -12,32 +12,32 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from jobkit.checks.comm.request import Wish, check_ranks, read_bytes
-from jobkit.errors import Exit, Parser, UsageError
+from jobkit.checks.comm.request import Request, check_ranks
+from jobkit.errors import Exit, Parser, UsageError, read_bytes
 from jobkit.metric.comm import OPERATIONS
 from jobkit.paths import REPOSITORY, RunPaths
 from jobkit.payload.leaving import leave, leave_after
 
-_WHAT = "Measure latency and bandwidth of the collectives between the ranks."
+_WHAT = "Measure collective latency and bandwidth between the ranks."
 EPILOG = """examples:
   python -m jobkit comm --nproc-per-node 2 --max-bytes 64M
   sbatch --nodes=2 --ntasks-per-node=4 hpc/comm.sh
   srun python -m jobkit comm --run-dir logs/comm/mine --ops all_reduce sendrecv
-  python -m jobkit plot-comm                    the figures of the newest one
+  python -m jobkit plot-comm                    the figures of the newest measurement
 
-As nccl-tests define it, algorithm bandwidth is bytes / time, and bus bandwidth is that times
-2(n-1)/n for all_reduce, (n-1)/n for all_gather, reduce_scatter and all_to_all, 1 for broadcast and
-sendrecv (n ranks). Bytes are those of a rank's buffer; of all_gather those of the output.
-sendrecv is between two ranks of a node and, where there are several, of two nodes.
+As nccl-tests define it, algbw (algorithm bandwidth) is bytes / time, and busbw (bus bandwidth) is
+that times 2(n-1)/n for all_reduce, (n-1)/n for all_gather, reduce_scatter and all_to_all, 1 for
+broadcast and sendrecv (n ranks). Bytes are those of a rank's buffer; of all_gather those of the
+output. sendrecv is between two ranks of a node and, where there are several, of two nodes.
 
 exit codes: 0 measured; 1 failed, or a result was wrong; 2 wrong usage
 """
 
 
 def parser() -> Parser:
-    """The command line."""
-    made = Parser(prog="python -m jobkit comm", description=_WHAT, epilog=EPILOG)
-    default = Wish()
+    """Return the parser of the command line."""
+    made = Parser(prog="jobkit comm", description=_WHAT, epilog=EPILOG)
+    default = Request()
     made.add_argument(
         "--ops",
         nargs="+",
@@ -51,54 +51,56 @@ def parser() -> Parser:
         default=default.backend,
         help="gloo: on the CPU; nccl: on GPUs; auto: nccl where there are GPUs",
     )
-    made.add_argument("--min-bytes", type=_bytes, default=default.min_bytes, help="(default: 1K)")
     made.add_argument(
-        "--max-bytes", type=_bytes, help="as 64M (default: 1G, or what fits in free memory)"
+        "--min-bytes", type=read_bytes, default=default.min_bytes, help="(default: 1K)"
     )
     made.add_argument(
-        "--factor", type=int, default=default.factor, help="from size to size (default: 4)"
+        "--max-bytes",
+        type=read_bytes,
+        help="as 64M (default: 1G, or what fits in free memory; a job's memory limit is not read)",
     )
     made.add_argument(
-        "--iterations", type=int, default=default.iterations, help="timed (default: 20)"
+        "--factor",
+        type=int,
+        default=default.factor,
+        help="ratio of a size to the one before (default: 4)",
     )
-    made.add_argument("--warmup", type=int, default=default.warmup, help="not timed (default: 3)")
+    made.add_argument(
+        "--iterations", type=int, default=default.iterations, help="timed iterations (default: 20)"
+    )
+    made.add_argument(
+        "--warmup", type=int, default=default.warmup, help="warm-up iterations (default: 3)"
+    )
     made.add_argument(
         "--seconds-per-size",
         type=float,
         default=default.seconds_per_size,
         metavar="SECONDS",
-        help="fewer iterations where they take longer, but 3; an operation of which one takes "
-        "longer is not tried at larger sizes (default: 1)",
+        help="time limit of a size: fewer iterations where they exceed it, at least 3; an "
+        "operation of which one iteration exceeds it stops at that size (default: 1)",
     )
     made.add_argument(
         "--timeout",
         type=float,
         default=default.timeout_s,
         metavar="SECONDS",
-        help="that one size may take (default: 300)",
+        help="abort where a collective takes longer (default: 300)",
     )
     made.add_argument("--nproc-per-node", metavar="N", help="ranks on this machine, without Slurm")
     made.add_argument("--run-dir", type=Path, help="folder (default: a new one in logs/comm/)")
-    made.add_argument("--attempt", type=int, default=0, help="which start this is (run.sh says)")
+    made.add_argument("--attempt", type=int, default=0, help="number of this start (set by run.sh)")
     made.add_argument(
         "--check", type=int, nargs="?", const=2, metavar="RANKS", help="check the options, and stop"
     )
     return made
 
 
-def _bytes(text: str) -> int:
-    return read_bytes(text)
-
-
-_bytes.__name__ = "size"  # argparse says "invalid size value"
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-    """Be one rank, where a launcher has started one; else have run.sh start them."""
+    """Measure as one rank, where a launcher has started it; else have run.sh start the ranks."""
     words = list(sys.argv[1:] if argv is None else argv)
     args = parser().parse_args(words)
     try:
-        wish = Wish(
+        request = Request(
             backend=args.backend,
             operations=tuple(dict.fromkeys(args.ops)),
             min_bytes=args.min_bytes,
@@ -116,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _start(words)
         if args.run_dir is None:
             raise UsageError("a rank needs --run-dir: start them with bash run.sh --comm")
-        return _be_rank(wish, RunPaths(args.run_dir.absolute()), args.attempt)
+        return _measure(request, RunPaths(args.run_dir.absolute()), args.attempt)
     except UsageError as error:
         if int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", 0))) == 0:
             print(f"jobkit: error: {error}", file=sys.stderr, flush=True)
@@ -125,21 +127,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _start(words: list[str]) -> int:
-    """Become run.sh, the one place that starts ranks."""
+    """Replace this process by run.sh, the one place that starts ranks."""
     script = REPOSITORY / "run.sh"
     sys.stdout.flush()
     os.environ.setdefault("JOBKIT_PYTHON", sys.executable)
     os.execvp("bash", ["bash", str(script), "--comm", *words])
 
 
-def _be_rank(wish: Wish, paths: RunPaths, attempt: int) -> int:
-    """Measure as one rank; a failure is told with its rank and ends the process at once."""
-    from jobkit.checks.comm.rank import Rank
-    from jobkit.payload.place import find_place
+def _measure(request: Request, paths: RunPaths, attempt: int) -> int:
+    """Measure as one rank; a failure is reported with its rank and ends the process at once."""
+    from jobkit.checks.comm.rank import Participant
+    from jobkit.payload.place import read_rank_env
 
-    place = find_place()
+    place = read_rank_env()
     try:
-        Rank(wish, place, paths, attempt).run()
+        Participant(request, place, paths, attempt).run()
     except UsageError:
         raise
     except BaseException as error:

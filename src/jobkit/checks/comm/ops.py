@@ -1,7 +1,7 @@
 """The operations of the communication benchmark: how each is made, and how its result is checked.
 
-Buffers are float32 and hold whole numbers below 2^24, so that a right sum is exact. A value tells
-its rank and its place, so that a part in the wrong place is seen.
+Buffers are float32 and hold whole numbers below 2^24, so that a right sum is exact. A value
+encodes its rank and its place, so that a part in the wrong place is detected.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ COPIES = 4  # of a size that an operation may hold at once, its check included
 
 @dataclass(frozen=True)
 class Team:
-    """The ranks that take part in an operation, and how they wait for each other."""
+    """The ranks that take part in an operation, and their barrier."""
 
     members: tuple[int, ...]  # ranks of the job
     rank: int  # this rank in the job
@@ -31,7 +31,7 @@ class Team:
 
     @property
     def index(self) -> int:
-        """This rank's number in the team."""
+        """Return this rank's number in the team."""
         return self.members.index(self.rank)
 
     def synchronise(self) -> None:
@@ -39,12 +39,12 @@ class Team:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def meet(self) -> None:
-        """Wait until every member is here."""
+    def barrier(self) -> None:
+        """Wait until every member has arrived."""
         self.largest([0.0])
 
     def largest(self, values: list[float]) -> list[float]:
-        """The largest of each value over the members; on every one of them the same."""
+        """Return the maximum of each value over the members, the same on all of them."""
         tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
         dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.group)
         return tensor.tolist()
@@ -55,7 +55,7 @@ class Exchange:
     """One operation at one size, ready to be timed."""
 
     bytes: int
-    prepare: Callable[[], object]  # before each run: what an earlier one left must not look right
+    prepare: Callable[[], object]  # before each run: an earlier result must not look right
     run: Callable[[], object]
     is_right: Callable[[], bool]
 
@@ -67,13 +67,13 @@ def exchange(operation: str, team: Team, size: int) -> Exchange:
 
 
 def _pattern(team: Team, count: int) -> torch.Tensor:
-    """0, 1, ... 250, 0, 1, ...: what rank 0 has; rank r has r more."""
+    """Return 0, 1, ... 250, 0, 1, ...: the values of rank 0; those of rank r are r more."""
     period = torch.arange(_PERIOD, dtype=torch.float32, device=team.device)
     return period.repeat(-(-count // _PERIOD))[:count]
 
 
 def _sum(team: Team, count: int) -> torch.Tensor:
-    """The sum of what all members have."""
+    """Return the sum of the values of all members."""
     n = team.size
     return _pattern(team, count).mul_(n).add_(n * (n - 1) // 2)
 

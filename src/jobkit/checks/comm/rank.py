@@ -9,29 +9,29 @@ import torch
 import torch.distributed as dist
 
 from jobkit.checks.comm.bench import Bench
-from jobkit.checks.comm.request import Wish, check_ranks
+from jobkit.checks.comm.request import Request, check_ranks
 from jobkit.errors import Exit, UsageError
 from jobkit.metric import comm
 from jobkit.paths import RunPaths, write_json, write_whole
 from jobkit.payload import host
-from jobkit.payload.distributed import Group, Place, banner, check_identity, pick_device
+from jobkit.payload.distributed import Group, RankEnv, banner, check_identity, pick_device
 from jobkit.payload.place import share_of_cores
 from jobkit.payload.report import Reporter, write_outcome
 
 
 @dataclass(frozen=True)
-class Rank:
-    """Where a rank stands, and what it is to measure."""
+class Participant:
+    """A rank of the benchmark, and what it is to measure."""
 
-    wish: Wish
-    place: Place
+    request: Request
+    place: RankEnv
     paths: RunPaths
     attempt: int
 
     def run(self) -> None:
-        """Measure; leave comm.csv, comm.json, records and the outcome.
+        """Measure, and write comm.csv, comm.json, records and the outcome.
 
-        Raises UsageError for what the user gave, and RuntimeError for a wrong result.
+        Raises UsageError for bad input, and RuntimeError for a wrong result.
         """
         report = Reporter(self.paths, self.attempt, self.place.rank)
         try:
@@ -47,36 +47,36 @@ class Rank:
         device = self._device(report)
         threads = share_of_cores(self.place.local_world_size)
         torch.set_num_threads(threads)
-        group = Group(self.place, device, self.wish.timeout_s)
+        group = Group(self.place, device, self.request.timeout_s)
         check_identity(group, self.paths.folder.name, self.attempt)
         for text in banner(group, threads):
             report.say(text)
         about = _about(group, threads)
         report.record("run_start", **about)
-        found = Bench(group, self.wish, report).run()
+        found = Bench(group, self.request, report).run()
         if not found:
             raise RuntimeError("nothing was measured: the backend has none of these operations")
-        self._leave(report, about, found)
+        self._write(report, about, found)
         dist.barrier()  # rank 0 may serve the store that the others end with
         group.close()
 
     def _device(self, report: Reporter) -> torch.device:
-        """The CPU for Gloo, the rank's GPU for NCCL."""
-        backend, gpus = self.wish.backend, torch.cuda.device_count()
+        """Return the CPU for Gloo, the rank's GPU for NCCL."""
+        backend, gpus = self.request.backend, torch.cuda.device_count()
         if backend == "nccl" and gpus == 0:
             raise UsageError(
                 "--backend nccl: no GPU is visible here; say --backend gloo, or ask for GPUs"
             )
-        # Off Slurm each rank sees all GPUs; two on one of them cannot talk by NCCL.
+        # Off Slurm each rank sees all GPUs; two on one of them cannot use NCCL.
         if backend == "auto" and 0 < gpus < self.place.local_world_size and not self.place.job_id:
             report.warn(
-                f"{gpus} GPU(s) for {self.place.local_world_size} ranks: on the CPU, by Gloo"
+                f"{gpus} GPU(s) for {self.place.local_world_size} ranks: using gloo on the CPU"
             )
             backend = "gloo"
         return pick_device({"auto": "auto", "gloo": "cpu", "nccl": "cuda"}[backend], self.place)
 
-    def _leave(self, report: Reporter, about: dict[str, Any], found: Sequence[comm.Sample]) -> None:
-        """The files and the last record; raises RuntimeError where a result was wrong."""
+    def _write(self, report: Reporter, about: dict[str, Any], found: Sequence[comm.Sample]) -> None:
+        """Write the files and the last record; raises RuntimeError where a result was wrong."""
         lines = comm.fit_lines(found)
         for text in fit_table(lines):
             report.say(text)
@@ -92,7 +92,7 @@ class Rank:
         report.say(f"next: python -m jobkit plot-comm {self.paths.folder}")
 
     def _record_failure(self, report: Reporter, error: Exception) -> None:
-        """Leave that the benchmark failed and why; the first rank to say so is right."""
+        """Record that the benchmark failed and why; the first rank to do so is right."""
         code = Exit.USAGE if isinstance(error, UsageError) else Exit.FAILED
         reason = str(error) if code == Exit.USAGE else f"rank {self.place.rank}: {error}"
         reason = write_outcome(self.paths, self.attempt, "failed", code, reason)
@@ -102,7 +102,7 @@ class Rank:
 
 
 def _about(group: Group, threads: int) -> dict[str, Any]:
-    """Where it is measured: fields of run_start."""
+    """Return where it is measured: fields of run_start."""
     place = group.place
     hosts = group.gather(os.environ.get("SLURMD_NODENAME") or os.uname().nodename)
     return {
@@ -120,12 +120,12 @@ def _about(group: Group, threads: int) -> dict[str, Any]:
 
 
 def fit_table(lines: Sequence[comm.Line]) -> list[str]:
-    """The fitted lines for people."""
+    """Return the fitted lines for people."""
     made = ["fitted: time = latency + bytes / bandwidth"]
     for one in lines:
         made.append(
             f"{one.operation:<15} {one.ranks:>5}  {one.scope:<10} latency "
             f"{comm.say_seconds(one.latency_s)}, bandwidth {one.gb_per_s:.3g} GB/s; "
-            f"a size misses the line by up to {one.worst_share:.0%}"
+            f"largest error of a size {one.worst_share:.0%}"
         )
     return made

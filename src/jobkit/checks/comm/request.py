@@ -1,22 +1,21 @@
-"""What a communication benchmark is to measure."""
+"""What a communication benchmark is asked to measure."""
 
-import re
 from dataclasses import dataclass
 
 from jobkit.errors import UsageError, one_of
 from jobkit.metric.comm import OPERATIONS
 
-MOST_BYTES = 2**30  # unless asked for more
+DEFAULT_MAX_BYTES = 2**30
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wish:
+class Request:
     """Operations, sizes and times. Raises UsageError for what cannot be used."""
 
     backend: str = "auto"  # auto, gloo or nccl
     operations: tuple[str, ...] = tuple(OPERATIONS)
     min_bytes: int = 1024
-    max_bytes: int | None = None  # None: MOST_BYTES, or what fits in memory
+    max_bytes: int | None = None  # None: DEFAULT_MAX_BYTES, or what fits in memory
     factor: int = 4
     iterations: int = 20
     warmup: int = 3
@@ -43,7 +42,7 @@ class Wish:
             raise UsageError(f"--max-bytes {most} is less than --min-bytes {self.min_bytes}")
 
     def sizes(self, most: int) -> list[int]:
-        """The sizes in bytes, each --factor times the one before, up to most."""
+        """Return the sizes in bytes, each --factor times the one before, up to most."""
         found = [self.min_bytes]
         while found[-1] * self.factor <= most:
             found.append(found[-1] * self.factor)
@@ -51,17 +50,9 @@ class Wish:
 
 
 def check_ranks(ranks: int) -> None:
-    """Raise UsageError where there is nobody to talk to."""
+    """Raise UsageError for fewer than two ranks."""
     if ranks < 2:
         raise UsageError(
-            "one rank has nobody to talk to: say --nproc-per-node 2, or in an allocation take "
-            "2 tasks or more (sbatch --ntasks-per-node, or --nodes)"
+            "the benchmark needs at least 2 ranks: say --nproc-per-node 2, or in an allocation "
+            "take 2 tasks or more (sbatch --ntasks-per-node, or --nodes)"
         )
-
-
-def read_bytes(text: str) -> int:
-    """A size such as 4096, 4K, 16MiB or 1G (powers of two)."""
-    parts = re.fullmatch(r"(\d+)\s*([kmg]?)(?:i?b)?", text.strip().lower())
-    if not parts:
-        raise ValueError(f"not a size: {text!r}")
-    return int(parts[1]) << {"": 0, "k": 10, "m": 20, "g": 30}[parts[2]]

@@ -1,55 +1,58 @@
-"""Is this allocation sound? Started on every rank, before a training or instead of one.
+"""Check an allocation on every rank, before a training or instead of one.
 
     bash run.sh --preflight --dry-run          in an allocation: check it on every rank
     python -m jobkit preflight                 elsewhere: check this machine, as one rank
     srun python -m jobkit.checks.preflight.cli    by hand: once for each rank
 
-One line a check says what was measured; each fault has a line with its fix, and the exit code is 5.
-One process, at the desk, speaks for all. Nothing waits without an end, and ranks that do not come
-are named.
+One line per check says what was measured; each fault has a line with its fix, and the exit code is
+5. One process, the coordinator, reports for all. Every wait is bounded, and ranks that do not
+connect are named.
 """
 
-import argparse
 import os
 import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from jobkit.checks.preflight.request import Wish
-from jobkit.errors import Exit, Parser, UsageError
+from jobkit.checks.preflight.request import Request
+from jobkit.errors import Exit, Parser, UsageError, at_least, command
 from jobkit.paths import logs_root
 from jobkit.payload import main as payload
 
 EPILOG = """examples:
   bash run.sh --preflight --dry-run            in an allocation (salloc, or a batch script)
-  python -m jobkit preflight --json            this machine, for a program
+  python -m jobkit preflight --json            this machine, as one JSON object
   srun python -m jobkit.checks.preflight.cli -- --dataset folder:/data/images
 
-After -- stand the options of the training: its --dataset, --data-dir and --device count here too.
+Options of the training follow --: its --dataset, --data-dir and --device are checked too.
 """
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
+def parser() -> Parser:
+    """Return the parser of the command line."""
     made = Parser(
-        prog="python -m jobkit preflight",
-        description="Check an allocation on every rank: places, GPUs, cores, network, data, logs.",
+        prog="jobkit preflight",
+        description="Check an allocation on every rank: ranks, GPUs, cores, network, data, logs.",
         epilog=EPILOG,
     )
-    made.add_argument("--run-dir", type=Path, help="the run's folder (default: that of all logs)")
-    made.add_argument("--dataset", help="the data that must be readable (default: cifar10)")
-    made.add_argument("--data-dir", help="where they lie (default: as for a run)")
+    made.add_argument("--run-dir", type=Path, help="folder of the run (default: that of all logs)")
+    made.add_argument("--dataset", help="data set that must be readable (default: cifar10)")
+    made.add_argument("--data-dir", help="folder of the data (default: as for a run)")
     made.add_argument("--device", help="auto, cpu or cuda (default: auto)")
     made.add_argument(
-        "--timeout", type=float, default=30, metavar="SECONDS", help="how long to wait for ranks"
+        "--timeout",
+        type=at_least(float, 1),
+        default=30,
+        metavar="SECONDS",
+        help="how long to wait for ranks to connect (default: 30)",
     )
-    made.add_argument("--json", action="store_true", help="print one object, for a program")
+    made.add_argument("--json", action="store_true", help="print one JSON object")
     return made
 
 
-def read_wish(argv: Sequence[str]) -> Wish:
-    """What the command line asks for; raises UsageError for what cannot be used."""
+def read_request(argv: Sequence[str]) -> Request:
+    """Return what the command line asks for; raises UsageError for what cannot be used."""
     words = list(argv)
     at = words.index("--") if "--" in words else len(words)
     args = parser().parse_args(words[:at])
@@ -57,31 +60,28 @@ def read_wish(argv: Sequence[str]) -> Wish:
     for name in ("dataset", "data_dir", "device"):
         if (value := getattr(args, name)) is not None:
             setattr(training, name, value)
-    if not 1 <= args.timeout <= 3600:
-        raise UsageError(f"--timeout {args.timeout:g}: between 1 and 3600 seconds")
+    if args.timeout > 3600:
+        raise UsageError(f"--timeout {args.timeout:g}: must be 3600 seconds or less")
     spec, _ = payload.read_settings(training)
     folder = args.run_dir or training.run_dir or logs_root()
-    return Wish(folder.absolute(), spec, args.timeout, args.json)
+    return Request(folder.absolute(), spec, args.timeout, args.json)
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Check as one rank; return the exit code. Only the process at the desk has 5 for the others.
+    """Check as one rank; return the exit code. Only the coordinator returns 5 for other ranks.
 
     With one code that is not 0, and that one last, srun ends with it, and not with the code of a
     rank that it has killed.
     """
+    request = read_request(sys.argv[1:] if argv is None else argv)
+    if "SLURM_JOB_ID" in os.environ and not {"SLURM_STEP_ID", "RANK"} & set(os.environ):
+        raise UsageError(
+            "this is an allocation, and not a step of it: check it on every rank with "
+            "`bash run.sh --preflight --dry-run`"
+        )
     try:
-        wish = read_wish(sys.argv[1:] if argv is None else argv)
-        if "SLURM_JOB_ID" in os.environ and not {"SLURM_STEP_ID", "RANK"} & set(os.environ):
-            raise UsageError(
-                "this is an allocation, and not a step of it: check it on every rank with "
-                "`bash run.sh --preflight --dry-run`"
-            )
-    except UsageError as error:
-        print(f"jobkit: error: {error}", file=sys.stderr)
-        return Exit.USAGE
-    try:
-        from jobkit.checks.preflight.rank import Rank
+        from jobkit.checks.preflight.rank import PreflightRank
     except (ImportError, OSError) as error:  # OSError: a library that torch needs
         where = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
         rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))
@@ -92,12 +92,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return Exit.PREFLIGHT
     # Should all else hang, in a driver or a file system, the kernel ends the process.
-    signal.alarm(int(wish.timeout_s + wish.together_s + 3))
+    signal.alarm(int(request.timeout_s + request.together_s + 3))
     try:
-        return Rank(wish).check()
+        return PreflightRank(request).check()
     finally:
         signal.alarm(0)
 
 
 if __name__ == "__main__":
-    payload.leave(main())
+    payload.leave(main(None))

@@ -18,16 +18,16 @@ from jobkit.paths import read_json
 from jobkit.payload import host, slurm_env
 from jobkit.payload.data.cache import cache_folder
 from jobkit.payload.data.sources import find_source
-from jobkit.payload.place import Place, find_place, share_of_cores
+from jobkit.payload.place import RankEnv, read_rank_env, share_of_cores
 
 Facts = dict[str, Any]
 T = TypeVar("T")
 
 
 def within(seconds: float, call: Callable[[], T], otherwise: T) -> T:
-    """The call's value, or `otherwise` where it takes longer: file systems and name servers hang.
+    """Return the call's value, or `otherwise` where it takes longer, as file systems may hang.
 
-    The call goes on by itself; it must harm nobody by that. What it raises is raised here.
+    The call then continues in its thread, and must do no harm there. What it raises is raised.
     """
     done: list[T] = []
     failed: list[BaseException] = []
@@ -46,25 +46,25 @@ def within(seconds: float, call: Callable[[], T], otherwise: T) -> T:
     return done[0] if done else otherwise
 
 
-def claimed_place(environ: Mapping[str, str]) -> tuple[Place, str]:
-    """The process's place, and what is wrong with it: then a place with which it can be told."""
+def claimed_place(environ: Mapping[str, str]) -> tuple[RankEnv, str]:
+    """Return the process's place, and what is wrong with it: then as much of it as can be read."""
     try:
-        return find_place(environ), ""
+        return read_rank_env(environ), ""
     except UsageError as error:
         fault = str(error)
-    except (KeyError, ValueError) as error:
+    except (KeyError, ValueError, ZeroDivisionError) as error:
         fault = f"the launcher's variables cannot be read: {error!r}"
     tasks = environ.get("SLURM_STEP_NUM_TASKS", "1")
     try:
         rough = {**environ, "SLURM_NTASKS": tasks, "SLURM_STEP_TASKS_PER_NODE": tasks}
-        return Place(**slurm_env.place(rough), job_id=environ.get("SLURM_JOB_ID")), fault
-    except (UsageError, KeyError, ValueError):
+        return RankEnv(**slurm_env.place(rough), job_id=environ.get("SLURM_JOB_ID")), fault
+    except (UsageError, KeyError, ValueError, ZeroDivisionError):
         address, port = environ.get("MASTER_ADDR", "127.0.0.1"), environ.get("MASTER_PORT", "")
-        return Place(master_addr=address, master_port=int(port) if port.isdigit() else 0), fault
+        return RankEnv(master_addr=address, master_port=int(port) if port.isdigit() else 0), fault
 
 
 def addresses_of(name: str, timeout_s: float = 8.0) -> list[str]:
-    """The addresses that a name resolves to here; none where it does not, in time."""
+    """Return the addresses that a name resolves to here; none where it does not in time."""
 
     def look() -> list[str]:
         with contextlib.suppress(OSError, UnicodeError):
@@ -76,7 +76,7 @@ def addresses_of(name: str, timeout_s: float = 8.0) -> list[str]:
 
 
 def source_digest(folder: Path) -> str:
-    """Twelve digits that differ where a file of the package does."""
+    """Return twelve hexadecimal digits that differ where a file of the package does."""
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):
         digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes())
@@ -84,7 +84,7 @@ def source_digest(folder: Path) -> str:
 
 
 def machine() -> str:
-    """The same for processes that share a kernel and a network: nodes may be simulated on one."""
+    """Return the same for processes that share a kernel and a network, as simulated nodes do."""
     try:
         kernel = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{kernel} {Path('/proc/self/ns/net').readlink()}"
@@ -93,12 +93,12 @@ def machine() -> str:
 
 
 def whole_number(text: str | None) -> int | None:
-    """The number that a variable holds, where it holds one."""
+    """Return the number that a variable holds, or None where it holds none."""
     return int(text) if text and text.isdigit() else None
 
 
-def who(place: Place, fault: str, environ: Mapping[str, str]) -> Facts:
-    """The process's place, as it believes and as the launcher knows."""
+def who(place: RankEnv, fault: str, environ: Mapping[str, str]) -> Facts:
+    """Return the process's place, as it believes and as the launcher knows."""
     nodes: list[str] = []
     with contextlib.suppress(ValueError):
         nodes = slurm_env.expand_nodes(environ.get("SLURM_STEP_NODELIST", ""))
@@ -121,8 +121,8 @@ def who(place: Place, fault: str, environ: Mapping[str, str]) -> Facts:
     }
 
 
-def gpu(place: Place, wanted: str) -> Facts:
-    """The GPU that the rank would compute on, by its UUID."""
+def gpu(place: RankEnv, wanted: str) -> Facts:
+    """Return the GPU that the rank would compute on, by its UUID."""
     try:
         count = torch.cuda.device_count() if wanted != "cpu" else 0
         if count == 0:
@@ -136,12 +136,12 @@ def gpu(place: Place, wanted: str) -> Facts:
             return {"gpus": count, "gpu_fault": text}
         found = torch.cuda.get_device_properties(place.local_rank % count)
         return {"gpus": count, "gpu": str(getattr(found, "uuid", "")), "gpu_name": found.name}
-    except RuntimeError as error:  # the driver and the image do not fit, or the GPU is broken
+    except RuntimeError as error:  # the driver and the image do not fit, or the GPU is defective
         return {"gpus": 0, "gpu_fault": str(error).split("\n")[0]}
 
 
-def cores(place: Place, environ: Mapping[str, str]) -> Facts:
-    """The cores that the rank may use, and the threads that it will start."""
+def cores(place: RankEnv, environ: Mapping[str, str]) -> Facts:
+    """Return the cores that the rank may use, and the threads that it will start."""
     threads = whole_number(environ.get("OMP_NUM_THREADS"))
     return {
         "cores": sorted(os.sched_getaffinity(0)),
@@ -150,8 +150,8 @@ def cores(place: Place, environ: Mapping[str, str]) -> Facts:
     }
 
 
-def versions(place: Place) -> Facts:
-    """Versions of what must be equal, and the commit, which only explains a difference."""
+def versions(place: RankEnv) -> Facts:
+    """Return versions that must be equal, and the commit, which only explains a difference."""
     cuda = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     digest = within(10, lambda: source_digest(Path(jobkit.__file__).parent), "unreadable")
     commit = host.git_commit() if place.local_rank == 0 else None
@@ -159,8 +159,8 @@ def versions(place: Place) -> Facts:
     return {"versions": found, "commit": commit, "system": platform.platform()}
 
 
-def names(place: Place, environ: Mapping[str, str]) -> Facts:
-    """What the master's name and the machine's own one resolve to, seen from here."""
+def names(place: RankEnv, environ: Mapping[str, str]) -> Facts:
+    """Return what the master's name and the machine's own resolve to, seen from here."""
     return {
         "master_ips": addresses_of(place.master_addr),
         "hostname": socket.gethostname(),
@@ -170,7 +170,7 @@ def names(place: Place, environ: Mapping[str, str]) -> Facts:
 
 
 def write_fault(folder: Path) -> str:
-    """Why this process cannot write to the folder; empty where it can. Leaves nothing but it."""
+    """Return why this process cannot write to the folder (which it makes); empty where it can."""
     probe = folder / f".preflight-{socket.gethostname()}-{os.getpid()}"
 
     def attempt() -> str:
@@ -182,11 +182,11 @@ def write_fault(folder: Path) -> str:
             return error.strerror or str(error)
         return ""
 
-    return within(10, attempt, "no answer of the file system within 10 s")
+    return within(10, attempt, "no answer from the file system within 10 s")
 
 
 def source(dataset: str, data_dir: Path, sizes: tuple[int | None, int | None]) -> Facts:
-    """On the rank that will prepare the data: where their cache lies, and what is wrong."""
+    """Return, on the rank that prepares the data, where their cache is, and what is wrong."""
 
     def look() -> Facts:
         try:
@@ -196,12 +196,12 @@ def source(dataset: str, data_dir: Path, sizes: tuple[int | None, int | None]) -
         folder = cache_folder(found, data_dir)
         return {"cache": str(folder), "cached": not unreadable(folder), "data_fault": ""}
 
-    late = {"data_fault": f"{data_dir}: no answer of the file system within 20 s"}
+    late = {"data_fault": f"{data_dir}: no answer from the file system within 20 s"}
     return within(20, look, late)
 
 
 def unreadable(cache: Path) -> str:
-    """Why a prepared cache cannot be read; empty where it can. Its checksums are training's to see.
+    """Return why a prepared cache cannot be read; empty where it can. Checksums are not checked.
 
     Every file that its manifest names is opened and its end is read: all nodes do this at once.
     """
@@ -219,14 +219,14 @@ def unreadable(cache: Path) -> str:
 
 
 def look_at(folders: Mapping[str, str], name: str, cache: str | None) -> Facts:
-    """What this node sees of what the nodes share: the desk's file in the folders, and the cache.
+    """Return what this node sees of the shared folders: the coordinator's file, and the cache.
 
-    folders: what each is called for the desk, and where it lies for this rank.
+    folders: the path of each for the coordinator, and for this rank.
     """
 
     def look() -> Facts:
-        hidden = [told for told, place in folders.items() if not (Path(place) / name).is_file()]
+        hidden = [theirs for theirs, own in folders.items() if not (Path(own) / name).is_file()]
         return {"hidden": hidden, "cache_fault": unreadable(Path(cache)) if cache else ""}
 
-    late = {"hidden": [], "cache_fault": "no answer of the file system within 8 s"}
+    late = {"hidden": [], "cache_fault": "no answer from the file system within 8 s"}
     return within(8, look, late)

@@ -1,4 +1,4 @@
-"""The ranks of a preflight at work together: is an all_reduce right, and how fast is it?"""
+"""What the ranks of a preflight do together: is an all_reduce right, and how fast is it?"""
 
 import statistics
 import time
@@ -9,8 +9,9 @@ import torch
 import torch.distributed as dist
 
 from jobkit.checks.preflight.facts import within
+from jobkit.collectives import bus_factor
 from jobkit.errors import UsageError
-from jobkit.payload.distributed import Group, Place, pick_device
+from jobkit.payload.distributed import Group, RankEnv, pick_device
 
 Results = dict[str, Any]
 _BUDGET_S = 1.5  # for the timed all_reduces of one size
@@ -18,8 +19,8 @@ _SIZES_MIB = {"cpu": (0.25, 2, 16), "cuda": (1, 16, 256)}
 _TIMES = 5
 
 
-def together(place: Place, wanted: str, timeout_s: float) -> Results:
-    """Start the job's group as training does, and measure it; a fault is a result as well."""
+def together(place: RankEnv, wanted: str, timeout_s: float) -> Results:
+    """Return what the job's process group measured; a fault is a result as well."""
 
     def work() -> Results:
         try:
@@ -28,14 +29,16 @@ def together(place: Place, wanted: str, timeout_s: float) -> Results:
             lines = str(error).strip().split("\n")
             return {"group_fault": f"{type(error).__name__}: {lines[0][:300]}"}
 
-    late = {"group_fault": f"no end within {timeout_s + 3:.0f} s: a rank or the network hangs"}
+    late = {
+        "group_fault": f"not finished within {timeout_s + 3:.0f} s: a rank or the network hangs"
+    }
     return within(timeout_s + 3, work, late)
 
 
 def _measure(group: Group) -> Results:
-    """The sum over all ranks, the latency, and the bandwidth between nodes (or ranks, on one)."""
+    """Return the sum over all ranks, the latency, and the bandwidth between nodes (or ranks)."""
     place = group.place
-    (total,) = group.reduce([float(place.rank + 1)], "sum")
+    total = group.reduce({"ranks": place.rank + 1}, "sum")["ranks"]
     found: Results = {
         "backend": group.backend,
         "sum": total,
@@ -47,16 +50,12 @@ def _measure(group: Group) -> Results:
 
 
 def _latency_s(group: Group) -> float:
-    """Median seconds of an all_reduce of one number over all ranks."""
+    """Return the median seconds of an all_reduce of one number over all ranks."""
     return _seconds(group, torch.ones(1, device=group.device), 20, None)
 
 
 def _bandwidth(group: Group) -> Results:
-    """All_reduce of large buffers over the first ranks of the nodes; over all ranks on one node.
-
-    Bus bandwidth is bytes / time * 2 (n - 1) / n, as NCCL's tests define it: what each link of a
-    ring carries, whatever the number of ranks.
-    """
+    """Return the busbw of large all_reduces over a rank per node; over all ranks on one node."""
     place = group.place
     members = list(range(0, place.world_size, place.local_world_size))
     if len(members) == 1:
@@ -70,7 +69,7 @@ def _bandwidth(group: Group) -> Results:
             seconds = _seconds(
                 group, torch.ones(int(mib * 2**18), device=group.device), _TIMES, inner
             )
-            bus = mib * 2**20 / seconds * 2 * (len(members) - 1) / len(members)
+            bus = mib * 2**20 / seconds * bus_factor("all_reduce", len(members))
             found = {"mib": mib, "members": len(members), "bus_mb_per_s": bus / 1e6}
             if seconds * 16 * (_TIMES + 1) > _BUDGET_S:  # the next size would take too long
                 break
@@ -79,7 +78,7 @@ def _bandwidth(group: Group) -> Results:
 
 
 def _seconds(group: Group, tensor: torch.Tensor, times: int, inner: Any) -> float:
-    """Median seconds of an all_reduce, of the slowest rank: so all decide the same."""
+    """Return the median seconds of an all_reduce, maximum over ranks: so all decide the same."""
     wait: Callable[[], Any] = (
         torch.cuda.synchronize if group.device.type == "cuda" else lambda: None
     )

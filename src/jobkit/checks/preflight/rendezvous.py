@@ -1,49 +1,69 @@
-"""Where the processes of a preflight meet: no ranks are trusted, and every wait has an end.
+"""Where the processes of a preflight exchange facts: JSON lines over TCP, every wait bounded.
 
-One process on the master's node opens the desk; the others find it there. Messages are JSON, one a
-line. A process says hello, sends its part of a stage, and is answered when the stage is over. The
-desk does not use torch's store: that one waits for ranks that it believes in.
+One process on the master's node listens, the others connect. A process says hello, sends its
+message of a stage, and is answered when the stage is over. A hello must prove the job's token, and
+messages are bounded in size and checked; beyond that the network between ranks is trusted.
+
+torch's TCPStore is no substitute. Tried with torch 2.14: in its only thread the server looks up the
+name of every client, so that a name server that hangs (which a preflight has to find) stops it for
+5 s per client and more; a client keeps no timeout at a port whose program is silent, nor with a
+server that has stopped; and nothing tells the coordinator that a client has ended.
 """
 
+import asyncio
 import contextlib
-import errno
+import hashlib
 import json
 import socket
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 Message = dict[str, Any]
-_HELLO_S = 4.0  # for an answer to hello; a desk answers at once, on a thread of its own
-_PATIENCE_S = 3.0  # until another process of the master's node than rank 0 opens the desk
+STAGES = ("facts", "results")
+_HELLO_S = 4.0  # for hello and its answer, which comes at once
+_PATIENCE_S = 3.0  # until another process of the master's node than rank 0 listens
+_POLL_S = 0.05
+_MESSAGE_BYTES = 1 << 18  # the names of 4,096 nodes are an eighth of it
 
 
-class Lost(Exception):
-    """The desk cannot be reached, or has gone. The text says why."""
+class Unreachable(Exception):
+    """The rendezvous cannot be reached. The text says why."""
 
 
-class Line:
-    """One connection, of messages in both directions."""
+def _encoded(message: Message) -> bytes:
+    return json.dumps(message).encode() + b"\n"
+
+
+def _decoded(line: bytes) -> Message:
+    """Return the message of a line; raises OSError for none, ValueError for what is no message."""
+    if not line.endswith(b"\n"):
+        raise ConnectionResetError("the connection was closed")
+    try:
+        message = json.loads(line)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if not isinstance(message, dict):
+        raise ValueError("not an object")
+    return message
+
+
+class Connection:
+    """A rank's connection to the rendezvous, and how far this clock is ahead of that one's."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self._file = connection.makefile("rb")
+        self.clock = {"clock_ahead_s": 0.0, "clock_error_s": 0.0}
 
     def send(self, message: Message) -> None:
-        """Send a message; raises OSError where the other side has gone."""
-        self._socket.sendall(json.dumps(message).encode() + b"\n")
+        """Send a message; raises OSError where the other side has closed."""
+        self._socket.sendall(_encoded(message))
 
-    def receive(self, timeout_s: float | None) -> Message:
-        """The next message; raises OSError (also for the timeout) or ValueError for no message."""
+    def receive(self, timeout_s: float) -> Message:
+        """Return the next message; raises OSError (also for the timeout) or ValueError."""
         self._socket.settimeout(timeout_s)
-        line = self._file.readline(1 << 24)
-        if not line.endswith(b"\n"):
-            raise ConnectionResetError(errno.ECONNRESET, "the connection was closed")
-        message = json.loads(line)
-        if not isinstance(message, dict):
-            raise ValueError("not a message of a preflight")
-        return message
+        return _decoded(self._file.readline(_MESSAGE_BYTES))
 
     def close(self) -> None:
         """Close the connection; the other side sees its end."""
@@ -52,122 +72,84 @@ class Line:
         self._socket.close()
 
 
-def clock_offset(line: Line, clock: Callable[[], float] = time.time) -> tuple[float, float]:
-    """Seconds by which this clock is ahead of the desk's, and the bound of the error.
+def _proof(token: str, side: str) -> str:
+    """Return what a side shows to prove that it has the token, which itself is never sent."""
+    return hashlib.sha256(f"{side} {token}".encode()).hexdigest()
 
-    By an exchange: the desk's time was read at some moment of the round trip, so its middle is
-    wrong by half of the round trip at most. The quickest of five counts.
+
+class Rendezvous:
+    """Collects one message of each process, stage by stage, and answers all of them at once.
+
+    valid: whether a message of a stage, or of "hello", has the fields and types that it should.
     """
-    best = (0.0, float("inf"))
-    for _ in range(5):
-        sent, before = time.monotonic(), clock()
-        line.send({"ping": True})
-        there = float(line.receive(_HELLO_S)["time"])
-        half = (time.monotonic() - sent) / 2
-        if half < best[1]:
-            best = (before + half - there, half)
-    return best
 
-
-class Desk:
-    """Takes in a message of each process, stage by stage, and answers all of them at once."""
-
-    def __init__(self, listener: socket.socket, token: str) -> None:
-        self._listener, self._token = listener, token
-        self._changed = threading.Condition()
-        self._lines: set[Line] = set()  # of those who sent a part, and are still there
-        self._parts: dict[str, dict[Line, Message]] = {}
-        self.heard: list[Message] = []  # every hello, be it followed by a part or not
-        self._open = 0
+    def __init__(self, token: str, valid: Callable[[str, Message], bool]) -> None:
+        self._token, self._valid = token, valid
+        self._members: set[asyncio.StreamWriter] = set()  # those who are connected now
+        self._parts: dict[str, dict[asyncio.StreamWriter, Message]] = {s: {} for s in STAGES}
         self._hurried = False
-        threading.Thread(target=self._accept, daemon=True).start()
+        self.connected: list[Message] = []  # every hello, be it followed by a part or not
 
-    @property
-    def port(self) -> int:
-        """Where it listens."""
-        return int(self._listener.getsockname()[1])
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return  # closed
-            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
-
-    def _serve(self, connection: socket.socket) -> None:
-        """Answer one process until it goes; whoever is not of this job is told so, and let go."""
-        line, ours = Line(connection), False
-        try:
-            hello = line.receive(_HELLO_S)
-            ours = hello.get("hello") == self._token
-            line.send({"hello": self._token})
-            if ours:
-                self._count(+1)
-                self.heard.append(hello)
-            while ours:
-                message = line.receive(None)
-                if "ping" in message:
-                    line.send({"time": time.time()})
-                else:
-                    self._take(line, message)
-        except (OSError, ValueError):
-            pass  # it has gone: what it has not sent is missed by gather
-        finally:
-            line.close()
-            if ours:
-                self._count(-1, line)
-
-    def _count(self, change: int, gone: Line | None = None) -> None:
-        with self._changed:
-            self._open += change
-            self._lines -= {gone}
-            self._changed.notify_all()
-
-    def _take(self, line: Line, message: Message) -> None:
-        with self._changed:
-            self._parts.setdefault(str(message.get("stage")), {})[line] = message
-            self._lines.add(line)
-            self._changed.notify_all()
-
-    def gather(self, stage: str, count: int, timeout_s: float) -> list[Message]:
-        """What came for the stage: of `count` processes, or of fewer once the time is over.
-
-        In a later stage than the first, nobody waits for those who have gone.
-        """
-        later = any(name != stage for name in self._parts)
-        parts = self._parts.setdefault(stage, {})
-
-        def over() -> bool:
-            gone = later and parts.keys() >= self._lines
-            return self._hurried or gone or len(parts) >= count
-
-        with self._changed:
-            self._changed.wait_for(over, timeout_s)
-            return list(parts.values())
+    async def serve(self, listener: socket.socket) -> None:
+        """Start to serve connections."""
+        await asyncio.start_server(self._serve, sock=listener, limit=_MESSAGE_BYTES, backlog=4096)
 
     def hurry(self) -> None:
-        """Wait for nobody any longer. For a signal's handler: it takes no lock."""
+        """Wait for no process any longer."""
         self._hurried = True
-        threading.Thread(target=self._count, args=(0,), daemon=True).start()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one connection until it ends, or breaks the rules."""
+        with contextlib.suppress(OSError, ValueError, asyncio.TimeoutError):
+            hello = _decoded(await asyncio.wait_for(reader.readline(), _HELLO_S))
+            if hello.get("hello") == _proof(self._token, "rank") and self._valid("hello", hello):
+                self._members.add(writer)
+                self.connected.append(hello)
+                answer = {"hello": _proof(self._token, "rendezvous"), "time": time.time()}
+                writer.write(_encoded(answer))
+                while True:
+                    self._take(writer, _decoded(await reader.readline()))
+        self._members.discard(writer)
+        writer.close()
+
+    def _take(self, writer: asyncio.StreamWriter, message: Message) -> None:
+        stage = message.get("stage")
+        if stage not in STAGES or not self._valid(stage, message):
+            raise ValueError("not a message of a preflight")
+        self._parts[stage][writer] = message
+
+    async def gather(self, stage: str, count: int, timeout_s: float) -> list[Message]:
+        """Return the messages of a stage: of `count` processes, or of fewer once the time is over.
+
+        In the later stage, those whose connection has ended are not waited for.
+        """
+        facts, parts = (self._parts[name] for name in (STAGES[0], stage))
+
+        def complete() -> bool:
+            gone = stage != STAGES[0] and not (facts.keys() & self._members) - parts.keys()
+            return self._hurried or gone or len(parts) >= count
+
+        await _until(complete, timeout_s)
+        return list(parts.values())
 
     def answer(self, message: Message) -> None:
-        """Send a message to every process that came."""
-        with self._changed:
-            lines = list(self._lines)
-        for line in lines:
-            with contextlib.suppress(OSError):
-                line.send(message)
+        """Send a message to every process that has sent its facts."""
+        for writer in self._parts[STAGES[0]].keys() & self._members:
+            writer.write(_encoded(message))
 
-    def close(self, timeout_s: float) -> None:
-        """Wait until the others have gone with their answers; then close."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._open == 0, timeout_s)
-        self._listener.close()
+    async def finish(self, timeout_s: float) -> None:
+        """Wait until the others have read their answers and closed."""
+        await _until(lambda: not self._members, timeout_s)
+
+
+async def _until(condition: Callable[[], bool], timeout_s: float) -> None:
+    end = time.monotonic() + timeout_s
+    while not condition() and time.monotonic() < end:
+        await asyncio.sleep(_POLL_S)
 
 
 def is_here(addresses: Sequence[str]) -> bool:
-    """Whether one of the addresses is this machine's: only then can it be bound."""
+    """Return whether one of the addresses is this machine's: only then can it be bound."""
     for address in addresses:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         with contextlib.suppress(OSError), socket.socket(family) as probe:
@@ -180,38 +162,44 @@ def listen(port: int) -> socket.socket:
     """Listen on all addresses of this machine; raises OSError where the port is taken."""
     if socket.has_dualstack_ipv6():
         with contextlib.suppress(OSError):
-            return socket.create_server(
-                ("", port), family=socket.AF_INET6, backlog=4096, dualstack_ipv6=True
-            )
-    return socket.create_server(("", port), backlog=4096)
+            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", port))
 
 
-def _knock(host: str, port: int, hello: Message) -> Line:
-    """A connection to this job's desk; raises Lost with what is there instead."""
+def connect(host: str, port: int, token: str, name: Message) -> Connection:
+    """Return a connection to the job's rendezvous; raises Unreachable with what is there instead.
+
+    name: rank and host of this process. The other clock was read at some moment of the round trip
+    of hello, so its middle is wrong by half of the round trip at most.
+    """
     try:
-        connection = socket.create_connection((host, port), _HELLO_S)
+        made = Connection(socket.create_connection((host, port), _HELLO_S))
     except OSError as error:
-        raise Lost(str(error.strerror or error)) from None
-    line = Line(connection)
-    try:
-        line.send(hello)
-        if line.receive(_HELLO_S).get("hello") == hello["hello"]:
-            return line
-        reason = "another job's preflight answers"
-    except (OSError, ValueError):
-        reason = "another program answers"
-    line.close()
-    raise Lost(reason)
+        raise Unreachable(str(error.strerror or error)) from None
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        sent, before = time.monotonic(), time.time()
+        made.send({**name, "hello": _proof(token, "rank")})
+        answer = made.receive(_HELLO_S)
+        half = (time.monotonic() - sent) / 2
+        if answer.get("hello") == _proof(token, "rendezvous"):
+            made.clock = {"clock_ahead_s": before + half - answer["time"], "clock_error_s": half}
+            return made
+    made.close()
+    raise Unreachable("another program or another job listens there")
 
 
-def meet(
-    host: str, ports: Sequence[int], hello: Message, *, here: bool, first: bool, timeout_s: float
-) -> tuple[Line, Desk | None]:
-    """Connect to the job's desk, opening it where that is this process's part.
+def listener_or_connection(
+    ports: Sequence[int],
+    join: Callable[[int], Connection],
+    *,
+    here: bool,
+    first: bool,
+    timeout_s: float,
+) -> Connection | socket.socket:
+    """Return the connection to the job's rendezvous, or a listener where this process is to be it.
 
-    host: the master's name; hello: the job's token, and who this is; here: the master is this
-    machine; first: this process believes that it is rank 0.
-    Returns the connection, and the desk in the one process that keeps it. Raises Lost.
+    join: connects to a port; here: the master is this machine; first: this process believes that it
+    is rank 0. Raises Unreachable.
     """
     start = time.monotonic()
     while True:
@@ -219,17 +207,16 @@ def meet(
         reasons = []
         for port in ports:
             try:
-                return _knock(host, port, hello), None
-            except Lost as lost:
-                reasons.append(f"port {port}: {lost}")
+                return join(port)
+            except Unreachable as error:
+                reasons.append(f"port {port}: {error}")
             if here and (first or waited > _PATIENCE_S):
-                with contextlib.suppress(OSError):  # taken: by a brother just now, or for good
-                    desk = Desk(listen(port), str(hello["hello"]))
-                    return _knock(host, desk.port, hello), desk
+                with contextlib.suppress(OSError):  # taken: by another of the job's, or for good
+                    return listen(port)
                 if waited < 1:
-                    break  # a brother opens it at this moment: two desks would both miss ranks
+                    break  # another process starts it at this moment: two would both miss ranks
             if time.monotonic() - start > timeout_s:
                 break  # where packets are dropped, each port takes seconds
         if time.monotonic() - start > timeout_s:
-            raise Lost("; ".join(reasons))
-        time.sleep(0.05)
+            raise Unreachable("; ".join(reasons))
+        time.sleep(_POLL_S)

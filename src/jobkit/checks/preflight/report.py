@@ -1,33 +1,49 @@
-"""The second half of a preflight's judgement, what ranks do together, and the report of it all."""
+"""The checks of what the ranks of a preflight did together, and the report of all checks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from jobkit.checks.preflight import judge
-from jobkit.checks.preflight.judge import Facts, Finding, by_host, grouped, many, where
+from jobkit.checks.preflight.finding import CheckResult, Facts, by_host, grouped, many, where
 from jobkit.errors import Exit
 
-# Where one of these found a fault, a group would only hang, or fail for a reason already told.
+# Where one of these found a fault, a group would only hang, or fail for a reason already reported.
 NEEDED_FOR_A_GROUP = ("presence", "ranks", "world", "gpus", "master", "port")
 _ABSURD_MB_PER_S = 10.0  # less than Fast Ethernet: training would only wait
 _SLOW_MB_PER_S = 100.0
+_FREE_PORT = (
+    "end the program that holds it (ss -ltnp shows it), or set another MASTER_PORT; unset, the "
+    "port comes from the job's id"
+)
+_PREPARE = (
+    "python -m jobkit prepare --dataset {} on a login node, on a file system of all nodes, and the "
+    "same --data-dir (or JOBKIT_DATA_DIR) for the job"
+)
+_REACH = (
+    "let the nodes reach each other on all ports, and set NCCL_SOCKET_IFNAME and "
+    "GLOO_SOCKET_IFNAME to the interface that they share; NCCL_DEBUG=INFO says more"
+)
+_FAST_INTERFACE = (
+    "set NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME to the fast interface, and show the site this "
+    "line"
+)
 
 
 @dataclass(frozen=True)
 class Circumstances:
-    """What the desk knows beside the facts of the ranks."""
+    """What the coordinator knows besides the facts of the ranks."""
 
     expected: int  # processes that were started
     waited_s: float
     port_fault: str  # why the master's port cannot be used
-    heard: Sequence[Facts] = ()  # rank and host of all who came, those included who then hung
+    connected: Sequence[Facts] = ()  # rank and host of all, those included that then hung
 
 
-def judge_facts(facts: Sequence[Facts], around: Circumstances) -> list[Finding]:
-    """All checks of what the ranks found out by themselves; the first facts are the desk's."""
+def judge_facts(facts: Sequence[Facts], around: Circumstances) -> list[CheckResult]:
+    """Return all checks of what each rank found out alone; the first facts are the first rank's."""
     return [
-        judge.presence(facts, around.expected, around.waited_s, around.heard),
+        judge.presence(facts, around.expected, around.waited_s, around.connected),
         judge.places(facts),
         judge.world(facts),
         judge.gpus(facts),
@@ -41,51 +57,49 @@ def judge_facts(facts: Sequence[Facts], around: Circumstances) -> list[Finding]:
 
 
 def judge_together(
-    facts: Sequence[Facts], results: Sequence[Facts], told: Mapping[str, Any]
-) -> list[Finding]:
-    """All checks of what the ranks did together, as they were told."""
-    found = [shared(facts, results, told["log_dir"]), data(facts, results)]
-    if not told["group"]:
-        text = "not checked: the faults above come first"
-        return [*found, Finding("all_reduce", notes=[f"all_reduce, bandwidth: {text}"])]
+    facts: Sequence[Facts], results: Sequence[Facts], task: Mapping[str, Any]
+) -> list[CheckResult]:
+    """Return all checks of what the ranks did together, given the coordinator's task."""
+    found = [shared(facts, results, task["log_dir"]), data(facts, results)]
+    if not task["group"]:
+        text = "not checked, because of the faults above"
+        return [*found, CheckResult("all_reduce", notes=[f"all_reduce, bandwidth: {text}"])]
     return [*found, all_reduce(facts, results), bandwidth(facts, results)]
 
 
-def port(chief: Facts, fault: str) -> Finding:
-    """The master's port is free, for torch's store to listen on."""
+def port(chief: Facts, fault: str) -> CheckResult:
+    """Check that the master's port is free, for torch's store to listen on."""
     port = chief["master_port"]
-    found = Finding("port", f"{port} is free" if port else "none needed: one process")
+    found = CheckResult("port", f"{port} is free" if port else "none needed: one process")
     if fault:
         at = f"{chief['host']} ({chief['master_addr']})"
-        fix = "end the program that holds it (ss -ltnp shows it), or set another MASTER_PORT; "
-        fix += "unset, the port comes from the job's id"
-        found.fault(at, f"port {chief['master_port']} cannot be used: {fault}", fix)
+        found.fault(at, f"port {chief['master_port']} cannot be used: {fault}", _FREE_PORT)
     return found
 
 
-def shared(facts: Sequence[Facts], results: Sequence[Facts], folder: str) -> Finding:
-    """A file that one node wrote to the run's folder is there on every node."""
+def shared(facts: Sequence[Facts], results: Sequence[Facts], folder: str) -> CheckResult:
+    """Check that a file that one node wrote to the run's folder is there on every node."""
     if not folder:
-        return Finding("shared", notes=["shared: not checked, as no file could be written"])
-    found = Finding("shared", f"{folder} is the same folder on {many(len(by_host(facts)), 'node')}")
+        return CheckResult("shared", notes=["shared: not checked, as no file could be written"])
+    found = CheckResult(
+        "shared", f"{folder} is the same folder on {many(len(by_host(facts)), 'node')}"
+    )
     blind = [r for r in results if folder in r["hidden"]]
     if blind:
         text = f"{folder} is another folder here: a file that the master's node wrote is not there"
-        fix = "choose a folder on a file system of all nodes with --run-dir (or JOBKIT_LOGS)"
-        found.fault(where(blind), text, fix)
+        found.fault(where(blind), text, judge.SHARED_FOLDER)
     return found
 
 
-def data(facts: Sequence[Facts], results: Sequence[Facts]) -> Finding:
-    """The prepared cache is whole on every node; or rank 0 can make it where all will see it."""
+def data(facts: Sequence[Facts], results: Sequence[Facts]) -> CheckResult:
+    """Check that the cache is complete on every node, or that rank 0 can make it for all."""
     chief = next((f for f in facts if "dataset" in f), None)
     if chief is None:
-        return Finding("data", notes=["data: not checked, as no rank 0 came"])
+        return CheckResult("data", notes=["data: not checked: rank 0 did not report"])
     name, folder = chief["dataset"], chief["data_dir"]
-    prepare = f"python -m jobkit prepare --dataset {name} on a login node, on a file system of "
-    prepare += "all nodes, and the same --data-dir (or JOBKIT_DATA_DIR) for the job"
-    found = Finding(
-        "data", f"{name}: {chief.get('cache')} whole on {many(len(by_host(facts)), 'node')}"
+    prepare = _PREPARE.format(name)
+    found = CheckResult(
+        "data", f"{name}: {chief.get('cache')} complete on {many(len(by_host(facts)), 'node')}"
     )
     if chief["data_fault"]:
         found.fault(where([chief]), chief["data_fault"], prepare)
@@ -103,62 +117,61 @@ def data(facts: Sequence[Facts], results: Sequence[Facts]) -> Finding:
     return found
 
 
-def all_reduce(facts: Sequence[Facts], results: Sequence[Facts]) -> Finding:
-    """The sum over all ranks is right, on every rank."""
+def all_reduce(facts: Sequence[Facts], results: Sequence[Facts]) -> CheckResult:
+    """Check that the sum over all ranks is right, on every rank."""
     size = len(facts)
     total = size * (size + 1) / 2
-    found = Finding("all_reduce")
-    fix = "let the nodes reach each other on all ports, and name the interface that they share "
-    fix += "in NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME; NCCL_DEBUG=INFO says more"
+    found = CheckResult("all_reduce")
     for text, own in grouped(results, lambda r: r.get("group_fault")).items():
-        found.fault(where(own), text, fix)
+        found.fault(where(own), text, _REACH)
     silent = {f["rank"] for f in facts} - {r["rank"] for r in results}
     if silent:
         lost = [f for f in facts if f["rank"] in silent]
-        found.fault(where(lost), "ended or hung during the all_reduce", fix)
+        found.fault(where(lost), "ended or hung during the all_reduce", _REACH)
     for said, own in grouped(results, lambda r: r.get("sum")).items():
         if said != total:
-            found.fault(where(own), f"the sum is {said}, and {total} is right", fix)
+            found.fault(where(own), f"the sum is {said}, and {total} is right", _REACH)
     if not found.faults:
         first = results[0]
-        found.text = f"right over {many(size, 'rank')} with {first['backend']}; one number takes "
-        found.text += f"{first['latency_us']:.0f} us"
+        us = f"{first['latency_us']:.0f} us"
+        found.text = f"right over {many(size, 'rank')} with {first['backend']}; latency {us}"
     return found
 
 
-def bandwidth(facts: Sequence[Facts], results: Sequence[Facts]) -> Finding:
-    """The speed of an all_reduce between the nodes: a number to know, a fault when absurd."""
+def bandwidth(facts: Sequence[Facts], results: Sequence[Facts]) -> CheckResult:
+    """Return the bandwidth of an all_reduce between the nodes; a fault where it is absurd."""
     one = next((r for r in results if "bus_mb_per_s" in r), None)
     if one is None:
-        return Finding("bandwidth", "" if len(facts) > 1 else "one rank: nothing to measure")
+        return CheckResult("bandwidth", "" if len(facts) > 1 else "one rank: nothing to measure")
     nodes = len(by_host(facts)) > 1
     speed, members = one["bus_mb_per_s"], one["members"]
     between = f"between {members} {'nodes' if nodes else 'ranks of a node'}"
-    text = f"{speed / 1e3:.3g} GB/s on the bus {between} (all_reduce of {one['mib']:g} MiB)"
-    found = Finding("bandwidth", text)
+    text = f"busbw {speed / 1e3:.3g} GB/s {between} (all_reduce of {one['mib']:g} MiB)"
+    found = CheckResult("bandwidth", text)
     if speed < _ABSURD_MB_PER_S:
-        fix = "name the fast interface in NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME, and show the "
-        found.fault(where(results), text, fix + "site this line")
+        found.fault(where(results), text, _FAST_INTERFACE)
     elif speed < _SLOW_MB_PER_S and nodes:
-        found.notes.append(f"bandwidth: {speed:.0f} MB/s is slow for a cluster: which network?")
+        found.notes.append(
+            f"bandwidth: {speed:.0f} MB/s is slow for a cluster: check the interface"
+        )
     return found
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a preflight has to say."""
+    """The result of a preflight."""
 
     facts: Sequence[Facts]
-    findings: Sequence[Finding]
+    findings: Sequence[CheckResult]
     took_s: float
 
     @property
     def code(self) -> int:
-        """The exit code of the step."""
+        """Return the exit code of the step."""
         return Exit.PREFLIGHT if any(f.faults for f in self.findings) else Exit.OK
 
     def lines(self) -> list[str]:
-        """The lines for people: one a check, and one a fault."""
+        """Return the lines for people: one per check, and one per fault."""
         lines = []
         for finding in self.findings:
             lines += [f"[preflight] FAULT {fault}" for fault in finding.faults]
@@ -166,11 +179,11 @@ class Report:
                 lines.append(f"[preflight] ok {finding.check}: {finding.text}")
             lines += [f"[preflight] note {note}" for note in finding.notes]
         count = sum(len(f.faults) for f in self.findings)
-        end = f"{count} fault{'s' * (count > 1)}" if count else "everything is as it should be"
+        end = many(count, "fault") if count else "all checks passed"
         return [*lines, f"[preflight] {end} ({self.took_s:.1f} s)"]
 
     def to_json(self) -> dict[str, Any]:
-        """The same for programs, with the facts themselves."""
+        """Return the same for programs, with the facts themselves."""
         return {
             "ok": self.code == Exit.OK,
             "exit_code": int(self.code),

@@ -1,4 +1,4 @@
-"""What a preflight is to check."""
+"""What a preflight is asked to check."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,8 +8,8 @@ from jobkit.spec.runspec import RunSpec
 
 
 @dataclass(frozen=True)
-class Wish:
-    """What is to be checked."""
+class Request:
+    """What a preflight is to check, and how long it may take."""
 
     run_dir: Path
     spec: RunSpec
@@ -18,16 +18,16 @@ class Wish:
 
     @property
     def group_s(self) -> float:
-        """For the group to form, and for each of its collectives."""
+        """Return the seconds for the group to form, and for each of its collectives."""
         return max(self.timeout_s / 2, 5.0)
 
     @property
     def together_s(self) -> float:
-        """For all that the ranks do together."""
+        """Return the seconds for all that the ranks do together."""
         return self.group_s + 12
 
     @property
     def data_dir(self) -> Path:
-        """Where the data and their cache lie."""
+        """Return the folder of the data and their cache."""
         given = self.spec.data_dir
         return Path(given).expanduser().absolute() if given else data_root()

@@ -1,4 +1,4 @@
-"""What `verify` compares: the strategies and their variants, and how far each may be off."""
+"""The cases of `verify`: the variants of every strategy, and the tolerance of each."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from jobkit.spec.runspec import RunSpec
+from jobkit.spec.strategies import FACTS
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 # Sums in another order differ by rounding, which each step carries on to the next.
@@ -21,12 +22,13 @@ SHARED: Mapping[str, Any] = {
     "global_batch_size": 24,
     "eval_batch_size": 9,
     "epochs": 2,
+    "warmup_iterations": 0,  # every step is observed
     "lr": 0.3,
     "device": "cpu",
     "fsdp_wrap_min_parameters": 600,
     "ddp_bucket_mib": 0.02,
 }
-_TRUTH = ("clip_norm",)  # what changes the result, and so belongs to single as well
+_OF_RESULT = ("clip_norm",)  # settings that change the result, and so belong to single as well
 
 
 @dataclass(frozen=True)
@@ -45,15 +47,15 @@ class Case:
         return self.tolerance == EXACT
 
     @property
-    def truth(self) -> str:
+    def reference(self) -> str:
         """The name of the single run that it is compared with."""
         return "-".join(["single", *(f"{k}={v}" for k, v in self._shared().items())])
 
     def _shared(self) -> dict[str, Any]:
-        return {k: v for k, v in self.settings.items() if k in _TRUTH}
+        return {k: v for k, v in self.settings.items() if k in _OF_RESULT}
 
     def single(self) -> RunSpec:
-        """The settings of the run that is the truth."""
+        """The settings of the reference run."""
         return RunSpec(**{**SHARED, **self._shared(), "strategy": "single"})
 
     def spec(self, world_size: int) -> RunSpec:
@@ -74,48 +76,21 @@ def layers(num_classes: int) -> nn.Module:
     return nn.Sequential(*made, nn.Linear(24, num_classes))
 
 
-def _within(tolerance: float) -> dict[str, float]:
-    return dict.fromkeys(DTYPES, tolerance)
-
-
-CASES = (
-    Case("single", "single", worlds=(1,)),
-    Case("ddp", "ddp"),
-    Case("ddp static graph", "ddp", {"ddp_static_graph": True}),
-    Case("ddp find unused", "ddp", {"ddp_find_unused_parameters": True}),
-    Case("ddp zero1", "ddp", {"zero1": True}),
-    Case("ddp accumulate, clip", "ddp", {"accumulate": 3, "clip_norm": 0.05}),
-    Case("ddp checkpointing", "ddp", {"activation_checkpointing": True}),
-    # fp16 keeps 11 bits of a number and bf16 8; PowerSGD keeps what a low rank can hold.
-    Case("ddp fp16 hook", "ddp", {"ddp_comm_hook": "fp16"}, _within(2e-2)),
-    Case("ddp bf16 hook", "ddp", {"ddp_comm_hook": "bf16"}, _within(1e-1)),
+CASES = tuple(
     Case(
-        "ddp powersgd hook",
-        "ddp",
-        {"ddp_comm_hook": "powersgd", "ddp_powersgd_start": 2, "ddp_powersgd_rank": 8},
-        _within(0.5),
-    ),
-    Case("fsdp", "fsdp"),
-    Case("fsdp shards kept whole", "fsdp", {"fsdp_reshard_after_forward": False}),
-    Case("fsdp hybrid", "fsdp", {"fsdp_hybrid_replicas": 2}, worlds=(2, 4)),
-    Case("fsdp prefetch", "fsdp", {"fsdp_prefetch": 2}),
-    Case("fsdp by class", "fsdp", {"fsdp_wrap": "Linear"}),
-    Case("fsdp accumulate, clip", "fsdp", {"accumulate": 3, "clip_norm": 0.05}),
-    Case("fsdp checkpointing", "fsdp", {"activation_checkpointing": True}),
-    Case("dp", "dp", worlds=(1,)),
-    Case("mp", "mp"),
-    Case("mp accumulate, clip", "mp", {"accumulate": 3, "clip_norm": 0.05}),
-    Case("pp gpipe", "pp", {"pipeline_schedule": "gpipe"}),
-    Case("pp 1f1b", "pp", {"pipeline_schedule": "1f1b"}),
-    Case("pp interleaved", "pp", {"pipeline_schedule": "interleaved"}),
-    Case("pp accumulate, clip", "pp", {"accumulate": 2, "clip_norm": 0.05}),
-    Case("pp checkpointing", "pp", {"activation_checkpointing": True}),
-    Case("pp x ddp", "pp", {"pipeline_stages": 2, "clip_norm": 0.05}, worlds=(4,)),
+        variant.label,
+        name,
+        variant.settings,
+        EXACT if variant.within is None else dict.fromkeys(DTYPES, variant.within),
+        variant.worlds,
+    )
+    for name, facts in FACTS.items()
+    for variant in facts.verified
 )
 
 
 def chosen(strategies: list[str], world_size: int) -> list[Case]:
-    """The cases of these strategies that run on so many ranks."""
+    """The cases of these strategies that run on this number of ranks."""
     return [
         case
         for case in CASES

@@ -1,4 +1,4 @@
-"""Prove that every strategy computes what one process does: `python -m jobkit verify`.
+"""Check that every strategy computes what one process does: `python -m jobkit verify`.
 
 Each strategy trains a small model from the same seed on the same global batches, in float64 and in
 float32, on several ranks of this machine; losses, gradients and parameters of every step are
@@ -17,11 +17,11 @@ from collections.abc import Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from jobkit.checks.verify.cases import CASES, DTYPES, Case, chosen
-from jobkit.checks.verify.rank import Difference, Orders, Plant, be_rank
-from jobkit.errors import Exit, Parser, UsageError, one_of
+from jobkit.checks.verify.cases import DTYPES, Case, chosen
+from jobkit.checks.verify.rank import Difference, Inject, Orders, be_rank
+from jobkit.errors import Exit, Parser, UsageError, command, one_of
+from jobkit.spec.runspec import STRATEGIES
 
-STRATEGIES = tuple(dict.fromkeys(case.strategy for case in CASES))
 _LIMIT_S = 300.0
 EPILOG = """examples:
   python -m jobkit verify
@@ -51,21 +51,19 @@ def parser() -> Parser:
     return made
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> int:
     """Check, print the table; 4 when a difference is over its tolerance, 1 when a run failed."""
     args = parser().parse_args(argv)
+    for name in args.strategies:
+        one_of("strategy", name, STRATEGIES)
+    if min(args.world_sizes) < 1 or max(args.world_sizes) > 16:
+        raise UsageError(f"--world-sizes {args.world_sizes}: each must be from 1 to 16")
+    plans = {n: chosen(args.strategies, n) for n in dict.fromkeys(args.world_sizes)}
+    if not any(plans.values()):
+        raise UsageError(f"{', '.join(args.strategies)}: no case runs on that many ranks")
     try:
-        for name in args.strategies:
-            one_of("strategy", name, STRATEGIES)
-        if min(args.world_sizes) < 1 or max(args.world_sizes) > 16:
-            raise UsageError(f"--world-sizes {args.world_sizes}: each must be from 1 to 16")
-        plans = {n: chosen(args.strategies, n) for n in dict.fromkeys(args.world_sizes)}
-        if not any(plans.values()):
-            raise UsageError(f"{', '.join(args.strategies)}: nothing to check on so many ranks")
         found = verify(plans)
-    except UsageError as error:
-        print(f"jobkit: error: {error}", file=sys.stderr)
-        return Exit.USAGE
     except RuntimeError as error:
         print(f"jobkit: error: {error}", file=sys.stderr)
         return Exit.FAILED
@@ -78,31 +76,31 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def verify(
     plans: dict[int, list[Case]],
-    plant: Plant | None = None,
+    inject: Inject | None = None,
     dtypes: Sequence[str] = tuple(DTYPES),
 ) -> list[Difference]:
     """Run the cases of each world size on processes of their own; return all differences.
 
-    dtypes: of float64 and float32. plant is called with each trainer that is compared, to put a
+    dtypes: of float64 and float32. inject is called with each trainer that is compared, to put a
     fault in. Raises RuntimeError when a rank fails.
     """
     found: list[Difference] = []
     with tempfile.TemporaryDirectory(prefix="jobkit-verify-") as name:
         folder = Path(name)
-        # One process makes the truth of all of them first.
+        # One process makes the references of all of them first.
         every = list({case.label: case for cases in plans.values() for case in cases}.values())
         orders = Orders(folder, tuple(dtypes), singles=every)
         _run(1, orders)
         for world, cases in plans.items():
             if cases:
-                _run(world, Orders(folder, tuple(dtypes), cases, plant=plant))
+                _run(world, Orders(folder, tuple(dtypes), cases, inject=inject))
                 content = json.loads((folder / f"found-{world}.json").read_text())
                 found += [Difference(**fields) for fields in content]
     return found
 
 
 def _run(world: int, orders: Orders) -> None:
-    """Start the ranks, wait for them; when one fails, end the others and raise its reason."""
+    """Start the ranks and wait for them; when one fails, end the others and raise its reason."""
     # Ranks are forked from a process that has imported torch and never computes: a fork of this
     # one could miss threads, and a fresh start takes seconds for each.
     context = multiprocessing.get_context("forkserver")
@@ -160,4 +158,4 @@ def _short(value: float) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(None))

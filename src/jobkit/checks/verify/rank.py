@@ -1,4 +1,4 @@
-"""One rank of `verify`: train by the real loop, note every step, compare with one process."""
+"""One rank of `verify`: train by the real loop, record every step, compare with one process."""
 
 import contextlib
 import dataclasses
@@ -14,16 +14,16 @@ import torch
 from torch import Tensor
 
 from jobkit.checks.verify.cases import DTYPES, Case
-from jobkit.payload.data.batches import DeviceData
+from jobkit.payload.data.batches import Step
 from jobkit.payload.data.cache import Dataset
 from jobkit.payload.data.sources import synthetic
-from jobkit.payload.distributed import Group, Place
+from jobkit.payload.distributed import Group, RankEnv
 from jobkit.payload.report import Reporter
 from jobkit.payload.run import build_trainer
 from jobkit.payload.train import Trainer
 from jobkit.spec.runspec import RunSpec
 
-Plant = Callable[[Trainer], None]  # a fault for the check to find
+Inject = Callable[[Trainer], None]  # a fault for the check to find
 Tensors = list[dict[str, Tensor]]
 
 
@@ -59,66 +59,58 @@ class Difference:
         return near and (self.evaluation == 0 or not self.exact)
 
 
-class _Images(DeviceData):
-    """The images in another floating-point type."""
+class Recorder:
+    """An observer that keeps each step's loss, gradients and new parameters in a trace."""
 
-    dtype = torch.float32
+    def __init__(self, trainer: Trainer, found: Trace) -> None:
+        self._trainer, self._found, self._sum_before = trainer, found, 0.0
+        trainer.optimizer.register_step_pre_hook(self._keep_gradients)
 
-    def _normalise(self, planes: Tensor) -> Tensor:
-        return super()._normalise(planes).to(self.dtype)
+    def wants(self, trainer: Trainer) -> bool:
+        """Every step."""
+        return True
+
+    def before(self, trainer: Trainer, step: Step) -> None:
+        """See Observer."""
+        self._sum_before = trainer.loss_sum.item()
+
+    def _keep_gradients(self, *_: object) -> None:
+        """Those that the optimizer takes: reduced over the ranks, and clipped where wanted."""
+        self._found.gradients.append(self._trainer.strategy.whole(gradients=True))
+
+    def after(self, trainer: Trainer, step: Step) -> None:
+        """See Observer."""
+        own = trainer.loss_sum.item() - self._sum_before
+        total = trainer.group.reduce({"loss": own}, "sum")["loss"]
+        self._found.losses.append(total / step.global_count)
+        self._found.parameters.append(trainer.strategy.whole())
 
 
-def trace(spec: RunSpec, group: Group, dtype: torch.dtype, plant: Plant | None = None) -> Trace:
-    """Train as spec says, by the loop that every job runs, and note each step."""
+def trace(spec: RunSpec, group: Group, dtype: torch.dtype, inject: Inject | None = None) -> Trace:
+    """Train as spec says, by the loop that every job runs, and record each step."""
     train, test, classes = synthetic(spec.train_samples or 0, spec.test_samples or 0)
     report = Reporter(None, 0, 1)  # as a rank that prints nothing
     trainer = build_trainer(spec, group, Dataset(train, test, classes), report, dtype)
-    trainer.data.__class__ = type("Images", (_Images,), {"dtype": dtype})
     found = Trace()
-    _watch(trainer, found)
-    if plant is not None:
-        plant(trainer)
+    trainer.observers = [Recorder(trainer, found)]
+    if inject is not None:
+        inject(trainer)
     for epoch in range(spec.epochs):
         trainer.train_epoch(epoch, lambda _: None)
         sums = group.reduce(trainer.evaluate(), "sum")
-        found.losses.append(sums[0] / sums[2])
-        found.evaluations.append((sums[1], sums[2]))
+        found.losses.append(sums["val_loss"] / sums["val_samples"])
+        found.evaluations.append((sums["val_correct"], sums["val_samples"]))
     report.close()
     return found
 
 
-def _watch(trainer: Trainer, found: Trace) -> None:
-    """Have every step noted: its losses over all ranks, its gradients, its new parameters."""
-    strategy = trainer.strategy
-    add, step = strategy.forward_backward, strategy.optimizer_step
-    sums: list[float] = []
-    weights: list[float] = []
-
-    def adding(images: Tensor, labels: Tensor, weight: float, last: bool) -> Tensor:
-        loss = add(images, labels, weight, last)
-        sums.append(float(loss))
-        weights.append(weight / strategy.data_world_size)
-        return loss
-
-    def stepping(optimizer: torch.optim.Optimizer) -> None:
-        total = trainer.group.reduce([sum(sums)], "sum")[0]
-        found.losses.append(total * weights[0])
-        found.gradients.append(strategy.whole(gradients=True))
-        step(optimizer)
-        found.parameters.append(strategy.whole())
-        sums.clear()
-        weights.clear()
-
-    strategy.forward_backward, strategy.optimizer_step = adding, stepping  # type: ignore[method-assign]
-
-
-def largest(found: Tensors, truth: Tensors) -> float:
-    """The largest difference of a tensor, over the largest value of the true one."""
+def largest(found: Tensors, reference: Tensors) -> float:
+    """The largest difference of a tensor, over the largest value of the reference."""
     worst = 0.0
-    for one, true in zip(found, truth, strict=True):
-        if one.keys() != true.keys():
+    for one, right in zip(found, reference, strict=True):
+        if one.keys() != right.keys():
             return float("inf")
-        for name, tensor in true.items():
+        for name, tensor in right.items():
             scale = tensor.abs().max().clamp_min(torch.finfo(tensor.dtype).tiny)
             off = ((one[name] - tensor).abs().max() / scale).item()
             worst = off if off != off else max(worst, off)
@@ -127,15 +119,15 @@ def largest(found: Tensors, truth: Tensors) -> float:
     return worst
 
 
-def compare(found: Trace, truth: Trace) -> list[float]:
+def compare(found: Trace, reference: Trace) -> list[float]:
     """Largest differences: of losses, gradients, parameters (relative) and of the evaluation."""
-    losses = [abs(a - b) / abs(b) for a, b in zip(found.losses, truth.losses, strict=True)]
-    pairs = zip(found.evaluations, truth.evaluations, strict=True)
+    losses = [abs(a - b) / abs(b) for a, b in zip(found.losses, reference.losses, strict=True)]
+    pairs = zip(found.evaluations, reference.evaluations, strict=True)
     counts = [abs(x - y) for a, b in pairs for x, y in zip(a, b, strict=True)]
     return [
         max(losses) if all(x == x for x in losses) else float("nan"),
-        largest(found.gradients, truth.gradients),
-        largest(found.parameters, truth.parameters),
+        largest(found.gradients, reference.gradients),
+        largest(found.parameters, reference.parameters),
         max(counts),
     ]
 
@@ -148,17 +140,17 @@ class Orders:
     dtypes: tuple[str, ...]
     cases: Sequence[Case] = ()
     singles: Sequence[Case] = ()  # whose single runs are to be made
-    plant: Plant | None = None
+    inject: Inject | None = None
 
-    def truth(self, case: Case, dtype: str) -> Path:
-        """Where the trace of the single run that a case is compared with is kept."""
-        return self.folder / f"{case.truth}-{dtype}.pt"
+    def reference(self, case: Case, dtype: str) -> Path:
+        """The trace of the single run that a case is compared with."""
+        return self.folder / f"{case.reference}-{dtype}.pt"
 
 
-def make_truths(orders: Orders, group: Group) -> None:
-    """Run single for each way of training, once, and keep what it did."""
+def make_references(orders: Orders, group: Group) -> None:
+    """Run single for each way of training, once, and keep its trace."""
     for case, name in itertools.product(orders.singles, orders.dtypes):
-        path = orders.truth(case, name)
+        path = orders.reference(case, name)
         if not path.exists():
             made = trace(case.single(), group, DTYPES[name])
             torch.save(dataclasses.asdict(made), path)
@@ -166,9 +158,9 @@ def make_truths(orders: Orders, group: Group) -> None:
 
 def check(case: Case, name: str, group: Group, orders: Orders) -> Difference:
     """Compare a case with single in a dtype. Every rank compares what it has itself."""
-    truth = Trace(**torch.load(orders.truth(case, name), weights_only=True))
+    reference = Trace(**torch.load(orders.reference(case, name), weights_only=True))
     world = group.place.world_size
-    off = compare(trace(case.spec(world), group, DTYPES[name], orders.plant), truth)
+    off = compare(trace(case.spec(world), group, DTYPES[name], orders.inject), reference)
     loss, gradient, parameter, evaluation = (
         max(column, key=_badness) for column in zip(*group.gather(off), strict=True)
     )
@@ -191,16 +183,16 @@ def _badness(value: float) -> float:
 
 
 def be_rank(rank: int, world: int, port: int, orders: Orders) -> None:
-    """Do the orders as one rank; rank 0 leaves the differences, a failing one its reason."""
+    """Do the orders as one rank; rank 0 writes the differences, a failing rank its reason."""
     torch.set_num_threads(1)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    place = Place(
+    place = RankEnv(
         rank=rank, local_rank=rank, world_size=world, local_world_size=world, master_port=port
     )
     label = "the start"
     try:
         group = Group(place, torch.device("cpu"), 60.0)
-        make_truths(orders, group)
+        make_references(orders, group)
         made = []
         for case, name in itertools.product(orders.cases, orders.dtypes):
             label = case.label
@@ -209,7 +201,7 @@ def be_rank(rank: int, world: int, port: int, orders: Orders) -> None:
             (orders.folder / f"found-{world}.json").write_text(json.dumps(made))
         group.close()
     except Exception:
-        # The first to fail has the cause; the others fail for want of it.
+        # The first rank to fail has the cause; the others fail because of it.
         with contextlib.suppress(FileExistsError), (orders.folder / "failed").open("x") as out:
             out.write(f"{label}, {world} ranks: {traceback.format_exc()}")
         os._exit(1)

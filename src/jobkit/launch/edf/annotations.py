@@ -1,176 +1,73 @@
-"""The rules of an EDF's [annotations]: names, values, and what contradicts what."""
+"""The rules for an EDF's [annotations]: names, values, and what the network hooks need."""
 
-import re
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any
 
 from jobkit.errors import nearest
-from jobkit.launch.edf.rules import TYPES, misplaced, type_name
-from jobkit.launch.edf.text import Host, Key, Report, expand
+from jobkit.launch.edf.report import EdfReport
+from jobkit.launch.edf.rules import TYPES, misplaced
 
 CXI = "com.hooks.cxi.enabled"
 NCCL = "com.hooks.aws_ofi_nccl.enabled"
 VARIANT = "com.hooks.aws_ofi_nccl.variant"
-SSH = "com.hooks.ssh.enabled"
-SSH_KEY = "com.hooks.ssh.authorize_ssh_key"
-SSH_PORT = "com.hooks.ssh.port"
-MPS = "com.hooks.nvidia_cuda_mps.enabled"
-SOURCE = "com.hooks.netstack.source"
-VERSION = "com.hooks.netstack.version"
-NAME = "com.hooks.netstack.name"
 REMAP = "com.pyxis.pytorch_remap_vars"
-ENTRY_LOG = "com.pyxis.entrypoint_log"
 SWITCHES = (
-    *(CXI, NCCL, SSH, MPS, REMAP, ENTRY_LOG),
-    *("com.hooks.dcgm.enabled", "com.hooks.slurm.enabled"),
+    *(CXI, NCCL, REMAP, "com.pyxis.entrypoint_log", "com.hooks.ssh.enabled"),
+    *("com.hooks.nvidia_cuda_mps.enabled", "com.hooks.dcgm.enabled", "com.hooks.slurm.enabled"),
 )
-KNOWN = (*SWITCHES, VARIANT, SSH_KEY, SSH_PORT, SOURCE, VERSION, NAME)
-SOURCES = ("host", "artifact")
+KNOWN = (
+    *(*SWITCHES, VARIANT, "com.hooks.ssh.authorize_ssh_key", "com.hooks.ssh.port"),
+    *("com.hooks.netstack.source", "com.hooks.netstack.version", "com.hooks.netstack.name"),
+)
 VARIANTS = ("cuda-dl", "cuda12", "cuda13", "rocm5", "rocm6")
 
 
-class Clash(NamedTuple):
-    """Settings that cannot stand together. They may come from different files."""
-
-    key: Key  # the one to change
-    severity: str
-    message: str
+def flat(table: dict[str, Any]) -> dict[str, Any]:
+    """Each annotation by its dotted name: com.hooks.x may be tables, dotted keys or one key."""
+    return dict(_pairs(table, ""))
 
 
-def flat(value: Any, key: Key = ("annotations",)) -> Iterator[tuple[str, Key, Any]]:
-    """The dotted name, the path in the file, and the value of each annotation.
-
-    com.hooks.x may be written as tables, dotted keys or one quoted key: all are the same name.
-    """
-    if isinstance(value, dict):
-        for name, inner in value.items():
-            yield from flat(inner, (*key, name))
-    elif len(key) > 1:
-        yield ".".join(str(part) for part in key[1:]), key, value
-
-
-def check_annotations(table: dict[str, Any], host: Host, report: Report) -> dict[str, str]:
-    """Check each annotation for itself; return those that are known by their dotted names."""
-    made: dict[str, str] = {}
-    seen: dict[str, Key] = {}
-    for name, key, value in flat(table):
-        first = seen.setdefault(name, key)
-        if first != key:
-            line = report.lines.get(first, 1)
-            report.error(key, f"annotation {name} is already set on line {line}: keep one of them")
-        elif name not in KNOWN:
-            _check_unknown(name, key, report)
-        elif not isinstance(value, str):
-            report.error(key, _no_string(name, value))
+def _pairs(table: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, value in table.items():
+        if isinstance(value, dict):
+            yield from _pairs(value, f"{prefix}{name}.")
         else:
-            text = expand(value, key, host, report)
-            if text is not None:
-                _check_value(name, text, key, host, report)
-            made[name] = value if text is None else text
-    return made
+            yield prefix + name, value
 
 
-def _check_unknown(name: str, key: Key, report: Report) -> None:
-    if name.startswith("com.sarus."):
-        return  # any setting of that engine may be given
-    hint = nearest(name, KNOWN)
-    if name in TYPES:
-        report.error(key, misplaced(name, "annotations"))
-    elif hint or name.startswith(("com.hooks.", "com.pyxis.")):
-        report.error(key, f"unknown annotation '{name}'{hint}")
-    else:
-        report.warn(key, f"no part of the engine reads the annotation '{name}': is it needed?")
+def check_annotations(table: dict[str, Any], report: EdfReport) -> dict[str, Any]:
+    """Check each annotation by itself; return all by their dotted names."""
+    notes = flat(table)
+    for name, value in notes.items():
+        key = f"annotations.{name}"
+        if name in TYPES:
+            report.error(key, misplaced("annotations"))
+        elif name not in KNOWN:
+            if name.startswith(("com.hooks.", "com.pyxis.")):
+                report.error(key, f"unknown annotation{nearest(name, KNOWN)}")
+        elif not isinstance(value, str):
+            report.error(key, "must be a string, within quotes")
+        elif (text := report.expand(value, key)) is not None:
+            _check_value(name, text, report)
+    return notes
 
 
-def _no_string(name: str, value: object) -> str:
-    said = "true" if value in (True, 1) else "false"
-    fix = f'"{said}"' if name in SWITCHES else "its value within quotes"
-    return f"annotation {name} must be a string, not {type_name(value)}: write {fix}"
-
-
-def _check_value(name: str, text: str, key: Key, host: Host, report: Report) -> None:
-    """Check that the value can be one of this annotation."""
+def _check_value(name: str, text: str, report: EdfReport) -> None:
+    key = f"annotations.{name}"
     if name in SWITCHES and text not in ("true", "false"):
-        report.error(key, f'annotation {name} is \'{text}\': write "true" or "false"')
-    elif name == SOURCE and text not in SOURCES:
-        known = " or ".join(SOURCES)
-        report.error(key, f"unknown source '{text}'{nearest(text, SOURCES)} (known: {known})")
+        report.error(key, f'\'{text}\' must be "true" or "false"')
     elif name == VARIANT and text not in VARIANTS:  # sites may have more
         known = ", ".join(VARIANTS)
-        hint = nearest(text, VARIANTS)
-        report.warn(key, f"a variant '{text}' is not known{hint} (known: {known})")
-    elif name == SSH_PORT and not (re.fullmatch("[0-9]{1,5}", text) and 0 < int(text) < 65536):
-        report.error(key, f"'{text}' is no port: write a number from 1 to 65535, within quotes")
-    elif name == SSH_KEY:
-        _check_ssh_key(text, key, host, report)
+        report.warn(key, f"unknown variant '{text}'{nearest(text, VARIANTS)} (known: {known})")
+    elif name == REMAP and text == "true":
+        report.error(key, "sets RANK and LOCAL_RANK, which jobkit takes from Slurm: remove it")
 
 
-def _check_ssh_key(text: str, key: Key, host: Host, report: Report) -> None:
-    if not text.startswith("/"):
-        what = "the key itself" if text.startswith(("ssh-", "ecdsa-")) else "no whole path"
-        fix = "write the whole path of the file of the public key"
-        report.error(key, f"{SSH_KEY} is {what}: {fix}")
-    elif host.missing(text):
-        report.error(key, f"the public key {text} does not exist: make it with ssh-keygen")
-
-
-def clashes(notes: dict[str, str], settings: dict[str, Any]) -> Iterator[Clash]:
-    """What contradicts what, in the annotations and keys that hold in the end."""
-    for rule in _RULES:
-        for name, severity, message in rule(notes, settings):
-            yield Clash(("annotations", *name.split(".")), severity, message)
-
-
-_Found = Iterator[tuple[str, str, str]]
-
-
-def _network(notes: dict[str, str], _: dict[str, Any]) -> _Found:
-    """The Slingshot hooks."""
-    if notes.get(NCCL) == "true" and notes.get(CXI) == "false":
-        yield CXI, "error", f'{NCCL} needs the network that {CXI} = "false" takes away: set "true"'
-    elif notes.get(NCCL) == "true" and CXI not in notes:
-        fix = f'add {CXI} = "true", because not every version of the engine implies it'
-        yield NCCL, "warning", f"{NCCL} without {CXI}: {fix}"
+def check_hooks(notes: dict[str, Any], report: EdfReport) -> None:
+    """Check that NCCL's network hook is complete; without it NCCL uses TCP, many times slower."""
+    if notes.get(NCCL) == "true" and notes.get(CXI) != "true":
+        add = report.error if CXI in notes else report.warn  # some versions imply it
+        add(f"annotations.{NCCL}", f'needs {CXI} = "true"')
     if VARIANT in notes and notes.get(NCCL) != "true":
-        fix = f'set {NCCL} = "true", else NCCL falls back to TCP'
-        severity = "error" if NCCL not in notes else "warning"  # "false" may be meant so
-        yield VARIANT, severity, f"{VARIANT} has no effect without the hook: {fix}"
-
-
-def _netstack(notes: dict[str, str], _: dict[str, Any]) -> _Found:
-    """Where the network's libraries come from."""
-    if notes.get(SOURCE) == "artifact" and VARIANT in notes:
-        yield VARIANT, "warning", f'{VARIANT} is ignored with {SOURCE} = "artifact": remove one'
-    for name in (VERSION, NAME):
-        if notes.get(SOURCE) == "host" and name in notes:
-            yield name, "error", f'{name} chooses an artifact, and {SOURCE} is "host": remove one'
-
-
-def _ranks(notes: dict[str, str], settings: dict[str, Any]) -> _Found:
-    """Pyxis' own settings."""
-    if notes.get(REMAP) == "true":
-        why = "sets RANK and LOCAL_RANK beside the ranks that jobkit finds from Slurm"
-        yield REMAP, "error", f'{REMAP} {why}: remove it, or set "false"'
-    if notes.get(ENTRY_LOG) == "true" and not settings.get("entrypoint"):
-        yield ENTRY_LOG, "warning", f"{ENTRY_LOG} has no effect without entrypoint = true"
-
-
-def _ssh(notes: dict[str, str], settings: dict[str, Any]) -> _Found:
-    """What needs a container that can be written to, and what needs the SSH hook."""
-    for name in (SSH, MPS):
-        if notes.get(name) == "true" and settings.get("writable") is False:
-            fix = "set writable = true"
-            yield name, "error", f"{name} needs a container that can be written to: {fix}"
-    if notes.get(SSH) == "true" and SSH_KEY not in notes:
-        yield SSH, "error", f"{SSH} lets nobody in: add {SSH_KEY} with the file of a public key"
-    for name in (SSH_KEY, SSH_PORT):
-        if name in notes and notes.get(SSH) != "true":
-            yield name, "warning", f'{name} has no effect without {SSH} = "true"'
-
-
-_RULES: tuple[Callable[[dict[str, str], dict[str, Any]], _Found], ...] = (
-    _network,
-    _netstack,
-    _ranks,
-    _ssh,
-)
+        add = report.warn if NCCL in notes else report.error  # "false" may be meant
+        add(f"annotations.{VARIANT}", f'has no effect without {NCCL} = "true": NCCL uses TCP')

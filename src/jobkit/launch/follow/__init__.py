@@ -1,1 +1,1 @@
-"""How far the runs of a study are."""
+"""Shows the progress of a study's runs."""

@@ -1,4 +1,4 @@
-"""How far a run is, read from its metrics file."""
+"""The progress of a run, read from its metrics file."""
 
 import time
 from dataclasses import dataclass
@@ -14,19 +14,19 @@ _TAIL_BYTES = 32 << 10
 
 @dataclass(frozen=True)
 class Progress:
-    """The newest attempt of a run, by now. Times are in seconds; None: not known yet."""
+    """The progress of a run's latest attempt. Times are in seconds; None: not known yet."""
 
-    epoch: int  # epochs that are done
+    epoch: int  # epochs completed
     epochs: int  # planned
     val_loss: float | None
     val_accuracy: float | None
     images_per_s: float | None
     elapsed_s: float | None  # since the start
-    left_s: float | None  # estimate, from the epochs that are done
+    left_s: float | None  # estimate, from the last epoch
 
     @property
     def text(self) -> str:
-        """One phrase for a person."""
+        """The progress in one phrase."""
         if not self.epoch:
             return "starting"
         parts = [f"epoch {self.epoch}/{self.epochs}"]
@@ -40,7 +40,7 @@ class Progress:
 
 
 def progress(paths: RunPaths, spec: RunSpec, attempt: int | None) -> Progress:
-    """How far the attempt is."""
+    """The progress of an attempt."""
     epochs = _epochs(paths, attempt)
     job = read_job(paths) or {}
     started, last = job.get("started"), epochs[-1] if epochs else {}
@@ -80,7 +80,7 @@ def _age_s(record: Record) -> float:
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds as a person says them: 47 s, 3 min 05 s, 2 h 10 min."""
+    """Seconds as text: 47 s, 3 min 05 s, 2 h 10 min."""
     if seconds is None:
         return ""
     whole = round(seconds)

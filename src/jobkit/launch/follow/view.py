@@ -1,4 +1,4 @@
-"""Shows how a study goes on: a live table on a terminal, one plain line an event elsewhere."""
+"""Shows a running study: a live table on a terminal, elsewhere one plain line per event."""
 
 import statistics
 import time
@@ -16,27 +16,27 @@ from jobkit.outcome.status import FINAL, RunState
 
 _POLL_S = 0.4
 _COLOURS = {"ok": "green", "running": "cyan", "pending": "dim", "cancelled": "yellow"}
-_RECENT = 8  # ended runs that the live table keeps in sight
+_RECENT = 8  # ended runs that the live table still shows
 
 
 def style(status: str) -> str:
-    """The colour of a status; every bad end is red."""
+    """The colour of a status; every failure is red."""
     return _COLOURS.get(status, "red")
 
 
 class View:
-    """What is known of a launch by now, and how it is shown."""
+    """The states and the progress of a launch, and their display."""
 
     def __init__(self, launch: Launch, console: Console) -> None:
         self.launch, self.console = launch, console
         self.states: dict[str, RunState] = {}
         self.progress: dict[str, Progress] = {}
         self._begun = time.monotonic()
-        self._said: dict[str, tuple[str, int]] = {}
+        self._printed: dict[str, tuple[str, int]] = {}
         self._ended: set[str] = set()
 
     def follow(self) -> dict[str, RunState]:
-        """Show the study until all its runs have ended; return what became of each."""
+        """Show the study until all its runs have ended; return their states."""
         if self.console.is_terminal:
             with Live(console=self.console, refresh_per_second=4, transient=True) as live:
                 while self._look():
@@ -51,8 +51,8 @@ class View:
         return self.states
 
     def _look(self) -> bool:
-        """Read the states of all runs; whether something is still under way."""
-        going_on = self.launch.running()
+        """Read the states of all runs; return whether one still waits or runs."""
+        active = self.launch.running()
         self.states = self.launch.states()
         for run_id in self.launch.run_ids:
             status = self.states[run_id].status
@@ -60,7 +60,7 @@ class View:
                 self.progress[run_id] = self._progress(run_id)
             if status in FINAL:
                 self._ended.add(run_id)
-        return going_on
+        return active
 
     def _progress(self, run_id: str) -> Progress:
         plan = self.launch.plan
@@ -69,13 +69,13 @@ class View:
     # --- plain lines -------------------------------------------------------------------------
 
     def _say_events(self) -> None:
-        """Say in one line each what changed since the last look: a start, an epoch, an end."""
+        """Print one line for each change since the last update: a start, an epoch, an end."""
         for number, run_id in enumerate(self.launch.run_ids, 1):
             state, at = self.states[run_id], self.progress.get(run_id)
             now = (state.status, at.epoch if at else 0)
-            if state.status not in ("running", *FINAL) or self._said.get(run_id) == now:
+            if state.status not in ("running", *FINAL) or self._printed.get(run_id) == now:
                 continue
-            self._said[run_id] = now
+            self._printed[run_id] = now
             head = f"[{number}/{len(self.launch.run_ids)}] {run_id}:"
             took = f" in {duration(at.elapsed_s)}" if at and at.elapsed_s is not None else ""
             if state.status == "running":
@@ -91,7 +91,7 @@ class View:
     # --- the live table ----------------------------------------------------------------------
 
     def table(self) -> RenderableType:
-        """The runs at work and those that ended last, a bar, and the time left."""
+        """The active runs, the last ones that ended, a bar, and the time left."""
         rows = Table(box=None, padding=(0, 2, 0, 0), show_header=True, header_style="bold")
         for heading in ("run", "status", "progress", "time"):
             rows.add_column(heading, overflow="fold" if heading == "progress" else "ellipsis")
@@ -120,18 +120,18 @@ class View:
             for r, at in self.progress.items()
             if self.states[r].status == "running"
         )
-        said = ", ".join(f"{n} {status}" for status, n in counts.items())
+        summary = ", ".join(f"{n} {status}" for status, n in counts.items())
         left = self.left_s()
-        times = f"{duration(time.monotonic() - self._begun)} gone"
+        times = f"{duration(time.monotonic() - self._begun)} elapsed"
         if left is not None:
             times += f", about {duration(left)} left"
         grid = Table.grid(padding=(0, 2, 0, 0))
         bar = ProgressBar(total=total, completed=done + part, width=30)
-        grid.add_row(bar, f"{done}/{total} runs", Text(said, style="dim"), times)
+        grid.add_row(bar, f"{done}/{total} runs", Text(summary, style="dim"), times)
         return grid
 
     def left_s(self) -> float | None:
-        """Estimate of the seconds until all runs have ended; None while there is none to go by."""
+        """Estimated seconds until all runs have ended; None before the first epoch has."""
         took = [
             at.elapsed_s
             for r, at in self.progress.items()

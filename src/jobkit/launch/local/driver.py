@@ -1,7 +1,7 @@
 """Runs a plan on this machine, a few runs at a time, in a process of its own.
 
 `python -m jobkit.launch.local.driver` reads one JSON object on its standard input: what to run.
-It lives on when the terminal is closed, if that was wished, and ends what it started on SIGTERM.
+It lives on when the terminal is closed, if requested, and ends what it started on SIGTERM.
 """
 
 import contextlib
@@ -23,7 +23,8 @@ from jobkit.launch import lock
 from jobkit.launch.command import Order, local_command, remember_devices
 from jobkit.launch.task import GRACE_S, adopt_orphans, end_descendants, run_one
 from jobkit.outcome.liveness import process_start
-from jobkit.paths import StudyPaths, own_folder, write_json
+from jobkit.paths import StudyPaths, write_json
+from jobkit.permissions import own_folder
 from jobkit.spec.plan import Plan
 
 _POLL_S = 0.1

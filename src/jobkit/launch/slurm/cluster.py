@@ -1,4 +1,4 @@
-"""Which cluster this is: asks Slurm for its name, within a bound of time."""
+"""Finds the site of this machine from the name of its cluster."""
 
 import os
 import re
@@ -15,10 +15,10 @@ _CLUSTER = re.compile(r"^\s*ClusterName\s*=\s*(\S+)", re.MULTILINE | re.IGNORECA
 
 
 def find_site(given: str | None, ask: bool = True) -> Site | None:
-    """The site that was named, else the one of this cluster; None: this machine, without Slurm.
+    """The given site, else this cluster's; None: this machine, without Slurm.
 
-    ask: Slurm may be asked; a dry run goes by its configuration file alone. Raises UsageError
-    where Slurm was asked for and is absent, or is here and does not answer.
+    ask: Slurm may be asked; a dry run reads its configuration file only. Raises UsageError
+    where Slurm was requested and is absent, or is installed and does not answer.
     """
     if given == "local":
         return None
@@ -34,23 +34,23 @@ def find_site(given: str | None, ask: bool = True) -> Site | None:
         return None
     cluster = configured_name() or (cluster_name() if ask else None)
     if cluster is None and not ask and any(path.exists() for path in configurations()):
-        cluster = "slurm"  # its name lies in another file, or with the controller
+        cluster = "slurm"  # only the controller knows its name
     if cluster is None and given is None:
-        return None  # Slurm's commands are installed, and no cluster is set up for them
+        return None  # Slurm's commands are installed without a cluster
     if cluster is None and ask:
-        raise UsageError("--site slurm: Slurm is installed here, but no cluster is set up for it")
+        raise UsageError("--site slurm: Slurm is installed here, but no cluster is configured")
     return site_of_cluster(cluster or "slurm")
 
 
 def configurations() -> list[Path]:
-    """Where Slurm's configuration may lie on this machine."""
+    """Possible paths of Slurm's configuration on this machine."""
     if given := os.environ.get("SLURM_CONF"):
         return [Path(given)]
     return [Path("/etc/slurm/slurm.conf"), Path("/run/slurm/conf/slurm.conf")]
 
 
 def configured_name() -> str | None:
-    """The cluster's name in Slurm's configuration file, where there is one to read."""
+    """The cluster's name in Slurm's configuration file; None without a readable one."""
     for path in configurations():
         try:
             match = _CLUSTER.search(path.read_text(encoding="utf-8", errors="replace"))
@@ -62,7 +62,7 @@ def configured_name() -> str | None:
 
 
 def cluster_name() -> str | None:
-    """The cluster's name; None where Slurm's commands have no cluster at all.
+    """The cluster's name, as its controller says; None without a configured cluster.
 
     Raises UsageError where the controller does not answer.
     """
@@ -81,7 +81,7 @@ def cluster_name() -> str | None:
         return match[1]
     if _NOT_SET_UP.search(done.stderr):
         return None
-    said = (done.stderr.strip().splitlines() or ["no answer"])[-1]
+    reason = (done.stderr.strip().splitlines() or ["no answer"])[-1]
     raise UsageError(
-        f"Slurm's controller does not answer ({said}): try again later, or use --site local"
+        f"Slurm's controller does not answer ({reason}): try again later, or use --site local"
     )

@@ -1,11 +1,11 @@
-"""Runs on Slurm: what launch() does there, and the handle on the jobs."""
+"""Submits a study's runs to Slurm, and the handle on the jobs."""
 
 import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jobkit.launch.slurm import submit
+from jobkit.launch.slurm import commands, submit
 from jobkit.launch.slurm.options import Submission
 from jobkit.launch.states import States
 from jobkit.outcome.status import UNDER_WAY
@@ -18,7 +18,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @dataclass(frozen=True)
 class SlurmRuns:
-    """Jobs of a study."""
+    """The submitted jobs of a study."""
 
     plan: Plan
     masters: Sequence[str]
@@ -26,22 +26,22 @@ class SlurmRuns:
 
     @property
     def where(self) -> str:
-        """Which jobs they are, in words."""
+        """The ids of the jobs, for a message."""
         jobs = f"Slurm {'jobs' if len(self.masters) > 1 else 'job'} {', '.join(self.masters)}"
         return jobs + (f"; job {self.collect_job} then collects" if self.collect_job else "")
 
     def running(self, states: States) -> bool:
-        """Whether a run of the plan waits or runs; not before Slurm was asked afresh is it over."""
+        """Whether a run of the plan waits or runs; Slurm is asked again before it is not."""
         return _under_way(states) or _under_way(states, fresh=True)
 
     def cancel(self) -> None:
-        """End the jobs and wait until Slurm says that they have ended."""
-        submit.cancel([*self.masters, *([self.collect_job] if self.collect_job else [])])
+        """End the jobs and wait until Slurm reports their end."""
+        commands.cancel([*self.masters, *([self.collect_job] if self.collect_job else [])])
         wait_for_end(self.plan)
 
 
 def wait_for_end(plan: Plan) -> bool:
-    """Wait until no run of the plan is under way, but not for ever; whether that came true."""
+    """Wait up to a minute until no run of the plan waits or runs; return whether none does."""
     states, deadline = States(plan), time.monotonic() + _CANCEL_WAIT_S
     while _under_way(states, fresh=True):
         if time.monotonic() > deadline:
@@ -55,8 +55,8 @@ def _under_way(states: States, fresh: bool = False) -> bool:
 
 
 def start(wanted: Submission, collect: bool) -> tuple[SlurmRuns, str]:
-    """Submit the jobs and, after them, the one that collects; also what went wrong with that."""
-    # Between sbatch and the note of the job's id a signal would leave jobs that nobody knows of.
+    """Submit the jobs and the collecting one; return their handle and a note of what failed."""
+    # Between sbatch and the record of the job's id a signal would leave unknown jobs behind.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     after, note = None, ""
     try:
@@ -64,7 +64,7 @@ def start(wanted: Submission, collect: bool) -> tuple[SlurmRuns, str]:
         if collect:
             after = submit.submit_collect(wanted, masters)
     except submit.CollectRefused as error:
-        note = f"no job will collect: {error}; run ./plot_results.sh yourself when all have ended"
+        note = f"the collecting job was not submitted: {error}; run ./plot_results.sh after the end"
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return SlurmRuns(wanted.plan, masters, after), note

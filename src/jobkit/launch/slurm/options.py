@@ -1,4 +1,4 @@
-"""From runs and a site to sbatch's options: pure, no command is called here."""
+"""The options of sbatch for runs on a site: pure, no command is called here."""
 
 import math
 import re
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jobkit.errors import UsageError
-from jobkit.launch.request import How
+from jobkit.launch.request import LaunchRequest
 from jobkit.launch.site import Site, minutes
 from jobkit.paths import StudyPaths
 from jobkit.requeue import WARNING_S
@@ -19,31 +19,31 @@ Options = dict[str, str | bool]
 # Options of run_benchmarks.py that sbatch knows by the same name.
 OVERRIDES: dict[str, tuple[str | None, str]] = {
     "partition": ("-p", "partition"),
-    "account": ("-A", "account that pays"),
+    "account": ("-A", "account to charge"),
     "qos": ("-q", "quality of service"),
-    "time": ("-t", "limit of one run, as 30 (minutes) or 01:30:00"),
-    "constraint": ("-C", "features that nodes must have"),
-    "reservation": (None, "reservation"),
-    "nodelist": ("-w", "nodes that must be used"),
-    "exclude": ("-x", "nodes that must not be used"),
-    "mem": (None, "memory on each node"),
-    "cpus-per-task": ("-c", "cores of a rank"),
-    "begin": (None, "not before this time"),
-    "comment": (None, "a comment"),
-    "dependency": ("-d", "wait for other jobs"),
-    "mail-type": (None, "events to be told of by mail"),
-    "mail-user": (None, "who is told"),
+    "time": ("-t", "time limit of one run, as 30 (minutes) or 01:30:00"),
+    "constraint": ("-C", "required node features"),
+    "reservation": (None, "reservation to use"),
+    "nodelist": ("-w", "required nodes"),
+    "exclude": ("-x", "excluded nodes"),
+    "mem": (None, "memory per node"),
+    "cpus-per-task": ("-c", "cores per rank"),
+    "begin": (None, "earliest start time"),
+    "comment": (None, "comment of the job"),
+    "dependency": ("-d", "jobs to wait for"),
+    "mail-type": (None, "events to send mail for"),
+    "mail-user": (None, "recipient of the mail"),
 }
 _OWN = ("nodes", "ntasks", "ntasks-per-node", "array", "output", "error", "job-name", "wrap")
 _WARNED_FROM_MIN = 5
-# A warning that is sent to all of a job is for the run, which hears it too: the shell must live on.
+# A signal to the whole job is meant for the run, which gets it too: the batch shell ignores it.
 _SETUP = ["trap : USR1 USR2"]
 _OPTION = re.compile(r"--([a-z][a-z0-9-]*)(?:=(.*))?", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A size of an allocation. One array has one shape: Slurm cannot vary it within."""
+    """The size of an allocation. All elements of an array have the same."""
 
     nodes: int
     ranks_per_node: int
@@ -60,12 +60,12 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class Submission:
-    """What is to be submitted."""
+    """The batches of a launch and how they are submitted."""
 
     plan: Plan
     batches: Sequence[Batch]
     site: Site
-    at_once: int | None = None  # elements of an array that may run at one time
+    at_once: int | None = None  # concurrent elements of an array
     whole: bool = False  # all runs in one allocation, one after the other
     max_restarts: int | None = None  # of one job (None: run.sh's own default)
 
@@ -74,21 +74,27 @@ class Submission:
         return self.plan.paths
 
 
-def submission(plan: Plan, run_ids: Sequence[str], site: Site, how: How) -> Submission:
-    """What is submitted for the runs, the same for a dry run and the real one."""
-    if how.within_allocation:
+def submission(
+    plan: Plan, run_ids: Sequence[str], site: Site, request: LaunchRequest
+) -> Submission:
+    """The submission of the runs, the same for a dry run and a real launch."""
+    if request.within_allocation:
         shape = largest(plan, run_ids)
-        options = sbatch_options(shape, site, how.options, plan.study.name)
-        if "time" not in how.options:  # the site's limit is for one run
+        options = sbatch_options(shape, site, request.options, plan.study.name)
+        if "time" not in request.options:  # the site's limit is for one run
             options["time"] = str(math.ceil(minutes(site.time) * len(run_ids)))
         whole = [Batch(shape, tuple(run_ids), options)]
         options |= warning(options, _stop_signal(plan, run_ids))
         return Submission(
-            plan=plan, batches=whole, site=site, whole=True, max_restarts=how.max_restarts
+            plan=plan, batches=whole, site=site, whole=True, max_restarts=request.max_restarts
         )
-    made = batches(plan, run_ids, site, how.options)
+    made = batches(plan, run_ids, site, request.options)
     return Submission(
-        plan=plan, batches=made, site=site, at_once=how.at_once, max_restarts=how.max_restarts
+        plan=plan,
+        batches=made,
+        site=site,
+        at_once=request.at_once,
+        max_restarts=request.max_restarts,
     )
 
 
@@ -100,7 +106,7 @@ def shape_of(spec: RunSpec) -> Shape:
 def batches(plan: Plan, run_ids: Sequence[str], site: Site, given: Options) -> list[Batch]:
     """The runs by shape, the small shapes first, each with sbatch's options.
 
-    Raises UsageError for a run with more ranks a node than the site has GPUs.
+    Raises UsageError for a run with more ranks per node than the site has GPUs.
     """
     shapes: dict[Shape, list[str]] = {}
     for run_id in run_ids:
@@ -121,7 +127,7 @@ def largest(plan: Plan, run_ids: Sequence[str]) -> Shape:
 
 
 def sbatch_options(shape: Shape, site: Site, given: Options, name: str) -> Options:
-    """All options of one sbatch call: the site's, then what the user gave, which wins."""
+    """All options of one sbatch call: the site's, overridden by the user's."""
     if site.gpus_per_node and shape.ranks_per_node > site.gpus_per_node:
         raise UsageError(
             f"{shape.ranks_per_node} GPUs on a node: site '{site.name}' has {site.gpus_per_node}; "
@@ -152,10 +158,10 @@ def sbatch_options(shape: Shape, site: Site, given: Options, name: str) -> Optio
 
 
 def warning(options: Options, stop_signal: str) -> Options:
-    """The options by which a job is warned before its limit, and may be requeued; not those given.
+    """The options for a signal before the time limit and for requeueing, where not given.
 
-    A limit of a few minutes leaves no time: Slurm may warn a minute too early, which could be at
-    the start. submitit sends some signal in any case; CONT does nothing.
+    A limit of a few minutes leaves no time: Slurm may send the signal a minute early, which could
+    be at the start. submitit always asks for a signal; CONT does nothing.
     """
     short = minutes(str(options["time"])) < _WARNED_FROM_MIN
     found: Options = {"signal": "CONT@1" if short else f"{stop_signal}@{WARNING_S}"}
@@ -165,7 +171,7 @@ def warning(options: Options, stop_signal: str) -> Options:
 
 
 def _stop_signal(plan: Plan, run_ids: Sequence[str]) -> str:
-    """The signal on which the runs save and end. Raises UsageError where they differ in it."""
+    """The signal on which the runs save and end. Raises UsageError where they differ."""
     signals = {plan.runs[run_id].stop_signal for run_id in run_ids}
     if len(signals) > 1:
         raise UsageError("stop_signal: must be the same for all runs of a study")
@@ -173,7 +179,7 @@ def _stop_signal(plan: Plan, run_ids: Sequence[str]) -> str:
 
 
 def gpu_options(shape: Shape, site: Site) -> Options:
-    """How the site wants to be asked for GPUs, one a rank."""
+    """The site's options to request one GPU per rank."""
     if not site.gpus_per_node or site.gpu_request == "none":
         return {}
     kind = f"{site.gpu_type}:" if site.gpu_type else ""
@@ -185,9 +191,9 @@ def gpu_options(shape: Shape, site: Site) -> Options:
 
 
 def verbatim(words: Sequence[str]) -> Options:
-    """Options of sbatch as a user typed them after `--`: --key=value, --key value, or --flag.
+    """Options of sbatch given after `--`: --key=value, --key value, or --flag.
 
-    Raises UsageError for a word that is none, or an option that jobkit itself decides.
+    Raises UsageError for a word that is no option, or an option that jobkit sets itself.
     """
     options: Options = {}
     waiting = list(words)
@@ -206,7 +212,7 @@ def verbatim(words: Sequence[str]) -> Options:
 
 
 def node_hours(wanted: Submission) -> float:
-    """Node-hours of all jobs if each takes its whole time limit."""
+    """Node-hours of all jobs if each uses its whole time limit."""
     return sum(
         _node_hours(b.options, 1 if wanted.whole else len(b.run_ids)) for b in wanted.batches
     )
@@ -217,9 +223,9 @@ def _node_hours(options: Options, jobs: int) -> float:
 
 
 def submitit_parameters(options: Options, at_once: int | None) -> dict[str, Any]:
-    """The options in the form in which submitit writes them into its script.
+    """The options as parameters of submitit's executor.
 
-    All go in as additional parameters: as its own, nodes and tasks would have submitit wait for
+    All are additional parameters: with its own ones for nodes and tasks, submitit would wait for
     a result from every task. Its defaults that do not fit are overridden or left out.
     """
     more = dict(options)

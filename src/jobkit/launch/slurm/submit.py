@@ -1,131 +1,45 @@
-"""Submits runs to Slurm through submitit. The only place that calls sbatch and scancel."""
+"""Submits the runs of a study to Slurm through submitit."""
 
-import contextlib
-import getpass
 import os
-import re
-import shlex
 import shutil
-import subprocess
-import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from submitit import Job
-from submitit.core.utils import FailedJobError
-from submitit.slurm.slurm import SlurmExecutor, _make_sbatch_string
 
 from jobkit.errors import UsageError
-from jobkit.launch.command import clean_environment, job_command, python_path
+from jobkit.launch.command import job_command
+from jobkit.launch.slurm import commands
+from jobkit.launch.slurm.executor import Executor
 from jobkit.launch.slurm.options import Batch, Options, Submission, submitit_parameters
 from jobkit.launch.task import collect_in_job, run_in_job, sweep_in_job
-from jobkit.paths import REPOSITORY, RunPaths, own_folder, write_json, write_whole
+from jobkit.paths import REPOSITORY, RunPaths, write_json, write_whole
+from jobkit.permissions import own_folder
 
-TIMEOUT_S = 30.0  # for one call of a Slurm command
-
-
-# What the job that collects does not share with those that train.
-_OF_A_RUN = {"job-name", "nodes", "ntasks-per-node", "cpus-per-task", "gpus-per-node", "gres"}
-_OF_A_RUN |= {"gpus-per-task", "time", "exclusive", "nodelist", "exclude", "begin"}
+# Options of the training jobs that the collecting job does not take over.
+_TRAINING_ONLY = {"job-name", "nodes", "ntasks-per-node", "cpus-per-task", "gpus-per-node", "gres"}
+_TRAINING_ONLY |= {"gpus-per-task", "time", "exclusive", "nodelist", "exclude", "begin"}
 
 
 class CollectRefused(Exception):
-    """The jobs are submitted, and the one that collects was refused."""
+    """The training jobs are submitted, and the collecting one was rejected."""
 
 
 def script(batch: Batch, folder: Path, at_once: int | None, whole: bool = False) -> str:
-    """The batch script of an array, byte for byte as submitit submits it."""
-    count = len(batch.run_ids)
-    parameters = submitit_parameters(batch.options, at_once)
-    if count > 1 and not whole:
-        parameters["map_count"] = count
-    command = (
-        f"{shlex.quote(sys.executable)} -u -m submitit.core._submit {shlex.quote(str(folder))}"
-    )
-    return _make_sbatch_string(command=command, folder=folder, **parameters)
+    """The batch script of an array, byte for byte as it is submitted."""
+    return _executor(folder, batch.options, at_once).script(1 if whole else len(batch.run_ids))
 
 
 def check(submission: Submission) -> None:
-    """Ask Slurm whether it would take each script. Raises UsageError with what it says."""
+    """Ask Slurm whether it would accept each script. Raises UsageError with its reason."""
     for batch in submission.batches:
         text = script(batch, submission.study.submitit, submission.at_once, submission.whole)
-        done = command(["sbatch", "--test-only"], text)
-        if done.returncode:
-            raise UsageError(refusal(done.stderr, batch.options))
-
-
-def refusal(stderr: str, options: Options) -> str:
-    """sbatch's refusal in one line, with the valid names where it is about a name."""
-    lines = [line for line in stderr.splitlines() if "error" in line or "failure" in line]
-    said = (lines or stderr.strip().splitlines() or ["sbatch refused"])[-1 if lines else 0]
-    if re.search(r"Socket timed out|Unable to contact|Connection refused", said):
-        return f"Slurm's controller does not answer ({said}): try again later"
-    said = said.removeprefix("allocation failure: ").removeprefix("sbatch: error: ")
-    hint = ""
-    if "account" in said.lower():
-        user = ["sacctmgr", "-n", "-P", "show", "assoc", f"user={getpass.getuser()}"]
-        hint = _names([*user, "format=account"], "accounts")
-    elif "partition" in said.lower():
-        hint = _names(["sinfo", "-h", "-o", "%R"], "partitions")
-    elif "qos" in said.lower():
-        hint = _names(["sacctmgr", "-n", "-P", "show", "qos", "format=name"], "QOS")
-    asked = " ".join(f"--{k}" if v is True else f"--{k}={v}" for k, v in options.items())
-    return f"Slurm would not take it: {said}{hint} (asked for: {asked})"
-
-
-def _names(words: list[str], what: str) -> str:
-    """ "; known partitions: a, b", from the lines that a command prints; empty without any."""
-    try:
-        done = command(words)
-    except UsageError:
-        return ""
-    names = sorted({name for line in done.stdout.split() for name in line.split(",") if name})
-    return f"; known {what}: {', '.join(names)}" if names else ""
-
-
-def command(words: list[str], stdin: str = "") -> "subprocess.CompletedProcess[str]":
-    """Call a Slurm command, within a bound of time. Raises UsageError where that cannot be."""
-    try:
-        return subprocess.run(
-            words,
-            input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            env=slurm_environment(),
-        )
-    except FileNotFoundError:
-        raise UsageError(
-            f"no '{words[0]}' on PATH: this machine has no Slurm; use --site local"
-        ) from None
-    except subprocess.TimeoutExpired:
-        raise UsageError(
-            f"Slurm did not answer '{words[0]}' within {TIMEOUT_S:.0f} s: try again later"
-        ) from None
-
-
-def slurm_environment() -> dict[str, str]:
-    """The environment for Slurm's commands, without what another job or SBATCH_* left in it."""
-    kept = {k: v for k, v in os.environ.items() if k in ("SLURM_CONF", "SLURM_CLUSTERS")}
-    return {**clean_environment(os.environ), **kept, "PYTHONPATH": python_path()}
-
-
-@contextlib.contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Have submitit's own call of sbatch see this environment."""
-    before = dict(os.environ)
-    try:
-        os.environ.clear()
-        os.environ.update(values)
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
+        commands.check(text, batch.options)
 
 
 def submit(submission: Submission) -> list[str]:
-    """Submit everything; return the ids of the arrays (or of the one job). One sbatch a shape."""
+    """Submit everything; return the ids of the arrays (or of the one job). One sbatch per shape."""
     study = submission.study
     own_folder(study.submitit)
     for batch in submission.batches:
@@ -136,33 +50,32 @@ def submit(submission: Submission) -> list[str]:
     masters: list[str] = []
     for batch in submission.batches:
         try:
-            with _environment(slurm_environment()):
-                masters += _submit(submission, batch)
-        except FailedJobError as error:
-            if masters:
-                cancel(masters)
-            undone = f"; jobs {', '.join(masters)} were cancelled" if masters else ""
-            raise UsageError(refusal(str(error), batch.options) + undone) from None
+            masters += _submit(submission, batch)
+        except UsageError as error:
+            if not masters:
+                raise
+            commands.cancel(masters)
+            raise UsageError(f"{error}; jobs {', '.join(masters)} were cancelled") from None
     return masters
 
 
 def _submit(submission: Submission, batch: Batch) -> list[str]:
     study = submission.study
     firsts = {run_id: _next_attempt(study.run(run_id)) for run_id in batch.run_ids}
-    executor = _executor(submission, batch.options)
-    commands = {run_id: _command(submission, run_id) for run_id in batch.run_ids}
+    executor = _executor(study.submitit, batch.options, submission.at_once)
+    lines = {run_id: _command(submission, run_id) for run_id in batch.run_ids}
     folders = {run_id: str(study.run(run_id).folder) for run_id in batch.run_ids}
     if submission.whole:
-        parts = [(folders[r], commands[r]) for r in batch.run_ids]
+        parts = [(folders[r], lines[r]) for r in batch.run_ids]
         job = executor.submit(sweep_in_job, parts, submission.max_restarts)
         jobs: dict[str, Job[int]] = dict.fromkeys(batch.run_ids, job)
     else:
         with executor.batch():
-            made = [executor.submit(run_in_job, folders[r], commands[r]) for r in batch.run_ids]
+            made = [executor.submit(run_in_job, folders[r], lines[r]) for r in batch.run_ids]
         jobs = dict(zip(batch.run_ids, made, strict=True))
     for run_id, job in jobs.items():
         record = {"first_attempt": firsts[run_id], "shared": submission.whole}
-        _note(study.run(run_id), job, {**record, "command": commands[run_id]})
+        _note(study.run(run_id), job, {**record, "command": lines[run_id]})
     return list(dict.fromkeys(job.job_id.split("_")[0] for job in jobs.values()))
 
 
@@ -173,10 +86,9 @@ def _command(submission: Submission, run_id: str) -> list[str]:
     )
 
 
-def _executor(submission: Submission, options: Options) -> SlurmExecutor:
-    executor = SlurmExecutor(folder=submission.study.submitit)
-    executor.update_parameters(**submitit_parameters(options, submission.at_once))
-    return executor
+def _executor(folder: Path, options: Options, at_once: int | None) -> Executor:
+    parameters = submitit_parameters(options, at_once)
+    return Executor(folder, parameters, lambda text: commands.sbatch(text, options))
 
 
 def _next_attempt(paths: RunPaths) -> int:
@@ -185,7 +97,7 @@ def _next_attempt(paths: RunPaths) -> int:
 
 
 def _note(paths: RunPaths, job: "Job[int]", more: Mapping[str, object]) -> None:
-    """Leave with the run: which job it is, the script, and a link to what Slurm says."""
+    """Write into the run's folder: its job, the script, and a link to the job's output."""
     submitted = {"v": 1, "launcher": "slurm", "job_id": job.job_id, "submitted": time.time()}
     write_json(paths.submission, {**submitted, **more})
     shutil.copyfile(job.paths.submission_file, paths.script)
@@ -194,10 +106,10 @@ def _note(paths: RunPaths, job: "Job[int]", more: Mapping[str, object]) -> None:
 
 
 def submit_collect(submission: Submission, masters: Sequence[str]) -> str:
-    """Submit the job that collects and plots when all others have ended; return its id."""
+    """Submit the job that collects and plots after all others; return its id."""
     study, options = submission.study, submission.batches[0].options
     more: Options = {
-        **{k: v for k, v in options.items() if k not in _OF_A_RUN},
+        **{k: v for k, v in options.items() if k not in _TRAINING_ONLY},
         "job-name": f"{study.folder.name}-collect",
         "nodes": "1",
         "ntasks": "1",
@@ -206,19 +118,11 @@ def submit_collect(submission: Submission, masters: Sequence[str]) -> str:
         "kill-on-invalid-dep": "yes",
         "output": str(study.collect_log),
     }
-    with _environment(slurm_environment()):
-        executor = _executor(submission, more)
-        words = ["bash", str(REPOSITORY / "plot_results.sh"), str(study.folder)]
-        try:
-            job = executor.submit(collect_in_job, words)
-        except FailedJobError as error:
-            raise CollectRefused(refusal(str(error), more)) from None
+    executor = _executor(study.submitit, more, None)
+    words = ["bash", str(REPOSITORY / "plot_results.sh"), str(study.folder)]
+    try:
+        job = executor.submit(collect_in_job, words)
+    except UsageError as error:
+        raise CollectRefused(str(error)) from None
     write_json(study.collect_job, {"job_id": str(job.job_id)})
     return str(job.job_id)
-
-
-def cancel(job_ids: Sequence[str]) -> None:
-    """End the jobs, those that wait first, so that none starts in the meantime."""
-    masters = list(dict.fromkeys(job_ids))
-    command(["scancel", "--state=PENDING", *masters])
-    command(["scancel", *masters])

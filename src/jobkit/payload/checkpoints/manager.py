@@ -1,4 +1,4 @@
-"""Writes a run's checkpoints, keeps the last ones, and says so."""
+"""Writes a run's checkpoints, keeps the newest, and reports each."""
 
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -10,18 +10,18 @@ from jobkit.payload.checkpoints import store as checkpoint
 from jobkit.payload.checkpoints.store import Saved, Store, Unsaved
 from jobkit.payload.progress import Progress
 from jobkit.payload.report import Reporter
-from jobkit.spec.every import Rhythm
+from jobkit.spec.every import Every
 
 if TYPE_CHECKING:
     from jobkit.payload.train import Trainer
 
 
 class Fenced(RuntimeError):
-    """A newer attempt of the run has begun: this one must not write any more."""
+    """A newer attempt of the run has begun: this stale one must not write any more."""
 
 
-class Keeper:
-    """A run's checkpoints: when, what, and what became of it. Every rank has one."""
+class CheckpointManager:
+    """Decides when a run writes a checkpoint, and writes it. Every rank has one."""
 
     def __init__(
         self,
@@ -29,15 +29,15 @@ class Keeper:
         paths: RunPaths,
         attempt: int,
         report: Reporter,
-        rhythm: Rhythm,
+        every: Every,
         *,
         keep: int,
-        beside: bool,
+        background: bool,
     ) -> None:
-        """keep: how many stay. beside: write in a thread, while training goes on."""
+        """keep: how many stay. background: write in a thread, while training continues."""
         self._store, self._paths, self._attempt = store, paths, attempt
-        self._report, self._rhythm, self._keep = report, rhythm, keep
-        self._thread = ThreadPoolExecutor(1) if beside else None
+        self._report, self._every, self._keep = report, every, keep
+        self._thread = ThreadPoolExecutor(1) if background else None
         self._writing: Future[Saved] | None = None
         self._last_s = time.monotonic()
         self.newest: int | None = None  # the iteration of the run's last good checkpoint
@@ -45,26 +45,27 @@ class Keeper:
 
     def late(self) -> bool:
         """Whether this rank's clock says that a checkpoint is due."""
-        seconds = self._rhythm.seconds
+        seconds = self._every.seconds
         return seconds is not None and time.monotonic() - self._last_s >= seconds
 
     def due(self, iteration: int) -> bool:
         """Whether one is due after an iteration."""
-        return bool(self._rhythm.iterations) and iteration % (self._rhythm.iterations or 1) == 0
+        return bool(self._every.iterations) and iteration % (self._every.iterations or 1) == 0
 
     def due_after_epoch(self, last: bool) -> bool:
         """Whether one is due after an epoch; the last one's is the trained model."""
-        rhythm = self._rhythm
-        return rhythm.epochs or (last and rhythm != Rhythm())
+        return self._every.epochs or (last and self._every != Every())
 
     def fence(self) -> None:
         """Raise Fenced where a newer attempt of the run has begun."""
         newest = max(self._paths.attempt_numbers(), default=self._attempt)
         if newest > self._attempt:
-            raise Fenced(f"attempt {newest} of this run has begun: attempt {self._attempt} ends")
+            raise Fenced(
+                f"attempt {self._attempt} is fenced: attempt {newest} of this run has begun"
+            )
 
     def save(self, trainer: "Trainer") -> bool:
-        """Write a checkpoint, or begin to; whether that went well so far. Every rank calls."""
+        """Write a checkpoint, or start to; return whether it succeeded so far. Every rank calls."""
         self.wait()
         self._last_s, self.begun = time.monotonic(), trainer.progress.iteration
         progress = Progress(**vars(trainer.progress))
@@ -83,20 +84,20 @@ class Keeper:
         return self.wait()
 
     def poll(self) -> None:
-        """Say how a checkpoint went that has been written meanwhile."""
+        """Report a checkpoint that has been written in the background."""
         if self._writing and self._writing.done():
             self.wait()
 
     def wait(self) -> bool:
-        """Wait for a checkpoint that is being written and say how it went; whether it is good.
+        """Wait for a checkpoint that is being written and report it; return whether it succeeded.
 
-        One that could not be written is no reason to end the training.
+        A failure does not end the training.
         """
         if self._writing is None:
             return True
         writing, self._writing = self._writing, None
         try:
-            self._say(writing.result())
+            self._report_saved(writing.result())
         except Unsaved as error:
             self.fence()
             last = "there is none" if self.newest is None else f"the last is of {self.newest}"
@@ -108,7 +109,7 @@ class Keeper:
             checkpoint.prune(self._paths, self._attempt, self._keep)
         return True
 
-    def _say(self, saved: Saved) -> None:
+    def _report_saved(self, saved: Saved) -> None:
         self.newest = saved.iteration
         self._report.record(
             "checkpoint",

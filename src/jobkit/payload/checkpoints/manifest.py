@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself: progress, layout, settings, and each file's SHA-256."""
+"""The manifest of a checkpoint: progress, layout, settings, and each file's SHA-256."""
 
 import hashlib
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint says of itself."""
+    """The manifest of a checkpoint."""
 
     progress: Progress
     layout: dict[str, Any]
@@ -26,17 +26,17 @@ class Manifest:
         return sum(int(entry["bytes"]) for entry in self.files.values())
 
 
-class Broken(Exception):
+class Corrupt(Exception):
     """A checkpoint cannot be used; the text says what is wrong with it."""
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """What a checkpoint says of itself. Raises Broken where it says nothing that can be used."""
+    """Read the manifest of a checkpoint; raises Corrupt for one that cannot be used."""
     content = read_json(folder / MANIFEST)
     if content is None:
-        raise Broken(f"{MANIFEST} is absent or torn")
+        raise Corrupt(f"{MANIFEST} is absent or truncated")
     if content.get("v") != VERSION:
-        raise Broken(f"{MANIFEST} is of version {content.get('v')}, not {VERSION}")
+        raise Corrupt(f"{MANIFEST} has version {content.get('v')}, not {VERSION}")
     try:
         counts = {k: int(v) for k, v in content["progress"].items()}
         files = {str(k): {**v, "bytes": int(v["bytes"])} for k, v in content["files"].items()}
@@ -45,7 +45,7 @@ def read_manifest(folder: Path) -> Manifest:
             raise ValueError
         return Manifest(Progress(**counts), layout, spec, files)
     except (KeyError, TypeError, ValueError, AttributeError):
-        raise Broken(f"{MANIFEST} lacks what a manifest has") from None
+        raise Corrupt(f"{MANIFEST} lacks required fields") from None
 
 
 def digests(folder: Path, rank: int) -> dict[str, dict[str, Any]]:
@@ -63,12 +63,12 @@ def _sha256(path: Path) -> str:
 
 
 def check_file(path: Path, entry: dict[str, Any]) -> None:
-    """Raise Broken where a file is not what its manifest says."""
+    """Raise Corrupt if a file has another size or checksum than its manifest says."""
     try:
         size = path.stat().st_size
         if size != entry["bytes"]:
-            raise Broken(f"{path.name} has {size:,} bytes, not {entry['bytes']:,}")
+            raise Corrupt(f"{path.name} has {size:,} bytes, not {entry['bytes']:,}")
         if _sha256(path) != entry.get("sha256"):
-            raise Broken(f"{path.name} is not what was written: its checksum is another")
+            raise Corrupt(f"{path.name} has another checksum than when it was written")
     except OSError as error:
-        raise Broken(f"{path.name}: {error.strerror}") from None
+        raise Corrupt(f"{path.name}: {error.strerror}") from None

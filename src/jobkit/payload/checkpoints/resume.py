@@ -1,4 +1,4 @@
-"""Going on from a checkpoint: which one, and what of it each rank takes."""
+"""Resuming from a checkpoint: which one, and which of its tensors each rank takes."""
 
 import os
 import time
@@ -11,7 +11,7 @@ from jobkit.errors import UsageError
 from jobkit.paths import RunPaths, read_json
 from jobkit.payload.checkpoints import state
 from jobkit.payload.checkpoints import store as checkpoint
-from jobkit.payload.checkpoints.manifest import MANIFEST, Broken, Manifest
+from jobkit.payload.checkpoints.manifest import MANIFEST, Corrupt, Manifest
 from jobkit.payload.checkpoints.store import Shapes, Store
 from jobkit.payload.progress import Progress
 from jobkit.spec.runspec import RunSpec
@@ -25,13 +25,13 @@ _OF_ORDER = ("dataset", "train_samples", "seed", "repeat")
 
 
 def of_own_run(paths: RunPaths, attempt: int) -> list[Path]:
-    """The checkpoints that an attempt may go on from, the newest first.
+    """The checkpoints that an attempt may resume from, the newest first.
 
-    Those before an attempt that came to its end, or that began anew, are another training's.
+    Those before an attempt that completed, or that started from scratch, are another training's.
     """
     first = 0
     for n in paths.attempt_numbers():
-        if n < attempt and paths.anew(n).exists():
+        if n < attempt and paths.fresh_start(n).exists():
             first = n
         if n < attempt and (read_json(paths.outcome(n)) or {}).get("status") == "ok":
             first = n + 1
@@ -42,9 +42,9 @@ def of_own_run(paths: RunPaths, attempt: int) -> list[Path]:
     ]
 
 
-def begin_anew(paths: RunPaths, attempt: int) -> None:
-    """Note that the attempt takes up nothing that earlier ones of the run left."""
-    mark = paths.anew(attempt)
+def mark_fresh_start(paths: RunPaths, attempt: int) -> None:
+    """Mark the attempt as one that resumes from no earlier attempt of the run."""
+    mark = paths.fresh_start(attempt)
     mark.parent.mkdir(parents=True, exist_ok=True)
     mark.touch()
 
@@ -52,7 +52,7 @@ def begin_anew(paths: RunPaths, attempt: int) -> None:
 def named_by_user(path: Path) -> list[Path]:
     """The checkpoints of --resume-from: one, or those of a run's folder, the newest first.
 
-    Raises UsageError where there is none.
+    Raises UsageError if there is none.
     """
     if (path / MANIFEST).exists():
         return [path]
@@ -66,10 +66,10 @@ def named_by_user(path: Path) -> list[Path]:
 
 
 def resume(trainer: "Trainer", store: Store, candidates: list[Path], must: bool) -> Path | None:
-    """Go on from the first of the checkpoints that is sound; return it, None without one.
+    """Resume from the first valid checkpoint; return it, None without one.
 
-    A broken one is told of and passed over. must: the user named them. Raises UsageError, on
-    every rank, for one of another training, and where it must be one and none is sound.
+    A corrupt one is reported and skipped. must: the user named them. Raises UsageError, on every
+    rank, for one of a different configuration, and if the user named some and none is valid.
     """
     report, initial = trainer.report, None
     for folder in candidates:
@@ -81,8 +81,8 @@ def resume(trainer: "Trainer", store: Store, candidates: list[Path], must: bool)
             _check_shapes(trainer, store, shapes, folder)
             initial = initial or state.Initial(trainer)
             _load(trainer, store, folder, manifest, shapes)
-        except Broken as error:
-            report.warn(f"checkpoint {folder.name} is broken: {error}")
+        except Corrupt as error:
+            report.warn(f"checkpoint {folder.name} is corrupt, skipped: {error}")
             report.record("checkpoint", action="rejected", iteration=_iteration(folder))
             continue
         trainer.progress = Progress(**vars(manifest.progress))
@@ -94,14 +94,16 @@ def resume(trainer: "Trainer", store: Store, candidates: list[Path], must: bool)
             bytes=manifest.bytes,
             time_s=time.monotonic() - started,
         )
-        report.say(_words(folder, manifest, trainer))
+        report.say(_resumed(folder, manifest, trainer))
         if trainer.progress.epoch >= trainer.spec.epochs:
-            report.warn("nothing is left to train: the checkpoint has all of --epochs behind it")
+            report.warn(
+                "training is already complete: the checkpoint is from after the last of --epochs"
+            )
         return folder
     if candidates and must:
-        raise UsageError(f"--resume-from: no sound checkpoint in {candidates[0].parent}")
+        raise UsageError(f"--resume-from: no valid checkpoint in {candidates[0].parent}")
     if candidates:
-        report.warn("no checkpoint is sound: the run begins anew")
+        report.warn("no valid checkpoint: the run starts from scratch")
     if initial:
         initial.put_back(trainer)
     return None
@@ -112,9 +114,9 @@ def _iteration(folder: Path) -> int | None:
     return int(first) if first.isdecimal() else None
 
 
-def _words(folder: Path, manifest: Manifest, trainer: "Trainer") -> str:
+def _resumed(folder: Path, manifest: Manifest, trainer: "Trainer") -> str:
     progress, layout = manifest.progress, manifest.layout
-    text = f"going on from {os.path.relpath(folder)}: iteration {progress.iteration}"
+    text = f"resuming from {os.path.relpath(folder)}: iteration {progress.iteration}"
     text += f", epoch {progress.epoch + 1}, sample {progress.position:,} of it"
     if layout != trainer.strategy.layout():
         text += f" (written by {layout.get('strategy')} at {layout.get('world_size')} ranks)"
@@ -129,7 +131,7 @@ def _check_fits(manifest: Manifest, spec: RunSpec, folder: Path) -> None:
         theirs = manifest.spec.get(name, own[name])
         if theirs != own[name]:
             raise UsageError(
-                f"{folder} is of another training: {name} is {theirs!r} there and "
+                f"{folder} belongs to a different configuration: {name} is {theirs!r} there and "
                 f"{own[name]!r} here"
             )
 
@@ -146,26 +148,26 @@ def _check_shapes(trainer: "Trainer", store: Store, shapes: Shapes, folder: Path
                 for side in (own, theirs)
             )
             raise UsageError(
-                f"{folder} is of another training: parameter {name.removeprefix('model.')} is "
-                f"{there} there and {ours} here"
+                f"{folder} belongs to a different configuration: parameter "
+                f"{name.removeprefix('model.')} is {there} there and {ours} here"
             )
 
 
 def _load(
     trainer: "Trainer", store: Store, folder: Path, manifest: Manifest, shapes: Shapes
 ) -> None:
-    """Fill model, optimizer and this rank's own state. Raises Broken."""
+    """Fill model, optimizer and this rank's own state. Raises Corrupt."""
     rank, writers = trainer.group.place.rank, state.writers(shapes)
     same = manifest.layout == trainer.strategy.layout()
     owners = [rank] if same else writers
     if not writers or not set(owners) <= set(writers):
-        raise Broken("it lacks what its ranks had of their own")
+        raise Corrupt("it lacks the ranks' own state")
     state.prime(trainer)
     state.forget_absent(trainer, shapes)
     wanted = state.shared_tensors(trainer)
     parts = []
     for prefix in map(state.own_prefix, owners):
-        # Tensors to fill, for everything that is this owner's.
+        # Tensors to fill: all that belong to this owner.
         blank = {
             n: torch.empty(size, dtype=dtype)
             for n, (size, dtype) in shapes.items()

@@ -29,7 +29,7 @@ _TIMING = "epoch.timing"
 
 
 def own_prefix(rank: int) -> str:
-    """What the names of a rank's own tensors begin with."""
+    """The prefix of the names of a rank's own tensors."""
     return f"{_OWN}{rank}."
 
 
@@ -53,7 +53,7 @@ def shared_tensors(trainer: "Trainer") -> dict[str, Tensor]:
 
 
 def own_tensors(trainer: "Trainer") -> dict[str, Tensor]:
-    """What no other rank has, or has in the same way."""
+    """The tensors that differ between the ranks."""
     strategy = trainer.strategy
     found = {f"{_BUFFER}{name}": b for name, b in strategy.named_buffers().items()}
     found |= {f"{_STRATEGY}{name}": t for name, t in strategy.own_state().items()}
@@ -66,14 +66,14 @@ def own_tensors(trainer: "Trainer") -> dict[str, Tensor]:
 
 
 def all_tensors(trainer: "Trainer") -> dict[str, Tensor]:
-    """Everything that this rank puts into a checkpoint."""
+    """All tensors that this rank puts into a checkpoint."""
     prefix = own_prefix(trainer.group.place.rank)
     own = {f"{prefix}{name}": t for name, t in own_tensors(trainer).items()}
     return shared_tensors(trainer) | own
 
 
 def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies in the CPU's memory, which training may go on beside."""
+    """Copies in the CPU's memory, so that training can continue while they are written."""
     return {
         name: t.detach().clone() if t.device.type == "cpu" else t.detach().to("cpu")
         for name, t in tensors.items()
@@ -81,14 +81,14 @@ def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 class Initial:
-    """A training as it was set up, to begin anew where no checkpoint could be loaded."""
+    """The initial state of a training, to start from scratch if no checkpoint can be loaded."""
 
     def __init__(self, trainer: "Trainer") -> None:
         self._shared = copied(shared_tensors(trainer))
         self._own = copied(own_tensors(trainer))
 
     def put_back(self, trainer: "Trainer") -> None:
-        """Undo what priming and half a loading did."""
+        """Restore the initial state after priming or a partial load."""
         optimizer_of(trainer.optimizer).state.clear()
         for name, tensor in shared_tensors(trainer).items():
             tensor.copy_(self._shared[name])
@@ -96,9 +96,9 @@ class Initial:
 
 
 def prime(trainer: "Trainer") -> None:
-    """Have the optimizer make its state, and the strategy what it makes in its first iteration.
+    """Have the optimizer and the strategy make the state of their first iteration.
 
-    Nothing that this computes stays: a checkpoint is loaded over it.
+    Its values do not matter: a checkpoint is loaded over them.
     """
     trainer.strategy.warm_up()
     inner = optimizer_of(trainer.optimizer)
@@ -120,7 +120,7 @@ def forget_absent(trainer: "Trainer", known: Iterable[str]) -> None:
 
 
 def take_own(trainer: "Trainer", own: Mapping[str, Tensor]) -> None:
-    """Take this rank's own tensors over from a checkpoint; those it lacks stay as they are."""
+    """Copy this rank's own tensors from a checkpoint; those it lacks stay unchanged."""
     strategy = trainer.strategy
     for name, buffer in strategy.named_buffers().items():
         if f"{_BUFFER}{name}" in own:
@@ -138,10 +138,10 @@ def take_own(trainer: "Trainer", own: Mapping[str, Tensor]) -> None:
 
 
 def merged(ranks: list[dict[str, Tensor]], rank: int) -> dict[str, Tensor]:
-    """What a rank of another layout takes of all ranks' own tensors.
+    """The own tensors of a rank in another layout, merged from those of all ranks.
 
-    Buffers become the mean of those that have them, as for an evaluation; rank 0 takes over the
-    sums of the epoch. Random numbers go on from this rank's own seed.
+    Buffers are averaged over the ranks that have them, as for an evaluation; rank 0 gets the sums
+    of the epoch. Random numbers continue from this rank's own seed.
     """
     found = {}
     for name in dict.fromkeys(k for own in ranks for k in own if k.startswith(_BUFFER)):

@@ -1,11 +1,11 @@
-"""Checkpoints on disk: torch.distributed.checkpoint's files and a manifest that vouches for them.
+"""Checkpoints on disk: torch.distributed.checkpoint's files and a manifest of their checksums.
 
     checkpoints/00000120-1/     iteration 120, written by attempt 1
         manifest.json           progress, layout, settings; size and SHA-256 of every other file
         .metadata, *.distcp     torch.distributed.checkpoint's own
 
-A folder is written beside its place and renamed when all of it is on the disk, so that one with
-that name is whole or was broken later, which its manifest shows.
+A folder is written under a temporary name and renamed when all of it is on the disk: one with the
+final name is complete, and later corruption shows in its manifest's checksums.
 """
 
 import os
@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -24,18 +24,20 @@ from jobkit.paths import RunPaths, write_json
 from jobkit.payload.checkpoints.manifest import (
     MANIFEST,
     VERSION,
-    Broken,
+    Corrupt,
     Manifest,
     check_file,
     digests,
     read_manifest,
 )
+from jobkit.payload.distributed import all_or_raise
 from jobkit.payload.progress import Progress
 from jobkit.payload.unpickle import restricted_load
 
+T = TypeVar("T")
 Shapes = dict[str, tuple[torch.Size, torch.dtype]]  # of tensors, by name
 _METADATA = "torch.distributed.checkpoint.metadata"
-# What torch.distributed.checkpoint's own index, a pickle, is made of.
+# The classes in torch.distributed.checkpoint's own index, which is a pickle.
 _INDEX = frozenset(
     {
         ("torch", "Size"),
@@ -66,7 +68,7 @@ class Saved:
 
 
 class Unsaved(Exception):
-    """A checkpoint could not be written; nothing of it is left. The text says why."""
+    """A checkpoint could not be written, and nothing of it is left; the text says why."""
 
 
 class Store:
@@ -91,12 +93,12 @@ class Store:
         spec: dict[str, Any],
         allowed: Callable[[], None],
     ) -> Saved:
-        """Write a checkpoint; allowed is asked right before it is put in its place, and may raise.
+        """Write a checkpoint; allowed is called right before the final rename, and may raise.
 
-        Raises Unsaved, on every rank, where one of them could not write.
+        Raises Unsaved, on every rank, if one of them could not write.
         """
         started, beside = time.monotonic(), _beside(folder)
-        import torch.distributed.checkpoint as dcp  # takes its time, and few runs need it
+        import torch.distributed.checkpoint as dcp  # a slow import that few runs need
         from torch.distributed.checkpoint.api import CheckpointException
 
         try:
@@ -133,45 +135,36 @@ class Store:
             beside.rename(folder)
             _sync_folder(folder.parent)
 
-    def _each(self, act: Callable[[], Any]) -> list[Any]:
-        """Do something on every rank; where one fails, raise on all, that none waits for it."""
-        result, fault = None, None
-        try:
-            result = act()
-        except Exception as error:
-            fault = _root_cause(error)
-        answers = self.everyone((result, fault))
-        for rank, (_, other) in enumerate(answers):
-            if other:
-                raise RuntimeError(f"rank {rank}: {other}" if self.ranks > 1 else other)
-        return [answer for answer, _ in answers]
+    def _each(self, act: Callable[[], T]) -> list[T]:
+        """Every rank's result of act; where it fails on one rank, raise on all of them."""
+        prefix = f"rank {self.rank}: " if self.ranks > 1 else ""
+        return all_or_raise(self.everyone, act, Exception, lambda e: prefix + _root_cause(e))
 
     def check(self, folder: Path) -> Manifest:
-        """The manifest of a checkpoint whose files are as it says; raises Broken on every rank."""
-        manifest, fault = None, ""
-        try:
+        """The manifest of a checkpoint whose files match it; raises Corrupt on every rank."""
+        found: list[Manifest] = []  # not a result of act: nobody needs the other ranks' copies
+
+        def act() -> None:
             manifest = read_manifest(folder)
             for name in sorted(manifest.files)[self.rank :: self.ranks]:
                 check_file(folder / name, manifest.files[name])
             _check_index(folder, manifest)
-        except Broken as error:
-            fault = str(error)
-        fault = next(filter(None, self.everyone(fault)), "")
-        if fault or manifest is None:
-            raise Broken(fault)
-        return manifest
+            found.append(manifest)
+
+        all_or_raise(self.everyone, act, Corrupt)
+        return found[0]
 
     def shapes(self, folder: Path) -> Shapes:
-        """The shape and type of every tensor in a checkpoint, by name. Raises Broken."""
+        """The shape and type of every tensor in a checkpoint, by name. Raises Corrupt."""
         return {
             name: (entry.size, entry.properties.dtype)
             for name, entry in _reader(folder).read_metadata().state_dict_metadata.items()
         }
 
     def read(self, folder: Path, tensors: dict[str, Tensor]) -> None:
-        """Fill the tensors, in place, from a checkpoint; sharded ones get their part of it.
+        """Fill the tensors, in place, from a checkpoint; a sharded one gets its shard.
 
-        Raises Broken, on every rank, where one of them is absent or of another shape.
+        Raises Corrupt, on every rank, if one of them is absent or has another shape.
         """
         import torch.distributed.checkpoint as dcp
         from torch.distributed.checkpoint.api import CheckpointException
@@ -179,11 +172,11 @@ class Store:
         try:
             dcp.load(tensors, storage_reader=_reader(folder), process_group=self.group)
         except (Exception, CheckpointException) as error:
-            raise Broken(_root_cause(error)) from error
+            raise Corrupt(_root_cause(error)) from error
 
 
 def _writer(folder: Path) -> Any:
-    """torch's writer of a checkpoint's files, which says what the system said where one fails."""
+    """torch's writer of a checkpoint's files, but an error is the operating system's own."""
     import torch.distributed.checkpoint as dcp
 
     class Writer(dcp.FileSystemWriter):
@@ -191,8 +184,8 @@ def _writer(folder: Path) -> Any:
             try:
                 return super().write_data(*args, **kwargs)
             except Exception as error:
-                # A full disk has the archive's own complaint on top. Only the outermost error
-                # comes to the other ranks.
+                # On a full disk the archive's own error hides the system's, and only the
+                # outermost error reaches the other ranks.
                 inner: BaseException | None = error
                 while inner and not isinstance(inner, OSError):
                     inner = inner.__context__
@@ -202,7 +195,7 @@ def _writer(folder: Path) -> Any:
 
 
 def _reader(folder: Path) -> Any:
-    """torch's reader of a checkpoint's files, but for its index: nothing in that may run."""
+    """torch's reader of a checkpoint's files; unpickling its index runs no code."""
     import torch.distributed.checkpoint as dcp
 
     class Reader(dcp.FileSystemReader):
@@ -211,8 +204,8 @@ def _reader(folder: Path) -> Any:
                 with (folder / ".metadata").open("rb") as file:
                     metadata = restricted_load(file, _INDEX)
                 metadata.storage_meta.load_id = self.load_id
-            except Exception as error:  # what is no pickle fails in many ways
-                raise Broken(f"its index cannot be read: {_root_cause(error)}") from None
+            except Exception as error:  # an invalid pickle fails in many ways
+                raise Corrupt(f"its index cannot be read: {_root_cause(error)}") from None
             return metadata
 
     return Reader(folder)
@@ -226,7 +219,7 @@ def name_of(iteration: int, attempt: int) -> str:
 def found_in(folder: Path) -> list[Path]:
     """The checkpoints in a folder, the newest first: the last attempt's before all others.
 
-    A later attempt went on from an earlier one's, maybe an older one, or began anew.
+    A later attempt resumed from an earlier one's, maybe an older one, or from scratch.
     """
     named = []
     for path in folder.glob("*-*"):
@@ -242,7 +235,7 @@ def attempt_of(folder: Path) -> int:
 
 
 def clear_unfinished(paths: RunPaths) -> None:
-    """Remove what an attempt left that was ended while it wrote."""
+    """Remove the partial checkpoints of an attempt that was interrupted while writing."""
     for path in paths.checkpoints.glob(".*.tmp"):
         shutil.rmtree(path, ignore_errors=True)
 
@@ -252,19 +245,19 @@ def _beside(folder: Path) -> Path:
 
 
 def _check_index(folder: Path, manifest: Manifest) -> None:
-    """Raise Broken where the index names a file that the manifest does not vouch for."""
+    """Raise Corrupt if the index names a file that is not in the manifest."""
     try:
         used = {
             info.relative_path for info in _reader(folder).read_metadata().storage_data.values()
         }
     except AttributeError:
-        raise Broken("its index lacks what an index has") from None
+        raise Corrupt("its index lacks required fields") from None
     if strange := sorted(used - manifest.files.keys()):
-        raise Broken(f"its index names {strange[0]!r}, which is not in {MANIFEST}")
+        raise Corrupt(f"its index names {strange[0]!r}, which is not in {MANIFEST}")
 
 
 def _sync_folder(folder: Path) -> None:
-    """Have a rename in the folder on the disk."""
+    """Flush a rename in the folder to the disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -285,10 +278,10 @@ def _root_cause(error: BaseException) -> str:
 
 
 def prune(paths: RunPaths, attempt: int, keep: int) -> None:
-    """Remove this and earlier attempts' checkpoints but for the newest ones."""
+    """Remove all but the newest checkpoints of this and earlier attempts."""
     own = [folder for folder in found_in(paths.checkpoints) if attempt_of(folder) <= attempt]
     for folder in own[keep:]:
-        # Renamed first: half of a checkpoint must not look like one.
+        # Renamed first: a partly removed checkpoint must not look complete.
         beside = _beside(folder)
         folder.rename(beside)
         shutil.rmtree(beside, ignore_errors=True)

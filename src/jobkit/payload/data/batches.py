@@ -20,7 +20,7 @@ MEAN, STD = (125.3, 123.0, 113.9), (63.0, 62.1, 66.7)
 
 
 def share(count: int, part: int, parts: int) -> slice:
-    """The part's slice of count things, as even as it goes: sizes differ by one at most."""
+    """The slice of count items for one of the parts; sizes differ by one at most."""
     return slice(count * part // parts, count * (part + 1) // parts)
 
 
@@ -64,7 +64,7 @@ def _signed(word: int) -> int:
 
 
 def sample_hash(seed: int, epoch: int, indices: Tensor) -> Tensor:
-    """63 random bits a sample from (seed, epoch, index): SplitMix64 (Steele et al., 2014)."""
+    """63 random bits per sample from (seed, epoch, index): SplitMix64 (Steele et al., 2014)."""
     x = indices * _signed(0x9E3779B97F4A7C15) + _signed((seed * 0x2545F491 + epoch) % 2**63)
     # A shift of a negative number repeats its sign: the masks make the shifts logical ones.
     x = (x ^ ((x >> 30) & (2**34 - 1))) * _signed(0xBF58476D1CE4E5B9)
@@ -113,7 +113,9 @@ class DeviceData:
         seed: int,
         augmented: bool,
         channels_last: bool = True,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
+        self.dtype = dtype  # of the images
         self.device, self.seed, self.augmented = device, seed, augmented
         self._format = torch.channels_last if channels_last else torch.contiguous_format
         self.train = Images(data.train.images.to(device), data.train.labels.to(device))
@@ -122,7 +124,7 @@ class DeviceData:
         self._scale, self._shift = _whole_image(1 / std), _whole_image(-mean / std)
 
     def training_batch(self, indices: Tensor, epoch: int) -> tuple[Tensor, Tensor]:
-        """Images (N, 3, 32, 32) float32, normalised, in the memory format, and labels (N,)."""
+        """Images (N, 3, 32, 32), normalised, in the memory format, and labels (N,)."""
         indices = indices.to(self.device)
         images = self.train.images.index_select(0, indices)
         if self.augmented:
@@ -139,4 +141,4 @@ class DeviceData:
     def _normalise(self, planes: Tensor) -> Tensor:
         images = planes.to(torch.float32)
         torch.addcmul(self._shift, images, self._scale, out=images)  # in place: memory is dear
-        return images.contiguous(memory_format=self._format)
+        return images.contiguous(memory_format=self._format).to(self.dtype)

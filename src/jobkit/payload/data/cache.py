@@ -1,7 +1,7 @@
 """The prepared cache: uint8 files that all ranks of a node map into memory and share.
 
-One process builds it beside its place, under a lock, and renames it: a half-built cache is never
-seen. Its manifest has the checksum of every file; a broken cache is built anew.
+One process builds it under a temporary name and a lock, and renames it: a partial cache is never
+visible. Its manifest has the checksum of every file; a corrupt cache is rebuilt.
 """
 
 import contextlib
@@ -38,14 +38,14 @@ class Dataset:
 
 
 def cache_folder(source: Source, data_dir: Path) -> Path:
-    """Where the source's cache lies, or would."""
+    """The folder of the source's cache, whether it exists or not."""
     return data_dir / "cache" / f"{source.key}-v{CACHE_VERSION}"
 
 
 def read_directly(
     source: Source, data_dir: Path, train: int | None, test: int | None, say: Say
 ) -> Dataset:
-    """The source's images without writing a cache: from one that is there, else from the source."""
+    """The source's images without writing a cache: from an existing one, else from the source."""
     folder = cache_folder(source, data_dir)
     if folder.exists() and not find_fault(folder):
         return open_cache(folder, train, test)
@@ -58,19 +58,19 @@ def read_directly(
 
 
 def ensure_cache(source: Source, data_dir: Path, say: Say) -> Path:
-    """Return the folder of a whole, checked cache of the source, building it where needed.
+    """The folder of a complete, checked cache of the source, built if needed.
 
-    Raises UsageError where the source cannot be read or the cache cannot be written.
+    Raises UsageError if the source cannot be read or the cache cannot be written.
     """
     folder = cache_folder(source, data_dir)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _lock(folder.with_suffix(".lock")) as alone:
             if alone:
-                for torn in folder.parent.glob(f".{folder.name}.*"):
-                    shutil.rmtree(torn, ignore_errors=True)  # its builder was killed
+                for partial in folder.parent.glob(f".{folder.name}.*"):
+                    shutil.rmtree(partial, ignore_errors=True)  # its builder was killed
             if folder.exists() and (fault := find_fault(folder)):
-                say(f"the cache {folder} is broken ({fault}): building it anew")
+                say(f"the cache {folder} is corrupt ({fault}): rebuilding it")
                 shutil.rmtree(folder)
             if not folder.exists():
                 say(f"preparing {source.description} in {folder}")
@@ -78,16 +78,16 @@ def ensure_cache(source: Source, data_dir: Path, say: Say) -> Path:
     except OSError as error:
         raise UsageError(
             f"{folder}: the cache cannot be written: {error.strerror or error}; "
-            "free some space, or choose another place with --data-dir"
+            "free some space, or choose another directory with --data-dir"
         ) from None
     return folder
 
 
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[bool]:
-    """Hold a lock on the file; give whether there is one.
+    """Hold a lock on the file; yield whether the file system has locks.
 
-    Some file systems have none: then the rename at the end still keeps the cache whole.
+    Without them, the rename at the end still keeps the cache complete.
     """
     with path.open("w") as file:
         try:
@@ -101,7 +101,7 @@ def _lock(path: Path) -> Iterator[bool]:
 
 
 def _build(source: Source, folder: Path, say: Say) -> None:
-    """Write the cache beside its place and rename it; leave nothing behind on any failure."""
+    """Write the cache to a temporary folder and rename it; leave nothing behind on failure."""
     beside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         train, test, classes = source.read(say)
@@ -137,7 +137,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
 
 
 def find_fault(folder: Path) -> str:
-    """Check a cache against its manifest; return what is wrong with it, or an empty string."""
+    """Check a cache against its manifest; return what is wrong, or an empty string."""
     try:
         manifest = _manifest(folder)
         for part in _PARTS:
@@ -159,7 +159,7 @@ def find_fault(folder: Path) -> str:
 def open_cache(folder: Path, train: int | None = None, test: int | None = None) -> Dataset:
     """Map a cache into memory, or the first train and test samples of it.
 
-    Raises UsageError where there are fewer than asked for.
+    Raises UsageError if there are fewer than requested.
     """
     manifest = _manifest(folder)
     parts = {}
@@ -172,7 +172,7 @@ def open_cache(folder: Path, train: int | None = None, test: int | None = None) 
 
 
 def _first(part: str, data: Images, wanted: int | None) -> Images:
-    """So many of the samples, evenly spread: sources lie class by class."""
+    """The wanted number of samples, evenly spread, as sources are sorted by class."""
     count = len(data.labels)
     if wanted is None or wanted == count:
         return data

@@ -31,7 +31,7 @@ CLASSES = [
 _NO_ANSWER_S = 30  # a compute node's network often swallows packets instead of refusing them
 
 
-# What a dictionary of bytes, lists and numpy arrays is made of.
+# The classes in a pickled dictionary of bytes, lists and numpy arrays.
 _ARRAYS = frozenset(
     itertools.product(
         ("numpy.core.multiarray", "numpy._core.multiarray"), ("_reconstruct", "scalar")
@@ -40,10 +40,10 @@ _ARRAYS = frozenset(
 
 
 def read(data_dir: Path, say: Say, download: bool = True) -> tuple[Images, Images, list[str]]:
-    """Read CIFAR-10 from data_dir, downloading it where it is absent and download says so.
+    """Read CIFAR-10 from data_dir, downloading it if it is absent and download is true.
 
-    Takes cifar-10-python.tar.gz or the unpacked cifar-10-batches-py. Raises UsageError that says
-    what to do where there is neither and no network.
+    Takes cifar-10-python.tar.gz or the unpacked cifar-10-batches-py. Raises UsageError with the
+    fix if there is neither and it cannot be downloaded.
     """
     unpacked, archive = data_dir / "cifar-10-batches-py", data_dir / "cifar-10-python.tar.gz"
     if not unpacked.is_dir() and not archive.is_file():
@@ -57,21 +57,22 @@ def read(data_dir: Path, say: Say, download: bool = True) -> tuple[Images, Image
     except (OSError, EOFError, tarfile.TarError, pickle.UnpicklingError, LookupError, TypeError,
             ValueError, AttributeError) as error:  # fmt: skip
         place = unpacked if unpacked.is_dir() else archive
-        raise UsageError(f"{place} is broken ({error}): delete it and prepare it anew") from None
+        raise UsageError(f"{place} is corrupt ({error}): delete it and prepare it again") from None
     images = torch.cat([p.images for p in train])
     return Images(images, torch.cat([p.labels for p in train])), test, list(CLASSES)
 
 
 def _absent(data_dir: Path, why: str) -> UsageError:
     return UsageError(
-        f"cifar10 is not in {data_dir} and {why}: on a machine with network run 'python -m jobkit "
-        f"prepare --dataset cifar10 --data-dir {data_dir}', or take --dataset synthetic"
+        f"cifar10 is not in {data_dir} and {why}: on a machine with network access run "
+        f"'python -m jobkit prepare --dataset cifar10 --data-dir {data_dir}', "
+        "or use --dataset synthetic"
     )
 
 
 def _download(data_dir: Path, say: Say) -> None:
-    """Fetch the archive beside its place and rename it once its checksum is right."""
-    from torchvision.datasets import CIFAR10  # 1.3 s that other sources need not wait for
+    """Download the archive to a temporary name and rename it if its checksum matches."""
+    from torchvision.datasets import CIFAR10  # a slow import (1.3 s) that only this source needs
 
     say(f"downloading CIFAR-10 from {CIFAR10.url} to {data_dir}")
     data_dir.mkdir(parents=True, exist_ok=True)
@@ -81,7 +82,7 @@ def _download(data_dir: Path, say: Say) -> None:
         with urllib.request.urlopen(CIFAR10.url, timeout=_NO_ANSWER_S) as answer:
             digest = _save(answer, int(answer.headers.get("Content-Length") or 0), beside, say)
         if digest != CIFAR10.tgz_md5:
-            raise _absent(data_dir, f"came with a wrong checksum from {CIFAR10.url}")
+            raise _absent(data_dir, f"was downloaded with a wrong checksum from {CIFAR10.url}")
         beside.replace(archive)
     except (OSError, ValueError) as error:
         if isinstance(error, UsageError):
@@ -92,7 +93,7 @@ def _download(data_dir: Path, say: Say) -> None:
 
 
 def _save(answer: Any, total: int, path: Path, say: Say) -> str:
-    """Write an answer to a file, saying how far it is; return its MD5, which is what is known."""
+    """Write an answer to a file with progress lines; return its MD5, as published."""
     digest, done, said = hashlib.md5(usedforsecurity=False), 0, 0
     with path.open("wb") as file:
         while block := answer.read(1 << 20):

@@ -1,4 +1,4 @@
-"""Reading images from where they lie: CIFAR-10, folders or tars of image files, or generated."""
+"""Reading images from their source: CIFAR-10, folders or tars of image files, or generated."""
 
 import hashlib
 import io
@@ -33,7 +33,7 @@ def find_source(
 ) -> Source:
     """The source of a dataset's name. train and test are the sizes of generated data.
 
-    download: whether CIFAR-10 may be fetched where it is absent.
+    download: whether CIFAR-10 may be downloaded if it is absent.
 
     Raises UsageError for a path that cannot be used.
     """
@@ -55,9 +55,9 @@ def find_source(
 
 
 def synthetic(train: int, test: int, classes: int = 10) -> tuple[Images, Images, list[str]]:
-    """Images that a small CNN can learn: a smooth pattern a class, shifted, under strong noise.
+    """Images that a small CNN can learn: a smooth pattern per class under strong noise.
 
-    The same numbers for the same sizes, whatever the run's seed.
+    The same numbers for the same sizes at any seed of the run.
     """
     generator = torch.Generator().manual_seed(20)
     coarse = torch.rand(classes, 3, 4, 4, generator=generator)
@@ -93,7 +93,7 @@ def _folder_entries(root: Path) -> Iterator[Entry]:
 
 
 def _tar_entries(path: Path) -> Iterator[Entry]:
-    """Image members, wherever train/ and test/ stand in the tar; links and devices are passed."""
+    """Image members below any train/ and test/ in the tar; links and devices are skipped."""
     stat = path.stat()
     check_tar(path)
     try:
@@ -105,13 +105,13 @@ def _tar_entries(path: Path) -> Iterator[Entry]:
                     mark = f"{member.size} {member.offset_data} {stat.st_size} {stat.st_mtime_ns}"
                     yield "/".join(words), (mark, member)
             end = tar.offset
-        # tarfile takes a tar cut off at a header for a whole one; but a whole one ends in zeros.
+        # tarfile accepts a tar truncated at a header; a complete one ends in zeros.
         with path.open("rb") as file:
             file.seek(end)
             if file.read(tarfile.BLOCKSIZE) != tarfile.NUL * tarfile.BLOCKSIZE:
                 raise tarfile.ReadError("unexpected end of data")
     except (tarfile.TarError, OSError, EOFError) as error:
-        raise UsageError(f"{path}: the .tar is broken: {error}") from None
+        raise UsageError(f"{path}: the .tar is corrupt: {error}") from None
 
 
 def folder(path: Path, names: list[str], say: Say) -> tuple[Images, Images, list[str]]:
@@ -149,7 +149,7 @@ def _folder_blobs(root: Path, names: list[str]) -> Iterator[tuple[str, bytes]]:
 
 
 def _tar_blobs(path: Path, index: dict[str, int]) -> Iterator[tuple[str, bytes]]:
-    """The tar's images in the order in which they lie: one pass, nothing unpacked to disk."""
+    """The tar's images in their order in it: one pass, nothing unpacked to disk."""
     for name, (_, member) in _tar_entries(path):
         if name in index:
             with path.open("rb") as file:

@@ -1,9 +1,9 @@
-"""Faults on purpose, for drills: JOBKIT_FAULT=KIND@ITERATION[:RANK[:ATTEMPT]].
+"""Injected faults, for drills: JOBKIT_FAULT=KIND@ITERATION[:RANK[:ATTEMPT]].
 
-After that iteration the rank kills itself (kill), raises an exception (raise), hangs (hang), gets
-a signal (term, usr1, usr2), or holds still (hold) until it hears a signal, for a fault that comes
-from outside. Rank and attempt are 0 where they are left out: a run that is started again meets the
-fault once. The file attempts/<attempt>/struck tells when; a rank that holds goes on without it.
+After that iteration the rank kills itself (kill), raises an exception (raise), hangs (hang), sends
+itself a signal (term, usr1, usr2), or pauses (hold) until it receives a signal, for a fault from
+outside. Rank and attempt default to 0, so that a restarted run meets the fault once. The file
+attempts/<attempt>/fault_marker is written at that moment; a paused rank continues once it is gone.
 """
 
 import os
@@ -29,36 +29,36 @@ KINDS = (*SIGNALS, "raise", "hang", "hold")
 _HELD_POLL_S = 0.02
 
 
-class Planted(RuntimeError):
-    """The exception that a drill asked for."""
+class InjectedFault(RuntimeError):
+    """The exception that a drill injects."""
 
 
 @dataclass(frozen=True)
-class Fault:
+class PlannedFault:
     """One fault, at one iteration of one rank in one attempt."""
 
     kind: str
     iteration: int
     rank: int
     attempt: int
-    mark: Path | None = None  # left right before it strikes
+    marker: Path | None = None  # written right before the injection
 
-    def strike(self, iteration: int, stop: StopRequest) -> None:
-        """Do it, when its iteration has come. stop: where a signal is heard."""
+    def inject(self, iteration: int, stop: StopRequest) -> None:
+        """Inject the fault if this is its iteration. stop: tells whether a signal was received."""
         if iteration != self.iteration:
             return
-        if self.mark:
-            self.mark.parent.mkdir(parents=True, exist_ok=True)
-            self.mark.touch()
+        if self.marker:
+            self.marker.parent.mkdir(parents=True, exist_ok=True)
+            self.marker.touch()
         if self.kind in SIGNALS:
             os.kill(os.getpid(), SIGNALS[self.kind])
         elif self.kind == "raise":
-            raise Planted(f"a drill's fault after iteration {iteration}")
+            raise InjectedFault(f"injected after iteration {iteration}")
         elif self.kind == "hang":
             while True:
                 time.sleep(1)
         elif self.kind == "hold":
-            while not stop.signal and self.mark and self.mark.exists():
+            while not stop.signal and self.marker and self.marker.exists():
                 time.sleep(_HELD_POLL_S)
 
 
@@ -67,10 +67,10 @@ def planned(
     rank: int,
     paths: RunPaths | None = None,
     environ: Mapping[str, str] = os.environ,
-) -> Fault | None:
-    """The fault that the environment plans for this rank of this attempt.
+) -> PlannedFault | None:
+    """The fault that the environment requests for this rank of this attempt.
 
-    paths: where its mark is left. Raises UsageError for one that cannot be read.
+    paths: where its marker is written. Raises UsageError for one that cannot be read.
     """
     text = environ.get(VARIABLE, "")
     if not text:
@@ -83,6 +83,6 @@ def planned(
             f"{VARIABLE}={text}: must be KIND@ITERATION[:RANK[:ATTEMPT]], with a kind of "
             f"{', '.join(KINDS)}"
         )
-    mark = paths.struck(attempt) if paths else None
-    fault = Fault(match[1], int(match[2]), int(match[3] or 0), int(match[4] or 0), mark)
+    marker = paths.fault_marker(attempt) if paths else None
+    fault = PlannedFault(match[1], int(match[2]), int(match[3] or 0), int(match[4] or 0), marker)
     return fault if (fault.rank, fault.attempt) == (rank, attempt) else None

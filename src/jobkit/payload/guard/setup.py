@@ -1,4 +1,4 @@
-"""Gives a job's training its guard, and has it go on from a checkpoint where there is one."""
+"""Gives a job's training its guard, and resumes it from a checkpoint if there is one."""
 
 import inspect
 from pathlib import Path
@@ -6,59 +6,59 @@ from pathlib import Path
 from jobkit.errors import Exit, UsageError
 from jobkit.payload import host
 from jobkit.payload.checkpoints import manager, store
-from jobkit.payload.checkpoints.manager import Keeper
-from jobkit.payload.checkpoints.resume import begin_anew, named_by_user, of_own_run, resume
+from jobkit.payload.checkpoints.manager import CheckpointManager
+from jobkit.payload.checkpoints.resume import mark_fresh_start, named_by_user, of_own_run, resume
 from jobkit.payload.checkpoints.store import Store, clear_unfinished
-from jobkit.payload.distributed import Group
+from jobkit.payload.distributed import Group, all_or_raise
 from jobkit.payload.guard import consensus, faults
-from jobkit.payload.guard.consensus import JobGuard, Wishes
+from jobkit.payload.guard.consensus import Consensus, JobGuard
 from jobkit.payload.guard.watchdog import Watchdog
-from jobkit.payload.job import Job
+from jobkit.payload.job import RankJob
 from jobkit.payload.report import Reporter, write_outcome
 from jobkit.payload.train import Trainer
-from jobkit.spec.every import Rhythm
+from jobkit.spec.every import Every
 
 
-def guarded(job: Job, trainer: Trainer) -> JobGuard:
-    """Make the guard and load what the job is to go on from. Every rank calls.
+def guarded(job: RankJob, trainer: Trainer) -> JobGuard:
+    """Make the guard, and resume from the newest valid checkpoint. Every rank calls.
 
-    Raises UsageError, on every rank, for a checkpoint of another training.
+    Raises UsageError, on every rank, for a checkpoint of a different configuration.
     """
     spec, group, rank = trainer.spec, trainer.group, job.place.rank
     made = JobGuard(
-        wishes=Wishes(group.on_cpu()),
+        consensus=Consensus(group.on_cpu()),
         stop=job.stop,
         watchdog=Watchdog(
             rank,
             spec.timeout_s,
             job.stop,
             trainer.report.stream,
-            lambda why: _last_words(job, trainer.report, why),
+            lambda why: _record_hang(job, trainer.report, why),
             waits_in=[inspect.getfile(module) for module in (consensus, manager, store)],
         ),
-        keeper=_keeper(job, trainer, group) if job.paths else None,
+        checkpoints=_checkpoints(job, trainer, group) if job.paths else None,
         fault=faults.planned(job.attempt, rank, job.paths),
     )
     trainer.guard = made
     return made
 
 
-def _keeper(job: Job, trainer: Trainer, group: Group) -> Keeper:
-    """Who writes the checkpoints; the newest one is loaded first."""
+def _checkpoints(job: RankJob, trainer: Trainer, group: Group) -> CheckpointManager:
+    """The manager of the run's checkpoints; the newest valid one is loaded first."""
     spec, paths = trainer.spec, job.paths
     assert paths
     store = Store(job.place.rank, group.on_cpu())
     if store.rank == 0:
         clear_unfinished(paths)
-    beside = spec.checkpoint_async
-    made = Keeper(
+    background = spec.checkpoint_async
+    made = CheckpointManager(
         store,
         paths,
         job.attempt,
         trainer.report,
-        Rhythm.of(spec.checkpoint_every),
+        Every.of(spec.checkpoint_every),
         keep=spec.checkpoint_keep,
-        beside=group.device.type == "cuda" if beside is None else beside,
+        background=group.device.type == "cuda" if background is None else background,
     )
     loaded = resume(trainer, store, _shared(job, store), must=job.resume_from is not None)
     if loaded and loaded.parent == paths.checkpoints:
@@ -66,22 +66,17 @@ def _keeper(job: Job, trainer: Trainer, group: Group) -> Keeper:
     return made
 
 
-def _shared(job: Job, store: Store) -> list[Path]:
-    """What rank 0 finds to go on from: a file system may not show all ranks the same."""
-    found, fault = [], ""
-    if store.rank == 0:
-        try:
-            found = _candidates(job)
-        except UsageError as error:
-            fault = str(error)
-    found, fault = store.everyone((found, fault))[0]
-    if fault:
-        raise UsageError(fault)
-    return found
+def _shared(job: RankJob, store: Store) -> list[Path]:
+    """The checkpoints that rank 0 finds: a file system may not show all ranks the same."""
+
+    def find() -> list[Path]:
+        return _candidates(job) if store.rank == 0 else []
+
+    return all_or_raise(store.everyone, find, UsageError)[0]
 
 
-def _candidates(job: Job) -> list[Path]:
-    """The checkpoints that the job may go on from, the newest first.
+def _candidates(job: RankJob) -> list[Path]:
+    """The checkpoints that the job may resume from, the newest first.
 
     --fresh and --resume-from are for the first start of a job: when it is started again, with the
     same options, what it has done since counts.
@@ -92,11 +87,11 @@ def _candidates(job: Job) -> list[Path]:
     if not chosen or (job.restarted and own):
         return own
     found = named_by_user(job.resume_from) if job.resume_from else []
-    begin_anew(job.paths, job.attempt)
+    mark_fresh_start(job.paths, job.attempt)
     return found
 
 
-def _last_words(job: Job, report: Reporter, reason: str) -> None:
-    """Leave why a rank that makes no progress is ended."""
+def _record_hang(job: RankJob, report: Reporter, reason: str) -> None:
+    """Record why a rank that makes no progress is ended."""
     reason = write_outcome(job.paths, job.attempt, "failed", Exit.FAILED, reason)
     report.record("run_end", status="failed", reason=reason, total_time_s=host.process_age_s())

@@ -1,10 +1,10 @@
-"""The wish that a job ends early, told by a signal; torch is not needed to hear it.
+"""The request to stop a job early, received as a signal; works before torch is imported.
 
-A signal only sets a flag: the ranks agree at an iteration's edge, save, and end. Before the first
-iteration there is nothing to save, and INT and TERM end the process as they end any other.
+A signal only sets a flag: the ranks agree between two iterations, save, and end. Before the first
+iteration there is nothing to save, and INT and TERM end the process as usual.
 
 The warning signal (USR2, or as --stop-signal says) comes from Slurm to every process of a step. It
-is blocked, and a thread waits for it: child processes inherit that and do not die of it. INT and
+is blocked, and a thread waits for it: child processes inherit that and survive it. INT and
 TERM wake a thread as well: the main thread may wait in a collective, where no handler of Python's
 is run.
 """
@@ -23,7 +23,7 @@ class StopRequest:
         self.signal = ""  # the name of the first one
 
     def listen(self, warning: str) -> None:
-        """Hear the warning signal, USR1 or USR2, from now on. In the main thread only."""
+        """Start to receive the warning signal, USR1 or USR2. In the main thread only."""
         number = signal.Signals[f"SIG{warning}"]
         signal.pthread_sigmask(signal.SIG_BLOCK, {number})
         # Not ignored, as a child of a shell that ignores it would be: it could not be waited for.
@@ -31,7 +31,7 @@ class StopRequest:
         threading.Thread(target=self._wait, args=(number,), daemon=True).start()
 
     def listen_to_all(self) -> None:
-        """Hear INT and TERM too: there is an iteration's edge to come. In the main thread only."""
+        """Receive INT and TERM too, once iterations have begun. In the main thread only."""
         read, write = os.pipe()
         os.set_blocking(write, False)
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
@@ -42,19 +42,19 @@ class StopRequest:
 
     def _wait(self, number: signal.Signals) -> None:
         while True:
-            self._told(signal.sigwait({number}))
+            self._receive(signal.sigwait({number}))
 
     def _read(self, pipe: int) -> None:
         while number := os.read(pipe, 1):
             if number[0] in _ENDING:
-                self._told(number[0])
+                self._receive(number[0])
 
-    def _told(self, number: int) -> None:
+    def _receive(self, number: int) -> None:
         self.signal = self.signal or signal.Signals(number).name
 
 
 def _forget() -> None:
-    """A forked child ends on a signal as any other process, and tells nobody."""
+    """Restore the default signal handling in a forked child."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

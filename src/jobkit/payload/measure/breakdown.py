@@ -1,13 +1,13 @@
-"""Where the time of an iteration goes, measured beside the training and without changing it.
+"""Breakdown of an iteration's time, measured during the training without changing it.
 
-Exposed communication is the time of an iteration that there would not be on one rank alone. It is
-measured by twins: next to an iteration of the training its forward and backward pass is done once
-more, by a plain copy of the model that talks to no other rank, and what the training's pass takes
-longer is exposed. Which of the two comes first alternates. The copy has weights of its own, and
-random numbers are put back: nothing of the training knows of it.
+Exposed communication is the part of an iteration that is not overlapped with computation. It is
+measured with a communication-free replica: next to an iteration of the training its forward and
+backward pass is repeated on a plain copy of the model, and the time by which the training's pass
+takes longer is exposed. Which of the two comes first alternates. The replica has its own weights,
+and the random state is restored: the training stays bitwise equal.
 
-A pipeline's stage has no such twin. There the time inside its stages' passes is taken, and what is
-left of the schedule is exposed: waiting for other stages, and the bubble.
+A pipeline's stage has no such replica. There the time inside its stages' passes is measured, and
+the rest of the schedule is exposed: waiting for other stages, and the bubble.
 """
 
 import statistics
@@ -39,19 +39,19 @@ class Parts:
 
     wall: float
     data_wait: float
-    passes: float  # forward and backward, with all that they wait for
-    alone: float  # the same without any other rank
-    step: float  # the optimizer's, and what goes with it
+    passes: float  # forward and backward, waiting included
+    alone: float  # the same without communication
+    step: float  # of the optimizer, with its communication
     own_step: float  # of it: what this rank computes
 
 
 class Breakdown:
     """Measures some iterations of one rank; all ranks measure the same ones."""
 
-    def __init__(self, wanted: int, make_twin: Callable[[], nn.Module]) -> None:
-        """wanted: iterations. make_twin: makes the bare model that a twin runs on."""
-        self._wanted, self._make_twin = wanted, make_twin
-        self._twin: nn.Module | None = None
+    def __init__(self, wanted: int, make_replica: Callable[[], nn.Module]) -> None:
+        """wanted: iterations. make_replica: makes the bare model of the replica."""
+        self._wanted, self._make_replica = wanted, make_replica
+        self._replica: nn.Module | None = None
         self._hooks: list[RemovableHandle] = []
         self._found: list[Parts] = []
         self._begin = (0.0, 0.0)
@@ -61,7 +61,7 @@ class Breakdown:
 
     def wants(self, trainer: "Trainer") -> bool:
         """Whether more iterations are to be measured."""
-        # Neither what a profiler slows down, nor what it compares with.
+        # Neither iterations that a profiler slows down, nor those it compares with.
         others = (each for each in trainer.observers if each is not self)
         return not self._done and not any(each.wants(trainer) for each in others)
 
@@ -72,7 +72,7 @@ class Breakdown:
                 self._get_ready(trainer)
             if len(self._found) % 2 == 0:
                 self._alone_s = self._run_alone(trainer, step)
-            dist.barrier()  # what ranks did by themselves must not look like waiting
+            dist.barrier()  # the replica's passes must not count as waiting
             trainer.strategy.stopwatch.take()
             trainer.strategy.stopwatch.on = True
         self._begin = trainer.clock.so_far()[1:]
@@ -85,7 +85,7 @@ class Breakdown:
             parts = trainer.strategy.stopwatch.take()
             if len(self._found) % 2 == 1:
                 self._alone_s = self._run_alone(trainer, step)
-            by = {"twin": self._alone_s, "inside": parts["inside"], "nothing": parts["passes"]}
+            by = {"replica": self._alone_s, "inside": parts["inside"], "nothing": parts["passes"]}
             self._found.append(
                 Parts(
                     wall=end[0] - self._begin[0],
@@ -104,15 +104,15 @@ class Breakdown:
         strategy, device = trainer.strategy, trainer.group.device
         if trainer.spec.zero1:  # its step sends parameters to the other ranks
             self._hooks = _time_own_step(optimizer_of(trainer.optimizer), strategy.stopwatch)
-        if trainer.group.place.world_size > 1:  # one rank waits for none
+        if trainer.group.place.world_size > 1:  # one rank does not communicate
             self._how = strategy.measured_by
-        if self._how == "twin":
+        if self._how == "replica":
             with _random_kept(device):
-                self._twin = strategy.plain(self._make_twin()).train()
+                self._replica = strategy.plain(self._make_replica()).train()
 
     def _run_alone(self, trainer: "Trainer", step: Step) -> float:
-        """Seconds of the iteration's forward and backward pass on the twin."""
-        if self._twin is None:
+        """Seconds of the iteration's forward and backward pass on the replica."""
+        if self._replica is None:
             return 0.0
         strategy, watch = trainer.strategy, trainer.strategy.stopwatch
         weight = strategy.data_world_size / step.global_count
@@ -121,21 +121,21 @@ class Breakdown:
             for indices in step.micro_batches:
                 images, labels = trainer.data.training_batch(indices, trainer.progress.epoch)
                 with watch.part("alone"):
-                    strategy.pass_alone(self._twin, images, labels, weight)
+                    strategy.pass_alone(self._replica, images, labels, weight)
         watch.on = False
-        self._twin.zero_grad(set_to_none=True)
+        self._replica.zero_grad(set_to_none=True)
         return watch.take()["alone"]
 
     def finish(self, trainer: "Trainer") -> None:
-        """Record what was measured, and let go of what that needed. Every rank calls."""
+        """Record the breakdown and free the replica. Every rank calls."""
         if self._done:
             return
         self._done = True
         for hook in self._hooks:
             hook.remove()
-        if self._twin is not None:
-            self._twin = None
-            host.forget_peak_memory(trainer.group.device)  # of the twin
+        if self._replica is not None:
+            self._replica = None
+            host.reset_peak_memory(trainer.group.device)  # of the replica
         if len(self._found) < _FEWEST:
             trainer.report.log(f"no breakdown: {len(self._found)} iterations were measured")
             return
@@ -143,12 +143,12 @@ class Breakdown:
         kept = _usual([max(ranks, key=_wall).wall for ranks in zip(*everyone, strict=True)])
         means = [_means([found[i] for i in kept]) for found in everyone]
         own = means[trainer.group.place.rank]
-        trainer.report.log(f"breakdown, this rank, seconds of an iteration: {own}")
+        trainer.report.log(f"breakdown, this rank, seconds per iteration: {own}")
         trainer.report.record("breakdown", iterations=len(kept), **_over_ranks(means))
 
 
 def _time_own_step(optimizer: Optimizer, watch: Stopwatch) -> list[RemovableHandle]:
-    """Have the stopwatch count an optimizer's own step, for what it is called within."""
+    """Have the stopwatch measure an optimizer's own step, inside its wrapper's."""
     running: list[AbstractContextManager[None]] = []
 
     def begin(*_: Any) -> None:
@@ -162,7 +162,7 @@ def _time_own_step(optimizer: Optimizer, watch: Stopwatch) -> list[RemovableHand
 
 
 def _random_kept(device: torch.device) -> AbstractContextManager[None]:
-    """Put the random numbers back afterwards."""
+    """Restore the random state afterwards."""
     return torch.random.fork_rng([device] if device.type == "cuda" else [])
 
 
@@ -171,23 +171,22 @@ def _wall(parts: Parts) -> float:
 
 
 def _usual(walls: list[float]) -> list[int]:
-    """Which iterations are the middle half by their time.
-
-    One in which the machine did something else would count for more than it is worth.
-    """
+    """The indices of the middle half of the iterations by time: robust against outliers."""
     order, cut = sorted(range(len(walls)), key=walls.__getitem__), len(walls) // 4
     return order[cut : len(order) - cut]
 
 
 def _means(found: list[Parts]) -> dict[str, float]:
-    """Seconds of an iteration by part, of one rank: means over iterations."""
+    """Seconds per iteration by part, of one rank: means over iterations."""
 
     def mean(name: str) -> float:
         return statistics.fmean(getattr(parts, name) for parts in found)
 
     wall, wait, passes = mean("wall"), mean("data_wait"), mean("passes")
     step, own_step = mean("step"), min(mean("own_step"), mean("step"))
-    exposed = min(max(passes - mean("alone"), 0.0), passes)  # of two alike, either may be longer
+    exposed = min(
+        max(passes - mean("alone"), 0.0), passes
+    )  # of two equal ones, either may be longer
     return {
         "compute": passes - exposed + own_step,
         "communication": exposed + step - own_step,
@@ -198,7 +197,7 @@ def _means(found: list[Parts]) -> dict[str, float]:
 
 
 def _over_ranks(ranks: list[dict[str, float]]) -> dict[str, float]:
-    """The fields of the breakdown record; see metric.KINDS."""
+    """The fields of the breakdown record; see metric.line.KINDS."""
     means = {
         f"{part}_s": statistics.fmean(rank[part] for rank in ranks)
         for part in ("compute", "communication", "data_wait", "other")

@@ -1,7 +1,7 @@
 """Traces of chosen iterations and ranks by torch.profiler, in Chrome's format.
 
-Open one in chrome://tracing or https://ui.perfetto.dev. Profiling costs time; how much is said in
-a message: the profiled iterations against those before them.
+Open one in chrome://tracing or https://ui.perfetto.dev. Profiling costs time; a message reports how
+much: the profiled iterations compared with those before them.
 """
 
 import statistics
@@ -21,10 +21,10 @@ _BEFORE = 5  # iterations to compare with
 
 
 class Profiler:
-    """Profiles a window of iterations on this rank, or only looks on where it is not chosen."""
+    """Profiles a window of iterations on this rank, or only times them if it is not chosen."""
 
     def __init__(self, window: Window, trace: Path | None) -> None:
-        """trace: the file to write; None: this rank is not profiled, and others may be."""
+        """trace: the file to write; None: this rank is not profiled."""
         self._window, self._trace = window, trace
         self._profile: profile | None = None
         self._plain: list[float] = []
@@ -54,7 +54,7 @@ class Profiler:
                 self._finish(trainer)
 
     def _finish(self, trainer: "Trainer") -> None:
-        """Write the trace, and say where it is and what it cost. Every rank calls."""
+        """Write the trace, and report its path and cost. Every rank calls."""
         where = ""
         if self._profile is not None and self._trace:
             self._profile.stop()

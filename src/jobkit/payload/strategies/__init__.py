@@ -1,13 +1,18 @@
 """The parallel strategies, one file each; all compute the step that one process would make."""
 
-from jobkit.payload.strategies.base import Strategy
-from jobkit.payload.strategies.ddp import DDP
-from jobkit.payload.strategies.dp import DP
-from jobkit.payload.strategies.fsdp import FSDP
-from jobkit.payload.strategies.pipeline import ModelParallel, Pipeline
-from jobkit.payload.strategies.single import Single
+from importlib import import_module
 
-_ALL: tuple[type[Strategy], ...] = (Single, DP, DDP, FSDP, ModelParallel, Pipeline)
-STRATEGIES: dict[str, type[Strategy]] = {s.name: s for s in _ALL}
+from jobkit.payload.strategies.base import Strategy
+from jobkit.spec.strategies import FACTS, Facts
+
+
+def _class_of(facts: Facts) -> type[Strategy]:
+    module, name = facts.code.split(".")
+    found = getattr(import_module(f"{__name__}.{module}"), name)
+    assert issubclass(found, Strategy)
+    return found
+
+
+STRATEGIES: dict[str, type[Strategy]] = {name: _class_of(facts) for name, facts in FACTS.items()}
 
 __all__ = ["STRATEGIES", "Strategy"]

@@ -1,9 +1,9 @@
-"""What every strategy does: wrap a model, make a micro-batch's gradients, predict."""
+"""What every strategy does: wrap a model, make a micro-batch's gradients, evaluate."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.distributed as dist
@@ -15,32 +15,39 @@ from torch.optim import Optimizer
 
 from jobkit.errors import UsageError
 from jobkit.payload.clock import Stopwatch
-from jobkit.payload.distributed import Place
+from jobkit.payload.distributed import RankEnv
+from jobkit.payload.strategies.memory_rule import MemoryRule
 from jobkit.payload.strategies.recompute import checkpoint_blocks
 from jobkit.spec.runspec import RunSpec
+from jobkit.spec.strategies import FACTS
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-class Strategy(ABC):
-    """A model under one parallel strategy. The training loop knows nothing else of it."""
+class Strategy(MemoryRule):
+    """A model under one parallel strategy. The training loop knows nothing else of it.
 
-    name: str
-    refuses: ClassVar[Mapping[str, str]] = {}  # settings that have no meaning here, and why
-    # How exposed communication is told from compute: by a "twin" that trains alone, by the time
-    # "inside" of the passes, or not at all: there is none.
-    measured_by = "nothing"
-    takes_nothing = False  # the model runs on a batch of no samples
+    What is known of a strategy without torch is in its facts (spec/strategies.py).
+    """
 
-    def __init__(self, spec: RunSpec, place: Place, device: torch.device) -> None:
-        self.spec, self.place, self.device = spec, place, device
+    # How exposed communication is told from compute: by a communication-free "replica", by the
+    # time "inside" of the passes, or not at all: there is none.
+    measured_by: ClassVar[Literal["replica", "inside", "nothing"]] = "nothing"
+
+    def __init__(self, spec: RunSpec, place: RankEnv, device: torch.device) -> None:
+        super().__init__(spec, place)
+        self.device = device
+        self.name, self.facts = spec.strategy, FACTS[spec.strategy]
         # Ranks that work on the same samples, as those of a pipeline, share their data rank.
         self.data_rank, self.data_world_size = place.rank, place.world_size
         self.data_group: dist.ProcessGroup | None = None  # those ranks; None: all
         self.counts = True  # this rank's losses and answers are its own, not another's again
+        self.takes_nothing = False  # the model runs on a batch of no samples
         self.dtype = DTYPES[spec.precision]
         self.scaler = torch.amp.GradScaler(device.type, enabled=spec.precision == "fp16")
         self.model: nn.Module = nn.Identity()
+        self.parameter_count = 0  # of the whole model, whatever this rank holds of it
+        self.normalised = False  # the model has batch normalisation
         self.stopwatch = Stopwatch(device)  # of the passes and steps, when somebody measures them
 
     def setup(self, model: nn.Module) -> None:
@@ -49,7 +56,6 @@ class Strategy(ABC):
         Raises UsageError for a setting that the strategy or the model cannot follow.
         """
         self.check()
-        # Of the whole model, whatever this rank will hold of it.
         self.parameter_count = sum(p.numel() for p in model.parameters())
         self.normalised = any(isinstance(m, _BatchNorm) for m in model.modules())
         if self.spec.activation_checkpointing:
@@ -61,7 +67,7 @@ class Strategy(ABC):
     def check(self) -> None:
         """Raise UsageError, with the reason, for a setting that has no meaning here."""
         changed = self.spec.differences()
-        for name, reason in self.refuses.items():
+        for name, reason in self.facts.refuses.items():
             refuse(name in changed, f"--{name.replace('_', '-')}, strategy {self.name}: {reason}")
 
     @abstractmethod
@@ -104,14 +110,14 @@ class Strategy(ABC):
         return self._forward_backward(self.model, images, labels, weight)
 
     def plain(self, model: nn.Module) -> nn.Module:
-        """A bare model as this strategy computes it, but alone: a twin to measure."""
+        """A bare model as this strategy computes it: a communication-free replica to measure."""
         if self.spec.activation_checkpointing:
             checkpoint_blocks(model)
         return self.placed(model)
 
-    def pass_alone(self, twin: nn.Module, images: Tensor, labels: Tensor, weight: float) -> None:
-        """What forward_backward does, on a twin, without any other rank."""
-        self._forward_backward(twin, *self._at_least_one(images, labels, weight))
+    def pass_alone(self, replica: nn.Module, images: Tensor, labels: Tensor, weight: float) -> None:
+        """Do on a replica what forward_backward does, without any other rank."""
+        self._forward_backward(replica, *self._at_least_one(images, labels, weight))
 
     def _at_least_one(
         self, images: Tensor, labels: Tensor, weight: float
@@ -185,14 +191,14 @@ class Strategy(ABC):
             "nodes": self.place.nodes,
         }
 
-    def settle(self) -> None:  # noqa: B027 - most have nothing to do
-        """Put parameters where they are between two iterations; only then are they read whole."""
+    def settle(self) -> None:
+        """Put parameters where they are between two iterations, from where they are read whole."""
 
-    def warm_up(self) -> None:  # noqa: B027 - most have nothing to do
+    def warm_up(self) -> None:
         """Do what the first iteration does once and for all, changing no parameter.
 
-        A run that goes on from a checkpoint comes to its first iteration a second time; in the
-        others it must compute exactly as a run that was never cut.
+        A resumed run has a first iteration a second time; in the others it must compute exactly
+        as a run that was never interrupted.
         """
 
     def own_state(self) -> dict[str, Tensor]:
@@ -206,7 +212,7 @@ class Strategy(ABC):
         }
 
     def take_own_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take over what own_state() gave; what is absent stays as it is."""
+        """Take over what own_state() gave; what is absent stays unchanged."""
         if self.scaler.is_enabled() and "scaler.scale" in state:
             kept = self.scaler.state_dict()
             kept["scale"] = state["scaler.scale"].item()

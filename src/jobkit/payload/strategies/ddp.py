@@ -1,6 +1,6 @@
 """DistributedDataParallel: a full copy on each rank, gradients averaged in buckets."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -11,6 +11,8 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from jobkit.payload.distributed import RankEnv
+from jobkit.payload.memory import MemoryInputs, bytes_of, zero1_parts
 from jobkit.payload.strategies.base import Strategy, refuse
 from jobkit.spec.runspec import RunSpec
 
@@ -18,10 +20,14 @@ from jobkit.spec.runspec import RunSpec
 class DDP(Strategy):
     """A full copy of model and optimizer on each rank; all-reduce overlaps the backward pass."""
 
-    name = "ddp"
-    measured_by = "twin"
+    measured_by = "replica"
+
+    def __init__(self, spec: RunSpec, place: RankEnv, device: torch.device) -> None:
+        super().__init__(spec, place, device)
+        self.power_sgd: powerSGD_hook.PowerSGDState | None = None
 
     def check(self) -> None:
+        super().check()
         spec = self.spec
         refuse(
             spec.sync_batchnorm and self.device.type == "cpu",
@@ -81,8 +87,8 @@ class DDP(Strategy):
         return None if last else self.model.no_sync()
 
     def warm_up(self) -> None:
-        # In its first iteration DDP finds the order in which gradients come, and then makes its
-        # buckets anew: sums over ranks are taken in the order of the buckets.
+        # In its first iteration DDP finds the order in which gradients come, and then rebuilds
+        # its buckets: sums over ranks are taken in the order of the buckets.
         self.model.train()
         blank = torch.zeros(2, 3, 32, 32, dtype=next(self.model.parameters()).dtype)
         labels = torch.zeros(2, dtype=torch.long)
@@ -111,6 +117,25 @@ class DDP(Strategy):
                 if name.startswith(prefix)
             }
             setattr(self.power_sgd, kind, kept)
+
+    def largest_ranks(self, parameters: Sequence[Tensor]) -> Sequence[int]:
+        if not self.spec.zero1:
+            return (0,)
+        parts = zero1_parts([p for p in parameters if p.requires_grad], self.place.world_size)
+        sizes = [bytes_of(part) for part in parts]
+        return (sizes.index(max(sizes)),)
+
+    def with_state(self, trained: Sequence[Tensor], rank: int) -> list[int]:
+        kept = zero1_parts(trained, self.place.world_size)[rank] if self.spec.zero1 else trained
+        return [bytes_of([p]) for p in kept]
+
+    def communication_bytes(self, inputs: MemoryInputs) -> int:
+        # Buckets are the gradients themselves, or beside them; a hook that compresses keeps the
+        # compressed ones at once, PowerSGD what it left out (error feedback).
+        gradients = inputs.share.gradients
+        beside = 0 if self.spec.ddp_gradient_as_bucket_view else gradients
+        factor = {"none": 0.0, "fp16": 0.5, "bf16": 0.5, "powersgd": 1.0}[self.spec.ddp_comm_hook]
+        return beside + int(factor * gradients)
 
 
 _POWER_SGD_MEMORIES = ("error_dict", "p_memory_dict", "q_memory_dict")

@@ -5,6 +5,8 @@ parameters is a block of its own, or each module of a class that --fsdp-wrap nam
 what is left belongs to the root.
 """
 
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -22,6 +24,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from jobkit.errors import UsageError
+from jobkit.payload.distributed import RankEnv
+from jobkit.payload.memory import MemoryInputs, Share, shard_bytes
 from jobkit.payload.strategies.base import Strategy, refuse
 from jobkit.payload.strategies.recompute import checkpoint_blocks
 from jobkit.spec.runspec import RunSpec
@@ -32,15 +36,20 @@ Blocks = list[tuple[str, nn.Module]]
 class FSDP(Strategy):
     """Each rank holds 1 / world_size of parameters, gradients and optimizer state."""
 
-    name = "fsdp"
-    measured_by = "twin"
+    measured_by = "replica"
+
+    def __init__(self, spec: RunSpec, place: RankEnv, device: torch.device) -> None:
+        super().__init__(spec, place, device)
+        self.blocks: Blocks = []
+        self.sharded: nn.Module = nn.Identity()
+        self.shards = place.world_size // spec.fsdp_hybrid_replicas  # ranks of one replica
 
     def check(self) -> None:
         super().check()
-        copies, world = self.spec.fsdp_hybrid_replicas, self.place.world_size
+        replicas, world = self.spec.fsdp_hybrid_replicas, self.place.world_size
         refuse(
-            world % copies != 0,
-            f"--fsdp-hybrid-replicas {copies}: {world} ranks do not make so many equal copies",
+            world % replicas != 0,
+            f"--fsdp-hybrid-replicas {replicas} does not divide the {world} ranks",
         )
 
     def wrap(self, model: nn.Module) -> nn.Module:
@@ -57,10 +66,10 @@ class FSDP(Strategy):
             reduce_dtype=torch.float32 if low and spec.fsdp_reduce_fp32 else None,
         )
         blocks = blocks_of(model, spec)
-        world, copies = self.place.world_size, spec.fsdp_hybrid_replicas
-        mesh = init_device_mesh(self.device.type, (world,))
-        if copies > 1:  # ranks of a node follow each other, so that the shards are inside of it
-            shape, names = (copies, world // copies), ("replicate", "shard")
+        replicas = spec.fsdp_hybrid_replicas
+        mesh = init_device_mesh(self.device.type, (self.place.world_size,))
+        if replicas > 1:  # ranks of a node follow each other, so that the shards are inside of it
+            shape, names = (replicas, self.shards), ("replicate", "shard")
             mesh = init_device_mesh(self.device.type, shape, mesh_dim_names=names)
         norms = [("", m) for m in model.modules() if low and _is_normalisation(m)]
         exact = MixedPrecisionPolicy(cast_forward_inputs=False)
@@ -87,14 +96,14 @@ class FSDP(Strategy):
                 module.float()
         return model
 
-    def pass_alone(self, twin: nn.Module, images: Tensor, labels: Tensor, weight: float) -> None:
-        super().pass_alone(twin, images.to(self.dtype), labels, weight)
+    def pass_alone(self, replica: nn.Module, images: Tensor, labels: Tensor, weight: float) -> None:
+        super().pass_alone(replica, images.to(self.dtype), labels, weight)
 
     def describe(self) -> list[str]:
-        spec, copies = self.spec, self.spec.fsdp_hybrid_replicas
+        spec, replicas = self.spec, self.spec.fsdp_hybrid_replicas
         kept = "" if spec.fsdp_reshard_after_forward else "; parameters stay gathered to the end"
-        where = f"{copies} copies, each sharded over {self.place.world_size // copies} ranks"
-        head = f"fsdp: {where}{kept}" if copies > 1 or kept else "fsdp"
+        where = f"{replicas} replicas, each sharded over {self.shards} ranks"
+        head = f"fsdp: {where}{kept}" if replicas > 1 or kept else "fsdp"
         return [f"{head}: blocks, parameters in all, and on this rank", *self._tree()]
 
     def _tree(self) -> list[str]:
@@ -126,6 +135,24 @@ class FSDP(Strategy):
         self.model.set_requires_gradient_sync(last)
         return None
 
+    def bytes_here(self, parameter: Tensor) -> int:
+        # FSDP2 pads each shard to that of the first rank; optimizer state has no padding.
+        return shard_bytes(parameter, self.shards, 0)
+
+    def with_state(self, trained: Sequence[Tensor], rank: int) -> list[int]:
+        return [shard_bytes(p, self.shards, rank % self.shards) for p in trained]
+
+    def communication_bytes(self, inputs: MemoryInputs) -> int | None:
+        if inputs.model is not None:
+            return _gathered(self.spec, inputs.model)
+        if self.spec.fsdp_reshard_after_forward:
+            return None
+        # All of them, whatever the blocks are.
+        return inputs.parameters * (4 if self.spec.precision == "fp32" else 2)
+
+    def host_bytes(self, share: Share) -> int:
+        return share.total - share.buffers if self.spec.fsdp_cpu_offload else 0
+
 
 def _is_normalisation(module: nn.Module) -> bool:
     """Batch normalisation keeps fp32 in any precision: its statistics need it, and so must weights.
@@ -149,6 +176,37 @@ def blocks_of(model: nn.Module, spec: RunSpec) -> Blocks:
             f"(it has: {', '.join(sorted(known))})"
         )
     return [(n, m) for n, m in inside if type(m).__name__ in wanted and parameters_of(m)]
+
+
+def block_parameters(spec: RunSpec, model: nn.Module) -> tuple[list[int], int]:
+    """Parameters of each block that FSDP gathers, in the model's order, and those of the root."""
+    of = {id(p): "" for p in model.parameters()}
+    blocks = blocks_of(model, spec)
+    for name, block in blocks:  # inner after outer, and a parameter belongs to the innermost
+        of.update({id(p): name for p in block.parameters()})
+    sizes: Counter[str] = Counter()
+    for p in model.parameters():
+        sizes[of[id(p)]] += p.numel()
+    return [sizes[name] for name, _ in blocks if sizes[name]], sizes[""]
+
+
+def _gathered(spec: RunSpec, model: nn.Module) -> int:
+    """Bytes of the gathered parameters, and of one block's gradients in a reduction.
+
+    The root stays gathered throughout; of the blocks there are the one that computes and those
+    that are gathered ahead, or all of them where they are kept after the forward pass. One
+    block's gradients are whole, and once more in the input of the reduce-scatter; those that
+    micro-batches add up stay whole until the last one.
+    """
+    blocks, root = block_parameters(spec, model)
+    low = spec.precision != "fp32"
+    size = 2 if low else 4
+    reduced = 4 if not low or spec.fsdp_reduce_fp32 else 2
+    at_once = 1 + max(1, spec.fsdp_prefetch)
+    windows = [sum(blocks[i : i + at_once]) for i in range(len(blocks))]
+    kept = max(windows, default=0) if spec.fsdp_reshard_after_forward else sum(blocks)
+    added_up = (root + sum(blocks)) * reduced if spec.accumulate > 1 else 0
+    return (root + kept) * size + max([root, *blocks]) * (size + reduced) + added_up
 
 
 def prefetch(blocks: Blocks, ahead: int) -> None:

@@ -1,12 +1,12 @@
-"""Pipeline and model parallelism: each rank holds some of the layers, and passes on what they give.
+"""Pipeline and model parallelism: each rank holds some of the layers, and sends their output on.
 
-pp cuts a batch into microbatches, so that all stages work at once; mp sends the whole batch through
-one stage after the other. Both run on torch.distributed.pipelining; more ranks than a pipeline has
-make copies of it, whose gradients are averaged.
+pp splits a batch into microbatches, so that all stages work at once; mp sends the whole batch
+through one stage after the other. Both run on torch.distributed.pipelining; more ranks than a
+pipeline has make copies of it, whose gradients are averaged.
 """
 
-from collections.abc import Callable
-from typing import Any, ClassVar
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,120 +20,92 @@ from torch.distributed.pipelining import (
     ScheduleInterleaved1F1B,
 )
 
-from jobkit.payload.clock import Stopwatch
-from jobkit.payload.distributed import Place
+from jobkit.payload.distributed import RankEnv
+from jobkit.payload.memory import MemoryInputs
 from jobkit.payload.strategies.base import Strategy, at_least_fp32, full, refuse
-from jobkit.payload.strategies.stages import cut, owners, tensors_only
+from jobkit.payload.strategies.stages import Sendable, TimedStage, cut, owners, tensors_only
 from jobkit.spec.runspec import RunSpec
 
 _ON_ONE_RANK = 2  # stages of the interleaved schedule
-_NO_LABEL = -100  # cross_entropy takes no notice of it
+_NO_LABEL = -100  # which cross_entropy ignores
 Loss = Callable[[Tensor, Tensor], Tensor]
 Schedule = ScheduleGPipe | Schedule1F1B | ScheduleInterleaved1F1B
-
-
-class _BackContiguous(torch.autograd.Function):
-    """Nothing going forward; a contiguous gradient going backward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return gradient.contiguous()
-
-
-class Sendable(nn.Module):
-    """A stage that gives contiguous results and gradients, as only such tensors can be sent."""
-
-    def __init__(self, stage: nn.Module) -> None:
-        super().__init__()
-        self.stage = stage
-
-    def forward(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """What the stage gives, a tensor or several."""
-        out = self.stage(*(_BackContiguous.apply(x) for x in inputs))
-        if isinstance(out, Tensor):
-            return out.contiguous()
-        return tuple(part.contiguous() for part in out)
-
-
-class _Stage(PipelineStage):
-    """A stage that counts the time of its own passes: all else of a schedule is waiting."""
-
-    def __init__(self, stopwatch: Stopwatch, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, **settings)
-        self._stopwatch = stopwatch
-
-    def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
-        with self._stopwatch.part("inside"):
-            return super().forward_one_chunk(*args, **kwargs)
-
-    def backward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
-        with self._stopwatch.part("inside"):
-            return super().backward_one_chunk(*args, **kwargs)
 
 
 class Pipeline(Strategy):
     """Layers over ranks, batches in microbatches; a step is that of the undivided model."""
 
-    name = "pp"
     measured_by = "inside"
-    refuses: ClassVar = {
-        "compile": "its stages are traced graphs, which torch compiles anew for each microbatch",
-    }
+    microbatched = True
 
-    def __init__(self, spec: RunSpec, place: Place, device: torch.device) -> None:
+    def __init__(self, spec: RunSpec, place: RankEnv, device: torch.device) -> None:
         super().__init__(spec, place, device)
-        self.ranks = spec.pipeline_stages or place.world_size
-        self.order = spec.pipeline_schedule
+        self.ranks = (self.microbatched and spec.pipeline_stages) or place.world_size
+        # One rank has nothing to interleave with.
+        by_turns = self.microbatched and self.ranks > 1
+        self.order = spec.pipeline_schedule if by_turns else "gpipe"
+        self.count = self.ranks * (_ON_ONE_RANK if self.order == "interleaved" else 1)  # of stages
         self.data_rank, self.stage_rank = divmod(place.rank, self.ranks)
         self.data_world_size = max(1, place.world_size // self.ranks)
         self.counts = self.stage_rank == self.ranks - 1  # it has the logits
+        self.parts = self._microbatches()
+        self.group: dist.ProcessGroup | None = None  # the ranks of this pipeline
+        self.owners: dict[int, tuple[str, int]] = {}
+        self.names: list[str] = []  # of this rank's parameters, in order
+        self.buffer_names: dict[str, str] = {}
+        self.classes = 0
+        self._weight = 1.0
         self._schedules: dict[tuple[int, bool], Schedule] = {}
 
     def check(self) -> None:
         super().check()
-        spec, world = self.spec, self.place.world_size
+        world = self.place.world_size
         refuse(
             world % self.ranks != 0,
             f"--pipeline-stages {self.ranks}: {world} ranks do not make whole pipelines",
         )
         refuse(
-            spec.precision == "fp16",
+            self.spec.precision == "fp16",
             f"--precision fp16, strategy {self.name}: each stage would scale its own loss; "
             "take bf16, which needs no scale",
         )
-        self.parts = self.microbatches()
+        if self.microbatched:
+            self._check_microbatches()
 
-    def microbatches(self) -> int:
-        """Microbatches of a step on each pipeline. Raises UsageError where they do not divide."""
-        spec = self.spec
-        share, rest = divmod(spec.steps_batch_size, self.data_world_size * spec.accumulate)
+    def _share(self) -> tuple[int, int]:
+        """Samples of a pipeline's micro-batch, and how many are left over."""
+        return divmod(self.spec.steps_batch_size, self.data_world_size * self.spec.accumulate)
+
+    def _microbatches(self) -> int:
+        """Microbatches of a forward pass: as said, or the fewest that keep every stage busy."""
+        if not self.microbatched:
+            return 1
+        share, _ = self._share()
+        fitting = (n for n in range(self.ranks, share + 1) if share % n == 0)
+        return self.spec.microbatches or next(fitting, self.ranks)
+
+    def _check_microbatches(self) -> None:
+        """Raise UsageError where they are too few for the schedule, or do not divide the batch."""
+        (share, rest), parts = self._share(), self.parts
         # 1F1B keeps every stage busy from the start, and so needs one for each.
-        least = self.ranks if self.order == "1f1b" else 1
-        fitting = [n for n in range(self.ranks, share + 1) if share % n == 0]
-        parts = spec.microbatches or next(iter(fitting), self.ranks)
+        least = self.ranks if self.spec.pipeline_schedule == "1f1b" else 1
         refuse(
             parts < least,
             f"--microbatches {parts}: 1f1b needs one at least for each of {least} stages",
         )
         refuse(
             rest != 0 or share % parts != 0,
-            f"--microbatches {parts} does not divide the global batch of {spec.steps_batch_size} "
-            f"(pipelines: {self.data_world_size}, --accumulate: {spec.accumulate})",
+            f"--microbatches {parts} does not divide the global batch of "
+            f"{self.spec.steps_batch_size} (pipelines: {self.data_world_size}, "
+            f"--accumulate: {self.spec.accumulate})",
         )
-        return parts
 
     def stages_of(self, model: nn.Module) -> list[nn.Module]:
-        """The model cut into the pipeline's stages, in order; UsageError where it cannot be."""
-        if self.ranks == 1:  # nothing to interleave with
-            self.order = "gpipe"
-        on_one = _ON_ONE_RANK if self.order == "interleaved" else 1
-        self.count = self.ranks * on_one
         names = self.spec.pipeline_split
         return cut(model, self.count, [n.strip() for n in names.split(",")] if names else [])
+
+    def stages_here(self, rank: int) -> Sequence[int]:
+        return range(rank % self.ranks, self.count, self.ranks)
 
     def wrap(self, model: nn.Module) -> nn.Module:
         stages = self.stages_of(model)
@@ -143,8 +115,7 @@ class Pipeline(Strategy):
         shape = (self.data_world_size, self.ranks)
         mesh = init_device_mesh(self.device.type, shape, mesh_dim_names=("data", "stage"))
         self.data_group, self.group = mesh.get_group("data"), mesh.get_group("stage")
-        self.indices = range(self.stage_rank, self.count, self.ranks)
-        kept = nn.ModuleList(Sendable(stages[i]) for i in self.indices)
+        kept = nn.ModuleList(Sendable(stages[i]) for i in self.stages_here(self.stage_rank))
         # Moving may replace a parameter in its module: names go by order, not by identity.
         self.names = [self.owners[id(p)][0] for p in kept.parameters()]
         of_buffer = {id(b): name for name, b in model.named_buffers()}
@@ -184,7 +155,7 @@ class Pipeline(Strategy):
         return at_least_fp32(logits)[:count]
 
     def clip(self, norm: float) -> None:
-        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        gradients = self._gradients()
         total = torch.stack([g.norm() ** 2 for g in gradients]).sum()
         dist.all_reduce(total, group=self.group)
         factor = (norm / (total.sqrt() + 1e-6)).clamp(max=1.0)  # as torch's clip_grad_norm_
@@ -197,8 +168,8 @@ class Pipeline(Strategy):
         return {self.buffer_names[name]: b for name, b in super().named_buffers().items()}
 
     def layout(self) -> dict[str, Any]:
-        how = {"stages": self.ranks, "order": self.order, "split": self.spec.pipeline_split}
-        return super().layout() | how
+        own = {"stages": self.ranks, "order": self.order, "split": self.spec.pipeline_split}
+        return super().layout() | own
 
     def whole(self, gradients: bool = False) -> dict[str, Tensor]:
         own = {}
@@ -209,8 +180,57 @@ class Pipeline(Strategy):
         dist.all_gather_object(found, own, group=self.group)
         return {name: tensor for part in found for name, tensor in part.items()}
 
+    def part_of(self, parameters: Sequence[Tensor], rank: int) -> Sequence[Tensor]:
+        return parameters[rank :: self.ranks]
+
+    def largest_ranks(self, parameters: Sequence[Tensor]) -> Sequence[int]:
+        return range(self.ranks)
+
+    def images_at_once(self, devices: int) -> int:
+        images = -(-self.spec.steps_batch_size // (self.data_world_size * self.spec.accumulate))
+        return -(-images // self.parts)
+
+    def activation_bytes(self, inputs: MemoryInputs) -> int:
+        own = self.stages_here(inputs.rank)
+        saved = sum(inputs.passed[i].saved for i in own)
+        return saved * self.in_flight(inputs.rank) // len(own)
+
+    def communication_bytes(self, inputs: MemoryInputs) -> int | None:
+        if not inputs.passed:
+            return None
+        # torch has a buffer for what each microbatch receives, going forward and backward.
+        own = self.stages_here(inputs.rank)
+        received = sum(inputs.passed[i].taken for i in own)
+        returned = sum(inputs.passed[i].given for i in own if i < self.count - 1)
+        flat = inputs.share.gradients if self.data_world_size > 1 else 0
+        return (received + returned) * self.parts + flat
+
+    def in_flight(self, rank: int) -> int:
+        """Forward passes of a rank's stages that wait for their backward pass, at most.
+
+        GPipe keeps every microbatch; 1F1B one for each stage from this one to the last; the
+        interleaved schedule those of torch's ScheduleInterleaved1F1B, over all stages of the rank.
+        """
+        parts, ranks = self.parts, self.ranks
+        if self.order == "gpipe":
+            return parts
+        if self.order == "1f1b":
+            return min(parts, ranks - rank)
+        on_one = self.count // ranks
+        rounds = max(1, parts // ranks)
+        warm_up = (on_one - 1) * (parts // rounds) + 2 * (ranks - 1 - rank)
+        return min(parts * on_one, warm_up + 1)
+
+    def idle_share(self) -> float:
+        """(p - 1) / (v m + p - 1) for p ranks, m microbatches and v stages on a rank.
+
+        Narayanan et al. 2021, arXiv:2104.04473, section 2.2.
+        """
+        on_one = self.count // self.ranks
+        return (self.ranks - 1) / (on_one * self.parts + self.ranks - 1)
+
     def _fill(self, tensor: Tensor, value: float = 0) -> Tensor:
-        """Make up what the last batch of an epoch lacks to be cut evenly; it weighs nothing.
+        """Pad the last batch of an epoch so that it splits evenly; the padding has no weight.
 
         Contiguous, as torch 2.11 checks that all batches of a schedule have the same strides.
         """
@@ -232,9 +252,10 @@ class Pipeline(Strategy):
     def _schedule(self, samples: int, training: bool) -> Schedule:
         """The schedule for batches of a size: what the stages send has one shape in each."""
         if (samples, training) not in self._schedules:
+            here = self.stages_here(self.stage_rank)
             stages: list[PipelineStage] = [
-                _Stage(self.stopwatch, stage, i, self.count, self.device, group=self.group)
-                for i, stage in zip(self.indices, self.model.children(), strict=True)
+                TimedStage(self.stopwatch, stage, i, self.count, self.device, group=self.group)
+                for i, stage in zip(here, self.model.children(), strict=True)
             ]
             loss = self._loss if training else None
             self._schedules[samples, training] = self._make(stages, loss)
@@ -247,9 +268,12 @@ class Pipeline(Strategy):
         kind = Schedule1F1B if self.order == "1f1b" and loss else ScheduleGPipe
         return kind(stages[0], self.parts, loss_fn=loss, scale_grads=False)
 
+    def _gradients(self) -> list[Tensor]:
+        return [p.grad for p in self.model.parameters() if p.grad is not None]
+
     def _average_gradients(self) -> None:
         """The mean over the pipelines, in one message for all of this rank's layers."""
-        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        gradients = self._gradients()
         flat = torch.cat([g.flatten() for g in gradients])
         dist.all_reduce(flat, group=self.data_group)
         flat /= self.data_world_size
@@ -260,13 +284,4 @@ class Pipeline(Strategy):
 class ModelParallel(Pipeline):
     """Layers over ranks, one rank at work at a time: it fits a model, and makes nothing faster."""
 
-    name = "mp"
-
-    def __init__(self, spec: RunSpec, place: Place, device: torch.device) -> None:
-        super().__init__(spec, place, device)
-        self.ranks, self.order = place.world_size, "gpipe"
-        self.data_rank, self.stage_rank, self.data_world_size = 0, place.rank, 1
-        self.counts = self.stage_rank == self.ranks - 1
-
-    def microbatches(self) -> int:
-        return 1
+    microbatched = False

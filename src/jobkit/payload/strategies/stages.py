@@ -5,12 +5,15 @@ are called whole. So what a stage does and gets is read off the model, not writt
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
+from torch.distributed.pipelining import PipelineStage
 from torch.fx.passes.split_module import split_module
 
 from jobkit.errors import UsageError
+from jobkit.payload.clock import Stopwatch
 
 
 class _Tracer(fx.Tracer):
@@ -143,3 +146,46 @@ def tensors_only(stages: Sequence[nn.Module], blank: torch.Tensor) -> torch.Size
             stage.train(training)
     assert isinstance(value, torch.Tensor)
     return value.shape
+
+
+class _BackContiguous(torch.autograd.Function):
+    """Nothing going forward; a contiguous gradient going backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient.contiguous()
+
+
+class Sendable(nn.Module):
+    """A stage that gives contiguous results and gradients, as only such tensors can be sent."""
+
+    def __init__(self, stage: nn.Module) -> None:
+        super().__init__()
+        self.stage = stage
+
+    def forward(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """What the stage gives, a tensor or several."""
+        out = self.stage(*(_BackContiguous.apply(x) for x in inputs))
+        if isinstance(out, Tensor):
+            return out.contiguous()
+        return tuple(part.contiguous() for part in out)
+
+
+class TimedStage(PipelineStage):
+    """A stage that counts the time of its own passes: all else of a schedule is waiting."""
+
+    def __init__(self, stopwatch: Stopwatch, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._stopwatch = stopwatch
+
+    def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+        with self._stopwatch.part("inside"):
+            return super().forward_one_chunk(*args, **kwargs)
+
+    def backward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+        with self._stopwatch.part("inside"):
+            return super().backward_one_chunk(*args, **kwargs)

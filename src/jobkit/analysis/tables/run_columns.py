@@ -1,0 +1,220 @@
+"""The columns of results.csv and epochs.csv."""
+
+import types
+import typing
+from dataclasses import Field, fields
+from typing import Any
+
+from jobkit.analysis.tables.column import COUNT, FLAG, NUMBER, TEXT, Column
+from jobkit.metric.line import KINDS
+from jobkit.outcome.status import STATUSES
+from jobkit.spec.runspec import RunSpec
+
+IDENTITY = (
+    Column("run_id", TEXT, "id of the run: its folder's name, and its key in epochs.csv"),
+    Column("study", TEXT, "name of the study's folder"),
+    Column(
+        "series",
+        TEXT,
+        "strategy and every setting that varies in the study: runs of one series differ in size "
+        "and repeat only",
+    ),
+)
+_OUTCOME = (
+    Column("status", TEXT, f"{', '.join(STATUSES[:-1])} or {STATUSES[-1]}"),
+    Column("reason", TEXT, "cause, if not ok"),
+    Column("evidence", TEXT, "the line of a log or file that shows it"),
+    Column("evidence_file", TEXT, "location of that line: RUN_ID/FILE:LINE"),
+    Column("exit_code", COUNT, "exit code of the job, if known"),
+    Column("attempts", COUNT, "starts of the run; each requeue adds one"),
+)
+SIZE = (
+    Column("strategy", TEXT, "parallel strategy"),
+    Column("model", TEXT, "cnn, resnet18, mlp, or package.module:factory"),
+    Column("nodes", COUNT, "number of nodes"),
+    Column("ranks_per_node", COUNT, "ranks per node"),
+    Column("world_size", COUNT, "number of ranks: nodes x ranks_per_node"),
+    Column("scaling", TEXT, "strong: the global batch is constant; weak: the batch per rank is"),
+    Column("global_batch_size", COUNT, "samples in one optimizer step over all ranks"),
+    Column("batch_size_per_rank", COUNT, "samples in one optimizer step, maximum over ranks"),
+    Column("precision", TEXT, "fp32, bf16 or fp16"),
+    Column("repeat", COUNT, "index of the repeat, from 0"),
+    Column("epochs_planned", COUNT, "planned epochs"),
+    Column("epochs_done", COUNT, "recorded epochs"),
+)
+
+
+def _recorded(kind: str, dtype: str, *names: str) -> tuple[Column, ...]:
+    """Columns that hold a field of a record and have its meaning."""
+    return tuple(Column(name, dtype, KINDS[kind][name]) for name in names)
+
+
+_MEASURED = (
+    Column(
+        "images_per_s",
+        NUMBER,
+        "training throughput over all ranks, images per second: median over the timed epochs, "
+        "without the first epoch of an attempt if there are others",
+    ),
+    Column(
+        "time_per_epoch_s", NUMBER, "training time of one whole epoch: train_samples / images_per_s"
+    ),
+    Column("time_per_epoch_min_s", NUMBER, "the same for the fastest of these epochs"),
+    Column("time_per_epoch_max_s", NUMBER, "the same for the slowest of these epochs"),
+    Column("data_wait_share", NUMBER, "share of these epochs' time spent waiting for batches"),
+    Column("startup_s", NUMBER, KINDS["startup"]["total_s"]),
+    Column("total_time_s", NUMBER, "from the start of the process to its end, newest attempt"),
+    *_recorded(
+        "epoch",
+        NUMBER,
+        "peak_memory_mib",
+        "allocated_memory_mib",
+        "reserved_memory_mib",
+        "resident_memory_mib",
+        "held_memory_mib",
+    ),
+    *_recorded("run_start", NUMBER, "predicted_memory_mib"),
+    Column("train_loss", NUMBER, "training loss of the last recorded epoch"),
+    Column("val_loss", NUMBER, "final validation loss; of the last recorded epoch without run_end"),
+    Column(
+        "val_accuracy", NUMBER, "final validation accuracy, likewise: share of test samples, 0 to 1"
+    ),
+    Column("best_val_accuracy", NUMBER, "maximum validation accuracy over epochs"),
+)
+_OF_STEP = "of the breakdown record with the median iteration: "
+_BREAKDOWN = tuple(
+    Column(f"breakdown_{name}", NUMBER, f"{_OF_STEP}{meaning}")
+    for name, meaning in KINDS["breakdown"].items()
+    if name != "iterations"
+)
+_WHERE = (
+    *_recorded("run_start", COUNT, "train_samples", "test_samples", "parameters"),
+    Column("threads_used", COUNT, KINDS["run_start"]["threads"]),
+    *_recorded("run_start", TEXT, "device"),
+    Column("device_planned", TEXT, "setting: auto, cpu or cuda"),
+    *_recorded("run_start", TEXT, "device_type", "backend"),
+    Column("torch_version", TEXT, "version of PyTorch"),
+    Column("python_version", TEXT, "version of Python"),
+    Column("cuda_version", TEXT, "version of PyTorch's CUDA; empty on the CPU"),
+    Column("nccl_version", TEXT, "version of NCCL; empty on the CPU"),
+    *_recorded("run_start", TEXT, "node_list", "git_commit", "job_id"),
+    Column("warnings", COUNT, "number of warnings and errors that the run recorded"),
+    Column("warnings_text", TEXT, "their texts without duplicates, joined by ' | '"),
+    Column("lines_rejected", COUNT, "[METRIC] lines rejected (truncated or bad checksum)"),
+    Column("records_lost", COUNT, "records missing in every source: sequence gaps"),
+)
+_SLURM = (
+    Column("slurm_state", TEXT, "Slurm state of the job; empty if unknown"),
+    Column("slurm_exit_code", TEXT, "Slurm exit code of the job, code:signal (sacct)"),
+    Column("slurm_elapsed", TEXT, "elapsed time of the job, [D-]HH:MM:SS (sacct)"),
+    Column("slurm_node_list", TEXT, "nodes of the job in Slurm's notation"),
+    Column("slurm_alloc_tres", TEXT, "allocated resources (sacct)"),
+    Column(
+        "slurm_max_rss_mib",
+        NUMBER,
+        "largest resident set size of a task that Slurm sampled: not a peak (sacct)",
+    ),
+)
+
+
+# The order of the columns of settings, which scripts may rely on; a new setting goes last.
+_SETTINGS = [
+    "width",
+    "dataset",
+    "augment",
+    "eval_batch_size",
+    "accumulate",
+    "optimizer",
+    "lr",
+    "momentum",
+    "nesterov",
+    "weight_decay",
+    "lr_schedule",
+    "lr_warmup_epochs",
+    "lr_scaling",
+    "lr_base_batch_size",
+    "clip_norm",
+    "seed",
+    "threads",
+    "channels_last",
+    "compile",
+    "keep_memory",
+    "warmup_iterations",
+    "timeout_s",
+    "ddp_bucket_mib",
+    "ddp_gradient_as_bucket_view",
+    "fsdp_wrap_min_parameters",
+    "fsdp_reshard_after_forward",
+    "fsdp_reduce_fp32",
+    "fsdp_cpu_offload",
+    "activation_checkpointing",
+    "ddp_static_graph",
+    "ddp_find_unused_parameters",
+    "ddp_comm_hook",
+    "ddp_powersgd_rank",
+    "ddp_powersgd_start",
+    "sync_batchnorm",
+    "zero1",
+    "fsdp_wrap",
+    "fsdp_hybrid_replicas",
+    "fsdp_prefetch",
+    "pipeline_stages",
+    "pipeline_schedule",
+    "pipeline_split",
+    "microbatches",
+    "breakdown_iterations",
+    "profile",
+    "profile_ranks",
+    "checkpoint_every",
+    "checkpoint_keep",
+    "checkpoint_async",
+    "stop_signal",
+    "data_dir",
+]
+
+
+def _setting_dtype(name: str) -> str:
+    """The type of a column that holds a setting."""
+    hint = typing.get_type_hints(RunSpec)[name]
+    if isinstance(hint, types.UnionType):
+        hint = typing.get_args(hint)[0]
+    return {bool: FLAG, int: COUNT, float: NUMBER, str: TEXT}[hint]
+
+
+def _setting_columns() -> tuple[Column, ...]:
+    """The planned settings that have no column above."""
+    taken = {c.name for c in (*IDENTITY, *_OUTCOME, *SIZE, *_MEASURED, *_WHERE, *_SLURM)}
+    taken |= {"epochs"}  # epochs_planned
+    return tuple(
+        Column(f.name, _setting_dtype(f.name), f"setting: {f.metadata['help']}")
+        for f in sorted(fields(RunSpec), key=_place)
+        if f.name not in taken
+    )
+
+
+def _place(setting: Field[Any]) -> int:
+    """Where the column of a setting stands among those of all settings."""
+    return _SETTINGS.index(setting.name) if setting.name in _SETTINGS else len(_SETTINGS)
+
+
+RESULTS = (
+    *IDENTITY,
+    *_OUTCOME,
+    *SIZE,
+    *_MEASURED,
+    *_BREAKDOWN,
+    *_WHERE,
+    *_SLURM,
+    *_setting_columns(),
+)
+EPOCHS = (
+    *IDENTITY,
+    Column("strategy", TEXT, "parallel strategy"),
+    Column("world_size", COUNT, "number of ranks"),
+    Column("repeat", COUNT, "index of the repeat, from 0"),
+    Column("attempt", COUNT, "index of the attempt that trained this epoch, from 0"),
+    *(
+        Column(name, COUNT if name in ("epoch", "iterations", "timed_images") else NUMBER, meaning)
+        for name, meaning in KINDS["epoch"].items()
+    ),
+)

@@ -1,0 +1,209 @@
+"""The settings of one training, grouped by what they belong to. RunSpec puts the groups together.
+
+The fields below are the only place where a setting is written down: the payload's options, the keys
+of a study's TOML file, spec.json and the columns of results.csv follow from them.
+"""
+
+from dataclasses import dataclass
+
+from jobkit.spec.setting import setting
+from jobkit.spec.strategies import FACTS
+
+STRATEGIES = tuple(FACTS)
+COMM_HOOKS = ("none", "fp16", "bf16", "powersgd")
+SCHEDULES = ("gpipe", "1f1b", "interleaved")
+DEFAULT_GLOBAL_BATCH_SIZE = 512
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    """Size, strategy, and what the process runs on."""
+
+    nodes: int = setting(1, "number of nodes", low=1, option=False)
+    ranks_per_node: int = setting(1, "ranks per node: one per GPU", low=1, option=False)
+    repeat: int = setting(0, "index of this repeat of the same settings", low=0)
+    strategy: str = setting("ddp", "parallel strategy", choices=STRATEGIES)
+    epochs: int = setting(5, "passes over the training samples", low=1)
+    seed: int = setting(0, "seed of weights, order and augmentation", low=0, high=2**31 - 1)
+    device: str = setting(
+        "auto", "auto: a GPU if there is one, else the CPU", choices=("auto", "cpu", "cuda")
+    )
+    threads: int = setting(0, "CPU threads per rank (0: the rank's share of the cores)", low=0)
+    timeout_s: float = setting(600.0, "timeout of a collective in seconds", low=1.0)
+    keep_memory: bool = setting(
+        True, "CPU: keep freed memory in the process, which saves page faults in each iteration"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings:
+    """The model and how it is computed."""
+
+    model: str = setting("cnn", "cnn, resnet18, mlp, or package.module:factory for your own")
+    width: int = setting(1, "factor on the model's channels or hidden units", low=1, high=256)
+    precision: str = setting("fp32", "precision of the compute", choices=("fp32", "bf16", "fp16"))
+    channels_last: bool = setting(True, "channels-last memory format, if the model supports it")
+    compile: bool = setting(False, "torch.compile the model; measure before you keep it")
+    activation_checkpointing: bool = setting(
+        False, "activation checkpointing: recompute each block's activations in the backward pass"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSettings:
+    """Samples and batches."""
+
+    dataset: str = setting("cifar10", "cifar10, synthetic, or folder:PATH (a directory or a .tar)")
+    data_dir: str | None = setting(
+        None, "directory of data and prepared caches (default: $JOBKIT_DATA_DIR)", identity=False
+    )
+    train_samples: int | None = setting(
+        None, "limit training samples to N (synthetic: generate N)", low=1
+    )
+    test_samples: int | None = setting(
+        None, "limit test samples to N (synthetic: generate N)", low=1
+    )
+    augment: bool = setting(True, "random crop (padding 4) and horizontal flip")
+    global_batch_size: int | None = setting(
+        None,
+        f"samples in one optimizer step over all ranks (default {DEFAULT_GLOBAL_BATCH_SIZE}); "
+        "fixed: strong scaling",
+        low=1,
+    )
+    batch_size_per_rank: int | None = setting(
+        None, "samples in one optimizer step on each rank; fixed: weak scaling", low=1
+    )
+    accumulate: int = setting(1, "gradient accumulation: micro-batches per optimizer step", low=1)
+    eval_batch_size: int = setting(500, "samples in one evaluation batch on each rank", low=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerSettings:
+    """Optimizer and learning rate."""
+
+    optimizer: str = setting("sgd", "optimizer", choices=("sgd", "adamw"))
+    lr: float = setting(0.05, "peak learning rate, before --lr-scaling", low=0.0)
+    momentum: float = setting(0.9, "momentum of SGD", low=0.0, high=1.0)
+    nesterov: bool = setting(True, "Nesterov momentum of SGD")
+    weight_decay: float = setting(5e-4, "weight decay", low=0.0)
+    lr_schedule: str = setting(
+        "onecycle", "learning rate schedule", choices=("onecycle", "cosine", "constant")
+    )
+    lr_warmup_epochs: float | None = setting(
+        None, "linear warm-up epochs (default: a quarter of onecycle, else none)", low=0.0
+    )
+    lr_scaling: str = setting(
+        "none",
+        "scale --lr with global batch / --lr-base-batch-size",
+        choices=("none", "linear", "sqrt"),
+    )
+    lr_base_batch_size: int = setting(256, "the batch size that --lr was tuned for", low=1)
+    clip_norm: float | None = setting(None, "clip the gradient's global norm to this", low=0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DdpSettings:
+    """Strategy ddp."""
+
+    ddp_bucket_mib: float = setting(25.0, "ddp: bucket size of the all-reduce in MiB", low=0.001)
+    ddp_gradient_as_bucket_view: bool = setting(True, "ddp: gradients are views of the buckets")
+    ddp_static_graph: bool = setting(
+        False, "ddp: promise that every iteration uses the same parameters in the same order"
+    )
+    ddp_find_unused_parameters: bool = setting(
+        False, "ddp: search each forward pass for unused parameters"
+    )
+    ddp_comm_hook: str = setting(
+        "none", "ddp: compress gradients before they are sent", choices=COMM_HOOKS
+    )
+    ddp_powersgd_rank: int = setting(2, "ddp: rank of PowerSGD's approximation", low=1)
+    ddp_powersgd_start: int = setting(
+        10, "ddp: iterations of plain all-reduce before PowerSGD compresses", low=2
+    )
+    sync_batchnorm: bool = setting(False, "ddp: batch normalisation over all ranks; needs GPUs")
+    zero1: bool = setting(False, "ddp: shard the optimizer's state over the ranks")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FsdpSettings:
+    """Strategy fsdp."""
+
+    fsdp_wrap: str | None = setting(
+        None, "fsdp: classes of the modules to shard on their own, A,B (instead of by size)"
+    )
+    fsdp_wrap_min_parameters: int = setting(
+        1000, "fsdp: minimum number of parameters of a block that is sharded on its own", low=1
+    )
+    fsdp_reshard_after_forward: bool = setting(
+        True, "fsdp: free the gathered parameters after the forward pass"
+    )
+    fsdp_reduce_fp32: bool = setting(True, "fsdp: reduce gradients in fp32 at any precision")
+    fsdp_cpu_offload: bool = setting(False, "fsdp: keep parameters and optimizer on the CPU")
+    fsdp_hybrid_replicas: int = setting(
+        1, "fsdp: HSDP replicas (the number of nodes: shard inside each node)", low=1
+    )
+    fsdp_prefetch: int = setting(0, "fsdp: prefetch depth in blocks (0: torch's default)", low=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineSettings:
+    """Strategies pp and mp."""
+
+    pipeline_stages: int | None = setting(
+        None, "pp: ranks per pipeline; more ranks run replicas of it (default: all)", low=1
+    )
+    pipeline_schedule: str = setting("1f1b", "pp: order of the micro-batches", choices=SCHEDULES)
+    pipeline_split: str | None = setting(
+        None, "pp, mp: names of the modules that begin the second and later stages, A,B"
+    )
+    microbatches: int | None = setting(
+        None, "pp: micro-batches per batch (default: at least one per stage)", low=1
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointSettings:
+    """Checkpoints and early stop."""
+
+    checkpoint_every: str | None = setting(
+        None, "write a checkpoint every: epoch, 200 (iterations), 30s, 10m, 1h", identity=False
+    )
+    checkpoint_keep: int = setting(2, "number of checkpoints to keep", low=1, identity=False)
+    checkpoint_async: bool | None = setting(
+        None, "write checkpoints in the background (default: on GPUs)", identity=False
+    )
+    stop_signal: str = setting(
+        "USR2", "signal on which a run saves and ends", choices=("USR1", "USR2"), identity=False
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasurementSettings:
+    """Measurement."""
+
+    warmup_iterations: int = setting(5, "first iterations that are not timed", low=0)
+    breakdown_iterations: int = setting(
+        10,
+        "iterations instrumented for the breakdown into compute, exposed communication and data "
+        "wait (0: none)",
+        low=0,
+        identity=False,
+    )
+    profile: str | None = setting(
+        None, "trace these iterations with torch.profiler, as 20-22", identity=False
+    )
+    profile_ranks: str = setting("0", "ranks to trace: 0,3 or all", identity=False)
+
+
+# Title of the group in a command's help: the group.
+GROUPS: dict[str, type] = {
+    "run": RunSettings,
+    "model": ModelSettings,
+    "data and batches": DataSettings,
+    "optimizer": OptimizerSettings,
+    "strategy ddp": DdpSettings,
+    "strategy fsdp": FsdpSettings,
+    "strategies pp and mp": PipelineSettings,
+    "checkpoints": CheckpointSettings,
+    "measurement": MeasurementSettings,
+}

@@ -1,0 +1,256 @@
+"""The table of the parallel strategies: all that is known of each one without torch.
+
+What needs torch is in the class that `code` names, in payload/strategies. To add a strategy, add
+an entry here and that class: options, studies, memory, advice, the step model and verify follow.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from jobkit.spec.traffic import Message, ModelSize, Scope, scope_of
+
+Settings = Mapping[str, Any]  # of a RunSpec, or a row of results.csv
+_MIB = 2**20
+_OF_FP32 = {"none": 1.0, "fp32": 1.0, "fp16": 0.5, "bf16": 0.5, "powersgd": 1.0}  # share of bytes
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A way to run a strategy that `verify` compares with one process."""
+
+    label: str
+    settings: Settings = field(default_factory=dict)
+    within: float | None = None  # largest relative difference; None: of rounding alone
+    worlds: tuple[int, ...] | None = None  # None: any number of ranks
+
+
+class Facts(ABC):
+    """What is known of one strategy. Its class in payload/strategies has the rest."""
+
+    name: ClassVar[str]
+    code: ClassVar[str]  # its class, as MODULE.CLASS of payload/strategies
+    one_rank: ClassVar[bool] = False  # it is one process
+    whole_node: ClassVar[bool] = False  # one process that drives all GPUs of its node
+    splits_model: ClassVar[bool] = False  # over the ranks; the others split the batch
+    refuses: ClassVar[Mapping[str, str]] = {}  # settings that have no meaning here, and why
+    owns: ClassVar[tuple[str, ...]] = ()  # settings (or how their names begin) that others ignore
+    normalises_over: ClassVar[str] = "rank's own part of the batch"  # statistics; "": the batch
+    verified: ClassVar[tuple[Variant, ...]]
+
+    def label(self, settings: Settings) -> str:
+        """The name of the strategy with its mode."""
+        return self.name
+
+    def modes(self, settings: Settings) -> dict[str, Settings]:
+        """Its modes by label, each as what it changes in the settings."""
+        return {self.name: {}}
+
+    @abstractmethod
+    def messages(self, settings: Settings, size: ModelSize) -> list[Message] | None:
+        """What one optimizer step sends; None where it does not follow from the size."""
+
+    def is_modelled(self, settings: Settings) -> bool:
+        """Whether `messages` are what is sent, and not only an upper bound."""
+        return True
+
+
+def _world(settings: Settings) -> int:
+    return int(settings["nodes"] * settings["ranks_per_node"])
+
+
+def _everyone(settings: Settings) -> Scope:
+    return scope_of(_world(settings), settings["ranks_per_node"])
+
+
+class SingleFacts(Facts):
+    """One process without communication: the reference."""
+
+    name, code = "single", "single.Single"
+    one_rank = True
+    verified = (Variant("single", worlds=(1,)),)
+
+    def messages(self, settings: Settings, size: ModelSize) -> list[Message]:
+        """Nothing."""
+        return []
+
+
+class DPFacts(Facts):
+    """nn.DataParallel: one process copies the model to the GPUs of its node."""
+
+    name, code = "dp", "dp.DP"
+    one_rank = whole_node = True
+    refuses: ClassVar = {
+        "compile": "the threads would share one compiled model, which torch does not support",
+        "activation_checkpointing": "the copies on the other GPUs would recompute on the first one",
+    }
+    verified = (Variant("dp", worlds=(1,)),)
+
+    def messages(self, settings: Settings, size: ModelSize) -> list[Message]:
+        """Nothing between ranks: copies between the GPUs are part of its compute."""
+        return []
+
+
+class DDPFacts(Facts):
+    """DistributedDataParallel, also with ZeRO-1."""
+
+    name, code = "ddp", "ddp.DDP"
+    owns = ("ddp_", "sync_batchnorm", "zero1")
+    verified = (
+        Variant("ddp"),
+        Variant("ddp static graph", {"ddp_static_graph": True}),
+        Variant("ddp find unused", {"ddp_find_unused_parameters": True}),
+        Variant("ddp zero1", {"zero1": True}),
+        Variant("ddp accumulate, clip", {"accumulate": 3, "clip_norm": 0.05}),
+        Variant("ddp checkpointing", {"activation_checkpointing": True}),
+        # fp16 keeps 11 bits of a number and bf16 8; PowerSGD keeps what a low rank can hold.
+        Variant("ddp fp16 hook", {"ddp_comm_hook": "fp16"}, 2e-2),
+        Variant("ddp bf16 hook", {"ddp_comm_hook": "bf16"}, 1e-1),
+        Variant(
+            "ddp powersgd hook",
+            {"ddp_comm_hook": "powersgd", "ddp_powersgd_start": 2, "ddp_powersgd_rank": 8},
+            0.5,
+        ),
+    )
+
+    def label(self, settings: Settings) -> str:
+        return "ddp, zero1" if settings["zero1"] else "ddp"
+
+    def modes(self, settings: Settings) -> dict[str, Settings]:
+        return {"ddp": {"zero1": False}, "ddp, zero1": {"zero1": True}}
+
+    def messages(self, settings: Settings, size: ModelSize) -> list[Message]:
+        """An all-reduce of each bucket of gradients; under ZeRO-1 also the new parameters."""
+        # Buckets are filled with gradients before a hook makes them smaller.
+        buckets = max(1, math.ceil(size.parameters / (settings["ddp_bucket_mib"] * _MIB)))
+        sent = size.parameters * _OF_FP32[settings["ddp_comm_hook"]] / buckets
+        ranks = _everyone(settings)
+        found = [Message("all_reduce", sent, ranks, buckets)]
+        return found + [Message("all_gather", size.parameters, ranks)] * bool(settings["zero1"])
+
+    def is_modelled(self, settings: Settings) -> bool:
+        """Not under PowerSGD: what it sends depends on its rank and the layers' shapes."""
+        return bool(settings["ddp_comm_hook"] != "powersgd")
+
+
+class FSDPFacts(Facts):
+    """FSDP2: the whole state sharded, or within each of several replicas (HSDP)."""
+
+    name, code = "fsdp", "fsdp.FSDP"
+    owns = ("fsdp_",)
+    verified = (
+        Variant("fsdp"),
+        Variant("fsdp shards kept whole", {"fsdp_reshard_after_forward": False}),
+        Variant("fsdp hybrid", {"fsdp_hybrid_replicas": 2}, worlds=(2, 4)),
+        Variant("fsdp prefetch", {"fsdp_prefetch": 2}),
+        Variant("fsdp by class", {"fsdp_wrap": "Linear"}),
+        Variant("fsdp accumulate, clip", {"accumulate": 3, "clip_norm": 0.05}),
+        Variant("fsdp checkpointing", {"activation_checkpointing": True}),
+    )
+
+    def label(self, settings: Settings) -> str:
+        if settings["fsdp_hybrid_replicas"] > 1:
+            return "fsdp, hybrid"
+        kept = not settings["fsdp_reshard_after_forward"]
+        return "fsdp, gradients and optimizer" if kept else "fsdp, full shard"
+
+    def modes(self, settings: Settings) -> dict[str, Settings]:
+        found: dict[str, Settings] = {
+            "fsdp, full shard": {"fsdp_hybrid_replicas": 1, "fsdp_reshard_after_forward": True},
+            "fsdp, gradients and optimizer": {
+                "fsdp_hybrid_replicas": 1,
+                "fsdp_reshard_after_forward": False,
+            },
+        }
+        if replicas := _replicas(settings):
+            found["fsdp, hybrid"] = {"fsdp_hybrid_replicas": replicas}
+        return found
+
+    def messages(self, settings: Settings, size: ModelSize) -> list[Message]:
+        """Gathers in each micro-batch, forward and (when freed in between) backward; a reduction.
+
+        The hybrid mode gathers and reduces inside a replica, then all-reduces over the replicas.
+        """
+        replicas, per_node = settings["fsdp_hybrid_replicas"], settings["ranks_per_node"]
+        shards = _world(settings) // replicas
+        low = _OF_FP32[settings["precision"]]
+        reduced = 1.0 if settings["fsdp_reduce_fp32"] else low
+        gathers = int(settings["accumulate"]) * (2 if settings["fsdp_reshard_after_forward"] else 1)
+        inside, found = scope_of(shards, per_node), []
+        for group in size.shard_groups or (size.parameters,):
+            found.append(Message("all_gather", group * low, inside, gathers))
+            found.append(Message("reduce_scatter", group * reduced, inside))
+            if replicas > 1:
+                across = scope_of(replicas, per_node, stride=shards)
+                found.append(Message("all_reduce", group * reduced / shards, across))
+        return found
+
+
+def _replicas(settings: Settings) -> int:
+    """Replicas of the hybrid mode: one per node, or two on one node; 0: it does not apply."""
+    nodes, world = settings["nodes"], _world(settings)
+    if settings["fsdp_hybrid_replicas"] > 1:
+        return int(settings["fsdp_hybrid_replicas"])
+    replicas = nodes if nodes > 1 else 2
+    return replicas if world % replicas == 0 and world > replicas else 0
+
+
+class PipelineFacts(Facts):
+    """Pipeline parallelism: stages over ranks, microbatches that follow each other."""
+
+    name, code = "pp", "pipeline.Pipeline"
+    splits_model = True
+    owns: ClassVar[tuple[str, ...]] = ("pipeline_", "microbatches")
+    refuses: ClassVar = {
+        "compile": "its stages are traced graphs, which torch compiles again for each microbatch",
+    }
+    normalises_over = "microbatch"
+    verified: ClassVar[tuple[Variant, ...]] = (
+        Variant("pp gpipe", {"pipeline_schedule": "gpipe"}),
+        Variant("pp 1f1b", {"pipeline_schedule": "1f1b"}),
+        Variant("pp interleaved", {"pipeline_schedule": "interleaved"}),
+        Variant("pp accumulate, clip", {"accumulate": 2, "clip_norm": 0.05}),
+        Variant("pp checkpointing", {"activation_checkpointing": True}),
+        Variant("pp x ddp", {"pipeline_stages": 2, "clip_norm": 0.05}, worlds=(4,)),
+    )
+
+    def ranks(self, settings: Settings) -> int:
+        """Ranks of one pipeline."""
+        return int(settings["pipeline_stages"] or _world(settings))
+
+    def messages(self, settings: Settings, size: ModelSize) -> list[Message] | None:
+        """The busiest boundary's activations and their gradients; the copies' mean of gradients."""
+        if size.boundary is None:
+            return None
+        ranks, per_node = self.ranks(settings), settings["ranks_per_node"]
+        pair = Scope(1) if ranks == 1 else Scope(2, 2 if ranks > per_node else 1)
+        count = 2 * size.microbatches * int(settings["accumulate"])
+        copies = scope_of(_world(settings) // ranks, per_node, stride=ranks)
+        return [
+            Message("sendrecv", size.boundary, pair, count),
+            Message("all_reduce", size.stage, copies),
+        ]
+
+
+class ModelParallelFacts(PipelineFacts):
+    """Model parallelism: a pipeline through which the whole batch goes at once."""
+
+    name, code = "mp", "pipeline.ModelParallel"
+    owns = ("pipeline_split",)
+    normalises_over = ""
+    verified = (
+        Variant("mp"),
+        Variant("mp accumulate, clip", {"accumulate": 3, "clip_norm": 0.05}),
+    )
+
+    def ranks(self, settings: Settings) -> int:
+        return _world(settings)
+
+
+_ALL: Sequence[Facts] = (
+    *(SingleFacts(), DPFacts(), DDPFacts(), FSDPFacts()),
+    *(ModelParallelFacts(), PipelineFacts()),
+)
+FACTS: Mapping[str, Facts] = {facts.name: facts for facts in _ALL}

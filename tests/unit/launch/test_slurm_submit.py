@@ -1,0 +1,122 @@
+"""What reaches sbatch, and what a submission leaves on disk, with a fake sbatch."""
+
+import ast
+import os
+from pathlib import Path
+
+import pytest
+
+from jobkit.errors import UsageError
+from jobkit.launch.request import LaunchRequest
+from jobkit.launch.site import Site
+from jobkit.launch.slurm import submit
+from jobkit.launch.slurm.options import Submission, submission
+from jobkit.paths import read_json
+from jobkit.spec.plan import Study
+from support.place import ROOT
+
+# Notes its words, its environment and what it reads; the ids count from 7.
+SBATCH = """#!/usr/bin/env bash
+number=$(($(cat count 2>/dev/null || echo 6) + 1)); echo $number > count
+echo "$@" > $number.words; env -0 > $number.env; cat > $number.script
+[ -e refuse ] && echo "sbatch: error: Batch job submission failed: no" >&2 && exit 1
+echo "$number;cluster"
+"""
+SECRET = "s3cr3t-of-the-user"
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder where a fake sbatch leaves what it was given; nothing else is on PATH."""
+    folder = tmp_path / "slurm"
+    folder.mkdir()
+    (folder / "sbatch").write_text(SBATCH)
+    (folder / "sbatch").chmod(0o755)
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    monkeypatch.setenv("JOBKIT_LOGS", str(tmp_path / "logs"))
+    for name in ("SBATCH_PARTITION", "SLURM_JOB_ID", "RANK"):
+        monkeypatch.setenv(name, "of-another-job")
+    monkeypatch.setenv("WANDB_API_KEY", SECRET)
+    return folder
+
+
+def wanted(repeats: int, **request: bool) -> Submission:
+    study = Study(name="s", strategies=("ddp",), gpus=(1, 2), repeats=repeats)
+    plan = study.expand()
+    plan.save()
+    return submission(plan, list(plan.runs), Site(name="here"), LaunchRequest(**request))
+
+
+def environment(slurm: Path, job_id: str) -> dict[str, str]:
+    pairs = (slurm / f"{job_id}.env").read_text().split("\0")
+    return dict(pair.split("=", 1) for pair in pairs if pair)
+
+
+def test_an_array_for_each_shape_with_the_script_that_a_dry_run_prints(slurm: Path) -> None:
+    given = wanted(repeats=3)
+    assert submit.submit(given) == ["7", "8"]
+    for job_id, batch in zip(["7", "8"], given.batches, strict=True):
+        text = submit.script(batch, given.study.submitit, given.at_once)
+        assert "#SBATCH --array=0-2%3\n" in text
+        assert (slurm / f"{job_id}.script").read_text() == text
+        assert (slurm / f"{job_id}.words").read_text() == "--parsable\n"
+        for index, run_id in enumerate(batch.run_ids):
+            paths = given.study.run(run_id)
+            assert paths.script.read_text() == text
+            assert (read_json(paths.submission) or {})["job_id"] == f"{job_id}_{index}"
+            assert (given.study.submitit / f"{job_id}_{index}_submitted.pkl").exists()
+
+
+@pytest.mark.parametrize("request_", [{"within_allocation": True}, {}])
+def test_a_single_job_is_no_array(slurm: Path, request_: dict[str, bool]) -> None:
+    given = wanted(repeats=1, **request_)
+    first = submit.submit(given)[0]
+    assert "--array" not in (slurm / f"{first}.script").read_text()
+    assert (given.study.submitit / f"{first}_submitted.pkl").exists()
+
+
+def test_sbatch_sees_no_variables_of_an_outer_job_and_ours_do_not_change(slurm: Path) -> None:
+    before = dict(os.environ)
+    given = wanted(repeats=1)
+    masters = submit.submit(given)
+    collector = submit.submit_collect(given, masters)
+    assert dict(os.environ) == before
+    for job_id in (*masters, collector):
+        seen = environment(slurm, job_id)
+        assert not {"SBATCH_PARTITION", "SLURM_JOB_ID", "RANK"} & set(seen)
+        assert seen["WANDB_API_KEY"] == SECRET
+    assert f"afterany:{':'.join(masters)}" in (slurm / f"{collector}.script").read_text()
+
+
+def test_nothing_of_the_environment_is_written(slurm: Path) -> None:
+    given = wanted(repeats=2)
+    submit.submit_collect(given, submit.submit(given))
+    files = [path for path in given.study.folder.rglob("*") if path.is_file()]
+    assert len(files) > 10
+    assert [path for path in files if SECRET.encode() in path.read_bytes()] == []
+
+
+def test_a_refusal_is_told_and_leaves_no_submission(slurm: Path) -> None:
+    (slurm / "refuse").touch()
+    given = wanted(repeats=1)
+    with pytest.raises(UsageError, match="sbatch rejected the job: Batch job submission failed"):
+        submit.submit(given)
+    assert not any(given.study.run(r).submission.exists() for r in given.plan.runs)
+    with pytest.raises(submit.CollectRefused, match="sbatch rejected the job"):
+        submit.submit_collect(given, ["7"])
+
+
+def test_a_script_is_made_where_there_is_no_slurm(slurm: Path, monkeypatch) -> None:
+    given = wanted(repeats=1)
+    monkeypatch.setenv("PATH", "/nowhere")
+    text = submit.script(given.batches[0], given.study.submitit, None)
+    assert text.startswith("#!/bin/bash\n")
+
+
+def test_only_public_names_of_submitit_are_imported() -> None:
+    for path in (ROOT / "src" / "jobkit").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("submitit"):
+                names = [*str(node.module).split("."), *(alias.name for alias in node.names)]
+                assert not [name for name in names if name.startswith("_")], path
