@@ -58,7 +58,8 @@ KINDS: dict[str, dict[str, str]] = {
         "timed_images": "images in epoch_time_s: those of the epoch without the warm-up",
         "images_per_s": "training throughput over all ranks: timed_images / epoch_time_s",
         "eval_time_s": "wall time of the evaluation, maximum over ranks",
-        "data_wait_s": "part of epoch_time_s spent waiting for batches, maximum over ranks",
+        "data_wait_s": "part of epoch_time_s spent waiting for batches, maximum over ranks; on a "
+        "GPU, where the images are: the host's time to issue the operations that make them",
         "peak_memory_mib": "allocated_memory_mib; on the CPU resident_memory_mib",
         "allocated_memory_mib": "peak memory of tensors on the GPU since the start, maximum over "
         "ranks; null on the CPU",
@@ -74,7 +75,7 @@ KINDS: dict[str, dict[str, str]] = {
     "breakdown": {  # seconds of one iteration; the first four are means over the ranks
         "compute_s": "forward pass, backward pass and optimizer step",
         "communication_s": "exposed communication: not overlapped with computation",
-        "data_wait_s": "waiting for batches",
+        "data_wait_s": "waiting for batches; on a GPU: issuing the operations that make them",
         "other_s": "the rest of the iteration",
         "iteration_s": "wall time of the iteration, maximum over ranks",
         "useful_max_s": "compute and other, maximum over ranks",

@@ -183,7 +183,8 @@ class Trainer:
         else:
             self.clock.restart()
         warmup, lr = self._warmup(position), 0.0
-        for i, step in enumerate(self.batches.epoch(epoch, position)):
+        steps = self.batches.epoch(epoch, position, self.data.device)
+        for i, step in enumerate(self.data.cropped_ahead(steps, epoch)):
             if i == warmup > 0:
                 self.clock.restart()
             with self._observed(step, after_warmup=i >= warmup):
@@ -235,7 +236,7 @@ class Trainer:
         losses = torch.zeros((), dtype=torch.float64, device=self.data.device)
         for j, indices in enumerate(step.micro_batches):
             with clock.waiting_for_data():
-                images, labels = self.data.training_batch(indices, epoch)
+                images, labels = self.data.training_batch(indices, epoch, step.crops_of(j))
             last = j == len(step.micro_batches) - 1
             with self.strategy.stopwatch.part("passes"):
                 losses += self.strategy.forward_backward(images, labels, weight, last)
