@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from jobkit.payload.clock import Clock
 from jobkit.payload.data.batches import Batches, DeviceData, Step, share
 from jobkit.payload.distributed import Group
-from jobkit.payload.host import peak_memory_mib
+from jobkit.payload.measure.peak import OwnPeak
 from jobkit.payload.memory import MIB, Share, held
 from jobkit.payload.progress import Progress
 from jobkit.payload.report import Reporter
@@ -73,7 +73,8 @@ class Trainer:
         # Of the epoch in progress: this rank's sum of losses, and its time.
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.data.device)
         self.clock = Clock(self.data.device)
-        self._begun = False  # this process has made an iteration
+        self.begun = False  # this process has made an iteration
+        self.peak = OwnPeak(self.data.device)
 
     def train(self, started: Callable[[float | None], None]) -> tuple[float, float]:
         """Train for all epochs left; return the final validation loss and accuracy (0 to 1).
@@ -109,7 +110,7 @@ class Trainer:
         val_sums = self.evaluate()
         eval_time_s = eval_clock.elapsed_s()
 
-        peaks = peak_memory_mib(self.data.device)
+        peaks = self.peak.now()
         peak = peaks.allocated if self.data.device.type == "cuda" else peaks.resident
         self.report.log(
             f"epoch {epoch}, this rank: {clock.images} images in {own_s:.4f} s, of it waiting for "
@@ -191,9 +192,9 @@ class Trainer:
                 lr = self._set_rate()
                 self.loss_sum += self._train_step(step, epoch, self.clock)
                 self.progress.step(step.global_count)
-                if self.spec.compile and not self._begun:
+                if self.spec.compile and not self.begun:
                     started(self.clock.elapsed_s())
-                self._begun = True
+                self.begun = True
                 if self.guard:
                     self.guard.edge(self)
         self.clock.stop()  # the device is idle now: the sum can be read
@@ -214,7 +215,7 @@ class Trainer:
 
         At least one is timed, however few the epoch has.
         """
-        if self._begun:
+        if self.begun:
             return 0
         left = -(-(self.batches.samples - position) // self.batches.batch_size)
         return max(0, min(self.spec.warmup_iterations, left - 1))

@@ -119,6 +119,10 @@ def _whole_image(channels: Tensor) -> Tensor:
     return channels.repeat(32, 32, 1).permute(2, 0, 1)
 
 
+def _nth(make: Callable[[], list[list[Crops]]], i: int) -> list[Crops]:
+    return make()[i]
+
+
 class DeviceData:
     """The images resident on the device, and the batches made there."""
 
@@ -176,7 +180,7 @@ class DeviceData:
             parts = [step.micro_batches for step in group]
             crops = cache(partial(self._crop_together, parts, epoch))
             for i, step in enumerate(group):
-                yield replace(step, crops=lambda made=crops, i=i: made()[i])
+                yield replace(step, crops=partial(_nth, crops, i))
 
     def _crop_together(self, steps: list[list[Tensor]], epoch: int) -> list[list[Crops]]:
         """The crops of several steps, by step and micro-batch."""
