@@ -1,7 +1,7 @@
 """The training loop, readable from top to bottom; every strategy goes through it."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -75,6 +75,7 @@ class Trainer:
         self.clock = Clock(self.data.device)
         self.begun = False  # this process has made an iteration
         self.peak = OwnPeak(self.data.device)
+        self._compiled: set[int] = set()  # sizes of the global batch, with --compile
 
     def train(self, started: Callable[[float | None], None]) -> tuple[float, float]:
         """Train for all epochs left; return the final validation loss and accuracy (0 to 1).
@@ -190,7 +191,8 @@ class Trainer:
                 self.clock.restart()
             with self._observed(step, after_warmup=i >= warmup):
                 lr = self._set_rate()
-                self.loss_sum += self._train_step(step, epoch, self.clock)
+                with self._timed(step):
+                    self.loss_sum += self._train_step(step, epoch, self.clock)
                 self.progress.step(step.global_count)
                 if self.spec.compile and not self.begun:
                     started(self.clock.elapsed_s())
@@ -199,6 +201,13 @@ class Trainer:
                     self.guard.edge(self)
         self.clock.stop()  # the device is idle now: the sum can be read
         return self.clock, self.loss_sum.item(), lr
+
+    def _timed(self, step: Step) -> AbstractContextManager[None]:
+        """Exclude an iteration in which the model is compiled for another size of its batch."""
+        new = self.spec.compile and step.global_count not in self._compiled
+        self._compiled.add(step.global_count)
+        # The first one of all is excluded as the warm-up is; and something must be timed.
+        return self.clock.excluded() if new and self.begun and self.clock.images else nullcontext()
 
     @contextmanager
     def _observed(self, step: Step, after_warmup: bool) -> Iterator[None]:

@@ -35,6 +35,9 @@ def without_effect(spec: RunSpec, device_type: str) -> list[str]:
                 lines.setdefault(name, f"{option(name)} has no effect: it needs {words}")
     if "fsdp_cpu_offload" in changed and device_type == "cpu":
         lines.setdefault("fsdp_cpu_offload", "--fsdp-cpu-offload has no effect on the CPU")
+    if device_type == "cpu":
+        for name in sorted({"fp32", "deterministic"} & changed.keys()):
+            lines[name] = f"{option(name)} has no effect on the CPU"
     if "keep_memory" in changed and device_type != "cpu":
         lines["keep_memory"] = "--no-keep-memory has no effect on a GPU"
     return list(lines.values())

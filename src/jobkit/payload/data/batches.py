@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from jobkit.payload.data.cache import Dataset
-from jobkit.payload.data.images import Images
+from jobkit.payload.data.images import IMAGE, Images
 
 PADDING = 4
 AHEAD_BATCHES, AHEAD_SAMPLES = 16, 8192  # that a GPU crops at once, at most
@@ -119,6 +119,24 @@ def _whole_image(channels: Tensor) -> Tensor:
     return channels.repeat(32, 32, 1).permute(2, 0, 1)
 
 
+def batches_ahead(size: int) -> int:
+    """Steps whose samples a GPU crops at once, for a rank's samples in a step."""
+    return max(1, min(AHEAD_BATCHES, AHEAD_SAMPLES // max(1, size)))
+
+
+def data_bytes(images: int, size: int) -> int:
+    """Bytes on a GPU at most: the data set's images, and the crops made of several steps' samples.
+
+    size: samples of the rank in a step. An image is there whole and in the crop of two groups of
+    steps; while one is cropped also as it is, flipped, and both within their borders.
+    """
+    height, width, channels = IMAGE
+    image, label, index = height * width * channels, 8, 8
+    border = (height + 2 * PADDING) * (width + 2 * PADDING) * channels
+    crop = 2 * (image + label) + 2 * image + 2 * border + 2 * height * index
+    return images * (image + label) + batches_ahead(size) * size * crop
+
+
 def _nth(make: Callable[[], list[list[Crops]]], i: int) -> list[Crops]:
     return make()[i]
 
@@ -174,8 +192,7 @@ class DeviceData:
         if self.device.type == "cpu":
             yield from steps
         for first in steps:
-            size = max(1, sum(map(len, first.micro_batches)))
-            more = max(1, min(AHEAD_BATCHES, AHEAD_SAMPLES // size)) - 1
+            more = batches_ahead(sum(map(len, first.micro_batches))) - 1
             group = [first, *islice(steps, more)]
             parts = [step.micro_batches for step in group]
             crops = cache(partial(self._crop_together, parts, epoch))

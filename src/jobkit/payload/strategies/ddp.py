@@ -49,6 +49,9 @@ class DDP(Strategy):
         spec = self.spec
         if spec.sync_batchnorm:
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+            for module in model.modules():
+                if isinstance(module, nn.SyncBatchNorm):
+                    module.register_forward_pre_hook(_empty_in_fp32)
             self.takes_nothing = True  # a sample made up would be in the others' statistics
         wrapped = self._wrapped(model, None)
         self.power_sgd = _compress(wrapped, spec)
@@ -151,6 +154,15 @@ class DDP(Strategy):
         beside = 0 if self.spec.ddp_gradient_as_bucket_view else gradients
         factor = {"none": 0.0, "fp16": 0.5, "bf16": 0.5, "powersgd": 1.0}[self.spec.ddp_comm_hook]
         return beside + int(factor * gradients)
+
+
+def _empty_in_fp32(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """An empty batch in fp32, for SyncBatchNorm.
+
+    torch gathers the statistics of an empty batch in its type, and those of any other in fp32: in
+    lower precision the ranks would send different numbers of bytes.
+    """
+    return tuple(x.float() if x.numel() == 0 else x for x in inputs)
 
 
 _CASTS = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
