@@ -17,6 +17,7 @@ from jobkit.payload.progress import Progress
 from jobkit.payload.report import Reporter
 from jobkit.payload.schedule import learning_rate
 from jobkit.payload.strategies import Strategy
+from jobkit.payload.warnings import too_short
 from jobkit.spec.runspec import RunSpec
 
 
@@ -75,6 +76,7 @@ class Trainer:
         self.clock = Clock(self.data.device)
         self.begun = False  # this process has made an iteration
         self.peak = OwnPeak(self.data.device)
+        self._short_told = False
         self._compiled: set[int] = set()  # sizes of the global batch, with --compile
 
     def train(self, started: Callable[[float | None], None]) -> tuple[float, float]:
@@ -163,6 +165,9 @@ class Trainer:
             begun_at=begun_at,
             **largest,
         )
+        if (short := too_short(largest["epoch_time_s"], self.data.device)) and not self._short_told:
+            self._short_told = True
+            self.report.warn(short)
         self.report.say(
             f"epoch {epoch + 1}/{self.spec.epochs}: loss {train_loss:.4f}, "
             f"validation loss {val_loss:.4f}, accuracy {val_accuracy:.1%}, "
