@@ -106,7 +106,7 @@ def payload(strategy: str, precision: str, threads: int) -> Measure:
     job = RankJob(spec=spec, place=read_rank_env(), paths=None, dry_run=True)
     trainer = _set_up(job, Reporter(None, 0, 1), Stages(imported_s=0.0))
     ready = trainer.data.training_batch(torch.arange(BATCH), 0)
-    loads = {"": trainer.data.training_batch, "nodata": lambda indices, epoch: ready}
+    loads = {"": trainer.data.training_batch, "nodata": lambda *_: ready}
 
     def measure(how: str) -> tuple[float, float]:
         trainer.data.training_batch = loads[how]

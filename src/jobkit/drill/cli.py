@@ -81,8 +81,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--urgent-partition", metavar="P", help="partition that preempts jobs")
     made.add_argument(
         "--device", default="cpu", choices=("cpu", "cuda"),
-        help="what it trains on; that a run ends with the same bits is promised on CPUs of "
-        "one kind, not on GPUs (default cpu)",
+        help="what it trains on; runs end with the same bits on CPUs of one kind, and on GPUs of "
+        "one kind with --deterministic, which the drill sets there (default cpu)",
     )  # fmt: skip
     return made
 
@@ -189,7 +189,8 @@ class Drill:
     ) -> None:
         self.place, self.study, self.console = place, study, console
         self.at, self.halted, self.bytes = args.at, halted, 0
-        self.settings = {**TRAINING, "device": args.device}
+        on_gpu = {"deterministic": True} if args.device == "cuda" else {}
+        self.settings = {**TRAINING, "device": args.device, **on_gpu}
         self.token = secrets.token_hex(6)
 
     def run(self, faults: Sequence[FaultCase]) -> list[Row]:

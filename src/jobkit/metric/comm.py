@@ -52,6 +52,7 @@ class Sample:
     algorithm_gb_per_s: float
     bus_gb_per_s: float
     correct: bool  # the result of the last timed iteration, on every rank
+    pipelined_time_s: float | None = None  # of one operation in a row of them; None on the CPU
 
 
 COLUMNS = KINDS["comm"]  # of comm.csv: name and meaning
@@ -201,7 +202,9 @@ def read_csv(path: Path) -> list[Sample]:
 
 def _sample_of(row: Mapping[str, str]) -> Sample:
     kinds = {f.name: f.type for f in fields(Sample)}
-    values: dict[str, Any] = {k: row[k] for k in COLUMNS}
+    values: dict[str, Any] = {k: row[k] for k in COLUMNS if k != "pipelined_time_s"}
+    pipelined = row.get("pipelined_time_s")  # not in older files
+    values["pipelined_time_s"] = float(pipelined) if pipelined else None
     values["correct"] = {"true": True, "false": False}[row["correct"]]
     for name, kind in kinds.items():
         if kind in (int, float):

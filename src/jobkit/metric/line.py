@@ -28,7 +28,8 @@ KINDS: dict[str, dict[str, str]] = {
         "device": "name of the device",
         "device_type": "cuda or cpu",
         "backend": "nccl or gloo",
-        "versions": "versions of python, torch, cuda and nccl",
+        "versions": "versions of python, torch, cuda, nccl and cudnn; on a GPU also fp32 (ieee or "
+        "tf32), deterministic, cudnn_benchmark, and the variables that --deterministic sets",
         "git_commit": "Git commit of the code",
         "job_id": "id of the scheduler's job, if any",
         "global_batch_size": "samples in one optimizer step",
@@ -58,7 +59,8 @@ KINDS: dict[str, dict[str, str]] = {
         "timed_images": "images in epoch_time_s: those of the epoch without the warm-up",
         "images_per_s": "training throughput over all ranks: timed_images / epoch_time_s",
         "eval_time_s": "wall time of the evaluation, maximum over ranks",
-        "data_wait_s": "part of epoch_time_s spent waiting for batches, maximum over ranks",
+        "data_wait_s": "part of epoch_time_s spent waiting for batches, maximum over ranks; on a "
+        "GPU, where the images are: the host's time to issue the operations that make them",
         "peak_memory_mib": "allocated_memory_mib; on the CPU resident_memory_mib",
         "allocated_memory_mib": "peak memory of tensors on the GPU since the start, maximum over "
         "ranks; null on the CPU",
@@ -74,7 +76,7 @@ KINDS: dict[str, dict[str, str]] = {
     "breakdown": {  # seconds of one iteration; the first four are means over the ranks
         "compute_s": "forward pass, backward pass and optimizer step",
         "communication_s": "exposed communication: not overlapped with computation",
-        "data_wait_s": "waiting for batches",
+        "data_wait_s": "waiting for batches; on a GPU: issuing the operations that make them",
         "other_s": "the rest of the iteration",
         "iteration_s": "wall time of the iteration, maximum over ranks",
         "useful_max_s": "compute and other, maximum over ranks",
@@ -102,6 +104,9 @@ KINDS: dict[str, dict[str, str]] = {
         "bus_gb_per_s": "busbw of nccl-tests: algbw x 2(n-1)/n for all_reduce, (n-1)/n for "
         "all_gather, reduce_scatter and all_to_all, 1 for broadcast and sendrecv",
         "correct": "whether the result is correct on every rank",
+        "pipelined_time_s": "time of one operation in a row of as many as iterations, with one "
+        "synchronisation at its end: as DDP issues its buckets; maximum over ranks, empty on the "
+        "CPU",
     },
     "message": {"level": "info, warning or error", "text": "the message, shown in the report"},
     "run_end": {

@@ -44,6 +44,14 @@ class Clock:
         self._start += self._now() - begin
 
     @contextmanager
+    def excluded(self) -> Iterator[None]:
+        """Exclude an iteration that happens inside: its time, images and wait for data."""
+        images, waited = self.images, self.data_wait_s
+        with self.paused():
+            yield
+        self.images, self.data_wait_s = images, waited
+
+    @contextmanager
     def waiting_for_data(self) -> Iterator[None]:
         """Count what happens inside as wait for data; the device is not synchronised here."""
         start = time.perf_counter()

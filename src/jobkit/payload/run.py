@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from jobkit.errors import Exit, UsageError
-from jobkit.payload import host, warnings
+from jobkit.payload import host, numerics, warnings
 from jobkit.payload.clock import Stages
 from jobkit.payload.data.batches import Batches, DeviceData
 from jobkit.payload.data.cache import Dataset
@@ -53,7 +53,9 @@ def run_rank(job: RankJob) -> bool:
 def _set_up(job: RankJob, report: Reporter, stages: Stages) -> Trainer:
     """Set up group, data and model, measured and reported; return the trainer."""
     spec, place = job.spec, job.place
+    numerics.set_environment(spec)  # before the first call of CUDA
     device = pick_device(spec.device, place)
+    numerics.configure(spec, device)
     threads = spec.threads or share_of_cores(place.local_world_size)
     torch.set_num_threads(threads)
     if spec.keep_memory and device.type == "cpu":
@@ -145,7 +147,7 @@ def _record_start(trainer: Trainer, threads: int) -> None:
         device=host.device_name(group.device),
         device_type=group.device.type,
         backend=group.backend,
-        versions=host.versions(group.device),
+        versions=host.versions(group.device) | numerics.recorded(group.device),
         git_commit=host.git_commit() if group.place.rank == 0 else None,
         job_id=group.place.job_id,
         global_batch_size=batch,

@@ -1,7 +1,7 @@
 """The training loop, readable from top to bottom; every strategy goes through it."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -11,12 +11,13 @@ import torch.nn.functional as F
 from jobkit.payload.clock import Clock
 from jobkit.payload.data.batches import Batches, DeviceData, Step, share
 from jobkit.payload.distributed import Group
-from jobkit.payload.host import peak_memory_mib
+from jobkit.payload.measure.peak import OwnPeak
 from jobkit.payload.memory import MIB, Share, held
 from jobkit.payload.progress import Progress
 from jobkit.payload.report import Reporter
 from jobkit.payload.schedule import learning_rate
 from jobkit.payload.strategies import Strategy
+from jobkit.payload.warnings import too_short
 from jobkit.spec.runspec import RunSpec
 
 
@@ -73,7 +74,10 @@ class Trainer:
         # Of the epoch in progress: this rank's sum of losses, and its time.
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.data.device)
         self.clock = Clock(self.data.device)
-        self._begun = False  # this process has made an iteration
+        self.begun = False  # this process has made an iteration
+        self.peak = OwnPeak(self.data.device)
+        self._short_told = False
+        self._compiled: set[int] = set()  # sizes of the global batch, with --compile
 
     def train(self, started: Callable[[float | None], None]) -> tuple[float, float]:
         """Train for all epochs left; return the final validation loss and accuracy (0 to 1).
@@ -109,7 +113,7 @@ class Trainer:
         val_sums = self.evaluate()
         eval_time_s = eval_clock.elapsed_s()
 
-        peaks = peak_memory_mib(self.data.device)
+        peaks = self.peak.now()
         peak = peaks.allocated if self.data.device.type == "cuda" else peaks.resident
         self.report.log(
             f"epoch {epoch}, this rank: {clock.images} images in {own_s:.4f} s, of it waiting for "
@@ -161,6 +165,9 @@ class Trainer:
             begun_at=begun_at,
             **largest,
         )
+        if (short := too_short(largest["epoch_time_s"], self.data.device)) and not self._short_told:
+            self._short_told = True
+            self.report.warn(short)
         self.report.say(
             f"epoch {epoch + 1}/{self.spec.epochs}: loss {train_loss:.4f}, "
             f"validation loss {val_loss:.4f}, accuracy {val_accuracy:.1%}, "
@@ -183,20 +190,29 @@ class Trainer:
         else:
             self.clock.restart()
         warmup, lr = self._warmup(position), 0.0
-        for i, step in enumerate(self.batches.epoch(epoch, position)):
+        steps = self.batches.epoch(epoch, position, self.data.device)
+        for i, step in enumerate(self.data.cropped_ahead(steps, epoch)):
             if i == warmup > 0:
                 self.clock.restart()
             with self._observed(step, after_warmup=i >= warmup):
                 lr = self._set_rate()
-                self.loss_sum += self._train_step(step, epoch, self.clock)
+                with self._timed(step):
+                    self.loss_sum += self._train_step(step, epoch, self.clock)
                 self.progress.step(step.global_count)
-                if self.spec.compile and not self._begun:
+                if self.spec.compile and not self.begun:
                     started(self.clock.elapsed_s())
-                self._begun = True
+                self.begun = True
                 if self.guard:
                     self.guard.edge(self)
         self.clock.stop()  # the device is idle now: the sum can be read
         return self.clock, self.loss_sum.item(), lr
+
+    def _timed(self, step: Step) -> AbstractContextManager[None]:
+        """Exclude an iteration in which the model is compiled for another size of its batch."""
+        new = self.spec.compile and step.global_count not in self._compiled
+        self._compiled.add(step.global_count)
+        # The first one of all is excluded as the warm-up is; and something must be timed.
+        return self.clock.excluded() if new and self.begun and self.clock.images else nullcontext()
 
     @contextmanager
     def _observed(self, step: Step, after_warmup: bool) -> Iterator[None]:
@@ -213,7 +229,7 @@ class Trainer:
 
         At least one is timed, however few the epoch has.
         """
-        if self._begun:
+        if self.begun:
             return 0
         left = -(-(self.batches.samples - position) // self.batches.batch_size)
         return max(0, min(self.spec.warmup_iterations, left - 1))
@@ -235,7 +251,7 @@ class Trainer:
         losses = torch.zeros((), dtype=torch.float64, device=self.data.device)
         for j, indices in enumerate(step.micro_batches):
             with clock.waiting_for_data():
-                images, labels = self.data.training_batch(indices, epoch)
+                images, labels = self.data.training_batch(indices, epoch, step.crops_of(j))
             last = j == len(step.micro_batches) - 1
             with self.strategy.stopwatch.part("passes"):
                 losses += self.strategy.forward_backward(images, labels, weight, last)

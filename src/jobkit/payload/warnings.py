@@ -8,6 +8,7 @@ from jobkit.payload.distributed import RankEnv
 from jobkit.spec.runspec import RunSpec
 from jobkit.spec.strategies import FACTS
 
+_LEAST_EPOCH_S = 1.0
 # A setting (or the beginning of its name), what must hold for it to matter, and that in words.
 _ONLY_WITH = (
     ("ddp_powersgd", lambda spec: spec.ddp_comm_hook == "powersgd", "--ddp-comm-hook powersgd"),
@@ -35,6 +36,9 @@ def without_effect(spec: RunSpec, device_type: str) -> list[str]:
                 lines.setdefault(name, f"{option(name)} has no effect: it needs {words}")
     if "fsdp_cpu_offload" in changed and device_type == "cpu":
         lines.setdefault("fsdp_cpu_offload", "--fsdp-cpu-offload has no effect on the CPU")
+    if device_type == "cpu":
+        for name in sorted({"fp32", "deterministic"} & changed.keys()):
+            lines[name] = f"{option(name)} has no effect on the CPU"
     if "keep_memory" in changed and device_type != "cpu":
         lines["keep_memory"] = "--no-keep-memory has no effect on a GPU"
     return list(lines.values())
@@ -60,6 +64,16 @@ def of_size(spec: RunSpec, place: RankEnv, device: torch.device, samples: int) -
             "meaningful"
         )
     return lines
+
+
+def too_short(epoch_time_s: float, device: torch.device) -> str:
+    """A line on an epoch too short to measure a GPU by; empty where it is not."""
+    if device.type != "cuda" or epoch_time_s >= _LEAST_EPOCH_S:
+        return ""
+    return (
+        f"an epoch takes {epoch_time_s:.2f} s: so short, it measures the host that issues the "
+        "operations rather than the GPU; use a larger model, batch or data set"
+    )
 
 
 def of_batch_norm(normalised: bool, spec: RunSpec) -> list[str]:

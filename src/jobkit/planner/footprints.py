@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from jobkit.errors import UsageError
+from jobkit.payload.data.batches import data_bytes
 from jobkit.payload.distributed import RankEnv
 from jobkit.payload.memory import MemoryInputs, Share, StagePass
 from jobkit.payload.strategies import STRATEGIES, Strategy
@@ -28,12 +29,14 @@ class Footprint:
     share: Share
     activations: int | None
     communication: int | None
+    data: int = 0  # images on the GPU
     host: int = 0  # of share: in the node's memory instead (CPU offload)
 
     @property
     def total(self) -> int:
         """On the device, as far as it is known."""
-        return self.share.total - self.host + (self.activations or 0) + (self.communication or 0)
+        passing = (self.activations or 0) + (self.communication or 0)
+        return self.share.total - self.host + passing + self.data
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +44,7 @@ class Subject:
     """Whose memory is asked for: a model by its number of classes, or a bare size."""
 
     num_classes: int = 10
+    images: int = 0  # of the data set, which stays on each GPU
     parameters: int | None = None  # the size alone, in equal pieces; no model is made
 
     def tensors(self, spec: RunSpec) -> tuple[list[Tensor], list[Tensor]]:
@@ -111,13 +115,14 @@ def _of_rank(strategy: Strategy, subject: Subject, rank: int, devices: int) -> F
     passed: Sequence[StagePass] = ()
     parameters, buffers = subject.tensors(spec)
     count = sum(p.numel() for p in parameters)
+    images = strategy.images_at_once(devices)
+    step_images = images * spec.accumulate * (devices if strategy.facts.whole_node else 1)
     if subject.parameters is None:
         model = subject.model(spec)
         stages = strategy.stages_of(model)
         here = [stages[i] for i in strategy.stages_here(rank)]
         parameters = [p for stage in here for p in stage.parameters()]
         buffers = [b for stage in here for b in stage.buffers()]
-        images = strategy.images_at_once(devices)
         passed = passes(spec, images, subject.num_classes, strategy.stages_of)
     else:
         parameters = [*strategy.part_of(parameters, rank)]
@@ -131,6 +136,7 @@ def _of_rank(strategy: Strategy, subject: Subject, rank: int, devices: int) -> F
         share=share,
         activations=strategy.activation_bytes(inputs) if passed else None,
         communication=strategy.communication_bytes(inputs),
+        data=data_bytes(subject.images, step_images) if subject.images else 0,
         host=strategy.host_bytes(share),
     )
 

@@ -29,7 +29,7 @@ EPILOG = """examples:
   python -m jobkit memory --parameters 7e9 --optimizer adamw --gpus 8
   python -m jobkit memory --model my_models:vit --gpus 16 --nodes 4 --json
 """
-PARTS = ("parameters", "gradients", "optimizer", "buffers", "activations", "communication")
+PARTS = ("parameters", "gradients", "optimizer", "buffers", "activations", "communication", "data")
 
 
 def parser() -> Parser:
@@ -81,7 +81,7 @@ def sizes(each: Footprint) -> dict[str, int | None]:
     """The parts of a footprint and their sum, in bytes."""
     share = each.share
     kept = (share.parameters, share.gradients, share.optimizer, share.buffers)
-    parts = zip(PARTS, (*kept, each.activations, each.communication), strict=True)
+    parts = zip(PARTS, (*kept, each.activations, each.communication, each.data), strict=True)
     return {**dict(parts), "total": each.total}
 
 
@@ -124,6 +124,7 @@ def notes(found: Sequence[Footprint], refused: dict[str, str]) -> list[str]:
         "  the optimizer's step. Not counted: the CUDA context, NCCL, workspaces of kernels, and",
         "  what the allocator reserves beyond. DDP's buckets are the gradients (unless",
         "  --no-ddp-gradient-as-bucket-view); FSDP gathers blocks, pp and mp receive activations.",
+        "  data: the images of the data set (--images), which stay on each GPU, and their crops.",
     ]
     if any(each.activations is None for each in found):
         lines.append("  -: needs a model; of this one only the size is known.")

@@ -9,6 +9,7 @@ from jobkit.planner.footprints import Subject
 from jobkit.spec.options import add_spec_arguments, given_settings
 from jobkit.spec.runspec import ONE_RANK, RunSpec
 
+_IMAGES = 60_000
 # Settings that change neither memory nor traffic.
 _SKIPPED = (
     *("repeat", "dataset", "train_samples", "test_samples", "augment", "epochs", "data_dir"),
@@ -27,6 +28,13 @@ def add_model_arguments(parser: Parser, skip: Sequence[str] = ()) -> None:
     parser.add_argument(
         "--classes", type=whole(1), default=10, metavar="N", help="classes of the data (default 10)"
     )
+    parser.add_argument(
+        "--images",
+        type=whole(0),
+        metavar="N",
+        help="training and test images of the data set, which stay on each GPU (default "
+        f"{_IMAGES:,}, as CIFAR-10 has; 0 with --parameters)",
+    )
     add_spec_arguments(parser, skip=(*_SKIPPED, *skip))
 
 
@@ -34,7 +42,10 @@ def subject_of(args: argparse.Namespace) -> Subject:
     """The model, or the bare size. Raises UsageError for a model and a size at once."""
     if args.parameters and ("model" in args or "width" in args):
         raise UsageError("--parameters stands for a model: leave out --model and --width")
-    return Subject(num_classes=args.classes, parameters=args.parameters)
+    images = args.images
+    if images is None:
+        images = 0 if args.parameters else _IMAGES
+    return Subject(num_classes=args.classes, parameters=args.parameters, images=images)
 
 
 def base_of(args: argparse.Namespace, nodes: int, gpus: int) -> RunSpec:

@@ -42,6 +42,14 @@ class ModelSettings:
     model: str = setting("cnn", "cnn, resnet18, mlp, or package.module:factory for your own")
     width: int = setting(1, "factor on the model's channels or hidden units", low=1, high=256)
     precision: str = setting("fp32", "precision of the compute", choices=("fp32", "bf16", "fp16"))
+    fp32: str = setting(
+        "ieee",
+        "GPU: what fp32 is in convolutions and matrix products; tf32 keeps 10 bits of a mantissa",
+        choices=("ieee", "tf32"),
+    )
+    deterministic: bool = setting(
+        False, "GPU: the same bits in each run on the same GPUs and software; slower"
+    )
     channels_last: bool = setting(True, "channels-last memory format, if the model supports it")
     compile: bool = setting(False, "torch.compile the model; measure before you keep it")
     activation_checkpointing: bool = setting(

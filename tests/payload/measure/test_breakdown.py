@@ -45,8 +45,32 @@ if WHERE == "allreduce":  # ddp: one bucket, so once a step
     init = DistributedDataParallel.__init__
     def with_hook(self, *args, **kwargs):
         init(self, *args, **kwargs)
-        self.register_comm_hook(None, slowed(allreduce_hook))
+        if self.process_group.size() > 1:  # one rank alone has nothing to wait for
+            self.register_comm_hook(None, slowed(allreduce_hook))
     DistributedDataParallel.__init__ = with_hook
+if WHERE == "wrapper":  # its own work, which no other rank has a part in; once a step
+    from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
+    FSDPState._pre_forward = slowed(FSDPState._pre_forward)
+    DistributedDataParallel._pre_forward = slowed(DistributedDataParallel._pre_forward)
+if WHERE.startswith("memory"):
+    from jobkit.payload.measure import replica
+    from jobkit.payload.strategies.base import Strategy
+    second = os.environ["RANK"] == "1"
+    if WHERE == "memory small":
+        replica.free_bytes = lambda device: 1000 if second else 10**12
+    PASS, calls = Strategy.pass_alone, []
+    def pass_alone(self, *args):
+        calls.append(1)
+        if second and WHERE == f"memory pass {len(calls)}":
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        PASS(self, *args)
+    Strategy.pass_alone = pass_alone
+    WRAP = Strategy.replica
+    def wrap(self, *args):
+        if second and WHERE == "memory wrap":
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return WRAP(self, *args)
+    Strategy.replica = wrap
 
 class Model(nn.Module):
     def __init__(self):
@@ -88,6 +112,8 @@ PARTS = ("compute_s", "communication_s", "data_wait_s", "other_s")
         ("ddp", "allreduce", "communication_s"),
         ("ddp", "step", "compute_s"),
         ("fsdp", "reduce", "communication_s"),
+        ("ddp", "wrapper", "compute_s"),
+        ("fsdp", "wrapper", "compute_s"),
     ],
 )
 def test_the_slow_part_grows_by_what_it_is_slowed(
@@ -137,6 +163,27 @@ def test_measuring_leaves_no_trace_in_the_training(
     assert measured.keys() == plain.keys()
     assert [name for name in plain if not torch.equal(measured[name], plain[name])] == []
     assert losses == plain_losses
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        ("memory small", "rank 1 has 0 MiB free of"),
+        ("memory wrap", "rank 1 is out of memory: CUDA out of memory"),
+        ("memory pass 1", "rank 1 is out of memory: CUDA out of memory"),  # before an iteration
+        ("memory pass 2", "rank 1 is out of memory: CUDA out of memory"),  # after one
+    ],
+)
+@pytest.mark.parametrize("strategy", ["fsdp", "ddp"])
+def test_a_run_does_not_end_for_lack_of_memory_to_measure_it(
+    forge: Start, own: Path, strategy: str, where: str, said: str
+) -> None:
+    done = run(forge, own, 2, "--strategy", strategy, slow=where)
+    assert done.record("run_end")["status"] == "ok"
+    assert done.records("breakdown") == []
+    (text,) = [r["text"] for r in done.records("message") if "no breakdown" in r["text"]]
+    assert said in text
+    assert done.losses() == run(forge, own, 2, "--strategy", strategy, slow="none").losses()
 
 
 @pytest.mark.parametrize("strategy", ["single", "ddp"])

@@ -78,7 +78,7 @@ def test_seven_billion_parameters_under_adam(capsys: pytest.CaptureFixture[str])
     assert main(list(words)) == Exit.OK
     lines = capsys.readouterr().out.splitlines()
     (line,) = [line for line in lines if " ddp  " in line]
-    assert line.split() == ["*", "ddp", "26.1", "26.1", "52.2", "0", "-", "0", "104.3"]
+    assert line.split() == ["*", "ddp", "26.1", "26.1", "52.2", "0", "-", "0", "0", "104.3"]
     assert lines[2].split()[0] == "GiB"
 
 

@@ -17,7 +17,7 @@ _RESULT_NAMES = frozenset(c.name for c in RESULTS)
 _OF_RUN_START = tuple(k for k in KINDS["run_start"] if k in _RESULT_NAMES and k != "threads")
 _OF_BREAKDOWN = tuple(k for k in KINDS["breakdown"] if k != "iterations")  # a setting's column
 _SHAPE = ("strategy", "nodes", "ranks_per_node")
-_VERSIONS = ("torch", "python", "cuda", "nccl")
+_VERSIONS = ("torch", "python", "cuda", "nccl", "cudnn")
 _MAXIMA = tuple(k for k in KINDS["epoch"] if k in _RESULT_NAMES and k.endswith("_memory_mib"))
 
 
@@ -93,6 +93,7 @@ def _where(start: Record) -> Row:
         **{name: start.get(name) for name in _OF_RUN_START},
         "threads_used": start.get("threads"),
         **{f"{name}_version": versions.get(name) for name in _VERSIONS},
+        "cudnn_benchmark": versions.get("cudnn_benchmark"),
     }
 
 

@@ -21,6 +21,8 @@ _VERSIONS = (
     "python_version",
     "cuda_version",
     "nccl_version",
+    "cudnn_version",
+    "cudnn_benchmark",
     "threads_used",
     "parameters",
     "train_samples",

@@ -97,6 +97,8 @@ _WHERE = (
     Column("python_version", TEXT, "version of Python"),
     Column("cuda_version", TEXT, "version of PyTorch's CUDA; empty on the CPU"),
     Column("nccl_version", TEXT, "version of NCCL; empty on the CPU"),
+    Column("cudnn_version", TEXT, "version of cuDNN; empty on the CPU"),
+    Column("cudnn_benchmark", TEXT, "whether cuDNN chose kernels by timing them; likewise"),
     *_recorded("run_start", TEXT, "node_list", "git_commit", "job_id"),
     Column("warnings", COUNT, "number of warnings and errors that the run recorded"),
     Column("warnings_text", TEXT, "their texts without duplicates, joined by ' | '"),
@@ -170,6 +172,8 @@ _SETTINGS = [
     "checkpoint_async",
     "stop_signal",
     "data_dir",
+    "fp32",
+    "deterministic",
 ]
 
 

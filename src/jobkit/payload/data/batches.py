@@ -5,16 +5,19 @@ takes its part of that slice, and a sample's augmentation depends on (seed, epoc
 So any number of ranks sees exactly the global batches of one.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from itertools import islice
 
 import torch
 from torch import Tensor
 
 from jobkit.payload.data.cache import Dataset
-from jobkit.payload.data.images import Images
+from jobkit.payload.data.images import IMAGE, Images
 
 PADDING = 4
+AHEAD_BATCHES, AHEAD_SAMPLES = 16, 8192  # that a GPU crops at once, at most
 # Per-channel mean and standard deviation of CIFAR-10's training images, on a scale of 0 to 255.
 MEAN, STD = (125.3, 123.0, 113.9), (63.0, 62.1, 66.7)
 
@@ -24,12 +27,20 @@ def share(count: int, part: int, parts: int) -> slice:
     return slice(count * part // parts, count * (part + 1) // parts)
 
 
+Crops = tuple[Tensor, Tensor]  # images (N, 3, 32, 32) uint8, and labels (N,)
+
+
 @dataclass(frozen=True)
 class Step:
     """One optimizer step: this rank's samples, by micro-batch, and the size of the global batch."""
 
     micro_batches: list[Tensor]
     global_count: int
+    crops: Callable[[], list[Crops]] | None = None  # by micro-batch, where made for many steps
+
+    def crops_of(self, micro_batch: int) -> Crops | None:
+        """The crops of a micro-batch that were made ahead, if any were."""
+        return None if self.crops is None else self.crops()[micro_batch]
 
 
 class Batches:
@@ -45,13 +56,19 @@ class Batches:
         """Optimizer steps in an epoch; the last one may be smaller, and is used."""
         return -(-self.samples // self.batch_size)
 
-    def epoch(self, epoch: int, position: int = 0) -> Iterator[Step]:
+    def epoch(
+        self, epoch: int, position: int = 0, device: torch.device | None = None
+    ) -> Iterator[Step]:
         """Yield the steps of an epoch. A rank's micro-batch may be empty, never missing.
 
-        position: samples of the epoch, over all ranks, that have been used already.
+        position: samples of the epoch, over all ranks, that have been used already. device: where
+        the indices are to be. They are copied there once: a copy in each step would have the host
+        wait until the GPU has done all that was issued before.
         """
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
         order = torch.randperm(self.samples, generator=generator)
+        if device is not None:
+            order = order.to(device)
         for start in range(position, self.samples, self.batch_size):
             batch = order[start : start + self.batch_size]
             mine = batch[share(len(batch), self.rank, self.world_size)]
@@ -102,6 +119,28 @@ def _whole_image(channels: Tensor) -> Tensor:
     return channels.repeat(32, 32, 1).permute(2, 0, 1)
 
 
+def batches_ahead(size: int) -> int:
+    """Steps whose samples a GPU crops at once, for a rank's samples in a step."""
+    return max(1, min(AHEAD_BATCHES, AHEAD_SAMPLES // max(1, size)))
+
+
+def data_bytes(images: int, size: int) -> int:
+    """Bytes on a GPU at most: the data set's images, and the crops made of several steps' samples.
+
+    size: samples of the rank in a step. An image is there whole and in the crop of two groups of
+    steps; while one is cropped also as it is, flipped, and both within their borders.
+    """
+    height, width, channels = IMAGE
+    image, label, index = height * width * channels, 8, 8
+    border = (height + 2 * PADDING) * (width + 2 * PADDING) * channels
+    crop = 2 * (image + label) + 2 * image + 2 * border + 2 * height * index
+    return images * (image + label) + batches_ahead(size) * size * crop
+
+
+def _nth(make: Callable[[], list[list[Crops]]], i: int) -> list[Crops]:
+    return make()[i]
+
+
 class DeviceData:
     """The images resident on the device, and the batches made there."""
 
@@ -123,15 +162,50 @@ class DeviceData:
         mean, std = torch.tensor(MEAN, device=device), torch.tensor(STD, device=device)
         self._scale, self._shift = _whole_image(1 / std), _whole_image(-mean / std)
 
-    def training_batch(self, indices: Tensor, epoch: int) -> tuple[Tensor, Tensor]:
-        """Images (N, 3, 32, 32), normalised, in the memory format, and labels (N,)."""
+    def training_batch(
+        self, indices: Tensor, epoch: int, crops: Crops | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Images (N, 3, 32, 32), normalised, in the memory format, and labels (N,).
+
+        crops: of these samples in this epoch, where they have been made already.
+        """
+        planes, labels = crops or self._crop(indices, epoch)
+        return self._normalise(planes), labels
+
+    def _crop(self, indices: Tensor, epoch: int) -> Crops:
         indices = indices.to(self.device)
         images = self.train.images.index_select(0, indices)
         if self.augmented:
             planes = augment(images, sample_hash(self.seed, epoch, indices))
         else:
             planes = images.permute(0, 3, 1, 2)
-        return self._normalise(planes), self.train.labels.index_select(0, indices)
+        return planes, self.train.labels.index_select(0, indices)
+
+    def cropped_ahead(self, steps: Iterable[Step], epoch: int) -> Iterator[Step]:
+        """Yield the steps; on a GPU the samples of several are cropped together.
+
+        A batch takes some 40 operations on its own, and a small model's step few more: the host
+        could not issue them as fast as a GPU does them. A CPU is better off with one batch, which
+        stays in its caches. The first of the steps to be used has the crops made.
+        """
+        steps = iter(steps)
+        if self.device.type == "cpu":
+            yield from steps
+        for first in steps:
+            more = batches_ahead(sum(map(len, first.micro_batches))) - 1
+            group = [first, *islice(steps, more)]
+            parts = [step.micro_batches for step in group]
+            crops = cache(partial(self._crop_together, parts, epoch))
+            for i, step in enumerate(group):
+                yield replace(step, crops=partial(_nth, crops, i))
+
+    def _crop_together(self, steps: list[list[Tensor]], epoch: int) -> list[list[Crops]]:
+        """The crops of several steps, by step and micro-batch."""
+        parts = [part for step in steps for part in step]
+        planes, labels = self._crop(torch.cat(parts), epoch)
+        sizes = [len(part) for part in parts]
+        each = iter(zip(planes.split(sizes), labels.split(sizes), strict=True))
+        return [list(islice(each, len(step))) for step in steps]
 
     def test_batch(self, part: slice) -> tuple[Tensor, Tensor]:
         """The test samples of a slice, as training_batch gives them, without augmentation."""

@@ -2,9 +2,10 @@
 
 Exposed communication is the part of an iteration that is not overlapped with computation. It is
 measured with a communication-free replica: next to an iteration of the training its forward and
-backward pass is repeated on a plain copy of the model, and the time by which the training's pass
-takes longer is exposed. Which of the two comes first alternates. The replica has its own weights,
-and the random state is restored: the training stays bitwise equal.
+backward pass is repeated on a copy of the model, under the same wrapper on a group of one rank, and
+the time by which the training's pass takes longer is exposed. Which of the two comes first
+alternates. The replica has its own weights, and the random state is restored: the training stays
+bitwise equal. Where there is no memory for a replica, there is no breakdown.
 
 A pipeline's stage has no such replica. There the time inside its stages' passes is measured, and
 the rest of the schedule is exposed: waiting for other stages, and the bubble.
@@ -16,15 +17,14 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
 import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from jobkit.payload import host
 from jobkit.payload.clock import Stopwatch
 from jobkit.payload.data.batches import Step
+from jobkit.payload.measure.replica import NoReplica, Replica
 from jobkit.payload.strategies.base import optimizer_of
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Breakdown:
     def __init__(self, wanted: int, make_replica: Callable[[], nn.Module]) -> None:
         """wanted: iterations. make_replica: makes the bare model of the replica."""
         self._wanted, self._make_replica = wanted, make_replica
-        self._replica: nn.Module | None = None
+        self._replica: Replica | None = None
         self._hooks: list[RemovableHandle] = []
         self._found: list[Parts] = []
         self._begin = (0.0, 0.0)
@@ -63,7 +63,8 @@ class Breakdown:
         """Whether more iterations are to be measured."""
         # Neither iterations that a profiler slows down, nor those it compares with.
         others = (each for each in trainer.observers if each is not self)
-        return not self._done and not any(each.wants(trainer) for each in others)
+        begun = trainer.begun  # after an iteration, which shows the memory that one takes
+        return begun and not self._done and not any(each.wants(trainer) for each in others)
 
     def before(self, trainer: "Trainer", step: Step) -> None:
         """See Observer."""
@@ -71,7 +72,7 @@ class Breakdown:
             if not self._ready:
                 self._get_ready(trainer)
             if len(self._found) % 2 == 0:
-                self._alone_s = self._run_alone(trainer, step)
+                self._run_alone(trainer, step)
             dist.barrier()  # the replica's passes must not count as waiting
             trainer.strategy.stopwatch.take()
             trainer.strategy.stopwatch.on = True
@@ -84,7 +85,9 @@ class Breakdown:
             trainer.strategy.stopwatch.on = False
             parts = trainer.strategy.stopwatch.take()
             if len(self._found) % 2 == 1:
-                self._alone_s = self._run_alone(trainer, step)
+                self._run_alone(trainer, step)
+            if self._done:  # for lack of memory
+                return
             by = {"replica": self._alone_s, "inside": parts["inside"], "nothing": parts["passes"]}
             self._found.append(
                 Parts(
@@ -101,41 +104,44 @@ class Breakdown:
 
     def _get_ready(self, trainer: "Trainer") -> None:
         self._ready = True
-        strategy, device = trainer.strategy, trainer.group.device
+        strategy = trainer.strategy
         if trainer.spec.zero1:  # its step sends parameters to the other ranks
             self._hooks = _time_own_step(optimizer_of(trainer.optimizer), strategy.stopwatch)
         if trainer.group.place.world_size > 1:  # one rank does not communicate
             self._how = strategy.measured_by
         if self._how == "replica":
-            with _random_kept(device):
-                self._replica = strategy.plain(self._make_replica()).train()
+            try:
+                self._replica = Replica(trainer, self._make_replica)
+            except NoReplica as reason:
+                self._give_up(trainer, str(reason))
 
-    def _run_alone(self, trainer: "Trainer", step: Step) -> float:
-        """Seconds of the iteration's forward and backward pass on the replica."""
-        if self._replica is None:
-            return 0.0
-        strategy, watch = trainer.strategy, trainer.strategy.stopwatch
-        weight = strategy.data_world_size / step.global_count
-        watch.on = True
-        with _random_kept(strategy.device):
-            for indices in step.micro_batches:
-                images, labels = trainer.data.training_batch(indices, trainer.progress.epoch)
-                with watch.part("alone"):
-                    strategy.pass_alone(self._replica, images, labels, weight)
-        watch.on = False
-        self._replica.zero_grad(set_to_none=True)
-        return watch.take()["alone"]
+    def _run_alone(self, trainer: "Trainer", step: Step) -> None:
+        """Measure the iteration's forward and backward pass on the replica, if there is one."""
+        if self._replica is not None:
+            try:
+                self._alone_s = self._replica.seconds(step)
+            except NoReplica as reason:
+                self._give_up(trainer, str(reason))
+
+    def _give_up(self, trainer: "Trainer", reason: str) -> None:
+        """Measure no more, and say why. Every rank calls."""
+        self._end()
+        trainer.report.info(f"no breakdown: no memory for the communication-free replica: {reason}")
+
+    def _end(self) -> None:
+        """Remove the hooks and the replica."""
+        self._done = True
+        for hook in self._hooks:
+            hook.remove()
+        if self._replica is not None:
+            self._replica.free()
+            self._replica = None
 
     def finish(self, trainer: "Trainer") -> None:
         """Record the breakdown and free the replica. Every rank calls."""
         if self._done:
             return
-        self._done = True
-        for hook in self._hooks:
-            hook.remove()
-        if self._replica is not None:
-            self._replica = None
-            host.reset_peak_memory(trainer.group.device)  # of the replica
+        self._end()
         if len(self._found) < _FEWEST:
             trainer.report.log(f"no breakdown: {len(self._found)} iterations were measured")
             return
@@ -159,11 +165,6 @@ def _time_own_step(optimizer: Optimizer, watch: Stopwatch) -> list[RemovableHand
         running.pop().__exit__(None, None, None)
 
     return [optimizer.register_step_pre_hook(begin), optimizer.register_step_post_hook(end)]
-
-
-def _random_kept(device: torch.device) -> AbstractContextManager[None]:
-    """Restore the random state afterwards."""
-    return torch.random.fork_rng([device] if device.type == "cuda" else [])
 
 
 def _wall(parts: Parts) -> float:

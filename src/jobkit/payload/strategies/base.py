@@ -92,7 +92,7 @@ class Strategy(MemoryRule):
         """Whether torch's fused optimizer takes the strategy's parameters."""
         return True
 
-    def synchronise(self, last: bool) -> AbstractContextManager[object] | None:
+    def synchronise(self, model: nn.Module, last: bool) -> AbstractContextManager[object] | None:
         """Reduce gradients over the ranks in the last micro-batch of a step only."""
         return None
 
@@ -102,30 +102,36 @@ class Strategy(MemoryRule):
         images (N, 3, 32, 32), labels (N,); N may be 0: the rank still takes part in collectives.
         last: this is the last micro-batch of the step, so gradients are reduced over the ranks.
         """
-        images, labels, weight = self._at_least_one(images, labels, weight)
-        scope = self.synchronise(last)
-        if scope is not None:
-            with scope:
-                return self._forward_backward(self.model, images, labels, weight)
-        return self._forward_backward(self.model, images, labels, weight)
+        if not (len(labels) or self.takes_nothing):
+            images, labels, weight = _blank(images, labels)
+        return self._pass(self.model, images, labels, weight, last)
 
-    def plain(self, model: nn.Module) -> nn.Module:
-        """A bare model as this strategy computes it: a communication-free replica to measure."""
+    def replica(self, model: nn.Module, alone: dist.ProcessGroup) -> nn.Module:
+        """A bare model wrapped as the run's, on a group of this rank alone: to measure."""
         if self.spec.activation_checkpointing:
             checkpoint_blocks(model)
+        return self.wrap_alone(model, alone)
+
+    def wrap_alone(self, model: nn.Module, alone: dist.ProcessGroup) -> nn.Module:
+        """Return the model on the device, wrapped for a group of one rank."""
         return self.placed(model)
 
-    def pass_alone(self, replica: nn.Module, images: Tensor, labels: Tensor, weight: float) -> None:
+    def pass_alone(
+        self, replica: nn.Module, images: Tensor, labels: Tensor, weight: float, last: bool
+    ) -> None:
         """Do on a replica what forward_backward does, without any other rank."""
-        self._forward_backward(replica, *self._at_least_one(images, labels, weight))
+        if not len(labels):
+            images, labels, weight = _blank(images, labels)
+        self._pass(replica, images, labels, weight, last)
 
-    def _at_least_one(
-        self, images: Tensor, labels: Tensor, weight: float
-    ) -> tuple[Tensor, Tensor, float]:
-        """A sample of no weight for a rank that has none, where the model needs one."""
-        if len(labels) or self.takes_nothing:
-            return images, labels, weight
-        return images.new_zeros(1, 3, 32, 32), labels.new_zeros(1), 0.0
+    def _pass(
+        self, model: nn.Module, images: Tensor, labels: Tensor, weight: float, last: bool
+    ) -> Tensor:
+        scope = self.synchronise(model, last)
+        if scope is not None:
+            with scope:
+                return self._forward_backward(model, images, labels, weight)
+        return self._forward_backward(model, images, labels, weight)
 
     def _forward_backward(
         self, model: nn.Module, images: Tensor, labels: Tensor, weight: float
@@ -229,6 +235,11 @@ class Strategy(MemoryRule):
             * (p.grad is not None or not gradients)
             for name, p in self.named_parameters().items()
         }
+
+
+def _blank(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, float]:
+    """A sample of no weight, for a rank that has none."""
+    return images.new_zeros(1, 3, 32, 32), labels.new_zeros(1), 0.0
 
 
 def at_least_fp32(tensor: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -48,17 +49,34 @@ class DDP(Strategy):
         spec = self.spec
         if spec.sync_batchnorm:
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+            for module in model.modules():
+                if isinstance(module, nn.SyncBatchNorm):
+                    module.register_forward_pre_hook(_empty_in_fp32)
             self.takes_nothing = True  # a sample made up would be in the others' statistics
-        wrapped = DistributedDataParallel(
+        wrapped = self._wrapped(model, None)
+        self.power_sgd = _compress(wrapped, spec)
+        return wrapped
+
+    def wrap_alone(self, model: nn.Module, alone: dist.ProcessGroup) -> nn.Module:
+        wrapped = self._wrapped(model, alone)
+        if self.spec.ddp_comm_hook in _CASTS:  # PowerSGD's work counts as communication
+            wrapped.register_comm_hook(alone, _CASTS[self.spec.ddp_comm_hook])
+        return wrapped
+
+    def _wrapped(
+        self, model: nn.Module, group: dist.ProcessGroup | None
+    ) -> DistributedDataParallel:
+        """The model under DDP; group: of ranks, None for all."""
+        spec = self.spec
+        return DistributedDataParallel(
             self.placed(model),
+            process_group=group,
             device_ids=[self.device.index] if self.device.type == "cuda" else None,
             bucket_cap_mb=spec.ddp_bucket_mib,
             gradient_as_bucket_view=spec.ddp_gradient_as_bucket_view,
             static_graph=spec.ddp_static_graph,
             find_unused_parameters=spec.ddp_find_unused_parameters,
         )
-        self.power_sgd = _compress(wrapped, spec)
-        return wrapped
 
     def describe(self) -> list[str]:
         spec = self.spec
@@ -82,9 +100,9 @@ class DDP(Strategy):
             return kind(parameters, **settings)
         return ZeroRedundancyOptimizer(parameters, optimizer_class=kind, **settings)
 
-    def synchronise(self, last: bool) -> AbstractContextManager[object] | None:
-        assert isinstance(self.model, DistributedDataParallel)
-        return None if last else self.model.no_sync()
+    def synchronise(self, model: nn.Module, last: bool) -> AbstractContextManager[object] | None:
+        assert isinstance(model, DistributedDataParallel)
+        return None if last else model.no_sync()
 
     def warm_up(self) -> None:
         # In its first iteration DDP finds the order in which gradients come, and then rebuilds
@@ -138,6 +156,16 @@ class DDP(Strategy):
         return beside + int(factor * gradients)
 
 
+def _empty_in_fp32(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """An empty batch in fp32, for SyncBatchNorm.
+
+    torch gathers the statistics of an empty batch in its type, and those of any other in fp32: in
+    lower precision the ranks would send different numbers of bytes.
+    """
+    return tuple(x.float() if x.numel() == 0 else x for x in inputs)
+
+
+_CASTS = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
 _POWER_SGD_MEMORIES = ("error_dict", "p_memory_dict", "q_memory_dict")
 
 
@@ -153,8 +181,7 @@ def _compress(model: DistributedDataParallel, spec: RunSpec) -> powerSGD_hook.Po
         model.register_comm_hook(state, _power_sgd)
         return state
     if spec.ddp_comm_hook != "none":
-        hooks = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
-        model.register_comm_hook(torch.distributed.group.WORLD, hooks[spec.ddp_comm_hook])
+        model.register_comm_hook(dist.group.WORLD, _CASTS[spec.ddp_comm_hook])
     return None
 
 

@@ -11,8 +11,9 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -27,7 +28,6 @@ from jobkit.errors import UsageError
 from jobkit.payload.distributed import RankEnv
 from jobkit.payload.memory import MemoryInputs, Share, shard_bytes
 from jobkit.payload.strategies.base import Strategy, refuse
-from jobkit.payload.strategies.recompute import checkpoint_blocks
 from jobkit.spec.runspec import RunSpec
 
 Blocks = list[tuple[str, nn.Module]]
@@ -53,24 +53,34 @@ class FSDP(Strategy):
         )
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        # Parameters stay contiguous: fully_shard refuses other memory formats. The input is
-        # channels last all the same, which is what the convolutions go by.
         spec = self.spec
         # On the CPU there is nothing to offload to, and no memory to pin.
         offloads = spec.fsdp_cpu_offload and self.device.type == "cuda"
-        if not offloads:
-            model.to(self.device)
-        low = spec.precision != "fp32"
-        policy = MixedPrecisionPolicy(
-            param_dtype=self.dtype if low else None,
-            reduce_dtype=torch.float32 if low and spec.fsdp_reduce_fp32 else None,
-        )
-        blocks = blocks_of(model, spec)
         replicas = spec.fsdp_hybrid_replicas
         mesh = init_device_mesh(self.device.type, (self.place.world_size,))
         if replicas > 1:  # ranks of a node follow each other, so that the shards are inside of it
             shape, names = (replicas, self.shards), ("replicate", "shard")
             mesh = init_device_mesh(self.device.type, shape, mesh_dim_names=names)
+        self.blocks, self.sharded = self._shard(model, mesh, offloads), model
+        return model
+
+    def wrap_alone(self, model: nn.Module, alone: dist.ProcessGroup) -> nn.Module:
+        # Without offload: copies to and from the host count as communication.
+        self._shard(model, DeviceMesh.from_group(alone, self.device.type), offloads=False)
+        return model
+
+    def _shard(self, model: nn.Module, mesh: DeviceMesh, offloads: bool) -> Blocks:
+        """Shard a model over the ranks of a mesh; return the blocks sharded on their own."""
+        # Parameters stay contiguous: fully_shard refuses other memory formats. The input is
+        # channels last all the same, which is what the convolutions go by.
+        spec = self.spec
+        if not offloads:
+            model.to(self.device)
+        low, blocks = spec.precision != "fp32", blocks_of(model, spec)
+        policy = MixedPrecisionPolicy(
+            param_dtype=self.dtype if low else None,
+            reduce_dtype=torch.float32 if low and spec.fsdp_reduce_fp32 else None,
+        )
         norms = [("", m) for m in model.modules() if low and _is_normalisation(m)]
         exact = MixedPrecisionPolicy(cast_forward_inputs=False)
         # What is inside comes first.
@@ -79,25 +89,23 @@ class FSDP(Strategy):
                 module,
                 mesh=mesh,
                 mp_policy=policy if name else exact,
-                reshard_after_forward=spec.fsdp_reshard_after_forward,
+                reshard_after_forward=self._reshards(root=module is model),
                 offload_policy=CPUOffloadPolicy(pin_memory=True) if offloads else OffloadPolicy(),
             )
         prefetch(blocks, spec.fsdp_prefetch)
-        self.blocks, self.sharded = blocks, model
-        return model
+        return blocks
 
-    def plain(self, model: nn.Module) -> nn.Module:
-        # As the mixed precision policy has it: parameters and inputs cast, contiguous.
-        if self.spec.activation_checkpointing:
-            checkpoint_blocks(model)
-        model.to(self.device, self.dtype)
-        for module in model.modules():
-            if _is_normalisation(module):
-                module.float()
-        return model
+    def _reshards(self, root: bool) -> bool | None:
+        """Whether parameters are freed after the forward pass; None: as torch has it for a root.
 
-    def pass_alone(self, replica: nn.Module, images: Tensor, labels: Tensor, weight: float) -> None:
-        super().pass_alone(replica, images.to(self.dtype), labels, weight)
+        The root's are the first that the backward pass needs: freed, they would be gathered again
+        at once.
+        """
+        return (
+            None
+            if root and self.spec.fsdp_reshard_after_forward
+            else (self.spec.fsdp_reshard_after_forward)
+        )
 
     def describe(self) -> list[str]:
         spec, replicas = self.spec, self.spec.fsdp_hybrid_replicas
@@ -130,9 +138,9 @@ class FSDP(Strategy):
             if isinstance(module, FSDPModule):
                 module.reshard()
 
-    def synchronise(self, last: bool) -> AbstractContextManager[object] | None:
-        assert isinstance(self.model, FSDPModule)
-        self.model.set_requires_gradient_sync(last)
+    def synchronise(self, model: nn.Module, last: bool) -> AbstractContextManager[object] | None:
+        assert isinstance(model, FSDPModule)
+        model.set_requires_gradient_sync(last)
         return None
 
     def bytes_here(self, parameter: Tensor) -> int:

@@ -1,0 +1,118 @@
+"""How a GPU is told to compute, what is recorded of it, and what that changes on a CPU: nothing."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from jobkit.drill import cli
+from jobkit.payload import numerics, run
+from jobkit.payload.clock import Stages
+from jobkit.payload.job import RankJob
+from jobkit.payload.place import RankEnv
+from jobkit.payload.report import Reporter
+from jobkit.payload.warnings import without_effect
+from jobkit.spec.runspec import RunSpec
+from support.fake_cuda import GPU
+
+VARIABLES = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "Ring"}
+
+
+@pytest.fixture(autouse=True)
+def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = (cudnn.allow_tf32, matmul.allow_tf32, cudnn.benchmark, cudnn.deterministic)
+    yield
+    cudnn.allow_tf32, matmul.allow_tf32, cudnn.benchmark, cudnn.deterministic = before
+    torch.use_deterministic_algorithms(False)
+
+
+def flags() -> tuple[bool, ...]:
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    return (
+        *(cudnn.allow_tf32, matmul.allow_tf32),
+        *(cudnn.benchmark, cudnn.deterministic, deterministic),
+    )
+
+
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("fp32", ["ieee", "tf32"])
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_every_switch_is_set_and_recorded(before: bool, fp32: str, deterministic: bool) -> None:
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    cudnn.allow_tf32 = matmul.allow_tf32 = cudnn.benchmark = cudnn.deterministic = before
+    numerics.configure(RunSpec(fp32=fp32, deterministic=deterministic), GPU)
+    tf32 = fp32 == "tf32"
+    assert flags() == (tf32, tf32, False, deterministic, deterministic)
+    found = numerics.recorded(GPU)
+    assert found.pop("cudnn")
+    expected = {"cudnn_benchmark": "false", "fp32": fp32}
+    assert found == {**expected, "deterministic": str(deterministic).lower()}
+
+
+def test_switches_that_differ_are_recorded_as_mixed() -> None:
+    torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = True, False
+    assert numerics.recorded(GPU)["fp32"] == "mixed"
+
+
+def test_on_the_cpu_nothing_is_set_or_recorded() -> None:
+    spec, before = RunSpec(fp32="tf32", deterministic=True, device="cpu"), flags()
+    environ: dict[str, str] = {}
+    numerics.set_environment(spec, environ)
+    numerics.configure(spec, torch.device("cpu"))
+    assert (environ, flags()) == ({}, before)
+    assert numerics.recorded(torch.device("cpu")) == {}
+    assert without_effect(spec, "cpu") == [
+        "--deterministic has no effect on the CPU",
+        "--fp32 has no effect on the CPU",
+    ]
+    assert without_effect(spec, "cuda") == []
+
+
+def test_a_variable_of_the_users_is_kept_and_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    numerics.set_environment(RunSpec(deterministic=True, device="cuda"))
+    found = numerics.recorded(GPU)
+    assert (found["cublas_workspace_config"], found["nccl_algo"]) == (":16:8", "Ring")
+    monkeypatch.delenv("NCCL_ALGO")
+
+
+@pytest.mark.parametrize(("deterministic", "expected"), [(True, VARIABLES), (False, {})])
+def test_the_variables_are_there_before_the_first_call_of_cuda(
+    monkeypatch: pytest.MonkeyPatch, deterministic: bool, expected: dict[str, str]
+) -> None:
+    seen: list[dict[str, str]] = []
+
+    class FirstCall(Exception):
+        pass
+
+    def first_call() -> int:
+        seen.append({name: os.environ[name] for name in VARIABLES if name in os.environ})
+        raise FirstCall
+
+    monkeypatch.setattr(torch.cuda, "device_count", first_call)
+    spec = RunSpec(deterministic=deterministic, device="cuda")
+    job = RankJob(spec=spec, place=RankEnv(), paths=None)
+    with pytest.raises(FirstCall):
+        run._set_up(job, Reporter(None, 0, 0), Stages(imported_s=0.0))
+    assert seen == [expected]
+    for name in expected:
+        monkeypatch.delenv(name)
+
+
+def test_new_settings_leave_the_ids_of_runs() -> None:
+    default = RunSpec()
+    assert RunSpec(fp32="ieee", deterministic=False).run_id == default.run_id
+    assert len({default.run_id, *(RunSpec(fp32=f, deterministic=d).run_id
+        for f in ("ieee", "tf32") for d in (True, False))}) == 4  # fmt: skip
+
+
+@pytest.mark.parametrize(("device", "deterministic"), [("cuda", True), ("cpu", None)])
+def test_a_drill_on_gpus_is_deterministic(device: str, deterministic: bool | None) -> None:
+    args = cli.parser().parse_args(["--device", device])
+    drill = cli.Drill(None, None, args, None, None)  # type: ignore[arg-type]
+    assert drill.settings.get("deterministic") is deterministic

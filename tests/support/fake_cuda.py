@@ -1,0 +1,57 @@
+"""A GPU that is not there: fake CUDA tensors, and the few calls of torch.cuda that need a driver.
+
+Fake tensors have shapes, types and a device, and no data. Every operation on them is listed.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+GPU = torch.device("cuda", 0)
+_VIEWS = ("view", "reshape", "permute", "slice", "select", "expand", "unsqueeze", "squeeze", "t")
+_VIEWS += ("transpose", "unfold", "alias", "detach", "split", "split_with_sizes", "_unsafe_view")
+
+
+class Operations(TorchDispatchMode):
+    """Lists the operations inside, and those that have the host wait for the GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []  # without views, which launch nothing
+        self.waits: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = func.__name__.split(".")[0]
+        if name not in _VIEWS:
+            self.names.append(name)
+        if name == "_local_scalar_dense" or self._copies_and_waits(name, args, kwargs):
+            shape = tuple(args[0].shape)
+            self.waits.append(f"{func.__name__}{shape}")
+        return func(*args, **kwargs)
+
+    @staticmethod
+    def _copies_and_waits(name: str, args: Any, kwargs: Any) -> bool:
+        """Whether it copies from pageable memory to the GPU, or back, and waits for that."""
+        if name == "_to_copy":
+            devices = {args[0].device.type, (kwargs.get("device") or args[0].device).type}
+        elif name == "copy_":
+            devices = {args[0].device.type, args[1].device.type}
+            kwargs = {"non_blocking": len(args) > 2 and args[2], **kwargs}
+        else:
+            return False
+        return len(devices) > 1 and not kwargs.get("non_blocking")
+
+
+@contextmanager
+def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Tensors made inside are fake, and may be on a GPU; a backward pass computes nothing."""
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
+    monkeypatch.setattr(torch.Tensor, "backward", lambda self: None)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        yield
