@@ -149,7 +149,8 @@ def test_uneven_tasks_are_refused_with_the_fix(cluster, checkout: Checkout) -> N
 def test_a_checkout_without_source_is_one_line(cluster, checkout: Checkout, tmp_path: Path) -> None:
     shutil.copy2(checkout.folder / "run.sh", tmp_path / "run.sh")
     (tmp_path / "logs").mkdir()
-    job_id = Checkout(tmp_path, tmp_path).sbatch(cluster, "run.sh")
+    # Nor is jobkit installed for the Python there, which would say where it is.
+    job_id = Checkout(tmp_path, tmp_path).sbatch(cluster, "run.sh", JOBKIT_PYTHON="/usr/bin/false")
     assert cluster.wait(job_id, 60) == ("FAILED", "2:0")
     assert "submit from jobkit's folder" in (tmp_path / f"logs/train-{job_id}.err").read_text()
 
