@@ -145,7 +145,9 @@ if [[ -z $in_allocation ]]; then
   [[ -n $torch_there ]] ||
     fail "$(command -v "$python") has no torch and torchvision: run 'make venv' once, then 'source .venv/bin/activate'"
   if [[ -z $nproc_per_node ]]; then
-    nproc_per_node=$(nvidia-smi --list-gpus 2>/dev/null | grep -c '^GPU')
+    for own in nvidia-smi amd-smi rocm-smi; do # without one of them Python need not look
+      if command -v "$own" >/dev/null; then nproc_per_node=$("$python" -m jobkit.gpus) && break; fi
+    done
     ((nproc_per_node)) || nproc_per_node=1
     # One rank has nobody to talk to.
     if [[ $place == comm ]] && ((nproc_per_node < 2)); then nproc_per_node=2; fi

@@ -14,7 +14,7 @@ from jobkit.payload.clock import Stages
 from jobkit.payload.data.batches import Batches, DeviceData
 from jobkit.payload.data.cache import Dataset
 from jobkit.payload.data.load import load_data
-from jobkit.payload.distributed import Group, banner, check_identity, pick_device
+from jobkit.payload.distributed import Group, banner, check_identity, join
 from jobkit.payload.guard.setup import guarded
 from jobkit.payload.job import RankJob
 from jobkit.payload.measure.breakdown import Breakdown
@@ -53,14 +53,13 @@ def run_rank(job: RankJob) -> bool:
 def _set_up(job: RankJob, report: Reporter, stages: Stages) -> Trainer:
     """Set up group, data and model, measured and reported; return the trainer."""
     spec, place = job.spec, job.place
-    device = pick_device(spec.device, place)
     threads = spec.threads or share_of_cores(place.local_world_size)
     torch.set_num_threads(threads)
-    if spec.keep_memory and device.type == "cpu":
-        host.keep_freed_memory()
     with stages.stage("group_s"):
-        group = Group(place, device, spec.timeout_s)
+        group = join(spec.device, place, spec.timeout_s, report.warn)
         check_identity(group, job.paths.folder.name if job.paths else "", job.attempt)
+    if spec.keep_memory and group.device.type == "cpu":
+        host.keep_freed_memory()
     for line in banner(group, threads):
         report.say(line)
     with stages.stage("data_s"):

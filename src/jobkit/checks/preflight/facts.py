@@ -18,6 +18,7 @@ from jobkit.paths import read_json
 from jobkit.payload import host, slurm_env
 from jobkit.payload.data.cache import cache_folder
 from jobkit.payload.data.sources import find_source
+from jobkit.payload.devices import candidate
 from jobkit.payload.place import RankEnv, read_rank_env, share_of_cores
 
 Facts = dict[str, Any]
@@ -123,21 +124,12 @@ def who(place: RankEnv, fault: str, environ: Mapping[str, str]) -> Facts:
 
 def gpu(place: RankEnv, wanted: str) -> Facts:
     """Return the GPU that the rank would compute on, by its UUID."""
-    try:
-        count = torch.cuda.device_count() if wanted != "cpu" else 0
-        if count == 0:
-            absent = wanted == "cuda"
-            return {
-                "gpus": 0,
-                "gpu_fault": "--device cuda, and no GPU is visible" if absent else "",
-            }
-        if 1 < count < place.local_world_size:
-            text = f"{place.local_world_size} ranks on a node of {count} visible GPUs"
-            return {"gpus": count, "gpu_fault": text}
-        found = torch.cuda.get_device_properties(place.local_rank % count)
-        return {"gpus": count, "gpu": str(getattr(found, "uuid", "")), "gpu_name": found.name}
-    except RuntimeError as error:  # the driver and the image do not fit, or the GPU is defective
-        return {"gpus": 0, "gpu_fault": str(error).split("\n")[0]}
+    found = candidate(wanted, place)
+    absent = wanted == "cuda" and not found.visible
+    fault = found.fault or ("--device cuda, and no GPU is visible" if absent else "")
+    if not found.visible:
+        return {"gpus": 0, "gpu_fault": fault}
+    return {"gpus": found.visible, "gpu": found.uuid or found.bus, "gpu_name": found.name}
 
 
 def cores(place: RankEnv, environ: Mapping[str, str]) -> Facts:
