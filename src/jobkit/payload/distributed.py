@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from jobkit.payload.devices import agree_device
 from jobkit.payload.place import RankEnv
+from jobkit.payload.readback import read_back
 
 T = TypeVar("T")
 
@@ -66,7 +67,7 @@ class Group:
         """All-reduce named numbers in double precision: how is 'sum' or 'max'."""
         tensor = torch.tensor(list(values.values()), dtype=torch.float64, device=self.device)
         dist.all_reduce(tensor, dist.ReduceOp.SUM if how == "sum" else dist.ReduceOp.MAX)
-        return dict(zip(values, tensor.tolist(), strict=True))
+        return dict(zip(values, read_back(tensor), strict=True))
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, in rank order, on every rank."""

@@ -4,8 +4,8 @@ import inspect
 from pathlib import Path
 
 from jobkit.errors import Exit, UsageError
-from jobkit.payload import host
-from jobkit.payload.checkpoints import manager, store
+from jobkit.payload import host, readback
+from jobkit.payload.checkpoints import manager, state, store
 from jobkit.payload.checkpoints.manager import CheckpointManager
 from jobkit.payload.checkpoints.resume import mark_fresh_start, named_by_user, of_own_run, resume
 from jobkit.payload.checkpoints.store import Store, clear_unfinished
@@ -17,6 +17,9 @@ from jobkit.payload.job import RankJob
 from jobkit.payload.report import Reporter, write_outcome
 from jobkit.payload.train import Trainer
 from jobkit.spec.every import Every
+
+# Where a rank waits for others or for a disk.
+WAITS_IN = [inspect.getfile(module) for module in (consensus, manager, state, store, readback)]
 
 
 def guarded(job: RankJob, trainer: Trainer) -> JobGuard:
@@ -34,7 +37,7 @@ def guarded(job: RankJob, trainer: Trainer) -> JobGuard:
             job.stop,
             trainer.report.stream,
             lambda why: _record_hang(job, trainer.report, why),
-            waits_in=[inspect.getfile(module) for module in (consensus, manager, store)],
+            waits_in=WAITS_IN,
         ),
         checkpoints=_checkpoints(job, trainer, group) if job.paths else None,
         fault=faults.planned(job.attempt, rank, job.paths),
