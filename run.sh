@@ -201,7 +201,14 @@ gather_words() {
 on_every_rank() {
   # Options that a job inherits and that would contradict those given here.
   unset SLURM_TRES_PER_TASK
-  local size=()
+  # An interactive shell is a step itself, whose binding is not for the ranks.
+  if [[ -n ${SLURM_STEP_ID-} ]]; then
+    unset SLURM_CPU_BIND SLURM_CPU_BIND_LIST SLURM_CPU_BIND_TYPE SLURM_CPU_BIND_VERBOSE SLURM_GPU_BIND
+  fi
+  local size=() bind=''
+  # With GPUs per task srun shows each rank its own only: then NCCL cannot copy between them by
+  # NVLink. The ranks take theirs by local rank, and refuse to share one.
+  [[ -z ${SLURM_GPUS_PER_TASK-} || -n ${SLURM_GPU_BIND-} ]] || bind=none
   if [[ -n $ntasks_per_node ]]; then # a part of the allocation
     size=(--nodes="${nodes:-1}" --ntasks="$((${nodes:-1} * ntasks_per_node))"
       --ntasks-per-node="$ntasks_per_node")
@@ -209,7 +216,7 @@ on_every_rank() {
   # Without --kill-on-bad-exit the ranks that are left would wait for ever. Never --unbuffered:
   # srun then tears lines. cpus-per-task said again: srun does not inherit it.
   exec srun --kill-on-bad-exit=1 --wait=60 ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"} \
-    ${size[@]+"${size[@]}"} ${srun_options[@]+"${srun_options[@]}"} \
+    ${bind:+--gpu-bind=$bind} ${size[@]+"${size[@]}"} ${srun_options[@]+"${srun_options[@]}"} \
     ${inside[@]+"${inside[@]}"} "$python" -m "$@"
 }
 

@@ -9,6 +9,9 @@ import re
 import subprocess
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
+from pathlib import Path
+
+_AMD_DRIVER, _AMD_DEVICE = Path("/sys/module/amdgpu/version"), Path("/dev/kfd")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +87,50 @@ def hide_gpus(environ: MutableMapping[str, str] = os.environ) -> None:
     """
     for vendor in VENDORS.values():
         environ[vendor.visible[0]] = vendor.none
+
+
+_QUERY = {
+    "driver": "driver_version",
+    "gpu_max_clock": "clocks.max.sm",
+    "gpu_application_clock": "clocks.applications.graphics",
+    "gpu_power_limit": "power.limit",
+    "gpu_ecc_errors": "ecc.errors.uncorrected.volatile.total",
+}
+
+
+def gpu_state(uuid: str) -> dict[str, str]:
+    """Return driver, clocks, power limit and ECC errors of a GPU; what is unknown is left out.
+
+    Two runs on the same model of GPU differ by these. uuid: as torch or nvidia-smi writes it.
+    """
+    found = {}
+    if _AMD_DRIVER.exists():
+        found["driver"] = _AMD_DRIVER.read_text().strip()
+    name = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
+    words = [f"--query-gpu={','.join(_QUERY.values())}", "--format=csv,noheader", "-i", name]
+    try:
+        done = subprocess.run(["nvidia-smi", *words], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return found
+    values = [value.strip() for value in done.stdout.split("\n")[0].split(",")]
+    if done.returncode == 0 and len(values) == len(_QUERY):
+        found |= {key: v for key, v in zip(_QUERY, values, strict=True) if v and v[0] != "["}
+    return found
+
+
+def prepare_rocm(local_rank: int, environ: MutableMapping[str, str] = os.environ) -> None:
+    """On a node with AMD's driver set what MIOpen needs, before torch is imported.
+
+    Its databases are files that all ranks of a user would lock in a shared home; and without the
+    other variable it transposes channels-last tensors for each convolution.
+    """
+    if not _AMD_DEVICE.exists():
+        return
+    cache = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    own = str(cache / "jobkit" / "miopen" / f"{os.uname().nodename}-{local_rank}")
+    for name in ("MIOPEN_USER_DB_PATH", "MIOPEN_CUSTOM_CACHE_DIR"):
+        environ.setdefault(name, own)
+    environ.setdefault("PYTORCH_MIOPEN_SUGGEST_NHWC", "1")
 
 
 if __name__ == "__main__":

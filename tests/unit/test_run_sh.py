@@ -382,3 +382,30 @@ def test_the_scripts_pass_shellcheck() -> None:
     subprocess.run(
         ["shellcheck", str(RUN), *map(str, (RUN.parent / "hpc").glob("*.sh"))], check=True
     )
+
+
+SRUN = """#!/bin/sh
+printf '%s\\n' "$@" "CPU_BIND=${SLURM_CPU_BIND-none}" > "$NOTES.srun"
+"""
+
+
+@pytest.mark.parametrize(
+    ("variables", "said", "unsaid"),
+    [
+        ({"SLURM_GPUS_PER_TASK": "1"}, "--gpu-bind=none", "closest"),
+        ({"SLURM_GPUS_PER_TASK": "1", "SLURM_GPU_BIND": "closest"}, "CPU_BIND=none", "--gpu-bind"),
+        ({}, "CPU_BIND=none", "--gpu-bind"),
+        ({"SLURM_CPU_BIND": "x"}, "CPU_BIND=x", "--gpu-bind"),
+        ({"SLURM_CPU_BIND": "x", "SLURM_STEP_ID": "4294967290"}, "CPU_BIND=none", "--gpu-bind"),
+    ],
+)
+def test_srun_binds_no_rank_away_from_its_peers(
+    run: Fake, variables: dict[str, str], said: str, unsaid: str
+) -> None:
+    srun = run.folder / "srun"
+    srun.write_text(SRUN)
+    srun.chmod(0o755)
+    path = f"{run.folder}:{os.environ['PATH']}"
+    run("--run-dir", str(run.run_dir), PATH=path, SLURM_JOB_ID="7", **variables)
+    words = (run.folder / "notes.srun").read_text()
+    assert said in words and unsaid not in words

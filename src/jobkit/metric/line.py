@@ -28,7 +28,9 @@ KINDS: dict[str, dict[str, str]] = {
         "device": "name of the device",
         "device_type": "cuda or cpu",
         "backend": "nccl or gloo",
-        "versions": "versions of python, torch, cuda and nccl",
+        "devices": "number of GPUs (CPU: processes) that compute: more than world_size with dp",
+        "versions": "versions of python, torch, cuda or hip, and nccl; of the first rank's GPU "
+        "driver, clocks, power limit and uncorrected ECC errors, as far as nvidia-smi says them",
         "git_commit": "Git commit of the code",
         "job_id": "id of the scheduler's job, if any",
         "global_batch_size": "samples in one optimizer step",

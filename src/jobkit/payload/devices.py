@@ -50,8 +50,9 @@ def candidate(wanted: str, place: RankEnv) -> Candidate:
         found = torch.cuda.get_device_properties(index)
     except RuntimeError as error:  # the driver does not fit, or the GPU is defective
         return Candidate(host, machine, fault=str(error).strip().split("\n")[0][:300])
-    parts = [getattr(found, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
-    bus = ":".join(str(part) for part in parts if part is not None)
+    parts = [getattr(found, f"pci_{part}_id", -1) for part in ("domain", "bus", "device")]
+    # As in /sys/bus/pci.
+    bus = "" if -1 in parts else f"{parts[0]:04x}:{parts[1]:02x}:{parts[2]:02x}.0"
     return Candidate(host, machine, count, index, str(getattr(found, "uuid", "")), bus, found.name)
 
 

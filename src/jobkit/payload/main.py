@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from jobkit.errors import Exit, Parser, UsageError
-from jobkit.gpus import hide_gpus
+from jobkit.gpus import hide_gpus, prepare_rocm
 from jobkit.paths import RunPaths, read_json
 from jobkit.payload.guard.stopping import StopRequest
 from jobkit.payload.leaving import leave, leave_after
@@ -133,6 +133,7 @@ def _run_rank(
     set_threads(spec.threads or share_of_cores(place.local_world_size))
     if spec.device == "cpu":
         hide_gpus()
+    prepare_rocm(place.local_rank)
     from jobkit.payload.job import RankJob
     from jobkit.payload.run import run_rank
 

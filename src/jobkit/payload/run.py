@@ -26,6 +26,7 @@ from jobkit.payload.progress import Stopped
 from jobkit.payload.report import Reporter, write_outcome, write_spec
 from jobkit.payload.strategies import STRATEGIES
 from jobkit.payload.strategies.base import make_optimizer
+from jobkit.payload.strategies.dp import DP
 from jobkit.payload.train import Observer, Trainer
 from jobkit.spec.runspec import RunSpec
 from jobkit.spec.window import Window, profiled_ranks
@@ -84,6 +85,7 @@ def build_trainer(
     place, device = group.place, group.device
     samples = len(data.train.labels)
     seed = spec.seed + spec.repeat
+    check_sync_batchnorm(spec, place.world_size, samples)
     strategy = STRATEGIES[spec.strategy](spec, place, device)
     strategy.setup(build_model(spec, len(data.classes)).to(dtype))
     for line in strategy.describe():
@@ -112,6 +114,22 @@ def build_trainer(
         report=report,
         classes=len(data.classes),
     )
+
+
+def check_sync_batchnorm(spec: RunSpec, ranks: int, samples: int) -> None:
+    """Raise UsageError where a rank would have no samples in SyncBatchNorm in low precision.
+
+    Its empty part is gathered in the input's type, those of the others in fp32
+    (torch/nn/modules/_functions.py): NCCL would wait for bytes that are not sent.
+    """
+    batch = min(spec.steps_batch_size, samples)
+    last = samples % batch or batch
+    if spec.sync_batchnorm and spec.precision != "fp32" and last < ranks * spec.accumulate:
+        raise UsageError(
+            f"--sync-batchnorm, --precision {spec.precision}: the last batch of an epoch has "
+            f"{last} samples for {ranks} ranks with --accumulate {spec.accumulate}, and every rank "
+            "needs one; choose another --global-batch-size, or --precision fp32"
+        )
 
 
 def _warn(job: RankJob, trainer: Trainer) -> None:
@@ -143,8 +161,9 @@ def _record_start(trainer: Trainer, threads: int) -> None:
         node_list=",".join(dict.fromkeys(hosts)),
         device=host.device_name(group.device),
         device_type=group.device.type,
+        devices=strategy.devices if isinstance(strategy, DP) else group.place.world_size,
         backend=group.backend,
-        versions=host.versions(group.device),
+        versions=host.versions(group.device) | host.gpu_state(group.device),
         git_commit=host.git_commit() if group.place.rank == 0 else None,
         job_id=group.place.job_id,
         global_batch_size=batch,

@@ -11,7 +11,7 @@ from jobkit.payload.checkpoints.resume import mark_fresh_start, named_by_user, o
 from jobkit.payload.checkpoints.store import Store, clear_unfinished
 from jobkit.payload.distributed import Group, all_or_raise
 from jobkit.payload.guard import consensus, faults
-from jobkit.payload.guard.consensus import Consensus, JobGuard
+from jobkit.payload.guard.consensus import Consensus, JobGuard, Pace
 from jobkit.payload.guard.watchdog import Watchdog
 from jobkit.payload.job import RankJob
 from jobkit.payload.report import Reporter, write_outcome
@@ -29,7 +29,7 @@ def guarded(job: RankJob, trainer: Trainer) -> JobGuard:
     """
     spec, group, rank = trainer.spec, trainer.group, job.place.rank
     made = JobGuard(
-        consensus=Consensus(group.on_cpu()),
+        consensus=Consensus(group.on_cpu(), Pace(group.device)),
         stop=job.stop,
         watchdog=Watchdog(
             rank,
@@ -62,6 +62,7 @@ def _checkpoints(job: RankJob, trainer: Trainer, group: Group) -> CheckpointMana
         Every.of(spec.checkpoint_every),
         keep=spec.checkpoint_keep,
         background=group.device.type == "cuda" if background is None else background,
+        device=group.device,
     )
     loaded = resume(trainer, store, _shared(job, store), must=job.resume_from is not None)
     if loaded and loaded.parent == paths.checkpoints:
