@@ -155,7 +155,9 @@ if [[ -z $in_allocation ]]; then
   [[ -n $torch_there ]] ||
     fail "$(command -v "$python") has no torch and torchvision: $advice"
   if [[ -z $nproc_per_node ]]; then
-    nproc_per_node=$(nvidia-smi --list-gpus 2>/dev/null | grep -c '^GPU')
+    for own in nvidia-smi amd-smi rocm-smi; do # without one of them Python need not look
+      if command -v "$own" >/dev/null; then nproc_per_node=$("$python" -m jobkit.gpus) && break; fi
+    done
     ((nproc_per_node)) || nproc_per_node=1
     # A collective needs at least 2 ranks.
     if [[ $place == comm ]] && ((nproc_per_node < 2)); then nproc_per_node=2; fi
@@ -212,7 +214,14 @@ gather_words() {
 on_every_rank() {
   # Options that a job inherits and that would contradict those given here.
   unset SLURM_TRES_PER_TASK
-  local size=()
+  # An interactive shell is a step itself, whose binding is not for the ranks.
+  if [[ -n ${SLURM_STEP_ID-} ]]; then
+    unset SLURM_CPU_BIND SLURM_CPU_BIND_LIST SLURM_CPU_BIND_TYPE SLURM_CPU_BIND_VERBOSE SLURM_GPU_BIND
+  fi
+  local size=() bind=''
+  # With GPUs per task srun shows each rank its own only: then NCCL cannot copy between them by
+  # NVLink. The ranks take theirs by local rank, and refuse to share one.
+  [[ -z ${SLURM_GPUS_PER_TASK-} || -n ${SLURM_GPU_BIND-} ]] || bind=none
   if [[ -n $ntasks_per_node ]]; then # a part of the allocation
     size=(--nodes="${nodes:-1}" --ntasks="$((${nodes:-1} * ntasks_per_node))"
       --ntasks-per-node="$ntasks_per_node")
@@ -220,7 +229,7 @@ on_every_rank() {
   # Without --kill-on-bad-exit the ranks that are left would wait forever. Never --unbuffered:
   # srun then tears lines. cpus-per-task said again: srun does not inherit it.
   exec srun --kill-on-bad-exit=1 --wait=60 ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"} \
-    ${size[@]+"${size[@]}"} ${srun_options[@]+"${srun_options[@]}"} \
+    ${bind:+--gpu-bind=$bind} ${size[@]+"${size[@]}"} ${srun_options[@]+"${srun_options[@]}"} \
     ${inside[@]+"${inside[@]}"} "$python" -m "$@"
 }
 

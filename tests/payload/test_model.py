@@ -8,7 +8,6 @@ from torch import nn
 
 from jobkit.errors import UsageError
 from jobkit.payload import warnings
-from jobkit.payload.distributed import pick_device
 from jobkit.payload.model import CNN, build_model
 from jobkit.payload.place import RankEnv, read_rank_env
 from jobkit.spec.runspec import RunSpec
@@ -152,19 +151,3 @@ def test_a_place_comes_from_torchrun_else_slurm_else_one_process() -> None:
     assert (place.rank, place.nodes, place.master_addr, place.master_port) == (3, 2, "h", 5)
     with pytest.raises(UsageError, match="do not fill nodes of 3"):
         read_rank_env({**torchrun, "LOCAL_WORLD_SIZE": "3"})
-
-
-def test_two_ranks_never_share_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen: list[torch.device] = []
-    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert pick_device("auto", RankEnv(local_rank=1, world_size=2, local_world_size=2)).index == 1
-    with pytest.raises(UsageError, match="4 ranks on a node of 2 visible GPUs"):
-        pick_device("auto", RankEnv(world_size=4, local_world_size=4))
-    assert pick_device("cpu", RankEnv(world_size=4, local_world_size=4)).type == "cpu"
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)  # a site shows each task its own
-    assert pick_device("auto", RankEnv(local_rank=3, world_size=4, local_world_size=4)).index == 0
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    with pytest.raises(UsageError, match="no GPU is visible here"):
-        pick_device("cuda", RankEnv())
-    assert [device.index for device in chosen] == [1, 0]

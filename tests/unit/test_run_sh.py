@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -115,6 +116,21 @@ def test_bad_settings_end_with_2_and_nothing_written(run: Fake) -> None:
     assert (done.returncode, done.stderr) == (2, "jobkit: error: bad\n")
     assert not run.run_dir.exists()
     assert len(run.calls()) == 2
+
+
+@pytest.mark.parametrize(("visible", "ranks"), [(None, "2"), ("1", "1"), ("", "1")])
+def test_one_rank_per_gpu_that_is_visible(run: Fake, visible: str | None, ranks: str) -> None:
+    smi = run.folder / "nvidia-smi"
+    smi.write_text("#!/bin/sh\nprintf 'GPU 0: A (UUID: GPU-a)\\nGPU 1: A (UUID: GPU-b)\\n'\n")
+    smi.chmod(0o755)
+    fake = run.python.read_text()
+    counts = f'[[ "$*" == "-m jobkit.gpus" ]] && exec {sys.executable} "$@"\n'
+    run.python.write_text(fake.replace("printf", counts + "printf", 1))
+    more = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    done = run(PATH=f"{run.folder}:{os.environ['PATH']}", JOBKIT_LOGS=str(run.folder), **more)
+    assert done.returncode == 0, done.stderr
+    launcher = run.calls()[-1]
+    assert launcher[launcher.index("--nproc-per-node") + 1] == ranks
 
 
 def test_no_python_or_no_torch_say_what_to_do(run: Fake) -> None:
@@ -369,3 +385,30 @@ def test_the_scripts_pass_shellcheck() -> None:
     subprocess.run(
         ["shellcheck", str(RUN), *map(str, (RUN.parent / "hpc").glob("*.sh"))], check=True
     )
+
+
+SRUN = """#!/bin/sh
+printf '%s\\n' "$@" "CPU_BIND=${SLURM_CPU_BIND-none}" > "$NOTES.srun"
+"""
+
+
+@pytest.mark.parametrize(
+    ("variables", "said", "unsaid"),
+    [
+        ({"SLURM_GPUS_PER_TASK": "1"}, "--gpu-bind=none", "closest"),
+        ({"SLURM_GPUS_PER_TASK": "1", "SLURM_GPU_BIND": "closest"}, "CPU_BIND=none", "--gpu-bind"),
+        ({}, "CPU_BIND=none", "--gpu-bind"),
+        ({"SLURM_CPU_BIND": "x"}, "CPU_BIND=x", "--gpu-bind"),
+        ({"SLURM_CPU_BIND": "x", "SLURM_STEP_ID": "4294967290"}, "CPU_BIND=none", "--gpu-bind"),
+    ],
+)
+def test_srun_binds_no_rank_away_from_its_peers(
+    run: Fake, variables: dict[str, str], said: str, unsaid: str
+) -> None:
+    srun = run.folder / "srun"
+    srun.write_text(SRUN)
+    srun.chmod(0o755)
+    path = f"{run.folder}:{os.environ['PATH']}"
+    run("--run-dir", str(run.run_dir), PATH=path, SLURM_JOB_ID="7", **variables)
+    words = (run.folder / "notes.srun").read_text()
+    assert said in words and unsaid not in words

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from jobkit.errors import Exit, Parser, UsageError, command, nearest
+from jobkit.gpus import VENDORS
 from jobkit.paths import INSTALLED, REPOSITORY, check_name, find_named
 from jobkit.spec.setting import check_fields, setting
 
@@ -51,6 +52,7 @@ class Site:
         "gpus-per-node", "how GPUs are requested; none: whole nodes", choices=GPU_REQUESTS
     )
     gpu_type: str | None = None
+    gpu_vendor: str = setting("nvidia", "maker of the GPUs", choices=tuple(VENDORS))
     setup: tuple[str, ...] = ()  # shell commands before the launch: module load, source ...
     env: Mapping[str, str] = field(default_factory=dict)
     container: str = setting("none", "how each rank is started", choices=CONTAINERS)
@@ -136,7 +138,7 @@ class Site:
             return []
         binds = [word for mount in self.mounts for word in ("--bind", mount)]
         assert self.image
-        return ["apptainer", "exec", "--nv", *binds, self.image]
+        return ["apptainer", "exec", VENDORS[self.gpu_vendor].apptainer, *binds, self.image]
 
 
 def known_sites() -> list[str]:

@@ -28,8 +28,11 @@ KINDS: dict[str, dict[str, str]] = {
         "device": "name of the device",
         "device_type": "cuda or cpu",
         "backend": "nccl or gloo",
-        "versions": "versions of python, torch, cuda, nccl and cudnn; on a GPU also fp32 (ieee or "
-        "tf32), deterministic, cudnn_benchmark, and the variables that --deterministic sets",
+        "devices": "number of GPUs (CPU: processes) that compute: more than world_size with dp",
+        "versions": "versions of python, torch, cuda or hip, nccl and cudnn; on a GPU also fp32 "
+        "(ieee or tf32), deterministic, cudnn_benchmark and the variables that --deterministic "
+        "sets; of the first rank's GPU driver, clocks, power limit and uncorrected ECC errors, as "
+        "far as nvidia-smi reports them",
         "git_commit": "Git commit of the code",
         "job_id": "id of the scheduler's job, if any",
         "global_batch_size": "samples in one optimizer step",

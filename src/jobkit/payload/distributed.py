@@ -9,48 +9,54 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from jobkit.errors import UsageError
+from jobkit.payload.devices import agree_device
 from jobkit.payload.place import RankEnv
+from jobkit.payload.readback import read_back
 
 T = TypeVar("T")
 
 
-def pick_device(wanted: str, place: RankEnv) -> torch.device:
-    """The rank's device. Two ranks of a node never share a GPU; raises UsageError instead."""
-    count = torch.cuda.device_count() if wanted != "cpu" else 0
-    if wanted == "cuda" and count == 0:
-        raise UsageError("--device cuda: no GPU is visible here; use --device cpu, or request GPUs")
-    if count == 0:
-        return torch.device("cpu")
-    # A site may show each task its own GPU only: then it is device 0, whatever the local rank.
-    if 1 < count < place.local_world_size:
-        raise UsageError(
-            f"{place.local_world_size} ranks on a node of {count} visible GPUs: start one rank per "
-            "GPU, or use --device cpu"
-        )
-    device = torch.device("cuda", place.local_rank % count)
-    torch.cuda.set_device(device)
-    return device
+def join(
+    wanted: str, place: RankEnv, timeout_s: float, warn: Callable[[str], None] = lambda _: None
+) -> "Group":
+    """Return the group of all ranks, each on its device; wanted: auto, cpu or cuda.
+
+    Raises UsageError, on every rank, where the ranks' GPUs cannot be used.
+    """
+    store = meet(place, timeout_s)
+    return Group(place, agree_device(wanted, place, store, warn), timeout_s, store)
+
+
+def meet(place: RankEnv, timeout_s: float) -> dist.Store:
+    """Return the store at which all ranks meet; for one process, a store that needs no port."""
+    if not place.master_port:
+        return dist.HashStore()
+    os.environ.setdefault("MASTER_ADDR", place.master_addr)
+    os.environ.setdefault("MASTER_PORT", str(place.master_port))
+    timeout = datetime.timedelta(seconds=timeout_s)
+    store, _, _ = next(dist.rendezvous("env://", place.rank, place.world_size, timeout=timeout))
+    store.set_timeout(timeout)
+    return store
 
 
 class Group:
     """The process group of a job, or the same calls for one process alone."""
 
-    def __init__(self, place: RankEnv, device: torch.device, timeout_s: float) -> None:
+    def __init__(
+        self,
+        place: RankEnv,
+        device: torch.device,
+        timeout_s: float,
+        store: dist.Store | None = None,
+    ) -> None:
+        """store: at which the ranks have met already; without one they meet here."""
         self.place, self.device = place, device
         self._timeout = datetime.timedelta(seconds=timeout_s)
         self.backend = "nccl" if device.type == "cuda" else "gloo"
-        if place.master_port:
-            os.environ.setdefault("MASTER_ADDR", place.master_addr)
-            os.environ.setdefault("MASTER_PORT", str(place.master_port))
-            init = "env://"
-        else:  # one process: a store that needs no port
-            init = None
         dist.init_process_group(
             # CPU offload needs collectives on CPU tensors beside those on the GPU.
             backend="cuda:nccl,cpu:gloo" if device.type == "cuda" else "gloo",
-            init_method=init,
-            store=None if init else dist.HashStore(),
+            store=dist.PrefixStore("default_pg", store or meet(place, timeout_s)),
             rank=place.rank,
             world_size=place.world_size,
             timeout=self._timeout,
@@ -61,7 +67,7 @@ class Group:
         """All-reduce named numbers in double precision: how is 'sum' or 'max'."""
         tensor = torch.tensor(list(values.values()), dtype=torch.float64, device=self.device)
         dist.all_reduce(tensor, dist.ReduceOp.SUM if how == "sum" else dist.ReduceOp.MAX)
-        return dict(zip(values, tensor.tolist(), strict=True))
+        return dict(zip(values, read_back(tensor), strict=True))
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, in rank order, on every rank."""

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 
+from jobkit import gpus
 from jobkit.paths import INSTALLED, REPOSITORY
 
 # Parameters of glibc's mallopt, from malloc.h.
@@ -102,9 +103,17 @@ def versions(device: torch.device) -> dict[str, str]:
     """Versions of what the numbers depend on."""
     found = {"python": platform.python_version(), "torch": torch.__version__}
     if device.type == "cuda":
-        found["cuda"] = str(torch.version.cuda)
+        key = "hip" if torch.version.hip else "cuda"  # on AMD's GPUs NCCL is RCCL
+        found[key] = str(torch.version.hip or torch.version.cuda)
         found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
     return found
+
+
+def gpu_state(device: torch.device) -> dict[str, str]:
+    """Driver, clocks, power limit and ECC errors of the rank's GPU, as far as they are known."""
+    if device.type != "cuda":
+        return {}
+    return gpus.gpu_state(str(getattr(torch.cuda.get_device_properties(device), "uuid", "")))
 
 
 def git_commit() -> str | None:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from jobkit.errors import Exit, Parser, UsageError
+from jobkit.gpus import hide_gpus, prepare_rocm
 from jobkit.paths import RunPaths, read_json
 from jobkit.payload.guard.stopping import StopRequest
 from jobkit.payload.leaving import leave, leave_after
@@ -130,6 +131,9 @@ def _run_rank(
     place = read_rank_env()
     spec = replace(spec, nodes=place.nodes, ranks_per_node=place.local_world_size)
     set_threads(spec.threads or share_of_cores(place.local_world_size))
+    if spec.device == "cpu":
+        hide_gpus()
+    prepare_rocm(place.local_rank)
     from jobkit.payload.job import RankJob
     from jobkit.payload.run import run_rank
 

@@ -14,7 +14,7 @@ from jobkit.payload.clock import Stages
 from jobkit.payload.data.batches import Batches, DeviceData
 from jobkit.payload.data.cache import Dataset
 from jobkit.payload.data.load import load_data
-from jobkit.payload.distributed import Group, banner, check_identity, pick_device
+from jobkit.payload.distributed import Group, banner, check_identity, join
 from jobkit.payload.guard.setup import guarded
 from jobkit.payload.job import RankJob
 from jobkit.payload.measure.breakdown import Breakdown
@@ -26,6 +26,7 @@ from jobkit.payload.progress import Stopped
 from jobkit.payload.report import Reporter, write_outcome, write_spec
 from jobkit.payload.strategies import STRATEGIES
 from jobkit.payload.strategies.base import make_optimizer
+from jobkit.payload.strategies.dp import DP
 from jobkit.payload.train import Observer, Trainer
 from jobkit.spec.runspec import RunSpec
 from jobkit.spec.window import Window, profiled_ranks
@@ -54,15 +55,14 @@ def _set_up(job: RankJob, report: Reporter, stages: Stages) -> Trainer:
     """Set up group, data and model, measured and reported; return the trainer."""
     spec, place = job.spec, job.place
     numerics.set_environment(spec)  # before the first call of CUDA
-    device = pick_device(spec.device, place)
-    numerics.configure(spec, device)
     threads = spec.threads or share_of_cores(place.local_world_size)
     torch.set_num_threads(threads)
-    if spec.keep_memory and device.type == "cpu":
-        host.keep_freed_memory()
     with stages.stage("group_s"):
-        group = Group(place, device, spec.timeout_s)
+        group = join(spec.device, place, spec.timeout_s, report.warn)
         check_identity(group, job.paths.folder.name if job.paths else "", job.attempt)
+    numerics.configure(spec, group.device)
+    if spec.keep_memory and group.device.type == "cpu":
+        host.keep_freed_memory()
     for line in banner(group, threads):
         report.say(line)
     with stages.stage("data_s"):
@@ -87,6 +87,7 @@ def build_trainer(
     place, device = group.place, group.device
     samples = len(data.train.labels)
     seed = spec.seed + spec.repeat
+    check_sync_batchnorm(spec, place.world_size, samples)
     strategy = STRATEGIES[spec.strategy](spec, place, device)
     strategy.setup(build_model(spec, len(data.classes)).to(dtype))
     for line in strategy.describe():
@@ -115,6 +116,22 @@ def build_trainer(
         report=report,
         classes=len(data.classes),
     )
+
+
+def check_sync_batchnorm(spec: RunSpec, ranks: int, samples: int) -> None:
+    """Raise UsageError where a rank would have no samples in SyncBatchNorm in low precision.
+
+    Its empty part is gathered in the input's type, those of the others in fp32
+    (torch/nn/modules/_functions.py): NCCL would wait for bytes that are not sent.
+    """
+    batch = min(spec.steps_batch_size, samples)
+    last = samples % batch or batch
+    if spec.sync_batchnorm and spec.precision != "fp32" and last < ranks * spec.accumulate:
+        raise UsageError(
+            f"--sync-batchnorm, --precision {spec.precision}: the last batch of an epoch has "
+            f"{last} samples for {ranks} ranks with --accumulate {spec.accumulate}, and every rank "
+            "needs one; choose another --global-batch-size, or --precision fp32"
+        )
 
 
 def _warn(job: RankJob, trainer: Trainer) -> None:
@@ -146,8 +163,11 @@ def _record_start(trainer: Trainer, threads: int) -> None:
         node_list=",".join(dict.fromkeys(hosts)),
         device=host.device_name(group.device),
         device_type=group.device.type,
+        devices=strategy.devices if isinstance(strategy, DP) else group.place.world_size,
         backend=group.backend,
-        versions=host.versions(group.device) | numerics.recorded(group.device),
+        versions=host.versions(group.device)
+        | host.gpu_state(group.device)
+        | numerics.recorded(group.device),
         git_commit=host.git_commit() if group.place.rank == 0 else None,
         job_id=group.place.job_id,
         global_batch_size=batch,

@@ -14,6 +14,7 @@ from jobkit.payload.distributed import Group
 from jobkit.payload.measure.peak import OwnPeak
 from jobkit.payload.memory import MIB, Share, held
 from jobkit.payload.progress import Progress
+from jobkit.payload.readback import read_back
 from jobkit.payload.report import Reporter
 from jobkit.payload.schedule import learning_rate
 from jobkit.payload.strategies import Strategy
@@ -285,7 +286,7 @@ class Trainer:
                 sums[0] += F.cross_entropy(logits, labels, reduction="sum")
                 sums[1] += (logits.argmax(1) == labels).sum()
                 seen += size
-        loss, correct = sums.tolist()
+        loss, correct = read_back(sums)
         return {"val_loss": loss, "val_correct": correct, "val_samples": float(seen)}
 
 

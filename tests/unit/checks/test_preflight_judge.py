@@ -281,3 +281,57 @@ def test_where_is_short_for_many_ranks() -> None:
     for one in facts:
         one["rank"] = 0
     assert all(len(str(fault)) < 700 for fault in faults(facts))
+
+
+def notes_of(facts: list[dict]) -> str:
+    findings = judge_facts(facts, Circumstances(len(facts), 1.0, ""))
+    assert not [f for finding in findings for f in finding.faults]
+    return "\n".join(note for finding in findings for note in finding.notes)
+
+
+STATE = {"driver": "570.1", "gpu_max_clock": "1980 MHz", "gpu_ecc_errors": "0"}
+NOTES = {
+    "driver": (
+        {"gpu_state": {**STATE, "driver": "550.9"}}, "the driver differs: 570.1: ranks 0-1 on n1"
+    ),
+    "clock": (
+        {"gpu_state": {**STATE, "gpu_max_clock": "1410 MHz"}}, "1410 MHz: rank 3 on n2; the slowest"
+    ),
+    "ecc": (
+        {"gpu_state": {**STATE, "gpu_ecc_errors": "2"}}, "rank 3 on n2: 2 uncorrected ECC errors"
+    ),
+    "xid": ({"gpu_errors": "NVRM: Xid (PCI:0000:c1:00): 79"}, "rank 3 on n2: the kernel's log has"),
+    "socket": ({"gpu_cores": "4-7,12"}, "rank 3 on n2: bound to cores of another socket"),
+    "open files": ({"open_files": 260}, "260 open files, and 4 ranks need about 268 each"),
+    "shared memory": ({"shm_mib": 64}, "rank 3 on n2: 64 MiB free in /dev/shm"),
+    "locked memory": ({"memlock_mib": 8}, "locked memory is limited to 8 MiB, which RDMA needs"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("new", "text"), NOTES.values(), ids=NOTES)
+def test_what_may_slow_gpus_down_is_a_note(new: dict, text: str) -> None:
+    facts = sound()
+    for one in facts:
+        one |= {"gpu_state": STATE, "gpu_errors": "", "gpu_cores": "0-3", "open_files": 1024}
+        one |= {"shm_mib": 4096, "memlock_mib": -1}
+    assert notes_of(facts) == ""
+    facts[3] |= new
+    assert text in notes_of(facts)
+
+
+@pytest.mark.parametrize(
+    ("backend", "mb_per_s", "noted"),
+    [
+        ("nccl", 2000.0, True),
+        ("nccl", 6000.0, False),
+        ("gloo", 2000.0, False),
+        ("gloo", 60.0, True),
+    ],
+)
+def test_tcp_instead_of_the_fast_network_is_a_note(
+    backend: str, mb_per_s: float, noted: bool
+) -> None:
+    facts = sound()
+    results = [{**r, "backend": backend, "bus_mb_per_s": mb_per_s} for r in outcome(facts)]
+    (found,) = [x for x in judge_together(facts, results, TOLD) if x.check == "bandwidth"]
+    assert bool(found.notes) == noted and not found.faults

@@ -171,6 +171,10 @@ def started(tmp_path: Path, site: Site) -> list[str]:
             "container = 'apptainer'\nimage = '/i m.sif'\nmounts = ['/x:/x']",
             ["apptainer", "exec", "--nv", "--bind", "/x:/x", "/i m.sif"],
         ),
+        (
+            "container = 'apptainer'\nimage = '/i'\ngpu_vendor = 'amd'",
+            ["apptainer", "exec", "--rocm", "/i"],
+        ),
     ],
 )
 def test_containers_reach_srun(tmp_path: Path, text: str, before_python: list[str]) -> None:

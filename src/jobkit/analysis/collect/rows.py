@@ -17,7 +17,7 @@ _RESULT_NAMES = frozenset(c.name for c in RESULTS)
 _OF_RUN_START = tuple(k for k in KINDS["run_start"] if k in _RESULT_NAMES and k != "threads")
 _OF_BREAKDOWN = tuple(k for k in KINDS["breakdown"] if k != "iterations")  # a setting's column
 _SHAPE = ("strategy", "nodes", "ranks_per_node")
-_VERSIONS = ("torch", "python", "cuda", "nccl", "cudnn")
+_VERSIONS = ("torch", "python", "cuda", "hip", "nccl", "cudnn", "driver")
 _MAXIMA = tuple(k for k in KINDS["epoch"] if k in _RESULT_NAMES and k.endswith("_memory_mib"))
 
 

@@ -14,7 +14,7 @@ from jobkit.errors import Exit, UsageError
 from jobkit.metric import comm
 from jobkit.paths import RunPaths, write_json, write_whole
 from jobkit.payload import host
-from jobkit.payload.distributed import Group, RankEnv, banner, check_identity, pick_device
+from jobkit.payload.distributed import Group, RankEnv, banner, check_identity, join
 from jobkit.payload.place import share_of_cores
 from jobkit.payload.report import Reporter, write_outcome
 
@@ -44,10 +44,15 @@ class Participant:
 
     def _measure(self, report: Reporter) -> None:
         check_ranks(self.place.world_size)
-        device = self._device(report)
         threads = share_of_cores(self.place.local_world_size)
         torch.set_num_threads(threads)
-        group = Group(self.place, device, self.request.timeout_s)
+        if self.request.backend == "nccl" and torch.cuda.device_count() == 0:
+            raise UsageError(
+                "--backend nccl: no GPU is visible here; say --backend gloo, or ask for GPUs"
+            )
+        # The CPU for Gloo, the rank's GPU for NCCL.
+        wanted = {"auto": "auto", "gloo": "cpu", "nccl": "cuda"}[self.request.backend]
+        group = join(wanted, self.place, self.request.timeout_s, report.warn)
         check_identity(group, self.paths.folder.name, self.attempt)
         for text in banner(group, threads):
             report.say(text)
@@ -59,21 +64,6 @@ class Participant:
         self._write(report, about, found)
         dist.barrier()  # rank 0 may serve the store that the others end with
         group.close()
-
-    def _device(self, report: Reporter) -> torch.device:
-        """Return the CPU for Gloo, the rank's GPU for NCCL."""
-        backend, gpus = self.request.backend, torch.cuda.device_count()
-        if backend == "nccl" and gpus == 0:
-            raise UsageError(
-                "--backend nccl: no GPU is visible here; say --backend gloo, or ask for GPUs"
-            )
-        # Off Slurm each rank sees all GPUs; two on one of them cannot use NCCL.
-        if backend == "auto" and 0 < gpus < self.place.local_world_size and not self.place.job_id:
-            report.warn(
-                f"{gpus} GPU(s) for {self.place.local_world_size} ranks: using gloo on the CPU"
-            )
-            backend = "gloo"
-        return pick_device({"auto": "auto", "gloo": "cpu", "nccl": "cuda"}[backend], self.place)
 
     def _write(self, report: Reporter, about: dict[str, Any], found: Sequence[comm.Sample]) -> None:
         """Write the files and the last record; raises RuntimeError where a result was wrong."""

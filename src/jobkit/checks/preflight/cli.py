@@ -17,6 +17,7 @@ from pathlib import Path
 
 from jobkit.checks.preflight.request import Request
 from jobkit.errors import Exit, Parser, UsageError, at_least, command
+from jobkit.gpus import hide_gpus
 from jobkit.paths import logs_root
 from jobkit.payload import main as payload
 
@@ -80,6 +81,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             "this is an allocation, and not a step of it: check it on every rank with "
             "`bash run.sh --preflight --dry-run`"
         )
+    if request.spec.device == "cpu":
+        hide_gpus()
     try:
         from jobkit.checks.preflight.rank import PreflightRank
     except (ImportError, OSError) as error:  # OSError: a library that torch needs

@@ -4,7 +4,10 @@ import contextlib
 import hashlib
 import os
 import platform
+import resource
+import shutil
 import socket
+import subprocess
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,13 +17,16 @@ import torch
 
 import jobkit
 from jobkit.errors import UsageError
+from jobkit.gpus import gpu_state
 from jobkit.paths import read_json
 from jobkit.payload import host, slurm_env
 from jobkit.payload.data.cache import cache_folder
 from jobkit.payload.data.sources import find_source
+from jobkit.payload.devices import candidate
 from jobkit.payload.place import RankEnv, read_rank_env, share_of_cores
 
 Facts = dict[str, Any]
+_FILES, _LOCKED = resource.RLIMIT_NOFILE, resource.RLIMIT_MEMLOCK
 T = TypeVar("T")
 
 
@@ -123,21 +129,54 @@ def who(place: RankEnv, fault: str, environ: Mapping[str, str]) -> Facts:
 
 def gpu(place: RankEnv, wanted: str) -> Facts:
     """Return the GPU that the rank would compute on, by its UUID."""
+    found = candidate(wanted, place)
+    absent = wanted == "cuda" and not found.visible
+    fault = found.fault or ("--device cuda, and no GPU is visible" if absent else "")
+    if not found.visible:
+        return {"gpus": 0, "gpu_fault": fault}
+    return {
+        "gpus": found.visible,
+        "gpu": found.uuid or found.bus,
+        "gpu_name": found.name,
+        "gpu_state": gpu_state(found.uuid),
+        "gpu_cores": read_line(Path("/sys/bus/pci/devices") / found.bus / "local_cpulist"),
+        "gpu_errors": within(5, gpu_errors, ""),
+    }
+
+
+def read_line(path: Path) -> str:
+    """Return the text of a file of the kernel's; empty where it cannot be read."""
     try:
-        count = torch.cuda.device_count() if wanted != "cpu" else 0
-        if count == 0:
-            absent = wanted == "cuda"
-            return {
-                "gpus": 0,
-                "gpu_fault": "--device cuda, and no GPU is visible" if absent else "",
-            }
-        if 1 < count < place.local_world_size:
-            text = f"{place.local_world_size} ranks on a node of {count} visible GPUs"
-            return {"gpus": count, "gpu_fault": text}
-        found = torch.cuda.get_device_properties(place.local_rank % count)
-        return {"gpus": count, "gpu": str(getattr(found, "uuid", "")), "gpu_name": found.name}
-    except RuntimeError as error:  # the driver and the image do not fit, or the GPU is defective
-        return {"gpus": 0, "gpu_fault": str(error).split("\n")[0]}
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def gpu_errors() -> str:
+    """Return the last Xid error of NVIDIA's driver in the kernel's log; empty without one.
+
+    Empty also where users may not read that log.
+    """
+    try:
+        done = subprocess.run(["dmesg"], capture_output=True, timeout=4)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    lines = [x for x in done.stdout.decode(errors="replace").splitlines() if "NVRM: Xid" in x]
+    return lines[-1][lines[-1].index("NVRM: Xid") :][:200] if lines else ""
+
+
+def limits() -> Facts:
+    """Return the process's limits that many ranks, shared memory and RDMA run into."""
+    unlimited = resource.RLIM_INFINITY
+    files, locked = (resource.getrlimit(one)[0] for one in (_FILES, _LOCKED))
+    shm_mib = -1
+    with contextlib.suppress(OSError):
+        shm_mib = shutil.disk_usage("/dev/shm").free // 2**20
+    return {
+        "open_files": -1 if files == unlimited else files,
+        "memlock_mib": -1 if locked == unlimited else locked // 2**20,
+        "shm_mib": shm_mib,
+    }
 
 
 def cores(place: RankEnv, environ: Mapping[str, str]) -> Facts:

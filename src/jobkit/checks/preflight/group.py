@@ -11,7 +11,7 @@ import torch.distributed as dist
 from jobkit.checks.preflight.facts import within
 from jobkit.collectives import bus_factor
 from jobkit.errors import UsageError
-from jobkit.payload.distributed import Group, RankEnv, pick_device
+from jobkit.payload.distributed import Group, RankEnv, join
 
 Results = dict[str, Any]
 _BUDGET_S = 1.5  # for the timed all_reduces of one size
@@ -24,7 +24,7 @@ def together(place: RankEnv, wanted: str, timeout_s: float) -> Results:
 
     def work() -> Results:
         try:
-            return _measure(Group(place, pick_device(wanted, place), timeout_s))
+            return _measure(join(wanted, place, timeout_s))
         except (RuntimeError, UsageError, ValueError) as error:
             lines = str(error).strip().split("\n")
             return {"group_fault": f"{type(error).__name__}: {lines[0][:300]}"}

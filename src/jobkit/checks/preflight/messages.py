@@ -19,7 +19,9 @@ _FACTS = {
     "commit": str | None,
 }
 _OPTIONAL_FACTS = {
-    **dict.fromkeys(("gpu", "gpu_name", "gpu_fault"), str),
+    **dict.fromkeys(("gpu", "gpu_name", "gpu_fault", "gpu_cores", "gpu_errors"), str),
+    **dict.fromkeys(("open_files", "memlock_mib", "shm_mib"), int),
+    "gpu_state": {"": str},
     **dict.fromkeys(("dataset", "data_dir", "data_fault", "data_dir_fault", "cache"), str),
     "cached": bool,
 }

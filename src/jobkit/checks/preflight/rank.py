@@ -124,6 +124,7 @@ class PreflightRank:
             **self._who,
             **find.gpu(place, request.spec.device),
             **find.cores(place, os.environ),
+            **find.limits(),
             **find.versions(place),
             **find.names(place, os.environ),
             "log_dir": str(request.run_dir),

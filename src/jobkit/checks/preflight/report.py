@@ -4,14 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from jobkit.checks.preflight import judge
+from jobkit.checks.preflight import judge, notes
 from jobkit.checks.preflight.finding import CheckResult, Facts, by_host, grouped, many, where
 from jobkit.errors import Exit
 
 # Where one of these found a fault, a group would only hang, or fail for a reason already reported.
 NEEDED_FOR_A_GROUP = ("presence", "ranks", "world", "gpus", "master", "port")
 _ABSURD_MB_PER_S = 10.0  # less than Fast Ethernet: training would only wait
-_SLOW_MB_PER_S = 100.0
+_SLOW_MB_PER_S = {"gloo": 100.0, "nccl": 5000.0}  # nccl: TCP over a fast network gives 1-3 GB/s
 _FREE_PORT = (
     "end the program that holds it (ss -ltnp shows it), or set another MASTER_PORT; unset, the "
     "port comes from the job's id"
@@ -47,6 +47,8 @@ def judge_facts(facts: Sequence[Facts], around: Circumstances) -> list[CheckResu
         judge.places(facts),
         judge.world(facts),
         judge.gpus(facts),
+        notes.gpu_notes(facts),
+        notes.limit_notes(facts),
         judge.cores(facts),
         judge.names(facts),
         port(facts[0], around.port_fault),
@@ -150,9 +152,10 @@ def bandwidth(facts: Sequence[Facts], results: Sequence[Facts]) -> CheckResult:
     found = CheckResult("bandwidth", text)
     if speed < _ABSURD_MB_PER_S:
         found.fault(where(results), text, _FAST_INTERFACE)
-    elif speed < _SLOW_MB_PER_S and nodes:
+    elif speed < _SLOW_MB_PER_S.get(one.get("backend", ""), 0) and nodes:
         found.notes.append(
-            f"bandwidth: {speed:.0f} MB/s is slow for a cluster: check the interface"
+            f"bandwidth: {speed:.0f} MB/s is slow for {one['backend']} on a cluster: check the "
+            "interface; with NCCL_DEBUG=INFO the line 'NET/' names the network that it took"
         )
     return found
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from jobkit.checks.verify.cases import DTYPES, Case, chosen
 from jobkit.checks.verify.rank import Difference, Inject, Orders, be_rank
 from jobkit.errors import Exit, Parser, UsageError, command, one_of
+from jobkit.gpus import hide_gpus
 from jobkit.spec.runspec import STRATEGIES
 
 _LIMIT_S = 300.0
@@ -55,6 +56,7 @@ def parser() -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Check, print the table; 4 when a difference is over its tolerance, 1 when a run failed."""
     args = parser().parse_args(argv)
+    hide_gpus()  # the ranks, which are processes of their own, compute on the CPU
     for name in args.strategies:
         one_of("strategy", name, STRATEGIES)
     if min(args.world_sizes) < 1 or max(args.world_sizes) > 16:

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 
 from jobkit import door
 from jobkit.errors import UsageError
+from jobkit.gpus import count_gpus
 from jobkit.launch import lock
 from jobkit.launch.command import Order, python_path
 from jobkit.launch.states import States
@@ -32,30 +33,29 @@ def check(plan: Plan) -> None:
                 f"{spec.nodes} nodes: this machine is one; plan it with "
                 f"--gpus {spec.world_size}, or run it where Slurm is"
             )
+    on_gpus = max((s.world_size for s in plan.runs.values() if s.device == "cuda"), default=0)
+    if on_gpus and (gpus := count_gpus()) < on_gpus:
+        raise UsageError(
+            f"--device cuda: {on_gpus} ranks need as many GPUs, and this machine shows {gpus} "
+            "(see nvidia-smi or rocm-smi, and CUDA_VISIBLE_DEVICES)"
+        )
 
 
 def warnings(plan: Plan) -> list[str]:
     """What a reader of the results should know of this machine before the runs start."""
     largest = max(spec.world_size for spec in plan.runs.values())
-    cores, gpus = len(os.sched_getaffinity(0)), gpus_here()
-    on_cpu = not gpus or any(spec.device == "cpu" for spec in plan.runs.values())
+    cores, gpus = len(os.sched_getaffinity(0)), count_gpus()
+    wanted = {spec.device for spec in plan.runs.values()}
     found = []
+    if gpus and largest > gpus and "auto" in wanted:
+        found.append(
+            f"{gpus} GPU{'s' * (gpus > 1)} for up to {largest} ranks: runs with more ranks than "
+            "GPUs compute on the CPU"
+        )
+    on_cpu = not gpus or largest > gpus or "cpu" in wanted
     if on_cpu and largest > cores:
         found.append(f"up to {largest} ranks share {cores} cores: their times will not scale")
-    if not on_cpu and largest > gpus:
-        found.append(f"up to {largest} ranks share {gpus} GPUs: their times will not scale")
     return found
-
-
-def gpus_here() -> int:
-    """GPUs of this machine, found without torch."""
-    try:
-        listed = subprocess.run(
-            ["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=10
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return 0
-    return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,8 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+import torch
+
 from jobkit.paths import RunPaths
 from jobkit.payload.checkpoints import state
 from jobkit.payload.checkpoints import store as checkpoint
@@ -33,11 +35,17 @@ class CheckpointManager:
         *,
         keep: int,
         background: bool,
+        device: torch.device | None = None,
     ) -> None:
-        """keep: how many stay. background: write in a thread, while training continues."""
+        """keep: how many stay. background: write in a thread, while training continues.
+
+        device: the rank's; a thread begins on GPU 0, which may be another rank's.
+        """
         self._store, self._paths, self._attempt = store, paths, attempt
         self._report, self._every, self._keep = report, every, keep
-        self._thread = ThreadPoolExecutor(1) if background else None
+        on_gpu = device is not None and device.type == "cuda"
+        begin = (torch.cuda.set_device, (device,)) if on_gpu else (None, ())
+        self._thread = ThreadPoolExecutor(1, "checkpoint", *begin) if background else None
         self._writing: Future[Saved] | None = None
         self._last_s = time.monotonic()
         self.newest: int | None = None  # the iteration of the run's last good checkpoint

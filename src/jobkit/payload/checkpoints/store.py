@@ -11,7 +11,7 @@ final name is complete, and later corruption shows in its manifest's checksums.
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -103,7 +103,8 @@ class Store:
 
         try:
             self._each(lambda: self._make_room(beside))
-            dcp.save(tensors, storage_writer=_writer(beside), process_group=self.group)
+            writer = _writer(beside, tensors.values())
+            dcp.save(tensors, storage_writer=writer, process_group=self.group)
             files = self._each(lambda: digests(beside, self.rank))
             manifest: dict[str, Any] = {
                 "v": VERSION,
@@ -175,7 +176,7 @@ class Store:
             raise Corrupt(_root_cause(error)) from error
 
 
-def _writer(folder: Path) -> Any:
+def _writer(folder: Path, tensors: Iterable[Tensor]) -> Any:
     """torch's writer of a checkpoint's files, but an error is the operating system's own."""
     import torch.distributed.checkpoint as dcp
 
@@ -191,7 +192,11 @@ def _writer(folder: Path) -> Any:
                     inner = inner.__context__
                 raise inner or error from None
 
-    return Writer(folder, sync_files=True)
+    # For tensors on the CPU torch would synchronise a stream all the same, and open a context for
+    # that on the thread's current GPU.
+    copied = all(tensor.device.type == "cpu" for tensor in tensors)
+    ahead: dict[str, Any] = {"per_thread_copy_ahead": 0} if copied else {}
+    return Writer(folder, sync_files=True, **ahead)
 
 
 def _reader(folder: Path) -> Any:

@@ -1,10 +1,11 @@
 """Between two iterations: the ranks agree whether to save or to stop, and do it.
 
 The request of each rank (a signal asks it to stop, by its clock a checkpoint is due) goes into an
-all-reduce that is read one iteration later: no rank waits for it, and all act at the same
-iteration.
+all-reduce that is read when the next one begins, one iteration later: no rank waits for it, and all
+act at the same iteration. On GPUs, whose iterations may be short, several iterations are between.
 """
 
+import time
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,22 +21,60 @@ if TYPE_CHECKING:
     from jobkit.payload.train import Trainer
 
 _NOTHING, _SAVE, _STOP = 0, 1, 2  # the largest request of all ranks counts
+# Gloo sends round a ring of all ranks, over TCP: milliseconds at 64 ranks, and a GPU's iteration
+# may take one. So the ranks agree at intervals of about this time, where they compute on GPUs.
+_INTERVAL_S = 0.05
+_MEASURED = (3, 5)  # between these iterations, which are not timed by default
+_MOST = 50  # iterations
+
+
+class Pace:
+    """How many iterations apart the ranks agree: 1 until rank 0 has measured and told it."""
+
+    def __init__(self, device: torch.device | None) -> None:
+        """device: the rank's; on a CPU, or for None, the ranks agree after every iteration."""
+        self._device = device if device is not None and device.type == "cuda" else None
+        self._begin = 0.0
+
+    def proposal(self, iteration: int) -> int:
+        """After an iteration of this process: how many apart the ranks shall agree from now on.
+
+        0 where it is not the time to change it.
+        """
+        if self._device is None or iteration not in _MEASURED:
+            return 0
+        torch.cuda.synchronize(self._device)
+        now, first, last = time.monotonic(), *_MEASURED
+        if iteration == first:
+            self._begin = now
+            return 0
+        seconds = (now - self._begin) / (last - first)
+        return max(1, min(_MOST, int(_INTERVAL_S / max(seconds, 1e-6))))
 
 
 class Consensus:
     """The ranks' requests, agreed without waiting. group: a Gloo group for this purpose only."""
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    def __init__(self, group: dist.ProcessGroup, pace: Pace | None = None) -> None:
+        """pace: how often they agree; None: after every iteration."""
         self._group, self._alone = group, dist.get_world_size(group) == 1
-        self._request = torch.zeros(1, dtype=torch.int32)
+        self._first, self._pace = dist.get_rank(group) == 0, pace or Pace(None)
+        self._request = torch.zeros(2, dtype=torch.int32)
         self._work: dist.Work | None = None
+        self._iteration = 0  # of this process: the same on all ranks
+        self.every = 1  # iterations
 
     def agree(self, own: int) -> int:
-        """Give this rank's request; return the largest of all ranks in the iteration before."""
+        """Give this rank's request; return the largest of all ranks when they last agreed."""
         if self._alone:
             return own
+        self._iteration += 1
+        proposal = self._pace.proposal(self._iteration)
+        if self._iteration % self.every:
+            return _NOTHING
         agreed = self.settle()
-        self._request = torch.tensor([own], dtype=torch.int32)
+        # All ranks measure, so that all wait alike; rank 0's proposal counts.
+        self._request = torch.tensor([own, proposal * self._first], dtype=torch.int32)
         self._work = dist.all_reduce(
             self._request, dist.ReduceOp.MAX, group=self._group, async_op=True
         )
@@ -47,7 +86,9 @@ class Consensus:
             return _NOTHING
         self._work.wait()
         self._work = None
-        return int(self._request)
+        request, proposed = self._request.tolist()
+        self.every = proposed or self.every
+        return int(request)
 
 
 class JobGuard:
@@ -83,7 +124,7 @@ class JobGuard:
         request = self._consensus.agree(own)
         if checkpoints:
             checkpoints.poll()
-            if request == _SAVE and checkpoints.begun >= done - 1:
+            if request == _SAVE and checkpoints.begun >= done - self._consensus.every:
                 request = _NOTHING  # what was requested then has been done since
             if checkpoints.due(done):
                 request = max(request, _SAVE)

@@ -4,19 +4,22 @@ import inspect
 from pathlib import Path
 
 from jobkit.errors import Exit, UsageError
-from jobkit.payload import host
-from jobkit.payload.checkpoints import manager, store
+from jobkit.payload import host, readback
+from jobkit.payload.checkpoints import manager, state, store
 from jobkit.payload.checkpoints.manager import CheckpointManager
 from jobkit.payload.checkpoints.resume import mark_fresh_start, named_by_user, of_own_run, resume
 from jobkit.payload.checkpoints.store import Store, clear_unfinished
 from jobkit.payload.distributed import Group, all_or_raise
 from jobkit.payload.guard import consensus, faults
-from jobkit.payload.guard.consensus import Consensus, JobGuard
+from jobkit.payload.guard.consensus import Consensus, JobGuard, Pace
 from jobkit.payload.guard.watchdog import Watchdog
 from jobkit.payload.job import RankJob
 from jobkit.payload.report import Reporter, write_outcome
 from jobkit.payload.train import Trainer
 from jobkit.spec.every import Every
+
+# Where a rank waits for others or for a disk.
+WAITS_IN = [inspect.getfile(module) for module in (consensus, manager, state, store, readback)]
 
 
 def guarded(job: RankJob, trainer: Trainer) -> JobGuard:
@@ -26,7 +29,7 @@ def guarded(job: RankJob, trainer: Trainer) -> JobGuard:
     """
     spec, group, rank = trainer.spec, trainer.group, job.place.rank
     made = JobGuard(
-        consensus=Consensus(group.on_cpu()),
+        consensus=Consensus(group.on_cpu(), Pace(group.device)),
         stop=job.stop,
         watchdog=Watchdog(
             rank,
@@ -34,7 +37,7 @@ def guarded(job: RankJob, trainer: Trainer) -> JobGuard:
             job.stop,
             trainer.report.stream,
             lambda why: _record_hang(job, trainer.report, why),
-            waits_in=[inspect.getfile(module) for module in (consensus, manager, store)],
+            waits_in=WAITS_IN,
         ),
         checkpoints=_checkpoints(job, trainer, group) if job.paths else None,
         fault=faults.planned(job.attempt, rank, job.paths),
@@ -59,6 +62,7 @@ def _checkpoints(job: RankJob, trainer: Trainer, group: Group) -> CheckpointMana
         Every.of(spec.checkpoint_every),
         keep=spec.checkpoint_keep,
         background=group.device.type == "cuda" if background is None else background,
+        device=group.device,
     )
     loaded = resume(trainer, store, _shared(job, store), must=job.resume_from is not None)
     if loaded and loaded.parent == paths.checkpoints:

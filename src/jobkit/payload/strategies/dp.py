@@ -3,7 +3,7 @@
 import math
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from jobkit.payload.distributed import RankEnv
 from jobkit.payload.memory import MIB, MemoryInputs
@@ -13,21 +13,48 @@ from jobkit.spec.runspec import RunSpec
 _BUFFER = 10 * MIB  # torch.nn.parallel.comm.broadcast_coalesced's buffer_size
 
 
+class InPrecision(nn.Module):
+    """A model that enters the run's precision by itself.
+
+    nn.DataParallel has a thread for each GPU, and torch's parallel_apply opens autocast there
+    without the type: it would be the thread's default, fp16.
+    """
+
+    def __init__(self, inner: nn.Module, strategy: Strategy) -> None:
+        super().__init__()
+        self.inner, self._autocast = inner, strategy.autocast
+
+    def forward(self, images: Tensor) -> Tensor:
+        with self._autocast():
+            logits: Tensor = self.inner(images)
+        return logits
+
+
 class DP(Strategy):
     """The batch is split over the GPUs of one process; the model is copied in each iteration."""
 
     def __init__(self, spec: RunSpec, place: RankEnv, device: torch.device) -> None:
         super().__init__(spec, place, device)
-        self.devices = torch.cuda.device_count() if device.type == "cuda" else 0
+        # GPUs that the process drives; on a CPU it is one device as well
+        self.devices = torch.cuda.device_count() if device.type == "cuda" else 1
 
     def wrap(self, model: nn.Module) -> nn.Module:
         model = self.placed(model)
-        return nn.DataParallel(model) if self.devices > 1 else model
+        return nn.DataParallel(InPrecision(model, self)) if self.devices > 1 else model
+
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        return {self._bare(name): p for name, p in super().named_parameters().items()}
+
+    def named_buffers(self) -> dict[str, Tensor]:
+        return {self._bare(name): b for name, b in super().named_buffers().items()}
+
+    def _bare(self, name: str) -> str:
+        return name.removeprefix("inner.") if self.devices > 1 else name
 
     def describe(self) -> list[str]:
         if self.devices > 1:
             return [f"dp: the batch is split over {self.devices} GPUs in one process"]
-        where = "one GPU" if self.devices else "the CPU"
+        where = "one GPU" if self.device.type == "cuda" else "the CPU"
         return [f"dp: on {where} this is the same as single"]
 
     def images_at_once(self, devices: int) -> int:
