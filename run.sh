@@ -213,7 +213,7 @@ on_every_rank() {
     size=(--nodes="${nodes:-1}" --ntasks="$((${nodes:-1} * ntasks_per_node))"
       --ntasks-per-node="$ntasks_per_node")
   fi
-  # Without --kill-on-bad-exit the ranks that are left would wait for ever. Never --unbuffered:
+  # Without --kill-on-bad-exit the ranks that are left would wait forever. Never --unbuffered:
   # srun then tears lines. cpus-per-task said again: srun does not inherit it.
   exec srun --kill-on-bad-exit=1 --wait=60 ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"} \
     ${bind:+--gpu-bind=$bind} ${size[@]+"${size[@]}"} ${srun_options[@]+"${srun_options[@]}"} \
