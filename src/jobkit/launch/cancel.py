@@ -1,6 +1,7 @@
 """`python -m jobkit cancel`: end the runs of a study."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -42,7 +43,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def cancel_study(paths: StudyPaths) -> bool:
-    """End what is under way of a study, here and on Slurm; whether there was anything."""
+    """End what is under way of a study, here and on Slurm; whether there was anything.
+
+    Raises UsageError, before anything is ended, where its files name what is not the study's.
+    """
+    if (owner := paths.folder.stat().st_uid) != os.geteuid():
+        raise UsageError(f"{paths.folder} belongs to user id {owner}: only its owner ends its runs")
     ended = start.cancel(paths)
     plan = Plan.read(paths.plan)
     jobs, found = job_ids(map(plan.paths.run, plan.runs)), states(plan)
@@ -50,8 +56,12 @@ def cancel_study(paths: StudyPaths) -> bool:
     if jobs and any(state.status in UNDER_WAY for state in found.values()):
         from jobkit.launch.slurm import submit
         from jobkit.launch.slurm.jobs import wait_for_end
+        from jobkit.launch.slurm.own import query, those_of
 
-        submit.cancel([*jobs, *([str(collector)] if collector else [])])
+        wanted = [*jobs, *([str(collector)] if collector else [])]
+        shown = submit.command(query(wanted)).stdout
+        if ours := those_of(paths.folder.resolve().name, wanted, shown):
+            submit.cancel(ours)
         if not wait_for_end(plan):
             raise UsageError("the jobs have not ended yet: look again with status")
         ended = True

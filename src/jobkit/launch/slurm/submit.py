@@ -19,6 +19,7 @@ from submitit.slurm.slurm import SlurmExecutor, _make_sbatch_string
 from jobkit.errors import UsageError
 from jobkit.launch.command import clean_environment, job_command, python_path
 from jobkit.launch.slurm.options import Batch, Options, Submission, submitit_parameters
+from jobkit.launch.slurm.own import check_id
 from jobkit.launch.task import collect_in_job, run_in_job, sweep_in_job
 from jobkit.paths import REPOSITORY, RunPaths, own_folder, write_json, write_whole
 
@@ -218,7 +219,10 @@ def submit_collect(submission: Submission, masters: Sequence[str]) -> str:
 
 
 def cancel(job_ids: Sequence[str]) -> None:
-    """End the jobs, those that wait first, so that none starts in the meantime."""
-    masters = list(dict.fromkeys(job_ids))
+    """End the jobs, those that wait first, so that none starts in the meantime.
+
+    Raises UsageError for what is no job id: a word of a file must not become scancel's option.
+    """
+    masters = [check_id(job_id) for job_id in dict.fromkeys(job_ids)]
     command(["scancel", "--state=PENDING", *masters])
     command(["scancel", *masters])
