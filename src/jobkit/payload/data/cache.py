@@ -4,16 +4,13 @@ One process builds it beside its place, under a lock, and renames it: a half-bui
 seen. Its manifest has the checksum of every file; a broken cache is built anew.
 """
 
-import contextlib
 import errno
-import fcntl
 import hashlib
 import json
 import math
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +18,7 @@ from typing import Any
 import torch
 
 from jobkit.errors import UsageError
+from jobkit.files import locked
 from jobkit.payload.data.images import IMAGE, Images, Say
 from jobkit.payload.data.sources import Source
 
@@ -65,7 +63,7 @@ def ensure_cache(source: Source, data_dir: Path, say: Say) -> Path:
     folder = cache_folder(source, data_dir)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with _lock(folder.with_suffix(".lock")) as alone:
+        with locked(folder.with_suffix(".lock"), wait=True) as alone:
             if alone:
                 for torn in folder.parent.glob(f".{folder.name}.*"):
                     shutil.rmtree(torn, ignore_errors=True)  # its builder was killed
@@ -81,23 +79,6 @@ def ensure_cache(source: Source, data_dir: Path, say: Say) -> Path:
             "free some space, or choose another place with --data-dir"
         ) from None
     return folder
-
-
-@contextlib.contextmanager
-def _lock(path: Path) -> Iterator[bool]:
-    """Hold a lock on the file; give whether there is one.
-
-    Some file systems have none: then the rename at the end still keeps the cache whole.
-    """
-    with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            alone = True
-        except OSError as error:
-            if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
-                raise
-            alone = False
-        yield alone
 
 
 def _build(source: Source, folder: Path, say: Say) -> None:
