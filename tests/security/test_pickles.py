@@ -85,7 +85,7 @@ HOSTILE = {
 }
 
 
-# Reads each folder in a process of its own: what goes wrong may end it. One import of torch for all.
+# Reads each folder in a process of its own, which may crash; torch is imported once for all.
 READ = """
 import os, resource, sys
 from pathlib import Path
