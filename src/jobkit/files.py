@@ -2,17 +2,17 @@
 
 import errno
 import fcntl
+import io
 import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
 
 MOST_TEXT = 16 << 20  # bytes of a file of settings or state: a larger one is none
 
 
-def open_regular(path: str | Path, max_bytes: int | None = None) -> BinaryIO:
+def open_regular(path: str | Path, max_bytes: int | None = None) -> io.BufferedReader:
     """Open a regular file for reading. Raises OSError for all else, or where it is larger.
 
     A FIFO would wait forever, and a device such as /dev/zero never ends. Links are followed:
@@ -26,7 +26,7 @@ def open_regular(path: str | Path, max_bytes: int | None = None) -> BinaryIO:
             raise OSError(errno.EINVAL, "not a regular file", str(path))
         if max_bytes is not None and status.st_size > max_bytes:
             raise OSError(errno.EFBIG, f"larger than {max_bytes:,} bytes", str(path))
-        return os.fdopen(handle, "rb")
+        return io.BufferedReader(io.FileIO(handle, "rb"))
     except BaseException:
         os.close(handle)
         raise

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from jobkit.errors import UsageError, nearest
+from jobkit.files import read_regular
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -293,7 +294,7 @@ def file_names(folder: Path) -> list[str]:
 def read_json(path: Path) -> dict[str, Any] | None:
     """The object in a JSON file; None where the file is absent, torn or holds no object."""
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(read_regular(path))
     except (OSError, ValueError, RecursionError):
         return None
     return content if isinstance(content, dict) else None

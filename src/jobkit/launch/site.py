@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from jobkit.errors import Exit, UsageError, nearest, one_of
+from jobkit.files import read_text
 from jobkit.paths import REPOSITORY, check_name, find_named
 
 SITES = REPOSITORY / "hpc" / "sites"
@@ -84,8 +85,8 @@ class Site:
         """
         path = find_named("site", source, SITES, ("local", "slurm"))
         try:
-            values = tomllib.loads(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            values = tomllib.loads(read_text(path))
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
             raise UsageError(f"{path}: not valid TOML: {error}") from None
         known = [f.name for f in fields(cls)]
         for key in values:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from jobkit.errors import UsageError, nearest, one_of
+from jobkit.files import read_text
 from jobkit.paths import (
     REPOSITORY,
     StudyPaths,
@@ -187,7 +188,7 @@ class Plan:
     def read(cls, path: Path) -> "Plan":
         """Read plan.json; raises UsageError when it is absent or not a plan."""
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content = json.loads(read_text(path, 64 << 20))
             study = Study(**content["study"])
             runs = {r["run_id"]: RunSpec.from_dict(r["spec"]) for r in content["runs"]}
             notes = tuple(content["notes"])
@@ -202,8 +203,8 @@ def _read_toml(path: Path) -> dict[str, Any]:
     import tomllib  # here, because the payload imports this package on Python 3.10 too
 
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        return tomllib.loads(read_text(path))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"{path}: not valid TOML: {error}") from None
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from None

@@ -5,14 +5,15 @@ itself gives, relative to its smallest size, and lists the claims that do not fo
 follows where the recomputed value, rounded to the digits of the claim, is the claim.
 """
 
+import csv
 import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from jobkit.analysis.claims.tables import NUMBER, Number, Table, number, prose, tables
 from jobkit.errors import Exit, Parser, UsageError
+from jobkit.files import read_text
 
 _EXAMPLES = """A table has a column of sizes (GPUs or nodes) and one of times or rates; claims are
 its columns named speed-up, efficiency or samples/s and, in Markdown, sentences such as
@@ -94,9 +95,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--weak", action="store_true", help="the work grows with the size")
     args = parser.parse_args(argv)
     try:
-        content = Path(args.file).read_text(encoding="utf-8")
+        content = read_text(args.file)
         verdicts = check(content, Work(args.samples, args.epochs, args.weak))
-    except (OSError, UnicodeDecodeError, UsageError) as error:
+    except (OSError, UnicodeDecodeError, UsageError, csv.Error) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         print(f"jobkit: error: {args.file}: {reason}", file=sys.stderr)
         return Exit.USAGE

@@ -14,6 +14,7 @@ import torch
 
 import jobkit
 from jobkit.errors import UsageError
+from jobkit.files import open_regular
 from jobkit.paths import read_json
 from jobkit.payload import host, slurm_env
 from jobkit.payload.data.cache import cache_folder
@@ -210,7 +211,7 @@ def unreadable(cache: Path) -> str:
         return "no manifest.json in it" if cache.is_dir() else "no such folder"
     try:
         for name in names:
-            with (cache / name).open("rb") as file:
+            with open_regular(cache / name) as file:
                 file.seek(-1, os.SEEK_END)
                 file.read(1)
     except OSError as error:

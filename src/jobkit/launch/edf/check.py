@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from jobkit.errors import nearest
+from jobkit.files import read_text
 from jobkit.launch.edf import rules
 from jobkit.launch.edf.annotations import check_annotations, clashes
 from jobkit.launch.edf.text import Finding, Host, Key, Report, key_lines
@@ -169,7 +170,7 @@ class _Bases:
 
     def _check(self, path: Path, place: Key, chain: list[Path]) -> _Edf:
         try:
-            text = path.read_text(encoding="utf-8")
+            text = read_text(path)
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
             self.report.error(place, f"the base environment {path} cannot be read: {why}")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jobkit.errors import Exit
+from jobkit.files import read_regular
 from jobkit.launch.edf.check import check
 from jobkit.launch.edf.text import Finding
 
@@ -49,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _check(name: str, here: bool) -> list[Finding]:
     """The findings on one file, of which one may be that it cannot be read."""
     try:
-        data = Path(name).read_bytes()
+        data = read_regular(name)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
         return [Finding(line=0, severity="error", message=f"cannot be read: {why}")]

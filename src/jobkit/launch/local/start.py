@@ -97,7 +97,7 @@ def start(paths: StudyPaths, order: Order) -> LocalRuns:
             stderr=log,
             text=True,
             start_new_session=True,  # Ctrl-C is for the one who watches; it tells the driver
-            env={**os.environ, "PYTHONPATH": python_path()},
+            env={**os.environ, "PYTHONPATH": python_path(), "PYTHONSAFEPATH": "1"},
         )
     assert driver.stdin and driver.stdout
     with driver.stdin as to_driver:

@@ -109,7 +109,12 @@ def command(words: list[str], stdin: str = "") -> "subprocess.CompletedProcess[s
 def slurm_environment() -> dict[str, str]:
     """The environment for Slurm's commands, without what another job or SBATCH_* left in it."""
     kept = {k: v for k, v in os.environ.items() if k in ("SLURM_CONF", "SLURM_CLUSTERS")}
-    return {**clean_environment(os.environ), **kept, "PYTHONPATH": python_path()}
+    return {
+        **clean_environment(os.environ),
+        **kept,
+        "PYTHONPATH": python_path(),
+        "PYTHONSAFEPATH": "1",
+    }
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from jobkit.errors import UsageError
-from jobkit.files import locked
+from jobkit.files import locked, open_regular, read_regular
 from jobkit.payload.data.images import IMAGE, Images, Say
 from jobkit.payload.data.sources import Source
 
@@ -114,7 +114,7 @@ def _write(path: Path, tensor: torch.Tensor) -> str:
 
 
 def _manifest(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    return json.loads(read_regular(folder / "manifest.json"))
 
 
 def find_fault(folder: Path) -> str:
@@ -127,12 +127,12 @@ def find_fault(folder: Path) -> str:
                 return f"{part}_images has another size"
         for name, expected in manifest["sha256"].items():
             digest = hashlib.sha256()
-            with (folder / name).open("rb") as file:
+            with open_regular(folder / name) as file:
                 while block := file.read(1 << 22):
                     digest.update(block)
             if digest.hexdigest() != expected:
                 return f"{name} has another checksum"
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         return str(error)
     return ""
 
