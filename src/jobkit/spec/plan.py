@@ -190,7 +190,10 @@ class Plan:
         try:
             content = json.loads(read_text(path, 64 << 20))
             study = Study(**content["study"])
-            runs = {r["run_id"]: RunSpec.from_dict(r["spec"]) for r in content["runs"]}
+            runs = {
+                check_name("run id", r["run_id"]): RunSpec.from_dict(r["spec"])
+                for r in content["runs"]
+            }
             notes = tuple(content["notes"])
             return cls(study=study, runs=runs, notes=notes, folder=path.parent)
         except FileNotFoundError:
