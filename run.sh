@@ -71,7 +71,8 @@ has_torch() {
   command -v "$1" >/dev/null &&
     "$1" -c 'import importlib.util as u, sys; sys.exit(not (u.find_spec("torch") and u.find_spec("torchvision")))'
 }
-export PYTHONPATH=$root/src${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
+# Nothing is imported from the current folder, which may be another user's, but --model.
+export PYTHONPATH=$root/src${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1 PYTHONSAFEPATH=1
 
 nproc_per_node='' run_dir='' site='' site_file='' nodes='' ntasks_per_node='' preflight=''
 max_restarts='' monitor_interval=0.1 start_timeout=60 stop_signal=USR2

@@ -85,4 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    # `python -m` looks for every module in the current folder first, which may be another user's.
+    if not sys.flags.safe_path:
+        del sys.path[0]
     sys.exit(main())

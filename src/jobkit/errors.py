@@ -24,8 +24,25 @@ class Exit(IntEnum):
     TERMINATED = 143
 
 
+ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+# Control characters, ends of lines of any kind, characters that turn the direction of a text, and
+# halves of characters, which no file takes.
+_CONTROL = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]+"
+)
+
+
+def one_line(text: str) -> str:
+    """A text as one line that any terminal and file takes: no colours, no control characters."""
+    return _CONTROL.sub(" ", ANSI.sub("", text)).strip()
+
+
 class UsageError(ValueError):
     """Bad input from the user; the text is the one line that they see."""
+
+    def __str__(self) -> str:
+        """The text as one plain line: parts of it come from files that others may have written."""
+        return one_line(super().__str__())
 
 
 class Parser(argparse.ArgumentParser):
@@ -37,7 +54,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the error in one line and exit with 2."""
-        self.exit(Exit.USAGE, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+        self.exit(Exit.USAGE, f"{self.prog}: error: {one_line(message)} (see {self.prog} --help)\n")
 
 
 class Main(Protocol):

@@ -179,7 +179,7 @@ def _summary(layout: Layout, current: State, how: str, took_s: float) -> str:
 
 def _status(arguments: argparse.Namespace) -> int:
     layout = _layout(arguments)
-    current = cluster.running(layout)
+    current = cluster.running(layout, reading=True)
     dead = current.dead()
     # Slurm's commands try for ten seconds and more to reach a daemon that is gone.
     shown = {} if dead else slurm.node_states(layout)
@@ -200,7 +200,7 @@ def _status(arguments: argparse.Namespace) -> int:
 
 def _env(arguments: argparse.Namespace) -> int:
     layout = _layout(arguments)
-    cluster.running(layout)
+    cluster.running(layout, reading=True)
     for name, value in slurm.exports(layout).items():
         _say(f"export {name}={shlex.quote(value)}")
     return 0

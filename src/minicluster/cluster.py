@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from minicluster import config, locks, machine, network, slurm, state
+from minicluster import config, locks, machine, network, ownership, slurm, state
 from minicluster.config import Options, Plan
 from minicluster.daemons import Starter
 from minicluster.errors import ClusterError, DaemonError, Interrupted, UsageError
@@ -103,6 +103,7 @@ def write_files(plan: Plan, current: State) -> None:
     os.umask(0o022)
     try:
         at.root.mkdir(exist_ok=True)
+        ownership.check(at.root)  # it may have been made by another since it was looked for
         at.root.chmod(0o755)
         state.save(at, current)
     except FileNotFoundError:
@@ -136,9 +137,7 @@ def check_folder(layout: Layout) -> None:
         return
     if not root.is_dir():
         raise UsageError(f"--dir {root}: not a folder")
-    if root.stat().st_uid != os.geteuid():
-        owner = root.owner()
-        raise UsageError(f"--dir {root}: belongs to {owner}; choose another, or run it as {owner}")
+    ownership.check(root)
     try:
         # The state file is the first; `up` may have been killed just before it had its name.
         empty = {path.name for path in root.iterdir()} <= {layout.state_file_beside.name}
@@ -205,8 +204,17 @@ def _keep_logs(layout: Layout, current: State) -> None:
     state.save(layout, current)
 
 
-def running(layout: Layout) -> State:
-    """The state of the cluster that is up, or ClusterError."""
+def running(layout: Layout, reading: bool = False) -> State:
+    """The state of the cluster that is up, or ClusterError.
+
+    reading: root's cluster is fine too. Raises UsageError where somebody else may write what is
+    about to be believed and executed.
+    """
+    if layout.root.exists():
+        ownership.check(layout.root, reading)
+        for path in (layout.state_file, layout.slurm_conf):
+            if path.is_symlink() or path.exists():
+                ownership.check_entry(path, reading)
     current = state.load(layout)
     if current is None or current.phase != "up":
         raise ClusterError(f"no cluster is up in {layout.root}; start one: hpc/minicluster up")

@@ -79,7 +79,7 @@ def load(layout: Layout) -> State | None:
         raise ClusterError(f"{layout.state_file}: you may not read it; use --dir") from None
     try:
         return _from_json(json.loads(text))
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
 
 

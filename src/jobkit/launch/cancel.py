@@ -1,6 +1,7 @@
 """`python -m jobkit cancel`: ends the runs of a study."""
 
 import argparse
+import os
 from collections.abc import Sequence
 
 from jobkit.errors import Exit, Parser, UsageError, command
@@ -38,7 +39,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def cancel_study(paths: StudyPaths) -> bool:
-    """End a study's runs, on this machine and on Slurm; return whether there were any."""
+    """End a study's runs, on this machine and on Slurm; return whether there were any.
+
+    Raises UsageError, before anything is ended, if its files name what is not the study's.
+    """
+    if (owner := paths.folder.stat().st_uid) != os.geteuid():
+        raise UsageError(f"{paths.folder} belongs to user id {owner}: only its owner ends its runs")
     ended = start.cancel(paths)
     plan = Plan.read(paths.plan)
     jobs, found = job_ids(map(plan.paths.run, plan.runs)), states(plan)
@@ -46,8 +52,12 @@ def cancel_study(paths: StudyPaths) -> bool:
     if jobs and any(state.status in UNDER_WAY for state in found.values()):
         from jobkit.launch.slurm import commands
         from jobkit.launch.slurm.jobs import wait_for_end
+        from jobkit.launch.slurm.own import query, those_of
 
-        commands.cancel([*jobs, *([str(collector)] if collector else [])])
+        wanted = [*jobs, *([str(collector)] if collector else [])]
+        shown = commands.call(query(wanted)).stdout
+        if ours := those_of(paths.folder.resolve().name, wanted, shown):
+            commands.cancel(ours)
         if not wait_for_end(plan):
             raise UsageError("the jobs have not ended yet: check again with status")
         ended = True

@@ -1,21 +1,24 @@
 """One launcher a study: a lock that the kernel lets go of, however its holder ends."""
 
 import contextlib
-import fcntl
+import os
 from collections.abc import Iterator
 
 from jobkit.errors import UsageError
+from jobkit.files import locked
 from jobkit.paths import StudyPaths, read_json
 
 
 @contextlib.contextmanager
 def held(study: StudyPaths) -> Iterator[None]:
     """Hold the study's lock; raises UsageError while another launcher holds it."""
-    with study.launcher_lock.open("a") as lock:
+    with contextlib.ExitStack() as stack:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            stack.enter_context(locked(study.launcher_lock, wait=False))
         except BlockingIOError:
             raise busy(study) from None
+        except OSError as error:
+            raise UsageError(f"{study.launcher_lock}: {error.strerror}: remove it") from None
         yield
 
 
@@ -30,6 +33,6 @@ def busy(study: StudyPaths) -> UsageError:
 
 def check_free(study: StudyPaths) -> None:
     """Raise UsageError while a launcher holds the study's lock; makes nothing."""
-    if study.launcher_lock.exists():
+    if os.path.lexists(study.launcher_lock):
         with held(study):
             pass

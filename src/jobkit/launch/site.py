@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from jobkit.errors import Exit, Parser, UsageError, command, nearest
+from jobkit.files import read_text
 from jobkit.gpus import VENDORS
 from jobkit.paths import INSTALLED, REPOSITORY, check_name, find_named
 from jobkit.spec.setting import check_fields, setting
@@ -81,8 +82,8 @@ class Site:
         """
         path = find_named("site", source, SITES, ("local", "slurm"))
         try:
-            values = tomllib.loads(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            values = tomllib.loads(read_text(path))
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
             raise UsageError(f"{path}: not valid TOML: {error}") from None
         known = [f.name for f in fields(cls)]
         for key in values:

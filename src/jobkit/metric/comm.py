@@ -21,6 +21,7 @@ from typing import Any
 
 from jobkit.collectives import bus_factor
 from jobkit.errors import UsageError
+from jobkit.files import read_text
 from jobkit.metric.line import KINDS
 from jobkit.paths import read_json
 
@@ -191,12 +192,11 @@ def to_csv(found: Iterable[Sample]) -> str:
 def read_csv(path: Path) -> list[Sample]:
     """The samples of a comm.csv; raises UsageError for a file that is none."""
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
+        rows = list(csv.DictReader(io.StringIO(read_text(path), newline="")))
         return [_sample_of(row) for row in rows]
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, csv.Error):
         raise UsageError(f"{path} is no comm.csv of `python -m jobkit comm`") from None
 
 

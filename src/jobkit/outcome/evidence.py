@@ -13,13 +13,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from jobkit.errors import ANSI, one_line
+from jobkit.files import open_regular
+
 TAIL_BYTES = 8 << 20
 _BLOCK = 1 << 20
 _LONGEST = 4096  # bytes of a line that are looked at
 _SHOWN = 500  # characters of a line that are kept as evidence
 
-_ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]+")
 START_MARK = "[jobkit] start"  # run.sh prints a line that begins so at each start
 _EPOCH = re.compile(r'\[METRIC\].*"kind":"epoch"')
 _ATTEMPT = re.compile(r'\[METRIC\].*"attempt":([0-9]{1,9})\b')
@@ -88,11 +89,6 @@ class Tail:
     def raw(self) -> bytes:
         """The lines again, as bytes, for the reader of records."""
         return "\n".join(text for _, text in self.lines).encode()
-
-
-def one_line(text: str) -> str:
-    """A text as one line without colours and control characters."""
-    return _CONTROL.sub(" ", _ANSI.sub("", text)).strip()
 
 
 def clean(text: str) -> str:
@@ -165,7 +161,7 @@ class _Unpacked(io.RawIOBase):
 
 def open_log(path: Path) -> io.BufferedReader:
     """Open a log, packed (.gz) or not, as plain bytes; torn_archive tells how a .gz ended."""
-    return io.BufferedReader(_Unpacked(path)) if path.suffix == ".gz" else path.open("rb")
+    return io.BufferedReader(_Unpacked(path)) if path.suffix == ".gz" else open_regular(path)
 
 
 def torn_archive(stream: io.BufferedReader) -> str:
@@ -258,7 +254,7 @@ def _exception(lines: list[tuple[int, str]], begin: int) -> tuple[Sign, set[int]
 
 
 def _plain(text: str) -> str:
-    return _ANSI.sub("", text).rstrip("\r")
+    return ANSI.sub("", text).rstrip("\r")
 
 
 def judge(reason: str) -> Sign:

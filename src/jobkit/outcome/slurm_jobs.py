@@ -13,6 +13,7 @@ from jobkit.outcome.status import RunState
 
 TIMEOUT_S = 20.0
 GONE = "GONE"  # not a word of Slurm's: it answers, and knows nothing of the job any more
+JOB_ID = re.compile(r"[0-9]{1,10}(_[0-9]{1,10})?")  # 17, or 17_0 of an array
 _BATCH = 500  # job ids in one command line
 
 # What Slurm calls a state, and what jobkit calls it.
@@ -78,7 +79,7 @@ def ask(job_ids: Iterable[str], accounting: bool = True) -> dict[str, Job]:
     A job that it answered about and no longer knows has the state GONE. accounting: ask sacct
     too, which should not be done often.
     """
-    wanted = sorted({i for i in job_ids if re.fullmatch(r"[0-9]+(_[0-9]+)?", i)})
+    wanted = sorted({i for i in job_ids if JOB_ID.fullmatch(i)})
     found: dict[str, Job] = {}
     for begin in range(0, len(wanted), _BATCH):
         part = wanted[begin : begin + _BATCH]

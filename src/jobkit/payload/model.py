@@ -2,6 +2,8 @@
 
 import importlib
 import inspect
+import os
+import sys
 from collections.abc import Callable
 
 import torch
@@ -88,6 +90,8 @@ def _resnet18(num_classes: int, width: int) -> nn.Module:
 def _own(name: str, num_classes: int) -> nn.Module:
     """Call the user's factory, with num_classes where it takes that."""
     module_name, _, factory_name = name.partition(":")
+    if (here := os.getcwd()) not in sys.path:  # noqa: PTH109 - as sys.path has it
+        sys.path.append(here)  # last: nothing there takes the place of what is installed
     try:
         factory = getattr(importlib.import_module(module_name), factory_name)
     except (ImportError, AttributeError) as error:

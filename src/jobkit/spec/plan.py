@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from jobkit.errors import UsageError, nearest, one_of
+from jobkit.files import read_text
 from jobkit.paths import REPOSITORY, StudyPaths, check_name, find_named, write_whole
 from jobkit.permissions import closed_to_others
 from jobkit.spec.runspec import ONE_RANK, SETTINGS, STRATEGIES, RunSpec, check_keys, overridden
@@ -163,9 +164,12 @@ class Plan:
     def read(cls, path: Path) -> "Plan":
         """Read plan.json; raises UsageError when it is absent or not a plan."""
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content = json.loads(read_text(path, 64 << 20))
             study = Study(**content["study"])
-            runs = {r["run_id"]: RunSpec.from_dict(r["spec"]) for r in content["runs"]}
+            runs = {
+                check_name("run id", r["run_id"]): RunSpec.from_dict(r["spec"])
+                for r in content["runs"]
+            }
             notes = tuple(content["notes"])
             return cls(study=study, runs=runs, notes=notes, folder=path.parent)
         except FileNotFoundError:
@@ -178,8 +182,8 @@ def _read_toml(path: Path) -> dict[str, Any]:
     import tomllib  # here, because the payload imports this package on Python 3.10 too
 
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        return tomllib.loads(read_text(path))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"{path}: not valid TOML: {error}") from None
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from None

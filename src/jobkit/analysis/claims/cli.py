@@ -5,13 +5,14 @@ relative to its smallest size. A claim follows if the recomputed value, rounded 
 digits, equals the claim.
 """
 
+import csv
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from jobkit.analysis.claims.tables import NUMBER, Number, Row, Table, number, prose, tables
 from jobkit.errors import Exit, Parser, UsageError, command
+from jobkit.files import read_text
 
 _EXAMPLES = """A table has a column of sizes (GPUs or nodes) and one of times or rates; claims are
 its columns named speed-up, efficiency or samples/s and, in Markdown, sentences such as
@@ -94,9 +95,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--weak", action="store_true", help="weak scaling")
     args = parser.parse_args(argv)
     try:
-        content = Path(args.file).read_text(encoding="utf-8")
+        content = read_text(args.file)
         verdicts = check(content, Work(args.samples, args.epochs, args.weak))
-    except (OSError, UnicodeDecodeError, UsageError) as error:
+    except (OSError, UnicodeDecodeError, UsageError, csv.Error) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise UsageError(f"{args.file}: {reason}") from None
     wrong = [v for v in verdicts if not v.follows]

@@ -125,7 +125,8 @@ def sources(paths: RunPaths) -> list[Path]:
     plain = [p for p in metrics if p.suffix == ".jsonl" and p.stem.isdecimal()]
     packed = sorted(p for p in metrics if p.name.endswith(".jsonl.gz"))
     logs = (paths.log, paths.log.with_name(paths.log.name + ".gz"))
-    return [*sorted(plain, key=lambda p: int(p.stem)), *packed, *(p for p in logs if p.is_file())]
+    found = [*sorted(plain, key=lambda p: int(p.stem)), *packed, *logs]
+    return [path for path in found if path.is_file()]
 
 
 def _read(

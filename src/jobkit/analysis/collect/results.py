@@ -27,8 +27,8 @@ from jobkit.analysis.tables.frames import Row, frame
 from jobkit.analysis.tables.products import save_table
 from jobkit.analysis.tables.series import series_labels
 from jobkit.analysis.tables.text import counted
+from jobkit.errors import one_line
 from jobkit.metric.line import COMMON, KINDS, Record
-from jobkit.outcome.evidence import one_line
 from jobkit.paths import StudyPaths
 from jobkit.permissions import closed_to_others, other_writers
 from jobkit.spec.studies import find_study

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from jobkit.analysis.tables.column import COUNT, FLAG, NUMBER, TEXT, Column
-from jobkit.outcome.evidence import one_line
+from jobkit.errors import one_line
 
 Row = dict[str, Any]
 _PLAIN: dict[str, type] = {TEXT: str, COUNT: int, NUMBER: float, FLAG: bool}

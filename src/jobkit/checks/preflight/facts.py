@@ -17,6 +17,7 @@ import torch
 
 import jobkit
 from jobkit.errors import UsageError
+from jobkit.files import open_regular
 from jobkit.gpus import gpu_state
 from jobkit.paths import read_json
 from jobkit.payload import host, slurm_env
@@ -249,7 +250,7 @@ def unreadable(cache: Path) -> str:
         return "no manifest.json in it" if cache.is_dir() else "no such folder"
     try:
         for name in names:
-            with (cache / name).open("rb") as file:
+            with open_regular(cache / name) as file:
                 file.seek(-1, os.SEEK_END)
                 file.read(1)
     except OSError as error:

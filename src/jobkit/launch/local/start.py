@@ -4,10 +4,13 @@ import importlib.util
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 from jobkit import door
 from jobkit.errors import UsageError
@@ -20,6 +23,7 @@ from jobkit.paths import StudyPaths, read_json
 from jobkit.spec.plan import Plan
 
 _POLL_S = 0.25
+_DRIVER = "jobkit.launch.local.driver"
 
 
 def check(plan: Plan) -> None:
@@ -84,13 +88,14 @@ def start(paths: StudyPaths, order: Order) -> LocalRuns:
     """Start the process that runs the runs. Raises UsageError while another one does."""
     with paths.launcher_log.open("ab") as log:
         driver = subprocess.Popen(
-            [sys.executable, "-m", "jobkit.launch.local.driver"],
+            # The folder is for is_launcher: by these words a process is known as the study's.
+            [sys.executable, "-P", "-m", _DRIVER, str(paths.folder.resolve())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
             start_new_session=True,  # Ctrl-C is for the one who watches; it tells the driver
-            env={**os.environ, "PYTHONPATH": python_path()},
+            env={**os.environ, "PYTHONPATH": python_path(), "PYTHONSAFEPATH": "1"},
         )
     assert driver.stdin and driver.stdout
     with driver.stdin as to_driver:
@@ -104,14 +109,48 @@ def start(paths: StudyPaths, order: Order) -> LocalRuns:
 
 
 def cancel(paths: StudyPaths) -> bool:
-    """End the launcher of a study from any process; whether there was one here to end."""
+    """End the launcher of a study from any process; whether there was one here to end.
+
+    Raises UsageError where launcher.json names a process that is not shown to be that launcher:
+    whoever wrote the file must not choose whom this user signals.
+    """
     record = read_json(paths.launcher)
     alive = is_alive(record)
     if not record or alive is False:
         return False
     if alive is None:
         raise UsageError(f"{paths.folder.name} is being run on {record.get('host')}: end it there")
-    os.kill(record["pid"], signal.SIGTERM)
-    while process_start(record["pid"]) == record.get("pid_start"):
+    if record.get("host") != socket.gethostname() or not _end(record, paths):
+        raise UsageError(
+            f"{paths.launcher} names process {record['pid']}, which is not the launcher of "
+            f"{paths.folder.name}: nothing was ended; remove that file"
+        )
+    return True
+
+
+def _end(record: dict[str, Any], paths: StudyPaths) -> bool:
+    """End a study's launcher and wait for its end; False, and no signal, where it is none."""
+    pid, began = record["pid"], record.get("pid_start")
+    try:
+        handle = os.pidfd_open(pid)  # from here on the pid cannot become another process's
+    except OSError:
+        return False
+    try:
+        folder = Path(f"/proc/{pid}")
+        ours = folder.stat().st_uid == os.geteuid() and process_start(pid) == began is not None
+        if not ours or not is_launcher((folder / "cmdline").read_bytes(), paths):
+            return False
+        signal.pidfd_send_signal(handle, signal.SIGTERM)
+    except OSError:
+        return False
+    finally:
+        os.close(handle)
+    while process_start(pid) == began:
         time.sleep(_POLL_S)
     return True
+
+
+def is_launcher(command_line: bytes, paths: StudyPaths) -> bool:
+    """Whether a process's command line is that of this study's launcher."""
+    words = [b"-m", _DRIVER.encode(), os.fsencode(paths.folder.resolve())]
+    return command_line.rstrip(b"\0").split(b"\0")[-3:] == words

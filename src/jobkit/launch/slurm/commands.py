@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from jobkit.errors import UsageError
 from jobkit.launch.command import clean_environment, python_path
 from jobkit.launch.slurm.options import Options
+from jobkit.launch.slurm.own import check_id
 
 TIMEOUT_S = 30.0
 # sbatch repeats a call that a busy controller does not answer; ended too early, its job may stay.
@@ -31,8 +32,11 @@ def check(text: str, options: Options) -> None:
 
 
 def cancel(job_ids: Sequence[str]) -> None:
-    """End the jobs, those that wait first, so that none starts in the meantime."""
-    masters = list(dict.fromkeys(job_ids))
+    """End the jobs, those that wait first, so that none starts in the meantime.
+
+    Raises UsageError for what is no job id: a word of a file must not become scancel's option.
+    """
+    masters = [check_id(job_id) for job_id in dict.fromkeys(job_ids)]
     call(["scancel", "--state=PENDING", *masters])
     call(["scancel", *masters])
 
@@ -64,7 +68,8 @@ def call(
 def slurm_environment() -> dict[str, str]:
     """The environment for Slurm's commands, without SBATCH_* and what an outer job set."""
     kept = {k: v for k, v in os.environ.items() if k in ("SLURM_CONF", "SLURM_CLUSTERS")}
-    return {**clean_environment(os.environ), **kept, "PYTHONPATH": python_path()}
+    own = {"PYTHONPATH": python_path(), "PYTHONSAFEPATH": "1"}
+    return {**clean_environment(os.environ), **kept, **own}
 
 
 def refusal(stderr: str, options: Options) -> str:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jobkit.files import open_regular
 from jobkit.paths import read_json
 from jobkit.payload.progress import Progress
 
@@ -56,7 +57,7 @@ def digests(folder: Path, rank: int) -> dict[str, dict[str, Any]]:
 
 def _sha256(path: Path) -> str:
     digest = hashlib.sha256()
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
@@ -68,6 +69,8 @@ def check_file(path: Path, entry: dict[str, Any]) -> None:
         size = path.stat().st_size
         if size != entry["bytes"]:
             raise Corrupt(f"{path.name} has {size:,} bytes, not {entry['bytes']:,}")
+        if not path.is_file():
+            raise Corrupt(f"{path.name} is not a regular file")
         if _sha256(path) != entry.get("sha256"):
             raise Corrupt(f"{path.name} has another checksum than when it was written")
     except OSError as error:

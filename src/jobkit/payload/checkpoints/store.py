@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from jobkit.files import open_regular
 from jobkit.paths import RunPaths, write_json
 from jobkit.payload.checkpoints.manifest import (
     MANIFEST,
@@ -206,7 +207,7 @@ def _reader(folder: Path) -> Any:
     class Reader(dcp.FileSystemReader):
         def read_metadata(self, *_: Any, **__: Any) -> Any:
             try:
-                with (folder / ".metadata").open("rb") as file:
+                with open_regular(folder / ".metadata") as file:
                     metadata = restricted_load(file, _INDEX)
                 metadata.storage_meta.load_id = self.load_id
             except Exception as error:  # an invalid pickle fails in many ways

@@ -4,16 +4,13 @@ One process builds it under a temporary name and a lock, and renames it: a parti
 visible. Its manifest has the checksum of every file; a corrupt cache is rebuilt.
 """
 
-import contextlib
 import errno
-import fcntl
 import hashlib
 import json
 import math
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +18,7 @@ from typing import Any
 import torch
 
 from jobkit.errors import UsageError
+from jobkit.files import locked, open_regular, read_regular
 from jobkit.payload.data.images import IMAGE, Images, Say
 from jobkit.payload.data.sources import Source
 
@@ -65,7 +63,7 @@ def ensure_cache(source: Source, data_dir: Path, say: Say) -> Path:
     folder = cache_folder(source, data_dir)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with _lock(folder.with_suffix(".lock")) as alone:
+        with locked(folder.with_suffix(".lock"), wait=True) as alone:
             if alone:
                 for partial in folder.parent.glob(f".{folder.name}.*"):
                     shutil.rmtree(partial, ignore_errors=True)  # its builder was killed
@@ -81,23 +79,6 @@ def ensure_cache(source: Source, data_dir: Path, say: Say) -> Path:
             "free some space, or choose another directory with --data-dir"
         ) from None
     return folder
-
-
-@contextlib.contextmanager
-def _lock(path: Path) -> Iterator[bool]:
-    """Hold a lock on the file; yield whether the file system has locks.
-
-    Without them, the rename at the end still keeps the cache complete.
-    """
-    with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            alone = True
-        except OSError as error:
-            if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
-                raise
-            alone = False
-        yield alone
 
 
 def _build(source: Source, folder: Path, say: Say) -> None:
@@ -133,7 +114,7 @@ def _write(path: Path, tensor: torch.Tensor) -> str:
 
 
 def _manifest(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    return json.loads(read_regular(folder / "manifest.json"))
 
 
 def find_fault(folder: Path) -> str:
@@ -146,12 +127,12 @@ def find_fault(folder: Path) -> str:
                 return f"{part}_images has another size"
         for name, expected in manifest["sha256"].items():
             digest = hashlib.sha256()
-            with (folder / name).open("rb") as file:
+            with open_regular(folder / name) as file:
                 while block := file.read(1 << 22):
                     digest.update(block)
             if digest.hexdigest() != expected:
                 return f"{name} has another checksum"
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         return str(error)
     return ""
 

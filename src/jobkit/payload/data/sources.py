@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from jobkit.errors import UsageError
+from jobkit.files import read_regular
 from jobkit.payload.data import cifar10
 from jobkit.payload.data.images import IMAGE, Images, Say
 from jobkit.spec.dataset import check_classes, check_source, check_tar, folder_path
@@ -77,6 +78,11 @@ def synthetic(train: int, test: int, classes: int = 10) -> tuple[Images, Images,
 
 
 # --- a folder or tar of image files ----------------------------------------------------------
+
+# By name: Pillow would start Ghostscript, a whole interpreter, for what begins as PostScript.
+_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
+_MOST_PIXELS = 16_000_000  # of an image that becomes 32 x 32; decoded, that takes 64 MB
+_MOST_BYTES = 64 << 20  # of an image's file
 
 Entry = tuple[str, tuple[str, Any]]  # part/class/file, (what changes with its content, handle)
 
@@ -143,7 +149,7 @@ def folder(path: Path, names: list[str], say: Say) -> tuple[Images, Images, list
 def _folder_blobs(root: Path, names: list[str]) -> Iterator[tuple[str, bytes]]:
     for name in names:
         try:
-            yield name, (root / name).read_bytes()
+            yield name, read_regular(root / name, _MOST_BYTES)
         except OSError as error:
             raise UsageError(f"{root / name}: {error.strerror}") from None
 
@@ -152,6 +158,8 @@ def _tar_blobs(path: Path, index: dict[str, int]) -> Iterator[tuple[str, bytes]]
     """The tar's images in their order in it: one pass, nothing unpacked to disk."""
     for name, (_, member) in _tar_entries(path):
         if name in index:
+            if member.size > _MOST_BYTES:
+                raise UsageError(f"{path}/{name}: larger than {_MOST_BYTES:,} bytes")
             with path.open("rb") as file:
                 file.seek(member.offset_data)
                 yield name, file.read(member.size)
@@ -162,7 +170,10 @@ def _decode(path: Path, name: str, blob: bytes) -> tuple[str, tuple[Tensor, bool
     from PIL import Image, UnidentifiedImageError
 
     try:
-        image = Image.open(io.BytesIO(blob)).convert("RGB")
+        opened = Image.open(io.BytesIO(blob), formats=_FORMATS)
+        if opened.width * opened.height > _MOST_PIXELS:
+            raise ValueError
+        image = opened.convert("RGB")
         other_size = image.size != (32, 32)
         if other_size:
             image = image.resize((32, 32), Image.Resampling.BILINEAR)
