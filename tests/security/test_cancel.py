@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from jobkit.errors import UsageError
 from jobkit.launch.cancel import main
-from jobkit.launch.slurm import submit
+from jobkit.launch.slurm import commands
 from jobkit.outcome.liveness import process_start
 from jobkit.paths import write_json
 from jobkit.spec.plan import Plan
@@ -152,9 +152,9 @@ def test_no_word_of_a_file_becomes_an_option_of_scancel(
 @given(job_id=st.text() | st.from_regex(r"-{0,2}[0-9a-z_=]{0,8}"))
 def test_scancel_gets_numbers_only(job_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[str] = []
-    monkeypatch.setattr(submit, "command", lambda words: called.extend(words))
+    monkeypatch.setattr(commands, "call", lambda words: called.extend(words))
     try:
-        submit.cancel([job_id])
+        commands.cancel([job_id])
     except UsageError:
         assert called == []
     else:

@@ -28,7 +28,7 @@ try:
 except (UsageError, OSError) as error:
     print("refused", error)
 except Exception as error:
-    if type(error).__name__ != "Broken":
+    if type(error).__name__ != "Corrupt":
         raise
     print("refused", error)
 """
@@ -120,10 +120,10 @@ def test_a_cache_with_what_is_no_file_is_found_at_fault(
 def test_a_checkpoint_with_what_is_no_file_is_passed_over(
     tmp_path: Path, make: Callable[[Path], None]
 ) -> None:
-    from jobkit.payload.checkpoints.manifest import Broken, check_file
+    from jobkit.payload.checkpoints.manifest import Corrupt, check_file
 
     make(tmp_path / "x")
-    with pytest.raises(Broken):
+    with pytest.raises(Corrupt):
         check_file(tmp_path / "x", {"bytes": 0, "sha256": ""})
 
 

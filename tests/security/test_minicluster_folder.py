@@ -1,7 +1,9 @@
 """A cluster's folder that a stranger made at a known name: nothing in it is believed."""
 
 import os
+import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,14 @@ from minicluster.state import State
 READING = (["status"], ["env"])
 DOORS = [*READING, ["kill", "n1"], ["start", "n1"], ["down"], ["up"], ["link", "heal"]]
 STRANGER = 65534
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A folder with a path that is short enough for the sockets of a cluster."""
+    made = Path(tempfile.mkdtemp(prefix="mc", dir="/tmp"))
+    yield made
+    shutil.rmtree(made)
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ class _Restricted(_Python):
         elif (module, name) in self._allowed:
             found = super().find_class(module, name)
         else:
-            raise pickle.UnpicklingError(f"{module}.{name} has no place in this file")
+            raise pickle.UnpicklingError(f"{module}.{name} is not allowed in this file")
         if isinstance(found, type) and not issubclass(found, Enum):
             self._types.add(found)
         return found

@@ -77,7 +77,7 @@ def test_a_run_is_ok_by_its_own_word_only(run: FakeRun) -> None:
 def test_exit_code_0_without_an_end_is_not_ok(run: FakeRun) -> None:
     state = ended(run.begin().train(0), 0)
     assert (state.status, state.exit_code) == ("failed", 0)
-    assert "left no end" in state.reason
+    assert "without a run_end record" in state.reason
 
 
 def test_never_started(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_a_live_process_is_running_and_a_killed_one_failed(
     assert sleeper.returncode is None
     state = run_state(run.paths)
     assert (state.status, state.evidence) == ("failed", "epoch 1: fine")
-    assert "is gone" in state.reason
+    assert "exited without a run_end record" in state.reason
 
 
 def test_a_stopped_process_is_alive(run: FakeRun, sleeper: subprocess.Popen[bytes]) -> None:
