@@ -8,20 +8,20 @@
 # The options of a command.
 _jobkit_options() {
   case $1 in
-    'run.sh') echo '--comm --help-training --max-restarts --monitor-interval --nodes --nproc-per-node --ntasks-per-node --preflight --run-dir --site --start-timeout --help --run-dir --attempt --spec --dry-run --check --resume-from --fresh --repeat --strategy --model --width --dataset --train-samples --test-samples --augment --no-augment --epochs --global-batch-size --batch-size-per-rank --eval-batch-size --accumulate --optimizer --lr --momentum --nesterov --no-nesterov --weight-decay --lr-schedule --lr-warmup-epochs --lr-scaling --lr-base-batch-size --clip-norm --precision --seed --device --threads --channels-last --no-channels-last --compile --no-compile --keep-memory --no-keep-memory --warmup-iterations --timeout-s --ddp-bucket-mib --ddp-gradient-as-bucket-view --no-ddp-gradient-as-bucket-view --fsdp-wrap-min-parameters --fsdp-reshard-after-forward --no-fsdp-reshard-after-forward --fsdp-reduce-fp32 --no-fsdp-reduce-fp32 --fsdp-cpu-offload --no-fsdp-cpu-offload --activation-checkpointing --no-activation-checkpointing --ddp-static-graph --no-ddp-static-graph --ddp-find-unused-parameters --no-ddp-find-unused-parameters --ddp-comm-hook --ddp-powersgd-rank --ddp-powersgd-start --sync-batchnorm --no-sync-batchnorm --zero1 --no-zero1 --fsdp-wrap --fsdp-hybrid-replicas --fsdp-prefetch --pipeline-stages --pipeline-schedule --pipeline-split --microbatches --breakdown-iterations --profile --profile-ranks --checkpoint-every --checkpoint-keep --checkpoint-async --no-checkpoint-async --stop-signal --data-dir' ;;
+    'run.sh') echo '--comm --help-training --max-restarts --monitor-interval --nodes --nproc-per-node --ntasks-per-node --preflight --run-dir --site --start-timeout --help --run-dir --attempt --spec --dry-run --check --resume-from --fresh --repeat --strategy --epochs --seed --device --threads --timeout-s --keep-memory --no-keep-memory --model --width --precision --fp32 --deterministic --no-deterministic --channels-last --no-channels-last --compile --no-compile --activation-checkpointing --no-activation-checkpointing --dataset --data-dir --train-samples --test-samples --augment --no-augment --global-batch-size --batch-size-per-rank --accumulate --eval-batch-size --optimizer --lr --momentum --nesterov --no-nesterov --weight-decay --lr-schedule --lr-warmup-epochs --lr-scaling --lr-base-batch-size --clip-norm --ddp-bucket-mib --ddp-gradient-as-bucket-view --no-ddp-gradient-as-bucket-view --ddp-static-graph --no-ddp-static-graph --ddp-find-unused-parameters --no-ddp-find-unused-parameters --ddp-comm-hook --ddp-powersgd-rank --ddp-powersgd-start --sync-batchnorm --no-sync-batchnorm --zero1 --no-zero1 --fsdp-wrap --fsdp-wrap-min-parameters --fsdp-reshard-after-forward --no-fsdp-reshard-after-forward --fsdp-reduce-fp32 --no-fsdp-reduce-fp32 --fsdp-cpu-offload --no-fsdp-cpu-offload --fsdp-hybrid-replicas --fsdp-prefetch --pipeline-stages --pipeline-schedule --pipeline-split --microbatches --checkpoint-every --checkpoint-keep --checkpoint-async --no-checkpoint-async --stop-signal --warmup-iterations --breakdown-iterations --profile --profile-ranks' ;;
     'prepare') echo '--help --dataset --data-dir' ;;
-    'run') echo '--help --version --study --name --strategies --gpus --gpus-per-node --repeats --site --max-running --only --max-restarts --monitor-interval --start-timeout --dry-run --no-wait --partition --account --qos --time --constraint --reservation --nodelist --exclude --mem --cpus-per-task --begin --comment --dependency --mail-type --mail-user --exclusive --within-allocation --max-node-hours --no-collect --model --width --dataset --train-samples --test-samples --augment --no-augment --epochs --global-batch-size --batch-size-per-rank --eval-batch-size --accumulate --optimizer --lr --momentum --nesterov --no-nesterov --weight-decay --lr-schedule --lr-warmup-epochs --lr-scaling --lr-base-batch-size --clip-norm --precision --seed --device --threads --channels-last --no-channels-last --compile --no-compile --keep-memory --no-keep-memory --warmup-iterations --timeout-s --ddp-bucket-mib --ddp-gradient-as-bucket-view --no-ddp-gradient-as-bucket-view --fsdp-wrap-min-parameters --fsdp-reshard-after-forward --no-fsdp-reshard-after-forward --fsdp-reduce-fp32 --no-fsdp-reduce-fp32 --fsdp-cpu-offload --no-fsdp-cpu-offload --activation-checkpointing --no-activation-checkpointing --ddp-static-graph --no-ddp-static-graph --ddp-find-unused-parameters --no-ddp-find-unused-parameters --ddp-comm-hook --ddp-powersgd-rank --ddp-powersgd-start --sync-batchnorm --no-sync-batchnorm --zero1 --no-zero1 --fsdp-wrap --fsdp-hybrid-replicas --fsdp-prefetch --pipeline-stages --pipeline-schedule --pipeline-split --microbatches --breakdown-iterations --profile --profile-ranks --checkpoint-every --checkpoint-keep --checkpoint-async --no-checkpoint-async --stop-signal --data-dir' ;;
+    'run') echo '--help --version --study --name --strategies --gpus --gpus-per-node --repeats --site --max-running --only --max-restarts --monitor-interval --start-timeout --dry-run --no-wait --partition --account --qos --time --constraint --reservation --nodelist --exclude --mem --cpus-per-task --begin --comment --dependency --mail-type --mail-user --exclusive --within-allocation --max-node-hours --no-collect --epochs --seed --device --threads --timeout-s --keep-memory --no-keep-memory --model --width --precision --fp32 --deterministic --no-deterministic --channels-last --no-channels-last --compile --no-compile --activation-checkpointing --no-activation-checkpointing --dataset --data-dir --train-samples --test-samples --augment --no-augment --global-batch-size --batch-size-per-rank --accumulate --eval-batch-size --optimizer --lr --momentum --nesterov --no-nesterov --weight-decay --lr-schedule --lr-warmup-epochs --lr-scaling --lr-base-batch-size --clip-norm --ddp-bucket-mib --ddp-gradient-as-bucket-view --no-ddp-gradient-as-bucket-view --ddp-static-graph --no-ddp-static-graph --ddp-find-unused-parameters --no-ddp-find-unused-parameters --ddp-comm-hook --ddp-powersgd-rank --ddp-powersgd-start --sync-batchnorm --no-sync-batchnorm --zero1 --no-zero1 --fsdp-wrap --fsdp-wrap-min-parameters --fsdp-reshard-after-forward --no-fsdp-reshard-after-forward --fsdp-reduce-fp32 --no-fsdp-reduce-fp32 --fsdp-cpu-offload --no-fsdp-cpu-offload --fsdp-hybrid-replicas --fsdp-prefetch --pipeline-stages --pipeline-schedule --pipeline-split --microbatches --checkpoint-every --checkpoint-keep --checkpoint-async --no-checkpoint-async --stop-signal --warmup-iterations --breakdown-iterations --profile --profile-ranks' ;;
     'status') echo '--help --watch --json --interval' ;;
     'cancel') echo '--help' ;;
     'drill') echo '--help --minicluster --local --faults --list --at --name --site --account --partition --urgent-partition --device' ;;
     'check-edf') echo '--help --no-paths --json' ;;
     'verify') echo '--help --strategies --world-sizes --json' ;;
-    'memory') echo '--help --gpus --nodes --json --csv --parameters --classes --strategy --model --width --global-batch-size --batch-size-per-rank --accumulate --optimizer --lr --momentum --nesterov --no-nesterov --weight-decay --lr-schedule --lr-warmup-epochs --lr-scaling --lr-base-batch-size --clip-norm --precision --channels-last --no-channels-last --compile --no-compile --keep-memory --no-keep-memory --ddp-bucket-mib --ddp-gradient-as-bucket-view --no-ddp-gradient-as-bucket-view --fsdp-wrap-min-parameters --fsdp-reshard-after-forward --no-fsdp-reshard-after-forward --fsdp-reduce-fp32 --no-fsdp-reduce-fp32 --fsdp-cpu-offload --no-fsdp-cpu-offload --activation-checkpointing --no-activation-checkpointing --ddp-static-graph --no-ddp-static-graph --ddp-find-unused-parameters --no-ddp-find-unused-parameters --ddp-comm-hook --ddp-powersgd-rank --ddp-powersgd-start --sync-batchnorm --no-sync-batchnorm --zero1 --no-zero1 --fsdp-wrap --fsdp-hybrid-replicas --fsdp-prefetch --pipeline-stages --pipeline-schedule --pipeline-split --microbatches --breakdown-iterations --profile --profile-ranks --checkpoint-every --checkpoint-keep --checkpoint-async --no-checkpoint-async --stop-signal' ;;
-    'advise') echo '--help --device-memory --nodes --gpus-per-node --network-gb-per-s --link-gb-per-s --reserve --json --parameters --classes --model --width --global-batch-size --batch-size-per-rank --accumulate --optimizer --lr --momentum --nesterov --no-nesterov --weight-decay --lr-schedule --lr-warmup-epochs --lr-scaling --lr-base-batch-size --clip-norm --precision --channels-last --no-channels-last --compile --no-compile --keep-memory --no-keep-memory --ddp-bucket-mib --ddp-gradient-as-bucket-view --no-ddp-gradient-as-bucket-view --fsdp-wrap-min-parameters --fsdp-reduce-fp32 --no-fsdp-reduce-fp32 --fsdp-cpu-offload --no-fsdp-cpu-offload --activation-checkpointing --no-activation-checkpointing --ddp-static-graph --no-ddp-static-graph --ddp-find-unused-parameters --no-ddp-find-unused-parameters --ddp-comm-hook --ddp-powersgd-rank --ddp-powersgd-start --sync-batchnorm --no-sync-batchnorm --fsdp-wrap --fsdp-prefetch --pipeline-stages --pipeline-schedule --pipeline-split --microbatches --breakdown-iterations --profile --profile-ranks --checkpoint-every --checkpoint-keep --checkpoint-async --no-checkpoint-async --stop-signal' ;;
+    'memory') echo '--help --gpus --nodes --json --csv --parameters --classes --images --strategy --keep-memory --no-keep-memory --model --width --precision --fp32 --deterministic --no-deterministic --channels-last --no-channels-last --compile --no-compile --activation-checkpointing --no-activation-checkpointing --global-batch-size --batch-size-per-rank --accumulate --optimizer --lr --momentum --nesterov --no-nesterov --weight-decay --lr-schedule --lr-warmup-epochs --lr-scaling --lr-base-batch-size --clip-norm --ddp-bucket-mib --ddp-gradient-as-bucket-view --no-ddp-gradient-as-bucket-view --ddp-static-graph --no-ddp-static-graph --ddp-find-unused-parameters --no-ddp-find-unused-parameters --ddp-comm-hook --ddp-powersgd-rank --ddp-powersgd-start --sync-batchnorm --no-sync-batchnorm --zero1 --no-zero1 --fsdp-wrap --fsdp-wrap-min-parameters --fsdp-reshard-after-forward --no-fsdp-reshard-after-forward --fsdp-reduce-fp32 --no-fsdp-reduce-fp32 --fsdp-cpu-offload --no-fsdp-cpu-offload --fsdp-hybrid-replicas --fsdp-prefetch --pipeline-stages --pipeline-schedule --pipeline-split --microbatches --checkpoint-every --checkpoint-keep --checkpoint-async --no-checkpoint-async --stop-signal --breakdown-iterations --profile --profile-ranks' ;;
+    'advise') echo '--help --device-memory --nodes --gpus-per-node --network-gb-per-s --link-gb-per-s --reserve --json --parameters --classes --images --keep-memory --no-keep-memory --model --width --precision --fp32 --deterministic --no-deterministic --channels-last --no-channels-last --compile --no-compile --activation-checkpointing --no-activation-checkpointing --global-batch-size --batch-size-per-rank --accumulate --optimizer --lr --momentum --nesterov --no-nesterov --weight-decay --lr-schedule --lr-warmup-epochs --lr-scaling --lr-base-batch-size --clip-norm --ddp-bucket-mib --ddp-gradient-as-bucket-view --no-ddp-gradient-as-bucket-view --ddp-static-graph --no-ddp-static-graph --ddp-find-unused-parameters --no-ddp-find-unused-parameters --ddp-comm-hook --ddp-powersgd-rank --ddp-powersgd-start --sync-batchnorm --no-sync-batchnorm --fsdp-wrap --fsdp-wrap-min-parameters --fsdp-reduce-fp32 --no-fsdp-reduce-fp32 --fsdp-cpu-offload --no-fsdp-cpu-offload --fsdp-prefetch --pipeline-stages --pipeline-schedule --pipeline-split --microbatches --checkpoint-every --checkpoint-keep --checkpoint-async --no-checkpoint-async --stop-signal --breakdown-iterations --profile --profile-ranks' ;;
     'preflight') echo '--help --run-dir --dataset --data-dir --device --timeout --json' ;;
     'comm') echo '--help --ops --backend --min-bytes --max-bytes --factor --iterations --warmup --seconds-per-size --timeout --nproc-per-node --run-dir --attempt --check' ;;
     'plot-comm') echo '--help' ;;
-    'step-model') echo '--help --comm --intra --inter --algorithm' ;;
+    'step-model') echo '--help --comm' ;;
     'collect') echo '--help --json --accuracy --min-efficiency --at' ;;
     'check-claims') echo '--help --samples --epochs --weak' ;;
     'plot') echo '--help --forecast --min-efficiency --step-model' ;;
@@ -42,13 +42,14 @@ _jobkit_values() {
   case $1 in
     'jobkit') echo 'prepare run status cancel drill check-edf verify memory advise preflight comm plot-comm step-model collect check-claims plot' ;;
     'run.sh --strategy') echo 'single dp ddp fsdp mp pp' ;;
+    'run.sh --device') echo 'auto cpu cuda' ;;
     'run.sh --model') echo 'cnn resnet18 mlp' ;;
+    'run.sh --precision') echo 'fp32 bf16 fp16' ;;
+    'run.sh --fp32') echo 'ieee tf32' ;;
     'run.sh --dataset') echo 'cifar10 synthetic' ;;
     'run.sh --optimizer') echo 'sgd adamw' ;;
     'run.sh --lr-schedule') echo 'onecycle cosine constant' ;;
     'run.sh --lr-scaling') echo 'none linear sqrt' ;;
-    'run.sh --precision') echo 'fp32 bf16 fp16' ;;
-    'run.sh --device') echo 'auto cpu cuda' ;;
     'run.sh --ddp-comm-hook') echo 'none fp16 bf16 powersgd' ;;
     'run.sh --pipeline-schedule') echo 'gpipe 1f1b interleaved' ;;
     'run.sh --stop-signal') echo 'USR1 USR2' ;;
@@ -56,13 +57,14 @@ _jobkit_values() {
     'run --strategies') echo 'single dp ddp fsdp mp pp' ;;
     'run --strategies ...') echo 'single dp ddp fsdp mp pp' ;;
     'run --only') echo 'missing failed oom timeout preempted cancelled node_fail' ;;
+    'run --device') echo 'auto cpu cuda' ;;
     'run --model') echo 'cnn resnet18 mlp' ;;
+    'run --precision') echo 'fp32 bf16 fp16' ;;
+    'run --fp32') echo 'ieee tf32' ;;
     'run --dataset') echo 'cifar10 synthetic' ;;
     'run --optimizer') echo 'sgd adamw' ;;
     'run --lr-schedule') echo 'onecycle cosine constant' ;;
     'run --lr-scaling') echo 'none linear sqrt' ;;
-    'run --precision') echo 'fp32 bf16 fp16' ;;
-    'run --device') echo 'auto cpu cuda' ;;
     'run --ddp-comm-hook') echo 'none fp16 bf16 powersgd' ;;
     'run --pipeline-schedule') echo 'gpipe 1f1b interleaved' ;;
     'run --stop-signal') echo 'USR1 USR2' ;;
@@ -71,24 +73,25 @@ _jobkit_values() {
     'verify --strategies ...') echo 'single dp ddp fsdp mp pp' ;;
     'memory --strategy') echo 'single dp ddp fsdp mp pp' ;;
     'memory --model') echo 'cnn resnet18 mlp' ;;
+    'memory --precision') echo 'fp32 bf16 fp16' ;;
+    'memory --fp32') echo 'ieee tf32' ;;
     'memory --optimizer') echo 'sgd adamw' ;;
     'memory --lr-schedule') echo 'onecycle cosine constant' ;;
     'memory --lr-scaling') echo 'none linear sqrt' ;;
-    'memory --precision') echo 'fp32 bf16 fp16' ;;
     'memory --ddp-comm-hook') echo 'none fp16 bf16 powersgd' ;;
     'memory --pipeline-schedule') echo 'gpipe 1f1b interleaved' ;;
     'memory --stop-signal') echo 'USR1 USR2' ;;
     'advise --model') echo 'cnn resnet18 mlp' ;;
+    'advise --precision') echo 'fp32 bf16 fp16' ;;
+    'advise --fp32') echo 'ieee tf32' ;;
     'advise --optimizer') echo 'sgd adamw' ;;
     'advise --lr-schedule') echo 'onecycle cosine constant' ;;
     'advise --lr-scaling') echo 'none linear sqrt' ;;
-    'advise --precision') echo 'fp32 bf16 fp16' ;;
     'advise --ddp-comm-hook') echo 'none fp16 bf16 powersgd' ;;
     'advise --pipeline-schedule') echo 'gpipe 1f1b interleaved' ;;
     'advise --stop-signal') echo 'USR1 USR2' ;;
     'preflight --dataset') echo 'cifar10 synthetic' ;;
     'comm --backend') echo 'auto gloo nccl' ;;
-    'step-model --algorithm') echo 'ring tree fastest' ;;
     'minicluster') echo 'up status env down link kill start install' ;;
   esac
 }
