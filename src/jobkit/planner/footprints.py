@@ -116,7 +116,8 @@ def _of_rank(strategy: Strategy, subject: Subject, rank: int, devices: int) -> F
     parameters, buffers = subject.tensors(spec)
     count = sum(p.numel() for p in parameters)
     images = strategy.images_at_once(devices)
-    step_images = images * spec.accumulate * (devices if strategy.facts.whole_node else 1)
+    in_step = strategy_of(replace(spec, accumulate=1)).images_at_once(devices)
+    in_step *= devices if strategy.facts.whole_node else 1
     if subject.parameters is None:
         model = subject.model(spec)
         stages = strategy.stages_of(model)
@@ -136,7 +137,7 @@ def _of_rank(strategy: Strategy, subject: Subject, rank: int, devices: int) -> F
         share=share,
         activations=strategy.activation_bytes(inputs) if passed else None,
         communication=strategy.communication_bytes(inputs),
-        data=data_bytes(subject.images, step_images) if subject.images else 0,
+        data=data_bytes(subject.images, in_step) if subject.images else 0,
         host=strategy.host_bytes(share),
     )
 

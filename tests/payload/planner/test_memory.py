@@ -285,3 +285,15 @@ def test_a_pipeline_that_cannot_be_is_told_below_the_table(
     assert main(["--gpus", "8"]) == Exit.OK
     told = capsys.readouterr().out
     assert "  pp: not applicable: 8 pipeline stages are more than the model's 5 layers" in told
+
+
+def test_the_images_on_the_gpu_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--model", "mlp", "--gpus", "2")
+    none, some = (as_json(capsys, *words, "--images", n)["ddp"] for n in ("0", "1000000"))
+    assert none["data_mib"] == 0
+    grown = some["total_mib"] - none["total_mib"]
+    assert grown == pytest.approx(some["data_mib"])
+    resident = 10**6 * (32 * 32 * 3 + 8) / 2**20
+    assert resident < grown < resident + 500  # the crops are not many
+    default = as_json(capsys, *words)["ddp"]["data_mib"]
+    assert default == as_json(capsys, *words, "--images", "60000")["ddp"]["data_mib"]

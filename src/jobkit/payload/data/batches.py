@@ -134,7 +134,8 @@ def data_bytes(images: int, size: int) -> int:
     image, label, index = height * width * channels, 8, 8
     border = (height + 2 * PADDING) * (width + 2 * PADDING) * channels
     crop = 2 * (image + label) + 2 * image + 2 * border + 2 * height * index
-    return images * (image + label) + batches_ahead(size) * size * crop
+    samples = max(size, min(AHEAD_BATCHES * size, AHEAD_SAMPLES))  # or fewer, in whole steps
+    return images * (image + label) + samples * crop
 
 
 def _nth(make: Callable[[], list[list[Crops]]], i: int) -> list[Crops]:
