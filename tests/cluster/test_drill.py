@@ -86,7 +86,7 @@ def test_the_evidence_is_the_line_that_proves_it(rows) -> None:
 def test_the_old_attempt_was_held_by_the_fence(rows, site: Checkout) -> None:
     """slurmd was killed, the attempt lived on, and wrote no more once another had begun."""
     folder = site.folder / "logs" / "drill" / "slurmd"
-    assert "attempt 0 ends" in (folder / "attempts" / "0" / "outcome.json").read_text()
+    assert "attempt 0 is fenced" in (folder / "attempts" / "0" / "outcome.json").read_text()
     assert not list((folder / "checkpoints").glob("*-0"))
 
 

@@ -212,9 +212,7 @@ def test_a_folder_with_other_files_is_left_alone(short_dir: Path, door) -> None:
 def test_an_ordinary_user_without_jobkit_installed(short_dir: Path, slurm_packages) -> None:
     """From a copy that the user may read, with the system's python3: nothing else is needed."""
     home = short_dir / "user"
-    (home / "src" / "jobkit").mkdir(parents=True)
-    shutil.copytree(ROOT / "src/jobkit/minicluster", home / "src/jobkit/minicluster")
-    shutil.copy(ROOT / "src/jobkit/__init__.py", home / "src/jobkit")
+    shutil.copytree(ROOT / "src/minicluster", home / "src/minicluster")
     (home / "hpc").mkdir()
     shutil.copy(ROOT / "hpc/minicluster", home / "hpc/minicluster")
     shutil.chown(home, 65534)

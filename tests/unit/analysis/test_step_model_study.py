@@ -174,7 +174,7 @@ def test_two_sizes_are_too_few(capsys, tmp_path: Path) -> None:
 
 def test_the_report_has_the_held_out_sizes(study, tmp_path: Path, monkeypatch, capsys) -> None:
     # The figures take seconds, and are not what this is about.
-    drawn = SimpleNamespace(paths=(), missing=())
+    drawn = SimpleNamespace(paths=(), missing={})
     monkeypatch.setattr("jobkit.analysis.figures.draw.draw", lambda *_: drawn)
     assert cli.plot_main(["s", "--step-model", comm_json(tmp_path)]) == 0
     assert "held out: ddp: fitted to 1, 2, 4 ranks, 8 predicted " in capsys.readouterr().out
