@@ -31,7 +31,15 @@ _FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 OWN = {option: 1 + (option in VALUED_OF_RUN_SH) for option in OWN_OF_RUN_SH}
 # Of Slurm's commands and of containers: named in the text, and not jobkit's.
 OF_OTHERS = {"--kill-on-bad-exit=1", "--environment=", "--container-image=", "--requeue", "--mem"}
-OF_OTHERS |= {"--nv", "--rocm", "--gpu-bind=none", "--gres=gpu:4", "--gpus-per-task=1", "--gpus-per-node=4", "--ntasks"}
+OF_OTHERS |= {
+    "--nv",
+    "--rocm",
+    "--gpu-bind=none",
+    "--gres=gpu:4",
+    "--gpus-per-task=1",
+    "--gpus-per-node=4",
+    "--ntasks",
+}
 OF_OTHERS |= {"--signal", "--signal=USR2@60", "--signal=CONT@1", "--cpus-per-task", "--label"}
 
 
