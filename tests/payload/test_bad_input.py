@@ -29,7 +29,7 @@ def tar_of(folder: Path) -> Path:
         (["--epochs"], "expected one argument"),
         (["--epoch", "1"], "unrecognized arguments: --epoch 1"),
         (["--dataset", "folder:/no/such"], "/no/such: no such directory or .tar of images"),
-        (["--spec", "/no/such.json"], "--spec /no/such.json: no spec.json of a run"),
+        (["--spec", "/no/such.json"], "--spec /no/such.json: not the spec.json of a run"),
         (["--lr", "nan"], "must be a number, 0.0 or more"),
     ],
 )
@@ -129,7 +129,7 @@ def test_too_few_samples_and_a_wrong_folder_are_told(forge: Start, images: Path)
 
 def test_a_spec_that_is_none_or_of_another_version_is_told(forge: Start, tmp_path: Path) -> None:
     for content, line in (
-        ("[]", "no spec.json of a run"),
+        ("[]", "not the spec.json of a run"),
         ('{"spec": {"epoch": 1}}', "unknown setting 'epoch'; did you mean 'epochs'?"),
         ('{"spec": {"epochs": "1"}}', "epochs = '1': must be a whole number"),
     ):

@@ -31,8 +31,8 @@ def noisy():
 # A note of the samples that this rank is given, step by step.
 steps, told = [], Batches.epoch
 
-def noting(self, epoch, position=0):
-    for step in told(self, epoch, position):
+def noting(self, epoch, position=0, *rest):
+    for step in told(self, epoch, position, *rest):
         steps.append([epoch, step.micro_batches[0].tolist()])
         with open(f"seen.{os.environ['JOBKIT_SEEN']}.{os.environ['RANK']}", "w") as file:
             json.dump(steps, file)

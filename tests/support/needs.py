@@ -23,6 +23,7 @@ TOOLS = {
     "make": ("make",),
     "python3": ("/usr/bin/python3", "/usr/local/bin/python3"),  # one that every user may run
     "shellcheck": ("shellcheck",),
+    "zsh": ("zsh",),
 }
 
 

@@ -65,10 +65,9 @@ def test_planned_studies_are_offered(tmp_path: Path) -> None:
     assert complete("jobkit", "status", "", cwd=tmp_path) == ["mine", "other"]
 
 
+@pytest.mark.needs("zsh")
 def test_zsh_takes_the_file() -> None:
     zsh = shutil.which("zsh")
-    if not zsh:
-        pytest.skip("zsh is not installed")
     ask = 'autoload -U compinit bashcompinit; compinit -D; bashcompinit; source "$0"; '
     ask += "print -r -- ${(k)_comps[(R)*_jobkit*]}"
     assert {"jobkit", "run.sh", "run_benchmarks.py"} <= set(complete(shell=zsh, ask=ask))

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -380,7 +379,7 @@ def test_run_sh_has_the_numbers_of_the_core() -> None:
     assert f"(default {MAX_RESTARTS})" in text
 
 
-@pytest.mark.skipif(not shutil.which("shellcheck"), reason="shellcheck is not installed")
+@pytest.mark.needs("shellcheck")
 def test_the_scripts_pass_shellcheck() -> None:
     subprocess.run(
         ["shellcheck", str(RUN), *map(str, (RUN.parent / "hpc").glob("*.sh"))], check=True

@@ -89,7 +89,7 @@ def no_zero_grad(trainer: Trainer) -> None:
 
 def not_reshuffled(trainer: Trainer) -> None:
     first = trainer.batches.epoch
-    trainer.batches.epoch = lambda epoch, position: first(0, position)  # type: ignore[method-assign]
+    trainer.batches.epoch = lambda _, *rest: first(0, *rest)  # type: ignore[method-assign]
 
 
 def unweighted(trainer: Trainer) -> None:

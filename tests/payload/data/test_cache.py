@@ -108,7 +108,7 @@ def test_a_full_disk_leaves_no_half_cache(tmp_path: Path, size: int) -> None:
     with no_file_above(size), pytest.raises(UsageError) as caught:
         counted.prepare(tmp_path)
     assert "the cache cannot be written: " in str(caught.value)
-    assert "free some space, or choose another place with --data-dir" in str(caught.value)
+    assert "free some space, or choose another directory with --data-dir" in str(caught.value)
     assert names(tmp_path) == ["counted-v1.lock"]
     assert find_fault(counted.prepare(tmp_path)) == ""
 

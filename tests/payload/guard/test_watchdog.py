@@ -75,7 +75,7 @@ def test_hanging_between_iterations(forge: Start, own: Path, strategy: str) -> N
     reason = done.outcome["reason"]
     assert reason.startswith("rank 1: no progress for ")
     assert "after iteration 5; stuck in faults.py:" in reason
-    assert "(strike)" in reason
+    assert "(inject)" in reason
     log = done.paths.rank_log(0, 1).read_text()
     assert reason in log
     assert "most recent call first" in log
