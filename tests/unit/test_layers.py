@@ -209,6 +209,20 @@ def test_the_other_rooms_import_without_torch(room: str) -> None:
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
 
 
+def test_no_help_waits_for_a_library() -> None:
+    heavy = ["torch", "torchvision", "numpy", "pandas", "matplotlib", "submitit", "rich"]
+    program = (
+        "import contextlib, importlib, io, sys\n"
+        "from jobkit.__main__ import COMMANDS\n"
+        "for name, (module, function, _) in COMMANDS.items():\n"
+        "    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):\n"
+        "        getattr(importlib.import_module(module), function)(['--help'])\n"
+        f"    assert not {set(heavy)!r} & set(sys.modules), name\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_checking_settings_and_help_import_no_torch() -> None:
     program = (
         "import sys\nfrom jobkit.payload.main import main\n"

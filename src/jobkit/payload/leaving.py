@@ -4,9 +4,30 @@ import contextlib
 import os
 import sys
 import traceback
-from typing import NoReturn
+from collections.abc import Callable
+from typing import NoReturn, TypeVar
 
-from jobkit.errors import Exit
+from jobkit.errors import Exit, UsageError
+
+T = TypeVar("T")
+
+
+def as_rank(rank: int, act: Callable[[], T]) -> T:
+    """What a rank's work returns. Any error but a UsageError ends the process, after its report."""
+    try:
+        return act()
+    except UsageError:
+        raise
+    except BaseException as error:
+        leave_after(error, rank)
+
+
+def refused(error: UsageError) -> int:
+    """The exit code of a rank for bad input, which rank 0 prints in one line."""
+    if int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", 0))) == 0:
+        print(f"jobkit: error: {error}", file=sys.stderr, flush=True)
+    # 0 under the torchrun of run.sh, which reads the outcome: so it prints no traceback.
+    return Exit.OK if os.environ.get("JOBKIT_READS_OUTCOME") else Exit.USAGE
 
 
 def leave_after(error: BaseException, rank: int) -> NoReturn:

@@ -5,7 +5,6 @@ run.sh starts one of these for each rank, by srun or torchrun. Settings are thos
 
 import argparse
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from jobkit.errors import Exit, Parser, UsageError
 from jobkit.gpus import hide_gpus, prepare_rocm
 from jobkit.paths import RunPaths, read_json
 from jobkit.payload.guard.stopping import StopRequest
-from jobkit.payload.leaving import leave, leave_after
+from jobkit.payload.leaving import as_rank, leave, refused
 from jobkit.payload.place import read_rank_env, set_threads, share_of_cores
 from jobkit.spec.dataset import check_source
 from jobkit.spec.options import add_spec_arguments, given_settings
@@ -98,7 +97,6 @@ def read_settings(args: argparse.Namespace) -> tuple[RunSpec, int | None]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one rank; return its exit code. Rank 0 prints bad input as one line."""
-    chief = int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", 0))) == 0
     args = parser().parse_args(argv)
     paths = RunPaths(args.run_dir.absolute()) if args.run_dir and not args.dry_run else None
     try:
@@ -114,10 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from jobkit.payload.report import write_outcome
 
         write_outcome(paths, args.attempt, "failed", Exit.USAGE, str(error))
-        if chief:
-            print(f"jobkit: error: {error}", file=sys.stderr, flush=True)
-        # 0 under the torchrun of run.sh, which reads the outcome: so it prints no traceback.
-        return Exit.OK if os.environ.get("JOBKIT_READS_OUTCOME") else Exit.USAGE
+        return refused(error)
 
 
 def _run_rank(
@@ -152,15 +147,9 @@ def _run_rank(
         fresh=args.fresh,
         restarted=place.restart > 0 or os.environ.get("JOBKIT_RESTARTS", "0") != "0",
     )
-    try:
-        if not run_rank(job):
-            # The outcome says 75 where there is one: another code would only end other ranks.
-            return Exit.OK if paths else Exit.AGAIN
-    except UsageError:
-        raise
-    except BaseException as error:
-        leave_after(error, place.rank)
-    return Exit.OK
+    done = as_rank(place.rank, lambda: run_rank(job))
+    # The outcome says 75 where there is one: another code would only end other ranks.
+    return Exit.OK if done or paths else Exit.AGAIN
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ from torch.optim import Optimizer
 
 from jobkit.spec.runspec import RunSpec
 
-MIB, GIB = 2**20, 2**30
 _STEP_BYTES = 4  # AdamW counts its steps in a float for each parameter
 
 

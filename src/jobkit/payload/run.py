@@ -19,7 +19,6 @@ from jobkit.payload.guard.setup import guarded
 from jobkit.payload.job import RankJob
 from jobkit.payload.measure.breakdown import Breakdown
 from jobkit.payload.measure.profiling import Profiler
-from jobkit.payload.memory import MIB
 from jobkit.payload.model import build_model
 from jobkit.payload.place import share_of_cores
 from jobkit.payload.progress import Stopped
@@ -30,6 +29,7 @@ from jobkit.payload.strategies.dp import DP
 from jobkit.payload.train import Observer, Trainer
 from jobkit.spec.runspec import RunSpec
 from jobkit.spec.window import Window, profiled_ranks
+from jobkit.units import MIB
 
 
 def run_rank(job: RankJob) -> bool:

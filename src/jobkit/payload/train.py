@@ -12,7 +12,7 @@ from jobkit.payload.clock import Clock
 from jobkit.payload.data.batches import Batches, DeviceData, Step, share
 from jobkit.payload.distributed import Group
 from jobkit.payload.measure.peak import OwnPeak
-from jobkit.payload.memory import MIB, Share, held
+from jobkit.payload.memory import Share, held
 from jobkit.payload.progress import Progress
 from jobkit.payload.readback import read_back
 from jobkit.payload.report import Reporter
@@ -20,6 +20,7 @@ from jobkit.payload.schedule import learning_rate
 from jobkit.payload.strategies import Strategy
 from jobkit.payload.warnings import too_short
 from jobkit.spec.runspec import RunSpec
+from jobkit.units import MIB
 
 
 class Guard(Protocol):

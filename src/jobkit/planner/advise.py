@@ -1,20 +1,16 @@
-"""`python -m jobkit advise`: which strategy to take for a model on given GPUs, and why.
+"""Recommend a strategy for a model on given GPUs, with reasons: `python -m jobkit advise`.
 
 Takes the memory of each strategy from `jobkit memory`, and the communication time of a step from
 the bandwidths. Ends with 4 when nothing fits, and says what would.
 """
 
 import json
-import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from jobkit.errors import Exit, Parser, UsageError, command, positive, whole
-from jobkit.payload.memory import GIB
-from jobkit.planner.choice import Option, Question, choose, command_line, reasons, remedies
-from jobkit.planner.memory import head, row
-from jobkit.planner.options import add_model_arguments, amount, base_of, subject_of, text_table
-from jobkit.planner.traffic import duration, links
+from jobkit.planner.options import add_model_arguments, base_of, subject_of
+from jobkit.units import GIB
 
 EPILOG = """examples:
   python -m jobkit advise --model resnet18 --device-memory 80 --gpus-per-node 4
@@ -33,9 +29,21 @@ def parser() -> Parser:
         epilog=EPILOG,
     )
     add = made.add_argument
-    add("--device-memory", type=positive, required=True, metavar="GIB", help="of one GPU, in GiB")
-    add("--nodes", type=whole(1, 10**5), default=1, metavar="N", help="nodes (default 1)")
-    add("--gpus-per-node", type=whole(1, 1024), default=1, metavar="N", help="(default 1)")
+    add(
+        "--device-memory",
+        type=positive,
+        required=True,
+        metavar="GIB",
+        help="memory of one GPU, in GiB",
+    )
+    add("--nodes", type=whole(1, 10**5), default=1, metavar="N", help="number of nodes (default 1)")
+    add(
+        "--gpus-per-node",
+        type=whole(1, 1024),
+        default=1,
+        metavar="N",
+        help="(default 1)",
+    )
     add(
         *("--network-gb-per-s",),
         type=positive,
@@ -71,6 +79,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     if args.reserve >= 1:
         raise UsageError(f"--reserve {args.reserve:g}: must be less than 1")
+    # After the arguments: torch takes seconds to import, and --help needs none of it.
+    from jobkit.planner.advice import answer, text
+    from jobkit.planner.choice import Question, choose
+    from jobkit.planner.traffic import links
+
     question = Question(
         base=base_of(args, args.nodes, args.nodes * args.gpus_per_node),
         subject=subject_of(args),
@@ -86,76 +99,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         print("\n".join(text(question, options, refused, taken)))
     return Exit.OK if taken else Exit.THRESHOLD
-
-
-def answer(
-    question: Question, options: list[Option], refused: dict[str, str], taken: Option | None
-) -> dict[str, object]:
-    """The advice for a program."""
-    return {
-        "strategy": taken.label if taken else None,
-        "command": command_line(taken.footprint.spec, question.subject) if taken else None,
-        "why": reasons(taken, options) if taken else [],
-        "remedies": [] if taken else list(remedies(question)),
-        "usable_mib": question.usable / 2**20,
-        "options": [
-            {
-                **row(o.footprint),
-                "fits": o.fits,
-                "communication_s": None if math.isnan(o.seconds) else o.seconds,
-                "idle_share": o.idle,
-            }
-            for o in options
-        ],
-        "refused": refused,
-    }
-
-
-def text(
-    question: Question, options: list[Option], refused: dict[str, str], taken: Option | None
-) -> list[str]:
-    """The advice for a reader."""
-    lines = [*head(question.base, question.subject), *_table(options, question, taken)]
-    lines += [f"   {label}: not applicable: {why}" for label, why in refused.items()]
-    lines += [
-        "   communication: ring estimate at these bandwidths for one optimizer step; part of it is",
-        "   overlapped with computation. idle: part of a step that a GPU waits for other stages.",
-    ]
-    if question.subject.parameters is not None:
-        lines.append(
-            "   not included, as only the size is known: activations, and what full shard gathers"
-        )
-    lines.append("")
-    if taken is None:
-        wanted = f"{question.usable / GIB:.3g} GiB"
-        return [*lines, f"nothing fits into {wanted}. What would:", *_points(remedies(question))]
-    used = taken.footprint.total / question.usable
-    return [
-        *lines,
-        f"take: {taken.label}",
-        *_points(reasons(taken, options)),
-        *_points([f"it takes {used:.0%} of the memory that may be used on each GPU"]),
-        "run:",
-        f"  {command_line(taken.footprint.spec, question.subject)}",
-    ]
-
-
-def _points(lines: Iterable[str]) -> list[str]:
-    return [f"  - {line}" for line in lines]
-
-
-def _table(options: list[Option], question: Question, taken: Option | None) -> list[str]:
-    """The costs of each strategy, one line each; a star at the one to take."""
-    rows = [
-        ["", "strategy", f"GiB of {question.usable / GIB:.3g}", "fits", "communication", "idle"]
-    ]
-    for o in options:
-        used = amount(o.footprint.total, GIB)
-        star = "*" if o is taken else ""
-        rows.append(
-            [star, o.label, used, "yes" if o.fits else "no", duration(o.seconds), f"{o.idle:.0%}"]
-        )
-    return ["", *text_table(rows), ""]
 
 
 if __name__ == "__main__":

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from jobkit.errors import UsageError
-from jobkit.payload.memory import GIB
 from jobkit.planner.footprints import Footprint, Subject, footprints, strategy_of, variants
 from jobkit.planner.traffic import duration, step_s
 from jobkit.spec.runspec import RunSpec
 from jobkit.spec.strategies import FACTS
 from jobkit.spec.traffic import Links
+from jobkit.units import GIB
 
 _MOST_RANKS = 65536
 _SMALLEST = "fsdp, full shard"  # of those that split the batch

@@ -2,12 +2,15 @@
 
 import argparse
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from jobkit.errors import Parser, UsageError, whole
-from jobkit.payload.memory import GIB, MIB
-from jobkit.planner.footprints import Subject
 from jobkit.spec.options import add_spec_arguments, given_settings
 from jobkit.spec.runspec import ONE_RANK, RunSpec
+from jobkit.units import GIB, MIB
+
+if TYPE_CHECKING:
+    from jobkit.planner.footprints import Subject
 
 _IMAGES = 60_000
 # Settings that change neither memory nor traffic.
@@ -38,10 +41,12 @@ def add_model_arguments(parser: Parser, skip: Sequence[str] = ()) -> None:
     add_spec_arguments(parser, skip=(*_SKIPPED, *skip))
 
 
-def subject_of(args: argparse.Namespace) -> Subject:
+def subject_of(args: argparse.Namespace) -> "Subject":
     """The model, or the bare size. Raises UsageError for a model and a size at once."""
     if args.parameters and ("model" in args or "width" in args):
         raise UsageError("--parameters stands for a model: leave out --model and --width")
+    from jobkit.planner.footprints import Subject
+
     images = args.images
     if images is None:
         images = 0 if args.parameters else _IMAGES

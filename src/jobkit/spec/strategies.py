@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from jobkit.spec.traffic import Message, ModelSize, Scope, scope_of
+from jobkit.units import MIB
 
 Settings = Mapping[str, Any]  # of a RunSpec, or a row of results.csv
-_MIB = 2**20
 _OF_FP32 = {"none": 1.0, "fp32": 1.0, "fp16": 0.5, "bf16": 0.5, "powersgd": 1.0}  # share of bytes
 
 
@@ -124,7 +124,7 @@ class DDPFacts(Facts):
     def messages(self, settings: Settings, size: ModelSize) -> list[Message]:
         """An all-reduce of each bucket of gradients; under ZeRO-1 also the new parameters."""
         # Buckets are filled with gradients before a hook makes them smaller.
-        buckets = max(1, math.ceil(size.parameters / (settings["ddp_bucket_mib"] * _MIB)))
+        buckets = max(1, math.ceil(size.parameters / (settings["ddp_bucket_mib"] * MIB)))
         sent = size.parameters * _OF_FP32[settings["ddp_comm_hook"]] / buckets
         ranks = _everyone(settings)
         found = [Message("all_reduce", sent, ranks, buckets)]

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from jobkit.checks.verify import cli
+from jobkit.checks.verify import cli, start
 from jobkit.checks.verify.cases import CASES, Case, chosen
 from jobkit.checks.verify.rank import Difference
 from jobkit.errors import Exit
@@ -33,7 +33,7 @@ def named(label: str) -> Case:
 @functools.cache
 def differences(dtype: str, worlds: tuple[int, ...], labels: tuple[str, ...]) -> Any:
     plans = {w: [c for c in chosen(ALL, w) if c.label in labels] for w in worlds}
-    return {(d.case, d.world_size): d for d in cli.verify(plans, dtypes=(dtype,))}
+    return {(d.case, d.world_size): d for d in start.verify(plans, dtypes=(dtype,))}
 
 
 @pytest.mark.parametrize(("label", "world"), [p for p in PLANNED if p[0] in CORE])
@@ -135,7 +135,7 @@ def evaluates_twice(trainer: Trainer) -> None:
     ],
 )
 def test_an_injected_fault_is_found(inject: Any, label: str) -> None:
-    (found,) = cli.verify({2: [named(label)]}, inject, dtypes=("float64",))
+    (found,) = start.verify({2: [named(label)]}, inject, dtypes=("float64",))
     assert not found.ok
     if inject is evaluates_twice:
         assert found.evaluation > 0
@@ -159,7 +159,7 @@ def keeps_its_part(trainer: Trainer) -> None:
 
 
 def test_zero1_leaves_each_rank_its_part_of_the_state() -> None:
-    (found,) = cli.verify({2: [named("ddp zero1")]}, keeps_its_part, dtypes=("float64",))
+    (found,) = start.verify({2: [named("ddp zero1")]}, keeps_its_part, dtypes=("float64",))
     assert found.ok
 
 
@@ -171,7 +171,7 @@ def breaks(trainer: Trainer) -> None:
 
 def test_a_rank_that_fails_ends_the_check_with_its_reason() -> None:
     with pytest.raises(RuntimeError, match=r"(?s)ddp, 2 ranks: .*no more"):
-        cli.verify({2: [named("ddp")]}, breaks, dtypes=("float64",))
+        start.verify({2: [named("ddp")]}, breaks, dtypes=("float64",))
 
 
 NEAR = Difference("ddp", "ddp", 2, "float64", 0.0, 1e-12, 0.0, 0.0, 1e-9, True)
@@ -182,7 +182,7 @@ def test_one_over_its_tolerance_ends_with_4(
     change: dict[str, float], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = [NEAR]
-    monkeypatch.setattr(cli, "verify", lambda plans: found)
+    monkeypatch.setattr(start, "verify", lambda plans: found)
     assert cli.main([]) == Exit.OK
     assert "all are within it" in capsys.readouterr().out
     found.append(dataclasses.replace(NEAR, **change))

@@ -10,12 +10,12 @@ import pytest
 
 from jobkit.errors import Exit
 from jobkit.payload.main import parser as payload_parser
-from jobkit.payload.memory import GIB
 from jobkit.planner.advise import main
 from jobkit.planner.footprints import Subject, footprint, label_of, strategy_of
 from jobkit.planner.traffic import duration, links, step_s
 from jobkit.spec.options import given_settings
 from jobkit.spec.runspec import RunSpec
+from jobkit.units import GIB
 from support.rigs import ROOT
 
 MLP = 1_707_274 * 4  # bytes of its parameters
@@ -173,7 +173,7 @@ def test_the_text_says_what_to_take_why_and_how(capsys: pytest.CaptureFixture[st
     assert main(["--model", "mlp", "--device-memory", "80", "--gpus-per-node", "2"]) == Exit.OK
     told = capsys.readouterr().out
     assert re.search(r"^\*  ddp +0\.\d+ +yes +[\d.]+ [mu]s +0%$", told, re.MULTILINE)
-    assert "\ntake: ddp\n" in told
+    assert "\nrecommended: ddp\n" in told
     assert told.endswith("run.sh --strategy ddp --model mlp\n")
     assert main(["--model", "cnn", "--device-memory", "0.001"]) == Exit.THRESHOLD
     assert "nothing fits into 0.0009 GiB. What would:" in capsys.readouterr().out

@@ -16,7 +16,7 @@ from jobkit.checks.comm.request import Request, check_ranks
 from jobkit.errors import Exit, Parser, UsageError, read_bytes
 from jobkit.metric.comm import OPERATIONS
 from jobkit.paths import REPOSITORY, RunPaths
-from jobkit.payload.leaving import leave, leave_after
+from jobkit.payload.leaving import as_rank, leave, refused
 
 _WHAT = "Measure collective latency and bandwidth between the ranks."
 EPILOG = """examples:
@@ -36,14 +36,14 @@ exit codes: 0 measured; 1 failed, or a result was wrong; 2 wrong usage
 
 def parser() -> Parser:
     """Return the parser of the command line."""
-    made = Parser(prog="jobkit comm", description=_WHAT, epilog=EPILOG)
+    made = Parser(prog="jobkit comm", usage="%(prog)s [options]", description=_WHAT, epilog=EPILOG)
     default = Request()
     made.add_argument(
         "--ops",
         nargs="+",
         metavar="NAME",
         default=list(OPERATIONS),
-        help=f"what to measure (default: {' '.join(OPERATIONS)})",
+        help=f"operations to measure (default: {' '.join(OPERATIONS)})",
     )
     made.add_argument(
         "--backend",
@@ -51,48 +51,64 @@ def parser() -> Parser:
         default=default.backend,
         help="gloo: on the CPU; nccl: on GPUs; auto: nccl where there are GPUs",
     )
-    made.add_argument(
-        "--min-bytes", type=read_bytes, default=default.min_bytes, help="(default: 1K)"
-    )
-    made.add_argument(
-        "--max-bytes",
+    _add_sizes(made, default)
+    _add_limits(made, default)
+    add = made.add_argument
+    add("--nproc-per-node", metavar="N", help="ranks on this machine, without Slurm")
+    add("--run-dir", type=Path, metavar="DIR", help="folder (default: a new one in logs/comm/)")
+    add("--attempt", type=int, default=0, metavar="N", help="number of this start (set by run.sh)")
+    add("--check", type=int, nargs="?", const=2, metavar="RANKS", help="check the options and exit")
+    return made
+
+
+def _add_sizes(made: Parser, default: Request) -> None:
+    add = made.add_argument
+    add(
+        *("--min-bytes",),
         type=read_bytes,
-        help="as 64M (default: 1G, or what fits in free memory; a job's memory limit is not read)",
+        default=default.min_bytes,
+        metavar="SIZE",
+        help="smallest message (default: 1K)",
     )
-    made.add_argument(
-        "--factor",
+    add(
+        *("--max-bytes",),
+        type=read_bytes,
+        metavar="SIZE",
+        help="largest message, as 64M (default: 1G, or what fits in free memory; a job's memory "
+        "limit is not read)",
+    )
+    add(
+        *("--factor",),
         type=int,
         default=default.factor,
-        help="ratio of a size to the one before (default: 4)",
+        metavar="N",
+        help="ratio of a size to the previous one (default: 4)",
     )
-    made.add_argument(
-        "--iterations", type=int, default=default.iterations, help="timed iterations (default: 20)"
-    )
-    made.add_argument(
-        "--warmup", type=int, default=default.warmup, help="warm-up iterations (default: 3)"
-    )
+
+
+def _add_limits(made: Parser, default: Request) -> None:
+    for name, value, what in (
+        ("--iterations", default.iterations, "timed iterations"),
+        ("--warmup", default.warmup, "warm-up iterations"),
+    ):
+        made.add_argument(
+            name, type=int, default=value, metavar="N", help=f"{what} (default: {value})"
+        )
     made.add_argument(
         "--seconds-per-size",
         type=float,
         default=default.seconds_per_size,
         metavar="SECONDS",
-        help="time limit of a size: fewer iterations where they exceed it, at least 3; an "
-        "operation of which one iteration exceeds it stops at that size (default: 1)",
+        help="time limit per size: fewer iterations if they exceed it, at least 3; an operation "
+        "of which one iteration exceeds it stops at that size (default: 1)",
     )
     made.add_argument(
         "--timeout",
         type=float,
         default=default.timeout_s,
         metavar="SECONDS",
-        help="abort where a collective takes longer (default: 300)",
+        help="abort if a collective takes longer (default: 300)",
     )
-    made.add_argument("--nproc-per-node", metavar="N", help="ranks on this machine, without Slurm")
-    made.add_argument("--run-dir", type=Path, help="folder (default: a new one in logs/comm/)")
-    made.add_argument("--attempt", type=int, default=0, help="number of this start (set by run.sh)")
-    made.add_argument(
-        "--check", type=int, nargs="?", const=2, metavar="RANKS", help="check the options, and stop"
-    )
-    return made
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -120,10 +136,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise UsageError("a rank needs --run-dir: start them with bash run.sh --comm")
         return _measure(request, RunPaths(args.run_dir.absolute()), args.attempt)
     except UsageError as error:
-        if int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", 0))) == 0:
-            print(f"jobkit: error: {error}", file=sys.stderr, flush=True)
-        # 0 under the torchrun of run.sh, which reads the outcome: so it prints no traceback.
-        return Exit.OK if os.environ.get("JOBKIT_READS_OUTCOME") else Exit.USAGE
+        return refused(error)
 
 
 def _start(words: list[str]) -> int:
@@ -140,12 +153,7 @@ def _measure(request: Request, paths: RunPaths, attempt: int) -> int:
     from jobkit.payload.place import read_rank_env
 
     place = read_rank_env()
-    try:
-        Participant(request, place, paths, attempt).run()
-    except UsageError:
-        raise
-    except BaseException as error:
-        leave_after(error, place.rank)
+    as_rank(place.rank, Participant(request, place, paths, attempt).run)
     return Exit.OK
 
 

@@ -37,10 +37,16 @@ def parser() -> Parser:
         description="Check an allocation on every rank: ranks, GPUs, cores, network, data, logs.",
         epilog=EPILOG,
     )
-    made.add_argument("--run-dir", type=Path, help="folder of the run (default: that of all logs)")
-    made.add_argument("--dataset", help="data set that must be readable (default: cifar10)")
-    made.add_argument("--data-dir", help="folder of the data (default: as for a run)")
-    made.add_argument("--device", help="auto, cpu or cuda (default: auto)")
+    made.add_argument(
+        "--run-dir", type=Path, metavar="DIR", help="folder of the run (default: logs/)"
+    )
+    made.add_argument(
+        "--dataset", metavar="NAME", help="dataset that must be readable (default: cifar10)"
+    )
+    made.add_argument(
+        "--data-dir", metavar="DIR", help="folder of the data (default: as for a run)"
+    )
+    made.add_argument("--device", metavar="TYPE", help="auto, cpu or cuda (default: auto)")
     made.add_argument(
         "--timeout",
         type=at_least(float, 1),

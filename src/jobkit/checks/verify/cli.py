@@ -1,4 +1,4 @@
-"""Check that every strategy computes what one process does: `python -m jobkit verify`.
+"""Compare every strategy with a single process: `python -m jobkit verify`.
 
 Each strategy trains a small model from the same seed on the same global batches, in float64 and in
 float32, on several ranks of this machine; losses, gradients and parameters of every step are
@@ -7,23 +7,13 @@ compared with those of `single`. Ends with 4 when one is over its tolerance.
 
 import dataclasses
 import json
-import math
-import multiprocessing
-import socket
 import sys
-import tempfile
-import time
 from collections.abc import Sequence
-from multiprocessing.process import BaseProcess
-from pathlib import Path
 
-from jobkit.checks.verify.cases import DTYPES, Case, chosen
-from jobkit.checks.verify.rank import Difference, Inject, Orders, be_rank
 from jobkit.errors import Exit, Parser, UsageError, command, one_of
 from jobkit.gpus import hide_gpus
 from jobkit.spec.runspec import STRATEGIES
 
-_LIMIT_S = 300.0
 EPILOG = """examples:
   python -m jobkit verify
   python -m jobkit verify --strategies ddp fsdp --world-sizes 2 3
@@ -38,7 +28,7 @@ def parser() -> Parser:
         nargs="+",
         metavar="NAME",
         default=list(STRATEGIES),
-        help=f"which to check (default: {' '.join(STRATEGIES)})",
+        help=f"strategies to check (default: {' '.join(STRATEGIES)})",
     )
     made.add_argument(
         "--world-sizes",
@@ -46,7 +36,7 @@ def parser() -> Parser:
         type=int,
         metavar="N",
         default=[1, 2, 3, 4],
-        help="on how many ranks (default: 1 2 3 4)",
+        help="numbers of ranks (default: 1 2 3 4)",
     )
     made.add_argument("--json", action="store_true", help="print the table as JSON")
     return made
@@ -61,6 +51,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         one_of("strategy", name, STRATEGIES)
     if min(args.world_sizes) < 1 or max(args.world_sizes) > 16:
         raise UsageError(f"--world-sizes {args.world_sizes}: each must be from 1 to 16")
+    # After the arguments: torch takes seconds to import, and --help needs none of it.
+    from jobkit.checks.verify.cases import chosen
+    from jobkit.checks.verify.start import table, verify
+
     plans = {n: chosen(args.strategies, n) for n in dict.fromkeys(args.world_sizes)}
     if not any(plans.values()):
         raise UsageError(f"{', '.join(args.strategies)}: no case runs on that many ranks")
@@ -74,89 +68,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         print("\n".join(table(found)))
     return Exit.OK if all(d.ok for d in found) else Exit.THRESHOLD
-
-
-def verify(
-    plans: dict[int, list[Case]],
-    inject: Inject | None = None,
-    dtypes: Sequence[str] = tuple(DTYPES),
-) -> list[Difference]:
-    """Run the cases of each world size on processes of their own; return all differences.
-
-    dtypes: of float64 and float32. inject is called with each trainer that is compared, to put a
-    fault in. Raises RuntimeError when a rank fails.
-    """
-    found: list[Difference] = []
-    with tempfile.TemporaryDirectory(prefix="jobkit-verify-") as name:
-        folder = Path(name)
-        # One process makes the references of all of them first.
-        every = list({case.label: case for cases in plans.values() for case in cases}.values())
-        orders = Orders(folder, tuple(dtypes), singles=every)
-        _run(1, orders)
-        for world, cases in plans.items():
-            if cases:
-                _run(world, Orders(folder, tuple(dtypes), cases, inject=inject))
-                content = json.loads((folder / f"found-{world}.json").read_text())
-                found += [Difference(**fields) for fields in content]
-    return found
-
-
-def _run(world: int, orders: Orders) -> None:
-    """Start the ranks and wait for them; when one fails, end the others and raise its reason."""
-    # Ranks are forked from a process that has imported torch and never computes: a fork of this
-    # one could miss threads, and a fresh start takes seconds for each.
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["jobkit.checks.verify.rank", "torch._dynamo"])
-    port = _free_port()
-    ranks = [
-        context.Process(target=be_rank, args=(rank, world, port, orders)) for rank in range(world)
-    ]
-    for process in ranks:
-        process.start()
-    if not _wait(ranks):
-        for process in ranks:
-            process.kill()
-            process.join()
-        reason = orders.folder / "failed"
-        raise RuntimeError(reason.read_text() if reason.exists() else f"{world} ranks did not end")
-
-
-def _wait(ranks: Sequence[BaseProcess]) -> bool:
-    """Wait until all have ended well (True), or one has not (False)."""
-    end = time.monotonic() + _LIMIT_S
-    while time.monotonic() < end:
-        codes = [process.exitcode for process in ranks]
-        if any(code not in (None, 0) for code in codes):
-            return False
-        if None not in codes:
-            return True
-        time.sleep(0.02)
-    return False
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def table(found: Sequence[Difference]) -> list[str]:
-    """The differences for a reader, one line each, and a verdict."""
-    head = ["strategy", "ranks", "dtype", "loss", "gradient", "parameter", "evaluation"]
-    rows = [[*head, "tolerance", ""]]
-    for d in found:
-        numbers = [_short(x) for x in (d.loss, d.gradient, d.parameter, d.evaluation, d.tolerance)]
-        rows.append([d.case, str(d.world_size), d.dtype, *numbers, "ok" if d.ok else "OVER"])
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-    over = sum(not d.ok for d in found)
-    lines.append("")
-    lines.append(f"{over} of {len(found)} over the tolerance" if over else "all are within it")
-    return lines
-
-
-def _short(value: float) -> str:
-    return f"{value:.1e}" if math.isfinite(value) and value else f"{value:g}"
 
 
 if __name__ == "__main__":

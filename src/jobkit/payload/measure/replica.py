@@ -16,7 +16,7 @@ from torch import nn
 
 from jobkit.payload.data.batches import Step
 from jobkit.payload.distributed import all_or_raise
-from jobkit.payload.memory import MIB
+from jobkit.units import MIB
 
 if TYPE_CHECKING:
     from jobkit.payload.train import Trainer

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from jobkit.payload.distributed import RankEnv
-from jobkit.payload.memory import MIB, MemoryInputs
+from jobkit.payload.memory import MemoryInputs
 from jobkit.payload.strategies.base import Strategy
 from jobkit.spec.runspec import RunSpec
+from jobkit.units import MIB
 
 _BUFFER = 10 * MIB  # torch.nn.parallel.comm.broadcast_coalesced's buffer_size
 

@@ -1,0 +1,80 @@
+"""The advice as text and as an answer for programs."""
+
+import math
+from collections.abc import Iterable
+
+from jobkit.planner.choice import Option, Question, command_line, reasons, remedies
+from jobkit.planner.memory_table import head, row
+from jobkit.planner.options import amount, text_table
+from jobkit.planner.traffic import duration
+from jobkit.units import GIB
+
+
+def answer(
+    question: Question, options: list[Option], refused: dict[str, str], taken: Option | None
+) -> dict[str, object]:
+    """The advice for a program."""
+    return {
+        "strategy": taken.label if taken else None,
+        "command": command_line(taken.footprint.spec, question.subject) if taken else None,
+        "why": reasons(taken, options) if taken else [],
+        "remedies": [] if taken else list(remedies(question)),
+        "usable_mib": question.usable / 2**20,
+        "options": [
+            {
+                **row(o.footprint),
+                "fits": o.fits,
+                "communication_s": None if math.isnan(o.seconds) else o.seconds,
+                "idle_share": o.idle,
+            }
+            for o in options
+        ],
+        "refused": refused,
+    }
+
+
+def text(
+    question: Question, options: list[Option], refused: dict[str, str], taken: Option | None
+) -> list[str]:
+    """The advice for a reader."""
+    lines = [*head(question.base, question.subject), *_table(options, question, taken)]
+    lines += [f"   {label}: not applicable: {why}" for label, why in refused.items()]
+    lines += [
+        "   communication: ring estimate at these bandwidths for one optimizer step; part of it is",
+        "   overlapped with computation. idle: part of a step that a GPU waits for other stages.",
+    ]
+    if question.subject.parameters is not None:
+        lines.append(
+            "   not included, as only the size is known: activations, and what full shard gathers"
+        )
+    lines.append("")
+    if taken is None:
+        wanted = f"{question.usable / GIB:.3g} GiB"
+        return [*lines, f"nothing fits into {wanted}. What would:", *_points(remedies(question))]
+    used = taken.footprint.total / question.usable
+    return [
+        *lines,
+        f"recommended: {taken.label}",
+        *_points(reasons(taken, options)),
+        *_points([f"it takes {used:.0%} of the memory that may be used on each GPU"]),
+        "run:",
+        f"  {command_line(taken.footprint.spec, question.subject)}",
+    ]
+
+
+def _points(lines: Iterable[str]) -> list[str]:
+    return [f"  - {line}" for line in lines]
+
+
+def _table(options: list[Option], question: Question, taken: Option | None) -> list[str]:
+    """The costs of each strategy, one line each; a star at the recommended one."""
+    rows = [
+        ["", "strategy", f"GiB of {question.usable / GIB:.3g}", "fits", "communication", "idle"]
+    ]
+    for o in options:
+        used = amount(o.footprint.total, GIB)
+        star = "*" if o is taken else ""
+        rows.append(
+            [star, o.label, used, "yes" if o.fits else "no", duration(o.seconds), f"{o.idle:.0%}"]
+        )
+    return ["", *text_table(rows), ""]
