@@ -9,33 +9,34 @@
 #SBATCH --requeue
 #SBATCH --signal=USR2@60
 #
-# One training job. The only place where srun (in an allocation) or torchrun (elsewhere) is spelled.
+# Runs one training job. Only this file calls srun (in an allocation) or torchrun (elsewhere).
 #
 #   sbatch run.sh --strategy ddp --epochs 2                    on a cluster: 1 node, 4 GPUs
 #   sbatch --nodes=2 run.sh --strategy fsdp                    2 nodes
 #   bash run.sh --nproc-per-node 2 --strategy ddp --epochs 2   on this machine, without Slurm
 #
-# Options of its own, which may stand anywhere:
-#   --nproc-per-node N   ranks on this machine (default: its GPUs, else 1); not in an allocation
-#   --site NAME          set-up lines, environment and container of hpc/sites/NAME.toml
+# Options of run.sh, in any order:
+#   --nproc-per-node N   ranks on this machine (default: one per GPU, else 1); not in an allocation
+#   --site NAME          use the set-up lines, environment and container of hpc/sites/NAME.toml
 #   --preflight          in an allocation: check it first, train only if every check passes
 #   --comm               measure the communication between the ranks instead of training
-#   --nodes N, --ntasks-per-node N   in an allocation: use only so much of it
+#   --nodes N, --ntasks-per-node N   in an allocation: use only this part of it
 #   --run-dir DIR        the run's folder (default: a new one in logs/single/)
-#   --max-restarts N     in a job: requeue it so often when it was stopped early, with a checkpoint
-#                        (default 3). Elsewhere: start it again so often when it was stopped or
-#                        failed (default 0)
-#   --monitor-interval S, --start-timeout S   not in an allocation: how often torchrun looks after
-#                        the ranks (0.1), and how long it waits for all of them to start (60)
-#   --help               these; --help-training: the training's own (with --comm: the benchmark's)
+#   --max-restarts N     in a job: maximum number of requeues after an early stop with a checkpoint
+#                        (default 3). Elsewhere: maximum number of restarts after an early stop
+#                        or a failure (default 0)
+#   --monitor-interval S, --start-timeout S   not in an allocation: seconds between torchrun's
+#                        checks of the ranks (0.1), and until all ranks must have started (60)
+#   --help               this list; --help-training: options of the training (with --comm: of the
+#                        benchmark)
 # Everything else is passed through to the training.
 #
 # USR2 a minute before the time limit (Slurm may send it up to a minute earlier), or TERM: the ranks
-# save a checkpoint and end; then the job is requeued and goes on from there. With a limit of a few
+# save a checkpoint and end; then the job is requeued and resumes from it. With a limit of a few
 # minutes say --signal=CONT@1, else the warning comes as the job starts.
 #
-# Exit codes: 0 ok; 1 the run failed; 2 wrong usage; 75 stopped early with a checkpoint, run me
-# again (with the same --run-dir); 130 and 143 on INT and TERM. The outcome that the payload leaves
+# Exit codes: 0 ok; 1 the run failed; 2 wrong usage; 75 stopped early with a checkpoint: run
+# it again with the same --run-dir; 130 and 143 on INT and TERM. The outcome that the payload leaves
 # decides where it and the launcher's code differ: a crash after "ok" was recorded is a warning,
 # because every result is there by then.
 set -u
@@ -44,7 +45,7 @@ umask go-w # others may read what a run leaves, and change nothing
 show_help() {
   echo "usage: bash run.sh [options]   or   sbatch [options of sbatch] run.sh [options]"
   echo
-  sed -n '/^# Options of its own/,/^# Everything else/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+  sed -n '/^# Options of run.sh/,/^# Everything else/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
 }
 
 fail() { echo "jobkit: error: $1" >&2; exit "${2:-2}"; }
@@ -305,7 +306,7 @@ start_here() {
 # shellcheck disable=SC2317  # called by a trap
 warn_ranks() {
   [[ -n $child ]] || return
-  # shellcheck disable=SC2046  # a word each
+  # shellcheck disable=SC2046  # one argument per process id
   kill -"$stop_signal" $(cat "/proc/$child/task"/*/children 2>/dev/null) 2>/dev/null
 }
 

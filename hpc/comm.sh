@@ -8,7 +8,7 @@
 #SBATCH --requeue
 #SBATCH --signal=USR2@60
 #
-# How fast the ranks talk to each other: latency and bandwidth of the collectives.
+# Communication benchmark: latency and bandwidth of the collectives.
 #   sbatch hpc/comm.sh                                                          on the CPU (Gloo)
 #   sbatch --ntasks-per-node=4 --gpus-per-node=4 hpc/comm.sh --backend nccl     on GPUs
 # Options before the script's name go to sbatch, those after it to the benchmark (see --help).

@@ -1,4 +1,4 @@
-"""The commands of `hpc/minicluster`: parse, call, and say in plain lines what was done."""
+"""The commands of `hpc/minicluster`: parse, call, and report what was done."""
 
 from __future__ import annotations
 
@@ -16,25 +16,26 @@ from minicluster.layout import DIR_VARIABLE, Layout, check_root, default_root
 from minicluster.state import State
 
 DESCRIPTION = """\
-A real Slurm of several simulated nodes on this one machine: to learn Slurm, to try a batch
-script before it costs node-hours, and for tests. Jobs really run; the GPUs are only counted.
+A real Slurm with several simulated nodes on this machine: to learn Slurm, to try a batch script
+before it costs node-hours, and for tests. Jobs are real processes; GPUs are only counted.
 """
 EXAMPLES = """\
 examples:
   hpc/minicluster up                        4 nodes of 8 cores and 4 GPUs, with accounting
   eval "$(hpc/minicluster env)"             point sbatch, srun, squeue, ... at it in this shell
-  sbatch --nodes=2 run.sh                   use it as any cluster
-  hpc/minicluster down                      end it; nothing stays
+  sbatch --nodes=2 run.sh                   submit jobs as on any cluster
+  hpc/minicluster down                      end the cluster and remove all its files
 
-  hpc/minicluster up --no-accounting        up in a second, without sacct
-  hpc/minicluster up --preemption           partition `urgent` requeues the jobs of `batch`
-  sudo hpc/minicluster up --netns           each node with an address and host name of its own
-  sudo hpc/minicluster link cut n2          ... whose link can be cut; slow n2 10mbit; heal
-  hpc/minicluster kill n2 --jobs            the power of a node goes; kill n2: its slurmd alone
-  hpc/minicluster start n2                  ... and comes back; slurmctld likewise
+  hpc/minicluster up --no-accounting        starts in a second; no sacct
+  hpc/minicluster up --preemption           partition `urgent` preempts jobs of `batch`
+  sudo hpc/minicluster up --netns           each node with its own address and host name
+  sudo hpc/minicluster link cut n2          take a node's link down; also: slow n2 10mbit, heal
+  hpc/minicluster kill n2 --jobs            power loss of a node; kill n2: only its slurmd
+  hpc/minicluster start n2                  restart its slurmd; likewise slurmctld
   hpc/minicluster up --memory-limits        jobs over their --mem are killed
   hpc/minicluster up --dir /tmp/second      a second cluster beside the first
-exit codes: 0 done; 1 failed, or not healthy; 2 wrong usage, or packages are missing
+
+exit codes: 0 ok; 1 failed, or a daemon does not run; 2 wrong usage, or missing packages
 """
 _FIRST_STEP = (
     "srun --nodes=2 --ntasks-per-node=2 --gpus-per-task=1 "
@@ -60,21 +61,28 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     up = _command(commands, "up", _up, "start a cluster; returns when all nodes are idle")
     _add_options(up)
-    _command(commands, "status", _status, "what runs; exit 1 when something that should does not")
+    _command(
+        commands,
+        "status",
+        _status,
+        "state of nodes and daemons; exit code 1 if a daemon does not run",
+    )
     _command(commands, "env", _env, 'shell lines for eval "$(hpc/minicluster env)"')
-    down = _command(commands, "down", _down, "end it and delete its folder")
-    down.add_argument("--keep-logs", action="store_true", help="leave the logs in the folder")
-    link = _command(commands, "link", _link, "cut, slow or heal nodes' links (--netns)")
+    down = _command(commands, "down", _down, "end the cluster and delete its folder")
+    down.add_argument("--keep-logs", action="store_true", help="keep the logs in the folder")
+    link = _command(commands, "link", _link, "cut, slow or heal links of nodes (--netns)")
     link.add_argument("action", choices=["cut", "slow", "heal"])
     link.add_argument(
         "words", nargs="*", metavar="NODE|RATE", help="cut n2; cut n1 n2; slow n2 10mbit; heal [n2]"
     )
     kill = _command(commands, "kill", _kill, "SIGKILL a node's slurmd, or slurmctld")
     kill.add_argument("name", metavar="NODE|slurmctld")
-    kill.add_argument("--jobs", action="store_true", help="all that runs on the node, too")
-    start = _command(commands, "start", _start, "start again what was killed")
+    kill.add_argument(
+        "--jobs", action="store_true", help="also kill all other processes on the node"
+    )
+    start = _command(commands, "start", _start, "restart a killed slurmd or slurmctld")
     start.add_argument("name", metavar="NODE|slurmctld")
-    _command(commands, "install", _install, "install the Debian packages (root, or CI)")
+    _command(commands, "install", _install, "install the Debian packages (as root, or in CI)")
     return top
 
 
@@ -108,11 +116,11 @@ def _add_options(up: argparse.ArgumentParser) -> None:
         )
     up.add_argument("--port", type=int, metavar="P", help="first of its 200 ports (default: free)")
     for name, text in (
-        ("no-accounting", "without sacct: no slurmdbd, no MariaDB; faster"),
-        ("preemption", "a second partition, urgent, that requeues jobs of batch"),
-        ("netns", "each node in a network namespace (root)"),
+        ("no-accounting", "no slurmdbd, no MariaDB, no sacct; faster"),
+        ("preemption", "add a partition, urgent, whose jobs preempt (requeue) those of batch"),
+        ("netns", "each node in a network namespace (needs root)"),
         ("memory-limits", "kill jobs that use more than their --mem"),
-        ("enforce", "jobs need an account and a QOS that the accounting knows"),
+        ("enforce", "jobs need an account and a QOS that exist in the accounting"),
     ):
         up.add_argument(f"--{name}", action="store_true", help=text)
 
@@ -125,7 +133,7 @@ def _say(text: str) -> None:
     print(text, flush=True)
 
 
-def _door(layout: Layout, command: str) -> str:
+def _command_line(layout: Layout, command: str) -> str:
     """The command line for this cluster, as the user would type it.
 
     After `sudo hpc/minicluster up` the user's shell has another default folder than root's.
@@ -167,13 +175,13 @@ def _summary(layout: Layout, current: State, how: str, took_s: float) -> str:
     lines += [f"note: {note}" for note in current.notes]
     lines += [
         "next:",
-        f'  eval "$({_door(layout, "env")})"',
+        f'  eval "$({_command_line(layout, "env")})"',
         "  sinfo",
         f"  {_FIRST_STEP}",
     ]
     if options.netns:
-        lines.append(f"  {_door(layout, 'link cut n1')}")
-    lines.append(f"  {_door(layout, 'down')}")
+        lines.append(f"  {_command_line(layout, 'link cut n1')}")
+    lines.append(f"  {_command_line(layout, 'down')}")
     return "\n".join(lines)
 
 
@@ -185,16 +193,18 @@ def _status(arguments: argparse.Namespace) -> int:
     shown = {} if dead else slurm.node_states(layout)
     _say(f"folder: {layout.root}")
     for name in current.options.node_names:
-        _say(f"{name}: {shown.get(name, 'not known')}")
+        _say(f"{name}: {shown.get(name, 'unknown')}")
     for fault in current.faults:
         _say(f"link: {fault}")
     for note in current.notes:
         _say(f"note: {note}")
     if not dead:
-        _say("daemons: all run")
+        _say("daemons: all running")
         return 0
-    again = f"again: {_door(layout, 'start')} NAME; start from scratch: {_door(layout, 'up')}"
-    _say(f"daemons not running: {', '.join(dead)}; start a node or slurmctld {again}")
+    _say(
+        f"daemons not running: {', '.join(dead)}; restart a node or slurmctld: "
+        f"{_command_line(layout, 'start')} NAME; start from scratch: {_command_line(layout, 'up')}"
+    )
     return 1
 
 
@@ -209,7 +219,7 @@ def _env(arguments: argparse.Namespace) -> int:
 def _down(arguments: argparse.Namespace) -> int:
     layout = _layout(arguments)
     if not cluster.down(layout, arguments.keep_logs):
-        _say(f"nothing to end in {layout.root}")
+        _say(f"no cluster in {layout.root}")
         return 0
     kept = f"; its logs are in {layout.log}" if arguments.keep_logs and layout.log.exists() else ""
     _say(f"down: {layout.root}{kept}")
@@ -250,7 +260,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"minicluster: error: {error}", file=sys.stderr)
         return error.code
     except Interrupted as interrupted:
-        print("minicluster: interrupted; what was begun is undone", file=sys.stderr)
+        print("minicluster: interrupted; the cluster was removed", file=sys.stderr)
         return 128 + interrupted.signum
     except KeyboardInterrupt:
         return 130

@@ -21,7 +21,7 @@ from minicluster.state import State
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _GRACE_S = 1.0  # then KILL: all that they could still write is deleted anyway
-_BUSY = "{}: another `up`, `down` or `link` is at work on this folder; wait for it, then try again"
+_BUSY = "{}: another minicluster command is using this folder; wait for it, then try again"
 
 
 @contextmanager
@@ -42,7 +42,7 @@ def up(
             return _same(current, options, layout), "was up"
         crashed = current is not None and current.phase != "down"
         if crashed:
-            say("a cluster that was there has crashed; removing what is left of it")
+            say("the previous cluster has crashed; removing its remains")
         with interruptible(), locks.port_block(layout, options.nodes, port) as ports:
             take_down(layout)
             try:

@@ -1,4 +1,4 @@
-"""`kill` and `start`: daemons that die on purpose, and come back."""
+"""The commands `kill` and `start`: kill and restart daemons."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ _GONE_S = 10.0
 def kill(layout: Layout, name: str, jobs: bool) -> str:
     """SIGKILL a node's slurmd, or slurmctld; return what was done, in one line.
 
-    jobs: all that runs on the node too, as when its power goes. Raises UsageError for a name that
-    is none, ClusterError where it does not run.
+    jobs: all processes on the node too, as after a power loss. Raises UsageError for an unknown
+    name, ClusterError if the daemon does not run.
     """
     with cluster.locked(layout):
         current = cluster.running(layout)
         if jobs and name == SLURMCTLD:
-            raise UsageError("kill --jobs is for a node: no job runs with slurmctld")
+            raise UsageError("kill --jobs is for nodes: no job runs on slurmctld")
         process = current.process(_daemon(current, name))
         if process is None or not current.alive(process):
-            raise ClusterError(f"{name} does not run; start it: hpc/minicluster start {name}")
+            raise ClusterError(f"{name} is not running; start it: hpc/minicluster start {name}")
         with_it = find_on_node(layout, name) if jobs else []
         doomed = [process, *(other for other in with_it if other.pid != process.pid)]
         for one in doomed:
             send(one, signal.SIGKILL)
         if not wait_until(lambda: not any(one.alive() for one in doomed), _GONE_S):
-            raise ClusterError(f"{name} does not end")
+            raise ClusterError(f"{name} did not end after SIGKILL")
         others = f" and {len(doomed) - 1} processes on it" if jobs else ""
         return f"killed: {process.name}{others}"
 
@@ -48,7 +48,7 @@ def start(layout: Layout, name: str, say: Callable[[str], None]) -> str:
         current = cluster.running(layout)
         process = current.process(_daemon(current, name))
         if process is not None and current.alive(process):
-            return f"{name} runs"
+            return f"{name} is already running"
         Starter(plan_of(layout, current), current, say).restart(name)
         return f"started: {_daemon(current, name)}"
 
@@ -72,5 +72,5 @@ def _daemon(current: State, name: str) -> str:
         return name
     names = current.options.node_names
     if name not in names:
-        raise UsageError(f"{name}: name slurmctld or a node, {names[0]} to {names[-1]}")
+        raise UsageError(f"{name}: must be slurmctld or a node, {names[0]} to {names[-1]}")
     return slurmd_of(name)

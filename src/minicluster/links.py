@@ -1,4 +1,4 @@
-"""`link cut|slow|heal`: what the words mean, and the faults that are in force."""
+"""`link cut|slow|heal`: parses the arguments, applies and removes link faults."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def parse(action: str, words: list[str], nodes: list[str]) -> Fault:
             raise UsageError("link slow takes a node and a rate: link slow n2 10mbit")
         return Fault(_known(words[:1], nodes), network.check_rate(words[1]))
     if len(words) not in (1, 2) or len(set(words)) != len(words):
-        raise UsageError("link cut takes one node, or two to part: link cut n2, link cut n1 n2")
+        raise UsageError("link cut takes one node, or two to separate: link cut n2, link cut n1 n2")
     return Fault(_known(words, nodes))
 
 
 def _known(words: list[str], nodes: list[str]) -> list[str]:
     for word in words:
         if word not in nodes:
-            raise UsageError(f"{word}: no such node; there are {nodes[0]} to {nodes[-1]}")
+            raise UsageError(f"{word}: no such node; the nodes are {nodes[0]} to {nodes[-1]}")
     return words
 
 
@@ -32,7 +32,7 @@ def change(layout: Layout, action: str, words: list[str]) -> list[str]:
     with cluster.locked(layout):
         current = cluster.running(layout)
         if current.subnet is None:
-            raise UsageError("link: the nodes have no links of their own; use `up --netns`")
+            raise UsageError("link: the nodes have no separate links; use `up --netns`")
         if action == "heal":
             return _heal(layout, current, _known(words, current.options.node_names))
         fault = parse(action, words, current.options.node_names)
@@ -71,7 +71,7 @@ def _resume(layout: Layout, current: State) -> list[str]:
 
 def _network(layout: Layout, current: State) -> Network:
     if current.subnet is None:
-        raise ClusterError("the cluster has no network of its own")
+        raise ClusterError("the cluster has no separate network")
     return Network(layout, current.subnet)
 
 

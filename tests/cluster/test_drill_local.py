@@ -33,4 +33,4 @@ def test_a_drill_on_this_machine(tmp_path: Path) -> None:
     assert (term["iterations_lost"], term["same_parameters"], term["orphans"]) == ("0", "yes", "0")
     assert term["attempts"] == "2" and float(term["restart_s"]) > 0
     assert scancel["note"] == "not possible here: it needs Slurm" and scancel["where"] == ""
-    assert "1 of 1 faults were survived" in done.stdout
+    assert "1 of 1 faults: recovered" in done.stdout

@@ -125,7 +125,7 @@ def test_down_leaves_nothing(folder: Path, door, options: list[str]) -> None:
     assert traces(folder) == []
     assert shared_traces(folder, base) == {"listening": 0, "links": 0, "mounts": 0}
     again = door("down", directory=folder)
-    assert (again.returncode, again.stdout) == (0, f"nothing to end in {folder}\n")
+    assert (again.returncode, again.stdout) == (0, f"no cluster in {folder}\n")
 
 
 def test_up_after_a_crash(folder: Path, door) -> None:

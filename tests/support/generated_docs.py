@@ -5,6 +5,7 @@ before a fenced block that is what the command prints (from its first table on f
 """
 
 import functools
+import json
 import re
 import shlex
 import subprocess
@@ -68,7 +69,7 @@ def settings() -> str:
     for f in fields(RunSpec):
         name = f"`--{f.name.replace('_', '-')}`" if f.metadata["option"] else f"`{f.name}`"
         values = ", ".join(f.metadata["choices"] or ()) or describe(f.name)
-        default = "" if f.default is None else str(f.default).lower()
+        default = "" if f.default is None else json.dumps(f.default).strip('"')
         rows.append((name, values, default, f.metadata["help"]))
     return table(("setting", "value", "default", "meaning"), rows)
 

@@ -1,5 +1,7 @@
-"""`python -m jobkit drill`: the cost of a fault. The same short training under one fault after the
-other, started again as a user, jobkit or Slurm would, and compared with a run without a fault.
+"""`python -m jobkit drill`: inject faults into a short training and measure the recovery.
+
+Each fault has its own run, which is restarted as a user, jobkit or Slurm would, and compared with
+a run without a fault.
 """
 
 import argparse
@@ -40,16 +42,16 @@ TRAINING: dict[str, object] = {
     "checkpoint_every": "10",
     "breakdown_iterations": 0,
 }
-FIRST, LAST = 21, 60  # with two checkpoints before it, and some iterations to go
+FIRST, LAST = 21, 60  # after two checkpoints, and some iterations before the end
 EPILOG = """examples:
-  python -m jobkit drill --minicluster              every fault, on a Slurm of its own
-  python -m jobkit drill --local                    those that need no Slurm
+  python -m jobkit drill --minicluster              every fault, on a temporary Slurm cluster
+  python -m jobkit drill --local                    the faults that need no Slurm
   python -m jobkit drill --faults kill warning -A project --urgent-partition high
   python -m jobkit drill --list
 
-Exit codes: 0 every fault was survived, with the same parameters and no process left; 4 one was
-not; 2 wrong usage; 130 ended by a signal. logs/NAME/drill.csv has a row for each fault, and
-logs/NAME/FAULT/ is the run under it.
+Exit codes: 0 recovered from every fault, with bitwise equal parameters and no leaked process; 4 not
+from every fault; 2 wrong usage; 130 interrupted. logs/NAME/drill.csv has one row per fault, and
+logs/NAME/FAULT/ is the folder of its run.
 """
 
 
@@ -57,16 +59,16 @@ def parser() -> argparse.ArgumentParser:
     """The command line of drill."""
     made = Parser(
         prog="jobkit drill",
-        description="Inject faults into a short training, and measure what each of them costs.",
+        description="Inject faults into a short training, and measure detection, restart and lost work.",
         epilog=EPILOG,
     )
     where = made.add_mutually_exclusive_group()
-    where.add_argument(
-        "--minicluster", action="store_true", help="on a minicluster, made for the drill"
-    )
+    where.add_argument("--minicluster", action="store_true", help="on a temporary minicluster")
     where.add_argument("--local", action="store_true", help="on this machine, without Slurm")
-    made.add_argument("--faults", nargs="+", metavar="NAME", help="only these (see --list)")
-    made.add_argument("--list", action="store_true", help="list the faults and end")
+    made.add_argument(
+        "--faults", nargs="+", metavar="NAME", help="inject only these faults (see --list)"
+    )
+    made.add_argument("--list", action="store_true", help="list the faults and exit")
     made.add_argument(
         "--at",
         type=int,
@@ -74,15 +76,19 @@ def parser() -> argparse.ArgumentParser:
         metavar="N",
         help=f"inject the fault after this iteration, {FIRST} to {LAST} (default 25)",
     )
-    made.add_argument("--name", default="drill", help="its folder under logs/ (default drill)")
-    made.add_argument("--site", help="the cluster's profile (default: found by its name)")
-    made.add_argument("-A", "--account", help="account that pays")
+    made.add_argument("--name", default="drill", help="folder under logs/ (default drill)")
+    made.add_argument("--site", help="site profile (default: that of this cluster)")
+    made.add_argument("-A", "--account", help="account to charge")
     made.add_argument("-p", "--partition", help="partition")
-    made.add_argument("--urgent-partition", metavar="P", help="partition that preempts jobs")
+    made.add_argument(
+        "--urgent-partition",
+        metavar="P",
+        help="partition whose jobs preempt others",
+    )
     made.add_argument(
         "--device", default="cpu", choices=("cpu", "cuda"),
-        help="what it trains on; runs end with the same bits on CPUs of one kind, and on GPUs of "
-        "one kind with --deterministic, which the drill sets there (default cpu)",
+        help="device of the training; bitwise equality is promised on CPUs of one kind, and on "
+        "GPUs of one kind with --deterministic, which the drill sets there (default cpu)",
     )  # fmt: skip
     return made
 
@@ -124,15 +130,15 @@ def run(args: argparse.Namespace, faults: Sequence[FaultCase]) -> int:
     show(rows, console)
     bad = [row.fault for row in rows if not row.good]
     tried = sum(row.possible for row in rows)
-    console.print(f"{tried - len(bad)} of {tried} faults were survived with nothing lost but time")
-    console.print(f"made: {study.drill}; a folder for each run beside it", soft_wrap=True)
+    console.print(f"{tried - len(bad)} of {tried} faults: recovered, with bitwise equal parameters")
+    console.print(f"wrote {study.drill}; the folders of the runs are beside it", soft_wrap=True)
     if halted.is_set():
         return Exit.INTERRUPTED
     return Exit.THRESHOLD if bad else Exit.OK
 
 
 def clear(study: StudyPaths) -> None:
-    """Make room; raises UsageError for a folder that is not a drill's."""
+    """Empty the drill's folder; raises UsageError for a folder with other files."""
     if study.plan.exists():
         raise UsageError(f"--name {study.folder.name}: is a study; choose another")
     ours = {*FAULTS, REFERENCE, study.drill.name}
@@ -146,7 +152,7 @@ def clear(study: StudyPaths) -> None:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[threading.Event]:
-    """An event that a signal sets: the runs are ended then, and nothing stays broken."""
+    """Yield an event that a signal sets, on which the drill ends its runs and undoes the faults."""
     halted = threading.Event()
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {n: signal.signal(n, lambda *_: halted.set()) for n in numbers}
@@ -159,7 +165,7 @@ def interruptible() -> Iterator[threading.Event]:
 
 @contextlib.contextmanager
 def place_of(args: argparse.Namespace, console: "Console") -> Iterator[Place]:
-    """Where the drill runs; a minicluster of its own is taken down in the end."""
+    """Yield the place where the drill runs; take a temporary minicluster down at the end."""
     own = None
     try:
         if args.minicluster:
@@ -195,7 +201,7 @@ class Drill:
 
     def run(self, faults: Sequence[FaultCase]) -> list[Row]:
         """Run the reference, then a run for each fault; return their rows, in order."""
-        self.console.print(f"{REFERENCE}: the run that the others are compared with")
+        self.console.print(f"{REFERENCE}: the run without a fault, as the reference")
         self._reference()
         whys = {fault.name: impossible(self.place, fault) for fault in faults}
         todo = [fault for fault in faults if not whys[fault.name]]
@@ -220,7 +226,7 @@ class Drill:
         self.bytes = checkpoint_bytes(reference.paths)
 
     def _in_lanes(self, faults: Sequence[FaultCase]) -> dict[str, "Future[Row]"]:
-        """Runs that do not disturb each other at the same time, the others one by one."""
+        """Run the independent faults concurrently, the others one by one; return the futures."""
         found: dict[str, Future[Row]] = {}
         lanes = {"shared": 1}
         if isinstance(self.place, SlurmPlace):
@@ -242,11 +248,11 @@ class Drill:
 
     def _one(self, fault: FaultCase) -> Row:
         if self.halted.is_set():
-            return Row(fault=fault.name, note="not tried: the drill was ended")
+            return Row(fault=fault.name, note="not injected: the drill was interrupted")
         try:
             row = self._fault_run(fault).run()
         except Halted:
-            return Row(fault=fault.name, note="the drill was ended")
+            return Row(fault=fault.name, note="the drill was interrupted")
         self.console.print(
             f"{fault.name}: {row.first_status}, then {row.final_status}"
             + (f" ({row.note})" if row.note else ""),
@@ -269,17 +275,17 @@ class Drill:
 
 
 def impossible(place: Place, fault: FaultCase) -> str:
-    """Why a fault cannot be tried at a place; empty where it can."""
+    """Return why a fault cannot be injected at a place; empty if it can."""
     if place.name not in fault.where:
         return "it needs Slurm"
     slurm = place if isinstance(place, SlurmPlace) else None
     cluster = slurm.cluster if slurm else None
     if fault.needs == "urgent" and not (slurm and slurm.urgent):
-        return "no partition that preempts: name one with --urgent-partition"
+        return "no partition whose jobs preempt others: name one with --urgent-partition"
     if fault.needs in ("minicluster", "links") and cluster is None:
-        return "it kills what belongs to the cluster: --minicluster"
+        return "it kills daemons of the cluster: needs --minicluster"
     if fault.needs == "links" and cluster and not cluster.links:
-        return "the nodes have no links of their own: minicluster up --netns, as root"
+        return "the nodes have no separate network links: needs minicluster up --netns, as root"
     if fault.needs == "root" and (os.geteuid() != 0 or place.namespace() is None):
-        return "a small disk is mounted by root, on this machine or a root's minicluster"
+        return "only root can mount a small file system, on this machine or on root's minicluster"
     return ""

@@ -1,4 +1,4 @@
-"""What a fault of the drill is, and what its actions may ask of the run."""
+"""Definition of a fault, and the interface of the run that its actions use."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from jobkit.paths import RunPaths
 
 
 class Daemons(Protocol):
-    """The minicluster, as far as a fault needs it."""
+    """The methods of the minicluster that faults use."""
 
     @property
     def saved_at(self) -> float:
@@ -21,7 +21,7 @@ class Daemons(Protocol):
 
 
 class RunUnderFault(Protocol):
-    """The run that a fault is injected into, as far as the fault's actions need it."""
+    """The interface of the run that a fault is injected into, for the fault's actions."""
 
     place: Place
     paths: RunPaths
@@ -31,7 +31,7 @@ class RunUnderFault(Protocol):
 
     @property
     def started(self) -> Started:
-        """The newest start."""
+        """The latest start of the run."""
 
     @property
     def minicluster(self) -> Daemons:
@@ -47,10 +47,10 @@ class RunUnderFault(Protocol):
         """Submit a job that preempts the run on its nodes."""
 
     def namespace(self) -> int:
-        """A process whose mounts the ranks see."""
+        """Return a process in the mount namespace of the ranks."""
 
     def check(self, good: bool, else_: str) -> None:
-        """Raise where something did not go as it must."""
+        """Raise Lost with this text unless good."""
 
     def wait(self, what: str, condition: Callable[[], bool]) -> None:
         """Wait until the condition holds."""
@@ -61,11 +61,11 @@ Act = Callable[[RunUnderFault], None]
 
 @dataclass(frozen=True, kw_only=True)
 class FaultCase:
-    """One fault, and what is known of it beforehand."""
+    """One fault: how it is injected, what it needs, and the expected status."""
 
     name: str
     text: str  # what happens
-    first: tuple[str, ...]  # the true statuses of the attempt that it hits
+    first: tuple[str, ...]  # the accepted statuses of the attempt that it hits
     kind: str = "hold"  # JOBKIT_FAULT's: what the payload does to itself; hold: it pauses
     where: tuple[str, ...] = ("slurm",)
     needs: str = ""  # minicluster, links, root, urgent
@@ -77,4 +77,4 @@ class FaultCase:
     inject: Act | None = None  # from outside, once the rank pauses
     later: Act | None = None  # once the next attempt has begun
     between: Act | None = None  # before it is started again
-    after: Act | None = None  # in the end, whatever became of it
+    after: Act | None = None  # at the end, whatever the outcome

@@ -1,4 +1,4 @@
-"""The run under one fault: started, the fault injected, started again, and judged."""
+"""Runs a training under one fault: start, injection, restarts, and the row of the result."""
 
 import contextlib
 import shutil
@@ -24,16 +24,16 @@ _LINGER_S = 15.0  # for processes to end after their run
 
 
 class Lost(Exception):
-    """The run did not survive, or could not be tested; the text says what went wrong."""
+    """The run did not recover, or could not be tested; the text says why."""
 
 
 class Halted(Exception):
-    """Somebody ended the drill."""
+    """The drill was interrupted."""
 
 
 @contextlib.contextmanager
 def noting(notes: list[str]) -> Iterator[None]:
-    """What goes wrong with one fault is noted, and does not end another's run."""
+    """Append errors to the notes, so that one fault does not end the runs of others."""
     try:
         yield
     except (Lost, UsageError, OSError) as wrong:
@@ -42,7 +42,7 @@ def noting(notes: list[str]) -> Iterator[None]:
 
 @dataclass(kw_only=True)
 class FaultRun:
-    """A run under one fault, while it lasts."""
+    """A run under one fault."""
 
     fault: FaultCase
     place: Place
@@ -58,10 +58,10 @@ class FaultRun:
 
     @property
     def started(self) -> Started:
-        """The newest start."""
+        """The latest start of the run."""
         return self.starts[-1]
 
-    # --- what a fault's actions ask for ---------------------------------------------------------
+    # --- for the actions of a fault -------------------------------------------------------------
 
     @property
     def minicluster(self) -> Minicluster:
@@ -73,7 +73,7 @@ class FaultRun:
         """Submit a job that preempts the run on its nodes."""
         assert isinstance(self.place, SlurmPlace)
         refused = self.place.preempt(self.nodes())
-        self.check(not refused, f"no urgent job: {refused}")
+        self.check(not refused, f"the preempting job was refused: {refused}")
 
     def nodes(self) -> list[str]:
         """The nodes of the first start."""
@@ -85,30 +85,32 @@ class FaultRun:
         return self.nodes()[-1]
 
     def namespace(self) -> int:
-        """A process whose mounts the ranks see."""
+        """Return a process in the mount namespace of the ranks."""
         found = self.place.namespace()
-        self.check(found is not None, "no process whose mounts the ranks see")
+        self.check(found is not None, "no process in the mount namespace of the ranks")
         assert found is not None
         return found
 
     def check(self, good: bool, else_: str) -> None:
-        """Raise Lost where something did not go as it must."""
+        """Raise Lost with this text unless good."""
         if not good:
             raise Lost(else_)
 
     def wait(self, what: str, condition: Callable[[], bool]) -> None:
-        """Wait until it is so. Raises Lost after a long time, Halted when the drill ends."""
+        """Wait until the condition holds. Raises Lost after PATIENCE_S, Halted on an interrupt."""
         deadline = time.monotonic() + PATIENCE_S
         while not condition():
             if self.halted.is_set():
                 raise Halted
-            self.check(time.monotonic() < deadline, f"{what}: not within {PATIENCE_S:.0f} s")
+            self.check(
+                time.monotonic() < deadline, f"{what}: not reached within {PATIENCE_S:.0f} s"
+            )
             time.sleep(self.place.poll_s)
 
     # --- the run --------------------------------------------------------------------------------
 
     def run(self) -> Row:
-        """Start the run, inject the fault, and start it again until it is done."""
+        """Start the run, inject the fault, restart the run until it is ok; return its row."""
         notes: list[str] = []
         try:
             with noting(notes):
@@ -117,14 +119,14 @@ class FaultRun:
         finally:
             with noting(notes):
                 self._cancel_what_runs()
-            left = self._left_over()
+            left = self._end_leaked()
             with noting(notes):
                 if self.fault.after and self.starts:
                     self.fault.after(self)
         return self._judge("; ".join(notes), left)
 
     def run_reference(self) -> Row:
-        """Run it without any fault."""
+        """Run the training without a fault; return its row."""
         self.paths.folder.mkdir(parents=True)
         self._start({}, False)
         try:
@@ -141,7 +143,7 @@ class FaultRun:
         self._start(fault.options, self.place.name == "here" and not fault.between)
         mark = self.paths.fault_marker(0)
         self.wait("the injection point", lambda: mark.exists() or not self.started.look())
-        self.check(mark.exists(), f"it {self.started.said} before the fault")
+        self.check(mark.exists(), f"the run {self.started.said} before the fault")
         self.injected_at = mark.stat().st_mtime
         if fault.inject:
             self.injected_at = time.time()
@@ -159,7 +161,7 @@ class FaultRun:
 
     @property
     def _by_rank(self) -> bool:
-        """Whether the rank injects the fault itself: rank 1 then; else rank 0 pauses."""
+        """Whether a rank (rank 1) injects the fault itself; otherwise rank 0 pauses for it."""
         return self.fault.kind != "hold"
 
     def _until_done(self) -> None:
@@ -171,13 +173,13 @@ class FaultRun:
                 return
             self.check(len(self.starts) < STARTS, f"not ok after {STARTS} starts")
             self.check(not self.halted.is_set(), "ended")
-            self.say(f"{self.fault.name}: {self.started.said}; starting it again")
+            self.say(f"{self.fault.name}: {self.started.said}; restarting the run")
             if self.fault.between and len(self.starts) == 1:
                 self.fault.between(self)
             self._start({}, False)
 
     def _follow(self, later: Callable[["FaultRun"], None] | None) -> None:
-        """Wait for the start's end; do what is to be done once the next attempt has begun."""
+        """Wait for the end of the latest start; call later once the next attempt has begun."""
 
         def over() -> bool:
             nonlocal later
@@ -193,13 +195,13 @@ class FaultRun:
             if not started.over:
                 started.cancel()
 
-    def _left_over(self) -> int | None:
-        """End what is left; how many processes that were."""
+    def _end_leaked(self) -> int | None:
+        """End leaked processes; return their number, or None if they cannot be observed."""
         left = none_left(self.mark, _LINGER_S) if self.place.sees_processes else None
         end_marked(self.mark)
         return left
 
-    # --- what became of it ----------------------------------------------------------------------
+    # --- the result -----------------------------------------------------------------------------
 
     def _judge(self, note: str, left: int | None) -> Row:
         begins = [at for started in self.starts for at in started.begins]
@@ -226,7 +228,7 @@ class FaultRun:
         )
 
     def _first_state(self) -> RunState:
-        """What was to be said of the first attempt when it had ended."""
+        """Return the state of the first attempt as it was at its end."""
         first = self.starts[0] if self.starts else None
         early = first_attempt(self.paths, first.ends[0] if first and first.ends else None)
         state = run_state(early)

@@ -1,4 +1,4 @@
-"""The faults of a drill: how each is injected, what comes before and after, what it needs."""
+"""The table of faults: the injection of each, the actions around it, and its requirements."""
 
 import os
 import shutil
@@ -9,7 +9,7 @@ from pathlib import Path
 from jobkit.drill.fault import FaultCase, RunUnderFault
 from jobkit.paths import RunPaths
 
-TIME_LIMIT_MIN = 2  # in one, Slurm's shortest, a busy machine does not come to the fault
+TIME_LIMIT_MIN = 2  # with one, Slurm's shortest, a loaded machine does not reach the injection
 
 
 def _warn(run: RunUnderFault) -> None:
@@ -28,8 +28,8 @@ def _time_limit(run: RunUnderFault) -> None:
     run.injected_at = run.started.begins[0] + 60 * TIME_LIMIT_MIN
 
 
-def _let_go(run: RunUnderFault) -> None:
-    """Release the rank that pauses."""
+def _release(run: RunUnderFault) -> None:
+    """Release the paused rank."""
     run.paths.fault_marker(0).unlink(missing_ok=True)
 
 
@@ -46,7 +46,7 @@ def _kill_slurmd(run: RunUnderFault) -> None:
 
 def _kill_node(run: RunUnderFault) -> None:
     run.minicluster.do("kill", run.target(), "--jobs")
-    _let_go(run)  # the rank that is left finds out for itself
+    _release(run)  # the remaining rank has to detect the loss
 
 
 def _start_node(run: RunUnderFault) -> None:
@@ -54,22 +54,22 @@ def _start_node(run: RunUnderFault) -> None:
         run.minicluster.do("start", node)
 
 
-def _cut(run: RunUnderFault) -> None:
+def _cut_link(run: RunUnderFault) -> None:
     run.minicluster.do("link", "cut", run.target())
-    _let_go(run)
+    _release(run)
 
 
-def _heal(run: RunUnderFault) -> None:
+def _heal_link(run: RunUnderFault) -> None:
     for node in run.nodes()[-1:]:
         run.minicluster.do("link", "heal", node)
 
 
 def _kill_controller(run: RunUnderFault) -> None:
-    """The run ends while slurmctld is away; of what that had not saved it would know nothing."""
+    """Kill slurmctld once it has saved the job's state, and restart it after the run's end."""
     begun = run.started.begins[0]
     run.wait("slurmctld's state is saved", lambda: run.minicluster.saved_at > begun)
     run.minicluster.do("kill", "slurmctld")
-    _let_go(run)
+    _release(run)
     run.wait("the run's end", run.paths.outcome(0).exists)
     time.sleep(1)
     _start_controller(run)
@@ -91,7 +91,7 @@ def _largest_file(run: RunUnderFault) -> Path:
     return max(newest_checkpoint(run.paths).glob("*.distcp"), key=lambda p: p.stat().st_size)
 
 
-def _cut_short(run: RunUnderFault) -> None:
+def _truncate(run: RunUnderFault) -> None:
     file = _largest_file(run)
     os.truncate(file, file.stat().st_size // 2)
 
@@ -106,7 +106,7 @@ def _flip_bit(run: RunUnderFault) -> None:
 
 
 def _small_disk(run: RunUnderFault) -> None:
-    """A file system with room for one checkpoint and a half."""
+    """Mount a file system of one and a half checkpoints for the run's checkpoints."""
     run.paths.checkpoints.mkdir()
     _mount(run, "tmpfs", "--types=tmpfs", f"--options=size={run.checkpoint_bytes * 3 // 2}")
 
@@ -117,32 +117,32 @@ def _larger_disk(run: RunUnderFault) -> None:
 
 def _mount(run: RunUnderFault, *words: str) -> None:
     command = ["mount", *words, str(run.paths.checkpoints)]
-    done = _inside(run, command)
+    done = _in_namespace(run, command)
     run.check(done.returncode == 0, f"mount: {done.stderr.strip()}")
 
 
-def _inside(run: RunUnderFault, command: list[str]) -> subprocess.CompletedProcess[str]:
-    """Run a command among the mounts that the ranks see."""
+def _in_namespace(run: RunUnderFault, command: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run a command in the mount namespace of the ranks."""
     inside = ["nsenter", f"--target={run.namespace()}", "--mount"]
     return subprocess.run([*inside, *command], capture_output=True, text=True)
 
 
-def _keep_and_unmount(run: RunUnderFault) -> None:
-    """Bring what lies on the small disk to where the run's folder is."""
+def _save_and_unmount(run: RunUnderFault) -> None:
+    """Copy the newest checkpoint from the small disk into the run's folder; unmount it."""
     seen = RunPaths(Path(f"/proc/{run.namespace()}/root{run.paths.folder}"))
     aside = run.paths.folder / "aside"
     if any(seen.checkpoints.glob("[0-9]*-*")):
         shutil.copytree(newest_checkpoint(seen), aside)
         name = newest_checkpoint(seen).name
-    _inside(run, ["umount", str(run.paths.checkpoints)])
+    _in_namespace(run, ["umount", str(run.paths.checkpoints)])
     if aside.exists():
         aside.rename(run.paths.checkpoints / name)
 
 
 ANYWHERE = ("slurm", "here")
 _FAILED = ("failed",)
-# Time-out of a collective whose rank does not come, in seconds.
-_IMPATIENT: dict[str, object] = {"timeout_s": 20.0}
+# Timeout of a collective that a rank does not join, in seconds.
+_SHORT_TIMEOUT: dict[str, object] = {"timeout_s": 20.0}
 FAULTS: dict[str, FaultCase] = {
     fault.name: fault
     for fault in (
@@ -166,26 +166,31 @@ FAULTS: dict[str, FaultCase] = {
             first=_FAILED,
             kind="hang",
             where=ANYWHERE,
-            settings=_IMPATIENT,
+            settings=_SHORT_TIMEOUT,
         ),
         FaultCase(
             name="warning",
-            text="USR2, the warning before a time limit",
+            text="USR2, the warning signal before a time limit",
             first=("preempted",),
             where=ANYWHERE,
             inject=_warn,
         ),
         FaultCase(
             name="term",
-            text="TERM to the ranks (Slurm: to the step)",
+            text="SIGTERM to the ranks (on Slurm: to the job step)",
             first=("preempted",),
             where=ANYWHERE,
             inject=_terminate,
         ),
-        FaultCase(name="scancel", text="scancel", first=("cancelled",), inject=_cancel),
+        FaultCase(
+            name="scancel",
+            text="the job is cancelled with scancel",
+            first=("cancelled",),
+            inject=_cancel,
+        ),
         FaultCase(
             name="time-limit",
-            text=f"the time limit, of {TIME_LIMIT_MIN} minutes",
+            text=f"the time limit ({TIME_LIMIT_MIN} minutes) is reached",
             first=("timeout",),
             lane="slow",
             options={"time": str(TIME_LIMIT_MIN)},
@@ -193,7 +198,7 @@ FAULTS: dict[str, FaultCase] = {
         ),
         FaultCase(
             name="preemption",
-            text="a job of a higher partition takes the nodes",
+            text="a job of a partition with higher priority preempts the run",
             first=("preempted",),
             needs="urgent",
             lane="nodes",
@@ -202,18 +207,18 @@ FAULTS: dict[str, FaultCase] = {
         ),
         FaultCase(
             name="slurmd",
-            text="a node's slurmd is killed, the attempt on it lives on",
+            text="a node's slurmd is killed; the attempt on it continues",
             first=("node_fail",),
             needs="minicluster",
             lane="nodes",
             one_node=True,
             inject=_kill_slurmd,
-            later=_let_go,
+            later=_release,
             after=_start_node,
         ),
         FaultCase(
             name="node",
-            text="a node is lost with all that runs on it",
+            text="a node fails with all its processes",
             first=("node_fail", "failed"),
             needs="minicluster",
             lane="nodes",
@@ -222,13 +227,13 @@ FAULTS: dict[str, FaultCase] = {
         ),
         FaultCase(
             name="link",
-            text="a node's link is cut; --timeout-s 20",
+            text="a node's network link goes down; --timeout-s 20",
             first=("node_fail", "failed"),
             needs="links",
             lane="nodes",
-            settings=_IMPATIENT,
-            inject=_cut,
-            after=_heal,
+            settings=_SHORT_TIMEOUT,
+            inject=_cut_link,
+            after=_heal_link,
         ),
         FaultCase(
             name="disk-full",
@@ -241,19 +246,19 @@ FAULTS: dict[str, FaultCase] = {
             options={"nodelist": "n1"},
             before=_small_disk,
             between=_larger_disk,
-            after=_keep_and_unmount,
+            after=_save_and_unmount,
         ),
         FaultCase(
             name="cut-short",
-            text="a rank is killed, the newest checkpoint cut short",
+            text="a rank is killed, the newest checkpoint is truncated",
             first=_FAILED,
             kind="kill",
             where=ANYWHERE,
-            between=_cut_short,
+            between=_truncate,
         ),
         FaultCase(
             name="bit-flip",
-            text="a rank is killed, a bit of the newest checkpoint flipped",
+            text="a rank is killed, one bit of the newest checkpoint is flipped",
             first=_FAILED,
             kind="kill",
             where=ANYWHERE,
@@ -261,7 +266,7 @@ FAULTS: dict[str, FaultCase] = {
         ),
         FaultCase(
             name="slurmctld",
-            text="slurmctld is killed, and back when the run has ended",
+            text="slurmctld is killed, and restarted after the end of the run",
             first=("ok",),
             needs="minicluster",
             lane="alone",
@@ -271,4 +276,6 @@ FAULTS: dict[str, FaultCase] = {
     )
 }
 NODE_FAULTS = [fault.name for fault in FAULTS.values() if fault.lane == "nodes"]
-WIDE = 2 + 3 * len(NODE_FAULTS)  # nodes of a minicluster on which they need not wait for another
+WIDE = 2 + 3 * len(
+    NODE_FAULTS
+)  # nodes of a minicluster on which the node faults can run at the same time

@@ -1,4 +1,4 @@
-"""Where runs of a drill may go at the same time, so that no fault hits the run of another."""
+"""Assigns concurrent runs of a drill to nodes, so that no fault hits another fault's run."""
 
 from jobkit.drill.fault import FaultCase
 from jobkit.drill.faults import NODE_FAULTS, WIDE
@@ -8,10 +8,9 @@ from jobkit.launch.slurm.options import Options
 
 
 def lane_options(place: Place, fault: FaultCase) -> Options:
-    """Where the run may go on a minicluster, so that no fault hits the run of another.
+    """Return sbatch options that keep the run off the nodes of other faults' runs.
 
-    With nodes enough, each fault that hits a node has three of its own; else one follows the
-    other on the last nodes.
+    If there are enough nodes, each node fault has three; else they take turns on the last nodes.
     """
     if not isinstance(place, SlurmPlace) or place.cluster is None:
         return {}

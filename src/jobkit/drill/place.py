@@ -1,4 +1,4 @@
-"""Where a drill runs: what all places have in common, and this machine (run.sh and torchrun)."""
+"""The places where a drill runs: their interface, and this machine (run.sh and torchrun)."""
 
 import contextlib
 import json
@@ -28,21 +28,21 @@ class Place(Protocol):
     sees_processes: bool  # all processes of the runs are on this machine
 
     def spec(self, settings: Mapping[str, object], one_node: bool = False) -> RunSpec:
-        """The training, at two ranks."""
+        """Return the settings of the training, with two ranks."""
 
     def start(
         self, spec: RunSpec, paths: RunPaths, env: Mapping[str, str], again: bool, more: Options
     ) -> "Started":
-        """Start a run. again: run.sh itself starts it once more. more: sbatch's options."""
+        """Start a run. again: run.sh restarts it once. more: options of sbatch."""
 
     def warn(self, started: "Started") -> None:
-        """The stop signal, as a scheduler sends it before the time limit."""
+        """Send the stop signal, as a scheduler does before the time limit."""
 
     def terminate_ranks(self, started: "Started", mark: str) -> None:
-        """TERM to the ranks alone."""
+        """Send SIGTERM to the ranks only."""
 
     def namespace(self) -> int | None:
-        """A process whose mounts the ranks see (n1's); None where there is none to be had."""
+        """Return a process in the mount namespace of the ranks (on n1); None if there is none."""
 
 
 def marked(mark: str) -> list[int]:
@@ -56,7 +56,7 @@ def marked(mark: str) -> list[int]:
 
 
 def none_left(mark: str, within_s: float) -> int:
-    """How many processes with the mark are left after so long, or 0 as soon as none is."""
+    """Wait until no process with the mark is left; return the number left after the time."""
     deadline = time.monotonic() + within_s
     while (left := len(marked(mark))) and time.monotonic() < deadline:
         time.sleep(0.2)
@@ -72,7 +72,7 @@ def end_marked(mark: str) -> None:
 
 @dataclass(kw_only=True)
 class Started:
-    """A run that was started once, maybe to be started again by run.sh or Slurm.
+    """One start of a run, which run.sh or Slurm may restart.
 
     begins, ends: when its attempts were seen to begin and to end, in Unix seconds.
     """
@@ -83,11 +83,11 @@ class Started:
     said: str = ""  # how it ended, in the launcher's words
 
     def look(self) -> bool:
-        """Look at it; whether it is still under way."""
+        """Update what is known of the start; return whether it is still in progress."""
         raise NotImplementedError
 
     def cancel(self) -> None:
-        """End it, whatever it does."""
+        """End it."""
         raise NotImplementedError
 
 
@@ -123,13 +123,13 @@ class LocalPlace:
     sees_processes = True
 
     def spec(self, settings: Mapping[str, object], one_node: bool = False) -> RunSpec:
-        """Two ranks here."""
+        """Return the settings with two ranks on this machine."""
         return RunSpec(**{**settings, "nodes": 1, "ranks_per_node": 2})  # type: ignore[arg-type]
 
     def start(
         self, spec: RunSpec, paths: RunPaths, env: Mapping[str, str], again: bool, more: Options
     ) -> Started:
-        """Start the run; again: run.sh itself starts it once more."""
+        """Start the run; again: run.sh restarts it once."""
         words = local_command(spec, paths.folder, ["--max-restarts", "1"] if again else [])
         before = len(paths.attempt_numbers())
         with paths.log.open("ab") as log:
@@ -144,12 +144,12 @@ class LocalPlace:
         return LocalStart(process=process, paths=paths, before=before)
 
     def warn(self, started: Started) -> None:
-        """The stop signal, as a scheduler would send it."""
+        """Send the stop signal to run.sh."""
         assert isinstance(started, LocalStart)
         started.process.send_signal(signal.SIGUSR2)
 
     def terminate_ranks(self, started: Started, mark: str) -> None:
-        """TERM to the ranks alone."""
+        """Send SIGTERM to the ranks only."""
         for pid in marked(mark):
             with contextlib.suppress(OSError):
                 words = Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -157,12 +157,12 @@ class LocalPlace:
                     os.kill(pid, signal.SIGTERM)
 
     def namespace(self) -> int | None:
-        """This machine's mounts."""
+        """Return this process: local ranks share its mounts."""
         return os.getpid()
 
 
 def compare(reference: Path, runs: list[Path]) -> dict[str, bool | None]:
-    """Whether each run ended with the reference's parameters, by folder; None: cannot be told."""
+    """Return, by folder, whether each run's parameters equal the reference's; None: unknown."""
     words = [sys.executable, "-m", "jobkit.checks.compare", str(reference), *map(str, runs)]
     env = {**clean_environment(os.environ), "PYTHONPATH": python_path()}
     done = subprocess.run(words, env=env, capture_output=True, text=True)

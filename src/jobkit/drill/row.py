@@ -1,4 +1,4 @@
-"""What became of a run under a fault, read from its files: a row of drill.csv."""
+"""The result of a run under a fault, read from its files: a row of drill.csv."""
 
 import shutil
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from jobkit.paths import RunPaths, write_json
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """What became of a run under one fault. Times in seconds; None: not known, or not so."""
+    """The result of a run under one fault. Times in seconds; None: unknown, or not applicable."""
 
     fault: str
     where: str = ""  # nodes of the first start, or "here"
@@ -25,17 +25,17 @@ class Row:
     restart_s: float | None = None  # from the next attempt's start to its first iteration
     iterations_lost: int | None = None
     same_parameters: bool | None = None  # as in the run without a fault, bitwise equal
-    orphans: int | None = None  # processes left; None: not seen from here
+    orphans: int | None = None  # leaked processes; None: cannot be observed
     note: str = ""
 
     @property
     def possible(self) -> bool:
-        """Whether the fault could be tried here."""
+        """Whether the fault could be injected here."""
         return bool(self.where)
 
     @property
     def good(self) -> bool:
-        """Whether the fault was injected and survived, and only unavoidable work was redone."""
+        """Whether the run recovered: ok, bitwise equal, no leaked process, no note."""
         if not self.possible:
             return True
         same, left = self.same_parameters is True, bool(self.orphans)
@@ -43,7 +43,7 @@ class Row:
 
 
 def first_attempt(paths: RunPaths, ended: float | None) -> RunPaths:
-    """A copy of what the first attempt left, as if there had been no other.
+    """Return a copy of the first attempt's files, without those of later attempts.
 
     ended: when its launcher saw it end, in Unix seconds.
     """
@@ -62,7 +62,7 @@ def first_attempt(paths: RunPaths, ended: float | None) -> RunPaths:
 
 
 def records(paths: RunPaths, attempt: int, kind: str) -> list[dict[str, Any]]:
-    """The records of one kind that an attempt left."""
+    """Return the records of one kind that an attempt wrote."""
     path = paths.metrics(attempt)
     if not path.exists():
         return []
@@ -71,13 +71,13 @@ def records(paths: RunPaths, attempt: int, kind: str) -> list[dict[str, Any]]:
 
 
 def startup(paths: RunPaths, attempt: int) -> float | None:
-    """When an attempt was ready for its first iteration, in Unix seconds."""
+    """Return when an attempt was ready for its first iteration, in Unix seconds; None: never."""
     found = records(paths, attempt, "startup")
     return float(found[0]["t"]) if found else None
 
 
 def lost_iterations(paths: RunPaths, injected: int) -> int:
-    """Iterations of the first attempt that were done again: reached, less those loaded."""
+    """Return the iterations computed again: those that attempt 0 reached, less those loaded."""
     numbers = paths.attempt_numbers()
     if len(numbers) < 2:
         return 0
@@ -88,10 +88,10 @@ def lost_iterations(paths: RunPaths, injected: int) -> int:
 
 
 def with_parameters(rows: list[Row], same: Mapping[str, bool | None], folder: Path) -> list[Row]:
-    """The rows, with what the comparison said of their runs' parameters."""
+    """Return the rows with the result of comparing their runs' parameters."""
     return [replace(r, same_parameters=same.get(str(folder / r.fault))) for r in rows]
 
 
 def checkpoint_bytes(paths: RunPaths) -> int:
-    """The size of a run's checkpoint."""
+    """Return the size of a run's newest checkpoint in bytes."""
     return int(records(paths, 0, "checkpoint")[-1]["bytes"])

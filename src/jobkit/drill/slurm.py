@@ -1,4 +1,4 @@
-"""Where a drill runs on Slurm: a cluster, or a minicluster whose daemons may be killed."""
+"""Slurm as the place of a drill: a cluster, or a minicluster whose daemons may be killed."""
 
 import contextlib
 import os
@@ -29,7 +29,7 @@ _REQUEUED = ("NODE_FAIL", "PREEMPTED")
 
 
 def slurm(words: list[str], **env: str) -> "subprocess.CompletedProcess[str]":
-    """Call a command of Slurm's with more in its environment, which a job inherits."""
+    """Call a Slurm command with additional environment variables, which a job inherits."""
     from jobkit.launch.slurm.commands import call
 
     return call(["env", *(f"{k}={v}" for k, v in env.items()), *words])
@@ -71,19 +71,19 @@ class SlurmStart(Started):
 
 
 def _expand(nodes: str) -> list[str]:
-    """The names behind n[1-3]; asks Slurm."""
+    """Return the node names in a Slurm host list such as n[1-3]."""
     return slurm(["scontrol", "show", "hostnames", nodes]).stdout.split()
 
 
 @dataclass
 class Minicluster:
-    """A minicluster: its daemons and links may be broken."""
+    """A minicluster: its daemons may be killed and its links cut."""
 
     folder: str
     own: bool = False  # made for the drill
     _one_at_a_time: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
-    def door(self, *words: str) -> "subprocess.CompletedProcess[str]":
+    def call(self, *words: str) -> "subprocess.CompletedProcess[str]":
         """Run `hpc/minicluster words`."""
         return subprocess.run(
             [sys.executable, "-m", "minicluster", *words, "--dir", self.folder],
@@ -96,19 +96,19 @@ class Minicluster:
     def do(self, *words: str) -> None:
         """Run a command that must succeed; the minicluster refuses a second at the same time."""
         with self._one_at_a_time:
-            done = self.door(*words)
+            done = self.call(*words)
         if done.returncode:
             said = (done.stderr.strip() or done.stdout.strip()).splitlines()
             raise UsageError(said[0] if said else f"hpc/minicluster {words[0]} failed")
 
     def holder(self, node: str) -> int | None:
-        """A process whose mounts a node's jobs see; None for an ordinary user's cluster."""
+        """Return a process in the mount namespace of a node's jobs; None without root."""
         pids = {p["name"]: int(p["pid"]) for p in self._state().get("processes", ())}
         return pids.get(f"net-{node}") or pids.get("names")
 
     @property
     def links(self) -> bool:
-        """Whether its nodes have links of their own."""
+        """Whether each node has a network link that can be cut."""
         return bool(self._state().get("subnet"))
 
     @property
@@ -134,19 +134,19 @@ class Minicluster:
         tries = [["--netns"]] if os.geteuid() == 0 else []
         try:
             words = ["up", "--preemption", f"--nodes={nodes}"]
-            if not any(made.door(*words, *more).returncode == 0 for more in tries):
+            if not any(made.call(*words, *more).returncode == 0 for more in tries):
                 made.do(*words)
         except BaseException:
             made.down()
             raise
-        for line in made.door("env").stdout.splitlines():
+        for line in made.call("env").stdout.splitlines():
             name, _, value = shlex.split(line)[1].partition("=")
             os.environ[name] = value
         return made
 
     def down(self) -> None:
-        """Take it down; nothing of it stays."""
-        self.door("down")
+        """Take the cluster down and remove all its files."""
+        self.call("down")
         with contextlib.suppress(OSError):
             Path(self.folder).rmdir()
 
@@ -167,7 +167,7 @@ class SlurmPlace:
         self.urgent = urgent or ("urgent" if "urgent" in partitions else None)
 
     def spec(self, settings: Mapping[str, object], one_node: bool = False) -> RunSpec:
-        """Two ranks, each on a node of its own, or both on one."""
+        """Return the settings with two ranks, on two nodes or on one."""
         size = {"nodes": 1, "ranks_per_node": 2} if one_node else {"nodes": 2}
         return RunSpec(**{**settings, **size})  # type: ignore[arg-type]
 
@@ -195,24 +195,24 @@ class SlurmPlace:
         return {**made, **warning(made, spec.stop_signal), "output": log, "error": log}
 
     def warn(self, started: Started) -> None:
-        """The stop signal, as Slurm sends it before the time limit."""
+        """Send the stop signal, as Slurm does before the time limit."""
         assert isinstance(started, SlurmStart)
         slurm(["scancel", "--signal=USR2", started.job_id])
 
     def terminate_ranks(self, started: Started, mark: str) -> None:
-        """TERM to the step alone."""
+        """Send SIGTERM to the job step only."""
         assert isinstance(started, SlurmStart)
         slurm(["scancel", "--signal=TERM", started.job_id])
 
     def preempt(self, nodes: list[str]) -> str:
-        """Submit a job that preempts what runs on the nodes; why it was refused, or empty."""
+        """Submit a job that preempts those on the nodes; return why it was refused, or empty."""
         words = ["sbatch", f"--partition={self.urgent}", f"--nodes={len(nodes)}", "--exclusive"]
         words += [f"--nodelist={','.join(nodes)}", "--output=/dev/null", "--job-name=drill-urgent"]
         done = slurm([*words, "--time=1", "--wrap", "sleep 2"])
         return done.stderr.strip() or "sbatch failed" if done.returncode else ""
 
     def namespace(self) -> int | None:
-        """A process whose mounts the jobs of n1 see; None where there is none to be had."""
+        """Return a process in the mount namespace of n1's jobs; None if there is none."""
         return self.cluster.holder("n1") if self.cluster else None
 
 

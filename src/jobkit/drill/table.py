@@ -16,7 +16,7 @@ _YES = {True: "yes", False: "no", None: ""}
 
 
 def write_csv(rows: Sequence[Row], path: Path) -> None:
-    """Write a row for each fault; what is not known is empty."""
+    """Write one row per fault; an unknown value is empty."""
     names = [f.name for f in fields(Row)]
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, names, lineterminator="\n")
@@ -50,15 +50,15 @@ def show(rows: Sequence[Row], console: Console) -> None:
             console.print(f"{row.fault}: {row.note}", soft_wrap=True)
     console.print(
         "detected: from the fault to the end of attempt 0. restart: from the next start to its\n"
-        "first iteration. redone: iterations. bitwise equal: to the parameters of the reference\n"
-        "run. leaked: processes that were left",
+        "first iteration. redone: iterations computed again. bitwise equal: parameters, compared\n"
+        "with the reference run. leaked: processes left behind",
         soft_wrap=True,
     )
 
 
 def _words(row: Row) -> list[str]:
     then = f"{row.final_status}, {row.attempts} attempts" if row.attempts > 1 else row.final_status
-    orphans = "not seen" if row.orphans is None else str(row.orphans)
+    orphans = "unknown" if row.orphans is None else str(row.orphans)
     lost = "" if row.iterations_lost is None else str(row.iterations_lost)
     times = [_seconds(row.detected_s), _seconds(row.restart_s)]
     return [row.fault, row.first_status, then, *times, lost, _YES[row.same_parameters], orphans]
@@ -69,7 +69,7 @@ def _seconds(value: float | None) -> str:
 
 
 def listing() -> str:
-    """The faults and what they are, one a line."""
+    """Return the list of faults and their needs, one per line."""
     width = max(map(len, FAULTS))
     lines = [f"  {name:<{width}}  {fault.text}{_asks(name)}" for name, fault in FAULTS.items()]
     return "\n".join(lines)

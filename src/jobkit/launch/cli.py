@@ -57,15 +57,15 @@ def add_study_arguments(made: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help=f"a TOML file, or one of: {known} (default {DEFAULT_STUDY})",
     )
-    group.add_argument("--name", help="name of its folder under logs/ (default: the study's)")
+    group.add_argument("--name", help="name of the folder under logs/ (default: that of the study)")
     group.add_argument("--strategies", nargs="+", metavar="NAME", help="strategies to compare")
     group.add_argument(
         "--gpus",
         nargs="+",
         metavar="N",
-        help="sizes: ranks in total (one per GPU; processes on a CPU), or NODESxRANKS",
+        help="sizes: total ranks (one per GPU; processes on a CPU), or NODESxRANKS",
     )
-    group.add_argument("--gpus-per-node", type=int, metavar="N", help="ranks that fill a node")
+    group.add_argument("--gpus-per-node", type=int, metavar="N", help="ranks on a full node")
     group.add_argument("--repeats", type=int, metavar="N", help="repeats of each setting")
 
 
@@ -119,21 +119,24 @@ def add_local_arguments(made: argparse.ArgumentParser) -> None:
 def add_slurm_arguments(made: argparse.ArgumentParser) -> None:
     """Add the options that apply on Slurm only."""
     group = made.add_argument_group(
-        "Slurm", "They override the site's. Options after -- are passed through to sbatch."
+        "Slurm", "They override those of the site. Options after -- are passed through to sbatch."
     )
     for name, (short, text) in OVERRIDES.items():
         flags = [f"--{name}"] + ([short] if short else [])
         group.add_argument(*flags, help=text, metavar="X", dest=f"sbatch_{name}")
     group.add_argument(
-        "--exclusive", action="store_true", dest="sbatch_exclusive", help="whole nodes"
+        "--exclusive", action="store_true", dest="sbatch_exclusive", help="allocate whole nodes"
     )
     group.add_argument(
         "--within-allocation",
         action="store_true",
-        help="run all in one allocation of the largest size, on the same nodes, one by one",
+        help="run all in one allocation of the largest size, one after the other",
     )
     group.add_argument(
-        "--max-node-hours", type=float, metavar="X", help="refuse a plan that may take more"
+        "--max-node-hours",
+        type=float,
+        metavar="X",
+        help="refuse a plan that may need more node-hours",
     )
     group.add_argument(
         "--no-collect",

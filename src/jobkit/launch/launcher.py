@@ -130,7 +130,9 @@ def _for_this_machine(made: Launch, request: LaunchRequest) -> None:
     local.check(made.plan)
     if request.options or request.within_allocation:
         given = [f"--{name}" for name in request.options] or ["--within-allocation"]
-        raise UsageError(f"{given[0]} is for Slurm, and this runs on this machine (--site)")
+        raise UsageError(
+            f"{given[0]} is an option for Slurm, but the runs start on this machine (see --site)"
+        )
     made.at_once = request.at_once or 1
     made.plan = replace(made.plan, notes=(*made.plan.notes, *local.warnings(made.plan)))
 

@@ -1,4 +1,4 @@
-"""One launcher a study: a lock that the kernel lets go of, however its holder ends."""
+"""One launcher per study: a file lock, which the kernel releases when its holder ends."""
 
 import contextlib
 import os
@@ -23,16 +23,16 @@ def held(study: StudyPaths) -> Iterator[None]:
 
 
 def busy(study: StudyPaths) -> UsageError:
-    """What to say where a study is being launched already."""
+    """Return the error for a study that another launcher runs."""
     record, name = read_json(study.launcher) or {}, study.folder.name
     who = f"process {record['pid']} on {record.get('host')}" if "pid" in record else "another one"
     return UsageError(
-        f"{name} is being run by {who}: wait for it, or end it: python -m jobkit cancel {name}"
+        f"{name} is being run by {who}: wait for it, or cancel it: python -m jobkit cancel {name}"
     )
 
 
 def check_free(study: StudyPaths) -> None:
-    """Raise UsageError while a launcher holds the study's lock; makes nothing."""
+    """Raise UsageError while a launcher holds the study's lock; create no file."""
     if os.path.lexists(study.launcher_lock):
         with held(study):
             pass

@@ -1,4 +1,4 @@
-"""What became of the runs of a plan by now: from their files and, where there are jobs, Slurm."""
+"""The current states of a plan's runs, from their files and, for jobs, from Slurm."""
 
 import time
 from collections.abc import Iterable, Mapping
@@ -12,10 +12,10 @@ SQUEUE_EVERY_S, SACCT_EVERY_S = 5.0, 30.0  # both are shared by all users of a c
 
 
 class States:
-    """Looks again and again. Runs that have ended are not asked again, Slurm not too often."""
+    """Reads the states repeatedly: ended runs only once, Slurm at a limited rate."""
 
     def __init__(self, plan: Plan, ask: bool = True) -> None:
-        """ask: Slurm may be asked."""
+        """ask: whether Slurm may be queried."""
         self.plan = plan
         self.found: dict[str, RunState] = {}
         self._may_ask = ask
@@ -24,7 +24,7 @@ class States:
         self._answers: dict[str, slurm_jobs.Job] = {}
 
     def look(self, fresh: bool = False) -> dict[str, RunState]:
-        """What became of each planned run by now. fresh: ask Slurm, however lately it was asked."""
+        """Return the state of each planned run. fresh: query Slurm in any case."""
         if fresh:
             self._next = dict.fromkeys(self._next, 0.0)
         paths = self.plan.paths
@@ -39,7 +39,7 @@ class States:
         return run_id in self.found and self.found[run_id].status in FINAL
 
     def _ask(self, ids: Iterable[str]) -> Mapping[str, slurm_jobs.Job]:
-        """What Slurm said last; it is asked where it may be and was not just now."""
+        """Return Slurm's latest answers; query it again after the interval, if allowed."""
         now = time.monotonic()
         if self._may_ask and now >= self._next["squeue"]:
             accounting = now >= self._next["sacct"]
@@ -51,12 +51,12 @@ class States:
 
 
 def states(plan: Plan) -> dict[str, RunState]:
-    """What became of each planned run, in one look."""
+    """Return the current state of each planned run."""
     return States(plan).look()
 
 
 def select(found: Mapping[str, RunState], only: str | None = None) -> list[str]:
-    """The runs to start: those missing or not ok, or only those with one status."""
+    """Return the runs to start: those missing or not ok, or only those with one status."""
     if only:
         return [r for r, state in found.items() if state.status == only]
     return [r for r, state in found.items() if state.status not in ("ok", *UNDER_WAY)]

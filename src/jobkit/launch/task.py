@@ -1,8 +1,8 @@
-"""What submitit calls in a process of its own: one run, on this machine or in a Slurm job.
+"""The functions that submitit calls in a separate process, for one run or for one job.
 
-Ends what it started, whatever happens: torchrun gives each worker a session of its own, so that a
-signal to a process group would not reach them. This process therefore asks the kernel to be made
-the parent of every orphan below it, and ends all that is left.
+No descendant survives them: torchrun starts each worker in a new session, so that a signal to a
+process group would not reach it. This process is therefore the kernel's subreaper of its
+descendants, and ends those that are left.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 def run_one(folder: str, command: list[str]) -> int:
     """Run the command on this machine with its output in the run's log; return its exit code.
 
-    job.json says from the first moment who runs it, and in the end how it ended.
+    job.json names the process from the start, and records the exit code at the end.
     """
     return _run(RunPaths(Path(folder)), command, local_environment(os.environ), _Stop())
 
@@ -44,7 +44,7 @@ def run_one(folder: str, command: list[str]) -> int:
 def run_in_job(folder: str, command: list[str]) -> int:
     """Run the command in the allocation of this Slurm job; return its exit code.
 
-    Raises SystemExit with that code where it is not 0, so that the job says so too.
+    Raises SystemExit with a code other than 0, so that the job fails too.
     """
     code = _run(RunPaths(Path(folder)), command, dict(os.environ), _Stop())
     if code:
@@ -53,9 +53,9 @@ def run_in_job(folder: str, command: list[str]) -> int:
 
 
 def sweep_in_job(runs: list[tuple[str, list[str]]], max_restarts: int | None = None) -> int:
-    """Run one command after the other in this allocation; return how many did not end well.
+    """Run one command after the other in this allocation; return how many failed.
 
-    A run that was stopped early has the job requeued; the runs that are done stay so.
+    A run that was stopped early requeues the job; completed runs are skipped then.
     """
     stop, bad = _Stop(), 0
     for folder, command in runs:
@@ -73,13 +73,13 @@ def sweep_in_job(runs: list[tuple[str, list[str]]], max_restarts: int | None = N
 
 
 def _restarts() -> int:
-    """How often this job was requeued."""
+    """Return how often this job was requeued."""
     return int(os.environ.get("SLURM_RESTART_COUNT") or 0)
 
 
 def collect_in_job(command: list[str]) -> int:
     """Run a command with its output in the job's log; return its exit code."""
-    # A display of the session that submitted the job is no place to open anything from here.
+    # The display of the submitting session must not be used from the job.
     own = {k: v for k, v in os.environ.items() if k not in ("DISPLAY", "WAYLAND_DISPLAY")}
     return subprocess.run(command, env={**own, "JOBKIT_PYTHON": sys.executable}).returncode
 
@@ -100,13 +100,14 @@ def _run(paths: RunPaths, command: list[str], environ: dict[str, str], stop: "_S
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every process below this one whose own parent ends."""
+    """Make this process the parent of every descendant whose parent ends (subreaper)."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 class _Stop:
-    """Whether somebody asked the run to end; replaces submitit's handlers, which would end the job
-    at a warning, or ignore the request.
+    """Whether a signal requested the end of the run.
+
+    Replaces submitit's handlers, which would end the job at a warning, or ignore the request.
     """
 
     def __init__(self) -> None:
@@ -119,11 +120,11 @@ class _Stop:
         self.signum = signum
 
     def follow(self, child: "subprocess.Popen[bytes]", command: list[str]) -> None:
-        """Hand a warning on to run.sh, which waits for one of both signals."""
+        """Forward the stop signal to run.sh; ignore the other one of USR1 and USR2."""
         self._child = child
         for name in ("USR1", "USR2"):
             heard = name == _stop_signal(command)
-            signal.signal(signal.Signals[f"SIG{name}"], self._warn if heard else _nothing)
+            signal.signal(signal.Signals[f"SIG{name}"], self._warn if heard else _no_op)
 
     def _warn(self, signum: int, _frame: FrameType | None) -> None:
         if self._child:
@@ -131,25 +132,25 @@ class _Stop:
 
 
 def _stop_signal(command: list[str]) -> str:
-    """The signal on which a run saves and ends, from its command line."""
+    """Return the signal on which a run saves a checkpoint and ends, from its command line."""
     option = "--stop-signal"
     return command[command.index(option) + 1] if option in command else RunSpec().stop_signal
 
 
-def _nothing(_signum: int, _frame: FrameType | None) -> None:
-    """A signal that means nothing here; ignored, it would be so in the children too."""
+def _no_op(_signum: int, _frame: FrameType | None) -> None:
+    """Do nothing: unlike this handler, SIG_IGN would be inherited by the children."""
 
 
 def _start(
     paths: RunPaths, command: list[str], environ: dict[str, str], log: BinaryIO
 ) -> tuple[dict[str, object], "subprocess.Popen[bytes]"]:
-    """Say who runs it from now on, before anything of it can be seen; then start it."""
+    """Write job.json, then start the command; return the content of job.json and the process."""
     before, job_id = paths.attempt_numbers(), slurm_job_id(environ)
     job: dict[str, object] = {
         "v": 1,
         "launcher": "slurm" if job_id else "local",
         "job_id": job_id,
-        "pid": os.getpid(),  # it lives until the end stands in this file
+        "pid": os.getpid(),  # it lives until this file records the end
         "pid_start": process_start(os.getpid()),
         "host": environ.get("SLURMD_NODENAME") or socket.gethostname(),
         "started": time.time(),
@@ -166,21 +167,21 @@ def _start(
         stderr=subprocess.STDOUT,
         env={**environ, "JOBKIT_PYTHON": environ.get("JOBKIT_PYTHON") or sys.executable},
     )
-    # Should this process be killed, that one goes on until somebody ends it.
+    # If this process is killed, the child continues: its pid is needed to end it.
     job["child"] = {"pid": process.pid, "pid_start": process_start(process.pid)}
     write_json(paths.job, job)
     return job, process
 
 
 def slurm_job_id(environ: Mapping[str, str]) -> str | None:
-    """The job's id as sacct shows it: 17, or 17_0 for an element of an array."""
+    """Return the job's id as sacct shows it: 17, or 17_0 for an element of an array."""
     if array := environ.get("SLURM_ARRAY_JOB_ID"):
         return f"{array}_{environ['SLURM_ARRAY_TASK_ID']}"
     return environ.get("SLURM_JOB_ID")
 
 
 def _wait(process: "subprocess.Popen[bytes]", stop: _Stop) -> int:
-    """Wait for the process; forward a request to stop; return its code, as a shell would say it."""
+    """Wait for the process; forward a request to stop; return its exit code as a shell does."""
     deadline = float("inf")
     while (code := process.poll()) is None:
         if stop.signum and deadline == float("inf"):
@@ -193,18 +194,18 @@ def _wait(process: "subprocess.Popen[bytes]", stop: _Stop) -> int:
 
 
 def children_of(pid: int) -> list[int]:
-    """The process's children, from the kernel."""
+    """Return the pids of a process's children."""
     found = []
     for tasks in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
             found += [int(word) for word in tasks.read_text().split()]
         except OSError:
-            continue  # it ended as we looked
+            continue  # it has just ended
     return found
 
 
 def descendants() -> list[int]:
-    """Every process below this one."""
+    """Return the pids of all descendants of this process."""
     found, new = [], children_of(os.getpid())
     while new:
         found += new
@@ -213,13 +214,13 @@ def descendants() -> list[int]:
 
 
 def end_descendants(grace_s: float) -> None:
-    """End every process below this one: SIGTERM, then, after the grace, SIGKILL."""
-    deadline, told = time.monotonic() + grace_s, set[int]()
+    """End all descendants of this process: SIGTERM, then, after the grace period, SIGKILL."""
+    deadline, signalled = time.monotonic() + grace_s, set[int]()
     while pids := descendants():
         for pid in pids:
             late = time.monotonic() > deadline
-            if late or pid not in told:
-                told.add(pid)
+            if late or pid not in signalled:
+                signalled.add(pid)
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL if late else signal.SIGTERM)
         _reap()

@@ -46,7 +46,7 @@ KINDS: dict[str, dict[str, str]] = {
     },
     "startup": {
         "import_s": "import of PyTorch",
-        "group_s": "initialization of the process group",
+        "group_s": "initialisation of the process group",
         "data_s": "loading of the data",
         "model_s": "construction of the model and its parallel wrapper",
         "compile_s": "torch.compile, in the first iteration; null without it",
@@ -59,7 +59,7 @@ KINDS: dict[str, dict[str, str]] = {
         "val_loss": "mean validation loss over all test samples",
         "val_accuracy": "share of correctly classified test samples, 0 to 1",
         "epoch_time_s": "wall time of the timed iterations, maximum over ranks",
-        "timed_images": "images in epoch_time_s: those of the epoch without the warm-up",
+        "timed_images": "images trained in epoch_time_s: those of the epoch without the warm-up",
         "images_per_s": "training throughput over all ranks: timed_images / epoch_time_s",
         "eval_time_s": "wall time of the evaluation, maximum over ranks",
         "data_wait_s": "part of epoch_time_s spent waiting for batches, maximum over ranks; on a "
@@ -84,7 +84,7 @@ KINDS: dict[str, dict[str, str]] = {
         "iteration_s": "wall time of the iteration, maximum over ranks",
         "useful_max_s": "compute and other, maximum over ranks",
         "busy_max_s": "compute, other and data wait, maximum over ranks",
-        "iterations": "iterations in these means: the middle half of those measured, by time",
+        "iterations": "iterations in these means: the middle half of the measured ones, by time",
     },
     "checkpoint": {
         "action": "saved, loaded or rejected",

@@ -86,7 +86,7 @@ def _mark(paths: RunPaths) -> _Mark:
 
 
 def _read_once(paths: RunPaths, mark: _Mark) -> Facts:
-    """The facts, where nothing changes meanwhile. Each step's place in the order matters."""
+    """Return the facts, if nothing changes meanwhile; the order of the steps matters."""
     job, numbers, tail = mark.job, mark.attempts, None
     alive = is_at_work(job) if job and job.get("ended") is None else False
     age_s = _age_s(paths, mark)

@@ -69,7 +69,7 @@ def job_ids(runs: Iterable[RunPaths]) -> list[str]:
 
 
 def ordered_runs(study: StudyPaths, planned: Iterable[str]) -> dict[str, float]:
-    """Which runs a launcher that is at work on this machine was told to start, and when."""
+    """Return the runs that an active launcher on this machine was asked to start, and when."""
     record = read_json(study.launcher)
     if not record or not is_alive(record):
         return {}

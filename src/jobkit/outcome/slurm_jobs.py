@@ -117,7 +117,7 @@ def elements(job_id: str) -> list[str]:
 
 
 def _joined(recorded: Job | None, now: Job) -> Job:
-    """What squeue says now, with what only sacct knows, where both mean the same state."""
+    """Return squeue's data, completed by sacct's where both report the same state."""
     if recorded is None or recorded.state != now.state:
         return now
     return replace(recorded, reason=now.reason)
@@ -166,7 +166,7 @@ def read_squeue(text: str) -> dict[str, Job]:
 def read_sacct(text: str) -> dict[str, Job]:
     """Read `sacct -P -n -o JobID,State,ExitCode,Elapsed,NodeList,AllocTRES,MaxRSS`.
 
-    After a requeue a job has a row for each incarnation: the last one counts. MaxRSS stands on the
+    After a requeue a job has a row for each start: the last one counts. MaxRSS stands on the
     rows of the steps; its largest goes to the job.
     """
     found: dict[str, Job] = {}
@@ -206,11 +206,11 @@ def _mib(text: str) -> float | None:
 
 
 def merged(own: RunState, job: Job | None, shared: bool = False) -> RunState:
-    """The state of a run, from its own files and Slurm's state of its job.
+    """Return the state of a run, from its own files and Slurm's state of its job.
 
-    The run's own word for a good end stands, and its own reason for a bad one; what ended a job
-    from outside, and whether it waits or runs, is Slurm's to say. shared: the job runs several
-    runs, one after the other, and has no word for one of them while it runs.
+    A success that the run recorded takes precedence, and so does its reason for a failure; Slurm
+    decides what ended a job from outside, and whether it is pending or running. shared: the job
+    runs several runs one after the other, so that its state says nothing of one of them.
     """
     if job is None or own.status == "ok" or not (job.status or job.state == GONE):
         return own
@@ -225,7 +225,7 @@ def merged(own: RunState, job: Job | None, shared: bool = False) -> RunState:
     if job.status in ("ok", "failed"):
         if own.status not in ("pending", "running", "missing"):
             return own
-        return replace(own, status="failed", reason=_unsaid(job), evidence=job.line)
+        return replace(own, status="failed", reason=_no_run_end_record(job), evidence=job.line)
     if own.status == job.status and own.evidence:
         return replace(own, reason=job.line)
     return replace(own, status=job.status, reason=job.line, evidence=job.line, evidence_file="")
@@ -243,5 +243,5 @@ def _gone(own: RunState, job: Job) -> RunState:
     return own
 
 
-def _unsaid(job: Job) -> str:
+def _no_run_end_record(job: Job) -> str:
     return f"{job.line}; the run exited without a run_end record"

@@ -19,7 +19,7 @@ UNDER_WAY = ("running", "pending")
 BAD_ENDS = ("failed", "oom", "timeout", "preempted", "cancelled", "node_fail")
 FINAL = ("ok", *BAD_ENDS)
 STATUSES = ("ok", *UNDER_WAY, *BAD_ENDS, "missing")
-# A run that nobody can be asked about runs as long as its files were written so lately.
+# A run whose process cannot be queried counts as running if its files changed within this time.
 FRESH_S = 120.0
 
 
@@ -29,7 +29,7 @@ class RunState:
 
     status: str  # one of STATUSES
     reason: str = ""  # why, when not ok, in one line
-    evidence: str = ""  # the line that proves it, as it stands in evidence_file
+    evidence: str = ""  # the line that proves it, verbatim from evidence_file
     evidence_file: str = ""  # RUN_ID/FILE or RUN_ID/FILE:LINE
     attempt: int | None = None  # the newest; None where none is known
     attempts: int = 0  # how many were started
@@ -44,7 +44,7 @@ def run_state(paths: RunPaths) -> RunState:
 def judge(facts: Facts, ordered: float | None = None) -> RunState:
     """Return the state of a run. No run is ok without a record that says so.
 
-    ordered: when a launcher that is at work was told to start it, in Unix seconds; None: none was.
+    ordered: when an active launcher was asked to start it, in Unix seconds; None: it was not.
     """
     newest, job, end = facts.attempt, facts.job or {}, facts.ending
     code = job.get("exit_code")
@@ -67,7 +67,7 @@ def _ended_well(facts: Facts, state: RunState) -> RunState | None:
     if facts.ending is None or facts.ending.status != "ok":
         return None
     code = state.exit_code
-    reason = f"its job ended with exit code {code} after that" if code else ""
+    reason = f"its job then ended with exit code {code}" if code else ""
     return replace(state, status="ok", reason=reason)
 
 
@@ -78,14 +78,14 @@ def _never_started(facts: Facts, state: RunState) -> RunState | None:
 
 
 def _at_work(facts: Facts, state: RunState) -> RunState | None:
-    """After a bad end too: it may start the next attempt."""
+    """A live process means running, also after a failed attempt: it may start the next one."""
     if not (facts.job and facts.alive):
         return None
     return replace(state, status="running", reason=f"process {facts.job['pid']}")
 
 
 def _stopped_early(facts: Facts, state: RunState) -> RunState | None:
-    """A run that recorded preemption: by whom."""
+    """Return the state of a run that recorded preemption, with its cause."""
     end = facts.ending
     if end is None or end.status != "preempted":
         return None
@@ -98,15 +98,15 @@ def _stopped_early(facts: Facts, state: RunState) -> RunState | None:
     return replace(state, status=status, reason=reason, evidence=reason, evidence_file=end.file)
 
 
-def _said_that_it_failed(facts: Facts, state: RunState) -> RunState | None:
-    """A run that recorded a failure: why."""
+def _recorded_failure(facts: Facts, state: RunState) -> RunState | None:
+    """Return the state of a run that recorded a failure, with its cause."""
     end = facts.ending
     if end is None:
         return None
     own, said = evidence.judge(end.reason), _strongest(facts)
     if said and (said[1].strength >= own.strength or not end.reason):
         return _by_sign(facts, state, *said)
-    reason = own.reason or "it ended with status failed"
+    reason = own.reason or "the run recorded status failed"
     return replace(
         state, status=own.status, reason=reason, evidence=own.text, evidence_file=end.file
     )
@@ -121,10 +121,10 @@ def _by_the_exit_code(facts: Facts, state: RunState) -> RunState | None:
     if not facts.job or state.exit_code is None:
         return None
     status, reason = _by_exit_code(state.exit_code)
-    return _last_words(facts, replace(state, status=status, reason=reason))
+    return _with_last_line(facts, replace(state, status=status, reason=reason))
 
 
-def _out_of_sight(facts: Facts, state: RunState) -> RunState | None:
+def _not_observable(facts: Facts, state: RunState) -> RunState | None:
     """A job that cannot be queried from here, and whose log shows no end."""
     if not (job := facts.job) or facts.alive is not None:
         return None
@@ -138,19 +138,19 @@ def _gone(facts: Facts, state: RunState) -> RunState | None:
     if not facts.job:
         return None
     reason = f"its process {facts.job.get('pid')} exited without a run_end record"
-    return _last_words(facts, replace(state, status="failed", reason=reason))
+    return _with_last_line(facts, replace(state, status="failed", reason=reason))
 
 
 def _written_lately(facts: Facts, state: RunState) -> RunState | None:
     age = facts.age_s
     if age is None or abs(age) >= FRESH_S:  # below 0: another machine's clock is ahead
         return None
-    return replace(state, status="running", reason=f"its files were written {age:.0f} s ago")
+    return replace(state, status="running", reason=f"its files changed {age:.0f} s ago")
 
 
 def _silent(facts: Facts, state: RunState) -> RunState:
     reason = "exited without a run_end record or an outcome file"
-    return _last_words(facts, replace(state, status="failed", reason=reason))
+    return _with_last_line(facts, replace(state, status="failed", reason=reason))
 
 
 # The first case that says something wins; the last one always does.
@@ -159,10 +159,10 @@ _CASES: tuple[Callable[[Facts, RunState], RunState | None], ...] = (
     _never_started,
     _at_work,
     _stopped_early,
-    _said_that_it_failed,
+    _recorded_failure,
     _by_the_log,
     _by_the_exit_code,
-    _out_of_sight,
+    _not_observable,
     _gone,
     _written_lately,
     _silent,
@@ -185,7 +185,7 @@ def _by_sign(facts: Facts, state: RunState, tail: Tail, sign: Sign) -> RunState:
     )
 
 
-def _last_words(facts: Facts, state: RunState) -> RunState:
+def _with_last_line(facts: Facts, state: RunState) -> RunState:
     """Without a better line, the last line of the log is the evidence."""
     tail = facts.tails[0] if facts.tails else Tail("", [])
     said = [(n, clean(text)) for n, text in tail.lines if "[METRIC]" not in text and clean(text)]

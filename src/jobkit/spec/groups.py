@@ -26,12 +26,12 @@ class RunSettings:
     epochs: int = setting(5, "passes over the training samples", low=1)
     seed: int = setting(0, "seed of weights, order and augmentation", low=0, high=2**31 - 1)
     device: str = setting(
-        "auto", "auto: a GPU if there is one, else the CPU", choices=("auto", "cpu", "cuda")
+        "auto", "cuda, cpu, or auto: a GPU if there is one", choices=("auto", "cpu", "cuda")
     )
     threads: int = setting(0, "CPU threads per rank (0: the rank's share of the cores)", low=0)
     timeout_s: float = setting(600.0, "timeout of a collective in seconds", low=1.0)
     keep_memory: bool = setting(
-        True, "CPU: keep freed memory in the process, which saves page faults in each iteration"
+        True, "CPU: keep freed memory in the process, to avoid page faults in each iteration"
     )
 
 
@@ -51,7 +51,7 @@ class ModelSettings:
         False, "GPU: the same bits in each run on the same GPUs and software; slower"
     )
     channels_last: bool = setting(True, "channels-last memory format, if the model supports it")
-    compile: bool = setting(False, "torch.compile the model; measure before you keep it")
+    compile: bool = setting(False, "torch.compile the model; check that it is faster")
     activation_checkpointing: bool = setting(
         False, "activation checkpointing: recompute each block's activations in the backward pass"
     )
@@ -81,7 +81,7 @@ class DataSettings:
     batch_size_per_rank: int | None = setting(
         None, "samples in one optimizer step on each rank; fixed: weak scaling", low=1
     )
-    accumulate: int = setting(1, "gradient accumulation: micro-batches per optimizer step", low=1)
+    accumulate: int = setting(1, "gradient accumulation: microbatches per optimizer step", low=1)
     eval_batch_size: int = setting(500, "samples in one evaluation batch on each rank", low=1)
 
 
@@ -106,7 +106,9 @@ class OptimizerSettings:
         choices=("none", "linear", "sqrt"),
     )
     lr_base_batch_size: int = setting(256, "the batch size that --lr was tuned for", low=1)
-    clip_norm: float | None = setting(None, "clip the gradient's global norm to this", low=0.0)
+    clip_norm: float | None = setting(
+        None, "clip the global norm of the gradients to this value", low=0.0
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,10 +139,10 @@ class FsdpSettings:
     """Strategy fsdp."""
 
     fsdp_wrap: str | None = setting(
-        None, "fsdp: classes of the modules to shard on their own, A,B (instead of by size)"
+        None, "fsdp: module classes that become sharding units, as A,B (instead of by size)"
     )
     fsdp_wrap_min_parameters: int = setting(
-        1000, "fsdp: minimum number of parameters of a block that is sharded on its own", low=1
+        1000, "fsdp: minimum number of parameters of a sharding unit", low=1
     )
     fsdp_reshard_after_forward: bool = setting(
         True, "fsdp: free the gathered parameters after the forward pass"
@@ -160,12 +162,12 @@ class PipelineSettings:
     pipeline_stages: int | None = setting(
         None, "pp: ranks per pipeline; more ranks run replicas of it (default: all)", low=1
     )
-    pipeline_schedule: str = setting("1f1b", "pp: order of the micro-batches", choices=SCHEDULES)
+    pipeline_schedule: str = setting("1f1b", "pp: order of the microbatches", choices=SCHEDULES)
     pipeline_split: str | None = setting(
-        None, "pp, mp: names of the modules that begin the second and later stages, A,B"
+        None, "pp, mp: names of the modules that begin the second and later stages, as A,B"
     )
     microbatches: int | None = setting(
-        None, "pp: micro-batches per batch (default: at least one per stage)", low=1
+        None, "pp: microbatches per batch (default: at least one per stage)", low=1
     )
 
 
@@ -174,14 +176,19 @@ class CheckpointSettings:
     """Checkpoints and early stop."""
 
     checkpoint_every: str | None = setting(
-        None, "write a checkpoint every: epoch, 200 (iterations), 30s, 10m, 1h", identity=False
+        None,
+        "checkpoint interval: epoch, 200 (iterations), 30s, 10m or 1h (default: none)",
+        identity=False,
     )
     checkpoint_keep: int = setting(2, "number of checkpoints to keep", low=1, identity=False)
     checkpoint_async: bool | None = setting(
         None, "write checkpoints in the background (default: on GPUs)", identity=False
     )
     stop_signal: str = setting(
-        "USR2", "signal on which a run saves and ends", choices=("USR1", "USR2"), identity=False
+        "USR2",
+        "signal on which a run saves a checkpoint and ends",
+        choices=("USR1", "USR2"),
+        identity=False,
     )
 
 
@@ -189,7 +196,7 @@ class CheckpointSettings:
 class MeasurementSettings:
     """Measurement."""
 
-    warmup_iterations: int = setting(5, "first iterations that are not timed", low=0)
+    warmup_iterations: int = setting(5, "first iterations, which are not timed", low=0)
     breakdown_iterations: int = setting(
         10,
         "iterations instrumented for the breakdown into compute, exposed communication and data "
@@ -200,7 +207,7 @@ class MeasurementSettings:
     profile: str | None = setting(
         None, "trace these iterations with torch.profiler, as 20-22", identity=False
     )
-    profile_ranks: str = setting("0", "ranks to trace: 0,3 or all", identity=False)
+    profile_ranks: str = setting("0", "ranks to trace, as 0,3, or all", identity=False)
 
 
 # Title of the group in a command's help: the group.

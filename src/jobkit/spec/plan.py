@@ -4,7 +4,7 @@ A study is a TOML file:
 
     name = "strong"
     strategies = ["ddp", "fsdp"]
-    gpus = [1, 2, 4, "2x4"]      # ranks in all, or NODESxRANKS
+    gpus = [1, 2, 4, "2x4"]      # total ranks, or NODESxRANKS
     repeats = 3
     seed = 0                     # shuffles the order of the runs
     [settings]                   # any setting of RunSpec, the same in every run
@@ -39,11 +39,11 @@ class Study:
     """What is to be compared. Raises UsageError for a value that cannot be used."""
 
     name: str
-    description: str = setting("", "what the study is about", multiline=True)
+    description: str = setting("", "purpose of the study", multiline=True)
     strategies: tuple[str, ...] = setting(("ddp", "fsdp"), "strategies to compare", low=1)
-    gpus: tuple[int | str, ...] = setting((1, 2, 4), "sizes: ranks in all, or NODESxRANKS", low=1)
+    gpus: tuple[int | str, ...] = setting((1, 2, 4), "sizes: total ranks, or NODESxRANKS", low=1)
     gpus_per_node: int | None = setting(
-        None, "ranks that fill a node (default: all ranks of a plain number share one)", low=1
+        None, "ranks on a full node (default: all ranks of a plain number share one node)", low=1
     )
     repeats: int = setting(1, "repeats of each setting", low=1)
     seed: int = setting(0, "seed of the order of the runs", low=0)
@@ -72,7 +72,7 @@ class Study:
         """Read a study from a TOML file, or by its bare name from hpc/studies.
 
         Overrides replace a study's field of that name, or else a setting of the training.
-        Raises UsageError for a missing or broken file or an unknown key.
+        Raises UsageError for a missing or invalid file, or an unknown key.
         """
         values = _read_toml(find_named("study", source, STUDIES))
         known = tuple(cls.__dataclass_fields__)
@@ -116,7 +116,7 @@ class Study:
                 spec = self._spec({**self.settings, **point, **shape, "repeat": repeat})
                 runs[spec.run_id] = spec
         if not runs:
-            raise UsageError("the study plans no run: single and dp need a size of 1")
+            raise UsageError("the study has no run: single and dp need a size of 1")
         order = sorted(runs)
         random.Random(self.seed).shuffle(order)
         return Plan(study=self, runs={run_id: runs[run_id] for run_id in order}, notes=tuple(notes))
@@ -190,7 +190,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 
 def _size(gpus: int | str, per_node: int | None) -> tuple[int, int]:
-    """A size as (nodes, ranks a node): 8 on nodes of 4 is (2, 4); "2x3" is (2, 3)."""
+    """A size as (nodes, ranks per node): 8 on nodes of 4 is (2, 4); "2x3" is (2, 3)."""
     if isinstance(gpus, str) and (match := re.fullmatch(r"([1-9]\d{0,5})x([1-9]\d{0,5})", gpus)):
         return int(match[1]), int(match[2])
     if isinstance(gpus, str) and re.fullmatch(r"[1-9]\d{0,6}", gpus):

@@ -169,7 +169,7 @@ class FSDPFacts(Facts):
         return found
 
     def messages(self, settings: Settings, size: ModelSize) -> list[Message]:
-        """Gathers in each micro-batch, forward and (when freed in between) backward; a reduction.
+        """Gathers in each microbatch, forward and (when freed in between) backward; a reduction.
 
         The hybrid mode gathers and reduces inside a replica, then all-reduces over the replicas.
         """

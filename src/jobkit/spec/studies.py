@@ -21,9 +21,9 @@ def find_study(given: str | Path | None = None) -> Path:
         raise UsageError(_unknown(text, folder))
     if not (folder / "plan.json").exists() and is_run(folder):
         parent = folder.absolute().parent
-        raise UsageError(f"{text} is the folder of one run: give its study, {parent}")
+        raise UsageError(f"{text} is the folder of one run: name its study, {parent}")
     if not (folder / "plan.json").exists() and not run_folders(folder):
-        raise UsageError(f"{text} holds no plan.json and no run: it is no study")
+        raise UsageError(f"{text} has no plan.json and no run: it is not a study")
     return folder
 
 
@@ -31,7 +31,7 @@ def _newest() -> Path:
     plans = [(p.stat().st_mtime, p) for p in logs_root().glob("*/plan.json")]
     if not plans:
         single = logs_root() / "single"
-        hint = f"; single runs lie in {single}: give that" if single.is_dir() else ""
+        hint = f"; single runs are in {single}: name that" if single.is_dir() else ""
         raise UsageError(f"no study in {logs_root()}: start one with run_benchmarks.py{hint}")
     return max(plans)[1].parent
 

@@ -268,7 +268,7 @@ def test_only_the_newest_checkpoint_is_damaged(run: FaultRun) -> None:
     assert [a ^ b for a, b in zip(newest.read_bytes(), b"0123456789", strict=True)] == [
         0, 0, 0, 0, 0, 16, 0, 0, 0, 0,
     ]  # fmt: skip
-    drill_faults._cut_short(run)
+    drill_faults._truncate(run)
     assert len(newest.read_bytes()) == 5
     assert (run.paths.checkpoints / "00000010-0" / "__0_0.distcp").read_bytes() == b"older"
 
@@ -277,7 +277,7 @@ def test_a_wait_ends_with_its_reason_or_with_the_drill(
     run: FaultRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("jobkit.drill.fault_run.PATIENCE_S", 0.01)
-    with pytest.raises(Lost, match="the moon: not within"):
+    with pytest.raises(Lost, match="the moon: not reached within"):
         run.wait("the moon", lambda: False)
     run.halted.set()
     with pytest.raises(Exception) as ended:

@@ -89,7 +89,7 @@ def test_bad_input_is_one_line_and_2_and_nothing_is_written(words, said: str, lo
         ("gpus = []", "1 or more"),
         ("gpus = [[1, 2]]", "whole numbers or strings"),
         ("gpus_per_node = '4'", "gpus_per_node"),
-        ("strategies = ['single']\ngpus = [2]", "plans no run"),
+        ("strategies = ['single']\ngpus = [2]", "has no run"),
     ],
 )
 def test_a_broken_study_names_its_file_and_fault(
@@ -100,7 +100,7 @@ def test_a_broken_study_names_its_file_and_fault(
     assert cli.main(["--study", str(path), "--site", "local"]) == 2
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1
-    assert "mine" in error or "plans no run" in said
+    assert "mine" in error or "has no run" in said
     assert not logs.exists()
 
 

@@ -66,7 +66,7 @@ def test_a_file_that_cannot_be_used_says_why(write: Write, text: str, message: s
         ("gpus = [1.5]", "gpus = [1.5]: must be"),
         ("gpus = ['2x']", "gpus '2x': must be"),
         ("gpus = [6]\ngpus_per_node = 4", "gpus 6: does not fill nodes of 4"),
-        ("strategies = ['single']\ngpus = [2]", "the study plans no run"),
+        ("strategies = ['single']\ngpus = [2]", "the study has no run"),
         ("[settings]\nepochs = 0", "epochs = 0: must be a whole number, 1 or more"),
         ("[settings]\nmodel = 'ccn'", "unknown model 'ccn'; did you mean 'cnn'?"),
         ("[sweep]\nlr = [-1.0]", "lr = -1.0: must be a number, 0.0 or more"),

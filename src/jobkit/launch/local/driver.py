@@ -1,7 +1,7 @@
-"""Runs a plan on this machine, a few runs at a time, in a process of its own.
+"""Runs a plan on this machine, a few runs at a time, in a separate process.
 
 `python -m jobkit.launch.local.driver` reads one JSON object on its standard input: what to run.
-It lives on when the terminal is closed, if requested, and ends what it started on SIGTERM.
+It can outlive the terminal, if requested, and ends what it started on SIGTERM.
 """
 
 import contextlib
@@ -28,11 +28,11 @@ from jobkit.permissions import own_folder
 from jobkit.spec.plan import Plan
 
 _POLL_S = 0.1
-_NO_LIMIT_MIN = 60 * 24 * 365  # submitit wants a time limit; a run on one's own machine has none
+_NO_LIMIT_MIN = 60 * 24 * 365  # submitit requires a time limit; runs on this machine have none
 
 
 def drive(order: Order) -> None:
-    """Run everything that is ordered; return when all has ended or SIGTERM has come."""
+    """Run the runs of the order; return when all have ended or a signal has requested the end."""
     study = StudyPaths(Path(order.folder))
     runs = Plan.read(study.plan).runs
     executor = LocalExecutor(folder=own_folder(study.submitit))
@@ -42,7 +42,7 @@ def drive(order: Order) -> None:
     remember_devices(os.environ)
     adopt_orphans()
     waiting, working = list(order.run_ids), list[Job[int]]()
-    with _wish_to_stop(order.parent) as stopped:
+    with _stop_requested(order.parent) as stopped:
         while (waiting or working) and not stopped():
             while waiting and len(working) < order.at_once:
                 run_id = waiting.pop(0)
@@ -53,13 +53,13 @@ def drive(order: Order) -> None:
                 working.append(job)
             time.sleep(_POLL_S)
             working = [job for job in working if not _ended(job)]
-            if not working:  # what a killed task left behind must not disturb the next run
+            if not working:  # processes that a killed task leaked must not disturb the next run
                 end_descendants(grace_s=GRACE_S)
         _end(working)
 
 
 def _ended(job: Job[int]) -> bool:
-    """Whether a job has ended; says in the launcher's log what went wrong around the run."""
+    """Return whether a job has ended; print submitit's error, if any, to the launcher's log."""
     if not job.done():
         return False
     if (error := job.exception()) is not None:
@@ -69,15 +69,15 @@ def _ended(job: Job[int]) -> bool:
 
 
 def _remove_pickles(job: Job[int]) -> None:
-    """Remove what submitit handed over and got back: job.json says how the run ended."""
+    """Remove submitit's pickles of a job: job.json says how the run ended."""
     for path in job.paths.folder.glob(f"{job.job_id}_*.pkl*"):
         path.unlink(missing_ok=True)
 
 
 def _end(jobs: list[Job[int]]) -> None:
-    """End the jobs that still run. submitit's own cancel would kill them before they tidy up.
+    """End the running jobs with SIGTERM: submitit's cancel would kill them before they clean up.
 
-    The signal is sent again and again: submitit passes over one that comes as a job starts.
+    The signal is repeated, since submitit ignores one that arrives while a job starts.
     """
     while left := [job for job in jobs if not job.done()]:
         for job in left:
@@ -90,8 +90,8 @@ def _end(jobs: list[Job[int]]) -> None:
 
 
 @contextlib.contextmanager
-def _wish_to_stop(parent: int | None) -> Iterator[Callable[[], bool]]:
-    """Whether SIGTERM or SIGINT has come or the parent is gone."""
+def _stop_requested(parent: int | None) -> Iterator[Callable[[], bool]]:
+    """Yield a function: whether SIGTERM or SIGINT has arrived, or the parent has ended."""
     signals: list[int] = []
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda number, _: signals.append(number))
@@ -100,7 +100,7 @@ def _wish_to_stop(parent: int | None) -> Iterator[Callable[[], bool]]:
 
 @contextlib.contextmanager
 def announced(order: Order) -> Iterator[None]:
-    """Hold the study and say in launcher.json who does; UsageError where another one holds it."""
+    """Hold the study's lock and name this process in launcher.json; UsageError if it is held."""
     study = StudyPaths(Path(order.folder))
     record = {
         "v": 1,
@@ -119,12 +119,12 @@ def announced(order: Order) -> Iterator[None]:
 
 
 def main() -> int:
-    """Read the order, say that it is taken, and carry it out."""
+    """Read the order from standard input, acknowledge it, and run it."""
     order = Order(**json.load(sys.stdin))
     try:
         with announced(order):
             print("taken", flush=True)
-            # From here on nobody reads what this process prints, but its log.
+            # From here on the parent no longer reads this output: send it to the log.
             os.dup2(2, 1)
             drive(order)
     except UsageError:

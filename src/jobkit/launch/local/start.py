@@ -34,8 +34,8 @@ def check(plan: Plan) -> None:
     for spec in plan.runs.values():
         if spec.nodes > 1:
             raise UsageError(
-                f"{spec.nodes} nodes: this machine is one; plan it with "
-                f"--gpus {spec.world_size}, or run it where Slurm is"
+                f"{spec.nodes} nodes: this machine is one node; plan it with "
+                f"--gpus {spec.world_size}, or run it on a cluster with Slurm"
             )
     on_gpus = max((s.world_size for s in plan.runs.values() if s.device == "cuda"), default=0)
     if on_gpus and (gpus := count_gpus()) < on_gpus:
@@ -46,7 +46,7 @@ def check(plan: Plan) -> None:
 
 
 def warnings(plan: Plan) -> list[str]:
-    """What a reader of the results should know of this machine before the runs start."""
+    """Return warnings about oversubscribed cores or GPUs."""
     largest = max(spec.world_size for spec in plan.runs.values())
     cores, gpus = len(os.sched_getaffinity(0)), count_gpus()
     wanted = {spec.device for spec in plan.runs.values()}
@@ -58,34 +58,34 @@ def warnings(plan: Plan) -> list[str]:
         )
     on_cpu = not gpus or largest > gpus or "cpu" in wanted
     if on_cpu and largest > cores:
-        found.append(f"up to {largest} ranks share {cores} cores: their times will not scale")
+        found.append(f"up to {largest} ranks share {cores} cores: timings are not meaningful")
     return found
 
 
 @dataclass(frozen=True)
 class LocalRuns:
-    """The process that runs the runs of a launch, one after the other."""
+    """The process that runs the runs of a launch."""
 
     driver: "subprocess.Popen[str]"
 
     @property
     def where(self) -> str:
-        """Who runs them, in words."""
+        """The process that runs them, for a message."""
         return f"process {self.driver.pid} on this machine"
 
     def running(self, states: States) -> bool:
-        """Whether it is still at work, whatever the runs' files say."""
+        """Return whether the process is alive, whatever the runs' files say."""
         return self.driver.poll() is None
 
     def cancel(self) -> None:
-        """End it and all that it started, and wait until nothing of it is left."""
+        """End the process and its descendants, and wait for their end."""
         if self.driver.poll() is None:
             self.driver.terminate()
             self.driver.wait()
 
 
 def start(paths: StudyPaths, order: Order) -> LocalRuns:
-    """Start the process that runs the runs. Raises UsageError while another one does."""
+    """Start the process that runs the runs. Raises UsageError if another one does."""
     with paths.launcher_log.open("ab") as log:
         driver = subprocess.Popen(
             # The folder is for is_launcher: by these words a process is known as the study's.
@@ -94,7 +94,8 @@ def start(paths: StudyPaths, order: Order) -> LocalRuns:
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
-            start_new_session=True,  # Ctrl-C is for the one who watches; it tells the driver
+            # Ctrl-C reaches only the foreground process, which ends the driver.
+            start_new_session=True,
             env={**os.environ, "PYTHONPATH": python_path(), "PYTHONSAFEPATH": "1"},
         )
     assert driver.stdin and driver.stdout
@@ -119,7 +120,7 @@ def cancel(paths: StudyPaths) -> bool:
     if not record or alive is False:
         return False
     if alive is None:
-        raise UsageError(f"{paths.folder.name} is being run on {record.get('host')}: end it there")
+        raise UsageError(f"{paths.folder.name} runs on {record.get('host')}: cancel it there")
     if record.get("host") != socket.gethostname() or not _end(record, paths):
         raise UsageError(
             f"{paths.launcher} names process {record['pid']}, which is not the launcher of "

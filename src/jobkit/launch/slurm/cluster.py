@@ -38,7 +38,9 @@ def find_site(given: str | None, ask: bool = True) -> Site | None:
     if cluster is None and given is None:
         return None  # Slurm's commands are installed without a cluster
     if cluster is None and ask:
-        raise UsageError("--site slurm: Slurm is installed here, but no cluster is configured")
+        raise UsageError(
+            "--site slurm: Slurm is installed on this machine, but no cluster is configured"
+        )
     return site_of_cluster(cluster or "slurm")
 
 

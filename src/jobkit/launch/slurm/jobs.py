@@ -64,7 +64,9 @@ def start(wanted: Submission, collect: bool) -> tuple[SlurmRuns, str]:
         if collect:
             after = submit.submit_collect(wanted, masters)
     except submit.CollectRefused as error:
-        note = f"the collecting job was not submitted: {error}; run ./plot_results.sh after the end"
+        note = (
+            f"the collect job was not submitted: {error}; run ./plot_results.sh after the last run"
+        )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return SlurmRuns(wanted.plan, masters, after), note

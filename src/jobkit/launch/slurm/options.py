@@ -29,8 +29,8 @@ OVERRIDES: dict[str, tuple[str | None, str]] = {
     "mem": (None, "memory per node"),
     "cpus-per-task": ("-c", "cores per rank"),
     "begin": (None, "earliest start time"),
-    "comment": (None, "comment of the job"),
-    "dependency": ("-d", "jobs to wait for"),
+    "comment": (None, "job comment"),
+    "dependency": ("-d", "dependency on other jobs, as sbatch takes it"),
     "mail-type": (None, "events to send mail for"),
     "mail-user": (None, "recipient of the mail"),
 }

@@ -23,7 +23,7 @@ _TRAINING_ONLY |= {"gpus-per-task", "time", "exclusive", "nodelist", "exclude", 
 
 
 class CollectRefused(Exception):
-    """The training jobs are submitted, and the collecting one was rejected."""
+    """The training jobs are submitted, and the collect job was rejected."""
 
 
 def script(batch: Batch, folder: Path, at_once: int | None, whole: bool = False) -> str:
