@@ -129,7 +129,7 @@ KillWait=5
 MinJobAge=300
 SlurmctldTimeout=30
 SlurmdTimeout=20
-# A node that was down resumes by itself.
+# A node that was away comes back by itself.
 ReturnToService=2
 {tcp}{preempt}"""
 
@@ -172,7 +172,7 @@ def _accounting(plan: Plan) -> str:
 def _nodes(plan: Plan) -> str:
     options = plan.options
     lines = [
-        "# The nodes have the cores and memory given here, not those of the machine.",
+        "# The nodes have the cores and memory said here, whatever the machine has.",
         "SlurmdParameters=config_overrides",
     ]
     if options.gpus:
@@ -202,7 +202,7 @@ def _partitions(plan: Plan) -> str:
         return f"PartitionName=batch Default=YES {common}\n"
     return (
         f"PartitionName=batch Default=YES PriorityTier=1 {common}\n"
-        "# Its jobs preempt (requeue) jobs of batch when they need the nodes.\n"
+        "# Its jobs requeue jobs of batch when they need the place.\n"
         f"PartitionName=urgent PriorityTier=10 PreemptMode=OFF {common}\n"
     )
 
@@ -251,7 +251,7 @@ def cgroup_conf(plan: Plan) -> str:
     """cgroup.conf, with which no cgroup is made or looked for."""
     return f"""\
 # Nothing is limited, so that any machine will do: slurmd would refuse to start where it finds
-# neither version of cgroups as it expects them. This empty folder satisfies its check.
+# neither version of cgroups as it expects them. It looks in this empty folder and is content.
 CgroupPlugin=cgroup/v1
 CgroupMountpoint={plan.layout.run}
 CgroupAutomount=no

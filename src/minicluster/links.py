@@ -23,7 +23,7 @@ def parse(action: str, words: list[str], nodes: list[str]) -> Fault:
 def _known(words: list[str], nodes: list[str]) -> list[str]:
     for word in words:
         if word not in nodes:
-            raise UsageError(f"{word}: no such node; the nodes are {nodes[0]} to {nodes[-1]}")
+            raise UsageError(f"{word}: no such node; there are {nodes[0]} to {nodes[-1]}")
     return words
 
 

@@ -159,9 +159,9 @@ def test_a_killed_controller_comes_back_with_its_jobs(hard) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["kill", "n99"], "name slurmctld or a node, n1 to n14"),
+        (["kill", "n99"], "must be slurmctld or a node, n1 to n14"),
         (["kill", "slurmctld", "--jobs"], "is for a node"),
-        (["start", "slurmdbd"], "name slurmctld or a node"),
+        (["start", "slurmdbd"], "must be slurmctld or a node"),
     ],
 )
 def test_kill_and_start_with_bad_words(hard, words: list[str], said: str) -> None:

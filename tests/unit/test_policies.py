@@ -60,6 +60,18 @@ BANNED = {
     r"of another training": "of a different configuration",
     r"an? rank of its own": "one rank",
     r"stands in .*:\d": "is in",
+    r"the three doors|## Rooms": "entry points, parts",
+    r"account that pays": "account to charge",
+    r"nodes come whole": "whole nodes are allocated",
+    r"micro-batch(es)? per|order of the micro-batches": "microbatch",
+    r"one a line|a word each": "one per line",
+    r"(starts?|requeues?|started|requeue it|start it again) so often": "at most N times",
+    r"training goes on|jobs go on": "continues",
+    r"Options of its own": "Options of run.sh",
+    r"use only so much": "use only this part",
+    r"somebody's scaling table": "a published scaling table",
+    r"what became of": "state, result",
+    r"were survived": "recovered",
 }
 TEXTS = [
     *SOURCES,

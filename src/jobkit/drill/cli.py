@@ -59,7 +59,7 @@ def parser() -> argparse.ArgumentParser:
     """The command line of drill."""
     made = Parser(
         prog="jobkit drill",
-        description="Inject faults into a short training, and measure detection, restart and lost work.",
+        description="Inject faults into a short training, and measure the recovery.",
         epilog=EPILOG,
     )
     where = made.add_mutually_exclusive_group()
