@@ -160,7 +160,7 @@ def test_a_killed_controller_comes_back_with_its_jobs(hard) -> None:
     ("words", "said"),
     [
         (["kill", "n99"], "must be slurmctld or a node, n1 to n14"),
-        (["kill", "slurmctld", "--jobs"], "is for a node"),
+        (["kill", "slurmctld", "--jobs"], "is for nodes"),
         (["start", "slurmdbd"], "must be slurmctld or a node"),
     ],
 )

@@ -60,7 +60,7 @@ BAD = [
     (["--study", "demo", "--dataset", "folder:/no/such"], "/no/such"),
     (["--study", "demo", "--global-batch-size", "8", "--batch-size-per-rank", "8"], "not both"),
     (["--study", "demo", "--gpus", "2x2"], "this machine is one"),
-    (["--study", "demo", "--partition", "x"], "--partition is for Slurm"),
+    (["--study", "demo", "--partition", "x"], "--partition is an option for Slurm"),
     (["--study", "demo", "--max-running", "0"], "--max-running"),
     (["--study", "demo", "--only", "nix"], "--only"),
     (["--study", "demo", "--nosuch"], "--nosuch"),
