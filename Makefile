@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint types unit cluster bench docs clean
+.PHONY: help venv demo test lint types unit cluster bench gpu-check docs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -55,6 +55,9 @@ bench: $(VENV)/.installed ## measure: ours against the plain recipe, ranks again
 	$(BIN)/python tests/bench/strategies.py
 	$(BIN)/python tests/bench/checkpoints.py
 	$(BIN)/python tests/bench/analysis.py
+
+gpu-check: $(VENV)/.installed ## on GPUs: every check that needs them, and one file to send back
+	$(BIN)/python -m jobkit gpu-check $(ARGS)
 
 docs: $(VENV)/.installed ## write what comes from the source: tables of docs/, shell completion
 	PYTHONPATH=src:tests $(BIN)/python -m support.generated_docs

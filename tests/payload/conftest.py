@@ -1,6 +1,7 @@
 """Fixtures of the payload's tests: quick ranks, and real launches."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from jobkit.paths import RunPaths
 from support.rigs import ROOT, RUN_SH, Result, Start, environment, write_images
@@ -42,12 +44,19 @@ def _forge() -> Iterator[subprocess.Popen[str]]:
 def forge(
     _forge: subprocess.Popen[str], data_dir: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Start:
-    """Run the payload's main at some ranks, without a launcher: forge(2, "--strategy", "ddp")."""
+    """Run the payload's main at some ranks, without a launcher: forge(2, "--strategy", "ddp").
+
+    JOBKIT_TEST_DEVICE: the device of tests that name none. Whatever the device, the same bits.
+    """
+    device = os.environ.get("JOBKIT_TEST_DEVICE", "")
+    on_device = ["--device", device, *(["--deterministic"] * (device == "cuda"))] if device else []
 
     def start(world: int, *words: str, run_dir: Path | None = None, **request: Any) -> Result:
+        if device == "cuda" and world > torch.cuda.device_count():
+            pytest.skip(f"needs {world} GPUs")
         folder = run_dir or tmp_path_factory.mktemp("forge") / "run"
         out = tmp_path_factory.mktemp("out") / "rank"
-        argv = ["--data-dir", str(data_dir), *words, "--run-dir", str(folder)]
+        argv = ["--data-dir", str(data_dir), *on_device, *words, "--run-dir", str(folder)]
         content = {"world": world, "argv": argv, "out": str(out), **request}
         assert _forge.stdin is not None
         assert _forge.stdout is not None

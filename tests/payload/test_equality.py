@@ -1,6 +1,7 @@
 """Any number of ranks makes the steps that one process would make."""
 
 import functools
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,6 +9,9 @@ import pytest
 
 from support.rigs import NO_BREAKDOWN, Result, Start
 
+pytestmark = pytest.mark.on_device
+# A GPU's library chooses another kernel, with another order of sums, for another batch size.
+ROUNDING = 10 if os.environ.get("JOBKIT_TEST_DEVICE") == "cuda" else 1
 # 100 samples in batches of 23: neither 2 nor 3 ranks divide them, and the last has 8.
 UNEVEN = [
     "--dataset",
@@ -37,7 +41,7 @@ Truth = Callable[[str], Result]
 def assert_same(result: Result, expected: Result, rel: float = 2e-5) -> None:
     """Losses agree to rounding; a sample or two of 101 may fall on the other side."""
     assert set(result.codes) == {0}, result.out
-    assert result.losses() == pytest.approx(expected.losses(), rel=rel)
+    assert result.losses() == pytest.approx(expected.losses(), rel=rel * ROUNDING)
     assert result.accuracies() == pytest.approx(expected.accuracies(), abs=0.025)
 
 

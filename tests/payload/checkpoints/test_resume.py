@@ -8,6 +8,7 @@ import pytest
 from support.cuts import ITERATIONS, RUN, actions, final, measured, newest, same, write_models
 from support.rigs import Start
 
+pytestmark = pytest.mark.on_device
 CASES = [
     ("single", 1, ()),
     ("dp", 1, ("--optimizer", "adamw")),
