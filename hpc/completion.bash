@@ -19,6 +19,7 @@ _jobkit_options() {
     'memory') echo '--help --gpus --nodes --json --csv --parameters --classes --images --strategy --keep-memory --no-keep-memory --model --width --precision --fp32 --deterministic --no-deterministic --channels-last --no-channels-last --compile --no-compile --activation-checkpointing --no-activation-checkpointing --global-batch-size --batch-size-per-rank --accumulate --optimizer --lr --momentum --nesterov --no-nesterov --weight-decay --lr-schedule --lr-warmup-epochs --lr-scaling --lr-base-batch-size --clip-norm --ddp-bucket-mib --ddp-gradient-as-bucket-view --no-ddp-gradient-as-bucket-view --ddp-static-graph --no-ddp-static-graph --ddp-find-unused-parameters --no-ddp-find-unused-parameters --ddp-comm-hook --ddp-powersgd-rank --ddp-powersgd-start --sync-batchnorm --no-sync-batchnorm --zero1 --no-zero1 --fsdp-wrap --fsdp-wrap-min-parameters --fsdp-reshard-after-forward --no-fsdp-reshard-after-forward --fsdp-reduce-fp32 --no-fsdp-reduce-fp32 --fsdp-cpu-offload --no-fsdp-cpu-offload --fsdp-hybrid-replicas --fsdp-prefetch --pipeline-stages --pipeline-schedule --pipeline-split --microbatches --checkpoint-every --checkpoint-keep --checkpoint-async --no-checkpoint-async --stop-signal --breakdown-iterations --profile --profile-ranks' ;;
     'advise') echo '--help --device-memory --nodes --gpus-per-node --network-gb-per-s --link-gb-per-s --reserve --json --parameters --classes --images --keep-memory --no-keep-memory --model --width --precision --fp32 --deterministic --no-deterministic --channels-last --no-channels-last --compile --no-compile --activation-checkpointing --no-activation-checkpointing --global-batch-size --batch-size-per-rank --accumulate --optimizer --lr --momentum --nesterov --no-nesterov --weight-decay --lr-schedule --lr-warmup-epochs --lr-scaling --lr-base-batch-size --clip-norm --ddp-bucket-mib --ddp-gradient-as-bucket-view --no-ddp-gradient-as-bucket-view --ddp-static-graph --no-ddp-static-graph --ddp-find-unused-parameters --no-ddp-find-unused-parameters --ddp-comm-hook --ddp-powersgd-rank --ddp-powersgd-start --sync-batchnorm --no-sync-batchnorm --fsdp-wrap --fsdp-wrap-min-parameters --fsdp-reduce-fp32 --no-fsdp-reduce-fp32 --fsdp-cpu-offload --no-fsdp-cpu-offload --fsdp-prefetch --pipeline-stages --pipeline-schedule --pipeline-split --microbatches --checkpoint-every --checkpoint-keep --checkpoint-async --no-checkpoint-async --stop-signal --breakdown-iterations --profile --profile-ranks' ;;
     'preflight') echo '--help --run-dir --dataset --data-dir --device --timeout --json' ;;
+    'gpu-check') echo '--help --device --parts --list --folder' ;;
     'comm') echo '--help --ops --backend --min-bytes --max-bytes --factor --iterations --warmup --seconds-per-size --timeout --nproc-per-node --run-dir --attempt --check' ;;
     'plot-comm') echo '--help' ;;
     'step-model') echo '--help --comm' ;;
@@ -40,7 +41,7 @@ _jobkit_options() {
 # The values of an option that takes one of a few, or the commands of a program.
 _jobkit_values() {
   case $1 in
-    'jobkit') echo 'prepare run status cancel drill check-edf verify memory advise preflight comm plot-comm step-model collect check-claims plot' ;;
+    'jobkit') echo 'prepare run status cancel drill check-edf verify memory advise preflight gpu-check comm plot-comm step-model collect check-claims plot' ;;
     'run.sh --strategy') echo 'single dp ddp fsdp mp pp' ;;
     'run.sh --device') echo 'auto cpu cuda' ;;
     'run.sh --model') echo 'cnn resnet18 mlp' ;;
@@ -91,6 +92,7 @@ _jobkit_values() {
     'advise --pipeline-schedule') echo 'gpipe 1f1b interleaved' ;;
     'advise --stop-signal') echo 'USR1 USR2' ;;
     'preflight --dataset') echo 'cifar10 synthetic' ;;
+    'gpu-check --device') echo 'cuda cpu' ;;
     'comm --backend') echo 'auto gloo nccl' ;;
     'minicluster') echo 'up status env down link kill start install' ;;
   esac

@@ -2,8 +2,8 @@
 
 Sources: dense peaks and memory of the data sheets, as collected with their links in
 https://github.com/stas00/ml-engineering (compute/accelerator, revision 0074473); links:
-https://www.nvidia.com/en-us/data-center/nvlink/ (A100: 12 links, 600 GB/s; H100: 18 links, 900 GB/s,
-both directions together); busbw against the speed of a link:
+https://www.nvidia.com/en-us/data-center/nvlink/ (A100: 12 links, 600 GB/s; H100: 18 links, 900
+GB/s, both directions together); busbw against the speed of a link:
 https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md.
 """
 
@@ -93,9 +93,8 @@ def product(kind: str, tflops: float | None, gpu: str) -> Measure:
 def memory(gb_per_s: float | None, gpu: str) -> Measure:
     """Return the measured rate of a copy in the GPU's memory, read and written, with its bounds."""
     peak = peak_of(gpu)
-    return _of_peak(
-        "copy in memory", gb_per_s, "GB/s", peak.memory_gb_per_s if peak else None, gpu
-    )
+    most = peak.memory_gb_per_s if peak else None
+    return _of_peak("copy in memory", gb_per_s, "GB/s", most, gpu)
 
 
 def _of_peak(name: str, value: float | None, unit: str, peak: float | None, gpu: str) -> Measure:

@@ -67,7 +67,8 @@ def _train(setting: Setting) -> list[_Words]:
     if setting.rehearsal:
         runs = {name: runs[name] for name in runs if name.startswith("same-bits")}
         words = ["--model", "mlp", "--epochs", "1", "--train-samples", "128"]
-        words += ["--test-samples", "16", "--global-batch-size", "32", "--breakdown-iterations", "0"]
+        words += ["--test-samples", "16", "--global-batch-size", "32"]
+        words += ["--breakdown-iterations", "0"]
     script = ["bash", str(REPOSITORY / "run.sh"), "--nproc-per-node", str(setting.ranks)]
     script += ["--dataset", "synthetic", "--device", setting.device]
     return [
@@ -122,7 +123,7 @@ def parts() -> Sequence[Part]:
         ),
         Part(
             name="train", text="ResNet-18 in each arithmetic, and the same bits twice",
-            limit_s=300, commands=_train, read=results.train,
+            limit_s=300, watched=True, commands=_train, read=results.train,
         ),
         Part(
             name="study", text="the demo study, collected and plotted", limit_s=240,

@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from jobkit.paths import RunPaths, read_json
 _WAIT_SHARE = 0.05  # chosen; the order of an epoch and the crops are on the GPU
 _SMALL_BYTES = 65536
 GPU_LISTING = "nvidia-smi-topo.txt"
+PROCESSES = "gpu-processes.csv"  # pid, UUID of a GPU: a line for each second, process and GPU
 
 
 def gpu_of(folder: Path) -> str:
@@ -30,7 +32,7 @@ def link_of(folder: Path) -> str:
         text = (folder.parent / GPU_LISTING).read_text()
     except OSError:
         return ""
-    found = re.search(r"^(?:\x1b\[[0-9;]*m)?\s*GPU0\s+X\s+(\w+)", text, re.MULTILINE)
+    found = re.search(r"^\s*GPU0\s+X\s+(NV\d+|PIX|PXB|PHB|NODE|SYS)\b", text, re.MULTILINE)
     return found[1] if found else ""
 
 
@@ -105,7 +107,8 @@ def _first(faults: list[dict[str, str]]) -> str:
 def verify(folder: Path) -> list[Measure]:
     """Return how many cases were over their tolerance: ranks on the CPU of this machine."""
     text = (folder / "log.txt").read_text()
-    found = json.loads(text[text.index("\n[") :].partition("\n]")[0] + "\n]")
+    # Warnings of torch begin with a bracket too.
+    found = json.loads(text[text.rindex("\n[\n") :].partition("\n]")[0] + "\n]")
     over = sum(not one["ok"] for one in found)
     return [Measure("cases of verify over the tolerance", over, f"of {len(found)}", 0, 0)]
 
@@ -153,7 +156,25 @@ def train(folder: Path) -> list[Measure]:
         different = sum(values != next(iter(same.values())) for values in same.values())
         why = "two runs with --deterministic on the same GPUs"
         made.append(Measure("runs with other losses", different, f"of {len(same)}", 0, 0, why))
-    return made
+    return [*made, contexts(folder)]
+
+
+def contexts(folder: Path) -> Measure:
+    """Return how many processes were on several GPUs: each rank has a context on its own only."""
+    name, seen = "processes on more than one GPU", defaultdict(set)
+    try:
+        lines = (folder / PROCESSES).read_text().splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        pid, _, uuid = line.partition(", ")
+        if pid.isdigit() and uuid:
+            seen[pid].add(uuid)
+    if not seen:
+        return Measure(name, None, why="nvidia-smi lists no processes (as in a container)")
+    many = sum(len(uuids) > 1 for uuids in seen.values())
+    why = "a context on another rank's GPU takes half a GB of it"
+    return Measure(name, many, f"of {len(seen)}", 0, 0, why)
 
 
 def study(folder: Path) -> list[Measure]:
@@ -182,7 +203,7 @@ def drill(folder: Path) -> list[Measure]:
     return [
         Measure("faults injected", len(rows), "", 1),
         _counted("final status not ok", rows, "final_status", "ok"),
-        _counted("parameters not bitwise equal", rows, "same_parameters", "True"),
+        _counted("parameters not bitwise equal", rows, "same_parameters", "yes"),
     ]
 
 

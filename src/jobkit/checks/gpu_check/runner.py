@@ -6,12 +6,13 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from jobkit.checks.gpu_check.expected import Measure
+from jobkit.checks.gpu_check.results import PROCESSES
 from jobkit.checks.gpu_check.setting import Part, Setting
 from jobkit.errors import one_line
 from jobkit.paths import read_json, write_json
@@ -61,7 +62,8 @@ def run_part(part: Part, setting: Setting) -> Result:
     start = time.monotonic()
     result = Result(part.name, NOT, part.why_not(setting), limit_s=part.limit_s)
     if not result.reason:
-        result.state, result.reason = _commands(part, setting, folder)
+        with _watching(folder) if part.watched else contextlib.nullcontext():
+            result.state, result.reason = _commands(part, setting, folder)
         try:
             result.measures = part.read(folder)
         except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
@@ -72,6 +74,17 @@ def run_part(part: Part, setting: Setting) -> Result:
         result.took_s = time.monotonic() - start
     result.save(kept)
     return result
+
+
+@contextlib.contextmanager
+def _watching(folder: Path) -> Iterator[None]:
+    """List the processes on each GPU every second meanwhile, where nvidia-smi is there."""
+    words = ["nvidia-smi", "--query-compute-apps=pid,gpu_uuid", "--format=csv,noheader", "-l", "1"]
+    with (folder / PROCESSES).open("wb") as out, contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            watch = subprocess.Popen(words, stdin=-3, stdout=out, stderr=-3, start_new_session=True)
+            stack.callback(_end, watch)
+        yield
 
 
 def _commands(part: Part, setting: Setting, folder: Path) -> tuple[str, str]:

@@ -12,7 +12,12 @@ from jobkit.paths import REPOSITORY
 _OF_A_JOB = ("SLURM_", "SBATCH_", "JOBKIT_", "TORCHELASTIC_")
 _OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 # What may be told of the environment: names, and beginnings of names.
-_TOLD = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "OMP_NUM_THREADS")
+_TOLD: tuple[str, ...] = (
+    "CUDA_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "OMP_NUM_THREADS",
+)
 _TOLD += ("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "NVIDIA_TF32_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG")
 _TOLD += ("SLURM_JOB_PARTITION", "SLURM_GPUS_ON_NODE", "SLURM_CPUS_ON_NODE")
 _TOLD_BEGINNINGS = ("NCCL_", "FI_", "GLOO_SOCKET_", "MIOPEN_", "PYTORCH_CUDA_ALLOC")
@@ -69,6 +74,7 @@ class Part:
     limit_s: int  # for all of its commands
     commands: Callable[[Setting], Sequence[Sequence[str]]]
     read: Callable[[Path], list[Measure]] = field(default=lambda _: [])  # given its folder
+    watched: bool = False  # which processes are on which GPUs is listed each second
     gpus: int = 1  # the fewest that it needs
     rehearsed: bool = True  # there is a small form of it for the CPU
 

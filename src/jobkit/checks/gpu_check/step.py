@@ -141,9 +141,7 @@ def speeds(device: torch.device) -> dict[str, float]:
     source = torch.ones(mib * 2**18, device=device)
     target = torch.empty_like(source)
     # Each byte is read and written.
-    found["memory_gb_per_s"] = (
-        2 * mib * 2**20 / seconds(device, lambda: target.copy_(source)) / 1e9
-    )
+    found["memory_gb_per_s"] = 2 * mib * 2**20 / seconds(device, lambda: target.copy_(source)) / 1e9
     if device.type == "cuda":
         pinned = torch.empty(mib * 2**17, pin_memory=True)
         half = target[: len(pinned)]
