@@ -4,10 +4,7 @@ import contextlib
 import hashlib
 import os
 import platform
-import resource
-import shutil
 import socket
-import subprocess
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 
 import jobkit
+from jobkit.checks.preflight.node import gpu_errors, read_line
 from jobkit.errors import UsageError
 from jobkit.files import open_regular
 from jobkit.gpus import gpu_state
@@ -27,7 +25,6 @@ from jobkit.payload.devices import candidate
 from jobkit.payload.place import RankEnv, read_rank_env, share_of_cores
 
 Facts = dict[str, Any]
-_FILES, _LOCKED = resource.RLIMIT_NOFILE, resource.RLIMIT_MEMLOCK
 T = TypeVar("T")
 
 
@@ -142,41 +139,6 @@ def gpu(place: RankEnv, wanted: str) -> Facts:
         "gpu_state": gpu_state(found.uuid),
         "gpu_cores": read_line(Path("/sys/bus/pci/devices") / found.bus / "local_cpulist"),
         "gpu_errors": within(5, gpu_errors, ""),
-    }
-
-
-def read_line(path: Path) -> str:
-    """Return the text of a file of the kernel's; empty where it cannot be read."""
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
-
-
-def gpu_errors() -> str:
-    """Return the last Xid error of NVIDIA's driver in the kernel's log; empty without one.
-
-    Empty also where users may not read that log.
-    """
-    try:
-        done = subprocess.run(["dmesg"], capture_output=True, timeout=4)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    lines = [x for x in done.stdout.decode(errors="replace").splitlines() if "NVRM: Xid" in x]
-    return lines[-1][lines[-1].index("NVRM: Xid") :][:200] if lines else ""
-
-
-def limits() -> Facts:
-    """Return the process's limits that many ranks, shared memory and RDMA run into."""
-    unlimited = resource.RLIM_INFINITY
-    files, locked = (resource.getrlimit(one)[0] for one in (_FILES, _LOCKED))
-    shm_mib = -1
-    with contextlib.suppress(OSError):
-        shm_mib = shutil.disk_usage("/dev/shm").free // 2**20
-    return {
-        "open_files": -1 if files == unlimited else files,
-        "memlock_mib": -1 if locked == unlimited else locked // 2**20,
-        "shm_mib": shm_mib,
     }
 
 

@@ -1,5 +1,6 @@
 """What the ranks of a preflight do together: is an all_reduce right, and how fast is it?"""
 
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -9,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from jobkit.checks.preflight.facts import within
+from jobkit.checks.preflight.nccl import Log, joined, keep_log, said
 from jobkit.collectives import bus_factor
 from jobkit.errors import UsageError
 from jobkit.payload.distributed import Group, RankEnv, join
@@ -22,9 +24,12 @@ _TIMES = 5
 def together(place: RankEnv, wanted: str, timeout_s: float) -> Results:
     """Return what the job's process group measured; a fault is a result as well."""
 
+    own = "NCCL_DEBUG_FILE" not in os.environ
+    log = Log(keep_log())  # before NCCL is initialised
+
     def work() -> Results:
         try:
-            return _measure(join(wanted, place, timeout_s))
+            return _measure(join(wanted, place, timeout_s), log)
         except (RuntimeError, UsageError, ValueError) as error:
             lines = str(error).strip().split("\n")
             return {"group_fault": f"{type(error).__name__}: {lines[0][:300]}"}
@@ -32,10 +37,13 @@ def together(place: RankEnv, wanted: str, timeout_s: float) -> Results:
     late = {
         "group_fault": f"not finished within {timeout_s + 3:.0f} s: a rank or the network hangs"
     }
-    return within(timeout_s + 3, work, late)
+    try:
+        return within(timeout_s + 3, work, late)
+    finally:
+        log.remove(own)
 
 
-def _measure(group: Group) -> Results:
+def _measure(group: Group, log: Log) -> Results:
     """Return the sum over all ranks, the latency, and the bandwidth between nodes (or ranks)."""
     place = group.place
     total = group.reduce({"ranks": place.rank + 1}, "sum")["ranks"]
@@ -43,10 +51,19 @@ def _measure(group: Group) -> Results:
         "backend": group.backend,
         "sum": total,
         "latency_us": _latency_s(group) * 1e6,
-        **_bandwidth(group),
     }
+    ways = said(log.new_text(), range(place.world_size))
+    found |= _bandwidth(group)
+    if group.backend == "nccl":  # what was connected for the large all_reduces has other ranks
+        found |= joined(ways, said(log.new_text(), _members(place)))
     group.close()
     return found
+
+
+def _members(place: RankEnv) -> list[int]:
+    """Return the ranks of the large all_reduces: one per node, all of them on one node."""
+    leaders = list(range(0, place.world_size, place.local_world_size))
+    return leaders if len(leaders) > 1 else list(range(place.world_size))
 
 
 def _latency_s(group: Group) -> float:
@@ -57,9 +74,7 @@ def _latency_s(group: Group) -> float:
 def _bandwidth(group: Group) -> Results:
     """Return the busbw of large all_reduces over a rank per node; over all ranks on one node."""
     place = group.place
-    members = list(range(0, place.world_size, place.local_world_size))
-    if len(members) == 1:
-        members = list(range(place.world_size))
+    members = _members(place)
     if len(members) == 1:
         return {}
     inner = dist.new_group(members)  # every rank must call this

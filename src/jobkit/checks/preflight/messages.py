@@ -22,6 +22,8 @@ _OPTIONAL_FACTS = {
     **dict.fromkeys(("gpu", "gpu_name", "gpu_fault", "gpu_cores", "gpu_errors"), str),
     **dict.fromkeys(("open_files", "memlock_mib", "shm_mib"), int),
     "gpu_state": {"": str},
+    "nics": {"": float | int},
+    "bindings": {"": str},
     **dict.fromkeys(("dataset", "data_dir", "data_fault", "data_dir_fault", "cache"), str),
     "cached": bool,
 }
@@ -29,7 +31,9 @@ _RESULTS = {**_HELLO, "hidden": [str], "cache_fault": str}
 _OPTIONAL_RESULTS = {
     **dict.fromkeys(("group_fault", "backend"), str),
     **dict.fromkeys(("sum", "latency_us", "mib", "bus_mb_per_s"), float | int),
-    "members": int,
+    **dict.fromkeys(("members", "nvls_channels"), int),
+    "links": [str],
+    "networks": [str],
 }
 _FIELDS: dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
     "hello": (_HELLO, {}),

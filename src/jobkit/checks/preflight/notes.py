@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from jobkit.checks.preflight.finding import CheckResult, Facts, grouped, where
+from jobkit.checks.preflight.finding import CheckResult, Facts, by_host, grouped, where
 
 _SOCKETS_PER_RANK = 3  # groups of Gloo, each of which connects a rank with every other
 _OTHER_FILES = 256
@@ -81,3 +81,39 @@ def limit_notes(facts: Sequence[Facts]) -> CheckResult:
             "which RDMA needs unlimited: ulimit -l, or the container's --ulimit memlock=-1"
         )
     return found
+
+
+def binding_notes(facts: Sequence[Facts]) -> CheckResult:
+    """Return notes on variables that bind the threads of all ranks of a node to the same cores."""
+    found = CheckResult("bindings", "no variable binds the ranks of a node alike")
+    for own in by_host(facts).values():
+        for name in ("GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND"):
+            for value, same in grouped(own, lambda f, n=name: _binding(f, n)).items():  # type: ignore[misc]
+                if len(same) > 1 and _share_cores(same, value):
+                    found.notes.append(
+                        f"bindings: {where(same)}: {name}={value} binds the threads of each of "
+                        "them to the same cores: unset it, and bind ranks with srun --cpu-bind"
+                    )
+    alone = [f for f in facts if f["gpus"] == 1 and f["local_world_size"] > 1]
+    for value, own in grouped(alone, lambda f: _binding(f, "SLURM_GPU_BIND")).items():
+        if value != "none":
+            found.notes.append(
+                f"bindings: {where(own)}: SLURM_GPU_BIND={value} shows each rank its own GPU only, "
+                "so that NCCL may not use NVLink: --gpu-bind=none"
+            )
+    return found
+
+
+def _binding(facts: Facts, name: str) -> str:
+    value = facts.get("bindings", {}).get(name, "")
+    idle = ("false", "disabled", "none", "norespect", "master", "primary")
+    return "" if value.lower() in idle else str(value)
+
+
+def _share_cores(facts: Sequence[Facts], value: str) -> bool:
+    """Whether ranks with one value compute on the same cores: it names cores, or they share all.
+
+    Abstract places such as `cores` begin at the first core that a process may use.
+    """
+    named = any(letter.isdigit() for letter in value)
+    return named or len({tuple(f["cores"]) for f in facts}) < len(facts)

@@ -12,6 +12,7 @@ from jobkit.checks.preflight import facts as find
 from jobkit.checks.preflight.coordinator import Coordinator, show
 from jobkit.checks.preflight.finding import CheckResult
 from jobkit.checks.preflight.group import together
+from jobkit.checks.preflight.node import limits
 from jobkit.checks.preflight.rendezvous import (
     Connection,
     Unreachable,
@@ -124,7 +125,7 @@ class PreflightRank:
             **self._who,
             **find.gpu(place, request.spec.device),
             **find.cores(place, os.environ),
-            **find.limits(),
+            **limits(),
             **find.versions(place),
             **find.names(place, os.environ),
             "log_dir": str(request.run_dir),

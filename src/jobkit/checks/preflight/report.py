@@ -4,14 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from jobkit.checks.preflight import judge, notes
+from jobkit.checks.preflight import judge, notes, transports
 from jobkit.checks.preflight.finding import CheckResult, Facts, by_host, grouped, many, where
 from jobkit.errors import Exit
 
 # Where one of these found a fault, a group would only hang, or fail for a reason already reported.
 NEEDED_FOR_A_GROUP = ("presence", "ranks", "world", "gpus", "master", "port")
 _ABSURD_MB_PER_S = 10.0  # less than Fast Ethernet: training would only wait
-_SLOW_MB_PER_S = {"gloo": 100.0, "nccl": 5000.0}  # nccl: TCP over a fast network gives 1-3 GB/s
 _FREE_PORT = (
     "end the program that holds it (ss -ltnp shows it), or set another MASTER_PORT; unset, the "
     "port comes from the job's id"
@@ -49,6 +48,7 @@ def judge_facts(facts: Sequence[Facts], around: Circumstances) -> list[CheckResu
         judge.gpus(facts),
         notes.gpu_notes(facts),
         notes.limit_notes(facts),
+        notes.binding_notes(facts),
         judge.cores(facts),
         judge.names(facts),
         port(facts[0], around.port_fault),
@@ -66,7 +66,8 @@ def judge_together(
     if not task["group"]:
         text = "not checked, because of the faults above"
         return [*found, CheckResult("all_reduce", notes=[f"all_reduce, bandwidth: {text}"])]
-    return [*found, all_reduce(facts, results), bandwidth(facts, results)]
+    ways = transports.transports(facts, results)
+    return [*found, all_reduce(facts, results), ways, bandwidth(facts, results)]
 
 
 def port(chief: Facts, fault: str) -> CheckResult:
@@ -152,10 +153,10 @@ def bandwidth(facts: Sequence[Facts], results: Sequence[Facts]) -> CheckResult:
     found = CheckResult("bandwidth", text)
     if speed < _ABSURD_MB_PER_S:
         found.fault(where(results), text, _FAST_INTERFACE)
-    elif speed < _SLOW_MB_PER_S.get(one.get("backend", ""), 0) and nodes:
+    elif nodes and speed < (least := transports.least_mb_per_s(facts, one.get("backend", ""))):
         found.notes.append(
-            f"bandwidth: {speed:.0f} MB/s is slow for {one['backend']} on a cluster: check the "
-            "interface; with NCCL_DEBUG=INFO the line 'NET/' names the network that it took"
+            f"bandwidth: {speed:.0f} MB/s is slow for {one['backend']} on this network, of which "
+            f"{least:.0f} are expected at least: check the interface"
         )
     return found
 

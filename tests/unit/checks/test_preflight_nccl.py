@@ -1,0 +1,237 @@
+"""What the preflight reads of NCCL's log, and of a node's network and bindings.
+
+The lines are recorded ones, of the public issues named beside them, with hosts as there.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from jobkit.checks.preflight import nccl, node
+from jobkit.checks.preflight.messages import is_valid
+from jobkit.checks.preflight.nccl import Link
+from jobkit.checks.preflight.report import Circumstances, judge_facts, judge_together
+from support.allocation import TOLD, outcome, sound
+
+# https://github.com/NVIDIA/nccl-tests/issues/252
+IBEXT = """kolyoz1:27224:27909 [2] NCCL INFO Channel 02/0 : 2[2] -> 0[0] via P2P/CUMEM
+kolyoz2:25146:25827 [0] NCCL INFO Channel 03/0 : 4[0] -> 7[3] via P2P/CUMEM
+kolyoz1:27225:27907 [3] NCCL INFO Channel 03/0 : 7[3] -> 3[3] [receive] via NET/IBext_v8/3/GDRDMA
+kolyoz1:27225:27907 [3] NCCL INFO Channel 03/0 : 3[3] -> 7[3] [send] via NET/IBext_v8/3/GDRDMA
+"""
+# https://github.com/NVIDIA/nccl/issues/952
+SOCKET = """<cluster_name>:919:1150 [0] NCCL INFO Channel 01/0 : 8[0] -> 15[7] via P2P/IPC/read
+<cluster_name>:926:1151 [7] NCCL INFO Channel 03/0 : 15[7] -> 6[6] [send] via NET/Socket/3
+"""
+# https://github.com/NVIDIA/nccl/issues/1189
+NO_NVLS = """H20-GPU-06:4015540:4015653 [1] NCCL INFO 8 coll channels, 0 collnet channels, 0 nvls \
+channels, 8 p2p channels, 2 p2p channels per peer
+H20-GPU-06:4015539:4015652 [0] NCCL INFO Channel 07/0 : 0[0] -> 2[0] [receive] via NET/IB/3/GDRDMA
+"""
+# https://github.com/aws/aws-ofi-nccl/issues/715
+OFI = """algo-1:18063:20783 [6] NCCL INFO Channel 05/1 : 6[6] -> 10[2] [send] via NET/AWS \
+Libfabric/1(2)/GDRDMA/Shared
+algo-1:18060:20786 [3] NCCL INFO Channel 00/1 : 3[3] -> 7[7] via P2P/CUMEM/read
+"""
+# https://github.com/NVIDIA/nccl-tests/issues/228
+NETWORK = """user:5181:5232 [2] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_2:1/IB [RO]; OOB \
+ibs85f0:192.168.1.10<0>
+user:5181:5232 [2] NCCL INFO Using network IB
+"""
+# https://github.com/NVIDIA/nccl/issues/1817
+DIRECT = """sh9:3884994:3885029 [7] NCCL INFO Channel 00/0 : 7[7] -> 6[6] via P2P/direct pointer
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "links"),
+    [
+        (
+            IBEXT,
+            [
+                Link(0, 2, "P2P/CUMEM"),
+                Link(4, 7, "P2P/CUMEM"),
+                Link(3, 7, "NET/IBext_v8", direct=True),
+            ],
+        ),
+        (SOCKET, [Link(8, 15, "P2P/IPC"), Link(6, 15, "NET/Socket")]),
+        (OFI, [Link(6, 10, "NET/AWS Libfabric", direct=True), Link(3, 7, "P2P/CUMEM")]),
+        (NO_NVLS, [Link(0, 2, "NET/IB", direct=True)]),
+        (DIRECT, [Link(6, 7, "P2P/direct pointer")]),
+        # In the form of NCCL's source (src/transport/shm.cc), and of older versions.
+        ("x [0] NCCL INFO Channel 00 : 0[1a000] -> 1[1b000] via SHM/direct/direct\n",
+         [Link(0, 1, "SHM")]),
+        (NETWORK, []),
+        ("", []),
+    ],
+)  # fmt: skip
+def test_the_links_of_recorded_lines(text: str, links: list[Link]) -> None:
+    assert nccl.links(text, range(16)) == links
+    assert [Link.decode(link.encode()) for link in links] == links
+
+
+def test_ranks_of_a_smaller_group_are_those_of_the_job() -> None:
+    assert nccl.links(NO_NVLS, [0, 4, 8]) == [Link(0, 8, "NET/IB", direct=True)]
+    assert nccl.links(IBEXT, [0, 4]) == []
+
+
+def test_both_parts_of_a_log_are_joined() -> None:
+    one, other = nccl.said(NETWORK + NO_NVLS, range(4)), nccl.said(SOCKET, range(16))
+    assert one["networks"] == ["IB"] and one["nvls_channels"] == 0
+    both = nccl.joined(one, other)
+    assert len(both["links"]) == 3 and both["networks"] == ["IB"] and both["nvls_channels"] == 0
+    some = nccl.joined(nccl.said("x 16 nvls channels", []), one)
+    assert some["nvls_channels"] == 16
+
+
+def test_the_log_is_a_file_of_this_process_and_a_users_own_is_left(tmp_path: Path) -> None:
+    environ = {"NCCL_DEBUG_SUBSYS": "GRAPH"}
+    path = nccl.keep_log(environ)
+    assert environ["NCCL_DEBUG"] == "INFO" and "NCCL_DEBUG_SUBSYS" not in environ
+    host = os.uname().nodename.split(".")[0]
+    assert path.name == f"nccl-{host}-{os.getpid()}.log" and path.parent.is_dir()
+    log = nccl.Log(path)
+    assert log.new_text() == ""
+    path.write_text(NETWORK)
+    assert log.new_text() == NETWORK and log.new_text() == ""
+    with path.open("a") as file:
+        file.write(SOCKET)
+    assert log.new_text() == SOCKET
+    log.remove(own=True)
+    assert not path.parent.exists()
+    given = {"NCCL_DEBUG_FILE": str(tmp_path / "mine.%p"), "NCCL_DEBUG": "WARN"}
+    assert nccl.keep_log(given) == tmp_path / f"mine.{os.getpid()}"
+    assert given["NCCL_DEBUG"] == "WARN"
+
+
+def judged(texts: list[str], **more) -> tuple[str, str]:
+    """The text of the check and its notes, for what each of four ranks' logs says."""
+    facts = [{**one, **more} for one in sound()]
+    results = [
+        {**result, **nccl.said(text, range(4))}
+        for result, text in zip(outcome(facts), texts, strict=True)
+    ]
+    assert all(is_valid("results", one) for one in results)
+    (found,) = [x for x in judge_together(facts, results, TOLD) if x.check == "transports"]
+    assert not found.faults
+    return found.text, "\n".join(found.notes)
+
+
+def via(first: int, second: int, way: str) -> str:
+    """A line in the form of the recorded ones."""
+    return f"n:1:2 [0] NCCL INFO Channel 00/0 : {first}[0] -> {second}[1] via {way}\n"
+
+
+def test_fast_ways_are_told_and_not_noted() -> None:
+    net = via(1, 2, "NET/IB/0/GDRDMA")
+    texts = [via(0, 1, "P2P/CUMEM/read"), net, net + "x 16 nvls channels", ""]
+    text, notes = judged(texts)
+    assert text == (
+        "NET/IB GDRDMA between 1 pair of ranks (1-2); P2P/CUMEM between 1 pair of ranks (0-1); "
+        "NVLS (16 channels)"
+    )
+    assert notes == ""
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (
+            via(1, 2, "NET/Socket/3"),
+            "NCCL uses TCP (NET/Socket) between 1 pair of ranks (1-2), and",
+        ),
+        (via(0, 1, "SHM/direct/direct"), "SHM between 1 pair of ranks (0-1) of a node"),
+        (via(0, 1, "NET/IB/0/GDRDMA"), "NET/IB GDRDMA between 1 pair of ranks (0-1) of a node"),
+        (via(1, 2, "NET/IB/0"), "NET/IB between 1 pair of ranks (1-2) is without GPUDirect"),
+    ],
+)
+def test_slow_ways_are_noted(line: str, said: str) -> None:
+    text, notes = judged([line, "", "", ""], nics={"mlx5_0:1": 200.0})
+    assert said in notes and ("mlx5_0:1" in notes) == ("TCP" in said) and text
+
+
+def test_a_log_without_a_connection_is_told_and_gloo_has_none() -> None:
+    assert "no line of a connection" in judged([""] * 4)[1]
+    results = [{**one, "backend": "gloo"} for one in outcome(sound())]
+    (found,) = [x for x in judge_together(sound(), results, TOLD) if x.check == "transports"]
+    assert (found.text, found.notes) == ("", [])
+
+
+@pytest.mark.parametrize(
+    ("nics", "mb_per_s", "noted"),
+    [
+        ({}, 4000.0, True),
+        ({}, 6000.0, False),
+        ({"hsn0": 200.0}, 3000.0, True),  # TCP
+        ({"hsn0": 200.0}, 7000.0, False),
+        ({"mlx5_0:1": 400.0, "mlx5_9:1": 25.0}, 7000.0, True),
+        ({"mlx5_0:1": 25.0}, 2500.0, False),  # all that there is
+    ],
+)
+def test_the_bound_follows_the_rate_of_the_network(nics, mb_per_s: float, noted: bool) -> None:
+    facts = [{**one, "nics": nics} for one in sound()]
+    results = [{**one, "bus_mb_per_s": mb_per_s} for one in outcome(facts)]
+    (found,) = [x for x in judge_together(facts, results, TOLD) if x.check == "bandwidth"]
+    assert bool(found.notes) == noted and not found.faults
+
+
+# The node: files in the form of the kernel's documents
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text + "\n")
+
+
+def test_interfaces_made_for_rdma_and_their_rates(tmp_path: Path) -> None:
+    for name, rate, state in (
+        ("mlx5_0", "200 Gb/sec (4X HDR)", "4: ACTIVE"),
+        ("mlx5_1", "100 Gb/sec (4X EDR)", "1: DOWN"),
+    ):
+        write(tmp_path / "infiniband" / name / "ports" / "1" / "rate", rate)
+        write(tmp_path / "infiniband" / name / "ports" / "1" / "state", state)
+    write(tmp_path / "net" / "hsn0" / "speed", "200000")
+    write(tmp_path / "net" / "hsn1" / "speed", "-1")
+    write(tmp_path / "net" / "eth0" / "speed", "10000")
+    assert node.nics(tmp_path) == {"mlx5_0:1": 200.0, "hsn0": 200.0}
+    assert node.nics(tmp_path / "none") == {}
+
+
+def test_xid_errors_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stub of dmesg, with lines in the form of NVIDIA's document of Xid errors."""
+    lines = "[1.0] usb 1-1: new\\n[2.0] NVRM: Xid (PCI:0000:03:00): 48, first\\n"
+    lines += "[3.0] NVRM: Xid (PCI:0000:03:00): 79, GPU has fallen off the bus.\\n"
+    (tmp_path / "dmesg").write_text(f'#!/bin/sh\nprintf "{lines}"\n')
+    (tmp_path / "dmesg").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert node.gpu_errors() == (
+        "2 Xid, the last: NVRM: Xid (PCI:0000:03:00): 79, GPU has fallen off the bus."
+    )
+    (tmp_path / "dmesg").write_text("#!/bin/sh\nexit 1\n")
+    assert node.gpu_errors() == ""
+
+
+BOUND = {
+    "cores named": ({"GOMP_CPU_AFFINITY": "0-3"}, {}, "GOMP_CPU_AFFINITY=0-3 binds the threads"),
+    "places named": ({"OMP_PLACES": "{0},{1}"}, {}, "OMP_PLACES={0},{1} binds"),
+    "places of cores of their own": ({"OMP_PLACES": "cores", "OMP_PROC_BIND": "close"}, {}, ""),
+    "places of the same cores": (
+        {"OMP_PROC_BIND": "close"}, {"cores": [0, 1, 2, 3]}, "OMP_PROC_BIND=close binds",
+    ),
+    "switched off": (
+        {"OMP_PROC_BIND": "false", "KMP_AFFINITY": "disabled"}, {"cores": [0, 1, 2, 3]}, "",
+    ),
+    "own gpu only": (
+        {"SLURM_GPU_BIND": "per_task:1"}, {"gpus": 1}, "SLURM_GPU_BIND=per_task:1 shows each",
+    ),
+    "all gpus": ({"SLURM_GPU_BIND": "none"}, {"gpus": 1}, ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("variables", "more", "said"), BOUND.values(), ids=BOUND)
+def test_bindings_that_all_ranks_of_a_node_inherit(variables, more, said: str) -> None:
+    facts = [{**one, "bindings": node.bindings(variables), **more} for one in sound()]
+    (found,) = [x for x in judge_facts(facts, Circumstances(4, 1.0, "")) if x.check == "bindings"]
+    notes = "\n".join(found.notes)
+    assert said in notes and bool(said) == bool(notes)
