@@ -243,3 +243,17 @@ def test_the_table_agrees_with_the_summary() -> None:
     rates = {s.world_size: rate(s) for s in plan.runs.values() if s.repeat == 1}
     assert at(table, 4)["speed_up"] == pytest.approx(rates[4] / rates[1])
     assert len(table) == 6
+
+
+def test_what_is_per_gpu_counts_the_gpus_and_not_the_ranks() -> None:
+    """One process of dp drives four GPUs."""
+    dp = runs_of({1: [400.0]}, "dp", strategy="dp", devices=4)
+    row = at(scaling(pd.concat([dp, runs_of({1: [100.0], 4: [320.0]})]), NONE), 1, "dp")
+    assert row["devices"] == 4 and row["world_size"] == 1
+    assert row["images_per_s_per_rank"] == pytest.approx(100.0)
+    hours = row["time_per_epoch_s"] * 4 / 3600
+    assert row["gpu_hours_per_epoch"] == pytest.approx(hours)
+    assert row["node_hours_per_epoch"] == pytest.approx(row["time_per_epoch_s"] / 3600)
+    assert row["efficiency"] == 1.0
+    two = pd.concat([dp, runs_of({2: [500.0]}, "dp", strategy="dp", devices=8)])
+    assert at(scaling(two, NONE), 2, "dp")["efficiency"] == pytest.approx(500 / 400 * 4 / 8)

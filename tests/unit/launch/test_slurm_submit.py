@@ -120,3 +120,38 @@ def test_only_public_names_of_submitit_are_imported() -> None:
             if isinstance(node, ast.ImportFrom) and str(node.module).startswith("submitit"):
                 names = [*str(node.module).split("."), *(alias.name for alias in node.names)]
                 assert not [name for name in names if name.startswith("_")], path
+
+
+@pytest.mark.parametrize(
+    ("request_", "asked"),
+    [
+        ("gpus-per-node", {"dp": ("gpus-per-node", "4"), "ddp": ("gpus-per-node", "1")}),
+        ("gres", {"dp": ("gres", "gpu:4"), "ddp": ("gres", "gpu:1")}),
+        ("gpus-per-task", {"dp": ("gpus-per-task", "4"), "ddp": ("gpus-per-task", "1")}),
+    ],
+)
+def test_a_run_of_dp_requests_all_gpus_of_its_node(
+    request_: str, asked: dict[str, tuple[str, str]]
+) -> None:
+    """It drives all that it sees; the jobs of other strategies stay as they are."""
+    plan = Study(name="s", strategies=("dp", "ddp"), gpus=(1, 2)).expand()
+    site = Site(name="here", gpus_per_node=4, gpu_request=request_)
+    found = {}
+    for batch in submission(plan, list(plan.runs), site, LaunchRequest()).batches:
+        for run_id in batch.run_ids:
+            spec = plan.runs[run_id]
+            if spec.world_size == 1:
+                found[spec.strategy] = batch.options
+    for strategy, (option, value) in asked.items():
+        assert found[strategy][option] == value
+        assert found[strategy]["ntasks-per-node"] == "1"
+    whole = submission(plan, list(plan.runs), site, LaunchRequest(within_allocation=True))
+    (batch,) = whole.batches
+    assert batch.options[asked["dp"][0]] == {"gpus-per-task": "2"}.get(request_, asked["dp"][1])
+
+
+def test_dp_on_the_cpu_requests_no_more_than_others() -> None:
+    plan = Study(name="s", strategies=("dp",), gpus=(1,), settings={"device": "cpu"}).expand()
+    site = Site(name="here", gpus_per_node=4, gpu_request="gpus-per-node")
+    (batch,) = submission(plan, list(plan.runs), site, LaunchRequest()).batches
+    assert batch.options["gpus-per-node"] == "1"

@@ -40,7 +40,7 @@ def comparison_figure(results: Results) -> Figure | None:
     shown = [s for s in found if s.series in names]
     size = shown[0]
     on = f" on {size.nodes} nodes" if (size.nodes or 1) > 1 else ""
-    where = f"{counted_ranks(size.world_size or 0, unit(results))}{on}"
+    where = f"{counted_ranks(size.devices or 0, unit(results))}{on}"
     title = f"{results.name}: side by side at {where}{note}"
     panels = [p for p in _panels(on_gpu(results)) if any(p.middle(s) is not None for s in shown)]
     figure, axes = new_figure(len(panels), title, subtitle(results))
@@ -53,13 +53,13 @@ def comparison_figure(results: Results) -> Figure | None:
 
 
 def _shared_size(found: Sequence[Size]) -> list[Size]:
-    """The sizes of the series that were measured at the same ranks on the same nodes."""
+    """The sizes of the series that were measured on as many GPUs of as many nodes."""
     groups: dict[tuple[str | None, int, int], list[Size]] = {}
     for size in found:
-        if size.images_per_s is not None and size.world_size:
-            key = (size.scaling, size.world_size, size.nodes or 1)
+        if size.images_per_s is not None and size.devices:
+            key = (size.scaling, size.devices, size.nodes or 1)
             groups.setdefault(key, []).append(size)
-    return max(groups.values(), key=lambda g: (len(g), g[0].world_size or 0), default=[])
+    return max(groups.values(), key=lambda g: (len(g), g[0].devices or 0), default=[])
 
 
 def _panels(gpus: bool) -> list[_Panel]:

@@ -117,7 +117,7 @@ def _measured(one: _Spread, base: _Spread | None) -> Row:
 def _compared(one: _Spread, base: _Spread) -> Row:
     """The intervals of speed-up and efficiency; both ends are the value at the baseline itself."""
     own, other = one.size, base.size
-    assert own.world_size and other.world_size
+    assert own.devices and other.devices
     row: Row = {"baseline": f"{other.series} at {shape(other)}: {RULE}"}
     if one is base:
         ends = (1.0, 1.0)
@@ -128,7 +128,7 @@ def _compared(one: _Spread, base: _Spread) -> Row:
         if one.origin != base.origin:
             row["spread_from"] = f"{one.origin} (baseline: {base.origin})"
         row["confidence_share"] = spread.confidence(min(one.count, base.count))
-    share = other.world_size / own.world_size
+    share = other.devices / own.devices
     row |= {"speed_up_low": ends[0], "speed_up_high": ends[1]}
     return row | {"efficiency_low": ends[0] * share, "efficiency_high": ends[1] * share}
 
@@ -136,12 +136,12 @@ def _compared(one: _Spread, base: _Spread) -> Row:
 def _cost(size: Size, target: float | None, reached: dict[str, float]) -> Row:
     """What an epoch costs, and how long it takes to the target accuracy."""
     row: Row = {"target_accuracy": target}
-    time, ranks = size.time_per_epoch_s, size.world_size
-    if size.images_per_s is not None and ranks:
-        row["images_per_s_per_rank"] = size.images_per_s / ranks
-    if time is None or not ranks:
+    time, devices = size.time_per_epoch_s, size.devices
+    if size.images_per_s is not None and devices:
+        row["images_per_s_per_rank"] = size.images_per_s / devices
+    if time is None or not devices:
         return row
-    row["gpu_hours_per_epoch"] = time * ranks / 3600
+    row["gpu_hours_per_epoch"] = time * devices / 3600
     row["node_hours_per_epoch"] = time * (size.nodes or 1) / 3600
     needed = [reached[r] for r in size.ok_runs if r in reached]
     if needed and len(needed) == size.runs_ok:

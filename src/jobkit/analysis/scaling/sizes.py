@@ -30,6 +30,7 @@ class Size:
     nodes: int | None
     ranks_per_node: int | None
     world_size: int | None
+    devices: int | None  # GPUs that compute: more than world_size with dp
     runs_planned: int
     runs_ok: int
     ok_runs: tuple[str, ...]  # run_ids
@@ -48,7 +49,7 @@ class Size:
     baseline: str | None = None
     base_world_size: int | None = None
     speed_up: float | None = None  # rate / rate at the base
-    efficiency: float | None = None  # speed-up / (world size / base world size)
+    efficiency: float | None = None  # speed-up / (devices / those of the base)
     note: str | None = None  # why it is not compared, where its runs must not be
     # Intervals, where there are two values or more.
     images_per_s_low: float | None = None
@@ -85,6 +86,7 @@ def _size(group: pd.DataFrame) -> Size:
     rates, samples = _values(ok, "images_per_s"), ok["train_samples"].dropna()
     return Size(
         **{name: _plain(first[name]) for name in (*_KEYS, *_FACTS)},
+        devices=_plain(ok["devices"].max()) or _plain(first["world_size"]),
         runs_planned=len(group),
         runs_ok=len(ok),
         ok_runs=tuple(ok["run_id"]),
@@ -117,7 +119,8 @@ def _with_speed_up(found: list[Size], bad: dict[str, str]) -> list[Size]:
         one = base.setdefault(size.series, size)
         assert one.images_per_s is not None and one.world_size is not None
         speed_up = size.images_per_s / one.images_per_s
-        efficiency = speed_up * one.world_size / size.world_size
+        assert one.devices and size.devices  # known where the world size is
+        efficiency = speed_up * one.devices / size.devices
         base_size = one.world_size
         made.append(
             replace(size, base_world_size=base_size, speed_up=speed_up, efficiency=efficiency)

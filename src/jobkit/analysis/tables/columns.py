@@ -31,6 +31,7 @@ SCALING = (
     *IDENTITY[1:],
     Column("strategy", TEXT, "parallel strategy"),
     *(c for c in SIZE if c.name in (*_OF_SIZE, *_OF_BATCH)),
+    Column("devices", COUNT, "GPUs (CPU: processes) that compute: more than world_size with dp"),
     Column("runs_planned", COUNT, "planned runs of this series at this size"),
     Column("runs_ok", COUNT, "successful runs of these: only they enter the medians"),
     Column(
@@ -45,15 +46,15 @@ SCALING = (
     Column(
         "images_per_s_per_rank",
         NUMBER,
-        "throughput per GPU (CPU: per process): images_per_s / world_size",
+        "throughput per GPU (CPU: per process): images_per_s / devices",
     ),
     *_with_interval("time_per_epoch", "train_samples / images_per_s", "_s"),
     *_with_interval(
         "speed_up",
         "images_per_s / images_per_s of the baseline (weak scaling: the scaled speed-up)",
     ),
-    *_with_interval("efficiency", "speed_up x base_world_size / world_size"),
-    Column("gpu_hours_per_epoch", NUMBER, "time_per_epoch_s x world_size / 3600 (CPU: processes)"),
+    *_with_interval("efficiency", "speed_up x devices of the baseline / devices"),
+    Column("gpu_hours_per_epoch", NUMBER, "time_per_epoch_s x devices / 3600 (CPU: processes)"),
     Column("node_hours_per_epoch", NUMBER, "time_per_epoch_s x nodes / 3600"),
     Column(
         "target_accuracy",

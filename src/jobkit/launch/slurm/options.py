@@ -13,6 +13,7 @@ from jobkit.paths import StudyPaths
 from jobkit.requeue import WARNING_S
 from jobkit.spec.plan import Plan
 from jobkit.spec.runspec import RunSpec
+from jobkit.spec.strategies import FACTS
 
 Options = dict[str, str | bool]
 
@@ -47,6 +48,11 @@ class Shape:
 
     nodes: int
     ranks_per_node: int
+    whole_node: bool = False  # a process drives all GPUs of its node
+
+    def gpus(self, site: Site) -> int:
+        """GPUs per node."""
+        return site.gpus_per_node or 0 if self.whole_node else self.ranks_per_node
 
 
 @dataclass(frozen=True)
@@ -100,7 +106,8 @@ def submission(
 
 def shape_of(spec: RunSpec) -> Shape:
     """The allocation that a run needs."""
-    return Shape(spec.nodes, spec.ranks_per_node)
+    whole_node = FACTS[spec.strategy].whole_node and spec.device != "cpu"
+    return Shape(spec.nodes, spec.ranks_per_node, whole_node)
 
 
 def batches(plan: Plan, run_ids: Sequence[str], site: Site, given: Options) -> list[Batch]:
@@ -123,7 +130,8 @@ def batches(plan: Plan, run_ids: Sequence[str], site: Site, given: Options) -> l
 def largest(plan: Plan, run_ids: Sequence[str]) -> Shape:
     """The smallest allocation in which each of the runs fits."""
     specs = [plan.runs[run_id] for run_id in run_ids]
-    return Shape(max(s.nodes for s in specs), max(s.ranks_per_node for s in specs))
+    whole_node = any(shape_of(s).whole_node for s in specs)
+    return Shape(max(s.nodes for s in specs), max(s.ranks_per_node for s in specs), whole_node)
 
 
 def sbatch_options(shape: Shape, site: Site, given: Options, name: str) -> Options:
@@ -179,15 +187,15 @@ def _stop_signal(plan: Plan, run_ids: Sequence[str]) -> str:
 
 
 def gpu_options(shape: Shape, site: Site) -> Options:
-    """The site's options to request one GPU per rank."""
+    """The site's options to request one GPU per rank, or for dp all GPUs of the node."""
     if not site.gpus_per_node or site.gpu_request == "none":
         return {}
     kind = f"{site.gpu_type}:" if site.gpu_type else ""
     if site.gpu_request == "gres":
-        return {"gres": f"gpu:{kind}{shape.ranks_per_node}"}
+        return {"gres": f"gpu:{kind}{shape.gpus(site)}"}
     if site.gpu_request == "gpus-per-task":
-        return {"gpus-per-task": f"{kind}1"}
-    return {"gpus-per-node": f"{kind}{shape.ranks_per_node}"}
+        return {"gpus-per-task": f"{kind}{max(1, shape.gpus(site) // shape.ranks_per_node)}"}
+    return {"gpus-per-node": f"{kind}{shape.gpus(site)}"}
 
 
 def verbatim(words: Sequence[str]) -> Options:
