@@ -12,11 +12,13 @@ from pathlib import Path
 MOST_TEXT = 16 << 20  # bytes of a file of settings or state: a larger one is none
 
 
-def open_regular(path: str | Path, max_bytes: int | None = None) -> io.BufferedReader:
+def open_regular(
+    path: str | Path, max_bytes: int | None = None, within: Path | None = None
+) -> io.BufferedReader:
     """Open a regular file for reading. Raises OSError for all else, or where it is larger.
 
     A FIFO would wait forever, and a device such as /dev/zero never ends. Links are followed:
-    what they lead to must be a regular file as well.
+    what they lead to must be a regular file as well, and lie within a folder where one is named.
     """
     # Without O_NONBLOCK the open of a FIFO would itself wait for its other end.
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -28,7 +30,41 @@ def open_regular(path: str | Path, max_bytes: int | None = None) -> io.BufferedR
             raise OSError(errno.EINVAL, "not a regular file", str(path))
         if max_bytes is not None and status.st_size > max_bytes:
             raise OSError(errno.EFBIG, f"larger than {max_bytes:,} bytes", str(path))
+        if within is not None and not _is_within(path, status, within):
+            raise OSError(errno.ELOOP, f"a link that leads out of {within.name}", str(path))
         return io.BufferedReader(io.FileIO(handle, "rb"))
+    except BaseException:
+        os.close(handle)
+        raise
+
+
+def _is_within(path: str | Path, opened: os.stat_result, folder: Path) -> bool:
+    """Whether the file that was opened lies in a folder, whatever a link says by now."""
+    real = os.path.realpath(path)
+    inside = Path(real).is_relative_to(os.path.realpath(folder))
+    return inside and os.path.samestat(os.lstat(real), opened)
+
+
+def append_to(path: str | Path) -> io.FileIO:
+    """Open a file to append to, unbuffered; it is made where it is absent.
+
+    Raises OSError for a link or a file with a second name (a hard link), as what is written would
+    end up elsewhere, and for what is no regular file.
+    """
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        handle = os.open(path, flags, 0o666)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise OSError(errno.ELOOP, "a link in the place of a file", str(path)) from None
+    try:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        if status.st_nlink > 1:
+            raise OSError(errno.EMLINK, "a file that has another name (a hard link)", str(path))
+        return io.FileIO(handle, "ab")
     except BaseException:
         os.close(handle)
         raise

@@ -268,7 +268,7 @@ def write_whole(path: Path, text: str) -> None:
     """Write a file atomically: under a temporary name, then renamed."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
-        with beside.open("w", encoding="utf-8") as file:
+        with beside.open("x", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

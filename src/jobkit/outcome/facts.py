@@ -8,7 +8,9 @@ one that is gone had written its end by then; and where a start, an end or an at
 the rest was read, all is read again.
 """
 
+import contextlib
 import io
+import os
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -18,8 +20,9 @@ from typing import Any
 from jobkit.metric import reader
 from jobkit.metric.line import Record
 from jobkit.metric.reader import Rejected
-from jobkit.outcome.evidence import Tail, find_log, of_newest, read_tail
+from jobkit.outcome.evidence import of_newest
 from jobkit.outcome.liveness import is_at_work
+from jobkit.outcome.logs import Tail, find_log, open_log, read_tail
 from jobkit.paths import RunPaths, read_json
 
 ENDINGS = ("ok", "failed", "preempted")  # what a payload says of itself
@@ -145,8 +148,8 @@ def _run_end(paths: RunPaths, attempt: int | None, tail: Tail | None) -> Ending 
     found: list[Record] = []
     file = metrics
     if metrics and metrics.is_file():
-        with metrics.open("rb") as stream:
-            stream.seek(max(0, metrics.stat().st_size - _METRICS_TAIL))
+        with contextlib.suppress(OSError), open_log(metrics, paths.folder.parent, None) as stream:
+            stream.seek(max(0, stream.seek(0, os.SEEK_END) - _METRICS_TAIL))
             found = _ends(reader.read_file(stream), attempt)
     if not found:
         tail, file = tail or read_tail(paths.log), paths.log

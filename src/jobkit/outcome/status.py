@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 
 from jobkit.errors import Exit
 from jobkit.outcome import evidence
-from jobkit.outcome.evidence import Sign, Tail, clean, find_sign, went_on
+from jobkit.outcome.evidence import Sign, clean, find_sign, went_on
 from jobkit.outcome.facts import Facts, read
+from jobkit.outcome.logs import Tail
 from jobkit.paths import RunPaths
 
 UNDER_WAY = ("running", "pending")
@@ -181,7 +182,7 @@ def _by_sign(facts: Facts, state: RunState, tail: Tail, sign: Sign) -> RunState:
         status=sign.status,
         reason=sign.reason,
         evidence=sign.text,
-        evidence_file=f"{facts.run_id}/{tail.name}:{sign.line}",
+        evidence_file=_place(facts, tail, sign.line),
     )
 
 
@@ -192,7 +193,12 @@ def _with_last_line(facts: Facts, state: RunState) -> RunState:
     if not said:
         return state
     number, text = said[-1]
-    return replace(state, evidence=text, evidence_file=f"{facts.run_id}/{tail.name}:{number}")
+    return replace(state, evidence=text, evidence_file=_place(facts, tail, number))
+
+
+def _place(facts: Facts, tail: Tail, line: int) -> str:
+    """RUN_ID/FILE:LINE, without the line where its number is not known."""
+    return f"{facts.run_id}/{tail.name}" + (f":{line}" if line else "")
 
 
 def _by_exit_code(code: int) -> tuple[str, str]:

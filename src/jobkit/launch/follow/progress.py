@@ -1,11 +1,13 @@
 """The progress of a run, read from its metrics file."""
 
+import os
 import time
 from dataclasses import dataclass
 
 from jobkit.metric.line import Record
 from jobkit.metric.reader import read_file
 from jobkit.outcome.facts import read_job
+from jobkit.outcome.logs import open_log
 from jobkit.paths import RunPaths
 from jobkit.spec.runspec import RunSpec
 
@@ -59,11 +61,14 @@ def progress(paths: RunPaths, spec: RunSpec, attempt: int | None) -> Progress:
 
 def _epochs(paths: RunPaths, attempt: int | None) -> list[Record]:
     """The last epoch records of the attempt."""
-    if attempt is None or not (path := paths.metrics(attempt)).is_file():
+    if attempt is None:
         return []
-    with path.open("rb") as stream:
-        stream.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-        found = [r for r in read_file(stream) if isinstance(r, dict)]
+    try:
+        with open_log(paths.metrics(attempt), paths.folder.parent, None) as stream:
+            stream.seek(max(0, stream.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            found = [r for r in read_file(stream) if isinstance(r, dict)]
+    except OSError:
+        return []
     return [r for r in found if r.get("kind") == "epoch" and type(r.get("epoch")) is int]
 
 
