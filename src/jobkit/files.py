@@ -3,13 +3,18 @@
 import errno
 import fcntl
 import io
+import json
 import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 MOST_TEXT = 16 << 20  # bytes of a file of settings or state: a larger one is none
+MOST_TOML = 1 << 20  # its reader takes a second for that much
+_MOST_VALUES = 2_000_000  # in a JSON text: each takes up to 100 bytes, however short it is
+_DEEPEST = 32  # lists and tables within each other
 
 
 def open_regular(
@@ -82,6 +87,27 @@ def read_regular(path: str | Path, max_bytes: int = MOST_TEXT) -> bytes:
 def read_text(path: str | Path, max_bytes: int = MOST_TEXT) -> str:
     """The text of a regular file, in UTF-8. Raises OSError, or UnicodeDecodeError."""
     return read_regular(path, max_bytes).decode("utf-8")
+
+
+def load_json(content: bytes) -> Any:
+    """The value of a JSON text. Raises ValueError for all else, also for what is far too much."""
+    if sum(content.count(mark) for mark in (b",", b"[", b"{")) > _MOST_VALUES:
+        raise ValueError(f"more than {_MOST_VALUES:,} values")
+    try:
+        return not_deep(json.loads(content))
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def not_deep(value: Any) -> Any:
+    """The value of a JSON or TOML text; ValueError for one that recursion could not follow."""
+    level = [[value]]
+    for _ in range(_DEEPEST):
+        inner = [v for values in level for v in values if isinstance(v, dict | list)]
+        if not inner:
+            return value
+        level = [list(v.values()) if isinstance(v, dict) else v for v in inner]
+    raise ValueError("nested too deeply")
 
 
 @contextmanager

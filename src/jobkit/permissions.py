@@ -52,9 +52,9 @@ def own_folder(folder: Path) -> Path:
 def next_folder(parent: Path) -> Path:
     """A numbered folder that is not there yet, after all that are; it is not made.
 
-    What is executed goes to a folder that did not exist before, so that nobody has left files in it.
+    What is executed goes to a folder that did not exist before: nobody has left files in it.
     """
-    names = os.listdir(parent) if parent.is_dir() else []
+    names = [path.name for path in parent.iterdir()] if parent.is_dir() else []
     taken = [int(name) for name in names if name.isascii() and name.isdecimal() and len(name) < 10]
     return parent / str(max(taken, default=-1) + 1)
 
@@ -135,7 +135,7 @@ def _ways(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
     """Every folder above one, and every link on the way to it: whoever may exchange one of them
     puts another folder in its place.
     """
-    todo, seen = [Path(os.path.abspath(folder))], {Path(os.path.realpath(folder))}
+    todo, seen = [folder.absolute()], {folder.resolve()}
     while todo:
         path = todo.pop()
         for part in (path, *path.parents):
@@ -144,8 +144,7 @@ def _ways(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
             seen.add(part)
             status = part.lstat()
             if stat.S_ISLNK(status.st_mode):
-                real = Path(os.path.realpath(part.parent))
-                todo.append(Path(os.path.abspath(real / os.readlink(part))))
+                todo.append(Path(os.path.normpath(part.parent.resolve() / part.readlink())))
                 # A link has no rights of its own: its owner and its folder's count.
                 status = os.stat_result((status.st_mode & ~0o022, *status[1:]))
             yield part, status

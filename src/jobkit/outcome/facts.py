@@ -10,6 +10,7 @@ the rest was read, all is read again.
 
 import contextlib
 import io
+import math
 import os
 import time
 from collections.abc import Iterable, Mapping
@@ -27,6 +28,7 @@ from jobkit.paths import RunPaths, read_json
 
 ENDINGS = ("ok", "failed", "preempted")  # what a payload says of itself
 _METRICS_TAIL = 256 << 10
+_LONGEST_REASON = 4096  # characters
 _TRIES = 20  # a run starts, ends or begins an attempt only so often in a few milliseconds
 
 
@@ -80,8 +82,13 @@ def read_job(paths: RunPaths) -> dict[str, Any] | None:
         return job
     if job and job.get("job_id") == submission.get("job_id"):
         return {**job, "shared": submission.get("shared")}
-    later = job and (job.get("started") or 0.0) >= (submission.get("submitted") or 0.0)
+    later = job and seconds(job.get("started")) >= seconds(submission.get("submitted"))
     return job if later else submission
+
+
+def seconds(value: object) -> float:
+    """A time in a file, in seconds; 0 where it is none."""
+    return value if isinstance(value, int | float) and math.isfinite(value) else 0.0
 
 
 def _mark(paths: RunPaths) -> _Mark:
@@ -136,7 +143,7 @@ def _ending(paths: RunPaths, attempt: int | None, tail: Tail | None, alive: bool
     code = outcome.get("exit_code")
     return Ending(
         status=outcome["status"],
-        reason=str(outcome.get("reason") or ""),
+        reason=str(outcome.get("reason") or "")[:_LONGEST_REASON],
         file=str(path.relative_to(paths.folder.parent)),
         exit_code=code if type(code) is int else None,
     )
@@ -158,7 +165,8 @@ def _run_end(paths: RunPaths, attempt: int | None, tail: Tail | None) -> Ending 
         return None
     end = reader.merge_parts(found)
     name = str(file.relative_to(paths.folder.parent))
-    return Ending(status=end["status"], reason=str(end.get("reason") or ""), file=name)
+    reason = str(end.get("reason") or "")[:_LONGEST_REASON]
+    return Ending(status=end["status"], reason=reason, file=name)
 
 
 def _ends(records: Iterable[Record | Rejected], attempt: int | None) -> list[Record]:

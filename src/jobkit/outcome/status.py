@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from jobkit.errors import Exit
 from jobkit.outcome import evidence
 from jobkit.outcome.evidence import Sign, clean, find_sign, went_on
-from jobkit.outcome.facts import Facts, read
+from jobkit.outcome.facts import Facts, read, seconds
 from jobkit.outcome.logs import Tail
 from jobkit.paths import RunPaths
 
@@ -55,13 +55,9 @@ def judge(facts: Facts, ordered: float | None = None) -> RunState:
         attempts=0 if newest is None else newest + 1,
         exit_code=code if type(code) is int else end.exit_code if end else None,
     )
-    if ordered is not None and _seconds(job.get("started")) < ordered:  # whatever it was before
+    if ordered is not None and seconds(job.get("started")) < ordered:  # whatever it was before
         return replace(state, status="pending", reason="queued")
     return next(found for case in _CASES if (found := case(facts, state)))
-
-
-def _seconds(value: object) -> float:
-    return value if isinstance(value, int | float) else 0.0
 
 
 def _ended_well(facts: Facts, state: RunState) -> RunState | None:

@@ -100,8 +100,8 @@ def _check_links(paths: RunPaths, attempt: int, rank: int) -> None:
 class _RankLog(logging.FileHandler):
     """Appends to a file that is the run's own."""
 
-    def _open(self) -> TextIO:
-        return io.TextIOWrapper(append_to(self.baseFilename), "utf-8", line_buffering=True)
+    def _open(self) -> "io.TextIOWrapper[Any]":
+        return io.TextIOWrapper(io.BufferedWriter(append_to(self.baseFilename)), "utf-8")
 
 
 def _rank_handler(paths: RunPaths, attempt: int, rank: int) -> logging.Handler:

@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
+from jobkit.files import not_deep
 from jobkit.launch.edf import rules
 from jobkit.launch.edf.annotations import check_annotations, check_hooks
 from jobkit.launch.edf.report import EdfFinding, EdfReport, Host
@@ -24,7 +25,7 @@ def check(
     """
     report = EdfReport(Host(folder, environ, here))
     try:
-        data = tomllib.loads(text)
+        data = not_deep(tomllib.loads(text))
     except (ValueError, RecursionError) as error:
         report.error("", f"not valid TOML: {error}")
         return report.findings
