@@ -156,6 +156,8 @@ def write_outcome(
         "attempt": attempt,
     }
     try:
+        if paths.attempts.is_symlink() or paths.outcome(attempt).parent.is_symlink():
+            raise OSError(f"{paths.attempts} leads out of the run's folder")
         _write_first(paths.outcome(attempt), json.dumps(content) + "\n")
     except OSError as error:
         if status == "ok":
