@@ -146,7 +146,7 @@ def _loaded() -> None:
     import jobkit.launch.launcher  # noqa: F401
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(CHANGES, min_size=1, max_size=4), st.booleans())
 def test_no_command_harms_whoever_looks_at_a_study(changes: list[Any], ended: bool) -> None:
     root = Path(tempfile.mkdtemp(prefix="hostile-"))

@@ -15,7 +15,7 @@ from typing import Any
 
 LIMIT_S, LIMIT_MIB = 10.0, 512
 SECRET = "s3cr3t-token-of-the-environment"
-_QUERIES = ("squeue", "sacct")  # the programs that a look at a study may start
+_QUERIES = ("squeue", "sacct", "nvidia-smi", "amd-smi", "rocm-smi")  # a look may start these
 
 
 @dataclass

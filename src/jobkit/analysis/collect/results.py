@@ -92,7 +92,7 @@ class Results:
             shown = ", ".join(f"{name} ({counted(n, 'run')})" for name, n in devices.items())
             lines.append(f"the runs used different devices, so they are not comparable: {shown}")
         lines += [f"{series}: not compared: {why}" for series, why in faults(self.runs).items()]
-        return lines
+        return [one_line(line) for line in lines]  # with names of files and folders
 
 
 @closed_to_others()
