@@ -158,9 +158,9 @@ def test_no_command_harms_whoever_looks_at_a_study(changes: list[Any], ended: bo
         plan = make_plan("s", strategies=("ddp",), gpus=(1, 2), settings={"epochs": 2})
         for run_id in plan.runs if ended else ():
             whole_run(plan, run_id)
-        kept = snapshot(outside)
         for one in changes:
             change(plan, outside, *one)
+        kept = snapshot(outside)
         done = in_child(lambda: commands("s"))
         assert done.faults == []
         assert set(json.loads(str(done.code))) <= {0, 1, 2, 3}, done.out
