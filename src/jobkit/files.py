@@ -14,6 +14,7 @@ from typing import Any
 MOST_TEXT = 16 << 20  # bytes of a file of settings or state: a larger one is none
 MOST_TOML = 1 << 20  # its reader takes a second for that much
 _MOST_VALUES = 2_000_000  # in a JSON text: each takes up to 100 bytes, however short it is
+_MOST_DOTS = 10_000_000  # squared, of the lines of a TOML text
 _DEEPEST = 32  # lists and tables within each other
 
 
@@ -97,6 +98,20 @@ def load_json(content: bytes) -> Any:
         return not_deep(json.loads(content))
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def load_toml(text: str) -> dict[str, Any]:
+    """The table of a TOML text. Raises ValueError for all else, also for what is far too much."""
+    import tomllib  # here, because the payload imports this file on Python 3.10 too
+
+    # The library's time for a dotted key grows with the square of its parts.
+    if sum(line.count(".") ** 2 for line in text.splitlines()) > _MOST_DOTS:
+        raise ValueError("keys of far too many parts")
+    try:
+        table: dict[str, Any] = not_deep(tomllib.loads(text))
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    return table
 
 
 def not_deep(value: Any) -> Any:

@@ -132,7 +132,9 @@ class Trap:
 
 
 @pytest.mark.parametrize("folder", [".submitit", ".submitit/0"])
-def test_no_pickle_that_lay_in_a_study_is_unpickled(plan: Plan, folder: str, tmp_path: Path) -> None:
+def test_no_pickle_that_lay_in_a_study_is_unpickled(
+    plan: Plan, folder: str, tmp_path: Path
+) -> None:
     """submitit reads PID_0_result.pkl: whoever hands over a study can leave one for every pid."""
     left, trace = plan.paths.folder / folder, tmp_path / "unpickled"
     left.mkdir(exist_ok=True, parents=True)

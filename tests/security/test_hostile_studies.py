@@ -1,5 +1,6 @@
 """Studies that somebody else made, at random: no command executes, signals or writes for them."""
 
+import contextlib
 import json
 import os
 import random
@@ -18,7 +19,18 @@ from support.fake_study import make_plan, whole_run
 from support.hostile import SECRET, in_child, snapshot
 
 PRECIOUS = f"alias ll='ls -l' # {SECRET}-of-another-file\n"
-WORDS = ["", "..", "-x", "=1+1", "a\nb", "\x1b[2J\x1b]0;x\x07", "\u202e", "\x00", "x" * 70_000, "$(id)"]
+WORDS = [
+    "",
+    "..",
+    "-x",
+    "=1+1",
+    "a\nb",
+    "\x1b[2J\x1b]0;x\x07",
+    "\u202e",
+    "\x00",
+    "x" * 70_000,
+    "$(id)",
+]
 NUMBERS = [0, -1, 1, 2**63, 10**400, 1e308, float("nan"), float("inf"), True, 1.5, 99999999999]
 SCALARS = st.sampled_from([*WORDS, *NUMBERS, None])
 VALUES = st.recursive(
@@ -90,9 +102,9 @@ KEYS = st.sampled_from([
     "repeats", "strategy", "lr", "pid", "pid_start", "host", "job_id", "run_ids", "started", "ended",
     "submitted", "exit_code", "child", "first_attempt", "status", "reason", "shared", "launcher",
 ])  # fmt: skip
-RECORDS = st.fixed_dictionaries({"kind": st.sampled_from(["epoch", "run_start", "run_end", "message"])}
-    | {name: VALUES for name in ("epoch", "val_loss", "images_per_s", "t", "text", "spec", "versions")}
-)  # fmt: skip
+KINDS_OF_RECORDS = st.sampled_from(["epoch", "run_start", "run_end", "message"])
+OF_RECORD = ("epoch", "val_loss", "images_per_s", "t", "text", "spec", "versions")
+RECORDS = st.fixed_dictionaries({"kind": KINDS_OF_RECORDS, **dict.fromkeys(OF_RECORD, VALUES)})
 CHANGES = st.one_of(
     st.tuples(st.just("kind"), PLACES | FOLDERS, st.sampled_from(range(len(KINDS)))),
     st.tuples(st.just("value"), PLACES, st.tuples(KEYS, VALUES)),
@@ -185,10 +197,8 @@ def test_the_watch_sees_what_it_looks_for() -> None:
 
     def harm() -> object:
         for act in (lambda: os.kill(os.getppid(), 15), lambda: subprocess.run(["touch", "x"])):
-            try:
+            with contextlib.suppress(OSError):
                 act()
-            except OSError:
-                pass
         print("\x1b[2J", len(bytearray(random.randbytes(1)) * (600 << 20)))
         raise RuntimeError("x")
 

@@ -57,9 +57,24 @@ def put_link(path: Path, target: Path) -> None:
     path.symlink_to(target)
 
 
-FILES = ["launcher.log", "plan.json", ".launcher.lock", "RUN/train.log", "RUN/job.sh", "RUN/job.json"]
+FILES = [
+    "launcher.log",
+    "plan.json",
+    ".launcher.lock",
+    "RUN/train.log",
+    "RUN/job.sh",
+    "RUN/job.json",
+]
 FILES += ["RUN/metrics/0.jsonl", "RUN/ranks/0/rank-0.log", "RUN/attempts/0/outcome.json"]
-FOLDERS = ["figures", ".submitit", "RUN", "RUN/metrics", "RUN/ranks", "RUN/attempts", "RUN/profiles"]
+FOLDERS = [
+    "figures",
+    ".submitit",
+    "RUN",
+    "RUN/metrics",
+    "RUN/ranks",
+    "RUN/attempts",
+    "RUN/profiles",
+]
 FOLDERS += ["RUN/checkpoints", "RUN/checkpoints/00000001-0", ".submitit/0"]
 
 

@@ -18,6 +18,8 @@ def expand_nodes(text: str) -> list[str]:
     names: list[str] = []
     for group in _split(text):
         names += _expand_group(group)
+        if len(names) > _MOST:
+            raise ValueError(f"more than {_MOST:,} nodes: {text!r}")
     return names
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from jobkit.errors import UsageError, nearest, one_of
-from jobkit.files import MOST_TOML, load_json, not_deep, read_regular, read_text
+from jobkit.files import MOST_TOML, load_json, load_toml, read_regular, read_text
 from jobkit.paths import REPOSITORY, StudyPaths, check_name, find_named, write_whole
 from jobkit.permissions import closed_to_others
 from jobkit.spec.runspec import ONE_RANK, SETTINGS, STRATEGIES, RunSpec, check_keys, overridden
@@ -190,11 +190,9 @@ class Plan:
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
-    import tomllib  # here, because the payload imports this package on Python 3.10 too
-
     try:
-        return not_deep(tomllib.loads(read_text(path, MOST_TOML)))
-    except (ValueError, RecursionError) as error:
+        return load_toml(read_text(path, MOST_TOML))
+    except ValueError as error:
         raise UsageError(f"{path}: not valid TOML: {error}") from None
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from None
