@@ -99,7 +99,8 @@ def replaced(path: Path, key: str, value: Any) -> None:
 
 KEYS = st.sampled_from([
     "run_id", "study", "name", "spec", "runs", "notes", "settings", "sweep", "strategies", "gpus",
-    "repeats", "strategy", "lr", "pid", "pid_start", "host", "job_id", "run_ids", "started", "ended",
+    "repeats", "strategy", "lr", "pid", "pid_start", "host", "job_id", "run_ids", "started",
+    "ended",
     "submitted", "exit_code", "child", "first_attempt", "status", "reason", "shared", "launcher",
 ])  # fmt: skip
 KINDS_OF_RECORDS = st.sampled_from(["epoch", "run_start", "run_end", "message"])
@@ -158,7 +159,7 @@ def _loaded() -> None:
     import jobkit.launch.launcher  # noqa: F401
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(CHANGES, min_size=1, max_size=4), st.booleans())
 def test_no_command_harms_whoever_looks_at_a_study(changes: list[Any], ended: bool) -> None:
     root = Path(tempfile.mkdtemp(prefix="hostile-"))
