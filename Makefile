@@ -7,28 +7,44 @@ WILL_DO := import sys, venv, ensurepip; \
 	sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, int(sys.argv[1])))
 VENV := .venv
 BIN := $(VENV)/bin
+# Every package with its version and checksums, so that each machine installs the same files.
+# `make LOCK= venv` takes the newest releases that pyproject.toml allows instead.
+LOCK ?= requirements.lock
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 # Tests at one time: many wait for Slurm or for a process, and leave a core to others. The folders
 # come in order, so that those that wait longest begin first.
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint types unit cluster bench gpu-check docs clean
+.PHONY: help venv lock demo test lint types unit cluster bench gpu-check docs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
 venv: $(VENV)/.installed ## create .venv and install jobkit with its tools
 
-$(VENV)/.installed: pyproject.toml
+$(VENV)/.installed: pyproject.toml $(LOCK)
 	@for newest in 14 99; do for python in $(PYTHON); do \
 		$$python -c "$(WILL_DO)" $$newest 2>/dev/null && break 2; python=; \
 	done; done; \
 	[ -n "$$python" ] || { echo "jobkit needs Python 3.11 or newer with pip and venv," \
 		"and none of these is: $(PYTHON); say 'make PYTHON=/path/to/python3 ...'" >&2; exit 2; }; \
 	echo "$$python -m venv $(VENV)"; $$python -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[all,dev]'
+ifeq ($(LOCK),)
+	$(PIP) --editable '.[all,dev]'
+else
+	$(PIP) --require-hashes --requirement $(LOCK)
+	$(PIP) --no-deps --no-build-isolation --editable .
+endif
 	@touch $@
+
+# UV_CONSTRAINT=FILE keeps packages below versions that some machine cannot install.
+lock: $(VENV)/.installed ## renew requirements.lock: the newest releases that pyproject.toml allows
+	$(PIP) uv
+	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --all-extras \
+		--generate-hashes --no-annotate --custom-compile-command 'make lock' \
+		--output-file requirements.lock pyproject.toml
 
 demo: $(VENV)/.installed ## a small study on this machine: run, collect, plot
 	PATH="$(CURDIR)/$(BIN):$$PATH" ./run_benchmarks.py --study demo

@@ -192,6 +192,7 @@ fi
 attempt='' outcome=''
 claim_attempt() {
   [[ -z $only ]] || return 0
+  [[ ! -L $run_dir/attempts ]] || fail "$run_dir/attempts is a link, through which would be written: remove it"
   mkdir -p -- "$run_dir/attempts" 2>/dev/null
   [[ -d $run_dir/attempts && -w $run_dir/attempts ]] ||
     fail "$run_dir is not writable: choose another with --run-dir"

@@ -32,6 +32,9 @@ _CONTROL = re.compile(
 )
 
 
+_LONGEST_ERROR, _LONGEST_WORD = 4000, 100  # characters
+
+
 def one_line(text: str) -> str:
     """A text as one line that any terminal and file takes: no colours, no control characters."""
     return _CONTROL.sub(" ", ANSI.sub("", text)).strip()
@@ -42,7 +45,8 @@ class UsageError(ValueError):
 
     def __str__(self) -> str:
         """The text as one plain line: parts of it come from files that others may have written."""
-        return one_line(super().__str__())
+        text = one_line(super().__str__())
+        return text if len(text) <= _LONGEST_ERROR else text[: _LONGEST_ERROR - 4] + " ..."
 
 
 class Parser(argparse.ArgumentParser):
@@ -141,6 +145,8 @@ def read_bytes(text: str) -> int:
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return "; did you mean 'x'?" for the closest of the known words, or an empty string."""
+    if len(word) > _LONGEST_WORD:  # compared letter by letter
+        return ""
     close = difflib.get_close_matches(word, list(known), n=1)
     return f"; did you mean '{close[0]}'?" if close else ""
 

@@ -3,20 +3,28 @@
 import errno
 import fcntl
 import io
+import json
 import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 MOST_TEXT = 16 << 20  # bytes of a file of settings or state: a larger one is none
+MOST_TOML = 1 << 20  # its reader takes a second for that much
+_MOST_VALUES = 2_000_000  # in a JSON text: each takes up to 100 bytes, however short it is
+_MOST_DOTS = 10_000_000  # squared, of the lines of a TOML text
+_DEEPEST = 32  # lists and tables within each other
 
 
-def open_regular(path: str | Path, max_bytes: int | None = None) -> io.BufferedReader:
+def open_regular(
+    path: str | Path, max_bytes: int | None = None, within: Path | None = None
+) -> io.BufferedReader:
     """Open a regular file for reading. Raises OSError for all else, or where it is larger.
 
     A FIFO would wait forever, and a device such as /dev/zero never ends. Links are followed:
-    what they lead to must be a regular file as well.
+    what they lead to must be a regular file as well, and lie within a folder where one is named.
     """
     # Without O_NONBLOCK the open of a FIFO would itself wait for its other end.
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -28,7 +36,41 @@ def open_regular(path: str | Path, max_bytes: int | None = None) -> io.BufferedR
             raise OSError(errno.EINVAL, "not a regular file", str(path))
         if max_bytes is not None and status.st_size > max_bytes:
             raise OSError(errno.EFBIG, f"larger than {max_bytes:,} bytes", str(path))
+        if within is not None and not _is_within(path, status, within):
+            raise OSError(errno.ELOOP, f"a link that leads out of {within.name}", str(path))
         return io.BufferedReader(io.FileIO(handle, "rb"))
+    except BaseException:
+        os.close(handle)
+        raise
+
+
+def _is_within(path: str | Path, opened: os.stat_result, folder: Path) -> bool:
+    """Whether the file that was opened lies in a folder, whatever a link says by now."""
+    real = os.path.realpath(path)
+    inside = Path(real).is_relative_to(os.path.realpath(folder))
+    return inside and os.path.samestat(os.lstat(real), opened)
+
+
+def append_to(path: str | Path) -> io.FileIO:
+    """Open a file to append to, unbuffered; it is made where it is absent.
+
+    Raises OSError for a link or a file with a second name (a hard link), as what is written would
+    end up elsewhere, and for what is no regular file.
+    """
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        handle = os.open(path, flags, 0o666)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise OSError(errno.ELOOP, "a link in the place of a file", str(path)) from None
+    try:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        if status.st_nlink > 1:
+            raise OSError(errno.EMLINK, "a file that has another name (a hard link)", str(path))
+        return io.FileIO(handle, "ab")
     except BaseException:
         os.close(handle)
         raise
@@ -46,6 +88,41 @@ def read_regular(path: str | Path, max_bytes: int = MOST_TEXT) -> bytes:
 def read_text(path: str | Path, max_bytes: int = MOST_TEXT) -> str:
     """The text of a regular file, in UTF-8. Raises OSError, or UnicodeDecodeError."""
     return read_regular(path, max_bytes).decode("utf-8")
+
+
+def load_json(content: bytes) -> Any:
+    """The value of a JSON text. Raises ValueError for all else, also for what is far too much."""
+    if sum(content.count(mark) for mark in (b",", b"[", b"{")) > _MOST_VALUES:
+        raise ValueError(f"more than {_MOST_VALUES:,} values")
+    try:
+        return not_deep(json.loads(content))
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def load_toml(text: str) -> dict[str, Any]:
+    """The table of a TOML text. Raises ValueError for all else, also for what is far too much."""
+    import tomllib  # here, because the payload imports this file on Python 3.10 too
+
+    # The library's time for a dotted key grows with the square of its parts.
+    if sum(line.count(".") ** 2 for line in text.splitlines()) > _MOST_DOTS:
+        raise ValueError("keys of far too many parts")
+    try:
+        table: dict[str, Any] = not_deep(tomllib.loads(text))
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    return table
+
+
+def not_deep(value: Any) -> Any:
+    """The value of a JSON or TOML text; ValueError for one that recursion could not follow."""
+    level = [[value]]
+    for _ in range(_DEEPEST):
+        inner = [v for values in level for v in values if isinstance(v, dict | list)]
+        if not inner:
+            return value
+        level = [list(v.values()) if isinstance(v, dict) else v for v in inner]
+    raise ValueError("nested too deeply")
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jobkit.errors import UsageError, nearest
-from jobkit.files import read_regular
+from jobkit.files import load_json, read_regular
 
 # Where run.sh, hpc/ and edf.toml are: the checkout, or the copy that an installed jobkit has of it.
 _COPY = Path(__file__).resolve().parent / "_kit"
@@ -253,8 +253,8 @@ def file_names(folder: Path) -> list[str]:
 def read_json(path: Path) -> dict[str, Any] | None:
     """The object in a JSON file; None if the file is absent, truncated or has no object."""
     try:
-        content = json.loads(read_regular(path))
-    except (OSError, ValueError, RecursionError):
+        content = load_json(read_regular(path))
+    except (OSError, ValueError):
         return None
     return content if isinstance(content, dict) else None
 
@@ -268,7 +268,7 @@ def write_whole(path: Path, text: str) -> None:
     """Write a file atomically: under a temporary name, then renamed."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
-        with beside.open("w", encoding="utf-8") as file:
+        with beside.open("x", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

@@ -1,17 +1,22 @@
 """Locks and ports, so that two commands at once never meet.
 
-A lock is a Unix socket with a name and no file ("abstract"): the kernel frees it when its
-holder ends, however it ends, and nothing stays on disk.
+A lock is a file in a folder of this user's own, so that nobody else can take it: the kernel frees
+it when its holder ends, however it ends. A block of ports is for all users of the machine, and its
+lock is a Unix socket with a name and no file ("abstract"): who wants to disturb takes the ports.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
+import os
 import socket
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from minicluster.errors import ClusterError, UsageError
 from minicluster.layout import PORTS_PER_CLUSTER, Layout, Ports
@@ -21,7 +26,45 @@ FIRST_BASE = 7000
 BLOCKS = 64
 
 
-def _try_lock(name: str) -> socket.socket | None:
+def _folders() -> list[Path]:
+    """Where locks may lie, the best place first: those in which others cannot make it before us."""
+    user = os.geteuid()
+    run = Path("/run") if user == 0 else Path(f"/run/user/{user}")
+    home = Path(os.environ.get("HOME") or "/nonexistent")
+    return [
+        run / "jobkit-minicluster-locks",
+        Path(f"/tmp/jobkit-minicluster-locks-{user}"),
+        home / ".jobkit-minicluster-locks",
+    ]
+
+
+def lock_folder() -> Path:
+    """A folder of this user's own, made where it is absent; UsageError where there can be none."""
+    for folder in _folders():
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            status = folder.lstat()
+        except OSError:
+            continue
+        closed = stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o022
+        if closed and status.st_uid == os.geteuid():
+            return folder
+    raise UsageError(f"no place for locks: make one of {', '.join(map(str, _folders()))}")
+
+
+def _try_file(name: str) -> int | None:
+    """A handle that holds the lock of this name until it is closed; None where another has it."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    handle = os.open(lock_folder() / name, flags, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        return None
+    return handle
+
+
+def _try_socket(name: str) -> socket.socket | None:
     lock = socket.socket(socket.AF_UNIX)
     try:
         lock.bind(f"\0jobkit-minicluster-{name}")
@@ -36,23 +79,26 @@ def _try_lock(name: str) -> socket.socket | None:
 @contextmanager
 def held(name: str, busy_message: str) -> Iterator[None]:
     """Hold the lock of this name, or ClusterError at once where another command has it."""
-    lock = _try_lock(name)
-    if lock is None:
+    if (lock := _try_file(name)) is None:
         raise ClusterError(busy_message)
-    with lock:
+    try:
         yield
+    finally:
+        os.close(lock)
 
 
 @contextmanager
 def waited(name: str, timeout_s: float) -> Iterator[None]:
     """Hold the lock of this name once it is free, or ClusterError after the time."""
     deadline = time.monotonic() + timeout_s
-    while (lock := _try_lock(name)) is None:
+    while (lock := _try_file(name)) is None:
         if time.monotonic() > deadline:
             raise ClusterError(f"another command still has the lock '{name}' after {timeout_s:g} s")
         time.sleep(0.2)
-    with lock:
+    try:
         yield
+    finally:
+        os.close(lock)
 
 
 def folder_name(layout: Layout) -> str:
@@ -77,13 +123,15 @@ def taken_port(ports: list[int]) -> int | None:
 def port_block(layout: Layout, nodes: int, wanted: int | None) -> Iterator[Ports]:
     """A block of free ports, held against another `up` until the daemons listen on them."""
     if wanted is not None:
-        with held(f"ports-{wanted}", f"--port {wanted}: another `up` is taking it; try again"):
+        if (lock := _try_socket(f"ports-{wanted}")) is None:
+            raise ClusterError(f"--port {wanted}: another `up` is taking it; try again")
+        with lock:
             yield _wanted_block(wanted, nodes)
         return
     start = int(layout.tag, 16)  # clusters in different folders begin at different places
     for step in range(BLOCKS):
         base = FIRST_BASE + (start + step) % BLOCKS * PORTS_PER_CLUSTER
-        lock = _try_lock(f"ports-{base}")
+        lock = _try_socket(f"ports-{base}")
         if lock is None:
             continue
         with lock:

@@ -30,7 +30,8 @@ WITHOUT_PIP = "#!/bin/sh\necho \"ModuleNotFoundError: No module named 'ensurepip
 def folder(tmp_path: Path) -> Path:
     """A checkout, and a PATH without any Python."""
     shutil.copy(ROOT / "Makefile", tmp_path)
-    (tmp_path / "pyproject.toml").touch()
+    for name in ("pyproject.toml", "requirements.lock"):
+        (tmp_path / name).touch()
     (tmp_path / "bin").mkdir()
     for name in ("make", "mkdir", "chmod", "touch"):
         (tmp_path / "bin" / name).symlink_to(str(shutil.which(name)))

@@ -109,7 +109,10 @@ def test_what_is_made_is_closed_to_others_whatever_the_umask(tmp_path: Path, uma
 @pytest.mark.parametrize(
     ("mode", "whose"), [(0o777, "everybody"), (0o775, "its group"), (0o755, "")]
 )
-def test_who_else_may_write_into_a_folder(tmp_path: Path, mode: int, whose: str) -> None:
+def test_who_else_may_write_into_a_folder(
+    tmp_path: Path, mode: int, whose: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jobkit.permissions._is_private", lambda gid: False)
     tmp_path.chmod(mode)
     assert other_writers(tmp_path) == whose
     assert other_writers(tmp_path / "absent") == ""

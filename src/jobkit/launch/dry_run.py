@@ -4,6 +4,7 @@ from jobkit.errors import Exit
 from jobkit.launch.command import job_command, local_command, shown
 from jobkit.launch.request import LaunchRequest
 from jobkit.launch.slurm.options import Submission, submission
+from jobkit.permissions import next_folder
 from jobkit.spec.plan import Plan
 
 
@@ -34,7 +35,8 @@ def print_scripts(wanted: Submission, collect: bool) -> None:
     from jobkit.launch.slurm.submit import script
 
     for batch in wanted.batches:
-        text = script(batch, wanted.study.submitit, wanted.at_once, wanted.whole)
+        folder = next_folder(wanted.study.submitit)
+        text = script(batch, folder, wanted.at_once, wanted.whole)
         print(f"# --- one sbatch for {len(batch.run_ids)} runs ---\n{text}")
         for index, run_id in enumerate(batch.run_ids):
             paths = wanted.study.run(run_id)

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from jobkit.errors import UsageError
 from jobkit.launch import lock
-from jobkit.launch.command import Order, shown
+from jobkit.launch.command import Order
 from jobkit.launch.local import start as local
 from jobkit.launch.request import LaunchRequest
 from jobkit.launch.site import Site
@@ -16,7 +16,7 @@ from jobkit.launch.slurm import options as slurm
 from jobkit.launch.slurm.cluster import find_site
 from jobkit.launch.states import States, select
 from jobkit.outcome.status import UNDER_WAY, RunState
-from jobkit.permissions import closed_to_others, other_writers
+from jobkit.permissions import check_study, closed_to_others
 from jobkit.spec.dataset import check_source
 from jobkit.spec.plan import Plan
 
@@ -103,7 +103,7 @@ def prepare(plan: Plan, request: LaunchRequest, ask: bool = True) -> Launch:
     """
     if request.at_once is not None and request.at_once < 1:
         raise UsageError(f"--max-running {request.at_once}: must be 1 or more")
-    notes = _writable_by_others(plan.paths.folder)
+    notes = check_study(plan.paths.folder, request.trust_group)
     for dataset in {spec.dataset for spec in plan.runs.values()}:
         check_source(dataset)
     site = find_site(request.site, ask)
@@ -115,15 +115,6 @@ def prepare(plan: Plan, request: LaunchRequest, ask: bool = True) -> Launch:
     else:
         _for_slurm(made, request, site, ask)
     return made
-
-
-def _writable_by_others(folder: Path) -> list[str]:
-    """A note where others may write into the folder. Raises UsageError where everybody may."""
-    others = other_writers(folder)
-    note = f"{folder}: writable by {others}, and jobs execute files in it"
-    if others == "everybody":
-        raise UsageError(f"{folder}: world-writable: run chmod -R go-w {shown([str(folder)])}")
-    return [note] if others else []
 
 
 def _for_this_machine(made: Launch, request: LaunchRequest) -> None:

@@ -18,6 +18,7 @@ class LaunchRequest:
     within_allocation: bool = False  # on Slurm: all runs in one allocation
     max_node_hours: float | None = None  # refuse a plan that may take more
     max_restarts: int | None = None  # resumes of a run from its checkpoint (None: run.sh's default)
+    trust_group: bool = False  # others of the folders' groups, or their owners, may write there
     torchrun: tuple[str, ...] = ()  # run.sh's options for torchrun, on this machine
 
     def local_words(self) -> tuple[str, ...]:

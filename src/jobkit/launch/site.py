@@ -13,13 +13,12 @@ NCCL_DEBUG = "WARN"
 import re
 import shlex
 import sys
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from jobkit.errors import Exit, Parser, UsageError, command, nearest
-from jobkit.files import read_text
+from jobkit.files import MOST_TOML, load_toml, read_text
 from jobkit.gpus import VENDORS
 from jobkit.paths import INSTALLED, REPOSITORY, check_name, find_named
 from jobkit.spec.setting import check_fields, setting
@@ -73,6 +72,9 @@ class Site:
                 raise UsageError(f"env {name!r}: is not a name of an environment variable")
         if self.container != "none" and not self.image:
             raise UsageError(f"container '{self.container}' needs image = ...")
+        for name in ("image", *(("python",) if self.python else ())):
+            if str(getattr(self, name) or "").startswith("-"):
+                raise UsageError(f"{name} {getattr(self, name)!r}: begins as an option does")
 
     @classmethod
     def load(cls, source: str | Path) -> "Site":
@@ -82,8 +84,8 @@ class Site:
         """
         path = find_named("site", source, SITES, ("local", "slurm"))
         try:
-            values = tomllib.loads(read_text(path))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+            values = load_toml(read_text(path, MOST_TOML))
+        except (OSError, ValueError) as error:
             raise UsageError(f"{path}: not valid TOML: {error}") from None
         known = [f.name for f in fields(cls)]
         for key in values:

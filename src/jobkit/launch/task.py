@@ -14,11 +14,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from io import FileIO
 from pathlib import Path
 from types import FrameType
-from typing import BinaryIO
 
 from jobkit.errors import Exit
+from jobkit.files import append_to
 from jobkit.launch.command import local_environment
 from jobkit.outcome.liveness import process_start
 from jobkit.outcome.status import run_state
@@ -88,7 +89,7 @@ def collect_in_job(command: list[str]) -> int:
 def _run(paths: RunPaths, command: list[str], environ: dict[str, str], stop: "_Stop") -> int:
     paths.folder.mkdir(parents=True, exist_ok=True)
     adopt_orphans()
-    with paths.log.open("ab", buffering=0) as log:
+    with append_to(paths.log) as log:
         job, process = _start(paths, command, environ, log)
         stop.follow(process, command)
         try:
@@ -142,7 +143,7 @@ def _no_op(_signum: int, _frame: FrameType | None) -> None:
 
 
 def _start(
-    paths: RunPaths, command: list[str], environ: dict[str, str], log: BinaryIO
+    paths: RunPaths, command: list[str], environ: dict[str, str], log: FileIO
 ) -> tuple[dict[str, object], "subprocess.Popen[bytes]"]:
     """Write job.json, then start the command; return the content of job.json and the process."""
     before, job_id = paths.attempt_numbers(), slurm_job_id(environ)

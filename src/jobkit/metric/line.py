@@ -12,6 +12,8 @@ import zlib
 from pathlib import Path
 from typing import Any, TextIO
 
+from jobkit.files import append_to
+
 SCHEMA_VERSION = 1
 TAG = "[METRIC]"
 MAX_LINE_BYTES = 1000  # srun tears longer lines
@@ -194,7 +196,7 @@ class MetricWriter:
         self._seq = 0
         path.parent.mkdir(parents=True, exist_ok=True)
         # Unbuffered and O_APPEND: one write per record, so that a kill cannot tear one.
-        self._file = path.open("ab", buffering=0)
+        self._file = append_to(path)
 
     def write(self, kind: str, **fields: Any) -> None:
         """Write one record of a kind in KINDS (several lines where one would be too long)."""

@@ -1,24 +1,12 @@
-"""The line of a job's log that shows why it ended: tracebacks, Slurm messages, memory, signals.
+"""The line of a job's log that shows why it ended: tracebacks, Slurm messages, memory, signals."""
 
-Only the log's tail is read (TAIL_BYTES), so that a log of any length costs little memory.
-"""
-
-import contextlib
-import gzip
-import io
 import re
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
 from jobkit.errors import ANSI, one_line
-from jobkit.files import open_regular
+from jobkit.outcome.logs import Tail
 
-TAIL_BYTES = 8 << 20
-_BLOCK = 1 << 20
-_LONGEST = 4096  # bytes of a line that are looked at
 _SHOWN = 500  # characters of a line that are kept as evidence
 
 START_MARK = "[jobkit] start"  # run.sh prints a line that begins so at each start
@@ -74,99 +62,14 @@ class Sign:
     status: str
     reason: str
     text: str
-    line: int  # of the log, counted from 1; 0: not from a log
+    line: int  # of the log, counted from 1; 0: not known
     of_scheduler: bool = False  # Slurm said it
-
-
-@dataclass(frozen=True)
-class Tail:
-    """The last lines of a log: (number from 1, text), and the log's name."""
-
-    name: str
-    lines: list[tuple[int, str]]
-
-    @property
-    def raw(self) -> bytes:
-        """The lines again, as bytes, for the reader of records."""
-        return "\n".join(text for _, text in self.lines).encode()
 
 
 def clean(text: str) -> str:
     """A log's line as one line of plain text, not too long."""
     plain = one_line(text)
     return plain if len(plain) <= _SHOWN else plain[: _SHOWN - 4] + " ..."
-
-
-def find_log(log: Path) -> Path | None:
-    """The log, or its compressed form; None where there is neither."""
-    for path in (log, log.with_name(log.name + ".gz")):
-        with contextlib.suppress(OSError):  # a link into a folder that is closed to this reader
-            if path.is_file():
-                return path
-    return None
-
-
-def read_tail(log: Path, size: int = TAIL_BYTES) -> Tail:
-    """Read the last lines of a log (a .gz too), at most size bytes of them; empty without a log."""
-    path = find_log(log)
-    if path is None:
-        return Tail(log.name, [])
-    kept, newlines, cut = b"", 0, False
-    for block in _blocks(path):
-        kept += block
-        if len(kept) > 2 * size:
-            newlines += kept.count(b"\n", 0, len(kept) - size)
-            kept, cut = kept[len(kept) - size :], True
-    parts = kept.split(b"\n")
-    if cut:  # the first line's beginning is not here
-        parts, newlines = parts[1:], newlines + 1
-    texts = (part[-_LONGEST:].decode("utf-8", "replace") for part in parts)
-    return Tail(path.name, [(newlines + i, text) for i, text in enumerate(texts, 1)])
-
-
-def _blocks(path: Path) -> Iterator[bytes]:
-    """The bytes of a log, unpacked; they end where they cannot be read."""
-    try:
-        with open_log(path) as stream:
-            while block := stream.read(_BLOCK):
-                yield block
-    except OSError:
-        return
-
-
-class _Unpacked(io.RawIOBase):
-    """A .gz as plain bytes that end where the archive is truncated; fault then says why."""
-
-    def __init__(self, path: Path) -> None:
-        self._stream = gzip.open(path, "rb")  # noqa: SIM115  closed by close()
-        self.fault = ""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        try:
-            # read1 gives what one read unpacks: nothing of it is lost where the next read fails.
-            data = self._stream.read1(len(buffer))
-        except (EOFError, zlib.error, OSError) as error:
-            self.fault = str(error)
-            return 0
-        buffer[: len(data)] = data
-        return len(data)
-
-    def close(self) -> None:
-        self._stream.close()
-        super().close()
-
-
-def open_log(path: Path) -> io.BufferedReader:
-    """Open a log, packed (.gz) or not, as plain bytes; torn_archive tells how a .gz ended."""
-    return io.BufferedReader(_Unpacked(path)) if path.suffix == ".gz" else open_regular(path)
-
-
-def torn_archive(stream: io.BufferedReader) -> str:
-    """Why a stream of open_log ended before its archive did; empty where it did not."""
-    return stream.raw.fault if isinstance(stream.raw, _Unpacked) else ""
 
 
 def of_newest(tail: Tail, attempt: int | None) -> Tail:

@@ -8,7 +8,9 @@ one that is gone had written its end by then; and where a start, an end or an at
 the rest was read, all is read again.
 """
 
+import contextlib
 import io
+import os
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -18,12 +20,14 @@ from typing import Any
 from jobkit.metric import reader
 from jobkit.metric.line import Record
 from jobkit.metric.reader import Rejected
-from jobkit.outcome.evidence import Tail, find_log, of_newest, read_tail
+from jobkit.outcome.evidence import of_newest
 from jobkit.outcome.liveness import is_at_work
+from jobkit.outcome.logs import Tail, find_log, open_log, read_tail
 from jobkit.paths import RunPaths, read_json
 
 ENDINGS = ("ok", "failed", "preempted")  # what a payload says of itself
 _METRICS_TAIL = 256 << 10
+_LONGEST_REASON = 4096  # characters
 _TRIES = 20  # a run starts, ends or begins an attempt only so often in a few milliseconds
 
 
@@ -77,8 +81,13 @@ def read_job(paths: RunPaths) -> dict[str, Any] | None:
         return job
     if job and job.get("job_id") == submission.get("job_id"):
         return {**job, "shared": submission.get("shared")}
-    later = job and (job.get("started") or 0.0) >= (submission.get("submitted") or 0.0)
+    later = job and seconds(job.get("started")) >= seconds(submission.get("submitted"))
     return job if later else submission
+
+
+def seconds(value: object) -> float:
+    """A time in a file, in seconds; 0 where it is none."""
+    return value if isinstance(value, int | float) and abs(value) < 1e15 else 0.0
 
 
 def _mark(paths: RunPaths) -> _Mark:
@@ -133,7 +142,7 @@ def _ending(paths: RunPaths, attempt: int | None, tail: Tail | None, alive: bool
     code = outcome.get("exit_code")
     return Ending(
         status=outcome["status"],
-        reason=str(outcome.get("reason") or ""),
+        reason=str(outcome.get("reason") or "")[:_LONGEST_REASON],
         file=str(path.relative_to(paths.folder.parent)),
         exit_code=code if type(code) is int else None,
     )
@@ -145,8 +154,8 @@ def _run_end(paths: RunPaths, attempt: int | None, tail: Tail | None) -> Ending 
     found: list[Record] = []
     file = metrics
     if metrics and metrics.is_file():
-        with metrics.open("rb") as stream:
-            stream.seek(max(0, metrics.stat().st_size - _METRICS_TAIL))
+        with contextlib.suppress(OSError), open_log(metrics, paths.folder.parent, None) as stream:
+            stream.seek(max(0, stream.seek(0, os.SEEK_END) - _METRICS_TAIL))
             found = _ends(reader.read_file(stream), attempt)
     if not found:
         tail, file = tail or read_tail(paths.log), paths.log
@@ -155,7 +164,8 @@ def _run_end(paths: RunPaths, attempt: int | None, tail: Tail | None) -> Ending 
         return None
     end = reader.merge_parts(found)
     name = str(file.relative_to(paths.folder.parent))
-    return Ending(status=end["status"], reason=str(end.get("reason") or ""), file=name)
+    reason = str(end.get("reason") or "")[:_LONGEST_REASON]
+    return Ending(status=end["status"], reason=reason, file=name)
 
 
 def _ends(records: Iterable[Record | Rejected], attempt: int | None) -> list[Record]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from jobkit.outcome.facts import Facts, read, read_job
+from jobkit.outcome.facts import Facts, read, read_job, seconds
 from jobkit.outcome.liveness import is_alive
 from jobkit.outcome.slurm_jobs import GONE, Job, merged
 from jobkit.outcome.status import UNDER_WAY, RunState, judge
@@ -76,4 +76,5 @@ def ordered_runs(study: StudyPaths, planned: Iterable[str]) -> dict[str, float]:
     wanted, since = record.get("run_ids", list(planned)), record.get("started")
     if not isinstance(wanted, list) or not isinstance(since, int | float):
         return {}
-    return {run_id: float(since) for run_id in planned if run_id in wanted}
+    names = {name for name in wanted if isinstance(name, str)}
+    return {run_id: seconds(since) for run_id in planned if run_id in names}

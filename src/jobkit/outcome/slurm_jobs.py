@@ -14,6 +14,7 @@ from jobkit.outcome.status import RunState
 TIMEOUT_S = 20.0
 GONE = "GONE"  # not a word of Slurm's: it answers, and knows nothing of the job any more
 JOB_ID = re.compile(r"[0-9]{1,10}(_[0-9]{1,10})?")  # 17, or 17_0 of an array
+_MOST_ELEMENTS = 1_000_000  # of an array
 _BATCH = 500  # job ids in one command line
 
 # What Slurm calls a state, and what jobkit calls it.
@@ -109,10 +110,12 @@ def elements(job_id: str) -> list[str]:
     match = re.fullmatch(r"(\d+)_\[([\d,-]+)(?:%\d+)?\]", job_id)
     if not match:
         return [job_id]
-    ids = []
+    ids: list[str] = []
     for part in match[2].split(","):
-        first, _, last = part.partition("-")
-        ids += [f"{match[1]}_{i}" for i in range(int(first), int(last or first) + 1)]
+        span = re.fullmatch(r"(\d{1,10})(?:-(\d{1,10}))?", part, re.ASCII)
+        if not span or int(span[2] or span[1]) - int(span[1]) + len(ids) > _MOST_ELEMENTS:
+            return [job_id]
+        ids += [f"{match[1]}_{i}" for i in range(int(span[1]), int(span[2] or span[1]) + 1)]
     return ids
 
 

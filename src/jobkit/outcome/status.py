@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 
 from jobkit.errors import Exit
 from jobkit.outcome import evidence
-from jobkit.outcome.evidence import Sign, Tail, clean, find_sign, went_on
-from jobkit.outcome.facts import Facts, read
+from jobkit.outcome.evidence import Sign, clean, find_sign, went_on
+from jobkit.outcome.facts import Facts, read, seconds
+from jobkit.outcome.logs import Tail
 from jobkit.paths import RunPaths
 
 UNDER_WAY = ("running", "pending")
@@ -54,13 +55,9 @@ def judge(facts: Facts, ordered: float | None = None) -> RunState:
         attempts=0 if newest is None else newest + 1,
         exit_code=code if type(code) is int else end.exit_code if end else None,
     )
-    if ordered is not None and _seconds(job.get("started")) < ordered:  # whatever it was before
+    if ordered is not None and seconds(job.get("started")) < ordered:  # whatever it was before
         return replace(state, status="pending", reason="queued")
     return next(found for case in _CASES if (found := case(facts, state)))
-
-
-def _seconds(value: object) -> float:
-    return value if isinstance(value, int | float) else 0.0
 
 
 def _ended_well(facts: Facts, state: RunState) -> RunState | None:
@@ -181,7 +178,7 @@ def _by_sign(facts: Facts, state: RunState, tail: Tail, sign: Sign) -> RunState:
         status=sign.status,
         reason=sign.reason,
         evidence=sign.text,
-        evidence_file=f"{facts.run_id}/{tail.name}:{sign.line}",
+        evidence_file=_place(facts, tail, sign.line),
     )
 
 
@@ -192,7 +189,12 @@ def _with_last_line(facts: Facts, state: RunState) -> RunState:
     if not said:
         return state
     number, text = said[-1]
-    return replace(state, evidence=text, evidence_file=f"{facts.run_id}/{tail.name}:{number}")
+    return replace(state, evidence=text, evidence_file=_place(facts, tail, number))
+
+
+def _place(facts: Facts, tail: Tail, line: int) -> str:
+    """RUN_ID/FILE:LINE, without the line where its number is not known."""
+    return f"{facts.run_id}/{tail.name}" + (f":{line}" if line else "")
 
 
 def _by_exit_code(code: int) -> tuple[str, str]:

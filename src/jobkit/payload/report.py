@@ -1,6 +1,7 @@
 """What a run writes: records, lines for people, rank logs, and the outcome for run.sh."""
 
 import contextlib
+import io
 import json
 import logging
 import os
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from jobkit.errors import UsageError
+from jobkit.files import append_to
 from jobkit.metric.line import MetricWriter
 from jobkit.paths import RunPaths, read_json, write_json
 from jobkit.spec.runspec import OF_IDENTITY
@@ -25,6 +27,7 @@ class Reporter:
         self._writer: MetricWriter | None = None
         self._handler: logging.Handler = logging.NullHandler()
         if paths:
+            _check_links(paths, attempt, rank)
             try:
                 self._open(paths, attempt, rank)
             except OSError as error:
@@ -85,11 +88,27 @@ class Reporter:
         self._handler.close()
 
 
+def _check_links(paths: RunPaths, attempt: int, rank: int) -> None:
+    """Raise UsageError for a link in the place of what this rank writes to: it leads elsewhere."""
+    log, trace = paths.rank_log(attempt, rank), paths.trace(attempt, rank)
+    folders = (paths.attempts, paths.outcome(attempt).parent, paths.metrics_folder)
+    for path in (*folders, log.parent.parent, log.parent, trace.parent, trace, paths.checkpoints):
+        if path.is_symlink():
+            raise UsageError(f"{path} is a link, through which would be written: remove it")
+
+
+class _RankLog(logging.FileHandler):
+    """Appends to a file that is the run's own."""
+
+    def _open(self) -> "io.TextIOWrapper[Any]":
+        return io.TextIOWrapper(io.BufferedWriter(append_to(self.baseFilename)), "utf-8")
+
+
 def _rank_handler(paths: RunPaths, attempt: int, rank: int) -> logging.Handler:
     """A file for one rank's lines: time, rank, level, text."""
     path = paths.rank_log(attempt, rank)
     path.parent.mkdir(parents=True, exist_ok=True)
-    handler = logging.FileHandler(path, encoding="utf-8")
+    handler = _RankLog(path, encoding="utf-8")
     form = f"%(asctime)s.%(msecs)03d rank {rank} %(levelname)s %(message)s"
     handler.setFormatter(logging.Formatter(form, datefmt="%Y-%m-%dT%H:%M:%S"))
     return handler
@@ -137,6 +156,8 @@ def write_outcome(
         "attempt": attempt,
     }
     try:
+        if paths.attempts.is_symlink() or paths.outcome(attempt).parent.is_symlink():
+            raise OSError(f"{paths.attempts} leads out of the run's folder")
         _write_first(paths.outcome(attempt), json.dumps(content) + "\n")
     except OSError as error:
         if status == "ok":

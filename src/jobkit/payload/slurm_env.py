@@ -6,6 +6,7 @@ from typing import Any
 
 from jobkit.errors import UsageError
 
+_MOST = 1_000_000  # nodes of a job
 _EPHEMERAL = "/proc/sys/net/ipv4/ip_local_port_range"
 
 
@@ -17,6 +18,8 @@ def expand_nodes(text: str) -> list[str]:
     names: list[str] = []
     for group in _split(text):
         names += _expand_group(group)
+        if len(names) > _MOST:
+            raise ValueError(f"more than {_MOST:,} nodes: {text!r}")
     return names
 
 
@@ -45,12 +48,14 @@ def _expand_group(group: str) -> list[str]:
     if ranges is None:
         return [head]
     tails = _expand_group(tail)
-    names = []
+    names: list[str] = []
     for part in ranges.split(","):
         numbers = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
         if not numbers:
             raise ValueError(f"not a node list: {group!r}")
         first, last = numbers[1], numbers[2] or numbers[1]
+        if (int(last) - int(first) + 1) * len(tails) + len(names) > _MOST:
+            raise ValueError(f"more than {_MOST:,} nodes: {group!r}")
         for number in range(int(first), int(last) + 1):
             names += [f"{head}{number:0{len(first)}d}{end}" for end in tails]
     return names
@@ -63,6 +68,8 @@ def tasks_per_node(text: str) -> list[int]:
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
         if not match:
             raise ValueError(f"not a list of tasks: {text!r}")
+        if int(match[2] or 1) + len(counts) > _MOST:
+            raise ValueError(f"more than {_MOST:,} nodes: {text!r}")
         counts += [int(match[1])] * int(match[2] or 1)
     return counts
 
@@ -87,10 +94,17 @@ def ephemeral_ports() -> tuple[int, int]:
 
 def place(environ: Mapping[str, str]) -> dict[str, Any]:
     """The fields of RankEnv for a task that srun started; raises UsageError with the fix."""
-    world = int(environ["SLURM_NTASKS"])
     try:
+        world = int(environ["SLURM_NTASKS"])
+        rank, local_rank = int(environ["SLURM_PROCID"]), int(environ["SLURM_LOCALID"])
+        job_id, restart = int(environ["SLURM_JOB_ID"]), environ.get("SLURM_RESTART_COUNT", "0")
+        port = int(
+            environ.get("MASTER_PORT") or default_port(job_id, int(restart), ephemeral_ports())
+        )
         counts = tasks_per_node(environ.get("SLURM_STEP_TASKS_PER_NODE", str(world)))
         nodes = expand_nodes(environ.get("SLURM_STEP_NODELIST") or environ["SLURM_JOB_NODELIST"])
+    except KeyError as error:
+        raise UsageError(f"Slurm's variables cannot be read: {error.args[0]} is not set") from None
     except ValueError as error:
         raise UsageError(f"Slurm's variables cannot be read: {error}") from None
     if sum(counts) != world or len(set(counts)) != 1:
@@ -98,15 +112,12 @@ def place(environ: Mapping[str, str]) -> dict[str, Any]:
             f"SLURM_NTASKS is {world} and the step has {sum(counts)} tasks, {counts} on its nodes: "
             "give --nodes and --ntasks-per-node, and not --ntasks"
         )
-    port = environ.get("MASTER_PORT") or default_port(
-        int(environ["SLURM_JOB_ID"]), int(environ.get("SLURM_RESTART_COUNT", 0)), ephemeral_ports()
-    )
     suffix = environ.get("JOBKIT_INTERFACE_SUFFIX", "")
     return {
-        "rank": int(environ["SLURM_PROCID"]),
-        "local_rank": int(environ["SLURM_LOCALID"]),
+        "rank": rank,
+        "local_rank": local_rank,
         "world_size": world,
         "local_world_size": counts[0],
         "master_addr": environ.get("MASTER_ADDR") or nodes[0] + suffix,
-        "master_port": int(port),
+        "master_port": port,
     }

@@ -15,6 +15,7 @@ A study is a TOML file:
 
 import itertools
 import json
+import math
 import random
 import re
 from collections.abc import Mapping
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from jobkit.errors import UsageError, nearest, one_of
-from jobkit.files import read_text
+from jobkit.files import MOST_TOML, load_json, load_toml, read_regular, read_text
 from jobkit.paths import REPOSITORY, StudyPaths, check_name, find_named, write_whole
 from jobkit.permissions import closed_to_others
 from jobkit.spec.runspec import ONE_RANK, SETTINGS, STRATEGIES, RunSpec, check_keys, overridden
@@ -31,6 +32,8 @@ from jobkit.spec.setting import check_fields, setting
 
 STUDIES = REPOSITORY / "hpc" / "studies"
 PLAN_VERSION = 1
+_MOST_RUNS = 100_000  # of a study: more are a mistake, and would fill the memory first
+_MOST_BYTES = 32 << 20  # of a plan.json
 _SET_BY_THE_GRID = ("strategy", "nodes", "ranks_per_node", "repeat")
 
 
@@ -102,6 +105,14 @@ class Study:
 
     def expand(self) -> "Plan":
         """Make the plan: every run of the grid once, in an order shuffled by the seed."""
+        counts = [
+            len(self.strategies),
+            len(self.gpus),
+            self.repeats,
+            *map(len, self.sweep.values()),
+        ]
+        if (count := math.prod(counts)) > _MOST_RUNS:
+            raise UsageError(f"study {self.name}: {count:,} runs, more than {_MOST_RUNS:,}")
         runs: dict[str, RunSpec] = {}
         notes: list[str] = []
         points = [
@@ -164,7 +175,7 @@ class Plan:
     def read(cls, path: Path) -> "Plan":
         """Read plan.json; raises UsageError when it is absent or not a plan."""
         try:
-            content = json.loads(read_text(path, 64 << 20))
+            content = load_json(read_regular(path, _MOST_BYTES))
             study = Study(**content["study"])
             runs = {
                 check_name("run id", r["run_id"]): RunSpec.from_dict(r["spec"])
@@ -174,16 +185,14 @@ class Plan:
             return cls(study=study, runs=runs, notes=notes, folder=path.parent)
         except FileNotFoundError:
             raise UsageError(f"no plan at {path}") from None
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise UsageError(f"{path} is not a plan: {error}") from None
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
-    import tomllib  # here, because the payload imports this package on Python 3.10 too
-
     try:
-        return tomllib.loads(read_text(path))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        return load_toml(read_text(path, MOST_TOML))
+    except ValueError as error:
         raise UsageError(f"{path}: not valid TOML: {error}") from None
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from None

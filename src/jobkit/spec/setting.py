@@ -3,6 +3,7 @@
 import functools
 import math
 import re
+import sys
 import types
 import typing
 from collections.abc import Mapping
@@ -88,6 +89,8 @@ def _is_one(value: Any, hint: Any) -> bool:
 def _single(name: str, plain: type, meta: Mapping[str, Any], value: Any, wrong: UsageError) -> Any:
     """Check a value that is no list and no table."""
     if plain is float and isinstance(value, int) and not isinstance(value, bool):
+        if abs(value) > sys.float_info.max:
+            raise wrong
         value = float(value)
     if type(value) is not plain:
         raise wrong

@@ -16,8 +16,12 @@ def find_study(given: str | Path | None = None) -> Path:
     text = str(given)
     named = logs_root() / text
     bare = text not in ("", ".", "..") and "/" not in text
-    folder = named if bare and named.is_dir() else Path(text)
-    if not text or not folder.is_dir():
+    try:
+        folder = named if bare and named.is_dir() else Path(text)
+        there = bool(text) and folder.is_dir()
+    except OSError as error:  # too long for a name
+        raise UsageError(f"no study {text!r}: {error.strerror}") from None
+    if not there:
         raise UsageError(_unknown(text, folder))
     if not (folder / "plan.json").exists() and is_run(folder):
         parent = folder.absolute().parent

@@ -110,7 +110,8 @@ def test_a_study_that_starts_is_closed_to_others_whatever_the_umask(tmp_path: Pa
     assert (folder / "metrics" / "0.jsonl").exists()
 
 
-def test_a_study_that_everybody_may_write_into_is_not_started(capsys) -> None:
+def test_a_study_that_others_may_write_into_is_not_started(capsys, monkeypatch) -> None:
+    monkeypatch.setattr("jobkit.permissions._is_private", lambda gid: False)
     plan = make_plan("demo", strategies=("ddp",), gpus=(1,))
     words = ["--study", "demo", "--site", "local", "--dry-run"]
     plan.paths.folder.chmod(0o777)
@@ -119,7 +120,9 @@ def test_a_study_that_everybody_may_write_into_is_not_started(capsys) -> None:
     assert "world-writable" in said
     assert f"chmod -R go-w {plan.paths.folder}" in said
     plan.paths.folder.chmod(0o775)
-    assert cli.main(words) == 0
+    assert cli.main(words) == 2
+    assert "writable by its group" in (said := capsys.readouterr().err) and "--trust-group" in said
+    assert cli.main([*words, "--trust-group"]) == 0
     assert "# note: " in (said := capsys.readouterr().out) and "writable by its group" in said
     plan.paths.folder.chmod(0o755)
     assert cli.main(words) == 0

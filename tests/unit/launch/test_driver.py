@@ -64,7 +64,7 @@ def test_nothing_of_the_environment_is_left_on_disk(tmp_path: Path, how: str) ->
     assert [p for p in files if MARKER.encode() in p.read_bytes()] == []
     assert stat.S_IMODE(plan.paths.submitit.stat().st_mode) == 0o700
     assert [p for p in files if ".pkl" in p.name] == []
-    assert list(plan.paths.submitit.glob("*_log.out"))  # submitit was there
+    assert list(plan.paths.submitit.glob("0/*_log.out"))  # submitit was there
 
 
 @pytest.mark.parametrize("given", [None, "", "1,3"])

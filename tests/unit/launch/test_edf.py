@@ -39,7 +39,7 @@ def environ(folder: Path) -> dict[str, str]:
 def found(text: str, folder: Path, here: bool = True, **more: str) -> list[tuple[str, str, str]]:
     """Severity, key and message of each finding."""
     findings = check(text, folder, {**environ(folder), **more}, here)
-    return [(f.severity, f.key, f.message) for f in findings]
+    return [(f.severity, f.key, f.message) for f in findings if f.severity != "note"]
 
 
 # Text; key and message of its only error.
@@ -165,6 +165,16 @@ def test_the_file_of_this_repository_is_right(folder: Path) -> None:
     assert [key for _, key, _ in found(text, folder)] == ["workdir"]  # PWD
 
 
+@pytest.mark.parametrize(
+    ("image", "noted"),
+    [("a:1", True), ("a", True), ("a@sha256:" + "0" * 64, False), ("./f.sqsh", False), ("", False)],
+)
+def test_a_tag_without_a_digest_is_noted(image: str, noted: bool, folder: Path) -> None:
+    text = f'image = "{image}"\n'
+    said = [f.message for f in check(text, folder, environ(folder)) if f.severity == "note"]
+    assert [line[:22] for line in said] == ["a tag can be moved to "] * noted
+
+
 def test_every_key_of_the_repository_file_is_explained() -> None:
     before = ""
     for line in (ROOT / "edf.toml").read_text().splitlines():
@@ -255,7 +265,7 @@ def test_no_value_stops_the_check(data: dict[str, object]) -> None:
 @example("base_environment = [[]]\nmounts = [{}]\nannotations = {a = []}")
 def test_no_text_stops_the_check(text: str) -> None:
     for finding in check(text, Path("/nowhere"), {"HOME": "/nowhere"}):
-        assert finding.severity in ("error", "warning")
+        assert finding.severity in ("error", "warning", "note")
 
 
 @pytest.fixture
@@ -281,6 +291,8 @@ def test_command_with_findings(here: Path, capsys: pytest.CaptureFixture[str]) -
     absolute = "write an absolute path, or ${PWD} for where srun is called"
     assert capsys.readouterr().out.splitlines() == [
         'w.toml: warning: image: missing, so that no container is used: add image = "..."',
+        "e.toml: note: image: a tag can be moved to another image: "
+        "where that matters, run 'enroot import' once and name the file",
         f"e.toml: error: workdir: 'a\\n\\x1bb' is relative: {absolute}",
         "none.toml: error: cannot be read: No such file or directory",
         ".: error: cannot be read: Is a directory",

@@ -57,7 +57,7 @@ def test_an_array_for_each_shape_with_the_script_that_a_dry_run_prints(slurm: Pa
     given = wanted(repeats=3)
     assert submit.submit(given) == ["7", "8"]
     for job_id, batch in zip(["7", "8"], given.batches, strict=True):
-        text = submit.script(batch, given.study.submitit, given.at_once)
+        text = submit.script(batch, given.study.submitit / "0", given.at_once)
         assert "#SBATCH --array=0-2%3\n" in text
         assert (slurm / f"{job_id}.script").read_text() == text
         assert (slurm / f"{job_id}.words").read_text() == "--parsable\n"
@@ -65,7 +65,7 @@ def test_an_array_for_each_shape_with_the_script_that_a_dry_run_prints(slurm: Pa
             paths = given.study.run(run_id)
             assert paths.script.read_text() == text
             assert (read_json(paths.submission) or {})["job_id"] == f"{job_id}_{index}"
-            assert (given.study.submitit / f"{job_id}_{index}_submitted.pkl").exists()
+            assert (given.study.submitit / "0" / f"{job_id}_{index}_submitted.pkl").exists()
 
 
 @pytest.mark.parametrize("request_", [{"within_allocation": True}, {}])
@@ -73,7 +73,7 @@ def test_a_single_job_is_no_array(slurm: Path, request_: dict[str, bool]) -> Non
     given = wanted(repeats=1, **request_)
     first = submit.submit(given)[0]
     assert "--array" not in (slurm / f"{first}.script").read_text()
-    assert (given.study.submitit / f"{first}_submitted.pkl").exists()
+    assert (given.study.submitit / "0" / f"{first}_submitted.pkl").exists()
 
 
 def test_sbatch_sees_no_variables_of_an_outer_job_and_ours_do_not_change(slurm: Path) -> None:

@@ -14,7 +14,7 @@ from jobkit.analysis.collect.records import RunRecords, read_run
 from jobkit.metric import line as metric
 from jobkit.metric import reader as metric_reader
 from jobkit.metric.reader import Rejected
-from jobkit.outcome.evidence import read_tail
+from jobkit.outcome.logs import read_tail
 from jobkit.outcome.status import STATUSES, run_state
 from jobkit.paths import RunPaths
 from support.mangled import RUN_ID, Log, doubled, labelled, line, mangled, packed

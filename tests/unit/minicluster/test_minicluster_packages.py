@@ -30,7 +30,7 @@ def stand_in(folder: Path, patch: pytest.MonkeyPatch, apt_get: str) -> Path:
         (folder / name).write_text(f"#!/bin/sh\ncd {folder}\n{text}\n")
         (folder / name).chmod(0o755)
     patch.setattr(machine, "search_path", lambda: str(folder))
-    patch.setattr(locks, "_try_lock", functools.partial(_own_lock, folder.name, locks._try_lock))
+    patch.setattr(locks, "_try_file", functools.partial(_own_lock, folder.name, locks._try_file))
     patch.setenv("CI", "1")
     return folder / "calls"
 

@@ -5,16 +5,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobkit.outcome.evidence import (
-    START_MARK,
-    Tail,
-    clean,
-    find_sign,
-    judge,
-    of_newest,
-    read_tail,
-    went_on,
-)
+from jobkit.outcome.evidence import START_MARK, clean, find_sign, judge, of_newest, went_on
+from jobkit.outcome.logs import Tail, read_tail
 
 HEAD = "Traceback (most recent call last):"
 EPOCH = '[METRIC] {"v":1,"kind":"epoch","attempt":0}'

@@ -18,7 +18,7 @@ import orjson
 from jobkit.metric import reader
 from jobkit.metric.line import Record
 from jobkit.metric.reader import Rejected
-from jobkit.outcome.evidence import open_log, torn_archive
+from jobkit.outcome.logs import open_log, torn_archive
 from jobkit.paths import RunPaths, file_names
 
 
@@ -135,7 +135,7 @@ def _read(
     """The records of one file, and its rejected lines."""
     records: list[Record] = []
     bad: list[Rejected] = []
-    for item in _items(path, seen):
+    for item in _items(path, folder, seen):
         if isinstance(item, Rejected):
             bad.append(item)
         elif "v" in item and run_id not in (None, item["run_id"]):
@@ -150,11 +150,11 @@ def _read(
     )
 
 
-def _items(path: Path, seen: set[bytes]) -> Iterator[Record | Rejected]:
+def _items(path: Path, study: Path, seen: set[bytes]) -> Iterator[Record | Rejected]:
     """The records and the rejected lines of a file; a truncated archive is one more of these."""
     scan = reader.read_file if ".jsonl" in path.name else reader.scan
     try:
-        with open_log(path) as stream:
+        with open_log(path, study) as stream:
             yield from scan(stream, seen=seen, loads=orjson.loads)
             if fault := torn_archive(stream):
                 yield Rejected(-1, 0, f"torn archive: {fault}")

@@ -23,7 +23,7 @@ from jobkit.analysis.scaling.scaling import measured_sizes, scaling_table
 from jobkit.analysis.scaling.sizes import Size
 from jobkit.analysis.tables.columns import EPOCHS, RESULTS
 from jobkit.analysis.tables.comparable import faults
-from jobkit.analysis.tables.frames import Row, frame
+from jobkit.analysis.tables.frames import MOST_OTHERS, Row, frame, others
 from jobkit.analysis.tables.products import save_table
 from jobkit.analysis.tables.series import series_labels
 from jobkit.analysis.tables.text import counted
@@ -47,6 +47,7 @@ class Results:
     lost: Mapping[str, int]  # by run_id: records missing in every source
     contradicted: Mapping[str, str]  # by run_id: recorded settings that differ from the plan
     unplanned: tuple[str, ...]  # folders of runs that are not in the plan: not collected
+    columns_left_out: int = 0  # of epochs: values that foreign scripts name beyond a bound
 
     @property
     def name(self) -> str:
@@ -79,6 +80,11 @@ class Results:
         lines += [f"{k}: not run as planned: {what}" for k, what in self.contradicted.items()]
         if self.unplanned:
             lines.append(f"not in the plan, so not collected: {', '.join(self.unplanned)}")
+        if self.columns_left_out:
+            lines.append(
+                f"epochs.csv: {counted(self.columns_left_out, 'column')} left out: of the names "
+                f"that are not jobkit's own the first {MOST_OTHERS} are columns"
+            )
         if other_writers(self.folder) == "everybody":
             lines.append(f"{self.name} is world-writable: anybody may have changed its files")
         devices = self.runs["device"].dropna().value_counts()
@@ -86,7 +92,7 @@ class Results:
             shown = ", ".join(f"{name} ({counted(n, 'run')})" for name, n in devices.items())
             lines.append(f"the runs used different devices, so they are not comparable: {shown}")
         lines += [f"{series}: not compared: {why}" for series, why in faults(self.runs).items()]
-        return lines
+        return [one_line(line) for line in lines]  # with names of files and folders
 
 
 @closed_to_others()
@@ -102,7 +108,7 @@ def collect(
     with _no_garbage():
         read = _read(planned)
         runs = frame(read.rows, RESULTS)
-        epochs = _epoch_table(runs, read.epochs)
+        epochs, left_out = _epoch_table(runs, read.epochs)
     sizes = measured_sizes(runs, epochs, accuracy)
     results = Results(
         folder=planned.paths.folder,
@@ -114,6 +120,7 @@ def collect(
         lost=read.lost,
         contradicted=read.contradicted,
         unplanned=planned.unplanned,
+        columns_left_out=left_out,
     )
     if write:
         for path, table in results.tables.items():
@@ -156,17 +163,19 @@ def _read(planned: StudyRuns) -> _Read:
     return read
 
 
-def _epoch_table(runs: pd.DataFrame, epochs: list[list[Record]]) -> pd.DataFrame:
+def _epoch_table(runs: pd.DataFrame, epochs: list[list[Record]]) -> tuple[pd.DataFrame, int]:
     """A row for each run and epoch: what identifies the run, and the epoch's record.
 
-    Values that a foreign script names in its own way keep their names.
+    Values that a foreign script names in its own way keep their names; and how many were too many.
     """
     own = tuple(c for c in EPOCHS if c.name in (*KINDS["epoch"], "attempt"))
     keys = [c.name for c in EPOCHS if c not in own]
-    values = frame([r for e in epochs for r in e], own, {*COMMON, "part", "parts", *keys})
+    rows, not_columns = [r for e in epochs for r in e], {*COMMON, "part", "parts", *keys}
+    values = frame(rows, own, not_columns)
+    too_many = max(0, len(others(rows, own, not_columns)) - MOST_OTHERS)
     of_run = runs[keys].loc[runs.index.repeat([len(e) for e in epochs])]
     table = pd.concat([of_run.reset_index(drop=True), values], axis=1)
-    return table[[*(c.name for c in EPOCHS), *values.columns[len(own) :]]]
+    return table[[*(c.name for c in EPOCHS), *values.columns[len(own) :]]], too_many
 
 
 @contextmanager

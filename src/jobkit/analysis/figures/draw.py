@@ -132,6 +132,8 @@ def draw(results: Results, forecasts: Sequence[Forecast] = ()) -> Drawn:
     drawn = Drawn([], {})
     folder = results.paths.figures
     try:
+        if folder.is_symlink():  # of the folder's maker, who may be somebody else
+            raise UsageError(f"{folder} is a link, through which would be written: remove it")
         folder.mkdir(exist_ok=True)
         for one in FIGURES:
             with rc():

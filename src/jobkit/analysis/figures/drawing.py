@@ -1,7 +1,7 @@
 """Parts of the figures over sizes: lines with their spread, marks, the legend, the file."""
 
 import math
-import os
+import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -190,7 +190,8 @@ def legend(
 
 def save(figure: Figure, path: Path) -> None:
     """Write a figure's file whole; the same figure gives the same bytes."""
-    beside = path.with_name(f".{os.getpid()}.{path.name}")
+    # Of a name that nobody can put a link at beforehand.
+    beside = path.with_name(f".{secrets.token_hex(8)}.{path.name}")
     metadata = {"Software": None} if path.suffix == ".png" else {"Date": None, "Creator": None}
     try:
         figure.savefig(beside, metadata=metadata)

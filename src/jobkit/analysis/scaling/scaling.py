@@ -92,7 +92,8 @@ def _spread(size: Size, epochs: pd.DataFrame, seed: int) -> _Spread:
 def _rates_of_epochs(epochs: pd.DataFrame) -> list[float]:
     """The rates of a run's epochs, without the first of an attempt where there are others."""
     timed = epochs.dropna(subset=["images_per_s"])
-    first = timed["epoch"] == epochs.groupby("attempt", dropna=False)["epoch"].transform("min")
+    begun = epochs.groupby("attempt", dropna=False)["epoch"].transform("min")
+    first = timed["epoch"] == begun[timed.index]
     later = timed[~first.fillna(False)]
     return [float(v) for v in (later if len(later) else timed)["images_per_s"]]
 

@@ -12,22 +12,30 @@ from jobkit.errors import one_line
 Row = dict[str, Any]
 _PLAIN: dict[str, type] = {TEXT: str, COUNT: int, NUMBER: float, FLAG: bool}
 _TOO_LARGE = 1 << 63  # of a number of 64 bits
+MOST_OTHERS = 200  # columns that foreign scripts name, in a table
 
 
 def frame(
     rows: Sequence[Row], columns: tuple[Column, ...], left_out: Iterable[str] = ()
 ) -> pd.DataFrame:
-    """Rows as a table with every column, each of its type, and at the end any others they have.
+    """Rows as a table with every column, each of its type, and at the end others that they have.
 
-    left_out: names that become no column unless they are among columns.
+    left_out: names that become no column unless they are among columns. Of the others there are
+    MOST_OTHERS at most.
     """
     known = {c.name: c.dtype for c in columns}
-    others = sorted(set().union(*rows) - known.keys() - set(left_out))
     cells = {}
-    for name in (*known, *others):
+    for name in (*known, *others(rows, columns, left_out)[:MOST_OTHERS]):
         values = [row.get(name) for row in rows]
         cells[name] = _column(values, known.get(name) or _guess(values))
     return pd.DataFrame({one_line(name): column for name, column in cells.items()})
+
+
+def others(
+    rows: Sequence[Row], columns: tuple[Column, ...], left_out: Iterable[str] = ()
+) -> list[str]:
+    """The names in rows that are neither those of columns nor left out, sorted."""
+    return sorted(set().union(*rows) - {c.name for c in columns} - set(left_out))
 
 
 def _guess(values: Iterable[Any]) -> str:

@@ -91,8 +91,9 @@ def _probe(facts: Sequence[Facts], run_dir: Path) -> Iterator[dict[str, Any]]:
                 continue
             file = Path(told[key]) / told["probe"]
             try:
-                file.write_text("preflight")
-                files.append(file)
+                with file.open("x") as new:
+                    files.append(file)
+                    new.write("preflight")
             except OSError:  # then no rank need look; a fault of its own tells why
                 told[key] = ""
         yield told

@@ -173,12 +173,13 @@ def names(place: RankEnv, environ: Mapping[str, str]) -> Facts:
 
 def write_fault(folder: Path) -> str:
     """Return why this process cannot write to the folder (which it makes); empty where it can."""
-    probe = folder / f".preflight-{socket.gethostname()}-{os.getpid()}"
+    probe = folder / f".preflight-{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}"
 
     def attempt() -> str:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            probe.write_text("preflight")
+            with probe.open("x") as file:  # never through a link that somebody left there
+                file.write("preflight")
             probe.unlink()
         except OSError as error:
             return error.strerror or str(error)

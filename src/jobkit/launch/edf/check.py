@@ -4,10 +4,10 @@ Without this a mistake is found when the job starts, after its time in the queue
 are: without its network hook a job is slow, not wrong.
 """
 
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
+from jobkit.files import load_toml
 from jobkit.launch.edf import rules
 from jobkit.launch.edf.annotations import check_annotations, check_hooks
 from jobkit.launch.edf.report import EdfFinding, EdfReport, Host
@@ -24,8 +24,8 @@ def check(
     """
     report = EdfReport(Host(folder, environ, here))
     try:
-        data = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
+        data = load_toml(text)
+    except ValueError as error:
         report.error("", f"not valid TOML: {error}")
         return report.findings
     settings = rules.well_typed(data, report)

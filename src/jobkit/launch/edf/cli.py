@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from jobkit.errors import Exit, Parser, command
-from jobkit.files import read_text
+from jobkit.files import MOST_TOML, read_text
 from jobkit.launch.edf.check import check
 from jobkit.launch.edf.report import EdfFinding
 
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _check(name: str, here: bool) -> list[EdfFinding]:
     try:
-        text = read_text(name)
+        text = read_text(name, MOST_TOML)
     except OSError as error:
         return [EdfFinding("error", "", f"cannot be read: {error.strerror}")]
     except ValueError:  # not UTF-8, or a NUL in the name

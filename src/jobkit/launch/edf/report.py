@@ -15,7 +15,7 @@ _DOLLAR = re.compile(r"\$(?:\$|\{([A-Za-z_]\w*)(?::-([^}]*))?\}|([A-Za-z_]\w*)?)
 class EdfFinding:
     """One mistake, and how to correct it."""
 
-    severity: str  # error: the job would not start, or not as meant; warning: it may be meant
+    severity: str  # error: the job would not start, or not as meant; warning: it may be meant; note
     key: str  # such as mounts[1] or env.RANK; empty: the whole file
     message: str
 
@@ -50,6 +50,10 @@ class EdfReport:
     def warn(self, key: str, message: str) -> None:
         """Add a warning."""
         self.findings.append(EdfFinding("warning", key, message))
+
+    def note(self, key: str, message: str) -> None:
+        """Add what is no mistake, but good to know."""
+        self.findings.append(EdfFinding("note", key, message))
 
     def expand(self, value: str, key: str) -> str | None:
         """The value with its variables replaced; None, with findings, where that fails."""

@@ -25,6 +25,7 @@ _NAMES = {
     list: "an array of strings",
     dict: "a table",
 }
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}$")
 _ENV_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 
@@ -77,6 +78,9 @@ def check_image(value: str, report: EdfReport) -> None:
         report.error("image", f"{image} does not exist: make it with 'enroot import'")
     elif image.endswith((".sqsh", ".squashfs")) and not is_path(image):
         report.error("image", f"{image} is taken for an image of a registry: write ./{image}")
+    elif not is_path(image) and not _DIGEST.search(image):
+        fix = "where that matters, run 'enroot import' once and name the file"
+        report.note("image", f"a tag can be moved to another image: {fix}")
 
 
 def check_workdir(value: str, report: EdfReport) -> None:

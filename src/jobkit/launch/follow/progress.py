@@ -1,15 +1,19 @@
 """The progress of a run, read from its metrics file."""
 
+import math
+import os
 import time
 from dataclasses import dataclass
 
 from jobkit.metric.line import Record
 from jobkit.metric.reader import read_file
-from jobkit.outcome.facts import read_job
+from jobkit.outcome.facts import read_job, seconds
+from jobkit.outcome.logs import open_log
 from jobkit.paths import RunPaths
 from jobkit.spec.runspec import RunSpec
 
 _TAIL_BYTES = 32 << 10
+_TOO_LARGE = 1e30  # to be shown
 
 
 @dataclass(frozen=True)
@@ -43,15 +47,16 @@ def progress(paths: RunPaths, spec: RunSpec, attempt: int | None) -> Progress:
     """The progress of an attempt."""
     epochs = _epochs(paths, attempt)
     job = read_job(paths) or {}
-    started, last = job.get("started"), epochs[-1] if epochs else {}
-    elapsed = None if started is None else max(0.0, (job.get("ended") or time.time()) - started)
+    started, last = seconds(job.get("started")), epochs[-1] if epochs else {}
+    ended = seconds(job.get("ended")) or time.time()
+    elapsed = max(0.0, ended - started) if started else None
     done = last.get("epoch", -1) + 1
     return Progress(
         epoch=done,
         epochs=spec.epochs,
-        val_loss=last.get("val_loss"),
-        val_accuracy=last.get("val_accuracy"),
-        images_per_s=last.get("images_per_s"),
+        val_loss=_number(last.get("val_loss")),
+        val_accuracy=_number(last.get("val_accuracy")),
+        images_per_s=_number(last.get("images_per_s")),
         elapsed_s=elapsed,
         left_s=_left_s(last, spec.epochs - done),
     )
@@ -59,24 +64,29 @@ def progress(paths: RunPaths, spec: RunSpec, attempt: int | None) -> Progress:
 
 def _epochs(paths: RunPaths, attempt: int | None) -> list[Record]:
     """The last epoch records of the attempt."""
-    if attempt is None or not (path := paths.metrics(attempt)).is_file():
+    if attempt is None:
         return []
-    with path.open("rb") as stream:
-        stream.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-        found = [r for r in read_file(stream) if isinstance(r, dict)]
+    try:
+        with open_log(paths.metrics(attempt), paths.folder.parent, None) as stream:
+            stream.seek(max(0, stream.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            found = [r for r in read_file(stream) if isinstance(r, dict)]
+    except OSError:
+        return []
     return [r for r in found if r.get("kind") == "epoch" and type(r.get("epoch")) is int]
 
 
 def _left_s(last: Record, epochs: int) -> float | None:
     """Seconds until the end, if all epochs take as long as the last one."""
     try:
-        return max(0.0, (last["epoch_time_s"] + last["eval_time_s"]) * epochs - _age_s(last))
-    except (KeyError, TypeError):  # not yet, or not measured
+        left = (last["epoch_time_s"] + last["eval_time_s"]) * epochs - (time.time() - last["t"])
+        return max(0.0, left) if math.isfinite(left) else None
+    except (KeyError, TypeError, OverflowError):  # not yet, or not measured
         return None
 
 
-def _age_s(record: Record) -> float:
-    return time.time() - record["t"]
+def _number(value: object) -> float | None:
+    """A number of a record; None where it is none, as somebody else may have written it."""
+    return value if type(value) in (int, float) and abs(value) < _TOO_LARGE else None  # type: ignore
 
 
 def duration(seconds: float | None) -> str:

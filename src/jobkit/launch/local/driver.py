@@ -24,7 +24,7 @@ from jobkit.launch.command import Order, local_command, remember_devices
 from jobkit.launch.task import GRACE_S, adopt_orphans, end_descendants, run_one
 from jobkit.outcome.liveness import process_start
 from jobkit.paths import StudyPaths, write_json
-from jobkit.permissions import own_folder
+from jobkit.permissions import next_folder, own_folder
 from jobkit.spec.plan import Plan
 
 _POLL_S = 0.1
@@ -35,7 +35,8 @@ def drive(order: Order) -> None:
     """Run the runs of the order; return when all have ended or a signal has requested the end."""
     study = StudyPaths(Path(order.folder))
     runs = Plan.read(study.plan).runs
-    executor = LocalExecutor(folder=own_folder(study.submitit))
+    # It unpickles what lies there: in a new folder nobody has left a file.
+    executor = LocalExecutor(folder=own_folder(next_folder(own_folder(study.submitit))))
     executor.update_parameters(
         timeout_min=_NO_LIMIT_MIN, gpus_per_node=0, tasks_per_node=1, stderr_to_stdout=True
     )

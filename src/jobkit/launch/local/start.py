@@ -14,6 +14,7 @@ from typing import Any
 
 from jobkit import door
 from jobkit.errors import UsageError
+from jobkit.files import append_to
 from jobkit.gpus import count_gpus
 from jobkit.launch import lock
 from jobkit.launch.command import Order, python_path
@@ -86,7 +87,7 @@ class LocalRuns:
 
 def start(paths: StudyPaths, order: Order) -> LocalRuns:
     """Start the process that runs the runs. Raises UsageError if another one does."""
-    with paths.launcher_log.open("ab") as log:
+    with append_to(paths.launcher_log) as log:
         driver = subprocess.Popen(
             # The folder is for is_launcher: by these words a process is known as the study's.
             [sys.executable, "-P", "-m", _DRIVER, str(paths.folder.resolve())],

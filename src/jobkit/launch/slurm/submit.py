@@ -1,7 +1,6 @@
 """Submits the runs of a study to Slurm through submitit."""
 
 import os
-import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from jobkit.launch.slurm.executor import Executor
 from jobkit.launch.slurm.options import Batch, Options, Submission, submitit_parameters
 from jobkit.launch.task import collect_in_job, run_in_job, sweep_in_job
 from jobkit.paths import REPOSITORY, RunPaths, write_json, write_whole
-from jobkit.permissions import own_folder
+from jobkit.permissions import next_folder, own_folder
 
 # Options of the training jobs that the collecting job does not take over.
 _TRAINING_ONLY = {"job-name", "nodes", "ntasks-per-node", "cpus-per-task", "gpus-per-node", "gres"}
@@ -34,14 +33,15 @@ def script(batch: Batch, folder: Path, at_once: int | None, whole: bool = False)
 def check(submission: Submission) -> None:
     """Ask Slurm whether it would accept each script. Raises UsageError with its reason."""
     for batch in submission.batches:
-        text = script(batch, submission.study.submitit, submission.at_once, submission.whole)
+        folder = next_folder(submission.study.submitit)
+        text = script(batch, folder, submission.at_once, submission.whole)
         commands.check(text, batch.options)
 
 
 def submit(submission: Submission) -> list[str]:
     """Submit everything; return the ids of the arrays (or of the one job). One sbatch per shape."""
     study = submission.study
-    own_folder(study.submitit)
+    folder = own_folder(next_folder(own_folder(study.submitit)))
     for batch in submission.batches:
         for run_id in batch.run_ids:
             paths = study.run(run_id)
@@ -50,7 +50,7 @@ def submit(submission: Submission) -> list[str]:
     masters: list[str] = []
     for batch in submission.batches:
         try:
-            masters += _submit(submission, batch)
+            masters += _submit(submission, batch, folder)
         except UsageError as error:
             if not masters:
                 raise
@@ -59,10 +59,10 @@ def submit(submission: Submission) -> list[str]:
     return masters
 
 
-def _submit(submission: Submission, batch: Batch) -> list[str]:
+def _submit(submission: Submission, batch: Batch, folder: Path) -> list[str]:
     study = submission.study
     firsts = {run_id: _next_attempt(study.run(run_id)) for run_id in batch.run_ids}
-    executor = _executor(study.submitit, batch.options, submission.at_once)
+    executor = _executor(folder, batch.options, submission.at_once)
     lines = {run_id: _command(submission, run_id) for run_id in batch.run_ids}
     folders = {run_id: str(study.run(run_id).folder) for run_id in batch.run_ids}
     if submission.whole:
@@ -100,7 +100,7 @@ def _note(paths: RunPaths, job: "Job[int]", more: Mapping[str, object]) -> None:
     """Write into the run's folder: its job, the script, and a link to the job's output."""
     submitted = {"v": 1, "launcher": "slurm", "job_id": job.job_id, "submitted": time.time()}
     write_json(paths.submission, {**submitted, **more})
-    shutil.copyfile(job.paths.submission_file, paths.script)
+    write_whole(paths.script, job.paths.submission_file.read_text())
     paths.scheduler_log.unlink(missing_ok=True)
     paths.scheduler_log.symlink_to(os.path.relpath(job.paths.stdout, paths.folder))
 
@@ -118,7 +118,7 @@ def submit_collect(submission: Submission, masters: Sequence[str]) -> str:
         "kill-on-invalid-dep": "yes",
         "output": str(study.collect_log),
     }
-    executor = _executor(study.submitit, more, None)
+    executor = _executor(own_folder(next_folder(study.submitit)), more, None)
     words = ["bash", str(REPOSITORY / "plot_results.sh"), str(study.folder)]
     try:
         job = executor.submit(collect_in_job, words)

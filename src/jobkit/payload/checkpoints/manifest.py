@@ -45,7 +45,7 @@ def read_manifest(folder: Path) -> Manifest:
         if min(counts.values()) < 0 or any(Path(name).name != name for name in files):
             raise ValueError
         return Manifest(Progress(**counts), layout, spec, files)
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         raise Corrupt(f"{MANIFEST} lacks required fields") from None
 
 

@@ -256,7 +256,7 @@ def _check_index(folder: Path, manifest: Manifest) -> None:
         used = {
             info.relative_path for info in _reader(folder).read_metadata().storage_data.values()
         }
-    except AttributeError:
+    except (AttributeError, TypeError):
         raise Corrupt("its index lacks required fields") from None
     if strange := sorted(used - manifest.files.keys()):
         raise Corrupt(f"its index names {strange[0]!r}, which is not in {MANIFEST}")

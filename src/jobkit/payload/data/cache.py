@@ -13,7 +13,6 @@ import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -24,6 +23,10 @@ from jobkit.payload.data.sources import Source
 
 CACHE_VERSION = 1
 _PARTS = ("train", "test")
+_FILES = tuple(f"{part}_{what}" for part in _PARTS for what in ("images", "labels"))
+_MOST_SAMPLES, _MOST_CLASSES = 1 << 32, 100_000
+# What reading a cache raises where it is none.
+_INVALID = (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError)
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,10 @@ def ensure_cache(source: Source, data_dir: Path, say: Say) -> Path:
             if not folder.exists():
                 say(f"preparing {source.description} in {folder}")
                 _build(source, folder, say)
+            if (owner := stranger(folder)) is not None:
+                say(
+                    f"the cache {folder} was made by user id {owner}: use it only if you trust them"
+                )
     except OSError as error:
         raise UsageError(
             f"{folder}: the cache cannot be written: {error.strerror or error}; "
@@ -113,43 +120,88 @@ def _write(path: Path, tensor: torch.Tensor) -> str:
     return hashlib.sha256(blob).hexdigest()
 
 
-def _manifest(folder: Path) -> dict[str, Any]:
-    return json.loads(read_regular(folder / "manifest.json"))
+def _manifest(folder: Path) -> tuple[dict[str, int], list[str], dict[str, str]]:
+    """The number of samples of each part, the classes, and the checksum of each file.
+
+    Raises ValueError, and others of what is no manifest: anybody may have written it.
+    """
+    content = json.loads(read_regular(folder / "manifest.json"))
+    counts, classes, sums = content["counts"], content["classes"], content["sha256"]
+    if content["v"] != CACHE_VERSION or set(counts) != set(_PARTS) or set(sums) != set(_FILES):
+        raise ValueError("its manifest lacks required fields")
+    if not all(type(count) is int and 0 < count < _MOST_SAMPLES for count in counts.values()):
+        raise ValueError("its manifest has impossible numbers of samples")
+    named = type(classes) is list and all(type(name) is str for name in classes)
+    if not named or not 0 < len(classes) <= _MOST_CLASSES:
+        raise ValueError("its manifest has no list of classes")
+    return counts, classes, sums
 
 
 def find_fault(folder: Path) -> str:
     """Check a cache against its manifest; return what is wrong, or an empty string."""
     try:
-        manifest = _manifest(folder)
-        for part in _PARTS:
-            size = (folder / f"{part}_images").stat().st_size
-            if size != manifest["counts"][part] * math.prod(IMAGE):
-                return f"{part}_images has another size"
-        for name, expected in manifest["sha256"].items():
+        counts, classes, sums = _manifest(folder)
+        for name, expected in sums.items():
             digest = hashlib.sha256()
             with open_regular(folder / name) as file:
+                if os.fstat(file.fileno()).st_size != _size(name, counts):
+                    return f"{name} has another size"
                 while block := file.read(1 << 22):
                     digest.update(block)
+                    if name.endswith("_labels"):
+                        _check_labels(
+                            torch.frombuffer(bytearray(block), dtype=torch.int64), classes
+                        )
             if digest.hexdigest() != expected:
                 return f"{name} has another checksum"
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        return str(error)
+    except _INVALID as error:
+        return str(error) or type(error).__name__
     return ""
+
+
+def _size(name: str, counts: dict[str, int]) -> int:
+    """The bytes of a file of a cache."""
+    part, _, what = name.partition("_")
+    return counts[part] * (math.prod(IMAGE) if what == "images" else torch.int64.itemsize)
+
+
+def _check_labels(labels: torch.Tensor, classes: list[str]) -> None:
+    """Raise ValueError for a label that is no class: far from here it would end a GPU's context."""
+    if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < len(classes):
+        raise ValueError("it has a label that is no class")
+
+
+def stranger(folder: Path) -> int | None:
+    """The user id of who made a cache, where that is neither this user, root nor the owner of
+    the data folder that holds it; else None.
+    """
+    owner = folder.stat().st_uid
+    return None if owner in (0, os.geteuid(), folder.parent.parent.stat().st_uid) else owner
 
 
 def open_cache(folder: Path, train: int | None = None, test: int | None = None) -> Dataset:
     """Map a cache into memory, or the first train and test samples of it.
 
-    Raises UsageError if there are fewer than requested.
+    A stranger's is copied, and its labels are checked again: files that are mapped change when
+    their owner changes them. Raises UsageError for one that cannot be used, and if there are fewer
+    samples than requested.
     """
-    manifest = _manifest(folder)
     parts = {}
-    for part, wanted in zip(_PARTS, (train, test), strict=True):
-        count = manifest["counts"][part]
-        images = _map(folder / f"{part}_images", torch.uint8, count * 32 * 32 * 3)
-        labels = _map(folder / f"{part}_labels", torch.int64, count)
-        parts[part] = _first(part, Images(images.reshape(count, *IMAGE), labels), wanted)
-    return Dataset(parts["train"], parts["test"], manifest["classes"])
+    try:
+        counts, classes, _ = _manifest(folder)
+        read = _map if stranger(folder) is None else _copy
+        for part, wanted in zip(_PARTS, (train, test), strict=True):
+            count = counts[part]
+            images = read(folder / f"{part}_images", torch.uint8, count * math.prod(IMAGE))
+            labels = read(folder / f"{part}_labels", torch.int64, count)
+            if read is _copy:
+                _check_labels(labels, classes)
+            parts[part] = _first(part, Images(images.reshape(count, *IMAGE), labels), wanted)
+    except UsageError:
+        raise
+    except _INVALID as error:
+        raise UsageError(f"the cache {folder} cannot be used: {error}: remove it") from None
+    return Dataset(parts["train"], parts["test"], classes)
 
 
 def _first(part: str, data: Images, wanted: int | None) -> Images:
@@ -165,4 +217,12 @@ def _first(part: str, data: Images, wanted: int | None) -> Images:
 
 def _map(path: Path, dtype: torch.dtype, size: int) -> torch.Tensor:
     """A private mapping: nothing writes to the file, and the ranks of a node share its pages."""
+    with open_regular(path) as file:
+        if os.fstat(file.fileno()).st_size != size * dtype.itemsize:
+            raise ValueError(f"{path.name} has another size")
     return torch.from_file(str(path), shared=False, size=size, dtype=dtype)
+
+
+def _copy(path: Path, dtype: torch.dtype, size: int) -> torch.Tensor:
+    """The file's content in this process's own memory."""
+    return torch.frombuffer(bytearray(read_regular(path, size * dtype.itemsize)), dtype=dtype)
