@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from jobkit import streams
 from jobkit.errors import Exit
 from jobkit.launch.follow.view import View
 from jobkit.launch.launcher import Launch
@@ -37,6 +38,9 @@ class Foreground:
     def announce(self) -> None:
         """Print the notes, how many runs start, and where."""
         started = self.started
+        streams.when_lost(
+            f"standard output takes no more; the study goes on in {relative(started.folder)}"
+        )
         for note in (*started.plan.notes, *started.notes):
             self._print(f"note: {note}", "yellow")
         total, new = len(started.plan.runs), len(started.run_ids)
@@ -64,7 +68,8 @@ class Foreground:
         SIGINT, SIGTERM and SIGHUP end the runs of this machine; jobs on Slurm continue.
         """
         for signum in _SIGNALS:
-            signal.signal(signum, _interrupt)
+            if signal.getsignal(signum) != signal.SIG_IGN:  # nohup, or a shell's background job
+                signal.signal(signum, _interrupt)
         try:
             found = View(self.started, self.console).follow()
         except Interrupted as interrupted:

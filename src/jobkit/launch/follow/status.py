@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from jobkit import streams
 from jobkit.errors import Exit, Parser, at_least, command
 from jobkit.launch.follow.progress import duration, progress
 from jobkit.launch.states import States
@@ -67,6 +68,8 @@ def _show(states: States, args: argparse.Namespace) -> None:
         return
     with Live(_table(states), console=console, auto_refresh=False) as live:
         while any(state.status in UNDER_WAY for state in states.found.values()):
+            if streams.reader_gone():
+                return
             time.sleep(args.interval)
             states.look()
             live.update(_table(states), refresh=True)
