@@ -1,12 +1,9 @@
 """Opening files that somebody else may have made, or put a link in the place of."""
 
 import errno
-import fcntl
 import io
 import os
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 MOST_TEXT = 16 << 20  # bytes of a file of settings or state: a larger one is none
@@ -46,30 +43,3 @@ def read_regular(path: str | Path, max_bytes: int = MOST_TEXT) -> bytes:
 def read_text(path: str | Path, max_bytes: int = MOST_TEXT) -> str:
     """The text of a regular file, in UTF-8. Raises OSError, or UnicodeDecodeError."""
     return read_regular(path, max_bytes).decode("utf-8")
-
-
-@contextmanager
-def locked(path: Path, wait: bool) -> Iterator[bool]:
-    """Hold a lock on a file, made where it is absent and never changed; yield whether there is one.
-
-    Some file systems have no locks. Raises BlockingIOError where another process holds it and
-    wait is False, and OSError for a link, which could lead to a file of one's own.
-    """
-    flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    try:
-        handle = os.open(path, flags | os.O_RDWR | os.O_CREAT, 0o644)
-    except PermissionError:  # another user's, in a shared folder: to lock it reading is enough
-        handle = os.open(path, flags | os.O_RDONLY)
-    try:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", str(path))
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            there = True
-        except OSError as error:
-            if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
-                raise
-            there = False
-        yield there
-    finally:
-        os.close(handle)

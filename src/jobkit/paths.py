@@ -250,6 +250,15 @@ def file_names(folder: Path) -> list[str]:
         return []
 
 
+def short_path(path: Path) -> str:
+    """The path relative to the current folder where it lies below it, else the path."""
+    try:
+        short = os.path.relpath(path)
+    except OSError:  # the current folder was removed
+        return str(path)
+    return str(path) if short.startswith("..") else short
+
+
 def read_json(path: Path) -> dict[str, Any] | None:
     """The object in a JSON file; None if the file is absent, truncated or has no object."""
     try:
