@@ -3,7 +3,6 @@
 Only the log's tail is read (TAIL_BYTES), so that a log of any length costs little memory.
 """
 
-import contextlib
 import gzip
 import io
 import re
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from jobkit.errors import ANSI, one_line
-from jobkit.files import open_regular
+from jobkit.files import is_regular, open_regular
 
 TAIL_BYTES = 8 << 20
 _BLOCK = 1 << 20
@@ -100,9 +99,8 @@ def clean(text: str) -> str:
 def find_log(log: Path) -> Path | None:
     """The log, or its compressed form; None where there is neither."""
     for path in (log, log.with_name(log.name + ".gz")):
-        with contextlib.suppress(OSError):  # a link into a folder that is closed to this reader
-            if path.is_file():
-                return path
+        if is_regular(path):
+            return path
     return None
 
 

@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jobkit.files import read_end
 from jobkit.metric import reader
 from jobkit.metric.line import Record
 from jobkit.metric.reader import Rejected
 from jobkit.outcome.evidence import Tail, find_log, of_newest, read_tail
 from jobkit.outcome.liveness import is_at_work
-from jobkit.paths import RunPaths, read_json
+from jobkit.paths import RunPaths, file_names, read_json
 
 ENDINGS = ("ok", "failed", "preempted")  # what a payload says of itself
 _METRICS_TAIL = 256 << 10
@@ -144,10 +145,8 @@ def _run_end(paths: RunPaths, attempt: int | None, tail: Tail | None) -> Ending 
     metrics = paths.metrics(attempt) if attempt is not None else None
     found: list[Record] = []
     file = metrics
-    if metrics and metrics.is_file():
-        with metrics.open("rb") as stream:
-            stream.seek(max(0, metrics.stat().st_size - _METRICS_TAIL))
-            found = _ends(reader.read_file(stream), attempt)
+    if metrics:
+        found = _ends(reader.read_file(io.BytesIO(read_end(metrics, _METRICS_TAIL))), attempt)
     if not found:
         tail, file = tail or read_tail(paths.log), paths.log
         found = _ends(reader.scan(io.BytesIO(tail.raw)), attempt)
@@ -173,7 +172,9 @@ def _ends(records: Iterable[Record | Rejected], attempt: int | None) -> list[Rec
 def _age_s(paths: RunPaths, mark: _Mark) -> float | None:
     """Seconds since the run's files were last written. An attempt's folder comes before them."""
     folders = [paths.attempts / str(number) for number in mark.attempts[-1:]]
-    files = [*paths.metrics_folder.glob("*.jsonl"), *filter(None, [mark.log]), *folders]
+    names = [n for n in file_names(paths.metrics_folder) if n.endswith(".jsonl")]
+    metrics = [paths.metrics_folder / name for name in names]
+    files = [*metrics, *filter(None, [mark.log]), *folders]
     times = [written for file in files if (written := _written(file)) is not None]
     return time.time() - max(times) if times else None
 

@@ -1,8 +1,10 @@
 """The progress of a run, read from its metrics file."""
 
+import io
 import time
 from dataclasses import dataclass
 
+from jobkit.files import read_end
 from jobkit.metric.line import Record
 from jobkit.metric.reader import read_file
 from jobkit.outcome.facts import read_job
@@ -59,11 +61,10 @@ def progress(paths: RunPaths, spec: RunSpec, attempt: int | None) -> Progress:
 
 def _epochs(paths: RunPaths, attempt: int | None) -> list[Record]:
     """The last epoch records of the attempt."""
-    if attempt is None or not (path := paths.metrics(attempt)).is_file():
+    if attempt is None:
         return []
-    with path.open("rb") as stream:
-        stream.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-        found = [r for r in read_file(stream) if isinstance(r, dict)]
+    stream = io.BytesIO(read_end(paths.metrics(attempt), _TAIL_BYTES))
+    found = [r for r in read_file(stream) if isinstance(r, dict)]
     return [r for r in found if r.get("kind") == "epoch" and type(r.get("epoch")) is int]
 
 
