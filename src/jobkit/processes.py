@@ -2,6 +2,7 @@
 
 import os
 import socket
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,16 @@ def process_start(pid: int) -> int | None:
         return None
     after_name = words.rpartition(")")[2].split()  # the name may hold spaces and parentheses
     return int(after_name[19]) if after_name[0] not in "ZX" else None
+
+
+def age_s(record: Mapping[str, Any]) -> float | None:
+    """Seconds since the start of the process of this machine that a record names, by no clock
+    that can be set; None where it has ended, or is of another machine.
+    """
+    start = record.get("pid_start")
+    if type(start) is not int or not is_alive(record) or not hasattr(time, "CLOCK_BOOTTIME"):
+        return None
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - start / os.sysconf("SC_CLK_TCK")
 
 
 def is_alive(record: Mapping[str, Any] | None) -> bool | None:

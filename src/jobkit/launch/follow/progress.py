@@ -3,12 +3,14 @@
 import io
 import time
 from dataclasses import dataclass
+from typing import Any
 
 from jobkit.files import read_end
 from jobkit.metric.line import Record
 from jobkit.metric.reader import read_file
 from jobkit.outcome.facts import read_job
 from jobkit.paths import RunPaths
+from jobkit.processes import age_s
 from jobkit.spec.runspec import RunSpec
 
 _TAIL_BYTES = 32 << 10
@@ -45,8 +47,7 @@ def progress(paths: RunPaths, spec: RunSpec, attempt: int | None) -> Progress:
     """The progress of an attempt."""
     epochs = _epochs(paths, attempt)
     job = read_job(paths) or {}
-    started, last = job.get("started"), epochs[-1] if epochs else {}
-    elapsed = None if started is None else max(0.0, (job.get("ended") or time.time()) - started)
+    last = epochs[-1] if epochs else {}
     done = last.get("epoch", -1) + 1
     return Progress(
         epoch=done,
@@ -54,9 +55,23 @@ def progress(paths: RunPaths, spec: RunSpec, attempt: int | None) -> Progress:
         val_loss=last.get("val_loss"),
         val_accuracy=last.get("val_accuracy"),
         images_per_s=last.get("images_per_s"),
-        elapsed_s=elapsed,
+        elapsed_s=_elapsed_s(job),
         left_s=_left_s(last, spec.epochs - done),
     )
+
+
+def _elapsed_s(job: dict[str, Any]) -> float | None:
+    """Seconds since the start of a job, or from its start to its end; None before it has started.
+
+    The clock is asked only where nothing else knows: it may have jumped, or be another machine's.
+    """
+    started, ended = job.get("started"), job.get("ended")
+    known = job.get("elapsed_s") if ended is not None else age_s(job)
+    if isinstance(known, int | float):
+        return float(known)
+    if not isinstance(started, int | float):
+        return None
+    return max(0.0, (ended if isinstance(ended, int | float) else time.time()) - started)
 
 
 def _epochs(paths: RunPaths, attempt: int | None) -> list[Record]:
@@ -71,7 +86,9 @@ def _epochs(paths: RunPaths, attempt: int | None) -> list[Record]:
 def _left_s(last: Record, epochs: int) -> float | None:
     """Seconds until the end, if all epochs take as long as the last one."""
     try:
-        return max(0.0, (last["epoch_time_s"] + last["eval_time_s"]) * epochs - _age_s(last))
+        epoch_s = last["epoch_time_s"] + last["eval_time_s"]
+        # Of another machine's clock it may be below 0, and after a jump any number.
+        return max(0.0, epoch_s * epochs - min(max(0.0, _age_s(last)), epoch_s))
     except (KeyError, TypeError):  # not yet, or not measured
         return None
 
