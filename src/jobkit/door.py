@@ -37,7 +37,7 @@ def run(module, function, argv=None):
 
 
 def call(main, argv=None):
-    # type: (object, list[str] | None) -> int
+    # type: (typing.Callable[[list[str]], int], list[str] | None) -> int
     """Call a main function, and return its exit code, or that of what ends it."""
     from jobkit import streams  # which an old Python cannot read
 

@@ -62,7 +62,7 @@ def protect() -> None:
             # prints would end in it.
             os.open(os.devnull, os.O_RDWR)
     if sys.stdin is None:
-        sys.stdin = sys.__stdin__ = io.TextIOWrapper(io.FileIO(0, closefd=False), encoding="utf-8")
+        sys.stdin = io.TextIOWrapper(io.FileIO(0, closefd=False), encoding="utf-8")
     sys.stdout = _protected(sys.stdout, sys.__stdout__, 1)
     sys.stderr = _protected(sys.stderr, sys.__stderr__, 2)
 

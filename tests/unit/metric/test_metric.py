@@ -245,7 +245,7 @@ def test_a_full_disk_leaves_no_half_of_a_record(tmp_path: Path) -> None:
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) + 20, before[1]))
     try:
-        with pytest.raises(OSError, match="space|large"):
+        with pytest.raises(OSError, match=r"space|large"):
             writer.write("startup", total_s=2.0)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
