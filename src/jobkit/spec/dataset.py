@@ -4,7 +4,7 @@ import tarfile
 from pathlib import Path
 
 from jobkit.errors import UsageError
-from jobkit.paths import expanded
+from jobkit.home import expanded
 
 FOLDER = "folder:"
 

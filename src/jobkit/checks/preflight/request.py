@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from jobkit.paths import data_root, expanded
+from jobkit.home import expanded
+from jobkit.paths import data_root
 from jobkit.spec.runspec import RunSpec
 
 

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from jobkit.errors import UsageError
-from jobkit.paths import data_root, expanded
+from jobkit.home import expanded
+from jobkit.paths import data_root
 from jobkit.payload.data.cache import Dataset, ensure_cache, find_fault, open_cache, read_directly
 from jobkit.payload.data.images import Say
 from jobkit.payload.data.sources import find_source

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jobkit.errors import Exit, Parser, command, one_of
-from jobkit.paths import data_root, expanded
+from jobkit.home import expanded
+from jobkit.paths import data_root
 from jobkit.spec.dataset import FOLDER, check_source
 
 
