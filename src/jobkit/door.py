@@ -8,6 +8,7 @@ line what to do if the Python is too old or a package is not installed.
 # ruff: noqa: UP030, UP031, UP032
 import importlib
 import sys
+import typing  # noqa: F401  for a type comment
 
 OLDEST = (3, 11)
 # The extra of pyproject.toml that brings a package; what is not here comes with a plain install.
