@@ -7,6 +7,10 @@
 #
 # Ends with 0; with 3 where a run is not ok (the figures are drawn all the same); with 2 on wrong usage.
 set -u
+{ : 9<&0; } 2>/dev/null || exec </dev/null
+{ : 9>&1; } 2>/dev/null || exec >/dev/null
+{ : 9>&2; } 2>/dev/null || exec 2>/dev/null
+trap : PIPE # a reader that has left (... | head) ends nothing
 
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 python=${JOBKIT_PYTHON:-python}
@@ -34,7 +38,7 @@ collected=$?
 # What was drawn is read from what the plotter says, so that the two never name different files.
 drawn=$("$python" "$root/plot_results.py" ${study[@]+"${study[@]}"} "$@")
 plotted=$?
-printf '%s\n' "$drawn"
+printf '%s\n' "$drawn" 2>/dev/null
 ((plotted == 0)) || exit "$plotted"
 
 open=''

@@ -36,10 +36,16 @@
 # minutes say --signal=CONT@1, else the warning comes as the job starts.
 #
 # Exit codes: 0 ok; 1 the run failed; 2 wrong usage; 75 stopped early with a checkpoint: run
-# it again with the same --run-dir; 130 and 143 on INT and TERM. The outcome that the payload leaves
+# it again with the same --run-dir; 130 on INT, 143 on TERM and HUP. The outcome that the payload leaves
 # decides where it and the launcher's code differ: a crash after "ok" was recorded is a warning,
 # because every result is there by then.
 set -u
+# Streams that were closed would be the first files that somebody opens. A reader that has left
+# (... | head) ends no training.
+{ : 9<&0; } 2>/dev/null || exec </dev/null
+{ : 9>&1; } 2>/dev/null || exec >/dev/null
+{ : 9>&2; } 2>/dev/null || exec 2>/dev/null
+trap : PIPE
 umask go-w # others may read what a run leaves, and change nothing
 
 show_help() {
@@ -202,7 +208,7 @@ claim_attempt() {
     ((attempt++ < 10000)) || fail "$run_dir/attempts: no new attempt can be made there" 1
   done
   outcome=$run_dir/attempts/$attempt/outcome.json
-  echo "[jobkit] start: attempt $attempt of $run_dir on $(uname -n) at $(date +%Y-%m-%dT%H:%M:%S%z)"
+  echo "[jobkit] start: attempt $attempt of $run_dir on $(uname -n) at $(date +%Y-%m-%dT%H:%M:%S%z)" 2>/dev/null
 }
 
 # What the payload gets in this attempt.
@@ -295,8 +301,10 @@ start_here() {
   fi
   # Without a folder there is no outcome to read, and the ranks' own codes count.
   [[ -n $outcome ]] && export JOBKIT_READS_OUTCOME=1
+  # One machine's ranks need no other address than its own; a host name may resolve to none.
+  if [[ $(uname) == Linux ]]; then export GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-lo}; fi
   "$python" -m torch.distributed.run --standalone --nproc-per-node "$nproc_per_node" \
-    --rdzv-conf "join_timeout=$start_timeout" --monitor-interval "$monitor_interval" \
+    --local-addr 127.0.0.1 --rdzv-conf "join_timeout=$start_timeout" --monitor-interval "$monitor_interval" \
     -m "$module" ${words[@]+"${words[@]}"} &
   child=$!
   [[ -z $stopped ]] || kill -TERM "$child" 2>/dev/null
@@ -344,7 +352,7 @@ else
   # The ranks run in the background, so that a signal reaches this shell at once and can be handed
   # on: INT as TERM, because a shell has its background commands ignore INT.
   stopped=''
-  trap 'stopped=143; [[ -z $child ]] || kill -TERM "$child" 2>/dev/null' TERM
+  trap 'stopped=143; [[ -z $child ]] || kill -TERM "$child" 2>/dev/null' TERM HUP
   trap 'stopped=130; [[ -z $child ]] || kill -TERM "$child" 2>/dev/null' INT
   trap warn_ranks "$stop_signal"
   for ((restarts = 0; ; restarts++)); do

@@ -67,6 +67,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words and words[0] in COMMANDS:
         module, function, _ = COMMANDS[words[0]]
         return door.run(module, function, words[1:])
+    return door.call(_about, words)
+
+
+def _about(words: Sequence[str]) -> int:
+    """Answer what is no command; return the exit code."""
     if not words or words[0] in ("-h", "--help"):
         print(usage())
         return 0

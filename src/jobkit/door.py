@@ -7,8 +7,8 @@ line what to do if the Python is too old or a package is not installed.
 
 # ruff: noqa: UP030, UP031, UP032
 import importlib
-import os
 import sys
+import typing  # noqa: F401  for a type comment
 
 OLDEST = (3, 11)
 # The extra of pyproject.toml that brings a package; what is not here comes with a plain install.
@@ -22,7 +22,7 @@ EXTRA_OF = {
     "orjson": "analysis",
 }
 _IN_A_CHECKOUT = "run 'make venv' once, then 'source .venv/bin/activate'"
-USAGE, INTERRUPTED = 2, 130  # as in jobkit.errors, which an old Python cannot read
+FAILED, USAGE, INTERRUPTED = 1, 2, 130  # as in jobkit.errors, which an old Python cannot read
 
 
 def run(module, function, argv=None):
@@ -34,11 +34,19 @@ def run(module, function, argv=None):
                 OLDEST[0], OLDEST[1], sys.executable, sys.version_info, _IN_A_CHECKOUT
             )
         )
+    return call(lambda words: getattr(importlib.import_module(module), function)(words), argv)
+
+
+def call(main, argv=None):
+    # type: (typing.Callable[[list[str]], int], list[str] | None) -> int
+    """Call a main function, and return its exit code, or that of what ends it."""
+    from jobkit import streams  # which an old Python cannot read
+
+    streams.protect()
     try:
-        main = getattr(importlib.import_module(module), function)
-        code = main(sys.argv[1:] if argv is None else argv)
-        sys.stdout.flush()
-        return int(code)
+        return streams.finish(int(main(sys.argv[1:] if argv is None else argv)))
+    except SystemExit as end:  # of argparse: --help, or wrong usage
+        return streams.finish(int(end.code or 0))
     except ModuleNotFoundError as error:
         package = (error.name or "").split(".")[0]
         if package in ("", "jobkit"):
@@ -46,11 +54,11 @@ def run(module, function, argv=None):
         return _refuse(missing(package))
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:
-        # The reader of the output has exited (`... | head`), which is no error; Python must not
-        # flush into the broken pipe again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    except MemoryError:
+        return _refuse("error: out of memory (see ulimit -v)", FAILED)
+    except OSError as error:  # the machine's, no fault of the program: a full disk, a stale handle
+        where = "" if error.filename is None else "{0!r}: ".format(str(error.filename))
+        return _refuse("error: {0}{1}".format(where, error.strerror or error), FAILED)
 
 
 def missing(package):
@@ -66,8 +74,8 @@ def missing(package):
     return "{0}: run \"python -m pip install 'jobkit[{1}]'\"".format(what, extra)
 
 
-def _refuse(what):
-    # type: (str) -> int
-    """Print in one line what is missing and what to do."""
+def _refuse(what, code=USAGE):
+    # type: (str, int) -> int
+    """Print in one line what is wrong; return the exit code."""
     sys.stderr.write("jobkit: %s\n" % what)
-    return USAGE
+    return code

@@ -1,16 +1,14 @@
 """Opening files that somebody else may have made, or put a link in the place of."""
 
 import errno
-import fcntl
 import io
 import json
 import os
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+_STALE_TRIES = 3
 MOST_TEXT = 16 << 20  # bytes of a file of settings or state: a larger one is none
 MOST_TOML = 1 << 20  # its reader takes a second for that much
 _MOST_VALUES = 2_000_000  # in a JSON text: each takes up to 100 bytes, however short it is
@@ -27,7 +25,7 @@ def open_regular(
     what they lead to must be a regular file as well, and lie within a folder where one is named.
     """
     # Without O_NONBLOCK the open of a FIFO would itself wait for its other end.
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    handle = _open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         status = os.fstat(handle)
         if stat.S_ISDIR(status.st_mode):
@@ -74,6 +72,44 @@ def append_to(path: str | Path) -> io.FileIO:
     except BaseException:
         os.close(handle)
         raise
+
+
+def _open(path: str | Path, flags: int) -> int:
+    """Open a file; again where a network file system had an old handle of it (ESTALE)."""
+    for _ in range(_STALE_TRIES):
+        try:
+            return os.open(path, flags)
+        except OSError as error:
+            if error.errno != errno.ESTALE:
+                raise
+    return os.open(path, flags)
+
+
+def is_there(path: Path) -> bool:
+    """Whether something of this name can be seen: False also where its folder is closed to us."""
+    try:
+        path.stat()
+    except OSError:
+        return False
+    return True
+
+
+def is_regular(path: Path) -> bool:
+    """Whether a regular file of this name can be seen."""
+    try:
+        return stat.S_ISREG(path.stat().st_mode)
+    except OSError:
+        return False
+
+
+def read_end(path: Path, size: int) -> bytes:
+    """The last bytes of a regular file; none where it is absent or cannot be read."""
+    try:
+        with open_regular(path) as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - size))
+            return file.read()
+    except OSError:
+        return b""
 
 
 def read_regular(path: str | Path, max_bytes: int = MOST_TEXT) -> bytes:
@@ -123,30 +159,3 @@ def not_deep(value: Any) -> Any:
             return value
         level = [list(v.values()) if isinstance(v, dict) else v for v in inner]
     raise ValueError("nested too deeply")
-
-
-@contextmanager
-def locked(path: Path, wait: bool) -> Iterator[bool]:
-    """Hold a lock on a file, made where it is absent and never changed; yield whether there is one.
-
-    Some file systems have no locks. Raises BlockingIOError where another process holds it and
-    wait is False, and OSError for a link, which could lead to a file of one's own.
-    """
-    flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    try:
-        handle = os.open(path, flags | os.O_RDWR | os.O_CREAT, 0o644)
-    except PermissionError:  # another user's, in a shared folder: to lock it reading is enough
-        handle = os.open(path, flags | os.O_RDONLY)
-    try:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", str(path))
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            there = True
-        except OSError as error:
-            if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
-                raise
-            there = False
-        yield there
-    finally:
-        os.close(handle)

@@ -7,6 +7,7 @@ variables that choose among them, and the option of a container.
 import os
 import re
 import subprocess
+import tempfile
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,7 +127,10 @@ def prepare_rocm(local_rank: int, environ: MutableMapping[str, str] = os.environ
     """
     if not _AMD_DEVICE.exists():
         return
-    cache = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    try:
+        cache = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:  # no HOME, and a user id without a name
+        cache = Path(tempfile.gettempdir()) / f"jobkit-{os.geteuid()}"
     own = str(cache / "jobkit" / "miopen" / f"{os.uname().nodename}-{local_rank}")
     for name in ("MIOPEN_USER_DB_PATH", "MIOPEN_CUSTOM_CACHE_DIR"):
         environ.setdefault(name, own)

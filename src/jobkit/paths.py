@@ -10,6 +10,7 @@ from typing import Any
 
 from jobkit.errors import UsageError, nearest
 from jobkit.files import load_json, read_regular
+from jobkit.home import cache_root
 
 # Where run.sh, hpc/ and edf.toml are: the checkout, or the copy that an installed jobkit has of it.
 _COPY = Path(__file__).resolve().parent / "_kit"
@@ -56,8 +57,7 @@ def data_root() -> Path:
     """Where data and prepared caches lie when --data-dir does not say."""
     if given := os.environ.get("JOBKIT_DATA_DIR"):
         return Path(given)
-    cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "jobkit"
+    return cache_root() / "jobkit"
 
 
 @dataclass(frozen=True)
@@ -248,6 +248,15 @@ def file_names(folder: Path) -> list[str]:
         return [path.name for path in folder.iterdir()]
     except OSError:
         return []
+
+
+def short_path(path: Path) -> str:
+    """The path relative to the current folder where it lies below it, else the path."""
+    try:
+        short = os.path.relpath(path)
+    except OSError:  # the current folder was removed
+        return str(path)
+    return str(path) if short.startswith("..") else short
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

@@ -3,13 +3,14 @@
 pandas, matplotlib and rich are imported only where they are needed: --help stays fast.
 """
 
-import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jobkit.errors import Exit, Parser, UsageError, at_least, command, share
+from jobkit.paths import short_path
 from jobkit.permissions import closed_to_others
 
 if TYPE_CHECKING:
@@ -91,8 +92,8 @@ def _say_written(results: "Results") -> None:
 
     kinds = ("run", "epoch", "size")
     for (path, table), what in zip(results.tables.items(), kinds, strict=True):
-        print(f"wrote {_shown(path)} ({counted(len(table), what)})")
-    print(f"next: python plot_results.py {_shown(results.folder)}")
+        print(f"wrote {short_path(path)} ({counted(len(table), what)})")
+    print(f"next: python plot_results.py {shlex.quote(short_path(results.folder))}")
 
 
 def _add_thresholds(parser: Parser) -> None:
@@ -151,7 +152,7 @@ def plot_main(argv: Sequence[str] | None = None) -> int:
     results = collect(args.study, write=False)
     if results.epochs.empty:
         states = ", ".join(f"{n} {s}" for s, n in results.runs["status"].value_counts().items())
-        shown = _shown(results.folder)
+        shown = short_path(results.folder)
         print(f"{shown}: no run has finished an epoch ({states}): no figure", file=sys.stderr)
         return Exit.INCOMPLETE
     return _drawn(results, args.forecast, args.min_efficiency, args.step_model)
@@ -166,7 +167,7 @@ def _drawn(results: "Results", forecast: list[int], least: float, comm: Path | N
     steps = _step_table(results, comm)
     drawn = draw(results, found)
     for path in (*drawn.paths, *write_report(results, drawn.paths, found, least, steps)):
-        print(f"wrote {_shown(path)}")
+        print(f"wrote {short_path(path)}")
     for name, why in drawn.missing.items():
         print(f"no {name}: {why}", file=sys.stderr)
     return Exit.OK
@@ -199,11 +200,5 @@ def _forecasts(results: "Results", wanted: list[int]) -> "list[Forecast]":
     table = forecast_table(results, found)
     save_table(path, table)
     print("\n".join(forecast_lines(table)))
-    print(f"wrote {_shown(path)}")
+    print(f"wrote {short_path(path)}")
     return found
-
-
-def _shown(path: Path) -> str:
-    """A path as short as it can be typed from here."""
-    short = os.path.relpath(path)
-    return str(path) if short.startswith("..") else short

@@ -18,7 +18,7 @@ from jobkit.drill.place import Started
 from jobkit.errors import UsageError
 from jobkit.launch.command import RUN_SH, job_command, python_path
 from jobkit.launch.site import Site
-from jobkit.launch.slurm.options import Options, Shape, sbatch_options, warning
+from jobkit.launch.slurm.options import Options, Shape, output_file, sbatch_options, warning
 from jobkit.outcome import slurm_jobs
 from jobkit.paths import REPOSITORY, RunPaths, read_json, write_whole
 from jobkit.spec.runspec import RunSpec
@@ -191,7 +191,7 @@ class SlurmPlace:
         shape = Shape(spec.nodes, spec.ranks_per_node)
         given = {"time": "10", **self.options, **more}
         made = sbatch_options(shape, self.site, given, f"drill-{paths.folder.name}")
-        log = str(paths.log)
+        log = output_file(paths.log)
         return {**made, **warning(made, spec.stop_signal), "output": log, "error": log}
 
     def warn(self, started: Started) -> None:

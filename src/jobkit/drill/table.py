@@ -1,6 +1,7 @@
 """A drill's table: on the terminal and as drill.csv."""
 
 import csv
+import io
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -11,6 +12,7 @@ from rich.text import Text
 
 from jobkit.drill.faults import FAULTS
 from jobkit.drill.row import Row
+from jobkit.paths import write_whole
 
 _YES = {True: "yes", False: "no", None: ""}
 
@@ -18,11 +20,12 @@ _YES = {True: "yes", False: "no", None: ""}
 def write_csv(rows: Sequence[Row], path: Path) -> None:
     """Write one row per fault; an unknown value is empty."""
     names = [f.name for f in fields(Row)]
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, names, lineterminator="\n")
-        writer.writeheader()
-        for row in rows:
-            writer.writerow({k: _cell(v) for k, v in asdict(row).items()})
+    text = io.StringIO()
+    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({k: _cell(v) for k, v in asdict(row).items()})
+    write_whole(path, text.getvalue())
 
 
 def _cell(value: object) -> object:

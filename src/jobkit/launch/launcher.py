@@ -1,12 +1,13 @@
 """launch(plan): starts the missing runs, on this machine or on Slurm; returns a handle."""
 
 import os
+import re
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-from jobkit.errors import UsageError
+from jobkit.errors import UsageError, one_line
 from jobkit.launch import lock
 from jobkit.launch.command import Order
 from jobkit.launch.local import start as local
@@ -103,6 +104,7 @@ def prepare(plan: Plan, request: LaunchRequest, ask: bool = True) -> Launch:
     """
     if request.at_once is not None and request.at_once < 1:
         raise UsageError(f"--max-running {request.at_once}: must be 1 or more")
+    _check_path(plan.paths.folder)
     notes = check_study(plan.paths.folder, request.trust_group)
     for dataset in {spec.dataset for spec in plan.runs.values()}:
         check_source(dataset)
@@ -115,6 +117,18 @@ def prepare(plan: Plan, request: LaunchRequest, ask: bool = True) -> Launch:
     else:
         _for_slurm(made, request, site, ask)
     return made
+
+
+def _check_path(folder: Path) -> None:
+    """Raise UsageError for a folder whose path a job script or submitit would misread."""
+    path = str(folder.absolute())
+    if found := re.search(r"%[jtaA]", path):
+        what = f"has {found[0]}, which submitit replaces by numbers of the job"
+    elif path != one_line(path):
+        what = "has a control character, which no batch script can hold"
+    else:
+        return
+    raise UsageError(f"{folder}: its path {what}; choose another folder with JOBKIT_LOGS")
 
 
 def _for_this_machine(made: Launch, request: LaunchRequest) -> None:

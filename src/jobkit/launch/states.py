@@ -28,8 +28,8 @@ class States:
         if fresh:
             self._next = dict.fromkeys(self._next, 0.0)
         paths = self.plan.paths
-        ordered = ordered_runs(paths, self.plan.runs)
         open_runs = {r: paths.run(r) for r in self.plan.runs if not self._ended(r)}
+        ordered = ordered_runs(paths, open_runs)
         joined = join(open_runs, ordered, self._ask, all_jobs=False)
         self.found |= joined.states
         self.jobs |= joined.jobs

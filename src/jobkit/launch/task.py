@@ -31,6 +31,7 @@ from jobkit.spec.runspec import RunSpec
 # From SIGTERM to SIGKILL: a rank saves at the end of its iteration, or is ended by its watchdog.
 GRACE_S = 20.0
 _POLL_S = 0.05
+ORDER_KEY = "JOBKIT_ORDER"  # names the launcher that starts a run, in its environment
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
@@ -89,6 +90,7 @@ def collect_in_job(command: list[str]) -> int:
 def _run(paths: RunPaths, command: list[str], environ: dict[str, str], stop: "_Stop") -> int:
     paths.folder.mkdir(parents=True, exist_ok=True)
     adopt_orphans()
+    begun = time.monotonic()
     with append_to(paths.log) as log:
         job, process = _start(paths, command, environ, log)
         stop.follow(process, command)
@@ -96,7 +98,8 @@ def _run(paths: RunPaths, command: list[str], environ: dict[str, str], stop: "_S
             code = _wait(process, stop)
         finally:
             end_descendants(grace_s=GRACE_S)
-    write_json(paths.job, {**job, "ended": time.time(), "exit_code": code})
+    took = round(time.monotonic() - begun, 3)  # the clock may have jumped
+    write_json(paths.job, {**job, "ended": time.time(), "elapsed_s": took, "exit_code": code})
     return code
 
 
@@ -155,6 +158,7 @@ def _start(
         "pid_start": process_start(os.getpid()),
         "host": environ.get("SLURMD_NODENAME") or socket.gethostname(),
         "started": time.time(),
+        "order": environ.get(ORDER_KEY),
         "ended": None,
         "exit_code": None,
         "first_attempt": before[-1] + 1 if before else 0,

@@ -5,8 +5,10 @@ is the CRC-32 of the object without it, so that a truncated line is never read a
 Other programs may print `[METRIC] key=value key=value` instead.
 """
 
+import errno
 import json
 import math
+import os
 import time
 import zlib
 from pathlib import Path
@@ -207,9 +209,15 @@ class MetricWriter:
             record["seq"] = self._seq
             self._seq += 1
             text = encode(record)
-            self._file.write(text.encode() + b"\n")
+            self._append(text.encode() + b"\n")
             self._log.write(f"{TAG} {text}\n")
             self._log.flush()
+
+    def _append(self, line: bytes) -> None:
+        """Write a whole line, or none of it. Raises OSError, as where the disk is full."""
+        if (written := self._file.write(line)) != len(line):
+            os.ftruncate(self._file.fileno(), self._file.tell() - written)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._file.name))
 
     def close(self) -> None:
         """Close the attempt's file."""

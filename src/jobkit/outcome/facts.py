@@ -23,7 +23,7 @@ from jobkit.metric.reader import Rejected
 from jobkit.outcome.evidence import of_newest
 from jobkit.outcome.liveness import is_at_work
 from jobkit.outcome.logs import Tail, find_log, open_log, read_tail
-from jobkit.paths import RunPaths, read_json
+from jobkit.paths import RunPaths, file_names, read_json
 
 ENDINGS = ("ok", "failed", "preempted")  # what a payload says of itself
 _METRICS_TAIL = 256 << 10
@@ -183,7 +183,9 @@ def _ends(records: Iterable[Record | Rejected], attempt: int | None) -> list[Rec
 def _age_s(paths: RunPaths, mark: _Mark) -> float | None:
     """Seconds since the run's files were last written. An attempt's folder comes before them."""
     folders = [paths.attempts / str(number) for number in mark.attempts[-1:]]
-    files = [*paths.metrics_folder.glob("*.jsonl"), *filter(None, [mark.log]), *folders]
+    names = [n for n in file_names(paths.metrics_folder) if n.endswith(".jsonl")]
+    metrics = [paths.metrics_folder / name for name in names]
+    files = [*metrics, *filter(None, [mark.log]), *folders]
     times = [written for file in files if (written := _written(file)) is not None]
     return time.time() - max(times) if times else None
 

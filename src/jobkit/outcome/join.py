@@ -1,5 +1,6 @@
 """The states of the runs of a study: from their files, joined with Slurm's job states."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -69,7 +70,11 @@ def job_ids(runs: Iterable[RunPaths]) -> list[str]:
 
 
 def ordered_runs(study: StudyPaths, planned: Iterable[str]) -> dict[str, float]:
-    """Return the runs that an active launcher on this machine was asked to start, and when."""
+    """Return the runs that an active launcher on this machine has still to start, and since when.
+
+    A launcher that has a key counts a run as started once its job.json has that key: its time is
+    then infinite, whatever the clocks said. Without a key the times are compared.
+    """
     record = read_json(study.launcher)
     if not record or not is_alive(record):
         return {}
@@ -77,4 +82,8 @@ def ordered_runs(study: StudyPaths, planned: Iterable[str]) -> dict[str, float]:
     if not isinstance(wanted, list) or not isinstance(since, int | float):
         return {}
     names = {name for name in wanted if isinstance(name, str)}
-    return {run_id: seconds(since) for run_id in planned if run_id in names}
+    ordered = {run_id: seconds(since) for run_id in planned if run_id in names}
+    if not isinstance(key := record.get("key"), str):
+        return ordered
+    of_job = {run_id: (read_json(study.run(run_id).job) or {}).get("order") for run_id in ordered}
+    return {run_id: math.inf for run_id in ordered if of_job[run_id] != key}

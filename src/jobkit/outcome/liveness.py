@@ -1,39 +1,11 @@
-"""Whether a process that a file names is still there: by pid and start, on this machine."""
+"""Whether what job.json names is still at work."""
 
-import os
-import socket
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
+from jobkit.processes import is_alive, process_start
 
-def process_start(pid: int) -> int | None:
-    """When a process began, in ticks since the boot; None where it is gone, or ended (a zombie).
-
-    Together with the pid it names a process for good: a pid alone is given out again.
-    """
-    try:
-        words = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    after_name = words.rpartition(")")[2].split()  # the name may hold spaces and parentheses
-    return int(after_name[19]) if after_name[0] not in "ZX" else None
-
-
-def is_alive(record: Mapping[str, Any] | None) -> bool | None:
-    """Whether the process that job.json or launcher.json names is alive.
-
-    None: it cannot be told from this machine.
-    """
-    pid = (record or {}).get("pid")
-    if not record or type(pid) is not int or pid <= 0:
-        return None if record else False
-    if record.get("host") not in (None, socket.gethostname()):
-        return None
-    if not Path("/proc/self/stat").exists():
-        return _answers(pid)
-    start = process_start(pid)
-    return start is not None and record.get("pid_start") in (None, start)
+__all__ = ["is_alive", "is_at_work", "process_start"]
 
 
 def is_at_work(job: Mapping[str, Any]) -> bool | None:
@@ -46,14 +18,3 @@ def is_at_work(job: Mapping[str, Any]) -> bool | None:
     if known is False and isinstance(child, Mapping):
         return is_alive({**job, **child})
     return known
-
-
-def _answers(pid: int) -> bool:
-    """Whether a process of this number exists, on a system that has no /proc."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True

@@ -3,7 +3,6 @@
 Only the tail is kept (TAIL_BYTES), so that a log of any length costs little memory.
 """
 
-import contextlib
 import gzip
 import io
 import os
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jobkit.files import open_regular
+from jobkit.files import is_regular, open_regular
 
 TAIL_BYTES = 8 << 20
 _MOST_LINES = 100_000  # of a tail: each takes memory of its own, also an empty one
@@ -40,9 +39,8 @@ class Tail:
 def find_log(log: Path) -> Path | None:
     """The log in a run's folder, or its compressed form; None where there is neither."""
     for path in (log, log.with_name(log.name + ".gz")):
-        with contextlib.suppress(OSError):  # a link into a folder that is closed to this reader
-            if path.is_file():
-                return path
+        if is_regular(path):
+            return path
     return None
 
 

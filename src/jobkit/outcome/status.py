@@ -142,7 +142,8 @@ def _written_lately(facts: Facts, state: RunState) -> RunState | None:
     age = facts.age_s
     if age is None or abs(age) >= FRESH_S:  # below 0: another machine's clock is ahead
         return None
-    return replace(state, status="running", reason=f"its files changed {age:.0f} s ago")
+    when = f"{age:.0f} s ago" if age >= 0 else f"{-age:.0f} s ahead of this machine's clock"
+    return replace(state, status="running", reason=f"its files changed {when}")
 
 
 def _silent(facts: Facts, state: RunState) -> RunState:

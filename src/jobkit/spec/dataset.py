@@ -4,6 +4,7 @@ import tarfile
 from pathlib import Path
 
 from jobkit.errors import UsageError
+from jobkit.home import expanded
 
 FOLDER = "folder:"
 
@@ -12,7 +13,7 @@ def folder_path(dataset: str) -> Path | None:
     """The absolute path of a folder: source; None for any other source."""
     if not dataset.startswith(FOLDER):
         return None
-    return Path(dataset[len(FOLDER) :]).expanduser().absolute()
+    return expanded(dataset[len(FOLDER) :])
 
 
 def check_source(dataset: str) -> None:

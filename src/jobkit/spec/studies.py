@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from jobkit.errors import UsageError, nearest
-from jobkit.paths import logs_root
+from jobkit.files import is_there
+from jobkit.paths import file_names, logs_root
 
 
 def find_study(given: str | Path | None = None) -> Path:
@@ -23,16 +24,16 @@ def find_study(given: str | Path | None = None) -> Path:
         raise UsageError(f"no study {text!r}: {error.strerror}") from None
     if not there:
         raise UsageError(_unknown(text, folder))
-    if not (folder / "plan.json").exists() and is_run(folder):
+    if not is_there(folder / "plan.json") and is_run(folder):
         parent = folder.absolute().parent
         raise UsageError(f"{text} is the folder of one run: name its study, {parent}")
-    if not (folder / "plan.json").exists() and not run_folders(folder):
+    if not is_there(folder / "plan.json") and not run_folders(folder):
         raise UsageError(f"{text} has no plan.json and no run: it is not a study")
     return folder
 
 
 def _newest() -> Path:
-    plans = [(p.stat().st_mtime, p) for p in logs_root().glob("*/plan.json")]
+    plans = [(when, p) for p in _plans() if (when := _written(p)) is not None]
     if not plans:
         single = logs_root() / "single"
         hint = f"; single runs are in {single}: name that" if single.is_dir() else ""
@@ -40,11 +41,24 @@ def _newest() -> Path:
     return max(plans)[1].parent
 
 
+def _plans() -> list[Path]:
+    """The plans of all studies that can be seen."""
+    plans = (logs_root() / name / "plan.json" for name in file_names(logs_root()))
+    return [path for path in plans if is_there(path)]
+
+
+def _written(path: Path) -> float | None:
+    try:
+        return path.stat().st_mtime
+    except OSError:  # the study was just removed
+        return None
+
+
 def _unknown(text: str, folder: Path) -> str:
     """The line for a study that is not there."""
     if folder.is_file():
         return f"{text} is a file: give the study's folder"
-    known = sorted(p.parent.name for p in logs_root().glob("*/plan.json"))
+    known = sorted(p.parent.name for p in _plans())
     shown = f" (in {logs_root()}: {', '.join(known)})" if known else f" in {logs_root()}"
     return f"no study {text!r}{nearest(folder.name, known)}{shown}"
 
@@ -52,9 +66,9 @@ def _unknown(text: str, folder: Path) -> str:
 def is_run(folder: Path) -> bool:
     """Whether a folder is one of a run: something of a run lies in it."""
     names = ("spec.json", "metrics", "train.log", "train.log.gz")
-    return any((folder / name).exists() for name in names)
+    return any(is_there(folder / name) for name in names)
 
 
 def run_folders(folder: Path) -> list[Path]:
     """The folders of runs in a study's folder, by name."""
-    return sorted(f for f in folder.iterdir() if f.is_dir() and is_run(f))
+    return sorted(f for n in file_names(folder) if is_run(f := folder / n))

@@ -4,6 +4,7 @@ import io
 import json
 import math
 import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -229,3 +230,26 @@ def test_numbers_keep_their_full_precision(tmp_path) -> None:
     value = 0.1 + 0.2
     _, log = write_all(tmp_path, ("epoch", {"val_loss": value}))
     assert read(log)[0][0]["val_loss"] == value
+
+
+def test_a_full_disk_leaves_no_half_of_a_record(tmp_path: Path) -> None:
+    import resource
+    import signal
+
+    writer = MetricWriter(
+        study="s", run_id="r", attempt=0, rank=0, path=tmp_path / "0.jsonl", log=io.StringIO()
+    )
+    writer.write("startup", total_s=1.0)
+    whole = (tmp_path / "0.jsonl").read_bytes()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) + 20, before[1]))
+    try:
+        with pytest.raises(OSError, match=r"space|large"):
+            writer.write("startup", total_s=2.0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert (tmp_path / "0.jsonl").read_bytes() == whole
+    writer.write("startup", total_s=3.0)
+    assert (tmp_path / "0.jsonl").read_bytes().count(b"\n") == 2

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from jobkit.outcome import liveness
+from jobkit import processes
 from jobkit.outcome.join import join
 from jobkit.outcome.slurm_jobs import Job
 from jobkit.outcome.status import run_state
@@ -248,7 +248,7 @@ def test_no_verdict_is_a_lie_whatever_the_moment(
     recorded = Recorded(tmp_path)
     record(recorded)
     Watched.playing = playing = Playing(recorded)
-    monkeypatch.setattr(liveness, "process_start", playing.process_start)
+    monkeypatch.setattr(processes, "process_start", playing.process_start)
     paths, on_cluster = Watched(recorded.run.folder), bool(recorded.slurm[0])
 
     def judge() -> str:

@@ -15,6 +15,7 @@ from typing import Any
 
 import orjson
 
+from jobkit.files import is_regular
 from jobkit.metric import reader
 from jobkit.metric.line import Record
 from jobkit.metric.reader import Rejected
@@ -126,7 +127,7 @@ def sources(paths: RunPaths) -> list[Path]:
     packed = sorted(p for p in metrics if p.name.endswith(".jsonl.gz"))
     logs = (paths.log, paths.log.with_name(paths.log.name + ".gz"))
     found = [*sorted(plain, key=lambda p: int(p.stem)), *packed, *logs]
-    return [path for path in found if path.is_file()]
+    return [path for path in found if is_regular(path)]
 
 
 def _read(

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from jobkit.home import expanded
 from jobkit.paths import data_root
 from jobkit.spec.runspec import RunSpec
 
@@ -30,4 +31,4 @@ class Request:
     def data_dir(self) -> Path:
         """Return the folder of the data and their cache."""
         given = self.spec.data_dir
-        return Path(given).expanduser().absolute() if given else data_root()
+        return expanded(given) if given else data_root()

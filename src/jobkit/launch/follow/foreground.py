@@ -1,17 +1,18 @@
 """A launch in the foreground: what it prints, and what a signal does to it."""
 
-import os
 import signal
 from collections import Counter
 from collections.abc import Mapping
-from pathlib import Path
 
 from rich.console import Console
 
+from jobkit import streams
 from jobkit.errors import Exit
+from jobkit.launch.command import shown
 from jobkit.launch.follow.view import View
 from jobkit.launch.launcher import Launch
 from jobkit.outcome.status import RunState
+from jobkit.paths import short_path
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -37,6 +38,9 @@ class Foreground:
     def announce(self) -> None:
         """Print the notes, how many runs start, and where."""
         started = self.started
+        streams.when_lost(
+            f"standard output takes no more; the study goes on in {short_path(started.folder)}"
+        )
         for note in (*started.plan.notes, *started.notes):
             self._print(f"note: {note}", "yellow")
         total, new = len(started.plan.runs), len(started.run_ids)
@@ -45,7 +49,7 @@ class Foreground:
         todo = f"{new} to start" if new else "none to start"
         if new and started.at_once:
             todo += f", {started.at_once} at a time"
-        folder = relative(started.folder)
+        folder = short_path(started.folder)
         self._print(f"study {self.name}: {total} runs planned{before}, {todo}, in {folder}")
         if started.runs:
             self._print(f"started: {started.runs.where}")
@@ -64,7 +68,8 @@ class Foreground:
         SIGINT, SIGTERM and SIGHUP end the runs of this machine; jobs on Slurm continue.
         """
         for signum in _SIGNALS:
-            signal.signal(signum, _interrupt)
+            if signal.getsignal(signum) != signal.SIG_IGN:  # nohup, or a shell's background job
+                signal.signal(signum, _interrupt)
         try:
             found = View(self.started, self.console).follow()
         except Interrupted as interrupted:
@@ -86,7 +91,7 @@ class Foreground:
     def conclude(self, found: Mapping[str, RunState]) -> int:
         """Print the outcome of the runs and the next command; return the exit code."""
         ok = self._print_runs(found)
-        self._print(f"next: ./plot_results.sh {relative(self.started.folder)}")
+        self._print(f"next: ./plot_results.sh {shown([short_path(self.started.folder)])}")
         return Exit.OK if ok else Exit.FAILED
 
     def _print_runs(self, found: Mapping[str, RunState]) -> bool:
@@ -99,7 +104,7 @@ class Foreground:
         for run_id, state in bad.items():
             if state.status != "missing":
                 self._print(f"  {run_id}: {state.status}: {state.reason}", "red")
-                self._print(f"    log: {relative(self.started.plan.paths.run(run_id).log)}")
+                self._print(f"    log: {short_path(self.started.plan.paths.run(run_id).log)}")
         if never := sum(state.status == "missing" for state in bad.values()):
             self._print(f"  {never} never started", "red")
         self._print("to continue, run the same command again: only these are started")
@@ -108,11 +113,3 @@ class Foreground:
 
 def _interrupt(signum: int, _frame: object) -> None:
     raise Interrupted(signum)
-
-
-def relative(path: Path) -> str:
-    """The path relative to the current folder where it lies below it, else the path."""
-    try:
-        return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
-    except OSError:
-        return str(path)

@@ -4,12 +4,14 @@ import math
 import os
 import time
 from dataclasses import dataclass
+from typing import Any
 
 from jobkit.metric.line import Record
 from jobkit.metric.reader import read_file
-from jobkit.outcome.facts import read_job, seconds
+from jobkit.outcome.facts import read_job
 from jobkit.outcome.logs import open_log
 from jobkit.paths import RunPaths
+from jobkit.processes import age_s
 from jobkit.spec.runspec import RunSpec
 
 _TAIL_BYTES = 32 << 10
@@ -47,9 +49,7 @@ def progress(paths: RunPaths, spec: RunSpec, attempt: int | None) -> Progress:
     """The progress of an attempt."""
     epochs = _epochs(paths, attempt)
     job = read_job(paths) or {}
-    started, last = seconds(job.get("started")), epochs[-1] if epochs else {}
-    ended = seconds(job.get("ended")) or time.time()
-    elapsed = max(0.0, ended - started) if started else None
+    last = epochs[-1] if epochs else {}
     done = last.get("epoch", -1) + 1
     return Progress(
         epoch=done,
@@ -57,9 +57,23 @@ def progress(paths: RunPaths, spec: RunSpec, attempt: int | None) -> Progress:
         val_loss=_number(last.get("val_loss")),
         val_accuracy=_number(last.get("val_accuracy")),
         images_per_s=_number(last.get("images_per_s")),
-        elapsed_s=elapsed,
+        elapsed_s=_elapsed_s(job),
         left_s=_left_s(last, spec.epochs - done),
     )
+
+
+def _elapsed_s(job: dict[str, Any]) -> float | None:
+    """Seconds since the start of a job, or from its start to its end; None before it has started.
+
+    The clock is asked only where nothing else knows: it may have jumped, or be another machine's.
+    """
+    started, ended = job.get("started"), job.get("ended")
+    known = job.get("elapsed_s") if ended is not None else age_s(job)
+    if isinstance(known, int | float):
+        return float(known)
+    if not isinstance(started, int | float):
+        return None
+    return max(0.0, (ended if isinstance(ended, int | float) else time.time()) - started)
 
 
 def _epochs(paths: RunPaths, attempt: int | None) -> list[Record]:
@@ -78,10 +92,16 @@ def _epochs(paths: RunPaths, attempt: int | None) -> list[Record]:
 def _left_s(last: Record, epochs: int) -> float | None:
     """Seconds until the end, if all epochs take as long as the last one."""
     try:
-        left = (last["epoch_time_s"] + last["eval_time_s"]) * epochs - (time.time() - last["t"])
-        return max(0.0, left) if math.isfinite(left) else None
+        epoch_s = last["epoch_time_s"] + last["eval_time_s"]
+        # Of another machine's clock it may be below 0, and after a jump any number.
+        left = max(0.0, epoch_s * epochs - min(max(0.0, _age_s(last)), epoch_s))
+        return left if math.isfinite(left) else None
     except (KeyError, TypeError, OverflowError):  # not yet, or not measured
         return None
+
+
+def _age_s(record: Record) -> float:
+    return time.time() - record["t"]
 
 
 def _number(value: object) -> float | None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from jobkit import streams
 from jobkit.errors import Exit, Parser, at_least, command
 from jobkit.launch.follow.progress import duration, progress
 from jobkit.launch.states import States
@@ -63,13 +64,15 @@ def _show(states: States, args: argparse.Namespace) -> None:
 
     console = Console(highlight=False, markup=False)
     if not args.watch:
-        console.print(_table(states))
+        console.print(_view(states, console))
         return
-    with Live(_table(states), console=console, auto_refresh=False) as live:
+    with Live(_view(states, console), console=console, auto_refresh=False) as live:
         while any(state.status in UNDER_WAY for state in states.found.values()):
+            if streams.reader_gone():
+                return
             time.sleep(args.interval)
             states.look()
-            live.update(_table(states), refresh=True)
+            live.update(_view(states, console), refresh=True)
 
 
 def rows(states: States) -> list[dict[str, Any]]:
@@ -93,6 +96,24 @@ def as_json(states: States) -> dict[str, Any]:
     counts = Counter(state.status for state in states.found.values())
     name = states.plan.study.name
     return {"study": name, "counts": dict(counts), "runs": rows(states)}
+
+
+def _view(states: States, console: Any) -> Any:
+    """The table or, on a terminal too narrow for it, a few lines for each run, none cut."""
+    table = _table(states)
+    room = console.options.update(width=10_000)  # else the answer is never above the width
+    if console.measure(table, options=room).minimum <= console.width:
+        return table
+    from rich.text import Text
+
+    lines = [str(table.title)]
+    for row in rows(states):
+        loss = "" if row["val_loss"] is None else f"loss {row['val_loss']:.3f}"
+        left = f"{duration(row['left_s'])} left" if row["left_s"] is not None else ""
+        said = (row["status"], f"{row['epoch']}/{row['epochs']}", loss, left)
+        reason = row["reason"] if row["status"] != "ok" else ""
+        lines += [row["run_id"], "  " + ", ".join(filter(None, (*said, reason)))]
+    return Text("\n".join(lines), overflow="fold")
 
 
 def _table(states: States) -> Any:

@@ -7,6 +7,7 @@ It can outlive the terminal, if requested, and ends what it started on SIGTERM.
 import contextlib
 import json
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -21,7 +22,7 @@ from submitit.local.local import LocalExecutor
 from jobkit.errors import UsageError
 from jobkit.launch import lock
 from jobkit.launch.command import Order, local_command, remember_devices
-from jobkit.launch.task import GRACE_S, adopt_orphans, end_descendants, run_one
+from jobkit.launch.task import GRACE_S, ORDER_KEY, adopt_orphans, end_descendants, run_one
 from jobkit.outcome.liveness import process_start
 from jobkit.paths import StudyPaths, write_json
 from jobkit.permissions import next_folder, own_folder
@@ -109,8 +110,12 @@ def announced(order: Order) -> Iterator[None]:
         "pid_start": process_start(os.getpid()),
         "host": socket.gethostname(),
         "started": time.time(),
+        # What starts a run leaves it in job.json: clocks may jump, and no time tells which
+        # launcher a run is of.
+        "key": secrets.token_hex(8),
         **asdict(order),
     }
+    os.environ[ORDER_KEY] = str(record["key"])
     with lock.held(study):
         write_json(study.launcher, record)
         try:

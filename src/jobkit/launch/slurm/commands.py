@@ -83,10 +83,18 @@ def refusal(stderr: str, options: Options) -> str:
     return f"sbatch rejected the job: {reason}{_valid_names(reason)} (requested: {asked})"
 
 
+def user_name() -> str:
+    """The user's name, or the number where the id has no name."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.geteuid())
+
+
 def _valid_names(reason: str) -> str:
     """The names that exist where the reason is about one; otherwise empty."""
     if "account" in reason.lower():
-        user = ["sacctmgr", "-n", "-P", "show", "assoc", f"user={getpass.getuser()}"]
+        user = ["sacctmgr", "-n", "-P", "show", "assoc", f"user={user_name()}"]
         return _listed([*user, "format=account"], "accounts")
     if "partition" in reason.lower():
         return _listed(["sinfo", "-h", "-o", "%R"], "partitions")

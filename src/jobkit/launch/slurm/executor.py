@@ -7,6 +7,8 @@ from typing import Any
 from submitit import Job, SlurmExecutor
 from submitit.helpers import DelayedSubmission
 
+from jobkit.launch.slurm.options import output_file
+
 
 class Executor(SlurmExecutor):
     """Makes scripts, pickles and jobs as submitit does, and submits through a given function.
@@ -35,6 +37,13 @@ class Executor(SlurmExecutor):
         self.parameters.pop("map_count", None)
         if count > 1:
             self.parameters["map_count"] = count
+        if "%" in str(self.folder):  # submitit would leave it to Slurm, as a pattern
+            name = "%A_%a_0_log.out" if count > 1 else "%j_0_log.out"
+            own = {"output": f"{output_file(self.folder)}/{name}"}
+            self.parameters["additional_parameters"] = {
+                **own,
+                **self.parameters["additional_parameters"],
+            }
         return self._make_submission_file_text(self._submitit_command_str, "")
 
     def _internal_process_submissions(

@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from jobkit.errors import UsageError
@@ -228,6 +229,11 @@ def node_hours(wanted: Submission) -> float:
 
 def _node_hours(options: Options, jobs: int) -> float:
     return jobs * int(str(options["nodes"])) * minutes(str(options["time"])) / 60
+
+
+def output_file(path: Path) -> str:
+    """A file's path as --output takes it: Slurm would replace %j, %n and others in it."""
+    return str(path).replace("%", "%%")
 
 
 def submitit_parameters(options: Options, at_once: int | None) -> dict[str, Any]:

@@ -11,7 +11,13 @@ from jobkit.errors import UsageError
 from jobkit.launch.command import job_command
 from jobkit.launch.slurm import commands
 from jobkit.launch.slurm.executor import Executor
-from jobkit.launch.slurm.options import Batch, Options, Submission, submitit_parameters
+from jobkit.launch.slurm.options import (
+    Batch,
+    Options,
+    Submission,
+    output_file,
+    submitit_parameters,
+)
 from jobkit.launch.task import collect_in_job, run_in_job, sweep_in_job
 from jobkit.paths import REPOSITORY, RunPaths, write_json, write_whole
 from jobkit.permissions import next_folder, own_folder
@@ -116,7 +122,7 @@ def submit_collect(submission: Submission, masters: Sequence[str]) -> str:
         "time": "00:15:00",
         "dependency": "afterany:" + ":".join(masters),
         "kill-on-invalid-dep": "yes",
-        "output": str(study.collect_log),
+        "output": output_file(study.collect_log),
     }
     executor = _executor(own_folder(next_folder(study.submitit)), more, None)
     words = ["bash", str(REPOSITORY / "plot_results.sh"), str(study.folder)]

@@ -1,6 +1,5 @@
 """Resuming from a checkpoint: which one, and which of its tensors each rank takes."""
 
-import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from jobkit.errors import UsageError
-from jobkit.paths import RunPaths, read_json
+from jobkit.paths import RunPaths, read_json, short_path
 from jobkit.payload.checkpoints import state
 from jobkit.payload.checkpoints import store as checkpoint
 from jobkit.payload.checkpoints.manifest import MANIFEST, Corrupt, Manifest
@@ -116,7 +115,7 @@ def _iteration(folder: Path) -> int | None:
 
 def _resumed(folder: Path, manifest: Manifest, trainer: "Trainer") -> str:
     progress, layout = manifest.progress, manifest.layout
-    text = f"resuming from {os.path.relpath(folder)}: iteration {progress.iteration}"
+    text = f"resuming from {short_path(folder)}: iteration {progress.iteration}"
     text += f", epoch {progress.epoch + 1}, sample {progress.position:,} of it"
     if layout != trainer.strategy.layout():
         text += f" (written by {layout.get('strategy')} at {layout.get('world_size')} ranks)"

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from jobkit.errors import UsageError
+from jobkit.home import expanded
 from jobkit.paths import data_root
 from jobkit.payload.data.cache import Dataset, ensure_cache, find_fault, open_cache, read_directly
 from jobkit.payload.data.images import Say
@@ -16,7 +17,7 @@ def load_data(spec: RunSpec, group: Group, say: Say, dry_run: bool) -> Dataset:
 
     A dry run writes no cache: each rank reads what exists. Raises UsageError on every rank.
     """
-    data_dir = Path(spec.data_dir).expanduser().absolute() if spec.data_dir else data_root()
+    data_dir = expanded(spec.data_dir) if spec.data_dir else data_root()
     sizes = (spec.train_samples, spec.test_samples)
     place = group.place
     if dry_run:

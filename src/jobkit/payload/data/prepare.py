@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jobkit.errors import Exit, Parser, command, one_of
+from jobkit.home import expanded
 from jobkit.paths import data_root
 from jobkit.spec.dataset import FOLDER, check_source
 
@@ -55,7 +56,7 @@ def _prepare(dataset: str, given_dir: Path | None) -> None:
     from jobkit.payload.data.cache import cache_folder, ensure_cache, find_fault, open_cache
     from jobkit.payload.data.sources import find_source
 
-    data_dir = (given_dir or data_root()).expanduser().absolute()
+    data_dir = expanded(given_dir or data_root())
     source = find_source(dataset, data_dir, None, None)
     folder = cache_folder(source, data_dir)
     ready = folder.exists() and not find_fault(folder)
