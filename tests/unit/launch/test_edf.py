@@ -289,10 +289,11 @@ def test_command_with_findings(here: Path, capsys: pytest.CaptureFixture[str]) -
     capsys.readouterr()
     assert main(["w.toml", "e.toml", "none.toml", "."]) == Exit.USAGE
     absolute = "write an absolute path, or ${PWD} for where srun is called"
+    tag = "a tag can be moved to another image: "
+    tag += "where that matters, run 'enroot import' once and name the file"
     assert capsys.readouterr().out.splitlines() == [
         'w.toml: warning: image: missing, so that no container is used: add image = "..."',
-        "e.toml: note: image: a tag can be moved to another image: "
-        "where that matters, run 'enroot import' once and name the file",
+        f"e.toml: note: image: {tag}",
         f"e.toml: error: workdir: 'a\\n\\x1bb' is relative: {absolute}",
         "none.toml: error: cannot be read: No such file or directory",
         ".: error: cannot be read: Is a directory",
