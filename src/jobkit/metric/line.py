@@ -43,6 +43,13 @@ KINDS: dict[str, dict[str, str]] = {
         "threads": "CPU threads per rank",
         "predicted_memory_mib": "parameters, gradients, optimizer state and buffers, predicted "
         "from their shapes, maximum over ranks",
+        "source": "what measured: meter, auto (the start-up hook), lightning, transformers or "
+        "accelerate; absent: jobkit's own training",
+        "unit": "what work is counted in: samples, tokens, images, ...; null: not known",
+        "work_per_step": "units of work in one optimizer step over all ranks, where it is fixed",
+        "work_source": "stated (by the study or the program), computed (from the program's "
+        "settings), counted (by the program, at each step) or inferred (from the batches)",
+        "warmup_steps": "optimizer steps at the start of the process that are not compared",
     },
     "startup": {
         "import_s": "import of PyTorch",
@@ -75,6 +82,28 @@ KINDS: dict[str, dict[str, str]] = {
         "tensors after the first step, maximum over ranks",
         "lr": "learning rate of the last step",
         "begun_at": "samples of the epoch that an earlier attempt had trained on",
+    },
+    "window": {  # some consecutive optimizer steps as one rank measured them; written by each rank
+        "step": "index of the last optimizer step in the window, counted from 1 in each process",
+        "steps": "optimizer steps in the window",
+        "wall_s": "wall time of these steps on this rank, without paused_s",
+        "work": "units of work of this rank in the window; null: not known",
+        "data_wait_s": "part of wall_s spent waiting for batches; null: not measured",
+        "paused_s": "evaluation, checkpoints and other work between the steps, not in wall_s",
+        "epoch": "the epoch, as the program numbers it; null: not known",
+        "step_p50_s": "median of the steps' times on the host; on a GPU the steps are issued "
+        "asynchronously, so that only the sum over a window is exact",
+        "step_p95_s": "95th percentile of the steps' times on the host",
+        "step_p99_s": "99th percentile of the steps' times on the host",
+        "step_max_s": "longest time of a step on the host",
+        "warmup": "true: steps of the warm-up, not compared",
+        "values": "the program's own numbers, such as train_loss: the last of each in the window",
+    },
+    "value": {
+        "name": "name of the number",
+        "value": "the number",
+        "step": "optimizer steps done in this process when it was recorded",
+        "epoch": "the epoch, as the program numbers it; null: not known",
     },
     "breakdown": {  # seconds of one iteration; the first four are means over the ranks
         "compute_s": "forward pass, backward pass and optimizer step",
