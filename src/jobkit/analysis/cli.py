@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from jobkit.analysis.log_options import add_log_options, given_study
 from jobkit.errors import Exit, Parser, UsageError, at_least, command, share
 from jobkit.permissions import closed_to_others
 
@@ -21,6 +22,8 @@ _COLLECT = """examples:
   python collect_results.py                     the newest study
   python collect_results.py logs/demo           or just: demo
   python collect_results.py demo --json | jq .not_ok
+  python collect_results.py --logs 'slurm-*.out' --pattern nanogpt --size 'ranks=(\\d+)'
+                                                tables of logs that exist already
   python collect_results.py demo --min-efficiency 0.85 --at 4    for scripts: exit code 4 if not met
 
 exit codes:
@@ -61,6 +64,7 @@ def collect_main(argv: Sequence[str] | None = None) -> int:
     parser = _parser("collect_results.py", text, _COLLECT)
     parser.add_argument("--json", action="store_true", help="print the summary as JSON instead")
     _add_thresholds(parser)
+    add_log_options(parser)
     args = parser.parse_args(argv)
     if (args.at is None) != (args.min_efficiency is None):
         raise UsageError("--min-efficiency and --at go together")
@@ -69,7 +73,7 @@ def collect_main(argv: Sequence[str] | None = None) -> int:
     from jobkit.analysis.report.summary import as_json, print_summary
     from jobkit.analysis.scaling.gate import check_efficiency
 
-    results = collect(args.study, accuracy=args.accuracy)
+    results = collect(given_study(args) if args.logs else args.study, accuracy=args.accuracy)
     if args.json:
         print(as_json(results))
         for line in results.warnings():
@@ -89,8 +93,9 @@ def _say_written(results: "Results") -> None:
     """Print the files that were written, and the next command."""
     from jobkit.analysis.tables.text import counted
 
-    kinds = ("run", "epoch", "size")
-    for (path, table), what in zip(results.tables.items(), kinds, strict=True):
+    kinds = {"results": "run", "epochs": "epoch", "scaling": "size"}
+    for path, table in results.tables.items():
+        what = kinds.get(path.stem, "row")
         print(f"wrote {_shown(path)} ({counted(len(table), what)})")
     print(f"next: python plot_results.py {_shown(results.folder)}")
 

@@ -5,6 +5,8 @@ from pathlib import Path
 from jobkit.errors import UsageError, nearest
 from jobkit.paths import logs_root
 
+_FILES = ("plan.json", "logs.json")  # a study's folder has one of them
+
 
 def find_study(given: str | Path | None = None) -> Path:
     """The folder of a study, by its path or bare name; the newest one when none is given.
@@ -19,6 +21,8 @@ def find_study(given: str | Path | None = None) -> Path:
     folder = named if bare and named.is_dir() else Path(text)
     if not text or not folder.is_dir():
         raise UsageError(_unknown(text, folder))
+    if (folder / "logs.json").exists():
+        return folder
     if not (folder / "plan.json").exists() and is_run(folder):
         parent = folder.absolute().parent
         raise UsageError(f"{text} is the folder of one run: name its study, {parent}")
@@ -28,7 +32,8 @@ def find_study(given: str | Path | None = None) -> Path:
 
 
 def _newest() -> Path:
-    plans = [(p.stat().st_mtime, p) for p in logs_root().glob("*/plan.json")]
+    found = [p for name in _FILES for p in logs_root().glob(f"*/{name}")]
+    plans = [(p.stat().st_mtime, p) for p in found]
     if not plans:
         single = logs_root() / "single"
         hint = f"; single runs are in {single}: name that" if single.is_dir() else ""
@@ -40,7 +45,7 @@ def _unknown(text: str, folder: Path) -> str:
     """The line for a study that is not there."""
     if folder.is_file():
         return f"{text} is a file: give the study's folder"
-    known = sorted(p.parent.name for p in logs_root().glob("*/plan.json"))
+    known = sorted({p.parent.name for name in _FILES for p in logs_root().glob(f"*/{name}")})
     shown = f" (in {logs_root()}: {', '.join(known)})" if known else f" in {logs_root()}"
     return f"no study {text!r}{nearest(folder.name, known)}{shown}"
 

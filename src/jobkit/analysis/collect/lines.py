@@ -8,7 +8,7 @@ from typing import Any, BinaryIO
 
 import regex
 
-from jobkit.analysis.collect.steps import Observation, Observed, newest_of_steps, of_lines
+from jobkit.analysis.collect.steps import Observation, Observed, each_once, of_lines
 from jobkit.errors import ANSI, UsageError
 from jobkit.metric.line import Record
 from jobkit.metric.pattern import Pattern
@@ -20,6 +20,7 @@ TIMEOUT_S = 2.0  # of one expression on one line: a study may have been handed o
 _ATTEMPT = re.compile(rf"{re.escape(START_MARK)}: attempt ([0-9]{{1,9}})\b")
 _NUMBER = re.compile(r"[+-]?(?:[0-9][0-9,]*\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _OWN_KEYS = frozenset(("rank", "attempt", "kind", "run_id", "study", "t", "seq"))
+
 
 def matches(stream: BinaryIO, pattern: Pattern) -> Iterator[tuple[int, int, Mapping[str, str]]]:
     """Each line of a log that the pattern finds: attempt, number of the line, its groups' texts.
@@ -46,12 +47,12 @@ def matches(stream: BinaryIO, pattern: Pattern) -> Iterator[tuple[int, int, Mapp
 def _lines(stream: BinaryIO) -> Iterator[tuple[int, str]]:
     """The lines of a log without colours; a progress bar's steps are lines too."""
     text = io.TextIOWrapper(stream, "utf-8", "replace", newline="\n")
-    number = 0
+    number = 1
     while line := text.readline(1 << 20):
-        number += line.endswith("\n")
         for part in line.rstrip("\n").split("\r"):
             if part:
-                yield number or 1, ANSI.sub("", part)[:LONGEST_LINE]
+                yield number, ANSI.sub("", part)[:LONGEST_LINE]
+        number += line.endswith("\n")
 
 
 def observed_lines(
@@ -74,11 +75,11 @@ def observed_lines(
         units |= {unit} if unit else set()
         if one.time_s or one.rate:
             made.append(replace(one, attempt=attempt))
-    steps = of_lines(made, _warmup(planned), pattern.spans == "step")
+    steps = of_lines(each_once(made), _warmup(planned), pattern.spans == "step")
     if pattern.spans == "running":
         steps = [replace(steps[-1], warmup=False)] if steps else []
     source = f"pattern {pattern.name}"
-    return _observed(newest_of_steps(steps), units, planned, source, pattern.spans == "step")
+    return _observed(steps, units, planned, source, pattern.spans == "step")
 
 
 def observed_metrics(
@@ -142,9 +143,7 @@ def _observation(
 _FIELD = {"step_time": "time_s", "data_wait": "data_wait_s", "memory": "memory_mib"}
 
 
-def _over_ranks(
-    value: float, quantity: Quantity, of_one: bool, ranks: int | None
-) -> float | None:
+def _over_ranks(value: float, quantity: Quantity, of_one: bool, ranks: int | None) -> float | None:
     """A rate or work of all ranks; None where it is of one and their number is not known."""
     if quantity.unit == "steps" or not (of_one or quantity.per_rank):
         return value  # every rank takes the same steps

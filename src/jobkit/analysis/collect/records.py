@@ -6,6 +6,7 @@ record in both counts once. Gaps in the sequence numbers are counted as lost rec
 
 import json
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -20,6 +21,8 @@ from jobkit.metric.line import Record
 from jobkit.metric.reader import Rejected
 from jobkit.outcome.evidence import open_log, torn_archive
 from jobkit.paths import RunPaths, file_names
+
+_OF_RANK = re.compile(r"([0-9]{1,9})\.r([0-9]{1,9})\.jsonl(?:\.gz)?")
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,7 @@ class RunRecords:
     records: list[Record] = field(default_factory=list)  # by attempt and order; parts are joined
     rejects: list[Reject] = field(default_factory=list)
     lost: int = 0
+    others: list[Record] = field(default_factory=list)  # windows of the ranks above 0
 
     def of(self, kind: str) -> list[Record]:
         """The records of a kind, oldest first."""
@@ -68,6 +72,8 @@ class RunRecords:
             epoch = record.get("epoch")
             if type(epoch) is not int or record.get("kind", "epoch") != "epoch":
                 continue
+            if "v" not in record and "step" in record:
+                continue  # a step of that epoch
             if undone and epoch >= undone.get(_attempt(record), math.inf):
                 continue
             # A foreign script may print an epoch's values on several lines.
@@ -116,17 +122,32 @@ def read_run(paths: RunPaths, run_id: str | None) -> RunRecords:
         rejects += [reject] if reject else []
     own = reader.unique([r for r in found if "v" in r])
     foreign = [r for r in found if "v" not in r]
-    return RunRecords(_joined(own) + _once(foreign), rejects, _lost(own))
+    others: list[Record] = []
+    for path in _of_other_ranks(paths):
+        records, reject = _read(path, run_id, paths.folder.parent, set())
+        own_of_rank = reader.unique([r for r in records if "v" in r])
+        others += [r for r in _joined(own_of_rank) if r["kind"] == "window"]
+        rejects += [reject] if reject else []
+    return RunRecords(_joined(own) + _once(foreign), rejects, _lost(own), others)
 
 
 def sources(paths: RunPaths) -> list[Path]:
     """The files with a run's records, the primary source first."""
     metrics = [paths.metrics_folder / name for name in file_names(paths.metrics_folder)]
     plain = [p for p in metrics if p.suffix == ".jsonl" and p.stem.isdecimal()]
-    packed = sorted(p for p in metrics if p.name.endswith(".jsonl.gz"))
+    packed = sorted(
+        p for p in metrics if p.name.endswith(".jsonl.gz") and not _OF_RANK.fullmatch(p.name)
+    )
     logs = (paths.log, paths.log.with_name(paths.log.name + ".gz"))
     found = [*sorted(plain, key=lambda p: int(p.stem)), *packed, *logs]
     return [path for path in found if path.is_file()]
+
+
+def _of_other_ranks(paths: RunPaths) -> list[Path]:
+    """The metrics files of the ranks above 0, by attempt and rank: ATTEMPT.rRANK.jsonl."""
+    found = [(m, n) for n in file_names(paths.metrics_folder) if (m := _OF_RANK.fullmatch(n))]
+    ordered = sorted(found, key=lambda pair: (int(pair[0][1]), int(pair[0][2])))
+    return [path for _, n in ordered if (path := paths.metrics_folder / n).is_file()]
 
 
 def _read(

@@ -4,7 +4,9 @@ from collections.abc import Iterable, Mapping
 from statistics import median, median_low
 from typing import Any
 
+from jobkit.analysis.collect.measured import speed_row
 from jobkit.analysis.collect.records import RunRecords
+from jobkit.analysis.collect.steps import Observed
 from jobkit.analysis.tables.columns import RESULTS
 from jobkit.analysis.tables.frames import Row
 from jobkit.errors import UsageError
@@ -48,9 +50,17 @@ def unplanned_settings(spec: RunSpec | None, records: RunRecords) -> str:
 
 
 def result_row(
-    spec: RunSpec | None, state: RunState, records: RunRecords, job: Job | None = None
+    spec: RunSpec | None,
+    state: RunState,
+    records: RunRecords,
+    job: Job | None = None,
+    observed: Observed | None = None,
+    wall_s: float | None = None,
 ) -> Row:
-    """The row of a run, without the columns whose value is not known."""
+    """The row of a run, without the columns whose value is not known.
+
+    observed: what was seen of its steps. wall_s: seconds from its job's start to the end.
+    """
     row = {
         **_settings(spec),
         "status": state.status,
@@ -64,10 +74,11 @@ def result_row(
         **_breakdown(records.of("breakdown")),
         **_messages(records.of("message")),
         **_slurm(job),
+        **_known({"wall_time_s": wall_s}),
         "lines_rejected": sum(r.count for r in records.rejects),
         "records_lost": records.lost,
     }
-    return row | _speed(records.epochs, row.get("train_samples"))
+    return row | speed_row(observed, _speed(records.epochs, row.get("train_samples")), row)
 
 
 def _settings(spec: RunSpec | None) -> Row:

@@ -13,7 +13,7 @@ from typing import Any
 from jobkit.analysis.tables.frames import Row
 
 MOST_ROWS = 1000  # of one run in steps.csv
-_PERCENTILES = ("step_p50_s", "step_p95_s", "step_p99_s", "step_max_s")
+PERCENTILES = ("step_p50_s", "step_p95_s", "step_p99_s", "step_max_s")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class Observation:
     data_wait_s: float | None = None
     memory_mib: float | None = None
     warmup: bool = False
-    percentiles: dict[str, float] = field(default_factory=dict)  # of single steps: _PERCENTILES
+    percentiles: dict[str, float] = field(default_factory=dict)  # of single steps: PERCENTILES
     values: dict[str, Any] = field(default_factory=dict)  # free columns
 
 
@@ -79,7 +79,9 @@ def _rate(
     said = [o for o in timed if o.rate]
     if said:  # the mean over equal numbers of steps is the harmonic one
         steps = [o.steps or 1 for o in said]
-        return sum(steps) / sum(n / o.rate for n, o in zip(steps, said, strict=True) if o.rate), unit
+        return sum(steps) / sum(
+            n / o.rate for n, o in zip(steps, said, strict=True) if o.rate
+        ), unit
     counted = [o for o in timed if o.work is not None and o.time_s]
     if counted and not observed.single:
         return sum(o.work or 0 for o in counted) / sum(o.time_s or 0 for o in counted), unit
@@ -115,10 +117,10 @@ def _percentiles(timed: Sequence[Observation], singles: list[float]) -> Row:
     """Percentiles of the time of one step: of the steps, else the median over the windows'."""
     if len(singles) >= 20:
         ordered = sorted(singles)
-        places = zip(_PERCENTILES, (0.5, 0.95, 0.99, 1.0), strict=True)
+        places = zip(PERCENTILES, (0.5, 0.95, 0.99, 1.0), strict=True)
         return {name: ordered[min(len(ordered) - 1, int(p * len(ordered)))] for name, p in places}
     found: Row = {}
-    for name in _PERCENTILES:
+    for name in PERCENTILES:
         values = [o.percentiles[name] for o in timed if name in o.percentiles]
         if values:
             found[name] = max(values) if name == "step_max_s" else median(values)
@@ -180,20 +182,16 @@ def _joined(group: Sequence[Observation]) -> Observation:
     )
 
 
-def newest_of_steps(found: Iterable[Observation]) -> list[Observation]:
-    """The observations in order; of a step that was trained again, the newest attempt's."""
+def each_once(found: Iterable[Observation]) -> list[Observation]:
+    """The observations without those of a step that another rank has printed too."""
     kept: dict[object, Observation] = {}
     for number, one in enumerate(found):
-        key = ("step", one.step) if one.step is not None else ("place", number)
-        before = kept.get(key)
-        if before is None or one.attempt >= before.attempt:
-            kept[key] = one
-    return sorted(kept.values(), key=lambda o: (o.step is None, o.step or 0))
+        place = ("line", number) if one.step is None else (one.attempt, one.step)
+        kept.setdefault(place, one)
+    return list(kept.values())
 
 
-def of_lines(
-    found: Sequence[Observation], warmup_steps: int, single: bool
-) -> list[Observation]:
+def of_lines(found: Sequence[Observation], warmup_steps: int, single: bool) -> list[Observation]:
     """The observations of a log's lines with the number of their steps, and the warm-up marked.
 
     A line's time is that of one step. Unless it is of this step alone (single), it holds for every
@@ -221,6 +219,15 @@ def _steps_between(before: Observation | None, one: Observation) -> int | None:
 
 def _over(one: Observation, steps: int | None, warmup: bool) -> Observation:
     """An observation of one step's time as one of several steps."""
-    times = {"time_s": one.time_s, "data_wait_s": one.data_wait_s, "work": one.work}
-    scaled = {k: None if v is None else v * (steps or 1) for k, v in times.items()}
-    return replace(one, steps=steps, warmup=warmup, **scaled)
+
+    def all_of(value: float | None) -> float | None:
+        return None if value is None else value * (steps or 1)
+
+    return replace(
+        one,
+        steps=steps,
+        warmup=warmup,
+        time_s=all_of(one.time_s),
+        data_wait_s=all_of(one.data_wait_s),
+        work=all_of(one.work),
+    )

@@ -8,10 +8,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from jobkit.analysis.collect.steps import Observation, Observed
+from jobkit.analysis.collect.steps import PERCENTILES, Observation, Observed
 from jobkit.metric.line import Record
-
-_PERCENTILES = ("step_p50_s", "step_p95_s", "step_p99_s", "step_max_s")
 
 
 def observed_windows(
@@ -23,16 +21,16 @@ def observed_windows(
     """
     groups: dict[tuple[int, int], list[Record]] = defaultdict(list)
     for record in windows:
-        place = record.get("attempt"), record.get("step")
-        if all(type(n) is int for n in place) and _positive(record.get("wall_s")):
-            groups[place].append(record)  # type: ignore[index]
+        attempt, step = record["attempt"], record.get("step")
+        if type(step) is int and _positive(record.get("wall_s")):
+            groups[attempt, step].append(record)
     if not groups:
         return None
     ranks = start.get("world_size")
     world = ranks if type(ranks) is int else None
     per_step = planned.get("work_per_step") or start.get("work_per_step")
     return Observed(
-        steps=_newest([_over_ranks(key, found, world) for key, found in sorted(groups.items())]),
+        steps=[_over_ranks(key, found, world) for key, found in sorted(groups.items())],
         unit=planned.get("unit") or start.get("unit"),
         work_per_step=per_step if _positive(per_step) else None,
         source=str(start.get("source") or "meter"),
@@ -53,7 +51,7 @@ def _over_ranks(place: tuple[int, int], found: Sequence[Record], world: int | No
     values = first.get("values")
     slowest = {
         name: max(v for r in records if (v := _number(r.get(name))) is not None)
-        for name in _PERCENTILES
+        for name in PERCENTILES
         if any(_number(r.get(name)) is not None for r in records)
     }
     steps, epoch = first.get("steps"), first.get("epoch")
@@ -69,19 +67,6 @@ def _over_ranks(place: tuple[int, int], found: Sequence[Record], world: int | No
         percentiles=slowest,
         values=values if isinstance(values, dict) else {},
     )
-
-
-def _newest(found: Sequence[Observation]) -> list[Observation]:
-    """Without the windows that a later attempt trained again."""
-    first: dict[int, int] = {}
-    for one in found:
-        begun = (one.step or 0) - (one.steps or 1)
-        first[one.attempt] = min(begun, first.get(one.attempt, begun))
-    return [
-        one
-        for one in found
-        if all((one.step or 0) <= begun for a, begun in first.items() if a > one.attempt)
-    ]
 
 
 def _number(value: Any) -> float | None:

@@ -82,7 +82,8 @@ def _size(group: pd.DataFrame) -> Size:
     ok = group[group["status"] == "ok"]
     first = group.iloc[0]
     times, peaks = _values(ok, "time_per_epoch_s"), _values(ok, "peak_memory_mib")
-    rates, samples = _values(ok, "images_per_s"), ok["train_samples"].dropna()
+    rates = _values(ok, "throughput") or _values(ok, "images_per_s")
+    samples = ok["train_samples"].dropna()
     return Size(
         **{name: _plain(first[name]) for name in (*_KEYS, *_FACTS)},
         runs_planned=len(group),

@@ -9,7 +9,7 @@ the name: _s seconds, _mib 2**20 bytes, _share 0 to 1, images_per_s.
 """
 
 from jobkit.analysis.tables.column import COUNT, FLAG, NUMBER, TEXT, Column
-from jobkit.analysis.tables.run_columns import EPOCHS, IDENTITY, RESULTS, SIZE
+from jobkit.analysis.tables.run_columns import EPOCHS, IDENTITY, RESULTS, SIZE, STEPS
 from jobkit.metric import drill
 from jobkit.metric.line import KINDS
 
@@ -128,6 +128,7 @@ DRILL = tuple(
 TABLES = {
     "results": RESULTS,
     "epochs": EPOCHS,
+    "steps": STEPS,
     "scaling": SCALING,
     "forecast": FORECAST,
     "comm": COMM,
