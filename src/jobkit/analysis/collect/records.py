@@ -4,6 +4,7 @@ The files of metrics/ are the primary source and the log has copies; either alon
 record in both counts once. Gaps in the sequence numbers are counted as lost records.
 """
 
+import codecs
 import json
 import math
 import re
@@ -22,6 +23,7 @@ from jobkit.metric.reader import Rejected
 from jobkit.outcome.evidence import open_log, torn_archive
 from jobkit.paths import RunPaths, file_names
 
+_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _OF_RANK = re.compile(r"([0-9]{1,9})\.r([0-9]{1,9})\.jsonl(?:\.gz)?")
 
 
@@ -64,22 +66,32 @@ class RunRecords:
     def epochs(self) -> list[Record]:
         """One record per epoch, in order: of an epoch that was trained again, the newest one.
 
-        What an attempt did beyond the checkpoint from which a later one continued does not count.
+        What an attempt did beyond the checkpoint from which a later one continued does not count,
+        nor does a line without a checksum where the run recorded its epochs itself.
         """
         newest: dict[int, Record] = {}
-        undone = self._undone()
+        undone, by_itself = self._undone(), self._records_epochs
         for record in self.records:
-            epoch = record.get("epoch")
-            if type(epoch) is not int or record.get("kind", "epoch") != "epoch":
+            if (epoch := _epoch(record)) is None or (by_itself and "v" not in record):
                 continue
-            if "v" not in record and "step" in record:
-                continue  # a step of that epoch
             if undone and epoch >= undone.get(_attempt(record), math.inf):
                 continue
             # A foreign script may print an epoch's values on several lines.
             before = {} if "v" in record else newest.get(epoch, {})
             newest[epoch] = {**before, **record}
         return [newest[epoch] for epoch in sorted(newest)]
+
+    @property
+    def epochs_not_taken(self) -> int:
+        """Lines without a checksum that name an epoch, beside epochs that the run recorded."""
+        if not self._records_epochs:
+            return 0
+        return sum("v" not in r and _epoch(r) is not None for r in self.records)
+
+    @cached_property
+    def _records_epochs(self) -> bool:
+        """Whether the run records its epochs itself, with checksums: jobkit's own training does."""
+        return any(r.get("kind") == "epoch" or "spec" in r for r in self.records if "v" in r)
 
     def _undone(self) -> dict[int, int]:
         """By attempt, the first of its epochs that a later attempt trained again."""
@@ -100,6 +112,14 @@ class RunRecords:
             if r.get("action") == "loaded" and "v" in r and type(epoch := r.get("epoch")) is int
         }
         return {r["attempt"]: loaded.get(r["attempt"], 0) for r in self.of("startup") if "v" in r}
+
+
+def _epoch(record: Record) -> int | None:
+    """The epoch that a record is about; None for a record of steps or of another kind."""
+    epoch = record.get("epoch")
+    if type(epoch) is not int or record.get("kind", "epoch") != "epoch":
+        return None
+    return None if "v" not in record and "step" in record else epoch
 
 
 def _attempt(record: Record) -> int:
@@ -176,6 +196,9 @@ def _items(path: Path, seen: set[bytes]) -> Iterator[Record | Rejected]:
     scan = reader.read_file if ".jsonl" in path.name else reader.scan
     try:
         with open_log(path) as stream:
+            if stream.peek(2)[:2] in _UTF_16:
+                yield Rejected(0, 2, "UTF-16: convert it, as with iconv -f UTF-16 -t UTF-8")
+                return
             yield from scan(stream, seen=seen, loads=orjson.loads)
             if fault := torn_archive(stream):
                 yield Rejected(-1, 0, f"torn archive: {fault}")

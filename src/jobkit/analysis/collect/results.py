@@ -49,6 +49,7 @@ class Results:
     steps: pd.DataFrame  # some steps a row; none for jobkit's own training
     rejected: tuple[Reject, ...]  # [METRIC] lines that are no valid record
     lost: Mapping[str, int]  # by run_id: records missing in every source
+    not_taken: Mapping[str, int]  # by run_id: epochs without a checksum beside the run's own
     contradicted: Mapping[str, str]  # by run_id: recorded settings that differ from the plan
     unplanned: tuple[str, ...]  # folders of runs that are not in the plan: not collected
 
@@ -83,6 +84,10 @@ class Results:
             for r in self.rejected
         ]
         lines += [f"{k}: {counted(n, 'record')} lost" for k, n in self.lost.items()]
+        lines += [
+            f"{k}: {counted(n, 'epoch')} without a checksum beside its own records: not taken"
+            for k, n in self.not_taken.items()
+        ]
         lines += [f"{k}: not run as planned: {what}" for k, what in self.contradicted.items()]
         if self.unplanned:
             lines.append(f"not in the plan, so not collected: {', '.join(self.unplanned)}")
@@ -126,6 +131,7 @@ def collect(
         scaling=scaling_table(sizes, runs["study"].iloc[0] if len(runs) else None),
         rejected=tuple(read.rejected),
         lost=read.lost,
+        not_taken=read.not_taken,
         contradicted=read.contradicted,
         unplanned=unplanned,
     )
@@ -144,6 +150,7 @@ class _Read:
     steps: list[list[Row]] = field(default_factory=list)
     rejected: list[Reject] = field(default_factory=list)
     lost: dict[str, int] = field(default_factory=dict)
+    not_taken: dict[str, int] = field(default_factory=dict)
     contradicted: dict[str, str] = field(default_factory=dict)
 
 
@@ -168,6 +175,8 @@ def _read(planned: StudyRuns) -> _Read:
             read.contradicted[run_id] = other
         if records.lost:
             read.lost[run_id] = records.lost
+        if records.epochs_not_taken:
+            read.not_taken[run_id] = records.epochs_not_taken
     labels = series_labels(specs)
     for row in read.rows:
         row["series"] = labels[row["run_id"]]

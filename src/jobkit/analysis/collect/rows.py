@@ -25,7 +25,10 @@ _MAXIMA = tuple(k for k in KINDS["epoch"] if k in _RESULT_NAMES and k.endswith("
 
 def recorded_spec(records: RunRecords) -> RunSpec | None:
     """The spec that run_start carries, for a run that left no spec.json."""
-    given = records.last("run_start").get("spec")
+    start = records.last("run_start")
+    given = start.get("spec")
+    if start.get("incomplete"):
+        return None  # settings that are missing would seem to be at their default
     try:
         return RunSpec.from_dict(given) if isinstance(given, dict) else None
     except (TypeError, UsageError):
