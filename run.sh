@@ -252,8 +252,8 @@ first_attempt() {
 
 # Whether the run failed in a way that another start may mend: not by bad input, and not on request.
 crashed() {
-  [[ -z $only ]] && ((code && code != 2 && code != 75 && code != 126 && code != 127)) &&
-    ((code != 129 && code != 130 && code != 143)) && [[ $(kill -l "$code" 2>/dev/null) != "$stop_signal" ]]
+  case $code in 0 | 2 | 75 | 126 | 127 | 129 | 130 | 138 | 140 | 143) return 1 ;; esac
+  [[ -z $only ]]
 }
 
 # What the payload gets in this attempt.
@@ -430,7 +430,8 @@ else
       exit "$stopped"
     fi
     judge_code
-    if ((code != 75)) && ! crashed || ((restarts >= ${max_restarts:-0})); then break; fi
+    case $code in 0 | 2 | 126 | 127) break ;; esac # another start would not mend it
+    ((restarts < ${max_restarts:-0})) || break
     warn "attempt $attempt ended with code $code: starting the run again ($((restarts + 1)) of ${max_restarts})"
   done
 fi

@@ -26,7 +26,6 @@ or of any other program, by its command, in which {names} are replaced (see plac
 import itertools
 import json
 import random
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -41,6 +40,7 @@ from jobkit.spec.command_study import CommandGrid
 from jobkit.spec.planned import PlannedRun
 from jobkit.spec.runspec import ONE_RANK, SETTINGS, STRATEGIES, RunSpec, check_keys, overridden
 from jobkit.spec.setting import check_fields, setting
+from jobkit.spec.study_file import read_toml, size_of
 
 STUDIES = REPOSITORY / "hpc" / "studies"
 PLAN_VERSION = 1
@@ -132,7 +132,7 @@ class Study:
         Overrides replace a study's field of that name, or else a setting of the training.
         Raises UsageError for a missing or invalid file, or an unknown key.
         """
-        values = _read_toml(find_named("study", source, STUDIES))
+        values = read_toml(find_named("study", source, STUDIES))
         known = tuple(cls.__dataclass_fields__)
         for key in values:
             if key not in known:
@@ -162,7 +162,7 @@ class Study:
 
     def sizes(self) -> list[tuple[int, int]]:
         """Each size as (nodes, ranks on each node)."""
-        return [_size(gpus, self.gpus_per_node) for gpus in self.gpus]
+        return [size_of(gpus, self.gpus_per_node) for gpus in self.gpus]
 
     @classmethod
     def of_command(cls, command: Sequence[str], **fields: Any) -> "Study":
@@ -274,29 +274,3 @@ def read_spec(values: Mapping[str, Any]) -> RunSpec | CommandSpec:
     """The spec in plan.json or spec.json: of a command where it has one. Raises UsageError."""
     kind = CommandSpec if "command" in values else RunSpec
     return kind.from_dict(values)
-
-
-def _read_toml(path: Path) -> dict[str, Any]:
-    import tomllib  # here, because the payload imports this package on Python 3.10 too
-
-    try:
-        return tomllib.loads(read_text(path))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageError(f"{path}: not valid TOML: {error}") from None
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from None
-
-
-def _size(gpus: int | str, per_node: int | None) -> tuple[int, int]:
-    """A size as (nodes, ranks per node): 8 on nodes of 4 is (2, 4); "2x3" is (2, 3)."""
-    if isinstance(gpus, str) and (match := re.fullmatch(r"([1-9]\d{0,5})x([1-9]\d{0,5})", gpus)):
-        return int(match[1]), int(match[2])
-    if isinstance(gpus, str) and re.fullmatch(r"[1-9]\d{0,6}", gpus):
-        gpus = int(gpus)
-    if type(gpus) is not int or gpus < 1:
-        raise UsageError(f"gpus {gpus!r}: must be a whole number, 1 or more, or NODESxRANKS as 2x4")
-    if per_node is None or gpus <= per_node:
-        return 1, gpus
-    if gpus % per_node:
-        raise UsageError(f"gpus {gpus}: does not fill nodes of {per_node}; say NODESxRANKS, as 2x3")
-    return gpus // per_node, per_node
