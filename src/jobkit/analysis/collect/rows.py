@@ -13,6 +13,7 @@ from jobkit.errors import UsageError
 from jobkit.metric.line import KINDS, Record
 from jobkit.outcome.slurm_jobs import Job
 from jobkit.outcome.status import RunState
+from jobkit.spec.planned import PlannedRun
 from jobkit.spec.runspec import OF_IDENTITY, RunSpec
 
 _RESULT_NAMES = frozenset(c.name for c in RESULTS)
@@ -35,7 +36,7 @@ def recorded_spec(records: RunRecords) -> RunSpec | None:
         return None
 
 
-def unplanned_settings(spec: RunSpec | None, records: RunRecords) -> str:
+def unplanned_settings(spec: PlannedRun | None, records: RunRecords) -> str:
     """The settings that a run recorded and that differ from its plan; empty where none does.
 
     results.csv has the planned ones, and a run that was started by hand may have had others.
@@ -53,7 +54,7 @@ def unplanned_settings(spec: RunSpec | None, records: RunRecords) -> str:
 
 
 def result_row(
-    spec: RunSpec | None,
+    spec: PlannedRun | None,
     state: RunState,
     records: RunRecords,
     job: Job | None = None,
@@ -84,19 +85,11 @@ def result_row(
     return row | speed_row(observed, _speed(records.epochs, row.get("train_samples")), row)
 
 
-def _settings(spec: RunSpec | None) -> Row:
+def _settings(spec: PlannedRun | None) -> Row:
     """The planned settings, by the names of their columns."""
     if spec is None:
         return {}
-    known = {k: v for k, v in spec.to_dict().items() if k in _RESULT_NAMES and k != "device"}
-    return known | {
-        "device_planned": spec.device,
-        "world_size": spec.world_size,
-        "scaling": spec.scaling,
-        "global_batch_size": spec.steps_batch_size,
-        "batch_size_per_rank": -(-spec.steps_batch_size // spec.world_size),
-        "epochs_planned": spec.epochs,
-    }
+    return {k: v for k, v in spec.columns().items() if k in _RESULT_NAMES}
 
 
 def _where(start: Record) -> Row:

@@ -7,7 +7,7 @@ from jobkit.metric.line import Record
 from jobkit.metric.reader import read_file
 from jobkit.outcome.facts import read_job
 from jobkit.paths import RunPaths
-from jobkit.spec.runspec import RunSpec
+from jobkit.spec.planned import PlannedRun
 
 _TAIL_BYTES = 32 << 10
 
@@ -17,7 +17,7 @@ class Progress:
     """The progress of a run's latest attempt. Times are in seconds; None: not known yet."""
 
     epoch: int  # epochs completed
-    epochs: int  # planned
+    epochs: int  # planned; 0: the program decides
     val_loss: float | None
     val_accuracy: float | None
     images_per_s: float | None
@@ -28,8 +28,8 @@ class Progress:
     def text(self) -> str:
         """The progress in one phrase."""
         if not self.epoch:
-            return "starting"
-        parts = [f"epoch {self.epoch}/{self.epochs}"]
+            return "starting" if self.epochs else "started"
+        parts = [f"epoch {self.epoch}/{self.epochs}" if self.epochs else f"epoch {self.epoch}"]
         if self.val_loss is not None:
             parts.append(f"loss {self.val_loss:.3f}")
         if self.val_accuracy is not None:
@@ -39,21 +39,21 @@ class Progress:
         return ", ".join(parts)
 
 
-def progress(paths: RunPaths, spec: RunSpec, attempt: int | None) -> Progress:
+def progress(paths: RunPaths, spec: PlannedRun, attempt: int | None) -> Progress:
     """The progress of an attempt."""
     epochs = _epochs(paths, attempt)
     job = read_job(paths) or {}
     started, last = job.get("started"), epochs[-1] if epochs else {}
     elapsed = None if started is None else max(0.0, (job.get("ended") or time.time()) - started)
-    done = last.get("epoch", -1) + 1
+    done, planned = last.get("epoch", -1) + 1, spec.planned_epochs or 0
     return Progress(
         epoch=done,
-        epochs=spec.epochs,
+        epochs=planned,
         val_loss=last.get("val_loss"),
         val_accuracy=last.get("val_accuracy"),
         images_per_s=last.get("images_per_s"),
         elapsed_s=elapsed,
-        left_s=_left_s(last, spec.epochs - done),
+        left_s=_left_s(last, planned - done) if planned else None,
     )
 
 

@@ -12,7 +12,7 @@ from jobkit.launch.site import Site, minutes
 from jobkit.paths import StudyPaths
 from jobkit.requeue import WARNING_S
 from jobkit.spec.plan import Plan
-from jobkit.spec.runspec import RunSpec
+from jobkit.spec.planned import PlannedRun
 
 Options = dict[str, str | bool]
 
@@ -98,7 +98,7 @@ def submission(
     )
 
 
-def shape_of(spec: RunSpec) -> Shape:
+def shape_of(spec: PlannedRun) -> Shape:
     """The allocation that a run needs."""
     return Shape(spec.nodes, spec.ranks_per_node)
 
@@ -191,7 +191,7 @@ def gpu_options(shape: Shape, site: Site) -> Options:
 
 
 def verbatim(words: Sequence[str]) -> Options:
-    """Options of sbatch given after `--`: --key=value, --key value, or --flag.
+    """Options of sbatch from a site or --sbatch: --key=value, --key value, or --flag.
 
     Raises UsageError for a word that is no option, or an option that jobkit sets itself.
     """
