@@ -35,6 +35,7 @@ COMMANDS = {
     "collect": ("jobkit.analysis.cli", "collect_main", "logs to CSV (collect_results.py)"),
     "check-claims": ("jobkit.analysis.claims.cli", "main", "recompute a published scaling table"),
     "plot": ("jobkit.analysis.cli", "plot_main", "CSV to figures (plot_results.py)"),
+    "meter": ("jobkit.print_meter", "main", "print the meter as one file (> meter.py)"),
 }
 
 
