@@ -1,5 +1,6 @@
 """The encoder and the writer of [METRIC] lines; jobkit.metric.line has the kinds and fields."""
 
+import contextlib
 import fcntl
 import json
 import math
@@ -24,6 +25,15 @@ def finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [finite(v) for v in value]
     return value
+
+
+def as_number(value: Any) -> Any:
+    """The value as a number that JSON has; None if it is none."""
+    if isinstance(value, (int, float)):
+        return value
+    with contextlib.suppress(Exception):
+        return float(value)
+    return None
 
 
 def encode(record: Record) -> str:

@@ -22,7 +22,8 @@ import atexit
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jobkit.program.process import warn
@@ -44,7 +45,7 @@ class Batches:
         if meter is None:
             yield from self._loader
             return
-        meter.begin()
+        meter.begin(time.perf_counter())
         meter.wait()
         iterator = iter(self._loader)
         try:
@@ -72,12 +73,13 @@ def start(
     *,
     source: str = "meter",
     work_source: str | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> None:
     """Begin to measure: at the head of the training, on every rank.
 
     unit: of the work: samples, tokens, ... work_per_step: units in one optimizer step over all
     ranks, where it is fixed. warmup_steps: steps that are not compared (5; what a study says, if
-    that is more). source, work_source: said by the adapters. A second call does nothing.
+    that is more). The rest is said by the adapters and the hook. A second call does nothing.
     """
     global _meter
     if _meter is not None and _meter.on:
@@ -86,12 +88,17 @@ def start(
     if auto and source != "auto":
         auto.step_aside()
     try:
-        _meter = Meter(unit, work_per_step, warmup_steps, source, work_source)
-        _meter.begin()
+        _meter = Meter(unit, work_per_step, warmup_steps, source, work_source, environment)
+        _meter.begin(time.perf_counter())
         if source == "meter":
             _stop.listen()
     except Exception as error:
         warn(f"{type(error).__name__}: {error}; nothing is measured")
+
+
+def current() -> Meter | None:
+    """The measurement of this process, for adapters; None before start()."""
+    return _meter
 
 
 def batches(loader: Any) -> Batches:

@@ -5,7 +5,7 @@ import functools
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 
@@ -16,11 +16,11 @@ def distributed() -> Any:
     return dist if ready and ready() else None
 
 
-def place() -> tuple[int, int]:
-    """Rank and world size, as the process group or else the environment says."""
+def place(environment: Mapping[str, str]) -> tuple[int, int]:
+    """Rank and world size: of the process group, else of the environment, now or as given."""
     if dist := distributed():
         return dist.get_rank(), dist.get_world_size()
-    env = os.environ
+    env = {**environment, **os.environ}
     rank = env.get("RANK") or env.get("SLURM_PROCID") or 0
     return int(rank), int(env.get("WORLD_SIZE") or env.get("SLURM_NTASKS") or 1)
 
@@ -38,16 +38,6 @@ def synchronised_s() -> float:
     if cuda := cuda_in_use():
         cuda.synchronize()
     return time.perf_counter()
-
-
-def idle_within(limit_s: float) -> bool:
-    """Whether the GPU has done its work within the limit; a rank that crashed may hold it up."""
-    cuda, until = cuda_in_use(), time.monotonic() + limit_s
-    while cuda and not cuda.current_stream().query():
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 def warn(text: str) -> None:

@@ -1,6 +1,5 @@
 """The measurement of one process: its steps in windows, each a record."""
 
-import contextlib
 import math
 import os
 import platform
@@ -10,15 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jobkit.program.lines import Record, Writer
-from jobkit.program.process import (
-    cuda_in_use,
-    guarded,
-    idle_within,
-    place,
-    synchronised_s,
-    warn,
-)
+from jobkit.program.lines import Record, Writer, as_number
+from jobkit.program.process import cuda_in_use, guarded, place, synchronised_s, warn
 
 WARMUP_STEPS = 5
 WINDOW_S = 10.0  # a window lasts about this long at most, if its steps are shorter
@@ -38,15 +30,6 @@ def spacing(step_s: float, steps: int) -> int:
     return size
 
 
-def as_number(value: Any) -> Any:
-    """The value as a number that JSON has; None if it is none."""
-    if isinstance(value, (int, float)):
-        return value
-    with contextlib.suppress(Exception):
-        return float(value)
-    return None
-
-
 class Meter:
     """Measures the steps of one process in windows; the functions below use one of them.
 
@@ -60,8 +43,9 @@ class Meter:
         warmup: int | None,
         source: str,
         work_source: str | None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
-        env = os.environ
+        env = self._environment = dict(os.environ if environment is None else environment)
         stated = env.get("JOBKIT_WORK_PER_STEP")
         self.on, self.steps, self.failed = True, 0, False
         self._unit, self._source = env.get("JOBKIT_UNIT") or unit, source
@@ -79,6 +63,7 @@ class Meter:
         self._last = 0.0
         self._waits: float | None = None
         self._pauses: float | None = None
+        self._over: float | None = None  # the steps before a pause were done
         self._data: float | None = None  # seconds of waiting in the window; None: not measured
         self._clear()
 
@@ -90,10 +75,10 @@ class Meter:
         self._data = None if self._data is None else 0.0
 
     @guarded
-    def begin(self) -> None:
-        """The first step begins now."""
+    def begin(self, at: float | None) -> None:
+        """The first step begins, or began at a reading of the clock; None: it was not seen."""
         if not self.steps:
-            self._begin = self._last = time.perf_counter()
+            self._begin, self._last = at, at or 0.0
 
     @guarded
     def wait(self) -> None:
@@ -104,8 +89,8 @@ class Meter:
     def got(self) -> None:
         """The batch is there."""
         if self._waits is not None:
-            now = time.perf_counter() if self._pauses is None else self._pauses
-            self._data = (self._data or 0.0) + max(0.0, now - self._waits)
+            now = self._pauses or time.perf_counter()
+            self.waited(max(0.0, now - self._waits))
             self._waits = None
 
     @guarded
@@ -121,19 +106,37 @@ class Meter:
         self._depth -= 1
         if self._depth == 0 and self._pauses is not None:
             now = synchronised_s()
-            lost, self._pauses = now - self._pauses, None
+            begin, self._pauses = self._pauses, None
             self._waits = None if self._waits is None else now
-            self._paused += lost
-            self._last += lost
-            if self._begin is not None:
-                self._begin += lost
+            self.exclude(begin, now)
+
+    @guarded
+    def exclude(self, begin: float, end: float) -> None:
+        """Take a stretch since the last step out of the time, by two readings of the clock."""
+        lost = max(0.0, end - max(begin, self._last))
+        self._paused += lost
+        self._last += lost
+        if self._begin is not None:
+            self._begin += lost
+
+    @guarded
+    def idle(self) -> float:
+        """The reading of the clock, all steps done on the GPU: for a pause that begins."""
+        self._over = self._over or synchronised_s()
+        return self._over
+
+    @guarded
+    def waited(self, seconds: float) -> None:
+        """Batches were waited for."""
+        self._data = (self._data or 0.0) + seconds
 
     @guarded
     def step(self, work: float | None, values: Mapping[str, Any]) -> None:
         """An optimizer step is done. Not counted in a window where its begin was not seen."""
         if self._writer is None:
             self._open(work)
-        now = time.perf_counter() if self._pauses is None else self._pauses
+        now = self._pauses or time.perf_counter()
+        self._over = None
         self.steps += 1
         if self._begin is None:
             self._begin = self._last = now
@@ -151,23 +154,23 @@ class Meter:
 
     def _edge(self, late: bool) -> None:
         """End the window where all ranks do: at a step that their common spacing divides."""
-        if self.steps > self._warmup and late:
+        after = self.steps > self._warmup
+        if after and late:
             self._every = spacing(sum(self._times) / len(self._times), self.steps)
-        if self.steps == self._warmup or (
-            self.steps > self._warmup and self.steps % self._every == 0
-        ):
+        if self.steps == self._warmup or (after and self.steps % self._every == 0):
             self.close()
 
     @guarded
-    def close(self) -> None:
-        """Write the window, if a step is in it."""
+    def close(self, at: float | None = None) -> None:
+        """Write the window, if a step is in it; at: where it ended, if not now."""
         if not self._times or self._begin is None or self._writer is None:
             return
-        now = synchronised_s() if self._pauses is None else self._pauses
+        now = at or self._pauses or synchronised_s()
         if self._waits is not None:  # the rest belongs to the next window
-            self._data, self._waits = (self._data or 0.0) + now - self._waits, now
+            self.waited(now - self._waits)
+            self._waits = now
         wall, times = now - self._begin, sorted(self._times)
-        at = {f"step_p{p}_s": times[math.ceil(p / 100 * len(times)) - 1] for p in (50, 95, 99)}
+        host = {f"step_p{p}_s": times[math.ceil(p / 100 * len(times)) - 1] for p in (50, 95, 99)}
         self._write(
             "window",
             step=self.steps,
@@ -177,7 +180,7 @@ class Meter:
             data_wait_s=self._data,
             paused_s=self._paused,
             epoch=self._epoch,
-            **at,
+            **host,
             step_max_s=times[-1],
             warmup=self.steps <= self._warmup,
             values={k: as_number(v) for k, v in self._values.items()},
@@ -207,8 +210,8 @@ class Meter:
 
     def _open(self, work: float | None) -> None:
         """Open the rank's file and write run_start: at the first step, when the rank is known."""
-        env = os.environ
-        rank, self._world = place()
+        env = self._environment
+        rank, self._world = place(env)
         folder, attempt = env.get("JOBKIT_RUN_DIR"), int(env.get("JOBKIT_ATTEMPT") or 0)
         name = f"{attempt}.jsonl" if rank == 0 else f"{attempt}.r{rank}.jsonl"
         prints = rank == 0 and env.get("JOBKIT_METER") != "0"
@@ -247,7 +250,7 @@ class Meter:
             "work_per_step": self._per_step,
             "work_source": self._work_source,
             "warmup_steps": self._warmup,
-            "job_id": os.environ.get("SLURM_JOB_ID"),
+            "job_id": self._environment.get("SLURM_JOB_ID"),
         }
 
     def _write(self, kind: str, **fields: Any) -> None:
@@ -282,9 +285,12 @@ class Meter:
 
     @guarded
     def exited(self) -> None:
-        """The process ends without end(): write what is known, and wait for no other rank."""
+        """The process ends without end(): write what is known up to the last step.
+
+        The GPU is not waited for: it may wait for a rank that has crashed.
+        """
         error = getattr(sys, "last_value", None)
         if error is not None:
             self._write_first("run_end", status="failed", reason=f"{error!r}"[:300])
-        elif idle_within(5.0):
-            self.close()
+        else:
+            self.close(self._over or self._last)
