@@ -57,15 +57,15 @@ class Pass:
         """Whether it can give no more batches."""
         return self.exhausted or self._iterator() is None
 
-    def judge(self, last: bool, loaders_only: bool) -> None:
-        """Decide at a step whether it is training; last: it gave the last batch before the step.
-
-        The last one is, even where it has ended: a loader may be one batch ahead, or have one only.
-        """
+    def judge(self, last: bool) -> None:
+        """Decide at a step whether it is training; last: it gave the last batch before the step."""
         self.inside += last and not self.ended
-        without_gradients = self.evaluation and self.inside < STEPS_INSIDE
-        in_use = self.training or not self.ended or (last and loaders_only)
-        self.training = in_use and not without_gradients
+        self.training = self.with_gradients and (self.training or not self.ended)
+
+    @property
+    def with_gradients(self) -> bool:
+        """Whether its batches may be for training."""
+        return not self.evaluation or self.inside >= STEPS_INSIDE
 
 
 class Hook:
@@ -113,8 +113,13 @@ class Hook:
         """A step that counts: attribute to it what was asked for since the one before."""
         passes, self._passes = self._passes, []
         for each in passes:
-            each.judge(each is passes[-1], self._loaders_only)
+            each.judge(each is passes[-1])
         training = [each for each in passes if each.training]
+        # A loader may have one batch only, or be one ahead: then it has ended before the step.
+        if not training and self._loaders_only:
+            training = [each for each in passes[-1:] if each.with_gradients]
+            for each in training:
+                each.training = True
         if not self.meter:
             self._start(min((each.begin for each in training), default=None))
         self._exclude([each for each in passes if not each.training], training, now)

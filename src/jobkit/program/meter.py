@@ -92,6 +92,8 @@ def start(
         _meter.begin(time.perf_counter())
         if source == "meter":
             _stop.listen()
+        if processes := sys.modules.get("multiprocessing.util"):  # its children skip atexit
+            processes.Finalize(None, _at_exit, exitpriority=0)
     except Exception as error:
         warn(f"{type(error).__name__}: {error}; nothing is measured")
 
@@ -154,6 +156,7 @@ def end(status: str = "ok", reason: str = "") -> None:
 def _at_exit() -> None:
     if _meter is not None:
         _meter.exited()
+        _meter.leave()
 
 
 def _forget() -> None:
