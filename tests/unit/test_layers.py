@@ -18,9 +18,10 @@ SOURCE = ROOT / "src"
 CORE = ("ground", "spec", "metric")
 # Room: the rooms that its files may import, beside their own. "ground" is jobkit/*.py.
 MAY_IMPORT = {
-    "ground": (),
+    "program": (),
+    "ground": ("program",),
     "spec": ("ground",),
-    "metric": ("ground",),
+    "metric": ("ground", "program"),
     "outcome": CORE,
     "payload": CORE,
     "planner": (*CORE, "payload"),
@@ -45,7 +46,7 @@ ORDER = {
     "analysis": ("tables", "scaling", "collect", "findings", "figures", "report", ""),
 }
 # Rooms that a vendor's image runs: the syntax and library of its Python.
-OF_IMAGES = ("ground", "spec", "metric", "payload", "planner", "checks")
+OF_IMAGES = ("program", "ground", "spec", "metric", "payload", "planner", "checks")
 NOT_OF_IMAGES = {"jobkit.spec.studies"}  # read on a login node
 
 

@@ -6,15 +6,13 @@ Other programs may print `[METRIC] key=value key=value` instead.
 """
 
 import json
-import math
-import time
-import zlib
-from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-SCHEMA_VERSION = 1
-TAG = "[METRIC]"
-MAX_LINE_BYTES = 1000  # srun tears longer lines
+# The meter must be one file without the rest of jobkit: so the encoder is there.
+from jobkit.program.lines import MAX_LINE_BYTES, TAG, Record, Writer, encode, finite
+
+__all__ = ["COMMON", "KINDS", "MAX_LINE_BYTES", "TAG", "MetricWriter", "Record", "encode"]
+__all__ += ["finite", "split"]
 
 # Every record has these: seq counts from 0 in each attempt, t is Unix time in seconds.
 COMMON = ("v", "kind", "study", "run_id", "attempt", "rank", "seq", "t")
@@ -150,26 +148,6 @@ KINDS: dict[str, dict[str, str]] = {
     },
 }
 
-Record = dict[str, Any]
-
-
-def finite(value: Any) -> Any:
-    """The value with every NaN and infinity as None, which JSON writes as null."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {str(k): finite(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(v) for v in value]
-    return value
-
-
-def encode(record: Record) -> str:
-    """The record as one JSON object with its checksum; no newline and never the tag inside."""
-    text = json.dumps(finite(record), separators=(",", ":"), allow_nan=False)
-    text = text.replace(TAG, "[METRIC\\u005d")
-    return f'{text[:-1]},"crc":"{zlib.crc32(text.encode()):08x}"}}'
-
 
 def _line_bytes(record: Record) -> int:
     return len(TAG) + 1 + len(encode(record)) + 1
@@ -212,32 +190,15 @@ def split(head: Record, fields: Record) -> list[Record]:
     return [{**head, "part": i, **parts, **body} for i, body in enumerate(bodies)]
 
 
-class MetricWriter:
+class MetricWriter(Writer):
     """Writes the records of one attempt: to its metrics file, and a copy to the log."""
-
-    def __init__(
-        self, *, study: str, run_id: str, attempt: int, rank: int, path: Path, log: TextIO
-    ) -> None:
-        self._common = {"study": study, "run_id": run_id, "attempt": attempt, "rank": rank}
-        self._log = log
-        self._seq = 0
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # Unbuffered and O_APPEND: one write per record, so that a kill cannot tear one.
-        self._file = path.open("ab", buffering=0)
 
     def write(self, kind: str, **fields: Any) -> None:
         """Write one record of a kind in KINDS (several lines where one would be too long)."""
         assert kind in KINDS, kind
         assert fields.keys() <= KINDS[kind].keys(), fields.keys() - KINDS[kind].keys()
-        head = {"v": SCHEMA_VERSION, "kind": kind, **self._common, "seq": 10**6, "t": time.time()}
-        for record in split(head, fields):
-            record["seq"] = self._seq
-            self._seq += 1
-            text = encode(record)
-            self._file.write(text.encode() + b"\n")
-            self._log.write(f"{TAG} {text}\n")
-            self._log.flush()
+        super().write(kind, **fields)
 
-    def close(self) -> None:
-        """Close the attempt's file."""
-        self._file.close()
+    def records(self, head: Record, fields: Record) -> list[Record]:
+        """The records to write: parts of one that is too long."""
+        return split(head, fields)
