@@ -191,7 +191,12 @@ def _step_table(results: "Results", comm: Path | None) -> "TextTable | None":
 
 def _forecasts(results: "Results", wanted: list[int]) -> "list[Forecast]":
     """The requested forecasts, printed and written; without any, an old table is removed."""
-    from jobkit.analysis.findings.forecast import checked_forecasts, forecast_lines, forecast_table
+    from jobkit.analysis.findings.forecast import (
+        checked_forecasts,
+        forecast_lines,
+        forecast_table,
+        not_forecast,
+    )
     from jobkit.analysis.tables.products import save_table
 
     path = results.paths.forecast
@@ -199,8 +204,10 @@ def _forecasts(results: "Results", wanted: list[int]) -> "list[Forecast]":
         path.unlink(missing_ok=True)
         return []
     found = checked_forecasts(results, wanted)
-    for refused in [f.refused for f in found if f.refused]:
-        print(f"no forecast: {refused}", file=sys.stderr)
+    for why in (reason for f in found for reason in not_forecast(f)):
+        print(f"no forecast: {why}", file=sys.stderr)
+    for caution in dict.fromkeys(f.caution for f in found if f.sizes and f.caution):
+        print(f"caution: {caution}", file=sys.stderr)
     table = forecast_table(results, found)
     save_table(path, table)
     print("\n".join(forecast_lines(table)))

@@ -39,8 +39,8 @@ def efficiency_figure(results: Results) -> Figure | None:
 
 
 def forecast_figure(results: Results, forecasts: Sequence[Forecast]) -> Figure | None:
-    """Measured speed-up, and beyond it the prediction of the fitted laws with its interval."""
-    shown = [f for f in forecasts if f.fits and f.sizes]
+    """Measured speed-up, and beyond it the forecast with its interval."""
+    shown = [f for f in forecasts if f.sizes]
     panels = [k for k in SCALINGS if any(f.scaling == k for f in shown)]
     if not panels:
         return None
@@ -53,7 +53,7 @@ def forecast_figure(results: Results, forecasts: Sequence[Forecast]) -> Figure |
         ends = [n for f in own for n in f.sizes]
         _axes(one, results, "speed_up", [*_ranks(results.sizes, scaling), *ends])
         one.axvspan(max(f.measured[-1] for f in own), one.get_xlim()[1], color="#F4F4F4", zorder=0)
-    dashed = Line2D([], [], color=GREY, ls=(0, (4, 2)), lw=1.4, label="forecast by the fitted law")
+    dashed = Line2D([], [], color=GREY, ls=(0, (4, 2)), lw=1.4, label="forecast")
     band = Patch(color=GREY, alpha=0.25, lw=0, label="95 % prediction interval")
     legend(figure, axes, {f.series: look[f.series] for f in shown}, [dashed, band])
     return figure
@@ -108,14 +108,13 @@ def _ideal(axes: Axes, measured: Sequence[Size], name: str, last: int) -> None:
 
 
 def _band(axes: Axes, forecast: Forecast, look: Look) -> None:
-    """Draw the law from the largest measured size on, with its prediction interval."""
-    law, base = forecast.fits[0], forecast.base.world_size or 1
-    x = np.geomspace(forecast.measured[-1], forecast.sizes[-1], 65)
-    one = law.rate(base)
-    y = np.asarray([law.rate(n) for n in x]) / one
-    ends = np.asarray([law.interval(n) for n in x]) / one
+    """Draw the forecast from the largest measured size on, with its prediction interval."""
+    made = forecast.prediction
+    assert made is not None  # it has sizes
+    x = np.geomspace(forecast.measured[-1], forecast.sizes[-1], 33)
+    y, low, high = np.asarray([made.speed_up(n) for n in x]).T
     axes.plot(x, y, color=look.colour, ls=(0, (4, 2)), lw=1.4, zorder=2.5, label="forecast")
-    axes.fill_between(x, ends[:, 0], ends[:, 1], color=look.colour, alpha=0.18, lw=0, zorder=1)
+    axes.fill_between(x, low, high, color=look.colour, alpha=0.18, lw=0, zorder=1)
 
 
 def _axes(axes: Axes, results: Results, name: str, sizes: list[int]) -> None:

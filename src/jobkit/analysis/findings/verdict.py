@@ -31,7 +31,7 @@ def verdict(
         said += _of_scaling([r for r in rows if r["scaling"] == scaling], scaling, unit, least)
     if results.scaling["spread_from"].isna().all():
         said.append("Each size was measured once, so differences may be noise. Repeat the runs.")
-    said += [_beyond(f, unit) for f in forecasts if f.fits and f.sizes]
+    said += [line for f in forecasts for line in _beyond(f, unit)]
     return [*said, _runs(results)]
 
 
@@ -105,14 +105,18 @@ def _within(line: list[_Row], least: float) -> list[_Row]:
     return kept
 
 
-def _beyond(one: Forecast, unit: str) -> str:
-    law, ranks = one.fits[0], one.sizes[-1]
-    rate = law.rate(one.base.world_size or 1)
-    low, high = (x / rate for x in law.interval(ranks))
-    return (
-        f"Forecast, not measured: {one.series} on {counted_ranks(ranks, unit)}: speed-up "
-        f"{law.rate(ranks) / rate:.3g} [{low:.3g}, {high:.3g}]."
-    )
+def _beyond(one: Forecast, unit: str) -> list[str]:
+    """The forecast for the largest size, what it does not know first; why others have none."""
+    said = [f"No forecast of {why}." for why in one.reasons]
+    if not one.sizes or one.prediction is None:
+        return said
+    ranks = one.sizes[-1]
+    value, low, high = one.prediction.speed_up(ranks)
+    caution = f"{one.caution[0].upper()}{one.caution[1:]}. " if one.caution else ""
+    base = counted_ranks(one.base.world_size or 1, unit)
+    text = f"{caution}Forecast, not measured: {one.series} on {counted_ranks(ranks, unit)}: "
+    text += f"speed-up {value:.3g} over {base}, 95% prediction interval [{low:.3g}, {high:.3g}]."
+    return [text, *said]
 
 
 def _runs(results: Results) -> str:

@@ -19,7 +19,7 @@ from jobkit.analysis.figures.draw import FIGURES
 from jobkit.analysis.figures.drawing import unit
 from jobkit.analysis.figures.subtitle import subtitle
 from jobkit.analysis.findings.breakdowns import efficiency_table, size_breakdowns
-from jobkit.analysis.findings.forecast import Forecast, forecast_table
+from jobkit.analysis.findings.forecast import LAW, Forecast, forecast_table, not_forecast
 from jobkit.analysis.findings.forecast import forecasts as fitted
 from jobkit.analysis.findings.verdict import LEAST, verdict
 from jobkit.analysis.report.proposal import proposal_table
@@ -33,6 +33,7 @@ _LAW_NAMES = {
     "amdahl": "Amdahl",
     "usl": "Universal Scalability Law",
     "gustafson": "Gustafson",
+    LAW: "average of laws",
 }
 
 
@@ -157,11 +158,14 @@ def _forecast(results: Results, forecasts: Sequence[Forecast]) -> TextTable:
         ]
         for row in records(forecast_table(results, forecasts))
     ]
-    note = (
-        "Not measured: the fitted law with its 95 % prediction interval. It does not account for "
-        "effects that begin beyond the measured sizes, such as a slower network level."
-    )
-    return TextTable(heads, rows, 2, [note])
+    notes = [
+        "Not measured: laws averaged by how well they predict the measured sizes, with the 95 % "
+        "prediction interval of one more run. A slower network level beyond the measured sizes "
+        "counts as possible at each doubling, with a loss of 20 % on average."
+    ]
+    notes += [f"{f.caution[0].upper()}{f.caution[1:]}." for f in forecasts if f.sizes and f.caution]
+    notes += [f"No forecast: {why}." for f in forecasts for why in not_forecast(f)]
+    return TextTable(heads, rows, 2, notes)
 
 
 def _laws(found: Sequence[Forecast]) -> TextTable:
@@ -170,7 +174,7 @@ def _laws(found: Sequence[Forecast]) -> TextTable:
     rows = [
         [
             one.series,
-            _LAW_NAMES[fit.law] + (" (used for forecasts)" if fit is one.fits[0] else ""),
+            _LAW_NAMES[fit.law],
             estimate.name.replace("_", " "),
             f"{estimate.value:.4f}",
             f"{estimate.low:.4f} to {estimate.high:.4f}",
@@ -182,6 +186,8 @@ def _laws(found: Sequence[Forecast]) -> TextTable:
         for estimate in fit.estimates
     ]
     notes = [f"No fit: {one.refused}." for one in found if one.refused]
+    if rows:
+        notes.append("They describe the measured sizes; forecasts are not made with one of them.")
     left_out = [one for one in found if one.left_out and one.fits]
     notes += [
         f"{one.series}: fitted without {counted(one.left_out, 'outlier')}." for one in left_out

@@ -91,8 +91,8 @@ _FORECAST = "end of the 95 % prediction interval of one more run"
 FORECAST = (
     *IDENTITY[1:],
     Column("kind", TEXT, "forecast: no row of this table is measured"),
-    Column("law", TEXT, "fitted scaling law: amdahl, usl or gustafson"),
-    Column("measured_sizes", TEXT, "world sizes that the law was fitted to"),
+    Column("law", TEXT, "average: of scaling laws, by how well they predict the measured sizes"),
+    Column("measured_sizes", TEXT, "world sizes that the forecast was made from"),
     Column("outliers_left_out", COUNT, "runs excluded from the fit as outliers"),
     Column("times_beyond", NUMBER, "world_size / the largest measured size"),
     Column("world_size", COUNT, "number of ranks"),
@@ -101,7 +101,7 @@ FORECAST = (
         for what, unit, text in (
             ("images_per_s", "", "training images per second"),
             ("time_per_epoch", "_s", "train_samples / images_per_s"),
-            ("speed_up", "", "images_per_s / the law's value at the baseline"),
+            ("speed_up", "", "images_per_s / the value of the laws at the baseline"),
             ("efficiency", "", "speed_up x base_world_size / world_size"),
         )
         for name, meaning in (
