@@ -41,7 +41,7 @@ _PLOT = """examples:
 exit codes:
   0  the figures and the report were made
   2  wrong usage: no such study, too few sizes for a forecast, a folder that cannot be written
-  3  no run has finished an epoch: no figure was made
+  3  no run has finished an epoch or measured a step: no figure was made
 """
 
 
@@ -154,10 +154,10 @@ def plot_main(argv: Sequence[str] | None = None) -> int:
     from jobkit.analysis.collect.results import collect
 
     results = collect(args.study, write=False)
-    if results.epochs.empty:
+    if results.epochs.empty and results.runs["throughput"].isna().all():
         states = ", ".join(f"{n} {s}" for s, n in results.runs["status"].value_counts().items())
         shown = _shown(results.folder)
-        print(f"{shown}: no run has finished an epoch ({states}): no figure", file=sys.stderr)
+        print(f"{shown}: no run has a rate ({states}): no figure", file=sys.stderr)
         return Exit.INCOMPLETE
     return _drawn(results, args.forecast, args.min_efficiency, args.step_model)
 

@@ -33,6 +33,8 @@ def _settings(runs: pd.DataFrame) -> list[str]:
     dataset, samples = _text(runs, "dataset"), _one(runs, "train_samples")
     if dataset.startswith("folder:"):
         dataset = dataset.rstrip("/").rsplit("/", 1)[-1].removeprefix("folder:")
+    if runs["model"].isna().all():  # of another program nothing is known but its command
+        return [_text(runs, "throughput_source")]
     on = f"{model or 'models'} on {dataset or 'several datasets'}"
     return [f"{on}, {samples} images" if samples else on, precision]
 

@@ -11,14 +11,14 @@ from rich.table import Table
 from rich.text import Text
 
 from jobkit.analysis.collect.results import Results
-from jobkit.analysis.scaling.sizes import Size
-from jobkit.analysis.tables.text import NONE, say
+from jobkit.analysis.scaling.sizes import EPOCH, Size
+from jobkit.analysis.tables.text import NONE, rounded, say
 
 _WIDE = 200  # columns where there is no terminal: no line in a file is truncated
 _HEADS = (
     "ranks",
     "runs\nok",
-    "time per\nepoch (s)",
+    "time per\n{} (s)",
     "speed-up",
     "parallel\nefficiency",
     "peak\nmemory\n(MiB)",
@@ -84,8 +84,11 @@ def _not_ok(results: Results) -> list[dict[str, Any]]:
 def _table(found: Sequence[Size]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("series", overflow="fold")
-    for head in _HEADS:
-        table.add_column(head, justify="right", no_wrap=True)
+    of = dict.fromkeys(s.time_of for s in found)
+    own = [s for s in found if s.time_of != EPOCH]
+    for head in (*_HEADS, *(["throughput"] if own else [])):
+        text = head.format(" or ".join(of) or EPOCH)
+        table.add_column(text, justify="right", no_wrap=True)
     last = None
     for size in found:
         cells = [
@@ -97,6 +100,9 @@ def _table(found: Sequence[Size]) -> Table:
             say(size.peak_memory_mib, "{:,.0f}"),
             say(size.val_accuracy, "{:.1%}"),
         ]
+        if own:
+            rate = size.images_per_s
+            cells.append(say(rate and rounded(rate), f"{{}} {size.throughput_unit}"))
         series = f"{size.series} ({size.scaling} scaling)" if size.scaling else size.series
         table.add_row(Text(series if size.series != last else ""), *map(Text, cells))
         last = size.series

@@ -3,6 +3,7 @@
 Only successful runs enter a median: a run without its end may have measured only a part.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from statistics import median
@@ -13,6 +14,8 @@ import pandas as pd
 from jobkit.analysis.tables.comparable import faults
 from jobkit.spec.runspec import STRATEGIES
 
+IMAGES = "images/s"  # the unit of a training on images, which is jobkit's own
+EPOCH = "epoch"
 _KEYS = ["series", "nodes", "ranks_per_node"]
 _FACTS = ("strategy", "scaling", "world_size", "global_batch_size", "batch_size_per_rank")
 
@@ -37,8 +40,10 @@ class Size:
     global_batch_size: int | None
     batch_size_per_rank: int | None
     train_samples: int | None
+    throughput_unit: str  # of the rate: images/s, tokens/s, steps/s
     images_per_s: float | None  # median, then every repeat
     rates: tuple[float, ...]
+    time_of: str  # what the time is of: epoch, run, or an amount of work, as 10M tokens
     time_per_epoch_s: float | None  # median, then every repeat
     times_per_epoch_s: tuple[float, ...]
     peak_memory_mib: float | None  # median, then every repeat
@@ -75,7 +80,7 @@ class Size:
 def sizes(runs: pd.DataFrame) -> list[Size]:
     """Medians over the repeats of every size, series by series, small sizes first."""
     found = [_size(group) for _, group in runs.groupby(_KEYS, dropna=False, sort=False)]
-    return _with_speed_up(sorted(found, key=_order), faults(runs))
+    return _with_speed_up(_with_times(sorted(found, key=_order)), faults(runs))
 
 
 def _size(group: pd.DataFrame) -> Size:
@@ -84,6 +89,7 @@ def _size(group: pd.DataFrame) -> Size:
     times, peaks = _values(ok, "time_per_epoch_s"), _values(ok, "peak_memory_mib")
     rates = _values(ok, "throughput") or _values(ok, "images_per_s")
     samples = ok["train_samples"].dropna()
+    units = ok["throughput_unit"].dropna()
     return Size(
         **{name: _plain(first[name]) for name in (*_KEYS, *_FACTS)},
         runs_planned=len(group),
@@ -91,14 +97,50 @@ def _size(group: pd.DataFrame) -> Size:
         ok_runs=tuple(ok["run_id"]),
         train_samples=int(samples.iloc[0]) if len(samples) else None,
         not_ok=tuple(s for s in group["status"] if s != "ok"),
+        throughput_unit=str(units.iloc[0]) if len(units) else IMAGES,
         images_per_s=_median(rates),
         rates=tuple(rates),
+        time_of=EPOCH,
         time_per_epoch_s=_median(times),
         times_per_epoch_s=tuple(times),
         peak_memory_mib=_median(peaks),
         peaks_memory_mib=tuple(peaks),
         val_accuracy=_median(_values(ok, "val_accuracy")),
     )
+
+
+def _with_times(found: list[Size]) -> list[Size]:
+    """Give the sizes of a program without epochs the time of an amount of work, or of a run.
+
+    The amount is a power of ten, the same for all sizes of a unit: the fastest take 1 to 10 s.
+    """
+    made = []
+    for size in found:
+        alike = [s for s in found if s.throughput_unit == size.throughput_unit]
+        if any(s.times_per_epoch_s for s in alike):
+            made.append(size)
+            continue
+        unit, _, per = size.throughput_unit.partition("/")
+        if per == "h":  # the wall time of the run is all that is known
+            amount, name, seconds = 1.0, "run", 3600.0
+            amount = float(size.world_size or 1) if unit == "shares" else 1.0
+        else:
+            fastest = max((r for s in alike for r in s.rates), default=1.0)
+            amount, seconds = 10.0 ** math.ceil(math.log10(fastest)), 1.0
+            name = f"{_amount(amount)} {unit}"
+        times = tuple(amount * seconds / rate for rate in size.rates if rate > 0)
+        made.append(
+            replace(size, time_of=name, times_per_epoch_s=times, time_per_epoch_s=_median(times))
+        )
+    return made
+
+
+def _amount(amount: float) -> str:
+    """A power of ten in words: 1,000, 10M."""
+    for least, mark in ((1e9, "G"), (1e6, "M")):
+        if amount >= least:
+            return f"{amount / least:,.0f}{mark}"
+    return f"{amount:,.0f}" if amount >= 1 else f"{amount:g}"
 
 
 def _with_speed_up(found: list[Size], bad: dict[str, str]) -> list[Size]:
