@@ -21,40 +21,11 @@ import pandas as pd
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
-from jobkit.analysis.collect.results import Results  # noqa: E402
 from jobkit.analysis.findings.forecast import forecast_table, forecasts  # noqa: E402
-from jobkit.analysis.scaling.scaling import measured_sizes, scaling_table  # noqa: E402
-from jobkit.analysis.tables.columns import EPOCHS, RESULTS  # noqa: E402
-from jobkit.analysis.tables.frames import frame  # noqa: E402
+from support.measured_study import results_of  # noqa: E402
 
 Generator = np.random.Generator
 Values = np.ndarray
-FIXED = {"study": "s", "strategy": "ddp", "status": "ok", "nodes": 1, "model": "cnn"}
-FIXED |= {"dataset": "cifar10", "precision": "fp32", "device_type": "cuda", "train_samples": 50000}
-FIXED |= {"torch_version": "2.11.0", "global_batch_size": 512, "batch_size_per_rank": 64}
-
-
-def results_of(
-    series: dict[str, dict[int, Sequence[float]]], scaling: str = "strong", epochs: int = 0
-) -> Results:
-    """A study with these rates: by series and ranks, of each repeat; epochs of each run."""
-    rows, records = [], []
-    generator = np.random.default_rng(len(series))
-    for name, sizes in series.items():
-        for n, rates in sizes.items():
-            for i, x in enumerate(rates):
-                own = {"run_id": f"{name}-{n}-{i}", "series": name, "world_size": n, "repeat": i}
-                speed = {"images_per_s": float(x), "time_per_epoch_s": 50000 / float(x)}
-                rows.append(FIXED | own | speed | {"ranks_per_node": n, "scaling": scaling})
-                drawn = x * np.exp(0.02 * generator.standard_normal(epochs))
-                records += [
-                    own | {"attempt": 0, "epoch": e, "images_per_s": float(v)}
-                    for e, v in enumerate(drawn)
-                ]
-    runs, of_epochs = frame(rows, RESULTS), frame(records, EPOCHS)
-    found = measured_sizes(runs, of_epochs)
-    table = scaling_table(found, "s")
-    return Results(Path("s"), runs, of_epochs, tuple(found), table, (), {}, {}, ())
 
 
 # Truths: the rate on n ranks, with coefficients drawn for each study. * in the name: held out.
@@ -300,7 +271,8 @@ def main() -> None:
     if args.only in (None, "published"):
         print(*summary(published()), "", sep="\n", flush=True)
     if args.only in (None, "intervals"):
-        print(*intervals(args.studies), sep="\n")
+        for line in intervals(args.studies):
+            print(line, flush=True)
 
 
 if __name__ == "__main__":

@@ -24,10 +24,10 @@ def notes(table: pd.DataFrame) -> list[str]:
     lines = [f"Speed-up and efficiency are relative to {RULE}."]
     origins = sorted(table["spread_from"].dropna().unique())
     if origins:
-        share = float(table["confidence_share"].min())
-        least = f" (at most {share:.0%} where there are few values)" if share < 0.95 else ""
-        over = ", ".join(origins)
-        lines.append(f"In brackets: 95% bootstrap interval of the median over {over}{least}.")
+        lines.append(
+            "In brackets: 95% interval of the median over runs, from the spread between repeats "
+            f"({'; '.join(origins)}) by Student's t."
+        )
     else:
         lines.append("Each size was measured once, so differences may be noise.")
     return lines

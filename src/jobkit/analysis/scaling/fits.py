@@ -16,12 +16,11 @@ is a point of its own. Intervals are Student's, at 95 %.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
 
-from jobkit.analysis.scaling.spread import CONFIDENCE
+from jobkit.analysis.scaling.spread import student
 from jobkit.errors import UsageError
 
 Values = NDArray[np.float64]
@@ -125,23 +124,3 @@ def _goodness(n: Values, measured: Values, predicted: Values) -> tuple[float, fl
     r_squared = 1 - float(miss @ miss) / float(total @ total) if total.any() else math.nan
     worst = max(abs(math.expm1(float(np.median(miss[n == size])))) for size in np.unique(n))
     return r_squared, worst
-
-
-def student(freedom: int) -> float:
-    """The two-sided 95 % quantile of Student's t.
-
-    Exact for 1 and 2 degrees of freedom; above, Abramowitz and Stegun 26.7.5: within 0.2 %.
-    """
-    p = 0.5 + CONFIDENCE / 2
-    if freedom == 1:
-        return math.tan(math.pi * (p - 0.5))
-    if freedom == 2:
-        return (2 * p - 1) * math.sqrt(2 / (4 * p * (1 - p)))
-    z, v = NormalDist().inv_cdf(p), float(freedom)
-    terms = (
-        (z**3 + z) / (4 * v),
-        (5 * z**5 + 16 * z**3 + 3 * z) / (96 * v**2),
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * v**3),
-        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / (92160 * v**4),
-    )
-    return z + sum(terms)

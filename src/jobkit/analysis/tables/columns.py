@@ -15,7 +15,7 @@ from jobkit.metric.line import KINDS
 
 _OF_SIZE = ("nodes", "ranks_per_node", "world_size", "scaling")
 _OF_BATCH = ("global_batch_size", "batch_size_per_rank")
-_CONFIDENCE = "of the bootstrap interval over spread_from, at confidence_share"
+_CONFIDENCE = "of the interval between runs, at confidence_share; empty without repeats"
 
 
 def _with_interval(name: str, meaning: str, unit: str = "") -> tuple[Column, ...]:
@@ -70,16 +70,18 @@ SCALING = (
         NUMBER,
         "epochs_to_accuracy x time_per_epoch_s: training only, without start-up and evaluation",
     ),
-    Column("spread_from", TEXT, "samples of the intervals: repeats, or the epochs of one run"),
     Column(
-        "confidence_share",
-        NUMBER,
-        "confidence level of the intervals: 0.95, or less if there are few samples",
+        "spread_from",
+        TEXT,
+        "repeats of this size, and over how many sizes their spread is pooled; empty if no size "
+        "of the study was repeated",
     ),
+    Column("confidence_share", NUMBER, "confidence level of the intervals"),
     Column(
         "not_distinguishable_from",
         TEXT,
-        "series at the same size, and the next smaller size of the series, whose interval overlaps",
+        "series at the same size, and the next smaller size of the series, that no test on the "
+        "difference tells apart at 95 %; without repeats all of them",
     ),
     Column(
         "outliers", TEXT, "run_ids that are outliers among the repeats; the medians include them"
