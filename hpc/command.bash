@@ -216,7 +216,11 @@ size_command() {
   command_nodes=1 command_ranks=$nproc_per_node
   [[ -n $in_allocation ]] || return 0
   command_nodes=${nodes:-${SLURM_JOB_NUM_NODES:-1}}
-  command_ranks=${ntasks_per_node:-${SLURM_NTASKS_PER_NODE:-$((${SLURM_NTASKS:-command_nodes} / command_nodes))}}
+  command_ranks=${ntasks_per_node:-${SLURM_NTASKS_PER_NODE-}}
+  [[ -z $command_ranks ]] || return 0
+  ((${SLURM_NTASKS:-command_nodes} % command_nodes == 0)) ||
+    fail "$SLURM_NTASKS tasks on $command_nodes nodes: give --nodes and --ntasks-per-node, and not --ntasks"
+  command_ranks=$((${SLURM_NTASKS:-command_nodes} / command_nodes))
 }
 
 # The words that start one rank: a shell with the functions above, as text.

@@ -89,6 +89,10 @@ def studies(cluster, kit: Checkout) -> dict[str, str]:
             cluster, kit, "crash", "--gpus", "2x1", "--max-restarts=1",
             command=[*program, "crash", "012"],
         ),
+        "within": start(
+            cluster, kit, "within", "--gpus", "1", "2x1", "--within-allocation",
+            "--max-restarts=1", command=[*program, "crash", "0"],
+        ),
         "once": start(
             cluster, kit, "once", "--gpus", "2x2", "--launcher=once",
             command=["srun", "--nodes={nodes}", "--ntasks={ranks}", "bash", "-c",
@@ -115,6 +119,15 @@ def the_run(cluster, kit: Checkout, studies: dict[str, str], name: str) -> RunPa
     assert cluster.wait(studies[name], 240).state == "COMPLETED"
     (paths,) = runs(kit, name)
     return paths
+
+
+def test_all_in_one_allocation_with_a_crash_in_it(
+    cluster, kit: Checkout, studies: dict[str, str]
+) -> None:
+    assert cluster.wait(studies["within"], 240) == ("COMPLETED", "0:0")
+    found = {p.folder.name: (run_state(p).status, p.attempt_numbers()) for p in runs(kit, "within")}
+    assert sorted(found.values()) == [("ok", [0]), ("ok", [0, 1])]
+    assert len({read_json(p.submission)["job_id"] for p in runs(kit, "within")}) == 1
 
 
 @pytest.mark.parametrize("launcher", ["srun", "torchrun"])

@@ -263,6 +263,13 @@ def test_wrong_use_is_one_line_and_2(run: Kit, words: list[str], said: str) -> N
     assert not run.run_dir.exists()
 
 
+def test_ranks_that_the_nodes_cannot_share_evenly_are_refused(run: Kit) -> None:
+    odd = {**JOB, "SLURM_NTASKS": "5", "SLURM_JOB_NUM_NODES": "2"}
+    done = run("--", "true", **odd)
+    assert done.returncode == 2 and "5 tasks on 2 nodes: give --nodes and" in done.stderr
+    assert not run.run_dir.exists()
+
+
 def test_a_dry_run_shows_the_command_and_starts_nothing(run: Kit) -> None:
     done = run("--dry-run", "--nproc-per-node=3", "--", "touch", "a b")
     assert (done.returncode, done.stdout) == (0, "srun, 3 rank(s) on 1 node(s): touch a\\ b\n")

@@ -46,6 +46,7 @@ STUDIES = REPOSITORY / "hpc" / "studies"
 PLAN_VERSION = 1
 _SET_BY_THE_GRID = ("strategy", "nodes", "ranks_per_node", "repeat")
 _DEFAULT_STRATEGIES = ("ddp", "fsdp")
+_FOLDERS = ("single", "comm")  # of single jobs, under logs/
 _OF_BOTH = ("stop_signal",)  # a setting of RunSpec, and a field of a study of a command
 # What only a study of a command has: of each, the default.
 _OF_COMMANDS: dict[str, Any] = {
@@ -154,6 +155,8 @@ class Study:
         own = {k: v for k, v in overrides.items() if k in self.__dataclass_fields__}
         if not (self.command or "command" in own):
             own = {k: v for k, v in own.items() if k not in _OF_BOTH}
+        if "work" in own:
+            own["work"] = {**self.work, **own["work"]}
         rest = {k: v for k, v in overrides.items() if k not in own}
         check_keys(rest)
         settings = overridden(self.settings, rest)
@@ -168,6 +171,8 @@ class Study:
     def of_command(cls, command: Sequence[str], **fields: Any) -> "Study":
         """A study of a command, called after its program where no name is given."""
         name = fields.pop("name", None) or program_name(command)
+        if name in _FOLDERS:
+            name += "-study"
         return cls(name=name, command=tuple(command)).changed(**fields)
 
     def expand(self) -> "Plan":

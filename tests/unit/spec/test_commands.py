@@ -144,3 +144,22 @@ def test_the_scaling_is_seen_where_it_is_not_said() -> None:
     assert {s.scaling for s in weak} == {"weak"}
     none = nano(work={"unit": "tokens"}).expand().runs.values()
     assert {s.scaling for s in none} == {None}
+
+
+def test_what_is_said_of_the_work_replaces_that_part_only() -> None:
+    changed = nano().changed(work={"per_step": 512})
+    assert changed.work == {"unit": "tokens", "per_step": 512, "scaling": "strong"}
+
+
+def test_a_program_does_not_take_the_folder_of_single_jobs() -> None:
+    assert Study.of_command(["python", "single.py"]).name == "single-study"
+
+
+def test_a_file_of_the_planned_study_plans_the_same_runs(tmp_path: Path) -> None:
+    plan = replace(nano().expand(), folder=tmp_path / "nanogpt")
+    plan.save()
+    kept = json.loads(plan.paths.plan.read_text())["study"]
+    assert not {"strategies", "settings"} & kept.keys()
+    assert Study(**kept).expand().runs == plan.runs
+    training = Study(name="x").to_dict()
+    assert not {"command", "launcher", "work"} & training.keys()
