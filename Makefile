@@ -27,7 +27,7 @@ $(VENV)/.installed: pyproject.toml
 	[ -n "$$python" ] || { echo "jobkit needs Python 3.11 or newer with pip and venv," \
 		"and none of these is: $(PYTHON); say 'make PYTHON=/path/to/python3 ...'" >&2; exit 2; }; \
 	echo "$$python -m venv $(VENV)"; $$python -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[all,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[all,dev,adapters]'
 	@touch $@
 
 demo: $(VENV)/.installed ## a small study on this machine: run, collect, plot

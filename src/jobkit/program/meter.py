@@ -98,9 +98,16 @@ def start(
         warn(f"{type(error).__name__}: {error}; nothing is measured")
 
 
-def current() -> Meter | None:
-    """The measurement of this process, for adapters; None before start()."""
-    return _meter
+class _Nothing:
+    """Stands for a measurement that could not be started: no call does anything."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args: None
+
+
+def current() -> Any:
+    """The measurement of this process, for adapters."""
+    return _meter or _Nothing()
 
 
 def batches(loader: Any) -> Batches:
@@ -114,13 +121,13 @@ def step(work: float | None = None, **values: Any) -> None:
         _meter.step(work, values)
 
 
-def epoch(number: float, **values: Any) -> None:
+def epoch(number: float, /, **values: Any) -> None:
     """An epoch is done and evaluated; values: val_loss, val_accuracy, ..., of all ranks."""
     if _meter is not None:
         _meter.epoch(number, values)
 
 
-def value(name: str, value: Any) -> None:
+def value(name: str, value: Any, /) -> None:
     """Record a number of any name (rank 0)."""
     if _meter is not None:
         _meter.value(name, value)

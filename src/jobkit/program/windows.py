@@ -111,6 +111,12 @@ class Meter:
             self.exclude(begin, now)
 
     @guarded
+    def hold(self, paused: bool) -> None:
+        """Be paused, or not, however often it is said."""
+        if paused is (self._pauses is None):
+            self.pause() if paused else self.resume()
+
+    @guarded
     def exclude(self, begin: float, end: float) -> None:
         """Take a stretch since the last step out of the time, by two readings of the clock."""
         lost = max(0.0, end - max(begin, self._last))
