@@ -60,7 +60,7 @@ def _shared_size(found: Sequence[Size]) -> list[Size]:
     """The sizes of the series that were measured at the same ranks on the same nodes."""
     groups: dict[tuple[str | None, str, int, int], list[Size]] = {}
     for size in found:
-        if size.images_per_s is not None and size.world_size:
+        if size.throughput is not None and size.world_size:
             key = (size.scaling, size.throughput_unit, size.world_size, size.nodes or 1)
             groups.setdefault(key, []).append(size)
     return max(groups.values(), key=lambda g: (len(g), g[0].world_size or 0), default=[])
@@ -71,8 +71,8 @@ def _panels(gpus: bool, time_of: str) -> list[_Panel]:
     return [
         _Panel(
             f"time per {time_of} (s)",
-            lambda s: s.time_per_epoch_s,
-            lambda s: s.times_per_epoch_s,
+            lambda s: s.time_s,
+            lambda s: s.times_s,
             "{:.3g}",
         ),
         _Panel(

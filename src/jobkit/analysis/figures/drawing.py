@@ -93,8 +93,8 @@ def interval_line(axes: Axes, line: Sequence[Size], value: str, look: Look) -> N
 
 def interval_of(size: Size, value: str) -> tuple[float | None, float | None]:
     """The ends of the interval of a value, by its column's name."""
-    if value == "images_per_s_per_rank":
-        low, high = size.images_per_s_low, size.images_per_s_high
+    if value == "throughput_per_rank":
+        low, high = size.throughput_low, size.throughput_high
         ranks = size.world_size or 1
         return (None, None) if low is None or high is None else (low / ranks, high / ranks)
     return getattr(size, f"{value}_low"), getattr(size, f"{value}_high")
@@ -186,7 +186,7 @@ def fastest(results: Results, names: Iterable[str], most: int) -> tuple[list[str
     found = list(dict.fromkeys(names))
     if len(found) <= most:
         return found, ""
-    rates = results.scaling.groupby("series")["images_per_s"].max().fillna(0)
+    rates = results.scaling.groupby("series")["throughput"].max().fillna(0)
     kept = sorted(found, key=lambda name: -float(rates.get(name, 0)))[:most]
     return [name for name in found if name in kept], f", the {most} fastest of {len(found)} series"
 

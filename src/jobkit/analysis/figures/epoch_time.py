@@ -54,9 +54,9 @@ def time_figure(results: Results) -> Figure | None:
 def _times(size: Size) -> tuple[float, ...]:
     """What the time figure shows of a size: every repeat."""
     if size.scaling != "weak" or not size.base_world_size or not size.world_size:
-        return size.times_per_epoch_s
+        return size.times_s
     share = size.world_size / size.base_world_size
-    return tuple(t * share for t in size.times_per_epoch_s)
+    return tuple(t * share for t in size.times_s)
 
 
 def _words(own: list[Size]) -> str:

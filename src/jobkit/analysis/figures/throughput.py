@@ -31,7 +31,7 @@ from jobkit.analysis.scaling.sizes import Size
 
 def throughput_figure(results: Results) -> Figure | None:
     """The rate over all ranks, and per rank beside it; a row for each kind of scaling and unit."""
-    kinds = panels(results.sizes, "images_per_s")
+    kinds = panels(results.sizes, "throughput")
     if not kinds:
         return None
     title = f"{results.name}: throughput"
@@ -39,12 +39,12 @@ def throughput_figure(results: Results) -> Figure | None:
     look = looks(s.series for s in results.sizes)
     each = "GPU" if on_gpu(results) else "process"
     for i, kind in enumerate(kinds):
-        measured, suffix = known(results.sizes, "images_per_s", kind), kind.suffix(kinds)
+        measured, suffix = known(results.sizes, "throughput", kind), kind.suffix(kinds)
         total, single = axes[2 * i : 2 * i + 2]
         total.set_yscale("log")
         for line in lines(measured):
-            interval_line(total, line, "images_per_s", look[line[0].series])
-            interval_line(single, line, "images_per_s_per_rank", look[line[0].series])
+            interval_line(total, line, "throughput", look[line[0].series])
+            interval_line(single, line, "throughput_per_rank", look[line[0].series])
             _ideal_rates(total, single, line)
         log_axis(total.yaxis)
         total.set_ylabel(f"{kind.unit}{suffix}")
@@ -53,7 +53,7 @@ def throughput_figure(results: Results) -> Figure | None:
         single.set_ylabel(f"{kind.unit} per {each}{suffix}")
         for one in (total, single):
             size_axis(one, [s.world_size or 0 for s in measured], unit(results))
-    legend(figure, axes, look, interval_handles(results.sizes, "images_per_s"))
+    legend(figure, axes, look, interval_handles(results.sizes, "throughput"))
     return figure
 
 
@@ -86,7 +86,7 @@ def _ideal_rates(total: Axes, single: Axes, line: list[Size]) -> None:
     """Draw the rates of ideal scaling from the smallest size of a line."""
     if len(line) < 2:
         return
-    rate = line[0].images_per_s_per_rank or 0.0
+    rate = line[0].throughput_per_rank or 0.0
     x = np.geomspace(line[0].world_size or 1, line[-1].world_size or 1, 65)
     ideal_line(total, x, rate * x)
     ideal_line(single, x, np.full_like(x, rate))

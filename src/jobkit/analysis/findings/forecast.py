@@ -9,7 +9,7 @@ import pandas as pd
 from jobkit.analysis.collect.results import Results
 from jobkit.analysis.scaling.fits import Fit, best
 from jobkit.analysis.scaling.predict import LEAST, Prediction, predict
-from jobkit.analysis.scaling.sizes import Size
+from jobkit.analysis.scaling.sizes import EPOCH, IMAGES, Size
 from jobkit.analysis.tables.columns import FORECAST
 from jobkit.analysis.tables.frames import Row, frame, records
 from jobkit.analysis.tables.text import counted
@@ -145,9 +145,19 @@ def _row(one: Forecast, ranks: int) -> Row:
     }
     rates = (made.rate(ranks), *made.interval(ranks))
     for end, rate, speed_up in zip(("", "_low", "_high"), rates, made.speed_up(ranks), strict=True):
-        row |= {f"images_per_s{end}": rate, f"speed_up{end}": speed_up}
+        row |= {f"throughput{end}": rate, f"speed_up{end}": speed_up}
         row[f"efficiency{end}"] = speed_up * base / ranks
-    if one.base.train_samples:
-        times = [one.base.train_samples / rate for rate in rates]
-        row["time_per_epoch_s"], row["time_per_epoch_high_s"], row["time_per_epoch_low_s"] = times
-    return row
+    if amount := one.base.time_amount:
+        row["time_s"], row["time_high_s"], row["time_low_s"] = (amount / rate for rate in rates)
+    return row | _older(one, row)
+
+
+def _older(one: Forecast, row: Row) -> Row:
+    """The values that have an older name too, of a training on images and of its epochs."""
+    ends = ("", "_low", "_high")
+    made: Row = {"throughput_unit": one.base.throughput_unit, "time_of": one.base.time_of}
+    if one.base.throughput_unit == IMAGES:
+        made |= {f"images_per_s{end}": row[f"throughput{end}"] for end in ends}
+    if one.base.time_of == EPOCH:
+        made |= {f"time_per_epoch{end}_s": row.get(f"time{end}_s") for end in ends}
+    return made

@@ -10,7 +10,7 @@ from jobkit.analysis.findings.breakdowns import causes
 from jobkit.analysis.findings.forecast import Forecast
 from jobkit.analysis.findings.repeats import more_repeats
 from jobkit.analysis.tables.frames import records
-from jobkit.analysis.tables.text import counted_ranks, rounded, say
+from jobkit.analysis.tables.text import counted_ranks, per_second, rounded, say
 
 LEAST = 0.8  # the parallel efficiency that a size to request must have
 _SUPERLINEAR = 1.05  # an efficiency above this is remarked
@@ -22,16 +22,16 @@ def verdict(
     results: Results, unit: str, least: float = LEAST, forecasts: Sequence[Forecast] = ()
 ) -> list[str]:
     """The sentences, the most important first. unit: GPUs, or processes (ranks)."""
-    rows = [r for r in records(results.scaling) if pd.notna(r["images_per_s"])]
+    rows = [r for r in records(results.scaling) if pd.notna(r["throughput"])]
     if not rows:
-        return ["Nothing was measured: no successful run has finished an epoch.", _runs(results)]
+        return ["Nothing was measured: no successful run has a rate.", _runs(results)]
     said: list[str] = []
     why = causes(results)
     for row in rows:
         row["why"] = why.get((row["series"], row["world_size"], row["nodes"]), "")
-    for scaling in dict.fromkeys(str(r["scaling"]) for r in rows if pd.notna(r["scaling"])):
-        own = [r for r in rows if r["scaling"] == scaling]
-        said += _of_scaling(own, scaling, unit, least)
+    for kind in dict.fromkeys(map(_kind, rows)):
+        own = [r for r in rows if _kind(r) == kind]
+        said += _of_scaling(own, kind[0], unit, least)
         said[-1:-1] = more_repeats(results, _best(own)["series"], least, unit)
     said += [line for f in forecasts for line in _beyond(f, unit)]
     return [*said, _runs(results)]
@@ -41,11 +41,11 @@ def _of_scaling(rows: list[_Row], scaling: str, unit: str, least: float) -> list
     """The best series of one kind of scaling, and what to ask for; then each series' limit."""
     best = _best(rows)
     line = (
-        f"{scaling.capitalize()} scaling: the fastest is {best['series']} on "
-        f"{_size(best, unit)}, with {rounded(best['images_per_s'])} images per second"
+        f"{_title(scaling)}: the fastest is {best['series']} on {_size(best, unit)}, "
+        f"with {rounded(best['throughput'])} {per_second(best['throughput_unit'])}"
     )
     others = best["not_distinguishable_from"]
-    known = pd.notna(best["spread_from"]) and pd.notna(others)
+    known: bool = pd.notna(best["spread_from"]) and pd.notna(others)
     line += f"; not told apart from {others} at 95% confidence." if known else "."
     names = list(dict.fromkeys(r["series"] for r in (best, *rows)))
     shown = names if len(names) <= _MANY else names[:1]
@@ -57,8 +57,18 @@ def _of_scaling(rows: list[_Row], scaling: str, unit: str, least: float) -> list
     return [line, *_ask(rows, best, unit, least), *limits]
 
 
+def _kind(row: _Row) -> tuple[str, str]:
+    """What rows share that are compared: the kind of scaling, empty if not stated, and the unit."""
+    scaling: str = "" if pd.isna(row["scaling"]) else str(row["scaling"])
+    return scaling, str(row["throughput_unit"])
+
+
+def _title(scaling: str) -> str:
+    return f"{scaling.capitalize()} scaling" if scaling else "Scaling (strong or weak: not stated)"
+
+
 def _best(rows: list[_Row]) -> _Row:
-    return max(rows, key=lambda r: float(r["images_per_s"]))
+    return max(rows, key=lambda r: float(r["throughput"]))
 
 
 def _ask(rows: list[_Row], best: _Row, unit: str, least: float) -> list[str]:
@@ -78,9 +88,9 @@ def _ask(rows: list[_Row], best: _Row, unit: str, least: float) -> list[str]:
     text += f"speed-up {_measured(row, 'speed_up', '{:.2f}')}{_over(row, unit)}, "
     text += f"parallel efficiency {_measured(row, 'efficiency', '{:.0%}')}"
     text += _doubt(row, least)
-    if pd.notna(row["time_per_epoch_s"]):
-        text += f", {row['time_per_epoch_s']:.4g} s and {row['node_hours_per_epoch']:.3g} "
-        text += "node-hours per epoch"
+    if pd.notna(row["time_s"]):
+        text += f", {row['time_s']:.4g} s and {row['node_hours']:.3g} "
+        text += f"node-hours per {row['time_of']}"
     return [f"{text}."]
 
 

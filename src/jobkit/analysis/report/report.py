@@ -26,7 +26,7 @@ from jobkit.analysis.report.proposal import proposal_table
 from jobkit.analysis.report.reproduce import commands, facts, study_file
 from jobkit.analysis.tables.frames import records
 from jobkit.analysis.tables.products import save
-from jobkit.analysis.tables.text import TextTable, counted, say, with_interval
+from jobkit.analysis.tables.text import TextTable, counted, rounded, say, time_head, with_interval
 
 _TEMPLATE = "report.html.j2"
 _LAW_NAMES = {
@@ -132,8 +132,8 @@ def _care(results: Results) -> list[str]:
 
 def _comparisons(results: Results, row: dict[str, Any]) -> float:
     """With how many others a size is compared; a pair of series counts half at each of them."""
-    table = results.scaling[results.scaling["images_per_s"].notna()]
-    if pd.isna(row["images_per_s"]):
+    table = results.scaling[results.scaling["throughput"].notna()]
+    if pd.isna(row["throughput"]):
         return 0
     place = [(table[k] == row[k]).fillna(False) for k in ("scaling", "nodes", "ranks_per_node")]
     same = table[place[0] & place[1] & place[2]]
@@ -151,13 +151,9 @@ def _alike(where: str, names: str, listed: Sequence[str]) -> list[str]:
 
 
 def _forecast(results: Results, forecasts: Sequence[Forecast]) -> TextTable:
-    heads = [
-        "series",
-        "law",
-        unit(results),
-        "times the largest measured size",
-        "forecast time per epoch (s)",
-    ]
+    table = forecast_table(results, forecasts)
+    heads = ["series", "law", unit(results), "times the largest measured size"]
+    heads.append(f"forecast {time_head(table)}")
     heads += ["forecast speed-up", "forecast efficiency"]
     rows = [
         [
@@ -165,11 +161,11 @@ def _forecast(results: Results, forecasts: Sequence[Forecast]) -> TextTable:
             _LAW_NAMES[row["law"]],
             say(row["world_size"]),
             say(row["times_beyond"], "{:.3g}"),
-            with_interval(row, "time_per_epoch", "{:.3g}", "_s"),
+            with_interval(row, "time", "{:.3g}", "_s"),
             with_interval(row, "speed_up", "{:.3g}"),
             with_interval(row, "efficiency", "{:.0%}"),
         ]
-        for row in records(forecast_table(results, forecasts))
+        for row in records(table)
     ]
     note = (
         "Not measured: laws averaged by how well they predict the measured sizes, with the 95 % "
@@ -222,7 +218,8 @@ def _run(row: dict[str, Any]) -> dict[str, Any]:
         "evidence": shown,
         "cells": [
             say(row["time_per_epoch_s"], "{:.4g}"),
-            say(row["images_per_s"], "{:,.0f}"),
+            say(row["throughput"] if pd.isna(row["throughput"]) else rounded(row["throughput"])),
+            say(row["throughput_unit"]),
             say(row["peak_memory_mib"], "{:,.0f}"),
             say(row["val_accuracy"], "{:.1%}"),
         ],

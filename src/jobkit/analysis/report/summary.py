@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jobkit.analysis.collect.results import Results
+from jobkit.analysis.scaling.scaling import older
 from jobkit.analysis.scaling.sizes import EPOCH, Size
 from jobkit.analysis.tables.text import NONE, rounded, say
 
@@ -69,8 +70,10 @@ def as_json(results: Results) -> str:
 
 
 def _size(size: Size) -> dict[str, Any]:
-    """A size's values, with the older names of two of them."""
-    return dataclasses.asdict(size) | {"planned": size.runs_planned, "ok": size.runs_ok}
+    """A size's values, with the older names of some of them."""
+    return (
+        dataclasses.asdict(size) | older(size) | {"planned": size.runs_planned, "ok": size.runs_ok}
+    )
 
 
 def _not_ok(results: Results) -> list[dict[str, Any]]:
@@ -101,7 +104,7 @@ def _table(found: Sequence[Size]) -> Table:
             say(size.val_accuracy, "{:.1%}"),
         ]
         if own:
-            rate = size.images_per_s
+            rate = size.throughput
             cells.append(say(rate and rounded(rate), f"{{}} {size.throughput_unit}"))
         series = f"{size.series} ({size.scaling} scaling)" if size.scaling else size.series
         table.add_row(Text(series if size.series != last else ""), *map(Text, cells))
@@ -125,7 +128,7 @@ def _shape(size: Size) -> str:
 
 def _time(size: Size) -> str:
     """The median time of an epoch, with its range where there are several repeats."""
-    median = say(size.time_per_epoch_s, "{:.4g}")
-    if len(size.times_per_epoch_s) < 2:
+    median = say(size.time_s, "{:.4g}")
+    if len(size.times_s) < 2:
         return median
-    return f"{median} [{min(size.times_per_epoch_s):.4g}, {max(size.times_per_epoch_s):.4g}]"
+    return f"{median} [{min(size.times_s):.4g}, {max(size.times_s):.4g}]"

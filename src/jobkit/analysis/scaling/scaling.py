@@ -19,7 +19,7 @@ from statistics import median
 import pandas as pd
 
 from jobkit.analysis.scaling import spread
-from jobkit.analysis.scaling.sizes import Size, sizes
+from jobkit.analysis.scaling.sizes import EPOCH, IMAGES, Size, sizes
 from jobkit.analysis.scaling.spread import Pool
 from jobkit.analysis.tables.columns import SCALING
 from jobkit.analysis.tables.frames import Row, frame
@@ -55,13 +55,29 @@ def measured_sizes(
 
 def scaling_table(found: Sequence[Size], study: str | None) -> pd.DataFrame:
     """A row for each size, with the columns SCALING."""
-    rows = [vars(s) | {"study": study, "note": s.note or _missing(s)} for s in found]
+    rows = [vars(s) | older(s) | {"study": study, "note": s.note or _missing(s)} for s in found]
     names = {c.name for c in SCALING}
     return frame([{k: v for k, v in row.items() if k in names} for row in rows], SCALING)
 
 
+# Columns with the older name of a value, of a training on images and of its epochs.
+_OF_IMAGES = {
+    f"images_per_s{end}": f"throughput{end}" for end in ("", "_low", "_high", "_per_rank")
+}
+_OF_EPOCHS = {f"time_per_epoch{end}_s": f"time{end}_s" for end in ("", "_low", "_high")}
+_OF_EPOCHS |= {f"{what}_hours_per_epoch": f"{what}_hours" for what in ("gpu", "node")}
+
+
+def older(size: Size) -> Row:
+    """The values of a size that have an older name too."""
+    names = (_OF_IMAGES if size.throughput_unit == IMAGES else {}) | (
+        _OF_EPOCHS if size.time_of == EPOCH else {}
+    )
+    return {older: getattr(size, name) for older, name in names.items()}
+
+
 def _missing(size: Size) -> str | None:
-    return _UNMEASURED if size.images_per_s is None else None
+    return _UNMEASURED if size.throughput is None else None
 
 
 def _finite(size: Size, more: Row) -> Size:
@@ -74,16 +90,16 @@ def _finite(size: Size, more: Row) -> Size:
 def _measured(size: Size, base: Size | None, pool: Pool | None) -> Row:
     """The intervals of a size, and how it compares with the baseline."""
     row, rates = Row(), _positive(size)
-    if pool and rates and size.images_per_s:
+    if pool and rates and size.throughput:
         count = f"{len(rates)} repeats" if len(rates) > 1 else "1 run"
         row["spread_from"] = f"{count}, spread pooled over {counted(pool.sizes, 'size')}"
         row["confidence_share"] = spread.CONFIDENCE
         factor = math.exp(pool.half_width(rates))
-        low, high = size.images_per_s / factor, size.images_per_s * factor
-        row |= {"images_per_s_low": low, "images_per_s_high": high}
-        if size.train_samples:
-            row["time_per_epoch_low_s"] = size.train_samples / high
-            row["time_per_epoch_high_s"] = size.train_samples / low
+        low, high = size.throughput / factor, size.throughput * factor
+        row |= {"throughput_low": low, "throughput_high": high}
+        if size.time_amount:
+            row["time_low_s"] = size.time_amount / high
+            row["time_high_s"] = size.time_amount / low
     if base and size.speed_up is not None:
         row |= _compared(size, base, pool)
     return row
@@ -113,13 +129,13 @@ def _positive(size: Size) -> tuple[float, ...]:
 def _cost(size: Size, target: float | None, reached: dict[str, float]) -> Row:
     """What an epoch costs, and how long it takes to the target accuracy."""
     row: Row = {"target_accuracy": target}
-    time, ranks = size.time_per_epoch_s, size.world_size
-    if size.images_per_s is not None and ranks:
-        row["images_per_s_per_rank"] = size.images_per_s / ranks
+    time, ranks = size.time_s, size.world_size
+    if size.throughput is not None and ranks:
+        row["throughput_per_rank"] = size.throughput / ranks
     if time is None or not ranks:
         return row
-    row["gpu_hours_per_epoch"] = time * ranks / 3600
-    row["node_hours_per_epoch"] = time * (size.nodes or 1) / 3600
+    row["gpu_hours"] = time * ranks / 3600
+    row["node_hours"] = time * (size.nodes or 1) / 3600
     needed = [reached[r] for r in size.ok_runs if r in reached]
     if needed and len(needed) == size.runs_ok:
         row["epochs_to_accuracy"] = median(needed)

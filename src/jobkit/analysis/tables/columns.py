@@ -40,17 +40,17 @@ SCALING = (
     ),
     Column("base_world_size", COUNT, "number of ranks of the baseline"),
     *_with_interval(
-        "images_per_s", "training throughput, images per second: median of successful repeats"
+        "images_per_s", "throughput of a training on images; empty for another program"
     ),
     Column(
         "images_per_s_per_rank",
         NUMBER,
-        "throughput per GPU (CPU: per process): images_per_s / world_size",
+        "the same per GPU (CPU: per process): images_per_s / world_size",
     ),
     *_with_interval("time_per_epoch", "train_samples / images_per_s", "_s"),
     *_with_interval(
         "speed_up",
-        "images_per_s / images_per_s of the baseline (weak scaling: the scaled speed-up)",
+        "throughput / throughput of the baseline (weak scaling: the scaled speed-up)",
     ),
     *_with_interval("efficiency", "speed_up x base_world_size / world_size"),
     Column("gpu_hours_per_epoch", NUMBER, "time_per_epoch_s x world_size / 3600 (CPU: processes)"),
@@ -87,6 +87,13 @@ SCALING = (
         "outliers", TEXT, "run_ids that are outliers among the repeats; the medians include them"
     ),
     Column("note", TEXT, "why there is no comparison, if there is none"),
+    Column("throughput_unit", TEXT, "unit of throughput: images/s, samples/s, tokens/s, steps/s"),
+    *_with_interval("throughput", "rate over all ranks: median of successful repeats"),
+    Column("throughput_per_rank", NUMBER, "throughput / world_size"),
+    Column("time_of", TEXT, "what time_s is of: epoch, an amount of work as 10M tokens, or run"),
+    *_with_interval("time", "time of that: the amount / throughput", "_s"),
+    Column("gpu_hours", NUMBER, "time_s x world_size / 3600 (CPU: processes)"),
+    Column("node_hours", NUMBER, "time_s x nodes / 3600"),
 )
 
 _FORECAST = "end of the 95 % prediction interval of one more run"
@@ -103,8 +110,10 @@ FORECAST = (
         for what, unit, text in (
             ("images_per_s", "", "training images per second"),
             ("time_per_epoch", "_s", "train_samples / images_per_s"),
-            ("speed_up", "", "images_per_s / the value of the laws at the baseline"),
+            ("speed_up", "", "throughput / the value of the laws at the baseline"),
             ("efficiency", "", "speed_up x base_world_size / world_size"),
+            ("throughput", "", "rate over all ranks, in throughput_unit"),
+            ("time", "_s", "time of time_of: an epoch, or an amount of work"),
         )
         for name, meaning in (
             (f"{what}{unit}", f"forecast: {text}"),
@@ -112,6 +121,8 @@ FORECAST = (
             (f"{what}_high{unit}", f"upper {_FORECAST}"),
         )
     ),
+    Column("throughput_unit", TEXT, "unit of throughput"),
+    Column("time_of", TEXT, "what time_s is of"),
 )
 
 _COMM_DTYPES = {"operation": TEXT, "scope": TEXT, "correct": FLAG}
