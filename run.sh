@@ -9,11 +9,14 @@
 #SBATCH --requeue
 #SBATCH --signal=USR2@60
 #
-# Runs one training job. Only this file calls srun (in an allocation) or torchrun (elsewhere).
+# Runs one training job: jobkit's own training, or any program. Only this file, with
+# hpc/command.bash, calls srun (in an allocation) or torchrun (elsewhere).
 #
 #   sbatch run.sh --strategy ddp --epochs 2                    on a cluster: 1 node, 4 GPUs
 #   sbatch --nodes=2 run.sh --strategy fsdp                    2 nodes
 #   bash run.sh --nproc-per-node 2 --strategy ddp --epochs 2   on this machine, without Slurm
+#   sbatch run.sh -- python train.py --batch-size 32           any program: its command after --
+#   bash run.sh --nproc-per-node 2 -- python train.py          the same on this machine
 #
 # Options of run.sh, in any order:
 #   --nproc-per-node N   ranks on this machine (default: one per GPU, else 1); not in an allocation
@@ -22,21 +25,28 @@
 #   --comm               measure the communication between the ranks instead of training
 #   --nodes N, --ntasks-per-node N   in an allocation: use only this part of it
 #   --run-dir DIR        the run's folder (default: a new one in logs/single/)
-#   --max-restarts N     in a job: maximum number of requeues after an early stop with a checkpoint
-#                        (default 3). Elsewhere: maximum number of restarts after an early stop
-#                        or a failure (default 0)
+#   --max-restarts N     maximum number of new starts: in a job, of requeues after an early stop
+#                        with a checkpoint (default 3) and of restarts within the job after a
+#                        failure (default 0); elsewhere after either (default 0)
 #   --monitor-interval S, --start-timeout S   not in an allocation: seconds between torchrun's
 #                        checks of the ranks (0.1), and until all ranks must have started (60)
 #   --help               this list; --help-training: options of the training (with --comm: of the
 #                        benchmark)
-# Everything else is passed through to the training.
+#   --launcher NAME      of a command: srun (default; one process per rank), torchrun (one agent
+#                        per node), once (one process on the first node, which starts its ranks)
+#   --unit TEXT, --work-per-step X, --warmup-steps N   of a command: what one optimizer step over
+#                        all ranks works on, as tokens and 49152; first steps that do not count (5)
+#   --no-auto            of a command: do not count the steps of torch's optimizers
+#   --stop-signal NAME   USR2 (default) or USR1: the signal that asks a run to save and end
+# Everything else is passed through to the training. After -- comes a command.
 #
 # USR2 a minute before the time limit (Slurm may send it up to a minute earlier), or TERM: the ranks
 # save a checkpoint and end; then the job is requeued and resumes from it. With a limit of a few
 # minutes say --signal=CONT@1, else the warning comes as the job starts.
 #
 # Exit codes: 0 ok; 1 the run failed; 2 wrong usage; 75 stopped early with a checkpoint: run
-# it again with the same --run-dir; 130 on INT, 143 on TERM and HUP. The outcome that the payload leaves
+# it again with the same --run-dir; 130 on INT, 143 on TERM and HUP. Of a command: that of its first
+# rank that failed; 127 where a node does not have it. The outcome that the training leaves
 # decides where it and the launcher's code differ: a crash after "ok" was recorded is a warning,
 # because every result is there by then.
 set -u
@@ -84,19 +94,28 @@ export PYTHONPATH=$root/src${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1 PYTHON
 nproc_per_node='' run_dir='' site='' site_file='' nodes='' ntasks_per_node='' preflight=''
 max_restarts='' monitor_interval=0.1 start_timeout=60 stop_signal=USR2
 own_dir='' only='' payload=() module=jobkit.payload.main place=single
+command=() launcher='' unit='' work_per_step='' warmup_steps='' no_auto=''
 while (($#)); do
   case $1 in
     --nproc-per-node | --run-dir | --site | --site-file | --nodes | --ntasks-per-node | \
-      --max-restarts | --monitor-interval | --start-timeout)
+      --max-restarts | --monitor-interval | --start-timeout | --launcher | --unit | \
+      --work-per-step | --warmup-steps)
       (($# > 1)) || fail "$1 needs a value"
       own=${1#--}
       printf -v "${own//-/_}" %s "$2"
       shift ;;
     --nproc-per-node=* | --run-dir=* | --site=* | --site-file=* | --nodes=* | --ntasks-per-node=* | \
-      --max-restarts=* | --monitor-interval=* | --start-timeout=*)
+      --max-restarts=* | --monitor-interval=* | --start-timeout=* | --launcher=* | --unit=* | \
+      --work-per-step=* | --warmup-steps=*)
       own=${1%%=*} own=${own#--}
       printf -v "${own//-/_}" %s "${1#*=}" ;;
     --preflight) preflight=1 ;;
+    --no-auto) no_auto=1 ;;
+    --)
+      shift
+      (($#)) || fail "-- needs a command after it, as: -- python train.py"
+      command=("$@")
+      break ;;
     --help-training) only=help ;;
     --comm) module=jobkit.checks.comm.cli place=comm ;;
     *)
@@ -112,6 +131,13 @@ while (($#)); do
   shift
 done
 
+if ((${#command[@]})); then
+  # shellcheck source-path=SCRIPTDIR source=hpc/command.bash
+  source "$root/hpc/command.bash"
+  check_command
+elif [[ -n $launcher$unit$work_per_step$warmup_steps$no_auto ]]; then
+  fail "--launcher, --unit, --work-per-step, --warmup-steps and --no-auto are of a command, which comes after --"
+fi
 [[ -z $preflight || $place == single ]] || fail "--comm and --preflight: one after the other, not both"
 in_allocation=${SLURM_JOB_ID:+1}
 # What the site wants before the launch: environment, set-up lines, container. The same lines for
@@ -146,7 +172,9 @@ python=${JOBKIT_PYTHON:-python}
 # In a shell that has not activated it, jobkit's own environment, unless another was named: a
 # container's is, by the site, and in an allocation nothing is looked for where there is no .venv.
 torch_there=''
-if [[ -z $in_allocation || (-z ${JOBKIT_PYTHON-} && -x $own_python) ]]; then
+if ((${#command[@]})); then
+  torch_there=1 # the command has a Python of its own, or none
+elif [[ -z $in_allocation || (-z ${JOBKIT_PYTHON-} && -x $own_python) ]]; then
   if has_torch "$python"; then
     torch_there=1
   elif [[ -z ${JOBKIT_PYTHON-} && -x $own_python ]] && has_torch "$own_python"; then
@@ -172,9 +200,13 @@ if [[ -z $in_allocation ]]; then
   fi
   [[ $nproc_per_node =~ ^[1-9][0-9]{0,3}$ ]] || fail "--nproc-per-node $nproc_per_node: must be a whole number, 1 or more"
   # Bad settings end here, in a tenth of a second and with nothing written.
-  "$python" -m "$module" ${payload[@]+"${payload[@]}"} --check="$nproc_per_node" || exit
+  if ((${#command[@]})); then
+    [[ -n $run_dir ]] || type -P -- "${command[0]}" >/dev/null || fail "no command '${command[0]}' on $(uname -n)"
+  else
+    "$python" -m "$module" ${payload[@]+"${payload[@]}"} --check="$nproc_per_node" || exit
+  fi
   [[ $only == check ]] && exit 0
-elif [[ ${#inside[@]}${#srun_options[@]} == 00 ]]; then
+elif [[ ${#inside[@]}${#srun_options[@]}${#command[@]} == 000 ]]; then
   if [[ -z $torch_there ]] && command -v "$python" >/dev/null && ! has_torch "$python"; then
     fail "$(command -v "$python") has no torch and torchvision: $advice"
   fi
@@ -188,6 +220,10 @@ if [[ -n $in_allocation && -n $nproc_per_node ]]; then
   warn "--nproc-per-node has no effect in an allocation: srun starts the tasks that were asked for"
 fi
 
+if ((${#command[@]})); then
+  size_command
+  if [[ -n $only ]]; then show_command && exit; fi
+fi
 if [[ -z $only && -z $run_dir ]]; then
   name=${SLURM_JOB_ID:+job-$SLURM_JOB_ID}
   own_dir=${JOBKIT_LOGS:-$logs}/$place/${name:-run-$(date +%Y%m%d-%H%M%S)-$$}
@@ -211,9 +247,26 @@ claim_attempt() {
   echo "[jobkit] start: attempt $attempt of $run_dir on $(uname -n) at $(date +%Y-%m-%dT%H:%M:%S%z)" 2>/dev/null
 }
 
+# A job's first attempt, also after it was requeued: with it the restarts are bounded over all.
+first=''
+first_attempt() {
+  local kept=${outcome%/*/*}/first job=''
+  [[ -n $outcome ]] || return 0
+  if ((${SLURM_RESTART_COUNT:-0})) && [[ -r $kept ]]; then read -r job first <"$kept"; fi
+  [[ $job == "$SLURM_JOB_ID" && $first =~ ^[0-9]{1,6}$ ]] || first=$attempt
+  echo "$SLURM_JOB_ID $first" >"$kept"
+}
+
+# Whether the run failed in a way that another start may mend: not by bad input, and not on request.
+crashed() {
+  case $code in 0 | 2 | 75 | 126 | 127 | 129 | 130 | 138 | 140 | 143) return 1 ;; esac
+  [[ -z $only ]]
+}
+
 # What the payload gets in this attempt.
 words=()
 gather_words() {
+  if ((${#command[@]})); then prepare_command && return; fi
   words=(${payload[@]+"${payload[@]}"})
   [[ -n $only ]] || words+=(--run-dir "$run_dir" --attempt "$attempt")
 }
@@ -259,6 +312,7 @@ wait_for_child() {
 
 # The outcome that the payload left says more than a launcher's code can.
 judge_code() {
+  if ((${#command[@]})); then judge_command && return; fi
   [[ -f $outcome ]] || return 0
   local said
   # A key stands after { or a comma, and a text's own quotes have a backslash before them: so this
@@ -274,10 +328,14 @@ start_in_allocation() {
   # Only this one signal is trapped: bash loses it beside a trap of CONT, which Slurm sends with it.
   # Slurm tells the ranks itself; a site or a user may tell this shell, which hands it on.
   trap 'kill -'"$stop_signal"' "$child" 2>/dev/null' "$stop_signal"
-  on_every_rank "$module" ${words[@]+"${words[@]}"} &
+  if ((${#command[@]})); then
+    command_on_slurm &
+  else
+    on_every_rank "$module" ${words[@]+"${words[@]}"} &
+  fi
   child=$!
   local watch=''
-  if [[ -n $outcome ]]; then
+  if [[ -n $outcome && ${#command[@]} == 0 ]]; then
     end_stuck_srun &
     watch=$!
   fi
@@ -303,9 +361,13 @@ start_here() {
   [[ -n $outcome ]] && export JOBKIT_READS_OUTCOME=1
   # One machine's ranks need no other address than its own; a host name may resolve to none.
   if [[ $(uname) == Linux ]]; then export GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-lo}; fi
-  "$python" -m torch.distributed.run --standalone --nproc-per-node "$nproc_per_node" \
-    --local-addr 127.0.0.1 --rdzv-conf "join_timeout=$start_timeout" --monitor-interval "$monitor_interval" \
-    -m "$module" ${words[@]+"${words[@]}"} &
+  if ((${#command[@]})); then
+    command_here &
+  else
+    "$python" -m torch.distributed.run --standalone --nproc-per-node "$nproc_per_node" \
+      --local-addr 127.0.0.1 --rdzv-conf "join_timeout=$start_timeout" \
+      --monitor-interval "$monitor_interval" -m "$module" ${words[@]+"${words[@]}"} &
+  fi
   child=$!
   [[ -z $stopped ]] || kill -TERM "$child" 2>/dev/null
   wait_for_child
@@ -315,6 +377,10 @@ start_here() {
 # shellcheck disable=SC2317  # called by a trap
 warn_ranks() {
   [[ -n $child ]] || return
+  if [[ -n $launcher && $launcher != torchrun ]]; then # it hands the warning on
+    kill -"$stop_signal" "$child" 2>/dev/null
+    return
+  fi
   # shellcheck disable=SC2046  # one argument per process id
   kill -"$stop_signal" $(cat "/proc/$child/task"/*/children 2>/dev/null) 2>/dev/null
 }
@@ -330,6 +396,7 @@ if [[ -n $in_allocation ]]; then
   fi
   [[ -n ${OMP_NUM_THREADS-} || -z ${SLURM_CPUS_PER_TASK-} ]] || export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK
   claim_attempt
+  first_attempt
   gather_words
   if [[ -n $preflight ]]; then
     # Only the ranks know it, so that no other user of the nodes can pass for one of them.
@@ -337,8 +404,15 @@ if [[ -n $in_allocation ]]; then
     on_every_rank jobkit.checks.preflight.cli ${run_dir:+--run-dir "$run_dir"} -- \
       ${words[@]+"${words[@]}"}) || fail "preflight failed: nothing was trained" 5
   fi
-  start_in_allocation
-  judge_code
+  while :; do
+    start_in_allocation
+    judge_code
+    if ! crashed || ((attempt - first >= ${max_restarts:-0})); then break; fi
+    warn "attempt $attempt ended with code $code: starting the run again ($((attempt - first + 1)) of $max_restarts)"
+    export JOBKIT_RESTARTS=$((attempt - first + 1))
+    claim_attempt
+    gather_words
+  done
   if ((code == 75)); then
     restarts=${SLURM_RESTART_COUNT:-0}
     if ((restarts >= ${max_restarts:-3})); then
@@ -360,9 +434,13 @@ else
     claim_attempt
     gather_words
     start_here
-    [[ -z $stopped ]] || exit "$stopped"
+    if [[ -n $stopped ]]; then
+      ((${#command[@]} == 0)) || judge_command
+      exit "$stopped"
+    fi
     judge_code
-    ((code && code != 2 && restarts < ${max_restarts:-0})) || break
+    case $code in 0 | 2 | 126 | 127) break ;; esac # another start would not mend it
+    ((restarts < ${max_restarts:-0})) || break
     warn "attempt $attempt ended with code $code: starting the run again ($((restarts + 1)) of ${max_restarts})"
   done
 fi

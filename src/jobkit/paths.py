@@ -170,6 +170,11 @@ class StudyPaths:
         return self.folder / "plan.json"
 
     @property
+    def given_logs(self) -> Path:
+        """Which logs the study was collected from, in place of a plan."""
+        return self.folder / "logs.json"
+
+    @property
     def launcher(self) -> Path:
         """Who launches the study on this machine, while it does."""
         return self.folder / "launcher.json"
@@ -206,6 +211,11 @@ class StudyPaths:
     @property
     def epochs(self) -> Path:
         return self.folder / "epochs.csv"
+
+    @property
+    def steps(self) -> Path:
+        """Some steps a row, where a program recorded or printed them."""
+        return self.folder / "steps.csv"
 
     @property
     def scaling(self) -> Path:

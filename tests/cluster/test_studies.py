@@ -189,8 +189,8 @@ REFUSED = [
     (["--max-node-hours", "0.1"], "more than --max-node-hours"),
     (["--site", "minicluter"], "did you mean 'minicluster'"),
     (["--site", "broken.toml"], "did you mean 'partition'"),
-    (["--", "--nosuch=1"], "unrecognized option"),
-    (["--", "--nodes=3"], "jobkit sets this itself"),
+    (["--sbatch", "--nosuch=1"], "unrecognized option"),
+    (["--sbatch", "--nodes=3"], "jobkit sets this itself"),
 ]
 
 
@@ -249,7 +249,7 @@ def test_a_controller_that_does_not_answer_is_one_line(cluster, site: Checkout, 
 
 def test_a_hundred_runs_are_one_call(cluster, site: Checkout) -> None:
     words = ["--name", "many", "--strategies", "ddp", "--gpus", "1", "--repeats", "100"]
-    done = bench(cluster, site, *SMALL, *words, "--no-wait", "--no-collect", "--", "--hold")
+    done = bench(cluster, site, *SMALL, *words, "--no-wait", "--no-collect", "--sbatch=--hold")
     assert done.returncode == 0, done.stderr
     assert len(jobs_of(site, "many")) == 1
     assert list(statuses(cluster, site, "many").values()) == ["pending"] * 100

@@ -27,10 +27,11 @@ _OUTPUT = re.compile(r"(<!-- output: (python -m jobkit .+?) -->\n```text\n).*?(`
 # Fields of records that are not numbers with a unit in their name.
 INTEGERS = {"world_size", "nodes", "global_batch_size", "batch_size_per_rank", "train_samples"}
 INTEGERS |= {"test_samples", "parameters", "threads", "epoch", "iterations", "timed_images"}
-INTEGERS |= {"begun_at", "iteration", "bytes", "ranks"}
+INTEGERS |= {"begun_at", "iteration", "bytes", "ranks", "step", "steps", "warmup_steps"}
 TEXTS = {"node_list", "device", "device_type", "backend", "git_commit", "job_id", "action"}
 TEXTS |= {"operation", "scope", "level", "text", "status", "reason"}
-OBJECTS, FLAGS = {"spec", "versions"}, {"correct"}
+TEXTS |= {"source", "unit", "work_source", "name"}
+OBJECTS, FLAGS = {"spec", "versions", "values"}, {"correct", "warmup"}
 
 
 def type_of(field: str) -> str:

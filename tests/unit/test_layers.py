@@ -12,15 +12,17 @@ from pathlib import Path
 
 import pytest
 
+from jobkit.program.single import PARTS
 from support.place import ROOT
 
 SOURCE = ROOT / "src"
 CORE = ("ground", "spec", "metric")
 # Room: the rooms that its files may import, beside their own. "ground" is jobkit/*.py.
 MAY_IMPORT = {
-    "ground": (),
+    "program": (),
+    "ground": ("program",),
     "spec": ("ground",),
-    "metric": ("ground",),
+    "metric": ("ground", "program"),
     "outcome": CORE,
     "payload": CORE,
     "planner": (*CORE, "payload"),
@@ -30,13 +32,16 @@ MAY_IMPORT = {
     "analysis": (*CORE, "outcome"),
     "minicluster": (),
 }
+# Each is imported only by name, by a program that has its library.
+ADAPTERS = {f"jobkit.program.{name}" for name in ("lightning", "transformers", "accelerate")}
 LIBRARIES = {
+    "program": {"lightning", "transformers", "accelerate"},
     "payload": {"torch", "torchvision", "PIL"},  # Pillow comes with torchvision
     "planner": {"torch"},
     "checks": {"torch"},
     "launch": {"submitit", "rich"},
     "drill": {"rich"},
-    "analysis": {"pandas", "numpy", "matplotlib", "jinja2", "orjson", "rich"},
+    "analysis": {"pandas", "numpy", "matplotlib", "jinja2", "orjson", "regex", "rich"},
 }
 # Inside a room: each folder may import those before it. "" is the room's own files, which in
 # payload stand both below the folders and above them.
@@ -45,7 +50,7 @@ ORDER = {
     "analysis": ("tables", "scaling", "collect", "findings", "figures", "report", ""),
 }
 # Rooms that a vendor's image runs: the syntax and library of its Python.
-OF_IMAGES = ("ground", "spec", "metric", "payload", "planner", "checks")
+OF_IMAGES = ("program", "ground", "spec", "metric", "payload", "planner", "checks")
 NOT_OF_IMAGES = {"jobkit.spec.studies"}  # read on a login node
 
 
@@ -164,6 +169,13 @@ def test_no_files_import_each_other_in_a_circle() -> None:
     assert {m: way for m in FILES if (way := circle_from(m, edges))} == {}
 
 
+def test_the_meter_imports_its_own_parts_only() -> None:
+    parts = {f"jobkit.program.{name}" for name in PARTS}
+    for name in parts:
+        others = {n for n in imports(name) if n.split(".")[0] not in sys.stdlib_module_names}
+        assert others <= parts, name
+
+
 @pytest.mark.parametrize("room", OF_IMAGES)
 def test_what_runs_in_an_image_is_python_3_10(room: str) -> None:
     late = {"tomllib", "enum.StrEnum", "datetime.UTC", "typing.Self", "typing.assert_never"}
@@ -190,8 +202,9 @@ def imports_without(modules: list[str], blocked: list[str]) -> subprocess.Comple
 
 
 def modules_of(*rooms: str) -> list[str]:
-    """All modules of rooms but __main__, which would run."""
-    return [m for m in FILES if room_of(m) in rooms and not m.endswith("__main__")]
+    """All modules of rooms but __main__, which would run, and those that need other libraries."""
+    own = [m for m in FILES if room_of(m) in rooms and m not in ADAPTERS]
+    return [m for m in own if not m.endswith("__main__")]
 
 
 def test_what_runs_in_an_image_imports_without_the_login_nodes_libraries() -> None:

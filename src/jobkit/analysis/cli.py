@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from jobkit.analysis.log_options import add_log_options, given_study
 from jobkit.errors import Exit, Parser, UsageError, at_least, command, share
 from jobkit.paths import short_path
 from jobkit.permissions import closed_to_others
@@ -22,6 +23,8 @@ _COLLECT = """examples:
   python collect_results.py                     the newest study
   python collect_results.py logs/demo           or just: demo
   python collect_results.py demo --json | jq .not_ok
+  python collect_results.py --logs 'slurm-*.out' --pattern nanogpt --size 'ranks=(\\d+)'
+                                                tables of logs that exist already
   python collect_results.py demo --min-efficiency 0.85 --at 4    for scripts: exit code 4 if not met
 
 exit codes:
@@ -39,7 +42,7 @@ _PLOT = """examples:
 exit codes:
   0  the figures and the report were made
   2  wrong usage: no such study, too few sizes for a forecast, a folder that cannot be written
-  3  no run has finished an epoch: no figure was made
+  3  no run has finished an epoch or measured a step: no figure was made
 """
 
 
@@ -62,6 +65,7 @@ def collect_main(argv: Sequence[str] | None = None) -> int:
     parser = _parser("collect_results.py", text, _COLLECT)
     parser.add_argument("--json", action="store_true", help="print the summary as JSON instead")
     _add_thresholds(parser)
+    add_log_options(parser)
     args = parser.parse_args(argv)
     if (args.at is None) != (args.min_efficiency is None):
         raise UsageError("--min-efficiency and --at go together")
@@ -70,7 +74,7 @@ def collect_main(argv: Sequence[str] | None = None) -> int:
     from jobkit.analysis.report.summary import as_json, print_summary
     from jobkit.analysis.scaling.gate import check_efficiency
 
-    results = collect(args.study, accuracy=args.accuracy)
+    results = collect(given_study(args) if args.logs else args.study, accuracy=args.accuracy)
     if args.json:
         print(as_json(results))
         for line in results.warnings():
@@ -90,8 +94,9 @@ def _say_written(results: "Results") -> None:
     """Print the files that were written, and the next command."""
     from jobkit.analysis.tables.text import counted
 
-    kinds = ("run", "epoch", "size")
-    for (path, table), what in zip(results.tables.items(), kinds, strict=True):
+    kinds = {"results": "run", "epochs": "epoch", "scaling": "size"}
+    for path, table in results.tables.items():
+        what = kinds.get(path.stem, "row")
         print(f"wrote {short_path(path)} ({counted(len(table), what)})")
     print(f"next: python plot_results.py {shlex.quote(short_path(results.folder))}")
 
@@ -150,10 +155,10 @@ def plot_main(argv: Sequence[str] | None = None) -> int:
     from jobkit.analysis.collect.results import collect
 
     results = collect(args.study, write=False)
-    if results.epochs.empty:
+    if results.epochs.empty and results.runs["throughput"].isna().all():
         states = ", ".join(f"{n} {s}" for s, n in results.runs["status"].value_counts().items())
         shown = short_path(results.folder)
-        print(f"{shown}: no run has finished an epoch ({states}): no figure", file=sys.stderr)
+        print(f"{shown}: no run has a rate ({states}): no figure", file=sys.stderr)
         return Exit.INCOMPLETE
     return _drawn(results, args.forecast, args.min_efficiency, args.step_model)
 
@@ -187,7 +192,12 @@ def _step_table(results: "Results", comm: Path | None) -> "TextTable | None":
 
 def _forecasts(results: "Results", wanted: list[int]) -> "list[Forecast]":
     """The requested forecasts, printed and written; without any, an old table is removed."""
-    from jobkit.analysis.findings.forecast import checked_forecasts, forecast_lines, forecast_table
+    from jobkit.analysis.findings.forecast import (
+        checked_forecasts,
+        forecast_lines,
+        forecast_table,
+        not_forecast,
+    )
     from jobkit.analysis.tables.products import save_table
 
     path = results.paths.forecast
@@ -195,8 +205,10 @@ def _forecasts(results: "Results", wanted: list[int]) -> "list[Forecast]":
         path.unlink(missing_ok=True)
         return []
     found = checked_forecasts(results, wanted)
-    for refused in [f.refused for f in found if f.refused]:
-        print(f"no forecast: {refused}", file=sys.stderr)
+    for why in (reason for f in found for reason in not_forecast(f)):
+        print(f"no forecast: {why}", file=sys.stderr)
+    for caution in dict.fromkeys(f.caution for f in found if f.sizes and f.caution):
+        print(f"caution: {caution}", file=sys.stderr)
     table = forecast_table(results, found)
     save_table(path, table)
     print("\n".join(forecast_lines(table)))

@@ -2,11 +2,11 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jobkit import __version__
-from jobkit.errors import Parser, at_least, command
+from jobkit.errors import Parser, UsageError, at_least, command
 from jobkit.launch.dry_run import dry_run
 from jobkit.launch.request import LaunchRequest
 from jobkit.launch.site import known_sites
@@ -14,6 +14,7 @@ from jobkit.launch.slurm.cluster import find_site
 from jobkit.launch.slurm.options import OVERRIDES, verbatim
 from jobkit.outcome.status import BAD_ENDS
 from jobkit.requeue import MAX_RESTARTS
+from jobkit.spec.command_spec import LAUNCHERS
 from jobkit.spec.options import add_spec_arguments, given_settings
 from jobkit.spec.plan import STUDIES, Plan, Study
 
@@ -23,7 +24,14 @@ EPILOG = """examples:
   python run_benchmarks.py --study strong --dry-run            print each command, write nothing
   python run_benchmarks.py --strategies ddp fsdp --gpus 1 2 --repeats 3 --epochs 3
   python run_benchmarks.py --study my.toml --name wide --width 4 --precision bf16
-  python run_benchmarks.py --gpus 4 8 16 --gpus-per-node 4 -A project -- --nice=100
+  python run_benchmarks.py --gpus 4 8 16 --gpus-per-node 4 -A project --sbatch --nice=100
+  python run_benchmarks.py --gpus 1 2 4 8 -- python train.py --batch-size 32
+  python run_benchmarks.py --gpus 1 2 4 --unit images --work-per-step 512 -- \
+      python train.py --batch-size '{512 / ranks}'
+
+After -- comes the command of any training program; each rank starts it with torchrun's variables.
+{ranks}, {nodes}, {ranks_per_node} and {repeat} in it are replaced, also in whole-number arithmetic;
+/ must divide. Write {{ for a brace.
 
 Run the same command again to start only the runs that are missing or failed.
 Exit codes: 0 all runs are ok, 1 a run is not, 2 wrong usage, 130 and 143 stopped.
@@ -34,12 +42,14 @@ def parser() -> argparse.ArgumentParser:
     """The command line of run_benchmarks.py."""
     made = Parser(
         prog="run_benchmarks.py",
-        usage="%(prog)s [options] [-- sbatch options]",
-        description="Run a study: the same training under several strategies and sizes.",
+        usage="%(prog)s [options] [-- command]",
+        description="Run a study: the same training at several sizes, jobkit's own under several "
+        "strategies or any other program's.",
         epilog=EPILOG,
     )
     made.add_argument("--version", action="version", version=f"jobkit {__version__}")
     add_study_arguments(made)
+    add_command_arguments(made)
     add_launch_arguments(made)
     add_local_arguments(made)
     add_slurm_arguments(made)
@@ -53,9 +63,8 @@ def add_study_arguments(made: argparse.ArgumentParser) -> None:
     known = ", ".join(sorted(p.stem for p in STUDIES.glob("*.toml")))
     group.add_argument(
         "--study",
-        default=DEFAULT_STUDY,
         metavar="FILE",
-        help=f"a TOML file, or one of: {known} (default {DEFAULT_STUDY})",
+        help=f"a TOML file, or one of: {known} (default {DEFAULT_STUDY}, or the command after --)",
     )
     group.add_argument("--name", help="name of the folder under logs/ (default: that of the study)")
     group.add_argument("--strategies", nargs="+", metavar="NAME", help="strategies to compare")
@@ -67,6 +76,35 @@ def add_study_arguments(made: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--gpus-per-node", type=int, metavar="N", help="ranks on a full node")
     group.add_argument("--repeats", type=int, metavar="N", help="repeats of each setting")
+
+
+def add_command_arguments(made: argparse.ArgumentParser) -> None:
+    """Add the options of a study of a command."""
+    group = made.add_argument_group(
+        "command", "Only for a command after --, or a study file that has one."
+    )
+    group.add_argument(
+        "--launcher",
+        choices=LAUNCHERS,
+        help="what starts its ranks: srun (default; one process per rank), torchrun (one agent "
+        "per node), once (one process on the first node, which starts its own ranks)",
+    )
+    group.add_argument("--unit", metavar="TEXT", help="what a step works on, as images or tokens")
+    group.add_argument(
+        "--work-per-step",
+        metavar="X",
+        help="units of work in one optimizer step over all ranks, as 512 or '{32 * ranks}'",
+    )
+    group.add_argument(
+        "--pattern", metavar="NAME", help="format of its log, for a program that cannot be changed"
+    )
+    group.add_argument(
+        "--no-auto",
+        action="store_false",
+        default=None,
+        dest="auto",
+        help="do not count the steps of torch's optimizers",
+    )
 
 
 def add_launch_arguments(made: argparse.ArgumentParser) -> None:
@@ -124,8 +162,13 @@ def add_local_arguments(made: argparse.ArgumentParser) -> None:
 
 def add_slurm_arguments(made: argparse.ArgumentParser) -> None:
     """Add the options that apply on Slurm only."""
-    group = made.add_argument_group(
-        "Slurm", "They override those of the site. Options after -- are passed through to sbatch."
+    group = made.add_argument_group("Slurm", "They override those of the site.")
+    group.add_argument(
+        "--sbatch",
+        action="append",
+        default=[],
+        metavar="OPTION",
+        help="pass an option through to sbatch, as --sbatch --nice=100; repeatable",
     )
     for name, (short, text) in OVERRIDES.items():
         flags = [f"--{name}"] + ([short] if short else [])
@@ -156,21 +199,55 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a study; return the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     end = words.index("--") if "--" in words else len(words)
-    return run(parser().parse_args(words[:end]), words[end + 1 :])
+    args = parser().parse_args(_whole_options(words[:end]))
+    args.command = _command(words[end:])
+    return run(args)
+
+
+def _whole_options(words: list[str]) -> list[str]:
+    """The words, with --sbatch and its value as one: argparse takes no value that begins with -."""
+    found: list[str] = []
+    for word in words:
+        joins = bool(found) and found[-1] == "--sbatch"
+        found[-1:] = [f"--sbatch={word}"] if joins else [*found[-1:], word]
+    return found
+
+
+def _command(words: Sequence[str]) -> tuple[str, ...]:
+    """The command after --, if there is one. Raises UsageError for options of sbatch there."""
+    if len(words) == 1:
+        raise UsageError("-- needs a command after it, as: -- python train.py")
+    if words and words[1].startswith("-"):
+        option = words[1]
+        raise UsageError(
+            f"'{option}': a command comes after --; write an option of sbatch as --sbatch {option}"
+        )
+    return tuple(words[1:])
 
 
 def make_plan(args: argparse.Namespace) -> Plan:
     """The plan that the arguments describe, on nodes as the site has them. Raises UsageError."""
-    own = ("name", "strategies", "gpus", "gpus_per_node", "repeats")
+    own = ("name", "strategies", "gpus", "gpus_per_node", "repeats", "launcher", "pattern", "auto")
     given: dict[str, Any] = {k: getattr(args, k) for k in own if getattr(args, k) is not None}
-    study = Study.load(args.study, **given, **given_settings(args))
+    work = {"unit": args.unit, "per_step": args.work_per_step}
+    given |= {"work": stated} if (stated := {k: v for k, v in work.items() if v}) else {}
+    study = _study(args, given | given_settings(args))
     site = find_site(args.site, ask=not args.dry_run)
     if site is not None and study.gpus_per_node is None:
         study = study.changed(gpus_per_node=site.gpus_per_node)
     return study.expand()
 
 
-def make_request(args: argparse.Namespace, verbatim_words: Sequence[str]) -> LaunchRequest:
+def _study(args: argparse.Namespace, given: Mapping[str, Any]) -> Study:
+    """The study of the command after --, else the one that was named."""
+    if not args.command:
+        return Study.load(args.study or DEFAULT_STUDY, **given)
+    if args.study:
+        return Study.load(args.study, command=args.command, **given)
+    return Study.of_command(args.command, **given)
+
+
+def make_request(args: argparse.Namespace) -> LaunchRequest:
     """The settings of the launch from the arguments. Raises UsageError."""
     names = {f"sbatch_{name}": name for name in (*OVERRIDES, "exclusive")}
     given = {name: getattr(args, dest) for dest, name in names.items() if getattr(args, dest)}
@@ -179,7 +256,7 @@ def make_request(args: argparse.Namespace, verbatim_words: Sequence[str]) -> Lau
         at_once=args.max_running,
         detach=args.no_wait,
         only=args.only,
-        options={**given, **verbatim(verbatim_words)},
+        options={**given, **verbatim(args.sbatch)},
         collect=not args.no_collect,
         within_allocation=args.within_allocation,
         max_node_hours=args.max_node_hours,
@@ -194,9 +271,9 @@ def make_request(args: argparse.Namespace, verbatim_words: Sequence[str]) -> Lau
     )
 
 
-def run(args: argparse.Namespace, verbatim_words: Sequence[str]) -> int:
+def run(args: argparse.Namespace) -> int:
     """Run the study that the arguments describe; return the exit code."""
-    plan, request = make_plan(args), make_request(args, verbatim_words)
+    plan, request = make_plan(args), make_request(args)
     if args.dry_run:
         return dry_run(plan, request)
     # --help needs neither rich nor submitit.

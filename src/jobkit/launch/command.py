@@ -6,8 +6,8 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jobkit.paths import REPOSITORY, RunPaths
-from jobkit.spec.runspec import RunSpec
+from jobkit.paths import REPOSITORY, RunPaths, StudyPaths, write_json
+from jobkit.spec.planned import PlannedRun
 
 RUN_SH = REPOSITORY / "run.sh"
 
@@ -50,14 +50,14 @@ class Order:
     parent: int | None = None  # end when this process is gone
 
 
-def local_command(spec: RunSpec, folder: Path, more: Sequence[str] = ()) -> list[str]:
+def local_command(spec: PlannedRun, folder: Path, more: Sequence[str] = ()) -> list[str]:
     """The command of a run on this machine; more: options of run.sh itself."""
     size = ["--nproc-per-node", str(spec.world_size)]
     return ["bash", str(RUN_SH), *size, *more, "--run-dir", str(folder), *spec.arguments()]
 
 
 def job_command(
-    spec: RunSpec, paths: RunPaths, sized: bool, max_restarts: int | None = None
+    spec: PlannedRun, paths: RunPaths, sized: bool, max_restarts: int | None = None
 ) -> list[str]:
     """The command of a run in its allocation; sized: in a part of a larger allocation.
 
@@ -67,6 +67,16 @@ def job_command(
     own = ["--site-file", str(paths.site), "--run-dir", str(paths.folder)]
     restarts = restart_words(0 if sized else max_restarts)
     return ["bash", str(RUN_SH), *own, *restarts, *(part if sized else []), *spec.arguments()]
+
+
+def leave_spec(study: StudyPaths, run_id: str, spec: PlannedRun) -> None:
+    """Write spec.json in the run's folder, unless the program writes it itself or it is there."""
+    paths = study.run(run_id)
+    if spec.writes_spec or paths.spec.exists():
+        return
+    paths.folder.mkdir(parents=True, exist_ok=True)
+    own = {"v": 1, "study": study.folder.name, "run_id": run_id, "spec": spec.to_dict()}
+    write_json(paths.spec, own)
 
 
 def restart_words(max_restarts: int | None) -> list[str]:

@@ -106,8 +106,8 @@ def prepare(plan: Plan, request: LaunchRequest, ask: bool = True) -> Launch:
         raise UsageError(f"--max-running {request.at_once}: must be 1 or more")
     _check_path(plan.paths.folder)
     notes = check_study(plan.paths.folder, request.trust_group)
-    for dataset in {spec.dataset for spec in plan.runs.values()}:
-        check_source(dataset)
+    for data in {spec.data for spec in plan.runs.values() if spec.data is not None}:
+        check_source(data)
     site = find_site(request.site, ask)
     found = States(plan, ask).look()
     run_ids = select(found, request.only)
@@ -169,11 +169,11 @@ def _slurm_notes(
     notes = [f"up to {hours:.4g} node-hours, if each job uses its whole time limit ({limit})"]
     if request.at_once and len(wanted.batches) > 1:
         notes.append(f"--max-running applies to each of the {len(wanted.batches)} node shapes")
-    site, cpu = wanted.site, all(s.device == "cpu" for s in made.plan.runs.values())
-    if not site.gpus_per_node and not cpu:
+    site, devices = wanted.site, {s.planned_device for s in made.plan.runs.values()}
+    if not site.gpus_per_node and devices != {"cpu"}:
         notes.append(
             f"site '{site.name}' has no gpus_per_node, so no GPUs are requested: "
-            "see hpc/sites/example.toml, or use --device cpu"
+            "see hpc/sites/example.toml" + (", or use --device cpu" if None not in devices else "")
         )
     return notes
 

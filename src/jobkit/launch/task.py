@@ -25,7 +25,7 @@ from jobkit.outcome.liveness import process_start
 from jobkit.outcome.status import run_state
 from jobkit.paths import RunPaths, write_json
 from jobkit.permissions import closed_to_others
-from jobkit.requeue import MAX_RESTARTS
+from jobkit.requeue import MAX_RESTARTS, crashed
 from jobkit.spec.runspec import RunSpec
 
 # From SIGTERM to SIGKILL: a rank saves at the end of its iteration, or is ended by its watchdog.
@@ -64,7 +64,7 @@ def sweep_in_job(runs: list[tuple[str, list[str]]], max_restarts: int | None = N
         paths = RunPaths(Path(folder))
         if stop.signum or (_restarts() and run_state(paths).status == "ok"):
             continue
-        code = _run(paths, command, dict(os.environ), stop)
+        code = _run_again(paths, command, stop, max_restarts or 0)
         bad += code != Exit.OK
         if code == Exit.AGAIN and not stop.signum:
             limit = MAX_RESTARTS if max_restarts is None else max_restarts
@@ -72,6 +72,15 @@ def sweep_in_job(runs: list[tuple[str, list[str]]], max_restarts: int | None = N
                 subprocess.run(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]])
             return bad
     return bad
+
+
+def _run_again(paths: RunPaths, command: list[str], stop: "_Stop", restarts: int) -> int:
+    """Run the command, again after a crash, at most so often; return its last exit code."""
+    for left in range(restarts, -1, -1):
+        code = _run(paths, command, dict(os.environ), stop)
+        if stop.signum or not left or not crashed(code):
+            break
+    return code
 
 
 def _restarts() -> int:

@@ -19,9 +19,9 @@ _TAG = TAG.encode()
 _END = re.compile(rb',"crc":"([0-9a-f]{8})"\}$')
 _ANSI = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 _LEAD = re.compile(rb"(?:[ \t]|\x1b\[[0-9;?]*[A-Za-z])*")
-_PAIR = re.compile(r'(?<!\S)([A-Za-z_][A-Za-z0-9_.]*)=("[^"]*"|[^\s"\x00-\x1f\x7f]+)')
-_NO_TEXT = re.compile(r'["\x00-\x08\x0e-\x1f\x7f]')
+_PAIR = re.compile(r'(?<!\S)([A-Za-z_][A-Za-z0-9_.]*)=("[^"]*"|[^\s"\x00-\x1f\x7f]+)[,;]?')
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_CUT_NUMBER = re.compile(r"[+-]?[0-9]*\.|[+-]?[0-9.]+[eE][+-]?")
 _NO_NUMBER = re.compile(r"[+-]?(?:nan|inf|infinity)", re.IGNORECASE)
 _DECODER = json.JSONDecoder(parse_constant=lambda _: None)
 ESSENTIAL = itemgetter("kind", "run_id", "attempt", "seq")
@@ -48,6 +48,16 @@ def is_whole(record: Record) -> bool:
     part = record.get("part", 0)
     types = (*map(type, values), type(part))
     return types == _TYPES and 0 <= attempt < TOO_LARGE and 0 <= part <= number < TOO_LARGE
+
+
+# How a line begins that follows one which may have been interrupted: a new start, the words of
+# Slurm, or the rest of a number.
+_AFTER_A_CUT = re.compile(rb"\[jobkit\] start|\s?srun: |slurmstepd: |=== |[0-9.eE+-]+\r?(?:\n|$)")
+
+
+def may_be_cut(following: bytes) -> bool:
+    """Whether a line may have lost its end, from what follows its newline."""
+    return bool(_AFTER_A_CUT.match(following.lstrip(b"\n")))
 
 
 def is_bad(found: Record | str) -> bool:
@@ -107,28 +117,51 @@ def _judged(record: Record, text: bytes, after: bytes) -> Record | str:
     return _usable(record) or "empty object"
 
 
-def _usable(record: Record) -> Record:
+def _usable(record: Record) -> Record | str:
     """A foreign record; a number that 64 bits do not hold is None, as NaN is."""
     whole: Record = finite(record)
-    return {k: None if type(v) is int and abs(v) >= _NO_INT64 else v for k, v in whole.items()}
+    return _with_epoch({k: _in_range(v) for k, v in whole.items()})
+
+
+def _in_range(value: Any) -> Any:
+    return None if type(value) is int and abs(value) >= _NO_INT64 else value
+
+
+def _with_epoch(record: Record) -> Record | str:
+    """A foreign record with its epoch as a whole number; the reason where it is none."""
+    epoch = record.get("epoch", 0)
+    if isinstance(epoch, str) and epoch.isdecimal() and len(epoch) < 19:
+        epoch = int(epoch)
+    if isinstance(epoch, float) and epoch.is_integer():
+        epoch = int(epoch)
+    if type(epoch) is not int or epoch < 0:
+        return f"epoch {str(record['epoch'])[:20]!r} is no whole number from 0 on"
+    return {**record, "epoch": epoch} if "epoch" in record else record
 
 
 def _pairs(segment: bytes, complete: bool) -> Record | str:
-    """Read a foreign `key=value key=value` line."""
+    """Read a foreign `key=value key=value` line.
+
+    It has no checksum. So a line with anything else in it, a name twice, or a number that ends with
+    its point is rejected: another rank's output may have taken the place of its end.
+    """
     own, carriage_return, _ = _ANSI.sub(b"", segment).partition(b"\r")
     try:
         line = own.decode().strip()
     except UnicodeDecodeError:
         return "bytes that are not UTF-8"
-    pairs = _PAIR.findall(line)
+    pairs = [(key, word.rstrip(",;") or word) for key, word in _PAIR.findall(line)]
     if not pairs:
         return "no JSON object and no key=value"
-    if not complete and not carriage_return:
+    if not complete and not carriage_return and not line.endswith('"'):
         return "truncated at the end"
-    # Without a checksum, a line with anything unusual in it is rejected.
-    if _NO_TEXT.search(_PAIR.sub("", line)):
-        return "truncated, or not key=value"
-    return {key: _value(word) for key, word in pairs}
+    if _PAIR.sub("", line).strip():
+        return "truncated, or not key=value alone"
+    if len({key for key, _ in pairs}) < len(pairs):
+        return "a name twice: two lines in one"
+    if any(_CUT_NUMBER.fullmatch(word) for _, word in pairs):
+        return "a number that ends with its point"
+    return _with_epoch({key: _value(word) for key, word in pairs})
 
 
 def _value(word: str) -> Any:

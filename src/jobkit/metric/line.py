@@ -5,20 +5,17 @@ is the CRC-32 of the object without it, so that a truncated line is never read a
 Other programs may print `[METRIC] key=value key=value` instead.
 """
 
-import errno
 import json
-import math
-import os
-import time
-import zlib
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO
 
 from jobkit.files import append_to
 
-SCHEMA_VERSION = 1
-TAG = "[METRIC]"
-MAX_LINE_BYTES = 1000  # srun tears longer lines
+# The meter must be one file without the rest of jobkit: so the encoder is there.
+from jobkit.program.lines import MAX_LINE_BYTES, TAG, Record, Writer, encode, finite
+
+__all__ = ["COMMON", "KINDS", "MAX_LINE_BYTES", "TAG", "MetricWriter", "Record", "encode"]
+__all__ += ["finite", "split"]
 
 # Every record has these: seq counts from 0 in each attempt, t is Unix time in seconds.
 COMMON = ("v", "kind", "study", "run_id", "attempt", "rank", "seq", "t")
@@ -47,6 +44,13 @@ KINDS: dict[str, dict[str, str]] = {
         "threads": "CPU threads per rank",
         "predicted_memory_mib": "parameters, gradients, optimizer state and buffers, predicted "
         "from their shapes, maximum over ranks",
+        "source": "what measured: meter, auto (the start-up hook), lightning, transformers or "
+        "accelerate; absent: jobkit's own training",
+        "unit": "what work is counted in: samples, tokens, images, ...; null: not known",
+        "work_per_step": "units of work in one optimizer step over all ranks, where it is fixed",
+        "work_source": "stated (by the study or the program), computed (from the program's "
+        "settings), counted (by the program, at each step) or inferred (from the batches)",
+        "warmup_steps": "optimizer steps at the start of the process that are not compared",
     },
     "startup": {
         "import_s": "import of PyTorch",
@@ -79,6 +83,28 @@ KINDS: dict[str, dict[str, str]] = {
         "tensors after the first step, maximum over ranks",
         "lr": "learning rate of the last step",
         "begun_at": "samples of the epoch that an earlier attempt had trained on",
+    },
+    "window": {  # some consecutive optimizer steps as one rank measured them; written by each rank
+        "step": "index of the last optimizer step in the window, counted from 1 in each process",
+        "steps": "optimizer steps in the window",
+        "wall_s": "wall time of these steps on this rank, without paused_s",
+        "work": "units of work of this rank in the window; null: not known",
+        "data_wait_s": "part of wall_s spent waiting for batches; null: not measured",
+        "paused_s": "evaluation, checkpoints and other work between the steps, not in wall_s",
+        "epoch": "the epoch, as the program numbers it; null: not known",
+        "step_p50_s": "median of the steps' times on the host; on a GPU the steps are issued "
+        "asynchronously, so that only the sum over a window is exact",
+        "step_p95_s": "95th percentile of the steps' times on the host",
+        "step_p99_s": "99th percentile of the steps' times on the host",
+        "step_max_s": "longest time of a step on the host",
+        "warmup": "true: steps of the warm-up, not compared",
+        "values": "the program's own numbers, such as train_loss: the last of each in the window",
+    },
+    "value": {
+        "name": "name of the number",
+        "value": "the number",
+        "step": "optimizer steps done in this process when it was recorded",
+        "epoch": "the epoch, as the program numbers it; null: not known",
     },
     "breakdown": {  # seconds of one iteration; the first four are means over the ranks
         "compute_s": "forward pass, backward pass and optimizer step",
@@ -125,26 +151,6 @@ KINDS: dict[str, dict[str, str]] = {
     },
 }
 
-Record = dict[str, Any]
-
-
-def finite(value: Any) -> Any:
-    """The value with every NaN and infinity as None, which JSON writes as null."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {str(k): finite(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(v) for v in value]
-    return value
-
-
-def encode(record: Record) -> str:
-    """The record as one JSON object with its checksum; no newline and never the tag inside."""
-    text = json.dumps(finite(record), separators=(",", ":"), allow_nan=False)
-    text = text.replace(TAG, "[METRIC\\u005d")
-    return f'{text[:-1]},"crc":"{zlib.crc32(text.encode()):08x}"}}'
-
 
 def _line_bytes(record: Record) -> int:
     return len(TAG) + 1 + len(encode(record)) + 1
@@ -187,38 +193,19 @@ def split(head: Record, fields: Record) -> list[Record]:
     return [{**head, "part": i, **parts, **body} for i, body in enumerate(bodies)]
 
 
-class MetricWriter:
+class MetricWriter(Writer):
     """Writes the records of one attempt: to its metrics file, and a copy to the log."""
 
-    def __init__(
-        self, *, study: str, run_id: str, attempt: int, rank: int, path: Path, log: TextIO
-    ) -> None:
-        self._common = {"study": study, "run_id": run_id, "attempt": attempt, "rank": rank}
-        self._log = log
-        self._seq = 0
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # Unbuffered and O_APPEND: one write per record, so that a kill cannot tear one.
-        self._file = append_to(path)
+    def opened(self, path: Path) -> BinaryIO:
+        """The file of the records, which is neither a link nor has a second name."""
+        return append_to(path)
 
     def write(self, kind: str, **fields: Any) -> None:
         """Write one record of a kind in KINDS (several lines where one would be too long)."""
         assert kind in KINDS, kind
         assert fields.keys() <= KINDS[kind].keys(), fields.keys() - KINDS[kind].keys()
-        head = {"v": SCHEMA_VERSION, "kind": kind, **self._common, "seq": 10**6, "t": time.time()}
-        for record in split(head, fields):
-            record["seq"] = self._seq
-            self._seq += 1
-            text = encode(record)
-            self._append(text.encode() + b"\n")
-            self._log.write(f"{TAG} {text}\n")
-            self._log.flush()
+        super().write(kind, **fields)
 
-    def _append(self, line: bytes) -> None:
-        """Write a whole line, or none of it. Raises OSError, as where the disk is full."""
-        if (written := self._file.write(line)) != len(line):
-            os.ftruncate(self._file.fileno(), self._file.tell() - written)
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._file.name))
-
-    def close(self) -> None:
-        """Close the attempt's file."""
-        self._file.close()
+    def records(self, head: Record, fields: Record) -> list[Record]:
+        """The records to write: parts of one that is too long."""
+        return split(head, fields)

@@ -14,10 +14,20 @@ from io import BytesIO
 from operator import itemgetter, lt
 from typing import Any, BinaryIO
 
-from jobkit.metric.foreign import ESSENTIAL, TOO_LARGE, is_bad, is_whole, loads, read, read_tagged
+from jobkit.metric.foreign import (
+    ESSENTIAL,
+    TOO_LARGE,
+    is_bad,
+    is_whole,
+    loads,
+    may_be_cut,
+    read,
+    read_tagged,
+)
 from jobkit.metric.line import TAG, Record
 
 _LOOK_AHEAD = 1 << 16  # bytes after a tag in which its record must end
+_PEEK = 64  # bytes of what follows a line: they may say that it was interrupted
 _BLOCK = 1 << 18  # stays in the processor cache while it is searched
 _TAG = TAG.encode()
 _BEGIN = b'{"v":'  # of a record of our writer, and its end: the checksum
@@ -79,7 +89,11 @@ def _mixed(
                 seen.add(line)
             yield record
         else:
-            found, position = read_tagged(buffer, body, end, newline >= 0)
+            after = buffer[newline + 1 : newline + 1 + _PEEK] if newline >= 0 else b""
+            if newline >= 0 and not last and len(after) < _PEEK:
+                return tag  # what follows this line is not read yet
+            whole = newline >= 0 and not may_be_cut(after)
+            found, position = read_tagged(buffer, body, end, whole)
             yield Rejected(offset + tag, position - tag, found) if is_bad(found) else found
     return max(position, len(buffer) - len(_TAG) + 1)
 
@@ -230,14 +244,20 @@ def unique(records: Sequence[Record]) -> list[Record]:
 
 
 def merge_parts(records: Iterable[Record]) -> Record:
-    """Join the records that split made of one; nested objects are merged."""
+    """Join the records that split made of one; nested objects are merged.
+
+    Where a part is missing, the record has incomplete: true.
+    """
     whole: Record = {}
-    for record in records:
+    pieces = list(records)
+    for record in pieces:
         for key, value in record.items():
             if isinstance(value, dict) and isinstance(whole.get(key), dict):
                 whole[key] = {**whole[key], **value}
             else:
                 whole.setdefault(key, value)
     whole.pop("part", None)
-    whole.pop("parts", None)
+    parts = whole.pop("parts", None)
+    if type(parts) is int and parts != len({r.get("part") for r in pieces}):
+        whole["incomplete"] = True
     return whole

@@ -11,30 +11,51 @@ A study is a TOML file:
     epochs = 5
     [sweep]                      # any setting of RunSpec, one run for each value
     precision = ["fp32", "bf16"]
+
+or of any other program, by its command, in which {names} are replaced (see placeholders.py):
+
+    command = ["python", "train.py", "--batch={batch}", "--accumulate={40 / ranks}"]
+    launcher = "srun"            # or torchrun, or once: the command brings its own launcher
+    [parameters]                 # free names, columns of results.csv
+    batch = 12
+    [work]                       # what one optimizer step does, over all ranks
+    unit = "tokens"
+    per_step = "{batch * 40 * 1024}"
 """
 
 import itertools
 import json
 import math
 import random
-import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from jobkit.errors import UsageError, nearest, one_of
-from jobkit.files import MOST_TOML, load_json, load_toml, read_regular, read_text
+from jobkit.files import load_json, read_regular
 from jobkit.paths import REPOSITORY, StudyPaths, check_name, find_named, write_whole
 from jobkit.permissions import closed_to_others
+from jobkit.spec.command_spec import LAUNCHERS, CommandSpec, program_name
+from jobkit.spec.command_study import CommandGrid
+from jobkit.spec.planned import PlannedRun
 from jobkit.spec.runspec import ONE_RANK, SETTINGS, STRATEGIES, RunSpec, check_keys, overridden
 from jobkit.spec.setting import check_fields, setting
+from jobkit.spec.study_file import read_toml, size_of
 
 STUDIES = REPOSITORY / "hpc" / "studies"
 PLAN_VERSION = 1
 _MOST_RUNS = 100_000  # of a study: more are a mistake, and would fill the memory first
 _MOST_BYTES = 32 << 20  # of a plan.json
 _SET_BY_THE_GRID = ("strategy", "nodes", "ranks_per_node", "repeat")
+_DEFAULT_STRATEGIES = ("ddp", "fsdp")
+_FOLDERS = ("single", "comm")  # of single jobs, under logs/
+_OF_BOTH = ("stop_signal",)  # a setting of RunSpec, and a field of a study of a command
+# What only a study of a command has: of each, the default.
+_OF_COMMANDS: dict[str, Any] = {
+    "launcher": "srun", "parameters": {}, "work": {}, "pattern": None, "patterns": {},
+    "auto": True, "warmup_steps": 5, "stop_signal": "USR2",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +64,7 @@ class Study:
 
     name: str
     description: str = setting("", "purpose of the study", multiline=True)
-    strategies: tuple[str, ...] = setting(("ddp", "fsdp"), "strategies to compare", low=1)
+    strategies: tuple[str, ...] = setting(_DEFAULT_STRATEGIES, "strategies to compare")
     gpus: tuple[int | str, ...] = setting((1, 2, 4), "sizes: total ranks, or NODESxRANKS", low=1)
     gpus_per_node: int | None = setting(
         None, "ranks on a full node (default: all ranks of a plain number share one node)", low=1
@@ -52,7 +73,20 @@ class Study:
     seed: int = setting(0, "seed of the order of the runs", low=0)
     settings: Mapping[str, Any] = setting({}, "settings of RunSpec, the same in every run")
     sweep: Mapping[str, tuple[Any, ...]] = setting(
-        {}, "settings of RunSpec, one run per value", low=1
+        {}, "settings of RunSpec, or parameters of the command, one run per value", low=1
+    )
+    command: tuple[str, ...] = setting(
+        (), "the words of a command, in place of jobkit's own training", multiline=True
+    )
+    launcher: str = setting("srun", "command: what starts its ranks", choices=LAUNCHERS)
+    parameters: Mapping[str, Any] = setting({}, "command: values of its placeholders")
+    work: Mapping[str, Any] = setting({}, "command: unit, per_step and scaling of its work")
+    pattern: str | None = setting(None, "command: name of its log's format")
+    patterns: Mapping[str, Any] = setting({}, "command: regular expressions of its log")
+    auto: bool = setting(True, "command: measure a program of torch without a change to it")
+    warmup_steps: int = setting(5, "command: first steps, which are not compared", low=0)
+    stop_signal: str = setting(
+        "USR2", "command: signal that asks each rank to end", choices=("USR1", "USR2")
     )
 
     def __post_init__(self) -> None:
@@ -60,6 +94,31 @@ class Study:
         check_fields(self)
         for name in ("strategies", "gpus"):
             object.__setattr__(self, name, tuple(dict.fromkeys(getattr(self, name))))
+        if self.command:
+            self._check_command()
+        else:
+            self._check_training()
+
+    def _check_command(self) -> None:
+        if self.strategies not in ((), _DEFAULT_STRATEGIES):
+            raise UsageError("strategies are of jobkit's own training, not of a command")
+        object.__setattr__(self, "strategies", ())
+        if self.settings:
+            name = next(iter(self.settings)).replace("_", "-")
+            raise UsageError(
+                f"--{name} is a setting of jobkit's own training: a command has its options in its "
+                "own words, and its values in [parameters]"
+            )
+        if self.patterns and self.pattern:
+            raise UsageError("give pattern or [patterns], not both")
+        self._grid()
+
+    def _check_training(self) -> None:
+        for key, default in _OF_COMMANDS.items():
+            if getattr(self, key) != default:
+                raise UsageError(f"'{key}' is of a study of a command: give command = [...]")
+        if not self.strategies:
+            raise UsageError("strategies = []: must be a list of strings, 1 or more")
         for strategy in self.strategies:
             one_of("strategy", strategy, STRATEGIES)
         for table in (self.settings, self.sweep):
@@ -77,13 +136,17 @@ class Study:
         Overrides replace a study's field of that name, or else a setting of the training.
         Raises UsageError for a missing or invalid file, or an unknown key.
         """
-        values = _read_toml(find_named("study", source, STUDIES))
+        values = read_toml(find_named("study", source, STUDIES))
         known = tuple(cls.__dataclass_fields__)
         for key in values:
             if key not in known:
                 raise UsageError(
                     f"{source}: unknown key '{key}'{nearest(key, (*known, *SETTINGS))}"
                 )
+        if "command" in overrides and not values.get("command"):
+            raise UsageError(
+                f"{source} is a study of jobkit's own training: for a command leave out --study"
+            )
         values["name"] = overrides.pop("name", values.get("name", Path(source).stem))
         try:
             return cls(**values).changed(**overrides)
@@ -93,6 +156,10 @@ class Study:
     def changed(self, **overrides: Any) -> "Study":
         """The study with some fields or settings replaced; a replaced setting is swept no more."""
         own = {k: v for k, v in overrides.items() if k in self.__dataclass_fields__}
+        if not (self.command or "command" in own):
+            own = {k: v for k, v in own.items() if k not in _OF_BOTH}
+        if "work" in own:
+            own["work"] = {**self.work, **own["work"]}
         rest = {k: v for k, v in overrides.items() if k not in own}
         check_keys(rest)
         settings = overridden(self.settings, rest)
@@ -101,20 +168,56 @@ class Study:
 
     def sizes(self) -> list[tuple[int, int]]:
         """Each size as (nodes, ranks on each node)."""
-        return [_size(gpus, self.gpus_per_node) for gpus in self.gpus]
+        return [size_of(gpus, self.gpus_per_node) for gpus in self.gpus]
+
+    @classmethod
+    def of_command(cls, command: Sequence[str], **fields: Any) -> "Study":
+        """A study of a command, called after its program where no name is given."""
+        name = fields.pop("name", None) or program_name(command)
+        if name in _FOLDERS:
+            name += "-study"
+        return cls(name=name, command=tuple(command)).changed(**fields)
 
     def expand(self) -> "Plan":
         """Make the plan: every run of the grid once, in an order shuffled by the seed."""
         counts = [
-            len(self.strategies),
+            len(self.strategies) or 1,
             len(self.gpus),
             self.repeats,
             *map(len, self.sweep.values()),
         ]
         if (count := math.prod(counts)) > _MOST_RUNS:
             raise UsageError(f"study {self.name}: {count:,} runs, more than {_MOST_RUNS:,}")
-        runs: dict[str, RunSpec] = {}
         notes: list[str] = []
+        found = self._commands() if self.command else self._trainings(notes)
+        runs = {spec.run_id: spec for spec in found}
+        if not runs:
+            raise UsageError("the study has no run: single and dp need a size of 1")
+        order = sorted(runs)
+        random.Random(self.seed).shuffle(order)
+        return Plan(study=self, runs={run_id: runs[run_id] for run_id in order}, notes=tuple(notes))
+
+    def _grid(self) -> CommandGrid:
+        """What is said of the command."""
+        names = ("pattern", "patterns", "auto", "warmup_steps", "stop_signal")
+        return CommandGrid(
+            command=self.command,
+            launcher=self.launcher,
+            parameters=self.parameters,
+            sweep=self.sweep,
+            work=self.work,
+            fixed={name: getattr(self, name) for name in names},
+        )
+
+    def _commands(self) -> Sequence[CommandSpec]:
+        """Each run of a command."""
+        try:
+            return self._grid().runs(self.sizes(), self.repeats)
+        except UsageError as error:
+            raise UsageError(f"study {self.name}: {error}") from None
+
+    def _trainings(self, notes: list[str]) -> Iterator[RunSpec]:
+        """Each run of jobkit's own training; what is not planned is noted."""
         points = [
             dict(zip(self.sweep, p, strict=True)) for p in itertools.product(*self.sweep.values())
         ]
@@ -124,13 +227,7 @@ class Study:
                 continue
             for point, repeat in itertools.product(points, range(self.repeats)):
                 shape = {"strategy": strategy, "nodes": nodes, "ranks_per_node": ranks}
-                spec = self._spec({**self.settings, **point, **shape, "repeat": repeat})
-                runs[spec.run_id] = spec
-        if not runs:
-            raise UsageError("the study has no run: single and dp need a size of 1")
-        order = sorted(runs)
-        random.Random(self.seed).shuffle(order)
-        return Plan(study=self, runs={run_id: runs[run_id] for run_id in order}, notes=tuple(notes))
+                yield self._spec({**self.settings, **point, **shape, "repeat": repeat})
 
     def _spec(self, values: Mapping[str, Any]) -> RunSpec:
         """One run of the grid; UsageError names the study."""
@@ -140,8 +237,9 @@ class Study:
             raise UsageError(f"study {self.name}: {error}") from None
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields, as JSON takes them."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+        """The fields of its kind, as JSON takes them."""
+        other = ("strategies", "settings") if self.command else ("command", *_OF_COMMANDS)
+        return {n: getattr(self, n) for n in self.__dataclass_fields__ if n not in other}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +247,7 @@ class Plan:
     """The runs of a study, by run_id, in the order in which they start."""
 
     study: Study
-    runs: Mapping[str, RunSpec]
+    runs: Mapping[str, PlannedRun]
     notes: tuple[str, ...] = ()
     folder: Path | None = None  # where it was read from; None: the study's folder under logs/
 
@@ -178,8 +276,7 @@ class Plan:
             content = load_json(read_regular(path, _MOST_BYTES))
             study = Study(**content["study"])
             runs = {
-                check_name("run id", r["run_id"]): RunSpec.from_dict(r["spec"])
-                for r in content["runs"]
+                check_name("run id", r["run_id"]): read_spec(r["spec"]) for r in content["runs"]
             }
             notes = tuple(content["notes"])
             return cls(study=study, runs=runs, notes=notes, folder=path.parent)
@@ -189,25 +286,7 @@ class Plan:
             raise UsageError(f"{path} is not a plan: {error}") from None
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
-    try:
-        return load_toml(read_text(path, MOST_TOML))
-    except ValueError as error:
-        raise UsageError(f"{path}: not valid TOML: {error}") from None
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from None
-
-
-def _size(gpus: int | str, per_node: int | None) -> tuple[int, int]:
-    """A size as (nodes, ranks per node): 8 on nodes of 4 is (2, 4); "2x3" is (2, 3)."""
-    if isinstance(gpus, str) and (match := re.fullmatch(r"([1-9]\d{0,5})x([1-9]\d{0,5})", gpus)):
-        return int(match[1]), int(match[2])
-    if isinstance(gpus, str) and re.fullmatch(r"[1-9]\d{0,6}", gpus):
-        gpus = int(gpus)
-    if type(gpus) is not int or gpus < 1:
-        raise UsageError(f"gpus {gpus!r}: must be a whole number, 1 or more, or NODESxRANKS as 2x4")
-    if per_node is None or gpus <= per_node:
-        return 1, gpus
-    if gpus % per_node:
-        raise UsageError(f"gpus {gpus}: does not fill nodes of {per_node}; say NODESxRANKS, as 2x3")
-    return gpus // per_node, per_node
+def read_spec(values: Mapping[str, Any]) -> RunSpec | CommandSpec:
+    """The spec in plan.json or spec.json: of a command where it has one. Raises UsageError."""
+    kind = CommandSpec if "command" in values else RunSpec
+    return kind.from_dict(values)

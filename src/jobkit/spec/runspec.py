@@ -1,11 +1,9 @@
 """RunSpec: everything that defines one planned training; its settings stand in groups.py."""
 
-import hashlib
-import json
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, ClassVar
 
 from jobkit.errors import UsageError, nearest, one_of
 from jobkit.spec import setting as setting_rules
@@ -23,6 +21,7 @@ from jobkit.spec.groups import (
     PipelineSettings,
     RunSettings,
 )
+from jobkit.spec.planned import PlannedRun
 from jobkit.spec.strategies import FACTS
 from jobkit.spec.window import Window, profiled_ranks
 
@@ -32,6 +31,7 @@ ONE_RANK = tuple(name for name, facts in FACTS.items() if facts.one_rank)
 MODELS = ("cnn", "resnet18", "mlp")
 DATASETS = ("cifar10", "synthetic")
 _BATCHES = ("global_batch_size", "batch_size_per_rank")  # one of the two
+_NOT_COMPARED = ("nodes", "ranks_per_node", "repeat", *_BATCHES, "data_dir")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +45,7 @@ class RunSpec(  # the fields of the last base come first
     DataSettings,
     ModelSettings,
     RunSettings,
+    PlannedRun,
 ):
     """One planned training: a strategy at a size, one repeat. Checked when it is made.
 
@@ -67,10 +68,8 @@ class RunSpec(  # the fields of the last base come first
         if self.steps_batch_size < self.accumulate:
             raise UsageError(f"--accumulate {self.accumulate} is more than the samples in a step")
 
-    @property
-    def world_size(self) -> int:
-        """Ranks in all."""
-        return self.nodes * self.ranks_per_node
+    packages: ClassVar[tuple[str, ...]] = ("torch", "torchvision")
+    writes_spec: ClassVar[bool] = True
 
     @property
     def steps_batch_size(self) -> int:
@@ -96,22 +95,42 @@ class RunSpec(  # the fields of the last base come first
         return "-".join([*parts, self.precision, f"r{self.repeat}"])
 
     @property
-    def run_id(self) -> str:
-        """A readable slug and a short hash of what differs from the defaults.
+    def whole_node(self) -> bool:
+        """Whether one rank uses every GPU of its node."""
+        return FACTS[self.strategy].whole_node and self.device != "cpu"
 
-        Hashing only the differences keeps the id when a later version adds a setting.
-        """
-        content = {k: v for k, v in self.differences().items() if _META[k]["identity"]}
-        text = json.dumps(content, sort_keys=True, separators=(",", ":"))
-        return f"{self.slug}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
+    @property
+    def planned_device(self) -> str:
+        """cuda, cpu or auto."""
+        return self.device
 
-    def differences(self) -> dict[str, Any]:
-        """The settings that are not at their default."""
-        return {f.name: v for f in fields(self) if (v := getattr(self, f.name)) != f.default}
+    @property
+    def planned_epochs(self) -> int:
+        """Passes over the training samples."""
+        return self.epochs
 
-    def to_dict(self) -> dict[str, Any]:
-        """All settings, as JSON takes them."""
-        return dict(vars(self))
+    def columns(self) -> dict[str, Any]:
+        """All settings, and what follows from them."""
+        return {k: v for k, v in self.to_dict().items() if k != "device"} | {
+            "device_planned": self.device,
+            "world_size": self.world_size,
+            "scaling": self.scaling,
+            "global_batch_size": self.steps_batch_size,
+            "batch_size_per_rank": -(-self.steps_batch_size // self.world_size),
+            "epochs_planned": self.epochs,
+        }
+
+    def comparable(self) -> dict[str, Any]:
+        """The settings but those of the size, with the batch that stays as the size grows."""
+        key = {k: v for k, v in vars(self).items() if k not in _NOT_COMPARED}
+        if self.scaling == "weak":
+            return {**key, "scaling": "weak", "batch_size_per_rank": self.batch_size_per_rank}
+        return {**key, "scaling": "strong", "global_batch_size": self.steps_batch_size}
+
+    @property
+    def data(self) -> str:
+        """The data set."""
+        return self.dataset
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "RunSpec":

@@ -73,7 +73,8 @@ def check(name: str, hint: Any, meta: Mapping[str, Any], value: Any) -> Any:
             raise wrong
         if not all(_is_one(each, inner[0]) for each in value):
             raise wrong
-        return tuple(_single(name, type(each), {}, each, wrong) for each in value)
+        text = {"multiline": meta.get("multiline")}
+        return tuple(_single(name, type(each), text, each, wrong) for each in value)
     if origin is Mapping:
         if not isinstance(value, Mapping):
             raise wrong

@@ -6,6 +6,8 @@ from jobkit.errors import UsageError, nearest
 from jobkit.files import is_there
 from jobkit.paths import file_names, logs_root
 
+_FILES = ("plan.json", "logs.json")  # a study's folder has one of them
+
 
 def find_study(given: str | Path | None = None) -> Path:
     """The folder of a study, by its path or bare name; the newest one when none is given.
@@ -24,6 +26,8 @@ def find_study(given: str | Path | None = None) -> Path:
         raise UsageError(f"no study {text!r}: {error.strerror}") from None
     if not there:
         raise UsageError(_unknown(text, folder))
+    if is_there(folder / "logs.json"):
+        return folder
     if not is_there(folder / "plan.json") and is_run(folder):
         parent = folder.absolute().parent
         raise UsageError(f"{text} is the folder of one run: name its study, {parent}")
@@ -42,8 +46,8 @@ def _newest() -> Path:
 
 
 def _plans() -> list[Path]:
-    """The plans of all studies that can be seen."""
-    plans = (logs_root() / name / "plan.json" for name in file_names(logs_root()))
+    """What every study has that can be seen: its plan, or the list of its logs."""
+    plans = (logs_root() / name / file for name in file_names(logs_root()) for file in _FILES)
     return [path for path in plans if is_there(path)]
 
 
@@ -58,7 +62,7 @@ def _unknown(text: str, folder: Path) -> str:
     """The line for a study that is not there."""
     if folder.is_file():
         return f"{text} is a file: give the study's folder"
-    known = sorted(p.parent.name for p in _plans())
+    known = sorted({p.parent.name for p in _plans()})
     shown = f" (in {logs_root()}: {', '.join(known)})" if known else f" in {logs_root()}"
     return f"no study {text!r}{nearest(folder.name, known)}{shown}"
 

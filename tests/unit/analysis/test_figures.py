@@ -282,17 +282,17 @@ def test_a_line_goes_through_the_fewest_nodes_in_every_figure() -> None:
 def test_a_forecast_begins_where_the_measured_ends_and_widens() -> None:
     whole_study(strategies=("ddp",), gpus=SIZES, repeats=2)
     results = collect("s")
-    found = forecasts(results, (8, 64))
+    found = forecasts(results, (8, 16))
     figure = made(forecast_figure(results, found))
     (axes,) = figure.axes
     (line,) = (one for one in axes.lines if one.get_label() == "forecast")
-    assert (line.get_xdata()[0], line.get_xdata()[-1]) == (4, pytest.approx(64))
+    assert (line.get_xdata()[0], line.get_xdata()[-1]) == (4, pytest.approx(16))
     assert line.get_linestyle() == "--"
-    band = next(c for c in axes.collections if len(c.get_paths()[0].vertices) > 100)
+    band = next(c for c in axes.collections if len(c.get_paths()[0].vertices) > 60)
     y = {round(x, 6): [] for x in band.get_paths()[0].vertices[:, 0]}
     for x, value in band.get_paths()[0].vertices:
         y[round(x, 6)].append(value)
-    assert max(y[64]) / min(y[64]) > max(y[4]) / min(y[4]) > 1
+    assert max(y[16]) / min(y[16]) > max(y[4]) / min(y[4]) > 1
     assert "not measured" in figure._suptitle.get_text()
     assert forecast_figure(results, forecasts(results)) is None
 

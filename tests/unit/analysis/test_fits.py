@@ -35,7 +35,6 @@ def test_the_truth_is_found_where_there_is_no_noise(name: str) -> None:
     found = fit(name, SIZES, [law(n) for n in SIZES])
     assert [e.value for e in found.estimates] == pytest.approx(truth)
     assert found.rate_one == pytest.approx(100)
-    assert found.rate(256) == pytest.approx(law(256))
     assert found.r_squared == pytest.approx(1)
     assert found.worst == pytest.approx(0, abs=1e-9)
 
@@ -44,22 +43,12 @@ def test_the_truth_is_found_where_there_is_no_noise(name: str) -> None:
 def test_the_intervals_hold_the_truth_in_nine_of_ten_of_200_trials(name: str) -> None:
     law, truth = LAWS[name]
     generator = np.random.default_rng(7)
-    held = np.zeros(len(truth) + 1)
+    held = np.zeros(len(truth))
     for _ in range(200):
         found = fit(name, *noisy(law, generator))
-        held[:-1] += [e.low <= t <= e.high for e, t in zip(found.estimates, truth, strict=True)]
-        low, high = found.interval(64)  # of one more run, noise and all
-        held[-1] += low <= law(64) * (1 + 0.02 * generator.standard_normal()) <= high
+        held += [e.low <= t <= e.high for e, t in zip(found.estimates, truth, strict=True)]
     assert held.min() >= 180
     assert held.max() < 200  # an interval that always holds says nothing
-
-
-def test_a_forecast_widens_with_the_distance() -> None:
-    found = fit("usl", *noisy(usl, np.random.default_rng(1)))
-    widths = [np.log(found.interval(n)[1] / found.interval(n)[0]) for n in (16, 32, 64, 128, 1024)]
-    assert widths == sorted(widths)
-    assert widths[-1] > 2 * widths[0]
-    assert found.interval(1024)[0] > 0
 
 
 @pytest.mark.parametrize(("law", "least"), [("amdahl", 3), ("usl", 4), ("gustafson", 3)])
@@ -78,7 +67,7 @@ def test_the_goodness_tells_a_law_that_does_not_fit() -> None:
     assert fit("amdahl", SIZES, rates).r_squared < fit("usl", SIZES, rates).r_squared
 
 
-def test_the_law_to_forecast_with_promises_nothing_beyond_ideal() -> None:
+def test_laws_whose_unknowns_are_losses_come_first() -> None:
     assert best("strong", SIZES, [usl(n) for n in SIZES])[0].law == "usl"
     superlinear = [usl(n, a=0.05, b=-0.002) for n in SIZES]
     assert best("strong", SIZES, superlinear)[0].law == "amdahl"

@@ -167,12 +167,15 @@ def test_an_apostrophe_is_put_before_a_formula_and_nothing_else_is_changed() -> 
     run_id = next(iter(plan.runs))
     run = FakeRun(plan.paths.folder, run_id, plan.runs[run_id]).begin()
     run.writer.write("message", level="warning", text='=1+1 "x", y')
-    run.print('[METRIC] {"epoch": 0, "-sum": -1.5, "note": "+1"}')
     run.train(0).end()
     collect("s")
     (row,) = read_csv("results.csv")
     assert row["warnings_text"] == '\'=1+1 "x", y'
-    (epoch,) = [r for r in read_csv("epochs.csv") if r["note"]]
+    folder = logs() / "mine" / "own"
+    folder.mkdir(parents=True)
+    (folder / "train.log").write_text('[METRIC] {"epoch": 0, "-sum": -1.5, "note": "+1"}\n')
+    collect("mine")
+    (epoch,) = read_csv("epochs.csv", "mine")
     assert (epoch["'-sum"], epoch["note"]) == ("-1.5", "'+1")
 
 

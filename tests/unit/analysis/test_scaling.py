@@ -47,8 +47,8 @@ def runs_of(rates: dict[int, list[float]], series: str = "ddp", **changed) -> pd
 NONE = frame([], EPOCHS)
 
 
-def scaling(runs: pd.DataFrame, epochs: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
-    return scaling_table(measured_sizes(runs, epochs, seed=seed), "s")
+def scaling(runs: pd.DataFrame, epochs: pd.DataFrame) -> pd.DataFrame:
+    return scaling_table(measured_sizes(runs, epochs), "s")
 
 
 def at(table: pd.DataFrame, size: int, series: str = "ddp") -> pd.Series:
@@ -64,12 +64,17 @@ def test_the_numbers_by_hand() -> None:
     assert four["images_per_s_per_rank"] == 80
     assert four["gpu_hours_per_epoch"] == pytest.approx(8192 / 320 * 4 / 3600)
     assert four["node_hours_per_epoch"] == pytest.approx(8192 / 320 / 3600)
-    assert (four["images_per_s_low"], four["images_per_s_high"]) == (310, 330)
-    assert four["time_per_epoch_low_s"] == 8192 / 330
-    assert four["efficiency_low"] < 0.8 < four["efficiency_high"]
-    assert four["efficiency_low"] >= 310 / 110 / 4
-    assert four["efficiency_high"] <= 330 / 90 / 4
-    assert (four["spread_from"], four["confidence_share"]) == ("3 repeats", 0.75)
+    # Of 4 degrees of freedom; the deviation of a median of three is 1.16 times that of their mean.
+    logs = [np.log([90, 100, 110]), np.log([320, 310, 330])]
+    pooled = np.sqrt(np.mean([x.var(ddof=1) for x in logs]))
+    half = 2.776 * 1.16 * pooled / np.sqrt(3)
+    assert four["images_per_s_high"] == pytest.approx(320 * np.exp(half), rel=1e-3)
+    assert four["time_per_epoch_low_s"] == 8192 / four["images_per_s_high"]
+    both = 2.776 * 1.16 * np.hypot(pooled, logs[0].std(ddof=1)) / np.sqrt(3)  # its own is larger
+    assert four["efficiency_low"] == pytest.approx(0.8 * np.exp(-both), rel=1e-3)
+    assert four["efficiency_high"] == pytest.approx(0.8 * np.exp(both), rel=1e-3)
+    assert four["spread_from"] == "3 repeats, spread pooled over 2 sizes"
+    assert four["confidence_share"] == 0.95
     one = at(table, 1)
     assert (one["speed_up"], one["efficiency_low"], one["efficiency_high"]) == (1, 1, 1)
 
@@ -149,47 +154,68 @@ def test_runs_that_are_not_ok_are_no_reason_to_refuse_and_no_number() -> None:
     assert at(table, 4)["note"] == "no run that is ok measured it"
 
 
-def test_an_interval_holds_the_true_median_as_often_as_it_says() -> None:
-    """200 trials of ratios of medians of 7 repeats with 3 % noise: in 90 % of them at least."""
-    generator = np.random.default_rng(1)
-    inside = 0
-    for trial in range(200):
-        noise = 1 + 0.03 * generator.standard_normal((2, 7))
-        base = spread.medians(list(100 * noise[0]), f"base {trial}")
-        size = spread.medians(list(350 * noise[1]), f"size {trial}")
-        assert base is not None
-        assert size is not None
-        low, high = spread.interval(size / base)
-        inside += low <= 3.5 <= high
-    assert inside >= 180
-    assert inside < 200  # an interval that always holds says nothing
+@pytest.mark.parametrize("repeats", [2, 3, 5, 6, 7, 13, 20])
+def test_an_interval_holds_the_true_median_as_often_as_it_says(repeats: int) -> None:
+    """300 trials of 3 sizes with 4 % noise. 7 values were said to give 95 %, and held 87.5 %."""
+    generator = np.random.default_rng(repeats)
+    inside = ratio = 0
+    for _ in range(300):
+        groups = np.exp(0.04 * generator.standard_normal((3, repeats)))
+        found = spread.pool(groups)
+        assert found is not None
+        inside += abs(np.log(np.median(groups[0]))) <= found.half_width(groups[0])
+        away = np.log(np.median(groups[0]) / np.median(groups[1]))
+        ratio += abs(away) <= found.half_width(groups[0], groups[1])
+    assert 277 <= inside < 300  # 95 % is 285, with a standard deviation of 4
+    assert 277 <= ratio < 300  # an interval that always holds says nothing
 
 
-def test_few_values_claim_no_more_confidence_than_they_have() -> None:
-    """The range of n values holds the median with probability 1 - 2**(1-n)."""
-    generator = np.random.default_rng(2)
-    drawn = generator.standard_normal((20_000, 3))
-    held = ((drawn.min(1) < 0) & (drawn.max(1) > 0)).mean()
-    assert held == pytest.approx(spread.confidence(3), abs=0.01)
-    assert [spread.confidence(n) for n in (2, 3, 5, 6, 20)] == [0.5, 0.75, 0.9375, 0.95, 0.95]
+@pytest.mark.parametrize("repeats", [2, 3, 7])
+def test_equal_series_are_told_apart_in_one_of_20_cases_at_most(repeats: int) -> None:
+    """At 2 repeats it was 30 %: their intervals did not touch."""
+    generator = np.random.default_rng(5)
+    apart = found = 0
+    for _ in range(300):
+        groups = np.exp(0.04 * generator.standard_normal((8, repeats)))
+        shared = spread.pool(groups)
+        assert shared is not None
+        apart += shared.differ(groups[0], groups[1])
+        found += shared.differ(groups[0], 0.8 * groups[1])
+    assert apart <= 25
+    assert found >= 285
+
+
+def test_an_outlier_is_found_by_the_spread_of_all_sizes() -> None:
+    """At 3 repeats 5.8 % of the sound runs were flagged, and 46 % of those 30 % slower missed."""
+    generator = np.random.default_rng(6)
+    slow = sound = 0
+    for _ in range(100):
+        groups = np.exp(0.04 * generator.standard_normal((6, 3)))
+        groups[2, 1] *= 0.7
+        flags = np.asarray(spread.outliers(groups))
+        slow += flags[2, 1]
+        sound += flags.sum() - flags[2, 1]
+    assert slow >= 85
+    assert sound <= 0.015 * 1700
 
 
 def test_the_same_input_gives_the_same_intervals() -> None:
     runs = runs_of({1: [90.0, 100, 104, 99], 2: [180.0, 190, 185, 170]})
     pd.testing.assert_frame_equal(scaling(runs, NONE), scaling(runs, NONE))
-    other = scaling(runs, NONE, seed=1)
-    assert at(other, 2)["speed_up_low"] != at(scaling(runs, NONE), 2)["speed_up_low"]
 
 
-def test_one_repeat_has_its_spread_from_the_epochs_and_says_so() -> None:
-    plan = make_plan(strategies=("ddp",), gpus=(1, 2), repeats=2)
-    for run_id, spec in plan.runs.items():
-        if (spec.world_size, spec.repeat) != (2, 1):
-            whole_run(plan, run_id)
+def test_a_size_of_one_run_has_the_spread_of_the_others_and_says_so() -> None:
+    row = at(scaling(runs_of({1: [100.0, 103, 98], 2: [190.0]}), NONE), 2)
+    assert row["spread_from"] == "1 run, spread pooled over 1 size"
+    assert row["images_per_s_low"] < 180 < 200 < row["images_per_s_high"]
+
+
+def test_epochs_are_no_sample_of_runs() -> None:
+    """Such an interval held the truth in 24 to 42 of 100 studies, and was shown as one of 95 %."""
+    whole_study(strategies=("ddp", "fsdp"), gpus=(1, 2))
     table = collect("s").scaling
-    assert at(table, 2)["spread_from"] == "2 epochs of one run (baseline: 2 repeats)"
-    # The slow first epoch is no part of the spread: the two others are equal.
-    assert at(table, 2)["images_per_s_low"] == at(table, 2)["images_per_s_high"]
+    assert table[["images_per_s_low", "spread_from", "confidence_share"]].isna().all(axis=None)
+    assert at(table, 2, "ddp")["not_distinguishable_from"] == "fsdp; 1 rank"
 
 
 def test_a_single_value_has_no_interval() -> None:
@@ -211,11 +237,11 @@ def test_an_outlier_is_flagged_kept_and_only_where_it_is_one() -> None:
     table = scaling(runs_of({1: [100.0, 101, 60, 99], 2: [190.0, 191, 189]}), NONE)
     assert at(table, 1)["outliers"] == "ddp-1-2"
     assert at(table, 1)["images_per_s"] == median([100, 101, 60, 99])
-    assert at(table, 1)["images_per_s_low"] < 90
+    assert at(table, 1)["images_per_s_low"] > 90  # what is flagged does not widen the interval
     assert pd.isna(at(table, 2)["outliers"])
     # However alike the others are, a per cent of difference is no contention.
-    assert spread.outliers([100.0, 100.0, 100.0, 101.0]) == [False] * 4
-    assert spread.outliers([100.0, 50.0]) == [False] * 2
+    assert spread.outliers([[100.0, 100.0, 100.0, 101.0]]) == [[False] * 4]
+    assert spread.outliers([[100.0, 50.0]]) == [[False] * 2]
 
 
 def test_time_to_the_accuracy_that_all_have_reached_or_the_one_given() -> None:

@@ -64,7 +64,10 @@ BAD = [
     (["--study", "demo", "--max-running", "0"], "--max-running"),
     (["--study", "demo", "--only", "nix"], "--only"),
     (["--study", "demo", "--nosuch"], "--nosuch"),
-    (["--study", "demo", "--", "oops"], "'oops'"),
+    (["--study", "demo", "--", "oops"], "demo is a study of jobkit's own training"),
+    (["--study", "demo", "--", "--nice=100"], "write an option of sbatch as --sbatch --nice=100"),
+    (["--study", "demo", "--"], "-- needs a command after it"),
+    (["--study", "demo", "--sbatch", "oops"], "'oops'"),
 ]
 
 
@@ -115,7 +118,7 @@ def test_help_has_a_short_usage_and_groups(capsys: pytest.CaptureFixture[str]) -
     with pytest.raises(SystemExit):
         cli.main(["--help"])
     first, *lines = capsys.readouterr().out.splitlines()
-    assert first == "usage: run_benchmarks.py [options] [-- sbatch options]" and lines[0] == ""
+    assert first == "usage: run_benchmarks.py [options] [-- command]" and lines[0] == ""
     assert {"study:", "launch:", "this machine:", "Slurm:"} <= set(lines)
 
 

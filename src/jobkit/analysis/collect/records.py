@@ -4,8 +4,10 @@ The files of metrics/ are the primary source and the log has copies; either alon
 record in both counts once. Gaps in the sequence numbers are counted as lost records.
 """
 
+import codecs
 import json
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -21,6 +23,9 @@ from jobkit.metric.line import Record
 from jobkit.metric.reader import Rejected
 from jobkit.outcome.logs import open_log, torn_archive
 from jobkit.paths import RunPaths, file_names
+
+_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_OF_RANK = re.compile(r"([0-9]{1,9})\.r([0-9]{1,9})\.jsonl(?:\.gz)?")
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,7 @@ class RunRecords:
     records: list[Record] = field(default_factory=list)  # by attempt and order; parts are joined
     rejects: list[Reject] = field(default_factory=list)
     lost: int = 0
+    others: list[Record] = field(default_factory=list)  # windows of the ranks above 0
 
     def of(self, kind: str) -> list[Record]:
         """The records of a kind, oldest first."""
@@ -61,13 +67,13 @@ class RunRecords:
     def epochs(self) -> list[Record]:
         """One record per epoch, in order: of an epoch that was trained again, the newest one.
 
-        What an attempt did beyond the checkpoint from which a later one continued does not count.
+        What an attempt did beyond the checkpoint from which a later one continued does not count,
+        nor does a line without a checksum where the run recorded its epochs itself.
         """
         newest: dict[int, Record] = {}
-        undone = self._undone()
+        undone, by_itself = self._undone(), self._records_epochs
         for record in self.records:
-            epoch = record.get("epoch")
-            if type(epoch) is not int or record.get("kind", "epoch") != "epoch":
+            if (epoch := _epoch(record)) is None or (by_itself and "v" not in record):
                 continue
             if undone and epoch >= undone.get(_attempt(record), math.inf):
                 continue
@@ -75,6 +81,18 @@ class RunRecords:
             before = {} if "v" in record else newest.get(epoch, {})
             newest[epoch] = {**before, **record}
         return [newest[epoch] for epoch in sorted(newest)]
+
+    @property
+    def epochs_not_taken(self) -> int:
+        """Lines without a checksum that name an epoch, beside epochs that the run recorded."""
+        if not self._records_epochs:
+            return 0
+        return sum("v" not in r and _epoch(r) is not None for r in self.records)
+
+    @cached_property
+    def _records_epochs(self) -> bool:
+        """Whether the run records its epochs itself, with checksums: jobkit's own training does."""
+        return any(r.get("kind") == "epoch" or "spec" in r for r in self.records if "v" in r)
 
     def _undone(self) -> dict[int, int]:
         """By attempt, the first of its epochs that a later attempt trained again."""
@@ -97,6 +115,14 @@ class RunRecords:
         return {r["attempt"]: loaded.get(r["attempt"], 0) for r in self.of("startup") if "v" in r}
 
 
+def _epoch(record: Record) -> int | None:
+    """The epoch that a record is about; None for a record of steps or of another kind."""
+    epoch = record.get("epoch")
+    if type(epoch) is not int or record.get("kind", "epoch") != "epoch":
+        return None
+    return None if "v" not in record and "step" in record else epoch
+
+
 def _attempt(record: Record) -> int:
     """A record's attempt; a foreign one may carry anything."""
     attempt = record.get("attempt", 0)
@@ -117,17 +143,32 @@ def read_run(paths: RunPaths, run_id: str | None) -> RunRecords:
         rejects += [reject] if reject else []
     own = reader.unique([r for r in found if "v" in r])
     foreign = [r for r in found if "v" not in r]
-    return RunRecords(_joined(own) + _once(foreign), rejects, _lost(own))
+    others: list[Record] = []
+    for path in _of_other_ranks(paths):
+        records, reject = _read(path, run_id, paths.folder.parent, set())
+        own_of_rank = reader.unique([r for r in records if "v" in r])
+        others += [r for r in _joined(own_of_rank) if r["kind"] == "window"]
+        rejects += [reject] if reject else []
+    return RunRecords(_joined(own) + _once(foreign), rejects, _lost(own), others)
 
 
 def sources(paths: RunPaths) -> list[Path]:
     """The files with a run's records, the primary source first."""
     metrics = [paths.metrics_folder / name for name in file_names(paths.metrics_folder)]
     plain = [p for p in metrics if p.suffix == ".jsonl" and p.stem.isdecimal()]
-    packed = sorted(p for p in metrics if p.name.endswith(".jsonl.gz"))
+    packed = sorted(
+        p for p in metrics if p.name.endswith(".jsonl.gz") and not _OF_RANK.fullmatch(p.name)
+    )
     logs = (paths.log, paths.log.with_name(paths.log.name + ".gz"))
     found = [*sorted(plain, key=lambda p: int(p.stem)), *packed, *logs]
     return [path for path in found if is_regular(path)]
+
+
+def _of_other_ranks(paths: RunPaths) -> list[Path]:
+    """The metrics files of the ranks above 0, by attempt and rank: ATTEMPT.rRANK.jsonl."""
+    found = [(m, n) for n in file_names(paths.metrics_folder) if (m := _OF_RANK.fullmatch(n))]
+    ordered = sorted(found, key=lambda pair: (int(pair[0][1]), int(pair[0][2])))
+    return [path for _, n in ordered if (path := paths.metrics_folder / n).is_file()]
 
 
 def _read(
@@ -156,6 +197,9 @@ def _items(path: Path, study: Path, seen: set[bytes]) -> Iterator[Record | Rejec
     scan = reader.read_file if ".jsonl" in path.name else reader.scan
     try:
         with open_log(path, study) as stream:
+            if stream.peek(2)[:2] in _UTF_16:
+                yield Rejected(0, 2, "UTF-16: convert it, as with iconv -f UTF-16 -t UTF-8")
+                return
             yield from scan(stream, seen=seen, loads=orjson.loads)
             if fault := torn_archive(stream):
                 yield Rejected(-1, 0, f"torn archive: {fault}")

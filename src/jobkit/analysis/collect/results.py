@@ -16,12 +16,15 @@ from pathlib import Path
 
 import pandas as pd
 
+from jobkit.analysis.collect.given_logs import GivenLogs, log_rows
+from jobkit.analysis.collect.measured import observed_of, wall_time_s
 from jobkit.analysis.collect.records import Reject, read_run
 from jobkit.analysis.collect.rows import recorded_spec, result_row, unplanned_settings
+from jobkit.analysis.collect.steps import step_rows
 from jobkit.analysis.collect.study import StudyRuns, read_study, run_states
 from jobkit.analysis.scaling.scaling import measured_sizes, scaling_table
 from jobkit.analysis.scaling.sizes import Size
-from jobkit.analysis.tables.columns import EPOCHS, RESULTS
+from jobkit.analysis.tables.columns import EPOCHS, RESULTS, STEPS
 from jobkit.analysis.tables.comparable import faults
 from jobkit.analysis.tables.frames import MOST_OTHERS, Row, frame, others
 from jobkit.analysis.tables.products import save_table
@@ -43,8 +46,10 @@ class Results:
     epochs: pd.DataFrame
     sizes: tuple[Size, ...]  # every series at every size; their table is scaling
     scaling: pd.DataFrame
+    steps: pd.DataFrame  # some steps a row; none for jobkit's own training
     rejected: tuple[Reject, ...]  # [METRIC] lines that are no valid record
     lost: Mapping[str, int]  # by run_id: records missing in every source
+    not_taken: Mapping[str, int]  # by run_id: epochs without a checksum beside the run's own
     contradicted: Mapping[str, str]  # by run_id: recorded settings that differ from the plan
     unplanned: tuple[str, ...]  # folders of runs that are not in the plan: not collected
     columns_left_out: int = 0  # of epochs: values that foreign scripts name beyond a bound
@@ -62,7 +67,10 @@ class Results:
     def tables(self) -> dict[Path, pd.DataFrame]:
         """Where each table is written."""
         paths = self.paths
-        return {paths.results: self.runs, paths.epochs: self.epochs, paths.scaling: self.scaling}
+        tables = {paths.results: self.runs, paths.epochs: self.epochs}
+        if len(self.steps):
+            tables[paths.steps] = self.steps
+        return {**tables, paths.scaling: self.scaling}
 
     @property
     def ok(self) -> bool:
@@ -77,6 +85,10 @@ class Results:
             for r in self.rejected
         ]
         lines += [f"{k}: {counted(n, 'record')} lost" for k, n in self.lost.items()]
+        lines += [
+            f"{k}: {counted(n, 'epoch')} without a checksum beside its own records: not taken"
+            for k, n in self.not_taken.items()
+        ]
         lines += [f"{k}: not run as planned: {what}" for k, what in self.contradicted.items()]
         if self.unplanned:
             lines.append(f"not in the plan, so not collected: {', '.join(self.unplanned)}")
@@ -104,22 +116,30 @@ def collect(
     accuracy: the target of time_to_accuracy_s; None: what every run that is ok has reached.
     Raises UsageError where there is no such study, or its plan or folder cannot be used.
     """
-    planned = read_study(find_study(study))
+    folder = find_study(study)
+    paths = StudyPaths(folder)
+    unplanned: tuple[str, ...] = ()
     with _no_garbage():
-        read = _read(planned)
+        if paths.given_logs.exists():
+            read = _read_logs(paths)
+        else:
+            planned = read_study(folder)
+            read, unplanned = _read(planned), planned.unplanned
         runs = frame(read.rows, RESULTS)
         epochs, left_out = _epoch_table(runs, read.epochs)
     sizes = measured_sizes(runs, epochs, accuracy)
     results = Results(
-        folder=planned.paths.folder,
+        folder=folder,
         runs=runs,
         epochs=epochs,
+        steps=_step_table(runs, read.steps),
         sizes=tuple(sizes),
         scaling=scaling_table(sizes, runs["study"].iloc[0] if len(runs) else None),
         rejected=tuple(read.rejected),
         lost=read.lost,
+        not_taken=read.not_taken,
         contradicted=read.contradicted,
-        unplanned=planned.unplanned,
+        unplanned=unplanned,
         columns_left_out=left_out,
     )
     if write:
@@ -134,8 +154,10 @@ class _Read:
 
     rows: list[Row] = field(default_factory=list)
     epochs: list[list[Record]] = field(default_factory=list)
+    steps: list[list[Row]] = field(default_factory=list)
     rejected: list[Reject] = field(default_factory=list)
     lost: dict[str, int] = field(default_factory=dict)
+    not_taken: dict[str, int] = field(default_factory=dict)
     contradicted: dict[str, str] = field(default_factory=dict)
 
 
@@ -149,18 +171,29 @@ def _read(planned: StudyRuns) -> _Read:
     for run_id, paths in planned.folders.items():
         records = read_run(paths, planned.record_ids[run_id])
         spec = specs[run_id] = planned.specs[run_id] or recorded_spec(records)
-        row = result_row(spec, joined.states[run_id], records, joined.jobs.get(run_id))
+        state, observed = joined.states[run_id], observed_of(paths, records, spec)
+        wall_s = wall_time_s(paths, state.attempts)
+        row = result_row(spec, state, records, joined.jobs.get(run_id), observed, wall_s)
         read.rows.append(row | {"run_id": run_id, "study": name})
         read.epochs.append(records.epochs)
+        read.steps.append(step_rows(observed) if observed else [])
         read.rejected += records.rejects
         if other := unplanned_settings(spec, records):
             read.contradicted[run_id] = other
         if records.lost:
             read.lost[run_id] = records.lost
+        if records.epochs_not_taken:
+            read.not_taken[run_id] = records.epochs_not_taken
     labels = series_labels(specs)
     for row in read.rows:
         row["series"] = labels[row["run_id"]]
     return read
+
+
+def _read_logs(paths: StudyPaths) -> _Read:
+    """Read the logs that logs.json names."""
+    rows, steps = log_rows(GivenLogs.read(paths.given_logs), paths.folder.resolve().name)
+    return _Read(rows=rows, steps=steps, epochs=[[] for _ in rows])
 
 
 def _epoch_table(runs: pd.DataFrame, epochs: list[list[Record]]) -> tuple[pd.DataFrame, int]:
@@ -176,6 +209,16 @@ def _epoch_table(runs: pd.DataFrame, epochs: list[list[Record]]) -> tuple[pd.Dat
     of_run = runs[keys].loc[runs.index.repeat([len(e) for e in epochs])]
     table = pd.concat([of_run.reset_index(drop=True), values], axis=1)
     return table[[*(c.name for c in EPOCHS), *values.columns[len(own) :]]], too_many
+
+
+def _step_table(runs: pd.DataFrame, steps: list[list[Row]]) -> pd.DataFrame:
+    """A row for some steps of a run; values that a program names itself keep their names."""
+    keys = ("run_id", "study", "series", "world_size", "repeat")
+    own = tuple(c for c in STEPS if c.name not in keys)
+    values = frame([r for of_run in steps for r in of_run], own, {*COMMON, *keys})
+    of_run = runs[list(keys)].loc[runs.index.repeat([len(s) for s in steps])]
+    table = pd.concat([of_run.reset_index(drop=True), values], axis=1)
+    return table[[*(c.name for c in STEPS), *values.columns[len(own) :]]]
 
 
 @contextmanager

@@ -4,13 +4,16 @@ from collections.abc import Iterable, Mapping
 from statistics import median, median_low
 from typing import Any
 
+from jobkit.analysis.collect.measured import speed_row
 from jobkit.analysis.collect.records import RunRecords
+from jobkit.analysis.collect.steps import Observed
 from jobkit.analysis.tables.columns import RESULTS
 from jobkit.analysis.tables.frames import Row
 from jobkit.errors import UsageError
 from jobkit.metric.line import KINDS, Record
 from jobkit.outcome.slurm_jobs import Job
 from jobkit.outcome.status import RunState
+from jobkit.spec.planned import PlannedRun
 from jobkit.spec.runspec import OF_IDENTITY, RunSpec
 
 _RESULT_NAMES = frozenset(c.name for c in RESULTS)
@@ -23,14 +26,17 @@ _MAXIMA = tuple(k for k in KINDS["epoch"] if k in _RESULT_NAMES and k.endswith("
 
 def recorded_spec(records: RunRecords) -> RunSpec | None:
     """The spec that run_start carries, for a run that left no spec.json."""
-    given = records.last("run_start").get("spec")
+    start = records.last("run_start")
+    given = start.get("spec")
+    if start.get("incomplete"):
+        return None  # settings that are missing would seem to be at their default
     try:
         return RunSpec.from_dict(given) if isinstance(given, dict) else None
     except (TypeError, UsageError):
         return None
 
 
-def unplanned_settings(spec: RunSpec | None, records: RunRecords) -> str:
+def unplanned_settings(spec: PlannedRun | None, records: RunRecords) -> str:
     """The settings that a run recorded and that differ from its plan; empty where none does.
 
     results.csv has the planned ones, and a run that was started by hand may have had others.
@@ -48,9 +54,17 @@ def unplanned_settings(spec: RunSpec | None, records: RunRecords) -> str:
 
 
 def result_row(
-    spec: RunSpec | None, state: RunState, records: RunRecords, job: Job | None = None
+    spec: PlannedRun | None,
+    state: RunState,
+    records: RunRecords,
+    job: Job | None = None,
+    observed: Observed | None = None,
+    wall_s: float | None = None,
 ) -> Row:
-    """The row of a run, without the columns whose value is not known."""
+    """The row of a run, without the columns whose value is not known.
+
+    observed: what was seen of its steps. wall_s: seconds from its job's start to the end.
+    """
     row = {
         **_settings(spec),
         "status": state.status,
@@ -64,25 +78,18 @@ def result_row(
         **_breakdown(records.of("breakdown")),
         **_messages(records.of("message")),
         **_slurm(job),
+        **_known({"wall_time_s": wall_s}),
         "lines_rejected": sum(r.count for r in records.rejects),
         "records_lost": records.lost,
     }
-    return row | _speed(records.epochs, row.get("train_samples"))
+    return row | speed_row(observed, _speed(records.epochs, row.get("train_samples")), row)
 
 
-def _settings(spec: RunSpec | None) -> Row:
+def _settings(spec: PlannedRun | None) -> Row:
     """The planned settings, by the names of their columns."""
     if spec is None:
         return {}
-    known = {k: v for k, v in spec.to_dict().items() if k in _RESULT_NAMES and k != "device"}
-    return known | {
-        "device_planned": spec.device,
-        "world_size": spec.world_size,
-        "scaling": spec.scaling,
-        "global_batch_size": spec.steps_batch_size,
-        "batch_size_per_rank": -(-spec.steps_batch_size // spec.world_size),
-        "epochs_planned": spec.epochs,
-    }
+    return {k: v for k, v in spec.columns().items() if k in _RESULT_NAMES}
 
 
 def _where(start: Record) -> Row:

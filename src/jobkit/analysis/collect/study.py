@@ -8,8 +8,8 @@ from jobkit.errors import UsageError
 from jobkit.outcome import slurm_jobs
 from jobkit.outcome.join import Joined, join, ordered_runs
 from jobkit.paths import RunPaths, StudyPaths, read_json
-from jobkit.spec.plan import Plan
-from jobkit.spec.runspec import RunSpec
+from jobkit.spec.plan import Plan, read_spec
+from jobkit.spec.planned import PlannedRun
 from jobkit.spec.studies import run_folders
 
 
@@ -18,7 +18,7 @@ class StudyRuns:
     """The runs of a study: all that are planned or, without a plan, all that have a folder."""
 
     paths: StudyPaths
-    specs: dict[str, RunSpec | None]  # by run_id; None: no readable spec
+    specs: dict[str, PlannedRun | None]  # by run_id; None: no readable spec
     folders: dict[str, RunPaths]
     record_ids: dict[str, str | None]  # the run_id that a run's records carry; None: any
     unplanned: tuple[str, ...] = ()  # folders of runs that are not in the plan
@@ -58,9 +58,9 @@ def _own_id(folder: Path) -> str | None:
     return said if isinstance(said, str) else None
 
 
-def _own_spec(folder: Path) -> RunSpec | None:
+def _own_spec(folder: Path) -> PlannedRun | None:
     """The spec that lies in a run's folder, where this version can read it."""
     try:
-        return RunSpec.from_dict((read_json(folder / "spec.json") or {})["spec"])
+        return read_spec((read_json(folder / "spec.json") or {})["spec"])
     except (KeyError, TypeError, AttributeError, UsageError):
         return None

@@ -42,7 +42,11 @@ def comparison_figure(results: Results) -> Figure | None:
     on = f" on {size.nodes} nodes" if (size.nodes or 1) > 1 else ""
     where = f"{counted_ranks(size.devices or 0, unit(results))}{on}"
     title = f"{results.name}: side by side at {where}{note}"
-    panels = [p for p in _panels(on_gpu(results)) if any(p.middle(s) is not None for s in shown)]
+    panels = [
+        p
+        for p in _panels(on_gpu(results), size.time_of)
+        if any(p.middle(s) is not None for s in shown)
+    ]
     figure, axes = new_figure(len(panels), title, subtitle(results))
     figure.set_figheight(2.2 + 0.42 * len(shown))
     look = looks(s.series for s in results.sizes)
@@ -54,21 +58,21 @@ def comparison_figure(results: Results) -> Figure | None:
 
 def _shared_size(found: Sequence[Size]) -> list[Size]:
     """The sizes of the series that were measured on as many GPUs of as many nodes."""
-    groups: dict[tuple[str | None, int, int], list[Size]] = {}
+    groups: dict[tuple[str | None, str, int, int], list[Size]] = {}
     for size in found:
-        if size.images_per_s is not None and size.devices:
-            key = (size.scaling, size.devices, size.nodes or 1)
+        if size.throughput is not None and size.devices:
+            key = (size.scaling, size.throughput_unit, size.devices, size.nodes or 1)
             groups.setdefault(key, []).append(size)
     return max(groups.values(), key=lambda g: (len(g), g[0].devices or 0), default=[])
 
 
-def _panels(gpus: bool) -> list[_Panel]:
+def _panels(gpus: bool, time_of: str) -> list[_Panel]:
     each = "per GPU, allocated" if gpus else "per process, resident"
     return [
         _Panel(
-            "time per epoch (s)",
-            lambda s: s.time_per_epoch_s,
-            lambda s: s.times_per_epoch_s,
+            f"time per {time_of} (s)",
+            lambda s: s.time_s,
+            lambda s: s.times_s,
             "{:.3g}",
         ),
         _Panel(

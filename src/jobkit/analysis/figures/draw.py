@@ -45,13 +45,13 @@ class StudyFigure:
 FIGURES = (
     StudyFigure(
         "time_per_epoch",
-        "Time per epoch at each size. Grey line: ideal scaling.",
+        "Time per epoch, or per amount of work, at each size. Grey line: ideal scaling.",
         time_figure,
         _NOT_MEASURED,
     ),
     StudyFigure(
         "throughput",
-        "Training images per second, over all ranks and per rank. Grey line: ideal scaling.",
+        "Throughput of the training, over all ranks and per rank. Grey line: ideal scaling.",
         throughput_figure,
     ),
     StudyFigure(

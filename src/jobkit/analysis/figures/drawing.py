@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -20,20 +20,48 @@ from jobkit.analysis.figures.style import GREY, Look, legend_below
 from jobkit.analysis.scaling.sizes import Size
 
 IDEAL = "ideal scaling from the smallest size"
-SCALINGS = ("strong", "weak")
+_SCALINGS = ("strong", "weak")
 _MARK_STEP = 0.055  # of the height of the axes: room for the mark of one size
 
 
-def known(sizes: Iterable[Size], value: str, scaling: str) -> list[Size]:
-    """The sizes of a kind of scaling that have a value, by its column's name."""
+class Kind(NamedTuple):
+    """What the sizes of one panel share: no axis has two units, or strong and weak scaling."""
+
+    scaling: str  # strong or weak; empty: nobody said which
+    unit: str  # of the rate
+
+    def suffix(self, kinds: Sequence["Kind"]) -> str:
+        """What the label of an axis adds where there are several panels."""
+        if len({k.scaling for k in kinds}) < 2:
+            return ""
+        return f", {self.scaling} scaling" if self.scaling else ", scaling not stated"
+
+
+def kind_of(size: Size) -> Kind:
+    """The panel of a size."""
+    return Kind(size.scaling or "", size.throughput_unit)
+
+
+def kinds_of(sizes: Iterable[Size]) -> list[Kind]:
+    """The panels of sizes: strong scaling first."""
+    return sorted({kind_of(s) for s in sizes}, key=lambda k: (_place(k.scaling), k.unit))
+
+
+def _place(scaling: str) -> int:
+    return _SCALINGS.index(scaling) if scaling in _SCALINGS else len(_SCALINGS)
+
+
+def known(sizes: Iterable[Size], value: str, kind: Kind) -> list[Size]:
+    """The sizes of a panel that have a value, by its column's name."""
     return [
-        s for s in sizes if s.scaling == scaling and s.world_size and getattr(s, value) is not None
+        s for s in sizes if kind_of(s) == kind and s.world_size and getattr(s, value) is not None
     ]
 
 
-def scalings(sizes: Sequence[Size], value: str) -> list[str]:
-    """The kinds of scaling in which two world sizes or more have a value: enough for a line."""
-    return [k for k in SCALINGS if len({s.world_size for s in known(sizes, value, k)}) > 1]
+def panels(sizes: Sequence[Size], value: str) -> list[Kind]:
+    """The panels in which two world sizes or more have a value: enough for a line."""
+    found = kinds_of(sizes)
+    return [k for k in found if len({s.world_size for s in known(sizes, value, k)}) > 1]
 
 
 def lines(found: Sequence[Size]) -> list[list[Size]]:
@@ -65,8 +93,8 @@ def interval_line(axes: Axes, line: Sequence[Size], value: str, look: Look) -> N
 
 def interval_of(size: Size, value: str) -> tuple[float | None, float | None]:
     """The ends of the interval of a value, by its column's name."""
-    if value == "images_per_s_per_rank":
-        low, high = size.images_per_s_low, size.images_per_s_high
+    if value == "throughput_per_rank":
+        low, high = size.throughput_low, size.throughput_high
         ranks = size.world_size or 1
         return (None, None) if low is None or high is None else (low / ranks, high / ranks)
     return getattr(size, f"{value}_low"), getattr(size, f"{value}_high")
@@ -158,7 +186,7 @@ def fastest(results: Results, names: Iterable[str], most: int) -> tuple[list[str
     found = list(dict.fromkeys(names))
     if len(found) <= most:
         return found, ""
-    rates = results.scaling.groupby("series")["images_per_s"].max().fillna(0)
+    rates = results.scaling.groupby("series")["throughput"].max().fillna(0)
     kept = sorted(found, key=lambda name: -float(rates.get(name, 0)))[:most]
     return [name for name in found if name in kept], f", the {most} fastest of {len(found)} series"
 

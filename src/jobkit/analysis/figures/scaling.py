@@ -11,14 +11,16 @@ from matplotlib.ticker import PercentFormatter
 
 from jobkit.analysis.collect.results import Results
 from jobkit.analysis.figures.drawing import (
-    SCALINGS,
+    Kind,
     ideal_line,
     interval_handles,
     interval_line,
+    kind_of,
+    kinds_of,
     known,
     legend,
     lines,
-    scalings,
+    panels,
     unit,
 )
 from jobkit.analysis.figures.style import GREY, Look, log_ratio_axis, looks, new_figure, size_axis
@@ -39,21 +41,22 @@ def efficiency_figure(results: Results) -> Figure | None:
 
 
 def forecast_figure(results: Results, forecasts: Sequence[Forecast]) -> Figure | None:
-    """Measured speed-up, and beyond it the prediction of the fitted laws with its interval."""
-    shown = [f for f in forecasts if f.fits and f.sizes]
-    panels = [k for k in SCALINGS if any(f.scaling == k for f in shown)]
-    if not panels:
+    """Measured speed-up, and beyond it the forecast with its interval."""
+    shown = [f for f in forecasts if f.sizes]
+    of_series = {s.series: kind_of(s) for s in results.sizes}
+    kinds = [k for k in kinds_of(results.sizes) if any(of_series[f.series] == k for f in shown)]
+    if not kinds:
         return None
     title = f"{results.name}: forecast of the speed-up (not measured)"
-    figure, axes = new_figure(len(panels), title, subtitle(results, "median"))
+    figure, axes = new_figure(len(kinds), title, subtitle(results, "median"))
     look = looks(s.series for s in results.sizes)
-    for one, scaling in zip(axes, panels, strict=True):
-        own = [f for f in shown if f.scaling == scaling]
-        _forecast_panel(one, own, known(results.sizes, "speed_up", scaling), look)
+    for one, kind in zip(axes, kinds, strict=True):
+        own = [f for f in shown if of_series[f.series] == kind]
+        _forecast_panel(one, own, known(results.sizes, "speed_up", kind), look)
         ends = [n for f in own for n in f.sizes]
-        _axes(one, results, "speed_up", [*_ranks(results.sizes, scaling), *ends])
+        _axes(one, results, "speed_up", [*_ranks(results.sizes, kind), *ends])
         one.axvspan(max(f.measured[-1] for f in own), one.get_xlim()[1], color="#F4F4F4", zorder=0)
-    dashed = Line2D([], [], color=GREY, ls=(0, (4, 2)), lw=1.4, label="forecast by the fitted law")
+    dashed = Line2D([], [], color=GREY, ls=(0, (4, 2)), lw=1.4, label="forecast")
     band = Patch(color=GREY, alpha=0.25, lw=0, label="95 % prediction interval")
     legend(figure, axes, {f.series: look[f.series] for f in shown}, [dashed, band])
     return figure
@@ -72,26 +75,25 @@ def _forecast_panel(
 
 
 def _figure(results: Results, name: str, words: str) -> Figure | None:
-    """A value over world sizes, by its column's name: a panel for each kind of scaling."""
-    panels = scalings(results.sizes, name)
-    if not panels:
+    """A value over world sizes, by its column's name: a panel for each kind of scaling and unit."""
+    kinds = panels(results.sizes, name)
+    if not kinds:
         return None
-    figure, axes = new_figure(len(panels), f"{results.name}: {words}", subtitle(results, "median"))
+    figure, axes = new_figure(len(kinds), f"{results.name}: {words}", subtitle(results, "median"))
     look = looks(s.series for s in results.sizes)
-    for one, scaling in zip(axes, panels, strict=True):
-        measured = known(results.sizes, name, scaling)
-        _ideal(one, measured, name, max(_ranks(measured, scaling)))
+    for one, kind in zip(axes, kinds, strict=True):
+        measured = known(results.sizes, name, kind)
+        _ideal(one, measured, name, max(_ranks(measured, kind)))
         for line in lines(measured):
             interval_line(one, line, name, look[line[0].series])
-        _axes(one, results, name, _ranks(measured, scaling))
-        what = f"{words}, {scaling} scaling" if len(panels) > 1 else words
-        one.set_ylabel(f"{what}\nrelative to {_base(measured)}")
+        _axes(one, results, name, _ranks(measured, kind))
+        one.set_ylabel(f"{words}{kind.suffix(kinds)}\nrelative to {_base(measured)}")
     legend(figure, axes, look, interval_handles(results.sizes, name))
     return figure
 
 
-def _ranks(sizes: Sequence[Size], scaling: str) -> list[int]:
-    return [s.world_size or 0 for s in known(sizes, "speed_up", scaling)]
+def _ranks(sizes: Sequence[Size], kind: Kind) -> list[int]:
+    return [s.world_size or 0 for s in known(sizes, "speed_up", kind)]
 
 
 def _base(measured: Sequence[Size]) -> str:
@@ -108,14 +110,13 @@ def _ideal(axes: Axes, measured: Sequence[Size], name: str, last: int) -> None:
 
 
 def _band(axes: Axes, forecast: Forecast, look: Look) -> None:
-    """Draw the law from the largest measured size on, with its prediction interval."""
-    law, base = forecast.fits[0], forecast.base.world_size or 1
-    x = np.geomspace(forecast.measured[-1], forecast.sizes[-1], 65)
-    one = law.rate(base)
-    y = np.asarray([law.rate(n) for n in x]) / one
-    ends = np.asarray([law.interval(n) for n in x]) / one
+    """Draw the forecast from the largest measured size on, with its prediction interval."""
+    made = forecast.prediction
+    assert made is not None  # it has sizes
+    x = np.geomspace(forecast.measured[-1], forecast.sizes[-1], 33)
+    y, low, high = np.asarray([made.speed_up(n) for n in x]).T
     axes.plot(x, y, color=look.colour, ls=(0, (4, 2)), lw=1.4, zorder=2.5, label="forecast")
-    axes.fill_between(x, ends[:, 0], ends[:, 1], color=look.colour, alpha=0.18, lw=0, zorder=1)
+    axes.fill_between(x, low, high, color=look.colour, alpha=0.18, lw=0, zorder=1)
 
 
 def _axes(axes: Axes, results: Results, name: str, sizes: list[int]) -> None:

@@ -4,8 +4,14 @@ import textwrap
 
 import pandas as pd
 
+from jobkit.analysis.collect.measured import WALL_TIME
 from jobkit.analysis.collect.results import Results
 
+_SOURCES = {
+    "auto": "measured by the start-up hook",
+    "meter": "measured by the meter",
+    WALL_TIME: WALL_TIME,
+}
 _WIDTH = 86  # characters: what the narrowest figure has room for
 
 
@@ -33,6 +39,9 @@ def _settings(runs: pd.DataFrame) -> list[str]:
     dataset, samples = _text(runs, "dataset"), _one(runs, "train_samples")
     if dataset.startswith("folder:"):
         dataset = dataset.rstrip("/").rsplit("/", 1)[-1].removeprefix("folder:")
+    if runs["model"].isna().all():  # of another program nothing is known but its command
+        source = _text(runs, "throughput_source")
+        return [_SOURCES.get(source, f"read by {source}" if source else "")]
     on = f"{model or 'models'} on {dataset or 'several datasets'}"
     return [f"{on}, {samples} images" if samples else on, precision]
 

@@ -13,8 +13,8 @@ from jobkit.analysis.figures.drawing import (
     legend,
     lines,
     on_gpu,
+    panels,
     plot_line,
-    scalings,
     unit,
 )
 from jobkit.analysis.figures.style import (
@@ -30,8 +30,8 @@ from jobkit.analysis.scaling.sizes import Size
 
 
 def throughput_figure(results: Results) -> Figure | None:
-    """Images per second over all ranks, and per rank beside it; a row for each kind of scaling."""
-    kinds = scalings(results.sizes, "images_per_s")
+    """The rate over all ranks, and per rank beside it; a row for each kind of scaling and unit."""
+    kinds = panels(results.sizes, "throughput")
     if not kinds:
         return None
     title = f"{results.name}: throughput"
@@ -39,27 +39,27 @@ def throughput_figure(results: Results) -> Figure | None:
     look = looks(s.series for s in results.sizes)
     each = "GPU" if on_gpu(results) else "process"
     for i, kind in enumerate(kinds):
-        measured, suffix = known(results.sizes, "images_per_s", kind), _suffix(kind, kinds)
+        measured, suffix = known(results.sizes, "throughput", kind), kind.suffix(kinds)
         total, single = axes[2 * i : 2 * i + 2]
         total.set_yscale("log")
         for line in lines(measured):
-            interval_line(total, line, "images_per_s", look[line[0].series])
-            interval_line(single, line, "images_per_s_per_rank", look[line[0].series])
+            interval_line(total, line, "throughput", look[line[0].series])
+            interval_line(single, line, "throughput_per_rank", look[line[0].series])
             _ideal_rates(total, single, line)
         log_axis(total.yaxis)
-        total.set_ylabel(f"images/s{suffix}")
+        total.set_ylabel(f"{kind.unit}{suffix}")
         single.set_ylim(0, 1.1 * single.get_ylim()[1])
         single.yaxis.set_major_formatter(PLAIN)
-        single.set_ylabel(f"images/s per {each}{suffix}")
+        single.set_ylabel(f"{kind.unit} per {each}{suffix}")
         for one in (total, single):
             size_axis(one, [s.world_size or 0 for s in measured], unit(results))
-    legend(figure, axes, look, interval_handles(results.sizes, "images_per_s"))
+    legend(figure, axes, look, interval_handles(results.sizes, "throughput"))
     return figure
 
 
 def time_to_accuracy_figure(results: Results) -> Figure | None:
     """Training time to the accuracy of scaling.csv over sizes; ideal: half at twice the ranks."""
-    kinds = scalings(results.sizes, "time_to_accuracy_s")
+    kinds = panels(results.sizes, "time_to_accuracy_s")
     if not kinds:
         return None
     target = results.sizes[0].target_accuracy
@@ -77,20 +77,16 @@ def time_to_accuracy_figure(results: Results) -> Figure | None:
             ideal_line(one, at, y[0] * x[0] / at)
         log_time_axis(one)
         size_axis(one, [s.world_size or 0 for s in measured], unit(results))
-        one.set_ylabel(f"time to {target:.0%} accuracy (s){_suffix(kind, kinds)}")
+        one.set_ylabel(f"time to {target:.0%} accuracy (s){kind.suffix(kinds)}")
     legend(figure, axes, look)
     return figure
-
-
-def _suffix(kind: str, kinds: list[str]) -> str:
-    return f", {kind} scaling" if len(kinds) > 1 else ""
 
 
 def _ideal_rates(total: Axes, single: Axes, line: list[Size]) -> None:
     """Draw the rates of ideal scaling from the smallest size of a line."""
     if len(line) < 2:
         return
-    rate = line[0].images_per_s_per_rank or 0.0
+    rate = line[0].throughput_per_rank or 0.0
     x = np.geomspace(line[0].world_size or 1, line[-1].world_size or 1, 65)
     ideal_line(total, x, rate * x)
     ideal_line(single, x, np.full_like(x, rate))

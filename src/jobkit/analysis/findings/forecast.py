@@ -1,43 +1,55 @@
-"""The scaling laws fitted to a study, and their predictions for sizes not measured."""
+"""The scaling laws fitted to a study, and predictions for sizes not measured."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 import pandas as pd
 
 from jobkit.analysis.collect.results import Results
-from jobkit.analysis.scaling.fits import LAWS, Fit, best
-from jobkit.analysis.scaling.sizes import Size
-from jobkit.analysis.scaling.spread import outliers
+from jobkit.analysis.scaling.fits import Fit, best
+from jobkit.analysis.scaling.predict import LEAST, Prediction, predict
+from jobkit.analysis.scaling.sizes import EPOCH, IMAGES, Size
 from jobkit.analysis.tables.columns import FORECAST
 from jobkit.analysis.tables.frames import Row, frame, records
 from jobkit.analysis.tables.text import counted
 from jobkit.errors import UsageError
 
-_LEAST = min(len(names) for names in LAWS.values()) + 2
+LAW = "average"  # what a forecast is made with, in the column law
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """The laws of one curve, and the sizes to forecast with the first of them."""
+    """The laws fitted to one curve, and the prediction for larger sizes."""
 
     series: str
     scaling: str
     base: Size
     measured: tuple[int, ...]
-    fits: tuple[Fit, ...]  # the one to forecast with first; none: too few sizes
+    fits: tuple[Fit, ...]  # to describe the curve
     sizes: tuple[int, ...] = ()  # to forecast; all beyond what was measured
     left_out: int = 0  # runs that are outliers: not fitted
+    prediction: Prediction | None = None  # none: too few sizes, or none is wanted
+    reasons: tuple[str, ...] = ()  # why a size that was wanted is not among sizes
+    nodes: int = 1  # the most that a measured size had
 
     @property
     def refused(self) -> str:
         """Why there is no forecast of this series; empty where there is one."""
-        if self.fits:
+        if len(self.measured) >= LEAST:
             return ""
         sizes = ", ".join(map(str, self.measured)) or "none"
-        return f"{self.series}: {_LEAST} different sizes are needed for a fit (measured: {sizes})"
+        return f"{self.series}: {LEAST} different sizes are needed for a fit (measured: {sizes})"
+
+    @property
+    def caution(self) -> str:
+        """What a reader must know before the numbers; empty where there is nothing."""
+        if self.nodes > 1:
+            return ""
+        return (
+            f"every measured size of {self.series} is on one node, so what communication between "
+            "nodes costs is not known"
+        )
 
 
 def forecasts(results: Results, wanted: Sequence[int] = ()) -> list[Forecast]:
@@ -55,16 +67,24 @@ def forecasts(results: Results, wanted: Sequence[int] = ()) -> list[Forecast]:
 def checked_forecasts(results: Results, wanted: Sequence[int]) -> list[Forecast]:
     """The forecasts; raises UsageError with the reason where no series has one."""
     found = forecasts(results, wanted)
-    if any(f.fits and f.sizes for f in found):
+    if any(f.sizes for f in found):
         return found
-    reasons = [f.refused or f"{f.series}: measured up to {max(f.measured)}" for f in found]
+    reasons = [r for f in found for r in not_forecast(f)]
     raise UsageError(f"no forecast: {'; '.join(reasons) or 'nothing was measured'}")
+
+
+def not_forecast(one: Forecast) -> list[str]:
+    """Why wanted sizes of this series have no forecast."""
+    if one.refused:
+        return [one.refused]
+    none = f"{one.series}: measured up to {max(one.measured)}"
+    return list(one.reasons) if one.sizes or one.reasons else [none]
 
 
 def forecast_table(results: Results, found: Sequence[Forecast]) -> pd.DataFrame:
     """A row for each series and size to forecast, with the columns FORECAST."""
     study = results.name
-    rows = [_row(f, n) | {"study": study} for f in found if f.fits for n in f.sizes]
+    rows = [_row(f, n) | {"study": study} for f in found for n in f.sizes]
     return frame(rows, FORECAST)
 
 
@@ -86,39 +106,58 @@ def _without(row: dict[str, Any]) -> str:
 
 def _forecast(curve: list[Size], wanted: Sequence[int]) -> Forecast:
     runs = [
-        (s.world_size or 0, rate, wrong)
+        (s.world_size or 0, rate, run in (s.outliers or "").split(", "))
         for s in curve
-        for rate, wrong in zip(s.rates, outliers(s.rates), strict=True)
+        for run, rate in zip(s.ok_runs, s.rates, strict=False)
     ]
-    # One run slowed down by other jobs would distort a least-squares fit.
+    # One run slowed down by other jobs would distort the forecast.
     ranks, rates = [n for n, _, wrong in runs if not wrong], [x for _, x, w in runs if not w]
-    first, last = curve[0], max(ranks)
-    beyond = tuple(sorted({n for n in wanted if n > last}))
-    scaling = first.scaling or "strong"
+    first, scaling = curve[0], curve[0].scaling or "strong"
     measured = tuple(sorted(set(ranks)))
-    fits = tuple(best(scaling, ranks, rates))
-    left_out = sum(wrong for _, _, wrong in runs)
-    return Forecast(first.series, scaling, first, measured, fits, beyond, left_out)
+    beyond = sorted({n for n in wanted if n > measured[-1]})
+    made = predict(ranks, rates) if beyond and len(measured) >= LEAST else None
+    refusals = {n: made.refused(n) for n in beyond} if made else {}
+    return Forecast(
+        series=first.series,
+        scaling=scaling,
+        base=first,
+        measured=measured,
+        fits=tuple(best(scaling, ranks, rates)),
+        sizes=tuple(n for n, why in refusals.items() if not why),
+        left_out=sum(wrong for _, _, wrong in runs),
+        prediction=made,
+        reasons=tuple(f"{first.series}: {why}" for why in refusals.values() if why),
+        nodes=max(s.nodes or 1 for s in curve),
+    )
 
 
 def _row(one: Forecast, ranks: int) -> Row:
-    law, base = one.fits[0], one.base.world_size or 1
-    rate, (low, high) = law.rate(ranks), law.interval(ranks)
+    made, base = one.prediction, one.base.world_size or 1
+    assert made is not None
     row: Row = {
         "series": one.series,
         "kind": "forecast",
-        "law": law.law,
-        "measured_sizes": ", ".join(map(str, law.sizes)),
-        "times_beyond": ranks / max(law.sizes),
+        "law": LAW,
+        "measured_sizes": ", ".join(map(str, one.measured)),
+        "times_beyond": ranks / max(one.measured),
         "world_size": ranks,
         "outliers_left_out": one.left_out,
     }
-    for end, value in (("", rate), ("_low", low), ("_high", high)):
-        speed_up = value / law.rate(base)
-        row |= {f"images_per_s{end}": value, f"speed_up{end}": speed_up}
+    rates = (made.rate(ranks), *made.interval(ranks))
+    for end, rate, speed_up in zip(("", "_low", "_high"), rates, made.speed_up(ranks), strict=True):
+        row |= {f"throughput{end}": rate, f"speed_up{end}": speed_up}
         row[f"efficiency{end}"] = speed_up * base / ranks
-    if one.base.train_samples:
-        times = [one.base.train_samples / value for value in (low, rate, high)]
-        row["time_per_epoch_s"] = median(times)
-        row |= {"time_per_epoch_low_s": min(times), "time_per_epoch_high_s": max(times)}
-    return row
+    if amount := one.base.time_amount:
+        row["time_s"], row["time_high_s"], row["time_low_s"] = (amount / rate for rate in rates)
+    return row | _older(one, row)
+
+
+def _older(one: Forecast, row: Row) -> Row:
+    """The values that have an older name too, of a training on images and of its epochs."""
+    ends = ("", "_low", "_high")
+    made: Row = {"throughput_unit": one.base.throughput_unit, "time_of": one.base.time_of}
+    if one.base.throughput_unit == IMAGES:
+        made |= {f"images_per_s{end}": row[f"throughput{end}"] for end in ends}
+    if one.base.time_of == EPOCH:
+        made |= {f"time_per_epoch{end}_s": row.get(f"time{end}_s") for end in ends}
+    return made

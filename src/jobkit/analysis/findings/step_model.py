@@ -38,7 +38,7 @@ def step_models(results: Results, links: Links) -> list[SeriesSteps]:
     rows = {str(row["run_id"]): row for row in records(results.runs)}
     curves: dict[str, dict[int, Size]] = {}
     for size in sizes(results.runs):
-        if size.images_per_s is not None and size.world_size:
+        if size.throughput is not None and size.world_size:
             curves.setdefault(size.series, {}).setdefault(size.world_size, size)
     return [_series(name, list(curve.values()), rows, links) for name, curve in curves.items()]
 
@@ -59,10 +59,10 @@ def _series(
 def _point(size: Size, run: Mapping[str, Any], links: Links) -> Point:
     """The step of one size. run: the row of one of its runs, for the settings."""
     ranks, batch = size.world_size, size.global_batch_size
-    if pd.isna(run["parameters"]) or not (ranks and batch and size.images_per_s):
+    if pd.isna(run["parameters"]) or not (ranks and batch and size.throughput):
         raise UsageError("the logs do not say parameters and batch of every size")
     sent = seconds(messages(run), links)
-    return Point(ranks, batch / ranks, sent, batch / size.images_per_s)
+    return Point(ranks, batch / ranks, sent, batch / size.throughput)
 
 
 def messages(run: Mapping[str, Any]) -> list[Message]:

@@ -7,14 +7,16 @@ import pandas as pd
 
 from jobkit.analysis.scaling.scaling import RULE
 from jobkit.analysis.tables.frames import records
-from jobkit.analysis.tables.text import TextTable, say, with_interval
+from jobkit.analysis.tables.text import TextTable, say, time_head, with_interval
 
 
 def proposal_table(table: pd.DataFrame, unit: str) -> TextTable:
     """The scaling of a study, a row for each series and size. unit: GPUs, or processes (ranks)."""
-    heads = ["series", "scaling", unit, "nodes", "time per epoch (s)", "speed-up", "efficiency"]
+    time = time_head(table)
+    heads = ["series", "scaling", unit, "nodes", time, "speed-up", "efficiency"]
     hours = "GPU-hours" if unit == "GPUs" else "process-hours"
-    heads += [f"{hours} per epoch", "node-hours per epoch", *_accuracy_head(table)]
+    per = time.removeprefix("time ").removesuffix(" (s)")
+    heads += [f"{hours} {per}", f"node-hours {per}", *_accuracy_head(table)]
     rows = [_row(row, len(heads) == 10) for row in records(table)]
     return TextTable(heads, rows, 2, notes(table))
 
@@ -24,10 +26,10 @@ def notes(table: pd.DataFrame) -> list[str]:
     lines = [f"Speed-up and efficiency are relative to {RULE}."]
     origins = sorted(table["spread_from"].dropna().unique())
     if origins:
-        share = float(table["confidence_share"].min())
-        least = f" (at most {share:.0%} where there are few values)" if share < 0.95 else ""
-        over = ", ".join(origins)
-        lines.append(f"In brackets: 95% bootstrap interval of the median over {over}{least}.")
+        lines.append(
+            "In brackets: 95% interval of the median over runs, from the spread between repeats "
+            f"({'; '.join(origins)}) by Student's t."
+        )
     else:
         lines.append("Each size was measured once, so differences may be noise.")
     return lines
@@ -44,10 +46,10 @@ def _row(row: Mapping[str, Any], accuracy: bool) -> list[str]:
         say(row["scaling"]),
         say(row["world_size"]),
         say(row["nodes"]),
-        with_interval(row, "time_per_epoch", "{:.4g}", "_s"),
+        with_interval(row, "time", "{:.4g}", "_s"),
         with_interval(row, "speed_up", "{:.2f}"),
         with_interval(row, "efficiency", "{:.0%}"),
-        say(row["gpu_hours_per_epoch"], "{:.3g}"),
-        say(row["node_hours_per_epoch"], "{:.3g}"),
+        say(row["gpu_hours"], "{:.3g}"),
+        say(row["node_hours"], "{:.3g}"),
     ]
     return [*cells, say(row["time_to_accuracy_s"], "{:.4g}")] if accuracy else cells

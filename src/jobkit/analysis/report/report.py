@@ -19,20 +19,21 @@ from jobkit.analysis.figures.draw import FIGURES
 from jobkit.analysis.figures.drawing import unit
 from jobkit.analysis.figures.subtitle import subtitle
 from jobkit.analysis.findings.breakdowns import efficiency_table, size_breakdowns
-from jobkit.analysis.findings.forecast import Forecast, forecast_table
+from jobkit.analysis.findings.forecast import LAW, Forecast, forecast_table, not_forecast
 from jobkit.analysis.findings.forecast import forecasts as fitted
 from jobkit.analysis.findings.verdict import LEAST, verdict
 from jobkit.analysis.report.proposal import proposal_table
 from jobkit.analysis.report.reproduce import commands, facts, study_file
 from jobkit.analysis.tables.frames import records
 from jobkit.analysis.tables.products import save
-from jobkit.analysis.tables.text import TextTable, counted, say, with_interval
+from jobkit.analysis.tables.text import TextTable, counted, rounded, say, time_head, with_interval
 
 _TEMPLATE = "report.html.j2"
 _LAW_NAMES = {
     "amdahl": "Amdahl",
     "usl": "Universal Scalability Law",
     "gustafson": "Gustafson",
+    LAW: "average of laws",
 }
 
 
@@ -109,41 +110,50 @@ def _figure(path: Path) -> dict[str, str]:
 
 
 def _care(results: Results) -> list[str]:
-    """The caveats: problems of the logs, outliers, overlapping intervals, warnings of the runs."""
-    lines = results.warnings()
+    """The caveats: problems of the logs, outliers, what is not told apart, the runs' warnings."""
+    lines, pairs, alike = results.warnings(), 0.0, 0
     for row in records(results.scaling):
         where = f"{row['series']} at {counted(row['world_size'], 'rank')}"
         if pd.notna(row["outliers"]):
             lines.append(f"{where}: outlier among the repeats: {row['outliers']}")
-        if pd.notna(row["not_distinguishable_from"]):
-            lines += _overlaps(where, str(row["not_distinguishable_from"]), lines)
+        if pd.notna(row["not_distinguishable_from"]) and pd.notna(row["spread_from"]):
+            found = _alike(where, str(row["not_distinguishable_from"]), lines)
+            lines, alike = lines + found, alike + len(found)
+        pairs += _comparisons(results, row)
+    if results.scaling["spread_from"].notna().any() and pairs > 1:
+        lines.append(
+            f"{pairs - alike:.0f} of {pairs:.0f} comparisons (of series at one size, of sizes in "
+            f"one series) differ at 95% confidence: chance alone would give about {pairs / 20:.1g}"
+        )
     texts = results.runs["warnings_text"].dropna().str.split(" | ", regex=False).explode()
     counts = texts.value_counts(sort=False).sort_index()
     return lines + [f"warning of {counted(n, 'run')}: {text}" for text, n in counts.items()]
 
 
-def _overlaps(where: str, names: str, listed: Sequence[str]) -> list[str]:
-    """The overlaps of a size that were not yet listed the other way round."""
+def _comparisons(results: Results, row: dict[str, Any]) -> float:
+    """With how many others a size is compared; a pair of series counts half at each of them."""
+    table = results.scaling[results.scaling["throughput"].notna()]
+    if pd.isna(row["throughput"]):
+        return 0
+    place = [(table[k] == row[k]).fillna(False) for k in ("scaling", "nodes", "ranks_per_node")]
+    same = table[place[0] & place[1] & place[2]]
+    own = table[table["series"] == row["series"]]
+    smaller = bool((own["world_size"] < row["world_size"]).any())
+    return (len(same) - 1) / 2 + smaller
+
+
+def _alike(where: str, names: str, listed: Sequence[str]) -> list[str]:
+    """What a size is not told apart from, without what was listed the other way round."""
     series, _, size = where.partition(" at ")
-    pairs = [
-        (f"{name} at {size}", f"{where}: interval overlaps that of {name}")
-        for name in names.split("; ")
-    ]
-    return [
-        line
-        for other, line in pairs
-        if f"{other}: interval overlaps that of {series}" not in listed
-    ]
+    end = "not distinguishable from"
+    pairs = [(f"{name} at {size}", f"{where}: {end} {name}") for name in names.split("; ")]
+    return [line for other, line in pairs if f"{other}: {end} {series}" not in listed]
 
 
 def _forecast(results: Results, forecasts: Sequence[Forecast]) -> TextTable:
-    heads = [
-        "series",
-        "law",
-        unit(results),
-        "times the largest measured size",
-        "forecast time per epoch (s)",
-    ]
+    table = forecast_table(results, forecasts)
+    heads = ["series", "law", unit(results), "times the largest measured size"]
+    heads.append(f"forecast {time_head(table)}")
     heads += ["forecast speed-up", "forecast efficiency"]
     rows = [
         [
@@ -151,17 +161,21 @@ def _forecast(results: Results, forecasts: Sequence[Forecast]) -> TextTable:
             _LAW_NAMES[row["law"]],
             say(row["world_size"]),
             say(row["times_beyond"], "{:.3g}"),
-            with_interval(row, "time_per_epoch", "{:.3g}", "_s"),
+            with_interval(row, "time", "{:.3g}", "_s"),
             with_interval(row, "speed_up", "{:.3g}"),
             with_interval(row, "efficiency", "{:.0%}"),
         ]
-        for row in records(forecast_table(results, forecasts))
+        for row in records(table)
     ]
     note = (
-        "Not measured: the fitted law with its 95 % prediction interval. It does not account for "
-        "effects that begin beyond the measured sizes, such as a slower network level."
+        "Not measured: laws averaged by how well they predict the measured sizes, with the 95 % "
+        "prediction interval of one more run. A slower network level beyond the measured sizes "
+        "counts as possible at each doubling, with a loss of 20 % on average."
     )
-    return TextTable(heads, rows, 2, [note])
+    notes = [note]
+    notes += [f"{f.caution[0].upper()}{f.caution[1:]}." for f in forecasts if f.sizes and f.caution]
+    notes += [f"No forecast: {why}." for f in forecasts for why in not_forecast(f)]
+    return TextTable(heads, rows, 2, notes)
 
 
 def _laws(found: Sequence[Forecast]) -> TextTable:
@@ -170,7 +184,7 @@ def _laws(found: Sequence[Forecast]) -> TextTable:
     rows = [
         [
             one.series,
-            _LAW_NAMES[fit.law] + (" (used for forecasts)" if fit is one.fits[0] else ""),
+            _LAW_NAMES[fit.law],
             estimate.name.replace("_", " "),
             f"{estimate.value:.4f}",
             f"{estimate.low:.4f} to {estimate.high:.4f}",
@@ -182,6 +196,8 @@ def _laws(found: Sequence[Forecast]) -> TextTable:
         for estimate in fit.estimates
     ]
     notes = [f"No fit: {one.refused}." for one in found if one.refused]
+    if rows:
+        notes.append("They describe the measured sizes; forecasts are not made with one of them.")
     left_out = [one for one in found if one.left_out and one.fits]
     notes += [
         f"{one.series}: fitted without {counted(one.left_out, 'outlier')}." for one in left_out
@@ -202,7 +218,8 @@ def _run(row: dict[str, Any]) -> dict[str, Any]:
         "evidence": shown,
         "cells": [
             say(row["time_per_epoch_s"], "{:.4g}"),
-            say(row["images_per_s"], "{:,.0f}"),
+            say(row["throughput"] if pd.isna(row["throughput"]) else rounded(row["throughput"])),
+            say(row["throughput_unit"]),
             say(row["peak_memory_mib"], "{:,.0f}"),
             say(row["val_accuracy"], "{:.1%}"),
         ],

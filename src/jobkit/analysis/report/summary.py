@@ -11,14 +11,15 @@ from rich.table import Table
 from rich.text import Text
 
 from jobkit.analysis.collect.results import Results
-from jobkit.analysis.scaling.sizes import Size
-from jobkit.analysis.tables.text import NONE, say
+from jobkit.analysis.scaling.scaling import older
+from jobkit.analysis.scaling.sizes import EPOCH, Size
+from jobkit.analysis.tables.text import NONE, rounded, say
 
 _WIDE = 200  # columns where there is no terminal: no line in a file is truncated
 _HEADS = (
     "ranks",
     "runs\nok",
-    "time per\nepoch (s)",
+    "time per\n{} (s)",
     "speed-up",
     "parallel\nefficiency",
     "peak\nmemory\n(MiB)",
@@ -69,8 +70,10 @@ def as_json(results: Results) -> str:
 
 
 def _size(size: Size) -> dict[str, Any]:
-    """A size's values, with the older names of two of them."""
-    return dataclasses.asdict(size) | {"planned": size.runs_planned, "ok": size.runs_ok}
+    """A size's values, with the older names of some of them."""
+    return (
+        dataclasses.asdict(size) | older(size) | {"planned": size.runs_planned, "ok": size.runs_ok}
+    )
 
 
 def _not_ok(results: Results) -> list[dict[str, Any]]:
@@ -84,8 +87,11 @@ def _not_ok(results: Results) -> list[dict[str, Any]]:
 def _table(found: Sequence[Size]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("series", overflow="fold")
-    for head in _HEADS:
-        table.add_column(head, justify="right", no_wrap=True)
+    of = dict.fromkeys(s.time_of for s in found)
+    own = [s for s in found if s.time_of != EPOCH]
+    for head in (*_HEADS, *(["throughput"] if own else [])):
+        text = head.format(" or ".join(of) or EPOCH)
+        table.add_column(text, justify="right", no_wrap=True)
     last = None
     for size in found:
         cells = [
@@ -97,6 +103,9 @@ def _table(found: Sequence[Size]) -> Table:
             say(size.peak_memory_mib, "{:,.0f}"),
             say(size.val_accuracy, "{:.1%}"),
         ]
+        if own:
+            rate = size.throughput
+            cells.append(say(rate and rounded(rate), f"{{}} {size.throughput_unit}"))
         series = f"{size.series} ({size.scaling} scaling)" if size.scaling else size.series
         table.add_row(Text(series if size.series != last else ""), *map(Text, cells))
         last = size.series
@@ -119,7 +128,7 @@ def _shape(size: Size) -> str:
 
 def _time(size: Size) -> str:
     """The median time of an epoch, with its range where there are several repeats."""
-    median = say(size.time_per_epoch_s, "{:.4g}")
-    if len(size.times_per_epoch_s) < 2:
+    median = say(size.time_s, "{:.4g}")
+    if len(size.times_s) < 2:
         return median
-    return f"{median} [{min(size.times_per_epoch_s):.4g}, {max(size.times_per_epoch_s):.4g}]"
+    return f"{median} [{min(size.times_s):.4g}, {max(size.times_s):.4g}]"

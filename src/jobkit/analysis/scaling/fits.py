@@ -1,4 +1,4 @@
-"""Scaling laws fitted to one curve, with intervals and predictions.
+"""Scaling laws fitted to one curve: they describe it; predict.py predicts larger sizes.
 
 With X(N) the rate on N ranks and c = X(1), each law is linear in its unknowns:
 
@@ -16,12 +16,11 @@ is a point of its own. Intervals are Student's, at 95 %.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
 
-from jobkit.analysis.scaling.spread import CONFIDENCE
+from jobkit.analysis.scaling.spread import student
 from jobkit.errors import UsageError
 
 Values = NDArray[np.float64]
@@ -53,28 +52,8 @@ class Fit:
     r_squared: float  # of the rates' logarithms; 1: a perfect fit
     worst: float  # the largest relative error of a size's median
     rate_one: float  # c, images per second
-    theta: Values  # the linear unknowns
-    covariance: Values
     noise: float  # the relative standard error of one run
     freedom: int  # runs - unknowns
-
-    def rate(self, ranks: float) -> float:
-        """The law's rate on that many ranks."""
-        value = float(_features(self.law, np.asarray([ranks], float))[0] @ self.theta)
-        return value if self.law == "gustafson" else ranks / value
-
-    def interval(self, ranks: float) -> tuple[float, float]:
-        """The 95 % prediction interval of one more run; it widens away from the measured sizes.
-
-        Computed on the logarithm, so that no end is below zero, from the uncertainty of the fit
-        and the noise of one run. The upper end is at most ideal scaling.
-        """
-        row = _features(self.law, np.asarray([ranks], float))[0]
-        relative = float(row @ self.covariance @ row) / float(row @ self.theta) ** 2
-        quantile, rate = student(self.freedom), self.rate(ranks)
-        width = quantile * math.sqrt(relative + self.noise**2)
-        ideal = max(self.rate_one * ranks, rate) * math.exp(quantile * self.noise)
-        return rate * math.exp(-width), min(rate * math.exp(width), ideal)
 
 
 def fit(law: str, sizes: Sequence[int], rates: Sequence[float]) -> Fit:
@@ -100,20 +79,15 @@ def fit(law: str, sizes: Sequence[int], rates: Sequence[float]) -> Fit:
     rate_one = float(theta[0]) if law == "gustafson" else 1 / float(theta[0])
     found = _estimates(law, names, theta, covariance, freedom)
     sizes_of = tuple(different)
-    return Fit(law, found, sizes_of, r_squared, worst, rate_one, theta, covariance, noise, freedom)
+    return Fit(law, found, sizes_of, r_squared, worst, rate_one, noise, freedom)
 
 
 def best(scaling: str, sizes: Sequence[int], rates: Sequence[float]) -> list[Fit]:
-    """The laws that can be fitted to a curve, the one to forecast with first.
-
-    The Universal Scalability Law where both of its terms slow down, else the simpler law: an
-    extrapolated negative term would predict more than ideal scaling.
-    """
+    """The laws that can be fitted to a curve, those first whose unknowns are all losses."""
     laws = ("gustafson", "usl") if scaling == "weak" else ("usl", "amdahl")
     different = len(set(sizes))
     fits = [fit(law, sizes, rates) for law in laws if different >= len(LAWS[law]) + 2]
-    plausible = [f for f in fits if all(e.value >= 0 for e in f.estimates)]
-    return plausible + [f for f in fits if f not in plausible]
+    return sorted(fits, key=lambda f: any(e.value < 0 for e in f.estimates))
 
 
 def _features(law: str, n: Values) -> Values:
@@ -144,28 +118,9 @@ def _estimates(
 
 def _goodness(n: Values, measured: Values, predicted: Values) -> tuple[float, float]:
     """R squared of the logarithms, and the largest relative error of a size's median."""
-    miss = np.log(measured) - np.log(predicted)
+    with np.errstate(invalid="ignore", divide="ignore"):  # a fitted rate may be below 0
+        miss = np.log(measured) - np.log(predicted)
     total = np.log(measured) - np.log(measured).mean()
     r_squared = 1 - float(miss @ miss) / float(total @ total) if total.any() else math.nan
     worst = max(abs(math.expm1(float(np.median(miss[n == size])))) for size in np.unique(n))
     return r_squared, worst
-
-
-def student(freedom: int) -> float:
-    """The two-sided 95 % quantile of Student's t.
-
-    Exact for 1 and 2 degrees of freedom; above, Abramowitz and Stegun 26.7.5: within 0.2 %.
-    """
-    p = 0.5 + CONFIDENCE / 2
-    if freedom == 1:
-        return math.tan(math.pi * (p - 0.5))
-    if freedom == 2:
-        return (2 * p - 1) * math.sqrt(2 / (4 * p * (1 - p)))
-    z, v = NormalDist().inv_cdf(p), float(freedom)
-    terms = (
-        (z**3 + z) / (4 * v),
-        (5 * z**5 + 16 * z**3 + 3 * z) / (96 * v**2),
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * v**3),
-        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / (92160 * v**4),
-    )
-    return z + sum(terms)

@@ -11,14 +11,16 @@ Strong and weak scaling are different series and never share a baseline.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import compress
 from statistics import median
 
 import pandas as pd
 
 from jobkit.analysis.scaling import spread
-from jobkit.analysis.scaling.sizes import Size, sizes
+from jobkit.analysis.scaling.sizes import EPOCH, IMAGES, Size, sizes
+from jobkit.analysis.scaling.spread import Pool
 from jobkit.analysis.tables.columns import SCALING
 from jobkit.analysis.tables.frames import Row, frame
 from jobkit.analysis.tables.text import counted
@@ -27,48 +29,55 @@ RULE = "the same strategy and settings at the smallest measured size"
 _UNMEASURED = "no run that is ok measured it"
 
 
-@dataclass(frozen=True)
-class _Spread:
-    """A size with the spread of its rate."""
-
-    size: Size
-    origin: str  # what the values are
-    count: int  # values
-    samples: spread.Values | None  # resampled medians of images_per_s
-
-
 def measured_sizes(
-    runs: pd.DataFrame, epochs: pd.DataFrame, accuracy: float | None = None, seed: int = 0
+    runs: pd.DataFrame, epochs: pd.DataFrame, accuracy: float | None = None
 ) -> list[Size]:
     """Every size of every series, compared with its baseline, with intervals and costs.
 
     accuracy: the validation accuracy to be reached; None: what every run that is ok has reached.
     """
-    found = [_spread(s, epochs, seed) for s in sizes(runs)]
-    bases: dict[str, _Spread] = {}
+    found = sizes(runs)
+    pool = spread.pool([s.rates for s in found])
+    flags = spread.outliers([s.rates for s in found])
+    bases: dict[str, Size] = {}
     for one in found:
-        if one.size.speed_up is not None:  # small sizes come first
-            bases.setdefault(one.size.series, one)
+        if one.speed_up is not None:  # small sizes come first
+            bases.setdefault(one.series, one)
     target = _common_accuracy(runs) if accuracy is None else accuracy
     reached = _epochs_to(epochs, target)
-    made = [
-        _finite(
-            one.size, _measured(one, bases.get(one.size.series)) | _cost(one.size, target, reached)
-        )
-        for one in found
-    ]
-    return [replace(s, not_distinguishable_from=_overlaps(s, made) or None) for s in made]
+    made = []
+    for one, wrong in zip(found, flags, strict=True):
+        row = {"outliers": ", ".join(compress(one.ok_runs, wrong)) or None}
+        row |= _measured(one, bases.get(one.series), pool) | _cost(one, target, reached)
+        made.append(_finite(one, row))
+    return [replace(s, not_distinguishable_from=_alike(s, made, pool) or None) for s in made]
 
 
 def scaling_table(found: Sequence[Size], study: str | None) -> pd.DataFrame:
     """A row for each size, with the columns SCALING."""
-    rows = [vars(s) | {"study": study, "note": s.note or _missing(s)} for s in found]
+    rows = [vars(s) | older(s) | {"study": study, "note": s.note or _missing(s)} for s in found]
     names = {c.name for c in SCALING}
     return frame([{k: v for k, v in row.items() if k in names} for row in rows], SCALING)
 
 
+# Columns with the older name of a value, of a training on images and of its epochs.
+_OF_IMAGES = {
+    f"images_per_s{end}": f"throughput{end}" for end in ("", "_low", "_high", "_per_rank")
+}
+_OF_EPOCHS = {f"time_per_epoch{end}_s": f"time{end}_s" for end in ("", "_low", "_high")}
+_OF_EPOCHS |= {f"{what}_hours_per_epoch": f"{what}_hours" for what in ("gpu", "node")}
+
+
+def older(size: Size) -> Row:
+    """The values of a size that have an older name too."""
+    names = (_OF_IMAGES if size.throughput_unit == IMAGES else {}) | (
+        _OF_EPOCHS if size.time_of == EPOCH else {}
+    )
+    return {older: getattr(size, name) for older, name in names.items()}
+
+
 def _missing(size: Size) -> str | None:
-    return _UNMEASURED if size.images_per_s is None else None
+    return _UNMEASURED if size.throughput is None else None
 
 
 def _finite(size: Size, more: Row) -> Size:
@@ -78,72 +87,55 @@ def _finite(size: Size, more: Row) -> Size:
     return replace(size, **more | dict.fromkeys(lost))
 
 
-def _spread(size: Size, epochs: pd.DataFrame, seed: int) -> _Spread:
-    """The spread of a size: over its repeats; over the epochs of the run where there is one."""
-    values, origin = list(size.rates), f"{len(size.rates)} repeats"
-    if len(values) == 1:
-        values = _rates_of_epochs(epochs[epochs["run_id"] == size.ok_runs[0]])
-        origin = f"{len(values)} epochs of one run"
-    label = f"{size.series} {size.nodes}x{size.ranks_per_node}"
-    samples = spread.medians(values, label, seed)
-    return _Spread(size, origin if samples is not None else "", len(values), samples)
-
-
-def _rates_of_epochs(epochs: pd.DataFrame) -> list[float]:
-    """The rates of a run's epochs, without the first of an attempt where there are others."""
-    timed = epochs.dropna(subset=["images_per_s"])
-    begun = epochs.groupby("attempt", dropna=False)["epoch"].transform("min")
-    first = timed["epoch"] == begun[timed.index]
-    later = timed[~first.fillna(False)]
-    return [float(v) for v in (later if len(later) else timed)["images_per_s"]]
-
-
-def _measured(one: _Spread, base: _Spread | None) -> Row:
+def _measured(size: Size, base: Size | None, pool: Pool | None) -> Row:
     """The intervals of a size, and how it compares with the baseline."""
-    size, row = one.size, Row()
-    flags = zip(size.ok_runs, spread.outliers(size.rates), strict=False)
-    row["outliers"] = ", ".join(run_id for run_id, wrong in flags if wrong) or None
-    if one.samples is not None:
-        row |= {"spread_from": one.origin, "confidence_share": spread.confidence(one.count)}
-        low, high = spread.interval(one.samples)
-        row |= {"images_per_s_low": low, "images_per_s_high": high}
-        if size.train_samples:
-            row["time_per_epoch_low_s"] = size.train_samples / high
-            row["time_per_epoch_high_s"] = size.train_samples / low
+    row, rates = Row(), _positive(size)
+    if pool and rates and size.throughput:
+        count = f"{len(rates)} repeats" if len(rates) > 1 else "1 run"
+        row["spread_from"] = f"{count}, spread pooled over {counted(pool.sizes, 'size')}"
+        row["confidence_share"] = spread.CONFIDENCE
+        factor = math.exp(pool.half_width(rates))
+        low, high = size.throughput / factor, size.throughput * factor
+        row |= {"throughput_low": low, "throughput_high": high}
+        if size.time_amount:
+            row["time_low_s"] = size.time_amount / high
+            row["time_high_s"] = size.time_amount / low
     if base and size.speed_up is not None:
-        row |= _compared(one, base)
+        row |= _compared(size, base, pool)
     return row
 
 
-def _compared(one: _Spread, base: _Spread) -> Row:
+def _compared(size: Size, base: Size, pool: Pool | None) -> Row:
     """The intervals of speed-up and efficiency; both ends are the value at the baseline itself."""
-    own, other = one.size, base.size
-    assert own.devices and other.devices
-    row: Row = {"baseline": f"{other.series} at {shape(other)}: {RULE}"}
-    if one is base:
-        ends = (1.0, 1.0)
-    elif one.samples is None or base.samples is None:
+    assert size.devices and base.devices and size.speed_up is not None
+    row: Row = {"baseline": f"{base.series} at {shape(base)}: {RULE}"}
+    if size is base:
+        low = high = 1.0
+    elif pool is None or not (_positive(size) and _positive(base)):
         return row
     else:
-        ends = spread.interval(one.samples / base.samples)
-        if one.origin != base.origin:
-            row["spread_from"] = f"{one.origin} (baseline: {base.origin})"
-        row["confidence_share"] = spread.confidence(min(one.count, base.count))
-    share = other.devices / own.devices
-    row |= {"speed_up_low": ends[0], "speed_up_high": ends[1]}
-    return row | {"efficiency_low": ends[0] * share, "efficiency_high": ends[1] * share}
+        factor = math.exp(pool.half_width(_positive(size), _positive(base)))
+        low, high = size.speed_up / factor, size.speed_up * factor
+    share = base.devices / size.devices
+    row |= {"speed_up_low": low, "speed_up_high": high}
+    return row | {"efficiency_low": low * share, "efficiency_high": high * share}
+
+
+def _positive(size: Size) -> tuple[float, ...]:
+    """The rates of the repeats, which come from logs: none where one has no logarithm."""
+    return size.rates if all(0 < rate < math.inf for rate in size.rates) else ()
 
 
 def _cost(size: Size, target: float | None, reached: dict[str, float]) -> Row:
     """What an epoch costs, and how long it takes to the target accuracy."""
     row: Row = {"target_accuracy": target}
-    time, devices = size.time_per_epoch_s, size.devices
-    if size.images_per_s is not None and devices:
-        row["images_per_s_per_rank"] = size.images_per_s / devices
+    time, devices = size.time_s, size.devices
+    if size.throughput is not None and devices:
+        row["throughput_per_rank"] = size.throughput / devices
     if time is None or not devices:
         return row
-    row["gpu_hours_per_epoch"] = time * devices / 3600
-    row["node_hours_per_epoch"] = time * (size.nodes or 1) / 3600
+    row["gpu_hours"] = time * devices / 3600
+    row["node_hours"] = time * (size.nodes or 1) / 3600
     needed = [reached[r] for r in size.ok_runs if r in reached]
     if needed and len(needed) == size.runs_ok:
         row["epochs_to_accuracy"] = median(needed)
@@ -167,32 +159,25 @@ def _epochs_to(epochs: pd.DataFrame, target: float | None) -> dict[str, float]:
     return {str(run_id): float(epoch) + 1 for run_id, epoch in first.items()}
 
 
-def _overlaps(size: Size, found: Sequence[Size]) -> str:
-    """The series at the same size, and the size before in the series, whose interval overlaps."""
+def _alike(size: Size, found: Sequence[Size], pool: Pool | None) -> str:
+    """The series at the same size, and the size before in the series, that may be as fast.
+
+    Without any repeats in the study, all of them: nothing says that they differ.
+    """
     place = (size.scaling, size.nodes, size.ranks_per_node)
-    same = [s for s in found if (s.scaling, s.nodes, s.ranks_per_node) == place]
-    names = _overlapping(size, same, lambda other: other.series)
+    same = [s for s in found if (s.scaling, s.nodes, s.ranks_per_node) == place and s is not size]
     smaller = [
         s for s in found if s.series == size.series and (s.world_size or 0) < (size.world_size or 0)
     ]
-    names += _overlapping(size, smaller[-1:], lambda other: counted(other.world_size or 0, "rank"))
-    return "; ".join(names)
+    names = [s.series for s in same if _may_be_equal(size, s, pool)]
+    before = [s for s in smaller[-1:] if _may_be_equal(size, s, pool)]
+    return "; ".join([*names, *(counted(s.world_size or 0, "rank") for s in before)])
 
 
-def _overlapping(size: Size, others: Iterable[Size], say: Callable[[Size], str]) -> list[str]:
-    """Those of the others whose interval of the rate overlaps the size's."""
-    low, high = size.images_per_s_low, size.images_per_s_high
-    return [
-        say(other)
-        for other in others
-        if other is not size
-        and low is not None
-        and high is not None
-        and other.images_per_s_low is not None
-        and other.images_per_s_high is not None
-        and low <= other.images_per_s_high
-        and other.images_per_s_low <= high
-    ]
+def _may_be_equal(one: Size, other: Size, pool: Pool | None) -> bool:
+    """Whether both were measured and no test says that they differ."""
+    rates = _positive(one), _positive(other)
+    return all(rates) and not (pool and pool.differ(*rates))
 
 
 def shape(size: Size) -> str:

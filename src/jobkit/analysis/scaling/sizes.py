@@ -3,6 +3,7 @@
 Only successful runs enter a median: a run without its end may have measured only a part.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from statistics import median
@@ -13,6 +14,9 @@ import pandas as pd
 from jobkit.analysis.tables.comparable import faults
 from jobkit.spec.runspec import STRATEGIES
 
+IMAGES = "images/s"  # the unit of a training on images, which is jobkit's own
+EPOCH = "epoch"
+_OF_RUNS = {"runs": "run", "shares": "one rank's share of a run"}
 _KEYS = ["series", "nodes", "ranks_per_node"]
 _FACTS = ("strategy", "scaling", "world_size", "global_batch_size", "batch_size_per_rank")
 
@@ -38,10 +42,13 @@ class Size:
     global_batch_size: int | None
     batch_size_per_rank: int | None
     train_samples: int | None
-    images_per_s: float | None  # median, then every repeat
+    throughput_unit: str  # of the rate: images/s, tokens/s, steps/s
+    throughput: float | None  # median, then every repeat
     rates: tuple[float, ...]
-    time_per_epoch_s: float | None  # median, then every repeat
-    times_per_epoch_s: tuple[float, ...]
+    time_of: str  # what the time is of: epoch, run, or an amount of work, as 10M tokens
+    time_amount: float | None  # that in units of work: time_s = time_amount / throughput
+    time_s: float | None  # median, then every repeat
+    times_s: tuple[float, ...]
     peak_memory_mib: float | None  # median, then every repeat
     peaks_memory_mib: tuple[float, ...]
     val_accuracy: float | None
@@ -52,10 +59,10 @@ class Size:
     efficiency: float | None = None  # speed-up / (devices / those of the base)
     note: str | None = None  # why it is not compared, where its runs must not be
     # Intervals, where there are two values or more.
-    images_per_s_low: float | None = None
-    images_per_s_high: float | None = None
-    time_per_epoch_low_s: float | None = None
-    time_per_epoch_high_s: float | None = None
+    throughput_low: float | None = None
+    throughput_high: float | None = None
+    time_low_s: float | None = None
+    time_high_s: float | None = None
     speed_up_low: float | None = None
     speed_up_high: float | None = None
     efficiency_low: float | None = None
@@ -65,9 +72,9 @@ class Size:
     not_distinguishable_from: str | None = None
     outliers: str | None = None
     # What an epoch costs, and the time to an accuracy.
-    images_per_s_per_rank: float | None = None
-    gpu_hours_per_epoch: float | None = None
-    node_hours_per_epoch: float | None = None
+    throughput_per_rank: float | None = None
+    gpu_hours: float | None = None
+    node_hours: float | None = None
     target_accuracy: float | None = None
     epochs_to_accuracy: float | None = None
     time_to_accuracy_s: float | None = None
@@ -76,14 +83,16 @@ class Size:
 def sizes(runs: pd.DataFrame) -> list[Size]:
     """Medians over the repeats of every size, series by series, small sizes first."""
     found = [_size(group) for _, group in runs.groupby(_KEYS, dropna=False, sort=False)]
-    return _with_speed_up(sorted(found, key=_order), faults(runs))
+    return _with_speed_up(_with_times(sorted(found, key=_order)), faults(runs))
 
 
 def _size(group: pd.DataFrame) -> Size:
     ok = group[group["status"] == "ok"]
     first = group.iloc[0]
     times, peaks = _values(ok, "time_per_epoch_s"), _values(ok, "peak_memory_mib")
-    rates, samples = _values(ok, "images_per_s"), ok["train_samples"].dropna()
+    rates = _values(ok, "throughput") or _values(ok, "images_per_s")
+    samples = ok["train_samples"].dropna()
+    units = ok["throughput_unit"].dropna()
     return Size(
         **{name: _plain(first[name]) for name in (*_KEYS, *_FACTS)},
         devices=_plain(ok["devices"].max()) or _plain(first["world_size"]),
@@ -92,14 +101,55 @@ def _size(group: pd.DataFrame) -> Size:
         ok_runs=tuple(ok["run_id"]),
         train_samples=int(samples.iloc[0]) if len(samples) else None,
         not_ok=tuple(s for s in group["status"] if s != "ok"),
-        images_per_s=_median(rates),
+        throughput_unit=str(units.iloc[0]) if len(units) else IMAGES,
+        throughput=_median(rates),
         rates=tuple(rates),
-        time_per_epoch_s=_median(times),
-        times_per_epoch_s=tuple(times),
+        time_of=EPOCH,
+        time_amount=float(samples.iloc[0]) if len(samples) else None,
+        time_s=_median(times),
+        times_s=tuple(times),
         peak_memory_mib=_median(peaks),
         peaks_memory_mib=tuple(peaks),
         val_accuracy=_median(_values(ok, "val_accuracy")),
     )
+
+
+def _with_times(found: list[Size]) -> list[Size]:
+    """Give the sizes of a program without epochs the time of an amount of work, or of a run.
+
+    The amount is a power of ten, the same for all sizes of a unit: the fastest takes up to 1 s.
+    """
+    made = []
+    for size in found:
+        alike = [s for s in found if s.throughput_unit == size.throughput_unit]
+        if any(s.times_s for s in alike):
+            made.append(size)
+            continue
+        amount, name = _work(
+            size.throughput_unit, max((r for s in alike for r in s.rates), default=1)
+        )
+        times = tuple(amount / rate for rate in size.rates if rate > 0)
+        made.append(
+            replace(size, time_of=name, time_amount=amount, times_s=times, time_s=_median(times))
+        )
+    return made
+
+
+def _work(unit: str, fastest: float) -> tuple[float, str]:
+    """An amount of work, so that amount / rate is in seconds, and what it is called."""
+    name, _, per = unit.partition("/")
+    if per == "h":  # the wall time of the run is all that is known
+        return 3600.0, _OF_RUNS.get(name, name)
+    amount = 10.0 ** math.ceil(math.log10(fastest)) if 0 < fastest < math.inf else 1.0
+    return amount, f"{_amount(amount)} {name}"
+
+
+def _amount(amount: float) -> str:
+    """A power of ten in words: 1,000, 10M."""
+    for least, mark in ((1e9, "G"), (1e6, "M")):
+        if amount >= least:
+            return f"{amount / least:,.0f}{mark}"
+    return f"{amount:,.0f}" if amount >= 1 else f"{amount:g}"
 
 
 def _with_speed_up(found: list[Size], bad: dict[str, str]) -> list[Size]:
@@ -113,12 +163,12 @@ def _with_speed_up(found: list[Size], bad: dict[str, str]) -> list[Size]:
         if size.series in bad:
             made.append(replace(size, note=f"not compared: {bad[size.series]}"))
             continue
-        if size.images_per_s is None or size.world_size is None:
+        if size.throughput is None or size.world_size is None:
             made.append(size)
             continue
         one = base.setdefault(size.series, size)
-        assert one.images_per_s is not None and one.world_size is not None
-        speed_up = size.images_per_s / one.images_per_s
+        assert one.throughput is not None and one.world_size is not None
+        speed_up = size.throughput / one.throughput
         assert one.devices and size.devices  # known where the world size is
         efficiency = speed_up * one.devices / size.devices
         base_size = one.world_size

@@ -9,13 +9,13 @@ the name: _s seconds, _mib 2**20 bytes, _share 0 to 1, images_per_s.
 """
 
 from jobkit.analysis.tables.column import COUNT, FLAG, NUMBER, TEXT, Column
-from jobkit.analysis.tables.run_columns import EPOCHS, IDENTITY, RESULTS, SIZE
+from jobkit.analysis.tables.run_columns import EPOCHS, IDENTITY, RESULTS, SIZE, STEPS
 from jobkit.metric import drill
 from jobkit.metric.line import KINDS
 
 _OF_SIZE = ("nodes", "ranks_per_node", "world_size", "scaling")
 _OF_BATCH = ("global_batch_size", "batch_size_per_rank")
-_CONFIDENCE = "of the bootstrap interval over spread_from, at confidence_share"
+_CONFIDENCE = "of the interval between runs, at confidence_share; empty without repeats"
 
 
 def _with_interval(name: str, meaning: str, unit: str = "") -> tuple[Column, ...]:
@@ -41,17 +41,17 @@ SCALING = (
     ),
     Column("base_world_size", COUNT, "number of ranks of the baseline"),
     *_with_interval(
-        "images_per_s", "training throughput, images per second: median of successful repeats"
+        "images_per_s", "throughput of a training on images; empty for another program"
     ),
     Column(
         "images_per_s_per_rank",
         NUMBER,
-        "throughput per GPU (CPU: per process): images_per_s / devices",
+        "the same per GPU (CPU: per process): images_per_s / devices",
     ),
     *_with_interval("time_per_epoch", "train_samples / images_per_s", "_s"),
     *_with_interval(
         "speed_up",
-        "images_per_s / images_per_s of the baseline (weak scaling: the scaled speed-up)",
+        "throughput / throughput of the baseline (weak scaling: the scaled speed-up)",
     ),
     *_with_interval("efficiency", "speed_up x devices of the baseline / devices"),
     Column("gpu_hours_per_epoch", NUMBER, "time_per_epoch_s x devices / 3600 (CPU: processes)"),
@@ -71,29 +71,38 @@ SCALING = (
         NUMBER,
         "epochs_to_accuracy x time_per_epoch_s: training only, without start-up and evaluation",
     ),
-    Column("spread_from", TEXT, "samples of the intervals: repeats, or the epochs of one run"),
     Column(
-        "confidence_share",
-        NUMBER,
-        "confidence level of the intervals: 0.95, or less if there are few samples",
+        "spread_from",
+        TEXT,
+        "repeats of this size, and over how many sizes their spread is pooled; empty if no size "
+        "of the study was repeated",
     ),
+    Column("confidence_share", NUMBER, "confidence level of the intervals"),
     Column(
         "not_distinguishable_from",
         TEXT,
-        "series at the same size, and the next smaller size of the series, whose interval overlaps",
+        "series at the same size, and the next smaller size of the series, that no test on the "
+        "difference tells apart at 95 %; without repeats all of them",
     ),
     Column(
         "outliers", TEXT, "run_ids that are outliers among the repeats; the medians include them"
     ),
     Column("note", TEXT, "why there is no comparison, if there is none"),
+    Column("throughput_unit", TEXT, "unit of throughput: images/s, samples/s, tokens/s, steps/s"),
+    *_with_interval("throughput", "rate over all ranks: median of successful repeats"),
+    Column("throughput_per_rank", NUMBER, "throughput / world_size"),
+    Column("time_of", TEXT, "what time_s is of: epoch, an amount of work as 10M tokens, or run"),
+    *_with_interval("time", "time of that: the amount / throughput", "_s"),
+    Column("gpu_hours", NUMBER, "time_s x world_size / 3600 (CPU: processes)"),
+    Column("node_hours", NUMBER, "time_s x nodes / 3600"),
 )
 
 _FORECAST = "end of the 95 % prediction interval of one more run"
 FORECAST = (
     *IDENTITY[1:],
     Column("kind", TEXT, "forecast: no row of this table is measured"),
-    Column("law", TEXT, "fitted scaling law: amdahl, usl or gustafson"),
-    Column("measured_sizes", TEXT, "world sizes that the law was fitted to"),
+    Column("law", TEXT, "average: of scaling laws, by how well they predict the measured sizes"),
+    Column("measured_sizes", TEXT, "world sizes that the forecast was made from"),
     Column("outliers_left_out", COUNT, "runs excluded from the fit as outliers"),
     Column("times_beyond", NUMBER, "world_size / the largest measured size"),
     Column("world_size", COUNT, "number of ranks"),
@@ -102,8 +111,10 @@ FORECAST = (
         for what, unit, text in (
             ("images_per_s", "", "training images per second"),
             ("time_per_epoch", "_s", "train_samples / images_per_s"),
-            ("speed_up", "", "images_per_s / the law's value at the baseline"),
+            ("speed_up", "", "throughput / the value of the laws at the baseline"),
             ("efficiency", "", "speed_up x base_world_size / world_size"),
+            ("throughput", "", "rate over all ranks, in throughput_unit"),
+            ("time", "_s", "time of time_of: an epoch, or an amount of work"),
         )
         for name, meaning in (
             (f"{what}{unit}", f"forecast: {text}"),
@@ -111,6 +122,8 @@ FORECAST = (
             (f"{what}_high{unit}", f"upper {_FORECAST}"),
         )
     ),
+    Column("throughput_unit", TEXT, "unit of throughput"),
+    Column("time_of", TEXT, "what time_s is of"),
 )
 
 _COMM_DTYPES = {"operation": TEXT, "scope": TEXT, "correct": FLAG}
@@ -129,6 +142,7 @@ DRILL = tuple(
 TABLES = {
     "results": RESULTS,
     "epochs": EPOCHS,
+    "steps": STEPS,
     "scaling": SCALING,
     "forecast": FORECAST,
     "comm": COMM,

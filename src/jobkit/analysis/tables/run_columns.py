@@ -81,6 +81,23 @@ _MEASURED = (
     ),
     Column("best_val_accuracy", NUMBER, "maximum validation accuracy over epochs"),
 )
+_STEPS = (
+    Column("throughput", NUMBER, "rate over all ranks, in throughput_unit, without the warm-up"),
+    Column("throughput_unit", TEXT, "unit of throughput: images/s, samples/s, tokens/s, steps/s"),
+    Column(
+        "throughput_source",
+        TEXT,
+        "what measured it: meter, auto, pattern NAME, metric lines, epochs of the training, or the "
+        "wall time of the run",
+    ),
+    Column("step_time_s", NUMBER, "time of one optimizer step, without the warm-up"),
+    Column("step_p50_s", NUMBER, "median time of a step; of windows: the median of theirs"),
+    Column("step_p95_s", NUMBER, "95th percentile of the time of a step, likewise"),
+    Column("step_p99_s", NUMBER, "99th percentile of the time of a step, likewise"),
+    Column("step_max_s", NUMBER, "longest time of a step"),
+    Column("steps_timed", COUNT, "optimizer steps in these times"),
+    Column("wall_time_s", NUMBER, "from the start of the run's job to its end"),
+)
 _OF_STEP = "of the breakdown record with the median iteration: "
 _BREAKDOWN = tuple(
     Column(f"breakdown_{name}", NUMBER, f"{_OF_STEP}{meaning}")
@@ -190,7 +207,7 @@ def _setting_dtype(name: str) -> str:
 
 def _setting_columns() -> tuple[Column, ...]:
     """The planned settings that have no column above."""
-    taken = {c.name for c in (*IDENTITY, *_OUTCOME, *SIZE, *_MEASURED, *_WHERE, *_SLURM)}
+    taken = {c.name for c in (*IDENTITY, *_OUTCOME, *SIZE, *_MEASURED, *_STEPS, *_WHERE, *_SLURM)}
     taken |= {"epochs"}  # epochs_planned
     return tuple(
         Column(f.name, _setting_dtype(f.name), f"setting: {f.metadata['help']}")
@@ -213,6 +230,7 @@ RESULTS = (
     *_WHERE,
     *_SLURM,
     *_setting_columns(),
+    *_STEPS,
 )
 EPOCHS = (
     *IDENTITY,
@@ -224,4 +242,19 @@ EPOCHS = (
         Column(name, COUNT if name in ("epoch", "iterations", "timed_images") else NUMBER, meaning)
         for name, meaning in KINDS["epoch"].items()
     ),
+)
+STEPS = (
+    *IDENTITY,
+    Column("world_size", COUNT, "number of ranks"),
+    Column("repeat", COUNT, "index of the repeat, from 0"),
+    Column("attempt", COUNT, "index of the attempt, from 0"),
+    Column("step", COUNT, "index of the last step, as the program counts"),
+    Column("epoch", COUNT, "the epoch, as the program counts"),
+    Column("steps", COUNT, "optimizer steps"),
+    Column("warmup", FLAG, "whether they are of the warm-up and not compared"),
+    Column("time_s", NUMBER, "wall time of these steps, maximum over ranks, without pauses"),
+    Column("throughput", NUMBER, "rate over all ranks, in throughput_unit"),
+    Column("throughput_unit", TEXT, "unit of throughput"),
+    Column("data_wait_s", NUMBER, "part of time_s spent waiting for batches, maximum over ranks"),
+    *(c for c in _STEPS if c.name in ("step_p50_s", "step_p95_s", "step_p99_s", "step_max_s")),
 )

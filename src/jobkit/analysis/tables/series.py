@@ -3,22 +3,19 @@
 from collections.abc import Mapping
 from typing import Any
 
-from jobkit.spec.runspec import RunSpec
+from jobkit.spec.planned import PlannedRun
 
-_SIZE = ("nodes", "ranks_per_node", "repeat")
-_BATCH = ("global_batch_size", "batch_size_per_rank")
-_NO_INFLUENCE = ("data_dir",)
 # Values that need no name; others are shown as setting=value.
 _PLAIN_VALUES = ("strategy", "model", "precision", "optimizer", "scaling")
 
 
-def series_labels(specs: Mapping[str, RunSpec | None]) -> dict[str, str]:
+def series_labels(specs: Mapping[str, PlannedRun | None]) -> dict[str, str]:
     """A label for each run: its strategy and every setting in which the runs differ.
 
     Runs with the same label differ in size and repeat only. Strong and weak scaling never share
     a label. A run whose settings are not known gets one of its own.
     """
-    keys = {run_id: _comparable(spec) for run_id, spec in specs.items() if spec}
+    keys = {run_id: spec.comparable() for run_id, spec in specs.items() if spec}
     varying = [
         name
         for name in _names(keys.values())
@@ -27,15 +24,6 @@ def series_labels(specs: Mapping[str, RunSpec | None]) -> dict[str, str]:
     shown = ["strategy", *(name for name in varying if name != "strategy")]
     labels = {run_id: ", ".join(_say(key, shown)) for run_id, key in keys.items()}
     return {run_id: labels.get(run_id, f"{run_id} (settings unknown)") for run_id in specs}
-
-
-def _comparable(spec: RunSpec) -> dict[str, Any]:
-    """The settings that two runs of one series must share."""
-    left_out = (*_SIZE, *_BATCH, *_NO_INFLUENCE)
-    key = {k: v for k, v in vars(spec).items() if k not in left_out}
-    if spec.scaling == "weak":
-        return {**key, "scaling": "weak", "batch_size_per_rank": spec.batch_size_per_rank}
-    return {**key, "scaling": "strong", "global_batch_size": spec.steps_batch_size}
 
 
 def _names(keys: Any) -> list[str]:

@@ -12,7 +12,7 @@ from jobkit.outcome.facts import read_job
 from jobkit.outcome.logs import open_log
 from jobkit.paths import RunPaths
 from jobkit.processes import age_s
-from jobkit.spec.runspec import RunSpec
+from jobkit.spec.planned import PlannedRun
 
 _TAIL_BYTES = 32 << 10
 _TOO_LARGE = 1e30  # to be shown
@@ -23,7 +23,7 @@ class Progress:
     """The progress of a run's latest attempt. Times are in seconds; None: not known yet."""
 
     epoch: int  # epochs completed
-    epochs: int  # planned
+    epochs: int  # planned; 0: the program decides
     val_loss: float | None
     val_accuracy: float | None
     images_per_s: float | None
@@ -34,8 +34,8 @@ class Progress:
     def text(self) -> str:
         """The progress in one phrase."""
         if not self.epoch:
-            return "starting"
-        parts = [f"epoch {self.epoch}/{self.epochs}"]
+            return "starting" if self.epochs else "started"
+        parts = [f"epoch {self.epoch}/{self.epochs}" if self.epochs else f"epoch {self.epoch}"]
         if self.val_loss is not None:
             parts.append(f"loss {self.val_loss:.3f}")
         if self.val_accuracy is not None:
@@ -45,20 +45,20 @@ class Progress:
         return ", ".join(parts)
 
 
-def progress(paths: RunPaths, spec: RunSpec, attempt: int | None) -> Progress:
+def progress(paths: RunPaths, spec: PlannedRun, attempt: int | None) -> Progress:
     """The progress of an attempt."""
     epochs = _epochs(paths, attempt)
     job = read_job(paths) or {}
-    last = epochs[-1] if epochs else {}
+    last, planned = epochs[-1] if epochs else {}, spec.planned_epochs or 0
     done = last.get("epoch", -1) + 1
     return Progress(
         epoch=done,
-        epochs=spec.epochs,
+        epochs=planned,
         val_loss=_number(last.get("val_loss")),
         val_accuracy=_number(last.get("val_accuracy")),
         images_per_s=_number(last.get("images_per_s")),
         elapsed_s=_elapsed_s(job),
-        left_s=_left_s(last, spec.epochs - done),
+        left_s=_left_s(last, planned - done) if planned else None,
     )
 
 

@@ -143,7 +143,7 @@ def _table(states: States) -> Any:
         table.add_row(
             row["run_id"],
             Text(row["status"], style=style(row["status"])),
-            f"{row['epoch']}/{row['epochs']}",
+            f"{row['epoch']}/{row['epochs']}" if row["epochs"] else "",
             loss,
             duration(row["left_s"]),
             row["reason"] if row["status"] != "ok" else "",

@@ -118,7 +118,7 @@ class View:
         part = sum(
             at.epoch / at.epochs
             for r, at in self.progress.items()
-            if self.states[r].status == "running"
+            if self.states[r].status == "running" and at.epochs
         )
         summary = ", ".join(f"{n} {status}" for status, n in counts.items())
         left = self.left_s()

@@ -21,7 +21,7 @@ from submitit.local.local import LocalExecutor
 
 from jobkit.errors import UsageError
 from jobkit.launch import lock
-from jobkit.launch.command import Order, local_command, remember_devices
+from jobkit.launch.command import Order, leave_spec, local_command, remember_devices
 from jobkit.launch.task import GRACE_S, ORDER_KEY, adopt_orphans, end_descendants, run_one
 from jobkit.outcome.liveness import process_start
 from jobkit.paths import StudyPaths, write_json
@@ -50,6 +50,7 @@ def drive(order: Order) -> None:
                 run_id = waiting.pop(0)
                 folder = study.run(run_id).folder
                 command = local_command(runs[run_id], folder, order.more)
+                leave_spec(study, run_id, runs[run_id])
                 # The environment is inherited, never an argument: submitit writes those to disk.
                 job = executor.submit(run_one, str(folder), command)
                 working.append(job)

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -29,16 +30,21 @@ _DRIVER = "jobkit.launch.local.driver"
 
 def check(plan: Plan) -> None:
     """Raise UsageError for a plan that cannot run on this machine."""
-    for package in ("torch", "torchvision", "submitit"):
+    wanted = [package for spec in plan.runs.values() for package in spec.packages]
+    for package in dict.fromkeys([*wanted, "submitit"]):
         if importlib.util.find_spec(package) is None:
             raise UsageError(f"{door.missing(package)}; runs on this machine need it")
     for spec in plan.runs.values():
+        if spec.program is not None and shutil.which(spec.program) is None:
+            raise UsageError(f"no command '{spec.program}' on this machine")
         if spec.nodes > 1:
             raise UsageError(
                 f"{spec.nodes} nodes: this machine is one node; plan it with "
                 f"--gpus {spec.world_size}, or run it on a cluster with Slurm"
             )
-    on_gpus = max((s.world_size for s in plan.runs.values() if s.device == "cuda"), default=0)
+    on_gpus = max(
+        (s.world_size for s in plan.runs.values() if s.planned_device == "cuda"), default=0
+    )
     if on_gpus and (gpus := count_gpus()) < on_gpus:
         raise UsageError(
             f"--device cuda: {on_gpus} ranks need as many GPUs, and this machine shows {gpus} "
@@ -50,7 +56,7 @@ def warnings(plan: Plan) -> list[str]:
     """Return warnings about oversubscribed cores or GPUs."""
     largest = max(spec.world_size for spec in plan.runs.values())
     cores, gpus = len(os.sched_getaffinity(0)), count_gpus()
-    wanted = {spec.device for spec in plan.runs.values()}
+    wanted = {spec.planned_device for spec in plan.runs.values()}
     found = []
     if gpus and largest > gpus and "auto" in wanted:
         found.append(

@@ -13,8 +13,7 @@ from jobkit.launch.site import Site, minutes
 from jobkit.paths import StudyPaths
 from jobkit.requeue import WARNING_S
 from jobkit.spec.plan import Plan
-from jobkit.spec.runspec import RunSpec
-from jobkit.spec.strategies import FACTS
+from jobkit.spec.planned import PlannedRun
 
 Options = dict[str, str | bool]
 
@@ -105,10 +104,9 @@ def submission(
     )
 
 
-def shape_of(spec: RunSpec) -> Shape:
+def shape_of(spec: PlannedRun) -> Shape:
     """The allocation that a run needs."""
-    whole_node = FACTS[spec.strategy].whole_node and spec.device != "cpu"
-    return Shape(spec.nodes, spec.ranks_per_node, whole_node)
+    return Shape(spec.nodes, spec.ranks_per_node, spec.whole_node)
 
 
 def batches(plan: Plan, run_ids: Sequence[str], site: Site, given: Options) -> list[Batch]:
@@ -200,7 +198,7 @@ def gpu_options(shape: Shape, site: Site) -> Options:
 
 
 def verbatim(words: Sequence[str]) -> Options:
-    """Options of sbatch given after `--`: --key=value, --key value, or --flag.
+    """Options of sbatch from a site or --sbatch: --key=value, --key value, or --flag.
 
     Raises UsageError for a word that is no option, or an option that jobkit sets itself.
     """

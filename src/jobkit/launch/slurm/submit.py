@@ -8,7 +8,7 @@ from pathlib import Path
 from submitit import Job
 
 from jobkit.errors import UsageError
-from jobkit.launch.command import job_command
+from jobkit.launch.command import job_command, leave_spec
 from jobkit.launch.slurm import commands
 from jobkit.launch.slurm.executor import Executor
 from jobkit.launch.slurm.options import (
@@ -53,6 +53,7 @@ def submit(submission: Submission) -> list[str]:
             paths = study.run(run_id)
             paths.folder.mkdir(exist_ok=True)
             write_whole(paths.site, submission.site.shell())
+            leave_spec(study, run_id, submission.plan.runs[run_id])
     masters: list[str] = []
     for batch in submission.batches:
         try:

@@ -1,0 +1,161 @@
+"""Observations from what a program printed: its own lines by a pattern, or key=value lines."""
+
+import io
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, BinaryIO
+
+import regex
+
+from jobkit.analysis.collect.steps import Observation, Observed, each_once, of_lines
+from jobkit.errors import ANSI, UsageError
+from jobkit.metric.line import Record
+from jobkit.metric.pattern import Pattern
+from jobkit.metric.quantity import Quantity, quantity_of
+from jobkit.outcome.evidence import START_MARK
+
+LONGEST_LINE = 8192  # characters of a line that a pattern is tried on
+TIMEOUT_S = 2.0  # of one expression on one line: a study may have been handed over
+_ATTEMPT = re.compile(rf"{re.escape(START_MARK)}: attempt ([0-9]{{1,9}})\b")
+_NUMBER = re.compile(r"[+-]?(?:[0-9][0-9,]*\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_OWN_KEYS = frozenset(("rank", "attempt", "kind", "run_id", "study", "t", "seq"))
+
+
+def matches(stream: BinaryIO, pattern: Pattern) -> Iterator[tuple[int, int, Mapping[str, str]]]:
+    """Each line of a log that the pattern finds: attempt, number of the line, its groups' texts.
+
+    Raises UsageError where an expression takes longer than TIMEOUT_S on a line.
+    """
+    tried = [regex.compile(text) for text in pattern.lines]
+    attempt = 0
+    for number, line in _lines(stream):
+        if mark := _ATTEMPT.search(line):
+            attempt = int(mark[1])
+        for expression in tried:
+            try:
+                found = expression.search(line, timeout=TIMEOUT_S)
+            except TimeoutError:
+                raise UsageError(
+                    f"pattern {pattern.name}: took longer than {TIMEOUT_S:g} s on line {number}"
+                ) from None
+            if found:
+                yield attempt, number, {k: v for k, v in found.groupdict().items() if v}
+                break
+
+
+def _lines(stream: BinaryIO) -> Iterator[tuple[int, str]]:
+    """The lines of a log without colours; a progress bar's steps are lines too."""
+    text = io.TextIOWrapper(stream, "utf-8", "replace", newline="\n")
+    number = 1
+    while line := text.readline(1 << 20):
+        for part in line.rstrip("\n").split("\r"):
+            if part:
+                yield number, ANSI.sub("", part)[:LONGEST_LINE]
+        number += line.endswith("\n")
+
+
+def observed_lines(
+    found: Iterable[tuple[int, int, Mapping[str, str]]],
+    pattern: Pattern,
+    ranks: int | None,
+    planned: Mapping[str, Any],
+) -> Observed | None:
+    """The observations of the lines that a pattern found; None where no line says a time or rate.
+
+    ranks: how many a rate of one rank is multiplied by. planned: unit, work_per_step and
+    warmup_steps of the study.
+    """
+    of_one = pattern.of == "per_rank"
+    made: list[Observation] = []
+    units: set[str] = set()
+    for attempt, _, groups in found:
+        values = {name: _plain(text) for name, text in groups.items()}
+        one, unit = _observation(values, of_one, ranks)
+        units |= {unit} if unit else set()
+        if one.time_s or one.rate:
+            made.append(replace(one, attempt=attempt))
+    steps = of_lines(each_once(made), _warmup(planned), pattern.spans == "step")
+    if pattern.spans == "running":
+        steps = [replace(steps[-1], warmup=False)] if steps else []
+    source = f"pattern {pattern.name}"
+    return _observed(steps, units, planned, source, pattern.spans == "step")
+
+
+def observed_metrics(
+    records: Sequence[Record], ranks: int | None, planned: Mapping[str, Any]
+) -> Observed | None:
+    """The observations of [METRIC] key=value lines that say a time or a rate, and no epoch."""
+    made: list[Observation] = []
+    units: set[str] = set()
+    for record in records:
+        if "v" in record or ("epoch" in record and "step" not in record):
+            continue
+        values = {k: v for k, v in record.items() if k not in _OWN_KEYS}
+        one, unit = _observation(values, False, ranks)
+        if one.time_s or one.rate:
+            units |= {unit} if unit else set()
+            made.append(one)
+    return _observed(of_lines(made, _warmup(planned), False), units, planned, "metric lines")
+
+
+def _warmup(planned: Mapping[str, Any]) -> int:
+    value = planned.get("warmup_steps")
+    return value if type(value) is int else 0
+
+
+def _observed(
+    steps: Sequence[Observation],
+    units: set[str],
+    planned: Mapping[str, Any],
+    source: str,
+    single: bool = False,
+) -> Observed | None:
+    if not steps:
+        return None
+    unit = planned.get("unit") or (min(units) if len(units) == 1 else None)
+    per_step = planned.get("work_per_step")
+    return Observed(steps=steps, unit=unit, work_per_step=per_step, single=single, source=source)
+
+
+def _observation(
+    values: Mapping[str, Any], of_one: bool, ranks: int | None
+) -> tuple[Observation, str | None]:
+    """One line as an observation of one step, and the unit of its rate or work."""
+    fields: dict[str, Any] = {}
+    free: dict[str, Any] = {}
+    unit = None
+    for name, value in values.items():
+        quantity = quantity_of(name)
+        if quantity.kind == "free" or type(value) not in (int, float):
+            free[quantity.name or name] = value
+        elif quantity.kind in ("rate", "work"):
+            unit = quantity.unit
+            scaled = _over_ranks(value * quantity.scale, quantity, of_one, ranks)
+            fields["rate" if quantity.kind == "rate" else "work"] = scaled
+        elif quantity.kind in ("step", "epoch"):
+            fields[quantity.kind] = value if type(value) is int else None
+        elif quantity.kind != "epoch_time":
+            fields[_FIELD[quantity.kind]] = value * quantity.scale
+    return Observation(**fields, values=free), unit
+
+
+_FIELD = {"step_time": "time_s", "data_wait": "data_wait_s", "memory": "memory_mib"}
+
+
+def _over_ranks(value: float, quantity: Quantity, of_one: bool, ranks: int | None) -> float | None:
+    """A rate or work of all ranks; None where it is of one and their number is not known."""
+    if quantity.unit == "steps" or not (of_one or quantity.per_rank):
+        return value  # every rank takes the same steps
+    return value * ranks if ranks else None
+
+
+def _plain(text: str) -> Any:
+    """The text of a group as a number where it is one, None for NaN and infinity."""
+    word = text.strip().strip("'\"")
+    if _NUMBER.fullmatch(word):
+        bare = word.replace(",", "")
+        return int(bare) if bare.lstrip("+-").isdigit() and len(bare) < 19 else float(bare)
+    if word.lower().lstrip("+-") in ("nan", "inf", "infinity"):
+        return None
+    return word

@@ -1,0 +1,90 @@
+"""How fast a run was, from the best source that it left, and its rows in steps.csv.
+
+The sources, the best first: windows of the meter, lines that the study's pattern finds, windows of
+the start-up hook, [METRIC] key=value lines, the epochs of a training, and at last the wall time of
+the whole run, which has its start-up in it.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from jobkit.analysis.collect.lines import matches, observed_lines, observed_metrics
+from jobkit.analysis.collect.records import RunRecords
+from jobkit.analysis.collect.steps import Observed, rate_row
+from jobkit.analysis.collect.windows import observed_windows
+from jobkit.analysis.tables.frames import Row
+from jobkit.metric.line import Record
+from jobkit.metric.pattern import Pattern, load_pattern, own_pattern
+from jobkit.outcome.logs import open_log
+from jobkit.paths import RunPaths, read_json
+
+WALL_TIME = "wall time of the run, start-up included"
+_STATED = ("unit", "work_per_step", "warmup_steps")
+
+
+def pattern_of(spec: object) -> Pattern | None:
+    """The pattern that a planned run names or has. Raises UsageError where it is none."""
+    if named := getattr(spec, "pattern", None):
+        return load_pattern(named)
+    own = getattr(spec, "patterns", None)
+    return own_pattern(own) if own else None
+
+
+def observed_of(paths: RunPaths, records: RunRecords, spec: object) -> Observed | None:
+    """What was observed of the steps of a run; None where nothing was."""
+    planned = {name: getattr(spec, name, None) for name in _STATED}
+    windows = [*records.of("window"), *records.others]
+    by_meter = observed_windows(windows, records.last("run_start"), planned)
+    pattern = pattern_of(spec)
+    if pattern and (by_meter is None or by_meter.source == "auto"):
+        ranks = getattr(spec, "world_size", None)
+        if by_lines := _by_pattern(paths, pattern, ranks, planned):
+            return by_lines
+    if by_meter:
+        return by_meter
+    foreign = [r for r in records.records if "v" not in r]
+    return observed_metrics(foreign, getattr(spec, "world_size", None), planned)
+
+
+def _by_pattern(
+    paths: RunPaths, pattern: Pattern, ranks: int | None, planned: Mapping[str, Any]
+) -> Observed | None:
+    """What a pattern finds in a run's log; None without a log."""
+    for log in (paths.log, paths.log.with_name(paths.log.name + ".gz")):
+        if log.is_file():
+            with open_log(log, paths.folder.parent) as stream:
+                return observed_lines(matches(stream, pattern), pattern, ranks, planned)
+    return None
+
+
+def speed_row(observed: Observed | None, epochs: Row, state: Mapping[str, Any]) -> Row:
+    """The columns about the rate: of the steps, else of the epochs, else of the wall time.
+
+    epochs: the row that the epochs make. state: status and wall_time_s of the run, its planned
+    scaling and world_size.
+    """
+    row = rate_row(observed) if observed else {}
+    if "throughput" in row:
+        return epochs | row
+    if (rate := epochs.get("images_per_s")) is not None:
+        return epochs | row | _rate(rate, "images/s", "epochs of the training")
+    wall, weak = state.get("wall_time_s"), state.get("scaling") == "weak"
+    if state.get("status") != "ok" or not wall:
+        return epochs | row
+    # Weak: a rank's work is the same at each size, so that all ranks together do more in a run.
+    runs = (state.get("world_size") or 1) if weak else 1
+    unit = "shares/h" if weak else "runs/h"
+    return epochs | row | _rate(3600 * runs / wall, unit, WALL_TIME)
+
+
+def _rate(rate: float, unit: str, source: str) -> Row:
+    return {"throughput": rate, "throughput_unit": unit, "throughput_source": source}
+
+
+def wall_time_s(paths: RunPaths, attempts: int) -> float | None:
+    """Seconds from the start of the run's job to its end; None for a run of several attempts."""
+    job: Record = read_json(paths.job) or {}
+    begun, ended = job.get("started"), job.get("ended")
+    if attempts > 1 or not isinstance(begun, int | float) or not isinstance(ended, int | float):
+        return None
+    return ended - begun if ended > begun else None

@@ -1,0 +1,169 @@
+"""The options about logs of other programs: collect --logs, and the command try-pattern."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jobkit.errors import Exit, Parser, UsageError, at_least, command, positive
+from jobkit.paths import StudyPaths
+
+_TRY = """examples:
+  python -m jobkit try-pattern slurm-17.out --pattern nanogpt
+  python -m jobkit try-pattern train.log --pattern my.toml --ranks 8
+  python -m jobkit try-pattern train.log --line 'step (?P<step>\\d+) took (?P<step_time_s>\\S+)'
+
+A group's name says its quantity and unit: step, step_time_ms, tokens_per_s, images_per_s_per_gpu,
+tokens_per_step, data_wait_s, memory_gib, train_loss; others are free columns. docs/patterns.md has
+all of it. Exit codes: 0 a line was found, 2 wrong usage, 3 no line was found.
+"""
+
+
+def add_log_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of collect for logs that exist already."""
+    group = parser.add_argument_group(
+        "logs without a plan", "Each file is a run; STUDY is not given then."
+    )
+    group.add_argument(
+        "--logs", nargs="+", metavar="FILE", help="logs, or patterns of file names in quotes"
+    )
+    _add_pattern(group)
+    group.add_argument(
+        "--size",
+        metavar="REGEX",
+        help="finds each log's size, in its name or its text: the first group is the number of "
+        "ranks, or groups named ranks, nodes, ranks_per_node; series names its curve",
+    )
+    group.add_argument(
+        "--gpus-per-node",
+        type=at_least(int, 1),
+        metavar="N",
+        help="the number that --size finds is one of nodes, with N ranks each",
+    )
+    group.add_argument("--name", help="name of the folder under logs/ (default: from-logs)")
+    group.add_argument("--unit", help="unit of a step's work, with --work-per-step: as tokens")
+    group.add_argument(
+        "--work-per-step",
+        type=positive,
+        metavar="N",
+        help="units of work in one optimizer step over all ranks, where no line says it",
+    )
+    group.add_argument(
+        "--warmup-steps",
+        type=at_least(int, 0),
+        default=0,
+        metavar="N",
+        help="steps after the first line that are not compared (default 0); that line never is",
+    )
+
+
+def _add_pattern(group: Any) -> None:
+    from jobkit.metric.pattern import PATTERNS
+
+    known = ", ".join(sorted(p.stem for p in PATTERNS.glob("*.toml")))
+    group.add_argument(
+        "--pattern",
+        metavar="NAME",
+        help=f"how lines are read: {known}, or a TOML file (default: [METRIC] key=value lines)",
+    )
+
+
+def given_study(args: argparse.Namespace) -> Path:
+    """Write logs.json from collect's options; return the study's folder. Raises UsageError."""
+    from jobkit.analysis.collect.given_logs import GivenLogs
+
+    if args.study:
+        raise UsageError("give STUDY or --logs, not both")
+    if not args.size:
+        raise UsageError("--logs needs --size: an expression that finds each log's number of ranks")
+    given = GivenLogs(
+        files=tuple(str(f.absolute()) for word in args.logs for f in _files(word)),
+        size=args.size,
+        pattern=_table(args.pattern) if args.pattern else None,
+        pattern_name=Path(args.pattern).stem if args.pattern else "",
+        ranks_per_node=args.gpus_per_node,
+        unit=args.unit,
+        work_per_step=args.work_per_step,
+        warmup_steps=args.warmup_steps,
+    )
+    paths = StudyPaths.named(args.name or "from-logs")
+    given.save(paths)
+    return paths.folder
+
+
+def _files(word: str) -> list[Path]:
+    """The files of one word: itself, or those that it matches. Raises UsageError for none."""
+    path = Path(word)
+    if path.is_file():
+        return [path]
+    base = Path(path.anchor or ".")
+    found = sorted(f for f in base.glob(str(path.relative_to(path.anchor))) if f.is_file())
+    if not found:
+        raise UsageError(f"--logs {word}: no such file")
+    return found
+
+
+def _table(source: str) -> dict[str, Any]:
+    """The table of a pattern's file, checked."""
+    from dataclasses import asdict
+
+    from jobkit.metric.pattern import load_pattern
+
+    found = {k: v for k, v in asdict(load_pattern(source)).items() if v and k != "name"}
+    lines = {f"line_{n}": text for n, text in enumerate(found.pop("lines"))}
+    return {**found, **lines}
+
+
+@command
+def try_pattern(argv: Sequence[str] | None = None) -> int:
+    """Show what a pattern finds in a log, with line numbers; return the exit code."""
+    parser = Parser(
+        prog="jobkit try-pattern",
+        description="Show what a pattern finds in a log: a line for each match, then the rate.",
+        epilog=_TRY,
+    )
+    parser.add_argument("log", type=Path, metavar="FILE", help="a log")
+    _add_pattern(parser)
+    parser.add_argument("--line", metavar="REGEX", help="an expression in place of --pattern")
+    parser.add_argument("--of", metavar="WORD", help="its rates are total or per_rank")
+    parser.add_argument("--spans", metavar="WORD", help="its times: step, interval or running")
+    parser.add_argument("--ranks", type=at_least(int, 1), metavar="N", help="number of ranks")
+    parser.add_argument(
+        "--most", type=at_least(int, 1), default=20, metavar="N", help="matches shown (default 20)"
+    )
+    args = parser.parse_args(argv)
+    if bool(args.line) == bool(args.pattern):
+        raise UsageError("give --pattern or --line")
+    return _show(args)
+
+
+def _show(args: argparse.Namespace) -> int:
+    """Print the matches and the rate that follows from them."""
+    from jobkit.analysis.collect.lines import matches, observed_lines
+    from jobkit.analysis.collect.steps import rate_row
+    from jobkit.metric.pattern import load_pattern, own_pattern
+    from jobkit.outcome.logs import open_log
+
+    own = {"line": args.line, "of": args.of, "spans": args.spans}
+    table = {k: v for k, v in own.items() if v}
+    pattern = load_pattern(args.pattern) if args.pattern else own_pattern(table)
+    try:
+        with open_log(args.log, Path("/")) as stream:
+            found = list(matches(stream, pattern))
+    except OSError as error:
+        raise UsageError(f"{args.log}: {error.strerror or error}") from None
+    for _, number, groups in found[: args.most]:
+        print(f"line {number}: " + "  ".join(f"{k}={v.strip()}" for k, v in groups.items()))
+    if len(found) > args.most:
+        print(f"... and {len(found) - args.most} more (--most N shows more)")
+    if not found:
+        print(f"{args.log}: no line of pattern {pattern.name} in it", file=sys.stderr)
+        return Exit.INCOMPLETE
+    observed = observed_lines(found, pattern, args.ranks, {})
+    print(f"{len(found)} lines found" + (f"; {pattern.contains}" if pattern.contains else ""))
+    for name, value in (rate_row(observed) if observed else {}).items():
+        print(f"  {name} = {value:.6g}" if isinstance(value, float) else f"  {name} = {value}")
+    if pattern.of == "per_rank" and not args.ranks:
+        print("  the rate is of one rank: --ranks N makes it one of all")
+    return Exit.OK

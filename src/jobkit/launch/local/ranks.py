@@ -1,0 +1,122 @@
+"""Starts one process for each rank on this machine, as srun does in a job.
+
+    python -m jobkit.launch.local.ranks --ranks 2 -- python train.py
+
+Standard library only. When a rank fails, the others are ended; a signal reaches each rank.
+"""
+
+import argparse
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from types import FrameType
+
+from jobkit.errors import Parser, at_least, command
+
+GRACE_S = 15.0  # from SIGTERM to SIGKILL; the launcher of a study waits longer
+_FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = Parser(
+        prog="jobkit.launch.local.ranks",
+        description="Start one process for each rank, with torchrun's variables.",
+        epilog="example:\n  python -m jobkit.launch.local.ranks --ranks 2 -- python train.py",
+    )
+    made.add_argument("--ranks", type=at_least(int, 1), required=True, metavar="N")
+    made.add_argument("--poll", type=at_least(float, 0.001), default=0.1, metavar="S")
+    return made
+
+
+class Ranks:
+    """The processes of all ranks, from their start to their end."""
+
+    def __init__(self, words: Sequence[str], ranks: int) -> None:
+        self._ending_since: float | None = None
+        self._killed = False
+        self.code = 0
+        for signum in (*_FORWARDED, *_ENDING):
+            signal.signal(signum, self._heard)
+        port = _free_port() if "MASTER_PORT" not in os.environ else None
+        self._processes = list[subprocess.Popen[bytes]]()
+        for rank in range(ranks):
+            if self._ending_since:
+                break
+            # A session of its own: a signal to it reaches all that the rank has started.
+            self._processes.append(
+                subprocess.Popen(words, env=_environment(rank, ranks, port), start_new_session=True)
+            )
+
+    def _heard(self, signum: int, _frame: FrameType | None) -> None:
+        if signum in _ENDING:
+            self.code = self.code or 128 + signum
+            self._end()
+        else:
+            self._send(signum)
+
+    def _send(self, signum: int) -> None:
+        for process in self._processes:
+            process.send_signal(signum)  # nothing, where it has ended
+
+    def _end(self) -> None:
+        """Ask every rank to end."""
+        if self._ending_since is None:
+            self._ending_since = time.monotonic()
+            self._send(signal.SIGTERM)
+
+    def wait(self, poll_s: float) -> int:
+        """Wait for all ranks; return the code of the first that failed, else 0."""
+        while True:
+            codes = [process.poll() for process in self._processes]
+            bad = [code for code in codes if code]
+            if bad and not self.code:
+                self.code = bad[0] if bad[0] > 0 else 128 - bad[0]
+            if bad:
+                self._end()
+            if None not in codes:
+                break
+            if self._ending_since and time.monotonic() - self._ending_since > GRACE_S:
+                self.kill()
+            time.sleep(poll_s)
+        self.kill()
+        return self.code
+
+    def kill(self) -> None:
+        """Kill what is left of each rank's processes."""
+        for process in self._processes:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def _environment(rank: int, ranks: int, port: int | None) -> dict[str, str]:
+    """The environment of a rank: torchrun's variables."""
+    own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+    own |= {"NODE_RANK": 0} | ({"MASTER_PORT": port} if port else {})
+    master = os.environ.get("MASTER_ADDR", "127.0.0.1")
+    return {**os.environ, "MASTER_ADDR": master, **{k: str(v) for k, v in own.items()}}
+
+
+@command
+def main(argv: Sequence[str] | None = None) -> int:
+    """Start the ranks and wait for them; return the exit code of the first that failed."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    end = words.index("--")
+    args = parser().parse_args(words[:end])
+    return Ranks(words[end + 1 :], args.ranks).wait(args.poll)
+
+
+if __name__ == "__main__":
+    sys.exit(main(None))

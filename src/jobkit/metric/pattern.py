@@ -1,0 +1,110 @@
+"""Patterns: what the lines of a program's own log mean, as named groups of regular expressions.
+
+    pattern = load_pattern("nanogpt")               a file of hpc/patterns, or a path
+    pattern = own_pattern({"of": "total", "line": "step (?P<step>[0-9]+) ..."})
+
+A group's name says its quantity and unit (jobkit.metric.quantity): step, step_time_ms,
+tokens_per_s_per_gpu, samples_per_step, train_loss; any other name is a free column. Whether a rate
+is of all ranks or of one must be said, by "of" or by the group's name.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jobkit.errors import UsageError, nearest, one_of
+from jobkit.files import read_text
+from jobkit.metric.quantity import quantity_of
+from jobkit.paths import REPOSITORY, find_named
+
+PATTERNS = REPOSITORY / "hpc" / "patterns"
+OF = ("total", "per_rank")
+# What a line's time or rate covers: one step; the steps since the line before; all since the start.
+SPANS = ("step", "interval", "running")
+_KEYS = ("program", "source", "contains", "of", "spans", "sample")
+_MEASURES = ("step_time", "rate", "epoch_time")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pattern:
+    """How the lines of one program are read."""
+
+    name: str
+    lines: tuple[str, ...]  # regular expressions, tried in this order on each line
+    of: str | None = None  # of a rate or of work: total or per_rank
+    spans: str = "interval"
+    program: str = ""  # whose lines they are
+    source: str = ""  # where the program prints them
+    contains: str = ""  # what its times have in them, in the words of a report
+    sample: str = ""  # lines of the program, for its test
+
+
+def load_pattern(source: str | Path) -> Pattern:
+    """The pattern of a TOML file, by its path or its bare name in hpc/patterns.
+
+    Raises UsageError for a file that is absent or no pattern.
+    """
+    import tomllib  # here, because the payload imports this package on Python 3.10 too
+
+    path = find_named("pattern", source, PATTERNS)
+    try:
+        values = tomllib.loads(read_text(path))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"{path}: not a readable TOML file: {error}") from None
+    try:
+        return own_pattern(values, name=path.stem)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from None
+
+
+def own_pattern(values: Mapping[str, Any], name: str = "own") -> Pattern:
+    """The pattern of a table: its regular expressions by free names, and of, spans, contains.
+
+    Raises UsageError for an expression that does not compile or has no group that says a time or
+    a rate, and for a rate of which "of" is not said.
+    """
+    lines = {k: v for k, v in values.items() if k not in _KEYS}
+    for key, value in values.items():
+        if not isinstance(value, str):
+            raise UsageError(f"pattern {name}: {key} must be a string")
+    if not lines:
+        raise UsageError(f"pattern {name}: no regular expression in it")
+    spans = values.get("spans", "interval")
+    one_of("spans", spans, SPANS)
+    of = values.get("of")
+    if of is not None:
+        one_of("of", of, OF)
+    groups = [group for key, text in lines.items() for group in _groups(name, key, text)]
+    _check_measures(name, groups, of)
+    known = {k: values[k] for k in ("program", "source", "contains", "sample") if k in values}
+    return Pattern(name=name, lines=tuple(lines.values()), of=of, spans=spans, **known)
+
+
+def _groups(name: str, key: str, text: str) -> list[str]:
+    """The named groups of one expression. Raises UsageError where it has none."""
+    try:
+        found = list(re.compile(text).groupindex)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise UsageError(f"pattern {name}: {key} does not compile: {error}") from None
+    if not found:
+        hint = nearest(key, _KEYS)
+        raise UsageError(f"pattern {name}: {key} has no named group, as (?P<step>[0-9]+){hint}")
+    return found
+
+
+def _check_measures(name: str, groups: list[str], of: str | None) -> None:
+    """Raise UsageError where no group is a time or a rate, or a rate's ranks are not said."""
+    found = {group: quantity_of(group) for group in groups}
+    if not any(q.kind in _MEASURES for q in found.values()):
+        raise UsageError(
+            f"pattern {name}: no group says a time or a rate, as step_time_ms or tokens_per_s; "
+            f"it has {', '.join(dict.fromkeys(groups))}"
+        )
+    for group, quantity in found.items():
+        if quantity.kind in ("rate", "work") and not quantity.per_rank and of is None:
+            raise UsageError(
+                f"pattern {name}: is {group} of all ranks or of one? Add of = 'total' or "
+                "of = 'per_rank'"
+            )

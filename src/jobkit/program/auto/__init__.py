@@ -1,0 +1,1 @@
+"""The folder that is put on PYTHONPATH: it holds the start-up hook and nothing else."""

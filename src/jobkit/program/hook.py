@@ -1,0 +1,271 @@
+"""Measures a program that was not changed: by torch's optimizer hooks and its loaders' iterators.
+
+Loaded by auto/sitecustomize.py as jobkit_auto, and never by name. A step of the optimizer that
+stepped first is a step. Batches that loaders gave since the step before it are its work, unless
+they were for evaluation: given without gradients, or in a pass over a loader that ended before the
+step and had none. From the first request of such a pass to the next request for a training batch
+the measurement is paused. What fails here ends the measurement with one line, never the program.
+"""
+
+import contextlib
+import functools
+import os
+import sys
+import time
+import types
+import weakref
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+OF_SAMPLES = (None, "samples", "images", "sequences", "examples")  # what a batch's first size is
+STEPS_INSIDE = 3  # a pass is for training after these, though it gives batches without gradients
+OTHER_STEPS = 100  # of another optimizer, after which it is the one that counts
+
+
+def size_of(batch: Any) -> int | None:
+    """The samples of a batch: the first dimension of its first tensor; None if it has none."""
+    shape = getattr(batch, "shape", None)
+    if shape is not None:
+        return int(shape[0]) if len(shape) else None
+    if isinstance(graphs := getattr(batch, "num_graphs", None), int):
+        return graphs
+    if isinstance(batch, Mapping):
+        batch = list(batch.values())
+    if isinstance(batch, (list, tuple)):
+        sizes = (size_of(part) for part in batch)
+        return next((size for size in sizes if size is not None), None)
+    return None
+
+
+def samples(batch: Any) -> int | None:
+    """What size_of says; None too for a batch that raises."""
+    with contextlib.suppress(Exception):
+        return size_of(batch)
+    return None
+
+
+class Pass:
+    """One pass over a loader, from the creation of its iterator."""
+
+    def __init__(self, iterator: Any, begin: float, wait: float) -> None:
+        self._iterator = weakref.ref(iterator)  # a loop that breaks drops its iterator
+        self.exhausted = False
+        self.training = False  # a step was made in it
+        self.evaluation = False  # batches were given without gradients
+        self.inside = 0  # steps while it was the one that gave the last batch
+        # Not attributed to a step yet: begin, waiting, the last request, the one after another
+        # pass's, and samples.
+        self.begin, self.wait, self.asked, self.resumed, self.size = begin, wait, begin, begin, 0
+        self.known = True  # the sizes of all its batches
+
+    @property
+    def ended(self) -> bool:
+        """Whether it can give no more batches."""
+        return self.exhausted or self._iterator() is None
+
+    def judge(self, last: bool) -> None:
+        """Decide at a step whether it is training; last: it gave the last batch before the step."""
+        self.inside += last and not self.ended
+        self.training = self.with_gradients and (self.training or not self.ended)
+
+    @property
+    def with_gradients(self) -> bool:
+        """Whether its batches may be for training."""
+        return not self.evaluation or self.inside >= STEPS_INSIDE
+
+
+class Hook:
+    """The measurement of one process."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self.on, self.environment = True, environment
+        self.meter: Any = None
+        self._counted: Any = None  # weak reference to the optimizer that counts
+        self._others = 0  # steps of others since its last one
+        self._passes: list[Pass] = []  # with requests since the last step, in their order
+        self._loaders_only = True  # each step had a pass before it
+        self.traced_step = False  # a step inside a compiled function, see after_step
+
+    def asks(self, here: Pass, now: float, gradients: bool) -> None:
+        """A batch is asked for."""
+        if self.traced_step:
+            self.traced_step = False
+            self.step(now)
+        if here.exhausted:  # the same iterator again
+            here.exhausted, here.evaluation, here.inside = False, False, 0
+        if not gradients and not here.evaluation:
+            here.evaluation = True
+            if self.meter:
+                now = self.meter.idle()
+        if here not in self._passes and not here.wait:
+            here.begin = now
+        if not self._passes or self._passes[-1] is not here:
+            here.resumed = now
+        self._passes = [each for each in self._passes if each is not here] + [here]
+        here.asked = now
+
+    def stepped(self, optimizer: Any) -> None:
+        """An optimizer has made a step."""
+        counted = self._counted and self._counted()
+        if counted is None or self._others >= OTHER_STEPS:
+            self._counted = weakref.ref(optimizer)
+        elif counted is not optimizer:
+            self._others += 1
+            return
+        self._others = 0
+        self.step(time.perf_counter())
+
+    def step(self, now: float) -> None:
+        """A step that counts: attribute to it what was asked for since the one before."""
+        passes, self._passes = self._passes, []
+        for each in passes:
+            each.judge(each is passes[-1])
+        training = [each for each in passes if each.training]
+        # A loader may have one batch only, or be one ahead: then it has ended before the step.
+        if not training and self._loaders_only:
+            training = [each for each in passes[-1:] if each.with_gradients]
+            for each in training:
+                each.training = True
+        if not self.meter:
+            self._start(min((each.begin for each in training), default=None))
+        self._exclude([each for each in passes if not each.training], training, now)
+        size = sum(each.size for each in training)
+        known = bool(training) and all(each.known for each in training)
+        for each in training:
+            self.meter.waited(each.wait)
+        for each in passes:
+            each.wait, each.size = 0.0, 0
+        self._loaders_only = self._loaders_only and bool(passes)
+        self.meter.step(size if known and self._counts_samples else None, {})
+
+    def _exclude(self, others: list[Pass], training: list[Pass], now: float) -> None:
+        """Take evaluation out of the time: to the next request of a batch for training."""
+        if others:
+            begin = min(each.begin for each in others)
+            after = (p.resumed for p in training if p.resumed > others[-1].asked)
+            self.meter.exclude(begin, min(after, default=now))
+
+    def _start(self, begin: float | None) -> None:
+        self._counts_samples = self.environment.get("JOBKIT_UNIT") in OF_SAMPLES
+        stated = self.environment.get("JOBKIT_WORK_PER_STEP")
+        unit = "samples" if self._counts_samples and not stated else None
+        module = _meter_module()
+        inferred = "inferred" if unit else None
+        module.start(unit, source="auto", work_source=inferred, environment=self.environment)
+        self.meter = module.current()
+        self.meter.begin(begin)
+
+
+def _meter_module() -> types.ModuleType:
+    """The meter, from its parts beside this file: the program may have none, or another one."""
+    folder, name = Path(__file__).parent, "jobkit_auto_meter"
+    space: dict[str, Any] = {"__file__": str(folder / "single.py"), "__name__": "single"}
+    exec((folder / "single.py").read_text(encoding="utf-8"), space)
+    module = sys.modules[name] = types.ModuleType(name)
+    exec(compile(space["source"](), "<jobkit meter>", "exec"), vars(module))
+    return module
+
+
+hook: Hook | None = None
+torch: Any = None
+
+
+def _guarded(act: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which on an error says so, ends the measurement, and returns None."""
+
+    @functools.wraps(act)
+    def call(*args: Any) -> Any:
+        if hook is not None and hook.on:
+            try:
+                return act(hook, *args)
+            except Exception as error:
+                step_aside()
+                with contextlib.suppress(Exception):
+                    text = f"jobkit: measuring ends: {type(error).__name__}: {error}"
+                    print(text, file=sys.__stderr__, flush=True)
+        return None
+
+    return call
+
+
+_asks = _guarded(lambda own, *args: own.asks(*args))
+_stepped = _guarded(lambda own, optimizer: own.stepped(optimizer))
+
+
+def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+    """The hook of all optimizers."""
+    if torch.compiler.is_compiling():
+        # Traced, with no break of the graph: the compiled function does this assignment at each
+        # call, and the next request for a batch sees it.
+        hook.traced_step = True  # type: ignore[union-attr]
+        return
+    _stepped(optimizer)
+
+
+def attach(module: Any, environment: Mapping[str, str]) -> None:
+    """Measure with a module of torch that was just imported."""
+    global hook, torch
+    torch = sys.modules["torch"]
+    if hook is None:
+        hook = Hook(environment)
+        os.register_at_fork(after_in_child=_in_child)
+    if module.__name__ == "torch.optim.optimizer":
+        module.register_optimizer_step_post_hook(after_step)
+    else:
+        _patch_loader(module)
+
+
+def _patch_loader(module: Any) -> None:
+    """Time the iterators of all loaders; they stay the objects that they are."""
+    base, loader = module._BaseDataLoaderIter, module.DataLoader
+    plain_next, plain_iter = base.__next__, loader.__iter__
+
+    @functools.wraps(plain_iter)
+    def __iter__(self: Any) -> Any:
+        begin = time.perf_counter()
+        iterator = plain_iter(self)
+        with contextlib.suppress(Exception):
+            iterator._jobkit_pass = Pass(iterator, begin, time.perf_counter() - begin)
+        return iterator
+
+    @functools.wraps(plain_next)
+    def __next__(self: Any) -> Any:
+        here = getattr(self, "_jobkit_pass", None)
+        if here is None or hook is None or not hook.on:
+            return plain_next(self)
+        begin = time.perf_counter()
+        _asks(here, begin, torch.is_grad_enabled())
+        try:
+            batch = plain_next(self)
+        except StopIteration:
+            here.exhausted = True
+            raise
+        finally:
+            here.wait += time.perf_counter() - begin
+        _gave(here, batch)
+        return batch
+
+    base.__next__, loader.__iter__ = __next__, __iter__
+
+
+@_guarded
+def _gave(own: Hook, here: Pass, batch: Any) -> None:
+    size = size_of(batch)
+    here.known = here.known and size is not None
+    here.size += size or 0
+
+
+def _in_child() -> None:
+    """A forked process: a worker of a loader, or a rank of its own, which begins from nothing."""
+    global hook
+    if hook is not None:
+        hook = Hook(hook.environment)
+
+
+def step_aside() -> None:
+    """The program has its own meter: leave the measurement to it."""
+    if hook is not None:
+        hook.on = False
+        if hook.meter:
+            hook.meter.leave()

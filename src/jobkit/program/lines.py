@@ -1,0 +1,125 @@
+"""The encoder and the writer of [METRIC] lines; jobkit.metric.line has the kinds and fields."""
+
+import contextlib
+import errno
+import fcntl
+import json
+import math
+import os
+import re
+import time
+import zlib
+from pathlib import Path
+from typing import Any, BinaryIO, TextIO
+
+SCHEMA_VERSION = 1
+TAG = "[METRIC]"
+MAX_LINE_BYTES = 1000  # srun tears longer lines
+Record = dict[str, Any]
+
+
+def finite(value: Any) -> Any:
+    """The value with every NaN and infinity as None, which JSON writes as null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(k): finite(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(v) for v in value]
+    return value
+
+
+def as_number(value: Any) -> Any:
+    """The value as a number that JSON has; None if it is none."""
+    if isinstance(value, (int, float)):
+        return value
+    with contextlib.suppress(Exception):
+        return float(value)
+    return None
+
+
+def encode(record: Record) -> str:
+    """The record as one JSON object with its checksum; no newline and never the tag inside."""
+    text = json.dumps(finite(record), separators=(",", ":"), allow_nan=False)
+    text = text.replace(TAG, "[METRIC\\u005d")
+    return f'{text[:-1]},"crc":"{zlib.crc32(text.encode()):08x}"}}'
+
+
+class Writer:
+    """Writes the records of one attempt: to its metrics file, and a copy to the log."""
+
+    def __init__(
+        self,
+        *,
+        study: str,
+        run_id: str,
+        attempt: int,
+        rank: int,
+        path: Path | None,
+        log: TextIO | None,
+    ) -> None:
+        self._common = {"study": study, "run_id": run_id, "attempt": attempt, "rank": rank}
+        self._log, self._seq = log, 0
+        self._file: BinaryIO | None = None
+        if path:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self.opened(path)
+
+    def opened(self, path: Path) -> BinaryIO:
+        """The file of the records. Raises OSError for a link."""
+        # Unbuffered and O_APPEND: one write per record, so that a kill cannot tear one.
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        return os.fdopen(os.open(path, flags, 0o666), "ab", buffering=0)
+
+    def write(self, kind: str, **fields: Any) -> None:
+        """Write one record."""
+        head = {"v": SCHEMA_VERSION, "kind": kind, **self._common, "seq": 10**6, "t": time.time()}
+        for record in self.records(head, fields):
+            record["seq"] = self._seq
+            self._seq += 1
+            text = encode(record)
+            if self._file:
+                self._append(self._file, text.encode() + b"\n")
+            if self._log:
+                self._log.write(f"{TAG} {text}\n")
+                self._log.flush()
+
+    def _append(self, file: BinaryIO, line: bytes) -> None:
+        """Write a whole line, or none of it. Raises OSError, as where the disk is full."""
+        if (written := file.write(line)) != len(line):
+            os.ftruncate(file.fileno(), file.tell() - written)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file.name))
+
+    def records(self, head: Record, fields: Record) -> list[Record]:
+        """The records to write; values for which the line has no room are records of their own."""
+        whole = [{**head, **fields}]
+        while len(TAG) + 2 + len(encode(whole[0])) > MAX_LINE_BYTES and whole[0].get("values"):
+            values = dict(whole[0]["values"])
+            name, value = values.popitem()
+            whole[0] = {**whole[0], "values": values}
+            whole.append(
+                {**head, "kind": "value", "name": name, "value": value, "step": fields["step"]}
+            )
+        return whole
+
+    def continue_alone(self) -> bool:
+        """Continue the numbers of a file; False where another process is writing it.
+
+        A training may start again within an attempt, and may start others that inherit its place.
+        """
+        if not self._file:
+            return True
+        try:
+            fcntl.flock(self._file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:
+            pass  # the file system has no locks
+        numbers = re.findall(rb'"seq":(\d+)', Path(self._file.name).read_bytes()[-(1 << 16) :])
+        self._seq = max(map(int, numbers), default=-1) + 1
+        return True
+
+    def close(self) -> None:
+        """Close the attempt's file."""
+        if self._file:
+            self._file.close()

@@ -1,0 +1,176 @@
+"""Measures the training loop of any program: rate, step times, wait for data; no evaluation.
+
+    from jobkit import meter                      # or a copy: python -m jobkit meter > meter.py
+    meter.start(unit="samples")
+    for epoch in range(epochs):
+        for x, y in meter.batches(loader):        # measures the wait for data
+            ...
+            optimizer.step()
+            meter.step(work=len(x))               # of this rank; or start(work_per_step=...)
+        with meter.paused():                      # evaluation and checkpoints are not training
+            val_loss = evaluate()
+        meter.epoch(epoch, val_loss=val_loss)
+    meter.end()
+
+One file, standard library only, Python 3.10. In a study (JOBKIT_RUN_DIR is set) each rank appends
+to its own file there, and rank 0 copies its lines to standard output; elsewhere rank 0 only prints
+(JOBKIT_METER=0: nothing). After start() no call raises: what fails is one warning, and the training
+continues. A GPU is synchronised at the ends of windows and pauses, if torch is imported already.
+"""
+
+import atexit
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from jobkit.program.process import warn
+from jobkit.program.stop import StopRequest
+from jobkit.program.windows import Meter
+
+
+class Batches:
+    """A loader whose batches are waited for with a clock; has the loader's length."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        meter = _meter
+        if meter is None:
+            yield from self._loader
+            return
+        meter.begin(time.perf_counter())
+        meter.wait()
+        iterator = iter(self._loader)
+        try:
+            while True:
+                try:
+                    batch = next(iterator)
+                except StopIteration:
+                    return
+                finally:
+                    meter.got()
+                yield batch
+                meter.wait()
+        finally:
+            meter.got()
+
+
+_meter: Meter | None = None
+_stop = StopRequest()
+
+
+def start(
+    unit: str | None = None,
+    work_per_step: float | None = None,
+    warmup_steps: int | None = None,
+    *,
+    source: str = "meter",
+    work_source: str | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> None:
+    """Begin to measure: at the head of the training, on every rank.
+
+    unit: of the work: samples, tokens, ... work_per_step: units in one optimizer step over all
+    ranks, where it is fixed. warmup_steps: steps that are not compared (5; what a study says, if
+    that is more). The rest is said by the adapters and the hook. A second call does nothing.
+    """
+    global _meter
+    if _meter is not None and _meter.on:
+        return
+    auto = sys.modules.get("jobkit_auto")
+    if auto and source != "auto":
+        auto.step_aside()
+    try:
+        _meter = Meter(unit, work_per_step, warmup_steps, source, work_source, environment)
+        _meter.begin(time.perf_counter())
+        if source == "meter":
+            _stop.listen()
+        if processes := sys.modules.get("multiprocessing.util"):  # its children skip atexit
+            processes.Finalize(None, _at_exit, exitpriority=0)
+    except Exception as error:
+        warn(f"{type(error).__name__}: {error}; nothing is measured")
+
+
+class _Nothing:
+    """Stands for a measurement that could not be started: no call does anything."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args: None
+
+
+def current() -> Any:
+    """The measurement of this process, for adapters."""
+    return _meter or _Nothing()
+
+
+def batches(loader: Any) -> Batches:
+    """The loader's batches; the time of waiting for them is data_wait_s."""
+    return Batches(loader)
+
+
+def step(work: float | None = None, **values: Any) -> None:
+    """An optimizer step is done. work: units of this rank in it. values: such as train_loss."""
+    if _meter is not None:
+        _meter.step(work, values)
+
+
+def epoch(number: float, /, **values: Any) -> None:
+    """An epoch is done and evaluated; values: val_loss, val_accuracy, ..., of all ranks."""
+    if _meter is not None:
+        _meter.epoch(number, values)
+
+
+def value(name: str, value: Any, /) -> None:
+    """Record a number of any name (rank 0)."""
+    if _meter is not None:
+        _meter.value(name, value)
+
+
+@contextlib.contextmanager
+def paused() -> Iterator[None]:
+    """Exclude what happens inside: evaluation, checkpoints."""
+    meter = _meter
+    if meter is not None:
+        meter.pause()
+    try:
+        yield
+    finally:
+        if meter is not None:
+            meter.resume()
+
+
+def stop_requested() -> bool:
+    """Whether to save and exit with code 75: the stop signal came to some rank.
+
+    The ranks ask each other, so that they stop at the same step: call it on each, once per step.
+    """
+    return bool(_stop.requested())
+
+
+def end(status: str = "ok", reason: str = "") -> None:
+    """The training is over: ok, failed or preempted."""
+    if _meter is not None:
+        _meter.end(status, reason)
+
+
+def _at_exit() -> None:
+    if _meter is not None:
+        _meter.exited()
+        _meter.leave()
+
+
+def _forget() -> None:
+    """A forked child, such as a worker of a loader, is another process: nothing is measured."""
+    global _meter, _stop
+    _meter, _stop = None, StopRequest()
+
+
+atexit.register(_at_exit)
+os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,61 @@
+"""What a process knows of itself: its rank, its process group, its GPU; without importing torch."""
+
+import contextlib
+import functools
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def distributed() -> Any:
+    """torch.distributed, where the program has initialised its process group; else None."""
+    dist = sys.modules.get("torch.distributed")
+    ready = getattr(dist, "is_initialized", None)
+    return dist if ready and ready() else None
+
+
+def place(environment: Mapping[str, str]) -> tuple[int, int]:
+    """Rank and world size: of the process group, else of the environment, now or as given."""
+    if dist := distributed():
+        return dist.get_rank(), dist.get_world_size()
+    env = {**environment, **os.environ}
+    rank = env.get("RANK") or env.get("SLURM_PROCID") or 0
+    return int(rank), int(env.get("WORLD_SIZE") or env.get("SLURM_NTASKS") or 1)
+
+
+def cuda_in_use() -> Any:
+    """torch.cuda, if the program uses it and it may be synchronised; else None."""
+    cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
+    if not cuda or not (cuda.is_available() and cuda.is_initialized()):
+        return None
+    return None if cuda.is_current_stream_capturing() else cuda
+
+
+def synchronised_s() -> float:
+    """The time in seconds, the GPU's work done."""
+    if cuda := cuda_in_use():
+        cuda.synchronize()
+    return time.perf_counter()
+
+
+def warn(text: str) -> None:
+    with contextlib.suppress(Exception):
+        print(f"jobkit meter: {text}", file=sys.__stderr__, flush=True)
+
+
+def guarded(act: Callable[..., Any]) -> Callable[..., Any]:
+    """The method; on an error it warns, sets on to False and returns None, as it does from then."""
+
+    @functools.wraps(act)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.on:
+            try:
+                return act(self, *args, **kwargs)
+            except Exception as error:  # the training is worth more than its measurement
+                self.on = False
+                warn(f"{type(error).__name__}: {error}; measuring ends")
+        return None
+
+    return call

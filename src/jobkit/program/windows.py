@@ -1,0 +1,302 @@
+"""The measurement of one process: its steps in windows, each a record."""
+
+import math
+import os
+import platform
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jobkit.program.lines import Record, Writer, as_number
+from jobkit.program.process import cuda_in_use, guarded, place, synchronised_s, warn
+
+WARMUP_STEPS = 5
+WINDOW_S = 10.0  # a window lasts about this long at most, if its steps are shorter
+WINDOW_STEPS = 50  # and has so many steps at most, in the first WINDOW_STEPS**2 steps
+OF_EPOCH = ("train_loss", "val_loss", "val_accuracy", "epoch_time_s", "lr")
+
+
+def spacing(step_s: float, steps: int) -> int:
+    """Steps of a window: 1, 5, 10, 50, 100, 500, ... Each divides the next.
+
+    So ranks whose windows differ still share ends. Long trainings have longer windows.
+    """
+    most = min(WINDOW_S / max(step_s, 1e-9), max(WINDOW_STEPS, steps / WINDOW_STEPS))
+    size, factor = 1, 5
+    while size * factor <= most:
+        size, factor = size * factor, 7 - factor
+    return size
+
+
+class Meter:
+    """Measures the steps of one process in windows; the functions below use one of them.
+
+    Of two facts the study's own (JOBKIT_UNIT, JOBKIT_WORK_PER_STEP) holds.
+    """
+
+    def __init__(
+        self,
+        unit: str | None,
+        per_step: float | None,
+        warmup: int | None,
+        source: str,
+        work_source: str | None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        env = self._environment = dict(os.environ if environment is None else environment)
+        stated = env.get("JOBKIT_WORK_PER_STEP")
+        self.on, self.steps, self.failed = True, 0, False
+        self._unit, self._source = env.get("JOBKIT_UNIT") or unit, source
+        self._per_step = float(stated) if stated else per_step
+        self._stated, self._work_source = bool(stated), "stated" if stated else work_source
+        of_study = env.get("JOBKIT_WARMUP_STEPS")
+        given = [int(n) for n in (warmup, of_study) if n not in (None, "")]
+        self._warmup = max(given, default=WARMUP_STEPS)
+        self.rank = 0
+        self._writer: Writer | None = None
+        self._world, self._every, self._depth = 1, 1, 0
+        self._epoch: float | None = None
+        # Clock readings: begin of the window, end of the last step, begin of a wait and of a pause.
+        self._begin: float | None = None
+        self._last = 0.0
+        self._waits: float | None = None
+        self._pauses: float | None = None
+        self._over: float | None = None  # the steps before a pause were done
+        self._data: float | None = None  # seconds of waiting in the window; None: not measured
+        self._clear()
+
+    def _clear(self) -> None:
+        self._times: list[float] = []
+        self._values: dict[str, Any] = {}
+        self._work: float | None = 0
+        self._paused = 0.0
+        self._data = None if self._data is None else 0.0
+
+    @guarded
+    def begin(self, at: float | None) -> None:
+        """The first step begins, or began at a reading of the clock; None: it was not seen."""
+        if not self.steps:
+            self._begin, self._last = at, at or 0.0
+
+    @guarded
+    def wait(self) -> None:
+        """A batch is asked for."""
+        self._waits = time.perf_counter()
+
+    @guarded
+    def got(self) -> None:
+        """The batch is there."""
+        if self._waits is not None:
+            now = self._pauses or time.perf_counter()
+            self.waited(max(0.0, now - self._waits))
+            self._waits = None
+
+    @guarded
+    def pause(self) -> None:
+        """What is no training begins; pauses may be nested."""
+        self._depth += 1
+        if self._depth == 1:
+            self._pauses = synchronised_s()
+
+    @guarded
+    def resume(self) -> None:
+        """It is over."""
+        self._depth -= 1
+        if self._depth == 0 and self._pauses is not None:
+            now = synchronised_s()
+            begin, self._pauses = self._pauses, None
+            self._waits = None if self._waits is None else now
+            self.exclude(begin, now)
+
+    @guarded
+    def hold(self, paused: bool) -> None:
+        """Be paused, or not, however often it is said."""
+        if paused is (self._pauses is None):
+            self.pause() if paused else self.resume()
+
+    @guarded
+    def exclude(self, begin: float, end: float) -> None:
+        """Take a stretch since the last step out of the time, by two readings of the clock."""
+        lost = max(0.0, end - max(begin, self._last))
+        self._paused += lost
+        self._last += lost
+        if self._begin is not None:
+            self._begin += lost
+
+    @guarded
+    def idle(self) -> float:
+        """The reading of the clock, all steps done on the GPU: for a pause that begins."""
+        self._over = self._over or synchronised_s()
+        return self._over
+
+    @guarded
+    def waited(self, seconds: float) -> None:
+        """Batches were waited for."""
+        self._data = (self._data or 0.0) + seconds
+
+    @guarded
+    def step(self, work: float | None, values: Mapping[str, Any]) -> None:
+        """An optimizer step is done. Not counted in a window where its begin was not seen."""
+        if self._writer is None:
+            self._open(work)
+        now = self._pauses or time.perf_counter()
+        self._over = None
+        self.steps += 1
+        if self._begin is None:
+            self._begin = self._last = now
+            return
+        self._times.append(now - self._last)
+        self._last = now
+        if work is None or self._stated:
+            work = None if self._per_step is None else self._per_step / self._world
+        self._work = None if work is None or self._work is None else self._work + work
+        for name, value in values.items():  # detached: not to keep the graph of a loss
+            self._values[name] = value.detach() if hasattr(value, "detach") else value
+        late = now - self._begin > WINDOW_S
+        if self.steps == self._warmup or late or self.steps % self._every == 0:
+            self._edge(late)
+
+    def _edge(self, late: bool) -> None:
+        """End the window where all ranks do: at a step that their common spacing divides."""
+        after = self.steps > self._warmup
+        if after and late:
+            self._every = spacing(sum(self._times) / len(self._times), self.steps)
+        if self.steps == self._warmup or (after and self.steps % self._every == 0):
+            self.close()
+
+    @guarded
+    def close(self, at: float | None = None) -> None:
+        """Write the window, if a step is in it; at: where it ended, if not now."""
+        if not self._times or self._begin is None or self._writer is None:
+            return
+        now = at or self._pauses or synchronised_s()
+        if self._waits is not None:  # the rest belongs to the next window
+            self.waited(now - self._waits)
+            self._waits = now
+        wall, times = now - self._begin, sorted(self._times)
+        host = {f"step_p{p}_s": times[math.ceil(p / 100 * len(times)) - 1] for p in (50, 95, 99)}
+        self._write(
+            "window",
+            step=self.steps,
+            steps=len(times),
+            wall_s=wall,
+            work=self._work,
+            data_wait_s=self._data,
+            paused_s=self._paused,
+            epoch=self._epoch,
+            **host,
+            step_max_s=times[-1],
+            warmup=self.steps <= self._warmup,
+            values={k: as_number(v) for k, v in self._values.items()},
+        )
+        warm = self.steps <= self._warmup  # its mean has the start-up in it
+        self._every = spacing(times[0] if warm else wall / len(times), self.steps)
+        self._begin = self._last = now
+        self._clear()
+
+    @guarded
+    def epoch(self, number: float, values: Mapping[str, Any]) -> None:
+        """An epoch is done."""
+        self._epoch = number
+        self.close()
+        known = {k: as_number(v) for k, v in values.items() if k in OF_EPOCH}
+        self._write_first("epoch", epoch=number, **known)
+        for name in values.keys() - known.keys():
+            self.value(name, values[name])
+        self._epoch = number + 1
+
+    @guarded
+    def value(self, name: str, value: Any) -> None:
+        """Record a number (rank 0)."""
+        self._write_first(
+            "value", name=name, value=as_number(value), step=self.steps, epoch=self._epoch
+        )
+
+    def _open(self, work: float | None) -> None:
+        """Open the rank's file and write run_start: at the first step, when the rank is known."""
+        env = self._environment
+        rank, self._world = place(env)
+        folder, attempt = env.get("JOBKIT_RUN_DIR"), int(env.get("JOBKIT_ATTEMPT") or 0)
+        name = f"{attempt}.jsonl" if rank == 0 else f"{attempt}.r{rank}.jsonl"
+        prints = rank == 0 and env.get("JOBKIT_METER") != "0"
+        self._writer = Writer(
+            study=env.get("JOBKIT_STUDY", ""),
+            run_id=env.get("JOBKIT_RUN_ID", ""),
+            attempt=attempt,
+            rank=rank,
+            path=Path(folder, "metrics", name) if folder else None,
+            # The process's own standard output: a progress bar that replaced it may wrap lines.
+            log=(sys.__stdout__ if folder else sys.stdout) if prints else None,
+        )
+        self.rank = rank
+        if not self._writer.continue_alone():
+            raise RuntimeError("another process measures as this rank already")
+        if not self._stated and work is not None:
+            self._per_step = None
+            self._work_source = self._work_source or "counted"
+        elif self._per_step is not None:
+            self._work_source = self._work_source or "stated"
+        self._write("run_start", **self._facts())
+
+    def _facts(self) -> Record:
+        """What run_start says: where it runs, and what is counted."""
+        torch, cuda = sys.modules.get("torch"), cuda_in_use()
+        versions = {"python": platform.python_version()}
+        if torch:
+            versions["torch"] = str(torch.__version__)
+        return {
+            "source": self._source,
+            "world_size": self._world,
+            "device": cuda.get_device_name() if cuda else None,
+            "device_type": "cuda" if cuda else "cpu",
+            "versions": versions,
+            "unit": self._unit,
+            "work_per_step": self._per_step,
+            "work_source": self._work_source,
+            "warmup_steps": self._warmup,
+            "job_id": self._environment.get("SLURM_JOB_ID"),
+        }
+
+    def _write(self, kind: str, **fields: Any) -> None:
+        try:
+            if self._writer:
+                self._writer.write(kind, **fields)
+        except OSError as error:  # such as a full disk: it may have room again later
+            if not self.failed:
+                warn(f"a record was lost: {error}")
+            self.failed = True
+
+    def _write_first(self, kind: str, **fields: Any) -> None:
+        """Write a record that is the same on every rank: rank 0 does."""
+        if self._writer is None:
+            self._open(None)
+        if self.rank == 0:
+            self._write(kind, **fields)
+
+    @guarded
+    def end(self, status: str, reason: str) -> None:
+        """Write the last window and run_end (rank 0)."""
+        self.close()
+        self._write_first("run_end", status=status, reason=reason[:300])
+        self.leave()
+
+    @guarded
+    def leave(self) -> None:
+        """Measure no more, and let another process write as this rank."""
+        self.on = False
+        if self._writer:
+            self._writer.close()
+
+    @guarded
+    def exited(self) -> None:
+        """The process ends without end(): write what is known up to the last step.
+
+        The GPU is not waited for: it may wait for a rank that has crashed.
+        """
+        error = getattr(sys, "last_value", None)
+        if error is not None:
+            self._write_first("run_end", status="failed", reason=f"{error!r}"[:300])
+        else:
+            self.close(self._over or self._last)

@@ -1,0 +1,279 @@
+"""How true the statistics are: made-up studies of known truth, and published scaling tables.
+
+Prints the coverage of intervals and forecasts, their errors and widths, and how often equal series
+are told apart and sound runs flagged. The truths and kinds of noise marked * were made after the
+forecast was tuned and were never used for it; of the published tables, every second one.
+
+    python tests/bench/truth.py                    some minutes
+    python tests/bench/truth.py --studies 20       in seconds, rough
+"""
+
+import argparse
+import csv
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
+from jobkit.analysis.findings.forecast import forecast_table, forecasts  # noqa: E402
+from support.measured_study import results_of  # noqa: E402
+
+Generator = np.random.Generator
+Values = np.ndarray
+
+
+# Truths: the rate on n ranks, with coefficients drawn for each study. * in the name: held out.
+def _amdahl(n: Values, g: Generator) -> Values:
+    return n / (1 + 10 ** g.uniform(-2.7, -1) * (n - 1))
+
+
+def _usl(n: Values, g: Generator) -> Values:
+    a, b = 10 ** g.uniform(-2.7, -1.3), 10 ** g.uniform(-4, -2.7)
+    return n / (1 + a * (n - 1) + b * n * (n - 1))
+
+
+def _linear(n: Values, g: Generator) -> Values:
+    return n * 1.0
+
+
+def _ring(n: Values, g: Generator) -> Values:
+    """Weak scaling with a ring all-reduce: bandwidth and latency."""
+    return n / (1 + g.uniform(0.05, 0.4) * (n - 1) / n + 10 ** g.uniform(-4, -2) * (n - 1))
+
+
+def _log(n: Values, g: Generator) -> Values:
+    return n / (1 + g.uniform(0.01, 0.08) * np.log2(n))
+
+
+def _superlinear(n: Values, g: Generator) -> Values:
+    """2 to 8 % more per doubling up to 4 ranks, then Amdahl's law."""
+    gain = (1 + g.uniform(0.02, 0.08)) ** np.minimum(np.log2(n), 2)
+    return n * gain / (1 + 10 ** g.uniform(-3, -2) * (n - 1))
+
+
+def _power(n: Values, g: Generator) -> Values:
+    return n ** g.uniform(0.85, 0.99)
+
+
+def _loss_per_doubling(n: Values, g: Generator) -> Values:
+    """Efficiency falls by the same points at each doubling."""
+    return n * np.maximum(0.1, 1 - g.uniform(0.01, 0.05) * np.log2(n))
+
+
+def _first_step(n: Values, g: Generator) -> Values:
+    """A loss from 1 to 2 ranks, as when communication begins, then Amdahl's law."""
+    return n * np.where(n > 1, g.uniform(0.8, 0.95), 1) / (1 + 10 ** g.uniform(-3, -2) * (n - 1))
+
+
+Truth = tuple[str, Callable[[Values, Generator], Values]]  # scaling, rate
+TRUTHS: dict[str, Truth] = {
+    "Amdahl": ("strong", _amdahl),
+    "USL": ("strong", _usl),
+    "linear": ("strong", _linear),
+    "ring, weak": ("weak", _ring),
+    "log2 N, weak": ("weak", _log),
+    "super-linear to 4": ("strong", _superlinear),
+    "power *": ("strong", _power),
+    "points per doubling, weak *": ("weak", _loss_per_doubling),
+    "first step, weak *": ("weak", _first_step),
+    "Amdahl, weak *": ("weak", _amdahl),
+}
+
+
+# Kinds of noise: factors of shape (runs,), median 1 of sound runs.
+def _lognormal(count: int, sd: float, g: Generator) -> Values:
+    return np.exp(sd * g.standard_normal(count))
+
+
+def _slow(count: int, sd: float, g: Generator) -> Values:
+    """One run of 20 is 30 % slower."""
+    return _lognormal(count, sd, g) * np.where(g.random(count) < 0.05, 0.7, 1)
+
+
+def _delays(count: int, sd: float, g: Generator) -> Values:
+    """Runs lose an exponential time: skewed."""
+    return (1 + sd * np.log(2)) / (1 + sd * g.exponential(size=count))
+
+
+def _heavy(count: int, sd: float, g: Generator) -> Values:
+    """Student's t with 3 degrees of freedom, of the same middle half as the normal."""
+    return np.exp(sd * 0.88 * g.standard_t(3, count))
+
+
+def _uneven(count: int, sd: float, g: Generator) -> Values:
+    """The spread itself differs between sizes by a factor of up to 2 either way."""
+    return _lognormal(count, sd * 2 ** g.uniform(-1, 1), g)
+
+
+NOISES = {"lognormal": _lognormal, "slow runs": _slow}
+NOISES |= {"delays *": _delays, "heavy tails *": _heavy, "uneven *": _uneven}
+
+
+def measured(
+    truth: dict[int, float], repeats: int, sd: float, kind: str, g: Generator
+) -> dict[int, Values]:
+    """Rates of the repeats of every size."""
+    return {n: x * NOISES[kind](repeats, sd, g) for n, x in truth.items()}
+
+
+def curve_of(name: str, sizes: Sequence[int], g: Generator) -> dict[int, float]:
+    """The true rates at these sizes."""
+    return dict(zip(sizes, 1000 * TRUTHS[name][1](np.asarray(sizes, float), g), strict=True))
+
+
+def _forecast(fitted: dict[int, Sequence[float]], truth: dict[int, float], scaling: str) -> Any:
+    """By size beyond: a row of the bench; refused sizes have no forecast."""
+    results = results_of({"ddp": fitted}, scaling)
+    try:
+        table = forecast_table(results, forecasts(results, tuple(truth)))
+        rows = {int(r["world_size"]): r for r in table.to_dict("records")}
+    except (ArithmeticError, ValueError):
+        rows = {}
+    for n, rate in truth.items():
+        times = n / max(fitted)
+        made = {"n": n, "times": times, "refused": n not in rows}
+        if n in rows:
+            row = rows[n]
+            value, low, high = (row[f"images_per_s{e}"] for e in ("", "_low", "_high"))
+            made |= {"error": abs(value / rate - 1), "held": low <= rate <= high}
+            made |= {"width": high / low, "upside_down": not 0 < low <= value <= high}
+            made |= {"over": row["efficiency"]}
+        yield made
+
+
+def synthetic(studies: int) -> pd.DataFrame:
+    """Forecasts from 1 to 4, 8 or 16 ranks, of one more run at 2, 4, 8 and 16 times as many."""
+    rows: list[dict[str, Any]] = []
+    for name, (scaling, _) in TRUTHS.items():
+        for i in range(studies):
+            g = np.random.default_rng([1, i, len(name)])
+            last, repeats = int(g.choice([4, 8, 16])), int(g.choice([1, 3, 3, 5]))
+            sd, kind = float(g.uniform(0.02, 0.05)), str(g.choice(list(NOISES)))
+            sizes = [2**k for k in range(10) if 2**k <= 16 * last]
+            truth = curve_of(name, sizes, g)
+            below = {n: x for n, x in truth.items() if n <= last}
+            fitted = measured(below, repeats, sd, kind, g)
+            new = {n: float(x * _lognormal(1, sd, g)[0]) for n, x in truth.items() if n > last}
+            facts = {"truth": name, "noise": kind, "repeats": repeats, "sd": sd, "last": last}
+            rows += [facts | row for row in _forecast(fitted, new, scaling)]
+    return pd.DataFrame(rows)
+
+
+def published() -> pd.DataFrame:
+    """Forecasts of the tables of published.csv, from three sizes up, of every larger size."""
+    lines = (ROOT / "tests/bench/published.csv").read_text().splitlines()
+    tables: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
+    for row in csv.DictReader(line for line in lines if not line.startswith("#")):
+        tables[row["table"], row["scaling"]][int(row["ranks"])] = float(row["rate"])
+    rows = []
+    for i, ((name, scaling), table) in enumerate(tables.items()):
+        for count in range(3, len(table)):
+            sizes = sorted(table)
+            fitted = {n: [table[n]] for n in sizes[:count]}
+            facts = {"truth": "published *" if i % 2 else "published", "table": name}
+            held = {n: table[n] for n in sizes[count:]}
+            rows += [
+                facts | {"last": sizes[count - 1]} | r for r in _forecast(fitted, held, scaling)
+            ]
+    return pd.DataFrame(rows)
+
+
+def summary(found: pd.DataFrame, by: str = "truth") -> Iterator[str]:
+    """Lines of a Markdown table: by group and distance, coverage, errors and widths."""
+    yield f"| {by} | beyond | n | refused | held | error: median | p90 | high/low: median | wrong |"
+    yield "|---|---|---|---|---|---|---|---|---|"
+    bins = (("to 2x", 0, 2), ("to 4x", 2, 4), ("over 4x", 4, 1e9))
+    for group, part in found.groupby(by, sort=False):
+        for name, low, high in bins:
+            own = part[(part["times"] > low) & (part["times"] <= high)]
+            made = own[~own["refused"]]
+            if made.empty:
+                continue
+            wrong = (made["upside_down"].astype(bool) | (made["over"] > 1.5)).sum()
+            yield (
+                f"| {group} | {name} | {len(own)} | {own['refused'].mean():.0%} | "
+                f"{made['held'].mean():.0%} | {made['error'].median():.1%} | "
+                f"{made['error'].quantile(0.9):.0%} | {made['width'].median():.2f} | {wrong} |"
+            )
+
+
+def intervals(studies: int) -> Iterator[str]:
+    """Coverage of rate and efficiency, equal and different series told apart, outliers found."""
+    yield (
+        "| repeats | noise | states | rate held | efficiency held | high/low | equal told apart | "
+        "10 % told apart | sound runs flagged | slow runs found |"
+    )
+    yield "|---|---|---|---|---|---|---|---|---|---|"
+    for repeats in (1, 2, 3, 5, 7, 10, 20):
+        for kind in NOISES if repeats in (3, 5) else list(NOISES)[:2]:
+            yield f"| {repeats} | {kind} | {_spreads(studies, repeats, kind)} |"
+
+
+def _spreads(studies: int, repeats: int, kind: str) -> str:
+    """One row of intervals: two equal series and one 10 % slower, at 1, 2, 4 and 8 ranks."""
+    seen: dict[str, list[float]] = defaultdict(list)
+    for i in range(studies):
+        g = np.random.default_rng([2, i, repeats, len(kind)])
+        sd = float(g.uniform(0.03, 0.05))
+        truth = {n: 1000 * n / (1 + 0.02 * (n - 1)) for n in (1, 2, 4, 8)}
+        made = {s: measured(truth, repeats, sd, kind, g) for s in ("a", "b", "c")}
+        made["c"] = {n: 0.9 * x for n, x in made["c"].items()}
+        results = results_of(made, epochs=4)
+        for row in results.scaling.to_dict("records"):
+            n, series = int(row["world_size"]), row["series"]
+            rate = truth[n] * (0.9 if series == "c" else 1)
+            _note_spread(seen, row, rate, n)
+            apart = str(row["not_distinguishable_from"]).split("; ")
+            if series == "a":
+                seen["equal"].append("b" not in apart)
+                seen["gap"].append("c" not in apart)
+            flagged = [] if pd.isna(row["outliers"]) else row["outliers"].split(", ")
+            for k, x in enumerate(made[series][n]):
+                where = "slow" if kind == "slow runs" and x < 0.8 * rate else "sound"
+                seen[where].append(f"{series}-{n}-{k}" in flagged)
+    names = ("states", "rate", "efficiency", "width", "equal", "gap", "sound", "slow")
+    return " | ".join(_cell(name, seen[name]) for name in names)
+
+
+def _note_spread(seen: dict[str, list[float]], row: dict[str, Any], rate: float, n: int) -> None:
+    if pd.isna(row["images_per_s_low"]):
+        return
+    seen["states"].append(float(row["confidence_share"]))
+    seen["rate"].append(row["images_per_s_low"] <= rate <= row["images_per_s_high"])
+    seen["width"].append(row["images_per_s_high"] / row["images_per_s_low"])
+    if n > 1 and pd.notna(row["efficiency_low"]):
+        efficiency = 1 / (1 + 0.02 * (n - 1))
+        seen["efficiency"].append(row["efficiency_low"] <= efficiency <= row["efficiency_high"])
+
+
+def _cell(name: str, values: list[float]) -> str:
+    if not values:
+        return "-"
+    return f"{np.median(values):.2f}" if name == "width" else f"{np.mean(values):.1%}"
+
+
+def main() -> None:
+    """Print all tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--studies", type=int, default=100, help="studies for each row")
+    parser.add_argument("--only", choices=("forecasts", "published", "intervals"))
+    args = parser.parse_args()
+    if args.only in (None, "forecasts"):
+        found = synthetic(args.studies)
+        print(*summary(found), "", sep="\n")
+        print(*summary(found, "repeats"), "", sep="\n", flush=True)
+    if args.only in (None, "published"):
+        print(*summary(published()), "", sep="\n", flush=True)
+    if args.only in (None, "intervals"):
+        for line in intervals(args.studies):
+            print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()

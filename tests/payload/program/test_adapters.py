@@ -1,0 +1,125 @@
+"""The adapters with the real libraries, on two ranks with Gloo; each has a slow evaluation."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from support import needs
+from support.programs import run
+
+SLEEP_S = 1.0  # of each evaluation, which must not count
+
+LIGHTNING = """
+import sys, time, torch, warnings
+warnings.simplefilter("ignore")
+import lightning as L
+from torch.utils.data import DataLoader, TensorDataset
+class Net(L.LightningModule):
+    def __init__(self): super().__init__(); self.layer = torch.nn.Linear(8, 2)
+    def training_step(self, batch, i):
+        loss = torch.nn.functional.cross_entropy(self.layer(batch[0]), batch[1])
+        self.log("train_loss", loss); return loss
+    def validation_step(self, batch, i):
+        time.sleep(1.0)
+        self.log("val_loss", torch.nn.functional.cross_entropy(self.layer(batch[0]), batch[1]))
+    def configure_optimizers(self): return torch.optim.SGD(self.parameters(), 0.1)
+data = TensorDataset(torch.randn(160, 8), torch.randint(2, (160,)))
+callbacks = []
+if "auto" not in sys.argv:
+    from jobkit.program.lightning import JobkitCallback
+    callbacks = [JobkitCallback()]
+trainer = L.Trainer(accelerator="cpu", devices=2, strategy="ddp", max_epochs=2, logger=False,
+    callbacks=callbacks, accumulate_grad_batches=2, enable_progress_bar=False,
+    enable_model_summary=False)
+trainer.fit(Net(), DataLoader(data, 4), DataLoader(data, 80))
+"""
+
+TRANSFORMERS = """
+import sys, time, torch
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+class Data(torch.utils.data.Dataset):
+    def __init__(self, rows, sleep): self.rows, self.sleep = rows, sleep
+    def __len__(self): return self.rows
+    def __getitem__(self, i):
+        time.sleep(self.sleep)
+        ids = torch.arange(16) % 7
+        return {"input_ids": ids, "labels": ids}
+config = GPT2Config(vocab_size=10, n_positions=16, n_embd=16, n_layer=1, n_head=2,
+    bos_token_id=0, eos_token_id=0)
+callbacks = []
+if "auto" not in sys.argv:
+    from jobkit.program.transformers import JobkitCallback
+    callbacks = [JobkitCallback()]
+args = TrainingArguments("out", per_device_train_batch_size=4, gradient_accumulation_steps=2,
+    num_train_epochs=2, logging_steps=10, use_cpu=True, report_to=[], save_strategy="no",
+    eval_strategy="epoch", disable_tqdm=True, ddp_backend="gloo")
+Trainer(model=GPT2LMHeadModel(config), args=args, train_dataset=Data(160, 0),
+    eval_dataset=Data(32, 1 / 16), callbacks=callbacks).train()
+"""
+
+ACCELERATE = """
+import sys, time, torch
+from accelerate import Accelerator
+from torch.utils.data import DataLoader, TensorDataset
+auto = "auto" in sys.argv
+data = TensorDataset(torch.randn(160, 8), torch.randint(2, (160,)))
+if not auto:
+    from jobkit.program.accelerate import JobkitTracker, Measured
+accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2,
+    log_with=None if auto else JobkitTracker())
+accelerator.init_trackers("p")
+model = torch.nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+model, optimizer, loader, valid = accelerator.prepare(
+    model, optimizer, DataLoader(data, 4), DataLoader(data, 80))
+measured = None if auto else Measured(accelerator)
+def evaluate():
+    for x, y in valid:
+        with torch.no_grad(): model(x)
+        time.sleep(1.0)
+for epoch in range(2):
+    for x, y in (loader if auto else measured.batches(loader)):
+        with accelerator.accumulate(model):
+            loss = torch.nn.functional.cross_entropy(model(x), y)
+            accelerator.backward(loss); optimizer.step(); optimizer.zero_grad()
+    accelerator.log({"loss": loss.item()}, step=epoch)
+    if auto: evaluate()
+    else:
+        with measured.paused(): evaluate()
+        measured.epoch(epoch, val_loss=0.5)
+accelerator.end_training()
+"""
+PROGRAMS = {"lightning": LIGHTNING, "transformers": TRANSFORMERS, "accelerate": ACCELERATE}
+
+
+@pytest.fixture(params=PROGRAMS)
+def library(request: pytest.FixtureRequest) -> str:
+    """A library that is installed."""
+    name: str = request.param
+    if importlib.util.find_spec(name) is None:
+        needs.unavailable(f"{name} is not installed (make venv, or pip install '.[adapters]')")
+    return name
+
+
+@pytest.mark.parametrize("way", ["adapter", "auto"])
+def test_a_framework_is_measured_on_two_ranks(library: str, way: str, tmp_path: Path) -> None:
+    ran = run(tmp_path, PROGRAMS[library], way, ranks=2, auto=way == "auto")
+    assert ran.codes == [0, 0], ran.err
+    for rank in range(2):
+        # 160 samples in batches of 4, of which 2 are one step, on 2 ranks, for 2 epochs.
+        assert ran.sums(rank) == (20, 160), ran.out
+        wall = sum(w["wall_s"] for w in ran.records("window", rank) if not w["warmup"])
+        assert wall < SLEEP_S * 1.5, "an evaluation of 2 s is in the time"
+        paused = sum(w["paused_s"] for w in ran.records("window", rank))
+        assert paused >= SLEEP_S
+        assert all(w["data_wait_s"] <= w["wall_s"] for w in ran.records("window", rank))
+    start = ran.records("run_start")[0]
+    assert (start["source"], start["unit"]) == ("auto" if way == "auto" else library, "samples")
+    assert start["world_size"] == 2
+    if way == "adapter":
+        assert [e["epoch"] for e in ran.records("epoch")] == [0, 1]
+        assert ran.records("run_end")[0]["status"] == "ok"
+        names = {v["name"] for v in ran.records("value")}
+        assert names >= {"transformers": {"val_loss"}, "accelerate": {"loss"}}.get(library, set())
+        assert library == "transformers" or ran.records("epoch")[0]["val_loss"] > 0

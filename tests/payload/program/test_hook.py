@@ -1,0 +1,363 @@
+"""The start-up hook on programs that know nothing of it."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from support.programs import AUTO, run
+
+HEAD = """
+import os, sys, time, torch
+import torch.nn.functional as F
+from torch.utils.data import DataLoader, TensorDataset
+torch.manual_seed(0)
+data = TensorDataset(torch.randn(96, 8), torch.randint(2, (96,)))
+loader = DataLoader(data, 8, shuffle=True)
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.1), torch.nn.Linear(8, 2))
+sgd = torch.optim.SGD(model.parameters(), 0.1)
+def train(batch, *optimizers):
+    for each in optimizers: each.zero_grad()
+    F.cross_entropy(model(batch[0]), batch[1]).backward()
+    for each in optimizers: each.step()
+"""
+PLAIN = """
+for epoch in range(2):
+    for batch in loader: train(batch, sgd)
+"""
+# What a program does: (steps, samples, least seconds that must be paused).
+PROGRAMS: dict[str, tuple[str, tuple[int, int, float]]] = {
+    "plain": (PLAIN, (24, 192, 0.0)),
+    "evaluation under no_grad": (
+        """
+for epoch in range(2):
+    for batch in loader: train(batch, sgd)
+    with torch.no_grad():
+        for x, y in DataLoader(data, 48): model(x); time.sleep(0.4)
+""",
+        (24, 192, 0.8),
+    ),
+    "evaluation that asks with gradients": (
+        """
+for epoch in range(2):
+    for batch in loader: train(batch, sgd)
+    for x, y in DataLoader(data, 48):
+        with torch.no_grad(): model(x)
+        time.sleep(0.4)
+for batch in loader: train(batch, sgd)
+""",
+        (36, 288, 1.6),
+    ),
+    "evaluation within the epoch, cut short": (
+        """
+valid = DataLoader(data, 8)
+for epoch in range(2):
+    for i, batch in enumerate(loader):
+        if i == 6:
+            for j, (x, y) in enumerate(valid):
+                if j == 2: break
+                with torch.no_grad(): model(x)
+                time.sleep(0.4)
+        train(batch, sgd)
+""",
+        (24, 192, 0.8),
+    ),
+    "a check before the training": (
+        """
+for x, y in DataLoader(data, 48):
+    with torch.no_grad(): model(x); time.sleep(0.4)
+"""
+        + PLAIN,
+        (24, 192, 0.0),
+    ),
+    "two optimizers": (
+        """
+adam = torch.optim.Adam(model.parameters())
+for epoch in range(2):
+    for batch in loader: train(batch, sgd, adam)
+""",
+        (24, 192, 0.0),
+    ),
+    "another optimizer after the first": (
+        """
+for batch in loader: train(batch, sgd)
+del sgd
+adam = torch.optim.Adam(model.parameters(), foreach=True)
+for batch in loader: train(batch, adam)
+""",
+        (24, 192, 0.0),
+    ),
+    "accumulation": (
+        """
+for epoch in range(4):
+    for i, (x, y) in enumerate(loader):
+        F.cross_entropy(model(x), y).backward()
+        if i % 4 == 3: sgd.step(); sgd.zero_grad()
+""",
+        (12, 384, 0.0),
+    ),
+    "a loader that is not torch's": (
+        """
+for i in range(24): train((torch.randn(8, 8), torch.zeros(8, dtype=torch.long)), sgd)
+""",
+        (23, 0, 0.0),  # the begin of the first step was not seen
+    ),
+    "a scaler that skips steps": (
+        """
+scaler = torch.amp.GradScaler("cpu")
+for epoch in range(2):
+    for i, (x, y) in enumerate(loader):
+        loss = F.cross_entropy(model(x), y)
+        scaler.scale(loss * (float("inf") if i in (2, 7) else 1.0)).backward()
+        scaler.step(sgd); scaler.update(); sgd.zero_grad()
+""",
+        (20, 192, 0.0),
+    ),
+    "closures": (
+        """
+lbfgs = torch.optim.LBFGS(model.parameters(), max_iter=3)
+for x, y in loader:
+    def closure():
+        lbfgs.zero_grad(); loss = F.cross_entropy(model(x), y); loss.backward(); return loss
+    lbfgs.step(closure)
+""",
+        (12, 96, 0.0),
+    ),
+    "fused": (
+        """
+adam = torch.optim.Adam(model.parameters(), fused=True)
+for batch in loader: train(batch, adam)
+""",
+        (12, 96, 0.0),
+    ),
+    "a compiled step": (
+        """
+import logging; logging.disable()  # torch warns of its own profiler
+step = torch.compile(lambda: sgd.step(), backend="eager")
+for epoch in range(2):
+    for x, y in loader:
+        sgd.zero_grad(); F.cross_entropy(model(x), y).backward(); step()
+""",
+        (24, 192, 0.0),
+    ),
+    "workers that persist, and batches that are dictionaries": (
+        """
+class Rows(torch.utils.data.Dataset):
+    def __len__(self): return 96
+    def __getitem__(self, i): return {"name": "a", "x": data[i][0], "y": data[i][1]}
+loader = DataLoader(Rows(), 8, num_workers=2, persistent_workers=True)
+for epoch in range(2):
+    for batch in loader: train((batch["x"], batch["y"]), sgd)
+""",
+        (24, 192, 0.0),
+    ),
+    "an environment that is cleared": ("os.environ.clear()\n" + PLAIN, (24, 192, 0.0)),
+    "children that train nothing": (
+        PLAIN
+        + """
+import subprocess
+subprocess.run([sys.executable, "-c", "import torch.optim"], check=True)
+if os.fork() == 0: sys.exit()
+os.wait()
+""",
+        (24, 192, 0.0),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_is_measured_unchanged(name: str, tmp_path: Path) -> None:
+    program, (steps, work, paused) = PROGRAMS[name]
+    ran = run(tmp_path, HEAD + program)
+    assert (ran.codes, ran.err) == ([0], [""])
+    assert ran.sums() == (steps, work)
+    windows = ran.records("window")
+    lost = sum(w["paused_s"] for w in windows)
+    # Evaluation after the last step is in no window.
+    assert paused * 0.5 <= lost
+    if paused:
+        slept = sum(w["wall_s"] for w in windows)
+        assert slept < 0.4, "one batch of evaluation sleeps as long"
+    start = ran.records("run_start")
+    assert [s["source"] for s in start] == ["auto"]
+    assert start[0]["work_source"] == ("inferred" if start[0]["unit"] else None)
+    assert [w["seq"] for w in windows] == list(range(1, len(windows) + 1))
+
+
+def test_data_wait_is_what_the_program_waits(tmp_path: Path) -> None:
+    ran = run(
+        tmp_path,
+        HEAD
+        + """
+class Slow(TensorDataset):
+    def __getitem__(self, i): time.sleep(0.002); return super().__getitem__(i)
+begin, waited = time.perf_counter(), 0.0
+iterator = iter(DataLoader(Slow(*data.tensors), 8))
+while True:
+    asked = time.perf_counter()
+    batch = next(iterator, None)
+    waited += time.perf_counter() - asked
+    if batch is None: break
+    train(batch, sgd)
+print(waited, time.perf_counter() - begin, file=sys.stderr)
+""",
+        JOBKIT_WARMUP_STEPS="0",
+    )
+    windows = ran.records("window")
+    own_wait, own_wall = map(float, ran.err[0].split())
+    assert sum(w["data_wait_s"] for w in windows) == pytest.approx(own_wait, rel=0.1)
+    assert sum(w["wall_s"] for w in windows) == pytest.approx(own_wall, rel=0.1)
+    assert own_wait >= 96 * 0.002
+
+
+DDP = """
+import torch.distributed as dist
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(model)
+"""
+
+
+def test_each_rank_writes_its_own_file(tmp_path: Path) -> None:
+    ran = run(tmp_path, HEAD + DDP + PLAIN + "dist.destroy_process_group()", ranks=2)
+    assert ran.codes == [0, 0]
+    assert [ran.sums(rank) for rank in range(2)] == [(24, 192), (24, 192)]
+    assert ran.records("run_start")[0]["world_size"] == 2
+    assert ran.out[0].count("[METRIC]") > 0
+    assert ran.out[1].count("[METRIC]") == 0
+
+
+def test_ranks_that_the_program_starts_itself(tmp_path: Path) -> None:
+    program = """
+        import os, torch, torch.distributed as dist, torch.multiprocessing as mp
+        def rank(own, ranks):
+            os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=os.environ["PORT"])
+            dist.init_process_group("gloo", rank=own, world_size=ranks)
+            model = torch.nn.Linear(4, 1)
+            adam = torch.optim.Adam(model.parameters())
+            data = torch.utils.data.DataLoader(torch.randn(48, 4), 4)
+            for x in data: model(x).sum().backward(); adam.step()
+            dist.destroy_process_group()
+        if __name__ == "__main__":
+            mp.start_processes(rank, (2,), nprocs=2, start_method={!r})
+    """
+    import socket
+
+    for method in ("spawn", "fork"):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        folder = tmp_path / method
+        folder.mkdir()
+        ran = run(folder, program.format(method), PORT=port)
+        assert ran.codes == [0], ran.err
+        assert [ran.sums(rank)[1] for rank in range(2)] == [48, 48]
+        assert ran.records("run_start", rank=1)[0]["world_size"] == 2
+
+
+def test_results_are_the_same_bit_by_bit(tmp_path: Path) -> None:
+    program = (
+        HEAD
+        + """
+loader = DataLoader(data, 8, shuffle=True, num_workers=1)
+adam = torch.optim.AdamW(model.parameters(), 0.01)
+for epoch in range(2):
+    for batch in loader: train(batch, adam)
+    model.eval()
+    with torch.no_grad():
+        for x, y in DataLoader(data, 48): model(x)
+    model.train()
+import hashlib
+state = [*model.state_dict().values(), torch.get_rng_state()]
+for values in adam.state.values(): state += values.values()
+print(hashlib.sha256(b"".join(t.numpy().tobytes() for t in state)).hexdigest(), file=sys.stderr)
+"""
+    )
+    prints = []
+    for auto in (True, False):
+        folder = tmp_path / str(auto)
+        folder.mkdir()
+        ran = run(folder, program, auto=auto)
+        assert ran.sums() == ((24, 192) if auto else (0, 0))
+        prints.append(ran.err[0].strip())
+    assert len(prints[0]) == 64
+    assert prints[0] == prints[1]
+
+
+def test_a_program_with_the_meter_is_measured_by_the_meter(tmp_path: Path) -> None:
+    ran = run(
+        tmp_path,
+        HEAD
+        + """
+from jobkit import meter
+meter.start(unit="rows")
+for batch in meter.batches(loader): train(batch, sgd); meter.step(work=2)
+meter.end()
+""",
+    )
+    assert (ran.codes, ran.err) == ([0], [""])
+    assert [r["source"] for r in ran.records("run_start")] == ["meter"]
+    assert ran.sums() == (12, 24)
+
+
+def test_the_studys_work_per_step_is_stated_not_inferred(tmp_path: Path) -> None:
+    ran = run(tmp_path, HEAD + PLAIN, JOBKIT_UNIT="tokens", JOBKIT_WORK_PER_STEP="4096")
+    start = ran.records("run_start")[0]
+    assert (start["unit"], start["work_source"]) == ("tokens", "stated")
+    assert ran.sums() == (24, 24 * 4096)
+    other = tmp_path / "other"
+    other.mkdir()
+    ran = run(other, HEAD + PLAIN, JOBKIT_UNIT="tokens")  # how many are in a sample is not known
+    assert {w["work"] for w in ran.records("window")} == {None}
+
+
+def test_what_fails_in_the_hook_does_not_end_the_program(tmp_path: Path) -> None:
+    ran = run(
+        tmp_path,
+        HEAD
+        + """
+class Batch:
+    @property
+    def shape(self): raise ValueError("no shape")
+loader = DataLoader(data, 8, collate_fn=lambda rows: Batch())
+for _ in loader:
+    F.cross_entropy(model(data.tensors[0]), data.tensors[1]).backward(); sgd.step()
+print("trained")
+""",
+    )
+    assert (ran.codes, ran.out) == ([0], ["trained\n"])
+    assert ran.err == ["jobkit: measuring ends: ValueError: no shape\n"]
+
+
+def test_it_may_be_switched_off(tmp_path: Path) -> None:
+    ran = run(tmp_path, HEAD + PLAIN + "print('jobkit_auto' in sys.modules)", JOBKIT_AUTO="0")
+    assert (ran.codes, ran.out, ran.err) == ([0], ["False\n"], [""])
+    assert not ran.metrics.exists()
+
+
+def test_the_users_own_start_up_files_run(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.first = 'sitecustomize'\n")
+    program = (
+        "import os, sys, sitecustomize\n"
+        "print(sys.first, os.path.dirname(sitecustomize.__file__), sys.path)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "JOBKIT_AUTO": "1", "PYTHONPATH": f"{AUTO}:{tmp_path}"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stderr == ""
+    assert done.stdout.startswith(f"sitecustomize {tmp_path} ")
+    assert str(AUTO) not in done.stdout
+    (tmp_path / "sitecustomize.py").write_text(textwrap.dedent("raise ValueError('mine')"))
+    done = subprocess.run(
+        [sys.executable, "-c", "print('runs')"],
+        env={**os.environ, "JOBKIT_AUTO": "1", "PYTHONPATH": f"{AUTO}:{tmp_path}"},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (0, "runs\n")
+    assert "ValueError: mine" in done.stderr  # as Python reports it without the hook

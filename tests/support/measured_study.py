@@ -1,0 +1,49 @@
+"""Studies of known rates, as the analysis has them after collecting: no folder is written."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jobkit.analysis.collect.results import Results
+from jobkit.analysis.scaling.scaling import measured_sizes, scaling_table
+from jobkit.analysis.tables.columns import EPOCHS, RESULTS
+from jobkit.analysis.tables.frames import frame
+
+FIXED = {"study": "s", "strategy": "ddp", "status": "ok", "nodes": 1, "model": "cnn"}
+FIXED |= {"dataset": "cifar10", "precision": "fp32", "device_type": "cuda", "train_samples": 50000}
+FIXED |= {"torch_version": "2.11.0", "global_batch_size": 512, "batch_size_per_rank": 64}
+
+
+def results_of(
+    series: dict[str, dict[int, Sequence[float]]],
+    scaling: str = "strong",
+    epochs: int = 0,
+    seconds: float | None = None,
+) -> Results:
+    """A study with these rates: by series and ranks, of each repeat.
+
+    epochs: records of each run, with 2 % noise; seconds: the total time of each run.
+    """
+    rows, records = [], []
+    generator = np.random.default_rng(len(series))
+    for name, sizes in series.items():
+        for n, rates in sizes.items():
+            for i, x in enumerate(rates):
+                own = {"run_id": f"{name}-{n}-{i}", "series": name, "world_size": n, "repeat": i}
+                speed: dict[str, Any] = {
+                    "images_per_s": float(x),
+                    "time_per_epoch_s": 50000 / float(x),
+                }
+                speed["total_time_s"] = seconds
+                rows.append(FIXED | own | speed | {"ranks_per_node": n, "scaling": scaling})
+                drawn = x * np.exp(0.02 * generator.standard_normal(epochs))
+                records += [
+                    own | {"attempt": 0, "epoch": e, "images_per_s": float(v)}
+                    for e, v in enumerate(drawn)
+                ]
+    runs, of_epochs = frame(rows, RESULTS), frame(records, EPOCHS)
+    found = measured_sizes(runs, of_epochs)
+    table = scaling_table(found, "s")
+    return Results(Path("s"), runs, of_epochs, tuple(found), table, (), {}, {}, ())

@@ -1,0 +1,116 @@
+"""Lines without a checksum: what is taken of them, and what is counted as rejected."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobkit.analysis.collect.records import read_run
+from jobkit.metric.line import encode
+from jobkit.metric.reader import Rejected, merge_parts, scan
+from jobkit.paths import RunPaths
+
+
+def found(text: str) -> tuple[list[dict[str, Any]], list[str]]:
+    """The records of a log, and the reasons of those that were rejected."""
+    items = list(scan(io.BytesIO(text.encode())))
+    records = [i for i in items if isinstance(i, dict)]
+    return records, [i.reason for i in items if isinstance(i, Rejected)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[METRIC] epoch=3 images_per_s=225\n=== requeue 1\n",
+        "[METRIC] epoch=3 images_per_s=225\n\n[jobkit] start: attempt 1 of x\n",
+        "[METRIC] epoch=3 images_per_s=225 srun: requeued\n",
+        "[METRIC] epoch=3 images_per_s=225\nsrun: Job step aborted\n",
+        "[METRIC] epoch=3 images_per_s=225\nslurmstepd: error: *** JOB 1\n",
+        "[METRIC] epoch=3 images_per_s=225[jobkit] start: attempt 1\n",
+        "[METRIC] epoch=3 val_loss=1.27 images\n",
+        "[METRIC] epoch=3 val_loss=1.\n25\n",
+        "[METRIC] epoch=3 val_loss=1\n25\n",
+        "[METRIC] epoch=3 val_loss=1.\n",
+        "[METRIC] epoch=3 val_loss=1e\n",
+        "[METRIC] epoch=3 val_loss=1. loss=9 epoch=7\n",
+        "[METRIC] epoch=3 val_loss=1.2",
+        "[METRIC] epoch=-1 images_per_s=123\n",
+        "[METRIC] epoch=2.5 images_per_s=123\n",
+        '[METRIC] {"epoch": -1, "val_loss": 2}\n',
+        '[METRIC] {"epoch": "three", "val_loss": 2}\n',
+        '[METRIC] {"epoch": null, "val_loss": 2}\n',
+    ],
+)
+def test_what_may_be_cut_or_is_no_epoch_is_counted_and_not_taken(text: str) -> None:
+    records, reasons = found(text)
+    assert records == []
+    assert len(reasons) == 1 and reasons[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "record"),
+    [
+        ("[METRIC] epoch=3, val_loss=1.25;\n", {"epoch": 3, "val_loss": 1.25}),
+        ("[METRIC] epoch=3.0 val_loss=.5\n", {"epoch": 3, "val_loss": 0.5}),
+        ('[METRIC] {"epoch": "3"}\n', {"epoch": 3}),
+        ('[METRIC] {"epoch": 3.0, "a": 1}\n', {"epoch": 3, "a": 1}),
+        ("[METRIC] epoch=3 val_loss=1.25\nnext line\n", {"epoch": 3, "val_loss": 1.25}),
+        ("[METRIC] epoch=3 val_loss=1.25\n2026-11-22 x\n", {"epoch": 3, "val_loss": 1.25}),
+        ('[METRIC] epoch=3 tag="a b"\n=== requeue\n', {"epoch": 3, "tag": "a b"}),
+    ],
+)
+def test_what_is_whole_is_taken(text: str, record: dict[str, Any]) -> None:
+    assert found(text) == ([record], [])
+
+
+@pytest.mark.parametrize("block", [1, 2, 7, 30, 64, 1000])
+def test_what_follows_a_line_counts_whatever_the_size_of_a_block(
+    monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    monkeypatch.setattr("jobkit.metric.reader._BLOCK", block)
+    text = "[METRIC] epoch=1 x=5\nfine\n[METRIC] epoch=2 x=225\n=== requeue 1\n"
+    records, reasons = found(text)
+    assert records == [{"epoch": 1, "x": 5}]
+    assert len(reasons) == 1
+
+
+def own(seq: int, **fields: Any) -> str:
+    head = {"v": 1, "kind": "epoch", "study": "s", "run_id": "run", "attempt": 0, "rank": 0}
+    return f"[METRIC] {encode({**head, 'seq': seq, 't': 1.0, **fields})}\n"
+
+
+def test_a_record_with_a_checksum_wins_and_the_other_is_told(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    lines = [own(0, epoch=0, val_loss=1.0), own(1, epoch=1, val_loss=0.5)]
+    lines += ["[METRIC] epoch=1 val_loss=0.001\n", "[METRIC] epoch=7 val_loss=0.1\n"]
+    (folder / "train.log").write_text("".join(lines))
+    records = read_run(RunPaths(folder), "run")
+    assert [(e["epoch"], e["val_loss"]) for e in records.epochs] == [(0, 1.0), (1, 0.5)]
+    assert records.epochs_not_taken == 2
+
+
+def test_a_script_without_checksums_keeps_its_epochs(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "train.log").write_text("[METRIC] epoch=0 a=1\n[METRIC] epoch=0 b=2\nend\n")
+    records = read_run(RunPaths(folder), None)
+    assert records.epochs == [{"epoch": 0, "a": 1, "b": 2}]
+    assert records.epochs_not_taken == 0
+
+
+def test_a_log_in_utf_16_is_told(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "train.log").write_bytes("[METRIC] epoch=0 a=1\n".encode("utf-16"))
+    (reject,) = read_run(RunPaths(folder), None).rejects
+    assert "UTF-16" in reject.reason and "iconv" in reject.reason
+
+
+def test_a_record_that_lost_a_part_says_so() -> None:
+    parts = [{"kind": "run_start", "part": 0, "parts": 2, "spec": {"epochs": 3}}]
+    assert merge_parts(parts)["incomplete"] is True
+    both = [*parts, {"kind": "run_start", "part": 1, "parts": 2, "spec": {"model": "mlp"}}]
+    assert "incomplete" not in merge_parts(both)
+    assert merge_parts(both)["spec"] == {"epochs": 3, "model": "mlp"}

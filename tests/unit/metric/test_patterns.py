@@ -1,0 +1,161 @@
+"""Patterns: the shipped ones on lines of their programs, and every way to write a bad one."""
+
+import io
+from typing import Any
+
+import pytest
+
+from jobkit.analysis.collect.lines import matches, observed_lines
+from jobkit.analysis.collect.steps import rate_row, step_rows
+from jobkit.errors import UsageError
+from jobkit.metric.pattern import PATTERNS, load_pattern, own_pattern
+from jobkit.metric.quantity import quantity_of
+
+NAMES = sorted(p.stem for p in PATTERNS.glob("*.toml"))
+
+
+def row_of(name: str, ranks: int = 2, **planned: Any) -> dict[str, Any]:
+    """The columns of a run whose log is the pattern's own sample."""
+    pattern = load_pattern(name)
+    found = matches(io.BytesIO(pattern.sample.encode()), pattern)
+    observed = observed_lines(found, pattern, ranks, planned)
+    assert observed
+    return rate_row(observed)
+
+
+def test_the_shipped_patterns_are_these() -> None:
+    expected = "deepspeed lightning megatron nanogpt timm torchtitan transformers"
+    assert " ".join(NAMES) == expected
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_shipped_pattern_says_where_its_lines_come_from(name: str) -> None:
+    pattern = load_pattern(name)
+    assert pattern.program and pattern.contains
+    assert pattern.source.startswith("https://github.com/")
+    lines = pattern.sample.strip().splitlines()
+    found = {n for _, n, _ in matches(io.BytesIO(pattern.sample.strip().encode()), pattern)}
+    assert found == set(range(1, len(lines) + 1)), "every sample line is found"
+
+
+def test_nanogpt_is_the_time_of_one_iteration() -> None:
+    row = row_of("nanogpt", unit="tokens", work_per_step=1000.0)
+    assert row["step_time_s"] == pytest.approx((0.13521 + 0.13487) / 2)
+    assert row["throughput"] == pytest.approx(1000 / row["step_time_s"])
+    assert row["throughput_unit"] == "tokens/s"
+
+
+def test_a_time_without_stated_work_gives_steps_per_second() -> None:
+    row = row_of("nanogpt")
+    assert row["throughput_unit"] == "steps/s"
+    assert row["throughput"] == pytest.approx(1 / row["step_time_s"])
+
+
+def test_torchtitan_prints_the_rate_of_one_device() -> None:
+    row = row_of("torchtitan", ranks=8)
+    # Both lines after the first are of ten steps or nine: the harmonic mean over the steps.
+    assert row["throughput"] == pytest.approx(8 * 19 / (9 / 6123 + 10 / 6125))
+    assert row["throughput_unit"] == "tokens/s"
+    assert row["peak_memory_mib"] == pytest.approx(40.12 * 1024)
+
+
+def test_megatron_prints_the_batch_and_the_time_of_an_iteration() -> None:
+    row = row_of("megatron")
+    assert row["throughput"] == pytest.approx(256 / 2.3456)
+    assert row["throughput_unit"] == "samples/s"
+
+
+def test_deepspeed_prints_the_rate_of_all_ranks() -> None:
+    assert row_of("deepspeed")["throughput"] == pytest.approx(124.8)
+
+
+def test_timm_prints_the_wait_for_data_too() -> None:
+    row = row_of("timm")
+    assert row["throughput"] == pytest.approx(2 / (1 / 742.03 + 1 / 739.88))
+    assert row["data_wait_share"] == pytest.approx(0.021 / 0.691)
+
+
+def test_of_a_running_rate_the_last_line_counts() -> None:
+    assert row_of("transformers")["throughput"] == pytest.approx(240.2)
+    assert row_of("lightning")["throughput_unit"] == "steps/s"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "scale", "unit", "per_rank"),
+    [
+        ("step_time_ms", "step_time", 1e-3, "", False),
+        ("tokens_per_s_per_gpu", "rate", 1.0, "tokens", True),
+        ("samples_per_min", "rate", 1 / 60, "samples", False),
+        ("tokens_per_step", "work", 1.0, "tokens", False),
+        ("peak_memory_gib", "memory", 1024.0, "", False),
+        ("data_time_s", "data_wait", 1.0, "", False),
+        ("Step", "step", 1.0, "", False),
+        ("tps", "free", 1.0, "", False),
+        ("step_time", "free", 1.0, "", False),
+    ],
+)
+def test_a_name_says_its_quantity(
+    name: str, kind: str, scale: float, unit: str, per_rank: bool
+) -> None:
+    found = quantity_of(name)
+    assert (found.kind, found.unit, found.per_rank) == (kind, unit, per_rank)
+    assert found.scale == pytest.approx(scale)
+
+
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        ({}, "no regular expression"),
+        ({"line": "step ("}, "does not compile"),
+        ({"line": "step [0-9]+"}, "no named group"),
+        ({"line": "(?P<step>[0-9]+)"}, "no group says a time or a rate"),
+        ({"line": "(?P<tokens_per_s>[0-9]+)"}, "of all ranks or of one"),
+        ({"line": "(?P<step_time_s>[0-9]+)", "of": "each"}, "unknown of"),
+        ({"line": "(?P<step_time_s>[0-9]+)", "spans": "all"}, "unknown spans"),
+        ({"line": 3}, "must be a string"),
+    ],
+)
+def test_a_bad_pattern_is_one_line(table: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        own_pattern(table)
+
+
+def test_an_expression_that_takes_for_long_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jobkit.analysis.collect.lines.TIMEOUT_S", 0.2)
+    slow = own_pattern({"line": "(?P<step_time_s>(?:a|aa)+)$"})
+    with pytest.raises(UsageError, match="took longer"):
+        list(matches(io.BytesIO(b"a" * 200 + b"1c\n"), slow))
+
+
+def test_a_restart_is_a_warm_up_again() -> None:
+    pattern = own_pattern({"line": "step (?P<step>[0-9]+) (?P<step_time_s>[0-9.]+)"})
+    log = "[jobkit] start: attempt 0 of x\nstep 1 9\nstep 2 1\nstep 3 1\n"
+    log += "[jobkit] start: attempt 1 of x\nstep 3 9\nstep 4 1\n"
+    observed = observed_lines(matches(io.BytesIO(log.encode()), pattern), pattern, 1, {})
+    assert observed
+    assert rate_row(observed)["step_time_s"] == 1.0
+    rows = step_rows(observed)
+    assert [(r["attempt"], r["step"], r["warmup"]) for r in rows] == [
+        (0, 1, True),
+        (0, 2, False),
+        (0, 3, False),
+        (1, 3, True),
+        (1, 4, False),
+    ]
+
+
+def test_colours_commas_and_progress_bars_are_read() -> None:
+    pattern = own_pattern({"line": "(?P<tokens_per_s>[0-9,]+) tps", "of": "total"})
+    log = b"\x1b[32m1,000 tps\x1b[0m\r2,000 tps\r\n3,000 tps\n"
+    observed = observed_lines(matches(io.BytesIO(log), pattern), pattern, 1, {})
+    assert observed and [o.rate for o in observed.steps] == [1000, 2000, 3000]
+
+
+def test_a_long_run_has_at_most_a_thousand_rows_and_keeps_its_time() -> None:
+    pattern = own_pattern({"line": "(?P<step>[0-9]+) (?P<step_time_s>[0-9.]+)"})
+    log = "".join(f"{n} 0.5\n" for n in range(1, 5001)).encode()
+    observed = observed_lines(matches(io.BytesIO(log), pattern), pattern, 1, {})
+    assert observed
+    rows = step_rows(observed)
+    assert len(rows) == 1000
+    assert sum(r["time_s"] for r in rows) == pytest.approx(2500.0)

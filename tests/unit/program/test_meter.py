@@ -1,0 +1,306 @@
+"""The meter: what its records say of a loop, and that it never ends a training."""
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobkit.metric import reader
+from jobkit.metric.line import KINDS, MAX_LINE_BYTES
+from jobkit.program import single
+
+PLACE = {"JOBKIT_STUDY": "s", "JOBKIT_RUN_ID": "r", "JOBKIT_ATTEMPT": "0"}
+
+
+@pytest.fixture
+def meter_py(tmp_path: Path) -> Path:
+    """A folder with the meter as one file, as it is copied into an image."""
+    folder = tmp_path / "copied"
+    folder.mkdir()
+    (folder / "meter.py").write_text(single.source())
+    return folder
+
+
+def run(
+    meter_py: Path, program: str, *, study: bool = True, **env: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a program that may import the meter; its folder of the run is beside the meter's."""
+    place = {**PLACE, "JOBKIT_RUN_DIR": str(meter_py.parent / "run")} if study else {}
+    return subprocess.run(
+        [
+            sys.executable,
+            "-I",
+            "-c",
+            f"import sys; sys.path[:0] = [{str(meter_py)!r}]\n" + textwrap.dedent(program),
+        ],
+        env={**os.environ, **place, **env},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def records(meter_py: Path, name: str = "0.jsonl") -> list[dict[str, Any]]:
+    """The records of a metrics file, every line of it valid."""
+    path = meter_py.parent / "run" / "metrics" / name
+    with path.open("rb") as file:
+        found = list(reader.read_file(file))
+    assert all(isinstance(record, dict) for record in found), found
+    return found  # type: ignore[return-value]
+
+
+def of_kind(found: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    return [record for record in found if record["kind"] == kind]
+
+
+LOOP = """
+    import time, meter
+    meter.start(unit="samples")
+    for epoch in range(2):
+        def batches():
+            for i in range(30):
+                time.sleep(0.004)
+                yield i
+        for i in meter.batches(batches()):
+            time.sleep(0.002)
+            meter.step(work=8, train_loss=i)
+        with meter.paused():
+            time.sleep(0.5)
+        meter.epoch(epoch, val_loss=0.25, f1=0.5)
+    meter.end()
+"""
+
+
+def test_a_loop_is_measured_without_its_evaluation(meter_py: Path) -> None:
+    done = run(meter_py, LOOP)
+    assert (done.returncode, done.stderr) == (0, "")
+    found = records(meter_py)
+    windows = of_kind(found, "window")
+    assert [w["step"] for w in windows] == [5, 30, 50, 60]
+    assert [w["steps"] for w in windows] == [5, 25, 20, 10]
+    assert [w["warmup"] for w in windows] == [True, False, False, False]
+    assert [w["work"] for w in windows] == [40, 200, 160, 80]
+    assert sum(w["paused_s"] for w in windows) == pytest.approx(1.0, abs=0.3)
+    # Every step sleeps 6 ms: if the half second of evaluation were in, a window would tell.
+    for window in windows:
+        assert 0.006 * window["steps"] <= window["wall_s"] < 0.006 * window["steps"] + 0.4
+        assert 0.004 * window["steps"] <= window["data_wait_s"] < window["wall_s"]
+        assert 0.006 <= window["step_p50_s"] <= window["step_p95_s"] <= window["step_max_s"]
+    assert windows[-1]["values"] == {"train_loss": 29}
+    epochs = of_kind(found, "epoch")
+    assert [(e["epoch"], e["val_loss"]) for e in epochs] == [(0, 0.25), (1, 0.25)]
+    assert [(v["name"], v["value"], v["step"]) for v in of_kind(found, "value")] == [
+        ("f1", 0.5, 30),
+        ("f1", 0.5, 60),
+    ]
+    assert found[-1]["kind"] == "run_end"
+    assert found[-1]["status"] == "ok"
+
+
+def test_its_records_have_the_documented_fields_and_its_lines_go_to_the_log(meter_py: Path) -> None:
+    done = run(meter_py, LOOP, RANK="0", WORLD_SIZE="2")
+    found = records(meter_py)
+    for record in found:
+        own = record.keys() - {"v", "kind", "study", "run_id", "attempt", "rank", "seq", "t"}
+        assert own <= KINDS[record["kind"]].keys()
+    assert [record["seq"] for record in found] == list(range(len(found)))
+    assert found[0]["world_size"] == 2
+    assert found[0]["source"] == "meter"
+    lines = [line.removeprefix("[METRIC] ") for line in done.stdout.splitlines()]
+    assert lines == (meter_py.parent / "run/metrics/0.jsonl").read_text().splitlines()
+
+
+def test_other_ranks_write_their_own_file_and_print_nothing(meter_py: Path) -> None:
+    done = run(meter_py, LOOP, RANK="1", WORLD_SIZE="2")
+    assert done.stdout == ""
+    found = records(meter_py, "0.r1.jsonl")
+    assert {record["kind"] for record in found} == {"run_start", "window"}
+    assert {record["rank"] for record in found} == {1}
+
+
+def test_the_work_of_a_step_is_the_studys_then_the_steps_then_the_starts(meter_py: Path) -> None:
+    program = """
+        import meter
+        meter.start(unit="samples", work_per_step=10, warmup_steps=0)
+        meter.step({})
+        meter.end()
+    """
+    env = {"RANK": "1", "WORLD_SIZE": "2"}
+    for work, more, expected in [
+        ("", {}, (5.0, "samples", "stated")),
+        ("work=3", {}, (3, "samples", "counted")),
+        (
+            "work=3",
+            {"JOBKIT_WORK_PER_STEP": "100", "JOBKIT_UNIT": "tokens"},
+            (50.0, "tokens", "stated"),
+        ),
+    ]:
+        assert run(meter_py, program.format(work), **env, **more).stderr == ""
+        start, window = records(meter_py, "0.r1.jsonl")[-2:]
+        assert (window["work"], start["unit"], start["work_source"]) == expected
+
+
+def test_a_second_process_of_the_attempt_continues_the_numbers(meter_py: Path) -> None:
+    run(meter_py, LOOP)
+    first = len(records(meter_py))
+    run(meter_py, LOOP)
+    assert [record["seq"] for record in records(meter_py)] == list(range(2 * first))
+
+
+def test_a_child_that_inherits_the_rank_does_not_write_into_its_file(meter_py: Path) -> None:
+    program = """
+        import os, subprocess, sys, meter
+        meter.start()
+        for _ in range(6):
+            meter.step()
+        child = "import sys; sys.path[:0] = %r; import meter; meter.start(); meter.step()"
+        done = subprocess.run([sys.executable, "-c", child % sys.path[:1]], capture_output=True)
+        print(done.returncode, done.stderr.decode())
+        if os.fork() == 0:
+            meter.step()
+            meter.end("failed")
+            sys.exit()
+        os.wait()
+        meter.step()
+        meter.end()
+    """
+    done = run(meter_py, program)
+    assert "0 jobkit meter: RuntimeError: another process measures as this rank" in done.stdout
+    found = records(meter_py)
+    assert [record["seq"] for record in found] == list(range(len(found)))
+    assert of_kind(found, "window")[-1]["step"] == 7
+    assert [record["status"] for record in of_kind(found, "run_end")] == ["ok"]
+
+
+def test_what_was_measured_is_written_where_the_program_does_not_say_its_end(
+    meter_py: Path,
+) -> None:
+    run(meter_py, "import meter\nmeter.start()\nfor _ in range(8): meter.step()")
+    found = records(meter_py)
+    assert of_kind(found, "window")[-1]["step"] == 8
+    assert of_kind(found, "run_end") == []  # its exit code tells
+    run(meter_py, "import meter\nmeter.start()\nmeter.step()\nraise ValueError('no such file')")
+    assert records(meter_py)[-1]["reason"] == "ValueError('no such file')"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_full_disk_is_one_warning(meter_py: Path) -> None:
+    folder = meter_py.parent / "run" / "metrics"
+    folder.mkdir(parents=True)
+    (folder / "0.jsonl").symlink_to("/dev/full")
+    program = "from pathlib import Path\nPath.read_bytes = lambda path: b''\n"  # it has no end
+    done = run(meter_py, program + textwrap.dedent(LOOP) + "print('trained')")
+    assert (done.returncode, done.stdout) == (0, "trained\n")
+    assert done.stderr == "jobkit meter: a record was lost: [Errno 28] No space left on device\n"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "meter.step(work='many')",
+        "meter.step(train_loss=object())",
+        "meter.epoch(None)",
+        "meter.value(1, [])",
+    ],
+)
+def test_what_cannot_be_recorded_does_not_end_the_training(meter_py: Path, wrong: str) -> None:
+    program = f"import meter\nmeter.start()\nfor _ in range(9): meter.step()\n{wrong}\n"
+    done = run(meter_py, program + "meter.step()\nmeter.end()\nprint('trained')")
+    assert done.returncode == 0
+    assert done.stdout.splitlines()[-1] == "trained"
+
+
+def test_without_a_study_it_prints_and_may_be_silenced(meter_py: Path) -> None:
+    done = run(meter_py, LOOP, study=False)
+    kinds = [json.loads(line[9:])["kind"] for line in done.stdout.splitlines()]
+    assert kinds == [record["kind"] for record in reader.scan(iter_of(done.stdout))]
+    assert kinds.count("window") == 4
+    assert run(meter_py, LOOP, study=False, JOBKIT_METER="0").stdout == ""
+    assert not (meter_py.parent / "run").exists()
+
+
+def iter_of(text: str) -> Any:
+    from io import BytesIO
+
+    return BytesIO(text.encode())
+
+
+def test_without_start_the_calls_do_nothing(meter_py: Path) -> None:
+    program = LOOP.replace('meter.start(unit="samples")', "").replace("0.5)", "0)")
+    done = run(meter_py, program + "    print(meter.stop_requested())")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "False\n", "")
+
+
+def test_many_values_never_make_a_line_too_long(meter_py: Path) -> None:
+    program = """
+        import meter
+        meter.start(warmup_steps=0)
+        meter.step(**{f"a_long_name_of_a_value_{i}": i / 3 for i in range(40)})
+        meter.end()
+    """
+    done = run(meter_py, program)
+    assert max(map(len, done.stdout.splitlines())) < MAX_LINE_BYTES
+    found = records(meter_py)
+    values = dict(of_kind(found, "window")[0]["values"])
+    values |= {record["name"]: record["value"] for record in of_kind(found, "value")}
+    assert values == {f"a_long_name_of_a_value_{i}": i / 3 for i in range(40)}
+
+
+def test_a_stop_signal_is_a_request(meter_py: Path) -> None:
+    program = """
+        import os, signal, time, meter
+        meter.start()
+        print(meter.stop_requested())
+        os.kill(os.getpid(), signal.SIGUSR2)
+        print(meter.stop_requested())
+    """
+    done = run(meter_py, program)
+    assert (done.returncode, done.stdout) == (0, "False\nTrue\n")
+
+
+def test_the_batches_of_a_loader_keep_its_length_and_its_errors(meter_py: Path) -> None:
+    program = """
+        import meter
+        meter.start()
+        print(len(meter.batches([1, 2, 3])), list(meter.batches([1, 2, 3])))
+        def broken():
+            yield 1
+            raise OSError("no such image")
+        try:
+            for _ in meter.batches(broken()): pass
+        except OSError as error:
+            print(error)
+    """
+    assert run(meter_py, program).stdout == "3 [1, 2, 3]\nno such image\n"
+
+
+def test_a_window_ends_where_all_ranks_do() -> None:
+    from jobkit.program.windows import spacing
+
+    assert [spacing(s, 100) for s in (60.0, 10.0, 2.5, 1.0, 0.3, 0.01, 1e-9)] == [
+        *(1, 1, 1, 10, 10, 50, 50)
+    ]
+    assert spacing(0.001, 1_000_000) == 10_000
+    sizes = sorted({spacing(10**-i, 10**j) for i in range(6) for j in range(8)})
+    assert all(large % small == 0 for small, large in itertools.pairwise(sizes))
+
+
+def test_the_meter_of_jobkit_is_the_one_that_is_copied() -> None:
+    from jobkit import meter
+
+    space: dict[str, Any] = {"__name__": "copied"}
+    exec(compile(single.source(), "meter.py", "exec", dont_inherit=True), space)
+    public = {n for n in vars(meter) if not n.startswith("_")}
+    assert public <= space.keys()
+    assert space["__doc__"] == meter.__doc__
+    record = {"v": 1, "kind": "value", "value": 0.1, "t": time.time(), "name": "[METRIC] é"}
+    from jobkit.metric.line import encode
+
+    assert space["encode"](record) == encode(record)

@@ -1,0 +1,165 @@
+"""Studies of a command: the runs that they plan, plan.json, and what is refused."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobkit.errors import UsageError
+from jobkit.spec.command_spec import CommandSpec, program_name
+from jobkit.spec.plan import Plan, Study, read_spec
+from jobkit.spec.runspec import RunSpec
+
+COMMAND = ("python", "train.py", "--batch={batch}", "--accumulate={accumulate}")
+NANO: dict[str, Any] = {
+    "name": "nanogpt",
+    "command": COMMAND,
+    "gpus": (1, 2, "2x4"),
+    "parameters": {"batch": 12, "accumulate": "{40 // ranks}"},
+    "sweep": {"batch": (6, 12)},
+    "work": {"unit": "tokens", "per_step": "{batch * 40 * 1024}", "scaling": "strong"},
+    "patterns": {"step": r"iter (?P<step>\d+): time (?P<step_time_ms>[\d.]+)ms"},
+}
+
+
+def nano(**changes: Any) -> Study:
+    return Study(**{**NANO, **changes})
+
+
+def test_a_run_for_each_size_and_value_with_its_placeholders_replaced() -> None:
+    runs = nano(repeats=2).expand().runs
+    assert len(runs) == 3 * 2 * 2
+    found = {s.world_size: s for s in runs.values() if s.parameters["batch"] == 6 and not s.repeat}
+    assert found[8].command == ("python", "train.py", "--batch=6", "--accumulate=5")
+    assert (found[8].nodes, found[8].ranks_per_node) == (2, 4)
+    assert found[8].parameters == {"batch": 6, "accumulate": 5}
+    assert {s.work_per_step for s in found.values()} == {6 * 40 * 1024}
+    assert {s.scaling for s in found.values()} == {"strong"}
+    # What follows from the size makes no series of its own.
+    assert len({json.dumps(s.comparable()) for s in found.values()}) == 1
+    assert all(run_id.startswith("train-n") for run_id in runs)
+
+
+def test_the_words_for_run_sh() -> None:
+    (spec,) = nano(gpus=(2,), sweep={}, auto=False).expand().runs.values()
+    words = spec.arguments()
+    assert words[words.index("--") + 1 :] == list(spec.command)
+    options = words[: words.index("--")]
+    assert options[options.index("--unit") + 1] == "tokens"
+    assert options[options.index("--work-per-step") + 1] == "491520"
+    assert "--no-auto" in options
+
+
+def test_a_plan_comes_back_whole(tmp_path: Path) -> None:
+    odd = ("python", "train.py", "a b", "$HOME", "it's", "two\nlines", "", "{{}}", "é")
+    plan = replace(nano(command=odd).expand(), folder=tmp_path / "odd")
+    plan.save()
+    back = Plan.read(plan.paths.plan)
+    assert (back.runs, back.study) == (plan.runs, plan.study)
+    assert next(iter(back.runs.values())).command[-2:] == ("{}", "é")
+
+
+def test_both_kinds_are_told_apart_by_the_command() -> None:
+    (command,) = nano(gpus=(1,), sweep={}).expand().runs.values()
+    assert read_spec(json.loads(json.dumps(command.to_dict()))) == command
+    assert read_spec(RunSpec(epochs=3).to_dict()) == RunSpec(epochs=3)
+    with pytest.raises(UsageError, match="did you mean 'command'"):
+        read_spec({"commandd": ["x"], "command": ["x"]})
+
+
+def test_the_identity_of_a_run_is_what_it_does() -> None:
+    one = CommandSpec(command=("python", "train.py"))
+    assert one.run_id == replace(one, unit="images", warmup_steps=9, pattern="nanogpt").run_id
+    others = [replace(one, command=("python", "train.py", "x")), replace(one, repeat=1)]
+    others += [replace(one, nodes=2), replace(one, launcher="torchrun"), replace(one, auto=False)]
+    others += [replace(one, parameters={"a": 1})]
+    assert len({s.run_id for s in [one, *others]}) == 7
+
+
+def test_hostile_parameters_make_a_harmless_run_id() -> None:
+    spec = CommandSpec(command=("x",), parameters={"a": "../../etc", "b": "$(rm)", "c": "é" * 90})
+    assert "/" not in spec.run_id and ".." not in spec.run_id and len(spec.run_id) < 100
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        (["python", "train.py", "--x"], "train"),
+        (["python", "-m", "my.trainer", "a.py"], "trainer"),
+        (["bash", "/a b/run it.sh"], "run-it"),
+        (["./prog.exe"], "prog.exe"),
+        (["--"], "command"),
+    ],
+)
+def test_the_name_of_a_program(command: list[str], name: str) -> None:
+    assert program_name(command) == name
+    assert Study.of_command(command).name == name
+
+
+BAD = [
+    ({"parameters": {"batch": 12, "accumulate": "{40 / ranks}"}, "gpus": (3,)}, "40 / 3 is not a"),
+    ({"parameters": {"batch": 12}}, "unknown name 'accumulate'"),
+    ({"parameters": {"ranks": 2}}, "this name is the size's"),
+    ({"parameters": {"a-b": 2}}, "letters, digits and _"),
+    ({"parameters": {"a": [1]}}, "must be a number, a string"),
+    ({"work": {"unit": "tokens", "per_step": 1, "scaling": "weak"}}, "in proportion to the ranks"),
+    (
+        {"work": {"unit": "t", "per_step": "{ranks * 4}", "scaling": "strong"}},
+        "must be the same at each size; it is 4 at 1 ranks, 8 at 2 ranks, 32 at 8 ranks",
+    ),
+    ({"work": {"per_step": 1}}, "needs its unit"),
+    ({"work": {"unit": "t", "per_step": 0}}, "must be a number above 0"),
+    ({"work": {"unit": "t", "per_step": "{ranks - 9}"}}, "must be a number above 0"),
+    ({"work": {"unit": "t", "per_step": "many"}}, "must be a number above 0"),
+    ({"work": {"units": "t"}}, "did you mean 'unit'"),
+    ({"work": {"scaling": "week"}}, "did you mean 'weak'"),
+    ({"work": {"unit": 3}}, "unit = 3"),
+    ({"launcher": "mpirun"}, "unknown launcher 'mpirun'"),
+    ({"settings": {"epochs": 3}}, "--epochs is a setting of jobkit's own training"),
+    ({"strategies": ("pp",)}, "not of a command"),
+    ({"pattern": "nanogpt"}, "not both"),
+    ({"command": ("python", "a\0b")}, "control character"),
+    ({"command": ("python", "{nods}"), "parameters": {}, "sweep": {}}, "did you mean 'nodes'"),
+]
+
+
+@pytest.mark.parametrize(("changes", "said"), BAD, ids=[said for _, said in BAD])
+def test_what_cannot_be_planned_is_said(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        nano(**changes).expand()
+    assert said in str(raised.value)
+
+
+@pytest.mark.parametrize("key", ["launcher", "parameters", "work", "pattern", "auto"])
+def test_a_training_takes_no_key_of_a_command(key: str) -> None:
+    value = {"launcher": "once", "parameters": {"a": 1}, "work": {"unit": "x"}}.get(key, False)
+    with pytest.raises(UsageError, match=f"'{key}' is of a study of a command|must be a string"):
+        Study(name="x", **{key: value})
+
+
+def test_the_scaling_is_seen_where_it_is_not_said() -> None:
+    weak = nano(work={"unit": "tokens", "per_step": "{batch * ranks}"}).expand().runs.values()
+    assert {s.scaling for s in weak} == {"weak"}
+    none = nano(work={"unit": "tokens"}).expand().runs.values()
+    assert {s.scaling for s in none} == {None}
+
+
+def test_what_is_said_of_the_work_replaces_that_part_only() -> None:
+    changed = nano().changed(work={"per_step": 512})
+    assert changed.work == {"unit": "tokens", "per_step": 512, "scaling": "strong"}
+
+
+def test_a_program_does_not_take_the_folder_of_single_jobs() -> None:
+    assert Study.of_command(["python", "single.py"]).name == "single-study"
+
+
+def test_a_file_of_the_planned_study_plans_the_same_runs(tmp_path: Path) -> None:
+    plan = replace(nano().expand(), folder=tmp_path / "nanogpt")
+    plan.save()
+    kept = json.loads(plan.paths.plan.read_text())["study"]
+    assert not {"strategies", "settings"} & kept.keys()
+    assert Study(**kept).expand().runs == plan.runs
+    training = Study(name="x").to_dict()
+    assert not {"command", "launcher", "work"} & training.keys()

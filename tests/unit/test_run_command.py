@@ -1,0 +1,276 @@
+"""run.sh with a command: what its ranks get, how it ends, and what it leaves; srun is a stub."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.place import ROOT
+
+RUN = ROOT / "run.sh"
+# Starts the tasks of one node of a step, as srun does; its own options are noted.
+SRUN = r"""#!/usr/bin/env bash
+tasks=1
+while [[ $1 == -* ]]; do
+  echo "$1" >> "$NOTES"
+  [[ $1 == --ntasks=* ]] && tasks=${1#*=}
+  shift
+done
+export SLURM_STEP_ID=3 SLURM_STEP_NUM_TASKS=$tasks SLURM_NODEID=0 SLURM_STEP_TASKS_PER_NODE="$tasks"
+export SLURM_STEP_NODELIST='nid[007-008,011]-ib,m4'
+pids=() worst=0
+for ((t = 0; t < tasks; t++)); do
+  SLURM_PROCID=$t SLURM_LOCALID=$t "$@" &
+  pids+=($!)
+done
+for pid in "${pids[@]}"; do wait "$pid" || worst=$?; done
+exit "$worst"
+"""
+SHOW = "import os, sys; print(ascii([os.environ.get(n) for n in sys.argv[1:]]), flush=True)"
+
+
+class Kit:
+    """run.sh, a stub of srun, and a folder for the run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.run_dir, self.notes = folder, folder / "my run's", folder / "notes"
+        stub = folder / "srun"
+        stub.write_text(SRUN)
+        stub.chmod(0o755)
+        (folder / "scontrol").write_text('#!/bin/sh\necho "$@" >> "$NOTES"\n')
+        (folder / "scontrol").chmod(0o755)
+
+    def environ(self, **extra: str) -> dict[str, str]:
+        keep = {k: v for k, v in os.environ.items() if k in ("HOME", "LANG")}
+        path = f"{self.folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+        return {**keep, "PATH": path, "NOTES": str(self.notes), **extra}
+
+    def words(self, *words: str) -> list[str]:
+        return ["bash", str(RUN), "--run-dir", str(self.run_dir), *words]
+
+    def __call__(self, *words: str, **extra: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            self.words(*words), env=self.environ(**extra), capture_output=True, text=True,
+            timeout=60, cwd=self.folder,
+        )  # fmt: skip
+
+    def outcome(self, attempt: int = 0) -> dict[str, Any]:
+        return json.loads((self.run_dir / "attempts" / str(attempt) / "outcome.json").read_text())
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Kit:
+    return Kit(tmp_path)
+
+
+JOB = {"SLURM_JOB_ID": "17", "SLURM_NTASKS": "2", "SLURM_JOB_NUM_NODES": "1"}
+PLACES: dict[str, dict[str, str]] = {"here": {}, "slurm": JOB}
+place = pytest.mark.parametrize("place", PLACES)
+ODD = ["a b", "$HOME", "it's", 'say "hi"', "two\nlines", "", "*", "\\", "é", "--", "--help", "-x"]
+
+
+@place
+def test_the_command_arrives_whole_on_every_rank(run: Kit, place: str) -> None:
+    show = "import sys; print(ascii(sys.argv[1:]), flush=True)"
+    two = [] if PLACES[place] else ["--nproc-per-node", "2"]
+    done = run(*two, "--", sys.executable, "-c", show, *ODD, **PLACES[place])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[1:] == [ascii(ODD)] * 2
+    assert run.outcome() == {
+        "exit_code": 0, "status": "ok", "reason": "", "run_id": "my run's", "attempt": 0,
+    }  # fmt: skip
+    spec = json.loads((run.run_dir / "spec.json").read_text())["spec"]
+    assert spec["command"] == [sys.executable, "-c", show, *ODD]
+    assert (spec["launcher"], spec["nodes"], spec["ranks_per_node"]) == ("srun", 1, 2)
+
+
+def test_the_place_of_a_rank_comes_from_the_step(run: Kit) -> None:
+    names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR"]
+    done = run("--", sys.executable, "-c", SHOW, *names, **JOB)
+    assert sorted(done.stdout.splitlines()[1:]) == [
+        ascii([str(r), str(r), "2", "2", "0", "nid007-ib"]) for r in (0, 1)
+    ]
+    options = run.notes.read_text().splitlines()
+    assert {"--kill-on-bad-exit=1", "--wait=0", "--ntasks=2", "--nodes=1"} <= set(options)
+
+
+def test_the_port_is_of_the_job_and_outside_the_systems_range(run: Kit) -> None:
+    def port(**more: str) -> int:
+        done = run("--", sys.executable, "-c", SHOW, "MASTER_PORT", **{**JOB, **more})
+        (text,) = set(done.stdout.splitlines()[1:])
+        return int(text.strip("[]'"))
+
+    low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    found = {port(), port(SLURM_JOB_ID="18"), port(SLURM_RESTART_COUNT="1")}
+    assert len(found) == 3
+    assert all(1023 < one < 65536 and not low <= one <= high for one in found)
+    assert port(MASTER_PORT="12345") == 12345
+
+
+@place
+def test_what_a_program_is_told_of_its_run(run: Kit, place: str) -> None:
+    names = ["JOBKIT_RUN_DIR", "JOBKIT_RUN_ID", "JOBKIT_STUDY", "JOBKIT_ATTEMPT", "JOBKIT_AUTO"]
+    names += ["JOBKIT_UNIT", "JOBKIT_WORK_PER_STEP", "JOBKIT_WARMUP_STEPS", "PYTHONSAFEPATH"]
+    said = ["--unit", "kilo tokens", "--work-per-step", "1e3", "--warmup-steps", "7"]
+    own = {"JOBKIT_UNIT": "stale", "PYTHONPATH": "/of the user:/b"}
+    shown = [
+        str(run.run_dir),
+        "my run's",
+        run.folder.name,
+        "0",
+        "1",
+        "kilo tokens",
+        "1e3",
+        "7",
+        None,
+    ]
+    command = ["--", sys.executable, "-c", SHOW, *names]
+    assert ascii(shown) in run(*said, *command, **PLACES[place], **own).stdout
+    bare = [*shown[:3], "1", None, None, None, "5", None]
+    assert ascii(bare) in run("--no-auto", *command, **PLACES[place], **own).stdout
+    done = run("--no-auto", "--", sys.executable, "-c", SHOW, "PYTHONPATH", **own)
+    assert done.stdout.splitlines()[1] == ascii([f"/of the user:/b:{ROOT}/src"])
+
+
+CRASH = "import os, sys; sys.exit({code} if os.environ['RANK'] == '1' else 0)"
+
+
+@place
+@pytest.mark.parametrize(
+    ("code", "exits", "status", "reason"),
+    [
+        (3, 3, "failed", "rank 1: exit code 3"),
+        (75, 75, "preempted", "rank 1: exit code 75"),
+        ("os.kill(os.getpid(), 9)", 137, "failed", "rank 1: ended by SIGKILL"),
+        (
+            "os.kill(os.getpid(), 12)", 140, "failed",
+            "rank 1: ended by the stop signal, SIGUSR2, which the command does not handle",
+        ),
+    ],
+)  # fmt: skip
+def test_how_a_rank_ended_is_told(
+    run: Kit, place: str, code: object, exits: int, status: str, reason: str
+) -> None:
+    two = [] if PLACES[place] else ["--nproc-per-node", "2"]
+    text = CRASH.format(code=code)
+    done = run(*two, "--max-restarts", "0", "--", sys.executable, "-c", text, **PLACES[place])
+    assert done.returncode == exits, done.stderr
+    outcome = run.outcome()
+    assert (outcome["exit_code"], outcome["status"]) == (exits, status)
+    assert outcome["reason"] == reason
+
+
+@place
+def test_a_crash_is_started_again_as_often_as_was_said(run: Kit, place: str) -> None:
+    text = "import os, sys; sys.exit(3 * (int(os.environ['JOBKIT_ATTEMPT']) < {}))"
+    command = ["--max-restarts", "2", "--", sys.executable, "-c"]
+    assert run(*command, text.format(2), **PLACES[place]).returncode == 0
+    assert [run.outcome(n)["status"] for n in (0, 1, 2)] == ["failed", "failed", "ok"]
+    done = run(*command, text.format(9), **PLACES[place])
+    assert done.returncode == 3 and len(list((run.run_dir / "attempts").glob("[0-9]*"))) == 6
+    assert "starting the run again (2 of 2)" in done.stderr
+
+
+def test_the_bound_holds_over_requeues_of_the_job(run: Kit) -> None:
+    command = ["--max-restarts", "2", "--", sys.executable, "-c"]
+    assert run(*command, "raise SystemExit(75)", **JOB).returncode == 75
+    assert "requeue 17" in run.notes.read_text()
+    assert run(*command, "raise SystemExit(3)", **JOB, SLURM_RESTART_COUNT="1").returncode == 3
+    assert len(list((run.run_dir / "attempts").glob("[0-9]*"))) == 3
+
+
+@place
+@pytest.mark.parametrize("restarts", [[], ["--max-restarts", "2"]])
+def test_a_command_that_is_not_there(run: Kit, place: str, restarts: list[str]) -> None:
+    done = run(*restarts, "--", "no such\ncommand", **PLACES[place])
+    assert done.returncode == 127
+    assert done.stderr.count("jobkit: error: no command $'no such\\ncommand' on ") == 1
+    outcome = run.outcome()
+    assert outcome["status"] == "failed" and "no command" in outcome["reason"]
+    assert len(list((run.run_dir / "attempts").glob("[0-9]*"))) == 1
+
+
+def test_an_unknown_command_leaves_nothing_where_no_folder_was_asked_for(run: Kit) -> None:
+    words = ["bash", str(RUN), "--", "no-such-command"]
+    own = run.environ(JOBKIT_LOGS=str(run.folder / "logs"))
+    done = subprocess.run(words, env=own, capture_output=True, text=True, cwd=run.folder)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("jobkit: error: no command 'no-such-command' on ")
+    assert not (run.folder / "logs").exists()
+
+
+@pytest.mark.parametrize("launcher", ["srun", "once"])
+def test_a_warning_reaches_the_command_and_its_code_counts(run: Kit, launcher: str) -> None:
+    text = (
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGUSR2, lambda *_: sys.exit(75))\n"
+        "print('ready', flush=True)\ntime.sleep(60)"
+    )
+    with subprocess.Popen(
+        run.words("--launcher", launcher, "--", sys.executable, "-c", text),
+        env=run.environ(), stdout=subprocess.PIPE, text=True, cwd=run.folder,
+    ) as process:  # fmt: skip
+        assert process.stdout
+        while process.stdout.readline() != "ready\n":
+            pass
+        process.send_signal(signal.SIGUSR2)
+        assert process.wait(20) == 75
+    assert run.outcome()["status"] == "preempted"
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_the_end_on_request_is_no_failure_of_the_run(
+    run: Kit, signum: signal.Signals, code: int
+) -> None:
+    text = "import time; print('ready', flush=True); time.sleep(60)"
+    with subprocess.Popen(
+        run.words("--max-restarts=2", "--nproc-per-node=2", "--", sys.executable, "-c", text),
+        env=run.environ(), stdout=subprocess.PIPE, text=True, cwd=run.folder,
+    ) as process:  # fmt: skip
+        assert process.stdout
+        while process.stdout.readline() != "ready\n":
+            pass
+        began = time.monotonic()
+        process.send_signal(signum)
+        assert process.wait(20) == code
+    assert time.monotonic() - began < 10
+    assert not (run.run_dir / "attempts" / "0" / "outcome.json").exists()
+
+
+BAD = [
+    (["--epochs", "3", "--", "true"], "unknown option --epochs: after -- comes the command"),
+    (["--"], "-- needs a command after it"),
+    (["--launcher", "mpirun", "--", "true"], "must be srun, torchrun or once"),
+    (["--launcher", "once"], "are of a command, which comes after --"),
+    (["--work-per-step", "0x3", "--unit", "u", "--", "true"], "must be a number above 0"),
+    (["--work-per-step", "3", "--", "true"], "--work-per-step needs --unit"),
+    (["--warmup-steps", "-1", "--", "true"], "must be a whole number"),
+    (["--unit", "a\nb", "--", "true"], "--unit: has a control character"),
+    (["--comm", "--", "true"], "--comm measures instead of a command"),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), BAD, ids=[said for _, said in BAD])
+def test_wrong_use_is_one_line_and_2(run: Kit, words: list[str], said: str) -> None:
+    done = run(*words)
+    assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1
+    assert not run.run_dir.exists()
+
+
+def test_ranks_that_the_nodes_cannot_share_evenly_are_refused(run: Kit) -> None:
+    odd = {**JOB, "SLURM_NTASKS": "5", "SLURM_JOB_NUM_NODES": "2"}
+    done = run("--", "true", **odd)
+    assert done.returncode == 2 and "5 tasks on 2 nodes: give --nodes and" in done.stderr
+    assert not run.run_dir.exists()
+
+
+def test_a_dry_run_shows_the_command_and_starts_nothing(run: Kit) -> None:
+    done = run("--dry-run", "--nproc-per-node=3", "--", "touch", "a b")
+    assert (done.returncode, done.stdout) == (0, "srun, 3 rank(s) on 1 node(s): touch a\\ b\n")
+    assert not run.run_dir.exists() and not (run.folder / "a b").exists()
