@@ -1,8 +1,8 @@
 """How true the statistics are: made-up studies of known truth, and published scaling tables.
 
 Prints the coverage of intervals and forecasts, their errors and widths, and how often equal series
-are told apart and sound runs flagged. The truths and kinds of noise marked * were made after the
-forecast was tuned and were never used for it; of the published tables, every second one.
+are told apart and sound runs flagged. By the truths and kinds of noise marked *, and by every
+second published table, no prior of the forecast was chosen.
 
     python tests/bench/truth.py                    some minutes
     python tests/bench/truth.py --studies 20       in seconds, rough

@@ -208,7 +208,7 @@ def _forecasts(results: "Results", wanted: list[int]) -> "list[Forecast]":
     for why in (reason for f in found for reason in not_forecast(f)):
         print(f"no forecast: {why}", file=sys.stderr)
     for caution in dict.fromkeys(f.caution for f in found if f.sizes and f.caution):
-        print(f"caution: {caution}", file=sys.stderr)
+        print(f"caution: {caution}")
     table = forecast_table(results, found)
     save_table(path, table)
     print("\n".join(forecast_lines(table)))

@@ -129,7 +129,7 @@ def test_a_forecast_is_marked_wherever_it_stands(capsys) -> None:
     said, warned = capsys.readouterr()
     assert said.count("forecast (not measured): ") == 4
     assert "no forecast: ddp: the 95 % interval of a forecast to 4096 ranks spans" in warned
-    assert "caution: every measured size of ddp is on one node" in warned
+    assert "caution: every measured size of ddp is on one node" in said
     table = pd.read_csv(logs() / "s" / "forecast.csv")
     assert set(table["kind"]) == {"forecast"}
     assert table["speed_up_low"].lt(table["speed_up"]).all()

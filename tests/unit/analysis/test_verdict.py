@@ -61,6 +61,20 @@ def test_more_than_ideal_is_remarked_with_its_usual_reasons() -> None:
     assert "slow runs on 1 GPU, the baseline" in line
 
 
+def test_slurm_jobs_that_shared_a_node_are_named_in_the_first_lines() -> None:
+    results = results_of({"ddp": {1: [100.0, 101, 99], 2: [190.0, 191, 189]}})
+    runs = results.runs
+    runs["job_id"] = pd.Series([str(i) for i in range(6)], dtype="string")
+    runs["node_list"] = pd.Series(["a,b", "b,c", "d", "e", "f", "a"], dtype="string")
+    runs["start_time_s"] = pd.Series([0, 50, 50, 50, 50, 100], dtype="Float64")
+    runs["end_time_s"] = runs["start_time_s"] + 100
+    (line,) = [line for line in verdict(results, "GPUs")[:2] if "shared a node" in line]
+    assert line.startswith("2 runs shared a node")  # ddp-2-2 began on a when ddp-1-0 ended
+    assert "(on b): ddp-1-0, ddp-1-1." in line
+    runs["job_id"] = pd.Series([None] * 6, dtype="string")  # not of Slurm
+    assert not [line for line in verdict(results, "GPUs") if "shared a node" in line]
+
+
 def study(seed: int) -> tuple[Results, dict[str, dict[int, float]]]:
     """A study of two series by Amdahl's law, and their true rates."""
     g = np.random.default_rng([9, seed])

@@ -118,12 +118,19 @@ def _ending(records: RunRecords) -> Row:
         "epochs_done": len(epochs),
         "startup_s": startup.get("total_s"),
         "total_time_s": end.get("total_time_s"),
+        **_times(records.records, newest),
         "train_loss": last.get("train_loss"),
         "val_loss": last.get("val_loss") if loss is None else loss,
         "val_accuracy": last.get("val_accuracy") if accuracy is None else accuracy,
         "best_val_accuracy": max(_numbers(epochs, "val_accuracy"), default=None),
         **{name: max(_numbers(epochs, name), default=None) for name in _MAXIMA},
     }
+
+
+def _times(records: list[Record], newest: int | None) -> Row:
+    """When the newest attempt wrote its first and its last record."""
+    found = _numbers([r for r in records if r.get("attempt") == newest and "v" in r], "t")
+    return {"start_time_s": min(found), "end_time_s": max(found)} if found else {}
 
 
 def _breakdown(records: list[Record]) -> Row:

@@ -105,7 +105,9 @@ def interval_handles(sizes: Iterable[Size], value: str) -> list[Artist]:
     beyond = (s for s in sizes if (s.world_size or 0) > (s.base_world_size or math.inf))
     if all(interval_of(s, value)[0] is None for s in beyond):
         return []
-    return [Line2D([], [], color=GREY, marker="|", ms=11, ls="", label="bootstrap interval")]
+    return [
+        Line2D([], [], color=GREY, marker="|", ms=11, ls="", label="95 % interval between runs")
+    ]
 
 
 def plot_line(axes: Axes, x: ArrayLike, y: ArrayLike, look: Look, **others: Any) -> None:

@@ -7,6 +7,7 @@ import pandas as pd
 
 from jobkit.analysis.collect.results import Results
 from jobkit.analysis.findings.breakdowns import causes
+from jobkit.analysis.findings.disturbed import shared_nodes
 from jobkit.analysis.findings.forecast import Forecast
 from jobkit.analysis.findings.repeats import more_repeats
 from jobkit.analysis.tables.frames import records
@@ -33,6 +34,7 @@ def verdict(
         own = [r for r in rows if _kind(r) == kind]
         said += _of_scaling(own, kind[0], unit, least)
         said[-1:-1] = more_repeats(results, _best(own)["series"], least, unit)
+    said[1:1] = shared_nodes(results)
     said += [line for f in forecasts for line in _beyond(f, unit)]
     return [*said, _runs(results)]
 
@@ -45,9 +47,9 @@ def _of_scaling(rows: list[_Row], scaling: str, unit: str, least: float) -> list
         f"with {rounded(best['throughput'])} {per_second(best['throughput_unit'])}"
     )
     others = best["not_distinguishable_from"]
-    known: bool = pd.notna(best["spread_from"]) and pd.notna(others)
-    line += f"; not told apart from {others} at 95% confidence." if known else "."
-    names = list(dict.fromkeys(r["series"] for r in (best, *rows)))
+    alike: bool = pd.notna(best["spread_from"]) and pd.notna(others)
+    line += f"; not told apart from {others} at 95% confidence." if alike else "."
+    names: list[str] = list(dict.fromkeys(r["series"] for r in (best, *rows)))
     shown = names if len(names) <= _MANY else names[:1]
     limits = [
         text for n in shown for text in _limits([r for r in rows if r["series"] == n], unit, least)

@@ -64,6 +64,8 @@ _MEASURED = (
     Column("data_wait_share", NUMBER, "share of these epochs' time spent waiting for batches"),
     Column("startup_s", NUMBER, KINDS["startup"]["total_s"]),
     Column("total_time_s", NUMBER, "from the start of the process to its end, newest attempt"),
+    Column("start_time_s", NUMBER, "Unix time of the first record of the newest attempt"),
+    Column("end_time_s", NUMBER, "Unix time of its last record"),
     *_recorded(
         "epoch",
         NUMBER,
