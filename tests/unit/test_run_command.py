@@ -33,7 +33,10 @@ for pid in "${pids[@]}"; do wait "$pid" || worst=$?; done
 exit "$worst"
 """
 # In one write, as the stub of srun does not keep lines whole.
-SHOW = "import os, sys; os.write(1, ascii([os.environ.get(n) for n in sys.argv[1:]]).encode() + b'\\n')"
+SHOW = """
+import os, sys
+os.write(1, ascii([os.environ.get(n) for n in sys.argv[1:]]).encode() + b"\\n")
+"""
 
 
 class Kit:
