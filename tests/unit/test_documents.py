@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from jobkit.errors import Exit
+from jobkit.launch.cli import DEFAULT_STUDY
 from jobkit.spec.plan import Study
 from jobkit.spec.runspec import STRATEGIES
 from support.generated_docs import PAGES, ROOT, TABLES, type_of, with_tables
@@ -176,7 +177,12 @@ def test_studies_of_the_documents_expand() -> None:
     for words in found:
         args = of_command("run").parse_args(words[: words.index("--")] if "--" in words else words)
         given = {"gpus": args.gpus, "gpus_per_node": args.gpus_per_node}
-        Study.load(args.study, **{k: v for k, v in given.items() if v}).expand()
+        given = {k: v for k, v in given.items() if v}
+        if "--" in words and not args.study:
+            given |= {"launcher": args.launcher} if args.launcher else {}
+            Study.of_command(words[words.index("--") + 1 :], **given).expand()
+        elif args.study != "mine.toml":
+            Study.load(args.study or DEFAULT_STUDY, **given).expand()
 
 
 @pytest.mark.parametrize("page", DOCS, ids=lambda page: page.name)
@@ -220,6 +226,17 @@ def test_the_study_in_the_documents_is_a_study(tmp_path: Path) -> None:
     assert runs == 2 * 4 * 3 * 2 and f"plans {runs} runs" in page
 
 
+def test_the_study_of_a_command_in_the_documents_is_a_study(tmp_path: Path) -> None:
+    (text,) = blocks((ROOT / "docs" / "own-program.md").read_text(), "toml")
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    runs = Study.load(path).expand().runs.values()
+    assert len(runs) == 2 * 4 * 3 and {s.scaling for s in runs} == {"strong"}
+    assert {s.arguments()[-1] for s in runs} == {
+        f"--gradient_accumulation_steps={n}" for n in (40, 20, 10, 5)
+    }
+
+
 def test_python_of_the_readme_imports_what_is_there() -> None:
     (code,) = blocks(README, "python")
     found = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.ImportFrom)]
@@ -244,6 +261,7 @@ def test_every_file_that_is_named_exists() -> None:
         "mine.toml",
         "patches.py",
         "waiting.py",
+        "train.py",
         "hpc/sites/mine.toml",
     }
     others = {"example.toml", "__init__.py"}  # in a folder that the text names before

@@ -32,7 +32,11 @@ done
 for pid in "${pids[@]}"; do wait "$pid" || worst=$?; done
 exit "$worst"
 """
-SHOW = "import os, sys; print(ascii([os.environ.get(n) for n in sys.argv[1:]]), flush=True)"
+# In one write, as the stub of srun does not keep lines whole.
+SHOW = """
+import os, sys
+os.write(1, ascii([os.environ.get(n) for n in sys.argv[1:]]).encode() + b"\\n")
+"""
 
 
 class Kit:
@@ -77,7 +81,7 @@ ODD = ["a b", "$HOME", "it's", 'say "hi"', "two\nlines", "", "*", "\\", "é", "-
 
 @place
 def test_the_command_arrives_whole_on_every_rank(run: Kit, place: str) -> None:
-    show = "import sys; print(ascii(sys.argv[1:]), flush=True)"
+    show = "import os, sys; os.write(1, ascii(sys.argv[1:]).encode() + b'\\n')"
     two = [] if PLACES[place] else ["--nproc-per-node", "2"]
     done = run(*two, "--", sys.executable, "-c", show, *ODD, **PLACES[place])
     assert done.returncode == 0, done.stderr

@@ -38,9 +38,17 @@ Exit codes: 0 all runs are ok, 1 a run is not, 2 wrong usage, 130 and 143 stoppe
 """
 
 
+class _Parser(Parser):
+    """Takes a value of --sbatch that begins with -, which argparse has for an option."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        words = sys.argv[1:] if args is None else args
+        return super().parse_known_args(_whole_options(words), namespace)
+
+
 def parser() -> argparse.ArgumentParser:
     """The command line of run_benchmarks.py."""
-    made = Parser(
+    made = _Parser(
         prog="run_benchmarks.py",
         usage="%(prog)s [options] [-- command]",
         description="Run a study: the same training at several sizes, jobkit's own under several "
@@ -199,13 +207,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a study; return the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     end = words.index("--") if "--" in words else len(words)
-    args = parser().parse_args(_whole_options(words[:end]))
+    args = parser().parse_args(words[:end])
     args.command = _command(words[end:])
     return run(args)
 
 
-def _whole_options(words: list[str]) -> list[str]:
-    """The words, with --sbatch and its value as one: argparse takes no value that begins with -."""
+def _whole_options(words: Sequence[str]) -> list[str]:
+    """The words, with --sbatch and its value as one."""
     found: list[str] = []
     for word in words:
         joins = bool(found) and found[-1] == "--sbatch"

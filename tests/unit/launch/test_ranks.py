@@ -72,3 +72,12 @@ def test_the_end_on_request_leaves_nothing(tmp_path: Path) -> None:
         pid = int((tmp_path / str(rank)).read_text())
         state = Path(f"/proc/{pid}/stat")
         assert not state.exists() or state.read_text().split()[2] == "Z"
+
+
+def test_lines_of_ranks_that_write_together_stay_whole() -> None:
+    """Each line is written in two parts, as an unbuffered Python does."""
+    text = "for i in {1..300}; do printf 'rank %s' $RANK; printf ' line %s\\n' $i; done; printf end"
+    with start(2, text) as process:
+        lines = process.communicate(timeout=60)[0].splitlines()
+    whole = [f"rank {rank} line {n}" for rank in (0, 1) for n in range(1, 301)]
+    assert sorted(line for line in lines if line.startswith("rank")) == sorted(whole)

@@ -42,7 +42,7 @@ def unplanned_settings(spec: PlannedRun | None, records: RunRecords) -> str:
     results.csv has the planned ones, and a run that was started by hand may have had others.
     """
     actual, start = recorded_spec(records), records.last("run_start")
-    if spec is None or actual is None or records.lost or "world_size" not in start:
+    if not isinstance(spec, RunSpec) or actual is None or records.lost or "world_size" not in start:
         return ""  # where a part of the record is missing, settings seem to be at their default
     names = (*_SHAPE, *sorted(OF_IDENTITY - {*_SHAPE}))
     pairs = {n: (getattr(actual, n), getattr(spec, n)) for n in names}

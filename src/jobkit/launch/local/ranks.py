@@ -12,13 +12,17 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from types import FrameType
+from typing import IO
 
 from jobkit.errors import Parser, at_least, command
 
 GRACE_S = 15.0  # from SIGTERM to SIGKILL; the launcher of a study waits longer
+_LAST_LINES_S = 2.0  # for what a rank has printed last
+_WRITING = threading.Lock()
 _FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -46,13 +50,27 @@ class Ranks:
             signal.signal(signum, self._heard)
         port = _free_port() if "MASTER_PORT" not in os.environ else None
         self._processes = list[subprocess.Popen[bytes]]()
+        self._copiers = list[threading.Thread]()
         for rank in range(ranks):
             if self._ending_since:
                 break
-            # A session of its own: a signal to it reaches all that the rank has started.
-            self._processes.append(
-                subprocess.Popen(words, env=_environment(rank, ranks, port), start_new_session=True)
-            )
+            self._processes.append(self._start(words, _environment(rank, ranks, port), ranks > 1))
+
+    def _start(
+        self, words: Sequence[str], env: dict[str, str], share: bool
+    ) -> "subprocess.Popen[bytes]":
+        """Start one rank. share: others write to the same output, so its lines are kept whole."""
+        pipe = subprocess.PIPE if share else None
+        # A session of its own: a signal to it reaches all that the rank has started.
+        process = subprocess.Popen(
+            words, env=env, stdout=pipe, stderr=pipe, start_new_session=True, bufsize=0
+        )
+        for source, target in ((process.stdout, 1), (process.stderr, 2)):
+            if source is not None:
+                copier = threading.Thread(target=_copy_lines, args=(source, target), daemon=True)
+                copier.start()
+                self._copiers.append(copier)
+        return process
 
     def _heard(self, signum: int, _frame: FrameType | None) -> None:
         if signum in _ENDING:
@@ -86,6 +104,8 @@ class Ranks:
                 self.kill()
             time.sleep(poll_s)
         self.kill()
+        for copier in self._copiers:  # ends with the last process that has the pipe
+            copier.join(_LAST_LINES_S)
         return self.code
 
     def kill(self) -> None:
@@ -93,6 +113,24 @@ class Ranks:
         for process in self._processes:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
+
+
+def _copy_lines(source: IO[bytes], target: int) -> None:
+    """Copy whole lines, as srun does: each in one write, so that no other rank's comes between."""
+    kept = b""
+    while block := source.read(1 << 16):
+        kept += block
+        end = max(kept.rfind(b"\n"), kept.rfind(b"\r")) + 1  # a progress bar ends with the second
+        if end:
+            _write(target, kept[:end])
+            kept = kept[end:]
+    _write(target, kept + b"\n" if kept else b"")
+
+
+def _write(target: int, data: bytes) -> None:
+    with _WRITING, contextlib.suppress(OSError):  # nobody reads it any more
+        while data:
+            data = data[os.write(target, data) :]
 
 
 def _free_port() -> int:
