@@ -32,7 +32,8 @@ print((ours - plain) / 2500, file=sys.stderr)
 """
 
 AGREEMENT = """
-import sys, torch
+import sys
+from torch.optim.optimizer import register_optimizer_step_post_hook as hook
 from jobkit import meter
 from jobkit.payload import main, train
 plain = train.Trainer.train_epoch
@@ -44,7 +45,6 @@ def train_epoch(self, epoch, started, position=0):
     return found
 train.Trainer.train_epoch = train_epoch
 meter.start(unit="images")
-hook = torch.optim.optimizer.register_optimizer_step_post_hook
 hook(lambda *_: meter.step(work=int(sys.argv[1])))
 sys.exit(main.main(sys.argv[2:]))
 """
