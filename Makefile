@@ -54,6 +54,8 @@ bench: $(VENV)/.installed ## measure: ours against the plain recipe, ranks again
 	$(BIN)/python tests/bench/throughput.py
 	$(BIN)/python tests/bench/strategies.py
 	$(BIN)/python tests/bench/checkpoints.py
+	$(BIN)/python tests/bench/meter.py
+	$(BIN)/python tests/bench/auto.py
 	$(BIN)/python tests/bench/analysis.py
 
 docs: $(VENV)/.installed ## write what comes from the source: tables of docs/, shell completion
