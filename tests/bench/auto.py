@@ -1,8 +1,9 @@
 """`make bench`: the start-up hook on a plain loop: its cost per step, and its figures.
 
 The same script runs in turns without anything, under the hook, and under TraceML where the command
-traceml is installed. It prints its own clocks: per step, after ten of them, time, wait for data, and
-CPU time, in which the overhead is seen on a busy machine too. Figures are medians over rounds; the overhead is the median of the ratios within a round.
+traceml is installed. It prints its own clocks: per step, after ten of them, time, wait for data,
+and CPU time, in which the overhead is seen on a busy machine too. Figures are medians over rounds;
+the overhead is the median of the ratios within a round.
 """
 
 import argparse
