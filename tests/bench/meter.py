@@ -71,9 +71,9 @@ def rates() -> tuple[float, float]:
     """Images per second of the same epochs, as the payload and as the meter says."""
     with tempfile.TemporaryDirectory() as folder:
         words = ["--run-dir", f"{folder}/run", "--data-dir", folder, "--strategy", "single"]
-        words += ["--dataset", "synthetic", "--train-samples", "4096", "--test-samples", "512"]
-        words += ["--epochs", "4", "--global-batch-size", "256", "--breakdown-iterations", "0"]
-        out = python(AGREEMENT, "256", *words).stdout
+        words += ["--dataset", "synthetic", "--train-samples", "2048", "--test-samples", "64"]
+        words += ["--epochs", "3", "--global-batch-size", "128", "--breakdown-iterations", "0"]
+        out = python(AGREEMENT, "128", *words).stdout
     lines = [line[9:] for line in out.splitlines() if line.startswith("[METRIC]")]
     records = [r for r in map(json.loads, lines) if r.get("epoch")]  # the first one has a warm-up
     own = [r for r in records if r["kind"] == "epoch" and "timed_images" in r]
