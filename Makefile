@@ -70,6 +70,8 @@ bench: $(VENV)/.installed ## measure: ours against the plain recipe, ranks again
 	$(BIN)/python tests/bench/throughput.py
 	$(BIN)/python tests/bench/strategies.py
 	$(BIN)/python tests/bench/checkpoints.py
+	$(BIN)/python tests/bench/meter.py
+	$(BIN)/python tests/bench/auto.py
 	$(BIN)/python tests/bench/analysis.py
 
 gpu-check: $(VENV)/.installed ## on GPUs: every check that needs them, and one file to send back

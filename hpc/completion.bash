@@ -26,6 +26,7 @@ _jobkit_options() {
     'collect') echo '--help --json --accuracy --min-efficiency --at' ;;
     'check-claims') echo '--help --samples --epochs --weak' ;;
     'plot') echo '--help --forecast --min-efficiency --step-model' ;;
+    'meter') echo '--help' ;;
     'minicluster') echo '--help' ;;
     'minicluster up') echo '--help --dir --nodes --cores --gpus --memory --port --no-accounting --preemption --netns --memory-limits --enforce' ;;
     'minicluster status') echo '--help --dir' ;;
@@ -41,7 +42,7 @@ _jobkit_options() {
 # The values of an option that takes one of a few, or the commands of a program.
 _jobkit_values() {
   case $1 in
-    'jobkit') echo 'prepare run status cancel drill check-edf verify memory advise preflight gpu-check comm plot-comm step-model collect check-claims plot' ;;
+    'jobkit') echo 'prepare run status cancel drill check-edf verify memory advise preflight comm plot-comm step-model collect check-claims plot meter' ;;
     'run.sh --strategy') echo 'single dp ddp fsdp mp pp' ;;
     'run.sh --device') echo 'auto cpu cuda' ;;
     'run.sh --model') echo 'cnn resnet18 mlp' ;;

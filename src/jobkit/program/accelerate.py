@@ -1,8 +1,6 @@
 """Accelerate: a loop over `Measured(accelerator).batches(loader)` is measured, step by step.
 
-    tracker = JobkitTracker()                           # optional: records what is logged
-    accelerator = Accelerator(log_with=tracker)
-    ...                                                 # prepare, init_trackers
+    accelerator = Accelerator(log_with=JobkitTracker())  # optional: records what is logged
     measured = Measured(accelerator)
     for x, y in measured.batches(loader):
         with accelerator.accumulate(model): ...
@@ -53,7 +51,7 @@ class JobkitTracker(GeneralTracker):
         return meter
 
     def store_init_configuration(self, values: Any) -> None:
-        """The configuration is not recorded: a study has its parameters."""
+        """Nothing: a study has its parameters."""
 
     def log(self, values: Any, step: int | None = None, **kwargs: Any) -> None:
         for name, number in values.items():

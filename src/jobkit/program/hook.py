@@ -257,7 +257,7 @@ def _gave(own: Hook, here: Pass, batch: Any) -> None:
 
 
 def _in_child() -> None:
-    """A forked process: a worker of a loader, or a rank of its own, which begins from nothing."""
+    """A forked process: a worker of a loader, or one rank, which begins from nothing."""
     global hook
     if hook is not None:
         hook = Hook(hook.environment)

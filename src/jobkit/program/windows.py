@@ -19,10 +19,7 @@ OF_EPOCH = ("train_loss", "val_loss", "val_accuracy", "epoch_time_s", "lr")
 
 
 def spacing(step_s: float, steps: int) -> int:
-    """Steps of a window: 1, 5, 10, 50, 100, 500, ... Each divides the next.
-
-    So ranks whose windows differ still share ends. Long trainings have longer windows.
-    """
+    """Steps of a window: 1, 5, 10, 50, ... Each divides the next, so that ranks share ends."""
     most = min(WINDOW_S / max(step_s, 1e-9), max(WINDOW_STEPS, steps / WINDOW_STEPS))
     size, factor = 1, 5
     while size * factor <= most:
@@ -293,7 +290,7 @@ class Meter:
     def exited(self) -> None:
         """The process ends without end(): write what is known up to the last step.
 
-        The GPU is not waited for: it may wait for a rank that has crashed.
+        The GPU is not synchronised: it may wait for a rank that has crashed.
         """
         error = getattr(sys, "last_value", None)
         if error is not None:

@@ -361,3 +361,25 @@ def test_the_users_own_start_up_files_run(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stdout) == (0, "runs\n")
     assert "ValueError: mine" in done.stderr  # as Python reports it without the hook
+
+
+def test_ranks_agree_on_the_step_at_which_they_stop(tmp_path: Path) -> None:
+    program = """
+        import os, signal, sys, torch, torch.distributed as dist
+        from jobkit import meter
+        dist.init_process_group("gloo")
+        meter.start()
+        for i in range(1000):
+            dist.all_reduce(torch.zeros(1))
+            meter.step()
+            if i == 20 and dist.get_rank() == 1: os.kill(os.getpid(), signal.SIGUSR2)
+            if meter.stop_requested():
+                meter.end("preempted", "stop signal")
+                print(i, file=sys.stderr)
+                dist.destroy_process_group()
+                sys.exit(75)
+    """
+    ran = run(tmp_path, program, ranks=2, auto=False)
+    assert ran.codes == [75, 75]
+    assert ran.err == ["21\n", "21\n"]
+    assert [r["status"] for r in ran.records("run_end")] == ["preempted"]

@@ -1,0 +1,103 @@
+"""`make bench`: what the meter costs a step, and whether it agrees with the payload's own clock.
+
+Cost: 2,500 steps that do nothing, with loader and values, in a run's folder (so with all its
+windows), less the same loop without the meter; CPU time per step, median of rounds, each a process
+of its own. Agreement: jobkit's own training, whose epochs the meter measures too, in one process.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+
+ROOT = Path(__file__).resolve().parents[2]
+STEP_S, MOST_SHARE, MOST_DIFFERENCE = 0.010, 0.005, 0.01
+
+COST = """
+import sys, time
+from jobkit import meter
+def loop(batches, step):
+    begin = time.process_time()
+    for i in batches: step(32, i)
+    return time.process_time() - begin
+plain = loop(range(2500), lambda work, i: None)
+meter.start(unit="samples")
+ours = loop(meter.batches(range(2500)), lambda work, i: meter.step(work=work, train_loss=i))
+meter.end()
+print((ours - plain) / 2500, file=sys.stderr)
+"""
+
+AGREEMENT = """
+import sys
+from torch.optim.optimizer import register_optimizer_step_post_hook as hook
+from jobkit import meter
+from jobkit.payload import main, train
+plain = train.Trainer.train_epoch
+def train_epoch(self, epoch, started, position=0):
+    if epoch: meter.current().hold(False)
+    found = plain(self, epoch, started, position)
+    meter.epoch(epoch)
+    meter.current().hold(True)
+    return found
+train.Trainer.train_epoch = train_epoch
+meter.start(unit="images")
+hook(lambda *_: meter.step(work=int(sys.argv[1])))
+sys.exit(main.main(sys.argv[2:]))
+"""
+
+
+def python(program: str, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """A program run to its end, with its output."""
+    return subprocess.run(
+        [sys.executable, "-c", program, *words],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), **env},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+
+
+def cost_s() -> float:
+    """Seconds of CPU time that the meter adds to one step."""
+    with tempfile.TemporaryDirectory() as folder:
+        return float(python(COST, JOBKIT_RUN_DIR=folder).stderr)
+
+
+def rates() -> tuple[float, float]:
+    """Images per second of the same epochs, as the payload and as the meter says."""
+    with tempfile.TemporaryDirectory() as folder:
+        words = ["--run-dir", f"{folder}/run", "--data-dir", folder, "--strategy", "single"]
+        words += ["--dataset", "synthetic", "--train-samples", "2048", "--test-samples", "64"]
+        words += ["--epochs", "3", "--global-batch-size", "128", "--breakdown-iterations", "0"]
+        out = python(AGREEMENT, "128", *words).stdout
+    lines = [line[9:] for line in out.splitlines() if line.startswith("[METRIC]")]
+    records = [r for r in map(json.loads, lines) if r.get("epoch")]  # the first one has a warm-up
+    own = [r for r in records if r["kind"] == "epoch" and "timed_images" in r]
+    windows = [r for r in records if r["kind"] == "window"]
+    assert sum(r["timed_images"] for r in own) == sum(r["work"] for r in windows) > 0
+    return (
+        sum(r["timed_images"] for r in own) / sum(r["epoch_time_s"] for r in own),
+        sum(r["work"] for r in windows) / sum(r["wall_s"] for r in windows),
+    )
+
+
+def main() -> int:
+    """Measure and print; 1 where a limit is not held."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    rounds = parser.parse_args().rounds
+    cost = median(cost_s() for _ in range(rounds))
+    print(f"cost: {1e6 * cost:.1f} us per step, {cost / STEP_S:.3%} of a step of 10 ms")
+    pairs = [rates() for _ in range(rounds)]
+    difference = median(meter / own - 1 for own, meter in pairs)
+    own, ours = (median(each) for each in zip(*pairs, strict=True))
+    print(f"payload {own:,.0f} images/s, meter {ours:,.0f} images/s: {difference:+.2%}")
+    return int(cost / STEP_S > MOST_SHARE or abs(difference) > MOST_DIFFERENCE)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
