@@ -26,6 +26,7 @@ from jobkit.payload.report import Reporter, write_outcome, write_spec
 from jobkit.payload.strategies import STRATEGIES
 from jobkit.payload.strategies.base import make_optimizer
 from jobkit.payload.strategies.dp import DP
+from jobkit.payload.strategies.fsdp import FSDP
 from jobkit.payload.train import Observer, Trainer
 from jobkit.spec.runspec import RunSpec
 from jobkit.spec.window import Window, profiled_ranks
@@ -175,6 +176,7 @@ def _record_start(trainer: Trainer, threads: int) -> None:
         train_samples=trainer.batches.samples,
         test_samples=len(trainer.data.test.labels),
         parameters=parameters,
+        shard_groups=strategy.group_count() if isinstance(strategy, FSDP) else None,
         threads=threads,
         **group.reduce({"predicted_memory_mib": predicted.total / MIB}, "max"),
     )

@@ -13,6 +13,7 @@ _LEAST_EPOCH_S = 1.0
 _ONLY_WITH = (
     ("ddp_powersgd", lambda spec: spec.ddp_comm_hook == "powersgd", "--ddp-comm-hook powersgd"),
     ("fsdp_wrap_min", lambda spec: spec.fsdp_wrap is None, "no --fsdp-wrap"),
+    ("fsdp_group_mib", lambda spec: spec.fsdp_wrap is None, "no --fsdp-wrap"),
     ("fsdp_reduce_fp32", lambda spec: spec.precision != "fp32", "a lower precision than fp32"),
     ("momentum", lambda spec: spec.optimizer == "sgd", "optimizer sgd"),
     ("nesterov", lambda spec: spec.optimizer == "sgd", "optimizer sgd"),

@@ -144,6 +144,12 @@ class FsdpSettings:
     fsdp_wrap_min_parameters: int = setting(
         1000, "fsdp: minimum number of parameters of a sharding unit", low=1
     )
+    fsdp_group_mib: float = setting(
+        4.0,
+        "fsdp: neighbouring blocks are merged until they have this many MiB of parameters, as "
+        "each unit is waited for (0: each block on its own)",
+        low=0.0,
+    )
     fsdp_reshard_after_forward: bool = setting(
         True, "fsdp: free the gathered parameters after the forward pass"
     )

@@ -235,8 +235,10 @@ ALL = {
 }
 GOLDEN.append((ALL, "pp-n3-g3-b500-fp16-r2-4952e2"))
 # Settings that came later: the ids above must be as they were.
-LATER = {"fp32": "tf32", "deterministic": True}
+LATER: dict[str, Any] = {"fp32": "tf32", "deterministic": True}
 GOLDEN.append(({**ALL, **LATER}, "pp-n3-g3-b500-fp16-r2-44e993"))
+LATER |= {"fsdp_group_mib": 0.0}
+GOLDEN.append(({**ALL, **LATER}, "pp-n3-g3-b500-fp16-r2-95f3d1"))
 
 
 @pytest.mark.parametrize(("values", "run_id"), GOLDEN)

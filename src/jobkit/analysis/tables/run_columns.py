@@ -103,6 +103,7 @@ _WHERE = (
     Column("cudnn_version", TEXT, "version of cuDNN; empty on the CPU"),
     Column("cudnn_benchmark", TEXT, "whether cuDNN chose kernels by timing them; likewise"),
     *_recorded("run_start", TEXT, "node_list", "git_commit", "job_id"),
+    *_recorded("run_start", COUNT, "shard_groups"),
     Column("warnings", COUNT, "number of warnings and errors that the run recorded"),
     Column("warnings_text", TEXT, "their texts without duplicates, joined by ' | '"),
     Column("lines_rejected", COUNT, "[METRIC] lines rejected (truncated or bad checksum)"),
@@ -177,6 +178,7 @@ _SETTINGS = [
     "data_dir",
     "fp32",
     "deterministic",
+    "fsdp_group_mib",
 ]
 
 

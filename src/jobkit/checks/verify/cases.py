@@ -26,6 +26,7 @@ SHARED: Mapping[str, Any] = {
     "lr": 0.3,
     "device": "cpu",
     "fsdp_wrap_min_parameters": 600,
+    "fsdp_group_mib": 0.004,  # three groups
     "ddp_bucket_mib": 0.02,
 }
 _OF_RESULT = ("clip_norm",)  # settings that change the result, and so belong to single as well
