@@ -15,6 +15,7 @@ _ONLY_WITH = (
     ("fsdp_wrap_min", lambda spec: spec.fsdp_wrap is None, "no --fsdp-wrap"),
     ("fsdp_group_mib", lambda spec: spec.fsdp_wrap is None, "no --fsdp-wrap"),
     ("fsdp_reduce_fp32", lambda spec: spec.precision != "fp32", "a lower precision than fp32"),
+    ("compile_mode", lambda spec: spec.compile, "--compile"),
     ("momentum", lambda spec: spec.optimizer == "sgd", "optimizer sgd"),
     ("nesterov", lambda spec: spec.optimizer == "sgd", "optimizer sgd"),
     ("lr_base_batch_size", lambda spec: spec.lr_scaling != "none", "--lr-scaling linear or sqrt"),
@@ -38,7 +39,7 @@ def without_effect(spec: RunSpec, device_type: str) -> list[str]:
     if "fsdp_cpu_offload" in changed and device_type == "cpu":
         lines.setdefault("fsdp_cpu_offload", "--fsdp-cpu-offload has no effect on the CPU")
     if device_type == "cpu":
-        for name in sorted({"fp32", "deterministic"} & changed.keys()):
+        for name in sorted({"fp32", "deterministic", "cudnn_benchmark"} & changed.keys()):
             lines[name] = f"{option(name)} has no effect on the CPU"
     if "keep_memory" in changed and device_type != "cpu":
         lines["keep_memory"] = "--no-keep-memory has no effect on a GPU"

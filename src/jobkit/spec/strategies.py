@@ -14,7 +14,8 @@ from jobkit.spec.traffic import Message, ModelSize, Scope, scope_of
 from jobkit.units import MIB
 
 Settings = Mapping[str, Any]  # of a RunSpec, or a row of results.csv
-_OF_FP32 = {"none": 1.0, "fp32": 1.0, "fp16": 0.5, "bf16": 0.5, "powersgd": 1.0}  # share of bytes
+# Share of the bytes of fp32, for a precision or a hook; auto counts as fp32.
+_OF_FP32 = {"none": 1.0, "auto": 1.0, "fp32": 1.0, "fp16": 0.5, "bf16": 0.5, "powersgd": 1.0}
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from pathlib import Path
 import pandas as pd
 
 from jobkit.analysis.collect.records import Reject, read_run
-from jobkit.analysis.collect.rows import recorded_spec, result_row, unplanned_settings
+from jobkit.analysis.collect.rows import as_run, result_row, unplanned_settings
 from jobkit.analysis.collect.study import StudyRuns, read_study, run_states
 from jobkit.analysis.scaling.scaling import measured_sizes, scaling_table
 from jobkit.analysis.scaling.sizes import Size
@@ -141,7 +141,7 @@ def _read(planned: StudyRuns) -> _Read:
     name = planned.paths.folder.resolve().name
     for run_id, paths in planned.folders.items():
         records = read_run(paths, planned.record_ids[run_id])
-        spec = specs[run_id] = planned.specs[run_id] or recorded_spec(records)
+        spec = specs[run_id] = as_run(planned.specs[run_id], records)
         row = result_row(spec, joined.states[run_id], records, joined.jobs.get(run_id))
         read.rows.append(row | {"run_id": run_id, "study": name})
         read.epochs.append(records.epochs)

@@ -1,6 +1,7 @@
 """One row of results.csv, from the spec, the state and the records of one run."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from statistics import median, median_low
 from typing import Any
 
@@ -11,7 +12,7 @@ from jobkit.errors import UsageError
 from jobkit.metric.line import KINDS, Record
 from jobkit.outcome.slurm_jobs import Job
 from jobkit.outcome.status import RunState
-from jobkit.spec.runspec import OF_IDENTITY, RunSpec
+from jobkit.spec.runspec import AUTO, OF_IDENTITY, WITHOUT_AUTO, RunSpec
 
 _RESULT_NAMES = frozenset(c.name for c in RESULTS)
 _OF_RUN_START = tuple(k for k in KINDS["run_start"] if k in _RESULT_NAMES and k != "threads")
@@ -25,9 +26,18 @@ def recorded_spec(records: RunRecords) -> RunSpec | None:
     """The spec that run_start carries, for a run that left no spec.json."""
     given = records.last("run_start").get("spec")
     try:
-        return RunSpec.from_dict(given) if isinstance(given, dict) else None
+        return RunSpec.from_dict({**WITHOUT_AUTO, **given}) if isinstance(given, dict) else None
     except (TypeError, UsageError):
         return None
+
+
+def as_run(spec: RunSpec | None, records: RunRecords) -> RunSpec | None:
+    """The planned settings, with what they leave to the device as the run decided it."""
+    actual = recorded_spec(records)
+    if spec is None or actual is None:
+        return spec or actual
+    left = {name for name, value in AUTO.items() if getattr(spec, name) == value}
+    return replace(spec, **{name: getattr(actual, name) for name in left})
 
 
 def unplanned_settings(spec: RunSpec | None, records: RunRecords) -> str:
@@ -74,7 +84,8 @@ def _settings(spec: RunSpec | None) -> Row:
     """The planned settings, by the names of their columns."""
     if spec is None:
         return {}
-    known = {k: v for k, v in spec.to_dict().items() if k in _RESULT_NAMES and k != "device"}
+    recorded = ("device", "cudnn_benchmark")  # columns of what was, not of what was planned
+    known = {k: v for k, v in spec.to_dict().items() if k in _RESULT_NAMES and k not in recorded}
     return known | {
         "device_planned": spec.device,
         "world_size": spec.world_size,

@@ -37,7 +37,7 @@ SIZE = (
     Column("scaling", TEXT, "strong: the global batch is constant; weak: the batch per rank is"),
     Column("global_batch_size", COUNT, "samples in one optimizer step over all ranks"),
     Column("batch_size_per_rank", COUNT, "samples in one optimizer step, maximum over ranks"),
-    Column("precision", TEXT, "fp32, bf16 or fp16"),
+    Column("precision", TEXT, "fp32, bf16 or fp16; auto: the run has not begun"),
     Column("repeat", COUNT, "index of the repeat, from 0"),
     Column("epochs_planned", COUNT, "planned epochs"),
     Column("epochs_done", COUNT, "recorded epochs"),
@@ -179,6 +179,7 @@ _SETTINGS = [
     "fp32",
     "deterministic",
     "fsdp_group_mib",
+    "compile_mode",
 ]
 
 

@@ -76,6 +76,9 @@ class DDP(Strategy):
             gradient_as_bucket_view=spec.ddp_gradient_as_bucket_view,
             static_graph=spec.ddp_static_graph,
             find_unused_parameters=spec.ddp_find_unused_parameters,
+            # Running statistics are shared before each evaluation (share_buffers): on a GPU a
+            # broadcast in each forward pass would cost more than it says.
+            broadcast_buffers=self.device.type != "cuda",
         )
 
     def describe(self) -> list[str]:

@@ -79,7 +79,7 @@ class FSDP(Strategy):
         spec = self.spec
         if not offloads:
             model.to(self.device)
-        low, groups = spec.precision != "fp32", shard_groups(model, spec)
+        low, groups = spec.low_precision, shard_groups(model, spec)
         policy = MixedPrecisionPolicy(
             param_dtype=self.dtype if low else None,
             reduce_dtype=torch.float32 if low and spec.fsdp_reduce_fp32 else None,
@@ -181,7 +181,7 @@ class FSDP(Strategy):
         if self.spec.fsdp_reshard_after_forward:
             return None
         # All of them, whatever the blocks are.
-        return inputs.parameters * (4 if self.spec.precision == "fp32" else 2)
+        return inputs.parameters * (2 if self.spec.low_precision else 4)
 
     def host_bytes(self, share: Share) -> int:
         return share.total - share.buffers if self.spec.fsdp_cpu_offload else 0
@@ -197,7 +197,7 @@ def _gathered(spec: RunSpec, counted: Sizes) -> int:
     """
     root = sum(n for group, n in counted if group.root or group.exact)
     blocks = [n for group, n in reversed(counted) if not (group.root or group.exact)]
-    low = spec.precision != "fp32"
+    low = spec.low_precision
     size = 2 if low else 4
     reduced = 4 if not low or spec.fsdp_reduce_fp32 else 2
     at_once = 1 + max(1, spec.fsdp_prefetch)

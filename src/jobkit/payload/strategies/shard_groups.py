@@ -39,8 +39,7 @@ def shard_groups(model: nn.Module, spec: RunSpec) -> list[ShardGroup]:
 
     Raises UsageError for a class of --fsdp-wrap that the model does not have.
     """
-    low = spec.precision not in ("fp32", "auto")
-    norms = tuple(m for m in model.modules() if low and _is_normalisation(m))
+    norms = tuple(m for m in model.modules() if spec.low_precision and _is_normalisation(m))
     blocks = [(n, m) for n, m in blocks_of(model, spec) if not any(m is norm for norm in norms)]
     if spec.fsdp_wrap is not None:
         found = [ShardGroup(name, (module,)) for name, module in blocks]
