@@ -74,6 +74,8 @@ def test_on_the_cpu_nothing_is_set_or_recorded() -> None:
         "--fp32 has no effect on the CPU",
     ]
     assert without_effect(spec, "cuda") == []
+    # As the spec.json of a run on a CPU has it.
+    assert without_effect(RunSpec(fp32="ieee", cudnn_benchmark=False), "cpu") == []
 
 
 def test_a_variable_of_the_users_is_kept_and_recorded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ import os
 import torch
 
 from jobkit.payload.distributed import RankEnv
-from jobkit.spec.runspec import RunSpec
+from jobkit.spec.runspec import WITHOUT_AUTO, RunSpec
 from jobkit.spec.strategies import FACTS
 
 _LEAST_EPOCH_S = 1.0
@@ -40,7 +40,8 @@ def without_effect(spec: RunSpec, device_type: str) -> list[str]:
         lines.setdefault("fsdp_cpu_offload", "--fsdp-cpu-offload has no effect on the CPU")
     if device_type == "cpu":
         for name in sorted({"fp32", "deterministic", "cudnn_benchmark"} & changed.keys()):
-            lines[name] = f"{option(name)} has no effect on the CPU"
+            if changed[name] != WITHOUT_AUTO.get(name):  # what the CPU does anyway
+                lines[name] = f"{option(name)} has no effect on the CPU"
     if "keep_memory" in changed and device_type != "cpu":
         lines["keep_memory"] = "--no-keep-memory has no effect on a GPU"
     return list(lines.values())
