@@ -74,6 +74,7 @@ class DDP(Strategy):
     ) -> DistributedDataParallel:
         """The model under DDP; group: of ranks, None for all."""
         spec = self.spec
+        quiet: dict[str, Any] = {_SYNC_BUFFERS: False} if self.device.type == "cuda" else {}
         return DistributedDataParallel(
             self.placed(model),
             process_group=group,
@@ -84,7 +85,7 @@ class DDP(Strategy):
             find_unused_parameters=spec.ddp_find_unused_parameters,
             # Running statistics are shared before each evaluation (share_buffers): on a GPU a
             # broadcast in each forward pass would only take time.
-            **({_SYNC_BUFFERS: False} if self.device.type == "cuda" else {}),
+            **quiet,
         )
 
     def describe(self) -> list[str]:
