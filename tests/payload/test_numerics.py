@@ -2,11 +2,14 @@
 
 import os
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from jobkit.drill import cli
+from jobkit.errors import UsageError
 from jobkit.payload import numerics, run
 from jobkit.payload.clock import Stages
 from jobkit.payload.job import RankJob
@@ -71,6 +74,8 @@ def test_on_the_cpu_nothing_is_set_or_recorded() -> None:
         "--fp32 has no effect on the CPU",
     ]
     assert without_effect(spec, "cuda") == []
+    # As the spec.json of a run on a CPU has it.
+    assert without_effect(RunSpec(fp32="ieee", cudnn_benchmark=False), "cpu") == []
 
 
 def test_a_variable_of_the_users_is_kept_and_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,9 +111,44 @@ def test_the_variables_are_there_before_the_first_call_of_cuda(
 
 def test_new_settings_leave_the_ids_of_runs() -> None:
     default = RunSpec()
-    assert RunSpec(fp32="ieee", deterministic=False).run_id == default.run_id
+    assert RunSpec(fp32="auto", deterministic=False).run_id == default.run_id
     assert len({default.run_id, *(RunSpec(fp32=f, deterministic=d).run_id
-        for f in ("ieee", "tf32") for d in (True, False))}) == 4  # fmt: skip
+        for f in ("ieee", "tf32") for d in (True, False))}) == 5  # fmt: skip
+
+
+def decided(
+    device: torch.device, others: bool = True, **given: Any
+) -> tuple[str, str, bool | None]:
+    """Precision, fp32 and cudnn_benchmark on a rank; others: what the other rank's GPU has."""
+    group = SimpleNamespace(device=device, gather=lambda own: [own, others])
+    spec = numerics.resolved(RunSpec(**given), group)  # type: ignore[arg-type]
+    assert numerics.resolved(spec, group) == spec  # type: ignore[arg-type]
+    return spec.precision, spec.fp32, spec.cudnn_benchmark
+
+
+def test_a_gpu_is_fast_by_default_and_a_cpu_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
+    cpu, strict = torch.device("cpu"), ("fp32", "ieee", False)
+    assert decided(GPU) == ("bf16", "tf32", True)
+    assert decided(GPU, others=False) == ("fp32", "tf32", True)  # all ranks compute alike
+    assert decided(GPU, deterministic=True) == strict
+    assert decided(cpu) == strict
+    given = {"precision": "fp16", "fp32": "ieee", "cudnn_benchmark": False}
+    assert decided(GPU, **given) == ("fp16", "ieee", False)
+    assert decided(cpu, precision="bf16") == ("bf16", "ieee", False)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: False)
+    assert decided(GPU)[0] == "fp32"
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_cudnn_times_its_kernels_where_it_is_told(fast: bool) -> None:
+    numerics.configure(RunSpec(cudnn_benchmark=fast), GPU)
+    assert numerics.recorded(GPU)["cudnn_benchmark"] == str(fast).lower()
+
+
+def test_equal_bits_and_kernels_that_are_chosen_by_time_exclude_each_other() -> None:
+    with pytest.raises(UsageError, match="--cudnn-benchmark may take another kernel"):
+        RunSpec(cudnn_benchmark=True, deterministic=True)
 
 
 @pytest.mark.parametrize(("device", "deterministic"), [("cuda", True), ("cpu", None)])

@@ -41,6 +41,7 @@ KINDS: dict[str, dict[str, str]] = {
         "train_samples": "training samples per epoch",
         "test_samples": "test samples",
         "parameters": "parameters of the model",
+        "shard_groups": "FSDP: groups of parameters that are gathered and reduced at once",
         "threads": "CPU threads per rank",
         "predicted_memory_mib": "parameters, gradients, optimizer state and buffers, predicted "
         "from their shapes, maximum over ranks",

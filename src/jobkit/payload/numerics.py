@@ -2,9 +2,11 @@
 
 import os
 from collections.abc import MutableMapping
+from dataclasses import replace
 
 import torch
 
+from jobkit.payload.distributed import Group
 from jobkit.spec.runspec import RunSpec
 
 # Of cuBLAS, so that it adds in one order; and NCCL's ring, whose order follows from the ranks.
@@ -18,6 +20,24 @@ def set_environment(spec: RunSpec, environ: MutableMapping[str, str] = os.enviro
             environ.setdefault(name, value)
 
 
+def resolved(spec: RunSpec, group: Group) -> RunSpec:
+    """The settings with what they leave to the device decided: the same on every rank.
+
+    On GPUs what is fast, unless the run is to be deterministic; on the CPU fp32. Every rank calls.
+    """
+    fast = group.device.type == "cuda" and not spec.deterministic
+    precision, fp32, benchmark = spec.precision, spec.fp32, spec.cudnn_benchmark
+    if precision == "auto":
+        low = fast and all(group.gather(torch.cuda.is_bf16_supported(including_emulation=False)))
+        precision = "bf16" if low else "fp32"
+    return replace(
+        spec,
+        precision=precision,
+        fp32=("tf32" if fast else "ieee") if fp32 == "auto" else fp32,
+        cudnn_benchmark=fast if benchmark is None else benchmark,
+    )
+
+
 def configure(spec: RunSpec, device: torch.device) -> None:
     """Set every switch of a GPU's arithmetic, whatever torch or the environment has it at."""
     if device.type != "cuda":
@@ -26,7 +46,7 @@ def configure(spec: RunSpec, device: torch.device) -> None:
     # that vendors' images may set says otherwise.
     torch.backends.cudnn.allow_tf32 = spec.fp32 == "tf32"
     torch.backends.cuda.matmul.allow_tf32 = spec.fp32 == "tf32"
-    torch.backends.cudnn.benchmark = False  # it may choose another kernel in each run
+    torch.backends.cudnn.benchmark = bool(spec.cudnn_benchmark)
     torch.backends.cudnn.deterministic = spec.deterministic
     torch.use_deterministic_algorithms(spec.deterministic)
 

@@ -26,6 +26,7 @@ from jobkit.payload.report import Reporter, write_outcome, write_spec
 from jobkit.payload.strategies import STRATEGIES
 from jobkit.payload.strategies.base import make_optimizer
 from jobkit.payload.strategies.dp import DP
+from jobkit.payload.strategies.fsdp import FSDP
 from jobkit.payload.train import Observer, Trainer
 from jobkit.spec.runspec import RunSpec
 from jobkit.spec.window import Window, profiled_ranks
@@ -60,6 +61,7 @@ def _set_up(job: RankJob, report: Reporter, stages: Stages) -> Trainer:
     with stages.stage("group_s"):
         group = join(spec.device, place, spec.timeout_s, report.warn)
         check_identity(group, job.paths.folder.name if job.paths else "", job.attempt)
+    spec = numerics.resolved(spec, group)
     numerics.configure(spec, group.device)
     if spec.keep_memory and group.device.type == "cpu":
         host.keep_freed_memory()
@@ -126,7 +128,7 @@ def check_sync_batchnorm(spec: RunSpec, ranks: int, samples: int) -> None:
     """
     batch = min(spec.steps_batch_size, samples)
     last = samples % batch or batch
-    if spec.sync_batchnorm and spec.precision != "fp32" and last < ranks * spec.accumulate:
+    if spec.sync_batchnorm and spec.low_precision and last < ranks * spec.accumulate:
         raise UsageError(
             f"--sync-batchnorm, --precision {spec.precision}: the last batch of an epoch has "
             f"{last} samples for {ranks} ranks with --accumulate {spec.accumulate}, and every rank "
@@ -175,6 +177,7 @@ def _record_start(trainer: Trainer, threads: int) -> None:
         train_samples=trainer.batches.samples,
         test_samples=len(trainer.data.test.labels),
         parameters=parameters,
+        shard_groups=strategy.group_count() if isinstance(strategy, FSDP) else None,
         threads=threads,
         **group.reduce({"predicted_memory_mib": predicted.total / MIB}, "max"),
     )

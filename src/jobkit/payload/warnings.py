@@ -5,7 +5,7 @@ import os
 import torch
 
 from jobkit.payload.distributed import RankEnv
-from jobkit.spec.runspec import RunSpec
+from jobkit.spec.runspec import WITHOUT_AUTO, RunSpec
 from jobkit.spec.strategies import FACTS
 
 _LEAST_EPOCH_S = 1.0
@@ -13,7 +13,9 @@ _LEAST_EPOCH_S = 1.0
 _ONLY_WITH = (
     ("ddp_powersgd", lambda spec: spec.ddp_comm_hook == "powersgd", "--ddp-comm-hook powersgd"),
     ("fsdp_wrap_min", lambda spec: spec.fsdp_wrap is None, "no --fsdp-wrap"),
+    ("fsdp_group_mib", lambda spec: spec.fsdp_wrap is None, "no --fsdp-wrap"),
     ("fsdp_reduce_fp32", lambda spec: spec.precision != "fp32", "a lower precision than fp32"),
+    ("compile_mode", lambda spec: spec.compile, "--compile"),
     ("momentum", lambda spec: spec.optimizer == "sgd", "optimizer sgd"),
     ("nesterov", lambda spec: spec.optimizer == "sgd", "optimizer sgd"),
     ("lr_base_batch_size", lambda spec: spec.lr_scaling != "none", "--lr-scaling linear or sqrt"),
@@ -37,8 +39,9 @@ def without_effect(spec: RunSpec, device_type: str) -> list[str]:
     if "fsdp_cpu_offload" in changed and device_type == "cpu":
         lines.setdefault("fsdp_cpu_offload", "--fsdp-cpu-offload has no effect on the CPU")
     if device_type == "cpu":
-        for name in sorted({"fp32", "deterministic"} & changed.keys()):
-            lines[name] = f"{option(name)} has no effect on the CPU"
+        for name in sorted({"fp32", "deterministic", "cudnn_benchmark"} & changed.keys()):
+            if changed[name] != WITHOUT_AUTO.get(name):  # what the CPU does anyway
+                lines[name] = f"{option(name)} has no effect on the CPU"
     if "keep_memory" in changed and device_type != "cpu":
         lines["keep_memory"] = "--no-keep-memory has no effect on a GPU"
     return list(lines.values())

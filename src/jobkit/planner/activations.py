@@ -103,7 +103,7 @@ class _Run:
     """One pass, and the storages that autograd saved in it, each once."""
 
     def __init__(self, spec: RunSpec, model: nn.Module, mode: FakeTensorMode) -> None:
-        low = spec.precision != "fp32"
+        low = spec.low_precision
         # FSDP casts parameters and inputs; the others compute under autocast. fp16 is as large.
         self.cast = torch.bfloat16 if low and spec.strategy == "fsdp" else torch.float32
         self.autocast = low and spec.strategy != "fsdp"

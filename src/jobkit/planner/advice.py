@@ -25,6 +25,7 @@ def answer(
                 **row(o.footprint),
                 "fits": o.fits,
                 "communication_s": None if math.isnan(o.seconds) else o.seconds,
+                "waits": o.waits,
                 "idle_share": o.idle,
             }
             for o in options
@@ -41,7 +42,8 @@ def text(
     lines += [f"   {label}: not applicable: {why}" for label, why in refused.items()]
     lines += [
         "   communication: ring estimate at these bandwidths for one optimizer step; part of it is",
-        "   overlapped with computation. idle: part of a step that a GPU waits for other stages.",
+        "   overlapped with computation. waits: how often a GPU waits for others in it, at most.",
+        "   idle: part of a step that a GPU waits for other stages.",
     ]
     if question.subject.parameters is not None:
         lines.append(
@@ -68,13 +70,15 @@ def _points(lines: Iterable[str]) -> list[str]:
 
 def _table(options: list[Option], question: Question, taken: Option | None) -> list[str]:
     """The costs of each strategy, one line each; a star at the recommended one."""
-    rows = [
-        ["", "strategy", f"GiB of {question.usable / GIB:.3g}", "fits", "communication", "idle"]
-    ]
+    gib = f"GiB of {question.usable / GIB:.3g}"
+    rows = [["", "strategy", gib, "fits", "communication", "waits", "idle"]]
     for o in options:
         used = amount(o.footprint.total, GIB)
         star = "*" if o is taken else ""
         rows.append(
-            [star, o.label, used, "yes" if o.fits else "no", duration(o.seconds), f"{o.idle:.0%}"]
+            [
+                *(star, o.label, used, "yes" if o.fits else "no", duration(o.seconds)),
+                *("-" if o.waits is None else str(o.waits), f"{o.idle:.0%}"),
+            ]
         )
     return ["", *text_table(rows), ""]

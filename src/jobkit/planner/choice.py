@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 from jobkit.errors import UsageError
 from jobkit.planner.footprints import Footprint, Subject, footprints, strategy_of, variants
-from jobkit.planner.traffic import duration, step_s
+from jobkit.planner.traffic import duration, step_messages, step_s
 from jobkit.spec.runspec import RunSpec
 from jobkit.spec.strategies import FACTS
-from jobkit.spec.traffic import Links
+from jobkit.spec.traffic import Links, waits
 from jobkit.units import GIB
 
 _MOST_RANKS = 65536
@@ -24,6 +24,7 @@ class Option:
     footprint: Footprint
     fits: bool
     seconds: float  # of communication in a step, at least; NaN: not known
+    waits: int | None  # for other ranks in a step, at most; None: not known
     idle: float  # share of a step
 
     @property
@@ -49,16 +50,17 @@ class Question:
     def options(self) -> tuple[list[Option], dict[str, str]]:
         """Every strategy with its costs, and why the others are not applicable."""
         found, refused = footprints(self.base, self.subject, _labels(self.base))
-        made = [
-            Option(
-                footprint=each,
-                fits=each.total <= self.usable,
-                seconds=step_s(each, self.subject, self.links),
-                idle=strategy_of(each.spec).idle_share(),
-            )
-            for each in found
-        ]
-        return made, refused
+        return [self._option(each) for each in found], refused
+
+    def _option(self, each: Footprint) -> Option:
+        messages = step_messages(each, self.subject)
+        return Option(
+            footprint=each,
+            fits=each.total <= self.usable,
+            seconds=step_s(messages, self.links),
+            waits=None if messages is None else waits(messages),
+            idle=strategy_of(each.spec).idle_share(),
+        )
 
 
 def _labels(base: RunSpec) -> list[str]:
@@ -80,7 +82,7 @@ def choose(options: list[Option]) -> Option | None:
     fitting = [o for o in options if o.fits]
     first = [o for o in fitting if not o.splits_model]
     if first:
-        return min(first, key=lambda o: o.seconds)
+        return min(first, key=lambda o: float(f"{o.seconds:.9g}"))
     return min(fitting, key=lambda o: o.idle, default=None)
 
 
@@ -105,7 +107,10 @@ def reasons(taken: Option, options: list[Option]) -> list[str]:
         spare = min(same, key=lambda o: o.footprint.total)
         if spare.footprint.total < taken.footprint.total:
             saved = (taken.footprint.total - spare.footprint.total) / GIB
-            lines.append(f"{spare.label} would save {saved:.3g} GiB per GPU, for {_time(spare)}")
+            lines.append(
+                f"{spare.label} would save {saved:.3g} GiB per GPU, for {_time(spare)} and "
+                f"{spare.waits} waits for other GPUs per step ({taken.label}: {taken.waits})"
+            )
     else:
         lines.append(
             f"no other that splits the batch fits; it communicates for {_time(taken)} per step"

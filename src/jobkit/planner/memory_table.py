@@ -34,9 +34,10 @@ def head(base: RunSpec, subject: Subject) -> list[str]:
     wide = f", width {base.width}" if base.width > 1 else ""
     each = -(-base.steps_batch_size // base.world_size)
     batch = "" if subject.parameters else f", {each} images per step on each"
+    precision = base.precision if base.precision != "auto" else "fp32"  # takes the most memory
     ranks = f"{base.world_size} GPU{'s' * (base.world_size > 1)}"
     nodes = f" on {base.nodes} nodes" if base.nodes > 1 else ""
-    of = f"{count:,} parameters, {base.optimizer}, {base.precision}"
+    of = f"{count:,} parameters, {base.optimizer}, {precision}"
     return [f"{name}{wide}: {of}, {ranks}{nodes}{batch}"]
 
 

@@ -7,14 +7,13 @@ the ring's formulas are those of spec/strategies.py and spec/traffic.py.
 import math
 
 from jobkit.metric.comm import say_seconds
-from jobkit.payload.strategies.fsdp import FSDP, block_parameters
+from jobkit.payload.strategies.fsdp import FSDP
 from jobkit.payload.strategies.pipeline import Pipeline
+from jobkit.payload.strategies.shard_groups import model_size, sizes
 from jobkit.planner.activations import passes
 from jobkit.planner.footprints import Footprint, Subject, strategy_of
 from jobkit.spec.strategies import FACTS
-from jobkit.spec.traffic import Link, Links, ModelSize, seconds
-
-_FP32 = 4  # bytes
+from jobkit.spec.traffic import Link, Links, Message, ModelSize, seconds
 
 
 def links(network: float, link: float) -> Links:
@@ -22,13 +21,17 @@ def links(network: float, link: float) -> Links:
     return Links(intra=Link(0.0, 1e-9 / link), inter=Link(0.0, 1e-9 / min(network, link)))
 
 
-def step_s(each: Footprint, subject: Subject, over: Links) -> float:
-    """Seconds of communication in one optimizer step.
+def step_messages(each: Footprint, subject: Subject) -> list[Message] | None:
+    """The messages of one optimizer step; None for a pipeline of which only the size is known.
 
-    Raises UsageError as footprint does; NaN for a pipeline of which only the size is known.
+    Raises UsageError as footprint does.
     """
     size = _size(each, subject)
-    messages = FACTS[each.spec.strategy].messages(each.spec.to_dict(), size)
+    return FACTS[each.spec.strategy].messages(each.spec.to_dict(), size)
+
+
+def step_s(messages: list[Message] | None, over: Links) -> float:
+    """Seconds of communication in one optimizer step; NaN where it is not known."""
     return math.nan if messages is None else seconds(messages, over)
 
 
@@ -49,9 +52,7 @@ def _size(each: Footprint, subject: Subject) -> ModelSize:
             stage=each.share.gradients,
         )
     if isinstance(strategy, FSDP):
-        blocks, root = block_parameters(spec, subject.model(spec))
-        groups = tuple(_FP32 * n for n in (*blocks, root) if n)
-        return ModelSize(parameters=parameters, shard_groups=groups)
+        return model_size(sizes(subject.model(spec), spec))
     return ModelSize(parameters=parameters)
 
 

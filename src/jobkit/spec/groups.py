@@ -41,17 +41,31 @@ class ModelSettings:
 
     model: str = setting("cnn", "cnn, resnet18, mlp, or package.module:factory for your own")
     width: int = setting(1, "factor on the model's channels or hidden units", low=1, high=256)
-    precision: str = setting("fp32", "precision of the compute", choices=("fp32", "bf16", "fp16"))
+    precision: str = setting(
+        "auto",
+        "precision of the compute; auto: bf16 on a GPU that has it, else fp32",
+        choices=("auto", "fp32", "bf16", "fp16"),
+    )
     fp32: str = setting(
-        "ieee",
-        "GPU: what fp32 is in convolutions and matrix products; tf32 keeps 10 bits of a mantissa",
-        choices=("ieee", "tf32"),
+        "auto",
+        "GPU: what fp32 is in convolutions and matrix products; tf32 keeps 10 bits of a mantissa; "
+        "auto: tf32, with --deterministic ieee",
+        choices=("auto", "ieee", "tf32"),
+    )
+    cudnn_benchmark: bool | None = setting(
+        None,
+        "GPU: cuDNN times its kernels and takes the fastest (default: if not deterministic)",
     )
     deterministic: bool = setting(
-        False, "GPU: the same bits in each run on the same GPUs and software; slower"
+        False, "GPU: the same bits in each run on the same GPUs and software; slower, fp32"
     )
     channels_last: bool = setting(True, "channels-last memory format, if the model supports it")
     compile: bool = setting(False, "torch.compile the model; check that it is faster")
+    compile_mode: str = setting(
+        "default",
+        "mode of torch.compile; reduce-overhead: CUDA graphs, for steps bound by the host",
+        choices=("default", "reduce-overhead", "max-autotune"),
+    )
     activation_checkpointing: bool = setting(
         False, "activation checkpointing: recompute each block's activations in the backward pass"
     )
@@ -143,6 +157,12 @@ class FsdpSettings:
     )
     fsdp_wrap_min_parameters: int = setting(
         1000, "fsdp: minimum number of parameters of a sharding unit", low=1
+    )
+    fsdp_group_mib: float = setting(
+        4.0,
+        "fsdp: neighbouring blocks are merged until they have this many MiB of parameters, as "
+        "each unit is waited for (0: each block on its own)",
+        low=0.0,
     )
     fsdp_reshard_after_forward: bool = setting(
         True, "fsdp: free the gathered parameters after the forward pass"

@@ -62,6 +62,11 @@ class RunSpec(  # the fields of the last base come first
             one_of("dataset", self.dataset, (*DATASETS, "folder:PATH"))
         if self.strategy in ONE_RANK and (ranks := self.world_size) > 1:
             raise UsageError(f"strategy '{self.strategy}' runs at 1 rank, not {ranks}; use ddp")
+        if self.deterministic and self.cudnn_benchmark:
+            raise UsageError(
+                "--cudnn-benchmark may take another kernel in each run: leave it out with "
+                "--deterministic"
+            )
         Every.of(self.checkpoint_every)
         Window.of(self.profile)
         profiled_ranks(self.profile_ranks)
@@ -77,6 +82,11 @@ class RunSpec(  # the fields of the last base come first
         if self.batch_size_per_rank is not None:
             return self.batch_size_per_rank * self.world_size
         return self.global_batch_size or DEFAULT_GLOBAL_BATCH_SIZE
+
+    @property
+    def low_precision(self) -> bool:
+        """Whether it computes in less than fp32. Not known for "auto": then fp32 counts."""
+        return self.precision in ("bf16", "fp16")
 
     @property
     def scaling(self) -> str:
@@ -152,6 +162,10 @@ class RunSpec(  # the fields of the last base come first
         return words
 
 
+# Settings that the payload decides by its device where they have these values. Before, "auto" was
+# always what WITHOUT_AUTO says, and a record left it out.
+AUTO: Mapping[str, Any] = {"precision": "auto", "fp32": "auto", "cudnn_benchmark": None}
+WITHOUT_AUTO: Mapping[str, Any] = {"precision": "fp32", "fp32": "ieee", "cudnn_benchmark": False}
 _META: dict[str, Mapping[str, Any]] = {f.name: f.metadata for f in fields(RunSpec)}
 OF_IDENTITY = frozenset(name for name, meta in _META.items() if meta["identity"])
 _HINTS = typing.get_type_hints(RunSpec)

@@ -14,7 +14,8 @@ from jobkit.spec.traffic import Message, ModelSize, Scope, scope_of
 from jobkit.units import MIB
 
 Settings = Mapping[str, Any]  # of a RunSpec, or a row of results.csv
-_OF_FP32 = {"none": 1.0, "fp32": 1.0, "fp16": 0.5, "bf16": 0.5, "powersgd": 1.0}  # share of bytes
+# Share of the bytes of fp32, for a precision or a hook; auto counts as fp32.
+_OF_FP32 = {"none": 1.0, "auto": 1.0, "fp32": 1.0, "fp16": 0.5, "bf16": 0.5, "powersgd": 1.0}
 
 
 @dataclass(frozen=True)
@@ -146,6 +147,8 @@ class FSDPFacts(Facts):
         Variant("fsdp hybrid", {"fsdp_hybrid_replicas": 2}, worlds=(2, 4)),
         Variant("fsdp prefetch", {"fsdp_prefetch": 2}),
         Variant("fsdp by class", {"fsdp_wrap": "Linear"}),
+        Variant("fsdp block by block", {"fsdp_group_mib": 0.0}),
+        Variant("fsdp one group", {"fsdp_group_mib": 4.0}),
         Variant("fsdp accumulate, clip", {"accumulate": 3, "clip_norm": 0.05}),
         Variant("fsdp checkpointing", {"activation_checkpointing": True}),
     )
@@ -177,10 +180,15 @@ class FSDPFacts(Facts):
         shards = _world(settings) // replicas
         low = _OF_FP32[settings["precision"]]
         reduced = 1.0 if settings["fsdp_reduce_fp32"] else low
-        gathers = int(settings["accumulate"]) * (2 if settings["fsdp_reshard_after_forward"] else 1)
+        gathers, again = (
+            int(settings["accumulate"]),
+            1 + bool(settings["fsdp_reshard_after_forward"]),
+        )
         inside, found = scope_of(shards, per_node), []
-        for group in size.shard_groups or (size.parameters,):
-            found.append(Message("all_gather", group * low, inside, gathers))
+        kept = size.kept_groups
+        groups = size.shard_groups or (() if kept else (size.parameters,))
+        for group, times in (*((g, again) for g in groups), *((g, 1) for g in kept)):
+            found.append(Message("all_gather", group * low, inside, gathers * times))
             found.append(Message("reduce_scatter", group * reduced, inside))
             if replicas > 1:
                 across = scope_of(replicas, per_node, stride=shards)

@@ -63,8 +63,10 @@ class ModelSize:
     """What of a model decides the traffic, in bytes of fp32."""
 
     parameters: int
-    # Of each of FSDP's shard groups. Empty: not known, and they count as one message.
-    shard_groups: tuple[int, ...] = ()
+    # Of each of FSDP's shard groups, and of those that stay gathered for the backward pass. Both
+    # empty: not known, and all count as one group.
+    shard_groups: tuple[float, ...] = ()
+    kept_groups: tuple[float, ...] = ()
     # Of a pipeline: one microbatch's activations at the busiest stage boundary (None: not known),
     # microbatches in a step, and the gradients of the rank that has most.
     boundary: float | None = None
@@ -76,6 +78,11 @@ def scope_of(ranks: int, ranks_per_node: int, stride: int = 1) -> Scope:
     """The scope of ranks that lie `stride` apart; ranks of a node follow each other."""
     nodes = min(ranks, -(-ranks * stride // ranks_per_node))
     return Scope(ranks, nodes, min(stride, ranks_per_node) if nodes > 1 else 1)
+
+
+def waits(messages: Iterable[Message]) -> int:
+    """How often a rank waits for others in a step, where nothing is overlapped."""
+    return sum(one.count for one in messages if one.scope.ranks > 1)
 
 
 def seconds(messages: Iterable[Message], links: Links) -> float:

@@ -12,19 +12,20 @@ from jobkit.errors import Exit
 from jobkit.payload.main import parser as payload_parser
 from jobkit.planner.advise import main
 from jobkit.planner.footprints import Subject, footprint, label_of, strategy_of
-from jobkit.planner.traffic import duration, links, step_s
+from jobkit.planner.traffic import duration, links, step_messages, step_s
 from jobkit.spec.options import given_settings
 from jobkit.spec.runspec import RunSpec
 from jobkit.units import GIB
 from support.rigs import ROOT
 
 MLP = 1_707_274 * 4  # bytes of its parameters
+LAST = 2_570 * 4  # and of its last layer's
 LINKS = links(network=10.0, link=100.0)
 
 
 def seconds(**settings: Any) -> float:
     spec = RunSpec(**{"model": "mlp", **settings})
-    return step_s(footprint(spec, Subject()), Subject(), LINKS)
+    return step_s(step_messages(footprint(spec, Subject()), Subject()), LINKS)
 
 
 @pytest.mark.parametrize(
@@ -37,8 +38,13 @@ def seconds(**settings: Any) -> float:
         ({"ranks_per_node": 4, "ddp_comm_hook": "bf16"}, 2 * 3 / 4 * MLP / 2 / 100e9),
         ({"ranks_per_node": 4, "zero1": True}, 3 * 3 / 4 * MLP / 100e9),
         ({"ranks_per_node": 4, "accumulate": 4}, 2 * 3 / 4 * MLP / 100e9),
-        # Two gathers and one reduction; one gather where parameters stay.
-        ({"strategy": "fsdp", "ranks_per_node": 4}, 3 * 3 / 4 * MLP / 100e9),
+        # One group, which stays gathered: a gather and a reduction.
+        ({"strategy": "fsdp", "ranks_per_node": 4}, 2 * 3 / 4 * MLP / 100e9),
+        # Two gathers and one reduction; one gather of the last block, or where parameters stay.
+        (
+            {"strategy": "fsdp", "ranks_per_node": 4, "fsdp_group_mib": 0.0},
+            3 / 4 * (3 * MLP - LAST) / 100e9,
+        ),
         (
             {"strategy": "fsdp", "ranks_per_node": 4, "fsdp_reshard_after_forward": False},
             2 * 3 / 4 * MLP / 100e9,
@@ -46,7 +52,7 @@ def seconds(**settings: Any) -> float:
         # bf16: gathers are half as large, the reduction is in fp32.
         (
             {"strategy": "fsdp", "ranks_per_node": 4, "precision": "bf16", "accumulate": 3},
-            (6 * 3 / 4 * MLP / 2 + 3 / 4 * MLP) / 100e9,
+            (3 * 3 / 4 * MLP / 2 + 3 / 4 * MLP) / 100e9,
         ),
         # Hybrid: inside a node, and the four shards' all-reduce over the network together.
         (
@@ -56,7 +62,7 @@ def seconds(**settings: Any) -> float:
                 "ranks_per_node": 4,
                 "fsdp_hybrid_replicas": 2,
             },
-            3 * 3 / 4 * MLP / 100e9 + 2 * 1 / 2 * MLP / 10e9,
+            2 * 3 / 4 * MLP / 100e9 + 2 * 1 / 2 * MLP / 10e9,
         ),
         # The 512 images' 512 hidden numbers, forth, and their gradients back.
         (
@@ -172,7 +178,7 @@ def test_more_gpus_are_as_many_as_it_takes(capsys: pytest.CaptureFixture[str]) -
 def test_the_text_says_what_to_take_why_and_how(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--model", "mlp", "--device-memory", "80", "--gpus-per-node", "2"]) == Exit.OK
     told = capsys.readouterr().out
-    assert re.search(r"^\*  ddp +0\.\d+ +yes +[\d.]+ [mu]s +0%$", told, re.MULTILINE)
+    assert re.search(r"^\*  ddp +0\.\d+ +yes +[\d.]+ [mu]s +1 +0%$", told, re.MULTILINE)
     assert "\nrecommended: ddp\n" in told
     assert told.endswith("run.sh --strategy ddp --model mlp\n")
     assert main(["--model", "cnn", "--device-memory", "0.001"]) == Exit.THRESHOLD

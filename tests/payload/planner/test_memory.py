@@ -15,9 +15,9 @@ from torch.distributed.pipelining import ScheduleInterleaved1F1B
 
 from jobkit.errors import Exit
 from jobkit.payload.model import build_model
-from jobkit.payload.strategies.fsdp import block_parameters
 from jobkit.payload.strategies.pipeline import Pipeline
 from jobkit.payload.strategies.recompute import checkpoint_blocks
+from jobkit.payload.strategies.shard_groups import model_size, sizes
 from jobkit.payload.strategies.stages import cut
 from jobkit.planner.activations import passes
 from jobkit.planner.footprints import Footprint, Subject, footprint
@@ -198,7 +198,7 @@ def test_gpipe_keeps_every_microbatch_and_1f1b_one_a_stage() -> None:
 def test_what_fsdp_gathers() -> None:
     """The mlp's layers have 1,573,376, 131,328 and 2,570 parameters."""
     big, middle, small = 1_573_376, 131_328, 2_570
-    both = {"strategy": "fsdp", "ranks_per_node": 4}
+    both = {"strategy": "fsdp", "ranks_per_node": 4, "fsdp_group_mib": 0.0}
     reducing = big * (4 + 4)
     assert of(**both).communication == (big + middle) * 4 + reducing
     kept = of(fsdp_reshard_after_forward=False, **both)
@@ -209,13 +209,18 @@ def test_what_fsdp_gathers() -> None:
     # Gradients that micro-batches add up stay whole.
     whole = (big + middle + small) * 4
     assert of(accumulate=2, **both).communication == (big + middle) * 4 + reducing + whole
+    # One group of all of them.
+    merged = of(**{**both, "fsdp_group_mib": 4.0})
+    assert merged.communication == (big + middle + small) * (4 + 4 + 4)
 
 
 def test_a_parameter_belongs_to_the_innermost_block() -> None:
     model = build_model(RunSpec(), 10)
-    blocks, root = block_parameters(RunSpec(fsdp_wrap="Stage,Conv2d"), model)
-    assert blocks == [896, 18_496, 73_856]  # the stages have nothing of their own left
-    assert sum(blocks) + root == sum(p.numel() for p in model.parameters())
+    groups = sizes(model, RunSpec(fsdp_wrap="Stage,Conv2d"))
+    # The stages have nothing of their own left; the outer come after what is inside.
+    assert [n for _, n in groups[:-1]] == [73_856, 0, 18_496, 0, 896, 0]
+    assert sum(n for _, n in groups) == sum(p.numel() for p in model.parameters())
+    assert len(model_size(groups).shard_groups) == 3
 
 
 def test_offloaded_state_is_on_the_host() -> None:

@@ -1,4 +1,4 @@
-"""FSDP's root keeps its parameters between the forward and the backward pass."""
+"""FSDP's root and last block keep their parameters between the forward and the backward pass."""
 
 from collections.abc import Iterator
 
@@ -22,7 +22,8 @@ def _group() -> Iterator[None]:
 
 @pytest.mark.parametrize("reshard", [True, False])
 def test_the_roots_parameters_are_not_gathered_again_at_once(reshard: bool) -> None:
-    spec = RunSpec(strategy="fsdp", model="mlp", fsdp_reshard_after_forward=reshard)
+    given = {"fsdp_reshard_after_forward": reshard, "fsdp_group_mib": 0.0}
+    spec = RunSpec(strategy="fsdp", model="mlp", **given)
     strategy = FSDP(spec, RankEnv(), torch.device("cpu"))
     strategy.setup(build_model(spec, 10))
     strategy.model(torch.zeros(2, 3, 32, 32)).sum()
@@ -30,5 +31,5 @@ def test_the_roots_parameters_are_not_gathered_again_at_once(reshard: bool) -> N
     assert isinstance(model, FSDPModule)
     states = [m._get_fsdp_state() for m in model.modules() if isinstance(m, FSDPModule)]
     kept = [g.post_forward_mesh_info is None for s in states[1:] for g in s._fsdp_param_groups]
-    assert set(kept) == {not reshard}
+    assert kept == [not reshard, not reshard, True]  # the last block's are needed at once, too
     assert states[0]._auto_reshard_after_forward is reshard  # torch: then the root's are kept

@@ -63,15 +63,22 @@ def test_fsdp_reduces_in_the_last_micro_batch_only() -> None:
         assert all((p.grad is not None) is last for p in strategy.model.parameters())
 
 
-@pytest.mark.parametrize(("smallest", "blocks"), [(1000, 3), (300_000, 1), (10**7, 0)])
-def test_the_wrapping_rule_of_fsdp(smallest: int, blocks: int) -> None:
+@pytest.mark.parametrize(
+    ("smallest", "group", "blocks"),
+    [
+        *((1000, 0.0, 3), (300_000, 0.0, 1), (10**7, 0.0, 0)),
+        # 6.0, 0.5 and 0.01 MiB: what is too small joins its neighbour, and one group is the root's.
+        *((1000, 0.4, 2), (1000, 0.01, 2), (1000, 0.001, 3), (1000, 4.0, 0), (10**7, 0.001, 0)),
+    ],
+)
+def test_the_wrapping_rule_of_fsdp(smallest: int, group: float, blocks: int) -> None:
     """The mlp's layers have 1,573,376, 131,328 and 2,570 parameters."""
-    strategy = made("fsdp", fsdp_wrap_min_parameters=smallest)
+    strategy = made("fsdp", fsdp_wrap_min_parameters=smallest, fsdp_group_mib=group)
     head, *lines, root = strategy.describe()
-    assert head.startswith("fsdp: blocks")
+    assert head.startswith("fsdp: shard groups")
     assert len(lines) == blocks
     assert root.startswith("  root: ")
-    total = sum(int(line.split()[1].replace(",", "")) for line in [*lines, root])
+    total = sum(int(line.split(": ")[1].split()[0].replace(",", "")) for line in [*lines, root])
     assert total == 1_707_274
 
 

@@ -88,7 +88,7 @@ def test_zero1_shards_the_optimizer() -> None:
 def test_fsdp_wraps_the_classes_that_are_named() -> None:
     strategy = made("fsdp", model="cnn", fsdp_wrap="Stage,Conv2d", fsdp_wrap_min_parameters=10**9)
     head, *lines = strategy.describe()
-    assert head == "fsdp: blocks, parameters in all, and on this rank"
+    assert head == "fsdp: shard groups, parameters in all, and on this rank"
     assert [line.split(":")[0] for line in lines] == [
         *("  stage1", "    stage1.conv", "  stage2", "    stage2.conv"),
         *("  stage3", "    stage3.conv", "  root"),
@@ -98,16 +98,17 @@ def test_fsdp_wraps_the_classes_that_are_named() -> None:
 
 
 def test_fsdp_gathers_ahead() -> None:
-    blocks = made("fsdp", model="cnn", fsdp_prefetch=2).blocks  # type: ignore[attr-defined]
-    states = [block._get_fsdp_state() for _, block in blocks]
-    assert [len(s._states_to_forward_prefetch) for s in states] == [2, 2, 2, 1, 0][-len(blocks) :]
-    assert [len(s._states_to_backward_prefetch) for s in states] == [0, 1, 2, 2, 2][: len(blocks)]
+    strategy = made("fsdp", model="cnn", fsdp_prefetch=2, fsdp_group_mib=0.0)
+    groups = [group for group, _ in strategy.groups if not group.root]  # type: ignore[attr-defined]
+    states = [group.modules[0]._get_fsdp_state() for group in reversed(groups)]
+    assert [len(s._states_to_forward_prefetch) for s in states] == [2, 2, 1, 0]
+    assert [len(s._states_to_backward_prefetch) for s in states] == [0, 1, 2, 2]
     assert states[0]._states_to_forward_prefetch[0] is states[1]
 
 
 def test_fsdp_hybrid_holds_a_copy_in_each_node(forge: Start) -> None:
     words = [*SMALL, "--model", "mlp", "--epochs", "1", "--strategy", "fsdp"]
-    done = forge(4, *words, "--fsdp-hybrid-replicas", "2")
+    done = forge(4, *words, "--fsdp-hybrid-replicas", "2", "--fsdp-group-mib", "0")
     assert done.codes == [0] * 4, done.out
     assert "fsdp: 2 replicas, each sharded over 2 ranks" in done.out
     # Half of the 512 rows of 3,072 weights, and half of the bias.

@@ -20,14 +20,15 @@ from jobkit.spec.traffic import Link, Message, Scope, seconds
 from support import fake_study
 from support.fake_study import logs, whole_study
 
-MIB = 2**20
+MIB, NAN = 2**20, float("nan")
 FOUR = Scope(4)
 FSDP = {"strategy": "fsdp", "parameters": 1000}
 
 
-def messages_of(parameters: int, **settings: Any) -> list[Message]:
+def messages_of(parameters: int, shard_groups: float = NAN, **settings: Any) -> list[Message]:
     spec = RunSpec(**{"ranks_per_node": 4, **settings})
-    return messages({**spec.to_dict(), "parameters": parameters, "status": "ok"})
+    recorded = {"parameters": parameters, "shard_groups": shard_groups, "status": "ok"}
+    return messages({**spec.to_dict(), **recorded})
 
 
 @pytest.mark.parametrize(
@@ -43,6 +44,19 @@ def messages_of(parameters: int, **settings: Any) -> list[Message]:
             [Message("all_reduce", 32, FOUR), Message("all_gather", 32, FOUR)],
         ),
         (FSDP, [Message("all_gather", 4000, FOUR, 2), Message("reduce_scatter", 4000, FOUR)]),
+        (
+            FSDP | {"shard_groups": 1},
+            [Message("all_gather", 4000, FOUR), Message("reduce_scatter", 4000, FOUR)],
+        ),
+        (
+            FSDP | {"shard_groups": 2.0},
+            [
+                Message("all_gather", 2000, FOUR, 2),
+                Message("reduce_scatter", 2000, FOUR),
+                Message("all_gather", 2000, FOUR),
+                Message("reduce_scatter", 2000, FOUR),
+            ],
+        ),
         (
             FSDP | {"precision": "bf16", "accumulate": 3},
             [Message("all_gather", 2000, FOUR, 6), Message("reduce_scatter", 4000, FOUR)],

@@ -160,11 +160,11 @@ def test_json_brings_every_spec_back(values: dict[str, Any]) -> None:
 # A rerun finds what it did before by these. They may change with a setting's default, and for no
 # other reason.
 GOLDEN = [
-    ({}, "ddp-n1-g1-b512-fp32-r0-44136f"),
-    ({"strategy": "fsdp", "nodes": 2, "ranks_per_node": 4}, "fsdp-n2-g4-b512-fp32-r0-1a56c6"),
-    ({"batch_size_per_rank": 64, "ranks_per_node": 2}, "ddp-n1-g2-pb64-fp32-r0-4afc04"),
+    ({}, "ddp-n1-g1-b512-auto-r0-44136f"),
+    ({"strategy": "fsdp", "nodes": 2, "ranks_per_node": 4}, "fsdp-n2-g4-b512-auto-r0-1a56c6"),
+    ({"batch_size_per_rank": 64, "ranks_per_node": 2}, "ddp-n1-g2-pb64-auto-r0-4afc04"),
     ({"precision": "bf16", "repeat": 2, "epochs": 7, "lr": 0.1}, "ddp-n1-g1-b512-bf16-r2-0af255"),
-    ({"dataset": "folder:/data/images.tar"}, "ddp-n1-g1-b512-fp32-r0-2b61d1"),
+    ({"dataset": "folder:/data/images.tar"}, "ddp-n1-g1-b512-auto-r0-2b61d1"),
 ]
 
 
@@ -235,8 +235,10 @@ ALL = {
 }
 GOLDEN.append((ALL, "pp-n3-g3-b500-fp16-r2-4952e2"))
 # Settings that came later: the ids above must be as they were.
-LATER = {"fp32": "tf32", "deterministic": True}
+LATER: dict[str, Any] = {"fp32": "tf32", "deterministic": True}
 GOLDEN.append(({**ALL, **LATER}, "pp-n3-g3-b500-fp16-r2-44e993"))
+LATER |= {"fsdp_group_mib": 0.0, "cudnn_benchmark": False, "compile_mode": "max-autotune"}
+GOLDEN.append(({**ALL, **LATER}, "pp-n3-g3-b500-fp16-r2-ea0914"))
 
 
 @pytest.mark.parametrize(("values", "run_id"), GOLDEN)
@@ -265,7 +267,7 @@ def test_every_other_setting_changes_the_run_id() -> None:
             value: Any = texts[name]
         elif META[name]["choices"]:
             value = next(c for c in META[name]["choices"] if c != default)
-        elif isinstance(default, bool):
+        elif isinstance(default, bool) or TYPES[name].startswith("bool"):
             value = not default
         else:
             value = (default or 0) + (0.05 if "float" in TYPES[name] else 2)

@@ -19,7 +19,7 @@ import pandas as pd
 from jobkit.analysis.collect.given_logs import GivenLogs, log_rows
 from jobkit.analysis.collect.measured import observed_of, wall_time_s
 from jobkit.analysis.collect.records import Reject, read_run
-from jobkit.analysis.collect.rows import recorded_spec, result_row, unplanned_settings
+from jobkit.analysis.collect.rows import as_run, result_row, unplanned_settings
 from jobkit.analysis.collect.steps import step_rows
 from jobkit.analysis.collect.study import StudyRuns, read_study, run_states
 from jobkit.analysis.scaling.scaling import measured_sizes, scaling_table
@@ -170,7 +170,7 @@ def _read(planned: StudyRuns) -> _Read:
     name = planned.paths.folder.resolve().name
     for run_id, paths in planned.folders.items():
         records = read_run(paths, planned.record_ids[run_id])
-        spec = specs[run_id] = planned.specs[run_id] or recorded_spec(records)
+        spec = specs[run_id] = as_run(planned.specs[run_id], records)
         state, observed = joined.states[run_id], observed_of(paths, records, spec)
         wall_s = wall_time_s(paths, state.attempts)
         row = result_row(spec, state, records, joined.jobs.get(run_id), observed, wall_s)

@@ -1,6 +1,7 @@
 """One row of results.csv, from the spec, the state and the records of one run."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from statistics import median, median_low
 from typing import Any
 
@@ -14,7 +15,7 @@ from jobkit.metric.line import KINDS, Record
 from jobkit.outcome.slurm_jobs import Job
 from jobkit.outcome.status import RunState
 from jobkit.spec.planned import PlannedRun
-from jobkit.spec.runspec import OF_IDENTITY, RunSpec
+from jobkit.spec.runspec import AUTO, OF_IDENTITY, WITHOUT_AUTO, RunSpec
 
 _RESULT_NAMES = frozenset(c.name for c in RESULTS)
 _OF_RUN_START = tuple(k for k in KINDS["run_start"] if k in _RESULT_NAMES and k != "threads")
@@ -31,9 +32,18 @@ def recorded_spec(records: RunRecords) -> RunSpec | None:
     if start.get("incomplete"):
         return None  # settings that are missing would seem to be at their default
     try:
-        return RunSpec.from_dict(given) if isinstance(given, dict) else None
+        return RunSpec.from_dict({**WITHOUT_AUTO, **given}) if isinstance(given, dict) else None
     except (TypeError, UsageError):
         return None
+
+
+def as_run(spec: PlannedRun | None, records: RunRecords) -> PlannedRun | None:
+    """The planned settings, with what they leave to the device as the run decided it."""
+    actual = recorded_spec(records)
+    if not isinstance(spec, RunSpec) or actual is None:
+        return spec or actual
+    left = {name for name, value in AUTO.items() if getattr(spec, name) == value}
+    return replace(spec, **{name: getattr(actual, name) for name in left})
 
 
 def unplanned_settings(spec: PlannedRun | None, records: RunRecords) -> str:
@@ -89,7 +99,11 @@ def _settings(spec: PlannedRun | None) -> Row:
     """The planned settings, by the names of their columns."""
     if spec is None:
         return {}
-    return {k: v for k, v in spec.columns().items() if k in _RESULT_NAMES}
+    recorded = ("cudnn_benchmark",)  # the column of what was, not of what was planned
+    known = {k: v for k, v in spec.columns().items() if k not in recorded}
+    if isinstance(spec, RunSpec):
+        return {k: v for k, v in known.items() if k in _RESULT_NAMES}
+    return known  # the parameters of a command are columns, whatever their names
 
 
 def _where(start: Record) -> Row:

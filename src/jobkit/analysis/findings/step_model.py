@@ -68,12 +68,12 @@ def _point(size: Size, run: Mapping[str, Any], links: Links) -> Point:
 def messages(run: Mapping[str, Any]) -> list[Message]:
     """The messages of one optimizer step, by the settings of a run (a row of results.csv).
 
-    FSDP's blocks count as one message, as the logs do not say their sizes: the latency of the
-    others is left out. Raises UsageError for what does not follow from the settings.
+    FSDP's shard groups count as equal in size; where their number was not recorded, as one. Raises
+    UsageError for what does not follow from the settings.
     """
     settings = {k: None if pd.isna(v) else v for k, v in run.items() if k in SETTINGS}
     facts = FACTS.get(str(settings["strategy"]))
-    size = ModelSize(parameters=int(run["parameters"]) * _FP32)
+    size = _size(int(run["parameters"]) * _FP32, run.get("shard_groups"))
     try:
         found = facts.messages(settings, size) if facts and facts.is_modelled(settings) else None
     except (KeyError, TypeError):
@@ -84,6 +84,15 @@ def messages(run: Mapping[str, Any]) -> list[Message]:
             "step model"
         )
     return found
+
+
+def _size(parameters: int, groups: Any) -> ModelSize:
+    """The size of a model in bytes. Of its shard groups the last one stays gathered."""
+    if pd.isna(groups) or groups < 1:
+        return ModelSize(parameters=parameters)
+    each = parameters / int(groups)
+    others = (each,) * (int(groups) - 1)
+    return ModelSize(parameters=parameters, shard_groups=others, kept_groups=(each,))
 
 
 def step_lines(found: Sequence[SeriesSteps]) -> list[str]:

@@ -37,7 +37,7 @@ SIZE = (
     Column("scaling", TEXT, "strong: the global batch is constant; weak: the batch per rank is"),
     Column("global_batch_size", COUNT, "samples in one optimizer step over all ranks"),
     Column("batch_size_per_rank", COUNT, "samples in one optimizer step, maximum over ranks"),
-    Column("precision", TEXT, "fp32, bf16 or fp16"),
+    Column("precision", TEXT, "fp32, bf16 or fp16; auto: the run has not begun"),
     Column("repeat", COUNT, "index of the repeat, from 0"),
     Column("epochs_planned", COUNT, "planned epochs"),
     Column("epochs_done", COUNT, "recorded epochs"),
@@ -122,6 +122,7 @@ _WHERE = (
     Column("cudnn_version", TEXT, "version of cuDNN; empty on the CPU"),
     Column("cudnn_benchmark", TEXT, "whether cuDNN chose kernels by timing them; likewise"),
     *_recorded("run_start", TEXT, "node_list", "git_commit", "job_id"),
+    *_recorded("run_start", COUNT, "shard_groups"),
     Column("warnings", COUNT, "number of warnings and errors that the run recorded"),
     Column("warnings_text", TEXT, "their texts without duplicates, joined by ' | '"),
     Column("lines_rejected", COUNT, "[METRIC] lines rejected (truncated or bad checksum)"),
@@ -196,6 +197,8 @@ _SETTINGS = [
     "data_dir",
     "fp32",
     "deterministic",
+    "fsdp_group_mib",
+    "compile_mode",
 ]
 
 

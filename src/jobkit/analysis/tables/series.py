@@ -1,9 +1,11 @@
 """The series of each run: runs with the same settings except size and repeat."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from jobkit.spec.planned import PlannedRun
+from jobkit.spec.runspec import AUTO, RunSpec
 
 # Values that need no name; others are shown as setting=value.
 _PLAIN_VALUES = ("strategy", "model", "precision", "optimizer", "scaling")
@@ -15,7 +17,7 @@ def series_labels(specs: Mapping[str, PlannedRun | None]) -> dict[str, str]:
     Runs with the same label differ in size and repeat only. Strong and weak scaling never share
     a label. A run whose settings are not known gets one of its own.
     """
-    keys = {run_id: spec.comparable() for run_id, spec in specs.items() if spec}
+    keys = {run_id: spec.comparable() for run_id, spec in _decided(specs).items()}
     varying = [
         name
         for name in _names(keys.values())
@@ -24,6 +26,21 @@ def series_labels(specs: Mapping[str, PlannedRun | None]) -> dict[str, str]:
     shown = ["strategy", *(name for name in varying if name != "strategy")]
     labels = {run_id: ", ".join(_say(key, shown)) for run_id, key in keys.items()}
     return {run_id: labels.get(run_id, f"{run_id} (settings unknown)") for run_id in specs}
+
+
+def _decided(specs: Mapping[str, PlannedRun | None]) -> dict[str, PlannedRun]:
+    """The known specs. A run that has not begun will decide as the others did, if all did alike."""
+    known = {run_id: spec for run_id, spec in specs.items() if spec}
+    own = {run_id: spec for run_id, spec in known.items() if isinstance(spec, RunSpec)}
+    for name, auto in AUTO.items():
+        values = {getattr(spec, name) for spec in own.values()} - {auto}
+        if len(values) == 1:
+            change = {name: values.pop()}
+            own = {
+                run_id: replace(spec, **change) if getattr(spec, name) == auto else spec
+                for run_id, spec in own.items()
+            }
+    return known | own
 
 
 def _names(keys: Any) -> list[str]:

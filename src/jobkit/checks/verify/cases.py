@@ -25,7 +25,9 @@ SHARED: Mapping[str, Any] = {
     "warmup_iterations": 0,  # every step is observed
     "lr": 0.3,
     "device": "cpu",
+    "precision": "fp32",
     "fsdp_wrap_min_parameters": 600,
+    "fsdp_group_mib": 0.004,  # three groups
     "ddp_bucket_mib": 0.02,
 }
 _OF_RESULT = ("clip_norm",)  # settings that change the result, and so belong to single as well

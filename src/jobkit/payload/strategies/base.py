@@ -43,7 +43,7 @@ class Strategy(MemoryRule):
         self.data_group: dist.ProcessGroup | None = None  # those ranks; None: all
         self.counts = True  # this rank's losses and answers are its own, not another's again
         self.takes_nothing = False  # the model runs on a batch of no samples
-        self.dtype = DTYPES[spec.precision]
+        self.dtype = DTYPES.get(spec.precision, torch.float32)  # "auto" is decided before
         self.scaler = torch.amp.GradScaler(device.type, enabled=spec.precision == "fp16")
         self.model: nn.Module = nn.Identity()
         self.parameter_count = 0  # of the whole model, whatever this rank holds of it
@@ -62,7 +62,7 @@ class Strategy(MemoryRule):
             checkpoint_blocks(model)
         self.model = self.wrap(model)
         if self.spec.compile:
-            self.model.compile()
+            self.model.compile(mode=self.spec.compile_mode)
 
     def check(self) -> None:
         """Raise UsageError, with the reason, for a setting that has no meaning here."""
@@ -136,6 +136,9 @@ class Strategy(MemoryRule):
     def _forward_backward(
         self, model: nn.Module, images: Tensor, labels: Tensor, weight: float
     ) -> Tensor:
+        if self.spec.compile and self.spec.compile_mode != "default":
+            # With CUDA graphs: what the last pass gave may be overwritten.
+            torch.compiler.cudagraph_mark_step_begin()
         with self.autocast():
             logits = model(images)
         loss = F.cross_entropy(at_least_fp32(logits), labels, reduction="sum")

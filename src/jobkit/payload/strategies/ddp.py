@@ -1,5 +1,6 @@
 """DistributedDataParallel: a full copy on each rank, gradients averaged in buckets."""
 
+import inspect
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -16,6 +17,11 @@ from jobkit.payload.distributed import RankEnv
 from jobkit.payload.memory import MemoryInputs, bytes_of, zero1_parts
 from jobkit.payload.strategies.base import Strategy, refuse
 from jobkit.spec.runspec import RunSpec
+
+# Its name since torch 2.14, and before.
+_SYNC_BUFFERS = "forward_sync_buffers"
+if _SYNC_BUFFERS not in inspect.signature(DistributedDataParallel).parameters:
+    _SYNC_BUFFERS = "broadcast_buffers"
 
 
 class DDP(Strategy):
@@ -68,6 +74,7 @@ class DDP(Strategy):
     ) -> DistributedDataParallel:
         """The model under DDP; group: of ranks, None for all."""
         spec = self.spec
+        quiet: dict[str, Any] = {_SYNC_BUFFERS: False} if self.device.type == "cuda" else {}
         return DistributedDataParallel(
             self.placed(model),
             process_group=group,
@@ -76,6 +83,9 @@ class DDP(Strategy):
             gradient_as_bucket_view=spec.ddp_gradient_as_bucket_view,
             static_graph=spec.ddp_static_graph,
             find_unused_parameters=spec.ddp_find_unused_parameters,
+            # Running statistics are shared before each evaluation (share_buffers): on a GPU a
+            # broadcast in each forward pass would only take time.
+            **quiet,
         )
 
     def describe(self) -> list[str]:

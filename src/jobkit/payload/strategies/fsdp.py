@@ -1,12 +1,9 @@
-"""FSDP2: parameters, gradients and optimizer state sharded over the ranks, gathered block by block.
+"""FSDP2: parameters, gradients and optimizer state sharded over the ranks, gathered group by group.
 
-The wrapping rule: each direct child of the model with at least --fsdp-wrap-min-parameters
-parameters is a block of its own, or each module of a class that --fsdp-wrap names, wherever it is;
-what is left belongs to the root.
+Which modules make a group is in shard_groups.py.
 """
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -22,15 +19,21 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 from torch.distributed.tensor import DTensor
-from torch.nn.modules.batchnorm import _BatchNorm
 
-from jobkit.errors import UsageError
 from jobkit.payload.distributed import RankEnv
-from jobkit.payload.memory import MemoryInputs, Share, shard_bytes
+from jobkit.payload.memory import MemoryInputs, Share, bytes_of, shard_bytes, state_bytes
 from jobkit.payload.strategies.base import Strategy, refuse
+from jobkit.payload.strategies.shard_groups import (
+    ShardGroup,
+    Sizes,
+    model_size,
+    shard_groups,
+    sizes,
+)
 from jobkit.spec.runspec import RunSpec
-
-Blocks = list[tuple[str, nn.Module]]
+from jobkit.spec.strategies import FACTS
+from jobkit.spec.traffic import waits
+from jobkit.units import MIB
 
 
 class FSDP(Strategy):
@@ -40,8 +43,7 @@ class FSDP(Strategy):
 
     def __init__(self, spec: RunSpec, place: RankEnv, device: torch.device) -> None:
         super().__init__(spec, place, device)
-        self.blocks: Blocks = []
-        self.sharded: nn.Module = nn.Identity()
+        self.groups: Sizes = []  # with the parameters of each
         self.shards = place.world_size // spec.fsdp_hybrid_replicas  # ranks of one replica
 
     def check(self) -> None:
@@ -61,7 +63,8 @@ class FSDP(Strategy):
         if replicas > 1:  # ranks of a node follow each other, so that the shards are inside of it
             shape, names = (replicas, self.shards), ("replicate", "shard")
             mesh = init_device_mesh(self.device.type, shape, mesh_dim_names=names)
-        self.blocks, self.sharded = self._shard(model, mesh, offloads), model
+        self.groups = sizes(model, spec)  # before torch changes the names of the classes
+        self._shard(model, mesh, offloads)
         return model
 
     def wrap_alone(self, model: nn.Module, alone: dist.ProcessGroup) -> nn.Module:
@@ -69,58 +72,80 @@ class FSDP(Strategy):
         self._shard(model, DeviceMesh.from_group(alone, self.device.type), offloads=False)
         return model
 
-    def _shard(self, model: nn.Module, mesh: DeviceMesh, offloads: bool) -> Blocks:
-        """Shard a model over the ranks of a mesh; return the blocks sharded on their own."""
+    def _shard(self, model: nn.Module, mesh: DeviceMesh, offloads: bool) -> None:
+        """Shard a model over the ranks of a mesh."""
         # Parameters stay contiguous: fully_shard refuses other memory formats. The input is
         # channels last all the same, which is what the convolutions go by.
         spec = self.spec
         if not offloads:
             model.to(self.device)
-        low, blocks = spec.precision != "fp32", blocks_of(model, spec)
+        low, groups = spec.low_precision, shard_groups(model, spec)
         policy = MixedPrecisionPolicy(
             param_dtype=self.dtype if low else None,
             reduce_dtype=torch.float32 if low and spec.fsdp_reduce_fp32 else None,
         )
-        norms = [("", m) for m in model.modules() if low and _is_normalisation(m)]
         exact = MixedPrecisionPolicy(cast_forward_inputs=False)
-        # What is inside comes first.
-        for name, module in [*norms, *reversed(blocks), ("root", model)]:
+        for group in groups:
+            modules = list(group.modules)
             fully_shard(
-                module,
+                modules if len(modules) > 1 else modules[0],
                 mesh=mesh,
-                mp_policy=policy if name else exact,
-                reshard_after_forward=self._reshards(root=module is model),
+                mp_policy=exact if group.exact else policy,
+                reshard_after_forward=self._reshards(group),
                 offload_policy=CPUOffloadPolicy(pin_memory=True) if offloads else OffloadPolicy(),
             )
-        prefetch(blocks, spec.fsdp_prefetch)
-        return blocks
+        prefetch(groups, spec.fsdp_prefetch)
 
-    def _reshards(self, root: bool) -> bool | None:
+    def _reshards(self, group: ShardGroup) -> bool | None:
         """Whether parameters are freed after the forward pass; None: as torch has it for a root.
 
-        The root's are the first that the backward pass needs: freed, they would be gathered again
-        at once.
+        The root's and those of the last block are the first that the backward pass needs: freed,
+        they would be gathered again at once.
         """
-        return (
-            None
-            if root and self.spec.fsdp_reshard_after_forward
-            else (self.spec.fsdp_reshard_after_forward)
-        )
+        if not self.spec.fsdp_reshard_after_forward:
+            return False
+        return None if group.root else not group.kept
 
     def describe(self) -> list[str]:
         spec, replicas = self.spec, self.spec.fsdp_hybrid_replicas
         kept = "" if spec.fsdp_reshard_after_forward else "; parameters stay gathered to the end"
         where = f"{replicas} replicas, each sharded over {self.shards} ranks"
         head = f"fsdp: {where}{kept}" if replicas > 1 or kept else "fsdp"
-        return [f"{head}: blocks, parameters in all, and on this rank", *self._tree()]
+        head += ": shard groups, parameters in all, and on this rank"
+        return [head, *self._tree(), *self._price()]
 
     def _tree(self) -> list[str]:
-        """What is sharded on its own, block in block, and last what the root keeps."""
+        """The groups in the model's order, group in group, and last what the root keeps."""
         lines = []
-        for name, block in self.blocks:
-            depth = 1 + sum(name.startswith(f"{other}.") for other, _ in self.blocks)
-            lines.append("  " * depth + f"{name}: {_amounts(own_of(block))}")
-        return [*lines, f"  root: {_amounts(own_of(self.sharded))}"]
+        groups = [group for group, _ in self.groups]
+        blocks = [g for g in reversed(groups) if not (g.exact or g.root)]
+        for group in (*blocks, *(g for g in groups if g.exact or g.root)):
+            depth = 1 + sum(_is_inside(group, other) for other in blocks) * (not group.exact)
+            lines.append("  " * depth + f"{group.name}: {_amounts(own_of(group.modules))}")
+        return lines
+
+    def _price(self) -> list[str]:
+        """What sharding saves and what it costs, against ddp; of one rank nothing."""
+        if self.place.world_size == 1:
+            return []
+        spec, size = self.spec, model_size(self.groups)
+        settings = spec.to_dict()
+        counts = [waits(FACTS[name].messages(settings, size) or []) for name in ("fsdp", "ddp")]
+        every = list(self.groups[-1][0].modules[0].parameters())  # of the root
+        trained = [p for p in every if p.requires_grad]
+        whole = bytes_of(every) + bytes_of(trained)
+        whole += state_bytes(spec, [bytes_of([p]) for p in trained])
+        saved = (whole - self.persistent(every, (), self.place.rank).total) / MIB
+        line = (
+            f"fsdp: saves {saved:.3g} MiB of parameters, gradients and optimizer state per rank, "
+            f"gathers up to {_gathered(spec, self.groups) / MIB:.3g} MiB at once, and costs "
+            f"{counts[0]} waits for other ranks per step (ddp: {counts[1]})"
+        )
+        return [line]
+
+    def group_count(self) -> int:
+        """Number of groups that have parameters."""
+        return sum(count > 0 for _, count in self.groups)
 
     def can_fuse(self) -> bool:
         # torch has a rule for sharded tensors for the fused AdamW, and none for the fused SGD.
@@ -152,53 +177,17 @@ class FSDP(Strategy):
 
     def communication_bytes(self, inputs: MemoryInputs) -> int | None:
         if inputs.model is not None:
-            return _gathered(self.spec, inputs.model)
+            return _gathered(self.spec, sizes(inputs.model, self.spec))
         if self.spec.fsdp_reshard_after_forward:
             return None
         # All of them, whatever the blocks are.
-        return inputs.parameters * (4 if self.spec.precision == "fp32" else 2)
+        return inputs.parameters * (2 if self.spec.low_precision else 4)
 
     def host_bytes(self, share: Share) -> int:
         return share.total - share.buffers if self.spec.fsdp_cpu_offload else 0
 
 
-def _is_normalisation(module: nn.Module) -> bool:
-    """Batch normalisation keeps fp32 in any precision: its statistics need it, and so must weights.
-
-    As in torch's first FSDP, which left these modules out of mixed precision.
-    """
-    return isinstance(module, _BatchNorm) and any(True for _ in module.parameters())
-
-
-def blocks_of(model: nn.Module, spec: RunSpec) -> Blocks:
-    """The modules to shard on their own, by name, in the model's order, outer before inner."""
-    if spec.fsdp_wrap is None:
-        least = spec.fsdp_wrap_min_parameters
-        return [(n, m) for n, m in model.named_children() if parameters_of(m) >= least]
-    inside = [(n, m) for n, m in model.named_modules() if n]
-    known = {type(m).__name__ for _, m in inside}
-    wanted = {word.strip() for word in spec.fsdp_wrap.split(",")}
-    for name in sorted(wanted - known):
-        raise UsageError(
-            f"--fsdp-wrap: the model has no module of class '{name}' "
-            f"(it has: {', '.join(sorted(known))})"
-        )
-    return [(n, m) for n, m in inside if type(m).__name__ in wanted and parameters_of(m)]
-
-
-def block_parameters(spec: RunSpec, model: nn.Module) -> tuple[list[int], int]:
-    """Parameters of each block that FSDP gathers, in the model's order, and those of the root."""
-    of = {id(p): "" for p in model.parameters()}
-    blocks = blocks_of(model, spec)
-    for name, block in blocks:  # inner after outer, and a parameter belongs to the innermost
-        of.update({id(p): name for p in block.parameters()})
-    sizes: Counter[str] = Counter()
-    for p in model.parameters():
-        sizes[of[id(p)]] += p.numel()
-    return [sizes[name] for name, _ in blocks if sizes[name]], sizes[""]
-
-
-def _gathered(spec: RunSpec, model: nn.Module) -> int:
+def _gathered(spec: RunSpec, counted: Sizes) -> int:
     """Bytes of the gathered parameters, and of one block's gradients in a reduction.
 
     The root stays gathered throughout; of the blocks there are the one that computes and those
@@ -206,8 +195,9 @@ def _gathered(spec: RunSpec, model: nn.Module) -> int:
     block's gradients are whole, and once more in the input of the reduce-scatter; those that
     micro-batches add up stay whole until the last one.
     """
-    blocks, root = block_parameters(spec, model)
-    low = spec.precision != "fp32"
+    root = sum(n for group, n in counted if group.root or group.exact)
+    blocks = [n for group, n in reversed(counted) if not (group.root or group.exact)]
+    low = spec.low_precision
     size = 2 if low else 4
     reduced = 4 if not low or spec.fsdp_reduce_fp32 else 2
     at_once = 1 + max(1, spec.fsdp_prefetch)
@@ -217,29 +207,34 @@ def _gathered(spec: RunSpec, model: nn.Module) -> int:
     return (root + kept) * size + max([root, *blocks]) * (size + reduced) + added_up
 
 
-def prefetch(blocks: Blocks, ahead: int) -> None:
-    """Gather the next blocks while one computes, in the model's order and going backward."""
-    modules: list[FSDPModule] = [m for _, m in blocks if isinstance(m, FSDPModule)]
+def prefetch(groups: Sequence[ShardGroup], ahead: int) -> None:
+    """Gather the next groups while one computes, in the model's order and going backward."""
+    blocks = [g.modules[0] for g in reversed(groups) if not (g.root or g.exact)]
+    modules: list[FSDPModule] = [m for m in blocks if isinstance(m, FSDPModule)]
     for i, module in enumerate(modules):
         if ahead:
             module.set_modules_to_forward_prefetch(modules[i + 1 : i + 1 + ahead])
             module.set_modules_to_backward_prefetch(modules[max(0, i - ahead) : i][::-1])
 
 
-def parameters_of(module: nn.Module) -> int:
-    """Parameters of a module, all shards together."""
-    return sum(p.numel() for p in module.parameters())
+def _is_inside(group: ShardGroup, other: ShardGroup) -> bool:
+    """Whether a group is one inside of another."""
+    inner = {id(m) for module in other.modules for m in module.modules() if m is not module}
+    return id(group.modules[0]) in inner
 
 
-def own_of(module: nn.Module) -> list[nn.Parameter]:
-    """Parameters of a block, without those of the blocks inside of it."""
-    inner = {
-        id(p)
-        for m in module.modules()
-        if m is not module and isinstance(m, FSDPModule)
-        for p in m.parameters()
-    }
-    return [p for p in module.parameters() if id(p) not in inner]
+def own_of(modules: Iterable[nn.Module]) -> list[nn.Parameter]:
+    """Parameters of a group, without those of the groups inside of it."""
+    found: dict[int, nn.Parameter] = {}
+    for module in modules:
+        inner = {
+            id(p)
+            for m in module.modules()
+            if m is not module and isinstance(m, FSDPModule)
+            for p in m.parameters()
+        }
+        found |= {id(p): p for p in module.parameters() if id(p) not in inner}
+    return list(found.values())
 
 
 def _amounts(parameters: list[nn.Parameter]) -> str:

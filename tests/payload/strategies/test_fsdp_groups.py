@@ -1,0 +1,146 @@
+"""FSDP's shard groups: what each step sends, and that the grouping changes no result."""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from jobkit.payload.model import build_model
+from jobkit.payload.place import RankEnv
+from jobkit.payload.strategies.fsdp import FSDP
+from jobkit.payload.strategies.shard_groups import model_size, sizes
+from jobkit.spec.runspec import RunSpec
+from jobkit.spec.strategies import FACTS
+from jobkit.spec.traffic import waits
+from support.rigs import SMALL, Start
+
+CPU = torch.device("cpu")
+SENDS = ("allgather", "reduce_scatter")
+
+
+class Sent(TorchDispatchMode):
+    """Counts the collectives inside, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "copy" not in func.__name__:  # into and out of the buffers
+            self.counts.update(word for word in SENDS if word in func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def two_ranks() -> Iterator[None]:
+    """The first of two ranks, whose collectives send nothing (torch's fake process group)."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield
+    dist.destroy_process_group()
+
+
+class Normalised(nn.Sequential):
+    """Five blocks of about 0.1 MiB, three with a batch normalisation."""
+
+    def __init__(self) -> None:
+        layers = [nn.Linear(3072, 9), *(nn.Linear(9, 2700) for _ in range(2))]
+        blocks = [nn.Sequential(each, nn.BatchNorm1d(each.out_features)) for each in layers]
+        narrow = nn.Linear(2700, 9)
+        super().__init__(nn.Flatten(), *blocks[:2], narrow, blocks[2], nn.Linear(2700, 10))
+
+
+def step_of(module: nn.Module, **settings: Any) -> tuple[FSDP, Sent]:
+    """A strategy of two ranks over a model, and what its second step sent."""
+    spec = RunSpec(strategy="fsdp", ranks_per_node=2, **settings)
+    strategy = FSDP(spec, RankEnv(world_size=2, local_world_size=2), CPU)
+    strategy.setup(module)
+    images, labels = torch.rand(4, 3, 32, 32), torch.tensor([1, 2, 3, 4])
+    for _ in range(2):
+        with Sent() as sent:
+            strategy.forward_backward(images, labels, 0.5, last=True)
+        strategy.model.zero_grad()
+    return strategy, sent
+
+
+@pytest.mark.parametrize(
+    ("settings", "gathers", "reductions"),
+    [
+        ({}, 1, 1),  # one group
+        ({"fsdp_group_mib": 0.0}, 8, 5),  # stages 2 and 3, hidden; the last layer and the root stay
+        ({"fsdp_group_mib": 0.25}, 3, 2),
+        ({"fsdp_group_mib": 0.05}, 5, 3),
+        ({"fsdp_group_mib": 0.0, "fsdp_reshard_after_forward": False}, 5, 5),
+    ],
+)
+def test_a_step_waits_as_often_as_is_said(
+    two_ranks: None, settings: dict[str, Any], gathers: int, reductions: int
+) -> None:
+    spec = RunSpec(strategy="fsdp", model="cnn", ranks_per_node=2, **settings)
+    strategy, sent = step_of(build_model(spec, 10), model="cnn", **settings)
+    assert sent.counts == {"allgather": gathers, "reduce_scatter": reductions}
+    size = model_size(strategy.groups)
+    said = FACTS["fsdp"].messages(spec.to_dict(), size)
+    assert said is not None
+    assert waits(said) == gathers + reductions
+    assert f"costs {gathers + reductions} waits for other ranks per step (ddp: 1)" in " ".join(
+        strategy.describe()
+    )
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_batch_normalisation_in_low_precision_is_one_group(
+    two_ranks: None, checkpointing: bool
+) -> None:
+    given = {"precision": "bf16", "fsdp_group_mib": 0.15, "activation_checkpointing": checkpointing}
+    strategy, sent = step_of(Normalised(), **given)
+    names = [group.name for group, _ in strategy.groups]
+    assert names[0] == "batch normalisation"
+    assert len(names) == 4
+    assert all(p.dtype == torch.float32 for p in strategy.model.parameters())
+    # The two blocks, one of them again, and all normalisations at once.
+    assert sent.counts == {"allgather": 4, "reduce_scatter": 3}
+
+
+def test_a_list_of_modules_is_no_block_but_its_elements_are(two_ranks: None) -> None:
+    class Listed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList([nn.Linear(3072, 30), nn.Linear(30, 10)])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                x = layer(x.flatten(1))
+            return x
+
+    strategy, _ = step_of(Listed(), fsdp_group_mib=0.0, fsdp_wrap_min_parameters=1)
+    assert [g.name for g, n in strategy.groups if n] == ["layers.1", "layers.0"]
+
+
+def test_named_classes_are_left_as_they_are() -> None:
+    spec = RunSpec(fsdp_wrap="Stage", fsdp_group_mib=4.0)
+    found = [(g.name, g.kept) for g, _ in sizes(build_model(spec, 10), spec)]
+    assert found == [*((f"stage{i}", False) for i in (3, 2, 1)), ("root", False)]
+
+
+def test_a_checkpoint_of_another_grouping_goes_on_with_the_same_numbers(
+    forge: Start, tmp_path: Path
+) -> None:
+    words = (*SMALL, "--strategy", "fsdp", "--model", "cnn", "--checkpoint-every", "epoch")
+    apart = ("--fsdp-group-mib", "0")
+    folder = tmp_path / "s" / "first"
+    first = forge(2, *words, *apart, "--epochs", "1", run_dir=folder)
+    assert first.codes == [0, 0], first.out
+    found = []
+    for more in (apart, ()):
+        done = forge(2, *words, *more, "--epochs", "2", "--resume-from", str(folder))
+        assert done.codes == [0, 0], done.out
+        assert "written by" not in done.out  # the layout is the same
+        found.append([r["train_loss"] for r in done.records("epoch")])
+    assert found[0] == pytest.approx(found[1], rel=1e-6)
