@@ -120,7 +120,7 @@ def really_saved(model: nn.Module, images: int, autocast: bool) -> int:
     return sum(s.nbytes() for at, s in kept.items() if at not in known)
 
 
-@pytest.mark.parametrize("model", ["cnn", "mlp", "resnet18"])
+@pytest.mark.parametrize("model", ["cnn", "fast_cnn", "mlp", "resnet18"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_activations_are_those_that_autograd_saves(model: str, precision: str) -> None:
     spec = RunSpec(model=model, precision=precision)

@@ -245,7 +245,11 @@ class Pipeline(Strategy):
 
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         loss = F.cross_entropy(
-            at_least_fp32(logits), labels, reduction="sum", ignore_index=_NO_LABEL
+            at_least_fp32(logits),
+            labels,
+            reduction="sum",
+            ignore_index=_NO_LABEL,
+            label_smoothing=self.spec.label_smoothing,
         )
         return loss * self._weight
 
