@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import platform
+import resource
 import subprocess
 import sys
 import tempfile
@@ -37,6 +38,13 @@ class Run:
     training_s: float
     evaluation_s: float
     total_s: float
+    cpu_s: float  # of all its processes: what other load does not change
+
+
+def children_cpu_s() -> float:
+    """CPU seconds of all processes that were started and have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def train(way: str, epochs: int, args: argparse.Namespace, seed: int) -> Run:
@@ -48,6 +56,7 @@ def train(way: str, epochs: int, args: argparse.Namespace, seed: int) -> Run:
         words += ["--threads", str(args.threads), "--breakdown-iterations", "0"]
         words += ["--warmup-iterations", "0"]  # every iteration is timed
         words += ["--data-dir", args.data_dir] if args.data_dir else []
+        before = children_cpu_s()
         subprocess.run(["bash", "run.sh", *words], cwd=ROOT, check=True, env=ENV, stdout=-3)
         lines = Path(folder, "bench/run/metrics/0.jsonl").read_text().splitlines()
     records = list(map(json.loads, lines))
@@ -58,6 +67,7 @@ def train(way: str, epochs: int, args: argparse.Namespace, seed: int) -> Run:
         training_s=sum(r["epoch_time_s"] for r in epochs_done),
         evaluation_s=sum(r["eval_time_s"] for r in epochs_done),
         total_s=end["total_time_s"],
+        cpu_s=children_cpu_s() - before,
     )
 
 
@@ -75,19 +85,23 @@ def measure(args: argparse.Namespace) -> dict[tuple[float, str], list[Run]]:
 
 def show(found: dict[tuple[float, str], list[Run]]) -> None:
     """Print the table."""
-    print(f"{'to reach':9} {'':7} epochs  accuracy  training (s)  in all (s)")
+    print(f"{'to reach':9} {'':7} epochs  accuracy  training (s)  in all (s)  CPU (s)")
     for (target, way), runs in found.items():
         worst = min(run.accuracy for run in runs)
         print(
             f"{target:<9.0%} {way:7} {EPOCHS[target][way]:6} {worst:9.1%} "
-            f"{median(r.training_s for r in runs):13.1f} {median(r.total_s for r in runs):11.1f}"
-            + ("" if worst >= target else "  missed")
+            f"{median(r.training_s for r in runs):13.1f} {median(r.total_s for r in runs):11.1f} "
+            f"{median(r.cpu_s for r in runs):8.1f}" + ("" if worst >= target else "  missed")
         )
     for target in dict.fromkeys(target for target, _ in found):
         cnn, recipe = (found[target, way] for way in ("cnn", "recipe"))
         alone = ratio([r.training_s for r in cnn], [r.training_s for r in recipe])
         whole = ratio([r.total_s for r in cnn], [r.total_s for r in recipe])
-        print(f"{target:.0%}: cnn / recipe  {alone:.2f} of training, {whole:.2f} in all")
+        cpu = ratio([r.cpu_s for r in cnn], [r.cpu_s for r in recipe])
+        print(
+            f"{target:.0%}: cnn / recipe  {alone:.2f} of training, {whole:.2f} in all, "
+            f"{cpu:.2f} of CPU"
+        )
 
 
 def main() -> None:

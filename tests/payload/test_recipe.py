@@ -70,10 +70,10 @@ def test_the_first_layer_is_seen_both_ways_and_is_not_trained() -> None:
     assert torch.equal(first, -second)
     assert torch.equal(first, whitening_filters(images))  # all 600: fewer than are asked for
     frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
-    norms = {f"blocks.{b}.layers.{i}.weight" for b in range(3) for i in (2, 5)}
+    norms = {f"block{b}.layers.{i}.weight" for b in (1, 2, 3) for i in (2, 5)}
     assert frozen == {"whitening.weight", *norms}
     assert [name for name, _ in model.named_parameters() if name.endswith("bias")] == [
-        f"blocks.{b}.layers.{i}.bias" for b in range(3) for i in (2, 5)
+        f"block{b}.layers.{i}.bias" for b in (1, 2, 3) for i in (2, 5)
     ]
 
 

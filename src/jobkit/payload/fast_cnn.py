@@ -6,8 +6,6 @@ frozen first layer that whitens patches, filters that begin as the identity, bat
 without a weight. Width 4 has the channels of the published network.
 """
 
-from itertools import pairwise
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -30,16 +28,19 @@ class FastCNN(nn.Module):
         outputs = 2 * 3 * _PATCH * _PATCH  # each direction and its negative
         self.whitening = nn.Conv2d(3, outputs, _PATCH, bias=False).requires_grad_(False)
         self.activation = nn.GELU()
-        sizes = [outputs, *(channels * width for channels in CHANNELS)]
-        self.blocks = nn.Sequential(*(Block(i, o) for i, o in pairwise(sizes)))
+        first, second, third = (channels * width for channels in CHANNELS)
+        self.block1 = Block(outputs, first)
+        self.block2 = Block(first, second)
+        self.block3 = Block(second, third)
         self.pool = nn.Sequential(nn.AdaptiveMaxPool2d(1), nn.Flatten())
-        self.head = nn.Linear(sizes[-1], num_classes, bias=False)
+        self.head = nn.Linear(third, num_classes, bias=False)
         with torch.no_grad():
             self.head.weight /= self.head.weight.std()
 
     def forward(self, x: Tensor) -> Tensor:
         """Map images (N, 3, 32, 32) to logits (N, num_classes)."""
-        x = self.blocks(self.activation(self.whitening(x)))
+        x = self.block1(self.activation(self.whitening(x)))
+        x = self.block3(self.block2(x))
         logits: Tensor = self.head(self.pool(x)) * _LOGIT_SCALE
         return logits
 
