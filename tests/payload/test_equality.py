@@ -159,8 +159,8 @@ def test_running_statistics_are_the_same_on_every_rank(
     assert "batch normalisation" in done.record("message")["text"]
 
 
-@pytest.mark.parametrize("strategy", ["single", "dp", "ddp", "fsdp", "pp", "mp"])
-def test_the_recipe_trains_under_every_strategy(forge: Start, strategy: str) -> None:
+@pytest.mark.parametrize("strategy", ["single", "dp", "ddp", "fsdp", "mp"])
+def test_the_recipe_trains_under_the_other_strategies(forge: Start, strategy: str) -> None:
     ranks = 1 if strategy in ("single", "dp") else 2
     words = [*UNEVEN, "--recipe", "fast-cpu", "--global-batch-size", "23", "--epochs", "3"]
     done = forge(ranks, *words, "--strategy", strategy)
@@ -171,6 +171,13 @@ def test_the_recipe_trains_under_every_strategy(forge: Start, strategy: str) -> 
     assert done.record("run_start")["spec"]["tta"] == "flip"
     # Every weight is there once, and the images' own filters came to every rank.
     assert done.record("run_start")["parameters"] == 127_072
+
+
+def test_the_recipes_network_is_refused_under_pp(forge: Start) -> None:
+    done = forge(2, *UNEVEN, "--recipe", "fast-cpu", "--strategy", "pp")
+    assert done.outcome is not None
+    assert done.outcome["exit_code"] == 2
+    assert "--model fast_cnn, strategy pp: a smaller last batch" in done.out
 
 
 def test_resnet18_trains(forge: Start) -> None:

@@ -69,6 +69,11 @@ class Pipeline(Strategy):
             f"--precision fp16, strategy {self.name}: each stage would scale its own loss; "
             "take bf16, which needs no scale",
         )
+        refuse(
+            self.microbatched and self.spec.model == "fast_cnn",
+            "--model fast_cnn, strategy pp: a smaller last batch would spoil the statistics of its "
+            "batch normalisation, which forget quickly; take mp or another strategy",
+        )
         if self.microbatched:
             self._check_microbatches()
 
