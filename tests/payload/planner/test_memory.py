@@ -126,8 +126,9 @@ def test_activations_are_those_that_autograd_saves(model: str, precision: str) -
     spec = RunSpec(model=model, precision=precision)
     (found,) = passes(spec, 6, 10)
     real = really_saved(build_model(spec, 10), 6, precision == "bf16")
-    # In fp32 the input is saved itself; under autocast a copy of it is.
-    taken = found.taken if precision == "fp32" else 0
+    # In fp32 the input is saved itself; under autocast a copy of it is. The first layer of
+    # fast_cnn is not trained, and needs neither.
+    taken = found.taken if precision == "fp32" and model != "fast_cnn" else 0
     # The statistics of a batch normalisation are in fp32 there: a few numbers a channel.
     assert found.saved + taken == pytest.approx(real, rel=1e-3 if precision == "bf16" else 0)
 
