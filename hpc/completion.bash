@@ -8,22 +8,23 @@
 # The options of a command.
 _jobkit_options() {
   case $1 in
-    'run.sh') echo '--comm --help-training --max-restarts --monitor-interval --nodes --nproc-per-node --ntasks-per-node --preflight --run-dir --site --start-timeout --help --run-dir --attempt --spec --dry-run --check --resume-from --fresh --repeat --strategy --epochs --seed --device --threads --timeout-s --keep-memory --no-keep-memory --model --width --precision --fp32 --cudnn-benchmark --no-cudnn-benchmark --deterministic --no-deterministic --channels-last --no-channels-last --compile --no-compile --compile-mode --activation-checkpointing --no-activation-checkpointing --dataset --data-dir --train-samples --test-samples --augment --no-augment --global-batch-size --batch-size-per-rank --accumulate --eval-batch-size --optimizer --lr --momentum --nesterov --no-nesterov --weight-decay --lr-schedule --lr-warmup-epochs --lr-scaling --lr-base-batch-size --clip-norm --ddp-bucket-mib --ddp-gradient-as-bucket-view --no-ddp-gradient-as-bucket-view --ddp-static-graph --no-ddp-static-graph --ddp-find-unused-parameters --no-ddp-find-unused-parameters --ddp-comm-hook --ddp-powersgd-rank --ddp-powersgd-start --sync-batchnorm --no-sync-batchnorm --zero1 --no-zero1 --fsdp-wrap --fsdp-wrap-min-parameters --fsdp-group-mib --fsdp-reshard-after-forward --no-fsdp-reshard-after-forward --fsdp-reduce-fp32 --no-fsdp-reduce-fp32 --fsdp-cpu-offload --no-fsdp-cpu-offload --fsdp-hybrid-replicas --fsdp-prefetch --pipeline-stages --pipeline-schedule --pipeline-split --microbatches --checkpoint-every --checkpoint-keep --checkpoint-async --no-checkpoint-async --stop-signal --warmup-iterations --breakdown-iterations --profile --profile-ranks' ;;
+    'run.sh') echo '--comm --help-training --launcher --max-restarts --monitor-interval --no-auto --nodes --nproc-per-node --ntasks-per-node --preflight --run-dir --site --start-timeout --unit --warmup-steps --work-per-step --help --run-dir --attempt --spec --dry-run --check --resume-from --fresh --recipe --repeat --strategy --epochs --seed --device --threads --timeout-s --keep-memory --no-keep-memory --model --width --precision --fp32 --cudnn-benchmark --no-cudnn-benchmark --deterministic --no-deterministic --channels-last --no-channels-last --compile --no-compile --compile-mode --activation-checkpointing --no-activation-checkpointing --dataset --data-dir --train-samples --test-samples --augment --no-augment --flip --crop-padding --tta --global-batch-size --batch-size-per-rank --accumulate --eval-batch-size --optimizer --lr --momentum --nesterov --no-nesterov --weight-decay --lr-schedule --lr-warmup-epochs --lr-scaling --lr-base-batch-size --bias-lr-factor --label-smoothing --lookahead-every --clip-norm --ddp-bucket-mib --ddp-gradient-as-bucket-view --no-ddp-gradient-as-bucket-view --ddp-static-graph --no-ddp-static-graph --ddp-find-unused-parameters --no-ddp-find-unused-parameters --ddp-comm-hook --ddp-powersgd-rank --ddp-powersgd-start --sync-batchnorm --no-sync-batchnorm --zero1 --no-zero1 --fsdp-wrap --fsdp-wrap-min-parameters --fsdp-group-mib --fsdp-reshard-after-forward --no-fsdp-reshard-after-forward --fsdp-reduce-fp32 --no-fsdp-reduce-fp32 --fsdp-cpu-offload --no-fsdp-cpu-offload --fsdp-hybrid-replicas --fsdp-prefetch --pipeline-stages --pipeline-schedule --pipeline-split --microbatches --checkpoint-every --checkpoint-keep --checkpoint-async --no-checkpoint-async --stop-signal --warmup-iterations --breakdown-iterations --profile --profile-ranks' ;;
     'prepare') echo '--help --dataset --data-dir' ;;
-    'run') echo '--help --version --study --name --strategies --gpus --gpus-per-node --repeats --site --max-running --only --max-restarts --dry-run --no-wait --monitor-interval --start-timeout --partition --account --qos --time --constraint --reservation --nodelist --exclude --mem --cpus-per-task --begin --comment --dependency --mail-type --mail-user --exclusive --within-allocation --max-node-hours --no-collect --epochs --seed --device --threads --timeout-s --keep-memory --no-keep-memory --model --width --precision --fp32 --cudnn-benchmark --no-cudnn-benchmark --deterministic --no-deterministic --channels-last --no-channels-last --compile --no-compile --compile-mode --activation-checkpointing --no-activation-checkpointing --dataset --data-dir --train-samples --test-samples --augment --no-augment --global-batch-size --batch-size-per-rank --accumulate --eval-batch-size --optimizer --lr --momentum --nesterov --no-nesterov --weight-decay --lr-schedule --lr-warmup-epochs --lr-scaling --lr-base-batch-size --clip-norm --ddp-bucket-mib --ddp-gradient-as-bucket-view --no-ddp-gradient-as-bucket-view --ddp-static-graph --no-ddp-static-graph --ddp-find-unused-parameters --no-ddp-find-unused-parameters --ddp-comm-hook --ddp-powersgd-rank --ddp-powersgd-start --sync-batchnorm --no-sync-batchnorm --zero1 --no-zero1 --fsdp-wrap --fsdp-wrap-min-parameters --fsdp-group-mib --fsdp-reshard-after-forward --no-fsdp-reshard-after-forward --fsdp-reduce-fp32 --no-fsdp-reduce-fp32 --fsdp-cpu-offload --no-fsdp-cpu-offload --fsdp-hybrid-replicas --fsdp-prefetch --pipeline-stages --pipeline-schedule --pipeline-split --microbatches --checkpoint-every --checkpoint-keep --checkpoint-async --no-checkpoint-async --stop-signal --warmup-iterations --breakdown-iterations --profile --profile-ranks' ;;
+    'run') echo '--help --version --study --name --strategies --gpus --gpus-per-node --repeats --launcher --unit --work-per-step --pattern --no-auto --site --max-running --only --max-restarts --dry-run --trust-group --no-wait --monitor-interval --start-timeout --sbatch --partition --account --qos --time --constraint --reservation --nodelist --exclude --mem --cpus-per-task --begin --comment --dependency --mail-type --mail-user --exclusive --within-allocation --max-node-hours --no-collect --recipe --epochs --seed --device --threads --timeout-s --keep-memory --no-keep-memory --model --width --precision --fp32 --cudnn-benchmark --no-cudnn-benchmark --deterministic --no-deterministic --channels-last --no-channels-last --compile --no-compile --compile-mode --activation-checkpointing --no-activation-checkpointing --dataset --data-dir --train-samples --test-samples --augment --no-augment --flip --crop-padding --tta --global-batch-size --batch-size-per-rank --accumulate --eval-batch-size --optimizer --lr --momentum --nesterov --no-nesterov --weight-decay --lr-schedule --lr-warmup-epochs --lr-scaling --lr-base-batch-size --bias-lr-factor --label-smoothing --lookahead-every --clip-norm --ddp-bucket-mib --ddp-gradient-as-bucket-view --no-ddp-gradient-as-bucket-view --ddp-static-graph --no-ddp-static-graph --ddp-find-unused-parameters --no-ddp-find-unused-parameters --ddp-comm-hook --ddp-powersgd-rank --ddp-powersgd-start --sync-batchnorm --no-sync-batchnorm --zero1 --no-zero1 --fsdp-wrap --fsdp-wrap-min-parameters --fsdp-group-mib --fsdp-reshard-after-forward --no-fsdp-reshard-after-forward --fsdp-reduce-fp32 --no-fsdp-reduce-fp32 --fsdp-cpu-offload --no-fsdp-cpu-offload --fsdp-hybrid-replicas --fsdp-prefetch --pipeline-stages --pipeline-schedule --pipeline-split --microbatches --checkpoint-every --checkpoint-keep --checkpoint-async --no-checkpoint-async --stop-signal --warmup-iterations --breakdown-iterations --profile --profile-ranks' ;;
     'status') echo '--help --watch --json --interval' ;;
     'cancel') echo '--help' ;;
     'drill') echo '--help --minicluster --local --faults --list --at --name --site --account --partition --urgent-partition --device' ;;
     'check-edf') echo '--help --no-paths --json' ;;
     'verify') echo '--help --strategies --world-sizes --json' ;;
-    'memory') echo '--help --gpus --nodes --json --csv --parameters --classes --images --strategy --keep-memory --no-keep-memory --model --width --precision --fp32 --cudnn-benchmark --no-cudnn-benchmark --deterministic --no-deterministic --channels-last --no-channels-last --compile --no-compile --compile-mode --activation-checkpointing --no-activation-checkpointing --global-batch-size --batch-size-per-rank --accumulate --optimizer --lr --momentum --nesterov --no-nesterov --weight-decay --lr-schedule --lr-warmup-epochs --lr-scaling --lr-base-batch-size --clip-norm --ddp-bucket-mib --ddp-gradient-as-bucket-view --no-ddp-gradient-as-bucket-view --ddp-static-graph --no-ddp-static-graph --ddp-find-unused-parameters --no-ddp-find-unused-parameters --ddp-comm-hook --ddp-powersgd-rank --ddp-powersgd-start --sync-batchnorm --no-sync-batchnorm --zero1 --no-zero1 --fsdp-wrap --fsdp-wrap-min-parameters --fsdp-group-mib --fsdp-reshard-after-forward --no-fsdp-reshard-after-forward --fsdp-reduce-fp32 --no-fsdp-reduce-fp32 --fsdp-cpu-offload --no-fsdp-cpu-offload --fsdp-hybrid-replicas --fsdp-prefetch --pipeline-stages --pipeline-schedule --pipeline-split --microbatches --checkpoint-every --checkpoint-keep --checkpoint-async --no-checkpoint-async --stop-signal --breakdown-iterations --profile --profile-ranks' ;;
-    'advise') echo '--help --device-memory --nodes --gpus-per-node --network-gb-per-s --link-gb-per-s --reserve --json --parameters --classes --images --keep-memory --no-keep-memory --model --width --precision --fp32 --cudnn-benchmark --no-cudnn-benchmark --deterministic --no-deterministic --channels-last --no-channels-last --compile --no-compile --compile-mode --activation-checkpointing --no-activation-checkpointing --global-batch-size --batch-size-per-rank --accumulate --optimizer --lr --momentum --nesterov --no-nesterov --weight-decay --lr-schedule --lr-warmup-epochs --lr-scaling --lr-base-batch-size --clip-norm --ddp-bucket-mib --ddp-gradient-as-bucket-view --no-ddp-gradient-as-bucket-view --ddp-static-graph --no-ddp-static-graph --ddp-find-unused-parameters --no-ddp-find-unused-parameters --ddp-comm-hook --ddp-powersgd-rank --ddp-powersgd-start --sync-batchnorm --no-sync-batchnorm --fsdp-wrap --fsdp-wrap-min-parameters --fsdp-group-mib --fsdp-reduce-fp32 --no-fsdp-reduce-fp32 --fsdp-cpu-offload --no-fsdp-cpu-offload --fsdp-prefetch --pipeline-stages --pipeline-schedule --pipeline-split --microbatches --checkpoint-every --checkpoint-keep --checkpoint-async --no-checkpoint-async --stop-signal --breakdown-iterations --profile --profile-ranks' ;;
+    'memory') echo '--help --gpus --nodes --json --csv --parameters --classes --images --strategy --keep-memory --no-keep-memory --model --width --precision --fp32 --cudnn-benchmark --no-cudnn-benchmark --deterministic --no-deterministic --channels-last --no-channels-last --compile --no-compile --compile-mode --activation-checkpointing --no-activation-checkpointing --crop-padding --global-batch-size --batch-size-per-rank --accumulate --optimizer --lr --momentum --nesterov --no-nesterov --weight-decay --lr-schedule --lr-warmup-epochs --lr-scaling --lr-base-batch-size --lookahead-every --clip-norm --ddp-bucket-mib --ddp-gradient-as-bucket-view --no-ddp-gradient-as-bucket-view --ddp-static-graph --no-ddp-static-graph --ddp-find-unused-parameters --no-ddp-find-unused-parameters --ddp-comm-hook --ddp-powersgd-rank --ddp-powersgd-start --sync-batchnorm --no-sync-batchnorm --zero1 --no-zero1 --fsdp-wrap --fsdp-wrap-min-parameters --fsdp-group-mib --fsdp-reshard-after-forward --no-fsdp-reshard-after-forward --fsdp-reduce-fp32 --no-fsdp-reduce-fp32 --fsdp-cpu-offload --no-fsdp-cpu-offload --fsdp-hybrid-replicas --fsdp-prefetch --pipeline-stages --pipeline-schedule --pipeline-split --microbatches --checkpoint-every --checkpoint-keep --checkpoint-async --no-checkpoint-async --stop-signal --breakdown-iterations --profile --profile-ranks' ;;
+    'advise') echo '--help --device-memory --nodes --gpus-per-node --network-gb-per-s --link-gb-per-s --reserve --json --parameters --classes --images --keep-memory --no-keep-memory --model --width --precision --fp32 --cudnn-benchmark --no-cudnn-benchmark --deterministic --no-deterministic --channels-last --no-channels-last --compile --no-compile --compile-mode --activation-checkpointing --no-activation-checkpointing --crop-padding --global-batch-size --batch-size-per-rank --accumulate --optimizer --lr --momentum --nesterov --no-nesterov --weight-decay --lr-schedule --lr-warmup-epochs --lr-scaling --lr-base-batch-size --lookahead-every --clip-norm --ddp-bucket-mib --ddp-gradient-as-bucket-view --no-ddp-gradient-as-bucket-view --ddp-static-graph --no-ddp-static-graph --ddp-find-unused-parameters --no-ddp-find-unused-parameters --ddp-comm-hook --ddp-powersgd-rank --ddp-powersgd-start --sync-batchnorm --no-sync-batchnorm --fsdp-wrap --fsdp-wrap-min-parameters --fsdp-group-mib --fsdp-reduce-fp32 --no-fsdp-reduce-fp32 --fsdp-cpu-offload --no-fsdp-cpu-offload --fsdp-prefetch --pipeline-stages --pipeline-schedule --pipeline-split --microbatches --checkpoint-every --checkpoint-keep --checkpoint-async --no-checkpoint-async --stop-signal --breakdown-iterations --profile --profile-ranks' ;;
     'preflight') echo '--help --run-dir --dataset --data-dir --device --timeout --json' ;;
     'gpu-check') echo '--help --device --parts --list --folder' ;;
     'comm') echo '--help --ops --backend --min-bytes --max-bytes --factor --iterations --warmup --seconds-per-size --timeout --nproc-per-node --run-dir --attempt --check' ;;
     'plot-comm') echo '--help' ;;
     'step-model') echo '--help --comm' ;;
-    'collect') echo '--help --json --accuracy --min-efficiency --at' ;;
+    'collect') echo '--help --json --accuracy --min-efficiency --at --logs --pattern --size --gpus-per-node --name --unit --work-per-step --warmup-steps' ;;
+    'try-pattern') echo '--help --pattern --line --of --spans --ranks --most' ;;
     'check-claims') echo '--help --samples --epochs --weak' ;;
     'plot') echo '--help --forecast --min-efficiency --step-model' ;;
     'meter') echo '--help' ;;
@@ -42,15 +43,18 @@ _jobkit_options() {
 # The values of an option that takes one of a few, or the commands of a program.
 _jobkit_values() {
   case $1 in
-    'jobkit') echo 'prepare run status cancel drill check-edf verify memory advise preflight comm plot-comm step-model collect check-claims plot meter' ;;
+    'jobkit') echo 'prepare run status cancel drill check-edf verify memory advise preflight gpu-check comm plot-comm step-model collect try-pattern check-claims plot meter' ;;
+    'run.sh --recipe') echo 'fast fast-cpu' ;;
     'run.sh --strategy') echo 'single dp ddp fsdp mp pp' ;;
     'run.sh --device') echo 'auto cpu cuda' ;;
-    'run.sh --model') echo 'cnn resnet18 mlp' ;;
+    'run.sh --model') echo 'cnn fast_cnn resnet18 mlp' ;;
     'run.sh --precision') echo 'auto fp32 bf16 fp16' ;;
     'run.sh --fp32') echo 'auto ieee tf32' ;;
     'run.sh --dataset') echo 'cifar10 synthetic' ;;
+    'run.sh --flip') echo 'random alternating' ;;
+    'run.sh --tta') echo 'none flip flip_shift' ;;
     'run.sh --optimizer') echo 'sgd adamw' ;;
-    'run.sh --lr-schedule') echo 'onecycle cosine constant' ;;
+    'run.sh --lr-schedule') echo 'onecycle triangular cosine constant' ;;
     'run.sh --lr-scaling') echo 'none linear sqrt' ;;
     'run.sh --ddp-comm-hook') echo 'none fp16 bf16 powersgd' ;;
     'run.sh --pipeline-schedule') echo 'gpipe 1f1b interleaved' ;;
@@ -60,13 +64,16 @@ _jobkit_values() {
     'run --strategies ...') echo 'single dp ddp fsdp mp pp' ;;
     'run --launcher') echo 'srun torchrun once' ;;
     'run --only') echo 'missing failed oom timeout preempted cancelled node_fail' ;;
+    'run --recipe') echo 'fast fast-cpu' ;;
     'run --device') echo 'auto cpu cuda' ;;
-    'run --model') echo 'cnn resnet18 mlp' ;;
+    'run --model') echo 'cnn fast_cnn resnet18 mlp' ;;
     'run --precision') echo 'auto fp32 bf16 fp16' ;;
     'run --fp32') echo 'auto ieee tf32' ;;
     'run --dataset') echo 'cifar10 synthetic' ;;
+    'run --flip') echo 'random alternating' ;;
+    'run --tta') echo 'none flip flip_shift' ;;
     'run --optimizer') echo 'sgd adamw' ;;
-    'run --lr-schedule') echo 'onecycle cosine constant' ;;
+    'run --lr-schedule') echo 'onecycle triangular cosine constant' ;;
     'run --lr-scaling') echo 'none linear sqrt' ;;
     'run --ddp-comm-hook') echo 'none fp16 bf16 powersgd' ;;
     'run --pipeline-schedule') echo 'gpipe 1f1b interleaved' ;;
@@ -75,20 +82,20 @@ _jobkit_values() {
     'verify --strategies') echo 'single dp ddp fsdp mp pp' ;;
     'verify --strategies ...') echo 'single dp ddp fsdp mp pp' ;;
     'memory --strategy') echo 'single dp ddp fsdp mp pp' ;;
-    'memory --model') echo 'cnn resnet18 mlp' ;;
+    'memory --model') echo 'cnn fast_cnn resnet18 mlp' ;;
     'memory --precision') echo 'auto fp32 bf16 fp16' ;;
     'memory --fp32') echo 'auto ieee tf32' ;;
     'memory --optimizer') echo 'sgd adamw' ;;
-    'memory --lr-schedule') echo 'onecycle cosine constant' ;;
+    'memory --lr-schedule') echo 'onecycle triangular cosine constant' ;;
     'memory --lr-scaling') echo 'none linear sqrt' ;;
     'memory --ddp-comm-hook') echo 'none fp16 bf16 powersgd' ;;
     'memory --pipeline-schedule') echo 'gpipe 1f1b interleaved' ;;
     'memory --stop-signal') echo 'USR1 USR2' ;;
-    'advise --model') echo 'cnn resnet18 mlp' ;;
+    'advise --model') echo 'cnn fast_cnn resnet18 mlp' ;;
     'advise --precision') echo 'auto fp32 bf16 fp16' ;;
     'advise --fp32') echo 'auto ieee tf32' ;;
     'advise --optimizer') echo 'sgd adamw' ;;
-    'advise --lr-schedule') echo 'onecycle cosine constant' ;;
+    'advise --lr-schedule') echo 'onecycle triangular cosine constant' ;;
     'advise --lr-scaling') echo 'none linear sqrt' ;;
     'advise --ddp-comm-hook') echo 'none fp16 bf16 powersgd' ;;
     'advise --pipeline-schedule') echo 'gpipe 1f1b interleaved' ;;

@@ -31,9 +31,12 @@ WAYS = {
     "clip": ["--lr", "0.5", "--clip-norm", "0.1"],
     "adamw": ["--lr", "0.002", "--optimizer", "adamw", "--weight-decay", "0.01"],
     "mlp": ["--lr", "0.02", "--model", "mlp", "--lr-schedule", "cosine"],
+    # What the recipe consists of, without batch normalisation, which depends on the ranks.
+    "recipe": ["--recipe", "fast-cpu", "--model", "cnn", "--lr", "0.4", "--tta", "flip_shift"],
 }
 SIZES = [("ddp", 2), ("fsdp", 3)]
 CASES = [(way, *size) for way in WAYS for size in SIZES]
+CASES += [("recipe", "pp", 2), ("recipe", "mp", 3)]
 CASES += [("sgd", *size) for size in (("ddp", 1), ("fsdp", 1), ("ddp", 3), ("fsdp", 2))]
 Truth = Callable[[str], Result]
 
@@ -158,6 +161,27 @@ def test_running_statistics_are_the_same_on_every_rank(
     assert len(trained) == 2
     assert trained[0] == trained[1]
     assert "batch normalisation" in done.record("message")["text"]
+
+
+@pytest.mark.parametrize("strategy", ["single", "dp", "ddp", "fsdp", "mp"])
+def test_the_recipe_trains_under_the_other_strategies(forge: Start, strategy: str) -> None:
+    ranks = 1 if strategy in ("single", "dp") else 2
+    words = [*UNEVEN, "--recipe", "fast-cpu", "--global-batch-size", "23", "--epochs", "3"]
+    done = forge(ranks, *words, "--strategy", strategy)
+    assert done.codes == [0] * ranks, done.out
+    losses = [r["train_loss"] for r in done.records("epoch")]
+    assert losses[-1] < 0.9 * losses[0]
+    assert "test-time augmentation: --tta flip" in done.out
+    assert done.record("run_start")["spec"]["tta"] == "flip"
+    # Every weight is there once, and the images' own filters came to every rank.
+    assert done.record("run_start")["parameters"] == 127_072
+
+
+def test_the_recipes_network_is_refused_under_pp(forge: Start) -> None:
+    done = forge(2, *UNEVEN, "--recipe", "fast-cpu", "--strategy", "pp")
+    assert done.outcome is not None
+    assert done.outcome["exit_code"] == 2
+    assert "--model fast_cnn, strategy pp: a smaller last batch" in done.out
 
 
 def test_resnet18_trains(forge: Start) -> None:

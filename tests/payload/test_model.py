@@ -64,7 +64,9 @@ def test_the_cnn_refuses_other_images(shape: tuple[int, ...]) -> None:
         CNN(10)(torch.zeros(shape))
 
 
-@pytest.mark.parametrize("name", ["cnn", "mlp", "resnet18", "own_models:Fine", "own_models:ten"])
+@pytest.mark.parametrize(
+    "name", ["cnn", "fast_cnn", "mlp", "resnet18", "own_models:Fine", "own_models:ten"]
+)
 def test_a_model_is_the_same_for_the_same_seed_and_other_for_another(name: str) -> None:
     def weights(spec: RunSpec) -> torch.Tensor:
         return torch.cat([p.flatten() for p in build_model(spec, 10).parameters()])

@@ -15,7 +15,7 @@ from jobkit.launch.slurm.options import OVERRIDES, verbatim
 from jobkit.outcome.status import BAD_ENDS
 from jobkit.requeue import MAX_RESTARTS
 from jobkit.spec.command_spec import LAUNCHERS
-from jobkit.spec.options import add_spec_arguments, given_settings
+from jobkit.spec.options import add_recipe_argument, add_spec_arguments, given_settings
 from jobkit.spec.plan import STUDIES, Plan, Study
 
 DEFAULT_STUDY = "strong"
@@ -61,6 +61,7 @@ def parser() -> argparse.ArgumentParser:
     add_launch_arguments(made)
     add_local_arguments(made)
     add_slurm_arguments(made)
+    add_recipe_argument(made)
     add_spec_arguments(made, skip=("strategy", "repeat"))
     return made
 

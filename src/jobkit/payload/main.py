@@ -17,7 +17,7 @@ from jobkit.payload.guard.stopping import StopRequest
 from jobkit.payload.leaving import as_rank, leave, refused
 from jobkit.payload.place import read_rank_env, set_threads, share_of_cores
 from jobkit.spec.dataset import check_source
-from jobkit.spec.options import add_spec_arguments, given_settings
+from jobkit.spec.options import add_recipe_argument, add_spec_arguments, given_settings
 from jobkit.spec.runspec import RunSpec, check_keys, overridden
 
 EPILOG = """examples:
@@ -71,6 +71,7 @@ def parser() -> argparse.ArgumentParser:
         help="start from scratch even if an earlier attempt of this run left a checkpoint; a "
         "requeued job still resumes from its own",
     )
+    add_recipe_argument(made)
     add_spec_arguments(made)
     return made
 

@@ -11,12 +11,14 @@ import torch.distributed as dist
 from jobkit.errors import Exit, UsageError
 from jobkit.payload import host, numerics, warnings
 from jobkit.payload.clock import Stages
-from jobkit.payload.data.batches import Batches, DeviceData
+from jobkit.payload.data.batches import Augmentation, Batches, DeviceData
 from jobkit.payload.data.cache import Dataset
 from jobkit.payload.data.load import load_data
 from jobkit.payload.distributed import Group, banner, check_identity, join
+from jobkit.payload.fast_cnn import FastCNN
 from jobkit.payload.guard.setup import guarded
 from jobkit.payload.job import RankJob
+from jobkit.payload.lookahead import Lookahead
 from jobkit.payload.measure.breakdown import Breakdown
 from jobkit.payload.measure.profiling import Profiler
 from jobkit.payload.model import build_model
@@ -91,17 +93,20 @@ def build_trainer(
     seed = spec.seed + spec.repeat
     check_sync_batchnorm(spec, place.world_size, samples)
     strategy = STRATEGIES[spec.strategy](spec, place, device)
-    strategy.setup(build_model(spec, len(data.classes)).to(dtype))
+    model = build_model(spec, len(data.classes))
+    if isinstance(model, FastCNN):
+        model.see(data.train.images)
+    strategy.setup(model.to(dtype))
     for line in strategy.describe():
         report.say(line)
-    return Trainer(
+    trainer = Trainer(
         spec=spec,
         group=group,
         data=DeviceData(
             data,
             device,
             seed=seed,
-            augmented=spec.augment,
+            augmentation=Augmentation.of(spec),
             channels_last=spec.channels_last,
             dtype=dtype,
         ),
@@ -118,6 +123,9 @@ def build_trainer(
         report=report,
         classes=len(data.classes),
     )
+    if spec.lookahead_every:
+        Lookahead(trainer)
+    return trainer
 
 
 def check_sync_batchnorm(spec: RunSpec, ranks: int, samples: int) -> None:
@@ -146,6 +154,8 @@ def _warn(job: RankJob, trainer: Trainer) -> None:
         *warnings.of_batch_norm(trainer.strategy.normalised, job.spec),
     ):
         trainer.report.warn(text)
+    if job.spec.tta != "none":
+        trainer.report.info(f"validation is with test-time augmentation: --tta {job.spec.tta}")
 
 
 def _record_start(trainer: Trainer, threads: int) -> None:

@@ -18,6 +18,7 @@ from jobkit.payload.readback import read_back
 from jobkit.payload.report import Reporter
 from jobkit.payload.schedule import learning_rate
 from jobkit.payload.strategies import Strategy
+from jobkit.payload.tta import predicted
 from jobkit.payload.warnings import too_short
 from jobkit.spec.runspec import RunSpec
 from jobkit.units import MIB
@@ -242,7 +243,7 @@ class Trainer:
         per_epoch = len(self.batches)
         lr = learning_rate(self.spec, self.progress.epoch * per_epoch + done, per_epoch)
         for group in self.optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group.get("lr_factor", 1.0)
         return lr
 
     def _train_step(self, step: Step, epoch: int, clock: Clock) -> torch.Tensor:
@@ -280,7 +281,7 @@ class Trainer:
             # A rank with nothing left takes part with one sample that is not counted.
             part = slice(start + mine.start, start + mine.start + size) if size else slice(0, 1)
             images, labels = self.data.test_batch(part)
-            logits = self.strategy.predict(images)
+            logits = predicted(self.strategy.predict, images, self.spec.tta)
             if self.guard:
                 self.guard.alive("evaluation")
             if size and self.strategy.counts:

@@ -19,6 +19,8 @@ _ONLY_WITH = (
     ("momentum", lambda spec: spec.optimizer == "sgd", "optimizer sgd"),
     ("nesterov", lambda spec: spec.optimizer == "sgd", "optimizer sgd"),
     ("lr_base_batch_size", lambda spec: spec.lr_scaling != "none", "--lr-scaling linear or sqrt"),
+    ("flip", lambda spec: spec.augment, "--augment"),
+    ("crop_padding", lambda spec: spec.augment, "--augment"),
     ("width", lambda spec: ":" not in spec.model, "a model of jobkit's own"),
 )
 

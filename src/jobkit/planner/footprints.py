@@ -137,7 +137,7 @@ def _of_rank(strategy: Strategy, subject: Subject, rank: int, devices: int) -> F
         share=share,
         activations=strategy.activation_bytes(inputs) if passed else None,
         communication=strategy.communication_bytes(inputs),
-        data=data_bytes(subject.images, in_step) if subject.images else 0,
+        data=data_bytes(subject.images, in_step, spec.crop_padding) if subject.images else 0,
         host=strategy.host_bytes(share),
     )
 

@@ -39,7 +39,9 @@ class RunSettings:
 class ModelSettings:
     """The model and how it is computed."""
 
-    model: str = setting("cnn", "cnn, resnet18, mlp, or package.module:factory for your own")
+    model: str = setting(
+        "cnn", "cnn, fast_cnn, resnet18, mlp, or package.module:factory for your own"
+    )
     width: int = setting(1, "factor on the model's channels or hidden units", low=1, high=256)
     precision: str = setting(
         "auto",
@@ -85,7 +87,21 @@ class DataSettings:
     test_samples: int | None = setting(
         None, "limit test samples to N (synthetic: generate N)", low=1
     )
-    augment: bool = setting(True, "random crop (padding 4) and horizontal flip")
+    augment: bool = setting(True, "random crop (--crop-padding) and horizontal flip (--flip)")
+    flip: str = setting(
+        "random",
+        "which images are mirrored: at random, or each one in every second epoch",
+        choices=("random", "alternating"),
+    )
+    crop_padding: int = setting(
+        4, "pixels of zeros around an image that is cropped", low=0, high=16
+    )
+    tta: str = setting(
+        "none",
+        "test-time augmentation: average logits over each image and its mirror image, also over "
+        "shifts by a pixel",
+        choices=("none", "flip", "flip_shift"),
+    )
     global_batch_size: int | None = setting(
         None,
         f"samples in one optimizer step over all ranks (default {DEFAULT_GLOBAL_BATCH_SIZE}); "
@@ -109,10 +125,14 @@ class OptimizerSettings:
     nesterov: bool = setting(True, "Nesterov momentum of SGD")
     weight_decay: float = setting(5e-4, "weight decay", low=0.0)
     lr_schedule: str = setting(
-        "onecycle", "learning rate schedule", choices=("onecycle", "cosine", "constant")
+        "onecycle",
+        "learning rate schedule",
+        choices=("onecycle", "triangular", "cosine", "constant"),
     )
     lr_warmup_epochs: float | None = setting(
-        None, "linear warm-up epochs (default: a quarter of onecycle, else none)", low=0.0
+        None,
+        "linear warm-up epochs (default: 25 % of onecycle, 23 % of triangular, else none)",
+        low=0.0,
     )
     lr_scaling: str = setting(
         "none",
@@ -120,6 +140,15 @@ class OptimizerSettings:
         choices=("none", "linear", "sqrt"),
     )
     lr_base_batch_size: int = setting(256, "the batch size that --lr was tuned for", low=1)
+    bias_lr_factor: float = setting(
+        1.0, "factor on the biases' learning rate; divides their weight decay", low=0.001
+    )
+    label_smoothing: float = setting(
+        0.0, "part of each training label that is spread over all classes", low=0.0, high=0.99
+    )
+    lookahead_every: int = setting(
+        0, "steps between moves of the weights to their slow average (0: none)", low=0
+    )
     clip_norm: float | None = setting(
         None, "clip the global norm of the gradients to this value", low=0.0
     )

@@ -6,7 +6,8 @@ from typing import Any
 
 from jobkit.errors import UsageError
 from jobkit.spec.groups import GROUPS
-from jobkit.spec.runspec import SETTINGS, check_value, describe, plain_type
+from jobkit.spec.recipes import RECIPES
+from jobkit.spec.runspec import SETTINGS, check_value, describe, overridden, plain_type
 
 
 def _flag_type(name: str) -> Any:
@@ -33,6 +34,15 @@ def add_spec_arguments(parser: argparse.ArgumentParser, skip: tuple[str, ...] = 
                 _add_option(group, f)
 
 
+def add_recipe_argument(parser: argparse.ArgumentParser) -> None:
+    """Add --recipe, whose settings given_settings puts under the user's."""
+    parser.add_argument(
+        "--recipe",
+        choices=sorted(RECIPES),
+        help="defaults for a fast training, on a GPU or on a few CPU cores (docs/recipe.md)",
+    )
+
+
 def _add_option(group: Any, f: Field[Any]) -> None:
     """Add the option of one setting to a group of a parser."""
     text = f.metadata["help"].replace("%", "%%")
@@ -50,5 +60,7 @@ def _add_option(group: Any, f: Field[Any]) -> None:
 
 
 def given_settings(namespace: argparse.Namespace) -> dict[str, Any]:
-    """The settings in a parsed namespace that the user gave."""
-    return {k: v for k, v in vars(namespace).items() if k in SETTINGS}
+    """The settings in a parsed namespace that the user gave, over those of --recipe."""
+    given = {k: v for k, v in vars(namespace).items() if k in SETTINGS}
+    recipe = getattr(namespace, "recipe", None)
+    return overridden(RECIPES[recipe], given) if recipe else given

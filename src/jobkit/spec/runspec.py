@@ -28,7 +28,7 @@ from jobkit.spec.window import Window, profiled_ranks
 __all__ = ["STRATEGIES", "RunSpec"]
 
 ONE_RANK = tuple(name for name, facts in FACTS.items() if facts.one_rank)
-MODELS = ("cnn", "resnet18", "mlp")
+MODELS = ("cnn", "fast_cnn", "resnet18", "mlp")
 DATASETS = ("cifar10", "synthetic")
 _BATCHES = ("global_batch_size", "batch_size_per_rank")  # one of the two
 _NOT_COMPARED = ("nodes", "ranks_per_node", "repeat", *_BATCHES, "data_dir")

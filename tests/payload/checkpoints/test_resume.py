@@ -9,8 +9,13 @@ from support.cuts import ITERATIONS, RUN, actions, final, measured, newest, same
 from support.rigs import Start
 
 pytestmark = pytest.mark.on_device
+# Slow weights every other step, flips that depend on the epoch, and the mean of two predictions.
+RECIPE = ("--recipe", "fast-cpu", "--model", "fast_cnn", "--lookahead-every", "2")
 CASES = [
     ("single", 1, ()),
+    ("single", 1, RECIPE),
+    ("ddp", 2, (*RECIPE, "--crop-padding", "2")),
+    ("fsdp", 2, ("--lookahead-every", "3", "--bias-lr-factor", "4")),
     ("dp", 1, ("--optimizer", "adamw")),
     ("ddp", 2, ("--precision", "bf16", "--checkpoint-async")),
     ("ddp", 3, ("--ddp-bucket-mib", "0.001")),  # many buckets: their order matters at 3 ranks

@@ -3,7 +3,15 @@
 import pytest
 import torch
 
-from jobkit.payload.data.batches import PADDING, Batches, DeviceData, augment, sample_hash, share
+from jobkit.payload.data.batches import (
+    PADDING,
+    Augmentation,
+    Batches,
+    DeviceData,
+    augment,
+    sample_hash,
+    share,
+)
 from jobkit.payload.data.cache import Dataset
 from jobkit.payload.data.sources import synthetic
 
@@ -48,16 +56,34 @@ def test_shares_are_even_and_whole() -> None:
             assert max(sizes) - min(sizes) <= 1
 
 
-def test_augmentation_is_the_plain_pad_crop_and_flip() -> None:
+@pytest.mark.parametrize("padding", [0, 2, PADDING])
+@pytest.mark.parametrize("alternating", [True, False])
+def test_augmentation_is_the_plain_pad_crop_and_flip(padding: int, alternating: bool) -> None:
     images = torch.randint(0, 256, (50, 32, 32, 3), dtype=torch.uint8)
-    bits = sample_hash(3, 2, torch.arange(50))
-    span = 2 * PADDING + 1
-    for image, bit, got in zip(images, bits.tolist(), augment(images, bits), strict=True):
-        source = image.flip(1) if (bit // span**2) % 2 else image
-        padded = torch.zeros(40, 40, 3, dtype=torch.uint8)
-        padded[4:36, 4:36] = source
+    indices = torch.arange(50)
+    bits, span, tall = sample_hash(3, 2, indices), 2 * padding + 1, 32 + 2 * padding
+    flips = Augmentation(padding, alternating).flips(3, 2, indices, bits)
+    if not alternating:
+        assert torch.equal(flips, bits // span**2 % 2)
+    found = augment(images, bits, flips, padding)
+    for image, bit, flip, got in zip(images, bits.tolist(), flips, found, strict=True):
+        source = image.flip(1) if flip else image
+        padded = torch.zeros(tall, tall, 3, dtype=torch.uint8)
+        padded[padding : padding + 32, padding : padding + 32] = source
         top, left = bit % span, bit // span % span
         assert torch.equal(got, padded[top : top + 32, left : left + 32].permute(2, 0, 1))
+
+
+def test_alternating_flips_show_each_image_both_ways_in_two_epochs() -> None:
+    how, indices = Augmentation(alternating=True), torch.arange(20_000)
+
+    def flips(epoch: int, seed: int = 0) -> torch.Tensor:
+        return how.flips(seed, epoch, indices, sample_hash(seed, epoch, indices))
+
+    assert torch.equal(flips(0) + flips(1), torch.ones(20_000, dtype=torch.int64))
+    assert torch.equal(flips(0), flips(2))
+    assert flips(0).float().mean().item() == pytest.approx(0.5, abs=0.02)
+    assert (flips(0) == flips(0, seed=1)).float().mean().item() == pytest.approx(0.5, abs=0.02)
 
 
 def test_crops_and_flips_are_spread_evenly() -> None:
@@ -78,7 +104,7 @@ def test_a_sample_looks_the_same_in_whatever_batch(augmented: bool, channels_las
         Dataset(train, test, classes),
         torch.device("cpu"),
         seed=4,
-        augmented=augmented,
+        augmentation=Augmentation() if augmented else None,
         channels_last=channels_last,
     )
     everything = torch.randperm(60)
@@ -94,7 +120,7 @@ def test_a_sample_looks_the_same_in_whatever_batch(augmented: bool, channels_las
 
 def test_evaluation_images_are_plain_and_normalised() -> None:
     train, test, classes = synthetic(10, 20)
-    data = DeviceData(Dataset(train, test, classes), torch.device("cpu"), seed=0, augmented=True)
+    data = DeviceData(Dataset(train, test, classes), torch.device("cpu"), seed=0, augmentation=None)
     images, labels = data.test_batch(slice(5, 9))
     mean, std = torch.tensor([125.3, 123.0, 113.9]), torch.tensor([63.0, 62.1, 66.7])
     expected = ((test.images[5:9].float() - mean) / std).permute(0, 3, 1, 2)

@@ -8,7 +8,14 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from jobkit.payload.data.batches import AHEAD_BATCHES, Batches, DeviceData, Step, data_bytes
+from jobkit.payload.data.batches import (
+    AHEAD_BATCHES,
+    Augmentation,
+    Batches,
+    DeviceData,
+    Step,
+    data_bytes,
+)
 from jobkit.payload.data.cache import Dataset
 from jobkit.payload.data.sources import synthetic
 from jobkit.payload.model import build_model
@@ -27,7 +34,7 @@ SPEC = RunSpec(
 
 def data_on(device: torch.device, samples: int) -> DeviceData:
     train, test, classes = synthetic(samples, 10)
-    return DeviceData(Dataset(train, test, classes), device, seed=4, augmented=True)
+    return DeviceData(Dataset(train, test, classes), device, seed=4, augmentation=Augmentation())
 
 
 def trainer_on(device: torch.device, samples: int) -> Trainer:

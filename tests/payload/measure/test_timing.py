@@ -38,7 +38,7 @@ def test_compiling_for_the_last_batch_is_not_timed(
     trainer = Trainer(
         spec=RunSpec(strategy="single", compile=compiles, warmup_iterations=2),
         group=SimpleNamespace(place=place, device=CPU),  # type: ignore[arg-type]
-        data=DeviceData(Dataset(train, test, classes), CPU, seed=0, augmented=False),
+        data=DeviceData(Dataset(train, test, classes), CPU, seed=0, augmentation=None),
         batches=Batches(43, 8, 0, 1, 1, 0),
         strategy=strategy,
         optimizer=make_optimizer(strategy),

@@ -120,14 +120,15 @@ def really_saved(model: nn.Module, images: int, autocast: bool) -> int:
     return sum(s.nbytes() for at, s in kept.items() if at not in known)
 
 
-@pytest.mark.parametrize("model", ["cnn", "mlp", "resnet18"])
+@pytest.mark.parametrize("model", ["cnn", "fast_cnn", "mlp", "resnet18"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_activations_are_those_that_autograd_saves(model: str, precision: str) -> None:
     spec = RunSpec(model=model, precision=precision)
     (found,) = passes(spec, 6, 10)
     real = really_saved(build_model(spec, 10), 6, precision == "bf16")
-    # In fp32 the input is saved itself; under autocast a copy of it is.
-    taken = found.taken if precision == "fp32" else 0
+    # In fp32 the input is saved itself; under autocast a copy of it is. The first layer of
+    # fast_cnn is not trained, and needs neither.
+    taken = found.taken if precision == "fp32" and model != "fast_cnn" else 0
     # The statistics of a batch normalisation are in fp32 there: a few numbers a channel.
     assert found.saved + taken == pytest.approx(real, rel=1e-3 if precision == "bf16" else 0)
 

@@ -24,6 +24,14 @@ def test_onecycle_rises_for_a_quarter_and_falls_to_nearly_nothing() -> None:
     assert rates[0] == pytest.approx(1 / 11)
 
 
+def test_triangular_rises_from_a_fifth_and_falls_to_7_percent() -> None:
+    rates = course(RunSpec(lr=2.0, epochs=100, lr_schedule="triangular"), 1)
+    assert rates[0] == pytest.approx(0.4)
+    assert rates[23] == 2.0
+    assert rates[:24] == pytest.approx([0.4 + 1.6 * i / 23 for i in range(24)])
+    assert rates[23:] == pytest.approx([0.14 + 1.86 * (77 - i) / 77 for i in range(77)])
+
+
 def test_cosine_is_half_a_cosine() -> None:
     rates = course(RunSpec(lr=2.0, epochs=2, lr_schedule="cosine"), 4)
     assert rates == pytest.approx([1 + math.cos(math.pi * i / 8) for i in range(8)])
@@ -44,7 +52,7 @@ def test_the_rate_is_scaled_by_the_global_batch(rule: str, factor: float) -> Non
 @given(
     st.integers(1, 5),
     st.integers(1, 50),
-    st.sampled_from(["onecycle", "cosine", "constant"]),
+    st.sampled_from(["onecycle", "triangular", "cosine", "constant"]),
     st.none() | st.floats(0, 10),
 )
 def test_every_rate_lies_above_0_and_the_peak_bounds_it(

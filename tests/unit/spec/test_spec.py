@@ -237,8 +237,12 @@ GOLDEN.append((ALL, "pp-n3-g3-b500-fp16-r2-4952e2"))
 # Settings that came later: the ids above must be as they were.
 LATER: dict[str, Any] = {"fp32": "tf32", "deterministic": True}
 GOLDEN.append(({**ALL, **LATER}, "pp-n3-g3-b500-fp16-r2-44e993"))
+OF_RECIPES = {"flip": "alternating", "crop_padding": 2, "tta": "flip", "bias_lr_factor": 2.0}
+OF_RECIPES |= {"label_smoothing": 0.05, "lookahead_every": 5}
+GOLDEN.append(({**ALL, **LATER, **OF_RECIPES}, "pp-n3-g3-b500-fp16-r2-a79a8c"))
 LATER |= {"fsdp_group_mib": 0.0, "cudnn_benchmark": False, "compile_mode": "max-autotune"}
 GOLDEN.append(({**ALL, **LATER}, "pp-n3-g3-b500-fp16-r2-ea0914"))
+LATER |= OF_RECIPES
 
 
 @pytest.mark.parametrize(("values", "run_id"), GOLDEN)

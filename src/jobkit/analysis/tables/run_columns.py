@@ -30,7 +30,7 @@ _OUTCOME = (
 )
 SIZE = (
     Column("strategy", TEXT, "parallel strategy"),
-    Column("model", TEXT, "cnn, resnet18, mlp, or package.module:factory"),
+    Column("model", TEXT, "cnn, fast_cnn, resnet18, mlp, or package.module:factory"),
     Column("nodes", COUNT, "number of nodes"),
     Column("ranks_per_node", COUNT, "ranks per node"),
     Column("world_size", COUNT, "number of ranks: nodes x ranks_per_node"),
@@ -199,6 +199,12 @@ _SETTINGS = [
     "deterministic",
     "fsdp_group_mib",
     "compile_mode",
+    "flip",
+    "crop_padding",
+    "tta",
+    "bias_lr_factor",
+    "label_smoothing",
+    "lookahead_every",
 ]
 
 

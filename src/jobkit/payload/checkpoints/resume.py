@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from jobkit.payload.train import Trainer
 
 # A checkpoint fits a run of the same model; in the middle of an epoch, of the same samples too.
-_OF_MODEL = ("model", "width", "optimizer")
+_OF_MODEL = ("model", "width", "optimizer", "lookahead_every")
 _OF_ORDER = ("dataset", "train_samples", "seed", "repeat")
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from jobkit.payload.data.cache import Dataset
 from jobkit.payload.data.images import IMAGE, Images
+from jobkit.spec.runspec import RunSpec
 
 PADDING = 4
 AHEAD_BATCHES, AHEAD_SAMPLES = 16, 8192  # that a GPU crops at once, at most
@@ -89,19 +90,42 @@ def sample_hash(seed: int, epoch: int, indices: Tensor) -> Tensor:
     return (x ^ ((x >> 31) & (2**33 - 1))) & (2**63 - 1)
 
 
-def augment(images: Tensor, bits: Tensor) -> Tensor:
-    """Random crop with padding 4 and random flip, from each sample's bits.
+@dataclass(frozen=True)
+class Augmentation:
+    """How the training images are changed: a random crop, and a flip."""
+
+    padding: int = PADDING  # pixels of zeros around an image
+    alternating: bool = False  # flip each image in every second epoch, not at random
+
+    @classmethod
+    def of(cls, spec: RunSpec) -> "Augmentation | None":
+        """That of a run; None where its images stay as they are."""
+        return cls(spec.crop_padding, spec.flip == "alternating") if spec.augment else None
+
+    def flips(self, seed: int, epoch: int, indices: Tensor, bits: Tensor) -> Tensor:
+        """0 or 1 for each sample: whether it is flipped in an epoch.
+
+        Alternating, half of the samples, drawn by the seed, are flipped in every even epoch, and
+        the others in every odd one: two epochs show each image both ways (arXiv 2404.00498).
+        """
+        if self.alternating:
+            return (sample_hash(seed, -1, indices) + epoch % 2) % 2
+        return (bits // (2 * self.padding + 1) ** 2) % 2
+
+
+def augment(images: Tensor, bits: Tensor, flip: Tensor, padding: int = PADDING) -> Tensor:
+    """Random crop, from each sample's bits, within a border of zeros; flipped where flip is 1.
 
     images: (N, 32, 32, 3) uint8; returns (N, 3, 32, 32) uint8, channels last in memory.
     """
     count, height, width, channels = images.shape
     if count == 0:  # no runs to take
         return images.permute(0, 3, 1, 2)
-    span, tall, wide = 2 * PADDING + 1, height + 2 * PADDING, width + 2 * PADDING
-    top, left, flip = bits % span, (bits // span) % span, (bits // (span * span)) % 2
+    span, tall, wide = 2 * padding + 1, height + 2 * padding, width + 2 * padding
+    top, left = bits % span, (bits // span) % span
     # All images and, after them, all images flipped, each within a border of zeros.
     both = images.new_zeros(2 * count, tall, wide, channels)
-    inner = both[:, PADDING : PADDING + height, PADDING : PADDING + width]
+    inner = both[:, padding : padding + height, padding : padding + width]
     inner[:count] = images
     inner[count:] = images.flip(2)
     # A crop is `height` runs of bytes. A view with a run at every byte makes each of them a row,
@@ -124,15 +148,16 @@ def batches_ahead(size: int) -> int:
     return max(1, min(AHEAD_BATCHES, AHEAD_SAMPLES // max(1, size)))
 
 
-def data_bytes(images: int, size: int) -> int:
+def data_bytes(images: int, size: int, padding: int = PADDING) -> int:
     """Bytes on a GPU at most: the data set's images, and the crops made of several steps' samples.
 
-    size: samples of the rank in a step. An image is there whole and in the crop of two groups of
-    steps; while one is cropped also as it is, flipped, and both within their borders.
+    size: samples of the rank in a step; padding: of a crop. An image is there whole and in the
+    crop of two groups of steps; while one is cropped also as it is, flipped, and both within their
+    borders.
     """
     height, width, channels = IMAGE
     image, label, index = height * width * channels, 8, 8
-    border = (height + 2 * PADDING) * (width + 2 * PADDING) * channels
+    border = (height + 2 * padding) * (width + 2 * padding) * channels
     crop = 2 * (image + label) + 2 * image + 2 * border + 2 * height * index
     samples = max(size, min(AHEAD_BATCHES * size, AHEAD_SAMPLES))  # or fewer, in whole steps
     return images * (image + label) + samples * crop
@@ -151,12 +176,12 @@ class DeviceData:
         device: torch.device,
         *,
         seed: int,
-        augmented: bool,
+        augmentation: Augmentation | None,
         channels_last: bool = True,
         dtype: torch.dtype = torch.float32,
     ) -> None:
         self.dtype = dtype  # of the images
-        self.device, self.seed, self.augmented = device, seed, augmented
+        self.device, self.seed, self.augmentation = device, seed, augmentation
         self._format = torch.channels_last if channels_last else torch.contiguous_format
         self.train = Images(data.train.images.to(device), data.train.labels.to(device))
         self.test = Images(data.test.images.to(device), data.test.labels.to(device))
@@ -176,8 +201,9 @@ class DeviceData:
     def _crop(self, indices: Tensor, epoch: int) -> Crops:
         indices = indices.to(self.device)
         images = self.train.images.index_select(0, indices)
-        if self.augmented:
-            planes = augment(images, sample_hash(self.seed, epoch, indices))
+        if how := self.augmentation:
+            bits = sample_hash(self.seed, epoch, indices)
+            planes = augment(images, bits, how.flips(self.seed, epoch, indices, bits), how.padding)
         else:
             planes = images.permute(0, 3, 1, 2)
         return planes, self.train.labels.index_select(0, indices)

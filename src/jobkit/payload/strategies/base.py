@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from jobkit.errors import UsageError
 from jobkit.payload.clock import Stopwatch
 from jobkit.payload.distributed import RankEnv
+from jobkit.payload.parameter_groups import trained_parameters
 from jobkit.payload.strategies.memory_rule import MemoryRule
 from jobkit.payload.strategies.recompute import checkpoint_blocks
 from jobkit.spec.runspec import RunSpec
@@ -141,7 +142,12 @@ class Strategy(MemoryRule):
             torch.compiler.cudagraph_mark_step_begin()
         with self.autocast():
             logits = model(images)
-        loss = F.cross_entropy(at_least_fp32(logits), labels, reduction="sum")
+        loss = F.cross_entropy(
+            at_least_fp32(logits),
+            labels,
+            reduction="sum",
+            label_smoothing=self.spec.label_smoothing,
+        )
         self.scaler.scale(loss * weight).backward()
         return loss.detach() * (weight != 0)
 
@@ -178,7 +184,7 @@ class Strategy(MemoryRule):
         nn.utils.clip_grad_norm_(self.model.parameters(), norm)
 
     def make_optimizer(
-        self, kind: type[Optimizer], parameters: list[nn.Parameter], **settings: Any
+        self, kind: type[Optimizer], parameters: list[Any], **settings: Any
     ) -> Optimizer:
         """The optimizer of a kind over the parameters that this rank has."""
         return kind(parameters, **settings)
@@ -270,7 +276,7 @@ def refuse(holds: bool, text: str) -> None:
 def make_optimizer(strategy: Strategy) -> Optimizer:
     """SGD or AdamW over the strategy's parameters, fused where torch has that for the device."""
     spec = strategy.spec
-    parameters = [p for p in strategy.model.parameters() if p.requires_grad]
+    parameters = trained_parameters(strategy.model, spec)
     if not parameters:
         raise UsageError(f"--model {spec.model}: has no parameter to train")
     shared = {"lr": spec.lr, "weight_decay": spec.weight_decay, "fused": strategy.can_fuse()}

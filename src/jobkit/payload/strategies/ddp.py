@@ -41,6 +41,11 @@ class DDP(Strategy):
             "--sync-batchnorm: torch has it for GPUs only, and this run is on the CPU",
         )
         refuse(
+            spec.zero1 and (spec.lookahead_every > 0 or spec.bias_lr_factor != 1),
+            "--zero1 shards the optimizer's state over the ranks, and --lookahead-every and "
+            "--bias-lr-factor need all of it on each: leave out one or the other",
+        )
+        refuse(
             spec.ddp_static_graph and spec.accumulate > 1,
             "--ddp-static-graph with --accumulate: torch records the graph in the first backward "
             "pass, which must reduce the gradients, and accumulation leaves that to the last",
@@ -104,7 +109,7 @@ class DDP(Strategy):
         return lines
 
     def make_optimizer(
-        self, kind: type[Optimizer], parameters: list[nn.Parameter], **settings: Any
+        self, kind: type[Optimizer], parameters: list[Any], **settings: Any
     ) -> Optimizer:
         if not self.spec.zero1:
             return kind(parameters, **settings)

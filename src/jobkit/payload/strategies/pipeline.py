@@ -69,6 +69,11 @@ class Pipeline(Strategy):
             f"--precision fp16, strategy {self.name}: each stage would scale its own loss; "
             "take bf16, which needs no scale",
         )
+        refuse(
+            self.microbatched and self.spec.model == "fast_cnn",
+            "--model fast_cnn, strategy pp: a smaller last batch would spoil the statistics of its "
+            "batch normalisation, which forget quickly; take mp or another strategy",
+        )
         if self.microbatched:
             self._check_microbatches()
 
@@ -245,7 +250,11 @@ class Pipeline(Strategy):
 
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         loss = F.cross_entropy(
-            at_least_fp32(logits), labels, reduction="sum", ignore_index=_NO_LABEL
+            at_least_fp32(logits),
+            labels,
+            reduction="sum",
+            ignore_index=_NO_LABEL,
+            label_smoothing=self.spec.label_smoothing,
         )
         return loss * self._weight
 

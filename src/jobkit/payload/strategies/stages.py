@@ -76,9 +76,10 @@ def _trace(model: nn.Module, names: Sequence[str]) -> fx.GraphModule:
 
 
 def _is_layer(graph: fx.GraphModule, node: fx.Node) -> bool:
+    """Whether a node has parameters to train: a stage without any would have no optimizer."""
     if node.op != "call_module":
         return False
-    return any(True for _ in graph.get_submodule(str(node.target)).parameters())
+    return any(p.requires_grad for p in graph.get_submodule(str(node.target)).parameters())
 
 
 def _begins_named(graph: fx.GraphModule, names: Sequence[str]) -> set[fx.Node]:
