@@ -3,8 +3,7 @@
 import pandas as pd
 
 # Only where these are the same does a curve show the effect of the size.
-SAME = ("model", "dataset", "precision", "fp32", "device_type", "torch_version")
-SAME += ("throughput_unit",)
+SAME = ("model", "dataset", "precision", "fp32", "device_type", "torch_version", "throughput_unit")
 _BATCH = {"strong": "global_batch_size", "weak": "batch_size_per_rank"}
 
 
