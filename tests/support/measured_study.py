@@ -8,7 +8,7 @@ import numpy as np
 
 from jobkit.analysis.collect.results import Results
 from jobkit.analysis.scaling.scaling import measured_sizes, scaling_table
-from jobkit.analysis.tables.columns import EPOCHS, RESULTS
+from jobkit.analysis.tables.columns import EPOCHS, RESULTS, STEPS
 from jobkit.analysis.tables.frames import frame
 
 FIXED = {"study": "s", "strategy": "ddp", "status": "ok", "nodes": 1, "model": "cnn"}
@@ -46,4 +46,16 @@ def results_of(
     runs, of_epochs = frame(rows, RESULTS), frame(records, EPOCHS)
     found = measured_sizes(runs, of_epochs)
     table = scaling_table(found, "s")
-    return Results(Path("s"), runs, of_epochs, tuple(found), table, (), {}, {}, ())
+    return Results(
+        folder=Path("s"),
+        runs=runs,
+        epochs=of_epochs,
+        sizes=tuple(found),
+        scaling=table,
+        steps=frame([], STEPS),
+        rejected=(),
+        lost={},
+        not_taken={},
+        contradicted={},
+        unplanned=(),
+    )

@@ -145,7 +145,7 @@ def test_plot_without_a_finished_epoch_draws_nothing(capsys) -> None:
     make_plan("empty", strategies=("ddp",), gpus=(1, 2))
     assert plot_main(["empty"]) == 3
     said = capsys.readouterr()
-    assert said.err == "logs/empty: no run has finished an epoch (2 missing): no figure\n"
+    assert said.err == "logs/empty: no run has a rate (2 missing): no figure\n"
     assert not (logs() / "empty" / "figures").exists()
 
 

@@ -29,8 +29,8 @@ def test_medians_speed_up_and_efficiency() -> None:
     assert list(found) == [(s, n) for s in ("ddp", "fsdp") for n in (1, 2, 4)]
     rates = {n: median(rate(s) for s in plan.runs.values() if key(s) == ("ddp", n)) for n in (1, 4)}
     four = found["ddp", 4]
-    assert four.images_per_s == rates[4]
-    assert four.time_per_epoch_s == pytest.approx(TRAIN_SAMPLES / rates[4])
+    assert four.throughput == rates[4]
+    assert four.time_s == pytest.approx(TRAIN_SAMPLES / rates[4])
     assert four.speed_up == pytest.approx(rates[4] / rates[1])
     assert four.efficiency == pytest.approx(rates[4] / rates[1] / 4)
     assert (four.runs_ok, four.runs_planned, four.base_world_size) == (3, 3, 1)
@@ -47,7 +47,7 @@ def test_a_run_that_is_not_ok_enters_no_median() -> None:
     whole_run(plan, good)
     FakeRun(plan.paths.folder, bad, plan.runs[bad]).begin().train(0, 1).end("failed", "x", 1)
     size = by_key()["ddp", 1]
-    assert size.images_per_s == rate(plan.runs[good])
+    assert size.throughput == rate(plan.runs[good])
     assert (size.runs_ok, size.runs_planned, size.not_ok) == (1, 2, ("failed",))
 
 
