@@ -16,6 +16,7 @@ from jobkit.launch.site import Site
 from jobkit.launch.slurm import options as slurm
 from jobkit.launch.slurm.cluster import find_site
 from jobkit.launch.states import States, select
+from jobkit.metric.pattern import pattern_of
 from jobkit.outcome.status import UNDER_WAY, RunState
 from jobkit.permissions import check_study, closed_to_others
 from jobkit.spec.dataset import check_source
@@ -108,6 +109,7 @@ def prepare(plan: Plan, request: LaunchRequest, ask: bool = True) -> Launch:
     notes = check_study(plan.paths.folder, request.trust_group)
     for data in {spec.data for spec in plan.runs.values() if spec.data is not None}:
         check_source(data)
+    pattern_of(next(iter(plan.runs.values())))  # one study, one pattern
     site = find_site(request.site, ask)
     found = States(plan, ask).look()
     run_ids = select(found, request.only)

@@ -82,6 +82,17 @@ def own_pattern(values: Mapping[str, Any], name: str = "own") -> Pattern:
     return Pattern(name=name, lines=tuple(lines.values()), of=of, spans=spans, **known)
 
 
+def pattern_of(spec: object) -> Pattern | None:
+    """The pattern that a planned run names or has; None for one without.
+
+    Raises UsageError where it is none.
+    """
+    if named := getattr(spec, "pattern", None):
+        return load_pattern(named)
+    own = getattr(spec, "patterns", None)
+    return own_pattern(own) if own else None
+
+
 def _groups(name: str, key: str, text: str) -> list[str]:
     """The named groups of one expression. Raises UsageError where it has none."""
     try:

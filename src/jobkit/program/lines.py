@@ -61,6 +61,7 @@ class Writer:
         self._common = {"study": study, "run_id": run_id, "attempt": attempt, "rank": rank}
         self._log, self._seq = log, 0
         self._file: BinaryIO | None = None
+        self._path = path
         if path:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self.opened(path)
@@ -88,7 +89,7 @@ class Writer:
         """Write a whole line, or none of it. Raises OSError, as where the disk is full."""
         if (written := file.write(line)) != len(line):
             os.ftruncate(file.fileno(), file.tell() - written)
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file.name))
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
 
     def records(self, head: Record, fields: Record) -> list[Record]:
         """The records to write; values for which the line has no room are records of their own."""
@@ -107,7 +108,7 @@ class Writer:
 
         A training may start again within an attempt, and may start others that inherit its place.
         """
-        if not self._file:
+        if not (self._file and self._path):
             return True
         try:
             fcntl.flock(self._file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -115,7 +116,7 @@ class Writer:
             return False
         except OSError:
             pass  # the file system has no locks
-        numbers = re.findall(rb'"seq":(\d+)', Path(self._file.name).read_bytes()[-(1 << 16) :])
+        numbers = re.findall(rb'"seq":(\d+)', self._path.read_bytes()[-(1 << 16) :])
         self._seq = max(map(int, numbers), default=-1) + 1
         return True
 

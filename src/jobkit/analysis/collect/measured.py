@@ -14,20 +14,12 @@ from jobkit.analysis.collect.steps import Observed, rate_row
 from jobkit.analysis.collect.windows import observed_windows
 from jobkit.analysis.tables.frames import Row
 from jobkit.metric.line import Record
-from jobkit.metric.pattern import Pattern, load_pattern, own_pattern
+from jobkit.metric.pattern import Pattern, pattern_of
 from jobkit.outcome.logs import open_log
 from jobkit.paths import RunPaths, read_json
 
 WALL_TIME = "wall time of the run, start-up included"
 _STATED = ("unit", "work_per_step", "warmup_steps")
-
-
-def pattern_of(spec: object) -> Pattern | None:
-    """The pattern that a planned run names or has. Raises UsageError where it is none."""
-    if named := getattr(spec, "pattern", None):
-        return load_pattern(named)
-    own = getattr(spec, "patterns", None)
-    return own_pattern(own) if own else None
 
 
 def observed_of(paths: RunPaths, records: RunRecords, spec: object) -> Observed | None:

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from jobkit.errors import one_line
 from jobkit.metric.line import Record
 from jobkit.metric.reader import read_file
 from jobkit.outcome.facts import read_job
@@ -29,12 +30,13 @@ class Progress:
     images_per_s: float | None
     elapsed_s: float | None  # since the start
     left_s: float | None  # estimate, from the last epoch
+    steps: str = ""  # of a program that records steps: the last one, and the rate
 
     @property
     def text(self) -> str:
         """The progress in one phrase."""
         if not self.epoch:
-            return "starting" if self.epochs else "started"
+            return self.steps or ("starting" if self.epochs else "started")
         parts = [f"epoch {self.epoch}/{self.epochs}" if self.epochs else f"epoch {self.epoch}"]
         if self.val_loss is not None:
             parts.append(f"loss {self.val_loss:.3f}")
@@ -47,7 +49,8 @@ class Progress:
 
 def progress(paths: RunPaths, spec: PlannedRun, attempt: int | None) -> Progress:
     """The progress of an attempt."""
-    epochs = _epochs(paths, attempt)
+    records = _records(paths, attempt)
+    epochs = [r for r in records if r.get("kind") == "epoch" and type(r.get("epoch")) is int]
     job = read_job(paths) or {}
     last, planned = epochs[-1] if epochs else {}, spec.planned_epochs or 0
     done = last.get("epoch", -1) + 1
@@ -59,6 +62,7 @@ def progress(paths: RunPaths, spec: PlannedRun, attempt: int | None) -> Progress
         images_per_s=_number(last.get("images_per_s")),
         elapsed_s=_elapsed_s(job),
         left_s=_left_s(last, planned - done) if planned else None,
+        steps=_steps(records, spec),
     )
 
 
@@ -76,17 +80,29 @@ def _elapsed_s(job: dict[str, Any]) -> float | None:
     return max(0.0, (ended if isinstance(ended, int | float) else time.time()) - started)
 
 
-def _epochs(paths: RunPaths, attempt: int | None) -> list[Record]:
-    """The last epoch records of the attempt."""
+def _steps(records: list[Record], spec: PlannedRun) -> str:
+    """The last step that the first rank recorded, and the rate if all ranks are as fast."""
+    last = next((r for r in reversed(records) if r.get("kind") == "window"), {})
+    step, work, wall_s = (_number(last.get(name)) for name in ("step", "work", "wall_s"))
+    if step is None:
+        return ""
+    text = f"step {step:,.0f}"
+    if work is None or not wall_s or wall_s < 0:
+        return text
+    unit = next((str(r["unit"]) for r in records if r.get("unit")), getattr(spec, "unit", None))
+    return f"{text}, {work / wall_s * spec.world_size:,.0f} {one_line(unit or 'units')}/s"
+
+
+def _records(paths: RunPaths, attempt: int | None) -> list[Record]:
+    """The last records of the attempt, of its first rank."""
     if attempt is None:
         return []
     try:
         with open_log(paths.metrics(attempt), paths.folder.parent, None) as stream:
             stream.seek(max(0, stream.seek(0, os.SEEK_END) - _TAIL_BYTES))
-            found = [r for r in read_file(stream) if isinstance(r, dict)]
+            return [r for r in read_file(stream) if isinstance(r, dict)]
     except OSError:
         return []
-    return [r for r in found if r.get("kind") == "epoch" and type(r.get("epoch")) is int]
 
 
 def _left_s(last: Record, epochs: int) -> float | None:

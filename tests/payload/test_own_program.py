@@ -1,0 +1,166 @@
+"""A user's own program in a study, from its command to the report: each way to measure it."""
+
+import csv
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.place import ROOT
+
+# Not one line of it knows of jobkit.
+TORCH = """
+import os, sys, torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+if int(os.environ["WORLD_SIZE"]) > 1:
+    dist.init_process_group("gloo")
+torch.set_num_threads(1)
+data = TensorDataset(torch.randn(640, 32), torch.randint(0, 4, (640,)))
+sampler = DistributedSampler(data) if dist.is_initialized() else None
+loader = DataLoader(data, batch_size=int(sys.argv[1]), sampler=sampler)
+model = torch.nn.Linear(32, 4)
+if dist.is_initialized():
+    model = torch.nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(6):
+    for images, labels in loader:
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+if dist.is_initialized():
+    dist.destroy_process_group()
+"""
+PRINTS = """
+import os
+if os.environ["RANK"] == "0":
+    ms = 100 / int(os.environ["WORLD_SIZE"])
+    for step in range(0, 200, 10):
+        print(f"iter {step}: loss 3.0, time {900 if step == 0 else ms:.2f}ms, mfu 30.00%")
+"""
+TORCH_STUDY = """
+name = "torch"
+command = ["{python}", "{program}", "{{batch}}"]
+gpus = [1, 2]
+warmup_steps = 10
+[parameters]
+batch = 16
+[work]
+scaling = "weak"
+unit = "samples"
+per_step = "{{batch * ranks}}"
+"""
+PRINTS_STUDY = """
+name = "prints"
+command = ["{python}", "{program}"]
+gpus = [1, 2, 4]
+pattern = "nanogpt"
+auto = false
+[work]
+unit = "tokens"
+per_step = 1000
+scaling = "strong"
+"""
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> dict[str, str]:
+    return {**os.environ, "JOBKIT_LOGS": str(tmp_path / "logs")}
+
+
+def called(env: dict[str, str], *words: str) -> str:
+    """The output of a command that must succeed."""
+    argv = [sys.executable, *words]
+    done = subprocess.run(argv, env=env, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def study(tmp_path: Path, env: dict[str, str], program: str, text: str) -> Path:
+    """Run the study of a program, collect and plot it; return its folder."""
+    (tmp_path / "train.py").write_text(program)
+    values = {"python": sys.executable, "program": tmp_path / "train.py"}
+    file = tmp_path / "study.toml"
+    file.write_text(text.format(**values))
+    called(env, "run_benchmarks.py", "--site", "local", "--study", str(file))
+    name = text.split('"')[1]
+    called(env, "collect_results.py", name)
+    called(env, "plot_results.py", name)
+    return tmp_path / "logs" / name
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open() as file:
+        return sorted(csv.DictReader(file), key=lambda row: int(row["world_size"]))
+
+
+def test_a_program_of_torch_is_measured_without_a_change(
+    tmp_path: Path, env: dict[str, str]
+) -> None:
+    folder = study(tmp_path, env, TORCH, TORCH_STUDY)
+    found = rows(folder / "results.csv")
+    assert [row["status"] for row in found] == ["ok", "ok"]
+    assert [row["throughput_source"] for row in found] == ["auto", "auto"]
+    assert {row["throughput_unit"] for row in found} == {"samples/s"}
+    assert [row["batch"] for row in found] == ["16.0", "16.0"]
+    # 640 samples in batches of 16 are 40 steps an epoch on one rank, and 20 on each of two.
+    steps = rows(folder / "steps.csv")
+    counted = {n: sum(int(s["steps"]) for s in steps if s["world_size"] == n) for n in ("1", "2")}
+    assert counted == {"1": 240, "2": 120}
+    for row in found:
+        size, step_s = int(row["world_size"]), float(row["step_time_s"])
+        assert float(row["throughput"]) == pytest.approx(16 * size / step_s, rel=1e-6)
+    report = (folder / "report.html").read_text()
+    assert "Weak scaling: the fastest is train on" in report and "samples per second" in report
+    assert "images" not in report.replace("data:image", "")
+    assert (folder / "figures" / "throughput.png").stat().st_size > 5000
+
+
+def test_a_program_that_only_prints_is_read_by_a_pattern(
+    tmp_path: Path, env: dict[str, str]
+) -> None:
+    folder = study(tmp_path, env, PRINTS, PRINTS_STUDY)
+    found = rows(folder / "results.csv")
+    assert [float(row["throughput"]) for row in found] == pytest.approx([1e4, 2e4, 4e4])
+    assert {row["throughput_source"] for row in found} == {"pattern nanogpt"}
+    assert {row["throughput_unit"] for row in found} == {"tokens/s"}
+    (four,) = [row for row in rows(folder / "scaling.csv") if row["world_size"] == "4"]
+    assert float(four["efficiency"]) == pytest.approx(1.0)
+    assert four["time_of"] == "100,000 tokens"
+    assert "40,000 tokens per second" in (folder / "report.html").read_text()
+
+
+def test_of_a_program_that_prints_nothing_the_wall_time_counts_and_says_so(
+    tmp_path: Path, env: dict[str, str]
+) -> None:
+    text = PRINTS_STUDY.replace('pattern = "nanogpt"\n', "").replace("[1, 2, 4]", "[1, 2]")
+    folder = study(tmp_path, env, "import time; time.sleep(0.5)", text)
+    found = rows(folder / "results.csv")
+    assert [row["status"] for row in found] == ["ok", "ok"]
+    for row in found:
+        assert row["throughput_source"] == "wall time of the run, start-up included"
+        assert float(row["throughput"]) == pytest.approx(3600 / float(row["wall_time_s"]))
+    assert "start-up included" in (folder / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        ('pattern = "nanogtp"', "did you mean 'nanogpt'"),
+        ('[patterns]\nline = "(?P<tokens_per_s>[0-9]+)"', "of all ranks or of one"),
+        ('[patterns]\nline = "step ("', "does not compile"),
+        ('[patterns]\nline = "(?P<step>[0-9]+)"', "no group says a time or a rate"),
+    ],
+)
+def test_a_bad_pattern_is_refused_before_anything_starts(
+    tmp_path: Path, env: dict[str, str], table: str, says: str
+) -> None:
+    file = tmp_path / "study.toml"
+    file.write_text(f'name = "bad"\ncommand = ["true"]\ngpus = [1]\n{table}\n')
+    argv = [sys.executable, "run_benchmarks.py", "--site", "local", "--study", str(file)]
+    done = subprocess.run(argv, env=env, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and says in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "logs" / "bad").exists()
