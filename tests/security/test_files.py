@@ -55,7 +55,7 @@ MAKERS = [fifo, zero, sparse, folder]
 READERS = [
     ("jobkit.paths", "read_json"),
     ("jobkit.spec.plan", "Plan.read"),
-    ("jobkit.spec.plan", "_read_toml"),
+    ("jobkit.spec.study_file", "read_toml"),
     ("jobkit.metric.comm", "read_csv"),
     ("jobkit.metric.comm", "read_lines"),
 ]

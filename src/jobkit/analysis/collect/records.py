@@ -192,12 +192,17 @@ def _read(
     )
 
 
+def _is_utf_16(head: bytes) -> bool:
+    """Whether a log begins with the mark of UTF-16, and every other byte is 0, as in its letters."""
+    return head[:2] in _UTF_16 and head.count(0) >= len(head) // 3
+
+
 def _items(path: Path, study: Path, seen: set[bytes]) -> Iterator[Record | Rejected]:
     """The records and the rejected lines of a file; a truncated archive is one more of these."""
     scan = reader.read_file if ".jsonl" in path.name else reader.scan
     try:
         with open_log(path, study) as stream:
-            if stream.peek(2)[:2] in _UTF_16:
+            if _is_utf_16(stream.peek(64)[:64]):
                 yield Rejected(0, 2, "UTF-16: convert it, as with iconv -f UTF-16 -t UTF-8")
                 return
             yield from scan(stream, seen=seen, loads=orjson.loads)
