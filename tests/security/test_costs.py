@@ -18,7 +18,7 @@ from jobkit.outcome.slurm_jobs import elements
 from jobkit.paths import RunPaths, logs_root
 from jobkit.payload.slurm_env import expand_nodes, tasks_per_node
 from jobkit.spec.plan import Plan, Study
-from support.fake_study import FakeRun, make_plan, whole_run
+from support.fake_study import make_plan, whole_run
 from support.hostile import in_child
 
 

@@ -193,7 +193,7 @@ def _read(
 
 
 def _is_utf_16(head: bytes) -> bool:
-    """Whether a log begins with the mark of UTF-16, and every other byte is 0, as in its letters."""
+    """Whether a log begins with the mark of UTF-16, and has zeros as its letters have."""
     return head[:2] in _UTF_16 and head.count(0) >= len(head) // 3
 
 
