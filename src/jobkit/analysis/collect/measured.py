@@ -5,6 +5,7 @@ the start-up hook, [METRIC] key=value lines, the epochs of a training, and at la
 the whole run, which has its start-up in it.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ from jobkit.analysis.collect.windows import observed_windows
 from jobkit.analysis.tables.frames import Row
 from jobkit.metric.line import Record
 from jobkit.metric.pattern import Pattern, pattern_of
+from jobkit.outcome.facts import seconds
 from jobkit.outcome.logs import open_log
 from jobkit.paths import RunPaths, read_json
 
@@ -76,7 +78,7 @@ def _rate(rate: float, unit: str, source: str) -> Row:
 def wall_time_s(paths: RunPaths, attempts: int) -> float | None:
     """Seconds from the start of the run's job to its end; None for a run of several attempts."""
     job: Record = read_json(paths.job) or {}
-    begun, ended = job.get("started"), job.get("ended")
-    if attempts > 1 or not isinstance(begun, int | float) or not isinstance(ended, int | float):
-        return None
-    return ended - begun if ended > begun else None
+    if isinstance(known := job.get("elapsed_s"), float) and 0 < known < math.inf:
+        return known if attempts <= 1 else None  # by a clock that does not jump
+    begun, ended = seconds(job.get("started")), seconds(job.get("ended"))
+    return ended - begun if attempts <= 1 and 0 < begun < ended < math.inf else None
