@@ -20,6 +20,7 @@ EXTRA_OF = {
     "matplotlib": "analysis",
     "jinja2": "analysis",
     "orjson": "analysis",
+    "regex": "analysis",
 }
 _IN_A_CHECKOUT = "run 'make venv' once, then 'source .venv/bin/activate'"
 FAILED, USAGE, INTERRUPTED = 1, 2, 130  # as in jobkit.errors, which an old Python cannot read

@@ -130,7 +130,8 @@ def check_records(done: Result) -> None:
         record = done.records(kind)[0]
         assert set(record) == {*COMMON, *KINDS[kind]}
     start = done.record("run_start")
-    assert set(start) - {"crc"} == {*COMMON, *KINDS["run_start"]}
+    of_programs = {"source", "unit", "work_per_step", "work_source", "warmup_steps"}
+    assert set(start) - {"crc"} == {*COMMON, *KINDS["run_start"]} - of_programs
     assert (start["world_size"], start["backend"], start["global_batch_size"]) == (2, "gloo", 128)
     startup, epoch, end = (done.records(k)[0] for k in ("startup", "epoch", "run_end"))
     assert startup["compile_s"] is None

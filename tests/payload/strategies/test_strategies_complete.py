@@ -7,7 +7,7 @@ import pytest
 from jobkit.checks.verify.cases import CASES
 from jobkit.payload.strategies import STRATEGIES, Strategy
 from jobkit.planner.footprints import Subject, footprint, label_of, strategy_of, variants
-from jobkit.planner.traffic import links, step_s
+from jobkit.planner.traffic import links, step_messages, step_s
 from jobkit.spec import runspec
 from jobkit.spec.runspec import SETTINGS, RunSpec
 from jobkit.spec.strategies import FACTS, Facts
@@ -40,7 +40,7 @@ def test_a_strategy_is_complete(name: str) -> None:
             each = footprint(spec, Subject())
             assert each.label == label and each.share.parameters > 0
             assert each.activations and each.communication is not None
-            assert not math.isnan(step_s(each, Subject(), links(10.0, 100.0)))
+            assert not math.isnan(step_s(step_messages(each, Subject()), links(10.0, 100.0)))
 
 
 def test_one_that_says_nothing_of_its_traffic_or_its_buffers_cannot_be_made() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from jobkit.errors import one_line
 from jobkit.metric.line import Record
 from jobkit.metric.reader import read_file
-from jobkit.outcome.facts import read_job
+from jobkit.outcome.facts import read_job, seconds
 from jobkit.outcome.logs import open_log
 from jobkit.paths import RunPaths
 from jobkit.processes import age_s
@@ -71,13 +71,11 @@ def _elapsed_s(job: dict[str, Any]) -> float | None:
 
     The clock is asked only where nothing else knows: it may have jumped, or be another machine's.
     """
-    started, ended = job.get("started"), job.get("ended")
-    known = job.get("elapsed_s") if ended is not None else age_s(job)
+    started, ended = seconds(job.get("started")), seconds(job.get("ended"))
+    known = job.get("elapsed_s") if job.get("ended") is not None else age_s(job)
     if isinstance(known, int | float):
-        return float(known)
-    if not isinstance(started, int | float):
-        return None
-    return max(0.0, (ended if isinstance(ended, int | float) else time.time()) - started)
+        return seconds(known)
+    return max(0.0, (ended or time.time()) - started) if started else None
 
 
 def _steps(records: list[Record], spec: PlannedRun) -> str:
