@@ -133,7 +133,9 @@ def test_a_run_on_the_cpu_hides_the_gpus_before_torch_is_imported(
     tmp_path: Path, module: str, device: str, seen: list[str]
 ) -> None:
     names = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
-    said = "".join(f"print('SEEN', {name!r}, os.environ.get({name!r}), flush=True)\n" for name in names)
+    said = "".join(
+        f"print('SEEN', {name!r}, os.environ.get({name!r}), flush=True)\n" for name in names
+    )
     (tmp_path / "torch.py").write_text(f"import os\n{said}os._exit(7)")
     env = environment(PYTHONPATH=f"{tmp_path}:{ROOT / 'src'}", CUDA_VISIBLE_DEVICES="0,1")
     env.pop("HIP_VISIBLE_DEVICES", None)

@@ -126,7 +126,7 @@ def test_a_model_of_the_users_that_cannot_be_used_says_why(name: str, message: s
         (RunSpec(model="own_models:ten", width=2), "cpu", ["--width has no effect"]),
         (RunSpec(keep_memory=False), "cuda", ["--no-keep-memory has no effect on a GPU"]),
         (
-            RunSpec(strategy="fsdp", fsdp_reduce_fp32=False),
+            RunSpec(strategy="fsdp", fsdp_reduce_fp32=False, precision="fp32"),
             "cpu",
             ["--fsdp-reduce-fp32 has no effect: it needs a lower precision"],
         ),
