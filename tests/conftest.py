@@ -22,11 +22,13 @@ def _plain_environment() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _signals_can_be_sent() -> None:
-    """A shell starts its background commands with INT ignored, and what they start inherits that:
-    tests that send it would wait for ever.
+    """A shell starts its background commands with INT ignored, nohup with HUP; what they start
+    inherits that: tests that send them would wait for ever.
     """
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.hookimpl(tryfirst=True)  # before the fixtures, which may need the packages too
