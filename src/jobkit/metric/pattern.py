@@ -24,7 +24,7 @@ OF = ("total", "per_rank")
 # What a line's time or rate covers: one step; the steps since the line before; all since the start.
 SPANS = ("step", "interval", "running")
 _KEYS = ("program", "source", "contains", "of", "spans", "sample")
-_MEASURES = ("step_time", "rate", "epoch_time")
+_MEASURES = ("step_time", "rate")
 
 
 @dataclass(frozen=True, kw_only=True)

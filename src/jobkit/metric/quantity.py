@@ -24,7 +24,6 @@ _TIMES = {
     "step_time": "step_time",
     "iteration_time": "step_time",
     "time_per_step": "step_time",
-    "epoch_time": "epoch_time",
     "data_wait": "data_wait",
     "data_time": "data_wait",
 }
@@ -40,7 +39,7 @@ _MEMORY = re.compile(rf"(?:peak_)?memory_({'|'.join(MIB)})")
 class Quantity:
     """The meaning of a named value."""
 
-    kind: str  # step, epoch, step_time, epoch_time, data_wait, rate, work, memory or free
+    kind: str  # step, epoch, step_time, data_wait, rate, work, memory or free
     scale: float = 1.0  # times the value: seconds, units per second, MiB
     unit: str = ""  # of a rate or work: tokens, samples, images, steps
     per_rank: bool = False  # the name says that it is of one rank

@@ -109,6 +109,7 @@ def test_a_name_says_its_quantity(
         ({"line": "step ("}, "does not compile"),
         ({"line": "step [0-9]+"}, "no named group"),
         ({"line": "(?P<step>[0-9]+)"}, "no group says a time or a rate"),
+        ({"line": "(?P<epoch_time_s>[0-9]+)"}, "no group says a time or a rate"),
         ({"line": "(?P<tokens_per_s>[0-9]+)"}, "of all ranks or of one"),
         ({"line": "(?P<step_time_s>[0-9]+)", "of": "each"}, "unknown of"),
         ({"line": "(?P<step_time_s>[0-9]+)", "spans": "all"}, "unknown spans"),

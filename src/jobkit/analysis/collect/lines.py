@@ -135,7 +135,7 @@ def _observation(
             fields["rate" if quantity.kind == "rate" else "work"] = scaled
         elif quantity.kind in ("step", "epoch"):
             fields[quantity.kind] = value if type(value) is int else None
-        elif quantity.kind != "epoch_time":
+        else:
             fields[_FIELD[quantity.kind]] = value * quantity.scale
     return Observation(**fields, values=free), unit
 
