@@ -16,6 +16,7 @@ LINE = "iter {n}: loss 3.0, time {ms}ms, mfu 30.00%\n"
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with four logs of nanoGPT: two of one rank, one of two, one that crashed."""
     monkeypatch.setenv("JOBKIT_LOGS", str(tmp_path / "logs"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     for name, ranks, ms in (("a", 1, 100.0), ("b", 1, 102.0), ("c", 2, 55.0), ("d", 4, 30.0)):
         lines = "".join(LINE.format(n=n, ms=900.0 if n == 0 else ms) for n in range(0, 60, 10))
@@ -84,6 +85,16 @@ def test_a_log_without_a_size_or_a_line_is_told_and_not_dropped(folder: Path) ->
     runs = collect("from-logs").runs.set_index("run_id")
     assert "no size" in runs.loc["slurm-e.out", "reason"]
     assert "no line of pattern nanogpt" in runs.loc["slurm-f.out", "reason"]
+
+
+def test_a_list_that_somebody_else_wrote_opens_no_file_elsewhere(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert collect_main(ARGUMENTS) == Exit.INCOMPLETE
+    file = folder / "logs" / "from-logs" / "logs.json"
+    file.write_text(file.read_text().replace("slurm-a.out", "secret"))
+    assert collect_main(["from-logs"]) == Exit.USAGE
+    assert "was not written by you here" in capsys.readouterr().err
 
 
 def test_nodes_times_ranks_of_a_node(folder: Path) -> None:
