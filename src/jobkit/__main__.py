@@ -17,6 +17,7 @@ COMMANDS = {
     "cancel": ("jobkit.launch.cancel", "main", "cancel the runs of a study"),
     "drill": ("jobkit.drill.cli", "main", "inject faults into a training, measure the recovery"),
     "check-edf": ("jobkit.launch.edf.cli", "main", "check a container's environment file"),
+    "check-k8s": ("jobkit.launch.kubernetes.cli", "main", "check manifests for Kubernetes"),
     "verify": ("jobkit.checks.verify.cli", "main", "check every strategy against one process"),
     "memory": ("jobkit.planner.memory", "main", "predict the memory of each strategy"),
     "advise": ("jobkit.planner.advise", "main", "recommend a strategy, with reasons"),

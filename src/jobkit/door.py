@@ -21,6 +21,7 @@ EXTRA_OF = {
     "jinja2": "analysis",
     "orjson": "analysis",
     "regex": "analysis",
+    "yaml": "kubernetes",
 }
 _IN_A_CHECKOUT = "run 'make venv' once, then 'source .venv/bin/activate'"
 FAILED, USAGE, INTERRUPTED = 1, 2, 130  # as in jobkit.errors, which an old Python cannot read

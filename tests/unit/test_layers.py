@@ -39,7 +39,7 @@ LIBRARIES = {
     "payload": {"torch", "torchvision", "PIL"},  # Pillow comes with torchvision
     "planner": {"torch"},
     "checks": {"torch"},
-    "launch": {"submitit", "rich"},
+    "launch": {"submitit", "rich", "yaml"},
     "drill": {"rich"},
     "analysis": {"pandas", "numpy", "matplotlib", "jinja2", "orjson", "regex", "rich"},
 }

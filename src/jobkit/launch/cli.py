@@ -8,6 +8,7 @@ from typing import Any
 from jobkit import __version__
 from jobkit.errors import Parser, UsageError, at_least, command
 from jobkit.launch.dry_run import dry_run
+from jobkit.launch.kubernetes.options import add_kubernetes_arguments, kubernetes_options
 from jobkit.launch.request import LaunchRequest
 from jobkit.launch.site import known_sites
 from jobkit.launch.slurm.cluster import find_site
@@ -61,6 +62,7 @@ def parser() -> argparse.ArgumentParser:
     add_launch_arguments(made)
     add_local_arguments(made)
     add_slurm_arguments(made)
+    add_kubernetes_arguments(made)
     add_recipe_argument(made)
     add_spec_arguments(made, skip=("strategy", "repeat"))
     return made
@@ -282,7 +284,11 @@ def make_request(args: argparse.Namespace) -> LaunchRequest:
 
 def run(args: argparse.Namespace) -> int:
     """Run the study that the arguments describe; return the exit code."""
-    plan, request = make_plan(args), make_request(args)
+    manifests, plan, request = kubernetes_options(args), make_plan(args), make_request(args)
+    if manifests:
+        from jobkit.launch.kubernetes.write import to_kubernetes
+
+        return to_kubernetes(plan, manifests, request, args.dry_run)
     if args.dry_run:
         return dry_run(plan, request)
     # --help needs neither rich nor submitit.

@@ -10,12 +10,11 @@ from pathlib import Path
 from jobkit.files import load_toml
 from jobkit.launch.edf import rules
 from jobkit.launch.edf.annotations import check_annotations, check_hooks
-from jobkit.launch.edf.report import EdfFinding, EdfReport, Host
+from jobkit.launch.edf.report import EdfReport, Host
+from jobkit.launch.findings import Finding
 
 
-def check(
-    text: str, folder: Path, environ: Mapping[str, str], here: bool = True
-) -> list[EdfFinding]:
+def check(text: str, folder: Path, environ: Mapping[str, str], here: bool = True) -> list[Finding]:
     """The findings on the text of an EDF.
 
     folder: where srun will be called, because relative paths start there (not at the EDF).

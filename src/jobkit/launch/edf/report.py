@@ -2,22 +2,14 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from jobkit.errors import nearest
+from jobkit.launch.findings import Findings
 
 # $$ | ${NAME} | ${NAME:-default} | a $ that starts none of them
 _DOLLAR = re.compile(r"\$(?:\$|\{([A-Za-z_]\w*)(?::-([^}]*))?\}|([A-Za-z_]\w*)?)", re.ASCII)
-
-
-@dataclass(frozen=True)
-class EdfFinding:
-    """One mistake, and how to correct it."""
-
-    severity: str  # error: the job would not start, or not as meant; warning: it may be meant; note
-    key: str  # such as mounts[1] or env.RANK; empty: the whole file
-    message: str
 
 
 @dataclass(frozen=True)
@@ -36,24 +28,12 @@ class Host:
             return True
 
 
-@dataclass
-class EdfReport:
+class EdfReport(Findings):
     """Collects the findings on one file."""
 
-    host: Host
-    findings: list[EdfFinding] = field(default_factory=list)
-
-    def error(self, key: str, message: str) -> None:
-        """Add an error."""
-        self.findings.append(EdfFinding("error", key, message))
-
-    def warn(self, key: str, message: str) -> None:
-        """Add a warning."""
-        self.findings.append(EdfFinding("warning", key, message))
-
-    def note(self, key: str, message: str) -> None:
-        """Add what is no mistake, but good to know."""
-        self.findings.append(EdfFinding("note", key, message))
+    def __init__(self, host: Host) -> None:
+        super().__init__()
+        self.host = host
 
     def expand(self, value: str, key: str) -> str | None:
         """The value with its variables replaced; None, with findings, where that fails."""

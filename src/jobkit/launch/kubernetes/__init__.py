@@ -1,0 +1,1 @@
+"""Runs of a plan as manifests for Kubernetes, and checks of such manifests."""

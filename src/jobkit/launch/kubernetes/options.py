@@ -1,0 +1,88 @@
+"""What the manifests of a study need that its plan does not say."""
+
+import re
+from argparse import ArgumentParser, Namespace
+from dataclasses import dataclass, fields
+from typing import Any
+
+from jobkit.errors import UsageError
+from jobkit.spec.setting import check_fields, setting
+
+KINDS = ("job", "jobset", "trainjob")
+QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|[KMGTPE]i?)?")  # of Kubernetes, as 500m or 64Gi
+NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # a DNS label, RFC 1123
+_RESOURCE = re.compile(r"[a-z0-9][-a-z0-9.]*/[A-Za-z0-9][-A-Za-z0-9_.]*|none")
+
+
+@dataclass(frozen=True, kw_only=True)
+class KubernetesOptions:
+    """The options of --to kubernetes. Raises UsageError for one that the API server refuses."""
+
+    image: str = setting("", "container image with jobkit and torch")
+    kind: str = setting("job", "what each run becomes: a Job with its Service, a JobSet, a "
+                        "TrainJob of Kubeflow Trainer", choices=KINDS)  # fmt: skip
+    queue: str = setting("", "local queue of Kueue")
+    volume_claim: str = setting("jobkit-runs", "PersistentVolumeClaim for the runs, which all "
+                                "pods mount")  # fmt: skip
+    gpu_resource: str = setting("nvidia.com/gpu", "resource of which a pod gets one per rank; "
+                                "none: without GPUs")  # fmt: skip
+    pod_cpus: str = setting("", "CPU cores requested by a pod, as 16")
+    pod_memory: str = setting("64Gi", "memory of a pod, its /dev/shm included")
+    shm_size: str = setting("8Gi", "size of /dev/shm, which counts as memory of the pod")
+    grace_s: int = setting(120, "seconds from SIGTERM to SIGKILL", low=30)
+    user_id: int = setting(1000, "user and group id of the processes", low=1)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not self.image:
+            raise UsageError("--to kubernetes needs --image, as registry.example.org/jobkit:1.0")
+        if any(c.isspace() for c in self.image):
+            raise UsageError(f"--image '{self.image}': must have no blanks")
+        for name in ("queue", "volume_claim"):
+            value = getattr(self, name)
+            if (value or name == "volume_claim") and not NAME.fullmatch(value):
+                raise UsageError(
+                    f"--{name.replace('_', '-')} '{value}': must be lower-case letters, digits and "
+                    "-, at most 63"
+                )
+        for name in ("pod_cpus", "pod_memory", "shm_size"):
+            value = getattr(self, name)
+            if (value or name != "pod_cpus") and not QUANTITY.fullmatch(value):
+                raise UsageError(f"--{name.replace('_', '-')} '{value}': must be as 16 or 64Gi")
+        if not _RESOURCE.fullmatch(self.gpu_resource):
+            raise UsageError(
+                f"--gpu-resource '{self.gpu_resource}': must be as amd.com/gpu, or none"
+            )
+
+
+def add_kubernetes_arguments(made: ArgumentParser) -> None:
+    """Add --to and the options of Kubernetes."""
+    group = made.add_argument_group("Kubernetes", "Only with --to kubernetes.")
+    group.add_argument(
+        "--to",
+        choices=("kubernetes",),
+        help="write one manifest per run into the study's folder, and start nothing",
+    )
+    for field in fields(KubernetesOptions):
+        about: dict[str, Any] = dict(field.metadata)
+        shown = f" (default {field.default})" if field.default != "" else ""
+        group.add_argument(
+            "--" + field.name.replace("_", "-"),
+            dest=f"k8s_{field.name}",
+            choices=about.get("choices"),
+            type=int if isinstance(field.default, int) else str,
+            metavar=None if about.get("choices") else "X",
+            help=about["help"] + shown,
+        )
+
+
+def kubernetes_options(args: Namespace) -> KubernetesOptions | None:
+    """The options, or None without --to. Raises UsageError for a bad value, or one without it."""
+    names = [field.name for field in fields(KubernetesOptions)]
+    given = {n: v for n in names if (v := getattr(args, f"k8s_{n}")) is not None}
+    if args.to:
+        return KubernetesOptions(**given)
+    if given:
+        option = next(iter(given)).replace("_", "-")
+        raise UsageError(f"--{option} is for --to kubernetes: add that, or leave it out")
+    return None
