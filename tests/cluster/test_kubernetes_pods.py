@@ -1,0 +1,67 @@
+"""The manifests of a run, played: two pods of two ranks train, one is deleted and replaced."""
+
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from jobkit.analysis.cli import collect_main
+from jobkit.launch.cli import main as run_benchmarks
+from support.place import ROOT
+from support.pods import PlayedJob, image_of_this_machine
+
+WORDS = ["--to", "kubernetes", "--image", "none:0", "--gpu-resource", "none", "--gpus", "2x2"]
+TRAINING = ["--strategies", "ddp", "--repeats", "1", "--name", "pods", "--model", "mlp"]
+SHORT = [
+    "--test-samples",
+    "256",
+    "--dataset",
+    "synthetic",
+    "--train-samples",
+    "2048",
+    "--global-batch-size",
+    "256",
+]
+
+
+@pytest.fixture
+def mount() -> Iterator[Path]:
+    """Where the pods have the volume: in their own mounts, but the folder must be there."""
+    folder = Path("/runs")
+    there = folder.exists()
+    folder.mkdir(exist_ok=True)
+    yield folder
+    if not there:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_a_deleted_pod_is_replaced_and_goes_on(
+    tmp_path: Path, mount: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JOBKIT_LOGS", str(tmp_path / "logs"))
+    length = ["--epochs", "80", "--checkpoint-every", "epoch", "--device", "cpu"]
+    assert run_benchmarks([*WORDS, *TRAINING, *SHORT, *length]) == 0
+    (manifest,) = (tmp_path / "logs" / "pods" / "kubernetes").glob("*.yaml")
+    volume, logs = tmp_path / "volume", tmp_path / "kubectl"
+    volume.mkdir(), logs.mkdir()
+    image = image_of_this_machine(Path(sys.executable), ROOT / "src")
+    job = PlayedJob(list(yaml.safe_load_all(manifest.read_text())), image, volume, logs)
+    job.start()
+    try:
+        saved = volume / "pods" / manifest.stem / "checkpoints"
+        assert job.run(300, lambda: saved.exists() and any(saved.iterdir())), job.log()
+        job.delete(1)
+        assert job.run(300, lambda: len(job.codes) >= 2), job.log()
+        job.run(300)
+    finally:
+        job.stop()
+    assert job.ended == "Complete", job.log()
+    assert "resum" in job.log()
+    # From the volume, into the plan that is here.
+    shutil.copytree(volume / "pods", tmp_path / "logs" / "pods", dirs_exist_ok=True)
+    assert collect_main(["pods"]) == 0
+    rows = (tmp_path / "logs" / "pods" / "results.csv").read_text().splitlines()
+    assert len(rows) == 2 and ",ok," in rows[1]
