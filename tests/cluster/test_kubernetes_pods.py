@@ -42,7 +42,7 @@ def test_a_deleted_pod_is_replaced_and_goes_on(
     tmp_path: Path, mount: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JOBKIT_LOGS", str(tmp_path / "logs"))
-    length = ["--epochs", "80", "--checkpoint-every", "epoch", "--device", "cpu"]
+    length = ["--epochs", "24", "--checkpoint-every", "epoch", "--device", "cpu"]
     assert run_benchmarks([*WORDS, *TRAINING, *SHORT, *length]) == 0
     (manifest,) = (tmp_path / "logs" / "pods" / "kubernetes").glob("*.yaml")
     volume, logs = tmp_path / "volume", tmp_path / "kubectl"

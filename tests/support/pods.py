@@ -18,7 +18,10 @@ from pathlib import Path
 from typing import Any
 
 # In the pod: its names and volumes, then the container's own command as process of this shell.
-_ENTER = 'mount --bind "$1" /etc/hosts && mount --bind "$2" "$3" && hostname "$4" && shift 4 && exec "$@"'
+_ENTER = (
+    'mount --bind "$1" /etc/hosts && mount --bind "$2" "$3" && hostname "$4" && '
+    'shift 4 && exec "$@"'
+)
 
 
 @dataclass
