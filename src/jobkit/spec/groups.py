@@ -80,7 +80,10 @@ class ModelSettings:
 class DataSettings:
     """Samples and batches."""
 
-    dataset: str = setting("cifar10", "cifar10, synthetic, or folder:PATH (a directory or a .tar)")
+    dataset: str = setting(
+        "cifar10",
+        "cifar10, synthetic, folder:PATH (a directory or a .tar), or idx:PATH (MNIST's files)",
+    )
     data_dir: str | None = setting(
         None, "directory of data and prepared caches (default: $JOBKIT_DATA_DIR)", identity=False
     )
