@@ -23,6 +23,7 @@ from jobkit.spec.options import add_recipe_argument, add_spec_arguments, given_s
 from jobkit.spec.plan import STUDIES, Plan, Study
 
 DEFAULT_STUDY = "strong"
+_FIT_HERE = (None, "threads")  # studies whose sizes are those of this machine, off Slurm
 EPILOG = """examples:
   python run_benchmarks.py --study demo                        a first look, on any machine
   python run_benchmarks.py --study strong --dry-run            print each command, write nothing
@@ -203,7 +204,7 @@ def make_plan(args: argparse.Namespace) -> Plan:
     if site is not None and study.gpus_per_node is None:
         study = study.changed(gpus_per_node=site.gpus_per_node)
     notes: list[str] = []
-    if site is None and not (args.study or args.command or args.gpus):
+    if site is None and not (args.command or args.gpus) and args.study in _FIT_HERE:
         study, notes = _that_fit_here(study)
     plan = study.expand()
     return replace(plan, notes=(*notes, *plan.notes))
@@ -211,7 +212,8 @@ def make_plan(args: argparse.Namespace) -> Plan:
 
 def _that_fit_here(study: Study) -> tuple[Study, list[str]]:
     """The study without its sizes beyond this machine's GPUs, or else its cores, and a note."""
-    gpus, cores = count_gpus(), len(os.sched_getaffinity(0))
+    gpus = 0 if study.settings.get("device") == "cpu" else count_gpus()
+    cores = len(os.sched_getaffinity(0))
     most, what = (gpus, "GPU") if gpus else (cores, "core")
     sizes = zip(study.gpus, study.sizes(), strict=True)
     kept = tuple(n for n, (_, ranks) in sizes if ranks <= most)
@@ -219,8 +221,8 @@ def _that_fit_here(study: Study) -> tuple[Study, list[str]]:
         return study, []
     left_out = ", ".join(str(n) for n in study.gpus if n not in kept)
     note = (
-        f"this machine has {most} {what}{'s' * (most > 1)}: sizes {left_out} of the default study "
-        "are left out; say --gpus to run them"
+        f"this machine has {most} {what}{'s' * (most > 1)}: sizes {left_out} of study "
+        f"{study.name} are left out; say --gpus to run them"
     )
     return study.changed(gpus=kept), [note]
 

@@ -85,7 +85,7 @@ def test_the_default_study_fits_this_machine(cores, gpus, sizes, monkeypatch, ca
     started = [x for x in said.splitlines() if x.startswith("bash ")]
     assert len(started) == 2 * 3 * len(sizes)  # ddp and fsdp, 3 repeats
     assert {x.split("--nproc-per-node ")[1][0] for x in started} == set(sizes)
-    assert ("of the default study are left out" in said) is (len(sizes) < 4)
+    assert ("of study strong are left out" in said) is (len(sizes) < 4)
 
 
 BAD = [
