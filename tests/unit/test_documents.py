@@ -41,6 +41,7 @@ OF_OTHERS |= {
     "--gpus-per-node=4",
     "--ntasks",
 }
+OF_OTHERS |= {"--nodes=2", "--world-sizes"}  # of sbatch; of verify, which imports torch
 OF_OTHERS |= {"--signal", "--signal=USR2@60", "--signal=CONT@1", "--cpus-per-task", "--label"}
 
 
@@ -153,6 +154,9 @@ def test_commands_are_taken(line: str) -> None:
     program, *rest = words[1:] if words[0] == "python" else words
     if "run.sh" in words:
         check_run_sh(words[words.index("run.sh") + 1 :])
+    elif script := next((w for w in words if re.fullmatch(r"hpc/train\w*\.sh", w)), None):
+        assert (ROOT / script).exists()
+        check_run_sh(words[words.index(script) + 1 :])
     elif "hpc/comm.sh" in words:
         check_run_sh(["--comm", *words[words.index("hpc/comm.sh") + 1 :]])
     elif [program, *rest[:1]] == ["-m", "jobkit"]:

@@ -36,6 +36,7 @@ MAY_IMPORT = {
 ADAPTERS = {f"jobkit.program.{name}" for name in ("lightning", "transformers", "accelerate")}
 LIBRARIES = {
     "program": {"lightning", "transformers", "accelerate"},
+    "spec": {"yaml"},  # if it is there, for settings in YAML
     "payload": {"torch", "torchvision", "PIL"},  # Pillow comes with torchvision
     "planner": {"torch"},
     "checks": {"torch"},

@@ -411,3 +411,15 @@ def test_srun_binds_no_rank_away_from_its_peers(
     run("--run-dir", str(run.run_dir), PATH=path, SLURM_JOB_ID="7", **variables)
     words = (run.folder / "notes.srun").read_text()
     assert said in words and unsaid not in words
+
+
+@pytest.mark.parametrize("name", sorted(p.name for p in (ROOT / "hpc").glob("train*.sh")))
+def test_the_ready_scripts_are_signalled_and_requeued_as_run_sh_is(name: str) -> None:
+    def header(path: Path) -> set[str]:
+        lines = path.read_text().split("\n#\n")[0].splitlines()
+        return {line for line in lines if line.startswith("#SBATCH")}
+
+    own = ("--nodes", "--ntasks-per-node", "--gpus-per-node")  # the size, which differs
+    common = {x for x in header(ROOT / "run.sh") if not x.split()[1].startswith(own)}
+    assert {"#SBATCH --requeue", "#SBATCH --signal=USR2@60"} <= common
+    assert common <= header(ROOT / "hpc" / name)

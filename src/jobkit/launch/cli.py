@@ -1,14 +1,18 @@
 """`python run_benchmarks.py`: expands a study, starts its missing runs, and follows them."""
 
 import argparse
+import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from jobkit import __version__
 from jobkit.errors import Parser, UsageError, at_least, command
+from jobkit.gpus import count_gpus
 from jobkit.launch.dry_run import dry_run
 from jobkit.launch.kubernetes.options import add_kubernetes_arguments, kubernetes_options
+from jobkit.launch.place_options import add_local_arguments, add_slurm_arguments
 from jobkit.launch.request import LaunchRequest
 from jobkit.launch.site import known_sites
 from jobkit.launch.slurm.cluster import find_site
@@ -20,6 +24,7 @@ from jobkit.spec.options import add_recipe_argument, add_spec_arguments, given_s
 from jobkit.spec.plan import STUDIES, Plan, Study
 
 DEFAULT_STUDY = "strong"
+_FIT_HERE = (None, "threads")  # studies whose sizes are those of this machine, off Slurm
 EPILOG = """examples:
   python run_benchmarks.py --study demo                        a first look, on any machine
   python run_benchmarks.py --study strong --dry-run            print each command, write nothing
@@ -85,7 +90,12 @@ def add_study_arguments(made: argparse.ArgumentParser) -> None:
         metavar="N",
         help="sizes: total ranks (one per GPU; processes on a CPU), or NODESxRANKS",
     )
-    group.add_argument("--gpus-per-node", type=int, metavar="N", help="ranks on a full node")
+    group.add_argument(
+        "--gpus-per-node",
+        type=int,
+        metavar="N",
+        help="ranks on a full node; on Slurm also its GPUs, where the site's profile has no number",
+    )
     group.add_argument("--repeats", type=int, metavar="N", help="repeats of each setting")
 
 
@@ -154,57 +164,6 @@ def add_launch_arguments(made: argparse.ArgumentParser) -> None:
     group.add_argument("--no-wait", action="store_true", help="return without waiting for the runs")
 
 
-def add_local_arguments(made: argparse.ArgumentParser) -> None:
-    """Add the options of torchrun, for runs on this machine."""
-    group = made.add_argument_group("this machine", "Only for runs without Slurm.")
-    group.add_argument(
-        "--monitor-interval",
-        type=at_least(float, 0.001),
-        metavar="S",
-        help="seconds between two checks of a run's ranks (default 0.1)",
-    )
-    group.add_argument(
-        "--start-timeout",
-        type=at_least(float, 0.001),
-        metavar="S",
-        help="seconds until all ranks of a run must have started (default 60)",
-    )
-
-
-def add_slurm_arguments(made: argparse.ArgumentParser) -> None:
-    """Add the options that apply on Slurm only."""
-    group = made.add_argument_group("Slurm", "They override those of the site.")
-    group.add_argument(
-        "--sbatch",
-        action="append",
-        default=[],
-        metavar="OPTION",
-        help="pass an option through to sbatch, as --sbatch --nice=100; repeatable",
-    )
-    for name, (short, text) in OVERRIDES.items():
-        flags = [f"--{name}"] + ([short] if short else [])
-        group.add_argument(*flags, help=text, metavar="X", dest=f"sbatch_{name}")
-    group.add_argument(
-        "--exclusive", action="store_true", dest="sbatch_exclusive", help="allocate whole nodes"
-    )
-    group.add_argument(
-        "--within-allocation",
-        action="store_true",
-        help="run all in one allocation of the largest size, one after the other",
-    )
-    group.add_argument(
-        "--max-node-hours",
-        type=float,
-        metavar="X",
-        help="refuse a plan that may need more node-hours",
-    )
-    group.add_argument(
-        "--no-collect",
-        action="store_true",
-        help="submit no job that collects and plots after all others",
-    )
-
-
 @command
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a study; return the exit code."""
@@ -246,7 +205,28 @@ def make_plan(args: argparse.Namespace) -> Plan:
     site = find_site(args.site, ask=not args.dry_run)
     if site is not None and study.gpus_per_node is None:
         study = study.changed(gpus_per_node=site.gpus_per_node)
-    return study.expand()
+    notes: list[str] = []
+    if site is None and not (args.command or args.gpus) and args.study in _FIT_HERE:
+        study, notes = _that_fit_here(study)
+    plan = study.expand()
+    return replace(plan, notes=(*notes, *plan.notes))
+
+
+def _that_fit_here(study: Study) -> tuple[Study, list[str]]:
+    """The study without its sizes beyond this machine's GPUs, or else its cores, and a note."""
+    gpus = 0 if study.settings.get("device") == "cpu" else count_gpus()
+    cores = len(os.sched_getaffinity(0))
+    most, what = (gpus, "GPU") if gpus else (cores, "core")
+    sizes = zip(study.gpus, study.sizes(), strict=True)
+    kept = tuple(n for n, (_, ranks) in sizes if ranks <= most)
+    if not kept or kept == study.gpus:
+        return study, []
+    left_out = ", ".join(str(n) for n in study.gpus if n not in kept)
+    note = (
+        f"this machine has {most} {what}{'s' * (most > 1)}: sizes {left_out} of study "
+        f"{study.name} are left out; say --gpus to run them"
+    )
+    return study.changed(gpus=kept), [note]
 
 
 def _study(args: argparse.Namespace, given: Mapping[str, Any]) -> Study:
@@ -273,6 +253,8 @@ def make_request(args: argparse.Namespace) -> LaunchRequest:
         max_node_hours=args.max_node_hours,
         max_restarts=args.max_restarts,
         trust_group=args.trust_group,
+        gpus_per_node=args.gpus_per_node,
+        gpu_request=args.gpu_request,
         torchrun=tuple(
             word
             for name in ("monitor_interval", "start_timeout")

@@ -111,6 +111,10 @@ def prepare(plan: Plan, request: LaunchRequest, ask: bool = True) -> Launch:
         check_source(data)
     pattern_of(next(iter(plan.runs.values())))  # one study, one pattern
     site = find_site(request.site, ask)
+    devices = {spec.planned_device for spec in plan.runs.values()}
+    if site is not None and devices != {"cpu"}:
+        site = request.on(site)
+        _check_gpus(site, request, devices)
     found = States(plan, ask).look()
     run_ids = select(found, request.only)
     made = Launch(plan=plan, run_ids=run_ids, site=site, at_once=request.at_once, notes=notes)
@@ -135,8 +139,10 @@ def _check_path(folder: Path) -> None:
 
 def _for_this_machine(made: Launch, request: LaunchRequest) -> None:
     local.check(made.plan)
-    if request.options or request.within_allocation:
-        given = [f"--{name}" for name in request.options] or ["--within-allocation"]
+    given = [f"--{name}" for name in request.options]
+    given += ["--within-allocation"] * request.within_allocation
+    given += ["--gpu-request"] * (request.gpu_request is not None)
+    if given:
         raise UsageError(
             f"{given[0]} is an option for Slurm, but the runs start on this machine (see --site)"
         )
@@ -172,12 +178,28 @@ def _slurm_notes(
     if request.at_once and len(wanted.batches) > 1:
         notes.append(f"--max-running applies to each of the {len(wanted.batches)} node shapes")
     site, devices = wanted.site, {s.planned_device for s in made.plan.runs.values()}
-    if not site.gpus_per_node and devices != {"cpu"}:
+    if devices == {None} and not _asks(site, request):
         notes.append(
             f"site '{site.name}' has no gpus_per_node, so no GPUs are requested: "
-            "see hpc/sites/example.toml" + (", or use --device cpu" if None not in devices else "")
+            "say --gpus-per-node N, or see hpc/sites/example.toml"
         )
     return notes
+
+
+def _asks(site: Site, request: LaunchRequest) -> bool:
+    """Whether GPUs are asked for, or it was said that none need be."""
+    given = {**slurm.verbatim(site.sbatch), **request.options}
+    return bool(site.gpus_per_node or site.gpu_request == "none" or slurm.asks_for_gpus(given))
+
+
+def _check_gpus(site: Site, request: LaunchRequest, devices: set[str | None]) -> None:
+    """Raise UsageError for a training that would run on CPUs because nobody asked for GPUs."""
+    if None not in devices and not _asks(site, request):
+        raise UsageError(
+            f"site '{site.name}' has no gpus_per_node, so no GPUs would be requested: say "
+            "--gpus-per-node N (GPUs of a full node), --gpu-request none (whole nodes), or "
+            "--device cpu"
+        )
 
 
 def save(plan: Plan) -> None:

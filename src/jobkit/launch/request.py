@@ -1,8 +1,9 @@
 """The settings of a launch."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from jobkit.launch.command import restart_words
+from jobkit.launch.site import Site
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +20,15 @@ class LaunchRequest:
     max_node_hours: float | None = None  # refuse a plan that may take more
     max_restarts: int | None = None  # resumes of a run from its checkpoint (None: run.sh's default)
     trust_group: bool = False  # others of the folders' groups, or their owners, may write there
+    gpus_per_node: int | None = None  # on Slurm, where the site does not say
+    gpu_request: str | None = None  # on Slurm: how GPUs are asked for, over the site's way
     torchrun: tuple[str, ...] = ()  # run.sh's options for torchrun, on this machine
+
+    def on(self, site: Site) -> Site:
+        """The site with what was said of its GPUs."""
+        number = site.gpus_per_node or self.gpus_per_node
+        way = self.gpu_request or site.gpu_request
+        return replace(site, gpus_per_node=number, gpu_request=way)
 
     def local_words(self) -> tuple[str, ...]:
         """What each run's run.sh gets on this machine besides the run itself."""

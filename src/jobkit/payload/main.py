@@ -12,13 +12,14 @@ from pathlib import Path
 from jobkit import streams
 from jobkit.errors import Exit, Parser, UsageError
 from jobkit.gpus import hide_gpus, prepare_rocm
-from jobkit.paths import RunPaths, read_json
+from jobkit.paths import RunPaths
 from jobkit.payload.guard.stopping import StopRequest
 from jobkit.payload.leaving import as_rank, leave, refused
 from jobkit.payload.place import read_rank_env, set_threads, share_of_cores
 from jobkit.spec.dataset import check_source
 from jobkit.spec.options import add_recipe_argument, add_spec_arguments, given_settings
-from jobkit.spec.runspec import RunSpec, check_keys, overridden
+from jobkit.spec.runspec import RunSpec, overridden
+from jobkit.spec.spec_file import read_spec_file
 
 EPILOG = """examples:
   bash run.sh --nproc-per-node 2 --strategy ddp --epochs 2 --dataset synthetic
@@ -41,9 +42,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--spec",
         type=Path,
-        metavar="FILE.json",
-        help="repeat a run from the spec.json that it left; other options override it, and the "
-        "number of ranks comes from the launcher",
+        metavar="FILE",
+        help="repeat a run from the spec.json that it left, or take settings from a YAML file "
+        "(epochs: 3); other options override it, and the number of ranks comes from the launcher",
     )
     made.add_argument(
         "--dry-run",
@@ -79,22 +80,19 @@ def parser() -> argparse.ArgumentParser:
 def read_settings(args: argparse.Namespace) -> tuple[RunSpec, int | None]:
     """The run's settings, and the ranks that --spec's file was for (None without one).
 
-    Raises UsageError for a file that is no spec.json or a setting that cannot be used.
+    Raises UsageError for a file that has no settings or a setting that cannot be used.
     """
     given = given_settings(args)
     if args.spec is None:
         return RunSpec(**given), None
-    content = read_json(args.spec)
-    kept = (content or {}).get("spec", content)
-    if not isinstance(kept, dict):
-        raise UsageError(f"--spec {args.spec}: not the spec.json of a run")
+    kept = read_spec_file(args.spec)
+    sized = "nodes" in kept or "ranks_per_node" in kept
     try:
-        check_keys(kept)
         ranks = RunSpec(**kept).world_size
     except UsageError as error:
         raise UsageError(f"--spec {args.spec}: {error}") from None
     one_node = {"nodes": 1, "ranks_per_node": 1}
-    return RunSpec(**overridden(kept, {**one_node, **given})), ranks
+    return RunSpec(**overridden(kept, {**one_node, **given})), ranks if sized else None
 
 
 def main(argv: Sequence[str] | None = None) -> int:

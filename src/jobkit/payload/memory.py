@@ -75,12 +75,12 @@ def zero1_parts(parameters: Sequence[Tensor], ranks: int) -> list[list[Tensor]]:
 
 
 def state_bytes(spec: RunSpec, with_state: Sequence[int]) -> int:
-    """The optimizer's state for parameters of these sizes: SGD keeps one number each, AdamW two.
+    """The optimizer's state for parameters of these sizes: SGD keeps one number each, Adam two.
 
     Lookahead keeps its slow weights beside them.
     """
     slow = sum(with_state) if spec.lookahead_every else 0
-    if spec.optimizer == "adamw":
+    if spec.optimizer != "sgd":
         return 2 * sum(with_state) + _STEP_BYTES * len(with_state) + slow
     return (sum(with_state) if spec.momentum > 0 else 0) + slow
 

@@ -65,14 +65,14 @@ class CNN(nn.Module):
         return self.classifier(x)
 
 
-def _mlp(num_classes: int, width: int) -> nn.Module:
+def _mlp(num_classes: int, first: int, second: int) -> nn.Module:
     return nn.Sequential(
         nn.Flatten(),
-        nn.Linear(3 * 32 * 32, 512 * width),
+        nn.Linear(3 * 32 * 32, first),
         nn.ReLU(),
-        nn.Linear(512 * width, 256 * width),
+        nn.Linear(first, second),
         nn.ReLU(),
-        nn.Linear(256 * width, num_classes),
+        nn.Linear(second, num_classes),
     )
 
 
@@ -134,7 +134,10 @@ def build_model(spec: RunSpec, num_classes: int) -> nn.Module:
         return model
     if spec.model == "cnn":
         return CNN(num_classes, spec.width)
-    made = {"fast_cnn": FastCNN, "mlp": _mlp, "resnet18": _resnet18}[spec.model]
+    if spec.model == "mlp":
+        sizes = (spec.hidden or 512 * spec.width, spec.hidden or 256 * spec.width)
+        return _mlp(num_classes, *sizes)
+    made = {"fast_cnn": FastCNN, "resnet18": _resnet18}[spec.model]
     return made(num_classes, spec.width)
 
 

@@ -22,6 +22,8 @@ _ONLY_WITH = (
     ("flip", lambda spec: spec.augment, "--augment"),
     ("crop_padding", lambda spec: spec.augment, "--augment"),
     ("width", lambda spec: ":" not in spec.model, "a model of jobkit's own"),
+    ("width", lambda spec: spec.hidden is None, "no --hidden"),
+    ("hidden", lambda spec: spec.model == "mlp", "--model mlp"),
 )
 
 

@@ -28,12 +28,14 @@ Cut = Callable[[nn.Module], Sequence[nn.Module]]
 
 
 @functools.lru_cache(maxsize=16)
-def fake_model(name: str, width: int, num_classes: int) -> tuple[nn.Module, FakeTensorMode]:
+def fake_model(
+    name: str, width: int, hidden: int | None, num_classes: int
+) -> tuple[nn.Module, FakeTensorMode]:
     """The model, of fake tensors where its factory allows that, and the mode to run it in.
 
     Raises UsageError for a model that cannot be made.
     """
-    spec = RunSpec(model=name, width=width)
+    spec = RunSpec(model=name, width=width, hidden=hidden)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     try:
         with mode:
@@ -63,7 +65,7 @@ def passes(
     cut: gives the model's stages in order. Raises UsageError for a model that cannot be made or
     whose forward pass cannot be followed without data.
     """
-    model, mode = fake_model(spec.model, spec.width, num_classes)
+    model, mode = fake_model(spec.model, spec.width, spec.hidden, num_classes)
     stages = cut(model)
     try:
         with mode:

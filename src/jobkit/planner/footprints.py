@@ -59,7 +59,7 @@ class Subject:
 
     def model(self, spec: RunSpec) -> nn.Module:
         """The model, of fake tensors. Raises UsageError where it cannot be made."""
-        return fake_model(spec.model, spec.width, self.num_classes)[0]
+        return fake_model(spec.model, spec.width, spec.hidden, self.num_classes)[0]
 
 
 def label_of(spec: RunSpec) -> str:

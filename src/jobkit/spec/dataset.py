@@ -5,19 +5,22 @@ from pathlib import Path
 
 from jobkit.errors import UsageError
 from jobkit.home import expanded
+from jobkit.spec import idx
 
 FOLDER = "folder:"
+IDX = "idx:"
+WITH_PATH = (FOLDER, IDX)
 
 
 def folder_path(dataset: str) -> Path | None:
-    """The absolute path of a folder: source; None for any other source."""
-    if not dataset.startswith(FOLDER):
+    """The absolute path of a folder: or idx: source; None for any other source."""
+    if not dataset.startswith(WITH_PATH):
         return None
-    return expanded(dataset[len(FOLDER) :])
+    return expanded(dataset.partition(":")[2])
 
 
 def check_source(dataset: str) -> None:
-    """Raise UsageError, naming the path, for an image folder or tar that cannot be used.
+    """Raise UsageError, naming the path, for an image folder, tar or IDX files that cannot be used.
 
     Looks at names only; what lies inside the images shows when they are converted.
     """
@@ -26,6 +29,11 @@ def check_source(dataset: str) -> None:
         return
     if dataset == FOLDER:
         raise UsageError("folder: needs a path, as folder:/data/images or folder:images.tar")
+    if dataset == IDX:
+        raise UsageError("idx: needs a path, as idx:/data/mnist")
+    if dataset.startswith(IDX):
+        idx.find(path)
+        return
     try:
         if path.is_dir():
             parts = ("train", "test")

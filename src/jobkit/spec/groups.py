@@ -42,6 +42,9 @@ class ModelSettings:
     model: str = setting(
         "cnn", "cnn, fast_cnn, resnet18, mlp, or package.module:factory for your own"
     )
+    hidden: int | None = setting(
+        None, "mlp: units of each hidden layer (default: 512 and 256, times --width)", low=1
+    )
     width: int = setting(1, "factor on the model's channels or hidden units", low=1, high=256)
     precision: str = setting(
         "auto",
@@ -77,7 +80,10 @@ class ModelSettings:
 class DataSettings:
     """Samples and batches."""
 
-    dataset: str = setting("cifar10", "cifar10, synthetic, or folder:PATH (a directory or a .tar)")
+    dataset: str = setting(
+        "cifar10",
+        "cifar10, synthetic, folder:PATH (a directory or a .tar), or idx:PATH (MNIST's files)",
+    )
     data_dir: str | None = setting(
         None, "directory of data and prepared caches (default: $JOBKIT_DATA_DIR)", identity=False
     )
@@ -86,6 +92,13 @@ class DataSettings:
     )
     test_samples: int | None = setting(
         None, "limit test samples to N (synthetic: generate N)", low=1
+    )
+    train_split: float | None = setting(
+        None,
+        "share of the training samples that train; the others, by chance but the same in every "
+        "run, take the place of the test samples",
+        low=0.001,
+        high=0.999,
     )
     augment: bool = setting(True, "random crop (--crop-padding) and horizontal flip (--flip)")
     flip: str = setting(
@@ -119,7 +132,7 @@ class DataSettings:
 class OptimizerSettings:
     """Optimizer and learning rate."""
 
-    optimizer: str = setting("sgd", "optimizer", choices=("sgd", "adamw"))
+    optimizer: str = setting("sgd", "optimizer", choices=("sgd", "adam", "adamw"))
     lr: float = setting(0.05, "peak learning rate, before --lr-scaling", low=0.0)
     momentum: float = setting(0.9, "momentum of SGD", low=0.0, high=1.0)
     nesterov: bool = setting(True, "Nesterov momentum of SGD")

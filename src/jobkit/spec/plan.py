@@ -139,6 +139,10 @@ class Study:
         values = read_toml(find_named("study", source, STUDIES))
         known = tuple(cls.__dataclass_fields__)
         for key in values:
+            if key not in known and key in SETTINGS:
+                raise UsageError(
+                    f"{source}: '{key}' is a setting of the training: write it under [settings]"
+                )
             if key not in known:
                 raise UsageError(
                     f"{source}: unknown key '{key}'{nearest(key, (*known, *SETTINGS))}"

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from jobkit.errors import UsageError, nearest, one_of
 from jobkit.spec import setting as setting_rules
+from jobkit.spec.dataset import WITH_PATH
 from jobkit.spec.every import Every
 from jobkit.spec.groups import (
     DEFAULT_GLOBAL_BATCH_SIZE,
@@ -58,8 +59,8 @@ class RunSpec(  # the fields of the last base come first
             raise UsageError("give --global-batch-size or --batch-size-per-rank, not both")
         if ":" not in self.model:
             one_of("model", self.model, MODELS)
-        if not self.dataset.startswith("folder:"):
-            one_of("dataset", self.dataset, (*DATASETS, "folder:PATH"))
+        if not self.dataset.startswith(WITH_PATH):
+            one_of("dataset", self.dataset, (*DATASETS, "folder:PATH", "idx:PATH"))
         if self.strategy in ONE_RANK and (ranks := self.world_size) > 1:
             raise UsageError(f"strategy '{self.strategy}' runs at 1 rank, not {ranks}; use ddp")
         if self.deterministic and self.cudnn_benchmark:

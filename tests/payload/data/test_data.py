@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from jobkit.errors import UsageError
 from jobkit.payload.data.batches import (
     PADDING,
     Augmentation,
@@ -13,6 +14,7 @@ from jobkit.payload.data.batches import (
     share,
 )
 from jobkit.payload.data.cache import Dataset
+from jobkit.payload.data.load import split
 from jobkit.payload.data.sources import synthetic
 
 
@@ -94,6 +96,19 @@ def test_crops_and_flips_are_spread_evenly() -> None:
         assert (counts - 1).abs().max() < 0.05
     assert bits.min() >= 0
     assert len(bits.unique()) == len(bits)
+
+
+def test_a_split_of_the_training_samples_takes_the_place_of_the_test_samples() -> None:
+    train, test, classes = synthetic(60, 10)
+    whole = Dataset(train, test, classes)
+    found = split(whole, 0.8)
+    assert (len(found.train.labels), len(found.test.labels)) == (48, 12)
+    both = torch.cat([found.train.images, found.test.images]).flatten(1).tolist()
+    assert sorted(both) == sorted(train.images.flatten(1).tolist())
+    assert torch.equal(split(whole, 0.8).test.images, found.test.images)
+    assert split(whole, None) is whole
+    with pytest.raises(UsageError, match="leaves one part of 60 samples empty"):
+        split(whole, 0.001)
 
 
 @pytest.mark.parametrize("augmented", [True, False])

@@ -48,7 +48,7 @@ def memory_of(log: Path) -> dict[str, dict[str, int]]:
         (4, ["--strategy", "fsdp", "--optimizer", "adamw"]),
         (2, ["--strategy", "fsdp", "--no-fsdp-reshard-after-forward"]),
         (4, ["--strategy", "fsdp", "--fsdp-hybrid-replicas", "2", "--optimizer", "adamw"]),
-        (2, ["--strategy", "mp", "--optimizer", "adamw"]),
+        (2, ["--strategy", "mp", "--optimizer", "adam"]),
         (2, ["--strategy", "pp", "--pipeline-schedule", "interleaved"]),
         (4, ["--strategy", "pp", "--pipeline-stages", "2"]),
     ],

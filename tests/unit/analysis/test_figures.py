@@ -61,7 +61,8 @@ def test_the_figures_as_png_and_svg_that_are_not_blank() -> None:
     drawn = draw(collect("s"))
     names = (
         "time_per_epoch", "throughput", "speed_up", "efficiency", "comparison",
-        "loss_and_accuracy", "loss_every_size", "time_to_accuracy", "peak_memory",
+        "loss_and_accuracy", "loss_and_accuracy_by_size", "loss_every_size",
+        "time_to_accuracy", "peak_memory",
     )  # fmt: skip
     assert [p.name for p in drawn.paths] == [f"{n}.{k}" for n in names for k in ("png", "svg")]
     for path in drawn.paths:
@@ -69,7 +70,7 @@ def test_the_figures_as_png_and_svg_that_are_not_blank() -> None:
             assert np.std(imread(path)[..., :3]) > 0.02
         else:
             assert "<svg" in path.read_text()
-    assert len(list(drawn.paths[0].parent.iterdir())) == 18
+    assert len(list(drawn.paths[0].parent.iterdir())) == 2 * len(names)
 
 
 def test_the_same_study_gives_the_same_bytes() -> None:

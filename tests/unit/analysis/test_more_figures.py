@@ -11,6 +11,8 @@ from jobkit.analysis.collect.results import Results, collect
 from jobkit.analysis.figures.breakdown import breakdown_figure
 from jobkit.analysis.figures.comparison import comparison_figure
 from jobkit.analysis.figures.draw import FIGURES
+from jobkit.analysis.figures.learning import learning_figure
+from jobkit.analysis.figures.learning_sizes import learning_sizes_figure
 from jobkit.analysis.figures.loss import loss_figure
 from jobkit.analysis.figures.memory import predicted_memory_figure
 from jobkit.analysis.figures.style import _columns
@@ -27,7 +29,7 @@ def collected(**fields) -> Results:
 
 
 def test_every_figure_has_a_name_of_its_own_and_a_caption() -> None:
-    assert len({one.name for one in FIGURES}) == len(FIGURES) == 12
+    assert len({one.name for one in FIGURES}) == len(FIGURES)
     assert [one.name for one in FIGURES if not one.caption.endswith(".")] == []
 
 
@@ -71,7 +73,12 @@ def test_time_to_accuracy_and_its_ideal() -> None:
 
 def test_one_size_is_no_line_of_throughput_or_learning() -> None:
     results = collected(strategies=("ddp",), gpus=(2,))
-    for make in (throughput_figure, time_to_accuracy_figure, loss_figure):
+    for make in (
+        throughput_figure,
+        time_to_accuracy_figure,
+        loss_figure,
+        learning_sizes_figure,
+    ):
         assert make(results) is None
 
 
@@ -125,13 +132,48 @@ def test_series_are_compared_at_the_largest_size_that_most_have() -> None:
     results = collected(strategies=("ddp",), gpus=(8,))
     figure = made(comparison_figure(results))
     assert "side by side at 2 processes" in figure._suptitle.get_text()
-    time, memory, accuracy = figure.axes
-    widths = [bar.get_width() for bar in time.patches]
-    assert widths == pytest.approx([TRAIN_SAMPLES / 1900, TRAIN_SAMPLES / 1520])
+    rates, memory, efficiency = figure.axes
+    assert [bar.get_width() for bar in rates.patches] == pytest.approx([1900, 1520])
     assert [bar.get_width() for bar in memory.patches] == [902, 452]
-    assert [t.get_text() for t in accuracy.texts] == ["73.3%", "73.3%"]
-    assert [t.get_text() for t in time.get_yticklabels()] == ["ddp", "fsdp"]
-    assert time.get_ylim()[0] > time.get_ylim()[1]  # the first series stands on top
+    assert [t.get_text() for t in efficiency.texts] == ["95%", "95%"]
+    assert "its smallest size" in efficiency.get_xlabel()
+    assert [t.get_text() for t in rates.get_yticklabels()] == ["ddp", "fsdp"]
+    assert rates.get_ylim()[0] > rates.get_ylim()[1]  # the first series stands on top
+
+
+def test_one_process_stands_beside_the_parallel_ones_at_their_largest_size() -> None:
+    results = collected(strategies=("single", "ddp", "fsdp"), gpus=SIZES, repeats=2)
+    figure = made(comparison_figure(results))
+    assert "side by side at 4 processes" in figure._suptitle.get_text()
+    rates, _, efficiency = figure.axes
+    labels = [t.get_text() for t in rates.get_yticklabels()]
+    assert labels == ["single\nat 1", "ddp", "fsdp"]
+    expected = [1010, 3.7 * 1010, 3.7 * 808]
+    assert [bar.get_width() for bar in rates.patches] == pytest.approx(expected)
+    assert [t.get_text() for t in efficiency.texts] == ["100%", "92%", "74%"]
+    assert efficiency.get_xlabel().endswith("relative to single")
+
+
+def test_loss_and_accuracy_over_sizes_with_their_repeats() -> None:
+    results = collected(strategies=("ddp",), gpus=SIZES, repeats=3)
+    loss, accuracy = made(learning_sizes_figure(results)).axes
+    (line,) = measured(loss)
+    assert list(line.get_xdata()) == [1, 2, 4]
+    assert list(line.get_ydata()) == pytest.approx([0.71] * 3)
+    points = next(c for c in loss.collections if len(c.get_offsets()) == 9)
+    assert sorted(set(points.get_offsets()[:, 1].round(4))) == [0.70, 0.71, 0.72]
+    assert list(measured(accuracy)[0].get_ydata()) == pytest.approx([1 - 0.8 / 3] * 3)
+    assert ticks(accuracy) == ["1", "2", "4"]
+
+
+@pytest.mark.parametrize("share", [0.9, 0.99, 1.0])
+def test_no_axis_of_accuracy_goes_above_all_of_it(share: float) -> None:
+    results = collected(strategies=("ddp",), gpus=SIZES)
+    runs = results.runs.assign(val_accuracy=share)
+    epochs = results.epochs.assign(val_accuracy=share)
+    results = replace(results, runs=runs, epochs=epochs)
+    for make in (learning_sizes_figure, learning_figure):
+        assert made(make(results)).axes[-1].get_ylim()[1] <= 1
 
 
 def test_one_series_is_no_comparison() -> None:

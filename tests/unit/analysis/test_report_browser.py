@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from jobkit.analysis.collect.results import collect
-from jobkit.analysis.figures.draw import draw
+from jobkit.analysis.figures.draw import FIGURES, draw
 from jobkit.analysis.findings.forecast import forecasts
 from jobkit.analysis.report.report import write_report
 from support import needs
@@ -40,7 +40,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
         drawn = draw(results, found)
         assert drawn.missing == {}
         write_report(results, drawn.paths, found)
-    assert len(drawn.paths) == 24
+    assert len(drawn.paths) == 2 * len(FIGURES)
     return folder / "s" / "report.html"
 
 
@@ -91,7 +91,8 @@ def test_every_figure_shows_and_the_page_fits_a_desk_and_a_phone(report: Path, t
     text = report.read_text()
     said = asked(tmp_path / "page.html", [(text, 390), (text, 1200)], FIGURES_AND_WIDTH)
     # On the phone the seven figures of one panel need no scrolling; the others scroll alone.
-    assert said == ["12 12 true 7", "12 12 true 12"]
+    count = len(FIGURES)
+    assert said == [f"{count} {count} true 7", f"{count} {count} true {count}"]
 
 
 def test_on_paper_no_table_and_no_figure_is_cut(report: Path, tmp_path: Path) -> None:

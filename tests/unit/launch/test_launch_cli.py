@@ -43,7 +43,53 @@ def test_commands_of_a_dry_run_are_read_back_whole_by_a_shell(tmp_path: Path, ca
     assert f"folder:{odd}" in read
 
 
+def scripts(words: list[str], monkeypatch, capsys, code: int = 0) -> str:
+    """What a dry run for a cluster without a profile prints, or its error."""
+    monkeypatch.setenv("SLURM_CONF", "/no/such/slurm.conf")
+    study = ["--study", "demo", "--site", "slurm", "--dry-run", "--strategies", "ddp"]
+    assert cli.main([*study, *words]) == code
+    said = capsys.readouterr()
+    return said.err if code else said.out
+
+
+@pytest.mark.parametrize(
+    ("words", "asked"),
+    [
+        (["--gpus-per-node", "2"], ["--gpus-per-node=1", "--gpus-per-node=2"]),
+        (["--gpus-per-node", "2", "--gpu-request", "gres"], ["--gres=gpu:1", "--gres=gpu:2"]),
+        (["--gpus-per-node", "2", "--gpu-request", "gpus-per-task"], ["--gpus-per-task=1"] * 2),
+        (["--gpu-request", "none"], []),
+        (["--gres", "gpu:a100:2"], ["--gres=gpu:a100:2"] * 2),
+        (["--gpus-per-node", "2", "--gpus-per-task", "1"], ["--gpus-per-task=1"] * 2),
+        (["--sbatch", "--gpus-per-node=2"], ["--gpus-per-node=2"] * 2),
+        (["--device", "cpu", "--gpus-per-node", "2"], []),
+    ],
+)
+def test_gpus_are_asked_for_without_a_profile(words, asked, monkeypatch, capsys) -> None:
+    said = scripts(words, monkeypatch, capsys)
+    found = [line.removeprefix("#SBATCH ") for line in said.splitlines() if "#SBATCH" in line]
+    assert [x for x in found if x.startswith(("--gpus", "--gres"))] == asked
+
+
+def test_a_training_that_asks_for_no_gpu_is_refused_unless_on_the_cpu(monkeypatch, capsys) -> None:
+    error = scripts([], monkeypatch, capsys, 2)
+    assert error.count("\n") == 1 and "--gpus-per-node N" in error and "--device cpu" in error
+
+
+@pytest.mark.parametrize(("cores", "gpus", "sizes"), [(2, 0, "12"), (64, 0, "1248"), (2, 4, "124")])
+def test_the_default_study_fits_this_machine(cores, gpus, sizes, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(cli.os, "sched_getaffinity", lambda _: set(range(cores)))
+    monkeypatch.setattr(cli, "count_gpus", lambda: gpus)
+    assert cli.main(["--site", "local", "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    started = [x for x in said.splitlines() if x.startswith("bash ")]
+    assert len(started) == 2 * 3 * len(sizes)  # ddp and fsdp, 3 repeats
+    assert {x.split("--nproc-per-node ")[1][0] for x in started} == set(sizes)
+    assert ("of study strong are left out" in said) is (len(sizes) < 4)
+
+
 BAD = [
+    (["--study", "demo", "--gpu-request", "gres"], "--gpu-request is an option for Slurm"),
     (["--study", "demoo"], "did you mean 'demo'"),
     (["--study", "demo", "--name", "a/b"], "study name 'a/b'"),
     (["--study", "demo", "--name", "a\nb"], "study name"),

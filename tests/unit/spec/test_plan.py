@@ -35,6 +35,7 @@ def sizes(plan: Plan) -> list[tuple[str, int, int]]:
         ("\x00", "my.toml: not valid TOML: "),
         ("gpu = [1]", "my.toml: unknown key 'gpu'; did you mean 'gpus'?"),
         ("epoch = 3", "my.toml: unknown key 'epoch'; did you mean 'epochs'?"),
+        ("epochs = 3", "'epochs' is a setting of the training: write it under [settings]"),
         ("[settings]\nepoch = 3", "my.toml: unknown setting 'epoch'; did you mean 'epochs'?"),
         ("[sweep]\nprecison = ['fp32']", "did you mean 'precision'?"),
         ("[sweep]\nprecision = 'fp32'", "sweep precision = 'fp32': must be a list"),

@@ -1,7 +1,7 @@
 """The figure that compares all series at one size, as bars."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -13,6 +13,7 @@ from jobkit.analysis.figures.style import PLAIN, Look, looks, new_figure
 from jobkit.analysis.figures.subtitle import subtitle
 from jobkit.analysis.scaling.sizes import Size
 from jobkit.analysis.tables.text import counted_ranks
+from jobkit.spec.runspec import ONE_RANK
 
 _MOST = 12  # bars under each other
 _ENOUGH = 2  # series at the size
@@ -29,35 +30,43 @@ class _Panel:
 
 
 def comparison_figure(results: Results) -> Figure | None:
-    """Time per epoch, peak memory and accuracy of each series at the size that most of them have.
+    """Rate, peak memory and efficiency of each series at the largest size that most of them have.
 
-    Of several such sizes, the largest.
+    Series of one process (single, dp) have no such size: they stand beside it at their own.
     """
-    found = _shared_size(results.sizes)
+    parallel = [s for s in results.sizes if s.strategy not in ONE_RANK]
+    found = _shared_size(parallel or results.sizes)
+    found = _of_one_process(results.sizes, found) + found if parallel else found
     if len(found) < _ENOUGH:
         return None
     names, note = fastest(results, (s.series for s in found), _MOST)
-    shown = [s for s in found if s.series in names]
-    size = shown[0]
+    shown = _with_efficiency([s for s in found if s.series in names])
+    size = shown[-1]
     on = f" on {size.nodes} nodes" if (size.nodes or 1) > 1 else ""
     where = f"{counted_ranks(size.devices or 0, unit(results))}{on}"
     title = f"{results.name}: side by side at {where}{note}"
-    panels = [
-        p
-        for p in _panels(on_gpu(results), size.time_of)
-        if any(p.middle(s) is not None for s in shown)
-    ]
+    panels = [p for p in _panels(results, shown) if any(p.middle(s) is not None for s in shown)]
     figure, axes = new_figure(len(panels), title, subtitle(results))
     figure.set_figheight(2.2 + 0.42 * len(shown))
     look = looks(s.series for s in results.sizes)
     for i, (one, panel) in enumerate(zip(axes, panels, strict=True)):
         _bars(one, shown, panel, look)
-        one.set_yticks(range(len(shown)), [s.series if i == 0 else "" for s in shown])
+        labels = [_label(s, size) if i == 0 else "" for s in shown]
+        one.set_yticks(range(len(shown)), labels)
     return figure
 
 
+def _label(one: Size, size: Size) -> str:
+    """The series; where it has another size than the figure, that too."""
+    same = one.devices == size.devices
+    return one.series if same else f"{one.series}\nat {one.devices}"
+
+
 def _shared_size(found: Sequence[Size]) -> list[Size]:
-    """The sizes of the series that were measured on as many GPUs of as many nodes."""
+    """The sizes of the series that were measured on as many GPUs of as many nodes.
+
+    The size that most series have; of several such sizes, the largest.
+    """
     groups: dict[tuple[str | None, str, int, int], list[Size]] = {}
     for size in found:
         if size.throughput is not None and size.devices:
@@ -66,14 +75,43 @@ def _shared_size(found: Sequence[Size]) -> list[Size]:
     return max(groups.values(), key=lambda g: (len(g), g[0].devices or 0), default=[])
 
 
-def _panels(gpus: bool, time_of: str) -> list[_Panel]:
-    each = "per GPU, allocated" if gpus else "per process, resident"
+def _of_one_process(sizes: Sequence[Size], beside: Sequence[Size]) -> list[Size]:
+    """The measured series of one process whose rates have the unit and scaling of the others."""
+    return [
+        s
+        for s in sizes
+        if s.strategy in ONE_RANK
+        and s.throughput is not None
+        and beside
+        and (s.scaling, s.throughput_unit) == (beside[0].scaling, beside[0].throughput_unit)
+    ]
+
+
+def _with_efficiency(shown: list[Size]) -> list[Size]:
+    """The sizes with the efficiency relative to one process, where exactly one series is that.
+
+    Else relative to the smallest size of its own series: none for that size itself.
+    """
+    singles = [s for s in shown if s.strategy == "single"]
+    if len(singles) != 1:
+        return [
+            replace(s, efficiency=None if s.base_world_size == s.world_size else s.efficiency)
+            for s in shown
+        ]
+    rate = singles[0].throughput or 1.0
+    return [replace(s, efficiency=(s.throughput or 0) / rate / (s.devices or 1)) for s in shown]
+
+
+def _panels(results: Results, shown: Sequence[Size]) -> list[_Panel]:
+    each = "per GPU, allocated" if on_gpu(results) else "per process, resident"
+    to_single = sum(s.strategy == "single" for s in shown) == 1
+    base = "single" if to_single else "its smallest size"
     return [
         _Panel(
-            f"time per {time_of} (s)",
-            lambda s: s.time_s,
-            lambda s: s.times_s,
-            "{:.3g}",
+            f"throughput ({shown[0].throughput_unit})",
+            lambda s: s.throughput,
+            lambda s: s.rates,
+            "{:,.4g}",
         ),
         _Panel(
             f"peak memory (MiB)\n{each}",
@@ -81,7 +119,12 @@ def _panels(gpus: bool, time_of: str) -> list[_Panel]:
             lambda s: s.peaks_memory_mib,
             "{:,.0f}",
         ),
-        _Panel("validation accuracy", lambda s: s.val_accuracy, lambda s: (), "{:.1%}"),
+        _Panel(
+            f"parallel efficiency\nrelative to {base}",
+            lambda s: s.efficiency,
+            lambda s: (),
+            "{:.0%}",
+        ),
     ]
 
 
@@ -103,7 +146,6 @@ def _bars(axes: Axes, shown: list[Size], panel: _Panel, look: dict[str, Look]) -
     axes.xaxis.set_major_formatter(PLAIN)
     if panel.form.endswith("%}"):
         axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-        axes.set_xlim(0, max(1.0, axes.get_xlim()[1]))
     axes.set_xlabel(panel.label)
-    axes.invert_yaxis()
+    axes.set_ylim(len(shown) - 0.5, -0.5)  # the first series on top, also where it has no bar
     axes.grid(visible=False, axis="y")

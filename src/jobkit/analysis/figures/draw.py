@@ -18,6 +18,7 @@ from jobkit.analysis.figures.comparison import comparison_figure
 from jobkit.analysis.figures.drawing import save
 from jobkit.analysis.figures.epoch_time import time_figure
 from jobkit.analysis.figures.learning import learning_figure
+from jobkit.analysis.figures.learning_sizes import learning_sizes_figure
 from jobkit.analysis.figures.loss import loss_figure
 from jobkit.analysis.figures.memory import memory_figure, predicted_memory_figure
 from jobkit.analysis.figures.scaling import efficiency_figure, forecast_figure, speed_up_figure
@@ -81,7 +82,8 @@ FIGURES = (
     ),
     StudyFigure(
         "comparison",
-        "All series at the largest size that most of them share.",
+        "Rate, memory and efficiency at the largest size that most parallel series share; single "
+        "and dp, which are one process, at their own.",
         comparison_figure,
     ),
     StudyFigure(
@@ -89,6 +91,11 @@ FIGURES = (
         "Validation loss and accuracy over epochs.",
         learning_figure,
         _NOT_MEASURED,
+    ),
+    StudyFigure(
+        "loss_and_accuracy_by_size",
+        "Final validation loss and accuracy at each size: median and range of the repeats.",
+        learning_sizes_figure,
     ),
     StudyFigure(
         "loss_every_size",

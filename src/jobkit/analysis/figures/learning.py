@@ -42,6 +42,7 @@ def learning_figure(results: Results) -> Figure | None:
         one.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     if panels[-1][0] == "val_accuracy":
         axes[-1].yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
+        axes[-1].set_ylim(top=min(1.0, axes[-1].get_ylim()[1]))
     _legend(figure, look, ranks, not_ok=bool((kept["status"] != "ok").any()))
     return figure
 

@@ -37,8 +37,8 @@ def _devices(runs: pd.DataFrame) -> str:
 def _settings(runs: pd.DataFrame) -> list[str]:
     model, precision = _text(runs, "model"), _text(runs, "precision")
     dataset, samples = _text(runs, "dataset"), _one(runs, "train_samples")
-    if dataset.startswith("folder:"):
-        dataset = dataset.rstrip("/").rsplit("/", 1)[-1].removeprefix("folder:")
+    if dataset.startswith(("folder:", "idx:")):
+        dataset = dataset.partition(":")[2].rstrip("/").rsplit("/", 1)[-1]
     if runs["model"].isna().all():  # of another program nothing is known but its command
         source = _text(runs, "throughput_source")
         return [_SOURCES.get(source, f"read by {source}" if source else "")]

@@ -21,6 +21,7 @@ from jobkit.analysis.figures.subtitle import subtitle
 from jobkit.analysis.findings.breakdowns import efficiency_table, size_breakdowns
 from jobkit.analysis.findings.forecast import LAW, Forecast, forecast_table, not_forecast
 from jobkit.analysis.findings.forecast import forecasts as fitted
+from jobkit.analysis.findings.threads import thread_lines
 from jobkit.analysis.findings.verdict import LEAST, verdict
 from jobkit.analysis.report.proposal import proposal_table
 from jobkit.analysis.report.reproduce import commands, facts, study_file
@@ -125,6 +126,8 @@ def _care(results: Results) -> list[str]:
             f"{pairs - alike:.0f} of {pairs:.0f} comparisons (of series at one size, of sizes in "
             f"one series) differ at 95% confidence: chance alone would give about {pairs / 20:.1g}"
         )
+    if divided := thread_lines(results):
+        lines.append("; ".join(line.strip() for line in divided))
     texts = results.runs["warnings_text"].dropna().str.split(" | ", regex=False).explode()
     counts = texts.value_counts(sort=False).sort_index()
     return lines + [f"warning of {counted(n, 'run')}: {text}" for text, n in counts.items()]

@@ -28,6 +28,8 @@ OVERRIDES: dict[str, tuple[str | None, str]] = {
     "nodelist": ("-w", "required nodes"),
     "exclude": ("-x", "excluded nodes"),
     "mem": (None, "memory per node"),
+    "gres": (None, "as sbatch takes it, as gpu:4, in place of the site's request for GPUs"),
+    "gpus-per-task": (None, "likewise"),
     "cpus-per-task": ("-c", "cores per rank"),
     "begin": (None, "earliest start time"),
     "comment": (None, "job comment"),
@@ -35,6 +37,7 @@ OVERRIDES: dict[str, tuple[str | None, str]] = {
     "mail-type": (None, "events to send mail for"),
     "mail-user": (None, "recipient of the mail"),
 }
+_GPU_REQUESTS = {"gres", "gpus", "gpus-per-node", "gpus-per-task"}
 _OWN = ("nodes", "ntasks", "ntasks-per-node", "array", "output", "error", "job-name", "wrap")
 _WARNED_FROM_MIN = 5
 # A signal to the whole job is meant for the run, which gets it too: the batch shell ignores it.
@@ -154,7 +157,8 @@ def sbatch_options(shape: Shape, site: Site, given: Options, name: str) -> Optio
         options["cpus-per-task"] = str(site.cpus_per_task)
     if site.exclusive:
         options["exclusive"] = True
-    options |= gpu_options(shape, site)
+    if not asks_for_gpus(given):
+        options |= gpu_options(shape, site)
     options |= verbatim(site.sbatch)
     options |= given
     for key, value in options.items():
@@ -195,6 +199,11 @@ def gpu_options(shape: Shape, site: Site) -> Options:
     if site.gpu_request == "gpus-per-task":
         return {"gpus-per-task": f"{kind}{max(1, shape.gpus(site) // shape.ranks_per_node)}"}
     return {"gpus-per-node": f"{kind}{shape.gpus(site)}"}
+
+
+def asks_for_gpus(options: Options) -> bool:
+    """Whether options of sbatch ask for GPUs."""
+    return bool(_GPU_REQUESTS & options.keys())
 
 
 def verbatim(words: Sequence[str]) -> Options:

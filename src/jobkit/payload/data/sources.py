@@ -1,4 +1,4 @@
-"""Reading images from their source: CIFAR-10, folders or tars of image files, or generated."""
+"""Reading images from their source: CIFAR-10, folders or tars, IDX files, or generated."""
 
 import hashlib
 import io
@@ -15,9 +15,9 @@ from torch import Tensor
 
 from jobkit.errors import UsageError
 from jobkit.files import read_regular
-from jobkit.payload.data import cifar10
+from jobkit.payload.data import cifar10, idx_images
 from jobkit.payload.data.images import IMAGE, Images, Say
-from jobkit.spec.dataset import check_classes, check_source, check_tar, folder_path
+from jobkit.spec.dataset import IDX, check_classes, check_source, check_tar, folder_path
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,10 @@ def find_source(
     check_source(dataset)
     path = folder_path(dataset)
     assert path is not None
+    if dataset.startswith(IDX):
+        return Source(
+            f"idx-{idx_images.key(path)}", dataset, lambda say: idx_images.read(path, say)
+        )
     entries = dict(_tar_entries(path) if path.is_file() else _folder_entries(path))
     content = "\n".join(f"{name} {mark}" for name, (mark, _) in sorted(entries.items()))
     digest = hashlib.sha256(f"{path}\n{content}".encode()).hexdigest()[:16]

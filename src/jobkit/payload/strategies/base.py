@@ -274,14 +274,15 @@ def refuse(holds: bool, text: str) -> None:
 
 
 def make_optimizer(strategy: Strategy) -> Optimizer:
-    """SGD or AdamW over the strategy's parameters, fused where torch has that for the device."""
+    """SGD, Adam or AdamW over the strategy's parameters, fused where torch can do that."""
     spec = strategy.spec
     parameters = trained_parameters(strategy.model, spec)
     if not parameters:
         raise UsageError(f"--model {spec.model}: has no parameter to train")
     shared = {"lr": spec.lr, "weight_decay": spec.weight_decay, "fused": strategy.can_fuse()}
-    if spec.optimizer == "adamw":
-        return strategy.make_optimizer(torch.optim.AdamW, parameters, **shared)
+    adaptive = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+    if spec.optimizer in adaptive:
+        return strategy.make_optimizer(adaptive[spec.optimizer], parameters, **shared)
     return strategy.make_optimizer(
         torch.optim.SGD,
         parameters,

@@ -148,8 +148,8 @@ class FSDP(Strategy):
         return sum(count > 0 for _, count in self.groups)
 
     def can_fuse(self) -> bool:
-        # torch has a rule for sharded tensors for the fused AdamW, and none for the fused SGD.
-        return self.spec.optimizer == "adamw"
+        # torch has a rule for sharded tensors for the fused Adams, and none for the fused SGD.
+        return self.spec.optimizer != "sgd"
 
     def autocast(self) -> AbstractContextManager[object]:
         return nullcontext()  # the mixed precision policy casts parameters and inputs instead

@@ -1,0 +1,27 @@
+"""MNIST-like data in IDX files, written byte by byte."""
+
+import gzip
+import struct
+from pathlib import Path
+
+from jobkit.spec.idx import FILES
+
+
+def idx_bytes(*shape: int, content: bytes | None = None, kind: int = 8) -> bytes:
+    """An IDX file of unsigned bytes: 0, 1, 2 ... where no content is given."""
+    size = 1
+    for n in shape:
+        size *= n
+    body = bytes(i % 10 for i in range(size)) if content is None else content
+    return bytes([0, 0, kind, len(shape)]) + struct.pack(f">{len(shape)}I", *shape) + body
+
+
+def write_idx(folder: Path, packed: bool = False, side: int = 28, counts: tuple = (30, 10)) -> Path:
+    """A small data set of images of one side."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for part, count in zip(("train", "test"), counts, strict=True):
+        for what, shape in (("images", (count, side, side)), ("labels", (count,))):
+            name, content = FILES[f"{part}_{what}"], idx_bytes(*shape)
+            path = folder / (f"{name}.gz" if packed else name)
+            path.write_bytes(gzip.compress(content) if packed else content)
+    return folder
