@@ -115,9 +115,9 @@ class RunSpec(  # the fields of the last base come first
         return self.device
 
     @property
-    def planned_epochs(self) -> int:
-        """Passes over the training samples."""
-        return self.epochs
+    def planned_epochs(self) -> int | None:
+        """Passes over the training samples; None: the steps end it, maybe before."""
+        return self.epochs if self.max_steps is None else None
 
     def columns(self) -> dict[str, Any]:
         """All settings, and what follows from them."""

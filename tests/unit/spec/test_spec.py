@@ -242,7 +242,8 @@ OF_RECIPES |= {"label_smoothing": 0.05, "lookahead_every": 5}
 GOLDEN.append(({**ALL, **LATER, **OF_RECIPES}, "pp-n3-g3-b500-fp16-r2-a79a8c"))
 LATER |= {"fsdp_group_mib": 0.0, "cudnn_benchmark": False, "compile_mode": "max-autotune"}
 GOLDEN.append(({**ALL, **LATER}, "pp-n3-g3-b500-fp16-r2-ea0914"))
-LATER |= OF_RECIPES
+LATER |= OF_RECIPES | {"max_steps": 100}
+GOLDEN.append(({**ALL, **LATER}, "pp-n3-g3-b500-fp16-r2-982897"))
 
 
 @pytest.mark.parametrize(("values", "run_id"), GOLDEN)

@@ -46,7 +46,7 @@ class Results:
     epochs: pd.DataFrame
     sizes: tuple[Size, ...]  # every series at every size; their table is scaling
     scaling: pd.DataFrame
-    steps: pd.DataFrame  # some steps a row; none for jobkit's own training
+    steps: pd.DataFrame  # some steps a row
     rejected: tuple[Reject, ...]  # [METRIC] lines that are no valid record
     lost: Mapping[str, int]  # by run_id: records missing in every source
     not_taken: Mapping[str, int]  # by run_id: epochs without a checksum beside the run's own
