@@ -68,7 +68,8 @@ def rate_row(observed: Observed) -> Row:
         "data_wait_share": _share(timed),
         "peak_memory_mib": max((o.memory_mib for o in timed if o.memory_mib), default=None),
     }
-    row |= _percentiles(timed, times if observed.single else [])
+    warm = [o for o in timed if not o.warmup]  # all of them, or none
+    row |= _percentiles(warm, times if observed.single and warm else [])
     return {k: v for k, v in row.items() if v is not None}
 
 
