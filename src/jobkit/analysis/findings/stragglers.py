@@ -15,7 +15,7 @@ def uneven_steps(results: Results, unit: str) -> list[str]:
         return []
     known = known.assign(factor=(known["step_p99_s"] / known["step_p50_s"]).astype(float))
     middle = known.groupby(["series", "world_size"], as_index=False)["factor"].median()
-    worst = middle.sort_values("factor", kind="stable").iloc[-1]
+    worst = middle.loc[middle["factor"].idxmax()]
     where = f"{worst['series']} on {counted_ranks(int(worst['world_size']), unit)}"
     most = f"most uneven in {where}" if len(middle) > 1 else f"of {where}"
     times = f"{worst['factor']:.2f} times the median"
