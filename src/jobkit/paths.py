@@ -113,6 +113,10 @@ class RunPaths:
         """The attempt's records, one JSON object per line."""
         return self.metrics_folder / f"{attempt}.jsonl"
 
+    def metrics_of_rank(self, attempt: int, rank: int) -> Path:
+        """The windows of a rank above 0."""
+        return self.metrics_folder / f"{attempt}.r{rank}.jsonl"
+
     def outcome(self, attempt: int) -> Path:
         """How the attempt ended, written by the payload."""
         return self.attempts / str(attempt) / "outcome.json"

@@ -11,6 +11,7 @@ import pytest
 
 from jobkit.errors import Exit
 from jobkit.launch.cli import DEFAULT_STUDY
+from jobkit.spec.grid_words import with_words
 from jobkit.spec.plan import Study
 from jobkit.spec.runspec import STRATEGIES
 from support.generated_docs import PAGES, ROOT, TABLES, type_of, with_tables
@@ -184,9 +185,12 @@ def test_studies_of_the_documents_expand() -> None:
         given = {k: v for k, v in given.items() if v}
         if "--" in words and not args.study:
             given |= {"launcher": args.launcher} if args.launcher else {}
-            Study.of_command(words[words.index("--") + 1 :], **given).expand()
-        elif args.study != "mine.toml":
-            Study.load(args.study or DEFAULT_STUDY, **given).expand()
+            study = Study.of_command(words[words.index("--") + 1 :], **given)
+        elif args.study == "mine.toml":
+            continue
+        else:
+            study = Study.load(args.study or DEFAULT_STUDY, **given)
+        with_words(study, args.sweep, args.parameter).expand()
 
 
 @pytest.mark.parametrize("page", DOCS, ids=lambda page: page.name)

@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "spec": ("ground",),
     "metric": ("ground", "program"),
     "outcome": CORE,
-    "payload": CORE,
+    "payload": (*CORE, "program"),
     "planner": (*CORE, "payload"),
     "checks": (*CORE, "payload"),
     "launch": (*CORE, "outcome"),

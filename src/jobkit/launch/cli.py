@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from jobkit import __version__
-from jobkit.errors import Parser, UsageError, at_least, command
+from jobkit.errors import UsageError, at_least, command
 from jobkit.gpus import count_gpus
 from jobkit.launch.dry_run import dry_run
 from jobkit.launch.kubernetes.options import add_kubernetes_arguments, kubernetes_options
@@ -17,9 +17,11 @@ from jobkit.launch.request import LaunchRequest
 from jobkit.launch.site import known_sites
 from jobkit.launch.slurm.cluster import find_site
 from jobkit.launch.slurm.options import OVERRIDES, verbatim
+from jobkit.launch.slurm.words import SbatchParser
 from jobkit.outcome.status import BAD_ENDS
 from jobkit.requeue import MAX_RESTARTS
 from jobkit.spec.command_spec import LAUNCHERS
+from jobkit.spec.grid_words import add_grid_arguments, with_words
 from jobkit.spec.options import add_recipe_argument, add_spec_arguments, given_settings
 from jobkit.spec.plan import STUDIES, Plan, Study
 
@@ -31,6 +33,7 @@ EPILOG = """examples:
   python run_benchmarks.py --strategies ddp fsdp --gpus 1 2 --repeats 3 --epochs 3
   python run_benchmarks.py --study my.toml --name wide --width 4 --precision bf16
   python run_benchmarks.py --gpus 4 8 16 --gpus-per-node 4 -A project --sbatch --nice=100
+  python run_benchmarks.py --sweep precision=fp32,bf16 --sweep width=1,2 --gpus 1
   python run_benchmarks.py --gpus 1 2 4 8 -- python train.py --batch-size 32
   python run_benchmarks.py --gpus 1 2 4 --unit images --work-per-step 512 -- \
       python train.py --batch-size '{512 / ranks}'
@@ -44,17 +47,9 @@ Exit codes: 0 all runs are ok, 1 a run is not, 2 wrong usage, 130 and 143 stoppe
 """
 
 
-class _Parser(Parser):
-    """Takes a value of --sbatch that begins with -, which argparse has for an option."""
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        words = sys.argv[1:] if args is None else args
-        return super().parse_known_args(_whole_options(words), namespace)
-
-
 def parser() -> argparse.ArgumentParser:
     """The command line of run_benchmarks.py."""
-    made = _Parser(
+    made = SbatchParser(
         prog="run_benchmarks.py",
         usage="%(prog)s [options] [-- command]",
         description="Run a study: the same training at several sizes, jobkit's own under several "
@@ -64,6 +59,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--version", action="version", version=f"jobkit {__version__}")
     add_study_arguments(made)
     add_command_arguments(made)
+    add_grid_arguments(made)
     add_launch_arguments(made)
     add_local_arguments(made)
     add_slurm_arguments(made)
@@ -174,15 +170,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run(args)
 
 
-def _whole_options(words: Sequence[str]) -> list[str]:
-    """The words, with --sbatch and its value as one."""
-    found: list[str] = []
-    for word in words:
-        joins = bool(found) and found[-1] == "--sbatch"
-        found[-1:] = [f"--sbatch={word}"] if joins else [*found[-1:], word]
-    return found
-
-
 def _command(words: Sequence[str]) -> tuple[str, ...]:
     """The command after --, if there is one. Raises UsageError for options of sbatch there."""
     if len(words) == 1:
@@ -202,6 +189,7 @@ def make_plan(args: argparse.Namespace) -> Plan:
     work = {"unit": args.unit, "per_step": args.work_per_step}
     given |= {"work": stated} if (stated := {k: v for k, v in work.items() if v}) else {}
     study = _study(args, given | given_settings(args))
+    study = with_words(study, args.sweep, args.parameter, given=vars(args))
     site = find_site(args.site, ask=not args.dry_run)
     if site is not None and study.gpus_per_node is None:
         study = study.changed(gpus_per_node=site.gpus_per_node)

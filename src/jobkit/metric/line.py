@@ -93,11 +93,11 @@ KINDS: dict[str, dict[str, str]] = {
         "data_wait_s": "part of wall_s spent waiting for batches; null: not measured",
         "paused_s": "evaluation, checkpoints and other work between the steps, not in wall_s",
         "epoch": "the epoch, as the program numbers it; null: not known",
-        "step_p50_s": "median of the steps' times on the host; on a GPU the steps are issued "
-        "asynchronously, so that only the sum over a window is exact",
-        "step_p95_s": "95th percentile of the steps' times on the host",
-        "step_p99_s": "99th percentile of the steps' times on the host",
-        "step_max_s": "longest time of a step on the host",
+        "step_p50_s": "median of the steps' times; absent on a GPU, where steps are issued "
+        "asynchronously, so that only the sum over a window is known",
+        "step_p95_s": "95th percentile of the steps' times, likewise",
+        "step_p99_s": "99th percentile of the steps' times, likewise",
+        "step_max_s": "longest time of a step, likewise",
         "warmup": "true: steps of the warm-up, not compared",
         "values": "the program's own numbers, such as train_loss: the last of each in the window",
     },

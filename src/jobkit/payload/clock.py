@@ -7,12 +7,17 @@ from contextlib import contextmanager
 
 import torch
 
+from jobkit.payload.windows import StepWindows
+
 
 class Clock:
-    """Wall time of the timed iterations and, of it, the wait for batches."""
+    """Wall time of the timed iterations and, of it, the wait for batches.
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    windows: the steps one by one, which are told of the same pauses and waits.
+    """
+
+    def __init__(self, device: torch.device, windows: StepWindows | None = None) -> None:
+        self._device, self._windows = device, windows
         self._carried: tuple[int, float, float] = (0, 0.0, 0.0)
         self.restart()
 
@@ -40,13 +45,19 @@ class Clock:
     def paused(self) -> Iterator[None]:
         """Exclude what happens inside, such as the writing of a checkpoint."""
         begin = self._now()
+        if self._windows:
+            self._windows.pause()
         yield
+        if self._windows:
+            self._windows.resume()
         self._start += self._now() - begin
 
     @contextmanager
     def excluded(self) -> Iterator[None]:
         """Exclude an iteration that happens inside: its time, images and wait for data."""
         images, waited = self.images, self.data_wait_s
+        if self._windows:
+            self._windows.skip()
         with self.paused():
             yield
         self.images, self.data_wait_s = images, waited
@@ -56,7 +67,10 @@ class Clock:
         """Count what happens inside as wait for data; the device is not synchronised here."""
         start = time.perf_counter()
         yield
-        self.data_wait_s += time.perf_counter() - start
+        waited_s = time.perf_counter() - start
+        self.data_wait_s += waited_s
+        if self._windows:
+            self._windows.waited(waited_s)
 
     def stop(self) -> None:
         """End the measurement once the device has done all its work."""

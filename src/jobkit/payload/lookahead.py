@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from jobkit.payload.schedule import total_steps
+
 if TYPE_CHECKING:
     from jobkit.payload.train import Trainer
 
@@ -49,7 +51,9 @@ class Lookahead:
         trainer = self._trainer
         batches, progress = trainer.batches, trainer.progress
         position = min(progress.position + batches.batch_size, batches.samples)
-        return (progress.epoch + position / batches.samples) / trainer.spec.epochs
+        per_epoch = len(batches)
+        epochs = total_steps(trainer.spec, per_epoch) / per_epoch
+        return min(1.0, (progress.epoch + position / batches.samples) / epochs)
 
 
 def move(state: Iterable[tuple[Tensor, dict[str, Tensor]]], kept: float) -> None:

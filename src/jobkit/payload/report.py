@@ -25,6 +25,7 @@ class Reporter:
     def __init__(self, paths: RunPaths | None, attempt: int, rank: int) -> None:
         self._is_rank_0 = rank == 0
         self._writer: MetricWriter | None = None
+        self._place = (paths, attempt, rank)
         self._handler: logging.Handler = logging.NullHandler()
         if paths:
             _check_links(paths, attempt, rank)
@@ -47,6 +48,25 @@ class Reporter:
                 path=paths.metrics(attempt),
                 log=sys.stdout,
             )
+
+    @property
+    def writer(self) -> MetricWriter | None:
+        """That of the run's records; None on other ranks than 0, and without a folder."""
+        return self._writer
+
+    def rank_writer(self) -> MetricWriter | None:
+        """A writer of this rank's own records, for ranks above 0; None without a folder."""
+        paths, attempt, rank = self._place
+        if paths is None:
+            return None
+        return MetricWriter(
+            study=paths.folder.parent.name,
+            run_id=paths.folder.name,
+            attempt=attempt,
+            rank=rank,
+            path=paths.metrics_of_rank(attempt, rank),
+            log=None,
+        )
 
     @property
     def stream(self) -> TextIO:

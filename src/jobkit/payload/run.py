@@ -227,6 +227,8 @@ def _train(job: RankJob, trainer: Trainer, stages: Stages) -> bool:
     except Stopped as stopped:
         result, why = None, str(stopped)
     guard.close()
+    if trainer.windows:
+        trainer.windows.finish()
     if breakdown and result:
         breakdown.finish(trainer)
     dist.barrier()

@@ -22,10 +22,10 @@ def learning_rate(spec: RunSpec, step: float, steps_per_epoch: int) -> float:
     onecycle rises and falls linearly, ending near 0; triangular does so between 20 % and 7 % of
     the peak (Keller Jordan, arXiv 2404.00498); cosine falls as half a cosine.
     """
-    total = spec.epochs * steps_per_epoch
+    total = total_steps(spec, steps_per_epoch)
     warmup_epochs = spec.lr_warmup_epochs
     if warmup_epochs is None:
-        warmup_epochs = _RISE.get(spec.lr_schedule, 0.0) * spec.epochs
+        warmup_epochs = _RISE.get(spec.lr_schedule, 0.0) * total / steps_per_epoch
     warmup = min(warmup_epochs * steps_per_epoch, total - 1)
     peak = peak_lr(spec)
     if step < warmup:
@@ -40,3 +40,9 @@ def learning_rate(spec: RunSpec, step: float, steps_per_epoch: int) -> float:
     if spec.lr_schedule == "cosine":
         return peak * 0.5 * (1 + math.cos(math.pi * (1 - left)))
     return peak
+
+
+def total_steps(spec: RunSpec, steps_per_epoch: int) -> int:
+    """The steps of the whole training: those of all epochs, or of --max-steps if that is less."""
+    steps = spec.epochs * steps_per_epoch
+    return steps if spec.max_steps is None else min(steps, spec.max_steps)

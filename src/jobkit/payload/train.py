@@ -1,25 +1,25 @@
 """The training loop, readable from top to bottom; every strategy goes through it."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
-import torch.nn.functional as F
 
 from jobkit.payload.clock import Clock
-from jobkit.payload.data.batches import Batches, DeviceData, Step, share
+from jobkit.payload.data.batches import Batches, DeviceData, Step
 from jobkit.payload.distributed import Group
+from jobkit.payload.evaluation import evaluate, means
 from jobkit.payload.measure.peak import OwnPeak
 from jobkit.payload.memory import Share, held
 from jobkit.payload.progress import Progress
-from jobkit.payload.readback import read_back
 from jobkit.payload.report import Reporter
 from jobkit.payload.schedule import learning_rate
 from jobkit.payload.strategies import Strategy
-from jobkit.payload.tta import predicted
 from jobkit.payload.warnings import too_short
+from jobkit.payload.windows import StepWindows
 from jobkit.spec.runspec import RunSpec
 from jobkit.units import MIB
 
@@ -71,6 +71,7 @@ class Trainer:
     progress: Progress = field(default_factory=Progress)
     guard: Guard | None = None
     observers: Sequence[Observer] = ()  # of iterations after the warm-up
+    windows: StepWindows | None = None  # the time of each step
     held: Share | None = None  # memory of the rank's tensors, measured after the first step
 
     def __post_init__(self) -> None:
@@ -83,23 +84,38 @@ class Trainer:
         self._compiled: set[int] = set()  # sizes of the global batch, with --compile
 
     def train(self, started: Callable[[float | None], None]) -> tuple[float, float]:
-        """Train for all epochs left; return the final validation loss and accuracy (0 to 1).
+        """Train for all steps left; return the final validation loss and accuracy (0 to 1).
 
         started is called once, when everything is ready: before the first iteration, and with
         None; but with --compile after it, with the seconds that it took, as it compiles the model.
         """
         self.optimizer.register_step_post_hook(self._measure_held)
+        warmup = self._warmup(self.progress.position)
+        self.windows = StepWindows(self.report, self.group.place, warmup)
         if not self.spec.compile:
             started(None)
         validation = None
-        while self.progress.epoch < self.spec.epochs:
+        while not self.finished:
             validation = self._epoch(self.progress.epoch, started)
-            self.progress.next_epoch()
+            # An epoch that --max-steps cut short may be continued from the last checkpoint.
+            if self.progress.position == self.batches.samples:
+                self.progress.next_epoch()
             if self.guard:
                 self.guard.epoch_done(self)
         if validation is None:  # interrupted after its last epoch
-            validation = _means(self.group.reduce(self.evaluate(), "sum"))
+            validation = means(self.group.reduce(self.evaluate(), "sum"))
         return validation
+
+    @property
+    def finished(self) -> bool:
+        """Whether all epochs are trained, or the steps of --max-steps."""
+        most = math.inf if self.spec.max_steps is None else self.spec.max_steps
+        return self.progress.epoch >= self.spec.epochs or self.progress.iteration >= most
+
+    @property
+    def epoch_over(self) -> bool:
+        """Whether no step of the epoch is left: what comes is its evaluation."""
+        return self.finished or self.progress.position == self.batches.samples
 
     def _measure_held(self, *_: Any) -> None:
         """Measure the memory of the tensors once, after the first step, with its gradients."""
@@ -139,7 +155,7 @@ class Trainer:
             "max",
         )
         self._report(epoch, sums, largest, lr, begun_at)
-        return _means(sums)
+        return means(sums)
 
     def _report(
         self,
@@ -152,13 +168,13 @@ class Trainer:
         """Record and print the epoch, from the sums and maxima over the ranks."""
         if self.guard:
             self.guard.may_record()
-        train_loss = sums["train_loss"] / self.batches.samples
-        val_loss, val_accuracy = _means(sums)
+        train_loss = sums["train_loss"] / self.progress.position
+        val_loss, val_accuracy = means(sums)
         images_per_s = sums["images"] / largest["epoch_time_s"]
         self.report.record(
             "epoch",
             epoch=epoch,
-            iterations=len(self.batches),
+            iterations=-(-self.progress.position // self.batches.batch_size),
             train_loss=train_loss,
             val_loss=val_loss,
             val_accuracy=val_accuracy,
@@ -189,9 +205,11 @@ class Trainer:
         self.progress.epoch, self.progress.position = epoch, position
         if position == 0:
             self.loss_sum.zero_()
-            self.clock = Clock(self.data.device)
+            self.clock = Clock(self.data.device, self.windows)
         else:
             self.clock.restart()
+        if self.windows:
+            self.windows.begin_epoch(epoch)
         warmup, lr = self._warmup(position), 0.0
         steps = self.batches.epoch(epoch, position, self.data.device)
         for i, step in enumerate(self.data.cropped_ahead(steps, epoch)):
@@ -202,12 +220,19 @@ class Trainer:
                 with self._timed(step):
                     self.loss_sum += self._train_step(step, epoch, self.clock)
                 self.progress.step(step.global_count)
+                if self.windows:
+                    images = sum(map(len, step.micro_batches)) * self.strategy.counts
+                    self.windows.step(images, {})
                 if self.spec.compile and not self.begun:
                     started(self.clock.elapsed_s())
                 self.begun = True
                 if self.guard:
                     self.guard.edge(self)
+            if self.finished:
+                break
         self.clock.stop()  # the device is idle now: the sum can be read
+        if self.windows:
+            self.windows.end_epoch()
         return self.clock, self.loss_sum.item(), lr
 
     def _timed(self, step: Step) -> AbstractContextManager[None]:
@@ -235,6 +260,8 @@ class Trainer:
         if self.begun:
             return 0
         left = -(-(self.batches.samples - position) // self.batches.batch_size)
+        if self.spec.max_steps is not None:
+            left = min(left, self.spec.max_steps - self.progress.iteration)
         return max(0, min(self.spec.warmup_iterations, left - 1))
 
     def _set_rate(self) -> float:
@@ -268,30 +295,5 @@ class Trainer:
 
         Every sample once over all ranks; each rank calls the model as often as the others.
         """
-        self.strategy.model.eval()
-        self.strategy.share_buffers()
-        rank, ranks = self.strategy.data_rank, self.strategy.data_world_size
-        count = len(self.data.test.labels)
-        chunk = self.spec.eval_batch_size * ranks
-        sums = torch.zeros(2, dtype=torch.float64, device=self.data.device)
-        seen = 0
-        for start in range(0, count, chunk):
-            mine = share(min(chunk, count - start), rank, ranks)
-            size = mine.stop - mine.start
-            # A rank with nothing left takes part with one sample that is not counted.
-            part = slice(start + mine.start, start + mine.start + size) if size else slice(0, 1)
-            images, labels = self.data.test_batch(part)
-            logits = predicted(self.strategy.predict, images, self.spec.tta)
-            if self.guard:
-                self.guard.alive("evaluation")
-            if size and self.strategy.counts:
-                sums[0] += F.cross_entropy(logits, labels, reduction="sum")
-                sums[1] += (logits.argmax(1) == labels).sum()
-                seen += size
-        loss, correct = read_back(sums)
-        return {"val_loss": loss, "val_correct": correct, "val_samples": float(seen)}
-
-
-def _means(sums: Mapping[str, float]) -> tuple[float, float]:
-    """Validation loss and accuracy of the sums over all ranks that evaluate gives."""
-    return sums["val_loss"] / sums["val_samples"], sums["val_correct"] / sums["val_samples"]
+        alive = self.guard.alive if self.guard else None
+        return evaluate(self.strategy, self.data, self.spec, alive)

@@ -33,6 +33,12 @@ def cuda_in_use() -> Any:
     return None if cuda.is_current_stream_capturing() else cuda
 
 
+def on_gpu() -> bool:
+    """Whether the process uses a GPU, so that a step's time on the host is not its own."""
+    cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
+    return bool(cuda and cuda.is_available() and cuda.is_initialized())
+
+
 def synchronised_s() -> float:
     """The time in seconds, the GPU's work done."""
     if cuda := cuda_in_use():

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from jobkit.program.lines import Record, Writer, as_number
-from jobkit.program.process import cuda_in_use, guarded, place, synchronised_s, warn
+from jobkit.program.process import cuda_in_use, guarded, on_gpu, place, synchronised_s, warn
 
 WARMUP_STEPS = 5
 WINDOW_S = 10.0  # a window lasts about this long at most, if its steps are shorter
@@ -174,6 +174,7 @@ class Meter:
             self._waits = now
         wall, times = now - self._begin, sorted(self._times)
         host = {f"step_p{p}_s": times[math.ceil(p / 100 * len(times)) - 1] for p in (50, 95, 99)}
+        host["step_max_s"] = times[-1]
         self._write(
             "window",
             step=self.steps,
@@ -183,8 +184,7 @@ class Meter:
             data_wait_s=self._data,
             paused_s=self._paused,
             epoch=self._epoch,
-            **host,
-            step_max_s=times[-1],
+            **({} if on_gpu() else host),  # issued there, and done later
             warmup=self.steps <= self._warmup,
             values={k: as_number(v) for k, v in self._values.items()},
         )

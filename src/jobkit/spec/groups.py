@@ -24,6 +24,9 @@ class RunSettings:
     repeat: int = setting(0, "index of this repeat of the same settings", low=0)
     strategy: str = setting("ddp", "parallel strategy", choices=STRATEGIES)
     epochs: int = setting(5, "passes over the training samples", low=1)
+    max_steps: int | None = setting(
+        None, "optimizer steps after which a run ends as ok, if --epochs has not ended it", low=1
+    )
     seed: int = setting(0, "seed of weights, order and augmentation", low=0, high=2**31 - 1)
     device: str = setting(
         "auto", "cuda, cpu, or auto: a GPU if there is one", choices=("auto", "cpu", "cuda")

@@ -4,7 +4,7 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, Field, fields, replace
 from typing import Any, ClassVar
 
 
@@ -15,6 +15,8 @@ class PlannedRun(ABC):
     # Packages that the Python of jobkit needs, to start it on this machine.
     packages: ClassVar[tuple[str, ...]] = ()
     writes_spec: ClassVar[bool] = False  # the program leaves spec.json in its folder
+    # Settings that the program decides by its device where they have these values.
+    left_to_device: ClassVar[Mapping[str, Any]] = {}
 
     nodes: int
     ranks_per_node: int
@@ -71,6 +73,18 @@ class PlannedRun(ABC):
     @abstractmethod
     def comparable(self) -> Mapping[str, Any]:
         """What two runs of one series must share."""
+
+    def decided(self, recorded: "PlannedRun") -> "PlannedRun":
+        """What is planned, with what it leaves to the device as a run recorded it."""
+        left = [n for n, value in self.left_to_device.items() if getattr(self, n) == value]
+        return replace(self, **{n: getattr(recorded, n) for n in left if hasattr(recorded, n)})
+
+    def differing(self, recorded: "PlannedRun") -> dict[str, tuple[Any, Any]]:
+        """The settings that a run recorded otherwise: as recorded, as planned.
+
+        Empty where the program records none.
+        """
+        return {}
 
     @property
     def data(self) -> str | None:

@@ -32,6 +32,8 @@ ONE_RANK = tuple(name for name, facts in FACTS.items() if facts.one_rank)
 MODELS = ("cnn", "fast_cnn", "resnet18", "mlp")
 DATASETS = ("cifar10", "synthetic")
 _BATCHES = ("global_batch_size", "batch_size_per_rank")  # one of the two
+# Their columns have other names, or what the run decided.
+_OTHER_COLUMNS = ("device", "epochs", "cudnn_benchmark")
 _NOT_COMPARED = ("nodes", "ranks_per_node", "repeat", *_BATCHES, "data_dir")
 
 
@@ -76,6 +78,11 @@ class RunSpec(  # the fields of the last base come first
 
     packages: ClassVar[tuple[str, ...]] = ("torch", "torchvision")
     writes_spec: ClassVar[bool] = True
+    left_to_device: ClassVar[Mapping[str, Any]] = {
+        "precision": "auto",
+        "fp32": "auto",
+        "cudnn_benchmark": None,
+    }
 
     @property
     def steps_batch_size(self) -> int:
@@ -116,13 +123,13 @@ class RunSpec(  # the fields of the last base come first
         return self.device
 
     @property
-    def planned_epochs(self) -> int:
-        """Passes over the training samples."""
-        return self.epochs
+    def planned_epochs(self) -> int | None:
+        """Passes over the training samples; None: the steps end it, maybe before."""
+        return self.epochs if self.max_steps is None else None
 
     def columns(self) -> dict[str, Any]:
-        """All settings, and what follows from them."""
-        return {k: v for k, v in self.to_dict().items() if k != "device"} | {
+        """All settings, and what follows from them; not what the run itself records."""
+        return {k: v for k, v in self.to_dict().items() if k not in _OTHER_COLUMNS} | {
             "device_planned": self.device,
             "world_size": self.world_size,
             "scaling": self.scaling,
@@ -130,6 +137,13 @@ class RunSpec(  # the fields of the last base come first
             "batch_size_per_rank": -(-self.steps_batch_size // self.world_size),
             "epochs_planned": self.epochs,
         }
+
+    def differing(self, recorded: PlannedRun) -> dict[str, tuple[Any, Any]]:
+        """The settings of its identity that a run recorded otherwise; the size's come first."""
+        first = ("strategy", "nodes", "ranks_per_node")
+        names = (*first, *sorted(OF_IDENTITY - {*first}))
+        pairs = {n: (getattr(recorded, n, None), getattr(self, n)) for n in names}
+        return {n: (theirs, own) for n, (theirs, own) in pairs.items() if theirs != own}
 
     def comparable(self) -> dict[str, Any]:
         """The settings but those of the size, with the batch that stays as the size grows."""
@@ -163,9 +177,8 @@ class RunSpec(  # the fields of the last base come first
         return words
 
 
-# Settings that the payload decides by its device where they have these values. Before, "auto" was
-# always what WITHOUT_AUTO says, and a record left it out.
-AUTO: Mapping[str, Any] = {"precision": "auto", "fp32": "auto", "cudnn_benchmark": None}
+# Before the payload decided anything by its device, left_to_device was always what WITHOUT_AUTO
+# says, and a record left it out.
 WITHOUT_AUTO: Mapping[str, Any] = {"precision": "fp32", "fp32": "ieee", "cudnn_benchmark": False}
 _META: dict[str, Mapping[str, Any]] = {f.name: f.metadata for f in fields(RunSpec)}
 OF_IDENTITY = frozenset(name for name, meta in _META.items() if meta["identity"])

@@ -71,6 +71,7 @@ def test_the_sums_of_an_evaluation(monkeypatch: pytest.MonkeyPatch, pending: Pen
         strategy=strategy,
         data=SimpleNamespace(test=SimpleNamespace(labels=[]), device="cuda"),
         spec=SimpleNamespace(eval_batch_size=1),
+        guard=None,
     )
     place, waits = standing(lambda: train.Trainer.evaluate(trainer), pending)  # type: ignore[arg-type]
     assert waits, place

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobkit.payload.schedule import learning_rate, peak_lr
+from jobkit.payload.schedule import learning_rate, peak_lr, total_steps
 from jobkit.spec.runspec import RunSpec
 
 
@@ -61,3 +61,10 @@ def test_every_rate_lies_above_0_and_the_peak_bounds_it(
     spec = RunSpec(lr=1.0, epochs=epochs, lr_schedule=kind, lr_warmup_epochs=warmup)
     rates = course(spec, steps)
     assert all(0 < rate <= 1 for rate in rates)
+
+
+def test_the_rates_end_with_the_steps_of_a_shorter_run() -> None:
+    short = RunSpec(lr=1.0, epochs=10, max_steps=8)
+    assert course(short, 4)[:8] == pytest.approx(course(RunSpec(lr=1.0, epochs=2), 4))
+    assert total_steps(short, 4) == 8
+    assert total_steps(RunSpec(epochs=2, max_steps=9), 4) == 8

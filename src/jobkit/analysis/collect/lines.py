@@ -15,6 +15,7 @@ from jobkit.metric.pattern import Pattern
 from jobkit.metric.quantity import Quantity, quantity_of
 from jobkit.outcome.evidence import START_MARK
 
+METRIC_LINES = "metric lines"  # the source of key=value lines
 LONGEST_LINE = 8192  # characters of a line that a pattern is tried on
 TIMEOUT_S = 2.0  # of one expression on one line: a study may have been handed over
 _ATTEMPT = re.compile(rf"{re.escape(START_MARK)}: attempt ([0-9]{{1,9}})\b")
@@ -91,12 +92,22 @@ def observed_metrics(
     for record in records:
         if "v" in record or ("epoch" in record and "step" not in record):
             continue
-        values = {k: v for k, v in record.items() if k not in _OWN_KEYS}
-        one, unit = _observation(values, False, ranks)
+        one, unit = _of_record(record, ranks)
         if one.time_s or one.rate:
             units |= {unit} if unit else set()
             made.append(one)
-    return _observed(of_lines(made, _warmup(planned), False), units, planned, "metric lines")
+    return _observed(of_lines(made, _warmup(planned), False), units, planned, METRIC_LINES)
+
+
+def observes(record: Record) -> bool:
+    """Whether a key=value line says a time or a rate of steps."""
+    one, _ = _of_record(record, 1)
+    return bool(one.time_s or one.rate)
+
+
+def _of_record(record: Record, ranks: int | None) -> tuple[Observation, str | None]:
+    values = {k: v for k, v in record.items() if k not in _OWN_KEYS}
+    return _observation(values, False, ranks)
 
 
 def _warmup(planned: Mapping[str, Any]) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 from jobkit.analysis.collect.lines import matches, observed_lines, observed_metrics
 from jobkit.analysis.collect.records import RunRecords
-from jobkit.analysis.collect.steps import Observed, rate_row
+from jobkit.analysis.collect.steps import PERCENTILES, TRAINING, Observed, rate_row
 from jobkit.analysis.collect.windows import observed_windows
 from jobkit.analysis.tables.frames import Row
 from jobkit.metric.line import Record
@@ -21,6 +21,7 @@ from jobkit.outcome.logs import open_log
 from jobkit.paths import RunPaths, read_json
 
 WALL_TIME = "wall time of the run, start-up included"
+_OF_STEPS = ("step_time_s", "steps_timed", *PERCENTILES)
 _STATED = ("unit", "work_per_step", "warmup_steps")
 
 
@@ -58,6 +59,8 @@ def speed_row(observed: Observed | None, epochs: Row, state: Mapping[str, Any]) 
     scaling and world_size.
     """
     row = rate_row(observed) if observed else {}
+    if observed and observed.source == TRAINING:
+        row = {name: row[name] for name in _OF_STEPS if name in row}
     if "throughput" in row:
         return epochs | row
     if (rate := epochs.get("images_per_s")) is not None:

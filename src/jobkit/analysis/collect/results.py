@@ -22,6 +22,7 @@ from jobkit.analysis.collect.records import Reject, read_run
 from jobkit.analysis.collect.rows import as_run, result_row, unplanned_settings
 from jobkit.analysis.collect.steps import step_rows
 from jobkit.analysis.collect.study import StudyRuns, read_study, run_states
+from jobkit.analysis.collect.unused import unused_lines
 from jobkit.analysis.scaling.scaling import measured_sizes, scaling_table
 from jobkit.analysis.scaling.sizes import Size
 from jobkit.analysis.tables.columns import EPOCHS, RESULTS, STEPS
@@ -46,10 +47,11 @@ class Results:
     epochs: pd.DataFrame
     sizes: tuple[Size, ...]  # every series at every size; their table is scaling
     scaling: pd.DataFrame
-    steps: pd.DataFrame  # some steps a row; none for jobkit's own training
+    steps: pd.DataFrame  # some steps a row
     rejected: tuple[Reject, ...]  # [METRIC] lines that are no valid record
     lost: Mapping[str, int]  # by run_id: records missing in every source
     not_taken: Mapping[str, int]  # by run_id: epochs without a checksum beside the run's own
+    unused: Mapping[str, str]  # by run_id: lines that are in no table
     contradicted: Mapping[str, str]  # by run_id: recorded settings that differ from the plan
     unplanned: tuple[str, ...]  # folders of runs that are not in the plan: not collected
     columns_left_out: int = 0  # of epochs: values that foreign scripts name beyond a bound
@@ -89,6 +91,7 @@ class Results:
             f"{k}: {counted(n, 'epoch')} without a checksum beside its own records: not taken"
             for k, n in self.not_taken.items()
         ]
+        lines += [f"{k}: {what}" for k, what in self.unused.items()]
         lines += [f"{k}: not run as planned: {what}" for k, what in self.contradicted.items()]
         if self.unplanned:
             lines.append(f"not in the plan, so not collected: {', '.join(self.unplanned)}")
@@ -138,6 +141,7 @@ def collect(
         rejected=tuple(read.rejected),
         lost=read.lost,
         not_taken=read.not_taken,
+        unused=read.unused,
         contradicted=read.contradicted,
         unplanned=unplanned,
         columns_left_out=left_out,
@@ -158,6 +162,7 @@ class _Read:
     rejected: list[Reject] = field(default_factory=list)
     lost: dict[str, int] = field(default_factory=dict)
     not_taken: dict[str, int] = field(default_factory=dict)
+    unused: dict[str, str] = field(default_factory=dict)
     contradicted: dict[str, str] = field(default_factory=dict)
 
 
@@ -180,6 +185,8 @@ def _read(planned: StudyRuns) -> _Read:
         read.rejected += records.rejects
         if other := unplanned_settings(spec, records):
             read.contradicted[run_id] = other
+        if unused := unused_lines(records, observed):
+            read.unused[run_id] = unused
         if records.lost:
             read.lost[run_id] = records.lost
         if records.epochs_not_taken:

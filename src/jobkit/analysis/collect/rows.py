@@ -1,7 +1,6 @@
 """One row of results.csv, from the spec, the state and the records of one run."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from statistics import median, median_low
 from typing import Any
 
@@ -15,12 +14,11 @@ from jobkit.metric.line import KINDS, Record
 from jobkit.outcome.slurm_jobs import Job
 from jobkit.outcome.status import RunState
 from jobkit.spec.planned import PlannedRun
-from jobkit.spec.runspec import AUTO, OF_IDENTITY, WITHOUT_AUTO, RunSpec
+from jobkit.spec.runspec import WITHOUT_AUTO, RunSpec
 
 _RESULT_NAMES = frozenset(c.name for c in RESULTS)
 _OF_RUN_START = tuple(k for k in KINDS["run_start"] if k in _RESULT_NAMES and k != "threads")
 _OF_BREAKDOWN = tuple(k for k in KINDS["breakdown"] if k != "iterations")  # a setting's column
-_SHAPE = ("strategy", "nodes", "ranks_per_node")
 _VERSIONS = ("torch", "python", "cuda", "hip", "nccl", "cudnn", "driver")
 _MAXIMA = tuple(k for k in KINDS["epoch"] if k in _RESULT_NAMES and k.endswith("_memory_mib"))
 
@@ -40,10 +38,7 @@ def recorded_spec(records: RunRecords) -> RunSpec | None:
 def as_run(spec: PlannedRun | None, records: RunRecords) -> PlannedRun | None:
     """The planned settings, with what they leave to the device as the run decided it."""
     actual = recorded_spec(records)
-    if not isinstance(spec, RunSpec) or actual is None:
-        return spec or actual
-    left = {name for name, value in AUTO.items() if getattr(spec, name) == value}
-    return replace(spec, **{name: getattr(actual, name) for name in left})
+    return spec.decided(actual) if spec and actual else spec or actual
 
 
 def unplanned_settings(spec: PlannedRun | None, records: RunRecords) -> str:
@@ -52,14 +47,12 @@ def unplanned_settings(spec: PlannedRun | None, records: RunRecords) -> str:
     results.csv has the planned ones, and a run that was started by hand may have had others.
     """
     actual, start = recorded_spec(records), records.last("run_start")
-    if not isinstance(spec, RunSpec) or actual is None or records.lost or "world_size" not in start:
+    if spec is None or actual is None or records.lost or "world_size" not in start:
         return ""  # where a part of the record is missing, settings seem to be at their default
-    names = (*_SHAPE, *sorted(OF_IDENTITY - {*_SHAPE}))
-    pairs = {n: (getattr(actual, n), getattr(spec, n)) for n in names}
     return ", ".join(
         f"{name}={value} (planned: {planned})"
-        for name, (value, planned) in pairs.items()
-        if value != planned and not str(value).endswith(" [cut]")  # by metric.line.split
+        for name, (value, planned) in spec.differing(actual).items()
+        if not str(value).endswith(" [cut]")  # by metric.line.split
     )
 
 
@@ -76,7 +69,7 @@ def result_row(
     observed: what was seen of its steps. wall_s: seconds from its job's start to the end.
     """
     row = {
-        **_settings(spec),
+        **(spec.columns() if spec else {}),
         "status": state.status,
         "reason": state.reason or None,
         "evidence": state.evidence or None,
@@ -93,17 +86,6 @@ def result_row(
         "records_lost": records.lost,
     }
     return row | speed_row(observed, _speed(records.epochs, row.get("train_samples")), row)
-
-
-def _settings(spec: PlannedRun | None) -> Row:
-    """The planned settings, by the names of their columns."""
-    if spec is None:
-        return {}
-    recorded = ("cudnn_benchmark",)  # the column of what was, not of what was planned
-    known = {k: v for k, v in spec.columns().items() if k not in recorded}
-    if isinstance(spec, RunSpec):
-        return {k: v for k, v in known.items() if k in _RESULT_NAMES}
-    return known  # the parameters of a command are columns, whatever their names
 
 
 def _where(start: Record) -> Row:

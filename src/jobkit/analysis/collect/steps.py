@@ -13,6 +13,7 @@ from typing import Any
 from jobkit.analysis.tables.frames import Row
 
 MOST_ROWS = 1000  # of one run in steps.csv
+TRAINING = "training"  # jobkit's own, whose rate is that of its epochs
 PERCENTILES = ("step_p50_s", "step_p95_s", "step_p99_s", "step_max_s")
 
 
@@ -42,7 +43,7 @@ class Observed:
     unit: str | None = None  # of work: images, samples, tokens
     work_per_step: float | None = None  # over all ranks
     single: bool = False  # an observation is one step of several: they have a median
-    source: str = ""  # meter, auto, pattern NAME, metric lines
+    source: str = ""  # meter, auto, pattern NAME, metric lines, TRAINING
 
 
 def rate_row(observed: Observed) -> Row:
@@ -67,7 +68,8 @@ def rate_row(observed: Observed) -> Row:
         "data_wait_share": _share(timed),
         "peak_memory_mib": max((o.memory_mib for o in timed if o.memory_mib), default=None),
     }
-    row |= _percentiles(timed, times if observed.single else [])
+    warm = [o for o in timed if not o.warmup]  # all of them, or none
+    row |= _percentiles(warm, times if observed.single and warm else [])
     return {k: v for k, v in row.items() if v is not None}
 
 
@@ -114,17 +116,32 @@ def _share(timed: Sequence[Observation]) -> float | None:
 
 
 def _percentiles(timed: Sequence[Observation], singles: list[float]) -> Row:
-    """Percentiles of the time of one step: of the steps, else the median over the windows'."""
+    """Percentiles of the time of one step: of the steps, else the median over the windows'.
+
+    A window counts as often as it has steps.
+    """
     if len(singles) >= 20:
         ordered = sorted(singles)
         places = zip(PERCENTILES, (0.5, 0.95, 0.99, 1.0), strict=True)
         return {name: ordered[min(len(ordered) - 1, int(p * len(ordered)))] for name, p in places}
     found: Row = {}
     for name in PERCENTILES:
-        values = [o.percentiles[name] for o in timed if name in o.percentiles]
+        values = sorted((o.percentiles[name], o.steps or 1) for o in timed if name in o.percentiles)
         if values:
-            found[name] = max(values) if name == "step_max_s" else median(values)
+            found[name] = values[-1][0] if name == "step_max_s" else _middle(values)
     return found
+
+
+def _middle(values: Sequence[tuple[float, int]]) -> float:
+    """The median of sorted values, each with the number of steps that it stands for."""
+    half, seen = sum(n for _, n in values) / 2, 0
+    for place, (value, steps) in enumerate(values):
+        seen += steps
+        if seen == half:  # between two
+            return (value + values[place + 1][0]) / 2
+        if seen > half:
+            return value
+    raise ValueError("no values")
 
 
 def step_rows(observed: Observed) -> list[Row]:

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from jobkit.analysis.collect.steps import PERCENTILES, Observation, Observed
+from jobkit.analysis.collect.steps import PERCENTILES, TRAINING, Observation, Observed
 from jobkit.metric.line import Record
 
 
@@ -31,9 +31,9 @@ def observed_windows(
     per_step = planned.get("work_per_step") or start.get("work_per_step")
     return Observed(
         steps=[_over_ranks(key, found, world) for key, found in sorted(groups.items())],
-        unit=planned.get("unit") or start.get("unit"),
+        unit=planned.get("unit") or start.get("unit") or ("images" if "spec" in start else None),
         work_per_step=per_step if _positive(per_step) else None,
-        source=str(start.get("source") or "meter"),
+        source=str(start.get("source") or (TRAINING if "spec" in start else "meter")),
     )
 
 

@@ -22,6 +22,7 @@ from jobkit.analysis.figures.learning_sizes import learning_sizes_figure
 from jobkit.analysis.figures.loss import loss_figure
 from jobkit.analysis.figures.memory import memory_figure, predicted_memory_figure
 from jobkit.analysis.figures.scaling import efficiency_figure, forecast_figure, speed_up_figure
+from jobkit.analysis.figures.step_times import step_figure
 from jobkit.analysis.figures.style import rc
 from jobkit.analysis.figures.throughput import throughput_figure, time_to_accuracy_figure
 from jobkit.analysis.findings.forecast import Forecast
@@ -79,6 +80,12 @@ FIGURES = (
         "Waiting for a slower rank is part of exposed communication; the table of efficiencies "
         "separates the two.",
         breakdown_figure,
+    ),
+    StudyFigure(
+        "step_times",
+        "Time of single steps, without the warm-up: where the percentiles lie far above the "
+        "median, some steps wait for a slow rank, for data or for the machine.",
+        step_figure,
     ),
     StudyFigure(
         "comparison",

@@ -93,7 +93,12 @@ _STEPS = (
         "wall time of the run",
     ),
     Column("step_time_s", NUMBER, "time of one optimizer step, without the warm-up"),
-    Column("step_p50_s", NUMBER, "median time of a step; of windows: the median of theirs"),
+    Column(
+        "step_p50_s",
+        NUMBER,
+        "median time of a step; of windows: the median of theirs, by steps; empty on a GPU, where "
+        "only the sum over a window is known",
+    ),
     Column("step_p95_s", NUMBER, "95th percentile of the time of a step, likewise"),
     Column("step_p99_s", NUMBER, "99th percentile of the time of a step, likewise"),
     Column("step_max_s", NUMBER, "longest time of a step"),

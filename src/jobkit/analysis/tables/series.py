@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 from jobkit.spec.planned import PlannedRun
-from jobkit.spec.runspec import AUTO, RunSpec
 
 # Values that need no name; others are shown as setting=value.
 _PLAIN_VALUES = ("strategy", "model", "precision", "optimizer", "scaling")
@@ -31,16 +30,15 @@ def series_labels(specs: Mapping[str, PlannedRun | None]) -> dict[str, str]:
 def _decided(specs: Mapping[str, PlannedRun | None]) -> dict[str, PlannedRun]:
     """The known specs. A run that has not begun will decide as the others did, if all did alike."""
     known = {run_id: spec for run_id, spec in specs.items() if spec}
-    own = {run_id: spec for run_id, spec in known.items() if isinstance(spec, RunSpec)}
-    for name, auto in AUTO.items():
+    left = {name: auto for spec in known.values() for name, auto in spec.left_to_device.items()}
+    for name, auto in left.items():
+        own = {run_id: s for run_id, s in known.items() if name in s.left_to_device}
         values = {getattr(spec, name) for spec in own.values()} - {auto}
         if len(values) == 1:
-            change = {name: values.pop()}
-            own = {
-                run_id: replace(spec, **change) if getattr(spec, name) == auto else spec
-                for run_id, spec in own.items()
-            }
-    return known | own
+            change: dict[str, Any] = {name: values.pop()}
+            open_ones = {k: s for k, s in own.items() if getattr(s, name) == auto}
+            known |= {run_id: replace(spec, **change) for run_id, spec in open_ones.items()}
+    return known
 
 
 def _names(keys: Any) -> list[str]:

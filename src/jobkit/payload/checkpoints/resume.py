@@ -94,9 +94,10 @@ def resume(trainer: "Trainer", store: Store, candidates: list[Path], must: bool)
             time_s=time.monotonic() - started,
         )
         report.say(_resumed(folder, manifest, trainer))
-        if trainer.progress.epoch >= trainer.spec.epochs:
+        if trainer.finished:
             report.warn(
-                "training is already complete: the checkpoint is from after the last of --epochs"
+                "training is already complete: the checkpoint is from after the last of --epochs "
+                "or --max-steps"
             )
         return folder
     if candidates and must:

@@ -128,7 +128,7 @@ class JobGuard:
                 request = _NOTHING  # what was requested then has been done since
             if checkpoints.due(done):
                 request = max(request, _SAVE)
-        if trainer.progress.position == trainer.batches.samples:
+        if trainer.epoch_over:
             self._pending = request  # once the epoch is evaluated and recorded
         else:
             self._act(trainer, request)
@@ -136,8 +136,8 @@ class JobGuard:
     def epoch_done(self, trainer: "Trainer") -> None:
         epoch = trainer.progress.epoch
         self.alive(f"epoch {epoch}")
-        last = epoch == trainer.spec.epochs
-        # After the last epoch there is nothing to stop.
+        last = trainer.finished
+        # After the last step there is nothing to stop.
         request, self._pending = _NOTHING if last else self._pending, _NOTHING
         if self._checkpoints and self._checkpoints.due_after_epoch(last):
             request = max(request, _SAVE)

@@ -1,0 +1,45 @@
+"""The [METRIC] lines of a run that no table has, so that none is dropped in silence."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from jobkit.analysis.collect.lines import METRIC_LINES, observes
+from jobkit.analysis.collect.records import RunRecords
+from jobkit.analysis.collect.steps import Observed
+from jobkit.analysis.tables.text import counted
+from jobkit.metric.line import KINDS, Record
+
+_MOST_NAMES = 5  # that are shown of a run
+_NOT_SHOWN = frozenset(("rank", "attempt", "step", "epoch", "t", "seq"))
+
+
+def unused_lines(records: RunRecords, observed: Observed | None) -> str:
+    """How many lines are in no table and what they name; empty where there are none.
+
+    Those are numbers of meter.value(), records of a kind that this version does not know, and
+    key=value lines that say neither an epoch nor a time or rate, or whose steps were measured in a
+    better way.
+    """
+    by_lines = observed is not None and observed.source == METRIC_LINES
+    left = [r for r in records.records if _unused(r, by_lines)]
+    if not left:
+        return ""
+    names = list(dict.fromkeys(name for record in left for name in _names(record)))
+    shown = ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")
+    verb = "is" if len(left) == 1 else "are"
+    return f"{counted(len(left), '[METRIC] line')} {verb} in no table ({shown})"
+
+
+def _unused(record: Record, by_lines: bool) -> bool:
+    if "v" in record:
+        return record.get("kind") == "value" or record.get("kind") not in KINDS
+    if type(record.get("epoch")) is int and "step" not in record:
+        return False  # an epoch's, in epochs.csv or counted as not taken
+    return not (by_lines and observes(record))
+
+
+def _names(record: Mapping[str, Any]) -> list[str]:
+    """What a line is about: the names of its numbers, or its kind."""
+    if "v" in record:
+        return [str(record.get("name") if record.get("kind") == "value" else record.get("kind"))]
+    return [name for name in record if name not in _NOT_SHOWN] or list(record)

@@ -1,0 +1,109 @@
+"""--sweep and --parameter of a command line: what they plan, and what is refused."""
+
+import pytest
+
+from jobkit.errors import UsageError
+from jobkit.launch import cli
+from jobkit.spec.grid_words import with_words
+from jobkit.spec.plan import Study
+
+TRAINING = Study(
+    name="t",
+    strategies=("ddp",),
+    gpus=(1,),
+    settings={"batch_size_per_rank": 8, "lr": 0.1},
+    sweep={"width": (1, 2)},
+)
+COMMAND = Study(
+    name="c",
+    command=("python", "train.py", "--b={batch}", "--a={steps}"),
+    gpus=(1,),
+    parameters={"batch": 3, "steps": "{40 // ranks}"},
+    sweep={"batch": (6, 12)},
+)
+
+
+def test_settings_get_their_type_and_are_added_to_the_sweep_of_the_file() -> None:
+    words = ["lr=0.1,1", "augment=true,false", "global-batch-size=64,128"]
+    made = with_words(TRAINING, words, [])
+    assert made.sweep == {
+        "width": (1, 2),
+        "lr": (0.1, 1.0),
+        "augment": (True, False),
+        "global_batch_size": (64, 128),
+    }
+    assert made.settings == {}  # swept settings, and the batch size of the other kind
+    assert len(made.expand().runs) == 16
+    assert with_words(TRAINING, ["width=3"], []).sweep == {"width": (3,)}
+    assert with_words(TRAINING, [], []) is TRAINING
+
+
+def test_parameters_are_numbers_texts_or_formulas_as_in_a_file() -> None:
+    made = with_words(COMMAND, ["steps={8 * ranks},1e-3,true,a b,-2"], ["batch=7"])
+    assert made.sweep == {"steps": ("{8 * ranks}", 1e-3, True, "a b", -2)}
+    assert made.parameters["batch"] == 7
+    runs = made.expand().runs.values()
+    assert {s.command[2] for s in runs} == {"--b=7"}
+    assert {s.command[3] for s in runs} == {"--a=8", "--a=0.001", "--a=True", "--a=a b", "--a=-2"}
+
+
+BAD_SETTINGS = [
+    ((["lr"], []), "--sweep 'lr': must be NAME=V1,V2"),
+    ((["=1"], []), "must be NAME="),
+    ((["lr="], []), "must be NAME="),
+    ((["lr=0.1,,1"], []), "has an empty value"),
+    ((["lr=0.1,0.10"], []), "has 0.10 twice"),
+    ((["lr=1", "lr=2"], []), "--sweep lr: given twice"),
+    ((["learning=1"], []), "unknown setting 'learning'"),
+    ((["precison=fp32"], []), "did you mean 'precision'"),
+    ((["precision=fp32,fp8"], []), "unknown precision 'fp8'"),
+    ((["width=1,two"], []), "width = 'two': must be a whole number"),
+    ((["augment=yes"], []), "must be true or false"),
+    ((["repeat=1,2"], []), "use strategies, gpus, repeats"),
+    (([], ["lr=1"]), "--parameter lr: is of a command"),
+]
+BAD_PARAMETERS = [
+    ((["bach=1,2"], []), "no {bach} in the command; did you mean 'batch'"),
+    (([], ["bach=1"]), "no {bach} in the command; did you mean 'batch'"),
+    (([], ["batch"]), "--parameter 'batch': must be NAME=VALUE"),
+    (([], ["batch=1", "batch=2"]), "--parameter batch: given twice"),
+    ((["batch=1"], ["batch=2"]), "give --parameter or --sweep, not both"),
+    (([], ["steps={1 +}"]), "not arithmetic"),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), BAD_SETTINGS)
+def test_what_is_refused_of_the_training(words: tuple[list[str], list[str]], said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        with_words(TRAINING, *words).expand()
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(("words", "said"), BAD_PARAMETERS)
+def test_what_is_refused_of_a_command(words: tuple[list[str], list[str]], said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        with_words(COMMAND, *words).expand()
+    assert said in str(caught.value)
+
+
+def planned(*words: str) -> list[str]:
+    args = cli.parser().parse_args(["--site", "local", "--gpus", "1", "2", *words])
+    args.command = ("python", "train.py", "{batch}") if "--parameter" in words else ()
+    return sorted(cli.make_plan(args).runs)
+
+
+def test_the_command_line_has_both() -> None:
+    assert len(planned("--sweep", "lr=0.1,0.2", "--sweep", "width=1,2", "--repeats", "1")) == 16
+    assert len(planned("--parameter", "batch=4")) == 2
+
+
+def test_a_setting_given_twice_is_one_line_and_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, said in (
+        (["--lr", "1", "--sweep", "lr=1,2"], "lr: give --lr or --sweep, not both"),
+        (["--global-batch-size", "8", "--sweep", "batch_size_per_rank=1,2"], "not both"),
+        (["--sweep", "nonsense=1"], "unknown setting 'nonsense'"),
+    ):
+        assert cli.main([*words, "--site", "local", "--dry-run"]) == 2
+        error = capsys.readouterr().err
+        assert said in error
+        assert error.count("\n") == 1
