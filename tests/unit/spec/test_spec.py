@@ -246,7 +246,7 @@ LATER |= OF_RECIPES
 OF_MLP = {"hidden": 7, "train_split": 0.5}
 GOLDEN.append(({**ALL, **LATER, **OF_MLP}, "pp-n3-g3-b500-fp16-r2-c9751d"))
 LATER |= OF_MLP
-GOLDEN.append(({**ALL, **LATER, "max_steps": 100}, "?"))
+GOLDEN.append(({**ALL, **LATER, "max_steps": 100}, "pp-n3-g3-b500-fp16-r2-4a5ff7"))
 LATER |= {"max_steps": 100}
 
 
