@@ -295,19 +295,35 @@ on_every_rank() {
     ${inside[@]+"${inside[@]}"} "$python" -m "$@"
 }
 
-# Waits for $child to end, whatever signals come; its code goes into $code.
+# Starts a function, which becomes a program, in the background as $child. bash 5.2 forgets the code
+# of a child that ends just as a signal interrupts `wait`; so a shell between the two, which waits
+# for it in the foreground, hands the code on by a pipe.
 child='' code=0
+start_child() {
+  if ((BASH_VERSINFO[0] < 4)) || ! { exec 9<> <(:); } 2>/dev/null; then
+    "$@" 9>&- &
+    middle=$! child=$!
+    return
+  fi
+  {
+    trap : USR1 USR2 TERM INT HUP
+    (echo "$BASHPID" >&9 && trap - USR1 USR2 TERM INT HUP && exec 9>&- && "$@")
+    echo "$?" >&9
+  } &
+  middle=$!
+  until read -r child <&9; do :; done
+}
+
+# Waits for $child to end, whatever signals come; its code goes into $code.
 wait_for_child() {
   while :; do
-    wait "$child"
+    wait "$middle"
     code=$?
-    kill -0 "$child" 2>/dev/null || break
+    kill -0 "$middle" 2>/dev/null || break
   done
-  # A signal may have interrupted the wait as the child ended: then its own code is still to come.
-  local again
-  wait "$child" 2>/dev/null
-  again=$?
-  ((again == 127)) || code=$again
+  local own=''
+  { read -r -t 2 own <&9 && code=$own; } 2>/dev/null
+  { exec 9>&-; } 2>/dev/null
 }
 
 # The outcome that the payload left says more than a launcher's code can.
@@ -329,11 +345,10 @@ start_in_allocation() {
   # Slurm tells the ranks itself; a site or a user may tell this shell, which hands it on.
   trap 'kill -'"$stop_signal"' "$child" 2>/dev/null' "$stop_signal"
   if ((${#command[@]})); then
-    command_on_slurm &
+    start_child command_on_slurm
   else
-    on_every_rank "$module" ${words[@]+"${words[@]}"} &
+    start_child on_every_rank "$module" ${words[@]+"${words[@]}"}
   fi
-  child=$!
   local watch=''
   if [[ -n $outcome && ${#command[@]} == 0 ]]; then
     end_stuck_srun &
@@ -352,6 +367,14 @@ end_stuck_srun() {
   kill -KILL "$child" 2>/dev/null
 }
 
+# Becomes torchrun, for jobkit's own training. To be called in a subshell.
+# shellcheck disable=SC2317  # called by start_child
+training_here() {
+  exec "$python" -m torch.distributed.run --standalone --nproc-per-node "$nproc_per_node" \
+    --local-addr 127.0.0.1 --rdzv-conf "join_timeout=$start_timeout" \
+    --monitor-interval "$monitor_interval" -m "$module" ${words[@]+"${words[@]}"}
+}
+
 start_here() {
   if [[ -z ${OMP_NUM_THREADS-} ]]; then # torchrun would set 1, and warn
     threads=$(($(nproc) / nproc_per_node))
@@ -362,21 +385,20 @@ start_here() {
   # One machine's ranks need no other address than its own; a host name may resolve to none.
   if [[ $(uname) == Linux ]]; then export GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-lo}; fi
   if ((${#command[@]})); then
-    command_here &
+    start_child command_here
   else
-    "$python" -m torch.distributed.run --standalone --nproc-per-node "$nproc_per_node" \
-      --local-addr 127.0.0.1 --rdzv-conf "join_timeout=$start_timeout" \
-      --monitor-interval "$monitor_interval" -m "$module" ${words[@]+"${words[@]}"} &
+    start_child training_here
   fi
-  child=$!
   [[ -z $stopped ]] || kill -TERM "$child" 2>/dev/null
+  if [[ -n $warned ]]; then warn_ranks; fi
   wait_for_child
+  child=''
 }
 
 # torchrun would end of the warning: it is for the ranks, which are its children.
 # shellcheck disable=SC2317  # called by a trap
 warn_ranks() {
-  [[ -n $child ]] || return
+  if [[ -z $child ]]; then warned=1; return; fi
   if [[ -n $launcher && $launcher != torchrun ]]; then # it hands the warning on
     kill -"$stop_signal" "$child" 2>/dev/null
     return
@@ -419,13 +441,14 @@ if [[ -n $in_allocation ]]; then
       warn "stopped early, and requeued $restarts times already (--max-restarts): not again"
     else
       echo "[jobkit] stopped early with a checkpoint: requeueing job $SLURM_JOB_ID at $(date +%Y-%m-%dT%H:%M:%S%z)"
-      scontrol requeue "$SLURM_JOB_ID" || warn "Slurm did not requeue the job: submit it again with --run-dir $run_dir"
+      # An array's last element has the job id of the array, which would requeue all of it.
+      scontrol requeue "${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_}${SLURM_ARRAY_TASK_ID:-$SLURM_JOB_ID}" || warn "Slurm did not requeue the job: submit it again with --run-dir $run_dir"
     fi
   fi
 else
   # The ranks run in the background, so that a signal reaches this shell at once and can be handed
   # on: INT as TERM, because a shell has its background commands ignore INT.
-  stopped=''
+  stopped='' warned=''
   trap 'stopped=143; [[ -z $child ]] || kill -TERM "$child" 2>/dev/null' TERM HUP
   trap 'stopped=130; [[ -z $child ]] || kill -TERM "$child" 2>/dev/null' INT
   trap warn_ranks "$stop_signal"
@@ -434,6 +457,7 @@ else
     claim_attempt
     gather_words
     start_here
+    warned=''
     if [[ -n $stopped ]]; then
       ((${#command[@]} == 0)) || judge_command
       exit "$stopped"

@@ -62,6 +62,11 @@ rank_say() {
   [[ -e $JOBKIT_RUN_DIR/attempts/$JOBKIT_ATTEMPT/$1 ]]
 }
 
+# Hands a signal on to the command, or keeps it until there is one.
+rank_tell() {
+  if [[ -n $child ]]; then kill -"$1" "$child" 2>/dev/null; else early+=" $1"; fi
+}
+
 # One rank: a place (slurm: from the step's variables; once: none; else set already), the signals
 # that come to this shell only and are for the command, and the command.
 rank_run() {
@@ -89,15 +94,14 @@ rank_run() {
   if [[ $place == torchrun ]] && env --default-signal=USR1 true 2>/dev/null; then
     defaults=(env --default-signal=USR1 --default-signal=USR2)
   fi
-  child=''
+  child='' early=''
   trap : USR1 USR2 TERM INT HUP
   for name in $signals; do
     # shellcheck disable=SC2064  # the name is of now
-    trap "[[ -z \$child ]] || kill -$name \"\$child\" 2>/dev/null" "$name"
+    trap "rank_tell $name" "$name"
   done
-  # A shell has its background commands ignore INT.
-  (trap - INT && exec "${defaults[@]}" "$@") &
-  child=$!
+  start_child exec "${defaults[@]}" "$@"
+  for name in $early; do rank_tell "$name"; done
   wait_for_child
   case $code in
     0) return 0 ;;
@@ -225,10 +229,10 @@ size_command() {
 
 # The words that start one rank: a shell with the functions above, as text.
 rank_words() {
-  rank=(bash -c "$(declare -f wait_for_child "${!rank_functions[@]}")"$'\nchild="" code=0\n'"$1"' "$@"' jobkit)
+  rank=(bash -c "$(declare -f start_child wait_for_child "${!rank_functions[@]}")"$'\nchild="" early="" code=0\n'"$1"' "$@"' jobkit)
 }
 declare -A rank_functions=([rank_first_host]=1 [rank_port]=1 [rank_count_here]=1 [rank_place]=1
-  [rank_say]=1 [rank_run]=1 [rank_agent]=1)
+  [rank_say]=1 [rank_tell]=1 [rank_run]=1 [rank_agent]=1)
 
 # torchrun of the Python that the command itself names, else of the one on PATH.
 torchrun_python() {

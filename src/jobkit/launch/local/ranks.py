@@ -44,7 +44,8 @@ class Ranks:
 
     def __init__(self, words: Sequence[str], ranks: int) -> None:
         self._ending_since: float | None = None
-        self._killed = False
+        self._started = False
+        self._early = list[int]()  # signals that came while the ranks were started
         self.code = 0
         for signum in (*_FORWARDED, *_ENDING):
             signal.signal(signum, self._heard)
@@ -52,9 +53,10 @@ class Ranks:
         self._processes = list[subprocess.Popen[bytes]]()
         self._copiers = list[threading.Thread]()
         for rank in range(ranks):
-            if self._ending_since:
-                break
             self._processes.append(self._start(words, _environment(rank, ranks, port), ranks > 1))
+        self._started = True
+        for signum in self._early:
+            self._act(signum)
 
     def _start(
         self, words: Sequence[str], env: dict[str, str], share: bool
@@ -73,6 +75,12 @@ class Ranks:
         return process
 
     def _heard(self, signum: int, _frame: FrameType | None) -> None:
+        if self._started:
+            self._act(signum)
+        else:
+            self._early.append(signum)
+
+    def _act(self, signum: int) -> None:
         if signum in _ENDING:
             self.code = self.code or 128 + signum
             self._end()
