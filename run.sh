@@ -30,6 +30,11 @@
 #                        failure (default 0); elsewhere after either (default 0)
 #   --monitor-interval S, --start-timeout S   not in an allocation: seconds between torchrun's
 #                        checks of the ranks (0.1), and until all ranks must have started (60)
+#   --shutdown-timeout S   not in an allocation: seconds from TERM until a rank is killed (15;
+#                        under torchrun 30)
+#   --nnodes N, --node-rank K, --master-addr HOST, --master-port P   several machines without
+#                        Slurm: run.sh is started on each, with K from 0; HOST is machine 0,
+#                        which listens at port P (29500)
 #   --help               this list; --help-training: options of the training (with --comm: of the
 #                        benchmark)
 #   --launcher NAME      of a command: srun (default; one process per rank), torchrun (one agent
@@ -93,20 +98,23 @@ export PYTHONPATH=$root/src${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1 PYTHON
 
 nproc_per_node='' run_dir='' site='' site_file='' nodes='' ntasks_per_node='' preflight=''
 max_restarts='' monitor_interval=0.1 start_timeout=60 stop_signal=USR2
+nnodes='' node_rank='' master_addr='' master_port='' shutdown_timeout='' given=("$@")
 own_dir='' only='' payload=() module=jobkit.payload.main place=single
 command=() launcher='' unit='' work_per_step='' warmup_steps='' no_auto=''
 while (($#)); do
   case $1 in
     --nproc-per-node | --run-dir | --site | --site-file | --nodes | --ntasks-per-node | \
       --max-restarts | --monitor-interval | --start-timeout | --launcher | --unit | \
-      --work-per-step | --warmup-steps)
+      --work-per-step | --warmup-steps | --nnodes | --node-rank | --master-addr | \
+      --master-port | --shutdown-timeout)
       (($# > 1)) || fail "$1 needs a value"
       own=${1#--}
       printf -v "${own//-/_}" %s "$2"
       shift ;;
     --nproc-per-node=* | --run-dir=* | --site=* | --site-file=* | --nodes=* | --ntasks-per-node=* | \
       --max-restarts=* | --monitor-interval=* | --start-timeout=* | --launcher=* | --unit=* | \
-      --work-per-step=* | --warmup-steps=*)
+      --work-per-step=* | --warmup-steps=* | --nnodes=* | --node-rank=* | --master-addr=* | \
+      --master-port=* | --shutdown-timeout=*)
       own=${1%%=*} own=${own#--}
       printf -v "${own//-/_}" %s "${1#*=}" ;;
     --preflight) preflight=1 ;;
@@ -140,6 +148,18 @@ elif [[ -n $launcher$unit$work_per_step$warmup_steps$no_auto ]]; then
 fi
 [[ -z $preflight || $place == single ]] || fail "--comm and --preflight: one after the other, not both"
 in_allocation=${SLURM_JOB_ID:+1}
+# One of several machines: which attempt this is, and where, was agreed on by all of them.
+given_attempt=''
+if [[ -n $nnodes$node_rank$master_addr$master_port ]]; then
+  # shellcheck source-path=SCRIPTDIR source=hpc/nodes.bash
+  source "$root/hpc/nodes.bash"
+  check_nodes
+  if [[ -n ${JOBKIT_NODES-} ]]; then
+    read -r _ _ given_attempt <<<"$JOBKIT_NODES"
+    run_dir=$JOBKIT_NODES_RUN_DIR max_restarts=0
+  fi
+  unset JOBKIT_NODES JOBKIT_NODES_RUN_DIR
+fi
 # What the site wants before the launch: environment, set-up lines, container. The same lines for
 # a single job (--site NAME) and in a study, whose launcher has left them in a file.
 srun_options=() inside=()
@@ -162,7 +182,8 @@ for own in nodes ntasks_per_node; do
 done
 [[ -z $max_restarts || $max_restarts =~ ^[0-9]{1,4}$ ]] ||
   fail "--max-restarts $max_restarts: must be a whole number, 0 or more"
-for own in monitor_interval start_timeout; do
+for own in monitor_interval start_timeout shutdown_timeout; do
+  [[ -n ${!own} ]] || continue
   [[ ${!own} =~ ^[0-9]{1,6}(\.[0-9]{1,3})?$ && ${!own} =~ [1-9] ]] ||
     fail "--${own//_/-} ${!own}: must be a number of seconds, above 0"
 done
@@ -203,7 +224,8 @@ if [[ -z $in_allocation ]]; then
   if ((${#command[@]})); then
     [[ -n $run_dir ]] || type -P -- "${command[0]}" >/dev/null || fail "no command '${command[0]}' on $(uname -n)"
   else
-    "$python" -m "$module" ${payload[@]+"${payload[@]}"} --check="$nproc_per_node" || exit
+    "$python" -m "$module" ${payload[@]+"${payload[@]}"} \
+      --check="$((${nnodes:-1} * nproc_per_node))" || exit
   fi
   [[ $only == check ]] && exit 0
 elif [[ ${#inside[@]}${#srun_options[@]}${#command[@]} == 000 ]]; then
@@ -224,6 +246,7 @@ if ((${#command[@]})); then
   size_command
   if [[ -n $only ]]; then show_command && exit; fi
 fi
+if [[ -n $nnodes && -z $given_attempt$only ]]; then become_node ${given[@]+"${given[@]}"}; fi
 if [[ -z $only && -z $run_dir ]]; then
   name=${SLURM_JOB_ID:+job-$SLURM_JOB_ID}
   own_dir=${JOBKIT_LOGS:-$logs}/$place/${name:-run-$(date +%Y%m%d-%H%M%S)-$$}
@@ -238,8 +261,9 @@ claim_attempt() {
   mkdir -p -- "$run_dir/attempts" 2>/dev/null
   [[ -d $run_dir/attempts && -w $run_dir/attempts ]] ||
     fail "$run_dir is not writable: choose another with --run-dir"
-  attempt=0
-  until mkdir -- "$run_dir/attempts/$attempt" 2>/dev/null; do
+  attempt=${given_attempt:-0}
+  if [[ -n $given_attempt ]]; then mkdir -p -- "$run_dir/attempts/$attempt" 2>/dev/null; fi
+  until [[ -n $given_attempt ]] || mkdir -- "$run_dir/attempts/$attempt" 2>/dev/null; do
     [[ -d $run_dir/attempts/$attempt ]] || fail "$run_dir/attempts: cannot be written" 1
     ((attempt++ < 10000)) || fail "$run_dir/attempts: no new attempt can be made there" 1
   done
@@ -307,9 +331,9 @@ start_child() {
   fi
   {
     trap : USR1 USR2 TERM INT HUP
-    (echo "$BASHPID" >&9 && trap - USR1 USR2 TERM INT HUP && exec 9>&- && "$@")
+    (echo "$BASHPID" >&9 && trap - USR1 USR2 TERM INT HUP && exec 2>&8 8>&- 9>&- && "$@")
     echo "$?" >&9
-  } &
+  } 8>&2 2>/dev/null & # where bash would say which signal ended the child
   middle=$!
   until read -r child <&9; do :; done
 }
@@ -370,8 +394,9 @@ end_stuck_srun() {
 # Becomes torchrun, for jobkit's own training. To be called in a subshell.
 # shellcheck disable=SC2317  # called by start_child
 training_here() {
-  exec "$python" -m torch.distributed.run --standalone --nproc-per-node "$nproc_per_node" \
-    --local-addr 127.0.0.1 --rdzv-conf "join_timeout=$start_timeout" \
+  local meet=(--standalone --local-addr 127.0.0.1 --rdzv-conf "join_timeout=$start_timeout")
+  [[ -z $nnodes ]] || torchrun_nodes
+  exec "$python" -m torch.distributed.run "${meet[@]}" --nproc-per-node "$nproc_per_node" \
     --monitor-interval "$monitor_interval" -m "$module" ${words[@]+"${words[@]}"}
 }
 
@@ -382,8 +407,9 @@ start_here() {
   fi
   # Without a folder there is no outcome to read, and the ranks' own codes count.
   [[ -n $outcome ]] && export JOBKIT_READS_OUTCOME=1
+  if [[ -n $shutdown_timeout ]]; then export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=${shutdown_timeout%.*}; fi
   # One machine's ranks need no other address than its own; a host name may resolve to none.
-  if [[ $(uname) == Linux ]]; then export GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-lo}; fi
+  if [[ -z $nnodes && $(uname) == Linux ]]; then export GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-lo}; fi
   if ((${#command[@]})); then
     start_child command_here
   else
@@ -453,7 +479,8 @@ else
   trap 'stopped=130; [[ -z $child ]] || kill -TERM "$child" 2>/dev/null' INT
   trap warn_ranks "$stop_signal"
   for ((restarts = 0; ; restarts++)); do
-    export JOBKIT_RESTARTS=$restarts # the payload asks whether what it did before counts
+    # A node of several was told it.
+    [[ -n $given_attempt ]] || export JOBKIT_RESTARTS=$restarts # the payload asks whether what it did before counts
     claim_attempt
     gather_words
     start_here

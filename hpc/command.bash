@@ -155,8 +155,9 @@ json_text() {
   printf '%s' "$text"
 }
 
-write_beside() { # atomically: FILE TEXT
-  printf '%s\n' "$2" >"$1.$$" && mv -f -- "$1.$$" "$1"
+write_beside() { # atomically: FILE TEXT; other machines may do so too
+  local new=$1.${node_rank:-0}.$$
+  printf '%s\n' "$2" >"$new" && mv -f -- "$new" "$1"
 }
 
 # What the command gets besides the rank's place. A study's launcher has left spec.json already.
@@ -217,7 +218,7 @@ show_command() {
 
 # The size of the run, from the options and Slurm's variables.
 size_command() {
-  command_nodes=1 command_ranks=$nproc_per_node
+  command_nodes=${nnodes:-1} command_ranks=$nproc_per_node
   [[ -n $in_allocation ]] || return 0
   command_nodes=${nodes:-${SLURM_JOB_NUM_NODES:-1}}
   command_ranks=${ntasks_per_node:-${SLURM_NTASKS_PER_NODE-}}
@@ -275,12 +276,14 @@ command_here() {
     srun)
       rank_words 'rank_run here "USR1 USR2 TERM"'
       exec "$python" -m jobkit.launch.local.ranks --ranks "$nproc_per_node" \
-        --poll "$monitor_interval" -- "${rank[@]}" "${command[@]}" ;;
+        --poll "$monitor_interval" ${shutdown_timeout:+--shutdown-timeout "$shutdown_timeout"} \
+        ${nnodes:+--node-rank "$node_rank" --nnodes "$nnodes"} -- "${rank[@]}" "${command[@]}" ;;
     torchrun) # it sends TERM to the whole group of a rank
       rank_words 'rank_run torchrun "USR1 USR2"'
-      exec "$(torchrun_python)" -m torch.distributed.run --standalone \
-        --nproc-per-node "$nproc_per_node" --rdzv-conf "join_timeout=$start_timeout" \
-        --monitor-interval "$monitor_interval" --no-python "${rank[@]}" "${command[@]}" ;;
+      local meet=(--standalone --rdzv-conf "join_timeout=$start_timeout")
+      [[ -z $nnodes ]] || torchrun_nodes
+      exec "$(torchrun_python)" -m torch.distributed.run "${meet[@]}" \
+        --nproc-per-node "$nproc_per_node" --monitor-interval "$monitor_interval" --no-python "${rank[@]}" "${command[@]}" ;;
     once)
       rank_words 'rank_run once "USR1 USR2 TERM"'
       exec "${rank[@]}" "${command[@]}" ;;
