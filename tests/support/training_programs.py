@@ -3,8 +3,20 @@
 Each trains the same: 320 rows of 8 numbers for 2 epochs, in batches of 4 on each rank.
 """
 
+# torch aborts now and then while the interpreter is finalised (a thread of Gloo asks for the GIL):
+# the tests are not about that. Before torch, so that it runs last of all functions at the end.
+LEAVES = """
+import atexit, os, sys
+def _end():
+    sys.stdout.flush(); sys.stderr.flush()
+    os._exit(1 if hasattr(sys, "last_value") or hasattr(sys, "last_exc") else 0)
+atexit.register(_end)
+"""
+
 # Not one line of it knows of jobkit, nor of the number of ranks that it will get.
-PLAIN = """
+PLAIN = (
+    LEAVES
+    + """
 import os, torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
@@ -20,9 +32,8 @@ for epoch in range(2):
         torch.nn.functional.cross_entropy(model(x), y).backward()
         optimizer.step()
 dist.barrier()
-os._exit(0)
 """
-# gloo's threads abort about 1 of 150 ranks as the interpreter ends: os._exit above is for that.
+)
 
 METERED = (
     PLAIN.replace("import os, torch", "import os, torch\nfrom jobkit import meter")
@@ -32,7 +43,9 @@ METERED = (
     .replace("dist.barrier()", "meter.end(); dist.barrier()")
 )
 
-LIGHTNING = """
+LIGHTNING = (
+    LEAVES
+    + """
 import os, torch, warnings
 warnings.simplefilter("ignore")
 import lightning as L
@@ -48,10 +61,12 @@ L.Trainer(accelerator="cpu", devices=here, num_nodes=int(os.environ["WORLD_SIZE"
     strategy="ddp", max_epochs=2, logger=False, enable_checkpointing=False,
     enable_progress_bar=False, enable_model_summary=False).fit(Net(), DataLoader(data, 4))
 torch.distributed.barrier()
-os._exit(0)
 """
+)
 
-TRANSFORMERS = """
+TRANSFORMERS = (
+    LEAVES
+    + """
 import os, torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 class Data(torch.utils.data.Dataset):
@@ -66,10 +81,12 @@ args = TrainingArguments(os.environ["JOBKIT_RUN_DIR"] + "/out", per_device_train
     disable_tqdm=True, ddp_backend="gloo")
 Trainer(model=GPT2LMHeadModel(config), args=args, train_dataset=Data()).train()
 if torch.distributed.is_initialized(): torch.distributed.barrier()
-os._exit(0)
 """
+)
 
-ACCELERATE = """
+ACCELERATE = (
+    LEAVES
+    + """
 import os, torch
 from accelerate import Accelerator
 from torch.utils.data import DataLoader, TensorDataset
@@ -84,8 +101,8 @@ for epoch in range(2):
         accelerator.backward(torch.nn.functional.cross_entropy(model(x), y))
         optimizer.step()
 accelerator.wait_for_everyone()
-os._exit(0)
 """
+)
 
 # nanoGPT's line, at 100 ms over the ranks; the first step has the start-up in it.
 PRINTS = """
