@@ -30,6 +30,11 @@
 #                        failure (default 0); elsewhere after either (default 0)
 #   --monitor-interval S, --start-timeout S   not in an allocation: seconds between torchrun's
 #                        checks of the ranks (0.1), and until all ranks must have started (60)
+#   --shutdown-timeout S   not in an allocation: seconds from TERM until a rank is killed (15;
+#                        under torchrun 30)
+#   --nnodes N, --node-rank K, --master-addr HOST, --master-port P   several machines without
+#                        Slurm: run.sh is started on each, with K from 0; HOST is machine 0,
+#                        which listens at port P (29500)
 #   --help               this list; --help-training: options of the training (with --comm: of the
 #                        benchmark)
 #   --launcher NAME      of a command: srun (default; one process per rank), torchrun (one agent
@@ -93,20 +98,23 @@ export PYTHONPATH=$root/src${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1 PYTHON
 
 nproc_per_node='' run_dir='' site='' site_file='' nodes='' ntasks_per_node='' preflight=''
 max_restarts='' monitor_interval=0.1 start_timeout=60 stop_signal=USR2
+nnodes='' node_rank='' master_addr='' master_port='' shutdown_timeout='' given=("$@")
 own_dir='' only='' payload=() module=jobkit.payload.main place=single
 command=() launcher='' unit='' work_per_step='' warmup_steps='' no_auto=''
 while (($#)); do
   case $1 in
     --nproc-per-node | --run-dir | --site | --site-file | --nodes | --ntasks-per-node | \
       --max-restarts | --monitor-interval | --start-timeout | --launcher | --unit | \
-      --work-per-step | --warmup-steps)
+      --work-per-step | --warmup-steps | --nnodes | --node-rank | --master-addr | \
+      --master-port | --shutdown-timeout)
       (($# > 1)) || fail "$1 needs a value"
       own=${1#--}
       printf -v "${own//-/_}" %s "$2"
       shift ;;
     --nproc-per-node=* | --run-dir=* | --site=* | --site-file=* | --nodes=* | --ntasks-per-node=* | \
       --max-restarts=* | --monitor-interval=* | --start-timeout=* | --launcher=* | --unit=* | \
-      --work-per-step=* | --warmup-steps=*)
+      --work-per-step=* | --warmup-steps=* | --nnodes=* | --node-rank=* | --master-addr=* | \
+      --master-port=* | --shutdown-timeout=*)
       own=${1%%=*} own=${own#--}
       printf -v "${own//-/_}" %s "${1#*=}" ;;
     --preflight) preflight=1 ;;
@@ -140,6 +148,18 @@ elif [[ -n $launcher$unit$work_per_step$warmup_steps$no_auto ]]; then
 fi
 [[ -z $preflight || $place == single ]] || fail "--comm and --preflight: one after the other, not both"
 in_allocation=${SLURM_JOB_ID:+1}
+# One of several machines: which attempt this is, and where, was agreed on by all of them.
+given_attempt=''
+if [[ -n $nnodes$node_rank$master_addr$master_port ]]; then
+  # shellcheck source-path=SCRIPTDIR source=hpc/nodes.bash
+  source "$root/hpc/nodes.bash"
+  check_nodes
+  if [[ -n ${JOBKIT_NODES-} ]]; then
+    read -r _ _ given_attempt <<<"$JOBKIT_NODES"
+    run_dir=$JOBKIT_NODES_RUN_DIR max_restarts=0
+  fi
+  unset JOBKIT_NODES JOBKIT_NODES_RUN_DIR
+fi
 # What the site wants before the launch: environment, set-up lines, container. The same lines for
 # a single job (--site NAME) and in a study, whose launcher has left them in a file.
 srun_options=() inside=()
@@ -162,7 +182,8 @@ for own in nodes ntasks_per_node; do
 done
 [[ -z $max_restarts || $max_restarts =~ ^[0-9]{1,4}$ ]] ||
   fail "--max-restarts $max_restarts: must be a whole number, 0 or more"
-for own in monitor_interval start_timeout; do
+for own in monitor_interval start_timeout shutdown_timeout; do
+  [[ -n ${!own} ]] || continue
   [[ ${!own} =~ ^[0-9]{1,6}(\.[0-9]{1,3})?$ && ${!own} =~ [1-9] ]] ||
     fail "--${own//_/-} ${!own}: must be a number of seconds, above 0"
 done
@@ -203,7 +224,8 @@ if [[ -z $in_allocation ]]; then
   if ((${#command[@]})); then
     [[ -n $run_dir ]] || type -P -- "${command[0]}" >/dev/null || fail "no command '${command[0]}' on $(uname -n)"
   else
-    "$python" -m "$module" ${payload[@]+"${payload[@]}"} --check="$nproc_per_node" || exit
+    "$python" -m "$module" ${payload[@]+"${payload[@]}"} \
+      --check="$((${nnodes:-1} * nproc_per_node))" || exit
   fi
   [[ $only == check ]] && exit 0
 elif [[ ${#inside[@]}${#srun_options[@]}${#command[@]} == 000 ]]; then
@@ -224,6 +246,7 @@ if ((${#command[@]})); then
   size_command
   if [[ -n $only ]]; then show_command && exit; fi
 fi
+if [[ -n $nnodes && -z $given_attempt$only ]]; then become_node ${given[@]+"${given[@]}"}; fi
 if [[ -z $only && -z $run_dir ]]; then
   name=${SLURM_JOB_ID:+job-$SLURM_JOB_ID}
   own_dir=${JOBKIT_LOGS:-$logs}/$place/${name:-run-$(date +%Y%m%d-%H%M%S)-$$}
@@ -238,8 +261,9 @@ claim_attempt() {
   mkdir -p -- "$run_dir/attempts" 2>/dev/null
   [[ -d $run_dir/attempts && -w $run_dir/attempts ]] ||
     fail "$run_dir is not writable: choose another with --run-dir"
-  attempt=0
-  until mkdir -- "$run_dir/attempts/$attempt" 2>/dev/null; do
+  attempt=${given_attempt:-0}
+  if [[ -n $given_attempt ]]; then mkdir -p -- "$run_dir/attempts/$attempt" 2>/dev/null; fi
+  until [[ -n $given_attempt ]] || mkdir -- "$run_dir/attempts/$attempt" 2>/dev/null; do
     [[ -d $run_dir/attempts/$attempt ]] || fail "$run_dir/attempts: cannot be written" 1
     ((attempt++ < 10000)) || fail "$run_dir/attempts: no new attempt can be made there" 1
   done
@@ -295,19 +319,35 @@ on_every_rank() {
     ${inside[@]+"${inside[@]}"} "$python" -m "$@"
 }
 
-# Waits for $child to end, whatever signals come; its code goes into $code.
+# Starts a function, which becomes a program, in the background as $child. bash 5.2 forgets the code
+# of a child that ends just as a signal interrupts `wait`; so a shell between the two, which waits
+# for it in the foreground, hands the code on by a pipe.
 child='' code=0
+start_child() {
+  if ((BASH_VERSINFO[0] < 4)) || ! { exec 9<> <(:); } 2>/dev/null; then
+    "$@" 9>&- &
+    middle=$! child=$!
+    return
+  fi
+  {
+    trap : USR1 USR2 TERM INT HUP
+    (echo "$BASHPID" >&9 && trap - USR1 USR2 TERM INT HUP && exec 2>&8 8>&- 9>&- && "$@")
+    echo "$?" >&9
+  } 8>&2 2>/dev/null & # where bash would say which signal ended the child
+  middle=$!
+  until read -r child <&9; do :; done
+}
+
+# Waits for $child to end, whatever signals come; its code goes into $code.
 wait_for_child() {
   while :; do
-    wait "$child"
+    wait "$middle"
     code=$?
-    kill -0 "$child" 2>/dev/null || break
+    kill -0 "$middle" 2>/dev/null || break
   done
-  # A signal may have interrupted the wait as the child ended: then its own code is still to come.
-  local again
-  wait "$child" 2>/dev/null
-  again=$?
-  ((again == 127)) || code=$again
+  local own=''
+  { read -r -t 2 own <&9 && code=$own; } 2>/dev/null
+  { exec 9>&-; } 2>/dev/null
 }
 
 # The outcome that the payload left says more than a launcher's code can.
@@ -329,11 +369,10 @@ start_in_allocation() {
   # Slurm tells the ranks itself; a site or a user may tell this shell, which hands it on.
   trap 'kill -'"$stop_signal"' "$child" 2>/dev/null' "$stop_signal"
   if ((${#command[@]})); then
-    command_on_slurm &
+    start_child command_on_slurm
   else
-    on_every_rank "$module" ${words[@]+"${words[@]}"} &
+    start_child on_every_rank "$module" ${words[@]+"${words[@]}"}
   fi
-  child=$!
   local watch=''
   if [[ -n $outcome && ${#command[@]} == 0 ]]; then
     end_stuck_srun &
@@ -352,6 +391,15 @@ end_stuck_srun() {
   kill -KILL "$child" 2>/dev/null
 }
 
+# Becomes torchrun, for jobkit's own training. To be called in a subshell.
+# shellcheck disable=SC2317  # called by start_child
+training_here() {
+  local meet=(--standalone --local-addr 127.0.0.1 --rdzv-conf "join_timeout=$start_timeout")
+  [[ -z $nnodes ]] || torchrun_nodes
+  exec "$python" -m torch.distributed.run "${meet[@]}" --nproc-per-node "$nproc_per_node" \
+    --monitor-interval "$monitor_interval" -m "$module" ${words[@]+"${words[@]}"}
+}
+
 start_here() {
   if [[ -z ${OMP_NUM_THREADS-} ]]; then # torchrun would set 1, and warn
     threads=$(($(nproc) / nproc_per_node))
@@ -359,24 +407,24 @@ start_here() {
   fi
   # Without a folder there is no outcome to read, and the ranks' own codes count.
   [[ -n $outcome ]] && export JOBKIT_READS_OUTCOME=1
+  if [[ -n $shutdown_timeout ]]; then export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=${shutdown_timeout%.*}; fi
   # One machine's ranks need no other address than its own; a host name may resolve to none.
-  if [[ $(uname) == Linux ]]; then export GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-lo}; fi
+  if [[ -z $nnodes && $(uname) == Linux ]]; then export GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-lo}; fi
   if ((${#command[@]})); then
-    command_here &
+    start_child command_here
   else
-    "$python" -m torch.distributed.run --standalone --nproc-per-node "$nproc_per_node" \
-      --local-addr 127.0.0.1 --rdzv-conf "join_timeout=$start_timeout" \
-      --monitor-interval "$monitor_interval" -m "$module" ${words[@]+"${words[@]}"} &
+    start_child training_here
   fi
-  child=$!
   [[ -z $stopped ]] || kill -TERM "$child" 2>/dev/null
+  if [[ -n $warned ]]; then warn_ranks; fi
   wait_for_child
+  child=''
 }
 
 # torchrun would end of the warning: it is for the ranks, which are its children.
 # shellcheck disable=SC2317  # called by a trap
 warn_ranks() {
-  [[ -n $child ]] || return
+  if [[ -z $child ]]; then warned=1; return; fi
   if [[ -n $launcher && $launcher != torchrun ]]; then # it hands the warning on
     kill -"$stop_signal" "$child" 2>/dev/null
     return
@@ -419,21 +467,24 @@ if [[ -n $in_allocation ]]; then
       warn "stopped early, and requeued $restarts times already (--max-restarts): not again"
     else
       echo "[jobkit] stopped early with a checkpoint: requeueing job $SLURM_JOB_ID at $(date +%Y-%m-%dT%H:%M:%S%z)"
-      scontrol requeue "$SLURM_JOB_ID" || warn "Slurm did not requeue the job: submit it again with --run-dir $run_dir"
+      # An array's last element has the job id of the array, which would requeue all of it.
+      scontrol requeue "${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_}${SLURM_ARRAY_TASK_ID:-$SLURM_JOB_ID}" || warn "Slurm did not requeue the job: submit it again with --run-dir $run_dir"
     fi
   fi
 else
   # The ranks run in the background, so that a signal reaches this shell at once and can be handed
   # on: INT as TERM, because a shell has its background commands ignore INT.
-  stopped=''
+  stopped='' warned=''
   trap 'stopped=143; [[ -z $child ]] || kill -TERM "$child" 2>/dev/null' TERM HUP
   trap 'stopped=130; [[ -z $child ]] || kill -TERM "$child" 2>/dev/null' INT
   trap warn_ranks "$stop_signal"
   for ((restarts = 0; ; restarts++)); do
-    export JOBKIT_RESTARTS=$restarts # the payload asks whether what it did before counts
+    # A node of several was told it.
+    [[ -n $given_attempt ]] || export JOBKIT_RESTARTS=$restarts # the payload asks whether what it did before counts
     claim_attempt
     gather_words
     start_here
+    warned=''
     if [[ -n $stopped ]]; then
       ((${#command[@]} == 0)) || judge_command
       exit "$stopped"

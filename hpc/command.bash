@@ -62,6 +62,11 @@ rank_say() {
   [[ -e $JOBKIT_RUN_DIR/attempts/$JOBKIT_ATTEMPT/$1 ]]
 }
 
+# Hands a signal on to the command, or keeps it until there is one.
+rank_tell() {
+  if [[ -n $child ]]; then kill -"$1" "$child" 2>/dev/null; else early+=" $1"; fi
+}
+
 # One rank: a place (slurm: from the step's variables; once: none; else set already), the signals
 # that come to this shell only and are for the command, and the command.
 rank_run() {
@@ -89,15 +94,14 @@ rank_run() {
   if [[ $place == torchrun ]] && env --default-signal=USR1 true 2>/dev/null; then
     defaults=(env --default-signal=USR1 --default-signal=USR2)
   fi
-  child=''
+  child='' early=''
   trap : USR1 USR2 TERM INT HUP
   for name in $signals; do
     # shellcheck disable=SC2064  # the name is of now
-    trap "[[ -z \$child ]] || kill -$name \"\$child\" 2>/dev/null" "$name"
+    trap "rank_tell $name" "$name"
   done
-  # A shell has its background commands ignore INT.
-  (trap - INT && exec "${defaults[@]}" "$@") &
-  child=$!
+  start_child exec "${defaults[@]}" "$@"
+  for name in $early; do rank_tell "$name"; done
   wait_for_child
   case $code in
     0) return 0 ;;
@@ -151,8 +155,9 @@ json_text() {
   printf '%s' "$text"
 }
 
-write_beside() { # atomically: FILE TEXT
-  printf '%s\n' "$2" >"$1.$$" && mv -f -- "$1.$$" "$1"
+write_beside() { # atomically: FILE TEXT; other machines may do so too
+  local new=$1.${node_rank:-0}.$$
+  printf '%s\n' "$2" >"$new" && mv -f -- "$new" "$1"
 }
 
 # What the command gets besides the rank's place. A study's launcher has left spec.json already.
@@ -213,7 +218,7 @@ show_command() {
 
 # The size of the run, from the options and Slurm's variables.
 size_command() {
-  command_nodes=1 command_ranks=$nproc_per_node
+  command_nodes=${nnodes:-1} command_ranks=$nproc_per_node
   [[ -n $in_allocation ]] || return 0
   command_nodes=${nodes:-${SLURM_JOB_NUM_NODES:-1}}
   command_ranks=${ntasks_per_node:-${SLURM_NTASKS_PER_NODE-}}
@@ -225,10 +230,10 @@ size_command() {
 
 # The words that start one rank: a shell with the functions above, as text.
 rank_words() {
-  rank=(bash -c "$(declare -f wait_for_child "${!rank_functions[@]}")"$'\nchild="" code=0\n'"$1"' "$@"' jobkit)
+  rank=(bash -c "$(declare -f start_child wait_for_child "${!rank_functions[@]}")"$'\nchild="" early="" code=0\n'"$1"' "$@"' jobkit)
 }
 declare -A rank_functions=([rank_first_host]=1 [rank_port]=1 [rank_count_here]=1 [rank_place]=1
-  [rank_say]=1 [rank_run]=1 [rank_agent]=1)
+  [rank_say]=1 [rank_tell]=1 [rank_run]=1 [rank_agent]=1)
 
 # torchrun of the Python that the command itself names, else of the one on PATH.
 torchrun_python() {
@@ -271,12 +276,14 @@ command_here() {
     srun)
       rank_words 'rank_run here "USR1 USR2 TERM"'
       exec "$python" -m jobkit.launch.local.ranks --ranks "$nproc_per_node" \
-        --poll "$monitor_interval" -- "${rank[@]}" "${command[@]}" ;;
+        --poll "$monitor_interval" ${shutdown_timeout:+--shutdown-timeout "$shutdown_timeout"} \
+        ${nnodes:+--node-rank "$node_rank" --nnodes "$nnodes"} -- "${rank[@]}" "${command[@]}" ;;
     torchrun) # it sends TERM to the whole group of a rank
       rank_words 'rank_run torchrun "USR1 USR2"'
-      exec "$(torchrun_python)" -m torch.distributed.run --standalone \
-        --nproc-per-node "$nproc_per_node" --rdzv-conf "join_timeout=$start_timeout" \
-        --monitor-interval "$monitor_interval" --no-python "${rank[@]}" "${command[@]}" ;;
+      local meet=(--standalone --rdzv-conf "join_timeout=$start_timeout")
+      [[ -z $nnodes ]] || torchrun_nodes
+      exec "$(torchrun_python)" -m torch.distributed.run "${meet[@]}" \
+        --nproc-per-node "$nproc_per_node" --monitor-interval "$monitor_interval" --no-python "${rank[@]}" "${command[@]}" ;;
     once)
       rank_words 'rank_run once "USR1 USR2 TERM"'
       exec "${rank[@]}" "${command[@]}" ;;

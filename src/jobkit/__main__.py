@@ -13,6 +13,7 @@ COMMANDS = {
         "download or convert a dataset",
     ),
     "run": ("jobkit.launch.cli", "main", "run a study (the same as run_benchmarks.py)"),
+    "launch": ("jobkit.launch.one", "main", "start one program on this machine, as run.sh does"),
     "status": ("jobkit.launch.follow.status", "main", "status and progress of each run of a study"),
     "cancel": ("jobkit.launch.cancel", "main", "cancel the runs of a study"),
     "drill": ("jobkit.drill.cli", "main", "inject faults into a training, measure the recovery"),

@@ -69,7 +69,8 @@ def sweep_in_job(runs: list[tuple[str, list[str]]], max_restarts: int | None = N
         if code == Exit.AGAIN and not stop.signum:
             limit = MAX_RESTARTS if max_restarts is None else max_restarts
             if _restarts() < limit:
-                subprocess.run(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]])
+                # Of an array's last element SLURM_JOB_ID is that of the whole array.
+                subprocess.run(["scontrol", "requeue", slurm_job_id(os.environ) or ""])
             return bad
     return bad
 

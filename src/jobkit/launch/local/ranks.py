@@ -35,6 +35,9 @@ def parser() -> argparse.ArgumentParser:
         epilog="example:\n  python -m jobkit.launch.local.ranks --ranks 2 -- python train.py",
     )
     made.add_argument("--ranks", type=at_least(int, 1), required=True, metavar="N")
+    made.add_argument("--nnodes", type=at_least(int, 1), default=1, metavar="N")
+    made.add_argument("--node-rank", type=at_least(int, 0), default=0, metavar="K")
+    made.add_argument("--shutdown-timeout", type=at_least(float, 0), default=GRACE_S, metavar="S")
     made.add_argument("--poll", type=at_least(float, 0.001), default=0.1, metavar="S")
     return made
 
@@ -42,9 +45,19 @@ def parser() -> argparse.ArgumentParser:
 class Ranks:
     """The processes of all ranks, from their start to their end."""
 
-    def __init__(self, words: Sequence[str], ranks: int) -> None:
+    def __init__(
+        self,
+        words: Sequence[str],
+        ranks: int,
+        *,
+        nodes: int = 1,
+        node: int = 0,
+        grace_s: float = GRACE_S,
+    ) -> None:
+        self._grace_s = grace_s
         self._ending_since: float | None = None
-        self._killed = False
+        self._started = False
+        self._early = list[int]()  # signals that came while the ranks were started
         self.code = 0
         for signum in (*_FORWARDED, *_ENDING):
             signal.signal(signum, self._heard)
@@ -52,9 +65,11 @@ class Ranks:
         self._processes = list[subprocess.Popen[bytes]]()
         self._copiers = list[threading.Thread]()
         for rank in range(ranks):
-            if self._ending_since:
-                break
-            self._processes.append(self._start(words, _environment(rank, ranks, port), ranks > 1))
+            env = _environment(rank, ranks, port, nodes, node)
+            self._processes.append(self._start(words, env, ranks > 1))
+        self._started = True
+        for early in self._early:
+            self._act(early)
 
     def _start(
         self, words: Sequence[str], env: dict[str, str], share: bool
@@ -73,6 +88,12 @@ class Ranks:
         return process
 
     def _heard(self, signum: int, _frame: FrameType | None) -> None:
+        if self._started:
+            self._act(signum)
+        else:
+            self._early.append(signum)
+
+    def _act(self, signum: int) -> None:
         if signum in _ENDING:
             self.code = self.code or 128 + signum
             self._end()
@@ -100,7 +121,7 @@ class Ranks:
                 self._end()
             if None not in codes:
                 break
-            if self._ending_since and time.monotonic() - self._ending_since > GRACE_S:
+            if self._ending_since and time.monotonic() - self._ending_since > self._grace_s:
                 self.kill()
             time.sleep(poll_s)
         self.kill()
@@ -139,10 +160,13 @@ def _free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def _environment(rank: int, ranks: int, port: int | None) -> dict[str, str]:
-    """The environment of a rank: torchrun's variables."""
-    own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
-    own |= {"NODE_RANK": 0} | ({"MASTER_PORT": port} if port else {})
+def _environment(
+    local_rank: int, ranks: int, port: int | None, nodes: int = 1, node: int = 0
+) -> dict[str, str]:
+    """The environment of a rank: torchrun's variables. Every node has the same number of ranks."""
+    own = {"RANK": node * ranks + local_rank, "LOCAL_RANK": local_rank, "NODE_RANK": node}
+    own |= {"WORLD_SIZE": nodes * ranks, "LOCAL_WORLD_SIZE": ranks}
+    own |= {"MASTER_PORT": port} if port else {}
     master = os.environ.get("MASTER_ADDR", "127.0.0.1")
     return {**os.environ, "MASTER_ADDR": master, **{k: str(v) for k, v in own.items()}}
 
@@ -153,7 +177,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     end = words.index("--")
     args = parser().parse_args(words[:end])
-    return Ranks(words[end + 1 :], args.ranks).wait(args.poll)
+    size = {"nodes": args.nnodes, "node": args.node_rank}
+    ranks = Ranks(words[end + 1 :], args.ranks, **size, grace_s=args.shutdown_timeout)
+    return ranks.wait(args.poll)
 
 
 if __name__ == "__main__":

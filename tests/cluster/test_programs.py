@@ -1,0 +1,164 @@
+"""Nine kinds of training programs in studies on Slurm, each to results.csv and its report."""
+
+import csv
+import importlib.util
+import re
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+
+from jobkit.outcome.status import run_state
+from jobkit.paths import RunPaths, read_json
+from support import needs
+from support.checkout import Checkout, make_checkout
+from support.training_programs import PROGRAMS
+
+STUDIES = {
+    "unchanged": 'command = ["{python}", "train_plain.py"]\ngpus = [1, 2, "2x2"]',
+    "libraries": """
+command = ["{python}", "train_{{kind}}.py"]
+launcher = "torchrun"
+gpus = ["2x1"]
+[parameters]
+kind = "metered"
+[sweep]
+kind = ["metered", "lightning", "transformers", "accelerate"]
+""",
+    "prints": """
+command = ["{python}", "train_prints.py"]
+gpus = [1, 2, "2x2"]
+pattern = "nanogpt"
+auto = false
+[work]
+unit = "tokens"
+per_step = 1000
+scaling = "strong"
+""",
+    "quiet": """
+command = ["{python}", "train_{{kind}}.py"]
+gpus = [1, "2x1"]
+[parameters]
+kind = "silent"
+[sweep]
+kind = ["silent", "crashes"]
+""",
+    "stopped": 'command = ["{python}", "train_stopped.py"]\ngpus = [1]\nrepeats = 2',
+}
+
+
+@pytest.fixture(scope="module")
+def kit(tmp_path_factory) -> Checkout:
+    folder = tmp_path_factory.mktemp("programs")
+    made = make_checkout(folder / "kit", folder / "data")
+    for name, text in PROGRAMS.items():
+        (made.folder / f"train_{name}.py").write_text(text)
+    return made
+
+
+@pytest.fixture(scope="module")
+def studies(cluster, kit: Checkout) -> dict[str, str]:
+    """All studies at once, by name: the job that collects it, after which all has ended."""
+    for library in ("lightning", "transformers", "accelerate"):
+        if importlib.util.find_spec(library) is None:
+            needs.unavailable(
+                f"{library} is not installed (make venv, or pip install '.[adapters]')"
+            )
+    started = {}
+    for name, text in STUDIES.items():
+        file = kit.folder / f"{name}.toml"
+        file.write_text(f'name = "{name}"\n' + text.format(python=sys.executable))
+        argv = [sys.executable, "run_benchmarks.py", "--study", str(file), "--no-wait"]
+        env = {**kit.env, "PYTHONPATH": str(kit.folder), "OMP_NUM_THREADS": "1"}
+        done = cluster.run(*argv, cwd=kit.folder, env=env)
+        assert done.returncode == 0, done.stdout + done.stderr
+        started[name] = re.search(r"job (\d+) then", done.stdout)[1]
+    return started
+
+
+def until(condition: Callable[[], object], timeout: float = 240) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.1)
+
+
+def collected(cluster, kit: Checkout, studies: dict[str, str], name: str) -> list[dict[str, str]]:
+    """The rows of a study, by kind and size; the report is there."""
+    cluster.wait(studies[name], 400)
+    folder = kit.folder / "logs" / name
+    assert (folder / "report.html").exists(), (folder / "collect.log").read_text()
+    with (folder / "results.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    return sorted(rows, key=lambda r: (r["series"], int(r["world_size"]), int(r["repeat"])))
+
+
+def found(rows: list[dict[str, str]], *columns: str) -> set[tuple[str, ...]]:
+    return {tuple(row[column] for column in columns) for row in rows}
+
+
+def test_a_stopped_element_of_an_array_goes_on_and_the_other_is_left_alone(
+    cluster, kit: Checkout, studies: dict[str, str]
+) -> None:
+    """The last element first: its job id is that of the whole array."""
+    folders = (kit.folder / "logs" / "stopped").glob("*/spec.json")
+    runs = [RunPaths(path.parent) for path in sorted(folders)]
+    ids = {str(read_json(paths.submission)["job_id"]): paths for paths in runs}
+    for job_id in sorted(ids, reverse=True):
+        paths = ids[job_id]
+        until(lambda paths=paths: (paths.folder / "ready-0").exists())
+        assert all(p.attempt_numbers() == [0] for p in runs if not p.outcome(0).exists())
+        cluster.run("scancel", "--signal=USR2", job_id)
+        until(lambda paths=paths: run_state(paths).status == "ok")
+    rows = collected(cluster, kit, studies, "stopped")
+    assert found(rows, "status", "attempts", "throughput_source") == {("ok", "2", "meter")}
+    for paths in runs:
+        assert [read_json(paths.outcome(n))["status"] for n in (0, 1)] == ["preempted", "ok"]
+
+
+def test_a_loop_without_a_change_is_measured_at_each_size(
+    cluster, kit: Checkout, studies: dict[str, str]
+) -> None:
+    rows = collected(cluster, kit, studies, "unchanged")
+    assert found(rows, "nodes", "world_size", "status", "throughput_source") == {
+        ("1", "1", "ok", "auto"), ("1", "2", "ok", "auto"), ("2", "4", "ok", "auto"),
+    }  # fmt: skip
+    assert found(rows, "throughput_unit") == {("samples/s",)}
+
+
+def test_the_meter_and_three_libraries_under_torchrun(
+    cluster, kit: Checkout, studies: dict[str, str]
+) -> None:
+    rows = collected(cluster, kit, studies, "libraries")
+    assert [(r["status"], r["throughput_unit"]) for r in rows] == [("ok", "samples/s")] * 4
+    sources = {row["series"].split("kind=")[1]: row["throughput_source"] for row in rows}
+    libraries = ("lightning", "transformers", "accelerate")
+    assert sources == {"metered": "meter", **dict.fromkeys(libraries, "auto")}
+    report = (kit.folder / "logs" / "libraries" / "report.html").read_text()
+    assert "images" not in report.replace("data:image", "")
+
+
+def test_its_own_line_is_read_by_a_pattern(cluster, kit: Checkout, studies: dict[str, str]) -> None:
+    rows = collected(cluster, kit, studies, "prints")
+    assert [float(row["throughput"]) for row in rows] == pytest.approx([1e4, 2e4, 4e4])
+    assert found(rows, "status", "throughput_source") == {("ok", "pattern nanogpt")}
+    report = (kit.folder / "logs" / "prints" / "report.html").read_text()
+    assert "40,000 tokens per second" in report
+
+
+def test_of_one_that_prints_nothing_the_wall_time_counts_and_a_crash_is_told(
+    cluster, kit: Checkout, studies: dict[str, str]
+) -> None:
+    rows = collected(cluster, kit, studies, "quiet")
+    silent = [row for row in rows if row["series"].endswith("kind=silent")]
+    crashed = [row for row in rows if row["series"].endswith("kind=crashes")]
+    wall = "wall time of the run, start-up included"
+    assert found(silent, "world_size", "status", "throughput_source") == {
+        ("1", "ok", wall), ("2", "ok", wall),
+    }  # fmt: skip
+    assert found(crashed, "world_size", "status", "reason") == {
+        ("1", "ok", ""), ("2", "failed", "rank 1: exit code 3"),
+    }  # fmt: skip
+    report = (kit.folder / "logs" / "quiet" / "report.html").read_text()
+    assert "start-up included" in report and "rank 1: exit code 3" in report

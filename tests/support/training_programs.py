@@ -1,0 +1,159 @@
+"""Training programs as users have them: plain torch, with the meter, of three libraries, and odd.
+
+Each trains the same: 320 rows of 8 numbers for 2 epochs, in batches of 4 on each rank.
+"""
+
+# torch aborts now and then while the interpreter is finalised (a thread of Gloo asks for the GIL):
+# the tests are not about that. Before torch, so that it runs last of all functions at the end.
+LEAVES = """
+import atexit, os, sys
+def _end():
+    sys.stdout.flush(); sys.stderr.flush()
+    os._exit(1 if hasattr(sys, "last_value") or hasattr(sys, "last_exc") else 0)
+atexit.register(_end)
+"""
+
+# Not one line of it knows of jobkit, nor of the number of ranks that it will get.
+PLAIN = (
+    LEAVES
+    + """
+import os, torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+dist.init_process_group("gloo")
+torch.set_num_threads(1)
+data = TensorDataset(torch.randn(320, 8), torch.randint(2, (320,)))
+loader = DataLoader(data, 4, sampler=DistributedSampler(data))
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(2):
+    for x, y in loader:
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+dist.barrier()
+"""
+)
+
+METERED = (
+    PLAIN.replace("import os, torch", "import os, torch\nfrom jobkit import meter")
+    .replace("for epoch", 'meter.start(unit="samples")\nfor epoch')
+    .replace("in loader", "in meter.batches(loader)")
+    .replace("        optimizer.step()", "        optimizer.step(); meter.step(work=len(x))")
+    .replace("dist.barrier()", "meter.end(); dist.barrier()")
+)
+
+LIGHTNING = (
+    LEAVES
+    + """
+import os, torch, warnings
+warnings.simplefilter("ignore")
+import lightning as L
+from torch.utils.data import DataLoader, TensorDataset
+class Net(L.LightningModule):
+    def __init__(self): super().__init__(); self.layer = torch.nn.Linear(8, 2)
+    def training_step(self, batch, i):
+        return torch.nn.functional.cross_entropy(self.layer(batch[0]), batch[1])
+    def configure_optimizers(self): return torch.optim.SGD(self.parameters(), 0.1)
+here = int(os.environ["LOCAL_WORLD_SIZE"])
+data = TensorDataset(torch.randn(320, 8), torch.randint(2, (320,)))
+L.Trainer(accelerator="cpu", devices=here, num_nodes=int(os.environ["WORLD_SIZE"]) // here,
+    strategy="ddp", max_epochs=2, logger=False, enable_checkpointing=False,
+    enable_progress_bar=False, enable_model_summary=False).fit(Net(), DataLoader(data, 4))
+torch.distributed.barrier()
+"""
+)
+
+TRANSFORMERS = (
+    LEAVES
+    + """
+import os, torch
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+class Data(torch.utils.data.Dataset):
+    def __len__(self): return 320
+    def __getitem__(self, i):
+        ids = torch.arange(8) % 7
+        return {"input_ids": ids, "labels": ids}
+config = GPT2Config(vocab_size=10, n_positions=8, n_embd=8, n_layer=1, n_head=1,
+    bos_token_id=0, eos_token_id=0)
+args = TrainingArguments(os.environ["JOBKIT_RUN_DIR"] + "/out", per_device_train_batch_size=4,
+    num_train_epochs=2, logging_steps=10, use_cpu=True, report_to=[], save_strategy="no",
+    disable_tqdm=True, ddp_backend="gloo")
+Trainer(model=GPT2LMHeadModel(config), args=args, train_dataset=Data()).train()
+if torch.distributed.is_initialized(): torch.distributed.barrier()
+"""
+)
+
+ACCELERATE = (
+    LEAVES
+    + """
+import os, torch
+from accelerate import Accelerator
+from torch.utils.data import DataLoader, TensorDataset
+data = TensorDataset(torch.randn(320, 8), torch.randint(2, (320,)))
+accelerator = Accelerator(cpu=True)
+model = torch.nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(data, 4))
+for epoch in range(2):
+    for x, y in loader:
+        optimizer.zero_grad()
+        accelerator.backward(torch.nn.functional.cross_entropy(model(x), y))
+        optimizer.step()
+accelerator.wait_for_everyone()
+"""
+)
+
+# nanoGPT's line, at 100 ms over the ranks; the first step has the start-up in it.
+PRINTS = """
+import os
+if os.environ["RANK"] == "0":
+    ms = 100 / int(os.environ["WORLD_SIZE"])
+    for step in range(0, 200, 10):
+        print(f"iter {step}: loss 3.0, time {900 if step == 0 else ms:.2f}ms, mfu 30.00%")
+"""
+
+SILENT = "import time; time.sleep(0.5)"
+
+# The second rank fails wherever there is one.
+CRASHES = """
+import os, sys, time
+if os.environ["RANK"] == "1":
+    sys.exit(3)
+time.sleep(0.5 if os.environ["WORLD_SIZE"] == "1" else 300)
+"""
+
+# Steps of 20 ms; saves and ends when it is asked to, for which the first attempt waits.
+STOPPED = """
+import os, pathlib, signal, sys, time
+from jobkit import meter
+asked = []
+signal.signal(signal.SIGUSR2, lambda *_: asked.append(1))
+folder, rank = pathlib.Path(os.environ["JOBKIT_RUN_DIR"]), os.environ["RANK"]
+kept = folder / f"kept-{rank}"
+first = int(kept.read_text()) if kept.exists() else 0
+meter.start(unit="samples", work_per_step=8)
+step = first
+while step < first + 40 or (first == 0 and not asked):
+    time.sleep(0.02)
+    meter.step()
+    step += 1
+    if step == 20: (folder / f"ready-{rank}").touch()
+    if asked:
+        kept.write_text(str(step))
+        meter.end("preempted")
+        sys.exit(75)
+meter.end()
+"""
+
+PROGRAMS = {
+    "plain": PLAIN,
+    "metered": METERED,
+    "lightning": LIGHTNING,
+    "transformers": TRANSFORMERS,
+    "accelerate": ACCELERATE,
+    "prints": PRINTS,
+    "silent": SILENT,
+    "crashes": CRASHES,
+    "stopped": STOPPED,
+}

@@ -1,0 +1,84 @@
+"""`python -m jobkit launch` and `from jobkit import launch`: run.sh's line, its exit code."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jobkit import LaunchConfig
+from jobkit.errors import UsageError
+from support.place import ROOT
+
+PROGRAM = """
+import os, sys
+os.write(1, f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}: {sys.argv[1:]}\\n".encode())
+sys.exit(3 if "fail" in sys.argv else 0)
+"""
+FROM_PYTHON = """
+import sys
+from jobkit import LaunchConfig, launch
+from jobkit import launch as again
+assert launch is again
+config = LaunchConfig(command=(sys.argv[1], "a b", "--lr=1"), nproc_per_node=2)
+sys.exit(launch(config))
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    return tmp_path / "train.py"
+
+
+def called(program: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    env |= {"JOBKIT_LOGS": str(program.parent / "logs"), "JOBKIT_PYTHON": sys.executable}
+    argv = [sys.executable, *words]
+    return subprocess.run(
+        argv, env=env, capture_output=True, text=True, timeout=120, cwd=program.parent
+    )
+
+
+SAID = ["rank 0 of 2: ['a b', '--lr=1']", "rank 1 of 2: ['a b', '--lr=1']"]
+
+
+def test_from_python(program: Path) -> None:
+    done = called(program, "-c", FROM_PYTHON, str(program))
+    assert done.returncode == 0, done.stderr
+    assert sorted(x for x in done.stdout.splitlines() if x.startswith("rank")) == SAID
+
+
+def test_from_the_shell_the_code_is_the_runs(program: Path) -> None:
+    own = ["-m", "jobkit", "launch", "train.py", "--nproc-per-node", "2", "--", "a b", "--lr=1"]
+    done = called(program, *own)
+    assert sorted(x for x in done.stdout.splitlines() if x.startswith("rank")) == SAID
+    assert done.returncode == 0, done.stderr
+    assert called(program, *own, "fail").returncode == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "which program?"),
+        (["train.py", "--nproc-per-node", "0"], "--nproc-per-node 0: must be a whole number"),
+        (["train.py", "--nnodes", "2"], "--nnodes needs --node-rank"),
+        (["train.py", "--nodes", "2"], "unrecognized arguments: --nodes"),
+    ],
+)
+def test_bad_input_is_one_line_and_2(program: Path, words: list[str], said: str) -> None:
+    done = called(program, "-m", "jobkit", "launch", *words)
+    assert done.returncode == 2 and said in done.stderr, done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_the_line_of_run_sh() -> None:
+    config = LaunchConfig(
+        command=("python", "t.py"), nproc_per_node=4, nnodes=2, node_rank=1, master_addr="n0"
+    )
+    size = ["--nproc-per-node", "4", "--nnodes", "2", "--node-rank", "1", "--master-addr", "n0"]
+    assert config.words() == [*size, "--", "python", "t.py"]
+    assert LaunchConfig(training=("--epochs", "1")).words() == ["--epochs", "1"]
+    with pytest.raises(UsageError, match="list of words"):
+        LaunchConfig(command="train.py --lr 1").words()
