@@ -18,7 +18,7 @@ def begin(seed: int, rank: int, gpus: int = 1, iteration: int = 0) -> None:
     """Begin numbers that differ between ranks, and between the GPUs that one process drives.
 
     All ranks have seeded alike to make the same weights; with equal masks of dropout they would be
-    one draw, not as many as there are ranks. Rank 0 goes on as a run on one rank does, unless an
+    one draw, not as many as there are ranks. Rank 0 draws as a run on one rank does, unless an
     iteration is given: a run resumed at another size must not draw again what its first
     iterations drew.
     """

@@ -1,4 +1,4 @@
-"""Copies of a state in the CPU's memory, so that training goes on while they are written."""
+"""Copies of a state in the CPU's memory, so that training continues while they are written."""
 
 import warnings
 from collections.abc import Callable, Mapping

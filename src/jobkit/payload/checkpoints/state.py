@@ -137,7 +137,7 @@ def merged(ranks: list[dict[str, Tensor]], rank: int) -> dict[str, Tensor]:
     """The own tensors of a rank in another layout, merged from those of all ranks.
 
     Buffers are averaged over the ranks that have them, as for an evaluation; rank 0 gets the sums
-    of the epoch. Random numbers are not merged: those of another number of ranks begin anew.
+    of the epoch. Random numbers are not merged: the ranks begin from seeds of the iteration.
     """
     found = {}
     for name in dict.fromkeys(k for own in ranks for k in own if k.startswith(_BUFFER)):
