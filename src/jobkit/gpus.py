@@ -4,6 +4,7 @@ The one table of what differs between NVIDIA (CUDA) and AMD (ROCm): the commands
 variables that choose among them, and the option of a container.
 """
 
+import json
 import os
 import re
 import subprocess
@@ -11,6 +12,7 @@ import tempfile
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 _AMD_DRIVER, _AMD_DEVICE = Path("/sys/module/amdgpu/version"), Path("/dev/kfd")
 
@@ -53,6 +55,22 @@ def count_gpus(environ: Mapping[str, str] = os.environ) -> int:
         if count:
             return min(count, *(_chosen(environ.get(name), count) for name in vendor.visible))
     return 0
+
+
+def lendable_gpus(environ: Mapping[str, str] = os.environ) -> tuple[str, list[str]]:
+    """The variable that chooses among the GPUs that a process started here would see, and these.
+
+    ROCR_VISIBLE_DEVICES stays as it is: the other variables choose among what it leaves.
+    """
+    count = count_gpus(environ)
+    for vendor in VENDORS.values():
+        if count and _listed(vendor):
+            names = [name for name in vendor.visible if name != "ROCR_VISIBLE_DEVICES"]
+            name = next((name for name in names if name in environ), names[0])
+            given = environ.get(name)
+            ids = given.split(",") if given else [str(index) for index in range(count)]
+            return name, [each.strip() for each in ids[:count]]
+    return "", []
 
 
 def _listed(vendor: Vendor) -> list[str]:
@@ -99,24 +117,71 @@ _QUERY = {
 }
 
 
-def gpu_state(uuid: str) -> dict[str, str]:
+# Where amd-smi's JSON has the same: its command, and the keys down to the value. The names are
+# those of docs/how-to/amdsmi-cli-tool.md and amdsmi_cli/amdsmi_commands.py of ROCm/amdsmi.
+_AMD_VALUES = (
+    ("driver", ("static", "driver", "version")),
+    ("gpu_max_clock", ("metric", "clock", "gfx_0", "max_clk")),
+    ("gpu_power_limit", ("static", "limit", "socket_power")),
+    ("gpu_power_limit", ("static", "limit", "ppt0", "socket_power_limit")),  # newer ones
+    ("gpu_ecc_errors", ("metric", "ecc", "total_uncorrectable_count")),
+)
+_AMD_ASKED = {"static": ("--driver", "--limit"), "metric": ("--clock", "--ecc")}
+
+
+def gpu_state(uuid: str, bus: str = "") -> dict[str, str]:
     """Return driver, clocks, power limit and ECC errors of a GPU; what is unknown is left out.
 
-    Two runs on the same model of GPU differ by these. uuid: as torch or nvidia-smi writes it.
+    Two runs on the same model of GPU differ by these. uuid: as torch or nvidia-smi writes it. bus:
+    the PCI address, by which amd-smi knows it, as its UUIDs are not torch's.
     """
+    found = _nvidia_state(uuid)
+    if not found and _AMD_DRIVER.exists():  # which a processor with graphics has as well
+        found = {"driver": _AMD_DRIVER.read_text().strip()}
+        found |= _amd_state(bus) if bus else {}
+    return found
+
+
+def _amd_state(bus: str) -> dict[str, str]:
+    """What amd-smi says of the GPU at a PCI address."""
+    said = {command: _amd_says(command, "--gpu", bus, *w) for command, w in _AMD_ASKED.items()}
     found = {}
-    if _AMD_DRIVER.exists():
-        found["driver"] = _AMD_DRIVER.read_text().strip()
+    for key, (command, *path) in _AMD_VALUES:
+        value = said[command]
+        for name in path:
+            value = value.get(name) if isinstance(value, dict) else None
+        if isinstance(value, dict):  # with its unit
+            value = " ".join(str(value[part]) for part in ("value", "unit") if part in value)
+        if value is not None and not str(value).startswith("N/A"):
+            found[key] = str(value)
+    return found
+
+
+def _amd_says(*words: str) -> Any:
+    """The entry of the one GPU in amd-smi's JSON: in a list, since ROCm 7 below "gpu_data"."""
+    try:
+        done = subprocess.run(
+            ["amd-smi", *words, "--json"], capture_output=True, text=True, timeout=10
+        )
+        said = json.loads(done.stdout)
+    except (OSError, subprocess.TimeoutExpired, ValueError):
+        return None
+    said = said.get("gpu_data") if isinstance(said, dict) else said
+    return said[0] if isinstance(said, list) and len(said) == 1 else None
+
+
+def _nvidia_state(uuid: str) -> dict[str, str]:
+    """What nvidia-smi says of a GPU."""
     name = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
     words = [f"--query-gpu={','.join(_QUERY.values())}", "--format=csv,noheader", "-i", name]
     try:
         done = subprocess.run(["nvidia-smi", *words], capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
-        return found
+        return {}
     values = [value.strip() for value in done.stdout.split("\n")[0].split(",")]
-    if done.returncode == 0 and len(values) == len(_QUERY):
-        found |= {key: v for key, v in zip(_QUERY, values, strict=True) if v and v[0] != "["}
-    return found
+    if done.returncode != 0 or len(values) != len(_QUERY):
+        return {}
+    return {key: v for key, v in zip(_QUERY, values, strict=True) if v and v[0] != "["}
 
 
 def prepare_rocm(local_rank: int, environ: MutableMapping[str, str] = os.environ) -> None:

@@ -1,20 +1,25 @@
 """What a rank does on a GPU, with mocked GPUs: dp, the checkpoint thread, versions, refusals."""
 
+import math
+import os
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint import FileSystemWriter
 
 from jobkit import gpus
-from jobkit.errors import UsageError
+from jobkit.errors import Exit, UsageError
 from jobkit.paths import RunPaths
-from jobkit.payload import host
+from jobkit.payload import host, leaving
 from jobkit.payload.checkpoints import store
 from jobkit.payload.checkpoints.manager import CheckpointManager
+from jobkit.payload.distributed import Group, follow_timeout
 from jobkit.payload.place import RankEnv
 from jobkit.payload.run import check_sync_batchnorm
 from jobkit.payload.strategies.dp import DP
@@ -109,6 +114,7 @@ def test_the_state_of_the_gpu_is_that_of_its_uuid(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     FakeCuda(monkeypatch, "aa", "bb")
+    monkeypatch.setattr(gpus, "_AMD_DRIVER", tmp_path / "absent")
     smi = tmp_path / "nvidia-smi"
     said = "570.1, 1980 MHz, [N/A], 700.00 W, 0"
     smi.write_text(f'#!/bin/sh\n[ "$4" = GPU-bb ] && echo "{said}"\n')
@@ -132,3 +138,134 @@ def test_each_rank_has_a_cache_of_miopen_of_its_own(
     gpus.prepare_rocm(3, environ)
     assert environ["MIOPEN_USER_DB_PATH"].endswith("-3")
     assert environ["PYTORCH_MIOPEN_SUGGEST_NHWC"] == "1"
+
+
+AMD_STATIC = """[{"gpu": 1,
+ "limit": {"max_power": {"value": 750, "unit": "W"}, "socket_power": {"value": 550, "unit": "W"}},
+ "driver": {"name": "amdgpu", "version": "6.10.10"}}]"""
+# As of ROCm 7: below a key, the limits by kind, and a count that this GPU does not have.
+AMD_STATIC_7 = """{"gpu_data": [{"gpu": 1,
+ "limit": {"ppt0": {"socket_power_limit": {"value": 225, "unit": "W"}}, "ppt1": "N/A"},
+ "driver": {"name": "amdgpu", "version": "6.16.6"}}]}"""
+AMD_CLOCK = '"clock": {"gfx_0": {"clk": {"value": 133, "unit": "MHz"}, "max_clk": %s}}'
+AMD_METRIC = '[{"gpu": 1, %s, "ecc": {"total_uncorrectable_count": 2}}]' % (
+    AMD_CLOCK % '{"value": 2100, "unit": "MHz"}'
+)
+AMD_METRIC_7 = '{"gpu_data": [{"gpu": 1, %s, "ecc": {"total_uncorrectable_count": "N/A"}}]}' % (
+    AMD_CLOCK % '"N/A"'
+)
+
+
+@pytest.mark.parametrize(
+    ("static", "metric", "expected"),
+    [
+        (
+            *(AMD_STATIC, AMD_METRIC),
+            {
+                "driver": "6.10.10",
+                "gpu_power_limit": "550 W",
+                "gpu_max_clock": "2100 MHz",
+                "gpu_ecc_errors": "2",
+            },
+        ),
+        (AMD_STATIC_7, AMD_METRIC_7, {"driver": "6.16.6", "gpu_power_limit": "225 W"}),
+        ("an error", "[]", {"driver": "from the kernel"}),
+    ],
+)
+def test_the_state_of_amds_gpus_is_amd_smis(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    static: str,
+    metric: str,
+    expected: dict[str, str],
+) -> None:
+    """In the form of its documentation; a UUID of torch's is not one of amd-smi's."""
+    (tmp_path / "version").write_text("from the kernel\n")
+    (tmp_path / "static").write_text(static)
+    (tmp_path / "metric").write_text(metric)
+    monkeypatch.setattr(gpus, "_AMD_DRIVER", tmp_path / "version")
+    smi = tmp_path / "amd-smi"
+    smi.write_text(f'#!/bin/sh\n[ "$2 $3" = "--gpu 0000:c1:00.0" ] && cat "{tmp_path}/$1"\n')
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    cuda = FakeCuda(monkeypatch, "aa")
+    known = SimpleNamespace(uuid="aa", pci_domain_id=0, pci_bus_id=0xC1, pci_device_id=0)
+    cuda.mock("get_device_properties", lambda _: known)
+    assert host.gpu_state(GPU) == expected
+
+
+def test_the_memory_that_the_device_says_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA's context and NCCL's buffers are outside what torch counts."""
+    cuda = FakeCuda(monkeypatch, "a", "b")
+    cuda.mock("max_memory_allocated", lambda _: 100 * 2**20)
+    cuda.mock("max_memory_reserved", lambda _: 200 * 2**20)
+    cuda.mock("mem_get_info", lambda device: ((1000 - 700 * device.index) * 2**20, 1000 * 2**20))
+    assert host.peak_memory_mib(GPU)[:2] == (100, 200)
+    assert host.peak_memory_mib(GPU).device == 700
+
+    def unknown(_: torch.device) -> None:
+        raise RuntimeError("CUDA error: operation not supported")
+
+    cuda.mock("mem_get_info", unknown)
+    assert math.isnan(host.peak_memory_mib(GPU).device)
+    assert math.isnan(host.peak_memory_mib(CPU).device)
+
+
+@pytest.mark.parametrize(
+    ("timeout_s", "heartbeat", "dump"), [(600, "600", "15000"), (1800, "1800", "15000")]
+)
+def test_nccls_own_limits_follow_the_timeout(timeout_s: float, heartbeat: str, dump: str) -> None:
+    environ: dict[str, str] = {}
+    follow_timeout(timeout_s, environ)
+    assert list(environ.values()) == [heartbeat, dump]
+
+
+def test_nccls_dump_takes_a_small_part_of_a_short_timeout_and_the_user_decides() -> None:
+    environ = {"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "7"}
+    follow_timeout(20, environ)
+    assert environ["TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"] == "7"
+    assert environ["TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"] == "500"
+    follow_timeout(20, fresh := {})
+    assert fresh["TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"] == "60"
+
+
+@pytest.mark.parametrize(("device", "ahead"), [(GPU, True), (CPU, False)])
+def test_a_group_on_gpus_is_made_with_these_limits(
+    monkeypatch: pytest.MonkeyPatch, device: torch.device, ahead: bool
+) -> None:
+    name, seen = "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", list[str | None]()
+    monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", raising=False)
+    make = lambda **_: seen.append(os.environ.get(name))  # noqa: E731
+    monkeypatch.setattr(dist, "init_process_group", make)
+    Group(RankEnv(), device, 900.0)
+    assert seen == ["900" if ahead else None]
+    for each in (name, "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"):
+        os.environ.pop(each, None)
+
+
+@pytest.mark.parametrize(
+    ("variable", "code", "tidy"),
+    [
+        ("NSYS_PROFILING_SESSION_ID", Exit.OK, True),
+        ("ROCP_TOOL_LIBRARIES", Exit.AGAIN, True),
+        ("CUDA_INJECTION64_PATH", Exit.FAILED, False),  # others may be waiting: at once
+        ("", Exit.OK, False),
+    ],
+)
+def test_a_profiled_process_ends_as_its_profiler_needs_it(
+    monkeypatch: pytest.MonkeyPatch, variable: str, code: Exit, tidy: bool
+) -> None:
+    class AtOnce(Exception):
+        """Instead of the end of this process."""
+
+    def at_once(_: int) -> None:
+        raise AtOnce
+
+    for name in leaving._PROFILED:
+        monkeypatch.delenv(name, raising=False)
+    if variable:
+        monkeypatch.setenv(variable, "x")
+    monkeypatch.setattr(os, "_exit", at_once)
+    with pytest.raises(SystemExit if tidy else AtOnce):
+        leaving.leave(code)

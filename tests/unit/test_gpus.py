@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from jobkit.gpus import count_gpus
+from jobkit.gpus import count_gpus, lendable_gpus
 
 NVIDIA = "GPU 0: NVIDIA H100 (UUID: GPU-a)\nGPU 1: NVIDIA H100 (UUID: GPU-b)\n"
 MIG = "GPU 0: NVIDIA A100 (UUID: GPU-a)\n" + "".join(
@@ -59,3 +59,30 @@ def test_gpus_that_a_process_would_see(
 def test_a_command_that_hangs_or_is_absent_counts_none(commands: Path) -> None:
     (commands / "nvidia-smi").write_text("no program")
     assert count_gpus(os.environ) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "variables", "found"),
+    [
+        ("nvidia-smi", NVIDIA, {}, ("CUDA_VISIBLE_DEVICES", ["0", "1"])),
+        (
+            *("nvidia-smi", NVIDIA, {"CUDA_VISIBLE_DEVICES": "GPU-b, GPU-a"}),
+            ("CUDA_VISIBLE_DEVICES", ["GPU-b", "GPU-a"]),
+        ),
+        ("nvidia-smi", NVIDIA, {"CUDA_VISIBLE_DEVICES": "1,-1,0"}, ("CUDA_VISIBLE_DEVICES", ["1"])),
+        ("nvidia-smi", NVIDIA, {"CUDA_VISIBLE_DEVICES": ""}, ("", [])),
+        ("amd-smi", AMD_SMI, {}, ("HIP_VISIBLE_DEVICES", ["0", "1"])),
+        ("amd-smi", AMD_SMI, {"ROCR_VISIBLE_DEVICES": "1"}, ("HIP_VISIBLE_DEVICES", ["0"])),
+        ("amd-smi", AMD_SMI, {"CUDA_VISIBLE_DEVICES": "1"}, ("CUDA_VISIBLE_DEVICES", ["1"])),
+        ("nvidia-smi", "No devices were found\n", {}, ("", [])),
+    ],
+)
+def test_gpus_that_can_be_shared_out(
+    commands: Path,
+    name: str,
+    text: str,
+    variables: dict[str, str],
+    found: tuple[str, list[str]],
+) -> None:
+    stub(commands, name, text)
+    assert lendable_gpus(variables) == found

@@ -147,7 +147,8 @@ def _for_this_machine(made: Launch, request: LaunchRequest) -> None:
             f"{given[0]} is an option for Slurm, but the runs start on this machine (see --site)"
         )
     made.at_once = request.at_once or 1
-    made.plan = replace(made.plan, notes=(*made.plan.notes, *local.warnings(made.plan)))
+    found = local.warnings(made.plan, made.at_once)
+    made.plan = replace(made.plan, notes=(*made.plan.notes, *found))
 
 
 def _for_slurm(made: Launch, request: LaunchRequest, site: Site, ask: bool) -> None:

@@ -35,12 +35,14 @@ ORDER_KEY = "JOBKIT_ORDER"  # names the launcher that starts a run, in its envir
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
-def run_one(folder: str, command: list[str]) -> int:
+def run_one(folder: str, command: list[str], gpus: Mapping[str, str] | None = None) -> int:
     """Run the command on this machine with its output in the run's log; return its exit code.
 
-    job.json names the process from the start, and records the exit code at the end.
+    job.json names the process from the start, and records the exit code at the end. gpus: the
+    variable that shows the run the GPUs that are its own.
     """
-    return _run(RunPaths(Path(folder)), command, local_environment(os.environ), _Stop())
+    environ = {**local_environment(os.environ), **(gpus or {})}
+    return _run(RunPaths(Path(folder)), command, environ, _Stop())
 
 
 def run_in_job(folder: str, command: list[str]) -> int:

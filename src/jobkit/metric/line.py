@@ -78,6 +78,9 @@ KINDS: dict[str, dict[str, str]] = {
         "ranks; null on the CPU",
         "reserved_memory_mib": "peak memory reserved by PyTorch's allocator on the GPU, "
         "maximum over ranks; null on the CPU",
+        "device_memory_mib": "memory of the GPU in use after an epoch as its driver says, CUDA's "
+        "context, NCCL's buffers and other processes included, maximum over ranks; null where that "
+        "is not known",
         "resident_memory_mib": "peak resident set size of a process since its start, on the "
         "host, maximum over ranks",
         "held_memory_mib": "parameters, gradients, optimizer state and buffers, measured on the "

@@ -50,10 +50,14 @@ def candidate(wanted: str, place: RankEnv) -> Candidate:
         found = torch.cuda.get_device_properties(index)
     except RuntimeError as error:  # the driver does not fit, or the GPU is defective
         return Candidate(host, machine, fault=str(error).strip().split("\n")[0][:300])
-    parts = [getattr(found, f"pci_{part}_id", -1) for part in ("domain", "bus", "device")]
-    # As in /sys/bus/pci.
-    bus = "" if -1 in parts else f"{parts[0]:04x}:{parts[1]:02x}:{parts[2]:02x}.0"
-    return Candidate(host, machine, count, index, str(getattr(found, "uuid", "")), bus, found.name)
+    uuid, bus = str(getattr(found, "uuid", "")), pci_address(found)
+    return Candidate(host, machine, count, index, uuid, bus, found.name)
+
+
+def pci_address(properties: object) -> str:
+    """The PCI address in torch's properties of a GPU, as in /sys/bus/pci; empty: not known."""
+    parts = [getattr(properties, f"pci_{part}_id", -1) for part in ("domain", "bus", "device")]
+    return "" if -1 in parts else f"{parts[0]:04x}:{parts[1]:02x}:{parts[2]:02x}.0"
 
 
 def _machine() -> str:

@@ -1,9 +1,10 @@
 """The device and the process group of a rank."""
 
 import datetime
+import math
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any, TypeVar
 
 import torch
@@ -14,6 +15,25 @@ from jobkit.payload.place import RankEnv
 from jobkit.payload.readback import read_back
 
 T = TypeVar("T")
+_LEAST_HEARTBEAT_S = 60  # a call of CUDA may hold NCCL's watchdog for some seconds
+_MOST_DUMP_S = 15.0  # torch's default
+_DUMPS = 4  # times that torch waits for a dump before it raises
+
+
+def follow_timeout(timeout_s: float, environ: MutableMapping[str, str] = os.environ) -> None:
+    """Have torch's own limits around NCCL follow the timeout of a collective.
+
+    From torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp: a thread looks every HEARTBEAT_TIMEOUT
+    (8 minutes) whether NCCL's watchdog has moved, and otherwise aborts the process as much later;
+    it waits as long after another rank's timeout. So healthy ranks would end before a longer
+    timeout, and stay long after a shorter one. A rank whose collective timed out waits four times
+    WAIT_TIMEOUT_DUMP before it raises: a tenth of the timeout here, at most. To be called before
+    the group is made; what the user has set stays.
+    """
+    heartbeat_s = max(_LEAST_HEARTBEAT_S, math.ceil(timeout_s))
+    dump_s = min(_MOST_DUMP_S, timeout_s / 10 / _DUMPS)
+    environ.setdefault("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", str(heartbeat_s))
+    environ.setdefault("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", str(math.ceil(dump_s * 1000)))
 
 
 def join(
@@ -53,6 +73,8 @@ class Group:
         self.place, self.device = place, device
         self._timeout = datetime.timedelta(seconds=timeout_s)
         self.backend = "nccl" if device.type == "cuda" else "gloo"
+        if self.backend == "nccl":
+            follow_timeout(timeout_s)
         dist.init_process_group(
             # CPU offload needs collectives on CPU tensors beside those on the GPU.
             backend="cuda:nccl,cpu:gloo" if device.type == "cuda" else "gloo",

@@ -14,6 +14,7 @@ import torch
 
 from jobkit import gpus
 from jobkit.paths import INSTALLED, REPOSITORY
+from jobkit.payload.devices import pci_address
 
 # Parameters of glibc's mallopt, from malloc.h.
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4
@@ -45,11 +46,16 @@ def process_age_s() -> float:
 
 
 class PeakMemory(NamedTuple):
-    """Peaks since the start in MiB: allocated and reserved on the GPU (NaN without), resident."""
+    """Peaks since the start in MiB: allocated and reserved on the GPU (NaN without), resident.
+
+    device: what the driver says is used of the GPU, by whom ever, when it was asked; NaN where it
+    does not say.
+    """
 
     allocated: float
     reserved: float
     resident: float
+    device: float = float("nan")
 
 
 def peak_memory_mib(device: torch.device) -> PeakMemory:
@@ -58,7 +64,21 @@ def peak_memory_mib(device: torch.device) -> PeakMemory:
     if device.type != "cuda":
         return PeakMemory(float("nan"), float("nan"), resident)
     allocated = torch.cuda.max_memory_allocated(device)
-    return PeakMemory(allocated / 2**20, torch.cuda.max_memory_reserved(device) / 2**20, resident)
+    reserved = torch.cuda.max_memory_reserved(device)
+    return PeakMemory(allocated / 2**20, reserved / 2**20, resident, _used_on_device_mib(device))
+
+
+def _used_on_device_mib(device: torch.device) -> float:
+    """Memory of the GPU that is not free: with CUDA's context and NCCL's buffers, unlike torch's.
+
+    torch gives nothing back of what it has reserved, so what is used after an epoch is what was
+    used in it. NaN where the driver does not say, as of some partitioned GPUs.
+    """
+    try:
+        free, total = torch.cuda.mem_get_info(device)
+    except RuntimeError:
+        return float("nan")
+    return (total - free) / 2**20
 
 
 def _peak_resident_mib() -> float:
@@ -113,7 +133,8 @@ def gpu_state(device: torch.device) -> dict[str, str]:
     """Driver, clocks, power limit and ECC errors of the rank's GPU, as far as they are known."""
     if device.type != "cuda":
         return {}
-    return gpus.gpu_state(str(getattr(torch.cuda.get_device_properties(device), "uuid", "")))
+    found = torch.cuda.get_device_properties(device)
+    return gpus.gpu_state(str(getattr(found, "uuid", "")), pci_address(found))
 
 
 def git_commit() -> str | None:

@@ -1,4 +1,4 @@
-"""How the process of a rank ends: at once, with its output flushed."""
+"""How the process of a rank ends: at once, with its output flushed, unless it is profiled."""
 
 import contextlib
 import os
@@ -10,6 +10,15 @@ from typing import NoReturn, TypeVar
 from jobkit.errors import Exit, UsageError
 
 T = TypeVar("T")
+# Set in the processes that a vendor's profiler traces: by nsys and ncu (CUDA's injection), by
+# rocprof and rocprofv3 (libraries of HSA and of rocprofiler-sdk).
+_PROFILED = (
+    "NSYS_PROFILING_SESSION_ID",
+    "CUDA_INJECTION64_PATH",
+    "HSA_TOOLS_LIB",
+    "ROCP_TOOL_LIB",
+    "ROCP_TOOL_LIBRARIES",
+)
 
 
 def as_rank(rank: int, act: Callable[[], T]) -> T:
@@ -46,9 +55,12 @@ def leave(code: int) -> NoReturn:
     success, a sharded model still keeps the threads of Gloo and autograd alive (DDP's are gone by
     then): one that asks for the GIL while the interpreter is taken down is ended by force, which
     aborts the process, and a run that has recorded its success looks failed. Files are closed and
-    the group is destroyed by now, so nothing is lost.
+    the group is destroyed by now, so nothing is lost. Under a vendor's profiler the process ends
+    as any other does, unless it failed: what the profiler has not written yet it writes then.
     """
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):  # its reader is gone
             stream.flush()
+    if code in (Exit.OK, Exit.AGAIN) and any(os.environ.get(name) for name in _PROFILED):
+        sys.exit(code)
     os._exit(code)

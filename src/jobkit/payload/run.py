@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from jobkit.errors import Exit, UsageError
-from jobkit.payload import host, numerics, warnings
+from jobkit.payload import host, numerics, random_numbers, warnings
 from jobkit.payload.clock import Stages
 from jobkit.payload.data.batches import Augmentation, Batches, DeviceData
 from jobkit.payload.data.cache import Dataset
@@ -125,6 +125,7 @@ def build_trainer(
     )
     if spec.lookahead_every:
         Lookahead(trainer)
+    random_numbers.begin(seed, place.rank, strategy.devices)
     return trainer
 
 

@@ -149,6 +149,7 @@ class Trainer:
                 "peak_memory_mib": peak,
                 "allocated_memory_mib": peaks.allocated,
                 "reserved_memory_mib": peaks.reserved,
+                "device_memory_mib": peaks.device,
                 "resident_memory_mib": peaks.resident,
                 "held_memory_mib": self.held.total / MIB if self.held else float("nan"),
             },

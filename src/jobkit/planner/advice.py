@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable
 
 from jobkit.planner.choice import Option, Question, command_line, reasons, remedies
+from jobkit.planner.costs import costs
 from jobkit.planner.memory_table import head, row
 from jobkit.planner.options import amount, text_table
 from jobkit.planner.traffic import duration
@@ -18,6 +19,7 @@ def answer(
         "strategy": taken.label if taken else None,
         "command": command_line(taken.footprint.spec, question.subject) if taken else None,
         "why": reasons(taken, options) if taken else [],
+        "costs": list(costs(taken.footprint.spec, question.subject)) if taken else [],
         "remedies": [] if taken else list(remedies(question)),
         "usable_mib": question.usable / 2**20,
         "options": [
@@ -58,6 +60,7 @@ def text(
         *lines,
         f"recommended: {taken.label}",
         *_points(reasons(taken, options)),
+        *_points(costs(taken.footprint.spec, question.subject)),
         *_points([f"it takes {used:.0%} of the memory that may be used on each GPU"]),
         "run:",
         f"  {command_line(taken.footprint.spec, question.subject)}",

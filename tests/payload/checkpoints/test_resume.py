@@ -74,5 +74,7 @@ def test_cut_anywhere_and_resumed_is_never_cut(
     assert last.codes == [0] * ranks, last.out
     assert not saved or actions(last, times)[0] == ("loaded", saved)
     assert same(final(straight), final(last)) == []
+    random_states = [final(last)[f"rank.{rank}.random.cpu"] for rank in range(ranks)]
+    assert len({tuple(state.tolist()) for state in random_states}) == ranks  # each its own
     # What was recorded twice is the same twice; together they are the straight run's epochs.
     assert sorted(set(measured(last, times + 1))) == measured(straight)

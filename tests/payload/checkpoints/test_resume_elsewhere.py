@@ -4,10 +4,22 @@ import random
 from pathlib import Path
 
 import pytest
+import torch
 
 from jobkit.checks.verify.cases import EXACT
+from jobkit.payload import random_numbers
 from jobkit.payload.data.batches import Batches
-from support.cuts import DATA, RUN, SAMPLES, actions, measured, seen, warnings, write_models
+from support.cuts import (
+    DATA,
+    RUN,
+    SAMPLES,
+    actions,
+    final,
+    measured,
+    seen,
+    warnings,
+    write_models,
+)
 from support.rigs import Result, Start
 
 HOW = (*RUN, "--model", "own_models:plain", "--lr", "0.1")
@@ -110,9 +122,15 @@ def test_other_batches_see_what_is_left_of_the_epoch_once(
     """Weak scaling: 21 samples a step at 3 ranks, after steps of 16 at 4."""
     done = forge(
         3, *DATA, "--epochs", "3", "--model", "own_models:plain", "--batch-size-per-rank", "7",
-        "--resume-from", str(cut.paths.folder), cwd=str(own), env={"JOBKIT_SEEN": "weak"},
+        "--resume-from", str(cut.paths.folder), "--checkpoint-every", "epoch",
+        cwd=str(own), env={"JOBKIT_SEEN": "weak"},
     )  # fmt: skip
     assert done.codes == [0] * 3, done.out
+    for rank in range(3):  # the model draws nothing: the state is the one that it resumed with
+        with torch.random.fork_rng([]):
+            random_numbers.begin(0, rank, iteration=SAVED)
+            begun = torch.get_rng_state()
+        assert torch.equal(final(done)[f"rank.{rank}.random.cpu"], begun)
     batches = Batches(SAMPLES, 16, 0, 1, 1, seed=0).epoch(SECOND)
     first = [i for _ in range(2) for i in next(batches).micro_batches[0].tolist()]
     assert used_before(own, 4) == sorted(first)

@@ -236,6 +236,9 @@ def test_a_part_that_fails_does_not_stop_the_next(
 
 def check_words(words: list[str]) -> None:
     """Each command of a part is taken by the program that it starts."""
+    if words[0] == "env":
+        assert words[1] == "TORCH_DISTRIBUTED_PIPELINE_PER_DIRECTION_P2P=1"
+        words = words[2:]
     if words[0] == "bash":
         assert words[1] == str(ROOT / "run.sh")
         rest = words[2:]
@@ -273,3 +276,14 @@ def test_the_parts_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     ]
     assert cli.main(["--parts", "stepp"]) == 2
     assert "did you mean 'step'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("ranks", "expected"), [(1, []), (2, ["pp", "pp-per-direction"])])
+def test_pipelines_are_measured_with_both_kinds_of_communicators(
+    tmp_path: Path, ranks: int, expected: list[str]
+) -> None:
+    (train,) = (one for one in parts() if one.name == "train")
+    found = [list(words) for words in train.commands(Setting(tmp_path, "cuda", ranks))]
+    pipelines = [words for words in found if "pp" in words]
+    assert [Path(words[words.index("--run-dir") + 1]).name for words in pipelines] == expected
+    assert [words[0] for words in pipelines] == ["bash", "env"][: len(expected)]

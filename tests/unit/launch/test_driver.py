@@ -36,11 +36,13 @@ def _secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", MARKER)
 
 
-def drive(folder: Path, plan: Plan, how: str, env: Mapping[str, str] | None = None) -> list[str]:
+def drive(
+    folder: Path, plan: Plan, how: str, env: Mapping[str, str] | None = None, at_once: int = 1
+) -> list[str]:
     """Run the plan; return the lines of the environment that its runs saw."""
     seen, script = folder / "seen", folder / "run.sh"
     script.write_text(f'env > "{seen}.part"; mv "{seen}.part" "{seen}"; {ENDINGS[how]}\n')
-    order = Order(folder=str(plan.paths.folder), run_ids=list(plan.runs))
+    order = Order(folder=str(plan.paths.folder), run_ids=list(plan.runs), at_once=at_once)
     driver = subprocess.Popen(
         [sys.executable, "-c", DRIVER, str(script)], stdin=-1, stdout=-1, text=True, env=env
     )
@@ -77,6 +79,23 @@ def test_a_run_sees_the_devices_that_its_user_sees(tmp_path: Path, given: str | 
     expected = [] if given is None else [f"CUDA_VISIBLE_DEVICES={given}"]
     assert [line for line in seen if "CUDA_VISIBLE" in line] == expected
     assert not [line for line in seen if line.startswith("SUBMITIT_")]
+
+
+def test_runs_at_work_at_a_time_see_gpus_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each run waits until both have begun."""
+    plan = make_plan(strategies=("ddp",), gpus=(1,), repeats=2)
+    (tmp_path / "bin").mkdir()
+    smi = tmp_path / "bin" / "nvidia-smi"
+    smi.write_text('#!/bin/sh\necho "GPU 0: a (UUID: GPU-a)"; echo "GPU 1: b (UUID: GPU-b)"\n')
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{smi.parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    both = f'while [ "$(ls {tmp_path} | grep -c "^gpu")" -lt 2 ]; do sleep 0.05; done'
+    monkeypatch.setitem(ENDINGS, "both", f"touch {tmp_path}/gpu$CUDA_VISIBLE_DEVICES; {both}")
+    drive(tmp_path, plan, "both", dict(os.environ), at_once=2)
+    assert sorted(path.name for path in tmp_path.glob("gpu*")) == ["gpu0", "gpu1"]
 
 
 def test_the_folder_of_pickles_is_closed_and_ones_own(tmp_path: Path) -> None:

@@ -72,6 +72,7 @@ _MEASURED = (
         "peak_memory_mib",
         "allocated_memory_mib",
         "reserved_memory_mib",
+        "device_memory_mib",
         "resident_memory_mib",
         "held_memory_mib",
     ),

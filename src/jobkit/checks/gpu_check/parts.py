@@ -8,6 +8,8 @@ from jobkit.checks.gpu_check.setting import Part, Setting
 from jobkit.paths import REPOSITORY
 
 _Words = list[str]
+# A communicator for each direction of a pipeline, instead of one for both (torch, since 2.14).
+_VARIABLES = {"pp-per-direction": ["env", "TORCH_DISTRIBUTED_PIPELINE_PER_DIRECTION_P2P=1"]}
 
 
 def _jobkit(*words: str) -> _Words:
@@ -60,6 +62,8 @@ def _train(setting: Setting) -> list[_Words]:
         "ddp-tf32": ["--strategy", "ddp", "--fp32", "tf32"],
         "ddp-bf16": ["--strategy", "ddp", "--precision", "bf16", "--checkpoint-every", "epoch"],
         "fsdp-ieee": ["--strategy", "fsdp", "--fp32", "ieee"],
+        "pp": ["--strategy", "pp"],
+        "pp-per-direction": ["--strategy", "pp"],
         "same-bits-1": ["--strategy", "fsdp", "--deterministic"],
         "same-bits-2": ["--strategy", "fsdp", "--deterministic"],
     }
@@ -71,9 +75,11 @@ def _train(setting: Setting) -> list[_Words]:
         words += ["--breakdown-iterations", "0"]
     script = ["bash", str(REPOSITORY / "run.sh"), "--nproc-per-node", str(setting.ranks)]
     script += ["--dataset", "synthetic", "--device", setting.device]
+    folder = setting.folder / "train"
     return [
-        [*script, "--run-dir", str(setting.folder / "train" / name), *more, *words]
+        [*_VARIABLES.get(name, ()), *script, "--run-dir", str(folder / name), *more, *words]
         for name, more in runs.items()
+        if setting.ranks > 1 or not name.startswith("pp")
     ]
 
 

@@ -21,7 +21,14 @@ from submitit.local.local import LocalExecutor
 
 from jobkit.errors import UsageError
 from jobkit.launch import lock
-from jobkit.launch.command import Order, leave_spec, local_command, remember_devices
+from jobkit.launch.command import (
+    Order,
+    leave_spec,
+    local_command,
+    local_environment,
+    remember_devices,
+)
+from jobkit.launch.local.slots import Slots
 from jobkit.launch.task import GRACE_S, ORDER_KEY, adopt_orphans, end_descendants, run_one
 from jobkit.outcome.liveness import process_start
 from jobkit.paths import StudyPaths, write_json
@@ -43,22 +50,27 @@ def drive(order: Order) -> None:
     )
     remember_devices(os.environ)
     adopt_orphans()
-    waiting, working = list(order.run_ids), list[Job[int]]()
+    waiting, working = list(order.run_ids), dict[Job[int], dict[str, str]]()
+    ordered = [runs[run_id] for run_id in waiting]
+    slots = Slots.for_runs(ordered, order.at_once, local_environment(os.environ))
     with _stop_requested(order.parent) as stopped:
         while (waiting or working) and not stopped():
             while waiting and len(working) < order.at_once:
+                gpus = slots.lend(runs[waiting[0]])
+                if gpus is None:  # in order: a later run with fewer ranks would delay this one
+                    break
                 run_id = waiting.pop(0)
                 folder = study.run(run_id).folder
                 command = local_command(runs[run_id], folder, order.more)
                 leave_spec(study, run_id, runs[run_id])
                 # The environment is inherited, never an argument: submitit writes those to disk.
-                job = executor.submit(run_one, str(folder), command)
-                working.append(job)
+                working[executor.submit(run_one, str(folder), command, gpus)] = gpus
             time.sleep(_POLL_S)
-            working = [job for job in working if not _ended(job)]
+            for job in [job for job in working if _ended(job)]:
+                slots.take_back(working.pop(job))
             if not working:  # processes that a killed task leaked must not disturb the next run
                 end_descendants(grace_s=GRACE_S)
-        _end(working)
+        _end(list(working))
 
 
 def _ended(job: Job[int]) -> bool:

@@ -19,6 +19,7 @@ from jobkit.files import append_to
 from jobkit.gpus import count_gpus
 from jobkit.launch import lock
 from jobkit.launch.command import Order, python_path
+from jobkit.launch.local.slots import gpus_for
 from jobkit.launch.states import States
 from jobkit.outcome.liveness import is_alive, process_start
 from jobkit.paths import StudyPaths, read_json
@@ -52,8 +53,8 @@ def check(plan: Plan) -> None:
         )
 
 
-def warnings(plan: Plan) -> list[str]:
-    """Return warnings about oversubscribed cores or GPUs."""
+def warnings(plan: Plan, at_once: int = 1) -> list[str]:
+    """Return warnings about oversubscribed cores or GPUs; at_once: runs at work at a time."""
     largest = max(spec.world_size for spec in plan.runs.values())
     cores, gpus = len(os.sched_getaffinity(0)), count_gpus()
     wanted = {spec.planned_device for spec in plan.runs.values()}
@@ -62,6 +63,14 @@ def warnings(plan: Plan) -> list[str]:
         found.append(
             f"{gpus} GPU{'s' * (gpus > 1)} for up to {largest} ranks: runs with more ranks than "
             "GPUs compute on the CPU"
+        )
+    most = max(gpus_for(spec, gpus) for spec in plan.runs.values())
+    at_once = min(at_once, len(plan.runs))
+    if at_once > 1 and most and at_once * most > gpus:
+        fit = gpus // most
+        found.append(
+            f"--max-running {at_once}: each run has GPUs of its own, and {gpus} are enough for "
+            f"{fit} run{'s' * (fit > 1)} of {most} at a time: others wait"
         )
     on_cpu = not gpus or largest > gpus or "cpu" in wanted
     if on_cpu and largest > cores:

@@ -9,6 +9,7 @@ import torch
 from jobkit.paths import RunPaths
 from jobkit.payload.checkpoints import state
 from jobkit.payload.checkpoints import store as checkpoint
+from jobkit.payload.checkpoints.copies import Copier, once
 from jobkit.payload.checkpoints.store import Saved, Store, Unsaved
 from jobkit.payload.progress import Progress
 from jobkit.payload.report import Reporter
@@ -46,6 +47,7 @@ class CheckpointManager:
         on_gpu = device is not None and device.type == "cuda"
         begin = (torch.cuda.set_device, (device,)) if on_gpu else (None, ())
         self._thread = ThreadPoolExecutor(1, "checkpoint", *begin) if background else None
+        self._copier = Copier(device)
         self._writing: Future[Saved] | None = None
         self._last_s = time.monotonic()
         self.newest: int | None = None  # the iteration of the run's last good checkpoint
@@ -81,7 +83,7 @@ class CheckpointManager:
         tensors = state.all_tensors(trainer)
         work = (progress, trainer.strategy.layout(), trainer.spec.to_dict(), self.fence)
         if self._thread:
-            copies = state.copied(tensors)
+            copies = self._copier.copies(once(tensors, self._store.everyone, self._store.rank))
             self._writing = self._thread.submit(self._store.write, folder, copies, *work)
             return True
         self._writing = Future()

@@ -8,6 +8,7 @@ import torch
 
 from jobkit.errors import UsageError
 from jobkit.paths import RunPaths, read_json, short_path
+from jobkit.payload import random_numbers
 from jobkit.payload.checkpoints import state
 from jobkit.payload.checkpoints import store as checkpoint
 from jobkit.payload.checkpoints.manifest import MANIFEST, Corrupt, Manifest
@@ -177,3 +178,7 @@ def _load(
         parts.append({name.removeprefix(prefix): tensor for name, tensor in blank.items()})
     store.read(folder, wanted)
     state.take_own(trainer, parts[0] if same else state.merged(parts, rank))
+    if not same:
+        spec, devices = trainer.spec, trainer.strategy.devices
+        iteration = manifest.progress.iteration
+        random_numbers.begin(spec.seed + spec.repeat, rank, devices, iteration)

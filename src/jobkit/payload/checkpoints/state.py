@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from jobkit.payload import random_numbers
 from jobkit.payload.strategies.base import optimizer_of
 
 if TYPE_CHECKING:
@@ -57,9 +58,7 @@ def own_tensors(trainer: "Trainer") -> dict[str, Tensor]:
     strategy = trainer.strategy
     found = {f"{_BUFFER}{name}": b for name, b in strategy.named_buffers().items()}
     found |= {f"{_STRATEGY}{name}": t for name, t in strategy.own_state().items()}
-    found["random.cpu"] = torch.get_rng_state()
-    if strategy.device.type == "cuda":
-        found["random.cuda"] = torch.cuda.get_rng_state(strategy.device)
+    found |= random_numbers.state(strategy.device, strategy.devices)
     found[_LOSS_SUM] = trainer.loss_sum
     found[_TIMING] = torch.tensor(trainer.clock.so_far(), dtype=torch.float64)
     return found
@@ -128,10 +127,7 @@ def take_own(trainer: "Trainer", own: Mapping[str, Tensor]) -> None:
     strategy.take_own_state(
         {k.removeprefix(_STRATEGY): t for k, t in own.items() if k.startswith(_STRATEGY)}
     )
-    if "random.cpu" in own:
-        torch.set_rng_state(own["random.cpu"])
-    if "random.cuda" in own and strategy.device.type == "cuda":
-        torch.cuda.set_rng_state(own["random.cuda"], strategy.device)
+    random_numbers.take(own, strategy.device, strategy.devices)
     trainer.loss_sum = own[_LOSS_SUM].to(trainer.loss_sum)
     images, elapsed_s, data_wait_s = own[_TIMING].tolist()
     trainer.clock.carry(int(images), elapsed_s, data_wait_s)
@@ -141,7 +137,7 @@ def merged(ranks: list[dict[str, Tensor]], rank: int) -> dict[str, Tensor]:
     """The own tensors of a rank in another layout, merged from those of all ranks.
 
     Buffers are averaged over the ranks that have them, as for an evaluation; rank 0 gets the sums
-    of the epoch. Random numbers continue from this rank's own seed.
+    of the epoch. Random numbers are not merged: the ranks begin from seeds of the iteration.
     """
     found = {}
     for name in dict.fromkeys(k for own in ranks for k in own if k.startswith(_BUFFER)):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from jobkit.errors import Exit, UsageError
 from jobkit.payload import host, readback
-from jobkit.payload.checkpoints import manager, state, store
+from jobkit.payload.checkpoints import copies, manager, state, store
 from jobkit.payload.checkpoints.manager import CheckpointManager
 from jobkit.payload.checkpoints.resume import mark_fresh_start, named_by_user, of_own_run, resume
 from jobkit.payload.checkpoints.store import Store, clear_unfinished
@@ -19,7 +19,8 @@ from jobkit.payload.train import Trainer
 from jobkit.spec.every import Every
 
 # Where a rank waits for others or for a disk.
-WAITS_IN = [inspect.getfile(module) for module in (consensus, manager, state, store, readback)]
+_WAITING = (consensus, copies, manager, state, store, readback)
+WAITS_IN = [inspect.getfile(module) for module in _WAITING]
 
 
 def guarded(job: RankJob, trainer: Trainer) -> JobGuard:

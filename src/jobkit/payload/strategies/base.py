@@ -19,6 +19,7 @@ from jobkit.payload.distributed import RankEnv
 from jobkit.payload.parameter_groups import trained_parameters
 from jobkit.payload.strategies.memory_rule import MemoryRule
 from jobkit.payload.strategies.recompute import checkpoint_blocks
+from jobkit.payload.strategies.statistics import blank, kept_statistics
 from jobkit.spec.runspec import RunSpec
 from jobkit.spec.strategies import FACTS
 
@@ -42,6 +43,7 @@ class Strategy(MemoryRule):
         # Ranks that work on the same samples, as those of a pipeline, share their data rank.
         self.data_rank, self.data_world_size = place.rank, place.world_size
         self.data_group: dist.ProcessGroup | None = None  # those ranks; None: all
+        self.devices = 1  # GPUs that this process drives
         self.counts = True  # this rank's losses and answers are its own, not another's again
         self.takes_nothing = False  # the model runs on a batch of no samples
         self.dtype = DTYPES.get(spec.precision, torch.float32)  # "auto" is decided before
@@ -103,9 +105,10 @@ class Strategy(MemoryRule):
         images (N, 3, 32, 32), labels (N,); N may be 0: the rank still takes part in collectives.
         last: this is the last micro-batch of the step, so gradients are reduced over the ranks.
         """
-        if not (len(labels) or self.takes_nothing):
-            images, labels, weight = _blank(images, labels)
-        return self._pass(self.model, images, labels, weight, last)
+        if len(labels) or self.takes_nothing:
+            return self._pass(self.model, images, labels, weight, last)
+        with kept_statistics(self.model):
+            return self._pass(self.model, *blank(images, labels), last)
 
     def replica(self, model: nn.Module, alone: dist.ProcessGroup) -> nn.Module:
         """A bare model wrapped as the run's, on a group of this rank alone: to measure."""
@@ -122,7 +125,7 @@ class Strategy(MemoryRule):
     ) -> None:
         """Do on a replica what forward_backward does, without any other rank."""
         if not len(labels):
-            images, labels, weight = _blank(images, labels)
+            images, labels, weight = blank(images, labels)
         self._pass(replica, images, labels, weight, last)
 
     def _pass(
@@ -244,11 +247,6 @@ class Strategy(MemoryRule):
             * (p.grad is not None or not gradients)
             for name, p in self.named_parameters().items()
         }
-
-
-def _blank(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, float]:
-    """A sample of no weight, for a rank that has none."""
-    return images.new_zeros(1, 3, 32, 32), labels.new_zeros(1), 0.0
 
 
 def at_least_fp32(tensor: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ pipeline has make copies of it, whose gradients are averaged.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from jobkit.payload.distributed import RankEnv
 from jobkit.payload.memory import MemoryInputs
 from jobkit.payload.strategies.base import Strategy, at_least_fp32, full, refuse
 from jobkit.payload.strategies.stages import Sendable, TimedStage, cut, owners, tensors_only
+from jobkit.payload.strategies.statistics import filled_up, kept_statistics
 from jobkit.spec.runspec import RunSpec
 
 _ON_ONE_RANK = 2  # stages of the interleaved schedule
@@ -68,11 +70,6 @@ class Pipeline(Strategy):
             self.spec.precision == "fp16",
             f"--precision fp16, strategy {self.name}: each stage would scale its own loss; "
             "take bf16, which needs no scale",
-        )
-        refuse(
-            self.microbatched and self.spec.model == "fast_cnn",
-            "--model fast_cnn, strategy pp: a smaller last batch would spoil the statistics of its "
-            "batch normalisation, which forget quickly; take mp or another strategy",
         )
         if self.microbatched:
             self._check_microbatches()
@@ -139,12 +136,14 @@ class Pipeline(Strategy):
         return lines
 
     def forward_backward(self, images: Tensor, labels: Tensor, weight: float, last: bool) -> Tensor:
-        images, labels = self._fill(images), self._fill(labels, _NO_LABEL)
+        nothing = not len(labels)
+        images, labels = filled_up(images, self.parts), self._fill(labels, _NO_LABEL)
         losses: list[Tensor] = []
         self._weight = weight
         schedule = self._schedule(len(labels), training=True)
-        with self.autocast():
-            schedule.step(*self._first(images), target=labels, losses=losses)
+        statistics = kept_statistics(self.model) if nothing else nullcontext()
+        with self.autocast(), statistics:
+            schedule.step(*self._first(images.contiguous()), target=labels, losses=losses)
         if last and self.data_world_size > 1:
             self._average_gradients()
         total = torch.zeros((), device=self.device, dtype=torch.float64)

@@ -1,0 +1,48 @@
+"""Samples that are made up, and the running statistics of batch normalisation they must not enter.
+
+A rank with no samples still takes part in collectives, and a schedule of a pipeline has batches
+of one size: both run the model on samples that nobody gave. Their losses have no weight, but a
+normalisation would remember them, and those of fast_cnn have forgotten the real ones after a few.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+
+def blank(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, float]:
+    """A sample of no weight, for a rank that has none: image, label, weight."""
+    return images.new_zeros(1, 3, 32, 32), labels.new_zeros(1), 0.0
+
+
+@contextmanager
+def kept_statistics(model: nn.Module) -> Iterator[None]:
+    """Leave the running statistics of batch normalisation as they are."""
+    kept = [
+        (buffer, buffer.clone())
+        for module in model.modules()
+        if isinstance(module, _BatchNorm)
+        for buffer in module.buffers(recurse=False)
+    ]
+    yield
+    with torch.no_grad():
+        for buffer, before in kept:
+            buffer.copy_(before)
+
+
+def filled_up(images: Tensor, parts: int) -> Tensor:
+    """The images and as many of them again as make equal parts; none at all: blank ones.
+
+    images: (N, 3, 32, 32); returns (M, 3, 32, 32), M the next multiple of parts, parts for N = 0.
+    """
+    count = len(images)
+    if not count:
+        return images.new_zeros(parts, *images.shape[1:])
+    lack = -count % parts
+    if not lack:
+        return images
+    again = torch.arange(lack, device=images.device) % count
+    return torch.cat([images, images[again]])
