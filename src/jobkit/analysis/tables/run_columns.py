@@ -206,6 +206,7 @@ _SETTINGS = [
     "bias_lr_factor",
     "label_smoothing",
     "lookahead_every",
+    "check_ranks",
 ]
 
 
