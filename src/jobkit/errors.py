@@ -49,6 +49,10 @@ class UsageError(ValueError):
         return text if len(text) <= _LONGEST_ERROR else text[: _LONGEST_ERROR - 4] + " ..."
 
 
+class RanksDiffer(RuntimeError):
+    """Ranks that must hold the same parameters do not: the run ends with Exit.THRESHOLD."""
+
+
 class Parser(argparse.ArgumentParser):
     """argparse's parser, with one line per error, and with epilogs kept verbatim."""
 

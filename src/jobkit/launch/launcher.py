@@ -10,6 +10,7 @@ from typing import Protocol
 from jobkit.errors import UsageError, one_line
 from jobkit.launch import lock
 from jobkit.launch.command import Order
+from jobkit.launch.local import orphans
 from jobkit.launch.local import start as local
 from jobkit.launch.request import LaunchRequest
 from jobkit.launch.site import Site
@@ -87,6 +88,8 @@ def launch(plan: Plan, request: LaunchRequest | None = None) -> Launch:
     prepared = prepare(plan, request)
     if prepared.run_ids:
         lock.check_free(prepared.plan.paths)
+        if prepared.site is None:
+            orphans.refuse(plan.paths, plan.runs)
     save(prepared.plan)
     if prepared.run_ids and prepared.site is None:
         prepared.runs = _start_here(prepared, request)

@@ -4,6 +4,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -91,22 +92,39 @@ class Stopwatch:
         self._device, self.on = device, False
         self._seconds: dict[str, float] = defaultdict(float)
         self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
+        self._mark: tuple[str, float | torch.cuda.Event] | None = None
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
         """Count what happens inside for a part."""
         if not self.on:
             yield
-        elif self._device.type == "cuda":
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            yield
-            end.record()
-            self._events.append((name, begin, end))
+            return
+        begin, outer, self._mark = self._point(), self._mark, None
+        yield
+        end = self._point()
+        self._count(name, begin, end)
+        if self._mark:
+            self._count(*self._mark, end)
+        self._mark = outer
+
+    def mark(self, name: str) -> None:
+        """From the last of these calls on, count the rest of the part around it for a part too."""
+        if self.on:
+            self._mark = (name, self._point())
+
+    def _point(self) -> float | torch.cuda.Event:
+        if self._device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _count(self, name: str, begin: float | torch.cuda.Event, end: Any) -> None:
+        if isinstance(begin, float):
+            self._seconds[name] += end - begin
         else:
-            start = time.perf_counter()
-            yield
-            self._seconds[name] += time.perf_counter() - start
+            self._events.append((name, begin, end))
 
     def take(self) -> dict[str, float]:
         """The seconds by part since the last call; 0 for a part that did not happen."""

@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn, TypeVar
 
-from jobkit.errors import Exit, UsageError
+from jobkit.errors import Exit, RanksDiffer, UsageError
 
 T = TypeVar("T")
 # Set in the processes that a vendor's profiler traces: by nsys and ncu (CUDA's injection), by
@@ -43,6 +43,9 @@ def leave_after(error: BaseException, rank: int) -> NoReturn:
     """End the process after an error, printed with the rank on each line (not for INT)."""
     if isinstance(error, KeyboardInterrupt):
         leave(Exit.INTERRUPTED)
+    if isinstance(error, RanksDiffer):
+        print(f"[rank{rank}] {error}", file=sys.stderr, flush=True)
+        leave(Exit.THRESHOLD)
     lines = "".join(traceback.format_exception(error)).rstrip().splitlines()
     print("\n".join(f"[rank{rank}] {line}" for line in lines), file=sys.stderr, flush=True)
     leave(Exit.FAILED)

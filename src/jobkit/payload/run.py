@@ -8,7 +8,7 @@ import traceback
 import torch
 import torch.distributed as dist
 
-from jobkit.errors import Exit, UsageError
+from jobkit.errors import Exit, RanksDiffer, UsageError
 from jobkit.payload import host, numerics, random_numbers, warnings
 from jobkit.payload.clock import Stages
 from jobkit.payload.data.batches import Augmentation, Batches, DeviceData
@@ -16,6 +16,7 @@ from jobkit.payload.data.cache import Dataset
 from jobkit.payload.data.load import load_data
 from jobkit.payload.distributed import Group, banner, check_identity, join
 from jobkit.payload.fast_cnn import FastCNN
+from jobkit.payload.guard.same_ranks import SameRanks
 from jobkit.payload.guard.setup import guarded
 from jobkit.payload.job import RankJob
 from jobkit.payload.lookahead import Lookahead
@@ -255,6 +256,8 @@ def _observers(job: RankJob, trainer: Trainer) -> Breakdown | None:
     if spec.breakdown_iterations and not spec.compile:  # a replica would be compiled as well
         breakdown = Breakdown(spec.breakdown_iterations, lambda: build_model(spec, classes))
         found.append(breakdown)
+    if spec.check_ranks:
+        found.append(SameRanks(trainer, spec.check_ranks))
     trainer.observers = found
     return breakdown
 
@@ -291,7 +294,8 @@ def _record_failure(job: RankJob, report: Reporter, error: Exception) -> None:
         code, reason = Exit.USAGE, str(error)
     else:
         cause = "".join(traceback.format_exception_only(error)).strip().replace("\n", " ")
-        code, reason = Exit.FAILED, f"rank {job.place.rank}: {cause}"
+        code = Exit.THRESHOLD if isinstance(error, RanksDiffer) else Exit.FAILED
+        reason = f"rank {job.place.rank}: {cause}"
         report.log(traceback.format_exc().rstrip(), logging.ERROR)
     reason = write_outcome(job.paths, job.attempt, "failed", code, reason)
     report.record(

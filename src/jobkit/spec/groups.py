@@ -269,6 +269,13 @@ class MeasurementSettings:
         low=0,
         identity=False,
     )
+    check_ranks: int = setting(
+        0,
+        "compare a checksum of the parameters over the ranks after each so many iterations; where "
+        "ranks that hold the same differ, the run ends with code 4 (0: never)",
+        low=0,
+        identity=False,
+    )
     profile: str | None = setting(
         None, "trace these iterations with torch.profiler, as 20-22", identity=False
     )

@@ -3,6 +3,8 @@
 import dataclasses
 import functools
 import json
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -207,6 +209,10 @@ def test_the_command_checks_and_says_json(capsys: pytest.CaptureFixture[str]) ->
         (["--strategies", "dpp"], "unknown strategy 'dpp'; did you mean"),
         (["--world-sizes", "0"], "each must be from 1 to 16"),
         (["--strategies", "dp", "--world-sizes", "2"], "dp: no case runs on that many ranks"),
+        (["--model", "cnn"], "--model cnn: must be package.module:factory"),
+        (["--model", "no_such_module:Model"], "No module named 'no_such_module'"),
+        (["--device", "cpu"], "--device: without --model the check is on the CPU"),
+        (["--model", "a:b", "--strategies", "dpp"], "unknown strategy 'dpp'"),
     ],
 )
 def test_what_cannot_be_checked(
@@ -214,3 +220,48 @@ def test_what_cannot_be_checked(
 ) -> None:
     assert cli.main(words) == Exit.USAGE
     assert line in capsys.readouterr().err
+
+
+OWN_MODEL = """
+import torch
+from torch import nn
+
+class Model(nn.Sequential):
+    def __init__(self, num_classes):
+        super().__init__(
+            nn.Conv2d(3, 4, 3, stride=4), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.2),
+            nn.Flatten(), nn.Linear(256, num_classes),
+        )
+
+class Single(Model):
+    def forward(self, x):
+        return super().forward(x.float() if x.dtype == torch.float32 else self.refuse())
+
+    def refuse(self):
+        raise TypeError("float32 only")
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "dtypes"), [("Model", ["float64", "float32"]), ("Single", ["float32"])]
+)
+def test_a_model_of_ones_own(
+    name: str,
+    dtypes: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "verified_model.py").write_text(OWN_MODEL)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path, str(tmp_path)])
+    words = ["--model", f"verified_model:{name}", "--device", "cpu", "--strategies", "ddp"]
+    assert cli.main([*words, "--json"]) == Exit.OK
+    out, said = capsys.readouterr()
+    rows = json.loads(out)
+    assert [(r["dtype"], r["world_size"], r["ok"]) for r in rows] == [(d, 2, True) for d in dtypes]
+    assert [r["tolerance"] for r in rows] == [
+        torch.finfo(getattr(torch, d)).eps ** 0.5 for d in dtypes
+    ]
+    assert "BatchNorm2d, Dropout compute as in an evaluation" in said
+    assert ("float32 only" in said) == (name == "Single")

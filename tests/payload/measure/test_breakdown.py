@@ -1,11 +1,14 @@
 """Where the time of an iteration goes: the parts add up, grow with what is slow, change nothing."""
 
+import functools
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
+from jobkit.metric.line import Record
 from support.cuts import final
 from support.rigs import Result, Start
 
@@ -41,7 +44,16 @@ if WHERE == "reduce":  # fsdp: once a step for a model of one block
     from torch.distributed.fsdp._fully_shard import _fsdp_collectives
     scatter = _fsdp_collectives.DefaultReduceScatter
     scatter.__call__ = slowed(scatter.__call__)
-if WHERE == "allreduce":  # ddp: one bucket, so once a step
+if WHERE == "cold":  # more passes than the warm-up has; compilation inside of the model is so
+    from jobkit.payload.strategies.base import Strategy
+    ALONE, passes = Strategy.pass_alone, []
+    def cold(self, *args):
+        passes.append(1)
+        time.sleep(SLEEP_S * (len(passes) <= 4))
+        ALONE(self, *args)
+    Strategy.pass_alone = cold
+if WHERE in ("allreduce", "cold") or (WHERE == "allreduce 1" and os.environ["RANK"] == "1"):
+    # ddp: one bucket, so once a step
     init = DistributedDataParallel.__init__
     def with_hook(self, *args, **kwargs):
         init(self, *args, **kwargs)
@@ -54,6 +66,7 @@ if WHERE == "wrapper":  # its own work, which no other rank has a part in; once 
     DistributedDataParallel._pre_forward = slowed(DistributedDataParallel._pre_forward)
 if WHERE.startswith("memory"):
     from jobkit.payload.measure import replica
+    replica._MOST_WARM = 3  # passes 4 and 5 belong to iterations, one before and one after
     from jobkit.payload.strategies.base import Strategy
     second = os.environ["RANK"] == "1"
     if WHERE == "memory small":
@@ -93,6 +106,17 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def usual(forge: Start, own: Path) -> Callable[..., Record]:
+    """The breakdown of a run that nothing slows down, made once for the same words."""
+
+    @functools.cache
+    def made(*words: str) -> Record:
+        return run(forge, own, 2, *words).record("breakdown")
+
+    return made
+
+
 def run(forge: Start, own: Path, ranks: int, *words: str, slow: str = "") -> Result:
     env = {"SLOW": slow, "SLEEP_S": str(SLEEP_S)}
     few = ("--train-samples", "256") if slow else ()  # slow iterations, and as many as are needed
@@ -110,6 +134,8 @@ PARTS = ("compute_s", "communication_s", "data_wait_s", "other_s")
     [
         ("ddp", "loader", "data_wait_s"),
         ("ddp", "allreduce", "communication_s"),
+        ("ddp", "allreduce 1", "communication_s"),  # on one rank, for which the other waits
+        ("ddp", "cold", "communication_s"),  # the same, with slow first passes of the replica
         ("ddp", "step", "compute_s"),
         ("fsdp", "reduce", "communication_s"),
         ("ddp", "wrapper", "compute_s"),
@@ -117,16 +143,19 @@ PARTS = ("compute_s", "communication_s", "data_wait_s", "other_s")
     ],
 )
 def test_the_slow_part_grows_by_what_it_is_slowed(
-    forge: Start, own: Path, strategy: str, slow: str, part: str
+    forge: Start, own: Path, usual: Callable[..., Record], strategy: str, slow: str, part: str
 ) -> None:
     words = ("--strategy", strategy, "--fsdp-wrap-min-parameters", "1000000")
-    usual = run(forge, own, 2, *words).record("breakdown")
+    before = usual(*words)
     slowed = run(forge, own, 2, *words, slow=slow).record("breakdown")
-    grown = {name: slowed[name] - usual[name] for name in PARTS}
+    grown = {name: slowed[name] - before[name] for name in PARTS}
     assert grown.pop(part) == pytest.approx(SLEEP_S, rel=0.1)
     assert all(abs(rest) < 0.1 * SLEEP_S for rest in grown.values()), grown
-    total = sum(slowed[name] for name in PARTS)
+    total = sum(slowed[name] for name in (*PARTS, "last_rank_wait_s"))
     assert total == pytest.approx(slowed["iteration_s"], rel=0.03)
+    if part == "communication_s":
+        assert slowed["communication_direct_s"] == pytest.approx(SLEEP_S, rel=0.15)
+        assert slowed["certain"] is True
 
 
 def test_one_slow_rank_is_uneven_load_and_not_communication(forge: Start, own: Path) -> None:
@@ -170,8 +199,8 @@ def test_measuring_leaves_no_trace_in_the_training(
     [
         ("memory small", "rank 1 has 0 MiB free of"),
         ("memory wrap", "rank 1 is out of memory: CUDA out of memory"),
-        ("memory pass 1", "rank 1 is out of memory: CUDA out of memory"),  # before an iteration
-        ("memory pass 2", "rank 1 is out of memory: CUDA out of memory"),  # after one
+        ("memory pass 1", "rank 1 is out of memory: CUDA out of memory"),  # of the warm-up
+        ("memory pass 5", "rank 1 is out of memory: CUDA out of memory"),  # after one
     ],
 )
 @pytest.mark.parametrize("strategy", ["fsdp", "ddp"])

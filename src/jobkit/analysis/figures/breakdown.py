@@ -19,6 +19,7 @@ _PARTS = (
     ("communication_s", "exposed communication", "#D55E00", "white"),
     ("data_wait_s", "data wait", "#F0C05A", "black"),
     ("other_s", "other", "#C9CDD2", "black"),
+    ("last_rank_wait_s", "waiting for the last rank's end", "#7F6A93", "white"),
 )
 
 

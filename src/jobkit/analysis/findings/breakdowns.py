@@ -11,14 +11,19 @@ from jobkit.analysis.scaling.sizes import Size
 from jobkit.analysis.tables.frames import records
 from jobkit.analysis.tables.text import TextTable
 
-_HEADS = ("load balance", "communication efficiency", "data wait factor", "parallel efficiency")
+_HEADS = (
+    *("load balance", "random balance", "communication efficiency", "data wait factor"),
+    "parallel efficiency",
+)
 _NOTE = (
-    "100% means no loss. Load balance: mean over ranks of the useful time / its maximum. Data wait "
-    "factor: maximum useful time / maximum busy time (useful time and waiting for batches). "
-    "Communication efficiency: maximum busy time / time of the iteration. Parallel efficiency is "
-    "the product of these three. Computation scalability: useful time per sample, summed over "
-    "ranks, at the smallest size / at this size. Global efficiency = parallel efficiency x "
-    "computation scalability. Model: POP centre of excellence (pop-coe.eu)."
+    "100% means no loss. Load balance: mean over ranks of the useful time / that of the rank that "
+    "is slowest over all iterations. Random balance: that / the mean over iterations of the "
+    "maximum (ranks that are slow in turn). Data wait factor: maximum useful time / maximum busy "
+    "time (useful time and waiting for batches). Communication efficiency: maximum busy time / "
+    "time of the iteration. Parallel efficiency is the product of these four. Computation "
+    "scalability: useful time per sample, summed over ranks, at the smallest size / at this size. "
+    "Global efficiency = parallel efficiency x computation scalability. Model: POP centre of "
+    "excellence (pop-coe.eu)."
 )
 
 
@@ -30,6 +35,7 @@ class SizeBreakdown:
     step: Step
     own: Efficiencies
     base: Efficiencies  # of the smallest size of the series that has a breakdown
+    certain: bool = True  # two measures of its communication do not contradict each other
 
 
 def size_breakdowns(results: Results) -> list[SizeBreakdown]:
@@ -42,14 +48,17 @@ def size_breakdowns(results: Results) -> list[SizeBreakdown]:
     found: list[SizeBreakdown] = []
     bases: dict[str, Step] = {}
     for size in results.sizes:
-        times = [pop.breakdown(rows[run_id], "breakdown_") for run_id in size.ok_runs]
-        known = [t for t in times if t]
+        times = {id: pop.breakdown(rows[id], "breakdown_") for id in size.ok_runs}
+        known = [t for t in times.values() if t]
         if not known or size.note or not size.world_size or not size.global_batch_size:
             continue
-        step = Step(_middle(known), size.world_size, size.global_batch_size)
+        middle = _middle(known)
+        run_id = next(id for id, t in times.items() if t == middle)
+        step = Step(middle, size.world_size, size.global_batch_size)
         base = bases.setdefault(size.series, step)
         own = pop.efficiencies(step, base)
-        found.append(SizeBreakdown(size, step, own, pop.efficiencies(base, base)))
+        certain = rows[run_id].get("breakdown_certain") is not False
+        found.append(SizeBreakdown(size, step, own, pop.efficiencies(base, base), certain))
     return found
 
 
@@ -73,7 +82,16 @@ def efficiency_table(found: list[SizeBreakdown], unit: str) -> TextTable:
         ]
         for one in found
     ]
-    return TextTable(heads, rows, 1, [_NOTE])
+    return TextTable(heads, rows, 1, [_NOTE, *_doubts(found)])
+
+
+def _doubts(found: list[SizeBreakdown]) -> list[str]:
+    """The sizes whose communication was measured in two ways that disagree."""
+    sizes = [f"{one.size.series} at {one.size.world_size}" for one in found if not one.certain]
+    if not sizes:
+        return []
+    text = f"Not certain: {', '.join(sizes)}. Exposed communication by comparison with a replica "
+    return [f"{text}and by the time in which the passes wait differ by more than 20%."]
 
 
 def causes(results: Results) -> dict[tuple[str, int, int], str]:
@@ -95,7 +113,8 @@ def causes(results: Results) -> dict[tuple[str, int, int], str]:
 def _cause(one: SizeBreakdown) -> str:
     """The factors that fell most from the smallest size on, in words; empty where none fell."""
     words = [_WORDS[name](one) for name in pop.losses(one.own, one.base)]
-    return f", because {' and '.join(words)}" if words else ""
+    doubt = "" if one.certain else " (not certain: two measures of communication disagree)"
+    return f", because {' and '.join(words)}{doubt}" if words else ""
 
 
 def _waited(one: SizeBreakdown) -> str:
@@ -118,6 +137,9 @@ _WORDS: dict[str, Callable[[SizeBreakdown], str]] = {
     "communication": lambda one: (
         f"exposed communication takes {1 - one.own.communication:.0%} of the step"
     ),
+    "random_balance": lambda one: (
+        f"ranks that are slow in turn take {1 - one.own.random_balance:.0%} of the step"
+    ),
     "data_wait": _waited,
     "load_balance": _uneven,
     "computation": _grown,
@@ -128,6 +150,7 @@ def _factors(own: Efficiencies) -> tuple[float, ...]:
     """The factors in the order of the table's columns."""
     return (
         own.load_balance,
+        own.random_balance,
         own.communication,
         own.data_wait,
         own.parallel,

@@ -6,20 +6,24 @@ factor of its own. Of one iteration, in seconds, rank i is
 
     u(i) = compute + other            useful: all that is not waiting, as in POP
     b(i) = u(i) + data wait           busy: all but exposed communication
+    r                                 random imbalance: how much longer the slowest rank of each
+                                      iteration takes, on average, than max u
     T                                 wall time of the slowest rank
 
-and with the mean and the maximum over the ranks
+and with the mean and the maximum over the ranks, the maximum of u of what lasts over iterations,
 
     load balance              LB = mean u / max u
-    data wait factor          DW = max u / max b
-    communication efficiency  CE = max b / T
-    parallel efficiency       PE = LB x DW x CE = mean u / T
+    random balance            RB = max u / (max u + r)
+    data wait factor          DW = (max u + r) / (max b + r)
+    communication efficiency  CE = (max b + r) / T
+    parallel efficiency       PE = LB x RB x DW x CE = mean u / T
     computation scalability   CS = useful seconds of all ranks for one sample at the smallest
                                    measured size / the same at this size
     global efficiency         GE = PE x CS
 
-u <= b <= T on every rank, so LB, DW and CE lie between 0 and 1. A slow rank makes the others wait
-inside their communication; as CE knows the busiest rank only, that wait counts as load imbalance.
+u <= b <= T on every rank and r <= T - max b, so all of them lie between 0 and 1. A slow rank makes
+the others wait inside their communication; as CE knows the busiest rank only, that wait counts as
+load imbalance. RB, which POP does not have, tells a rank that is slow from ranks slow in turn.
 """
 
 import math
@@ -39,11 +43,17 @@ class Breakdown:
     iteration_s: float
     useful_max_s: float
     busy_max_s: float
+    # Not in records of earlier versions:
+    random_imbalance_s: float = 0.0
+    last_rank_wait_s: float = 0.0
 
     @property
     def useful_s(self) -> float:
         """Compute and other: mean over the ranks."""
         return self.compute_s + self.other_s
+
+
+_LATER = ("random_imbalance_s", "last_rank_wait_s")
 
 
 @dataclass(frozen=True)
@@ -64,13 +74,14 @@ class Efficiencies:
     """The factors of one size: 1 is ideal, and their product is the global efficiency."""
 
     load_balance: float
+    random_balance: float
     data_wait: float
     communication: float
     computation: float  # scalability; above 1 where the ranks work faster than at the base
 
     @property
     def parallel(self) -> float:
-        return self.load_balance * self.data_wait * self.communication
+        return self.load_balance * self.random_balance * self.data_wait * self.communication
 
     @property
     def overall(self) -> float:
@@ -84,6 +95,7 @@ def breakdown(values: Mapping[str, Any], prefix: str = "") -> Breakdown | None:
     prefix: before the fields' names, as in results.csv.
     """
     found = {f.name: values.get(f"{prefix}{f.name}") for f in fields(Breakdown)}
+    found |= {name: 0.0 for name in _LATER if not _is_time(found[name])}
     if not all(_is_time(value) for value in found.values()):
         return None
     times = Breakdown(**{name: float(value) for name, value in found.items()})  # type: ignore[arg-type]
@@ -92,11 +104,12 @@ def breakdown(values: Mapping[str, Any], prefix: str = "") -> Breakdown | None:
 
 def efficiencies(own: Step, base: Step) -> Efficiencies:
     """The factors of a size; base: the smallest measured size of its series."""
-    times = own.times
+    times, random = own.times, own.times.random_imbalance_s
     return Efficiencies(
         load_balance=times.useful_s / times.useful_max_s,
-        data_wait=times.useful_max_s / times.busy_max_s,
-        communication=times.busy_max_s / times.iteration_s,
+        random_balance=times.useful_max_s / (times.useful_max_s + random),
+        data_wait=(times.useful_max_s + random) / (times.busy_max_s + random),
+        communication=(times.busy_max_s + random) / times.iteration_s,
         computation=base.useful_s_per_sample / own.useful_s_per_sample,
     )
 

@@ -108,10 +108,11 @@ _STEPS = (
 )
 _OF_STEP = "of the breakdown record with the median iteration: "
 _BREAKDOWN = tuple(
-    Column(f"breakdown_{name}", NUMBER, f"{_OF_STEP}{meaning}")
+    Column(f"breakdown_{name}", FLAG if name == "certain" else NUMBER, f"{_OF_STEP}{meaning}")
     for name, meaning in KINDS["breakdown"].items()
     if name != "iterations"
 )
+_FIRST = 7  # of them stood beside each other before there were more; new columns go last
 _WHERE = (
     *_recorded("run_start", COUNT, "train_samples", "test_samples", "parameters"),
     Column("threads_used", COUNT, KINDS["run_start"]["threads"]),
@@ -211,6 +212,7 @@ _SETTINGS = [
     "bias_lr_factor",
     "label_smoothing",
     "lookahead_every",
+    "check_ranks",
 ]
 
 
@@ -243,11 +245,12 @@ RESULTS = (
     *_OUTCOME,
     *SIZE,
     *_MEASURED,
-    *_BREAKDOWN,
+    *_BREAKDOWN[:_FIRST],
     *_WHERE,
     *_SLURM,
     *_setting_columns(),
     *_STEPS,
+    *_BREAKDOWN[_FIRST:],
 )
 EPOCHS = (
     *IDENTITY,

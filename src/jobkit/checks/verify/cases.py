@@ -30,7 +30,8 @@ SHARED: Mapping[str, Any] = {
     "fsdp_group_mib": 0.004,  # three groups
     "ddp_bucket_mib": 0.02,
 }
-_OF_RESULT = ("clip_norm",)  # settings that change the result, and so belong to single as well
+# Settings that change the result, and so belong to single as well.
+_OF_RESULT = ("clip_norm", "model", "device", "lr")
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Case:
     @property
     def exact(self) -> bool:
         """Whether only rounding may tell it from one process."""
-        return self.tolerance == EXACT
+        return self.tolerance == EXACT or "model" in self.settings
 
     @property
     def reference(self) -> str:
@@ -89,6 +90,17 @@ CASES = tuple(
     for name, facts in FACTS.items()
     for variant in facts.verified
 )
+
+
+def of_model(model: str, device: str, strategies: list[str]) -> list[Case]:
+    """One case for each strategy of a user's model, in the strategy's default settings.
+
+    The tolerance is the square root of the precision's unit roundoff eps: losses and gradients are
+    sums of many terms, whose order differs, over a few steps with a small learning rate.
+    """
+    near = {name: torch.finfo(dtype).eps ** 0.5 for name, dtype in DTYPES.items()}
+    settings = {"model": model, "device": device, "lr": 0.01}
+    return [Case(name, name, settings, near) for name in strategies]
 
 
 def chosen(strategies: list[str], world_size: int) -> list[Case]:

@@ -2,21 +2,25 @@
 
 Each strategy trains a small model from the same seed on the same global batches, in float64 and in
 float32, on several ranks of this machine; losses, gradients and parameters of every step are
-compared with those of `single`. Ends with 4 when one is over its tolerance.
+compared with those of `single`. Ends with 4 when one is over its tolerance. With --model it is the
+user's model, on the GPUs at hand where there are any.
 """
 
+import argparse
 import dataclasses
 import json
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from jobkit.errors import Exit, Parser, UsageError, command, one_of
-from jobkit.gpus import hide_gpus
+from jobkit.gpus import count_gpus, hide_gpus
 from jobkit.spec.runspec import STRATEGIES
 
 EPILOG = """examples:
   python -m jobkit verify
   python -m jobkit verify --strategies ddp fsdp --world-sizes 2 3
+  python -m jobkit verify --model package.module:factory --device auto
 """
 
 
@@ -27,16 +31,20 @@ def parser() -> Parser:
         "--strategies",
         nargs="+",
         metavar="NAME",
-        default=list(STRATEGIES),
-        help=f"strategies to check (default: {' '.join(STRATEGIES)})",
+        help=f"strategies to check (default: {' '.join(STRATEGIES)}; with --model: ddp fsdp)",
     )
     made.add_argument(
         "--world-sizes",
         nargs="+",
         type=int,
         metavar="N",
-        default=[1, 2, 3, 4],
-        help="numbers of ranks (default: 1 2 3 4)",
+        help="numbers of ranks (default: 1 2 3 4; with --model: 2, or as many as GPUs)",
+    )
+    made.add_argument("--model", metavar="NAME", help="your model, as package.module:factory")
+    made.add_argument(
+        "--device",
+        choices=("auto", "cpu", "cuda"),
+        help="with --model: cuda, a GPU for each rank; cpu; auto (default): GPUs if there are any",
     )
     made.add_argument("--json", action="store_true", help="print the table as JSON")
     return made
@@ -46,7 +54,12 @@ def parser() -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Check, print the table; 4 when a difference is over its tolerance, 1 when a run failed."""
     args = parser().parse_args(argv)
-    hide_gpus()  # the ranks, which are processes of their own, compute on the CPU
+    device = _device(args)
+    if device == "cpu":
+        hide_gpus()  # the ranks, which are processes of their own, compute on the CPU
+    own = args.model is not None
+    args.strategies = args.strategies or (["ddp", "fsdp"] if own else list(STRATEGIES))
+    args.world_sizes = args.world_sizes or _sizes(own, device)
     for name in args.strategies:
         one_of("strategy", name, STRATEGIES)
     if min(args.world_sizes) < 1 or max(args.world_sizes) > 16:
@@ -55,11 +68,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     from jobkit.checks.verify.cases import chosen
     from jobkit.checks.verify.start import table, verify
 
-    plans = {n: chosen(args.strategies, n) for n in dict.fromkeys(args.world_sizes)}
+    more: dict[str, Any] = {}
+    if own:
+        from jobkit.checks.verify.own import plan
+
+        plans, more = plan(args.model, device, args.strategies, args.world_sizes)
+    else:
+        plans = {n: chosen(args.strategies, n) for n in dict.fromkeys(args.world_sizes)}
     if not any(plans.values()):
         raise UsageError(f"{', '.join(args.strategies)}: no case runs on that many ranks")
     try:
-        found = verify(plans)
+        found = verify(plans, **more)
     except RuntimeError as error:
         print(f"jobkit: error: {error}", file=sys.stderr)
         return Exit.FAILED
@@ -68,6 +87,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         print("\n".join(table(found)))
     return Exit.OK if all(d.ok for d in found) else Exit.THRESHOLD
+
+
+def _device(args: argparse.Namespace) -> str:
+    """Where the ranks compute: cpu or cuda. UsageError for what is not possible."""
+    if args.model is None:
+        if args.device:
+            raise UsageError("--device: without --model the check is on the CPU")
+        return "cpu"
+    gpus = 0 if args.device == "cpu" else count_gpus()
+    if args.device == "cuda" and not gpus:
+        raise UsageError("--device cuda: this machine shows no GPU (see nvidia-smi)")
+    if gpus and max(args.world_sizes or [1]) > gpus:
+        raise UsageError(
+            f"--world-sizes {max(args.world_sizes)}: each rank needs a GPU, and this machine shows "
+            f"{gpus}; take fewer, or --device cpu"
+        )
+    return "cuda" if gpus else "cpu"
+
+
+def _sizes(own: bool, device: str) -> list[int]:
+    """The default numbers of ranks."""
+    if not own:
+        return [1, 2, 3, 4]
+    return [2] if device == "cpu" else [min(count_gpus(), 16)]
 
 
 if __name__ == "__main__":

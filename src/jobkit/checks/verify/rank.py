@@ -11,9 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 
 from jobkit.checks.verify.cases import DTYPES, Case
+from jobkit.payload import numerics
 from jobkit.payload.data.batches import Step
 from jobkit.payload.data.cache import Dataset
 from jobkit.payload.data.sources import synthetic
@@ -92,6 +95,7 @@ def trace(spec: RunSpec, group: Group, dtype: torch.dtype, inject: Inject | None
     report = Reporter(None, 0, 1)  # as a rank that prints nothing
     trainer = build_trainer(spec, group, Dataset(train, test, classes), report, dtype)
     found = Trace()
+    hold_still(trainer.strategy.model)
     trainer.observers = [Recorder(trainer, found)]
     if inject is not None:
         inject(trainer)
@@ -102,6 +106,19 @@ def trace(spec: RunSpec, group: Group, dtype: torch.dtype, inject: Inject | None
         found.evaluations.append((sums["val_correct"], sums["val_samples"]))
     report.close()
     return found
+
+
+def hold_still(model: nn.Module) -> list[str]:
+    """Keep modules that differ between ranks by design out of training; return their classes.
+
+    Batch normalisation has the statistics of each rank's own samples, and dropout its own draw:
+    both compute as in an evaluation.
+    """
+    held = [m for m in model.modules() if isinstance(m, _BatchNorm | _DropoutNd)]
+    for module in held:
+        module.eval()
+        module.train = lambda mode=True, own=module: own  # type: ignore[method-assign]
+    return sorted({type(module).__name__ for module in held})
 
 
 def largest(found: Tensors, reference: Tensors) -> float:
@@ -141,6 +158,7 @@ class Orders:
     cases: Sequence[Case] = ()
     singles: Sequence[Case] = ()  # whose single runs are to be made
     inject: Inject | None = None
+    device: str = "cpu"  # or cuda: a GPU for each rank
 
     def reference(self, case: Case, dtype: str) -> Path:
         """The trace of the single run that a case is compared with."""
@@ -158,7 +176,8 @@ def make_references(orders: Orders, group: Group) -> None:
 
 def check(case: Case, name: str, group: Group, orders: Orders) -> Difference:
     """Compare a case with single in a dtype. Every rank compares what it has itself."""
-    reference = Trace(**torch.load(orders.reference(case, name), weights_only=True))
+    path = orders.reference(case, name)
+    reference = Trace(**torch.load(path, weights_only=True, map_location=group.device))
     world = group.place.world_size
     off = compare(trace(case.spec(world), group, DTYPES[name], orders.inject), reference)
     loss, gradient, parameter, evaluation = (
@@ -182,6 +201,16 @@ def _badness(value: float) -> float:
     return float("inf") if value != value else value
 
 
+def _device(kind: str, rank: int) -> torch.device:
+    """The rank's device; on a GPU fp32 is IEEE's."""
+    if kind == "cpu":
+        return torch.device("cpu")
+    device = torch.device(kind, rank)
+    torch.cuda.set_device(device)
+    numerics.configure(RunSpec(fp32="ieee"), device)
+    return device
+
+
 def be_rank(rank: int, world: int, port: int, orders: Orders) -> None:
     """Do the orders as one rank; rank 0 writes the differences, a failing rank its reason."""
     torch.set_num_threads(1)
@@ -191,7 +220,7 @@ def be_rank(rank: int, world: int, port: int, orders: Orders) -> None:
     )
     label = "the start"
     try:
-        group = Group(place, torch.device("cpu"), 60.0)
+        group = Group(place, _device(orders.device, rank), 60.0)
         make_references(orders, group)
         made = []
         for case, name in itertools.product(orders.cases, orders.dtypes):

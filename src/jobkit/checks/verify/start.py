@@ -20,22 +20,23 @@ def verify(
     plans: dict[int, list[Case]],
     inject: Inject | None = None,
     dtypes: Sequence[str] = tuple(DTYPES),
+    device: str = "cpu",
 ) -> list[Difference]:
     """Run the cases of each world size on processes of their own; return all differences.
 
-    dtypes: of float64 and float32. inject is called with each trainer that is compared, to put a
-    fault in. Raises RuntimeError when a rank fails.
+    dtypes: of float64 and float32. device: cpu, or cuda for a GPU for each rank. inject is called
+    with each trainer that is compared, to put a fault in. Raises RuntimeError when a rank fails.
     """
     found: list[Difference] = []
     with tempfile.TemporaryDirectory(prefix="jobkit-verify-") as name:
         folder = Path(name)
         # One process makes the references of all of them first.
         every = list({case.label: case for cases in plans.values() for case in cases}.values())
-        orders = Orders(folder, tuple(dtypes), singles=every)
+        orders = Orders(folder, tuple(dtypes), singles=every, device=device)
         _run(1, orders)
         for world, cases in plans.items():
             if cases:
-                _run(world, Orders(folder, tuple(dtypes), cases, inject=inject))
+                _run(world, Orders(folder, tuple(dtypes), cases, (), inject, device))
                 content = json.loads((folder / f"found-{world}.json").read_text())
                 found += [Difference(**fields) for fields in content]
     return found

@@ -11,10 +11,8 @@ A pipeline's stage has no such replica. There the time inside its stages' passes
 the rest of the schedule is exposed: waiting for other stages, and the bubble.
 """
 
-import statistics
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -24,25 +22,13 @@ from torch.utils.hooks import RemovableHandle
 
 from jobkit.payload.clock import Stopwatch
 from jobkit.payload.data.batches import Step
+from jobkit.payload.measure.parts import FEWEST, Parts, means, record
 from jobkit.payload.measure.replica import NoReplica, Replica
+from jobkit.payload.measure.waiting import WAITED, Undo, stop_timing, time_waits
 from jobkit.payload.strategies.base import optimizer_of
 
 if TYPE_CHECKING:
     from jobkit.payload.train import Trainer
-
-_FEWEST = 3  # iterations from which means are worth a record
-
-
-@dataclass(frozen=True)
-class Parts:
-    """Seconds of one iteration on one rank."""
-
-    wall: float
-    data_wait: float
-    passes: float  # forward and backward, waiting included
-    alone: float  # the same without communication
-    step: float  # of the optimizer, with its communication
-    own_step: float  # of it: what this rank computes
 
 
 class Breakdown:
@@ -54,6 +40,7 @@ class Breakdown:
         self._replica: Replica | None = None
         self._hooks: list[RemovableHandle] = []
         self._found: list[Parts] = []
+        self._waits: list[Undo] | None = None  # the timers of this iteration
         self._begin = (0.0, 0.0)
         self._alone_s = 0.0
         self._how = "nothing"
@@ -70,9 +57,10 @@ class Breakdown:
         """See Observer."""
         with trainer.clock.paused():
             if not self._ready:
-                self._get_ready(trainer)
+                self._get_ready(trainer, step)
             if len(self._found) % 2 == 0:
                 self._run_alone(trainer, step)
+            self._waits = self._time_waits(trainer)
             dist.barrier()  # the replica's passes must not count as waiting
             trainer.strategy.stopwatch.take()
             trainer.strategy.stopwatch.on = True
@@ -84,6 +72,7 @@ class Breakdown:
         with trainer.clock.paused():
             trainer.strategy.stopwatch.on = False
             parts = trainer.strategy.stopwatch.take()
+            stop_timing(self._waits)
             if len(self._found) % 2 == 1:
                 self._run_alone(trainer, step)
             if self._done:  # for lack of memory
@@ -97,12 +86,20 @@ class Breakdown:
                     alone=by[self._how],
                     step=parts["step"],
                     own_step=parts["own_step"] if self._hooks else parts["step"],
+                    waited=None if self._waits is None else parts[WAITED],
                 )
             )
             if len(self._found) == self._wanted:
                 self.finish(trainer)
 
-    def _get_ready(self, trainer: "Trainer") -> None:
+    def _time_waits(self, trainer: "Trainer") -> list[Undo] | None:
+        """Measure the iteration's communication a second time, where there is a way."""
+        if self._how != "replica":
+            return None
+        strategy, replicas = trainer.strategy, trainer.spec.fsdp_hybrid_replicas
+        return time_waits(strategy.model, strategy.stopwatch, replicas)
+
+    def _get_ready(self, trainer: "Trainer", step: Step) -> None:
         self._ready = True
         strategy = trainer.strategy
         if trainer.spec.zero1:  # its step sends parameters to the other ranks
@@ -112,6 +109,7 @@ class Breakdown:
         if self._how == "replica":
             try:
                 self._replica = Replica(trainer, self._make_replica)
+                self._replica.warm_up(step)
             except NoReplica as reason:
                 self._give_up(trainer, str(reason))
 
@@ -142,15 +140,25 @@ class Breakdown:
         if self._done:
             return
         self._end()
-        if len(self._found) < _FEWEST:
+        if len(self._found) < FEWEST:
             trainer.report.log(f"no breakdown: {len(self._found)} iterations were measured")
             return
         everyone: list[list[Parts]] = trainer.group.gather(self._found)
-        kept = _usual([max(ranks, key=_wall).wall for ranks in zip(*everyone, strict=True)])
-        means = [_means([found[i] for i in kept]) for found in everyone]
-        own = means[trainer.group.place.rank]
+        own = means(everyone[trainer.group.place.rank])
         trainer.report.log(f"breakdown, this rank, seconds per iteration: {own}")
-        trainer.report.record("breakdown", iterations=len(kept), **_over_ranks(means))
+        fields = record(everyone)
+        trainer.report.record("breakdown", **fields)
+        if fields["certain"] is False:
+            trainer.report.say(_doubt(fields))
+
+
+def _doubt(fields: dict[str, Any]) -> str:
+    """That the two measures of communication do not agree."""
+    replica, direct = 1000 * fields["communication_s"], 1000 * fields["communication_direct_s"]
+    return (
+        f"the breakdown is not certain: exposed communication is {replica:.3g} ms per iteration by "
+        f"the comparison with a replica, {direct:.3g} ms by the time in which the passes wait"
+    )
 
 
 def _time_own_step(optimizer: Optimizer, watch: Stopwatch) -> list[RemovableHandle]:
@@ -165,48 +173,3 @@ def _time_own_step(optimizer: Optimizer, watch: Stopwatch) -> list[RemovableHand
         running.pop().__exit__(None, None, None)
 
     return [optimizer.register_step_pre_hook(begin), optimizer.register_step_post_hook(end)]
-
-
-def _wall(parts: Parts) -> float:
-    return parts.wall
-
-
-def _usual(walls: list[float]) -> list[int]:
-    """The indices of the middle half of the iterations by time: robust against outliers."""
-    order, cut = sorted(range(len(walls)), key=walls.__getitem__), len(walls) // 4
-    return order[cut : len(order) - cut]
-
-
-def _means(found: list[Parts]) -> dict[str, float]:
-    """Seconds per iteration by part, of one rank: means over iterations."""
-
-    def mean(name: str) -> float:
-        return statistics.fmean(getattr(parts, name) for parts in found)
-
-    wall, wait, passes = mean("wall"), mean("data_wait"), mean("passes")
-    step, own_step = mean("step"), min(mean("own_step"), mean("step"))
-    exposed = min(
-        max(passes - mean("alone"), 0.0), passes
-    )  # of two equal ones, either may be longer
-    return {
-        "compute": passes - exposed + own_step,
-        "communication": exposed + step - own_step,
-        "data_wait": wait,
-        "other": max(wall - wait - passes - step, 0.0),
-        "wall": wall,
-    }
-
-
-def _over_ranks(ranks: list[dict[str, float]]) -> dict[str, float]:
-    """The fields of the breakdown record; see metric.line.KINDS."""
-    means = {
-        f"{part}_s": statistics.fmean(rank[part] for rank in ranks)
-        for part in ("compute", "communication", "data_wait", "other")
-    }
-    useful = [rank["compute"] + rank["other"] for rank in ranks]
-    busy = [u + rank["data_wait"] for u, rank in zip(useful, ranks, strict=True)]
-    return means | {
-        "iteration_s": max(rank["wall"] for rank in ranks),
-        "useful_max_s": max(useful),
-        "busy_max_s": max(busy),
-    }

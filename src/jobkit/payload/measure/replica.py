@@ -25,6 +25,8 @@ T = TypeVar("T")
 # Whole models in fp32 that a replica may hold: FSDP's parameters, gathered once more, and its
 # gradients, whole and reduced. DDP's holds two.
 _COPIES, _FP32_BYTES = 4, 4
+# Passes before those that are measured: the first ones fill caches, and may compile kernels.
+_FEWEST_WARM, _MOST_WARM, _AGREE = 3, 8, 0.1
 
 
 class NoReplica(Exception):
@@ -51,6 +53,16 @@ class Replica:
         except NoReplica:
             trainer.peak.resume()
             raise
+
+    def warm_up(self, step: Step) -> None:
+        """Make passes until two in a row take equally long on every rank. NoReplica."""
+        before = float("inf")
+        for done in range(1, _MOST_WARM + 1):
+            now = self.seconds(step)
+            settled = done >= _FEWEST_WARM and abs(now - before) <= _AGREE * before
+            before = now
+            if all(self._trainer.group.gather(settled)):
+                return
 
     def seconds(self, step: Step) -> float:
         """Seconds of an iteration's forward and backward pass. Every rank calls; NoReplica."""

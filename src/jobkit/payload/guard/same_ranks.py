@@ -1,0 +1,110 @@
+"""--check-ranks: whether the ranks that hold the same parameters hold the same bits.
+
+After every N-th iteration each rank adds up the bits of its parameters, as integers on its device,
+and the sums are gathered. What two ranks hold is the same where its names, and for a shard its
+place, are the same: under ddp all parameters on all ranks, under fsdp with replicas the shards of a
+place, in several pipelines the layers of a stage. A shard that is on one rank only, running
+statistics and the optimizer's state are not compared.
+"""
+
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from jobkit.errors import RanksDiffer
+from jobkit.payload.data.batches import Step
+from jobkit.payload.readback import read_back
+
+if TYPE_CHECKING:
+    from jobkit.payload.train import Trainer
+
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class SameRanks:
+    """Compares the ranks' parameters at some iterations of one training."""
+
+    def __init__(self, trainer: "Trainer", every: int) -> None:
+        """Every rank calls. every: iterations, 1 or more."""
+        self._every = every
+        own = trainer.strategy.named_parameters()
+        self._keys: list[Hashable] = trainer.group.gather(_key(own))
+        self.compares = len(set(self._keys)) < len(self._keys)
+        if not self.compares:
+            trainer.report.info("--check-ranks: no parameter is on two ranks: nothing is compared")
+
+    def wants(self, trainer: "Trainer") -> bool:
+        """See Observer."""
+        return self.compares and (trainer.progress.iteration + 1) % self._every == 0
+
+    def before(self, trainer: "Trainer", step: Step) -> None:
+        """See Observer."""
+
+    def after(self, trainer: "Trainer", step: Step) -> None:
+        """Raise RanksDiffer, on every rank, where two ranks differ. Every rank calls."""
+        own = checksums(trainer.strategy.named_parameters().values())
+        total = own.sum().reshape(1)
+        sums = [torch.empty_like(total) for _ in self._keys]
+        dist.all_gather(sums, total)
+        rank = first_apart(self._keys, [int(one) for one in read_back(torch.cat(sums))])
+        if rank is not None:
+            self._tell(trainer, rank[0], rank[1], own)
+
+    def _tell(self, trainer: "Trainer", rank: int, right: int, own: Tensor) -> None:
+        """Raise with the first parameter that differs between two ranks. Every rank calls."""
+        found: list[list[int]] = trainer.group.gather(own.tolist())
+        names = trainer.group.gather(list(trainer.strategy.named_parameters()))[rank]
+        pairs = zip(names, found[rank], found[right], strict=True)
+        name = next(name for name, one, other in pairs if one != other)
+        raise RanksDiffer(
+            f"--check-ranks: after iteration {trainer.progress.iteration} rank {rank} has other "
+            f"parameters than rank {right}, {name} first"
+        )
+
+
+def _key(own: dict[str, torch.nn.Parameter]) -> Hashable:
+    """What this rank holds: the names, and the place of each shard, in few bytes."""
+    text = "\n".join(f"{name} {_place(p)}" for name, p in own.items())
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _place(parameter: Tensor) -> Sequence[int]:
+    """Where a shard is in its mesh, by the dimensions that shard; empty for a whole tensor."""
+    if not isinstance(parameter, DTensor):
+        return ()
+    where = parameter.device_mesh.get_coordinate() or ()
+    kinds = zip(where, parameter.placements, strict=True)
+    return [at for at, kind in kinds if not kind.is_replicate()]
+
+
+@torch.no_grad()
+def checksums(parameters: Iterable[Tensor]) -> Tensor:
+    """Of each parameter that is here, the sum of its bits as integers: (parameters,) int64."""
+    found = []
+    for parameter in parameters:
+        local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        bits = local.detach().view(_BITS[local.element_size()])
+        found.append(bits.sum(dtype=torch.int64))
+    return torch.stack(found)
+
+
+def first_apart(keys: Sequence[Hashable], sums: Sequence[int]) -> tuple[int, int] | None:
+    """The first rank whose sum is not that of most ranks with its key, and one of those.
+
+    None: all are alike. Of two values held by equally many ranks, that of the lowest rank counts.
+    """
+    groups: dict[Hashable, list[int]] = defaultdict(list)
+    for rank, key in enumerate(keys):
+        groups[key].append(rank)
+    apart: list[tuple[int, int]] = []
+    for ranks in groups.values():
+        usual = Counter(sums[r] for r in ranks).most_common(1)[0][0]
+        right = next(r for r in ranks if sums[r] == usual)
+        apart += [(r, right) for r in ranks if sums[r] != usual]
+    return min(apart, default=None)

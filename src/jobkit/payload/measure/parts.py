@@ -1,0 +1,129 @@
+"""From the parts of some iterations on every rank to the fields of the breakdown record.
+
+Load imbalance is told apart: the lasting part, of a rank that is slower than the others beyond
+chance, and the random part, of ranks that are slow in turn. In iteration j rank i is busy with
+u(i, j) seconds of its own; its excess e(i, j) = u(i, j) - mean over ranks of u(., j) has over n
+iterations the mean m and the standard error s = stdev / sqrt(n). The imbalance of the rank with the
+largest m is lasting where m > 3 s.
+"""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+FEWEST = 3  # iterations from which means are worth a record
+_BEYOND_CHANCE = 3.0  # standard errors
+_DISAGREE, _NO_MATTER = 0.2, 0.05  # shares: of the larger measure; of the iteration
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Seconds of one iteration on one rank."""
+
+    wall: float
+    data_wait: float
+    passes: float  # forward and backward, waiting included
+    alone: float  # the same without communication
+    step: float  # of the optimizer, with its communication
+    own_step: float  # of it: what this rank computes
+    waited: float | None = None  # of the passes, measured without a replica; None: not measured
+
+    @property
+    def useful(self) -> float:
+        """What this rank does itself, by the measure that knows the iteration best."""
+        exposed = max(self.passes - self.alone, 0.0) if self.waited is None else self.waited
+        own = self.wall - self.data_wait - (self.step - self.own_step) - exposed
+        return max(own, 0.0)
+
+
+def record(everyone: Sequence[Sequence[Parts]]) -> dict[str, Any]:
+    """The fields of the breakdown record from all ranks' iterations; see metric.line.KINDS."""
+    usual = _usual([max(one.wall for one in ranks) for ranks in zip(*everyone, strict=True)])
+    kept = [[found[i] for i in usual] for found in everyone]
+    ranks = [means(found) for found in kept]
+    fields: dict[str, Any] = {
+        f"{part}_s": statistics.fmean(rank[part] for rank in ranks)
+        for part in ("compute", "communication", "data_wait", "other")
+    }
+    iteration = max(rank["wall"] for rank in ranks)
+    fields["iteration_s"] = iteration
+    fields |= _imbalance(kept, ranks, iteration)
+    fields["last_rank_wait_s"] = max(iteration - sum(list(fields.values())[:4]), 0.0)
+    fields |= _check(ranks, iteration)
+    return {**fields, "iterations": len(usual)}
+
+
+def _usual(walls: list[float]) -> list[int]:
+    """The indices of the middle half of the iterations by time: robust against outliers."""
+    order, cut = sorted(range(len(walls)), key=walls.__getitem__), len(walls) // 4
+    return order[cut : len(order) - cut]
+
+
+def means(found: Sequence[Parts]) -> dict[str, float]:
+    """Seconds per iteration by part, of one rank.
+
+    Means, but exposed communication is the median of the differences between the training's passes
+    and the replica's: one slow pass of the replica must not hide it.
+    """
+
+    def mean(name: str) -> float:
+        return statistics.fmean(getattr(parts, name) for parts in found)
+
+    wall, wait, passes = mean("wall"), mean("data_wait"), mean("passes")
+    step, own_step = mean("step"), min(mean("own_step"), mean("step"))
+    # Of two equal ones, either may be longer.
+    exposed = statistics.median(p.passes - p.alone for p in found)
+    exposed = min(max(exposed, 0.0), passes)
+    waited = [p.waited for p in found if p.waited is not None]
+    direct = statistics.median(waited) if waited else math.nan
+    return {
+        "compute": passes - exposed + own_step,
+        "communication": exposed + step - own_step,
+        "data_wait": wait,
+        "other": max(wall - wait - passes - step, 0.0),
+        "wall": wall,
+        "direct": direct + step - own_step,
+    }
+
+
+def _imbalance(
+    kept: Sequence[Sequence[Parts]], ranks: Sequence[dict[str, float]], iteration: float
+) -> dict[str, float]:
+    """Maxima over the ranks, of what lasts; and what ranks that are slow in turn cost."""
+    useful = [rank["compute"] + rank["other"] for rank in ranks]
+    busy = [u + rank["data_wait"] for u, rank in zip(useful, ranks, strict=True)]
+    own = [[parts.useful for parts in found] for found in kept]
+    lasts = _is_lasting(own)
+    longest = max(useful) if lasts else statistics.fmean(useful)
+    busiest = min(longest + max(busy) - max(useful), iteration)
+    averages = [statistics.fmean(one) for one in own]
+    of_each = statistics.fmean(max(column) for column in zip(*own, strict=True))
+    turns = of_each - (max(averages) if lasts else statistics.fmean(averages))
+    return {
+        "useful_max_s": longest,
+        "busy_max_s": busiest,
+        "random_imbalance_s": min(max(turns, 0.0), iteration - busiest),
+    }
+
+
+def _is_lasting(own: Sequence[Sequence[float]]) -> bool:
+    """Whether one rank is slower than the others' mean beyond chance."""
+    middle = [statistics.fmean(column) for column in zip(*own, strict=True)]
+    excess = [[u - m for u, m in zip(one, middle, strict=True)] for one in own]
+    most = max(excess, key=statistics.fmean)
+    if len(most) < FEWEST:
+        return True
+    error = statistics.stdev(most) / math.sqrt(len(most))
+    return statistics.fmean(most) > _BEYOND_CHANCE * error
+
+
+def _check(ranks: Sequence[dict[str, float]], iteration: float) -> dict[str, Any]:
+    """Exposed communication by the second measure, and whether the first is certain."""
+    direct = statistics.fmean(rank["direct"] for rank in ranks)
+    if math.isnan(direct):
+        return {"communication_direct_s": None, "certain": None}
+    by_replica = statistics.fmean(rank["communication"] for rank in ranks)
+    most = max(_DISAGREE * max(direct, by_replica), _NO_MATTER * iteration)
+    return {"communication_direct_s": direct, "certain": abs(direct - by_replica) <= most}

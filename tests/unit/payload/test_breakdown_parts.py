@@ -1,0 +1,137 @@
+"""The breakdown record from made-up iterations: what is injected is attributed where it belongs."""
+
+import random
+from typing import Any
+
+import pytest
+
+from jobkit.analysis.scaling.pop import Step, breakdown, efficiencies
+from jobkit.payload.clock import Stopwatch
+from jobkit.payload.measure.parts import Parts, record
+
+COMPUTE, COMM, WAIT, STEP = 0.1, 0.005, 0.001, 0.002  # seconds
+FIRST_FOUR = ("compute_s", "communication_s", "data_wait_s", "other_s")
+
+
+def iterations(
+    ranks: int = 2,
+    count: int = 10,
+    slow: Any = lambda rank, i: 0.0,
+    comm: float = COMM,
+    replica: Any = lambda i: 0.0,
+    direct: float | None = None,
+    step: Any = lambda rank: STEP,
+) -> list[list[Parts]]:
+    """Iterations in which the ranks wait for each other at the end of the backward pass.
+
+    slow(rank, i): more compute. replica(i): by how much the replica's pass takes longer. direct:
+    what the second measure says of the communication itself; None: the truth.
+    """
+    noise = random.Random(1)
+    made: list[list[Parts]] = [[] for _ in range(ranks)]
+    for i in range(count):
+        own = [COMPUTE + slow(rank, i) + noise.gauss(0, 1e-4) for rank in range(ranks)]
+        passes = max(own) + comm
+        for rank in range(ranks):
+            waited = passes - own[rank] - comm + (comm if direct is None else direct)
+            alone = own[rank] + replica(i)
+            wall = passes + WAIT + step(rank)
+            made[rank].append(
+                Parts(wall, WAIT, passes, alone, step(rank), step(rank), waited=waited)
+            )
+    return made
+
+
+def factors(found: dict[str, Any]) -> Any:
+    times = breakdown(found)
+    assert times is not None
+    one = Step(times, 2, 64)
+    return efficiencies(one, one)
+
+
+def test_a_sound_run_has_no_imbalance_and_is_certain() -> None:
+    found = record(iterations())
+    assert found["communication_s"] == pytest.approx(COMM, rel=0.1)
+    assert found["certain"] is True
+    assert factors(found).load_balance > 0.995
+    assert factors(found).random_balance > 0.99
+
+
+def test_parts_add_up_also_where_one_rank_ends_later() -> None:
+    found = record(iterations(step=lambda rank: STEP + 0.08 * rank))
+    assert found["last_rank_wait_s"] == pytest.approx(0.04, rel=0.01)
+    total = sum(found[name] for name in (*FIRST_FOUR, "last_rank_wait_s"))
+    assert total == pytest.approx(found["iteration_s"])
+    assert factors(found).load_balance == pytest.approx(142 / 182, abs=0.01)
+
+
+def test_a_rank_that_is_slow_is_lasting_imbalance() -> None:
+    found = record(iterations(slow=lambda rank, i: 0.1 * rank))
+    assert factors(found).load_balance == pytest.approx(0.75, abs=0.01)
+    assert factors(found).random_balance > 0.99
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_ranks_that_are_slow_in_turn_are_random_imbalance(seed: int) -> None:
+    draw = random.Random(seed)
+    who = [draw.randrange(2) for _ in range(10)]
+    if len(set(who)) == 1:  # ten times the same rank is a slow rank
+        pytest.skip("not in turn")
+    found = record(iterations(slow=lambda rank, i: 0.1 * (rank == who[i])))
+    if found["useful_max_s"] == pytest.approx(found["compute_s"] + found["other_s"]):
+        assert factors(found).random_balance == pytest.approx(0.75, abs=0.02)
+        assert factors(found).load_balance == pytest.approx(1)
+    else:  # the six that count were one rank's nearly all
+        assert max(who.count(0), who.count(1)) > 6
+
+
+@pytest.mark.parametrize("cold", [1, 2, 3])
+def test_slow_passes_of_the_replica_do_not_hide_communication(cold: int) -> None:
+    """Those after the warm-up: 3 of 10, of which the middle half by time may have all."""
+    found = record(iterations(comm=0.05, replica=lambda i: 0.3 * (i < cold)))
+    if cold < 3:
+        assert found["communication_s"] == pytest.approx(0.05, rel=0.05)
+        assert found["certain"] is True
+    else:
+        assert found["certain"] == (found["communication_s"] > 0.04)
+
+
+def test_a_replica_that_is_slow_throughout_is_not_certain() -> None:
+    found = record(iterations(comm=0.05, replica=lambda i: 0.045))
+    assert found["communication_s"] == pytest.approx(0.005, abs=0.001)
+    assert found["communication_direct_s"] == pytest.approx(0.05, rel=0.05)
+    assert found["certain"] is False
+
+
+def test_a_difference_that_does_not_matter_leaves_it_certain() -> None:
+    assert record(iterations(comm=0.004, direct=0.001))["certain"] is True
+
+
+def test_without_a_second_measure_nothing_is_said_of_it() -> None:
+    plain = [
+        [Parts(p.wall, p.data_wait, p.passes, p.alone, p.step, p.own_step) for p in rank]
+        for rank in iterations()
+    ]
+    found = record(plain)
+    assert found["certain"] is None
+    assert found["communication_direct_s"] is None
+
+
+def test_the_stopwatch_counts_from_the_last_mark(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    now = [0.0]
+    monkeypatch.setattr("jobkit.payload.clock.time.perf_counter", lambda: now[0])
+    watch = Stopwatch(torch.device("cpu"))
+    watch.on = True
+    with watch.part("passes"):
+        with watch.part("waited"):
+            now[0] += 1
+        now[0] += 2
+        watch.mark("waited")
+        now[0] += 4
+        watch.mark("waited")
+        now[0] += 8
+    with watch.part("step"):  # no mark is left over
+        now[0] += 16
+    assert watch.take() == {"passes": 15.0, "waited": 9.0, "step": 16.0}
