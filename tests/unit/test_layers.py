@@ -41,7 +41,16 @@ LIBRARIES = {
     "checks": {"torch"},
     "launch": {"submitit", "rich"},
     "drill": {"rich"},
-    "analysis": {"pandas", "numpy", "matplotlib", "jinja2", "orjson", "regex", "rich"},
+    "analysis": {
+        "pandas",
+        "numpy",
+        "matplotlib",
+        "jinja2",
+        "orjson",
+        "regex",
+        "rich",
+        "markdown_it",
+    },
 }
 # Inside a room: each folder may import those before it. "" is the room's own files, which in
 # payload stand both below the folders and above them.

@@ -1,196 +1,327 @@
-"""`python -m jobkit check-claims FILE`: which claims about scaling follow from their table.
+"""`python -m jobkit check-claims FILE`: which claims about scaling follow from their own figures.
 
-Recomputes speed-ups, efficiencies and rates from the sizes and times (or rates) of the table,
-relative to its smallest size. A claim follows if the recomputed value, rounded to the claim's
-digits, equals the claim.
+Recomputes speed-ups, efficiencies and rates from the times or rates of the same series, relative to
+its smallest size. Every number is an interval, by its rounding, and so is the recomputed value: a
+claim follows if the two intervals meet. What cannot be recomputed is listed as not judged.
 """
 
 import csv
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from jobkit.analysis.claims.tables import NUMBER, Number, Row, Table, number, prose, tables
+from jobkit.analysis.claims.document import UNITS, Quantity, Row, rows_of
+from jobkit.analysis.claims.numbers import NUMBER, Number, number
 from jobkit.errors import Exit, Parser, UsageError, command
 from jobkit.files import read_text
 
-_EXAMPLES = """A table has a column of sizes (GPUs or nodes) and one of times or rates; claims are
-its columns named speed-up, efficiency or samples/s and, in Markdown, sentences such as
-"85.2 % at 32 GPUs", "7.6x on 8 GPUs" and "1.95/3.8/7.6x".
+_EXAMPLES = """Claims are speed-ups, efficiencies and rates in tables (Markdown, CSV), in lines of
+code blocks and lists such as "8 GPUs: 68 s/epoch (7.06x, 88 % efficiency)", and in sentences that
+give one size with them. They are recomputed from the times or rates of their own series.
 
 examples:
   python -m jobkit check-claims paper.md
   python -m jobkit check-claims claims.csv --samples 16000 --epochs 10
 
 exit codes:
-  0  every claim follows from the table
-  2  wrong usage: a file that cannot be read, or nothing in it to check
+  0  every claim that could be judged follows
+  2  wrong usage: a file that cannot be read, or no claim in it that can be judged
   4  a claim does not follow
 """
-_X = r"\s*[x\N{MULTIPLICATION SIGN}](?!\s*\d)"
-_SIZE = r"\b(?:at|on|with|for|using)\s+(?:all\s+)?(\d+)\s*(GPUs?|nodes?|ranks?|processes)"
-_LIST = re.compile(rf"({NUMBER}(?:\s*[/,]\s*{NUMBER})+){_X}", re.I)
-_AT = re.compile(rf"({NUMBER}(?:\s*%|{_X}))[^.|\n]{{0,40}}?{_SIZE}", re.I)
-_RATE = re.compile(rf"({NUMBER})\s*(?:samples|images)\s*(?:/\s*s|per\s+second)", re.I)
-_WORK = re.compile(rf"({NUMBER})\s*(?:training\s+)?(samples|images|epochs)\b(?!\s*(?:/|per))", re.I)
-_UNITS = {"speed_up": "x", "efficiency": " %", "rate": " samples/s"}
-_Claim = tuple[str, str, Number | None, Table, Row]  # where, what of _UNITS, the number, its row
+_UNITS = {"speed_up": "x", "efficiency": " %", "rate": " samples/s", "memory": "", "linear": ""}
+_PER_STEP = r"(?:per |/ ?)(?:step|iter|batch)"
+_ONE = {"speed_up": 1.0, "efficiency": 100.0}
 
 
 @dataclass(frozen=True)
 class Work:
     """The amount of training in the times of a table, as far as it is known."""
 
-    samples: float | None = None
-    epochs: float | None = None
+    samples: Sequence[float] = ()
+    epochs: Sequence[float] = ()
     weak: bool = False
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """One claim, the value from the table instead, and how it is computed."""
+    """One claim, whether it follows (None: not judged), and how it was computed, or why not."""
 
-    where: str
-    what: str  # of _UNITS
-    said: Number
-    given: float
+    line: int
+    claim: Quantity
+    follows: bool | None
     how: str
 
     @property
-    def follows(self) -> bool:
-        return abs(self.given - self.said.value) <= self.said.half * (1 + 1e-9)
+    def said(self) -> str:
+        """The claim as it is written."""
+        text = self.claim.number.text
+        return text + (_UNITS.get(self.claim.kind, "") if text[-1].isdigit() else "")
 
-    def line(self) -> str:
-        """The claim and the computation, in one line."""
-        places = max(len(self.said.text.partition(".")[2]), 2 if self.what == "speed_up" else 0)
-        unit, name = _UNITS[self.what], self.what.replace("_", "-")
-        claimed = f"{name} {self.said.text}{unit}"
-        return f"{self.where}: {claimed} claimed; {self.how} = {self.given:,.{places}f}{unit}"
+
+class Unjudged(Exception):
+    """Why a claim cannot be judged; empty where it is none."""
 
 
 def check(text: str, work: Work = Work()) -> list[Verdict]:
-    """Every claim of a text that can be recomputed. Raises UsageError where none can."""
-    found, words = tables(text), prose(text)
-    if not found:
-        raise UsageError("no table with a column of GPUs or nodes (Markdown or CSV)")
-    work = _with_stated(work, words)
-    verdicts = [
-        Verdict(where, what, _in_percent(said, what), *computed)
-        for where, what, said, table, row in (*_in_tables(found), *_in_prose(words, found, work))
-        if said and (computed := _computed(table, row, what, work))
-    ]
-    if not verdicts:
-        raise UsageError("nothing to check: no claim beside a time or rate that it follows from")
-    return verdicts
+    """Every claim of a text; follows is None where it cannot be judged."""
+    rows = list(rows_of(text))
+    work = _with_stated(work, text)
+    made = []
+    for row in rows:
+        for claim in row.values:
+            try:
+                readings = _JUDGES.get(claim.kind, _other)(row, claim, rows, work)
+                made.append(Verdict(row.line, claim, _meets(claim, readings), readings[0].text))
+            except Unjudged as why:
+                if str(why):
+                    made.append(Verdict(row.line, claim, None, str(why)))
+    return made
 
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
     """Check a file of claims; return the exit code."""
-    text = "Recompute the speed-ups, efficiencies and rates of a table of scaling results."
+    text = "Recompute the speed-ups, efficiencies and rates of published scaling results."
     parser = Parser(prog="jobkit check-claims", description=text, epilog=_EXAMPLES)
-    parser.add_argument("file", metavar="FILE", help="a Markdown or CSV file")
+    parser.add_argument("file", metavar="FILE", help="a Markdown, text or CSV file")
     parser.add_argument("--samples", type=float, metavar="N", help="training samples per epoch")
     parser.add_argument("--epochs", type=float, metavar="N", help="epochs in the table's times")
-    parser.add_argument("--weak", action="store_true", help="weak scaling")
+    parser.add_argument("--weak", action="store_true", help="weak scaling, whatever headings say")
     args = parser.parse_args(argv)
+    samples, epochs = ([] if v is None else [v] for v in (args.samples, args.epochs))
+    given = Work(samples, epochs, args.weak)
     try:
-        content = read_text(args.file)
-        verdicts = check(content, Work(args.samples, args.epochs, args.weak))
+        verdicts = check(read_text(args.file), given)
     except (OSError, UnicodeDecodeError, UsageError, csv.Error) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise UsageError(f"{args.file}: {reason}") from None
-    wrong = [v for v in verdicts if not v.follows]
-    for verdict in wrong:
-        print(f"does not follow: {verdict.line()}")
-    print(f"{args.file}: {len(verdicts) - len(wrong)} of {len(verdicts)} claims follow")
+    judged = [v for v in verdicts if v.follows is not None]
+    wrong = [v for v in judged if not v.follows]
+    for v in wrong:
+        print(f"line {v.line}: {v.said} does not follow: {v.how}")
+    print(f"{args.file}: {len(judged) - len(wrong)} of {len(judged)} judged claims follow")
+    unjudged: dict[str, list[str]] = {}
+    for v in verdicts:
+        if v.follows is None:
+            unjudged.setdefault(v.how, []).append(f"{v.said} (line {v.line})")
+    for why, said in unjudged.items():
+        print(f"not judged, {why}: {', '.join(said)}")
+    if not judged:
+        raise UsageError(f"{args.file}: nothing to check: no claim beside what it follows from")
     return Exit.THRESHOLD if wrong else Exit.OK
 
 
-def _with_stated(work: Work, words: str) -> Work:
-    """The work with the samples and epochs that the text gives, if it gives one value each."""
-    stated: dict[str, set[float]] = {"samples": set(), "epochs": set()}
-    for value, what in _WORK.findall(words):
-        if found := number(value):
-            stated["epochs" if what.lower() == "epochs" else "samples"].add(found.value)
-    once = {k: v.pop() for k, v in stated.items() if len(v) == 1}
-    samples = once.get("samples") if work.samples is None else work.samples
-    return Work(samples, once.get("epochs") if work.epochs is None else work.epochs, work.weak)
+def _meets(claim: Quantity, readings: list[Number]) -> bool:
+    """Whether a reading could be written as the claim, with the rounding of both."""
+    low, high = claim.number.low, claim.number.high
+    high += (high - low) / 2 if high < float("inf") else 0  # its digits may be cut, not rounded
+    low, high = low * (1 - 1e-9), high * (1 + 1e-9)
+    return any(low <= r.high and r.low <= high for r in readings)
 
 
-def _in_tables(found: list[Table]) -> Iterator[_Claim]:
-    """The claims in the cells of tables."""
-    for table in found:
-        for row in table.rows:
-            for what in _UNITS:
-                yield f"{table.name}, {table.shape(row)}", what, row.get(what), table, row
+def _other(row: Row, claim: Quantity, rows: list[Row], work: Work) -> list[Number]:
+    unclear = claim.kind in ("factor", "percent")
+    raise Unjudged("no speed-up or efficiency of one size" if unclear else "")
 
 
-def _in_prose(words: str, found: list[Table], work: Work) -> Iterator[_Claim]:
-    """The claims in the sentences around tables."""
-    rows = [(table, row) for table in found for row in table.rows]
-    for said, size, unit in _AT.findall(words):
-        what = "efficiency" if "%" in said else "speed_up"
-        role = "nodes" if unit.lower().startswith("node") else "gpus"
-        for table, row in rows:
-            if role in row and row[role].value == float(size):
-                yield f"text, {size} {unit}", what, number(said), table, row
-    for listed in _LIST.findall(words):  # with or without the smallest size
-        texts = re.split(r"\s*[/,]\s*", listed)
-        for table in found:
-            own = table.rows if len(texts) == len(table.rows) else table.rows[1:]
-            for text, row in zip(texts, own, strict=False) if len(texts) == len(own) else ():
-                yield f"text, {table.shape(row)}", "speed_up", number(text), table, row
-    for said in _RATE.findall(words):
-        claim = number(said)
-        near = [(abs(c[0] - claim.value), i) for i, c in _rates(rows, work)] if claim else []
-        if near:
-            yield "text, nearest row", "rate", claim, *rows[min(near)[1]]
+def _evidence(row: Row) -> list[Quantity]:
+    return [q for q in row.values if q.kind in ("time", "rate")]
 
 
-def _rates(rows: list[tuple[Table, Row]], work: Work) -> Iterator[tuple[int, tuple[float, str]]]:
-    """The rates that can be computed, with the index of their row."""
-    for i, (table, row) in enumerate(rows):
-        if computed := _rate(table, row, work):
-            yield i, computed
+def _ratio(row: Row, claim: Quantity, rows: list[Row], work: Work) -> list[Number]:
+    """The values of a speed-up or an efficiency, by each reading of its row."""
+    own = [r for r in rows if r.block == row.block]
+    units = [u for u in UNITS if u in row.sizes]
+    if not units:
+        raise Unjudged("no one size beside it")
+    unit = max(units, key=lambda u: len({r.sizes.get(u) for r in own}))
+    n = row.sizes[unit]
+    own = [r for r in own if unit in r.sizes]
+    group = [r for r in own if r.series == row.series]
+    at = [row] if _evidence(row) else [r for r in group if r.sizes[unit] == n and _evidence(r)]
+    if not at and claim.kind == "efficiency" and (found := _of_speed_up(row, group, unit)):
+        return found
+    if not at:
+        own = group = _elsewhere(rows, row, unit)
+        at = [r for r in group if r.sizes[unit] == n]
+    base, stated = _base(claim, group, unit, row.base)
+    sure = True
+    if (stated and not _one(stated)) or base[0].sizes[unit] == n:
+        if _one(stated):
+            raise Unjudged("")  # the base itself
+        base, stated = _base(claim, own, unit, row.base)
+        series = {r.series for r in base}
+        if base[0].sizes[unit] >= n or len(series) > 1 or (stated and not _one(stated)):
+            raise Unjudged("relative to a run that is not in its table")
+        sure = series == {""}
+    readings = _readings(claim, at, base, unit, work.weak)
+    if not sure:  # the base of another series is theirs if their first claim says so
+        least = min(r.sizes[unit] for r in group)
+        for r in (r for r in group if r.sizes[unit] == least):
+            for q in (q for q in r.values if _same(q, claim)):
+                if not _meets(q, _readings(q, [r], base, unit, work.weak)):
+                    raise Unjudged("relative to a run that is not in its table")
+    return readings
 
 
-def _computed(table: Table, row: Row, what: str, work: Work) -> tuple[float, str] | None:
-    """The value of a claim from the table, and the formula; None where it cannot be computed."""
-    if what == "rate":
-        return _rate(table, row, work)
-    base = table.rows[0]
-    grown = table.size(row) / table.size(base)
-    if "time" in row and "time" in base:
-        value = base["time"].value / row["time"].value * (grown if work.weak else 1)
-        how = f"{base['time'].text} / {row['time'].text}" + f" x {grown:g}" * work.weak
-    elif "rate" in row and "rate" in base:
-        value = row["rate"].value / base["rate"].value
-        how = f"{row['rate'].text} / {base['rate'].text}"
-    elif what == "efficiency" and "speed_up" in row:
-        first = base["speed_up"].value if "speed_up" in base else 1.0
-        value, how = row["speed_up"].value / first, f"speed-up {row['speed_up'].text}"
-    else:
-        return None
-    if what == "speed_up":
-        return value, how
-    return 100 * value / grown, f"{how} / {grown:g} (relative to {table.shape(base)})"
+def _same(one: Quantity, other: Quantity) -> bool:
+    return (one.kind, one.words) == (other.kind, other.words)
 
 
-def _rate(table: Table, row: Row, work: Work) -> tuple[float, str] | None:
-    """Samples per second: samples x epochs / time."""
-    samples = row["samples"].value if "samples" in row else work.samples
-    epochs = row["epochs"].value if "epochs" in row else work.epochs
-    epochs = 1.0 if table.per_epoch else epochs
-    if "time" not in row or samples is None or epochs is None:
-        return None
-    how = f"{samples:,.0f} samples x {epochs:g} epochs / {row['time'].text}"
-    return samples * epochs / row["time"].value, how
+def _one(claims: list[Quantity]) -> bool:
+    return any(q.number.low <= _ONE[q.kind] <= q.number.high for q in claims)
 
 
-def _in_percent(said: Number, what: str) -> Number:
-    """An efficiency in per cent, also where it was written as a share."""
-    if what != "efficiency" or said.percent or said.value > 2:
-        return said
-    text = f"{100 * said.value:.{max(0, len(said.text.partition('.')[2]) - 2)}f}"
-    return replace(said, text=text, value=100 * said.value, half=100 * said.half)
+def _base(
+    claim: Quantity, rows: list[Row], unit: str, size: float
+) -> tuple[list[Row], list[Quantity]]:
+    """The rows of the smallest size, or of that size, and what they claim themselves."""
+    known = [r for r in rows if _evidence(r)]
+    least = size or min(r.sizes[unit] for r in known)
+    found = [r for r in known if r.sizes[unit] == least]
+    if not found:
+        raise Unjudged("no time or rate of what it is compared with")
+    return found, [q for r in found for q in r.values if _same(q, claim)]
+
+
+def _elsewhere(rows: list[Row], row: Row, unit: str) -> list[Row]:
+    """The one series with times or rates of a sentence's size, and of a smaller one."""
+    made = [[r for r in g if row.loose and unit in r.sizes] for g in _series(rows)]
+    sizes = [{r.sizes[unit] for r in group} for group in made]
+    n = row.sizes[unit]
+    found = [g for g, ns in zip(made, sizes, strict=True) if n in ns and min(ns) < n]
+    if len(found) != 1:
+        raise Unjudged(f"{'several' if found else 'no'} series with times or rates of its size")
+    return found[0]
+
+
+def _series(rows: list[Row]) -> list[list[Row]]:
+    """The rows with times or rates, by their series."""
+    made: dict[tuple[int, str], list[Row]] = {}
+    for r in rows:
+        if _evidence(r) and r.sizes:
+            made.setdefault((r.block, r.series), []).append(r)
+    return list(made.values())
+
+
+def _readings(
+    claim: Quantity, at: list[Row], base: list[Row], unit: str, weak: bool
+) -> list[Number]:
+    grown = at[0].sizes[unit] / base[0].sizes[unit]
+    found = [q for r in at for q in _evidence(r)]
+    variants = {q.words for q in found}
+    near = {w for w in variants if w & claim.words}
+    if claim.words in variants or len(near) == 1:
+        variants = {claim.words} if claim.words in variants else near
+    elif len(variants) > 1 or (claim.words and any(variants)):
+        raise Unjudged("several columns it may belong to")
+    made = []
+    for q in (q for q in found if q.words in variants):
+        bases = [b.number for r in base for b in _evidence(r) if _same(b, q)]
+        if not bases:
+            continue
+        one = Number(bases[0].text, min(b.low for b in bases), max(b.high for b in bases))
+        up, down = (one, q.number) if q.kind == "time" else (q.number, one)
+        words = re.findall(r"\b(weak|strong)\b", at[0].context)
+        plain = q.kind == "rate" or (not weak and words[-1:] != ["weak"])
+        both = plain and q.kind == "time" and not words and re.search(_PER_STEP, at[0].context)
+        total = q.per_rank or not plain
+        for scaled in (False, True) if both and not total else (total,):
+            factor = (grown if scaled else 1.0) * (100 / grown if claim.kind == "efficiency" else 1)
+            low, high = factor * up.low / down.high, factor * up.high / down.low
+            how = f"{up.text} / {down.text}" + f" x {grown:g}" * scaled
+            how += f" / {grown:g}" * (claim.kind == "efficiency")
+            how += f" = {(low + high) / 2:.4g}{_UNITS[claim.kind]} [{low:.4g}, {high:.4g}]"
+            made.append(Number(how, low, high))
+    if not made:
+        raise Unjudged("no time or rate of what it is compared with")
+    return made
+
+
+def _of_speed_up(row: Row, group: list[Row], unit: str) -> list[Number]:
+    """An efficiency from the speed-up beside it, over its size or relative to the smallest."""
+    n, least = row.sizes[unit], min(r.sizes[unit] for r in group)
+    made = []
+    for q in (q for q in row.values if q.kind == "speed_up"):
+        for grown in (n, n / least):
+            how = f"speed-up {q.number.text} / {grown:g}"
+            made.append(Number(how, 100 * q.number.low / grown, 100 * q.number.high / grown))
+    return made
+
+
+def _rate(row: Row, claim: Quantity, rows: list[Row], work: Work) -> list[Number]:
+    """Samples per second: samples x epochs / time, where all are known."""
+    near = [row] if not row.loose else [r for r in rows if r.block == row.block]
+    times = [q.number for r in near for q in r.values if q.kind == "time"]
+    own = {
+        k: [q.number.low / 2 + q.number.high / 2 for q in row.values if q.kind == k] for k in _WORK
+    }
+    samples = own["samples"] or work.samples
+    epochs = [1.0] if re.search(r"(?:per |/ ?)epoch", row.context) else own["epochs"] or work.epochs
+    if len(times) != 1 or not samples or not epochs or claim.per_rank:
+        raise Unjudged("no samples, epochs and time beside it" if row.loose else "")
+    made = []
+    for amount in (s * e for s in samples for e in epochs):
+        low, high = amount / times[0].high, amount / times[0].low
+        how = f"{amount:,.0f} samples / {times[0].text} = {(low + high) / 2:,.0f} samples/s"
+        made.append(Number(f"{how} [{low:,.0f}, {high:,.0f}]", low, high))
+    return made
+
+
+def _middle(row: Row, kind: str) -> list[float]:
+    return [(q.number.low + q.number.high) / 2 for q in row.values if q.kind == kind]
+
+
+def _linear(row: Row, claim: Quantity, rows: list[Row], work: Work) -> list[Number]:
+    """The efficiency at the largest size of each series, for "linear scaling" without a number."""
+    made = []
+    for group in _series(rows):
+        unit = max(UNITS, key=lambda u: len({r.sizes.get(u) for r in group}))
+        sized = [r for r in group if unit in r.sizes]
+        ends = [fn(sized, key=lambda r: r.sizes[unit], default=row) for fn in (min, max)]
+        if ends[0] is not ends[1]:
+            wanted = Quantity("efficiency", claim.number)
+            made += _readings(wanted, ends[1:], ends[:1], unit, work.weak)
+    if not made:
+        raise Unjudged("no series with times or rates")
+    return [min(made, key=lambda n: n.high)]
+
+
+def _memory(row: Row, claim: Quantity, rows: list[Row], work: Work) -> list[Number]:
+    """Memory of one GPU: n times the base's beside less at the same size is a total of n GPUs."""
+    own = [(r, q) for r in rows if r.block == row.block for q in r.values if _same(q, claim)]
+    unit = next((u for u in UNITS if u in row.sizes), "")
+    ones = [q.number for r, q in own if r.sizes.get(unit) == 1]
+    n = row.sizes.get(unit, 1.0)
+    others = [q.number for r, q in own if r.sizes.get(unit) == n]
+    if len(ones) != 1 or n == 1 or claim.number.low / n > ones[0].high:
+        raise Unjudged("")
+    if not claim.number.low <= n * ones[0].high or claim.number.high < n * ones[0].low:
+        raise Unjudged("")
+    if all(claim.number.low <= o.high for o in others):
+        raise Unjudged("")
+    how = f"a total over {n:g}: {n:g} x {ones[0].text}, where others of this size have one GPU's"
+    return [Number(how, ones[0].low, ones[0].high)]
+
+
+_WORK = {"samples": r"(?:samples|images|examples)", "epochs": r"epochs"}
+_JUDGES = {
+    "speed_up": _ratio,
+    "efficiency": _ratio,
+    "rate": _rate,
+    "linear": _linear,
+    "memory": _memory,
+}
+
+
+def _with_stated(work: Work, text: str) -> Work:
+    """The work with the samples and epochs that the text gives, as in "for 10 epochs"."""
+    given = {"samples": work.samples, "epochs": work.epochs}
+    for what, name in _WORK.items():
+        if not given[what]:
+            said = re.findall(rf"({NUMBER})\s*(?:training\s+)?{name}\b(?!\s*(?:/|per))", text, re.I)
+            said += re.findall(rf"\b(?:num_)?{name}\s*[:=]\s*({NUMBER})", text, re.I)
+            given[what] = sorted({(n.low + n.high) / 2 for t in said if (n := number(t))})
+    if share := re.search(rf"train_split\s*[:=]\s*({NUMBER})", text):
+        given["samples"] = [n * float(share[1]) for n in given["samples"]]
+    return Work(given["samples"], given["epochs"], work.weak)
