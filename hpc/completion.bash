@@ -26,6 +26,7 @@ _jobkit_options() {
     'collect') echo '--help --json --accuracy --min-efficiency --at --logs --pattern --size --gpus-per-node --name --unit --work-per-step --warmup-steps' ;;
     'try-pattern') echo '--help --pattern --line --of --spans --ranks --most' ;;
     'check-claims') echo '--help --samples --epochs --weak' ;;
+    'compare') echo '--help --reference --tolerance' ;;
     'plot') echo '--help --forecast --min-efficiency --step-model' ;;
     'meter') echo '--help' ;;
     'minicluster') echo '--help' ;;
@@ -43,7 +44,7 @@ _jobkit_options() {
 # The values of an option that takes one of a few, or the commands of a program.
 _jobkit_values() {
   case $1 in
-    'jobkit') echo 'prepare run status cancel drill check-edf verify memory advise preflight gpu-check comm plot-comm step-model collect try-pattern check-claims plot meter' ;;
+    'jobkit') echo 'prepare run status cancel drill check-edf verify memory advise preflight gpu-check comm plot-comm step-model collect try-pattern check-claims compare plot meter' ;;
     'run.sh --recipe') echo 'fast fast-cpu' ;;
     'run.sh --strategy') echo 'single dp ddp fsdp mp pp' ;;
     'run.sh --device') echo 'auto cpu cuda' ;;

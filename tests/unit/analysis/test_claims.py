@@ -2,7 +2,8 @@
 
 import pytest
 
-from jobkit.analysis.claims.cli import Verdict, Work, check, main
+from jobkit.analysis.claims.cli import main
+from jobkit.analysis.claims.judge import Verdict, Work, check
 from jobkit.analysis.claims.numbers import number, seconds
 
 NO_WORK = Work()
