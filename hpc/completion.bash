@@ -23,11 +23,11 @@ _jobkit_options() {
     'comm') echo '--help --ops --backend --min-bytes --max-bytes --factor --iterations --warmup --seconds-per-size --timeout --nproc-per-node --run-dir --attempt --check' ;;
     'plot-comm') echo '--help' ;;
     'step-model') echo '--help --comm' ;;
-    'collect') echo '--help --json --accuracy --min-efficiency --at --logs --pattern --size --gpus-per-node --name --unit --work-per-step --warmup-steps' ;;
+    'collect') echo '--help --apart --json --accuracy --min-efficiency --at --logs --pattern --size --gpus-per-node --name --unit --work-per-step --warmup-steps' ;;
     'try-pattern') echo '--help --pattern --line --of --spans --ranks --most' ;;
     'check-claims') echo '--help --samples --epochs --weak' ;;
     'compare') echo '--help --reference --tolerance' ;;
-    'plot') echo '--help --forecast --min-efficiency --step-model' ;;
+    'plot') echo '--help --apart --forecast --min-efficiency --step-model' ;;
     'meter') echo '--help' ;;
     'minicluster') echo '--help' ;;
     'minicluster up') echo '--help --dir --nodes --cores --gpus --memory --port --no-accounting --preemption --netns --memory-limits --enforce' ;;

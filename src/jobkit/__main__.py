@@ -35,7 +35,11 @@ COMMANDS = {
     ),
     "collect": ("jobkit.analysis.cli", "collect_main", "logs to CSV (collect_results.py)"),
     "try-pattern": ("jobkit.analysis.log_options", "try_pattern", "what a pattern finds in a log"),
-    "check-claims": ("jobkit.analysis.claims.cli", "main", "which claims follow from their figures"),
+    "check-claims": (
+        "jobkit.analysis.claims.cli",
+        "main",
+        "which claims follow from their figures",
+    ),
     "compare": (
         "jobkit.analysis.compare.cli",
         "main",

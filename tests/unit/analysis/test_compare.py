@@ -8,7 +8,9 @@ import pytest
 
 from jobkit.analysis.compare.cli import main
 from jobkit.analysis.compare.compare import compare
+from jobkit.analysis.findings.verdict import verdict
 from jobkit.analysis.scaling.student import holm, quantile, tail, welch
+from jobkit.analysis.tables.comparable import apart, mixed
 from jobkit.paths import StudyPaths
 from support.fake_study import whole_study
 from support.measured_study import results_of
@@ -105,3 +107,13 @@ def test_a_kept_table_is_a_reference(capsys) -> None:
     faster.write_text("a,b\n1,2\n")
     assert main(["old", "--reference", str(faster)]) == 2
     assert "it lacks series" in capsys.readouterr().err
+
+
+def test_a_series_of_two_commits_is_named_first_and_set_apart() -> None:
+    study = results_of({"ddp": {1: [100.0, 101.0], 2: [190.0, 191.0]}})
+    study.runs["git_commit"] = ["a" * 40, "b" * 40] * 2
+    assert mixed(study.runs)[0].startswith("ddp mixes commits of the code, with their runs: aaaa")
+    assert verdict(study, "GPUs")[0] == mixed(study.runs)[0]
+    study.runs["series"] = apart(study.runs)
+    assert sorted(set(study.runs["series"])) == ["ddp, aaaaaaaaaaaa", "ddp, bbbbbbbbbbbb"]
+    assert mixed(study.runs) == []
