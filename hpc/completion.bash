@@ -25,10 +25,11 @@ _jobkit_options() {
     'comm') echo '--help --ops --backend --min-bytes --max-bytes --factor --iterations --warmup --seconds-per-size --timeout --nproc-per-node --run-dir --attempt --check' ;;
     'plot-comm') echo '--help' ;;
     'step-model') echo '--help --comm' ;;
-    'collect') echo '--help --json --accuracy --min-efficiency --at --logs --pattern --size --gpus-per-node --name --unit --work-per-step --warmup-steps' ;;
+    'collect') echo '--help --apart --json --accuracy --min-efficiency --at --logs --pattern --size --gpus-per-node --name --unit --work-per-step --warmup-steps' ;;
     'try-pattern') echo '--help --pattern --line --of --spans --ranks --most' ;;
     'check-claims') echo '--help --samples --epochs --weak' ;;
-    'plot') echo '--help --forecast --min-efficiency --step-model' ;;
+    'compare') echo '--help --reference --tolerance' ;;
+    'plot') echo '--help --apart --forecast --min-efficiency --step-model' ;;
     'meter') echo '--help' ;;
     'minicluster') echo '--help' ;;
     'minicluster up') echo '--help --dir --nodes --cores --gpus --memory --port --no-accounting --preemption --netns --memory-limits --enforce' ;;
@@ -45,7 +46,7 @@ _jobkit_options() {
 # The values of an option that takes one of a few, or the commands of a program.
 _jobkit_values() {
   case $1 in
-    'jobkit') echo 'prepare run launch status cancel drill check-edf check-k8s verify memory advise preflight gpu-check comm plot-comm step-model collect try-pattern check-claims plot meter' ;;
+    'jobkit') echo 'prepare run launch status cancel drill check-edf check-k8s verify memory advise preflight gpu-check comm plot-comm step-model collect try-pattern check-claims compare plot meter' ;;
     'run.sh --recipe') echo 'fast fast-cpu' ;;
     'run.sh --strategy') echo 'single dp ddp fsdp mp pp' ;;
     'run.sh --device') echo 'auto cpu cuda' ;;

@@ -37,7 +37,16 @@ COMMANDS = {
     ),
     "collect": ("jobkit.analysis.cli", "collect_main", "logs to CSV (collect_results.py)"),
     "try-pattern": ("jobkit.analysis.log_options", "try_pattern", "what a pattern finds in a log"),
-    "check-claims": ("jobkit.analysis.claims.cli", "main", "recompute a published scaling table"),
+    "check-claims": (
+        "jobkit.analysis.claims.cli",
+        "main",
+        "which claims follow from their figures",
+    ),
+    "compare": (
+        "jobkit.analysis.compare.cli",
+        "main",
+        "which sizes of two studies differ beyond chance",
+    ),
     "plot": ("jobkit.analysis.cli", "plot_main", "CSV to figures (plot_results.py)"),
     "meter": ("jobkit.print_meter", "main", "print the meter as one file (> meter.py)"),
 }

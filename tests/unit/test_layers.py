@@ -42,13 +42,22 @@ LIBRARIES = {
     "checks": {"torch"},
     "launch": {"submitit", "rich", "yaml"},
     "drill": {"rich"},
-    "analysis": {"pandas", "numpy", "matplotlib", "jinja2", "orjson", "regex", "rich"},
+    "analysis": {
+        "pandas",
+        "numpy",
+        "matplotlib",
+        "jinja2",
+        "orjson",
+        "regex",
+        "rich",
+        "markdown_it",
+    },
 }
 # Inside a room: each folder may import those before it. "" is the room's own files, which in
 # payload stand both below the folders and above them.
 ORDER = {
     "payload": ("data", "strategies", "measure", "checkpoints", "guard"),
-    "analysis": ("tables", "scaling", "collect", "findings", "figures", "report", ""),
+    "analysis": ("tables", "scaling", "collect", "compare", "findings", "figures", "report", ""),
 }
 # Rooms that a vendor's image runs: the syntax and library of its Python.
 OF_IMAGES = ("program", "ground", "spec", "metric", "payload", "planner", "checks")

@@ -55,6 +55,11 @@ def _parser(prog: str, description: str, epilog: str) -> Parser:
         metavar="STUDY",
         help="a study's folder, as logs/demo, or its bare name (default: the newest study)",
     )
+    made.add_argument(
+        "--apart",
+        action="store_true",
+        help="a series of its own for each device model and commit of the code that are mixed",
+    )
     return made
 
 
@@ -74,7 +79,8 @@ def collect_main(argv: Sequence[str] | None = None) -> int:
     from jobkit.analysis.report.summary import as_json, print_summary
     from jobkit.analysis.scaling.gate import check_efficiency
 
-    results = collect(given_study(args) if args.logs else args.study, accuracy=args.accuracy)
+    study = given_study(args) if args.logs else args.study
+    results = collect(study, accuracy=args.accuracy, separate=args.apart)
     if args.json:
         print(as_json(results))
         for line in results.warnings():
@@ -154,7 +160,7 @@ def plot_main(argv: Sequence[str] | None = None) -> int:
 
     from jobkit.analysis.collect.results import collect
 
-    results = collect(args.study, write=False)
+    results = collect(args.study, write=False, separate=args.apart)
     if results.epochs.empty and results.runs["throughput"].isna().all():
         states = ", ".join(f"{n} {s}" for s, n in results.runs["status"].value_counts().items())
         shown = short_path(results.folder)

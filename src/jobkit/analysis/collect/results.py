@@ -26,7 +26,7 @@ from jobkit.analysis.collect.unused import unused_lines
 from jobkit.analysis.scaling.scaling import measured_sizes, scaling_table
 from jobkit.analysis.scaling.sizes import Size
 from jobkit.analysis.tables.columns import EPOCHS, RESULTS, STEPS
-from jobkit.analysis.tables.comparable import faults
+from jobkit.analysis.tables.comparable import apart, faults
 from jobkit.analysis.tables.frames import MOST_OTHERS, Row, frame, others
 from jobkit.analysis.tables.products import save_table
 from jobkit.analysis.tables.series import series_labels
@@ -112,11 +112,16 @@ class Results:
 
 @closed_to_others()
 def collect(
-    study: str | Path | None = None, *, write: bool = True, accuracy: float | None = None
+    study: str | Path | None = None,
+    *,
+    write: bool = True,
+    accuracy: float | None = None,
+    separate: bool = False,
 ) -> Results:
     """Read a study (a folder, a bare name, or the newest) and write its three tables.
 
     accuracy: the target of time_to_accuracy_s; None: what every run that is ok has reached.
+    separate: device models and commits of the code that differ are series of their own.
     Raises UsageError where there is no such study, or its plan or folder cannot be used.
     """
     folder = find_study(study)
@@ -129,6 +134,7 @@ def collect(
             planned = read_study(folder)
             read, unplanned = _read(planned), planned.unplanned
         runs = frame(read.rows, RESULTS)
+        runs["series"] = apart(runs) if separate else runs["series"]
         epochs, left_out = _epoch_table(runs, read.epochs)
     sizes = measured_sizes(runs, epochs, accuracy)
     results = Results(

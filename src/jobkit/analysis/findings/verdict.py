@@ -11,6 +11,7 @@ from jobkit.analysis.findings.disturbed import shared_nodes
 from jobkit.analysis.findings.forecast import Forecast
 from jobkit.analysis.findings.repeats import more_repeats
 from jobkit.analysis.findings.stragglers import uneven_steps
+from jobkit.analysis.tables.comparable import mixed
 from jobkit.analysis.tables.frames import records
 from jobkit.analysis.tables.text import counted_ranks, per_second, rounded, say
 
@@ -37,7 +38,7 @@ def verdict(
         said[-1:-1] = more_repeats(results, _best(own)["series"], least, unit)
     said[1:1] = shared_nodes(results)
     said += [line for f in forecasts for line in _beyond(f, unit)]
-    return [*said, *uneven_steps(results, unit), _runs(results)]
+    return [*mixed(results.runs), *said, *uneven_steps(results, unit), _runs(results)]
 
 
 def _of_scaling(rows: list[_Row], scaling: str, unit: str, least: float) -> list[str]:

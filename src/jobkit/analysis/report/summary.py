@@ -14,6 +14,7 @@ from jobkit.analysis.collect.results import Results
 from jobkit.analysis.findings.threads import thread_lines
 from jobkit.analysis.scaling.scaling import older
 from jobkit.analysis.scaling.sizes import EPOCH, Size
+from jobkit.analysis.tables.comparable import mixed
 from jobkit.analysis.tables.text import NONE, rounded, say
 
 _WIDE = 200  # columns where there is no terminal: no line in a file is truncated
@@ -33,6 +34,8 @@ def print_summary(results: Results, console: Console | None = None) -> None:
     console = console or terminal()
     total, ok = len(results.runs), int((results.runs["status"] == "ok").sum())
     console.print(Text(f"{results.name}: {ok} of {total} runs ok"))
+    for line in mixed(results.runs):
+        console.print(Text(line), soft_wrap=True)
     found = results.sizes
     console.print(_table(found))
     for line in _bases(found):

@@ -4,6 +4,8 @@ import pandas as pd
 
 # Only where these are the same does a curve show the effect of the size.
 SAME = ("model", "dataset", "precision", "fp32", "device_type", "torch_version", "throughput_unit")
+# Where one of these differs within a series the curve may show it instead of the size.
+MIXED = {"device": "device models", "git_commit": "commits of the code"}
 _BATCH = {"strong": "global_batch_size", "weak": "batch_size_per_rank"}
 
 
@@ -22,6 +24,29 @@ def _fault(runs: pd.DataFrame) -> str:
         if runs[name].nunique() > 1:
             return f"{name} differs ({_values(runs, name)})"
     return ""
+
+
+def mixed(runs: pd.DataFrame) -> list[str]:
+    """A line for each series whose runs that are ok mix device models or commits of the code."""
+    ok = runs[runs["status"] == "ok"]
+    made = []
+    for series, group in ok.groupby("series"):
+        for name, what in MIXED.items():
+            counts = group[name].dropna().value_counts()
+            if len(counts) > 1:
+                shown = ", ".join(f"{str(v)[:40]} ({n})" for v, n in counts.items())
+                made.append(f"{series} mixes {what}, with their runs: {shown}; --apart separates")
+    return made
+
+
+def apart(runs: pd.DataFrame) -> pd.Series:
+    """The series of each run, with its device model and commit where the study mixes them."""
+    names = runs["series"].copy()
+    for name in MIXED:
+        if runs[name].nunique() > 1:
+            short = runs[name].astype("string").str[: 12 if name == "git_commit" else 40]
+            names = names + ", " + short.fillna("unknown")
+    return names
 
 
 def _values(runs: pd.DataFrame, name: str) -> str:

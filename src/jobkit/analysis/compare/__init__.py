@@ -1,0 +1,1 @@
+"""Compares two studies size by size."""
