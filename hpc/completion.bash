@@ -26,7 +26,7 @@ _jobkit_options() {
     'collect') echo '--help --json --accuracy --min-efficiency --at --logs --pattern --size --gpus-per-node --name --unit --work-per-step --warmup-steps' ;;
     'try-pattern') echo '--help --pattern --line --of --spans --ranks --most' ;;
     'check-claims') echo '--help --samples --epochs --weak' ;;
-    'plot') echo '--help --forecast --min-efficiency --step-model' ;;
+    'plot') echo '--help --forecast --ranks-per-node --min-efficiency --step-model' ;;
     'meter') echo '--help' ;;
     'minicluster') echo '--help' ;;
     'minicluster up') echo '--help --dir --nodes --cores --gpus --memory --port --no-accounting --preemption --netns --memory-limits --enforce' ;;

@@ -71,6 +71,8 @@ def _html(
     steps: TextTable | None,
 ) -> str:
     wanted = sorted({n for f in forecasts for n in f.sizes})
+    # On one node alone no measured size says it.
+    said = next((f.per_node for f in forecasts if f.nodes == 1 and f.sizes), None)
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -92,7 +94,7 @@ def _html(
         runs=[_run(row) for row in records(results.runs)],
         facts=facts(results),
         study_file=study_file(results),
-        commands=commands(results, wanted),
+        commands=commands(results, wanted, said),
     )
 
 
@@ -172,8 +174,8 @@ def _forecast(results: Results, forecasts: Sequence[Forecast]) -> TextTable:
         "prediction interval of one more run. A slower network level beyond the measured sizes "
         "counts as possible at each doubling, with a loss of 20 % on average."
     )
-    notes = [note]
-    notes += [f"{f.caution[0].upper()}{f.caution[1:]}." for f in forecasts if f.sizes and f.caution]
+    notes = [f"{f.caution[0].upper()}{f.caution[1:]}." for f in forecasts if f.sizes and f.caution]
+    notes += [note]
     notes += [f"No forecast: {why}." for f in forecasts for why in not_forecast(f)]
     return TextTable(heads, rows, 2, notes)
 
