@@ -38,9 +38,9 @@ class Priors:
     """What is believed of the unknowns before any size was measured."""
 
     # Bounds of the log-uniform priors of a, b, c, r and gain.
-    low: tuple[float, ...] = (1e-6, 1e-8, 1e-5, 1e-5, 1e-5)
+    low: tuple[float, ...] = (1e-6, 1e-9, 1e-5, 1e-5, 1e-5)
     high: tuple[float, ...] = (0.5, 0.05, 0.3, 1.0, 0.12)
-    tilt: tuple[float, ...] = (0, 0.08, 0, 0, 0)  # the density falls as b**-0.08: few curves have b
+    tilt: tuple[float, ...] = (0, 0.11, 0, 0, 0)  # the density falls as b**-0.11: few curves have b
     # Median and spread (of the logarithm) of s, of sigma, the noise of one run, and of tau.
     middle: tuple[float, ...] = (1.4, 0.025, 0.01)
     spread: tuple[float, ...] = (0.7, 0.6, 1.0)
