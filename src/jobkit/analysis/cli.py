@@ -181,7 +181,7 @@ def _drawn(
     from jobkit.analysis.figures.draw import draw
     from jobkit.analysis.report.report import write_report
 
-    steps = _step_table(results, comm)
+    steps = _step_table(results, comm, found)
     drawn = draw(results, found)
     for path in (*drawn.paths, *write_report(results, drawn.paths, found, least, steps)):
         print(f"wrote {short_path(path)}")
@@ -190,16 +190,21 @@ def _drawn(
     return Exit.OK
 
 
-def _step_table(results: "Results", comm: Path | None) -> "TextTable | None":
+def _step_table(
+    results: "Results", comm: Path | None, forecasts: "list[Forecast]"
+) -> "TextTable | None":
     """The table of the step-time models, printed; None without a comm.json."""
     if comm is None:
         return None
     from jobkit.analysis.findings.step_cli import read_links
+    from jobkit.analysis.findings.step_forecast import choices
     from jobkit.analysis.findings.step_model import step_lines, step_models, step_table
 
-    found = step_models(results, read_links(comm))
-    print("\n".join(step_lines(found)))
-    return step_table(found)
+    links = read_links(comm)
+    found = step_models(results, links)
+    chosen = [f"forecast: {line}" for line in choices(results, forecasts, found, links)]
+    print("\n".join([*step_lines(found), *chosen]))
+    return step_table(found, chosen)
 
 
 def _forecasts(results: "Results", wanted: list[int], per_node: int | None) -> "list[Forecast]":

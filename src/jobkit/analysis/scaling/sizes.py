@@ -81,8 +81,8 @@ class Size:
     time_to_accuracy_s: float | None = None
 
 
-_OF_RUN = ("run_id", "status", "devices", "train_samples", "throughput_unit", "throughput")
-_OF_RUN += ("images_per_s", "time_per_epoch_s", "peak_memory_mib", "val_accuracy")
+_OF_RUN: tuple[str, ...] = ("run_id", "status", "devices", "train_samples", "throughput_unit")
+_OF_RUN += ("throughput", "images_per_s", "time_per_epoch_s", "peak_memory_mib", "val_accuracy")
 
 
 def sizes(runs: pd.DataFrame) -> list[Size]:
