@@ -64,6 +64,16 @@ def test_more_than_ideal_is_remarked_with_its_usual_reasons() -> None:
     assert "slow runs on 1 GPU, the baseline" in line
 
 
+def test_it_says_how_many_comparisons_chance_alone_would_tell_apart() -> None:
+    calm = {1: [100.0, 101, 99], 2: [180.0, 181, 179], 4: [300.0, 301, 299]}
+    lines = verdict(results_of({"ddp": calm, "fsdp": calm}), "GPUs")
+    (line,) = [line for line in lines if "comparisons" in line]
+    assert line.startswith("4 of 7 comparisons (of series at one size, of neighbouring sizes")
+    assert line.endswith("were all equal, chance alone would give about 0.4.")
+    once = {n: x[:1] for n, x in calm.items()}
+    assert not [line for line in said(once) if "comparisons" in line]
+
+
 def test_slurm_jobs_that_shared_a_node_are_named_in_the_first_lines() -> None:
     results = results_of({"ddp": {1: [100.0, 101, 99], 2: [190.0, 191, 189]}})
     runs = results.runs
