@@ -29,7 +29,7 @@ _jobkit_options() {
     'try-pattern') echo '--help --pattern --line --of --spans --ranks --most' ;;
     'check-claims') echo '--help --samples --epochs --weak' ;;
     'compare') echo '--help --reference --tolerance' ;;
-    'plot') echo '--help --apart --forecast --min-efficiency --step-model' ;;
+    'plot') echo '--help --apart --forecast --ranks-per-node --min-efficiency --step-model' ;;
     'meter') echo '--help' ;;
     'minicluster') echo '--help' ;;
     'minicluster up') echo '--help --dir --nodes --cores --gpus --memory --port --no-accounting --preemption --netns --memory-limits --enforce' ;;

@@ -9,7 +9,6 @@ second published table, no prior of the forecast was chosen.
 """
 
 import argparse
-import csv
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +20,11 @@ import pandas as pd
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
+from published import node_losses, node_prior, published_tables  # noqa: E402
+
 from jobkit.analysis.findings.forecast import forecast_table, forecasts  # noqa: E402
+from jobkit.analysis.scaling.laws import PRIORS, Priors  # noqa: E402
+from jobkit.analysis.scaling.predict import predict  # noqa: E402
 from support.measured_study import results_of  # noqa: E402
 
 Generator = np.random.Generator
@@ -165,23 +168,38 @@ def synthetic(studies: int) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def published() -> pd.DataFrame:
-    """Forecasts of the tables of published.csv, from three sizes up, of every larger size."""
-    lines = (ROOT / "tests/bench/published.csv").read_text().splitlines()
-    tables: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
-    for row in csv.DictReader(line for line in lines if not line.startswith("#")):
-        tables[row["table"], row["scaling"]][int(row["ranks"])] = float(row["rate"])
+def published(families: bool = False) -> pd.DataFrame:
+    """Forecasts of the published tables, from three sizes up, of every larger size.
+
+    families: with the prior of a node boundary's cost from the tables of all other families.
+    """
     rows = []
-    for i, ((name, scaling), table) in enumerate(tables.items()):
-        for count in range(3, len(table)):
-            sizes = sorted(table)
-            fitted = {n: [table[n]] for n in sizes[:count]}
-            facts = {"truth": "published *" if i % 2 else "published", "table": name}
-            held = {n: table[n] for n in sizes[count:]}
-            rows += [
-                facts | {"last": sizes[count - 1]} | r for r in _forecast(fitted, held, scaling)
-            ]
+    tables = published_tables()
+    for i, table in enumerate(tables):
+        rest = [t for t in tables if t.family != table.family]
+        priors = node_prior(rest) if families else PRIORS
+        sizes, name = sorted(table.rates), "published *" if i % 2 else "published"
+        facts = {"truth": "family held out" if families else name, "table": table.name}
+        for count in range(3, len(sizes)):
+            fitted = {n: [table.rates[n]] for n in sizes[:count]}
+            held = {n: table.rates[n] for n in sizes[count:]}
+            facts |= {"last": sizes[count - 1]}
+            rows += [facts | r for r in _predicted(fitted, held, table.per_node, priors)]
     return pd.DataFrame(rows)
+
+
+def _predicted(
+    fitted: dict[int, Sequence[float]], held: dict[int, float], per_node: int | None, priors: Priors
+) -> Iterator[dict[str, Any]]:
+    """By size beyond: a row of the bench."""
+    found = predict(list(fitted), [x for (x,) in fitted.values()], per_node, priors=priors)
+    base = min(fitted)
+    for n, rate in held.items():
+        made = {"n": n, "times": n / max(fitted), "refused": bool(found.refused(n))}
+        value, (low, high) = found.rate(n), found.interval(n)
+        made |= {"error": abs(value / rate - 1), "held": low <= rate <= high}
+        made |= {"width": high / low, "upside_down": not 0 < low <= value <= high}
+        yield made | {"over": found.speed_up(n)[0] * base / n}
 
 
 def summary(found: pd.DataFrame, by: str = "truth") -> Iterator[str]:
@@ -262,7 +280,7 @@ def main() -> None:
     """Print all tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--studies", type=int, default=100, help="studies for each row")
-    parser.add_argument("--only", choices=("forecasts", "published", "intervals"))
+    parser.add_argument("--only", choices=("forecasts", "published", "families", "intervals"))
     args = parser.parse_args()
     if args.only in (None, "forecasts"):
         found = synthetic(args.studies)
@@ -270,6 +288,9 @@ def main() -> None:
         print(*summary(found, "repeats"), "", sep="\n", flush=True)
     if args.only in (None, "published"):
         print(*summary(published()), "", sep="\n", flush=True)
+    if args.only in (None, "families"):
+        print(*node_losses(published_tables()), "", sep="\n")
+        print(*summary(published(families=True)), "", sep="\n", flush=True)
     if args.only in (None, "intervals"):
         for line in intervals(args.studies):
             print(line, flush=True)

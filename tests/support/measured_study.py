@@ -1,13 +1,16 @@
 """Studies of known rates, as the analysis has them after collecting: no folder is written."""
 
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from jobkit.analysis.collect.results import Results
 from jobkit.analysis.scaling.scaling import measured_sizes, scaling_table
+from jobkit.analysis.tables.column import Column
 from jobkit.analysis.tables.columns import EPOCHS, RESULTS, STEPS
 from jobkit.analysis.tables.frames import frame
 
@@ -26,24 +29,44 @@ def results_of(
 
     epochs: records of each run, with 2 % noise; seconds: the total time of each run.
     """
-    rows, records = [], []
+    rows = runs_of(series, scaling, seconds)
     generator = np.random.default_rng(len(series))
-    for name, sizes in series.items():
-        for n, rates in sizes.items():
-            for i, x in enumerate(rates):
-                own = {"run_id": f"{name}-{n}-{i}", "series": name, "world_size": n, "repeat": i}
-                speed: dict[str, Any] = {
-                    "images_per_s": float(x),
-                    "time_per_epoch_s": 50000 / float(x),
-                }
-                speed["total_time_s"] = seconds
-                rows.append(FIXED | own | speed | {"ranks_per_node": n, "scaling": scaling})
-                drawn = x * np.exp(0.02 * generator.standard_normal(epochs))
-                records += [
-                    own | {"attempt": 0, "epoch": e, "images_per_s": float(v)}
-                    for e, v in enumerate(drawn)
-                ]
-    runs, of_epochs = frame(rows, RESULTS), frame(records, EPOCHS)
+    records = [
+        {k: row[k] for k in ("run_id", "series", "world_size", "repeat")}
+        | {"attempt": 0, "epoch": e, "images_per_s": float(v)}
+        for row in rows
+        for e, v in enumerate(
+            row["images_per_s"] * np.exp(0.02 * generator.standard_normal(epochs))
+        )
+    ]
+    return results_from(frame(rows, RESULTS), frame(records, EPOCHS))
+
+
+def runs_of(
+    series: dict[str, dict[int, Sequence[float]]],
+    scaling: str = "strong",
+    seconds: float | None = None,
+) -> list[dict[str, Any]]:
+    """The rows of results.csv of such a study."""
+    return [
+        FIXED
+        | {"run_id": f"{name}-{n}-{i}", "series": name, "world_size": n, "repeat": i}
+        | {"images_per_s": float(x), "time_per_epoch_s": 50000 / float(x)}
+        | {"total_time_s": seconds, "ranks_per_node": n, "scaling": scaling}
+        for name, sizes in series.items()
+        for n, rates in sizes.items()
+        for i, x in enumerate(rates)
+    ]
+
+
+@cache
+def _empty(columns: tuple[Column, ...]) -> pd.DataFrame:
+    return frame([], columns)
+
+
+def results_from(runs: pd.DataFrame, epochs: pd.DataFrame | None = None) -> Results:
+    """A study with these runs, and the records of their epochs."""
+    of_epochs = _empty(EPOCHS) if epochs is None else epochs
     found = measured_sizes(runs, of_epochs)
     table = scaling_table(found, "s")
     return Results(
@@ -52,7 +75,7 @@ def results_of(
         epochs=of_epochs,
         sizes=tuple(found),
         scaling=table,
-        steps=frame([], STEPS),
+        steps=_empty(STEPS),
         rejected=(),
         lost={},
         not_taken={},

@@ -37,6 +37,7 @@ _PLOT = """examples:
   python plot_results.py                        the newest study
   python plot_results.py logs/demo              or just: demo
   python plot_results.py demo --forecast 16 32 64
+  python plot_results.py demo --forecast 16 --ranks-per-node 4    measured on one node of 4 GPUs
   python plot_results.py strong --step-model logs/comm/job-42/comm.json
 
 exit codes:
@@ -143,6 +144,13 @@ def plot_main(argv: Sequence[str] | None = None) -> int:
         help="predict these sizes from the fitted scaling laws, marked as not measured",
     )
     parser.add_argument(
+        "--ranks-per-node",
+        type=at_least(int, 1),
+        metavar="RANKS",
+        help="ranks of a full node, for --forecast (default: of the measured sizes on several "
+        "nodes; where there are none, not known)",
+    )
+    parser.add_argument(
         "--min-efficiency",
         type=share,
         default=0.8,
@@ -166,16 +174,20 @@ def plot_main(argv: Sequence[str] | None = None) -> int:
         shown = short_path(results.folder)
         print(f"{shown}: no run has a rate ({states}): no figure", file=sys.stderr)
         return Exit.INCOMPLETE
-    return _drawn(results, args.forecast, args.min_efficiency, args.step_model)
+    if args.ranks_per_node and not args.forecast:
+        raise UsageError("--ranks-per-node has no effect without --forecast")
+    found = _forecasts(results, args.forecast, args.ranks_per_node)
+    return _drawn(results, found, args.min_efficiency, args.step_model)
 
 
-def _drawn(results: "Results", forecast: list[int], least: float, comm: Path | None = None) -> int:
+def _drawn(
+    results: "Results", found: "list[Forecast]", least: float, comm: Path | None = None
+) -> int:
     """Draw the figures, write the report and print the files; return the exit code."""
     from jobkit.analysis.figures.draw import draw
     from jobkit.analysis.report.report import write_report
 
-    found = _forecasts(results, forecast)
-    steps = _step_table(results, comm)
+    steps = _step_table(results, comm, found)
     drawn = draw(results, found)
     for path in (*drawn.paths, *write_report(results, drawn.paths, found, least, steps)):
         print(f"wrote {short_path(path)}")
@@ -184,19 +196,24 @@ def _drawn(results: "Results", forecast: list[int], least: float, comm: Path | N
     return Exit.OK
 
 
-def _step_table(results: "Results", comm: Path | None) -> "TextTable | None":
+def _step_table(
+    results: "Results", comm: Path | None, forecasts: "list[Forecast]"
+) -> "TextTable | None":
     """The table of the step-time models, printed; None without a comm.json."""
     if comm is None:
         return None
     from jobkit.analysis.findings.step_cli import read_links
+    from jobkit.analysis.findings.step_forecast import choices
     from jobkit.analysis.findings.step_model import step_lines, step_models, step_table
 
-    found = step_models(results, read_links(comm))
-    print("\n".join(step_lines(found)))
-    return step_table(found)
+    links = read_links(comm)
+    found = step_models(results, links)
+    chosen = [f"forecast: {line}" for line in choices(results, forecasts, found, links)]
+    print("\n".join([*step_lines(found), *chosen]))
+    return step_table(found, chosen)
 
 
-def _forecasts(results: "Results", wanted: list[int]) -> "list[Forecast]":
+def _forecasts(results: "Results", wanted: list[int], per_node: int | None) -> "list[Forecast]":
     """The requested forecasts, printed and written; without any, an old table is removed."""
     from jobkit.analysis.findings.forecast import (
         checked_forecasts,
@@ -210,7 +227,7 @@ def _forecasts(results: "Results", wanted: list[int]) -> "list[Forecast]":
     if not wanted:
         path.unlink(missing_ok=True)
         return []
-    found = checked_forecasts(results, wanted)
+    found = checked_forecasts(results, wanted, per_node)
     for why in (reason for f in found for reason in not_forecast(f)):
         print(f"no forecast: {why}", file=sys.stderr)
     for caution in dict.fromkeys(f.caution for f in found if f.sizes and f.caution):

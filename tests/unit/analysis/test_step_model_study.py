@@ -1,5 +1,6 @@
 """The step model of a study: what each strategy sends, the command, the section of the report."""
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,14 +10,16 @@ from test_step_model import BATCH, FAST, LINKS, line
 
 from jobkit.analysis import cli
 from jobkit.analysis.collect.results import collect
+from jobkit.analysis.findings.forecast import forecasts
 from jobkit.analysis.findings.step_cli import main
 from jobkit.analysis.findings.step_fit import Point, StepModel
+from jobkit.analysis.findings.step_forecast import choices
 from jobkit.analysis.findings.step_model import messages, step_lines, step_models, step_table
 from jobkit.errors import UsageError
 from jobkit.metric import comm
 from jobkit.paths import write_json
 from jobkit.spec.runspec import RunSpec
-from jobkit.spec.traffic import Link, Message, Scope, seconds
+from jobkit.spec.traffic import Link, Links, Message, Scope, seconds
 from support import fake_study
 from support.fake_study import logs, whole_study
 
@@ -132,6 +135,23 @@ def test_a_study_is_predicted(study: None) -> None:
         ["ddp", "1, 2", "8"],
         ["ddp", "1, 2, 4", "8"],
     ]
+
+
+def test_which_forecast_is_taken_and_why(study: None) -> None:
+    results = collect("s", write=False)
+    models = step_models(results, LINKS)
+    (said,) = choices(results, forecasts(results, (16,)), models, LINKS)
+    rate = re.match(r"ddp at 16 ranks: step model ([\d,.]+), average of laws ", said)[1]
+    truth = modelled(RunSpec(ranks_per_node=16))
+    assert float(rate.replace(",", "")) == pytest.approx(truth, rel=0.02)
+    assert "; the step model is taken: of the held-out 8 ranks the step model missed the" in said
+    crossing = forecasts(results, (16,), per_node=8)
+    (said,) = choices(results, crossing, models, LINKS)
+    assert "it has the measured link between nodes, which no measured size crosses" in said
+    (said,) = choices(results, crossing, models, Links(FAST, None))
+    assert "the average of laws is taken" in said and "the link between nodes is not known" in said
+    (said,) = choices(results, crossing, [], LINKS)
+    assert said.endswith("no step model: it was not measured")
 
 
 def test_runs_that_are_not_one_curve_are_refused(study: None) -> None:

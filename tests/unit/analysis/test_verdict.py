@@ -1,6 +1,7 @@
 """The sentences of the verdict, against the truth of made-up studies."""
 
 import re
+from collections.abc import Iterator
 
 import numpy as np
 import pandas as pd
@@ -8,7 +9,9 @@ import pytest
 
 from jobkit.analysis.collect.results import Results
 from jobkit.analysis.findings.verdict import verdict
-from support.measured_study import results_of
+from jobkit.analysis.tables.columns import RESULTS
+from jobkit.analysis.tables.frames import frame
+from support.measured_study import results_from, results_of, runs_of
 
 SIZES = (1, 2, 4, 8)
 GPUS = r"(\d+) GPUs?"
@@ -61,6 +64,16 @@ def test_more_than_ideal_is_remarked_with_its_usual_reasons() -> None:
     assert "slow runs on 1 GPU, the baseline" in line
 
 
+def test_it_says_how_many_comparisons_chance_alone_would_tell_apart() -> None:
+    calm = {1: [100.0, 101, 99], 2: [180.0, 181, 179], 4: [300.0, 301, 299]}
+    lines = verdict(results_of({"ddp": calm, "fsdp": calm}), "GPUs")
+    (line,) = [line for line in lines if "comparisons" in line]
+    assert line.startswith("4 of 7 comparisons (of series at one size, of neighbouring sizes")
+    assert line.endswith("were all equal, chance alone would give about 0.4.")
+    once = {n: x[:1] for n, x in calm.items()}
+    assert not [line for line in said(once) if "comparisons" in line]
+
+
 def test_slurm_jobs_that_shared_a_node_are_named_in_the_first_lines() -> None:
     results = results_of({"ddp": {1: [100.0, 101, 99], 2: [190.0, 191, 189]}})
     runs = results.runs
@@ -75,8 +88,11 @@ def test_slurm_jobs_that_shared_a_node_are_named_in_the_first_lines() -> None:
     assert not [line for line in verdict(results, "GPUs") if "shared a node" in line]
 
 
-def study(seed: int) -> tuple[Results, dict[str, dict[int, float]]]:
-    """A study of two series by Amdahl's law, and their true rates."""
+Truth = dict[str, dict[int, float]]
+
+
+def study(seed: int) -> tuple[dict[str, dict[int, list[float]]], Truth]:
+    """The rates of a study of two series by Amdahl's law, and their true rates."""
     g = np.random.default_rng([9, seed])
     truth = {
         name: {n: float(x * n / (1 + 10 ** g.uniform(-2.5, -0.8) * (n - 1))) for n in SIZES}
@@ -87,10 +103,21 @@ def study(seed: int) -> tuple[Results, dict[str, dict[int, float]]]:
         name: {n: list(x * np.exp(sd * g.standard_normal(repeats))) for n, x in sizes.items()}
         for name, sizes in truth.items()
     }
-    return results_of(drawn), truth
+    return drawn, truth
 
 
-def is_true(line: str, truth: dict[str, dict[int, float]]) -> bool | None:
+def studies(count: int) -> Iterator[tuple[Results, Truth]]:
+    """Studies and their true rates; a table of all their runs at once costs least."""
+    made = [study(seed) for seed in range(count)]
+    rows = [
+        row | {"study": str(seed)} for seed, (drawn, _) in enumerate(made) for row in runs_of(drawn)
+    ]
+    runs = frame(rows, RESULTS)
+    for seed, own in runs.groupby("study", sort=False):
+        yield results_from(own), made[int(seed)][1]
+
+
+def is_true(line: str, truth: Truth) -> bool | None:
     """Whether a sentence that claims without doubt is true; None where it claims nothing so."""
     if "uncertain" in line or "seems to" in line or "may already" in line:
         return None
@@ -113,8 +140,7 @@ def is_true(line: str, truth: dict[str, dict[int, float]]) -> bool | None:
 
 def test_of_the_sentences_of_200_studies_2_in_100_are_false_at_most() -> None:
     judged = []
-    for seed in range(200):
-        results, truth = study(seed)
+    for results, truth in studies(200):
         lines = verdict(results, "GPUs")
         if pd.isna(results.scaling["spread_from"]).all():
             assert any("measured once, so differences may be noise" in line for line in lines)

@@ -11,6 +11,7 @@ from jobkit.analysis.scaling.sizes import Size
 from jobkit.analysis.tables.frames import records
 from jobkit.analysis.tables.text import TextTable
 
+_PARTS = "breakdown_"  # begins the names of the columns of a breakdown
 _HEADS = (
     *("load balance", "random balance", "communication efficiency", "data wait factor"),
     "parallel efficiency",
@@ -44,11 +45,12 @@ def size_breakdowns(results: Results) -> list[SizeBreakdown]:
     Of the repeats, the one with the median iteration stands for the size, so that its parts
     belong together. A series whose runs must not be compared is left out.
     """
-    rows = {str(row["run_id"]): row for row in records(results.runs)}
+    parts = [str(name) for name in results.runs if str(name).startswith(_PARTS)]
+    rows = {str(row["run_id"]): row for row in records(results.runs[["run_id", *parts]])}
     found: list[SizeBreakdown] = []
     bases: dict[str, Step] = {}
     for size in results.sizes:
-        times = {id: pop.breakdown(rows[id], "breakdown_") for id in size.ok_runs}
+        times = {id: pop.breakdown(rows[id], _PARTS) for id in size.ok_runs}
         known = [t for t in times.values() if t]
         if not known or size.note or not size.world_size or not size.global_batch_size:
             continue
@@ -100,8 +102,9 @@ def causes(results: Results) -> dict[tuple[str, int, int], str]:
     Without a breakdown record: the time that the ranks waited for data, from the epoch records.
     """
     found: dict[tuple[str, int, int], str] = {}
-    ok = results.runs[results.runs["status"] == "ok"]
-    waits = ok.groupby(["series", "world_size", "nodes"])["data_wait_share"].median().dropna()
+    keys = ["series", "world_size", "nodes"]
+    ok = results.runs.loc[results.runs["status"] == "ok", [*keys, "data_wait_share"]]
+    waits = ok.groupby(keys)["data_wait_share"].median().dropna()
     for row in records(waits.reset_index()):
         share, key = row["data_wait_share"], (row["series"], row["world_size"], row["nodes"])
         found[key] = f"; waiting for data takes {share:.0%} of the time (no breakdown of the rest)"

@@ -10,7 +10,8 @@ _SHOWN = 6  # run_ids, nodes
 def shared_nodes(results: Results) -> list[str]:
     """A sentence on the successful runs that shared a node with another; empty where none did."""
     needed = ["job_id", "node_list", "start_time_s", "end_time_s"]
-    runs = results.runs[results.runs["status"] == "ok"].dropna(subset=needed)
+    ok = results.runs["status"] == "ok"
+    runs = results.runs.loc[ok, ["run_id", *needed]].dropna(subset=needed)
     nodes, names = set(), set()
     newest: dict[str, tuple[float, str]] = {}  # by node: the latest end so far, and whose it is
     for run in records(runs.sort_values("start_time_s")):

@@ -1,5 +1,6 @@
 """The scaling laws fitted to a study, and predictions for sizes not measured."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +33,7 @@ class Forecast:
     prediction: Prediction | None = None  # none: too few sizes, or none is wanted
     reasons: tuple[str, ...] = ()  # why a size that was wanted is not among sizes
     nodes: int = 1  # the most that a measured size had
+    per_node: int | None = None  # ranks of a full node; None: not known
 
     @property
     def refused(self) -> str:
@@ -46,27 +48,41 @@ class Forecast:
         """What a reader must know before the numbers; empty where there is nothing."""
         if self.nodes > 1:
             return ""
+        if self.per_node is None:
+            return (
+                f"every measured size of {self.series} is on one node, so what communication "
+                "between nodes costs is not known (--ranks-per-node says where nodes end)"
+            )
+        if not self.sizes or self.sizes[-1] <= self.per_node:
+            return ""
         return (
-            f"every measured size of {self.series} is on one node, so what communication between "
-            "nodes costs is not known"
+            f"the forecast of {self.series} crosses from one node to "
+            f"{-(-self.sizes[-1] // self.per_node)}, which no measured size does: what "
+            "communication between nodes costs is taken from published tables"
         )
 
 
-def forecasts(results: Results, wanted: Sequence[int] = ()) -> list[Forecast]:
+def forecasts(
+    results: Results, wanted: Sequence[int] = (), per_node: int | None = None
+) -> list[Forecast]:
     """The fitted laws of every measured series, and the wanted sizes beyond its largest one.
 
-    Of a world size with several node counts, the fewest nodes count.
+    Of a world size with several node counts, the fewest nodes count. per_node: ranks of a full
+    node; None: as many as the measured sizes have that are on several. Raises UsageError where it
+    contradicts a measured size.
     """
     curves: dict[str, dict[int, Size]] = {}
     for size in results.sizes:
         if size.speed_up is not None and size.world_size:
             curves.setdefault(size.series, {}).setdefault(size.world_size, size)
-    return [_forecast(list(curve.values()), wanted) for curve in curves.values()]
+    return [_forecast(list(curve.values()), wanted, per_node) for curve in curves.values()]
 
 
-def checked_forecasts(results: Results, wanted: Sequence[int]) -> list[Forecast]:
+def checked_forecasts(
+    results: Results, wanted: Sequence[int], per_node: int | None = None
+) -> list[Forecast]:
     """The forecasts; raises UsageError with the reason where no series has one."""
-    found = forecasts(results, wanted)
+    found = forecasts(results, wanted, per_node)
     if any(f.sizes for f in found):
         return found
     reasons = [r for f in found for r in not_forecast(f)]
@@ -104,18 +120,21 @@ def _without(row: dict[str, Any]) -> str:
     return f", without {counted(count, 'outlier')}" if count else ""
 
 
-def _forecast(curve: list[Size], wanted: Sequence[int]) -> Forecast:
+def _forecast(curve: list[Size], wanted: Sequence[int], given: int | None) -> Forecast:
     runs = [
         (s.world_size or 0, rate, run in (s.outliers or "").split(", "))
         for s in curve
         for run, rate in zip(s.ok_runs, s.rates, strict=False)
+        if 0 < rate < math.inf  # it comes from a log
     ]
     # One run slowed down by other jobs would distort the forecast.
     ranks, rates = [n for n, _, wrong in runs if not wrong], [x for _, x, w in runs if not w]
     first, scaling = curve[0], curve[0].scaling or "strong"
     measured = tuple(sorted(set(ranks)))
-    beyond = sorted({n for n in wanted if n > measured[-1]})
-    made = predict(ranks, rates) if beyond and len(measured) >= LEAST else None
+    beyond = sorted({n for n in wanted if n > max(measured, default=0)})
+    nodes, per_node = {s.world_size or 0: s.nodes or 1 for s in curve}, _per_node(curve, given)
+    enough = beyond and len(measured) >= LEAST
+    made = predict(ranks, rates, per_node, nodes) if enough else None
     refusals = {n: made.refused(n) for n in beyond} if made else {}
     return Forecast(
         series=first.series,
@@ -127,8 +146,21 @@ def _forecast(curve: list[Size], wanted: Sequence[int]) -> Forecast:
         left_out=sum(wrong for _, _, wrong in runs),
         prediction=made,
         reasons=tuple(f"{first.series}: {why}" for why in refusals.values() if why),
-        nodes=max(s.nodes or 1 for s in curve),
+        nodes=max(nodes.values()),
+        per_node=per_node,
     )
+
+
+def _per_node(curve: Sequence[Size], given: int | None) -> int | None:
+    """The ranks of a full node; None: not known. Raises UsageError where given contradicts it."""
+    for size in curve:
+        if given and (size.world_size or 0) > given * (size.nodes or 1):
+            raise UsageError(
+                f"--ranks-per-node {given}: {size.series} was measured with {size.world_size} "
+                f"ranks on {counted(size.nodes or 1, 'node')}"
+            )
+    across = [s.ranks_per_node or 1 for s in curve if (s.nodes or 1) > 1]
+    return given or max(across, default=None)
 
 
 def _row(one: Forecast, ranks: int) -> Row:

@@ -134,8 +134,11 @@ def _parts(one: SeriesSteps, p: Point) -> str:
     )
 
 
-def step_table(found: Sequence[SeriesSteps]) -> TextTable:
-    """The held-out sizes for the report, with the reasons where there is no model."""
+def step_table(found: Sequence[SeriesSteps], chosen: Sequence[str] = ()) -> TextTable:
+    """The held-out sizes for the report, with the reasons where there is no model.
+
+    chosen: which forecasts are taken, and why.
+    """
     heads = ["series", "fitted to ranks", "held out", "predicted (ms)", "measured (ms)", "error"]
     rows = [
         [
@@ -152,4 +155,5 @@ def step_table(found: Sequence[SeriesSteps]) -> TextTable:
     notes = ["Time of a step = computation + exposed communication."] * bool(rows)
     notes += [f"{one.series}: {_said(one)}." for one in found if one.model]
     notes += [f"No step model of {one.series}: {one.refused}." for one in found if one.refused]
+    notes += [f"{line[0].upper()}{line[1:]}." for line in chosen]
     return TextTable(heads, rows, 2, notes)

@@ -7,6 +7,7 @@ import pandas as pd
 
 from jobkit.analysis.collect.results import Results
 from jobkit.analysis.findings.breakdowns import causes
+from jobkit.analysis.findings.chance import by_chance
 from jobkit.analysis.findings.disturbed import shared_nodes
 from jobkit.analysis.findings.forecast import Forecast
 from jobkit.analysis.findings.repeats import more_repeats
@@ -37,6 +38,7 @@ def verdict(
         said += _of_scaling(own, kind[0], unit, least)
         said[-1:-1] = more_repeats(results, _best(own)["series"], least, unit)
     said[1:1] = shared_nodes(results)
+    said += by_chance(results)
     said += [line for f in forecasts for line in _beyond(f, unit)]
     return [*mixed(results.runs), *said, *uneven_steps(results, unit), _runs(results)]
 

@@ -72,6 +72,8 @@ def _html(
     steps: TextTable | None,
 ) -> str:
     wanted = sorted({n for f in forecasts for n in f.sizes})
+    # On one node alone no measured size says it.
+    said = next((f.per_node for f in forecasts if f.nodes == 1 and f.sizes), None)
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -93,7 +95,7 @@ def _html(
         runs=[_run(row) for row in records(results.runs)],
         facts=facts(results),
         study_file=study_file(results),
-        commands=commands(results, wanted),
+        commands=commands(results, wanted, said),
     )
 
 
@@ -112,37 +114,18 @@ def _figure(path: Path) -> dict[str, str]:
 
 def _care(results: Results) -> list[str]:
     """The caveats: problems of the logs, outliers, what is not told apart, the runs' warnings."""
-    lines, pairs, alike = results.warnings(), 0.0, 0
+    lines = results.warnings()
     for row in records(results.scaling):
         where = f"{row['series']} at {counted(row['world_size'], 'rank')}"
         if pd.notna(row["outliers"]):
             lines.append(f"{where}: outlier among the repeats: {row['outliers']}")
         if pd.notna(row["not_distinguishable_from"]) and pd.notna(row["spread_from"]):
-            found = _alike(where, str(row["not_distinguishable_from"]), lines)
-            lines, alike = lines + found, alike + len(found)
-        pairs += _comparisons(results, row)
-    if results.scaling["spread_from"].notna().any() and pairs > 1:
-        lines.append(
-            f"{pairs - alike:.0f} of {pairs:.0f} comparisons (of series at one size, of sizes in "
-            f"one series) differ at 95% confidence: chance alone would give about {pairs / 20:.1g}"
-        )
+            lines = lines + _alike(where, str(row["not_distinguishable_from"]), lines)
     if divided := thread_lines(results):
         lines.append("; ".join(line.strip() for line in divided))
     texts = results.runs["warnings_text"].dropna().str.split(" | ", regex=False).explode()
     counts = texts.value_counts(sort=False).sort_index()
     return lines + [f"warning of {counted(n, 'run')}: {text}" for text, n in counts.items()]
-
-
-def _comparisons(results: Results, row: dict[str, Any]) -> float:
-    """With how many others a size is compared; a pair of series counts half at each of them."""
-    table = results.scaling[results.scaling["throughput"].notna()]
-    if pd.isna(row["throughput"]):
-        return 0
-    place = [(table[k] == row[k]).fillna(False) for k in ("scaling", "nodes", "ranks_per_node")]
-    same = table[place[0] & place[1] & place[2]]
-    own = table[table["series"] == row["series"]]
-    smaller = bool((own["world_size"] < row["world_size"]).any())
-    return (len(same) - 1) / 2 + smaller
 
 
 def _alike(where: str, names: str, listed: Sequence[str]) -> list[str]:
@@ -173,10 +156,10 @@ def _forecast(results: Results, forecasts: Sequence[Forecast]) -> TextTable:
     note = (
         "Not measured: laws averaged by how well they predict the measured sizes, with the 95 % "
         "prediction interval of one more run. A slower network level beyond the measured sizes "
-        "counts as possible at each doubling, with a loss of 20 % on average."
+        "counts as possible."
     )
-    notes = [note]
-    notes += [f"{f.caution[0].upper()}{f.caution[1:]}." for f in forecasts if f.sizes and f.caution]
+    notes = [f"{f.caution[0].upper()}{f.caution[1:]}." for f in forecasts if f.sizes and f.caution]
+    notes += [note]
     notes += [f"No forecast: {why}." for f in forecasts for why in not_forecast(f)]
     return TextTable(heads, rows, 2, notes)
 

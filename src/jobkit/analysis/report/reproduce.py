@@ -49,11 +49,15 @@ def study_file(results: Results) -> str:
     return "\n".join(text)
 
 
-def commands(results: Results, forecast: Sequence[int] = ()) -> str:
-    """The commands that run the study again and make this report."""
+def commands(results: Results, forecast: Sequence[int] = (), per_node: int | None = None) -> str:
+    """The commands that run the study again and make this report.
+
+    per_node: the ranks of a full node, where they were said for the forecast.
+    """
     name = shlex.quote(results.name)
     lines = [f"python run_benchmarks.py --study {name}.toml"] if study_file(results) else []
     sizes = f" --forecast {' '.join(map(str, forecast))}" if forecast else ""
+    sizes += f" --ranks-per-node {per_node}" if per_node else ""
     return "\n".join(
         [*lines, f"python collect_results.py {name}", f"python plot_results.py {name}{sizes}"]
     )

@@ -12,6 +12,7 @@ from typing import Any
 import pandas as pd
 
 from jobkit.analysis.tables.comparable import faults
+from jobkit.analysis.tables.frames import Row, records
 from jobkit.spec.runspec import STRATEGIES
 
 IMAGES = "images/s"  # the unit of a training on images, which is jobkit's own
@@ -80,32 +81,42 @@ class Size:
     time_to_accuracy_s: float | None = None
 
 
+_OF_RUN: tuple[str, ...] = ("run_id", "status", "devices", "train_samples", "throughput_unit")
+_OF_RUN += ("throughput", "images_per_s", "time_per_epoch_s", "peak_memory_mib", "val_accuracy")
+
+
 def sizes(runs: pd.DataFrame) -> list[Size]:
     """Medians over the repeats of every size, series by series, small sizes first."""
-    found = [_size(group) for _, group in runs.groupby(_KEYS, dropna=False, sort=False)]
+    # A run has hundreds of columns, and there may be many sizes: plain values cost least.
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in records(runs[[*_KEYS, *_FACTS, *_OF_RUN]]):
+        plain = {name: _plain(value) for name, value in row.items()}
+        groups.setdefault(tuple(plain[k] for k in _KEYS), []).append(plain)
+    found = [_size(rows) for rows in groups.values()]
     return _with_speed_up(_with_times(sorted(found, key=_order)), faults(runs))
 
 
-def _size(group: pd.DataFrame) -> Size:
-    ok = group[group["status"] == "ok"]
-    first = group.iloc[0]
+def _size(rows: list[Row]) -> Size:
+    first, ok = rows[0], [row for row in rows if row["status"] == "ok"]
     times, peaks = _values(ok, "time_per_epoch_s"), _values(ok, "peak_memory_mib")
     rates = _values(ok, "throughput") or _values(ok, "images_per_s")
-    samples = ok["train_samples"].dropna()
-    units = ok["throughput_unit"].dropna()
+    samples, units, devices = (
+        [row[name] for row in ok if row[name] is not None]
+        for name in ("train_samples", "throughput_unit", "devices")
+    )
     return Size(
-        **{name: _plain(first[name]) for name in (*_KEYS, *_FACTS)},
-        devices=_plain(ok["devices"].max()) or _plain(first["world_size"]),
-        runs_planned=len(group),
+        **{name: first[name] for name in (*_KEYS, *_FACTS)},
+        devices=max(devices, default=None) or first["world_size"],
+        runs_planned=len(rows),
         runs_ok=len(ok),
-        ok_runs=tuple(ok["run_id"]),
-        train_samples=int(samples.iloc[0]) if len(samples) else None,
-        not_ok=tuple(s for s in group["status"] if s != "ok"),
-        throughput_unit=str(units.iloc[0]) if len(units) else IMAGES,
+        ok_runs=tuple(row["run_id"] for row in ok),
+        train_samples=int(samples[0]) if samples else None,
+        not_ok=tuple(row["status"] for row in rows if row["status"] != "ok"),
+        throughput_unit=str(units[0]) if units else IMAGES,
         throughput=_median(rates),
         rates=tuple(rates),
         time_of=EPOCH,
-        time_amount=float(samples.iloc[0]) if len(samples) else None,
+        time_amount=float(samples[0]) if samples else None,
         time_s=_median(times),
         times_s=tuple(times),
         peak_memory_mib=_median(peaks),
@@ -184,8 +195,8 @@ def _order(size: Size) -> tuple[Any, ...]:
     return (known.index(size.strategy), size.series, size.world_size or 0, size.nodes or 0)
 
 
-def _values(frame: pd.DataFrame, name: str) -> list[float]:
-    return [float(v) for v in frame[name].dropna()]
+def _values(rows: Iterable[Row], name: str) -> list[float]:
+    return [float(row[name]) for row in rows if row[name] is not None]
 
 
 def _median(values: Iterable[float]) -> float | None:

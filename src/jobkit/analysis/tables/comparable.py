@@ -11,7 +11,8 @@ _BATCH = {"strong": "global_batch_size", "weak": "batch_size_per_rank"}
 
 def faults(runs: pd.DataFrame) -> dict[str, str]:
     """The series whose runs must not be compared with each other, and the reason."""
-    ok = runs[runs["status"] == "ok"]
+    used = ["series", "strategy", "scaling", *SAME, *_BATCH.values()]
+    ok = runs.loc[runs["status"] == "ok", used]
     found = {str(name): _fault(group) for name, group in ok.groupby("series")}
     return {name: wrong for name, wrong in found.items() if wrong}
 

@@ -1,0 +1,100 @@
+"""Which of two forecasts is taken: the average of laws, or the step model with measured links."""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from jobkit.analysis.collect.results import Results
+from jobkit.analysis.findings.forecast import Forecast
+from jobkit.analysis.findings.step_fit import Point
+from jobkit.analysis.findings.step_model import SeriesSteps, messages
+from jobkit.analysis.scaling.predict import LEAST, predict
+from jobkit.analysis.scaling.sizes import Size
+from jobkit.analysis.tables.frames import records
+from jobkit.analysis.tables.text import rounded
+from jobkit.errors import UsageError
+from jobkit.spec.traffic import Links, seconds
+
+
+def choices(
+    results: Results, found: Sequence[Forecast], steps: Sequence[SeriesSteps], links: Links
+) -> list[str]:
+    """A sentence for each forecast size: both forecasts, which is taken, and why."""
+    models = {one.series: one for one in steps}
+    rows = {str(row["run_id"]): row for row in records(results.runs)}
+    said = []
+    for one in found:
+        own = models.get(one.series)
+        if own is None or own.model is None:
+            why = own.refused if own else "it was not measured"
+            said += [f"{one.series}: the average of laws is taken: no step model: {why}"] * bool(
+                one.sizes
+            )
+            continue
+        law, step = _law_error(results, one), own.tests[-1].error_share
+        for ranks in one.sizes:
+            run = rows[one.base.ok_runs[0]]
+            said.append(_choice(one, own, ranks, _rate(one, own, ranks, run, links), law, step))
+    return said
+
+
+def _choice(
+    one: Forecast, own: SeriesSteps, ranks: int, rate: float | str, law: float, step: float
+) -> str:
+    """Both forecasts of a size, and the one that is taken."""
+    assert one.prediction is not None
+    where, average = f"{one.series} at {ranks} ranks", rounded(one.prediction.rate(ranks))
+    if isinstance(rate, str):
+        return f"{where}: the average of laws is taken, {average}: no step model there: {rate}"
+    both = f"step model {rounded(rate)}, average of laws {average} {one.base.throughput_unit}"
+    last = f"the held-out {own.tests[-1].ranks} ranks"
+    if one.nodes == 1 and one.per_node and ranks > one.per_node:
+        why = "it has the measured link between nodes, which no measured size crosses"
+        return f"{where}: {both}; the step model is taken: {why}; it missed {last} by {step:+.1%}"
+    if math.isnan(law):
+        why = f"{LEAST + 1} sizes are needed to test it"
+        return f"{where}: {both}; the average of laws is taken: {why}"
+    taken = "step model" if abs(step) < abs(law) else "average of laws"
+    why = f"of {last} the step model missed the time by {step:+.1%}, the laws by {law:+.1%}"
+    return f"{where}: {both}; the {taken} is taken: {why}"
+
+
+def _rate(
+    one: Forecast, own: SeriesSteps, ranks: int, run: dict[str, Any], links: Links
+) -> float | str:
+    """What the step model predicts, in units of work per second; or why it cannot."""
+    per_node = min(one.per_node or ranks, ranks)
+    nodes = -(-ranks // per_node)
+    batch = one.base.global_batch_size
+    if one.scaling == "weak" and one.base.batch_size_per_rank:
+        batch = one.base.batch_size_per_rank * ranks
+    if nodes * per_node != ranks or not batch or own.model is None:
+        return f"{ranks} ranks do not fill nodes of {per_node}" if batch else "no batch size"
+    try:
+        sent = seconds(messages(run | {"nodes": nodes, "ranks_per_node": per_node}), links)
+    except UsageError as error:
+        return str(error)
+    return batch / own.model.step_s(Point(ranks, batch / ranks, sent, math.nan))
+
+
+def _law_error(results: Results, one: Forecast) -> float:
+    """By how much the time of the largest size is missed from all smaller ones; NaN: too few."""
+    sizes: dict[int, Size] = {}
+    for size in results.sizes:
+        if size.series == one.series and size.world_size in one.measured:
+            sizes.setdefault(size.world_size, size)
+    last = max(one.measured)
+    runs = [(n, x) for n, s in sizes.items() for x in _sound(s) if n < last]
+    if len({n for n, _ in runs}) < LEAST or not sizes[last].throughput:
+        return math.nan
+    nodes = {n: size.nodes or 1 for n, size in sizes.items()}
+    ranks, rates = [n for n, _ in runs], [x for _, x in runs]
+    made = predict(ranks, rates, one.per_node, nodes)
+    return (sizes[last].throughput or math.nan) / made.rate(last) - 1
+
+
+def _sound(size: Size) -> Iterable[float]:
+    """The rates of a size without outliers."""
+    wrong = (size.outliers or "").split(", ")
+    pairs = zip(size.ok_runs, size.rates, strict=False)
+    return (x for run, x in pairs if run not in wrong and 0 < x < math.inf)
