@@ -3,6 +3,7 @@
 import argparse
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 from jobkit.errors import Exit, Parser, UsageError, command
 from jobkit.launch.local import start
@@ -11,7 +12,7 @@ from jobkit.outcome.join import job_ids
 from jobkit.outcome.status import UNDER_WAY
 from jobkit.paths import StudyPaths, read_json
 from jobkit.spec.plan import Plan
-from jobkit.spec.studies import find_study
+from jobkit.spec.studies import find_study, read_plan
 
 
 def parser() -> argparse.ArgumentParser:
@@ -45,8 +46,10 @@ def cancel_study(paths: StudyPaths) -> bool:
     """
     if (owner := paths.folder.stat().st_uid) != os.geteuid():
         raise UsageError(f"{paths.folder} belongs to user id {owner}: only its owner ends its runs")
+    plan = read_plan(paths.folder)
+    if not paths.plan.exists():
+        raise UsageError(_of_single_jobs(paths.folder, plan))
     ended = start.cancel(paths)
-    plan = Plan.read(paths.plan)
     jobs, found = job_ids(map(plan.paths.run, plan.runs)), states(plan)
     collector = (read_json(paths.collect_job) or {}).get("job_id")
     if jobs and any(state.status in UNDER_WAY for state in found.values()):
@@ -62,3 +65,14 @@ def cancel_study(paths: StudyPaths) -> bool:
             raise UsageError("the jobs have not ended yet: check again with status")
         ended = True
     return ended
+
+
+def _of_single_jobs(folder: Path, plan: Plan) -> str:
+    """How to end the jobs of run.sh alone: what their files name is not shown to be theirs."""
+    found = states(plan)
+    runs = [r for r, state in found.items() if state.status in UNDER_WAY]
+    if not runs:
+        return f"{folder} has single jobs: none is running or pending"
+    jobs = " ".join(job_ids(map(plan.paths.run, runs)))
+    how = f"scancel {jobs}" if jobs else "Ctrl-C where they were started"
+    return f"{folder} has single jobs, which are no study's: end them with {how}"

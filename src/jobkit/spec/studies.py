@@ -1,10 +1,12 @@
-"""Find a study on disk."""
+"""Find a study on disk, and read its plan or what stands for one."""
 
 from pathlib import Path
 
 from jobkit.errors import UsageError, nearest
 from jobkit.files import is_there
-from jobkit.paths import file_names, logs_root
+from jobkit.paths import check_name, file_names, logs_root, read_json
+from jobkit.spec.plan import Plan, Study, read_spec
+from jobkit.spec.planned import PlannedRun
 
 _FILES = ("plan.json", "logs.json")  # a study's folder has one of them
 
@@ -34,6 +36,28 @@ def find_study(given: str | Path | None = None) -> Path:
     if not is_there(folder / "plan.json") and not run_folders(folder):
         raise UsageError(f"{text} has no plan.json and no run: it is not a study")
     return folder
+
+
+def read_plan(folder: Path) -> Plan:
+    """The plan of a study's folder or, where single jobs have none, that of the runs in it.
+
+    Raises UsageError where a plan cannot be read, and without one where no run has a spec.json.
+    """
+    if is_there(folder / "plan.json"):
+        return Plan.read(folder / "plan.json")
+    found = {f.name: spec for f in run_folders(folder) if (spec := own_spec(f))}
+    runs = {check_name("run id", name): spec for name, spec in found.items()}
+    if not runs:
+        raise UsageError(f"{folder} has no plan.json, and no run in it has a spec.json")
+    return Plan(study=Study(name="single"), runs=runs, folder=folder)
+
+
+def own_spec(folder: Path) -> PlannedRun | None:
+    """The spec that lies in a run's folder, where this version can read it."""
+    try:
+        return read_spec((read_json(folder / "spec.json") or {})["spec"])
+    except (KeyError, TypeError, AttributeError, UsageError):
+        return None
 
 
 def _newest() -> Path:

@@ -51,9 +51,9 @@ class Results:
     rejected: tuple[Reject, ...]  # [METRIC] lines that are no valid record
     lost: Mapping[str, int]  # by run_id: records missing in every source
     not_taken: Mapping[str, int]  # by run_id: epochs without a checksum beside the run's own
-    unused: Mapping[str, str]  # by run_id: lines that are in no table
     contradicted: Mapping[str, str]  # by run_id: recorded settings that differ from the plan
     unplanned: tuple[str, ...]  # folders of runs that are not in the plan: not collected
+    unused: Mapping[str, str] = field(default_factory=dict)  # by run_id: lines in no table
     columns_left_out: int = 0  # of epochs: values that foreign scripts name beyond a bound
 
     @property

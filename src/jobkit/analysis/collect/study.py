@@ -4,13 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from jobkit.errors import UsageError
 from jobkit.outcome import slurm_jobs
 from jobkit.outcome.join import Joined, join, ordered_runs
 from jobkit.paths import RunPaths, StudyPaths, read_json
-from jobkit.spec.plan import Plan, read_spec
+from jobkit.spec.plan import Plan
 from jobkit.spec.planned import PlannedRun
-from jobkit.spec.studies import run_folders
+from jobkit.spec.studies import own_spec, run_folders
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ def read_study(folder: Path) -> StudyRuns:
     if not paths.plan.exists():
         return StudyRuns(
             paths,
-            {f.name: _own_spec(f) for f in present},
+            {f.name: own_spec(f) for f in present},
             {f.name: RunPaths(f) for f in present},
             {f.name: _own_id(f) for f in present},
         )
@@ -56,11 +55,3 @@ def _own_id(folder: Path) -> str | None:
     """The run_id that a run's records carry, also after its folder was renamed."""
     said = (read_json(folder / "spec.json") or {}).get("run_id")
     return said if isinstance(said, str) else None
-
-
-def _own_spec(folder: Path) -> PlannedRun | None:
-    """The spec that lies in a run's folder, where this version can read it."""
-    try:
-        return read_spec((read_json(folder / "spec.json") or {})["spec"])
-    except (KeyError, TypeError, AttributeError, UsageError):
-        return None

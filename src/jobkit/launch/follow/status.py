@@ -13,14 +13,13 @@ from jobkit.errors import Exit, Parser, at_least, command
 from jobkit.launch.follow.progress import duration, progress
 from jobkit.launch.states import States
 from jobkit.outcome.status import UNDER_WAY
-from jobkit.paths import StudyPaths
-from jobkit.spec.plan import Plan
-from jobkit.spec.studies import find_study
+from jobkit.spec.studies import find_study, read_plan
 
 EPILOG = """examples:
   python -m jobkit status                  the newest study
   python -m jobkit status demo --watch     update until all runs have ended
   python -m jobkit status logs/demo --json
+  python -m jobkit status single           the jobs of run.sh alone
 """
 
 
@@ -48,7 +47,7 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Show a study's state; 0 whatever the states of its runs are."""
     args = parser().parse_args(argv)
-    states = States(Plan.read(StudyPaths(find_study(args.study)).plan))
+    states = States(read_plan(find_study(args.study)))
     states.look()
     if args.json:
         print(json.dumps(as_json(states), indent=1))
