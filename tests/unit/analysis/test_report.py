@@ -69,7 +69,7 @@ def test_every_run_figure_and_verdict_is_there() -> None:
     assert page.text.count("torch.OutOfMemoryError") >= 2
     assert "/attempts/0/outcome.json" in page.text  # where the evidence stands
     images = [a["src"] for tag, a in page.tags if tag == "img"]
-    assert len(images) == 9
+    assert len(images) == len(list((logs() / "s" / "figures").glob("*.svg"))) > 8
     assert all(str(src).startswith("data:image/svg+xml;base64,") for src in images)
     for line in verdict(results, "processes (ranks)"):
         assert line in page.text
