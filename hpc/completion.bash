@@ -27,6 +27,7 @@ _jobkit_options() {
     'try-pattern') echo '--help --pattern --line --of --spans --ranks --most' ;;
     'check-claims') echo '--help --samples --epochs --weak' ;;
     'plot') echo '--help --forecast --min-efficiency --step-model' ;;
+    'exercise') echo '--help --skeleton --check' ;;
     'meter') echo '--help' ;;
     'minicluster') echo '--help' ;;
     'minicluster up') echo '--help --dir --nodes --cores --gpus --memory --port --no-accounting --preemption --netns --memory-limits --enforce' ;;
@@ -43,7 +44,7 @@ _jobkit_options() {
 # The values of an option that takes one of a few, or the commands of a program.
 _jobkit_values() {
   case $1 in
-    'jobkit') echo 'prepare run status cancel drill check-edf verify memory advise preflight gpu-check comm plot-comm step-model collect try-pattern check-claims plot meter' ;;
+    'jobkit') echo 'prepare run status cancel drill check-edf verify memory advise preflight gpu-check comm plot-comm step-model collect try-pattern check-claims plot exercise meter' ;;
     'run.sh --recipe') echo 'fast fast-cpu' ;;
     'run.sh --strategy') echo 'single dp ddp fsdp mp pp' ;;
     'run.sh --device') echo 'auto cpu cuda' ;;

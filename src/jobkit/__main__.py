@@ -37,6 +37,7 @@ COMMANDS = {
     "try-pattern": ("jobkit.analysis.log_options", "try_pattern", "what a pattern finds in a log"),
     "check-claims": ("jobkit.analysis.claims.cli", "main", "recompute a published scaling table"),
     "plot": ("jobkit.analysis.cli", "plot_main", "CSV to figures (plot_results.py)"),
+    "exercise": ("jobkit.exercise.cli", "main", "exercises: probes, and checks of your own files"),
     "meter": ("jobkit.print_meter", "main", "print the meter as one file (> meter.py)"),
 }
 

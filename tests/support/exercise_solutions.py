@@ -122,7 +122,7 @@ WRONG = (
           "get_data() returned on rank 1 while the files were incomplete"),
     Wrong("3.1", "all download", "if rank == 0:", "if True:",
           "download() was called 2 times in all"),
-    Wrong("4.1", "as it was", "return DistributedDataParallel(", "return (lambda m, device_ids: m)(",
+    Wrong("4.1", "as it was", "return DistributedDataParallel(", "return (lambda m, **_: m)(",
           "the ranks begin with different weights"),
     Wrong("4.1", "unwrapped", "device_ids=devices)", "device_ids=devices).module",
           "the ranks' gradients differ by up to"),

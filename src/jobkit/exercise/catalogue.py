@@ -84,7 +84,8 @@ _ALL = (
         number="6.2", title="DDP and FSDP train", page="6-training", probes=["runs:trainings"]
     ),
     Exercise(number="7.1", title="a small study", page="7-scaling", probes=["runs:study"]),
-    Exercise(number="7.2", title="its figures and sentences", page="7-scaling",
-             probes=["runs:sentences"]),  # fmt: skip
+    Exercise(
+        number="7.2", title="its figures and sentences", page="7-scaling", probes=["runs:sentences"]
+    ),  # fmt: skip
 )
 EXERCISES = {each.number: each for each in _ALL}

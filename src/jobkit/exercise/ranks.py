@@ -146,11 +146,13 @@ def _be_rank(
     os._exit(0)  # torch's threads may still run, over which an orderly end can trip
 
 
-def join_group(rank: int, world: int, wait_s: float = _WAIT_S) -> None:
-    """Join the process group of all ranks, through a file in their folder."""
-    store = dist.FileStore(str(Path(os.environ["JOBKIT_EXERCISE_FOLDER"]) / "store"), world)
+def join_group(rank: int, world: int, name: str = "store", wait_s: float = _WAIT_S) -> None:
+    """Join a process group of all ranks, through a file of this name in their folder."""
+    store = dist.FileStore(str(Path(os.environ["JOBKIT_EXERCISE_FOLDER"]) / name), world)
     timeout = datetime.timedelta(seconds=wait_s)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timeout)
+    # A rank that left before the other is connected would end it.
+    dist.all_reduce(torch.zeros(1))
 
 
 def _failure(rank: int, error: BaseException, file: str) -> Failure:

@@ -1,8 +1,6 @@
 """Check of exercise 5.1: what a rank's program does, in which order, and what it leaves."""
 
-import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from jobkit.exercise.checks.judge import Remark, check, each_rank, load, remark
-from jobkit.exercise.ranks import leave_group
+from jobkit.exercise.ranks import join_group, leave_group
 
 _WORLD = 2
 _DRY, _UNKNOWN = "dry run", "unknown strategy"
@@ -31,9 +29,7 @@ class Tools:
     def setup(self) -> tuple[int, int, int, torch.device]:
         """Join a group of its own for each try."""
         self.calls.append("setup")
-        path = Path(os.environ["JOBKIT_EXERCISE_FOLDER"]) / f"store-{self._name}"
-        store = dist.FileStore(str(path), _WORLD)
-        dist.init_process_group("gloo", store=store, rank=self._rank, world_size=_WORLD)
+        join_group(self._rank, _WORLD, f"store-{self._name}")
         return self._rank, self._rank, _WORLD, torch.device("cpu")
 
     def data(self, rank: int, world_size: int) -> list[torch.Tensor]:

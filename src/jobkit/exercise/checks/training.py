@@ -46,7 +46,7 @@ def _reference(model: nn.Module, steps: Sequence[Batches]) -> list[float]:
     for parts in zip(*steps, strict=True):
         optimizer.zero_grad()
         loss = torch.stack([F.cross_entropy(model(x), y) for x, y in parts]).mean()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         norms.append(_norm(model))
         optimizer.step()
     return norms
