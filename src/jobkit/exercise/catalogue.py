@@ -86,6 +86,6 @@ _ALL = (
     Exercise(number="7.1", title="a small study", page="7-scaling", probes=["runs:study"]),
     Exercise(
         number="7.2", title="its figures and sentences", page="7-scaling", probes=["runs:sentences"]
-    ),  # fmt: skip
+    ),
 )
 EXERCISES = {each.number: each for each in _ALL}
