@@ -112,7 +112,7 @@ print(jobkit("memory", "--parameters", "7e9", "--optimizer", "adamw", "--gpus", 
 # %%
 small = "--train-samples 512 --test-samples 64 --epochs 2 --global-batch-size 64 --threads 1"
 small += " --breakdown-iterations 0"
-base = ["run", "--site", "local", "--study", "demo", *small.split()]
+base = ["run", "--start-timeout", "300", "--site", "local", "--study", "demo", *small.split()]
 jobkit(*base, "--name", "one", "--strategies", "single", "dp", "--gpus", "1")
 jobkit(*base, "--name", "two", "--strategies", "ddp", "fsdp", "mp", "pp", "--gpus", "2")
 rows = [row for name in ("one", "two") for _, row in collect(name).runs.iterrows()]

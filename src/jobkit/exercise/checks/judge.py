@@ -10,7 +10,7 @@ from typing import Any
 
 from jobkit.exercise.ranks import Failure, attempt
 
-_LIMIT_S = 50.0
+_LIMIT_S = 90.0
 # What Gloo says when another rank has ended, or does not come.
 _ALONE = re.compile(r"timed? ?out|connection (closed|reset)|peer", re.IGNORECASE)
 

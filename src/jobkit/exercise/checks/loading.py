@@ -14,7 +14,11 @@ from torch.utils.data import Dataset
 from jobkit.exercise.checks.judge import Remark, check, each_rank, load, remark
 
 _SAMPLES, _BATCH, _WORLD = 24, 3, 2
-_PATIENCE_S = 3.0  # how long a download lasts at most
+_PATIENCE_S = 10.0  # how long a download lasts at most
+# Calls in which a rank may wait for the other.
+_WAITING = ("barrier", "all_reduce", "broadcast", "all_gather_object", "broadcast_object_list")
+
+_MARKS = ("waits", "went-on", "downloads")
 
 
 class _Indices(Dataset[int]):
@@ -28,7 +32,7 @@ class _Indices(Dataset[int]):
 
 
 class _Download:
-    """A download that lasts until the other rank has gone on or waits in a barrier."""
+    """A download that lasts until the other rank has gone on, waits, or downloads too."""
 
     def __init__(self, rank: int, folder: Path) -> None:
         self._rank, self._folder = rank, folder
@@ -37,8 +41,9 @@ class _Download:
     def __call__(self) -> None:
         """Write the file, late."""
         self.calls += 1
+        self.mark("downloads")
         end = time.monotonic() + _PATIENCE_S
-        marks = [self._folder / f"{what}-{1 - self._rank}" for what in ("waits", "went-on")]
+        marks = [self._folder / f"{what}-{1 - self._rank}" for what in _MARKS]
         while time.monotonic() < end and not any(mark.exists() for mark in marks):
             time.sleep(0.01)
         (self._folder / "data").touch()
@@ -60,11 +65,14 @@ def work(rank: int, path: str) -> dict[str, Any]:
     download, barrier = _Download(rank, folder), dist.barrier
     dist.barrier()
 
-    def marked(*args: Any, **settings: Any) -> Any:
-        download.mark("waits")
-        return barrier(*args, **settings)
+    def marked(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **settings: Any) -> Any:
+            download.mark("waits")
+            return real(*args, **settings)
 
-    with mock.patch.object(dist, "barrier", marked):
+        return call
+
+    with mock.patch.multiple(dist, **{name: marked(getattr(dist, name)) for name in _WAITING}):
         mine = load(path, "get_data", "get_loader", "start_epoch")
         mine.get_data(download, rank)
     there = (folder / "data").exists()

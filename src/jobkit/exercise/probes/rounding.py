@@ -33,7 +33,7 @@ def _step(dtype: torch.dtype) -> tuple[float, float, float]:
         begun = time.perf_counter()
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             loss = F.cross_entropy(model(x), y)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         times.append(1000 * (time.perf_counter() - begun))
     parameters = sum(p.numel() * p.element_size() for p in model.parameters())
     return parameters / MIB, sum(kept.values()) / MIB, statistics.median(times)
@@ -69,8 +69,8 @@ def sums() -> list[Table]:
         one = torch.ones(1, dtype=dtype)
         gap = torch.nextafter(one, torch.full((1,), 2.0, dtype=dtype)) - one
         rows.append((name, name, gap.item(), *_added(dtype, dtype)))
-    gap = torch.finfo(torch.bfloat16).eps
-    rows.append(("bf16", "fp32", gap, *_added(torch.bfloat16, torch.float32)))
+    eps = torch.finfo(torch.bfloat16).eps
+    rows.append(("bf16", "fp32", eps, *_added(torch.bfloat16, torch.float32)))
     return [
         Table(
             "where the rounding shows",

@@ -31,6 +31,7 @@ def _call(words: Sequence[str], environ: Mapping[str, str] = os.environ) -> None
 def _study(name: str, sizes: Sequence[str], environ: Mapping[str, str]) -> None:
     """Run DDP and FSDP at some sizes on this machine, and collect."""
     words = ["run", "--site", "local", "--study", "demo", "--name", name, *_SETTINGS.split()]
+    words += ["--start-timeout", "300"]  # a busy machine is slow to import torch
     _call([*words, "--strategies", "ddp", "fsdp", "--gpus", *sizes], environ)
     _call(["collect", name], environ)
 

@@ -24,7 +24,7 @@ def _norms(clears: bool) -> list[tuple[float, float]]:
         if clears:
             optimizer.zero_grad()
         loss = F.cross_entropy(model(x), y)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         parts = [p.grad.norm() for p in model.parameters() if p.grad is not None]
         found.append((float(torch.stack(parts).norm()), loss.item()))
         optimizer.step()
