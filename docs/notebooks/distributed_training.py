@@ -60,7 +60,8 @@ for (left, right), order in zip(axes, ("gpipe", "1f1b"), strict=True):
         for slot in slots:
             colour = "tab:blue" if slot.kind == "F" else "tab:orange"
             length = slot.end_ms - slot.begin_ms
-            axis.barh(slot.stage, length, left=slot.begin_ms, color=colour, edgecolor="white")
+            edge = "white" if slots is equal else colour  # a short slot would be all edge
+            axis.barh(slot.stage, length, left=slot.begin_ms, color=colour, edgecolor=edge)
         axis.set(yticks=range(4), yticklabels=[f"stage {i}" for i in range(4)])
         axis.invert_yaxis()
     for slot in equal:
