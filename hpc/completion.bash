@@ -30,6 +30,7 @@ _jobkit_options() {
     'check-claims') echo '--help --samples --epochs --weak' ;;
     'compare') echo '--help --reference --tolerance' ;;
     'plot') echo '--help --apart --forecast --ranks-per-node --min-efficiency --step-model' ;;
+    'exercise') echo '--help --skeleton --check' ;;
     'meter') echo '--help' ;;
     'minicluster') echo '--help' ;;
     'minicluster up') echo '--help --dir --nodes --cores --gpus --memory --port --no-accounting --preemption --netns --memory-limits --enforce' ;;
@@ -46,7 +47,7 @@ _jobkit_options() {
 # The values of an option that takes one of a few, or the commands of a program.
 _jobkit_values() {
   case $1 in
-    'jobkit') echo 'prepare run launch status cancel drill check-edf check-k8s verify memory advise preflight gpu-check comm plot-comm step-model collect try-pattern check-claims compare plot meter' ;;
+    'jobkit') echo 'prepare run launch status cancel drill check-edf check-k8s verify memory advise preflight gpu-check comm plot-comm step-model collect try-pattern check-claims compare plot exercise meter' ;;
     'run.sh --recipe') echo 'fast fast-cpu' ;;
     'run.sh --strategy') echo 'single dp ddp fsdp mp pp' ;;
     'run.sh --device') echo 'auto cpu cuda' ;;

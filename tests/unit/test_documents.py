@@ -26,7 +26,8 @@ from support.parsers import (
     parser_of,
 )
 
-DOCS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES]
+CHAPTERS = sorted((ROOT / "docs" / "exercises").glob("*.md"))
+DOCS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES, *CHAPTERS]
 README = (ROOT / "README.md").read_text()
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 # Options of run.sh itself: the number of words of each.

@@ -30,6 +30,7 @@ MAY_IMPORT = {
     "launch": (*CORE, "outcome"),
     "drill": (*CORE, "outcome", "launch"),
     "analysis": (*CORE, "outcome"),
+    "exercise": (*CORE, "payload", "planner", "outcome", "analysis"),
     "minicluster": (),
 }
 # Each is imported only by name, by a program that has its library.
@@ -52,6 +53,7 @@ LIBRARIES = {
         "rich",
         "markdown_it",
     },
+    "exercise": {"torch"},
 }
 # Inside a room: each folder may import those before it. "" is the room's own files, which in
 # payload stand both below the folders and above them.
@@ -225,7 +227,7 @@ def test_what_runs_in_an_image_imports_without_the_login_nodes_libraries() -> No
 
 
 @pytest.mark.parametrize(
-    "room", [r for r in MAY_IMPORT if r not in ("payload", "planner", "checks")]
+    "room", [r for r in MAY_IMPORT if r not in ("payload", "planner", "checks", "exercise")]
 )
 def test_the_other_rooms_import_without_torch(room: str) -> None:
     done = imports_without(modules_of(room), ["torch", "torchvision", "jobkit.payload"])

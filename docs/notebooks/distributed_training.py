@@ -1,0 +1,133 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation: {extension: .py, format_name: percent}
+#   kernelspec: {display_name: Python 3, language: python, name: python3}
+# ---
+# %% [markdown]
+# # Distributed training
+#
+# Each strategy of jobkit, run on this machine. Every number and picture below is measured when the
+# notebook is executed; nothing needs a GPU. What the strategies are is in docs/strategies.md.
+# %%
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+
+from jobkit.analysis.collect.results import collect
+from jobkit.exercise import schedule
+from jobkit.exercise.probes import loading, messages, replicas, sharding
+
+os.environ["JOBKIT_LOGS"] = tempfile.mkdtemp(prefix="jobkit-notebook-")
+pictures = Path(os.environ.get("NOTEBOOK_PICTURES") or os.environ["JOBKIT_LOGS"])
+
+
+def jobkit(*words: str) -> str:
+    """Run a command of jobkit; return what it prints."""
+    done = subprocess.run(
+        [sys.executable, "-m", "jobkit", *words], capture_output=True, text=True, check=True
+    )
+    return done.stdout
+
+
+# %% [markdown]
+# ## Data parallelism
+#
+# Each rank sees its share of the samples, and gradients are averaged. DataParallel (`dp`) is one
+# process with all devices of a node; DistributedDataParallel (`ddp`) is one process per device.
+# %%
+for table in (*loading.shares(), *replicas.gradients()):
+    print(table.text(), end="\n\n")
+
+# %% [markdown]
+# ## Model parallelism and pipelines
+#
+# Layers are distributed over ranks. Under `mp` one rank computes at a time. A pipeline (`pp`) cuts
+# a batch into microbatches, so that stages work at once. Left: the order in which the stages really
+# ran, drawn with slots of equal length (F forward, B backward, and the number of the microbatch).
+# Right: the same slots with their measured times. With four stages on two cores, stages wait for
+# cores too.
+# %%
+figure, axes = plt.subplots(2, 2, figsize=(13, 6), layout="constrained")
+for (left, right), order in zip(axes, ("gpipe", "1f1b"), strict=True):
+    measured = schedule.measure(order)
+    equal = schedule.slots_of_equal_length(measured)
+    for axis, slots in ((left, equal), (right, measured)):
+        for slot in slots:
+            colour = "tab:blue" if slot.kind == "F" else "tab:orange"
+            length = slot.end_ms - slot.begin_ms
+            edge = "white" if slots is equal else colour  # a short slot would be all edge
+            axis.barh(slot.stage, length, left=slot.begin_ms, color=colour, edgecolor=edge)
+        axis.set(yticks=range(4), yticklabels=[f"stage {i}" for i in range(4)])
+        axis.invert_yaxis()
+    for slot in equal:
+        text = f"{slot.kind}{slot.microbatch + 1}"
+        left.text(slot.begin_ms + 0.5, slot.stage, text, ha="center", va="center", color="white")
+    units = max(slot.end_ms for slot in equal)
+    idle = 1 - len(equal) / (4 * units)
+    left.set(title=f"{order}: order of the slots, {idle:.0%} idle", xlabel="slots")
+    right.set(title=f"{order}: measured", xlabel="ms")
+figure.savefig(pictures / "pipeline.png", dpi=80)
+
+# %% [markdown]
+# GPipe and 1F1B have the same idle share; 1F1B runs backward passes earlier, so that fewer
+# microbatches' activations are held at once.
+# %%
+for order in ("gpipe", "1f1b"):
+    slots = sorted(schedule.measure(order), key=lambda s: s.begin_ms)
+    held, most = 0, 0
+    for slot in (s for s in slots if s.stage == 0):
+        held += 1 if slot.kind == "F" else -1
+        most = max(most, held)
+    last, most_last = 0, 0
+    for slot in (s for s in slots if s.stage == 3):
+        last += 1 if slot.kind == "F" else -1
+        most_last = max(most_last, last)
+    print(f"{order}: microbatches held by the first stage {most}, by the last {most_last}")
+
+# %% [markdown]
+# ## FSDP
+#
+# Parameters, gradients and optimizer state are sharded. How much a rank holds at each moment, and
+# what it costs:
+# %%
+for table in (*sharding.forward(), *sharding.groups(), *messages.per_step()):
+    print(table.text(), end="\n\n")
+
+# %% [markdown]
+# ## Memory calculator
+#
+# 7 billion parameters with AdamW on 8 GPUs. Activations come on top of it.
+# %%
+print(jobkit("memory", "--parameters", "7e9", "--optimizer", "adamw", "--gpus", "8"))
+
+# %% [markdown]
+# ## Comparison
+#
+# A study of real trainings on two ranks (`single` and `dp` on one process): throughput, memory per
+# rank, and the speed-up over `single` divided by the number of ranks.
+# %%
+small = "--train-samples 512 --test-samples 64 --epochs 2 --global-batch-size 64 --threads 1"
+small += " --breakdown-iterations 0"
+base = ["run", "--start-timeout", "300", "--site", "local", "--study", "demo", *small.split()]
+jobkit(*base, "--name", "one", "--strategies", "single", "dp", "--gpus", "1")
+jobkit(*base, "--name", "two", "--strategies", "ddp", "fsdp", "mp", "pp", "--gpus", "2")
+rows = [row for name in ("one", "two") for _, row in collect(name).runs.iterrows()]
+labels = [f"{row['strategy']}\n{row['world_size']} ranks" for row in rows]
+rate = [float(row["images_per_s"]) for row in rows]
+memory = [float(row["peak_memory_mib"]) for row in rows]
+efficiency = [r / rate[0] / int(row["world_size"]) for r, row in zip(rate, rows, strict=True)]
+figure, axes = plt.subplots(1, 3, figsize=(13, 4), layout="constrained")
+bars = {"images/s": rate, "peak memory per rank (MiB)": memory, "parallel efficiency": efficiency}
+for axis, (title, values) in zip(axes, bars.items(), strict=True):
+    axis.bar_label(axis.bar(labels, values), fmt="%.3g")
+    axis.set(title=title)
+figure.savefig(pictures / "comparison.png", dpi=80)
+
+# %% [markdown]
+# Two epochs on a busy laptop are no benchmark: docs/measuring.md says what one needs. Chapter 7 of
+# docs/exercises has the commands of a study with repeats.

@@ -1,0 +1,54 @@
+"""The notebook: made from its source, executed from the first cell to the last."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jobkit.exercise.schedule import Slot, slots_of_equal_length
+from support.place import ROOT
+
+jupytext = pytest.importorskip("jupytext", reason="the extra course is not installed")
+nbclient = pytest.importorskip("nbclient", reason="the extra course is not installed")
+
+
+def test_the_slots_of_a_pipeline_of_two() -> None:
+    """GPipe with two microbatches: 6 units of time, of which each stage computes 4."""
+    order = ["F0", "F1", "B0", "B1"]
+    found = [
+        Slot(stage, what[0], int(what[1]), 10.0 * i + stage, 0)
+        for i, what in enumerate(order)
+        for stage in ((0, 1) if what[0] == "F" else (1, 0))
+    ]
+    made = slots_of_equal_length(found)
+    assert len(made) == 8 and max(slot.end_ms for slot in made) == 6
+    begins = {(s.stage, s.kind, s.microbatch): s.begin_ms for s in made}
+    assert begins[1, "F", 0] == 1 and begins[1, "B", 0] == 3 and begins[0, "B", 0] == 4
+
+
+def test_the_notebook_runs(tmp_path: Path) -> None:
+    """In a process with folders of its own, so that nothing is read from or left in the user's."""
+    program = (
+        "import jupytext, nbclient, sys\n"
+        "notebook = jupytext.read(sys.argv[1])\n"
+        "nbclient.NotebookClient(notebook, timeout=540, kernel_name='python3').execute()\n"
+        "texts = [o.get('text', '') for c in notebook.cells for o in c.get('outputs', [])]\n"
+        "print(''.join(texts))\n"
+    )
+    folders = ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR",
+               "MPLCONFIGDIR")  # fmt: skip
+    environ = {**os.environ, **{name: str(tmp_path / name) for name in folders}}
+    environ |= {"TMPDIR": str(tmp_path), "NOTEBOOK_PICTURES": str(tmp_path)}
+    environ |= {"PYTHONPATH": str(ROOT / "src"), "JUPYTER_PLATFORM_DIRS": "1", "MPLBACKEND": "agg"}
+    source = ROOT / "docs" / "notebooks" / "distributed_training.py"
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(source)],
+        env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "FULL_SHARD" in done.stdout and "104.3" in done.stdout
+    assert "1f1b: microbatches held by the first stage 4, by the last 1" in done.stdout
+    for name in ("pipeline.png", "comparison.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
