@@ -263,14 +263,9 @@ def _observers(job: RankJob, trainer: Trainer) -> Breakdown | None:
 
 
 def _end_well(job: RankJob, trainer: Trainer, val_loss: float, val_accuracy: float) -> None:
-    trainer.report.record(
-        "run_end",
-        status="ok",
-        reason="",
-        total_time_s=host.process_age_s(),
-        val_loss=val_loss,
-        val_accuracy=val_accuracy,
-    )
+    reached = {"val_loss": val_loss, "val_accuracy": val_accuracy}
+    age_s = host.process_age_s()
+    trainer.report.record("run_end", status="ok", reason="", total_time_s=age_s, **reached)
     if job.place.rank == 0:
         write_outcome(job.paths, job.attempt, "ok", 0)
     trainer.report.say(
@@ -280,9 +275,8 @@ def _end_well(job: RankJob, trainer: Trainer, val_loss: float, val_accuracy: flo
 
 
 def _end_early(job: RankJob, trainer: Trainer, why: str) -> None:
-    trainer.report.record(
-        "run_end", status="preempted", reason=why, total_time_s=host.process_age_s()
-    )
+    age_s = host.process_age_s()
+    trainer.report.record("run_end", status="preempted", reason=why, total_time_s=age_s)
     if job.place.rank == 0:
         write_outcome(job.paths, job.attempt, "preempted", Exit.AGAIN, why)
     trainer.report.say(f"stopped early at {time.strftime('%H:%M:%S')}: {why}")
@@ -298,6 +292,5 @@ def _record_failure(job: RankJob, report: Reporter, error: Exception) -> None:
         reason = f"rank {job.place.rank}: {cause}"
         report.log(traceback.format_exc().rstrip(), logging.ERROR)
     reason = write_outcome(job.paths, job.attempt, "failed", code, reason)
-    report.record(
-        "run_end", status="failed", reason=reason[:500], total_time_s=host.process_age_s()
-    )
+    age_s = host.process_age_s()
+    report.record("run_end", status="failed", reason=reason[:500], total_time_s=age_s)

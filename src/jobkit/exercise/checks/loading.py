@@ -72,7 +72,8 @@ def work(rank: int, path: str) -> dict[str, Any]:
 
         return call
 
-    with mock.patch.multiple(dist, **{name: marked(getattr(dist, name)) for name in _WAITING}):
+    waits: dict[str, Any] = {name: marked(getattr(dist, name)) for name in _WAITING}
+    with mock.patch.multiple(dist, **waits):
         mine = load(path, "get_data", "get_loader", "start_epoch")
         mine.get_data(download, rank)
     there = (folder / "data").exists()
