@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 
 from support.place import ROOT
+from support.training_programs import LEAVES
 
 # Not one line of it knows of jobkit.
-TORCH = """
+TORCH = (
+    LEAVES
+    + """
 import os, sys, torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
@@ -33,6 +36,7 @@ for epoch in range(6):
 if dist.is_initialized():
     dist.destroy_process_group()
 """
+)
 PRINTS = """
 import os
 if os.environ["RANK"] == "0":

@@ -11,6 +11,7 @@ from pathlib import Path
 from jobkit.metric.line import Record
 from jobkit.metric.reader import read_file
 from support.place import ROOT
+from support.training_programs import LEAVES
 
 AUTO = ROOT / "src" / "jobkit" / "program" / "auto"
 
@@ -45,7 +46,8 @@ def run(
 ) -> Ran:
     """Run a program's text on some ranks, with the environment that a study gives them."""
     script = folder / "train.py"
-    script.write_text(textwrap.dedent(program))
+    text = textwrap.dedent(program)
+    script.write_text(LEAVES + text if ranks > 1 else text)
     given = {
         **os.environ,
         "PYTHONPATH": f"{AUTO}:{ROOT / 'src'}" if auto else str(ROOT / "src"),
