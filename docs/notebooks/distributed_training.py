@@ -115,7 +115,7 @@ small = "--train-samples 512 --test-samples 64 --epochs 2 --global-batch-size 64
 small += " --breakdown-iterations 0"
 base = ["run", "--start-timeout", "300", "--site", "local", "--study", "demo", *small.split()]
 jobkit(*base, "--name", "one", "--strategies", "single", "dp", "--gpus", "1")
-jobkit(*base, "--name", "two", "--strategies", "ddp", "fsdp", "mp", "pp", "--gpus", "2")
+jobkit(*base, "--name", "two", "--strategies", "ddp", "fsdp", "--gpus", "2")
 rows = [row for name in ("one", "two") for _, row in collect(name).runs.iterrows()]
 labels = [f"{row['strategy']}\n{row['world_size']} ranks" for row in rows]
 rate = [float(row["images_per_s"]) for row in rows]
