@@ -11,7 +11,6 @@ from support import needs
 from support.place import ROOT
 
 
-
 def test_the_slots_of_a_pipeline_of_two() -> None:
     """GPipe with two microbatches: 6 units of time, of which each stage computes 4."""
     order = ["F0", "F1", "B0", "B1"]
