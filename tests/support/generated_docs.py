@@ -31,7 +31,7 @@ INTEGERS |= {"begun_at", "iteration", "bytes", "ranks", "step", "steps", "warmup
 TEXTS = {"node_list", "device", "device_type", "backend", "git_commit", "job_id", "action"}
 TEXTS |= {"operation", "scope", "level", "text", "status", "reason"}
 TEXTS |= {"source", "unit", "work_source", "name"}
-OBJECTS, FLAGS = {"spec", "versions", "values"}, {"correct", "warmup"}
+OBJECTS, FLAGS = {"spec", "versions", "values"}, {"correct", "warmup", "certain"}
 
 
 def type_of(field: str) -> str:
