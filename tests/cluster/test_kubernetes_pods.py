@@ -1,5 +1,6 @@
 """The manifests of a run, played: two pods of two ranks train, one is deleted and replaced."""
 
+import os
 import shutil
 import sys
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ SHORT = [
     "--global-batch-size",
     "256",
 ]
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root")
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobkit.launch.kubernetes.check import check
@@ -204,6 +204,7 @@ VALUES = st.recursive(
 )  # fmt: skip
 
 
+@settings(deadline=None)  # a busy machine is no mistake
 @given(st.sampled_from(["Job", "JobSet", "TrainJob", "Service", 7, None]), VALUES, VALUES)
 def test_no_document_ends_the_check(kind: Any, spec: Any, metadata: Any) -> None:
     text = yaml.safe_dump({"kind": kind, "spec": spec, "metadata": metadata}, allow_unicode=True)
