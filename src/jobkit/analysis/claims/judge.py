@@ -199,11 +199,9 @@ def _rate(row: Row, claim: Quantity, rows: list[Row], work: Work) -> list[Number
     """Samples per second: samples x epochs / time, where all are known."""
     near = [row] if not row.loose else [r for r in rows if r.block == row.block]
     times = [q.number for r in near for q in r.values if q.kind == "time"]
-    own = {
-        k: [q.number.low / 2 + q.number.high / 2 for q in row.values if q.kind == k] for k in _WORK
-    }
-    samples = own["samples"] or work.samples
-    epochs = [1.0] if re.search(r"(?:per |/ ?)epoch", row.context) else own["epochs"] or work.epochs
+    samples, epochs = _middle(row, "samples") or work.samples, _middle(row, "epochs") or work.epochs
+    if re.search(r"(?:per |/ ?)epoch", row.context):
+        epochs = [1.0]
     if len(times) != 1 or not samples or not epochs or claim.per_rank:
         raise Unjudged("no samples, epochs and time beside it" if row.loose else "")
     made = []
@@ -215,6 +213,7 @@ def _rate(row: Row, claim: Quantity, rows: list[Row], work: Work) -> list[Number
 
 
 def _middle(row: Row, kind: str) -> list[float]:
+    """The numbers of a kind in a row."""
     return [(q.number.low + q.number.high) / 2 for q in row.values if q.kind == kind]
 
 
