@@ -1,8 +1,9 @@
 """How true the statistics are: made-up studies of known truth, and published scaling tables.
 
 Prints the coverage of intervals and forecasts, their errors and widths, and how often equal series
-are told apart and sound runs flagged. By the truths and kinds of noise marked *, and by every
-second published table, no prior of the forecast was chosen.
+are told apart and sound runs flagged. By the truths and kinds of noise marked * no prior of the
+forecast was chosen. That of a second node's cost is a fit to all published tables; with `--only
+families` each is predicted with a fit to those of all other frameworks.
 
     python tests/bench/truth.py                    some minutes
     python tests/bench/truth.py --studies 20       in seconds, rough
