@@ -1,6 +1,7 @@
 """The efficiencies of the POP model, and the breakdown records that they are made of."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -123,6 +124,11 @@ def test_a_study_says_where_its_efficiency_goes() -> None:
     share = 1 - own[2].own.communication
     line = next(x for x in verdict(results, "GPUs") if x.startswith("fsdp seems to fall below 80%"))
     assert line.endswith(f"because exposed communication takes {share:.0%} of the step.")
+    doubtful = replace(results, runs=results.runs.assign(breakdown_certain=False))
+    (line,) = (x for x in verdict(doubtful, "GPUs") if x.startswith("fsdp seems to fall below 80%"))
+    assert line.endswith("of the step (not certain: two measures of communication disagree).")
+    notes = efficiency_table(size_breakdowns(doubtful), "GPUs").notes
+    assert notes[-1].startswith("Not certain: ddp at 1, ddp at 4, ddp at 16, fsdp at 1")
 
 
 def test_without_breakdowns_the_verdict_says_what_the_epochs_say() -> None:
