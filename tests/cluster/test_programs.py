@@ -70,6 +70,8 @@ def studies(cluster, kit: Checkout) -> dict[str, str]:
         file = kit.folder / f"{name}.toml"
         file.write_text(f'name = "{name}"\n' + text.format(python=sys.executable))
         argv = [sys.executable, "run_benchmarks.py", "--study", str(file), "--no-wait"]
+        # Ranks of several runs at once would wait for cores, some beyond their time to start.
+        argv += ["--max-running", "1"] if name in ("unchanged", "libraries") else []
         env = {**kit.env, "PYTHONPATH": str(kit.folder), "OMP_NUM_THREADS": "1"}
         done = cluster.run(*argv, cwd=kit.folder, env=env)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -77,7 +79,7 @@ def studies(cluster, kit: Checkout) -> dict[str, str]:
     return started
 
 
-def until(condition: Callable[[], object], timeout: float = 240) -> None:
+def until(condition: Callable[[], object], timeout: float = 600) -> None:
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
@@ -86,7 +88,7 @@ def until(condition: Callable[[], object], timeout: float = 240) -> None:
 
 def collected(cluster, kit: Checkout, studies: dict[str, str], name: str) -> list[dict[str, str]]:
     """The rows of a study, by kind and size; the report is there."""
-    cluster.wait(studies[name], 400)
+    cluster.wait(studies[name], 900)
     folder = kit.folder / "logs" / name
     assert (folder / "report.html").exists(), (folder / "collect.log").read_text()
     with (folder / "results.csv").open() as file:
