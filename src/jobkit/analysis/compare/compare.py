@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import pandas as pd
 
 from jobkit.analysis.scaling.sizes import Size, sizes
-from jobkit.analysis.scaling.student import CONFIDENCE, Welch, holm, welch
+from jobkit.analysis.scaling.spread import CONFIDENCE
+from jobkit.analysis.scaling.student import Welch, holm, welch
 from jobkit.analysis.tables.text import counted
 
 # What may differ on purpose between two studies, and must then be named beside the comparison.

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-CONFIDENCE = 0.95
+from jobkit.analysis.scaling.spread import CONFIDENCE
+
 _LEAST_DEVIATION = 1e-3  # repeats that agree better do so by chance or rounding
 _POINTS = 1001
 
