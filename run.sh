@@ -246,7 +246,7 @@ if ((${#command[@]})); then
   size_command
   if [[ -n $only ]]; then show_command && exit; fi
 fi
-if [[ -n $nnodes && -z $given_attempt$only ]]; then become_node ${given[@]+"${given[@]}"}; fi
+if [[ -n $nnodes && -z $given_attempt ]]; then become_node ${given[@]+"${given[@]}"}; fi
 if [[ -z $only && -z $run_dir ]]; then
   name=${SLURM_JOB_ID:+job-$SLURM_JOB_ID}
   own_dir=${JOBKIT_LOGS:-$logs}/$place/${name:-run-$(date +%Y%m%d-%H%M%S)-$$}
