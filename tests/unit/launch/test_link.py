@@ -26,8 +26,10 @@ def test_a_node_that_was_started_again_takes_its_place_again() -> None:
     assert {n: each.socket.getpeername() for n, each in found.items()} == {
         n: other.getsockname() for n, other in enumerate(others, 1)
     }
-    for each in (*others, *found.values()):
+    for each in others:
         each.close()
+    for joined in found.values():
+        joined.close()
 
 
 def test_a_node_rank_given_twice_is_refused() -> None:
