@@ -74,6 +74,13 @@ def test_the_ranks_know_their_place_and_are_ended_before_the_pod() -> None:
     assert int(pairs["--start-timeout"]) > 360  # the longest delay of the controller's restarts
 
 
+@pytest.mark.parametrize(("device", "gpus"), [("auto", ["4"]), ("cuda", ["4"]), ("cpu", [])])
+def test_a_training_on_the_cpu_asks_for_no_gpu(device: str, gpus: list[str]) -> None:
+    job = made(spec=RunSpec(strategy="ddp", ranks_per_node=4, device=device))[-1]
+    limits = pod_of(job)["containers"][0]["resources"]["limits"]
+    assert [count for name, count in limits.items() if "/gpu" in name] == gpus
+
+
 def test_one_pod_needs_no_service() -> None:
     (job,) = made(spec=RunSpec(strategy="ddp", ranks_per_node=2))
     assert "subdomain" not in pod_of(job) and "--nnodes" not in pod_of(job)["containers"][0]["args"]

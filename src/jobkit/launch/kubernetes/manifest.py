@@ -220,9 +220,8 @@ def _pod(options: KubernetesOptions, container: dict[str, Any]) -> dict[str, Any
 
 def _container(spec: PlannedRun, options: KubernetesOptions, words: list[str]) -> dict[str, Any]:
     memory = {"memory": options.pod_memory}
-    gpus = (
-        {} if options.gpu_resource == "none" else {options.gpu_resource: str(spec.ranks_per_node)}
-    )
+    without = options.gpu_resource == "none" or spec.planned_device == "cpu"
+    gpus = {} if without else {options.gpu_resource: str(spec.ranks_per_node)}
     cpus = {"cpu": options.pod_cpus} if options.pod_cpus else {}
     # The user has no entry in the image's /etc/passwd, and no home.
     env = {"HOME": "/tmp", "USER": "jobkit", "JOBKIT_LOGS": MOUNT}
