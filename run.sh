@@ -49,11 +49,11 @@
 # save a checkpoint and end; then the job is requeued and resumes from it. With a limit of a few
 # minutes say --signal=CONT@1, else the warning comes as the job starts.
 #
-# Exit codes: 0 ok; 1 the run failed; 2 wrong usage; 4 ranks differ (--check-ranks); 75 stopped
-# early with a checkpoint: run it again with the same --run-dir; 130 on INT, 143 on TERM and HUP. Of a command: that of its first
-# rank that failed; 127 where a node does not have it. The outcome that the training leaves
-# decides where it and the launcher's code differ: a crash after "ok" was recorded is a warning,
-# because every result is there by then.
+# Exit codes: 0 ok; 1 the run failed; 2 wrong usage; 4 ranks differ (--check-ranks); 5 a check of
+# --preflight failed; 75 stopped early with a checkpoint: run it again with the same --run-dir; 130
+# on INT, 143 on TERM and HUP. Of a command: that of its first rank that failed; 127 where a node
+# does not have it. The outcome that the training leaves decides where it and the launcher's code
+# differ: a crash after "ok" was recorded is a warning, because every result is there by then.
 set -u
 # Streams that were closed would be the first files that somebody opens. A reader that has left
 # (... | head) ends no training.
@@ -246,7 +246,7 @@ if ((${#command[@]})); then
   size_command
   if [[ -n $only ]]; then show_command && exit; fi
 fi
-if [[ -n $nnodes && -z $given_attempt$only ]]; then become_node ${given[@]+"${given[@]}"}; fi
+if [[ -n $nnodes && -z $given_attempt ]]; then become_node ${given[@]+"${given[@]}"}; fi
 if [[ -z $only && -z $run_dir ]]; then
   name=${SLURM_JOB_ID:+job-$SLURM_JOB_ID}
   own_dir=${JOBKIT_LOGS:-$logs}/$place/${name:-run-$(date +%Y%m%d-%H%M%S)-$$}

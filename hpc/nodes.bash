@@ -28,7 +28,9 @@ become_node() {
   own+=(--ranks "$nproc_per_node" --logs "${JOBKIT_LOGS:-$logs}/$place" --start-timeout "$start_timeout")
   [[ -z $master_port ]] || own+=(--master-port "$master_port")
   [[ -z $max_restarts ]] || own+=(--max-restarts "$max_restarts")
-  [[ -z $shutdown_timeout ]] || own+=(--shutdown-timeout "$shutdown_timeout")
+  # Longer than torchrun's own 30 s: its ranks have sessions of their own, and would be left.
+  if ((${#command[@]})) && [[ $launcher != torchrun ]]; then local grace=15; else local grace=30; fi
+  own+=(--shutdown-timeout "${shutdown_timeout:-$grace}")
   [[ -z $run_dir ]] || own+=(--run-dir "$run_dir")
   exec "$python" -m jobkit.launch.local.nodes "${own[@]}" -- bash "${BASH_SOURCE[1]}" "$@"
 }

@@ -87,3 +87,5 @@ def test_a_longer_run_continues_in_the_midst_of_the_epoch(
     assert actions(longer) == [("loaded", STEPS)]
     (epoch,) = longer.records("epoch")
     assert (epoch["epoch"], epoch["iterations"], epoch["begun_at"]) == (1, PER_EPOCH, PART)
+    # The clock of an epoch that is continued tells the windows of waits and pauses too.
+    assert all(w["data_wait_s"] is not None for rank in (0, 1) for w in windows(longer, rank))

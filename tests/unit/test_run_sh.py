@@ -177,7 +177,7 @@ def test_help_shows_its_own_options_and_where_the_trainings_are(run: Fake, word:
     )
     assert valued
     taken |= set(re.findall(r"--[a-z-]+", valued[1])) - {"--site-file"}  # the launcher's own
-    assert len(taken - {"--help-training"}) == 15
+    assert len(taken - {"--help-training"}) == 20
     assert {option for option in taken if option not in done.stdout} == set()
     assert done.stdout.startswith("usage: bash run.sh ")
     assert run.calls() == [] and not run.run_dir.exists()

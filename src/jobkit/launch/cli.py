@@ -194,7 +194,7 @@ def make_plan(args: argparse.Namespace) -> Plan:
     if site is not None and study.gpus_per_node is None:
         study = study.changed(gpus_per_node=site.gpus_per_node)
     notes: list[str] = []
-    if site is None and not (args.command or args.gpus) and args.study in _FIT_HERE:
+    if site is None and not (args.to or args.command or args.gpus) and args.study in _FIT_HERE:
         study, notes = _that_fit_here(study)
     plan = study.expand()
     return replace(plan, notes=(*notes, *plan.notes))

@@ -116,7 +116,7 @@ def prepare(plan: Plan, request: LaunchRequest, ask: bool = True) -> Launch:
     site = find_site(request.site, ask)
     devices = {spec.planned_device for spec in plan.runs.values()}
     if site is not None and devices != {"cpu"}:
-        site = request.on(site)
+        site = request.on(site, plan.study.gpus_per_node)
         _check_gpus(site, request, devices)
     found = States(plan, ask).look()
     run_ids = select(found, request.only)

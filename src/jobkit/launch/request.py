@@ -24,9 +24,9 @@ class LaunchRequest:
     gpu_request: str | None = None  # on Slurm: how GPUs are asked for, over the site's way
     torchrun: tuple[str, ...] = ()  # run.sh's options for torchrun, on this machine
 
-    def on(self, site: Site) -> Site:
-        """The site with what was said of its GPUs."""
-        number = site.gpus_per_node or self.gpus_per_node
+    def on(self, site: Site, of_study: int | None = None) -> Site:
+        """The site with what was said of its GPUs; of_study: the study's gpus_per_node."""
+        number = site.gpus_per_node or self.gpus_per_node or of_study
         way = self.gpu_request or site.gpu_request
         return replace(site, gpus_per_node=number, gpu_request=way)
 

@@ -36,8 +36,9 @@ class Clock:
             torch.cuda.synchronize(self._device)
         return time.perf_counter()
 
-    def restart(self) -> None:
-        """Reset to the carried values and start again."""
+    def restart(self, windows: StepWindows | None = None) -> None:
+        """Reset to the carried values and start again; windows: are told of pauses from now on."""
+        self._windows = windows or self._windows
         self.images, before_s, self.data_wait_s = self._carried
         self._end: float | None = None
         self._start = self._now() - before_s

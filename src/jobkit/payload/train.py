@@ -208,7 +208,7 @@ class Trainer:
             self.loss_sum.zero_()
             self.clock = Clock(self.data.device, self.windows)
         else:
-            self.clock.restart()
+            self.clock.restart(self.windows)
         if self.windows:
             self.windows.begin_epoch(epoch)
         warmup, lr = self._warmup(position), 0.0

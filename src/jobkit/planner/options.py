@@ -16,7 +16,7 @@ _IMAGES = 60_000
 # Settings that change neither memory nor traffic.
 _SKIPPED = (
     *("repeat", "dataset", "train_samples", "test_samples", "augment", "epochs", "data_dir"),
-    "max_steps",
+    *("max_steps", "train_split", "check_ranks"),
     *("flip", "tta", "label_smoothing", "bias_lr_factor"),
     *("eval_batch_size", "seed", "device", "threads", "warmup_iterations", "timeout_s"),
 )

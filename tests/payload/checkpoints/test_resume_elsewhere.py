@@ -2,13 +2,18 @@
 
 import random
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from jobkit.checks.verify.cases import EXACT
+from jobkit.errors import UsageError
 from jobkit.payload import random_numbers
+from jobkit.payload.checkpoints.resume import _check_fits
 from jobkit.payload.data.batches import Batches
+from jobkit.spec.runspec import RunSpec
 from support.cuts import (
     DATA,
     RUN,
@@ -162,6 +167,16 @@ def test_of_another_training_is_refused(
     (line,) = [text for text in done.out.splitlines() if "jobkit: error" in text]
     assert line.endswith(f"00000008-0 belongs to a different configuration: {why}")
     assert "Traceback" not in done.out
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "position"), [("hidden", 64, 0), ("hidden", 64, 8), ("train_split", 0.8, 8)]
+)
+def test_of_other_layers_or_samples_is_refused(name: str, value: Any, position: int) -> None:
+    progress = SimpleNamespace(position=position)
+    manifest: Any = SimpleNamespace(spec=RunSpec(model="mlp").to_dict(), progress=progress)
+    with pytest.raises(UsageError, match=f"{name} is None there and {value} here"):
+        _check_fits(manifest, RunSpec(**{"model": "mlp", name: value}), Path("it"))
 
 
 def test_no_checkpoint_where_the_user_says(forge: Start, own: Path, tmp_path: Path) -> None:

@@ -71,6 +71,14 @@ def test_the_ranks_know_their_place_and_are_ended_before_the_pod() -> None:
     assert pairs["--node-rank"] == "$(JOB_COMPLETION_INDEX)"
     assert pairs["--master-addr"] == "train-0.train"
     assert int(pairs["--shutdown-timeout"]) < 90
+    assert int(pairs["--start-timeout"]) > 360  # the longest delay of the controller's restarts
+
+
+@pytest.mark.parametrize(("device", "gpus"), [("auto", ["4"]), ("cuda", ["4"]), ("cpu", [])])
+def test_a_training_on_the_cpu_asks_for_no_gpu(device: str, gpus: list[str]) -> None:
+    job = made(spec=RunSpec(strategy="ddp", ranks_per_node=4, device=device))[-1]
+    limits = pod_of(job)["containers"][0]["resources"]["limits"]
+    assert [count for name, count in limits.items() if "/gpu" in name] == gpus
 
 
 def test_one_pod_needs_no_service() -> None:
@@ -140,6 +148,7 @@ def test_a_study_is_written_as_the_dry_run_shows_it(
         (["--to", "kubernetes"], "needs --image"),
         (["--to", "kubernetes", "--image", IMAGE, "--site", "local"], "--site"),
         (["--to", "kubernetes", "--image", IMAGE, "--sbatch", "--nice=1"], "option of Slurm"),
+        (["--to", "kubernetes", "--image", IMAGE, "--gpu-request", "none"], "--gpu-request"),
     ],
 )
 def test_what_does_not_fit_is_one_line(
@@ -148,3 +157,14 @@ def test_what_does_not_fit_is_one_line(
     assert run_benchmarks([*words, "--dry-run"]) == 2
     error = capsys.readouterr().err
     assert text in error and error.count("\n") == 1
+
+
+def test_the_sizes_are_the_studys_and_not_those_of_this_machine(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    words = ["--to", "kubernetes", "--image", IMAGE, "--strategies", "ddp", "--repeats", "1"]
+    assert run_benchmarks([*words, "--dry-run"]) == 0
+    jobs = list(yaml.safe_load_all(capsys.readouterr().out))
+    ranks = {pod_of(job)["containers"][0]["args"][1] for job in jobs}
+    assert ranks == {"1", "2", "4", "8"}

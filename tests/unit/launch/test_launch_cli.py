@@ -71,6 +71,13 @@ def test_gpus_are_asked_for_without_a_profile(words, asked, monkeypatch, capsys)
     assert [x for x in found if x.startswith(("--gpus", "--gres"))] == asked
 
 
+def test_the_gpus_of_a_node_may_stand_in_the_study(tmp_path, monkeypatch, capsys) -> None:
+    study = tmp_path / "mine.toml"
+    study.write_text('name = "mine"\ngpus = [1, 2]\ngpus_per_node = 2\n')
+    said = scripts(["--study", str(study)], monkeypatch, capsys)
+    assert "#SBATCH --gpus-per-node=1" in said and "#SBATCH --gpus-per-node=2" in said
+
+
 def test_a_training_that_asks_for_no_gpu_is_refused_unless_on_the_cpu(monkeypatch, capsys) -> None:
     error = scripts([], monkeypatch, capsys, 2)
     assert error.count("\n") == 1 and "--gpus-per-node N" in error and "--device cpu" in error

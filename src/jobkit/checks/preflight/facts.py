@@ -136,7 +136,7 @@ def gpu(place: RankEnv, wanted: str) -> Facts:
         "gpus": found.visible,
         "gpu": found.uuid or found.bus,
         "gpu_name": found.name,
-        "gpu_state": gpu_state(found.uuid),
+        "gpu_state": gpu_state(found.uuid, found.bus),
         "gpu_cores": read_line(Path("/sys/bus/pci/devices") / found.bus / "local_cpulist"),
         "gpu_errors": within(5, gpu_errors, ""),
     }

@@ -22,6 +22,9 @@ _NODE = "node"  # the replicated job of a JobSet, and of Kubeflow's runtime torc
 _START = 'exec bash "$(python -m jobkit --prefix)/run.sh" "$@"'
 # run.sh ends what is left of the ranks this long before the container is killed.
 _LAST_S = 15
+# The pods wait so long for each other: images are pulled, and a pod that failed is started again
+# up to 6 minutes later. A node that has waited in vain ends with 2, and so does the job.
+_START_S = 900
 
 
 def object_name(study: str, run_id: str) -> str:
@@ -187,7 +190,7 @@ def _words(
     size = ["--nproc-per-node", str(spec.ranks_per_node)]
     if spec.nodes > 1:
         size += ["--nnodes", str(spec.nodes), "--node-rank", rank, "--master-addr", first]
-        size += ["--master-port", str(PORT)]
+        size += ["--master-port", str(PORT), "--start-timeout", str(_START_S)]
     ends = ["--shutdown-timeout", str(options.grace_s - _LAST_S)]
     own = [word.replace("$(", "$$(") for word in spec.arguments()]
     return [*size, *ends, "--run-dir", f"{MOUNT}/{run_dir}", *own]
@@ -217,9 +220,8 @@ def _pod(options: KubernetesOptions, container: dict[str, Any]) -> dict[str, Any
 
 def _container(spec: PlannedRun, options: KubernetesOptions, words: list[str]) -> dict[str, Any]:
     memory = {"memory": options.pod_memory}
-    gpus = (
-        {} if options.gpu_resource == "none" else {options.gpu_resource: str(spec.ranks_per_node)}
-    )
+    without = options.gpu_resource == "none" or spec.planned_device == "cpu"
+    gpus = {} if without else {options.gpu_resource: str(spec.ranks_per_node)}
     cpus = {"cpu": options.pod_cpus} if options.pod_cpus else {}
     # The user has no entry in the image's /etc/passwd, and no home.
     env = {"HOME": "/tmp", "USER": "jobkit", "JOBKIT_LOGS": MOUNT}

@@ -41,6 +41,7 @@ def refuse_slurms(request: LaunchRequest) -> None:
         "an option of Slurm": request.options,
         "--within-allocation": request.within_allocation,
         "--only": request.only,
+        "--gpu-request": request.gpu_request,
         "--max-running": request.at_once,
         "--max-node-hours": request.max_node_hours,
         "--monitor-interval and --start-timeout": request.torchrun,

@@ -32,6 +32,16 @@ class Link:
                 connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     @property
+    def gone(self) -> bool:
+        """Whether the other node has closed the connection, without having said more before."""
+        try:
+            return not self.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+    @property
     def own_address(self) -> str:
         """This machine's address on the connection."""
         return str(self.socket.getsockname()[0])
@@ -112,9 +122,11 @@ def meet(
             link.socket.settimeout(2.0)
             hello = link.first()
             link.socket.settimeout(None)
-            fault = _fault(hello, own, found)
+            fault = _fault(hello, own, {n: each for n, each in found.items() if not each.gone})
             link.send({"refused": fault} if fault else {"welcome": True})
             if fault is None:
+                if before := found.pop(hello["node"], None):  # a pod that was started again
+                    before.close()
                 found[hello["node"]] = link
                 continue
             link.close()
@@ -148,8 +160,11 @@ def connect(host: str, port: int, own: Message, until: float, enough: Callable[[
                 raise UsageError(f"node 0 does not answer at {host}:{port}: {error}") from None
             time.sleep(_POLL_S)
             continue
+        # Another program may say nothing.
+        link.socket.settimeout(max(until - time.monotonic(), 1.0))
         link.send(own)
         answer = link.first()
+        link.socket.settimeout(None)
         if "welcome" in answer:
             return link
         link.close()

@@ -155,9 +155,12 @@ class Node:
                 self._end_child()
                 self._wait_for_child()
                 self.result = self.stopped or Exit.FAILED
-                return
-            self._act(message)
-        elif "signal" in message:
+            else:
+                self._act(message)
+            return
+        if "lost" in message:  # also after its end: it cannot take part in another start
+            self.restarts = self.args.max_restarts
+        if "signal" in message:
             self._everyone({"signal": message["signal"]})
         elif node not in self.codes and ("ended" in message or "lost" in message):
             self._node_ended(node, message)
@@ -172,8 +175,6 @@ class Node:
             if not self.stopped:
                 text = f"jobkit: warning: {self.reason}: ending all nodes"
                 print(text, file=sys.stderr, flush=True)
-            if lost:
-                self.restarts = self.args.max_restarts  # it cannot take part in another start
             self._everyone({"end": True})
         if len(self.codes) < self.args.nnodes:
             return
