@@ -91,7 +91,8 @@ SCALING = (
     Column(
         "throughput_unit",
         TEXT,
-        "unit of throughput: images/s, samples/s, tokens/s, steps/s; of wall times runs/h, shares/h",
+        "unit of throughput: images/s, samples/s, tokens/s, steps/s; of wall times "
+        "runs/h, shares/h",
     ),
     *_with_interval("throughput", "rate over all ranks: median of successful repeats"),
     Column("throughput_per_rank", NUMBER, "throughput / ranks; dp: / GPUs"),
