@@ -71,10 +71,10 @@ def _doubts(series: str, fit: Fit) -> list[str]:
     for one in fit.estimates:
         name = one.name.replace("_", " ")
         if _impossible(one):
-            sure = "gets slower" if one.low > 1 else "gets no faster, or slower,"
+            doubt = "" if one.low > 1 else " (uncertain: the interval includes 1)"
             said.append(
-                f"{series}: no {name}: it {sure} with more ranks, and even work that is all serial "
-                "would keep its rate."
+                f"{series}: no {name}: as fitted, it gets slower with more ranks{doubt}, where work "
+                "that is all serial would keep its rate."
             )
         elif one.name in _SHARES and one.low <= 0 and one.high >= 1:
             said.append(f"{series}: the {name} may be anything from 0 to 1: more runs would tell.")
