@@ -73,8 +73,8 @@ def _doubts(series: str, fit: Fit) -> list[str]:
         if _impossible(one):
             doubt = "" if one.low > 1 else " (uncertain: the interval includes 1)"
             said.append(
-                f"{series}: no {name}: as fitted, it gets slower with more ranks{doubt}, where work "
-                "that is all serial would keep its rate."
+                f"{series}: no {name}: as fitted, it gets slower with more ranks{doubt}, where "
+                "work that is all serial would keep its rate."
             )
         elif one.name in _SHARES and one.low <= 0 and one.high >= 1:
             said.append(f"{series}: the {name} may be anything from 0 to 1: more runs would tell.")
