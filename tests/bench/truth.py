@@ -1,9 +1,10 @@
 """How true the statistics are: made-up studies of known truth, and published scaling tables.
 
 Prints the coverage of intervals and forecasts, their errors and widths, and how often equal series
-are told apart and sound runs flagged. By the truths and kinds of noise marked * no prior of the
-forecast was chosen. That of a second node's cost is a fit to all published tables; with `--only
-families` each is predicted with a fit to those of all other frameworks.
+are told apart and sound runs flagged. * marks the truths, kinds of noise and published tables that
+were held out when the first priors were chosen. Those of b and of the node boundary were chosen
+while looking at all published tables and at truths of which two have a *; the published tables are
+in-sample for the cost of a second node, but with --only families.
 
     python tests/bench/truth.py                    some minutes
     python tests/bench/truth.py --studies 20       in seconds, rough
@@ -32,7 +33,7 @@ Generator = np.random.Generator
 Values = np.ndarray
 
 
-# Truths: the rate on n ranks, with coefficients drawn for each study. * in the name: held out.
+# Truths: the rate on n ranks, with coefficients drawn for each study. * in the name: see above.
 def _amdahl(n: Values, g: Generator) -> Values:
     return n / (1 + 10 ** g.uniform(-2.7, -1) * (n - 1))
 

@@ -47,7 +47,7 @@ class StudyFigure:
 FIGURES = (
     StudyFigure(
         "time_per_epoch",
-        "Time per epoch, or per amount of work, at each size. Grey line: ideal scaling.",
+        "Time per epoch, per run or per amount of work, at each size. Grey line: ideal scaling.",
         time_figure,
         _NOT_MEASURED,
     ),
@@ -70,7 +70,7 @@ FIGURES = (
     ),
     StudyFigure(
         "forecast",
-        "Measured speed-up and, beyond it, the prediction of the fitted law: not measured.",
+        "Measured speed-up and, beyond it, the prediction of an average of laws: not measured.",
         forecast_figure,
         takes_forecasts=True,
     ),

@@ -86,7 +86,7 @@ def checked_forecasts(
     if any(f.sizes for f in found):
         return found
     reasons = [r for f in found for r in not_forecast(f)]
-    raise UsageError(f"no forecast: {'; '.join(reasons) or 'nothing was measured'}")
+    raise UsageError(f"no forecast: {'; '.join(reasons) or 'no series has sizes to compare'}")
 
 
 def not_forecast(one: Forecast) -> list[str]:

@@ -1,13 +1,21 @@
 """Steps that take longer than the others, in words."""
 
+from jobkit.analysis.collect.lines import METRIC_LINES
 from jobkit.analysis.collect.results import Results
 from jobkit.analysis.tables.text import counted_ranks
 
+_ALL_STEPS = ("pattern ", METRIC_LINES)  # begins of sources that time steps, and no windows
+_OF_RUN = "of a run's steps (of fewer than 100 steps: the longest)"
+_OF_WINDOW = f"{_OF_RUN.replace('run', 'window')}, slowest rank, median over the windows,"
 _FEWEST = 20  # steps of which the 99th percentile is spoken of
 
 
 def uneven_steps(results: Results, unit: str) -> list[str]:
-    """A sentence on the size whose steps are the most uneven; none where none was measured."""
+    """A sentence on the size whose steps are the most uneven; none where none was measured.
+
+    The percentiles of runs measured in windows are medians over the windows' own: a window of fewer
+    than 100 steps has its longest step as 99th percentile.
+    """
     runs = results.runs[results.runs["status"] == "ok"]
     known = runs.dropna(subset=["series", "world_size", "step_p50_s", "step_p99_s", "steps_timed"])
     known = known[(known["steps_timed"] >= _FEWEST) & (known["step_p50_s"] > 0)]
@@ -18,5 +26,9 @@ def uneven_steps(results: Results, unit: str) -> list[str]:
     worst = middle.loc[middle["factor"].idxmax()]
     where = f"{worst['series']} on {counted_ranks(int(worst['world_size']), unit)}"
     most = f"most uneven in {where}" if len(middle) > 1 else f"of {where}"
+    own = known[(known[["series", "world_size"]] == worst[["series", "world_size"]]).all(axis=1)]
+    sources = own["throughput_source"].fillna("").astype(str)
+    single = sources.str.startswith(_ALL_STEPS).all()
+    of = _OF_RUN if single else _OF_WINDOW
     times = f"{worst['factor']:.2f} times the median"
-    return [f"Single steps, {most}: the 99th percentile of their time is {times}."]
+    return [f"Single steps, {most}: the 99th percentile {of} is {times}."]

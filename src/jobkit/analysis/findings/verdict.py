@@ -6,6 +6,7 @@ from typing import Any
 import pandas as pd
 
 from jobkit.analysis.collect.results import Results
+from jobkit.analysis.findings.above_ideal import above_ideal
 from jobkit.analysis.findings.breakdowns import causes
 from jobkit.analysis.findings.chance import by_chance
 from jobkit.analysis.findings.disturbed import shared_nodes
@@ -17,7 +18,6 @@ from jobkit.analysis.tables.frames import records
 from jobkit.analysis.tables.text import counted_ranks, per_second, rounded, say
 
 LEAST = 0.8  # the parallel efficiency that a size to request must have
-_SUPERLINEAR = 1.05  # an efficiency above this is remarked
 _MANY = 5  # series of which each has a sentence; with more, only the best
 _Row = dict[str, Any]
 
@@ -36,8 +36,9 @@ def verdict(
     for kind in dict.fromkeys(map(_kind, rows)):
         own = [r for r in rows if _kind(r) == kind]
         said += _of_scaling(own, kind[0], unit, least)
-        said[-1:-1] = more_repeats(results, _best(own)["series"], least, unit)
+        said += more_repeats(results, _best(own)["series"], least, unit)
     said[1:1] = shared_nodes(results)
+    said += above_ideal(results.scaling, unit)
     said += by_chance(results)
     said += [line for f in forecasts for line in _beyond(f, unit)]
     return [*mixed(results.runs), *said, *uneven_steps(results, unit), _runs(results)]
@@ -60,7 +61,7 @@ def _of_scaling(rows: list[_Row], scaling: str, unit: str, least: float) -> list
     ]
     if len(shown) < len(names):
         limits.append(f"For the other {len(names) - len(shown)} series, see the table.")
-    return [line, *_ask(rows, best, unit, least), *limits]
+    return list(dict.fromkeys([line, *_ask(rows, best, unit, least), *limits]))
 
 
 def _kind(row: _Row) -> tuple[str, str]:
@@ -79,10 +80,12 @@ def _best(rows: list[_Row]) -> _Row:
 
 def _ask(rows: list[_Row], best: _Row, unit: str, least: float) -> list[str]:
     """The largest size of the best series up to which every size is efficient enough, in words."""
-    line = [r for r in rows if r["series"] == best["series"] and pd.notna(r["efficiency"])]
+    if pd.isna(best["efficiency"]):
+        return []  # not compared: its note says why
+    line = [r for r in rows if r["series"] == best["series"]]
     within = _within(line, least)
     if len(line) < 2:
-        return [f"{best['series']} was measured at one size only: its scaling is unknown."]
+        return _one_size(best)
     if not within:
         return []
     row = within[-1]
@@ -130,12 +133,10 @@ def _doubt(row: _Row, least: float) -> str:
 
 
 def _limits(line: list[_Row], unit: str, least: float) -> list[str]:
-    """Where the efficiency of a series falls below the threshold, and why; what is above ideal."""
+    """Where the efficiency of a series falls below the threshold, and why."""
     name, first = line[0]["series"], line[0]
     if pd.isna(first["efficiency"]):
         return [f"{name}: {first['note']}."]
-    over = [r for r in line if r["efficiency"] > _SUPERLINEAR]
-    said = [_superlinear(over[-1], unit)] if over else []
     below = next((r for r in line if r["efficiency"] < least), None)
     if below:
         again = [r for r in line[line.index(below) + 1 :] if r["efficiency"] >= least]
@@ -147,27 +148,39 @@ def _limits(line: list[_Row], unit: str, least: float) -> list[str]:
         if again:
             sizes = " and ".join(_size(r, unit) for r in again)
             text += f" At {sizes} it is measured at {least:.0%} or above again."
-        return [text, *said]
+        return [text, *_slower(line, unit)]
     if len(line) < 2:
-        return [f"{name} was measured at {_size(first, unit)} only."]
-    unsure = [r for r in line[1:] if _unsure(r, least)]
-    row = unsure[0] if unsure else line[-1]
-    where = "" if row is line[-1] else f" (at {_size(row, unit)})"
+        return _one_size(first)
+    last = line[-1]
+    unsure = [r for r in line[:0:-1] if _unsure(r, least)]
+    row = min(unsure, key=lambda r: float(r["efficiency"])) if unsure else last
     text = (
         f"{name} {'seems to have' if unsure else 'has'} at least {least:.0%} parallel efficiency "
-        f"up to the largest measured size, {_size(line[-1], unit)}: "
-        f"{_measured(row, 'efficiency', '{:.1%}')}{where}{_doubt(row, least)}."
+        f"up to the largest measured size, {_size(last, unit)}: "
+        f"{_measured(last, 'efficiency', '{:.1%}')}"
     )
-    return [text, *said]
+    if row is not last:
+        lowest = row["efficiency"] == min(r["efficiency"] for r in line[1:])
+        text += f" there, {'lowest' if lowest else 'least certain'} on {_size(row, unit)}: "
+        text += _measured(row, "efficiency", "{:.1%}")
+    return [f"{text}{_doubt(row, least)}."]
 
 
-def _superlinear(row: _Row, unit: str) -> str:
-    base = counted_ranks(int(row["base_world_size"]), unit)
-    return (
-        f"{row['series']} is measured at {row['efficiency']:.0%} of ideal scaling on "
-        f"{_size(row, unit)}. Usual reasons for more than 100%: slow runs on {base}, the baseline, "
-        "or data that fit into the caches or the memory of more ranks only."
+def _one_size(row: _Row) -> list[str]:
+    return [f"{row['series']} was measured at one size only: its scaling is unknown."]
+
+
+def _slower(line: list[_Row], unit: str) -> list[str]:
+    """That a series gets no faster with its size, where it is so."""
+    most = max(line[1:], key=lambda r: float(r["speed_up"]))
+    if most["speed_up"] > 1:
+        return []
+    text = (
+        f"{line[0]['series']} is measured faster on no larger size than on "
+        f"{_size(line[0], unit)}: the highest speed-up is {_measured(most, 'speed_up', '{:.3g}')}, "
+        f"on {_size(most, unit)}."
     )
+    return [text]
 
 
 def _within(line: list[_Row], least: float) -> list[_Row]:
@@ -200,7 +213,8 @@ def _runs(results: Results) -> str:
     if bad.empty:
         return f"All {total} planned runs are ok." if total > 1 else "The one planned run is ok."
     others = ", ".join(f"{n} {status}" for status, n in sorted(bad.items()))
-    return f"{total - int(bad.sum())} of {total} planned runs are ok; {others}."
+    ok = total - int(bad.sum())
+    return f"{ok} of {total} planned runs {'is' if ok == 1 else 'are'} ok; {others}."
 
 
 def _size(row: _Row, unit: str) -> str:

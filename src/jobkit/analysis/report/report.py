@@ -19,10 +19,11 @@ from jobkit.analysis.figures.draw import FIGURES
 from jobkit.analysis.figures.drawing import unit
 from jobkit.analysis.figures.subtitle import subtitle
 from jobkit.analysis.findings.breakdowns import efficiency_table, size_breakdowns
-from jobkit.analysis.findings.forecast import LAW, Forecast, forecast_table, not_forecast
+from jobkit.analysis.findings.forecast import Forecast, forecast_table, not_forecast
 from jobkit.analysis.findings.forecast import forecasts as fitted
 from jobkit.analysis.findings.threads import thread_lines
 from jobkit.analysis.findings.verdict import LEAST, verdict
+from jobkit.analysis.report.laws import LAW_NAMES, laws_table
 from jobkit.analysis.report.proposal import proposal_table
 from jobkit.analysis.report.reproduce import commands, facts, study_file
 from jobkit.analysis.tables.frames import records
@@ -30,12 +31,6 @@ from jobkit.analysis.tables.products import save
 from jobkit.analysis.tables.text import TextTable, counted, rounded, say, time_head, with_interval
 
 _TEMPLATE = "report.html.j2"
-_LAW_NAMES = {
-    "amdahl": "Amdahl",
-    "usl": "Universal Scalability Law",
-    "gustafson": "Gustafson",
-    LAW: "average of laws",
-}
 
 
 def write_report(
@@ -90,7 +85,7 @@ def _html(
         care=_care(results),
         figures=[_figure(path) for path in figures if path.suffix == ".svg"],
         forecast=_forecast(results, forecasts),
-        laws=_laws(fitted(results)),
+        laws=laws_table(fitted(results)),
         steps=steps,
         runs=[_run(row) for row in records(results.runs)],
         facts=facts(results),
@@ -144,7 +139,7 @@ def _forecast(results: Results, forecasts: Sequence[Forecast]) -> TextTable:
     rows = [
         [
             row["series"],
-            _LAW_NAMES[row["law"]],
+            LAW_NAMES[row["law"]],
             say(row["world_size"]),
             say(row["times_beyond"], "{:.3g}"),
             with_interval(row, "time", "{:.3g}", "_s"),
@@ -162,35 +157,6 @@ def _forecast(results: Results, forecasts: Sequence[Forecast]) -> TextTable:
     notes += [note]
     notes += [f"No forecast: {why}." for f in forecasts for why in not_forecast(f)]
     return TextTable(heads, rows, 2, notes)
-
-
-def _laws(found: Sequence[Forecast]) -> TextTable:
-    """The fitted parameters of every series, with intervals and goodness of fit."""
-    heads = ["series", "law", "parameter", "value", "95 % interval", "R\N{SUPERSCRIPT TWO}"]
-    rows = [
-        [
-            one.series,
-            _LAW_NAMES[fit.law],
-            estimate.name.replace("_", " "),
-            f"{estimate.value:.4f}",
-            f"{estimate.low:.4f} to {estimate.high:.4f}",
-            f"{fit.r_squared:.4f}",
-            f"{fit.worst:.1%}",
-        ]
-        for one in found
-        for fit in one.fits
-        for estimate in fit.estimates
-    ]
-    notes = [f"No fit: {one.refused}." for one in found if one.refused]
-    if rows:
-        notes.append("They describe the measured sizes; forecasts are not made with one of them.")
-    left_out = [one for one in found if one.left_out and one.fits]
-    notes += [
-        f"{one.series}: fitted without {counted(one.left_out, 'outlier')}." for one in left_out
-    ]
-    if any(float(row[3]) < 0 for row in rows):
-        notes.append("A value below 0 means superlinear speed-up at some size.")
-    return TextTable([*heads, "largest error"], rows, 3, notes)
 
 
 def _run(row: dict[str, Any]) -> dict[str, Any]:

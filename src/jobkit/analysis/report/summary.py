@@ -11,11 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 from jobkit.analysis.collect.results import Results
+from jobkit.analysis.findings.above_ideal import above_ideal
 from jobkit.analysis.findings.threads import thread_lines
 from jobkit.analysis.scaling.scaling import older
 from jobkit.analysis.scaling.sizes import EPOCH, Size
 from jobkit.analysis.tables.comparable import mixed
-from jobkit.analysis.tables.text import NONE, rounded, say
+from jobkit.analysis.tables.text import NONE, RANKS, rounded, say
 
 _WIDE = 200  # columns where there is no terminal: no line in a file is truncated
 _HEADS = (
@@ -41,7 +42,7 @@ def print_summary(results: Results, console: Console | None = None) -> None:
     for line in _bases(found):
         console.print(Text(line), soft_wrap=True)
     console.print(Text("median of successful repeats [min, max]"))
-    for line in thread_lines(results):
+    for line in [*above_ideal(results.scaling, RANKS), *thread_lines(results)]:
         console.print(Text(line), soft_wrap=True)
     for row in _not_ok(results):
         shown = f"{row['status']:9} {row['run_id']}: {row['reason']}"

@@ -92,7 +92,7 @@ def sizes(runs: pd.DataFrame) -> list[Size]:
     for row in records(runs[[*_KEYS, *_FACTS, *_OF_RUN]]):
         plain = {name: _plain(value) for name, value in row.items()}
         groups.setdefault(tuple(plain[k] for k in _KEYS), []).append(plain)
-    found = [_size(rows) for rows in groups.values()]
+    found = _with_units([_size(rows) for rows in groups.values()])
     return _with_speed_up(_with_times(sorted(found, key=_order)), faults(runs))
 
 
@@ -112,7 +112,7 @@ def _size(rows: list[Row]) -> Size:
         ok_runs=tuple(row["run_id"] for row in ok),
         train_samples=int(samples[0]) if samples else None,
         not_ok=tuple(row["status"] for row in rows if row["status"] != "ok"),
-        throughput_unit=str(units[0]) if units else IMAGES,
+        throughput_unit=str(units[0]) if units else IMAGES * bool(rates),
         throughput=_median(rates),
         rates=tuple(rates),
         time_of=EPOCH,
@@ -123,6 +123,20 @@ def _size(rows: list[Row]) -> Size:
         peaks_memory_mib=tuple(peaks),
         val_accuracy=_median(_values(ok, "val_accuracy")),
     )
+
+
+def _with_units(found: list[Size]) -> list[Size]:
+    """Give a size of which no run is ok the unit of its series, else that of the study.
+
+    Its time is then of the same as that of the others. A study that measured nothing has images.
+    """
+    of_series = {s.series: s.throughput_unit for s in found if s.throughput_unit}
+    units = set(of_series.values())
+    other = units.pop() if len(units) == 1 else IMAGES
+    return [
+        replace(s, throughput_unit=s.throughput_unit or of_series.get(s.series, other))
+        for s in found
+    ]
 
 
 def _with_times(found: list[Size]) -> list[Size]:

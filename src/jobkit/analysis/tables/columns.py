@@ -88,9 +88,14 @@ SCALING = (
         "outliers", TEXT, "run_ids that are outliers among the repeats; the medians include them"
     ),
     Column("note", TEXT, "why there is no comparison, if there is none"),
-    Column("throughput_unit", TEXT, "unit of throughput: images/s, samples/s, tokens/s, steps/s"),
+    Column(
+        "throughput_unit",
+        TEXT,
+        "unit of throughput: images/s, samples/s, tokens/s, steps/s; of wall times "
+        "runs/h, shares/h",
+    ),
     *_with_interval("throughput", "rate over all ranks: median of successful repeats"),
-    Column("throughput_per_rank", NUMBER, "throughput / world_size"),
+    Column("throughput_per_rank", NUMBER, "throughput / ranks; dp: / GPUs"),
     Column("time_of", TEXT, "what time_s is of: epoch, an amount of work as 10M tokens, or run"),
     *_with_interval("time", "time of that: the amount / throughput", "_s"),
     Column("gpu_hours", NUMBER, "time_s x world_size / 3600 (CPU: processes)"),

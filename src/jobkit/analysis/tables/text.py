@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 NONE = "-"
+RANKS = "ranks"  # the unit of a size where it is not said whether ranks are GPUs
 _LATEX = {c: f"\\{c}" for c in "&%$#_{}"}
 _LATEX["["] = "{[}"  # at the start of a row it would be an argument of the line's end
 _LATEX |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
@@ -96,5 +97,5 @@ def counted(count: int, word: str) -> str:
 
 
 def counted_ranks(count: int, unit: str) -> str:
-    """The same for GPUs or processes; unit: as figures.drawing.unit says it."""
-    return counted(count, "GPU" if unit == "GPUs" else "process")
+    """The same for GPUs or processes; unit: as figures.drawing.unit says it, or ranks."""
+    return counted(count, {"GPUs": "GPU", RANKS: "rank"}.get(unit, "process"))
