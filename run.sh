@@ -391,10 +391,17 @@ end_stuck_srun() {
   kill -KILL "$child" 2>/dev/null
 }
 
+# Seconds as torchrun takes them: a whole number, rounded up.
+whole_seconds() {
+  local whole=$((10#${1%%.*}))
+  [[ ! $1 =~ \.0*[1-9] ]] || ((++whole))
+  echo "$whole"
+}
+
 # Becomes torchrun, for jobkit's own training. To be called in a subshell.
 # shellcheck disable=SC2317  # called by start_child
 training_here() {
-  local meet=(--standalone --local-addr 127.0.0.1 --rdzv-conf "join_timeout=$start_timeout")
+  local meet=(--standalone --local-addr 127.0.0.1 --rdzv-conf "join_timeout=$(whole_seconds "$start_timeout")")
   [[ -z $nnodes ]] || torchrun_nodes
   exec "$python" -m torch.distributed.run "${meet[@]}" --nproc-per-node "$nproc_per_node" \
     --monitor-interval "$monitor_interval" -m "$module" ${words[@]+"${words[@]}"}
@@ -407,7 +414,10 @@ start_here() {
   fi
   # Without a folder there is no outcome to read, and the ranks' own codes count.
   [[ -n $outcome ]] && export JOBKIT_READS_OUTCOME=1
-  if [[ -n $shutdown_timeout ]]; then export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=${shutdown_timeout%.*}; fi
+  if [[ -n $shutdown_timeout ]]; then
+    TORCH_ELASTIC_SHUTDOWN_TIMEOUT=$(whole_seconds "$shutdown_timeout")
+    export TORCH_ELASTIC_SHUTDOWN_TIMEOUT
+  fi
   # One machine's ranks need no other address than its own; a host name may resolve to none.
   if [[ -z $nnodes && $(uname) == Linux ]]; then export GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-lo}; fi
   if ((${#command[@]})); then

@@ -254,7 +254,7 @@ command_on_slurm() {
       rank_words 'rank_run torchrun ""'
       local worker=("${rank[@]}")
       rank_words 'rank_agent'
-      rank+=("$(torchrun_python)" "$command_ranks" "$start_timeout" "${worker[@]}")
+      rank+=("$(torchrun_python)" "$command_ranks" "$(whole_seconds "$start_timeout")" "${worker[@]}")
       size+=(--ntasks="$command_nodes" --ntasks-per-node=1) more+=(--cpu-bind=none) ;;
     once) # shared, so that the command may start steps of its own
       unset SLURM_GPUS_PER_TASK SLURM_CPUS_PER_TASK
@@ -280,7 +280,7 @@ command_here() {
         ${nnodes:+--node-rank "$node_rank" --nnodes "$nnodes"} -- "${rank[@]}" "${command[@]}" ;;
     torchrun) # it sends TERM to the whole group of a rank
       rank_words 'rank_run torchrun "USR1 USR2"'
-      local meet=(--standalone --rdzv-conf "join_timeout=$start_timeout")
+      local meet=(--standalone --rdzv-conf "join_timeout=$(whole_seconds "$start_timeout")")
       [[ -z $nnodes ]] || torchrun_nodes
       exec "$(torchrun_python)" -m torch.distributed.run "${meet[@]}" \
         --nproc-per-node "$nproc_per_node" --monitor-interval "$monitor_interval" --no-python "${rank[@]}" "${command[@]}" ;;

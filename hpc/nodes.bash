@@ -39,6 +39,6 @@ become_node() {
 torchrun_nodes() {
   meet=(--nnodes "$nnodes" --node-rank "$node_rank" --rdzv-backend static
     --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" --rdzv-id "jobkit.$given_attempt"
-    --local-addr "${JOBKIT_NODE_ADDR:-$MASTER_ADDR}" --rdzv-conf "timeout=${start_timeout%.*}")
+    --local-addr "${JOBKIT_NODE_ADDR:-$MASTER_ADDR}" --rdzv-conf "timeout=$(whole_seconds "$start_timeout")")
   unset MASTER_ADDR MASTER_PORT
 }
