@@ -12,8 +12,9 @@ check_nodes() {
   for own in "nnodes 1 9999" "node_rank 0 9998" "master_port 1 65535"; do
     read -r own low high <<<"$own"
     [[ -n ${!own} || $own == master_port ]] || fail "--nnodes needs --${own//_/-} beside it"
-    [[ ${!own:-$low} =~ ^(0|[1-9][0-9]{0,4})$ ]] && ((${!own:-$low} >= low && ${!own:-$low} <= high)) ||
+    if [[ ! ${!own:-$low} =~ ^(0|[1-9][0-9]{0,4})$ ]] || ((${!own:-$low} < low || ${!own:-$low} > high)); then
       fail "--${own//_/-} ${!own}: must be a whole number from $low to $high"
+    fi
   done
   ((node_rank < nnodes)) || fail "--node-rank $node_rank: must be below --nnodes, which is $nnodes"
   [[ $master_addr =~ ^[A-Za-z0-9:][A-Za-z0-9._:%-]*$ ]] ||

@@ -123,7 +123,9 @@ def check_records(done: Result) -> None:
     lines = done.paths.metrics(0).read_text().splitlines()
     records = [json.loads(line) for line in lines]
     kinds = [r["kind"] for r in records]
-    assert list(dict.fromkeys(kinds)) == ["run_start", "startup", "epoch", "breakdown", "run_end"]
+    # How many windows there are depends on the speed.
+    others = dict.fromkeys(kind for kind in kinds if kind != "window")
+    assert list(others) == ["run_start", "startup", "epoch", "breakdown", "run_end"]
     assert kinds.count("epoch") == 2
     assert [r["seq"] for r in records] == list(range(len(records)))
     for kind in set(kinds) - {"run_start"}:
