@@ -45,7 +45,7 @@ def test_a_deleted_pod_is_replaced_and_goes_on(
     tmp_path: Path, mount: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JOBKIT_LOGS", str(tmp_path / "logs"))
-    length = ["--epochs", "24", "--checkpoint-every", "epoch", "--device", "cpu"]
+    length = ["--epochs", "40", "--checkpoint-every", "epoch", "--device", "cpu"]
     assert run_benchmarks([*WORDS, *TRAINING, *SHORT, *length]) == 0
     (manifest,) = (tmp_path / "logs" / "pods" / "kubernetes").glob("*.yaml")
     volume, logs = tmp_path / "volume", tmp_path / "kubectl"
@@ -78,4 +78,4 @@ def collected(folder: Path) -> bool:
     assert collect_main(["pods"]) == 0
     with (folder / "logs" / "pods" / "results.csv").open() as file:
         (row,) = csv.DictReader(file)
-    return (row["status"], row["attempts"], row["epochs_done"]) == ("ok", "2", "24")
+    return (row["status"], row["attempts"], row["epochs_done"]) == ("ok", "2", "40")

@@ -142,7 +142,7 @@ def test_a_device_is_taken_by_local_rank() -> None:
 def test_what_a_group_leaves() -> None:
     (table,) = ending.left_over()
     sockets, threads = table.column("sockets"), table.column("threads")
-    assert sockets[1] == sockets[2] > sockets[0] == sockets[5]
+    assert sockets[1] > sockets[0] and sockets[2] > sockets[0] and sockets[5] < sockets[4]
     assert threads[2] > threads[0]
 
 

@@ -147,6 +147,10 @@ def test_a_study_is_written_as_the_dry_run_shows_it(
         (["--image", IMAGE], "is for --to kubernetes"),
         (["--to", "kubernetes"], "needs --image"),
         (["--to", "kubernetes", "--image", IMAGE, "--site", "local"], "--site"),
+        (
+            ["--to", "kubernetes", "--image", IMAGE, "--strategies", "dp", "--gpus", "1"],
+            "dp drives",
+        ),
         (["--to", "kubernetes", "--image", IMAGE, "--sbatch", "--nice=1"], "option of Slurm"),
         (["--to", "kubernetes", "--image", IMAGE, "--gpu-request", "none"], "--gpu-request"),
     ],

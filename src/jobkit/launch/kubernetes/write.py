@@ -22,11 +22,17 @@ def to_kubernetes(
 ) -> int:
     """Write the manifest of each run, or print them all; return the exit code."""
     refuse_slurms(request)
+    if options.gpu_resource != "none" and any(s.whole_node for s in plan.runs.values()):
+        # Its pod would get one GPU, of all that it is to drive.
+        raise UsageError("dp drives all GPUs of a node, of which --to kubernetes knows no number: "
+                         "leave it out of --strategies")  # fmt: skip
     texts = {run_id: text(plan, run_id, options, request) for run_id in plan.runs}
     if dry_run:
         print("---\n".join(texts.values()), end="")
         return Exit.OK
     folder = _write(plan, texts)
+    for note in plan.notes:
+        print(f"note: {note}")
     print(f"{len(texts)} manifests in {folder}/: nothing was started", flush=True)
     print(
         f"next: kubectl apply -f {folder}/    (docs/kubernetes.md: the volume, and what comes back)"
