@@ -21,6 +21,7 @@ EXTRA_OF = {
     "jinja2": "analysis",
     "orjson": "analysis",
     "regex": "analysis",
+    "markdown_it": "analysis",
     "yaml": "kubernetes",
 }
 _IN_A_CHECKOUT = "run 'make venv' once, then 'source .venv/bin/activate'"
