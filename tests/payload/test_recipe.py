@@ -25,6 +25,18 @@ from jobkit.spec.runspec import RunSpec
 CPU = torch.device("cpu")
 
 
+class _Batches:
+    """The sizes of an epoch: batches of 8."""
+
+    batch_size = 8
+
+    def __init__(self, samples: int) -> None:
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return -(-self.samples // self.batch_size)
+
+
 def normalised(images: torch.Tensor) -> torch.Tensor:
     return ((images.float() - torch.tensor(MEAN)) / torch.tensor(STD)).permute(0, 3, 1, 2)
 
@@ -135,7 +147,7 @@ def test_lookahead_is_the_formula_written_out() -> None:
         spec=RunSpec(lookahead_every=3, epochs=10),
         optimizer=optimizer,
         progress=progress,
-        batches=SimpleNamespace(batch_size=8, samples=6),
+        batches=_Batches(6),
     )
     Lookahead(trainer)  # type: ignore[arg-type]
     own, slow = [1.0, -2.0], None
@@ -163,7 +175,7 @@ def test_the_slow_weights_are_counted_in_memory(kind: str) -> None:
     from jobkit.payload.strategies.base import make_optimizer
 
     optimizer = make_optimizer(strategy)
-    progress, batches = Progress(), SimpleNamespace(batch_size=8, samples=80)
+    progress, batches = Progress(), _Batches(80)
     trainer = SimpleNamespace(spec=spec, optimizer=optimizer, progress=progress, batches=batches)
     Lookahead(trainer)  # type: ignore[arg-type]
     strategy.forward_backward(torch.randn(8, 3, 32, 32), torch.arange(8), 1 / 8, True)
