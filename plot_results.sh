@@ -9,7 +9,7 @@
 set -u
 { : 9<&0; } 2>/dev/null || exec </dev/null
 { : 9>&1; } 2>/dev/null || exec >/dev/null
-{ : 9>&2; } 2>/dev/null || exec 2>/dev/null
+true 9>&2 || exec 2>/dev/null # its own error is said nowhere: this stream is closed
 trap : PIPE # a reader that has left (... | head) ends nothing
 
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)

@@ -59,7 +59,7 @@ set -u
 # (... | head) ends no training.
 { : 9<&0; } 2>/dev/null || exec </dev/null
 { : 9>&1; } 2>/dev/null || exec >/dev/null
-{ : 9>&2; } 2>/dev/null || exec 2>/dev/null
+true 9>&2 || exec 2>/dev/null # its own error is said nowhere: this stream is closed
 trap : PIPE
 umask go-w # others may read what a run leaves, and change nothing
 
