@@ -92,3 +92,9 @@ def test_the_words_are_those_of_the_field() -> None:
         if (match := re.search(word, line, re.IGNORECASE))
     ]
     assert found == []
+
+
+def test_each_file_of_tests_has_a_name_of_its_own() -> None:
+    """pytest would not collect the second one."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
