@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from support.place import ROOT
-from support.training_programs import LEAVES
+from support.training_programs import LEAVES, PRINTS
 
 # Not one line of it knows of jobkit.
 TORCH = (
@@ -37,13 +37,6 @@ if dist.is_initialized():
     dist.destroy_process_group()
 """
 )
-PRINTS = """
-import os
-if os.environ["RANK"] == "0":
-    ms = 100 / int(os.environ["WORLD_SIZE"])
-    for step in range(0, 200, 10):
-        print(f"iter {step}: loss 3.0, time {900 if step == 0 else ms:.2f}ms, mfu 30.00%")
-"""
 TORCH_STUDY = """
 name = "torch"
 command = ["{python}", "{program}", "{{batch}}"]
