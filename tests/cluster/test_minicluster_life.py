@@ -190,11 +190,11 @@ def test_a_cluster_ends_with_the_tests_that_own_it(
     argv = [sys.executable, "-m", "pytest", "-q", "-p", "conftest", *workers.split()]
     note = tmp_path / "folder"
     with subprocess.Popen(argv, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL) as owner:
-        _until(lambda: note.exists() and note.read_text().endswith("\n"), 60)
+        _until(lambda: note.exists() and note.read_text().endswith("\n"), 180)
         cluster = Path(note.read_text().strip())
         assert len(traces(cluster)) > 3
         owner.send_signal(signum)
-    _until(lambda: not traces(cluster.parent), 60)
+    _until(lambda: not traces(cluster.parent), 180)
 
 
 def test_a_folder_with_other_files_is_left_alone(short_dir: Path, door) -> None:

@@ -25,7 +25,8 @@ import torch.distributed as dist
 from jobkit.gpus import hide_gpus
 
 LIMIT_S = 120.0  # for all ranks together, on a machine that is busy with other things
-_WAIT_S = 20.0  # until a collective gives up on a rank that does not come
+_WAIT_S = 60.0  # until a collective gives up on a rank that does not come
+_CHECKED_WAIT_S = 20.0  # as above for a learner's file, where a call may well be missing
 _GRACE_S = 1.0  # after one rank has failed, for the others, which may wait for it
 # Compilers and sharding are imported by torch when they are first used, which takes seconds.
 _PRELOAD = ["jobkit.exercise.ranks", "torch._dynamo", "torch.distributed.fsdp"]
@@ -143,7 +144,7 @@ def _be_rank(
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     try:
         if join:
-            join_group(rank, world)
+            join_group(rank, world, wait_s=_CHECKED_WAIT_S if file else _WAIT_S)
         pipe.send(work(rank, *args))
     # SystemExit too: the learner's file may call exit().
     except BaseException as error:

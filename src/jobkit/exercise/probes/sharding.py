@@ -1,6 +1,7 @@
 """Probes of exercise 4.2: the bytes that a rank holds before, in and after a forward pass."""
 
 import gc
+import time
 from collections.abc import Sequence
 
 import torch
@@ -16,6 +17,7 @@ from jobkit.exercise.table import Table
 from jobkit.units import MIB
 
 _LAYERS, _WIDTH = 8, 512
+_LOOKS = 5
 # Strategy as FSDP1 called it: whether FSDP2 frees the parameters after the forward pass.
 _STRATEGIES = {"DDP": None, "SHARD_GRAD_OP": False, "FULL_SHARD": True}
 
@@ -30,6 +32,19 @@ def storages() -> int:
         storage = local.untyped_storage()
         found[storage.data_ptr()] = storage.nbytes()
     return sum(found.values())
+
+
+def settled() -> int:
+    """The bytes of all tensors once Gloo's threads have let go of theirs.
+
+    A collective is complete a moment before its thread drops the last reference to what it sent
+    and received. Nothing computes meanwhile, so that what is held can only become less.
+    """
+    least = storages()
+    for _ in range(_LOOKS):
+        time.sleep(0.005)
+        least = min(least, storages())
+    return least
 
 
 def layers_of(width: int) -> nn.Sequential:
@@ -64,16 +79,16 @@ class _Moments:
         self._model = model
 
     def _look(self, *_: object) -> None:
-        self.most = max(self.most, storages())
+        self.most = max(self.most, settled())
 
     def run(self) -> tuple[float, ...]:
         """Before, at most in and after the forward pass, after the backward pass, in MiB."""
         x = torch.ones(1, _WIDTH)  # one sample: activations are small beside the parameters
-        before = storages()
+        before = settled()
         loss = self._model(x).sum()
-        after = storages()
+        after = settled()
         loss.backward()
-        return tuple(n / MIB for n in (before, self.most, after, storages()))
+        return tuple(n / MIB for n in (before, self.most, after, settled()))
 
 
 def _bytes(rank: int, name: str, groups: int) -> tuple[float, ...]:
