@@ -16,13 +16,12 @@ TAR = Path(
 def test_one_and_two_ranks_learn_the_same_from_real_images(forge: Start) -> None:
     words = ["--dataset", f"folder:{TAR}", "--train-samples", "4000", "--test-samples", "1000"]
     # fp32: a processor that has no bf16 takes ten times as long with it.
-    words += [*NO_BREAKDOWN, "--epochs", "3", "--global-batch-size", "128", "--precision", "fp32"]
+    words += [*NO_BREAKDOWN, "--epochs", "2", "--global-batch-size", "128", "--precision", "fp32"]
     one = forge(1, *words, "--strategy", "single", timeout_s=200)
     two = forge(2, *words, "--strategy", "ddp", timeout_s=200)
     assert one.codes + two.codes == [0, 0, 0], one.out + two.out
     assert one.record("run_start")["train_samples"] == 4000
-    # Chance is 0.10.
-    print(one.accuracies(), two.accuracies())
-    assert min(one.accuracies()[-1], two.accuracies()[-1]) > 0.35
+    # Chance is 0.10; after two short epochs it was 0.32.
+    assert min(one.accuracies()[-1], two.accuracies()[-1]) > 0.25
     assert one.accuracies()[-1] == pytest.approx(two.accuracies()[-1], abs=0.02)
     assert one.losses()[-1] == pytest.approx(two.losses()[-1], rel=0.05)
