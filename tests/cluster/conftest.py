@@ -52,7 +52,7 @@ class Cluster:
         return run_door(*words, directory=self.layout.root)
 
     def run(
-        self, *argv: str | os.PathLike[str], timeout: float = 120, cwd: Path | None = None,
+        self, *argv: str | os.PathLike[str], timeout: float = 480, cwd: Path | None = None,
         env: dict[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:  # fmt: skip
         """Run a command on the login node, so to say; `env` is added to the environment."""
@@ -81,7 +81,7 @@ class Cluster:
         both = (row.split("|") for row in rows.splitlines())
         return [{"JobState": state.split()[0], "ExitCode": code} for state, code in both]
 
-    def wait(self, job_id: str | int, timeout: float = 180) -> Ended:
+    def wait(self, job_id: str | int, timeout: float = 720) -> Ended:
         """Wait until the job, or every element of the array, has ended."""
         deadline = time.monotonic() + timeout
         while True:
@@ -93,7 +93,7 @@ class Cluster:
             assert time.monotonic() < deadline, f"job {job_id} has not ended: {jobs}"
             time.sleep(0.25)
 
-    def wait_for(self, job_id: str | int, timeout: float = 180, **fields: str) -> dict[str, str]:
+    def wait_for(self, job_id: str | int, timeout: float = 720, **fields: str) -> dict[str, str]:
         """Wait until the job's record has these fields, such as JobState="RUNNING"."""
         deadline = time.monotonic() + timeout
         while True:
@@ -105,7 +105,7 @@ class Cluster:
 
 
 def run_door(
-    *words: str, directory: Path, timeout: float = 120
+    *words: str, directory: Path, timeout: float = 480
 ) -> subprocess.CompletedProcess[str]:
     """Run `hpc/minicluster <words> --dir <directory>`."""
     return subprocess.run(

@@ -12,7 +12,7 @@ def test_a_job_measures_inside_a_node_and_between_nodes(cluster, tmp_path: Path)
     kit = make_checkout(tmp_path / "my kit", tmp_path / "data")
     words = ["--max-bytes", "64K", "--iterations", "3"]
     job_id = kit.sbatch(cluster, "hpc/comm.sh", *words)
-    ended = cluster.wait(job_id, 120)
+    ended = cluster.wait(job_id, 480)
     logs = kit.folder / "logs"
     said = "".join((logs / f"comm-{job_id}.{end}").read_text() for end in ("log", "err"))
     assert ended == ("COMPLETED", "0:0"), said

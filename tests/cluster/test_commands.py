@@ -103,7 +103,7 @@ def studies(cluster, kit: Checkout) -> dict[str, str]:
     }  # fmt: skip
 
 
-def until(condition: Callable[[], object], timeout: float = 180) -> None:
+def until(condition: Callable[[], object], timeout: float = 720) -> None:
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
@@ -218,7 +218,7 @@ def test_one_job_of_a_command(cluster, kit: Checkout) -> None:
     """`sbatch run.sh -- ...`, with a folder of its own."""
     words = ["--ntasks-per-node=2", "run.sh", "--", sys.executable, "program.py", "place", "x"]
     job_id = kit.sbatch(cluster, *words)
-    assert cluster.wait(job_id, 120) == ("COMPLETED", "0:0"), kit.log(job_id)
+    assert cluster.wait(job_id, 480) == ("COMPLETED", "0:0"), kit.log(job_id)
     paths = RunPaths(kit.folder / "logs" / "single" / f"job-{job_id}")
     assert read_json(paths.outcome(0))["status"] == "ok"
     spec = read_json(paths.spec)["spec"]

@@ -20,7 +20,7 @@ def test_a_drill_on_this_machine(tmp_path: Path) -> None:
     words = ["--local", "--name", "here", "--faults", "term", "scancel"]
     done = subprocess.run(
         [sys.executable, "-m", "jobkit", "drill", *words],
-        env=env, capture_output=True, text=True, timeout=300,
+        env=env, capture_output=True, text=True, timeout=1200,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     with (tmp_path / "my logs" / "here" / "drill.csv").open() as file:

@@ -57,7 +57,7 @@ def test_defaults_and_what_overrides_them(cluster, checkout: Checkout) -> None:
     jobs = {one: (1, 1), two: (2, 2), four: (1, 4)}
     losses = []
     for job_id, (nodes, world_size) in jobs.items():
-        assert cluster.wait(job_id, 120) == ("COMPLETED", "0:0"), checkout.log(job_id)
+        assert cluster.wait(job_id, 480) == ("COMPLETED", "0:0"), checkout.log(job_id)
         (start,) = checkout.records(job_id, "run_start")[:1]
         assert (start["nodes"], start["world_size"]) == (nodes, world_size)
         assert start["job_id"] == job_id
@@ -73,7 +73,7 @@ def test_two_jobs_on_one_node_both_train(cluster, checkout: Checkout) -> None:
     words = ["--nodelist=n1", "--ntasks-per-node=2", "--gpus-per-node=2", "run.sh", *TINY]
     jobs = [checkout.sbatch(cluster, *words) for _ in range(2)]
     for job_id in jobs:
-        assert cluster.wait(job_id, 120) == ("COMPLETED", "0:0"), checkout.log(job_id)
+        assert cluster.wait(job_id, 480) == ("COMPLETED", "0:0"), checkout.log(job_id)
     masters = {
         line.split("master ")[1]
         for j in jobs
@@ -86,7 +86,7 @@ def test_two_jobs_on_one_node_both_train(cluster, checkout: Checkout) -> None:
 def test_a_rank_that_fails_fails_the_job(cluster, checkout: Checkout, own) -> None:
     words = ["--ntasks-per-node=2", "run.sh", "--model", "mine:make", *TINY]
     job_id = checkout.sbatch(cluster, *words, **own, FAIL_ON_RANK="1")
-    state, code = cluster.wait(job_id, 120)
+    state, code = cluster.wait(job_id, 480)
     assert state == "FAILED" and code == "1:0", (state, code)
     assert "[rank1] RuntimeError: planted fault" in checkout.log(job_id)
     left = checkout.folder / "logs/single" / f"job-{job_id}" / "attempts/0/outcome.json"
@@ -95,7 +95,7 @@ def test_a_rank_that_fails_fails_the_job(cluster, checkout: Checkout, own) -> No
 
 def test_bad_input_ends_with_2_and_one_line(cluster, checkout: Checkout) -> None:
     job_id = checkout.sbatch(cluster, "--ntasks-per-node=2", "run.sh", "--strategy", "fsdpp")
-    assert cluster.wait(job_id, 60) == ("FAILED", "2:0")
+    assert cluster.wait(job_id, 300) == ("FAILED", "2:0")
     said = [line for line in checkout.log(job_id).split("\n") if "error" in line.lower()]
     ours = [line for line in said if not line.startswith(("srun:", "slurmstepd:"))]
     assert len(ours) == 1 and "did you mean 'fsdp'" in ours[0], said
@@ -107,7 +107,7 @@ def test_hostile_arguments_and_environment_arrive_whole(
     data = tmp_path / "da ta, 'one' \"two\" $HOME `x`;&"
     words = ["run.sh", "--model", "mine:make", "--data-dir", str(data), *TINY]
     job_id = checkout.sbatch(cluster, "--ntasks-per-node=1", *words, **own, HOSTILE=HOSTILE)
-    assert cluster.wait(job_id, 60) == ("COMPLETED", "0:0"), checkout.log(job_id)
+    assert cluster.wait(job_id, 300) == ("COMPLETED", "0:0"), checkout.log(job_id)
     assert f"HOSTILE={HOSTILE!a}" in checkout.log(job_id)
     assert any(data.iterdir())
 
@@ -123,7 +123,7 @@ def test_hostile_arguments_and_environment_arrive_whole(
 )
 def test_the_ready_scripts(cluster, checkout: Checkout, script: str, size) -> None:
     job_id = checkout.sbatch(cluster, f"hpc/{script}", *TINY)
-    assert cluster.wait(job_id, 120) == ("COMPLETED", "0:0"), checkout.log(job_id)
+    assert cluster.wait(job_id, 480) == ("COMPLETED", "0:0"), checkout.log(job_id)
     (start,) = checkout.records(job_id, "run_start")[:1]
     assert (start["nodes"], start["world_size"]) == size
 
@@ -133,7 +133,7 @@ def test_ranks_of_another_job_are_not_trained_with(cluster, checkout: Checkout) 
     differ = 'export SLURM_RESTART_COUNT=$SLURM_PROCID; exec python -m jobkit.payload.main "$@"'
     command = ["srun", "--ntasks=2", "bash", "-c", differ, "x", *TINY]
     env = checkout.env | {"MASTER_PORT": "12345", "PYTHONPATH": str(checkout.folder / "src")}
-    done = cluster.run(*command, cwd=checkout.folder, env=env, timeout=120)
+    done = cluster.run(*command, cwd=checkout.folder, env=env, timeout=480)
     assert done.returncode != 0
     assert "belongs to another job or run" in done.stderr
 
@@ -141,7 +141,7 @@ def test_ranks_of_another_job_are_not_trained_with(cluster, checkout: Checkout) 
 def test_uneven_tasks_are_refused_with_the_fix(cluster, checkout: Checkout) -> None:
     command = ["srun", "--nodes=2", "--ntasks=3", "python", "-m", "jobkit.payload.main", *TINY]
     env = checkout.env | {"PYTHONPATH": str(checkout.folder / "src")}
-    done = cluster.run(*command, cwd=checkout.folder, env=env, timeout=60)
+    done = cluster.run(*command, cwd=checkout.folder, env=env, timeout=300)
     assert done.returncode != 0
     assert "give --nodes and --ntasks-per-node, and not --ntasks" in done.stderr
 
@@ -151,11 +151,11 @@ def test_a_checkout_without_source_is_one_line(cluster, checkout: Checkout, tmp_
     (tmp_path / "logs").mkdir()
     # Nor is jobkit installed for the Python there, which would say where it is.
     job_id = Checkout(tmp_path, tmp_path).sbatch(cluster, "run.sh", JOBKIT_PYTHON="/usr/bin/false")
-    assert cluster.wait(job_id, 60) == ("FAILED", "2:0")
+    assert cluster.wait(job_id, 300) == ("FAILED", "2:0")
     assert "submit from jobkit's folder" in (tmp_path / f"logs/train-{job_id}.err").read_text()
 
 
 def test_a_job_over_its_time_limit_is_a_timeout(cluster, checkout: Checkout, too_long) -> None:
-    state, _ = cluster.wait(too_long, 150)
+    state, _ = cluster.wait(too_long, 600)
     assert state == "TIMEOUT"
     assert "DUE TO TIME LIMIT" in checkout.log(too_long)

@@ -112,10 +112,8 @@ def test_down_leaves_nothing(folder: Path, door, options: list[str]) -> None:
     orphan = "setsid sh -c 'trap \"\" TERM HUP; exec sleep 999' & sleep 999"
     job = ["sbatch", "-N2", "-o", "/dev/null", "--wrap", f"srun sleep 999 & {orphan}"]
     subprocess.run(job, env=os.environ | conf, check=True, capture_output=True)
-    time.sleep(1)
-    there = traces(folder)
-    for kind in ("slurmctld", "slurmd", "slurmstepd", "munged", "mariadbd", "slurmdbd", "sleep"):
-        assert any(line.endswith(f": {kind}") for line in there), (kind, there)
+    kinds = {"slurmctld", "slurmd", "slurmstepd", "munged", "mariadbd", "slurmdbd", "sleep"}
+    _until(lambda: kinds <= {line.rpartition(" ")[2] for line in traces(folder)})
     # slurmctld, slurmdbd, MariaDB; and four slurmd, or four cables and a bridge
     expected = (3, 5) if options else (7, 0)
     assert shared_traces(folder, base) == {
@@ -190,11 +188,11 @@ def test_a_cluster_ends_with_the_tests_that_own_it(
     argv = [sys.executable, "-m", "pytest", "-q", "-p", "conftest", *workers.split()]
     note = tmp_path / "folder"
     with subprocess.Popen(argv, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL) as owner:
-        _until(lambda: note.exists() and note.read_text().endswith("\n"), 180)
+        _until(lambda: note.exists() and note.read_text().endswith("\n"), 720)
         cluster = Path(note.read_text().strip())
         assert len(traces(cluster)) > 3
         owner.send_signal(signum)
-    _until(lambda: not traces(cluster.parent), 180)
+    _until(lambda: not traces(cluster.parent), 720)
 
 
 def test_a_folder_with_other_files_is_left_alone(short_dir: Path, door) -> None:
@@ -233,7 +231,7 @@ def test_an_ordinary_user_without_jobkit_installed(short_dir: Path, slurm_packag
     srun -N2 -n2 --gpus-per-task=1 sh -c '{WHO}; id -u'
     hpc/minicluster up --netns --dir {home}/d || echo netns: $?
     hpc/minicluster down --dir {home}/c"""
-    done = subprocess.run([*user, "sh", "-c", script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([*user, "sh", "-c", script], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert {"n1 0 0", "n2 1 0", "65534", "netns: 2"} <= set(lines)
@@ -250,7 +248,7 @@ def _alive(pid: int) -> bool:
         return False
 
 
-def _until(condition: Callable[[], object], timeout: float = 10) -> None:
+def _until(condition: Callable[[], object], timeout: float = 50) -> None:
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"

@@ -35,7 +35,7 @@ class Injected:
         line = first + inject.replace("CHECK", f'{CHECK} "$@"')
         argv = ["srun", "-K1", *size, "bash", "-c", line, "x", *words]
         words = ("--", "--dataset", "synthetic") if "--" not in words else ()
-        return self.cluster.run(*argv, *words, env=self.env | env, timeout=60)
+        return self.cluster.run(*argv, *words, env=self.env | env, timeout=300)
 
     def faults(self, inject: str, *words: str, code: int | None = 5, **more) -> str:
         """The lines of the faults, in which the step's nodes are n1 and n2, whichever it got."""
@@ -86,8 +86,8 @@ def test_run_sh_checks_first_and_trains_only_a_sound_allocation(cluster, tmp_pat
     with socket.create_server(("", 0)) as holder:
         port = str(holder.getsockname()[1])
         bad = kit.sbatch(cluster, *words, MASTER_PORT=port)
-        assert cluster.wait(bad, 60) == ("FAILED", "5:0"), kit.log(bad)
-    assert cluster.wait(good, 60) == ("COMPLETED", "0:0"), kit.log(good)
+        assert cluster.wait(bad, 300) == ("FAILED", "5:0"), kit.log(bad)
+    assert cluster.wait(good, 300) == ("COMPLETED", "0:0"), kit.log(good)
     assert "[preflight] all checks passed" in kit.log(good)
     assert kit.records(good, "epoch")
     (fault,) = [line for line in kit.log(bad).split("\n") if "FAULT" in line]

@@ -79,7 +79,7 @@ def studies(cluster, kit: Checkout) -> dict[str, str]:
     return started
 
 
-def until(condition: Callable[[], object], timeout: float = 600) -> None:
+def until(condition: Callable[[], object], timeout: float = 2400) -> None:
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"

@@ -42,13 +42,13 @@ def bench(cluster, site: Checkout, *words: str, **env: str) -> "subprocess.Compl
     """`python run_benchmarks.py words`, from the checkout."""
     own = {**site.env, "PYTHONPATH": str(site.folder), **env}
     command = [sys.executable, "run_benchmarks.py", *words]
-    return cluster.run(*command, cwd=site.folder, env=own, timeout=300)
+    return cluster.run(*command, cwd=site.folder, env=own, timeout=1200)
 
 
 def jobkit(cluster, site: Checkout, *words: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "jobkit", *words]
     own = {**site.env, "PYTHONPATH": str(site.folder / "src")}
-    return cluster.run(*command, cwd=site.folder, env=own, timeout=120)
+    return cluster.run(*command, cwd=site.folder, env=own, timeout=480)
 
 
 def plan_of(site: Checkout, name: str) -> Plan:
@@ -90,7 +90,7 @@ def test_a_study_from_submission_to_figures(cluster, site: Checkout) -> None:
     assert done.returncode == 0, done.stderr
     arrays, collector = re.search(r"Slurm jobs ([\d, ]+); job (\d+) then", done.stdout).groups()
     assert len(arrays.split(",")) == 3  # one sbatch a shape
-    assert cluster.wait(collector, 240) == ("COMPLETED", "0:0")
+    assert cluster.wait(collector, 960) == ("COMPLETED", "0:0")
     folder = site.folder / "logs" / "whole"
     with (folder / "results.csv").open() as file:
         rows = list(csv.DictReader(file))

@@ -81,7 +81,7 @@ def launch(data_dir: Path, tmp_path: Path) -> Start:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=240,
+            timeout=960,
             cwd=cwd,
         )
         return Result([done.returncode], done.stdout, RunPaths(folder))

@@ -23,7 +23,7 @@ TINY += ("--breakdown-iterations", "0", "--global-batch-size", "64", "--dataset"
 
 
 def run(*words: str | Path, **options) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(words, capture_output=True, text=True, timeout=300, **options)
+    return subprocess.run(words, capture_output=True, text=True, timeout=1200, **options)
 
 
 @pytest.fixture(scope="session")

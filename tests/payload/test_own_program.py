@@ -70,7 +70,7 @@ def env(tmp_path: Path) -> dict[str, str]:
 def called(env: dict[str, str], *words: str) -> str:
     """The output of a command that must succeed."""
     argv = [sys.executable, *words]
-    done = subprocess.run(argv, env=env, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(argv, env=env, cwd=ROOT, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -157,7 +157,7 @@ def test_a_bad_pattern_is_refused_before_anything_starts(
     file = tmp_path / "study.toml"
     file.write_text(f'name = "bad"\ncommand = ["true"]\ngpus = [1]\n{table}\n')
     argv = [sys.executable, "run_benchmarks.py", "--site", "local", "--study", str(file)]
-    done = subprocess.run(argv, env=env, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(argv, env=env, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 2 and says in done.stderr
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "logs" / "bad").exists()

@@ -32,7 +32,7 @@ def test_the_own_model_of_the_documents_runs_as_it_says(forge: Start, tmp_path: 
     typed = [c for c in commands if c not in others]
     done = subprocess.run(
         ["bash", "-e"], input="\n".join(typed), env=home, cwd=ROOT, capture_output=True, text=True,
-        timeout=300,
+        timeout=1200,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     runs, words = [], ["bash", "run.sh", "--nproc-per-node", "2"]

@@ -81,7 +81,7 @@ def launcher_of(folder: Path) -> "subprocess.Popen[bytes]":
     words = ["-m", "jobkit.launch.local.driver", str(folder)]
     program = "import time; time.sleep(60)"
     process = subprocess.Popen([sys.executable, "-c", program, *words])
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 100
     while b"driver" not in Path(f"/proc/{process.pid}/cmdline").read_bytes():
         assert time.monotonic() < deadline
     return process

@@ -30,14 +30,14 @@ def traces(folder: Path) -> list[str]:
 @pytest.mark.parametrize("words", [["status"], ["--help"], ["cancel", "x"], ["memory", "--help"]])
 def test_a_command_imports_nothing_from_there(theirs: Path, words: list[str]) -> None:
     command = [sys.executable, "-m", "jobkit", *words]
-    subprocess.run(command, cwd=theirs, capture_output=True, timeout=100)
+    subprocess.run(command, cwd=theirs, capture_output=True, timeout=400)
     assert traces(theirs) == []
 
 
 def test_run_sh_imports_nothing_from_there(theirs: Path) -> None:
     command = ["bash", str(ROOT / "run.sh"), "--check", "--dataset", "synthetic"]
     env = {**os.environ, "JOBKIT_PYTHON": sys.executable}
-    done = subprocess.run(command, cwd=theirs, env=env, capture_output=True, timeout=100)
+    done = subprocess.run(command, cwd=theirs, env=env, capture_output=True, timeout=400)
     assert done.returncode == 0, done.stderr
     assert traces(theirs) == []
 
@@ -50,6 +50,6 @@ def test_a_model_that_is_asked_for_is_imported_and_nothing_else(theirs: Path) ->
     )
     words = ["memory", "--model", "mine:make", "--strategy", "ddp", "--gpus", "2"]
     command = [sys.executable, "-m", "jobkit", *words]
-    done = subprocess.run(command, cwd=theirs, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(command, cwd=theirs, capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stderr
     assert traces(theirs) == ["mine"]

@@ -139,7 +139,7 @@ def test_a_run_is_not_logged_to_a_file_of_elsewhere(plan: Plan, outside: Path, l
     link(paths.log, outside / "precious")
     code = "import sys; from jobkit.launch.task import run_one; run_one(sys.argv[1], ['echo', 'x'])"
     done = subprocess.run(
-        [sys.executable, "-c", code, str(paths.folder)], capture_output=True, timeout=60
+        [sys.executable, "-c", code, str(paths.folder)], capture_output=True, timeout=300
     )
     assert done.returncode and (outside / "precious").read_text() == PRECIOUS
     assert task.RunPaths is RunPaths
@@ -188,7 +188,7 @@ def test_run_sh_claims_no_attempt_through_a_link(tmp_path: Path, outside: Path) 
     words = ["bash", str(ROOT / "run.sh"), "--run-dir", str(tmp_path / "run")]
     env = {**os.environ, "JOBKIT_PYTHON": sys.executable}
     done = subprocess.run(
-        [*words, "--dataset", "synthetic"], env=env, capture_output=True, text=True, timeout=100
+        [*words, "--dataset", "synthetic"], env=env, capture_output=True, text=True, timeout=400
     )
     assert done.returncode == 2 and "attempts is a link" in done.stderr
     assert snapshot(outside) == before

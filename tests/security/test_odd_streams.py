@@ -23,7 +23,7 @@ def shell(line: str, **environ: str) -> "subprocess.CompletedProcess[str]":
         ["bash", "-c", line],
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=800,
         env={**os.environ, **environ},
     )
 
@@ -126,7 +126,7 @@ def test_a_study_started_with_nohup_outlives_the_hangup(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with log.open("w") as out:
         study = subprocess.Popen(["bash", "-c", command], stdout=out, stderr=out)
-        deadline = time.monotonic() + 100
+        deadline = time.monotonic() + 400
         while "started:" not in log.read_text() and time.monotonic() < deadline:
             time.sleep(0.1)
         time.sleep(1)  # until it follows the study

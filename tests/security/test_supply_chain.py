@@ -75,7 +75,7 @@ def test_make_compares_checksums_and_builds_with_what_they_cover(
     python.write_text(STAND_IN.format(python=sys.executable))
     python.chmod(0o755)
     words = ["make", "venv", f"PYTHON={python}", *([] if locked else ["LOCK="])]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     called = (tmp_path / "installed").read_text().splitlines()
     if not locked:

@@ -73,7 +73,7 @@ def run(
                 text=True,
             )
         )
-    ends = [process.communicate(timeout=300) for process in started]
+    ends = [process.communicate(timeout=1200) for process in started]
     codes = [process.returncode for process in started]
     return Ran(codes, [o for o, _ in ends], [e for _, e in ends], folder / "run" / "metrics")
 

@@ -16,7 +16,7 @@ DOORS = ("collect_results.py", "plot_results.py")
 
 def run(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        words, capture_output=True, text=True, env={**os.environ, **environ}, timeout=60
+        words, capture_output=True, text=True, env={**os.environ, **environ}, timeout=300
     )
 
 

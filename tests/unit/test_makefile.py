@@ -50,7 +50,7 @@ def place(folder: Path, **pythons: int | str) -> None:
 def make(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         [folder / "bin" / "make", "venv", *words],
-        cwd=folder, env={"PATH": str(folder / "bin")}, capture_output=True, text=True, timeout=60,
+        cwd=folder, env={"PATH": str(folder / "bin")}, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
 
 

@@ -60,7 +60,7 @@ class Fake:
             env=self.environ(**extra),
             capture_output=True,
             text=True,
-            timeout=20,
+            timeout=100,
             cwd=self.folder,
         )
 
@@ -205,7 +205,7 @@ class Bare(Fake):
             del environ["JOBKIT_PYTHON"]
         command = ["bash", str(self.root / "run.sh"), "--run-dir", str(self.run_dir), *words]
         return subprocess.run(
-            command, env=environ, capture_output=True, text=True, timeout=20, cwd=self.root
+            command, env=environ, capture_output=True, text=True, timeout=100, cwd=self.root
         )
 
 

@@ -74,7 +74,7 @@ def test_a_run_leaves_records_and_files(tmp_path: Path) -> None:
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=480,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     paths = RunPaths(folder)

@@ -32,7 +32,7 @@ def test_the_notebook_runs(tmp_path: Path) -> None:
     program = (
         "import jupytext, nbclient, sys\n"
         "notebook = jupytext.read(sys.argv[1])\n"
-        "nbclient.NotebookClient(notebook, timeout=900, kernel_name='python3').execute()\n"
+        "nbclient.NotebookClient(notebook, timeout=3600, kernel_name='python3').execute()\n"
         "texts = [o.get('text', '') for c in notebook.cells for o in c.get('outputs', [])]\n"
         "print(''.join(texts))\n"
     )

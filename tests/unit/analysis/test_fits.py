@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jobkit.analysis.scaling.fits import best, fit, student
+from jobkit.analysis.scaling.fits import best, fit
 from jobkit.errors import UsageError
 
 SIZES = (1, 2, 4, 8, 16)
@@ -74,11 +74,3 @@ def test_laws_whose_unknowns_are_losses_come_first() -> None:
     assert best("strong", SIZES[:3], [amdahl(n) for n in SIZES[:3]])[0].law == "amdahl"
     assert best("weak", SIZES, [gustafson(n) for n in SIZES])[0].law == "gustafson"
     assert best("strong", [1], [100.0]) == []
-
-
-@pytest.mark.parametrize(
-    ("freedom", "table"),
-    [(1, 12.706), (2, 4.303), (3, 3.182), (4, 2.776), (5, 2.571), (10, 2.228), (30, 2.042)],
-)
-def test_students_quantiles_are_those_of_the_tables(freedom: int, table: float) -> None:
-    assert student(freedom) == pytest.approx(table, rel=0.002)

@@ -26,7 +26,7 @@ def browse(page: Path, *options: str) -> subprocess.CompletedProcess[str]:
     quiet = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
     own = f"--user-data-dir={page.parent / 'profile'}"
     command = [str(needs.program("chromium")), *quiet, own, *options]
-    return subprocess.run([*command, page.as_uri()], capture_output=True, text=True, timeout=120)
+    return subprocess.run([*command, page.as_uri()], capture_output=True, text=True, timeout=480)
 
 
 @pytest.fixture(scope="module")

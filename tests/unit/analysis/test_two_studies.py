@@ -9,7 +9,9 @@ import pytest
 from jobkit.analysis.compare.cli import main
 from jobkit.analysis.compare.compare import compare
 from jobkit.analysis.findings.verdict import verdict
-from jobkit.analysis.scaling.student import holm, quantile, tail, welch
+from jobkit.analysis.scaling.spread import CONFIDENCE
+from jobkit.analysis.scaling.student import quantile, tail
+from jobkit.analysis.scaling.welch import holm, welch
 from jobkit.analysis.tables.comparable import apart, mixed
 from jobkit.paths import StudyPaths
 from support.fake_study import whole_study
@@ -24,7 +26,7 @@ def runs(rates: dict[int, list[float]], **columns: str) -> pd.DataFrame:
     ("freedom", "t"), [(1, 12.706), (2, 4.303), (5, 2.571), (10, 2.228), (30, 2.042), (120, 1.980)]
 )
 def test_the_quantiles_of_student_are_those_of_the_tables(freedom: int, t: float) -> None:
-    assert quantile(freedom) == pytest.approx(t, abs=6e-4)
+    assert quantile(freedom, CONFIDENCE) == pytest.approx(t, abs=6e-4)
     assert tail(t, freedom) == pytest.approx(0.05, abs=1e-4)
 
 

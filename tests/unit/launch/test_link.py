@@ -22,7 +22,7 @@ def test_a_node_that_was_started_again_takes_its_place_again() -> None:
         _join(port, 1).close()
         others = [_join(port, 1), _join(port, 2)]
         own = {"node": 0, "nodes": 3, "ranks": 1}
-        found = link.meet(listener, own, time.monotonic() + 60, lambda: False)
+        found = link.meet(listener, own, time.monotonic() + 300, lambda: False)
     assert {n: each.socket.getpeername() for n, each in found.items()} == {
         n: other.getsockname() for n, other in enumerate(others, 1)
     }
@@ -38,7 +38,7 @@ def test_a_node_rank_given_twice_is_refused() -> None:
         others = [_join(port, 1), _join(port, 1)]
         own = {"node": 0, "nodes": 3, "ranks": 1}
         with pytest.raises(UsageError, match="given twice"):
-            link.meet(listener, own, time.monotonic() + 60, lambda: False)
+            link.meet(listener, own, time.monotonic() + 300, lambda: False)
     for each in others:
         each.close()
 

@@ -37,7 +37,7 @@ def called(program: Path, *words: str) -> "subprocess.CompletedProcess[str]":
     env |= {"JOBKIT_LOGS": str(program.parent / "logs"), "JOBKIT_PYTHON": sys.executable}
     argv = [sys.executable, *words]
     return subprocess.run(
-        argv, env=env, capture_output=True, text=True, timeout=120, cwd=program.parent
+        argv, env=env, capture_output=True, text=True, timeout=480, cwd=program.parent
     )
 
 

@@ -24,7 +24,7 @@ def test_each_rank_gets_the_variables_of_torchrun() -> None:
     names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE NODE_RANK MASTER_ADDR"
     shown = " ".join(f"${name}" for name in names.split())
     with start(3, f'echo "{shown} $MASTER_PORT"') as process:
-        lines = sorted(process.communicate(timeout=20)[0].splitlines())
+        lines = sorted(process.communicate(timeout=100)[0].splitlines())
     assert process.returncode == 0
     assert [line.rsplit(" ", 1)[0] for line in lines] == [
         f"{r} {r} 3 3 0 127.0.0.1" for r in range(3)
@@ -78,6 +78,6 @@ def test_lines_of_ranks_that_write_together_stay_whole() -> None:
     """Each line is written in two parts, as an unbuffered Python does."""
     text = "for i in {1..300}; do printf 'rank %s' $RANK; printf ' line %s\\n' $i; done; printf end"
     with start(2, text) as process:
-        lines = process.communicate(timeout=60)[0].splitlines()
+        lines = process.communicate(timeout=300)[0].splitlines()
     whole = [f"rank {rank} line {n}" for rank in (0, 1) for n in range(1, 301)]
     assert sorted(line for line in lines if line.startswith("rank")) == sorted(whole)

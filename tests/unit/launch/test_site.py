@@ -152,7 +152,7 @@ def started(tmp_path: Path, site: Site) -> list[str]:
     env = {"PATH": f"{folder}:{os.environ['PATH']}", "SLURM_JOB_ID": "5", "NOTES": str(notes)}
     words = ["--site-file", str(tmp_path / "site.sh"), "--run-dir", str(tmp_path / "run")]
     command = ["bash", str(ROOT / "run.sh"), *words, "--epochs", "2"]
-    subprocess.run(command, env=env, capture_output=True, text=True, timeout=20, check=True)
+    subprocess.run(command, env=env, capture_output=True, text=True, timeout=100, check=True)
     lines = notes.read_text().split("\n")
     return lines[lines.index("srun") :]
 
@@ -197,7 +197,7 @@ def test_a_set_up_line_that_fails_ends_the_job(tmp_path: Path) -> None:
     words = ["--site-file", str(tmp_path / "site.sh"), "--run-dir", str(tmp_path / "run")]
     env = {"PATH": os.environ["PATH"], "SLURM_JOB_ID": "5"}
     command = ["bash", str(ROOT / "run.sh"), *words]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=20)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100)
     assert done.returncode == 1 and "setup command failed: false" in done.stderr
     assert "later" not in done.stdout
 

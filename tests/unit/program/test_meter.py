@@ -43,7 +43,7 @@ def run(
         env={**os.environ, **place, **env},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
 
 

@@ -12,7 +12,7 @@ import pandas as pd
 
 from jobkit.analysis.scaling.sizes import Size, sizes
 from jobkit.analysis.scaling.spread import CONFIDENCE
-from jobkit.analysis.scaling.student import Welch, holm, welch
+from jobkit.analysis.scaling.welch import Welch, holm, welch
 from jobkit.analysis.tables.text import counted
 
 # What may differ on purpose between two studies, and must then be named beside the comparison.

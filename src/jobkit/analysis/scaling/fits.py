@@ -20,7 +20,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from jobkit.analysis.scaling.spread import student
+from jobkit.analysis.scaling.spread import CONFIDENCE
+from jobkit.analysis.scaling.student import quantile
 from jobkit.errors import UsageError
 
 Values = NDArray[np.float64]
@@ -111,7 +112,7 @@ def _estimates(
         value = float(theta[i] / theta[0])
         gradient = np.zeros_like(theta)
         gradient[0], gradient[i] = -value / theta[0], 1 / theta[0]
-        width = student(freedom) * math.sqrt(float(gradient @ covariance @ gradient))
+        width = quantile(freedom, CONFIDENCE) * math.sqrt(float(gradient @ covariance @ gradient))
         made.append(Estimate(name, value, value - width, value + width))
     return tuple(made)
 

@@ -14,6 +14,8 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
+from jobkit.analysis.scaling.student import quantile
+
 Values = NDArray[np.float64]
 CONFIDENCE = 0.95
 # Standard deviation of the median of n normal values over that of their mean (David and Nagaraja,
@@ -38,7 +40,7 @@ class Pool:
 
     def half_width(self, *sets: Sequence[float]) -> float:
         """Half of the 95 % interval of the logarithm of a median, or of two medians' ratio."""
-        return student(self.freedom) * math.hypot(*map(self.error, sets))
+        return quantile(self.freedom, CONFIDENCE) * math.hypot(*map(self.error, sets))
 
     def error(self, values: Sequence[float]) -> float:
         """The standard error of the logarithm of the values' median."""
@@ -91,25 +93,5 @@ def _limit(logs: Sequence[Values]) -> float:
     if not gaps:
         return math.inf
     freedom = sum(len(g) - 1 for g in logs if len(g))
-    limit = student(freedom, 1 - _FALSE) * float(np.quantile(gaps, 0.25)) / _QUARTILE
+    limit = quantile(freedom, 1 - _FALSE) * float(np.quantile(gaps, 0.25)) / _QUARTILE
     return max(limit, -math.log1p(-_LEAST_SHARE))
-
-
-def student(freedom: int, confidence: float = CONFIDENCE) -> float:
-    """The two-sided quantile of Student's t.
-
-    Exact for 1 and 2 degrees of freedom; above, Abramowitz and Stegun 26.7.5: within 0.2 % at 95 %.
-    """
-    p = 0.5 + confidence / 2
-    if freedom == 1:
-        return math.tan(math.pi * (p - 0.5))
-    if freedom == 2:
-        return (2 * p - 1) * math.sqrt(2 / (4 * p * (1 - p)))
-    z, v = NormalDist().inv_cdf(p), float(freedom)
-    terms = (
-        (z**3 + z) / (4 * v),
-        (5 * z**5 + 16 * z**3 + 3 * z) / (96 * v**2),
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * v**3),
-        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / (92160 * v**4),
-    )
-    return z + sum(terms)
