@@ -131,7 +131,7 @@ def test_a_dry_run_is_byte_for_byte_what_is_submitted(cluster, site: Checkout) -
 def test_cancelled_told_and_only_the_rest_is_submitted_again(cluster, site: Checkout) -> None:
     model = ["--model", "mine:make", "--strategies", "ddp", "--gpus", "1", "--repeats", "3"]
     words = [*SMALL, "--name", "again", *model, "--no-collect"]
-    started = bench(cluster, site, *words, "--max-running", "1", "--no-wait", WAIT_S="60")
+    started = bench(cluster, site, *words, "--max-running", "1", "--no-wait", WAIT_S="600")
     assert started.returncode == 0, started.stderr
     (job_id,) = jobs_of(site, "again")
     cluster.wait_for(f"{job_id}_0", JobState="RUNNING")
@@ -154,7 +154,7 @@ def test_cancelled_told_and_only_the_rest_is_submitted_again(cluster, site: Chec
 
 def test_a_job_killed_from_outside_is_not_lost(cluster, site: Checkout) -> None:
     words = [*SMALL, "--name", "lost", "--model", "mine:make", "--strategies", "ddp", "--gpus", "1"]
-    bench(cluster, site, *words, "--no-wait", "--no-collect", WAIT_S="60")
+    bench(cluster, site, *words, "--no-wait", "--no-collect", WAIT_S="600")
     (job_id,) = jobs_of(site, "lost")
     cluster.wait_for(job_id, JobState="RUNNING")
     time.sleep(2)
