@@ -74,15 +74,13 @@ def bring_up(folder: Path, nodes: int, rate: str) -> dict[str, str]:
 
 
 def measure(folder: Path, nodes: int, env: dict[str, str]) -> str:
-    """Measure the links, then the study; return what the step model says."""
-    links = folder / "logs" / "comm" / "links"
-    words = ["sbatch", "--wait", f"--nodes={nodes}", "--ntasks-per-node=1", "--output=/dev/null"]
-    words += ["hpc/comm.sh", "--ops", "all_reduce", "all_gather", "reduce_scatter"]
-    words += ["--min-bytes", "64K", "--max-bytes", "16M"]
-    links.parent.mkdir(parents=True)
-    run([*words, "--run-dir", str(links)], env)
-    print((links / "comm.json").read_text())
-    sizes = [f"{n}x1" for n in (1, 2, 4, 8, 16) if n <= nodes]
+    """Measure the links at each size, then the study.
+
+    Returns what the step model says with the links of the largest size, and of all.
+    """
+    counts = [n for n in (1, 2, 4, 8, 16) if n <= nodes]
+    links = [comm(folder / "logs" / "comm" / f"links-{n}", n, env) for n in counts[1:]]
+    sizes = [f"{n}x1" for n in counts]
     words = [sys.executable, "run_benchmarks.py", "--study", "strong", "--name", "steps"]
     words += ["--strategies", "ddp", "fsdp", "--repeats", "1", "--within-allocation"]
     words += ["--gpus", *sizes, "--epochs", "3", "--model", "waiting:Waiting", "--device", "cpu"]
@@ -91,7 +89,19 @@ def measure(folder: Path, nodes: int, env: dict[str, str]) -> str:
     print(run(words, env))
     words = [sys.executable, "-m", "jobkit", "step-model", "steps", "--comm"]
     env = {**env, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{folder}"}
-    return run([*words, str(links / "comm.json")], env)
+    largest, every = run([*words, links[-1]], env), run([*words, *links], env)
+    return f"links measured on {nodes} nodes:\n{largest}\nlinks measured at each size:\n{every}"
+
+
+def comm(folder: Path, nodes: int, env: dict[str, str]) -> str:
+    """Measure the links between so many nodes; return the comm.json."""
+    words = ["sbatch", "--wait", f"--nodes={nodes}", "--ntasks-per-node=1", "--output=/dev/null"]
+    words += ["hpc/comm.sh", "--ops", "all_reduce", "all_gather", "reduce_scatter"]
+    words += ["--min-bytes", "64K", "--max-bytes", "16M"]
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    run([*words, "--run-dir", str(folder)], env)
+    print((folder / "comm.json").read_text())
+    return str(folder / "comm.json")
 
 
 def main() -> None:

@@ -160,9 +160,11 @@ def plot_main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--step-model",
         type=Path,
+        nargs="+",
+        default=[],
         metavar="COMM.json",
-        help="add a step-time model over the links that jobkit comm measured, validated on "
-        "held-out sizes",
+        help="add a step-time model over the links that jobkit comm measured, best once for each "
+        "size, validated on held-out sizes",
     )
     args = parser.parse_args(argv)
 
@@ -197,10 +199,10 @@ def _drawn(
 
 
 def _step_table(
-    results: "Results", comm: Path | None, forecasts: "list[Forecast]"
+    results: "Results", comm: Sequence[Path], forecasts: "list[Forecast]"
 ) -> "TextTable | None":
     """The table of the step-time models, printed; None without a comm.json."""
-    if comm is None:
+    if not comm:
         return None
     from jobkit.analysis.findings.step_cli import read_links
     from jobkit.analysis.findings.step_forecast import choices

@@ -37,6 +37,9 @@ class Links:
     # As an operation measured on its own sees them: a library may move more bytes for it than its
     # ring would, as Gloo does for a reduce-scatter.
     own: "Mapping[str, Links]" = field(default_factory=dict)
+    # By operation, ranks and nodes: the whole operation as it was measured there, latency and
+    # seconds per byte. A ring's share of it is no good measure at another number of ranks.
+    whole: Mapping[tuple[str, int, int], Link] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -93,11 +96,21 @@ def seconds(messages: Iterable[Message], links: Links) -> float:
     return sum(one.count * message_s(one, links) for one in messages)
 
 
+def measured(message: Message, links: Links) -> Link | None:
+    """The operation's own measurement on as many ranks and nodes; None: there is none."""
+    scope = message.scope
+    found = links.whole.get((message.operation, scope.ranks, scope.nodes))
+    return found if scope.per_node == 1 else None
+
+
 def message_s(message: Message, links: Links) -> float:
-    """Seconds of one message."""
-    scope, links = message.scope, links.own.get(message.operation, links)
+    """Seconds of one message: as it was measured on as many ranks, else by the ring's formula."""
+    scope = message.scope
     if scope.ranks == 1:
         return 0.0
+    if whole := measured(message, links):
+        return whole.latency_s + message.bytes * whole.s_per_byte
+    links = links.own.get(message.operation, links)
     hops = scope.ranks - 1
     between = min(scope.nodes, hops) if scope.nodes > 1 else 0
     latency, per_byte = 0.0, 0.0

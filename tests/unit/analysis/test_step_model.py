@@ -8,7 +8,7 @@ from jobkit.analysis.findings.step_fit import Point, StepModel, fit_steps, held_
 from jobkit.analysis.findings.step_links import links_of
 from jobkit.errors import UsageError
 from jobkit.metric import comm
-from jobkit.spec.traffic import Link, Links, Message, Scope, message_s, seconds
+from jobkit.spec.traffic import Link, Links, Message, Scope, measured, message_s, seconds
 
 FAST, SLOW = Link(1e-6, 1e-9), Link(10e-6, 4e-9)
 LINKS = Links(FAST, SLOW)
@@ -64,17 +64,34 @@ def test_links_are_those_that_the_benchmark_went_over() -> None:
 def test_a_collective_costs_what_was_measured_of_it() -> None:
     """A library may move more for one than its ring would."""
     other = Link(9e-6, 9e-9)
-    measured = line("reduce_scatter", "all", 4, 4, other)
-    found = links_of([line("all_reduce", "all", 4, 4, SLOW), measured])
+    own = line("reduce_scatter", "all", 4, 4, other)
+    found = links_of([line("all_reduce", "all", 4, 4, SLOW), own])
     assert same(found.own["reduce_scatter"].inter, other)
     assert "all_gather" not in found.own  # not measured: as the all-reduce says
     one = [Message("reduce_scatter", 4e6, Scope(4, 4), 2)]
-    taken = 2 * (measured.latency_s + 4e6 * measured.s_per_byte)
+    taken = 2 * (own.latency_s + 4e6 * own.s_per_byte)
     assert seconds(one, found) == pytest.approx(taken)
     assert seconds(one, Links(FAST, SLOW)) < taken
     # Inside a node nothing of it was measured: what is known of the link there counts.
-    inside = links_of([line("sendrecv", "intra_node", 2, 1, FAST), measured])
+    inside = links_of([line("sendrecv", "intra_node", 2, 1, FAST), own])
     assert same(inside.own["reduce_scatter"].intra, FAST)
+
+
+def test_a_collective_measured_on_as_many_ranks_needs_no_formula() -> None:
+    """Eight ranks slow each other's links down: their ring says too much of two and of four."""
+    eight, two = line("all_reduce", "all", 8, 8, SLOW), line("all_reduce", "all", 2, 2, FAST)
+    message = Message("all_reduce", 4e6, Scope(2, 2))
+    by_ring = message_s(message, links_of([eight]))
+    found = links_of([two, eight])
+    assert message_s(message, found) == pytest.approx(two.latency_s + 4e6 * two.s_per_byte)
+    assert message_s(message, found) < by_ring
+    assert found == links_of([eight, two])  # in any order
+    # Of four nothing was measured: the links are those of the largest measurement.
+    four = Message("all_reduce", 4e6, Scope(4, 4))
+    assert message_s(four, found) == pytest.approx(message_s(four, links_of([eight])))
+    assert measured(message, found) and measured(four, found) is None
+    # Two groups that use the nodes' network at once were not measured so.
+    assert measured(Message("all_reduce", 4e6, Scope(2, 2, 2)), found) is None
 
 
 # --- the model of a step ---------------------------------------------------------------------

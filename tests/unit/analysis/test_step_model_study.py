@@ -1,6 +1,7 @@
 """The step model of a study: what each strategy sends, the command, the section of the report."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -127,7 +128,10 @@ def test_a_study_is_predicted(study: None) -> None:
         "step model",
         *["model"] * 4,
         *["held out"] * 3,
+        "limit",
     ]
+    assert lines[-1].startswith("limit: ddp: collectives were not measured on 2, 4, 8 ranks: ")
+    assert f"Limit of ddp: {one.limit}." in step_table([one]).notes
     assert "1 rank: computation 25.6 ms, communication 0 ms, of which 0 ms are exposed" in lines[1]
     assert "held out: ddp: fitted to 1, 2 ranks, 4 predicted " in lines[5]
     assert [row[:3] for row in step_table([one]).rows] == [
@@ -135,6 +139,16 @@ def test_a_study_is_predicted(study: None) -> None:
         ["ddp", "1, 2", "8"],
         ["ddp", "1, 2, 4", "8"],
     ]
+
+
+def test_sizes_whose_collectives_were_measured_have_no_limit(study: None) -> None:
+    whole = {("all_reduce", n, 1): Link(1e-3, 1e-9) for n in (2, 8)}
+    (one,) = step_models(collect("s", write=False), replace(LINKS, whole=whole))
+    assert one.carried == (4,)
+    assert step_lines([one])[-1].startswith("limit: ddp: collectives were not measured on 4 ranks")
+    every = whole | {("all_reduce", 4, 1): Link(1e-3, 1e-9)}
+    (one,) = step_models(collect("s", write=False), replace(LINKS, whole=every))
+    assert one.limit == "" and not any(x.startswith("limit") for x in step_lines([one]))
 
 
 def test_which_forecast_is_taken_and_why(study: None) -> None:
@@ -163,6 +177,7 @@ def test_runs_that_are_not_one_curve_are_refused(study: None) -> None:
 
 
 def comm_json(folder: Path, *lines: comm.Line) -> str:
+    folder.mkdir(exist_ok=True)
     path = folder / "comm.json"
     write_json(path, comm.to_json({}, lines or [line("all_reduce", "all", 2, 1, FAST)]))
     return str(path)
@@ -171,7 +186,12 @@ def comm_json(folder: Path, *lines: comm.Line) -> str:
 def test_the_command(study: None, capsys, tmp_path: Path) -> None:
     assert main(["s", "--comm", comm_json(tmp_path)]) == 0
     said = capsys.readouterr().out.splitlines()
-    assert len(said) == 8 and said[0].startswith("step model: ddp: ")
+    assert len(said) == 9 and said[0].startswith("step model: ddp: ")
+    assert said[-1].startswith("limit: ddp: collectives were not measured on 4, 8 ranks: ")
+    every = [line("all_reduce", "all", n, 1, FAST) for n in (2, 4, 8)]
+    files = [comm_json(tmp_path / str(one.ranks), one) for one in every]
+    assert main(["s", "--comm", *files]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 8
 
 
 def test_the_command_takes_a_collective_as_it_was_measured(capsys, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 EPILOG = """examples:
   python -m jobkit step-model strong --comm logs/comm/job-42/comm.json
+  python -m jobkit step-model strong --comm logs/comm/*/comm.json   # links measured at each size
 
 A step takes fixed + samples x time per sample + exposed communication. What communication takes is
 not fitted: it follows from the parameters and from the measured links. The two smallest sizes are
@@ -35,8 +36,9 @@ def parser() -> Parser:
         *("--comm",),
         type=Path,
         required=True,
+        nargs="+",
         metavar="FILE",
-        help="comm.json of python -m jobkit comm: the measured links",
+        help="comm.json of python -m jobkit comm: the measured links, best one for each size",
     )
     return made
 
@@ -57,11 +59,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return Exit.OK
 
 
-def read_links(path: Path) -> "Links":
-    """The links in a comm.json; raises UsageError for a file that is none."""
+def read_links(paths: Sequence[Path]) -> "Links":
+    """The links in one comm.json or several; raises UsageError for a file that is none."""
     from jobkit.analysis.findings.step_links import links_of
 
-    return links_of(read_lines(path))
+    return links_of([line for path in paths for line in read_lines(path)])
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from jobkit.analysis.tables.text import TextTable
 from jobkit.errors import UsageError
 from jobkit.spec.runspec import SETTINGS
 from jobkit.spec.strategies import FACTS
-from jobkit.spec.traffic import Links, Message, ModelSize, seconds
+from jobkit.spec.traffic import Links, Message, ModelSize, measured, seconds
 
 _FP32 = 4  # bytes
 
@@ -28,6 +28,18 @@ class SeriesSteps:
     model: StepModel | None = None  # fitted to all sizes
     tests: tuple[HeldOut, ...] = ()
     refused: str = ""
+    carried: tuple[int, ...] = ()  # ranks whose collectives were not measured on as many
+
+    @property
+    def limit(self) -> str:
+        """What the model takes for granted; empty where it takes nothing."""
+        if not self.carried:
+            return ""
+        return (
+            f"collectives were not measured on {', '.join(map(str, self.carried))} ranks: their "
+            "time there follows from the links by a ring's formula; give --comm a comm.json of "
+            "each size"
+        )
 
 
 def step_models(results: Results, links: Links) -> list[SeriesSteps]:
@@ -51,9 +63,20 @@ def _series(
         return SeriesSteps(name, refused=note)
     try:
         points = tuple(_point(s, rows[s.ok_runs[0]], links) for s in curve)
-        return SeriesSteps(name, points, fit_steps(points), tuple(held_out(points)))
+        carried = tuple(
+            s.world_size
+            for s in sorted(curve, key=lambda s: s.world_size)
+            if any(_carried(m, links) for m in messages(rows[s.ok_runs[0]]))
+        )
+        tests = tuple(held_out(points))
+        return SeriesSteps(name, points, fit_steps(points), tests, carried=carried)
     except UsageError as error:
         return SeriesSteps(name, refused=str(error))
+
+
+def _carried(message: Message, links: Links) -> bool:
+    """Whether the time of a message follows from links, and not from its own measurement."""
+    return message.scope.ranks > 1 and measured(message, links) is None
 
 
 def _point(size: Size, run: Mapping[str, Any], links: Links) -> Point:
@@ -110,6 +133,7 @@ def step_lines(found: Sequence[SeriesSteps]) -> list[str]:
             f"{t.measured_s * 1e3:.4g} ms: {t.error_share:+.1%}"
             for t in one.tests
         ]
+        lines += [f"limit: {one.series}: {one.limit}"] * bool(one.limit)
     return lines
 
 
@@ -154,6 +178,7 @@ def step_table(found: Sequence[SeriesSteps], chosen: Sequence[str] = ()) -> Text
     ]
     notes = ["Time of a step = computation + exposed communication."] * bool(rows)
     notes += [f"{one.series}: {_said(one)}." for one in found if one.model]
+    notes += [f"Limit of {one.series}: {one.limit}." for one in found if one.limit]
     notes += [f"No step model of {one.series}: {one.refused}." for one in found if one.refused]
     notes += [f"{line[0].upper()}{line[1:]}." for line in chosen]
     return TextTable(heads, rows, 2, notes)
