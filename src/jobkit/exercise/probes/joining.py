@@ -20,7 +20,7 @@ def _place(rank: int) -> tuple[object, ...]:
     alone = value.item()
     dist.all_reduce(value)
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
-    return (rank, os.getpid(), *(os.environ[n] for n in names), before, alone, value.item())
+    return (rank, str(os.getpid()), *(os.environ[n] for n in names), before, alone, value.item())
 
 
 def places() -> list[Table]:

@@ -89,7 +89,7 @@ def _look(rank: int, waits: bool) -> tuple[object, ...]:
     after = time.monotonic() - begun
     size = path.stat().st_size if path.exists() else 0
     gather(None)
-    return ("barrier" if waits else "none", rank, after, size, path.stat().st_size)
+    return ("barrier" if waits else "none", rank, round(after, 3), size, path.stat().st_size)
 
 
 def files() -> list[Table]:
