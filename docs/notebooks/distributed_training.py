@@ -53,8 +53,8 @@ for table in (*loading.shares(), *replicas.gradients()):
 # cores too.
 # %%
 figure, axes = plt.subplots(2, 2, figsize=(13, 6), layout="constrained")
-for (left, right), order in zip(axes, ("gpipe", "1f1b"), strict=True):
-    measured = schedule.measure(order)
+runs = {order: schedule.measure(order) for order in ("gpipe", "1f1b")}
+for (left, right), (order, measured) in zip(axes, runs.items(), strict=True):
     equal = schedule.slots_of_equal_length(measured)
     for axis, slots in ((left, equal), (right, measured)):
         for slot in slots:
@@ -73,21 +73,23 @@ for (left, right), order in zip(axes, ("gpipe", "1f1b"), strict=True):
     right.set(title=f"{order}: measured", xlabel="ms")
 figure.savefig(pictures / "pipeline.png", dpi=80)
 
+
 # %% [markdown]
 # GPipe and 1F1B have the same idle share; 1F1B runs backward passes earlier, so that fewer
 # microbatches' activations are held at once.
 # %%
-for order in ("gpipe", "1f1b"):
-    slots = sorted(schedule.measure(order), key=lambda s: s.begin_ms)
+def most_held(slots: list[schedule.Slot]) -> int:
+    """Microbatches between their forward and their backward pass, at most."""
     held, most = 0, 0
-    for slot in (s for s in slots if s.stage == 0):
+    for slot in slots:
         held += 1 if slot.kind == "F" else -1
         most = max(most, held)
-    last, most_last = 0, 0
-    for slot in (s for s in slots if s.stage == 3):
-        last += 1 if slot.kind == "F" else -1
-        most_last = max(most_last, last)
-    print(f"{order}: microbatches held by the first stage {most}, by the last {most_last}")
+    return most
+
+
+for order, measured in runs.items():
+    first, last = (most_held([s for s in measured if s.stage == stage]) for stage in (0, 3))
+    print(f"{order}: microbatches held by the first stage {first}, by the last {last}")
 
 # %% [markdown]
 # ## FSDP

@@ -13,7 +13,7 @@ from jobkit.exercise.ranks import gather, on_ranks
 from jobkit.exercise.table import Table
 
 _SAMPLES, _WORLD = 16, 2
-_DOWNLOAD_S = 1.0
+_DOWNLOAD_S = 0.4
 Loader = DataLoader[Any]
 
 
