@@ -70,7 +70,7 @@ for (left, right), (order, measured) in zip(axes, runs.items(), strict=True):
     units = max(slot.end_ms for slot in equal)
     idle = 1 - len(equal) / (4 * units)
     left.set(title=f"{order}: order of the slots, {idle:.0%} idle", xlabel="slots")
-    right.set(title=f"{order}: measured", xlabel="ms")
+    right.set(title=f"{order}: measured (blue forward, orange backward)", xlabel="ms")
 figure.savefig(pictures / "pipeline.png", dpi=80)
 
 
@@ -119,15 +119,19 @@ base = ["run", "--start-timeout", "300", "--site", "local", "--study", "demo", *
 jobkit(*base, "--name", "one", "--strategies", "single", "dp", "--gpus", "1")
 jobkit(*base, "--name", "two", "--strategies", "ddp", "fsdp", "--gpus", "2")
 rows = [row for name in ("one", "two") for _, row in collect(name).runs.iterrows()]
-labels = [f"{row['strategy']}\n{row['world_size']} ranks" for row in rows]
+rows.sort(key=lambda row: ("single", "dp", "ddp", "fsdp").index(row["strategy"]))
+labels = [f"{r['strategy']}\n{r['world_size']} rank{'s' * (r['world_size'] > 1)}" for r in rows]
 rate = [float(row["images_per_s"]) for row in rows]
 memory = [float(row["peak_memory_mib"]) for row in rows]
 efficiency = [r / rate[0] / int(row["world_size"]) for r, row in zip(rate, rows, strict=True)]
 figure, axes = plt.subplots(1, 3, figsize=(13, 4), layout="constrained")
 bars = {"images/s": rate, "peak memory per rank (MiB)": memory, "parallel efficiency": efficiency}
 for axis, (title, values) in zip(axes, bars.items(), strict=True):
-    axis.bar_label(axis.bar(labels, values), fmt="%.3g")
+    axis.bar_label(axis.bar(labels, values, color=["tab:gray", "C0", "C1", "C2"]), fmt="%.3g")
+    axis.margins(y=0.12)  # room for the numbers above the bars
     axis.set(title=title)
+for label, *values in zip(labels, rate, memory, efficiency, strict=True):
+    print("{}: {:.0f} images/s, {:.0f} MiB, efficiency {:.2f}".format(label.split()[0], *values))
 figure.savefig(pictures / "comparison.png", dpi=80)
 
 # %% [markdown]
