@@ -53,8 +53,8 @@ for table in (*loading.shares(), *replicas.gradients()):
 # cores too.
 # %%
 figure, axes = plt.subplots(2, 2, figsize=(13, 6), layout="constrained")
-for (left, right), order in zip(axes, ("gpipe", "1f1b"), strict=True):
-    measured = schedule.measure(order)
+runs = {order: schedule.measure(order) for order in ("gpipe", "1f1b")}
+for (left, right), (order, measured) in zip(axes, runs.items(), strict=True):
     equal = schedule.slots_of_equal_length(measured)
     for axis, slots in ((left, equal), (right, measured)):
         for slot in slots:
@@ -70,24 +70,26 @@ for (left, right), order in zip(axes, ("gpipe", "1f1b"), strict=True):
     units = max(slot.end_ms for slot in equal)
     idle = 1 - len(equal) / (4 * units)
     left.set(title=f"{order}: order of the slots, {idle:.0%} idle", xlabel="slots")
-    right.set(title=f"{order}: measured", xlabel="ms")
+    right.set(title=f"{order}: measured (blue forward, orange backward)", xlabel="ms")
 figure.savefig(pictures / "pipeline.png", dpi=80)
+
 
 # %% [markdown]
 # GPipe and 1F1B have the same idle share; 1F1B runs backward passes earlier, so that fewer
 # microbatches' activations are held at once.
 # %%
-for order in ("gpipe", "1f1b"):
-    slots = sorted(schedule.measure(order), key=lambda s: s.begin_ms)
+def most_held(slots: list[schedule.Slot]) -> int:
+    """Microbatches between their forward and their backward pass, at most."""
     held, most = 0, 0
-    for slot in (s for s in slots if s.stage == 0):
+    for slot in slots:
         held += 1 if slot.kind == "F" else -1
         most = max(most, held)
-    last, most_last = 0, 0
-    for slot in (s for s in slots if s.stage == 3):
-        last += 1 if slot.kind == "F" else -1
-        most_last = max(most_last, last)
-    print(f"{order}: microbatches held by the first stage {most}, by the last {most_last}")
+    return most
+
+
+for order, measured in runs.items():
+    first, last = (most_held([s for s in measured if s.stage == stage]) for stage in (0, 3))
+    print(f"{order}: microbatches held by the first stage {first}, by the last {last}")
 
 # %% [markdown]
 # ## FSDP
@@ -117,15 +119,19 @@ base = ["run", "--start-timeout", "300", "--site", "local", "--study", "demo", *
 jobkit(*base, "--name", "one", "--strategies", "single", "dp", "--gpus", "1")
 jobkit(*base, "--name", "two", "--strategies", "ddp", "fsdp", "--gpus", "2")
 rows = [row for name in ("one", "two") for _, row in collect(name).runs.iterrows()]
-labels = [f"{row['strategy']}\n{row['world_size']} ranks" for row in rows]
+rows.sort(key=lambda row: ("single", "dp", "ddp", "fsdp").index(row["strategy"]))
+labels = [f"{r['strategy']}\n{r['world_size']} rank{'s' * (r['world_size'] > 1)}" for r in rows]
 rate = [float(row["images_per_s"]) for row in rows]
 memory = [float(row["peak_memory_mib"]) for row in rows]
 efficiency = [r / rate[0] / int(row["world_size"]) for r, row in zip(rate, rows, strict=True)]
 figure, axes = plt.subplots(1, 3, figsize=(13, 4), layout="constrained")
 bars = {"images/s": rate, "peak memory per rank (MiB)": memory, "parallel efficiency": efficiency}
 for axis, (title, values) in zip(axes, bars.items(), strict=True):
-    axis.bar_label(axis.bar(labels, values), fmt="%.3g")
+    axis.bar_label(axis.bar(labels, values, color=["tab:gray", "C0", "C1", "C2"]), fmt="%.3g")
+    axis.margins(y=0.12)  # room for the numbers above the bars
     axis.set(title=title)
+for label, *values in zip(labels, rate, memory, efficiency, strict=True):
+    print("{}: {:.0f} images/s, {:.0f} MiB, efficiency {:.2f}".format(label.split()[0], *values))
 figure.savefig(pictures / "comparison.png", dpi=80)
 
 # %% [markdown]

@@ -1,9 +1,13 @@
 """The probes of the exercises: what they measure is what the chapters say."""
 
+import os
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
+import jobkit.__main__
 from jobkit.errors import Exit, UsageError
 from jobkit.exercise import cli
 from jobkit.exercise.catalogue import EXERCISES
@@ -21,6 +25,8 @@ from jobkit.exercise.probes import (
 )
 from jobkit.exercise.ranks import RankError, on_ranks
 from jobkit.exercise.table import Table
+from jobkit.launch.cli import make_plan, parser
+from support.fake_study import whole_run
 from support.place import ROOT
 
 
@@ -182,17 +188,37 @@ def test_only_sums_and_counts_are_the_loss_of_all() -> None:
     assert abs(means[0] - one[0]) > 0.01
 
 
-def test_a_study_its_plots_and_sentences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _made_up(words: Sequence[str], environ: Mapping[str, str] = os.environ) -> None:
+    """Runs of the study that the words describe are made up; other commands are called here."""
+    if words[0] != "run":
+        assert jobkit.__main__.main(list(words)) == Exit.OK
+        return
+    plan = make_plan(parser().parse_args([*words[1:]], Namespace(command=())))
+    plan.save()
+    for run_id in plan.runs:
+        whole_run(plan, run_id)
+
+
+def test_ddp_and_fsdp_train_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JOBKIT_LOGS", str(tmp_path))
     small = "--model mlp --breakdown-iterations 0 --train-samples 128 --test-samples 64"
     monkeypatch.setattr(runs, "_SETTINGS", f"{small} --epochs 2 --global-batch-size 64")
-    with pytest.raises(UsageError, match=r"exercise 7\.1"):
-        runs.sentences()
     (epochs,) = runs.trainings()
     assert epochs.column("strategy") == ["ddp", "ddp", "fsdp", "fsdp"]
     assert epochs.rows[1][2] == pytest.approx(epochs.rows[3][2], rel=1e-3)
+
+
+def test_a_study_its_plots_and_sentences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a study whose runs are made up; those of real runs are the notebook's and 6.2's."""
+    monkeypatch.setenv("JOBKIT_LOGS", str(tmp_path))
+    monkeypatch.setattr(runs, "_call", _made_up)
+    with pytest.raises(UsageError, match=r"exercise 7\.1"):
+        runs.sentences()
     (study,) = runs.study()
-    assert sorted(study.column("ranks")) == [1, 1, 2, 2] and None not in study.column("speed-up")
+    assert sorted(study.column("ranks")) == [1, 1, 2, 2]
+    ranks_and_speed_ups = zip(study.column("ranks"), study.column("speed-up"), strict=True)
+    assert all(s == pytest.approx({1: 1, 2: 1.9}[n]) for n, s in ranks_and_speed_ups)
+    assert None not in study.column("s per epoch")
     said, figures = runs.sentences()
     assert len(said.rows) >= 2 and len(figures.rows) >= 3
 

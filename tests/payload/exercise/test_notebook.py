@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -49,5 +50,8 @@ def test_the_notebook_runs(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     assert "FULL_SHARD" in done.stdout and "104.3" in done.stdout
     assert "1f1b: microbatches held by the first stage 4, by the last 1" in done.stdout
+    rates = re.findall(r"(\w+): \d+ images/s, \d+ MiB, efficiency ([\d.]+)", done.stdout)
+    assert [name for name, _ in rates] == ["single", "dp", "ddp", "fsdp"]
+    assert dict(rates)["single"] == "1.00"  # the others are relative to it
     for name in ("pipeline.png", "comparison.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")

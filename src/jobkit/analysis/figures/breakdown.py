@@ -63,6 +63,7 @@ def _stack(axes: Axes, own: list[SizeBreakdown], factor: float) -> None:
         axes.annotate(
             f"{y:.3g}", (x, y), (0, 2), textcoords="offset points", ha="center", fontsize=8
         )
+    axes.margins(y=0.1)  # room for the sums
     axes.grid(visible=False, axis="x")
 
 

@@ -111,7 +111,7 @@ def _panels(results: Results, shown: Sequence[Size]) -> list[_Panel]:
             f"throughput ({shown[0].throughput_unit})",
             lambda s: s.throughput,
             lambda s: s.rates,
-            "{:,.4g}",
+            "{:,.0f}" if max(s.throughput or 0 for s in shown) >= 1000 else "{:.4g}",
         ),
         _Panel(
             f"peak memory (MiB)\n{each}",

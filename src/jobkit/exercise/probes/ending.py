@@ -14,7 +14,7 @@ import torch.distributed as dist
 from jobkit.exercise.ranks import join_group, leave_group, on_ranks
 from jobkit.exercise.table import Table
 
-_WAIT_S = 2.0
+_WAIT_S = 1.0
 
 
 def _device(rank: int) -> list[tuple[object, ...]]:
@@ -87,7 +87,7 @@ def _uneven(rank: int, asks: bool) -> tuple[object, ...]:
     what = "monitored_barrier" if asks else "all_reduce"
     given_up = Path(os.environ["JOBKIT_EXERCISE_FOLDER"]) / "given-up"
     if rank == 1:  # it does something else: writes a checkpoint, or computes on
-        end = time.monotonic() + 10 * _WAIT_S
+        end = time.monotonic() + 20 * _WAIT_S
         while not given_up.exists() and time.monotonic() < end:
             time.sleep(0.02)
         return (what, rank, 3, None, "goes on alone")

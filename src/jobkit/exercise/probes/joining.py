@@ -9,7 +9,7 @@ import torch.distributed as dist
 from jobkit.exercise.ranks import join_group, on_ranks
 from jobkit.exercise.table import Table
 
-_WAIT_S = 2.0
+_WAIT_S = 1.0
 
 
 def _place(rank: int) -> tuple[object, ...]:
@@ -20,7 +20,7 @@ def _place(rank: int) -> tuple[object, ...]:
     alone = value.item()
     dist.all_reduce(value)
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
-    return (rank, os.getpid(), *(os.environ[n] for n in names), before, alone, value.item())
+    return (rank, str(os.getpid()), *(os.environ[n] for n in names), before, alone, value.item())
 
 
 def places() -> list[Table]:
@@ -38,7 +38,7 @@ def places() -> list[Table]:
 def _missing(rank: int, comes: int) -> tuple[object, ...]:
     """Join a group of two ranks, of which only some come."""
     begun = time.monotonic()
-    wait_s = _WAIT_S if comes == 1 else 10 * _WAIT_S
+    wait_s = _WAIT_S if comes == 1 else 20 * _WAIT_S
     if rank >= comes:
         return (comes, rank, None, "does not come", None)
     try:

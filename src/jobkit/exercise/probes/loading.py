@@ -13,7 +13,7 @@ from jobkit.exercise.ranks import gather, on_ranks
 from jobkit.exercise.table import Table
 
 _SAMPLES, _WORLD = 16, 2
-_DOWNLOAD_S = 1.0
+_DOWNLOAD_S = 0.4
 Loader = DataLoader[Any]
 
 
@@ -89,7 +89,7 @@ def _look(rank: int, waits: bool) -> tuple[object, ...]:
     after = time.monotonic() - begun
     size = path.stat().st_size if path.exists() else 0
     gather(None)
-    return ("barrier" if waits else "none", rank, after, size, path.stat().st_size)
+    return ("barrier" if waits else "none", rank, round(after, 3), size, path.stat().st_size)
 
 
 def files() -> list[Table]:

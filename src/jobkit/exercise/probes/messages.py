@@ -1,6 +1,5 @@
 """Probe of exercise 4.3: the collectives of a training step, its time and what is held."""
 
-import gc
 import statistics
 import time
 
@@ -8,7 +7,13 @@ import torch
 from torch import nn
 
 from jobkit.exercise.probes.counted import Counted
-from jobkit.exercise.probes.sharding import layers_of, replicated, sharded, storages
+from jobkit.exercise.probes.sharding import (
+    layers_of,
+    only_new,
+    replicated,
+    sharded,
+    storages,
+)
 from jobkit.exercise.ranks import on_ranks
 from jobkit.exercise.table import Table
 from jobkit.units import MIB
@@ -27,8 +32,8 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -
     return 1000 * (time.perf_counter() - begun)
 
 
-def _measure(rank: int, groups: int, width: int) -> tuple[float, ...]:
-    gc.freeze()
+def _measure(groups: int, width: int) -> tuple[float, ...]:
+    only_new()
     model = layers_of(width)
     wrapped = sharded(model, groups, frees=True) if groups else replicated(model)
     optimizer = torch.optim.AdamW(wrapped.parameters())
@@ -40,13 +45,18 @@ def _measure(rank: int, groups: int, width: int) -> tuple[float, ...]:
     return counted.calls(), statistics.median(times), min(times), storages() / MIB
 
 
-def per_step() -> list[Table]:
-    """DDP and FSDP for a small and a larger model."""
-    rows = [
-        (8 * width * width, name, *on_ranks(_measure, groups, width)[0])
+def _rows(rank: int) -> list[tuple[object, ...]]:
+    """Each way for each width, one after the other."""
+    return [
+        (8 * width * width, name, *_measure(groups, width))
         for width in _WIDTHS
         for name, groups in _WAYS.items()
     ]
+
+
+def per_step() -> list[Table]:
+    """DDP and FSDP for a small and a larger model."""
+    rows = on_ranks(_rows)[0]
     return [
         Table(
             f"a step of AdamW on two ranks: median and best of {_STEPS}",

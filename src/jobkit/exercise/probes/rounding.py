@@ -10,7 +10,7 @@ from jobkit.exercise.table import Table
 from jobkit.payload.model import CNN
 from jobkit.units import MIB
 
-_BATCH, _STEPS = 16, 3
+_BATCH, _STEPS = 8, 3
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 

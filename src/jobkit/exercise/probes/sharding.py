@@ -34,6 +34,12 @@ def storages() -> int:
     return sum(found.values())
 
 
+def only_new() -> None:
+    """Let storages() count what is made from now on."""
+    gc.collect()
+    gc.freeze()
+
+
 def settled() -> int:
     """The bytes of all tensors once Gloo's threads have let go of theirs.
 
@@ -91,8 +97,8 @@ class _Moments:
         return tuple(n / MIB for n in (before, self.most, after, settled()))
 
 
-def _bytes(rank: int, name: str, groups: int) -> tuple[float, ...]:
-    gc.freeze()  # what was there before is not looked at
+def _bytes(name: str, groups: int) -> tuple[float, ...]:
+    only_new()
     model, frees = layers_of(_WIDTH), _STRATEGIES[name]
     layers = list(model)
     wrapped = replicated(model) if frees is None else sharded(model, groups, frees)
@@ -100,12 +106,13 @@ def _bytes(rank: int, name: str, groups: int) -> tuple[float, ...]:
     return _Moments(wrapped, layers).run()
 
 
+def _by_strategy(rank: int) -> list[tuple[object, ...]]:
+    return [(name, rank, *_bytes(name, _LAYERS)) for name in _STRATEGIES]
+
+
 def forward() -> list[Table]:
     """DDP, SHARD_GRAD_OP and FULL_SHARD."""
-    rows = []
-    for name in _STRATEGIES:
-        found = on_ranks(_bytes, name, _LAYERS)
-        rows += [(name, rank, *values) for rank, values in enumerate(found)]
+    rows = [row for pair in zip(*on_ranks(_by_strategy), strict=True) for row in pair]
     return [
         Table(
             f"{_LAYERS} layers of {_WIDTH * _WIDTH * 4 / MIB:g} MiB on two ranks: MiB "
@@ -119,10 +126,7 @@ def forward() -> list[Table]:
 
 def groups() -> list[Table]:
     """FULL_SHARD with one group, two, four and one for each layer: what auto_wrap_policy chose."""
-    rows = []
-    for count in (1, 2, 4, _LAYERS):
-        found = on_ranks(_grouped, count)
-        rows.append((count, *found[0]))
+    rows = on_ranks(_by_groups)[0]
     return [
         Table(
             "FULL_SHARD of the same model, by the number of groups that are gathered at once",
@@ -133,8 +137,12 @@ def groups() -> list[Table]:
     ]  # fmt: skip
 
 
-def _grouped(rank: int, count: int) -> tuple[float, ...]:
-    gc.freeze()
+def _by_groups(rank: int) -> list[tuple[object, ...]]:
+    return [(count, *_grouped(count)) for count in (1, 2, 4, _LAYERS)]
+
+
+def _grouped(count: int) -> tuple[float, ...]:
+    only_new()
     model = layers_of(_WIDTH)
     layers = list(model)
     wrapped = sharded(model, count, frees=True)
