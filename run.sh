@@ -244,7 +244,10 @@ fi
 
 if ((${#command[@]})); then
   size_command
-  if [[ -n $only ]]; then show_command && exit; fi
+  if [[ -n $only ]]; then
+    show_command
+    [[ $only == dry-run && -n $preflight && -n $in_allocation ]] || exit 0
+  fi
 fi
 if [[ -n $nnodes && -z $given_attempt ]]; then become_node ${given[@]+"${given[@]}"}; fi
 if [[ -z $only && -z $run_dir ]]; then
@@ -457,10 +460,13 @@ if [[ -n $in_allocation ]]; then
   first_attempt
   gather_words
   if [[ -n $preflight ]]; then
+    checked=(${words[@]+"${words[@]}"})
+    ((${#command[@]} == 0)) || checked=(--dataset synthetic) # its data are its own
     # Only the ranks know it, so that no other user of the nodes can pass for one of them.
     (JOBKIT_PREFLIGHT_SECRET=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n') && export JOBKIT_PREFLIGHT_SECRET
     on_every_rank jobkit.checks.preflight.cli ${run_dir:+--run-dir "$run_dir"} -- \
-      ${words[@]+"${words[@]}"}) || fail "preflight failed: nothing was trained" 5
+      ${checked[@]+"${checked[@]}"}) || fail "preflight failed: nothing was trained" 5
+    if [[ -n $only ]] && ((${#command[@]})); then exit 0; fi
   fi
   while :; do
     start_in_allocation

@@ -43,10 +43,18 @@ def one_line(text: str) -> str:
 class UsageError(ValueError):
     """Bad input from the user; the text is the one line that they see."""
 
+    code = Exit.USAGE  # of the command that it ends
+
     def __str__(self) -> str:
         """The text as one plain line: parts of it come from files that others may have written."""
         text = one_line(super().__str__())
         return text if len(text) <= _LONGEST_ERROR else text[: _LONGEST_ERROR - 4] + " ..."
+
+
+class NotStarted(UsageError):
+    """The input may be right, and the run could not start: another try may."""
+
+    code = Exit.FAILED
 
 
 class RanksDiffer(RuntimeError):
@@ -73,7 +81,7 @@ class Main(Protocol):
 
 
 def command(main: Main) -> Main:
-    """The main function of a command: a UsageError becomes one line and exit code 2."""
+    """The main function of a command: a UsageError becomes one line and its exit code, 2."""
 
     @functools.wraps(main)
     def run(argv: Sequence[str] | None = None) -> int:
@@ -81,7 +89,7 @@ def command(main: Main) -> Main:
             return main(argv)
         except UsageError as error:
             print(f"jobkit: error: {error}", file=sys.stderr, flush=True)
-            return Exit.USAGE
+            return error.code
 
     return run
 

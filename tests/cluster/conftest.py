@@ -93,6 +93,10 @@ class Cluster:
             assert time.monotonic() < deadline, f"job {job_id} has not ended: {jobs}"
             time.sleep(0.25)
 
+    def wait_all(self, job_ids: list[str], timeout: float = 960) -> set[Ended]:
+        """Wait until all these jobs have ended; return how."""
+        return {self.wait(job_id, timeout) for job_id in job_ids}
+
     def wait_for(self, job_id: str | int, timeout: float = 720, **fields: str) -> dict[str, str]:
         """Wait until the job's record has these fields, such as JobState="RUNNING"."""
         deadline = time.monotonic() + timeout

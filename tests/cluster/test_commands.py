@@ -60,19 +60,19 @@ def kit(tmp_path_factory) -> Checkout:
     return made
 
 
-def start(cluster, kit: Checkout, name: str, *words: str, command: list[str]) -> str:
-    """Submit a study of the command; return its collect job's id, after which all has ended."""
+def start(cluster, kit: Checkout, name: str, *words: str, command: list[str]) -> list[str]:
+    """Submit a study of the command, which nobody collects; return the ids of its jobs."""
     own = {**kit.env, "PYTHONPATH": str(kit.folder)}
-    asked = ["--name", name, "--no-wait", *words, "--", *command]
+    asked = ["--name", name, "--no-wait", "--no-collect", *words, "--", *command]
     argv = [sys.executable, "run_benchmarks.py", *asked]
     done = cluster.run(*argv, cwd=kit.folder, env=own)
     assert done.returncode == 0, done.stdout + done.stderr
-    return re.search(r"job (\d+) then", done.stdout)[1]
+    return re.findall(r"\d+", re.search(r"started: Slurm jobs? (.*)", done.stdout)[1])
 
 
 @pytest.fixture(scope="module")
-def studies(cluster, kit: Checkout) -> dict[str, str]:
-    """All studies of these tests at once, by name: the job that ends when all of it has."""
+def studies(cluster, kit: Checkout) -> dict[str, list[str]]:
+    """All studies of these tests at once, by name: their jobs."""
     program = [sys.executable, "program.py"]
     sizes = ["--gpus", "1", "2", "2x2"]
     return {
@@ -80,7 +80,9 @@ def studies(cluster, kit: Checkout) -> dict[str, str]:
         "torchrun": start(
             cluster, kit, "torchrun", *sizes, "--launcher=torchrun", command=[*program, *WORDS]
         ),
-        "sum": start(cluster, kit, "sum", "--gpus", "2x2", command=[*program, "sum"]),
+        "sum": start(
+            cluster, kit, "sum", "--gpus", "2x1", "--launcher=torchrun", command=[*program, "sum"]
+        ),
         "count": start(cluster, kit, "count", "--gpus", "2x1", command=[*program, "count"]),
         "again": start(
             cluster, kit, "again", "--gpus", "2", "--max-restarts=1",
@@ -115,17 +117,17 @@ def runs(kit: Checkout, name: str) -> list[RunPaths]:
     return [RunPaths(path.parent) for path in sorted(folder.glob("*/spec.json"))]
 
 
-def the_run(cluster, kit: Checkout, studies: dict[str, str], name: str) -> RunPaths:
+def the_run(cluster, kit: Checkout, studies: dict[str, list[str]], name: str) -> RunPaths:
     """The one run of a study, once all of it has ended."""
-    assert cluster.wait(studies[name], 240).state == "COMPLETED"
+    cluster.wait_all(studies[name])
     (paths,) = runs(kit, name)
     return paths
 
 
 def test_all_in_one_allocation_with_a_crash_in_it(
-    cluster, kit: Checkout, studies: dict[str, str]
+    cluster, kit: Checkout, studies: dict[str, list[str]]
 ) -> None:
-    assert cluster.wait(studies["within"], 240) == ("COMPLETED", "0:0")
+    assert cluster.wait_all(studies["within"]) == {("COMPLETED", "0:0")}
     found = {p.folder.name: (run_state(p).status, p.attempt_numbers()) for p in runs(kit, "within")}
     assert list(found.values()) == [("ok", [0, 1])] * 2
     assert len({read_json(p.submission)["job_id"] for p in runs(kit, "within")}) == 1
@@ -133,9 +135,9 @@ def test_all_in_one_allocation_with_a_crash_in_it(
 
 @pytest.mark.parametrize("launcher", ["srun", "torchrun"])
 def test_each_rank_has_its_place_and_the_whole_command(
-    cluster, kit: Checkout, studies: dict[str, str], launcher: str
+    cluster, kit: Checkout, studies: dict[str, list[str]], launcher: str
 ) -> None:
-    assert cluster.wait(studies[launcher], 240) == ("COMPLETED", "0:0")
+    assert cluster.wait_all(studies[launcher]) == {("COMPLETED", "0:0")}
     sizes = set()
     for paths in runs(kit, launcher):
         assert run_state(paths).status == "ok", paths.log.read_text()
@@ -159,15 +161,15 @@ def test_each_rank_has_its_place_and_the_whole_command(
 
 
 def test_torch_meets_at_the_address_that_the_ranks_were_given(
-    cluster, kit: Checkout, studies: dict[str, str]
+    cluster, kit: Checkout, studies: dict[str, list[str]]
 ) -> None:
     paths = the_run(cluster, kit, studies, "sum")
     assert run_state(paths).status == "ok", paths.log.read_text()
-    assert [p.read_text() for p in paths.folder.glob("sum-*")] == ["6.0"] * 4
+    assert [p.read_text() for p in paths.folder.glob("sum-*")] == ["1.0"] * 2
 
 
 def test_a_crash_of_one_rank_is_started_again_as_often_as_was_said(
-    cluster, kit: Checkout, studies: dict[str, str]
+    cluster, kit: Checkout, studies: dict[str, list[str]]
 ) -> None:
     again = the_run(cluster, kit, studies, "again")
     assert run_state(again).status == "ok" and again.attempt_numbers() == [0, 1]
@@ -178,7 +180,7 @@ def test_a_crash_of_one_rank_is_started_again_as_often_as_was_said(
 
 
 def test_a_stopped_command_is_requeued_and_goes_on(
-    cluster, kit: Checkout, studies: dict[str, str]
+    cluster, kit: Checkout, studies: dict[str, list[str]]
 ) -> None:
     """Slurm's own warning, to the steps of the job only."""
     (paths,) = runs(kit, "count")
@@ -187,7 +189,7 @@ def test_a_stopped_command_is_requeued_and_goes_on(
     cluster.wait_for(job_id, JobState="RUNNING")
     until(lambda: all(path.exists() for path in ready))
     cluster.run("scancel", "--signal=USR2", job_id)
-    assert cluster.wait(studies["count"], 240) == ("COMPLETED", "0:0")
+    assert cluster.wait_all(studies["count"]) == {("COMPLETED", "0:0")}
     outcomes = [read_json(paths.outcome(n)) for n in (0, 1)]
     assert [o["status"] for o in outcomes] == ["preempted", "ok"], paths.log.read_text()
     assert {p.read_text() for p in paths.folder.glob("kept-*")} == {"7"}
@@ -195,7 +197,7 @@ def test_a_stopped_command_is_requeued_and_goes_on(
 
 
 def test_a_command_may_bring_its_own_launcher(
-    cluster, kit: Checkout, studies: dict[str, str]
+    cluster, kit: Checkout, studies: dict[str, list[str]]
 ) -> None:
     paths = the_run(cluster, kit, studies, "once")
     text = paths.log.read_text()
@@ -205,7 +207,7 @@ def test_a_command_may_bring_its_own_launcher(
 
 
 def test_a_command_that_a_node_does_not_have_is_one_line(
-    cluster, kit: Checkout, studies: dict[str, str]
+    cluster, kit: Checkout, studies: dict[str, list[str]]
 ) -> None:
     paths = the_run(cluster, kit, studies, "absent")
     state = run_state(paths)

@@ -1,13 +1,16 @@
 """A user's own program in a study, from its command to the report: each way to measure it."""
 
 import csv
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from jobkit.analysis.cli import plot_main
+from jobkit.analysis.collect.results import collect
+from jobkit.analysis.report.report import write_report
+from jobkit.launch.cli import main
 from support.place import ROOT
 from support.training_programs import LEAVES, PRINTS
 
@@ -62,30 +65,27 @@ scaling = "strong"
 """
 
 
-@pytest.fixture
-def env(tmp_path: Path) -> dict[str, str]:
-    return {**os.environ, "JOBKIT_LOGS": str(tmp_path / "logs")}
+@pytest.fixture(autouse=True)
+def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("JOBKIT_LOGS", str(tmp_path / "logs"))
+    return tmp_path / "logs"
 
 
-def called(env: dict[str, str], *words: str) -> str:
-    """The output of a command that must succeed."""
-    argv = [sys.executable, *words]
-    done = subprocess.run(argv, env=env, cwd=ROOT, capture_output=True, text=True, timeout=1200)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def study(tmp_path: Path, env: dict[str, str], program: str, text: str) -> Path:
-    """Run the study of a program, collect and plot it; return its folder."""
+def study(tmp_path: Path, program: str, text: str, draws: bool = False) -> Path:
+    """Run the study of a program, collect it, write its report; return its folder."""
     (tmp_path / "train.py").write_text(program)
     values = {"python": sys.executable, "program": tmp_path / "train.py"}
     file = tmp_path / "study.toml"
     file.write_text(text.format(**values))
-    called(env, "run_benchmarks.py", "--site", "local", "--study", str(file))
-    name = text.split('"')[1]
-    called(env, "collect_results.py", name)
-    called(env, "plot_results.py", name)
-    return tmp_path / "logs" / name
+    argv = [sys.executable, "run_benchmarks.py", "--site", "local", "--study", str(file)]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = collect(text.split('"')[1])
+    if draws:
+        assert plot_main([results.folder.name]) == 0
+    else:
+        write_report(results, [])
+    return results.folder
 
 
 def rows(path: Path) -> list[dict[str, str]]:
@@ -93,10 +93,8 @@ def rows(path: Path) -> list[dict[str, str]]:
         return sorted(csv.DictReader(file), key=lambda row: int(row["world_size"]))
 
 
-def test_a_program_of_torch_is_measured_without_a_change(
-    tmp_path: Path, env: dict[str, str]
-) -> None:
-    folder = study(tmp_path, env, TORCH, TORCH_STUDY)
+def test_a_program_of_torch_is_measured_without_a_change(tmp_path: Path) -> None:
+    folder = study(tmp_path, TORCH, TORCH_STUDY, draws=True)
     found = rows(folder / "results.csv")
     assert [row["status"] for row in found] == ["ok", "ok"]
     assert [row["throughput_source"] for row in found] == ["auto", "auto"]
@@ -115,10 +113,8 @@ def test_a_program_of_torch_is_measured_without_a_change(
     assert (folder / "figures" / "throughput.png").stat().st_size > 5000
 
 
-def test_a_program_that_only_prints_is_read_by_a_pattern(
-    tmp_path: Path, env: dict[str, str]
-) -> None:
-    folder = study(tmp_path, env, PRINTS, PRINTS_STUDY)
+def test_a_program_that_only_prints_is_read_by_a_pattern(tmp_path: Path) -> None:
+    folder = study(tmp_path, PRINTS, PRINTS_STUDY)
     found = rows(folder / "results.csv")
     assert [float(row["throughput"]) for row in found] == pytest.approx([1e4, 2e4, 4e4])
     assert {row["throughput_source"] for row in found} == {"pattern nanogpt"}
@@ -130,10 +126,10 @@ def test_a_program_that_only_prints_is_read_by_a_pattern(
 
 
 def test_of_a_program_that_prints_nothing_the_wall_time_counts_and_says_so(
-    tmp_path: Path, env: dict[str, str]
+    tmp_path: Path,
 ) -> None:
     text = PRINTS_STUDY.replace('pattern = "nanogpt"\n', "").replace("[1, 2, 4]", "[1, 2]")
-    folder = study(tmp_path, env, "import time; time.sleep(0.5)", text)
+    folder = study(tmp_path, "import time; time.sleep(0.5)", text)
     found = rows(folder / "results.csv")
     assert [row["status"] for row in found] == ["ok", "ok"]
     for row in found:
@@ -152,12 +148,11 @@ def test_of_a_program_that_prints_nothing_the_wall_time_counts_and_says_so(
     ],
 )
 def test_a_bad_pattern_is_refused_before_anything_starts(
-    tmp_path: Path, env: dict[str, str], table: str, says: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], logs: Path, table: str, says: str
 ) -> None:
     file = tmp_path / "study.toml"
     file.write_text(f'name = "bad"\ncommand = ["true"]\ngpus = [1]\n{table}\n')
-    argv = [sys.executable, "run_benchmarks.py", "--site", "local", "--study", str(file)]
-    done = subprocess.run(argv, env=env, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 2 and says in done.stderr
-    assert done.stderr.count("\n") == 1
-    assert not (tmp_path / "logs" / "bad").exists()
+    assert main(["--site", "local", "--study", str(file)]) == 2
+    error = capsys.readouterr().err
+    assert says in error and error.count("\n") == 1
+    assert not (logs / "bad").exists()

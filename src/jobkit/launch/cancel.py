@@ -1,4 +1,4 @@
-"""`python -m jobkit cancel`: ends the runs of a study."""
+"""`python -m jobkit cancel`: ends the runs of a study, or one job of run.sh alone."""
 
 import argparse
 import os
@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jobkit.errors import Exit, Parser, UsageError, command
+from jobkit.launch.cancel_single import cancel_single, single_run
 from jobkit.launch.local import start
 from jobkit.launch.states import states
 from jobkit.outcome.join import job_ids
 from jobkit.outcome.status import UNDER_WAY
-from jobkit.paths import StudyPaths, read_json
+from jobkit.paths import StudyPaths, logs_root, read_json
 from jobkit.spec.plan import Plan
 from jobkit.spec.studies import find_study, read_plan
 
@@ -19,17 +20,23 @@ def parser() -> argparse.ArgumentParser:
     """The command line of cancel."""
     made = Parser(
         prog="jobkit cancel",
-        description="End the running and pending runs of a study.",
-        epilog="example:\n  python -m jobkit cancel demo",
+        description="End the running and pending runs of a study, or one job of run.sh alone.",
+        epilog="examples:\n  python -m jobkit cancel demo\n"
+        "  python -m jobkit cancel job-17      the job whose folder is logs/single/job-17",
     )
-    made.add_argument("study", nargs="?", help="its name or folder (default: the newest)")
+    made.add_argument(
+        "study", nargs="?", help="its name or folder, or that of a job (default: the newest study)"
+    )
     return made
 
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
-    """End a study's runs; 0 also where none was running or pending."""
+    """End a study's runs, or a single job; 0 also where none was running or pending."""
     args = parser().parse_args(argv)
+    if (folder := single_run(args.study)) is not None:
+        print(cancel_single(folder))
+        return Exit.OK
     paths = StudyPaths(find_study(args.study))
     ended = cancel_study(paths)
     name = paths.folder.name
@@ -68,11 +75,12 @@ def cancel_study(paths: StudyPaths) -> bool:
 
 
 def _of_single_jobs(folder: Path, plan: Plan) -> str:
-    """How to end the jobs of run.sh alone: what their files name is not shown to be theirs."""
-    found = states(plan)
-    runs = [r for r, state in found.items() if state.status in UNDER_WAY]
+    """Which of the jobs of run.sh alone are to be named: they are no study's."""
+    runs = [r for r, state in states(plan).items() if state.status in UNDER_WAY]
     if not runs:
         return f"{folder} has single jobs: none is running or pending"
-    jobs = " ".join(job_ids(map(plan.paths.run, runs)))
-    how = f"scancel {jobs}" if jobs else "Ctrl-C where they were started"
-    return f"{folder} has single jobs, which are no study's: end them with {how}"
+    shown = ", ".join(runs[-5:])
+    how = f"python -m jobkit cancel {folder}/{runs[-1]}"
+    if folder.absolute() == (logs_root() / "single").absolute():
+        how = f"python -m jobkit cancel {runs[-1]}"
+    return f"{folder} has single jobs: name the one to end, as: {how} (under way: {shown})"

@@ -6,23 +6,29 @@ code = launch(LaunchConfig(command=("train.py", "--lr", "0.1"), nproc_per_node=4
 """
 
 import argparse
+import contextlib
 import os
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 from jobkit.errors import Parser, UsageError, command
 from jobkit.launch.command import RUN_SH
+
+_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchConfig:
     """What to start and where; None leaves run.sh's own default.
 
-    A command whose first word ends with .py is started with this process's Python. Several nodes
-    need node_rank and master_addr, and a call on each of them.
+    A command whose first word ends with .py is started with JOBKIT_PYTHON, or else this process's
+    Python. Several nodes need node_rank and master_addr, and a call on each of them.
     """
 
     command: tuple[str, ...] = ()  # the program and its arguments; none: jobkit's own training
@@ -53,7 +59,7 @@ class LaunchConfig:
         ]
         program = [str(word) for word in self.command]
         if program and program[0].endswith(".py"):
-            program = [sys.executable, *program]
+            program = [_python(), *program]
         return [*own, *map(str, self.training), *(["--", *program] if program else [])]
 
 
@@ -62,16 +68,46 @@ OPTIONS = tuple(
 )
 
 
+def _python() -> str:
+    """The Python of the ranks: the user's choice, as in run.sh, else this process's."""
+    return os.environ.get("JOBKIT_PYTHON") or sys.executable
+
+
 def launch(config: LaunchConfig) -> int:
-    """Run it to its end; return the exit code of run.sh. Raises UsageError for bad input."""
-    env = {**os.environ, "JOBKIT_PYTHON": os.environ.get("JOBKIT_PYTHON") or sys.executable}
-    process = subprocess.Popen(["bash", str(RUN_SH), *config.words()], env=env)
-    while True:
-        try:
-            code = process.wait()
-            return 128 - code if code < 0 else code
-        except KeyboardInterrupt:  # run.sh has it too, and ends in order
-            continue
+    """Run it to its end; return the exit code of run.sh. Raises UsageError for bad input.
+
+    Called from the main thread, it hands HUP, INT, TERM, USR1 and USR2 on to run.sh.
+    """
+    words, env = ["bash", str(RUN_SH), *config.words()], {**os.environ, "JOBKIT_PYTHON": _python()}
+    if threading.current_thread() is not threading.main_thread():  # no other gets signals
+        return _code(subprocess.Popen(words, env=env).wait())
+    heard: list[int] = []
+    started: list[subprocess.Popen[bytes]] = []
+
+    def tell() -> None:
+        with contextlib.suppress(IndexError):  # nothing is left, or a signal came in between
+            while started:
+                started[0].send_signal(heard.pop(0))
+
+    def hand_on(signum: int, _frame: FrameType | None) -> None:
+        heard.append(signum)
+        tell()
+
+    # What the caller ignores stays ignored, as under nohup.
+    taken = [s for s in _SIGNALS if signal.getsignal(s) is not signal.SIG_IGN]
+    before = {signum: signal.signal(signum, hand_on) for signum in taken}
+    try:
+        # A session of its own: Ctrl-C reaches this process only, so that run.sh hears it once.
+        started.append(subprocess.Popen(words, env=env, start_new_session=True))
+        tell()
+        return _code(started[0].wait())
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+def _code(code: int) -> int:
+    return 128 - code if code < 0 else code
 
 
 def parser() -> argparse.ArgumentParser:
@@ -101,5 +137,5 @@ def main(argv: Sequence[str] | None = None) -> int:
     program = [args.program] if args.program else []
     own = {name: value for name in OPTIONS if (value := getattr(args, name)) is not None}
     config = LaunchConfig(command=(*program, *args.words, *given[end + 1 :]), **own)
-    os.environ.setdefault("JOBKIT_PYTHON", sys.executable)
+    os.environ["JOBKIT_PYTHON"] = _python()
     os.execvp("bash", ["bash", str(RUN_SH), *config.words()])

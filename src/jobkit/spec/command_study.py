@@ -39,11 +39,25 @@ class CommandGrid:
         if "per_step" in self.work and not self.work.get("unit"):
             raise UsageError('work: per_step needs its unit, as unit = "images"')
 
+    def _check_sweep(self) -> None:
+        """Raise UsageError for a sweep whose runs would all be the same, or some of them."""
+        texts = [*self.command, *self.parameters.values(), self.work.get("per_step")]
+        texts += [value for _, value in self._swept()]
+        known = set[str]().union(*map(used, texts))
+        for name, values in self.sweep.items():
+            if name not in known:
+                hint = nearest(name, known)
+                raise UsageError(f"sweep {name}: no {{{name}}} in the command{hint}")
+            for at, value in enumerate(values):
+                if any(value == v and type(value) is type(v) for v in values[:at]):
+                    raise UsageError(f"sweep {name}: has {value!r} twice")
+
     def _swept(self) -> Iterator[tuple[str, Any]]:
         return ((name, value) for name, values in self.sweep.items() for value in values)
 
     def runs(self, sizes: Sequence[tuple[int, int]], repeats: int) -> list[CommandSpec]:
         """Every run of the grid. Raises UsageError where per_step contradicts scaling."""
+        self._check_sweep()
         points = [
             dict(zip(self.sweep, p, strict=True)) for p in itertools.product(*self.sweep.values())
         ]

@@ -71,6 +71,8 @@ def _with_settings(
     for word, text in swept.items():
         name = word.replace("-", "_")
         check_keys({name: text})
+        if name in sweep:
+            raise UsageError(f"--sweep {name}: given twice, also as {word}")
         if name in given:
             option = "--" + name.replace("_", "-")
             raise UsageError(f"{name}: give {option} or --sweep, not both")

@@ -147,6 +147,8 @@ class Study:
                 raise UsageError(
                     f"{source}: unknown key '{key}'{nearest(key, (*known, *SETTINGS))}"
                 )
+        if values.get("command") == []:
+            raise UsageError(f"{source}: command = []: its first word is the program")
         if "command" in overrides and not values.get("command"):
             raise UsageError(
                 f"{source} is a study of jobkit's own training: for a command leave out --study"

@@ -167,7 +167,7 @@ def test_a_node_that_does_not_come_is_one_line(machines: Machines) -> None:
     machines.start(*words, node=0)
     machines.start(*words, node=1, master_port=29499)
     codes, _, err = machines.ends()
-    assert codes == [2, 2] and err.count("\n") == 2
+    assert codes == [1, 1] and err.count("\n") == 2
     assert "node 1 of 2 did not come" in err and "node 0 does not answer" in err
 
 

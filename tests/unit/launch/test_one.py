@@ -1,8 +1,10 @@
 """`python -m jobkit launch` and `from jobkit import launch`: run.sh's line, its exit code."""
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -48,6 +50,41 @@ def test_from_python(program: Path) -> None:
     done = called(program, "-c", FROM_PYTHON, str(program))
     assert done.returncode == 0, done.stderr
     assert sorted(x for x in done.stdout.splitlines() if x.startswith("rank")) == SAID
+
+
+# The first attempt ends as it is asked to, and says that it can be.
+WAITS = """
+import os, signal, sys, time
+signal.signal(signal.SIGUSR2, lambda *_: sys.exit(75))
+open(os.environ["JOBKIT_RUN_DIR"] + "/ready-" + os.environ["RANK"], "w").close()
+while True: time.sleep(0.05)
+"""
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGUSR2, 75)])
+def test_a_signal_to_the_caller_is_handed_on(program: Path, signum: int, code: int) -> None:
+    program.write_text(WAITS)
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "JOBKIT_PYTHON": sys.executable}
+    env["JOBKIT_LOGS"] = str(program.parent / "logs")
+    argv = [sys.executable, "-c", FROM_PYTHON, str(program)]
+    process = subprocess.Popen(argv, env=env, stderr=subprocess.PIPE, text=True)
+    try:
+        deadline = time.monotonic() + 120
+        while len(list(program.parent.glob("logs/single/*/ready-*"))) < 2:
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        process.send_signal(signum)
+        assert process.wait(120) == code
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_the_python_of_the_ranks_may_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JOBKIT_PYTHON", "/opt/python")
+    assert LaunchConfig(command=("t.py",)).words() == ["--", "/opt/python", "t.py"]
+    monkeypatch.delenv("JOBKIT_PYTHON")
+    assert LaunchConfig(command=("t.py",)).words() == ["--", sys.executable, "t.py"]
 
 
 def test_from_the_shell_the_code_is_the_runs(program: Path) -> None:

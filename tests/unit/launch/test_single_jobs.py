@@ -41,9 +41,12 @@ def test_status_lists_each_job(single: Path, capsys: pytest.CaptureFixture[str])
     assert "waits" in capsys.readouterr().out
 
 
-def test_cancel_says_how_to_end_them(single: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cancel_wants_one_of_them(single: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cancel.main(["single"]) == 2
     assert "none is running or pending" in capsys.readouterr().err
+    waiting(single)
+    assert cancel.main(["single"]) == 2
+    assert "name the one to end, as: python -m jobkit cancel waits" in capsys.readouterr().err
 
 
 def test_collect_makes_their_tables(single: Path, capsys: pytest.CaptureFixture[str]) -> None:

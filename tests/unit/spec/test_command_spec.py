@@ -122,6 +122,8 @@ BAD = [
     ({"pattern": "nanogpt"}, "not both"),
     ({"command": ("python", "a\0b")}, "control character"),
     ({"command": ("python", "{nods}"), "parameters": {}, "sweep": {}}, "did you mean 'nodes'"),
+    ({"sweep": {"bach": (6, 12)}}, "no {bach} in the command; did you mean 'batch'"),
+    ({"sweep": {"batch": (6, 12, 6)}}, "sweep batch: has 6 twice"),
 ]
 
 
@@ -130,6 +132,13 @@ def test_what_cannot_be_planned_is_said(changes: dict[str, Any], said: str) -> N
     with pytest.raises(UsageError) as raised:
         nano(**changes).expand()
     assert said in str(raised.value)
+
+
+def test_a_file_with_an_empty_command_is_no_study_of_the_training(tmp_path: Path) -> None:
+    file = tmp_path / "s.toml"
+    file.write_text('name = "s"\ncommand = []\ngpus = [1]\n')
+    with pytest.raises(UsageError, match=r"command = \[\]: its first word is the program"):
+        Study.load(file)
 
 
 @pytest.mark.parametrize("key", ["launcher", "parameters", "work", "pattern", "auto"])

@@ -54,6 +54,7 @@ BAD_SETTINGS = [
     ((["lr=0.1,,1"], []), "has an empty value"),
     ((["lr=0.1,0.10"], []), "has 0.10 twice"),
     ((["lr=1", "lr=2"], []), "--sweep lr: given twice"),
+    ((["batch-size-per-rank=1,2", "batch_size_per_rank=3"], []), "given twice, also as batch_size"),
     ((["learning=1"], []), "unknown setting 'learning'"),
     ((["precison=fp32"], []), "did you mean 'precision'"),
     ((["precision=fp32,fp8"], []), "unknown precision 'fp8'"),

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from jobkit.errors import UsageError
+from jobkit.errors import NotStarted, UsageError
 
 Message = dict[str, Any]
 _POLL_S = 0.1
@@ -107,13 +107,16 @@ def listen(host: str, port: int) -> socket.socket:
 def meet(
     listener: socket.socket, own: Message, until: float, enough: Callable[[], bool]
 ) -> dict[int, Link]:
-    """Node 0: the links to all other nodes, which say the same size. Fewer if `enough` says so."""
+    """Node 0: the links to all other nodes, which say the same size. Fewer if `enough` says so.
+
+    Raises NotStarted where one does not come in time, UsageError where it has another size.
+    """
     found = dict[int, Link]()
     listener.settimeout(_POLL_S)
     while len(found) < own["nodes"] - 1 and not enough():
         if time.monotonic() > until:
             left = sorted(set(range(1, own["nodes"])) - set(found))
-            raise UsageError(
+            raise NotStarted(
                 f"node {', '.join(map(str, left))} of {own['nodes']} did not come: start run.sh "
                 "on every machine within --start-timeout seconds"
             )
@@ -151,13 +154,13 @@ def _fault(hello: Message, own: Message, found: dict[int, Link]) -> str | None:
 
 
 def connect(host: str, port: int, own: Message, until: float, enough: Callable[[], bool]) -> Link:
-    """The link to node 0, which may not have started yet; UsageError where it does not come."""
+    """The link to node 0, which may not have started yet; NotStarted where it does not come."""
     while not enough():
         try:
             link = Link(socket.create_connection((host, port), timeout=5))
         except (OSError, OverflowError) as error:
             if time.monotonic() > until or isinstance(error, OverflowError):
-                raise UsageError(f"node 0 does not answer at {host}:{port}: {error}") from None
+                raise NotStarted(f"node 0 does not answer at {host}:{port}: {error}") from None
             time.sleep(_POLL_S)
             continue
         # Another program may say nothing.

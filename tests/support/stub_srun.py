@@ -1,0 +1,60 @@
+"""run.sh where srun is a stub, which starts the tasks of one node of a step."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from support.place import ROOT
+
+RUN = ROOT / "run.sh"
+# Starts the tasks of one node of a step, as srun does; its own options are noted.
+SRUN = r"""#!/usr/bin/env bash
+tasks=1
+while [[ $1 == -* ]]; do
+  echo "$1" >> "$NOTES"
+  [[ $1 == --ntasks=* ]] && tasks=${1#*=}
+  shift
+done
+export SLURM_STEP_ID=3 SLURM_STEP_NUM_TASKS=$tasks SLURM_NODEID=0 SLURM_STEP_TASKS_PER_NODE="$tasks"
+export SLURM_STEP_NODELIST='nid[007-008,011]-ib,m4'
+pids=() worst=0
+for ((t = 0; t < tasks; t++)); do
+  SLURM_PROCID=$t SLURM_LOCALID=$t "$@" &
+  pids+=($!)
+done
+for pid in "${pids[@]}"; do wait "$pid" || worst=$?; done
+exit "$worst"
+"""
+JOB = {"SLURM_JOB_ID": "17", "SLURM_NTASKS": "2", "SLURM_JOB_NUM_NODES": "1"}
+
+
+class Kit:
+    """run.sh, a stub of srun, and a folder for the run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.run_dir, self.notes = folder, folder / "my run's", folder / "notes"
+        stub = folder / "srun"
+        stub.write_text(SRUN)
+        stub.chmod(0o755)
+        (folder / "scontrol").write_text('#!/bin/sh\necho "$@" >> "$NOTES"\n')
+        (folder / "scontrol").chmod(0o755)
+
+    def environ(self, **extra: str) -> dict[str, str]:
+        keep = {k: v for k, v in os.environ.items() if k in ("HOME", "LANG")}
+        path = f"{self.folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+        return {**keep, "PATH": path, "NOTES": str(self.notes), **extra}
+
+    def words(self, *words: str) -> list[str]:
+        return ["bash", str(RUN), "--run-dir", str(self.run_dir), *words]
+
+    def __call__(self, *words: str, **extra: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            self.words(*words), env=self.environ(**extra), capture_output=True, text=True,
+            timeout=60, cwd=self.folder,
+        )  # fmt: skip
+
+    def outcome(self, attempt: int = 0) -> dict[str, Any]:
+        return json.loads((self.run_dir / "attempts" / str(attempt) / "outcome.json").read_text())

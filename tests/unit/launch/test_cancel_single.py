@@ -1,0 +1,107 @@
+"""`cancel` of one job of run.sh alone: the job or process that its folder is named after."""
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobkit.errors import UsageError
+from jobkit.launch import cancel_single as own
+from jobkit.launch.cancel import main
+from jobkit.launch.slurm import commands
+from jobkit.paths import logs_root, write_json
+
+
+def job(name: str) -> Path:
+    folder = logs_root() / "single" / name
+    folder.mkdir(parents=True)
+    write_json(folder / "spec.json", {"v": 1, "spec": {"command": ["true"]}})
+    return folder
+
+
+@pytest.fixture
+def slurm(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
+    """Slurm's commands as called; job 17 is the last element of array 15, and 18 another's."""
+    called: list[list[str]] = []
+
+    def call(words: list[str]) -> Any:
+        called.append(words)
+        shown = f"16|15_0|{os.geteuid()}\n17|15_1|{os.geteuid()}\n18|18|{os.geteuid() + 1}\n"
+        return subprocess.CompletedProcess(words, 0, shown if words[0] == "squeue" else "", "")
+
+    monkeypatch.setattr(commands, "call", call)
+    return called
+
+
+def test_a_job_is_ended_and_not_the_others_of_its_array(
+    slurm: list[list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    job("job-17")
+    assert main(["job-17"]) == 0
+    assert [words for words in slurm if words[0] == "scancel"][-1] == ["scancel", "15_1"]
+    assert "job 15_1: Slurm was asked" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "said"),
+    [("job-18", 2, "is of user id"), ("job-19", 0, "no such job"), ("mine", 2, "--run-dir named")],
+)
+def test_no_other_job_is_ended(
+    slurm: list[list[str]], capsys: pytest.CaptureFixture[str], name: str, code: int, said: str
+) -> None:
+    assert main([str(job(name))]) == code
+    captured = capsys.readouterr()
+    assert said in captured.out + captured.err
+    assert not [words for words in slurm if words[0] == "scancel"]
+
+
+@pytest.fixture
+def process(tmp_path: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    """A run.sh, so to say."""
+    script = tmp_path / "run.sh"
+    script.write_text("trap 'exit 143' TERM\ntouch up\nwhile :; do sleep 0.05; done\n")
+    made = subprocess.Popen(["bash", str(script)], cwd=tmp_path)
+    while not (tmp_path / "up").exists():
+        time.sleep(0.02)
+    yield made
+    made.kill()
+    made.wait()
+
+
+def named(pid: int, since_s: float) -> str:
+    return time.strftime("run-%Y%m%d-%H%M%S-", time.localtime(time.time() + since_s)) + str(pid)
+
+
+def test_a_run_of_this_machine_is_ended(
+    process: "subprocess.Popen[bytes]", capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([job(named(process.pid, 0)).name]) == 0
+    assert process.wait(20) == 143
+    assert "it was ended" in capsys.readouterr().out
+
+
+def test_a_process_that_came_after_the_run_is_left_alone(
+    process: "subprocess.Popen[bytes]", capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([job(named(process.pid, -3600)).name]) == 0
+    assert "it is not running" in capsys.readouterr().out
+    assert process.poll() is None
+
+
+def test_a_process_that_is_no_run_sh_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    with subprocess.Popen(["sleep", "60"]) as other:
+        assert main([job(named(other.pid, 1)).name]) == 0
+        assert "it is not running" in capsys.readouterr().out
+        assert other.poll() is None
+        other.kill()
+
+
+def test_of_another_user_nothing_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = job("job-17")
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(UsageError, match="belongs to user id"):
+        own.cancel_single(folder)
