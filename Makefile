@@ -66,13 +66,8 @@ unit: $(VENV)/.installed ## the fast tests, without torch
 cluster: ## a real Slurm of four nodes on this machine (hpc/minicluster --help says more)
 	hpc/minicluster up
 
-bench: $(VENV)/.installed ## measure: ours against the plain recipe, ranks against ranks; a large study collected
-	$(BIN)/python tests/bench/throughput.py
-	$(BIN)/python tests/bench/strategies.py
-	$(BIN)/python tests/bench/checkpoints.py
-	$(BIN)/python tests/bench/meter.py
-	$(BIN)/python tests/bench/auto.py
-	$(BIN)/python tests/bench/analysis.py
+bench: $(VENV)/.installed ## every benchmark, and what was lost since the figures kept (ARGS=--keep)
+	$(BIN)/python tests/bench/bench.py $(ARGS)
 
 gpu-check: $(VENV)/.installed ## on GPUs: every check that needs them, and one file to send back
 	$(BIN)/python -m jobkit gpu-check $(ARGS)

@@ -27,11 +27,11 @@ Measure = Callable[[str], tuple[float, float]]
 class PilImages(Dataset):
     """Random images as a dataset of files gives them: one PIL image at a time, transformed."""
 
-    def __init__(self) -> None:
+    def __init__(self, batches: int = BATCHES) -> None:
         from torchvision import transforms
 
         generator = torch.Generator().manual_seed(0)
-        count = BATCH * BATCHES
+        count = BATCH * batches
         self.images = torch.randint(256, (count, 32, 32, 3), dtype=torch.uint8, generator=generator)
         self.labels = torch.randint(10, (count,), generator=generator).tolist()
         self.transform = transforms.Compose(

@@ -113,6 +113,7 @@ def _ending(records: RunRecords) -> Row:
     return {
         "epochs_done": len(epochs),
         "startup_s": startup.get("total_s"),
+        **{f"startup_{name}": startup.get(name) for name in KINDS["startup"] if name != "total_s"},
         "total_time_s": end.get("total_time_s"),
         **_times(records.records, newest),
         "train_loss": last.get("train_loss"),

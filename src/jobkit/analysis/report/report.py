@@ -21,6 +21,7 @@ from jobkit.analysis.figures.subtitle import subtitle
 from jobkit.analysis.findings.breakdowns import efficiency_table, size_breakdowns
 from jobkit.analysis.findings.forecast import Forecast, forecast_table, not_forecast
 from jobkit.analysis.findings.forecast import forecasts as fitted
+from jobkit.analysis.findings.startup import startup_table
 from jobkit.analysis.findings.threads import thread_lines
 from jobkit.analysis.findings.verdict import LEAST, verdict
 from jobkit.analysis.report.laws import LAW_NAMES, laws_table
@@ -82,6 +83,7 @@ def _html(
         verdict=verdict(results, unit(results), least, forecasts),
         proposal=table,
         efficiencies=efficiency_table(size_breakdowns(results), unit(results)),
+        startup=startup_table(results),
         care=_care(results),
         figures=[_figure(path) for path in figures if path.suffix == ".svg"],
         forecast=_forecast(results, forecasts),

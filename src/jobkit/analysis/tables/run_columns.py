@@ -63,6 +63,11 @@ _MEASURED = (
     Column("time_per_epoch_max_s", NUMBER, "the same for the slowest of these epochs"),
     Column("data_wait_share", NUMBER, "share of these epochs' time spent waiting for batches"),
     Column("startup_s", NUMBER, KINDS["startup"]["total_s"]),
+    *(
+        Column(f"startup_{name}", NUMBER, f"of startup_s: {meaning}")
+        for name, meaning in KINDS["startup"].items()
+        if name != "total_s"
+    ),
     Column("total_time_s", NUMBER, "from the start of the process to its end, newest attempt"),
     Column("start_time_s", NUMBER, "Unix time of the first record of the newest attempt"),
     Column("end_time_s", NUMBER, "Unix time of its last record"),

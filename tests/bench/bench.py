@@ -1,0 +1,82 @@
+"""`make bench`: every benchmark, and its figures beside the last ones kept in the repository.
+
+    python tests/bench/bench.py --only throughput peers       some of them
+    python tests/bench/bench.py --keep                        keep the figures as the last ones
+
+The kept figures are in tests/bench/kept.json, for each processor and number of cores, with their
+date and versions. The exit code is 4 where a figure has lost more than --tolerance, and 1 where a
+benchmark failed. Measure on an idle machine: the load at the start is kept and printed too.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from figures import BENCHES, changes, found_in, key_of
+from throughput import ROOT, machine
+
+KEPT = ROOT / "tests/bench/kept.json"
+
+
+def printed(bench: str) -> tuple[str, int]:
+    """Run a benchmark; what it printed, shown as it comes, and its exit code."""
+    words = [sys.executable, "-u", str(ROOT / f"tests/bench/{bench}.py")]
+    lines = []
+    with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            lines.append(line)
+    return "".join(lines), process.returncode
+
+
+def compare(now: dict[str, float], last: dict, where: str, tolerance: float) -> bool:
+    """Print each figure beside the kept one; whether none has lost too much."""
+    said = f"kept on {last['date']}, torch {last['torch']}" if last else "none kept yet"
+    print(f"\n{where}: {said}\n{'figure':42} {'now':>9} {'kept':>9}")
+    good = True
+    for name, value, before, lost in changes(now, last.get("figures", {}), tolerance):
+        kept = "" if before is None else f"{before:9.4g}"
+        print(f"{name:42} {value:9.4g} {kept}{'  lost' if lost else ''}")
+        good = good and not lost
+    return good
+
+
+def main() -> int:
+    """Run, compare, keep where asked."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--only", nargs="+", choices=BENCHES, default=BENCHES)
+    parser.add_argument("--tolerance", type=float, default=0.1, help="share (default 0.1)")
+    parser.add_argument("--keep", action="store_true", help="keep these figures as the last ones")
+    args = parser.parse_args()
+    here = {**machine(), "load": round(os.getloadavg()[0], 1)}
+    if here["load"] > 0.5:
+        print(f"the machine is not idle (load {here['load']}): figures will be off")
+    now, failed = dict[str, float](), list[str]()
+    for bench in args.only:
+        print(f"\n== {bench}", flush=True)
+        text, code = printed(bench)
+        found = found_in(bench, text)
+        now |= found
+        if not found or code not in (0, 1):  # 1: a limit is not held, which it has printed
+            failed.append(bench)
+    everything = json.loads(KEPT.read_text()) if KEPT.exists() else {}
+    where = key_of(here)
+    last = everything.get(where, {})
+    good = compare(now, last, where, args.tolerance)
+    if args.keep:
+        figures = last.get("figures", {}) | now
+        kept = {name: here[name] for name in ("date", "torch", "python", "load")}
+        everything[where] = {**kept, "figures": figures}
+        KEPT.write_text(json.dumps(everything, indent=1) + "\n")
+        print(f"kept in {Path(KEPT).relative_to(ROOT)}")
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0 if good else 4
+
+
+if __name__ == "__main__":
+    sys.exit(main())
