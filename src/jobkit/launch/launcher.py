@@ -180,7 +180,7 @@ def _slurm_notes(
     limit = wanted.batches[0].options["time"]
     notes = [f"up to {hours:.4g} node-hours, if each job uses its whole time limit ({limit})"]
     if request.at_once and len(wanted.batches) > 1:
-        notes.append(f"--max-running applies to each of the {len(wanted.batches)} node shapes")
+        notes.append(f"--max-running applies to each of the {len(wanted.batches)} job arrays")
     site, devices = wanted.site, {s.planned_device for s in made.plan.runs.values()}
     if devices == {None} and not _asks(site, request):
         notes.append(

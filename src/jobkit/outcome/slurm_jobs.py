@@ -15,7 +15,7 @@ TIMEOUT_S = 20.0
 GONE = "GONE"  # not a word of Slurm's: it answers, and knows nothing of the job any more
 JOB_ID = re.compile(r"[0-9]{1,10}(_[0-9]{1,10})?")  # 17, or 17_0 of an array
 _MOST_ELEMENTS = 1_000_000  # of an array
-_BATCH = 500  # job ids in one command line
+_BATCH = 500  # jobs or arrays in one command line
 
 # What Slurm calls a state, and what jobkit calls it.
 STATUS = {
@@ -82,8 +82,12 @@ def ask(job_ids: Iterable[str], accounting: bool = True) -> dict[str, Job]:
     """
     wanted = sorted({i for i in job_ids if JOB_ID.fullmatch(i)})
     found: dict[str, Job] = {}
-    for begin in range(0, len(wanted), _BATCH):
-        part = wanted[begin : begin + _BATCH]
+    of_array: dict[str, list[str]] = {}
+    for job_id in wanted:
+        of_array.setdefault(job_id.split("_")[0], []).append(job_id)
+    arrays = list(of_array)  # each is asked after once, as an answer has all of its elements
+    for begin in range(0, len(arrays), _BATCH):
+        part = [i for array in arrays[begin : begin + _BATCH] for i in of_array[array]]
         queued = _output(_squeue(part))
         recorded = read_sacct(_output(_sacct(part)) or "") if accounting else {}
         found |= recorded

@@ -77,7 +77,8 @@ class PlannedRun(ABC):
     def decided(self, recorded: "PlannedRun") -> "PlannedRun":
         """What is planned, with what it leaves to the device as a run recorded it."""
         left = [n for n, value in self.left_to_device.items() if getattr(self, n) == value]
-        return replace(self, **{n: getattr(recorded, n) for n in left if hasattr(recorded, n)})
+        found = {n: getattr(recorded, n) for n in left if hasattr(recorded, n)}
+        return replace(self, **found) if found else self
 
     def differing(self, recorded: "PlannedRun") -> dict[str, tuple[Any, Any]]:
         """The settings that a run recorded otherwise: as recorded, as planned.

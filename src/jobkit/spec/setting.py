@@ -13,6 +13,8 @@ from typing import Any
 from jobkit.errors import UsageError, one_of
 
 _ONE = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
+_PLAIN = frozenset((bool, int, float, str, types.NoneType))
+_MOST_KEPT, _LONGEST_KEPT = 4096, 200  # values that are known as sound; characters of one
 _MANY = {str: "strings", int | str: "whole numbers or strings", Any: "values"}
 
 
@@ -42,15 +44,31 @@ def setting(
 
 def check_fields(spec: Any) -> None:
     """Check every field of a frozen dataclass and give it its field's type; raises UsageError."""
-    hints = _hints(spec.__class__)
-    for f in fields(spec):
-        value = check(f.name, hints[f.name], f.metadata, getattr(spec, f.name))
-        object.__setattr__(spec, f.name, value)
+    rules, sound = _rules(spec.__class__), _sound(spec.__class__)
+    own = vars(spec)
+    for name, hint, meta in rules:
+        value = own[name]
+        kind = type(value)
+        plain = kind in _PLAIN and (kind is not str or len(value) <= _LONGEST_KEPT)
+        if plain and (name, kind, value) in sound:
+            continue  # as in most fields of the runs of one study
+        checked = check(name, hint, meta, value)
+        object.__setattr__(spec, name, checked)
+        if plain and checked is value and len(sound) < _MOST_KEPT:
+            sound.add((name, kind, value))
 
 
 @functools.cache
-def _hints(kind: type) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
+def _rules(kind: type) -> tuple[tuple[str, Any, Mapping[str, Any]], ...]:
+    """The name, type hint and metadata of each field of a dataclass."""
+    hints = typing.get_type_hints(kind)
+    return tuple((f.name, hints[f.name], f.metadata) for f in fields(kind))
+
+
+@functools.cache
+def _sound(kind: type) -> set[tuple[str, type, Any]]:
+    """The values that fields of this class had and that need no second check."""
+    return set()
 
 
 def plain_type(hint: Any) -> tuple[Any, bool]:

@@ -23,7 +23,8 @@ def runs(rates: dict[int, list[float]], **columns: str) -> pd.DataFrame:
 
 
 @pytest.mark.parametrize(
-    ("freedom", "t"), [(1, 12.706), (2, 4.303), (5, 2.571), (10, 2.228), (30, 2.042), (120, 1.980)]
+    ("freedom", "t"),
+    [(1, 12.706), (2, 4.303), (5, 2.571), (10, 2.228), (30, 2.042), (120, 1.980), (10**6, 1.960)],
 )
 def test_the_quantiles_of_student_are_those_of_the_tables(freedom: int, t: float) -> None:
     assert quantile(freedom, CONFIDENCE) == pytest.approx(t, abs=6e-4)

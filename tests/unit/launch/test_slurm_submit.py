@@ -10,6 +10,7 @@ from jobkit.errors import UsageError
 from jobkit.launch.request import LaunchRequest
 from jobkit.launch.site import Site
 from jobkit.launch.slurm import submit
+from jobkit.launch.slurm.cluster import max_array_size
 from jobkit.launch.slurm.options import Submission, submission
 from jobkit.paths import read_json
 from jobkit.spec.plan import Study
@@ -155,3 +156,42 @@ def test_dp_on_the_cpu_requests_no_more_than_others() -> None:
     site = Site(name="here", gpus_per_node=4, gpu_request="gpus-per-node")
     (batch,) = submission(plan, list(plan.runs), site, LaunchRequest()).batches
     assert batch.options["gpus-per-node"] == "1"
+
+
+def test_an_array_has_as_many_elements_as_the_cluster_takes(
+    slurm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (slurm / "slurm.conf").write_text("ClusterName=c\nMaxArraySize=2 # small\n")
+    monkeypatch.setenv("SLURM_CONF", str(slurm / "slurm.conf"))
+    given = wanted(repeats=3)
+    assert [len(b.run_ids) for b in given.batches] == [2, 1, 2, 1]
+    assert sorted(r for b in given.batches for r in b.run_ids) == sorted(given.plan.runs)
+    assert submit.submit(given) == ["7", "8", "9", "10"]
+    assert "#SBATCH --array=0-1%2\n" in (slurm / "9.script").read_text()
+    assert "--array" not in (slurm / "10.script").read_text()
+    monkeypatch.setenv("SLURM_CONF", str(slurm / "none"))
+    assert max_array_size() == 1001  # Slurm's default
+
+
+@pytest.mark.parametrize("reason", ["job submit limit", "invalid account"])
+def test_what_was_submitted_stays_where_only_the_limit_of_jobs_is_reached(
+    slurm: Path, reason: str
+) -> None:
+    said = f"sbatch: error: Batch job submission failed: Job violates policy ({reason}, size)"
+    (slurm / "sbatch").write_text(
+        SBATCH.replace("[ -e refuse ]", "[ $number -gt 7 ]").replace(
+            "sbatch: error: Batch job submission failed: no", said
+        )
+    )
+    (slurm / "scancel").write_text('#!/usr/bin/env bash\necho "$@" >> cancelled\n')
+    (slurm / "scancel").chmod(0o755)
+    given = wanted(repeats=3)
+    refused = pytest.raises(submit.LimitReached if "limit" in reason else UsageError)
+    with refused as error:
+        submit.submit(given)
+    assert (slurm / "cancelled").exists() == ("limit" not in reason)
+    second = given.batches[1].run_ids
+    assert not any(given.study.run(run_id).submission.exists() for run_id in second)
+    if isinstance(error.value, submit.LimitReached):
+        assert error.value.masters == ["7"]
+        assert str(error.value).startswith("3 runs were not submitted")

@@ -99,3 +99,17 @@ def test_what_proves_another_status_is_not_kept_as_evidence() -> None:
     )  # fmt: skip
     same = merged(own, Job(job_id="9", state="PREEMPTED"))
     assert (same.status, same.evidence) == ("preempted", "SIGTERM after 3")
+
+
+def test_an_array_is_asked_after_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+
+    def output(command: list[str]) -> str:
+        asked.append(command)
+        return "17_[0-1199]|PENDING|0:00||Priority\n" if command[0] == "squeue" else ""
+
+    monkeypatch.setattr(slurm_jobs, "_output", output)
+    found = slurm_jobs.ask([f"17_{i}" for i in range(1201)])
+    assert [command[0] for command in asked] == ["squeue", "sacct"]
+    assert found["17_1199"].state == "PENDING"
+    assert found["17_1200"].state == slurm_jobs.GONE

@@ -293,3 +293,12 @@ def test_a_global_batch_is_strong_and_a_batch_a_rank_weak_scaling() -> None:
 
 def test_strategies_are_those_that_the_payload_has() -> None:
     assert set(STRATEGIES) >= {"single", "ddp", "fsdp"}
+
+
+def test_a_value_that_was_sound_once_is_no_pass_for_another_type() -> None:
+    assert RunSpec(strategy="ddp", epochs=1).epochs == 1
+    assert type(RunSpec(strategy="ddp", lr=1).lr) is float
+    assert type(RunSpec(strategy="ddp", lr=1).lr) is float  # again, where 1.0 is known
+    for wrong in (True, 1.0, "1"):
+        with pytest.raises(UsageError, match="epochs"):
+            RunSpec(strategy="ddp", epochs=wrong)

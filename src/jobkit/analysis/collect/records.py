@@ -137,14 +137,15 @@ def read_run(paths: RunPaths, run_id: str | None) -> RunRecords:
     found: list[Record] = []
     rejects: list[Reject] = []
     seen: set[bytes] = set()  # the log has copies of these: nothing is decoded twice
-    for path in sources(paths):
+    names = file_names(paths.metrics_folder)
+    for path in _sources(paths, names):
         records, reject = _read(path, run_id, paths.folder.parent, seen)
         found += records
         rejects += [reject] if reject else []
     own = reader.unique([r for r in found if "v" in r])
     foreign = [r for r in found if "v" not in r]
     others: list[Record] = []
-    for path in _of_other_ranks(paths):
+    for path in _of_other_ranks(paths, names):
         records, reject = _read(path, run_id, paths.folder.parent, set())
         own_of_rank = reader.unique([r for r in records if "v" in r])
         others += [r for r in _joined(own_of_rank) if r["kind"] == "window"]
@@ -154,7 +155,11 @@ def read_run(paths: RunPaths, run_id: str | None) -> RunRecords:
 
 def sources(paths: RunPaths) -> list[Path]:
     """The files with a run's records, the primary source first."""
-    metrics = [paths.metrics_folder / name for name in file_names(paths.metrics_folder)]
+    return _sources(paths, file_names(paths.metrics_folder))
+
+
+def _sources(paths: RunPaths, names: list[str]) -> list[Path]:
+    metrics = [paths.metrics_folder / name for name in names]
     plain = [p for p in metrics if p.suffix == ".jsonl" and p.stem.isdecimal()]
     packed = sorted(
         p for p in metrics if p.name.endswith(".jsonl.gz") and not _OF_RANK.fullmatch(p.name)
@@ -164,9 +169,9 @@ def sources(paths: RunPaths) -> list[Path]:
     return [path for path in found if is_regular(path)]
 
 
-def _of_other_ranks(paths: RunPaths) -> list[Path]:
+def _of_other_ranks(paths: RunPaths, names: list[str]) -> list[Path]:
     """The metrics files of the ranks above 0, by attempt and rank: ATTEMPT.rRANK.jsonl."""
-    found = [(m, n) for n in file_names(paths.metrics_folder) if (m := _OF_RANK.fullmatch(n))]
+    found = [(m, n) for n in names if (m := _OF_RANK.fullmatch(n))]
     ordered = sorted(found, key=lambda pair: (int(pair[0][1]), int(pair[0][2])))
     return [path for _, n in ordered if (path := paths.metrics_folder / n).is_file()]
 

@@ -6,13 +6,16 @@ from functools import cache
 import numpy as np
 
 _POINTS = 1001
+_MANY, _FAR = 30, 40.0  # degrees of freedom from which nothing lies beyond so many deviations
 
 
 def tail(t: float, freedom: float) -> float:
     """The two-sided tail of Student's t: with t = sqrt(v) tan(a) the density is cos(a)^(v - 1)."""
 
+    high = math.pi / 2 if freedom < _MANY else math.atan(_FAR / math.sqrt(freedom))
+
     def area(low: float) -> float:
-        angles = np.linspace(low, math.pi / 2, _POINTS)
+        angles = np.linspace(low, high, _POINTS)
         heights = np.clip(np.cos(angles), 0.0, None) ** (freedom - 1)
         return float(np.trapezoid(heights, angles))
 

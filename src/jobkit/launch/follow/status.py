@@ -99,14 +99,15 @@ def as_json(states: States) -> dict[str, Any]:
 
 def _view(states: States, console: Any) -> Any:
     """The table or, on a terminal too narrow for it, a few lines for each run, none cut."""
-    table = _table(states)
+    read = rows(states)
+    table = _table(states, read)
     room = console.options.update(width=10_000)  # else the answer is never above the width
     if console.measure(table, options=room).minimum <= console.width:
         return table
     from rich.text import Text
 
     lines = [str(table.title)]
-    for row in rows(states):
+    for row in read:
         loss = "" if row["val_loss"] is None else f"loss {row['val_loss']:.3f}"
         left = f"{duration(row['left_s'])} left" if row["left_s"] is not None else ""
         said = (row["status"], f"{row['epoch']}/{row['epochs']}", loss, left)
@@ -115,7 +116,7 @@ def _view(states: States, console: Any) -> Any:
     return Text("\n".join(lines), overflow="fold")
 
 
-def _table(states: States) -> Any:
+def _table(states: States, read: Sequence[dict[str, Any]]) -> Any:
     from rich.table import Table
     from rich.text import Text
 
@@ -137,7 +138,7 @@ def _table(states: States) -> Any:
             no_wrap=heading != "reason",
             overflow="fold",
         )
-    for row in rows(states):
+    for row in read:
         loss = "" if row["val_loss"] is None else f"{row['val_loss']:.3f}"
         table.add_row(
             row["run_id"],

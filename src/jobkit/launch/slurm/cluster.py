@@ -11,6 +11,8 @@ from jobkit.launch.site import Site, site_of_cluster
 
 TIMEOUT_S = 30.0
 _NOT_SET_UP = re.compile(r"configuration source|DNS SRV|Unable to open|slurm\.conf", re.IGNORECASE)
+_ARRAY = re.compile(r"^\s*MaxArraySize\s*=\s*([0-9]{1,9})\b", re.MULTILINE | re.IGNORECASE)
+_MAX_ARRAY_SIZE = 1001  # Slurm's default
 _CLUSTER = re.compile(r"^\s*ClusterName\s*=\s*(\S+)", re.MULTILINE | re.IGNORECASE)
 
 
@@ -53,9 +55,19 @@ def configurations() -> list[Path]:
 
 def configured_name() -> str | None:
     """The cluster's name in Slurm's configuration file; None without a readable one."""
+    return _configured(_CLUSTER)
+
+
+def max_array_size() -> int:
+    """How many elements an array may have, by Slurm's configuration file, else by its default."""
+    return max(1, int(_configured(_ARRAY) or _MAX_ARRAY_SIZE))
+
+
+def _configured(value: re.Pattern[str]) -> str | None:
+    """What an expression finds first in Slurm's configuration files."""
     for path in configurations():
         try:
-            match = _CLUSTER.search(path.read_text(encoding="utf-8", errors="replace"))
+            match = value.search(path.read_text(encoding="utf-8", errors="replace"))
         except OSError:
             continue
         if match:

@@ -58,15 +58,19 @@ def start(wanted: Submission, collect: bool) -> tuple[SlurmRuns, str]:
     """Submit the jobs and the collecting one; return their handle and a note of what failed."""
     # Between sbatch and the record of the job's id a signal would leave unknown jobs behind.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    after, note = None, ""
+    after, notes = None, []
     try:
-        masters = submit.submit(wanted)
+        try:
+            masters = submit.submit(wanted)
+        except submit.LimitReached as limit:
+            masters = limit.masters
+            notes.append(str(limit))
         if collect:
             after = submit.submit_collect(wanted, masters)
     except submit.CollectRefused as error:
-        note = (
+        notes.append(
             f"the collect job was not submitted: {error}; run ./plot_results.sh after the last run"
         )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    return SlurmRuns(wanted.plan, masters, after), note
+    return SlurmRuns(wanted.plan, masters, after), "; ".join(notes)

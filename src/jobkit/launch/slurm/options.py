@@ -10,6 +10,7 @@ from typing import Any
 from jobkit.errors import UsageError
 from jobkit.launch.request import LaunchRequest
 from jobkit.launch.site import Site, minutes
+from jobkit.launch.slurm.cluster import max_array_size
 from jobkit.paths import StudyPaths
 from jobkit.requeue import WARNING_S
 from jobkit.spec.plan import Plan
@@ -60,7 +61,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Batch:
-    """Runs of one shape, submitted as one array."""
+    """Runs of one shape, submitted as one array; as several where the cluster takes fewer."""
 
     shape: Shape
     run_ids: tuple[str, ...]
@@ -122,10 +123,12 @@ def batches(plan: Plan, run_ids: Sequence[str], site: Site, given: Options) -> l
         shapes.setdefault(shape_of(plan.runs[run_id]), []).append(run_id)
     signal = _stop_signal(plan, run_ids)
     order = sorted(shapes, key=lambda s: (s.nodes * s.ranks_per_node, s.nodes))
+    most = max_array_size()
     return [
-        Batch(shape, tuple(shapes[shape]), options | warning(options, signal))
+        Batch(shape, tuple(shapes[shape][begin : begin + most]), options | warning(options, signal))
         for shape in order
         for options in [sbatch_options(shape, site, given, plan.study.name)]
+        for begin in range(0, len(shapes[shape]), most)
     ]
 
 

@@ -1,6 +1,7 @@
 """Submits the runs of a study to Slurm through submitit."""
 
 import os
+import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,8 +28,22 @@ _TRAINING_ONLY = {"job-name", "nodes", "ntasks-per-node", "cpus-per-task", "gpus
 _TRAINING_ONLY |= {"gpus-per-task", "time", "exclusive", "nodelist", "exclude", "begin"}
 
 
+_LIMIT = re.compile(r"job submit limit|MaxSubmit", re.IGNORECASE)
+
+
 class CollectRefused(Exception):
     """The training jobs are submitted, and the collect job was rejected."""
+
+
+class LimitReached(Exception):
+    """Some arrays are submitted, and no more may wait at one time."""
+
+    def __init__(self, masters: list[str], left: int) -> None:
+        super().__init__(
+            f"{left} runs were not submitted: the cluster's limit of submitted jobs is reached; "
+            "run the same command again when jobs have ended"
+        )
+        self.masters = masters
 
 
 def script(batch: Batch, folder: Path, at_once: int | None, whole: bool = False) -> str:
@@ -45,7 +60,11 @@ def check(submission: Submission) -> None:
 
 
 def submit(submission: Submission) -> list[str]:
-    """Submit everything; return the ids of the arrays (or of the one job). One sbatch per shape."""
+    """Submit everything; return the ids of the arrays (or of the one job). One sbatch per array.
+
+    Raises LimitReached where the cluster takes no more jobs after the first array, and UsageError
+    for any other refusal: then what was submitted is cancelled.
+    """
     study = submission.study
     folder = own_folder(next_folder(own_folder(study.submitit)))
     for batch in submission.batches:
@@ -55,12 +74,15 @@ def submit(submission: Submission) -> list[str]:
             write_whole(paths.site, submission.site.shell())
             leave_spec(study, run_id, submission.plan.runs[run_id])
     masters: list[str] = []
-    for batch in submission.batches:
+    for number, batch in enumerate(submission.batches):
         try:
             masters += _submit(submission, batch, folder)
         except UsageError as error:
             if not masters:
                 raise
+            if _LIMIT.search(str(error)):
+                left = sum(len(b.run_ids) for b in submission.batches[number:])
+                raise LimitReached(masters, left) from None
             commands.cancel(masters)
             raise UsageError(f"{error}; jobs {', '.join(masters)} were cancelled") from None
     return masters
