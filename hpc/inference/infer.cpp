@@ -1,26 +1,22 @@
 // Runs what `python -m jobkit export RUN --to aoti` wrote, without Python.
 //
 //   infer FOLDER [--images FILE] [--batch N] [--threads N] [--iterations N] [--jacobian]
-//
 // Checks the expected outputs, then classifies the images of a file (3,072 bytes each: red, green
 // and blue planes of 32 x 32) or measures a batch: one [METRIC] line per iteration.
 // Exit codes: 0; 2 wrong usage or a file that cannot be read; 4 outputs differ from the expected.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
-
 #include <chrono>
 #include <cstdio>
 #include <fstream>
 #include <iterator>
 #include <stdexcept>
 #include <string>
-
 using Loader = torch::inductor::AOTIModelPackageLoader;
 constexpr int64_t kImage = 3 * 32 * 32;
 constexpr double kLogits = 1e-5;    // of the largest logit, or of 1 where all are smaller
 constexpr double kJacobian = 1e-3;  // of its 2-norm: ReLU's derivative jumps at 0
-
 struct Options {
   std::string folder, images;
   int64_t batch = 1, threads = 1, iterations = 20;
@@ -53,7 +49,7 @@ static Options read_options(int argc, char** argv) {
 
 static std::string bytes_of(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
-  std::string found((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  std::string found((std::istreambuf_iterator<char>(file)), {});
   if (!file || found.empty()) throw std::invalid_argument(path + ": cannot be read, or empty");
   return found;
 }
@@ -71,11 +67,11 @@ static at::Tensor floats_of(const std::string& path, int64_t rows) {  // (rows, 
   return at::from_blob(raw.data(), {rows, int64_t(raw.size()) / 4 / rows}, at::kFloat).clone();
 }
 
-static at::Tensor run(Loader& l, const at::Tensor& pixels) { return l.run({pixels.contiguous()})[0]; }
+static at::Tensor run(Loader& with, const at::Tensor& x) { return with.run({x.contiguous()})[0]; }
 
-static bool agrees(const char* what, double difference, double most) {
-  printf("%s: largest difference %.3g of %.3g allowed\n", what, difference, most);
-  return difference <= most;  // false for NaN
+static bool agrees(const char* what, double off, double most) {  // false for NaN
+  printf("%s: largest difference %.3g of %.3g allowed\n", what, off, most);
+  return off <= most;
 }
 
 static int infer(const Options& o) {
@@ -96,14 +92,14 @@ static int infer(const Options& o) {
   }
   if (!o.images.empty()) {
     at::Tensor classes = run(loader, pixels_of(o.images)).argmax(1);
-    for (int64_t i = 0; i < classes.size(0); i++)
-      printf("image %ld: class %ld\n", long(i), long(classes[i].item<int64_t>()));
+    for (long i = 0; i < classes.size(0); i++)
+      printf("image %ld: class %ld\n", i, long(classes[i].item<int64_t>()));
     return 0;
   }
-  at::Tensor pixels = eight.repeat({(o.batch + 7) / 8, 1, 1, 1}).slice(0, 0, o.batch);
+  at::Tensor x = eight.repeat({(o.batch + 7) / 8, 1, 1, 1}).slice(0, 0, o.batch).contiguous();
   for (int64_t i = 0; i < 3 + o.iterations; i++) {  // the first three are a warm-up
     auto begin = std::chrono::steady_clock::now();
-    run(loader, pixels);
+    run(loader, x);
     double s = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     if (i >= 3)
       printf("[METRIC] step=%ld step_time_ms=%.6f images_per_s=%.3f batch=%ld threads=%ld\n",
