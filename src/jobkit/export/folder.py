@@ -12,7 +12,7 @@ from torch import Tensor
 
 from jobkit import __version__
 from jobkit.export import formats
-from jobkit.export.formats import Deployed, Jacobian
+from jobkit.export.formats import Deployed, jacobian_of
 from jobkit.export.weights import Trained
 from jobkit.paths import write_json
 from jobkit.payload.data.batches import MEAN, STD
@@ -92,8 +92,9 @@ def _jacobian(folder: Path, model: Deployed, pixels: Tensor, wanted: Wanted) -> 
     """Write the Jacobian's package and its values for the first image; their difference."""
     if not wanted.jacobian:
         return None
-    module, one = Jacobian(model), pixels[:1]
-    expected = module(one)
+    one = pixels[:1]
+    expected = torch.func.jacrev(model)(one).squeeze(2).contiguous()
+    module = jacobian_of(model, one)
     (folder / EXPECTED_JACOBIAN).write_bytes(expected.numpy().tobytes())
     path = folder / formats.JACOBIAN
     formats.compiled(module, one, None, path, wanted.march)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from jobkit.errors import UsageError
 from jobkit.payload.data.batches import MEAN, STD
@@ -41,17 +42,14 @@ class Deployed(nn.Module):
         return logits
 
 
-class Jacobian(nn.Module):
-    """The derivative of a model's outputs by its input, for one image."""
+def jacobian_of(model: nn.Module, pixels: Tensor) -> nn.Module:
+    """The derivative of a model's logits by one image: (1, 3, 32, 32) to (1, classes, 3, 32, 32).
 
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        """Map pixels (1, 3, 32, 32) to d logits / d pixels (1, classes, 3, 32, 32)."""
-        derivative: Tensor = torch.func.jacrev(self.model)(pixels)
-        return derivative.squeeze(2)
+    Its operations are traced before they are exported: AOTInductor takes no torch.func.
+    """
+    derivative = torch.func.jacrev(model)
+    made: nn.Module = make_fx(lambda x: derivative(x).squeeze(2))(pixels)
+    return made
 
 
 def default_march() -> str:
