@@ -77,9 +77,9 @@ static bool agrees(const char* what, double off, double most) {  // false for Na
 static int infer(const Options& o) {
   at::set_num_threads(int(o.threads));
   c10::InferenceMode guard;
-  Loader loader(o.folder + "/model.pt2");
   at::Tensor eight = pixels_of(o.folder + "/images.u8");
   at::Tensor expected = floats_of(o.folder + "/expected.f32", eight.size(0));
+  Loader loader(o.folder + "/model.pt2");
   double scale = std::max(1.0, expected.abs().max().item<double>());
   at::Tensor got = run(loader, eight);
   if (!agrees("logits", (got - expected).abs().max().item<double>() / scale, kLogits)) return 4;
