@@ -32,7 +32,7 @@ $(VENV)/.installed: pyproject.toml $(LOCK)
 		"and none of these is: $(PYTHON); say 'make PYTHON=/path/to/python3 ...'" >&2; exit 2; }; \
 	echo "$$python -m venv $(VENV)"; $$python -m venv $(VENV)
 ifeq ($(LOCK),)
-	$(PIP) --editable '.[all,dev,adapters,course]'
+	$(PIP) --editable '.[all,export,dev,adapters,course]'
 else
 	$(PIP) --require-hashes --requirement $(LOCK)
 	$(PIP) --no-deps --no-build-isolation --editable .

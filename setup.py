@@ -9,6 +9,7 @@ from setuptools.command.build_py import build_py
 FILES = ("run.sh", "run_benchmarks.py", "collect_results.py", "plot_results.py", "plot_results.sh")
 PATTERNS = (*FILES, "edf.toml", "hpc/*.sh", "hpc/*.bash", "hpc/minicluster")
 PATTERNS += ("hpc/sites/*.toml", "hpc/studies/*.toml", "hpc/patterns/*.toml")
+PATTERNS += ("hpc/inference/infer.cpp", "hpc/inference/CMakeLists.txt")
 INSTALLED = Path("jobkit", "_kit")  # as jobkit.paths knows it
 
 # In the checkout src/ holds the packages and nothing else, so that it can be put on PYTHONPATH for

@@ -30,6 +30,7 @@ _jobkit_options() {
     'check-claims') echo '--help --samples --epochs --weak' ;;
     'compare') echo '--help --reference --tolerance' ;;
     'plot') echo '--help --apart --forecast --ranks-per-node --min-efficiency --step-model' ;;
+    'export') echo '--help --to --out --max-batch --march --jacobian --model' ;;
     'exercise') echo '--help --skeleton --check' ;;
     'meter') echo '--help' ;;
     'minicluster') echo '--help' ;;
@@ -47,7 +48,7 @@ _jobkit_options() {
 # The values of an option that takes one of a few, or the commands of a program.
 _jobkit_values() {
   case $1 in
-    'jobkit') echo 'prepare run launch status cancel drill check-edf check-k8s verify memory advise preflight gpu-check comm plot-comm step-model collect try-pattern check-claims compare plot exercise meter' ;;
+    'jobkit') echo 'prepare run launch status cancel drill check-edf check-k8s verify memory advise preflight gpu-check comm plot-comm step-model collect try-pattern check-claims compare plot export exercise meter' ;;
     'run.sh --recipe') echo 'fast fast-cpu' ;;
     'run.sh --strategy') echo 'single dp ddp fsdp mp pp' ;;
     'run.sh --device') echo 'auto cpu cuda' ;;
@@ -112,6 +113,9 @@ _jobkit_values() {
     'preflight --dataset') echo 'cifar10 synthetic' ;;
     'gpu-check --device') echo 'cuda cpu' ;;
     'comm --backend') echo 'auto gloo nccl' ;;
+    'export --to') echo 'aoti onnx state_dict' ;;
+    'export --march') echo 'x86-64-v2 x86-64-v3 x86-64-v4 native' ;;
+    'export --model') echo 'cnn fast_cnn resnet18 mlp' ;;
     'minicluster') echo 'up status env down link kill start install' ;;
   esac
 }

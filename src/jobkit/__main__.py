@@ -48,6 +48,7 @@ COMMANDS = {
         "which sizes of two studies differ beyond chance",
     ),
     "plot": ("jobkit.analysis.cli", "plot_main", "CSV to figures (plot_results.py)"),
+    "export": ("jobkit.export.cli", "main", "export a trained model: C++, ONNX, PyTorch"),
     "exercise": ("jobkit.exercise.cli", "main", "exercises: probes, and checks of your own files"),
     "meter": ("jobkit.print_meter", "main", "print the meter as one file (> meter.py)"),
 }

@@ -23,6 +23,9 @@ EXTRA_OF = {
     "regex": "analysis",
     "markdown_it": "analysis",
     "yaml": "kubernetes",
+    "onnx": "export",
+    "onnxscript": "export",
+    "onnxruntime": "export",
 }
 _IN_A_CHECKOUT = "run 'make venv' once, then 'source .venv/bin/activate'"
 FAILED, USAGE, INTERRUPTED = 1, 2, 130  # as in jobkit.errors, which an old Python cannot read

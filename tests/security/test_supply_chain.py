@@ -79,7 +79,9 @@ def test_make_compares_checksums_and_builds_with_what_they_cover(
     assert done.returncode == 0, done.stderr
     called = (tmp_path / "installed").read_text().splitlines()
     if not locked:
-        assert len(called) == 1 and called[0].endswith("--editable .[all,dev,adapters,course]")
+        assert len(called) == 1 and called[0].endswith(
+            "--editable .[all,export,dev,adapters,course]"
+        )
         return
     packages, project = called
     assert "--require-hashes --requirement requirements.lock" in packages

@@ -19,6 +19,7 @@ from minicluster.errors import ClusterError
 # Besides those of the minicluster; one of the commands is enough.
 TOOLS = {
     "chromium": ("chromium", "google-chrome"),
+    "cmake": ("cmake",),
     "g++": ("g++",),
     "make": ("make",),
     "python3": ("/usr/bin/python3", "/usr/local/bin/python3"),  # one that every user may run

@@ -31,6 +31,7 @@ MAY_IMPORT = {
     "drill": (*CORE, "outcome", "launch"),
     "analysis": (*CORE, "outcome"),
     "exercise": (*CORE, "payload", "planner", "outcome", "analysis"),
+    "export": (*CORE, "payload"),
     "minicluster": (),
 }
 # Each is imported only by name, by a program that has its library.
@@ -54,6 +55,7 @@ LIBRARIES = {
         "markdown_it",
     },
     "exercise": {"torch"},
+    "export": {"torch", "onnxruntime"},
 }
 # Inside a room: each folder may import those before it. "" is the room's own files, which in
 # payload stand both below the folders and above them.
@@ -227,7 +229,8 @@ def test_what_runs_in_an_image_imports_without_the_login_nodes_libraries() -> No
 
 
 @pytest.mark.parametrize(
-    "room", [r for r in MAY_IMPORT if r not in ("payload", "planner", "checks", "exercise")]
+    "room",
+    [r for r in MAY_IMPORT if r not in ("payload", "planner", "checks", "exercise", "export")],
 )
 def test_the_other_rooms_import_without_torch(room: str) -> None:
     done = imports_without(modules_of(room), ["torch", "torchvision", "jobkit.payload"])

@@ -1,0 +1,119 @@
+// Runs what `python -m jobkit export RUN --to aoti` wrote, without Python.
+//
+//   infer FOLDER [--images FILE] [--batch N] [--threads N] [--iterations N] [--jacobian]
+// Checks the expected outputs, then classifies the images of a file (3,072 bytes each: red, green
+// and blue planes of 32 x 32) or measures a batch: one [METRIC] line per iteration.
+// Exit codes: 0; 2 wrong usage or a file that cannot be read; 4 outputs differ from the expected.
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <torch/csrc/inductor/aoti_package/model_package_loader.h>
+#include <chrono>
+#include <cstdio>
+#include <fstream>
+#include <iterator>
+#include <stdexcept>
+#include <string>
+using Loader = torch::inductor::AOTIModelPackageLoader;
+constexpr int64_t kImage = 3 * 32 * 32;
+constexpr double kLogits = 1e-5;    // of the largest logit, or of 1 where all are smaller
+constexpr double kJacobian = 1e-3;  // of its 2-norm: ReLU's derivative jumps at 0
+struct Options {
+  std::string folder, images;
+  int64_t batch = 1, threads = 1, iterations = 20;
+  bool jacobian = false;
+};
+
+static int64_t whole(const std::string& name, const char* text) {
+  char* end = nullptr;
+  int64_t value = text ? std::strtoll(text, &end, 10) : 0;
+  if (!text || *end || value < 1) throw std::invalid_argument(name + ": must be 1 or more");
+  return value;
+}
+
+static Options read_options(int argc, char** argv) {
+  Options o;
+  for (int i = 1; i < argc; i++) {
+    std::string word = argv[i];
+    const char* next = i + 1 < argc ? argv[i + 1] : nullptr;
+    if (word == "--jacobian") o.jacobian = true;
+    else if (word == "--batch") o.batch = whole(word, next), i++;
+    else if (word == "--threads") o.threads = whole(word, next), i++;
+    else if (word == "--iterations") o.iterations = whole(word, next), i++;
+    else if (word == "--images" && next) o.images = next, i++;
+    else if (word[0] != '-' && o.folder.empty()) o.folder = word;
+    else throw std::invalid_argument(word + ": unknown, or without its value");
+  }
+  if (o.folder.empty()) throw std::invalid_argument("give the folder of an export");
+  return o;
+}
+
+static std::string bytes_of(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::string found((std::istreambuf_iterator<char>(file)), {});
+  if (!file || found.empty()) throw std::invalid_argument(path + ": cannot be read, or empty");
+  return found;
+}
+
+static at::Tensor pixels_of(const std::string& path) {  // (N, 3, 32, 32) fp32, 0 to 255
+  std::string raw = bytes_of(path);
+  if (raw.size() % kImage) throw std::invalid_argument(path + ": not 3,072 bytes per image");
+  return at::from_blob(raw.data(), {int64_t(raw.size()) / kImage, 3, 32, 32}, at::kByte)
+      .to(at::kFloat);
+}
+
+static at::Tensor floats_of(const std::string& path, int64_t rows) {  // (rows, the rest) fp32
+  std::string raw = bytes_of(path);
+  if (raw.size() % (4 * rows)) throw std::invalid_argument(path + ": has another size");
+  return at::from_blob(raw.data(), {rows, int64_t(raw.size()) / 4 / rows}, at::kFloat).clone();
+}
+
+static at::Tensor run(Loader& with, const at::Tensor& x) { return with.run({x.contiguous()})[0]; }
+
+static bool agrees(const char* what, double off, double most) {  // false for NaN
+  printf("%s: largest difference %.3g of %.3g allowed\n", what, off, most);
+  return off <= most;
+}
+
+static int infer(const Options& o) {
+  at::set_num_threads(int(o.threads));
+  c10::InferenceMode guard;
+  at::Tensor eight = pixels_of(o.folder + "/images.u8");
+  at::Tensor expected = floats_of(o.folder + "/expected.f32", eight.size(0));
+  Loader loader(o.folder + "/model.pt2");
+  double scale = std::max(1.0, expected.abs().max().item<double>());
+  at::Tensor got = run(loader, eight);
+  if (!agrees("logits", (got - expected).abs().max().item<double>() / scale, kLogits)) return 4;
+  if (o.jacobian) {
+    Loader derivative(o.folder + "/jacobian.pt2");
+    at::Tensor want = floats_of(o.folder + "/jacobian.f32", 1);
+    at::Tensor found = run(derivative, eight.slice(0, 0, 1)).reshape({1, -1});
+    at::Tensor off = (found - want).norm() / want.norm();
+    if (!agrees("jacobian", off.item<double>(), kJacobian)) return 4;
+  }
+  if (!o.images.empty()) {
+    at::Tensor classes = run(loader, pixels_of(o.images)).argmax(1);
+    for (long i = 0; i < classes.size(0); i++)
+      printf("image %ld: class %ld\n", i, long(classes[i].item<int64_t>()));
+    return 0;
+  }
+  at::Tensor x = eight.repeat({(o.batch + 7) / 8, 1, 1, 1}).slice(0, 0, o.batch).contiguous();
+  for (int64_t i = 0; i < 3 + o.iterations; i++) {  // the first three are a warm-up
+    auto begin = std::chrono::steady_clock::now();
+    run(loader, x);
+    double s = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    if (i >= 3)
+      printf("[METRIC] step=%ld step_time_ms=%.6f images_per_s=%.3f batch=%ld threads=%ld\n",
+             long(i - 3), s * 1e3, o.batch / s, long(o.batch), long(o.threads));
+  }
+  return 0;
+}
+
+int main(int argc, char** argv) {
+  try {
+    return infer(read_options(argc, argv));
+  } catch (const std::exception& error) {  // torch's own have many lines
+    std::string text = error.what();
+    fprintf(stderr, "infer: error: %s\n", text.substr(0, text.find('\n')).c_str());
+    return 2;
+  }
+}

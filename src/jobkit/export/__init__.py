@@ -1,0 +1,1 @@
+"""What was trained, for programs without jobkit: `python -m jobkit export`."""

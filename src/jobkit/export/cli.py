@@ -1,0 +1,97 @@
+"""Export a trained model for programs without jobkit: `python -m jobkit export RUN --to aoti`."""
+
+import secrets
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from jobkit.errors import Exit, Parser, UsageError, command, whole
+from jobkit.gpus import hide_gpus
+from jobkit.paths import short_path
+
+EPILOG = """examples:
+  python -m jobkit export logs/single/RUN --to aoti
+  python -m jobkit export logs/single/RUN --to aoti --march x86-64-v4 --jacobian
+  python -m jobkit export logs/single/RUN --to onnx --max-batch 256
+  python -m jobkit export logs/single/RUN --to state_dict --out weights
+
+aoti: for C++ with libtorch (hpc/inference), made by AOTInductor; onnx: for ONNX Runtime;
+state_dict: for PyTorch. Beside the model are eight images, the expected outputs, and manifest.json.
+
+exit codes: 0 exported, loaded again and compared; 2 wrong usage, no sound checkpoint, or a model
+that cannot be exported; 4 the result differs from the model that was trained: nothing is kept
+"""
+
+
+def parser() -> Parser:
+    """The command line."""
+    made = Parser(prog="jobkit export", description=__doc__.splitlines()[0], epilog=EPILOG)
+    add = made.add_argument
+    add("run", type=Path, metavar="RUN", help="a run's folder, or one of its checkpoints")
+    add("--to", required=True, choices=("aoti", "onnx", "state_dict"), help="format")
+    add("--out", type=Path, metavar="DIR", help="a new folder (default: RUN/export/FORMAT)")
+    add(
+        "--max-batch",
+        type=whole(1, 1 << 20),
+        default=1024,
+        metavar="N",
+        help="aoti, onnx: largest batch (default 1024); the smallest is 1",
+    )
+    add(
+        "--march",
+        choices=("x86-64-v2", "x86-64-v3", "x86-64-v4", "native"),
+        help="aoti: instruction set of the machines that will run it (default: x86-64-v3, which is "
+        "AVX2; native where the processor is another)",
+    )
+    add(
+        "--jacobian",
+        action="store_true",
+        help="aoti: also the derivative of the outputs by the input, as a second package",
+    )
+    add("--model", metavar="NAME", help="the run's own model, package.module:factory: import it")
+    return made
+
+
+@command
+def main(argv: Sequence[str] | None = None) -> int:
+    """Export; return the exit code."""
+    args = parser().parse_args(argv)
+    if args.to != "aoti" and (args.jacobian or args.march):
+        raise UsageError("--jacobian and --march are of --to aoti")
+    out = args.out or args.run / "export" / args.to
+    if not args.run.is_dir():
+        raise UsageError(f"{short_path(args.run)}: no such folder")
+    if out.exists():
+        raise UsageError(f"{short_path(out)} exists: remove it, or name another folder with --out")
+    hide_gpus()  # before torch is imported: what is exported is for the CPU
+    from jobkit.export import formats
+    from jobkit.export.folder import JACOBIAN_TOLERANCE, TOLERANCE, Wanted, write_folder
+    from jobkit.export.weights import trained_model
+
+    wanted = Wanted(args.to, args.max_batch, args.march or formats.default_march(), args.jacobian)
+    formats.check_tools(wanted.to, wanted.march)
+    trained = trained_model(args.run, args.model, _warn)
+    beside = out.with_name(f".{out.name}.{secrets.token_hex(4)}.tmp")
+    beside.mkdir(parents=True)
+    try:
+        found = write_folder(beside, trained, wanted)
+        differences = f"largest difference {found.difference:.3g} of {TOLERANCE:g} allowed"
+        if found.jacobian is not None:
+            differences += f", Jacobian {found.jacobian:.3g} of {JACOBIAN_TOLERANCE:g}"
+        if not found.agrees:
+            _warn(f"the exported model differs from the trained one: {differences}")
+            return Exit.THRESHOLD
+        beside.rename(out)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    print(f"{short_path(out)}: {trained.folder.name} as {wanted.to}, {differences}")
+    return Exit.OK
+
+
+def _warn(text: str) -> None:
+    print(f"jobkit: {text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(None))

@@ -1,0 +1,224 @@
+"""A run's model in files that Python reads: weights, ONNX; and what cannot be exported."""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from jobkit.errors import Exit, UsageError
+from jobkit.export import cli, folder, formats
+from jobkit.payload.data.batches import MEAN, STD
+from jobkit.payload.data.sources import synthetic
+from jobkit.payload.model import build_model
+from jobkit.spec.runspec import RunSpec
+from support import needs
+from support.rigs import NO_BREAKDOWN, ROOT, Result, Start
+
+RUN = ("--dataset", "synthetic", "--train-samples", "64", "--test-samples", "32", *NO_BREAKDOWN)
+RUN += ("--epochs", "2", "--global-batch-size", "16", "--checkpoint-every", "epoch")
+RUN += ("--precision", "fp32", "--threads", "1")
+
+
+@pytest.fixture(scope="module")
+def trained(forge: Start) -> Result:
+    """Two ranks with batch normalisation, whose statistics differ between them."""
+    found = forge(2, *RUN, "--strategy", "ddp", "--model", "fast_cnn")
+    assert found.codes == [0, 0], found.out
+    return found
+
+
+@pytest.fixture
+def run(trained: Result, tmp_path: Path) -> Path:
+    """A copy of the run's folder, to be changed."""
+    return Path(shutil.copytree(trained.paths.folder, tmp_path / "run"))
+
+
+@pytest.fixture
+def export(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Call the command: its exit code, and what it printed on both streams."""
+    monkeypatch.setattr(cli, "hide_gpus", lambda: None)  # of the process that runs the tests
+
+    def call(*words: object) -> tuple[int, str, str]:
+        code = cli.main([str(word) for word in words])
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return call
+
+
+def checkpoints(run: Path) -> list[Path]:
+    """The folders of a run's checkpoints, the newest first."""
+    return sorted((run / "checkpoints").iterdir(), reverse=True)
+
+
+def test_the_weights_are_those_that_were_evaluated(export: Any, run: Path, trained: Result) -> None:
+    code, out, _ = export(run, "--to", "state_dict")
+    assert code == Exit.OK and "as state_dict" in out
+    made = run / "export" / "state_dict"
+    model = build_model(RunSpec(model="fast_cnn"), 10)
+    model.load_state_dict(torch.load(made / "model.pt", weights_only=True))
+    _, test, _ = synthetic(64, 32)
+    with torch.inference_mode():
+        logits = formats.Deployed(model.eval())(test.images.permute(0, 3, 1, 2).float())
+    loss = F.cross_entropy(logits, test.labels).item()
+    assert loss == pytest.approx(trained.records("epoch")[-1]["val_loss"], rel=1e-4)
+
+    manifest = json.loads((made / "manifest.json").read_text())
+    assert (manifest["strategy"], manifest["world_size"], manifest["iteration"]) == ("ddp", 2, 8)
+    assert manifest["output"]["shape"] == ["batch", 10]
+    assert set(manifest["files"]) == {p.name for p in made.iterdir()} - {"manifest.json"}
+    for name, entry in manifest["files"].items():
+        assert hashlib.sha256((made / name).read_bytes()).hexdigest() == entry["sha256"]
+
+
+def test_the_five_lines_of_the_page_load_it(
+    forge: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a Python without jobkit: the page's own model, and what it expects of eight images."""
+    monkeypatch.chdir(tmp_path)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 10)).eval()
+    images = folder.example_images()
+    with torch.inference_mode():
+        expected = formats.Deployed(model)(images.float())
+    Path("images.u8").write_bytes(images.numpy().tobytes())
+    formats.write("state_dict", formats.Deployed(model), Path("model.pt"), 8, "native")
+    page = (ROOT / "docs" / "export.md").read_text()
+    (code,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert len(code.splitlines()) == 6  # five, and one that calls the model
+    names: dict[str, Any] = {"torch": torch, "MyModel": lambda: nn.Sequential(*model).train()}
+    exec(code, names)
+    assert torch.allclose(names["logits"], expected, atol=1e-5)
+
+
+def test_onnx_serves_one_image_and_many(export: Any, run: Path, tmp_path: Path) -> None:
+    try:
+        import onnxruntime
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        needs.unavailable(f"{error.name} is not installed: pip install 'jobkit[export]'")
+    code, out, err = export(run, "--to", "onnx", "--out", tmp_path / "net", "--max-batch", "16")
+    assert code == Exit.OK, out + err
+    session = onnxruntime.InferenceSession(
+        str(tmp_path / "net" / "model.onnx"), providers=["CPUExecutionProvider"]
+    )
+    pixels = folder.example_images().float().numpy()
+    expected = torch.frombuffer(
+        bytearray((tmp_path / "net" / "expected.f32").read_bytes()), dtype=torch.float32
+    ).reshape(8, 10)
+    for count in (1, 5, 8):
+        (got,) = session.run(None, {"pixels": pixels[:count]})
+        assert torch.allclose(torch.from_numpy(got), expected[:count], atol=1e-4)
+    versions = json.loads((tmp_path / "net" / "manifest.json").read_text())["versions"]
+    assert versions["onnxruntime"] == onnxruntime.__version__
+
+
+def test_a_corrupt_checkpoint_is_skipped_and_none_is_refused(export: Any, run: Path) -> None:
+    newest, older = checkpoints(run)
+    for part in newest.glob("*.distcp"):
+        part.write_bytes(b"x" + part.read_bytes()[1:])
+    code, out, err = export(run, "--to", "state_dict")
+    assert code == Exit.OK and older.name in out and f"{newest.name} is corrupt, skipped" in err
+    (older / "manifest.json").unlink()
+    code, _, err = export(run, "--to", "state_dict", "--out", run / "again")
+    assert code == Exit.USAGE and "no sound checkpoint" in err
+    shutil.rmtree(run / "checkpoints")
+    code, _, err = export(run, "--to", "state_dict", "--out", run / "again")
+    assert code == Exit.USAGE and "no checkpoint there" in err and len(err.splitlines()) == 1
+    assert not (run / "again").exists()
+
+
+def test_bad_input_is_one_line(export: Any, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    for words, said in (
+        ((run / "absent", "--to", "onnx"), "no such folder"),
+        ((run, "--to", "state_dict", "--out", run), "exists: remove it"),
+        ((run, "--to", "onnx", "--jacobian"), "of --to aoti"),
+        ((run, "--to", "aoti", "--march", "native"), "no 'no-such-compiler' on PATH"),
+    ):
+        code, _, err = export(*words)
+        assert (code, len(err.splitlines())) == (Exit.USAGE, 1) and said in err, words
+
+
+def test_instructions_that_this_machine_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", sys.executable)  # any program that is there
+    monkeypatch.setattr(formats.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    formats.check_tools("aoti", "x86-64-v3")
+    assert formats.default_march() == "x86-64-v3"
+    with pytest.raises(UsageError, match="has not these instructions"):
+        formats.check_tools("aoti", "x86-64-v4")
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
+    assert formats.default_march() == "native"
+    monkeypatch.setattr(formats.platform, "machine", lambda: "aarch64")
+    with pytest.raises(UsageError, match="aarch64: say native"):
+        formats.check_tools("aoti", "x86-64-v2")
+
+
+def test_code_of_others_is_imported_on_the_users_word_alone(export: Any, run: Path) -> None:
+    for path in checkpoints(run):
+        content = json.loads((path / "manifest.json").read_text())
+        content["spec"]["model"] = "os:getcwd"
+        (path / "manifest.json").write_text(json.dumps(content))
+    code, _, err = export(run, "--to", "state_dict")
+    assert code == Exit.USAGE and "say --model os:getcwd" in err
+    code, _, err = export(run, "--to", "state_dict", "--model", "os:getcwd")
+    assert code == Exit.USAGE and "does not fit the model os:getcwd" in err
+
+
+def test_a_result_that_differs_is_not_kept(
+    export: Any, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = formats.load
+    for wrong in (1e-3, float("nan")):
+
+        def other(*words: Any, by: float = wrong) -> formats.Run:
+            right = load(*words)
+            return lambda pixels: right(pixels) + by
+
+        monkeypatch.setattr(formats, "load", other)
+        code, out, err = export(run, "--to", "state_dict")
+        assert (code, out) == (Exit.THRESHOLD, "") and "differs from the trained one" in err
+    assert list((run / "export").iterdir()) == []
+
+
+class Branching(nn.Module):
+    """Branches on a value, which no exported program can."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (N, 3, 32, 32) to (N, 10)."""
+        part = x.flatten(1)[:, :10]
+        return part if x.sum() > 0 else -part
+
+
+def test_a_model_that_branches_on_values_cannot_be_exported(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"the model cannot be exported: .*state_dict takes any"):
+        formats.write("aoti", formats.Deployed(Branching()), tmp_path / "x.pt2", 8, "native")
+
+
+def test_what_is_not_installed_is_named(run: Path, tmp_path: Path) -> None:
+    """The package and the command that installs it, in one line."""
+    (tmp_path / "onnxscript.py").write_text("raise ModuleNotFoundError('no', name='onnxscript')\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "jobkit", "export", str(run), "--to", "onnx"],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT / 'src'}"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == Exit.USAGE and "Traceback" not in done.stderr
+    assert re.search(r"the package 'onnx\w*' is not installed", done.stderr)
+
+
+def test_normalisation_is_that_of_the_training() -> None:
+    pixels = torch.randint(0, 256, (2, 3, 32, 32)).float()
+    mean, std = (torch.tensor(x).reshape(1, 3, 1, 1) for x in (MEAN, STD))
+    assert torch.equal(formats.Deployed(nn.Identity())(pixels), (pixels - mean) / std)

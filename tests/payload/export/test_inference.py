@@ -1,0 +1,122 @@
+"""The package for C++, and the program in hpc/inference that runs it: each is built once."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from jobkit.analysis.collect.results import collect
+from jobkit.export.formats import Deployed
+from jobkit.export.weights import trained_model
+from jobkit.metric.reader import read_file
+from support.rigs import NO_BREAKDOWN, ROOT, Start, environment
+
+pytestmark = pytest.mark.needs("g++", "cmake", "make")
+RUN = ("--dataset", "synthetic", "--train-samples", "32", "--test-samples", "16", *NO_BREAKDOWN)
+RUN += ("--epochs", "1", "--global-batch-size", "16", "--checkpoint-every", "epoch")
+RUN += ("--model", "mlp", "--hidden", "8", "--strategy", "fsdp", "--precision", "fp32")
+
+
+@pytest.fixture(scope="module")
+def run(forge: Start) -> Path:
+    found = forge(2, *RUN)
+    assert found.codes == [0, 0], found.out
+    return found.paths.folder
+
+
+@pytest.fixture(scope="module")
+def built(run: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The program and the export: the compilers of both work at one time."""
+    place = tmp_path_factory.mktemp("inference")
+    env = environment(PYTHONPATH=str(ROOT / "src"), TORCHINDUCTOR_CACHE_DIR=str(place / "cache"))
+    words = [sys.executable, "-m", "jobkit", "export", str(run), "--to", "aoti", "--jacobian"]
+    with (place / "export.log").open("w") as log:
+        export = subprocess.Popen(
+            [*words, "--out", str(place / "net")], env=env, stdout=log, stderr=log
+        )
+        configure = ["cmake", "-S", str(ROOT / "hpc/inference"), "-B", str(place / "build")]
+        configure += ["-D", f"Python3_EXECUTABLE={sys.executable}"]
+        for command in (configure, ["cmake", "--build", str(place / "build")]):
+            done = subprocess.run(command, env=env, capture_output=True, text=True)
+            if done.returncode:
+                export.kill()
+            assert done.returncode == 0, done.stdout + done.stderr
+        assert export.wait() == 0, (place / "export.log").read_text()
+    return place / "build" / "infer", place / "net"
+
+
+def infer(program: Path, *words: object) -> "subprocess.CompletedProcess[str]":
+    plain = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+    return subprocess.run([program, *map(str, words)], env=plain, capture_output=True, text=True)
+
+
+def read(path: Path, *shape: int) -> Tensor:
+    return torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.float32).reshape(shape)
+
+
+def test_its_lines_are_collected(
+    built: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, net = built
+    for batch in (1, 12):
+        done = infer(program, net, "--batch", batch, "--iterations", 5, "--jacobian")
+        assert done.returncode == 0, done.stderr
+        assert "logits: largest difference" in done.stdout
+        assert "jacobian: largest difference" in done.stdout
+        (tmp_path / f"{batch}.log").write_text(done.stdout)
+        with (tmp_path / f"{batch}.log").open("rb") as stream:
+            found = list(read_file(stream))
+        assert [r["step"] for r in found] == [0, 1, 2, 3, 4]
+        for r in found:
+            assert r["images_per_s"] == pytest.approx(batch / r["step_time_ms"] * 1e3, rel=1e-3)
+    monkeypatch.setenv("JOBKIT_LOGS", str(tmp_path / "logs"))
+    from jobkit.analysis.cli import collect_main
+
+    size = r"batch=(?P<series>\d+) threads=(?P<ranks>\d+)"
+    logs = [str(tmp_path / f"{batch}.log") for batch in (1, 12)]
+    assert collect_main(["--logs", *logs, "--size", size, "--name", "infer"]) == 0
+    results = collect("infer")
+    assert results.runs["status"].tolist() == ["ok", "ok"]
+    assert (results.runs["throughput"] > 0).all()
+
+
+def test_it_classifies_images(built: tuple[Path, Path], tmp_path: Path) -> None:
+    program, net = built
+    images = net / "images.u8"
+    expected = read(net / "expected.f32", 8, 10).argmax(1).tolist()
+    (tmp_path / "five").write_bytes(images.read_bytes()[: 5 * 3072])
+    for path, count in ((images, 8), (tmp_path / "five", 5)):
+        done = infer(program, net, "--images", path)
+        lines = [line for line in done.stdout.splitlines() if line.startswith("image ")]
+        assert lines == [f"image {i}: class {c}" for i, c in enumerate(expected[:count])]
+
+
+def test_the_jacobian_is_that_of_autograd(built: tuple[Path, Path], run: Path) -> None:
+    _, net = built
+    model = Deployed(trained_model(run, None, print).model)
+    image = torch.frombuffer(bytearray((net / "images.u8").read_bytes()), dtype=torch.uint8)
+    pixels = image.reshape(8, 3, 32, 32)[:1].float().requires_grad_()
+    rows = [torch.autograd.grad(model(pixels)[0, c], pixels)[0] for c in range(10)]
+    assert torch.allclose(
+        read(net / "jacobian.f32", 10, 3, 32, 32), torch.cat(rows), rtol=1e-3, atol=1e-7
+    )
+
+
+def test_what_differs_or_cannot_be_read(built: tuple[Path, Path], tmp_path: Path) -> None:
+    program, net = built
+    other = Path(shutil.copytree(net, tmp_path / "other"))
+    (read(net / "expected.f32", 8, 10) + 1e-3).numpy().tofile(other / "expected.f32")
+    assert infer(program, other, "--iterations", 1).returncode == 4
+    shutil.copy(net / "expected.f32", other)
+    (read(net / "jacobian.f32", 10, 3072) * 1.01).numpy().tofile(other / "jacobian.f32")
+    assert infer(program, other, "--jacobian").returncode == 4
+    (other / "images.u8").write_bytes(b"short")
+    for words in ((other,), (tmp_path,), (), (net, "--batch", "0"), (net, "--fast"), (net, "-n")):
+        done = infer(program, *words)
+        assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), words
+        assert done.stderr.startswith("infer: error: ")
