@@ -456,6 +456,12 @@ if [[ -n $in_allocation ]]; then
     done
   fi
   [[ -n ${OMP_NUM_THREADS-} || -z ${SLURM_CPUS_PER_TASK-} ]] || export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK
+  # The counter of a node's energy counts what every job there uses: the ranks read it where no
+  # other job can be, which they cannot see themselves.
+  unset JOBKIT_NODE_ALONE
+  if [[ $(timeout 5 squeue -h -j "$SLURM_JOB_ID" -o %h 2>/dev/null) == NO* ]]; then
+    export JOBKIT_NODE_ALONE=1
+  fi
   claim_attempt
   first_attempt
   gather_words

@@ -34,7 +34,7 @@ _jobkit_options() {
     'exercise') echo '--help --skeleton --check' ;;
     'meter') echo '--help' ;;
     'minicluster') echo '--help' ;;
-    'minicluster up') echo '--help --dir --nodes --cores --gpus --memory --port --no-accounting --preemption --netns --memory-limits --enforce' ;;
+    'minicluster up') echo '--help --dir --nodes --cores --gpus --memory --port --no-accounting --preemption --netns --memory-limits --enforce --energy' ;;
     'minicluster status') echo '--help --dir' ;;
     'minicluster env') echo '--help --dir' ;;
     'minicluster down') echo '--help --dir --keep-logs' ;;

@@ -113,9 +113,9 @@ class RunPaths:
         """The attempt's records, one JSON object per line."""
         return self.metrics_folder / f"{attempt}.jsonl"
 
-    def metrics_of_rank(self, attempt: int, rank: int) -> Path:
-        """The windows of a rank above 0."""
-        return self.metrics_folder / f"{attempt}.r{rank}.jsonl"
+    def metrics_of_rank(self, attempt: int, rank: int, what: str = "r") -> Path:
+        """The windows of a rank above 0; what "s": the samples of a rank."""
+        return self.metrics_folder / f"{attempt}.{what}{rank}.jsonl"
 
     def outcome(self, attempt: int) -> Path:
         """How the attempt ended, written by the payload."""
@@ -190,12 +190,10 @@ class StudyPaths:
 
     @property
     def launcher_log(self) -> Path:
-        """The output of the launcher itself."""
         return self.folder / "launcher.log"
 
     @property
     def collect_log(self) -> Path:
-        """What the collect job printed."""
         return self.folder / "collect.log"
 
     @property
@@ -222,6 +220,10 @@ class StudyPaths:
         return self.folder / "steps.csv"
 
     @property
+    def samples(self) -> Path:
+        return self.folder / "samples.csv"
+
+    @property
     def scaling(self) -> Path:
         return self.folder / "scaling.csv"
 
@@ -231,7 +233,6 @@ class StudyPaths:
 
     @property
     def table_markdown(self) -> Path:
-        """The table of a proposal."""
         return self.folder / "scaling.md"
 
     @property
@@ -248,7 +249,6 @@ class StudyPaths:
 
     @property
     def drill(self) -> Path:
-        """The result of each injected fault of a drill."""
         return self.folder / "drill.csv"
 
     def run(self, run_id: str) -> RunPaths:

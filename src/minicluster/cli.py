@@ -33,6 +33,7 @@ examples:
   hpc/minicluster kill n2 --jobs            power loss of a node; kill n2: only its slurmd
   hpc/minicluster start n2                  restart its slurmd; likewise slurmctld
   hpc/minicluster up --memory-limits        jobs over their --mem are killed
+  sudo hpc/minicluster up --energy          sacct's ConsumedEnergyRaw, simulated: 100 W a node
   hpc/minicluster up --dir /tmp/second      a second cluster beside the first
 
 exit codes: 0 ok; 1 failed, or a daemon does not run; 2 wrong usage, or missing packages
@@ -121,6 +122,7 @@ def _add_options(up: argparse.ArgumentParser) -> None:
         ("netns", "each node in a network namespace (needs root)"),
         ("memory-limits", "kill jobs that use more than their --mem"),
         ("enforce", "jobs need an account and a QOS that exist in the accounting"),
+        ("energy", "nodes have a counter of energy, simulated at 100 W each (needs root)"),
     ):
         up.add_argument(f"--{name}", action="store_true", help=text)
 
@@ -156,6 +158,7 @@ def _up(arguments: argparse.Namespace) -> int:
         netns=arguments.netns,
         memory_limits=arguments.memory_limits,
         enforce=arguments.enforce,
+        energy=arguments.energy,
     )
     start = time.monotonic()
     current, how = cluster.up(layout, options, arguments.port, _say)

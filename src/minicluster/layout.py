@@ -110,6 +110,11 @@ class Layout:
         """The simulated GPUs."""
         return self.root / "dev"
 
+    @property
+    def counters(self) -> Path:
+        """What jobs see as /sys/cray/pm_counters, with --energy."""
+        return self.root / "pm_counters"
+
     def output(self, name: str) -> Path:
         """What the daemon `name` writes to its standard output and error."""
         return self.log / f"{name}.out"

@@ -104,6 +104,21 @@ KINDS: dict[str, dict[str, str]] = {
         "warmup": "true: steps of the warm-up, not compared",
         "values": "the program's own numbers, such as train_loss: the last of each in the window",
     },
+    "sample": {  # of the machine, by each rank with a GPU and by the first rank of each node
+        "at_s": "seconds since the rank's first sample",
+        "host": "name of the node",
+        "alone": "whether the job has its nodes alone; else a node's energy is not counted",
+        "cpu_busy": "load of all cores of the node since the sample before, whoever caused it, "
+        "0 to 1; null on other ranks than the first of a node",
+        "memory_mib": "memory of the node in use, likewise",
+        "gpu_busy": "share of the time in which a kernel was running on the rank's GPU, as its "
+        "driver reports it for a last period of its own; null where it does not",
+        "gpu_memory_mib": "memory of the rank's GPU in use",
+        "energy_gpu_j": "energy of the rank's GPU since the first sample, in joules",
+        "energy_node_j": "energy of the whole node, likewise",
+        "energy_package_j": "energy of the node's processors, likewise",
+        "energy_source": "counter and scope of each energy, as pm_counters (node)",
+    },
     "value": {
         "name": "name of the number",
         "value": "the number",

@@ -56,6 +56,7 @@ class Job:
     elapsed: str = ""
     node_list: str = ""
     alloc_tres: str = ""
+    energy_j: float | None = None  # of its nodes, with all that runs there
     max_rss_mib: float | None = None  # largest task that was sampled: a sample, not a peak
 
     @property
@@ -140,7 +141,7 @@ def _squeue(job_ids: Sequence[str]) -> list[str]:
 
 
 def _sacct(job_ids: Sequence[str]) -> list[str]:
-    form = "JobID,State,ExitCode,Elapsed,NodeList,AllocTRES,MaxRSS"
+    form = "JobID,State,ExitCode,Elapsed,NodeList,AllocTRES,MaxRSS,ConsumedEnergyRaw"
     return ["sacct", "-P", "-n", "-j", _masters(job_ids), "-o", form]
 
 
@@ -171,7 +172,7 @@ def read_squeue(text: str) -> dict[str, Job]:
 
 
 def read_sacct(text: str) -> dict[str, Job]:
-    """Read `sacct -P -n -o JobID,State,ExitCode,Elapsed,NodeList,AllocTRES,MaxRSS`.
+    """Read `sacct -P -n -o JobID,State,ExitCode,Elapsed,NodeList,AllocTRES,MaxRSS[,Energy]`.
 
     After a requeue a job has a row for each start: the last one counts. MaxRSS stands on the
     rows of the steps; its largest goes to the job.
@@ -180,9 +181,9 @@ def read_sacct(text: str) -> dict[str, Job]:
     memory: dict[str, float] = {}
     for line in text.splitlines():
         words = line.split("|")
-        if len(words) != 7:
+        if len(words) not in (7, 8):
             continue
-        job_id, state, exit_code, elapsed, nodes, tres, rss = words
+        job_id, state, exit_code, elapsed, nodes, tres, rss = words[:7]
         owner = job_id.split(".")[0]
         if (mib := _mib(rss)) is not None:
             memory[owner] = max(mib, memory.get(owner, 0.0))
@@ -195,9 +196,16 @@ def read_sacct(text: str) -> dict[str, Job]:
             elapsed=elapsed,
             node_list="" if nodes == "None assigned" else nodes,
             alloc_tres=tres,
+            energy_j=_joules(words[7]) if len(words) == 8 else None,
         )
         found |= {i: replace(job, job_id=i) for i in elements(job_id)}
     return {i: replace(job, max_rss_mib=memory.get(i)) for i, job in found.items()}
+
+
+def _joules(text: str) -> float | None:
+    """Slurm's ConsumedEnergyRaw; 0 and the largest numbers of 32 and 64 bits: not gathered."""
+    value = int(text) if re.fullmatch(r"[0-9]{1,15}", text.strip()) else 0
+    return float(value) if value and value not in (2**32 - 1, 2**32 - 2) else None
 
 
 def _mib(text: str) -> float | None:

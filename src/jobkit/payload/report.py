@@ -56,6 +56,13 @@ class Reporter:
 
     def rank_writer(self) -> MetricWriter | None:
         """A writer of this rank's own records, for ranks above 0; None without a folder."""
+        return self._beside("r")
+
+    def sample_writer(self) -> MetricWriter | None:
+        """A writer of what this rank samples of its machine; None without a folder."""
+        return self._beside("s")
+
+    def _beside(self, what: str) -> MetricWriter | None:
         paths, attempt, rank = self._place
         if paths is None:
             return None
@@ -64,7 +71,7 @@ class Reporter:
             run_id=paths.folder.name,
             attempt=attempt,
             rank=rank,
-            path=paths.metrics_of_rank(attempt, rank),
+            path=paths.metrics_of_rank(attempt, rank, what),
             log=None,
         )
 

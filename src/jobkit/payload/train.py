@@ -91,7 +91,7 @@ class Trainer:
         """
         self.optimizer.register_step_post_hook(self._measure_held)
         warmup = self._warmup(self.progress.position)
-        self.windows = StepWindows(self.report, self.group.place, warmup)
+        self.windows = StepWindows(self.report, self.group.place, warmup, self.strategy.devices)
         if not self.spec.compile:
             started(None)
         validation = None

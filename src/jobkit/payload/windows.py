@@ -1,10 +1,12 @@
 """The steps of a rank in windows, as the meter of any program measures them."""
 
+import os
 import time
 
 from jobkit.metric.line import MetricWriter
 from jobkit.payload.place import RankEnv
 from jobkit.payload.report import Reporter
+from jobkit.program.sampling import watch
 from jobkit.program.windows import Meter
 
 
@@ -14,8 +16,9 @@ class StepWindows(Meter):
     Rank 0's are among its other records. An error is one warning, and ends no training.
     """
 
-    def __init__(self, report: Reporter, place: RankEnv, warmup: int) -> None:
+    def __init__(self, report: Reporter, place: RankEnv, warmup: int, gpus: int = 1) -> None:
         super().__init__("images", None, warmup, "training", None, environment={})
+        self._place, self._gpus = {**os.environ, "LOCAL_RANK": str(place.local_rank)}, gpus
         self._report, self.rank, self._world = report, place.rank, place.world_size
         self._own: MetricWriter | None = None
 
@@ -26,6 +29,7 @@ class StepWindows(Meter):
             writer = self._own = self._report.rank_writer()
         self._writer = writer
         self.on = writer is not None
+        self._sampler = watch(self._report.sample_writer, self.rank, self._place, self._gpus)
 
     def begin_epoch(self, number: int) -> None:
         """The first step of an epoch is next, or of what is left of it."""
@@ -46,6 +50,8 @@ class StepWindows(Meter):
     def finish(self) -> None:
         """The training is over: write the last window."""
         self.close()
+        if self._sampler:
+            self._sampler.stop()
         if self._own:
             self._own.close()
         self.on = False

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import os
+import platform
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -31,6 +32,19 @@ def cuda_in_use() -> Any:
     if not cuda or not (cuda.is_available() and cuda.is_initialized()):
         return None
     return None if cuda.is_current_stream_capturing() else cuda
+
+
+def machine() -> dict[str, Any]:
+    """The device that is computed on, and the versions."""
+    torch, cuda = sys.modules.get("torch"), cuda_in_use()
+    versions = {"python": platform.python_version()}
+    if torch:
+        versions["torch"] = str(torch.__version__)
+    return {
+        "device": cuda.get_device_name() if cuda else None,
+        "device_type": "cuda" if cuda else "cpu",
+        "versions": versions,
+    }
 
 
 def on_gpu() -> bool:

@@ -3,7 +3,8 @@
 import ast
 from pathlib import Path
 
-PARTS = ("lines", "process", "windows", "stop", "meter")  # each needs those before it
+# Each needs those before it.
+PARTS = ("lines", "process", "counters", "sampling", "windows", "stop", "meter")
 
 
 def source() -> str:

@@ -2,15 +2,16 @@
 
 import math
 import os
-import platform
 import sys
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from jobkit.program.lines import Record, Writer, as_number
-from jobkit.program.process import cuda_in_use, guarded, on_gpu, place, synchronised_s, warn
+from jobkit.program.process import guarded, machine, on_gpu, place, synchronised_s, warn
+from jobkit.program.sampling import Sampler, watch
 
 WARMUP_STEPS = 5
 WINDOW_S = 10.0  # a window lasts about this long at most, if its steps are shorter
@@ -53,6 +54,7 @@ class Meter:
         self._warmup = max(given, default=WARMUP_STEPS)
         self.rank = 0
         self._writer: Writer | None = None
+        self._sampler: Sampler | None = None
         self._world, self._every, self._depth = 1, 1, 0
         self._epoch: float | None = None
         # Clock readings: begin of the window, end of the last step, begin of a wait and of a pause.
@@ -218,11 +220,9 @@ class Meter:
         folder, attempt = env.get("JOBKIT_RUN_DIR"), int(env.get("JOBKIT_ATTEMPT") or 0)
         name = f"{attempt}.jsonl" if rank == 0 else f"{attempt}.r{rank}.jsonl"
         prints = rank == 0 and env.get("JOBKIT_METER") != "0"
-        self._writer = Writer(
-            study=env.get("JOBKIT_STUDY", ""),
-            run_id=env.get("JOBKIT_RUN_ID", ""),
-            attempt=attempt,
-            rank=rank,
+        study, run_id = env.get("JOBKIT_STUDY", ""), env.get("JOBKIT_RUN_ID", "")
+        writer = partial(Writer, study=study, run_id=run_id, attempt=attempt, rank=rank)
+        self._writer = writer(
             path=Path(folder, "metrics", name) if folder else None,
             # The process's own standard output: a progress bar that replaced it may wrap lines.
             log=(sys.__stdout__ if folder else sys.stdout) if prints else None,
@@ -236,19 +236,16 @@ class Meter:
         elif self._per_step is not None:
             self._work_source = self._work_source or "stated"
         self._write("run_start", **self._facts())
+        if folder:
+            path = Path(folder, "metrics", f"{attempt}.s{rank}.jsonl")
+            self._sampler = watch(partial(writer, path=path, log=None), rank, {**env, **os.environ})
 
     def _facts(self) -> Record:
         """What run_start says: where it runs, and what is counted."""
-        torch, cuda = sys.modules.get("torch"), cuda_in_use()
-        versions = {"python": platform.python_version()}
-        if torch:
-            versions["torch"] = str(torch.__version__)
         return {
             "source": self._source,
             "world_size": self._world,
-            "device": cuda.get_device_name() if cuda else None,
-            "device_type": "cuda" if cuda else "cpu",
-            "versions": versions,
+            **machine(),
             "unit": self._unit,
             "work_per_step": self._per_step,
             "work_source": self._work_source,
@@ -283,6 +280,8 @@ class Meter:
     def leave(self) -> None:
         """Measure no more, and let another process write as this rank."""
         self.on = False
+        if self._sampler:
+            self._sampler.stop()
         if self._writer:
             self._writer.close()
 

@@ -25,7 +25,7 @@ from jobkit.outcome.logs import open_log, torn_archive
 from jobkit.paths import RunPaths, file_names
 
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-_OF_RANK = re.compile(r"([0-9]{1,9})\.r([0-9]{1,9})\.jsonl(?:\.gz)?")
+_OF_RANK = re.compile(r"([0-9]{1,9})\.[rs]([0-9]{1,9})\.jsonl(?:\.gz)?")
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,7 @@ class RunRecords:
     rejects: list[Reject] = field(default_factory=list)
     lost: int = 0
     others: list[Record] = field(default_factory=list)  # windows of the ranks above 0
+    samples: list[Record] = field(default_factory=list)  # of their machines, by all ranks
 
     def of(self, kind: str) -> list[Record]:
         """The records of a kind, oldest first."""
@@ -144,13 +145,17 @@ def read_run(paths: RunPaths, run_id: str | None) -> RunRecords:
         rejects += [reject] if reject else []
     own = reader.unique([r for r in found if "v" in r])
     foreign = [r for r in found if "v" not in r]
-    others: list[Record] = []
+    others: dict[str, list[Record]] = {"window": [], "sample": []}
     for path in _of_other_ranks(paths, names):
         records, reject = _read(path, run_id, paths.folder.parent, set())
         own_of_rank = reader.unique([r for r in records if "v" in r])
-        others += [r for r in _joined(own_of_rank) if r["kind"] == "window"]
+        for record in _joined(own_of_rank):
+            if record["kind"] in others:
+                others[record["kind"]].append(record)
         rejects += [reject] if reject else []
-    return RunRecords(_joined(own) + _once(foreign), rejects, _lost(own), others)
+    return RunRecords(
+        _joined(own) + _once(foreign), rejects, _lost(own), others["window"], others["sample"]
+    )
 
 
 def sources(paths: RunPaths) -> list[Path]:
@@ -170,7 +175,7 @@ def _sources(paths: RunPaths, names: list[str]) -> list[Path]:
 
 
 def _of_other_ranks(paths: RunPaths, names: list[str]) -> list[Path]:
-    """The metrics files of the ranks above 0, by attempt and rank: ATTEMPT.rRANK.jsonl."""
+    """The files of windows (ATTEMPT.rRANK.jsonl) and samples (.sRANK.), by attempt and rank."""
     found = [(m, n) for n in names if (m := _OF_RANK.fullmatch(n))]
     ordered = sorted(found, key=lambda pair: (int(pair[0][1]), int(pair[0][2])))
     return [path for _, n in ordered if (path := paths.metrics_folder / n).is_file()]

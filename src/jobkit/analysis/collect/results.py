@@ -9,6 +9,7 @@ results.ok         whether every run is ok
 """
 
 import gc
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,12 +21,14 @@ from jobkit.analysis.collect.given_logs import GivenLogs, log_rows
 from jobkit.analysis.collect.measured import observed_of, wall_time_s
 from jobkit.analysis.collect.records import Reject, read_run
 from jobkit.analysis.collect.rows import as_run, result_row, unplanned_settings
+from jobkit.analysis.collect.samples import sample_rows, use_row
 from jobkit.analysis.collect.steps import step_rows
 from jobkit.analysis.collect.study import StudyRuns, read_study, run_states
 from jobkit.analysis.collect.unused import unused_lines
 from jobkit.analysis.scaling.scaling import measured_sizes, scaling_table
 from jobkit.analysis.scaling.sizes import Size
-from jobkit.analysis.tables.columns import EPOCHS, RESULTS, STEPS
+from jobkit.analysis.tables.column import Column
+from jobkit.analysis.tables.columns import EPOCHS, RESULTS, SAMPLES, STEPS
 from jobkit.analysis.tables.comparable import apart, faults
 from jobkit.analysis.tables.frames import MOST_OTHERS, Row, frame, others
 from jobkit.analysis.tables.products import save_table
@@ -54,6 +57,7 @@ class Results:
     contradicted: Mapping[str, str]  # by run_id: recorded settings that differ from the plan
     unplanned: tuple[str, ...]  # folders of runs that are not in the plan: not collected
     unused: Mapping[str, str] = field(default_factory=dict)  # by run_id: lines in no table
+    samples: pd.DataFrame = field(default_factory=pd.DataFrame)  # of load, memory and energy
     columns_left_out: int = 0  # of epochs: values that foreign scripts name beyond a bound
 
     @property
@@ -72,6 +76,8 @@ class Results:
         tables = {paths.results: self.runs, paths.epochs: self.epochs}
         if len(self.steps):
             tables[paths.steps] = self.steps
+        if len(self.samples):
+            tables[paths.samples] = self.samples
         return {**tables, paths.scaling: self.scaling}
 
     @property
@@ -141,7 +147,8 @@ def collect(
         folder=folder,
         runs=runs,
         epochs=epochs,
-        steps=_step_table(runs, read.steps),
+        steps=_of_runs(runs, read.steps, STEPS),
+        samples=_of_runs(runs, read.samples, SAMPLES),
         sizes=tuple(sizes),
         scaling=scaling_table(sizes, runs["study"].iloc[0] if len(runs) else None),
         rejected=tuple(read.rejected),
@@ -165,6 +172,7 @@ class _Read:
     rows: list[Row] = field(default_factory=list)
     epochs: list[list[Record]] = field(default_factory=list)
     steps: list[list[Row]] = field(default_factory=list)
+    samples: list[list[Row]] = field(default_factory=list)
     rejected: list[Reject] = field(default_factory=list)
     lost: dict[str, int] = field(default_factory=dict)
     not_taken: dict[str, int] = field(default_factory=dict)
@@ -177,6 +185,7 @@ def _read(planned: StudyRuns) -> _Read:
     # States first: a run that ends in between is then running with all its records, not ok
     # without some.
     joined = run_states(planned)
+    jobs = Counter(job.job_id for job in joined.jobs.values())
     read, specs = _Read(), {}
     name = planned.paths.folder.resolve().name
     for run_id, paths in planned.folders.items():
@@ -184,8 +193,12 @@ def _read(planned: StudyRuns) -> _Read:
         spec = specs[run_id] = as_run(planned.specs[run_id], records)
         state, observed = joined.states[run_id], observed_of(paths, records, spec)
         wall_s = wall_time_s(paths, state.attempts)
-        row = result_row(spec, state, records, joined.jobs.get(run_id), observed, wall_s)
+        job = joined.jobs.get(run_id)
+        row = result_row(spec, state, records, job, observed, wall_s)
+        slurm_j = job.energy_j if job and jobs[job.job_id] == 1 else None
+        row |= use_row(records, observed, row, slurm_j)
         read.rows.append(row | {"run_id": run_id, "study": name})
+        read.samples.append(sample_rows(records.samples))
         read.epochs.append(records.epochs)
         read.steps.append(step_rows(observed) if observed else [])
         read.rejected += records.rejects
@@ -206,7 +219,7 @@ def _read(planned: StudyRuns) -> _Read:
 def _read_logs(paths: StudyPaths) -> _Read:
     """Read the logs that logs.json names."""
     rows, steps = log_rows(GivenLogs.read(paths.given_logs), paths.folder.resolve().name)
-    return _Read(rows=rows, steps=steps, epochs=[[] for _ in rows])
+    return _Read(rows=rows, steps=steps, epochs=[[] for _ in rows], samples=[[] for _ in rows])
 
 
 def _epoch_table(runs: pd.DataFrame, epochs: list[list[Record]]) -> tuple[pd.DataFrame, int]:
@@ -224,14 +237,16 @@ def _epoch_table(runs: pd.DataFrame, epochs: list[list[Record]]) -> tuple[pd.Dat
     return table[[*(c.name for c in EPOCHS), *values.columns[len(own) :]]], too_many
 
 
-def _step_table(runs: pd.DataFrame, steps: list[list[Row]]) -> pd.DataFrame:
-    """A row for some steps of a run; values that a program names itself keep their names."""
+def _of_runs(
+    runs: pd.DataFrame, rows: list[list[Row]], columns: tuple[Column, ...]
+) -> pd.DataFrame:
+    """A table with rows of each run; values that a program names itself keep their names."""
     keys = ("run_id", "study", "series", "world_size", "repeat")
-    own = tuple(c for c in STEPS if c.name not in keys)
-    values = frame([r for of_run in steps for r in of_run], own, {*COMMON, *keys})
-    of_run = runs[list(keys)].loc[runs.index.repeat([len(s) for s in steps])]
+    own = tuple(c for c in columns if c.name not in keys)
+    values = frame([r for of_run in rows for r in of_run], own, {*COMMON, *keys})
+    of_run = runs[list(keys)].loc[runs.index.repeat([len(s) for s in rows])]
     table = pd.concat([of_run.reset_index(drop=True), values], axis=1)
-    return table[[*(c.name for c in STEPS), *values.columns[len(own) :]]]
+    return table[[*(c.name for c in columns), *values.columns[len(own) :]]]
 
 
 @contextmanager

@@ -151,7 +151,7 @@ def _slurm(job: Job | None) -> Row:
     """Slurm's data on the run's job."""
     if job is None:
         return {}
-    names = ("state", "exit_code", "elapsed", "node_list", "alloc_tres", "max_rss_mib")
+    names = ("state", "exit_code", "elapsed", "node_list", "alloc_tres", "max_rss_mib", "energy_j")
     return {f"slurm_{name}": getattr(job, name) or None for name in names}
 
 

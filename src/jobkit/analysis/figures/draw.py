@@ -25,6 +25,7 @@ from jobkit.analysis.figures.scaling import efficiency_figure, forecast_figure, 
 from jobkit.analysis.figures.step_times import step_figure
 from jobkit.analysis.figures.style import rc
 from jobkit.analysis.figures.throughput import throughput_figure, time_to_accuracy_figure
+from jobkit.analysis.figures.use import energy_figure, load_figure
 from jobkit.analysis.findings.forecast import Forecast
 from jobkit.errors import UsageError
 
@@ -126,6 +127,17 @@ FIGURES = (
         "Parameters, gradients, optimizer state and buffers, maximum over ranks: a dot inside "
         "its ring means that the prediction is right.",
         predicted_memory_figure,
+    ),
+    StudyFigure(
+        "load",
+        "Load over the time of a run: of the GPUs where they were sampled, else of all cores of "
+        "the nodes. What lies below 1 is idle.",
+        load_figure,
+    ),
+    StudyFigure(
+        "energy",
+        "Energy per unit of work at each size, as counters of the machine measured it.",
+        energy_figure,
     ),
 )
 

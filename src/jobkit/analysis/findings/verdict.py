@@ -11,6 +11,7 @@ from jobkit.analysis.findings.breakdowns import causes
 from jobkit.analysis.findings.chance import by_chance
 from jobkit.analysis.findings.disturbed import shared_nodes
 from jobkit.analysis.findings.forecast import Forecast
+from jobkit.analysis.findings.idle_gpus import energy, idle_gpus
 from jobkit.analysis.findings.repeats import more_repeats
 from jobkit.analysis.findings.stragglers import uneven_steps
 from jobkit.analysis.tables.comparable import mixed
@@ -41,7 +42,8 @@ def verdict(
     said += above_ideal(results.scaling, unit)
     said += by_chance(results)
     said += [line for f in forecasts for line in _beyond(f, unit)]
-    return [*mixed(results.runs), *said, *uneven_steps(results, unit), _runs(results)]
+    said += [*uneven_steps(results, unit), *idle_gpus(results, unit), *energy(results, unit)]
+    return [*mixed(results.runs), *said, _runs(results)]
 
 
 def _of_scaling(rows: list[_Row], scaling: str, unit: str, least: float) -> list[str]:

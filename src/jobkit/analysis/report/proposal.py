@@ -17,8 +17,27 @@ def proposal_table(table: pd.DataFrame, unit: str) -> TextTable:
     hours = "GPU-hours" if unit == "GPUs" else "process-hours"
     per = time.removeprefix("time ").removesuffix(" (s)")
     heads += [f"{hours} {per}", f"node-hours {per}", *_accuracy_head(table)]
-    rows = [_row(row, len(heads) == 10) for row in records(table)]
-    return TextTable(heads, rows, 2, notes(table))
+    energy = _energy_columns(table, per)
+    rows = [
+        [*_row(row, len(heads) == 10), *(say(row[name], "{:.3g}") for name in energy)]
+        for row in records(table)
+    ]
+    return TextTable([*heads, *energy.values()], rows, 2, notes(table))
+
+
+def _energy_columns(table: pd.DataFrame, per: str) -> dict[str, str]:
+    """The columns of energy that were measured, with their heads; none of different scopes."""
+    scopes, units = (sorted(table[k].dropna().unique()) for k in ("joules_of", "throughput_unit"))
+    if len(scopes) != 1:
+        return {}
+    target = table["target_accuracy"].dropna()
+    work = units[0].partition("/")[0].removesuffix("s") if len(units) == 1 else "unit of work"
+    heads = {
+        "joules_per_work": f"J per {work} ({scopes[0]})",
+        "energy_kwh": f"kWh {per}",
+        "kwh_to_accuracy": f"kWh to {float(target.iloc[0]):.0%} accuracy" if len(target) else "",
+    }
+    return {name: head for name, head in heads.items() if table[name].notna().any()}
 
 
 def notes(table: pd.DataFrame) -> list[str]:

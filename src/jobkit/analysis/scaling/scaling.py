@@ -26,6 +26,7 @@ from jobkit.analysis.tables.frames import Row, frame
 from jobkit.analysis.tables.text import counted
 
 RULE = "the same strategy and settings at the smallest measured size"
+_J_OF_KWH = 3.6e6
 _UNMEASURED = "no run that is ok measured it"
 
 
@@ -136,10 +137,15 @@ def _cost(size: Size, target: float | None, reached: dict[str, float]) -> Row:
         return row
     row["gpu_hours"] = time * devices / 3600
     row["node_hours"] = time * (size.nodes or 1) / 3600
+    per = size.joules_per_work
+    if per is not None and size.time_amount and not size.throughput_unit.endswith("/h"):
+        row["energy_kwh"] = per * size.time_amount / _J_OF_KWH
     needed = [reached[r] for r in size.ok_runs if r in reached]
     if needed and len(needed) == size.runs_ok:
         row["epochs_to_accuracy"] = median(needed)
         row["time_to_accuracy_s"] = median(needed) * time
+        if "energy_kwh" in row:
+            row["kwh_to_accuracy"] = median(needed) * row["energy_kwh"]
     return row
 
 

@@ -79,10 +79,16 @@ class Size:
     target_accuracy: float | None = None
     epochs_to_accuracy: float | None = None
     time_to_accuracy_s: float | None = None
+    # Energy, where it was measured alike in all its runs.
+    joules_per_work: float | None = None
+    joules_of: str | None = None
+    energy_kwh: float | None = None
+    kwh_to_accuracy: float | None = None
 
 
 _OF_RUN: tuple[str, ...] = ("run_id", "status", "devices", "train_samples", "throughput_unit")
 _OF_RUN += ("throughput", "images_per_s", "time_per_epoch_s", "peak_memory_mib", "val_accuracy")
+_OF_RUN += ("joules_per_work", "joules_of")
 
 
 def sizes(runs: pd.DataFrame) -> list[Size]:
@@ -104,7 +110,11 @@ def _size(rows: list[Row]) -> Size:
         [row[name] for row in ok if row[name] is not None]
         for name in ("train_samples", "throughput_unit", "devices")
     )
+    scopes = {row["joules_of"] for row in ok}
+    alike = len(scopes) == 1 and None not in scopes
     return Size(
+        joules_per_work=_median(_values(ok, "joules_per_work")) if alike else None,
+        joules_of=scopes.pop() if alike else None,
         **{name: first[name] for name in (*_KEYS, *_FACTS)},
         devices=max(devices, default=None) or first["world_size"],
         runs_planned=len(rows),

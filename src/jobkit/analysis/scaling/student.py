@@ -19,7 +19,7 @@ def tail(t: float, freedom: float) -> float:
         heights = np.clip(np.cos(angles), 0.0, None) ** (freedom - 1)
         return float(np.trapezoid(heights, angles))
 
-    return min(1.0, area(math.atan(t / math.sqrt(freedom))) / area(0.0))
+    return min(1.0, max(0.0, area(math.atan(t / math.sqrt(freedom))) / area(0.0)))
 
 
 @cache

@@ -100,6 +100,10 @@ SCALING = (
     *_with_interval("time", "time of that: the amount / throughput", "_s"),
     Column("gpu_hours", NUMBER, "time_s x world_size / 3600 (CPU: processes)"),
     Column("node_hours", NUMBER, "time_s x nodes / 3600"),
+    Column("joules_per_work", NUMBER, "energy per unit of work: median of successful repeats"),
+    Column("joules_of", TEXT, "whose energy that is: node, gpu or package; of Slurm: whole job"),
+    Column("energy_kwh", NUMBER, "energy of what time_s is of: an epoch, or an amount of work"),
+    Column("kwh_to_accuracy", NUMBER, "energy_kwh x epochs_to_accuracy: with start-up left out"),
 )
 
 _FORECAST = "end of the 95 % prediction interval of one more run"
@@ -131,6 +135,17 @@ FORECAST = (
     Column("time_of", TEXT, "what time_s is of"),
 )
 
+_SAMPLE_DTYPES = {"host": TEXT, "energy_source": TEXT, "alone": FLAG}
+SAMPLES = (
+    *IDENTITY,
+    Column("world_size", COUNT, "number of ranks"),
+    Column("repeat", COUNT, "index of the repeat, from 0"),
+    Column("attempt", COUNT, "index of the attempt, from 0"),
+    Column("rank", COUNT, "the rank that sampled"),
+    Column("t", NUMBER, "Unix time in seconds"),
+    *(Column(k, _SAMPLE_DTYPES.get(k, NUMBER), text) for k, text in KINDS["sample"].items()),
+)
+
 _COMM_DTYPES = {"operation": TEXT, "scope": TEXT, "correct": FLAG}
 _COMM_DTYPES |= dict.fromkeys(("ranks", "nodes", "bytes", "iterations"), COUNT)
 COMM = tuple(
@@ -148,6 +163,7 @@ TABLES = {
     "results": RESULTS,
     "epochs": EPOCHS,
     "steps": STEPS,
+    "samples": SAMPLES,
     "scaling": SCALING,
     "forecast": FORECAST,
     "comm": COMM,

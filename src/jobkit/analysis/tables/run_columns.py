@@ -6,6 +6,7 @@ from dataclasses import Field, fields
 from typing import Any
 
 from jobkit.analysis.tables.column import COUNT, FLAG, NUMBER, TEXT, Column
+from jobkit.analysis.tables.use_columns import ENERGY, USE
 from jobkit.metric.line import KINDS
 from jobkit.outcome.status import STATUSES
 from jobkit.spec.runspec import RunSpec
@@ -256,6 +257,8 @@ RESULTS = (
     *_setting_columns(),
     *_STEPS,
     *_BREAKDOWN[_FIRST:],
+    *USE,
+    *ENERGY,
 )
 EPOCHS = (
     *IDENTITY,

@@ -31,6 +31,7 @@ class Progress:
     elapsed_s: float | None  # since the start
     left_s: float | None  # estimate, from the last epoch
     steps: str = ""  # of a program that records steps: the last one, and the rate
+    load: str = ""  # of the first rank's machine: the newest sample
 
     @property
     def text(self) -> str:
@@ -63,6 +64,7 @@ def progress(paths: RunPaths, spec: PlannedRun, attempt: int | None) -> Progress
         elapsed_s=_elapsed_s(job),
         left_s=_left_s(last, planned - done) if planned else None,
         steps=_steps(records, spec),
+        load=_load(_records(paths, attempt, samples=True)),
     )
 
 
@@ -91,12 +93,30 @@ def _steps(records: list[Record], spec: PlannedRun) -> str:
     return f"{text}, {work / wall_s * spec.world_size:,.0f} {one_line(unit or 'units')}/s"
 
 
-def _records(paths: RunPaths, attempt: int | None) -> list[Record]:
-    """The last records of the attempt, of its first rank."""
+def _load(samples: list[Record]) -> str:
+    """The newest load, and the power since the sample before."""
+    parts = []
+    last = samples[-1] if samples else {}
+    for name, what in (("gpu_busy", "GPU"), ("cpu_busy", "CPU")):
+        if (share := _number(last.get(name))) is not None:
+            parts.append(f"{what} {share:.0%}")
+    before = samples[-2] if len(samples) > 1 else {}
+    for scope in ("node", "gpu", "package"):
+        names = (f"energy_{scope}_j", "at_s")
+        values = [_number(r.get(name)) for name in names for r in (before, last)]
+        e0, e1, t0, t1 = values
+        if e0 is not None and e1 is not None and t0 is not None and t1 is not None and t1 > t0:
+            parts.append(f"{(e1 - e0) / (t1 - t0):,.0f} W ({scope})")
+    return ", ".join(parts)
+
+
+def _records(paths: RunPaths, attempt: int | None, samples: bool = False) -> list[Record]:
+    """The last records of the attempt, of its first rank, or its samples."""
     if attempt is None:
         return []
     try:
-        with open_log(paths.metrics(attempt), paths.folder.parent, None) as stream:
+        path = paths.metrics_of_rank(attempt, 0, "s") if samples else paths.metrics(attempt)
+        with open_log(path, paths.folder.parent, None) as stream:
             stream.seek(max(0, stream.seek(0, os.SEEK_END) - _TAIL_BYTES))
             return [r for r in read_file(stream) if isinstance(r, dict)]
     except OSError:

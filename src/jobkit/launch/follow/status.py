@@ -84,6 +84,7 @@ def rows(states: States) -> list[dict[str, Any]]:
         row |= {"val_loss": at.val_loss, "val_accuracy": at.val_accuracy}
         running = state.status == "running"
         row |= {"elapsed_s": at.elapsed_s, "left_s": at.left_s if running else None}
+        row["load"] = at.load if running else ""
         for name in ("job_id", "state", "reason", "node_list"):
             row["job_id" if name == "job_id" else f"slurm_{name}"] = getattr(job, name, None)
         made.append(row)
@@ -110,7 +111,7 @@ def _view(states: States, console: Any) -> Any:
     for row in read:
         loss = "" if row["val_loss"] is None else f"loss {row['val_loss']:.3f}"
         left = f"{duration(row['left_s'])} left" if row["left_s"] is not None else ""
-        said = (row["status"], f"{row['epoch']}/{row['epochs']}", loss, left)
+        said = (row["status"], f"{row['epoch']}/{row['epochs']}", loss, left, row["load"])
         reason = row["reason"] if row["status"] != "ok" else ""
         lines += [row["run_id"], "  " + ", ".join(filter(None, (*said, reason)))]
     return Text("\n".join(lines), overflow="fold")
@@ -130,7 +131,8 @@ def _table(states: States, read: Sequence[dict[str, Any]]) -> Any:
         padding=(0, 2, 0, 0),
         title_justify="left",
     )
-    for heading in ("run", "status", "epoch", "loss", "left", "reason"):
+    load = ["load"] if any(row["load"] for row in read) else []
+    for heading in ("run", "status", "epoch", "loss", "left", *load, "reason"):
         right = heading in ("epoch", "loss", "left")
         table.add_column(
             heading,
@@ -146,6 +148,7 @@ def _table(states: States, read: Sequence[dict[str, Any]]) -> Any:
             f"{row['epoch']}/{row['epochs']}" if row["epochs"] else "",
             loss,
             duration(row["left_s"]),
+            *(row[name] for name in load),
             row["reason"] if row["status"] != "ok" else "",
         )
     return table

@@ -1,0 +1,53 @@
+"""GPUs that are idle during a training, and what the work costs in energy, in words."""
+
+import pandas as pd
+
+from jobkit.analysis.collect.results import Results
+from jobkit.analysis.tables.frames import records
+from jobkit.analysis.tables.text import counted_ranks
+
+BUSY = 0.8  # of the time: below it a GPU counts as idle
+_WAITS = 0.1  # share of the time in which waiting for data explains it
+
+
+def idle_gpus(results: Results, unit: str) -> list[str]:
+    """A sentence on the size whose GPUs are least busy, if they are idle; else none."""
+    runs = results.runs[results.runs["status"] == "ok"]
+    known = runs.dropna(subset=["series", "world_size", "gpu_busy_mean"])
+    if known.empty:
+        return []
+    names = ["gpu_busy_mean", "data_wait_share"]
+    middle = known.groupby(["series", "world_size"], as_index=False)[names].median()
+    worst = records(middle.loc[[middle["gpu_busy_mean"].astype(float).idxmin()]])[0]
+    busy, wait = float(worst["gpu_busy_mean"]), worst["data_wait_share"]
+    if busy >= BUSY:
+        return []
+    where = f"{worst['series']} on {counted_ranks(int(worst['world_size']), unit)}"
+    head = f"{where}: the GPU is busy {busy:.0%} of the time, evaluation included"
+    if pd.isna(wait):
+        return [f"{head}; the wait for data was not measured."]
+    if wait >= _WAITS:
+        return [f"{head}: {wait:.0%} of the training it waits for data."]
+    text = f"Data wait is {wait:.0%}, yet in {head}: small kernels, or a host that issues them too "
+    return [f"{text}slowly; try a larger batch per GPU, or --compile."]
+
+
+def energy(results: Results, unit: str) -> list[str]:
+    """A sentence on the size that needs the least energy for its work; none if not measured."""
+    known = [s for s in results.sizes if s.joules_per_work is not None and s.throughput]
+    groups = {(s.joules_of, s.throughput_unit) for s in known}
+    if len(known) < 2 or len(groups) > 1:
+        return []
+    least = min(known, key=lambda s: s.joules_per_work or 0)
+    fastest = max(known, key=lambda s: s.throughput or 0)
+    name = least.throughput_unit.partition("/")[0].removesuffix("s")
+    assert least.joules_per_work is not None and fastest.joules_per_work is not None
+    text = (
+        f"Energy ({least.joules_of}): {least.series} on "
+        f"{counted_ranks(least.world_size or 1, unit)} needs the least, "
+        f"{least.joules_per_work:.3g} J per {name}"
+    )
+    if fastest is least or not least.joules_per_work:
+        return [f"{text}."]
+    factor = fastest.joules_per_work / least.joules_per_work
+    return [f"{text}; the fastest needs {factor:.2f} times as much."]

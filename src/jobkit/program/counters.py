@@ -1,0 +1,244 @@
+"""What the machine counts of itself: energy, load and memory; from the kernel and GPUs' drivers."""
+
+import contextlib
+import ctypes
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+_ROOT = Path("/")
+_BUFFER_BYTES = 4096
+
+
+class Counter(NamedTuple):
+    """A counter of energy. joules() grows by what is used; where it begins says nothing."""
+
+    name: str  # nvml, pm_counters or rapl
+    scope: str  # gpu: the process's own; node: all of it; package: the node's processors
+    joules: Callable[[], float]
+
+
+class Gpu:
+    """A GPU as its driver reports it; this one reports nothing."""
+
+    def busy(self) -> float | None:
+        """The share of the driver's last period in which a kernel was running."""
+        return None
+
+    def memory_mib(self) -> float | None:
+        """Memory in use, by whom ever."""
+        return None
+
+    def counter(self) -> Counter | None:
+        """Its counter of energy."""
+        return None
+
+
+class NvidiaGpu(Gpu):
+    """By NVML, the library of NVIDIA's driver.
+
+    Not of a part of a GPU (MIG): load and energy of the whole would be those of others as well.
+    """
+
+    def __init__(self, library: Any, handle: Any) -> None:
+        self._library, self._handle = library, handle
+
+    def _ask(self, function: str, values: Any) -> bool:
+        return bool(getattr(self._library, function)(self._handle, ctypes.byref(values)) == 0)
+
+    def busy(self) -> float | None:
+        """See Gpu."""
+        rates = (ctypes.c_uint * 2)()  # of kernels and of memory, in per cent
+        return rates[0] / 100 if self._ask("nvmlDeviceGetUtilizationRates", rates) else None
+
+    def memory_mib(self) -> float | None:
+        """See Gpu."""
+        memory = (ctypes.c_ulonglong * 3)()  # total, free, used
+        return memory[2] / 2**20 if self._ask("nvmlDeviceGetMemoryInfo", memory) else None
+
+    def counter(self) -> Counter | None:
+        """See Gpu; Volta and newer have one."""
+        return Counter("nvml", "gpu", self._joules) if self._millijoules() is not None else None
+
+    def _millijoules(self) -> int | None:
+        value = ctypes.c_ulonglong()
+        known = self._ask("nvmlDeviceGetTotalEnergyConsumption", value)
+        return value.value if known else None
+
+    def _joules(self) -> float:
+        value = self._millijoules()
+        if value is None:
+            raise OSError("NVML does not report the energy of a GPU any more")
+        return value / 1000
+
+
+class AmdGpu(Gpu):
+    """By the files of AMD's driver. Its counter of energy is in none of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def busy(self) -> float | None:
+        """See Gpu."""
+        value = _number(self._folder / "gpu_busy_percent")
+        return None if value is None else value / 100
+
+    def memory_mib(self) -> float | None:
+        """See Gpu."""
+        value = _number(self._folder / "mem_info_vram_used")
+        return None if value is None else value / 2**20
+
+
+def gpus_in_use(number: int = 1, root: Path = _ROOT) -> list[Gpu]:
+    """The process's GPUs: torch's current one, or the first `number`; none without a GPU.
+
+    To be called in the thread that chose the GPU.
+    """
+    cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
+    if not cuda or not (cuda.is_available() and cuda.is_initialized()):
+        return []
+    first = 0 if number > 1 else cuda.current_device()
+    found = [cuda.get_device_properties(first + i) for i in range(number)]
+    library = _nvml()
+    return [_gpu(one, library, root) for one in found]
+
+
+def _gpu(properties: Any, library: Any, root: Path) -> Gpu:
+    """One GPU by torch's properties of it."""
+    parts = [getattr(properties, f"pci_{part}_id", -1) for part in ("domain", "bus", "device")]
+    folder = root / "sys/bus/pci/devices" / "{:04x}:{:02x}:{:02x}.0".format(*parts)
+    if -1 not in parts and (folder / "gpu_busy_percent").exists():
+        return AmdGpu(folder)
+    uuid = str(getattr(properties, "uuid", ""))
+    return (nvidia_gpu(library, uuid) if library and uuid else None) or Gpu()
+
+
+def _nvml() -> Any:
+    """NVML, ready to be asked; None where it is not there."""
+    with contextlib.suppress(OSError, AttributeError):
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+        if library.nvmlInit_v2() == 0:
+            return library
+    return None
+
+
+def nvidia_gpu(library: Any, uuid: str) -> NvidiaGpu | None:
+    """The GPU of a UUID as torch writes it; None where NVML has it not, or in parts."""
+    handle, now, pending = ctypes.c_void_p(), ctypes.c_uint(), ctypes.c_uint()
+    name = (uuid if uuid.startswith("GPU-") else f"GPU-{uuid}").encode()
+    if library.nvmlDeviceGetHandleByUUID(name, ctypes.byref(handle)) != 0:
+        return None
+    code = library.nvmlDeviceGetMigMode(handle, ctypes.byref(now), ctypes.byref(pending))
+    return None if code == 0 and now.value else NvidiaGpu(library, handle)
+
+
+def gpu_counter(gpus: Sequence[Gpu]) -> Counter | None:
+    """One counter of all these GPUs; None where one of them has none."""
+    found = [gpu.counter() for gpu in gpus]
+    known = [one for one in found if one]
+    if not known or len(known) < len(found):
+        return None
+    return Counter(known[0].name, "gpu", lambda: sum(one.joules() for one in known))
+
+
+def node_counters(root: Path = _ROOT) -> list[Counter]:
+    """The counters of the whole node that this process may read."""
+    return [one for one in (_pm_counters(root), _rapl(root)) if one]
+
+
+def _pm_counters(root: Path) -> Counter | None:
+    """That of HPE Cray EX: a file such as `1000 J 1234 us`, which everybody may read."""
+    path = root / "sys/cray/pm_counters/energy"
+
+    def joules() -> float:
+        value, unit = path.read_text().split()[:2]
+        if unit != "J":
+            raise OSError(f"{path}: in {unit}, not in J")
+        return float(value)
+
+    with contextlib.suppress(OSError, ValueError):
+        joules()
+        return Counter("pm_counters", "node", joules)
+    return None
+
+
+def _rapl(root: Path) -> Counter | None:
+    """That of Intel's and AMD's processors (RAPL), where the site lets users read it."""
+    zones = (root / "sys/class/powercap").glob("intel-rapl:*")
+    packages = []
+    for zone in sorted(z for z in zones if re.fullmatch(r"intel-rapl:\d+", z.name)):
+        with contextlib.suppress(OSError):  # the zone psys would count the processors again
+            if (zone / "name").read_text().startswith("package"):
+                packages.append(_Package(zone))
+    if not packages or any(_number(p.path) is None or not p.range for p in packages):
+        return None
+    return Counter("rapl", "package", lambda: sum(p.joules() for p in packages))
+
+
+class _Package:
+    """A processor's counter, which begins again at zero after its range."""
+
+    def __init__(self, zone: Path) -> None:
+        self.path = zone / "energy_uj"
+        self.range = _number(zone / "max_energy_range_uj")
+        self._last = _number(self.path) or 0.0
+        self._sum = 0.0
+
+    def joules(self) -> float:
+        """Since the first reading; wrong after two rounds without one, which take minutes."""
+        now = float(self.path.read_text())
+        self._sum += now - self._last + (self.range or 0.0) * (now < self._last)
+        self._last = now
+        return self._sum / 1e6
+
+
+def _number(path: Path) -> float | None:
+    """The number in a file; None where it cannot be read."""
+    try:
+        return float(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+class Load:
+    """The load of the node's processors between two calls, whoever caused it."""
+
+    def __init__(self, root: Path = _ROOT) -> None:
+        self._path = root / "proc/stat"
+        self._before: tuple[int, int] | None = None
+
+    def busy(self) -> float | None:
+        """Time that was not idle / time of all cores, 0 to 1, since the last call."""
+        now = self._times()
+        before, self._before = self._before, now
+        if not before or not now or now[1] <= before[1]:
+            return None
+        return min(1.0, max(0.0, 1 - (now[0] - before[0]) / (now[1] - before[1])))
+
+    def _times(self) -> tuple[int, int] | None:
+        """Ticks idle, waiting for a disk included, and of all kinds (proc(5))."""
+        try:
+            with self._path.open("rb", buffering=0) as file:
+                words = file.read(_BUFFER_BYTES).split(b"\n", 1)[0].split()[1:9]
+            ticks = [int(word) for word in words]
+        except (OSError, ValueError):
+            return None
+        return (ticks[3] + ticks[4], sum(ticks)) if len(ticks) > 4 else None
+
+
+def memory_mib(root: Path = _ROOT) -> float | None:
+    """Memory of the node in use: what is not available to a new program."""
+    found: dict[bytes, int] = {}
+    with contextlib.suppress(OSError, ValueError):
+        with (root / "proc/meminfo").open("rb", buffering=0) as file:
+            lines = file.read(_BUFFER_BYTES).split(b"\n")
+        found = {words[0]: int(words[1]) for line in lines[:5] if len(words := line.split()) > 1}
+    total, available = found.get(b"MemTotal:"), found.get(b"MemAvailable:")
+    return None if total is None or available is None else (total - available) / 1024
+
+
+def node_is_alone(environment: Mapping[str, str]) -> bool:
+    """Whether the job has its nodes alone: run.sh asks Slurm; elsewhere the user may say so."""
+    return environment.get("JOBKIT_NODE_ALONE") == "1"

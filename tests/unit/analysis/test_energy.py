@@ -1,0 +1,130 @@
+"""From samples to columns: load, energy, energy for each unit of work, and what is said of them."""
+
+from typing import Any
+
+import pytest
+
+from jobkit.analysis.collect.records import RunRecords
+from jobkit.analysis.collect.samples import sample_rows, use_row
+from jobkit.analysis.collect.steps import MOST_ROWS, TRAINING, Observation, Observed
+from jobkit.analysis.figures.use import energy_figure, load_figure
+from jobkit.analysis.findings.idle_gpus import energy, idle_gpus
+from jobkit.analysis.report.proposal import proposal_table
+from jobkit.analysis.tables.columns import RESULTS
+from jobkit.analysis.tables.frames import frame
+from jobkit.outcome.slurm_jobs import read_sacct
+from support.measured_study import results_from, runs_of
+
+SIZE = {"nodes": 2, "world_size": 2}
+
+
+def samples(rank: int = 0, seconds: int = 11, watt: float = 100, **more: Any) -> list[Any]:
+    """Samples of a rank, one per second from t = 1000, of a node that uses so many watts."""
+    source = {"energy_source": "pm_counters (node)", "alone": True, "host": f"n{rank}"}
+    return [
+        {"attempt": 0, "rank": rank, "t": 1000.0 + s, "at_s": float(s), "kind": "sample"}
+        | {"energy_node_j": watt * s, "cpu_busy": None if s == 0 else s / 10, **source, **more}
+        for s in range(seconds)
+    ]
+
+
+def windows() -> tuple[list[Any], Observed]:
+    """A warm-up until t = 1002.5, then windows until 1004.5 and 1008.5, of 40 images in all."""
+    ends = ((5, 1002.5, True), (10, 1004.5, False), (15, 1008.5, False))
+    found = [
+        {"kind": "window", "attempt": 0, "rank": 0, "step": step, "t": t, "warmup": warm}
+        for step, t, warm in ends
+    ]
+    steps = [Observation(step=s, steps=5, time_s=1.0, work=20.0, warmup=w) for s, _, w in ends]
+    return found, Observed(steps=steps, unit="images", source=TRAINING)
+
+
+def row_of(found: list[Any], slurm_j: float | None = None, **size: Any) -> dict[str, Any]:
+    of_windows, observed = windows()
+    return use_row(RunRecords(of_windows, samples=found), observed, SIZE | size, slurm_j)
+
+
+def test_energy_is_of_all_nodes_and_per_image_without_the_warm_up() -> None:
+    row = row_of(samples(0) + samples(1, watt=50))
+    assert row["energy_node_j"] == pytest.approx(1500)
+    assert row["joules_per_work"] == pytest.approx(150 * 6 / 40)  # from 1002.5 to 1008.5
+    assert (row["joules_of"], row["energy_source"]) == ("node", "pm_counters (node)")
+    assert row["cpu_busy_mean"] == pytest.approx(0.55)
+    assert row["cpu_busy_max"] == 1.0
+
+
+def test_a_node_that_lacks_a_counter_leaves_the_energy_empty() -> None:
+    row = row_of(samples(0))
+    assert row.keys().isdisjoint({"energy_node_j", "joules_per_work"})
+    assert row["cpu_busy_max"] == 1.0
+
+
+def test_a_counter_that_begins_again_in_a_restarted_process_adds_up() -> None:
+    again = [s | {"t": s["t"] + 20, "at_s": s["at_s"] + 20} for s in samples(0)]
+    assert row_of(samples(0) + again, nodes=1)["energy_node_j"] == pytest.approx(2000)
+
+
+def test_slurms_energy_counts_for_the_whole_job_only_where_it_was_alone() -> None:
+    own = [{k: v for k, v in s.items() if k != "energy_node_j"} for s in samples(0)]
+    row = row_of(own, slurm_j=600.0)
+    assert (row["energy_node_j"], row["joules_per_work"]) == (600.0, 600 / 60)
+    assert (row["energy_source"], row["joules_of"]) == (
+        "slurm (node, whole job)",
+        "node, whole job",
+    )
+    assert "energy_node_j" not in row_of([s | {"alone": False} for s in own], slurm_j=600.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "joules"),
+    [
+        ("1700", 1700.0),
+        ("0", None),
+        ("4294967294", None),
+        ("", None),
+        ("18446744073709551614", None),
+    ],
+)
+def test_what_slurm_did_not_gather_is_not_zero(text: str, joules: float | None) -> None:
+    job = read_sacct(f"7|COMPLETED|0:0|00:00:20|n1|cpu=1||{text}\n")["7"]
+    assert job.energy_j == joules
+
+
+def test_samples_are_thinned() -> None:
+    assert len(sample_rows(samples(0, seconds=2 * MOST_ROWS + 1))) <= MOST_ROWS
+
+
+def study(busy: float, wait: float, joules: float = 2.0) -> Any:
+    """Two sizes; on the larger one the GPUs are less busy, and an image needs more energy."""
+    rows = runs_of({"ddp": {1: [100.0], 2: [180.0]}})
+    for row in rows:
+        larger = row["world_size"] == 2
+        row |= {"gpu_busy_mean": busy if larger else 0.95, "data_wait_share": wait}
+        row |= {"throughput": row["images_per_s"], "throughput_unit": "images/s"}
+        row |= {"joules_per_work": joules * (1 + larger), "joules_of": "gpu"}
+    return results_from(frame(rows, RESULTS))
+
+
+def test_an_idle_gpu_is_told_with_its_cause() -> None:
+    (said,) = idle_gpus(study(0.4, 0.02), "GPUs")
+    assert said.startswith("Data wait is 2%, yet in ddp on 2 GPUs: the GPU is busy 40% of the time")
+    (said,) = idle_gpus(study(0.4, 0.3), "GPUs")
+    assert said.endswith("30% of the training it waits for data.")
+    assert idle_gpus(study(0.9, 0.02), "GPUs") == []
+
+
+def test_energy_is_in_the_tables_and_the_verdict() -> None:
+    results = study(0.9, 0.0)
+    assert [s.energy_kwh for s in results.sizes] == pytest.approx([100e3 / 3.6e6, 200e3 / 3.6e6])
+    table = proposal_table(results.scaling, "GPUs")
+    assert list(table.heads[-2:]) == ["J per image (gpu)", "kWh per epoch"]
+    assert list(table.rows[0][-2:]) == ["2", "0.0278"]
+    (said,) = energy(results, "GPUs")
+    assert said.endswith("needs the least, 2 J per image; the fastest needs 2.00 times as much.")
+
+
+def test_without_counters_nothing_is_said_or_drawn() -> None:
+    results = results_from(frame(runs_of({"ddp": {1: [100.0], 2: [180.0]}}), RESULTS))
+    assert (energy(results, "GPUs"), idle_gpus(results, "GPUs")) == ([], [])
+    assert (energy_figure(results), load_figure(results)) == (None, None)
+    assert not any("J per" in head for head in proposal_table(results.scaling, "GPUs").heads)

@@ -1,0 +1,155 @@
+"""Counters of energy and load, on made-up trees of /sys and /proc, and a made-up NVML."""
+
+import ctypes
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobkit.metric.line import KINDS
+from jobkit.program import counters, sampling
+from jobkit.program.lines import Writer
+
+PM = "sys/cray/pm_counters/energy"
+RAPL = "sys/class/powercap/intel-rapl:0"
+
+
+def put(root: Path, name: str, text: str) -> None:
+    """Write a file of a made-up tree."""
+    path = root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def rapl(root: Path, energy_uj: int) -> None:
+    for zone, name in (("0", "package-0"), ("0:0", "core"), ("1", "psys")):
+        put(root, f"sys/class/powercap/intel-rapl:{zone}/name", f"{name}\n")
+        put(root, f"sys/class/powercap/intel-rapl:{zone}/energy_uj", f"{energy_uj}\n")
+        put(root, f"sys/class/powercap/intel-rapl:{zone}/max_energy_range_uj", "9000000\n")
+
+
+class FakeNvml:
+    """NVML with one GPU: 40 % busy, 2 GiB in use, 5 J."""
+
+    def __init__(self, mig: int = 0, counts: bool = True) -> None:
+        self.mig, self.counts = mig, counts
+
+    def nvmlDeviceGetHandleByUUID(self, name: bytes, handle: Any) -> int:
+        return 0 if name == b"GPU-1" else 6
+
+    def nvmlDeviceGetMigMode(self, handle: Any, now: Any, pending: Any) -> int:
+        now._obj.value = self.mig
+        return 0
+
+    def nvmlDeviceGetUtilizationRates(self, handle: Any, rates: Any) -> int:
+        rates._obj[0] = 40
+        return 0
+
+    def nvmlDeviceGetMemoryInfo(self, handle: Any, memory: Any) -> int:
+        memory._obj[2] = 2 << 30
+        return 0
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: Any, value: Any) -> int:
+        value._obj.value = 5000
+        return 0 if self.counts else 3
+
+
+def test_a_node_without_counters_has_none(tmp_path: Path) -> None:
+    assert counters.node_counters(tmp_path) == []
+
+
+def test_the_energy_of_a_cray_node_is_read(tmp_path: Path) -> None:
+    put(tmp_path, PM, "1234 J 99 us\n")
+    (one,) = counters.node_counters(tmp_path)
+    assert (one.name, one.scope, one.joules()) == ("pm_counters", "node", 1234.0)
+
+
+@pytest.mark.parametrize("text", ["", "none", "12 kJ 3 us\n"])
+def test_a_file_that_is_no_counter_is_none(tmp_path: Path, text: str) -> None:
+    put(tmp_path, PM, text)
+    assert counters.node_counters(tmp_path) == []
+
+
+def test_processors_count_without_their_parts_and_go_on_after_their_range(tmp_path: Path) -> None:
+    rapl(tmp_path, 8_000_000)
+    (one,) = counters.node_counters(tmp_path)
+    assert (one.name, one.scope, one.joules()) == ("rapl", "package", 0.0)
+    put(tmp_path, f"{RAPL}/energy_uj", "500000\n")  # after 9 J it began again at 0
+    assert one.joules() == pytest.approx(1.5)
+
+
+def test_nvml_reports_a_gpu() -> None:
+    gpu = counters.nvidia_gpu(FakeNvml(), "1")
+    assert gpu and (gpu.busy(), gpu.memory_mib()) == (0.4, 2048.0)
+    one = counters.gpu_counter([gpu])
+    assert one and (one.name, one.scope, one.joules()) == ("nvml", "gpu", 5.0)
+
+
+def test_a_part_of_a_gpu_and_one_without_a_counter_have_no_energy() -> None:
+    assert counters.nvidia_gpu(FakeNvml(mig=1), "1") is None
+    assert counters.nvidia_gpu(FakeNvml(), "2") is None
+    both = [counters.nvidia_gpu(FakeNvml(), "1"), counters.nvidia_gpu(FakeNvml(counts=False), "1")]
+    assert counters.gpu_counter([gpu for gpu in both if gpu]) is None
+
+
+def test_amds_driver_reports_load_and_memory(tmp_path: Path) -> None:
+    put(tmp_path, "gpu_busy_percent", "73\n")
+    put(tmp_path, "mem_info_vram_used", str(3 << 20))
+    gpu = counters.AmdGpu(tmp_path)
+    assert (gpu.busy(), gpu.memory_mib(), gpu.counter()) == (0.73, 3.0, None)
+
+
+def test_the_handle_is_passed_as_ctypes_asks() -> None:
+    assert ctypes.sizeof((ctypes.c_uint * 2)()) == 8  # nvmlUtilization_t
+    assert ctypes.sizeof((ctypes.c_ulonglong * 3)()) == 24  # nvmlMemory_t
+
+
+def test_load_is_what_was_not_idle_since_the_last_call(tmp_path: Path) -> None:
+    load = counters.Load(tmp_path)
+    assert load.busy() is None  # no such file
+    put(tmp_path, "proc/stat", "cpu 100 0 0 100 0 0 0 0 0 0\ncpu0 1\n")
+    assert load.busy() is None  # nothing to compare with
+    put(tmp_path, "proc/stat", "cpu 160 0 0 130 10 0 0 0 0 0\ncpu0 1\n")
+    assert load.busy() == pytest.approx(0.6)
+
+
+def test_memory_is_what_is_not_available(tmp_path: Path) -> None:
+    assert counters.memory_mib(tmp_path) is None
+    put(tmp_path, "proc/meminfo", "MemTotal: 4096 kB\nMemFree: 1 kB\nMemAvailable: 1024 kB\n")
+    assert counters.memory_mib(tmp_path) == 3.0
+
+
+def sampled(tmp_path: Path, environment: dict[str, str]) -> list[dict[str, Any]]:
+    """Two samples of a Cray node, 30 J apart."""
+    put(tmp_path, PM, "1000 J 0 us\n")
+    path = tmp_path / "0.s0.jsonl"
+    writer = Writer(study="s", run_id="r", attempt=0, rank=0, path=path, log=None)
+    sampler = sampling.Sampler(writer, [], True, environment, tmp_path)
+    writer.write("sample", **sampler.sample())
+    put(tmp_path, PM, "1030 J 0 us\n")
+    sampler.start()
+    sampler.stop()
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_nodes_energy_is_sampled_where_the_job_has_it_alone(tmp_path: Path) -> None:
+    first, *_, last = sampled(tmp_path, {"JOBKIT_NODE_ALONE": "1"})
+    assert (first["energy_node_j"], last["energy_node_j"]) == (0.0, 30.0)
+    assert last["energy_source"] == "pm_counters (node)"
+    common = {"v", "kind", "study", "run_id", "attempt", "rank", "seq", "t", "crc"}
+    assert last.keys() - common <= KINDS["sample"].keys()
+
+
+def test_a_shared_nodes_energy_is_not_sampled(tmp_path: Path) -> None:
+    assert all("energy_node_j" not in one for one in sampled(tmp_path, {}))
+
+
+def test_samples_get_rarer_and_never_stop() -> None:
+    assert [sampling.interval_s(s) for s in (0, 300, 3000, 1e9)] == [1.0, 1.0, 10.0, 60.0]
+
+
+def test_the_first_rank_of_a_node_watches_it() -> None:
+    assert sampling.first_of_node({"LOCAL_RANK": "0"}, 4)
+    assert not sampling.first_of_node({"SLURM_LOCALID": "1"}, 4)
+    assert [sampling.first_of_node({}, rank) for rank in (0, 1)] == [True, False]
