@@ -183,7 +183,7 @@ def plot_main(argv: Sequence[str] | None = None) -> int:
 
 
 def _drawn(
-    results: "Results", found: "list[Forecast]", least: float, comm: Path | None = None
+    results: "Results", found: "list[Forecast]", least: float, comm: Sequence[Path] = ()
 ) -> int:
     """Draw the figures, write the report and print the files; return the exit code."""
     from jobkit.analysis.figures.draw import draw
