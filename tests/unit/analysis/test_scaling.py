@@ -285,3 +285,9 @@ def test_what_is_per_gpu_counts_the_gpus_and_not_the_ranks() -> None:
     assert row["efficiency"] == 1.0
     two = pd.concat([dp, runs_of({2: [500.0]}, "dp", strategy="dp", devices=8)])
     assert at(scaling(two, NONE), 2, "dp")["efficiency"] == pytest.approx(500 / 400 * 4 / 8)
+
+
+def test_of_a_size_with_many_repeats_some_pairs_give_the_spread() -> None:
+    rates = [1000.0 + repeat % 7 for repeat in range(2500)]
+    flags = spread.outliers([[*rates, 500.0]])[0]
+    assert flags == [False] * 2500 + [True]
