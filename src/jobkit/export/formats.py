@@ -30,6 +30,9 @@ Run = Callable[[Tensor], Tensor]
 class Deployed(nn.Module):
     """A model with the normalisation of its input: pixels (N, 3, 32, 32), 0 to 255, to logits."""
 
+    mean: Tensor
+    std: Tensor
+
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
