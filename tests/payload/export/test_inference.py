@@ -13,7 +13,7 @@ from torch import Tensor
 from jobkit.analysis.collect.results import collect
 from jobkit.export.formats import Deployed
 from jobkit.export.weights import trained_model
-from jobkit.metric.reader import read_file
+from jobkit.metric.reader import scan
 from support.rigs import NO_BREAKDOWN, ROOT, Start, environment
 
 pytestmark = pytest.mark.needs("g++", "cmake", "make")
@@ -70,9 +70,10 @@ def test_its_lines_are_collected(
         assert "jacobian: largest difference" in done.stdout
         (tmp_path / f"{batch}.log").write_text(done.stdout)
         with (tmp_path / f"{batch}.log").open("rb") as stream:
-            found = list(read_file(stream))
-        assert [r["step"] for r in found] == [0, 1, 2, 3, 4]
-        for r in found:
+            found = list(scan(stream))
+        records = [r for r in found if isinstance(r, dict)]
+        assert [r["step"] for r in records] == [0, 1, 2, 3, 4] and len(found) == 5
+        for r in records:
             assert r["images_per_s"] == pytest.approx(batch / r["step_time_ms"] * 1e3, rel=1e-3)
     monkeypatch.setenv("JOBKIT_LOGS", str(tmp_path / "logs"))
     from jobkit.analysis.cli import collect_main
