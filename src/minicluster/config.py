@@ -189,9 +189,8 @@ def _nodes(plan: Plan) -> str:
     ]
     if options.gpus:
         lines.append("GresTypes=gpu")
-    hardware = (
-        f"CPUs={options.cores} CoresPerSocket={options.cores} RealMemory={options.memory_mib}"
-    )
+    cores = options.cores
+    hardware = f"CPUs={cores} CoresPerSocket={cores} RealMemory={options.memory_mib}"
     gres = f" Gres=gpu:{options.gpus}" if options.gpus else ""
     for index, name in enumerate(options.node_names, start=1):
         hostname = name if plan.subnet else plan.host

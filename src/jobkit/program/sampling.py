@@ -89,16 +89,19 @@ class Sampler:
                 return
             self._over.wait(interval_s(time.monotonic() - self._begin))
 
-    def sample(self) -> dict[str, Any]:
-        """What is seen now. Energy is counted from the first sample on."""
-        busy = [value for gpu in self._gpus if (value := gpu.busy()) is not None]
-        used = [value for gpu in self._gpus if (value := gpu.memory_mib()) is not None]
+    def _energy(self) -> dict[str, float]:
         energy = {}
         for counter in self.counters:
             with contextlib.suppress(OSError, ValueError):  # it is not reported just now
                 now = counter.joules()
                 since = now - self._first.setdefault(counter.scope, now)
                 energy[f"energy_{counter.scope}_j"] = since
+        return energy
+
+    def sample(self) -> dict[str, Any]:
+        """What is seen now. Energy is counted from the first sample on."""
+        busy = [value for gpu in self._gpus if (value := gpu.busy()) is not None]
+        used = [value for gpu in self._gpus if (value := gpu.memory_mib()) is not None]
         return {
             "at_s": time.monotonic() - self._begin,
             "host": self._host,
@@ -107,7 +110,7 @@ class Sampler:
             "memory_mib": memory_mib(self._root) if self._node else None,
             "gpu_busy": sum(busy) / len(busy) if busy else None,
             "gpu_memory_mib": max(used, default=None),
-            **energy,
+            **self._energy(),
             "energy_source": ", ".join(f"{c.name} ({c.scope})" for c in self.counters) or None,
         }
 

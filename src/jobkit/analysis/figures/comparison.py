@@ -143,9 +143,8 @@ def _bars(axes: Axes, shown: list[Size], panel: _Panel, look: dict[str, Look]) -
         )
     axes.set_xlim(0, 1.3 * axes.get_xlim()[1])  # room for the numbers
     axes.xaxis.set_major_locator(MaxNLocator(3))
-    axes.xaxis.set_major_formatter(PLAIN)
-    if panel.form.endswith("%}"):
-        axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    percent = panel.form.endswith("%}")
+    axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0) if percent else PLAIN)
     axes.set_xlabel(panel.label)
     axes.set_ylim(len(shown) - 0.5, -0.5)  # the first series on top, also where it has no bar
     axes.grid(visible=False, axis="y")

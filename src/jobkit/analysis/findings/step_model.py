@@ -63,10 +63,9 @@ def _series(
         return SeriesSteps(name, refused=note)
     try:
         points = tuple(_point(s, rows[s.ok_runs[0]], links) for s in curve)
+        pairs = sorted((p.ranks, s.ok_runs[0]) for p, s in zip(points, curve, strict=True))
         carried = tuple(
-            s.world_size
-            for s in sorted(curve, key=lambda s: s.world_size)
-            if any(_carried(m, links) for m in messages(rows[s.ok_runs[0]]))
+            ranks for ranks, run in pairs if any(_carried(m, links) for m in messages(rows[run]))
         )
         tests = tuple(held_out(points))
         return SeriesSteps(name, points, fit_steps(points), tests, carried=carried)

@@ -39,8 +39,7 @@ def verdict(
         said += _of_scaling(own, kind[0], unit, least)
         said += more_repeats(results, _best(own)["series"], least, unit)
     said[1:1] = shared_nodes(results)
-    said += above_ideal(results.scaling, unit)
-    said += by_chance(results)
+    said += [*above_ideal(results.scaling, unit), *by_chance(results)]
     said += [line for f in forecasts for line in _beyond(f, unit)]
     said += [*uneven_steps(results, unit), *idle_gpus(results, unit), *energy(results, unit)]
     return [*mixed(results.runs), *said, _runs(results)]
