@@ -17,7 +17,8 @@ from support.realistic_study import realistic_study
 pytestmark = pytest.mark.needs("chromium")
 
 POLICY = r'<meta http-equiv="Content-Security-Policy"[^>]*>'
-COUNT = len(FIGURES) - 1  # of a study on GPUs, which has no times of single steps
+# Of a study on GPUs, which has no times of single steps; and without samples.
+COUNT = len(FIGURES) - 3
 PAPER_PX = round((210 - 2 * 14) / 25.4 * 96)  # A4 between its margins
 
 
