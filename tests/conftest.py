@@ -16,8 +16,8 @@ def _plain_environment() -> None:
     """Whoever runs the tests inside a job, or with jobkit set up, gets the same answers."""
     for name in list(os.environ):
         of_a_job = name.startswith(_OF_A_JOB) and not name.startswith("JOBKIT_TEST_")
-        if of_a_job or name in (*_OF_A_RANK, "OMP_NUM_THREADS"):
-            del os.environ[name]
+        if of_a_job or name in (*_OF_A_RANK, "OMP_NUM_THREADS", "PYTHONDONTWRITEBYTECODE"):
+            del os.environ[name]  # without bytecode each rank would compile jobkit anew
 
 
 @pytest.fixture(autouse=True, scope="session")
