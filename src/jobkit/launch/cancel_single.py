@@ -20,6 +20,7 @@ from jobkit.spec.studies import is_run
 
 _POLL_S = 0.25
 _LATE_S = 2.0  # the folder's name has whole seconds, and is given after the process's start
+_EARLY_S = 86_400.0  # several machines wait for each other before the name is given
 
 
 def single_run(given: str | None) -> Path | None:
@@ -40,8 +41,11 @@ def cancel_single(folder: Path) -> str:
     if found := re.fullmatch(r"job-([0-9]{1,12})", name):
         return _end_job(found[1])
     if found := re.fullmatch(r"run-([0-9]{8}-[0-9]{6})-([0-9]{1,9})", name):
-        begun = time.mktime(time.strptime(found[1], "%Y%m%d-%H%M%S"))
-        return _end_process(int(found[2]), begun)
+        begun = None
+        with contextlib.suppress(ValueError, OverflowError):  # no time of any day
+            begun = time.mktime(time.strptime(found[1], "%Y%m%d-%H%M%S"))
+        if begun is not None:
+            return _end_process(int(found[2]), begun)
     raise UsageError(
         f"{name}: a folder that --run-dir named does not say whose it is; end its job with "
         "scancel, or with Ctrl-C where it was started"
@@ -50,8 +54,10 @@ def cancel_single(folder: Path) -> str:
 
 def _end_job(job_id: str) -> str:
     """Ask Slurm to end a job of this user's; an element of an array without the others."""
-    shown = commands.call(["squeue", "-h", "-j", check_id(job_id), "-o", "%A|%i|%U"]).stdout
-    rows = [line.strip().split("|") for line in shown.splitlines()]
+    done = commands.call(["squeue", "-h", "-j", check_id(job_id), "-o", "%A|%i|%U"])
+    if done.returncode and "Invalid job id" not in done.stderr:
+        raise UsageError(f"job {job_id}: squeue failed, nothing was cancelled: {done.stderr}")
+    rows = [line.strip().split("|") for line in done.stdout.splitlines()]
     mine = [row[1:] for row in rows if row[0] == job_id and len(row) == 3]
     if not mine:
         return f"job {job_id}: Slurm has no such job that is running or pending"
@@ -67,8 +73,13 @@ def _end_process(pid: int, begun: float) -> str:
     gone = f"process {pid}: it is not running on this machine"
     try:
         handle = os.pidfd_open(pid)  # from here on the pid cannot become another process's
-    except OSError:
+    except ProcessLookupError:
         return gone
+    except OSError as error:  # a kernel before Linux 5.3, or process 0
+        raise UsageError(
+            f"process {pid} cannot be signalled safely ({error.strerror}): end it with Ctrl-C "
+            "where it was started"
+        ) from None
     try:
         folder, start = Path(f"/proc/{pid}"), process_start(pid)
         words = (folder / "cmdline").read_bytes().split(b"\0")
@@ -76,7 +87,7 @@ def _end_process(pid: int, begun: float) -> str:
             start is None
             or folder.stat().st_uid != os.geteuid()
             or not any(word == b"run.sh" or word.endswith(b"/run.sh") for word in words)
-            or _wall_time(start) > begun + _LATE_S
+            or not -_EARLY_S <= _wall_time(start) - begun <= _LATE_S
         ):
             return gone
         signal.pidfd_send_signal(handle, signal.SIGTERM)

@@ -93,8 +93,9 @@ def launch(config: LaunchConfig) -> int:
         heard.append(signum)
         tell()
 
-    # What the caller ignores stays ignored, as under nohup.
-    taken = [s for s in _SIGNALS if signal.getsignal(s) is not signal.SIG_IGN]
+    # What the caller ignores stays ignored, as under nohup; a handler of C code (None) cannot be
+    # put back.
+    taken = [s for s in _SIGNALS if signal.getsignal(s) not in (signal.SIG_IGN, None)]
     before = {signum: signal.signal(signum, hand_on) for signum in taken}
     try:
         # A session of its own: Ctrl-C reaches this process only, so that run.sh hears it once.

@@ -48,7 +48,13 @@ def test_a_job_is_ended_and_not_the_others_of_its_array(
 
 @pytest.mark.parametrize(
     ("name", "code", "said"),
-    [("job-18", 2, "is of user id"), ("job-19", 0, "no such job"), ("mine", 2, "--run-dir named")],
+    [
+        ("job-18", 2, "is of user id"),
+        ("job-19", 0, "no such job"),
+        ("mine", 2, "--run-dir named"),
+        ("run-20261399-999999-1", 2, "--run-dir named"),
+        ("run-20260102-030405-0", 2, "cannot be signalled safely"),
+    ],
 )
 def test_no_other_job_is_ended(
     slurm: list[list[str]], capsys: pytest.CaptureFixture[str], name: str, code: int, said: str
@@ -57,6 +63,19 @@ def test_no_other_job_is_ended(
     captured = capsys.readouterr()
     assert said in captured.out + captured.err
     assert not [words for words in slurm if words[0] == "scancel"]
+
+
+@pytest.mark.parametrize(
+    ("stderr", "code"),
+    [("slurm_load_jobs error: Invalid job id specified", 0), ("Unable to contact controller", 2)],
+)
+def test_a_silent_slurm_is_not_taken_for_a_job_that_has_ended(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], stderr: str, code: int
+) -> None:
+    failed = subprocess.CompletedProcess(["squeue"], 1, "", f"{stderr}\n")
+    monkeypatch.setattr(commands, "call", lambda _: failed)
+    assert main([job("job-17").name]) == code
+    assert ("no such job" in capsys.readouterr().out) == (code == 0)
 
 
 @pytest.fixture
@@ -84,10 +103,12 @@ def test_a_run_of_this_machine_is_ended(
     assert "it was ended" in capsys.readouterr().out
 
 
-def test_a_process_that_came_after_the_run_is_left_alone(
-    process: "subprocess.Popen[bytes]", capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("since_s", [-3600, 10 * 86_400])
+def test_a_process_of_another_time_than_the_run_is_left_alone(
+    process: "subprocess.Popen[bytes]", capsys: pytest.CaptureFixture[str], since_s: float
 ) -> None:
-    assert main([job(named(process.pid, -3600)).name]) == 0
+    """One that came later has the number anew; a name of the future is nobody's."""
+    assert main([job(named(process.pid, since_s)).name]) == 0
     assert "it is not running" in capsys.readouterr().out
     assert process.poll() is None
 
