@@ -3,8 +3,9 @@
 Ways: plain (the tutorials' loop), lightning, accelerate, transformers (its Trainer). Each trains
 jobkit's CNN on the same random images (worker.py's), one epoch of STEPS steps of 256 images over
 all ranks, in the main process (no loader workers), with the same optimizer. The clock is the same
-for all: a hook that torch calls after each optimizer step. Rank 0 prints one line of JSON: seconds
-from the start of the process to the end of the first step, and images a second after WARM steps.
+for all peers: a hook that torch calls after each optimizer step. Rank 0 prints one line of JSON:
+seconds from the start of the process to the end of the first step, and images a second after WARM
+steps.
 """
 
 import json
