@@ -194,4 +194,5 @@ def test_what_was_submitted_stays_where_only_the_limit_of_jobs_is_reached(
     assert not any(given.study.run(run_id).submission.exists() for run_id in second)
     if isinstance(error.value, submit.LimitReached):
         assert error.value.masters == ["7"]
-        assert str(error.value).startswith("3 runs were not submitted")
+        assert str(error.value).startswith("3 runs were not submitted: sbatch rejected the job")
+        assert reason in str(error.value)

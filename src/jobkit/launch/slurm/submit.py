@@ -36,11 +36,14 @@ class CollectRefused(Exception):
 
 
 class LimitReached(Exception):
-    """Some arrays are submitted, and no more may wait at one time."""
+    """Some arrays are submitted, and no more may wait at one time.
 
-    def __init__(self, masters: list[str], left: int) -> None:
+    Slurm gives the same reason for a job that is too large, which another try would not mend.
+    """
+
+    def __init__(self, masters: list[str], left: int, reason: object) -> None:
         super().__init__(
-            f"{left} runs were not submitted: the cluster's limit of submitted jobs is reached; "
+            f"{left} runs were not submitted: {reason}; if that is the limit of submitted jobs, "
             "run the same command again when jobs have ended"
         )
         self.masters = masters
@@ -82,7 +85,7 @@ def submit(submission: Submission) -> list[str]:
                 raise
             if _LIMIT.search(str(error)):
                 left = sum(len(b.run_ids) for b in submission.batches[number:])
-                raise LimitReached(masters, left) from None
+                raise LimitReached(masters, left, error) from None
             commands.cancel(masters)
             raise UsageError(f"{error}; jobs {', '.join(masters)} were cancelled") from None
     return masters
