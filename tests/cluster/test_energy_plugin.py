@@ -14,11 +14,12 @@ from jobkit.analysis.collect.samples import use_row
 from jobkit.paths import RunPaths
 from support.place import ROOT
 
-# About 4 s: Slurm's plugin and the ranks read the counter once per second.
+# About 4 s: Slurm's plugin and the ranks read the counter once per second. The warm-up is long,
+# as its end must come after the first sample.
 PROGRAM = """
 import time
 from jobkit import meter
-meter.start(unit="samples", work_per_step=20, warmup_steps=2)
+meter.start(unit="samples", work_per_step=20, warmup_steps=15)
 for step in range(40):
     time.sleep(0.1)
     meter.step()

@@ -56,7 +56,7 @@ def jacobian_of(model: nn.Module, pixels: Tensor) -> nn.Module:
 
 
 def default_march() -> str:
-    """x86-64-v3, which every server since 2015 has, where this machine is one; else native."""
+    """x86-64-v3, which servers since about 2015 have, where this machine is one; else native."""
     x86 = platform.machine() in ("x86_64", "AMD64")
     return "x86-64-v3" if x86 and _has("x86-64-v3") else "native"
 

@@ -1,6 +1,5 @@
 """Watches the machine while a rank trains: load, memory and energy, a record now and then."""
 
-import atexit
 import contextlib
 import os
 import threading
@@ -68,11 +67,9 @@ class Sampler:
     def start(self) -> None:
         """Begin to watch."""
         self._thread.start()
-        atexit.register(self.stop)  # of a training that fails
 
     def stop(self) -> None:
-        """Take the last sample, and end."""
-        atexit.unregister(self.stop)
+        """Take the last sample, and end: after the last window, whose energy it bounds."""
         if self._thread.is_alive():
             self._over.set()
             self._thread.join(timeout=5)  # a driver may not answer

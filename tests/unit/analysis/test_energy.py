@@ -1,5 +1,6 @@
 """From samples to columns: load, energy, energy for each unit of work, and what is said of them."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -36,7 +37,7 @@ def windows() -> tuple[list[Any], Observed]:
         for step, t, warm in ends
     ]
     steps = [Observation(step=s, steps=5, time_s=1.0, work=20.0, warmup=w) for s, _, w in ends]
-    return found, Observed(steps=steps, unit="images", source=TRAINING)
+    return found, Observed(steps=steps, unit="images", windows=True, source=TRAINING)
 
 
 def row_of(found: list[Any], slurm_j: float | None = None, **size: Any) -> dict[str, Any]:
@@ -73,6 +74,22 @@ def test_slurms_energy_counts_for_the_whole_job_only_where_it_was_alone() -> Non
         "node, whole job",
     )
     assert "energy_node_j" not in row_of([s | {"alone": False} for s in own], slurm_j=600.0)
+
+
+def test_lines_of_a_log_are_the_work_of_no_window() -> None:
+    """A pattern's line may be of one step, at the last step of a window of many."""
+    of_windows, observed = windows()
+    lines = replace(observed, windows=False, single=True, source="pattern bar")
+    row = use_row(RunRecords(of_windows, samples=samples(0)), lines, SIZE | {"nodes": 1}, None)
+    assert row["energy_node_j"] == pytest.approx(1000)
+    assert row.keys().isdisjoint({"joules_per_work", "joules_of"})
+
+
+@pytest.mark.parametrize("wrong", ["x", True, None, [1], 10**400])
+def test_a_sample_of_another_type_is_as_if_it_were_not_there(wrong: Any) -> None:
+    found = samples(0)
+    found[-1] |= {"energy_node_j": wrong, "cpu_busy": wrong}
+    assert row_of(found, nodes=1) == row_of(found[:-1], nodes=1)
 
 
 @pytest.mark.parametrize(

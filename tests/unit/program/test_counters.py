@@ -2,13 +2,16 @@
 
 import ctypes
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from jobkit.metric.line import KINDS
-from jobkit.program import counters, sampling
+from jobkit.program import counters, sampling, single
 from jobkit.program.lines import Writer
 
 PM = "sys/cray/pm_counters/energy"
@@ -153,3 +156,17 @@ def test_the_first_rank_of_a_node_watches_it() -> None:
     assert sampling.first_of_node({"LOCAL_RANK": "0"}, 4)
     assert not sampling.first_of_node({"SLURM_LOCALID": "1"}, 4)
     assert [sampling.first_of_node({}, rank) for rank in (0, 1)] == [True, False]
+
+
+def test_the_last_sample_comes_after_the_last_window(tmp_path: Path) -> None:
+    """Without end(), too: energy is that between the ends of windows which samples enclose."""
+    (tmp_path / "meter.py").write_text(single.source())
+    program = "import meter; meter.start(warmup_steps=1); meter.step(work=1); meter.step(work=1)"
+    env = {"JOBKIT_RUN_DIR": str(tmp_path), "JOBKIT_ATTEMPT": "0", "PYTHONPATH": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", program], env={**os.environ, **env}, check=True)
+    windows, samples = (
+        [json.loads(line) for line in (tmp_path / "metrics" / name).read_text().splitlines()]
+        for name in ("0.jsonl", "0.s0.jsonl")
+    )
+    assert (windows[-1]["kind"], windows[-1]["step"]) == ("window", 2)
+    assert samples[-1]["t"] >= windows[-1]["t"]

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from jobkit.analysis.collect.records import RunRecords
 from jobkit.analysis.collect.steps import MOST_ROWS, Observed
+from jobkit.analysis.collect.windows import number
 from jobkit.analysis.tables.frames import Row
 from jobkit.metric.line import KINDS, Record
 
@@ -48,7 +49,7 @@ def use_row(
     """
     by_attempt: dict[int, _Series] = defaultdict(lambda: defaultdict(list))
     for record in records.samples:
-        if _number(record.get("t")) is not None and type(record.get("rank")) is int:
+        if number(record.get("t")) is not None and type(record.get("rank")) is int:
             by_attempt[record["attempt"]][record["rank"]].append(record)
     attempts = list(by_attempt.values())
     row = _use([one for series in attempts for one in series.values()])
@@ -92,7 +93,7 @@ def _weighted(series: Sequence[Record], name: str) -> list[tuple[float, float]]:
     found = []
     for before, now in pairwise(series):
         begin, end, value = (
-            _number(r.get(k)) for r, k in ((before, "at_s"), (now, "at_s"), (now, name))
+            number(r.get(k)) for r, k in ((before, "at_s"), (now, "at_s"), (now, name))
         )
         if begin is not None and end is not None and value is not None and end > begin:
             found.append((value, end - begin))
@@ -114,7 +115,7 @@ def _of_scope(
 
 def _curve(series: Sequence[Record], name: str) -> list[tuple[float, float]]:
     """Time and energy of a rank's samples; it goes on where a restarted process began at zero."""
-    known = [(r["t"], v) for r in series if (v := _number(r.get(name))) is not None]
+    known = [(r["t"], v) for r in series if (v := number(r.get(name))) is not None]
     made, total = [], 0.0
     for (_, before), (at, now) in pairwise([(0.0, 0.0), *known]):
         total += now - before if now >= before else now
@@ -130,7 +131,7 @@ def _edges(records: RunRecords) -> dict[int, list[_Edge]]:
     """By attempt, the ends of rank 0's windows, from that of the warm-up on."""
     found: dict[int, list[_Edge]] = defaultdict(list)
     for record in records.of("window"):
-        step, at = record.get("step"), _number(record.get("t"))
+        step, at = record.get("step"), number(record.get("t"))
         if type(step) is int and at is not None:
             if record.get("warmup") is True:
                 found[record["attempt"]].clear()
@@ -139,8 +140,11 @@ def _edges(records: RunRecords) -> dict[int, list[_Edge]]:
 
 
 def _works(observed: Observed | None) -> dict[tuple[int, int], float | None]:
-    """The work of each window over all ranks, by attempt and last step."""
-    steps = observed.steps if observed else ()
+    """The work of each window over all ranks, by attempt and last step.
+
+    A line of the program's own log may be of one step of many: it is the work of no window.
+    """
+    steps = observed.steps if observed and observed.windows else ()
     return {(o.attempt, o.step): o.work for o in steps if o.step is not None}
 
 
@@ -175,7 +179,3 @@ def _sources(samples: Iterable[Record], scopes: Iterable[str]) -> str:
     """The counters of these scopes, as the samples name them."""
     said = [part for r in samples for part in str(r.get("energy_source") or "").split(", ")]
     return ", ".join(p for s in scopes for p in dict.fromkeys(said) if p.endswith(f"({s})"))
-
-
-def _number(value: Any) -> float | None:
-    return value if type(value) in (int, float) else None

@@ -43,6 +43,7 @@ class Observed:
     unit: str | None = None  # of work: images, samples, tokens
     work_per_step: float | None = None  # over all ranks
     single: bool = False  # an observation is one step of several: they have a median
+    windows: bool = False  # an observation is a window of the meter, of known beginning and end
     source: str = ""  # meter, auto, pattern NAME, metric lines, TRAINING
 
 

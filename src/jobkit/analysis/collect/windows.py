@@ -11,6 +11,8 @@ from typing import Any
 from jobkit.analysis.collect.steps import PERCENTILES, TRAINING, Observation, Observed
 from jobkit.metric.line import Record
 
+_TOO_LARGE = 1 << 63  # to be computed with
+
 
 def observed_windows(
     windows: Iterable[Record], start: Record, planned: Mapping[str, Any]
@@ -33,6 +35,7 @@ def observed_windows(
         steps=[_over_ranks(key, found, world) for key, found in sorted(groups.items())],
         unit=planned.get("unit") or start.get("unit") or ("images" if "spec" in start else None),
         work_per_step=per_step if _positive(per_step) else None,
+        windows=True,
         source=str(start.get("source") or (TRAINING if "spec" in start else "meter")),
     )
 
@@ -43,16 +46,16 @@ def _over_ranks(place: tuple[int, int], found: Sequence[Record], world: int | No
     by_rank = {record.get("rank"): record for record in found}
     records = list(by_rank.values())
     # A rank that is missing would make the work of all too small: then it is not known.
-    works = [_number(r.get("work")) for r in records]
+    works = [number(r.get("work")) for r in records]
     whole = world is None or len(records) == world
     work = sum(w for w in works if w is not None) if whole and None not in works else None
-    waits = [w for r in records if (w := _number(r.get("data_wait_s"))) is not None]
+    waits = [w for r in records if (w := number(r.get("data_wait_s"))) is not None]
     first = by_rank.get(0, records[0])
     values = first.get("values")
     slowest = {
-        name: max(v for r in records if (v := _number(r.get(name))) is not None)
+        name: max(v for r in records if (v := number(r.get(name))) is not None)
         for name in PERCENTILES
-        if any(_number(r.get(name)) is not None for r in records)
+        if any(number(r.get(name)) is not None for r in records)
     }
     steps, epoch = first.get("steps"), first.get("epoch")
     return Observation(
@@ -69,9 +72,12 @@ def _over_ranks(place: tuple[int, int], found: Sequence[Record], world: int | No
     )
 
 
-def _number(value: Any) -> float | None:
-    return value if type(value) in (int, float) else None
+def number(value: Any) -> float | None:
+    """A number of a record; None for anything else, as for one of more than 64 bits."""
+    fits = type(value) is float or (type(value) is int and abs(value) < _TOO_LARGE)
+    return value if fits else None
 
 
 def _positive(value: Any) -> bool:
-    return type(value) in (int, float) and value > 0
+    found = number(value)
+    return found is not None and found > 0
