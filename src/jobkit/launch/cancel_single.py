@@ -27,9 +27,12 @@ def single_run(given: str | None) -> Path | None:
     """The folder of a job of run.sh, by its path or bare name; None where it is not one."""
     if not given:
         return None
-    named = logs_root() / "single" / given
-    folder = named if "/" not in given and is_run(named) else Path(given)
-    is_one = folder.is_dir() and is_run(folder) and folder.absolute().parent.name == "single"
+    try:
+        named = logs_root() / "single" / given
+        folder = named if "/" not in given and is_run(named) else Path(given)
+        is_one = folder.is_dir() and is_run(folder) and folder.absolute().parent.name == "single"
+    except (OSError, ValueError):  # a name that no file can have; the caller says so of a study
+        return None
     return folder if is_one else None
 
 
@@ -56,7 +59,8 @@ def _end_job(job_id: str) -> str:
     """Ask Slurm to end a job of this user's; an element of an array without the others."""
     done = commands.call(["squeue", "-h", "-j", check_id(job_id), "-o", "%A|%i|%U"])
     if done.returncode and "Invalid job id" not in done.stderr:
-        raise UsageError(f"job {job_id}: squeue failed, nothing was cancelled: {done.stderr}")
+        why = " ".join(done.stderr.split())
+        raise UsageError(f"job {job_id}: squeue failed, nothing was cancelled: {why}")
     rows = [line.strip().split("|") for line in done.stdout.splitlines()]
     mine = [row[1:] for row in rows if row[0] == job_id and len(row) == 3]
     if not mine:
