@@ -163,8 +163,8 @@ def plot_main(argv: Sequence[str] | None = None) -> int:
         nargs="+",
         default=[],
         metavar="COMM.json",
-        help="add a step-time model over the links that jobkit comm measured, best once for each "
-        "size, validated on held-out sizes",
+        help="add a step-time model over the links that jobkit comm measured, on one size or on "
+        "several, validated on held-out sizes",
     )
     args = parser.parse_args(argv)
 

@@ -38,7 +38,7 @@ def parser() -> Parser:
         required=True,
         nargs="+",
         metavar="FILE",
-        help="comm.json of python -m jobkit comm: the measured links, best one for each size",
+        help="comm.json of python -m jobkit comm: the measured links, of one size or of several",
     )
     return made
 

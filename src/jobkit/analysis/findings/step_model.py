@@ -37,8 +37,7 @@ class SeriesSteps:
             return ""
         return (
             f"collectives were not measured on {', '.join(map(str, self.carried))} ranks: their "
-            "time there follows from the links by a ring's formula; give --comm a comm.json of "
-            "each size"
+            "time there follows from the links by a ring's formula"
         )
 
 
