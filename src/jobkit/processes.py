@@ -1,11 +1,15 @@
-"""Whether a process that a file names is still there: by pid and start, on this machine."""
+"""Whether a process that a file names is still there, and its end: by pid and start."""
 
+import contextlib
 import os
+import signal
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+_POLL_S = 0.25
 
 
 def process_start(pid: int) -> int | None:
@@ -21,6 +25,38 @@ def process_start(pid: int) -> int | None:
     return int(after_name[19]) if after_name[0] not in "ZX" else None
 
 
+def end_process(pid: int, is_ours: Callable[[int, list[bytes]], bool]) -> bool:
+    """Send TERM to a process of this user's and wait for its end; False, and no signal, if it is
+    gone or another's, or is_ours(its start in ticks since the boot, its command line) is not true.
+
+    Raises OSError on a kernel before Linux 5.3, where a pid could become another process's
+    before the signal.
+    """
+    try:
+        handle = os.pidfd_open(pid)  # from here on the pid cannot become another process's
+    except ProcessLookupError:
+        return False
+    try:
+        folder, start = Path(f"/proc/{pid}"), process_start(pid)
+        words = (folder / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+        if start is None or folder.stat().st_uid != os.geteuid() or not is_ours(start, words):
+            return False
+        signal.pidfd_send_signal(handle, signal.SIGTERM)
+    except OSError:
+        return False
+    finally:
+        with contextlib.suppress(OSError):
+            os.close(handle)
+    while process_start(pid) == start:
+        time.sleep(_POLL_S)
+    return True
+
+
+def since_boot_s(start: int) -> float:
+    """Seconds since a start in ticks since the boot, by a clock that nobody can set."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - start / os.sysconf("SC_CLK_TCK")
+
+
 def age_s(record: Mapping[str, Any]) -> float | None:
     """Seconds since the start of the process of this machine that a record names, by no clock
     that can be set; None where it has ended, or is of another machine.
@@ -28,7 +64,7 @@ def age_s(record: Mapping[str, Any]) -> float | None:
     start = record.get("pid_start")
     if type(start) is not int or not is_alive(record) or not hasattr(time, "CLOCK_BOOTTIME"):
         return None
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - start / os.sysconf("SC_CLK_TCK")
+    return since_boot_s(start)
 
 
 def is_alive(record: Mapping[str, Any] | None) -> bool | None:

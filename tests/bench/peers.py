@@ -1,6 +1,6 @@
 """`make bench`: ours beside the plain loop, Lightning, Accelerate and transformers' Trainer.
 
-    python tests/bench/peers.py --rounds 1      in two minutes, rough
+    python tests/bench/peers.py --rounds 1      rough
 
 The same CNN, optimizer, batch size and number of random images, fp32 and, where the processor has
 it, bf16; one rank with all cores as threads, and two ranks that share them. Every run is a process

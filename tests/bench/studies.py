@@ -5,7 +5,7 @@ the seconds are jobkit's own. The marks are for the seconds of a processor, whic
 least, and for the memory. The runs that are collected have real records and plain lines.
 
     python tests/bench/studies.py                10,000 runs, 20 kB of log each
-    python tests/bench/studies.py --runs 1000    in less than a minute on an idle machine
+    python tests/bench/studies.py --runs 1000
 """
 
 import argparse

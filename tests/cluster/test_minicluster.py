@@ -91,12 +91,13 @@ def test_accounting_row(cluster) -> None:
     assert "gres/gpu=2" in row
 
 
-def test_steps_get_ports_of_their_own(cluster) -> None:
-    ask = ["srun", "-n1", "--resv-ports=2", "sh", "-c", "echo $SLURM_STEP_RESV_PORTS; sleep 1"]
+def test_steps_get_ports_of_their_own(cluster, tmp_path: Path) -> None:
+    meet = f"cd {tmp_path}; touch $$; until [ $(ls | wc -l) -ge 2 ]; do sleep 0.1; done"
+    ask = ["srun", "-n1", "--resv-ports=2", "sh", "-c", f"echo $SLURM_STEP_RESV_PORTS; {meet}"]
     running = [
         subprocess.Popen(ask, env=cluster.env, stdout=subprocess.PIPE, text=True) for _ in range(2)
     ]
-    first, second = (process.communicate(timeout=150)[0].strip() for process in running)
+    first, second = (process.communicate(timeout=300)[0].strip() for process in running)
     assert first and second and first != second
 
 

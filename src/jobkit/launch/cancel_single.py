@@ -7,7 +7,6 @@ run-20260102-030405-678 that of process 678, which then existed.
 import contextlib
 import os
 import re
-import signal
 import time
 from pathlib import Path
 
@@ -15,10 +14,9 @@ from jobkit.errors import UsageError
 from jobkit.launch.slurm import commands
 from jobkit.launch.slurm.own import check_id
 from jobkit.paths import logs_root
-from jobkit.processes import process_start
+from jobkit.processes import end_process, since_boot_s
 from jobkit.spec.studies import is_run
 
-_POLL_S = 0.25
 _LATE_S = 2.0  # the folder's name has whole seconds, and is given after the process's start
 _EARLY_S = 86_400.0  # several machines wait for each other before the name is given
 
@@ -74,38 +72,19 @@ def _end_job(job_id: str) -> str:
 
 def _end_process(pid: int, begun: float) -> str:
     """End run.sh, which hands it on to its ranks, and wait for its end."""
-    gone = f"process {pid}: it is not running on this machine"
+
+    def is_run_sh(start: int, words: list[bytes]) -> bool:
+        late = time.time() - since_boot_s(start) - begun
+        return -_EARLY_S <= late <= _LATE_S and any(
+            word == b"run.sh" or word.endswith(b"/run.sh") for word in words
+        )
+
     try:
-        handle = os.pidfd_open(pid)  # from here on the pid cannot become another process's
-    except ProcessLookupError:
-        return gone
-    except OSError as error:  # a kernel before Linux 5.3, or process 0
+        ended = end_process(pid, is_run_sh)
+    except OSError as error:  # also process 0
         raise UsageError(
             f"process {pid} cannot be signalled safely ({error.strerror}): end it with Ctrl-C "
             "where it was started"
         ) from None
-    try:
-        folder, start = Path(f"/proc/{pid}"), process_start(pid)
-        words = (folder / "cmdline").read_bytes().split(b"\0")
-        if (
-            start is None
-            or folder.stat().st_uid != os.geteuid()
-            or not any(word == b"run.sh" or word.endswith(b"/run.sh") for word in words)
-            or not -_EARLY_S <= _wall_time(start) - begun <= _LATE_S
-        ):
-            return gone
-        signal.pidfd_send_signal(handle, signal.SIGTERM)
-    except OSError:
-        return gone
-    finally:
-        with contextlib.suppress(OSError):
-            os.close(handle)
-    while process_start(pid) == start:
-        time.sleep(_POLL_S)
-    return f"process {pid}: it was ended"
-
-
-def _wall_time(start: int) -> float:
-    """The time of day of a start in ticks since the boot."""
-    since = time.clock_gettime(time.CLOCK_BOOTTIME) - start / os.sysconf("SC_CLK_TCK")
-    return time.time() - since
+    said = "it was ended" if ended else "it is not running on this machine"
+    return f"process {pid}: {said}"

@@ -130,7 +130,7 @@ def _run_rank(
     if spec.device == "cpu":
         hide_gpus()
     prepare_rocm(place.local_rank)
-    gc.disable()  # torch's modules are no garbage: looking for it costs a tenth of their import
+    gc.disable()  # imports make many objects, in which garbage is looked for again and again
     from jobkit.payload.job import RankJob
     from jobkit.payload.run import run_rank
 

@@ -38,7 +38,7 @@ class Links:
     # ring would, as Gloo does for a reduce-scatter.
     own: "Mapping[str, Links]" = field(default_factory=dict)
     # By operation, ranks and nodes: the whole operation as it was measured there, latency and
-    # seconds per byte. A ring's share of it is no good measure at another number of ranks.
+    # seconds per byte, so that no formula of a ring is needed.
     whole: Mapping[tuple[str, int, int], Link] = field(default_factory=dict)
 
 

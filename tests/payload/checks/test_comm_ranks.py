@@ -53,7 +53,7 @@ def test_every_operation_is_right_and_would_be_seen_wrong(world: int, tmp_path: 
     for one in ranks:
         one.start()
     for one in ranks:
-        one.join(60)
+        one.join(600)
     assert [one.exitcode for one in ranks] == [0] * world
     told = [json.loads((tmp_path / f"{world}-{r}").read_text()) for r in range(world)]
     expected = set(comm.OPERATIONS) - (set() if world == 2 else {"sendrecv"})

@@ -61,6 +61,6 @@ def test_a_rank_holds_still_until_its_mark_is_gone(forge: Start, tmp_path: Path)
     helper = threading.Thread(target=let_go, daemon=True)
     helper.start()
     result = forge(2, *RUN, run_dir=paths.folder, env={"JOBKIT_FAULT": "hold@2:1"})
-    helper.join(10)
+    helper.join(100)
     assert held == [True] and result.codes == [0, 0], result.out
     assert actions(result)[-1] == ("saved", 8)

@@ -60,7 +60,7 @@ def test_every_step_of_an_epoch_but_not_its_ends_may_not_wait(group, monkeypatch
     monkeypatch.setattr(step, "sync_debug", lambda _, mode: modes.append(mode))
     found = step.steps(small(), group)
     assert modes == ["error", "default", "default"]
-    assert 0 < found["issue_s"] <= found["step_s"] * 1.5 and "waits" not in found
+    assert found["issue_s"] > 0 and found["step_s"] > 0 and "waits" not in found
     monkeypatch.undo()
     set_modes = []
     monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", set_modes.append)

@@ -40,11 +40,13 @@ def standing(act: Callable[[], object], pending: Pending) -> tuple[str, bool]:
 
     thread = threading.Thread(target=work)
     thread.start()
-    time.sleep(0.2)
     assert thread.ident
-    found = location(sys._current_frames()[thread.ident], tuple(WAITS_IN))
+    found, before = ("", False), None
+    while before is None or found != before:  # until it has come to its wait
+        time.sleep(0.3)
+        before, found = found, location(sys._current_frames()[thread.ident], tuple(WAITS_IN))
     pending.lock.release()
-    thread.join(10)
+    thread.join(100)
     return found
 
 

@@ -149,12 +149,12 @@ def test_the_slow_part_grows_by_what_it_is_slowed(
     before = usual(*words)
     slowed = run(forge, own, 2, *words, slow=slow).record("breakdown")
     grown = {name: slowed[name] - before[name] for name in PARTS}
-    assert grown.pop(part) == pytest.approx(SLEEP_S, rel=0.1)
-    assert all(abs(rest) < 0.1 * SLEEP_S for rest in grown.values()), grown
+    assert grown.pop(part) == pytest.approx(SLEEP_S, rel=0.25)
+    assert all(abs(rest) < 0.25 * SLEEP_S for rest in grown.values()), grown
     total = sum(slowed[name] for name in (*PARTS, "last_rank_wait_s"))
-    assert total == pytest.approx(slowed["iteration_s"], rel=0.03)
+    assert total == pytest.approx(slowed["iteration_s"], rel=0.1)
     if part == "communication_s":
-        assert slowed["communication_direct_s"] == pytest.approx(SLEEP_S, rel=0.15)
+        assert slowed["communication_direct_s"] == pytest.approx(SLEEP_S, rel=0.25)
         assert slowed["certain"] is True
 
 
@@ -163,10 +163,10 @@ def test_one_slow_rank_is_uneven_load_and_not_communication(forge: Start, own: P
     useful = found["compute_s"] + found["other_s"]
     load_balance = useful / found["useful_max_s"]
     communication = found["busy_max_s"] / found["iteration_s"]
-    assert load_balance == pytest.approx(0.5, abs=0.1)  # the other rank does next to nothing
-    assert communication > 0.9
+    assert load_balance == pytest.approx(0.5, abs=0.15)  # the other rank does next to nothing
+    assert communication > 0.8
     # The rank that waits does so in its communication: the record says that too.
-    assert found["communication_s"] == pytest.approx(SLEEP_S / 2, rel=0.2)
+    assert found["communication_s"] == pytest.approx(SLEEP_S / 2, rel=0.3)
 
 
 @pytest.mark.parametrize(

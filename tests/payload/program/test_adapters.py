@@ -7,11 +7,12 @@ import pytest
 
 from support import needs
 from support.programs import run
+from support.training_programs import LEAP
 
-SLEEP_S = 1.0  # of each evaluation, which must not count
+LEAP_S = 1000.0  # of each batch of evaluation, which must not count
 
 LIGHTNING = """
-import sys, time, torch, warnings
+import sys, torch, warnings
 warnings.simplefilter("ignore")
 import lightning as L
 from torch.utils.data import DataLoader, TensorDataset
@@ -21,7 +22,7 @@ class Net(L.LightningModule):
         loss = torch.nn.functional.cross_entropy(self.layer(batch[0]), batch[1])
         self.log("train_loss", loss); return loss
     def validation_step(self, batch, i):
-        time.sleep(1.0)
+        leap(1000.0)
         self.log("val_loss", torch.nn.functional.cross_entropy(self.layer(batch[0]), batch[1]))
     def configure_optimizers(self): return torch.optim.SGD(self.parameters(), 0.1)
 data = TensorDataset(torch.randn(160, 8), torch.randint(2, (160,)))
@@ -36,13 +37,13 @@ trainer.fit(Net(), DataLoader(data, 4), DataLoader(data, 80))
 """
 
 TRANSFORMERS = """
-import sys, time, torch
+import sys, torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 class Data(torch.utils.data.Dataset):
-    def __init__(self, rows, sleep): self.rows, self.sleep = rows, sleep
+    def __init__(self, rows, leap): self.rows, self.leap = rows, leap
     def __len__(self): return self.rows
     def __getitem__(self, i):
-        time.sleep(self.sleep)
+        if self.leap: leap(self.leap)
         ids = torch.arange(16) % 7
         return {"input_ids": ids, "labels": ids}
 config = GPT2Config(vocab_size=10, n_positions=16, n_embd=16, n_layer=1, n_head=2,
@@ -55,11 +56,11 @@ args = TrainingArguments("out", per_device_train_batch_size=4, gradient_accumula
     num_train_epochs=2, logging_steps=10, use_cpu=True, report_to=[], save_strategy="no",
     eval_strategy="epoch", disable_tqdm=True, ddp_backend="gloo")
 Trainer(model=GPT2LMHeadModel(config), args=args, train_dataset=Data(160, 0),
-    eval_dataset=Data(32, 1 / 16), callbacks=callbacks).train()
+    eval_dataset=Data(32, 1000 / 16), callbacks=callbacks).train()
 """
 
 ACCELERATE = """
-import sys, time, torch
+import sys, torch
 from accelerate import Accelerator
 from torch.utils.data import DataLoader, TensorDataset
 auto = "auto" in sys.argv
@@ -77,7 +78,7 @@ measured = None if auto else Measured(accelerator)
 def evaluate():
     for x, y in valid:
         with torch.no_grad(): model(x)
-        time.sleep(1.0)
+        leap(1000.0)
 for epoch in range(2):
     for x, y in (loader if auto else measured.batches(loader)):
         with accelerator.accumulate(model):
@@ -104,15 +105,15 @@ def library(request: pytest.FixtureRequest) -> str:
 
 @pytest.mark.parametrize("way", ["adapter", "auto"])
 def test_a_framework_is_measured_on_two_ranks(library: str, way: str, tmp_path: Path) -> None:
-    ran = run(tmp_path, PROGRAMS[library], way, ranks=2, auto=way == "auto")
+    ran = run(tmp_path, LEAP + PROGRAMS[library], way, ranks=2, auto=way == "auto")
     assert ran.codes == [0, 0], ran.err
     for rank in range(2):
         # 160 samples in batches of 4, of which 2 are one step, on 2 ranks, for 2 epochs.
         assert ran.sums(rank) == (20, 160), ran.out
         wall = sum(w["wall_s"] for w in ran.records("window", rank) if not w["warmup"])
-        assert wall < SLEEP_S * 1.5, "an evaluation of 2 s is in the time"
+        assert wall < LEAP_S, "a batch of evaluation is in the time"
         paused = sum(w["paused_s"] for w in ran.records("window", rank))
-        assert paused >= SLEEP_S
+        assert paused >= LEAP_S
         assert all(w["data_wait_s"] <= w["wall_s"] for w in ran.records("window", rank))
     start = ran.records("run_start")[0]
     assert (start["source"], start["unit"]) == ("auto" if way == "auto" else library, "samples")

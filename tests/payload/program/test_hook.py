@@ -10,10 +10,13 @@ from pathlib import Path
 import pytest
 
 from support.programs import AUTO, run
+from support.training_programs import LEAP
 from support.warm_programs import Warm
 
-HEAD = """
-import os, sys, time, torch
+HEAD = (
+    LEAP
+    + """
+import os, sys, torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader, TensorDataset
 torch.manual_seed(0)
@@ -26,6 +29,7 @@ def train(batch, *optimizers):
     F.cross_entropy(model(batch[0]), batch[1]).backward()
     for each in optimizers: each.step()
 """
+)
 PLAIN = """
 for epoch in range(2):
     for batch in loader: train(batch, sgd)
@@ -38,9 +42,9 @@ PROGRAMS: dict[str, tuple[str, tuple[int, int, float]]] = {
 for epoch in range(2):
     for batch in loader: train(batch, sgd)
     with torch.no_grad():
-        for x, y in DataLoader(data, 48): model(x); time.sleep(0.4)
+        for x, y in DataLoader(data, 48): model(x); leap(400.0)
 """,
-        (24, 192, 0.8),
+        (24, 192, 800.0),
     ),
     "evaluation that asks with gradients": (
         """
@@ -48,10 +52,10 @@ for epoch in range(2):
     for batch in loader: train(batch, sgd)
     for x, y in DataLoader(data, 48):
         with torch.no_grad(): model(x)
-        time.sleep(0.4)
+        leap(400.0)
 for batch in loader: train(batch, sgd)
 """,
-        (36, 288, 1.6),
+        (36, 288, 1600.0),
     ),
     "evaluation within the epoch, cut short": (
         """
@@ -62,15 +66,15 @@ for epoch in range(2):
             for j, (x, y) in enumerate(valid):
                 if j == 2: break
                 with torch.no_grad(): model(x)
-                time.sleep(0.4)
+                leap(400.0)
         train(batch, sgd)
 """,
-        (24, 192, 1.6),
+        (24, 192, 1600.0),
     ),
     "a check before the training": (
         """
 for x, y in DataLoader(data, 48):
-    with torch.no_grad(): model(x); time.sleep(0.4)
+    with torch.no_grad(): model(x); leap(400.0)
 """
         + PLAIN,
         (24, 192, 0.0),
@@ -191,8 +195,8 @@ def test_a_program_is_measured_unchanged(name: str, tmp_path: Path, warm: Warm) 
     assert ran.sums() == (steps, work)
     windows = ran.records("window")
     lost = sum(w["paused_s"] for w in windows)
-    # A batch of evaluation sleeps 0.4 s; evaluation after the last step is in no window.
-    assert paused - 0.01 <= lost
+    # A batch of evaluation takes 400 s; evaluation after the last step is in no window.
+    assert paused <= lost < paused + 400
     start = ran.records("run_start")
     assert [s["source"] for s in start] == ["auto"]
     assert start[0]["work_source"] == ("inferred" if start[0]["unit"] else None)
@@ -205,7 +209,7 @@ def test_data_wait_is_what_the_program_waits(tmp_path: Path, warm: Warm) -> None
         HEAD
         + """
 class Slow(TensorDataset):
-    def __getitem__(self, i): time.sleep(0.002); return super().__getitem__(i)
+    def __getitem__(self, i): leap(2.0); return super().__getitem__(i)
 begin, waited = time.perf_counter(), 0.0
 iterator = iter(DataLoader(Slow(*data.tensors), 8))
 while True:
@@ -222,7 +226,7 @@ print(waited, time.perf_counter() - begin, file=sys.stderr)
     own_wait, own_wall = map(float, ran.err[0].split())
     assert sum(w["data_wait_s"] for w in windows) == pytest.approx(own_wait, rel=0.1)
     assert sum(w["wall_s"] for w in windows) == pytest.approx(own_wall, rel=0.1)
-    assert own_wait >= 96 * 0.002
+    assert own_wait >= 96 * 2.0
 
 
 DDP = """

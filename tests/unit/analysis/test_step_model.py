@@ -78,7 +78,7 @@ def test_a_collective_costs_what_was_measured_of_it() -> None:
 
 
 def test_a_collective_measured_on_as_many_ranks_needs_no_formula() -> None:
-    """Eight ranks slow each other's links down: their ring says too much of two and of four."""
+    """Where two ranks were measured, what eight of them say of a ring does not count."""
     eight, two = line("all_reduce", "all", 8, 8, SLOW), line("all_reduce", "all", 2, 2, FAST)
     message = Message("all_reduce", 4e6, Scope(2, 2))
     by_ring = message_s(message, links_of([eight]))

@@ -242,7 +242,7 @@ def test_processes_are_found_by_their_mark() -> None:
         assert none_left("test-mark", 0.0) == 1
     finally:
         end_marked("test-mark")
-    assert child.wait(10) == -9
+    assert child.wait(100) == -9
     assert none_left("test-mark", 5.0) == 0
 
 

@@ -99,7 +99,7 @@ def test_a_run_of_this_machine_is_ended(
     process: "subprocess.Popen[bytes]", capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([job(named(process.pid, 0)).name]) == 0
-    assert process.wait(20) == 143
+    assert process.wait(200) == 143
     assert "it was ended" in capsys.readouterr().out
 
 

@@ -30,7 +30,7 @@ def run(tmp_path: Path) -> FakeRun:
 
 @pytest.fixture
 def sleeper() -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as process:
         yield process
         process.kill()
 
@@ -166,7 +166,7 @@ def test_a_live_process_is_running_and_a_killed_one_failed(
     write_job(run.paths, job_of(sleeper))
     assert run_state(run.paths).status == "running"
     sleeper.send_signal(signal.SIGKILL)
-    deadline = time.monotonic() + 25  # a zombie counts as gone: nobody has waited for it yet
+    deadline = time.monotonic() + 250  # a zombie counts as gone: nobody has waited for it yet
     while process_start(sleeper.pid) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert sleeper.returncode is None

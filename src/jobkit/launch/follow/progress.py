@@ -31,7 +31,6 @@ class Progress:
     elapsed_s: float | None  # since the start
     left_s: float | None  # estimate, from the last epoch
     steps: str = ""  # of a program that records steps: the last one, and the rate
-    load: str = ""  # of the first rank's machine: the newest sample
 
     @property
     def text(self) -> str:
@@ -64,7 +63,6 @@ def progress(paths: RunPaths, spec: PlannedRun, attempt: int | None) -> Progress
         elapsed_s=_elapsed_s(job),
         left_s=_left_s(last, planned - done) if planned else None,
         steps=_steps(records, spec),
-        load=_load(_records(paths, attempt, samples=True)),
     )
 
 
@@ -93,9 +91,9 @@ def _steps(records: list[Record], spec: PlannedRun) -> str:
     return f"{text}, {work / wall_s * spec.world_size:,.0f} {one_line(unit or 'units')}/s"
 
 
-def _load(samples: list[Record]) -> str:
-    """The newest load, and the power since the sample before."""
-    parts = []
+def load(paths: RunPaths, attempt: int | None) -> str:
+    """The newest load of the first rank's machine, and the power since the sample before."""
+    samples, parts = _records(paths, attempt, samples=True), []
     last = samples[-1] if samples else {}
     for name, what in (("gpu_busy", "GPU"), ("cpu_busy", "CPU")):
         if (share := _number(last.get(name))) is not None:

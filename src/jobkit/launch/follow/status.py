@@ -10,7 +10,7 @@ from typing import Any
 
 from jobkit import streams
 from jobkit.errors import Exit, Parser, at_least, command
-from jobkit.launch.follow.progress import duration, progress
+from jobkit.launch.follow.progress import duration, load, progress
 from jobkit.launch.states import States
 from jobkit.outcome.status import UNDER_WAY
 from jobkit.spec.studies import find_study, read_plan
@@ -84,7 +84,7 @@ def rows(states: States) -> list[dict[str, Any]]:
         row |= {"val_loss": at.val_loss, "val_accuracy": at.val_accuracy}
         running = state.status == "running"
         row |= {"elapsed_s": at.elapsed_s, "left_s": at.left_s if running else None}
-        row["load"] = at.load if running else ""
+        row["load"] = load(states.plan.paths.run(run_id), state.attempt) if running else ""
         for name in ("job_id", "state", "reason", "node_list"):
             row["job_id" if name == "job_id" else f"slurm_{name}"] = getattr(job, name, None)
         made.append(row)
@@ -131,8 +131,8 @@ def _table(states: States, read: Sequence[dict[str, Any]]) -> Any:
         padding=(0, 2, 0, 0),
         title_justify="left",
     )
-    load = ["load"] if any(row["load"] for row in read) else []
-    for heading in ("run", "status", "epoch", "loss", "left", *load, "reason"):
+    loads = ["load"] if any(row["load"] for row in read) else []
+    for heading in ("run", "status", "epoch", "loss", "left", *loads, "reason"):
         right = heading in ("epoch", "loss", "left")
         table.add_column(
             heading,
@@ -148,7 +148,7 @@ def _table(states: States, read: Sequence[dict[str, Any]]) -> Any:
             f"{row['epoch']}/{row['epochs']}" if row["epochs"] else "",
             loss,
             duration(row["left_s"]),
-            *(row[name] for name in load),
+            *(row[name] for name in loads),
             row["reason"] if row["status"] != "ok" else "",
         )
     return table

@@ -4,13 +4,10 @@ import importlib.util
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
-import time
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from jobkit import door
@@ -21,11 +18,11 @@ from jobkit.launch import lock
 from jobkit.launch.command import Order, python_path
 from jobkit.launch.local.slots import gpus_for
 from jobkit.launch.states import States
-from jobkit.outcome.liveness import is_alive, process_start
+from jobkit.outcome.liveness import is_alive
 from jobkit.paths import StudyPaths, read_json
+from jobkit.processes import end_process
 from jobkit.spec.plan import Plan
 
-_POLL_S = 0.25
 _DRIVER = "jobkit.launch.local.driver"
 
 
@@ -147,27 +144,15 @@ def cancel(paths: StudyPaths) -> bool:
 
 def _end(record: dict[str, Any], paths: StudyPaths) -> bool:
     """End a study's launcher and wait for its end; False, and no signal, where it is none."""
-    pid, began = record["pid"], record.get("pid_start")
     try:
-        handle = os.pidfd_open(pid)  # from here on the pid cannot become another process's
-    except OSError:
+        return end_process(
+            record["pid"],
+            lambda start, words: start == record.get("pid_start") and is_launcher(words, paths),
+        )
+    except OSError:  # no signal can be sent safely
         return False
-    try:
-        folder = Path(f"/proc/{pid}")
-        ours = folder.stat().st_uid == os.geteuid() and process_start(pid) == began is not None
-        if not ours or not is_launcher((folder / "cmdline").read_bytes(), paths):
-            return False
-        signal.pidfd_send_signal(handle, signal.SIGTERM)
-    except OSError:
-        return False
-    finally:
-        os.close(handle)
-    while process_start(pid) == began:
-        time.sleep(_POLL_S)
-    return True
 
 
-def is_launcher(command_line: bytes, paths: StudyPaths) -> bool:
+def is_launcher(command_line: list[bytes], paths: StudyPaths) -> bool:
     """Whether a process's command line is that of this study's launcher."""
-    words = [b"-m", _DRIVER.encode(), os.fsencode(paths.folder.resolve())]
-    return command_line.rstrip(b"\0").split(b"\0")[-3:] == words
+    return command_line[-3:] == [b"-m", _DRIVER.encode(), os.fsencode(paths.folder.resolve())]
