@@ -73,7 +73,7 @@ def wait_for_epoch(env: dict[str, str], name: str) -> None:
 
 
 def test_a_study_and_then_only_what_is_missing(env: dict[str, str]) -> None:
-    words = ["--strategies", "ddp", "--gpus", "1", "2", "--epochs", "1", *TINY]
+    words = ["--strategies", "ddp", "--gpus", "1", "--repeats", "2", "--epochs", "1", *TINY]
     first = run(env, *words)
     assert first.returncode == 0, first.stderr
     assert "all 2 runs are ok" in first.stdout
@@ -154,21 +154,13 @@ def test_in_the_background_once_and_cancelled_from_elsewhere(env: dict[str, str]
     )
     (row,) = json.loads(shown.stdout)["runs"]
     assert row["status"] == "running" and row["epoch"] >= 1 and row["left_s"] > 0
+    refused = run(env, *words, "--strategies", "ddp", "fsdp")  # it is not the same study
+    assert refused.returncode == 2
+    assert "is being run by process" in refused.stderr and refused.stderr.count("\n") == 1
     done = subprocess.run([*command, "cancel", "back"], env=env, capture_output=True, text=True)
     assert done.returncode == 0 and "its runs were ended" in done.stdout
     assert of_study(str(Path(env["JOBKIT_LOGS"]) / "back")) == []
     assert statuses(env, "back") == ["cancelled"]
-
-
-def test_a_second_launcher_of_a_study_is_refused(env: dict[str, str]) -> None:
-    assert run(env, "--name", "two", "--no-wait", *ENDLESS).returncode == 0
-    wait_for_epoch(env, "two")
-    more = ["--name", "two", *ENDLESS, "--strategies", "ddp", "fsdp"]
-    refused = run(env, *more)
-    assert refused.returncode == 2
-    assert "is being run by process" in refused.stderr and refused.stderr.count("\n") == 1
-    command = [sys.executable, "-m", "jobkit", "cancel", "two"]
-    assert subprocess.run(command, env=env, capture_output=True).returncode == 0
 
 
 def test_from_python(env: dict[str, str]) -> None:

@@ -82,13 +82,31 @@ def test_a_path_that_cannot_be_used_is_refused(
     assert not (tmp_path / name).exists()
 
 
-def test_collect_and_plot_take_any_path(odd: Path) -> None:
+def test_collect_takes_any_path(odd: Path) -> None:
     plan = whole_study("s", strategies=("ddp",), gpus=(1, 2))
+    study = "./" + os.path.relpath(plan.paths.folder, odd)
     done = subprocess.run(
-        ["bash", str(ROOT / "plot_results.sh"), "./" + os.path.relpath(plan.paths.folder, odd)],
+        [sys.executable, str(ROOT / "collect_results.py"), study],
         capture_output=True,
         text=True,
         cwd=odd,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert plan.paths.results.exists()
+
+
+def test_a_study_below_folders_of_all_these_names_is_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs = tmp_path.joinpath(*ODD, "logs")
+    logs.mkdir(parents=True)
+    monkeypatch.setenv("JOBKIT_LOGS", str(logs))
+    plan = whole_study("s", strategies=("ddp",), gpus=(1, 2))
+    done = subprocess.run(
+        ["bash", str(ROOT / "plot_results.sh"), "./" + os.path.relpath(plan.paths.folder, logs)],
+        capture_output=True,
+        text=True,
+        cwd=logs,
         env={**os.environ, "JOBKIT_PYTHON": sys.executable},
     )
     assert (done.returncode, done.stderr) == (0, "")
@@ -125,7 +143,6 @@ GONE = "import os, sys\nos.rmdir(os.getcwd())\nos.execv(sys.argv[1], sys.argv[1:
     [
         [sys.executable, "-m", "jobkit", "status", "s"],
         [sys.executable, "-m", "jobkit", "collect", "s"],
-        [sys.executable, "-m", "jobkit", "plot", "s"],
         [sys.executable, "-m", "jobkit", "cancel", "s"],
         [sys.executable, "-m", "jobkit", "run", "--study", "demo", "--dry-run", "--site", "local"],
         ["/bin/bash", str(ROOT / "plot_results.sh"), "s"],

@@ -105,9 +105,7 @@ def test_a_watched_study_ends_with_its_reader() -> None:
 
 
 SETTINGS = "--dataset synthetic --train-samples 128 --test-samples 64 --epochs 1 --threads 1"
-STUDY = (
-    f"run_benchmarks.py --site local --strategies single --gpus 1 --repeats 1 --name s {SETTINGS}"
-)
+STUDY = "run_benchmarks.py --site local --gpus 1 --repeats 1 --name s -- sleep 1"  # not a training
 
 
 @pytest.mark.parametrize("streams", ["| true; exit ${PIPESTATUS[0]}", ">&-", ">/dev/full"])
@@ -135,9 +133,7 @@ def test_a_study_started_with_nohup_outlives_the_hangup(tmp_path: Path) -> None:
     assert "all 1 runs are ok" in log.read_text()
 
 
-@pytest.mark.parametrize(
-    "streams", ["| head -1; exit ${PIPESTATUS[0]}", "<&- >&- 2>&-", ">/dev/full"]
-)
+@pytest.mark.parametrize("streams", ["| head -1; exit ${PIPESTATUS[0]}", "<&- >&- 2>&-"])
 def test_one_training_ends_well_whatever_its_output_does(tmp_path: Path, streams: str) -> None:
     words = f"--nproc-per-node 1 --run-dir {tmp_path}/run --strategy single --device cpu"
     done = shell(f"bash {ROOT}/run.sh {words} {SETTINGS} {streams}", JOBKIT_PYTHON=sys.executable)

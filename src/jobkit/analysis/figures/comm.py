@@ -69,8 +69,7 @@ def draw(folder: Path) -> list[Path]:
     with rc():
         figure = comm_figure(found, read_json(paths.comm_json) or {})
         try:
-            for path in files:
-                save(figure, path)
+            save(figure, *files)
         except OSError as error:
             raise UsageError(f"cannot write {folder}: {error.strerror or error}") from None
     return files

@@ -164,13 +164,14 @@ def draw(results: Results, forecasts: Sequence[Forecast] = ()) -> Drawn:
         for one in FIGURES:
             with rc():
                 made = one.make(results, *([forecasts] if one.takes_forecasts else []))
-                for path in (folder / f"{one.name}.png", folder / f"{one.name}.svg"):
-                    if made is None:
-                        path.unlink(missing_ok=True)
-                    else:
-                        save(made, path)
-                        drawn.paths.append(path)
-            if made is None and one.missing:
+                paths = [folder / f"{one.name}.png", folder / f"{one.name}.svg"]
+                if made is not None:
+                    save(made, *paths)
+                    drawn.paths.extend(paths)
+                    continue
+            for path in paths:
+                path.unlink(missing_ok=True)
+            if one.missing:
                 drawn.missing[one.name] = one.missing
     except OSError as error:
         raise UsageError(f"cannot write {folder}: {error.strerror or error}") from None

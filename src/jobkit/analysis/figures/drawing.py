@@ -12,6 +12,7 @@ import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from numpy.typing import ArrayLike
 
@@ -218,14 +219,16 @@ def legend(
     legend_below(figure, handles)
 
 
-def save(figure: Figure, path: Path) -> None:
-    """Write a figure's file whole; the same figure gives the same bytes."""
-    # Of a name that nobody can put a link at beforehand.
-    beside = path.with_name(f".{secrets.token_hex(8)}.{path.name}")
-    metadata = {"Software": None} if path.suffix == ".png" else {"Date": None, "Creator": None}
-    try:
-        figure.savefig(beside, metadata=metadata)
-        figure.set_layout_engine("none")  # computed once; the next file has the same
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+def save(figure: Figure, *paths: Path) -> None:
+    """Write a figure's files, each whole; the same figure gives the same bytes."""
+    # Laid out once. With a layout engine of its own, a figure is drawn twice for each file.
+    ConstrainedLayoutEngine().execute(figure)
+    for path in paths:
+        # Of a name that nobody can put a link at beforehand.
+        beside = path.with_name(f".{secrets.token_hex(8)}.{path.name}")
+        metadata = {"Software": None} if path.suffix == ".png" else {"Date": None, "Creator": None}
+        try:
+            figure.savefig(beside, metadata=metadata)
+            beside.replace(path)
+        finally:
+            beside.unlink(missing_ok=True)

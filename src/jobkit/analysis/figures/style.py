@@ -78,7 +78,7 @@ def new_figure(panels: int, title: str, subtitle: str, rows: int = 1) -> tuple[F
     Returns its panels row by row.
     """
     size = (6.4 if panels == 1 else 10.4, 4.6 if rows == 1 else 1.4 + 3.3 * rows)
-    figure = Figure(figsize=size, dpi=150, layout="constrained")
+    figure = Figure(figsize=size, dpi=150)
     axes = list(figure.subplots(rows, panels, squeeze=False).flat)
     figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
     # A left title has room in the layout, right under the figure's own title.
