@@ -61,7 +61,7 @@ types: $(VENV)/.installed ## mypy over src/
 	$(BIN)/mypy
 
 unit: $(VENV)/.installed ## the fast tests, without torch
-	$(BIN)/python -m pytest tests/unit
+	$(BIN)/python -m pytest tests/unit -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 cluster: ## a real Slurm of four nodes on this machine (hpc/minicluster --help says more)
 	hpc/minicluster up

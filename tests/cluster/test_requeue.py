@@ -18,7 +18,7 @@ LONG = [*TINY, "--epochs", "400", "--checkpoint-every", "epoch"]
 STUDY = ["--study", "demo", "--train-samples", "512", "--test-samples", "256"]
 STUDY += ["--strategies", "ddp", "--gpus", "2", "--global-batch-size", "64", "--threads", "1"]
 STUDY += ["--epochs", "3", "--checkpoint-every", "4", "--breakdown-iterations", "0"]
-STRUCK = "usr2@9:1"  # rank 1 of the first attempt, in its second epoch
+STRUCK = "usr2@9:0"  # the first attempt, in its second epoch
 HELD = "hold@9:1"
 
 
@@ -53,8 +53,17 @@ def jobs(cluster, kit: Checkout) -> dict[str, str]:
     )
     again = ["--name", "again", "--repeats", "2", "--no-wait"]
     study = bench(cluster, kit, *STUDY, *again, JOBKIT_FAULT=HELD)
-    whole = ["--name", "within", "--repeats", "2", "--within-allocation", "--no-wait"]
-    within = bench(cluster, kit, *STUDY, *whole, JOBKIT_FAULT=STRUCK)
+    whole = [
+        "--name",
+        "within",
+        "--gpus",
+        "1",
+        "--repeats",
+        "2",
+        "--within-allocation",
+        "--no-wait",
+    ]
+    within = bench(cluster, kit, *STUDY, *whole, "--no-wait", JOBKIT_FAULT=STRUCK)
     found = re.compile(r"Slurm jobs? (\d+); job (\d+) then")
     (array, collects), (part, after) = (found.search(d.stdout).groups() for d in (study, within))
     return {

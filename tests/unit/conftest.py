@@ -1,10 +1,3 @@
-"""What the unit tests share: a folder of logs for each test."""
+"""What these tests share: a folder of logs for each."""
 
-from pathlib import Path
-
-import pytest
-
-
-@pytest.fixture(autouse=True)
-def _logs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("JOBKIT_LOGS", str(tmp_path / "logs"))
+from support.own_logs import own_logs as own_logs
