@@ -123,9 +123,14 @@ def test_the_ready_scripts_train(cluster, checkout: Checkout, script: str, nodes
 @pytest.mark.parametrize(
     ("script", "nodes"), [("train_distributed_multinode.sh", 4), ("train_distributed_gpu.sh", 1)]
 )
-def test_the_ready_scripts_start_four_ranks(cluster, checkout: Checkout, script, nodes) -> None:
+def test_the_ready_scripts_start_four_ranks(
+    cluster, checkout: Checkout, script: str, nodes: int
+) -> None:
+    """The ranks are stand-ins, a shell each: what they are given counts."""
     tell = "echo I am $RANK of $WORLD_SIZE, $LOCAL_RANK of $LOCAL_WORLD_SIZE on $NODE_RANK"
-    job_id = checkout.sbatch(cluster, f"hpc/{script}", "--", "sh", "-c", tell)
+    text = (checkout.folder / "hpc" / script).read_text().replace(" --device cpu", "")
+    (checkout.folder / "hpc" / f"told-{script}").write_text(text)
+    job_id = checkout.sbatch(cluster, f"hpc/told-{script}", "--", "sh", "-c", tell)
     assert cluster.wait(job_id, 480) == ("COMPLETED", "0:0"), checkout.log(job_id)
     own = 4 // nodes
     told = [line for line in checkout.log(job_id).split("\n") if line.startswith("I am")]

@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+#SBATCH --job-name=train
+#SBATCH --nodes=4
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=4
+#SBATCH --output=logs/train-%j.log
+#SBATCH --error=logs/train-%j.err
+#SBATCH --open-mode=append
+#SBATCH --requeue
+#SBATCH --signal=USR2@60
+#
+# Four nodes, one process each, on the CPU (Gloo).
+#   sbatch hpc/train_distributed_multinode.sh --epochs 2 --dataset synthetic
+# Options before the script's name go to sbatch, those after it to the payload (see run.sh).
+# Submit it from jobkit's folder (from any, where jobkit is installed): sbatch runs a copy of this
+# file, and logs/ is looked for in the current folder.
+root=$(cd -- "$(dirname -- "$0")/.." && pwd)
+[[ -f $root/run.sh ]] || root=${JOBKIT_ROOT:-${SLURM_SUBMIT_DIR:-$PWD}}
+[[ -f $root/run.sh ]] || root=$("${JOBKIT_PYTHON:-python}" -m jobkit --prefix 2>/dev/null)
+[[ -f $root/run.sh ]] || { echo "jobkit: error: no run.sh found: submit from jobkit's folder" >&2; exit 2; }
+exec bash "$root/run.sh" "$@"
