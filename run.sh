@@ -281,7 +281,8 @@ first_attempt() {
   [[ -n $outcome ]] || return 0
   if ((${SLURM_RESTART_COUNT:-0})) && [[ -r $kept ]]; then read -r job first <"$kept"; fi
   [[ $job == "$SLURM_JOB_ID" && $first =~ ^[0-9]{1,6}$ ]] || first=$attempt
-  echo "$SLURM_JOB_ID $first" >"$kept"
+  # Two clusters give the same numbers: what else Slurm says of this job is for `jobkit cancel`.
+  printf '%s\n' "$SLURM_JOB_ID $first" "${of_job#*|}" >"$kept"
 }
 
 # Whether the run failed in a way that another start may mend: not by bad input, and not on request.
@@ -459,9 +460,9 @@ if [[ -n $in_allocation ]]; then
   # The counter of a node's energy counts what every job there uses: the ranks read it where no
   # other job can be, which they cannot see themselves.
   unset JOBKIT_NODE_ALONE
-  if [[ $(timeout 5 squeue -h -j "$SLURM_JOB_ID" -o %h 2>/dev/null) == NO* ]]; then
-    export JOBKIT_NODE_ALONE=1
-  fi
+  of_job=$(TZ=UTC0 SLURM_TIME_FORMAT=standard timeout 5 \
+    squeue -h -j "$SLURM_JOB_ID" -o '%h|%V|%j|%Z' 2>/dev/null)
+  if [[ $of_job == NO* ]]; then export JOBKIT_NODE_ALONE=1; fi
   claim_attempt
   first_attempt
   gather_words

@@ -8,6 +8,7 @@ import argparse
 import contextlib
 import os
 import secrets
+import shlex
 import shutil
 import signal
 import threading
@@ -90,6 +91,7 @@ def parser() -> argparse.ArgumentParser:
         help="device of the training; bitwise equality is promised on CPUs of one kind, and on "
         "GPUs of one kind with --deterministic, which the drill sets there (default cpu)",
     )  # fmt: skip
+    made.add_argument("command", nargs="*", help=argparse.SUPPRESS)
     return made
 
 
@@ -97,6 +99,11 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the drill; return the exit code."""
     args = parser().parse_args(argv)
+    if args.command:
+        raise UsageError(
+            f"drill {shlex.join(args.command)[:80]}: the faults are for jobkit's own training, "
+            "whose parameters it compares; how to try a command: docs/faults.md"
+        )
     try:
         if args.list:
             from jobkit.drill.table import listing

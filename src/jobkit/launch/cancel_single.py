@@ -1,7 +1,8 @@
 """Ends one job of run.sh alone: what its folder's name, which run.sh gave it, says it is.
 
-No launcher wrote down who runs it. A folder job-17 is that of Slurm job 17, and
-run-20260102-030405-678 that of process 678, which then existed.
+No launcher wrote down who runs it. A folder job-17 is that of Slurm job 17, if run.sh noted there
+the submit time, name and folder that Slurm says of job 17 now; run-20260102-030405-678 is that of
+process 678, which then existed.
 """
 
 import contextlib
@@ -11,9 +12,10 @@ import time
 from pathlib import Path
 
 from jobkit.errors import UsageError
+from jobkit.files import read_text
 from jobkit.launch.slurm import commands
 from jobkit.launch.slurm.own import check_id
-from jobkit.paths import logs_root
+from jobkit.paths import RunPaths, logs_root
 from jobkit.processes import end_process, since_boot_s
 from jobkit.spec.studies import is_run
 
@@ -40,7 +42,7 @@ def cancel_single(folder: Path) -> str:
     if (owner := folder.stat().st_uid) != os.geteuid():
         raise UsageError(f"{folder} belongs to user id {owner}: only its owner ends its job")
     if found := re.fullmatch(r"job-([0-9]{1,12})", name):
-        return _end_job(found[1])
+        return _end_job(folder, found[1])
     if found := re.fullmatch(r"run-([0-9]{8}-[0-9]{6})-([0-9]{1,9})", name):
         begun = None
         with contextlib.suppress(ValueError, OverflowError):  # no time of any day
@@ -53,21 +55,45 @@ def cancel_single(folder: Path) -> str:
     )
 
 
-def _end_job(job_id: str) -> str:
+def _end_job(folder: Path, job_id: str) -> str:
     """Ask Slurm to end a job of this user's; an element of an array without the others."""
-    done = commands.call(["squeue", "-h", "-j", check_id(job_id), "-o", "%A|%i|%U"])
+    rows = [row for row in _queued(job_id) if row[0] == job_id and len(row) == 4]
+    if not rows:
+        return f"job {job_id}: Slurm has no such job that is running or pending"
+    _, name, uid, says = rows[0]
+    if uid != str(os.geteuid()):
+        raise UsageError(f"Slurm job {job_id} is of user id {uid}: nothing was cancelled")
+    if not _is_of(folder, name, says):
+        raise UsageError(
+            f"Slurm job {name} ({says.replace('|', ', ')}) is not known to be that of {folder}, "
+            f"which may be another cluster's: nothing was cancelled; if it is: scancel {name}"
+        )
+    commands.cancel([name])
+    return f"job {name}: Slurm was asked to end it"
+
+
+def _queued(job_id: str) -> list[list[str]]:
+    """Jobs of this number: number, name of an array's element, user, and the rest in one text."""
+    words = ["env", "TZ=UTC0", "SLURM_TIME_FORMAT=standard"]  # as run.sh asked
+    words += ["squeue", "-h", "-j", check_id(job_id), "-o", "%A|%i|%U|%V|%j|%Z"]
+    done = commands.call(words)
     if done.returncode and "Invalid job id" not in done.stderr:
         why = " ".join(done.stderr.split())
         raise UsageError(f"job {job_id}: squeue failed, nothing was cancelled: {why}")
-    rows = [line.strip().split("|") for line in done.stdout.splitlines()]
-    mine = [row[1:] for row in rows if row[0] == job_id and len(row) == 3]
-    if not mine:
-        return f"job {job_id}: Slurm has no such job that is running or pending"
-    ((name, uid), *_) = mine
-    if uid != str(os.geteuid()):
-        raise UsageError(f"Slurm job {job_id} is of user id {uid}: nothing was cancelled")
-    commands.cancel([name])
-    return f"job {name}: Slurm was asked to end it"
+    return [line.split("|", 3) for line in done.stdout.splitlines()]
+
+
+def _is_of(folder: Path, name: str, says: str) -> bool:
+    """Whether Slurm says of a job what run.sh noted in the folder; a requeue is a new submit."""
+    noted = ""
+    with contextlib.suppress(OSError, ValueError):
+        noted = "".join(read_text(RunPaths(folder).attempts / "first").splitlines()[1:2])
+    if noted == says:
+        return True
+    if noted.partition("|")[2] != says.partition("|")[2] or noted > says:
+        return False
+    shown = commands.call(["scontrol", "-o", "show", "job", check_id(name)]).stdout
+    return re.search(r" Restarts=[1-9]", shown) is not None
 
 
 def _end_process(pid: int, begun: float) -> str:

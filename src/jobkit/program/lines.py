@@ -16,6 +16,7 @@ SCHEMA_VERSION = 1
 TAG = "[METRIC]"
 MAX_LINE_BYTES = 1000  # srun tears longer lines
 Record = dict[str, Any]
+_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 
 def finite(value: Any) -> Any:
@@ -40,7 +41,10 @@ def as_number(value: Any) -> Any:
 
 def encode(record: Record) -> str:
     """The record as one JSON object with its checksum; no newline and never the tag inside."""
-    text = json.dumps(finite(record), separators=(",", ":"), allow_nan=False)
+    try:
+        text = _ENCODER.encode(record)
+    except (TypeError, ValueError):  # a number that is not finite, or a key that is no text
+        text = _ENCODER.encode(finite(record))
     text = text.replace(TAG, "[METRIC\\u005d")
     return f'{text[:-1]},"crc":"{zlib.crc32(text.encode()):08x}"}}'
 
@@ -74,16 +78,22 @@ class Writer:
 
     def write(self, kind: str, **fields: Any) -> None:
         """Write one record."""
-        head = {"v": SCHEMA_VERSION, "kind": kind, **self._common, "seq": 10**6, "t": time.time()}
-        for record in self.records(head, fields):
-            record["seq"] = self._seq
-            self._seq += 1
-            text = encode(record)
-            if self._file:
-                self._append(self._file, text.encode() + b"\n")
-            if self._log:
-                self._log.write(f"{TAG} {text}\n")
-                self._log.flush()
+        head = {"v": SCHEMA_VERSION, "kind": kind, **self._common, "seq": self._seq}
+        head["t"] = time.time()
+        text = encode({**head, **fields})
+        if len(TAG) + 2 + len(text) <= MAX_LINE_BYTES:
+            self._put(text)
+            return
+        for record in self.records({**head, "seq": 10**6}, fields):
+            self._put(encode({**record, "seq": self._seq}))
+
+    def _put(self, text: str) -> None:
+        self._seq += 1
+        if self._file:
+            self._append(self._file, text.encode() + b"\n")
+        if self._log:
+            self._log.write(f"{TAG} {text}\n")
+            self._log.flush()
 
     def _append(self, file: BinaryIO, line: bytes) -> None:
         """Write a whole line, or none of it. Raises OSError, as where the disk is full."""
@@ -92,7 +102,7 @@ class Writer:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
 
     def records(self, head: Record, fields: Record) -> list[Record]:
-        """The records to write; values for which the line has no room are records of their own."""
+        """Those of one too long; values for which the line has no room are records of their own."""
         whole = [{**head, **fields}]
         while len(TAG) + 2 + len(encode(whole[0])) > MAX_LINE_BYTES and whole[0].get("values"):
             values = dict(whole[0]["values"])

@@ -89,7 +89,7 @@ class Meter:
         """The batch is there."""
         if self._waits is not None:
             now = self._pauses or time.perf_counter()
-            self.waited(max(0.0, now - self._waits))
+            self._data = (self._data or 0.0) + max(0.0, now - self._waits)
             self._waits = None
 
     @guarded
@@ -152,7 +152,8 @@ class Meter:
             work = None if self._per_step is None else self._per_step / self._world
         self._work = None if work is None or self._work is None else self._work + work
         for name, value in values.items():  # detached: not to keep the graph of a loss
-            self._values[name] = value.detach() if hasattr(value, "detach") else value
+            plain = isinstance(value, (int, float)) or not hasattr(value, "detach")
+            self._values[name] = value if plain else value.detach()
         late = now - self._begin > WINDOW_S
         if self.steps == self._warmup or late or self.steps % self._every == 0:
             self._edge(late)

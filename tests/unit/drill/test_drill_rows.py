@@ -321,6 +321,7 @@ def test_the_list_names_every_fault_and_what_it_needs(capsys) -> None:
     [
         (["--faults", "kil"], "did you mean 'kill'"),
         (["--at", "61"], "must be from 21 to 60"),
+        (["--", "python", "train.py"], "drill python train.py: the faults are for jobkit's own"),
         (["--name", "../x"], "use letters, digits"),
         (["--name", "study"], "is a study; choose another"),
         (["--name", "mine"], "holds other files (notes)"),

@@ -15,10 +15,13 @@ from jobkit.launch.cancel import main
 from jobkit.launch.slurm import commands
 from jobkit.paths import logs_root, write_json
 
+SAYS = "2026-01-02T03:04:05|train|/home/x|y"
 
-def job(name: str) -> Path:
+
+def job(name: str, noted: str = SAYS) -> Path:
     folder = logs_root() / "single" / name
-    folder.mkdir(parents=True)
+    (folder / "attempts").mkdir(parents=True)
+    (folder / "attempts" / "first").write_text(f"17 0\n{noted}\n")
     write_json(folder / "spec.json", {"v": 1, "spec": {"command": ["true"]}})
     return folder
 
@@ -27,11 +30,15 @@ def job(name: str) -> Path:
 def slurm(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
     """Slurm's commands as called; job 17 is the last element of array 15, and 18 another's."""
     called: list[list[str]] = []
+    jobs = (("16", "15_0", 0), ("17", "15_1", 0), ("18", "18", 1), ("20", "20", 0))
+    queue = "".join(f"{i}|{name}|{os.geteuid() + more}|{SAYS}\n" for i, name, more in jobs)
 
     def call(words: list[str]) -> Any:
         called.append(words)
-        shown = f"16|15_0|{os.geteuid()}\n17|15_1|{os.geteuid()}\n18|18|{os.geteuid() + 1}\n"
-        return subprocess.CompletedProcess(words, 0, shown if words[0] == "squeue" else "", "")
+        shown = queue if "squeue" in words else ""
+        if words[0] == "scontrol":
+            shown = f"JobId=1 Requeue=1 Restarts={int(words[-1] == '20')} BatchFlag=1\n"
+        return subprocess.CompletedProcess(words, 0, shown, "")
 
     monkeypatch.setattr(commands, "call", call)
     return called
@@ -44,6 +51,30 @@ def test_a_job_is_ended_and_not_the_others_of_its_array(
     assert main(["job-17"]) == 0
     assert [words for words in slurm if words[0] == "scancel"][-1] == ["scancel", "15_1"]
     assert "job 15_1: Slurm was asked" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "noted", "ended"),
+    [
+        ("job-17", "2026-01-02T03:04:04|train|/home/x|y", False),  # not requeued
+        ("job-20", "2026-01-02T03:04:04|train|/home/x|y", True),
+        ("job-20", "2026-01-02T03:04:06|train|/home/x|y", False),  # never submitted earlier
+        ("job-20", "2026-01-02T03:04:04|other|/home/x|y", False),
+        ("job-20", "2026-01-02T03:04:04|train|/home/x", False),
+        ("job-20", "", False),  # a run.sh that noted nothing
+    ],
+)
+def test_a_job_of_the_same_number_of_another_cluster_is_left_alone(
+    slurm: list[list[str]],
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    noted: str,
+    ended: bool,
+) -> None:
+    job(name, noted)
+    assert main([name]) == (0 if ended else 2)
+    assert bool([words for words in slurm if words[0] == "scancel"]) == ended
+    assert capsys.readouterr().err.count("scancel") == (not ended)
 
 
 @pytest.mark.parametrize(
