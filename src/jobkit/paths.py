@@ -259,8 +259,7 @@ class StudyPaths:
 def file_names(folder: Path) -> list[str]:
     """The names in a folder; none where it is absent or cannot be read."""
     try:
-        with os.scandir(folder) as entries:  # a path for each name of thousands of runs is slow
-            return [entry.name for entry in entries]
+        return [entry.name for entry in os.scandir(folder)]  # a path for each would be slow
     except OSError:
         return []
 

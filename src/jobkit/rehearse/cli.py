@@ -82,16 +82,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     root.mkdir(parents=True, exist_ok=True)
     logs = Path(tempfile.mkdtemp(prefix="rehearse-", dir=root)).absolute()
     os.environ["JOBKIT_LOGS"] = str(logs)
-    kept = True
+    done = False
     try:
         with cluster(args.nodes, args.ranks_per_node):
             report(args, [rehearse(logs, args, nodes) for nodes in sizes(args.nodes)])
-        kept = args.keep
+        done = True
     finally:
-        if kept:
-            print(f"kept: {logs}")
-        else:
+        if (done and not args.keep) or not any(logs.iterdir()):
             shutil.rmtree(logs)
+        else:
+            print(f"kept: {logs}")
     return Exit.OK
 
 
