@@ -15,6 +15,7 @@ _jobkit_options() {
     'status') echo '--help --watch --json --interval' ;;
     'cancel') echo '--help' ;;
     'drill') echo '--help --minicluster --local --faults --list --at --name --site --account --partition --urgent-partition --device' ;;
+    'rehearse') echo '--help --nodes --ranks-per-node --steps --keep' ;;
     'check-edf') echo '--help --json --no-paths' ;;
     'check-k8s') echo '--help --json' ;;
     'verify') echo '--help --strategies --world-sizes --model --device --json' ;;
@@ -48,7 +49,7 @@ _jobkit_options() {
 # The values of an option that takes one of a few, or the commands of a program.
 _jobkit_values() {
   case $1 in
-    'jobkit') echo 'prepare run launch status cancel drill check-edf check-k8s verify memory advise preflight gpu-check comm plot-comm step-model collect try-pattern check-claims compare plot export exercise meter' ;;
+    'jobkit') echo 'prepare run launch status cancel drill rehearse check-edf check-k8s verify memory advise preflight gpu-check comm plot-comm step-model collect try-pattern check-claims compare plot export exercise meter' ;;
     'run.sh --recipe') echo 'fast fast-cpu' ;;
     'run.sh --strategy') echo 'single dp ddp fsdp mp pp' ;;
     'run.sh --device') echo 'auto cpu cuda' ;;

@@ -16,7 +16,7 @@ class Exit(IntEnum):
     OK = 0
     FAILED = 1  # the run failed
     USAGE = 2  # wrong usage or bad input; nothing was written
-    INCOMPLETE = 3  # collected, but a run is not ok
+    INCOMPLETE = 3  # collected, but a run is not ok; or not all runs were submitted
     THRESHOLD = 4  # a threshold was not met
     PREFLIGHT = 5  # a check of the preflight failed
     AGAIN = 75  # stopped early with a checkpoint: run again to resume

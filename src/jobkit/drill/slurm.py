@@ -80,7 +80,7 @@ class Minicluster:
     """A minicluster: its daemons may be killed and its links cut."""
 
     folder: str
-    own: bool = False  # made for the drill
+    own: bool = False  # made by us, and to be taken down
     _one_at_a_time: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def call(self, *words: str) -> "subprocess.CompletedProcess[str]":
@@ -99,7 +99,7 @@ class Minicluster:
             done = self.call(*words)
         if done.returncode:
             said = (done.stderr.strip() or done.stdout.strip()).splitlines()
-            raise UsageError(said[0] if said else f"hpc/minicluster {words[0]} failed")
+            raise UsageError(" ".join(said) or f"hpc/minicluster {words[0]} failed")
 
     def holder(self, node: str) -> int | None:
         """Return a process in the mount namespace of a node's jobs; None without root."""
@@ -139,10 +139,14 @@ class Minicluster:
         except BaseException:
             made.down()
             raise
-        for line in made.call("env").stdout.splitlines():
+        made.point_here()
+        return made
+
+    def point_here(self) -> None:
+        """Point Slurm's commands of this process at it."""
+        for line in self.call("env").stdout.splitlines():
             name, _, value = shlex.split(line)[1].partition("=")
             os.environ[name] = value
-        return made
 
     def down(self) -> None:
         """Take the cluster down and remove all its files."""

@@ -43,7 +43,8 @@ After -- comes the command of any training program; each rank starts it with tor
 / must divide. Write {{ for a brace.
 
 Run the same command again to start only the runs that are missing or failed.
-Exit codes: 0 all runs are ok, 1 a run is not, 2 wrong usage, 130 and 143 stopped.
+Exit codes: 0 all runs are ok, 1 a run is not, 2 wrong usage, 3 with --no-wait: not all runs were
+submitted, 130 and 143 stopped.
 """
 
 

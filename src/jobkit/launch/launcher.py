@@ -47,6 +47,7 @@ class Launch:
     at_once: int | None = None
     runs: Runs | None = None  # None: there was nothing to start
     notes: list[str] = field(default_factory=list)
+    left: int = 0  # runs that Slurm did not take, as its limit of submitted jobs is reached
 
     def __post_init__(self) -> None:
         self._states = States(self.plan)
@@ -237,6 +238,7 @@ def _start_on_slurm(made: Launch, request: LaunchRequest) -> Runs | None:
     wanted = slurm.submission(made.plan, made.run_ids, made.site, request)
     runs, note = start(wanted, request.collect)
     made.notes += [note] if note else []
+    made.left = runs.left
     return runs
 
 

@@ -51,7 +51,7 @@ class Facts:
     attempt: int | None = None  # the newest; None: none is known
     ending: Ending | None = None  # of that attempt
     logged: bool = False  # there is a log
-    age_s: float | None = None  # since its files were last written; None: there are none
+    age_s: float | None = None  # since its files were last written, where it has no job
     tails: tuple[Tail, ...] = ()  # of its log and of Slurm's; left out where they decide nothing
 
 
@@ -68,7 +68,10 @@ def read(paths: RunPaths) -> Facts:
     """Return the facts about a run, consistent as of one moment."""
     mark = _mark(paths)
     for _ in range(_TRIES):
-        found, before, mark = _read_once(paths, mark), mark, _mark(paths)
+        found = _read_once(paths, mark)
+        if found.ending and found.ending.status == "ok":
+            break  # it stays so; of thousands of runs a second look would take seconds
+        before, mark = mark, _mark(paths)
         if mark == before:
             break
     return found
@@ -98,7 +101,7 @@ def _read_once(paths: RunPaths, mark: _Mark) -> Facts:
     """Return the facts, if nothing changes meanwhile; the order of the steps matters."""
     job, numbers, tail = mark.job, mark.attempts, None
     alive = is_at_work(job) if job and job.get("ended") is None else False
-    age_s = _age_s(paths, mark)
+    age_s = None if job else _age_s(paths, mark)  # which only a run that nobody knows needs
     if not numbers:  # a script of the user's own may leave a log only
         tail = read_tail(paths.log)
         numbers = _attempts_in(tail)

@@ -83,3 +83,18 @@ def test_wrong_usage_is_one_line(plan: Plan, words: list[str], capsys) -> None:
         code = stop.code
     assert code == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_of_many_runs_those_that_failed_are_listed(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    monkeypatch.setattr(watch, "MOST_SHOWN", 1)
+    second = run_of(plan, 1)
+    write_json(second.job, {"started": 1.0, "ended": 2.0, "exit_code": 1, "pid": 1, "host": "x"})
+    assert watch.main(["two"]) == 0
+    said = capsys.readouterr().out.replace("\n", "")
+    assert "1 missing, 1 failed" in said
+    assert "1 of 2 runs are not listed here" in " ".join(said.split())
+    first, second_id = plan.runs
+    assert second_id in said
+    assert first not in said

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from jobkit.errors import UsageError
+from jobkit.errors import Exit, UsageError
+from jobkit.launch.cli import main
 from jobkit.launch.request import LaunchRequest
 from jobkit.launch.site import Site
 from jobkit.launch.slurm import submit
@@ -196,3 +197,22 @@ def test_what_was_submitted_stays_where_only_the_limit_of_jobs_is_reached(
         assert error.value.masters == ["7"]
         assert str(error.value).startswith("3 runs were not submitted: sbatch rejected the job")
         assert reason in str(error.value)
+
+
+def test_a_study_that_slurm_took_in_part_says_how_it_goes_on(
+    slurm: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    limit = "sbatch: error: Batch job submission failed: Job violates policy (job submit limit)"
+    refusing = SBATCH.replace("[ -e refuse ]", "[ $number -gt 8 ]")
+    (slurm / "sbatch").write_text(
+        refusing.replace("sbatch: error: Batch job submission failed: no", limit)
+    )
+    words = ["--site", "slurm", "--gpu-request", "none", "--no-wait", "--no-collect"]
+    words += ["--strategies", "ddp", "--gpus", "1", "2", "--device", "cpu", "--name", "part"]
+    monkeypatch.setattr(submit, "check", lambda submission: None)
+    (slurm / "slurm.conf").write_text("ClusterName=here\n")
+    monkeypatch.setenv("SLURM_CONF", str(slurm / "slurm.conf"))
+    (slurm / "count").write_text("7\n")
+    assert main(words) == Exit.INCOMPLETE
+    said = " ".join(capsys.readouterr().out.split())
+    assert "then: the same command again, which submits the other 3 runs" in said

@@ -60,6 +60,11 @@ class Foreground:
         self._print(
             f"next: python -m jobkit status {name} --watch | python -m jobkit cancel {name}"
         )
+        if left := self.started.left:
+            self._print(
+                f"then: the same command again, which submits the other {left:,} runs", "yellow"
+            )
+            return Exit.INCOMPLETE
         return Exit.OK
 
     def follow(self) -> int:

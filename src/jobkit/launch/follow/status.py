@@ -4,7 +4,7 @@ import argparse
 import json
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -12,8 +12,10 @@ from jobkit import streams
 from jobkit.errors import Exit, Parser, at_least, command
 from jobkit.launch.follow.progress import duration, load, progress
 from jobkit.launch.states import States
-from jobkit.outcome.status import UNDER_WAY
+from jobkit.outcome.status import BAD_ENDS, UNDER_WAY
 from jobkit.spec.studies import find_study, read_plan
+
+MOST_SHOWN = 200  # runs in a table
 
 EPILOG = """examples:
   python -m jobkit status                  the newest study
@@ -27,7 +29,8 @@ def parser() -> argparse.ArgumentParser:
     """The command line of status."""
     made = Parser(
         prog="jobkit status",
-        description="Show the state and progress of each run of a study.",
+        description="Show the state and progress of each run of a study; of more than "
+        f"{MOST_SHOWN} runs, those that failed and those at work.",
         epilog=EPILOG,
     )
     made.add_argument("study", nargs="?", help="its name or folder (default: the newest)")
@@ -74,11 +77,11 @@ def _show(states: States, args: argparse.Namespace) -> None:
             live.update(_view(states, console), refresh=True)
 
 
-def rows(states: States) -> list[dict[str, Any]]:
+def rows(states: States, run_ids: Iterable[str]) -> list[dict[str, Any]]:
     """One row per run: its state, its progress, the time left, and its job on Slurm."""
     made = []
-    for run_id, spec in states.plan.runs.items():
-        state, job = states.found[run_id], states.jobs.get(run_id)
+    for run_id in run_ids:
+        spec, state, job = states.plan.runs[run_id], states.found[run_id], states.jobs.get(run_id)
         at = progress(states.plan.paths.run(run_id), spec, state.attempt)
         row = {"run_id": run_id, **asdict(state), "epoch": at.epoch, "epochs": at.epochs}
         row |= {"val_loss": at.val_loss, "val_accuracy": at.val_accuracy}
@@ -95,18 +98,39 @@ def as_json(states: States) -> dict[str, Any]:
     """The study's state for a program."""
     counts = Counter(state.status for state in states.found.values())
     name = states.plan.study.name
-    return {"study": name, "counts": dict(counts), "runs": rows(states)}
+    return {"study": name, "counts": dict(counts), "runs": rows(states, states.plan.runs)}
+
+
+def shown(states: States) -> list[str]:
+    """The runs of the table: all of them or, of many, those that a person should look at."""
+    found = states.plan.runs
+    if len(found) <= MOST_SHOWN:
+        return list(found)
+    status_of = {run_id: states.found[run_id].status for run_id in found}
+    bad = [run_id for run_id, status in status_of.items() if status in BAD_ENDS]
+    at_work = [run_id for run_id, status in status_of.items() if status == "running"]
+    return [*bad, *at_work][:MOST_SHOWN]
+
+
+def _left_out(states: States, count: int) -> str:
+    """What the table of a large study says of the runs that are not in it."""
+    total = len(states.plan.runs)
+    if total == count:
+        return ""
+    return f"{total - count:,} of {total:,} runs are not listed here; --json has all"
 
 
 def _view(states: States, console: Any) -> Any:
     """The table or, on a terminal too narrow for it, a few lines for each run, none cut."""
-    read = rows(states)
+    from rich.console import Group
+    from rich.text import Text
+
+    read = rows(states, shown(states))
+    more = _left_out(states, len(read))
     table = _table(states, read)
     room = console.options.update(width=10_000)  # else the answer is never above the width
     if console.measure(table, options=room).minimum <= console.width:
-        return table
-    from rich.text import Text
-
+        return Group(table, Text(more, overflow="fold")) if more else table
     lines = [str(table.title)]
     for row in read:
         loss = "" if row["val_loss"] is None else f"loss {row['val_loss']:.3f}"
@@ -114,6 +138,7 @@ def _view(states: States, console: Any) -> Any:
         said = (row["status"], f"{row['epoch']}/{row['epochs']}", loss, left, row["load"])
         reason = row["reason"] if row["status"] != "ok" else ""
         lines += [row["run_id"], "  " + ", ".join(filter(None, (*said, reason)))]
+    lines += filter(None, [more])
     return Text("\n".join(lines), overflow="fold")
 
 

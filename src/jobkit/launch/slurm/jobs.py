@@ -23,6 +23,7 @@ class SlurmRuns:
     plan: Plan
     masters: Sequence[str]
     collect_job: str | None = None
+    left: int = 0  # runs that Slurm did not take: its limit of submitted jobs is reached
 
     @property
     def where(self) -> str:
@@ -58,12 +59,12 @@ def start(wanted: Submission, collect: bool) -> tuple[SlurmRuns, str]:
     """Submit the jobs and the collecting one; return their handle and a note of what failed."""
     # Between sbatch and the record of the job's id a signal would leave unknown jobs behind.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    after, notes = None, []
+    after, left, notes = None, 0, []
     try:
         try:
             masters = submit.submit(wanted)
         except submit.LimitReached as limit:
-            masters = limit.masters
+            masters, left = limit.masters, limit.left
             notes.append(str(limit))
         if collect:
             after = submit.submit_collect(wanted, masters)
@@ -73,4 +74,4 @@ def start(wanted: Submission, collect: bool) -> tuple[SlurmRuns, str]:
         )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    return SlurmRuns(wanted.plan, masters, after), "; ".join(notes)
+    return SlurmRuns(wanted.plan, masters, after, left), "; ".join(notes)

@@ -46,7 +46,7 @@ class LimitReached(Exception):
             f"{left} runs were not submitted: {reason}; if that is the limit of submitted jobs, "
             "run the same command again when jobs have ended"
         )
-        self.masters = masters
+        self.masters, self.left = masters, left
 
 
 def script(batch: Batch, folder: Path, at_once: int | None, whole: bool = False) -> str:
