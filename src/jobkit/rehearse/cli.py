@@ -29,7 +29,7 @@ from jobkit.spec.studies import read_plan
 
 _DIR = "JOBKIT_MINICLUSTER_DIR"  # `hpc/minicluster env` sets it
 MOST_NODES, MOST_RANKS_PER_NODE = 64, 256  # as hpc/minicluster takes
-MIB_OF_A_RANK = 16  # a Python and two shells; 10 were measured
+MIB_OF_A_RANK = 16  # a bound: a Python and two shells
 _POLL_S, _MOST_S = 1.0, 300.0
 _SITE = """description = "minicluster, without its simulated GPUs"
 gpu_request = "none"
