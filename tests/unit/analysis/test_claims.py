@@ -218,9 +218,10 @@ def test_the_command(tmp_path, capsys) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"hello", "nothing to check"),
-        (b"", "nothing to check"),
-        (b"GPUs,time\n1,10\n", "nothing to check"),
+        (b"hello", "nothing to check: no table, line or sentence"),
+        (b"", "nothing to check: no table, line or sentence"),
+        (b"GPUs,time\n1,10\n", "nothing to check: no table, line or sentence"),
+        (b"It is 4x faster, and scales well.", "nothing to check: no claim stands"),
         (b"GPUs,time,speed-up\nfour,fast,great\n", "nothing to check"),
         (b"GPUs,time,speed-up\n1,10,1\n2,n/a,1.9\n4,0,5\n", "nothing to check"),
         (b"\xff\xfe", "utf-8"),

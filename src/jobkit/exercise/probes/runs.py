@@ -32,6 +32,8 @@ def _study(name: str, sizes: Sequence[str], environ: Mapping[str, str]) -> None:
     """Run DDP and FSDP at some sizes on this machine, and collect."""
     words = ["run", "--site", "local", "--study", "demo", "--name", name, *_SETTINGS.split()]
     words += ["--start-timeout", "300"]  # a busy machine is slow to import torch
+    print(f"ddp and fsdp at {' and '.join(sizes)} ranks, one run after the other:", file=sys.stderr)
+    print(f"'python -m jobkit status {name}' follows them", file=sys.stderr, flush=True)
     _call([*words, "--strategies", "ddp", "fsdp", "--gpus", *sizes], environ)
     _call(["collect", name], environ)
 
