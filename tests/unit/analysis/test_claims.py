@@ -92,7 +92,15 @@ def test_weak_scaling_is_judged_by_its_heading_or_by_the_option() -> None:
     assert wrong(f"## Weak scaling\n\n{table}") == []
     assert wrong(table, Work(weak=True)) == []
     assert wrong(f"## Strong scaling\n\n{table}") == ["6: 80 %"]
-    assert wrong(f"**Weak scaling** (64 per GPU)\n\n{table}".replace("80%", "90%")) == ["6: 90 %"]
+    caption = f"**Weak scaling** (64 per GPU)\n\n{table}"
+    assert wrong(caption) == []
+    assert wrong(caption.replace("80%", "90%")) == ["6: 90 %"]
+
+
+def test_a_time_per_step_is_of_weak_or_strong_scaling_where_no_heading_says() -> None:
+    """100 / 110 is 90.9 %, over 4 GPUs 22.7 %."""
+    table = "GPUs,time per step (ms),efficiency\n1,100,100%\n4,110,{}%\n"
+    assert [wrong(table.format(said)) for said in (91, 23, 50)] == [[], [], ["3: 50 %"]]
 
 
 def test_a_size_may_stand_in_the_first_column_or_along_the_top() -> None:
