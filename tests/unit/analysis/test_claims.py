@@ -92,7 +92,15 @@ def test_weak_scaling_is_judged_by_its_heading_or_by_the_option() -> None:
     assert wrong(f"## Weak scaling\n\n{table}") == []
     assert wrong(table, Work(weak=True)) == []
     assert wrong(f"## Strong scaling\n\n{table}") == ["6: 80 %"]
-    assert wrong(f"**Weak scaling** (64 per GPU)\n\n{table}".replace("80%", "90%")) == ["6: 90 %"]
+    caption = f"**Weak scaling** (64 per GPU)\n\n{table}"
+    assert wrong(caption) == []
+    assert wrong(caption.replace("80%", "90%")) == ["6: 90 %"]
+
+
+def test_a_time_per_step_is_of_weak_or_strong_scaling_where_no_heading_says() -> None:
+    """100 / 110 is 90.9 %, over 4 GPUs 22.7 %."""
+    table = "GPUs,time per step (ms),efficiency\n1,100,100%\n4,110,{}%\n"
+    assert [wrong(table.format(said)) for said in (91, 23, 50)] == [[], [], ["3: 50 %"]]
 
 
 def test_a_size_may_stand_in_the_first_column_or_along_the_top() -> None:
@@ -218,9 +226,10 @@ def test_the_command(tmp_path, capsys) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"hello", "nothing to check"),
-        (b"", "nothing to check"),
-        (b"GPUs,time\n1,10\n", "nothing to check"),
+        (b"hello", "nothing to check: no table, line or sentence"),
+        (b"", "nothing to check: no table, line or sentence"),
+        (b"GPUs,time\n1,10\n", "nothing to check: no table, line or sentence"),
+        (b"It is 4x faster, and scales well.", "nothing to check: no claim stands"),
         (b"GPUs,time,speed-up\nfour,fast,great\n", "nothing to check"),
         (b"GPUs,time,speed-up\n1,10,1\n2,n/a,1.9\n4,0,5\n", "nothing to check"),
         (b"\xff\xfe", "utf-8"),

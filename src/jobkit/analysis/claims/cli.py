@@ -48,7 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     wrong = [v for v in judged if not v.follows]
     for v in wrong:
         print(f"line {v.line}: {v.said} does not follow: {v.how}")
-    print(f"{args.file}: {len(judged) - len(wrong)} of {len(judged)} judged claims follow")
+    if judged:
+        print(f"{args.file}: {len(judged) - len(wrong)} of {len(judged)} judged claims follow")
     unjudged: dict[str, list[str]] = {}
     for v in verdicts:
         if v.follows is None:
@@ -56,5 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for why, said in unjudged.items():
         print(f"not judged, {why}: {', '.join(said)}")
     if not judged:
-        raise UsageError(f"{args.file}: nothing to check: no claim beside what it follows from")
+        why = "no table, line or sentence in it gives a speed-up, an efficiency or a rate"
+        if verdicts:
+            why = "no claim stands with the times or rates that it follows from"
+        raise UsageError(f"{args.file}: nothing to check: {why}")
     return Exit.THRESHOLD if wrong else Exit.OK

@@ -43,6 +43,8 @@ def learning_figure(results: Results) -> Figure | None:
     if panels[-1][0] == "val_accuracy":
         axes[-1].yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
         axes[-1].set_ylim(top=min(1.0, axes[-1].get_ylim()[1]))
+        for line in axes[-1].lines:  # a marker at 100 % is drawn whole
+            line.set_clip_on(False)
     _legend(figure, look, ranks, not_ok=bool((kept["status"] != "ok").any()))
     return figure
 

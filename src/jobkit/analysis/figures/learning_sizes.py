@@ -50,4 +50,6 @@ def _limits(axes: Axes, *, share: bool) -> None:
     if share:
         high = min(1.0, high)
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
+        for line in axes.lines:  # a marker at 100 % is drawn whole
+            line.set_clip_on(False)
     axes.set_ylim(low, high)

@@ -32,6 +32,8 @@ def _study(name: str, sizes: Sequence[str], environ: Mapping[str, str]) -> None:
     """Run DDP and FSDP at some sizes on this machine, and collect."""
     words = ["run", "--site", "local", "--study", "demo", "--name", name, *_SETTINGS.split()]
     words += ["--start-timeout", "300"]  # a busy machine is slow to import torch
+    many = f"{2 * len(sizes)} runs, one after the other"
+    print(f"ddp and fsdp at {' and '.join(sizes)} ranks: {many}", file=sys.stderr, flush=True)
     _call([*words, "--strategies", "ddp", "fsdp", "--gpus", *sizes], environ)
     _call(["collect", name], environ)
 
@@ -75,6 +77,7 @@ def trainings() -> list[Table]:
 def study() -> list[Table]:
     """DDP and FSDP at one and two ranks: the smallest study of scaling."""
     name = f"{_NAME}{time.strftime('%Y%m%d-%H%M%S')}"
+    print(f"'python -m jobkit status {name}' follows this study", file=sys.stderr, flush=True)
     _study(name, ["1", "2"], os.environ)
     folder = logs_root() / name
     sizes = {(r["strategy"], r["world_size"]): r for r in _rows(folder / "scaling.csv")}
