@@ -54,6 +54,14 @@ def test_energy_is_of_all_nodes_and_per_image_without_the_warm_up() -> None:
     assert row["cpu_busy_max"] == 1.0
 
 
+def test_an_end_of_rank_0s_windows_that_no_other_rank_shares_is_passed_over() -> None:
+    of_windows, observed = windows()
+    own = of_windows[1] | {"step": 7, "t": 1003.5}
+    records = RunRecords([of_windows[0], own, *of_windows[1:]], samples=samples(0))
+    row = use_row(records, observed, SIZE | {"nodes": 1}, None)
+    assert row["joules_per_work"] == pytest.approx(100 * 6 / 40)
+
+
 def test_a_node_that_lacks_a_counter_leaves_the_energy_empty() -> None:
     row = row_of(samples(0))
     assert row.keys().isdisjoint({"energy_node_j", "joules_per_work"})

@@ -153,11 +153,15 @@ def _per_work(
     edges: Mapping[int, Sequence[_Edge]],
     works: Mapping[tuple[int, int], float | None],
 ) -> float | None:
-    """Joules for a unit of work, between the first and the last window that all samples cover."""
+    """Joules for a unit of work, between the first and the last window that all samples cover.
+
+    Of rank 0's windows those ends count at which the work of all ranks is known.
+    """
     joules = work = 0.0
     for attempt, of_ranks in curves.items():
         first, last = max(c[0][0] for c in of_ranks), min(c[-1][0] for c in of_ranks)
-        inside = [e for e in edges.get(attempt, ()) if first <= e.at <= last]
+        common = [e for e in edges.get(attempt, ()) if (attempt, e.step) in works]
+        inside = [e for e in common if first <= e.at <= last]
         done = [works.get((attempt, e.step)) for e in inside[1:]]
         if not done or None in done:
             continue
