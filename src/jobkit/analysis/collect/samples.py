@@ -103,14 +103,27 @@ def _weighted(series: Sequence[Record], name: str) -> list[tuple[float, float]]:
 def _of_scope(
     by_attempt: Mapping[int, _Series], scope: str, wanted: object
 ) -> dict[int, list[list[tuple[float, float]]]]:
-    """By attempt, of each rank: when, and the energy so far. Empty where a node or GPU lacks it."""
+    """By attempt, of each rank: when, and the energy so far. Empty where a node or GPU lacks it.
+
+    Of ranks that share a GPU each reads all of its energy: one of them counts.
+    """
     found = {}
     for attempt, series in by_attempt.items():
-        curves = [curve for one in series.values() if (curve := _curve(one, f"energy_{scope}_j"))]
+        name = f"energy_{scope}_j"
+        curves = {rank: curve for rank, one in series.items() if (curve := _curve(one, name))}
         if not curves or len(curves) != wanted:
             return {}
-        found[attempt] = curves
+        if scope == "gpu":
+            curves = {_gpus(rank, series[rank]): curve for rank, curve in curves.items()}
+        found[attempt] = list(curves.values())
     return found
+
+
+def _gpus(rank: int, series: Sequence[Record]) -> object:
+    """What tells a rank's GPUs from others: node and UUIDs, else the rank itself."""
+    first = series[0]
+    uuids, host = first.get("gpu_uuids"), first.get("host")
+    return (str(host), uuids) if uuids and isinstance(uuids, str) else rank
 
 
 def _curve(series: Sequence[Record], name: str) -> list[tuple[float, float]]:
