@@ -114,7 +114,8 @@ def _of_scope(
         if not curves or len(curves) != wanted:
             return {}
         if scope == "gpu":
-            curves = {_gpus(rank, series[rank]): curve for rank, curve in curves.items()}
+            first_of = {_gpus(rank, series[rank]): rank for rank in sorted(curves, reverse=True)}
+            curves = {rank: curves[rank] for rank in first_of.values()}
         found[attempt] = list(curves.values())
     return found
 
