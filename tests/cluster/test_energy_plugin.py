@@ -1,10 +1,12 @@
 """A node's energy on a real Slurm: its plugin, and the ranks, read a simulated counter."""
 
+import csv
 import os
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,3 +63,21 @@ def test_an_exclusive_job_counts_its_nodes_energy(
     while not energies(cluster.run("sacct", *SACCT, "-j", job_id).stdout):
         assert time.monotonic() < deadline, "sacct shows no energy"
         time.sleep(0.5)
+    a_study_has_its_energy(cluster, tmp_path)
+
+
+def a_study_has_its_energy(cluster: Any, folder: Path) -> None:
+    """From submission to the table."""
+    words = [sys.executable, str(ROOT / "run_benchmarks.py"), "--name", "watts", "--exclusive"]
+    words += ["--no-collect"]
+    words += ["--site", "minicluster", "--gpu-request", "none", "--gpus", "1", "--no-auto", "--"]
+    env = {"JOBKIT_LOGS": str(folder / "logs"), "PYTHONPATH": str(ROOT / "src")}
+    done = cluster.run(*words, sys.executable, str(folder / "loop.py"), cwd=folder, env=env)
+    assert done.returncode == 0, done.stdout + done.stderr
+    collect = [sys.executable, str(ROOT / "collect_results.py"), "watts"]
+    done = cluster.run(*collect, cwd=folder, env=env)
+    assert done.returncode == 0, done.stdout + done.stderr
+    with (folder / "logs" / "watts" / "results.csv").open() as file:
+        (row,) = csv.DictReader(file)
+    assert (row["joules_of"], row["energy_source"]) == ("node", "pm_counters (node)")
+    assert float(row["joules_per_work"]) > 0

@@ -64,6 +64,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise UsageError(f"{short_path(args.run)}: no such folder")
     if out.exists():
         raise UsageError(f"{short_path(out)} exists: remove it, or name another folder with --out")
+    if _in_checkpoint(out):
+        raise UsageError(
+            f"{short_path(out)} is inside a checkpoint, to which nothing is added: name another "
+            "folder with --out"
+        )
     hide_gpus()  # before torch is imported: what is exported is for the CPU
     from jobkit.export import formats
     from jobkit.export.folder import JACOBIAN_TOLERANCE, TOLERANCE, Wanted, write_folder
@@ -87,6 +92,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         shutil.rmtree(beside, ignore_errors=True)
     print(f"{short_path(out)}: {trained.folder.name} as {wanted.to}, {differences}")
     return Exit.OK
+
+
+def _in_checkpoint(out: Path) -> bool:
+    """Whether a folder lies in one of a checkpoint, whose shards are its .distcp files."""
+    return any(any(above.glob("*.distcp")) for above in out.absolute().parents)
 
 
 def _warn(text: str) -> None:

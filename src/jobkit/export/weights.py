@@ -85,6 +85,10 @@ def _read(store: Store, folder: Path, own_model: str | None) -> Trained:
             f"{short_path(folder)}: the model is {spec.model!r}, code that is not jobkit's: to "
             f"import it, say --model {spec.model}"
         )
+    if own_model and spec.model != own_model:
+        raise UsageError(
+            f"{short_path(folder)}: the model is jobkit's own {spec.model!r}: leave out --model"
+        )
     shapes = store.shapes(folder)
     wanted = {n.removeprefix(_MODEL): s for n, (s, _) in shapes.items() if n.startswith(_MODEL)}
     model, classes = _built(spec, wanted, folder)

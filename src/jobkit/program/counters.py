@@ -23,6 +23,8 @@ class Counter(NamedTuple):
 class Gpu:
     """A GPU as its driver reports it; this one reports nothing."""
 
+    uuid: str | None = None  # says which of the node's it is, where ranks may share one
+
     def busy(self) -> float | None:
         """The share of the driver's last period in which a kernel was running."""
         return None
@@ -42,8 +44,8 @@ class NvidiaGpu(Gpu):
     Not of a part of a GPU (MIG): load and energy of the whole would be those of others as well.
     """
 
-    def __init__(self, library: Any, handle: Any) -> None:
-        self._library, self._handle = library, handle
+    def __init__(self, library: Any, handle: Any, uuid: str) -> None:
+        self._library, self._handle, self.uuid = library, handle, uuid
 
     def _ask(self, function: str, values: Any) -> bool:
         return bool(getattr(self._library, function)(self._handle, ctypes.byref(values)) == 0)
@@ -131,7 +133,7 @@ def nvidia_gpu(library: Any, uuid: str) -> NvidiaGpu | None:
     if library.nvmlDeviceGetHandleByUUID(name, ctypes.byref(handle)) != 0:
         return None
     code = library.nvmlDeviceGetMigMode(handle, ctypes.byref(now), ctypes.byref(pending))
-    return None if code == 0 and now.value else NvidiaGpu(library, handle)
+    return None if code == 0 and now.value else NvidiaGpu(library, handle, name.decode())
 
 
 def gpu_counter(gpus: Sequence[Gpu]) -> Counter | None:

@@ -59,6 +59,8 @@ class Sampler:
         of_gpus = gpu_counter(gpus)
         self.counters: list[Counter] = [*(node_counters(root) if node and self._alone else [])]
         self.counters += [of_gpus] if of_gpus else []
+        uuids = sorted(gpu.uuid for gpu in gpus if gpu.uuid)
+        self._uuids = ", ".join(uuids) if len(uuids) == len(gpus) else None
         self._begin = time.monotonic()
         self._first: dict[str, float] = {}
         self._over = threading.Event()
@@ -107,6 +109,7 @@ class Sampler:
             "memory_mib": memory_mib(self._root) if self._node else None,
             "gpu_busy": sum(busy) / len(busy) if busy else None,
             "gpu_memory_mib": max(used, default=None),
+            "gpu_uuids": self._uuids or None,
             **self._energy(),
             "energy_source": ", ".join(f"{c.name} ({c.scope})" for c in self.counters) or None,
         }

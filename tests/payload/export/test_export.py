@@ -139,14 +139,20 @@ def test_a_corrupt_checkpoint_is_skipped_and_none_is_refused(export: Any, run: P
 
 def test_bad_input_is_one_line(export: Any, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
+    newest = checkpoints(run)[0]
+    before = sorted(run.rglob("*"))
     for words, said in (
         ((run / "absent", "--to", "onnx"), "no such folder"),
         ((run, "--to", "state_dict", "--out", run), "exists: remove it"),
         ((run, "--to", "onnx", "--jacobian"), "of --to aoti"),
         ((run, "--to", "aoti", "--march", "native"), "no 'no-such-compiler' on PATH"),
+        ((newest, "--to", "state_dict"), "is inside a checkpoint"),
+        ((run, "--to", "state_dict", "--out", newest / "a" / "b"), "is inside a checkpoint"),
+        ((run, "--to", "state_dict", "--model", "os:getcwd"), "jobkit's own 'fast_cnn'"),
     ):
         code, _, err = export(*words)
         assert (code, len(err.splitlines())) == (Exit.USAGE, 1) and said in err, words
+    assert sorted(run.rglob("*")) == before
 
 
 def test_instructions_that_this_machine_lacks(monkeypatch: pytest.MonkeyPatch) -> None:

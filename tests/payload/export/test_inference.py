@@ -37,7 +37,10 @@ def built(run: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Pa
     words = [sys.executable, "-m", "jobkit", "export", str(run), "--to", "aoti", "--jacobian"]
     with (place / "export.log").open("w") as log:
         export = subprocess.Popen(
-            [*words, "--out", str(place / "net")], env=env, stdout=log, stderr=log
+            [*words, "--max-batch", "16", "--out", str(place / "net")],
+            env=env,
+            stdout=log,
+            stderr=log,
         )
         configure = ["cmake", "-S", str(ROOT / "hpc/inference"), "-B", str(place / "build")]
         configure += ["-D", f"Python3_EXECUTABLE={sys.executable}"]
@@ -91,7 +94,9 @@ def test_it_classifies_images(built: tuple[Path, Path], tmp_path: Path) -> None:
     images = net / "images.u8"
     expected = read(net / "expected.f32", 8, 10).argmax(1).tolist()
     (tmp_path / "five").write_bytes(images.read_bytes()[: 5 * 3072])
-    for path, count in ((images, 8), (tmp_path / "five", 5)):
+    (tmp_path / "many").write_bytes(images.read_bytes() * 3)  # more than one batch may have
+    expected *= 3
+    for path, count in ((images, 8), (tmp_path / "five", 5), (tmp_path / "many", 24)):
         done = infer(program, net, "--images", path)
         lines = [line for line in done.stdout.splitlines() if line.startswith("image ")]
         assert lines == [f"image {i}: class {c}" for i, c in enumerate(expected[:count])]
@@ -117,7 +122,15 @@ def test_what_differs_or_cannot_be_read(built: tuple[Path, Path], tmp_path: Path
     (read(net / "jacobian.f32", 10, 3072) * 1.01).numpy().tofile(other / "jacobian.f32")
     assert infer(program, other, "--jacobian").returncode == 4
     (other / "images.u8").write_bytes(b"short")
-    for words in ((other,), (tmp_path,), (), (net, "--batch", "0"), (net, "--fast"), (net, "-n")):
+    for words in (
+        (other,),
+        (tmp_path,),
+        (),
+        (net, "--batch", "0"),
+        (net, "--fast"),
+        (net, "-n"),
+        (net, "--batch", "17"),
+    ):
         done = infer(program, *words)
         assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), words
         assert done.stderr.startswith("infer: error: ")

@@ -54,10 +54,40 @@ def test_energy_is_of_all_nodes_and_per_image_without_the_warm_up() -> None:
     assert row["cpu_busy_max"] == 1.0
 
 
+def test_an_end_of_rank_0s_windows_that_no_other_rank_shares_is_passed_over() -> None:
+    of_windows, observed = windows()
+    own = of_windows[1] | {"step": 7, "t": 1003.5}
+    records = RunRecords([of_windows[0], own, *of_windows[1:]], samples=samples(0))
+    row = use_row(records, observed, SIZE | {"nodes": 1}, None)
+    assert row["joules_per_work"] == pytest.approx(100 * 6 / 40)
+
+
 def test_a_node_that_lacks_a_counter_leaves_the_energy_empty() -> None:
     row = row_of(samples(0))
     assert row.keys().isdisjoint({"energy_node_j", "joules_per_work"})
     assert row["cpu_busy_max"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("uuids", "hosts", "watt"),
+    [
+        (("GPU-a", "GPU-a"), ("n0", "n0"), 100),  # both ranks read the same counter
+        (("GPU-a", "GPU-b"), ("n0", "n0"), 200),
+        (("GPU-a", "GPU-a"), ("n0", "n1"), 200),
+        ((None, None), ("n0", "n0"), 200),
+        (([], {}), ("n0", "n0"), 200),
+    ],
+)
+def test_a_gpu_that_ranks_share_is_counted_once(uuids: Any, hosts: Any, watt: float) -> None:
+    found = []
+    for rank in (0, 1):
+        for one in samples(rank, host=hosts[rank], gpu_uuids=uuids[rank]):
+            one["energy_gpu_j"] = one.pop("energy_node_j")
+            found.append(one | {"energy_source": "nvml (gpu)"})
+    row = row_of(found, nodes=len(set(hosts)))
+    assert row["energy_gpu_j"] == pytest.approx(10 * watt)
+    assert row["joules_per_work"] == pytest.approx(watt * 6 / 40)
+    assert (row["joules_of"], row["energy_source"]) == ("gpu", "nvml (gpu)")
 
 
 def test_a_counter_that_begins_again_in_a_restarted_process_adds_up() -> None:
@@ -145,3 +175,13 @@ def test_without_counters_nothing_is_said_or_drawn() -> None:
     assert (energy(results, "GPUs"), idle_gpus(results, "GPUs")) == ([], [])
     assert (energy_figure(results), load_figure(results)) == (None, None)
     assert not any("J per" in head for head in proposal_table(results.scaling, "GPUs").heads)
+
+
+def test_sizes_of_as_many_ranks_are_told_apart_by_their_nodes() -> None:
+    rows = [*runs_of({"ddp": {2: [100.0]}}), *runs_of({"ddp": {2: [90.0]}})]
+    for nodes, row in enumerate(rows, 1):
+        row |= {"run_id": f"run{nodes}", "nodes": nodes, "ranks_per_node": 2 // nodes}
+        row |= {"throughput": row["images_per_s"], "throughput_unit": "images/s"}
+        row |= {"joules_per_work": 2.0 * nodes, "joules_of": "node"}
+    (said,) = energy(results_from(frame(rows, RESULTS)), "GPUs")
+    assert said == "Energy (node): ddp on 2 GPUs of 1 node needs the least, 2 J per image."

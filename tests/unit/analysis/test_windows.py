@@ -68,6 +68,30 @@ def test_a_rank_that_is_missing_leaves_the_work_unknown(tmp_path: Path) -> None:
     assert (row["throughput"], row["throughput_unit"]) == (10.0, "steps/s")
 
 
+def test_ranks_that_end_their_windows_at_different_steps_share_what_lies_between(
+    tmp_path: Path,
+) -> None:
+    """Each spaces its windows by its own clock; a rate of parts of them would be too low."""
+    folder = tmp_path / "run"
+    left(folder, 0, [START, window(10, 1.0), window(40, 3.0, steps=30, work=300)])
+    own = [window(20, 1.5, step_p50_s=0.1), window(30, 1.0, step_p50_s=0.3), window(40, 1.0)]
+    left(folder, 1, [window(10, 1.0), *own])
+    observed = observed_of(RunPaths(folder), read_run(RunPaths(folder), "run"), Planned())
+    assert observed
+    found = [(o.step, o.steps, o.time_s, o.work) for o in observed.steps]
+    assert found == [(10, 10, 1.0, 200), (40, 30, 3.5, 600)]
+    assert observed.steps[1].percentiles == {"step_p50_s": pytest.approx(0.2)}
+
+
+def test_a_lost_window_of_one_rank_leaves_its_work_unknown(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    left(folder, 0, [START, *(window(n, 1.0) for n in (10, 20, 30, 40))])
+    left(folder, 1, [window(10, 1.0), window(30, 1.0)])
+    observed = observed_of(RunPaths(folder), read_run(RunPaths(folder), "run"), Planned())
+    assert observed
+    assert [(o.step, o.work) for o in observed.steps] == [(10, 200), (30, None), (40, None)]
+
+
 def test_the_study_s_own_words_on_work_win(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     left(folder, 0, [START, {"step": 10, "steps": 10, "wall_s": 1.0}])

@@ -148,6 +148,15 @@ def test_a_shared_nodes_energy_is_not_sampled(tmp_path: Path) -> None:
     assert all("energy_node_j" not in one for one in sampled(tmp_path, {}))
 
 
+def test_a_sample_names_the_gpus_whose_energy_it_counts(tmp_path: Path) -> None:
+    gpu = counters.nvidia_gpu(FakeNvml(), "1")
+    assert gpu
+    for gpus, uuids in (([gpu], "GPU-1"), ([gpu, counters.Gpu()], None), ([], None)):
+        writer = Writer(study="s", run_id="r", attempt=0, rank=1, path=None, log=None)
+        sample = sampling.Sampler(writer, gpus, False, {}, tmp_path).sample()
+        assert sample["gpu_uuids"] == uuids
+
+
 def test_samples_get_rarer_and_never_stop() -> None:
     assert [sampling.interval_s(s) for s in (0, 300, 3000, 1e9)] == [1.0, 1.0, 10.0, 60.0]
 

@@ -103,14 +103,28 @@ def _weighted(series: Sequence[Record], name: str) -> list[tuple[float, float]]:
 def _of_scope(
     by_attempt: Mapping[int, _Series], scope: str, wanted: object
 ) -> dict[int, list[list[tuple[float, float]]]]:
-    """By attempt, of each rank: when, and the energy so far. Empty where a node or GPU lacks it."""
+    """By attempt, of each rank: when, and the energy so far. Empty where a node or GPU lacks it.
+
+    Of ranks that share a GPU each reads all of its energy: one of them counts.
+    """
     found = {}
     for attempt, series in by_attempt.items():
-        curves = [curve for one in series.values() if (curve := _curve(one, f"energy_{scope}_j"))]
+        name = f"energy_{scope}_j"
+        curves = {rank: curve for rank, one in series.items() if (curve := _curve(one, name))}
         if not curves or len(curves) != wanted:
             return {}
-        found[attempt] = curves
+        if scope == "gpu":
+            first_of = {_gpus(rank, series[rank]): rank for rank in sorted(curves, reverse=True)}
+            curves = {rank: curves[rank] for rank in first_of.values()}
+        found[attempt] = list(curves.values())
     return found
+
+
+def _gpus(rank: int, series: Sequence[Record]) -> object:
+    """What tells a rank's GPUs from others: node and UUIDs, else the rank itself."""
+    first = series[0]
+    uuids, host = first.get("gpu_uuids"), first.get("host")
+    return (str(host), uuids) if uuids and isinstance(uuids, str) else rank
 
 
 def _curve(series: Sequence[Record], name: str) -> list[tuple[float, float]]:
@@ -153,11 +167,15 @@ def _per_work(
     edges: Mapping[int, Sequence[_Edge]],
     works: Mapping[tuple[int, int], float | None],
 ) -> float | None:
-    """Joules for a unit of work, between the first and the last window that all samples cover."""
+    """Joules for a unit of work, between the first and the last window that all samples cover.
+
+    Of rank 0's windows those ends count at which the work of all ranks is known.
+    """
     joules = work = 0.0
     for attempt, of_ranks in curves.items():
         first, last = max(c[0][0] for c in of_ranks), min(c[-1][0] for c in of_ranks)
-        inside = [e for e in edges.get(attempt, ()) if first <= e.at <= last]
+        common = [e for e in edges.get(attempt, ()) if (attempt, e.step) in works]
+        inside = [e for e in common if first <= e.at <= last]
         done = [works.get((attempt, e.step)) for e in inside[1:]]
         if not done or None in done:
             continue

@@ -129,8 +129,13 @@ def _percentiles(timed: Sequence[Observation], singles: list[float]) -> Row:
     for name in PERCENTILES:
         values = sorted((o.percentiles[name], o.steps or 1) for o in timed if name in o.percentiles)
         if values:
-            found[name] = values[-1][0] if name == "step_max_s" else _middle(values)
+            found[name] = over_windows(name, values)
     return found
+
+
+def over_windows(name: str, values: Sequence[tuple[float, int]]) -> float:
+    """A percentile over windows, from each one's and the number of its steps, sorted."""
+    return values[-1][0] if name == "step_max_s" else _middle(values)
 
 
 def _middle(values: Sequence[tuple[float, int]]) -> float:

@@ -15,10 +15,13 @@ _SOURCES = {
 _WIDTH = 86  # characters: what the narrowest figure has room for
 
 
-def subtitle(results: Results, spread: str = "median and range") -> str:
-    """What all runs share: device, model, data, precision, batch."""
+def subtitle(results: Results, spread: str = "median and range", shown: str = "") -> str:
+    """What all runs share: device, model, data, precision, batch.
+
+    spread: what is drawn of repeats. shown: what is drawn in place of it.
+    """
     runs = results.runs
-    lines = ([_devices(runs), *_settings(runs)], [_batch(runs), _repeats(runs, spread)])
+    lines = ([_devices(runs), *_settings(runs)], [_batch(runs), shown or _repeats(runs, spread)])
     texts = (" | ".join(part for part in line if part) for line in lines)
     return "\n".join(textwrap.fill(text, _WIDTH) for text in texts if text)
 

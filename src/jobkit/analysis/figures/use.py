@@ -32,7 +32,8 @@ def load_figure(results: Results) -> Figure | None:
     )
     shown, note = fastest(results, own["series"], _MOST)
     title = f"{results.name}: load over time"
-    under = subtitle(results, f"largest size of each series, a line per sampling rank{note}")
+    words = f"one run of each series at its largest size, a line per sampling rank{note}"
+    under = subtitle(results, shown=words)
     figure, (axes,) = new_figure(1, title, under)
     look = looks(s.series for s in results.sizes)
     for series in shown:

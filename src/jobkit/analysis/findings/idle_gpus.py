@@ -1,10 +1,13 @@
 """GPUs that are idle during a training, and what the work costs in energy, in words."""
 
+from collections.abc import Sequence
+
 import pandas as pd
 
 from jobkit.analysis.collect.results import Results
+from jobkit.analysis.scaling.sizes import Size
 from jobkit.analysis.tables.frames import records
-from jobkit.analysis.tables.text import counted_ranks
+from jobkit.analysis.tables.text import counted, counted_ranks
 
 BUSY = 0.8  # of the time: below it a GPU counts as idle
 _WAITS = 0.1  # share of the time in which waiting for data explains it
@@ -44,10 +47,16 @@ def energy(results: Results, unit: str) -> list[str]:
     assert least.joules_per_work is not None and fastest.joules_per_work is not None
     text = (
         f"Energy ({least.joules_of}): {least.series} on "
-        f"{counted_ranks(least.world_size or 1, unit)} needs the least, "
+        f"{counted_ranks(least.world_size or 1, unit)}{_nodes(least, known)} needs the least, "
         f"{least.joules_per_work:.3g} J per {name}"
     )
     if fastest is least or not least.joules_per_work:
         return [f"{text}."]
     factor = fastest.joules_per_work / least.joules_per_work
     return [f"{text}; the fastest needs {factor:.2f} times as much."]
+
+
+def _nodes(one: Size, known: Sequence[Size]) -> str:
+    """The nodes of a size, where another of its series has as many ranks."""
+    alike = [s for s in known if (s.series, s.world_size) == (one.series, one.world_size)]
+    return f" of {counted(one.nodes or 1, 'node')}" if len(alike) > 1 else ""

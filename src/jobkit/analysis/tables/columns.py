@@ -135,7 +135,7 @@ FORECAST = (
     Column("time_of", TEXT, "what time_s is of"),
 )
 
-_SAMPLE_DTYPES = {"host": TEXT, "energy_source": TEXT, "alone": FLAG}
+_SAMPLE_DTYPES = {"host": TEXT, "gpu_uuids": TEXT, "energy_source": TEXT, "alone": FLAG}
 SAMPLES = (
     *IDENTITY,
     Column("world_size", COUNT, "number of ranks"),
