@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from jobkit.analysis.cli import collect_main, plot_main
+from support.codes import code_of
 from support.fake_study import FakeRun, logs, make_plan, whole_run, whole_study
 from support.place import ROOT
 
@@ -50,14 +51,6 @@ def lone_run() -> None:
     (run_id,) = plan.runs
     FakeRun(plan.paths.folder, run_id, plan.runs[run_id]).begin().flush()
     plan.paths.run(run_id).folder.rename(logs() / "alone")
-
-
-def code_of(main, words: list[str]) -> int:
-    """The exit code of a command; argparse ends it on wrong usage."""
-    try:
-        return main(words)
-    except SystemExit as end:
-        return int(end.code)
 
 
 BAD = {

@@ -152,8 +152,7 @@ class Meter:
             work = None if self._per_step is None else self._per_step / self._world
         self._work = None if work is None or self._work is None else self._work + work
         for name, value in values.items():  # detached: not to keep the graph of a loss
-            plain = isinstance(value, (int, float)) or not hasattr(value, "detach")
-            self._values[name] = value if plain else value.detach()
+            self._values[name] = value.detach() if hasattr(value, "detach") else value
         late = now - self._begin > WINDOW_S
         if self.steps == self._warmup or late or self.steps % self._every == 0:
             self._edge(late)

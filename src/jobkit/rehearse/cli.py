@@ -82,16 +82,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     root.mkdir(parents=True, exist_ok=True)
     logs = Path(tempfile.mkdtemp(prefix="rehearse-", dir=root)).absolute()
     os.environ["JOBKIT_LOGS"] = str(logs)
-    done = False
+    keep = True  # unless all went well
     try:
         with cluster(args.nodes, args.ranks_per_node):
             report(args, [rehearse(logs, args, nodes) for nodes in sizes(args.nodes)])
-        done = True
+        keep = args.keep
     finally:
-        if (done and not args.keep) or not any(logs.iterdir()):
-            shutil.rmtree(logs)
-        else:
+        if keep and any(logs.iterdir()):
             print(f"kept: {logs}")
+        else:
+            shutil.rmtree(logs)
     return Exit.OK
 
 

@@ -1,10 +1,10 @@
 """collect_results.py --min-efficiency: a script can rely on its exit code."""
 
 import pytest
-from test_analysis_doors import code_of
 
 from jobkit.analysis.cli import collect_main
 from jobkit.spec.plan import Plan
+from support.codes import code_of
 from support.fake_study import FakeRun, make_plan, whole_run, whole_study
 
 

@@ -57,21 +57,13 @@ def trainings() -> list[Table]:
         environ = {**os.environ, "JOBKIT_LOGS": folder}
         _study(_NAME + "6", ["2"], environ)
         epochs = _rows(Path(folder) / (_NAME + "6") / "epochs.csv")
-    rows = [
-        (
-            row["strategy"],
-            _whole(row, "epoch"),
-            *(_number(row, n) for n in ("train_loss", "val_loss", "val_accuracy", "images_per_s")),
-        )
+    columns = ("train_loss", "val_loss", "val_accuracy", "images_per_s")
+    rows: list[tuple[object, ...]] = [
+        (row["strategy"], _whole(row, "epoch"), *(_number(row, name) for name in columns))
         for row in epochs
     ]
-    return [
-        Table(
-            "the CNN on generated images, two ranks",
-            ("strategy", "epoch", "training loss", "validation loss", "accuracy", "images/s"),
-            rows,
-        )
-    ]
+    head = ("strategy", "epoch", "training loss", "validation loss", "accuracy", "images/s")
+    return [Table("the CNN on generated images, two ranks", head, rows)]
 
 
 def study() -> list[Table]:
@@ -88,14 +80,9 @@ def study() -> list[Table]:
         row = {**run, **sizes.get((run["strategy"], run["world_size"]), {})}
         values = (_number(row, name) for name in columns)
         rows.append((run["strategy"], _whole(run, "world_size"), *values))
-    return [
-        Table(
-            f"study {name}",
-            ("strategy", "ranks", "s per epoch", "speed-up", "efficiency", "validation loss",
-             "accuracy", "peak memory (MiB)"),
-            rows,
-        )
-    ]  # fmt: skip
+    head = ("strategy", "ranks", "s per epoch", "speed-up", "efficiency", "validation loss",
+            "accuracy", "peak memory (MiB)")  # fmt: skip
+    return [Table(f"study {name}", head, rows)]
 
 
 def sentences() -> list[Table]:
@@ -111,11 +98,8 @@ def sentences() -> list[Table]:
 
     results = collect(folder, write=False)
     figures = sorted(path.name for path in (folder / "figures").glob("*.png"))
+    lines = [(line,) for line in verdict(results, unit(results))]
     return [
-        Table(
-            f"{folder}/report.html says",
-            ("sentence",),
-            [(line,) for line in verdict(results, unit(results))],
-        ),
+        Table(f"{folder}/report.html says", ("sentence",), lines),
         Table(f"figures in {folder}/figures", ("figure",), [(name,) for name in figures]),
     ]
