@@ -460,8 +460,10 @@ if [[ -n $in_allocation ]]; then
   # The counter of a node's energy counts what every job there uses: the ranks read it where no
   # other job can be, which they cannot see themselves.
   unset JOBKIT_NODE_ALONE
-  of_job=$(TZ=UTC0 SLURM_TIME_FORMAT=standard timeout 5 \
-    squeue -h -j "$SLURM_JOB_ID" -o '%h|%V|%j|%Z' 2>/dev/null)
+  # An array's last element has the number of the array, of which squeue shows all elements.
+  of_job=$(TZ=UTC0 SLURM_TIME_FORMAT=standard timeout 15 \
+    squeue -h -j "$SLURM_JOB_ID" -o '%A|%h|%V|%j|%Z' 2>/dev/null |
+    sed -n "/^$SLURM_JOB_ID|/{s///p;q;}")
   if [[ $of_job == NO* ]]; then export JOBKIT_NODE_ALONE=1; fi
   claim_attempt
   first_attempt

@@ -19,8 +19,7 @@ constexpr double kLogits = 1e-5;    // of the largest logit, or of 1 where all a
 constexpr double kJacobian = 1e-3;  // of its 2-norm: ReLU's derivative jumps at 0
 struct Options {
   std::string folder, images;
-  int64_t batch = 1, threads = 1, iterations = 20;
-  bool jacobian = false;
+  int64_t batch = 1, threads = 1, iterations = 20, jacobian = false;
 };
 static int64_t whole(const std::string& name, const char* text) {
   char* end = nullptr;
@@ -66,7 +65,11 @@ static at::Tensor floats_of(const std::string& path, int64_t rows) {  // (rows, 
   return at::from_blob(raw.data(), {rows, int64_t(raw.size()) / 4 / rows}, at::kFloat).clone();
 }
 
-static at::Tensor run(Loader& with, const at::Tensor& x) { return with.run({x.contiguous()})[0]; }
+static at::Tensor run(Loader& with, const at::Tensor& x, int64_t most) {  // at most so many at once
+  std::vector<at::Tensor> parts = x.split(most);
+  for (at::Tensor& part : parts) part = with.run({part.contiguous()})[0];
+  return parts.size() > 1 ? at::cat(parts) : parts[0];
+}
 static bool agrees(const char* what, const at::Tensor& off, double most) {  // false for NaN
   printf("%s: largest difference %.3g of %.3g allowed\n", what, off.item<double>(), most);
   return off.item<double>() <= most;
@@ -82,25 +85,24 @@ static int infer(const Options& o) {
   at::Tensor eight = pixels_of(o.folder + "/images.u8");
   at::Tensor expected = floats_of(o.folder + "/expected.f32", eight.size(0));
   Loader loader(o.folder + "/model.pt2");
-  at::Tensor off = (run(loader, eight) - expected).abs().max();
+  at::Tensor off = (run(loader, eight, most) - expected).abs().max();
   if (!agrees("logits", off / expected.abs().max().clamp_min(1), kLogits)) return 4;
   if (o.jacobian) {
     Loader derivative(o.folder + "/jacobian.pt2");
     at::Tensor want = floats_of(o.folder + "/jacobian.f32", 1);
-    at::Tensor found = run(derivative, eight.slice(0, 0, 1)).reshape({1, -1});
+    at::Tensor found = run(derivative, eight.slice(0, 0, 1), 1).reshape({1, -1});
     if (!agrees("jacobian", (found - want).norm() / want.norm(), kJacobian)) return 4;
   }
   if (!o.images.empty()) {
     long i = 0;
-    for (const at::Tensor& part : pixels_of(o.images).split(most))
-      for (const at::Tensor& one : run(loader, part).argmax(1).unbind())
-        printf("image %ld: class %ld\n", i++, long(one.item<int64_t>()));
+    for (const at::Tensor& one : run(loader, pixels_of(o.images), most).argmax(1).unbind())
+      printf("image %ld: class %ld\n", i++, long(one.item<int64_t>()));
     return 0;
   }
   at::Tensor x = eight.repeat({(o.batch + 7) / 8, 1, 1, 1}).slice(0, 0, o.batch).contiguous();
   for (int64_t i = 0; i < 3 + o.iterations; i++) {  // the first three are a warm-up
     auto begin = std::chrono::steady_clock::now();
-    run(loader, x);
+    run(loader, x, most);
     double s = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     if (i >= 3)
       printf("[METRIC] step=%ld step_time_ms=%.6f images_per_s=%.3f batch=%ld threads=%ld\n",
@@ -109,11 +111,9 @@ static int infer(const Options& o) {
   return 0;
 }
 
-int main(int argc, char** argv) {
-  try {
-    return infer(read_options(argc, argv));
-  } catch (const std::exception& error) {  // torch's own have many lines
-    fprintf(stderr, "infer: error: %.*s\n", int(strcspn(error.what(), "\n")), error.what());
-    return 2;
-  }
+int main(int argc, char** argv) try {
+  return infer(read_options(argc, argv));
+} catch (const std::exception& error) {  // torch's own have many lines
+  fprintf(stderr, "infer: error: %.*s\n", int(strcspn(error.what(), "\n")), error.what());
+  return 2;
 }

@@ -114,8 +114,8 @@ MailProg=/bin/true
 MpiDefault=none
 # For srun --resv-ports.
 MpiParams=ports={plan.ports.steps}
-# Jobs of two clusters on this machine have other ids: of the id is the port at which ranks meet.
-FirstJobId={plan.ports.base}
+# Job ids of two clusters on one machine differ: MASTER_PORT is derived from the id.
+FirstJobId={plan.ports.base * 10}
 """
 
 

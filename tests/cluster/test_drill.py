@@ -144,7 +144,7 @@ def _ended(pid: int) -> bool:
 
 
 def test_a_killed_controller_comes_back_with_its_jobs(hard) -> None:
-    job = hard.submit("-o", "/dev/null", "--wrap", "sleep 15")
+    job = hard.submit("-o", "/dev/null", "--wrap", "sleep 40")
     hard.wait_for(job, JobState="RUNNING")
     running, cluster = time.time(), Minicluster(str(hard.layout.root))
     deadline = time.monotonic() + 300

@@ -49,7 +49,7 @@ def too_long(cluster, checkout: Checkout, own) -> str:
     return checkout.sbatch(cluster, *small, *model, **own, WAIT_S="300")
 
 
-def test_defaults_and_what_overrides_them(cluster, checkout: Checkout) -> None:
+def test_defaults_and_what_overrides_them(cluster, checkout: Checkout, too_long: str) -> None:
     """Four ranks on a node, and one rank: the same losses, and the newest log."""
     one = checkout.sbatch(cluster, "--ntasks-per-node=1", "run.sh", *TINY)
     four = checkout.sbatch(cluster, "run.sh", "--strategy", "fsdp", *TINY)
@@ -64,7 +64,9 @@ def test_defaults_and_what_overrides_them(cluster, checkout: Checkout) -> None:
         losses += [checkout.records(job_id, "epoch")[-1]["val_loss"]]
     assert losses[1:] == pytest.approx([losses[0]], rel=1e-4)
     link = checkout.folder / "train.log"
-    assert link.is_symlink() and link.resolve().name in {f"train-{j}.log" for j in jobs}
+    assert link.is_symlink() and link.resolve().name in {
+        f"train-{j}.log" for j in (*jobs, too_long)
+    }
 
 
 def test_two_jobs_on_one_node_both_train(cluster, checkout: Checkout) -> None:
@@ -129,8 +131,8 @@ def test_the_ready_scripts_start_four_ranks(
     """The ranks are stand-ins, a shell each: what they are given counts."""
     tell = "echo I am $RANK of $WORLD_SIZE, $LOCAL_RANK of $LOCAL_WORLD_SIZE on $NODE_RANK"
     text = (checkout.folder / "hpc" / script).read_text().replace(" --device cpu", "")
-    (checkout.folder / "hpc" / f"told-{script}").write_text(text)
-    job_id = checkout.sbatch(cluster, f"hpc/told-{script}", "--", "sh", "-c", tell)
+    (checkout.folder / f"told-{script}").write_text(text)
+    job_id = checkout.sbatch(cluster, f"told-{script}", "--", "sh", "-c", tell)
     assert cluster.wait(job_id, 480) == ("COMPLETED", "0:0"), checkout.log(job_id)
     own = 4 // nodes
     told = [line for line in checkout.log(job_id).split("\n") if line.startswith("I am")]

@@ -29,8 +29,9 @@ def second(make_cluster):
 
 
 def test_all_nodes_are_idle(cluster) -> None:
-    shown = cluster.run("sinfo", "--noheader", "--Node", "--format=%N %T %c %G").stdout
-    assert shown.split("\n") == [f"n{i} idle 8 gpu:4" for i in range(1, 5)] + [""]
+    idle = [f"n{i} idle 8 gpu:4" for i in range(1, 5)] + [""]
+    words = ("sinfo", "--noheader", "--Node", "--format=%N %T %c %G")
+    _until(lambda: cluster.run(*words).stdout.split("\n") == idle)  # an earlier job may be ending
     assert re.search(r"^up: n\[1-4\] idle, .*; \d+\.\d s$", cluster.printed, re.MULTILINE)
 
 
@@ -40,14 +41,11 @@ def test_two_nodes_of_two_tasks(cluster) -> None:
 
 
 def test_gpus_of_two_jobs_on_a_node_differ(cluster, tmp_path: Path) -> None:
-    script = "echo $CUDA_VISIBLE_DEVICES; sleep 2"
-    jobs = [
-        cluster.submit("-w", "n3", "--gpus-per-node=2", f"--output={tmp_path}/%j", "--wrap", script)
-        for _ in range(2)
-    ]
+    meet = "until [ $(ls | wc -l) -ge 2 ]; do sleep 0.1; done"  # both run at the same time
+    words = ["-w", "n3", "--gpus-per-node=2", f"--output={tmp_path}/%j"]
+    script = f"cd {tmp_path}; echo $CUDA_VISIBLE_DEVICES; {meet}"
+    jobs = [cluster.submit(*words, "--wrap", script) for _ in range(2)]
     assert [cluster.wait(job) for job in jobs] == [("COMPLETED", "0:0")] * 2
-    starts = {cluster.show(job)[0]["StartTime"] for job in jobs}
-    assert len(starts) == 1, "they did not run at the same time"
     assert sorted((tmp_path / job).read_text() for job in jobs) == ["0,1\n", "2,3\n"]
 
 
@@ -114,7 +112,7 @@ def test_a_task_that_ignores_the_signal_ends_with_its_job(cluster, tmp_path: Pat
     job = cluster.submit("-o", "/dev/null", str(script))
     _until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
     cluster.run("scancel", job)
-    _until(lambda: not _alive(int((tmp_path / "pid").read_text())), 100)
+    _until(lambda: not _alive(int((tmp_path / "pid").read_text())))
 
 
 @needs_root
@@ -154,7 +152,7 @@ def test_preemption_requeues(second, tmp_path: Path) -> None:
     _until(lambda: (tmp_path / "log").exists())
     urgent = second.submit("-p", "urgent", "-N2", "-o", "/dev/null", "--wrap", "true")
     assert second.wait(urgent) == ("COMPLETED", "0:0")
-    assert second.wait(low, 200) == ("COMPLETED", "0:0")
+    assert second.wait(low, 720) == ("COMPLETED", "0:0")
     assert second.show(low)[0]["Restarts"] == "1"
     assert (tmp_path / "log").read_text().splitlines() == ["run", "run 1"]
 
@@ -206,7 +204,7 @@ def _alive(pid: int) -> bool:
         return False
 
 
-def _until(condition: Callable[[], object], timeout: float = 50) -> None:
+def _until(condition: Callable[[], object], timeout: float = 720) -> None:
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -46,7 +47,8 @@ def traces(directory: Path) -> list[str]:
             except OSError:
                 continue
         if re.search(re.escape(text) + rb"[/\0\s]", shown):
-            found.append(f"process {process.name}: {(process / 'comm').read_text().strip()}")
+            with contextlib.suppress(OSError):  # it has just ended
+                found.append(f"process {process.name}: {(process / 'comm').read_text().strip()}")
     found += [
         line for line in Path("/proc/net/unix").read_text().splitlines() if f"{directory}/" in line
     ]

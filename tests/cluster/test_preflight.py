@@ -34,8 +34,9 @@ class Injected:
         first = "[ $SLURM_PROCID != 0 ] || echo NODES=$SLURM_STEP_NODELIST\n"
         line = first + inject.replace("CHECK", f'{CHECK} "$@"')
         argv = ["srun", "-K1", *size, "bash", "-c", line, "x", *words]
-        words = ("--", "--dataset", "synthetic") if "--" not in words else ()
-        return self.cluster.run(*argv, *words, env=self.env | env, timeout=300)
+        more = [] if "--timeout" in words else ["--timeout", "300"]  # the ranks are sound
+        more += [] if "--" in words else ["--", "--dataset", "synthetic"]
+        return self.cluster.run(*argv, *more, env=self.env | env, timeout=900)
 
     def faults(self, inject: str, *words: str, code: int | None = 5, **more) -> str:
         """The lines of the faults, in which the step's nodes are n1 and n2, whichever it got."""
@@ -153,9 +154,9 @@ def test_other_code_on_one_node_and_a_wrong_clock_on_another(injected: Injected,
 
 def test_a_rank_that_never_connects_is_named(injected: Injected) -> None:
     """srun ends with 143 then, because it has to end that rank; the line is what counts."""
-    inject = "[ $SLURM_PROCID = 1 ] && exec sleep 50; exec CHECK"
-    said = injected.faults(inject, "--timeout", "2", code=143)
-    assert "presence: rank 1 on n2: did not connect within 2 s; fix: check n2" in said
+    inject = "[ $SLURM_PROCID = 1 ] && exec sleep 900; exec CHECK"
+    said = injected.faults(inject, "--timeout", "30", code=143)
+    assert "presence: rank 1 on n2: did not connect within 30 s; fix: check n2" in said
 
 
 def test_a_master_that_does_not_resolve(injected: Injected) -> None:
@@ -242,7 +243,7 @@ def test_a_link_that_is_absurdly_slow(apart: Injected) -> None:
 def test_a_node_that_cannot_be_reached(apart: Injected) -> None:
     """n2's packets are lost. It gives up first, srun ends the other: and both have reported."""
     inject = "[ $SLURM_PROCID = 0 ] && exec CHECK; export MASTER_ADDR=10.77.0.99; "
-    said = apart.faults(inject + f"exec {CHECK} --timeout 4", "--timeout", "25")
+    said = apart.faults(inject + f"exec {CHECK} --timeout 20", "--timeout", "300")
     assert "rank 1 on n2: 10.77.0.99 cannot be reached (port " in said
     assert "presence: rank 1 on n2: did not connect" in said
 

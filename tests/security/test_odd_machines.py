@@ -217,7 +217,7 @@ def test_no_umask_leaves_files_that_others_may_change(umask: str) -> None:
 @pytest.mark.skipif(not shutil.which("ss"), reason="needs ss (iproute2)")
 def test_a_local_training_listens_on_loopback_but_for_torchs_store(tmp_path: Path) -> None:
     words = f"--nproc-per-node 2 --run-dir {tmp_path}/run --strategy ddp --device cpu {SETTINGS}"
-    words = words.replace("--epochs 1", "--epochs 400")
+    words = words.replace("--epochs 1", "--epochs 100000")
     environ = {**os.environ, "JOBKIT_PYTHON": PYTHON}
     environ.pop("GLOO_SOCKET_IFNAME", None)
     job = subprocess.Popen(["bash", str(ROOT / "run.sh"), *words.split()], env=environ)

@@ -81,7 +81,7 @@ def serve() -> None:
             if pid == 0:
                 be_rank(rank, port, request)
             pids.append(pid)
-        print(json.dumps(wait(pids, request.get("timeout_s", 180))), flush=True)
+        print(json.dumps(wait(pids, request.get("timeout_s", 900))), flush=True)
 
 
 if __name__ == "__main__":

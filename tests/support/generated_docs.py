@@ -30,8 +30,8 @@ INTEGERS |= {"test_samples", "parameters", "threads", "epoch", "iterations", "ti
 INTEGERS |= {"begun_at", "iteration", "bytes", "ranks", "step", "steps", "warmup_steps"}
 TEXTS = {"node_list", "device", "device_type", "backend", "git_commit", "job_id", "action"}
 TEXTS |= {"operation", "scope", "level", "text", "status", "reason"}
-TEXTS |= {"source", "unit", "work_source", "name"}
-OBJECTS, FLAGS = {"spec", "versions", "values"}, {"correct", "warmup", "certain"}
+TEXTS |= {"source", "unit", "work_source", "name", "host", "gpu_uuids", "energy_source"}
+OBJECTS, FLAGS = {"spec", "versions", "values"}, {"correct", "warmup", "certain", "alone"}
 
 
 def type_of(field: str) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-LIMIT_S, LIMIT_MIB = 10.0, 512
+LIMIT_S, LIMIT_MIB = 300.0, 512
 SECRET = "s3cr3t-token-of-the-environment"
 _QUERIES = ("squeue", "sacct", "nvidia-smi", "amd-smi", "rocm-smi")  # a look may start these
 

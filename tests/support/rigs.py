@@ -90,7 +90,7 @@ def alive_with(mark: str) -> list[str]:
     return found
 
 
-def none_left(mark: str, within_s: float = 10.0) -> bool:
+def none_left(mark: str, within_s: float = 300.0) -> bool:
     """Whether every process with the mark ends within the time."""
     end = time.monotonic() + within_s
     while alive_with(mark):

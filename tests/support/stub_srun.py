@@ -53,7 +53,7 @@ class Kit:
     def __call__(self, *words: str, **extra: str) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
             self.words(*words), env=self.environ(**extra), capture_output=True, text=True,
-            timeout=60, cwd=self.folder,
+            timeout=600, cwd=self.folder,
         )  # fmt: skip
 
     def outcome(self, attempt: int = 0) -> dict[str, Any]:

@@ -44,7 +44,15 @@ OF_OTHERS |= {
     "--ntasks",
 }
 OF_OTHERS |= {"--nodes=2", "--world-sizes"}  # of sbatch; of verify, which imports torch
-OF_OTHERS |= {"--signal", "--signal=USR2@60", "--signal=CONT@1", "--cpus-per-task", "--label"}
+OF_OTHERS |= {
+    "--signal=USR2",
+    "--signal=TERM",
+    "--signal",
+    "--signal=USR2@60",
+    "--signal=CONT@1",
+    "--cpus-per-task",
+    "--label",
+}
 
 
 def prose(text: str) -> str:

@@ -20,7 +20,7 @@ from jobkit.paths import RunPaths
 
 PATIENCE_S = 400.0  # for one thing that must happen
 STARTS = 3  # at most; a run that has not recovered by then is lost
-_LINGER_S = 15.0  # for processes to end after their run
+_LINGER_S = 60.0  # for processes to end after their run
 
 
 class Lost(Exception):

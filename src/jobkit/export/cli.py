@@ -96,7 +96,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _in_checkpoint(out: Path) -> bool:
     """Whether a folder lies in one of a checkpoint, whose shards are its .distcp files."""
-    return any(any(above.glob("*.distcp")) for above in out.absolute().parents)
+    with_manifest = [
+        above for above in out.resolve().parents if (above / "manifest.json").is_file()
+    ]
+    return any(any(above.glob("*.distcp")) for above in with_manifest)
 
 
 def _warn(text: str) -> None:

@@ -74,9 +74,8 @@ def _end_job(folder: Path, job_id: str) -> str:
 
 def _queued(job_id: str) -> list[list[str]]:
     """Jobs of this number: number, name of an array's element, user, and the rest in one text."""
-    words = ["env", "TZ=UTC0", "SLURM_TIME_FORMAT=standard"]  # as run.sh asked
-    words += ["squeue", "-h", "-j", check_id(job_id), "-o", "%A|%i|%U|%V|%j|%Z"]
-    done = commands.call(words)
+    words = ["squeue", "-h", "-j", check_id(job_id), "-o", "%A|%i|%U|%V|%j|%Z"]
+    done = commands.call(words, TZ="UTC0", SLURM_TIME_FORMAT="standard")  # as run.sh asked
     if done.returncode and "Invalid job id" not in done.stderr:
         why = " ".join(done.stderr.split())
         raise UsageError(f"job {job_id}: squeue failed, nothing was cancelled: {why}")

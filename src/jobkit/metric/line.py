@@ -114,7 +114,7 @@ KINDS: dict[str, dict[str, str]] = {
         "gpu_busy": "share of the time in which a kernel was running on the rank's GPU, as its "
         "driver reports it for a last period of its own; null where it does not",
         "gpu_memory_mib": "memory of the rank's GPU in use",
-        "gpu_uuids": "UUIDs of the rank's GPUs: ranks that share one count its energy once",
+        "gpu_uuids": "hash of the UUIDs of the rank's GPUs: ranks that share them count them once",
         "energy_gpu_j": "energy of the rank's GPU since the first sample, in joules",
         "energy_node_j": "energy of the whole node, likewise",
         "energy_package_j": "energy of the node's processors, likewise",

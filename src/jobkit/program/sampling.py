@@ -1,6 +1,7 @@
 """Watches the machine while a rank trains: load, memory and energy, a record now and then."""
 
 import contextlib
+import hashlib
 import os
 import threading
 import time
@@ -60,7 +61,9 @@ class Sampler:
         self.counters: list[Counter] = [*(node_counters(root) if node and self._alone else [])]
         self.counters += [of_gpus] if of_gpus else []
         uuids = sorted(gpu.uuid for gpu in gpus if gpu.uuid)
-        self._uuids = ", ".join(uuids) if len(uuids) == len(gpus) else None
+        known = uuids if len(uuids) == len(gpus) else []
+        # Short: a record is one line, and there may be 16 GPUs.
+        self._uuids = hashlib.sha256(" ".join(known).encode()).hexdigest()[:16] if known else None
         self._begin = time.monotonic()
         self._first: dict[str, float] = {}
         self._over = threading.Event()
@@ -109,7 +112,7 @@ class Sampler:
             "memory_mib": memory_mib(self._root) if self._node else None,
             "gpu_busy": sum(busy) / len(busy) if busy else None,
             "gpu_memory_mib": max(used, default=None),
-            "gpu_uuids": self._uuids or None,
+            "gpu_uuids": self._uuids,
             **self._energy(),
             "energy_source": ", ".join(f"{c.name} ({c.scope})" for c in self.counters) or None,
         }

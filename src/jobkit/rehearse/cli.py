@@ -44,7 +44,8 @@ EPILOG = """examples:
 The ranks are stand-ins: small processes without torch that write a rank's records. Their Slurm is
 hpc/minicluster: the one that `hpc/minicluster env` named in this shell, else one made for it. The
 seconds are of this machine, which all nodes share; how they grow is what counts.
-Exit codes: 0 done; 1 a step failed; 2 wrong usage, or Slurm is not installed; 130 interrupted.
+Exit codes: 0 done; 1 a step failed; 2 wrong usage, or Slurm is not installed;
+129, 130 and 143 stopped.
 """
 
 
@@ -64,7 +65,7 @@ def parser() -> argparse.ArgumentParser:
         help=f"stand-ins on each node, at most {MOST_RANKS_PER_NODE}",
     )  # fmt: skip
     made.add_argument(
-        "--steps", type=whole(1, 10**6), default=STEPS, metavar="N",
+        "--steps", type=whole(1, 10**5), default=STEPS, metavar="N",
         help=f"steps of each stand-in, of 10 ms (default {STEPS})",
     )  # fmt: skip
     made.add_argument("--keep", action="store_true", help="keep the studies, under logs/")
@@ -179,13 +180,14 @@ def wait(plan: Plan) -> tuple[float, int]:
         while (state := states.look()[run_id]).status in UNDER_WAY:
             time.sleep(_POLL_S)
             begun = time.monotonic()
+        if state.status != "ok":
+            raise NotStarted(f"{run_id}: {state.status}: {state.reason}; see {paths.log}")
         while "elapsed_s" not in (read_job(paths) or {}) and time.monotonic() < begun + _MOST_S:
             time.sleep(_POLL_S)  # the rank's record of its end comes before that of its job
     except BaseException:
-        timed(_jobkit("cancel", plan.study.name), plan.paths.folder / "cancel.log")
+        with contextlib.suppress(NotStarted):  # what was raised is said
+            timed(_jobkit("cancel", plan.study.name), plan.paths.folder / "cancel.log")
         raise
-    if state.status != "ok":
-        raise NotStarted(f"{run_id}: {state.status}: {state.reason}; see {paths.log}")
     said = _SAID.search(paths.log.read_text(errors="replace"))
     return seconds((read_job(paths) or {}).get("elapsed_s")), int(said[1]) if said else 0
 

@@ -29,7 +29,12 @@ def timed(words: Sequence[str], log: Path, allowed: Sequence[int] = (0,)) -> Cos
     begin, at = time.monotonic(), log.stat().st_size if log.exists() else 0
     with log.open("ab") as out:
         process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
-    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    try:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    except BaseException:  # stopped: what it started must not go on alone
+        process.terminate()
+        process.wait()
+        raise
     try:  # of a process that has ended and is not yet forgotten, with its children's
         counted = calls(Path(f"/proc/{process.pid}/io").read_text())
     except OSError:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from jobkit.errors import Exit, at_least, command
+from jobkit.errors import Exit, command, whole
 from jobkit.program import meter
 
 STEPS, STEP_S = 20, 0.01
@@ -24,7 +24,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="jobkit.rehearse.standin", description="A stand-in for a rank, which trains nothing."
     )
-    made.add_argument("--steps", type=at_least(int, 1), default=STEPS, metavar="N")
+    made.add_argument("--steps", type=whole(1), default=STEPS, metavar="N")
     return made
 
 

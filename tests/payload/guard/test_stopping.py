@@ -165,10 +165,12 @@ def test_a_forked_child_tells_nobody_and_ends() -> None:
         stop = StopRequest()
         stop.listen("USR2")
         stop.listen_to_all()
+        ready, told = os.pipe()
         child = os.fork()
         if child == 0:
-            time.sleep(60)
-        time.sleep(0.1)
+            os.write(told, b"x")
+            time.sleep(600)
+        os.read(ready, 1)
         os.kill(child, signal.SIGTERM)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
         time.sleep(0.2)

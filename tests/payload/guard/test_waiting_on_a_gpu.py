@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -41,10 +42,11 @@ def standing(act: Callable[[], object], pending: Pending) -> tuple[str, bool]:
     thread = threading.Thread(target=work)
     thread.start()
     assert thread.ident
-    found, before = ("", False), None
-    while before is None or found != before:  # until it has come to its wait
-        time.sleep(0.3)
-        before, found = found, location(sys._current_frames()[thread.ident], tuple(WAITS_IN))
+    status, slept = Path(f"/proc/self/task/{thread.native_id}/stat"), 0
+    while slept < 20:  # it computes until it has come to its wait, with all of a processor or not
+        time.sleep(0.02)
+        slept = slept + 1 if status.read_text().rpartition(")")[2].split()[0] == "S" else 0
+    found = location(sys._current_frames()[thread.ident], tuple(WAITS_IN))
     pending.lock.release()
     thread.join(100)
     return found

@@ -83,13 +83,16 @@ def test_ranks_that_end_their_windows_at_different_steps_share_what_lies_between
     assert observed.steps[1].percentiles == {"step_p50_s": pytest.approx(0.2)}
 
 
-def test_a_lost_window_of_one_rank_leaves_its_work_unknown(tmp_path: Path) -> None:
+@pytest.mark.parametrize("loses", [0, 1])
+def test_a_lost_window_of_one_rank_leaves_its_work_unknown(tmp_path: Path, loses: int) -> None:
     folder = tmp_path / "run"
-    left(folder, 0, [START, *(window(n, 1.0) for n in (10, 20, 30, 40))])
-    left(folder, 1, [window(10, 1.0), window(30, 1.0)])
+    for rank in (0, 1):
+        steps = (10, 30) if rank == loses else (10, 20, 30, 40)
+        left(folder, rank, [*([] if rank else [START]), *(window(n, 1.0) for n in steps)])
     observed = observed_of(RunPaths(folder), read_run(RunPaths(folder), "run"), Planned())
     assert observed
     assert [(o.step, o.work) for o in observed.steps] == [(10, 200), (30, None), (40, None)]
+    assert [(o.steps, o.time_s) for o in observed.steps] == [(10, 1.0), (20, 2.0), (10, 1.0)]
 
 
 def test_the_study_s_own_words_on_work_win(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def slurm(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
     jobs = (("16", "15_0", 0), ("17", "15_1", 0), ("18", "18", 1), ("20", "20", 0))
     queue = "".join(f"{i}|{name}|{os.geteuid() + more}|{SAYS}\n" for i, name, more in jobs)
 
-    def call(words: list[str]) -> Any:
+    def call(words: list[str], **_: str) -> Any:
         called.append(words)
         shown = queue if "squeue" in words else ""
         if words[0] == "scontrol":
@@ -104,7 +104,7 @@ def test_a_silent_slurm_is_not_taken_for_a_job_that_has_ended(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], stderr: str, code: int
 ) -> None:
     failed = subprocess.CompletedProcess(["squeue"], 1, "", f"{stderr}\n")
-    monkeypatch.setattr(commands, "call", lambda _: failed)
+    monkeypatch.setattr(commands, "call", lambda *_, **__: failed)
     assert main([job("job-17").name]) == code
     assert ("no such job" in capsys.readouterr().out) == (code == 0)
 

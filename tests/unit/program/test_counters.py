@@ -151,10 +151,16 @@ def test_a_shared_nodes_energy_is_not_sampled(tmp_path: Path) -> None:
 def test_a_sample_names_the_gpus_whose_energy_it_counts(tmp_path: Path) -> None:
     gpu = counters.nvidia_gpu(FakeNvml(), "1")
     assert gpu
-    for gpus, uuids in (([gpu], "GPU-1"), ([gpu, counters.Gpu()], None), ([], None)):
+    other = counters.nvidia_gpu(FakeNvml(), "1")
+    assert other
+    other.uuid = "GPU-2"
+    named = []
+    for gpus in ([gpu], [gpu, other], [other, gpu], [other], [gpu, counters.Gpu()], []):
         writer = Writer(study="s", run_id="r", attempt=0, rank=1, path=None, log=None)
         sample = sampling.Sampler(writer, gpus, False, {}, tmp_path).sample()
-        assert sample["gpu_uuids"] == uuids
+        named.append(sample["gpu_uuids"])
+    assert named[1] == named[2] and len(set(named[:4])) == 3 and None not in named[:4]
+    assert named[4:] == [None, None]
 
 
 def test_samples_get_rarer_and_never_stop() -> None:

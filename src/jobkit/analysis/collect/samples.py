@@ -169,7 +169,7 @@ def _per_work(
 ) -> float | None:
     """Joules for a unit of work, between the first and the last window that all samples cover.
 
-    Of rank 0's windows those ends count at which the work of all ranks is known.
+    Of rank 0's windows those ends count at which all ranks ended a window.
     """
     joules = work = 0.0
     for attempt, of_ranks in curves.items():

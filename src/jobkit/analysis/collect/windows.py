@@ -80,7 +80,8 @@ def _over_ranks(
         attempt=attempt,
         step=step,
         epoch=epoch if type(epoch) is int else None,
-        steps=_steps(first),
+        # The most of a rank, as the time is the longest: one may lack a window.
+        steps=max((n for n in counts if n is not None), default=None),
         time_s=max(sum(float(r["wall_s"]) for r in own) for own in found),
         work=work,
         data_wait_s=max((w for own in found if (w := _waits(own)) is not None), default=None),

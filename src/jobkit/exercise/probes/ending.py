@@ -62,7 +62,7 @@ def _leave(rank: int, cleans: bool) -> list[tuple[object, ...]]:
     dist.barrier()
     if cleans:
         leave_group()
-    time.sleep(0.2)  # threads end by themselves
+    time.sleep(1.0)  # threads end by themselves
     found.append((own, rank, "at the end of main()", *_count()))
     return found
 

@@ -30,7 +30,7 @@ def parser() -> argparse.ArgumentParser:
     made = Parser(
         prog="jobkit status",
         description="Show the state and progress of each run of a study; of more than "
-        f"{MOST_SHOWN} runs, those that failed and those at work.",
+        f"{MOST_SHOWN} runs at most so many: those at work, those that failed, those that wait.",
         epilog=EPILOG,
     )
     made.add_argument("study", nargs="?", help="its name or folder (default: the newest)")
@@ -107,9 +107,9 @@ def shown(states: States) -> list[str]:
     if len(found) <= MOST_SHOWN:
         return list(found)
     status_of = {run_id: states.found[run_id].status for run_id in found}
-    bad = [run_id for run_id, status in status_of.items() if status in BAD_ENDS]
-    at_work = [run_id for run_id, status in status_of.items() if status == "running"]
-    return [*bad, *at_work][:MOST_SHOWN]
+    order = ("running", *BAD_ENDS, "pending")
+    listed = [run_id for run_id, status in status_of.items() if status in order]
+    return sorted(listed, key=lambda run_id: order.index(status_of[run_id]))[:MOST_SHOWN]
 
 
 def _left_out(states: States, count: int) -> str:

@@ -42,7 +42,7 @@ def cancel(job_ids: Sequence[str]) -> None:
 
 
 def call(
-    words: list[str], stdin: str = "", timeout_s: float = TIMEOUT_S
+    words: list[str], stdin: str = "", timeout_s: float = TIMEOUT_S, **environ: str
 ) -> "subprocess.CompletedProcess[str]":
     """The result of a Slurm command. Raises UsageError without Slurm, or an answer in time."""
     try:
@@ -52,7 +52,7 @@ def call(
             capture_output=True,
             text=True,
             timeout=timeout_s,
-            env=slurm_environment(),
+            env=slurm_environment() | environ,
         )
     except FileNotFoundError:
         raise UsageError(
