@@ -75,12 +75,16 @@ def test_a_slow_link_is_slow(networked) -> None:
         argv = ["srun", "-w", "n1,n2", "-n2", "--ntasks-per-node=1"]
         return float(networked.run(*argv, sys.executable, "-c", _SEND, "n1").stdout)
 
-    least_s = 5.0  # 8 Mbit, less the bucket of 64 kB
-    assert send_s() < least_s
-    assert networked.door("link", "slow", "n2", "1mbit").returncode == 0
+    least_s = 1.5  # 8 Mbit, less the bucket of 64 kB
+
+    def is_fast() -> bool:  # once of a few times: the machine may be busy with something else
+        return any(send_s() < least_s for _ in range(5))
+
+    assert is_fast()
+    assert networked.door("link", "slow", "n2", "4mbit").returncode == 0
     assert send_s() > least_s
     assert networked.door("link", "heal").returncode == 0
-    assert send_s() < least_s
+    assert is_fast()
 
 
 @pytest.mark.parametrize(
