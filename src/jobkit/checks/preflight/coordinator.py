@@ -43,7 +43,9 @@ class Coordinator:
         facts = await rendezvous.gather("facts", self._expected, left)
         facts.sort(key=lambda f: (f["rank"], f["host"], f["pid"]))
         if not facts:
-            return Exit.PREFLIGHT  # this process' own failed, and has said so
+            if rendezvous.hurried:
+                print("[preflight] stopped by a signal before any rank had reported", flush=True)
+            return Exit.PREFLIGHT  # else this process' own failed, and has said so
         around = Circumstances(
             self._expected, time.monotonic() - start, self._port_fault(), rendezvous.connected
         )

@@ -87,7 +87,7 @@ class Rendezvous:
         self._token, self._valid = token, valid
         self._members: set[asyncio.StreamWriter] = set()  # those who are connected now
         self._parts: dict[str, dict[asyncio.StreamWriter, Message]] = {s: {} for s in STAGES}
-        self._hurried = False
+        self.hurried = False
         self.connected: list[Message] = []  # every hello, be it followed by a part or not
 
     async def serve(self, listener: socket.socket) -> None:
@@ -96,11 +96,12 @@ class Rendezvous:
 
     def hurry(self) -> None:
         """Wait for no process any longer."""
-        self._hurried = True
+        self.hurried = True
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection until it ends, or breaks the rules."""
-        with contextlib.suppress(OSError, ValueError, asyncio.TimeoutError):
+        # Cancelled: the process ends, and asyncio would print that it was.
+        with contextlib.suppress(OSError, ValueError, TimeoutError, asyncio.CancelledError):
             hello = _decoded(await asyncio.wait_for(reader.readline(), _HELLO_S))
             if hello.get("hello") == _proof(self._token, "rank") and self._valid("hello", hello):
                 self._members.add(writer)
@@ -127,7 +128,7 @@ class Rendezvous:
 
         def complete() -> bool:
             gone = stage != STAGES[0] and not (facts.keys() & self._members) - parts.keys()
-            return self._hurried or gone or len(parts) >= count
+            return self.hurried or gone or len(parts) >= count
 
         await _until(complete, timeout_s)
         return list(parts.values())
