@@ -230,10 +230,13 @@ def test_too_few_iterations_make_no_record(forge: Start, own: Path) -> None:
 
 def test_traces_of_the_chosen_iterations_and_ranks(forge: Start, own: Path) -> None:
     words = ("--strategy", "ddp", "--profile", "9-10", "--profile-ranks", "1")
-    done = run(forge, own, 2, *words)
-    trace = json.loads(done.paths.trace(0, 1).read_text())
-    names = [event.get("name", "") for event in trace["traceEvents"]]
-    assert sum(name.startswith("Optimizer.step") for name in names) == 2
+    for _ in range(3):  # torch's profiler once had the events of Gloo's threads alone
+        done = run(forge, own, 2, *words)
+        trace = json.loads(done.paths.trace(0, 1).read_text())
+        names = [event.get("name", "") for event in trace["traceEvents"]]
+        if steps := sum(name.startswith("Optimizer.step") for name in names):
+            break
+    assert steps == 2
     assert not done.paths.trace(0, 0).exists()
     (said,) = [r["text"] for r in done.records("message") if r["level"] == "info"]
     assert "iterations 9 to 10 were profiled, and took" in said
