@@ -73,7 +73,7 @@ def bring_up(folder: Path, nodes: int, rate: str) -> dict[str, str]:
     return {**os.environ, "PATH": path, "JOBKIT_DATA_DIR": str(folder / "data"), **pairs, **own}
 
 
-def measure(folder: Path, nodes: int, env: dict[str, str]) -> str:
+def measure(folder: Path, nodes: int, repeats: int, env: dict[str, str]) -> str:
     """Measure the links at each size, then the study.
 
     Returns what the step model says with the links of the largest size, and of all.
@@ -82,7 +82,7 @@ def measure(folder: Path, nodes: int, env: dict[str, str]) -> str:
     links = [comm(folder / "logs" / "comm" / f"links-{n}", n, env) for n in counts[1:]]
     sizes = [f"{n}x1" for n in counts]
     words = [sys.executable, "run_benchmarks.py", "--study", "strong", "--name", "steps"]
-    words += ["--strategies", "ddp", "fsdp", "--repeats", "1", "--within-allocation"]
+    words += ["--strategies", "ddp", "fsdp", "--repeats", str(repeats), "--within-allocation"]
     words += ["--gpus", *sizes, "--epochs", "3", "--model", "waiting:Waiting", "--device", "cpu"]
     words += ["--dataset", "synthetic", "--train-samples", "768", "--test-samples", "64"]
     words += ["--global-batch-size", "64", "--threads", "1", "--breakdown-iterations", "0"]
@@ -108,11 +108,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--nodes", type=int, default=8)
     parser.add_argument("--rate", default="200mbit", help="of each node's link")
+    parser.add_argument("--repeats", type=int, default=3, help="of each size (default 3)")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="jb-", dir="/tmp") as name:
         folder = Path(name)
         try:
-            print(measure(folder, args.nodes, bring_up(folder, args.nodes, args.rate)))
+            cluster = bring_up(folder, args.nodes, args.rate)
+            print(measure(folder, args.nodes, args.repeats, cluster))
         finally:
             subprocess.run([*DOOR, "down", "--dir", str(folder / "slurm")], stdout=-3)
 
