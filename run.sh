@@ -187,6 +187,10 @@ for own in monitor_interval start_timeout shutdown_timeout; do
   [[ ${!own} =~ ^[0-9]{1,6}(\.[0-9]{1,3})?$ && ${!own} =~ [1-9] ]] ||
     fail "--${own//_/-} ${!own}: must be a number of seconds, above 0"
 done
+if [[ ${JOBKIT_ENERGY:-none} != none ]]; then # counters' names; program/counters.py has them too
+  [[ ,$JOBKIT_ENERGY =~ ^(,(nvml|pm_counters|rapl))+$ ]] ||
+    fail "JOBKIT_ENERGY=${JOBKIT_ENERGY@Q}: name some of nvml, pm_counters, rapl, separated by commas, or none"
+fi
 [[ $stop_signal == USR[12] ]] || stop_signal=USR2 # what is wrong is told below
 [[ -z $nodes || -n $ntasks_per_node ]] || fail "--nodes needs --ntasks-per-node beside it"
 python=${JOBKIT_PYTHON:-python}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from jobkit.program.counters import COUNTERS
 from support.place import ROOT
 from support.stub_srun import JOB, RUN, Kit
 
@@ -212,6 +213,16 @@ def test_wrong_use_is_one_line_and_2(run: Kit, words: list[str], said: str) -> N
     done = run(*words)
     assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1
     assert not run.run_dir.exists()
+
+
+@pytest.mark.parametrize("given", ["joules", "nvml,", "nvml, rapl", "none,rapl", "rapl\nnvml"])
+def test_an_unknown_counter_of_energy_is_refused(run: Kit, given: str) -> None:
+    done = run("--", "true", JOBKIT_ENERGY=given)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert f"name some of {', '.join(COUNTERS)}, separated by commas" in done.stderr
+    assert not run.run_dir.exists()
+    for good in ("", "none", ",".join(COUNTERS), *COUNTERS):
+        assert run("--dry-run", "--", "true", JOBKIT_ENERGY=good).returncode == 0
 
 
 def test_ranks_that_the_nodes_cannot_share_evenly_are_refused(run: Kit) -> None:

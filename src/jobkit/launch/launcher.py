@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
+from jobkit.energy import check_counters
 from jobkit.errors import UsageError, one_line
 from jobkit.launch import lock
 from jobkit.launch.command import Order
@@ -109,6 +110,7 @@ def prepare(plan: Plan, request: LaunchRequest, ask: bool = True) -> Launch:
     """
     if request.at_once is not None and request.at_once < 1:
         raise UsageError(f"--max-running {request.at_once}: must be 1 or more")
+    check_counters(os.environ)  # the runs get it
     _check_path(plan.paths.folder)
     notes = check_study(plan.paths.folder, request.trust_group)
     for data in {spec.data for spec in plan.runs.values() if spec.data is not None}:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+COUNTERS = ("nvml", "pm_counters", "rapl")
 _ROOT = Path("/")
 _BUFFER_BYTES = 4096
 
@@ -15,7 +16,7 @@ _BUFFER_BYTES = 4096
 class Counter(NamedTuple):
     """A counter of energy. joules() grows by what is used; where it begins says nothing."""
 
-    name: str  # nvml, pm_counters or rapl
+    name: str  # one of COUNTERS
     scope: str  # gpu: the process's own; node: all of it; package: the node's processors
     joules: Callable[[], float]
 
@@ -239,6 +240,23 @@ def memory_mib(root: Path = _ROOT) -> float | None:
         found = {words[0]: int(words[1]) for line in lines[:5] if len(words := line.split()) > 1}
     total, available = found.get(b"MemTotal:"), found.get(b"MemAvailable:")
     return None if total is None or available is None else (total - available) / 1024
+
+
+def counters_to_read(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """The counters that JOBKIT_ENERGY names, separated by commas: all without it, none for `none`.
+
+    Raises ValueError for a counter that does not exist.
+    """
+    given = environment.get("JOBKIT_ENERGY", "")
+    if given in ("", "none"):
+        return () if given else COUNTERS
+    for name in given.split(","):
+        if name not in COUNTERS:
+            raise ValueError(
+                f"JOBKIT_ENERGY={given}: no counter of energy is called '{name}': name some of "
+                f"{', '.join(COUNTERS)}, separated by commas, or none"
+            )
+    return tuple(given.split(","))
 
 
 def node_is_alone(environment: Mapping[str, str]) -> bool:

@@ -13,6 +13,7 @@ from jobkit.program.counters import (
     Counter,
     Gpu,
     Load,
+    counters_to_read,
     gpu_counter,
     gpus_in_use,
     memory_mib,
@@ -41,7 +42,8 @@ class Sampler:
     """Writes records of the kind sample from a thread of its own, until stop().
 
     node: watch the node's processors and memory too, and its energy if the job has it alone. An
-    error is one warning, and ends no training.
+    error is one warning, and ends no training. Raises ValueError for a JOBKIT_ENERGY that names no
+    counter.
     """
 
     def __init__(
@@ -58,8 +60,10 @@ class Sampler:
         self._alone = node_is_alone(environment)
         self._load = Load(root)
         of_gpus = gpu_counter(gpus)
-        self.counters: list[Counter] = [*(node_counters(root) if node and self._alone else [])]
-        self.counters += [of_gpus] if of_gpus else []
+        there = [*(node_counters(root) if node and self._alone else [])]
+        there += [of_gpus] if of_gpus else []
+        chosen = counters_to_read(environment)
+        self.counters: list[Counter] = [one for one in there if one.name in chosen]
         uuids = sorted(gpu.uuid for gpu in gpus if gpu.uuid)
         known = uuids if len(uuids) == len(gpus) else []
         # Short: a record is one line, and there may be 16 GPUs.

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from jobkit.energy import check_counters
+from jobkit.errors import UsageError
 from jobkit.metric.line import KINDS
 from jobkit.program import counters, sampling, single
 from jobkit.program.lines import Writer
@@ -146,6 +148,22 @@ def test_a_nodes_energy_is_sampled_where_the_job_has_it_alone(tmp_path: Path) ->
 
 def test_a_shared_nodes_energy_is_not_sampled(tmp_path: Path) -> None:
     assert all("energy_node_j" not in one for one in sampled(tmp_path, {}))
+
+
+@pytest.mark.parametrize("given", ["none", "nvml,rapl"])
+def test_counters_that_are_not_named_are_not_read(tmp_path: Path, given: str) -> None:
+    alone = {"JOBKIT_NODE_ALONE": "1", "JOBKIT_ENERGY": given}
+    assert all(one["energy_source"] is None for one in sampled(tmp_path, alone))
+    for named in ("pm_counters", ""):
+        (tmp_path / "0.s0.jsonl").unlink(missing_ok=True)
+        first = sampled(tmp_path, {**alone, "JOBKIT_ENERGY": named})[0]
+        assert first["energy_source"] == "pm_counters (node)"
+
+
+@pytest.mark.parametrize("given", ["joules", "nvml,", "nvml, rapl", "none,rapl", "NVML"])
+def test_an_unknown_counter_is_refused(given: str) -> None:
+    with pytest.raises(UsageError, match=r"no counter of energy is called .*nvml, pm_counters"):
+        check_counters({"JOBKIT_ENERGY": given})
 
 
 def test_a_sample_names_the_gpus_whose_energy_it_counts(tmp_path: Path) -> None:
