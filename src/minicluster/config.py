@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from minicluster.errors import UsageError
-from minicluster.layout import MAX_NODES, Layout, Ports
+from minicluster.layout import MAX_NODES, MAX_NODES_NETNS, Layout, Ports
 
 MAX_CORES = 1024
 MAX_GPUS = 64
@@ -19,7 +19,7 @@ MAX_GPUS = 64
 class Options:
     """What the user asked for."""
 
-    nodes: int = 4  # 1 to 64
+    nodes: int = 4  # 1 to 256; to 253 with netns
     cores: int = 8  # of each node, simulated: they share the machine's
     gpus: int = 4  # of each node, simulated; 0 for none
     memory_mib: int = 4000  # of each node, simulated
@@ -39,6 +39,8 @@ class Options:
         ):
             if not low <= value <= high:
                 raise UsageError(f"{name} {value}: must be from {low} to {high}")
+        if self.netns and self.nodes > MAX_NODES_NETNS:
+            raise UsageError(f"--nodes {self.nodes}: at most {MAX_NODES_NETNS} with --netns")
         if self.enforce and not self.accounting:
             raise UsageError("--enforce needs the accounting: leave --no-accounting out")
 
