@@ -13,6 +13,7 @@ from minicluster.layout import MAX_NODES, MAX_NODES_NETNS, Layout, Ports
 
 MAX_CORES = 1024
 MAX_GPUS = 64
+MANY_NODES = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +124,11 @@ FirstJobId={plan.ports.base * 10}
 
 def _scheduling(plan: Plan) -> str:
     tcp = "TCPTimeout=3\n" if plan.subnet else ""
+    patience = "SlurmdTimeout=20\n"
+    if plan.options.nodes > MANY_NODES:
+        patience = (
+            "# So many nodes on one machine answer late.\nSlurmdTimeout=120\nMessageTimeout=60\n"
+        )
     preempt = "PreemptType=preempt/none\n"
     if plan.options.preemption:
         preempt = "PreemptType=preempt/partition_prio\nPreemptMode=REQUEUE\n"
@@ -134,8 +140,7 @@ EnforcePartLimits=ALL
 KillWait=5
 MinJobAge=300
 SlurmctldTimeout=30
-SlurmdTimeout=20
-# A node that was away comes back by itself.
+{patience}# A node that was away comes back by itself.
 ReturnToService=2
 {tcp}{preempt}"""
 
