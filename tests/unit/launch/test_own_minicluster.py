@@ -43,7 +43,7 @@ def test_links_are_left_out_where_they_cannot_be_made(
 
 def test_one_that_does_not_come_up_leaves_nothing(calls: list[list[str]]) -> None:
     before = set(Path("/tmp").glob("jobkit-none-*"))
-    with pytest.raises(UsageError, match="^one two$"):
+    with pytest.raises(UsageError, match="one two"):
         Minicluster.up("none", "--nodes=0")
     assert calls == [["up", "--nodes=0"], ["down"]]
     assert set(Path("/tmp").glob("jobkit-none-*")) == before
