@@ -37,7 +37,7 @@ time = "01:00:00"
 _WORDS = ("--no-collect", "--no-wait", "--no-auto")
 _SAID = re.compile(r"^\[stand-in\] rank [0-9]+: ([0-9]+) read and write calls", re.MULTILINE)
 EPILOG = """examples:
-  python -m jobkit rehearse --nodes 64 --ranks-per-node 16     1,024 stand-ins for ranks
+  python -m jobkit rehearse --nodes 256 --ranks-per-node 4     1,024 stand-ins for ranks
   python -m jobkit rehearse --nodes 8 --ranks-per-node 4 --keep
 
 The ranks are stand-ins: small processes without torch that write a rank's records. Their Slurm is
