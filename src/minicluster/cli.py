@@ -115,7 +115,8 @@ def _add_options(up: argparse.ArgumentParser) -> None:
         up.add_argument(
             f"--{name}", type=int, default=value, metavar="N", help=f"{text} (default: {value})"
         )
-    up.add_argument("--port", type=int, metavar="P", help="first of its 200 ports (default: free)")
+    ports = "first of its ports, 200 for each 89 nodes (default: free)"
+    up.add_argument("--port", type=int, metavar="P", help=ports)
     for name, text in (
         ("no-accounting", "no slurmdbd, no MariaDB, no sacct; faster"),
         ("preemption", "add a partition, urgent, whose jobs preempt (requeue) those of batch"),

@@ -9,17 +9,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from minicluster.errors import UsageError
-from minicluster.layout import MAX_NODES, Layout, Ports
+from minicluster.layout import MAX_NODES, MAX_NODES_NETNS, Layout, Ports
 
 MAX_CORES = 1024
 MAX_GPUS = 64
+MANY_NODES = 64
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """What the user asked for."""
 
-    nodes: int = 4  # 1 to 64
+    nodes: int = 4  # 1 to 256; to 253 with netns
     cores: int = 8  # of each node, simulated: they share the machine's
     gpus: int = 4  # of each node, simulated; 0 for none
     memory_mib: int = 4000  # of each node, simulated
@@ -39,6 +40,8 @@ class Options:
         ):
             if not low <= value <= high:
                 raise UsageError(f"{name} {value}: must be from {low} to {high}")
+        if self.netns and self.nodes > MAX_NODES_NETNS:
+            raise UsageError(f"--nodes {self.nodes}: at most {MAX_NODES_NETNS} with --netns")
         if self.enforce and not self.accounting:
             raise UsageError("--enforce needs the accounting: leave --no-accounting out")
 
@@ -121,6 +124,11 @@ FirstJobId={plan.ports.base * 10}
 
 def _scheduling(plan: Plan) -> str:
     tcp = "TCPTimeout=3\n" if plan.subnet else ""
+    patience = "SlurmdTimeout=20\n"
+    if plan.options.nodes > MANY_NODES:
+        patience = (
+            "# So many nodes on one machine answer late.\nSlurmdTimeout=120\nMessageTimeout=60\n"
+        )
     preempt = "PreemptType=preempt/none\n"
     if plan.options.preemption:
         preempt = "PreemptType=preempt/partition_prio\nPreemptMode=REQUEUE\n"
@@ -132,8 +140,7 @@ EnforcePartLimits=ALL
 KillWait=5
 MinJobAge=300
 SlurmctldTimeout=30
-SlurmdTimeout=20
-# A node that was away comes back by itself.
+{patience}# A node that was away comes back by itself.
 ReturnToService=2
 {tcp}{preempt}"""
 

@@ -237,12 +237,13 @@ class Starter:
         def decided() -> bool:
             return bool(self._newly_dead()) or ready()
 
-        in_time = wait_until(decided, WAIT_S, interval_s)
+        limit_s = WAIT_S + len(self.state.processes)  # hundreds share the cores
+        in_time = wait_until(decided, limit_s, interval_s)
         if dead := self._newly_dead():
             raise self._failed(dead[0])
         if not in_time:
             logs = [self.layout.output(process.name) for process in self.state.processes]
-            raise DaemonError(f"{what} not ready after {WAIT_S:.0f} s\n{tail(logs, 4)}")
+            raise DaemonError(f"{what} not ready after {limit_s:.0f} s\n{tail(logs, 4)}")
 
     def _newly_dead(self) -> list[str]:
         """The daemons that have ended since we began, by name."""

@@ -11,11 +11,13 @@ from pathlib import Path
 from minicluster.errors import UsageError
 
 DIR_VARIABLE = "JOBKIT_MINICLUSTER_DIR"
-PORTS_PER_CLUSTER = 200
-MAX_NODES = 64
+PORTS_PER_BLOCK = 200
+NODES_PER_BLOCK = 89  # their ports lie below srun's half of the block
+MAX_NODES = 256
+MAX_NODES_NETNS = 253  # addresses of a /24, less the bridge's
 # slurmstepd makes the socket <folder>/spool/<node>/<node>_<job>.<step>, and a socket's path is at
 # most 107 bytes long.
-_LONGEST_SOCKET = "/spool/n64/n64_4294967295.4294967295"
+_LONGEST_SOCKET = f"/spool/n{MAX_NODES}/n{MAX_NODES}_4294967295.4294967295"
 MAX_ROOT_BYTES = 107 - len(_LONGEST_SOCKET)
 
 
@@ -127,7 +129,10 @@ class Layout:
 
 @dataclass(frozen=True)
 class Ports:
-    """A cluster's block of ports, from `base` on; nothing else of ours uses them."""
+    """A cluster's ports, from `base` on: a block for each 89 nodes; nothing else of ours uses them.
+
+    In every block a daemon listens, by which another cluster sees that it is taken.
+    """
 
     base: int
 
@@ -145,14 +150,20 @@ class Ports:
 
     def slurmd(self, index: int) -> int:
         """The port of node number `index`, counted from 1."""
-        return self.base + 10 + index
+        block, place = divmod(index - 1, NODES_PER_BLOCK)
+        return self.base + block * PORTS_PER_BLOCK + 11 + place
 
     @property
     def steps(self) -> str:
         """What `srun --resv-ports` hands out: not shared with another cluster on this machine."""
-        return f"{self.base + 100}-{self.base + PORTS_PER_CLUSTER - 1}"
+        return f"{self.base + 100}-{self.base + PORTS_PER_BLOCK - 1}"
 
     def used(self, nodes: int) -> list[int]:
         """Every port that a daemon will listen on."""
         own = [self.slurmctld, self.slurmdbd, self.mariadb]
         return own + [self.slurmd(index) for index in range(1, nodes + 1)]
+
+
+def blocks_of(nodes: int) -> int:
+    """How many blocks of ports that many nodes take."""
+    return -(-nodes // NODES_PER_BLOCK)

@@ -15,11 +15,11 @@ import socket
 import stat
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from minicluster.errors import ClusterError, UsageError
-from minicluster.layout import PORTS_PER_CLUSTER, Layout, Ports
+from minicluster.layout import PORTS_PER_BLOCK, Layout, Ports, blocks_of
 
 # Below Linux's usual ephemeral range, and below 20000, where training jobs take their ports.
 FIRST_BASE = 7000
@@ -121,30 +121,39 @@ def taken_port(ports: list[int]) -> int | None:
 
 @contextmanager
 def port_block(layout: Layout, nodes: int, wanted: int | None) -> Iterator[Ports]:
-    """A block of free ports, held against another `up` until the daemons listen on them."""
+    """Blocks of free ports, held against another `up` until the daemons listen on them."""
     if wanted is not None:
-        if (lock := _try_socket(f"ports-{wanted}")) is None:
-            raise ClusterError(f"--port {wanted}: another `up` is taking it; try again")
-        with lock:
+        with ExitStack() as locks:
+            if not _try_blocks(locks, wanted, nodes):
+                raise ClusterError(f"--port {wanted}: another `up` is taking it; try again")
             yield _wanted_block(wanted, nodes)
         return
     start = int(layout.tag, 16)  # clusters in different folders begin at different places
-    for step in range(BLOCKS):
-        base = FIRST_BASE + (start + step) % BLOCKS * PORTS_PER_CLUSTER
-        lock = _try_socket(f"ports-{base}")
-        if lock is None:
-            continue
-        with lock:
-            if taken_port(Ports(base).used(nodes)) is None:
+    places = BLOCKS + 1 - blocks_of(nodes)
+    for step in range(places):
+        base = FIRST_BASE + (start + step) % places * PORTS_PER_BLOCK
+        with ExitStack() as locks:
+            if _try_blocks(locks, base, nodes) and taken_port(Ports(base).used(nodes)) is None:
                 yield Ports(base)
                 return
-    last = FIRST_BASE + BLOCKS * PORTS_PER_CLUSTER - 1
+    last = FIRST_BASE + BLOCKS * PORTS_PER_BLOCK - 1
     raise ClusterError(f"no free block of ports from {FIRST_BASE} to {last}; choose one by --port")
 
 
+def _try_blocks(locks: ExitStack, base: int, nodes: int) -> bool:
+    """Lock the blocks of so many nodes; whether all were free."""
+    for block in range(blocks_of(nodes)):
+        lock = _try_socket(f"ports-{base + block * PORTS_PER_BLOCK}")
+        if lock is None:
+            return False
+        locks.enter_context(lock)
+    return True
+
+
 def _wanted_block(base: int, nodes: int) -> Ports:
-    if not 1024 <= base <= 65536 - PORTS_PER_CLUSTER:
-        raise UsageError(f"--port {base}: must be from 1024 to {65536 - PORTS_PER_CLUSTER}")
+    most = 65536 - blocks_of(nodes) * PORTS_PER_BLOCK
+    if not 1024 <= base <= most:
+        raise UsageError(f"--port {base}: must be from 1024 to {most}")
     taken = taken_port(Ports(base).used(nodes))
     if taken is not None:
         raise ClusterError(

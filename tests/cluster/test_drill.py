@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from jobkit.drill.faults import FAULTS, WIDE
-from jobkit.drill.slurm import Minicluster
+from jobkit.launch.slurm.minicluster import Minicluster
 from support.checkout import Checkout, make_checkout
 
 ROOT_ONLY = {name for name, fault in FAULTS.items() if fault.needs in ("links", "root")}

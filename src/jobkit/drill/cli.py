@@ -21,9 +21,10 @@ from jobkit.drill.fault_run import FaultRun, Halted
 from jobkit.drill.faults import FAULTS, NODE_FAULTS, WIDE
 from jobkit.drill.place import LocalPlace, Place, compare
 from jobkit.drill.row import Row, checkpoint_bytes, with_parameters
-from jobkit.drill.slurm import Minicluster, SlurmPlace
+from jobkit.drill.slurm import SlurmPlace
 from jobkit.errors import Exit, Parser, UsageError, command, one_of
 from jobkit.launch.slurm.cluster import find_site
+from jobkit.launch.slurm.minicluster import Minicluster
 from jobkit.paths import RunPaths, StudyPaths
 
 if TYPE_CHECKING:
@@ -177,7 +178,7 @@ def place_of(args: argparse.Namespace, console: "Console") -> Iterator[Place]:
     try:
         if args.minicluster:
             console.print("bringing up a minicluster ...")
-            own = Minicluster.up(WIDE)
+            own = Minicluster.up("drill", "--preemption", f"--nodes={WIDE}", links=True)
         site = find_site("local" if args.local else args.site)
         if site is None:
             yield LocalPlace()

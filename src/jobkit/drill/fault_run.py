@@ -11,8 +11,9 @@ from jobkit.drill.fault import FaultCase
 from jobkit.drill.lanes import lane_options
 from jobkit.drill.place import Place, Started, end_marked, none_left
 from jobkit.drill.row import Row, first_attempt, lost_iterations, startup
-from jobkit.drill.slurm import Minicluster, SlurmPlace, SlurmStart, first_row
+from jobkit.drill.slurm import SlurmPlace, SlurmStart, first_row
 from jobkit.errors import UsageError
+from jobkit.launch.slurm.minicluster import Minicluster
 from jobkit.launch.slurm.options import Options
 from jobkit.outcome import slurm_jobs
 from jobkit.outcome.status import RunState, run_state

@@ -1,29 +1,22 @@
 """Slurm as the place of a drill: a cluster, or a minicluster whose daemons may be killed."""
 
-import contextlib
-import os
 import re
-import shlex
 import subprocess
 import sys
-import tempfile
-import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 from jobkit.drill.place import Started
 from jobkit.errors import UsageError
-from jobkit.launch.command import RUN_SH, job_command, python_path
+from jobkit.launch.command import RUN_SH, job_command
 from jobkit.launch.site import Site
+from jobkit.launch.slurm.minicluster import Minicluster
 from jobkit.launch.slurm.options import Options, Shape, output_file, sbatch_options, warning
 from jobkit.outcome import slurm_jobs
-from jobkit.paths import REPOSITORY, RunPaths, read_json, write_whole
+from jobkit.paths import REPOSITORY, RunPaths, write_whole
 from jobkit.spec.runspec import RunSpec
 
-_DIR = "JOBKIT_MINICLUSTER_DIR"  # `hpc/minicluster env` sets it
 _SETTLED_S = 3.0  # a job that Slurm requeues shows a final state for a moment
 _REQUEUED = ("NODE_FAIL", "PREEMPTED")
 
@@ -75,86 +68,6 @@ def _expand(nodes: str) -> list[str]:
     return slurm(["scontrol", "show", "hostnames", nodes]).stdout.split()
 
 
-@dataclass
-class Minicluster:
-    """A minicluster: its daemons may be killed and its links cut."""
-
-    folder: str
-    own: bool = False  # made by us, and to be taken down
-    _one_at_a_time: threading.Lock = field(default_factory=threading.Lock, repr=False)
-
-    def call(self, *words: str) -> "subprocess.CompletedProcess[str]":
-        """Run `hpc/minicluster words`."""
-        return subprocess.run(
-            [sys.executable, "-m", "minicluster", *words, "--dir", self.folder],
-            env={**os.environ, "PYTHONPATH": python_path()},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-        )
-
-    def do(self, *words: str) -> None:
-        """Run a command that must succeed; the minicluster refuses a second at the same time."""
-        with self._one_at_a_time:
-            done = self.call(*words)
-        if done.returncode:
-            said = (done.stderr.strip() or done.stdout.strip()).splitlines()
-            raise UsageError(" ".join(said) or f"hpc/minicluster {words[0]} failed")
-
-    def holder(self, node: str) -> int | None:
-        """Return a process in the mount namespace of a node's jobs; None without root."""
-        pids = {p["name"]: int(p["pid"]) for p in self._state().get("processes", ())}
-        return pids.get(f"net-{node}") or pids.get("names")
-
-    @property
-    def links(self) -> bool:
-        """Whether each node has a network link that can be cut."""
-        return bool(self._state().get("subnet"))
-
-    @property
-    def saved_at(self) -> float:
-        """When slurmctld last saved what it knows of jobs, in Unix seconds; 0 where it has not."""
-        try:
-            return (Path(self.folder) / "state" / "job_state").stat().st_mtime
-        except FileNotFoundError:  # slurmctld is just putting a new one in its place
-            return 0.0
-
-    @property
-    def nodes(self) -> list[str]:
-        """Its nodes' names."""
-        return [f"n{i}" for i in range(1, 1 + self._state().get("options", {}).get("nodes", 0))]
-
-    def _state(self) -> dict[str, Any]:
-        return read_json(Path(self.folder) / "minicluster.json") or {}
-
-    @classmethod
-    def up(cls, nodes: int) -> "Minicluster":
-        """Bring one up for the drill, and point Slurm's commands at it."""
-        made = cls(tempfile.mkdtemp(prefix="jobkit-drill-", dir="/tmp"), own=True)
-        tries = [["--netns"]] if os.geteuid() == 0 else []
-        try:
-            words = ["up", "--preemption", f"--nodes={nodes}"]
-            if not any(made.call(*words, *more).returncode == 0 for more in tries):
-                made.do(*words)
-        except BaseException:
-            made.down()
-            raise
-        made.point_here()
-        return made
-
-    def point_here(self) -> None:
-        """Point Slurm's commands of this process at it."""
-        for line in self.call("env").stdout.splitlines():
-            name, _, value = shlex.split(line)[1].partition("=")
-            os.environ[name] = value
-
-    def down(self) -> None:
-        """Take the cluster down and remove all its files."""
-        self.call("down")
-        with contextlib.suppress(OSError):
-            Path(self.folder).rmdir()
-
-
 class SlurmPlace:
     """A cluster, or a minicluster."""
 
@@ -163,8 +76,7 @@ class SlurmPlace:
     def __init__(self, site: Site, options: Options, urgent: str | None) -> None:
         """options: sbatch's, for every job. urgent: a partition that preempts others' jobs."""
         self.site, self.options = site, options
-        folder = os.environ.get(_DIR)
-        self.cluster = Minicluster(folder) if folder and Path(folder).is_dir() else None
+        self.cluster = Minicluster.named()
         self.sees_processes = self.cluster is not None
         self.poll_s = 0.4 if self.cluster else 5.0  # a controller has other users
         partitions = slurm(["sinfo", "-h", "-o", "%R"]).stdout.split() if self.cluster else []

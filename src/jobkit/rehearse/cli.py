@@ -16,8 +16,8 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from jobkit.drill.slurm import Minicluster
 from jobkit.errors import Exit, NotStarted, Parser, UsageError, command, whole
+from jobkit.launch.slurm.minicluster import Minicluster
 from jobkit.launch.states import States
 from jobkit.outcome.facts import read_job, seconds
 from jobkit.outcome.status import UNDER_WAY
@@ -27,8 +27,7 @@ from jobkit.rehearse.standin import STEPS
 from jobkit.spec.plan import Plan
 from jobkit.spec.studies import read_plan
 
-_DIR = "JOBKIT_MINICLUSTER_DIR"  # `hpc/minicluster env` sets it
-MOST_NODES, MOST_RANKS_PER_NODE = 64, 256  # as hpc/minicluster takes
+MOST_NODES, MOST_RANKS_PER_NODE = 256, 256  # as hpc/minicluster takes
 MIB_OF_A_RANK = 16  # a bound: a Python and two shells
 _POLL_S, _MOST_S = 1.0, 300.0
 _SITE = """description = "minicluster, without its simulated GPUs"
@@ -38,7 +37,7 @@ time = "01:00:00"
 _WORDS = ("--no-collect", "--no-wait", "--no-auto")
 _SAID = re.compile(r"^\[stand-in\] rank [0-9]+: ([0-9]+) read and write calls", re.MULTILINE)
 EPILOG = """examples:
-  python -m jobkit rehearse --nodes 64 --ranks-per-node 16     1,024 stand-ins for ranks
+  python -m jobkit rehearse --nodes 256 --ranks-per-node 4     1,024 stand-ins for ranks
   python -m jobkit rehearse --nodes 8 --ranks-per-node 4 --keep
 
 The ranks are stand-ins: small processes without torch that write a rank's records. Their Slurm is
@@ -124,17 +123,15 @@ def sizes(nodes: int) -> list[int]:
 @contextlib.contextmanager
 def cluster(nodes: int, ranks_per_node: int) -> Iterator[None]:
     """Use the minicluster that this shell points at, else one made for the rehearsal."""
-    folder = os.environ.get(_DIR)
-    if folder and Path(folder).is_dir():
-        if (there := len(Minicluster(folder).nodes)) < nodes:
-            raise UsageError(f"--nodes {nodes}: the minicluster in {folder} has {there}")
+    if named := Minicluster.named():
+        if (there := len(named.nodes)) < nodes:
+            raise UsageError(f"--nodes {nodes}: the minicluster in {named.folder} has {there}")
         yield
         return
     print(f"bringing up a minicluster of {nodes} nodes ...", flush=True)
-    made = Minicluster(tempfile.mkdtemp(prefix="jobkit-rehearse-", dir="/tmp"), own=True)
+    options = (f"--nodes={nodes}", f"--cores={ranks_per_node}", "--gpus=0")
+    made = Minicluster.up("rehearse", *options)
     try:
-        made.do("up", f"--nodes={nodes}", f"--cores={ranks_per_node}", "--gpus=0")
-        made.point_here()
         yield
     finally:
         made.down()

@@ -21,10 +21,11 @@ from jobkit.drill.faults import FAULTS, NODE_FAULTS, WIDE
 from jobkit.drill.lanes import lane_options
 from jobkit.drill.place import MARK, LocalPlace, Started, end_marked, marked, none_left
 from jobkit.drill.row import Row, first_attempt, lost_iterations, startup, with_parameters
-from jobkit.drill.slurm import Minicluster, SlurmPlace, SlurmStart
+from jobkit.drill.slurm import SlurmPlace, SlurmStart
 from jobkit.drill.table import listing, show, write_csv
 from jobkit.errors import UsageError
 from jobkit.launch.site import Site
+from jobkit.launch.slurm.minicluster import Minicluster
 from jobkit.metric.line import MetricWriter
 from jobkit.outcome.status import run_state
 from jobkit.paths import RunPaths, write_json

@@ -12,7 +12,14 @@ import pytest
 from minicluster import cli, config, links, machine, slurm, state
 from minicluster.config import Options, Plan
 from minicluster.errors import UsageError
-from minicluster.layout import MAX_ROOT_BYTES, Layout, Ports, check_root
+from minicluster.layout import (
+    MAX_ROOT_BYTES,
+    PORTS_PER_BLOCK,
+    Layout,
+    Ports,
+    blocks_of,
+    check_root,
+)
 from support.place import ROOT
 
 GOLDEN = ROOT / "tests" / "golden" / "minicluster"
@@ -89,10 +96,13 @@ def test_the_password_is_not_shown() -> None:
 
 def test_ports_of_a_block_differ() -> None:
     ports = Ports(7000)
-    used = ports.used(64)
-    assert len(set(used)) == len(used) == 67
-    assert max(used) < int(ports.steps.split("-")[0])
+    used = ports.used(256)
+    assert len(set(used)) == len(used) == 259
     assert ports.steps == "7100-7199"
+    assert not set(used) & set(range(7100, 7200))
+    assert max(used) < 7000 + blocks_of(256) * PORTS_PER_BLOCK
+    for block in (7200, 7400):  # a cluster of one node sees that the further blocks are taken
+        assert set(used) & set(Ports(block).used(1))
 
 
 def test_env_lines_name_the_cluster() -> None:
@@ -113,8 +123,9 @@ def test_another_clusters_settings_do_not_reach_the_commands(
 
 
 BAD = [
-    (["up", "--nodes", "0"], "--nodes 0: must be from 1 to 64"),
-    (["up", "--nodes", "65"], "--nodes 65: must be from 1 to 64"),
+    (["up", "--nodes", "0"], "--nodes 0: must be from 1 to 256"),
+    (["up", "--nodes", "257"], "--nodes 257: must be from 1 to 256"),
+    (["up", "--nodes", "254", "--netns"], "--nodes 254: at most 253 with --netns"),
     (["up", "--cores=-1"], "--cores -1: must be from 1 to 1024"),
     (["up", "--gpus", "65"], "--gpus 65: must be from 0 to 64"),
     (["up", "--memory", "1"], "--memory 1: must be from 64"),

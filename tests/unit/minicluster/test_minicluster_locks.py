@@ -9,7 +9,7 @@ import pytest
 
 from minicluster import locks
 from minicluster.errors import ClusterError
-from minicluster.layout import PORTS_PER_CLUSTER, Layout
+from minicluster.layout import PORTS_PER_BLOCK, Layout
 
 HERE = Layout(Path("/tmp/jobkit-test-locks"))
 
@@ -33,9 +33,18 @@ def test_a_block_with_a_taken_port_is_passed_over() -> None:
 
 def test_two_at_once_get_different_blocks() -> None:
     with locks.port_block(HERE, 4, None) as first, locks.port_block(HERE, 4, None) as second:
-        assert abs(first.base - second.base) >= PORTS_PER_CLUSTER
+        assert abs(first.base - second.base) >= PORTS_PER_BLOCK
     with locks.port_block(HERE, 4, None) as again:
         assert again.base == first.base
+
+
+def test_many_nodes_take_several_blocks() -> None:
+    with (
+        locks.port_block(HERE, 256, None) as wide,
+        pytest.raises(ClusterError, match="another `up` is taking it"),
+        locks.port_block(HERE, 4, wide.base + 2 * PORTS_PER_BLOCK),
+    ):
+        pass
 
 
 def test_a_chosen_block_that_is_taken_is_an_error() -> None:

@@ -21,7 +21,7 @@ STAND_IN = [sys.executable, "-m", "jobkit.rehearse.standin"]
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--nodes", "65", "--ranks-per-node", "4"], "at most 64"),
+        (["--nodes", "257", "--ranks-per-node", "4"], "at most 256"),
         (["--nodes", "0", "--ranks-per-node", "4"], "1 or more"),
         (["--nodes", "2", "--ranks-per-node", "many"], "whole number"),
         (["--nodes", "2", "--ranks-per-node", "257"], "at most 256"),
@@ -56,7 +56,7 @@ def test_more_ranks_than_the_memory_holds_are_refused(monkeypatch: pytest.Monkey
 
 
 def test_sizes_have_several_nodes() -> None:
-    assert [cli.sizes(nodes) for nodes in (1, 2, 5, 64)] == [[1], [2], [2, 5], [8, 16, 32, 64]]
+    assert [cli.sizes(nodes) for nodes in (1, 2, 5, 256)] == [[1], [2], [2, 5], [32, 64, 128, 256]]
 
 
 def test_what_grows_faster_than_the_job_is_named() -> None:
