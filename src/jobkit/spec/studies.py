@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from jobkit.errors import UsageError, nearest
-from jobkit.files import is_there
-from jobkit.paths import check_name, file_names, logs_root, read_json
+from jobkit.files import file_names, is_there
+from jobkit.paths import check_name, logs_root, read_json
 from jobkit.spec.plan import Plan, Study, read_spec
 from jobkit.spec.planned import PlannedRun
 
