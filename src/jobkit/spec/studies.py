@@ -99,4 +99,4 @@ def is_run(folder: Path) -> bool:
 
 def run_folders(folder: Path) -> list[Path]:
     """The folders of runs in a study's folder, by name."""
-    return sorted(f for n in file_names(folder) if is_run(f := folder / n))
+    return [f for n in sorted(file_names(folder)) if is_run(f := folder / n)]

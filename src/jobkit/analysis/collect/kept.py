@@ -26,7 +26,7 @@ from jobkit.paths import RunPaths
 
 _SETTLED_S = 2.0  # two writes within the resolution of a clock could leave the same times
 _TAIL = 512  # bytes of a file's end that the checksum covers
-_MOST_BYTES = 4 << 30
+_MOST_BYTES = 1 << 30
 _HEAD = b"jobkit collected 1 "
 _READERS = ("analysis/collect", "analysis/tables", "metric", "outcome", "spec", "files.py")
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -135,7 +135,7 @@ def _read(path: Path) -> Iterator[tuple[bytes, bytes]]:
             status = os.fstat(file.fileno())
             if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
                 return
-            if file.readline() != _HEAD + _source() + b"\n":
+            if file.readline(100) != _HEAD + _source() + b"\n":
                 return
             for line in file:
                 key, _, rest = line.partition(b" ")
