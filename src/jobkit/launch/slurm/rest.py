@@ -15,6 +15,8 @@ from jobkit.permissions import closed_to_others
 from jobkit.spec.plan import Plan
 
 AGAIN_S = 10.0  # between two tries
+# Slurm counts jobs for some time after their runs have ended; then it refuses for other reasons.
+GIVE_UP_S = 300.0
 
 
 class Rest:
@@ -27,6 +29,7 @@ class Rest:
         self._taken: set[str] = set()
         self._active: int | None = None  # runs of the study that waited or ran after the last try
         self._again = 0.0
+        self._ended: float | None = None  # since when no run of the study waits or runs
 
     def submit(self, run_ids: Sequence[str], states: States) -> str:
         """Submit the runs, or as many as Slurm takes; return a note of what failed."""
@@ -42,15 +45,16 @@ class Rest:
     def go_on(self, states: States) -> str:
         """Submit what is left, if jobs have ended since the last try; return what to tell of it.
 
-        Where no run waits or runs, one more try decides: then there is another reason, or other
+        It ends where no run waits or runs for GIVE_UP_S: then there is another reason, or other
         jobs have all the places.
         """
         now, before = time.monotonic(), len(self.left)
         active = sum(state.status in UNDER_WAY for state in states.found.values())
         if self._active is None:
             self._active = active
-        if active and (active >= self._active or now < self._again):
+        if now < self._again or (active and active >= self._active):
             return ""
+        self._ended = None if active else self._ended or now
         self._active, self._again = None, now + AGAIN_S
         if any(states.found[run_id].status == "cancelled" for run_id in self._taken):
             self.left = ()
@@ -62,7 +66,7 @@ class Rest:
         if len(self.left) < before:
             more = f", {len(self.left)} are left" if self.left else ""
             return f"{before - len(self.left)} more runs are submitted{more}"
-        if active:
+        if self._ended is None or now < self._ended + GIVE_UP_S:
             return ""
         self.left = ()
         return note
