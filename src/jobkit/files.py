@@ -4,7 +4,9 @@ import errno
 import io
 import json
 import os
+import secrets
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ MOST_TEXT = 16 << 20  # bytes of a file of settings or state: a larger one is no
 MOST_TOML = 1 << 20  # its reader takes a second for that much
 _MOST_VALUES = 2_000_000  # in a JSON text: each takes up to 100 bytes, however short it is
 _MOST_DOTS = 10_000_000  # squared, of the lines of a TOML text
+_PIECE = 1 << 20  # bytes of one read
 _DEEPEST = 32  # lists and tables within each other
 
 
@@ -24,6 +27,18 @@ def open_regular(
     A FIFO would wait forever, and a device such as /dev/zero never ends. Links are followed:
     what they lead to must be a regular file as well, and lie within a folder where one is named.
     """
+    handle = _open_checked(path, max_bytes)[0]
+    try:
+        if within is not None and not _is_within(path, os.fstat(handle), within):
+            raise OSError(errno.ELOOP, f"a link that leads out of {within.name}", str(path))
+        return io.BufferedReader(io.FileIO(handle, "rb"))
+    except BaseException:
+        os.close(handle)
+        raise
+
+
+def _open_checked(path: str | Path, max_bytes: int | None) -> tuple[int, int]:
+    """A regular file, opened for reading, and its size. Raises as open_regular does."""
     # Without O_NONBLOCK the open of a FIFO would itself wait for its other end.
     handle = _open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -34,9 +49,7 @@ def open_regular(
             raise OSError(errno.EINVAL, "not a regular file", str(path))
         if max_bytes is not None and status.st_size > max_bytes:
             raise OSError(errno.EFBIG, f"larger than {max_bytes:,} bytes", str(path))
-        if within is not None and not _is_within(path, status, within):
-            raise OSError(errno.ELOOP, f"a link that leads out of {within.name}", str(path))
-        return io.BufferedReader(io.FileIO(handle, "rb"))
+        return handle, status.st_size
     except BaseException:
         os.close(handle)
         raise
@@ -102,6 +115,14 @@ def is_regular(path: Path) -> bool:
         return False
 
 
+def file_names(folder: Path) -> list[str]:
+    """The names in a folder; none where it is absent or cannot be read."""
+    try:
+        return [entry.name for entry in os.scandir(folder)]  # a path for each would be slow
+    except OSError:
+        return []
+
+
 def read_end(path: Path, size: int) -> bytes:
     """The last bytes of a regular file; none where it is absent or cannot be read."""
     try:
@@ -114,9 +135,16 @@ def read_end(path: Path, size: int) -> bytes:
 
 def read_regular(path: str | Path, max_bytes: int = MOST_TEXT) -> bytes:
     """The bytes of a regular file. Raises OSError for all else, or where it is larger."""
-    with open_regular(path, max_bytes) as file:
-        content = file.read(max_bytes + 1)
-    if len(content) > max_bytes:  # it has grown since it was opened
+    handle, size = _open_checked(path, max_bytes)
+    try:
+        # As much as there is, not as much as there may be: of thousands of small files the memory
+        # for it would take most of the time.
+        content = os.read(handle, size + 1)
+        while len(content) <= max_bytes and (more := os.read(handle, _PIECE)):
+            content += more  # it has grown since it was opened, or its size is not known
+    finally:
+        os.close(handle)
+    if len(content) > max_bytes:
         raise OSError(errno.EFBIG, f"larger than {max_bytes:,} bytes", str(path))
     return content
 
@@ -124,6 +152,19 @@ def read_regular(path: str | Path, max_bytes: int = MOST_TEXT) -> bytes:
 def read_text(path: str | Path, max_bytes: int = MOST_TEXT) -> str:
     """The text of a regular file, in UTF-8. Raises OSError, or UnicodeDecodeError."""
     return read_regular(path, max_bytes).decode("utf-8")
+
+
+def write_parts(path: Path, parts: Iterable[bytes]) -> None:
+    """Write a file atomically, from its parts: under a temporary name, then renamed."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        with beside.open("xb") as file:
+            file.writelines(parts)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def load_json(content: bytes) -> Any:

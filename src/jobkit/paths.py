@@ -3,13 +3,12 @@
 import json
 import os
 import re
-import secrets
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from jobkit.errors import UsageError, nearest
-from jobkit.files import load_json, read_regular
+from jobkit.files import file_names, load_json, read_regular, write_parts
 from jobkit.home import cache_root
 
 # Where run.sh, hpc/ and edf.toml are: the checkout, or the copy that an installed jobkit has of it.
@@ -67,6 +66,11 @@ class RunPaths:
     folder: Path
 
     @property
+    def names(self) -> list[str]:
+        """What lies in the folder."""
+        return file_names(self.folder)
+
+    @property
     def spec(self) -> Path:
         return self.folder / "spec.json"
 
@@ -111,7 +115,7 @@ class RunPaths:
 
     def metrics(self, attempt: int) -> Path:
         """The attempt's records, one JSON object per line."""
-        return self.metrics_folder / f"{attempt}.jsonl"
+        return self.folder / f"metrics/{attempt}.jsonl"
 
     def metrics_of_rank(self, attempt: int, rank: int, what: str = "r") -> Path:
         """The windows of a rank above 0; what "s": the samples of a rank."""
@@ -119,7 +123,7 @@ class RunPaths:
 
     def outcome(self, attempt: int) -> Path:
         """How the attempt ended, written by the payload."""
-        return self.attempts / str(attempt) / "outcome.json"
+        return self.folder / f"attempts/{attempt}/outcome.json"
 
     def fresh_start(self, attempt: int) -> Path:
         """Exists if the attempt started from scratch, not from an earlier one's checkpoint."""
@@ -224,6 +228,11 @@ class StudyPaths:
         return self.folder / "samples.csv"
 
     @property
+    def collected(self) -> Path:
+        """What was read of each run, for the next time that the study is collected."""
+        return self.folder / ".collected"
+
+    @property
     def scaling(self) -> Path:
         return self.folder / "scaling.csv"
 
@@ -256,14 +265,6 @@ class StudyPaths:
         return RunPaths(self.folder / check_name("run id", run_id))
 
 
-def file_names(folder: Path) -> list[str]:
-    """The names in a folder; none where it is absent or cannot be read."""
-    try:
-        return [entry.name for entry in os.scandir(folder)]  # a path for each would be slow
-    except OSError:
-        return []
-
-
 def short_path(path: Path) -> str:
     """The path relative to the current folder where it lies below it, else the path."""
     try:
@@ -289,12 +290,4 @@ def write_json(path: Path, content: object) -> None:
 
 def write_whole(path: Path, text: str) -> None:
     """Write a file atomically: under a temporary name, then renamed."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    try:
-        with beside.open("x", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+    write_parts(path, [text.encode()])

@@ -186,7 +186,7 @@ def _accounting(plan: Plan) -> str:
         if plan.options.gpus:
             lines.append("AccountingStorageTRES=gres/gpu")
         if plan.options.enforce:
-            lines.append("AccountingStorageEnforce=associations,qos")
+            lines.append("AccountingStorageEnforce=associations,limits,qos")
     return "\n".join(lines) + "\n"
 
 

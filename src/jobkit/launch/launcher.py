@@ -5,7 +5,7 @@ import re
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from jobkit.energy import check_counters
 from jobkit.errors import UsageError, one_line
@@ -23,6 +23,9 @@ from jobkit.outcome.status import UNDER_WAY, RunState
 from jobkit.permissions import check_study, closed_to_others
 from jobkit.spec.dataset import check_source
 from jobkit.spec.plan import Plan
+
+if TYPE_CHECKING:
+    from jobkit.launch.slurm.rest import Rest
 
 _POLL_S = 0.25
 
@@ -48,7 +51,7 @@ class Launch:
     at_once: int | None = None
     runs: Runs | None = None  # None: there was nothing to start
     notes: list[str] = field(default_factory=list)
-    left: int = 0  # runs that Slurm did not take, as its limit of submitted jobs is reached
+    rest: "Rest | None" = None  # what Slurm did not take, as its limit of jobs is reached
 
     def __post_init__(self) -> None:
         self._states = States(self.plan)
@@ -58,13 +61,29 @@ class Launch:
         """The study's folder, which collect() reads."""
         return self.plan.paths.folder
 
+    @property
+    def left(self) -> tuple[str, ...]:
+        """The runs that Slurm has not taken yet."""
+        return self.rest.left if self.rest else ()
+
     def states(self) -> dict[str, RunState]:
-        """The current state of each planned run."""
-        return self._states.look()
+        """The current state of each planned run; pending if it is left for when jobs have ended."""
+        found = self._states.look()
+        waits = "waits until Slurm takes more jobs"
+        left = {r: replace(found[r], status="pending", reason=waits) for r in self.left}
+        return {**found, **left}
 
     def running(self) -> bool:
-        """Whether a run still waits or runs."""
-        return self.runs is not None and self.runs.running(self._states)
+        """Whether a run still waits or runs. What Slurm did not take is submitted as jobs end."""
+        if self.runs is None:
+            return False
+        active = self.runs.running(self._states)
+        if self.rest and self.rest.left:
+            note = self.rest.go_on(self._states)
+            self.runs = self.rest.runs
+            self.notes += [note] if note else []
+            return True
+        return active
 
     def wait(self) -> dict[str, RunState]:
         """Wait until all runs have ended; return the state of each planned run."""
@@ -98,8 +117,10 @@ def launch(plan: Plan, request: LaunchRequest | None = None) -> Launch:
     elif prepared.run_ids:
         with lock.held(prepared.plan.paths):
             # Another launcher may have submitted some of them since we looked.
-            prepared.run_ids = select(States(plan).look(), request.only)
-            prepared.runs = _start_on_slurm(prepared, request)
+            states = States(plan)
+            prepared.run_ids = select(states.look(), request.only)
+            if prepared.run_ids:
+                _start_on_slurm(prepared, request, states)
     return prepared
 
 
@@ -127,7 +148,7 @@ def prepare(plan: Plan, request: LaunchRequest, ask: bool = True) -> Launch:
     if site is None:
         _for_this_machine(made, request)
     else:
-        _for_slurm(made, request, site, ask)
+        _for_slurm(made, request, site, ask, full=under_way(found))
     return made
 
 
@@ -157,7 +178,7 @@ def _for_this_machine(made: Launch, request: LaunchRequest) -> None:
     made.plan = replace(made.plan, notes=(*made.plan.notes, *found))
 
 
-def _for_slurm(made: Launch, request: LaunchRequest, site: Site, ask: bool) -> None:
+def _for_slurm(made: Launch, request: LaunchRequest, site: Site, ask: bool, full: bool) -> None:
     if not made.run_ids:
         return
     if request.torchrun:
@@ -173,7 +194,7 @@ def _for_slurm(made: Launch, request: LaunchRequest, site: Site, ask: bool) -> N
     if ask:
         from jobkit.launch.slurm import submit  # imports submitit, which --help does not need
 
-        submit.check(wanted)
+        submit.check(wanted, full)
 
 
 def _slurm_notes(
@@ -231,17 +252,14 @@ def _start_here(made: Launch, request: LaunchRequest) -> Runs:
     return local.start(made.plan.paths, order)
 
 
-def _start_on_slurm(made: Launch, request: LaunchRequest) -> Runs | None:
-    from jobkit.launch.slurm.jobs import start
+def _start_on_slurm(made: Launch, request: LaunchRequest, states: States) -> None:
+    from jobkit.launch.slurm.rest import Rest
 
     assert made.site is not None
-    if not made.run_ids:
-        return None
-    wanted = slurm.submission(made.plan, made.run_ids, made.site, request)
-    runs, note = start(wanted, request.collect)
+    made.rest = Rest(made.plan, made.site, request)
+    note = made.rest.submit(made.run_ids, states)
+    made.runs = made.rest.runs
     made.notes += [note] if note else []
-    made.left = runs.left
-    return runs
 
 
 def under_way(found: dict[str, RunState]) -> bool:

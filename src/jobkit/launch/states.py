@@ -35,6 +35,12 @@ class States:
         self.jobs |= joined.jobs
         return {run_id: self.found[run_id] for run_id in self.plan.runs}
 
+    def forget(self, run_ids: Iterable[str]) -> None:
+        """Read these runs again, though they had ended: they are to be started."""
+        for run_id in run_ids:
+            self.found.pop(run_id, None)
+            self.jobs.pop(run_id, None)
+
     def _ended(self, run_id: str) -> bool:
         return run_id in self.found and self.found[run_id].status in FINAL
 

@@ -12,18 +12,19 @@ import contextlib
 import io
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jobkit.files import file_names
 from jobkit.metric import reader
 from jobkit.metric.line import Record
 from jobkit.metric.reader import Rejected
 from jobkit.outcome.evidence import of_newest
 from jobkit.outcome.liveness import is_at_work
 from jobkit.outcome.logs import Tail, find_log, open_log, read_tail
-from jobkit.paths import RunPaths, file_names, read_json
+from jobkit.paths import RunPaths, read_json
 
 ENDINGS = ("ok", "failed", "preempted")  # what a payload says of itself
 _METRICS_TAIL = 256 << 10
@@ -79,7 +80,13 @@ def read(paths: RunPaths) -> Facts:
 
 def read_job(paths: RunPaths) -> dict[str, Any] | None:
     """Who runs the newest start of a run: job.json, or the submission that has not started yet."""
-    job, submission = read_json(paths.job), read_json(paths.submission)
+    return _read_job(paths, paths.names)
+
+
+def _read_job(paths: RunPaths, names: Collection[str]) -> dict[str, Any] | None:
+    """As read_job, for a run whose folder has these names: what is not there is not opened."""
+    job = read_json(paths.job) if "job.json" in names else None
+    submission = read_json(paths.submission) if "submission.json" in names else None
     if submission is None:
         return job
     if job and job.get("job_id") == submission.get("job_id"):
@@ -94,14 +101,16 @@ def seconds(value: object) -> float:
 
 
 def _mark(paths: RunPaths) -> _Mark:
-    return _Mark(read_job(paths), paths.attempt_numbers(), find_log(paths.log))
+    names = paths.names
+    job = _read_job(paths, names)
+    log = find_log(paths.log) if {"train.log", "train.log.gz"} & {*names} else None
+    return _Mark(job, paths.attempt_numbers(), log)
 
 
 def _read_once(paths: RunPaths, mark: _Mark) -> Facts:
     """Return the facts, if nothing changes meanwhile; the order of the steps matters."""
     job, numbers, tail = mark.job, mark.attempts, None
     alive = is_at_work(job) if job and job.get("ended") is None else False
-    age_s = None if job else _age_s(paths, mark)  # which only a run that nobody knows needs
     if not numbers:  # a script of the user's own may leave a log only
         tail = read_tail(paths.log)
         numbers = _attempts_in(tail)
@@ -109,7 +118,9 @@ def _read_once(paths: RunPaths, mark: _Mark) -> Facts:
     started = newest is None or newest >= first  # else all that is there is of an earlier start
     ending = _ending(paths, newest, tail, alive is True) if started else None
     tails: tuple[Tail, ...] = ()
-    if not alive and not (ending and ending.status == "ok"):
+    ok = ending is not None and ending.status == "ok"
+    age_s = None if job or ok else _age_s(paths, mark)  # only a run that nobody knows needs it
+    if not alive and not ok:
         log = of_newest(tail or read_tail(paths.log), newest if started else first)
         tails = (log, of_newest(read_tail(paths.scheduler_log), newest))
     return Facts(
@@ -146,7 +157,7 @@ def _ending(paths: RunPaths, attempt: int | None, tail: Tail | None, alive: bool
     return Ending(
         status=outcome["status"],
         reason=str(outcome.get("reason") or "")[:_LONGEST_REASON],
-        file=str(path.relative_to(paths.folder.parent)),
+        file="/".join((paths.folder.name, *path.parts[-3:])),
         exit_code=code if type(code) is int else None,
     )
 

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from jobkit.errors import UsageError, nearest
-from jobkit.files import is_there
-from jobkit.paths import check_name, file_names, logs_root, read_json
+from jobkit.files import file_names, is_there
+from jobkit.paths import check_name, logs_root, read_json
 from jobkit.spec.plan import Plan, Study, read_spec
 from jobkit.spec.planned import PlannedRun
 
@@ -99,4 +99,4 @@ def is_run(folder: Path) -> bool:
 
 def run_folders(folder: Path) -> list[Path]:
     """The folders of runs in a study's folder, by name."""
-    return sorted(f for n in file_names(folder) if is_run(f := folder / n))
+    return [f for n in sorted(file_names(folder)) if is_run(f := folder / n)]

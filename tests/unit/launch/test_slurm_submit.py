@@ -209,7 +209,7 @@ def test_a_study_that_slurm_took_in_part_says_how_it_goes_on(
     )
     words = ["--site", "slurm", "--gpu-request", "none", "--no-wait", "--no-collect"]
     words += ["--strategies", "ddp", "--gpus", "1", "2", "--device", "cpu", "--name", "part"]
-    monkeypatch.setattr(submit, "check", lambda submission: None)
+    monkeypatch.setattr(submit, "check", lambda *_: None)
     (slurm / "slurm.conf").write_text("ClusterName=here\n")
     monkeypatch.setenv("SLURM_CONF", str(slurm / "slurm.conf"))
     (slurm / "count").write_text("7\n")

@@ -179,6 +179,8 @@ class Playing:
         if at == "slurm":
             return self.recorded.slurm[state]
         folder = self.recorded.root / str(state) / "r"
+        if at == "names":
+            return sorted(RunPaths(folder).names)
         if at in ("attempts", "metrics_folder"):
             return sorted(p.name for p in (folder / at.removesuffix("_folder")).glob("*"))
         patterns = {"outcome": "attempts/*/outcome.json", "metrics": "metrics/*"}
@@ -197,7 +199,16 @@ class Watched(RunPaths):
         return super().__getattribute__(name)
 
 
-LOOKED_AT = {"job", "submission", "attempts", "metrics_folder", "outcome", "metrics", "log"}
+LOOKED_AT = {
+    "names",
+    "job",
+    "submission",
+    "attempts",
+    "metrics_folder",
+    "outcome",
+    "metrics",
+    "log",
+}
 LOOKED_AT |= {"scheduler_log", "spec"}
 
 

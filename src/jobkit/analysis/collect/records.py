@@ -17,12 +17,12 @@ from typing import Any
 
 import orjson
 
-from jobkit.files import is_regular
+from jobkit.files import file_names, is_regular
 from jobkit.metric import reader
 from jobkit.metric.line import Record
 from jobkit.metric.reader import Rejected
 from jobkit.outcome.logs import open_log, torn_archive
-from jobkit.paths import RunPaths, file_names
+from jobkit.paths import RunPaths
 
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _OF_RANK = re.compile(r"([0-9]{1,9})\.[rs]([0-9]{1,9})\.jsonl(?:\.gz)?")

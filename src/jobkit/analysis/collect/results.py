@@ -9,7 +9,6 @@ results.ok         whether every run is ok
 """
 
 import gc
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,13 +17,10 @@ from pathlib import Path
 import pandas as pd
 
 from jobkit.analysis.collect.given_logs import GivenLogs, log_rows
-from jobkit.analysis.collect.measured import observed_of, wall_time_s
-from jobkit.analysis.collect.records import Reject, read_run
-from jobkit.analysis.collect.rows import as_run, result_row, unplanned_settings
-from jobkit.analysis.collect.samples import sample_rows, use_row
-from jobkit.analysis.collect.steps import step_rows
-from jobkit.analysis.collect.study import StudyRuns, read_study, run_states
-from jobkit.analysis.collect.unused import unused_lines
+from jobkit.analysis.collect.kept import Kept
+from jobkit.analysis.collect.reading import NOT_OF_EPOCH, OF_EPOCH, Read, read_runs
+from jobkit.analysis.collect.records import Reject
+from jobkit.analysis.collect.study import read_study
 from jobkit.analysis.scaling.scaling import measured_sizes, scaling_table
 from jobkit.analysis.scaling.sizes import Size
 from jobkit.analysis.tables.column import Column
@@ -32,10 +28,9 @@ from jobkit.analysis.tables.columns import EPOCHS, RESULTS, SAMPLES, STEPS
 from jobkit.analysis.tables.comparable import apart, faults
 from jobkit.analysis.tables.frames import MOST_OTHERS, Row, frame, others
 from jobkit.analysis.tables.products import save_table
-from jobkit.analysis.tables.series import series_labels
 from jobkit.analysis.tables.text import counted
 from jobkit.errors import one_line
-from jobkit.metric.line import COMMON, KINDS, Record
+from jobkit.metric.line import COMMON, Record
 from jobkit.paths import StudyPaths
 from jobkit.permissions import closed_to_others, other_writers
 from jobkit.spec.studies import find_study
@@ -138,7 +133,10 @@ def collect(
             read = _read_logs(paths)
         else:
             planned = read_study(folder)
-            read, unplanned = _read(planned), planned.unplanned
+            kept = Kept(paths.collected)
+            read, unplanned = read_runs(planned, kept), planned.unplanned
+            if write:
+                kept.save()
         runs = frame(read.rows, RESULTS)
         runs["series"] = apart(runs) if separate else runs["series"]
         epochs, left_out = _epoch_table(runs, read.epochs)
@@ -165,61 +163,10 @@ def collect(
     return results
 
 
-@dataclass
-class _Read:
-    """What was read of all runs, in the order of the plan."""
-
-    rows: list[Row] = field(default_factory=list)
-    epochs: list[list[Record]] = field(default_factory=list)
-    steps: list[list[Row]] = field(default_factory=list)
-    samples: list[list[Row]] = field(default_factory=list)
-    rejected: list[Reject] = field(default_factory=list)
-    lost: dict[str, int] = field(default_factory=dict)
-    not_taken: dict[str, int] = field(default_factory=dict)
-    unused: dict[str, str] = field(default_factory=dict)
-    contradicted: dict[str, str] = field(default_factory=dict)
-
-
-def _read(planned: StudyRuns) -> _Read:
-    """Read every run; keep only the epochs of its records."""
-    # States first: a run that ends in between is then running with all its records, not ok
-    # without some.
-    joined = run_states(planned)
-    jobs = Counter(job.job_id for job in joined.jobs.values())
-    read, specs = _Read(), {}
-    name = planned.paths.folder.resolve().name
-    for run_id, paths in planned.folders.items():
-        records = read_run(paths, planned.record_ids[run_id])
-        spec = specs[run_id] = as_run(planned.specs[run_id], records)
-        state, observed = joined.states[run_id], observed_of(paths, records, spec)
-        wall_s = wall_time_s(paths, state.attempts)
-        job = joined.jobs.get(run_id)
-        row = result_row(spec, state, records, job, observed, wall_s)
-        slurm_j = job.energy_j if job and jobs[job.job_id] == 1 else None
-        row |= use_row(records, observed, row, slurm_j)
-        read.rows.append(row | {"run_id": run_id, "study": name})
-        read.samples.append(sample_rows(records.samples))
-        read.epochs.append(records.epochs)
-        read.steps.append(step_rows(observed) if observed else [])
-        read.rejected += records.rejects
-        if other := unplanned_settings(spec, records):
-            read.contradicted[run_id] = other
-        if unused := unused_lines(records, observed):
-            read.unused[run_id] = unused
-        if records.lost:
-            read.lost[run_id] = records.lost
-        if records.epochs_not_taken:
-            read.not_taken[run_id] = records.epochs_not_taken
-    labels = series_labels(specs)
-    for row in read.rows:
-        row["series"] = labels[row["run_id"]]
-    return read
-
-
-def _read_logs(paths: StudyPaths) -> _Read:
+def _read_logs(paths: StudyPaths) -> Read:
     """Read the logs that logs.json names."""
     rows, steps = log_rows(GivenLogs.read(paths.given_logs), paths.folder.resolve().name)
-    return _Read(rows=rows, steps=steps, epochs=[[] for _ in rows], samples=[[] for _ in rows])
+    return Read(rows=rows, steps=steps, epochs=[[] for _ in rows], samples=[[] for _ in rows])
 
 
 def _epoch_table(runs: pd.DataFrame, epochs: list[list[Record]]) -> tuple[pd.DataFrame, int]:
@@ -227,11 +174,10 @@ def _epoch_table(runs: pd.DataFrame, epochs: list[list[Record]]) -> tuple[pd.Dat
 
     Values that a foreign script names in its own way keep their names; and how many were too many.
     """
-    own = tuple(c for c in EPOCHS if c.name in (*KINDS["epoch"], "attempt"))
-    keys = [c.name for c in EPOCHS if c not in own]
-    rows, not_columns = [r for e in epochs for r in e], {*COMMON, "part", "parts", *keys}
-    values = frame(rows, own, not_columns)
-    too_many = max(0, len(others(rows, own, not_columns)) - MOST_OTHERS)
+    own, keys = OF_EPOCH, [c.name for c in EPOCHS if c not in OF_EPOCH]
+    rows = [r for e in epochs for r in e]
+    values = frame(rows, own, NOT_OF_EPOCH)
+    too_many = max(0, len(others(rows, own, NOT_OF_EPOCH)) - MOST_OTHERS)
     of_run = runs[keys].loc[runs.index.repeat([len(e) for e in epochs])]
     table = pd.concat([of_run.reset_index(drop=True), values], axis=1)
     return table[[*(c.name for c in EPOCHS), *values.columns[len(own) :]]], too_many

@@ -62,7 +62,8 @@ class Foreground:
         )
         if left := self.started.left:
             self._print(
-                f"then: the same command again, which submits the other {left:,} runs", "yellow"
+                f"then: the same command again, which submits the other {len(left):,} runs",
+                "yellow",
             )
             return Exit.INCOMPLETE
         return Exit.OK
@@ -72,6 +73,8 @@ class Foreground:
 
         SIGINT, SIGTERM and SIGHUP end the runs of this machine; jobs on Slurm continue.
         """
+        if left := self.started.left:
+            self._print(f"the other {len(left):,} runs are submitted as jobs end")
         for signum in _SIGNALS:
             if signal.getsignal(signum) != signal.SIG_IGN:  # nohup, or a shell's background job
                 signal.signal(signum, _interrupt)

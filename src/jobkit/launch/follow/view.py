@@ -31,9 +31,10 @@ class View:
         self.launch, self.console = launch, console
         self.states: dict[str, RunState] = {}
         self.progress: dict[str, Progress] = {}
-        self._begun = time.monotonic()
+        self._begun, self._pause_s = time.monotonic(), _POLL_S
         self._printed: dict[str, tuple[str, int]] = {}
         self._ended: set[str] = set()
+        self._said = len(launch.notes)  # which were printed before
 
     def follow(self) -> dict[str, RunState]:
         """Show the study until all its runs have ended; return their states."""
@@ -41,17 +42,27 @@ class View:
             with Live(console=self.console, refresh_per_second=4, transient=True) as live:
                 while self._look():
                     live.update(self.table())
-                    time.sleep(_POLL_S)
+                    time.sleep(self._pause_s)
             self._say_events()
         else:
             while self._look():
                 self._say_events()
-                time.sleep(_POLL_S)
+                time.sleep(self._pause_s)
             self._say_events()
         return self.states
 
     def _look(self) -> bool:
         """Read the states of all runs; return whether one still waits or runs."""
+        begin = time.monotonic()
+        active = self._read()
+        # Of thousands of runs a look takes a second: a login node has other users.
+        self._pause_s = max(_POLL_S, 5 * (time.monotonic() - begin))
+        for note in self.launch.notes[self._said :]:
+            self.console.print(Text(f"note: {note}", style="yellow"), soft_wrap=True)
+        self._said = len(self.launch.notes)
+        return active
+
+    def _read(self) -> bool:
         active = self.launch.running()
         self.states = self.launch.states()
         for run_id in self.launch.run_ids:

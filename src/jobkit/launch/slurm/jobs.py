@@ -3,7 +3,7 @@
 import signal
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jobkit.launch.slurm import commands, submit
 from jobkit.launch.slurm.options import Submission
@@ -23,17 +23,23 @@ class SlurmRuns:
     plan: Plan
     masters: Sequence[str]
     collect_job: str | None = None
-    left: int = 0  # runs that Slurm did not take: its limit of submitted jobs is reached
+    left: tuple[str, ...] = ()  # runs that Slurm did not take: no more jobs may be submitted now
 
     @property
     def where(self) -> str:
         """The ids of the jobs, for a message."""
+        if not self.masters:
+            return "no job: no more may be submitted now"
         jobs = f"Slurm {'jobs' if len(self.masters) > 1 else 'job'} {', '.join(self.masters)}"
         return jobs + (f"; job {self.collect_job} then collects" if self.collect_job else "")
 
     def running(self, states: States) -> bool:
         """Whether a run of the plan waits or runs; Slurm is asked again before it is not."""
         return _under_way(states) or _under_way(states, fresh=True)
+
+    def and_later(self, later: "SlurmRuns") -> "SlurmRuns":
+        """These jobs and those that were submitted later."""
+        return replace(later, masters=[*self.masters, *later.masters])
 
     def cancel(self) -> None:
         """End the jobs and wait until Slurm reports their end."""
@@ -55,23 +61,29 @@ def _under_way(states: States, fresh: bool = False) -> bool:
     return any(state.status in UNDER_WAY for state in states.look(fresh).values())
 
 
-def start(wanted: Submission, collect: bool) -> tuple[SlurmRuns, str]:
-    """Submit the jobs and the collecting one; return their handle and a note of what failed."""
+def start(
+    wanted: Submission, collect: bool, before: Sequence[str] = (), full: bool = False
+) -> tuple[SlurmRuns, str]:
+    """Submit the jobs and the collecting one; return their handle and a note of what failed.
+
+    before: other jobs of the study, for which the collecting one waits too. full: as of submit.
+    """
     # Between sbatch and the record of the job's id a signal would leave unknown jobs behind.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    after, left, notes = None, 0, []
+    unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    after, notes = None, []
+    left: tuple[str, ...] = ()
     try:
         try:
-            masters = submit.submit(wanted)
+            masters = submit.submit(wanted, full)
         except submit.LimitReached as limit:
             masters, left = limit.masters, limit.left
             notes.append(str(limit))
-        if collect:
-            after = submit.submit_collect(wanted, masters)
+        if collect and not left:  # else the launch that submits the rest submits it too
+            after = submit.submit_collect(wanted, [*before, *masters])
     except submit.CollectRefused as error:
         notes.append(
             f"the collect job was not submitted: {error}; run ./plot_results.sh after the last run"
         )
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
     return SlurmRuns(wanted.plan, masters, after, left), "; ".join(notes)

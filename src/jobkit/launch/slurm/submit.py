@@ -4,6 +4,7 @@ import os
 import re
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from submitit import Job
@@ -41,11 +42,8 @@ class LimitReached(Exception):
     Slurm gives the same reason for a job that is too large, which another try would not mend.
     """
 
-    def __init__(self, masters: list[str], left: int, reason: object) -> None:
-        super().__init__(
-            f"{left} runs were not submitted: {reason}; if that is the limit of submitted jobs, "
-            "run the same command again when jobs have ended"
-        )
+    def __init__(self, masters: list[str], left: tuple[str, ...], reason: object) -> None:
+        super().__init__(f"{len(left)} runs were not submitted: {reason}")
         self.masters, self.left = masters, left
 
 
@@ -54,19 +52,29 @@ def script(batch: Batch, folder: Path, at_once: int | None, whole: bool = False)
     return _executor(folder, batch.options, at_once).script(1 if whole else len(batch.run_ids))
 
 
-def check(submission: Submission) -> None:
-    """Ask Slurm whether it would accept each script. Raises UsageError with its reason."""
+def check(submission: Submission, full: bool = False) -> None:
+    """Ask Slurm whether it would accept each script. Raises UsageError with its reason.
+
+    full: jobs of the study may have all places, so that a refusal for want of one says nothing.
+    """
     for batch in submission.batches:
         folder = next_folder(submission.study.submitit)
-        text = script(batch, folder, submission.at_once, submission.whole)
-        commands.check(text, batch.options)
+        # One run: how many of an array are taken at one time, submit finds.
+        one = batch if submission.whole else replace(batch, run_ids=batch.run_ids[:1])
+        text = script(one, folder, submission.at_once, submission.whole)
+        try:
+            commands.check(text, batch.options)
+        except UsageError as error:
+            if not (full and _LIMIT.search(str(error))):
+                raise
 
 
-def submit(submission: Submission) -> list[str]:
-    """Submit everything; return the ids of the arrays (or of the one job). One sbatch per array.
+def submit(submission: Submission, full: bool = False) -> list[str]:
+    """Submit everything; return the ids of the arrays (or of the one job).
 
-    Raises LimitReached where the cluster takes no more jobs after the first array, and UsageError
-    for any other refusal: then what was submitted is cancelled.
+    One sbatch per array; an array that is larger than the number of jobs that may be submitted is
+    cut. Raises LimitReached where the cluster takes no more jobs after the first array (full: or
+    not even that), and UsageError for any other refusal: then what was submitted is cancelled.
     """
     study = submission.study
     folder = own_folder(next_folder(own_folder(study.submitit)))
@@ -77,17 +85,24 @@ def submit(submission: Submission) -> list[str]:
             write_whole(paths.site, submission.site.shell())
             leave_spec(study, run_id, submission.plan.runs[run_id])
     masters: list[str] = []
-    for number, batch in enumerate(submission.batches):
+    waiting = list(submission.batches)
+    while waiting:
+        batch = waiting.pop(0)
         try:
             masters += _submit(submission, batch, folder)
         except UsageError as error:
-            if not masters:
-                raise
-            if _LIMIT.search(str(error)):
-                left = sum(len(b.run_ids) for b in submission.batches[number:])
+            at_limit = _LIMIT.search(str(error)) is not None
+            if at_limit and (half := len(batch.run_ids) // 2) and not submission.whole:
+                parts = (batch.run_ids[:half], batch.run_ids[half:])
+                waiting[:0] = [replace(batch, run_ids=part) for part in parts]
+            elif at_limit and (masters or full):
+                left = tuple(r for b in (batch, *waiting) for r in b.run_ids)
                 raise LimitReached(masters, left, error) from None
-            commands.cancel(masters)
-            raise UsageError(f"{error}; jobs {', '.join(masters)} were cancelled") from None
+            elif masters:
+                commands.cancel(masters)
+                raise UsageError(f"{error}; jobs {', '.join(masters)} were cancelled") from None
+            else:
+                raise
     return masters
 
 
@@ -138,7 +153,10 @@ def _note(paths: RunPaths, job: "Job[int]", more: Mapping[str, object]) -> None:
 
 
 def submit_collect(submission: Submission, masters: Sequence[str]) -> str:
-    """Submit the job that collects and plots after all others; return its id."""
+    """Submit the job that collects and plots after all others; return its id.
+
+    Raises CollectRefused where Slurm does not take it.
+    """
     study, options = submission.study, submission.batches[0].options
     more: Options = {
         **{k: v for k, v in options.items() if k not in _TRAINING_ONLY},

@@ -1,0 +1,141 @@
+"""The runs of a study, one after the other: what is read of each, or was kept of the last time."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from jobkit.analysis.collect.kept import Kept, Mark, key_of, mark_of
+from jobkit.analysis.collect.measured import observed_of, wall_time_s
+from jobkit.analysis.collect.records import Reject, read_run
+from jobkit.analysis.collect.rows import as_run, result_row, unplanned_settings
+from jobkit.analysis.collect.samples import sample_rows, use_row
+from jobkit.analysis.collect.steps import step_rows
+from jobkit.analysis.collect.study import StudyRuns, run_states
+from jobkit.analysis.collect.unused import unused_lines
+from jobkit.analysis.tables.columns import EPOCHS
+from jobkit.analysis.tables.frames import Row
+from jobkit.analysis.tables.series import series_labels
+from jobkit.metric.line import COMMON, KINDS, Record
+from jobkit.metric.pattern import pattern_of
+from jobkit.outcome.slurm_jobs import Job
+from jobkit.outcome.status import FINAL, RunState
+from jobkit.paths import RunPaths
+from jobkit.spec.plan import read_spec
+from jobkit.spec.planned import PlannedRun
+
+OF_EPOCH = tuple(c for c in EPOCHS if c.name in (*KINDS["epoch"], "attempt"))
+# What identifies a run, or a record among others: no columns of an epoch's own.
+NOT_OF_EPOCH = {*COMMON, "part", "parts", *(c.name for c in EPOCHS if c not in OF_EPOCH)}
+_DROPPED = NOT_OF_EPOCH - {c.name for c in OF_EPOCH}
+
+
+@dataclass
+class Read:
+    """What was read of all runs, in the order of the plan."""
+
+    rows: list[Row] = field(default_factory=list)
+    epochs: list[list[Record]] = field(default_factory=list)
+    steps: list[list[Row]] = field(default_factory=list)
+    samples: list[list[Row]] = field(default_factory=list)
+    rejected: list[Reject] = field(default_factory=list)
+    lost: dict[str, int] = field(default_factory=dict)
+    not_taken: dict[str, int] = field(default_factory=dict)
+    unused: dict[str, str] = field(default_factory=dict)
+    contradicted: dict[str, str] = field(default_factory=dict)
+
+    def add(self, run_id: str, name: str, found: dict[str, Any]) -> None:
+        """Add what was found of a run of the study of this name."""
+        self.rows.append(found["row"] | {"run_id": run_id, "study": name})
+        self.epochs.append(found["epochs"])
+        self.steps.append(found["steps"])
+        self.samples.append(found["samples"])
+        self.rejected += [Reject(*words) for words in found["rejected"]]
+        for what in ("lost", "not_taken", "unused", "contradicted"):
+            if found[what]:
+                getattr(self, what)[run_id] = found[what]
+
+
+def read_runs(planned: StudyRuns, kept: Kept) -> Read:
+    """Read every run that is not kept as it is now; keep only the epochs of its records."""
+    # States first: a run that ends in between is then running with all its records, not ok
+    # without some.
+    joined = run_states(planned)
+    jobs = Counter(job.job_id for job in joined.jobs.values())
+    read, specs = Read(), {}
+    name = planned.paths.folder.resolve().name
+    for run_id, paths in planned.folders.items():
+        spec, job, state = planned.specs[run_id], joined.jobs.get(run_id), joined.states[run_id]
+        one = _OneRun(paths, planned.record_ids[run_id], spec, state, job)
+        one.alone = job is not None and jobs[job.job_id] == 1
+        found = _kept(kept, one) if state.status in FINAL else one.read()
+        specs[run_id] = _as_run(spec, found["settings"])
+        read.add(run_id, name, found)
+    labels = series_labels(specs)
+    for row in read.rows:
+        row["series"] = labels[row["run_id"]]
+    return read
+
+
+@dataclass
+class _OneRun:
+    """What a run's results are made of."""
+
+    paths: RunPaths
+    record_id: str | None
+    spec: PlannedRun | None
+    state: RunState
+    job: Job | None
+    alone: bool = False  # the job is this run's only
+
+    def key(self, mark: Mark) -> bytes:
+        """A key for all of it; mark: its files, as they are."""
+        spec, job = self.spec, self.job
+        planned = (type(spec).__name__, *vars(spec).values()) if spec else None
+        said = (tuple(vars(self.state).values()), tuple(vars(job).values()) if job else None)
+        names = (self.paths.folder.name, self.record_id)
+        return key_of(names, planned, pattern_of(spec), said, self.alone, mark)
+
+    def read(self) -> dict[str, Any]:
+        """What its files hold, as JSON takes it."""
+        records = read_run(self.paths, self.record_id)
+        spec = as_run(self.spec, records)
+        observed = observed_of(self.paths, records, spec)
+        wall_s = wall_time_s(self.paths, self.state.attempts)
+        row = result_row(spec, self.state, records, self.job, observed, wall_s)
+        slurm_j = self.job.energy_j if self.job and self.alone else None
+        planned = self.spec.to_dict() if self.spec else {}
+        decided = spec.to_dict() if spec and spec is not self.spec else {}
+        return {
+            "row": row | use_row(records, observed, row, slurm_j),
+            "settings": {k: v for k, v in decided.items() if (k, v) not in planned.items()},
+            "samples": sample_rows(records.samples),
+            "epochs": [
+                {k: v for k, v in record.items() if k not in _DROPPED} for record in records.epochs
+            ],
+            "steps": step_rows(observed) if observed else [],
+            "rejected": [[r.file, r.count, r.offset, r.reason] for r in records.rejects],
+            "contradicted": unplanned_settings(spec, records),
+            "unused": unused_lines(records, observed),
+            "lost": records.lost,
+            "not_taken": records.epochs_not_taken,
+        }
+
+
+def _kept(kept: Kept, one: _OneRun) -> dict[str, Any]:
+    """What was kept of a run that is as it was; else what is read, which is kept then."""
+    if (mark := mark_of(one.paths)) is None:
+        return one.read()
+    key = one.key(mark)
+    if (found := kept.find(key)) is not None:
+        return found
+    made = one.read()
+    if mark_of(one.paths) == mark:  # nobody wrote while it was read
+        kept.keep(key, made)
+    return made
+
+
+def _as_run(planned: PlannedRun | None, settings: dict[str, Any]) -> PlannedRun | None:
+    """The planned settings, with those that the run decided."""
+    if not settings:
+        return planned
+    return read_spec({**(planned.to_dict() if planned else {}), **settings})
