@@ -1,13 +1,13 @@
 """A training that compiles nothing does without torch._dynamo, whose import takes a second or two.
 
-DDP, FSDP2 and the optimizers of torch import it (2.14), each only to say that it is not to look
-into them: where nothing is compiled there is nobody to tell. Whatever else asks for it, as a
-user's model that is compiled, gets the real one.
+torch's optimizers and DDP import it (2.14), only to say that it is not to look into them: where
+nothing is compiled there is nobody to tell. Whatever else asks for it, as a user's model that is
+compiled, gets the real one.
 """
 
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 _NAME = "torch._dynamo"
+_FSDP = "torch.distributed.tensor"  # computes shapes by what needs torch._dynamo
 
 
 class _Stand(ModuleType):
@@ -31,26 +32,21 @@ class _Stand(ModuleType):
         return getattr(importlib.import_module(self.__name__), name)
 
 
-def _as_it_is(function: Callable[..., Any], *_: object, **__: object) -> Callable[..., Any]:
-    return function
-
-
 def spare() -> None:
-    """Keep DDP, FSDP2 and the optimizers from importing torch._dynamo; no result changes.
+    """Keep DDP and the optimizers from importing torch._dynamo; no result changes.
 
-    FSDP2 where it is imported already. Does nothing where torch._dynamo is, and leaves alone what
-    another torch does elsewhere.
+    Does nothing where it is imported already or will be, and leaves alone what another torch does
+    elsewhere.
     """
-    if _NAME in sys.modules:
+    if _NAME in sys.modules or _FSDP in sys.modules:
         return
     modes = _Stand(f"{_NAME}.utils", {"get_optimize_ddp_mode": lambda: "ddp_optimizer"})
-    torch._dynamo = _Stand(_NAME, {"disable": _as_it_is, "utils": modes})  # type: ignore[assignment]
+    torch._dynamo = _Stand(_NAME, {"utils": modes})  # type: ignore[assignment]
     for owner, name in (
         (Optimizer, "add_param_group"),
         (Optimizer, "zero_grad"),
         (Optimizer, "state_dict"),
         (Optimizer, "load_state_dict"),
-        (getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None), "__init__"),
         (DistributedDataParallel, "_inside_ddp_forward"),
     ):
         _let_be(getattr(owner, name, None))

@@ -58,7 +58,7 @@ def _set_up(job: RankJob, report: Reporter, stages: Stages) -> Trainer:
     spec, place = job.spec, job.place
     numerics.set_environment(spec)  # before the first call of CUDA
     if not spec.compile:
-        strategy_class(spec.strategy)  # with its part of torch
+        strategy_class(spec.strategy)  # imports its part of torch, which may need the compiler
         no_compiler.spare()
     threads = spec.threads or share_of_cores(place.local_world_size)
     torch.set_num_threads(threads)
