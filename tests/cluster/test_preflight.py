@@ -158,8 +158,8 @@ def test_other_code_on_one_node_and_a_wrong_clock_on_another(injected: Injected,
 def test_a_rank_that_never_connects_is_named(injected: Injected) -> None:
     """srun ends with 143 then, because it has to end that rank; the line is what counts."""
     inject = "[ $SLURM_PROCID = 1 ] && exec sleep 900; exec CHECK"
-    said = injected.faults(inject, "--timeout", "15", code=143, **injected.light)
-    assert "presence: rank 1 on n2: did not connect within 15 s; fix: check n2" in said
+    said = injected.faults(inject, "--timeout", "20", code=143, **injected.light)
+    assert "presence: rank 1 on n2: did not connect within 20 s; fix: check n2" in said
 
 
 def test_a_master_that_does_not_resolve(injected: Injected) -> None:
@@ -247,7 +247,7 @@ def test_a_link_that_is_absurdly_slow(apart: Injected) -> None:
 def test_a_node_that_cannot_be_reached(apart: Injected) -> None:
     """n2's packets are lost. It gives up first, srun ends the other: and both have reported."""
     inject = "[ $SLURM_PROCID = 0 ] && exec CHECK; export MASTER_ADDR=10.77.0.99; "
-    inject += f"exec {CHECK} --timeout 15"
+    inject += f"exec {CHECK} --timeout 20"
     said = apart.faults(inject, "--timeout", "300", **apart.light)
     assert "rank 1 on n2: 10.77.0.99 cannot be reached (port " in said
     assert "presence: rank 1 on n2: did not connect" in said

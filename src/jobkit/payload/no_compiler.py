@@ -41,7 +41,7 @@ def spare() -> None:
     if _NAME in sys.modules or _FSDP in sys.modules:
         return
     modes = _Stand(f"{_NAME}.utils", {"get_optimize_ddp_mode": lambda: "ddp_optimizer"})
-    torch._dynamo = _Stand(_NAME, {"utils": modes})  # type: ignore[assignment]
+    torch._dynamo = _Stand(_NAME, {"utils": modes})
     for owner, name in (
         (Optimizer, "add_param_group"),
         (Optimizer, "zero_grad"),

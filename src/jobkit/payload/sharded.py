@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, TypeGuard
 from torch import nn
 
 if TYPE_CHECKING:
-    from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor
 
 
@@ -16,7 +15,7 @@ def is_sharded(tensor: object) -> "TypeGuard[DTensor]":
     return module is not None and isinstance(tensor, module.DTensor)
 
 
-def is_fsdp(model: nn.Module) -> "TypeGuard[FSDPModule]":
+def is_fsdp(model: nn.Module) -> bool:
     """Whether fully_shard was called with the module."""
     module = sys.modules.get("torch.distributed.fsdp")
     return module is not None and isinstance(model, module.FSDPModule)

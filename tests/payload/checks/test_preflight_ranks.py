@@ -126,7 +126,7 @@ def test_another_program_at_the_port_is_passed_by(silent: bool) -> None:
 
 def test_rank_0_never_connects(light: dict[str, str]) -> None:
     """Another process of the master's machine listens then, and names it."""
-    ((code, out),) = ends(start(1, 2, free_port(), "--timeout", "12", **light))
+    ((code, out),) = ends(start(1, 2, free_port(), "--timeout", "20", **light))
     assert code == 5 and "presence: rank 0 on an unknown node: did not connect" in out, out
 
 
@@ -153,18 +153,17 @@ def test_a_signal_has_the_coordinator_report_at_once(light: dict[str, str]) -> N
     assert "presence: rank 1" in out, out
 
 
-def test_a_rank_that_ends_in_the_middle_is_named(light: dict[str, str]) -> None:
+def test_a_rank_that_ends_in_the_middle_is_named() -> None:
     """It sends its facts and goes; the others must not wait for its all_reduce."""
     port = free_port()
+    one = start(0, 2, port, "--json", "--timeout", "60")
     program = (
         "import os, sys\nfrom jobkit.checks.preflight import rank as p\n"
         "p.PreflightRank._results = lambda *_: os._exit(9)\n"
         "from jobkit.checks.preflight.cli import main\nsys.exit(main(sys.argv[1:]))"
     )
-    env = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": str(port), **light}
-    words = [*CHECK[3:], "--timeout", "300"]  # there long before the other, which imports torch
-    other = subprocess.Popen([sys.executable, "-c", program, *words], env=environment(**env))
-    one = start(0, 2, port, "--json", "--timeout", "20")
+    env = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": str(port)}
+    other = subprocess.Popen([sys.executable, "-c", program, *CHECK[3:]], env=environment(**env))
     ((code, out),) = ends(one)
     assert other.wait(100) == 9
     assert code == 5
@@ -361,16 +360,13 @@ def test_a_rank_that_hangs_before_it_can_say_anything_is_not_called_absent(
     hang = "import time\nfrom jobkit.checks.preflight import facts as f\n"
     hang += "f.gpu = lambda *_: time.sleep(600)\n"
     hang += "import sys\nfrom jobkit.checks.preflight.cli import main\nsys.exit(main(sys.argv[1:]))"
-    hang = hang.replace("import sys", "print('ready', flush=True)\nimport sys")
+    one = start(0, 2, port, "--timeout", "20", **light)
     env = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": str(port), **light}
-    argv = [sys.executable, "-c", hang, "--timeout", "300"]
-    other = subprocess.Popen(argv, env=environment(**env), stdout=subprocess.PIPE, text=True)
-    assert other.stdout is not None and other.stdout.readline() == "ready\n"
-    one = start(0, 2, port, "--timeout", "15", **light)
+    other = subprocess.Popen([sys.executable, "-c", hang], env=environment(**env))
     ((code, out),) = ends(one)
     other.kill()
     assert code == 5 and "presence: rank 1 on" in out, out
-    assert "connected but did not report within 15 s" in out
+    assert "connected but did not report within 20 s" in out
     assert "did not connect" not in out
 
 

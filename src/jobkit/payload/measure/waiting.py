@@ -58,10 +58,9 @@ def time_waits(model: nn.Module, watch: Stopwatch, replicas: int = 1) -> list[Un
 
 def _of_fsdp(model: nn.Module, watch: Stopwatch) -> list[Undo] | None:
     ends: list[Undo] = []
-    for module in model.modules():
-        if not is_fsdp(module):
-            continue
-        group = getattr(module._get_fsdp_state(), "_fsdp_param_group", None)
+    for module in filter(is_fsdp, model.modules()):
+        state: Any = module._get_fsdp_state()  # type: ignore[operator]
+        group = getattr(state, "_fsdp_param_group", None)
         if group is None:  # a module without parameters of its own
             continue
         for name in _COMMS:
