@@ -12,6 +12,7 @@ import pytest
 
 from jobkit.payload.slurm_env import expand_nodes
 from support.checkout import ROOT, TINY, Checkout, make_checkout
+from support.no_torch import no_torch
 
 CHECK = "python -m jobkit.checks.preflight.cli"
 # Every process of the step runs a line of shell first; "$@" are the preflight's arguments.
@@ -28,6 +29,8 @@ class Injected:
             **make_checkout(folder / "kit", folder / "data").env,
             "PYTHONPATH": str(ROOT / "src"),
         }
+        # Of ranks that are told apart by what they are given, and compute nothing together.
+        self.light = {"PYTHONPATH": f"{no_torch(folder / 'stand-in')}:{ROOT / 'src'}"}
 
     def step(self, inject: str, *words: str, size=TWO_NODES, **env: str):
         """srun of the injection and the preflight, on every rank."""
@@ -97,13 +100,13 @@ def test_run_sh_checks_first_and_trains_only_a_sound_allocation(cluster, tmp_pat
 
 
 def test_all_ranks_think_that_they_are_0(injected: Injected) -> None:
-    said = injected.faults("SLURM_PROCID=0 SLURM_LOCALID=0 exec CHECK")
+    said = injected.faults("SLURM_PROCID=0 SLURM_LOCALID=0 exec CHECK", **injected.light)
     assert "ranks: n1 (1), n2 (1): 2 processes believe that they are rank 0; fix:" in said
 
 
 def test_torchs_variables_of_the_batch_script_reach_every_rank(injected: Injected) -> None:
     env = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "n1"}
-    said = injected.faults("CHECK", **env, MASTER_PORT="12399")
+    said = injected.faults("CHECK", **env, **injected.light, MASTER_PORT="12399")
     assert "2 processes believe that they are rank 0" in said
 
 
@@ -119,7 +122,7 @@ def test_torchs_variables_of_the_batch_script_reach_every_rank(injected: Injecte
     ids=["slurm", "torch"],
 )
 def test_a_world_size_that_is_wrong(injected: Injected, inject: str, text: str) -> None:
-    said = injected.faults(inject, MASTER_ADDR="n1")
+    said = injected.faults(inject, **injected.light, MASTER_ADDR="n1")
     assert text in said and "--ntasks-per-node" in said
 
 
@@ -155,12 +158,13 @@ def test_other_code_on_one_node_and_a_wrong_clock_on_another(injected: Injected,
 def test_a_rank_that_never_connects_is_named(injected: Injected) -> None:
     """srun ends with 143 then, because it has to end that rank; the line is what counts."""
     inject = "[ $SLURM_PROCID = 1 ] && exec sleep 900; exec CHECK"
-    said = injected.faults(inject, "--timeout", "30", code=143)
-    assert "presence: rank 1 on n2: did not connect within 30 s; fix: check n2" in said
+    said = injected.faults(inject, "--timeout", "20", code=143, **injected.light)
+    assert "presence: rank 1 on n2: did not connect within 20 s; fix: check n2" in said
 
 
 def test_a_master_that_does_not_resolve(injected: Injected) -> None:
-    said = injected.faults("exec CHECK", MASTER_ADDR="no-such-host.invalid", code=None)
+    away = {"MASTER_ADDR": "no-such-host.invalid", **injected.light}
+    said = injected.faults("exec CHECK", code=None, **away)
     assert "no-such-host.invalid cannot be reached (the name does not resolve" in said
 
 
@@ -243,7 +247,8 @@ def test_a_link_that_is_absurdly_slow(apart: Injected) -> None:
 def test_a_node_that_cannot_be_reached(apart: Injected) -> None:
     """n2's packets are lost. It gives up first, srun ends the other: and both have reported."""
     inject = "[ $SLURM_PROCID = 0 ] && exec CHECK; export MASTER_ADDR=10.77.0.99; "
-    said = apart.faults(inject + f"exec {CHECK} --timeout 20", "--timeout", "300")
+    inject += f"exec {CHECK} --timeout 20"
+    said = apart.faults(inject, "--timeout", "300", **apart.light)
     assert "rank 1 on n2: 10.77.0.99 cannot be reached (port " in said
     assert "presence: rank 1 on n2: did not connect" in said
 

@@ -21,21 +21,33 @@ TINY = [*SMALL, "--epochs", "2", "--global-batch-size", "128"]
 
 # A user's model whose second rank meets its end in the third training step. atexit must not run:
 # it stands for what crashes when Python takes a process down that still has native threads.
+# It tells with how many threads OpenMP, and so MKL, computes in a thread of its own, as Gloo's are,
+# in which PowerSGD computes; and then whether torch's compiler was imported.
 MODEL = """
-import atexit, os, signal, sys
+import atexit, ctypes, os, re, signal, sys, threading
 import torch
 from torch import nn
 
 atexit.register(os.abort)
 
+def tell():
+    with open("/proc/self/maps") as file:
+        openmp = ctypes.CDLL(re.search(r"/\\S*lib[gi]?omp\\S*", file.read()).group())
+    print("OpenMP has", openmp.omp_get_max_threads(), "threads", flush=True)
+
 class Mine(nn.Module):
     def __init__(self):
+        thread = threading.Thread(target=tell)
+        thread.start()
+        thread.join()
         super().__init__()
         self.linear = nn.Linear(3072, 10)
         self.steps = 0
 
     def forward(self, x):
         self.steps += self.training
+        if self.steps == 3:
+            print("compiler imported:", "torch._dynamo" in sys.modules, flush=True)
         if self.steps == 3 and os.environ.get("RANK") == "1":
             how = os.environ.get("END")
             if how == "raise":
@@ -45,26 +57,6 @@ class Mine(nn.Module):
             if how == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
         return self.linear(x.flatten(1))
-"""
-
-# A user's model that tells with how many threads OpenMP, and so MKL, computes in a thread of its
-# own, as Gloo's are, in which PowerSGD computes.
-THREADS = """
-import ctypes, re, threading
-import torch
-from torch import nn
-
-def tell():
-    with open("/proc/self/maps") as file:
-        openmp = ctypes.CDLL(re.search(r"/\\S*lib[gi]?omp\\S*", file.read()).group())
-    print("OpenMP has", openmp.omp_get_max_threads(), "threads", flush=True)
-
-class Mine(nn.Sequential):
-    def __init__(self):
-        thread = threading.Thread(target=tell)
-        thread.start()
-        thread.join()
-        super().__init__(nn.Flatten(), nn.Linear(3072, 10))
 """
 
 
@@ -105,19 +97,6 @@ def test_what_a_run_leaves_and_its_repetition_from_spec_json(launch: Start, forg
     assert "was for 2 ranks; this run has 1" in other.record("message")["text"]
 
 
-@pytest.mark.parametrize("words", [(), ("--threads", "3")])
-def test_every_thread_computes_with_the_threads_of_its_rank(
-    launch: Start, tmp_path: Path, words: tuple[str, ...]
-) -> None:
-    """MKL adds in another order with others, and which thread computes is a matter of chance."""
-    (tmp_path / "threads.py").write_text(THREADS)
-    threads = int(words[-1]) if words else max(1, len(os.sched_getaffinity(0)) // 2)
-    few = ("--nproc-per-node", "2", *TINY, "--dry-run", "--model", "threads:Mine")
-    done = launch(*few, *words, cwd=tmp_path, OMP_NUM_THREADS="61")
-    assert done.codes == [0], done.out
-    assert set(re.findall("OpenMP has .*", done.out)) == {f"OpenMP has {threads} threads"}
-
-
 def check_records(done: Result) -> None:
     """Every record has exactly its kind's fields; the log mirrors the file; nothing is lost."""
     lines = done.paths.metrics(0).read_text().splitlines()
@@ -148,14 +127,22 @@ def check_records(done: Result) -> None:
     assert len(from_log) == len(records)
 
 
+def check_threads(done: Result, threads: int) -> None:
+    """MKL adds in another order with others, and which thread computes is a matter of chance."""
+    assert set(re.findall("OpenMP has .*", done.out)) == {f"OpenMP has {threads} threads"}
+
+
 @pytest.mark.parametrize("how", ["raise", "kill", "exit"])
 def test_a_rank_that_fails_ends_the_run(launch: Start, own_model: Path, how: str) -> None:
     mark = uuid.uuid4().hex
-    words = ["--nproc-per-node", "2", *TINY, "--model", "mine:Mine"]
-    done = launch(*words, cwd=own_model, END=how, JOBKIT_TEST_MARK=mark)
+    words = ["--nproc-per-node", "2", *TINY, "--model", "mine:Mine", "--threads", "3"]
+    done = launch(*words, cwd=own_model, END=how, JOBKIT_TEST_MARK=mark, OMP_NUM_THREADS="61")
     assert done.codes[0] not in (0, None), done.out
     assert none_left(mark), alive_with(mark)
     assert not [r for r in done.records("run_end") if r["status"] == "ok"]
+    check_threads(done, 3)
+    # It would take a second or two, and DDP without --compile does not need it.
+    assert set(re.findall("compiler imported: .*", done.out)) == {"compiler imported: False"}
     if how == "raise":
         assert done.codes == [1]
         assert "[rank1] Traceback (most recent call last):" in done.out
@@ -171,19 +158,22 @@ def test_a_rank_that_fails_ends_the_run(launch: Start, own_model: Path, how: str
 def test_success_is_not_spoilt_by_the_end_of_the_process(launch: Start, own_model: Path) -> None:
     """FSDP's native threads once aborted the interpreter's end."""
     words = ["--nproc-per-node", "2", *TINY, "--model", "mine:Mine", "--strategy", "fsdp"]
-    done = launch(*words, cwd=own_model)
+    done = launch(*words, cwd=own_model, OMP_NUM_THREADS="61")
     assert done.codes == [0], done.out
+    check_threads(done, max(1, len(os.sched_getaffinity(0)) // 2))
     assert "ChildFailedError" not in done.out
     assert "warning" not in done.out
     assert done.record("run_end")["status"] == "ok"
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code", "ranks"), [(signal.SIGTERM, 143, "2"), (signal.SIGINT, 130, "1")]
+)
 def test_a_signal_ends_every_process(
-    data_dir: Path, tmp_path: Path, number: signal.Signals, code: int
+    data_dir: Path, tmp_path: Path, number: signal.Signals, code: int, ranks: str
 ) -> None:
     mark, run = uuid.uuid4().hex, RunPaths(tmp_path / "run")
-    words = ["--nproc-per-node", "2", *SMALL, "--epochs", "100000", "--data-dir", str(data_dir)]
+    words = ["--nproc-per-node", ranks, *SMALL, "--epochs", "100000", "--data-dir", str(data_dir)]
     with (
         (tmp_path / "log").open("wb") as log,
         subprocess.Popen(

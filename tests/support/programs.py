@@ -57,12 +57,10 @@ def run(
         "JOBKIT_RUN_ID": "r",
         "JOBKIT_ATTEMPT": "0",
         **({"JOBKIT_AUTO": "1"} if auto else {}),
-        **(_group(ranks) if ranks > 1 else {}),
         **env,
     }
     started = []
-    for rank in range(ranks):
-        own = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks > 1 else {}
+    for own in place(ranks):
         started.append(
             subprocess.Popen(
                 [sys.executable, str(script), *words],
@@ -78,13 +76,13 @@ def run(
     return Ran(codes, [o for o, _ in ends], [e for _, e in ends], folder / "run" / "metrics")
 
 
-def _group(ranks: int) -> dict[str, str]:
+def place(ranks: int) -> list[dict[str, str]]:
+    """The variables that each rank is given; a program alone is given none."""
+    if ranks == 1:
+        return [{}]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    return {
-        "WORLD_SIZE": str(ranks),
-        "LOCAL_WORLD_SIZE": str(ranks),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
+    size = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+    group = {**size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    return [{**group, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]

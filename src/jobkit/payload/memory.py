@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from jobkit.payload.sharded import is_sharded
 from jobkit.spec.runspec import RunSpec
 
 _STEP_BYTES = 4  # AdamW counts its steps in a float for each parameter
@@ -107,7 +107,7 @@ def held(model: nn.Module, optimizer: Optimizer) -> Share:
         for tensor in tensors:
             if not isinstance(tensor, Tensor):
                 continue
-            local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+            local = tensor.to_local() if is_sharded(tensor) else tensor
             storage = local.untyped_storage()
             if storage.data_ptr() not in seen:
                 seen.add(storage.data_ptr())

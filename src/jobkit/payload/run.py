@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from jobkit.errors import Exit, RanksDiffer, UsageError
-from jobkit.payload import host, numerics, random_numbers, warnings
+from jobkit.payload import host, no_compiler, numerics, random_numbers, warnings
 from jobkit.payload.clock import Stages
 from jobkit.payload.data.batches import Augmentation, Batches, DeviceData
 from jobkit.payload.data.cache import Dataset
@@ -26,10 +26,8 @@ from jobkit.payload.model import build_model
 from jobkit.payload.place import share_of_cores
 from jobkit.payload.progress import Stopped
 from jobkit.payload.report import Reporter, write_outcome, write_spec
-from jobkit.payload.strategies import STRATEGIES
+from jobkit.payload.strategies import strategy_class
 from jobkit.payload.strategies.base import make_optimizer
-from jobkit.payload.strategies.dp import DP
-from jobkit.payload.strategies.fsdp import FSDP
 from jobkit.payload.train import Observer, Trainer
 from jobkit.spec.runspec import RunSpec
 from jobkit.spec.window import Window, profiled_ranks
@@ -59,6 +57,9 @@ def _set_up(job: RankJob, report: Reporter, stages: Stages) -> Trainer:
     """Set up group, data and model, measured and reported; return the trainer."""
     spec, place = job.spec, job.place
     numerics.set_environment(spec)  # before the first call of CUDA
+    if not spec.compile:
+        strategy_class(spec.strategy)  # imports its part of torch, which may need the compiler
+        no_compiler.spare()
     threads = spec.threads or share_of_cores(place.local_world_size)
     torch.set_num_threads(threads)
     with stages.stage("group_s"):
@@ -93,7 +94,7 @@ def build_trainer(
     samples = len(data.train.labels)
     seed = spec.seed + spec.repeat
     check_sync_batchnorm(spec, place.world_size, samples)
-    strategy = STRATEGIES[spec.strategy](spec, place, device)
+    strategy = strategy_class(spec.strategy)(spec, place, device)
     model = build_model(spec, len(data.classes))
     if isinstance(model, FastCNN):
         model.see(data.train.images)
@@ -177,7 +178,7 @@ def _record_start(trainer: Trainer, threads: int) -> None:
         node_list=",".join(dict.fromkeys(hosts)),
         device=host.device_name(group.device),
         device_type=group.device.type,
-        devices=strategy.devices if isinstance(strategy, DP) else group.place.world_size,
+        devices=strategy.devices if strategy.facts.whole_node else group.place.world_size,
         backend=group.backend,
         versions=host.versions(group.device)
         | host.gpu_state(group.device)
@@ -189,7 +190,7 @@ def _record_start(trainer: Trainer, threads: int) -> None:
         train_samples=trainer.batches.samples,
         test_samples=len(trainer.data.test.labels),
         parameters=parameters,
-        shard_groups=strategy.group_count() if isinstance(strategy, FSDP) else None,
+        shard_groups=strategy.group_count(),
         threads=threads,
         **group.reduce({"predicted_memory_mib": predicted.total / MIB}, "max"),
     )

@@ -11,7 +11,7 @@ from jobkit.errors import UsageError
 from jobkit.payload.data.batches import data_bytes
 from jobkit.payload.distributed import RankEnv
 from jobkit.payload.memory import MemoryInputs, Share, StagePass
-from jobkit.payload.strategies import STRATEGIES, Strategy
+from jobkit.payload.strategies import Strategy, strategy_class
 from jobkit.planner.activations import fake_model, passes
 from jobkit.spec.runspec import RunSpec
 from jobkit.spec.strategies import FACTS, Facts
@@ -94,7 +94,7 @@ def _at_one_rank(base: RunSpec, facts: Facts) -> RunSpec:
 def strategy_of(spec: RunSpec) -> Strategy:
     """The strategy, checked. Raises UsageError where its settings cannot be."""
     place = RankEnv(world_size=spec.world_size, local_world_size=spec.ranks_per_node)
-    strategy = STRATEGIES[spec.strategy](spec, place, _CPU)
+    strategy = strategy_class(spec.strategy)(spec, place, _CPU)
     strategy.check()
     return strategy
 

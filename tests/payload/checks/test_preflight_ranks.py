@@ -26,6 +26,8 @@ from jobkit.checks.preflight.rendezvous import (
 )
 from jobkit.payload.distributed import RankEnv
 from jobkit.payload.slurm_env import default_port, ephemeral_ports
+from support.no_torch import no_torch
+from support.place import ROOT
 from support.rigs import RUN_SH, environment
 
 CHECK = [sys.executable, "-m", "jobkit.checks.preflight.cli", "--dataset", "synthetic"]
@@ -67,6 +69,12 @@ def _folders(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("JOBKIT_DATA_DIR", str(tmp_path / "data"))
 
 
+@pytest.fixture
+def light(tmp_path: Path) -> dict[str, str]:
+    """The environment of a rank that takes part in no group: it starts without torch."""
+    return {"PYTHONPATH": f"{no_torch(tmp_path / 'stand-in')}{os.pathsep}{ROOT / 'src'}"}
+
+
 def test_one_process_checks_its_machine() -> None:
     done = subprocess.run(
         [*CHECK, "--json", "--timeout", "300"], env=environment(), capture_output=True, text=True
@@ -77,11 +85,12 @@ def test_one_process_checks_its_machine() -> None:
     assert {c["check"] for c in said["checks"]} >= {"ranks", "gpus", "cores", "data", "all_reduce"}
 
 
-def test_two_groups_with_the_same_port_do_not_mix() -> None:
+def test_two_groups_with_the_same_port_do_not_mix(light: dict[str, str]) -> None:
     """As two jobs with a MASTER_PORT set by hand: each rendezvous takes its own ranks only."""
     port = free_port()
     jobs = [
-        [start(r, 2, port, "--timeout", "100", SLURM_JOB_ID=job) for r in range(2)] for job in "78"
+        [start(r, 2, port, "--timeout", "100", **light, SLURM_JOB_ID=job) for r in range(2)]
+        for job in "78"
     ]
     said = [ends(*job) for job in jobs]
     reports = ["".join(out for _, out in job) for job in said]
@@ -115,15 +124,15 @@ def test_another_program_at_the_port_is_passed_by(silent: bool) -> None:
     assert kept, "the port was not tried"
 
 
-def test_rank_0_never_connects() -> None:
+def test_rank_0_never_connects(light: dict[str, str]) -> None:
     """Another process of the master's machine listens then, and names it."""
-    ((code, out),) = ends(start(1, 2, free_port(), "--timeout", "30"))
+    ((code, out),) = ends(start(1, 2, free_port(), "--timeout", "20", **light))
     assert code == 5 and "presence: rank 0 on an unknown node: did not connect" in out, out
 
 
-def told_to_end(after_s: float) -> tuple[int, str]:
+def told_to_end(after_s: float, light: dict[str, str]) -> tuple[int, str]:
     """What a rank that waits for another says when TERM comes, so long after it hears that."""
-    one = start(0, 2, free_port(), "--timeout", "500")
+    one = start(0, 2, free_port(), "--timeout", "500", **light)
     status = Path(f"/proc/{one.pid}/status")
     while not int(re.search(r"SigCgt:\s*(\w+)", status.read_text())[1], 16) & 1 << 14:
         assert one.poll() is None
@@ -134,10 +143,10 @@ def told_to_end(after_s: float) -> tuple[int, str]:
     return code, out
 
 
-def test_a_signal_has_the_coordinator_report_at_once() -> None:
+def test_a_signal_has_the_coordinator_report_at_once(light: dict[str, str]) -> None:
     """srun ends the others when one rank fails: what is known must be said all the same."""
     for after_s in (0, 5, 50, 500):  # until it has looked at its own machine
-        code, out = told_to_end(after_s)
+        code, out = told_to_end(after_s, light)
         assert code == 5 and "Traceback" not in out, out
         if "stopped by a signal before any rank had reported" not in out:
             break
@@ -343,19 +352,21 @@ def test_a_cache_is_read_and_not_only_listed(tmp_path) -> None:
     assert preflight_facts.unreadable(tmp_path) == ""
 
 
-def test_a_rank_that_hangs_before_it_can_say_anything_is_not_called_absent() -> None:
+def test_a_rank_that_hangs_before_it_can_say_anything_is_not_called_absent(
+    light: dict[str, str],
+) -> None:
     """It connected: so its node is up and reached, and something on it hangs."""
     port = free_port()
-    one = start(0, 2, port, "--timeout", "30")
     hang = "import time\nfrom jobkit.checks.preflight import facts as f\n"
     hang += "f.gpu = lambda *_: time.sleep(600)\n"
     hang += "import sys\nfrom jobkit.checks.preflight.cli import main\nsys.exit(main(sys.argv[1:]))"
-    env = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": str(port)}
+    one = start(0, 2, port, "--timeout", "20", **light)
+    env = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": str(port), **light}
     other = subprocess.Popen([sys.executable, "-c", hang], env=environment(**env))
     ((code, out),) = ends(one)
     other.kill()
     assert code == 5 and "presence: rank 1 on" in out, out
-    assert "connected but did not report within 30 s" in out
+    assert "connected but did not report within 20 s" in out
     assert "did not connect" not in out
 
 

@@ -126,6 +126,14 @@ def run(forge: Start, own: Path, ranks: int, *words: str, slow: str = "") -> Res
     return done
 
 
+@pytest.fixture(scope="module")
+def usual_losses(forge: Start, own: Path) -> Callable[[str], list[float]]:
+    """Those of a strategy's run that nothing slows down."""
+    return functools.cache(
+        lambda strategy: run(forge, own, 2, "--strategy", strategy, slow="none").losses()
+    )
+
+
 PARTS = ("compute_s", "communication_s", "data_wait_s", "other_s")
 
 
@@ -205,14 +213,19 @@ def test_measuring_leaves_no_trace_in_the_training(
 )
 @pytest.mark.parametrize("strategy", ["fsdp", "ddp"])
 def test_a_run_does_not_end_for_lack_of_memory_to_measure_it(
-    forge: Start, own: Path, strategy: str, where: str, said: str
+    forge: Start,
+    own: Path,
+    usual_losses: Callable[[str], list[float]],
+    strategy: str,
+    where: str,
+    said: str,
 ) -> None:
     done = run(forge, own, 2, "--strategy", strategy, slow=where)
     assert done.record("run_end")["status"] == "ok"
     assert done.records("breakdown") == []
     (text,) = [r["text"] for r in done.records("message") if "no breakdown" in r["text"]]
     assert said in text
-    assert done.losses() == run(forge, own, 2, "--strategy", strategy, slow="none").losses()
+    assert done.losses() == usual_losses(strategy)
 
 
 @pytest.mark.parametrize("strategy", ["single", "ddp"])

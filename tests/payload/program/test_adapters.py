@@ -1,13 +1,14 @@
 """The adapters with the real libraries, on two ranks with Gloo; each has a slow evaluation."""
 
 import importlib.util
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from support import needs
-from support.programs import run
 from support.training_programs import LEAP
+from support.warm_programs import Warm
 
 LEAP_S = 1000.0  # of each batch of evaluation, which must not count
 
@@ -91,6 +92,7 @@ for epoch in range(2):
         measured.epoch(epoch, val_loss=0.5)
 accelerator.end_training()
 """
+MODULES = ("lightning", "transformers.trainer", "accelerate")
 PROGRAMS = {"lightning": LIGHTNING, "transformers": TRANSFORMERS, "accelerate": ACCELERATE}
 
 
@@ -103,9 +105,26 @@ def library(request: pytest.FixtureRequest) -> str:
     return name
 
 
-@pytest.mark.parametrize("way", ["adapter", "auto"])
-def test_a_framework_is_measured_on_two_ranks(library: str, way: str, tmp_path: Path) -> None:
-    ran = run(tmp_path, LEAP + PROGRAMS[library], way, ranks=2, auto=way == "auto")
+@pytest.fixture(scope="module", params=["adapter", "auto"])
+def way(request: pytest.FixtureRequest) -> str:
+    """By an adapter, without the start-up hook; or by that alone."""
+    name: str = request.param
+    return name
+
+
+@pytest.fixture(scope="module")
+def warm(way: str) -> Iterator[Warm]:
+    """The libraries are imported once, and not by each rank."""
+    modules = [name for name in MODULES if importlib.util.find_spec(name.split(".")[0])]
+    made = Warm(*modules, auto=way == "auto")
+    yield made
+    made.close()
+
+
+def test_a_framework_is_measured_on_two_ranks(
+    library: str, way: str, warm: Warm, tmp_path: Path
+) -> None:
+    ran = warm.run(tmp_path, LEAP + PROGRAMS[library], way, ranks=2)
     assert ran.codes == [0, 0], ran.err
     for rank in range(2):
         # 160 samples in batches of 4, of which 2 are one step, on 2 ranks, for 2 epochs.

@@ -236,8 +236,8 @@ model = torch.nn.parallel.DistributedDataParallel(model)
 """
 
 
-def test_each_rank_writes_its_own_file(tmp_path: Path) -> None:
-    ran = run(tmp_path, HEAD + DDP + PLAIN + "dist.destroy_process_group()", ranks=2)
+def test_each_rank_writes_its_own_file(tmp_path: Path, warm: Warm) -> None:
+    ran = warm.run(tmp_path, HEAD + DDP + PLAIN + "dist.destroy_process_group()", ranks=2)
     assert ran.codes == [0, 0]
     assert [ran.sums(rank) for rank in range(2)] == [(24, 192), (24, 192)]
     assert ran.records("run_start")[0]["world_size"] == 2
@@ -245,7 +245,7 @@ def test_each_rank_writes_its_own_file(tmp_path: Path) -> None:
     assert ran.out[1].count("[METRIC]") == 0
 
 
-def test_ranks_that_the_program_starts_itself(tmp_path: Path) -> None:
+def test_ranks_that_the_program_starts_itself(tmp_path: Path, warm: Warm) -> None:
     program = """
         import os, torch, torch.distributed as dist, torch.multiprocessing as mp
         def rank(own, ranks):
@@ -267,7 +267,8 @@ def test_ranks_that_the_program_starts_itself(tmp_path: Path) -> None:
             port = str(free.getsockname()[1])
         folder = tmp_path / method
         folder.mkdir()
-        ran = run(folder, program.format(method), PORT=port)
+        start = run if method == "spawn" else warm.run
+        ran = start(folder, program.format(method), PORT=port)
         assert ran.codes == [0], ran.err
         assert [ran.sums(rank)[1] for rank in range(2)] == [48, 48]
         assert ran.records("run_start", rank=1)[0]["world_size"] == 2
@@ -302,8 +303,8 @@ print(hashlib.sha256(b"".join(t.numpy().tobytes() for t in state)).hexdigest(), 
     assert prints[0] == prints[1]
 
 
-def test_a_program_with_the_meter_is_measured_by_the_meter(tmp_path: Path) -> None:
-    ran = run(
+def test_a_program_with_the_meter_is_measured_by_the_meter(tmp_path: Path, warm: Warm) -> None:
+    ran = warm.run(
         tmp_path,
         HEAD
         + """
@@ -381,7 +382,7 @@ def test_the_users_own_start_up_files_run(tmp_path: Path) -> None:
     assert "ValueError: mine" in done.stderr  # as Python reports it without the hook
 
 
-def test_ranks_agree_on_the_step_at_which_they_stop(tmp_path: Path) -> None:
+def test_ranks_agree_on_the_step_at_which_they_stop(tmp_path: Path, warm: Warm) -> None:
     program = """
         import os, signal, sys, torch, torch.distributed as dist
         from jobkit import meter
@@ -398,7 +399,7 @@ def test_ranks_agree_on_the_step_at_which_they_stop(tmp_path: Path) -> None:
                 sys.stderr.flush()
                 os._exit(75)  # torch aborts now and then while the interpreter is finalised
     """
-    ran = run(tmp_path, program, ranks=2, auto=False)
+    ran = warm.run(tmp_path, program, ranks=2)
     assert ran.codes == [75, 75]
     assert ran.err == ["21\n", "21\n"]
     assert [r["status"] for r in ran.records("run_end")] == ["preempted"]

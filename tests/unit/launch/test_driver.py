@@ -23,7 +23,9 @@ MARKER = "s3cr3t-of-the-user"
 DRIVER = """
 import sys
 from pathlib import Path
+from submitit.core.core import Job
 from jobkit.launch import command
+Job._results_timeout_s = 3  # for the results of a process that was killed; 15 else
 from jobkit.launch.local import driver
 command.RUN_SH = Path(sys.argv[1])
 sys.exit(driver.main())

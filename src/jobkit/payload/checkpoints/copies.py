@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from jobkit.payload.checkpoints import state
+from jobkit.payload.sharded import is_sharded
 
 
 class Copier:
@@ -60,11 +60,7 @@ def once(
     out by bytes. Sharded tensors stay where they are. Every rank calls; everyone: gives every
     rank's value to every rank.
     """
-    whole = {
-        name: t.numel() * t.element_size()
-        for name, t in tensors.items()
-        if not isinstance(t, DTensor)
-    }
+    whole = {name: t.numel() * t.element_size() for name, t in tensors.items() if not is_sharded(t)}
     held: list[dict[str, int]] = everyone(whole)
     given = [0] * len(held)  # bytes, by rank
     mine = set(tensors) - set(whole)

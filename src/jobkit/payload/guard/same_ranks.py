@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from jobkit.errors import RanksDiffer
 from jobkit.payload.data.batches import Step
 from jobkit.payload.readback import read_back
+from jobkit.payload.sharded import is_sharded
 
 if TYPE_CHECKING:
     from jobkit.payload.train import Trainer
@@ -76,7 +76,7 @@ def _key(own: dict[str, torch.nn.Parameter]) -> Hashable:
 
 def _place(parameter: Tensor) -> Sequence[int]:
     """Where a shard is in its mesh, by the dimensions that shard; empty for a whole tensor."""
-    if not isinstance(parameter, DTensor):
+    if not is_sharded(parameter):
         return ()
     where = parameter.device_mesh.get_coordinate() or ()
     kinds = zip(where, parameter.placements, strict=True)
@@ -88,7 +88,7 @@ def checksums(parameters: Iterable[Tensor]) -> Tensor:
     """Of each parameter that is here, the sum of its bits as integers: (parameters,) int64."""
     found = []
     for parameter in parameters:
-        local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        local = parameter.to_local() if is_sharded(parameter) else parameter
         bits = local.detach().view(_BITS[local.element_size()])
         found.append(bits.sum(dtype=torch.int64))
     return torch.stack(found)

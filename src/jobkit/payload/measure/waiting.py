@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from jobkit.payload.clock import Stopwatch
+from jobkit.payload.sharded import is_fsdp
 
 WAITED = "waited"  # the stopwatch's part
 _SYNC = "_sync_buffers"  # of DDP: a broadcast before the forward pass
@@ -51,17 +51,16 @@ def time_waits(model: nn.Module, watch: Stopwatch, replicas: int = 1) -> list[Un
             ends.append(lambda: object.__delattr__(model, _SYNC))
         return ends
     on_cpu = all(p.device.type == "cpu" for p in model.parameters())
-    if isinstance(model, FSDPModule) and on_cpu and replicas == 1:
+    if is_fsdp(model) and on_cpu and replicas == 1:
         return _of_fsdp(model, watch)
     return None
 
 
 def _of_fsdp(model: nn.Module, watch: Stopwatch) -> list[Undo] | None:
     ends: list[Undo] = []
-    for module in model.modules():
-        if not isinstance(module, FSDPModule):
-            continue
-        group = getattr(module._get_fsdp_state(), "_fsdp_param_group", None)
+    for module in filter(is_fsdp, model.modules()):
+        state: Any = module._get_fsdp_state()  # type: ignore[operator]
+        group = getattr(state, "_fsdp_param_group", None)
         if group is None:  # a module without parameters of its own
             continue
         for name in _COMMS:

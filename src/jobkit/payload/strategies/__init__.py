@@ -3,16 +3,15 @@
 from importlib import import_module
 
 from jobkit.payload.strategies.base import Strategy
-from jobkit.spec.strategies import FACTS, Facts
+from jobkit.spec.strategies import FACTS
 
 
-def _class_of(facts: Facts) -> type[Strategy]:
-    module, name = facts.code.split(".")
-    found = getattr(import_module(f"{__name__}.{module}"), name)
+def strategy_class(name: str) -> type[Strategy]:
+    """The class of a strategy; no other strategy's part of torch is imported for it."""
+    module, kind = FACTS[name].code.split(".")
+    found = getattr(import_module(f"{__name__}.{module}"), kind)
     assert issubclass(found, Strategy)
     return found
 
 
-STRATEGIES: dict[str, type[Strategy]] = {name: _class_of(facts) for name, facts in FACTS.items()}
-
-__all__ = ["STRATEGIES", "Strategy"]
+__all__ = ["Strategy", "strategy_class"]

@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
@@ -17,6 +16,7 @@ from jobkit.errors import UsageError
 from jobkit.payload.clock import Stopwatch
 from jobkit.payload.distributed import RankEnv
 from jobkit.payload.parameter_groups import trained_parameters
+from jobkit.payload.sharded import is_sharded
 from jobkit.payload.strategies.memory_rule import MemoryRule
 from jobkit.payload.strategies.recompute import checkpoint_blocks
 from jobkit.payload.strategies.statistics import blank, kept_statistics
@@ -80,6 +80,9 @@ class Strategy(MemoryRule):
     def describe(self) -> list[str]:
         """Lines for a reader: how the model is wrapped."""
         return []
+
+    def group_count(self) -> int | None:
+        """Shard groups that have parameters; None without shard groups."""
 
     def placed(self, model: nn.Module) -> nn.Module:
         """The model on the device, in the channels-last memory format where that is wanted."""
@@ -261,7 +264,7 @@ def bare_name(name: str) -> str:
 
 def full(tensor: Tensor) -> Tensor:
     """A copy of a tensor, all of its shards together."""
-    whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    whole = tensor.full_tensor() if is_sharded(tensor) else tensor
     return whole.detach().clone()
 
 

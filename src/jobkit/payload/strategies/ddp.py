@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -113,6 +112,9 @@ class DDP(Strategy):
     ) -> Optimizer:
         if not self.spec.zero1:
             return kind(parameters, **settings)
+        # Its package imports all of FSDP.
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
         return ZeroRedundancyOptimizer(parameters, optimizer_class=kind, **settings)
 
     def synchronise(self, model: nn.Module, last: bool) -> AbstractContextManager[object] | None:
