@@ -101,6 +101,8 @@ def build_trainer(
     strategy.setup(model.to(dtype))
     for line in strategy.describe():
         report.say(line)
+    if spec.activation_checkpointing:
+        report.say("activations: a block keeps its input, and is computed again going backward")
     trainer = Trainer(
         spec=spec,
         group=group,

@@ -31,6 +31,7 @@ _RESULTS = {**_HELLO, "hidden": [str], "cache_fault": str}
 _OPTIONAL_RESULTS = {
     **dict.fromkeys(("group_fault", "backend"), str),
     **dict.fromkeys(("sum", "latency_us", "mib", "bus_mb_per_s"), float | int),
+    **dict.fromkeys(("load", "core_wait_share"), float | int),
     **dict.fromkeys(("members", "nvls_channels"), int),
     "links": [str],
     "networks": [str],

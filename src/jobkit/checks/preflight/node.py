@@ -6,12 +6,13 @@ import re
 import resource
 import shutil
 import subprocess
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 _FILES, _LOCKED = resource.RLIMIT_NOFILE, resource.RLIMIT_MEMLOCK
-_SYS = Path("/sys/class")
+_SYS, _PROC = Path("/sys/class"), Path("/proc")
 # Variables of a shell or a batch script that bind every rank alike.
 _BINDINGS: tuple[str, ...] = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND")
 _BINDINGS += ("SLURM_CPU_BIND", "SLURM_GPU_BIND")
@@ -76,3 +77,24 @@ def limits() -> dict[str, Any]:
         "nics": nics(),
         "bindings": bindings(os.environ),
     }
+
+
+def core_waits(root: Path = _PROC) -> tuple[float, float]:
+    """Return the time, and for how many seconds until then a process of the node waited for a core.
+
+    The second is 0 where the kernel does not count it (Documentation/accounting/psi.rst).
+    """
+    found = re.search(r"some .*total=(\d+)", read_line(root / "pressure/cpu"))
+    return time.monotonic(), int(found[1]) / 1e6 if found else 0.0
+
+
+def busy_since(before: tuple[float, float], root: Path = _PROC) -> dict[str, float]:
+    """Return the node's load, and the share of the time since in which a process waited for a core.
+
+    The load is the kernel's average of a minute: processes that run or wait to run. Both are 0
+    where they are not known.
+    """
+    now = core_waits(root)
+    words = read_line(root / "loadavg").split()
+    share = (now[1] - before[1]) / max(now[0] - before[0], 1e-3)
+    return {"load": float(words[0]) if words else 0.0, "core_wait_share": min(max(share, 0.0), 1.0)}

@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 
-from jobkit.checks.preflight.finding import CheckResult, Facts, by_host, grouped, where
+from jobkit.checks.preflight.finding import CheckResult, Facts, by_host, grouped, many, where
 
 _SOCKETS_PER_RANK = 3  # groups of Gloo, each of which connects a rank with every other
 _OTHER_FILES = 256
 _LEAST_SHM_MIB = 512  # a container's default is 64; NCCL has buffers there for each pair of ranks
+_BUSY_WAIT = 0.5  # chosen: of the time a process waits for a core; the ranks' own starts are less
 _STATES = {
     "driver": "driver",
     "gpu_max_clock": "maximum clock",
@@ -117,3 +118,20 @@ def _share_cores(facts: Sequence[Facts], value: str) -> bool:
     """
     named = any(letter.isdigit() for letter in value)
     return named or len({tuple(f["cores"]) for f in facts}) < len(facts)
+
+
+def busy(facts: Sequence[Facts], results: Sequence[Facts]) -> str:
+    """Return which nodes were busy during what the ranks did together, and how; empty if none.
+
+    Busy: a load above the node's cores, or a process that waits for a core half of the time.
+    """
+    cores = {f["host"]: f["machine_cores"] for f in facts}
+    texts = []
+    for host, own in by_host(results).items():
+        load = max(r.get("load", 0.0) for r in own)
+        waits = max(r.get("core_wait_share", 0.0) for r in own)
+        if host in cores and (load > cores[host] or waits >= _BUSY_WAIT):
+            text = f"{host} was busy: load {load:.1f} on {many(cores[host], 'core')}"
+            text += f", a process waited for a core {waits:.0%} of the time" if waits else ""
+            texts.append(text)
+    return "; ".join(texts[:4]) + "; ..." * (len(texts) > 4)

@@ -12,7 +12,7 @@ from jobkit.checks.preflight import facts as find
 from jobkit.checks.preflight.coordinator import Coordinator, show
 from jobkit.checks.preflight.finding import CheckResult
 from jobkit.checks.preflight.group import together
-from jobkit.checks.preflight.node import limits
+from jobkit.checks.preflight.node import busy_since, core_waits, limits
 from jobkit.checks.preflight.rendezvous import (
     Connection,
     Unreachable,
@@ -147,6 +147,7 @@ class PreflightRank:
         wanted = {task[key]: place for key, place in places.items() if task[key]}
         cache = task["cache"] if self._place.local_rank == 0 else None
         found = find.look_at(wanted, task["probe"], cache)
+        before = core_waits()
         if task["group"]:
             found |= together(self._place, request.spec.device, request.group_s)
-        return found
+        return found | busy_since(before)

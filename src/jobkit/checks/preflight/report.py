@@ -142,7 +142,10 @@ def all_reduce(facts: Sequence[Facts], results: Sequence[Facts]) -> CheckResult:
 
 
 def bandwidth(facts: Sequence[Facts], results: Sequence[Facts]) -> CheckResult:
-    """Return the bandwidth of an all_reduce between the nodes; a fault where it is absurd."""
+    """Return the bandwidth of an all_reduce between the nodes; a fault where it is absurd.
+
+    On nodes that were busy meanwhile a low value is a note, with that reason.
+    """
     one = next((r for r in results if "bus_mb_per_s" in r), None)
     if one is None:
         return CheckResult("bandwidth", "" if len(facts) > 1 else "one rank: nothing to measure")
@@ -151,9 +154,16 @@ def bandwidth(facts: Sequence[Facts], results: Sequence[Facts]) -> CheckResult:
     between = f"between {members} {'nodes' if nodes else 'ranks of a node'}"
     text = f"busbw {speed / 1e3:.3g} GB/s {between} (all_reduce of {one['mib']:g} MiB)"
     found = CheckResult("bandwidth", text)
-    if speed < _ABSURD_MB_PER_S:
+    busy = notes.busy(facts, results)
+    least = transports.least_mb_per_s(facts, one.get("backend", "")) if nodes else 0.0
+    if busy and speed < max(least, _ABSURD_MB_PER_S):
+        found.notes.append(
+            f"bandwidth: {text} is slow, which says little of the network, as {busy}: check again "
+            "when the nodes have nothing else to do (sbatch --exclusive)"
+        )
+    elif speed < _ABSURD_MB_PER_S:
         found.fault(where(results), text, _FAST_INTERFACE)
-    elif nodes and speed < (least := transports.least_mb_per_s(facts, one.get("backend", ""))):
+    elif speed < least:
         found.notes.append(
             f"bandwidth: {speed:.0f} MB/s is slow for {one['backend']} on this network, of which "
             f"{least:.0f} are expected at least: check the interface"

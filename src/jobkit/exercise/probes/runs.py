@@ -57,12 +57,13 @@ def trainings() -> list[Table]:
         environ = {**os.environ, "JOBKIT_LOGS": folder}
         _study(_NAME + "6", ["2"], environ)
         epochs = _rows(Path(folder) / (_NAME + "6") / "epochs.csv")
-    columns = ("train_loss", "val_loss", "val_accuracy", "images_per_s")
+    columns = ("train_loss", "val_loss", "val_accuracy", "images_per_s", "peak_memory_mib")
     rows: list[tuple[object, ...]] = [
         (row["strategy"], _whole(row, "epoch"), *(_number(row, name) for name in columns))
         for row in epochs
     ]
-    head = ("strategy", "epoch", "training loss", "validation loss", "accuracy", "images/s")
+    head = ("strategy", "epoch", "training loss", "validation loss", "accuracy", "images/s",
+            "peak memory (MiB)")  # fmt: skip
     return [Table("the CNN on generated images, two ranks", head, rows)]
 
 
