@@ -34,3 +34,48 @@ def test_a_drill_on_this_machine(tmp_path: Path) -> None:
     assert term["attempts"] == "2" and float(term["restart_s"]) > 0
     assert scancel["note"] == "not possible here: it needs Slurm" and scancel["where"] == ""
     assert "1 of 1 faults: recovered" in done.stdout
+
+
+# Attempt 0 under a fault does not end by itself, however late the fault comes.
+PLAIN = """
+import os, pathlib, signal, sys, time
+stop, name, attempt = [], os.environ["JOBKIT_RUN_ID"], os.environ["JOBKIT_ATTEMPT"]
+signal.signal(signal.SIGUSR2, lambda *_: stop.append(True))
+kept = pathlib.Path(os.environ["JOBKIT_RUN_DIR"], "state-" + os.environ["RANK"])
+first = int(kept.read_text()) if kept.exists() else 0
+for step in range(first + 1, 41):
+    print(f"[METRIC] step={step} loss=0.5", flush=True)
+    if step % 10 == 0:
+        new = kept.with_suffix(".new")
+        new.write_text(str(step))
+        new.replace(kept)
+    while step == 30 and name != "reference" and attempt == "0" and not stop:
+        time.sleep(0.01)
+    if stop:
+        sys.exit(75)
+"""
+
+
+def test_a_drill_of_a_command_on_this_machine(tmp_path: Path) -> None:
+    """A program that says its steps and saves each tenth: killed, warned, and ended by TERM."""
+    script = tmp_path / "my train.py"
+    script.write_text(PLAIN)
+    env = os.environ | {"PYTHONPATH": str(ROOT / "src"), "JOBKIT_LOGS": str(tmp_path / "logs")}
+    faults = ["kill", "warning", "term", "raise"]
+    words = ["--local", "--at", "25", "--faults", *faults, "--", sys.executable, str(script)]
+    done = subprocess.run(
+        [sys.executable, "-m", "jobkit", "drill", *words],
+        env=env, capture_output=True, text=True, timeout=1200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    with (tmp_path / "logs" / "drill" / "drill.csv").open() as file:
+        rows = {row["fault"]: row for row in csv.DictReader(file)}
+    ended = {name: row["first_status"] for name, row in rows.items()}
+    assert ended == {"kill": "failed", "warning": "preempted", "term": "cancelled", "raise": ""}
+    assert rows["kill"]["evidence"] == "rank 1: ended by SIGKILL"
+    for name in ("kill", "warning", "term"):
+        row = rows[name]
+        assert (row["final_status"], row["attempts"], row["orphans"]) == ("ok", "2", "0"), row
+        assert row["same_parameters"] == "" and row["iterations_lost"] == "0", row
+    assert rows["raise"]["note"].startswith("not possible here: only jobkit's own training")
+    assert "3 of 3 faults: recovered\n" in done.stdout
