@@ -219,7 +219,7 @@ def _signal_one(number: int) -> Act:
     """Send a signal to rank 1, with all that it has started."""
 
     def act(run: RunUnderFault) -> None:
-        run.check(signal_ranks(run.mark, number, rank=1) > 0, "rank 1 was not found")
+        run.wait("a process of rank 1", lambda: signal_ranks(run.mark, number, rank=1) > 0)
 
     return act
 
