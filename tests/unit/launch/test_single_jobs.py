@@ -90,7 +90,9 @@ def waits(tmp_path: Path) -> Path:
 
 def begun(kit: Kit, waits: Path, **env: str) -> "subprocess.Popen[bytes]":
     """A run.sh alone, once its command runs."""
-    words = ["bash", str(RUN), "--", sys.executable, str(waits)]
+    # As of a batch shell Slurm says its process id.
+    words = ["bash", "-c", 'SLURM_TASK_PID=$$ exec bash "$@"', "sh", str(RUN)]
+    words += ["--", sys.executable, str(waits)]
     environ = kit.environ(JOBKIT_LOGS=str(logs_root()), **env)
     process = subprocess.Popen(words, env=environ, stdout=subprocess.DEVNULL, cwd=kit.folder)
     deadline = time.monotonic() + 300
