@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from support.checkout import ROOT
+from support.training_programs import STEPS
 
 
 def test_a_drill_on_this_machine(tmp_path: Path) -> None:
@@ -36,32 +37,10 @@ def test_a_drill_on_this_machine(tmp_path: Path) -> None:
     assert "1 of 1 faults: recovered" in done.stdout
 
 
-# Attempt 0 under a fault does not end by itself, however late the fault comes.
-PLAIN = """
-import os, pathlib, signal, sys, time
-stop, name, attempt = [], os.environ["JOBKIT_RUN_ID"], os.environ["JOBKIT_ATTEMPT"]
-signal.signal(signal.SIGUSR2, lambda *_: stop.append(True))
-kept = pathlib.Path(os.environ["JOBKIT_RUN_DIR"], "state-" + os.environ["RANK"])
-first = int(kept.read_text()) if kept.exists() else 0
-for step in range(first + 1, 41):
-    print(f"[METRIC] step={step} loss=0.5", flush=True)
-    if step % 10 == 0:
-        new = kept.with_suffix(".new")
-        new.write_text(str(step))
-        new.replace(kept)
-    while step == 20 and len(list(kept.parent.glob("state-?"))) < 2:  # both must be there
-        time.sleep(0.01)
-    while step == 30 and name != "reference" and attempt == "0" and not stop:
-        time.sleep(0.01)
-    if stop:
-        sys.exit(75)
-"""
-
-
 def test_a_drill_of_a_command_on_this_machine(tmp_path: Path) -> None:
     """A program that says its steps and saves each tenth: killed, warned, and ended by TERM."""
     script = tmp_path / "my train.py"
-    script.write_text(PLAIN)
+    script.write_text(STEPS)
     env = os.environ | {"PYTHONPATH": str(ROOT / "src"), "JOBKIT_LOGS": str(tmp_path / "logs")}
     faults = ["kill", "warning", "term", "raise"]
     words = ["--local", "--at", "25", "--faults", *faults, "--", sys.executable, str(script)]

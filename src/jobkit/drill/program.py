@@ -162,7 +162,7 @@ class Command:
         return "" if fault.kind == "hold" else "only jobkit's own training does this to itself"
 
     def spec(self, size: Size, fault: FaultCase) -> CommandSpec:
-        return CommandSpec(command=tuple(self.words), **size)
+        return CommandSpec(command=tuple(self.words), **size)  # type: ignore[arg-type]
 
     def options(self) -> Options:
         return {"time": str(self.minutes)}
