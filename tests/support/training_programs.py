@@ -22,8 +22,8 @@ time.perf_counter = lambda: _clock() + _over[0]
 def leap(seconds): _over[0] += seconds
 """
 
-# Without torch: it prints its steps, saves each tenth and stops when asked. Under a fault of a drill
-# attempt 0 does not end by itself, however late the fault comes.
+# Without torch: it prints its steps, saves each tenth and stops when asked. Under a fault of a
+# drill attempt 0 does not end by itself, however late the fault comes.
 STEPS = """
 import os, pathlib, signal, sys, time
 stop, name, attempt = [], os.environ["JOBKIT_RUN_ID"], os.environ["JOBKIT_ATTEMPT"]

@@ -13,6 +13,7 @@ from jobkit.analysis.findings.disturbed import shared_nodes
 from jobkit.analysis.findings.forecast import Forecast
 from jobkit.analysis.findings.idle_gpus import energy, idle_gpus
 from jobkit.analysis.findings.repeats import more_repeats
+from jobkit.analysis.findings.sources import inferred_work
 from jobkit.analysis.findings.stragglers import uneven_steps
 from jobkit.analysis.tables.comparable import mixed
 from jobkit.analysis.tables.frames import records
@@ -41,7 +42,8 @@ def verdict(
     said[1:1] = shared_nodes(results)
     said += [*above_ideal(results.scaling, unit), *by_chance(results)]
     said += [line for f in forecasts for line in _beyond(f, unit)]
-    said += [*uneven_steps(results, unit), *idle_gpus(results, unit), *energy(results, unit)]
+    said += [*inferred_work(results), *uneven_steps(results, unit), *idle_gpus(results, unit)]
+    said += energy(results, unit)
     return [*mixed(results.runs), *said, _runs(results)]
 
 
