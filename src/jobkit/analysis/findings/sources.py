@@ -35,10 +35,6 @@ def inferred_work(results: Results) -> list[str]:
     own = known[known["work_source"] == INFERRED]
     if own.empty:
         return []
-    which = (
-        "The rates" if len(own) == len(known) else f"The rates of {len(own)} of {len(known)} runs"
-    )
-    return [
-        f"{which} count samples inferred from the batches of the loaders: the study states none "
-        "(--work-per-step, or per_step in [work])."
-    ]
+    of = "" if len(own) == len(known) else f" of {len(own)} of {len(known)} runs"
+    text = f"The rates{of} count samples inferred from the batches of the loaders: the study "
+    return [f"{text}states none (--work-per-step, or per_step in [work])."]
