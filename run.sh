@@ -278,6 +278,22 @@ claim_attempt() {
   echo "[jobkit] start: attempt $attempt of $run_dir on $(uname -n) at $(date +%Y-%m-%dT%H:%M:%S%z)" 2>/dev/null
 }
 
+# Who runs a single job, as a study's launcher notes it: with it `jobkit status` asks the process
+# table or Slurm how a job ended that was killed. shared: the allocation has more than this run.
+leave_job() {
+  [[ -n $own_dir && -n $outcome ]] || return 0
+  local stat='' words id=null shared=false host=${SLURMD_NODENAME:-$(uname -n)}
+  { read -r stat </proc/$$/stat; } 2>/dev/null
+  read -r -a words <<<"${stat##*) }"
+  if [[ -n $in_allocation ]]; then
+    id=\"${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_}${SLURM_ARRAY_TASK_ID:-$SLURM_JOB_ID}\"
+    [[ ${SLURM_TASK_PID-} == "$$" && -z ${SLURM_STEP_ID-} ]] || shared=true
+  fi
+  printf '{"v": 1, "launcher": "run.sh", "job_id": %s, "shared": %s, "pid": %d, "pid_start": %s, "host": "%s"}\n' \
+    "$id" "$shared" $$ "${words[19]:-null}" "$host" >"$own_dir/job.json.$$" &&
+    mv -f -- "$own_dir/job.json.$$" "$own_dir/job.json"
+}
+
 # A job's first attempt, also after it was requeued: with it the restarts are bounded over all.
 first=''
 first_attempt() {
@@ -471,6 +487,7 @@ if [[ -n $in_allocation ]]; then
   if [[ $of_job == NO* ]]; then export JOBKIT_NODE_ALONE=1; fi
   claim_attempt
   first_attempt
+  leave_job
   gather_words
   if [[ -n $preflight ]]; then
     checked=(${words[@]+"${words[@]}"})
@@ -511,6 +528,7 @@ else
     # A node of several was told it.
     [[ -n $given_attempt ]] || export JOBKIT_RESTARTS=$restarts # the payload asks whether what it did before counts
     claim_attempt
+    ((restarts)) || leave_job
     gather_words
     start_here
     warned=''

@@ -302,8 +302,8 @@ judge_command() {
   elif ((code)); then
     status=failed reason="$launcher ended with exit code $code"
   fi
-  # Somebody asked for the end: that is no failure of the run, and the code says it.
-  [[ $status != failed || ! $code =~ ^(129|130|143)$ ]] || return 0
+  # One of several machines is ended where another's rank failed: the process that leads them says.
+  [[ $status != failed || -z $given_attempt || ! $code =~ ^(129|130|143)$ ]] || return 0
   write_beside "$outcome" "$(printf \
     '{"exit_code": %d, "status": "%s", "reason": "%s", "run_id": "%s", "attempt": %d}' \
     "$code" "$status" "$(json_text "${reason:0:2000}")" "$(json_text "$JOBKIT_RUN_ID")" "$attempt")"

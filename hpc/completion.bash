@@ -14,7 +14,7 @@ _jobkit_options() {
     'launch') echo '--help --nproc-per-node --nnodes --node-rank --master-addr --master-port --launcher --run-dir --max-restarts --monitor-interval --start-timeout --shutdown-timeout' ;;
     'status') echo '--help --watch --json --interval' ;;
     'cancel') echo '--help' ;;
-    'drill') echo '--help --minicluster --local --faults --list --at --name --site --account --partition --urgent-partition --device' ;;
+    'drill') echo '--help --minicluster --local --faults --list --at --after --patience --name --site --account --partition --urgent-partition --device' ;;
     'rehearse') echo '--help --nodes --ranks-per-node --steps --keep' ;;
     'check-edf') echo '--help --json --no-paths' ;;
     'check-k8s') echo '--help --json' ;;

@@ -14,6 +14,7 @@ import pytest
 from jobkit.drill.faults import FAULTS, WIDE
 from jobkit.launch.slurm.minicluster import Minicluster
 from support.checkout import Checkout, make_checkout
+from support.training_programs import STEPS
 
 ROOT_ONLY = {name for name, fault in FAULTS.items() if fault.needs in ("links", "root")}
 LOST = {"kill": 5, "raise": 5, "hang": 5, "node": 5, "link": 5, "slurmd": 5}
@@ -88,6 +89,23 @@ def test_the_old_attempt_was_held_by_the_fence(rows, site: Checkout) -> None:
     folder = site.folder / "logs" / "drill" / "slurmd"
     assert "attempt 0 is fenced" in (folder / "attempts" / "0" / "outcome.json").read_text()
     assert not list((folder / "checkpoints").glob("*-0"))
+
+
+def test_a_command_under_faults_of_slurm(hard, site: Checkout) -> None:
+    """A rank killed on its node, after which the drill submits again, and a cancelled job."""
+    (site.folder / "steps.py").write_text(STEPS)
+    words = ["--name", "command", "--faults", "kill", "scancel", "bit-flip"]
+    done = drill(hard, site, *words, "--", sys.executable, str(site.folder / "steps.py"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    with (site.folder / "logs" / "command" / "drill.csv").open() as file:
+        found = {row["fault"]: row for row in csv.DictReader(file)}
+    assert found["kill"]["evidence"] == "rank 1: ended by SIGKILL"
+    assert re.search("CANCELLED", found["scancel"]["evidence"])
+    for name, first in (("kill", "failed"), ("scancel", "cancelled")):
+        row = found[name]
+        ended = (row["first_status"], row["final_status"], row["attempts"], row["orphans"])
+        assert ended == (first, "ok", "2", "0") and row["same_parameters"] == "", row
+    assert "only jobkit's own training" in found["bit-flip"]["note"]
 
 
 def test_an_ended_drill_leaves_nothing(hard, site: Checkout) -> None:

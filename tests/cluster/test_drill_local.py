@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from support.checkout import ROOT
+from support.training_programs import STEPS
 
 
 def test_a_drill_on_this_machine(tmp_path: Path) -> None:
@@ -34,3 +35,28 @@ def test_a_drill_on_this_machine(tmp_path: Path) -> None:
     assert term["attempts"] == "2" and float(term["restart_s"]) > 0
     assert scancel["note"] == "not possible here: it needs Slurm" and scancel["where"] == ""
     assert "1 of 1 faults: recovered" in done.stdout
+
+
+def test_a_drill_of_a_command_on_this_machine(tmp_path: Path) -> None:
+    """A program that says its steps and saves each tenth: killed, warned, and ended by TERM."""
+    script = tmp_path / "my train.py"
+    script.write_text(STEPS)
+    env = os.environ | {"PYTHONPATH": str(ROOT / "src"), "JOBKIT_LOGS": str(tmp_path / "logs")}
+    faults = ["kill", "warning", "term", "raise"]
+    words = ["--local", "--at", "25", "--faults", *faults, "--", sys.executable, str(script)]
+    done = subprocess.run(
+        [sys.executable, "-m", "jobkit", "drill", *words],
+        env=env, capture_output=True, text=True, timeout=1200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    with (tmp_path / "logs" / "drill" / "drill.csv").open() as file:
+        rows = {row["fault"]: row for row in csv.DictReader(file)}
+    ended = {name: row["first_status"] for name, row in rows.items()}
+    assert ended == {"kill": "failed", "warning": "preempted", "term": "cancelled", "raise": ""}
+    assert rows["kill"]["evidence"] == "rank 1: ended by SIGKILL"
+    for name in ("kill", "warning", "term"):
+        row = rows[name]
+        assert (row["final_status"], row["attempts"], row["orphans"]) == ("ok", "2", "0"), row
+        assert row["same_parameters"] == "" and row["iterations_lost"].isdigit(), row
+    assert rows["raise"]["note"].startswith("not possible here: only jobkit's own training")
+    assert "3 of 3 faults: recovered\n" in done.stdout

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from jobkit.outcome.status import run_state
+from jobkit.paths import RunPaths
 from jobkit.program.counters import COUNTERS
 from support.place import ROOT
 from support.stub_srun import JOB, RUN, Kit
@@ -192,7 +194,9 @@ def test_the_end_on_request_is_no_failure_of_the_run(
             pass
         process.send_signal(signum)
         assert process.wait(200) == code
-    assert not (run.run_dir / "attempts" / "0" / "outcome.json").exists()
+    outcome = run.outcome()
+    assert (outcome["exit_code"], outcome["reason"][8:]) == (143, "ended by SIGTERM")  # of a rank
+    assert run_state(RunPaths(run.run_dir)).status == "cancelled"
 
 
 BAD = [

@@ -1,28 +1,31 @@
-"""`python -m jobkit drill`: inject faults into a short training and measure the recovery.
+"""`python -m jobkit drill`: inject faults into a training and measure the recovery.
 
-Each fault has its own run, which is restarted as a user, jobkit or Slurm would, and compared with
-a run without a fault.
+Each fault has its own run, which is restarted as a user, jobkit or Slurm would. Parameters of
+jobkit's own training are compared with those of a run without a fault.
 """
 
 import argparse
 import contextlib
-import os
+import math
 import secrets
-import shlex
 import shutil
 import signal
+import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from jobkit.drill.fault import FaultCase
-from jobkit.drill.fault_run import FaultRun, Halted
+from jobkit.drill.fault_run import PATIENCE_S, FaultRun, Halted
 from jobkit.drill.faults import FAULTS, NODE_FAULTS, WIDE
-from jobkit.drill.place import LocalPlace, Place, compare
-from jobkit.drill.row import Row, checkpoint_bytes, with_parameters
+from jobkit.drill.place import LocalPlace, Place
+from jobkit.drill.possible import impossible
+from jobkit.drill.program import FIRST, LAST, Command, Program, Training
+from jobkit.drill.row import Row
 from jobkit.drill.slurm import SlurmPlace
-from jobkit.errors import Exit, Parser, UsageError, command, one_of
+from jobkit.errors import Exit, Parser, UsageError, command, one_of, positive
 from jobkit.launch.slurm.cluster import find_site
 from jobkit.launch.slurm.minicluster import Minicluster
 from jobkit.paths import RunPaths, StudyPaths
@@ -31,29 +34,16 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 REFERENCE = "reference"
-# 64 iterations, with a checkpoint at every tenth and in the end.
-TRAINING: dict[str, object] = {
-    "strategy": "ddp",
-    "model": "mlp",
-    "dataset": "synthetic",
-    "train_samples": 2000,
-    "test_samples": 256,
-    "global_batch_size": 64,
-    "epochs": 2,
-    "threads": 1,
-    "checkpoint_every": "10",
-    "breakdown_iterations": 0,
-}
-FIRST, LAST = 21, 60  # after two checkpoints, and some iterations before the end
 EPILOG = """examples:
   python -m jobkit drill --minicluster              every fault, on a temporary Slurm cluster
   python -m jobkit drill --local                    the faults that need no Slurm
   python -m jobkit drill --faults kill warning -A project --urgent-partition high
   python -m jobkit drill --list
+  python -m jobkit drill --local --at 100 -- python train.py    a program of your own, on 2 ranks
 
-Exit codes: 0 recovered from every fault, with bitwise equal parameters and no leaked process; 4 not
-from every fault; 2 wrong usage; 130 interrupted. logs/NAME/drill.csv has one row per fault, and
-logs/NAME/FAULT/ is the folder of its run.
+Exit codes: 0 recovered from every fault, with bitwise equal parameters (of a command they are not
+compared) and no leaked process; 4 not from every fault; 2 wrong usage; 130 interrupted.
+logs/NAME/drill.csv has one row per fault, and logs/NAME/FAULT/ is the folder of its run.
 """
 
 
@@ -61,7 +51,9 @@ def parser() -> argparse.ArgumentParser:
     """The command line of drill."""
     made = Parser(
         prog="jobkit drill",
-        description="Inject faults into a short training, and measure the recovery.",
+        usage="jobkit drill [options] [-- COMMAND]",
+        description="Inject faults into a short training of jobkit's own, or into a command on 2 "
+        "ranks, and measure the recovery.",
         epilog=EPILOG,
     )
     where = made.add_mutually_exclusive_group()
@@ -76,8 +68,17 @@ def parser() -> argparse.ArgumentParser:
         type=int,
         default=25,
         metavar="N",
-        help=f"inject the fault after this iteration, {FIRST} to {LAST} (default 25)",
+        help=f"inject the fault after this iteration, {FIRST} to {LAST}, or after this step that "
+        "the command records (default 25)",
     )
+    made.add_argument(
+        "--after", type=positive, metavar="S",
+        help="seconds from the start to the fault, for a command that records no steps",
+    )  # fmt: skip
+    made.add_argument(
+        "--patience", type=positive, default=PATIENCE_S, metavar="S",
+        help="seconds in which a run must start, end or start again (default 400)",
+    )  # fmt: skip
     made.add_argument("--name", default="drill", help="folder under logs/ (default drill)")
     made.add_argument("--site", help="site profile (default: that of this cluster)")
     made.add_argument("-A", "--account", help="account to charge")
@@ -88,23 +89,19 @@ def parser() -> argparse.ArgumentParser:
         help="partition whose jobs preempt others",
     )
     made.add_argument(
-        "--device", default="cpu", choices=("cpu", "cuda"),
+        "--device", choices=("cpu", "cuda"),
         help="device of the training; bitwise equality is promised on CPUs of one kind, and on "
         "GPUs of one kind with --deterministic, which the drill sets there (default cpu)",
     )  # fmt: skip
-    made.add_argument("command", nargs="*", help=argparse.SUPPRESS)
     return made
 
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the drill; return the exit code."""
-    args = parser().parse_args(argv)
-    if args.command:
-        raise UsageError(
-            f"drill {shlex.join(args.command)[:80]}: the faults are for jobkit's own training, "
-            "whose parameters it compares; how to try a command: docs/faults.md"
-        )
+    given = list(sys.argv[1:] if argv is None else argv)
+    end = given.index("--") if "--" in given else len(given)
+    args = parser().parse_args(given[:end])
     try:
         if args.list:
             from jobkit.drill.table import listing
@@ -114,14 +111,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         names = args.faults or list(FAULTS)
         for name in names:
             one_of("fault", name, FAULTS)
-        if not FIRST <= args.at <= LAST:
-            raise UsageError(f"--at {args.at}: must be from {FIRST} to {LAST}")
-        return run(args, [FAULTS[name] for name in names])
+        program = program_of(args, given[end:])
+        return run(args, program, [program.case(FAULTS[name]) for name in names])
     except Halted:
         return Exit.INTERRUPTED
 
 
-def run(args: argparse.Namespace, faults: Sequence[FaultCase]) -> int:
+def program_of(args: argparse.Namespace, words: Sequence[str]) -> Program:
+    """What the drill starts: the command after --, else jobkit's training. Raises UsageError."""
+    if not words:
+        if args.after:
+            raise UsageError("--after is for a command, which comes after --; here say --at")
+        return Training(args.at, args.device or "cpu")
+    if not words[1:]:
+        raise UsageError("-- needs a command after it, as: -- python train.py")
+    if args.device:
+        raise UsageError("--device is of jobkit's own training: a command decides itself")
+    if args.at < 1:
+        raise UsageError(f"--at {args.at}: must be 1 or more")
+    # From the start to the fault, from there to the end, and as long again.
+    minutes = max(10, math.ceil(3 * args.patience / 60))
+    return Command(words=words[1:], at=args.at, after_s=args.after, minutes=minutes)
+
+
+def run(args: argparse.Namespace, program: Program, faults: Sequence[FaultCase]) -> int:
     """Run the drill where the arguments say; return the exit code."""
     from rich.console import Console
 
@@ -132,13 +145,14 @@ def run(args: argparse.Namespace, faults: Sequence[FaultCase]) -> int:
         console = Console(highlight=False, markup=False, width=100)
     clear(study)
     with interruptible() as halted, place_of(args, console) as place:
-        drill = Drill(place, study, args, console, halted)
+        drill = Drill(place, study, program, args.patience, console, halted)
         rows = drill.run(faults)
     write_csv(rows, study.drill)
     show(rows, console)
     bad = [row.fault for row in rows if not row.good]
     tried = sum(row.possible for row in rows)
-    console.print(f"{tried - len(bad)} of {tried} faults: recovered, with bitwise equal parameters")
+    equal = "" if isinstance(program, Command) else ", with bitwise equal parameters"
+    console.print(f"{tried - len(bad)} of {tried} faults: recovered{equal}")
     console.print(f"wrote {study.drill}; the folders of the runs are beside it", soft_wrap=True)
     if halted.is_set():
         return Exit.INTERRUPTED
@@ -197,21 +211,21 @@ class Drill:
         self,
         place: Place,
         study: StudyPaths,
-        args: argparse.Namespace,
+        program: Program,
+        patience_s: float,
         console: "Console",
         halted: threading.Event,
     ) -> None:
         self.place, self.study, self.console = place, study, console
-        self.at, self.halted, self.bytes = args.at, halted, 0
-        on_gpu = {"deterministic": True} if args.device == "cuda" else {}
-        self.settings = {**TRAINING, "device": args.device, **on_gpu}
+        self.program, self.patience_s, self.halted, self.bytes = program, patience_s, halted, 0
         self.token = secrets.token_hex(6)
 
     def run(self, faults: Sequence[FaultCase]) -> list[Row]:
         """Run the reference, then a run for each fault; return their rows, in order."""
         self.console.print(f"{REFERENCE}: the run without a fault, as the reference")
         self._reference()
-        whys = {fault.name: impossible(self.place, fault) for fault in faults}
+        own = self.program.impossible
+        whys = {fault.name: own(fault) or impossible(self.place, fault) for fault in faults}
         todo = [fault for fault in faults if not whys[fault.name]]
         futures = self._in_lanes(todo)
         rows = [
@@ -220,18 +234,18 @@ class Drill:
             else futures[fault.name].result()
             for fault in faults
         ]
-        self.console.print("comparing the parameters ...")
-        folder = self.study.folder
-        tried = [folder / row.fault for row in rows if row.possible]
-        return with_parameters(rows, compare(folder / REFERENCE, tried), folder)
+        return self.program.compared(rows, self.study.folder / REFERENCE)
 
     def _reference(self) -> None:
         plain = FaultCase(name=REFERENCE, text="", first=("ok",), kind="")
         reference = self._fault_run(plain)
+        begun = time.monotonic()
         row = reference.run_reference()
         if row.final_status != "ok":
-            raise UsageError(f"the run without a fault failed: see {reference.paths.log}")
-        self.bytes = checkpoint_bytes(reference.paths)
+            why = f" ({row.evidence})" if row.evidence else ""
+            raise UsageError(f"the run without a fault failed{why}: see {reference.paths.log}")
+        took_s = time.monotonic() - begun
+        self.bytes = self.program.check_reference(reference.paths, took_s)
 
     def _in_lanes(self, faults: Sequence[FaultCase]) -> dict[str, "Future[Row]"]:
         """Run the independent faults concurrently, the others one by one; return the futures."""
@@ -273,27 +287,10 @@ class Drill:
             fault=fault,
             place=self.place,
             paths=RunPaths(self.study.folder.absolute() / fault.name),
-            at=self.at,
-            settings=self.settings,
+            program=self.program,
             mark=f"{self.token}-{fault.name}",
+            patience_s=self.patience_s,
             checkpoint_bytes=self.bytes,
             say=lambda text: self.console.print(text, soft_wrap=True),
             halted=self.halted,
         )
-
-
-def impossible(place: Place, fault: FaultCase) -> str:
-    """Return why a fault cannot be injected at a place; empty if it can."""
-    if place.name not in fault.where:
-        return "it needs Slurm"
-    slurm = place if isinstance(place, SlurmPlace) else None
-    cluster = slurm.cluster if slurm else None
-    if fault.needs == "urgent" and not (slurm and slurm.urgent):
-        return "no partition whose jobs preempt others: name one with --urgent-partition"
-    if fault.needs in ("minicluster", "links") and cluster is None:
-        return "it kills daemons of the cluster: needs --minicluster"
-    if fault.needs == "links" and cluster and not cluster.links:
-        return "the nodes have no separate network links: needs minicluster up --netns, as root"
-    if fault.needs == "root" and (os.geteuid() != 0 or place.namespace() is None):
-        return "only root can mount a small file system, on this machine or on root's minicluster"
-    return ""

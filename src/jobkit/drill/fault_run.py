@@ -4,13 +4,14 @@ import contextlib
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from jobkit.drill.fault import FaultCase
 from jobkit.drill.lanes import lane_options
-from jobkit.drill.place import Place, Started, end_marked, none_left
-from jobkit.drill.row import Row, first_attempt, lost_iterations, startup
+from jobkit.drill.place import MARK, Place, Started, end_marked, none_left
+from jobkit.drill.program import Program
+from jobkit.drill.row import Row, first_attempt
 from jobkit.drill.slurm import SlurmPlace, SlurmStart, first_row
 from jobkit.errors import UsageError
 from jobkit.launch.slurm.minicluster import Minicluster
@@ -19,7 +20,7 @@ from jobkit.outcome import slurm_jobs
 from jobkit.outcome.status import RunState, run_state
 from jobkit.paths import RunPaths
 
-PATIENCE_S = 400.0  # for one thing that must happen
+PATIENCE_S = 400.0  # for one thing that must happen, where nothing else was said
 STARTS = 3  # at most; a run that has not recovered by then is lost
 _LINGER_S = 60.0  # for processes to end after their run
 
@@ -48,9 +49,9 @@ class FaultRun:
     fault: FaultCase
     place: Place
     paths: RunPaths
-    at: int  # the iteration after which the fault is injected
-    settings: Mapping[str, object]
+    program: Program
     mark: str  # in the environment of all its processes
+    patience_s: float = PATIENCE_S
     checkpoint_bytes: int = 0
     say: Callable[[str], None]
     halted: threading.Event
@@ -98,13 +99,13 @@ class FaultRun:
             raise Lost(else_)
 
     def wait(self, what: str, condition: Callable[[], bool]) -> None:
-        """Wait until the condition holds. Raises Lost after PATIENCE_S, Halted on an interrupt."""
-        deadline = time.monotonic() + PATIENCE_S
+        """Wait until the condition holds. Raises Lost after patience_s, Halted on an interrupt."""
+        deadline = time.monotonic() + self.patience_s
         while not condition():
             if self.halted.is_set():
                 raise Halted
             self.check(
-                time.monotonic() < deadline, f"{what}: not reached within {PATIENCE_S:.0f} s"
+                time.monotonic() < deadline, f"{what}: not reached within {self.patience_s:g} s"
             )
             time.sleep(self.place.poll_s)
 
@@ -142,28 +143,22 @@ class FaultRun:
         if fault.before:
             fault.before(self)
         self._start(fault.options, self.place.name == "here" and not fault.between)
-        mark = self.paths.fault_marker(0)
-        self.wait("the injection point", lambda: mark.exists() or not self.started.look())
-        self.check(mark.exists(), f"the run {self.started.said} before the fault")
-        self.injected_at = mark.stat().st_mtime
+        there = self.program.reached
+        self.wait("the injection point", lambda: there(self) or not self.started.look())
+        too_late = fault.inject and not self.started.look()
+        self.check(there(self) and not too_late, f"the run {self.started.said} before the fault")
         if fault.inject:
             self.injected_at = time.time()
             fault.inject(self)
-        self.say(f"{fault.name}: injected after iteration {self.at}")
+        else:  # the program did it
+            self.injected_at = self.paths.fault_marker(0).stat().st_mtime
+        self.say(f"{fault.name}: injected {self.program.where()}")
 
     def _start(self, options: Options, again: bool) -> None:
-        env = {"JOBKIT_DRILL": self.mark}
-        if self.fault.kind:
-            env["JOBKIT_FAULT"] = f"{self.fault.kind}@{self.at}:{1 if self._by_rank else 0}"
-        spec = self.place.spec({**self.settings, **self.fault.settings}, self.fault.one_node)
-        lane = lane_options(self.place, self.fault)
-        started = self.place.start(spec, self.paths, env, again, {**lane, **options})
-        self.starts.append(started)
-
-    @property
-    def _by_rank(self) -> bool:
-        """Whether a rank (rank 1) injects the fault itself; otherwise rank 0 pauses for it."""
-        return self.fault.kind != "hold"
+        env = {MARK: self.mark, **self.program.environment(self.fault)}
+        spec = self.program.spec(self.place.size(self.fault.one_node), self.fault)
+        more = {**self.program.options(), **lane_options(self.place, self.fault), **options}
+        self.starts.append(self.place.start(spec, self.paths, env, again, more))
 
     def _until_done(self) -> None:
         later = self.fault.later
@@ -195,6 +190,7 @@ class FaultRun:
         for started in self.starts:
             if not started.over:
                 started.cancel()
+                started.look()
 
     def _end_leaked(self) -> int | None:
         """End leaked processes; return their number, or None if they cannot be observed."""
@@ -211,9 +207,7 @@ class FaultRun:
         first = self._first_state()
         final = run_state(self.paths)
         again = len(begins) > 1
-        restart = startup(self.paths, numbers[1]) if again and len(numbers) > 1 else None
-        if first.status not in self.fault.first and not note:
-            note = f"expected {' or '.join(self.fault.first)}"
+        restart = self.program.began(self.paths, numbers[1]) if again and numbers[1:] else None
         return Row(
             fault=self.fault.name,
             where=",".join(self.nodes()) or self.place.name,
@@ -223,9 +217,9 @@ class FaultRun:
             attempts=len(numbers),
             detected_s=ends[0] - self.injected_at if again and ends and self.injected_at else None,
             restart_s=restart - begins[1] if restart else None,
-            iterations_lost=lost_iterations(self.paths, self.at) if numbers else None,
+            iterations_lost=self.program.redone(self.paths) if numbers else None,
             orphans=left,
-            note=note,
+            note=note or self.program.deviation(self.fault, first.status),
         )
 
     def _first_state(self) -> RunState:

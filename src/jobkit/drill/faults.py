@@ -68,6 +68,7 @@ def _kill_controller(run: RunUnderFault) -> None:
     """Kill slurmctld once it has saved the job's state, and restart it after the run's end."""
     begun = run.started.begins[0]
     run.wait("slurmctld's state is saved", lambda: run.minicluster.saved_at > begun)
+    run.check(run.started.look(), "the run ended before slurmctld had saved its state")
     run.minicluster.do("kill", "slurmctld")
     _release(run)
     run.wait("the run's end", run.paths.outcome(0).exists)

@@ -15,8 +15,9 @@ from typing import Protocol
 from jobkit.launch.command import clean_environment, local_command, python_path
 from jobkit.launch.slurm.options import Options
 from jobkit.paths import RunPaths
-from jobkit.spec.runspec import RunSpec
+from jobkit.spec.planned import PlannedRun
 
+Size = dict[str, int]  # nodes, and ranks_per_node
 MARK = "JOBKIT_DRILL"  # in the environment of all that a drill starts
 
 
@@ -27,11 +28,11 @@ class Place(Protocol):
     poll_s: float  # between two looks
     sees_processes: bool  # all processes of the runs are on this machine
 
-    def spec(self, settings: Mapping[str, object], one_node: bool = False) -> RunSpec:
-        """Return the settings of the training, with two ranks."""
+    def size(self, one_node: bool = False) -> Size:
+        """Return the size of a run of two ranks."""
 
     def start(
-        self, spec: RunSpec, paths: RunPaths, env: Mapping[str, str], again: bool, more: Options
+        self, spec: PlannedRun, paths: RunPaths, env: Mapping[str, str], again: bool, more: Options
     ) -> "Started":
         """Start a run. again: run.sh restarts it once. more: options of sbatch."""
 
@@ -68,6 +69,24 @@ def end_marked(mark: str) -> None:
     for pid in marked(mark):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+
+
+def signal_ranks(mark: str, number: int, rank: int | None = None) -> int:
+    """Signal the processes of one rank, or of all, on this machine; return how many they were.
+
+    A rank's processes are known by RANK. The shell that starts a command as a rank is none of them.
+    """
+    count = 0
+    for pid in marked(mark):
+        with contextlib.suppress(OSError):
+            folder = Path(f"/proc/{pid}")
+            variables = (folder / "environ").read_bytes().split(b"\0")
+            own = [v for v in variables if v.startswith(b"RANK=")]
+            wanted = own if rank is None else [v for v in own if v == b"RANK=%d" % rank]
+            if wanted and b"rank_run" not in (folder / "cmdline").read_bytes():
+                os.kill(pid, number)
+                count += 1
+    return count
 
 
 @dataclass(kw_only=True)
@@ -122,12 +141,12 @@ class LocalPlace:
     name, poll_s = "here", 0.1
     sees_processes = True
 
-    def spec(self, settings: Mapping[str, object], one_node: bool = False) -> RunSpec:
-        """Return the settings with two ranks on this machine."""
-        return RunSpec(**{**settings, "nodes": 1, "ranks_per_node": 2})  # type: ignore[arg-type]
+    def size(self, one_node: bool = False) -> Size:
+        """Return the size of a run of two ranks on this machine."""
+        return {"nodes": 1, "ranks_per_node": 2}
 
     def start(
-        self, spec: RunSpec, paths: RunPaths, env: Mapping[str, str], again: bool, more: Options
+        self, spec: PlannedRun, paths: RunPaths, env: Mapping[str, str], again: bool, more: Options
     ) -> Started:
         """Start the run; again: run.sh restarts it once."""
         words = local_command(spec, paths.folder, ["--max-restarts", "1"] if again else [])
@@ -150,11 +169,7 @@ class LocalPlace:
 
     def terminate_ranks(self, started: Started, mark: str) -> None:
         """Send SIGTERM to the ranks only."""
-        for pid in marked(mark):
-            with contextlib.suppress(OSError):
-                words = Path(f"/proc/{pid}/cmdline").read_bytes()
-                if b"jobkit.payload.main" in words and b"torch.distributed.run" not in words:
-                    os.kill(pid, signal.SIGTERM)
+        signal_ranks(mark, signal.SIGTERM)
 
     def namespace(self) -> int | None:
         """Return this process: local ranks share its mounts."""

@@ -35,11 +35,11 @@ class Row:
 
     @property
     def good(self) -> bool:
-        """Whether the run recovered: ok, bitwise equal, no leaked process, no note."""
+        """Whether the run recovered: ok, not known to differ, no leaked process, no note."""
         if not self.possible:
             return True
-        same, left = self.same_parameters is True, bool(self.orphans)
-        return self.final_status == "ok" and same and not left and not self.note
+        fine = self.final_status == "ok" and self.same_parameters is not False
+        return fine and not self.orphans and not self.note
 
 
 def first_attempt(paths: RunPaths, ended: float | None) -> RunPaths:
@@ -88,8 +88,14 @@ def lost_iterations(paths: RunPaths, injected: int) -> int:
 
 
 def with_parameters(rows: list[Row], same: Mapping[str, bool | None], folder: Path) -> list[Row]:
-    """Return the rows with the result of comparing their runs' parameters."""
-    return [replace(r, same_parameters=same.get(str(folder / r.fault))) for r in rows]
+    """Return the rows with the result of comparing their runs' parameters, which all must have."""
+    found = []
+    for row in rows:
+        equal = same.get(str(folder / row.fault))
+        unknown = row.possible and equal is None and not row.note
+        note = "its parameters could not be compared" if unknown else row.note
+        found.append(replace(row, same_parameters=equal, note=note))
+    return found
 
 
 def checkpoint_bytes(paths: RunPaths) -> int:

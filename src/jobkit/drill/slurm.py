@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from jobkit.drill.place import Started
+from jobkit.drill.place import Size, Started
 from jobkit.errors import UsageError
 from jobkit.launch.command import RUN_SH, job_command
 from jobkit.launch.site import Site
@@ -15,7 +15,7 @@ from jobkit.launch.slurm.minicluster import Minicluster
 from jobkit.launch.slurm.options import Options, Shape, output_file, sbatch_options, warning
 from jobkit.outcome import slurm_jobs
 from jobkit.paths import REPOSITORY, RunPaths, write_whole
-from jobkit.spec.runspec import RunSpec
+from jobkit.spec.planned import PlannedRun
 
 _SETTLED_S = 3.0  # a job that Slurm requeues shows a final state for a moment
 _REQUEUED = ("NODE_FAIL", "PREEMPTED")
@@ -82,13 +82,12 @@ class SlurmPlace:
         partitions = slurm(["sinfo", "-h", "-o", "%R"]).stdout.split() if self.cluster else []
         self.urgent = urgent or ("urgent" if "urgent" in partitions else None)
 
-    def spec(self, settings: Mapping[str, object], one_node: bool = False) -> RunSpec:
-        """Return the settings with two ranks, on two nodes or on one."""
-        size = {"nodes": 1, "ranks_per_node": 2} if one_node else {"nodes": 2}
-        return RunSpec(**{**settings, **size})  # type: ignore[arg-type]
+    def size(self, one_node: bool = False) -> Size:
+        """Return the size of a run of two ranks, on two nodes or on one."""
+        return {"nodes": 1 if one_node else 2, "ranks_per_node": 2 if one_node else 1}
 
     def start(
-        self, spec: RunSpec, paths: RunPaths, env: Mapping[str, str], again: bool, more: Options
+        self, spec: PlannedRun, paths: RunPaths, env: Mapping[str, str], again: bool, more: Options
     ) -> Started:
         """Submit the run; jobkit or Slurm may requeue it. Raises UsageError when it is refused."""
         from jobkit.launch.slurm.commands import refusal
@@ -103,7 +102,7 @@ class SlurmPlace:
             raise UsageError(refusal(done.stderr, options))
         return SlurmStart(job_id=done.stdout.strip().split(";")[0])
 
-    def _options(self, spec: RunSpec, paths: RunPaths, more: Options) -> Options:
+    def _options(self, spec: PlannedRun, paths: RunPaths, more: Options) -> Options:
         shape = Shape(spec.nodes, spec.ranks_per_node)
         given = {"time": "10", **self.options, **more}
         made = sbatch_options(shape, self.site, given, f"drill-{paths.folder.name}")

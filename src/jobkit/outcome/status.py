@@ -104,9 +104,10 @@ def _recorded_failure(facts: Facts, state: RunState) -> RunState | None:
     if said and (said[1].strength >= own.strength or not end.reason):
         return _by_sign(facts, state, *said)
     reason = own.reason or "the run recorded status failed"
-    return replace(
-        state, status=own.status, reason=reason, evidence=own.text, evidence_file=end.file
-    )
+    # INT or TERM ended its ranks: somebody requested it, and that is no failure of the run.
+    asked = end.exit_code in (Exit.INTERRUPTED, Exit.TERMINATED)
+    status = "cancelled" if asked else own.status
+    return replace(state, status=status, reason=reason, evidence=own.text, evidence_file=end.file)
 
 
 def _by_the_log(facts: Facts, state: RunState) -> RunState | None:

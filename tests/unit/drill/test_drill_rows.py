@@ -20,6 +20,8 @@ from jobkit.drill.fault_run import FaultRun, Lost
 from jobkit.drill.faults import FAULTS, NODE_FAULTS, WIDE
 from jobkit.drill.lanes import lane_options
 from jobkit.drill.place import MARK, LocalPlace, Started, end_marked, marked, none_left
+from jobkit.drill.possible import impossible
+from jobkit.drill.program import Training
 from jobkit.drill.row import Row, first_attempt, lost_iterations, startup, with_parameters
 from jobkit.drill.slurm import SlurmPlace, SlurmStart
 from jobkit.drill.table import listing, show, write_csv
@@ -101,14 +103,12 @@ def test_the_first_attempt_is_told_as_if_there_had_been_no_other(tmp_path: Path)
         ({"final_status": "failed"}, False),
         ({"note": "it ended before the fault"}, False),
         ({"same_parameters": False}, False),
-        ({"same_parameters": None}, False),
+        ({"same_parameters": None}, True),  # of a command they are not compared
         ({"orphans": 1}, False),
         ({"where": "", "final_status": ""}, True),  # not possible here
     ],
 )
 def test_what_is_good(changed: dict, good: bool) -> None:
-    from dataclasses import replace
-
     assert replace(GOOD, **changed).good is good
 
 
@@ -130,6 +130,9 @@ def test_the_table_and_the_csv_have_every_row(tmp_path: Path) -> None:
 def test_the_parameters_are_those_of_the_rows_own_folder(tmp_path: Path) -> None:
     (row,) = with_parameters([GOOD], {f"{tmp_path}/kill": False}, tmp_path)
     assert row.same_parameters is False and not row.good
+    rows = [GOOD, replace(GOOD, note="lost"), Row(fault="link", note="not possible here")]
+    notes = [row.note for row in with_parameters(rows, {}, tmp_path)]
+    assert notes == ["its parameters could not be compared", "lost", "not possible here"]
 
 
 # --- places and lanes -----------------------------------------------------------------------------
@@ -179,17 +182,17 @@ def test_what_hits_a_node_is_away_from_the_other_runs(
 
 def test_why_a_fault_is_not_possible(mini: SlurmPlace, monkeypatch: pytest.MonkeyPatch) -> None:
     here = LocalPlace()
-    assert cli.impossible(here, FAULTS["scancel"]) == "it needs Slurm"
-    assert cli.impossible(here, FAULTS["kill"]) == ""
-    assert cli.impossible(mini, FAULTS["node"]) == ""
-    assert "--netns" in cli.impossible(mini, FAULTS["link"])
-    assert "root" in cli.impossible(mini, FAULTS["disk-full"])
+    assert impossible(here, FAULTS["scancel"]) == "it needs Slurm"
+    assert impossible(here, FAULTS["kill"]) == ""
+    assert impossible(mini, FAULTS["node"]) == ""
+    assert "--netns" in impossible(mini, FAULTS["link"])
+    assert "root" in impossible(mini, FAULTS["disk-full"])
     mini.urgent = None
-    assert "--urgent-partition" in cli.impossible(mini, FAULTS["preemption"])
+    assert "--urgent-partition" in impossible(mini, FAULTS["preemption"])
     mini.cluster = None
-    assert "--minicluster" in cli.impossible(mini, FAULTS["slurmd"])
+    assert "--minicluster" in impossible(mini, FAULTS["slurmd"])
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert "root" in cli.impossible(here, FAULTS["disk-full"])
+    assert "root" in impossible(here, FAULTS["disk-full"])
 
 
 def shown(state: str, restarts: int = 0) -> str:
@@ -258,8 +261,8 @@ def run(tmp_path: Path) -> FaultRun:
         (paths.checkpoints / name / "__0_0.distcp").write_bytes(content)
         (paths.checkpoints / name / "manifest.json").write_bytes(b"{}" * 20)
     return FaultRun(
-        fault=FAULTS["kill"], place=LocalPlace(), paths=paths, at=25, settings={}, mark="m",
-        say=print, halted=threading.Event(),
+        fault=FAULTS["kill"], place=LocalPlace(), paths=paths, program=Training(25, "cpu"),
+        mark="m", say=print, halted=threading.Event(),
     )  # fmt: skip
 
 
@@ -274,10 +277,8 @@ def test_only_the_newest_checkpoint_is_damaged(run: FaultRun) -> None:
     assert (run.paths.checkpoints / "00000010-0" / "__0_0.distcp").read_bytes() == b"older"
 
 
-def test_a_wait_ends_with_its_reason_or_with_the_drill(
-    run: FaultRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("jobkit.drill.fault_run.PATIENCE_S", 0.01)
+def test_a_wait_ends_with_its_reason_or_with_the_drill(run: FaultRun) -> None:
+    run.patience_s = 0.01
     with pytest.raises(Lost, match="the moon: not reached within"):
         run.wait("the moon", lambda: False)
     run.halted.set()
@@ -322,7 +323,10 @@ def test_the_list_names_every_fault_and_what_it_needs(capsys) -> None:
     [
         (["--faults", "kil"], "did you mean 'kill'"),
         (["--at", "61"], "must be from 21 to 60"),
-        (["--", "python", "train.py"], "drill python train.py: the faults are for jobkit's own"),
+        (["--after", "3"], "--after is for a command, which comes after --"),
+        (["--"], "-- needs a command after it"),
+        (["--at", "0", "--", "python", "train.py"], "--at 0: must be 1 or more"),
+        (["--device", "cpu", "--", "python", "train.py"], "a command decides itself"),
         (["--name", "../x"], "use letters, digits"),
         (["--name", "study"], "is a study; choose another"),
         (["--name", "mine"], "holds other files (notes)"),

@@ -1,7 +1,13 @@
 """status, cancel, collect and plot of single jobs: a folder of runs without a plan."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +17,7 @@ from jobkit.launch.follow import status
 from jobkit.paths import RunPaths, logs_root, write_json
 from jobkit.spec.runspec import RunSpec
 from support.fake_study import FakeRun
+from support.stub_srun import JOB, RUN, Kit
 
 
 @pytest.fixture
@@ -62,3 +69,73 @@ def test_a_folder_in_which_no_job_can_be_read_is_one_line(
     assert status.main(["single"]) == 2
     error = capsys.readouterr().err
     assert "no run in it has a spec.json" in error and error.count("\n") == 1
+
+
+# It ends with the file beside it, also where nobody is left who could end it.
+WAITS = """
+import pathlib, time
+here = pathlib.Path(__file__)
+here.with_name("begun").touch()
+while here.with_name("go on").exists(): time.sleep(0.05)
+"""
+
+
+@pytest.fixture
+def waits(tmp_path: Path) -> Path:
+    script = tmp_path / "waits.py"
+    script.write_text(WAITS)
+    (tmp_path / "go on").touch()
+    return script
+
+
+def begun(kit: Kit, waits: Path, **env: str) -> "subprocess.Popen[bytes]":
+    """A run.sh alone, once its command runs."""
+    # As of a batch shell Slurm says its process id.
+    words = ["bash", "-c", 'SLURM_TASK_PID=$$ exec bash "$@"', "sh", str(RUN)]
+    words += ["--", sys.executable, str(waits)]
+    environ = kit.environ(JOBKIT_LOGS=str(logs_root()), **env)
+    process = subprocess.Popen(words, env=environ, stdout=subprocess.DEVNULL, cwd=kit.folder)
+    deadline = time.monotonic() + 300
+    while not waits.with_name("begun").exists():
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.05)
+    return process
+
+
+def only_state(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    assert status.main(["single", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["runs"]
+    return row
+
+
+def test_a_run_that_was_killed_does_not_run(
+    tmp_path: Path, waits: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing could be written of its end, and its files are new: the process table knows."""
+    process = begun(Kit(tmp_path), waits)
+    monkeypatch.setenv("PATH", "/nonexistent")  # no Slurm to ask
+    row = only_state(capsys)
+    assert (row["status"], row["reason"]) == ("running", f"process {process.pid}")
+    process.send_signal(signal.SIGKILL)
+    assert process.wait(300) == -9
+    row = only_state(capsys)
+    waits.with_name("go on").unlink()
+    assert row["status"] == "failed" and "exited without a run_end record" in row["reason"]
+
+
+def test_a_job_that_slurm_ended_does_not_run(
+    tmp_path: Path, waits: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """scancel ends run.sh with its ranks: Slurm knows."""
+    kit = Kit(tmp_path)
+    process = begun(kit, waits, **JOB)
+    process.send_signal(signal.SIGTERM)  # as to the batch shell
+    assert process.wait(300) == -15
+    for name, text in (("squeue", ""), ("sacct", "17|CANCELLED by 7|0:15|00:00:09|n1|||")):
+        (tmp_path / name).write_text(f"#!/bin/sh\necho '{text}'\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    row = only_state(capsys)
+    waits.with_name("go on").unlink()
+    assert (row["run_id"], row["status"], row["job_id"]) == ("job-17", "cancelled", "17")
+    assert row["reason"] == "Slurm job 17: CANCELLED, exit code 0:15, after 00:00:09, on n1"

@@ -273,6 +273,8 @@ def test_broken_files_are_no_end_of_the_reader(run: FakeRun, content: bytes) -> 
         (Facts(run_id="r", ending=Ending(status="failed"), job={"pid": 1}, alive=True), "running"),
         (Facts(run_id="r", ending=Ending(status="preempted"), job={"exit_code": 75}), "preempted"),
         (Facts(run_id="r", ending=Ending(status="preempted"), job={"exit_code": 143}), "cancelled"),
+        (Facts(run_id="r", ending=Ending(status="failed", exit_code=143)), "cancelled"),
+        (Facts(run_id="r", ending=Ending(status="failed", exit_code=137)), "failed"),
         (Facts(run_id="r", job={"pid": 1}), "failed"),
         (Facts(run_id="r", job={"job_id": "7"}, alive=None), "pending"),
         (Facts(run_id="r", job={"job_id": "7"}, alive=None, attempt=0), "running"),

@@ -17,7 +17,8 @@ from jobkit.spec.planned import PlannedRun
 from jobkit.spec.runspec import WITHOUT_AUTO, RunSpec
 
 _RESULT_NAMES = frozenset(c.name for c in RESULTS)
-_OF_RUN_START = tuple(k for k in KINDS["run_start"] if k in _RESULT_NAMES and k != "threads")
+_OTHERWISE = {"threads", "work_source"}  # not what it says, and of the steps' source alone
+_OF_RUN_START = tuple(k for k in KINDS["run_start"] if k in _RESULT_NAMES - _OTHERWISE)
 _OF_BREAKDOWN = tuple(k for k in KINDS["breakdown"] if k != "iterations")  # a setting's column
 _VERSIONS = ("torch", "python", "cuda", "hip", "nccl", "cudnn", "driver")
 _MAXIMA = tuple(k for k in KINDS["epoch"] if k in _RESULT_NAMES and k.endswith("_memory_mib"))

@@ -45,6 +45,7 @@ class Observed:
     single: bool = False  # an observation is one step of several: they have a median
     windows: bool = False  # an observation is a window of the meter, of known beginning and end
     source: str = ""  # meter, auto, pattern NAME, metric lines, TRAINING
+    work_source: str | None = None  # of the windows' work: stated, computed, counted, inferred
 
 
 def rate_row(observed: Observed) -> Row:
@@ -64,6 +65,7 @@ def rate_row(observed: Observed) -> Row:
         "throughput": rate,
         "throughput_unit": f"{unit}/s",
         "throughput_source": observed.source,
+        "work_source": None if unit == "steps" else observed.work_source,
         "step_time_s": step_s,
         "steps_timed": sum(o.steps or 1 for o in timed),
         "data_wait_share": _share(timed),

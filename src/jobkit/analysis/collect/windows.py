@@ -42,6 +42,7 @@ def observed_windows(
         unit=planned.get("unit") or start.get("unit") or ("images" if "spec" in start else None),
         work_per_step=per_step if _positive(per_step) else None,
         windows=True,
+        work_source="stated" if planned.get("work_per_step") else start.get("work_source"),
         source=str(start.get("source") or (TRAINING if "spec" in start else "meter")),
     )
 

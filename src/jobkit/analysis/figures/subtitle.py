@@ -4,14 +4,9 @@ import textwrap
 
 import pandas as pd
 
-from jobkit.analysis.collect.measured import WALL_TIME
 from jobkit.analysis.collect.results import Results
+from jobkit.analysis.findings.sources import rate_sources
 
-_SOURCES = {
-    "auto": "measured by the start-up hook",
-    "meter": "measured by the meter",
-    WALL_TIME: WALL_TIME,
-}
 _WIDTH = 86  # characters: what the narrowest figure has room for
 
 
@@ -43,8 +38,7 @@ def _settings(runs: pd.DataFrame) -> list[str]:
     if dataset.startswith(("folder:", "idx:")):
         dataset = dataset.partition(":")[2].rstrip("/").rsplit("/", 1)[-1]
     if runs["model"].isna().all():  # of another program nothing is known but its command
-        source = _text(runs, "throughput_source")
-        return [_SOURCES.get(source, f"read by {source}" if source else "")]
+        return [" and ".join(rate_sources(runs))]
     on = f"{model or 'models'} on {dataset or 'several datasets'}"
     return [f"{on}, {samples} images" if samples else on, precision]
 

@@ -15,6 +15,7 @@ from jobkit.analysis.findings.idle_gpus import energy, idle_gpus
 from jobkit.analysis.findings.learned import learned
 from jobkit.analysis.findings.memory_needed import memory_needed
 from jobkit.analysis.findings.repeats import more_repeats
+from jobkit.analysis.findings.sources import inferred_work
 from jobkit.analysis.findings.stragglers import uneven_steps
 from jobkit.analysis.tables.comparable import mixed
 from jobkit.analysis.tables.frames import records
@@ -43,7 +44,7 @@ def verdict(
     said[1:1] = shared_nodes(results)
     said += [*above_ideal(results.scaling, unit), *by_chance(results)]
     said += [line for f in forecasts for line in _beyond(f, unit)]
-    said += [*learned(results, unit), *memory_needed(results, unit)]
+    said += [*learned(results, unit), *memory_needed(results, unit), *inferred_work(results)]
     said += [*uneven_steps(results, unit), *idle_gpus(results, unit), *energy(results, unit)]
     return [*mixed(results.runs), *said, _runs(results)]
 

@@ -259,6 +259,7 @@ RESULTS = (
     *_BREAKDOWN[_FIRST:],
     *USE,
     *ENERGY,
+    *_recorded("run_start", TEXT, "work_source"),
 )
 EPOCHS = (
     *IDENTITY,

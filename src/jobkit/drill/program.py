@@ -1,0 +1,246 @@
+"""The programs that a drill starts: jobkit's own training, or a command of the user's.
+
+The training injects some faults into itself, and pauses for those from outside. A command knows of
+none: it is hit while it runs, once it has recorded so many steps or has run for so many seconds.
+"""
+
+import io
+import re
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from jobkit.drill.fault import Act, FaultCase, RunUnderFault
+from jobkit.drill.place import Size, compare, signal_ranks
+from jobkit.drill.row import (
+    Row,
+    checkpoint_bytes,
+    lost_iterations,
+    records,
+    startup,
+    with_parameters,
+)
+from jobkit.errors import UsageError
+from jobkit.launch.slurm.options import Options
+from jobkit.metric.line import TAG
+from jobkit.metric.reader import scan
+from jobkit.outcome.evidence import START_MARK
+from jobkit.outcome.logs import TAIL_BYTES, read_tail
+from jobkit.paths import RunPaths
+from jobkit.spec.command_spec import CommandSpec
+from jobkit.spec.planned import PlannedRun
+from jobkit.spec.runspec import RunSpec
+
+# 64 iterations, with a checkpoint at every tenth and in the end.
+TRAINING: dict[str, object] = {
+    "strategy": "ddp",
+    "model": "mlp",
+    "dataset": "synthetic",
+    "train_samples": 2000,
+    "test_samples": 256,
+    "global_batch_size": 64,
+    "epochs": 2,
+    "threads": 1,
+    "checkpoint_every": "10",
+    "breakdown_iterations": 0,
+}
+FIRST, LAST = 21, 60  # after two checkpoints, and some iterations before the end
+_ATTEMPT = re.compile(rf"{re.escape(START_MARK)}: attempt ([0-9]{{1,9}})\b")
+_NEWEST_BYTES = 64 << 10  # of the log: the newest step is there
+
+
+class Program(Protocol):
+    """What a drill starts in each run."""
+
+    def case(self, fault: FaultCase) -> FaultCase:
+        """How a fault is injected into this program."""
+
+    def impossible(self, fault: FaultCase) -> str:
+        """Why a fault of case() cannot be injected into this program; empty if it can."""
+
+    def spec(self, size: Size, fault: FaultCase) -> PlannedRun:
+        """Return what is started."""
+
+    def options(self) -> Options:
+        """Options of sbatch for every start."""
+
+    def environment(self, fault: FaultCase) -> dict[str, str]:
+        """Return the variables that tell the program of the fault."""
+
+    def reached(self, run: RunUnderFault) -> bool:
+        """Whether the first attempt is where the fault is injected."""
+
+    def where(self) -> str:
+        """Where that is, in words."""
+
+    def check_reference(self, paths: RunPaths, took_s: float) -> int:
+        """Return the bytes of a checkpoint. Raises UsageError where no fault could be injected."""
+
+    def redone(self, paths: RunPaths) -> int | None:
+        """Return the iterations or steps that the second attempt did again; None: not known."""
+
+    def began(self, paths: RunPaths, attempt: int) -> float | None:
+        """Return when an attempt was at its first step, in Unix seconds; None: not known."""
+
+    def deviation(self, fault: FaultCase, status: str) -> str:
+        """What was not as expected of the attempt that the fault hit, by its status."""
+
+    def compared(self, rows: list[Row], reference: Path) -> list[Row]:
+        """Return the rows with the parameters compared with those of the reference, if they are."""
+
+
+class Training:
+    """jobkit's own training."""
+
+    def __init__(self, at: int, device: str) -> None:
+        """at: the iteration after which the fault is injected. Raises UsageError."""
+        if not FIRST <= at <= LAST:
+            raise UsageError(f"--at {at}: must be from {FIRST} to {LAST}")
+        on_gpu = {"deterministic": True} if device == "cuda" else {}
+        self.at, self._settings = at, {**TRAINING, "device": device, **on_gpu}
+
+    def case(self, fault: FaultCase) -> FaultCase:
+        return fault
+
+    def impossible(self, fault: FaultCase) -> str:
+        return ""
+
+    def spec(self, size: Size, fault: FaultCase) -> RunSpec:
+        return RunSpec(**{**self._settings, **fault.settings, **size})  # type: ignore[arg-type]
+
+    def options(self) -> Options:
+        return {}
+
+    def environment(self, fault: FaultCase) -> dict[str, str]:
+        # Rank 1 injects the fault itself; rank 0 pauses for one from outside.
+        rank = 0 if fault.kind == "hold" else 1
+        return {"JOBKIT_FAULT": f"{fault.kind}@{self.at}:{rank}"} if fault.kind else {}
+
+    def reached(self, run: RunUnderFault) -> bool:
+        return run.paths.fault_marker(0).exists()
+
+    def where(self) -> str:
+        return f"after iteration {self.at}"
+
+    def check_reference(self, paths: RunPaths, took_s: float) -> int:
+        return checkpoint_bytes(paths)
+
+    def redone(self, paths: RunPaths) -> int | None:
+        return lost_iterations(paths, self.at)
+
+    def began(self, paths: RunPaths, attempt: int) -> float | None:
+        return startup(paths, attempt)
+
+    def deviation(self, fault: FaultCase, status: str) -> str:
+        return "" if status in fault.first else f"expected {' or '.join(fault.first)}"
+
+    def compared(self, rows: list[Row], reference: Path) -> list[Row]:
+        folder = reference.parent
+        tried = [folder / row.fault for row in rows if row.possible]
+        return with_parameters(rows, compare(reference, tried), folder)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """A command of the user's, which is hit after so many steps, or after so many seconds."""
+
+    words: Sequence[str]
+    at: int
+    after_s: float | None
+    minutes: int  # the time limit of a job
+
+    def case(self, fault: FaultCase) -> FaultCase:
+        if fault.name not in _SIGNALLED:
+            return fault
+        inject = _signal_one(_SIGNALLED[fault.name])
+        return replace(fault, kind="hold", needs="processes", inject=inject)
+
+    def impossible(self, fault: FaultCase) -> str:
+        return "" if fault.kind == "hold" else "only jobkit's own training does this to itself"
+
+    def spec(self, size: Size, fault: FaultCase) -> CommandSpec:
+        return CommandSpec(command=tuple(self.words), **size)  # type: ignore[arg-type]
+
+    def options(self) -> Options:
+        return {"time": str(self.minutes)}
+
+    def environment(self, fault: FaultCase) -> dict[str, str]:
+        return {}
+
+    def reached(self, run: RunUnderFault) -> bool:
+        if self.after_s is None:
+            return max(steps_of(run.paths, 0, _NEWEST_BYTES), default=0) >= self.at
+        begins = run.started.begins
+        return bool(begins) and time.time() - begins[0] >= self.after_s
+
+    def where(self) -> str:
+        return f"after step {self.at}" if self.after_s is None else f"after {self.after_s:g} s"
+
+    def check_reference(self, paths: RunPaths, took_s: float) -> int:
+        if self.after_s is not None:
+            if took_s <= self.after_s:
+                raise UsageError(f"--after {self.after_s:g}: the command took {took_s:.0f} s")
+            return 0
+        last = max(steps_of(paths, 0), default=None)
+        if last is None:
+            raise UsageError("the command recorded no step: say when, as --after SECONDS")
+        if last <= self.at:
+            raise UsageError(f"--at {self.at}: the command made {last} steps: say fewer")
+        return 0
+
+    def redone(self, paths: RunPaths) -> int | None:
+        """By the numbers in [METRIC] lines: a meter counts from 1 in each attempt.
+
+        Where not each step has a line, the second attempt may have begun up to a line's steps
+        before the first that it printed.
+        """
+        before, then = (printed_steps(paths, attempt) for attempt in (0, 1))
+        if not before or not then:
+            return None
+        return max(0, max(before) - then[0] + max(1, before[0]))
+
+    def began(self, paths: RunPaths, attempt: int) -> float | None:
+        found = records(paths, attempt, "run_start")
+        return float(found[0]["t"]) if found else None
+
+    def deviation(self, fault: FaultCase, status: str) -> str:
+        if status != "ok" or "ok" in fault.first:
+            return ""
+        return "the attempt went on to its end as if there had been no fault"
+
+    def compared(self, rows: list[Row], reference: Path) -> list[Row]:
+        return rows
+
+
+def _signal_one(number: int) -> Act:
+    """Send a signal to rank 1, with all that it has started."""
+
+    def act(run: RunUnderFault) -> None:
+        run.wait("a process of rank 1", lambda: signal_ranks(run.mark, number, rank=1) > 0)
+
+    return act
+
+
+_SIGNALLED = {"kill": signal.SIGKILL, "hang": signal.SIGSTOP}
+
+
+def steps_of(paths: RunPaths, attempt: int, log_bytes: int = TAIL_BYTES) -> list[int]:
+    """The steps that an attempt recorded: the ends of windows, else those of [METRIC] lines."""
+    ends = [r.get("step") for r in records(paths, attempt, "window")]
+    return [s for s in ends if type(s) is int] or printed_steps(paths, attempt, log_bytes)
+
+
+def printed_steps(paths: RunPaths, attempt: int, log_bytes: int = TAIL_BYTES) -> list[int]:
+    """The steps of an attempt's `[METRIC] step=N` lines, in the order of the log."""
+    current, kept = None, []
+    for _, line in read_tail(paths.log, log_bytes).lines:
+        if mark := _ATTEMPT.search(line):
+            current = int(mark[1])
+        elif TAG in line and current in (None, attempt):
+            kept.append(line)
+    text = io.BytesIO("".join(f"{line}\n" for line in kept).encode())
+    found: list[Mapping[str, Any]] = [r for r in scan(text) if isinstance(r, dict)]
+    return [r["step"] for r in found if "v" not in r and type(r.get("step")) is int]

@@ -1,0 +1,68 @@
+"""What is said of the source of a rate: on figures, in the report, in results.csv."""
+
+import pandas as pd
+import pytest
+
+from jobkit.analysis.collect.measured import WALL_TIME
+from jobkit.analysis.collect.steps import rate_row
+from jobkit.analysis.collect.windows import observed_windows
+from jobkit.analysis.figures.subtitle import subtitle
+from jobkit.analysis.findings.verdict import verdict
+from jobkit.analysis.tables.columns import RESULTS
+from jobkit.analysis.tables.frames import frame
+from support.measured_study import results_from, runs_of
+
+INFERRED = "count samples inferred from the batches of the loaders"
+
+
+def study(*sources: tuple[str, str | None]):
+    """A study of one series; each size has another source of its rate, and of its work."""
+    rows = runs_of({"train": {n: [100.0 * n] for n in range(1, len(sources) + 1)}})
+    for row, (source, work) in zip(rows, sources, strict=True):
+        row |= {"throughput": row["images_per_s"], "throughput_unit": "samples/s", "model": None}
+        row |= {"throughput_source": source, "work_source": work}
+    return results_from(frame(rows, RESULTS))
+
+
+@pytest.mark.parametrize(
+    ("sources", "under"),
+    [
+        ([("auto", "inferred")],
+         "measured by the start-up hook, samples inferred from the batches"),
+        ([("auto", "stated")], "measured by the start-up hook"),
+        ([("lightning", "counted")], "measured by the adapter for Lightning"),
+        ([("metric lines", None)], "read from [METRIC] lines"),
+        ([("pattern mine", None)], "read by pattern mine"),
+        ([(WALL_TIME, None)], WALL_TIME),
+        ([("meter", "counted"), ("auto", "stated")],
+         "measured by the start-up hook and measured by the meter"),
+    ],
+)  # fmt: skip
+def test_the_figures_say_what_measured(sources, under: str) -> None:
+    text = " ".join(subtitle(study(*sources)).split())
+    assert text.startswith(f"{under} strong scaling")
+
+
+def test_the_report_says_that_samples_are_inferred_and_of_which_runs() -> None:
+    def said(*sources: tuple[str, str | None]) -> list[str]:
+        return [line for line in verdict(study(*sources), "GPUs") if INFERRED in line]
+
+    assert said(("auto", "stated"), ("meter", "counted")) == []
+    (line,) = said(("auto", "inferred"), ("auto", "inferred"))
+    assert line.startswith(f"The rates {INFERRED}") and "--work-per-step" in line
+    (line,) = said(("auto", "inferred"), ("auto", "stated"))
+    assert line.startswith("The rates of 1 of 2 runs ")
+
+
+@pytest.mark.parametrize(
+    ("work", "planned", "source"),
+    [(4.0, None, "inferred"), (4.0, 8.0, "stated"), (None, None, None)],  # the last has no samples
+)
+def test_results_csv_has_the_source_of_the_work(work, planned, source: str | None) -> None:
+    window = {"attempt": 0, "rank": 0, "step": 10, "steps": 10, "wall_s": 1.0, "work": work}
+    start = {"world_size": 1, "source": "auto", "unit": "samples", "work_source": "inferred"}
+    observed = observed_windows([window], start, {"work_per_step": planned})
+    assert observed is not None
+    row = rate_row(observed)
+    assert (row["throughput_source"], row.get("work_source")) == ("auto", source)
+    assert pd.notna(row["throughput"])
