@@ -3,10 +3,10 @@
     python tests/bench/wide.py                       8 nodes of 4 ranks, and a half and a quarter
     python tests/bench/wide.py --nodes 16
 
-For each size: the largest peak memory of a rank, the seconds from the start of its process to the
-first step, of them those of the imports and of the process group, and whether the parameters were
-the same on all ranks after every step (--check-ranks 1). As root each node has an address of its
-own. 32 ranks took 12 GiB, and 5 minutes with the smaller sizes.
+For each size: the largest peak memory of a rank, the seconds from the start of rank 0's process to
+the first step, of them those of the imports and of the process group, and whether the parameters
+were the same on all ranks after every step (--check-ranks 1). As root each node has an address of
+its own. The ranks of a node share the pages of torch's libraries.
 """
 
 import argparse
