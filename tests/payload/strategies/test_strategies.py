@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 
 from jobkit.payload.distributed import Group, RankEnv
 from jobkit.payload.model import build_model
-from jobkit.payload.strategies import STRATEGIES, Strategy
+from jobkit.payload.strategies import Strategy, strategy_class
 from jobkit.payload.strategies.base import make_optimizer
 from jobkit.spec.runspec import RunSpec
 
@@ -26,7 +26,7 @@ def _group() -> Iterator[None]:
 
 def made(name: str, **settings: Any) -> Strategy:
     spec = RunSpec(strategy=name, model="mlp", **settings)
-    strategy = STRATEGIES[name](spec, RankEnv(), CPU)
+    strategy = strategy_class(name)(spec, RankEnv(), CPU)
     strategy.setup(build_model(spec, 10))
     return strategy
 
