@@ -18,7 +18,7 @@ from support.training_programs import LEAVES
 # Forks for each rank of each line that it reads; the fork runs the program, and then what is to
 # run at exit.
 _SERVER = """
-import atexit, gc, importlib, json, os, runpy, sys
+import atexit, gc, importlib, json, os, runpy, signal, sys
 import torch, torch.optim, torch.utils.data, torch._dynamo
 for name in sys.argv[1:]: importlib.import_module(name)
 
@@ -38,6 +38,7 @@ for line in iter(sys.stdin.readline, ""):
     for rank in wanted["ranks"]:
         child = os.fork()
         if child == 0:
+            signal.alarm(1200)  # where the other rank has died before the rendezvous
             run(wanted, rank)  # an error ends the fork with its traceback
             atexit._run_exitfuncs()
             sys.stdout.flush(); sys.stderr.flush()

@@ -143,7 +143,7 @@ def _save_and_unmount(run: RunUnderFault) -> None:
 ANYWHERE = ("slurm", "here")
 _FAILED = ("failed",)
 # Timeout of a collective that a rank does not join, in seconds.
-_SHORT_TIMEOUT: dict[str, object] = {"timeout_s": 20.0}
+_SHORT_TIMEOUT: dict[str, object] = {"timeout_s": 60.0}
 FAULTS: dict[str, FaultCase] = {
     fault.name: fault
     for fault in (
@@ -163,7 +163,7 @@ FAULTS: dict[str, FaultCase] = {
         ),
         FaultCase(
             name="hang",
-            text="a rank hangs; --timeout-s 20",
+            text="a rank hangs; --timeout-s 60",
             first=_FAILED,
             kind="hang",
             where=ANYWHERE,
@@ -228,7 +228,7 @@ FAULTS: dict[str, FaultCase] = {
         ),
         FaultCase(
             name="link",
-            text="a node's network link goes down; --timeout-s 20",
+            text="a node's network link goes down; --timeout-s 60",
             first=("node_fail", "failed"),
             needs="links",
             lane="nodes",

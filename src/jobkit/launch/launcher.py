@@ -110,7 +110,7 @@ def launch(plan: Plan, request: LaunchRequest | None = None) -> Launch:
     if prepared.run_ids:
         lock.check_free(prepared.plan.paths)
         if prepared.site is None:
-            orphans.refuse(plan.paths, plan.runs)
+            orphans.refuse(plan.paths)
     save(prepared.plan)
     if prepared.run_ids and prepared.site is None:
         prepared.runs = _start_here(prepared, request)

@@ -8,6 +8,7 @@ compiled, gets the real one.
 import importlib
 import sys
 from collections.abc import Mapping
+from functools import wraps
 from types import ModuleType
 from typing import Any
 
@@ -57,7 +58,8 @@ def spare() -> None:
 def _let_be(function: Any) -> None:
     """Mark what torch._compile._disable_dynamo has wrapped as done already."""
     while inner := getattr(function, "__wrapped__", None):
-        if function.__code__.co_filename.endswith("_compile.py"):
+        code = getattr(function, "__code__", None)
+        if code and code.co_filename.endswith("_compile.py"):
             inner.__dynamo_disable = inner
         function = inner
 
@@ -65,5 +67,13 @@ def _let_be(function: Any) -> None:
 def _step_plainly(kind: type[Optimizer]) -> None:
     """Have an optimizer's step switch autograd off itself, and break no graph of a compiler."""
     step: Any = vars(kind).get("step")
-    if getattr(getattr(step, "__code__", None), "co_name", "") == "_use_grad":
-        kind.step = torch.no_grad()(step.__wrapped__)  # type: ignore[method-assign]
+    if getattr(getattr(step, "__code__", None), "co_name", "") != "_use_grad":
+        return
+    plain = torch.no_grad()(step.__wrapped__)
+
+    @wraps(step)
+    def chosen(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        how = step if self.defaults.get("differentiable") else plain
+        return how(self, *args, **kwargs)
+
+    kind.step = chosen  # type: ignore[method-assign]

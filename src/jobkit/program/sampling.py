@@ -21,7 +21,7 @@ from jobkit.program.counters import (
     node_is_alone,
 )
 from jobkit.program.lines import Writer
-from jobkit.program.process import guarded
+from jobkit.program.process import guarded, warn
 
 _SHORTEST_S, _LONGEST_S = 1.0, 60.0  # between samples
 _SAMPLES = 300  # of a run, before they get rarer
@@ -136,6 +136,10 @@ def watch(
     writer = opened() if found or node else None
     if writer is None or not writer.continue_alone():
         return None
-    sampler = Sampler(writer, found, node, environment)
+    try:
+        sampler = Sampler(writer, found, node, environment)
+    except ValueError as error:  # run.sh refuses it before; elsewhere the rest is measured
+        warn(f"{error}; no energy is counted")
+        sampler = Sampler(writer, found, node, {**environment, "JOBKIT_ENERGY": "none"})
     sampler.start()
     return sampler

@@ -89,7 +89,7 @@ def test_two_groups_with_the_same_port_do_not_mix(light: dict[str, str]) -> None
     """As two jobs with a MASTER_PORT set by hand: each rendezvous takes its own ranks only."""
     port = free_port()
     jobs = [
-        [start(r, 2, port, "--timeout", "100", **light, SLURM_JOB_ID=job) for r in range(2)]
+        [start(r, 2, port, "--timeout", "300", **light, SLURM_JOB_ID=job) for r in range(2)]
         for job in "78"
     ]
     said = [ends(*job) for job in jobs]
@@ -359,14 +359,16 @@ def test_a_rank_that_hangs_before_it_can_say_anything_is_not_called_absent(
     port = free_port()
     hang = "import time\nfrom jobkit.checks.preflight import facts as f\n"
     hang += "f.gpu = lambda *_: time.sleep(600)\n"
+    hang += "from jobkit.checks.preflight import rendezvous as r\nr._PATIENCE_S = 600\n"
     hang += "import sys\nfrom jobkit.checks.preflight.cli import main\nsys.exit(main(sys.argv[1:]))"
-    one = start(0, 2, port, "--timeout", "20", **light)
     env = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": str(port), **light}
-    other = subprocess.Popen([sys.executable, "-c", hang], env=environment(**env))
+    words = [sys.executable, "-c", hang, "--timeout", "300"]
+    other = subprocess.Popen(words, env=environment(**env))
+    one = start(0, 2, port, "--timeout", "60", **light)
     ((code, out),) = ends(one)
     other.kill()
     assert code == 5 and "presence: rank 1 on" in out, out
-    assert "connected but did not report within 20 s" in out
+    assert "connected but did not report within 60 s" in out
     assert "did not connect" not in out
 
 

@@ -236,8 +236,8 @@ model = torch.nn.parallel.DistributedDataParallel(model)
 """
 
 
-def test_each_rank_writes_its_own_file(tmp_path: Path, warm: Warm) -> None:
-    ran = warm.run(tmp_path, HEAD + DDP + PLAIN + "dist.destroy_process_group()", ranks=2)
+def test_each_rank_writes_its_own_file(tmp_path: Path) -> None:
+    ran = run(tmp_path, HEAD + DDP + PLAIN + "dist.destroy_process_group()", ranks=2)
     assert ran.codes == [0, 0]
     assert [ran.sums(rank) for rank in range(2)] == [(24, 192), (24, 192)]
     assert ran.records("run_start")[0]["world_size"] == 2
@@ -382,7 +382,7 @@ def test_the_users_own_start_up_files_run(tmp_path: Path) -> None:
     assert "ValueError: mine" in done.stderr  # as Python reports it without the hook
 
 
-def test_ranks_agree_on_the_step_at_which_they_stop(tmp_path: Path, warm: Warm) -> None:
+def test_ranks_agree_on_the_step_at_which_they_stop(tmp_path: Path) -> None:
     program = """
         import os, signal, sys, torch, torch.distributed as dist
         from jobkit import meter
@@ -399,7 +399,7 @@ def test_ranks_agree_on_the_step_at_which_they_stop(tmp_path: Path, warm: Warm) 
                 sys.stderr.flush()
                 os._exit(75)  # torch aborts now and then while the interpreter is finalised
     """
-    ran = warm.run(tmp_path, program, ranks=2)
+    ran = run(tmp_path, program, ranks=2, auto=False)
     assert ran.codes == [75, 75]
     assert ran.err == ["21\n", "21\n"]
     assert [r["status"] for r in ran.records("run_end")] == ["preempted"]

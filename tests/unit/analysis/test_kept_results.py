@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from jobkit.analysis.collect import reading
-from jobkit.analysis.collect.kept import Kept, key_of, mark_of
+from jobkit.analysis.collect.kept import Kept, encoded, key_of, mark_of
 from jobkit.analysis.collect.results import collect
 from jobkit.paths import RunPaths
 from jobkit.spec.plan import Plan
@@ -59,8 +59,8 @@ def truncate(run: RunPaths, draw: random.Random) -> None:
 def same_size(run: RunPaths, draw: random.Random) -> None:
     """A digit of a record changes, at any place; its checksum is then wrong."""
     text = bytearray(run.log.read_bytes())
-    at = draw.choice([i for i, letter in enumerate(text) if letter in b"123456789"])
-    text[at] ^= 1
+    if places := [i for i, letter in enumerate(text) if letter in b"123456789"]:
+        text[draw.choice(places)] ^= 1
     run.log.write_bytes(text)
 
 
@@ -101,7 +101,7 @@ def test_tables_are_equal_byte_for_byte_with_and_without_it(seed: int, read: lis
         plan.paths.collected.rename(plan.paths.folder / "before")
         assert with_it == tables(plan), change
         (plan.paths.folder / "before").replace(plan.paths.collected)
-    assert len(read) < 2 * 2 * len(ids) * (len(CHANGES) + 1)
+    assert len(read) < 2 * len(ids) * (len(CHANGES) + 1)
 
 
 def test_only_what_changed_is_read_again(read: list[str]) -> None:
@@ -120,7 +120,10 @@ def test_only_what_changed_is_read_again(read: list[str]) -> None:
     assert after["results.csv"] != before["results.csv"]  # it counts the rejected line
 
 
-def test_a_run_that_has_not_ended_or_was_just_written_is_read_each_time(read: list[str]) -> None:
+def test_a_run_that_has_not_ended_or_was_just_written_is_read_each_time(
+    read: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")  # no Slurm is asked
     plan = make_plan(strategies=("ddp",), gpus=(1,), repeats=3)
     open_run, new, old = plan.runs
     FakeRun(plan.paths.folder, open_run, plan.runs[open_run]).begin().train(0).flush()
@@ -166,6 +169,44 @@ def test_nothing_is_kept_of_a_run_with_a_link(tmp_path: Path, name: str) -> None
     assert mark_of(run) is None
 
 
+def test_several_processes_read_what_one_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = whole_study(strategies=("ddp", "fsdp"), gpus=(1, 2), repeats=3)
+    settle(plan.paths.folder)
+    before = tables(plan)
+    plan.paths.collected.unlink()
+    monkeypatch.setattr(reading, "_SHARE", 2)
+    monkeypatch.setattr(reading.os, "sched_getaffinity", lambda _: {0, 1, 2})
+    processes = []
+    real = reading.ProcessPoolExecutor
+
+    def noted(workers: int, *words: object) -> object:
+        processes.append(workers)
+        return real(workers, *words)
+
+    monkeypatch.setattr(reading, "ProcessPoolExecutor", noted)
+    assert tables(plan) == before
+    assert processes == [3]
+    assert tables(plan) == before, "what they kept"
+    assert processes == [3]
+
+
+def test_a_worker_that_is_killed_loses_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = whole_study(strategies=("ddp",), gpus=(1, 2), repeats=3)
+    before = tables(plan)
+    monkeypatch.setattr(reading, "_SHARE", 2)
+    monkeypatch.setattr(reading, "_CHUNK", 1)
+    monkeypatch.setattr(reading.os, "sched_getaffinity", lambda _: {0, 1})
+    here, real = os.getpid(), reading._read
+
+    def read(what: tuple) -> object:
+        if os.getpid() != here and what[0].paths.folder.name == [*plan.runs][3]:
+            os._exit(9)
+        return real(what)
+
+    monkeypatch.setattr(reading, "_read", read)
+    assert tables(plan) == before
+
+
 @pytest.mark.parametrize("spoil", ["bits", "cut", "version", "writable", "folder", "absent"])
 def test_a_broken_or_foreign_file_does_no_harm(spoil: str, read: list[str]) -> None:
     plan = whole_study(strategies=("ddp",), gpus=(1,), repeats=2)
@@ -195,8 +236,12 @@ def test_a_broken_or_foreign_file_does_no_harm(spoil: str, read: list[str]) -> N
 def test_what_json_cannot_say_is_not_kept(tmp_path: Path) -> None:
     kept, values = Kept(tmp_path / "kept"), [float("nan"), float("inf"), 1 << 70, (1,), "\ud800"]
     keys = [key_of(number) for number in range(len(values) + 1)]
-    for key, value in zip(keys, [*values, 1.5], strict=True):
-        kept.keep(key, {"value": value})
+    lines = [encoded({"value": value}) for value in [*values, 1.5]]
+    assert lines[:-1] == [None] * len(values)
+    for key, line in zip(keys, lines, strict=True):
+        if line:
+            kept.keep(key, line)
     kept.save()
+    (tmp_path / "kept").chmod(0o600)  # whatever the umask is
     found = [Kept(tmp_path / "kept").find(key) for key in keys]
     assert found == [*[None] * len(values), {"value": 1.5}]

@@ -13,9 +13,15 @@ from jobkit.analysis import cli
 from jobkit.analysis.collect.results import collect
 from jobkit.analysis.findings.forecast import forecasts
 from jobkit.analysis.findings.step_cli import main
-from jobkit.analysis.findings.step_fit import Point, StepModel
+from jobkit.analysis.findings.step_fit import HeldOut, Point, StepModel
 from jobkit.analysis.findings.step_forecast import choices
-from jobkit.analysis.findings.step_model import messages, step_lines, step_models, step_table
+from jobkit.analysis.findings.step_model import (
+    SeriesSteps,
+    messages,
+    step_lines,
+    step_models,
+    step_table,
+)
 from jobkit.errors import UsageError
 from jobkit.metric import comm
 from jobkit.paths import write_json
@@ -238,3 +244,12 @@ def test_the_report_has_the_held_out_sizes(study, tmp_path: Path, monkeypatch, c
     assert cli.plot_main(["s"]) == 0
     assert "held-out sizes" not in (logs() / "s" / "report.html").read_text()
     assert cli.plot_main(["s", "--step-model", str(tmp_path / "no.json")]) == 2
+
+
+def test_a_held_out_size_that_was_missed_by_far_is_a_limit() -> None:
+    def limit(*errors: float) -> str:
+        tests = tuple(HeldOut((1, 2), 4, 1.0 + e, 1.0) for e in errors)
+        return SeriesSteps("ddp", tests=tests).limit
+
+    assert limit() == limit(0.05, -0.09) == ""
+    assert limit(0.05, -0.27, 0.2) == "a held-out size was missed by -27%: so may larger ones be"

@@ -138,9 +138,9 @@ def is_true(line: str, truth: Truth) -> bool | None:
     return None
 
 
-def test_of_the_sentences_of_80_studies_2_in_100_are_false_at_most() -> None:
+def test_of_the_sentences_of_200_studies_2_in_100_are_false_at_most() -> None:
     judged = []
-    for results, truth in studies(80):
+    for results, truth in studies(200):
         lines = verdict(results, "GPUs")
         if pd.isna(results.scaling["spread_from"]).all():
             assert any("measured once, so differences may be noise" in line for line in lines)

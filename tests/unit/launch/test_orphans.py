@@ -41,11 +41,11 @@ def written(tmp_path: Path, job: dict[str, Any]) -> StudyPaths:
 def test_it_is_named_with_how_to_end_it(tmp_path: Path, process: "subprocess.Popen[bytes]") -> None:
     study = written(tmp_path, job_of(process.pid))
     with pytest.raises(ValueError, match=f"kill {process.pid}$") as error:
-        orphans.refuse(study, [RUN])
+        orphans.refuse(study)
     assert f"{RUN} of demo still runs, as process {process.pid}" in str(error.value)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    orphans.refuse(study, [RUN])
+    orphans.refuse(study)
 
 
 def test_its_child_is_named_where_it_was_killed_itself(
@@ -56,7 +56,7 @@ def test_its_child_is_named_where_it_was_killed_itself(
         job = job_of(gone.pid, child=child)
         gone.wait()
     with pytest.raises(ValueError, match=f"kill {process.pid}$"):
-        orphans.refuse(written(tmp_path, job), [RUN])
+        orphans.refuse(written(tmp_path, job))
 
 
 @pytest.mark.parametrize(
@@ -65,14 +65,14 @@ def test_its_child_is_named_where_it_was_killed_itself(
 def test_others_are_none(
     tmp_path: Path, process: "subprocess.Popen[bytes]", more: dict[str, Any]
 ) -> None:
-    orphans.refuse(written(tmp_path, job_of(process.pid, **more)), [RUN])
+    orphans.refuse(written(tmp_path, job_of(process.pid, **more)))
 
 
 def test_another_users_process_is_never_named(
     tmp_path: Path, process: "subprocess.Popen[bytes]", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    orphans.refuse(written(tmp_path, job_of(process.pid)), [RUN])
+    orphans.refuse(written(tmp_path, job_of(process.pid)))
 
 
 def test_the_study_called_again_is_refused_and_starts_nothing(

@@ -28,7 +28,8 @@ _SETTLED_S = 2.0  # two writes within the resolution of a clock could leave the 
 _TAIL = 512  # bytes of a file's end that the checksum covers
 _MOST_BYTES = 1 << 30
 _HEAD = b"jobkit collected 1 "
-_READERS = ("analysis/collect", "analysis/tables", "metric", "outcome", "spec", "files.py")
+# Folders and files whose code decides what is read.
+_READERS = ("analysis/collect", "analysis/tables", "metric", "outcome", "spec", "program", "*.py")
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 Mark = tuple[tuple[Any, ...], ...]
@@ -47,20 +48,15 @@ class Kept:
         if (line := self._lines.get(key)) is None:
             return None
         try:
-            found: dict[str, Any] = orjson.loads(line)
+            found = decoded(line)
         except ValueError:
             return None
         self._next[key] = line
         return found
 
-    def keep(self, key: bytes, result: dict[str, Any]) -> None:
-        """Keep a result, where JSON gives back just what it is."""
-        try:
-            line = orjson.dumps(result)
-        except TypeError:  # a text that is no UTF-8, a number of more than 64 bits
-            return
-        if orjson.loads(line) == result:  # it has no NaN, which is no number in JSON
-            self._next[key] = line
+    def keep(self, key: bytes, line: bytes) -> None:
+        """Keep a result, as encoded() gives it."""
+        self._next[key] = line
 
     def save(self) -> None:
         """Write what was found or kept, if it is not what the file has; not where that fails."""
@@ -71,6 +67,21 @@ class Kept:
             parts += [key, b" %08x " % zlib.crc32(line, zlib.crc32(key)), line, b"\n"]
         with contextlib.suppress(OSError):
             write_parts(self._path, parts)
+
+
+def encoded(result: dict[str, Any]) -> bytes | None:
+    """A result as JSON, where that gives back just what it is; else None."""
+    try:
+        line = orjson.dumps(result)
+    except TypeError:  # a text that is no UTF-8, a number of more than 64 bits
+        return None
+    return line if decoded(line) == result else None  # it has no NaN, which is no number in JSON
+
+
+def decoded(line: bytes) -> dict[str, Any]:
+    """The result that encoded() wrote. Raises ValueError."""
+    found: dict[str, Any] = orjson.loads(line)
+    return found
 
 
 def key_of(*inputs: object) -> bytes:
@@ -151,7 +162,6 @@ def _source() -> bytes:
     """A checksum of the code that reads, so that another version takes nothing from this one."""
     digest, root = hashlib.sha256(), Path(jobkit.__file__).parent
     for name in _READERS:
-        part = root / name
-        for path in sorted(part.rglob("*.py")) if part.is_dir() else [part]:
+        for path in sorted(root.glob(name if name == "*.py" else f"{name}/**/*.py")):
             digest.update(path.read_bytes())
     return digest.hexdigest()[:32].encode()

@@ -1,10 +1,15 @@
 """The runs of a study, one after the other: what is read of each, or was kept of the last time."""
 
+import multiprocessing
+import os
 from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from typing import Any
 
-from jobkit.analysis.collect.kept import Kept, Mark, key_of, mark_of
+from jobkit.analysis.collect.kept import Kept, Mark, decoded, encoded, key_of, mark_of
 from jobkit.analysis.collect.measured import observed_of, wall_time_s
 from jobkit.analysis.collect.records import Reject, read_run
 from jobkit.analysis.collect.rows import as_run, result_row, unplanned_settings
@@ -27,6 +32,8 @@ OF_EPOCH = tuple(c for c in EPOCHS if c.name in (*KINDS["epoch"], "attempt"))
 # What identifies a run, or a record among others: no columns of an epoch's own.
 NOT_OF_EPOCH = {*COMMON, "part", "parts", *(c.name for c in EPOCHS if c not in OF_EPOCH)}
 _DROPPED = NOT_OF_EPOCH - {c.name for c in OF_EPOCH}
+_SHARE, _CHUNK = 100, 20  # runs: the least for a further process, and those of one message
+_MOST_WORKERS = 8  # a login node has other users
 
 
 @dataclass
@@ -63,12 +70,13 @@ def read_runs(planned: StudyRuns, kept: Kept) -> Read:
     jobs = Counter(job.job_id for job in joined.jobs.values())
     read, specs = Read(), {}
     name = planned.paths.folder.resolve().name
+    ones = []
     for run_id, paths in planned.folders.items():
         spec, job, state = planned.specs[run_id], joined.jobs.get(run_id), joined.states[run_id]
-        one = _OneRun(paths, planned.record_ids[run_id], spec, state, job)
-        one.alone = job is not None and jobs[job.job_id] == 1
-        found = _kept(kept, one) if state.status in FINAL else one.read()
-        specs[run_id] = _as_run(spec, found["settings"])
+        alone = job is not None and jobs[job.job_id] == 1
+        ones.append(_OneRun(paths, planned.record_ids[run_id], spec, state, job, alone))
+    for run_id, one, found in zip(planned.folders, ones, _found(ones, kept), strict=True):
+        specs[run_id] = _as_run(one.spec, found["settings"])
         read.add(run_id, name, found)
     labels = series_labels(specs)
     for row in read.rows:
@@ -85,7 +93,7 @@ class _OneRun:
     spec: PlannedRun | None
     state: RunState
     job: Job | None
-    alone: bool = False  # the job is this run's only
+    alone: bool  # the job is this run's only
 
     def key(self, mark: Mark) -> bytes:
         """A key for all of it; mark: its files, as they are."""
@@ -121,17 +129,72 @@ class _OneRun:
         }
 
 
-def _kept(kept: Kept, one: _OneRun) -> dict[str, Any]:
-    """What was kept of a run that is as it was; else what is read, which is kept then."""
-    if (mark := mark_of(one.paths)) is None:
-        return one.read()
-    key = one.key(mark)
-    if (found := kept.find(key)) is not None:
-        return found
+_ToRead = tuple[_OneRun, Mark | None]
+_Made = tuple[bytes | None, dict[str, Any] | None]  # as JSON, or as it is
+
+
+def _found(ones: Sequence[_OneRun], kept: Kept) -> Iterator[dict[str, Any]]:
+    """What was kept of each run that is as it was; else what is read, which is kept then."""
+    found: list[dict[str, Any] | None] = []
+    keys: list[bytes] = []
+    todo: list[_ToRead] = []
+    for one in ones:
+        mark = mark_of(one.paths) if one.state.status in FINAL else None
+        keys.append(one.key(mark) if mark is not None else b"")
+        found.append(kept.find(keys[-1]) if mark is not None else None)
+        if found[-1] is None:
+            todo.append((one, mark))
+    made = _read_all(todo)
+    for key, one in zip(keys, found, strict=True):
+        if one is None:
+            line, one = next(made)
+            if line:
+                kept.keep(key, line)
+                one = decoded(line)
+        assert one is not None
+        yield one
+
+
+def _read_all(todo: Sequence[_ToRead]) -> Iterator[_Made]:
+    """Read the runs, in order; by several processes where they are many and cores are there."""
+    workers = min(len(os.sched_getaffinity(0)), _MOST_WORKERS, len(todo) // _SHARE)
+    if workers < 2:
+        return map(_read, todo)
+    return _read_by(workers, todo)
+
+
+def _read_by(workers: int, todo: Sequence[_ToRead]) -> Iterator[_Made]:
+    # Forked, so that the runs need not be sent to them; what they found comes back as JSON.
+    context, done = multiprocessing.get_context("fork"), 0
+    with ProcessPoolExecutor(workers, context, _take_over, (todo,)) as pool:
+        try:
+            for made in pool.map(_read_one, range(len(todo)), chunksize=_CHUNK):
+                yield made
+                done += 1
+            return
+        except (BrokenProcessPool, OSError):  # no more processes, or no memory for them
+            pass
+    yield from map(_read, todo[done:])
+
+
+_todo: Sequence[_ToRead] = ()  # of a worker
+
+
+def _take_over(todo: Sequence[_ToRead]) -> None:
+    global _todo
+    _todo = todo
+
+
+def _read_one(index: int) -> _Made:
+    return _read(_todo[index])
+
+
+def _read(what: _ToRead) -> _Made:
+    """Read a run; as JSON where it can be kept: it has ended, and nobody wrote meanwhile."""
+    one, mark = what
     made = one.read()
-    if mark_of(one.paths) == mark:  # nobody wrote while it was read
-        kept.keep(key, made)
-    return made
+    line = encoded(made) if mark is not None and mark_of(one.paths) == mark else None
+    return (line, None) if line else (None, made)
 
 
 def _as_run(planned: PlannedRun | None, settings: dict[str, Any]) -> PlannedRun | None:

@@ -17,8 +17,8 @@ from jobkit.analysis.tables.text import counted
 
 # What may differ on purpose between two studies, and must then be named beside the comparison.
 NAMED = (
-    *("device", "device_type", "git_commit", "torch_version", "model", "dataset", "precision"),
-    *("fp32", "global_batch_size", "batch_size_per_rank", "train_samples"),
+    *("device", "device_type", "driver_version", "git_commit", "torch_version", "model", "dataset"),
+    *("precision", "fp32", "global_batch_size", "batch_size_per_rank", "train_samples"),
 )
 _Key = tuple[str, str, int, int, str]
 
@@ -52,7 +52,7 @@ class Comparison:
             few = f"{self.repeats[0]} and {counted(self.repeats[1], 'run')}"
             return f"{said} ({few}): not judged, chance shows from 2 repeats on both sides on"
         low, high = (math.expm1(end) for end in self.test.interval)
-        said += f" [{low:+.1%}, {high:+.1%}]"
+        said += f" [{low:+.1%}, {high:+.1%} at 95%]"
         if not self.differs:
             return f"{said}: may be chance (p = {self.p_value:.2g})"
         way = "slower" if self.ratio < 1 else "faster"

@@ -108,7 +108,7 @@ def forecast_lines(table: pd.DataFrame) -> list[str]:
     """One line for each forecast, for a terminal."""
     return [
         f"forecast (not measured): {row['series']} at {row['world_size']} ranks: speed-up "
-        f"{row['speed_up']:.3g} [{row['speed_up_low']:.3g}, {row['speed_up_high']:.3g}], "
+        f"{row['speed_up']:.3g} [{row['speed_up_low']:.3g}, {row['speed_up_high']:.3g} at 95%], "
         f"efficiency {row['efficiency']:.0%}, {row['times_beyond']:.3g} times beyond the largest "
         f"measured size ({row['law']}, from {row['measured_sizes']}{_without(row)})"
         for row in records(table)

@@ -15,7 +15,7 @@ _MOST = 20  # further repeats that are still a proposal
 def more_repeats(results: Results, series: str, least: float, unit: str) -> list[str]:
     """What to repeat so that the efficiency of a series is certain; empty where it is."""
     found = [s for s in results.sizes if s.series == series and s.speed_up is not None]
-    shared = pool([s.rates for s in results.sizes])
+    shared = _pooled(results.sizes)
     if shared is None:
         cost = _cost(results, found, 2)
         text = "Each size was measured once, so differences may be noise. Repeat the runs: "
@@ -25,6 +25,15 @@ def more_repeats(results: Results, series: str, least: float, unit: str) -> list
         if low is not None and high is not None and low <= least <= high:
             return [_proposal(results, found[0], size, shared, least, unit)]
     return []
+
+
+def measured_once(found: Sequence[Size]) -> bool:
+    """Whether no size was repeated, so that nothing is known of chance."""
+    return _pooled(found) is None
+
+
+def _pooled(found: Sequence[Size]) -> Pool | None:
+    return pool([s.rates for s in found])
 
 
 def _proposal(

@@ -17,6 +17,7 @@ from jobkit.spec.strategies import FACTS
 from jobkit.spec.traffic import Links, Message, ModelSize, measured, seconds
 
 _FP32 = 4  # bytes
+_FAR_OFF = 0.1  # error of a held-out size that the model's limits name
 
 
 @dataclass(frozen=True)
@@ -32,13 +33,17 @@ class SeriesSteps:
 
     @property
     def limit(self) -> str:
-        """What the model takes for granted; empty where it takes nothing."""
-        if not self.carried:
-            return ""
-        return (
-            f"collectives were not measured on {', '.join(map(str, self.carried))} ranks: their "
-            "time there follows from the links by a ring's formula"
-        )
+        """What the model takes for granted, and how far off it was; empty where neither counts."""
+        said = []
+        if self.carried:
+            said.append(
+                f"collectives were not measured on {', '.join(map(str, self.carried))} ranks: "
+                "their time there follows from the links by a ring's formula"
+            )
+        worst = max((t.error_share for t in self.tests), key=abs, default=0.0)
+        if abs(worst) >= _FAR_OFF:
+            said.append(f"a held-out size was missed by {worst:+.0%}: so may larger ones be")
+        return "; ".join(said)
 
 
 def step_models(results: Results, links: Links) -> list[SeriesSteps]:

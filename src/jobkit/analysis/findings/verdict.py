@@ -39,8 +39,8 @@ def verdict(
         row["why"] = why.get((row["series"], row["world_size"], row["nodes"]), "")
     for kind in dict.fromkeys(map(_kind, rows)):
         own = [r for r in rows if _kind(r) == kind]
-        said += _of_scaling(own, kind[0], unit, least)
-        said += more_repeats(results, _best(own)["series"], least, unit)
+        first, *others = _of_scaling(own, kind[0], unit, least)
+        said += [first, *more_repeats(results, _best(own)["series"], least, unit), *others]
     said[1:1] = shared_nodes(results)
     said += [*above_ideal(results.scaling, unit), *by_chance(results)]
     said += [line for f in forecasts for line in _beyond(f, unit)]

@@ -25,6 +25,7 @@ from jobkit.analysis.findings.startup import startup_table
 from jobkit.analysis.findings.threads import thread_lines
 from jobkit.analysis.findings.verdict import LEAST, verdict
 from jobkit.analysis.report.laws import LAW_NAMES, laws_table
+from jobkit.analysis.report.many_runs import MOST_OF_A_KIND, listed
 from jobkit.analysis.report.proposal import proposal_table
 from jobkit.analysis.report.reproduce import commands, facts, study_file
 from jobkit.analysis.tables.frames import records
@@ -89,7 +90,9 @@ def _html(
         forecast=_forecast(results, forecasts),
         laws=laws_table(fitted(results)),
         steps=steps,
-        runs=[_run(row) for row in records(results.runs)],
+        runs=[_run(row) for row in records(listed(results))],
+        of_runs=len(results.runs),
+        most=MOST_OF_A_KIND,
         facts=facts(results),
         study_file=study_file(results),
         commands=commands(results, wanted, said),

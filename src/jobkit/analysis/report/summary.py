@@ -12,6 +12,8 @@ from rich.text import Text
 
 from jobkit.analysis.collect.results import Results
 from jobkit.analysis.findings.above_ideal import above_ideal
+from jobkit.analysis.findings.disturbed import shared_nodes
+from jobkit.analysis.findings.repeats import measured_once
 from jobkit.analysis.findings.threads import thread_lines
 from jobkit.analysis.scaling.scaling import older
 from jobkit.analysis.scaling.sizes import EPOCH, Size
@@ -35,14 +37,16 @@ def print_summary(results: Results, console: Console | None = None) -> None:
     console = console or terminal()
     total, ok = len(results.runs), int((results.runs["status"] == "ok").sum())
     console.print(Text(f"{results.name}: {ok} of {total} runs ok"))
-    for line in mixed(results.runs):
+    for line in [*mixed(results.runs), *shared_nodes(results)]:
         console.print(Text(line), soft_wrap=True)
     found = results.sizes
     console.print(_table(found))
     for line in _bases(found):
         console.print(Text(line), soft_wrap=True)
     console.print(Text("median of successful repeats [min, max]"))
-    for line in [*above_ideal(results.scaling, RANKS), *thread_lines(results)]:
+    once = "each size was measured once, so differences may be noise: repeat the runs"
+    notes = [once] * (len(found) > 1 and measured_once(found))
+    for line in [*notes, *above_ideal(results.scaling, RANKS), *thread_lines(results)]:
         console.print(Text(line), soft_wrap=True)
     for row in _not_ok(results):
         shown = f"{row['status']:9} {row['run_id']}: {row['reason']}"

@@ -40,6 +40,6 @@ def _fault(row: Row, least: float) -> str:
         return ""
     ends = ""
     if pd.notna(row["efficiency_low"]):
-        ends = f" [{row['efficiency_low']:.1%}, {row['efficiency_high']:.1%}]"
+        ends = f" [{row['efficiency_low']:.1%}, {row['efficiency_high']:.1%} at 95%]"
     base = f"relative to {counted(row['base_world_size'], 'rank')}"
     return f"{where}: efficiency {found:.1%}{ends} is below {least:.1%} ({base})"

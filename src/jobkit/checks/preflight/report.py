@@ -144,7 +144,8 @@ def all_reduce(facts: Sequence[Facts], results: Sequence[Facts]) -> CheckResult:
 def bandwidth(facts: Sequence[Facts], results: Sequence[Facts]) -> CheckResult:
     """Return the bandwidth of an all_reduce between the nodes; a fault where it is absurd.
 
-    On nodes that were busy meanwhile a low value is a note, with that reason.
+    Where nodes were busy meanwhile that is said; then only what is absurd between nodes is a fault,
+    as with a wrong interface: inside a node there is none.
     """
     one = next((r for r in results if "bus_mb_per_s" in r), None)
     if one is None:
@@ -156,13 +157,14 @@ def bandwidth(facts: Sequence[Facts], results: Sequence[Facts]) -> CheckResult:
     found = CheckResult("bandwidth", text)
     busy = notes.busy(facts, results)
     least = transports.least_mb_per_s(facts, one.get("backend", "")) if nodes else 0.0
-    if busy and speed < max(least, _ABSURD_MB_PER_S):
+    if speed < _ABSURD_MB_PER_S and (nodes or not busy):
+        said = f"{text}, while {busy}" if busy else text
+        found.fault(where(results), said, _FAST_INTERFACE)
+    elif busy and speed < max(least, _ABSURD_MB_PER_S):
         found.notes.append(
             f"bandwidth: {text} is slow, which says little of the network, as {busy}: check again "
             "when the nodes have nothing else to do (sbatch --exclusive)"
         )
-    elif speed < _ABSURD_MB_PER_S:
-        found.fault(where(results), text, _FAST_INTERFACE)
     elif speed < least:
         found.notes.append(
             f"bandwidth: {speed:.0f} MB/s is slow for {one['backend']} on this network, of which "

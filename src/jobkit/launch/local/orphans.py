@@ -2,7 +2,7 @@
 beside them."""
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,15 @@ from jobkit.outcome.liveness import is_alive
 from jobkit.paths import StudyPaths, read_json
 
 
-def refuse(study: StudyPaths, run_ids: Iterable[str]) -> None:
-    """Raise UsageError, which names the process, where a run is at work. No launcher runs them."""
-    for run_id in run_ids:
-        if pid := _at_work(read_json(study.run(run_id).job)):
+def refuse(study: StudyPaths) -> None:
+    """Raise UsageError, which names the process, where a run of the folder is at work.
+
+    No launcher runs them. Also a run that is not of today's plan counts.
+    """
+    for path in sorted(study.folder.glob("*/job.json")):
+        if pid := _at_work(read_json(path)):
             raise UsageError(
-                f"{run_id} of {study.folder.name} still runs, as process {pid}, though its "
+                f"{path.parent.name} of {study.folder.name} still runs, as process {pid}, though its "
                 f"launcher was killed: wait for its end, or end it: kill {pid}"
             )
 
