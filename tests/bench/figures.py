@@ -38,6 +38,12 @@ FIGURES = (
     Figure("auto", "hook, CPU ms a step", rf"^hook: {_NUMBER} ms"),
     Figure("analysis", "read: times grep", rf"^  read: times grep +{_NUMBER}"),
     Figure("analysis", "report, s", rf"^  report, \d+ runs: s +{_NUMBER}"),
+    *(
+        Figure("studies", f"{step}, s of a processor", rf"^{step} +[\d.]+ s +{_NUMBER} s of")
+        for step in ("plan", "submit", "status", "collect", "again")
+    ),
+    Figure("claims", "false alarms, %", rf"^\| all made up \|(?:[^|]*\|){{6}} {_NUMBER}%"),
+    Figure("claims", "missed, %", rf"^\| all made up \|(?:[^|]*\|){{7}} {_NUMBER}%"),
 )
 BENCHES = tuple(dict.fromkeys(figure.bench for figure in FIGURES))
 

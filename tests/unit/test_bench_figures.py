@@ -35,8 +35,9 @@ def test_figures_are_found_in_what_is_printed() -> None:
 def test_figures_of_the_documents_are_found() -> None:
     """The throughput table of the documents is as the program prints it: all but bf16 or none."""
     text = (ROOT / "docs/benchmarks.md").read_text()
-    found = found_in("throughput", text)
-    assert len(found) == sum(figure.bench == "throughput" for figure in FIGURES)
+    for bench in ("throughput", "studies", "claims"):
+        found = found_in(bench, text)
+        assert len(found) == sum(figure.bench == bench for figure in FIGURES), bench
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ def refuse(study: StudyPaths) -> None:
     for path in sorted(study.folder.glob("*/job.json")):
         if pid := _at_work(read_json(path)):
             raise UsageError(
-                f"{path.parent.name} of {study.folder.name} still runs, as process {pid}, though its "
-                f"launcher was killed: wait for its end, or end it: kill {pid}"
+                f"{path.parent.name} of {study.folder.name} still runs, as process {pid}, though "
+                f"its launcher was killed: wait for its end, or end it: kill {pid}"
             )
 
 
