@@ -20,7 +20,6 @@ from typing import Any
 
 import orjson
 
-import jobkit
 from jobkit.files import open_regular, write_parts
 from jobkit.paths import RunPaths
 
@@ -160,7 +159,7 @@ def _read(path: Path) -> Iterator[tuple[bytes, bytes]]:
 @cache
 def _source() -> bytes:
     """A checksum of the code that reads, so that another version takes nothing from this one."""
-    digest, root = hashlib.sha256(), Path(jobkit.__file__).parent
+    digest, root = hashlib.sha256(), Path(__file__).parents[2]
     for name in _READERS:
         for path in sorted(root.glob(name if name == "*.py" else f"{name}/**/*.py")):
             digest.update(path.read_bytes())
