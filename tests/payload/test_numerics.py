@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from jobkit.drill import cli
+from jobkit.drill.fault import FaultCase
 from jobkit.errors import UsageError
 from jobkit.payload import numerics, run
 from jobkit.payload.clock import Stages
@@ -151,8 +152,9 @@ def test_equal_bits_and_kernels_that_are_chosen_by_time_exclude_each_other() -> 
         RunSpec(cudnn_benchmark=True, deterministic=True)
 
 
-@pytest.mark.parametrize(("device", "deterministic"), [("cuda", True), ("cpu", None)])
-def test_a_drill_on_gpus_is_deterministic(device: str, deterministic: bool | None) -> None:
+@pytest.mark.parametrize(("device", "deterministic"), [("cuda", True), ("cpu", False)])
+def test_a_drill_on_gpus_is_deterministic(device: str, deterministic: bool) -> None:
     args = cli.parser().parse_args(["--device", device])
-    drill = cli.Drill(None, None, args, None, None)  # type: ignore[arg-type]
-    assert drill.settings.get("deterministic") is deterministic
+    plain = FaultCase(name="", text="", first=())
+    spec = cli.program_of(args, []).spec({"nodes": 1, "ranks_per_node": 2}, plain)
+    assert isinstance(spec, RunSpec) and spec.deterministic is deterministic
