@@ -150,7 +150,7 @@ def prepare(plan: Plan, request: LaunchRequest, ask: bool = True) -> Launch:
     if site is None:
         _for_this_machine(made, request)
     else:
-        _for_slurm(made, request, site, ask, full=hold_places(plan, found))
+        _for_slurm(made, request, site, ask, found)
     return made
 
 
@@ -180,7 +180,9 @@ def _for_this_machine(made: Launch, request: LaunchRequest) -> None:
     made.plan = replace(made.plan, notes=(*made.plan.notes, *found))
 
 
-def _for_slurm(made: Launch, request: LaunchRequest, site: Site, ask: bool, full: bool) -> None:
+def _for_slurm(
+    made: Launch, request: LaunchRequest, site: Site, ask: bool, found: dict[str, RunState]
+) -> None:
     if not made.run_ids:
         return
     if request.torchrun:
@@ -196,7 +198,7 @@ def _for_slurm(made: Launch, request: LaunchRequest, site: Site, ask: bool, full
     if ask:
         from jobkit.launch.slurm import submit  # imports submitit, which --help does not need
 
-        submit.check(wanted, full)
+        submit.check(wanted, full=hold_places(made.plan, found))
 
 
 def _slurm_notes(

@@ -12,6 +12,7 @@ from jobkit.errors import Exit
 from jobkit.launch import lock
 from jobkit.launch.follow import foreground, view
 from jobkit.launch.launcher import Launch
+from jobkit.launch.request import LaunchRequest
 from jobkit.launch.site import Site
 from jobkit.launch.slurm import commands
 from jobkit.launch.slurm.rest import Rest
@@ -21,7 +22,7 @@ from support.fake_study import whole_run
 from support.limited_slurm import Clock, failed, free, job_of, taken
 
 
-@pytest.mark.parametrize("by", ["slurm", "itself"])
+@pytest.mark.parametrize("by", ["slurm", "slurm, of an earlier launch", "itself"])
 def test_only_a_job_that_slurm_cancelled_ends_the_rest(
     by: str, slurm: Path, started: tuple[Rest, States]
 ) -> None:
@@ -33,17 +34,21 @@ def test_only_a_job_that_slurm_cancelled_ends_the_rest(
     job = job_of(states, run_ids[0])
     (slurm / "queue").write_text(f"{job}|RUNNING|0:01|n|None\n")
     assert states.look()[run_ids[0]].status == "running"
+    if "earlier" in by:
+        left, rest = rest.left, Rest(states.plan, Site(name="here"), LaunchRequest())
+        rest.submit(left, states)
+        assert rest.left == left
     failed(states, run_ids[0], Exit.TERMINATED)
-    word = "CANCELLED" if by == "slurm" else "FAILED"
+    word = "FAILED" if by == "itself" else "CANCELLED"
     (slurm / "queue").write_text(f"{job}|{word}|0:01|n|None\n")
     free(slurm, 9)
     said = rest.go_on(states)
     assert states.found[run_ids[0]].status == "cancelled"
     assert rest.left == ()
-    if by == "slurm":
-        assert said == "2 runs are not submitted: others were cancelled"
-    else:
+    if by == "itself":
         assert said == "2 more runs are submitted"
+    else:
+        assert said == "2 runs are not submitted: others were cancelled"
 
 
 def test_a_run_that_another_launcher_started_is_not_submitted(

@@ -32,6 +32,7 @@ class Rest:
         self.left: tuple[str, ...] = ()
         self._plan, self._site, self._request = plan, site, request
         self._taken: set[str] = set()
+        self._watched: set[str] = set()  # with those of earlier launches: was one cancelled?
         self._starts: dict[str, tuple[object, object]] = {}  # of what is left: its newest start
         # Runs of the study that waited or ran after Slurm last took some: below it, a place may be
         # free. Before, it is not known how many places there are.
@@ -55,6 +56,7 @@ class Rest:
         if taken := {*run_ids} - {*self.left}:
             self._taken |= taken
             self._active = len(active) + len(taken)
+        self._watched |= taken.union(active)
         return note
 
     def go_on(self, states: States) -> str:
@@ -104,7 +106,7 @@ class Rest:
                 for r in self.left
                 if found[r].status not in ("ok", *UNDER_WAY) and self._start(r) == self._starts[r]
             ]
-            if not waiting or any(_cancelled(run_id, states) for run_id in self._taken):
+            if not waiting or any(_cancelled(run_id, states) for run_id in self._watched):
                 self.left = ()
                 why = "others were cancelled"
                 return f"{len(waiting)} runs are not submitted: {why}" if waiting else ""
