@@ -229,16 +229,19 @@ def test_an_unknown_account_or_qos_is_refused_with_the_known_ones(
 @pytest.mark.skipif(os.geteuid() != 0, reason="the accounting knows root, and no other user")
 def test_a_study_above_the_limit_of_submitted_jobs_goes_on(strict, site: Checkout) -> None:
     limit = ["sacctmgr", "-i", "modify", "user", "root", "set"]
-    assert strict.run(*limit, "MaxSubmitJobs=2").returncode == 0
     words = ["--name", "limited", "--gpus", "1", "--repeats", "3", "--no-collect", "--no-auto"]
-    words += ["--gpu-request", "none"]
-    part = bench(strict, site, *words, "--no-wait", "--", "sleep", "1")
-    assert part.returncode == 3, part.stderr
-    assert "1 runs were not submitted" in part.stdout and "job submit limit" in part.stdout
-    whole = bench(strict, site, *words, "--", "sleep", "1")
-    assert whole.returncode == 0, whole.stdout + whole.stderr
-    assert "all 3 runs are ok" in whole.stdout
-    assert strict.run(*limit, "MaxSubmitJobs=-1").returncode == 0
+    # Long enough that none has ended as the third is refused.
+    words += ["--gpu-request", "none", "--", "sleep", "20"]
+    assert strict.run(*limit, "MaxSubmitJobs=2").returncode == 0
+    try:
+        part = bench(strict, site, "--no-wait", *words)
+        assert part.returncode == 3, part.stderr
+        assert "1 runs were not submitted" in part.stdout and "job submit limit" in part.stdout
+        whole = bench(strict, site, *words)
+        assert whole.returncode == 0, whole.stdout + whole.stderr
+        assert "all 3 runs are ok" in whole.stdout
+    finally:
+        assert strict.run(*limit, "MaxSubmitJobs=-1").returncode == 0
 
 
 def test_no_slurm_commands_with_a_site_of_slurm(site: Checkout, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from jobkit.launch.request import LaunchRequest
 from jobkit.launch.site import Site
 from jobkit.launch.slurm import options as slurm
 from jobkit.launch.slurm.cluster import find_site
-from jobkit.launch.states import States, select
+from jobkit.launch.states import States, hold_places, select
 from jobkit.metric.pattern import pattern_of
 from jobkit.outcome.status import UNDER_WAY, RunState
 from jobkit.permissions import check_study, closed_to_others
@@ -77,13 +77,13 @@ class Launch:
         """Whether a run still waits or runs. What Slurm did not take is submitted as jobs end."""
         if self.runs is None:
             return False
-        active = self.runs.running(self._states)
         if self.rest and self.rest.left:
+            self._states.look()  # at the usual rate: no end is to be made sure of
             note = self.rest.go_on(self._states)
             self.runs = self.rest.runs
             self.notes += [note] if note else []
             return True
-        return active
+        return self.runs.running(self._states)
 
     def wait(self) -> dict[str, RunState]:
         """Wait until all runs have ended; return the state of each planned run."""
@@ -93,6 +93,8 @@ class Launch:
 
     def cancel(self) -> None:
         """End the runs and wait until none of their processes or jobs is left."""
+        if self.rest:
+            self.rest.left = ()
         if self.runs is not None:
             self.runs.cancel()
 
@@ -148,7 +150,7 @@ def prepare(plan: Plan, request: LaunchRequest, ask: bool = True) -> Launch:
     if site is None:
         _for_this_machine(made, request)
     else:
-        _for_slurm(made, request, site, ask, full=under_way(found))
+        _for_slurm(made, request, site, ask, found)
     return made
 
 
@@ -178,7 +180,9 @@ def _for_this_machine(made: Launch, request: LaunchRequest) -> None:
     made.plan = replace(made.plan, notes=(*made.plan.notes, *found))
 
 
-def _for_slurm(made: Launch, request: LaunchRequest, site: Site, ask: bool, full: bool) -> None:
+def _for_slurm(
+    made: Launch, request: LaunchRequest, site: Site, ask: bool, found: dict[str, RunState]
+) -> None:
     if not made.run_ids:
         return
     if request.torchrun:
@@ -194,7 +198,7 @@ def _for_slurm(made: Launch, request: LaunchRequest, site: Site, ask: bool, full
     if ask:
         from jobkit.launch.slurm import submit  # imports submitit, which --help does not need
 
-        submit.check(wanted, full)
+        submit.check(wanted, full=hold_places(made.plan, found))
 
 
 def _slurm_notes(

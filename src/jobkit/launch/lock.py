@@ -9,26 +9,30 @@ from jobkit.locks import locked, owner_file
 from jobkit.paths import StudyPaths, read_json
 
 
+class Busy(UsageError):
+    """Another launcher runs the study."""
+
+
 @contextlib.contextmanager
 def held(study: StudyPaths) -> Iterator[None]:
-    """Hold the study's lock; raises UsageError while another launcher holds it."""
+    """Hold the study's lock; raises Busy while another launcher does, else UsageError."""
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(locked(study.launcher_lock, wait=False))
         except BlockingIOError:
             owner = owner_file(study.launcher_lock)
             hint = f" (if that process has ended, remove {owner})" if owner.exists() else ""
-            raise UsageError(f"{busy(study)}{hint}") from None
+            raise Busy(f"{busy(study)}{hint}") from None
         except OSError as error:
             raise UsageError(f"{study.launcher_lock}: {error.strerror}: remove it") from None
         yield
 
 
-def busy(study: StudyPaths) -> UsageError:
+def busy(study: StudyPaths) -> Busy:
     """Return the error for a study that another launcher runs."""
     record, name = read_json(study.launcher) or {}, study.folder.name
     who = f"process {record['pid']} on {record.get('host')}" if "pid" in record else "another one"
-    return UsageError(
+    return Busy(
         f"{name} is being run by {who}: wait for it, or cancel it: python -m jobkit cancel {name}"
     )
 

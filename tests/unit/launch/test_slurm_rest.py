@@ -1,10 +1,12 @@
 """A study that is larger than the number of jobs that may be submitted, with a fake sbatch."""
 
+import time
 from pathlib import Path
 
 import pytest
 
 from jobkit.errors import UsageError
+from jobkit.launch import states as states_module
 from jobkit.launch.launcher import Launch
 from jobkit.launch.request import LaunchRequest
 from jobkit.launch.site import Site
@@ -12,63 +14,10 @@ from jobkit.launch.slurm import rest as rest_module
 from jobkit.launch.slurm import submit
 from jobkit.launch.slurm.options import submission
 from jobkit.launch.slurm.rest import Rest
-from jobkit.launch.states import States
+from jobkit.launch.states import States, hold_places
+from jobkit.paths import write_json
 from support.fake_study import make_plan, whole_run
-
-# Takes an array where all its elements are free: the file free has how many. The ids count from 1.
-SBATCH = """#!/usr/bin/env bash
-script=$(cat)
-last=$(sed -n 's/^#SBATCH --array=0-\\([0-9]*\\).*/\\1/p' <<< "$script")
-left=$(($(cat free) - ${last:-0} - 1))
-if [ $left -lt 0 ]; then
-  echo "sbatch: error: Batch job submission failed: Job violates policy (job submit limit)" >&2
-  exit 1
-fi
-[ "$1" = --test-only ] && exit
-echo $left > free; number=$(($(cat count 2>/dev/null) + 1)); echo $number > count
-echo "$script" > $number.script; echo $number
-"""
-RUNS = 5
-
-
-@pytest.fixture
-def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of a fake sbatch, and of what it is given."""
-    folder = tmp_path / "slurm"
-    folder.mkdir()
-    silent = "#!/bin/sh\nexit 1\n"
-    for name, text in {"sbatch": SBATCH, "squeue": silent, "sacct": silent}.items():
-        (folder / name).write_text(text)
-        (folder / name).chmod(0o755)
-    monkeypatch.chdir(folder)
-    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
-    monkeypatch.setenv("SLURM_CONF", str(folder / "none"))
-    monkeypatch.setenv("JOBKIT_LOGS", str(tmp_path / "logs"))
-    monkeypatch.setattr(rest_module, "AGAIN_S", 0.0)
-    return folder
-
-
-@pytest.fixture
-def started(slurm: Path) -> tuple[Rest, States]:
-    """A study of which Slurm took three runs of five."""
-    plan = make_plan("s", strategies=("ddp",), gpus=(1,), repeats=RUNS)
-    free(slurm, 3)
-    states = States(plan, ask=False)
-    states.look()
-    rest = Rest(plan, Site(name="here"), LaunchRequest())
-    note = rest.submit(list(plan.runs), states)
-    assert note.startswith("2 runs were not submitted: sbatch rejected the job: ")
-    return rest, states
-
-
-def free(slurm: Path, number: int) -> None:
-    (slurm / "free").write_text(f"{number}\n")
-
-
-def collectors(slurm: Path) -> list[str]:
-    """The scripts of jobs that collect."""
-    texts = [path.read_text() for path in slurm.glob("*.script")]
-    return [text for text in texts if "--job-name=s-collect" in text]
+from support.limited_slurm import RUNS, Clock, collectors, free, taken
 
 
 def test_an_array_that_is_too_large_is_cut(slurm: Path, started: tuple[Rest, States]) -> None:
@@ -109,32 +58,80 @@ def test_what_is_left_is_submitted_as_jobs_end(slurm: Path, started: tuple[Rest,
     assert sorted(statuses) == ["ok"] * 3 + ["pending"] * 2
 
 
-@pytest.mark.parametrize("why", ["full of others", "cancelled"])
 def test_it_ends_where_waiting_would_not_help(
-    why: str,
-    slurm: Path,
-    started: tuple[Rest, States],
-    monkeypatch: pytest.MonkeyPatch,
+    started: tuple[Rest, States], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rest, states = started
-    for run_id in (r for r in states.plan.runs if r not in rest.left):
+    for run_id in taken(started):
         whole_run(states.plan, run_id)
-        if why == "cancelled":
-            states.plan.paths.run(run_id).outcome(0).unlink()
-            states.plan.paths.run(run_id).metrics(0).unlink()
-            line = "slurmstepd: error: *** JOB 7 ON n CANCELLED AT 2026 ***\n"
-            states.plan.paths.run(run_id).log.write_text(line)
     states.look()
-    if why == "cancelled":
-        free(slurm, 9)
-    else:
-        assert rest.go_on(states) == ""  # Slurm may count jobs that have just ended
-        assert len(rest.left) == 2
-        monkeypatch.setattr(rest_module, "GIVE_UP_S", 0.0)
+    assert rest.go_on(states) == ""  # Slurm may count jobs that have just ended
+    assert len(rest.left) == 2
+    monkeypatch.setattr(rest_module, "GIVE_UP_S", 0.0)
     said = rest.go_on(states)
-    wanted = "others were cancelled" if why == "cancelled" else "job submit limit"
-    assert said.startswith("2 runs ") and wanted in said
+    assert said.startswith("2 runs ") and "job submit limit" in said
     assert rest.left == ()
+
+
+def test_a_refused_try_is_made_again_though_no_other_run_ends(
+    slurm: Path, started: tuple[Rest, States], clock: Clock
+) -> None:
+    """Slurm counts a job for some time after its run has ended."""
+    rest, states = started
+    whole_run(states.plan, taken(started)[0])
+    states.look()
+    clock.step = 0.0
+    assert rest.go_on(states) == "" and len(rest.left) == 2
+    states.look()
+    free(slurm, 9)
+    clock.now += 2 * rest_module.AGAIN_S - 1
+    assert rest.go_on(states) == ""  # too early
+    clock.now += 1
+    assert rest.go_on(states) == "2 more runs are submitted"
+
+
+def test_a_collect_job_without_a_place_is_told(slurm: Path, started: tuple[Rest, States]) -> None:
+    rest, states = started
+    whole_run(states.plan, taken(started)[0])
+    states.look()
+    free(slurm, 2)
+    said = rest.go_on(states)
+    assert said.startswith("2 more runs are submitted; the collect job was not submitted: ")
+    assert rest.left == () and collectors(slurm) == []
+
+
+def test_a_cut_array_with_a_limit_of_runs_at_a_time_is_told(slurm: Path, clock: Clock) -> None:
+    plan = make_plan("s", strategies=("ddp",), gpus=(1,), repeats=RUNS)
+    free(slurm, 3)
+    rest = Rest(plan, Site(name="here"), LaunchRequest(at_once=2))
+    assert "--max-running applies to each job array" in rest.submit(
+        list(plan.runs), States(plan, ask=False)
+    )
+
+
+def test_a_job_counts_for_some_time_after_its_run(
+    slurm: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A study that is started again then waits for its place, and does not end with an error."""
+    plan = make_plan("s", strategies=("ddp",), gpus=(1,), repeats=2)
+    first, second = plan.runs
+    whole_run(plan, first)
+    job = {"job_id": "7", "started": time.time(), "ended": time.time()}
+    write_json(plan.paths.run(first).job, job)
+    states = States(plan, ask=False)
+    found = states.look()
+    monkeypatch.setattr(states_module, "STILL_COUNTED_S", 0.0)
+    assert not hold_places(plan, found)
+    free(slurm, 0)
+    rest = Rest(plan, Site(name="here"), LaunchRequest())
+    with pytest.raises(UsageError, match="job submit limit"):
+        rest.submit([second], states)
+    monkeypatch.setattr(states_module, "STILL_COUNTED_S", 1e6)
+    assert hold_places(plan, found)
+    rest.submit([second], states)
+    assert rest.left == (second,)
+    free(slurm, 1)
+    assert rest.go_on(states).startswith("1 more runs are submitted")
 
 
 def test_called_again_while_its_jobs_have_all_places(

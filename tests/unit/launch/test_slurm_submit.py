@@ -216,3 +216,15 @@ def test_a_study_that_slurm_took_in_part_says_how_it_goes_on(
     assert main(words) == Exit.INCOMPLETE
     said = " ".join(capsys.readouterr().out.split())
     assert "then: the same command again, which submits the other 3 runs" in said
+
+
+def test_nothing_is_written_for_a_run_before_its_array_is_tried(slurm: Path) -> None:
+    """Thousands of runs may be left, and a try be refused many times."""
+    text = SBATCH.replace("submission failed: no", "submission failed: job submit limit")
+    (slurm / "sbatch").write_text(text)
+    (slurm / "refuse").touch()
+    given = wanted(repeats=2)
+    with pytest.raises(submit.LimitReached):
+        submit.submit(given, full=True)
+    first, second = ([given.study.run(r).site.exists() for r in b.run_ids] for b in given.batches)
+    assert first == [True, True] and second == [False, False]

@@ -60,13 +60,16 @@ class Foreground:
         self._print(
             f"next: python -m jobkit status {name} --watch | python -m jobkit cancel {name}"
         )
+        return Exit.INCOMPLETE if self._say_left() else Exit.OK
+
+    def _say_left(self) -> bool:
+        """Print how to submit the runs that Slurm has not taken; return whether there are any."""
         if left := self.started.left:
             self._print(
                 f"then: the same command again, which submits the other {len(left):,} runs",
                 "yellow",
             )
-            return Exit.INCOMPLETE
-        return Exit.OK
+        return bool(left)
 
     def follow(self) -> int:
         """Show the study until it has ended; return the exit code.
@@ -90,6 +93,7 @@ class Foreground:
         code = Exit.INTERRUPTED if signum == signal.SIGINT else Exit.TERMINATED
         if self.started.site is not None:
             self._print(f"the jobs continue; to end them: python -m jobkit cancel {self.name}")
+            self._say_left()
             return code
         self._print("stopping: ending the active runs ...", "yellow")
         self.started.cancel()

@@ -37,6 +37,8 @@ def cancel(job_ids: Sequence[str]) -> None:
     Raises UsageError for what is no job id: a word of a file must not become scancel's option.
     """
     masters = [check_id(job_id) for job_id in dict.fromkeys(job_ids)]
+    if not masters:  # a filter alone would end every job of the user that waits
+        return
     call(["scancel", "--state=PENDING", *masters])
     call(["scancel", *masters])
 

@@ -47,6 +47,11 @@ class LimitReached(Exception):
         self.masters, self.left = masters, left
 
 
+def at_limit(error: UsageError) -> bool:
+    """Whether Slurm refused because no more jobs may be submitted now (or for a job's size)."""
+    return _LIMIT.search(str(error)) is not None
+
+
 def script(batch: Batch, folder: Path, at_once: int | None, whole: bool = False) -> str:
     """The batch script of an array, byte for byte as it is submitted."""
     return _executor(folder, batch.options, at_once).script(1 if whole else len(batch.run_ids))
@@ -65,7 +70,7 @@ def check(submission: Submission, full: bool = False) -> None:
         try:
             commands.check(text, batch.options)
         except UsageError as error:
-            if not (full and _LIMIT.search(str(error))):
+            if not (full and at_limit(error)):
                 raise
 
 
@@ -78,24 +83,20 @@ def submit(submission: Submission, full: bool = False) -> list[str]:
     """
     study = submission.study
     folder = own_folder(next_folder(own_folder(study.submitit)))
-    for batch in submission.batches:
-        for run_id in batch.run_ids:
-            paths = study.run(run_id)
-            paths.folder.mkdir(exist_ok=True)
-            write_whole(paths.site, submission.site.shell())
-            leave_spec(study, run_id, submission.plan.runs[run_id])
     masters: list[str] = []
-    waiting = list(submission.batches)
+    waiting, prepared = list(submission.batches), set[str]()
     while waiting:
         batch = waiting.pop(0)
+        _prepare(submission, [r for r in batch.run_ids if r not in prepared])
+        prepared |= {*batch.run_ids}
         try:
             masters += _submit(submission, batch, folder)
         except UsageError as error:
-            at_limit = _LIMIT.search(str(error)) is not None
-            if at_limit and (half := len(batch.run_ids) // 2) and not submission.whole:
+            limit = at_limit(error)
+            if limit and (half := len(batch.run_ids) // 2) and not submission.whole:
                 parts = (batch.run_ids[:half], batch.run_ids[half:])
                 waiting[:0] = [replace(batch, run_ids=part) for part in parts]
-            elif at_limit and (masters or full):
+            elif limit and (masters or full):
                 left = tuple(r for b in (batch, *waiting) for r in b.run_ids)
                 raise LimitReached(masters, left, error) from None
             elif masters:
@@ -104,6 +105,15 @@ def submit(submission: Submission, full: bool = False) -> list[str]:
             else:
                 raise
     return masters
+
+
+def _prepare(submission: Submission, run_ids: Sequence[str]) -> None:
+    """Write what the job of each run reads as it starts."""
+    for run_id in run_ids:
+        paths = submission.study.run(run_id)
+        paths.folder.mkdir(exist_ok=True)
+        write_whole(paths.site, submission.site.shell())
+        leave_spec(submission.study, run_id, submission.plan.runs[run_id])
 
 
 def _submit(submission: Submission, batch: Batch, folder: Path) -> list[str]:
