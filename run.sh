@@ -280,18 +280,26 @@ claim_attempt() {
 
 # Who runs a single job, as a study's launcher notes it: with it `jobkit status` asks the process
 # table or Slurm how a job ended that was killed. shared: the allocation has more than this run.
+# A folder that --run-dir names may be a study's, whose launcher notes it; only what a run.sh left
+# there, of a start before, is replaced.
 leave_job() {
-  [[ -n $own_dir && -n $outcome ]] || return 0
-  local stat='' words id=null shared=false host=${SLURMD_NODENAME:-$(uname -n)}
+  [[ -n $outcome ]] || return 0
+  if [[ -z $own_dir ]]; then
+    [[ -f $run_dir/job.json && ${node_rank:-0} == 0 ]] || return 0
+    grep -qs -e '"launcher": "run\.sh"' -- "$run_dir/job.json" || return 0
+  fi
+  local stat='' words id=null cluster=null shared=false host=${SLURMD_NODENAME:-$(uname -n)}
   { read -r stat </proc/$$/stat; } 2>/dev/null
   read -r -a words <<<"${stat##*) }"
   if [[ -n $in_allocation ]]; then
     id=\"${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_}${SLURM_ARRAY_TASK_ID:-$SLURM_JOB_ID}\"
     [[ ${SLURM_TASK_PID-} == "$$" && -z ${SLURM_STEP_ID-} ]] || shared=true
+    # Another cluster that sees this folder has other jobs of the same number.
+    [[ ! ${SLURM_CLUSTER_NAME-} =~ ^[A-Za-z0-9._-]+$ ]] || cluster=\"$SLURM_CLUSTER_NAME\"
   fi
-  printf '{"v": 1, "launcher": "run.sh", "job_id": %s, "shared": %s, "pid": %d, "pid_start": %s, "host": "%s"}\n' \
-    "$id" "$shared" $$ "${words[19]:-null}" "$host" >"$own_dir/job.json.$$" &&
-    mv -f -- "$own_dir/job.json.$$" "$own_dir/job.json"
+  printf '{"v": 1, "launcher": "run.sh", "job_id": %s, "cluster": %s, "shared": %s, "pid": %d, "pid_start": %s, "host": "%s"}\n' \
+    "$id" "$cluster" "$shared" $$ "${words[19]:-null}" "$host" >"$run_dir/job.json.$$" &&
+    mv -f -- "$run_dir/job.json.$$" "$run_dir/job.json"
 }
 
 # A job's first attempt, also after it was requeued: with it the restarts are bounded over all.

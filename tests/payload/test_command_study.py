@@ -22,7 +22,7 @@ folder, rank = pathlib.Path(os.environ["JOBKIT_RUN_DIR"]), os.environ["RANK"]
 import beside  # as any script finds the modules beside it
 (folder / f"rank-{rank}").write_text(json.dumps(sys.argv[1:]))
 if "wait" in sys.argv:
-    time.sleep(120)
+    time.sleep(600)
 if "crash" in sys.argv and rank == "1" and os.environ["JOBKIT_ATTEMPT"] == "0":
     raise ValueError("planted fault")
 """

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -155,6 +156,38 @@ def test_each_start_is_an_attempt_of_its_own(run: Fake) -> None:
         done = run("--run-dir", str(run.run_dir))
         assert run.payload()[-2:] == ["--attempt", attempt]
         assert done.stdout.startswith(f"[jobkit] start: attempt {attempt} of {run.run_dir} on ")
+
+
+@pytest.mark.parametrize(
+    ("left", "job_id", "cluster"),
+    [
+        ({"launcher": "run.sh", "job_id": "3", "pid": 1}, "17", "alps"),
+        ({"launcher": "run.sh", "job_id": "3", "pid": 1}, "17", 'a"b'),
+        ({"launcher": "run.sh", "job_id": "3", "pid": 1}, None, None),
+        ({"launcher": "slurm", "command": ['"launcher": "run.sh"']}, "17", "alps"),  # a study's
+    ],
+)
+def test_a_start_in_a_folder_of_a_run_sh_is_noted_there(
+    run: Fake, left: dict[str, Any], job_id: str | None, cluster: str | None
+) -> None:
+    """Else status would tell of the process or the job of the start before."""
+    run.run_dir.mkdir()
+    file = run.run_dir / "job.json"
+    file.write_text(json.dumps(left))
+    (run.folder / "srun").write_text(SRUN)
+    (run.folder / "srun").chmod(0o755)
+    env = {"PATH": f"{run.folder}:{os.environ['PATH']}"}
+    env |= {"SLURM_JOB_ID": job_id} if job_id else {}
+    env |= {"SLURM_CLUSTER_NAME": cluster} if cluster else {}
+    assert run("--run-dir", str(run.run_dir), **env).returncode == 0
+    found = json.loads(file.read_text())
+    if left["launcher"] != "run.sh":
+        assert found == left
+        return
+    known = cluster if cluster == "alps" else None  # what is no name would break the file
+    assert (found["launcher"], found["job_id"], found["cluster"]) == ("run.sh", job_id, known)
+    assert found["pid"] != 1
+    assert [p.name for p in run.run_dir.glob("job.json*")] == ["job.json"]
 
 
 @pytest.mark.parametrize("word", ["--dry-run", "--check", "--help-training"])

@@ -12,7 +12,6 @@ import shutil
 import signal
 import sys
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -129,6 +128,8 @@ def program_of(args: argparse.Namespace, words: Sequence[str]) -> Program:
         raise UsageError("--device is of jobkit's own training: a command decides itself")
     if args.at < 1:
         raise UsageError(f"--at {args.at}: must be 1 or more")
+    if args.after and args.after >= args.patience:
+        raise UsageError(f"--after {args.after:g}: must be below --patience {args.patience:g}")
     # From the start to the fault, from there to the end, and as long again.
     minutes = max(10, math.ceil(3 * args.patience / 60))
     return Command(words=words[1:], at=args.at, after_s=args.after, minutes=minutes)
@@ -239,13 +240,11 @@ class Drill:
     def _reference(self) -> None:
         plain = FaultCase(name=REFERENCE, text="", first=("ok",), kind="")
         reference = self._fault_run(plain)
-        begun = time.monotonic()
         row = reference.run_reference()
         if row.final_status != "ok":
             why = f" ({row.evidence})" if row.evidence else ""
             raise UsageError(f"the run without a fault failed{why}: see {reference.paths.log}")
-        took_s = time.monotonic() - begun
-        self.bytes = self.program.check_reference(reference.paths, took_s)
+        self.bytes = self.program.check_reference(reference.paths, reference.started.took_s)
 
     def _in_lanes(self, faults: Sequence[FaultCase]) -> dict[str, "Future[Row]"]:
         """Run the independent faults concurrently, the others one by one; return the futures."""

@@ -128,11 +128,18 @@ class FaultRun:
         return self._judge("; ".join(notes), left)
 
     def run_reference(self) -> Row:
-        """Run the training without a fault; return its row."""
+        """Run the training without a fault; return its row.
+
+        Raises UsageError where it takes longer than patience_s.
+        """
         self.paths.folder.mkdir(parents=True)
         self._start({}, False)
         try:
             self._follow(None)
+        except Lost as lost:
+            raise UsageError(
+                f"the run without a fault: {lost}; say a longer --patience, or a shorter run"
+            ) from None
         finally:
             self._cancel_what_runs()
         return self._judge("", None)

@@ -101,6 +101,12 @@ class Started:
     over: bool = False
     said: str = ""  # how it ended, in the launcher's words
 
+    @property
+    def took_s(self) -> float:
+        """Seconds of its longest attempt, without the time in a queue."""
+        pairs = zip(self.begins, self.ends, strict=False)
+        return max((end - begin for begin, end in pairs), default=0.0)
+
     def look(self) -> bool:
         """Update what is known of the start; return whether it is still in progress."""
         raise NotImplementedError

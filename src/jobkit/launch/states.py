@@ -1,5 +1,6 @@
 """The current states of a plan's runs, from their files and, for jobs, from Slurm."""
 
+import functools
 import time
 from collections.abc import Iterable, Mapping
 
@@ -21,6 +22,7 @@ class States:
         self.plan = plan
         self.found: dict[str, RunState] = {}
         self._may_ask = ask
+        self._cluster = functools.cache(slurm_jobs.cluster if ask else lambda: None)
         self._next = {"squeue": 0.0, "sacct": 0.0}  # when each may be asked again
         self.jobs: dict[str, slurm_jobs.Job] = {}  # by run: what Slurm last said of its job
         self._answers: dict[str, slurm_jobs.Job] = {}
@@ -32,7 +34,7 @@ class States:
         paths = self.plan.paths
         open_runs = {r: paths.run(r) for r in self.plan.runs if not self._ended(r)}
         ordered = ordered_runs(paths, open_runs)
-        joined = join(open_runs, ordered, self._ask, all_jobs=False)
+        joined = join(open_runs, ordered, self._ask, all_jobs=False, here=self._cluster)
         self.found |= joined.states
         self.jobs |= joined.jobs
         return {run_id: self.found[run_id] for run_id in self.plan.runs}

@@ -52,7 +52,7 @@ class Facts:
     attempt: int | None = None  # the newest; None: none is known
     ending: Ending | None = None  # of that attempt
     logged: bool = False  # there is a log
-    age_s: float | None = None  # since its files were last written, where it has no job
+    age_s: float | None = None  # since its files were last written, where nobody tells of its end
     tails: tuple[Tail, ...] = ()  # of its log and of Slurm's; left out where they decide nothing
 
 
@@ -119,7 +119,7 @@ def _read_once(paths: RunPaths, mark: _Mark) -> Facts:
     ending = _ending(paths, newest, tail, alive is True) if started else None
     tails: tuple[Tail, ...] = ()
     ok = ending is not None and ending.status == "ok"
-    age_s = None if job or ok else _age_s(paths, mark)  # only a run that nobody knows needs it
+    age_s = None if ok or _is_told(job, alive) else _age_s(paths, mark)
     if not alive and not ok:
         log = of_newest(tail or read_tail(paths.log), newest if started else first)
         tails = (log, of_newest(read_tail(paths.scheduler_log), newest))
@@ -133,6 +133,16 @@ def _read_once(paths: RunPaths, mark: _Mark) -> Facts:
         age_s=age_s,
         tails=tails,
     )
+
+
+def _is_told(job: Mapping[str, Any] | None, alive: bool | None) -> bool:
+    """Whether somebody tells of a run's end: its process, Slurm, or a launcher that waits for it.
+
+    Nobody does of a run.sh alone that was killed on another machine, or in a container.
+    """
+    if not job or alive is not None:
+        return bool(job)
+    return job.get("launcher") != "run.sh" or bool(job.get("job_id"))
 
 
 def _first_attempt(job: Mapping[str, Any] | None) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from jobkit.outcome.facts import Facts, read, read_job, seconds
 from jobkit.outcome.liveness import is_alive
-from jobkit.outcome.slurm_jobs import GONE, Job, merged
+from jobkit.outcome.slurm_jobs import GONE, Job, cluster, merged
 from jobkit.outcome.status import UNDER_WAY, RunState, judge
 from jobkit.paths import RunPaths, StudyPaths, read_json
 
@@ -22,11 +22,16 @@ class Joined:
 
 
 def join(
-    runs: Mapping[str, RunPaths], ordered: Mapping[str, float], ask: Ask, all_jobs: bool = True
+    runs: Mapping[str, RunPaths],
+    ordered: Mapping[str, float],
+    ask: Ask,
+    all_jobs: bool = True,
+    here: Callable[[], str | None] = cluster,
 ) -> Joined:
     """Return the state of each run.
 
     ordered: of ordered_runs, asked before. all_jobs: ask after the jobs of runs that are ok too.
+    here: the name of the cluster that is asked, None if not known.
     """
     found, facts = Joined(), {run_id: read(paths) for run_id, paths in runs.items()}
     for run_id, known in facts.items():
@@ -36,6 +41,7 @@ def join(
         for run_id, known in facts.items()
         if (job_id := slurm_job_id(known)) and (all_jobs or found.states[run_id].status != "ok")
     }
+    ids = _of_cluster(ids, facts, here)
     said = ask(ids.values()) if ids else {}
     for run_id, job_id in ids.items():
         if (job := said.get(job_id)) is None:
@@ -50,6 +56,16 @@ def join(
             state = merged(state, job, bool((known.job or {}).get("shared")))
         found.states[run_id] = state
     return found
+
+
+def _of_cluster(
+    ids: dict[str, str], facts: Mapping[str, Facts], here: Callable[[], str | None]
+) -> dict[str, str]:
+    """The ids without those of another cluster, whose numbers other jobs have here."""
+    noted = {run_id: (facts[run_id].job or {}).get("cluster") for run_id in ids}
+    if not any(noted.values()) or (name := here()) is None:
+        return ids
+    return {run_id: job_id for run_id, job_id in ids.items() if noted[run_id] in (None, name)}
 
 
 def has_ended(job: Job) -> bool:

@@ -16,6 +16,7 @@ GONE = "GONE"  # not a word of Slurm's: it answers, and knows nothing of the job
 JOB_ID = re.compile(r"[0-9]{1,10}(_[0-9]{1,10})?")  # 17, or 17_0 of an array
 _MOST_ELEMENTS = 1_000_000  # of an array
 _BATCH = 500  # jobs or arrays in one command line
+_CLUSTER = re.compile(r"^ClusterName\s*=\s*(\S+)", re.MULTILINE)
 
 # What Slurm calls a state, and what jobkit calls it.
 STATUS = {
@@ -100,6 +101,12 @@ def ask(job_ids: Iterable[str], accounting: bool = True) -> dict[str, Job]:
             found[job_id] = _joined(found.get(job_id), job)
     pairs = ((i, _find(found, i)) for i in wanted)
     return {i: job for i, job in pairs if job is not None}
+
+
+def cluster() -> str | None:
+    """The name of the cluster that ask() asks; None if Slurm does not answer."""
+    name = _CLUSTER.search(_output(["scontrol", "show", "config"]) or "")
+    return name[1] if name else None
 
 
 def _find(found: dict[str, Job], job_id: str) -> Job | None:

@@ -123,17 +123,18 @@ def _by_the_exit_code(facts: Facts, state: RunState) -> RunState | None:
 
 
 def _not_observable(facts: Facts, state: RunState) -> RunState | None:
-    """A job that cannot be queried from here, and whose log shows no end."""
-    if not (job := facts.job) or facts.alive is not None:
+    """A job that cannot be queried from here, of whose end the log says nothing yet."""
+    if not (job := facts.job) or facts.alive is not None or facts.age_s is not None:
         return None
     where = f"Slurm job {job['job_id']}" if job.get("job_id") else f"a job on {job.get('host')}"
+    where += f" of cluster {job['cluster']}" if job.get("cluster") else ""
     if state.attempt is None:
         return replace(state, status="pending", reason=clean(f"{where} has not started"))
     return replace(state, status="running", reason=clean(f"{where} has not recorded an end"))
 
 
 def _gone(facts: Facts, state: RunState) -> RunState | None:
-    if not facts.job:
+    if not facts.job or facts.alive is None:
         return None
     reason = f"its process {facts.job.get('pid')} exited without a run_end record"
     return _with_last_line(facts, replace(state, status="failed", reason=reason))

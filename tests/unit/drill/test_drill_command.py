@@ -191,6 +191,24 @@ def test_a_fault_after_the_end_is_refused_before_any_is_injected(
     assert command.check_reference(paths, took_s=31) == 0
 
 
+def test_a_run_without_a_fault_that_takes_too_long_is_one_line(tmp_path: Path) -> None:
+    place = FakePlace(range(0), {})
+    place.paths = RunPaths(tmp_path / "reference")
+    run = FaultRun(
+        fault=FAULTS["term"], place=place, paths=place.paths, program=PROGRAM, mark="m",
+        patience_s=0.01, say=print, halted=threading.Event(),
+    )  # fmt: skip
+    with pytest.raises(UsageError, match=r"end: not reached within 0\.01 s; say a longer --pat"):
+        run.run_reference()
+    assert run.started.over, "it was ended"
+
+
+def test_the_time_in_a_queue_is_not_the_commands() -> None:
+    assert Started().took_s == 0.0
+    assert Started(begins=[1000.0, 1100.0], ends=[1003.0, 1140.0]).took_s == 40.0
+    assert Started(begins=[1000.0, 1100.0], ends=[1003.0]).took_s == 3.0
+
+
 def test_one_rank_is_signalled_and_not_the_shell_that_starts_it() -> None:
     """Ranks 0 and 1, a process without a rank, and a shell with the words of rank 1's shell."""
     wait, started = [sys.executable, "-c", "input()"], []

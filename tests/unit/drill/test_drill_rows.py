@@ -326,6 +326,7 @@ def test_the_list_names_every_fault_and_what_it_needs(capsys) -> None:
         (["--after", "3"], "--after is for a command, which comes after --"),
         (["--"], "-- needs a command after it"),
         (["--at", "0", "--", "python", "train.py"], "--at 0: must be 1 or more"),
+        (["--after", "400", "--", "python", "train.py"], "must be below --patience 400"),
         (["--device", "cpu", "--", "python", "train.py"], "a command decides itself"),
         (["--name", "../x"], "use letters, digits"),
         (["--name", "study"], "is a study; choose another"),

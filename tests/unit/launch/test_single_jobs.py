@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -81,17 +82,19 @@ while here.with_name("go on").exists(): time.sleep(0.05)
 
 
 @pytest.fixture
-def waits(tmp_path: Path) -> Path:
+def waits(tmp_path: Path) -> Iterator[Path]:
     script = tmp_path / "waits.py"
     script.write_text(WAITS)
     (tmp_path / "go on").touch()
-    return script
+    yield script
+    (tmp_path / "go on").unlink(missing_ok=True)
 
 
-def begun(kit: Kit, waits: Path, **env: str) -> "subprocess.Popen[bytes]":
+def begun(kit: Kit, waits: Path, *options: str, **env: str) -> "subprocess.Popen[bytes]":
     """A run.sh alone, once its command runs."""
+    waits.with_name("begun").unlink(missing_ok=True)
     # As of a batch shell Slurm says its process id.
-    words = ["bash", "-c", 'SLURM_TASK_PID=$$ exec bash "$@"', "sh", str(RUN)]
+    words = ["bash", "-c", 'SLURM_TASK_PID=$$ exec bash "$@"', "sh", str(RUN), *options]
     words += ["--", sys.executable, str(waits)]
     environ = kit.environ(JOBKIT_LOGS=str(logs_root()), **env)
     process = subprocess.Popen(words, env=environ, stdout=subprocess.DEVNULL, cwd=kit.folder)
@@ -111,16 +114,26 @@ def only_state(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 def test_a_run_that_was_killed_does_not_run(
     tmp_path: Path, waits: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nothing could be written of its end, and its files are new: the process table knows."""
-    process = begun(Kit(tmp_path), waits)
+    """Nothing could be written of its end, and its files are new: the process table knows.
+
+    Started again in its folder, it is that process that counts.
+    """
+    kit, one = Kit(tmp_path), "--nproc-per-node=1"  # no other rank begins later
+    process = begun(kit, waits, one)
     monkeypatch.setenv("PATH", "/nonexistent")  # no Slurm to ask
     row = only_state(capsys)
     assert (row["status"], row["reason"]) == ("running", f"process {process.pid}")
     process.send_signal(signal.SIGKILL)
     assert process.wait(300) == -9
     row = only_state(capsys)
-    waits.with_name("go on").unlink()
     assert row["status"] == "failed" and "exited without a run_end record" in row["reason"]
+    again = begun(kit, waits, one, "--run-dir", str(logs_root() / "single" / row["run_id"]))
+    row = only_state(capsys)
+    assert (row["status"], row["reason"]) == ("running", f"process {again.pid}")
+    waits.with_name("go on").unlink()
+    assert again.wait(300) == 0
+    row = only_state(capsys)
+    assert (row["status"], row["attempts"]) == ("ok", 2)
 
 
 def test_a_job_that_slurm_ended_does_not_run(
@@ -136,6 +149,5 @@ def test_a_job_that_slurm_ended_does_not_run(
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     row = only_state(capsys)
-    waits.with_name("go on").unlink()
     assert (row["run_id"], row["status"], row["job_id"]) == ("job-17", "cancelled", "17")
     assert row["reason"] == "Slurm job 17: CANCELLED, exit code 0:15, after 00:00:09, on n1"

@@ -1,10 +1,14 @@
 """What Slurm's commands print, read; and who has the last word on a run."""
 
+from pathlib import Path
+
 import pytest
 
 from jobkit.outcome import slurm_jobs
+from jobkit.outcome.join import join
 from jobkit.outcome.slurm_jobs import Job, elements, merged, read_sacct, read_squeue
 from jobkit.outcome.status import RunState
+from jobkit.paths import RunPaths, write_json
 
 
 def test_squeue_rows() -> None:
@@ -113,3 +117,31 @@ def test_an_array_is_asked_after_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [command[0] for command in asked] == ["squeue", "sacct"]
     assert found["17_1199"].state == "PENDING"
     assert found["17_1200"].state == slurm_jobs.GONE
+
+
+@pytest.mark.parametrize(
+    ("noted", "here", "status"),
+    [
+        ("alps", "alps", "cancelled"),
+        ("alps", "eiger", "running"),  # which has another job 17
+        ("alps", None, "cancelled"),
+        (None, "eiger", "cancelled"),
+    ],
+)
+def test_a_job_is_asked_after_on_its_own_cluster(
+    tmp_path: Path, noted: str | None, here: str | None, status: str
+) -> None:
+    paths = RunPaths(tmp_path / "single" / "job-17")
+    (paths.attempts / "0").mkdir(parents=True)
+    write_json(paths.job, {"launcher": "run.sh", "job_id": "17", "cluster": noted})
+    said = {"17": Job(job_id="17", state="CANCELLED")}
+    found = join({"r": paths}, {}, lambda ids: {i: said[i] for i in ids}, here=lambda: here)
+    assert found.states["r"].status == status
+
+
+def test_the_name_of_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = "CliFilterPlugins        = (null)\nClusterName             = alps\nCommunicationP = x\n"
+    monkeypatch.setattr(slurm_jobs, "_output", lambda _: shown)
+    assert slurm_jobs.cluster() == "alps"
+    monkeypatch.setattr(slurm_jobs, "_output", lambda _: None)
+    assert slurm_jobs.cluster() is None

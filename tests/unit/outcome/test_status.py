@@ -201,6 +201,22 @@ def test_a_job_out_of_sight(run: FakeRun, tmp_path: Path) -> None:
     assert run_state(run.paths).status == "running"
 
 
+def test_who_tells_of_the_end_of_a_run_sh_on_another_host(run: FakeRun) -> None:
+    """Slurm does, or nobody: then a run is at work while its files are new."""
+    run.begin().train(0).flush()
+    job = {"launcher": "run.sh", "job_id": None, "pid": 1, "host": "elsewhere"}
+    write_job(run.paths, job)
+    assert run_state(run.paths).reason.startswith("its files changed")
+    assert run_state(run.paths).status == "running"
+    old(run.paths)
+    assert run_state(run.paths).status == "failed"
+    write_job(run.paths, {**job, "job_id": "17", "cluster": "alps"})
+    old(run.paths)
+    state = run_state(run.paths)
+    assert state.status == "running"
+    assert state.reason == "Slurm job 17 of cluster alps has not recorded an end"
+
+
 def test_without_a_job_file_a_silent_run_is_running_only_for_a_while(run: FakeRun) -> None:
     run.begin().train(0).flush()
     assert run_state(run.paths).status == "running"
@@ -278,6 +294,8 @@ def test_broken_files_are_no_end_of_the_reader(run: FakeRun, content: bytes) -> 
         (Facts(run_id="r", job={"pid": 1}), "failed"),
         (Facts(run_id="r", job={"job_id": "7"}, alive=None), "pending"),
         (Facts(run_id="r", job={"job_id": "7"}, alive=None, attempt=0), "running"),
+        (Facts(run_id="r", job={"host": "x"}, alive=None, attempt=0, age_s=3.0), "running"),
+        (Facts(run_id="r", job={"host": "x"}, alive=None, attempt=0, age_s=300.0), "failed"),
         (Facts(run_id="r", attempt=0, age_s=3.0), "running"),
         (Facts(run_id="r", attempt=0, age_s=-3.0), "running"),
         (Facts(run_id="r", attempt=0, age_s=300.0), "failed"),
