@@ -69,9 +69,22 @@ def test_deepspeed_prints_the_rate_of_all_ranks() -> None:
     assert row_of("deepspeed")["throughput"] == pytest.approx(124.8)
 
 
+def test_deepspeed_and_timm_print_the_rate_of_one_step() -> None:
+    """Each line has the last step alone, whatever stands between two lines."""
+    for name, counted in (("deepspeed", 1), ("timm", 2)):
+        assert load_pattern(name).spans == "step"
+        assert row_of(name)["steps_timed"] == counted  # the first line is of the warm-up
+    pattern = load_pattern("timm")
+    lines = pattern.sample.strip().splitlines()
+    slow = lines[1].replace("742.03", "7.42").replace("0.345s", "34.5s")  # wrote a checkpoint
+    log = "\n".join([*lines, slow]).encode()
+    observed = observed_lines(matches(io.BytesIO(log), pattern), pattern, 2, {})
+    assert observed and rate_row(observed)["throughput"] == pytest.approx(739.88)
+
+
 def test_timm_prints_the_wait_for_data_too() -> None:
     row = row_of("timm")
-    assert row["throughput"] == pytest.approx(2 / (1 / 742.03 + 1 / 739.88))
+    assert row["throughput"] == pytest.approx((742.03 + 739.88) / 2)
     assert row["data_wait_share"] == pytest.approx(0.021 / 0.691)
 
 

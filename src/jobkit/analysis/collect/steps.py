@@ -82,6 +82,8 @@ def _rate(
     """The rate over all ranks and its unit: as said, from the work, else in steps."""
     unit = observed.unit or "steps"
     said = [o for o in timed if o.rate]
+    if said and observed.single:
+        return median(o.rate for o in said if o.rate), unit
     if said:  # the mean over equal numbers of steps is the harmonic one
         steps = [o.steps or 1 for o in said]
         return sum(steps) / sum(
