@@ -1,6 +1,7 @@
 """Patterns: the shipped ones on lines of their programs, and every way to write a bad one."""
 
 import io
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,8 +9,9 @@ import pytest
 from jobkit.analysis.collect.lines import matches, observed_lines
 from jobkit.analysis.collect.steps import rate_row, step_rows
 from jobkit.errors import UsageError
-from jobkit.metric.pattern import PATTERNS, load_pattern, own_pattern
+from jobkit.metric.pattern import PATTERNS, load_pattern, own_pattern, pattern_of
 from jobkit.metric.quantity import quantity_of
+from jobkit.spec.command_spec import CommandSpec
 
 NAMES = sorted(p.stem for p in PATTERNS.glob("*.toml"))
 
@@ -132,6 +134,28 @@ def test_a_name_says_its_quantity(
 def test_a_bad_pattern_is_one_line(table: dict[str, Any], says: str) -> None:
     with pytest.raises(UsageError, match=says):
         own_pattern(table)
+
+
+def test_a_new_pattern_says_what_its_lines_cover(tmp_path: Path) -> None:
+    """What was measured with one that does not say it, when none had to, can still be read."""
+    table = {"line": "(?P<step_time_s>[0-9]+)"}
+    assert own_pattern(table).spans == "interval"
+    with pytest.raises(UsageError, match=r"pattern own: .* Add spans = 'step'"):
+        own_pattern(table, new=True)
+    assert own_pattern({**table, "spans": "step"}, new=True).spans == "step"
+    file = tmp_path / "mine.toml"
+    file.write_text("line = '(?P<step_time_s>[0-9]+)'\n")
+    with pytest.raises(UsageError, match=r"mine\.toml: pattern mine: .* Add spans"):
+        load_pattern(file, new=True)
+    spec = CommandSpec(command=("x",), patterns=table)
+    assert pattern_of(spec) == own_pattern(table)
+    with pytest.raises(UsageError, match="Add spans"):
+        pattern_of(spec, new=True)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_shipped_pattern_says_what_its_lines_cover(name: str) -> None:
+    assert load_pattern(name, new=True).spans in ("step", "interval", "running")
 
 
 def test_an_expression_that_takes_for_long_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
