@@ -110,7 +110,7 @@ def _table(source: str) -> dict[str, Any]:
 
     from jobkit.metric.pattern import load_pattern
 
-    found = {k: v for k, v in asdict(load_pattern(source)).items() if v and k != "name"}
+    found = {k: v for k, v in asdict(load_pattern(source, new=True)).items() if v and k != "name"}
     lines = {f"line_{n}": text for n, text in enumerate(found.pop("lines"))}
     return {**found, **lines}
 
@@ -161,6 +161,8 @@ def _show(args: argparse.Namespace) -> int:
         print(f"{args.log}: no line of pattern {pattern.name} in it", file=sys.stderr)
         return Exit.INCOMPLETE
     observed = observed_lines(found, pattern, args.ranks, {})
+    if args.line and not args.spans:
+        print("--spans is not said: each line is taken as one of an interval")
     print(f"{len(found)} lines found" + (f"; {pattern.contains}" if pattern.contains else ""))
     for name, value in (rate_row(observed) if observed else {}).items():
         print(f"  {name} = {value:.6g}" if isinstance(value, float) else f"  {name} = {value}")

@@ -13,7 +13,7 @@ from jobkit.outcome.join import job_ids
 from jobkit.outcome.status import UNDER_WAY
 from jobkit.paths import StudyPaths, logs_root, read_json
 from jobkit.spec.plan import Plan
-from jobkit.spec.studies import find_study, read_plan
+from jobkit.spec.studies import find_study, is_of_logs, read_plan
 
 
 def parser() -> argparse.ArgumentParser:
@@ -37,8 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if (folder := single_run(args.study)) is not None:
         print(cancel_single(folder))
         return Exit.OK
-    paths = StudyPaths(find_study(args.study))
-    ended = cancel_study(paths)
+    paths = StudyPaths(find_study(args.study, planned=True))
+    ended = not is_of_logs(paths.folder) and cancel_study(paths)
     name = paths.folder.name
     print(f"{name}: " + ("its runs were ended" if ended else "no run was running or pending"))
     if ended:

@@ -146,8 +146,9 @@ def add_launch_arguments(made: argparse.ArgumentParser) -> None:
         "--max-restarts",
         type=at_least(int, 0),
         metavar="N",
-        help="how often a run resumes from its checkpoint: on Slurm after it was stopped early "
-        f"(default {MAX_RESTARTS}), on this machine after it was stopped or failed (default 0)",
+        help="how often a run is started again: on Slurm after it was stopped early with a "
+        f"checkpoint (default {MAX_RESTARTS}) or crashed (default 0), on this machine after either "
+        "(default 0)",
     )
     group.add_argument(
         "--dry-run", action="store_true", help="print each command; write and start nothing"

@@ -138,7 +138,7 @@ def prepare(plan: Plan, request: LaunchRequest, ask: bool = True) -> Launch:
     notes = check_study(plan.paths.folder, request.trust_group)
     for data in {spec.data for spec in plan.runs.values() if spec.data is not None}:
         check_source(data)
-    pattern_of(next(iter(plan.runs.values())))  # one study, one pattern
+    pattern_of(next(iter(plan.runs.values())), new=True)  # one study, one pattern
     site = find_site(request.site, ask)
     devices = {spec.planned_device for spec in plan.runs.values()}
     if site is not None and devices != {"cpu"}:

@@ -41,10 +41,10 @@ class Pattern:
     sample: str = ""  # lines of the program, for its test
 
 
-def load_pattern(source: str | Path) -> Pattern:
+def load_pattern(source: str | Path, *, new: bool = False) -> Pattern:
     """The pattern of a TOML file, by its path or its bare name in hpc/patterns.
 
-    Raises UsageError for a file that is absent or no pattern.
+    new: as of own_pattern. Raises UsageError for a file that is absent or no pattern.
     """
     import tomllib  # here, because the payload imports this package on Python 3.10 too
 
@@ -54,16 +54,17 @@ def load_pattern(source: str | Path) -> Pattern:
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path}: not a readable TOML file: {error}") from None
     try:
-        return own_pattern(values, name=path.stem)
+        return own_pattern(values, name=path.stem, new=new)
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from None
 
 
-def own_pattern(values: Mapping[str, Any], name: str = "own") -> Pattern:
+def own_pattern(values: Mapping[str, Any], name: str = "own", *, new: bool = False) -> Pattern:
     """The pattern of a table: its regular expressions by free names, and of, spans, contains.
 
-    Raises UsageError for an expression that does not compile or has no group that says a time or
-    a rate, and for a rate of which "of" is not said.
+    new: nothing was measured with it yet, so that it has to say "spans"; else interval counts where
+    it does not. Raises UsageError for an expression that does not compile or has no group that says
+    a time or a rate, and for a rate of which "of" is not said.
     """
     lines = {k: v for k, v in values.items() if k not in _KEYS}
     for key, value in values.items():
@@ -78,19 +79,24 @@ def own_pattern(values: Mapping[str, Any], name: str = "own") -> Pattern:
         one_of("of", of, OF)
     groups = [group for key, text in lines.items() for group in _groups(name, key, text)]
     _check_measures(name, groups, of)
+    if new and "spans" not in values:
+        raise UsageError(
+            f"pattern {name}: what does a line's time cover? Add spans = 'step' (one step), "
+            "'interval' (the steps since the line before) or 'running' (all since the start)"
+        )
     known = {k: values[k] for k in ("program", "source", "contains", "sample") if k in values}
     return Pattern(name=name, lines=tuple(lines.values()), of=of, spans=spans, **known)
 
 
-def pattern_of(spec: object) -> Pattern | None:
+def pattern_of(spec: object, *, new: bool = False) -> Pattern | None:
     """The pattern that a planned run names or has; None for one without.
 
-    Raises UsageError where it is none.
+    new: as of own_pattern. Raises UsageError where it is none.
     """
     if named := getattr(spec, "pattern", None):
-        return load_pattern(named)
+        return load_pattern(named, new=new)
     own = getattr(spec, "patterns", None)
-    return own_pattern(own) if own else None
+    return own_pattern(own, new=new) if own else None
 
 
 def _groups(name: str, key: str, text: str) -> list[str]:

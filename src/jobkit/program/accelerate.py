@@ -4,8 +4,7 @@
     measured = Measured(accelerator)
     for x, y in measured.batches(loader):
         with accelerator.accumulate(model): ...
-    with measured.paused(): evaluate()
-    measured.epoch(0, val_loss=val_loss)
+    with measured.paused(): evaluate()  # then measured.epoch(0, val_loss=val_loss)
 
 Accelerate makes its trackers on the main process only, so the measurement is an object of its own.
 """

@@ -9,6 +9,7 @@ from typing import Any
 from jobkit.errors import UsageError, nearest, one_of
 from jobkit.spec.command_spec import LAUNCHERS, SCALINGS, CommandSpec, check_parameter
 from jobkit.spec.placeholders import Value, fill, resolve, resolve_all, used
+from jobkit.spec.taken_columns import check_fits, check_name_free
 
 SIZE_NAMES = ("ranks", "nodes", "ranks_per_node", "repeat")
 _WORK = ("unit", "per_step", "scaling")
@@ -56,8 +57,13 @@ class CommandGrid:
         return ((name, value) for name, values in self.sweep.items() for value in values)
 
     def runs(self, sizes: Sequence[tuple[int, int]], repeats: int) -> list[CommandSpec]:
-        """Every run of the grid. Raises UsageError where per_step contradicts scaling."""
+        """Every run of the grid.
+
+        Raises UsageError where per_step contradicts scaling, or a parameter has a column's name.
+        """
         self._check_sweep()
+        for name in (*self.parameters, *self.sweep):
+            check_name_free(name)
         points = [
             dict(zip(self.sweep, p, strict=True)) for p in itertools.product(*self.sweep.values())
         ]
@@ -82,6 +88,8 @@ class CommandGrid:
         names |= {"ranks_per_node": per_node, "repeat": repeat}
         try:
             parameters = resolve_all(given, names)
+            for name, value in parameters.items():
+                check_fits(name, value)
             names |= parameters
             return CommandSpec(
                 **self.fixed,

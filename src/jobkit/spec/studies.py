@@ -11,13 +11,14 @@ from jobkit.spec.planned import PlannedRun
 _FILES = ("plan.json", "logs.json")  # a study's folder has one of them
 
 
-def find_study(given: str | Path | None = None) -> Path:
+def find_study(given: str | Path | None = None, *, planned: bool = False) -> Path:
     """The folder of a study, by its path or bare name; the newest one when none is given.
 
+    planned: the newest of those with a plan: a list of logs has no runs to look at or to end.
     Raises UsageError that names the nearest study where there is none.
     """
     if given is None:
-        return _newest()
+        return _newest(planned)
     text = str(given)
     named = logs_root() / text
     bare = text not in ("", ".", "..") and "/" not in text
@@ -36,6 +37,11 @@ def find_study(given: str | Path | None = None) -> Path:
     if not is_there(folder / "plan.json") and not run_folders(folder):
         raise UsageError(f"{text} has no plan.json and no run: it is not a study")
     return folder
+
+
+def is_of_logs(folder: Path) -> bool:
+    """Whether a study's folder lists logs that exist already, and plans no run."""
+    return is_there(folder / "logs.json") and not is_there(folder / "plan.json")
 
 
 def read_plan(folder: Path) -> Plan:
@@ -60,8 +66,9 @@ def own_spec(folder: Path) -> PlannedRun | None:
         return None
 
 
-def _newest() -> Path:
-    plans = [(when, p) for p in _plans() if (when := _written(p)) is not None]
+def _newest(planned: bool) -> Path:
+    seen = [p for p in _plans() if p.name == "plan.json" or not planned]
+    plans = [(when, p) for p in seen if (when := _written(p)) is not None]
     if not plans:
         single = logs_root() / "single"
         hint = f"; single runs are in {single}: name that" if single.is_dir() else ""

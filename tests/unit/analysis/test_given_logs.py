@@ -1,13 +1,17 @@
 """collect --logs: logs that exist already, each a run, and what is wrong with the request."""
 
+import shutil
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from jobkit.analysis.cli import collect_main
 from jobkit.analysis.collect.results import collect
 from jobkit.analysis.log_options import try_pattern
 from jobkit.errors import Exit
+from jobkit.spec.runspec import RunSpec
+from support.fake_study import FakeRun, make_plan, whole_run
 
 LINE = "iter {n}: loss 3.0, time {ms}ms, mfu 30.00%\n"
 
@@ -53,6 +57,11 @@ def test_each_log_is_a_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
         (["--size", "ranks"], "has no group"),
         (["--size", "ranks=("], "does not compile"),
         (["--size", "(?P<gpus>[0-9]+)"], "must be one of"),
+        (["--size", r"nodes=(\d+)"], "its number would be one of ranks, and it names nodes"),
+        (["--size", r"(\d+)nodes"], "its number would be one of ranks, and it names nodes"),
+        (["--size", r"ranks_per_node=(\d+)"], "and it names nodes: add --gpus-per-node N"),
+        (["--size", r"(?P<nodes>\d+)"], "finds nodes and not ranks: add --gpus-per-node N"),
+        (["--size", r"(?P<series>\w+)"], "has no group for the ranks"),
         (["--pattern", "nanogtp"], "did you mean 'nanogpt'"),
         (["--work-per-step", "0"], "number over 0"),
         (["--name", "../up"], "study name"),
@@ -102,6 +111,106 @@ def test_nodes_times_ranks_of_a_node(folder: Path) -> None:
     runs = collect("from-logs").runs.set_index("run_id")
     assert list(runs["world_size"]) == [4, 4, 8, 16]
     assert list(runs["nodes"]) == [1, 1, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("size", "more", "shapes"),
+    [
+        (r"nodes=(\d+)", ["--gpus-per-node", "2"], [(2, 2), (3, 2)]),
+        (r"nodes=(?P<nodes>\d+) ranks=(?P<ranks>\d+)", [], [(2, 4), (3, 2)]),
+        (r"nodes=\d+ ranks=(\d+)", [], [(1, 8), (1, 6)]),
+        (r"(?P<series>[ab])\.out|ranks=(\d+)", [], [None, None]),  # found in the name alone
+        (r"for (?P<series>\w+) ranks=(\d+)", [], [(1, 8), (1, 6)]),
+    ],
+)
+def test_what_a_size_finds(
+    folder: Path, size: str, more: list[str], shapes: list[tuple[int, int] | None]
+) -> None:
+    line = LINE.format(n=10, ms=5) + LINE.format(n=20, ms=5)
+    (folder / "a.out").write_text(f"nodes=2 ranks=8 for x ranks=8\n{line}")
+    (folder / "b.out").write_text(f"nodes=3 ranks=6 for y ranks=6\n{line}")
+    given = ["--logs", "[ab].out", "--pattern", "nanogpt", "--size", size, *more]
+    collect_main(given)
+    runs = collect("from-logs").runs.set_index("run_id")
+    for name, shape in zip(("a.out", "b.out"), shapes, strict=True):
+        row = runs.loc[name]
+        if shape is None:
+            assert row["status"] == "failed" and "finds no number of ranks in it" in row["reason"]
+        else:
+            assert (row["nodes"], row["ranks_per_node"]) == shape
+            assert row["status"] == "ok"
+
+
+def test_rejected_and_unused_lines_and_epochs_of_a_log_are_taken(folder: Path) -> None:
+    log = "ranks=2\n[METRIC] epoch=0 images_per_s=90 val_accuracy=0.5\n"
+    log += "[METRIC] epoch=1 images_per_s=100 val_accuracy=0.6\n"
+    log += "[METRIC] note=x\n[METRIC] loss=1 loss=2\n[METRIC] last=1.\n"
+    (folder / "slurm-g.out").write_text(log)
+    collect_main(["--logs", "slurm-g.out", "--size", r"ranks=(\d+)", "--name", "g"])
+    found = collect("g")
+    row = found.runs.iloc[0]
+    assert (row["status"], row["epochs_done"], row["best_val_accuracy"]) == ("ok", 2, 0.6)
+    assert (row["throughput"], row["throughput_unit"]) == (100, "images/s")
+    assert list(found.epochs["val_accuracy"]) == [0.5, 0.6]
+    assert row["lines_rejected"] == 2
+    first = f"the first at byte {log.index('[METRIC] loss')}: a name twice: two lines in one"
+    assert found.warnings() == [
+        f"slurm-g.out: 2 [METRIC] lines rejected, {first}",
+        "slurm-g.out: 1 [METRIC] line is in no table (note)",
+    ]
+
+
+def test_lines_beside_those_of_a_pattern_are_counted(folder: Path) -> None:
+    with (folder / "slurm-a.out").open("a") as log:
+        log.write("[METRIC] note=x\n[METRIC] epoch=0 val_loss=2.5\n")
+    collect_main([*ARGUMENTS, "--name", "old"])
+    found = collect("old")
+    assert "slurm-a.out: 1 [METRIC] line is in no table (note)" in found.warnings()
+    assert list(found.epochs["val_loss"]) == [2.5]
+    assert found.runs.set_index("run_id").loc["slurm-a.out", "throughput"] == pytest.approx(10)
+
+
+def test_a_log_of_jobkit_itself_says_its_size_settings_and_end(
+    folder: Path, tmp_path: Path
+) -> None:
+    plan = make_plan(strategies=("ddp",), gpus=(2,))
+    (run_id,) = plan.runs
+    whole_run(plan, run_id)
+    shutil.copy(plan.paths.run(run_id).log, folder / "slurm-17.out")
+    own = collect("s", write=False).runs.iloc[0]
+    collect_main(["--logs", "slurm-17.out", "--size", r"no such (\d+)", "--name", "copy"])
+    row = collect("copy").runs.iloc[0]
+    for name in (
+        "status",
+        "strategy",
+        "nodes",
+        "ranks_per_node",
+        "world_size",
+        "throughput",
+        "throughput_unit",
+        "epochs_done",
+        "val_accuracy",
+        "model",
+        "global_batch_size",
+    ):
+        assert row[name] == own[name], name
+    assert row["status"] == "ok" and pd.isna(row["reason"])
+    other = RunSpec(epochs=3, dataset="synthetic", train_samples=8192, repeat=1)
+    FakeRun(plan.paths.folder, "other", other).begin().train(0).end("failed", "rank 1: gone", 1)
+    shutil.copy(plan.paths.run("other").log, folder / "slurm-18.out")
+    collect_main(["--logs", "slurm-18.out", "--size", r"no such (\d+)", "--name", "bad"])
+    row = collect("bad").runs.iloc[0]
+    assert (row["status"], row["reason"]) == ("failed", "rank 1: gone")
+
+
+def test_a_rate_of_the_warm_up_alone_is_said(folder: Path) -> None:
+    (folder / "h.out").write_text("ranks=1\n" + LINE.format(n=10, ms=5) + LINE.format(n=20, ms=5))
+    words = ["--logs", "h.out", *ARGUMENTS[2:], "--name", "h"]
+    collect_main(words)
+    assert collect("h").warnings() == []
+    collect_main([*words, "--warmup-steps", "50"])
+    (line,) = collect("h").warnings()
+    assert line.startswith("h.out: all steps measured are of the warm-up, so its rate is theirs")
 
 
 def test_try_pattern_shows_lines_and_the_rate(

@@ -43,6 +43,15 @@ def test_the_figures_say_what_measured(sources, under: str) -> None:
     assert text.startswith(f"{under} strong scaling")
 
 
+def test_a_parameter_called_model_does_not_hide_what_measured() -> None:
+    results = study(("auto", "stated"))
+    for name in ("model", "dataset", "precision"):
+        results.runs[name] = pd.Series(["mine"], dtype="string")
+    assert subtitle(results).startswith("measured by the start-up hook")
+    results.runs["epochs_planned"] = 2  # of jobkit's own training
+    assert subtitle(results).startswith("mine on mine")
+
+
 def test_the_report_says_that_samples_are_inferred_and_of_which_runs() -> None:
     def said(*sources: tuple[str, str | None]) -> list[str]:
         return [line for line in verdict(study(*sources), "GPUs") if INFERRED in line]

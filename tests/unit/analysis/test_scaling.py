@@ -265,6 +265,24 @@ def test_a_size_of_which_one_repeat_misses_the_accuracy_has_no_time_to_it() -> N
     assert pd.isna(at(table, 1)["epochs_to_accuracy"])
 
 
+@pytest.mark.parametrize("epochs", [True, False])
+def test_time_and_energy_to_an_accuracy_need_the_time_of_an_epoch(epochs: bool) -> None:
+    """The time of 1,000 tokens, or of a run, times the epochs is no time to anything."""
+    measured = {"joules_per_work": 2.0, "joules_of": "GPUs", "best_val_accuracy": 0.8}
+    if not epochs:
+        measured |= {"time_per_epoch_s": None, "images_per_s": None, "throughput": 900.0}
+        measured |= {"throughput_unit": "tokens/s", "model": None, "train_samples": None}
+    runs = runs_of({1: [900.0]}, **measured)
+    reached = {"run_id": "ddp-1-0", "attempt": 0, "epoch": 3, "val_accuracy": 0.8}
+    row = at(scaling(runs, frame([reached], EPOCHS)), 1)
+    assert (row["time_of"], row["epochs_to_accuracy"]) == ("epoch" if epochs else "1,000 tokens", 4)
+    assert pd.notna(row["energy_kwh"])
+    cost = row[["time_to_accuracy_s", "kwh_to_accuracy"]]
+    assert cost.notna().all() if epochs else cost.isna().all()
+    if epochs:
+        assert cost["time_to_accuracy_s"] == pytest.approx(4 * 8192 / 900)
+
+
 def test_the_table_agrees_with_the_summary() -> None:
     plan = whole_study(strategies=("ddp", "fsdp"), gpus=(1, 2, 4), repeats=3)
     table = collect("s").scaling

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from jobkit.analysis.collect.results import Results, collect
-from jobkit.analysis.collect.steps import Observation, Observed, rate_row
+from jobkit.analysis.collect.steps import Observation, Observed, rate_row, step_rows
 from jobkit.analysis.figures.step_times import step_figure
 from jobkit.analysis.findings.stragglers import uneven_steps
 from support.fake_study import FakeRun, make_plan
@@ -66,6 +66,16 @@ def test_steps_of_the_warm_up_alone_have_no_percentiles() -> None:
     one = Observation(steps=5, time_s=1.0, warmup=True, percentiles={"step_p50_s": 0.2})
     row = rate_row(Observed(steps=[one]))
     assert "step_time_s" in row and "step_p50_s" not in row
+
+
+def test_joined_rows_have_the_percentiles_over_their_windows() -> None:
+    """Of more windows than steps.csv has rows; the longest step is the maximum all the same."""
+    values = [1.0, 1.0, 9.0] * 1000
+    names = ("step_p50_s", "step_max_s")
+    windows = [Observation(steps=1, time_s=v, percentiles=dict.fromkeys(names, v)) for v in values]
+    rows = step_rows(Observed(steps=windows))
+    assert len(rows) == 1000
+    assert {(r["step_p50_s"], r["step_max_s"]) for r in rows} == {(1.0, 9.0)}
 
 
 def test_a_window_counts_as_often_as_it_has_steps() -> None:

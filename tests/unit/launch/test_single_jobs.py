@@ -17,7 +17,7 @@ from jobkit.launch import cancel
 from jobkit.launch.follow import status
 from jobkit.paths import RunPaths, logs_root, write_json
 from jobkit.spec.runspec import RunSpec
-from support.fake_study import FakeRun
+from support.fake_study import FakeRun, make_plan
 from support.stub_srun import JOB, RUN, Kit
 
 
@@ -55,6 +55,30 @@ def test_cancel_wants_one_of_them(single: Path, capsys: pytest.CaptureFixture[st
     waiting(single)
     assert cancel.main(["single"]) == 2
     assert "name the one to end, as: python -m jobkit cancel waits" in capsys.readouterr().err
+
+
+def test_logs_that_exist_already_are_no_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A list of logs is newer than the study, and neither to be watched nor to be ended."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", "/nonexistent")  # no Slurm to ask
+    plan = make_plan(strategies=("ddp",), gpus=(1,))
+    log = tmp_path / "old.out"
+    log.write_text("ranks=1\n[METRIC] step=1 tokens_per_s=4\n[METRIC] step=2 tokens_per_s=4\n")
+    os.utime(plan.paths.plan, (1.0, 1.0))
+    assert collect_main(["--logs", str(log), "--size", r"ranks=(\d+)"]) == 0
+    capsys.readouterr()
+    assert status.main(["--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["study"] == plan.paths.folder.name
+    assert status.main(["from-logs"]) == 0
+    assert "from-logs: logs that existed already" in capsys.readouterr().out
+    assert status.main(["from-logs", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"study": "from-logs", "counts": {}, "runs": []}
+    assert cancel.main(["from-logs"]) == 0
+    assert "from-logs: no run was running or pending" in capsys.readouterr().out
+    assert cancel.main([]) == 0
+    assert plan.paths.folder.name in capsys.readouterr().out
 
 
 def test_collect_makes_their_tables(single: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 """Patterns: the shipped ones on lines of their programs, and every way to write a bad one."""
 
 import io
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,8 +9,9 @@ import pytest
 from jobkit.analysis.collect.lines import matches, observed_lines
 from jobkit.analysis.collect.steps import rate_row, step_rows
 from jobkit.errors import UsageError
-from jobkit.metric.pattern import PATTERNS, load_pattern, own_pattern
+from jobkit.metric.pattern import PATTERNS, load_pattern, own_pattern, pattern_of
 from jobkit.metric.quantity import quantity_of
+from jobkit.spec.command_spec import CommandSpec
 
 NAMES = sorted(p.stem for p in PATTERNS.glob("*.toml"))
 
@@ -69,9 +71,22 @@ def test_deepspeed_prints_the_rate_of_all_ranks() -> None:
     assert row_of("deepspeed")["throughput"] == pytest.approx(124.8)
 
 
+def test_deepspeed_and_timm_print_the_rate_of_one_step() -> None:
+    """Each line has the last step alone, whatever stands between two lines."""
+    for name, counted in (("deepspeed", 1), ("timm", 2)):
+        assert load_pattern(name).spans == "step"
+        assert row_of(name)["steps_timed"] == counted  # the first line is of the warm-up
+    pattern = load_pattern("timm")
+    lines = pattern.sample.strip().splitlines()
+    slow = lines[1].replace("742.03", "7.42").replace("0.345s", "34.5s")  # wrote a checkpoint
+    log = "\n".join([*lines, slow]).encode()
+    observed = observed_lines(matches(io.BytesIO(log), pattern), pattern, 2, {})
+    assert observed and rate_row(observed)["throughput"] == pytest.approx(739.88)
+
+
 def test_timm_prints_the_wait_for_data_too() -> None:
     row = row_of("timm")
-    assert row["throughput"] == pytest.approx(2 / (1 / 742.03 + 1 / 739.88))
+    assert row["throughput"] == pytest.approx((742.03 + 739.88) / 2)
     assert row["data_wait_share"] == pytest.approx(0.021 / 0.691)
 
 
@@ -119,6 +134,28 @@ def test_a_name_says_its_quantity(
 def test_a_bad_pattern_is_one_line(table: dict[str, Any], says: str) -> None:
     with pytest.raises(UsageError, match=says):
         own_pattern(table)
+
+
+def test_a_new_pattern_says_what_its_lines_cover(tmp_path: Path) -> None:
+    """What was measured with one that does not say it, when none had to, can still be read."""
+    table = {"line": "(?P<step_time_s>[0-9]+)"}
+    assert own_pattern(table).spans == "interval"
+    with pytest.raises(UsageError, match=r"pattern own: .* Add spans = 'step'"):
+        own_pattern(table, new=True)
+    assert own_pattern({**table, "spans": "step"}, new=True).spans == "step"
+    file = tmp_path / "mine.toml"
+    file.write_text("line = '(?P<step_time_s>[0-9]+)'\n")
+    with pytest.raises(UsageError, match=r"mine\.toml: pattern mine: .* Add spans"):
+        load_pattern(file, new=True)
+    spec = CommandSpec(command=("x",), patterns=table)
+    assert pattern_of(spec) == own_pattern(table)
+    with pytest.raises(UsageError, match="Add spans"):
+        pattern_of(spec, new=True)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_shipped_pattern_says_what_its_lines_cover(name: str) -> None:
+    assert load_pattern(name, new=True).spans in ("step", "interval", "running")
 
 
 def test_an_expression_that_takes_for_long_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 
+from jobkit.analysis.tables.columns import RESULTS
 from jobkit.errors import UsageError
 from jobkit.spec.command_spec import CommandSpec, program_name
+from jobkit.spec.command_study import SIZE_NAMES
 from jobkit.spec.plan import Plan, Study, read_spec
-from jobkit.spec.runspec import RunSpec
+from jobkit.spec.runspec import SETTINGS, RunSpec
+from jobkit.spec.taken_columns import check_fits, check_name_free
 
 COMMAND = ("python", "train.py", "--batch={batch}", "--accumulate={accumulate}")
 NANO: dict[str, Any] = {
@@ -124,7 +127,53 @@ BAD = [
     ({"command": ("python", "{nods}"), "parameters": {}, "sweep": {}}, "did you mean 'nodes'"),
     ({"sweep": {"bach": (6, 12)}}, "no {bach} in the command; did you mean 'batch'"),
     ({"sweep": {"batch": (6, 12, 6)}}, "sweep batch: has 6 twice"),
+    ({"parameters": NANO["parameters"] | {"device": "cuda"}}, "device: results.csv has such a"),
+    (
+        {"sweep": {"world_size": (1,)}, "command": ("x", "{world_size}"), "parameters": {}},
+        "parameter world_size: results.csv has such a column; choose another name",
+    ),
+    (
+        {"parameters": NANO["parameters"] | {"compile": "inductor"}},
+        "compile = 'inductor': column compile of results.csv holds true or false",
+    ),
 ]
+
+
+def test_a_name_of_a_setting_is_free_and_that_of_any_other_column_is_not() -> None:
+    recorded = {"strategy", "device", "train_samples", "test_samples", "cudnn_benchmark"}
+    free = set(SETTINGS) - recorded - set(SIZE_NAMES)
+    for name in (c.name for c in RESULTS if c.name not in SIZE_NAMES):
+        if name in free:
+            check_name_free(name)
+        else:
+            with pytest.raises(UsageError, match=f"parameter {name}: results.csv has such a"):
+                check_name_free(name)
+    for name in (
+        "batch",
+        "n_layer",
+        "epochs",
+        "step_size",
+        "model_version",
+        "model",
+        "compile",
+        "lr",
+    ):
+        check_name_free(name)
+
+
+def test_values_that_the_column_of_a_setting_holds_are_taken() -> None:
+    for name, value in {"lr": 1, "compile": True, "model": 7, "width": 8, "n_layer": "x"}.items():
+        check_fits(name, value)
+    for name, value in {"compile": 1, "width": True, "lr": "1e-3", "seed": 0.5}.items():
+        with pytest.raises(UsageError, match=f"parameter {name} = "):
+            check_fits(name, value)
+
+
+def test_a_plan_that_has_such_a_name_already_can_be_read(tmp_path: Path) -> None:
+    plan = replace(nano().expand(), folder=tmp_path / "nanogpt")
+    plan.save()
+    plan.paths.plan.write_text(plan.paths.plan.read_text().replace('"batch"', '"devices"'))
+    assert all("devices" in s.parameters for s in Plan.read(plan.paths.plan).runs.values())
 
 
 @pytest.mark.parametrize(("changes", "said"), BAD, ids=[said for _, said in BAD])

@@ -16,20 +16,30 @@ from typing import Any
 import regex
 
 from jobkit.analysis.collect.lines import TIMEOUT_S, matches, observed_lines, observed_metrics
-from jobkit.analysis.collect.steps import Observed, rate_row, step_rows
+from jobkit.analysis.collect.reading import Read, epoch_rows
+from jobkit.analysis.collect.records import RunRecords, read_log
+from jobkit.analysis.collect.rows import recorded_spec, result_row
+from jobkit.analysis.collect.steps import Observed, step_rows
+from jobkit.analysis.collect.unused import unused_lines
+from jobkit.analysis.collect.windows import observed_windows
 from jobkit.analysis.tables.frames import Row
 from jobkit.errors import UsageError
 from jobkit.files import is_there, read_regular
 from jobkit.home import cache_root
+from jobkit.metric.line import Record
 from jobkit.metric.pattern import Pattern, own_pattern
-from jobkit.metric.reader import scan
 from jobkit.outcome.evidence import find_sign
 from jobkit.outcome.logs import open_log, read_tail
+from jobkit.outcome.status import BAD_ENDS, RunState
 from jobkit.paths import StudyPaths, read_json, write_json
 from jobkit.permissions import closed_to_others
+from jobkit.spec.runspec import RunSpec
 
 _ANYWHERE = Path("/")  # the user named the files
 _HEAD = 1 << 20  # bytes of a log in which its size is looked for
+# An expression whose first number is one of nodes, as nodes=(\d+) or (\d+)nodes.
+_OF_NODES = re.compile(r"node[a-z_]*[^\w(]*\((?!\?)|\)-?node", re.IGNORECASE)
+_SIZE = ("nodes", "ranks_per_node", "world_size")
 _NAMED = ("ranks", "nodes", "ranks_per_node", "series")
 
 
@@ -56,8 +66,24 @@ class GivenLogs:
         for name in groups.groupindex:
             if name not in _NAMED:
                 raise UsageError(f"--size: group {name!r} must be one of {', '.join(_NAMED)}")
+        self._check_ranks(groups)
         if not self.files:
             raise UsageError("--logs: no such file")
+
+    def _check_ranks(self, size: re.Pattern[str]) -> None:
+        """Raise UsageError where the expression cannot find a number of ranks, or seems not to."""
+        names = size.groupindex.keys()
+        how = "add --gpus-per-node N, or a group (?P<ranks>...) or (?P<ranks_per_node>...)"
+        if self.ranks_per_node or names & {"ranks", "ranks_per_node"}:
+            return
+        if "nodes" in names:
+            raise UsageError(f"--size {self.size!r} finds nodes and not ranks: {how}")
+        if _plain_group(size) is None:
+            raise UsageError(f"--size {self.size!r} has no group for the ranks, as 'ranks=(\\d+)'")
+        if _OF_NODES.search(re.sub(r"\\[A-Za-z]", "", self.size)):  # without \d and the like
+            raise UsageError(
+                f"--size {self.size!r}: its number would be one of ranks, and it names nodes: {how}"
+            )
 
     def rules(self) -> Pattern | None:
         """The pattern. Raises UsageError where it is none."""
@@ -101,19 +127,18 @@ def _mark(path: Path) -> Path:
     return cache_root() / "given-logs" / hashlib.sha256(read_regular(path)).hexdigest()
 
 
-def log_rows(given: GivenLogs, study: str) -> tuple[list[Row], list[list[Row]]]:
-    """The rows of results.csv, and those of steps.csv of each; the logs in the order given."""
+def read_logs(given: GivenLogs, study: str) -> Read:
+    """What was read of the logs, in the order given."""
     pattern = given.rules()
-    rows, steps, seen = [], [], Counter[tuple[object, ...]]()
-    names = _names(given.files)
-    for file, run_id in zip(given.files, names, strict=True):
-        row, observed = _row(Path(file), given, pattern)
+    read, seen = Read(), Counter[tuple[object, ...]]()
+    for file, run_id in zip(given.files, _names(given.files), strict=True):
+        found = _found(Path(file), given, pattern)
+        row = found["row"]
         place = row["series"], row.get("nodes"), row.get("ranks_per_node")
-        row |= {"run_id": run_id, "study": study, "repeat": seen[place]}
+        row["repeat"] = seen[place]
         seen[place] += 1
-        rows.append(row)
-        steps.append(step_rows(observed) if observed else [])
-    return rows, steps
+        read.add(run_id, study, found)
+    return read
 
 
 def _names(files: Sequence[str]) -> list[str]:
@@ -123,43 +148,81 @@ def _names(files: Sequence[str]) -> list[str]:
     return [n if count[n] == 1 else f for n, f in zip(own, files, strict=True)]
 
 
-def _row(path: Path, given: GivenLogs, pattern: Pattern | None) -> tuple[Row, Observed | None]:
-    """The columns that one log fills, and what was observed of its steps."""
-    size = _size(path, given)
-    series = size.pop("series", None) or (pattern.program or pattern.name if pattern else "log")
-    row: Row = {**size, "series": str(series), "strategy": str(series)}
-    row["evidence_file"] = path.name
+def _found(path: Path, given: GivenLogs, pattern: Pattern | None) -> dict[str, Any]:
+    """What one log holds, by the names of Read."""
+    records, unreadable = RunRecords(), ""
     try:
-        observed = _observed(path, given, pattern, row.get("world_size"))
+        with open_log(path, _ANYWHERE):
+            records = read_log(path)
     except OSError as error:
-        return row | {"status": "failed", "reason": f"cannot be read: {error.strerror}"}, None
-    sign = find_sign(read_tail(path))
+        unreadable = f"cannot be read: {error.strerror}"
+    spec, size = recorded_spec(records), _size(path, given)
+    series = size.pop("series", None) or (pattern.program or pattern.name if pattern else None)
+    size = size or _recorded_size(records.last("run_start"), spec, given.ranks_per_node)
+    ranks = size.get("world_size")
+    observed = None if unreadable else _observed(path, given, pattern, records, ranks)
+    row = result_row(spec, RunState("ok"), records, observed=observed)
+    row |= {**(size or dict.fromkeys(_SIZE)), "attempts": None, "evidence_file": path.name}
+    row["series"] = str(series or (spec.strategy if spec else "log"))
+    row["strategy"] = spec.strategy if spec else row["series"]
+    row |= {"status": "failed", "reason": unreadable} if unreadable else {}
+    row |= {} if unreadable else _judged(path, given, pattern, row, records.last("run_end"))
+    return {
+        "row": row,
+        "epochs": epoch_rows(records),
+        "steps": step_rows(observed) if observed else [],
+        "samples": [],
+        "rejected": [[r.file, r.count, r.offset, r.reason] for r in records.rejects],
+        "unused": unused_lines(records, observed),
+        "lost": records.lost,
+        "not_taken": records.epochs_not_taken,
+        "contradicted": "",
+    }
+
+
+def _judged(path: Path, given: GivenLogs, pattern: Pattern | None, row: Row, end: Record) -> Row:
+    """How a log's run ended, and whether it can be compared. end: its record run_end, if any."""
+    sign, said = find_sign(read_tail(path)), end.get("status")
     what = f"line of pattern {pattern.name}" if pattern else "[METRIC] line with a time or a rate"
     if sign and sign.status != "ok":
-        row |= {"status": sign.status, "reason": sign.reason, "evidence": sign.text}
-    elif observed is None:
-        row |= {"status": "failed", "reason": f"no {what} in it"}
-    elif "world_size" not in row:
-        row |= {"status": "failed", "reason": f"no size: nothing in it matches {given.size}"}
-    else:
-        row["status"] = "ok"
-        row["reason"] = "read from a log: whether it ended well is not known"
-    return row | (rate_row(observed) if observed else {}), observed
+        return {"status": sign.status, "reason": sign.reason, "evidence": sign.text}
+    if said in BAD_ENDS:
+        return {"status": said, "reason": str(end.get("reason") or "its last record says so")}
+    if "throughput" not in row:
+        return {"status": "failed", "reason": f"no {what} in it"}
+    if row["world_size"] is None:
+        reason = f"no size: {given.size} finds no number of ranks in it"
+        return {"status": "failed", "reason": reason}
+    unknown = "read from a log: whether it ended well is not known"
+    return {"status": "ok", "reason": None if said == "ok" else unknown}
 
 
 def _observed(
-    path: Path, given: GivenLogs, pattern: Pattern | None, ranks: int | None
+    path: Path, given: GivenLogs, pattern: Pattern | None, records: RunRecords, ranks: int | None
 ) -> Observed | None:
+    """What was observed of the steps: by the pattern, else of jobkit's own lines, else of others.
+
+    A log has the windows of rank 0 alone: of several ranks they say the work only where it is
+    stated.
+    """
     planned = {
         "unit": given.unit,
         "work_per_step": given.work_per_step,
         "warmup_steps": given.warmup_steps,
     }
-    with open_log(path, _ANYWHERE) as stream:
-        if pattern:
+    if pattern:
+        with open_log(path, _ANYWHERE) as stream:
             return observed_lines(matches(stream, pattern), pattern, ranks, planned)
-        records = [r for r in scan(stream) if isinstance(r, dict)]
-        return observed_metrics(records, ranks, planned)
+    foreign = [r for r in records.records if "v" not in r]
+    windows = observed_windows(records.of("window"), records.last("run_start"), planned)
+    return windows or observed_metrics(foreign, ranks, planned)
+
+
+def _recorded_size(start: Record, spec: RunSpec | None, per_node: int | None) -> Row:
+    """The size that jobkit's own lines say; empty where there are none."""
+    known = {"nodes": spec.nodes, "ranks_per_node": spec.ranks_per_node} if spec else {}
+    ranks = start.get("world_size")
+    return _shape({**known, "ranks": ranks}, per_node) if type(ranks) is int and ranks > 0 else {}
 
 
 def _size(path: Path, given: GivenLogs) -> Row:
@@ -179,9 +242,16 @@ def _size(path: Path, given: GivenLogs) -> Row:
     named = {k: v for k, v in found.groupdict().items() if v}
     series = {"series": named.pop("series")} if "series" in named else {}
     numbers = {k: int(v) for k, v in named.items() if v.isdecimal()}
-    if not named and (found[1] or "").isdecimal():
-        numbers = {"nodes" if given.ranks_per_node else "ranks": int(found[1])}
+    if (plain := _plain_group(expression)) and (found[plain] or "").isdecimal():
+        numbers.setdefault("nodes" if given.ranks_per_node else "ranks", int(found[plain]))
     return {**series, **_shape(numbers, given.ranks_per_node)}
+
+
+def _plain_group(expression: Any) -> int | None:
+    """The first group that has no name; none where another one than series has."""
+    names = expression.groupindex
+    free = [n for n in range(1, expression.groups + 1) if n not in names.values()]
+    return free[0] if free and not names.keys() - {"series"} else None
 
 
 def _shape(numbers: Mapping[str, int], per_node: int | None) -> Row:

@@ -20,6 +20,7 @@ from jobkit.outcome.facts import seconds
 from jobkit.outcome.logs import open_log
 from jobkit.paths import RunPaths, read_json
 
+OF_EPOCHS = "epochs of the training"
 WALL_TIME = "wall time of the run, start-up included"
 _OF_STEPS = ("step_time_s", "steps_timed", *PERCENTILES)
 _STATED = ("unit", "work_per_step", "warmup_steps")
@@ -64,7 +65,7 @@ def speed_row(observed: Observed | None, epochs: Row, state: Mapping[str, Any]) 
     if "throughput" in row:
         return epochs | row
     if (rate := epochs.get("images_per_s")) is not None:
-        return epochs | row | _rate(rate, "images/s", "epochs of the training")
+        return epochs | row | _rate(rate, "images/s", OF_EPOCHS)
     wall, weak = state.get("wall_time_s"), state.get("scaling") == "weak"
     if state.get("status") != "ok" or not wall:
         return epochs | row

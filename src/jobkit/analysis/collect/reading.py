@@ -11,7 +11,7 @@ from typing import Any
 
 from jobkit.analysis.collect.kept import Kept, Mark, decoded, encoded, key_of, mark_of
 from jobkit.analysis.collect.measured import observed_of, wall_time_s
-from jobkit.analysis.collect.records import Reject, read_run
+from jobkit.analysis.collect.records import Reject, RunRecords, read_run
 from jobkit.analysis.collect.rows import as_run, result_row, unplanned_settings
 from jobkit.analysis.collect.samples import sample_rows, use_row
 from jobkit.analysis.collect.steps import step_rows
@@ -117,9 +117,7 @@ class _OneRun:
             "row": row | use_row(records, observed, row, slurm_j),
             "settings": {k: v for k, v in decided.items() if (k, v) not in planned.items()},
             "samples": sample_rows(records.samples),
-            "epochs": [
-                {k: v for k, v in record.items() if k not in _DROPPED} for record in records.epochs
-            ],
+            "epochs": epoch_rows(records),
             "steps": step_rows(observed) if observed else [],
             "rejected": [[r.file, r.count, r.offset, r.reason] for r in records.rejects],
             "contradicted": unplanned_settings(spec, records),
@@ -127,6 +125,11 @@ class _OneRun:
             "lost": records.lost,
             "not_taken": records.epochs_not_taken,
         }
+
+
+def epoch_rows(records: RunRecords) -> list[Record]:
+    """The records of a run's epochs, without what identifies the run."""
+    return [{k: v for k, v in r.items() if k not in _DROPPED} for r in records.epochs]
 
 
 _ToRead = tuple[_OneRun, Mark | None]

@@ -10,7 +10,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -156,6 +156,19 @@ def read_run(paths: RunPaths, run_id: str | None) -> RunRecords:
     return RunRecords(
         _joined(own) + _once(foreign), rejects, _lost(own), others["window"], others["sample"]
     )
+
+
+def read_log(path: Path) -> RunRecords:
+    """Read all records of a log that lies anywhere; of several runs those of the first."""
+    path = path.absolute()
+    records, reject = _read(path, None, Path("/"), set())
+    runs = dict.fromkeys(r["run_id"] for r in records if "v" in r)
+    if len(runs) > 1:
+        records, reject = _read(path, next(iter(runs)), Path("/"), set())
+    own = reader.unique([r for r in records if "v" in r])
+    foreign = [r for r in records if "v" not in r]
+    rejects = [replace(reject, file=path.name)] if reject else []
+    return RunRecords(_joined(own) + foreign, rejects, _lost(own))
 
 
 def sources(paths: RunPaths) -> list[Path]:

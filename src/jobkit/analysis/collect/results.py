@@ -16,8 +16,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from jobkit.analysis.collect.given_logs import GivenLogs, log_rows
+from jobkit.analysis.collect.given_logs import GivenLogs, read_logs
 from jobkit.analysis.collect.kept import Kept
+from jobkit.analysis.collect.measured import OF_EPOCHS, WALL_TIME
 from jobkit.analysis.collect.reading import NOT_OF_EPOCH, OF_EPOCH, Read, read_runs
 from jobkit.analysis.collect.records import Reject
 from jobkit.analysis.collect.study import read_study
@@ -80,6 +81,14 @@ class Results:
         """Whether every planned run is ok."""
         return bool((self.runs["status"] == "ok").all())
 
+    def of_warmup_alone(self) -> list[str]:
+        """The runs, by run_id, whose rate is that of steps of the warm-up."""
+        of_steps = self.steps.dropna(subset=["warmup"]).groupby("run_id", sort=False)["warmup"]
+        alone = {str(run_id) for run_id, every in of_steps.all().items() if every}
+        own = self.runs[~self.runs["throughput_source"].isin([OF_EPOCHS, WALL_TIME])]
+        measured = own.dropna(subset=["throughput"])["run_id"]
+        return [str(run_id) for run_id in measured if run_id in alone]
+
     def warnings(self) -> list[str]:
         """Problems of the logs and of the comparison, one line each."""
         lines = [
@@ -93,6 +102,11 @@ class Results:
             for k, n in self.not_taken.items()
         ]
         lines += [f"{k}: {what}" for k, what in self.unused.items()]
+        lines += [
+            f"{k}: all steps measured are of the warm-up, so its rate is theirs: train for longer, "
+            "or lower warmup_steps"
+            for k in self.of_warmup_alone()
+        ]
         lines += [f"{k}: not run as planned: {what}" for k, what in self.contradicted.items()]
         if self.unplanned:
             lines.append(f"not in the plan, so not collected: {', '.join(self.unplanned)}")
@@ -165,8 +179,7 @@ def collect(
 
 def _read_logs(paths: StudyPaths) -> Read:
     """Read the logs that logs.json names."""
-    rows, steps = log_rows(GivenLogs.read(paths.given_logs), paths.folder.resolve().name)
-    return Read(rows=rows, steps=steps, epochs=[[] for _ in rows], samples=[[] for _ in rows])
+    return read_logs(GivenLogs.read(paths.given_logs), paths.folder.resolve().name)
 
 
 def _epoch_table(runs: pd.DataFrame, epochs: list[list[Record]]) -> tuple[pd.DataFrame, int]:

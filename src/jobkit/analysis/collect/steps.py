@@ -82,6 +82,8 @@ def _rate(
     """The rate over all ranks and its unit: as said, from the work, else in steps."""
     unit = observed.unit or "steps"
     said = [o for o in timed if o.rate]
+    if said and observed.single:
+        return median(o.rate for o in said if o.rate), unit
     if said:  # the mean over equal numbers of steps is the harmonic one
         steps = [o.steps or 1 for o in said]
         return sum(steps) / sum(
@@ -127,12 +129,14 @@ def _percentiles(timed: Sequence[Observation], singles: list[float]) -> Row:
         ordered = sorted(singles)
         places = zip(PERCENTILES, (0.5, 0.95, 0.99, 1.0), strict=True)
         return {name: ordered[min(len(ordered) - 1, int(p * len(ordered)))] for name, p in places}
-    found: Row = {}
-    for name in PERCENTILES:
-        values = sorted((o.percentiles[name], o.steps or 1) for o in timed if name in o.percentiles)
-        if values:
-            found[name] = over_windows(name, values)
-    return found
+    known = {name for o in timed for name in o.percentiles}
+    return {name: _percentile(name, timed) for name in PERCENTILES if name in known}
+
+
+def _percentile(name: str, windows: Sequence[Observation]) -> float:
+    """A percentile over the windows that have it: one of them at least."""
+    known = [(o.percentiles[name], o.steps or 1) for o in windows if name in o.percentiles]
+    return over_windows(name, sorted(known))
 
 
 def over_windows(name: str, values: Sequence[tuple[float, int]]) -> float:
@@ -181,7 +185,7 @@ def _step_row(one: Observation, observed: Observed) -> Row:
 
 
 def _joined(group: Sequence[Observation]) -> Observation:
-    """Neighbouring observations as one: sums, the last step, the largest of the percentiles."""
+    """Neighbouring observations as one: sums, the last step, the percentiles over them."""
     last = group[-1]
 
     def total(get: Callable[[Observation], float | None]) -> float | None:
@@ -202,7 +206,7 @@ def _joined(group: Sequence[Observation]) -> Observation:
         rate=len(rates) / sum(1 / r for r in rates) if rates else None,
         data_wait_s=total(lambda o: o.data_wait_s),
         warmup=all(o.warmup for o in group),
-        percentiles={n: max(o.percentiles.get(n, 0.0) for o in group) for n in names},
+        percentiles={name: _percentile(name, group) for name in names},
         values=last.values,
     )
 

@@ -37,10 +37,16 @@ def _settings(runs: pd.DataFrame) -> list[str]:
     dataset, samples = _text(runs, "dataset"), _one(runs, "train_samples")
     if dataset.startswith(("folder:", "idx:")):
         dataset = dataset.partition(":")[2].rstrip("/").rsplit("/", 1)[-1]
-    if runs["model"].isna().all():  # of another program nothing is known but its command
+    if _of_command(runs):  # nothing is known of it but its command and parameters
         return [" and ".join(rate_sources(runs))]
     on = f"{model or 'models'} on {dataset or 'several datasets'}"
     return [f"{on}, {samples} images" if samples else on, precision]
+
+
+def _of_command(runs: pd.DataFrame) -> bool:
+    """Whether the runs are of another program, which may have a parameter called model."""
+    measured = runs["throughput_source"].notna().any()
+    return bool(runs["model"].isna().all() or (measured and runs["epochs_planned"].isna().all()))
 
 
 def _text(runs: pd.DataFrame, name: str) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 import pandas as pd
 
 from jobkit.analysis.scaling.scaling import RULE
+from jobkit.analysis.scaling.sizes import EPOCH
 from jobkit.analysis.tables.frames import records
 from jobkit.analysis.tables.text import TextTable, say, time_head, with_interval
 
@@ -55,7 +56,7 @@ def notes(table: pd.DataFrame) -> list[str]:
 
 
 def _accuracy_head(table: pd.DataFrame) -> list[str]:
-    target = table["target_accuracy"].dropna()
+    target = table["target_accuracy"][table["time_of"] == EPOCH].dropna()
     return [f"time to {float(target.iloc[0]):.0%} accuracy (s)"] if len(target) else []
 
 

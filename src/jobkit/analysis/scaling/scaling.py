@@ -143,6 +143,8 @@ def _cost(size: Size, target: float | None, reached: dict[str, float]) -> Row:
     needed = [reached[r] for r in size.ok_runs if r in reached]
     if needed and len(needed) == size.runs_ok:
         row["epochs_to_accuracy"] = median(needed)
+        if size.time_of != EPOCH:
+            return row  # its time and energy are of a run or of an amount of work
         row["time_to_accuracy_s"] = median(needed) * time
         if "energy_kwh" in row:
             row["kwh_to_accuracy"] = median(needed) * row["energy_kwh"]

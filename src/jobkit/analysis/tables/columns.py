@@ -69,7 +69,8 @@ SCALING = (
     Column(
         "time_to_accuracy_s",
         NUMBER,
-        "epochs_to_accuracy x time_per_epoch_s: training only, without start-up and evaluation",
+        "epochs_to_accuracy x time_per_epoch_s: training only, without start-up and evaluation; "
+        "empty where time_of is no epoch",
     ),
     Column(
         "spread_from",
@@ -103,7 +104,11 @@ SCALING = (
     Column("joules_per_work", NUMBER, "energy per unit of work: median of successful repeats"),
     Column("joules_of", TEXT, "whose energy that is: node, gpu or package; of Slurm: whole job"),
     Column("energy_kwh", NUMBER, "energy of what time_s is of: an epoch, or an amount of work"),
-    Column("kwh_to_accuracy", NUMBER, "energy_kwh x epochs_to_accuracy: with start-up left out"),
+    Column(
+        "kwh_to_accuracy",
+        NUMBER,
+        "energy_kwh x epochs_to_accuracy: with start-up left out; empty where time_of is no epoch",
+    ),
 )
 
 _FORECAST = "end of the 95 % prediction interval of one more run"

@@ -6,14 +6,15 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from jobkit import streams
-from jobkit.errors import Exit, Parser, at_least, command
+from jobkit.errors import Exit, Parser, at_least, command, one_line
 from jobkit.launch.follow.progress import duration, load, progress
 from jobkit.launch.states import States
 from jobkit.outcome.status import BAD_ENDS, UNDER_WAY
-from jobkit.spec.studies import find_study, read_plan
+from jobkit.spec.studies import find_study, is_of_logs, read_plan
 
 MOST_SHOWN = 200  # runs in a table
 
@@ -50,12 +51,25 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Show a study's state; 0 whatever the states of its runs are."""
     args = parser().parse_args(argv)
-    states = States(read_plan(find_study(args.study)))
+    folder = find_study(args.study, planned=True)
+    if is_of_logs(folder):
+        return _nothing_runs(folder, args.json)
+    states = States(read_plan(folder))
     states.look()
     if args.json:
         print(json.dumps(as_json(states), indent=1))
     else:
         _show(states, args)
+    return Exit.OK
+
+
+def _nothing_runs(folder: Path, as_object: bool) -> int:
+    """Say that a folder has a list of logs and no run."""
+    name = folder.resolve().name
+    if as_object:
+        print(json.dumps({"study": name, "counts": {}, "runs": []}, indent=1))
+    else:
+        print(one_line(f"{name}: logs that existed already (collect --logs): nothing runs there"))
     return Exit.OK
 
 
