@@ -53,7 +53,7 @@ static int64_t largest_batch(const std::string& folder) {
   if (size_t at = text.find(key); at != text.npos) return std::stoll(text.substr(at + key.size()));
   throw std::invalid_argument(folder + ": no export --to aoti");
 }
-static at::Tensor values_of(const std::string& path, at::ScalarType type, at::IntArrayRef shape) try {
+static at::Tensor fp32_of(const std::string& path, at::ScalarType type, at::IntArrayRef shape) try {
   std::string raw = bytes_of(path);  // becomes fp32; -1 in the shape: as many as there are
   int64_t count = raw.size() / c10::elementSize(type);
   return at::from_blob(raw.data(), {count}, type).to(at::kFloat, false, true).reshape(shape);
@@ -77,15 +77,15 @@ static int infer(const Options& o) {
   int64_t most = largest_batch(o.folder);
   if (o.batch > most) throw std::invalid_argument("--batch: at most " + std::to_string(most));
   c10::InferenceMode guard;
-  at::Tensor eight = values_of(o.folder + "/images.u8", at::kByte, kPixels);
-  at::Tensor images = o.images.empty() ? eight : values_of(o.images, at::kByte, kPixels);
-  at::Tensor expected = values_of(o.folder + "/expected.f32", at::kFloat, {eight.size(0), -1});
+  at::Tensor eight = fp32_of(o.folder + "/images.u8", at::kByte, kPixels);
+  at::Tensor images = o.images.empty() ? eight : fp32_of(o.images, at::kByte, kPixels);
+  at::Tensor expected = fp32_of(o.folder + "/expected.f32", at::kFloat, {eight.size(0), -1});
   Loader loader(o.folder + "/model.pt2");
   at::Tensor off = (run(loader, eight, most) - expected).abs().max();
   if (!agrees("logits", off / expected.abs().max().clamp_min(1), kLogits)) return 4;
   if (!o.jacobian.empty()) {
     Loader derivative(o.folder + "/jacobian.pt2");
-    at::Tensor want = values_of(o.folder + "/jacobian.f32", at::kFloat, {-1});
+    at::Tensor want = fp32_of(o.folder + "/jacobian.f32", at::kFloat, {-1});
     at::Tensor found = run(derivative, eight.slice(0, 0, 1), 1).flatten();
     if (!agrees("jacobian", (found - want).norm() / want.norm(), kJacobian)) return 4;
     std::ofstream file(o.jacobian, std::ios::binary);
