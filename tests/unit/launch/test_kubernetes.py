@@ -61,7 +61,8 @@ def test_a_pod_runs_as_nobody_special_without_a_secret() -> None:
     assert pod["automountServiceAccountToken"] is False
     box = pod["containers"][0]
     assert box["securityContext"]["capabilities"] == {"drop": ["ALL"]}
-    assert {v["name"] for v in box["env"]} == {"HOME", "USER", "JOBKIT_LOGS", "JOBKIT_DATA_DIR"}
+    names = {"HOME", "USER", "JOBKIT_LOGS", "JOBKIT_DATA_DIR", "JOBKIT_POD"}
+    assert {v["name"] for v in box["env"]} == names
 
 
 def test_the_ranks_know_their_place_and_are_ended_before_the_pod() -> None:
@@ -161,8 +162,7 @@ def test_a_study_is_written_as_the_dry_run_shows_it(
             "--max-restarts: a TrainJob",
         ),
         (
-            ["--to", "kubernetes", "--image", IMAGE, "--gpus", "1", "2x2", "--launcher", "once"]
-            + ["--", "python", "train.py"],
+            ["--to=kubernetes", "--image", IMAGE, "--gpus=2x2", "--launcher=once", "--", "true"],
             "--launcher once on 2 nodes",
         ),
     ],
