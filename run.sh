@@ -52,9 +52,9 @@
 # Exit codes: 0 ok; 1 the run failed; 2 wrong usage; 4 ranks differ (--check-ranks); 5 a check of
 # --preflight failed; 75 stopped early with a checkpoint: run it again with the same --run-dir; 130
 # on INT, 143 on TERM and HUP (in a pod, where JOBKIT_POD=1 says so, 0 or 75 where the run ended
-# so). Of a command: that of its first rank that failed; 127 where a node
-# does not have it. The outcome that the training leaves decides where it and the launcher's code
-# differ: a crash after "ok" was recorded is a warning, because every result is there by then.
+# so). Of a command: that of its first rank that failed; 127 where a node does not have it. The
+# outcome that the training leaves decides where it and the launcher's code differ: a crash after
+# "ok" was recorded is a warning, because every result is there by then.
 set -u
 # Streams that were closed would be the first files that somebody opens. A reader that has left
 # (... | head) ends no training.
