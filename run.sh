@@ -51,9 +51,10 @@
 #
 # Exit codes: 0 ok; 1 the run failed; 2 wrong usage; 4 ranks differ (--check-ranks); 5 a check of
 # --preflight failed; 75 stopped early with a checkpoint: run it again with the same --run-dir; 130
-# on INT, 143 on TERM and HUP. Of a command: that of its first rank that failed; 127 where a node
-# does not have it. The outcome that the training leaves decides where it and the launcher's code
-# differ: a crash after "ok" was recorded is a warning, because every result is there by then.
+# on INT, 143 on TERM and HUP (in a pod, where JOBKIT_POD=1 says so, 0 or 75 where the run ended
+# so). Of a command: that of its first rank that failed; 127 where a node does not have it. The
+# outcome that the training leaves decides where it and the launcher's code differ: a crash after
+# "ok" was recorded is a warning, because every result is there by then.
 set -u
 # Streams that were closed would be the first files that somebody opens. A reader that has left
 # (... | head) ends no training.
@@ -541,7 +542,9 @@ else
     start_here
     warned=''
     if [[ -n $stopped ]]; then
-      ((${#command[@]} == 0)) || judge_command
+      # A pod ends by TERM and may be replaced: its code says whether there is a checkpoint.
+      if ((${#command[@]})) || [[ -n ${JOBKIT_POD-} ]]; then judge_code; fi
+      [[ -z ${JOBKIT_POD-} || ! $code =~ ^(0|75)$ ]] || stopped=$code
       exit "$stopped"
     fi
     judge_code

@@ -296,7 +296,7 @@ judge_command() {
   if [[ -s $folder/failed ]]; then
     { read -r said reason <"$folder/failed"; } 2>/dev/null
     code=$said status=failed
-  elif [[ -e $folder/preempted && $code =~ ^(0|75|130|143)$ ]]; then
+  elif [[ -e $folder/preempted && ($code =~ ^(0|75|130|143)$ || -n ${stopped-}) ]]; then
     reason=$(<"$folder/preempted")
     code=75 status=preempted
   elif ((code)); then

@@ -4,6 +4,8 @@ agrees with the payload's own clock.
 Cost: 2,500 steps that do nothing, with loader and values, in a run's folder (so with all its
 windows), less the same loop without the meter; CPU time per step, median of rounds, each a process
 of its own. Agreement: jobkit's own training, whose epochs the meter measures too, in one process.
+Sampler: CPU time of a process that does nothing but sample its node, 200 times, 50 ms apart, so
+that each sample starts with cold caches; with GPUs and counters a sample takes longer.
 """
 
 import argparse
@@ -16,7 +18,7 @@ from pathlib import Path
 from statistics import median
 
 ROOT = Path(__file__).resolve().parents[2]
-STEP_S, MOST_SHARE, MOST_DIFFERENCE = 0.010, 0.005, 0.01
+STEP_S, MOST_SHARE, MOST_DIFFERENCE, MOST_SAMPLING = 0.010, 0.005, 0.01, 0.002
 
 COST = """
 import sys, time
@@ -54,6 +56,23 @@ ours = loop(step)
 windows.end_epoch()
 windows.finish()
 print((ours - plain) / 2500, file=sys.stderr)
+"""
+
+SAMPLER_COST = """
+import os, sys, time
+from pathlib import Path
+from jobkit.program import sampling
+from jobkit.program.lines import Writer
+sampling.interval_s = lambda age_s: 0.05
+path = Path(os.environ["JOBKIT_RUN_DIR"], "samples.jsonl")
+writer = Writer(study="s", run_id="r", attempt=0, rank=0, path=path, log=None)
+sampler = sampling.Sampler(writer, [], True, {"JOBKIT_NODE_ALONE": "1"})
+begin = time.process_time()
+sampler.start()
+while path.read_bytes().count(b"\\n") < 200: time.sleep(1)
+cost = time.process_time() - begin
+print(cost / path.read_bytes().count(b"\\n"), file=sys.stderr)
+sampler.stop()
 """
 
 AGREEMENT = """
@@ -120,12 +139,15 @@ def main() -> int:
     for name, program in (("meter", COST), ("payload's windows", PAYLOAD_COST)):
         cost = costs[name] = median(cost_s(program) for _ in range(rounds))
         print(f"{name}: {1e6 * cost:.1f} us per step, {cost / STEP_S:.3%} of a step of 10 ms")
+    sample_s = median(cost_s(SAMPLER_COST) for _ in range(rounds))
+    # The interval is a second for five minutes, then longer.
+    print(f"sampler: {1e6 * sample_s:.0f} us per sample, {sample_s:.3%} of a core, one per second")
     pairs = [rates() for _ in range(rounds)]
     difference = median(meter / own - 1 for own, meter in pairs)
     own, ours = (median(each) for each in zip(*pairs, strict=True))
     print(f"payload {own:,.0f} images/s, meter {ours:,.0f} images/s: {difference:+.2%}")
     missed = max(costs.values()) / STEP_S > MOST_SHARE or abs(difference) > MOST_DIFFERENCE
-    return 4 if missed else 0
+    return 4 if missed or sample_s > MOST_SAMPLING else 0
 
 
 if __name__ == "__main__":

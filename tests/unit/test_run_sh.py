@@ -312,13 +312,22 @@ def test_a_crash_after_success_is_ok_and_said(run: Fake) -> None:
     assert "warning: the launcher ended with code 1 after the run had recorded" in done.stderr
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "outcome", "pod", "code"),
+    [
+        (signal.SIGTERM, "0", "", 143),
+        (signal.SIGINT, "75", "", 130),
+        (signal.SIGTERM, "0", "1", 0),
+        (signal.SIGTERM, "75", "1", 75),
+        (signal.SIGTERM, "1", "1", 143),
+    ],
+)
 def test_a_signal_reaches_the_launcher_and_tells_in_the_code(
-    run: Fake, number: signal.Signals, code: int
+    run: Fake, number: signal.Signals, outcome: str, pod: str, code: int
 ) -> None:
     with subprocess.Popen(
         ["bash", str(RUN), "--run-dir", str(run.run_dir)],
-        env=run.environ(SLEEP="1", OUTCOME="0"),
+        env=run.environ(SLEEP="1", OUTCOME=outcome, JOBKIT_POD=pod),
         stdout=subprocess.PIPE,
         text=True,
     ) as process:

@@ -17,12 +17,23 @@ class StopRequest:
         self._group: Any = None
         self._pending: Any = None
         self._before: Any = None
+        self._asked = False
 
     def listen(self) -> None:
         """Receive the stop signal (JOBKIT_STOP_SIGNAL, else USR2), in the main thread only."""
         number = signal.Signals[f"SIG{os.environ.get('JOBKIT_STOP_SIGNAL') or 'USR2'}"]
         if threading.current_thread() is threading.main_thread():
             self._before = signal.signal(number, self._receive)
+
+    def _listen_to_term(self) -> None:
+        """In a pod TERM is the only warning: hear it, unless the program handles it itself."""
+        main = threading.current_thread() is threading.main_thread()
+        if main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, self._received_term)
+            os.register_at_fork(after_in_child=_default_term)  # the end of a worker process
+
+    def _received_term(self, number: int, frame: Any) -> None:
+        self._came = True
 
     def _receive(self, number: int, frame: Any) -> None:
         self._came = True
@@ -32,6 +43,10 @@ class StopRequest:
     @guarded
     def requested(self) -> bool:
         """Ask the other ranks; their answers are read at the next call, so that none waits."""
+        if not self._asked:
+            self._asked = True  # a program that never asks ends by TERM as usual
+            if os.environ.get("JOBKIT_POD"):
+                self._listen_to_term()
         dist = distributed()
         if dist is None or dist.get_world_size() == 1:
             return self._came
@@ -47,3 +62,8 @@ class StopRequest:
             flag,
         )
         return self._agreed
+
+
+def _default_term() -> None:
+    """Restore the default handling of TERM in a forked child."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -67,10 +67,9 @@ def test_its_lines_are_collected(
 ) -> None:
     program, net = built
     for batch in (1, 12):
-        done = infer(program, net, "--batch", batch, "--iterations", 5, "--jacobian")
+        done = infer(program, net, "--batch", batch, "--iterations", 5)
         assert done.returncode == 0, done.stderr
         assert "logits: largest difference" in done.stdout
-        assert "jacobian: largest difference" in done.stdout
         (tmp_path / f"{batch}.log").write_text(done.stdout)
         with (tmp_path / f"{batch}.log").open("rb") as stream:
             found = list(scan(stream))
@@ -102,15 +101,25 @@ def test_it_classifies_images(built: tuple[Path, Path], tmp_path: Path) -> None:
         assert lines == [f"image {i}: class {c}" for i, c in enumerate(expected[:count])]
 
 
-def test_the_jacobian_is_that_of_autograd(built: tuple[Path, Path], run: Path) -> None:
-    _, net = built
+def test_the_jacobian_of_each_image_is_that_of_autograd(
+    built: tuple[Path, Path], run: Path, tmp_path: Path
+) -> None:
+    program, net = built
     model = Deployed(trained_model(run, None, print).model)
-    image = torch.frombuffer(bytearray((net / "images.u8").read_bytes()), dtype=torch.uint8)
-    pixels = image.reshape(8, 3, 32, 32)[:1].float().requires_grad_()
-    rows = [torch.autograd.grad(model(pixels)[0, c], pixels)[0] for c in range(10)]
-    assert torch.allclose(
-        read(net / "jacobian.f32", 10, 3, 32, 32), torch.cat(rows), rtol=1e-3, atol=1e-7
-    )
+    images = (net / "images.u8").read_bytes()[5 * 3072 :]
+    (tmp_path / "three").write_bytes(images)
+    pixels = torch.frombuffer(bytearray(images), dtype=torch.uint8).reshape(3, 3, 32, 32).float()
+    pixels.requires_grad_()
+    logits = model(pixels)
+    # An image's logits depend on its own pixels only: the gradient of a class's sum has all rows.
+    sums = logits.sum(0)
+    rows = [torch.autograd.grad(sums[c], pixels, retain_graph=True)[0] for c in range(10)]
+    expected = torch.stack(rows, dim=1)
+    done = infer(program, net, "--images", tmp_path / "three", "--jacobian", tmp_path / "out.f32")
+    assert done.returncode == 0, done.stderr
+    assert "jacobian: largest difference" in done.stdout and "image 2: class " in done.stdout
+    written = read(tmp_path / "out.f32", 3, 10, 3, 32, 32)
+    assert torch.allclose(written, expected, rtol=1e-3, atol=1e-7)
 
 
 def test_what_differs_or_cannot_be_read(built: tuple[Path, Path], tmp_path: Path) -> None:
@@ -120,7 +129,8 @@ def test_what_differs_or_cannot_be_read(built: tuple[Path, Path], tmp_path: Path
     assert infer(program, other, "--iterations", 1).returncode == 4
     shutil.copy(net / "expected.f32", other)
     (read(net / "jacobian.f32", 10, 3072) * 1.01).numpy().tofile(other / "jacobian.f32")
-    assert infer(program, other, "--jacobian").returncode == 4
+    assert infer(program, other, "--jacobian", tmp_path / "none.f32").returncode == 4
+    assert not (tmp_path / "none.f32").exists()
     (other / "images.u8").write_bytes(b"short")
     for words in (
         (other,),
@@ -130,6 +140,9 @@ def test_what_differs_or_cannot_be_read(built: tuple[Path, Path], tmp_path: Path
         (net, "--fast"),
         (net, "-n"),
         (net, "--batch", "17"),
+        (net, "--jacobian"),
+        (net, "--jacobian", tmp_path),
+        (net, "--images", other / "images.u8"),
     ):
         done = infer(program, *words)
         assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), words

@@ -1,6 +1,7 @@
 """From samples to columns: load, energy, energy for each unit of work, and what is said of them."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +12,11 @@ from jobkit.analysis.collect.steps import MOST_ROWS, TRAINING, Observation, Obse
 from jobkit.analysis.figures.use import energy_figure, load_figure
 from jobkit.analysis.findings.idle_gpus import energy, idle_gpus
 from jobkit.analysis.report.proposal import proposal_table
-from jobkit.analysis.tables.columns import RESULTS
+from jobkit.analysis.tables.columns import RESULTS, SAMPLES
 from jobkit.analysis.tables.frames import frame
+from jobkit.launch.follow.progress import load
 from jobkit.outcome.slurm_jobs import read_sacct
+from jobkit.paths import RunPaths
 from support.measured_study import results_from, runs_of
 
 SIZE = {"nodes": 2, "world_size": 2}
@@ -168,6 +171,30 @@ def test_energy_is_in_the_tables_and_the_verdict() -> None:
     assert list(table.rows[0][-2:]) == ["2", "0.0278"]
     (said,) = energy(results, "GPUs")
     assert said.endswith("needs the least, 2 J per image; the fastest needs 2.00 times as much.")
+
+
+def test_load_and_memory_are_drawn_over_time() -> None:
+    results = study(0.9, 0.0)
+    rows = [
+        {"run_id": run_id, **one, "memory_mib": None if one["at_s"] == 3 else 2048.0}
+        for run_id in results.runs["run_id"]
+        for rank in (0, 1)
+        for one in samples(rank)
+    ]
+    figure = load_figure(replace(results, samples=frame(rows, SAMPLES)))
+    assert figure is not None
+    busy, memory = figure.axes
+    assert [len(axes.lines) for axes in (busy, memory)] == [2, 2]
+    assert busy.lines[0].get_ydata().max() == 1.0 and set(memory.lines[0].get_ydata()) == {2.0}
+
+
+def test_the_newest_load_memory_and_power_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [s | {"memory_mib": 3174.4} for s in samples(seconds=5)]
+    monkeypatch.setattr("jobkit.launch.follow.progress._records", lambda *_, **__: found)
+    paths = RunPaths(Path("run"))
+    assert load(paths, 0) == "CPU 40% 3.1 GiB, 100 W (node)"
+    found[-1] |= {"gpu_busy": 0.5, "gpu_memory_mib": 1024.0, "cpu_busy": None, "memory_mib": None}
+    assert load(paths, 0) == "GPU 50% 1.0 GiB, 100 W (node)"
 
 
 def test_without_counters_nothing_is_said_or_drawn() -> None:

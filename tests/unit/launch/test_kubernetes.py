@@ -61,7 +61,8 @@ def test_a_pod_runs_as_nobody_special_without_a_secret() -> None:
     assert pod["automountServiceAccountToken"] is False
     box = pod["containers"][0]
     assert box["securityContext"]["capabilities"] == {"drop": ["ALL"]}
-    assert {v["name"] for v in box["env"]} == {"HOME", "USER", "JOBKIT_LOGS", "JOBKIT_DATA_DIR"}
+    names = {"HOME", "USER", "JOBKIT_LOGS", "JOBKIT_DATA_DIR", "JOBKIT_POD"}
+    assert {v["name"] for v in box["env"]} == names
 
 
 def test_the_ranks_know_their_place_and_are_ended_before_the_pod() -> None:
@@ -114,6 +115,9 @@ GOOD = {"image": IMAGE}
         (GOOD | {"queue": "Two Words"}, "--queue"),
         (GOOD | {"volume_claim": ""}, "--volume-claim"),
         (GOOD | {"pod_memory": "lots"}, "--pod-memory"),
+        (GOOD | {"pod_memory": "64K"}, "--pod-memory"),
+        (GOOD | {"pod_memory": "8Gi"}, "--shm-size 8Gi: /dev/shm counts"),
+        (GOOD | {"pod_memory": "9G", "shm_size": "0.01Ti"}, "--pod-memory 9G"),
         (GOOD | {"gpu_resource": "gpu"}, "--gpu-resource"),
         (GOOD | {"grace_s": 5}, "grace_s"),
         (GOOD | {"kind": "pod"}, "kind"),
@@ -153,12 +157,20 @@ def test_a_study_is_written_as_the_dry_run_shows_it(
         ),
         (["--to", "kubernetes", "--image", IMAGE, "--sbatch", "--nice=1"], "option of Slurm"),
         (["--to", "kubernetes", "--image", IMAGE, "--gpu-request", "none"], "--gpu-request"),
+        (
+            ["--to", "kubernetes", "--image", IMAGE, "--kind", "trainjob", "--max-restarts", "1"],
+            "--max-restarts: a TrainJob",
+        ),
+        (
+            ["--to=kubernetes", "--image", IMAGE, "--gpus=2x2", "--launcher=once", "--", "true"],
+            "--launcher once on 2 nodes",
+        ),
     ],
 )
 def test_what_does_not_fit_is_one_line(
     words: list[str], text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_benchmarks([*words, "--dry-run"]) == 2
+    assert run_benchmarks(["--dry-run", *words]) == 2
     error = capsys.readouterr().err
     assert text in error and error.count("\n") == 1
 

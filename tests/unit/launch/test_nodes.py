@@ -121,6 +121,18 @@ def test_the_end_of_one_node_is_that_of_all(
     assert {p.name for p in machines.run_dir().glob("saved-*")} == {f"saved-{r}" for r in range(4)}
 
 
+def test_the_end_of_a_pod_that_saved_is_75_in_all(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JOBKIT_POD", "1")
+    machines.start_both("--", "bash", "-c", WAITS.replace("exit 0' TERM", "exit 75' TERM"))
+    machines.until_ready()
+    machines.nodes[0].send_signal(signal.SIGTERM)
+    codes, _, err = machines.ends()
+    assert codes == [75, 75], err
+    assert machines.outcome()["status"] == "preempted"
+
+
 def test_a_warning_to_one_node_is_one_to_all(machines: Machines) -> None:
     machines.start_both("--", "bash", "-c", WAITS)
     machines.until_ready()

@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -265,6 +266,25 @@ def test_a_stop_signal_is_a_request(meter_py: Path) -> None:
     """
     done = run(meter_py, program)
     assert (done.returncode, done.stdout) == (0, "False\nTrue\n")
+
+
+def test_in_a_pod_term_is_a_request_of_a_program_that_asks(meter_py: Path) -> None:
+    program = """
+        import os, signal, meter
+        meter.start()
+        print(meter.stop_requested(), flush=True)
+        if not (child := os.fork()):
+            os.kill(os.getpid(), signal.SIGTERM)
+            os._exit(0)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        os.kill(os.getpid(), signal.SIGTERM)
+        print(meter.stop_requested())
+    """
+    done = run(meter_py, program, JOBKIT_POD="1")
+    assert (done.returncode, done.stdout) == (0, "False\n-15\nTrue\n")
+    assert run(meter_py, program).returncode == -signal.SIGTERM
+    silent = program.replace("print(meter.stop_requested(), flush=True)", "")
+    assert run(meter_py, silent, JOBKIT_POD="1").returncode == -signal.SIGTERM
 
 
 def test_the_batches_of_a_loader_keep_its_length_and_its_errors(meter_py: Path) -> None:

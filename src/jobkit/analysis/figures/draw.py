@@ -130,8 +130,8 @@ FIGURES = (
     ),
     StudyFigure(
         "load",
-        "Load over the time of a run: of the GPUs where they were sampled, else of all cores of "
-        "the nodes. What lies below 1 is idle.",
+        "Load and memory over the time of a run: of the GPUs where they were sampled, else of the "
+        "nodes, with all cores. Load below 1 is idle.",
         load_figure,
     ),
     StudyFigure(

@@ -10,11 +10,15 @@ from jobkit.analysis.figures.style import Look, looks, new_figure, size_axis
 from jobkit.analysis.figures.subtitle import subtitle
 
 _NAMES = {"gpu_busy": "GPU busy (share of time)", "cpu_busy": "load of all cores (share)"}
+_MEMORY = {
+    "gpu_busy": ("gpu_memory_mib", "GPU memory in use (GiB)"),
+    "cpu_busy": ("memory_mib", "memory of the node in use (GiB)"),
+}
 _MOST = 6  # series in the figure over time
 
 
 def load_figure(results: Results) -> Figure | None:
-    """Load over time of one run of each series: the first that is ok, at its largest size.
+    """Load and memory over time of one run of each series: the first ok one at its largest size.
 
     Of the GPUs if they were sampled, else of the nodes' processors; a line for each rank.
     """
@@ -31,26 +35,33 @@ def load_figure(results: Results) -> Figure | None:
         ["world_size", "repeat"], ascending=[False, True], kind="stable"
     )
     shown, note = fastest(results, own["series"], _MOST)
-    title = f"{results.name}: load over time"
+    title = f"{results.name}: load and memory over time"
     words = f"one run of each series at its largest size, a line per sampling rank{note}"
     under = subtitle(results, shown=words)
-    figure, (axes,) = new_figure(1, title, under)
+    figure, (axes, memory) = new_figure(2, title, under)
     look = looks(s.series for s in results.sizes)
+    of_memory, memory_label = _MEMORY[name]
     for series in shown:
         run_id = own[own["series"] == series]["run_id"].iloc[0]
-        _draw_run(axes, known[known["run_id"] == run_id], name, look[series])
+        one = known[known["run_id"] == run_id]
+        _draw_run(axes, one, name, look[series])
+        _draw_run(memory, one.dropna(subset=[of_memory]), of_memory, look[series], 1024)
     axes.set_ylim(0, 1.05)
-    axes.set_xlabel("time since the first sample (s)")
     axes.set_ylabel(_NAMES[name])
-    legend(figure, [axes], {series: look[series] for series in shown})
+    memory.set_ylim(bottom=0)
+    memory.set_ylabel(memory_label)
+    for each in (axes, memory):
+        each.set_xlabel("time since the first sample (s)")
+    legend(figure, [axes, memory], {series: look[series] for series in shown})
     return figure
 
 
-def _draw_run(axes: Axes, samples: pd.DataFrame, name: str, look: Look) -> None:
+def _draw_run(axes: Axes, samples: pd.DataFrame, name: str, look: Look, part: float = 1) -> None:
+    """A line for each rank; part: of the values' unit, by which they are divided."""
     for _, one in samples.groupby(["attempt", "rank"]):
         ordered = one.sort_values("at_s")
         x, y = (ordered[k].astype(float).to_numpy() for k in ("at_s", name))
-        axes.plot(x, y, color=look.colour, ls=look.dashes, lw=1.2, zorder=look.layer)
+        axes.plot(x, y / part, color=look.colour, ls=look.dashes, lw=1.2, zorder=look.layer)
 
 
 def energy_figure(results: Results) -> Figure | None:

@@ -92,12 +92,18 @@ def _steps(records: list[Record], spec: PlannedRun) -> str:
 
 
 def load(paths: RunPaths, attempt: int | None) -> str:
-    """The newest load of the first rank's machine, and the power since the sample before."""
+    """Load and memory in use of the first rank's machine, and the power since the last sample."""
     samples, parts = _records(paths, attempt, samples=True), []
     last = samples[-1] if samples else {}
-    for name, what in (("gpu_busy", "GPU"), ("cpu_busy", "CPU")):
-        if (share := _number(last.get(name))) is not None:
-            parts.append(f"{what} {share:.0%}")
+    for name, memory, what in (
+        ("gpu_busy", "gpu_memory_mib", "GPU"),
+        ("cpu_busy", "memory_mib", "CPU"),
+    ):
+        share, mib = _number(last.get(name)), _number(last.get(memory))
+        words = [] if share is None else [f"{share:.0%}"]
+        words += [] if mib is None else [f"{mib / 1024:,.1f} GiB"]
+        if words:
+            parts.append(" ".join([what, *words]))
     before = samples[-2] if len(samples) > 1 else {}
     for scope in ("node", "gpu", "package"):
         names = (f"energy_{scope}_j", "at_s")

@@ -225,7 +225,8 @@ def _container(spec: PlannedRun, options: KubernetesOptions, words: list[str]) -
     cpus = {"cpu": options.pod_cpus} if options.pod_cpus else {}
     # The user has no entry in the image's /etc/passwd, and no home.
     env = {"HOME": "/tmp", "USER": "jobkit", "JOBKIT_LOGS": MOUNT}
-    env |= {"JOBKIT_DATA_DIR": f"{MOUNT}/jobkit-data"}
+    # JOBKIT_POD: an end by TERM is an eviction, and the exit code tells of the checkpoint.
+    env |= {"JOBKIT_DATA_DIR": f"{MOUNT}/jobkit-data", "JOBKIT_POD": "1"}
     return {
         "name": "train",
         "image": options.image,

@@ -9,9 +9,18 @@ from jobkit.errors import UsageError
 from jobkit.spec.setting import check_fields, setting
 
 KINDS = ("job", "jobset", "trainjob")
-QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|[KMGTPE]i?)?")  # of Kubernetes, as 500m or 64Gi
+QUANTITY = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)(m|k|[KMGTPE]i|[MGTPE])?")  # as 500m, 64Gi
+_UNITS = {"": 1, "m": 1e-3, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
+_UNITS |= {"E": 10**18, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50}
+_UNITS |= {"Ei": 2**60}
 NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # a DNS label, RFC 1123
 _RESOURCE = re.compile(r"[a-z0-9][-a-z0-9.]*/[A-Za-z0-9][-A-Za-z0-9_.]*|none")
+
+
+def amount(text: Any) -> float | None:
+    """Bytes or cores of a quantity such as 64Gi or 500m; None for what is none."""
+    found = QUANTITY.fullmatch(str(text))
+    return float(found[1]) * _UNITS[found[2] or ""] if found else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +58,12 @@ class KubernetesOptions:
             value = getattr(self, name)
             if (value or name != "pod_cpus") and not QUANTITY.fullmatch(value):
                 raise UsageError(f"--{name.replace('_', '-')} '{value}': must be as 16 or 64Gi")
+        shm, memory = amount(self.shm_size), amount(self.pod_memory)
+        if shm is not None and memory is not None and shm >= memory:
+            raise UsageError(
+                f"--shm-size {self.shm_size}: /dev/shm counts as memory of the pod, which has "
+                f"--pod-memory {self.pod_memory}: make one smaller or the other larger"
+            )
         if not _RESOURCE.fullmatch(self.gpu_resource):
             raise UsageError(
                 f"--gpu-resource '{self.gpu_resource}': must be as amd.com/gpu, or none"

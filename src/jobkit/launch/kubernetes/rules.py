@@ -10,14 +10,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from jobkit.launch.findings import Findings
-from jobkit.launch.kubernetes.options import NAME
+from jobkit.launch.kubernetes.options import NAME, amount
 
 _PLACES = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "PET_NODE_RANK")
 _SECRET = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_?KEY|CREDENTIAL)", re.I)
 _STARTERS = ("torchrun", "torch.distributed.run", "run.sh", "accelerate", "deepspeed", "mpirun")
 _DEFAULT_GRACE_S, _LEAST_GRACE_S, _TORCHRUN_S = 30, 60, 30
-_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-_UNITS |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
 
 def at(value: Any, *keys: str) -> Any:
@@ -262,9 +260,3 @@ def _check_volumes(pod: Any, box: Any, key: str, report: Findings) -> None:
         )
     if all(at(volumes.get(str(at(m, "name"))), "emptyDir") is not None for m in mounts):
         report.warn(f"{key}.volumeMounts", "checkpoints and logs end with the pod: mount a volume")
-
-
-def amount(text: Any) -> float | None:
-    """Bytes of a quantity such as 64Gi; None for what is none."""
-    found = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)([KMGT]i|[kMGT])?", str(text))
-    return float(found[1]) * _UNITS[found[2] or ""] if found else None

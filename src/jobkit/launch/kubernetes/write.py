@@ -22,6 +22,16 @@ def to_kubernetes(
 ) -> int:
     """Write the manifest of each run, or print them all; return the exit code."""
     refuse_slurms(request)
+    if options.kind == "trainjob" and request.max_restarts is not None:
+        raise UsageError(
+            "--max-restarts: a TrainJob takes it from its runtime: leave it out, or take --kind job"
+        )
+    for spec in plan.runs.values():
+        if spec.nodes > 1 and getattr(spec, "launcher", None) == "once":
+            raise UsageError(
+                f"--launcher once on {spec.nodes} nodes: it starts the command in one pod only: "
+                "take srun or torchrun, or sizes of one node"
+            )
     if options.gpu_resource != "none" and any(s.whole_node for s in plan.runs.values()):
         # Its pod would get one GPU, of all that it is to drive.
         raise UsageError("dp drives all GPUs of a node, of which --to kubernetes knows no number: "

@@ -10,6 +10,7 @@ Standard library only. As with torchrun, whoever reaches the port can end the ru
 
 import argparse
 import contextlib
+import json
 import os
 import re
 import selectors
@@ -191,7 +192,17 @@ class Node:
             )
             self._start_all()
         else:
-            self._everyone({"done": self.stopped or final})
+            self._everyone({"done": self._judged(final)})
+
+    def _judged(self, code: int) -> int:
+        """Node 0: the code of the run; after a signal the signal's, in a pod what the run left."""
+        # Here, as a node's run.sh may have looked before rank 0 had written the outcome.
+        if self.stopped and os.environ.get("JOBKIT_POD"):
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                outcome = json.loads(RunPaths(self._run_dir()).outcome(self.attempt).read_text())
+                if outcome["exit_code"] in (Exit.OK, Exit.AGAIN):
+                    return int(outcome["exit_code"])
+        return self.stopped or code
 
     def _note_outcome(self, code: int) -> None:
         """Leave outcome.json where no rank and no run.sh of node 0 could say how it ended."""
