@@ -50,12 +50,12 @@ for table in (*loading.shares(), *replicas.gradients()):
 # %% [markdown]
 # ## Model parallelism and pipelines
 #
-# Layers are distributed over ranks. Under `mp` one rank computes at a time: a training on two ranks
-# holds the parameters once, and is no faster than one on one rank.
+# Layers are distributed over ranks. Under `mp` the ranks compute one after the other: two share the
+# parameters between them, which saves memory and no time.
 # %%
 jobkit(*base, "--name", "layers", "--strategies", "mp", "--gpus", "2")
 for _, row in collect("layers").runs.iterrows():
-    print(f"mp on {row['world_size']} ranks: {row['images_per_s']:.0f} images/s")
+    print(f"mp on {int(row['world_size'])} ranks: {float(row['images_per_s']):.0f} images/s")
 
 # %% [markdown]
 # A pipeline (`pp`) cuts a batch into microbatches, so that stages work at once. Left: the order in
