@@ -24,6 +24,9 @@ from jobkit.exercise.probes import loading, messages, replicas, sharding
 
 os.environ["JOBKIT_LOGS"] = tempfile.mkdtemp(prefix="jobkit-notebook-")
 pictures = Path(os.environ.get("NOTEBOOK_PICTURES") or os.environ["JOBKIT_LOGS"])
+small = "--train-samples 512 --test-samples 64 --epochs 2 --global-batch-size 64 --threads 1"
+small += " --breakdown-iterations 0"
+base = ["run", "--start-timeout", "300", "--site", "local", "--study", "demo", *small.split()]
 
 
 def jobkit(*words: str) -> str:
@@ -38,7 +41,8 @@ def jobkit(*words: str) -> str:
 # ## Data parallelism
 #
 # Each rank sees its share of the samples, and gradients are averaged. DataParallel (`dp`) is one
-# process with all devices of a node; DistributedDataParallel (`ddp`) is one process per device.
+# process with all devices of a node; DistributedDataParallel (`ddp`) is one process per device. On
+# one device, as on a CPU, `dp` computes what `single` does: the comparison below runs both.
 # %%
 for table in (*loading.shares(), *replicas.gradients()):
     print(table.text(), end="\n\n")
@@ -46,11 +50,18 @@ for table in (*loading.shares(), *replicas.gradients()):
 # %% [markdown]
 # ## Model parallelism and pipelines
 #
-# Layers are distributed over ranks. Under `mp` one rank computes at a time. A pipeline (`pp`) cuts
-# a batch into microbatches, so that stages work at once. Left: the order in which the stages really
-# ran, drawn with slots of equal length (F forward, B backward, and the number of the microbatch).
-# Right: the same slots with their measured times. With four stages on two cores, stages wait for
-# cores too.
+# Layers are distributed over ranks. Under `mp` the ranks compute one after the other: two share the
+# parameters between them, which saves memory and no time.
+# %%
+jobkit(*base, "--name", "layers", "--strategies", "mp", "--gpus", "2")
+for _, row in collect("layers").runs.iterrows():
+    print(f"mp on {int(row['world_size'])} ranks: {float(row['images_per_s']):.0f} images/s")
+
+# %% [markdown]
+# A pipeline (`pp`) cuts a batch into microbatches, so that stages work at once. Left: the order in
+# which the stages really ran, drawn with slots of equal length (F forward, B backward, and the
+# number of the microbatch). Right: the same slots with their measured times. With four stages on
+# two cores, stages wait for cores too.
 # %%
 figure, axes = plt.subplots(2, 2, figsize=(13, 6), layout="constrained")
 runs = {order: schedule.measure(order) for order in ("gpipe", "1f1b")}
@@ -113,9 +124,6 @@ print(jobkit("memory", "--parameters", "7e9", "--optimizer", "adamw", "--gpus", 
 # A study of real trainings on two ranks (`single` and `dp` on one process): throughput, memory per
 # rank, and the speed-up over `single` divided by the number of ranks.
 # %%
-small = "--train-samples 512 --test-samples 64 --epochs 2 --global-batch-size 64 --threads 1"
-small += " --breakdown-iterations 0"
-base = ["run", "--start-timeout", "300", "--site", "local", "--study", "demo", *small.split()]
 jobkit(*base, "--name", "one", "--strategies", "single", "dp", "--gpus", "1")
 jobkit(*base, "--name", "two", "--strategies", "ddp", "fsdp", "--gpus", "2")
 rows = [row for name in ("one", "two") for _, row in collect(name).runs.iterrows()]

@@ -16,6 +16,10 @@ def test_every_promise_has_its_row_with_a_place() -> None:
     assert [int(number) for number, *_ in ROWS] == list(range(1, 111))
     assert all(place.strip() for _, _, place, _ in ROWS)
     assert {int(number) for number, *_, command in ROWS if not command.strip()} == WITHOUT
+    named = {int(n): re.findall(r"`([\w./-]+)`", place) for n, _, place, _ in ROWS}
+    linked = {int(n) for n, _, place, _ in ROWS if re.search(r"\]\([^)]+\)", place)}
+    there = {n for n, names in named.items() if any((ROOT / name).exists() for name in names)}
+    assert set(range(1, 111)) - linked - there == set()
 
 
 @pytest.mark.parametrize("cell", sorted({row[3].strip() for row in ROWS if row[3].strip()}))

@@ -33,7 +33,7 @@ EPILOG = """examples:
   python run_benchmarks.py --strategies ddp fsdp --gpus 1 2 --repeats 3 --epochs 3
   python run_benchmarks.py --study my.toml --name wide --width 4 --precision bf16
   python run_benchmarks.py --gpus 4 8 16 --gpus-per-node 4 -A project --sbatch --nice=100
-  python run_benchmarks.py --sweep precision=fp32,bf16 --sweep width=1,2 --gpus 1
+  python run_benchmarks.py --sweep precision=fp32,bf16 width=1,2 --gpus 1
   python run_benchmarks.py --gpus 1 2 4 8 -- python train.py --batch-size 32
   python run_benchmarks.py --gpus 1 2 4 --unit images --work-per-step 512 -- \\
       python train.py --batch-size '{512 / ranks}'

@@ -16,17 +16,19 @@ _BOOLS = {"true": True, "false": False}
 
 def add_grid_arguments(made: argparse.ArgumentParser) -> None:
     """Add --sweep and --parameter."""
-    group = made.add_argument_group("grid", "Both repeatable.")
+    group = made.add_argument_group("grid", "Both take several words, and may be repeated.")
     group.add_argument(
         "--sweep",
-        action="append",
+        nargs="+",
+        action="extend",
         default=[],
         metavar="NAME=V1,V2",
         help="one run for each value of a setting, or of a placeholder {NAME} of the command",
     )
     group.add_argument(
         "--parameter",
-        action="append",
+        nargs="+",
+        action="extend",
         default=[],
         metavar="NAME=VALUE",
         help="value of a placeholder {NAME} of the command, and a column of results.csv",

@@ -18,7 +18,7 @@ def wrong(text: str, work: Work = NO_WORK) -> list[str]:
 
 
 def unjudged(text: str) -> list[str]:
-    return [v.said for v in check(text) if v.follows is None]
+    return [v.said for v in check(text) if v.follows is None and v.claim.kind != "rate"]
 
 
 TABLE = """| GPUs | time (s) | speed-up |
@@ -179,6 +179,19 @@ memory_usage = [16, 64, 20]  # GB
 scaling_efficiency = [100, 80, 97.5]  # Percentage
 """
     assert wrong(text) == ["1: 64", "1: 97.5 %"]
+    assert unjudged(text) == ["16", "20"]
+
+
+def test_rates_and_memory_that_nothing_gives_are_named(tmp_path, capsys) -> None:
+    """They are what the speed-ups follow from, and may be wrong themselves."""
+    file = tmp_path / "claims.md"
+    head = "| GPUs | images/s | memory (GB) | speed-up |\n|-|-|-|-|\n"
+    file.write_text(f"{head}| 1 | 100 | 16 | 1 |\n| 4 | 380 | 12 | 3.8 |\n")
+    assert main([str(file)]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "not judged, no samples, epochs and time beside it: 100 (line 3), 380 (line 4)",
+        "not judged, memory follows from no other number: 16 (line 3), 12 (line 4)",
+    ]
 
 
 @pytest.mark.parametrize(

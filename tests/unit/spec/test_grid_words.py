@@ -98,6 +98,24 @@ def test_the_command_line_has_both() -> None:
     assert len(planned("--parameter", "batch=4")) == 2
 
 
+@pytest.mark.parametrize("command", [(), ("--", "python", "train.py", "{precision}", "{batch}")])
+def test_one_sweep_takes_several_words(
+    command: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What follows the words, an option or -- and a command, is still what it was."""
+    batch = "batch" if command else "batch_size_per_rank"
+    swept = ["precision=fp32,bf16", f"{batch}=64,128"]
+    repeated = [word for value in swept for word in ("--sweep", value)]
+    outs = []
+    for words in (["--sweep", *swept], repeated):
+        options = ["--gpus", "1", "--repeats", "1", "--site", "local", "--dry-run", *words]
+        strategies = [] if command else ["--strategies", "ddp"]
+        assert cli.main([*strategies, *options, *command]) == 0
+        outs.append(capsys.readouterr().out)
+    assert outs[0] == outs[1]
+    assert "# 4 of 4 runs" in outs[0]
+
+
 def test_a_setting_given_twice_is_one_line_and_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
     for words, said in (
         (["--lr", "1", "--sweep", "lr=1,2"], "lr: give --lr or --sweep, not both"),

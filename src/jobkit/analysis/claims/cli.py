@@ -3,6 +3,10 @@
 Recomputes speed-ups, efficiencies and rates from the times or rates of the same series, relative to
 its smallest size. Every number is an interval, by its rounding, and so is the recomputed value: a
 claim follows if the two intervals meet. What cannot be recomputed is listed as not judged.
+
+It is more than a ratio of two numbers because a false alarm costs more than what is left unjudged:
+most of it finds the series, the base and the rounding of a claim as published tables write them.
+tests/bench/claims.py counts false alarms and misses.
 """
 
 import csv

@@ -10,6 +10,7 @@ from jobkit.analysis.claims.numbers import NUMBER, Number, number
 _UNITS = {"speed_up": "x", "efficiency": " %", "rate": " samples/s", "memory": "", "linear": ""}
 _PER_STEP = r"(?:per |/ ?)(?:step|iter|batch)"
 _ONE = {"speed_up": 1.0, "efficiency": 100.0}
+_MEMORY = "memory follows from no other number"
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,9 @@ class Verdict:
     def said(self) -> str:
         """The claim as it is written."""
         text = self.claim.number.text
-        return text + (_UNITS.get(self.claim.kind, "") if text[-1].isdigit() else "")
+        if not text[-1].isdigit() or (self.claim.kind == "rate" and self.follows is None):
+            return text  # a rate that was not judged need not be of samples
+        return text + _UNITS.get(self.claim.kind, "")
 
 
 class Unjudged(Exception):
@@ -203,7 +206,7 @@ def _rate(row: Row, claim: Quantity, rows: list[Row], work: Work) -> list[Number
     if re.search(r"(?:per |/ ?)epoch", row.context):
         epochs = [1.0]
     if len(times) != 1 or not samples or not epochs or claim.per_rank:
-        raise Unjudged("no samples, epochs and time beside it" if row.loose else "")
+        raise Unjudged("no samples, epochs and time beside it")
     made = []
     for amount in (s * e for s in samples for e in epochs):
         low, high = amount / times[0].high, amount / times[0].low
@@ -240,11 +243,11 @@ def _memory(row: Row, claim: Quantity, rows: list[Row], work: Work) -> list[Numb
     n = row.sizes.get(unit, 1.0)
     others = [q.number for r, q in own if r.sizes.get(unit) == n]
     if len(ones) != 1 or n == 1 or claim.number.low / n > ones[0].high:
-        raise Unjudged("")
+        raise Unjudged(_MEMORY)
     if not claim.number.low <= n * ones[0].high or claim.number.high < n * ones[0].low:
-        raise Unjudged("")
+        raise Unjudged(_MEMORY)
     if all(claim.number.low <= o.high for o in others):
-        raise Unjudged("")
+        raise Unjudged(_MEMORY)
     how = f"a total over {n:g}: {n:g} x {ones[0].text}, where others of this size have one GPU's"
     return [Number(how, ones[0].low, ones[0].high)]
 
