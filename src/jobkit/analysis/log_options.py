@@ -87,6 +87,8 @@ def given_study(args: argparse.Namespace) -> Path:
         work_per_step=args.work_per_step,
         warmup_steps=args.warmup_steps,
     )
+    if given.doubt:
+        print(f"jobkit: warning: {given.doubt}", file=sys.stderr)
     paths = StudyPaths.named(args.name or "from-logs")
     given.save(paths)
     return paths.folder

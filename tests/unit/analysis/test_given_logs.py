@@ -57,9 +57,6 @@ def test_each_log_is_a_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
         (["--size", "ranks"], "has no group"),
         (["--size", "ranks=("], "does not compile"),
         (["--size", "(?P<gpus>[0-9]+)"], "must be one of"),
-        (["--size", r"nodes=(\d+)"], "its number would be one of ranks, and it names nodes"),
-        (["--size", r"(\d+)nodes"], "its number would be one of ranks, and it names nodes"),
-        (["--size", r"ranks_per_node=(\d+)"], "and it names nodes: add --gpus-per-node N"),
         (["--size", r"(?P<nodes>\d+)"], "finds nodes and not ranks: add --gpus-per-node N"),
         (["--size", r"(?P<series>\w+)"], "has no group for the ranks"),
         (["--pattern", "nanogtp"], "did you mean 'nanogpt'"),
@@ -223,3 +220,29 @@ def test_try_pattern_shows_lines_and_the_rate(
     assert try_pattern(["slurm-a.out", "--line", "(?P<step_time_s>NO)"]) == Exit.INCOMPLETE
     assert try_pattern(["none.out", "--pattern", "nanogpt"]) == Exit.USAGE
     assert "No such file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("size", "more", "doubted"),
+    [
+        (r"nodes=(\d+)", {}, True),
+        (r"(\d+)nodes", {}, True),
+        (r"nodes=(\d+)", {"ranks_per_node": 4}, False),
+        (r"ranks=(\d+)", {}, False),
+        (r"nodes=(?P<nodes>\d+) ranks=(?P<ranks>\d+)", {}, False),
+    ],
+)
+def test_a_number_of_nodes_is_not_taken_for_ranks_in_silence(
+    size: str, more: dict[str, int], doubted: bool
+) -> None:
+    given = GivenLogs(files=("a.out",), size=size, **more)  # type: ignore[arg-type]
+    assert ("a node counts as one rank" in given.doubt) is doubted
+
+
+def test_that_is_a_warning(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for log in folder.glob("*.out"):
+        log.write_text(log.read_text().replace("ranks=", "nodes="))
+    words = ["--logs", "slurm-*.out", "--pattern", "nanogpt", "--size", r"nodes=(\d+)"]
+    assert collect_main([*words, "--name", "old"]) == Exit.INCOMPLETE
+    assert "warning: --size" in capsys.readouterr().err
+    assert list(collect("old").runs["world_size"]) == [1, 1, 2, 4]

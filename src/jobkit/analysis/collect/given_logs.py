@@ -71,7 +71,7 @@ class GivenLogs:
             raise UsageError("--logs: no such file")
 
     def _check_ranks(self, size: re.Pattern[str]) -> None:
-        """Raise UsageError where the expression cannot find a number of ranks, or seems not to."""
+        """Raise UsageError where the expression cannot find a number of ranks."""
         names = size.groupindex.keys()
         how = "add --gpus-per-node N, or a group (?P<ranks>...) or (?P<ranks_per_node>...)"
         if self.ranks_per_node or names & {"ranks", "ranks_per_node"}:
@@ -80,10 +80,19 @@ class GivenLogs:
             raise UsageError(f"--size {self.size!r} finds nodes and not ranks: {how}")
         if _plain_group(size) is None:
             raise UsageError(f"--size {self.size!r} has no group for the ranks, as 'ranks=(\\d+)'")
-        if _OF_NODES.search(re.sub(r"\\[A-Za-z]", "", self.size)):  # without \d and the like
-            raise UsageError(
-                f"--size {self.size!r}: its number would be one of ranks, and it names nodes: {how}"
-            )
+
+    @property
+    def doubt(self) -> str:
+        """What is taken for granted of the size that the expression finds; empty for nothing."""
+        size = re.compile(self.size)
+        if self.ranks_per_node or size.groupindex.keys() & {"ranks", "ranks_per_node"}:
+            return ""
+        if not _OF_NODES.search(re.sub(r"\\[A-Za-z]", "", self.size)):  # without \d and the like
+            return ""
+        return (
+            f"--size {self.size!r} names nodes: a node counts as one rank; with several on each "
+            "add --gpus-per-node N"
+        )
 
     def rules(self) -> Pattern | None:
         """The pattern. Raises UsageError where it is none."""
@@ -161,7 +170,7 @@ def _found(path: Path, given: GivenLogs, pattern: Pattern | None) -> dict[str, A
     size = size or _recorded_size(records.last("run_start"), spec, given.ranks_per_node)
     ranks = size.get("world_size")
     observed = None if unreadable else _observed(path, given, pattern, records, ranks)
-    row = result_row(spec, RunState("ok"), records, observed=observed)
+    row = result_row(spec, RunState(status="ok"), records, observed=observed)
     row |= {**(size or dict.fromkeys(_SIZE)), "attempts": None, "evidence_file": path.name}
     row["series"] = str(series or (spec.strategy if spec else "log"))
     row["strategy"] = spec.strategy if spec else row["series"]

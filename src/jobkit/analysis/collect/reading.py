@@ -148,14 +148,14 @@ def _found(ones: Sequence[_OneRun], kept: Kept) -> Iterator[dict[str, Any]]:
         if found[-1] is None:
             todo.append((one, mark))
     made = _read_all(todo)
-    for key, one in zip(keys, found, strict=True):
-        if one is None:
-            line, one = next(made)
+    for key, result in zip(keys, found, strict=True):
+        if result is None:
+            line, result = next(made)
             if line:
                 kept.keep(key, line)
-                one = decoded(line)
-        assert one is not None
-        yield one
+                result = decoded(line)
+        assert result is not None
+        yield result
 
 
 def _read_all(todo: Sequence[_ToRead]) -> Iterator[_Made]:
