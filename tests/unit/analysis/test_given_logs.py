@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from jobkit.analysis.cli import collect_main
+from jobkit.analysis.collect.given_logs import GivenLogs
 from jobkit.analysis.collect.results import collect
 from jobkit.analysis.log_options import try_pattern
 from jobkit.errors import Exit
