@@ -202,6 +202,8 @@ SETTINGS: tuple[str, ...] = tuple(_META)
 
 def _without_repeat(values: Mapping[str, Any]) -> Any:
     """What settings have in common with other repeats, to find one by; None where one is none."""
+    if not isinstance(values, Mapping):
+        return None
     rest = [pair for pair in values.items() if pair[0] != "repeat"]
     # 1, 1.0 and true are equal, and not all of them are sound.
     key = (*rest, *(type(value) for _, value in rest))
