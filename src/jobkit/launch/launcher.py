@@ -198,7 +198,7 @@ def _for_slurm(
     if ask:
         from jobkit.launch.slurm import submit  # imports submitit, which --help does not need
 
-        submit.check(wanted, full=hold_places(made.plan, found))
+        submit.check(wanted, hold_places(made.plan, found))
 
 
 def _slurm_notes(
