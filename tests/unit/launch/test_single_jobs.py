@@ -143,7 +143,7 @@ def test_a_run_that_was_killed_does_not_run(
     Started again in its folder, it is that process that counts.
     """
     kit, one = Kit(tmp_path), "--nproc-per-node=1"  # no other rank begins later
-    process = begun(kit, waits, one)
+    process, path = begun(kit, waits, one), kit.environ()["PATH"]
     monkeypatch.setenv("PATH", "/nonexistent")  # no Slurm to ask
     row = only_state(capsys)
     assert (row["status"], row["reason"]) == ("running", f"process {process.pid}")
@@ -151,7 +151,8 @@ def test_a_run_that_was_killed_does_not_run(
     assert process.wait(300) == -9
     row = only_state(capsys)
     assert row["status"] == "failed" and "exited without a run_end record" in row["reason"]
-    again = begun(kit, waits, one, "--run-dir", str(logs_root() / "single" / row["run_id"]))
+    folder = logs_root() / "single" / row["run_id"]
+    again = begun(kit, waits, one, "--run-dir", str(folder), PATH=path)
     row = only_state(capsys)
     assert (row["status"], row["reason"]) == ("running", f"process {again.pid}")
     waits.with_name("go on").unlink()
