@@ -161,7 +161,7 @@ def _found(path: Path, given: GivenLogs, pattern: Pattern | None) -> dict[str, A
     size = size or _recorded_size(records.last("run_start"), spec, given.ranks_per_node)
     ranks = size.get("world_size")
     observed = None if unreadable else _observed(path, given, pattern, records, ranks)
-    row = result_row(spec, RunState("ok"), records, observed=observed)
+    row = result_row(spec, RunState(status="ok"), records, observed=observed)
     row |= {**(size or dict.fromkeys(_SIZE)), "attempts": None, "evidence_file": path.name}
     row["series"] = str(series or (spec.strategy if spec else "log"))
     row["strategy"] = spec.strategy if spec else row["series"]
