@@ -29,7 +29,7 @@ _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: 
 
 def check_name_free(name: str) -> None:
     """Raise UsageError for a parameter's name that is a column with another meaning."""
-    if name in _TAKEN or name.startswith(_BEGINNINGS):
+    if name in _TAKEN or (name.startswith(_BEGINNINGS) and name not in SETTINGS):
         raise UsageError(f"parameter {name}: results.csv has such a column; choose another name")
 
 
