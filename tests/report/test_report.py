@@ -190,8 +190,9 @@ def test_the_verdict_names_the_best_the_limit_and_what_to_ask_for() -> None:
     lines = said_of(strategies=("ddp", "fsdp"), gpus=(1, 2, 4), repeats=2)
     assert lines[0].startswith("Strong scaling: the fastest is ddp on 4 GPUs, with 3,737 images")
     assert lines[1].startswith("Request 2 GPUs with ddp: speed-up 1.90 [95%: ")
-    assert lines[2].startswith("ddp seems to fall below 93% parallel efficiency at 4 GPUs: 92.5% [")
-    assert "(uncertain: the interval includes 93%)" in lines[2]
+    assert lines[2].startswith("4 more repeats of ddp on 1 and 2 GPUs (0.067 node-hours) would ")
+    assert lines[3].startswith("ddp seems to fall below 93% parallel efficiency at 4 GPUs: 92.5% [")
+    assert "(uncertain: the interval includes 93%)" in lines[3]
     assert lines[-1] == "All 12 planned runs are ok."
 
 

@@ -39,8 +39,8 @@ def verdict(
         row["why"] = why.get((row["series"], row["world_size"], row["nodes"]), "")
     for kind in dict.fromkeys(map(_kind, rows)):
         own = [r for r in rows if _kind(r) == kind]
-        first, *others = _of_scaling(own, kind[0], unit, least)
-        said += [first, *more_repeats(results, _best(own)["series"], least, unit), *others]
+        repeats = more_repeats(results, _best(own)["series"], least, unit)
+        said += _of_scaling(own, kind[0], unit, least, repeats)
     said[1:1] = shared_nodes(results)
     said += [*above_ideal(results.scaling, unit), *by_chance(results)]
     said += [line for f in forecasts for line in _beyond(f, unit)]
@@ -49,8 +49,13 @@ def verdict(
     return [*mixed(results.runs), *said, _runs(results)]
 
 
-def _of_scaling(rows: list[_Row], scaling: str, unit: str, least: float) -> list[str]:
-    """The best series of one kind of scaling, and what to ask for; then each series' limit."""
+def _of_scaling(
+    rows: list[_Row], scaling: str, unit: str, least: float, repeats: list[str]
+) -> list[str]:
+    """The best series of one kind of scaling, and what to ask for; then each series' limit.
+
+    repeats: what to repeat so that it is certain.
+    """
     best = _best(rows)
     line = (
         f"{_title(scaling)}: the fastest is {best['series']} on {_size(best, unit)}, "
@@ -66,7 +71,7 @@ def _of_scaling(rows: list[_Row], scaling: str, unit: str, least: float) -> list
     ]
     if len(shown) < len(names):
         limits.append(f"For the other {len(names) - len(shown)} series, see the table.")
-    return list(dict.fromkeys([line, *_ask(rows, best, unit, least), *limits]))
+    return list(dict.fromkeys([line, *_ask(rows, best, unit, least), *repeats, *limits]))
 
 
 def _kind(row: _Row) -> tuple[str, str]:
