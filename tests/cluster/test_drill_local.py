@@ -10,22 +10,27 @@ from support.checkout import ROOT
 from support.training_programs import STEPS
 
 
-def test_a_drill_on_this_machine(tmp_path: Path) -> None:
-    """TERM to the ranks, after which run.sh starts them again, and a fault that needs Slurm."""
+def drill(folder: Path, *words: str) -> tuple[str, dict[str, dict[str, str]]]:
+    """Run `jobkit drill --local`, with its logs in a folder; what it printed, and its rows."""
     env = os.environ | {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT / "src"),
-        "JOBKIT_LOGS": str(tmp_path / "my logs"),
-        "JOBKIT_DATA_DIR": str(tmp_path / "data"),
+        "JOBKIT_LOGS": str(folder / "my logs"),
+        "JOBKIT_DATA_DIR": str(folder / "data"),
     }
-    words = ["--local", "--name", "here", "--faults", "term", "scancel"]
     done = subprocess.run(
-        [sys.executable, "-m", "jobkit", "drill", *words],
+        [sys.executable, "-m", "jobkit", "drill", "--local", "--name", "here", *words],
         env=env, capture_output=True, text=True, timeout=1200,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    with (tmp_path / "my logs" / "here" / "drill.csv").open() as file:
-        term, scancel = csv.DictReader(file)
+    with (folder / "my logs" / "here" / "drill.csv").open() as file:
+        return done.stdout, {row["fault"]: row for row in csv.DictReader(file)}
+
+
+def test_a_drill_on_this_machine(tmp_path: Path) -> None:
+    """TERM to the ranks, after which run.sh starts them again, and a fault that needs Slurm."""
+    said, rows = drill(tmp_path, "--faults", "term", "scancel")
+    term, scancel = rows["term"], rows["scancel"]
     assert (term["where"], term["first_status"], term["final_status"]) == (
         "here",
         "preempted",
@@ -34,23 +39,17 @@ def test_a_drill_on_this_machine(tmp_path: Path) -> None:
     assert (term["iterations_lost"], term["same_parameters"], term["orphans"]) == ("0", "yes", "0")
     assert term["attempts"] == "2" and float(term["restart_s"]) > 0
     assert scancel["note"] == "not possible here: it needs Slurm" and scancel["where"] == ""
-    assert "1 of 1 faults: recovered" in done.stdout
+    assert "1 of 1 faults: recovered" in said
 
 
 def test_a_drill_of_a_command_on_this_machine(tmp_path: Path) -> None:
     """A program that says its steps and saves each tenth: killed, warned, and ended by TERM."""
     script = tmp_path / "my train.py"
     script.write_text(STEPS)
-    env = os.environ | {"PYTHONPATH": str(ROOT / "src"), "JOBKIT_LOGS": str(tmp_path / "logs")}
     faults = ["kill", "warning", "term", "raise"]
-    words = ["--local", "--at", "25", "--faults", *faults, "--", sys.executable, str(script)]
-    done = subprocess.run(
-        [sys.executable, "-m", "jobkit", "drill", *words],
-        env=env, capture_output=True, text=True, timeout=1200,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    with (tmp_path / "logs" / "drill" / "drill.csv").open() as file:
-        rows = {row["fault"]: row for row in csv.DictReader(file)}
+    said, rows = drill(
+        tmp_path, "--at", "25", "--faults", *faults, "--", sys.executable, str(script)
+    )
     ended = {name: row["first_status"] for name, row in rows.items()}
     assert ended == {"kill": "failed", "warning": "preempted", "term": "cancelled", "raise": ""}
     assert rows["kill"]["evidence"] == "rank 1: ended by SIGKILL"
@@ -59,4 +58,4 @@ def test_a_drill_of_a_command_on_this_machine(tmp_path: Path) -> None:
         assert (row["final_status"], row["attempts"], row["orphans"]) == ("ok", "2", "0"), row
         assert row["same_parameters"] == "" and row["iterations_lost"].isdigit(), row
     assert rows["raise"]["note"].startswith("not possible here: only jobkit's own training")
-    assert "3 of 3 faults: recovered\n" in done.stdout
+    assert "3 of 3 faults: recovered\n" in said
