@@ -3,8 +3,11 @@
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
-from jobkit.outcome.facts import Facts, read, read_job, seconds
+from jobkit.cores import in_order
+from jobkit.outcome.facts import read, read_job, seconds
 from jobkit.outcome.liveness import is_alive
 from jobkit.outcome.slurm_jobs import GONE, Job, cluster, merged
 from jobkit.outcome.status import UNDER_WAY, RunState, judge
@@ -33,36 +36,48 @@ def join(
     ordered: of ordered_runs, asked before. all_jobs: ask after the jobs of runs that are ok too.
     here: the name of the cluster that is asked, None if not known.
     """
-    found, facts = Joined(), {run_id: read(paths) for run_id, paths in runs.items()}
-    for run_id, known in facts.items():
-        found.states[run_id] = judge(known, ordered.get(run_id))
+    found, starts = Joined(), dict[str, Mapping[str, Any] | None]()
+    for run_id, (state, start) in zip(
+        runs, in_order(partial(_look, ordered), [*runs.items()]), strict=True
+    ):
+        found.states[run_id], starts[run_id] = state, start
     ids = {
         run_id: job_id
-        for run_id, known in facts.items()
-        if (job_id := slurm_job_id(known)) and (all_jobs or found.states[run_id].status != "ok")
+        for run_id, start in starts.items()
+        if (job_id := slurm_job_id(start)) and (all_jobs or found.states[run_id].status != "ok")
     }
-    ids = _of_cluster(ids, facts, here)
+    ids = _of_cluster(ids, starts, here)
     said = ask(ids.values()) if ids else {}
     for run_id, job_id in ids.items():
         if (job := said.get(job_id)) is None:
             continue
-        known, state = facts[run_id], found.states[run_id]
+        start, state = starts[run_id], found.states[run_id]
         if has_ended(job) and state.status != "ok":
             # It may have ended well between the look at its files and Slurm's answer.
-            known = read(runs[run_id])
-            state = judge(known, ordered.get(run_id))
-        if slurm_job_id(known) == job_id:  # else it was started again meanwhile
+            state, start = _look(ordered, (run_id, runs[run_id]))
+        if slurm_job_id(start) == job_id:  # else it was started again meanwhile
             found.jobs[run_id] = job
-            state = merged(state, job, bool((known.job or {}).get("shared")))
+            state = merged(state, job, bool((start or {}).get("shared")))
         found.states[run_id] = state
     return found
 
 
+def _look(
+    ordered: Mapping[str, float], run: tuple[str, RunPaths]
+) -> tuple[RunState, Mapping[str, Any] | None]:
+    """The state of a run by its files alone; and who runs its newest start."""
+    run_id, paths = run
+    facts = read(paths)
+    return judge(facts, ordered.get(run_id)), facts.job
+
+
 def _of_cluster(
-    ids: dict[str, str], facts: Mapping[str, Facts], here: Callable[[], str | None]
+    ids: dict[str, str],
+    starts: Mapping[str, Mapping[str, Any] | None],
+    here: Callable[[], str | None],
 ) -> dict[str, str]:
     """The ids without those of another cluster, whose numbers other jobs have here."""
-    noted = {run_id: (facts[run_id].job or {}).get("cluster") for run_id in ids}
+    noted = {run_id: (starts[run_id] or {}).get("cluster") for run_id in ids}
     if not any(noted.values()) or (name := here()) is None:
         return ids
     return {run_id: job_id for run_id, job_id in ids.items() if noted[run_id] in (None, name)}
@@ -73,15 +88,15 @@ def has_ended(job: Job) -> bool:
     return job.state == GONE or (bool(job.status) and job.status not in UNDER_WAY)
 
 
-def slurm_job_id(facts: Facts) -> str | None:
-    """The Slurm job of a run's newest start."""
-    job_id = (facts.job or {}).get("job_id")
+def slurm_job_id(start: Mapping[str, Any] | None) -> str | None:
+    """The Slurm job of a run's newest start, by who runs that."""
+    job_id = (start or {}).get("job_id")
     return str(job_id) if job_id else None
 
 
 def job_ids(runs: Iterable[RunPaths]) -> list[str]:
     """The Slurm jobs of the newest starts of the runs."""
-    found = (slurm_job_id(Facts(run_id="", job=read_job(paths))) for paths in runs)
+    found = (slurm_job_id(read_job(paths)) for paths in runs)
     return list(dict.fromkeys(job_id for job_id in found if job_id))
 
 

@@ -204,9 +204,10 @@ def _without_repeat(values: Mapping[str, Any]) -> Any:
     """What settings have in common with other repeats, to find one by; None where one is none."""
     if not isinstance(values, Mapping):
         return None
-    rest = [pair for pair in values.items() if pair[0] != "repeat"]
+    rest = {**values}
+    rest.pop("repeat", None)
     # 1, 1.0 and true are equal, and not all of them are sound.
-    key = (*rest, *(type(value) for _, value in rest))
+    key = (*rest, *rest.values(), *map(type, rest.values()))
     try:
         hash(key)
     except TypeError:  # a list or a table: it is refused, or named, later

@@ -1,5 +1,6 @@
 """Find a study on disk, and read its plan or what stands for one."""
 
+from collections.abc import Collection
 from pathlib import Path
 
 from jobkit.errors import UsageError, nearest
@@ -104,6 +105,6 @@ def is_run(folder: Path) -> bool:
     return any(is_there(folder / name) for name in names)
 
 
-def run_folders(folder: Path) -> list[Path]:
-    """The folders of runs in a study's folder, by name."""
-    return [f for n in sorted(file_names(folder)) if is_run(f := folder / n)]
+def run_folders(folder: Path, but: Collection[str] = ()) -> list[Path]:
+    """The folders of runs in a study's folder, by name; but: names that are left out."""
+    return [f for n in sorted({*file_names(folder)}.difference(but)) if is_run(f := folder / n)]

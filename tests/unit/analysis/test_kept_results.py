@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from jobkit import cores
 from jobkit.analysis.collect import reading
-from jobkit.analysis.collect.kept import Kept, encoded, key_of, mark_of
+from jobkit.analysis.collect.kept import Kept, decoded, encoded, key_of, mark_of
 from jobkit.analysis.collect.results import collect
 from jobkit.paths import RunPaths
 from jobkit.spec.plan import Plan
@@ -174,37 +175,15 @@ def test_several_processes_read_what_one_reads(monkeypatch: pytest.MonkeyPatch) 
     settle(plan.paths.folder)
     before = tables(plan)
     plan.paths.collected.unlink()
-    monkeypatch.setattr(reading, "_SHARE", 2)
-    monkeypatch.setattr(reading.os, "sched_getaffinity", lambda _: {0, 1, 2})
-    processes = []
-    real = reading.ProcessPoolExecutor
-
-    def noted(workers: int, *words: object) -> object:
-        processes.append(workers)
-        return real(workers, *words)
-
-    monkeypatch.setattr(reading, "ProcessPoolExecutor", noted)
+    monkeypatch.setattr(cores, "SHARE", 2)
+    monkeypatch.setattr(cores, "_CHUNK", 1)
+    monkeypatch.setattr(cores.os, "sched_getaffinity", lambda _: {0, 1, 2})
+    read_here = []
+    real = reading.read_run
+    monkeypatch.setattr(reading, "read_run", lambda *a: read_here.append(a) or real(*a))
     assert tables(plan) == before
-    assert processes == [3]
     assert tables(plan) == before, "what they kept"
-    assert processes == [3]
-
-
-def test_a_worker_that_is_killed_loses_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = whole_study(strategies=("ddp",), gpus=(1, 2), repeats=3)
-    before = tables(plan)
-    monkeypatch.setattr(reading, "_SHARE", 2)
-    monkeypatch.setattr(reading, "_CHUNK", 1)
-    monkeypatch.setattr(reading.os, "sched_getaffinity", lambda _: {0, 1})
-    here, real = os.getpid(), reading._read
-
-    def read(what: tuple) -> object:
-        if os.getpid() != here and what[0].paths.folder.name == [*plan.runs][3]:
-            os._exit(9)
-        return real(what)
-
-    monkeypatch.setattr(reading, "_read", read)
-    assert tables(plan) == before
+    assert not read_here, "read by this process"
 
 
 @pytest.mark.parametrize("spoil", ["bits", "cut", "version", "writable", "folder", "absent"])
@@ -243,5 +222,6 @@ def test_what_json_cannot_say_is_not_kept(tmp_path: Path) -> None:
             kept.keep(key, line)
     kept.save()
     (tmp_path / "kept").chmod(0o600)  # whatever the umask is
-    found = [Kept(tmp_path / "kept").find(key) for key in keys]
+    again = Kept(tmp_path / "kept")
+    found = [decoded(again.take(key)) if key in again else None for key in keys]
     assert found == [*[None] * len(values), {"value": 1.5}]

@@ -16,13 +16,13 @@ from typing import Any
 import regex
 
 from jobkit.analysis.collect.lines import TIMEOUT_S, matches, observed_lines, observed_metrics
-from jobkit.analysis.collect.reading import Read, epoch_rows
+from jobkit.analysis.collect.reading import Read, epoch_cells
 from jobkit.analysis.collect.records import RunRecords, read_log
 from jobkit.analysis.collect.rows import recorded_spec, result_row
 from jobkit.analysis.collect.steps import Observed, step_rows
 from jobkit.analysis.collect.unused import unused_lines
 from jobkit.analysis.collect.windows import observed_windows
-from jobkit.analysis.tables.frames import Row
+from jobkit.analysis.tables.frames import Row, cells_of
 from jobkit.errors import UsageError
 from jobkit.files import is_there, read_regular
 from jobkit.home import cache_root
@@ -178,9 +178,9 @@ def _found(path: Path, given: GivenLogs, pattern: Pattern | None) -> dict[str, A
     row |= {} if unreadable else _judged(path, given, pattern, row, records.last("run_end"))
     return {
         "row": row,
-        "epochs": epoch_rows(records),
-        "steps": step_rows(observed) if observed else [],
-        "samples": [],
+        "epochs": epoch_cells(records),
+        "steps": cells_of(step_rows(observed) if observed else []),
+        "samples": cells_of([]),
         "rejected": [[r.file, r.count, r.offset, r.reason] for r in records.rejects],
         "unused": unused_lines(records, observed),
         "lost": records.lost,

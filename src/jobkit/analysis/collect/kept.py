@@ -42,16 +42,13 @@ class Kept:
         self._lines = dict(_read(path))
         self._next: dict[bytes, bytes] = {}
 
-    def find(self, key: bytes) -> dict[str, Any] | None:
-        """The result with this key; None where there is none."""
-        if (line := self._lines.get(key)) is None:
-            return None
-        try:
-            found = decoded(line)
-        except ValueError:
-            return None
-        self._next[key] = line
-        return found
+    def __contains__(self, key: bytes) -> bool:
+        """Whether there is a result with this key."""
+        return key in self._lines
+
+    def take(self, key: bytes) -> bytes:
+        """The result with this key, as encoded() gave it, to be kept."""
+        return self._next.setdefault(key, self._lines[key])
 
     def keep(self, key: bytes, line: bytes) -> None:
         """Keep a result, as encoded() gives it."""

@@ -1,26 +1,24 @@
 """The runs of a study, one after the other: what is read of each, or was kept of the last time."""
 
-import multiprocessing
-import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from jobkit.analysis.collect.kept import Kept, Mark, decoded, encoded, key_of, mark_of
 from jobkit.analysis.collect.measured import observed_of, wall_time_s
 from jobkit.analysis.collect.records import Reject, RunRecords, read_run
-from jobkit.analysis.collect.rows import as_run, result_row, unplanned_settings
+from jobkit.analysis.collect.rows import as_run, recorded_spec, result_row, unplanned_settings
 from jobkit.analysis.collect.samples import sample_rows, use_row
 from jobkit.analysis.collect.steps import step_rows
 from jobkit.analysis.collect.study import StudyRuns, run_states
 from jobkit.analysis.collect.unused import unused_lines
 from jobkit.analysis.tables.columns import EPOCHS
-from jobkit.analysis.tables.frames import Row
+from jobkit.analysis.tables.frames import Cells, Row, cells_of
 from jobkit.analysis.tables.series import series_labels
-from jobkit.metric.line import COMMON, KINDS, Record
+from jobkit.cores import in_order
+from jobkit.metric.line import COMMON, KINDS
 from jobkit.metric.pattern import pattern_of
 from jobkit.outcome.slurm_jobs import Job
 from jobkit.outcome.status import FINAL, RunState
@@ -32,8 +30,6 @@ OF_EPOCH = tuple(c for c in EPOCHS if c.name in (*KINDS["epoch"], "attempt"))
 # What identifies a run, or a record among others: no columns of an epoch's own.
 NOT_OF_EPOCH = {*COMMON, "part", "parts", *(c.name for c in EPOCHS if c not in OF_EPOCH)}
 _DROPPED = NOT_OF_EPOCH - {c.name for c in OF_EPOCH}
-_SHARE, _CHUNK = 100, 20  # runs: the least for a further process, and those of one message
-_MOST_WORKERS = 8  # a login node has other users
 
 
 @dataclass
@@ -41,9 +37,9 @@ class Read:
     """What was read of all runs, in the order of the plan."""
 
     rows: list[Row] = field(default_factory=list)
-    epochs: list[list[Record]] = field(default_factory=list)
-    steps: list[list[Row]] = field(default_factory=list)
-    samples: list[list[Row]] = field(default_factory=list)
+    epochs: list[Cells] = field(default_factory=list)
+    steps: list[Cells] = field(default_factory=list)
+    samples: list[Cells] = field(default_factory=list)
     rejected: list[Reject] = field(default_factory=list)
     lost: dict[str, int] = field(default_factory=dict)
     not_taken: dict[str, int] = field(default_factory=dict)
@@ -106,7 +102,8 @@ class _OneRun:
     def read(self) -> dict[str, Any]:
         """What its files hold, as JSON takes it."""
         records = read_run(self.paths, self.record_id)
-        spec = as_run(self.spec, records)
+        actual = recorded_spec(records)
+        spec = as_run(self.spec, actual)
         observed = observed_of(self.paths, records, spec)
         wall_s = wall_time_s(self.paths, self.state.attempts)
         row = result_row(spec, self.state, records, self.job, observed, wall_s)
@@ -116,88 +113,44 @@ class _OneRun:
         return {
             "row": row | use_row(records, observed, row, slurm_j),
             "settings": {k: v for k, v in decided.items() if (k, v) not in planned.items()},
-            "samples": sample_rows(records.samples),
-            "epochs": epoch_rows(records),
-            "steps": step_rows(observed) if observed else [],
+            "samples": cells_of(sample_rows(records.samples)),
+            "epochs": epoch_cells(records),
+            "steps": cells_of(step_rows(observed) if observed else []),
             "rejected": [[r.file, r.count, r.offset, r.reason] for r in records.rejects],
-            "contradicted": unplanned_settings(spec, records),
+            "contradicted": unplanned_settings(spec, actual, records),
             "unused": unused_lines(records, observed),
             "lost": records.lost,
             "not_taken": records.epochs_not_taken,
         }
 
 
-def epoch_rows(records: RunRecords) -> list[Record]:
+def epoch_cells(records: RunRecords) -> Cells:
     """The records of a run's epochs, without what identifies the run."""
-    return [{k: v for k, v in r.items() if k not in _DROPPED} for r in records.epochs]
-
-
-_ToRead = tuple[_OneRun, Mark | None]
-_Made = tuple[bytes | None, dict[str, Any] | None]  # as JSON, or as it is
+    return cells_of([{k: v for k, v in r.items() if k not in _DROPPED} for r in records.epochs])
 
 
 def _found(ones: Sequence[_OneRun], kept: Kept) -> Iterator[dict[str, Any]]:
     """What was kept of each run that is as it was; else what is read, which is kept then."""
-    found: list[dict[str, Any] | None] = []
-    keys: list[bytes] = []
-    todo: list[_ToRead] = []
-    for one in ones:
-        mark = mark_of(one.paths) if one.state.status in FINAL else None
-        keys.append(one.key(mark) if mark is not None else b"")
-        found.append(kept.find(keys[-1]) if mark is not None else None)
-        if found[-1] is None:
-            todo.append((one, mark))
-    made = _read_all(todo)
-    for key, result in zip(keys, found, strict=True):
-        if result is None:
-            line, result = next(made)
-            if line:
-                kept.keep(key, line)
-                result = decoded(line)
-        assert result is not None
-        yield result
+    for one, (key, line, found) in zip(ones, in_order(partial(_look, kept), ones), strict=True):
+        if key and line:
+            kept.keep(key, line)
+        elif key:
+            line = kept.take(key)
+        yield decoded(line) if line else found or one.read()
 
 
-def _read_all(todo: Sequence[_ToRead]) -> Iterator[_Made]:
-    """Read the runs, in order; by several processes where they are many and cores are there."""
-    workers = min(len(os.sched_getaffinity(0)), _MOST_WORKERS, len(todo) // _SHARE)
-    if workers < 2:
-        return map(_read, todo)
-    return _read_by(workers, todo)
+def _look(kept: Kept, one: _OneRun) -> tuple[bytes, bytes, dict[str, Any] | None]:
+    """What was made of a run: by the key of what is kept, as JSON that may be, or as it is.
 
-
-def _read_by(workers: int, todo: Sequence[_ToRead]) -> Iterator[_Made]:
-    # Forked, so that the runs need not be sent to them; what they found comes back as JSON.
-    context, done = multiprocessing.get_context("fork"), 0
-    with ProcessPoolExecutor(workers, context, _take_over, (todo,)) as pool:
-        try:
-            for made in pool.map(_read_one, range(len(todo)), chunksize=_CHUNK):
-                yield made
-                done += 1
-            return
-        except (BrokenProcessPool, OSError):  # no more processes, or no memory for them
-            pass
-    yield from map(_read, todo[done:])
-
-
-_todo: Sequence[_ToRead] = ()  # of a worker
-
-
-def _take_over(todo: Sequence[_ToRead]) -> None:
-    global _todo
-    _todo = todo
-
-
-def _read_one(index: int) -> _Made:
-    return _read(_todo[index])
-
-
-def _read(what: _ToRead) -> _Made:
-    """Read a run; as JSON where it can be kept: it has ended, and nobody wrote meanwhile."""
-    one, mark = what
+    It may be kept if the run has ended, and nobody wrote meanwhile.
+    """
+    mark = mark_of(one.paths) if one.state.status in FINAL else None
+    key = one.key(mark) if mark is not None else b""
+    if key in kept:
+        return key, b"", None
     made = one.read()
     line = encoded(made) if mark is not None and mark_of(one.paths) == mark else None
-    return (line, None) if line else (None, made)
+    return (key, line, None) if line else (b"", b"", made)
 
 
 def _as_run(planned: PlannedRun | None, settings: dict[str, Any]) -> PlannedRun | None:

@@ -9,7 +9,7 @@ results.ok         whether every run is ok
 """
 
 import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,14 +27,24 @@ from jobkit.analysis.scaling.sizes import Size
 from jobkit.analysis.tables.column import Column
 from jobkit.analysis.tables.columns import EPOCHS, RESULTS, SAMPLES, STEPS
 from jobkit.analysis.tables.comparable import apart, faults
-from jobkit.analysis.tables.frames import MOST_OTHERS, Row, frame, others
+from jobkit.analysis.tables.frames import (
+    MOST_OTHERS,
+    Cells,
+    below_each_other,
+    frame,
+    frame_of,
+    others,
+)
 from jobkit.analysis.tables.products import save_table
 from jobkit.analysis.tables.text import counted
 from jobkit.errors import one_line
-from jobkit.metric.line import COMMON, Record
+from jobkit.metric.line import COMMON
 from jobkit.paths import StudyPaths
 from jobkit.permissions import closed_to_others, other_writers
 from jobkit.spec.studies import find_study
+
+_OF_RUN = ("run_id", "study", "series", "world_size", "repeat")
+_NOT_OF_ROW = {*COMMON, *_OF_RUN}
 
 
 @dataclass(frozen=True)
@@ -153,14 +163,16 @@ def collect(
                 kept.save()
         runs = frame(read.rows, RESULTS)
         runs["series"] = apart(runs) if separate else runs["series"]
-        epochs, left_out = _epoch_table(runs, read.epochs)
+        epochs, left_out = _of_runs(runs, read.epochs, EPOCHS, OF_EPOCH, NOT_OF_EPOCH)
+        steps = _of_runs(runs, read.steps, STEPS, _own(STEPS), _NOT_OF_ROW)[0]
+        samples = _of_runs(runs, read.samples, SAMPLES, _own(SAMPLES), _NOT_OF_ROW)[0]
     sizes = measured_sizes(runs, epochs, accuracy)
     results = Results(
         folder=folder,
         runs=runs,
         epochs=epochs,
-        steps=_of_runs(runs, read.steps, STEPS),
-        samples=_of_runs(runs, read.samples, SAMPLES),
+        steps=steps,
+        samples=samples,
         sizes=tuple(sizes),
         scaling=scaling_table(sizes, runs["study"].iloc[0] if len(runs) else None),
         rejected=tuple(read.rejected),
@@ -182,30 +194,29 @@ def _read_logs(paths: StudyPaths) -> Read:
     return read_logs(GivenLogs.read(paths.given_logs), paths.folder.resolve().name)
 
 
-def _epoch_table(runs: pd.DataFrame, epochs: list[list[Record]]) -> tuple[pd.DataFrame, int]:
-    """A row for each run and epoch: what identifies the run, and the epoch's record.
-
-    Values that a foreign script names in its own way keep their names; and how many were too many.
-    """
-    own, keys = OF_EPOCH, [c.name for c in EPOCHS if c not in OF_EPOCH]
-    rows = [r for e in epochs for r in e]
-    values = frame(rows, own, NOT_OF_EPOCH)
-    too_many = max(0, len(others(rows, own, NOT_OF_EPOCH)) - MOST_OTHERS)
-    of_run = runs[keys].loc[runs.index.repeat([len(e) for e in epochs])]
-    table = pd.concat([of_run.reset_index(drop=True), values], axis=1)
-    return table[[*(c.name for c in EPOCHS), *values.columns[len(own) :]]], too_many
-
-
 def _of_runs(
-    runs: pd.DataFrame, rows: list[list[Row]], columns: tuple[Column, ...]
-) -> pd.DataFrame:
-    """A table with rows of each run; values that a program names itself keep their names."""
-    keys = ("run_id", "study", "series", "world_size", "repeat")
-    own = tuple(c for c in columns if c.name not in keys)
-    values = frame([r for of_run in rows for r in of_run], own, {*COMMON, *keys})
-    of_run = runs[list(keys)].loc[runs.index.repeat([len(s) for s in rows])]
+    runs: pd.DataFrame,
+    parts: list[Cells],
+    columns: tuple[Column, ...],
+    own: tuple[Column, ...],
+    left_out: Iterable[str],
+) -> tuple[pd.DataFrame, int]:
+    """A table with rows of each run; and how many columns were too many.
+
+    own: the columns that are of a row; the others identify its run. Values that a program names
+    itself keep their names, but for those left out.
+    """
+    keys, cells = [c.name for c in columns if c not in own], below_each_other(parts)
+    too_many = max(0, len(others(cells, own, left_out)) - MOST_OTHERS)
+    values = frame_of(cells, own, left_out)
+    of_run = runs[keys].loc[runs.index.repeat([count for count, _ in parts])]
     table = pd.concat([of_run.reset_index(drop=True), values], axis=1)
-    return table[[*(c.name for c in columns), *values.columns[len(own) :]]]
+    return table[[*(c.name for c in columns), *values.columns[len(own) :]]], too_many
+
+
+def _own(columns: tuple[Column, ...]) -> tuple[Column, ...]:
+    """The columns of a table that do not identify the run."""
+    return tuple(c for c in columns if c.name not in _OF_RUN)
 
 
 @contextmanager

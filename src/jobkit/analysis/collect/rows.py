@@ -36,18 +36,21 @@ def recorded_spec(records: RunRecords) -> RunSpec | None:
         return None
 
 
-def as_run(spec: PlannedRun | None, records: RunRecords) -> PlannedRun | None:
-    """The planned settings, with what they leave to the device as the run decided it."""
-    actual = recorded_spec(records)
+def as_run(spec: PlannedRun | None, actual: RunSpec | None) -> PlannedRun | None:
+    """The planned settings, with what they leave to the device as the run decided it.
+
+    actual: as recorded_spec gives it.
+    """
     return spec.decided(actual) if spec and actual else spec or actual
 
 
-def unplanned_settings(spec: PlannedRun | None, records: RunRecords) -> str:
+def unplanned_settings(spec: PlannedRun | None, actual: RunSpec | None, records: RunRecords) -> str:
     """The settings that a run recorded and that differ from its plan; empty where none does.
 
-    results.csv has the planned ones, and a run that was started by hand may have had others.
+    actual: as recorded_spec gives it. results.csv has the planned ones, and a run that was started
+    by hand may have had others.
     """
-    actual, start = recorded_spec(records), records.last("run_start")
+    start = records.last("run_start")
     if spec is None or actual is None or records.lost or "world_size" not in start:
         return ""  # where a part of the record is missing, settings seem to be at their default
     return ", ".join(

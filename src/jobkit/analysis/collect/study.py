@@ -27,8 +27,8 @@ class StudyRuns:
 def read_study(folder: Path) -> StudyRuns:
     """The runs of a study's folder; raises UsageError where its plan cannot be read."""
     paths = StudyPaths(folder)
-    present = run_folders(folder)
     if not paths.plan.exists():
+        present = run_folders(folder)
         return StudyRuns(
             paths,
             {f.name: own_spec(f) for f in present},
@@ -41,7 +41,7 @@ def read_study(folder: Path) -> StudyRuns:
         dict(planned),
         {run_id: paths.run(run_id) for run_id in planned},
         {run_id: run_id for run_id in planned},
-        tuple(f.name for f in present if f.name not in planned),
+        tuple(f.name for f in run_folders(folder, but=planned)),
         ordered_runs(paths, planned),
     )
 

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from jobkit.analysis.tables.comparable import faults
-from jobkit.analysis.tables.frames import Row, records
+from jobkit.analysis.tables.frames import Row, plain_records
 from jobkit.spec.runspec import STRATEGIES
 
 IMAGES = "images/s"  # the unit of a training on images, which is jobkit's own
@@ -95,9 +95,8 @@ def sizes(runs: pd.DataFrame) -> list[Size]:
     """Medians over the repeats of every size, series by series, small sizes first."""
     # A run has hundreds of columns, and there may be many sizes: plain values cost least.
     groups: dict[tuple[Any, ...], list[Row]] = {}
-    for row in records(runs[[*_KEYS, *_FACTS, *_OF_RUN]]):
-        plain = {name: _plain(value) for name, value in row.items()}
-        groups.setdefault(tuple(plain[k] for k in _KEYS), []).append(plain)
+    for row in plain_records(runs[[*_KEYS, *_FACTS, *_OF_RUN]]):
+        groups.setdefault(tuple(row[k] for k in _KEYS), []).append(row)
     found = _with_units([_size(rows) for rows in groups.values()])
     return _with_speed_up(_with_times(sorted(found, key=_order)), faults(runs))
 
@@ -226,10 +225,3 @@ def _values(rows: Iterable[Row], name: str) -> list[float]:
 def _median(values: Iterable[float]) -> float | None:
     known = list(values)
     return median(known) if known else None
-
-
-def _plain(value: Any) -> Any:
-    """A cell as Python has it; None where it is empty."""
-    if pd.isna(value):
-        return None
-    return value.item() if hasattr(value, "item") else value

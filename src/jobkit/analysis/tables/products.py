@@ -1,10 +1,14 @@
 """How the analysis writes its files; jobkit.paths has their names."""
 
+import csv
+import io
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
-from jobkit.analysis.tables.column import NUMBER, TEXT
+from jobkit.analysis.tables.column import TEXT
+from jobkit.analysis.tables.frames import plain_values
 from jobkit.errors import UsageError
 from jobkit.paths import write_whole
 
@@ -17,13 +21,25 @@ def save_table(path: Path, table: pd.DataFrame) -> None:
     A text that a spreadsheet would take for a formula gets an apostrophe before it: names and
     messages come from logs, which anybody may have written.
     """
-    safe = table.rename(columns=lambda name: f"'{name}" if name.startswith(_FORMULA) else name)
-    for name, column in safe.items():
-        if column.dtype == TEXT and (formulas := column.str.startswith(_FORMULA, na=False)).any():
-            safe[name] = column.where(~formulas, "'" + column)
-        elif column.dtype == NUMBER:  # the same text in two thirds of the time
-            safe[name] = column.to_numpy(float, na_value=float("nan"))
-    save(path, safe.to_csv(index=False, lineterminator="\n"))
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow([_safe(str(name)) for name in table.columns])
+    rows.writerows(zip(*(_cells(column) for _, column in table.items()), strict=True))
+    save(path, text.getvalue())
+
+
+def _cells(column: pd.Series) -> list[Any]:
+    """The values of a column as the csv module takes them; None where there is none."""
+    values = plain_values(column)
+    if column.dtype == TEXT:
+        safe = {value: value and _safe(value) for value in {*values}}
+        return [safe[value] for value in values]
+    return values
+
+
+def _safe(text: str) -> str:
+    """A text that a spreadsheet takes for no formula."""
+    return f"'{text}" if text.startswith(_FORMULA) else text
 
 
 def save(path: Path, text: str) -> None:

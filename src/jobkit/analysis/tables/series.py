@@ -17,14 +17,19 @@ def series_labels(specs: Mapping[str, PlannedRun | None]) -> dict[str, str]:
     a label. A run whose settings are not known gets one of its own.
     """
     keys = {run_id: spec.comparable() for run_id, spec in _decided(specs).items()}
+    said = {run_id: repr(key) for run_id, key in keys.items()}
+    each = {said[run_id]: key for run_id, key in keys.items()}  # of thousands of runs a few differ
     varying = [
         name
-        for name in _names(keys.values())
-        if len({repr(k.get(name)) for k in keys.values()}) > 1
+        for name in _names(each.values())
+        if len({repr(k.get(name)) for k in each.values()}) > 1
     ]
     shown = ["strategy", *(name for name in varying if name != "strategy")]
-    labels = {run_id: ", ".join(_say(key, shown)) for run_id, key in keys.items()}
-    return {run_id: labels.get(run_id, f"{run_id} (settings unknown)") for run_id in specs}
+    labels = {text: ", ".join(_say(key, shown)) for text, key in each.items()}
+    return {
+        run_id: labels[said[run_id]] if run_id in said else f"{run_id} (settings unknown)"
+        for run_id in specs
+    }
 
 
 def _decided(specs: Mapping[str, PlannedRun | None]) -> dict[str, PlannedRun]:

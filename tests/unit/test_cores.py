@@ -1,0 +1,109 @@
+"""Work on many items by several processes gives what one gives, whatever becomes of them."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from jobkit import cores
+from jobkit.processes import process_start
+
+ITEMS = list(range(95))
+# A work of 300 items that ends only with its process: its workers tell their pids.
+KILLED = """
+import os, sys, time
+from jobkit import cores
+cores.os.sched_getaffinity = lambda _: {0, 1}
+def work(item):
+    print(os.getpid(), flush=True)
+    time.sleep(0.05)
+    return "x" * 100_000
+for _ in cores.in_order(work, range(300)):
+    time.sleep(0.2)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _three_of_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cores, "SHARE", 10)
+    monkeypatch.setattr(cores, "_CHUNK", 4)
+    monkeypatch.setattr(cores.os, "sched_getaffinity", lambda _: {0, 1, 2})
+
+
+def pid_and_square(item: int) -> tuple[int, int]:
+    return os.getpid(), item * item
+
+
+def test_results_come_in_order_and_from_each_process() -> None:
+    found = list(cores.in_order(pid_and_square, ITEMS))
+    assert [square for _, square in found] == [item * item for item in ITEMS]
+    pids = {pid for pid, _ in found}
+    assert len(pids) == 3 and os.getpid() not in pids
+
+
+@pytest.mark.parametrize("count", [0, 1, 19])
+def test_few_items_are_done_here(count: int) -> None:
+    assert {pid for pid, _ in cores.in_order(pid_and_square, ITEMS[:count])} <= {os.getpid()}
+
+
+def test_with_a_second_thread_all_is_done_here() -> None:
+    end = threading.Event()
+    thread = threading.Thread(target=end.wait)
+    thread.start()
+    try:
+        assert {pid for pid, _ in cores.in_order(pid_and_square, ITEMS)} == {os.getpid()}
+    finally:
+        end.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("how", ["killed", "raised", "unpicklable"])
+def test_what_a_process_does_not_give_is_done_here(how: str) -> None:
+    here = os.getpid()
+
+    def work(item: int) -> object:
+        if os.getpid() != here and item == 50:
+            if how == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if how == "raised":
+                raise ValueError("only there")
+            return lambda: None
+        return item
+
+    assert list(cores.in_order(work, ITEMS)) == ITEMS
+
+
+def test_an_error_of_the_work_is_raised_here_and_no_process_is_left() -> None:
+    def work(item: int) -> int:
+        if item == 50:
+            raise ValueError("bad item")
+        return item
+
+    with pytest.raises(ValueError, match="bad item"):
+        list(cores.in_order(work, ITEMS))
+    assert not cores._FORK.active_children()
+
+
+def test_no_process_is_left_where_one_stops_asking() -> None:
+    results = cores.in_order(pid_and_square, ITEMS)
+    next(results)
+    results.close()
+    assert not cores._FORK.active_children()
+
+
+def test_the_processes_end_with_one_that_is_killed(tmp_path: Path) -> None:
+    out = tmp_path / "pids"
+    with out.open("w") as file:
+        user = subprocess.Popen([sys.executable, "-c", KILLED], stdout=file)
+    while len(workers := {int(word) for word in out.read_text().split()}) < 2:
+        assert user.poll() is None
+        time.sleep(0.05)
+    user.kill()
+    user.wait()
+    while any(process_start(pid) for pid in workers):  # the test's own limit ends it
+        time.sleep(0.05)
