@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import TypeVar
 
-SHARE = 100  # items: the least for a further process
-_CHUNK = 20  # items of one message
+SHARE = 100  # small files to be read: the least for a further process
+_MESSAGES = 5  # of such a share
 _MOST_WORKERS = 8  # a login node has other users
 _FORK = multiprocessing.get_context("fork")
 
@@ -18,21 +18,24 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def in_order(work: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
+def in_order(work: Callable[[T], R], items: Sequence[T], share: int | None = None) -> Iterator[R]:
     """work(item) for each item, in order; of many items each forked process takes a part.
 
+    share: the least number of items that is worth a further process; None: SHARE.
     The items are not sent, as the processes are forked; what comes back is pickled. What a process
     does not give, as it was killed or the work raised, is done here, where it may raise.
     """
-    workers = min(len(os.sched_getaffinity(0)), _MOST_WORKERS, len(items) // SHARE)
+    share = share or SHARE
+    workers = min(len(os.sched_getaffinity(0)), _MOST_WORKERS, len(items) // share)
     if workers < 2 or threading.active_count() > 1:  # a lock that a thread holds would stay locked
         yield from map(work, items)
         return
-    chunks = [items[i : i + _CHUNK] for i in range(0, len(items), _CHUNK)]
+    size = max(1, share // _MESSAGES)
+    chunks = [items[i : i + size] for i in range(0, len(items), size)]
     with contextlib.ExitStack() as stack:
         pipes = [stack.enter_context(_worker(work, chunks[i::workers])) for i in range(workers)]
         for number, chunk in enumerate(chunks):
-            done = _next(pipes[number % workers])
+            done: list[R] | None = _next(pipes[number % workers])
             yield from map(work, chunk) if done is None else done
 
 
@@ -41,9 +44,10 @@ def _next(pipe: Connection | None) -> list[R] | None:
     if pipe is None:
         return None
     try:
-        return pipe.recv()  # type: ignore[no-any-return]
+        found: list[R] = pipe.recv()
     except (EOFError, OSError):
         return None
+    return found
 
 
 @contextlib.contextmanager
@@ -70,7 +74,7 @@ def _give(
     work: Callable[[T], R], chunks: Sequence[Sequence[T]], other: Connection, pipe: Connection
 ) -> None:
     """Send what each chunk becomes; end in silence where nobody reads it any more."""
-    other.close()  # else a write would wait for ever once the reader was killed
+    other.close()  # else a write would wait forever once the reader was killed
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: the reader gets it too
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with contextlib.suppress(Exception):  # the reader does the rest, and says what is wrong

@@ -31,7 +31,6 @@ for _ in cores.in_order(work, range(300)):
 @pytest.fixture(autouse=True)
 def _three_of_few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cores, "SHARE", 10)
-    monkeypatch.setattr(cores, "_CHUNK", 4)
     monkeypatch.setattr(cores.os, "sched_getaffinity", lambda _: {0, 1, 2})
 
 

@@ -176,7 +176,6 @@ def test_several_processes_read_what_one_reads(monkeypatch: pytest.MonkeyPatch) 
     before = tables(plan)
     plan.paths.collected.unlink()
     monkeypatch.setattr(cores, "SHARE", 2)
-    monkeypatch.setattr(cores, "_CHUNK", 1)
     monkeypatch.setattr(cores.os, "sched_getaffinity", lambda _: {0, 1, 2})
     read_here = []
     real = reading.read_run

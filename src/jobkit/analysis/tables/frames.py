@@ -74,14 +74,17 @@ def _guess(values: Iterable[Any]) -> str:
 
 def _column(values: list[Any], dtype: str) -> pd.Series:
     """The values as a column of a type; empty where a value is something else."""
-    if not set(map(type, values)) <= {_PLAIN[dtype], type(None)}:
+    kinds = {*map(type, values)}
+    if kinds <= {type(None)}:  # as most of a run's columns are
+        return pd.Series(pd.NA, index=pd.RangeIndex(len(values)), dtype=dtype)
+    if not kinds <= {_PLAIN[dtype], type(None)}:
         values = [_fit(value, dtype) for value in values]
     if dtype == TEXT:
         shown = {value: value and one_line(value) for value in set(values)}
         values = [shown[value] for value in values]
     if dtype == COUNT:
-        numbers = [v for v in values if v is not None]
-        if max(numbers, default=0) >= _TOO_LARGE or min(numbers, default=0) <= -_TOO_LARGE:
+        counts = [v for v in values if v is not None]
+        if max(counts, default=0) >= _TOO_LARGE or min(counts, default=0) <= -_TOO_LARGE:
             values = [v if v is None or abs(v) < _TOO_LARGE else None for v in values]
     if dtype != NUMBER:
         return pd.Series(values, dtype=dtype)
@@ -114,5 +117,8 @@ def plain_records(table: pd.DataFrame) -> list[Row]:
 
 def plain_values(column: pd.Series) -> list[Any]:
     """The values of a column as Python has them; None where there is none."""
-    values: list[Any] = column.astype(object).where(column.notna(), None).tolist()
+    known = column.notna()
+    if not known.any():
+        return [None] * len(column)
+    values: list[Any] = column.astype(object).where(known, None).tolist()
     return values

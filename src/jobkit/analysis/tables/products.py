@@ -2,6 +2,7 @@
 
 import csv
 import io
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,11 @@ import pandas as pd
 
 from jobkit.analysis.tables.column import TEXT
 from jobkit.analysis.tables.frames import plain_values
+from jobkit.cores import in_order
 from jobkit.errors import UsageError
 from jobkit.paths import write_whole
 
+_ROWS, _SHARE = 1000, 10  # of a piece of a table, and the pieces that are worth a process
 _FORMULA = ("=", "+", "-", "@")
 
 
@@ -21,11 +24,21 @@ def save_table(path: Path, table: pd.DataFrame) -> None:
     A text that a spreadsheet would take for a formula gets an apostrophe before it: names and
     messages come from logs, which anybody may have written.
     """
-    text = io.StringIO()
-    rows = csv.writer(text, lineterminator="\n")
-    rows.writerow([_safe(str(name)) for name in table.columns])
-    rows.writerows(zip(*(_cells(column) for _, column in table.items()), strict=True))
-    save(path, text.getvalue())
+    columns = [_cells(column) for _, column in table.items()]
+
+    def text(begin: int) -> str:
+        return _lines(zip(*(c[begin : begin + _ROWS] for c in columns), strict=True))
+
+    heading = _lines([[_safe(str(name)) for name in table.columns]])
+    rows = in_order(text, range(0, len(table), _ROWS), share=_SHARE)  # numbers take the time
+    save(path, "".join([heading, *rows]))
+
+
+def _lines(rows: Iterable[Iterable[Any]]) -> str:
+    """Rows as lines of CSV."""
+    lines = io.StringIO()
+    csv.writer(lines, lineterminator="\n").writerows(rows)
+    return lines.getvalue()
 
 
 def _cells(column: pd.Series) -> list[Any]:
