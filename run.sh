@@ -87,7 +87,7 @@ logs=$root/logs own_python=$root/.venv/bin/python
 advice="run 'make venv' once, then 'source .venv/bin/activate'"
 if [[ $root == */jobkit/_kit ]]; then # installed by pip
   logs=$PWD/logs own_python=${root%/lib*/python*/site-packages/jobkit/_kit}/bin/python
-  advice="run \"python -m pip install 'jobkit[payload]'\""
+  advice="run \"python -m pip install '/path/to/jobkit[payload]'\", of a checkout or a wheel"
 fi
 # Looked for and not imported, which would take seconds.
 has_torch() {

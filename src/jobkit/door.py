@@ -75,9 +75,10 @@ def missing(package):
     what = "the package '{0}' is not installed for {1}".format(package, sys.executable)
     if not INSTALLED:
         return "{0}: {1}".format(what, _IN_A_CHECKOUT)
-    # jobkit is there already, so that pip only adds what the extra names.
+    # A path: on the package index another project is called jobkit.
     extra = EXTRA_OF.get(package, "launch")
-    return "{0}: run \"python -m pip install 'jobkit[{1}]'\"".format(what, extra)
+    advice = "run \"python -m pip install '/path/to/jobkit[{0}]'\", of a checkout or a wheel"
+    return "{0}: {1}".format(what, advice.format(extra))
 
 
 def _refuse(what, code=USAGE):

@@ -108,7 +108,7 @@ def _efficiency(draw: random.Random) -> Document:
     return "\n".join(lines), marks[1:]
 
 
-def _table_of_commas(draw: random.Random) -> Document:
+def _csv(draw: random.Random) -> Document:
     study = Study(draw)
     mark = draw.choice([",", ";", "\t"])
     decimal = "," if mark == ";" else "."
@@ -203,7 +203,7 @@ def _sentence(draw: random.Random) -> Document:
 
 
 FORMATS: tuple[Callable[[random.Random], Document], ...] = (
-    *(_markdown, _efficiency, _table_of_commas, _lines, _two_series, _weak, _other_factors),
+    *(_markdown, _efficiency, _csv, _lines, _two_series, _weak, _other_factors),
     _sentence,
 )
 

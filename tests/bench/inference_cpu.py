@@ -1,4 +1,4 @@
-"""Time of a processor for a batch of 1,024 images, on one thread: other load hardly changes it.
+"""CPU time of a batch of 1,024 images, on one thread: other load hardly changes it.
 
     OMP_NUM_THREADS=1 python tests/bench/inference_cpu.py RUN
 

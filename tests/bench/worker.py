@@ -124,7 +124,7 @@ def main(loop: str, precision: str, threads: int) -> None:
     else:
         measure = payload(loop.partition("-")[2] or "single", precision, threads)
     measure("")  # warm up
-    if "RANK" in os.environ:  # under torchrun: no one to talk to, so several measures at once
+    if "RANK" in os.environ:  # under torchrun: no other rank, so several measures at once
         rates = [measure("")[0] for _ in range(3)]
         if os.environ["RANK"] == "0":
             print(sorted(rates)[1], flush=True)

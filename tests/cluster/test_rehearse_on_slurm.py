@@ -13,7 +13,7 @@ def test_a_rehearsal_of_two_nodes(cluster, tmp_path: Path) -> None:
     env = {"PYTHONPATH": str(ROOT / "src"), "JOBKIT_LOGS": str(tmp_path), "PATH": path}
     done = cluster.run(sys.executable, "-m", "jobkit", "rehearse", *words, env=env)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "all ranks are stand-ins" in done.stdout
+    assert "all ranks are simulated" in done.stdout
     rows = {line.split(" | ")[0]: line for line in done.stdout.splitlines() if " | " in line}
     assert "4 (2x2)" in rows["| "]
     assert int(rows["| one rank, calls"].split(" | ")[1]) > 0

@@ -25,7 +25,7 @@ UNEVEN = [
 PLAIN = [*UNEVEN, "--epochs", "2", "--global-batch-size", "23", "--eval-batch-size", "17"]
 WAYS = {
     "sgd": ["--lr", "0.1"],
-    # 5 micro-batches of 4 or 5 samples; at 3 ranks of 1 or 2, and none in the last batch.
+    # 5 microbatches of 4 or 5 samples; at 3 ranks of 1 or 2, and none in the last batch.
     "accumulate": ["--lr", "0.1", "--accumulate", "5"],
     # The norm of the gradient is larger in every step.
     "clip": ["--lr", "0.5", "--clip-norm", "0.1"],

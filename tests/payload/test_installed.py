@@ -219,7 +219,7 @@ def test_what_is_missing_names_its_extra(
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert f"the package '{package}' is not installed" in done.stderr
-    assert f"python -m pip install 'jobkit[{extra}]'" in done.stderr
+    assert f"python -m pip install '/path/to/jobkit[{extra}]'" in done.stderr
 
 
 def test_run_sh_without_torch_names_the_extra(away: Away, tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ def test_run_sh_without_torch_names_the_extra(away: Away, tmp_path: Path) -> Non
     bare.chmod(0o755)
     done = away.program("bash", away.prefix / "run.sh", JOBKIT_PYTHON=str(bare))
     assert done.returncode == 2
-    assert "python -m pip install 'jobkit[payload]'" in done.stderr
+    assert "python -m pip install '/path/to/jobkit[payload]'" in done.stderr
 
 
 def test_the_door_knows_the_extra_of_every_package() -> None:

@@ -104,7 +104,8 @@ def test_the_options_of_run_sh_are_all_explained() -> None:
     page = (ROOT / "docs" / "quickstart.md").read_text()
     (rows,) = re.findall(r"^\| option .*\n\|.*\n((?:\|.*\n)+)", page, re.MULTILINE)
     first = " ".join(row.split("|")[1] for row in rows.splitlines())
-    assert set(re.findall(r"`(--[a-z-]+)", first)) == OWN_OF_RUN_SH
+    also_the_trainings = {"--stop-signal"}
+    assert set(re.findall(r"`(--[a-z-]+)", first)) == OWN_OF_RUN_SH | also_the_trainings
 
 
 def test_every_table_of_the_source_is_in_a_page() -> None:

@@ -98,7 +98,7 @@ def launch(config: LaunchConfig) -> int:
     taken = [s for s in _SIGNALS if signal.getsignal(s) not in (signal.SIG_IGN, None)]
     before = {signum: signal.signal(signum, hand_on) for signum in taken}
     try:
-        # A session of its own: Ctrl-C reaches this process only, so that run.sh hears it once.
+        # A session of its own: Ctrl-C reaches this process only, so that run.sh gets it once.
         started.append(subprocess.Popen(words, env=env, start_new_session=True))
         tell()
         return _code(started[0].wait())

@@ -1,4 +1,4 @@
-"""A small convolutional network that learns in few passes: `--model fast_cnn`.
+"""A small convolutional network that learns in few epochs: `--model fast_cnn`.
 
 Written from the ideas of Keller Jordan, "94% on CIFAR-10 in 3.29 Seconds on a Single GPU"
 (arXiv 2404.00498), after tysam-code's hlb-CIFAR10 and David Page's "How to train your ResNet": a

@@ -179,7 +179,7 @@ def _smaller_batch(question: Question) -> str:
     parts = math.ceil(base.steps_batch_size / base.world_size / images)
     split = _smallest(question, replace(base, accumulate=parts))
     same = split is not None and split.total <= question.usable
-    also = f"; or the same batch in micro-batches: --accumulate {parts}" if same else ""
+    also = f"; or the same batch in microbatches: --accumulate {parts}" if same else ""
     return f"a smaller batch: --batch-size-per-rank {images} ({size}){also}"
 
 

@@ -26,7 +26,7 @@ class StopRequest:
             self._before = signal.signal(number, self._receive)
 
     def _listen_to_term(self) -> None:
-        """In a pod TERM is the only warning: hear it, unless the program handles it itself."""
+        """In a pod TERM is the only warning: take it, unless the program handles it itself."""
         main = threading.current_thread() is threading.main_thread()
         if main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             signal.signal(signal.SIGTERM, self._received_term)

@@ -1,1 +1,1 @@
-"""Rehearsal of a job at full size with stand-ins for its ranks: `python -m jobkit rehearse`."""
+"""Rehearsal of a job at full size with simulated ranks: `python -m jobkit rehearse`."""

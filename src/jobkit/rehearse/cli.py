@@ -1,7 +1,7 @@
-"""`python -m jobkit rehearse`: a job at full size, with stand-ins for its ranks.
+"""`python -m jobkit rehearse`: a job at full size, with simulated ranks.
 
 The launcher, run.sh, srun, the collector and the report are the product's own, on a minicluster;
-only the ranks are stand-ins. Each size has a study of one run.
+only the ranks are simulated. Each size has a study of one run.
 """
 
 import argparse
@@ -35,12 +35,12 @@ gpu_request = "none"
 time = "01:00:00"
 """
 _WORDS = ("--no-collect", "--no-wait", "--no-auto")
-_SAID = re.compile(r"^\[stand-in\] rank [0-9]+: ([0-9]+) read and write calls", re.MULTILINE)
+_SAID = re.compile(r"^\[simulated\] rank [0-9]+: ([0-9]+) read and write calls", re.MULTILINE)
 EPILOG = """examples:
-  python -m jobkit rehearse --nodes 256 --ranks-per-node 4     1,024 stand-ins for ranks
+  python -m jobkit rehearse --nodes 256 --ranks-per-node 4     1,024 simulated ranks
   python -m jobkit rehearse --nodes 8 --ranks-per-node 4 --keep
 
-The ranks are stand-ins: small processes without torch that write a rank's records. Their Slurm is
+The ranks are simulated: small processes without torch that write a rank's records. Their Slurm is
 hpc/minicluster: the one that `hpc/minicluster env` named in this shell, else one made for it. The
 seconds are of this machine, which all nodes share; how they grow is what counts.
 Exit codes: 0 done; 1 a step failed; 2 wrong usage, or Slurm is not installed;
@@ -52,7 +52,7 @@ def parser() -> argparse.ArgumentParser:
     """The command line of rehearse."""
     made = Parser(
         prog="jobkit rehearse",
-        description="Rehearse a job at full size on this machine, with stand-ins for its ranks.",
+        description="Rehearse a job at full size on this machine, with simulated ranks.",
         epilog=EPILOG,
     )
     made.add_argument(
@@ -61,11 +61,11 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     made.add_argument(
         "--ranks-per-node", type=whole(1), required=True, metavar="M",
-        help=f"stand-ins on each node, at most {MOST_RANKS_PER_NODE}",
+        help=f"simulated ranks on each node, at most {MOST_RANKS_PER_NODE}",
     )  # fmt: skip
     made.add_argument(
         "--steps", type=whole(1, 10**5), default=STEPS, metavar="N",
-        help=f"steps of each stand-in, of 10 ms (default {STEPS})",
+        help=f"steps of each simulated rank, of 10 ms (default {STEPS})",
     )  # fmt: skip
     made.add_argument("--keep", action="store_true", help="keep the studies, under logs/")
     return made
@@ -110,8 +110,8 @@ def check(nodes: int, ranks_per_node: int) -> None:
     ranks, mib = nodes * ranks_per_node, int(free[1]) >> 10 if free else 0
     if free and ranks * MIB_OF_A_RANK > mib:
         raise UsageError(
-            f"{ranks:,} stand-ins may take {ranks * MIB_OF_A_RANK:,} MiB, and {mib:,} MiB are "
-            f"free: at most {mib // MIB_OF_A_RANK:,} ranks"
+            f"{ranks:,} simulated ranks may take {ranks * MIB_OF_A_RANK:,} MiB, and {mib:,} MiB "
+            f"are free: at most {mib // MIB_OF_A_RANK:,} ranks"
         )
 
 
@@ -144,7 +144,7 @@ def rehearse(logs: Path, args: argparse.Namespace, nodes: int) -> dict[str, floa
     site = logs / "site.toml"
     site.write_text(_SITE)
     stand_in = [sys.executable, "-m", "jobkit.rehearse.standin", "--steps", str(args.steps)]
-    print(f"{size}: {nodes * args.ranks_per_node:,} stand-ins ...", flush=True)
+    print(f"{size}: {nodes * args.ranks_per_node:,} simulated ranks ...", flush=True)
     words = ["--name", name, "--gpus", size, "--site", str(site), *_WORDS, "--", *stand_in]
     submit = timed(_jobkit("run", *words), log)
     plan = read_plan(logs / name)
@@ -193,7 +193,7 @@ def report(args: argparse.Namespace, found: Sequence[dict[str, float]]) -> None:
     """Print the table of the sizes, and what grows faster than the job."""
     nodes, m = sizes(args.nodes), args.ranks_per_node
     ranks, rows = [n * m for n in nodes], {name: [f[name] for f in found] for name in found[0]}
-    print(f"\nall ranks are stand-ins, on {len(os.sched_getaffinity(0))} cores of this machine\n")
+    print(f"\nall ranks are simulated, on {len(os.sched_getaffinity(0))} cores of this machine\n")
     print(table([f"{n}x{m}" for n in nodes], ranks, rows))
     if len(nodes) > 1:
         names = faster(ranks, rows)

@@ -1,4 +1,4 @@
-"""A stand-in for a rank: python -m jobkit.rehearse.standin. A small process that trains nothing.
+"""A simulated rank: python -m jobkit.rehearse.standin. A small process that trains nothing.
 
 It writes the records that a rank of any program with the meter writes, takes the stop signal as a
 program that saves its state does (exit code 75), and needs neither torch nor another package.
@@ -20,9 +20,9 @@ IO = Path("/proc/self/io")  # Linux: what this process has read and written
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line of a stand-in."""
+    """The command line of a simulated rank."""
     made = argparse.ArgumentParser(
-        prog="jobkit.rehearse.standin", description="A stand-in for a rank, which trains nothing."
+        prog="jobkit.rehearse.standin", description="A simulated rank, which trains nothing."
     )
     made.add_argument("--steps", type=whole(1), default=STEPS, metavar="N")
     return made
@@ -38,7 +38,7 @@ def calls(text: str) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Step, record, and end; return 75 where the stop signal came."""
     args = parser().parse_args(argv)
-    meter.start(unit="stand-in steps")
+    meter.start(unit="simulated steps")
     for _ in range(args.steps):
         time.sleep(STEP_S)
         meter.step(work=WORK)
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     meter.end()
     rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     if rank == ranks - 1 and IO.exists():
-        print(f"[stand-in] rank {rank}: {calls(IO.read_text())} read and write calls", flush=True)
+        print(f"[simulated] rank {rank}: {calls(IO.read_text())} read and write calls", flush=True)
     return Exit.OK
 
 

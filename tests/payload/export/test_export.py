@@ -105,7 +105,7 @@ def test_onnx_serves_one_image_and_many(export: Any, run: Path, tmp_path: Path) 
         import onnxruntime
         import onnxscript  # noqa: F401
     except ImportError as error:
-        needs.unavailable(f"{error.name} is not installed: pip install 'jobkit[export]'")
+        needs.unavailable(f"{error.name} is not installed: make venv, or pip install '.[export]'")
     code, out, err = export(run, "--to", "onnx", "--out", tmp_path / "net", "--max-batch", "16")
     assert code == Exit.OK, out + err
     session = onnxruntime.InferenceSession(

@@ -143,7 +143,7 @@ def test_a_pipeline_is_taken_where_nothing_else_fits(capsys: pytest.CaptureFixtu
 
 def test_what_would_fit_does_and_no_more(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("--model", "cnn", "--gpus-per-node", "2", "--batch-size-per-rank", "4096")
-    words += ("--images", "0")  # their crops do not shrink with the micro-batch
+    words += ("--images", "0")  # their crops do not shrink with the microbatch
     code, found = advice(capsys, *words, "--device-memory", "0.4")
     assert (code, found["strategy"], found["command"]) == (Exit.THRESHOLD, None, None)
     batch, checkpointing, nodes = found["remedies"]

@@ -207,7 +207,7 @@ def test_what_fsdp_gathers() -> None:
     assert kept.share == of(**both).share
     low = of(precision="bf16", **both)
     assert low.communication == (big + middle) * 2 + big * (2 + 4)
-    # Gradients that micro-batches add up stay whole.
+    # Gradients that microbatches add up stay whole.
     whole = (big + middle + small) * 4
     assert of(accumulate=2, **both).communication == (big + middle) * 4 + reducing + whole
     # One group of all of them.

@@ -1,4 +1,4 @@
-"""A rehearsal's parts, without Slurm: bad words, what a stand-in leaves, what is said of growth."""
+"""A rehearsal's parts, without Slurm: bad words, what a simulated rank leaves, what grows."""
 
 import os
 import signal
@@ -93,7 +93,7 @@ def test_a_stand_in_writes_a_ranks_records_and_takes_the_stop_signal(tmp_path: P
     env = _environment(tmp_path / "r", 1)
     done = subprocess.run([*STAND_IN, "--steps", "7"], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("[stand-in] rank 1: ")
+    assert done.stdout.startswith("[simulated] rank 1: ")
     file = tmp_path / "r" / "metrics" / "0.r1.jsonl"
     with file.open("rb") as stream:
         windows = [r for r in read_file(stream) if isinstance(r, dict) and r["kind"] == "window"]

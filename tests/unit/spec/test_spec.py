@@ -138,7 +138,7 @@ SPECS = st.fixed_dictionaries({}, optional={name: values_of(name) for name in OP
 def made(values: dict[str, Any]) -> RunSpec | None:
     try:
         return RunSpec(**values)
-    except UsageError:  # two kinds of batch, or more micro-batches than samples
+    except UsageError:  # two kinds of batch, or more microbatches than samples
         return None
 
 

@@ -56,7 +56,7 @@ def _comm(setting: Setting) -> list[_Words]:
 
 
 def _train(setting: Setting) -> list[_Words]:
-    """Return docs/gpu-measuring.md's commands: each arithmetic, sharded, and twice the same."""
+    """Return training runs: each arithmetic, sharded, pipelined, and twice the same."""
     runs = {
         "ddp-ieee": ["--strategy", "ddp", "--fp32", "ieee"],
         "ddp-tf32": ["--strategy", "ddp", "--fp32", "tf32"],

@@ -23,7 +23,7 @@ _START = 'exec bash "$(python -m jobkit --prefix)/run.sh" "$@"'
 # run.sh ends what is left of the ranks this long before the container is killed.
 _LAST_S = 15
 # The pods wait so long for each other: images are pulled, and a pod that failed is started again
-# up to 6 minutes later. A node that has waited in vain ends with 2, and so does the job.
+# up to 6 minutes later. A node that has waited in vain ends with 1, a failure that counts.
 _START_S = 900
 
 

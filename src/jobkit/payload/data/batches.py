@@ -33,14 +33,14 @@ Crops = tuple[Tensor, Tensor]  # images (N, 3, 32, 32) uint8, and labels (N,)
 
 @dataclass(frozen=True)
 class Step:
-    """One optimizer step: this rank's samples, by micro-batch, and the size of the global batch."""
+    """One optimizer step: this rank's samples, by microbatch, and the size of the global batch."""
 
     micro_batches: list[Tensor]
     global_count: int
-    crops: Callable[[], list[Crops]] | None = None  # by micro-batch, where made for many steps
+    crops: Callable[[], list[Crops]] | None = None  # by microbatch, where made for many steps
 
     def crops_of(self, micro_batch: int) -> Crops | None:
-        """The crops of a micro-batch that were made ahead, if any were."""
+        """The crops of a microbatch that were made ahead, if any were."""
         return None if self.crops is None else self.crops()[micro_batch]
 
 
@@ -60,7 +60,7 @@ class Batches:
     def epoch(
         self, epoch: int, position: int = 0, device: torch.device | None = None
     ) -> Iterator[Step]:
-        """Yield the steps of an epoch. A rank's micro-batch may be empty, never missing.
+        """Yield the steps of an epoch. A rank's microbatch may be empty, never missing.
 
         position: samples of the epoch, over all ranks, that have been used already. device: where
         the indices are to be. They are copied there once: a copy in each step would have the host
@@ -227,7 +227,7 @@ class DeviceData:
                 yield replace(step, crops=partial(_nth, crops, i))
 
     def _crop_together(self, steps: list[list[Tensor]], epoch: int) -> list[list[Crops]]:
-        """The crops of several steps, by step and micro-batch."""
+        """The crops of several steps, by step and microbatch."""
         parts = [part for step in steps for part in step]
         planes, labels = self._crop(torch.cat(parts), epoch)
         sizes = [len(part) for part in parts]

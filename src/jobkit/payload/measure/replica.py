@@ -126,7 +126,7 @@ def _refuse_a_shortage(trainer: "Trainer") -> None:
 def _on_all_ranks(trainer: "Trainer", act: Callable[[], T]) -> T:
     """This rank's result; NoReplica on all ranks where memory is missing on one.
 
-    act talks to no other rank, so that one that fails leaves none waiting.
+    act communicates with no other rank, so that one that fails leaves none waiting.
     """
     found: list[T] = []
 

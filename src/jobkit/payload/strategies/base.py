@@ -1,4 +1,4 @@
-"""What every strategy does: wrap a model, make a micro-batch's gradients, evaluate."""
+"""What every strategy does: wrap a model, make a microbatch's gradients, evaluate."""
 
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -99,14 +99,14 @@ class Strategy(MemoryRule):
         return True
 
     def synchronise(self, model: nn.Module, last: bool) -> AbstractContextManager[object] | None:
-        """Reduce gradients over the ranks in the last micro-batch of a step only."""
+        """Reduce gradients over the ranks in the last microbatch of a step only."""
         return None
 
     def forward_backward(self, images: Tensor, labels: Tensor, weight: float, last: bool) -> Tensor:
         """Add the gradients of weight * (sum of losses) to the model's; return the sum of losses.
 
         images (N, 3, 32, 32), labels (N,); N may be 0: the rank still takes part in collectives.
-        last: this is the last micro-batch of the step, so gradients are reduced over the ranks.
+        last: this is the last microbatch of the step, so gradients are reduced over the ranks.
         """
         if len(labels) or self.takes_nothing:
             return self._pass(self.model, images, labels, weight, last)

@@ -193,7 +193,7 @@ def _gathered(spec: RunSpec, counted: Sizes) -> int:
     The root stays gathered throughout; of the blocks there are the one that computes and those
     that are gathered ahead, or all of them where they are kept after the forward pass. One
     block's gradients are whole, and once more in the input of the reduce-scatter; those that
-    micro-batches add up stay whole until the last one.
+    microbatches add up stay whole until the last one.
     """
     root = sum(n for group, n in counted if group.root or group.exact)
     blocks = [n for group, n in reversed(counted) if not (group.root or group.exact)]

@@ -75,7 +75,7 @@ class Pipeline(Strategy):
             self._check_microbatches()
 
     def _share(self) -> tuple[int, int]:
-        """Samples of a pipeline's micro-batch, and how many are left over."""
+        """Samples of a pipeline's microbatch, and how many are left over."""
         return divmod(self.spec.steps_batch_size, self.data_world_size * self.spec.accumulate)
 
     def _microbatches(self) -> int:

@@ -101,7 +101,7 @@ def _begins_even(layers: Sequence[fx.Node], count: int) -> set[fx.Node]:
 
 
 def _check_reach(of: dict[fx.Node, int]) -> None:
-    """A stage hears from the one before it alone: nothing may skip one."""
+    """A stage receives from the one before it alone: nothing may skip one."""
     for node, stage in of.items():
         if node.op == "get_attr":
             continue

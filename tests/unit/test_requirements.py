@@ -1,4 +1,4 @@
-"""The page of the 110 promises: each has its row, and the command of each row is taken."""
+"""The page of the 110 requirements: each has its row, and the command of each row is taken."""
 
 import re
 
@@ -7,12 +7,12 @@ import test_documents as documents
 
 from support.place import ROOT
 
-PAGE = (ROOT / "docs" / "seeds.md").read_text()
+PAGE = (ROOT / "docs" / "requirements.md").read_text()
 ROWS = re.findall(r"^\| (\d+) \| (.+) \| (.*) \| ?(.*)\|$", PAGE, re.MULTILINE)
 WITHOUT: set[int] = set()  # of what there is no command
 
 
-def test_every_promise_has_its_row_with_a_place() -> None:
+def test_every_requirement_has_its_row_with_a_place() -> None:
     assert [int(number) for number, *_ in ROWS] == list(range(1, 111))
     assert all(place.strip() for _, _, place, _ in ROWS)
     assert {int(number) for number, *_, command in ROWS if not command.strip()} == WITHOUT
