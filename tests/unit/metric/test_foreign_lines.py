@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from jobkit.analysis.collect.records import read_run
 from jobkit.metric.line import encode
-from jobkit.metric.reader import Rejected, merge_parts, scan
+from jobkit.metric.reader import Rejected, merge_parts, read_file, scan
 from jobkit.paths import RunPaths
 
 
@@ -131,6 +131,11 @@ def test_what_follows_a_line_counts_whatever_the_size_of_a_block(
     records, reasons = found(text)
     assert records == [{"epoch": 1, "x": 5}]
     assert len(reasons) == 1
+
+
+def test_the_last_line_of_a_metrics_file_may_be_cut_too() -> None:
+    items = list(read_file(io.BytesIO(b"epoch=1 x=5\nepoch=2 x=22")))
+    assert [type(i) for i in items] == [dict, Rejected]
 
 
 def own(seq: int, **fields: Any) -> str:
