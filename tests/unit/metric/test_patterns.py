@@ -169,9 +169,9 @@ def test_an_expression_that_takes_for_long_is_stopped(monkeypatch: pytest.Monkey
 
 
 def test_a_restart_is_a_warm_up_again() -> None:
-    pattern = own_pattern({"line": "step (?P<step>[0-9]+) (?P<step_time_s>[0-9.]+)"})
-    log = "[jobkit] start: attempt 0 of x\nstep 1 9\nstep 2 1\nstep 3 1\n"
-    log += "[jobkit] start: attempt 1 of x\nstep 3 9\nstep 4 1\n"
+    pattern = own_pattern({"line": "step (?P<step>[0-9]+) (?P<step_time_s>[0-9.]+) s"})
+    log = "[jobkit] start: attempt 0 of x\nstep 1 9 s\nstep 2 1 s\nstep 3 1 s\n"
+    log += "[jobkit] start: attempt 1 of x\nstep 3 9 s\nstep 4 1 s\n"
     observed = observed_lines(matches(io.BytesIO(log.encode()), pattern), pattern, 1, {})
     assert observed
     assert rate_row(observed)["step_time_s"] == 1.0
