@@ -178,18 +178,22 @@ def plot_main(argv: Sequence[str] | None = None) -> int:
         return Exit.INCOMPLETE
     if args.ranks_per_node and not args.forecast:
         raise UsageError("--ranks-per-node has no effect without --forecast")
-    found = _forecasts(results, args.forecast, args.ranks_per_node)
-    return _drawn(results, found, args.min_efficiency, args.step_model)
+    found = _wanted(results, args.forecast, args.ranks_per_node)
+    found, steps = _with_steps(results, args.step_model, found)
+    _show(results, found)
+    return _drawn(results, found, args.min_efficiency, steps)
 
 
 def _drawn(
-    results: "Results", found: "list[Forecast]", least: float, comm: Sequence[Path] = ()
+    results: "Results",
+    found: "list[Forecast]",
+    least: float,
+    steps: "TextTable | None" = None,
 ) -> int:
     """Draw the figures, write the report and print the files; return the exit code."""
     from jobkit.analysis.figures.draw import draw
     from jobkit.analysis.report.report import write_report
 
-    steps = _step_table(results, comm, found)
     drawn = draw(results, found)
     for path in (*drawn.paths, *write_report(results, drawn.paths, found, least, steps)):
         print(f"wrote {short_path(path)}")
@@ -198,44 +202,49 @@ def _drawn(
     return Exit.OK
 
 
-def _step_table(
+def _with_steps(
     results: "Results", comm: Sequence[Path], forecasts: "list[Forecast]"
-) -> "TextTable | None":
-    """The table of the step-time models, printed; None without a comm.json."""
+) -> "tuple[list[Forecast], TextTable | None]":
+    """The forecasts with the step model's where it is taken, and its table; printed.
+
+    Without a comm.json the forecasts as they are, and no table.
+    """
     if not comm:
-        return None
+        return forecasts, None
     from jobkit.analysis.findings.step_cli import read_links
-    from jobkit.analysis.findings.step_forecast import choices
+    from jobkit.analysis.findings.step_forecast import decided
     from jobkit.analysis.findings.step_model import step_lines, step_models, step_table
 
     links = read_links(comm)
     found = step_models(results, links)
-    chosen = [f"forecast: {line}" for line in choices(results, forecasts, found, links)]
+    forecasts, why = decided(results, forecasts, found, links)
+    chosen = [f"forecast: {line}" for line in why]
     print("\n".join([*step_lines(found), *chosen]))
-    return step_table(found, chosen)
+    return forecasts, step_table(found, chosen)
 
 
-def _forecasts(results: "Results", wanted: list[int], per_node: int | None) -> "list[Forecast]":
-    """The requested forecasts, printed and written; without any, an old table is removed."""
-    from jobkit.analysis.findings.forecast import (
-        checked_forecasts,
-        forecast_lines,
-        forecast_table,
-        not_forecast,
-    )
+def _wanted(results: "Results", wanted: list[int], per_node: int | None) -> "list[Forecast]":
+    """The requested forecasts by scaling laws; why there is none is printed."""
+    from jobkit.analysis.findings.forecast import checked_forecasts, not_forecast
+
+    found = checked_forecasts(results, wanted, per_node) if wanted else []
+    for why in (reason for f in found for reason in not_forecast(f)):
+        print(f"no forecast: {why}", file=sys.stderr)
+    return found
+
+
+def _show(results: "Results", found: "list[Forecast]") -> None:
+    """Print and write the forecasts; without any, an old table is removed."""
+    from jobkit.analysis.findings.forecast import forecast_lines, forecast_table
     from jobkit.analysis.tables.products import save_table
 
     path = results.paths.forecast
-    if not wanted:
+    if not found:
         path.unlink(missing_ok=True)
-        return []
-    found = checked_forecasts(results, wanted, per_node)
-    for why in (reason for f in found for reason in not_forecast(f)):
-        print(f"no forecast: {why}", file=sys.stderr)
+        return
     for caution in dict.fromkeys(f.caution for f in found if f.sizes and f.caution):
         print(f"caution: {caution}")
     table = forecast_table(results, found)
     save_table(path, table)
     print("\n".join(forecast_lines(table)))
     print(f"wrote {short_path(path)}")
-    return found

@@ -156,7 +156,8 @@ def _show(args: argparse.Namespace) -> int:
     except OSError as error:
         raise UsageError(f"{args.log}: {error.strerror or error}") from None
     for _, number, groups in found[: args.most]:
-        print(f"line {number}: " + "  ".join(f"{k}={v.strip()}" for k, v in groups.items()))
+        said = "  ".join(f"{k}={v.strip()}" for k, v in groups.items())
+        print(f"line {number}: {said or 'may be cut: not taken'}")
     if len(found) > args.most:
         print(f"... and {len(found) - args.most} more (--most N shows more)")
     if not found:

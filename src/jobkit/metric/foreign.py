@@ -23,6 +23,10 @@ _PAIR = re.compile(r'(?<!\S)([A-Za-z_][A-Za-z0-9_.]*)=("[^"]*"|[^\s"\x00-\x1f\x7
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _CUT_NUMBER = re.compile(r"[+-]?[0-9]*\.|[+-]?[0-9.]+[eE][+-]?")
 _NO_NUMBER = re.compile(r"[+-]?(?:nan|inf|infinity)", re.IGNORECASE)
+# Where an escape sequence divides a number, other output may have moved what follows it.
+_DIVIDED = re.compile(rb"[0-9.](?:\x1b\[[0-9;?]*[A-Za-z])+[\w.\[]")
+# A number that lost its end to what was written behind it: a word, a rank's label, another pair.
+_RUNS_ON = re.compile(r"[+-]?[0-9][0-9.]*(?:[A-Z][a-z]{3}|[A-Z]{4}|\[|[A-Za-z_][\w.]*=)")
 _DECODER = json.JSONDecoder(parse_constant=lambda _: None)
 ESSENTIAL = itemgetter("kind", "run_id", "attempt", "seq")
 _TYPES = (str, str, int, int, int)  # of these and of part
@@ -35,6 +39,17 @@ _OWN = frozenset(("run_id", "attempt", "seq"))
 def loads(text: bytes) -> Any:
     """Decode one JSON object; NaN and infinity, which are not JSON, become None."""
     return _DECODER.decode(text.decode())
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> Record:
+    """An object with each name once: with one twice, it is made of two lines."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name twice")
+    return found
+
+
+_STRICT = json.JSONDecoder(parse_constant=lambda _: None, object_pairs_hook=_each_once)
 
 
 def is_whole(record: Record) -> bool:
@@ -50,14 +65,22 @@ def is_whole(record: Record) -> bool:
     return types == _TYPES and 0 <= attempt < TOO_LARGE and 0 <= part <= number < TOO_LARGE
 
 
-# How a line begins that follows one which may have been interrupted: a new start, the words of
-# Slurm, or the rest of a number.
-_AFTER_A_CUT = re.compile(rb"\[jobkit\] start|\s?srun: |slurmstepd: |=== |[0-9.eE+-]+\r?(?:\n|$)")
+# How a line begins that follows one which may have been interrupted, behind the label of a rank or
+# a time, if any: a new start, the words of Slurm, of a shell or of a crash, or the rest of a number
+# with what followed it.
+_AFTER_A_CUT = re.compile(
+    rb"(?:\[?[\w.,-]{1,40}\]?(?:<std(?:out|err)>)?[:|] ?|[0-9][0-9T:.,Z/+ -]{9,35}[ |] ?)?"
+    rb"(?:\[jobkit\] start|srun: |slurmstepd: |=== |Traceback \(|Fatal Python error|\*\*\* |"
+    rb"(?:Killed|Terminated|Aborted|Segmentation fault|Bus error)\b|terminate called|"
+    rb"(?:bash|sh|[^ \n]*(?:/slurm_script|\.sh)): |[\w.]*(?:Error|Exception|Interrupt)\b|"
+    rb"(?:free\(\)|double free|malloc|corrupted)\b|\[?E[0-9]{4} |"
+    rb"[0-9.eE+-]+(?:\r?(?:\n|$)|[\s,;]+[A-Za-z_][\w.]*=))"
+)
 
 
 def may_be_cut(following: bytes) -> bool:
     """Whether a line may have lost its end, from what follows its newline."""
-    return bool(_AFTER_A_CUT.match(following.lstrip(b"\n")))
+    return bool(_AFTER_A_CUT.match(_ANSI.sub(b"", following).lstrip(b"\r\n\0\t ")))
 
 
 def is_bad(found: Record | str) -> bool:
@@ -92,13 +115,15 @@ def read(segment: bytes, complete: bool) -> tuple[Record | str, int]:
         # Bytes that are not UTF-8 become surrogates, which no JSON holds otherwise.
         text = raw.decode("utf-8", "surrogateescape")
         try:
-            record, end = _DECODER.raw_decode(text)
+            record, end = _STRICT.raw_decode(text)
             taken = len(text[:end].encode())
         except UnicodeEncodeError:
             return "bytes that are not UTF-8", 0
         except (ValueError, RecursionError):
             continue
         result = _judged(record, raw[:taken], raw[taken : taken + 1])
+        if raw == plain[plain.find(b"{") :] and "v" not in record and _DIVIDED.search(segment):
+            return "an escape sequence inside a number", 0
         return result, start + taken if raw == segment[start:] and not is_bad(result) else 0
     return "truncated or not JSON", 0
 
@@ -142,10 +167,13 @@ def _with_epoch(record: Record) -> Record | str:
 def _pairs(segment: bytes, complete: bool) -> Record | str:
     """Read a foreign `key=value key=value` line.
 
-    It has no checksum. So a line with anything else in it, a name twice, or a number that ends with
-    its point is rejected: another rank's output may have taken the place of its end.
+    It has no checksum. So a line with anything else in it, a name twice, or a number that may have
+    lost its end is rejected: another rank's output may have taken its place. What follows a
+    carriage return is a progress bar, which may be written at any time.
     """
-    own, carriage_return, _ = _ANSI.sub(b"", segment).partition(b"\r")
+    if _DIVIDED.search(segment):
+        return "an escape sequence inside a number"
+    own, _, bar = _ANSI.sub(b"", segment).partition(b"\r")
     try:
         line = own.decode().strip()
     except UnicodeDecodeError:
@@ -153,7 +181,7 @@ def _pairs(segment: bytes, complete: bool) -> Record | str:
     pairs = [(key, word.rstrip(",;") or word) for key, word in _PAIR.findall(line)]
     if not pairs:
         return "no JSON object and no key=value"
-    if not complete and not carriage_return and not line.endswith('"'):
+    if (not complete or bar.strip(b"\r")) and not line.endswith('"'):
         return "truncated at the end"
     if _PAIR.sub("", line).strip():
         return "truncated, or not key=value alone"
@@ -161,6 +189,8 @@ def _pairs(segment: bytes, complete: bool) -> Record | str:
         return "a name twice: two lines in one"
     if any(_CUT_NUMBER.fullmatch(word) for _, word in pairs):
         return "a number that ends with its point"
+    if any(_RUNS_ON.match(word) for _, word in pairs):
+        return "a number that runs into other words"
     return _with_epoch({key: _value(word) for key, word in pairs})
 
 

@@ -118,7 +118,8 @@ def read_file(
             if length > _LOOK_AHEAD:
                 yield Rejected(offset, length, "longer than any record")
             elif seen is None or text not in seen:
-                yield from _of_line(text, offset, length, seen, loads)
+                whole = line.endswith(b"\n")
+                yield from _of_line(text, whole, offset, length, seen, loads)
             offset += length
 
 
@@ -179,9 +180,9 @@ def _untouched(
 
 
 def _of_line(
-    text: bytes, offset: int, length: int, seen: set[bytes] | None, loads: Loads
+    text: bytes, whole: bool, offset: int, length: int, seen: set[bytes] | None, loads: Loads
 ) -> Iterator[Record | Rejected]:
-    """What a line of a metrics file holds."""
+    """What a line of a metrics file holds. whole: its newline was written."""
     if (record := _sealed(text, loads)) is not None:
         if seen is not None:
             seen.add(text)
@@ -193,7 +194,7 @@ def _of_line(
             yield Rejected(offset, last, "truncated")
             yield after
         else:
-            found, _ = read(text, complete=True)
+            found, _ = read(text, complete=whole)
             yield Rejected(offset, length, found) if isinstance(found, str) else found
 
 

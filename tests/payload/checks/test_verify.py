@@ -233,6 +233,8 @@ def test_the_command_checks_and_says_json(capsys: pytest.CaptureFixture[str]) ->
         (["--model", "cnn"], "--model cnn: must be package.module:factory"),
         (["--model", "no_such_module:Model"], "No module named 'no_such_module'"),
         (["--device", "cpu"], "--device: without --model the check is on the CPU"),
+        (["--classes", "5"], "--classes has no effect without --model"),
+        (["--global-batch-size", "48"], "--global-batch-size has no effect without --model"),
         (["--model", "a:b", "--strategies", "dpp"], "unknown strategy 'dpp'"),
     ],
 )
@@ -277,6 +279,8 @@ def test_a_model_of_ones_own(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", [*sys.path, str(tmp_path)])
     words = ["--model", f"verified_model:{name}", "--device", "cpu", "--strategies", "ddp"]
+    if name == "Single":  # with other settings than the defaults
+        words += ["--global-batch-size", "8", "--classes", "5", "--lr", "0.002"]
     assert cli.main([*words, "--json"]) == Exit.OK
     out, said = capsys.readouterr()
     rows = json.loads(out)

@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -129,6 +130,11 @@ def test_a_study_says_where_its_efficiency_goes() -> None:
     assert line.endswith("of the step (not certain: two measures of communication disagree).")
     notes = efficiency_table(size_breakdowns(doubtful), "GPUs").notes
     assert notes[-1].startswith("Not certain: ddp at 1, ddp at 4, ddp at 16, fsdp at 1")
+    single = replace(results, runs=results.runs.assign(breakdown_certain=pd.NA))
+    *_, last = efficiency_table(size_breakdowns(single), "GPUs").notes
+    assert last.startswith("Not checked by a second measure: exposed communication of ddp at 4, ")
+    assert "not c" not in "".join(verdict(single, "GPUs"))
+    assert len(efficiency_table(found, "GPUs").notes) == 1
 
 
 def test_without_breakdowns_the_verdict_says_what_the_epochs_say() -> None:

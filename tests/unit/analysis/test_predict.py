@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jobkit.analysis.scaling.predict import WIDEST, predict
+from jobkit.analysis.scaling.predict import WIDEST, Prediction, predict
 from jobkit.errors import UsageError
 
 SUPERLINEAR = ([1000, 2060, 4280], [1000, 2080, 4220], [1000, 2010, 4400], [1000, 2200, 4900])
@@ -74,6 +74,17 @@ def test_it_widens_with_the_distance_until_it_is_refused() -> None:
     assert weak.refused(8) == ""
     assert "the 95 % interval of a forecast to 1024 ranks spans a factor of" in weak.refused(1024)
     assert widths[0] < WIDEST < widths[-1]
+
+
+@pytest.mark.parametrize(("rate", "speed_up"), [((1, 2), (1, 5)), ((1, 5), (1, 2))])
+def test_the_widest_of_the_intervals_that_are_shown_is_judged(
+    rate: tuple[float, float], speed_up: tuple[float, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sound = predict([1, 2, 4], [300, 587, 1172])
+    monkeypatch.setattr(Prediction, "interval", lambda *_: rate)
+    monkeypatch.setattr(Prediction, "speed_up", lambda *_: (1.0, *speed_up))
+    which = "the rate" if rate[1] == 5 else "the speed-up"
+    assert f"spans a factor of 5.0 for {which} (at most 4)" in sound.refused(8)
 
 
 def test_good_scaling_is_not_called_bad_for_a_term_within_the_noise() -> None:

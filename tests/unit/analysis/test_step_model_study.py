@@ -11,10 +11,11 @@ from test_step_model import BATCH, FAST, LINKS, line
 
 from jobkit.analysis import cli
 from jobkit.analysis.collect.results import collect
-from jobkit.analysis.findings.forecast import forecasts
+from jobkit.analysis.figures.scaling import forecast_figure
+from jobkit.analysis.findings.forecast import STEP, forecast_lines, forecast_table, forecasts
 from jobkit.analysis.findings.step_cli import main
 from jobkit.analysis.findings.step_fit import HeldOut, Point, StepModel
-from jobkit.analysis.findings.step_forecast import choices
+from jobkit.analysis.findings.step_forecast import decided
 from jobkit.analysis.findings.step_model import (
     SeriesSteps,
     messages,
@@ -22,6 +23,8 @@ from jobkit.analysis.findings.step_model import (
     step_models,
     step_table,
 )
+from jobkit.analysis.findings.verdict import verdict
+from jobkit.analysis.tables.text import rounded
 from jobkit.errors import UsageError
 from jobkit.metric import comm
 from jobkit.paths import write_json
@@ -160,18 +163,48 @@ def test_sizes_whose_collectives_were_measured_are_not_carried_over(study: None)
 def test_which_forecast_is_taken_and_why(study: None) -> None:
     results = collect("s", write=False)
     models = step_models(results, LINKS)
-    (said,) = choices(results, forecasts(results, (16,)), models, LINKS)
+    _, (said,) = decided(results, forecasts(results, (16,)), models, LINKS)
     rate = re.match(r"ddp at 16 ranks: step model ([\d,.]+), average of laws ", said)[1]
     truth = modelled(RunSpec(ranks_per_node=16))
     assert float(rate.replace(",", "")) == pytest.approx(truth, rel=0.02)
     assert "; the step model is taken: of the held-out 8 ranks the step model missed the" in said
     crossing = forecasts(results, (16,), per_node=8)
-    (said,) = choices(results, crossing, models, LINKS)
+    (one,), (said,) = decided(results, crossing, models, LINKS)
     assert "it has the measured link between nodes, which no measured size crosses" in said
-    (said,) = choices(results, crossing, models, Links(FAST, None))
+    assert one.caution.endswith("between nodes costs is taken from the measured links")
+    (one,), (said,) = decided(results, crossing, models, Links(FAST, None))
     assert "the average of laws is taken" in said and "the link between nodes is not known" in said
-    (said,) = choices(results, crossing, [], LINKS)
+    assert one.by_steps == {} and one.caution.endswith("taken from published tables")
+    _, (said,) = decided(results, crossing, [], LINKS)
     assert said.endswith("no step model: it was not measured")
+
+
+def test_every_output_shows_the_forecast_that_is_taken(study: None) -> None:
+    results = collect("s", write=False)
+    found = forecasts(results, (16,), per_node=8)
+    (one,), (why,) = decided(results, found, step_models(results, LINKS), LINKS)
+    table = forecast_table(results, [one])
+    assert list(table["law"]) == [STEP] and table["speed_up_low"].isna().all()
+    rate, shown = one.at(16).rate[0], one.at(16).speed_up[0]
+    assert f"step model {rounded(rate)}, average of laws " in why
+    assert table["throughput"].tolist() == [rate] and table["speed_up"].tolist() == [shown]
+    assert f"speed-up {shown:.3g} [no interval]" in forecast_lines(table)[0]
+    said = next(line for line in verdict(results, "GPUs", forecasts=[one]) if "Forecast" in line)
+    assert f"speed-up {shown:.3g} over 1 GPU, no prediction interval; it missed the time" in said
+    assert said.endswith("(step model with the measured links).")
+    figure = forecast_figure(results, [one])
+    assert figure is not None
+    points = [line for line in figure.axes[0].lines if line.get_marker() == "D"]
+    assert [list(p.get_ydata()) for p in points] == [[shown]]
+    assert not [line for line in figure.axes[0].lines if line.get_label() == "forecast"]
+
+
+def test_the_step_model_is_never_above_ideal(study: None) -> None:
+    results = collect("s", write=False)
+    found = forecasts(results, (16,), per_node=8)
+    slow = [replace(f, base=replace(f.base, throughput=f.base.throughput / 20)) for f in found]
+    (one,), _ = decided(results, slow, step_models(results, LINKS), LINKS)
+    assert one.at(16).speed_up[0] == pytest.approx(16)
 
 
 def test_runs_that_are_not_one_curve_are_refused(study: None) -> None:

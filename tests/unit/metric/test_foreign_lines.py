@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from jobkit.analysis.collect.records import read_run
 from jobkit.metric.line import encode
-from jobkit.metric.reader import Rejected, merge_parts, scan
+from jobkit.metric.reader import Rejected, merge_parts, read_file, scan
 from jobkit.paths import RunPaths
 
 
@@ -35,6 +37,29 @@ def found(text: str) -> tuple[list[dict[str, Any]], list[str]]:
         "[METRIC] epoch=3 val_loss=1e\n",
         "[METRIC] epoch=3 val_loss=1. loss=9 epoch=7\n",
         "[METRIC] epoch=3 val_loss=1.2",
+        "[METRIC] epoch=3 images_per_s=225\nTraceback (most recent call last):\n",
+        "[METRIC] epoch=3 images_per_s=225\n\nRuntimeError: NCCL error\n",
+        "[METRIC] epoch=3 images_per_s=225\nKilled\n",
+        "[METRIC] epoch=3 images_per_s=225\nterminate called without an active exception\n",
+        "[METRIC] epoch=3 images_per_s=225\n/var/spool/job7/slurm_script: line 9: 12 Killed\n",
+        "0: [METRIC] epoch=3 images_per_s=225\n0: slurmstepd: error: *** STEP\n",
+        "[METRIC] epoch=3 images_per_s=225\n[rank1]: Traceback (most recent call last):\n",
+        "[METRIC] epoch=3 images_per_s=225\n[1,0]<stderr>: Traceback (most recent)\n",
+        "[METRIC] epoch=3 images_per_s=225\n2026-11-22T10:00:00.123456Z slurmstepd: error\n",
+        "[METRIC] epoch=3 images_per_s=225\n\x1b[31mslurmstepd: error\n",
+        "[METRIC] epoch=3 images_per_s=225\n\x00\x00\x00[jobkit] start: attempt 1\n",
+        "[METRIC] epoch=3 images_per_s=225\r\n\r\n[jobkit] start: attempt 1\n",
+        "[METRIC] epoch=3 images_per_s=225\x00\x00\x00\n",
+        "[METRIC] epoch=3 images_per_s=225\n1.3 val_loss=0.5\n",
+        "[METRIC] epoch=3 images_per_s=225\r 10%|#   | 1/10\n1.3\n",
+        "[METRIC] epoch=3 images_per_s=225\x1b[A50\n",
+        '[METRIC] {"epoch": 3, "images_per_s": 225\x1b[K50}\n',
+        "[METRIC] epoch=3 images_per_s=225\x1b[3\n",
+        "[METRIC] epoch=3 images_per_s=225Killed\n",
+        "[METRIC] epoch=3 images_per_s=225WARNING:root:x\n",
+        "[METRIC] epoch=3 images_per_s=225epoch=4\n",
+        "[METRIC] epoch=3 images_per_s=225[rank1]:x\n",
+        '[METRIC] {"epoch": 3, "a": 22, "epoch": 4, "a": 225}\n',
         "[METRIC] epoch=-1 images_per_s=123\n",
         "[METRIC] epoch=2.5 images_per_s=123\n",
         '[METRIC] {"epoch": -1, "val_loss": 2}\n',
@@ -57,11 +82,44 @@ def test_what_may_be_cut_or_is_no_epoch_is_counted_and_not_taken(text: str) -> N
         ('[METRIC] {"epoch": 3.0, "a": 1}\n', {"epoch": 3, "a": 1}),
         ("[METRIC] epoch=3 val_loss=1.25\nnext line\n", {"epoch": 3, "val_loss": 1.25}),
         ("[METRIC] epoch=3 val_loss=1.25\n2026-11-22 x\n", {"epoch": 3, "val_loss": 1.25}),
+        ("[METRIC] epoch=3 val_loss=1.25\r\nnext line\r\n", {"epoch": 3, "val_loss": 1.25}),
+        ("[METRIC] epoch=3 val_loss=1.25\n0: epoch 4\n", {"epoch": 3, "val_loss": 1.25}),
+        ("[METRIC] epoch=3 val_loss=1.25\n12 images left\n", {"epoch": 3, "val_loss": 1.25}),
+        (
+            "[METRIC] epoch=3 size=12GB at=12:30:01\n",
+            {"epoch": 3, "size": "12GB", "at": "12:30:01"},
+        ),
+        ("\x1b[1m[METRIC] epoch=\x1b[32m3\x1b[0m a=2\x1b[0m\n", {"epoch": 3, "a": 2}),
         ('[METRIC] epoch=3 tag="a b"\n=== requeue\n', {"epoch": 3, "tag": "a b"}),
     ],
 )
 def test_what_is_whole_is_taken(text: str, record: dict[str, Any]) -> None:
     assert found(text) == ([record], [])
+
+
+# What another process may write in the middle of a line, and what never looks like a number.
+OTHERS = [b"Traceback (most recent call last):\n", b"[rank1]: error\n", b"[METRIC] epoch=9 x=1\n"]
+OTHERS += [b"\r 10%|#", b"\x1b[31mred\x1b[0m\n", b"\x00\x00\x00", b"epoch=7 ", b'{"a": 1}\n']
+OTHERS += [b"Killed\n", b"\nslurmstepd: error: *** STEP 1.0 CANCELLED\n", b"\n[jobkit] start: x\n"]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    value=st.floats(100, 1e6).map(lambda x: round(x, 3)),
+    at=st.integers(0, 10**6),
+    other=st.sampled_from(OTHERS),
+    rest=st.booleans(),
+)
+def test_a_number_that_others_write_into_is_never_taken_shorter(
+    value: float, at: int, other: bytes, rest: bool
+) -> None:
+    """Cut anywhere in its digits, with another's output there, and its rest behind that or lost."""
+    head, digits = b"[METRIC] epoch=3 images_per_s=", str(value).encode()
+    cut = 1 + at % (len(digits) - 1)
+    end = digits[cut:] + b"\n" if rest else b""
+    log = head + digits[:cut] + other + end
+    taken = [i for i in scan(io.BytesIO(log)) if isinstance(i, dict)]
+    assert [r["images_per_s"] for r in taken if "images_per_s" in r] in ([], [value])
 
 
 @pytest.mark.parametrize("block", [1, 2, 7, 30, 64, 1000])
@@ -73,6 +131,11 @@ def test_what_follows_a_line_counts_whatever_the_size_of_a_block(
     records, reasons = found(text)
     assert records == [{"epoch": 1, "x": 5}]
     assert len(reasons) == 1
+
+
+def test_the_last_line_of_a_metrics_file_may_be_cut_too() -> None:
+    items = list(read_file(io.BytesIO(b"epoch=1 x=5\nepoch=2 x=22")))
+    assert [type(i) for i in items] == [dict, Rejected]
 
 
 def own(seq: int, **fields: Any) -> str:
@@ -100,10 +163,11 @@ def test_a_script_without_checksums_keeps_its_epochs(tmp_path: Path) -> None:
     assert records.epochs_not_taken == 0
 
 
-def test_a_log_in_utf_16_is_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize("codec", ["utf-16", "utf-16-le", "utf-16-be"])
+def test_a_log_in_utf_16_is_told(tmp_path: Path, codec: str) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
-    (folder / "train.log").write_bytes("[METRIC] epoch=0 a=1\n".encode("utf-16"))
+    (folder / "train.log").write_bytes("[METRIC] epoch=0 a=1\n".encode(codec))
     (reject,) = read_run(RunPaths(folder), None).rejects
     assert "UTF-16" in reject.reason and "iconv" in reject.reason
 

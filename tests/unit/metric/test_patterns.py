@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from jobkit.analysis.collect.lines import matches, observed_lines
+from jobkit.analysis.collect.records import RunRecords
 from jobkit.analysis.collect.steps import rate_row, step_rows
+from jobkit.analysis.collect.unused import unused_lines
 from jobkit.errors import UsageError
 from jobkit.metric.pattern import PATTERNS, load_pattern, own_pattern, pattern_of
 from jobkit.metric.quantity import quantity_of
@@ -36,7 +38,8 @@ def test_each_shipped_pattern_says_where_its_lines_come_from(name: str) -> None:
     assert pattern.program and pattern.contains
     assert pattern.source.startswith("https://github.com/")
     lines = pattern.sample.strip().splitlines()
-    found = {n for _, n, _ in matches(io.BytesIO(pattern.sample.strip().encode()), pattern)}
+    sample = f"{pattern.sample.strip()}\n".encode()
+    found = {n for _, n, groups in matches(io.BytesIO(sample), pattern) if groups}
     assert found == set(range(1, len(lines) + 1)), "every sample line is found"
 
 
@@ -166,9 +169,9 @@ def test_an_expression_that_takes_for_long_is_stopped(monkeypatch: pytest.Monkey
 
 
 def test_a_restart_is_a_warm_up_again() -> None:
-    pattern = own_pattern({"line": "step (?P<step>[0-9]+) (?P<step_time_s>[0-9.]+)"})
-    log = "[jobkit] start: attempt 0 of x\nstep 1 9\nstep 2 1\nstep 3 1\n"
-    log += "[jobkit] start: attempt 1 of x\nstep 3 9\nstep 4 1\n"
+    pattern = own_pattern({"line": "step (?P<step>[0-9]+) (?P<step_time_s>[0-9.]+) s"})
+    log = "[jobkit] start: attempt 0 of x\nstep 1 9 s\nstep 2 1 s\nstep 3 1 s\n"
+    log += "[jobkit] start: attempt 1 of x\nstep 3 9 s\nstep 4 1 s\n"
     observed = observed_lines(matches(io.BytesIO(log.encode()), pattern), pattern, 1, {})
     assert observed
     assert rate_row(observed)["step_time_s"] == 1.0
@@ -197,3 +200,13 @@ def test_a_long_run_has_at_most_a_thousand_rows_and_keeps_its_time() -> None:
     rows = step_rows(observed)
     assert len(rows) == 1000
     assert sum(r["time_s"] for r in rows) == pytest.approx(2500.0)
+
+
+@pytest.mark.parametrize("after", ["", "\nTraceback (most recent call last):\n", "\n.3 ms=2\n"])
+def test_the_last_number_of_a_line_that_may_be_cut_is_not_taken(after: str) -> None:
+    pattern = own_pattern({"line": r"step (?P<step>\d+) time (?P<step_time_ms>[\d.]+)"})
+    log = f"step 1 time 200.5\nstep 2 time 201.5\nstep 3 time 20{after}"
+    observed = observed_lines(matches(io.BytesIO(log.encode()), pattern), pattern, 1, {})
+    assert observed and observed.cut == 1
+    assert [o.step for o in observed.steps] == [1, 2]
+    assert unused_lines(RunRecords([]), observed) == "1 line of pattern own may be cut: not taken"

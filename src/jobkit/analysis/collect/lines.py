@@ -10,6 +10,7 @@ import regex
 
 from jobkit.analysis.collect.steps import Observation, Observed, each_once, of_lines
 from jobkit.errors import ANSI, UsageError
+from jobkit.metric.foreign import may_be_cut
 from jobkit.metric.line import Record
 from jobkit.metric.pattern import Pattern
 from jobkit.metric.quantity import Quantity, quantity_of
@@ -18,6 +19,9 @@ from jobkit.outcome.evidence import START_MARK
 METRIC_LINES = "metric lines"  # the source of key=value lines
 LONGEST_LINE = 8192  # characters of a line that a pattern is tried on
 TIMEOUT_S = 2.0  # of one expression on one line: a study may have been handed over
+CUT: Mapping[str, str] = {}  # the groups of a line that may have lost its end
+_PEEK = 64  # characters of what follows a line
+_ENDS_IN_NUMBER = re.compile(r"[0-9][0-9.]*(?:[eE][+-]?)?\Z")
 _ATTEMPT = re.compile(rf"{re.escape(START_MARK)}: attempt ([0-9]{{1,9}})\b")
 _NUMBER = re.compile(r"[+-]?(?:[0-9][0-9,]*\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _OWN_KEYS = frozenset(("rank", "attempt", "kind", "run_id", "study", "t", "seq"))
@@ -26,11 +30,12 @@ _OWN_KEYS = frozenset(("rank", "attempt", "kind", "run_id", "study", "t", "seq")
 def matches(stream: BinaryIO, pattern: Pattern) -> Iterator[tuple[int, int, Mapping[str, str]]]:
     """Each line of a log that the pattern finds: attempt, number of the line, its groups' texts.
 
-    Raises UsageError where an expression takes longer than TIMEOUT_S on a line.
+    CUT stands for the groups of a line whose last number may have lost its end. Raises UsageError
+    where an expression takes longer than TIMEOUT_S on a line.
     """
     tried = [regex.compile(text) for text in pattern.lines]
     attempt = 0
-    for number, line in _lines(stream):
+    for number, line, whole in _lines(stream):
         if mark := _ATTEMPT.search(line):
             attempt = int(mark[1])
         for expression in tried:
@@ -41,19 +46,30 @@ def matches(stream: BinaryIO, pattern: Pattern) -> Iterator[tuple[int, int, Mapp
                     f"pattern {pattern.name}: took longer than {TIMEOUT_S:g} s on line {number}"
                 ) from None
             if found:
-                yield attempt, number, {k: v for k, v in found.groupdict().items() if v}
+                cut = not whole and found.end() == len(line) and _ENDS_IN_NUMBER.search(line)
+                yield attempt, number, CUT if cut else _groups(found)
                 break
 
 
-def _lines(stream: BinaryIO) -> Iterator[tuple[int, str]]:
-    """The lines of a log without colours; a progress bar's steps are lines too."""
+def _groups(found: Any) -> Mapping[str, str]:
+    return {name: text for name, text in found.groupdict().items() if text}
+
+
+def _lines(stream: BinaryIO) -> Iterator[tuple[int, str, bool]]:
+    """The lines of a log without colours; a progress bar's steps are lines too.
+
+    The last value: whether a line has its end, as far as what follows tells.
+    """
     text = io.TextIOWrapper(stream, "utf-8", "replace", newline="\n")
-    number = 1
-    while line := text.readline(1 << 20):
+    number, line = 1, text.readline(1 << 20)
+    while line:
+        following = text.readline(1 << 20)
+        whole = line.endswith("\n") and not may_be_cut(following[:_PEEK].encode())
         for part in line.rstrip("\n").split("\r"):
             if part:
-                yield number, ANSI.sub("", part)[:LONGEST_LINE]
+                yield number, ANSI.sub("", part)[:LONGEST_LINE], whole
         number += line.endswith("\n")
+        line = following
 
 
 def observed_lines(
@@ -70,7 +86,9 @@ def observed_lines(
     of_one = pattern.of == "per_rank"
     made: list[Observation] = []
     units: set[str] = set()
+    cut = 0
     for attempt, _, groups in found:
+        cut += groups is CUT
         values = {name: _plain(text) for name, text in groups.items()}
         one, unit = _observation(values, of_one, ranks)
         units |= {unit} if unit else set()
@@ -80,7 +98,8 @@ def observed_lines(
     if pattern.spans == "running":
         steps = [replace(steps[-1], warmup=False)] if steps else []
     source = f"pattern {pattern.name}"
-    return _observed(steps, units, planned, source, pattern.spans == "step")
+    observed = _observed(steps, units, planned, source, pattern.spans == "step")
+    return replace(observed, cut=cut) if observed else None
 
 
 def observed_metrics(

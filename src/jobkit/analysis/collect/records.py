@@ -25,6 +25,7 @@ from jobkit.outcome.logs import open_log, torn_archive
 from jobkit.paths import RunPaths
 
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_LEAST_HEAD = 16  # bytes by which UTF-16 without its mark is known
 _OF_RANK = re.compile(r"([0-9]{1,9})\.[rs]([0-9]{1,9})\.jsonl(?:\.gz)?")
 
 
@@ -216,8 +217,11 @@ def _read(
 
 
 def _is_utf_16(head: bytes) -> bool:
-    """Whether a log begins with the mark of UTF-16, and has zeros as its letters have."""
-    return head[:2] in _UTF_16 and head.count(0) >= len(head) // 3
+    """Whether a log is UTF-16: by its mark and zeros as its letters have, or by these alone."""
+    if head[:2] in _UTF_16:
+        return head.count(0) >= len(head) // 3
+    zeros = sorted((head[::2].count(0), head[1::2].count(0)))
+    return len(head) >= _LEAST_HEAD and zeros[0] == 0 and zeros[1] >= 0.9 * (len(head) // 2)
 
 
 def _items(path: Path, study: Path, seen: set[bytes]) -> Iterator[Record | Rejected]:

@@ -46,6 +46,7 @@ class Observed:
     windows: bool = False  # an observation is a window of the meter, of known beginning and end
     source: str = ""  # meter, auto, pattern NAME, metric lines, TRAINING
     work_source: str | None = None  # of the windows' work: stated, computed, counted, inferred
+    cut: int = 0  # lines of a pattern that are not taken: their last number may have lost its end
 
 
 def rate_row(observed: Observed) -> Row:

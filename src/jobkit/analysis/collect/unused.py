@@ -18,8 +18,15 @@ def unused_lines(records: RunRecords, observed: Observed | None) -> str:
 
     Those are numbers of meter.value(), records of a kind that this version does not know, and
     key=value lines that say neither an epoch nor a time or rate, or whose steps were measured in a
-    better way.
+    better way. Of a pattern, those whose last number may be cut.
     """
+    said = [_in_no_table(records, observed)]
+    if observed and observed.cut:
+        said.append(f"{counted(observed.cut, 'line')} of {observed.source} may be cut: not taken")
+    return "; ".join(filter(None, said))
+
+
+def _in_no_table(records: RunRecords, observed: Observed | None) -> str:
     by_lines = observed is not None and observed.source == METRIC_LINES
     left = [r for r in records.records if _unused(r, by_lines)]
     if not left:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -28,6 +29,8 @@ from jobkit.analysis.figures.subtitle import subtitle
 from jobkit.analysis.findings.forecast import Forecast
 from jobkit.analysis.scaling.sizes import Size
 from jobkit.analysis.tables.text import counted
+
+_DASHED = (0, (4, 2))
 
 
 def speed_up_figure(results: Results) -> Figure | None:
@@ -56,10 +59,27 @@ def forecast_figure(results: Results, forecasts: Sequence[Forecast]) -> Figure |
         ends = [n for f in own for n in f.sizes]
         _axes(one, results, "speed_up", [*_ranks(results.sizes, kind), *ends])
         one.axvspan(max(f.measured[-1] for f in own), one.get_xlim()[1], color="#F4F4F4", zorder=0)
-    dashed = Line2D([], [], color=GREY, ls=(0, (4, 2)), lw=1.4, label="forecast")
-    band = Patch(color=GREY, alpha=0.25, lw=0, label="95 % prediction interval")
-    legend(figure, axes, {f.series: look[f.series] for f in shown}, [dashed, band])
+    legend(figure, axes, {f.series: look[f.series] for f in shown}, _forecast_handles(shown))
     return figure
+
+
+def _forecast_handles(shown: Sequence[Forecast]) -> list[Artist]:
+    """What the legend says of the sources that the forecasts have."""
+    handles: list[Artist] = []
+    if any(_by_laws(f) for f in shown):
+        handles += [
+            Line2D([], [], color=GREY, ls=_DASHED, lw=1.4, label="forecast"),
+            Patch(color=GREY, alpha=0.25, lw=0, label="95 % prediction interval"),
+        ]
+    if any(f.by_steps for f in shown):
+        label = "forecast by the step model"
+        handles.append(Line2D([], [], color=GREY, ls="", marker="D", mfc="none", label=label))
+    return handles
+
+
+def _by_laws(forecast: Forecast) -> list[int]:
+    """The sizes that the laws forecast."""
+    return [n for n in forecast.sizes if n not in forecast.by_steps]
 
 
 def _forecast_panel(
@@ -110,13 +130,20 @@ def _ideal(axes: Axes, measured: Sequence[Size], name: str, last: int) -> None:
 
 
 def _band(axes: Axes, forecast: Forecast, look: Look) -> None:
-    """Draw the forecast from the largest measured size on, with its prediction interval."""
-    made = forecast.prediction
-    assert made is not None  # it has sizes
-    x = np.geomspace(forecast.measured[-1], forecast.sizes[-1], 33)
-    y, low, high = np.asarray([made.speed_up(n) for n in x]).T
-    axes.plot(x, y, color=look.colour, ls=(0, (4, 2)), lw=1.4, zorder=2.5, label="forecast")
-    axes.fill_between(x, low, high, color=look.colour, alpha=0.18, lw=0, zorder=1)
+    """Draw the forecast from the largest measured size on, with its prediction interval.
+
+    Sizes that the step model forecasts are points: it has no interval.
+    """
+    if taken := [(n, forecast.at(n).speed_up[0]) for n in forecast.by_steps]:
+        x, y = np.asarray(taken).T
+        axes.plot(x, y, color=look.colour, ls="", marker="D", mfc="none", zorder=2.5)
+    if by_laws := _by_laws(forecast):
+        made = forecast.prediction
+        assert made is not None  # it has sizes
+        x = np.geomspace(forecast.measured[-1], by_laws[-1], 33)
+        y, low, high = np.asarray([made.speed_up(n) for n in x]).T
+        axes.plot(x, y, color=look.colour, ls=_DASHED, lw=1.4, zorder=2.5, label="forecast")
+        axes.fill_between(x, low, high, color=look.colour, alpha=0.18, lw=0, zorder=1)
 
 
 def _axes(axes: Axes, results: Results, name: str, sizes: list[int]) -> None:

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median_low
 
+import pandas as pd
+
 from jobkit.analysis.collect.results import Results
 from jobkit.analysis.scaling import pop
 from jobkit.analysis.scaling.pop import Breakdown, Efficiencies, Step
@@ -36,7 +38,8 @@ class SizeBreakdown:
     step: Step
     own: Efficiencies
     base: Efficiencies  # of the smallest size of the series that has a breakdown
-    certain: bool = True  # two measures of its communication do not contradict each other
+    # Whether two measures of its communication agree; None: there is one, or none is needed.
+    certain: bool | None = True
 
 
 def size_breakdowns(results: Results) -> list[SizeBreakdown]:
@@ -59,7 +62,8 @@ def size_breakdowns(results: Results) -> list[SizeBreakdown]:
         step = Step(middle, size.world_size, size.global_batch_size)
         base = bases.setdefault(size.series, step)
         own = pop.efficiencies(step, base)
-        certain = rows[run_id].get("breakdown_certain") is not False
+        said = rows[run_id].get("breakdown_certain")
+        certain = None if pd.isna(said) else bool(said)
         found.append(SizeBreakdown(size, step, own, pop.efficiencies(base, base), certain))
     return found
 
@@ -88,12 +92,18 @@ def efficiency_table(found: list[SizeBreakdown], unit: str) -> TextTable:
 
 
 def _doubts(found: list[SizeBreakdown]) -> list[str]:
-    """The sizes whose communication was measured in two ways that disagree."""
-    sizes = [f"{one.size.series} at {one.size.world_size}" for one in found if not one.certain]
-    if not sizes:
-        return []
-    text = f"Not certain: {', '.join(sizes)}. Exposed communication by comparison with a replica "
-    return [f"{text}and by the time in which the passes wait differ by more than 20%."]
+    """The sizes whose communication was measured in two ways that disagree, or in one way."""
+    names = {id(one): f"{one.size.series} at {one.size.world_size}" for one in found}
+    apart = [names[id(one)] for one in found if one.certain is False]
+    single = [names[id(one)] for one in found if one.certain is None and one.step.ranks > 1]
+    said = []
+    if apart:
+        text = f"Not certain: {', '.join(apart)}. Exposed communication by comparison with a "
+        said.append(f"{text}replica and by the time in which the passes wait differ by over 20%.")
+    if single:
+        text = f"Not checked by a second measure: exposed communication of {', '.join(single)}. "
+        said.append(f"{text}There is none under pp and mp, nor under fsdp on GPUs or in hybrid.")
+    return said
 
 
 def causes(results: Results) -> dict[tuple[str, int, int], str]:
@@ -116,7 +126,8 @@ def causes(results: Results) -> dict[tuple[str, int, int], str]:
 def _cause(one: SizeBreakdown) -> str:
     """The factors that fell most from the smallest size on, in words; empty where none fell."""
     words = [_WORDS[name](one) for name in pop.losses(one.own, one.base)]
-    doubt = "" if one.certain else " (not certain: two measures of communication disagree)"
+    apart = " (not certain: two measures of communication disagree)"
+    doubt = apart if one.certain is False else ""
     return f", because {' and '.join(words)}{doubt}" if words else ""
 
 

@@ -1,8 +1,12 @@
-"""The scaling laws fitted to a study, and predictions for sizes not measured."""
+"""The scaling laws fitted to a study, and predictions for sizes not measured.
+
+Forecast.at is the one owner of a forecast: the table, the terminal, the verdict, the report and the
+figure show what it gives. step_forecast.py puts the step model's values in, where it is taken.
+"""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
@@ -16,7 +20,28 @@ from jobkit.analysis.tables.frames import Row, frame, records
 from jobkit.analysis.tables.text import counted
 from jobkit.errors import UsageError
 
-LAW = "average"  # what a forecast is made with, in the column law
+# What a forecast is made with, in the column law, and in words.
+LAW, STEP = "average", "step model"
+SOURCES = {LAW: "average of laws", STEP: "step model with the measured links"}
+NO_INTERVAL = (math.nan, math.nan)
+
+
+@dataclass(frozen=True)
+class Beyond:
+    """The forecast of one size: each value with the ends of its interval, NaN where it has none."""
+
+    law: str
+    rate: tuple[float, float, float]  # in the unit of the series
+    speed_up: tuple[float, float, float]  # over the smallest measured size
+    missed: str = ""  # of the step model: by how much it missed a held-out size
+
+    @property
+    def interval(self) -> str:
+        """The interval of the speed-up in words, or what stands for it."""
+        _, low, high = self.speed_up
+        if math.isnan(low):
+            return f"no prediction interval; it missed {self.missed}"
+        return f"95% prediction interval [{low:.3g}, {high:.3g}]"
 
 
 @dataclass(frozen=True)
@@ -34,6 +59,15 @@ class Forecast:
     reasons: tuple[str, ...] = ()  # why a size that was wanted is not among sizes
     nodes: int = 1  # the most that a measured size had
     per_node: int | None = None  # ranks of a full node; None: not known
+    by_steps: Mapping[int, Beyond] = field(default_factory=dict)  # where the step model is taken
+
+    def at(self, ranks: int) -> Beyond:
+        """The forecast of one of its sizes, by what is taken for it."""
+        if ranks in self.by_steps:
+            return self.by_steps[ranks]
+        made = self.prediction
+        assert made is not None  # it has sizes
+        return Beyond(LAW, (made.rate(ranks), *made.interval(ranks)), made.speed_up(ranks))
 
     @property
     def refused(self) -> str:
@@ -53,12 +87,15 @@ class Forecast:
                 f"every measured size of {self.series} is on one node, so what communication "
                 "between nodes costs is not known (--ranks-per-node says where nodes end)"
             )
-        if not self.sizes or self.sizes[-1] <= self.per_node:
+        across = [n for n in self.sizes if n > (self.per_node or 0)]
+        if not across:
             return ""
+        by_laws = [n for n in across if n not in self.by_steps]
+        source = "published tables" if by_laws else "the measured links"
         return (
             f"the forecast of {self.series} crosses from one node to "
-            f"{-(-self.sizes[-1] // self.per_node)}, which no measured size does: what "
-            "communication between nodes costs is taken from published tables"
+            f"{-(-across[-1] // self.per_node)}, which no measured size does: what "
+            f"communication between nodes costs is taken from {source}"
         )
 
 
@@ -108,11 +145,17 @@ def forecast_lines(table: pd.DataFrame) -> list[str]:
     """One line for each forecast, for a terminal."""
     return [
         f"forecast (not measured): {row['series']} at {row['world_size']} ranks: speed-up "
-        f"{row['speed_up']:.3g} [{row['speed_up_low']:.3g}, {row['speed_up_high']:.3g} at 95%], "
-        f"efficiency {row['efficiency']:.0%}, {row['times_beyond']:.3g} times beyond the largest "
-        f"measured size ({row['law']}, from {row['measured_sizes']}{_without(row)})"
+        f"{row['speed_up']:.3g} [{_ends(row)}], efficiency {row['efficiency']:.0%}, "
+        f"{row['times_beyond']:.3g} times beyond the largest measured size "
+        f"({SOURCES[row['law']]}, from {row['measured_sizes']}{_without(row)})"
         for row in records(table)
     ]
+
+
+def _ends(row: dict[str, Any]) -> str:
+    if pd.isna(row["speed_up_low"]):
+        return "no interval"
+    return f"{row['speed_up_low']:.3g}, {row['speed_up_high']:.3g} at 95%"
 
 
 def _without(row: dict[str, Any]) -> str:
@@ -164,23 +207,21 @@ def _per_node(curve: Sequence[Size], given: int | None) -> int | None:
 
 
 def _row(one: Forecast, ranks: int) -> Row:
-    made, base = one.prediction, one.base.world_size or 1
-    assert made is not None
+    made, base = one.at(ranks), one.base.world_size or 1
     row: Row = {
         "series": one.series,
         "kind": "forecast",
-        "law": LAW,
+        "law": made.law,
         "measured_sizes": ", ".join(map(str, one.measured)),
         "times_beyond": ranks / max(one.measured),
         "world_size": ranks,
         "outliers_left_out": one.left_out,
     }
-    rates = (made.rate(ranks), *made.interval(ranks))
-    for end, rate, speed_up in zip(("", "_low", "_high"), rates, made.speed_up(ranks), strict=True):
+    for end, rate, speed_up in zip(("", "_low", "_high"), made.rate, made.speed_up, strict=True):
         row |= {f"throughput{end}": rate, f"speed_up{end}": speed_up}
         row[f"efficiency{end}"] = speed_up * base / ranks
     if amount := one.base.time_amount:
-        row["time_s"], row["time_high_s"], row["time_low_s"] = (amount / rate for rate in rates)
+        row["time_s"], row["time_high_s"], row["time_low_s"] = (amount / rate for rate in made.rate)
     return row | _older(one, row)
 
 

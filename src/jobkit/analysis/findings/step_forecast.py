@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from jobkit.analysis.collect.results import Results
-from jobkit.analysis.findings.forecast import Forecast
+from jobkit.analysis.findings.forecast import NO_INTERVAL, STEP, Beyond, Forecast
 from jobkit.analysis.findings.step_fit import Point
 from jobkit.analysis.findings.step_model import SeriesSteps, messages
 from jobkit.analysis.scaling.predict import LEAST, predict
@@ -16,13 +17,16 @@ from jobkit.errors import UsageError
 from jobkit.spec.traffic import Links, seconds
 
 
-def choices(
+def decided(
     results: Results, found: Sequence[Forecast], steps: Sequence[SeriesSteps], links: Links
-) -> list[str]:
-    """A sentence for each forecast size: both forecasts, which is taken, and why."""
+) -> tuple[list[Forecast], list[str]]:
+    """The forecasts, with the step model's values where it is taken, and a sentence for each size.
+
+    A sentence has both forecasts, which is taken, and why.
+    """
     models = {one.series: one for one in steps}
     rows = {str(row["run_id"]): row for row in records(results.runs)}
-    said = []
+    made, said = [], []
     for one in found:
         own = models.get(one.series)
         if own is None or own.model is None:
@@ -30,39 +34,56 @@ def choices(
             said += [f"{one.series}: the average of laws is taken: no step model: {why}"] * bool(
                 one.sizes
             )
+            made.append(one)
             continue
-        law, step = _law_error(results, one), own.tests[-1].error_share
+        law, run = _law_error(results, one), rows[one.base.ok_runs[0]]
+        taken = {}
         for ranks in one.sizes:
-            run = rows[one.base.ok_runs[0]]
-            said.append(_choice(one, own, ranks, _rate(one, own, ranks, run, links), law, step))
-    return said
+            rate = _rate(one, own, ranks, run, links)
+            by_steps, why = _choice(one, own, ranks, rate, law)
+            said.append(f"{one.series} at {ranks} ranks: {why}")
+            if by_steps and not isinstance(rate, str):
+                taken[ranks] = _by_steps(one, own, ranks, rate)
+        made.append(replace(one, by_steps=taken))
+    return made, said
 
 
 def _choice(
-    one: Forecast, own: SeriesSteps, ranks: int, rate: float | str, law: float, step: float
-) -> str:
-    """Both forecasts of a size, and the one that is taken."""
+    one: Forecast, own: SeriesSteps, ranks: int, rate: float | str, law: float
+) -> tuple[bool, str]:
+    """Whether the step model is taken for a size, and why, with both forecasts."""
     assert one.prediction is not None
-    where, average = f"{one.series} at {ranks} ranks", rounded(one.prediction.rate(ranks))
+    step, average = own.tests[-1].error_share, rounded(one.prediction.rate(ranks))
     if isinstance(rate, str):
-        return f"{where}: the average of laws is taken, {average}: no step model there: {rate}"
+        return False, f"the average of laws is taken, {average}: no step model there: {rate}"
     both = f"step model {rounded(rate)}, average of laws {average} {one.base.throughput_unit}"
     last = f"the held-out {own.tests[-1].ranks} ranks"
     if one.nodes == 1 and one.per_node and ranks > one.per_node:
         why = "it has the measured link between nodes, which no measured size crosses"
-        return f"{where}: {both}; the step model is taken: {why}; it missed {last} by {step:+.1%}"
+        return True, f"{both}; the step model is taken: {why}; it missed {last} by {step:+.1%}"
     if math.isnan(law):
         why = f"{LEAST + 1} sizes are needed to test it"
-        return f"{where}: {both}; the average of laws is taken: {why}"
-    taken = "step model" if abs(step) < abs(law) else "average of laws"
+        return False, f"{both}; the average of laws is taken: {why}"
+    better = abs(step) < abs(law)
+    taken = "step model" if better else "average of laws"
     why = f"of {last} the step model missed the time by {step:+.1%}, the laws by {law:+.1%}"
-    return f"{where}: {both}; the {taken} is taken: {why}"
+    return better, f"{both}; the {taken} is taken: {why}"
+
+
+def _by_steps(one: Forecast, own: SeriesSteps, ranks: int, rate: float) -> Beyond:
+    """The step model's forecast of a size; it says no interval, but what it missed."""
+    last, base = own.tests[-1], one.base.throughput or math.nan
+    missed = f"the time of the held-out {last.ranks} ranks by {last.error_share:+.1%}"
+    return Beyond(STEP, (rate, *NO_INTERVAL), (rate / base, *NO_INTERVAL), missed)
 
 
 def _rate(
     one: Forecast, own: SeriesSteps, ranks: int, run: dict[str, Any], links: Links
 ) -> float | str:
-    """What the step model predicts, in units of work per second; or why it cannot."""
+    """What the step model predicts, in units of work per second; or why it cannot.
+
+    Never above ideal scaling from the smallest measured size.
+    """
     per_node = min(one.per_node or ranks, ranks)
     nodes = -(-ranks // per_node)
     batch = one.base.global_batch_size
@@ -74,7 +95,9 @@ def _rate(
         sent = seconds(messages(run | {"nodes": nodes, "ranks_per_node": per_node}), links)
     except UsageError as error:
         return str(error)
-    return batch / own.model.step_s(Point(ranks, batch / ranks, sent, math.nan))
+    made = batch / own.model.step_s(Point(ranks, batch / ranks, sent, math.nan))
+    ideal = (one.base.throughput or math.inf) * ranks / (one.base.world_size or 1)
+    return min(made, ideal)
 
 
 def _law_error(results: Results, one: Forecast) -> float:

@@ -10,7 +10,7 @@ from jobkit.analysis.findings.above_ideal import above_ideal
 from jobkit.analysis.findings.breakdowns import causes
 from jobkit.analysis.findings.chance import by_chance
 from jobkit.analysis.findings.disturbed import shared_nodes
-from jobkit.analysis.findings.forecast import Forecast
+from jobkit.analysis.findings.forecast import SOURCES, Forecast
 from jobkit.analysis.findings.idle_gpus import energy, idle_gpus
 from jobkit.analysis.findings.learned import learned
 from jobkit.analysis.findings.memory_needed import memory_needed
@@ -206,14 +206,15 @@ def _within(line: list[_Row], least: float) -> list[_Row]:
 def _beyond(one: Forecast, unit: str) -> list[str]:
     """The forecast for the largest size, what it does not know first; why others have none."""
     said = [f"No forecast of {why}." for why in one.reasons]
-    if not one.sizes or one.prediction is None:
+    if not one.sizes:
         return said
     ranks = one.sizes[-1]
-    value, low, high = one.prediction.speed_up(ranks)
+    made = one.at(ranks)
     caution = f"{one.caution[0].upper()}{one.caution[1:]}. " if one.caution else ""
     base = counted_ranks(one.base.world_size or 1, unit)
     text = f"{caution}Forecast, not measured: {one.series} on {counted_ranks(ranks, unit)}: "
-    text += f"speed-up {value:.3g} over {base}, 95% prediction interval [{low:.3g}, {high:.3g}]."
+    text += f"speed-up {made.speed_up[0]:.3g} over {base}, {made.interval} "
+    text += f"({SOURCES[made.law]})."
     return [text, *said]
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from jobkit.analysis.findings.forecast import LAW, Forecast
+from jobkit.analysis.findings.forecast import SOURCES, Forecast
 from jobkit.analysis.scaling.fits import Estimate, Fit
 from jobkit.analysis.tables.text import NONE, TextTable, counted
 
@@ -10,7 +10,7 @@ LAW_NAMES = {
     "amdahl": "Amdahl",
     "usl": "Universal Scalability Law",
     "gustafson": "Gustafson",
-    LAW: "average of laws",
+    **SOURCES,
 }
 _HEADS = (
     *("series", "law", "parameter", "value", "95 % interval", "R\N{SUPERSCRIPT TWO}"),

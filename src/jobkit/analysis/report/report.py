@@ -19,7 +19,7 @@ from jobkit.analysis.figures.draw import FIGURES
 from jobkit.analysis.figures.drawing import unit
 from jobkit.analysis.figures.subtitle import subtitle
 from jobkit.analysis.findings.breakdowns import efficiency_table, size_breakdowns
-from jobkit.analysis.findings.forecast import Forecast, forecast_table, not_forecast
+from jobkit.analysis.findings.forecast import LAW, Forecast, forecast_table, not_forecast
 from jobkit.analysis.findings.forecast import forecasts as fitted
 from jobkit.analysis.findings.startup import startup_table
 from jobkit.analysis.findings.threads import thread_lines
@@ -159,7 +159,13 @@ def _forecast(results: Results, forecasts: Sequence[Forecast]) -> TextTable:
         "counts as possible."
     )
     notes = [f"{f.caution[0].upper()}{f.caution[1:]}." for f in forecasts if f.sizes and f.caution]
-    notes += [note]
+    notes += [note] * (LAW in set(table["law"]))
+    notes += [
+        f"Not measured: {f.series} on {n} ranks by the step model with the measured links, "
+        f"{f.at(n).interval}."
+        for f in forecasts
+        for n in f.by_steps
+    ]
     notes += [f"No forecast: {why}." for f in forecasts for why in not_forecast(f)]
     return TextTable(heads, rows, 2, notes)
 

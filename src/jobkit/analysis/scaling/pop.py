@@ -29,6 +29,7 @@ load imbalance. RB, which POP does not have, tells a rank that is slow from rank
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from typing import Any
 
 
@@ -53,6 +54,7 @@ class Breakdown:
         return self.compute_s + self.other_s
 
 
+_CLOCKS = 0.02  # by which the host's clock and a GPU's events may differ
 _LATER = ("random_imbalance_s", "last_rank_wait_s")
 
 
@@ -90,7 +92,7 @@ class Efficiencies:
 
 
 def breakdown(values: Mapping[str, Any], prefix: str = "") -> Breakdown | None:
-    """The breakdown in a record or a row; None where a field is missing.
+    """The breakdown in a record or a row; None where a field is missing or contradicts another.
 
     prefix: before the fields' names, as in results.csv.
     """
@@ -99,7 +101,10 @@ def breakdown(values: Mapping[str, Any], prefix: str = "") -> Breakdown | None:
     if not all(_is_time(value) for value in found.values()):
         return None
     times = Breakdown(**{name: float(value) for name, value in found.items()})  # type: ignore[arg-type]
-    return times if times.useful_s > 0 else None  # then no maximum is 0
+    ordered = (0.0, times.useful_s, times.useful_max_s, times.busy_max_s, times.iteration_s)
+    # Then no maximum is 0, and no factor above 1 but for that.
+    grows = all(a <= b * (1 + _CLOCKS) for a, b in pairwise(ordered))
+    return times if times.useful_s > 0 and grows else None
 
 
 def efficiencies(own: Step, base: Step) -> Efficiencies:

@@ -51,12 +51,16 @@ class Prediction:
 
     def refused(self, ranks: int) -> str:
         """Why there is no prediction for that many ranks; empty where there is one."""
-        low, high = self.interval(ranks)
-        if high <= WIDEST * low:
+        # The speed-up is shown beside the rate, and has the doubt of the smallest size too.
+        ends = {"the rate": self.interval(ranks), "the speed-up": self.speed_up(ranks)[1:]}
+        factors = {name: high / low for name, (low, high) in ends.items()}
+        widest = max(factors, key=lambda name: factors[name])
+        if factors[widest] <= WIDEST:
             return ""
         return (
             f"the 95 % interval of a forecast to {ranks} ranks spans a factor of "
-            f"{high / low:,.1f} (at most {WIDEST:g}): measure larger sizes, or more repeats"
+            f"{factors[widest]:,.1f} for {widest} (at most {WIDEST:g}): measure larger sizes, or "
+            "more repeats"
         )
 
     def _ends(self, found: Values, ideal: float) -> tuple[float, float]:

@@ -115,7 +115,12 @@ _FORECAST = "end of the 95 % prediction interval of one more run"
 FORECAST = (
     *IDENTITY[1:],
     Column("kind", TEXT, "forecast: no row of this table is measured"),
-    Column("law", TEXT, "average: of scaling laws, by how well they predict the measured sizes"),
+    Column(
+        "law",
+        TEXT,
+        "average: of scaling laws, by how well they predict the measured sizes; step model: with "
+        "the measured links, where it is taken: without an interval",
+    ),
     Column("measured_sizes", TEXT, "world sizes that the forecast was made from"),
     Column("outliers_left_out", COUNT, "runs excluded from the fit as outliers"),
     Column("times_beyond", NUMBER, "world_size / the largest measured size"),

@@ -31,7 +31,10 @@ SHARED: Mapping[str, Any] = {
     "ddp_bucket_mib": 0.02,
 }
 # Settings that change the result, and so belong to single as well.
-_OF_RESULT = ("clip_norm", "model", "device", "lr")
+_OF_RESULT = (
+    *("clip_norm", "model", "device", "lr"),
+    *("optimizer", "global_batch_size", "train_samples"),
+)
 
 
 @dataclass(frozen=True)
@@ -92,14 +95,23 @@ CASES = tuple(
 )
 
 
-def of_model(model: str, device: str, strategies: list[str]) -> list[Case]:
+# What --model may set, with what is taken where it does not.
+OWN: Mapping[str, Any] = {"global_batch_size": 24, "optimizer": "sgd", "lr": 0.01}
+CLASSES = 10
+
+
+def of_model(
+    model: str, device: str, strategies: list[str], given: Mapping[str, Any] = OWN
+) -> list[Case]:
     """One case for each strategy of a user's model, in the strategy's default settings.
 
+    given: values of OWN. Two whole batches and a last one of five samples make an epoch.
     The tolerance is the square root of the precision's unit roundoff eps: losses and gradients are
     sums of many terms, whose order differs, over a few steps with a small learning rate.
     """
     near = {name: torch.finfo(dtype).eps ** 0.5 for name, dtype in DTYPES.items()}
-    settings = {"model": model, "device": device, "lr": 0.01}
+    settings = {**OWN, **given, "model": model, "device": device}
+    settings["train_samples"] = 2 * settings["global_batch_size"] + 5
     return [Case(name, name, settings, near) for name in strategies]
 
 

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from jobkit.errors import Exit, Parser, UsageError, command, one_of
+from jobkit.errors import Exit, Parser, UsageError, command, one_of, positive, whole
 from jobkit.gpus import count_gpus, hide_gpus
 from jobkit.spec.runspec import STRATEGIES
 
@@ -21,7 +21,9 @@ EPILOG = """examples:
   python -m jobkit verify
   python -m jobkit verify --strategies ddp fsdp --world-sizes 2 3
   python -m jobkit verify --model package.module:factory --device auto
+  python -m jobkit verify --model package.module:factory --classes 100 --optimizer adamw --lr 1e-3
 """
+_OWN = ("global_batch_size", "classes", "optimizer", "lr")
 
 
 def parser() -> Parser:
@@ -46,6 +48,13 @@ def parser() -> Parser:
         choices=("auto", "cpu", "cuda"),
         help="with --model: cuda, a GPU for each rank; cpu; auto (default): GPUs if there are any",
     )
+    own = made.add_argument_group("with --model")
+    own.add_argument(
+        "--global-batch-size", type=whole(6), metavar="N", help="samples in a step (default: 24)"
+    )
+    own.add_argument("--classes", type=whole(2), metavar="N", help="of the labels (default: 10)")
+    own.add_argument("--optimizer", choices=("sgd", "adam", "adamw"), help="(default: sgd)")
+    own.add_argument("--lr", type=positive, metavar="X", help="learning rate (default: 0.01)")
     made.add_argument("--json", action="store_true", help="print the table as JSON")
     return made
 
@@ -72,7 +81,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if own:
         from jobkit.checks.verify.own import plan
 
-        plans, more = plan(args.model, device, args.strategies, args.world_sizes)
+        given = {k: v for k in _OWN if (v := getattr(args, k)) is not None}
+        plans, more = plan(args.model, device, args.strategies, args.world_sizes, given)
     else:
         plans = {n: chosen(args.strategies, n) for n in dict.fromkeys(args.world_sizes)}
     if not any(plans.values()):
@@ -94,6 +104,9 @@ def _device(args: argparse.Namespace) -> str:
     if args.model is None:
         if args.device:
             raise UsageError("--device: without --model the check is on the CPU")
+        for name in _OWN:
+            if getattr(args, name) is not None:
+                raise UsageError(f"--{name.replace('_', '-')} has no effect without --model")
         return "cpu"
     gpus = 0 if args.device == "cpu" else count_gpus()
     if args.device == "cuda" and not gpus:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
-from jobkit.checks.verify.cases import DTYPES, Case
+from jobkit.checks.verify.cases import CLASSES, DTYPES, Case
 from jobkit.payload import numerics
 from jobkit.payload.data.batches import Step
 from jobkit.payload.data.cache import Dataset
@@ -89,9 +89,15 @@ class Recorder:
         self._found.parameters.append(trainer.strategy.whole())
 
 
-def trace(spec: RunSpec, group: Group, dtype: torch.dtype, inject: Inject | None = None) -> Trace:
+def trace(
+    spec: RunSpec,
+    group: Group,
+    dtype: torch.dtype,
+    inject: Inject | None = None,
+    num_classes: int = CLASSES,
+) -> Trace:
     """Train as spec says, by the loop that every job runs, and record each step."""
-    train, test, classes = synthetic(spec.train_samples or 0, spec.test_samples or 0)
+    train, test, classes = synthetic(spec.train_samples or 0, spec.test_samples or 0, num_classes)
     report = Reporter(None, 0, 1)  # as a rank that prints nothing
     trainer = build_trainer(spec, group, Dataset(train, test, classes), report, dtype)
     found = Trace()
@@ -159,6 +165,7 @@ class Orders:
     singles: Sequence[Case] = ()  # whose single runs are to be made
     inject: Inject | None = None
     device: str = "cpu"  # or cuda: a GPU for each rank
+    classes: int = CLASSES
 
     def reference(self, case: Case, dtype: str) -> Path:
         """The trace of the single run that a case is compared with."""
@@ -170,7 +177,7 @@ def make_references(orders: Orders, group: Group) -> None:
     for case, name in itertools.product(orders.singles, orders.dtypes):
         path = orders.reference(case, name)
         if not path.exists():
-            made = trace(case.single(), group, DTYPES[name])
+            made = trace(case.single(), group, DTYPES[name], num_classes=orders.classes)
             torch.save(dataclasses.asdict(made), path)
 
 
@@ -179,7 +186,8 @@ def check(case: Case, name: str, group: Group, orders: Orders) -> Difference:
     path = orders.reference(case, name)
     reference = Trace(**torch.load(path, weights_only=True, map_location=group.device))
     world = group.place.world_size
-    off = compare(trace(case.spec(world), group, DTYPES[name], orders.inject), reference)
+    made = trace(case.spec(world), group, DTYPES[name], orders.inject, orders.classes)
+    off = compare(made, reference)
     loss, gradient, parameter, evaluation = (
         max(column, key=_badness) for column in zip(*group.gather(off), strict=True)
     )

@@ -7,10 +7,11 @@ import socket
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from jobkit.checks.verify.cases import DTYPES, Case
+from jobkit.checks.verify.cases import CLASSES, DTYPES, Case
 from jobkit.checks.verify.rank import Difference, Inject, Orders, be_rank
 
 _LIMIT_S = 300.0
@@ -21,6 +22,7 @@ def verify(
     inject: Inject | None = None,
     dtypes: Sequence[str] = tuple(DTYPES),
     device: str = "cpu",
+    classes: int = CLASSES,
 ) -> list[Difference]:
     """Run the cases of each world size on processes of their own; return all differences.
 
@@ -32,11 +34,11 @@ def verify(
         folder = Path(name)
         # One process makes the references of all of them first.
         every = list({case.label: case for cases in plans.values() for case in cases}.values())
-        orders = Orders(folder, tuple(dtypes), singles=every, device=device)
+        orders = Orders(folder, tuple(dtypes), singles=every, device=device, classes=classes)
         _run(1, orders)
         for world, cases in plans.items():
             if cases:
-                _run(world, Orders(folder, tuple(dtypes), cases, (), inject, device))
+                _run(world, replace(orders, cases=cases, singles=(), inject=inject))
                 content = json.loads((folder / f"found-{world}.json").read_text())
                 found += [Difference(**fields) for fields in content]
     return found

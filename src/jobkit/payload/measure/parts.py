@@ -3,8 +3,8 @@
 Load imbalance is told apart: the lasting part, of a rank that is slower than the others beyond
 chance, and the random part, of ranks that are slow in turn. In iteration j rank i is busy with
 u(i, j) seconds of its own; its excess e(i, j) = u(i, j) - mean over ranks of u(., j) has over n
-iterations the mean m and the standard error s = stdev / sqrt(n). The imbalance of the rank with the
-largest m is lasting where m > 3 s.
+iterations the mean m and the standard error s = stdev / sqrt(n). The lasting imbalance is that of
+the largest m among the ranks with m > 3 s.
 """
 
 import math
@@ -42,7 +42,7 @@ def record(everyone: Sequence[Sequence[Parts]]) -> dict[str, Any]:
     """The fields of the breakdown record from all ranks' iterations; see metric.line.KINDS."""
     usual = _usual([max(one.wall for one in ranks) for ranks in zip(*everyone, strict=True)])
     kept = [[found[i] for i in usual] for found in everyone]
-    ranks = [means(found) for found in kept]
+    ranks = [means(some, found) for some, found in zip(kept, everyone, strict=True)]
     fields: dict[str, Any] = {
         f"{part}_s": statistics.fmean(rank[part] for rank in ranks)
         for part in ("compute", "communication", "data_wait", "other")
@@ -61,12 +61,14 @@ def _usual(walls: list[float]) -> list[int]:
     return order[cut : len(order) - cut]
 
 
-def means(found: Sequence[Parts]) -> dict[str, float]:
+def means(found: Sequence[Parts], every: Sequence[Parts] | None = None) -> dict[str, float]:
     """Seconds per iteration by part, of one rank.
 
     Means, but exposed communication is the median of the differences between the training's passes
-    and the replica's: one slow pass of the replica must not hide it.
+    and the replica's: slow passes of the replica must not hide it. every: the iterations of that
+    median, more than those of the means, which may be just those with a slow replica.
     """
+    every = every or found
 
     def mean(name: str) -> float:
         return statistics.fmean(getattr(parts, name) for parts in found)
@@ -74,9 +76,9 @@ def means(found: Sequence[Parts]) -> dict[str, float]:
     wall, wait, passes = mean("wall"), mean("data_wait"), mean("passes")
     step, own_step = mean("step"), min(mean("own_step"), mean("step"))
     # Of two equal ones, either may be longer.
-    exposed = statistics.median(p.passes - p.alone for p in found)
+    exposed = statistics.median(p.passes - p.alone for p in every)
     exposed = min(max(exposed, 0.0), passes)
-    waited = [p.waited for p in found if p.waited is not None]
+    waited = [p.waited for p in every if p.waited is not None]
     direct = statistics.median(waited) if waited else math.nan
     return {
         "compute": passes - exposed + own_step,
@@ -95,12 +97,14 @@ def _imbalance(
     useful = [rank["compute"] + rank["other"] for rank in ranks]
     busy = [u + rank["data_wait"] for u, rank in zip(useful, ranks, strict=True)]
     own = [[parts.useful for parts in found] for found in kept]
-    lasts = _is_lasting(own)
-    longest = max(useful) if lasts else statistics.fmean(useful)
+    slow = _slow_rank(own)
+    longest = statistics.fmean(useful)
+    if slow is not None:
+        longest = max(useful[slow], longest)
     busiest = min(longest + max(busy) - max(useful), iteration)
     averages = [statistics.fmean(one) for one in own]
     of_each = statistics.fmean(max(column) for column in zip(*own, strict=True))
-    turns = of_each - (max(averages) if lasts else statistics.fmean(averages))
+    turns = of_each - (statistics.fmean(averages) if slow is None else averages[slow])
     return {
         "useful_max_s": longest,
         "busy_max_s": busiest,
@@ -108,15 +112,20 @@ def _imbalance(
     }
 
 
-def _is_lasting(own: Sequence[Sequence[float]]) -> bool:
-    """Whether one rank is slower than the others' mean beyond chance."""
+def _slow_rank(own: Sequence[Sequence[float]]) -> int | None:
+    """The slowest of the ranks that are slower than the mean beyond chance; None: none is.
+
+    The slowest one in a few iterations may just have had more of its turns.
+    """
     middle = [statistics.fmean(column) for column in zip(*own, strict=True)]
-    excess = [[u - m for u, m in zip(one, middle, strict=True)] for one in own]
-    most = max(excess, key=statistics.fmean)
-    if len(most) < FEWEST:
-        return True
-    error = statistics.stdev(most) / math.sqrt(len(most))
-    return statistics.fmean(most) > _BEYOND_CHANCE * error
+    lasting: dict[int, float] = {}
+    for rank, one in enumerate(own):
+        excess = [u - m for u, m in zip(one, middle, strict=True)]
+        mean, count = statistics.fmean(excess), len(excess)
+        error = statistics.stdev(excess) / math.sqrt(count) if count >= FEWEST else 0.0
+        if mean > _BEYOND_CHANCE * error:
+            lasting[rank] = mean
+    return max(lasting, key=lambda rank: lasting[rank], default=None)
 
 
 def _check(ranks: Sequence[dict[str, float]], iteration: float) -> dict[str, Any]:
