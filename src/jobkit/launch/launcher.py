@@ -135,6 +135,8 @@ def prepare(plan: Plan, request: LaunchRequest, ask: bool = True) -> Launch:
         raise UsageError(f"--max-running {request.at_once}: must be 1 or more")
     check_counters(os.environ)  # the runs get it
     _check_path(plan.paths.folder)
+    if plan.paths.given_logs.exists():
+        raise UsageError(f"{plan.paths.folder} has the runs of collect --logs: give another --name")
     notes = check_study(plan.paths.folder, request.trust_group)
     for data in {spec.data for spec in plan.runs.values() if spec.data is not None}:
         check_source(data)
