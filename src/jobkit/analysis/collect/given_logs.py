@@ -158,7 +158,8 @@ def _in_one_unit(rows: Sequence[Row]) -> None:
 
     The log of several ranks has rank 0's work alone, that of one rank all of it.
     """
-    in_steps = {row["series"] for row in rows if row.get("throughput_unit") == IN_STEPS}
+    ok = [row for row in rows if row["status"] == "ok"]
+    in_steps = {row["series"] for row in ok if row.get("throughput_unit") == IN_STEPS}
     for row in rows:
         if row["series"] in in_steps and row.get("step_time_s"):
             row |= {"throughput": 1 / row["step_time_s"], "throughput_unit": IN_STEPS}
