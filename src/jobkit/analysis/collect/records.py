@@ -170,7 +170,7 @@ def read_log(path: Path) -> RunRecords:
         records, reject = _read(path, next(iter(runs)), Path("/"), set())
     rejects = [replace(reject, file=path.name)] if reject else []
     if (end := _begins_again(records)) is not None:
-        why = "of another training in this log: the first one is read"
+        why = "of a second run in this log: the first one is read"
         rejects.append(Reject(path.name, len(records) - end, None, why))
         records = records[:end]
     own = reader.unique([r for r in records if "v" in r])
