@@ -71,7 +71,7 @@ def test_a_second_training_in_a_log_is_told_and_not_mixed_in(folder: Path) -> No
     found = collected()
     assert list(found.runs["throughput"]) == pytest.approx([100.0])
     (line,) = found.warnings()
-    assert line.startswith("1gpu.log: 3 [METRIC] lines rejected, the first: of a second run in this log")
+    assert line.startswith("1gpu.log: 3 [METRIC] lines rejected, the first: of a second run")
     twice = lines(1, 100.0)
     (folder / "1gpu.log").write_text(twice + twice)  # a copy is none
     assert collected().warnings() == []
