@@ -77,8 +77,11 @@ def given_study(args: argparse.Namespace) -> Path:
         raise UsageError("give STUDY or --logs, not both")
     if not args.size:
         raise UsageError("--logs needs --size: an expression that finds each log's number of ranks")
+    files: dict[Path, str] = {}  # each once, though two words name it
+    for path in (f for word in args.logs for f in _files(word)):
+        files.setdefault(path.resolve(), str(path.absolute()))
     given = GivenLogs(
-        files=tuple(str(f.absolute()) for word in args.logs for f in _files(word)),
+        files=tuple(files.values()),
         size=args.size,
         pattern=_table(args.pattern) if args.pattern else None,
         pattern_name=Path(args.pattern).stem if args.pattern else "",
@@ -100,9 +103,12 @@ def _files(word: str) -> list[Path]:
     if path.is_file():
         return [path]
     base = Path(path.anchor or ".")
-    found = sorted(f for f in base.glob(str(path.relative_to(path.anchor))) if f.is_file())
+    try:
+        found = sorted(f for f in base.glob(str(path.relative_to(path.anchor))) if f.is_file())
+    except (ValueError, IndexError):  # no pattern
+        found = []
     if not found:
-        raise UsageError(f"--logs {word}: no such file")
+        raise UsageError(f"--logs {word!r}: no such file")
     return found
 
 

@@ -13,7 +13,7 @@ from jobkit.launch import lock
 from jobkit.launch.command import Order
 from jobkit.launch.local import orphans
 from jobkit.launch.local import start as local
-from jobkit.launch.request import LaunchRequest
+from jobkit.launch.request import LaunchRequest, refuse_logs
 from jobkit.launch.site import Site
 from jobkit.launch.slurm import options as slurm
 from jobkit.launch.slurm.cluster import find_site
@@ -135,6 +135,7 @@ def prepare(plan: Plan, request: LaunchRequest, ask: bool = True) -> Launch:
         raise UsageError(f"--max-running {request.at_once}: must be 1 or more")
     check_counters(os.environ)  # the runs get it
     _check_path(plan.paths.folder)
+    refuse_logs(plan.paths)
     notes = check_study(plan.paths.folder, request.trust_group)
     for data in {spec.data for spec in plan.runs.values() if spec.data is not None}:
         check_source(data)

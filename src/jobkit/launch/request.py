@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass, field, replace
 
+from jobkit.errors import UsageError
 from jobkit.launch.command import restart_words
 from jobkit.launch.site import Site
+from jobkit.paths import StudyPaths
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,3 +35,9 @@ class LaunchRequest:
     def local_words(self) -> tuple[str, ...]:
         """What each run's run.sh gets on this machine besides the run itself."""
         return (*restart_words(self.max_restarts), *self.torchrun)
+
+
+def refuse_logs(paths: StudyPaths) -> None:
+    """Raise UsageError for the folder of `collect --logs`: planned runs would never be read."""
+    if paths.given_logs.exists():
+        raise UsageError(f"{paths.folder} has the runs of collect --logs: give another --name")

@@ -1,6 +1,5 @@
 """The current states of a plan's runs, from their files and, for jobs, from Slurm."""
 
-import functools
 import time
 from collections.abc import Iterable, Mapping
 
@@ -22,7 +21,7 @@ class States:
         self.plan = plan
         self.found: dict[str, RunState] = {}
         self._may_ask = ask
-        self._cluster = functools.cache(slurm_jobs.cluster if ask else lambda: None)
+        self._cluster: str | None = None  # the name of the one that is asked, once it is known
         self._next = {"squeue": 0.0, "sacct": 0.0}  # when each may be asked again
         self.jobs: dict[str, slurm_jobs.Job] = {}  # by run: what Slurm last said of its job
         self._answers: dict[str, slurm_jobs.Job] = {}
@@ -34,7 +33,7 @@ class States:
         paths = self.plan.paths
         open_runs = {r: paths.run(r) for r in self.plan.runs if not self._ended(r)}
         ordered = ordered_runs(paths, open_runs)
-        joined = join(open_runs, ordered, self._ask, all_jobs=False, here=self._cluster)
+        joined = join(open_runs, ordered, self._ask, all_jobs=False, here=self._here)
         self.found |= joined.states
         self.jobs |= joined.jobs
         return {run_id: self.found[run_id] for run_id in self.plan.runs}
@@ -47,6 +46,12 @@ class States:
 
     def _ended(self, run_id: str) -> bool:
         return run_id in self.found and self.found[run_id].status in FINAL
+
+    def _here(self) -> str | None:
+        """The name of the cluster that is asked; asked again until it has answered."""
+        if self._may_ask and self._cluster is None:
+            self._cluster = slurm_jobs.cluster()
+        return self._cluster
 
     def _ask(self, ids: Iterable[str]) -> Mapping[str, slurm_jobs.Job]:
         """Return Slurm's latest answers; query it again after the interval, if allowed."""

@@ -76,10 +76,12 @@ def _of_cluster(
     starts: Mapping[str, Mapping[str, Any] | None],
     here: Callable[[], str | None],
 ) -> dict[str, str]:
-    """The ids without those of another cluster, whose numbers other jobs have here."""
+    """The ids without those of another cluster, whose numbers other jobs have here.
+
+    Where this cluster's name is not known, each cluster that is noted may be another one.
+    """
     noted = {run_id: (starts[run_id] or {}).get("cluster") for run_id in ids}
-    if not any(noted.values()) or (name := here()) is None:
-        return ids
+    name = here() if any(noted.values()) else None
     return {run_id: job_id for run_id, job_id in ids.items() if noted[run_id] in (None, name)}
 
 

@@ -44,13 +44,16 @@ def find_log(log: Path) -> Path | None:
     return None
 
 
-def read_tail(log: Path, size: int = TAIL_BYTES) -> Tail:
-    """Read the last lines of a log (a .gz too), at most size bytes of them; empty without a log."""
+def read_tail(log: Path, size: int = TAIL_BYTES, within: Path | None = None) -> Tail:
+    """Read the last lines of a log (a .gz too), at most size bytes of them; empty without a log.
+
+    within: the folder out of which no link may lead; None: the one above the log's.
+    """
     path = find_log(log)
     if path is None:
         return Tail(log.name, [])
     blocks, kept, newlines, whole, numbered = deque[bytes](), 0, 0, True, True
-    for block in _blocks(path, size):
+    for block in _blocks(path, size, within or path.parent.parent):
         numbered = numbered and bool(block)
         blocks.append(block)
         kept += len(block)
@@ -68,13 +71,13 @@ def read_tail(log: Path, size: int = TAIL_BYTES) -> Tail:
     return Tail(path.name, [(newlines + i if numbered else 0, t) for i, t in enumerate(texts, 1)])
 
 
-def _blocks(path: Path, tail: int) -> Iterator[bytes]:
+def _blocks(path: Path, tail: int, within: Path) -> Iterator[bytes]:
     """The bytes of a log, unpacked; they end where they cannot be read.
 
     Of a very long one an empty block, and then the tail alone.
     """
     try:
-        with open_log(path, path.parent.parent, None) as stream:
+        with open_log(path, within, None) as stream:
             if path.suffix != ".gz" and os.fstat(stream.fileno()).st_size > _MOST_NUMBERED:
                 stream.seek(-tail, os.SEEK_END)
                 yield b""

@@ -18,7 +18,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-OF_SAMPLES = (None, "samples", "images", "sequences", "examples")  # what a batch's first size is
 STEPS_INSIDE = 3  # a pass is for training after these, though it gives batches without gradients
 OTHER_STEPS = 100  # of another optimizer, after which it is the one that counts
 
@@ -137,7 +136,7 @@ class Hook:
         for each in passes:
             each.wait, each.size = 0.0, 0
         self._loaders_only = self._loaders_only and bool(passes)
-        self.meter.step(size if known and self._counts_samples else None, {})
+        self.meter.step(size if known else None, {})
 
     def _exclude(self, others: list[Pass], training: list[Pass], now: float) -> None:
         """Take evaluation out of the time: to the next request of a batch for training."""
@@ -147,12 +146,10 @@ class Hook:
             self.meter.exclude(begin, min(after, default=now))
 
     def _start(self, begin: float | None) -> None:
-        self._counts_samples = self.environment.get("JOBKIT_UNIT") in OF_SAMPLES
         stated = self.environment.get("JOBKIT_WORK_PER_STEP")
-        unit = "samples" if self._counts_samples and not stated else None
+        unit, how = (None, None) if stated else ("samples", "inferred")
         module = _meter_module()
-        inferred = "inferred" if unit else None
-        module.start(unit, source="auto", work_source=inferred, environment=self.environment)
+        module.start(unit, source="auto", work_source=how, environment=self.environment)
         self.meter = module.current()
         self.meter.begin(begin)
 

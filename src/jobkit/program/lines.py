@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, TextIO
 SCHEMA_VERSION = 1
 TAG = "[METRIC]"
 MAX_LINE_BYTES = 1000  # srun tears longer lines
+OF_SAMPLES = {"samples", "images", "sequences", "examples"}  # what a batch's first size is
 Record = dict[str, Any]
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
@@ -37,6 +38,12 @@ def as_number(value: Any) -> Any:
     with contextlib.suppress(Exception):
         return float(value)
     return None
+
+
+def same_unit(counted: str | None, of_study: str | None) -> bool:
+    """Whether work that a program counts in a unit may be the study's; None: no unit is said."""
+    given = {counted, of_study} - {None}
+    return len(given) < 2 or given <= OF_SAMPLES
 
 
 def encode(record: Record) -> str:

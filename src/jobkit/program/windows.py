@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from jobkit.program.lines import Record, Writer, as_number
+from jobkit.program.lines import Record, Writer, as_number, same_unit
 from jobkit.program.process import guarded, machine, on_gpu, place, synchronised_s, warn
 from jobkit.program.sampling import Sampler, watch
 
@@ -44,15 +44,16 @@ class Meter:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         env = self._environment = dict(os.environ if environment is None else environment)
-        stated = env.get("JOBKIT_WORK_PER_STEP")
-        self.on, self.steps, self.failed = True, 0, False
-        self._unit, self._source = env.get("JOBKIT_UNIT") or unit, source
+        stated, of_study = env.get("JOBKIT_WORK_PER_STEP"), env.get("JOBKIT_UNIT")
+        self.on, self.steps, self.failed, self.rank = True, 0, False, 0
+        self._unit, self._source = of_study or unit, source
+        self._counts = bool(stated) or same_unit(unit, of_study)  # else another unit's work
+        per_step, work_source = (per_step, work_source) if self._counts else (None, None)
         self._per_step = float(stated) if stated else per_step
         self._stated, self._work_source = bool(stated), "stated" if stated else work_source
         of_study = env.get("JOBKIT_WARMUP_STEPS")
         given = [int(n) for n in (warmup, of_study) if n not in (None, "")]
         self._warmup = max(given, default=WARMUP_STEPS)
-        self.rank = 0
         self._writer: Writer | None = None
         self._sampler: Sampler | None = None
         self._world, self._every, self._depth = 1, 1, 0
@@ -138,6 +139,7 @@ class Meter:
     @guarded
     def step(self, work: float | None, values: Mapping[str, Any]) -> None:
         """An optimizer step is done. Not counted in a window where its begin was not seen."""
+        work = work if self._counts else None
         if self._writer is None:
             self._open(work)
         now = self._pauses or time.perf_counter()

@@ -158,6 +158,10 @@ def study(busy: float, wait: float, joules: float = 2.0) -> Any:
 def test_an_idle_gpu_is_told_with_its_cause() -> None:
     (said,) = idle_gpus(study(0.4, 0.02), "GPUs")
     assert said.startswith("Data wait is 2%, yet in ddp on 2 GPUs: the GPU is busy 40% of the time")
+    assert said.endswith("; try a larger batch per GPU.")  # a program may have no --compile
+    own = study(0.4, 0.02)
+    own.runs["epochs_planned"] = 3
+    assert idle_gpus(own, "GPUs")[0].endswith("; try a larger batch per GPU, or --compile.")
     (said,) = idle_gpus(study(0.4, 0.3), "GPUs")
     assert said.endswith("30% of the training it waits for data.")
     assert idle_gpus(study(0.9, 0.02), "GPUs") == []

@@ -60,6 +60,23 @@ def test_repeats_of_one_seed_that_are_equal_are_no_sample() -> None:
     assert line.endswith("The repeats of a size are equal, so they do not show what chance does.")
 
 
+def test_what_was_tested_is_named_and_what_was_not() -> None:
+    loss = {"ddp": {1: [1.5, 1.6, 1.4], 2: [1.5, 1.61, 1.41]}}
+    right = {"ddp": {1: [1.0] * 3, 2: [0.9] * 3}}
+    (line,) = learned(study("val_loss", loss, right), "GPUs")
+    assert "No difference of the loss is beyond the spread of the repeats (p = " in line
+    assert line.endswith("The repeats of the accuracy are equal: it was not tested.")
+
+
+def test_an_accuracy_above_1_is_no_share() -> None:
+    percent = study("val_accuracy", {"ddp": {1: [93.1, 93.2], 2: [92.1, 92.0]}})
+    (line,) = learned(percent, "GPUs")
+    assert "accuracy 93.15 and 92.05, -1.1 [95%: " in line
+    (warning,) = [line for line in percent.warnings() if "val_accuracy" in line]
+    assert "val_accuracy is above 1 in 4 runs, as ddp-1-0: it is a share" in warning
+    assert study("val_accuracy", {"ddp": {1: [1.0], 2: [0.9]}}).warnings() == []
+
+
 def test_the_batch_of_weak_scaling_is_named() -> None:
     results = study("val_loss", {"ddp": {1: [1.5, 1.6], 2: [1.7, 1.8]}})
     runs = results.runs

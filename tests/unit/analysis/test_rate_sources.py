@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from jobkit.analysis.collect.measured import WALL_TIME
+from jobkit.analysis.collect.measured import OF_EPOCHS, WALL_TIME
 from jobkit.analysis.collect.steps import rate_row
 from jobkit.analysis.collect.windows import observed_windows
 from jobkit.analysis.figures.subtitle import subtitle
@@ -34,6 +34,7 @@ def study(*sources: tuple[str, str | None]):
         ([("metric lines", None)], "read from [METRIC] lines"),
         ([("pattern mine", None)], "read by pattern mine"),
         ([(WALL_TIME, None)], WALL_TIME),
+        ([(OF_EPOCHS, None)], "measured over epochs of the training"),
         ([("meter", "counted"), ("auto", "stated")],
          "measured by the start-up hook and measured by the meter"),
     ],

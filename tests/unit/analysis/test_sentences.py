@@ -109,6 +109,23 @@ def test_a_study_with_failed_runs_names_its_time_as_one_without() -> None:
     assert verdict(results, "GPUs")[-1] == "1 of 3 planned runs is ok; 2 failed."
 
 
+def test_nothing_is_said_of_repeats_where_nothing_was_measured() -> None:
+    rows = runs_of({"ddp": {1: [100.0], 2: [190.0]}})
+    measured = results_from(frame(rows, RESULTS))
+    failed = results_from(frame([row | {"status": "failed"} for row in rows], RESULTS))
+    for results, said_so in ((measured, True), (failed, False)):
+        notes = proposal_table(results.scaling, "GPUs").notes
+        assert ("two successful repeats, so" in summary(results)) is said_so
+        assert any("two successful repeats, so" in note for note in notes) is said_so
+
+
+def test_repeats_of_a_series_that_is_not_compared_have_no_cost() -> None:
+    rows = runs_of({"ddp": {1: [100.0], 2: [190.0]}}, seconds=60.0)
+    rows[1]["device_type"] = "cpu"
+    lines = verdict(results_from(frame(rows, RESULTS)), "GPUs")
+    assert any("2 more repeats of every size of ddp give intervals." in line for line in lines)
+
+
 def test_one_size_is_said_once() -> None:
     lines = said({1: [100.0]})
     assert sum("scaling is unknown" in line or " only." in line for line in lines) == 1

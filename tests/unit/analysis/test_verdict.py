@@ -83,7 +83,10 @@ def test_slurm_jobs_that_shared_a_node_are_named_in_the_first_lines() -> None:
     runs["end_time_s"] = runs["start_time_s"] + 100
     (line,) = [line for line in verdict(results, "GPUs")[:2] if "shared a node" in line]
     assert line.startswith("2 runs shared a node")  # ddp-2-2 began on a when ddp-1-0 ended
-    assert "(on b): ddp-1-0, ddp-1-1." in line
+    assert "(on b): ddp-1-0, ddp-1-1. Use --exclusive." in line
+    runs["job_id"] = pd.Series(["7"] * 6, dtype="string")  # in one allocation
+    (line,) = [line for line in verdict(results, "GPUs")[:2] if "shared a node" in line]
+    assert line.endswith("Use --max-running 1.")
     runs["job_id"] = pd.Series([None] * 6, dtype="string")  # not of Slurm
     assert not [line for line in verdict(results, "GPUs") if "shared a node" in line]
 
@@ -143,7 +146,9 @@ def test_of_the_sentences_of_200_studies_2_in_100_are_false_at_most() -> None:
     for results, truth in studies(200):
         lines = verdict(results, "GPUs")
         if pd.isna(results.scaling["spread_from"]).all():
-            assert any("measured once, so differences may be noise" in line for line in lines)
+            assert any(
+                "two successful repeats, so differences may be noise" in line for line in lines
+            )
             continue  # said of all its differences
         judged += [(found, line) for line in lines if (found := is_true(line, truth)) is not None]
     false = [line for found, line in judged if not found]

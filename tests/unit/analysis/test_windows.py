@@ -9,6 +9,7 @@ import pytest
 from jobkit.analysis.collect.measured import WALL_TIME, observed_of, speed_row
 from jobkit.analysis.collect.records import read_run
 from jobkit.analysis.collect.steps import rate_row, step_rows
+from jobkit.analysis.collect.windows import observed_windows
 from jobkit.metric.line import encode
 from jobkit.paths import RunPaths
 
@@ -104,6 +105,29 @@ def test_the_study_s_own_words_on_work_win(tmp_path: Path) -> None:
     assert observed
     row = rate_row(observed)
     assert (row["throughput"], row["throughput_unit"]) == (40960.0, "tokens/s")
+
+
+@pytest.mark.parametrize(
+    ("start", "planned", "ranks", "rate"),
+    [
+        # What the study states counts, not what the program counted in another unit.
+        ({"world_size": 1, "unit": "samples"}, {"unit": "tokens", "work_per_step": 4096.0}, None,
+         (4096.0 * 10, "tokens/s")),
+        ({"world_size": 1, "unit": "samples"}, {"unit": "tokens"}, None, (100.0, "samples/s")),
+        ({"world_size": 1}, {}, None, (100.0, "units/s")),
+        ({}, {}, 8, (10.0, "steps/s")),  # cut off: the windows are of one of eight ranks
+    ],
+)  # fmt: skip
+def test_the_work_of_windows_is_in_its_own_unit_and_of_all_ranks(
+    start: dict[str, Any], planned: dict[str, Any], ranks: int | None, rate: tuple[float, str]
+) -> None:
+    own = {**window(10, 1.0), "attempt": 0, "rank": 0}
+    observed = observed_windows([own], start, planned, ranks)
+    assert observed
+    row, (step,) = rate_row(observed), step_rows(observed)
+    assert (row["throughput"], row["throughput_unit"]) == rate
+    if rate[1] != "steps/s":
+        assert (step["throughput"], step["throughput_unit"]) == rate
 
 
 def test_windows_of_an_earlier_attempt_are_measurements_too(tmp_path: Path) -> None:

@@ -31,6 +31,15 @@ def test_a_dry_run_prints_each_command_and_writes_nothing(logs: Path, capsys) ->
     assert not logs.exists()
 
 
+@pytest.mark.parametrize("where", [["--site", "local"], ["--to", "kubernetes", "--image", "x"]])
+def test_a_folder_of_given_logs_takes_no_plan(logs: Path, where: list[str], capsys) -> None:
+    (logs / "strong").mkdir(parents=True)
+    (logs / "strong" / "logs.json").write_text("{}")
+    assert cli.main(["--study", "strong", *where]) == 2
+    assert "has the runs of collect --logs: give another --name" in capsys.readouterr().err
+    assert not (logs / "strong" / "plan.json").exists()
+
+
 def test_commands_of_a_dry_run_are_read_back_whole_by_a_shell(tmp_path: Path, capsys) -> None:
     odd = tmp_path / 'it\'s a "folder" $HOME'
     for part in ("train", "test"):

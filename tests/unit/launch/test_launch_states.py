@@ -1,5 +1,6 @@
 """Which record of a run counts, and what a launcher's view of it is."""
 
+import io
 import json
 import os
 import socket
@@ -7,9 +8,11 @@ import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from jobkit.launch.follow import status as watch
 from jobkit.launch.states import States, select
+from jobkit.outcome import slurm_jobs
 from jobkit.outcome.facts import read_job
 from jobkit.outcome.liveness import process_start
 from jobkit.paths import RunPaths, write_json
@@ -57,6 +60,39 @@ def test_what_is_selected(plan: Plan) -> None:
     assert select(found) == list(plan.runs)
     assert select(found, only="missing") == list(plan.runs)
     assert select(found, only="failed") == []
+
+
+def test_a_cluster_that_did_not_answer_is_asked_again(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until its name is known, a job's number may be another cluster's."""
+    paths, run_id = run_of(plan), next(iter(plan.runs))
+    write_json(paths.job, {"job_id": "17", "started": 100.0, "cluster": "alps", "host": "x"})
+    names: list[str | None] = [None, "alps"]
+    monkeypatch.setattr(slurm_jobs, "cluster", lambda: names.pop(0))
+    said = {"17": slurm_jobs.Job(job_id="17", state="CANCELLED")}
+    monkeypatch.setattr(slurm_jobs, "ask", lambda ids, _: {i: said[i] for i in ids})
+    states = States(plan)
+    assert states.look(fresh=True)[run_id].status != "cancelled"
+    assert states.look(fresh=True)[run_id].status == "cancelled"
+    states.forget([run_id])
+    states.look(fresh=True)
+    assert names == []  # and asked no more
+
+
+def test_a_narrow_terminal_shows_no_epochs_of_a_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JOBKIT_LOGS", str(tmp_path))
+    monkeypatch.setenv("PATH", "/nonexistent")
+    made = Study(name="c", command=("true",), gpus=(1,)).expand()
+    made.save()
+    states = States(made)
+    states.look()
+    for width in (20, 200):
+        page = io.StringIO()
+        Console(file=page, width=width).print(watch._view(states, Console(width=width)))
+        assert "missing" in page.getvalue() and "0/0" not in page.getvalue()
 
 
 def test_a_reason_with_brackets_is_shown_as_it_is(plan: Plan, capsys) -> None:

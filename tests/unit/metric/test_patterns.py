@@ -98,6 +98,41 @@ def test_of_a_running_rate_the_last_line_counts() -> None:
     assert row_of("lightning")["throughput_unit"] == "steps/s"
 
 
+LINES = {
+    "rate": "(?P<samples_per_s>[0-9]+) samples/s",
+    "rate and time": "(?P<samples_per_s>[0-9]+) samples/s, (?P<step_time_s>[0-9.]+) s",
+    "both": "(?P<samples_per_s>[0-9]+) samples/s, (?P<tokens_per_s>[0-9]+) tokens/s",
+    "rate and work": "(?P<samples_per_s>[0-9]+) and (?P<tokens_per_step>[0-9]+) a step",
+    "steps": "(?P<steps_per_s>[0-9]+) steps/s",
+}
+
+
+@pytest.mark.parametrize(
+    ("line", "log", "planned", "rate"),
+    [
+        ("rate", "12 samples/s", {"unit": "tokens", "work_per_step": 4096}, (12, "samples/s")),
+        ("rate", "12 samples/s", {"unit": "tokens"}, (12, "samples/s")),
+        ("rate and time", "12 samples/s, 0.5 s", {"unit": "tokens", "work_per_step": 4096},
+         (8192, "tokens/s")),
+        ("rate and time", "12 samples/s, 0.5 s", {}, (12, "samples/s")),
+        ("both", "12 samples/s, 900 tokens/s", {"unit": "tokens"}, (900, "tokens/s")),
+        ("both", "12 samples/s, 900 tokens/s", {}, (12, "samples/s")),
+        ("rate and work", "12 and 32 a step", {}, (12, "samples/s")),
+        ("steps", "3 steps/s", {"unit": "tokens", "work_per_step": 10}, (30, "tokens/s")),
+        ("steps", "3 steps/s", {"work_per_step": 10}, (30, "units/s")),
+    ],
+)  # fmt: skip
+def test_a_rate_keeps_the_unit_that_its_line_states(
+    line: str, log: str, planned: dict[str, Any], rate: tuple[float, str]
+) -> None:
+    pattern = own_pattern({"line": LINES[line], "of": "total"})
+    found = matches(io.BytesIO(f"{log}\n{log}\n".encode()), pattern)
+    observed = observed_lines(found, pattern, 1, planned)
+    assert observed
+    row = rate_row(observed)
+    assert (row["throughput"], row["throughput_unit"]) == (pytest.approx(rate[0]), rate[1])
+
+
 @pytest.mark.parametrize(
     ("name", "kind", "scale", "unit", "per_rank"),
     [

@@ -145,6 +145,9 @@ def test_the_work_of_a_step_is_the_studys_then_the_steps_then_the_starts(meter_p
             {"JOBKIT_WORK_PER_STEP": "100", "JOBKIT_UNIT": "tokens"},
             (50.0, "tokens", "stated"),
         ),
+        ("work=3", {"JOBKIT_UNIT": "images"}, (3, "images", "counted")),
+        ("work=3", {"JOBKIT_UNIT": "tokens"}, (None, "tokens", None)),  # samples were counted
+        ("", {"JOBKIT_UNIT": "tokens"}, (None, "tokens", None)),
     ]:
         assert run(meter_py, program.format(work), **env, **more).stderr == ""
         start, window = records(meter_py, "0.r1.jsonl")[-2:]

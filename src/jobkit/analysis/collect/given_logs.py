@@ -13,30 +13,27 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import regex
-
-from jobkit.analysis.collect.lines import TIMEOUT_S, matches, observed_lines, observed_metrics
+from jobkit.analysis.collect.lines import matches, observed_lines, observed_metrics
+from jobkit.analysis.collect.log_size import plain_group, recorded_size, size_of
 from jobkit.analysis.collect.reading import Read, epoch_cells
 from jobkit.analysis.collect.records import RunRecords, read_log
 from jobkit.analysis.collect.rows import recorded_spec, result_row
-from jobkit.analysis.collect.steps import Observed, step_rows
+from jobkit.analysis.collect.steps import IN_STEPS, Observed, step_rows
 from jobkit.analysis.collect.unused import unused_lines
 from jobkit.analysis.collect.windows import observed_windows
 from jobkit.analysis.tables.frames import Row, cells_of
+from jobkit.analysis.tables.series import series_labels
 from jobkit.errors import UsageError
 from jobkit.files import is_there, read_regular
 from jobkit.home import cache_root
-from jobkit.metric.line import Record
 from jobkit.metric.pattern import Pattern, own_pattern
-from jobkit.outcome.evidence import find_sign
+from jobkit.outcome.evidence import find_sign, of_newest
 from jobkit.outcome.logs import open_log, read_tail
 from jobkit.outcome.status import BAD_ENDS, RunState
 from jobkit.paths import StudyPaths, read_json, write_json
 from jobkit.permissions import closed_to_others
-from jobkit.spec.runspec import RunSpec
 
 _ANYWHERE = Path("/")  # the user named the files
-_HEAD = 1 << 20  # bytes of a log in which its size is looked for
 # An expression whose first number is one of nodes, as nodes=(\d+) or (\d+)nodes.
 _OF_NODES = re.compile(r"node[a-z_]*[^\w(]*\((?!\?)|\)-?node", re.IGNORECASE)
 _SIZE = ("nodes", "ranks_per_node", "world_size")
@@ -78,7 +75,7 @@ class GivenLogs:
             return
         if "nodes" in names:
             raise UsageError(f"--size {self.size!r} finds nodes and not ranks: {how}")
-        if _plain_group(size) is None:
+        if plain_group(size) is None:
             raise UsageError(f"--size {self.size!r} has no group for the ranks, as 'ranks=(\\d+)'")
 
     @property
@@ -140,14 +137,33 @@ def read_logs(given: GivenLogs, study: str) -> Read:
     """What was read of the logs, in the order given."""
     pattern = given.rules()
     read, seen = Read(), Counter[tuple[object, ...]]()
-    for file, run_id in zip(given.files, _names(given.files), strict=True):
-        found = _found(Path(file), given, pattern)
-        row = found["row"]
+    found = {
+        run_id: _found(Path(file), given, pattern)
+        for file, run_id in zip(given.files, _names(given.files), strict=True)
+    }
+    labels = series_labels({k: one["unnamed"] for k, one in found.items() if one["unnamed"]})
+    for run_id, one in found.items():
+        row = one["row"]
+        row["series"] = labels.get(run_id, row["series"])
         place = row["series"], row.get("nodes"), row.get("ranks_per_node")
         row["repeat"] = seen[place]
         seen[place] += 1
-        read.add(run_id, study, found)
+        read.add(run_id, study, one)
+    _in_one_unit(read.rows)
     return read
+
+
+def _in_one_unit(rows: Sequence[Row]) -> None:
+    """Give a series' rates in steps where a log of it has none but that.
+
+    The log of several ranks has rank 0's work alone, that of one rank all of it.
+    """
+    ok = [row for row in rows if row["status"] == "ok"]
+    in_steps = {row["series"] for row in ok if row.get("throughput_unit") == IN_STEPS}
+    for row in rows:
+        if row["series"] in in_steps and row.get("step_time_s"):
+            row |= {"throughput": 1 / row["step_time_s"], "throughput_unit": IN_STEPS}
+            row["work_source"] = None
 
 
 def _names(files: Sequence[str]) -> list[str]:
@@ -165,9 +181,11 @@ def _found(path: Path, given: GivenLogs, pattern: Pattern | None) -> dict[str, A
             records = read_log(path)
     except OSError as error:
         unreadable = f"cannot be read: {error.strerror}"
-    spec, size = recorded_spec(records), _size(path, given)
+    spec = recorded_spec(records)
+    size = size_of(path, given.size, given.ranks_per_node)
     series = size.pop("series", None) or (pattern.program or pattern.name if pattern else None)
-    size = size or _recorded_size(records.last("run_start"), spec, given.ranks_per_node)
+    unnamed = None if series else spec
+    size = size or recorded_size(records.last("run_start"), spec, given.ranks_per_node)
     ranks = size.get("world_size")
     observed = None if unreadable else _observed(path, given, pattern, records, ranks)
     row = result_row(spec, RunState(status="ok"), records, observed=observed)
@@ -175,9 +193,10 @@ def _found(path: Path, given: GivenLogs, pattern: Pattern | None) -> dict[str, A
     row["series"] = str(series or (spec.strategy if spec else "log"))
     row["strategy"] = spec.strategy if spec else row["series"]
     row |= {"status": "failed", "reason": unreadable} if unreadable else {}
-    row |= {} if unreadable else _judged(path, given, pattern, row, records.last("run_end"))
+    row |= {} if unreadable else _judged(path, given, pattern, row, records)
     return {
         "row": row,
+        "unnamed": unnamed,  # the settings of a run that only they name
         "epochs": epoch_cells(records),
         "steps": cells_of(step_rows(observed) if observed else []),
         "samples": cells_of([]),
@@ -189,9 +208,18 @@ def _found(path: Path, given: GivenLogs, pattern: Pattern | None) -> dict[str, A
     }
 
 
-def _judged(path: Path, given: GivenLogs, pattern: Pattern | None, row: Row, end: Record) -> Row:
-    """How a log's run ended, and whether it can be compared. end: its record run_end, if any."""
-    sign, said = find_sign(read_tail(path)), end.get("status")
+def _judged(
+    path: Path, given: GivenLogs, pattern: Pattern | None, row: Row, records: RunRecords
+) -> Row:
+    """How a log's run ended, and whether it can be compared.
+
+    What its newest attempt recorded of its own end counts before what else the log has.
+    """
+    end = records.last("run_end")
+    newest = max((r["attempt"] for r in records.records if "v" in r), default=None)
+    said = end.get("status") if end.get("attempt") == newest else None
+    tail = of_newest(read_tail(path, within=_ANYWHERE), newest)
+    sign = None if said == "ok" else find_sign(tail)
     what = f"line of pattern {pattern.name}" if pattern else "[METRIC] line with a time or a rate"
     if sign and sign.status != "ok":
         return {"status": sign.status, "reason": sign.reason, "evidence": sign.text}
@@ -223,52 +251,5 @@ def _observed(
         with open_log(path, _ANYWHERE) as stream:
             return observed_lines(matches(stream, pattern), pattern, ranks, planned)
     foreign = [r for r in records.records if "v" not in r]
-    windows = observed_windows(records.of("window"), records.last("run_start"), planned)
+    windows = observed_windows(records.of("window"), records.last("run_start"), planned, ranks)
     return windows or observed_metrics(foreign, ranks, planned)
-
-
-def _recorded_size(start: Record, spec: RunSpec | None, per_node: int | None) -> Row:
-    """The size that jobkit's own lines say; empty where there are none."""
-    known = {"nodes": spec.nodes, "ranks_per_node": spec.ranks_per_node} if spec else {}
-    ranks = start.get("world_size")
-    return _shape({**known, "ranks": ranks}, per_node) if type(ranks) is int and ranks > 0 else {}
-
-
-def _size(path: Path, given: GivenLogs) -> Row:
-    """The size of a run: from the name of its log, else from its first MiB; empty if in neither."""
-    expression = regex.compile(given.size)
-    try:
-        with open_log(path, _ANYWHERE) as stream:
-            head = stream.read(_HEAD).decode("utf-8", "replace")
-        texts = [path.name, *head.splitlines()]
-        found = next((m for t in texts if (m := expression.search(t, timeout=TIMEOUT_S))), None)
-    except OSError:
-        return {}
-    except TimeoutError:
-        raise UsageError(f"--size {given.size!r}: took longer than {TIMEOUT_S:g} s") from None
-    if found is None:
-        return {}
-    named = {k: v for k, v in found.groupdict().items() if v}
-    series = {"series": named.pop("series")} if "series" in named else {}
-    numbers = {k: int(v) for k, v in named.items() if v.isdecimal()}
-    if (plain := _plain_group(expression)) and (found[plain] or "").isdecimal():
-        numbers.setdefault("nodes" if given.ranks_per_node else "ranks", int(found[plain]))
-    return {**series, **_shape(numbers, given.ranks_per_node)}
-
-
-def _plain_group(expression: Any) -> int | None:
-    """The first group that has no name; none where another one than series has."""
-    names = expression.groupindex
-    free = [n for n in range(1, expression.groups + 1) if n not in names.values()]
-    return free[0] if free and not names.keys() - {"series"} else None
-
-
-def _shape(numbers: Mapping[str, int], per_node: int | None) -> Row:
-    """Nodes, ranks per node and ranks from those of them that are known; 1 node where none is."""
-    nodes = numbers.get("nodes")
-    each = numbers.get("ranks_per_node") or (per_node if nodes else None)
-    ranks = numbers.get("ranks") or ((nodes or 1) * each if each else None)
-    if not ranks:
-        return {}
-    nodes = nodes or (-(-ranks // each) if each else 1)
-    return {"nodes": nodes, "ranks_per_node": each or -(-ranks // nodes), "world_size": ranks}

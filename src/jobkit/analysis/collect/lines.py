@@ -2,6 +2,7 @@
 
 import io
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, BinaryIO
@@ -85,20 +86,18 @@ def observed_lines(
     """
     of_one = pattern.of == "per_rank"
     made: list[Observation] = []
-    units: set[str] = set()
     cut = 0
     for attempt, _, groups in found:
         cut += groups is CUT
         values = {name: _plain(text) for name, text in groups.items()}
-        one, unit = _observation(values, of_one, ranks)
-        units |= {unit} if unit else set()
+        one = _observation(values, of_one, ranks, planned.get("unit"))
         if one.time_s or one.rate:
             made.append(replace(one, attempt=attempt))
     steps = of_lines(each_once(made), _warmup(planned), pattern.spans == "step")
     if pattern.spans == "running":
         steps = [replace(steps[-1], warmup=False)] if steps else []
     source = f"pattern {pattern.name}"
-    observed = _observed(steps, units, planned, source, pattern.spans == "step")
+    observed = _observed(steps, planned, source, pattern.spans == "step")
     return replace(observed, cut=cut) if observed else None
 
 
@@ -107,26 +106,24 @@ def observed_metrics(
 ) -> Observed | None:
     """The observations of [METRIC] key=value lines that say a time or a rate, and no epoch."""
     made: list[Observation] = []
-    units: set[str] = set()
     for record in records:
         if "v" in record or ("epoch" in record and "step" not in record):
             continue
-        one, unit = _of_record(record, ranks)
+        one = _of_record(record, ranks, planned.get("unit"))
         if one.time_s or one.rate:
-            units |= {unit} if unit else set()
             made.append(one)
-    return _observed(of_lines(made, _warmup(planned), False), units, planned, METRIC_LINES)
+    return _observed(of_lines(made, _warmup(planned), False), planned, METRIC_LINES)
 
 
 def observes(record: Record) -> bool:
     """Whether a key=value line says a time or a rate of steps."""
-    one, _ = _of_record(record, 1)
+    one = _of_record(record, 1)
     return bool(one.time_s or one.rate)
 
 
-def _of_record(record: Record, ranks: int | None) -> tuple[Observation, str | None]:
+def _of_record(record: Record, ranks: int | None, wanted: str | None = None) -> Observation:
     values = {k: v for k, v in record.items() if k not in _OWN_KEYS}
-    return _observation(values, False, ranks)
+    return _observation(values, False, ranks, wanted)
 
 
 def _warmup(planned: Mapping[str, Any]) -> int:
@@ -135,39 +132,62 @@ def _warmup(planned: Mapping[str, Any]) -> int:
 
 
 def _observed(
-    steps: Sequence[Observation],
-    units: set[str],
-    planned: Mapping[str, Any],
-    source: str,
-    single: bool = False,
+    steps: Sequence[Observation], planned: Mapping[str, Any], source: str, single: bool = False
 ) -> Observed | None:
+    """The observations in one unit: of those in another one the times alone remain."""
     if not steps:
         return None
-    unit = planned.get("unit") or (min(units) if len(units) == 1 else None)
-    per_step = planned.get("work_per_step")
+    unit, per_step = planned.get("unit"), planned.get("work_per_step")
+    if per_step:
+        steps = [_of_steps(one, per_step, unit) for one in steps]
+    said = Counter(one.unit for one in steps if one.unit)
+    timed = per_step and any(one.time_s for one in steps)
+    if said and unit not in said and not (unit and timed):
+        per_step = None if unit else per_step
+        unit = said.most_common(1)[0][0]
+    steps = [o if o.unit in (None, unit) else replace(o, rate=None, work=None) for o in steps]
     return Observed(steps=steps, unit=unit, work_per_step=per_step, single=single, source=source)
 
 
+def _of_steps(one: Observation, per_step: float, unit: str | None) -> Observation:
+    """A rate in steps per second as one in units of work."""
+    if one.unit != "steps" or not one.rate:
+        return one
+    return replace(one, rate=one.rate * per_step, unit=unit)
+
+
 def _observation(
-    values: Mapping[str, Any], of_one: bool, ranks: int | None
-) -> tuple[Observation, str | None]:
-    """One line as an observation of one step, and the unit of its rate or work."""
+    values: Mapping[str, Any], of_one: bool, ranks: int | None, wanted: str | None
+) -> Observation:
+    """One line as an observation of one step.
+
+    Of several rates the first one in the wanted unit counts, else the first, and work in its unit.
+    """
     fields: dict[str, Any] = {}
     free: dict[str, Any] = {}
-    unit = None
+    unit = _unit(values, wanted)
     for name, value in values.items():
         quantity = quantity_of(name)
         if quantity.kind == "free" or type(value) not in (int, float):
             free[quantity.name or name] = value
         elif quantity.kind in ("rate", "work"):
-            unit = quantity.unit
-            scaled = _over_ranks(value * quantity.scale, quantity, of_one, ranks)
-            fields["rate" if quantity.kind == "rate" else "work"] = scaled
+            if quantity.unit == unit:
+                scaled = _over_ranks(value * quantity.scale, quantity, of_one, ranks)
+                fields.setdefault(quantity.kind, scaled)
         elif quantity.kind in ("step", "epoch"):
             fields[quantity.kind] = value if type(value) is int else None
         else:
             fields[_FIELD[quantity.kind]] = value * quantity.scale
-    return Observation(**fields, values=free), unit
+    return Observation(**fields, unit=unit, values=free)
+
+
+def _unit(values: Mapping[str, Any], wanted: str | None) -> str | None:
+    """The unit of a line's rate, else of its work; None where it has neither."""
+    known = [quantity_of(name) for name, v in values.items() if type(v) in (int, float)]
+    for kind in ("rate", "work"):
+        if units := [q.unit for q in known if q.kind == kind]:
+            return wanted if wanted in units else units[0]
+    return None
 
 
 _FIELD = {"step_time": "time_s", "data_wait": "data_wait_s", "memory": "memory_mib"}

@@ -30,16 +30,16 @@ def observed_of(paths: RunPaths, records: RunRecords, spec: object) -> Observed 
     """What was observed of the steps of a run; None where nothing was."""
     planned = {name: getattr(spec, name, None) for name in _STATED}
     windows = [*records.of("window"), *records.others]
-    by_meter = observed_windows(windows, records.last("run_start"), planned)
+    ranks = getattr(spec, "world_size", None)
+    by_meter = observed_windows(windows, records.last("run_start"), planned, ranks)
     pattern = pattern_of(spec)
+    by_lines = None
     if pattern and (by_meter is None or by_meter.source == "auto"):
-        ranks = getattr(spec, "world_size", None)
-        if by_lines := _by_pattern(paths, pattern, ranks, planned):
-            return by_lines
-    if by_meter:
+        by_lines = _by_pattern(paths, pattern, ranks, planned)
+    if by_meter := by_lines or by_meter:
         return by_meter
     foreign = [r for r in records.records if "v" not in r]
-    return observed_metrics(foreign, getattr(spec, "world_size", None), planned)
+    return observed_metrics(foreign, ranks, planned)
 
 
 def _by_pattern(

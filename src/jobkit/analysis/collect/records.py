@@ -160,16 +160,33 @@ def read_run(paths: RunPaths, run_id: str | None) -> RunRecords:
 
 
 def read_log(path: Path) -> RunRecords:
-    """Read all records of a log that lies anywhere; of several runs those of the first."""
+    """Read all records of a log that lies anywhere; of several runs those of the first.
+
+    Outside a study runs have no names: another one begins where an attempt begins again.
+    """
     path = path.absolute()
     records, reject = _read(path, None, Path("/"), set())
     runs = dict.fromkeys(r["run_id"] for r in records if "v" in r)
     if len(runs) > 1:
         records, reject = _read(path, next(iter(runs)), Path("/"), set())
+    rejects = [replace(reject, file=path.name)] if reject else []
+    if (end := _begins_again(records)) is not None:
+        why = "of a second run in this log: the first one is read"
+        rejects.append(Reject(path.name, len(records) - end, None, why))
+        records = records[:end]
     own = reader.unique([r for r in records if "v" in r])
     foreign = [r for r in records if "v" not in r]
-    rejects = [replace(reject, file=path.name)] if reject else []
     return RunRecords(_joined(own) + foreign, rejects, _lost(own))
+
+
+def _begins_again(records: list[Record]) -> int | None:
+    """Where in a log the first record of an attempt comes a second time, and is another one."""
+    first: dict[object, Record] = {}
+    for place, record in enumerate(records):
+        begins = record.get("kind") == "run_start" and "v" in record and record["seq"] == 0
+        if begins and first.setdefault(record["attempt"], record) != record:
+            return place
+    return None
 
 
 def sources(paths: RunPaths) -> list[Path]:

@@ -118,6 +118,10 @@ class Results:
             for k in self.of_warmup_alone()
         ]
         lines += [f"{k}: not run as planned: {what}" for k, what in self.contradicted.items()]
+        above = list(self.runs.loc[self.runs["val_accuracy"].gt(1), "run_id"])
+        if above:
+            of = f"{counted(len(above), 'run')}, as {above[0]}"
+            lines.append(f"val_accuracy is above 1 in {of}: it is a share, as 0.93 for 93 %")
         if self.unplanned:
             lines.append(f"not in the plan, so not collected: {', '.join(self.unplanned)}")
         if self.columns_left_out:

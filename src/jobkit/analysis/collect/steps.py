@@ -13,6 +13,8 @@ from typing import Any
 from jobkit.analysis.tables.frames import Row
 
 MOST_ROWS = 1000  # of one run in steps.csv
+IN_STEPS = "steps/s"  # the unit of a rate whose work is not known
+NO_UNIT = "units"  # of work that is counted or stated without a unit
 TRAINING = "training"  # jobkit's own, whose rate is that of its epochs
 PERCENTILES = ("step_p50_s", "step_p95_s", "step_p99_s", "step_max_s")
 
@@ -28,6 +30,7 @@ class Observation:
     time_s: float | None = None  # of all of them, slowest rank, without pauses
     work: float | None = None  # units of work over all ranks
     rate: float | None = None  # units of work per second over all ranks, where a line says it
+    unit: str | None = None  # of this rate or work, as the line names it
     data_wait_s: float | None = None
     memory_mib: float | None = None
     warmup: bool = False
@@ -81,7 +84,7 @@ def _rate(
     observed: Observed, timed: Sequence[Observation], step_s: float | None
 ) -> tuple[float | None, str]:
     """The rate over all ranks and its unit: as said, from the work, else in steps."""
-    unit = observed.unit or "steps"
+    unit = observed.unit or NO_UNIT
     said = [o for o in timed if o.rate]
     if said and observed.single:
         return median(o.rate for o in said if o.rate), unit
@@ -179,7 +182,7 @@ def _step_row(one: Observation, observed: Observed) -> Row:
         "warmup": one.warmup,
         "time_s": one.time_s,
         "throughput": rate,
-        "throughput_unit": f"{observed.unit or 'steps'}/s",
+        "throughput_unit": f"{observed.unit or ('steps' if rate is None else NO_UNIT)}/s",
         "data_wait_s": one.data_wait_s,
         **one.percentiles,
     }
@@ -205,6 +208,7 @@ def _joined(group: Sequence[Observation]) -> Observation:
         time_s=time_s,
         work=work,
         rate=len(rates) / sum(1 / r for r in rates) if rates else None,
+        unit=last.unit,
         data_wait_s=total(lambda o: o.data_wait_s),
         warmup=all(o.warmup for o in group),
         percentiles={name: _percentile(name, group) for name in names},

@@ -7,6 +7,7 @@ two steps at which all ranks ended a window is one observation.
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from jobkit.analysis.collect.steps import PERCENTILES, TRAINING, Observation, Observed, over_windows
@@ -17,11 +18,15 @@ _TOO_LARGE = 1 << 63  # to be computed with
 
 
 def observed_windows(
-    windows: Iterable[Record], start: Record, planned: Mapping[str, Any]
+    windows: Iterable[Record],
+    start: Record,
+    planned: Mapping[str, Any],
+    ranks: int | None = None,
 ) -> Observed | None:
     """The observations of a run's window records of all ranks; None where there are none.
 
-    start: rank 0's run_start. planned: the unit and work_per_step of the study, which win.
+    start: rank 0's run_start. planned: the unit and work_per_step of the study; this work wins, and
+    without it the unit of what was counted. ranks: how many there are, where start is not known.
     """
     groups: dict[int, _OfRanks] = defaultdict(lambda: defaultdict(dict))
     for record in windows:
@@ -30,21 +35,28 @@ def observed_windows(
             groups[attempt][record.get("rank")][step] = record
     if not groups:
         return None
-    ranks = start.get("world_size")
-    world = ranks if type(ranks) is int else None
-    per_step = planned.get("work_per_step") or start.get("work_per_step")
+    world = recorded if type(recorded := start.get("world_size")) is int else ranks
+    stated = planned.get("work_per_step")
+    per_step = stated or start.get("work_per_step")
+    steps = [
+        _over_ranks((attempt, step), found, world)
+        for attempt, of_ranks in sorted(groups.items())
+        for step, found in _between_common_ends(of_ranks)
+    ]
+    units = [start.get("unit") or ("images" if "spec" in start else None), planned.get("unit")]
     return Observed(
-        steps=[
-            _over_ranks((attempt, step), found, world)
-            for attempt, of_ranks in sorted(groups.items())
-            for step, found in _between_common_ends(of_ranks)
-        ],
-        unit=planned.get("unit") or start.get("unit") or ("images" if "spec" in start else None),
+        steps=[_of_stated(one, stated) for one in steps] if stated else steps,
+        unit=next(filter(None, reversed(units) if stated else units), None),
         work_per_step=per_step if _positive(per_step) else None,
         windows=True,
-        work_source="stated" if planned.get("work_per_step") else start.get("work_source"),
+        work_source="stated" if stated else start.get("work_source"),
         source=str(start.get("source") or (TRAINING if "spec" in start else "meter")),
     )
+
+
+def _of_stated(one: Observation, per_step: float) -> Observation:
+    """An observation with the work that the study states, whatever was counted."""
+    return replace(one, work=per_step * one.steps if one.steps else None)
 
 
 def _between_common_ends(of_ranks: _OfRanks) -> Iterator[tuple[int, list[list[Record]]]]:

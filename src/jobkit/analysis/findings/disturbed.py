@@ -1,4 +1,6 @@
-"""Slurm jobs of a study that ran on the same node at the same time."""
+"""Runs of a study on Slurm that ran on the same node at the same time."""
+
+from typing import Any
 
 from jobkit.analysis.collect.results import Results
 from jobkit.analysis.tables.frames import records
@@ -12,21 +14,24 @@ def shared_nodes(results: Results) -> list[str]:
     needed = ["job_id", "node_list", "start_time_s", "end_time_s"]
     ok = results.runs["status"] == "ok"
     runs = results.runs.loc[ok, ["run_id", *needed]].dropna(subset=needed)
-    nodes, names = set(), set()
-    newest: dict[str, tuple[float, str]] = {}  # by node: the latest end so far, and whose it is
+    nodes, names, jobs = set(), set(), list[bool]()  # jobs: whether both are of one
+    newest: dict[str, tuple[float, str, Any]] = {}  # by node: the latest end, and whose it is
     for run in records(runs.sort_values("start_time_s")):
         for node in set(run["node_list"].split(",")):
-            end, before = newest.get(node, (0.0, ""))
+            end, before, job = newest.get(node, (0.0, "", None))
             if run["start_time_s"] < end:
                 nodes.add(node)
                 names |= {before, run["run_id"]}
-            newest[node] = max((end, before), (run["end_time_s"], run["run_id"]))
+                jobs.append(job == run["job_id"])
+            own = run["end_time_s"], run["run_id"], run["job_id"]
+            newest[node] = max((end, before, job), own, key=lambda one: one[0])
     if not names:
         return []
+    advice = ["--exclusive"] * (not all(jobs)) + ["--max-running 1"] * any(jobs)
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     text = (
         f"{counted(len(names), 'run')} shared a node with another at the same time, so their rates "
         f"may be disturbed (on {', '.join(sorted(nodes)[:_SHOWN])}): "
-        f"{', '.join(sorted(names)[:_SHOWN])}{more}. Use --exclusive."
+        f"{', '.join(sorted(names)[:_SHOWN])}{more}. Use {' and '.join(advice)}."
     )
     return [text]

@@ -32,7 +32,9 @@ def idle_gpus(results: Results, unit: str) -> list[str]:
     if wait >= _WAITS:
         return [f"{head}: {wait:.0%} of the training it waits for data."]
     text = f"Data wait is {wait:.0%}, yet in {head}: small kernels, or a host that issues them too "
-    return [f"{text}slowly; try a larger batch per GPU, or --compile."]
+    own = known["series"] == worst["series"]
+    by_jobkit = known.loc[own, "epochs_planned"].notna().any()  # others may not know the option
+    return [f"{text}slowly; try a larger batch per GPU{', or --compile' if by_jobkit else ''}."]
 
 
 def energy(results: Results, unit: str) -> list[str]:

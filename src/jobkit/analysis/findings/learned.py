@@ -11,10 +11,11 @@ from jobkit.analysis.collect.results import Results
 from jobkit.analysis.scaling.sizes import Size
 from jobkit.analysis.scaling.spread import CONFIDENCE
 from jobkit.analysis.scaling.welch import Welch, holm, welch
-from jobkit.analysis.tables.text import counted_ranks
+from jobkit.analysis.tables.text import counted_ranks, say_accuracy
 
 _MANY = 5  # series of which each has a sentence
 _LOSS, _ACCURACY = "val_loss", "val_accuracy"  # of results.csv
+_WORDS = {_LOSS: "the loss", _ACCURACY: "the accuracy"}
 Values = Sequence[float]
 
 
@@ -32,7 +33,7 @@ class _Change:
         low, high = median(self.small), median(self.large)
         if self.name == _LOSS:
             return f"final validation loss {low:.4g} and {high:.4g}"
-        return f"accuracy {low:.1%} and {high:.1%}"
+        return f"accuracy {say_accuracy(low)} and {say_accuracy(high)}"
 
     def test(self) -> Welch | None:
         """The test of the difference; None where no repeat says what chance does."""
@@ -50,11 +51,13 @@ class _Change:
     def interval(self, test: Welch) -> str:
         """The difference of the means (of a loss: the ratio) with its interval."""
         ends = (test.difference, *test.interval)
+        of = ""
         if self.name == _LOSS:
             said = [f"{math.expm1(end):+.1%}" for end in ends]
+        elif max(*self.small, *self.large) > 1:  # no share
+            said = [f"{end:+.3g}" for end in ends]
         else:
-            said = [f"{100 * end:+.1f}" for end in ends]
-        of = "" if self.name == _LOSS else " points"
+            said, of = [f"{100 * end:+.1f}" for end in ends], " points"
         return f"{said[0]}{of} [{CONFIDENCE:.0%}: {said[1]} to {said[2]}]"
 
 
@@ -129,17 +132,16 @@ def _judged(
         if any(one.repeats_alike() for one in changes):
             return "The repeats of a size are equal, so they do not show what chance does."
         return "Without repeats at both sizes a difference may be chance."
-    tested = [one for one, test in zip(changes, tests, strict=True) if test]
-    sure = [
-        "the loss" if one.name == _LOSS else "the accuracy"
-        for one, p in zip(tested, p_values, strict=True)
-        if p < 1 - CONFIDENCE
-    ]
+    tested = [_WORDS[one.name] for one, test in zip(changes, tests, strict=True) if test]
+    alike = [_WORDS[one.name] for one in changes if one.repeats_alike()]
+    more = f" The repeats of {alike[0]} are equal: it was not tested." if alike else ""
+    sure = [name for name, p in zip(tested, p_values, strict=True) if p < 1 - CONFIDENCE]
     if not sure:
-        return f"No difference is beyond the spread of the repeats (p = {min(p_values):.2g})."
+        text = f"No difference of {' or '.join(tested)} is beyond the spread of the repeats"
+        return f"{text} (p = {min(p_values):.2g}).{more}"
     verb = "differs" if len(sure) == 1 else "differ"
     said = " and ".join(sure)
-    return f"{said[0].upper()}{said[1:]} {verb} by more than the repeats vary."
+    return f"{said[0].upper()}{said[1:]} {verb} by more than the repeats vary.{more}"
 
 
 def _where(size: Size, unit: str) -> str:

@@ -18,7 +18,7 @@ def more_repeats(results: Results, series: str, least: float, unit: str) -> list
     shared = _pooled(results.sizes)
     if shared is None:
         cost = _cost(results, found, 2)
-        text = "Each size was measured once, so differences may be noise. Repeat the runs: "
+        text = "No size has two successful repeats, so differences may be noise. Repeat the runs: "
         return [f"{text}2 more repeats of every size of {series}{cost} give intervals."]
     for size in found[1:]:
         low, high = size.efficiency_low, size.efficiency_high
@@ -28,8 +28,8 @@ def more_repeats(results: Results, series: str, least: float, unit: str) -> list
 
 
 def measured_once(found: Sequence[Size]) -> bool:
-    """Whether no size was repeated, so that nothing is known of chance."""
-    return _pooled(found) is None
+    """Whether sizes were measured and none was repeated, so that nothing is known of chance."""
+    return any(s.rates for s in found) and _pooled(found) is None
 
 
 def _pooled(found: Sequence[Size]) -> Pool | None:
@@ -69,6 +69,8 @@ def _half_width(base: Size, size: Size, shared: Pool, more: int) -> float:
 
 def _cost(results: Results, found: Sequence[Size], more: int) -> str:
     """What repeats of sizes cost, by the runs' total times; empty where these are not known."""
+    if not found:
+        return ""
     hours = 0.0
     for size in found:
         times = results.runs[results.runs["run_id"].isin(size.ok_runs)]["total_time_s"].dropna()

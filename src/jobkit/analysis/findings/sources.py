@@ -3,7 +3,7 @@
 import pandas as pd
 
 from jobkit.analysis.collect.lines import METRIC_LINES
-from jobkit.analysis.collect.measured import WALL_TIME
+from jobkit.analysis.collect.measured import OF_EPOCHS, WALL_TIME
 from jobkit.analysis.collect.results import Results
 
 _WORDS = {
@@ -11,6 +11,7 @@ _WORDS = {
     "meter": "measured by the meter",
     METRIC_LINES: "read from [METRIC] lines",
     WALL_TIME: WALL_TIME,
+    OF_EPOCHS: f"measured over {OF_EPOCHS}",
 } | {
     name: f"measured by the adapter for {name.capitalize()}"
     for name in ("lightning", "transformers", "accelerate")

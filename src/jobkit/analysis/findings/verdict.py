@@ -221,11 +221,12 @@ def _beyond(one: Forecast, unit: str) -> list[str]:
 def _runs(results: Results) -> str:
     bad = results.runs["status"][results.runs["status"] != "ok"].value_counts()
     total = len(results.runs)
+    runs = "runs" if results.paths.given_logs.exists() else "planned runs"
     if bad.empty:
-        return f"All {total} planned runs are ok." if total > 1 else "The one planned run is ok."
+        return f"All {total} {runs} are ok." if total > 1 else f"The one {runs[:-1]} is ok."
     others = ", ".join(f"{n} {status}" for status, n in sorted(bad.items()))
     ok = total - int(bad.sum())
-    return f"{ok} of {total} planned runs {'is' if ok == 1 else 'are'} ok; {others}."
+    return f"{ok} of {total} {runs} {'is' if ok == 1 else 'are'} ok; {others}."
 
 
 def _size(row: _Row, unit: str) -> str:

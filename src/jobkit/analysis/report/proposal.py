@@ -8,7 +8,7 @@ import pandas as pd
 from jobkit.analysis.scaling.scaling import RULE
 from jobkit.analysis.scaling.sizes import EPOCH
 from jobkit.analysis.tables.frames import records
-from jobkit.analysis.tables.text import TextTable, say, time_head, with_interval
+from jobkit.analysis.tables.text import TextTable, say, say_accuracy, time_head, with_interval
 
 
 def proposal_table(table: pd.DataFrame, unit: str) -> TextTable:
@@ -33,10 +33,11 @@ def _energy_columns(table: pd.DataFrame, per: str) -> dict[str, str]:
         return {}
     target = table["target_accuracy"].dropna()
     work = units[0].partition("/")[0].removesuffix("s") if len(units) == 1 else "unit of work"
+    goal = f"{say_accuracy(target.iloc[0], 0)} accuracy" if len(target) else ""
     heads = {
         "joules_per_work": f"J per {work} ({scopes[0]})",
         "energy_kwh": f"kWh {per}",
-        "kwh_to_accuracy": f"kWh to {float(target.iloc[0]):.0%} accuracy" if len(target) else "",
+        "kwh_to_accuracy": f"kWh to {goal}" if goal else "",
     }
     return {name: head for name, head in heads.items() if table[name].notna().any()}
 
@@ -50,14 +51,14 @@ def notes(table: pd.DataFrame) -> list[str]:
             "In brackets: 95% interval of the median over runs, from the spread between repeats "
             f"({'; '.join(origins)}) by Student's t."
         )
-    else:
-        lines.append("Each size was measured once, so differences may be noise.")
+    elif table["throughput"].notna().any():
+        lines.append("No size has two successful repeats, so differences may be noise.")
     return lines
 
 
 def _accuracy_head(table: pd.DataFrame) -> list[str]:
     target = table["target_accuracy"][table["time_of"] == EPOCH].dropna()
-    return [f"time to {float(target.iloc[0]):.0%} accuracy (s)"] if len(target) else []
+    return [f"time to {say_accuracy(target.iloc[0], 0)} accuracy (s)"] if len(target) else []
 
 
 def _row(row: Mapping[str, Any], accuracy: bool) -> list[str]:

@@ -30,7 +30,15 @@ from jobkit.analysis.report.proposal import proposal_table
 from jobkit.analysis.report.reproduce import commands, facts, study_file
 from jobkit.analysis.tables.frames import records
 from jobkit.analysis.tables.products import save
-from jobkit.analysis.tables.text import TextTable, counted, rounded, say, time_head, with_interval
+from jobkit.analysis.tables.text import (
+    TextTable,
+    counted,
+    rounded,
+    say,
+    say_accuracy,
+    time_head,
+    with_interval,
+)
 
 _TEMPLATE = "report.html.j2"
 
@@ -184,6 +192,6 @@ def _run(row: dict[str, Any]) -> dict[str, Any]:
             say(row["throughput"] if pd.isna(row["throughput"]) else rounded(row["throughput"])),
             say(row["throughput_unit"]),
             say(row["peak_memory_mib"], "{:,.0f}"),
-            say(row["val_accuracy"], "{:.1%}"),
+            say_accuracy(row["val_accuracy"]),
         ],
     }

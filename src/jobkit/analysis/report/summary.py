@@ -18,7 +18,7 @@ from jobkit.analysis.findings.threads import thread_lines
 from jobkit.analysis.scaling.scaling import older
 from jobkit.analysis.scaling.sizes import EPOCH, Size
 from jobkit.analysis.tables.comparable import mixed
-from jobkit.analysis.tables.text import NONE, RANKS, rounded, say
+from jobkit.analysis.tables.text import NONE, RANKS, rounded, say, say_accuracy
 
 _WIDE = 200  # columns where there is no terminal: no line in a file is truncated
 _HEADS = (
@@ -44,7 +44,7 @@ def print_summary(results: Results, console: Console | None = None) -> None:
     for line in _bases(found):
         console.print(Text(line), soft_wrap=True)
     console.print(Text("median of successful repeats [min, max]"))
-    once = "each size was measured once, so differences may be noise: repeat the runs"
+    once = "no size has two successful repeats, so differences may be noise: repeat the runs"
     notes = [once] * (len(found) > 1 and measured_once(found))
     for line in [*notes, *above_ideal(results.scaling, RANKS), *thread_lines(results)]:
         console.print(Text(line), soft_wrap=True)
@@ -112,7 +112,7 @@ def _table(found: Sequence[Size]) -> Table:
             say(size.speed_up, "{:.2f}"),
             say(size.efficiency, "{:.0%}"),
             say(size.peak_memory_mib, "{:,.0f}"),
-            say(size.val_accuracy, "{:.1%}"),
+            say_accuracy(size.val_accuracy),
         ]
         if own:
             rate = size.throughput

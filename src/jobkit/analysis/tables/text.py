@@ -66,6 +66,11 @@ def say(value: Any, form: str = "{}") -> str:
     return f"{value:,.0f}" if "e+" in text else text
 
 
+def say_accuracy(value: Any, digits: int = 1) -> str:
+    """An accuracy, a share of 1, in percent; as it is where it is above 1 and so is none."""
+    return say(value, f"{{:.{digits}%}}" if pd.isna(value) or value <= 1 else "{:.4g}")
+
+
 def rounded(value: float) -> str:
     """A rate as text, with four significant digits and no exponent."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"

@@ -4,7 +4,7 @@ import argparse
 import json
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -149,11 +149,16 @@ def _view(states: States, console: Any) -> Any:
     for row in read:
         loss = "" if row["val_loss"] is None else f"loss {row['val_loss']:.3f}"
         left = f"{duration(row['left_s'])} left" if row["left_s"] is not None else ""
-        said = (row["status"], f"{row['epoch']}/{row['epochs']}", loss, left, row["load"])
+        said = (row["status"], _epochs(row), loss, left, row["load"])
         reason = row["reason"] if row["status"] != "ok" else ""
         lines += [row["run_id"], "  " + ", ".join(filter(None, (*said, reason)))]
     lines += filter(None, [more])
     return Text("\n".join(lines), overflow="fold")
+
+
+def _epochs(row: Mapping[str, Any]) -> str:
+    """The epochs done, of how many; empty for a command, which has none."""
+    return f"{row['epoch']}/{row['epochs']}" if row["epochs"] else ""
 
 
 def _table(states: States, read: Sequence[dict[str, Any]]) -> Any:
@@ -184,7 +189,7 @@ def _table(states: States, read: Sequence[dict[str, Any]]) -> Any:
         table.add_row(
             row["run_id"],
             Text(row["status"], style=style(row["status"])),
-            f"{row['epoch']}/{row['epochs']}" if row["epochs"] else "",
+            _epochs(row),
             loss,
             duration(row["left_s"]),
             *(row[name] for name in loads),

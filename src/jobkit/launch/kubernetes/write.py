@@ -8,7 +8,7 @@ from jobkit.errors import Exit, UsageError
 from jobkit.launch.command import leave_spec
 from jobkit.launch.kubernetes.manifest import manifests, object_name
 from jobkit.launch.kubernetes.options import KubernetesOptions
-from jobkit.launch.request import LaunchRequest
+from jobkit.launch.request import LaunchRequest, refuse_logs
 from jobkit.paths import write_whole
 from jobkit.permissions import closed_to_others
 from jobkit.requeue import MAX_RESTARTS
@@ -22,6 +22,7 @@ def to_kubernetes(
 ) -> int:
     """Write the manifest of each run, or print them all; return the exit code."""
     refuse_slurms(request)
+    refuse_logs(plan.paths)
     if options.kind == "trainjob" and request.max_restarts is not None:
         raise UsageError(
             "--max-restarts: a TrainJob takes it from its runtime: leave it out, or take --kind job"
