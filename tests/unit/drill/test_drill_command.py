@@ -205,7 +205,7 @@ def test_a_run_without_a_fault_that_takes_too_long_is_one_line(tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("after_s", "took_s", "minutes"),
-    [(20.0, 200.0, 2), (150.0, 300.0, 4), (None, 400.0, 6), (150.0, 200.0, None)],
+    [(20.0, 200.0, 2), (150.0, 300.0, 4), (None, 440.0, 6), (150.0, 200.0, None)],
 )
 def test_a_time_limit_comes_after_the_injection_point(
     tmp_path: Path, after_s: float | None, took_s: float, minutes: int | None

@@ -73,7 +73,7 @@ def test_a_run_that_another_launcher_started_is_not_submitted(
         ("Unable to contact slurm controller (connect failure)", False),
         ("Socket timed out on send/recv operation", False),
         ("Socket timed out on send/recv operation", True),
-        ("Invalid account", False),
+        ("Invalid feature specification", False),
     ],
 )
 def test_a_try_that_slurm_does_not_answer_is_made_again(
@@ -89,8 +89,8 @@ def test_a_try_that_slurm_does_not_answer_is_made_again(
     says = f"sbatch: error: Batch job submission failed: {why}"
     (slurm / "sbatch").write_text(f"#!/bin/sh\ncat > /dev/null; echo '{says}' >&2; exit 1\n")
     said = rest.go_on(states)
-    if "account" in why:
-        assert "Invalid account" in said and rest.left == ()
+    if "feature" in why:
+        assert "Invalid feature" in said and rest.left == ()
         return
     assert said == "" and len(rest.left) == 2
     (slurm / "sbatch").write_text(SBATCH)
