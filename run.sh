@@ -98,7 +98,7 @@ has_torch() {
 export PYTHONPATH=$root/src${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1 PYTHONSAFEPATH=1
 
 nproc_per_node='' run_dir='' site='' site_file='' nodes='' ntasks_per_node='' preflight=''
-max_restarts='' monitor_interval=0.1 start_timeout=60 stop_signal=USR2
+max_restarts='' stops=0 most_stops=100 monitor_interval=0.1 start_timeout=60 stop_signal=USR2
 nnodes='' node_rank='' master_addr='' master_port='' shutdown_timeout='' given=("$@")
 own_dir='' only='' payload=() module=jobkit.payload.main place=single
 command=() launcher='' unit='' work_per_step='' warmup_steps='' no_auto=''
@@ -190,7 +190,7 @@ for own in monitor_interval start_timeout shutdown_timeout; do
 done
 if [[ ${JOBKIT_ENERGY:-none} != none ]]; then # counters' names; program/counters.py has them too
   [[ ,$JOBKIT_ENERGY =~ ^(,(nvml|pm_counters|rapl))+$ ]] ||
-    fail "JOBKIT_ENERGY=${JOBKIT_ENERGY@Q}: name some of nvml, pm_counters, rapl, separated by commas, or none"
+    fail "JOBKIT_ENERGY='${JOBKIT_ENERGY//[[:cntrl:]]/ }': name some of nvml, pm_counters, rapl, separated by commas, or none"
 fi
 [[ $stop_signal == USR[12] ]] || stop_signal=USR2 # what is wrong is told below
 [[ -z $nodes || -n $ntasks_per_node ]] || fail "--nodes needs --ntasks-per-node beside it"
@@ -254,6 +254,12 @@ if ((${#command[@]})); then
     [[ $only == dry-run && -n $preflight && -n $in_allocation ]] || exit 0
   fi
 fi
+# Kubernetes starts a pod that ended with 75 again and does not count it. Of a run that was stopped
+# early so often each further time is a failure, which counts.
+if [[ -n ${JOBKIT_POD-} && -n $run_dir && -z $given_attempt ]]; then
+  stops=$(grep -ls '"status": *"preempted"' -- "$run_dir"/attempts/*/outcome.json | wc -l)
+  ((stops < most_stops)) || export JOBKIT_POD=counts
+fi
 if [[ -n $nnodes && -z $given_attempt ]]; then become_node ${given[@]+"${given[@]}"}; fi
 if [[ -z $only && -z $run_dir ]]; then
   name=${SLURM_JOB_ID:+job-$SLURM_JOB_ID}
@@ -262,7 +268,7 @@ if [[ -z $only && -z $run_dir ]]; then
 fi
 
 # A number for the next attempt: making its folder claims it, so that no two starts share one.
-attempt='' outcome=''
+attempt='' outcome='' child=''
 claim_attempt() {
   [[ -z $only ]] || return 0
   [[ ! -L $run_dir/attempts ]] || fail "$run_dir/attempts is a link, through which would be written: remove it"
@@ -279,27 +285,38 @@ claim_attempt() {
   echo "[jobkit] start: attempt $attempt of $run_dir on $(uname -n) at $(date +%Y-%m-%dT%H:%M:%S%z)" 2>/dev/null
 }
 
+# When a process began, in ticks since the boot; null where the kernel does not say.
+start_of() {
+  local stat='' words
+  { read -r stat <"/proc/$1/stat"; } 2>/dev/null
+  read -r -a words <<<"${stat##*) }"
+  echo "${words[19]:-null}"
+}
+
 # Who runs a single job, as a study's launcher notes it: with it `jobkit status` asks the process
 # table or Slurm how a job ended that was killed. shared: the allocation has more than this run.
 # A folder that --run-dir names may be a study's, whose launcher notes it; only what a run.sh left
 # there, of a start before, is replaced.
+# $child, where there is one, goes on if this shell is killed.
 leave_job() {
   [[ -n $outcome ]] || return 0
   if [[ -z $own_dir ]]; then
     [[ -f $run_dir/job.json && ${node_rank:-0} == 0 ]] || return 0
     grep -qs -e '"launcher": "run\.sh"' -- "$run_dir/job.json" || return 0
   fi
-  local stat='' words id=null cluster=null shared=false host=${SLURMD_NODENAME:-$(uname -n)}
-  { read -r stat </proc/$$/stat; } 2>/dev/null
-  read -r -a words <<<"${stat##*) }"
+  local id=null cluster=null shared=false host=${SLURMD_NODENAME:-$(uname -n)} started=null sees
+  [[ -z $child ]] || started="{\"pid\": $child, \"pid_start\": $(start_of "$child")}"
+  # A container may have the host's name, and processes of its own.
+  sees=$(readlink "/proc/$$/ns/pid" 2>/dev/null)
+  if [[ $sees =~ ^pid:\[[0-9]+\]$ ]]; then sees=\"$sees\"; else sees=null; fi
   if [[ -n $in_allocation ]]; then
     id=\"${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_}${SLURM_ARRAY_TASK_ID:-$SLURM_JOB_ID}\"
     [[ ${SLURM_TASK_PID-} == "$$" && -z ${SLURM_STEP_ID-} ]] || shared=true
     # Another cluster that sees this folder has other jobs of the same number.
     [[ ! ${SLURM_CLUSTER_NAME-} =~ ^[A-Za-z0-9._-]+$ ]] || cluster=\"$SLURM_CLUSTER_NAME\"
   fi
-  printf '{"v": 1, "launcher": "run.sh", "job_id": %s, "cluster": %s, "shared": %s, "pid": %d, "pid_start": %s, "host": "%s"}\n' \
-    "$id" "$cluster" "$shared" $$ "${words[19]:-null}" "$host" >"$run_dir/job.json.$$" &&
+  printf '{"v": 1, "launcher": "run.sh", "job_id": %s, "cluster": %s, "shared": %s, "pid": %d, "pid_start": %s, "pid_ns": %s, "host": "%s", "child": %s}\n' \
+    "$id" "$cluster" "$shared" $$ "$(start_of $$)" "$sees" "$host" "$started" >"$run_dir/job.json.$$" &&
     mv -f -- "$run_dir/job.json.$$" "$run_dir/job.json"
 }
 
@@ -355,7 +372,7 @@ on_every_rank() {
 # Starts a function, which becomes a program, in the background as $child. bash 5.2 forgets the code
 # of a child that ends just as a signal interrupts `wait`; so a shell between the two, which waits
 # for it in the foreground, hands the code on by a pipe.
-child='' code=0
+code=0
 start_child() {
   if ((BASH_VERSINFO[0] < 4)) || ! { exec 9<> <(:); } 2>/dev/null; then
     "$@" 9>&- &
@@ -381,6 +398,14 @@ wait_for_child() {
   local own=''
   { read -r -t 2 own <&9 && code=$own; } 2>/dev/null
   { exec 9>&-; } 2>/dev/null
+}
+
+# A node of several says its own code: the process that leads them counts.
+end_pod() {
+  if [[ ${JOBKIT_POD-} == counts && -z $given_attempt ]] && ((code == 75)); then
+    warn "this run was stopped early $stops times before: it ends with 1, which Kubernetes counts"
+    code=1
+  fi
 }
 
 # The outcome that the payload left says more than a launcher's code can.
@@ -458,6 +483,7 @@ start_here() {
   else
     start_child training_here
   fi
+  leave_job
   [[ -z $stopped ]] || kill -TERM "$child" 2>/dev/null
   if [[ -n $warned ]]; then warn_ranks; fi
   wait_for_child
@@ -545,7 +571,9 @@ else
       # A pod ends by TERM and may be replaced: its code says whether there is a checkpoint.
       if ((${#command[@]})) || [[ -n ${JOBKIT_POD-} ]]; then judge_code; fi
       [[ -z ${JOBKIT_POD-} || ! $code =~ ^(0|75)$ ]] || stopped=$code
-      exit "$stopped"
+      code=$stopped
+      end_pod
+      exit "$code"
     fi
     judge_code
     case $code in 0 | 2 | 126 | 127) break ;; esac # another start would not mend it
@@ -555,4 +583,5 @@ else
 fi
 # Bad input leaves nothing behind in a folder that nobody asked for.
 if ((code == 2)) && [[ -n $own_dir && ! -e $own_dir/spec.json ]]; then rm -rf -- "$own_dir"; fi
+end_pod
 exit "$code"

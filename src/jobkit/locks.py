@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from jobkit.files import read_regular
-from jobkit.processes import is_alive, process_start
+from jobkit.processes import is_alive, pid_namespace, process_start
 
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 _POLL_S = 0.25
@@ -72,7 +72,8 @@ def _owned(owner: Path, wait: bool) -> Iterator[bool]:
         )
     pid = os.getpid()
     record = {"pid": pid, "pid_start": process_start(pid), "host": socket.gethostname()}
-    own = json.dumps({**record, "key": secrets.token_hex(8)}).encode()
+    of_all = {**record, "pid_ns": pid_namespace(), "key": secrets.token_hex(8)}
+    own = json.dumps(of_all).encode()
     deadline = time.monotonic() + (MOST_WAIT_S if wait else 0.0)
     while not (held := _take(owner, own)):
         if not wait:

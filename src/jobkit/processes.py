@@ -25,6 +25,17 @@ def process_start(pid: int) -> int | None:
     return int(after_name[19]) if after_name[0] not in "ZX" else None
 
 
+def pid_namespace() -> str | None:
+    """The name of the set of processes that this one sees; a container may have one of its own.
+
+    None where the kernel does not say.
+    """
+    try:
+        return str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return None
+
+
 def end_process(pid: int, is_ours: Callable[[int, list[bytes]], bool]) -> bool:
     """Send TERM to a process of this user's and wait for its end; False, and no signal, if it is
     gone or another's, or is_ours(its start in ticks since the boot, its command line) is not true.
@@ -76,6 +87,8 @@ def is_alive(record: Mapping[str, Any] | None) -> bool | None:
     if not record or type(pid) is not int or pid <= 0:
         return None if record else False
     if record.get("host") not in (None, socket.gethostname()):
+        return None
+    if record.get("pid_ns") not in (None, pid_namespace()):  # a container may have the host's name
         return None
     if not Path("/proc/self/stat").exists():
         return _answers(pid)

@@ -10,7 +10,7 @@ from support.fake_study import FakeRun
 
 # Takes an array where all its elements are free: the file free has how many. The ids count from 1.
 SBATCH = """#!/usr/bin/env bash
-script=$(cat)
+script=$(cat); echo "$1" >> calls
 last=$(sed -n 's/^#SBATCH --array=0-\\([0-9]*\\).*/\\1/p' <<< "$script")
 left=$(($(cat free) - ${last:-0} - 1))
 if [ $left -lt 0 ]; then

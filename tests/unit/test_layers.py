@@ -203,6 +203,10 @@ def test_what_runs_in_an_image_is_python_3_10(room: str) -> None:
             if isinstance(node, ast.ImportFrom):
                 names |= {f"{node.module}.{alias.name}" for alias in node.names}
         assert not names & late, module
+        # Of 3.10 these modules have a TimeoutError of their own, which the builtin one is not.
+        if {"asyncio", "concurrent.futures"} & names:
+            caught = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+            assert "TimeoutError" not in caught, f"{module}: say asyncio.TimeoutError"
 
 
 def imports_without(modules: list[str], blocked: list[str]) -> subprocess.CompletedProcess[str]:

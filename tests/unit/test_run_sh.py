@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from jobkit.processes import pid_namespace
 from jobkit.requeue import MAX_RESTARTS, WARNING_S
 from jobkit.spec.runspec import RunSpec
 from support.place import ROOT
@@ -186,7 +187,8 @@ def test_a_start_in_a_folder_of_a_run_sh_is_noted_there(
         return
     known = cluster if cluster == "alps" else None  # what is no name would break the file
     assert (found["launcher"], found["job_id"], found["cluster"]) == ("run.sh", job_id, known)
-    assert found["pid"] != 1
+    assert found["pid"] != 1 and found["pid_ns"] == pid_namespace()
+    assert (found["child"] is None) == bool(job_id)  # Slurm knows of its own job
     assert [p.name for p in run.run_dir.glob("job.json*")] == ["job.json"]
 
 
@@ -337,6 +339,19 @@ def test_a_signal_reaches_the_launcher_and_tells_in_the_code(
         process.send_signal(number)
         assert process.wait(100) == code
     assert "ended by TERM" in run.notes.read_text()
+
+
+def test_a_pod_that_was_stopped_early_too_often_counts(run: Fake) -> None:
+    """Kubernetes starts a pod that ends with 75 again without a bound."""
+    outcome = '{"exit_code": 75, "status": "preempted"}'
+    for number in range(900, 999):  # far from those that are claimed here
+        folder = run.run_dir / "attempts" / str(number)
+        folder.mkdir(parents=True)
+        (folder / "outcome.json").write_text(outcome)
+    words = ("--run-dir", str(run.run_dir))
+    ends = [run(*words, OUTCOME=outcome, JOBKIT_POD=pod) for pod in ("1", "1", "")]
+    assert [done.returncode for done in ends] == [75, 1, 75]
+    assert "this run was stopped early 100 times before: it ends with 1" in ends[1].stderr
 
 
 def test_in_an_allocation_srun_starts_the_payload(run: Fake) -> None:

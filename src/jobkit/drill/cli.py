@@ -7,32 +7,29 @@ jobkit's own training are compared with those of a run without a fault.
 import argparse
 import contextlib
 import math
-import secrets
 import shutil
 import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from jobkit.drill.fault import FaultCase
-from jobkit.drill.fault_run import PATIENCE_S, FaultRun, Halted
-from jobkit.drill.faults import FAULTS, NODE_FAULTS, WIDE
+from jobkit.drill.fault_run import PATIENCE_S, Halted
+from jobkit.drill.faults import FAULTS, WIDE
 from jobkit.drill.place import LocalPlace, Place
-from jobkit.drill.possible import impossible
 from jobkit.drill.program import FIRST, LAST, Command, Program, Training
-from jobkit.drill.row import Row
+from jobkit.drill.rows import REFERENCE, Drill
 from jobkit.drill.slurm import SlurmPlace
 from jobkit.errors import Exit, Parser, UsageError, command, one_of, positive
 from jobkit.launch.slurm.cluster import find_site
 from jobkit.launch.slurm.minicluster import Minicluster
-from jobkit.paths import RunPaths, StudyPaths
+from jobkit.paths import StudyPaths
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-REFERENCE = "reference"
+AT = 25  # the default of --at
 EPILOG = """examples:
   python -m jobkit drill --minicluster              every fault, on a temporary Slurm cluster
   python -m jobkit drill --local                    the faults that need no Slurm
@@ -65,10 +62,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--at",
         type=int,
-        default=25,
         metavar="N",
         help=f"inject the fault after this iteration, {FIRST} to {LAST}, or after this step that "
-        "the command records (default 25)",
+        f"the command records (default {AT})",
     )
     made.add_argument(
         "--after", type=positive, metavar="S",
@@ -111,6 +107,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name in names:
             one_of("fault", name, FAULTS)
         program = program_of(args, given[end:])
+        if args.local:
+            refuse_slurms(args)
         return run(args, program, [program.case(FAULTS[name]) for name in names])
     except Halted:
         return Exit.INTERRUPTED
@@ -121,18 +119,29 @@ def program_of(args: argparse.Namespace, words: Sequence[str]) -> Program:
     if not words:
         if args.after:
             raise UsageError("--after is for a command, which comes after --; here say --at")
-        return Training(args.at, args.device or "cpu")
+        return Training(AT if args.at is None else args.at, args.device or "cpu")
     if not words[1:]:
         raise UsageError("-- needs a command after it, as: -- python train.py")
     if args.device:
         raise UsageError("--device is of jobkit's own training: a command decides itself")
-    if args.at < 1:
-        raise UsageError(f"--at {args.at}: must be 1 or more")
+    if args.at is not None and args.after:
+        raise UsageError("--at and --after: give one of them")
+    if (at := AT if args.at is None else args.at) < 1:
+        raise UsageError(f"--at {at}: must be 1 or more")
     if args.after and args.after >= args.patience:
         raise UsageError(f"--after {args.after:g}: must be below --patience {args.patience:g}")
     # From the start to the fault, from there to the end, and as long again.
     minutes = max(10, math.ceil(3 * args.patience / 60))
-    return Command(words=words[1:], at=args.at, after_s=args.after, minutes=minutes)
+    return Command(words=words[1:], at=at, after_s=args.after, minutes=minutes)
+
+
+def refuse_slurms(args: argparse.Namespace) -> None:
+    """Raise UsageError for an option of Slurm, as the runs start on this machine."""
+    for name in ("site", "account", "partition", "urgent_partition"):
+        if getattr(args, name):
+            raise UsageError(
+                f"--{name.replace('_', '-')}: is for Slurm, but the runs start on this machine"
+            )
 
 
 def run(args: argparse.Namespace, program: Program, faults: Sequence[FaultCase]) -> int:
@@ -196,6 +205,7 @@ def place_of(args: argparse.Namespace, console: "Console") -> Iterator[Place]:
             own = Minicluster.up("drill", "--preemption", f"--nodes={WIDE}", links=True)
         site = find_site("local" if args.local else args.site)
         if site is None:
+            refuse_slurms(args)
             yield LocalPlace()
         else:
             given = {k: v for k in ("account", "partition") if (v := getattr(args, k))}
@@ -203,93 +213,3 @@ def place_of(args: argparse.Namespace, console: "Console") -> Iterator[Place]:
     finally:
         if own:
             own.down()
-
-
-class Drill:
-    """The runs of a drill."""
-
-    def __init__(
-        self,
-        place: Place,
-        study: StudyPaths,
-        program: Program,
-        patience_s: float,
-        console: "Console",
-        halted: threading.Event,
-    ) -> None:
-        self.place, self.study, self.console = place, study, console
-        self.program, self.patience_s, self.halted, self.bytes = program, patience_s, halted, 0
-        self.token = secrets.token_hex(6)
-
-    def run(self, faults: Sequence[FaultCase]) -> list[Row]:
-        """Run the reference, then a run for each fault; return their rows, in order."""
-        self.console.print(f"{REFERENCE}: the run without a fault, as the reference")
-        self._reference()
-        own = self.program.impossible
-        whys = {fault.name: own(fault) or impossible(self.place, fault) for fault in faults}
-        todo = [fault for fault in faults if not whys[fault.name]]
-        futures = self._in_lanes(todo)
-        rows = [
-            Row(fault=fault.name, note=f"not possible here: {whys[fault.name]}")
-            if fault not in todo
-            else futures[fault.name].result()
-            for fault in faults
-        ]
-        return self.program.compared(rows, self.study.folder / REFERENCE)
-
-    def _reference(self) -> None:
-        plain = FaultCase(name=REFERENCE, text="", first=("ok",), kind="")
-        reference = self._fault_run(plain)
-        row = reference.run_reference()
-        if row.final_status != "ok":
-            why = f" ({row.evidence})" if row.evidence else ""
-            raise UsageError(f"the run without a fault failed{why}: see {reference.paths.log}")
-        self.bytes = self.program.check_reference(reference.paths, reference.started.took_s)
-
-    def _in_lanes(self, faults: Sequence[FaultCase]) -> dict[str, "Future[Row]"]:
-        """Run the independent faults concurrently, the others one by one; return the futures."""
-        found: dict[str, Future[Row]] = {}
-        lanes = {"shared": 1}
-        if isinstance(self.place, SlurmPlace):
-            # Those that hit a node wait for Slurm to notice, most of their time.
-            cluster = self.place.cluster
-            wide = cluster and len(cluster.nodes) >= WIDE
-            lanes = {"shared": 2, "slow": 1, "nodes": len(NODE_FAULTS) if wide else 1}
-        pools = {lane: ThreadPoolExecutor(n) for lane, n in lanes.items()}
-        for fault in faults:
-            if fault.lane in pools:
-                found[fault.name] = pools[fault.lane].submit(self._one, fault)
-        for pool in pools.values():
-            pool.shutdown()
-        for fault in faults:
-            if fault.name not in found:
-                with ThreadPoolExecutor(1) as alone:
-                    found[fault.name] = alone.submit(self._one, fault)
-        return found
-
-    def _one(self, fault: FaultCase) -> Row:
-        if self.halted.is_set():
-            return Row(fault=fault.name, note="not injected: the drill was interrupted")
-        try:
-            row = self._fault_run(fault).run()
-        except Halted:
-            return Row(fault=fault.name, note="the drill was interrupted")
-        self.console.print(
-            f"{fault.name}: {row.first_status}, then {row.final_status}"
-            + (f" ({row.note})" if row.note else ""),
-            soft_wrap=True,
-        )
-        return row
-
-    def _fault_run(self, fault: FaultCase) -> FaultRun:
-        return FaultRun(
-            fault=fault,
-            place=self.place,
-            paths=RunPaths(self.study.folder.absolute() / fault.name),
-            program=self.program,
-            mark=f"{self.token}-{fault.name}",
-            patience_s=self.patience_s,
-            checkpoint_bytes=self.bytes,
-            say=lambda text: self.console.print(text, soft_wrap=True),
-            halted=self.halted,
-        )

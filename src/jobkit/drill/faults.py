@@ -6,7 +6,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from jobkit.drill.fault import FaultCase, RunUnderFault
+from jobkit.drill.fault import Act, FaultCase, RunUnderFault
 from jobkit.paths import RunPaths
 
 TIME_LIMIT_MIN = 2  # with one, Slurm's shortest, a loaded machine does not reach the injection
@@ -24,8 +24,13 @@ def _cancel(run: RunUnderFault) -> None:
     run.started.cancel()
 
 
-def _time_limit(run: RunUnderFault) -> None:
-    run.injected_at = run.started.begins[0] + 60 * TIME_LIMIT_MIN
+def time_limit(minutes: int) -> Act:
+    """The action that waits for the time limit of a job."""
+
+    def act(run: RunUnderFault) -> None:
+        run.injected_at = run.started.begins[0] + 60 * minutes
+
+    return act
 
 
 def _release(run: RunUnderFault) -> None:
@@ -195,7 +200,7 @@ FAULTS: dict[str, FaultCase] = {
             first=("timeout",),
             lane="slow",
             options={"time": str(TIME_LIMIT_MIN)},
-            inject=_time_limit,
+            inject=time_limit(TIME_LIMIT_MIN),
         ),
         FaultCase(
             name="preemption",

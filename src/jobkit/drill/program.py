@@ -5,6 +5,7 @@ none: it is hit while it runs, once it has recorded so many steps or has run for
 """
 
 import io
+import math
 import re
 import signal
 import time
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from jobkit.drill.fault import Act, FaultCase, RunUnderFault
+from jobkit.drill.faults import time_limit
 from jobkit.drill.place import Size, compare, signal_ranks
 from jobkit.drill.row import (
     Row,
@@ -79,6 +81,12 @@ class Program(Protocol):
     def check_reference(self, paths: RunPaths, took_s: float) -> int:
         """Return the bytes of a checkpoint. Raises UsageError where no fault could be injected."""
 
+    def limited(self, fault: FaultCase, reference: RunPaths, took_s: float) -> FaultCase:
+        """Return the fault with a time limit after the injection point, where it is one.
+
+        Raises UsageError for a program that has ended by then, as the reference shows.
+        """
+
     def redone(self, paths: RunPaths) -> int | None:
         """Return the iterations or steps that the second attempt did again; None: not known."""
 
@@ -127,6 +135,9 @@ class Training:
 
     def check_reference(self, paths: RunPaths, took_s: float) -> int:
         return checkpoint_bytes(paths)
+
+    def limited(self, fault: FaultCase, reference: RunPaths, took_s: float) -> FaultCase:
+        return fault  # rank 0 pauses at the injection point, which it reaches in seconds
 
     def redone(self, paths: RunPaths) -> int | None:
         return lost_iterations(paths, self.at)
@@ -190,6 +201,20 @@ class Command:
         if last <= self.at:
             raise UsageError(f"--at {self.at}: the command made {last} steps: say fewer")
         return 0
+
+    def limited(self, fault: FaultCase, reference: RunPaths, took_s: float) -> FaultCase:
+        if "time" not in fault.options:
+            return fault
+        point_s = self.after_s
+        if point_s is None:  # the start-up, which is no step, is within the minute that is added
+            point_s = took_s * self.at / max(steps_of(reference, 0))
+        minutes = math.ceil(point_s / 60) + 1
+        if took_s < 60 * (minutes + 1):  # Slurm ends a job up to a minute after its limit
+            raise UsageError(f"the command takes {took_s:.0f} s, and is to be hit {self.where()}: "
+                             f"it must take {minutes + 1} minutes")  # fmt: skip
+        # A warning before the limit could come before the injection point.
+        options = {**fault.options, "time": str(minutes), "signal": "CONT@1"}
+        return replace(fault, options=options, inject=time_limit(minutes))
 
     def redone(self, paths: RunPaths) -> int | None:
         """By the numbers in [METRIC] lines: a meter counts from 1 in each attempt.

@@ -12,7 +12,14 @@ from jobkit.errors import UsageError
 from jobkit.launch.command import RUN_SH, job_command
 from jobkit.launch.site import Site
 from jobkit.launch.slurm.minicluster import Minicluster
-from jobkit.launch.slurm.options import Options, Shape, output_file, sbatch_options, warning
+from jobkit.launch.slurm.options import (
+    Options,
+    Shape,
+    output_file,
+    sbatch_options,
+    verbatim,
+    warning,
+)
 from jobkit.outcome import slurm_jobs
 from jobkit.paths import REPOSITORY, RunPaths, write_whole
 from jobkit.spec.planned import PlannedRun
@@ -123,6 +130,9 @@ class SlurmPlace:
         """Submit a job that preempts those on the nodes; return why it was refused, or empty."""
         words = ["sbatch", f"--partition={self.urgent}", f"--nodes={len(nodes)}", "--exclusive"]
         words += [f"--nodelist={','.join(nodes)}", "--output=/dev/null", "--job-name=drill-urgent"]
+        own = {"account": self.site.account, "qos": self.site.qos}
+        given = {**own, **verbatim(self.site.sbatch), **self.options}
+        words += [f"--{key}={given[key]}" for key in own if given[key]]
         done = slurm([*words, "--time=1", "--wrap", "sleep 2"])
         return done.stderr.strip() or "sbatch failed" if done.returncode else ""
 

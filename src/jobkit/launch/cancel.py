@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +12,8 @@ from jobkit.launch.local import start
 from jobkit.launch.states import states
 from jobkit.outcome.join import job_ids
 from jobkit.outcome.status import UNDER_WAY
-from jobkit.paths import StudyPaths, logs_root, read_json
+from jobkit.paths import StudyPaths, logs_root, read_json, write_whole
+from jobkit.permissions import closed_to_others
 from jobkit.spec.plan import Plan
 from jobkit.spec.studies import find_study, is_of_logs, read_plan
 
@@ -58,6 +60,9 @@ def cancel_study(paths: StudyPaths) -> bool:
         raise UsageError(_of_single_jobs(paths.folder, plan))
     ended = start.cancel(paths)
     jobs, found = job_ids(map(plan.paths.run, plan.runs)), states(plan)
+    if jobs:  # a launcher may wait until Slurm takes its other runs, and is noted nowhere
+        with closed_to_others():
+            write_whole(paths.cancelled, f"{time.time()}\n")
     collector = (read_json(paths.collect_job) or {}).get("job_id")
     if jobs and any(state.status in UNDER_WAY for state in found.values()):
         from jobkit.launch.slurm import commands

@@ -27,7 +27,7 @@ from jobkit.spec.plan import Plan
 if TYPE_CHECKING:
     from jobkit.launch.slurm.rest import Rest
 
-_POLL_S = 0.25
+_POLL_S, _LONGEST_PAUSE_S = 0.25, 10.0
 
 
 class Runs(Protocol):
@@ -87,8 +87,10 @@ class Launch:
 
     def wait(self) -> dict[str, RunState]:
         """Wait until all runs have ended; return the state of each planned run."""
+        begin = time.monotonic()
         while self.running():
-            time.sleep(_POLL_S)
+            time.sleep(pause_s(time.monotonic() - begin, _POLL_S))
+            begin = time.monotonic()
         return self.states()
 
     def cancel(self) -> None:
@@ -97,6 +99,15 @@ class Launch:
             self.rest.left = ()
         if self.runs is not None:
             self.runs.cancel()
+
+
+def pause_s(took_s: float, least_s: float) -> float:
+    """Seconds between two looks at the runs, of which one took so long.
+
+    Of thousands of runs a look takes a second: a login node has other users. One that submits jobs
+    takes longer, and says nothing of the next.
+    """
+    return min(max(least_s, 5 * took_s), _LONGEST_PAUSE_S)
 
 
 @closed_to_others()

@@ -25,6 +25,7 @@ from jobkit.outcome.liveness import process_start
 from jobkit.outcome.status import run_state
 from jobkit.paths import RunPaths, write_json
 from jobkit.permissions import closed_to_others
+from jobkit.processes import pid_namespace
 from jobkit.requeue import MAX_RESTARTS, crashed
 from jobkit.spec.runspec import RunSpec
 
@@ -168,6 +169,7 @@ def _start(
         "job_id": job_id,
         "pid": os.getpid(),  # it lives until this file records the end
         "pid_start": process_start(os.getpid()),
+        "pid_ns": pid_namespace(),
         "host": environ.get("SLURMD_NODENAME") or socket.gethostname(),
         "started": time.time(),
         "order": environ.get(ORDER_KEY),

@@ -30,6 +30,7 @@ from jobkit.spec.studies import read_plan
 MOST_NODES, MOST_RANKS_PER_NODE = 256, 256  # as hpc/minicluster takes
 MIB_OF_A_RANK = 16  # a bound: a Python and two shells
 _POLL_S, _MOST_S = 1.0, 300.0
+_MOST_PENDING_S = 900.0  # a node that was lost comes back within it
 _SITE = """description = "minicluster, without its simulated GPUs"
 gpu_request = "none"
 time = "01:00:00"
@@ -170,13 +171,23 @@ def _jobkit(*words: str) -> list[str]:
 
 
 def wait(plan: Plan) -> tuple[float, int]:
-    """Wait for the only run of a study; return its seconds, and the calls of its last rank."""
+    """Wait for the only run of a study; return its seconds, and the calls of its last rank.
+
+    Raises NotStarted where it fails, or waits for a place for _MOST_PENDING_S.
+    """
     states, (run_id,) = States(plan), plan.runs
-    paths, begun = plan.paths.run(run_id), time.monotonic()
+    paths = plan.paths.run(run_id)
+    begun = placed = time.monotonic()
     try:
         while (state := states.look()[run_id]).status in UNDER_WAY:
             time.sleep(_POLL_S)
             begun = time.monotonic()
+            placed = placed if state.status == "pending" else begun
+            if begun - placed > _MOST_PENDING_S:
+                raise NotStarted(
+                    f"{run_id}: has not started for {begun - placed:.0f} s: {state.reason}; is the "
+                    "minicluster taken by others? look with squeue"
+                )
         if state.status != "ok":
             raise NotStarted(f"{run_id}: {state.status}: {state.reason}; see {paths.log}")
         while "elapsed_s" not in (read_job(paths) or {}) and time.monotonic() < begun + _MOST_S:

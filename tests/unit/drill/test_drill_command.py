@@ -203,6 +203,33 @@ def test_a_run_without_a_fault_that_takes_too_long_is_one_line(tmp_path: Path) -
     assert run.started.over, "it was ended"
 
 
+@pytest.mark.parametrize(
+    ("after_s", "took_s", "minutes"),
+    [(20.0, 200.0, 2), (150.0, 300.0, 4), (None, 440.0, 6), (150.0, 200.0, None)],
+)
+def test_a_time_limit_comes_after_the_injection_point(
+    tmp_path: Path, after_s: float | None, took_s: float, minutes: int | None
+) -> None:
+    paths = RunPaths(tmp_path)
+    paths.log.write_text(printed(0, range(1, 9)))  # step 5 of 8
+    command = Command(words=("a",), at=5, after_s=after_s, minutes=10)
+    assert command.limited(FAULTS["term"], paths, 1.0) is FAULTS["term"]
+    if minutes is None:
+        with pytest.raises(UsageError, match=r"takes 200 s.* after 150 s: it must take 5 minutes"):
+            command.limited(FAULTS["time-limit"], paths, took_s)
+        return
+    fault = command.limited(FAULTS["time-limit"], paths, took_s)
+    assert fault.options["time"] == str(minutes)
+    run = FaultRun(
+        fault=fault, place=LocalPlace(), paths=paths, program=command,
+        mark="m", say=print, halted=threading.Event(),
+    )  # fmt: skip
+    run.starts.append(Started(begins=[1000.0]))
+    assert fault.inject is not None
+    fault.inject(run)
+    assert run.injected_at == 1000 + 60 * minutes
+
+
 def test_the_time_in_a_queue_is_not_the_commands() -> None:
     assert Started().took_s == 0.0
     assert Started(begins=[1000.0, 1100.0], ends=[1003.0, 1140.0]).took_s == 40.0

@@ -195,6 +195,20 @@ def test_why_a_fault_is_not_possible(mini: SlurmPlace, monkeypatch: pytest.Monke
     assert "root" in impossible(here, FAULTS["disk-full"])
 
 
+def test_the_job_that_preempts_is_charged_as_the_others(
+    mini: SlurmPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[list[str]] = []
+    answer = subprocess.CompletedProcess([], 0, "", "")
+    monkeypatch.setattr(drill_slurm, "slurm", lambda words: called.append(words) or answer)
+    mini.site = Site(name="s", account="of-the-site", qos="high")
+    assert mini.preempt(["n1"]) == ""
+    mini.options = {"account": "given"}
+    assert mini.preempt(["n1"]) == ""
+    charged = [[w for w in words if w.startswith(("--account", "--qos"))] for words in called]
+    assert charged == [["--account=of-the-site", "--qos=high"], ["--account=given", "--qos=high"]]
+
+
 def shown(state: str, restarts: int = 0) -> str:
     return f"JobId=7 JobState={state} Restarts={restarts} ExitCode=0:0 NodeList=n[1-2]\n"
 
@@ -328,6 +342,10 @@ def test_the_list_names_every_fault_and_what_it_needs(capsys) -> None:
         (["--at", "0", "--", "python", "train.py"], "--at 0: must be 1 or more"),
         (["--after", "400", "--", "python", "train.py"], "must be below --patience 400"),
         (["--device", "cpu", "--", "python", "train.py"], "a command decides itself"),
+        (["--at", "5", "--after", "9", "--", "python", "train.py"], "give one of them"),
+        (["-A", "project"], "--account: is for Slurm, but the runs start on this machine"),
+        (["--urgent-partition", "high"], "--urgent-partition: is for Slurm"),
+        (["--faults", "scancel", "node"], "no fault can be injected here: scancel: it needs Slurm"),
         (["--name", "../x"], "use letters, digits"),
         (["--name", "study"], "is a study; choose another"),
         (["--name", "mine"], "holds other files (notes)"),

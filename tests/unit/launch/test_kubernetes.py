@@ -175,6 +175,21 @@ def test_what_does_not_fit_is_one_line(
     assert text in error and error.count("\n") == 1
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_pods_are_told_which_counters_of_energy_to_read(
+    kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--to=kubernetes", "--image", IMAGE, "--kind", kind, "--gpus", "1", "--dry-run"]
+    monkeypatch.setenv("JOBKIT_ENERGY", "joules")
+    assert run_benchmarks(words) == 2
+    assert "no counter of energy is called 'joules'" in capsys.readouterr().err
+    monkeypatch.setenv("JOBKIT_ENERGY", "nvml,rapl")
+    assert run_benchmarks(words) == 0
+    text = capsys.readouterr().out
+    assert text.count("name: JOBKIT_ENERGY") == text.count("name: JOBKIT_POD") > 0
+    assert text.count("value: nvml,rapl") == text.count("name: JOBKIT_POD")
+
+
 def test_the_sizes_are_the_studys_and_not_those_of_this_machine(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

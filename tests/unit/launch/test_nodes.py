@@ -9,10 +9,12 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from jobkit.launch.local import nodes
 from support.place import ROOT
 
 # Each test has an address of its own, so that no other program has its port.
@@ -131,6 +133,18 @@ def test_the_end_of_a_pod_that_saved_is_75_in_all(
     codes, _, err = machines.ends()
     assert codes == [75, 75], err
     assert machines.outcome()["status"] == "preempted"
+
+
+@pytest.mark.parametrize(
+    ("pod", "code", "ends"), [("1", 75, 75), ("counts", 75, 1), ("counts", 0, 0)]
+)
+def test_what_leads_the_pods_counts_an_early_stop_where_run_sh_says_so(
+    pod: str, code: int, ends: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JOBKIT_POD", pod)
+    monkeypatch.setattr(nodes, "Node", lambda *_: SimpleNamespace(run=lambda: code))
+    words = ["--nnodes=2", "--node-rank=0", "--master-addr=a", "--logs=b", "--", "run.sh"]
+    assert nodes.main(words) == ends
 
 
 def test_a_warning_to_one_node_is_one_to_all(machines: Machines) -> None:

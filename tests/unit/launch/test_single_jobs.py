@@ -150,6 +150,12 @@ def test_a_run_that_was_killed_does_not_run(
     process.send_signal(signal.SIGKILL)
     assert process.wait(300) == -9
     row = only_state(capsys)
+    assert row["status"] == "running"  # what it has started goes on
+    waits.with_name("go on").unlink()
+    deadline = time.monotonic() + 300
+    while (row := only_state(capsys))["status"] == "running" and time.monotonic() < deadline:
+        time.sleep(0.05)
+    waits.with_name("go on").touch()
     assert row["status"] == "failed" and "exited without a run_end record" in row["reason"]
     folder = logs_root() / "single" / row["run_id"]
     again = begun(kit, waits, one, "--run-dir", str(folder), PATH=path)

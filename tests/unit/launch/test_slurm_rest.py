@@ -87,17 +87,58 @@ def test_a_refused_try_is_made_again_though_no_other_run_ends(
     clock.now += 2 * rest_module.AGAIN_S - 1
     assert rest.go_on(states) == ""  # too early
     clock.now += 1
-    assert rest.go_on(states) == "2 more runs are submitted"
+    assert rest.go_on(states) == "1 more runs are submitted, 1 are left"
+    states.look()
+    clock.now += rest_module.AGAIN_S
+    assert rest.go_on(states) == "1 more runs are submitted"  # though no other run has ended
 
 
 def test_a_collect_job_without_a_place_is_told(slurm: Path, started: tuple[Rest, States]) -> None:
     rest, states = started
-    whole_run(states.plan, taken(started)[0])
+    for run_id in taken(started)[:2]:
+        whole_run(states.plan, run_id)
     states.look()
     free(slurm, 2)
     said = rest.go_on(states)
     assert said.startswith("2 more runs are submitted; the collect job was not submitted: ")
     assert rest.left == () and collectors(slurm) == []
+
+
+def test_no_more_is_tried_than_runs_have_ended(slurm: Path, clock: Clock) -> None:
+    """Of 40 runs that are left each other try would be cut down to one, call by call."""
+    plan = make_plan("s", strategies=("ddp",), gpus=(1,), repeats=44)
+    states = States(plan, ask=False)
+    states.look()
+    free(slurm, 4)
+    rest = Rest(plan, Site(name="here"), LaunchRequest())
+    rest.submit(list(plan.runs), states)
+    assert len(rest.left) == 40
+    whole_run(plan, next(run_id for run_id in plan.runs if run_id not in rest.left))
+    states.look()
+    (slurm / "calls").unlink()
+    assert rest.go_on(states) == "" and len(rest.left) == 40  # Slurm counts the job still
+    assert (slurm / "calls").read_text() == "--parsable\n"
+    free(slurm, 8)
+    counts = []
+    while free_now := int((slurm / "free").read_text()):
+        states.look()
+        rest.go_on(states)
+        counts.append(free_now - int((slurm / "free").read_text()))
+    assert counts == [1, 1, 2, 4]
+
+
+def test_a_sites_lines_are_written_once(slurm: Path) -> None:
+    plan = make_plan("s", strategies=("ddp",), gpus=(1,), repeats=1)
+    free(slurm, 9)
+    wanted = submission(plan, list(plan.runs), Site(name="here"), LaunchRequest())
+    (site,) = (plan.paths.run(run_id).site for run_id in plan.runs)
+    submit.submit(wanted)
+    first = site.stat().st_ino
+    submit.submit(wanted)
+    assert site.stat().st_ino == first
+    site.write_text("another site's")
+    submit.submit(wanted)
+    assert site.read_text() == Site(name="here").shell()
 
 
 def test_a_cut_array_with_a_limit_of_runs_at_a_time_is_told(slurm: Path, clock: Clock) -> None:

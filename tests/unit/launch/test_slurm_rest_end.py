@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from jobkit.errors import Exit
-from jobkit.launch import lock
+from jobkit.launch import cancel, launcher, lock
 from jobkit.launch.follow import foreground, view
 from jobkit.launch.launcher import Launch
 from jobkit.launch.request import LaunchRequest
@@ -19,7 +19,7 @@ from jobkit.launch.slurm.rest import Rest
 from jobkit.launch.states import States
 from jobkit.paths import write_json
 from support.fake_study import whole_run
-from support.limited_slurm import Clock, failed, free, job_of, taken
+from support.limited_slurm import SBATCH, Clock, failed, free, job_of, taken
 
 
 @pytest.mark.parametrize("by", ["slurm", "slurm, of an earlier launch", "itself"])
@@ -67,19 +67,82 @@ def test_a_run_that_another_launcher_started_is_not_submitted(
     assert job_of(states, other) == "99"
 
 
-def test_a_failure_that_may_leave_a_job_is_not_tried_again(
-    slurm: Path, started: tuple[Rest, States]
+@pytest.mark.parametrize(
+    ("why", "lost"),
+    [
+        ("Unable to contact slurm controller (connect failure)", False),
+        ("Socket timed out on send/recv operation", False),
+        ("Socket timed out on send/recv operation", True),
+        ("Invalid feature specification", False),
+    ],
+)
+def test_a_try_that_slurm_does_not_answer_is_made_again(
+    why: str, lost: bool, slurm: Path, started: tuple[Rest, States]
 ) -> None:
+    """But not where it may have taken the job all the same: squeue shows one that nobody noted."""
     rest, states = started
-    whole_run(states.plan, taken(started)[0])
+    for run_id in taken(started):
+        whole_run(states.plan, run_id)
     states.look()
     with lock.held(states.plan.paths):  # another launcher
         assert rest.go_on(states) == "" and len(rest.left) == 2
-    said = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
-    (slurm / "sbatch").write_text(f"#!/bin/sh\ncat > /dev/null; echo '{said}' >&2; exit 1\n")
-    note = rest.go_on(states)
-    assert note.startswith("2 runs are not submitted: Slurm's controller does not answer")
+    says = f"sbatch: error: Batch job submission failed: {why}"
+    (slurm / "sbatch").write_text(f"#!/bin/sh\ncat > /dev/null; echo '{says}' >&2; exit 1\n")
+    said = rest.go_on(states)
+    if "feature" in why:
+        assert "Invalid feature" in said and rest.left == ()
+        return
+    assert said == "" and len(rest.left) == 2
+    (slurm / "sbatch").write_text(SBATCH)
+    free(slurm, 9)
+    if "timed out" in why:
+        assert rest.go_on(states) == "" and len(rest.left) == 2  # squeue does not answer either
+    (slurm / "queue").write_text("1\n2\n" + "99\n" * lost)
+    said = rest.go_on(states)
+    if lost:
+        assert said.startswith("2 runs are not submitted: Slurm did not answer, and job 99 may")
+    else:
+        assert said == "2 more runs are submitted"
     assert rest.left == ()
+
+
+def test_a_call_without_an_answer_ends_no_array_that_was_submitted(
+    slurm: Path, started: tuple[Rest, States]
+) -> None:
+    rest, states = started
+    for run_id in taken(started):
+        whole_run(states.plan, run_id)
+    states.look()
+    free(slurm, 1)  # one of the two: then the controller is away
+    away = "sbatch: error: Batch job submission failed: Unable to contact slurm controller"
+    text = SBATCH.replace("echo $left > free", f"cat > sbatch << END\n#!/bin/sh\ncat > /dev/null\n"
+                          f"echo '{away}' >&2; exit 1\nEND\necho $left > free")  # fmt: skip
+    (slurm / "sbatch").write_text(text)
+    (slurm / "scancel").write_text('#!/bin/sh\necho "$@" >> cancelled\n')
+    (slurm / "scancel").chmod(0o755)
+    assert rest.go_on(states) == "1 more runs are submitted, 1 are left"
+    assert not (slurm / "cancelled").exists()
+
+
+def test_cancel_ends_a_launcher_that_has_only_the_rest_left(
+    slurm: Path, started: tuple[Rest, States], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (rest, states), left = started, started[0].left
+    for run_id in taken(started):
+        whole_run(states.plan, run_id)
+    states.look()
+    assert cancel.main(["s"]) == Exit.OK
+    free(slurm, 9)
+    assert rest.go_on(states) == "2 runs are not submitted: the study was cancelled"
+    assert rest.left == ()
+    again = Rest(states.plan, Site(name="here"), LaunchRequest())  # a launch after the cancel
+    free(slurm, 1)
+    states.look()
+    again.submit(left, states)
+    whole_run(states.plan, next(run_id for run_id in left if run_id not in again.left))
+    states.look()
+    free(slurm, 9)
+    assert again.go_on(states) == "1 more runs are submitted"
 
 
 def test_slurm_is_asked_at_its_rate_while_something_is_left(
@@ -135,6 +198,17 @@ def test_a_look_that_takes_long_is_followed_by_a_short_pause(
     )
     view.View(launch, Console(file=io.StringIO())).follow()
     assert slept == [10.0]
+
+
+def test_to_wait_for_a_launch_pauses_as_the_view_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look at thousands of runs takes a second of a login node."""
+    slept: list[float] = []
+    moments, answers = iter([0.0, 1.5, 1.5, 1.6, 1.6]), iter([True, True, False])
+    fake = SimpleNamespace(monotonic=lambda: next(moments), sleep=slept.append)
+    monkeypatch.setattr(launcher, "time", fake)
+    waited = SimpleNamespace(running=lambda: next(answers), states=dict)
+    assert Launch.wait(waited) == {}
+    assert slept == [7.5, pytest.approx(0.5)]
 
 
 def test_to_cancel_no_job_calls_nothing(slurm: Path) -> None:

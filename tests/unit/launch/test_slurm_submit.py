@@ -99,6 +99,18 @@ def test_nothing_of_the_environment_is_written(slurm: Path) -> None:
     assert [path for path in files if SECRET.encode() in path.read_bytes()] == []
 
 
+def test_what_refuses_an_array_is_told_before_anything_is_submitted(slurm: Path) -> None:
+    """One run of each may be taken; that there is no place for all of an array is no refusal."""
+    given = wanted(repeats=3)
+    why = "sbatch: error: Batch job submission failed: "
+    refuses = '#!/bin/bash\ntext=$(cat); [[ $text != *--array=* ]] || { echo "%s" >&2; exit 1; }\n'
+    (slurm / "sbatch").write_text(refuses % f"{why}Invalid job array specification")
+    with pytest.raises(UsageError, match="Invalid job array specification"):
+        submit.check(given)
+    (slurm / "sbatch").write_text(refuses % f"{why}Job violates policy (job submit limit)")
+    submit.check(given)
+
+
 def test_a_refusal_is_told_and_leaves_no_submission(slurm: Path) -> None:
     (slurm / "refuse").touch()
     given = wanted(repeats=1)

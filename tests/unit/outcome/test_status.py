@@ -17,6 +17,7 @@ from jobkit.outcome.facts import Ending, Facts
 from jobkit.outcome.liveness import is_alive, process_start
 from jobkit.outcome.status import RunState, judge, run_state
 from jobkit.paths import RunPaths
+from jobkit.processes import pid_namespace
 from jobkit.spec.runspec import RunSpec
 from support.fake_study import FakeRun
 
@@ -187,6 +188,9 @@ def test_a_pid_that_was_given_out_again_is_another_process(
     assert start is not None
     assert is_alive(job_of(sleeper, pid_start=start - 1)) is False
     assert is_alive(job_of(sleeper, host="elsewhere")) is None
+    assert is_alive(job_of(sleeper, pid_ns=pid_namespace())) is True
+    # A container may have the host's name: its processes have other numbers here, or none.
+    assert is_alive(job_of(sleeper, pid_ns="pid:[1]")) is None
     assert is_alive(None) is False
     assert is_alive({"launcher": "slurm", "pid": None}) is None
 

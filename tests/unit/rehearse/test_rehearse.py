@@ -6,13 +6,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from jobkit.errors import NotStarted
 from jobkit.metric.reader import read_file
+from jobkit.outcome.status import RunState
 from jobkit.rehearse import cli
 from jobkit.rehearse.growth import exponent, faster, files_of, table, timed
+from support.fake_study import make_plan
 from support.place import ROOT
 
 STAND_IN = [sys.executable, "-m", "jobkit.rehearse.standin"]
@@ -79,6 +82,20 @@ def test_a_step_that_fails_says_its_last_line(tmp_path: Path) -> None:
     with pytest.raises(NotStarted, match="failed: no such size"):
         timed([sys.executable, "-c", code, "run"], log)
     assert files_of(tmp_path) == (1, pytest.approx(log.stat().st_size / 2**20))
+
+
+def test_a_job_that_gets_no_place_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = make_plan("s", strategies=("ddp",), gpus=(1,), repeats=1)
+    moments, ended = iter(range(0, 10**6, 300)), []
+    fake = SimpleNamespace(monotonic=lambda: next(moments), sleep=lambda _: None)
+    state = RunState(status="pending", reason="Slurm job 7: Resources")
+    looks = SimpleNamespace(look=lambda: dict.fromkeys(plan.runs, state))
+    monkeypatch.setattr(cli, "time", fake)
+    monkeypatch.setattr(cli, "States", lambda _: looks)
+    monkeypatch.setattr(cli, "timed", lambda words, _: ended.append(words[-2:]))
+    with pytest.raises(NotStarted, match="has not started for 1200 s: Slurm job 7: Resources"):
+        cli.wait(plan)
+    assert ended == [["cancel", "s"]]
 
 
 def _environment(run: Path, rank: int) -> dict[str, str]:

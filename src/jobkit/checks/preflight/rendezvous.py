@@ -100,8 +100,10 @@ class Rendezvous:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection until it ends, or breaks the rules."""
-        # Cancelled: the process ends, and asyncio would print that it was.
-        with contextlib.suppress(OSError, ValueError, TimeoutError, asyncio.CancelledError):
+        # Cancelled: the process ends, and asyncio would print that it was. Before Python 3.11
+        # asyncio's TimeoutError is no builtin one.
+        ends = (OSError, ValueError, asyncio.TimeoutError, asyncio.CancelledError)
+        with contextlib.suppress(*ends):
             hello = _decoded(await asyncio.wait_for(reader.readline(), _HELLO_S))
             if hello.get("hello") == _proof(self._token, "rank") and self._valid("hello", hello):
                 self._members.add(writer)

@@ -11,10 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from jobkit.launch.follow.progress import Progress, duration, progress
-from jobkit.launch.launcher import Launch
+from jobkit.launch.launcher import Launch, pause_s
 from jobkit.outcome.status import FINAL, RunState
 
-_POLL_S, _LONGEST_PAUSE_S = 0.4, 10.0
+_POLL_S = 0.4
 _COLOURS = {"ok": "green", "running": "cyan", "pending": "dim", "cancelled": "yellow"}
 _RECENT = 8  # ended runs that the live table still shows
 
@@ -55,10 +55,7 @@ class View:
         """Read the states of all runs; return whether one still waits or runs."""
         begin = time.monotonic()
         active = self._read()
-        # Of thousands of runs a look takes a second: a login node has other users. One that
-        # submits jobs takes longer, and says nothing of the next.
-        took = time.monotonic() - begin
-        self._pause_s = min(max(_POLL_S, 5 * took), _LONGEST_PAUSE_S)
+        self._pause_s = pause_s(time.monotonic() - begin, _POLL_S)
         for note in self.launch.notes[self._said :]:
             self.console.print(Text(f"note: {note}", style="yellow"), soft_wrap=True)
         self._said = len(self.launch.notes)

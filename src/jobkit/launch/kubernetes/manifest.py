@@ -23,7 +23,7 @@ _START = 'exec bash "$(python -m jobkit --prefix)/run.sh" "$@"'
 # run.sh ends what is left of the ranks this long before the container is killed.
 _LAST_S = 15
 # The pods wait so long for each other: images are pulled, and a pod that failed is started again
-# up to 6 minutes later. A node that has waited in vain ends with 1, a failure that counts.
+# up to 6 minutes later. A node that has waited in vain ends with 1, which the Job counts.
 _START_S = 900
 
 
@@ -37,19 +37,25 @@ def object_name(study: str, run_id: str) -> str:
 
 
 def manifests(
-    name: str, run_dir: str, spec: PlannedRun, options: KubernetesOptions, restarts: int
+    name: str,
+    run_dir: str,
+    spec: PlannedRun,
+    options: KubernetesOptions,
+    restarts: int,
+    energy: str = "",
 ) -> list[dict[str, Any]]:
     """The documents of one run.
 
     name: of its objects. run_dir: its folder, relative to the volume. restarts: of all its pods
-    together, after a failure.
+    together, after a failure. energy: JOBKIT_ENERGY, the counters that the ranks may read.
     """
     if options.kind == "trainjob":
-        return [_train_job(name, run_dir, spec, options)]
+        return [_train_job(name, run_dir, spec, options, energy)]
     subdomain = name
     first = f"{name}-0.{subdomain}" if options.kind == "job" else f"{name}-{_NODE}-0-0.{subdomain}"
     rank = "$(JOB_COMPLETION_INDEX)"
-    pod = _pod(options, _container(spec, options, _words(run_dir, spec, options, rank, first)))
+    words = _words(run_dir, spec, options, rank, first)
+    pod = _pod(options, _container(spec, options, words, energy))
     if options.kind == "jobset":
         return [_job_set(name, spec, options, pod, restarts)]
     names = {"subdomain": subdomain} if spec.nodes > 1 else {}
@@ -128,11 +134,11 @@ def _job_set(
 
 
 def _train_job(
-    name: str, run_dir: str, spec: PlannedRun, options: KubernetesOptions
+    name: str, run_dir: str, spec: PlannedRun, options: KubernetesOptions, energy: str
 ) -> dict[str, Any]:
     """A TrainJob on the runtime torch-distributed, which names the ranks' places itself."""
     words = _words(run_dir, spec, options, "$(PET_NODE_RANK)", "$(PET_MASTER_ADDR)")
-    box = _container(spec, options, words)
+    box = _container(spec, options, words, energy)
     pod = _pod(options, {"name": _NODE})
     patch = {
         "name": _NODE,
@@ -218,7 +224,9 @@ def _pod(options: KubernetesOptions, container: dict[str, Any]) -> dict[str, Any
     }
 
 
-def _container(spec: PlannedRun, options: KubernetesOptions, words: list[str]) -> dict[str, Any]:
+def _container(
+    spec: PlannedRun, options: KubernetesOptions, words: list[str], energy: str
+) -> dict[str, Any]:
     memory = {"memory": options.pod_memory}
     without = options.gpu_resource == "none" or spec.planned_device == "cpu"
     gpus = {} if without else {options.gpu_resource: str(spec.ranks_per_node)}
@@ -227,6 +235,7 @@ def _container(spec: PlannedRun, options: KubernetesOptions, words: list[str]) -
     env = {"HOME": "/tmp", "USER": "jobkit", "JOBKIT_LOGS": MOUNT}
     # JOBKIT_POD: an end by TERM is an eviction, and the exit code tells of the checkpoint.
     env |= {"JOBKIT_DATA_DIR": f"{MOUNT}/jobkit-data", "JOBKIT_POD": "1"}
+    env |= {"JOBKIT_ENERGY": energy} if energy else {}
     return {
         "name": "train",
         "image": options.image,

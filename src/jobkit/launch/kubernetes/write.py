@@ -1,9 +1,11 @@
 """`run_benchmarks.py --to kubernetes`: one manifest per run, in the study's folder."""
 
+import os
 from pathlib import Path
 
 import yaml
 
+from jobkit.energy import check_counters
 from jobkit.errors import Exit, UsageError
 from jobkit.launch.command import leave_spec
 from jobkit.launch.kubernetes.manifest import manifests, object_name
@@ -23,6 +25,7 @@ def to_kubernetes(
     """Write the manifest of each run, or print them all; return the exit code."""
     refuse_slurms(request)
     refuse_logs(plan.paths)
+    check_counters(os.environ)  # the pods get it
     if options.kind == "trainjob" and request.max_restarts is not None:
         raise UsageError(
             "--max-restarts: a TrainJob takes it from its runtime: leave it out, or take --kind job"
@@ -74,7 +77,8 @@ def text(plan: Plan, run_id: str, options: KubernetesOptions, request: LaunchReq
     restarts = MAX_RESTARTS if request.max_restarts is None else request.max_restarts
     name = object_name(plan.study.name, run_id)
     on_volume = str(run.relative_to(plan.paths.folder.parent))
-    documents = manifests(name, on_volume, spec, options, restarts)
+    energy = os.environ.get("JOBKIT_ENERGY", "")
+    documents = manifests(name, on_volume, spec, options, restarts, energy)
     return yaml.safe_dump_all(documents, sort_keys=False, width=100)
 
 

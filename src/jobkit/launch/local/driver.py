@@ -33,6 +33,7 @@ from jobkit.launch.task import GRACE_S, ORDER_KEY, adopt_orphans, end_descendant
 from jobkit.outcome.liveness import process_start
 from jobkit.paths import StudyPaths, write_json
 from jobkit.permissions import next_folder, own_folder
+from jobkit.processes import pid_namespace
 from jobkit.spec.plan import Plan
 
 _POLL_S = 0.1
@@ -121,6 +122,7 @@ def announced(order: Order) -> Iterator[None]:
         "v": 1,
         "pid": os.getpid(),
         "pid_start": process_start(os.getpid()),
+        "pid_ns": pid_namespace(),
         "host": socket.gethostname(),
         "started": time.time(),
         # What starts a run leaves it in job.json: clocks may jump, and no time tells which

@@ -71,7 +71,7 @@ def start(
     # Between sbatch and the record of the job's id a signal would leave unknown jobs behind.
     unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     after, notes = None, []
-    left: tuple[str, ...] = ()
+    left = wanted.later
     try:
         try:
             masters = submit.submit(wanted, full)

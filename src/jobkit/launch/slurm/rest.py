@@ -1,18 +1,22 @@
 """Submits what Slurm did not take at first, as jobs end: a study may be larger than its limit."""
 
+import contextlib
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from jobkit.errors import UsageError
+from jobkit.files import read_text
 from jobkit.launch import lock
 from jobkit.launch.request import LaunchRequest
 from jobkit.launch.site import Site
-from jobkit.launch.slurm import options
+from jobkit.launch.slurm import commands, options
 from jobkit.launch.slurm.jobs import SlurmRuns, start
-from jobkit.launch.slurm.submit import at_limit
+from jobkit.launch.slurm.submit import may_pass, no_answer
 from jobkit.launch.states import States, hold_places
 from jobkit.outcome.facts import read_job
+from jobkit.outcome.join import job_ids
 from jobkit.outcome.status import UNDER_WAY
 from jobkit.permissions import closed_to_others
 from jobkit.spec.plan import Plan
@@ -37,13 +41,20 @@ class Rest:
         # Runs of the study that waited or ran after Slurm last took some: below it, a place may be
         # free. Before, it is not known how many places there are.
         self._active: float = math.inf
+        # How many more are tried than that: one after a try of which Slurm took all, and twice as
+        # many after the next. Whatever is tried and refused is cut down to one, call by call.
+        self._more = 0
         self._pause_s, self._tried = AGAIN_S, -math.inf
         self._seen: float = math.inf  # how many waited or ran at the last try
         self._ended: float | None = None  # since when no run of the study waits or runs
+        self._unknown = False  # a call got no answer: its jobs may exist
+        self._cancelled = _stamp(plan)
 
-    def submit(self, run_ids: Sequence[str], states: States) -> str:
-        """Submit the runs, or as many as Slurm takes; return a note of what failed."""
-        wanted = options.submission(self._plan, run_ids, self._site, self._request)
+    def submit(self, run_ids: Sequence[str], states: States, most: int | None = None) -> str:
+        """Submit the runs, at most so many, or as many as Slurm takes; return what failed."""
+        wanted = options.submission(self._plan, run_ids[:most], self._site, self._request)
+        later_ids = () if most is None else tuple(run_ids[most:])
+        wanted = replace(wanted, later=later_ids)
         active = [r for r, state in states.found.items() if state.status in UNDER_WAY]
         jobs = {states.jobs[r].job_id.split("_")[0] for r in active if r in states.jobs}
         full = hold_places(self._plan, states.found)
@@ -53,6 +64,8 @@ class Rest:
         self.runs = self.runs.and_later(later) if self.runs else later
         self.left = later.left
         self._starts = {run_id: self._start(run_id) for run_id in self.left}
+        self._unknown = no_answer(note)
+        self._more = 0 if len(self.left) > len(later_ids) else max(1, 2 * self._more)
         if taken := {*run_ids} - {*self.left}:
             self._taken |= taken
             self._active = len(active) + len(taken)
@@ -69,7 +82,7 @@ class Rest:
         active = sum(state.status in UNDER_WAY for state in states.found.values())
         if active < self._seen:
             self._pause_s = AGAIN_S
-        if now < self._tried + self._pause_s or (active and active >= self._active):
+        if now < self._tried + self._pause_s or (active and active >= self._active + self._more):
             return ""
         self._tried, self._seen = now, active
         self._ended = None if active else self._ended or now
@@ -77,8 +90,8 @@ class Rest:
             note = self._submit_left(states)
         except UsageError as error:
             note = f"{before} runs are not submitted: {error}"
-            # After any other failure, as where Slurm did not answer, a job may exist all the same.
-            if not (isinstance(error, lock.Busy) or at_limit(error)):
+            self._unknown |= no_answer(error)
+            if not (isinstance(error, lock.Busy) or may_pass(error)):
                 self.left = ()
         more = len(self._taken) - taken
         self._pause_s = AGAIN_S if more else min(2 * self._pause_s, AGAIN_AT_LAST_S)
@@ -106,18 +119,50 @@ class Rest:
                 for r in self.left
                 if found[r].status not in ("ok", *UNDER_WAY) and self._start(r) == self._starts[r]
             ]
-            if not waiting or any(_cancelled(run_id, states) for run_id in self._watched):
-                self.left = ()
+            why = ""
+            if any(_cancelled(run_id, states) for run_id in self._watched):
                 why = "others were cancelled"
+            elif _stamp(self._plan) != self._cancelled:
+                why = "the study was cancelled"
+            elif waiting and self._unknown and (lost := self._lost_jobs()):
+                why = (
+                    f"Slurm did not answer, and job {lost[0]} may be of them: cancel it, try again"
+                )
+            if why or not waiting:
+                self.left = ()
                 return f"{len(waiting)} runs are not submitted: {why}" if waiting else ""
-            note = self.submit(waiting, states)
+            active = sum(found[r].status in UNDER_WAY for r in found)
+            places = self._active + self._more - active
+            most = len(waiting) if math.isinf(places) else max(1, int(places))
+            note = self.submit(waiting, states, most)
             states.forget(waiting)
         return note
+
+    def _lost_jobs(self) -> list[str]:
+        """Jobs of the study's name that nobody noted: sbatch got no answer of them.
+
+        Raises UsageError where Slurm does not answer this either.
+        """
+        words = ["squeue", "-h", "--user", commands.user_name(), "--name", self._plan.study.name]
+        shown = commands.call([*words, "-o", "%F"])
+        if shown.returncode:
+            raise UsageError("Slurm did not answer 'squeue'")
+        noted = job_ids(self._plan.paths.run(run_id) for run_id in self._plan.runs)
+        known = {job_id.split("_")[0] for job_id in noted}
+        known.update(self.runs.masters if self.runs else ())
+        return sorted({*shown.stdout.split()} - known)
 
     def _start(self, run_id: str) -> tuple[object, object]:
         """What tells the newest start of a run from others."""
         job = read_job(self._plan.paths.run(run_id)) or {}
         return job.get("job_id"), job.get("started")
+
+
+def _stamp(plan: Plan) -> str:
+    """What `jobkit cancel` left in the study's folder, another text at each call; "" if nothing."""
+    with contextlib.suppress(OSError, ValueError):
+        return read_text(plan.paths.cancelled)
+    return ""
 
 
 def _cancelled(run_id: str, states: States) -> bool:

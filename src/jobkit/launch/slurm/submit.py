@@ -1,5 +1,6 @@
 """Submits the runs of a study to Slurm through submitit."""
 
+import contextlib
 import os
 import re
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 from submitit import Job
 
 from jobkit.errors import UsageError
+from jobkit.files import read_text
 from jobkit.launch.command import job_command, leave_spec
 from jobkit.launch.slurm import commands
 from jobkit.launch.slurm.executor import Executor
@@ -30,6 +32,8 @@ _TRAINING_ONLY |= {"gpus-per-task", "time", "exclusive", "nodelist", "exclude", 
 
 
 _LIMIT = re.compile(r"job submit limit|MaxSubmit", re.IGNORECASE)
+_AWAY = re.compile(r"Unable to contact|Connection refused")
+_NO_ANSWER = re.compile(r"Socket timed out|did not answer '")
 
 
 class CollectRefused(Exception):
@@ -37,9 +41,9 @@ class CollectRefused(Exception):
 
 
 class LimitReached(Exception):
-    """Some arrays are submitted, and no more may wait at one time.
+    """Some arrays are submitted, and no more may wait at one time, or Slurm does not answer.
 
-    Slurm gives the same reason for a job that is too large, which another try would not mend.
+    Slurm gives the first reason also for a job that is too large, which no other try would mend.
     """
 
     def __init__(self, masters: list[str], left: tuple[str, ...], reason: object) -> None:
@@ -50,6 +54,16 @@ class LimitReached(Exception):
 def at_limit(error: UsageError) -> bool:
     """Whether Slurm refused because no more jobs may be submitted now (or for a job's size)."""
     return _LIMIT.search(str(error)) is not None
+
+
+def no_answer(error: object) -> bool:
+    """Whether Slurm's controller gave no answer in time: a job may exist all the same."""
+    return _NO_ANSWER.search(str(error)) is not None
+
+
+def may_pass(error: UsageError) -> bool:
+    """Whether a later try may succeed: the limit was reached, or the controller not."""
+    return at_limit(error) or no_answer(error) or _AWAY.search(str(error)) is not None
 
 
 def script(batch: Batch, folder: Path, at_once: int | None, whole: bool = False) -> str:
@@ -63,15 +77,22 @@ def check(submission: Submission, full: bool = False) -> None:
     full: jobs of the study may have all places, so that a refusal for want of one says nothing.
     """
     for batch in submission.batches:
-        folder = next_folder(submission.study.submitit)
-        # One run: how many of an array are taken at one time, submit finds.
-        one = batch if submission.whole else replace(batch, run_ids=batch.run_ids[:1])
-        text = script(one, folder, submission.at_once, submission.whole)
         try:
-            commands.check(text, batch.options)
+            _check(submission, batch)
         except UsageError as error:
-            if not (full and at_limit(error)):
+            if not at_limit(error):
                 raise
+            try:  # one run: how many of an array are taken at one time, submit finds
+                _check(submission, replace(batch, run_ids=batch.run_ids[:1]))
+            except UsageError as of_one:
+                if not (full and at_limit(of_one)):
+                    raise
+
+
+def _check(submission: Submission, batch: Batch) -> None:
+    folder = next_folder(submission.study.submitit)
+    text = script(batch, folder, submission.at_once, submission.whole)
+    commands.check(text, batch.options)
 
 
 def submit(submission: Submission, full: bool = False) -> list[str]:
@@ -79,7 +100,8 @@ def submit(submission: Submission, full: bool = False) -> list[str]:
 
     One sbatch per array; an array that is larger than the number of jobs that may be submitted is
     cut. Raises LimitReached where the cluster takes no more jobs after the first array (full: or
-    not even that), and UsageError for any other refusal: then what was submitted is cancelled.
+    not even that), or does not answer after it, and UsageError for any other refusal: then what
+    was submitted is cancelled.
     """
     study = submission.study
     folder = own_folder(next_folder(own_folder(study.submitit)))
@@ -96,9 +118,9 @@ def submit(submission: Submission, full: bool = False) -> list[str]:
             if limit and (half := len(batch.run_ids) // 2) and not submission.whole:
                 parts = (batch.run_ids[:half], batch.run_ids[half:])
                 waiting[:0] = [replace(batch, run_ids=part) for part in parts]
-            elif limit and (masters or full):
+            elif (limit and full) or (masters and may_pass(error)):
                 left = tuple(r for b in (batch, *waiting) for r in b.run_ids)
-                raise LimitReached(masters, left, error) from None
+                raise LimitReached(masters, left + submission.later, error) from None
             elif masters:
                 commands.cancel(masters)
                 raise UsageError(f"{error}; jobs {', '.join(masters)} were cancelled") from None
@@ -109,10 +131,14 @@ def submit(submission: Submission, full: bool = False) -> list[str]:
 
 def _prepare(submission: Submission, run_ids: Sequence[str]) -> None:
     """Write what the job of each run reads as it starts."""
+    text = submission.site.shell()
     for run_id in run_ids:
-        paths = submission.study.run(run_id)
+        paths, kept = submission.study.run(run_id), ""
         paths.folder.mkdir(exist_ok=True)
-        write_whole(paths.site, submission.site.shell())
+        with contextlib.suppress(OSError, ValueError):
+            kept = read_text(paths.site)
+        if text != kept:  # a try may be one of many: each write waits for the disk
+            write_whole(paths.site, text)
         leave_spec(submission.study, run_id, submission.plan.runs[run_id])
 
 

@@ -1,0 +1,130 @@
+"""The runs of a drill: the reference, then one for each fault, concurrently where that is safe."""
+
+import secrets
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from jobkit.drill.fault import FaultCase
+from jobkit.drill.fault_run import FaultRun, Halted
+from jobkit.drill.faults import NODE_FAULTS, WIDE
+from jobkit.drill.place import Place
+from jobkit.drill.possible import impossible
+from jobkit.drill.program import Program
+from jobkit.drill.row import Row
+from jobkit.drill.slurm import SlurmPlace
+from jobkit.errors import UsageError
+from jobkit.paths import RunPaths, StudyPaths
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+REFERENCE = "reference"
+
+
+def check_any(whys: Mapping[str, str]) -> None:
+    """Raise UsageError where no fault can be injected. whys: by fault why not, or empty."""
+    if all(whys.values()):
+        said = "; ".join(f"{name}: {why}" for name, why in whys.items())
+        raise UsageError(f"no fault can be injected here: {said}")
+
+
+class Drill:
+    """The runs of a drill."""
+
+    def __init__(
+        self,
+        place: Place,
+        study: StudyPaths,
+        program: Program,
+        patience_s: float,
+        console: "Console",
+        halted: threading.Event,
+    ) -> None:
+        self.place, self.study, self.console = place, study, console
+        self.program, self.patience_s, self.halted, self.bytes = program, patience_s, halted, 0
+        self.token = secrets.token_hex(6)
+
+    def run(self, faults: Sequence[FaultCase]) -> list[Row]:
+        """Run the reference, then a run for each fault; return their rows, in order."""
+        own = self.program.impossible
+        whys = {fault.name: own(fault) or impossible(self.place, fault) for fault in faults}
+        check_any(whys)
+        self.console.print(f"{REFERENCE}: the run without a fault, as the reference")
+        reference = self._reference()
+        todo = []
+        for fault in faults:
+            try:
+                if not whys[fault.name]:
+                    found = self.program.limited(fault, reference.paths, reference.started.took_s)
+                    todo.append(found)
+            except UsageError as error:
+                whys[fault.name] = str(error)
+        check_any(whys)
+        futures = self._in_lanes(todo)
+        rows = [
+            Row(fault=fault.name, note=f"not possible here: {whys[fault.name]}")
+            if whys[fault.name]
+            else futures[fault.name].result()
+            for fault in faults
+        ]
+        return self.program.compared(rows, self.study.folder / REFERENCE)
+
+    def _reference(self) -> FaultRun:
+        plain = FaultCase(name=REFERENCE, text="", first=("ok",), kind="")
+        reference = self._fault_run(plain)
+        row = reference.run_reference()
+        if row.final_status != "ok":
+            why = f" ({row.evidence})" if row.evidence else ""
+            raise UsageError(f"the run without a fault failed{why}: see {reference.paths.log}")
+        self.bytes = self.program.check_reference(reference.paths, reference.started.took_s)
+        return reference
+
+    def _in_lanes(self, faults: Sequence[FaultCase]) -> dict[str, "Future[Row]"]:
+        """Run the independent faults concurrently, the others one by one; return the futures."""
+        found: dict[str, Future[Row]] = {}
+        lanes = {"shared": 1}
+        if isinstance(self.place, SlurmPlace):
+            # Those that hit a node wait for Slurm to notice, most of their time.
+            cluster = self.place.cluster
+            wide = cluster and len(cluster.nodes) >= WIDE
+            lanes = {"shared": 2, "slow": 1, "nodes": len(NODE_FAULTS) if wide else 1}
+        pools = {lane: ThreadPoolExecutor(n) for lane, n in lanes.items()}
+        for fault in faults:
+            if fault.lane in pools:
+                found[fault.name] = pools[fault.lane].submit(self._one, fault)
+        for pool in pools.values():
+            pool.shutdown()
+        for fault in faults:
+            if fault.name not in found:
+                with ThreadPoolExecutor(1) as alone:
+                    found[fault.name] = alone.submit(self._one, fault)
+        return found
+
+    def _one(self, fault: FaultCase) -> Row:
+        if self.halted.is_set():
+            return Row(fault=fault.name, note="not injected: the drill was interrupted")
+        try:
+            row = self._fault_run(fault).run()
+        except Halted:
+            return Row(fault=fault.name, note="the drill was interrupted")
+        self.console.print(
+            f"{fault.name}: {row.first_status}, then {row.final_status}"
+            + (f" ({row.note})" if row.note else ""),
+            soft_wrap=True,
+        )
+        return row
+
+    def _fault_run(self, fault: FaultCase) -> FaultRun:
+        return FaultRun(
+            fault=fault,
+            place=self.place,
+            paths=RunPaths(self.study.folder.absolute() / fault.name),
+            program=self.program,
+            mark=f"{self.token}-{fault.name}",
+            patience_s=self.patience_s,
+            checkpoint_bytes=self.bytes,
+            say=lambda text: self.console.print(text, soft_wrap=True),
+            halted=self.halted,
+        )
