@@ -210,7 +210,10 @@ def published(families: bool = False) -> pd.DataFrame:
             fitted = {n: [table.rates[n]] for n in sizes[:count]}
             held = {n: table.rates[n] for n in sizes[count:]}
             facts |= {"last": sizes[count - 1]}
-            rows += [facts | r for r in _predicted(fitted, held, table.per_node, priors)]
+            for row in _predicted(fitted, held, table.per_node, priors):
+                leaves = facts["last"] <= (table.per_node or 0) < row["n"]
+                boundary = "first node boundary beyond" if leaves else "none beyond"
+                rows.append(facts | row | {"boundary": boundary})
     return pd.DataFrame(rows)
 
 
@@ -319,6 +322,7 @@ def main() -> None:
     if args.only in (None, "published"):
         found = published()
         print(*summary(found), "", sep="\n")
+        print(*summary(found, "boundary"), "", sep="\n")
         print(*summary(found.assign(all="published"), "all"), "", sep="\n", flush=True)
     if args.only in (None, "families"):
         print(*node_losses(published_tables()), "", sep="\n")

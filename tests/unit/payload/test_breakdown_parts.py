@@ -125,9 +125,9 @@ def test_a_slow_rank_is_told_from_others_that_are_slow_in_turn(seed: int) -> Non
     made = iterations(
         ranks=4, count=40, slow=lambda rank, i: 0.05 if rank == 3 else 0.1 * (rank == who[i])
     )
-    found = factors(record(made))
-    assert found.load_balance == pytest.approx(137.5 / 150, abs=0.03)
-    assert found.random_balance == pytest.approx(150 / 200, abs=0.03)
+    found = record(made)
+    assert found["useful_max_s"] == pytest.approx(COMPUTE + 0.05 + STEP, rel=0.03)
+    assert factors(found).random_balance == pytest.approx(150 / 200, abs=0.03)
 
 
 def test_one_slow_rank_of_many_is_found_and_one_slow_iteration_is_not() -> None:
