@@ -69,8 +69,8 @@ class Stopper(threading.Thread):
         done = set[Path]()
         while not self.over.wait(0.2):
             for spec in self.folder.glob("*/spec.json"):
-                run, size = spec.parent, json.loads(spec.read_text())
-                ranks = size["nodes"] * size["ranks_per_node"]
+                run, size = spec.parent, json.loads(spec.read_text())["spec"]
+                ranks = size.get("nodes", 1) * size.get("ranks_per_node", 1)
                 if run not in done and len(list(run.glob("ready-*"))) == ranks:
                     done.add(run)
                     self.stop(run)
