@@ -21,8 +21,8 @@ SOURCES = {
     "accelerate": "measured by the adapter for Accelerate",
     "metric lines": "read from [METRIC] lines",
 }
-FIGURES = ("time_per_epoch", "throughput")  # of each study with a rate
-OF_SIZES = ("speed_up", "efficiency")  # where a series has two sizes
+FIGURES = ("time_per_epoch",)  # of each study with a rate
+OF_SIZES = ("throughput", "speed_up", "efficiency")  # where a series has two sizes
 
 
 @dataclass
