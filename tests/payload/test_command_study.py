@@ -15,6 +15,8 @@ from jobkit.launch.states import states
 from jobkit.outcome.status import RunState
 from jobkit.spec.plan import Plan
 from support.place import ROOT
+from support.report_truth import untrue
+from support.training_programs import METERED
 
 PROGRAM = """
 import json, os, pathlib, sys, time
@@ -116,6 +118,29 @@ def test_torchrun_starts_the_ranks_of_a_command(program: Path, env: dict[str, st
     (run_id,) = plan.runs
     folder = plan.paths.run(run_id).folder
     assert [json.loads((folder / f"rank-{r}").read_text()) for r in (0, 1)] == [["a b"]] * 2
+
+
+def test_a_program_with_the_meter_comes_to_a_true_report_off_slurm(
+    env: dict[str, str], tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(METERED)
+    command = ["--name", "m", "--gpus", "1", "2", "--", sys.executable, str(script)]
+    done = bench(env, *command)
+    assert done.returncode == 0, done.stdout + done.stderr
+    folder = Path(env["JOBKIT_LOGS"]) / "m"
+    plot = {**env, "JOBKIT_PYTHON": sys.executable}
+    done = subprocess.run(
+        [str(ROOT / "plot_results.sh"), str(folder)], env=plot, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert untrue(folder) == []
+    with (folder / "scaling.csv").open() as stream:
+        rows = list(csv.DictReader(stream))
+    assert [(row["world_size"], row["time_of"]) for row in rows] == [("1", "epoch"), ("2", "epoch")]
+    # 320 samples in batches of 4 on each rank: 80 steps of one rank, 40 of two.
+    steps = [float(row["time_s"]) / float(row["step_time_s"]) for row in rows]
+    assert steps == pytest.approx([80, 40])
 
 
 def test_cancel_ends_a_command(program: Path, env: dict[str, str]) -> None:

@@ -71,6 +71,7 @@ METERED = (
     .replace("for epoch", 'meter.start(unit="samples")\nfor epoch')
     .replace("in loader", "in meter.batches(loader)")
     .replace("        optimizer.step()", "        optimizer.step(); meter.step(work=len(x))")
+    .replace("meter.step(work=len(x))", "meter.step(work=len(x))\n    meter.epoch(epoch)")
     .replace("dist.barrier()", "meter.end(); dist.barrier()")
 )
 

@@ -208,7 +208,7 @@ def test_options_and_commands_in_the_text_exist(page: Path) -> None:
     text = prose(page.read_text())
     named = {w for code in re.findall(r"`([^`]+)`", text) for w in code.split() if w[:2] == "--"}
     known = {"--", *OWN, *OF_OTHERS, "--prefix"}
-    known |= {"--rounds", "--studies", "--only", "--keep"}  # of benchmarks
+    known |= {"--rounds", "--studies", "--only", "--keep", "--launchers"}  # of benchmarks
     parsers = [of_command(name) for name in COMMANDS if name != "verify"]  # it imports torch
     for parser in (*parsers, parser_of(*RUN_SH), parser_of(*MINICLUSTER)):
         known |= options(parser)

@@ -1,22 +1,24 @@
-"""Ends one job of run.sh alone: what its folder's name, which run.sh gave it, says it is.
+"""Ends one job of run.sh alone: its newest start, which run.sh noted in the folder's job.json.
 
-No launcher wrote down who runs it. A folder job-17 is that of Slurm job 17, if run.sh noted there
-the submit time, name and folder that Slurm says of job 17 now; run-20260102-030405-678 is that of
-process 678, which then existed.
+Slurm job 17 is that of a folder, if run.sh noted there the submit time, name and folder that Slurm
+says of job 17 now. Without a job.json the folder's name says who runs it: job-17 is that of Slurm
+job 17, run-20260102-030405-678 that of process 678, which then existed.
 """
 
 import contextlib
 import os
 import re
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from jobkit.errors import UsageError
 from jobkit.files import read_text
 from jobkit.launch.slurm import commands
 from jobkit.launch.slurm.own import check_id
-from jobkit.paths import RunPaths, logs_root
-from jobkit.processes import end_process, since_boot_s
+from jobkit.paths import RunPaths, logs_root, read_json
+from jobkit.processes import end_process, is_alive, since_boot_s
 from jobkit.spec.studies import is_run
 
 _LATE_S = 2.0  # the folder's name has whole seconds, and is given after the process's start
@@ -41,6 +43,9 @@ def cancel_single(folder: Path) -> str:
     name = folder.absolute().name
     if (owner := folder.stat().st_uid) != os.geteuid():
         raise UsageError(f"{folder} belongs to user id {owner}: only its owner ends its job")
+    noted = read_json(RunPaths(folder).job) or {}
+    if noted.get("launcher") == "run.sh" and (said := _end_newest(folder, noted)):
+        return said
     if found := re.fullmatch(r"job-([0-9]{1,12})", name):
         return _end_job(folder, found[1])
     if found := re.fullmatch(r"run-([0-9]{8}-[0-9]{6})-([0-9]{1,9})", name):
@@ -48,16 +53,33 @@ def cancel_single(folder: Path) -> str:
         with contextlib.suppress(ValueError, OverflowError):  # no time of any day
             begun = time.mktime(time.strptime(found[1], "%Y%m%d-%H%M%S"))
         if begun is not None:
-            return _end_process(int(found[2]), begun)
+            return _end_process(int(found[2]), _began_at(begun))
     raise UsageError(
         f"{name}: a folder that --run-dir named does not say whose it is; end its job with "
         "scancel, or with Ctrl-C where it was started"
     )
 
 
+def _end_newest(folder: Path, noted: Mapping[str, Any]) -> str:
+    """End the start that job.json tells of, which may have resumed the run; empty if of none."""
+    job_id, pid, host = noted.get("job_id"), noted.get("pid"), noted.get("host")
+    if isinstance(job_id, str) and re.fullmatch(r"[0-9]{1,12}(_[0-9]{1,12})?", job_id):
+        if noted.get("shared") is True and folder.absolute().name != f"job-{job_id}":
+            raise UsageError(
+                f"{folder.name} was resumed inside Slurm job {job_id}, which may do other work "
+                f"too: nothing was cancelled; to end all of it: scancel {job_id}"
+            )
+        return _end_job(folder, job_id)
+    if type(pid) is not int or pid <= 0:
+        return ""
+    if is_alive(noted) is None:
+        raise UsageError(f"{folder.name} was started on {host}, as process {pid}: end it there")
+    return _end_process(pid, lambda start: start == noted.get("pid_start"))
+
+
 def _end_job(folder: Path, job_id: str) -> str:
     """Ask Slurm to end a job of this user's; an element of an array without the others."""
-    rows = [row for row in _queued(job_id) if row[0] == job_id and len(row) == 4]
+    rows = [row for row in _queued(job_id) if job_id in row[:2] and len(row) == 4]
     if not rows:
         return f"job {job_id}: Slurm has no such job that is running or pending"
     _, name, uid, says = rows[0]
@@ -95,12 +117,14 @@ def _is_of(folder: Path, name: str, says: str) -> bool:
     return re.search(r" Restarts=[1-9]", shown) is not None
 
 
-def _end_process(pid: int, begun: float) -> str:
-    """End run.sh, which hands it on to its ranks, and wait for its end."""
+def _end_process(pid: int, is_of: Callable[[int], bool]) -> str:
+    """End run.sh, which hands it on to its ranks, and wait for its end.
+
+    is_of: whether a start, in ticks since the boot, may be that of the process that is meant.
+    """
 
     def is_run_sh(start: int, words: list[bytes]) -> bool:
-        late = time.time() - since_boot_s(start) - begun
-        return -_EARLY_S <= late <= _LATE_S and any(
+        return is_of(start) and any(
             word == b"run.sh" or word.endswith(b"/run.sh") for word in words
         )
 
@@ -113,3 +137,12 @@ def _end_process(pid: int, begun: float) -> str:
         ) from None
     said = "it was ended" if ended else "it is not running on this machine"
     return f"process {pid}: {said}"
+
+
+def _began_at(begun: float) -> Callable[[int], bool]:
+    """Whether a process may have given a folder the name that has this time, in Unix seconds."""
+
+    def may_have(start: int) -> bool:
+        return -_EARLY_S <= time.time() - since_boot_s(start) - begun <= _LATE_S
+
+    return may_have

@@ -96,8 +96,8 @@ KINDS: dict[str, dict[str, str]] = {
         "data_wait_s": "part of wall_s spent waiting for batches; null: not measured",
         "paused_s": "evaluation, checkpoints and other work between the steps, not in wall_s",
         "epoch": "the epoch, as the program numbers it; null: not known",
-        "step_p50_s": "median of the steps' times; absent on a GPU, where steps are issued "
-        "asynchronously, so that only the sum over a window is known",
+        "step_p50_s": "median of the steps' times; on a GPU by events on its stream, of the steps "
+        "without a pause or an evaluation before them",
         "step_p95_s": "95th percentile of the steps' times, likewise",
         "step_p99_s": "99th percentile of the steps' times, likewise",
         "step_max_s": "longest time of a step, likewise",

@@ -4,7 +4,7 @@ import ast
 from pathlib import Path
 
 # Each needs those before it.
-PARTS = ("lines", "process", "counters", "sampling", "windows", "stop", "meter")
+PARTS = ("lines", "process", "counters", "sampling", "step_times", "windows", "stop", "meter")
 
 
 def source() -> str:

@@ -1,6 +1,5 @@
 """The measurement of one process: its steps in windows, each a record."""
 
-import math
 import os
 import sys
 import time
@@ -12,6 +11,7 @@ from typing import Any
 from jobkit.program.lines import Record, Writer, as_number, same_unit
 from jobkit.program.process import guarded, machine, on_gpu, place, synchronised_s, warn
 from jobkit.program.sampling import Sampler, watch
+from jobkit.program.step_times import StepEvents, percentiles
 
 WARMUP_STEPS = 5
 WINDOW_S = 10.0  # a window lasts about this long at most, if its steps are shorter
@@ -65,6 +65,7 @@ class Meter:
         self._pauses: float | None = None
         self._over: float | None = None  # the steps before a pause were done
         self._data: float | None = None  # seconds of waiting in the window; None: not measured
+        self._events = StepEvents()
         self._clear()
 
     def _clear(self) -> None:
@@ -120,6 +121,7 @@ class Meter:
     def exclude(self, begin: float, end: float) -> None:
         """Take a stretch since the last step out of the time, by two readings of the clock."""
         lost = max(0.0, end - max(begin, self._last))
+        self._events.cut()
         self._paused += lost
         self._last += lost
         if self._begin is not None:
@@ -145,6 +147,7 @@ class Meter:
         now = self._pauses or time.perf_counter()
         self._over = None
         self.steps += 1
+        self._events.after_step(whole=self._begin is not None)
         if self._begin is None:
             self._begin = self._last = now
             return
@@ -176,9 +179,8 @@ class Meter:
         if self._waits is not None:  # the rest belongs to the next window
             self.waited(now - self._waits)
             self._waits = now
-        wall, times = now - self._begin, sorted(self._times)
-        host = {f"step_p{p}_s": times[math.ceil(p / 100 * len(times)) - 1] for p in (50, 95, 99)}
-        host["step_max_s"] = times[-1]
+        wall, times = now - self._begin, self._times
+        on_device = self._events.times_s()
         self._write(
             "window",
             step=self.steps,
@@ -188,12 +190,12 @@ class Meter:
             data_wait_s=self._data,
             paused_s=self._paused,
             epoch=self._epoch,
-            **({} if on_gpu() else host),  # issued there, and done later
+            **percentiles(on_device if on_gpu() else times),
             warmup=self.steps <= self._warmup,
             values={k: as_number(v) for k, v in self._values.items()},
         )
         warm = self.steps <= self._warmup  # its mean has the start-up in it
-        self._every = spacing(times[0] if warm else wall / len(times), self.steps)
+        self._every = spacing(min(times) if warm else wall / len(times), self.steps)
         self._begin = self._last = now
         self._clear()
 

@@ -1,6 +1,7 @@
 """`cancel` of one job of run.sh alone: the job or process that its folder is named after."""
 
 import os
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from jobkit.launch import cancel_single as own
 from jobkit.launch.cancel import main
 from jobkit.launch.slurm import commands
 from jobkit.paths import logs_root, write_json
+from jobkit.processes import process_start
 
 SAYS = "2026-01-02T03:04:05|train|/home/x|y"
 
@@ -150,6 +152,45 @@ def test_a_process_that_is_no_run_sh_is_left_alone(capsys: pytest.CaptureFixture
         assert "it is not running" in capsys.readouterr().out
         assert other.poll() is None
         other.kill()
+
+
+def newest(name: str, **noted: object) -> Path:
+    """A run's folder, in which run.sh noted who runs its newest start."""
+    folder = job(name)
+    write_json(folder / "job.json", {"v": 1, "launcher": "run.sh", **noted})
+    return folder
+
+
+@pytest.mark.parametrize("later", [0, 1])
+def test_a_resumed_run_of_this_machine_is_ended_by_its_folder_s_name(
+    process: "subprocess.Popen[bytes]", later: int
+) -> None:
+    """Not one that has the number of its process since."""
+    start = process_start(process.pid)
+    assert start is not None
+    newest(
+        "run-20260102-030405-1", job_id=None, pid=process.pid, pid_start=start + later,
+        host=socket.gethostname(),
+    )  # fmt: skip
+    assert main(["run-20260102-030405-1"]) == 0
+    assert (process.poll() is None) == bool(later)
+
+
+def test_a_run_that_another_host_resumed_is_left_to_it(capsys: pytest.CaptureFixture[str]) -> None:
+    newest("run-20260102-030405-1", job_id=None, pid=os.getpid(), pid_start=1, host="elsewhere")
+    assert main(["run-20260102-030405-1"]) == 2
+    assert "started on elsewhere" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_job_that_resumed_a_run_is_ended_unless_it_does_other_work(
+    slurm: list[list[str]], capsys: pytest.CaptureFixture[str], shared: bool
+) -> None:
+    newest("job-5", job_id="15_1", shared=shared, pid=1)
+    assert main(["job-5"]) == (2 if shared else 0)
+    ended = [words for words in slurm if words[0] == "scancel"]
+    assert ended[-1:] == ([] if shared else [["scancel", "15_1"]])
+    assert ("scancel 15_1" in capsys.readouterr().err) == shared
 
 
 def test_of_another_user_nothing_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,26 +1,132 @@
-"""On a GPU a step's time on the host is that of its issue: windows have no percentiles there."""
+"""On a GPU a step's time on the host is that of its issue: events on the stream say its own."""
 
 import json
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from jobkit.program import windows
 
 
-@pytest.mark.parametrize("gpu", [False, True])
-def test_percentiles_are_of_the_cpu_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpu: bool
+class FakeDevice:
+    """Stands for torch.cuda: a clock that goes on only where a test says so."""
+
+    def __init__(self) -> None:
+        self.now_s, self.capturing, self.broken, self.waits = 0.0, False, False, 0
+
+    def is_available(self) -> bool:
+        return True
+
+    is_initialized = is_available
+
+    def is_current_stream_capturing(self) -> bool:
+        return self.capturing
+
+    def synchronize(self) -> None:
+        self.waits += 1
+
+    def get_device_name(self) -> str:
+        return "Fake"
+
+    def device_count(self) -> int:
+        return 0
+
+    def Event(self, enable_timing: bool) -> "FakeEvent":
+        assert enable_timing
+        return FakeEvent(self)
+
+
+class FakeEvent:
+    """Stands for torch.cuda.Event."""
+
+    def __init__(self, device: FakeDevice) -> None:
+        self._device, self.at_s = device, 0.0
+
+    def record(self) -> None:
+        self.at_s = self._device.now_s
+
+    def elapsed_time(self, end: "FakeEvent") -> float:
+        """In milliseconds."""
+        if self._device.broken:
+            raise RuntimeError("Both events must be completed before calculating elapsed time.")
+        return 1e3 * (end.at_s - self.at_s)
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
+    fake = FakeDevice()
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=fake, __version__="0"))
+    return fake
+
+
+@pytest.fixture
+def meter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> windows.Meter:
+    monkeypatch.setattr(windows, "watch", lambda *_: None)  # the machine is not sampled
+    env = {"JOBKIT_RUN_DIR": str(tmp_path), "JOBKIT_METER": "0", "WORLD_SIZE": "1"}
+    made = windows.Meter("images", None, 2, "meter", None, env)
+    made.begin(0.0)
+    return made
+
+
+def step(meter: windows.Meter, device: FakeDevice, seconds: float) -> None:
+    device.now_s += seconds
+    meter.step(8, {})
+
+
+def window(tmp_path: Path) -> dict[str, object]:
+    """The last window that was written."""
+    lines = (tmp_path / "metrics" / "0.jsonl").read_text().splitlines()
+    return [r for r in map(json.loads, lines) if r["kind"] == "window"][-1]
+
+
+def test_percentiles_are_those_of_the_gpu(
+    tmp_path: Path, meter: windows.Meter, device: FakeDevice
 ) -> None:
-    monkeypatch.setattr(windows, "on_gpu", lambda: gpu)
-    env = {"JOBKIT_RUN_DIR": str(tmp_path), "JOBKIT_METER": "0"}
-    meter = windows.Meter("images", None, 0, "meter", None, env)
-    meter.begin(0.0)
-    for _ in range(3):
+    for seconds in (9.0, 9.0, *[2.0] * 18, 5.0, 3.0):
+        step(meter, device, seconds)
+    waits = device.waits
+    meter.close()
+    found = window(tmp_path)
+    assert found["steps"] == 20 and not found["warmup"]
+    names = ("step_p50_s", "step_p95_s", "step_p99_s", "step_max_s")
+    assert [found[name] for name in names] == pytest.approx([2.0, 3.0, 5.0, 5.0])
+    assert device.waits == waits + 1, "only the end of a window waits for the GPU"
+
+
+def test_a_pause_and_a_graph_capture_are_no_steps(
+    tmp_path: Path, meter: windows.Meter, device: FakeDevice
+) -> None:
+    for seconds in (1.0, 1.0, 2.0):
+        step(meter, device, seconds)
+    meter.pause()
+    device.now_s += 100.0
+    meter.resume()
+    for seconds in (1.0, 2.0):
+        step(meter, device, seconds)
+    device.capturing = True
+    step(meter, device, 50.0)
+    device.capturing = False
+    for seconds in (50.0, 2.0):
+        step(meter, device, seconds)
+    meter.close()
+    found = window(tmp_path)
+    assert (found["steps"], found["step_p50_s"], found["step_max_s"]) == (6, 2.0, 2.0)
+
+
+def test_events_that_cannot_be_read_end_nothing(
+    tmp_path: Path, meter: windows.Meter, device: FakeDevice
+) -> None:
+    device.broken = True
+    for _ in range(4):
+        step(meter, device, 1.0)
+    meter.close()
+    assert meter.on and window(tmp_path)["steps"] == 2 and "step_p50_s" not in window(tmp_path)
+
+
+def test_without_a_gpu_the_times_are_the_host_s(tmp_path: Path, meter: windows.Meter) -> None:
+    for _ in range(4):
         meter.step(8, {})
     meter.end("ok", "")
-    lines = (tmp_path / "metrics" / "0.jsonl").read_text().splitlines()
-    found = [r for r in map(json.loads, lines) if r["kind"] == "window"]
-    assert sum(r["steps"] for r in found) == 3
-    names = ("step_p50_s", "step_p95_s", "step_p99_s", "step_max_s")
-    assert {name in r for r in found for name in names} == {not gpu}
+    assert "step_p50_s" in window(tmp_path)

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from statistics import median, median_low
 from typing import Any
 
+from jobkit.analysis.collect.epoch_time import epoch_time
 from jobkit.analysis.collect.measured import speed_row
 from jobkit.analysis.collect.records import RunRecords
 from jobkit.analysis.collect.steps import Observed
@@ -89,7 +90,8 @@ def result_row(
         "lines_rejected": sum(r.count for r in records.rejects),
         "records_lost": records.lost,
     }
-    return row | speed_row(observed, _speed(records.epochs, row.get("train_samples")), row)
+    speed = speed_row(observed, _speed(records.epochs, row.get("train_samples")), row)
+    return row | epoch_time(observed, records, speed) | speed
 
 
 def _where(start: Record) -> Row:

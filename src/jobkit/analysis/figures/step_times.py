@@ -28,7 +28,7 @@ _SHOWN = {
 def step_figure(results: Results) -> Figure | None:
     """A line for each series and percentile, medians over the repeats that are ok.
 
-    None where no run has single steps, as on a GPU.
+    None where no run has single steps.
     """
     runs = results.runs[results.runs["status"] == "ok"]
     known = runs.dropna(subset=["world_size", *_SHOWN])

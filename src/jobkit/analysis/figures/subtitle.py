@@ -15,10 +15,16 @@ def subtitle(results: Results, spread: str = "median and range", shown: str = ""
 
     spread: what is drawn of repeats. shown: what is drawn in place of it.
     """
+    texts = shared_settings(results, spread, shown)
+    return "\n".join(textwrap.fill(text, _WIDTH) for text in texts)
+
+
+def shared_settings(results: Results, spread: str, shown: str = "") -> list[str]:
+    """The same as at most two lines of any length."""
     runs = results.runs
     lines = ([_devices(runs), *_settings(runs)], [_batch(runs), shown or _repeats(runs, spread)])
     texts = (" | ".join(part for part in line if part) for line in lines)
-    return "\n".join(textwrap.fill(text, _WIDTH) for text in texts if text)
+    return [text for text in texts if text]
 
 
 def _one(runs: pd.DataFrame, name: str) -> str:

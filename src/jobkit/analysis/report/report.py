@@ -17,7 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from jobkit.analysis.collect.results import Results
 from jobkit.analysis.figures.draw import FIGURES
 from jobkit.analysis.figures.drawing import unit
-from jobkit.analysis.figures.subtitle import subtitle
+from jobkit.analysis.figures.subtitle import shared_settings
 from jobkit.analysis.findings.breakdowns import efficiency_table, size_breakdowns
 from jobkit.analysis.findings.forecast import LAW, Forecast, forecast_table, not_forecast
 from jobkit.analysis.findings.forecast import forecasts as fitted
@@ -88,7 +88,7 @@ def _html(
     )
     return environment.get_template(_TEMPLATE).render(
         study=results.name,
-        under=subtitle(results, "median").replace("\n", " | "),
+        under=" | ".join(shared_settings(results, "median")),
         verdict=verdict(results, unit(results), least, forecasts),
         proposal=table,
         efficiencies=efficiency_table(size_breakdowns(results), unit(results)),

@@ -16,7 +16,7 @@ from jobkit.analysis.findings.disturbed import shared_nodes
 from jobkit.analysis.findings.repeats import measured_once
 from jobkit.analysis.findings.threads import thread_lines
 from jobkit.analysis.scaling.scaling import older
-from jobkit.analysis.scaling.sizes import EPOCH, Size
+from jobkit.analysis.scaling.sizes import EPOCH, IMAGES, Size
 from jobkit.analysis.tables.comparable import mixed
 from jobkit.analysis.tables.text import NONE, RANKS, rounded, say, say_accuracy
 
@@ -99,7 +99,7 @@ def _table(found: Sequence[Size]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("series", overflow="fold")
     of = dict.fromkeys(s.time_of for s in found)
-    own = [s for s in found if s.time_of != EPOCH]
+    own = [s for s in found if s.time_of != EPOCH or s.throughput_unit != IMAGES]
     for head in (*_HEADS, *(["throughput"] if own else [])):
         text = head.format(" or ".join(of) or EPOCH)
         table.add_column(text, justify="right", no_wrap=True)

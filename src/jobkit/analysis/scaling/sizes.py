@@ -18,6 +18,7 @@ from jobkit.spec.runspec import STRATEGIES
 IMAGES = "images/s"  # the unit of a training on images, which is jobkit's own
 EPOCH = "epoch"
 _OF_RUNS = {"runs": "run", "shares": "one rank's share of a run"}
+_SAME_EPOCH = 1.05  # an epoch of more work than another's by this factor is not the same
 _KEYS = ["series", "nodes", "ranks_per_node"]
 _FACTS = ("strategy", "scaling", "world_size", "global_batch_size", "batch_size_per_rank")
 
@@ -53,6 +54,7 @@ class Size:
     peak_memory_mib: float | None  # median, then every repeat
     peaks_memory_mib: tuple[float, ...]
     val_accuracy: float | None
+    step_time_s: float | None = None  # median, of one optimizer step
     # Compared with the smallest size of the series that was measured.
     baseline: str | None = None
     base_world_size: int | None = None
@@ -88,7 +90,7 @@ class Size:
 
 _OF_RUN: tuple[str, ...] = ("run_id", "status", "devices", "train_samples", "throughput_unit")
 _OF_RUN += ("throughput", "images_per_s", "time_per_epoch_s", "peak_memory_mib", "val_accuracy")
-_OF_RUN += ("joules_per_work", "joules_of")
+_OF_RUN += ("joules_per_work", "joules_of", "step_time_s")
 
 
 def sizes(runs: pd.DataFrame) -> list[Size]:
@@ -111,6 +113,8 @@ def _size(rows: list[Row]) -> Size:
     )
     scopes = {row["joules_of"] for row in ok}
     alike = len(scopes) == 1 and None not in scopes
+    # The work of an epoch: as the run said it, else as its rate and its time say.
+    work = [] if samples else _products(ok, "throughput", "time_per_epoch_s")
     return Size(
         joules_per_work=_median(_values(ok, "joules_per_work")) if alike else None,
         joules_of=scopes.pop() if alike else None,
@@ -125,12 +129,13 @@ def _size(rows: list[Row]) -> Size:
         throughput=_median(rates),
         rates=tuple(rates),
         time_of=EPOCH,
-        time_amount=float(samples[0]) if samples else None,
+        time_amount=float(samples[0]) if samples else _median(work),
         time_s=_median(times),
         times_s=tuple(times),
         peak_memory_mib=_median(peaks),
         peaks_memory_mib=tuple(peaks),
         val_accuracy=_median(_values(ok, "val_accuracy")),
+        step_time_s=_median(_values(ok, "step_time_s")),
     )
 
 
@@ -156,7 +161,7 @@ def _with_times(found: list[Size]) -> list[Size]:
     made = []
     for size in found:
         alike = [s for s in found if s.throughput_unit == size.throughput_unit]
-        if any(s.times_s for s in alike):
+        if _share_an_epoch(alike):
             made.append(size)
             continue
         amount, name = _work(
@@ -167,6 +172,18 @@ def _with_times(found: list[Size]) -> list[Size]:
             replace(size, time_of=name, time_amount=amount, times_s=times, time_s=_median(times))
         )
     return made
+
+
+def _share_an_epoch(alike: list[Size]) -> bool:
+    """Whether the time of an epoch compares sizes of one unit: it is of the same work in all.
+
+    jobkit's own training says the samples of an epoch. Data that grow with the ranks make a longer
+    epoch, whose time says nothing of the scaling.
+    """
+    if any(s.train_samples for s in alike):
+        return any(s.times_s for s in alike)
+    amounts = [s.time_amount or 0.0 for s in alike if s.rates]
+    return 0 < max(amounts, default=0) <= _SAME_EPOCH * min(amounts, default=0)
 
 
 def _work(unit: str, fastest: float) -> tuple[float, str]:
@@ -220,6 +237,11 @@ def _order(size: Size) -> tuple[Any, ...]:
 
 def _values(rows: Iterable[Row], name: str) -> list[float]:
     return [float(row[name]) for row in rows if row[name] is not None]
+
+
+def _products(rows: Iterable[Row], one: str, other: str) -> list[float]:
+    pairs = ((row[one], row[other]) for row in rows)
+    return [float(a) * float(b) for a, b in pairs if a is not None and b is not None]
 
 
 def _median(values: Iterable[float]) -> float | None:

@@ -48,7 +48,9 @@ SCALING = (
         NUMBER,
         "the same per GPU (CPU: per process): images_per_s / devices",
     ),
-    *_with_interval("time_per_epoch", "train_samples / images_per_s", "_s"),
+    *_with_interval(
+        "time_per_epoch", "time_s where time_of is epoch: the work of an epoch / throughput", "_s"
+    ),
     *_with_interval(
         "speed_up",
         "throughput / throughput of the baseline (weak scaling: the scaled speed-up)",
@@ -109,6 +111,7 @@ SCALING = (
         NUMBER,
         "energy_kwh x epochs_to_accuracy: with start-up left out; empty where time_of is no epoch",
     ),
+    Column("step_time_s", NUMBER, "time of one optimizer step: median of successful repeats"),
 )
 
 _FORECAST = "end of the 95 % prediction interval of one more run"

@@ -58,7 +58,10 @@ _MEASURED = (
         "without the first epoch of an attempt if there are others",
     ),
     Column(
-        "time_per_epoch_s", NUMBER, "training time of one whole epoch: train_samples / images_per_s"
+        "time_per_epoch_s",
+        NUMBER,
+        "training time of one whole epoch: train_samples / images_per_s; of a program that says "
+        "where its epochs end: an epoch's steps x step_time_s",
     ),
     Column("time_per_epoch_min_s", NUMBER, "the same for the fastest of these epochs"),
     Column("time_per_epoch_max_s", NUMBER, "the same for the slowest of these epochs"),
@@ -103,8 +106,8 @@ _STEPS = (
     Column(
         "step_p50_s",
         NUMBER,
-        "median time of a step; of windows: the median of theirs, by steps; empty on a GPU, where "
-        "only the sum over a window is known",
+        "median time of a step; of windows: the median of theirs, by steps; on a GPU by events on "
+        "its stream",
     ),
     Column("step_p95_s", NUMBER, "95th percentile of the time of a step, likewise"),
     Column("step_p99_s", NUMBER, "99th percentile of the time of a step, likewise"),

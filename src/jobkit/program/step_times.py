@@ -1,0 +1,56 @@
+"""The times of single steps in a window: of the host's clock, or of events on a GPU."""
+
+import contextlib
+import math
+import sys
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+
+def percentiles(times: Sequence[float]) -> dict[str, float]:
+    """Percentiles of some steps' times, as a window has them; empty without a step."""
+    ordered = sorted(times)
+    if not ordered:
+        return {}
+    found = {f"step_p{p}_s": ordered[math.ceil(p / 100 * len(ordered)) - 1] for p in (50, 95, 99)}
+    return {**found, "step_max_s": ordered[-1]}
+
+
+class StepEvents:
+    """An event after each step's work on the GPU, where a step on the host is only its issue.
+
+    Nothing waits for the GPU: the events are read when a window ends, which synchronises anyway.
+    """
+
+    def __init__(self) -> None:
+        self._events: list[Any] = []  # None: between its neighbours lies more than a step
+
+    def after_step(self, whole: bool = True) -> None:
+        """A step has been issued; does nothing in a program without a GPU.
+
+        whole: its begin was seen.
+        """
+        cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
+        if cuda is None or not cuda.is_initialized():
+            return
+        if not whole:
+            self.cut()
+        event = None
+        if not cuda.is_current_stream_capturing():
+            event = cuda.Event(enable_timing=True)
+            event.record()
+        self._events.append(event)
+
+    def cut(self) -> None:
+        """The time until the next step is not that of a step."""
+        self._events.append(None)
+
+    def times_s(self) -> list[float]:
+        """Seconds of the steps since the last call; none where their events cannot be compared."""
+        events, self._events = self._events, self._events[-1:]
+        # Of two devices, or not done, as where another rank's crash left the GPU waiting.
+        with contextlib.suppress(RuntimeError, ValueError):
+            pairs = [(a, b) for a, b in pairwise(events) if a is not None and b is not None]
+            return [begin.elapsed_time(end) / 1e3 for begin, end in pairs]
+        return []
