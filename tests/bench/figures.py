@@ -6,12 +6,16 @@ from typing import Any, NamedTuple
 
 
 class Figure(NamedTuple):
-    """A figure that a benchmark prints: its name, the pattern of its number, what is better."""
+    """A figure that a benchmark prints: its name, the pattern of its number, what is better.
+
+    better: more, less, or neither. slack: a loss of so much, in the figure's unit, counts as none.
+    """
 
     bench: str
     name: str
     pattern: str
     better: str = "less"
+    slack: float = 0.0
 
 
 _NUMBER = r"([+-]?[\d,.]+)"
@@ -45,6 +49,43 @@ FIGURES = (
     Figure("claims", "false alarms, %", rf"^\| all made up \|(?:[^|]*\|){{6}} {_NUMBER}%"),
     Figure("claims", "missed, %", rf"^\| all made up \|(?:[^|]*\|){{7}} {_NUMBER}%"),
 )
+_FIRST, _NEXT = r"(?:[^|]*\|)", r"[^|]*\|"
+FIGURES += (
+    Figure("check_ranks", "check of 2 ranks, ms", rf"check {_NUMBER} ms"),
+    *(
+        Figure("formats", f"{way} / default", rf"^cnn fp32 {way} +\d+ +{_NUMBER}", "neither")
+        for way in ("contiguous", "compile")
+    ),
+    *(
+        Figure("truth", f"published, to 2x: {what}, %", rf"^\| published \| to 2x {where}", better)
+        for what, where, better in (
+            ("held", rf"\|(?: \d+ \|)?{_NEXT} {_NUMBER}%", "more"),
+            ("error", rf"\|(?: \d+ \|)?{_NEXT}{_NEXT} {_NUMBER}%", "less"),
+        )
+    ),
+    *(
+        Figure("truth", f"3 repeats: {what}, %", rf"^\| 3 \| lognormal \|{skip} {_NUMBER}%", "more")
+        for what, skip in (("rate held", _NEXT), ("10 % told apart", _FIRST + "{5}"))
+    ),
+    *(
+        Figure("rehearse", name, rf"^\| {name} \|{_FIRST}{{3}} {_NUMBER} \|")
+        for name in ("job, files", "one rank, calls", "collect, calls", "report, calls")
+    ),
+    Figure("wide", "32 ranks: MiB of a rank", rf"^\| 32 \| {_NUMBER} "),
+    Figure("wide", "32 ranks: start, s", rf"^\| 32 \|{_NEXT} {_NUMBER} "),
+    *(
+        Figure("inference", f"{way}, 64 images, ms", rf"^\| {line} \| 1 \|{_NEXT} {_NUMBER} ")
+        for way in ("eager", "ONNX Runtime", "AOTInductor, C++")
+        for line in (re.escape(way),)
+    ),
+    *(
+        Figure(
+            "step_model", f"{way}: 8 ranks off by, %",
+            rf"{way}: fitted to 1, 2, 4 ranks, 8 .*: [+-]?([\d.]+)%", slack=10,
+        )
+        for way in ("ddp", "fsdp")
+    ),
+)  # fmt: skip
 BENCHES = tuple(dict.fromkeys(figure.bench for figure in FIGURES))
 
 
@@ -64,15 +105,16 @@ def changes(
 
     tolerance: a share of the kept figure, 0.1 for 10 %.
     """
-    better = {f"{figure.bench}: {figure.name}": figure.better for figure in FIGURES}
+    figures = {f"{figure.bench}: {figure.name}": figure for figure in FIGURES}
     for name, value in now.items():
-        last = kept.get(name)
-        if last is None:
-            yield name, value, None, False
-        elif better[name] == "more":
-            yield name, value, last, value < last * (1 - tolerance)
+        last, figure = kept.get(name), figures[name]
+        if last is None or figure.better == "neither":
+            lost = False
+        elif figure.better == "more":
+            lost = value < last * (1 - tolerance) - figure.slack
         else:
-            yield name, value, last, value > last * (1 + tolerance)
+            lost = value > last * (1 + tolerance) + figure.slack
+        yield name, value, last, lost
 
 
 def key_of(machine: dict[str, Any]) -> str:

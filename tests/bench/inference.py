@@ -1,10 +1,11 @@
 """A trained model's inference: eager, torch.compile, AOTInductor from C++, ONNX Runtime.
 
-    python tests/bench/inference.py RUN [--rounds 3] [--infer build/infer]
+    python tests/bench/inference.py [RUN] [--rounds 3] [--infer build/infer]
 
-RUN: a run's folder with a checkpoint; RUN/export/aoti and RUN/export/onnx are made where they are
-absent, and hpc/inference is built where --infer names no program. The ways alternate in every
-round; a time is the best of all iterations, with their median: other load makes times longer.
+RUN: a run's folder with a checkpoint; without it the default CNN is trained for a few steps.
+RUN/export/aoti and RUN/export/onnx are made where they are absent, and hpc/inference is built where
+--infer names no program. The ways alternate in every round; a time is the best of all iterations,
+with their median: other load makes times longer.
 """
 
 import argparse
@@ -82,6 +83,15 @@ def measure(run: Path, infer: Path, threads: int, rounds: int) -> Times:
     return found
 
 
+def trained(folder: Path) -> Path:
+    """A run of the default CNN with a checkpoint."""
+    words = ["--run-dir", folder, "--strategy", "single", "--device", "cpu", "--epochs", "1"]
+    words += ["--dataset", "synthetic", "--train-samples", "1024", "--test-samples", "64"]
+    words += ["--checkpoint-every", "epoch", "--breakdown-iterations", "0", "--data-dir"]
+    subprocess.check_call(["bash", "run.sh", *words, folder.parent], cwd=ROOT, env=ENV, stdout=-3)
+    return folder
+
+
 def prepare(run: Path, infer: Path | None, place: Path) -> Path:
     """Export and build what is absent; return the program."""
     for to in ("aoti", "onnx"):
@@ -99,7 +109,7 @@ def prepare(run: Path, infer: Path | None, place: Path) -> Path:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("run", type=Path)
+    parser.add_argument("run", type=Path, nargs="?")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--infer", type=Path)
     parser.add_argument("--threads", type=int, help="of one process, which starts the others")
@@ -108,11 +118,12 @@ def main() -> None:
         print(json.dumps(measure(args.run, args.infer, args.threads, args.rounds)))
         return
     with tempfile.TemporaryDirectory() as place:
-        infer = prepare(args.run, args.infer, Path(place))
+        run = args.run or trained(Path(place) / "bench" / "run")
+        infer = prepare(run, args.infer, Path(place) / "build")
         print("| ms, best (median) | threads | " + " | ".join(f"batch {n}" for n in BATCHES) + " |")
         print("|---|--:|" + "--:|" * len(BATCHES))
         for threads in THREADS:
-            words = [sys.executable, __file__, args.run, "--rounds", str(args.rounds)]
+            words = [sys.executable, __file__, run, "--rounds", str(args.rounds)]
             words += ["--infer", infer, "--threads", str(threads)]
             env = {**ENV, "OMP_NUM_THREADS": str(threads)}
             found = json.loads(subprocess.check_output(words, env=env, text=True).splitlines()[-1])

@@ -53,10 +53,9 @@ def figures_of(folder: str) -> Figures:
     """The same figures as a peer prints, from our run's records."""
     lines = Path(folder, "run/metrics/0.jsonl").read_text().splitlines()
     records = {record["kind"]: record for record in map(json.loads, lines)}
-    # The record is written before the first step, whose length is taken from the others.
-    epoch = records["epoch"]
-    first = records["startup"]["total_s"] + BATCH / epoch["images_per_s"]
-    return {"first_step_s": first, "images_per_s": epoch["images_per_s"]}
+    startup = records["startup"]  # the second, of after the first step
+    first = startup["total_s"] + startup["first_step_s"]
+    return {"first_step_s": first, "images_per_s": records["epoch"]["images_per_s"]}
 
 
 def run(way: str, ranks: int, precision: str, steps: int) -> Figures:

@@ -1,7 +1,8 @@
 """A process that trains when it is told to: `worker.py LOOP PRECISION THREADS`.
 
 Loops: plain-0 and plain-2, the recipe of many tutorials (PIL images, torchvision transforms, a
-DataLoader with 0 or 2 workers); payload or payload-STRATEGY, the payload's own loop. Each trains
+DataLoader with 0 or 2 workers); payload or payload-STRATEGY, the payload's own loop, and with
++contiguous, +compile or +resnet18 after it, that setting in place of the default. Each trains
 the same CNN on the same number of images. For each line on standard input it trains once and
 answers with one line: images a second, and the share of the time spent waiting for data. The line
 "nodata" has the payload's loop take one batch that lies ready: in the same process, because two
@@ -21,6 +22,11 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 BATCH, BATCHES = 256, 14
 LR = 0.01
+SETTINGS = {
+    "contiguous": {"channels_last": False},
+    "compile": {"compile": True},
+    "resnet18": {"model": "resnet18"},
+}
 Measure = Callable[[str], tuple[float, float]]
 
 
@@ -89,7 +95,7 @@ def plain(precision: str, workers: int) -> Measure:
     return measure
 
 
-def payload(strategy: str, precision: str, threads: int) -> Measure:
+def payload(strategy: str, precision: str, threads: int, *changed: str) -> Measure:
     """The payload's own loop, with its batches or, told "nodata", with one that lies ready."""
     from jobkit.payload.clock import Stages
     from jobkit.payload.job import RankJob
@@ -102,6 +108,7 @@ def payload(strategy: str, precision: str, threads: int) -> Measure:
         strategy=strategy, dataset="synthetic", train_samples=BATCH * BATCHES, test_samples=10,
         global_batch_size=BATCH, precision=precision, threads=threads, lr=LR,
         warmup_iterations=0,
+        **{name: value for each in changed for name, value in SETTINGS[each].items()},
     )  # fmt: skip
     job = RankJob(spec=spec, place=read_rank_env(), paths=None, dry_run=True)
     trainer = _set_up(job, Reporter(None, 0, 1), Stages(imported_s=0.0))
@@ -122,7 +129,8 @@ def main(loop: str, precision: str, threads: int) -> None:
     if loop.startswith("plain"):
         measure = plain(precision, int(loop.split("-")[1]))
     else:
-        measure = payload(loop.partition("-")[2] or "single", precision, threads)
+        loop, *changed = loop.split("+")
+        measure = payload(loop.partition("-")[2] or "single", precision, threads, *changed)
     measure("")  # warm up
     if "RANK" in os.environ:  # under torchrun: no other rank, so several measures at once
         rates = [measure("")[0] for _ in range(3)]

@@ -75,9 +75,13 @@ def a_study_has_its_energy(cluster: Any, folder: Path) -> None:
     done = cluster.run(*words, sys.executable, str(folder / "loop.py"), cwd=folder, env=env)
     assert done.returncode == 0, done.stdout + done.stderr
     collect = [sys.executable, str(ROOT / "collect_results.py"), "watts"]
-    done = cluster.run(*collect, cwd=folder, env=env)
-    assert done.returncode == 0, done.stdout + done.stderr
-    with (folder / "logs" / "watts" / "results.csv").open() as file:
-        (row,) = csv.DictReader(file)
+    deadline, row = time.monotonic() + 300, {"slurm_energy_j": ""}
+    while not row["slurm_energy_j"]:  # sacct is told a little later
+        assert time.monotonic() < deadline, row
+        done = cluster.run(*collect, cwd=folder, env=env)
+        assert done.returncode == 0, done.stdout + done.stderr
+        with (folder / "logs" / "watts" / "results.csv").open() as file:
+            (row,) = csv.DictReader(file)
+    assert 0 < float(row["slurm_energy_j"]) < 2**31
     assert (row["joules_of"], row["energy_source"]) == ("node", "pm_counters (node)")
     assert float(row["joules_per_work"]) > 0

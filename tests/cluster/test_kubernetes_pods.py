@@ -1,6 +1,7 @@
 """The manifests of a run, played: two pods of two ranks train, one is deleted and replaced."""
 
 import csv
+import json
 import os
 import shutil
 import sys
@@ -62,6 +63,10 @@ def test_a_deleted_pod_is_replaced_and_goes_on(
     finally:
         job.stop()
     assert job.ended == "Complete", job.log()
+    # SIGTERM to one pod: the ranks of both saved and ended, which does not count as a failure.
+    assert sorted(job.codes[:2]) == [(0, 75), (1, 75)] and job.failed == 0, job.log()
+    outcome = json.loads((saved.parent / "attempts" / "0" / "outcome.json").read_text())
+    assert (outcome["status"], outcome["exit_code"]) == ("preempted", 75)
     assert "resum" in job.log()
     # What the first pods printed is enough, as `kubectl logs` would save it.
     run = tmp_path / "logs" / "pods" / manifest.stem

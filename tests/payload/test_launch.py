@@ -118,6 +118,9 @@ def check_records(done: Result) -> None:
     assert startup["compile_s"] is None
     parts = sum(startup[name] for name in ("import_s", "group_s", "data_s", "model_s"))
     assert 0 < parts <= startup["total_s"] < end["total_time_s"]
+    again = done.records("startup")[1]  # after the first step
+    assert startup["first_step_s"] is None and again["total_s"] == startup["total_s"]
+    assert 0 < again["first_step_s"] < end["total_time_s"] - startup["total_s"]
     # 4 steps of 128, of which the first 3 warm up.
     assert (epoch["iterations"], epoch["timed_images"]) == (4, 128)
     assert epoch["images_per_s"] == pytest.approx(128 / epoch["epoch_time_s"])

@@ -77,7 +77,7 @@ class Launch:
         """Whether a run still waits or runs. What Slurm did not take is submitted as jobs end."""
         if self.runs is None:
             return False
-        if self.rest and self.rest.left:
+        if self.rest and self.rest.waits:
             self._states.look()  # at the usual rate: no end is to be made sure of
             note = self.rest.go_on(self._states)
             self.runs = self.rest.runs
@@ -96,7 +96,7 @@ class Launch:
     def cancel(self) -> None:
         """End the runs and wait until none of their processes or jobs is left."""
         if self.rest:
-            self.rest.left = ()
+            self.rest.give_up()
         if self.runs is not None:
             self.runs.cancel()
 

@@ -74,6 +74,10 @@ class Clock:
         if self._windows:
             self._windows.waited(waited_s)
 
+    def own_s(self) -> float:
+        """Seconds since the last restart, without those of an earlier process."""
+        return self.elapsed_s() - self._carried[1]
+
     def stop(self) -> None:
         """End the measurement once the device has done all its work."""
         self._end = self._now()
@@ -141,7 +145,7 @@ class Stages:
     """Seconds that each part of the start-up took."""
 
     def __init__(self, imported_s: float) -> None:
-        self.seconds = {"import_s": imported_s}
+        self.seconds: dict[str, float | None] = {"import_s": imported_s}
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -149,3 +153,8 @@ class Stages:
         start = time.perf_counter()
         yield
         self.seconds[name] = time.perf_counter() - start
+
+    def fields(self, first_s: float | None, compiled: bool) -> dict[str, float | None]:
+        """The fields of the startup record; first_s: the first iteration, None before its end."""
+        now_s, compiling_s = (None, first_s) if compiled else (first_s, None)
+        return {**self.seconds, "compile_s": compiling_s, "first_step_s": now_s}

@@ -218,10 +218,11 @@ def _train(job: RankJob, trainer: Trainer, stages: Stages) -> bool:
     Returns False if the training was stopped early.
     """
 
-    def started(compile_s: float | None) -> None:
-        dist.barrier()
-        seconds = {**stages.seconds, "compile_s": compile_s, "total_s": host.process_age_s()}
-        trainer.report.record("startup", **seconds)
+    def started(first_s: float | None) -> None:
+        if "total_s" not in stages.seconds:
+            dist.barrier()
+            stages.seconds["total_s"] = host.process_age_s()
+        trainer.report.record("startup", **stages.fields(first_s, job.spec.compile))
 
     guard = guarded(job, trainer)
     breakdown = _observers(job, trainer)

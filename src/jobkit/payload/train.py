@@ -86,8 +86,8 @@ class Trainer:
     def train(self, started: Callable[[float | None], None]) -> tuple[float, float]:
         """Train for all steps left; return the final validation loss and accuracy (0 to 1).
 
-        started is called once, when everything is ready: before the first iteration, and with
-        None; but with --compile after it, with the seconds that it took, as it compiles the model.
+        started is called when everything is ready, with None, unless the first iteration compiles
+        the model (--compile), and after the first iteration, with the seconds that it took.
         """
         self.optimizer.register_step_post_hook(self._measure_held)
         warmup = self._warmup(self.progress.position)
@@ -224,8 +224,8 @@ class Trainer:
                 if self.windows:
                     images = sum(map(len, step.micro_batches)) * self.strategy.counts
                     self.windows.step(images, {})
-                if self.spec.compile and not self.begun:
-                    started(self.clock.elapsed_s())
+                if not self.begun:
+                    started(self.clock.own_s())
                 self.begun = True
                 if self.guard:
                     self.guard.edge(self)

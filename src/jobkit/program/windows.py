@@ -213,9 +213,8 @@ class Meter:
     @guarded
     def value(self, name: str, value: Any) -> None:
         """Record a number (rank 0)."""
-        self._write_first(
-            "value", name=name, value=as_number(value), step=self.steps, epoch=self._epoch
-        )
+        step, epoch = self.steps, self._epoch
+        self._write_first("value", name=name, value=as_number(value), step=step, epoch=epoch)
 
     def _open(self, work: float | None) -> None:
         """Open the rank's file and write run_start: at the first step, when the rank is known."""
@@ -246,14 +245,13 @@ class Meter:
 
     def _facts(self) -> Record:
         """What run_start says: where it runs, and what is counted."""
+        stated = {"unit": self._unit, "work_per_step": self._per_step}
+        stated |= {"work_source": self._work_source, "warmup_steps": self._warmup}
         return {
             "source": self._source,
             "world_size": self._world,
             **machine(),
-            "unit": self._unit,
-            "work_per_step": self._per_step,
-            "work_source": self._work_source,
-            "warmup_steps": self._warmup,
+            **stated,
             "job_id": self._environment.get("SLURM_JOB_ID"),
         }
 

@@ -43,7 +43,8 @@ EPILOG = """examples:
 
 The ranks are simulated: small processes without torch that write a rank's records. Their Slurm is
 hpc/minicluster: the one that `hpc/minicluster env` named in this shell, else one made for it. The
-seconds are of this machine, which all nodes share; how they grow is what counts.
+seconds are of this machine, which all nodes share; how they grow is what counts. Calls are those
+that read or write; opens and stats are not counted (strace counts them: docs/clusters.md).
 Exit codes: 0 done; 1 a step failed; 2 wrong usage, or Slurm is not installed;
 129, 130 and 143 stopped.
 """

@@ -6,7 +6,8 @@ from jobkit.analysis.collect.results import Results, collect
 from jobkit.analysis.findings.startup import startup_table
 from support.fake_study import FakeRun, make_plan
 
-PARTS = {"import_s": 2.0, "group_s": 0.5, "data_s": 0.25, "model_s": 0.125, "compile_s": None}
+PARTS = {"import_s": 2.0, "group_s": 0.5, "data_s": 0.25, "model_s": 0.125}
+PARTS |= {"compile_s": None, "first_step_s": 0.75}
 
 
 def study(seconds: dict[int, float], status: str = "ok") -> Results:
@@ -31,7 +32,7 @@ def test_the_parts_are_columns() -> None:
 def test_only_sizes_with_a_long_start_are_in_the_table() -> None:
     """Exactly 10 % is not over 10 %."""
     (row,) = startup_table(study({1: 3.0, 2: 6.0})).rows
-    assert row[1:] == ["2", "20%", "6", "2", "0.5", "0.25", "0.125", "-"]
+    assert row[1:] == ["2", "20%", "6", "2", "0.5", "0.25", "0.125", "-", "0.75"]
 
 
 @pytest.mark.parametrize("status", ["failed", "preempted"])

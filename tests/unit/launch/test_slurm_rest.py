@@ -17,7 +17,7 @@ from jobkit.launch.slurm.rest import Rest
 from jobkit.launch.states import States, hold_places
 from jobkit.paths import write_json
 from support.fake_study import make_plan, whole_run
-from support.limited_slurm import RUNS, Clock, collectors, free, taken
+from support.limited_slurm import RUNS, Clock, collectors, free, job_of, taken
 
 
 def test_an_array_that_is_too_large_is_cut(slurm: Path, started: tuple[Rest, States]) -> None:
@@ -101,7 +101,37 @@ def test_a_collect_job_without_a_place_is_told(slurm: Path, started: tuple[Rest,
     free(slurm, 2)
     said = rest.go_on(states)
     assert said.startswith("2 more runs are submitted; the collect job was not submitted: ")
-    assert rest.left == () and collectors(slurm) == []
+    assert rest.left == () and rest.waits and collectors(slurm) == []
+    whole_run(states.plan, taken(started)[1])
+    states.look()
+    assert rest.go_on(states) == "" and rest.waits  # no place is free yet
+    free(slurm, 1)
+    assert rest.go_on(states) == "job 4 then collects" and not rest.waits
+    active = [run_id for run_id, state in states.look().items() if state.status == "pending"]
+    jobs = sorted({job_of(states, run_id).split("_")[0] for run_id in active})
+    (script,) = collectors(slurm)
+    assert len(active) == 3 and f"--dependency=afterany:{':'.join(jobs)}\n" in script
+    # A refused try leaves no folder: those of the first jobs, of the rest, of the collect job.
+    folders = list(states.plan.paths.submitit.iterdir())
+    assert len(folders) == 3 and all(any(folder.iterdir()) for folder in folders)
+
+
+def test_no_place_for_the_collect_job_is_no_reason_to_wait_forever(
+    slurm: Path, started: tuple[Rest, States], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rest, states = started
+    left = rest.left
+    free(slurm, 2)
+    for run_id in taken(started):
+        whole_run(states.plan, run_id)
+    states.look()
+    assert "collect job was not submitted" in rest.go_on(states)
+    for run_id in left:
+        whole_run(states.plan, run_id)
+    states.look()
+    monkeypatch.setattr(rest_module, "GIVE_UP_S", 0.0)
+    assert "run ./plot_results.sh" in rest.go_on(states)
+    assert not rest.waits and collectors(slurm) == []
 
 
 def test_no_more_is_tried_than_runs_have_ended(slurm: Path, clock: Clock) -> None:

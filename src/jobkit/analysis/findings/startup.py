@@ -31,9 +31,10 @@ def startup_table(results: Results) -> TextTable:
         for row in records(found[found["share"] > LEAST])
     ]
     heads = ["series", "ranks", "share of the run", "start-up (s)"]
-    heads += [f"{part.removesuffix('_s')} (s)" for part in _PARTS]
+    heads += [f"{part.removesuffix('_s').replace('_', ' ')} (s)" for part in _PARTS]
     note = (
-        f"Sizes whose start-up takes more than {LEAST:.0%} of the run, medians over the repeats. "
-        "Longer runs, or an environment unpacked on each node (docs/clusters.md), make it less."
+        f"Sizes whose start-up takes more than {LEAST:.0%} of the run, medians over the repeats; "
+        "the first step comes after it. Longer runs, or an environment unpacked on each node "
+        "(docs/clusters.md), make it less."
     )
     return TextTable(heads, rows, 1, [note])

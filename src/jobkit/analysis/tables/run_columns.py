@@ -70,8 +70,9 @@ _MEASURED = (
     *(
         Column(f"startup_{name}", NUMBER, f"of startup_s: {meaning}")
         for name, meaning in KINDS["startup"].items()
-        if name != "total_s"
+        if name not in ("total_s", "first_step_s")
     ),
+    Column("startup_first_step_s", NUMBER, "the first iteration, which comes after startup_s"),
     Column("total_time_s", NUMBER, "from the start of the process to its end, newest attempt"),
     Column("start_time_s", NUMBER, "Unix time of the first record of the newest attempt"),
     Column("end_time_s", NUMBER, "Unix time of its last record"),

@@ -1,8 +1,9 @@
 """Submits a study's runs to Slurm, and the handle on the jobs."""
 
+import contextlib
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from jobkit.launch.slurm import commands, submit
@@ -24,6 +25,7 @@ class SlurmRuns:
     masters: Sequence[str]
     collect_job: str | None = None
     left: tuple[str, ...] = ()  # runs that Slurm did not take: no more jobs may be submitted now
+    collect_left: bool = False  # nor did it take the collecting one
 
     @property
     def where(self) -> str:
@@ -61,6 +63,16 @@ def _under_way(states: States, fresh: bool = False) -> bool:
     return any(state.status in UNDER_WAY for state in states.look(fresh).values())
 
 
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Between sbatch and the record of the job's id a signal would leave unknown jobs behind."""
+    unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
+
+
 def start(
     wanted: Submission, collect: bool, before: Sequence[str] = (), full: bool = False
 ) -> tuple[SlurmRuns, str]:
@@ -68,22 +80,27 @@ def start(
 
     before: other jobs of the study, for which the collecting one waits too. full: as of submit.
     """
-    # Between sbatch and the record of the job's id a signal would leave unknown jobs behind.
-    unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    after, notes = None, []
-    left = wanted.later
-    try:
+    left, note = wanted.later, ""
+    with _uninterrupted():
         try:
             masters = submit.submit(wanted, full)
         except submit.LimitReached as limit:
-            masters, left = limit.masters, limit.left
-            notes.append(str(limit))
+            masters, left, note = limit.masters, limit.left, str(limit)
+        runs = SlurmRuns(wanted.plan, masters, left=left)
         if collect and not left:  # else the launch that submits the rest submits it too
-            after = submit.submit_collect(wanted, [*before, *masters])
+            runs, note = collect_after(runs, wanted, [*before, *masters])
+    return runs, note
+
+
+def collect_after(
+    runs: SlurmRuns, wanted: Submission, jobs: Sequence[str]
+) -> tuple[SlurmRuns, str]:
+    """Submit the job that collects after these; return the handle with it, or a note of why not."""
+    try:
+        with _uninterrupted():
+            job_id = submit.submit_collect(wanted, jobs)
     except submit.CollectRefused as error:
-        notes.append(
-            f"the collect job was not submitted: {error}; run ./plot_results.sh after the last run"
-        )
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
-    return SlurmRuns(wanted.plan, masters, after, left), "; ".join(notes)
+        note = f"the collect job was not submitted: {error}"
+        left = submit.at_limit(error)
+        return replace(runs, collect_left=left), f"{note}; run ./plot_results.sh after the last run"
+    return replace(runs, collect_job=job_id, collect_left=False), ""

@@ -1,4 +1,7 @@
-"""Submits what Slurm did not take at first, as jobs end: a study may be larger than its limit."""
+"""Submits what Slurm did not take at first, as jobs end: a study may be larger than its limit.
+
+The job that collects counts against the limit too: where it alone was refused, it is tried again.
+"""
 
 import contextlib
 import math
@@ -12,7 +15,7 @@ from jobkit.launch import lock
 from jobkit.launch.request import LaunchRequest
 from jobkit.launch.site import Site
 from jobkit.launch.slurm import commands, options
-from jobkit.launch.slurm.jobs import SlurmRuns, start
+from jobkit.launch.slurm.jobs import SlurmRuns, collect_after, start
 from jobkit.launch.slurm.submit import may_pass, no_answer
 from jobkit.launch.states import States, hold_places
 from jobkit.outcome.facts import read_job
@@ -72,6 +75,17 @@ class Rest:
         self._watched |= taken.union(active)
         return note
 
+    @property
+    def waits(self) -> bool:
+        """Whether Slurm is to be tried again: for runs, or for the job that collects."""
+        return bool(self.left or (self.runs and self.runs.collect_left))
+
+    def give_up(self) -> None:
+        """Try no more."""
+        self.left = ()
+        if self.runs:
+            self.runs = replace(self.runs, collect_left=False)
+
     def go_on(self, states: States) -> str:
         """Submit what is left, if jobs have ended since Slurm took some; return what to tell of it.
 
@@ -86,6 +100,8 @@ class Rest:
             return ""
         self._tried, self._seen = now, active
         self._ended = None if active else self._ended or now
+        if not self.left:
+            return self._collect(states)
         try:
             note = self._submit_left(states)
         except UsageError as error:
@@ -99,9 +115,33 @@ class Rest:
             return f"{more} more runs are submitted, {len(self.left)} are left"
         if more:
             return "; ".join(filter(None, [f"{more} more runs are submitted", note]))
-        if self.left and (self._ended is None or now < self._ended + GIVE_UP_S):
+        if self.left and not self._too_late():
             return ""
         self.left = ()
+        return note
+
+    def _too_late(self) -> bool:
+        return self._ended is not None and self._tried >= self._ended + GIVE_UP_S
+
+    @closed_to_others()
+    def _collect(self, states: States) -> str:
+        """Submit the job that collects; return what to tell of it."""
+        found, note = states.look(fresh=True), ""
+        if self._is_cancelled(states):
+            self.give_up()
+            return ""
+        active = [r for r, state in found.items() if state.status in UNDER_WAY]
+        jobs = sorted({str(self._start(r)[0]).split("_")[0] for r in active})
+        wanted = options.submission(self._plan, sorted(self._taken), self._site, self._request)
+        assert self.runs is not None
+        with contextlib.suppress(lock.Busy), lock.held(self._plan.paths):
+            self.runs, note = collect_after(self.runs, wanted, jobs)
+        if self.runs.collect_job:
+            return f"job {self.runs.collect_job} then collects"
+        self._pause_s = min(2 * self._pause_s, AGAIN_AT_LAST_S)
+        if self.runs.collect_left and not self._too_late():
+            return ""  # that it was refused has been told
+        self.give_up()
         return note
 
     @closed_to_others()
@@ -119,12 +159,8 @@ class Rest:
                 for r in self.left
                 if found[r].status not in ("ok", *UNDER_WAY) and self._start(r) == self._starts[r]
             ]
-            why = ""
-            if any(_cancelled(run_id, states) for run_id in self._watched):
-                why = "others were cancelled"
-            elif _stamp(self._plan) != self._cancelled:
-                why = "the study was cancelled"
-            elif waiting and self._unknown and (lost := self._lost_jobs()):
+            why = self._is_cancelled(states)
+            if not why and waiting and self._unknown and (lost := self._lost_jobs()):
                 why = (
                     f"Slurm did not answer, and job {lost[0]} may be of them: cancel it, try again"
                 )
@@ -137,6 +173,12 @@ class Rest:
             note = self.submit(waiting, states, most)
             states.forget(waiting)
         return note
+
+    def _is_cancelled(self, states: States) -> str:
+        """What was cancelled since this launch began; empty for nothing."""
+        if any(_cancelled(run_id, states) for run_id in self._watched):
+            return "others were cancelled"
+        return "the study was cancelled" if _stamp(self._plan) != self._cancelled else ""
 
     def _lost_jobs(self) -> list[str]:
         """Jobs of the study's name that nobody noted: sbatch got no answer of them.

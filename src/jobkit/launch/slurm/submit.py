@@ -4,7 +4,7 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from jobkit.launch.slurm.options import (
     submitit_parameters,
 )
 from jobkit.launch.task import collect_in_job, run_in_job, sweep_in_job
-from jobkit.paths import REPOSITORY, RunPaths, write_json, write_whole
+from jobkit.paths import REPOSITORY, RunPaths, StudyPaths, write_json, write_whole
 from jobkit.permissions import next_folder, own_folder
 
 # Options of the training jobs that the collecting job does not take over.
@@ -51,7 +51,7 @@ class LimitReached(Exception):
         self.masters, self.left = masters, left
 
 
-def at_limit(error: UsageError) -> bool:
+def at_limit(error: Exception) -> bool:
     """Whether Slurm refused because no more jobs may be submitted now (or for a job's size)."""
     return _LIMIT.search(str(error)) is not None
 
@@ -95,6 +95,17 @@ def _check(submission: Submission, batch: Batch) -> None:
     commands.check(text, batch.options)
 
 
+@contextlib.contextmanager
+def _new_folder(study: StudyPaths) -> Iterator[Path]:
+    """A new folder for submitit's files; it is removed again where Slurm took nothing."""
+    folder = own_folder(next_folder(own_folder(study.submitit)))
+    try:
+        yield folder
+    finally:
+        with contextlib.suppress(OSError):  # it has files
+            folder.rmdir()
+
+
 def submit(submission: Submission, full: bool = False) -> list[str]:
     """Submit everything; return the ids of the arrays (or of the one job).
 
@@ -103,8 +114,11 @@ def submit(submission: Submission, full: bool = False) -> list[str]:
     not even that), or does not answer after it, and UsageError for any other refusal: then what
     was submitted is cancelled.
     """
-    study = submission.study
-    folder = own_folder(next_folder(own_folder(study.submitit)))
+    with _new_folder(submission.study) as folder:
+        return _submit_all(submission, full, folder)
+
+
+def _submit_all(submission: Submission, full: bool, folder: Path) -> list[str]:
     masters: list[str] = []
     waiting, prepared = list(submission.batches), set[str]()
     while waiting:
@@ -189,7 +203,7 @@ def _note(paths: RunPaths, job: "Job[int]", more: Mapping[str, object]) -> None:
 
 
 def submit_collect(submission: Submission, masters: Sequence[str]) -> str:
-    """Submit the job that collects and plots after all others; return its id.
+    """Submit the job that collects and plots after these others, if any; return its id.
 
     Raises CollectRefused where Slurm does not take it.
     """
@@ -200,14 +214,14 @@ def submit_collect(submission: Submission, masters: Sequence[str]) -> str:
         "nodes": "1",
         "ntasks": "1",
         "time": "00:15:00",
-        "dependency": "afterany:" + ":".join(masters),
-        "kill-on-invalid-dep": "yes",
         "output": output_file(study.collect_log),
     }
-    executor = _executor(own_folder(next_folder(study.submitit)), more, None)
+    if masters:
+        more |= {"dependency": "afterany:" + ":".join(masters), "kill-on-invalid-dep": "yes"}
     words = ["bash", str(REPOSITORY / "plot_results.sh"), str(study.folder)]
     try:
-        job = executor.submit(collect_in_job, words)
+        with _new_folder(study) as folder:
+            job = _executor(folder, more, None).submit(collect_in_job, words)
     except UsageError as error:
         raise CollectRefused(str(error)) from None
     write_json(study.collect_job, {"job_id": str(job.job_id)})
