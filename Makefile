@@ -12,8 +12,9 @@ BIN := $(VENV)/bin
 LOCK ?= requirements.lock
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-# Tests at one time: many wait for Slurm or for a process, and leave a core to others. The folders
-# come in order, so that those that wait longest begin first.
+# Tests at one time: many wait for Slurm or for a process, and leave a core to others. So of two
+# workers one begins with the tests of Slurm (tests/conftest.py). The folders come in order, so that
+# files that take long do not come last.
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help

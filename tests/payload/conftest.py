@@ -1,10 +1,12 @@
 """Fixtures of the payload's tests: quick ranks, and real launches."""
 
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,18 @@ from support.rigs import ROOT, RUN_SH, Result, Start, environment, write_images
 @pytest.fixture(scope="session")
 def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("data")
+
+
+@pytest.fixture(scope="session")
+def fork_server() -> None:
+    """The process from which tests fork ranks themselves. Python has one, which imports what it is
+    told by the first who needs it: what others' ranks lack, each of them would import.
+    """
+    own = ["torch._dynamo", "torch.distributed.optim", "jobkit.checks.verify.rank"]
+    own += ["jobkit.payload.strategies.fsdp", "jobkit.payload.strategies.pipeline"]
+    own += ["jobkit.payload.strategies.ddp", "jobkit.checks.comm.rank", "jobkit.exercise.schedule"]
+    multiprocessing.get_context("forkserver").set_forkserver_preload(own)
+    forkserver.ensure_running()
 
 
 @pytest.fixture(scope="session")

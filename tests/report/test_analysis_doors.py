@@ -142,7 +142,28 @@ def test_plot_without_a_finished_epoch_draws_nothing(capsys) -> None:
     assert not (logs() / "empty" / "figures").exists()
 
 
-def test_plot_sh_collects_and_plots_with_what_follows_the_study() -> None:
+def test_plot_sh_wrong_usage() -> None:
+    for words, environ in ((["nope"], {}), (["a", "b"], {}), ([], {"JOBKIT_PYTHON": "/no/python"})):
+        done = plot_sh(*words, **environ)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.count("\n") == 1
+    assert plot_sh("--help").returncode == 0
+
+
+@pytest.fixture
+def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where xdg-open leaves the names of the files that it is given."""
+    opener = tmp_path / "bin" / "xdg-open"
+    opener.parent.mkdir()
+    opener.write_text(
+        f'#!/bin/sh\nmkdir -p {tmp_path}/opened; touch {tmp_path}/opened/"${{1##*/}}"\n'
+    )
+    opener.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{opener.parent}:{os.environ['PATH']}")
+    return tmp_path / "opened"
+
+
+def test_plot_sh_collects_and_plots_with_what_follows_the_study(opened: Path) -> None:
     whole_study("demo", strategies=("ddp",), gpus=(1, 2, 4))
     done = plot_sh("demo", "--forecast", "8")
     assert (done.returncode, done.stderr) == (0, "")
@@ -152,38 +173,16 @@ def test_plot_sh_collects_and_plots_with_what_follows_the_study() -> None:
     assert (logs() / "demo" / "results.csv").exists()
     assert "wrote logs/demo/figures/time_per_epoch.png" in done.stdout
     assert done.stdout.endswith("wrote logs/demo/report.html\n")
+    assert not opened.exists()  # there is no display
 
 
-def test_plot_sh_of_an_incomplete_study_still_plots_and_ends_with_3() -> None:
+def test_plot_sh_of_an_incomplete_study_still_plots_and_ends_with_3(opened: Path) -> None:
+    """And opens the report, as there is a display."""
     half_study()
-    assert plot_sh("half").returncode == 3
+    assert plot_sh("half", DISPLAY=":0").returncode == 3
     assert len(list((logs() / "half" / "figures").iterdir())) == 6
-
-
-def test_plot_sh_wrong_usage() -> None:
-    for words, environ in ((["nope"], {}), (["a", "b"], {}), ([], {"JOBKIT_PYTHON": "/no/python"})):
-        done = plot_sh(*words, **environ)
-        assert (done.returncode, done.stdout) == (2, "")
-        assert done.stderr.count("\n") == 1
-    assert plot_sh("--help").returncode == 0
-
-
-def test_plot_sh_opens_the_report_only_where_there_is_a_display(tmp_path: Path) -> None:
-    whole_study("demo", strategies=("ddp",), gpus=(1,))
-    bin_folder = tmp_path / "bin"
-    bin_folder.mkdir()
-    opener = bin_folder / "xdg-open"
-    opener.write_text(
-        f'#!/bin/sh\nmkdir -p {tmp_path}/opened; touch {tmp_path}/opened/"${{1##*/}}"\n'
-    )
-    opener.chmod(0o755)
-    path = f"{bin_folder}:{os.environ['PATH']}"
-    opened = tmp_path / "opened"
-    plot_sh("demo", PATH=path)
-    assert not opened.exists()
-    plot_sh("demo", PATH=path, DISPLAY=":0")
     expected = {"report.html"}
-    deadline = time.monotonic() + 100  # the script does not wait for what it opens
+    deadline = time.monotonic() + 300  # the script does not wait for what it opens
     while {p.name for p in opened.glob("*")} != expected and time.monotonic() < deadline:
         time.sleep(0.05)
     assert {p.name for p in opened.glob("*")} == expected

@@ -60,9 +60,9 @@ def failing_study() -> None:
             run = whole_run(plan, run_id)
 
 
-def test_every_run_figure_and_verdict_is_there() -> None:
+def test_every_run_figure_and_verdict_is_there_whole_and_the_same_again(tmp_path: Path) -> None:
     failing_study()
-    html = report(figures=True)
+    html = report(forecast=(8, 16), figures=True)
     page, results = Page(html), collect("s", write=False)
     for run in results.runs.to_dict("records"):
         assert run["run_id"] in page.text
@@ -75,6 +75,14 @@ def test_every_run_figure_and_verdict_is_there() -> None:
         assert line in page.text
     for words in ("Some Processor", "torch version 2.11.0", "0" * 40, "epochs planned 3"):
         assert words in page.text
+    # The same logs give the same bytes, and no path of the machine.
+    moved = tmp_path / "elsewhere" / "s"
+    shutil.copytree(logs() / "s", moved)
+    results = collect(moved)
+    found = forecasts(results, (8, 16))
+    write_report(results, draw(results, found).paths, found)
+    assert (moved / "report.html").read_text() == html
+    assert str(tmp_path) not in html
 
 
 def test_nothing_of_a_name_becomes_a_tag(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,18 +106,6 @@ def test_nothing_of_a_name_becomes_a_tag(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "@import" not in html
     markdown = (logs() / "s" / "scaling.md").read_text()
     assert "<script" not in markdown.replace("\\<", "")
-
-
-def test_the_same_logs_give_the_same_bytes_and_no_path_of_the_machine(tmp_path: Path) -> None:
-    failing_study()
-    first = report(forecast=(8, 16), figures=True)
-    moved = tmp_path / "elsewhere" / "s"
-    shutil.copytree(logs() / "s", moved)
-    results = collect(moved)
-    found = forecasts(results, (8, 16))
-    write_report(results, draw(results, found).paths, found)
-    assert (moved / "report.html").read_text() == first
-    assert str(tmp_path) not in first
 
 
 def test_the_study_file_in_it_plans_the_same_runs(tmp_path: Path) -> None:

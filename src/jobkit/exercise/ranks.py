@@ -29,7 +29,7 @@ _WAIT_S = 60.0  # until a collective gives up on a rank that does not come
 _CHECKED_WAIT_S = 20.0  # as above for a learner's file, where a call may well be missing
 _GRACE_S = 1.0  # after one rank has failed, for the others, which may wait for it
 # Compilers and sharding are imported by torch when they are first used, which takes seconds.
-_PRELOAD = ["jobkit.exercise.ranks", "torch._dynamo", "torch.distributed.fsdp"]
+_PRELOAD = ["jobkit.exercise.schedule", "torch._dynamo", "torch.distributed.fsdp"]
 
 
 @dataclass(frozen=True)

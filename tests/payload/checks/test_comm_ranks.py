@@ -46,9 +46,10 @@ def be_rank(rank: int, world: int, folder: str) -> None:
 
 
 @pytest.mark.parametrize("world", [2, 3])
-def test_every_operation_is_right_and_would_be_seen_wrong(world: int, tmp_path: Path) -> None:
+def test_every_operation_is_right_and_would_be_seen_wrong(
+    world: int, tmp_path: Path, fork_server: None
+) -> None:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed"])
     ranks = [context.Process(target=be_rank, args=(r, world, str(tmp_path))) for r in range(world)]
     for one in ranks:
         one.start()

@@ -18,6 +18,7 @@ from jobkit.checks.verify.rank import Difference
 from jobkit.errors import Exit
 from jobkit.payload.train import Trainer
 
+pytestmark = pytest.mark.usefixtures("fork_server")
 CORE = (
     *("ddp", "ddp zero1", "ddp accumulate, clip", "fsdp", "fsdp hybrid", "fsdp accumulate, clip"),
     *("mp accumulate, clip", "pp gpipe", "pp 1f1b", "pp interleaved", "pp accumulate, clip"),

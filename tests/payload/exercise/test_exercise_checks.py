@@ -10,6 +10,7 @@ from jobkit.exercise.catalogue import EXERCISES
 from jobkit.exercise.checks.judge import Remark
 from support.exercise_solutions import RIGHT, WRONG, Wrong
 
+pytestmark = pytest.mark.usefixtures("fork_server")
 # What solves an exercise and is not in its skeleton: no check may name it.
 SOLVING = ("set_epoch", "DistributedSampler", "barrier", "zero_grad", "no_grad", "all_reduce",
            "destroy_process_group", "init_process_group", "model.train()")  # fmt: skip

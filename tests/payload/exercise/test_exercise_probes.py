@@ -29,6 +29,8 @@ from jobkit.launch.cli import make_plan, parser
 from support.fake_study import whole_run
 from support.place import ROOT
 
+pytestmark = pytest.mark.usefixtures("fork_server")
+
 
 def _fails(rank: int) -> None:
     if rank == 1:

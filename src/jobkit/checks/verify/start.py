@@ -6,15 +6,17 @@ import multiprocessing
 import socket
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from jobkit.checks.verify.cases import CLASSES, DTYPES, Case
 from jobkit.checks.verify.rank import Difference, Inject, Orders, be_rank
+from jobkit.spec.strategies import FACTS
 
 _LIMIT_S = 300.0
+_PRELOAD = ("jobkit.checks.verify.rank", "torch._dynamo")
 
 
 def verify(
@@ -34,6 +36,7 @@ def verify(
         folder = Path(name)
         # One process makes the references of all of them first.
         every = list({case.label: case for cases in plans.values() for case in cases}.values())
+        _preload({case.strategy for case in every})
         orders = Orders(folder, tuple(dtypes), singles=every, device=device, classes=classes)
         _run(1, orders)
         for world, cases in plans.items():
@@ -44,12 +47,18 @@ def verify(
     return found
 
 
+def _preload(strategies: Iterable[str]) -> None:
+    """Have the process from which ranks are forked import what they need, once for all."""
+    code = {FACTS[name].code.split(".")[0] for name in strategies}
+    own = [f"jobkit.payload.strategies.{module}" for module in sorted(code)]
+    multiprocessing.get_context("forkserver").set_forkserver_preload([*_PRELOAD, *own])
+
+
 def _run(world: int, orders: Orders) -> None:
     """Start the ranks and wait for them; when one fails, end the others and raise its reason."""
     # Ranks are forked from a process that has imported torch and never computes: a fork of this
     # one could miss threads, and a fresh start takes seconds for each.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["jobkit.checks.verify.rank", "torch._dynamo"])
     port = _free_port()
     ranks = [
         context.Process(target=be_rank, args=(rank, world, port, orders)) for rank in range(world)
