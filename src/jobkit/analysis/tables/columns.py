@@ -121,8 +121,8 @@ FORECAST = (
     Column(
         "law",
         TEXT,
-        "average: of scaling laws, by how well they predict the measured sizes; step model: with "
-        "the measured links, where it is taken: without an interval",
+        "average: of scaling laws, by how well they predict the measured sizes; step model, where "
+        "it is taken: from the measured links, without an interval",
     ),
     Column("measured_sizes", TEXT, "world sizes that the forecast was made from"),
     Column("outliers_left_out", COUNT, "runs excluded from the fit as outliers"),

@@ -96,7 +96,12 @@ _MEASURED = (
 )
 _STEPS = (
     Column("throughput", NUMBER, "rate over all ranks, in throughput_unit, without the warm-up"),
-    Column("throughput_unit", TEXT, "unit of throughput: images/s, samples/s, tokens/s, steps/s"),
+    Column(
+        "throughput_unit",
+        TEXT,
+        "unit of throughput: images/s, samples/s, tokens/s, steps/s; of wall times runs/h, "
+        "shares/h",
+    ),
     Column(
         "throughput_source",
         TEXT,
