@@ -25,8 +25,12 @@ _CUT_NUMBER = re.compile(r"[+-]?[0-9]*\.|[+-]?[0-9.]+[eE][+-]?")
 _NO_NUMBER = re.compile(r"[+-]?(?:nan|inf|infinity)", re.IGNORECASE)
 # Where an escape sequence divides a number, other output may have moved what follows it.
 _DIVIDED = re.compile(rb"[0-9.](?:\x1b\[[0-9;?]*[A-Za-z])+[\w.\[]")
-# A number that lost its end to what was written behind it: a word, a rank's label, another pair.
-_RUNS_ON = re.compile(r"[+-]?[0-9][0-9.]*(?:[A-Z][a-z]{3}|[A-Z]{4}|\[|[A-Za-z_][\w.]*=)")
+# A number that lost its end to what was written behind it: the word of a log, a rank's label,
+# another pair. Letters alone may be its unit.
+_RUNS_ON = re.compile(
+    r"[+-]?[0-9][0-9.]*(?:\[|[A-Za-z_][\w.]*=|Traceback|Killed|Terminated|Aborted|Segmentation|"
+    r"DEBUG|INFO|WARN|ERROR|CRITICAL|slurmstepd|srun)"
+)
 _DECODER = json.JSONDecoder(parse_constant=lambda _: None)
 ESSENTIAL = itemgetter("kind", "run_id", "attempt", "seq")
 _TYPES = (str, str, int, int, int)  # of these and of part
@@ -41,11 +45,14 @@ def loads(text: bytes) -> Any:
     return _DECODER.decode(text.decode())
 
 
+class _Twice(Exception):
+    """An object has a name twice: it is made of two lines."""
+
+
 def _each_once(pairs: list[tuple[str, Any]]) -> Record:
-    """An object with each name once: with one twice, it is made of two lines."""
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError("a name twice")
+        raise _Twice
     return found
 
 
@@ -66,21 +73,27 @@ def is_whole(record: Record) -> bool:
 
 
 # How a line begins that follows one which may have been interrupted, behind the label of a rank or
-# a time, if any: a new start, the words of Slurm, of a shell or of a crash, or the rest of a number
-# with what followed it.
-_AFTER_A_CUT = re.compile(
+# a time, if any: a new start, the words of Slurm, of a shell or of a crash.
+_INTERRUPTS = re.compile(
     rb"(?:\[?[\w.,-]{1,40}\]?(?:<std(?:out|err)>)?[:|] ?|[0-9][0-9T:.,Z/+ -]{9,35}[ |] ?)?"
-    rb"(?:\[jobkit\] start|srun: |slurmstepd: |=== |Traceback \(|Fatal Python error|\*\*\* |"
-    rb"(?:Killed|Terminated|Aborted|Segmentation fault|Bus error)\b|terminate called|"
-    rb"(?:bash|sh|[^ \n]*(?:/slurm_script|\.sh)): |[\w.]*(?:Error|Exception|Interrupt)\b|"
-    rb"(?:free\(\)|double free|malloc|corrupted)\b|\[?E[0-9]{4} |"
-    rb"[0-9.eE+-]+(?:\r?(?:\n|$)|[\s,;]+[A-Za-z_][\w.]*=))"
+    rb"(?:\[jobkit\] start|srun: |slurmstepd: |=== |Traceback \(|Fatal Python error|"
+    rb"\*\*\* (?:STEP|JOB|SIG[A-Z]+|Error in|Process received|Aborted|stack smash|buffer over)|"
+    rb"(?:Killed|Terminated|Aborted|Segmentation fault|Bus error)(?: \(core dumped\))?\s*(?:\n|$)|"
+    rb"terminate called|(?:bash|sh|[^ \n]*(?:/slurm_script|\.sh)): |"
+    rb"(?:\w+\.)*\w+(?:Error|Exception|Interrupt)(?::(?! ?[0-9.+-]+\s)|\s*(?:\n|$))|"
+    rb"(?:free\(\)|double free|malloc\(|corrupted (?:size|double))|\[?E[0-9]{4} )"
 )
+# Or with the rest of a number alone, or before another pair.
+_REST = re.compile(rb"[.eE+-]*[0-9][0-9.eE+-]*(?:\r?(?:\n|$)|[\s,;]+[A-Za-z_][\w.]*=)")
 
 
-def may_be_cut(following: bytes) -> bool:
-    """Whether a line may have lost its end, from what follows its newline."""
-    return bool(_AFTER_A_CUT.match(_ANSI.sub(b"", following).lstrip(b"\r\n\0\t ")))
+def may_be_cut(following: bytes, by_numbers: bool = True) -> bool:
+    """Whether a line may have lost its end, from what follows its newline.
+
+    by_numbers: a number alone on the next line may be the rest of this one's last.
+    """
+    begin = _ANSI.sub(b"", following).lstrip(b"\r\n\0\t ")
+    return bool(_INTERRUPTS.match(begin) or (by_numbers and _REST.match(begin)))
 
 
 def is_bad(found: Record | str) -> bool:
@@ -119,6 +132,8 @@ def read(segment: bytes, complete: bool) -> tuple[Record | str, int]:
             taken = len(text[:end].encode())
         except UnicodeEncodeError:
             return "bytes that are not UTF-8", 0
+        except _Twice:
+            return "a name twice: two lines in one", 0
         except (ValueError, RecursionError):
             continue
         result = _judged(record, raw[:taken], raw[taken : taken + 1])

@@ -46,11 +46,16 @@ class StepEvents:
         """The time until the next step is not that of a step."""
         self._events.append(None)
 
-    def times_s(self) -> list[float]:
-        """Seconds of the steps since the last call; none where their events cannot be compared."""
+    def times_s(self, mean_s: float = 0.0) -> list[float]:
+        """Seconds of the steps since the last call; none where their events cannot be compared.
+
+        mean_s: of a step by the host's clock. Events that say less than half of it are of a stream
+        or a device that does not do the work.
+        """
         events, self._events = self._events, self._events[-1:]
         # Of two devices, or not done, as where another rank's crash left the GPU waiting.
         with contextlib.suppress(RuntimeError, ValueError):
             pairs = [(a, b) for a, b in pairwise(events) if a is not None and b is not None]
-            return [begin.elapsed_time(end) / 1e3 for begin, end in pairs]
+            found = [begin.elapsed_time(end) / 1e3 for begin, end in pairs]
+            return found if sum(found) >= mean_s / 2 * len(found) else []
         return []

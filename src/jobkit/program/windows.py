@@ -180,7 +180,7 @@ class Meter:
             self.waited(now - self._waits)
             self._waits = now
         wall, times = now - self._begin, self._times
-        on_device = self._events.times_s()
+        on_device = self._events.times_s((wall - self._paused) / len(times))
         self._write(
             "window",
             step=self.steps,

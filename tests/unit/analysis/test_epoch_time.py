@@ -36,7 +36,12 @@ def epoch(number: int, attempt: int = 0) -> dict[str, Any]:
         ),
         ([window(9, None), window(11, 1, 1), epoch(1, 1)], None),
         ([window(20, None)], None),
-        ([window("20", 0), window(20, 0.5), epoch(0)], None),
+        ([window("20", 0), epoch(0)], None),
+        # Told at each fifth epoch, or counted from 1.
+        ([window(390, 0), epoch(0), *[window(150, 1)] * 13, epoch(5)], 390),
+        ([window(300, None), window(90, 1), epoch(1), window(390, 2), epoch(2)], 390),
+        ([window(390, None), epoch(1)], None),
+        ([window(20, 0), epoch(0), epoch(0), window(20, 1), epoch(1)], 20),
     ],
 )  # fmt: skip
 def test_the_steps_of_whole_epochs(records: list[dict[str, Any]], steps: int | None) -> None:

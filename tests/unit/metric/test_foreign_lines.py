@@ -91,10 +91,31 @@ def test_what_may_be_cut_or_is_no_epoch_is_counted_and_not_taken(text: str) -> N
         ),
         ("\x1b[1m[METRIC] epoch=\x1b[32m3\x1b[0m a=2\x1b[0m\n", {"epoch": 3, "a": 2}),
         ('[METRIC] epoch=3 tag="a b"\n=== requeue\n', {"epoch": 3, "tag": "a b"}),
+        ("[METRIC] epoch=3 tflops=312TFLOPS\n", {"epoch": 3, "tflops": "312TFLOPS"}),
+        ("[METRIC] epoch=3 bw=25Gbps id=3ABCDE\n", {"epoch": 3, "bw": "25Gbps", "id": "3ABCDE"}),
     ],
 )
 def test_what_is_whole_is_taken(text: str, record: dict[str, Any]) -> None:
     assert found(text) == ([record], [])
+
+
+@pytest.mark.parametrize(
+    "following",
+    [
+        "Epoch: 3", "Loss: 0.123", "Accuracy: 0.93", "Elapsed: 10", "epoch: 3 loss=0.2",
+        "Error: 0.5", "Error rate 0.5", "val.Error 3", "TestError: 0.05", "*** epoch 3",
+        "-----", "...", "0.5 s", "3: 0.5", "Terminated early at epoch 3", "[INFO]: 5", "step: 5",
+        "Killed 3 of 5 workers", "malloc statistics: 5", "epoch| 3", "corrupted images: 3",
+    ],
+)  # fmt: skip
+def test_what_programs_print_between_their_lines_cuts_none(following: str) -> None:
+    lines = [f"[METRIC] epoch={n} images_per_s=500.5\n{following}\n" for n in range(20)]
+    records, reasons = found("".join(lines))
+    assert (len(records), reasons) == (20, [])
+
+
+def test_an_object_with_a_name_twice_says_so() -> None:
+    assert found('[METRIC] {"epoch": 1, "a": 1, "a": 2}\n')[1] == ["a name twice: two lines in one"]
 
 
 # What another process may write in the middle of a line, and what never looks like a number.

@@ -237,7 +237,29 @@ def test_a_long_run_has_at_most_a_thousand_rows_and_keeps_its_time() -> None:
     assert sum(r["time_s"] for r in rows) == pytest.approx(2500.0)
 
 
-@pytest.mark.parametrize("after", ["", "\nTraceback (most recent call last):\n", "\n.3 ms=2\n"])
+@pytest.mark.parametrize("between", ["", "loss: 0.1\n", "0.25\n", "-----\n", "Epoch: 3\n"])
+@pytest.mark.parametrize(
+    ("line", "end"),
+    [("step_time: 0.5", "\n"), ("step 7 time 0.5", "\n"), ("0.5", "\n"), ("\rtime 0.5", "")],
+)
+def test_lines_that_end_in_a_number_are_taken_whatever_the_next_begins_with(
+    line: str, end: str, between: str
+) -> None:
+    pattern = own_pattern({"line": r"^(?:step_time: |(?:step 7 )?time |)(?P<step_time_s>0\.5)$"})
+    log = f"{line}{end}{between if end else ''}" * 30 + "end\n"
+    observed = observed_lines(matches(io.BytesIO(log.encode()), pattern), pattern, 1, {})
+    assert observed and observed.cut == 0 and len(observed.steps) >= 29
+
+
+def test_where_all_lines_may_be_cut_it_is_told() -> None:
+    pattern = own_pattern({"line": r"time (?P<step_time_s>[\d.]+)"})
+    log = io.BytesIO(b"time 0.5\nslurmstepd: error: *** STEP 1.0 CANCELLED\n")
+    observed = observed_lines(matches(log, pattern), pattern, 1, {})
+    assert observed and not observed.steps and rate_row(observed) == {}
+    assert unused_lines(RunRecords([]), observed) == "1 line of pattern own may be cut: not taken"
+
+
+@pytest.mark.parametrize("after", ["", "\nTraceback (most recent call last):\n", "\nsrun: x\n"])
 def test_the_last_number_of_a_line_that_may_be_cut_is_not_taken(after: str) -> None:
     pattern = own_pattern({"line": r"step (?P<step>\d+) time (?P<step_time_ms>[\d.]+)"})
     log = f"step 1 time 200.5\nstep 2 time 201.5\nstep 3 time 20{after}"

@@ -23,28 +23,27 @@ def epoch_time(observed: Observed | None, records: RunRecords, speed: Mapping[st
 
 
 def steps_of_epoch(records: RunRecords) -> int | None:
-    """The optimizer steps of an epoch, by rank 0's windows: the median over whole epochs.
+    """The optimizer steps of an epoch, by rank 0's windows: the median over the epochs.
 
-    The first epoch of an attempt does not count where there are others: an earlier attempt may
-    have trained a part of it. Windows before the first epoch's end do not know its number.
+    The steps between two records of epochs are of as many epochs as their numbers differ by: a
+    program may call meter.epoch() at some epochs only. Before an attempt's first record they are of
+    one epoch where that is number 0 of the first attempt; an earlier attempt may have trained a
+    part of others, or epochs may be counted from 1.
     """
-    whole = {(r.get("attempt"), r["epoch"]) for r in records.epochs}
-    steps: dict[tuple[Any, int], int] = defaultdict(int)
-    first: dict[Any, int] = {}  # by attempt
-    unnumbered: dict[Any, int] = defaultdict(int)
-    for record in records.of("window"):
-        attempt, epoch, count = record["attempt"], record.get("epoch"), record.get("steps")
-        if type(count) is not int:
+    steps: dict[Any, int] = defaultdict(int)  # by attempt, since its last record of an epoch
+    last: dict[Any, int] = {}
+    later, earliest = list[int](), list[int]()
+    for record in records.records:
+        attempt, kind = record.get("attempt"), record.get("kind")
+        if kind == "window" and type(count := record.get("steps")) is int:
+            steps[attempt] += count
+        if kind != "epoch" or type(number := record.get("epoch")) is not int:
             continue
-        if type(epoch) is not int:
-            unnumbered[attempt] += count
-            continue
-        first.setdefault(attempt, epoch)
-        steps[attempt, epoch] += count
-    for attempt, epoch in first.items():
-        steps[attempt, epoch] += unnumbered[attempt]
-    begun = set(first.items())
-    later = [n for place, n in steps.items() if place in whole - begun]
-    earliest = [n for place, n in steps.items() if place in whole & begun and place[0] == 0]
+        made, before = steps.pop(attempt, 0), last.get(attempt)
+        last[attempt] = number
+        if before is not None and made and number > before:
+            later.append(round(made / (number - before)))
+        elif before is None and made and number == attempt == 0:
+            earliest.append(made)
     counts = later or earliest
     return median_low(counts) if counts else None

@@ -15,13 +15,13 @@ from typing import Any
 
 from jobkit.analysis.collect.lines import matches, observed_lines, observed_metrics
 from jobkit.analysis.collect.log_size import plain_group, recorded_size, size_of
-from jobkit.analysis.collect.reading import Read, epoch_cells
+from jobkit.analysis.collect.reading import Read, epoch_cells, row_cells
 from jobkit.analysis.collect.records import RunRecords, read_log
 from jobkit.analysis.collect.rows import recorded_spec, result_row
 from jobkit.analysis.collect.steps import IN_STEPS, Observed, step_rows
 from jobkit.analysis.collect.unused import unused_lines
 from jobkit.analysis.collect.windows import observed_windows
-from jobkit.analysis.tables.frames import Row, cells_of
+from jobkit.analysis.tables.frames import Row
 from jobkit.analysis.tables.series import series_labels
 from jobkit.errors import UsageError
 from jobkit.files import is_there, read_regular
@@ -198,8 +198,8 @@ def _found(path: Path, given: GivenLogs, pattern: Pattern | None) -> dict[str, A
         "row": row,
         "unnamed": unnamed,  # the settings of a run that only they name
         "epochs": epoch_cells(records),
-        "steps": cells_of(step_rows(observed) if observed else []),
-        "samples": cells_of([]),
+        "steps": row_cells(step_rows(observed) if observed else []),
+        "samples": row_cells([]),
         "rejected": [[r.file, r.count, r.offset, r.reason] for r in records.rejects],
         "unused": unused_lines(records, observed),
         "lost": records.lost,

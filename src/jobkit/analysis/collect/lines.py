@@ -65,10 +65,13 @@ def _lines(stream: BinaryIO) -> Iterator[tuple[int, str, bool]]:
     number, line = 1, text.readline(1 << 20)
     while line:
         following = text.readline(1 << 20)
-        whole = line.endswith("\n") and not may_be_cut(following[:_PEEK].encode())
-        for part in line.rstrip("\n").split("\r"):
+        # A table of numbers has one on each line.
+        after = following[:_PEEK].encode()
+        whole = line.endswith("\n") and not may_be_cut(after, by_numbers=False)
+        *steps, last = line.rstrip("\r\n").split("\r")
+        for part, has_end in (*((step, True) for step in steps), (last, whole)):
             if part:
-                yield number, ANSI.sub("", part)[:LONGEST_LINE], whole
+                yield number, ANSI.sub("", part)[:LONGEST_LINE], has_end
         number += line.endswith("\n")
         line = following
 
@@ -80,6 +83,8 @@ def observed_lines(
     planned: Mapping[str, Any],
 ) -> Observed | None:
     """The observations of the lines that a pattern found; None where no line says a time or rate.
+
+    Where every such line may be cut there is none of them, and their number.
 
     ranks: how many a rate of one rank is multiplied by. planned: unit, work_per_step and
     warmup_steps of the study.
@@ -98,7 +103,7 @@ def observed_lines(
         steps = [replace(steps[-1], warmup=False)] if steps else []
     source = f"pattern {pattern.name}"
     observed = _observed(steps, planned, source, pattern.spans == "step")
-    return replace(observed, cut=cut) if observed else None
+    return replace(observed or Observed(source=source), cut=cut) if observed or cut else None
 
 
 def observed_metrics(

@@ -36,10 +36,10 @@ def observed_of(paths: RunPaths, records: RunRecords, spec: object) -> Observed 
     by_lines = None
     if pattern and (by_meter is None or by_meter.source == "auto"):
         by_lines = _by_pattern(paths, pattern, ranks, planned)
-    if by_meter := by_lines or by_meter:
-        return by_meter
+    if found := [one for one in (by_lines, by_meter) if one and one.steps]:
+        return found[0]
     foreign = [r for r in records.records if "v" not in r]
-    return observed_metrics(foreign, ranks, planned)
+    return observed_metrics(foreign, ranks, planned) or by_lines
 
 
 def _by_pattern(

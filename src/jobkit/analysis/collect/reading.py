@@ -14,7 +14,7 @@ from jobkit.analysis.collect.samples import sample_rows, use_row
 from jobkit.analysis.collect.steps import step_rows
 from jobkit.analysis.collect.study import StudyRuns, run_states
 from jobkit.analysis.collect.unused import unused_lines
-from jobkit.analysis.tables.columns import EPOCHS
+from jobkit.analysis.tables.columns import EPOCHS, SAMPLES, STEPS
 from jobkit.analysis.tables.frames import Cells, Row, cells_of
 from jobkit.analysis.tables.series import series_labels
 from jobkit.cores import in_order
@@ -30,6 +30,11 @@ OF_EPOCH = tuple(c for c in EPOCHS if c.name in (*KINDS["epoch"], "attempt"))
 # What identifies a run, or a record among others: no columns of an epoch's own.
 NOT_OF_EPOCH = {*COMMON, "part", "parts", *(c.name for c in EPOCHS if c not in OF_EPOCH)}
 _DROPPED = NOT_OF_EPOCH - {c.name for c in OF_EPOCH}
+_NAMES_OF_EPOCH = NOT_OF_EPOCH | {c.name for c in EPOCHS}
+# The same of a row of steps or samples.
+OF_RUN = ("run_id", "study", "series", "world_size", "repeat")
+NOT_OF_ROW = {*COMMON, *OF_RUN}
+_NAMES_OF_ROW = NOT_OF_ROW | {c.name for c in (*STEPS, *SAMPLES)}
 
 
 @dataclass
@@ -113,9 +118,9 @@ class _OneRun:
         return {
             "row": row | use_row(records, observed, row, slurm_j),
             "settings": {k: v for k, v in decided.items() if (k, v) not in planned.items()},
-            "samples": cells_of(sample_rows(records.samples)),
+            "samples": row_cells(sample_rows(records.samples)),
             "epochs": epoch_cells(records),
-            "steps": cells_of(step_rows(observed) if observed else []),
+            "steps": row_cells(step_rows(observed) if observed else []),
             "rejected": [[r.file, r.count, r.offset, r.reason] for r in records.rejects],
             "contradicted": unplanned_settings(spec, actual, records),
             "unused": unused_lines(records, observed),
@@ -126,7 +131,13 @@ class _OneRun:
 
 def epoch_cells(records: RunRecords) -> Cells:
     """The records of a run's epochs, without what identifies the run."""
-    return cells_of([{k: v for k, v in r.items() if k not in _DROPPED} for r in records.epochs])
+    rows = [{k: v for k, v in r.items() if k not in _DROPPED} for r in records.epochs]
+    return cells_of(rows, _NAMES_OF_EPOCH)
+
+
+def row_cells(rows: Sequence[Row]) -> Cells:
+    """Rows of a run's steps or samples."""
+    return cells_of(rows, _NAMES_OF_ROW)
 
 
 def _found(ones: Sequence[_OneRun], kept: Kept) -> Iterator[dict[str, Any]]:

@@ -19,7 +19,14 @@ import pandas as pd
 from jobkit.analysis.collect.given_logs import GivenLogs, read_logs
 from jobkit.analysis.collect.kept import Kept
 from jobkit.analysis.collect.measured import OF_EPOCHS, WALL_TIME
-from jobkit.analysis.collect.reading import NOT_OF_EPOCH, OF_EPOCH, Read, read_runs
+from jobkit.analysis.collect.reading import (
+    NOT_OF_EPOCH,
+    NOT_OF_ROW,
+    OF_EPOCH,
+    OF_RUN,
+    Read,
+    read_runs,
+)
 from jobkit.analysis.collect.records import Reject
 from jobkit.analysis.collect.study import read_study
 from jobkit.analysis.scaling.scaling import measured_sizes, scaling_table
@@ -33,18 +40,13 @@ from jobkit.analysis.tables.frames import (
     below_each_other,
     frame,
     frame_of,
-    others,
 )
 from jobkit.analysis.tables.products import save_table
 from jobkit.analysis.tables.text import counted
 from jobkit.errors import one_line
-from jobkit.metric.line import COMMON
 from jobkit.paths import StudyPaths
 from jobkit.permissions import closed_to_others, other_writers
 from jobkit.spec.studies import find_study
-
-_OF_RUN = ("run_id", "study", "series", "world_size", "repeat")
-_NOT_OF_ROW = {*COMMON, *_OF_RUN}
 
 
 @dataclass(frozen=True)
@@ -168,8 +170,8 @@ def collect(
         runs = frame(read.rows, RESULTS)
         runs["series"] = apart(runs) if separate else runs["series"]
         epochs, left_out = _of_runs(runs, read.epochs, EPOCHS, OF_EPOCH, NOT_OF_EPOCH)
-        steps = _of_runs(runs, read.steps, STEPS, _own(STEPS), _NOT_OF_ROW)[0]
-        samples = _of_runs(runs, read.samples, SAMPLES, _own(SAMPLES), _NOT_OF_ROW)[0]
+        steps = _of_runs(runs, read.steps, STEPS, _own(STEPS), NOT_OF_ROW)[0]
+        samples = _of_runs(runs, read.samples, SAMPLES, _own(SAMPLES), NOT_OF_ROW)[0]
     sizes = measured_sizes(runs, epochs, accuracy)
     results = Results(
         folder=folder,
@@ -210,17 +212,17 @@ def _of_runs(
     own: the columns that are of a row; the others identify its run. Values that a program names
     itself keep their names, but for those left out.
     """
-    keys, cells = [c.name for c in columns if c not in own], below_each_other(parts)
-    too_many = max(0, len(others(cells, own, left_out)) - MOST_OTHERS)
+    keys = [c.name for c in columns if c not in own]
+    cells = below_each_other(parts, {*left_out, *(c.name for c in columns)})
     values = frame_of(cells, own, left_out)
-    of_run = runs[keys].loc[runs.index.repeat([count for count, _ in parts])]
+    of_run = runs[keys].loc[runs.index.repeat([count for count, *_ in parts])]
     table = pd.concat([of_run.reset_index(drop=True), values], axis=1)
-    return table[[*(c.name for c in columns), *values.columns[len(own) :]]], too_many
+    return table[[*(c.name for c in columns), *values.columns[len(own) :]]], len(cells[2])
 
 
 def _own(columns: tuple[Column, ...]) -> tuple[Column, ...]:
     """The columns of a table that do not identify the run."""
-    return tuple(c for c in columns if c.name not in _OF_RUN)
+    return tuple(c for c in columns if c.name not in OF_RUN)
 
 
 @contextmanager

@@ -91,7 +91,9 @@ class Forecast:
         if not across:
             return ""
         by_laws = [n for n in across if n not in self.by_steps]
-        source = "published tables" if by_laws else "the measured links"
+        source = "the measured links" if across[-1] in self.by_steps else "published tables"
+        if by_laws and across[-1] in self.by_steps:
+            source += f", for {', '.join(map(str, by_laws))} ranks from published tables"
         return (
             f"the forecast of {self.series} crosses from one node to "
             f"{-(-across[-1] // self.per_node)}, which no measured size does: what "

@@ -16,27 +16,42 @@ _TOO_LARGE = 1 << 63  # of a number of 64 bits
 MOST_OTHERS = 200  # columns that foreign scripts name, in a table
 
 
-# A table by columns: how many rows it has, and by column the value of each row, None for none.
-# A list and not a tuple, so that JSON gives back what it took.
+# A table by columns: how many rows it has, by column the value of each row (None for none), and the
+# names that were left out. A list and not a tuple, so that JSON gives back what it took.
 Cells = list[Any]
 
 
-def cells_of(rows: Sequence[Row]) -> Cells:
-    """Rows by columns: many rows take a tenth of the time so."""
+def cells_of(rows: Sequence[Row], known: Iterable[str] | None = None) -> Cells:
+    """Rows by columns: many rows take a tenth of the time so.
+
+    known: names that are kept in any case; of others MOST_OTHERS are, as rows that each have a name
+    of their own would fill the memory. None: all are kept.
+    """
     names = dict.fromkeys(chain.from_iterable(rows))
-    return [len(rows), {name: [row.get(name) for row in rows] for name in names}]
+    more = [] if known is None else _too_many(names, known)
+    for name in more:
+        del names[name]
+    return [len(rows), {name: [row.get(name) for row in rows] for name in names}, more]
 
 
-def below_each_other(parts: Iterable[Cells]) -> Cells:
-    """The rows of all parts, in their order, with the columns of any."""
-    total, made = 0, dict[str, list[Any]]()
-    for count, columns in parts:
+def below_each_other(parts: Sequence[Cells], known: Iterable[str]) -> Cells:
+    """The rows of all parts, in their order, with the columns of any; known: as of cells_of."""
+    every = set[str]().union(*(p[1] for p in parts), *(p[2] for p in parts))
+    more, total, made = _too_many(every, known), 0, dict[str, list[Any]]()
+    dropped = {*more}
+    for count, columns, _ in parts:
         for name, values in columns.items():
+            if name in dropped:
+                continue
             column = made.setdefault(name, [])
             column += [None] * (total - len(column))
             column += values
         total += count
-    return [total, {name: [*c, *[None] * (total - len(c))] for name, c in made.items()}]
+    return [total, {name: [*c, *[None] * (total - len(c))] for name, c in made.items()}, more]
+
+
+def _too_many(names: Iterable[str], known: Iterable[str]) -> list[str]:
+    return sorted({*names} - {*known})[MOST_OTHERS:]
 
 
 def frame(
@@ -54,7 +69,7 @@ def frame_of(
     cells: Cells, columns: tuple[Column, ...], left_out: Iterable[str] = ()
 ) -> pd.DataFrame:
     """As frame, of a table by columns."""
-    known, (count, values) = {c.name: c.dtype for c in columns}, cells
+    known, (count, values, _) = {c.name: c.dtype for c in columns}, cells
     made = {}
     for name in (*known, *others(cells, columns, left_out)[:MOST_OTHERS]):
         column = values.get(name) or [None] * count
