@@ -113,7 +113,8 @@ def main() -> int:
     if args.keep:
         figures = last.get("figures", {}) | now
         kept = {name: here[name] for name in ("date", "torch", "python", "load")}
-        everything[where] = {**kept, "figures": figures, "seconds": seconds | took}
+        sound = {bench: s for bench, s in took.items() if bench not in failed}
+        everything[where] = {**kept, "figures": figures, "seconds": seconds | sound}
         KEPT.write_text(json.dumps(everything, indent=1) + "\n")
         print(f"kept in {Path(KEPT).relative_to(ROOT)}")
     if failed:

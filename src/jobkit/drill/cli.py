@@ -138,7 +138,7 @@ def program_of(args: argparse.Namespace, words: Sequence[str]) -> Program:
 def refuse_slurms(args: argparse.Namespace) -> None:
     """Raise UsageError for an option of Slurm, as the runs start on this machine."""
     for name in ("site", "account", "partition", "urgent_partition"):
-        if getattr(args, name):
+        if getattr(args, name) and (name, args.site) != ("site", "local"):
             raise UsageError(
                 f"--{name.replace('_', '-')}: is for Slurm, but the runs start on this machine"
             )
@@ -153,9 +153,11 @@ def run(args: argparse.Namespace, program: Program, faults: Sequence[FaultCase])
     study, console = StudyPaths.named(args.name), Console(highlight=False, markup=False)
     if not console.is_terminal:
         console = Console(highlight=False, markup=False, width=100)
-    clear(study)
+    check_folder(study)
     with interruptible() as halted, place_of(args, console) as place:
         drill = Drill(place, study, program, args.patience, console, halted)
+        drill.check(faults)  # before what an earlier drill left is removed
+        clear(study)
         rows = drill.run(faults)
     write_csv(rows, study.drill)
     show(rows, console)
@@ -169,8 +171,8 @@ def run(args: argparse.Namespace, program: Program, faults: Sequence[FaultCase])
     return Exit.THRESHOLD if bad else Exit.OK
 
 
-def clear(study: StudyPaths) -> None:
-    """Empty the drill's folder; raises UsageError for a folder with other files."""
+def check_folder(study: StudyPaths) -> None:
+    """Raise UsageError for a folder that is a study's or has other files than a drill's."""
     if study.plan.exists():
         raise UsageError(f"--name {study.folder.name}: is a study; choose another")
     ours = {*FAULTS, REFERENCE, study.drill.name}
@@ -178,6 +180,11 @@ def clear(study: StudyPaths) -> None:
         strange = sorted(p.name for p in study.folder.iterdir() if p.name not in ours)
         if strange:
             raise UsageError(f"{study.folder} holds other files ({strange[0]}); choose a --name")
+
+
+def clear(study: StudyPaths) -> None:
+    """Empty the drill's folder."""
+    if study.folder.exists():
         shutil.rmtree(study.folder)
     study.folder.mkdir(parents=True)
 

@@ -46,11 +46,16 @@ class Drill:
         self.program, self.patience_s, self.halted, self.bytes = program, patience_s, halted, 0
         self.token = secrets.token_hex(6)
 
-    def run(self, faults: Sequence[FaultCase]) -> list[Row]:
-        """Run the reference, then a run for each fault; return their rows, in order."""
+    def check(self, faults: Sequence[FaultCase]) -> dict[str, str]:
+        """Why each fault cannot be injected here, "" if it can; UsageError where none can."""
         own = self.program.impossible
         whys = {fault.name: own(fault) or impossible(self.place, fault) for fault in faults}
         check_any(whys)
+        return whys
+
+    def run(self, faults: Sequence[FaultCase]) -> list[Row]:
+        """Run the reference, then a run for each fault; return their rows, in order."""
+        whys = self.check(faults)
         self.console.print(f"{REFERENCE}: the run without a fault, as the reference")
         reference = self._reference()
         todo = []

@@ -17,6 +17,7 @@ from jobkit.errors import UsageError
 from jobkit.files import read_text
 from jobkit.launch.slurm import commands
 from jobkit.launch.slurm.own import check_id
+from jobkit.outcome.liveness import is_at_work
 from jobkit.paths import RunPaths, logs_root, read_json
 from jobkit.processes import end_process, is_alive, since_boot_s
 from jobkit.spec.studies import is_run
@@ -74,6 +75,12 @@ def _end_newest(folder: Path, noted: Mapping[str, Any]) -> str:
         return ""
     if is_alive(noted) is None:
         raise UsageError(f"{folder.name} was started on {host}, as process {pid}: end it there")
+    child = noted.get("child")
+    if is_alive(noted) is False and isinstance(child, Mapping) and is_at_work(noted):
+        raise UsageError(
+            f"{folder.name}: its run.sh was killed, and its ranks go on under process "
+            f"{child.get('pid')} on this machine: end them with: kill {child.get('pid')}"
+        )
     return _end_process(pid, lambda start: start == noted.get("pid_start"))
 
 

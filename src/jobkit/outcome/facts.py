@@ -11,6 +11,7 @@ the rest was read, all is read again.
 import contextlib
 import io
 import os
+import socket
 import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -138,11 +139,12 @@ def _read_once(paths: RunPaths, mark: _Mark) -> Facts:
 def _is_told(job: Mapping[str, Any] | None, alive: bool | None) -> bool:
     """Whether somebody tells of a run's end: its process, Slurm, or a launcher that waits for it.
 
-    Nobody does of a run.sh alone that was killed on another machine, or in a container.
+    Nobody does of a run.sh alone that was killed on another machine or in a container, nor of what
+    ran in a container with this machine's name, which may have been started anew.
     """
-    if not job or alive is not None:
+    if not job or alive is not None or job.get("job_id"):
         return bool(job)
-    return job.get("launcher") != "run.sh" or bool(job.get("job_id"))
+    return job.get("launcher") != "run.sh" and job.get("host") != socket.gethostname()
 
 
 def _first_attempt(job: Mapping[str, Any] | None) -> int:

@@ -373,3 +373,14 @@ def test_a_fault_knows_its_true_statuses_and_its_kind() -> None:
         # A rank that pauses needs a fault from outside.
         assert (fault.kind == "hold") == (fault.inject is not None)
     assert isinstance(FAULTS["kill"], FaultCase) and isinstance(Minicluster("x"), Minicluster)
+
+
+@pytest.mark.parametrize("words", [["--faults", "slurmd", "node"], ["-p", "gpu"]])
+def test_a_refused_call_leaves_what_an_earlier_drill_made(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JOBKIT_LOGS", str(tmp_path))
+    (tmp_path / "drill" / "kill").mkdir(parents=True)
+    (tmp_path / "drill" / "drill.csv").write_text("fault\n")
+    assert cli.main(["--site", "local", *words]) == 2
+    assert sorted(p.name for p in (tmp_path / "drill").iterdir()) == ["drill.csv", "kill"]

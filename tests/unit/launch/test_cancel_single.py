@@ -176,6 +176,17 @@ def test_a_resumed_run_of_this_machine_is_ended_by_its_folder_s_name(
     assert (process.poll() is None) == bool(later)
 
 
+def test_the_ranks_of_a_run_sh_that_was_killed_are_named(
+    process: "subprocess.Popen[bytes]", capsys: pytest.CaptureFixture[str]
+) -> None:
+    child = {"pid": process.pid, "pid_start": process_start(process.pid)}
+    gone = {"pid": (1 << 22) - 1, "pid_start": 5, "host": socket.gethostname()}
+    newest("run-20260102-030405-1", job_id=None, child=child, **gone)
+    assert main(["run-20260102-030405-1"]) == 2
+    assert f"end them with: kill {process.pid}" in capsys.readouterr().err
+    assert process.poll() is None
+
+
 def test_a_run_that_another_host_resumed_is_left_to_it(capsys: pytest.CaptureFixture[str]) -> None:
     newest("run-20260102-030405-1", job_id=None, pid=os.getpid(), pid_start=1, host="elsewhere")
     assert main(["run-20260102-030405-1"]) == 2

@@ -195,6 +195,18 @@ def test_a_pid_that_was_given_out_again_is_another_process(
     assert is_alive({"launcher": "slurm", "pid": None}) is None
 
 
+def test_a_run_in_a_container_that_was_started_anew_is_not_running_forever(
+    run: FakeRun, sleeper: subprocess.Popen[bytes]
+) -> None:
+    run.begin().train(0).flush()
+    write_job(run.paths, job_of(sleeper, pid_ns="pid:[1]"))
+    assert run_state(run.paths).status == "running"  # its files have just changed
+    an_hour_ago = time.time() - 3600
+    for path in (run.paths.metrics(0), run.paths.log, run.paths.attempts / "0"):
+        os.utime(path, (an_hour_ago, an_hour_ago))
+    assert run_state(run.paths).status == "failed"
+
+
 def test_a_job_out_of_sight(run: FakeRun, tmp_path: Path) -> None:
     queued = RunPaths(tmp_path / "s" / "q")
     job: dict[str, object] = {"launcher": "slurm", "job_id": "17", "first_attempt": 0}

@@ -132,6 +132,11 @@ def cancel(paths: StudyPaths) -> bool:
     alive = is_alive(record)
     if not record or alive is False:
         return False
+    if alive is None and record.get("host") == socket.gethostname():
+        raise UsageError(
+            f"{paths.folder.name} was started in another container of this name: cancel it there; "
+            f"if it is gone, remove {paths.launcher}"
+        )
     if alive is None:
         raise UsageError(f"{paths.folder.name} runs on {record.get('host')}: cancel it there")
     if record.get("host") != socket.gethostname() or not _end(record, paths):
