@@ -117,6 +117,24 @@ def test_a_collect_job_without_a_place_is_told(slurm: Path, started: tuple[Rest,
     assert len(folders) == 3 and all(any(folder.iterdir()) for folder in folders)
 
 
+def test_no_second_collect_job_beside_another_launcher_s(
+    slurm: Path, started: tuple[Rest, States]
+) -> None:
+    rest, states = started
+    first = taken(started)
+    for run_id in first[:2]:
+        whole_run(states.plan, run_id)
+    states.look()
+    free(slurm, 2)
+    rest.go_on(states)
+    assert rest.waits
+    write_json(states.plan.paths.collect_job, {"job_id": "77"})
+    whole_run(states.plan, first[2])
+    states.look()
+    free(slurm, 9)
+    assert rest.go_on(states) == "" and not rest.waits and collectors(slurm) == []
+
+
 def test_no_place_for_the_collect_job_is_no_reason_to_wait_forever(
     slurm: Path, started: tuple[Rest, States], monkeypatch: pytest.MonkeyPatch
 ) -> None:

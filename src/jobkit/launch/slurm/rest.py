@@ -21,6 +21,7 @@ from jobkit.launch.states import States, hold_places
 from jobkit.outcome.facts import read_job
 from jobkit.outcome.join import job_ids
 from jobkit.outcome.status import UNDER_WAY
+from jobkit.paths import read_json
 from jobkit.permissions import closed_to_others
 from jobkit.spec.plan import Plan
 
@@ -51,7 +52,7 @@ class Rest:
         self._seen: float = math.inf  # how many waited or ran at the last try
         self._ended: float | None = None  # since when no run of the study waits or runs
         self._unknown = False  # a call got no answer: its jobs may exist
-        self._cancelled = _stamp(plan)
+        self._cancelled, self._collector = _stamp(plan), _collector(plan)
 
     def submit(self, run_ids: Sequence[str], states: States, most: int | None = None) -> str:
         """Submit the runs, at most so many, or as many as Slurm takes; return what failed."""
@@ -135,6 +136,9 @@ class Rest:
         wanted = options.submission(self._plan, sorted(self._taken), self._site, self._request)
         assert self.runs is not None
         with contextlib.suppress(lock.Busy), lock.held(self._plan.paths):
+            if _collector(self._plan) != self._collector:  # another launcher has submitted one
+                self.give_up()
+                return ""
             self.runs, note = collect_after(self.runs, wanted, jobs)
         if self.runs.collect_job:
             return f"job {self.runs.collect_job} then collects"
@@ -205,6 +209,11 @@ def _stamp(plan: Plan) -> str:
     with contextlib.suppress(OSError, ValueError):
         return read_text(plan.paths.cancelled)
     return ""
+
+
+def _collector(plan: Plan) -> object:
+    """The job that collects, as the newest launcher that has submitted one noted it."""
+    return (read_json(plan.paths.collect_job) or {}).get("job_id")
 
 
 def _cancelled(run_id: str, states: States) -> bool:
