@@ -75,13 +75,18 @@ def _end_newest(folder: Path, noted: Mapping[str, Any]) -> str:
         return ""
     if is_alive(noted) is None:
         raise UsageError(f"{folder.name} was started on {host}, as process {pid}: end it there")
+    _refuse_orphans(folder, noted)
+    return _end_process(pid, lambda start: start == noted.get("pid_start"))
+
+
+def _refuse_orphans(folder: Path, noted: Mapping[str, Any]) -> None:
+    """Raise UsageError where run.sh was killed, but not what it started: that is not signalled."""
     child = noted.get("child")
     if is_alive(noted) is False and isinstance(child, Mapping) and is_at_work(noted):
         raise UsageError(
             f"{folder.name}: its run.sh was killed, and its ranks go on under process "
             f"{child.get('pid')} on this machine: end them with: kill {child.get('pid')}"
         )
-    return _end_process(pid, lambda start: start == noted.get("pid_start"))
 
 
 def _end_job(folder: Path, job_id: str) -> str:

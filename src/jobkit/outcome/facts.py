@@ -140,7 +140,7 @@ def _is_told(job: Mapping[str, Any] | None, alive: bool | None) -> bool:
     """Whether somebody tells of a run's end: its process, Slurm, or a launcher that waits for it.
 
     Nobody does of a run.sh alone that was killed on another machine or in a container, nor of what
-    ran in a container with this machine's name, which may have been started anew.
+    ran in a container with this machine's name, which may have been restarted.
     """
     if not job or alive is not None or job.get("job_id"):
         return bool(job)

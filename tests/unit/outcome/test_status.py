@@ -195,7 +195,7 @@ def test_a_pid_that_was_given_out_again_is_another_process(
     assert is_alive({"launcher": "slurm", "pid": None}) is None
 
 
-def test_a_run_in_a_container_that_was_started_anew_is_not_running_forever(
+def test_a_run_in_a_container_that_was_restarted_is_not_running_forever(
     run: FakeRun, sleeper: subprocess.Popen[bytes]
 ) -> None:
     run.begin().train(0).flush()

@@ -90,14 +90,19 @@ class Forecast:
         across = [n for n in self.sizes if n > (self.per_node or 0)]
         if not across:
             return ""
-        by_laws = [n for n in across if n not in self.by_steps]
-        source = "the measured links" if across[-1] in self.by_steps else "published tables"
-        if by_laws and across[-1] in self.by_steps:
-            source += f", for {', '.join(map(str, by_laws))} ranks from published tables"
         return (
             f"the forecast of {self.series} crosses from one node to "
             f"{-(-across[-1] // self.per_node)}, which no measured size does: what "
-            f"communication between nodes costs is taken from {source}"
+            f"communication between nodes costs is taken from {self._source(across)}"
+        )
+
+    def _source(self, across: Sequence[int]) -> str:
+        """What says the cost of a node boundary that these sizes cross."""
+        if across[-1] not in self.by_steps:
+            return "published tables"
+        by_laws = ", ".join(str(n) for n in across if n not in self.by_steps)
+        return "the measured links" + (
+            f", for {by_laws} ranks from published tables" if by_laws else ""
         )
 
 
