@@ -163,7 +163,7 @@ def _show(args: argparse.Namespace) -> int:
         raise UsageError(f"{args.log}: {error.strerror or error}") from None
     for _, number, groups in found[: args.most]:
         said = "  ".join(f"{k}={v.strip()}" for k, v in groups.items())
-        print(f"line {number}: {said or 'may be cut: not taken'}")
+        print(f"line {number}: {said or 'may be truncated: not used'}")
     if len(found) > args.most:
         print(f"... and {len(found) - args.most} more (--most N shows more)")
     if not found:

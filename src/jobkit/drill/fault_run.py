@@ -138,7 +138,7 @@ class FaultRun:
             self._follow(None)
         except Lost as lost:
             raise UsageError(
-                f"the run without a fault: {lost}; say a longer --patience, or a shorter run"
+                f"the run without a fault: {lost}; give a longer --patience, or a shorter run"
             ) from None
         finally:
             self._cancel_what_runs()

@@ -210,8 +210,10 @@ class Command:
             point_s = took_s * self.at / max(steps_of(reference, 0))
         minutes = math.ceil(point_s / 60) + 1
         if took_s < 60 * (minutes + 1):  # Slurm ends a job up to a minute after its limit
-            raise UsageError(f"the command takes {took_s:.0f} s, and is to be hit {self.where()}: "
-                             f"it must take {minutes + 1} minutes")  # fmt: skip
+            raise UsageError(
+                f"the command ran for {took_s:.0f} s; with the fault {self.where()} it must run "
+                f"for at least {minutes + 1} minutes"
+            )
         # A warning before the limit could come before the injection point.
         options = {**fault.options, "time": str(minutes), "signal": "CONT@1"}
         return replace(fault, options=options, inject=time_limit(minutes))

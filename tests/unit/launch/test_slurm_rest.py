@@ -93,17 +93,23 @@ def test_a_refused_try_is_made_again_though_no_other_run_ends(
     assert rest.go_on(states) == "1 more runs are submitted"  # though no other run has ended
 
 
-def test_a_collect_job_without_a_place_is_told(slurm: Path, started: tuple[Rest, States]) -> None:
+def all_submitted(slurm: Path, started: tuple[Rest, States]) -> tuple[str, str]:
+    """Two runs have ended and two more are submitted: what is told, and the third of the first."""
     rest, states = started
-    first = taken(started)
-    for run_id in first[:2]:
+    *ended, last = taken(started)
+    for run_id in ended:
         whole_run(states.plan, run_id)
     states.look()
     free(slurm, 2)
-    said = rest.go_on(states)
+    return rest.go_on(states), last
+
+
+def test_a_collect_job_without_a_place_is_told(slurm: Path, started: tuple[Rest, States]) -> None:
+    rest, states = started
+    said, last = all_submitted(slurm, started)
     assert said.startswith("2 more runs are submitted; the collect job was not submitted: ")
     assert rest.left == () and rest.waits and collectors(slurm) == []
-    whole_run(states.plan, first[2])
+    whole_run(states.plan, last)
     states.look()
     assert rest.go_on(states) == "" and rest.waits  # no place is free yet
     free(slurm, 1)
@@ -121,15 +127,10 @@ def test_no_second_collect_job_beside_another_launcher_s(
     slurm: Path, started: tuple[Rest, States]
 ) -> None:
     rest, states = started
-    first = taken(started)
-    for run_id in first[:2]:
-        whole_run(states.plan, run_id)
-    states.look()
-    free(slurm, 2)
-    rest.go_on(states)
+    last = all_submitted(slurm, started)[1]
     assert rest.waits
     write_json(states.plan.paths.collect_job, {"job_id": "77"})
-    whole_run(states.plan, first[2])
+    whole_run(states.plan, last)
     states.look()
     free(slurm, 9)
     assert rest.go_on(states) == "" and not rest.waits and collectors(slurm) == []

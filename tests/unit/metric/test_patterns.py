@@ -256,7 +256,9 @@ def test_where_all_lines_may_be_cut_it_is_told() -> None:
     log = io.BytesIO(b"time 0.5\nslurmstepd: error: *** STEP 1.0 CANCELLED\n")
     observed = observed_lines(matches(log, pattern), pattern, 1, {})
     assert observed and not observed.steps and rate_row(observed) == {}
-    assert unused_lines(RunRecords([]), observed) == "1 line of pattern own may be cut: not taken"
+    assert (
+        unused_lines(RunRecords([]), observed) == "1 line of pattern own may be truncated: not used"
+    )
 
 
 @pytest.mark.parametrize("after", ["", "\nTraceback (most recent call last):\n", "\nsrun: x\n"])
@@ -266,4 +268,6 @@ def test_the_last_number_of_a_line_that_may_be_cut_is_not_taken(after: str) -> N
     observed = observed_lines(matches(io.BytesIO(log.encode()), pattern), pattern, 1, {})
     assert observed and observed.cut == 1
     assert [o.step for o in observed.steps] == [1, 2]
-    assert unused_lines(RunRecords([]), observed) == "1 line of pattern own may be cut: not taken"
+    assert (
+        unused_lines(RunRecords([]), observed) == "1 line of pattern own may be truncated: not used"
+    )

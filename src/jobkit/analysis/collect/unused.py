@@ -22,7 +22,9 @@ def unused_lines(records: RunRecords, observed: Observed | None) -> str:
     """
     said = [_in_no_table(records, observed)]
     if observed and observed.cut:
-        said.append(f"{counted(observed.cut, 'line')} of {observed.source} may be cut: not taken")
+        said.append(
+            f"{counted(observed.cut, 'line')} of {observed.source} may be truncated: not used"
+        )
     return "; ".join(filter(None, said))
 
 

@@ -102,7 +102,9 @@ def _doubts(found: list[SizeBreakdown]) -> list[str]:
         said.append(f"{text}replica and by the time in which the passes wait differ by over 20%.")
     if single:
         text = f"Not checked by a second measure: exposed communication of {', '.join(single)}. "
-        said.append(f"{text}There is none under pp and mp, nor under fsdp on GPUs or in hybrid.")
+        said.append(
+            f"{text}There is none under pp and mp, nor under fsdp on GPUs or with hybrid sharding."
+        )
     return said
 
 

@@ -28,7 +28,7 @@ def cells_of(rows: Sequence[Row], known: Iterable[str] | None = None) -> Cells:
     of their own would fill the memory. None: all are kept.
     """
     names = dict.fromkeys(chain.from_iterable(rows))
-    more = [] if known is None else _too_many(names, known)
+    more = [] if known is None else _others(names, known)[MOST_OTHERS:]
     for name in more:
         del names[name]
     return [len(rows), {name: [row.get(name) for row in rows] for name in names}, more]
@@ -37,7 +37,7 @@ def cells_of(rows: Sequence[Row], known: Iterable[str] | None = None) -> Cells:
 def below_each_other(parts: Sequence[Cells], known: Iterable[str]) -> Cells:
     """The rows of all parts, in their order, with the columns of any; known: as of cells_of."""
     every = set[str]().union(*(p[1] for p in parts), *(p[2] for p in parts))
-    more, total, made = _too_many(every, known), 0, dict[str, list[Any]]()
+    more, total, made = _others(every, known)[MOST_OTHERS:], 0, dict[str, list[Any]]()
     dropped = {*more}
     for count, columns, _ in parts:
         for name, values in columns.items():
@@ -50,8 +50,8 @@ def below_each_other(parts: Sequence[Cells], known: Iterable[str]) -> Cells:
     return [total, {name: [*c, *[None] * (total - len(c))] for name, c in made.items()}, more]
 
 
-def _too_many(names: Iterable[str], known: Iterable[str]) -> list[str]:
-    return sorted({*names} - {*known})[MOST_OTHERS:]
+def _others(names: Iterable[str], known: Iterable[str]) -> list[str]:
+    return sorted({*names} - {*known})
 
 
 def frame(
@@ -71,15 +71,10 @@ def frame_of(
     """As frame, of a table by columns."""
     known, (count, values, _) = {c.name: c.dtype for c in columns}, cells
     made = {}
-    for name in (*known, *others(cells, columns, left_out)[:MOST_OTHERS]):
+    for name in (*known, *_others(values, {*known, *left_out})[:MOST_OTHERS]):
         column = values.get(name) or [None] * count
         made[one_line(name)] = _column(column, known.get(name) or _guess(column))
     return pd.DataFrame(made)
-
-
-def others(cells: Cells, columns: tuple[Column, ...], left_out: Iterable[str] = ()) -> list[str]:
-    """The names of a table that are neither those of columns nor left out, sorted."""
-    return sorted({*cells[1]} - {c.name for c in columns} - {*left_out})
 
 
 def _guess(values: Iterable[Any]) -> str:
