@@ -31,7 +31,15 @@ if (($#)) && [[ $1 != -* ]]; then
   exit 2
 fi
 
-"$python" "$root/collect_results.py" ${study[@]+"${study[@]}"}
+# The tables and the figures are of the same series and accuracy.
+shared=()
+for ((i = 1; i <= $#; i++)); do
+  case ${!i} in
+    --apart | --accuracy=*) shared+=("${!i}") ;;
+    --accuracy) shared+=("${@:i:2}") ;;
+  esac
+done
+"$python" "$root/collect_results.py" ${study[@]+"${study[@]}"} ${shared[@]+"${shared[@]}"}
 collected=$?
 ((collected == 0 || collected == 3)) || exit "$collected"
 

@@ -119,6 +119,19 @@ def test_the_study_file_in_it_plans_the_same_runs(tmp_path: Path) -> None:
     assert Study.load(file).expand().runs == plan.runs
 
 
+def test_it_says_the_commands_that_made_it() -> None:
+    whole_study(strategies=("ddp",), gpus=(1, 2, 4))
+    given = ["--accuracy", "0.5", "--min-efficiency", "0.6", "--apart", "--forecast", "8"]
+    assert plot_main(["s", *given]) == 0
+    html = (logs() / "s" / "report.html").read_text()
+    text = re.search(r"<pre>(python run_benchmarks.*?)</pre>", html, re.S)
+    assert text is not None
+    assert text[1].splitlines()[1:] == [
+        "python collect_results.py s --apart --accuracy 0.5",
+        "python plot_results.py s --apart --accuracy 0.5 --min-efficiency 0.6 --forecast 8",
+    ]
+
+
 def test_a_forecast_is_marked_wherever_it_stands(capsys) -> None:
     whole_study(strategies=("ddp", "fsdp"), gpus=(1, 2, 4))
     assert plot_main(["s", "--forecast", "8", "16", "4096"]) == 0

@@ -21,7 +21,7 @@ FIXED |= {"torch_version": "2.11.0", "global_batch_size": 512, "batch_size_per_r
 
 def results_of(
     series: dict[str, dict[int, Sequence[float]]],
-    scaling: str = "strong",
+    scaling: str | None = "strong",
     epochs: int = 0,
     seconds: float | None = None,
 ) -> Results:

@@ -173,7 +173,7 @@ CHECKS: dict[str, Callable[[Study, re.Match[str]], Any]] = {
     r"(?P<share>[\d.]+)%.*": _below,
     r"(?P<series>.+) (?:seems to have|has) at least 80% parallel efficiency up to the largest "
     rf"measured size, {SIZE}: (?P<share>[\d.]+)%.*": _above,
-    rf"(?P<series>.+) is measured faster on no larger size than on {SIZE}: "
+    rf"(?P<series>.+): no larger size was faster than {SIZE}: "
     r"the highest speed-up is (?P<most>[\d.]+).*": _slower,
     rf"(?P<series>.+?) is measured at (?P<share>\d+)% of ideal scaling on {SIZE}.*": _ideal,
     r"(?P<series>.+) was measured at one size only: its scaling is unknown\.": (

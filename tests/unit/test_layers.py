@@ -62,7 +62,9 @@ LIBRARIES = {
 # payload stand both below the folders and above them.
 ORDER = {
     "payload": ("data", "strategies", "measure", "checkpoints", "guard"),
-    "analysis": ("tables", "scaling", "collect", "compare", "findings", "figures", "report", ""),
+    "analysis": (
+        *("tables", "scaling", "collect", "claims", "compare", "findings", "figures", "report", ""),
+    ),
 }
 # Rooms that a vendor's image runs: the syntax and library of its Python.
 OF_IMAGES = ("program", "ground", "spec", "metric", "payload", "planner", "checks")

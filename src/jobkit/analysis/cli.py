@@ -61,6 +61,12 @@ def _parser(prog: str, description: str, epilog: str) -> Parser:
         action="store_true",
         help="a series of its own for each device model and commit of the code that are mixed",
     )
+    made.add_argument(
+        "--accuracy",
+        type=share,
+        metavar="SHARE",
+        help="target validation accuracy (default: one that all successful runs have reached)",
+    )
     return made
 
 
@@ -109,12 +115,6 @@ def _say_written(results: "Results") -> None:
 
 
 def _add_thresholds(parser: Parser) -> None:
-    parser.add_argument(
-        "--accuracy",
-        type=share,
-        metavar="SHARE",
-        help="target validation accuracy (default: one that all successful runs have reached)",
-    )
     parser.add_argument(
         "--min-efficiency",
         type=share,
@@ -170,7 +170,7 @@ def plot_main(argv: Sequence[str] | None = None) -> int:
 
     from jobkit.analysis.collect.results import collect
 
-    results = collect(args.study, write=False, separate=args.apart)
+    results = collect(args.study, write=False, accuracy=args.accuracy, separate=args.apart)
     if results.epochs.empty and results.runs["throughput"].isna().all():
         states = ", ".join(f"{n} {s}" for s, n in results.runs["status"].value_counts().items())
         shown = short_path(results.folder)
@@ -181,21 +181,28 @@ def plot_main(argv: Sequence[str] | None = None) -> int:
     found = _wanted(results, args.forecast, args.ranks_per_node)
     found, steps = _with_steps(results, args.step_model, found)
     _show(results, found)
-    return _drawn(results, found, args.min_efficiency, steps)
+    shared = ["--apart"] * args.apart
+    shared += ["--accuracy", f"{args.accuracy:g}"] if args.accuracy else []
+    own = ["--step-model", *map(shlex.quote, map(str, args.step_model))] * bool(args.step_model)
+    return _drawn(results, found, args.min_efficiency, steps, (shared, own))
 
 
 def _drawn(
     results: "Results",
     found: "list[Forecast]",
     least: float,
-    steps: "TextTable | None" = None,
+    steps: "TextTable | None",
+    options: tuple[Sequence[str], Sequence[str]],
 ) -> int:
-    """Draw the figures, write the report and print the files; return the exit code."""
+    """Draw the figures, write the report and print the files; return the exit code.
+
+    options: what was given, as write_report takes it.
+    """
     from jobkit.analysis.figures.draw import draw
     from jobkit.analysis.report.report import write_report
 
     drawn = draw(results, found)
-    for path in (*drawn.paths, *write_report(results, drawn.paths, found, least, steps)):
+    for path in (*drawn.paths, *write_report(results, drawn.paths, found, least, steps, options)):
         print(f"wrote {short_path(path)}")
     for name, why in drawn.missing.items():
         print(f"no {name}: {why}", file=sys.stderr)

@@ -21,7 +21,6 @@ JACOBIAN = "jacobian.pt2"
 # Bits of the vectors that Inductor writes for each --march; else it takes the widest of the machine
 # that compiles, whatever the compiler was told. 1: none.
 _VECTORS = {"x86-64-v2": 1, "x86-64-v3": 256, "x86-64-v4": 512, "native": None}
-MARCHES = tuple(_VECTORS)
 _NEEDS = {"x86-64-v3": ("AVX2", "AVX512"), "x86-64-v4": ("AVX512",)}
 
 Run = Callable[[Tensor], Tensor]

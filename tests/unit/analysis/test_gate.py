@@ -56,6 +56,14 @@ def test_a_series_that_is_not_planned_there_is_named(capsys) -> None:
     assert "ddp: not planned at 4 ranks" in capsys.readouterr().err
 
 
+def test_a_strategy_of_one_rank_needs_no_larger_size(capsys) -> None:
+    whole_study(
+        strategies=("single", "ddp"), gpus=(1, 4), sweep={"lr": [0.1, 0.05]}, settings={"epochs": 1}
+    )
+    assert gate(0.5, 4) == 0
+    assert "not planned" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -246,6 +246,24 @@ def test_an_outlier_is_flagged_kept_and_only_where_it_is_one() -> None:
     assert spread.outliers([[100.0, 50.0]]) == [[False] * 2]
 
 
+def test_the_outlier_is_named_where_a_run_that_is_ok_has_no_rate() -> None:
+    runs = runs_of({1: [1.0, 100, 101, 60, 99], 2: [190.0, 191, 189]})
+    runs.loc[0, ["images_per_s", "time_per_epoch_s"]] = pd.NA
+    row = at(scaling(runs, NONE), 1)
+    assert (row["runs_ok"], row["outliers"]) == (5, "ddp-1-3")
+
+
+def test_rates_of_different_units_are_not_compared() -> None:
+    alike = {1: [100.0, 101, 99], 2: [180.0, 181, 179]}
+    tables = [runs_of(alike, name, images_per_s=None) for name in ("a", "b", "c")]
+    for table, unit in zip(tables, ("tokens/s", "images/s", "images/s"), strict=True):
+        table["throughput"] = pd.Series([*alike[1], *alike[2]], dtype="Float64")
+        table["throughput_unit"] = pd.Series([unit] * 6, dtype="string")
+    table = scaling(pd.concat(tables, ignore_index=True), NONE)
+    assert pd.isna(at(table, 2, "a")["not_distinguishable_from"])
+    assert at(table, 2, "b")["not_distinguishable_from"] == "c"
+
+
 def test_time_to_the_accuracy_that_all_have_reached_or_the_one_given() -> None:
     whole_study(strategies=("ddp",), gpus=(1, 2))  # accuracy: 0.2, 0.6, 0.733 after each epoch
     row = at(collect("s").scaling, 2)

@@ -51,7 +51,7 @@ def test_a_serial_fraction_up_to_1_is_shown_and_what_it_does_not_say_is_noted() 
 
 def test_the_verdict_says_that_a_series_gets_no_faster() -> None:
     (line,) = [line for line in said(SLOWER) if "no larger size" in line]
-    assert line.startswith("ddp is measured faster on no larger size than on 1 GPU: ")
+    assert line.startswith("ddp: no larger size was faster than 1 GPU: ")
     assert "the highest speed-up is 0.758, on 2 GPUs." in line
     assert not [line for line in said({1: [100.0], 2: [110.0]}) if "no larger size" in line]
 

@@ -136,7 +136,7 @@ class Results:
         devices = self.runs["device"].dropna().value_counts()
         if len(devices) > 1:
             shown = ", ".join(f"{name} ({counted(n, 'run')})" for name, n in devices.items())
-            lines.append(f"the runs used different devices, so they are not comparable: {shown}")
+            lines.append(f"the runs used different devices, which differ in speed: {shown}")
         lines += [f"{series}: not compared: {why}" for series, why in faults(self.runs).items()]
         return [one_line(line) for line in lines]  # with names of files and folders
 

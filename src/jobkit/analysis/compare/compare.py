@@ -32,6 +32,7 @@ class Comparison:
     ratio: float  # of the geometric means of the rates, the study's over the other's
     test: Welch | None
     p_value: float | None  # corrected
+    tolerance: float = 0.0  # a share of the rate: p_value is of a difference beyond it
 
     @property
     def differs(self) -> bool:
@@ -50,11 +51,12 @@ class Comparison:
         said = f"{self.size.series} at {ranks}{nodes}: {self.ratio - 1:+.1%}"
         if self.test is None or self.p_value is None:
             few = f"{self.repeats[0]} and {counted(self.repeats[1], 'run')}"
-            return f"{said} ({few}): not judged, chance shows from 2 repeats on both sides on"
+            return f"{said} ({few}): not judged: that takes 2 repeats on both sides"
         low, high = (math.expm1(end) for end in self.test.interval)
         said += f" [{low:+.1%}, {high:+.1%} at 95%]"
         if not self.differs:
-            return f"{said}: may be chance (p = {self.p_value:.2g})"
+            most = f"within {100 * self.tolerance:g} %" if self.tolerance else "chance"
+            return f"{said}: may be {most} (p = {self.p_value:.2g})"
         way = "slower" if self.ratio < 1 else "faster"
         return f"{said}: {way} beyond chance (p = {self.p_value:.2g})"
 
@@ -80,6 +82,7 @@ def compare(
             ratio,
             test,
             corrected.get(key),
+            tolerance,
         )
         for key, (ratio, test) in tests.items()
     ]

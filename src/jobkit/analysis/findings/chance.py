@@ -1,12 +1,10 @@
 """How many of a study's comparisons differ, and how many chance alone would give."""
 
-from typing import Any
-
-import pandas as pd
+from collections import Counter
 
 from jobkit.analysis.collect.results import Results
+from jobkit.analysis.scaling.scaling import comparable_at
 from jobkit.analysis.scaling.spread import CONFIDENCE
-from jobkit.analysis.tables.frames import records
 
 
 def by_chance(results: Results) -> list[str]:
@@ -14,16 +12,17 @@ def by_chance(results: Results) -> list[str]:
 
     Compared are two series at one size, and a size with the one before in its series.
     """
-    if results.scaling["spread_from"].isna().all():
+    found = [s for s in results.sizes if s.throughput is not None]
+    if not any(s.spread_from for s in found):
         return []
+    series = Counter(map(comparable_at, found))
+    smallest = {s.series: s.world_size or 0 for s in reversed(found)}  # they are in order
     pairs = alike = 0.0
-    for row in records(results.scaling):
-        if pd.isna(row["throughput"]):
-            continue
-        series, size = _compared(results, row)
-        pairs += series / 2 + size  # a pair of series counts half at each of them
-        text = row["not_distinguishable_from"]
-        names = [] if pd.isna(text) else str(text).split("; ")
+    for size in found:
+        # A pair of series counts half at each of them.
+        pairs += (series[comparable_at(size)] - 1) / 2
+        pairs += smallest[size.series] < (size.world_size or 0)
+        names = [name for name in (size.not_distinguishable_from or "").split("; ") if name]
         before = sum(name.endswith((" rank", " ranks")) for name in names)
         alike += (len(names) - before) / 2 + before
     if pairs < 2:
@@ -34,12 +33,3 @@ def by_chance(results: Results) -> list[str]:
         f"would give about {pairs * (1 - CONFIDENCE):.1f}."
     )
     return [text]
-
-
-def _compared(results: Results, row: dict[str, Any]) -> tuple[int, bool]:
-    """With how many series a size is compared, and whether there is a smaller size."""
-    table = results.scaling[results.scaling["throughput"].notna()]
-    place = [(table[k] == row[k]).fillna(False) for k in ("scaling", "nodes", "ranks_per_node")]
-    same = table[place[0] & place[1] & place[2]]
-    own = table[table["series"] == row["series"]]
-    return len(same) - 1, bool((own["world_size"] < row["world_size"]).any())

@@ -174,7 +174,7 @@ def _forecast(curve: list[Size], wanted: Sequence[int], given: int | None) -> Fo
     runs = [
         (s.world_size or 0, rate, run in (s.outliers or "").split(", "))
         for s in curve
-        for run, rate in zip(s.ok_runs, s.rates, strict=False)
+        for run, rate in zip(s.rated_runs, s.rates, strict=True)
         if 0 < rate < math.inf  # it comes from a log
     ]
     # One run slowed down by other jobs would distort the forecast.

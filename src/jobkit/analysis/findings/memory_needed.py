@@ -63,12 +63,17 @@ def _test(least: Size, other: Size) -> Welch | None:
     return welch(*logs) if min(map(len, logs)) > 1 else None
 
 
+def _times(factor: float) -> str:
+    shown = f"{factor:.3g}"
+    return "the same" if shown == "1" else f"{shown} times that"
+
+
 def _compared(least: Size, other: Size, test: Welch | None, p_value: float | None) -> str:
     """How much more a series has than the least one, and whether that may be chance."""
     if test is None or p_value is None:
         factor = median(other.peaks_memory_mib) / median(least.peaks_memory_mib)
-        return f"{other.series} {factor:.3g} times that (may be chance: not repeated)"
+        return f"{other.series} {_times(factor)} (may be chance: not repeated)"
     low, high = (math.exp(end) for end in test.interval)
-    text = f"{other.series} {math.exp(test.difference):.3g} times that "
+    text = f"{other.series} {_times(math.exp(test.difference))} "
     text += f"[{CONFIDENCE:.0%}: {low:.3g} to {high:.3g}]"
     return text if p_value < 1 - CONFIDENCE else f"{text}, may be chance"

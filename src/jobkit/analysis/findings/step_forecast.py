@@ -119,5 +119,5 @@ def _law_error(results: Results, one: Forecast) -> float:
 def _sound(size: Size) -> Iterable[float]:
     """The rates of a size without outliers."""
     wrong = (size.outliers or "").split(", ")
-    pairs = zip(size.ok_runs, size.rates, strict=False)
+    pairs = zip(size.rated_runs, size.rates, strict=True)
     return (x for run, x in pairs if run not in wrong and 0 < x < math.inf)

@@ -186,7 +186,7 @@ def _slower(line: list[_Row], unit: str) -> list[str]:
     if most["speed_up"] > 1:
         return []
     text = (
-        f"{line[0]['series']} is measured faster on no larger size than on "
+        f"{line[0]['series']}: no larger size was faster than "
         f"{_size(line[0], unit)}: the highest speed-up is {_measured(most, 'speed_up', '{:.3g}')}, "
         f"on {_size(most, unit)}."
     )

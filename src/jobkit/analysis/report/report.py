@@ -49,11 +49,14 @@ def write_report(
     forecasts: Sequence[Forecast] = (),
     least: float = LEAST,
     steps: TextTable | None = None,
+    options: tuple[Sequence[str], Sequence[str]] = ((), ()),
 ) -> list[Path]:
     """Write the report and the proposal's table; return their paths.
 
     figures: those that were drawn; the SVG ones are shown. least: the parallel efficiency that
-    the recommended size must have. steps: the table of step models, if any.
+    the recommended size must have. steps: the table of step models, if any. options: the words that
+    collect_results.py and plot_results.py were both given, and those of the latter alone beside its
+    forecast and efficiency.
     Raises UsageError where the study's folder cannot be written.
     """
     paths = results.paths
@@ -61,7 +64,7 @@ def write_report(
     texts = {
         paths.table_markdown: table.markdown(),
         paths.table_latex: table.latex(),
-        paths.report: _html(results, table, figures, forecasts, least, steps),
+        paths.report: _html(results, table, figures, forecasts, least, steps, options),
     }
     for path, text in texts.items():
         save(path, text)
@@ -75,10 +78,14 @@ def _html(
     forecasts: Sequence[Forecast],
     least: float,
     steps: TextTable | None,
+    options: tuple[Sequence[str], Sequence[str]],
 ) -> str:
-    wanted = sorted({n for f in forecasts for n in f.sizes})
+    own = [*options[1], *([] if least == LEAST else ["--min-efficiency", f"{least:g}"])]
+    if wanted := sorted({n for f in forecasts for n in f.sizes}):
+        own += ["--forecast", *map(str, wanted)]
     # On one node alone no measured size says it.
-    said = next((f.per_node for f in forecasts if f.nodes == 1 and f.sizes), None)
+    if said := next((f.per_node for f in forecasts if f.nodes == 1 and f.sizes), None):
+        own += ["--ranks-per-node", str(said)]
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -103,7 +110,7 @@ def _html(
         most=MOST_OF_A_KIND,
         facts=facts(results),
         study_file=study_file(results),
-        commands=commands(results, wanted, said),
+        commands=commands(results, options[0], own),
     )
 
 

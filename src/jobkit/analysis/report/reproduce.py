@@ -49,18 +49,15 @@ def study_file(results: Results) -> str:
     return "\n".join(text)
 
 
-def commands(results: Results, forecast: Sequence[int] = (), per_node: int | None = None) -> str:
+def commands(results: Results, shared: Sequence[str] = (), own: Sequence[str] = ()) -> str:
     """The commands that run the study again and make this report.
 
-    per_node: the ranks of a full node, where they were said for the forecast.
+    shared: words for collect_results.py and plot_results.py; own: for the latter alone.
     """
     name = shlex.quote(results.name)
     lines = [f"python run_benchmarks.py --study {name}.toml"] if study_file(results) else []
-    sizes = f" --forecast {' '.join(map(str, forecast))}" if forecast else ""
-    sizes += f" --ranks-per-node {per_node}" if per_node else ""
-    return "\n".join(
-        [*lines, f"python collect_results.py {name}", f"python plot_results.py {name}{sizes}"]
-    )
+    lines.append(" ".join(["python collect_results.py", name, *shared]))
+    return "\n".join([*lines, " ".join(["python plot_results.py", name, *shared, *own])])
 
 
 def facts(results: Results) -> list[tuple[str, str]]:

@@ -5,6 +5,7 @@ import pandas as pd
 from jobkit.analysis.tables.frames import Row, records
 from jobkit.analysis.tables.text import counted
 from jobkit.errors import UsageError
+from jobkit.spec.runspec import ONE_RANK
 
 
 def check_efficiency(table: pd.DataFrame, least: float, at: int) -> list[str]:
@@ -19,10 +20,10 @@ def check_efficiency(table: pd.DataFrame, least: float, at: int) -> list[str]:
         sizes = ", ".join(str(n) for n in sorted(table["world_size"].dropna().unique()))
         raise UsageError(f"--at {at}: the study has no such size (it has: {sizes or 'none'})")
     said = [_fault(row, least) for row in records(rows)]
-    planned = set(table["series"].dropna())
-    absent = sorted(planned - set(rows["series"].dropna()))
+    several = table[~table["strategy"].isin(ONE_RANK)]  # the others have one size
+    absent = sorted(set(several["series"].dropna()) - set(rows["series"].dropna()))
     return [line for line in said if line] + [
-        f"{series}: not planned at {counted(at, 'rank')}" for series in absent if series != "single"
+        f"{series}: not planned at {counted(at, 'rank')}" for series in absent
     ]
 
 

@@ -48,7 +48,7 @@ def measured_sizes(
     reached = _epochs_to(epochs, target)
     made = []
     for one, wrong in zip(found, flags, strict=True):
-        row = {"outliers": ", ".join(compress(one.ok_runs, wrong)) or None}
+        row = {"outliers": ", ".join(compress(one.rated_runs, wrong)) or None}
         row |= _measured(one, bases.get(one.series), pool) | _cost(one, target, reached)
         made.append(_finite(one, row))
     return [replace(s, not_distinguishable_from=_alike(s, made, pool) or None) for s in made]
@@ -172,14 +172,18 @@ def _alike(size: Size, found: Sequence[Size], pool: Pool | None) -> str:
 
     Without any repeats in the study, all of them: nothing says that they differ.
     """
-    place = (size.scaling, size.nodes, size.ranks_per_node)
-    same = [s for s in found if (s.scaling, s.nodes, s.ranks_per_node) == place and s is not size]
+    same = [s for s in found if comparable_at(s) == comparable_at(size) and s is not size]
     smaller = [
         s for s in found if s.series == size.series and (s.world_size or 0) < (size.world_size or 0)
     ]
     names = [s.series for s in same if _may_be_equal(size, s, pool)]
     before = [s for s in smaller[-1:] if _may_be_equal(size, s, pool)]
     return "; ".join([*names, *(counted(s.world_size or 0, "rank") for s in before)])
+
+
+def comparable_at(size: Size) -> tuple[object, ...]:
+    """What two series must share at a size for their rates to be compared."""
+    return (size.scaling, size.throughput_unit, size.nodes, size.ranks_per_node)
 
 
 def _may_be_equal(one: Size, other: Size, pool: Pool | None) -> bool:

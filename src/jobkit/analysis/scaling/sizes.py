@@ -47,6 +47,7 @@ class Size:
     throughput_unit: str  # of the rate: images/s, tokens/s, steps/s
     throughput: float | None  # median, then every repeat
     rates: tuple[float, ...]
+    rated_runs: tuple[str, ...]  # run_ids, one for each of rates: a run may be ok without a rate
     time_of: str  # what the time is of: epoch, run, or an amount of work, as 10M tokens
     time_amount: float | None  # that in units of work: time_s = time_amount / throughput
     time_s: float | None  # median, then every repeat
@@ -106,7 +107,8 @@ def sizes(runs: pd.DataFrame) -> list[Size]:
 def _size(rows: list[Row]) -> Size:
     first, ok = rows[0], [row for row in rows if row["status"] == "ok"]
     times, peaks = _values(ok, "time_per_epoch_s"), _values(ok, "peak_memory_mib")
-    rates = _values(ok, "throughput") or _values(ok, "images_per_s")
+    source = "throughput" if _values(ok, "throughput") else "images_per_s"
+    rates = _values(ok, source)
     samples, units, devices = (
         [row[name] for row in ok if row[name] is not None]
         for name in ("train_samples", "throughput_unit", "devices")
@@ -128,6 +130,7 @@ def _size(rows: list[Row]) -> Size:
         throughput_unit=str(units[0]) if units else IMAGES * bool(rates),
         throughput=_median(rates),
         rates=tuple(rates),
+        rated_runs=tuple(row["run_id"] for row in ok if row[source] is not None),
         time_of=EPOCH,
         time_amount=float(samples[0]) if samples else _median(work),
         time_s=_median(times),
