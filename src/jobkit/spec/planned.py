@@ -4,7 +4,7 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, fields, replace
+from dataclasses import MISSING, Field, fields
 from typing import Any, ClassVar
 
 
@@ -76,9 +76,7 @@ class PlannedRun(ABC):
 
     def decided(self, recorded: "PlannedRun") -> "PlannedRun":
         """What is planned, with what it leaves to the device as a run recorded it."""
-        left = [n for n, value in self.left_to_device.items() if getattr(self, n) == value]
-        found = {n: getattr(recorded, n) for n in left if hasattr(recorded, n)}
-        return replace(self, **found) if found else self
+        return self
 
     def differing(self, recorded: "PlannedRun") -> dict[str, tuple[Any, Any]]:
         """The settings that a run recorded otherwise: as recorded, as planned.

@@ -138,8 +138,16 @@ class RunSpec(  # the fields of the last base come first
             "epochs_planned": self.epochs,
         }
 
+    def decided(self, recorded: PlannedRun) -> PlannedRun:
+        """What is planned, with what it leaves to the device as a run recorded it."""
+        left = [n for n, value in self.left_to_device.items() if getattr(self, n) == value]
+        found = {n: getattr(recorded, n) for n in left if hasattr(recorded, n)}
+        return self.from_dict({**vars(self), **found}) if found else self
+
     def differing(self, recorded: PlannedRun) -> dict[str, tuple[Any, Any]]:
         """The settings of its identity that a run recorded otherwise; the size's come first."""
+        if vars(self) == vars(recorded):
+            return {}  # as nearly always
         first = ("strategy", "nodes", "ranks_per_node")
         names = (*first, *sorted(OF_IDENTITY - {*first}))
         pairs = {n: (getattr(recorded, n, None), getattr(self, n)) for n in names}

@@ -84,20 +84,27 @@ def check(name: str, hint: Any, meta: Mapping[str, Any], value: Any) -> Any:
     plain, optional = plain_type(hint)
     if value is None and optional:
         return None
-    wrong = UsageError(f"{name} = {value!r}: must be {describe(hint, meta)}")
     origin, inner = typing.get_origin(plain), typing.get_args(plain)
-    if origin is tuple:
-        if not isinstance(value, list | tuple) or len(value) < (meta.get("low") or 0):
-            raise wrong
-        if not all(_is_one(each, inner[0]) for each in value):
-            raise wrong
-        text = {"multiline": meta.get("multiline")}
-        return tuple(_single(name, type(each), text, each, wrong) for each in value)
-    if origin is Mapping:
-        if not isinstance(value, Mapping):
-            raise wrong
-        return {k: check(f"{name} {k}", inner[1], meta, each) for k, each in value.items()}
-    return value if plain is Any else _single(name, plain, meta, value, wrong)
+    try:
+        if origin is tuple:
+            if not isinstance(value, list | tuple) or len(value) < (meta.get("low") or 0):
+                raise _WrongError
+            if not all(_is_one(each, inner[0]) for each in value):
+                raise _WrongError
+            text = {"multiline": meta.get("multiline")}
+            return tuple(_single(name, type(each), text, each) for each in value)
+        if origin is Mapping:
+            if not isinstance(value, Mapping):
+                raise _WrongError
+            return {k: check(f"{name} {k}", inner[1], meta, each) for k, each in value.items()}
+        return value if plain is Any else _single(name, plain, meta, value)
+    except _WrongError:  # in words only then: thousands of values are sound
+        said = f"{name} = {value!r}: must be {describe(hint, meta)}"
+        raise UsageError(said) from None
+
+
+class _WrongError(Exception):
+    """A value is not what its field may be."""
 
 
 def _is_one(value: Any, hint: Any) -> bool:
@@ -105,21 +112,21 @@ def _is_one(value: Any, hint: Any) -> bool:
     return hint is Any or type(value) in (typing.get_args(hint) or (hint,))
 
 
-def _single(name: str, plain: type, meta: Mapping[str, Any], value: Any, wrong: UsageError) -> Any:
+def _single(name: str, plain: type, meta: Mapping[str, Any], value: Any) -> Any:
     """Check a value that is no list and no table."""
     if plain is float and isinstance(value, int) and not isinstance(value, bool):
         if abs(value) > sys.float_info.max:
-            raise wrong
+            raise _WrongError
         value = float(value)
     if type(value) is not plain:
-        raise wrong
+        raise _WrongError
     if meta.get("choices"):
         one_of(name.replace("_", " "), value, meta["choices"])
     if isinstance(value, float) and not math.isfinite(value):
-        raise wrong
+        raise _WrongError
     low, high = meta.get("low"), meta.get("high")
     if (low is not None and value < low) or (high is not None and value > high):
-        raise wrong
+        raise _WrongError
     control = r"[\x00-\x08\x0b-\x1f\x7f]" if meta.get("multiline") else r"[\x00-\x1f\x7f]"
     if isinstance(value, str) and re.search(control, value):
         raise UsageError(f"{name} = {value!r}: has a control character")

@@ -213,10 +213,11 @@ def test_a_broken_or_foreign_file_does_no_harm(spoil: str, read: list[str]) -> N
 
 
 def test_what_json_cannot_say_is_not_kept(tmp_path: Path) -> None:
-    kept, values = Kept(tmp_path / "kept"), [float("nan"), float("inf"), 1 << 70, (1,), "\ud800"]
+    kept, values = Kept(tmp_path / "kept"), [1 << 70, "\ud800"]
     keys = [key_of(number) for number in range(len(values) + 1)]
     lines = [encoded({"value": value}) for value in [*values, 1.5]]
     assert lines[:-1] == [None] * len(values)
+    assert encoded({"of": [float("nan"), float("inf"), 0.1]}) == b'{"of":[null,null,0.1]}'
     for key, line in zip(keys, lines, strict=True):
         if line:
             kept.keep(key, line)

@@ -66,12 +66,11 @@ class Kept:
 
 
 def encoded(result: dict[str, Any]) -> bytes | None:
-    """A result as JSON, where that gives back just what it is; else None."""
+    """A result as JSON, which has None for NaN; None where JSON cannot take it."""
     try:
-        line = orjson.dumps(result)
+        return orjson.dumps(result)
     except TypeError:  # a text that is no UTF-8, a number of more than 64 bits
         return None
-    return line if decoded(line) == result else None  # it has no NaN, which is no number in JSON
 
 
 def decoded(line: bytes) -> dict[str, Any]:

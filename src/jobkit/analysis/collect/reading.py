@@ -142,26 +142,28 @@ def row_cells(rows: Sequence[Row]) -> Cells:
 
 def _found(ones: Sequence[_OneRun], kept: Kept) -> Iterator[dict[str, Any]]:
     """What was kept of each run that is as it was; else what is read, which is kept then."""
-    for one, (key, line, found) in zip(ones, in_order(partial(_look, kept), ones), strict=True):
+    for key, line, found in in_order(partial(_look, kept), ones):
         if key and line:
             kept.keep(key, line)
         elif key:
             line = kept.take(key)
-        yield decoded(line) if line else found or one.read()
+        yield found or decoded(line)
 
 
 def _look(kept: Kept, one: _OneRun) -> tuple[bytes, bytes, dict[str, Any] | None]:
-    """What was made of a run: by the key of what is kept, as JSON that may be, or as it is.
+    """What was made of a run: by the key of what is kept, as JSON, or as it is.
 
-    It may be kept if the run has ended, and nobody wrote meanwhile.
+    With a key it may be kept: the run has ended, and nobody wrote meanwhile. What is kept and what
+    is not is JSON alike, so that both give the same tables.
     """
     mark = mark_of(one.paths) if one.state.status in FINAL else None
     key = one.key(mark) if mark is not None else b""
     if key in kept:
         return key, b"", None
     made = one.read()
-    line = encoded(made) if mark is not None and mark_of(one.paths) == mark else None
-    return (key, line, None) if line else (b"", b"", made)
+    if (line := encoded(made)) is None:
+        return b"", b"", made
+    return key if key and mark_of(one.paths) == mark else b"", line, None
 
 
 def _as_run(planned: PlannedRun | None, settings: dict[str, Any]) -> PlannedRun | None:
