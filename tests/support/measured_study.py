@@ -21,7 +21,7 @@ FIXED |= {"torch_version": "2.11.0", "global_batch_size": 512, "batch_size_per_r
 
 def results_of(
     series: dict[str, dict[int, Sequence[float]]],
-    scaling: str = "strong",
+    scaling: str | None = "strong",
     epochs: int = 0,
     seconds: float | None = None,
 ) -> Results:
@@ -44,7 +44,7 @@ def results_of(
 
 def runs_of(
     series: dict[str, dict[int, Sequence[float]]],
-    scaling: str = "strong",
+    scaling: str | None = "strong",
     seconds: float | None = None,
 ) -> list[dict[str, Any]]:
     """The rows of results.csv of such a study."""

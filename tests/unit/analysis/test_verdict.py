@@ -70,6 +70,8 @@ def test_it_says_how_many_comparisons_chance_alone_would_tell_apart() -> None:
     (line,) = [line for line in lines if "comparisons" in line]
     assert line.startswith("4 of 7 comparisons (of series at one size, of neighbouring sizes")
     assert line.endswith("were all equal, chance alone would give about 0.4.")
+    unstated = results_of({"ddp": calm, "fsdp": calm}, scaling=None)  # strong or weak
+    assert line in verdict(unstated, "GPUs")
     once = {n: x[:1] for n, x in calm.items()}
     assert not [line for line in said(once) if "comparisons" in line]
 

@@ -1,12 +1,10 @@
 """How many of a study's comparisons differ, and how many chance alone would give."""
 
-from typing import Any
-
-import pandas as pd
+from collections.abc import Sequence
 
 from jobkit.analysis.collect.results import Results
+from jobkit.analysis.scaling.sizes import Size
 from jobkit.analysis.scaling.spread import CONFIDENCE
-from jobkit.analysis.tables.frames import records
 
 
 def by_chance(results: Results) -> list[str]:
@@ -14,16 +12,15 @@ def by_chance(results: Results) -> list[str]:
 
     Compared are two series at one size, and a size with the one before in its series.
     """
-    if results.scaling["spread_from"].isna().all():
+    found = [size for size in results.sizes if size.throughput is not None]
+    if not any(size.spread_from for size in results.sizes):
         return []
     pairs = alike = 0.0
-    for row in records(results.scaling):
-        if pd.isna(row["throughput"]):
-            continue
-        series, size = _compared(results, row)
+    for one in found:
+        series, size = _compared(found, one)
         pairs += series / 2 + size  # a pair of series counts half at each of them
-        text = row["not_distinguishable_from"]
-        names = [] if pd.isna(text) else str(text).split("; ")
+        text = one.not_distinguishable_from
+        names = text.split("; ") if text else []
         before = sum(name.endswith((" rank", " ranks")) for name in names)
         alike += (len(names) - before) / 2 + before
     if pairs < 2:
@@ -36,10 +33,15 @@ def by_chance(results: Results) -> list[str]:
     return [text]
 
 
-def _compared(results: Results, row: dict[str, Any]) -> tuple[int, bool]:
+def _compared(found: Sequence[Size], size: Size) -> tuple[int, bool]:
     """With how many series a size is compared, and whether there is a smaller size."""
-    table = results.scaling[results.scaling["throughput"].notna()]
-    place = [(table[k] == row[k]).fillna(False) for k in ("scaling", "nodes", "ranks_per_node")]
-    same = table[place[0] & place[1] & place[2]]
-    own = table[table["series"] == row["series"]]
-    return len(same) - 1, bool((own["world_size"] < row["world_size"]).any())
+    place = _place(size)
+    smaller = any(
+        other.series == size.series and (other.world_size or 0) < (size.world_size or 0)
+        for other in found
+    )
+    return sum(_place(other) == place for other in found) - 1, smaller
+
+
+def _place(size: Size) -> tuple[str | None, int | None, int | None]:
+    return size.scaling, size.nodes, size.ranks_per_node
