@@ -63,7 +63,7 @@ class Ranks:
             signal.signal(signum, self._heard)
         # Held until all has ended: torch binds it seconds later, which SO_REUSEADDR of both allows.
         self._held = _free_port() if "MASTER_PORT" not in os.environ else None
-        port = self._held and int(self._held.getsockname()[1])
+        port = int(self._held.getsockname()[1]) if self._held else None
         self._first = node * ranks
         self._processes = list[subprocess.Popen[bytes]]()
         self._copiers = list[threading.Thread]()
