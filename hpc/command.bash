@@ -275,9 +275,7 @@ command_here() {
   case $launcher in
     srun)
       rank_words 'rank_run here "USR1 USR2 TERM"'
-      exec "$python" -m jobkit.launch.local.ranks --ranks "$nproc_per_node" \
-        --poll "$monitor_interval" ${shutdown_timeout:+--shutdown-timeout "$shutdown_timeout"} \
-        ${nnodes:+--node-rank "$node_rank" --nnodes "$nnodes"} -- "${rank[@]}" "${command[@]}" ;;
+      ranks_here "${rank[@]}" "${command[@]}" ;;
     torchrun) # it sends TERM to the whole group of a rank
       rank_words 'rank_run torchrun "USR1 USR2"'
       local meet=(--standalone --rdzv-conf "join_timeout=$(whole_seconds "$start_timeout")")

@@ -44,7 +44,7 @@ def results_of(
 
 def runs_of(
     series: dict[str, dict[int, Sequence[float]]],
-    scaling: str = "strong",
+    scaling: str | None = "strong",
     seconds: float | None = None,
 ) -> list[dict[str, Any]]:
     """The rows of results.csv of such a study."""

@@ -1,4 +1,4 @@
-"""The places where a drill runs: their interface, and this machine (run.sh and torchrun)."""
+"""The places where a drill runs: their interface, and this machine."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""The starter of a command's ranks on this machine: codes, signals, and what is left."""
+"""The starter of the ranks on this machine: codes, signals, and what is left."""
 
 import os
 import signal
@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from jobkit.outcome.evidence import find_sign
+from jobkit.outcome.logs import Tail
 from support.place import ROOT
 
 STARTER = [sys.executable, "-m", "jobkit.launch.local.ranks", "--poll", "0.01"]
@@ -45,6 +47,36 @@ def test_a_rank_that_ends_well_leaves_the_others_their_time(tmp_path: Path) -> N
 def test_a_rank_killed_by_a_signal_counts_as_in_a_shell() -> None:
     with start(1, "kill -KILL $$") as process:
         assert process.wait(200) == 128 + signal.SIGKILL
+
+
+def test_a_rank_killed_by_a_signal_is_named() -> None:
+    """In words that the collector takes for evidence; of the others, which it ends, none."""
+    text = "[[ $RANK == 3 ]] && kill -SEGV $$; exec sleep 600"
+    words = [*STARTER, "--ranks", "2", "--node-rank", "1", "--nnodes", "2", "--", "bash", "-c"]
+    done = subprocess.run([*words, text], env=ENV, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 128 + signal.SIGSEGV
+    assert done.stderr == "jobkit: error: rank 3: Signal 11 (SIGSEGV) received\n"
+    sign = find_sign(Tail("log", [(1, done.stderr.strip())]))
+    assert sign and sign.status == "failed" and sign.reason.startswith("killed: ")
+
+
+def test_the_port_of_the_ranks_is_given_to_no_other_program() -> None:
+    """The first rank binds it, as torch does, while others cannot."""
+    text = (
+        "import os, socket\n"
+        "def bound(reuse):\n"
+        "    with socket.socket() as one:\n"
+        "        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)\n"
+        "        try:\n"
+        "            one.bind(('127.0.0.1', int(os.environ['MASTER_PORT'])))\n"
+        "            return not one.listen()\n"
+        "        except OSError:\n"
+        "            return False\n"
+        "print(bound(0), bound(1))\n"
+    )
+    words = [*STARTER, "--ranks", "1", "--", sys.executable, "-c", text]
+    done = subprocess.run(words, env=ENV, stdout=subprocess.PIPE, text=True, timeout=300)
+    assert done.stdout == "False True\n"
 
 
 @pytest.mark.parametrize("signum", [signal.SIGUSR1, signal.SIGUSR2])

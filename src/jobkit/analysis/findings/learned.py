@@ -92,8 +92,8 @@ def _ends(results: Results, series: str) -> tuple[Size, Size] | None:
 
 def _changes(results: Results, small: Size, large: Size) -> list[_Change]:
     """Loss and accuracy of two sizes, as far as both have them after as many epochs."""
-    ids = results.runs["run_id"]
-    of_small, of_large = (results.runs[ids.isin(list(s.ok_runs))] for s in (small, large))
+    runs = results.runs[["run_id", "epochs_done", _LOSS, _ACCURACY]]
+    of_small, of_large = (runs[runs["run_id"].isin(list(s.ok_runs))] for s in (small, large))
     if pd.concat([of_small, of_large])["epochs_done"].dropna().nunique() > 1:
         return []
     made = []

@@ -73,7 +73,8 @@ def _cost(results: Results, found: Sequence[Size], more: int) -> str:
         return ""
     hours = 0.0
     for size in found:
-        times = results.runs[results.runs["run_id"].isin(size.ok_runs)]["total_time_s"].dropna()
+        own = results.runs["run_id"].isin(size.ok_runs)
+        times = results.runs.loc[own, "total_time_s"].dropna()
         if times.empty:
             return ""
         hours += more * float(times.median()) * (size.nodes or 1) / 3600

@@ -32,7 +32,8 @@ def rate_sources(runs: pd.DataFrame) -> list[str]:
 
 def inferred_work(results: Results) -> list[str]:
     """A sentence where the rate is of samples that nobody has stated; none elsewhere."""
-    known = results.runs[results.runs["status"] == "ok"].dropna(subset=["throughput"])
+    ok = results.runs["status"] == "ok"
+    known = results.runs.loc[ok, ["throughput", "work_source"]].dropna(subset=["throughput"])
     own = known[known["work_source"] == INFERRED]
     if own.empty:
         return []

@@ -16,8 +16,9 @@ def uneven_steps(results: Results, unit: str) -> list[str]:
     The percentiles of runs measured in windows are medians over the windows' own: a window of fewer
     than 100 steps has its longest step as 99th percentile.
     """
-    runs = results.runs[results.runs["status"] == "ok"]
-    known = runs.dropna(subset=["series", "world_size", "step_p50_s", "step_p99_s", "steps_timed"])
+    names = ["series", "world_size", "step_p50_s", "step_p99_s", "steps_timed"]
+    ok = results.runs["status"] == "ok"
+    known = results.runs.loc[ok, [*names, "throughput_source"]].dropna(subset=names)
     known = known[(known["steps_timed"] >= _FEWEST) & (known["step_p50_s"] > 0)]
     if known.empty:
         return []

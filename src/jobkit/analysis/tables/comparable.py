@@ -29,7 +29,7 @@ def _fault(runs: pd.DataFrame) -> str:
 
 def mixed(runs: pd.DataFrame) -> list[str]:
     """A line for each series whose runs that are ok mix device models or commits of the code."""
-    ok = runs[runs["status"] == "ok"]
+    ok = runs.loc[runs["status"] == "ok", ["series", *MIXED]]
     made = []
     for series, group in ok.groupby("series"):
         for name, what in MIXED.items():

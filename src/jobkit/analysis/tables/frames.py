@@ -127,8 +127,8 @@ def plain_records(table: pd.DataFrame) -> list[Row]:
 
 def plain_values(column: pd.Series) -> list[Any]:
     """The values of a column as Python has them; None where there is none."""
-    known = column.notna()
-    if not known.any():
+    known = column.notna().tolist()
+    if not any(known):
         return [None] * len(column)
-    values: list[Any] = column.astype(object).where(known, None).tolist()
-    return values
+    values = column.astype(object).tolist()
+    return [value if there else None for value, there in zip(values, known, strict=True)]

@@ -61,7 +61,10 @@ class Ranks:
         self.code = 0
         for signum in (*_FORWARDED, *_ENDING):
             signal.signal(signum, self._heard)
-        port = _free_port() if "MASTER_PORT" not in os.environ else None
+        # Held until all has ended: torch binds it seconds later, which SO_REUSEADDR of both allows.
+        self._held = _free_port() if "MASTER_PORT" not in os.environ else None
+        port = int(self._held.getsockname()[1]) if self._held else None
+        self._first = node * ranks
         self._processes = list[subprocess.Popen[bytes]]()
         self._copiers = list[threading.Thread]()
         for rank in range(ranks):
@@ -114,9 +117,9 @@ class Ranks:
         """Wait for all ranks; return the code of the first that failed, else 0."""
         while True:
             codes = [process.poll() for process in self._processes]
-            bad = [code for code in codes if code]
+            bad = [(self._first + rank, code) for rank, code in enumerate(codes) if code]
             if bad and not self.code:
-                self.code = bad[0] if bad[0] > 0 else 128 - bad[0]
+                self._failed(*bad[0])
             if bad:
                 self._end()
             if None not in codes:
@@ -128,6 +131,14 @@ class Ranks:
         for copier in self._copiers:  # ends with the last process that has the pipe
             copier.join(_LAST_LINES_S)
         return self.code
+
+    def _failed(self, rank: int, code: int) -> None:
+        """Note the first failure. A rank that a signal ended could not say it itself."""
+        self.code = code if code > 0 else 128 - code
+        if code < 0:
+            name = {s.value: s.name for s in signal.Signals}.get(-code, "unnamed")
+            text = f"jobkit: error: rank {rank}: Signal {-code} ({name}) received\n"
+            _write(2, text.encode())
 
     def kill(self) -> None:
         """Kill what is left of each rank's processes."""
@@ -154,10 +165,12 @@ def _write(target: int, data: bytes) -> None:
             data = data[os.write(target, data) :]
 
 
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+def _free_port() -> socket.socket:
+    """A socket that is bound and does not listen: no other program is given its port meanwhile."""
+    holder = socket.socket()
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind(("127.0.0.1", 0))
+    return holder
 
 
 def _environment(
