@@ -390,13 +390,18 @@ start_child() {
 
 # Waits for $child to end, whatever signals come; its code goes into $code.
 wait_for_child() {
+  local own=''
+  # bash handles a signal that comes just before it begins to wait only after that: hence a limit.
+  while [[ -z $own ]] && { : <&9; } 2>/dev/null && kill -0 "$middle" 2>/dev/null; do
+    { read -r -t 1 own <&9; } 2>/dev/null
+  done
   while :; do
     wait "$middle"
     code=$?
     kill -0 "$middle" 2>/dev/null || break
   done
-  local own=''
-  { read -r -t 2 own <&9 && code=$own; } 2>/dev/null
+  { [[ -n $own ]] || read -r -t 2 own <&9; } 2>/dev/null
+  code=${own:-$code}
   { exec 9>&-; } 2>/dev/null
 }
 
