@@ -137,8 +137,8 @@ rank_run() {
 
 # One node's agent of torchrun, with a c10d rendezvous on the first node.
 rank_agent() {
-  local python=$1 ranks=$2 timeout=$3 here
-  shift 3
+  local python=$1 ranks=$2 here dollar='$$' # torchrun reads $$ as $, and $local_rank
+  shift 2
   rank_place
   here=${SLURMD_NODENAME:-$(uname -n)}${JOBKIT_INTERFACE_SUFFIX-}
   # torchrun would end of these two, which are for its ranks. They have sessions of their own: no
@@ -160,9 +160,10 @@ signal.signal(signal.SIGUSR2, tell)
 runpy.run_module("torch.distributed.run", run_name="__main__", alter_sys=True)'
   local meet=(--rdzv-backend c10d --rdzv-id "$SLURM_JOB_ID.$JOBKIT_ATTEMPT")
   meet+=(--rdzv-endpoint "$MASTER_ADDR:$MASTER_PORT" --local-addr "$here")
-  meet+=(--rdzv-conf "is_host=$((SLURM_NODEID == 0)),join_timeout=$timeout")
+  # One node may load torch minutes after another, from a file system that all of them read.
+  meet+=(--rdzv-conf "is_host=$((SLURM_NODEID == 0)),join_timeout=600,read_timeout=600")
   set -- -c "$hand_on" --nnodes "$WORLD_SIZE" --node-rank "$SLURM_NODEID" \
-    --nproc-per-node "$ranks" "${meet[@]}" --no-python "$@"
+    --nproc-per-node "$ranks" "${meet[@]}" --no-python "${@//\$/$dollar}"
   unset RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE NODE_RANK MASTER_ADDR MASTER_PORT
   exec "$python" "$@"
 }
@@ -284,7 +285,7 @@ command_on_slurm() {
       rank_words 'rank_run torchrun'
       local worker=("${rank[@]}")
       rank_words 'rank_agent'
-      rank+=("$(torchrun_python)" "$command_ranks" "$(whole_seconds "$start_timeout")" "${worker[@]}")
+      rank+=("$(torchrun_python)" "$command_ranks" "${worker[@]}")
       size+=(--ntasks="$command_nodes" --ntasks-per-node=1) more+=(--cpu-bind=none) ;;
     once) # shared, so that the command may start steps of its own
       unset SLURM_GPUS_PER_TASK SLURM_CPUS_PER_TASK
@@ -310,10 +311,12 @@ command_here() {
         ${nnodes:+--node-rank "$node_rank" --nnodes "$nnodes"} -- "${rank[@]}" "${command[@]}" ;;
     torchrun)
       rank_words 'rank_run torchrun'
+      local dollar='$$' # torchrun reads $$ as $, and $local_rank
+      rank=("${rank[@]//\$/$dollar}")
       local meet=(--standalone --rdzv-conf "join_timeout=$(whole_seconds "$start_timeout")")
       [[ -z $nnodes ]] || torchrun_nodes
       exec "$(torchrun_python)" -m torch.distributed.run "${meet[@]}" \
-        --nproc-per-node "$nproc_per_node" --monitor-interval "$monitor_interval" --no-python "${rank[@]}" "${command[@]}" ;;
+        --nproc-per-node "$nproc_per_node" --monitor-interval "$monitor_interval" --no-python "${rank[@]}" "${command[@]//\$/$dollar}" ;;
     once)
       rank_words 'rank_run once'
       exec "${rank[@]}" "${command[@]}" ;;

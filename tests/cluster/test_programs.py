@@ -35,25 +35,20 @@ kind = ["lightning", "transformers", "accelerate"]
     "torchrun": """
 command = ["{python}", "train_{{kind}}.py"]
 launcher = "torchrun"
-gpus = ["2x1"]
+gpus = [1]
 [parameters]
-kind = "metered"
+kind = "lightning"
 [sweep]
-kind = ["metered", "lightning", "transformers", "accelerate"]
+kind = ["lightning", "transformers", "accelerate"]
 """,
     "agents": """
 command = ["{python}", "train_{{kind}}.py"]
 launcher = "torchrun"
 gpus = ["2x1"]
-pattern = "nanogpt"
-auto = false
 [parameters]
-kind = "prints"
+kind = "metered"
 [sweep]
-kind = ["prints", "crashes", "stopped"]
-[work]
-unit = "tokens"
-per_step = 1000
+kind = ["metered", "crashes", "stopped"]
 """,
     "prints": """
 command = ["{python}", "train_prints.py"]
@@ -156,6 +151,32 @@ def test_a_stopped_element_of_an_array_goes_on_and_the_other_is_left_alone(
         assert [read_json(paths.outcome(n))["status"] for n in (0, 1)] == ["preempted", "ok"]
 
 
+def test_torchruns_agents_on_two_nodes_hand_the_stop_signal_on(
+    cluster, kit: Checkout, studies: dict[str, list[str]]
+) -> None:
+    """Others beside it end, or crash on one rank; all come into a true report with figures."""
+    folder = kit.folder / "logs" / "agents"
+    (paths,) = [
+        RunPaths(p.parent) for p in folder.glob("*/spec.json") if "train_stopped" in p.read_text()
+    ]
+    until(lambda: all((paths.folder / f"ready-{rank}").exists() for rank in (0, 1)))
+    cluster.run("scancel", "--signal=USR2", str(read_json(paths.submission)["job_id"]))
+    until(lambda: run_state(paths).status == "ok")
+    assert read_json(paths.outcome(0))["exit_code"] == 75
+    assert {(paths.folder / f"kept-{rank}").exists() for rank in (0, 1)} == {True}
+    rows = collected(cluster, kit, studies, "agents")
+    assert found(rows, "kind", "status", "attempts", "reason") == {
+        ("crashes", "failed", "1", "rank 1: exit code 3"),
+        ("metered", "ok", "1", ""),
+        ("stopped", "ok", "2", ""),
+    }
+    assert {r["kind"]: bool(r["time_per_epoch_s"]) for r in rows if r["throughput"]} == {
+        "metered": True, "stopped": False,
+    }  # fmt: skip
+    assert found(rows, "nodes", "world_size") == {("2", "2")}
+    assert untrue(folder) == []
+
+
 def test_a_loop_without_a_change_is_measured_at_each_size(
     cluster, kit: Checkout, studies: dict[str, list[str]]
 ) -> None:
@@ -167,41 +188,16 @@ def test_a_loop_without_a_change_is_measured_at_each_size(
 
 
 @pytest.mark.parametrize("name", TRAIN[1:])
-def test_three_libraries_as_they_are_and_the_meter(
+def test_three_libraries_as_they_are(
     cluster, kit: Checkout, studies: dict[str, list[str]], name: str
 ) -> None:
-    """By srun and by torchrun, on two nodes."""
+    """By srun on two nodes, and by torchrun."""
     rows = collected(cluster, kit, studies, name)
     assert {(r["status"], r["throughput_unit"]) for r in rows} == {("ok", "samples/s")}
     sources = {row["series"].split("kind=")[1]: row["throughput_source"] for row in rows}
-    own = {"metered": "meter"} if name == "torchrun" else {}
-    assert sources == {**own, **dict.fromkeys(LIBRARIES, "auto")} and len(rows) == len(sources)
+    assert sources == dict.fromkeys(LIBRARIES, "auto") and len(rows) == len(sources)
     report = (kit.folder / "logs" / name / "report.html").read_text()
     assert "images" not in report.replace("data:image", "")
-
-
-def test_torchruns_agents_on_two_nodes_hand_the_stop_signal_on(
-    cluster, kit: Checkout, studies: dict[str, list[str]]
-) -> None:
-    """Others beside it print their own line, or crash on one rank; all come into a true report."""
-    folder = kit.folder / "logs" / "agents"
-    (paths,) = [
-        RunPaths(p.parent) for p in folder.glob("*/spec.json") if "train_stopped" in p.read_text()
-    ]
-    until(lambda: all((paths.folder / f"ready-{rank}").exists() for rank in (0, 1)))
-    cluster.run("scancel", "--signal=USR2", str(read_json(paths.submission)["job_id"]))
-    until(lambda: run_state(paths).status == "ok")
-    assert read_json(paths.outcome(0))["exit_code"] == 75
-    assert {(paths.folder / f"kept-{rank}").exists() for rank in (0, 1)} == {True}
-    rows = collected(cluster, kit, studies, "agents")
-    columns = ("kind", "status", "attempts", "reason", "throughput_source")
-    assert found(rows, *columns[:4]) == {
-        ("crashes", "failed", "1", "rank 1: exit code 3"),
-        ("prints", "ok", "1", ""),
-        ("stopped", "ok", "2", ""),
-    }
-    assert ("prints", "ok", "1", "", "pattern nanogpt") in found(rows, *columns)
-    assert untrue(folder) == []
 
 
 def test_its_own_line_is_read_by_a_pattern(

@@ -14,21 +14,23 @@ from support.stub_srun import JOB, SRUN, Kit
 # Prints what it gets; the other warning ends it. It sleeps for moments, as a signal that comes just
 # before Python's sleep begins is handled after it.
 COUNTS = """
-import os, signal, time
+import os, signal, sys, time
 for name in ("USR2", "TERM"):
     signal.signal(signal.Signals["SIG" + name], lambda n, _: os.write(1, b"%d\\n" % n))
 def end(*_):
     os.write(1, b"end\\n")
     os._exit(75)
 signal.signal(signal.SIGUSR1, end)
-os.write(1, b"ready %d\\n" % os.getpid())
+os.write(1, b"ready %d %s\\n" % (os.getpid(), ascii(sys.argv[1]).encode()))
 while True:
     time.sleep(0.05)
 """
-# What of torchrun counts here: each rank is in a session of its own, and TERM goes to all of it.
+# What of torchrun counts here: each rank is in a session of its own, and TERM goes to all of it; it
+# replaces words by its own values.
 TORCHRUN = """
-import os, signal, subprocess, sys, time
+import os, signal, string, subprocess, sys, time
 words = sys.argv[sys.argv.index("--no-python") + 1 :]
+words = [string.Template(word).safe_substitute(local_rank="0") for word in words]
 rank = subprocess.Popen(words, env={**os.environ, "RANK": "0"}, start_new_session=True)
 signal.signal(signal.SIGTERM, lambda *_: os.killpg(rank.pid, signal.SIGTERM))
 while rank.poll() is None:
@@ -55,14 +57,23 @@ def test_a_signal_of_the_step_reaches_the_command_once(
     for folder in module.parents[:2]:
         (folder / "__init__.py").touch()
     one = {**JOB, "SLURM_NTASKS": "1", "PYTHONPATH": str(tmp_path / "fake")}
-    words = ["--launcher", launcher, "--no-auto", "--", sys.executable, "-c", COUNTS]
+    words = [
+        "--launcher",
+        launcher,
+        "--no-auto",
+        "--",
+        sys.executable,
+        "-c",
+        COUNTS,
+        "$$local_rank",
+    ]
     with subprocess.Popen(
         run.words(*words), env=run.environ(**one), stdout=subprocess.PIPE, text=True, cwd=run.folder
     ) as process:
         assert process.stdout
         lines = (line for line in process.stdout if not line.startswith("[jobkit]"))
-        ready, pid = next(lines).split()
-        assert ready == "ready"
+        ready, pid, word = next(lines).split()
+        assert (ready, word) == ("ready", "'$$local_rank'")
         task = shell = parent(parent(int(pid)))
         if launcher == "torchrun":
             task = parent(shell)
