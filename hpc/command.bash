@@ -145,7 +145,7 @@ rank_agent() {
   # signal to the agent's process group reaches them.
   trap '' USR1 USR2
   local hand_on='
-import os, runpy, signal
+import os, runpy, signal, sys
 def tell(number, frame):
     for thread in os.listdir("/proc/self/task"):
         try:
@@ -157,7 +157,13 @@ def tell(number, frame):
             pass
 signal.signal(signal.SIGUSR1, tell)
 signal.signal(signal.SIGUSR2, tell)
-runpy.run_module("torch.distributed.run", run_name="__main__", alter_sys=True)'
+try:
+    runpy.run_module("torch.distributed.run", run_name="__main__", alter_sys=True)
+except Exception as error:
+    number = getattr(error, "sigval", None)
+    if number is None:
+        raise
+    sys.exit(128 + number)  # as any program that a signal ended: torchrun has handed it on'
   local meet=(--rdzv-backend c10d --rdzv-id "$SLURM_JOB_ID.$JOBKIT_ATTEMPT")
   meet+=(--rdzv-endpoint "$MASTER_ADDR:$MASTER_PORT" --local-addr "$here")
   # One node may load torch minutes after another, from a file system that all of them read.

@@ -39,8 +39,29 @@ sys.exit(rank.returncode)
 """
 
 
+# Ends as torchrun does once it has handed TERM on: by an exception, which names the signal.
+ENDED = """
+class Ended(Exception):
+    sigval = signal.SIGTERM
+os.killpg(rank.pid, signal.SIGTERM)
+rank.wait()
+raise Ended
+"""
+SAVES = "trap 'exit 75' TERM; echo ready; while :; do sleep 0.05; done"
+
+
 def parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def with_torchrun(folder: Path, text: str) -> tuple[Kit, dict[str, str]]:
+    """A kit whose Python has this module for torchrun, and the variables of a job of one task."""
+    module = folder / "fake" / "torch" / "distributed" / "run.py"
+    module.parent.mkdir(parents=True)
+    module.write_text(text)
+    for package in module.parents[:2]:
+        (package / "__init__.py").touch()
+    return Kit(folder), {**JOB, "SLURM_NTASKS": "1", "PYTHONPATH": str(folder / "fake")}
 
 
 # Slurm with proctrack/cgroup signals the task alone, with proctrack/pgid its process group.
@@ -49,14 +70,8 @@ def parent(pid: int) -> int:
 def test_a_signal_of_the_step_reaches_the_command_once(
     tmp_path: Path, launcher: str, send: Callable[[int, int], None]
 ) -> None:
-    run = Kit(tmp_path)
+    run, one = with_torchrun(tmp_path, TORCHRUN)
     (tmp_path / "srun").write_text(SRUN.replace('"$@" &', 'setsid "$@" &'))
-    module = tmp_path / "fake" / "torch" / "distributed" / "run.py"
-    module.parent.mkdir(parents=True)
-    module.write_text(TORCHRUN)
-    for folder in module.parents[:2]:
-        (folder / "__init__.py").touch()
-    one = {**JOB, "SLURM_NTASKS": "1", "PYTHONPATH": str(tmp_path / "fake")}
     words = [
         "--launcher",
         launcher,
@@ -84,4 +99,13 @@ def test_a_signal_of_the_step_reaches_the_command_once(
         os.kill(shell, signal.SIGUSR1)
         assert list(lines) == ["end\n"]
         assert process.wait(300) == 75
+    assert run.outcome()["status"] == "preempted"
+
+
+def test_ranks_that_save_at_term_under_torchrun_are_preempted(tmp_path: Path) -> None:
+    loop = TORCHRUN[: TORCHRUN.index("signal.signal")]
+    waits = loop.replace("words, env", "words, stdout=-1, env") + "rank.stdout.readline()\n"
+    run, one = with_torchrun(tmp_path, waits + ENDED)
+    done = run("--launcher", "torchrun", "--no-auto", "--", "bash", "-c", SAVES, **one)
+    assert done.returncode == 75 and "Traceback" not in done.stderr, done.stderr
     assert run.outcome()["status"] == "preempted"
