@@ -379,9 +379,10 @@ code=0
 start_child() {
   if ((BASH_VERSINFO[0] < 4)) || ! { exec 9<> <(:); } 2>/dev/null; then
     "$@" 9>&- &
-    middle=$! child=$!
+    middle=$! child=$! piped=''
     return
   fi
+  piped=1
   {
     trap : USR1 USR2 TERM INT HUP
     (echo "$BASHPID" >&9 && trap - USR1 USR2 TERM INT HUP && exec 2>&8 8>&- 9>&- && "$@")
@@ -395,7 +396,7 @@ start_child() {
 wait_for_child() {
   local own=''
   # bash handles a signal that comes just before it begins to wait only after that: hence a limit.
-  while [[ -z $own ]] && { : <&9; } 2>/dev/null && kill -0 "$middle" 2>/dev/null; do
+  while [[ -n $piped && -z $own ]] && kill -0 "$middle" 2>/dev/null; do
     { read -r -t 1 own <&9; } 2>/dev/null
   done
   while :; do

@@ -137,10 +137,13 @@ rank_run() {
 
 # One node's agent of torchrun, with a c10d rendezvous on the first node.
 rank_agent() {
-  local python=$1 ranks=$2 here dollar='$$' # torchrun reads $$ as $, and $local_rank
+  local python=$1 ranks=$2 here threads dollar='$$' # torchrun reads $$ as $, and $local_rank
   shift 2
   rank_place
   here=${SLURMD_NODENAME:-$(uname -n)}${JOBKIT_INTERFACE_SUFFIX-}
+  if [[ -z ${OMP_NUM_THREADS-} ]] && threads=$(nproc 2>/dev/null); then # torchrun would set 1
+    export OMP_NUM_THREADS=$((threads > ranks ? threads / ranks : 1))
+  fi
   # torchrun would end of these two, which are for its ranks. They have sessions of their own: no
   # signal to the agent's process group reaches them.
   trap '' USR1 USR2

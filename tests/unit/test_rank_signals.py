@@ -47,7 +47,8 @@ os.killpg(rank.pid, signal.SIGTERM)
 rank.wait()
 raise Ended
 """
-SAVES = "trap 'exit 75' TERM; echo ready; while :; do sleep 0.05; done"
+THREADS = "[[ $OMP_NUM_THREADS == $(env -u OMP_NUM_THREADS nproc) ]] || exit 3; "  # one rank: all
+SAVES = THREADS + "trap 'exit 75' TERM; echo ready; while :; do sleep 0.05; done"
 
 
 def parent(pid: int) -> int:
