@@ -305,6 +305,9 @@ leave_job() {
     grep -qs -e '"launcher": "run\.sh"' -- "$run_dir/job.json" || return 0
   fi
   local id=null cluster=null shared=false host=${SLURMD_NODENAME:-$(uname -n)} started=null sees
+  # One of several machines is started again by the process that leads it here: that is the run's.
+  local own=$$
+  [[ -z $given_attempt ]] || own=$PPID
   [[ -z $child ]] || started="{\"pid\": $child, \"pid_start\": $(start_of "$child")}"
   # A container may have the host's name, and processes of its own.
   sees=$(readlink "/proc/$$/ns/pid" 2>/dev/null)
@@ -316,7 +319,7 @@ leave_job() {
     [[ ! ${SLURM_CLUSTER_NAME-} =~ ^[A-Za-z0-9._-]+$ ]] || cluster=\"$SLURM_CLUSTER_NAME\"
   fi
   printf '{"v": 1, "launcher": "run.sh", "job_id": %s, "cluster": %s, "shared": %s, "pid": %d, "pid_start": %s, "pid_ns": %s, "host": "%s", "child": %s}\n' \
-    "$id" "$cluster" "$shared" $$ "$(start_of $$)" "$sees" "$host" "$started" >"$run_dir/job.json.$$" &&
+    "$id" "$cluster" "$shared" "$own" "$(start_of "$own")" "$sees" "$host" "$started" >"$run_dir/job.json.$$" &&
     mv -f -- "$run_dir/job.json.$$" "$run_dir/job.json"
 }
 
@@ -376,9 +379,10 @@ code=0
 start_child() {
   if ((BASH_VERSINFO[0] < 4)) || ! { exec 9<> <(:); } 2>/dev/null; then
     "$@" 9>&- &
-    middle=$! child=$!
+    middle=$! child=$! piped=''
     return
   fi
+  piped=1
   {
     trap : USR1 USR2 TERM INT HUP
     (echo "$BASHPID" >&9 && trap - USR1 USR2 TERM INT HUP && exec 2>&8 8>&- 9>&- && "$@")
@@ -390,13 +394,18 @@ start_child() {
 
 # Waits for $child to end, whatever signals come; its code goes into $code.
 wait_for_child() {
+  local own=''
+  # bash handles a signal that comes just before it begins to wait only after that: hence a limit.
+  while [[ -n $piped && -z $own ]] && kill -0 "$middle" 2>/dev/null; do
+    { read -r -t 1 own <&9; } 2>/dev/null
+  done
   while :; do
     wait "$middle"
     code=$?
     kill -0 "$middle" 2>/dev/null || break
   done
-  local own=''
-  { read -r -t 2 own <&9 && code=$own; } 2>/dev/null
+  { [[ -n $own ]] || read -r -t 2 own <&9; } 2>/dev/null
+  code=${own:-$code}
   { exec 9>&-; } 2>/dev/null
 }
 

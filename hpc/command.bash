@@ -64,14 +64,32 @@ rank_say() {
 
 # Hands a signal on to the command, or keeps it until there is one.
 rank_tell() {
-  if [[ -n $child ]]; then kill -"$1" "$child" 2>/dev/null; else early+=" $1"; fi
+  if [[ -z $child ]]; then early+=" $1"; return; fi
+  { echo "$1" >&7; } 2>/dev/null || kill -"$1" "$child" 2>/dev/null
 }
 
-# One rank: a place (slurm: from the step's variables; once: none; else set already), the signals
-# that come to this shell only and are for the command, and the command.
+# Who signals a rank may mean this shell alone (Slurm with proctrack/cgroup; torchrun's agent) or all
+# its process group, in which the command is (proctrack/pgid): of a group this process is one too.
+# Hands on what the shell writes, and what the command has not had: so it gets each signal once.
+rank_hear() {
+  # shellcheck disable=SC2034  # read by name
+  local name had_USR1='' had_USR2='' had_TERM='' had_INT='' had_HUP=''
+  for name in USR1 USR2 TERM INT HUP; do
+    # shellcheck disable=SC2064  # the name is of now
+    trap "had_$name=1" "$name"
+  done
+  while read -r name || (($? > 128)); do
+    local had=had_$name
+    if [[ -n $name && -z ${!had} ]]; then kill -"$name" "$child"; fi
+    printf -v "$had" ''
+  done
+}
+
+# One rank: a place (slurm: from the step's variables; once: none; else set already), and the
+# command.
 rank_run() {
-  local place=$1 signals=$2 who name defaults=()
-  shift 2
+  local place=$1 who name
+  shift
   case $place in
     slurm) rank_place ;;
     once) # Slurm's variables of this one task are not those of what the command starts
@@ -90,17 +108,14 @@ rank_run() {
     if [[ ${RANK:-0} == 0 ]]; then echo "jobkit: error: no command $name on $(uname -n)" >&2; fi
     return 127
   fi
-  # Under torchrun these two are ignored, which a shell cannot undo for what it starts.
-  if [[ $place == torchrun ]] && env --default-signal=USR1 true 2>/dev/null; then
-    defaults=(env --default-signal=USR1 --default-signal=USR2)
-  fi
   child='' early=''
-  trap : USR1 USR2 TERM INT HUP
-  for name in $signals; do
+  for name in USR1 USR2 TERM INT HUP; do
     # shellcheck disable=SC2064  # the name is of now
     trap "rank_tell $name" "$name"
   done
-  start_child exec "${defaults[@]}" "$@"
+  trap : PIPE
+  start_child exec "$@"
+  { exec 7> >(rank_hear >/dev/null 9>&-); } 2>/dev/null
   for name in $early; do rank_tell "$name"; done
   wait_for_child
   case $code in
@@ -122,17 +137,42 @@ rank_run() {
 
 # One node's agent of torchrun, with a c10d rendezvous on the first node.
 rank_agent() {
-  local python=$1 ranks=$2 timeout=$3 here
-  shift 3
+  local python=$1 ranks=$2 here threads dollar='$$' # torchrun reads $$ as $, and $local_rank
+  shift 2
   rank_place
   here=${SLURMD_NODENAME:-$(uname -n)}${JOBKIT_INTERFACE_SUFFIX-}
-  # torchrun would end of these two, which Slurm sends to all processes of the step.
+  if [[ -z ${OMP_NUM_THREADS-} ]] && threads=$(nproc 2>/dev/null); then # torchrun would set 1
+    export OMP_NUM_THREADS=$((threads > ranks ? threads / ranks : 1))
+  fi
+  # torchrun would end of these two, which are for its ranks. They have sessions of their own: no
+  # signal to the agent's process group reaches them.
   trap '' USR1 USR2
+  local hand_on='
+import os, runpy, signal, sys
+def tell(number, frame):
+    for thread in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{thread}/children") as file:
+                for pid in map(int, file.read().split()):
+                    if os.getsid(pid) != os.getsid(0):
+                        os.kill(pid, number)
+        except OSError:  # it has just ended
+            pass
+signal.signal(signal.SIGUSR1, tell)
+signal.signal(signal.SIGUSR2, tell)
+try:
+    runpy.run_module("torch.distributed.run", run_name="__main__", alter_sys=True)
+except Exception as error:
+    number = getattr(error, "sigval", None)
+    if number is None:
+        raise
+    sys.exit(128 + number)  # as any program that a signal ended: torchrun has handed it on'
   local meet=(--rdzv-backend c10d --rdzv-id "$SLURM_JOB_ID.$JOBKIT_ATTEMPT")
   meet+=(--rdzv-endpoint "$MASTER_ADDR:$MASTER_PORT" --local-addr "$here")
-  meet+=(--rdzv-conf "is_host=$((SLURM_NODEID == 0)),join_timeout=$timeout")
-  set -- -m torch.distributed.run --nnodes "$WORLD_SIZE" --node-rank "$SLURM_NODEID" \
-    --nproc-per-node "$ranks" "${meet[@]}" --no-python "$@"
+  # One node may load torch minutes after another, from a file system that all of them read.
+  meet+=(--rdzv-conf "is_host=$((SLURM_NODEID == 0)),join_timeout=600,read_timeout=600")
+  set -- -c "$hand_on" --nnodes "$WORLD_SIZE" --node-rank "$SLURM_NODEID" \
+    --nproc-per-node "$ranks" "${meet[@]}" --no-python "${@//\$/$dollar}"
   unset RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE NODE_RANK MASTER_ADDR MASTER_PORT
   exec "$python" "$@"
 }
@@ -233,7 +273,7 @@ rank_words() {
   rank=(bash -c "$(declare -f start_child wait_for_child "${!rank_functions[@]}")"$'\nchild="" early="" code=0\n'"$1"' "$@"' jobkit)
 }
 declare -A rank_functions=([rank_first_host]=1 [rank_port]=1 [rank_count_here]=1 [rank_place]=1
-  [rank_say]=1 [rank_tell]=1 [rank_run]=1 [rank_agent]=1)
+  [rank_say]=1 [rank_tell]=1 [rank_hear]=1 [rank_run]=1 [rank_agent]=1)
 
 # torchrun of the Python that the command itself names, else of the one on PATH.
 torchrun_python() {
@@ -247,18 +287,18 @@ command_on_slurm() {
   unset SLURM_TRES_PER_TASK
   case $launcher in
     srun)
-      rank_words 'rank_run slurm ""'
+      rank_words 'rank_run slurm'
       size+=(--ntasks="$((command_nodes * command_ranks))" --ntasks-per-node="$command_ranks") ;;
     torchrun) # each node's one task has all that the node has
       unset SLURM_GPUS_PER_TASK SLURM_CPUS_PER_TASK
-      rank_words 'rank_run torchrun ""'
+      rank_words 'rank_run torchrun'
       local worker=("${rank[@]}")
       rank_words 'rank_agent'
-      rank+=("$(torchrun_python)" "$command_ranks" "$(whole_seconds "$start_timeout")" "${worker[@]}")
+      rank+=("$(torchrun_python)" "$command_ranks" "${worker[@]}")
       size+=(--ntasks="$command_nodes" --ntasks-per-node=1) more+=(--cpu-bind=none) ;;
     once) # shared, so that the command may start steps of its own
       unset SLURM_GPUS_PER_TASK SLURM_CPUS_PER_TASK
-      rank_words 'rank_run once ""'
+      rank_words 'rank_run once'
       size=(--nodes=1 --ntasks=1 --ntasks-per-node=1) more+=(--cpu-bind=none --overlap) ;;
   esac
   if [[ -n ${SLURM_STEP_ID-} ]]; then
@@ -274,16 +314,20 @@ command_on_slurm() {
 command_here() {
   case $launcher in
     srun)
-      rank_words 'rank_run here "USR1 USR2 TERM"'
-      ranks_here "${rank[@]}" "${command[@]}" ;;
-    torchrun) # it sends TERM to the whole group of a rank
-      rank_words 'rank_run torchrun "USR1 USR2"'
+      rank_words 'rank_run here'
+      exec "$python" -m jobkit.launch.local.ranks --ranks "$nproc_per_node" \
+        --poll "$monitor_interval" ${shutdown_timeout:+--shutdown-timeout "$shutdown_timeout"} \
+        ${nnodes:+--node-rank "$node_rank" --nnodes "$nnodes"} -- "${rank[@]}" "${command[@]}" ;;
+    torchrun)
+      rank_words 'rank_run torchrun'
+      local dollar='$$' # torchrun reads $$ as $, and $local_rank
+      rank=("${rank[@]//\$/$dollar}")
       local meet=(--standalone --rdzv-conf "join_timeout=$(whole_seconds "$start_timeout")")
       [[ -z $nnodes ]] || torchrun_nodes
       exec "$(torchrun_python)" -m torch.distributed.run "${meet[@]}" \
-        --nproc-per-node "$nproc_per_node" --monitor-interval "$monitor_interval" --no-python "${rank[@]}" "${command[@]}" ;;
+        --nproc-per-node "$nproc_per_node" --monitor-interval "$monitor_interval" --no-python "${rank[@]}" "${command[@]//\$/$dollar}" ;;
     once)
-      rank_words 'rank_run once "USR1 USR2 TERM"'
+      rank_words 'rank_run once'
       exec "${rank[@]}" "${command[@]}" ;;
   esac
 }

@@ -1,4 +1,7 @@
-"""Nine kinds of training programs in studies on Slurm, each to results.csv and its report."""
+"""Nine kinds of training programs in studies on Slurm, each to results.csv and its report.
+
+tests/bench/programs.py runs each of them at three sizes by both launchers, and off Slurm.
+"""
 
 import csv
 import importlib.util
@@ -10,11 +13,13 @@ from collections.abc import Callable
 import pytest
 
 from jobkit.analysis.collect.results import collect
+from jobkit.analysis.figures.draw import draw
 from jobkit.analysis.report.report import write_report
 from jobkit.outcome.status import run_state
 from jobkit.paths import RunPaths, read_json
 from support import needs
 from support.checkout import Checkout, make_checkout
+from support.report_truth import untrue
 from support.training_programs import PROGRAMS
 
 STUDIES = {
@@ -32,9 +37,18 @@ command = ["{python}", "train_{{kind}}.py"]
 launcher = "torchrun"
 gpus = [1]
 [parameters]
+kind = "lightning"
+[sweep]
+kind = ["lightning", "transformers", "accelerate"]
+""",
+    "agents": """
+command = ["{python}", "train_{{kind}}.py"]
+launcher = "torchrun"
+gpus = ["2x1"]
+[parameters]
 kind = "metered"
 [sweep]
-kind = ["metered", "lightning", "transformers", "accelerate"]
+kind = ["metered", "crashes", "stopped"]
 """,
     "prints": """
 command = ["{python}", "train_prints.py"]
@@ -106,7 +120,8 @@ def collected(
     cluster.wait_all(studies[name], 900)
     folder = kit.folder / "logs" / name
     if not (folder / ".collect-job.json").exists():  # here, where pandas is imported only once
-        write_report(collect(str(folder)), [])
+        results = collect(str(folder))
+        write_report(results, draw(results).paths if name == "agents" else [])
     assert (folder / "report.html").exists(), (folder / "collect.log").read_text()
     with (folder / "results.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -136,6 +151,32 @@ def test_a_stopped_element_of_an_array_goes_on_and_the_other_is_left_alone(
         assert [read_json(paths.outcome(n))["status"] for n in (0, 1)] == ["preempted", "ok"]
 
 
+def test_torchruns_agents_on_two_nodes_hand_the_stop_signal_on(
+    cluster, kit: Checkout, studies: dict[str, list[str]]
+) -> None:
+    """Others beside it end, or crash on one rank; all come into a true report with figures."""
+    folder = kit.folder / "logs" / "agents"
+    (paths,) = [
+        RunPaths(p.parent) for p in folder.glob("*/spec.json") if "train_stopped" in p.read_text()
+    ]
+    until(lambda: all((paths.folder / f"ready-{rank}").exists() for rank in (0, 1)))
+    cluster.run("scancel", "--signal=USR2", str(read_json(paths.submission)["job_id"]))
+    until(lambda: run_state(paths).status == "ok")
+    assert read_json(paths.outcome(0))["exit_code"] == 75
+    assert {(paths.folder / f"kept-{rank}").exists() for rank in (0, 1)} == {True}
+    rows = collected(cluster, kit, studies, "agents")
+    assert found(rows, "kind", "status", "attempts", "reason") == {
+        ("crashes", "failed", "1", "rank 1: exit code 3"),
+        ("metered", "ok", "1", ""),
+        ("stopped", "ok", "2", ""),
+    }
+    assert {r["kind"]: bool(r["time_per_epoch_s"]) for r in rows if r["throughput"]} == {
+        "metered": True, "stopped": False,
+    }  # fmt: skip
+    assert found(rows, "nodes", "world_size") == {("2", "2")}
+    assert untrue(folder) == []
+
+
 def test_a_loop_without_a_change_is_measured_at_each_size(
     cluster, kit: Checkout, studies: dict[str, list[str]]
 ) -> None:
@@ -147,15 +188,14 @@ def test_a_loop_without_a_change_is_measured_at_each_size(
 
 
 @pytest.mark.parametrize("name", TRAIN[1:])
-def test_three_libraries_as_they_are_and_the_meter(
+def test_three_libraries_as_they_are(
     cluster, kit: Checkout, studies: dict[str, list[str]], name: str
 ) -> None:
     """By srun on two nodes, and by torchrun."""
     rows = collected(cluster, kit, studies, name)
     assert {(r["status"], r["throughput_unit"]) for r in rows} == {("ok", "samples/s")}
     sources = {row["series"].split("kind=")[1]: row["throughput_source"] for row in rows}
-    own = {"metered": "meter"} if name == "torchrun" else {}
-    assert sources == {**own, **dict.fromkeys(LIBRARIES, "auto")} and len(rows) == len(sources)
+    assert sources == dict.fromkeys(LIBRARIES, "auto") and len(rows) == len(sources)
     report = (kit.folder / "logs" / name / "report.html").read_text()
     assert "images" not in report.replace("data:image", "")
 

@@ -111,13 +111,14 @@ def test_a_crash_is_told_and_started_again(program: Path, env: dict[str, str]) -
 def test_torchrun_starts_the_ranks_of_a_command(program: Path, env: dict[str, str]) -> None:
     done = bench(
         env, "--name", "t", "--launcher", "torchrun", "--gpus", "2", "--",
-        sys.executable, str(program), "a b",
+        sys.executable, str(program), "a $$local_rank",
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     plan, _ = found(env, "t")
     (run_id,) = plan.runs
     folder = plan.paths.run(run_id).folder
-    assert [json.loads((folder / f"rank-{r}").read_text()) for r in (0, 1)] == [["a b"]] * 2
+    words = [json.loads((folder / f"rank-{r}").read_text()) for r in (0, 1)]
+    assert words == [["a $$local_rank"]] * 2
 
 
 def test_a_program_with_the_meter_comes_to_a_true_report_off_slurm(

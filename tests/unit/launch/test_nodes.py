@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 
+from jobkit.launch.cancel_single import cancel_single
 from jobkit.launch.local import nodes
+from jobkit.paths import RunPaths, write_json
 from support.place import ROOT
 
 # Each test has an address of its own, so that no other program has its port.
@@ -139,12 +141,31 @@ def test_the_end_of_a_pod_that_saved_is_75_in_all(
     ("pod", "code", "ends"), [("1", 75, 75), ("counts", 75, 1), ("counts", 0, 0)]
 )
 def test_what_leads_the_pods_counts_an_early_stop_where_run_sh_says_so(
-    pod: str, code: int, ends: int, monkeypatch: pytest.MonkeyPatch
+    pod: str,
+    code: int,
+    ends: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("JOBKIT_POD", pod)
     monkeypatch.setattr(nodes, "Node", lambda *_: SimpleNamespace(run=lambda: code))
     words = ["--nnodes=2", "--node-rank=0", "--master-addr=a", "--logs=b", "--", "run.sh"]
     assert nodes.main(words) == ends
+    assert ("it ends with 1, which Kubernetes counts" in capsys.readouterr().err) == (ends == 1)
+
+
+def test_cancel_of_a_resumed_run_ends_it_on_all_nodes(machines: Machines) -> None:
+    """And not one node's start, after which all would be started again."""
+    folder = machines.folder / "single" / "given"
+    folder.mkdir(parents=True)
+    write_json(folder / "job.json", {"v": 1, "launcher": "run.sh", "pid": 1, "host": "before"})
+    again = ("--run-dir", str(folder), "--max-restarts", "2")
+    machines.start_both(*again, "--", "bash", "-c", WAITS)
+    machines.until_ready()
+    assert "it was ended" in cancel_single(folder)
+    codes, _, err = machines.ends()
+    assert codes == [143, 143] and "starting the run again" not in err, err
+    assert RunPaths(folder).attempt_numbers() == [0]
 
 
 def test_a_warning_to_one_node_is_one_to_all(machines: Machines) -> None:

@@ -18,8 +18,8 @@ from jobkit.launch.slurm import commands
 from jobkit.launch.slurm.rest import Rest
 from jobkit.launch.states import States
 from jobkit.paths import write_json
-from support.fake_study import whole_run
-from support.limited_slurm import SBATCH, Clock, failed, free, job_of, taken
+from support.fake_study import make_plan, whole_run
+from support.limited_slurm import RUNS, SBATCH, Clock, failed, free, job_of, taken
 
 
 @pytest.mark.parametrize("by", ["slurm", "slurm, of an earlier launch", "itself"])
@@ -79,7 +79,10 @@ def test_a_run_that_another_launcher_started_is_not_submitted(
 def test_a_try_that_slurm_does_not_answer_is_made_again(
     why: str, lost: bool, slurm: Path, started: tuple[Rest, States]
 ) -> None:
-    """But not where it may have taken the job all the same: squeue shows one that nobody noted."""
+    """But not where it may have taken the job all the same: squeue shows one that nobody noted.
+
+    Job 98 is that of a study of the same name in another folder.
+    """
     rest, states = started
     for run_id in taken(started):
         whole_run(states.plan, run_id)
@@ -97,13 +100,37 @@ def test_a_try_that_slurm_does_not_answer_is_made_again(
     free(slurm, 9)
     if "timed out" in why:
         assert rest.go_on(states) == "" and len(rest.left) == 2  # squeue does not answer either
-    (slurm / "queue").write_text("1\n2\n" + "99\n" * lost)
+    (slurm / "queue").write_text("1\n2\n98\n" + "99\n" * lost)
+    says = "case $4 in 98) echo JobId=98 StdOut=/other/s/.submitit/0/98_0_log.out State=R;; esac"
+    (slurm / "scontrol").write_text(f"#!/bin/sh\n{says}\n")  # of 99 nothing
+    (slurm / "scontrol").chmod(0o755)
     said = rest.go_on(states)
     if lost:
         assert said.startswith("2 runs are not submitted: Slurm did not answer, and job 99 may")
     else:
         assert said == "2 more runs are submitted"
     assert rest.left == ()
+
+
+def test_a_study_that_is_cancelled_between_two_arrays_submits_no_more(
+    slurm: Path, clock: Clock
+) -> None:
+    plan = make_plan("s", strategies=("ddp",), gpus=(1,), repeats=RUNS)
+    stamp = f"echo now > '{plan.paths.cancelled}'"
+    (slurm / "sbatch").write_text(
+        SBATCH.replace("echo $left > free", f"{stamp}; echo $left > free")
+    )
+    free(slurm, 4)  # not all five in one array
+    states = States(plan, ask=False)
+    states.look()
+    rest = Rest(plan, Site(name="here"), LaunchRequest())
+    said = "3 runs were not submitted: the study was cancelled"
+    assert rest.submit(list(plan.runs), states) == said
+    assert rest.runs is not None and rest.runs.masters == ["1"]
+    whole_run(plan, taken((rest, states))[0])
+    states.look()
+    assert rest.go_on(states) == said.replace("were", "are")
+    assert rest.left == () and (slurm / "count").read_text() == "1\n"
 
 
 def test_a_call_without_an_answer_ends_no_array_that_was_submitted(

@@ -25,6 +25,7 @@ from types import FrameType
 
 from jobkit.errors import Exit, Parser, UsageError, at_least, command
 from jobkit.launch.local.link import Link, Message, connect, interface_of, listen, meet
+from jobkit.launch.local.pod import code_of_pod
 from jobkit.paths import RunPaths, write_json
 
 _POLL_S = 0.05
@@ -291,9 +292,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run this node's part; return the exit code of the whole run."""
     words = list(sys.argv[1:] if argv is None else argv)
     end = words.index("--")
-    code = Node(parser().parse_args(words[:end]), words[end + 1 :]).run()
-    counts = os.environ.get("JOBKIT_POD") == "counts"  # run.sh: it was stopped early too often
-    return Exit.FAILED if counts and code == Exit.AGAIN else code
+    return code_of_pod(Node(parser().parse_args(words[:end]), words[end + 1 :]).run())
 
 
 if __name__ == "__main__":

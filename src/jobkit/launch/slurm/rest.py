@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from jobkit.errors import UsageError
-from jobkit.files import read_text
 from jobkit.launch import lock
 from jobkit.launch.request import LaunchRequest
 from jobkit.launch.site import Site
 from jobkit.launch.slurm import commands, options
 from jobkit.launch.slurm.jobs import SlurmRuns, collect_after, start
-from jobkit.launch.slurm.submit import may_pass, no_answer
+from jobkit.launch.slurm.own import is_anothers
+from jobkit.launch.slurm.submit import cancel_stamp, may_pass, no_answer
 from jobkit.launch.states import States, hold_places
 from jobkit.outcome.facts import read_job
 from jobkit.outcome.join import job_ids
@@ -52,7 +52,7 @@ class Rest:
         self._seen: float = math.inf  # how many waited or ran at the last try
         self._ended: float | None = None  # since when no run of the study waits or runs
         self._unknown = False  # a call got no answer: its jobs may exist
-        self._cancelled, self._collector = _stamp(plan), _collector(plan)
+        self._cancelled, self._collector = cancel_stamp(plan.paths), _collector(plan)
 
     def submit(self, run_ids: Sequence[str], states: States, most: int | None = None) -> str:
         """Submit the runs, at most so many, or as many as Slurm takes; return what failed."""
@@ -182,7 +182,8 @@ class Rest:
         """What was cancelled since this launch began; empty for nothing."""
         if any(_cancelled(run_id, states) for run_id in self._watched):
             return "others were cancelled"
-        return "the study was cancelled" if _stamp(self._plan) != self._cancelled else ""
+        stamp = cancel_stamp(self._plan.paths)
+        return "the study was cancelled" if stamp != self._cancelled else ""
 
     def _lost_jobs(self) -> list[str]:
         """Jobs of the study's name that nobody noted: sbatch got no answer of them.
@@ -196,19 +197,18 @@ class Rest:
         noted = job_ids(self._plan.paths.run(run_id) for run_id in self._plan.runs)
         known = {job_id.split("_")[0] for job_id in noted}
         known.update(self.runs.masters if self.runs else ())
-        return sorted({*shown.stdout.split()} - known)
+        unknown = sorted({*shown.stdout.split()} - known)
+        return [job_id for job_id in unknown if not self._is_anothers(job_id)]
+
+    def _is_anothers(self, job_id: str) -> bool:
+        """Whether a job is of a study in another folder, which may have the same name."""
+        shown = commands.call(["scontrol", "-o", "show", "job", job_id]).stdout
+        return is_anothers(self._plan.paths.submitit.absolute(), shown)
 
     def _start(self, run_id: str) -> tuple[object, object]:
         """What tells the newest start of a run from others."""
         job = read_job(self._plan.paths.run(run_id)) or {}
         return job.get("job_id"), job.get("started")
-
-
-def _stamp(plan: Plan) -> str:
-    """What `jobkit cancel` left in the study's folder, another text at each call; "" if nothing."""
-    with contextlib.suppress(OSError, ValueError):
-        return read_text(plan.paths.cancelled)
-    return ""
 
 
 def _collector(plan: Plan) -> object:

@@ -41,7 +41,7 @@ class CollectRefused(Exception):
 
 
 class LimitReached(Exception):
-    """Some arrays are submitted, and no more may wait at one time, or Slurm does not answer.
+    """Some arrays are submitted, and no more: as many as may wait do, or Slurm does not answer.
 
     Slurm gives the first reason also for a job that is too large, which no other try would mend.
     """
@@ -49,6 +49,13 @@ class LimitReached(Exception):
     def __init__(self, masters: list[str], left: tuple[str, ...], reason: object) -> None:
         super().__init__(f"{len(left)} runs were not submitted: {reason}")
         self.masters, self.left = masters, left
+
+
+def cancel_stamp(study: StudyPaths) -> str:
+    """What `jobkit cancel` left in the study's folder, another text at each call; "" if nothing."""
+    with contextlib.suppress(OSError, ValueError):
+        return read_text(study.cancelled)
+    return ""
 
 
 def at_limit(error: Exception) -> bool:
@@ -111,8 +118,8 @@ def submit(submission: Submission, full: bool = False) -> list[str]:
 
     One sbatch per array; an array that is larger than the number of jobs that may be submitted is
     cut. Raises LimitReached where the cluster takes no more jobs after the first array (full: or
-    not even that), or does not answer after it, and UsageError for any other refusal: then what
-    was submitted is cancelled.
+    not even that), or does not answer after it, or where the study is cancelled meanwhile, and
+    UsageError for any other refusal: then what was submitted is cancelled.
     """
     with _new_folder(submission.study) as folder:
         return _submit_all(submission, full, folder)
@@ -121,7 +128,11 @@ def submit(submission: Submission, full: bool = False) -> list[str]:
 def _submit_all(submission: Submission, full: bool, folder: Path) -> list[str]:
     masters: list[str] = []
     waiting, prepared = list(submission.batches), set[str]()
+    stamp = cancel_stamp(submission.study)
     while waiting:
+        if cancel_stamp(submission.study) != stamp:  # `jobkit cancel` waits, and ends the others
+            left = tuple(r for b in waiting for r in b.run_ids)
+            raise LimitReached(masters, left + submission.later, "the study was cancelled")
         batch = waiting.pop(0)
         _prepare(submission, [r for r in batch.run_ids if r not in prepared])
         prepared |= {*batch.run_ids}
