@@ -10,7 +10,7 @@
 #SBATCH --signal=USR2@60
 #
 # Runs one training job: jobkit's own training, or any program. Only this file, with
-# hpc/command.bash, calls srun (in an allocation) or what starts the ranks elsewhere.
+# hpc/command.bash, calls srun (in an allocation) or torchrun (elsewhere).
 #
 #   sbatch run.sh --strategy ddp --epochs 2                    on a cluster: 1 node, 4 GPUs
 #   sbatch --nodes=2 run.sh --strategy fsdp                    2 nodes
@@ -28,10 +28,10 @@
 #   --max-restarts N     maximum number of new starts: in a job, of requeues after an early stop
 #                        with a checkpoint (default 3) and of restarts within the job after a
 #                        failure (default 0); elsewhere after either (default 0)
-#   --monitor-interval S, --start-timeout S   not in an allocation: seconds between checks of the
-#                        ranks (0.1), and until all machines (or torchrun's ranks) must have met (60)
-#   --shutdown-timeout S   not in an allocation: seconds from TERM until a rank is killed (30; of a
-#                        command by --launcher srun 15)
+#   --monitor-interval S, --start-timeout S   not in an allocation: seconds between torchrun's
+#                        checks of the ranks (0.1), and until all ranks must have started (60)
+#   --shutdown-timeout S   not in an allocation: seconds from TERM until a rank is killed (15;
+#                        under torchrun 30)
 #   --nnodes N, --node-rank K, --master-addr HOST, --master-port P   several machines without
 #                        Slurm: run.sh is started on each, with K from 0; HOST is machine 0,
 #                        which listens at port P (29500)
@@ -465,22 +465,13 @@ whole_seconds() {
   echo "$whole"
 }
 
-# Becomes what starts the ranks on this machine, each with these words. To be called in a subshell.
-# shellcheck disable=SC2317  # called by start_child
-ranks_here() {
-  trap '' "$stop_signal" # a warning must not end it before it hands warnings on
-  exec "$python" -m jobkit.launch.local.ranks --ranks "$nproc_per_node" --poll "$monitor_interval" \
-    ${shutdown_timeout:+--shutdown-timeout "$shutdown_timeout"} \
-    ${nnodes:+--node-rank "$node_rank" --nnodes "$nnodes"} -- "$@"
-}
-
-# The same for jobkit's own training. A warning must not end a rank that does not listen yet.
+# Becomes torchrun, for jobkit's own training. To be called in a subshell.
 # shellcheck disable=SC2317  # called by start_child
 training_here() {
-  shutdown_timeout=${shutdown_timeout:-30}
-  [[ -n $nnodes ]] || unset MASTER_ADDR MASTER_PORT # of another job
-  ranks_here bash -c "trap '' $stop_signal; "'exec "$@"' jobkit \
-    "$python" -m "$module" ${words[@]+"${words[@]}"}
+  local meet=(--standalone --local-addr 127.0.0.1 --rdzv-conf "join_timeout=$(whole_seconds "$start_timeout")")
+  [[ -z $nnodes ]] || torchrun_nodes
+  exec "$python" -m torch.distributed.run "${meet[@]}" --nproc-per-node "$nproc_per_node" \
+    --monitor-interval "$monitor_interval" -m "$module" ${words[@]+"${words[@]}"}
 }
 
 start_here() {
@@ -508,11 +499,11 @@ start_here() {
   child=''
 }
 
-# What starts the ranks hands the warning on. torchrun would end of it: it is for its children.
+# torchrun would end of the warning: it is for the ranks, which are its children.
 # shellcheck disable=SC2317  # called by a trap
 warn_ranks() {
   if [[ -z $child ]]; then warned=1; return; fi
-  if [[ $launcher != torchrun ]]; then
+  if [[ -n $launcher && $launcher != torchrun ]]; then # it hands the warning on
     kill -"$stop_signal" "$child" 2>/dev/null
     return
   fi

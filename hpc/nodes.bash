@@ -29,7 +29,7 @@ become_node() {
   own+=(--ranks "$nproc_per_node" --logs "${JOBKIT_LOGS:-$logs}/$place" --start-timeout "$start_timeout")
   [[ -z $master_port ]] || own+=(--master-port "$master_port")
   [[ -z $max_restarts ]] || own+=(--max-restarts "$max_restarts")
-  # As what starts the ranks has it: they have sessions of their own, and would be left.
+  # Longer than torchrun's own 30 s: its ranks have sessions of their own, and would be left.
   if ((${#command[@]})) && [[ $launcher != torchrun ]]; then local grace=15; else local grace=30; fi
   own+=(--shutdown-timeout "${shutdown_timeout:-$grace}")
   [[ -z $run_dir ]] || own+=(--run-dir "$run_dir")

@@ -85,7 +85,7 @@ def forge(
 
 @pytest.fixture
 def launch(data_dir: Path, tmp_path: Path) -> Start:
-    """Run run.sh as a user does: launch("--nproc-per-node", "2", ...)."""
+    """Run run.sh as a user does, torchrun and all: launch("--nproc-per-node", "2", ...)."""
 
     def start(*words: str, cwd: Path = ROOT, **extra: str) -> Result:
         folder = tmp_path / "study" / "run"

@@ -1,4 +1,4 @@
-"""Real launches through run.sh: what a run leaves, and how it fails or is stopped."""
+"""Real launches through run.sh and torchrun: what a run leaves, and how it fails or is stopped."""
 
 import io
 import json

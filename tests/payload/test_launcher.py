@@ -149,7 +149,7 @@ def test_stopped_leaves_no_orphan_and_can_go_on(
         os.execvpe(DOOR[0], [*DOOR, "--name", how, *words], env)
     drained = subprocess.Popen(["cat"], stdin=terminal, stdout=subprocess.PIPE)
     wait_for_epoch(env, how)
-    assert len(of_study(folder)) > 2 + (how == "ctrl-c")  # run.sh, the starter, the ranks
+    assert len(of_study(folder)) > 2 + (how == "ctrl-c")  # run.sh, torchrun and the ranks
     if how == "ctrl-c":
         os.write(terminal, b"\x03")
     else:

@@ -86,7 +86,8 @@ def test_arguments_arrive_whole(run: Fake) -> None:
     assert done.returncode == 0, done.stderr
     assert run.payload() == [*words, "--run-dir", str(run.run_dir), "--attempt", "0"]
     launcher = run.calls()[-1]
-    assert launcher[:4] == ["-m", "jobkit.launch.local.ranks", "--ranks", "3"]
+    assert launcher[launcher.index("--nproc-per-node") + 1] == "3"
+    assert "--standalone" in launcher
     check = run.calls()[-2]
     assert check[2:] == [*words, "--check=3"]
 
@@ -129,7 +130,7 @@ def test_one_rank_per_gpu_that_is_visible(run: Fake, visible: str | None, ranks:
     done = run(PATH=f"{run.folder}:{os.environ['PATH']}", JOBKIT_LOGS=str(run.folder), **more)
     assert done.returncode == 0, done.stderr
     launcher = run.calls()[-1]
-    assert launcher[launcher.index("--ranks") + 1] == ranks
+    assert launcher[launcher.index("--nproc-per-node") + 1] == ranks
 
 
 def test_no_python_or_no_torch_say_what_to_do(run: Fake) -> None:

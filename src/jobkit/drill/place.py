@@ -1,4 +1,4 @@
-"""The places where a drill runs: their interface, and this machine."""
+"""The places where a drill runs: their interface, and this machine (run.sh and torchrun)."""
 
 import contextlib
 import json

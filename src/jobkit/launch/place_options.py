@@ -8,7 +8,7 @@ from jobkit.launch.slurm.options import OVERRIDES
 
 
 def add_local_arguments(made: argparse.ArgumentParser) -> None:
-    """Add the options of run.sh, for runs on this machine."""
+    """Add the options of torchrun, for runs on this machine."""
     group = made.add_argument_group("this machine", "Only for runs without Slurm.")
     group.add_argument(
         "--monitor-interval",
@@ -20,7 +20,7 @@ def add_local_arguments(made: argparse.ArgumentParser) -> None:
         "--start-timeout",
         type=at_least(float, 0.001),
         metavar="S",
-        help="seconds until all ranks of a torchrun must have started (default 60)",
+        help="seconds until all ranks of a run must have started (default 60)",
     )
 
 

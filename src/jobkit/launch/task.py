@@ -1,8 +1,8 @@
 """The functions that submitit calls in a separate process, for one run or for one job.
 
-No descendant survives them: each rank is started in a new session, so that a signal to a process
-group would not reach it. This process is therefore the kernel's subreaper of its descendants, and
-ends those that are left.
+No descendant survives them: torchrun starts each worker in a new session, so that a signal to a
+process group would not reach it. This process is therefore the kernel's subreaper of its
+descendants, and ends those that are left.
 """
 
 import contextlib

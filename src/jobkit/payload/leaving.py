@@ -35,7 +35,7 @@ def refused(error: UsageError) -> int:
     """The exit code of a rank for bad input, which rank 0 prints in one line."""
     if int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", 0))) == 0:
         print(f"jobkit: error: {error}", file=sys.stderr, flush=True)
-    # 0 where run.sh reads the outcome: another code would end rank 0 before it has said why.
+    # 0 under the torchrun of run.sh, which reads the outcome: so it prints no traceback.
     return Exit.OK if os.environ.get("JOBKIT_READS_OUTCOME") else Exit.USAGE
 
 

@@ -1,6 +1,6 @@
 """The entry of a job: `python -m jobkit.payload.main --strategy ddp --epochs 2 ...`
 
-run.sh starts one of these for each rank. Settings are those of RunSpec.
+run.sh starts one of these for each rank, by srun or torchrun. Settings are those of RunSpec.
 """
 
 import argparse
@@ -134,7 +134,6 @@ def _run_rank(
     from jobkit.payload.job import RankJob
     from jobkit.payload.run import run_rank
 
-    gc.freeze()  # of what was imported nothing ends, so it is not looked through again
     gc.enable()
     notes = []
     if planned not in (None, place.world_size):
