@@ -115,7 +115,9 @@ def test_the_breakdown_stacks_to_the_iteration() -> None:
     shares = [p.get_height() for p in below.patches[1::2]]
     assert sum(shares) == pytest.approx(1)
     step = made_up_step(specs[1])
-    assert shares[1] == pytest.approx(step["communication_s"] / step["iteration_s"])
+    busiest = step["busy_max_s"] / step["iteration_s"]
+    assert shares[1] == pytest.approx(1 - busiest)
+    assert sum(shares[1:3]) == pytest.approx(step["communication_s"] / step["iteration_s"])
     assert above.get_ylabel() == "seconds per iteration"
     assert [t.get_text() for t in below.get_xticklabels()] == ["1", "8"]
     assert [axes.get_xlabel() for axes in figure.axes[3:]] == [

@@ -10,6 +10,7 @@ that its fast path does not take.
 import json
 import re
 import zlib
+from collections.abc import Iterator
 from operator import itemgetter
 from typing import Any
 
@@ -43,6 +44,24 @@ _OWN = frozenset(("run_id", "attempt", "seq"))
 def loads(text: bytes) -> Any:
     """Decode one JSON object; NaN and infinity, which are not JSON, become None."""
     return _DECODER.decode(text.decode())
+
+
+# The tag in UTF-16 or UTF-32, and with colours in it.
+_ODD_TAG = re.compile(
+    rb"\[\0{1,3}M\0{1,3}E\0{1,3}T\0{1,3}R\0{1,3}I\0{1,3}C\0{1,3}\]|"
+    rb"\[(?:\x1b\[[0-9;?]{0,20}[A-Za-z])*METRIC(?:\x1b\[[0-9;?]{0,20}[A-Za-z])*\]"
+)
+LONGEST_TAG = 256  # bytes of one of these
+
+
+def odd_tags(text: bytes) -> Iterator[tuple[int, int, str]]:
+    """The tags of a log that are not written as the tag is: offset, length, what they are."""
+    if b"M\0" not in text and text.count(b"METRIC") == text.count(_TAG):
+        return  # a look at each letter takes long
+    for found in _ODD_TAG.finditer(text):
+        if found[0] != _TAG:
+            why = "UTF-16 inside" if b"\0" in found[0] else "an escape sequence inside the tag"
+            yield found.start(), len(found[0]), why
 
 
 class _Twice(Exception):

@@ -130,7 +130,8 @@ KINDS: dict[str, dict[str, str]] = {
     },
     "breakdown": {  # seconds of one iteration; the first four are means over the ranks
         "compute_s": "forward pass, backward pass and optimizer step",
-        "communication_s": "exposed communication: not overlapped with computation",
+        "communication_s": "exposed communication: not overlapped with computation; with "
+        "waiting for slower ranks",
         "data_wait_s": "waiting for batches; on a GPU: issuing the operations that make them",
         "other_s": "the rest of the iteration",
         "iteration_s": "wall time of the iteration, maximum over ranks",

@@ -16,11 +16,13 @@ from typing import Any, BinaryIO
 
 from jobkit.metric.foreign import (
     ESSENTIAL,
+    LONGEST_TAG,
     TOO_LARGE,
     is_bad,
     is_whole,
     loads,
     may_be_cut,
+    odd_tags,
     read,
     read_tagged,
 )
@@ -64,6 +66,8 @@ def scan(
             yield from records
         else:
             position = yield from _mixed(buffer, offset, not block, seen, loads)
+        for start, length, reason in odd_tags(buffer[:position]):
+            yield Rejected(offset + start, length, reason)
         buffer, offset = buffer[position:], offset + position
         if not block:
             return
@@ -95,7 +99,7 @@ def _mixed(
             whole = newline >= 0 and not may_be_cut(after)
             found, position = read_tagged(buffer, body, end, whole)
             yield Rejected(offset + tag, position - tag, found) if is_bad(found) else found
-    return max(position, len(buffer) - len(_TAG) + 1)
+    return len(buffer) if last else max(position, len(buffer) - LONGEST_TAG)
 
 
 def read_file(

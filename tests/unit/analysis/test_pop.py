@@ -50,6 +50,9 @@ def test_the_parts_of_a_record_make_up_the_iteration(ranks, wait) -> None:
     times = step(ranks, wait).times
     parts = times.compute_s + times.communication_s + times.data_wait_s + times.other_s
     assert parts == pytest.approx(times.iteration_s)
+    # What is left of it without the wait for slower ranks is the same on all of them.
+    assert times.messages_s == pytest.approx(wait, rel=1e-6, abs=1e-6)
+    assert times.messages_s + times.slower_ranks_s == pytest.approx(times.communication_s)
 
 
 ONE = efficiencies(step([(1, 0.01, 0.01)]), step([(1, 0.01, 0.01)]))

@@ -193,6 +193,46 @@ def test_a_log_in_utf_16_is_told(tmp_path: Path, codec: str) -> None:
     assert "UTF-16" in reject.reason and "iconv" in reject.reason
 
 
+@pytest.mark.parametrize("block", [7, 64, 1 << 18])
+@pytest.mark.parametrize(
+    ("middle", "reason"),
+    [
+        ("utf-16", "UTF-16"),
+        ("utf-16-le", "UTF-16"),
+        ("utf-16-be", "UTF-16"),
+        ("utf-32-le", "UTF-16"),
+        ("colours", "escape sequence"),
+    ],
+)
+def test_a_tag_in_another_form_is_counted_once(
+    middle: str, reason: str, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the middle of a log, between whole lines, with and without checksums."""
+    monkeypatch.setattr("jobkit.metric.reader._BLOCK", block)
+    line = "[METRIC] epoch=1 a=2\r\n"
+    if middle == "colours":
+        other = line.replace("METRIC", "\x1b[1mMETRIC\x1b[0m").encode()
+    else:
+        other = line.encode(middle)
+    text = own(0, epoch=0).encode() + other + b"METRIC\n" + other + own(1, epoch=2).encode()
+    items = list(scan(io.BytesIO(text)))
+    assert [i["epoch"] for i in items if isinstance(i, dict)] == [0, 2]
+    rejected = [i for i in items if isinstance(i, Rejected)]
+    assert len(rejected) == 2 and all(reason in i.reason for i in rejected)
+    for one in rejected:
+        assert text[one.offset : one.offset + one.length].replace(b"\0", b"")[:1] == b"["
+
+
+def test_lines_after_a_beginning_in_utf_16_are_read(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    head = ("text of a console\r\n" * 3).encode("utf-16")
+    (folder / "train.log").write_bytes(head + own(0, epoch=0).encode())
+    records = read_run(RunPaths(folder), "run")
+    assert [e["epoch"] for e in records.epochs] == [0]
+    assert records.rejects[0].count == 1 and "UTF-16" in records.rejects[0].reason
+
+
 def test_a_record_that_lost_a_part_says_so() -> None:
     parts = [{"kind": "run_start", "part": 0, "parts": 2, "spec": {"epochs": 3}}]
     assert merge_parts(parts)["incomplete"] is True

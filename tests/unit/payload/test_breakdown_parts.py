@@ -88,6 +88,53 @@ def test_ranks_that_are_slow_in_turn_are_random_imbalance(seed: int) -> None:
         assert max(who.count(0), who.count(1)) > 6
 
 
+@pytest.mark.parametrize(
+    ("second", "cold"),
+    [(True, 0), (True, 4), (False, 0)],
+    ids=["checked", "checked, slow at first", "replica alone"],
+)
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_the_wait_for_ranks_slow_in_turn_is_no_communication(
+    ranks: int, second: bool, cold: int
+) -> None:
+    """Each iteration another rank takes twice as long; the replica may begin with slow passes."""
+    made = iterations(
+        ranks=ranks,
+        count=16,
+        slow=lambda rank, i: 0.1 * (rank == i % ranks),
+        replica=lambda i: 0.3 * (i < cold),
+    )
+    if not second:
+        made = [[replace(parts, waited=None) for parts in one] for one in made]
+    found = record(made)
+    mean, most = COMPUTE + 0.1 / ranks + STEP, COMPUTE + 0.1 + STEP
+    one, wall = factors(found), most + COMM + WAIT
+    assert one.communication == pytest.approx((most + WAIT) / wall, abs=0.01)
+    assert one.load_balance == pytest.approx(1, abs=0.01)
+    assert one.parallel == pytest.approx(mean / wall, abs=0.01)
+    assert found["certain"] is (True if second else None)
+    times = breakdown(found)
+    assert times is not None
+    assert times.messages_s == pytest.approx(COMM, abs=0.001)
+    assert times.slower_ranks_s == pytest.approx(most - mean, rel=0.03)
+
+
+def test_slow_passes_of_the_replica_do_not_hide_communication_without_a_second_measure() -> None:
+    made = iterations(comm=0.05, replica=lambda i: 0.3 * (i < 4))
+    found = record([[replace(parts, waited=None) for parts in one] for one in made])
+    assert found["communication_s"] == pytest.approx(0.05, rel=0.05)
+
+
+@pytest.mark.parametrize("ranks", [4, 8])
+def test_a_rank_that_the_machine_disturbs_is_slow_itself(ranks: int) -> None:
+    """In the training, in turn, while no replica sees it: the second measure does."""
+    sound = iterations(ranks=ranks, count=16, slow=lambda rank, i: 0.1 * (rank == i % ranks))
+    made = [[replace(p, alone=min(p.alone, COMPUTE)) for p in one] for one in sound]
+    found = record(made)
+    assert factors(found).communication == pytest.approx(0.976, abs=0.01)
+    assert factors(found).parallel == pytest.approx((0.102 + 0.1 / ranks) / 0.208, abs=0.01)
+
+
 @pytest.mark.parametrize("cold", [1, 2, 3, 4])
 def test_slow_passes_of_the_replica_do_not_hide_communication(cold: int) -> None:
     """Those after the warm-up: 4 of 10, of which the middle half by time may have all."""

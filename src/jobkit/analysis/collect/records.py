@@ -248,7 +248,6 @@ def _items(path: Path, study: Path, seen: set[bytes]) -> Iterator[Record | Rejec
         with open_log(path, study) as stream:
             if _is_utf_16(stream.peek(64)[:64]):
                 yield Rejected(0, 2, "UTF-16: convert it, as with iconv -f UTF-16 -t UTF-8")
-                return
             yield from scan(stream, seen=seen, loads=orjson.loads)
             if fault := torn_archive(stream):
                 yield Rejected(-1, 0, f"torn archive: {fault}")

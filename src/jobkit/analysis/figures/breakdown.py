@@ -16,7 +16,8 @@ _LEAST_LABEL = 0.07  # of the iteration: a smaller part has no room for its numb
 # Of a Breakdown: the field, its words, its colour, the colour of the number in it.
 _PARTS = (
     ("compute_s", "compute", "#0072B2", "white"),
-    ("communication_s", "exposed communication", "#D55E00", "white"),
+    ("messages_s", "exposed communication", "#D55E00", "white"),
+    ("slower_ranks_s", "waiting for slower ranks", "#009E73", "white"),
     ("data_wait_s", "data wait", "#F0C05A", "black"),
     ("other_s", "other", "#C9CDD2", "black"),
     ("last_rank_wait_s", "waiting for the last rank's end", "#7F6A93", "white"),

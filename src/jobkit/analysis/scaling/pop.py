@@ -53,6 +53,21 @@ class Breakdown:
         """Compute and other: mean over the ranks."""
         return self.compute_s + self.other_s
 
+    @property
+    def slower_ranks_s(self) -> float:
+        """Of communication_s: waiting for slower ranks, mean over the ranks.
+
+        The busiest rank waits for none: what it communicates, T - max b - r, all ranks do.
+        """
+        most = self.busy_max_s + self.random_imbalance_s
+        waiting = most - self.useful_s - self.data_wait_s - self.last_rank_wait_s
+        return min(max(waiting, 0.0), self.communication_s)
+
+    @property
+    def messages_s(self) -> float:
+        """The rest of communication_s."""
+        return self.communication_s - self.slower_ranks_s
+
 
 _CLOCKS = 0.02  # by which the host's clock and a GPU's events may differ
 _LATER = ("random_imbalance_s", "last_rank_wait_s")

@@ -5,6 +5,15 @@ chance, and the random part, of ranks that are slow in turn. In iteration j rank
 u(i, j) seconds of its own; its excess e(i, j) = u(i, j) - mean over ranks of u(., j) has over n
 iterations the mean m and the standard error s = stdev / sqrt(n). The lasting imbalance is that of
 the largest m among the ranks with m > 3 s.
+
+Waiting for ranks that are slow in turn is in each rank's communication in most iterations and not
+in all: its part is a mean. Slow passes of the replica must not enter that mean. Where the waiting
+was measured directly as well, the mean is of that measure and the median of what the replica says
+beyond it; else iterations with an implausibly slow replica do not count, by
+
+    d(i, j) = passes - the same without communication
+    c(j)    = minimum over the ranks of d(., j)      the rank that waits for no other
+    not counted: d(i, j) < median of c - max(3 s, 5 % of the passes), s from the MAD of c
 """
 
 import math
@@ -16,6 +25,7 @@ from typing import Any
 FEWEST = 3  # iterations from which means are worth a record
 _BEYOND_CHANCE = 3.0  # standard errors
 _DISAGREE, _NO_MATTER = 0.2, 0.05  # shares: of the larger measure; of the iteration
+_MAD_TO_STDEV = 1.4826  # of a normal distribution
 
 
 @dataclass(frozen=True)
@@ -31,9 +41,14 @@ class Parts:
     waited: float | None = None  # of the passes, measured without a replica; None: not measured
 
     @property
+    def beyond(self) -> float:
+        """By how much the passes take longer than without communication."""
+        return self.passes - self.alone
+
+    @property
     def useful(self) -> float:
         """What this rank does itself, by the measure that knows the iteration best."""
-        exposed = max(self.passes - self.alone, 0.0) if self.waited is None else self.waited
+        exposed = max(self.beyond, 0.0) if self.waited is None else self.waited
         own = self.wall - self.data_wait - (self.step - self.own_step) - exposed
         return max(own, 0.0)
 
@@ -42,7 +57,8 @@ def record(everyone: Sequence[Sequence[Parts]]) -> dict[str, Any]:
     """The fields of the breakdown record from all ranks' iterations; see metric.line.KINDS."""
     usual = _usual([max(one.wall for one in ranks) for ranks in zip(*everyone, strict=True)])
     kept = [[found[i] for i in usual] for found in everyone]
-    ranks = [means(some, found) for some, found in zip(kept, everyone, strict=True)]
+    least = _least_plausible(everyone)
+    ranks = [means(some, found, least) for some, found in zip(kept, everyone, strict=True)]
     fields: dict[str, Any] = {
         f"{part}_s": statistics.fmean(rank[part] for rank in ranks)
         for part in ("compute", "communication", "data_wait", "other")
@@ -61,12 +77,22 @@ def _usual(walls: list[float]) -> list[int]:
     return order[cut : len(order) - cut]
 
 
-def means(found: Sequence[Parts], every: Sequence[Parts] | None = None) -> dict[str, float]:
+def _least_plausible(everyone: Sequence[Sequence[Parts]]) -> float:
+    """Seconds of exposed communication below which a pass of the replica was disturbed."""
+    of_last = [min(parts.beyond for parts in ranks) for ranks in zip(*everyone, strict=True)]
+    middle = statistics.median(of_last)
+    spread = _MAD_TO_STDEV * statistics.median(abs(one - middle) for one in of_last)
+    passes = statistics.median(parts.passes for found in everyone for parts in found)
+    return middle - max(_BEYOND_CHANCE * spread, _NO_MATTER * passes)
+
+
+def means(
+    found: Sequence[Parts], every: Sequence[Parts] | None = None, least: float = -math.inf
+) -> dict[str, float]:
     """Seconds per iteration by part, of one rank.
 
-    Means, but exposed communication is the median of the differences between the training's passes
-    and the replica's: slow passes of the replica must not hide it. every: the iterations of that
-    median, more than those of the means, which may be just those with a slow replica.
+    every: all of its iterations, more than those of the means, which may be just those with a slow
+    replica. least: see _least_plausible.
     """
     every = every or found
 
@@ -75,11 +101,14 @@ def means(found: Sequence[Parts], every: Sequence[Parts] | None = None) -> dict[
 
     wall, wait, passes = mean("wall"), mean("data_wait"), mean("passes")
     step, own_step = mean("step"), min(mean("own_step"), mean("step"))
-    # Of two equal ones, either may be longer.
-    exposed = statistics.median(p.passes - p.alone for p in every)
+    checked = all(parts.waited is not None for parts in every)
+    direct = statistics.fmean(parts.waited or 0.0 for parts in found) if checked else math.nan
+    if checked:
+        exposed = direct + statistics.median(p.beyond - (p.waited or 0.0) for p in every)
+    else:
+        sound = [p for p in found if p.beyond >= least] or [p for p in every if p.beyond >= least]
+        exposed = statistics.fmean(p.beyond for p in sound or found)
     exposed = min(max(exposed, 0.0), passes)
-    waited = [p.waited for p in every if p.waited is not None]
-    direct = statistics.median(waited) if waited else math.nan
     return {
         "compute": passes - exposed + own_step,
         "communication": exposed + step - own_step,
