@@ -257,3 +257,40 @@ def test_what_cannot_be_checked_is_wrong_usage(content, said, tmp_path, capsys) 
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("heads", "rows", "right"),
+    [
+        ("GPUs,time_s,time_low_s,speed_up,speed_up_low", "1,100,98,1,1;2,52,51,{},1.86", "1.92"),
+        ("GPUs,time,min,max,speed-up", "1,9,8,11,1;2,5,4,6,{}", "1.80"),
+        ("GPUs,max img/s,img/s,efficiency,efficiency upper", "1,9,8,1,1;2,18,15,{},.98", "0.94"),
+        ("GPUs,time (min),speed-up (95% CI)", "1,60,1;2,31,{}", "1.94"),
+    ],
+)
+def test_the_ends_of_intervals_are_no_claims_and_no_times(heads, rows, right) -> None:
+    text = f"{heads}\n{rows}\n".replace(";", "\n")
+    for said, follows in ((right, True), ("0.50", False)):
+        assert [v.follows for v in judged(text.format(said))] == [follows]
+
+
+def test_a_rate_is_judged_by_the_time_of_the_training_alone() -> None:
+    table = "| GPUs | {} | batch | {} |\n|-|-|-|-|\n| 1 | 100 | 32 | 320 |\n\n"
+    table += "Trained on 50,000 images for 10 epochs.\n"
+    assert wrong(table.format("time (s)", "samples/s")) == ["3: 320 samples/s"]
+    for time in ("step time (s)", "latency (s)", "time per iteration (s)", "first batch after, s"):
+        assert judged(table.format(time, "samples/s")) == []
+    assert judged(table.format("time (s)", "tokens/s")) == []
+    assert judged("The run took < 5 s at 100 samples/s.", Work([1000], [1])) == []
+
+
+def test_a_stated_number_holds_for_its_own_section() -> None:
+    table = "| GPUs | time (s) | images/s |\n|-|-|-|\n| 1 | 100 | 320 |\n"
+    stated = "Trained on 2,560 images for 10 epochs.\n"
+    assert wrong(f"# One\n\n{stated}\n{table}") == ["7: 320 samples/s"]
+    assert judged(f"# One\n\n{stated}\n# Two\n\n{table}") == []
+    assert judged(f"# One\n\n{table}\n## Two\n\n{stated}") == []
+
+
+def test_a_number_beyond_what_a_float_holds_is_not_judged() -> None:
+    assert judged(SENTENCES.replace("245", "1e999") + "\n2 GPUs: 1.9x speedup\n") == []

@@ -32,6 +32,8 @@ _ROLES = (
     ("samples", r"samples|images"),
     ("epochs", r"epochs"),
 )
+# An end of an interval, or an extreme; in brackets it tells of the same value, and min is minutes.
+_BOUND = r"(?:\b|_)(?:(?:low|upp|high)(?:er)?|c\.?i|max(?:imum)?|minimum)(?:\b|_)(?! is)"
 UNITS = {"gpus": "gprdw", "cores": "ct", "nodes": "nm"}  # first letters of their words
 _COUNTS = {"single": 1, "one": 1, "two": 2, "three": 3, "four": 4, "eight": 8, "sixteen": 16}
 _SIZE = re.compile(
@@ -74,6 +76,7 @@ class Quantity:
     number: Number
     words: frozenset[str] = frozenset()
     per_rank: bool = False
+    said: str = ""  # the heading, the line or the sentence that it is in
 
 
 @dataclass(frozen=True)
@@ -139,8 +142,20 @@ def _aligned(lines: _Lines, delimiter: str) -> _Cells:
     return []
 
 
-def _role(head: str) -> str:
-    return next((role for role, words in _ROLES if re.search(words, head, re.I)), "")
+def _role(head: str, heads: str = "") -> str:
+    """What a column is of. heads: those of the whole table."""
+    role = next((role for role, words in _ROLES if re.search(words, head, re.I)), "")
+    if role in ("", "memory", *UNITS):
+        return role
+    least = r"(?:\b|_)min(?:\b|_)" if "max" in heads else r"(?:\b|_)min[ _](?!per)"
+    bare = re.sub(r"[(\[].*?[)\]]", "", head)
+    return "bound" if re.search(f"{_BOUND}|{least}", bare, re.I) else role
+
+
+def headings(text: str) -> list[int]:
+    """The lines that begin a section of a Markdown file, counted from 0."""
+    tokens = MarkdownIt("commonmark").parse(text)
+    return [t.map[0] for t in tokens if t.type == "heading_open" and t.map]
 
 
 def _words(text: str) -> list[str]:
@@ -172,7 +187,7 @@ def _table(block: int, cells: _Cells, context: str) -> Iterator[Row]:
     labels: list[list[str]] = []
     for column, head in enumerate(heads):
         texts = [row[column] if column < len(row) else "" for _, row in body]
-        role = _role(head) or _role(next((t for t in texts if t[:1].isdigit()), ""))
+        role = _role(head, context) or _role(next((t for t in texts if t[:1].isdigit()), ""))
         counts = [_count(text) if role in UNITS else 0.0 for text in texts]
         for size, count in zip(sizes, counts, strict=True):
             if count:
@@ -208,7 +223,7 @@ def _column(role: str, head: str, texts: list[str]) -> list[Quantity | None]:
         role = "speed_up" if most > (150.0 if percent else 1.2) else "efficiency"
         factor = (0.01 if percent else 1.0) if role == "speed_up" else 1.0 if percent else 100.0
     words, per = frozenset(_words(head)), bool(re.search(_PER_RANK, head, re.I))
-    return [Quantity(role, n.times(factor), words, per) if n else None for n in found]
+    return [Quantity(role, n.times(factor), words, per, head) if n else None for n in found]
 
 
 def _series(labels: list[list[str]], sizes: list[dict[str, float]]) -> list[str]:
@@ -262,7 +277,8 @@ def _said(row: Row, text: str) -> Iterator[Row]:
             if what in ("speed_up", "efficiency") and re.search(_UNSURE, text, re.I):
                 what = "factor"
             read = (seconds if kind == "time" else number)(found[0])
-            values += [Quantity(what, replace(read, text=found[0].strip()))] if read else []
+            if read and (kind != "time" or read.low > 0):
+                values.append(Quantity(what, replace(read, text=found[0].strip()), said=text))
         rest = re.sub(pattern, lambda m: " " * len(m[0]), rest, flags=re.I)
     if re.search(_LINEAR, text, re.I) and not re.search(_UNSURE, text, re.I):
         values.append(Quantity("linear", Number("linear scaling", _LEAST_LINEAR, float("inf"))))

@@ -1,14 +1,21 @@
 """Which claims follow: each recomputed as an interval, from the figures of its own series."""
 
 import re
+from bisect import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jobkit.analysis.claims.document import UNITS, Quantity, Row, rows_of
+from jobkit.analysis.claims.document import UNITS, Quantity, Row, headings, rows_of
 from jobkit.analysis.claims.numbers import NUMBER, Number, number
 
 _UNITS = {"speed_up": "x", "efficiency": " %", "rate": " samples/s", "memory": "", "linear": ""}
 _PER_STEP = r"(?:per |/ ?)(?:step|iter|batch)"
+_PER_EPOCH = r"(?:per[ _]|/ ?)epoch"
+_SAMPLES = r"sample|image|example|\bimgs?\b|throughput(?!.*(?:/|per|_s\b))"
+_PART = (  # of a training, or something else: no time of the training
+    r"step|iter|batch|laten|infer|serv|request|first|start|warm|forward|backward|load|sav|check|"
+    r"eval|valid|\btest|compil|commun|reduce|gather|sync|wait|import|export|help"
+)
 _ONE = {"speed_up": 1.0, "efficiency": 100.0}
 _MEMORY = "memory follows from no other number"
 
@@ -47,9 +54,12 @@ class Unjudged(Exception):
 def check(text: str, work: Work = Work()) -> list[Verdict]:
     """Every claim of a text; follows is None where it cannot be judged."""
     rows = list(rows_of(text))
-    work = _with_stated(work, text)
+    starts, lines = [0, *headings(text)], text.splitlines(keepends=True)
+    parts = ["".join(lines[i:j]) for i, j in zip(starts, [*starts[1:], None], strict=True)]
+    works = [_with_stated(work, part) for part in parts]  # a number holds for its own section
     made = []
     for row in rows:
+        work = works[bisect(starts, row.line - 1) - 1]
         for claim in row.values:
             try:
                 readings = _JUDGES.get(claim.kind, _other)(row, claim, rows, work)
@@ -201,16 +211,22 @@ def _of_speed_up(row: Row, group: list[Row], unit: str) -> list[Number]:
 def _rate(row: Row, claim: Quantity, rows: list[Row], work: Work) -> list[Number]:
     """Samples per second: samples x epochs / time, where all are known."""
     near = [row] if not row.loose else [r for r in rows if r.block == row.block]
-    times = [q.number for r in near for q in r.values if q.kind == "time"]
+    times, rates = ([q for r in near for q in r.values if q.kind == k] for k in ("time", "rate"))
     samples, epochs = _middle(row, "samples") or work.samples, _middle(row, "epochs") or work.epochs
-    if re.search(r"(?:per |/ ?)epoch", row.context):
+    alone = len(times) == 1 and (len(rates) == 1 or not row.loose) and not claim.per_rank
+    if alone and re.search(_PER_EPOCH, times[0].said, re.I):
         epochs = [1.0]
-    if len(times) != 1 or not samples or not epochs or claim.per_rank:
+    elif re.search(_PER_EPOCH, row.context):
+        epochs = [1.0, *epochs]
+    if not (alone and samples and epochs and re.search(_SAMPLES, claim.said, re.I)):
         raise Unjudged("no samples, epochs and time beside it")
+    if re.search(_PART, times[0].said, re.I):
+        raise Unjudged("the time beside it is not that of the training")
+    time = times[0].number
     made = []
     for amount in (s * e for s in samples for e in epochs):
-        low, high = amount / times[0].high, amount / times[0].low
-        how = f"{amount:,.0f} samples / {times[0].text} = {(low + high) / 2:,.0f} samples/s"
+        low, high = amount / time.high, amount / time.low
+        how = f"{amount:,.0f} samples / {time.text} = {(low + high) / 2:,.0f} samples/s"
         made.append(Number(f"{how} [{low:,.0f}, {high:,.0f}]", low, high))
     return made
 
@@ -267,7 +283,8 @@ def _with_stated(work: Work, text: str) -> Work:
     given = {"samples": work.samples, "epochs": work.epochs}
     for what, name in _WORK.items():
         if not given[what]:
-            said = re.findall(rf"({NUMBER})\s*(?:training\s+)?{name}\b(?!\s*(?:/|per))", text, re.I)
+            count = rf"(?<!batches of )(?<!batch of )({NUMBER})\s*(?:training\s+)?{name}"
+            said = re.findall(rf"{count}\b(?!\s*(?:/|per))", text, re.I)
             said += re.findall(rf"\b(?:num_)?{name}\s*[:=]\s*({NUMBER})", text, re.I)
             given[what] = sorted({(n.low + n.high) / 2 for t in said if (n := number(t))})
     if share := re.search(rf"train_split\s*[:=]\s*({NUMBER})", text):

@@ -34,7 +34,8 @@ class Number:
 
 def number(text: str) -> Number | None:
     """The first number: 2,840 or 2 840, 1.234,5, 1.8M, 1e5, ~70, >3.5, 2-3 or 99.1 +/- 0.4."""
-    if not (found := _READ.search(text)):
+    found = _READ.search(text)
+    if not found or re.search(r"e[+-]?\d{3}", found[0], re.I):  # 1e999 is beyond what a float holds
         return None
     bound = (found["bound"] or "").lower()
     value, half = _value(found["low"], bound in ("~", "\u2248", "about"))

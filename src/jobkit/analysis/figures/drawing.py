@@ -81,8 +81,9 @@ def lines(found: Sequence[Size]) -> list[list[Size]]:
 
 def interval_line(axes: Axes, line: Sequence[Size], value: str, look: Look) -> None:
     """Draw a value of a line of sizes, by its column's name, with a bar for each interval."""
-    plot_line(axes, [s.world_size or 0 for s in line], [getattr(s, value) for s in line], look)
-    ends = [(s.world_size or 0, *interval_of(s, value)) for s in line]
+    plot_line(axes, [s.devices or 0 for s in line], [getattr(s, value) for s in line], look)
+    _label_nodes(axes, line, getattr(line[-1], value))
+    ends = [(s.devices or 0, *interval_of(s, value)) for s in line]
     bars = [(n, low, high) for n, low, high in ends if low is not None and high is not None]
     if not bars:
         return
@@ -96,8 +97,8 @@ def interval_of(size: Size, value: str) -> tuple[float | None, float | None]:
     """The ends of the interval of a value, by its column's name."""
     if value == "throughput_per_rank":
         low, high = size.throughput_low, size.throughput_high
-        ranks = size.world_size or 1
-        return (None, None) if low is None or high is None else (low / ranks, high / ranks)
+        each = size.devices or 1
+        return (None, None) if low is None or high is None else (low / each, high / each)
     return getattr(size, f"{value}_low"), getattr(size, f"{value}_high")
 
 
@@ -122,7 +123,7 @@ def draw_line(
     axes: Axes, line: list[Size], look: Look, values: Callable[[Size], tuple[float, ...]]
 ) -> None:
     """Draw medians as a line, the range of the repeats as a band, each repeat as a dim point."""
-    points = [(s.world_size or 0, sorted(values(s))) for s in line if values(s)]
+    points = [(s.devices or 0, sorted(values(s))) for s in line if values(s)]
     if not points:
         return
     x = [n for n, _ in points]
@@ -135,19 +136,23 @@ def draw_line(
         repeats = [len(v) for _, v in points]
         every_x, every_y = np.repeat(x, repeats), [y for _, v in points for y in v]
         axes.scatter(every_x, every_y, s=12, color=look.colour, alpha=0.45, lw=0, zorder=2)
+    _label_nodes(axes, [s for s in line if values(s)], middle[-1])
+
+
+def _label_nodes(axes: Axes, line: Sequence[Size], y: float) -> None:
+    """Say at the end of a line on how many nodes its sizes are, where these are as many."""
     if len({s.nodes for s in line}) == 1 and (line[0].nodes or 1) > 1:
-        axes.annotate(
-            f"{line[0].nodes} nodes", (x[-1], middle[-1]), (6, 6), textcoords="offset points"
-        )
+        place = line[-1].devices or 0, y
+        axes.annotate(f"{line[0].nodes} nodes", place, (6, 6), textcoords="offset points")
 
 
 def mark_not_ok(axes: Axes, own: Iterable[Size], look: dict[str, Look]) -> None:
     """Mark each size with runs that are not ok: a cross at the lower edge and their status."""
     marks = [s for s in own if s.not_ok]
     stacked: Counter[int] = Counter()
-    last = max((s.world_size or 0 for s in own), default=0)
+    last = max((s.devices or 0 for s in own), default=0)
     for size in marks:
-        n = size.world_size or 0
+        n = size.devices or 0
         y = 0.04 + _MARK_STEP * stacked[n]
         stacked[n] += 1
         place = axes.get_xaxis_transform()

@@ -45,7 +45,7 @@ def time_figure(results: Results) -> Figure | None:
             _draw_ideal(one, line)
         mark_not_ok(one, own, look)
         log_time_axis(one)
-        size_axis(one, [s.world_size or 0 for s in own], unit(results))
+        size_axis(one, [s.devices or 0 for s in own], unit(results))
         one.set_ylabel(_time_label(kind, own))
     legend(figure, axes, look)
     return figure

@@ -36,7 +36,7 @@ def learning_sizes_figure(results: Results) -> Figure | None:
             draw_line(one, line, look[line[0].series], values)
         _limits(one, share=name == "val_accuracy")
         mark_not_ok(one, found, look)
-        size_axis(one, [s.world_size or 0 for s in found], unit(results))
+        size_axis(one, [s.devices or 0 for s in found], unit(results))
         one.set_ylabel(text)
     legend(figure, axes, look)
     return figure

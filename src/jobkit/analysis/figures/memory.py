@@ -84,7 +84,7 @@ def _axes(axes: Axes, results: Results, found: list[Size], look: dict[str, Look]
     axes.set_ylim(0, 1.12 * axes.get_ylim()[1])
     axes.yaxis.set_major_formatter(PLAIN)
     mark_not_ok(axes, found, look)
-    size_axis(axes, [s.world_size or 0 for s in found], unit(results))
+    size_axis(axes, [s.devices or 0 for s in found], unit(results))
 
 
 def _medians(runs: pd.DataFrame, name: str) -> "pd.Series[float]":
@@ -103,4 +103,4 @@ def _points(
 ) -> tuple[list[int], list[float]]:
     """World sizes of a line and their values, where they have one."""
     known = [s for s in line if _key(s) in values]
-    return [s.world_size or 0 for s in known], [factor * float(values[_key(s)]) for s in known]
+    return [s.devices or 0 for s in known], [factor * float(values[_key(s)]) for s in known]

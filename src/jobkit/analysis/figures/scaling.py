@@ -90,7 +90,8 @@ def _forecast_panel(
     for forecast in own:
         line = look[forecast.series]
         series = [s for s in measured if s.series == forecast.series]
-        interval_line(axes, series, "speed_up", line)
+        for part in lines(series):
+            interval_line(axes, part, "speed_up", line)
         _band(axes, forecast, line)
 
 
@@ -113,7 +114,7 @@ def _figure(results: Results, name: str, words: str) -> Figure | None:
 
 
 def _ranks(sizes: Sequence[Size], kind: Kind) -> list[int]:
-    return [s.world_size or 0 for s in known(sizes, "speed_up", kind)]
+    return [s.devices or 0 for s in known(sizes, "speed_up", kind)]
 
 
 def _base(measured: Sequence[Size]) -> str:

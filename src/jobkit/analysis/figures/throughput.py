@@ -52,7 +52,7 @@ def throughput_figure(results: Results) -> Figure | None:
         single.yaxis.set_major_formatter(PLAIN)
         single.set_ylabel(f"{kind.unit} per {each}{suffix}")
         for one in (total, single):
-            size_axis(one, [s.world_size or 0 for s in measured], unit(results))
+            size_axis(one, [s.devices or 0 for s in measured], unit(results))
     legend(figure, axes, look, interval_handles(results.sizes, "throughput"))
     return figure
 
@@ -70,13 +70,13 @@ def time_to_accuracy_figure(results: Results) -> Figure | None:
         measured = known(results.sizes, "time_to_accuracy_s", kind)
         one.set_yscale("log")
         for line in lines(measured):
-            x = [s.world_size or 0 for s in line]
+            x = [s.devices or 0 for s in line]
             y = [s.time_to_accuracy_s or 0.0 for s in line]
             plot_line(one, x, y, look[line[0].series])
             at = np.geomspace(x[0], x[-1], 65)
             ideal_line(one, at, y[0] * x[0] / at)
         log_time_axis(one)
-        size_axis(one, [s.world_size or 0 for s in measured], unit(results))
+        size_axis(one, [s.devices or 0 for s in measured], unit(results))
         one.set_ylabel(f"time to {target:.0%} accuracy (s){kind.suffix(kinds)}")
     legend(figure, axes, look)
     return figure

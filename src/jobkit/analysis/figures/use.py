@@ -83,7 +83,7 @@ def energy_figure(results: Results) -> Figure | None:
         )
     axes.set_ylim(bottom=0)
     mark_not_ok(axes, found, look)
-    size_axis(axes, sorted({s.world_size or 0 for s in found}), unit(results))
+    size_axis(axes, sorted({s.devices or 0 for s in found}), unit(results))
     axes.set_ylabel(f"energy per {work} (J), of: {known[0].joules_of}")
     legend(figure, [axes], look)
     return figure

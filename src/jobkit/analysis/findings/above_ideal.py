@@ -5,7 +5,7 @@ from typing import Any
 import pandas as pd
 
 from jobkit.analysis.tables.frames import records
-from jobkit.analysis.tables.text import counted_ranks
+from jobkit.analysis.tables.text import computing, counted_ranks
 
 REMARKED = 1.05  # an efficiency above this is remarked
 _BASELINE = 1.5  # above this the baseline is more likely wrong than the size
@@ -44,7 +44,7 @@ def _highest(rows: list[dict[str, Any]], unit: str) -> str:
     """The highest efficiency of a series, and the size where it was measured."""
     row = max(rows, key=lambda r: float(r["efficiency"]))
     on = f" on {row['nodes']} nodes" if row["nodes"] > 1 else ""
-    size = f"{counted_ranks(int(row['world_size']), unit)}{on}"
+    size = f"{counted_ranks(computing(row, unit), unit)}{on}"
     most = f", the most of {len(rows)} sizes above 105%" if len(rows) > 1 else ""
     return (
         f"{row['series']} is measured at {row['efficiency']:.0%} of ideal scaling on {size}{most}"

@@ -6,7 +6,7 @@ figure show what it gives. step_forecast.py puts the step model's values in, whe
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pandas as pd
@@ -59,6 +59,7 @@ class Forecast:
     reasons: tuple[str, ...] = ()  # why a size that was wanted is not among sizes
     nodes: int = 1  # the most that a measured size had
     per_node: int | None = None  # ranks of a full node; None: not known
+    elsewhere: bool = False  # whether more nodes were measured too, with as many ranks
     by_steps: Mapping[int, Beyond] = field(default_factory=dict)  # where the step model is taken
 
     def at(self, ranks: int) -> Beyond:
@@ -83,16 +84,21 @@ class Forecast:
         if self.nodes > 1:
             return ""
         if self.per_node is None:
+            text = f"every measured size of {self.series} is on one node, so "
+            if self.elsewhere:
+                text = (
+                    f"of {self.series} each number of ranks counts on the fewest nodes, one, and "
+                )
             return (
-                f"every measured size of {self.series} is on one node, so what communication "
-                "between nodes costs is not known (--ranks-per-node says where nodes end)"
+                f"{text}what communication between nodes costs is not known (--ranks-per-node says "
+                "where nodes end)"
             )
         across = [n for n in self.sizes if n > (self.per_node or 0)]
         if not across:
             return ""
         return (
             f"the forecast of {self.series} crosses from one node to "
-            f"{-(-across[-1] // self.per_node)}, which no measured size does: what "
+            f"{-(-across[-1] // self.per_node)}, which no size it is made from does: what "
             f"communication between nodes costs is taken from {self._source(across)}"
         )
 
@@ -116,10 +122,14 @@ def forecasts(
     contradicts a measured size.
     """
     curves: dict[str, dict[int, Size]] = {}
+    elsewhere = set()
     for size in results.sizes:
         if size.speed_up is not None and size.world_size:
-            curves.setdefault(size.series, {}).setdefault(size.world_size, size)
-    return [_forecast(list(curve.values()), wanted, per_node) for curve in curves.values()]
+            curve = curves.setdefault(size.series, {})
+            if curve.setdefault(size.world_size, size) is not size:
+                elsewhere.add(size.series)
+    made = [_forecast(list(curve.values()), wanted, per_node) for curve in curves.values()]
+    return [replace(one, elsewhere=one.series in elsewhere) for one in made]
 
 
 def checked_forecasts(

@@ -7,7 +7,7 @@ import pandas as pd
 from jobkit.analysis.collect.results import Results
 from jobkit.analysis.scaling.sizes import Size
 from jobkit.analysis.tables.frames import records
-from jobkit.analysis.tables.text import counted, counted_ranks
+from jobkit.analysis.tables.text import computing, counted, counted_ranks
 
 BUSY = 0.8  # of the time: below it a GPU counts as idle
 _WAITS = 0.1  # share of the time in which waiting for data explains it
@@ -20,13 +20,13 @@ def idle_gpus(results: Results, unit: str) -> list[str]:
     known = runs.dropna(subset=needed)
     if known.empty:
         return []
-    names = ["gpu_busy_mean", "data_wait_share"]
+    names = ["gpu_busy_mean", "data_wait_share", "devices"]
     middle = known.groupby(["series", "world_size"], as_index=False)[names].median()
     worst = records(middle.loc[[middle["gpu_busy_mean"].astype(float).idxmin()]])[0]
     busy, wait = float(worst["gpu_busy_mean"]), worst["data_wait_share"]
     if busy >= BUSY:
         return []
-    where = f"{worst['series']} on {counted_ranks(int(worst['world_size']), unit)}"
+    where = f"{worst['series']} on {counted_ranks(computing(worst, unit), unit)}"
     head = f"{where}: the GPU is busy {busy:.0%} of the time, evaluation included"
     if pd.isna(wait):
         return [f"{head}; the wait for data was not measured."]
@@ -50,7 +50,7 @@ def energy(results: Results, unit: str) -> list[str]:
     assert least.joules_per_work is not None and fastest.joules_per_work is not None
     text = (
         f"Energy ({least.joules_of}): {least.series} on "
-        f"{counted_ranks(least.world_size or 1, unit)}{_nodes(least, known)} needs the least, "
+        f"{counted_ranks(least.devices or 1, unit)}{_nodes(least, known)} needs the least, "
         f"{least.joules_per_work:.3g} J per {name}"
     )
     if fastest is least or not least.joules_per_work:

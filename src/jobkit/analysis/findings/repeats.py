@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from jobkit.analysis.collect.results import Results
 from jobkit.analysis.scaling.sizes import Size
@@ -20,7 +21,9 @@ def more_repeats(results: Results, series: str, least: float, unit: str) -> list
         cost = _cost(results, found, 2)
         text = "No size has two successful repeats, so differences may be noise. Repeat the runs: "
         return [f"{text}2 more repeats of every size of {series}{cost} give intervals."]
-    for size in found[1:]:
+    for before, size in pairwise(found):
+        if before.world_size == size.world_size:
+            continue  # on more nodes: the verdict is of the fewest
         low, high = size.efficiency_low, size.efficiency_high
         if low is not None and high is not None and low <= least <= high:
             return [_proposal(results, found[0], size, shared, least, unit)]

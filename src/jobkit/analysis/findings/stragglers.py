@@ -2,7 +2,8 @@
 
 from jobkit.analysis.collect.lines import METRIC_LINES
 from jobkit.analysis.collect.results import Results
-from jobkit.analysis.tables.text import counted_ranks
+from jobkit.analysis.tables.frames import records
+from jobkit.analysis.tables.text import computing, counted_ranks
 
 _ALL_STEPS = ("pattern ", METRIC_LINES)  # begins of sources that time steps, and no windows
 _OF_RUN = "of a run's steps (of fewer than 100 steps: the longest)"
@@ -23,11 +24,13 @@ def uneven_steps(results: Results, unit: str) -> list[str]:
     if known.empty:
         return []
     known = known.assign(factor=(known["step_p99_s"] / known["step_p50_s"]).astype(float))
-    middle = known.groupby(["series", "world_size"], as_index=False)["factor"].median()
-    worst = middle.loc[middle["factor"].idxmax()]
-    where = f"{worst['series']} on {counted_ranks(int(worst['world_size']), unit)}"
+    sizes = known.groupby(["series", "world_size"], as_index=False)
+    middle = sizes[["factor", "devices"]].median()
+    worst = records(middle.loc[[middle["factor"].idxmax()]])[0]
+    where = f"{worst['series']} on {counted_ranks(computing(worst, unit), unit)}"
     most = f"most uneven in {where}" if len(middle) > 1 else f"of {where}"
-    own = known[(known[["series", "world_size"]] == worst[["series", "world_size"]]).all(axis=1)]
+    at_size = known["world_size"] == worst["world_size"]
+    own = known[(known["series"] == worst["series"]) & at_size]
     sources = own["throughput_source"].fillna("").astype(str)
     single = sources.str.startswith(_ALL_STEPS).all()
     of = _OF_RUN if single else _OF_WINDOW

@@ -19,7 +19,7 @@ from jobkit.analysis.findings.sources import inferred_work
 from jobkit.analysis.findings.stragglers import uneven_steps
 from jobkit.analysis.tables.comparable import mixed
 from jobkit.analysis.tables.frames import records
-from jobkit.analysis.tables.text import counted_ranks, per_second, rounded, say
+from jobkit.analysis.tables.text import computing, counted_ranks, per_second, rounded, say
 
 LEAST = 0.8  # the parallel efficiency that a size to request must have
 _MANY = 5  # series of which each has a sentence; with more, only the best
@@ -57,17 +57,20 @@ def _of_scaling(
     repeats: what to repeat so that it is certain.
     """
     best = _best(rows)
+    faster = any(r["throughput"] > best["throughput"] for r in rows)
+    among = "of the series that can be compared " if faster else ""
     line = (
-        f"{_title(scaling)}: the fastest is {best['series']} on {_size(best, unit)}, "
+        f"{_title(scaling)}: the fastest {among}is {best['series']} on {_size(best, unit)}, "
         f"with {rounded(best['throughput'])} {per_second(best['throughput_unit'])}"
     )
-    others = best["not_distinguishable_from"]
-    alike: bool = pd.notna(best["spread_from"]) and pd.notna(others)
-    line += f"; not told apart from {others} at 95% confidence." if alike else "."
+    others = _alike(best, rows)
+    line += f"; not told apart from {others} at 95% confidence." if others else "."
     names: list[str] = list(dict.fromkeys(r["series"] for r in (best, *rows)))
     shown = names if len(names) <= _MANY else names[:1]
     limits = [
-        text for n in shown for text in _limits([r for r in rows if r["series"] == n], unit, least)
+        text
+        for n in shown
+        for text in _of_series([r for r in rows if r["series"] == n], unit, least)
     ]
     if len(shown) < len(names):
         limits.append(f"For the other {len(names) - len(shown)} series, see the table.")
@@ -85,17 +88,36 @@ def _title(scaling: str) -> str:
 
 
 def _best(rows: list[_Row]) -> _Row:
-    return max(rows, key=lambda r: float(r["throughput"]))
+    """The fastest; of a series whose runs must not be compared only where there is no other."""
+    sound = [r for r in rows if pd.notna(r["efficiency"])]
+    return max(sound or rows, key=lambda r: float(r["throughput"]))
+
+
+def _alike(best: _Row, rows: list[_Row]) -> str:
+    """What a size is not told apart from, less the series whose runs must not be compared."""
+    if pd.isna(best["spread_from"]) or pd.isna(best["not_distinguishable_from"]):
+        return ""
+    bad = {r["series"] for r in rows if pd.isna(r["efficiency"])} - {best["series"]}
+    return "; ".join(n for n in best["not_distinguishable_from"].split("; ") if n not in bad)
+
+
+def _fewest_nodes(rows: list[_Row]) -> list[_Row]:
+    """The sizes of a series; of those with as many ranks, the one on the fewest nodes."""
+    found: dict[int, _Row] = {}
+    for row in rows:  # few nodes come first
+        found.setdefault(row["world_size"], row)
+    return list(found.values())
 
 
 def _ask(rows: list[_Row], best: _Row, unit: str, least: float) -> list[str]:
     """The largest size of the best series up to which every size is efficient enough, in words."""
     if pd.isna(best["efficiency"]):
         return []  # not compared: its note says why
-    line = [r for r in rows if r["series"] == best["series"]]
+    own = [r for r in rows if r["series"] == best["series"]]
+    line = _fewest_nodes(own)
     within = _within(line, least)
     if len(line) < 2:
-        return _one_size(best)
+        return _one_size(best) if len(own) < 2 else []
     if not within:
         return []
     row = within[-1]
@@ -140,6 +162,21 @@ def _doubt(row: _Row, least: float) -> str:
     if pd.isna(row["efficiency_low"]):
         return " (uncertain: without repeats there is no interval)"
     return f" (uncertain: the interval includes {least:.0%})"
+
+
+def _of_series(rows: list[_Row], unit: str, least: float) -> list[str]:
+    """How far a series scales on the fewest nodes, and the least efficient of its other sizes."""
+    line = _fewest_nodes(rows)
+    others = [r for r in rows if r not in line and pd.notna(r["efficiency"])]
+    if not others:
+        return _limits(line, unit, least)
+    row = min(others, key=lambda r: float(r["efficiency"]))
+    most = f", the least of {len(others)} such sizes" if len(others) > 1 else ""
+    text = (
+        f"With as many ranks on more nodes, {row['series']} has "
+        f"{_measured(row, 'efficiency', '{:.1%}')} parallel efficiency on {_size(row, unit)}{most}."
+    )
+    return [*(_limits(line, unit, least) if len(line) > 1 else []), text]
 
 
 def _limits(line: list[_Row], unit: str, least: float) -> list[str]:
@@ -232,4 +269,4 @@ def _runs(results: Results) -> str:
 def _size(row: _Row, unit: str) -> str:
     """How many GPUs and, where there are several nodes, on how many nodes."""
     on = f" on {row['nodes']} nodes" if row["nodes"] > 1 else ""
-    return f"{counted_ranks(int(row['world_size']), unit)}{on}"
+    return f"{counted_ranks(computing(row, unit), unit)}{on}"

@@ -8,7 +8,14 @@ import pandas as pd
 from jobkit.analysis.scaling.scaling import RULE
 from jobkit.analysis.scaling.sizes import EPOCH
 from jobkit.analysis.tables.frames import records
-from jobkit.analysis.tables.text import TextTable, say, say_accuracy, time_head, with_interval
+from jobkit.analysis.tables.text import (
+    TextTable,
+    computing,
+    say,
+    say_accuracy,
+    time_head,
+    with_interval,
+)
 
 
 def proposal_table(table: pd.DataFrame, unit: str) -> TextTable:
@@ -20,7 +27,7 @@ def proposal_table(table: pd.DataFrame, unit: str) -> TextTable:
     heads += [f"{hours} {per}", f"node-hours {per}", *_accuracy_head(table)]
     energy = _energy_columns(table, per)
     rows = [
-        [*_row(row, len(heads) == 10), *(say(row[name], "{:.3g}") for name in energy)]
+        [*_row(row, unit, len(heads) == 10), *(say(row[name], "{:.3g}") for name in energy)]
         for row in records(table)
     ]
     return TextTable([*heads, *energy.values()], rows, 2, notes(table))
@@ -61,11 +68,11 @@ def _accuracy_head(table: pd.DataFrame) -> list[str]:
     return [f"time to {say_accuracy(target.iloc[0], 0)} accuracy (s)"] if len(target) else []
 
 
-def _row(row: Mapping[str, Any], accuracy: bool) -> list[str]:
+def _row(row: Mapping[str, Any], unit: str, accuracy: bool) -> list[str]:
     cells = [
         say(row["series"]),
         say(row["scaling"]),
-        say(row["world_size"]),
+        say(computing(row, unit)),
         say(row["nodes"]),
         with_interval(row, "time", "{:.4g}", "_s"),
         with_interval(row, "speed_up", "{:.2f}"),

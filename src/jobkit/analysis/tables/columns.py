@@ -101,7 +101,7 @@ SCALING = (
     Column("throughput_per_rank", NUMBER, "throughput / ranks; dp: / GPUs"),
     Column("time_of", TEXT, "what time_s is of: epoch, an amount of work as 10M tokens, or run"),
     *_with_interval("time", "time of that: the amount / throughput", "_s"),
-    Column("gpu_hours", NUMBER, "time_s x ranks / 3600; dp: x GPUs (CPU: processes)"),
+    Column("gpu_hours", NUMBER, "time_s x devices / 3600 (CPU: processes)"),
     Column("node_hours", NUMBER, "time_s x nodes / 3600"),
     Column("joules_per_work", NUMBER, "energy per unit of work: median of successful repeats"),
     Column("joules_of", TEXT, "whose energy that is: node, gpu or package; of Slurm: whole job"),
