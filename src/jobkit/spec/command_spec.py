@@ -2,13 +2,13 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any
 
 from jobkit.errors import UsageError, nearest
-from jobkit.spec.placeholders import Value
-from jobkit.spec.planned import PlannedRun
+from jobkit.spec.placeholders import Value, fill
+from jobkit.spec.planned import COMMAND_LINE, PlannedRun
 from jobkit.spec.setting import check_fields, setting
 
 LAUNCHERS = ("srun", "torchrun", "once")
@@ -28,6 +28,10 @@ class CommandSpec(PlannedRun):
     repeat: int = setting(0, "index of this repeat of the same parameters", low=0)
     parameters: Mapping[str, Any] = setting({}, "the values of the study's parameters")
     by_size: tuple[str, ...] = setting((), "parameters that follow from the size", identity=False)
+    template: tuple[str, ...] = setting(
+        (), "the command with its placeholders, as template() gives it",
+        identity=False, multiline=True,
+    )  # fmt: skip
     auto: bool = setting(True, "measure a program of torch without a change to it")
     unit: str | None = setting(None, "what a step works on, as images or tokens", identity=False)
     work_per_step: float | None = setting(
@@ -93,9 +97,28 @@ class CommandSpec(PlannedRun):
         }
 
     def comparable(self) -> dict[str, Any]:
-        """The program and its parameters, without those that follow from the size."""
+        """The command and its parameters, without those that follow from the size.
+
+        Of a single job, which has no placeholders, the command is as it was given.
+        """
         own = {k: v for k, v in self.parameters.items() if k not in self.by_size}
-        return {"strategy": self.name, "launcher": self.launcher, "scaling": self.scaling, **own}
+        shared = {"strategy": self.name, "launcher": self.launcher, "auto": self.auto}
+        command = self.template or self.command
+        return {**shared, "scaling": self.scaling, **own, COMMAND_LINE: command}
+
+    def of_template(self, words: Sequence[str], given: Mapping[str, Any]) -> "CommandSpec":
+        """The run of an older plan with its template, if these words make its command.
+
+        words: a study's command. given: its parameters.
+        """
+        names = {"ranks": self.world_size, "nodes": self.nodes, "repeat": self.repeat}
+        names |= {"ranks_per_node": self.ranks_per_node, **self.parameters}
+        try:
+            same = not self.template and tuple(fill(word, names) for word in words) == self.command
+        except UsageError:
+            return self
+        made = template(words, {name: given.get(name) for name in self.by_size})
+        return replace(self, template=made) if same else self
 
     @property
     def program(self) -> str:
@@ -110,6 +133,14 @@ class CommandSpec(PlannedRun):
             if key not in known:
                 raise UsageError(f"unknown setting '{key}'{nearest(str(key), known)}")
         return cls(**values)
+
+
+def template(command: Sequence[str], by_size: Mapping[str, Any]) -> tuple[str, ...]:
+    """What the runs of a command share at all sizes: its words before placeholders are replaced.
+
+    by_size: the parameters that follow from the size, which stand behind the words.
+    """
+    return (*command, *(f"{name}={value}" for name, value in by_size.items()))
 
 
 def check_parameter(name: object, value: object) -> None:

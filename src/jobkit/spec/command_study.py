@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from jobkit.errors import UsageError, nearest, one_of
-from jobkit.spec.command_spec import LAUNCHERS, SCALINGS, CommandSpec, check_parameter
+from jobkit.spec.command_spec import (
+    LAUNCHERS,
+    SCALINGS,
+    CommandSpec,
+    check_parameter,
+    template,
+)
 from jobkit.spec.placeholders import Value, fill, resolve, resolve_all, used
 from jobkit.spec.taken_columns import check_fits, check_name_free
 
@@ -50,7 +56,7 @@ class CommandGrid:
                 hint = nearest(name, known)
                 raise UsageError(f"sweep {name}: no {{{name}}} in the command{hint}")
             for at, value in enumerate(values):
-                if any(value == v and type(value) is type(v) for v in values[:at]):
+                if str(value) in map(str, values[:at]):  # a command has 1 and "1" alike
                     raise UsageError(f"sweep {name}: has {value!r} twice")
 
     def _swept(self) -> Iterator[tuple[str, Any]]:
@@ -86,6 +92,7 @@ class CommandGrid:
         nodes, per_node = size
         names: dict[str, Value] = {"ranks": nodes * per_node, "nodes": nodes}
         names |= {"ranks_per_node": per_node, "repeat": repeat}
+        by_size = {n: v for n, v in given.items() if _follows_size(n, given)}
         try:
             parameters = resolve_all(given, names)
             for name, value in parameters.items():
@@ -99,7 +106,8 @@ class CommandGrid:
                 ranks_per_node=per_node,
                 repeat=repeat,
                 parameters=parameters,
-                by_size=tuple(n for n in given if _follows_size(n, given)),
+                by_size=tuple(by_size),
+                template=template(self.command, by_size),
                 unit=self.work.get("unit"),
                 work_per_step=_work_per_step(self.work.get("per_step"), names),
                 scaling=scaling,

@@ -242,6 +242,12 @@ class Study:
         except UsageError as error:
             raise UsageError(f"study {self.name}: {error}") from None
 
+    def known(self, run: RunSpec | CommandSpec) -> RunSpec | CommandSpec:
+        """A run of its plan; one that an older version planned gets its template."""
+        if isinstance(run, RunSpec) or run.template:
+            return run
+        return run.of_template(self.command, self.parameters)
+
     def to_dict(self) -> dict[str, Any]:
         """The fields of its kind, as JSON takes them."""
         other = ("strategies", "settings") if self.command else ("command", *_OF_COMMANDS)
@@ -282,7 +288,8 @@ class Plan:
             content = load_json(read_regular(path, _MOST_BYTES))
             study = Study(**content["study"])
             runs = {
-                check_name("run id", r["run_id"]): read_spec(r["spec"]) for r in content["runs"]
+                check_name("run id", r["run_id"]): study.known(read_spec(r["spec"]))
+                for r in content["runs"]
             }
             notes = tuple(content["notes"])
             return cls(study=study, runs=runs, notes=notes, folder=path.parent)

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields
 from typing import Any, ClassVar
 
+COMMAND_LINE = "command line"  # of comparable(): no parameter can have this name
+
 
 class PlannedRun(ABC):
     """One planned run of a program at a size: a frozen dataclass, checked when it is made."""

@@ -1,6 +1,7 @@
 """Studies of a command: the runs that they plan, plan.json, and what is refused."""
 
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from jobkit.analysis.tables.columns import RESULTS
+from jobkit.analysis.tables.series import series_labels
 from jobkit.errors import UsageError
 from jobkit.spec.command_spec import CommandSpec, program_name
 from jobkit.spec.command_study import SIZE_NAMES
@@ -221,3 +223,44 @@ def test_a_file_of_the_planned_study_plans_the_same_runs(tmp_path: Path) -> None
     assert Study(**kept).expand().runs == plan.runs
     training = Study(name="x").to_dict()
     assert not {"command", "launcher", "work"} & training.keys()
+
+
+def _planned(folder: Path, *words: str, **changes: Any) -> Plan:
+    """What is planned after another call of the same study, with this command."""
+    command = ("python", "fit.py", *words)
+    plan = Study(**{"name": "fit", "gpus": (1, 2), "repeats": 2, "command": command, **changes})
+    made = replace(plan.expand(), folder=folder)
+    made.save()
+    return Plan.read(made.paths.plan)
+
+
+def test_a_study_of_another_command_of_the_same_name_is_another_series(tmp_path: Path) -> None:
+    _planned(tmp_path, "--batch", "4")
+    found = series_labels(_planned(tmp_path, "--batch", "64").runs)
+    assert Counter(found.values()) == {"fit, --batch 4": 4, "fit, --batch 64": 4}
+    # What placeholders and parameters make of a command at each size is one series.
+    words, other = ("--batch", "{512 // ranks}", "{b}"), tmp_path / "other"
+    _planned(other, *words, parameters={"b": "{ranks * 2}"})
+    found = series_labels(_planned(other, *words, parameters={"b": "{ranks * 2}"}).runs)
+    assert set(found.values()) == {"fit"}
+    found = series_labels(_planned(other, *words, parameters={"b": "{ranks * 3}"}).runs)
+    assert set(found.values()) == {"fit, b={ranks * 2}", "fit, b={ranks * 3}"}
+
+
+def test_a_plan_of_an_older_version_makes_the_same_series(tmp_path: Path) -> None:
+    fields: dict[str, Any] = {"parameters": {"a": "{40 // ranks}", "b": 3}, "gpus": (1, 2)}
+    plan = _planned(tmp_path, "--acc={a}", "--seed={repeat}", "{b}", **fields)
+    content = json.loads(plan.paths.plan.read_text())
+    for run in content["runs"]:
+        del run["spec"]["template"]
+    plan.paths.plan.write_text(json.dumps(content))
+    assert Plan.read(plan.paths.plan).runs == plan.runs
+    # Runs that an earlier call with another command planned have their own words.
+    content["study"]["command"] = ["python", "fit.py", "--other={unknown}"]
+    plan.paths.plan.write_text(json.dumps(content))
+    assert not any(s.to_dict()["template"] for s in Plan.read(plan.paths.plan).runs.values())
+
+
+def test_a_number_and_a_string_that_look_alike_are_one_value() -> None:
+    with pytest.raises(UsageError, match="sweep batch: has '6' twice"):
+        nano(sweep={"batch": (6, "6")}).expand()

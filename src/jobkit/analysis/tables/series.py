@@ -1,13 +1,15 @@
 """The series of each run: runs with the same settings except size and repeat."""
 
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from jobkit.spec.planned import PlannedRun
+from jobkit.spec.planned import COMMAND_LINE, PlannedRun
 
 # Values that need no name; others are shown as setting=value.
 _PLAIN_VALUES = ("strategy", "model", "precision", "optimizer", "scaling")
+_LONGEST = 200  # characters of a label
 
 
 def series_labels(specs: Mapping[str, PlannedRun | None]) -> dict[str, str]:
@@ -19,17 +21,51 @@ def series_labels(specs: Mapping[str, PlannedRun | None]) -> dict[str, str]:
     keys = {run_id: spec.comparable() for run_id, spec in _decided(specs).items()}
     said = {run_id: repr(key) for run_id, key in keys.items()}
     each = {said[run_id]: key for run_id, key in keys.items()}  # of thousands of runs a few differ
+    each = _with_words(each)
     varying = [
         name
         for name in _names(each.values())
         if len({repr(k.get(name)) for k in each.values()}) > 1
     ]
     shown = ["strategy", *(name for name in varying if name != "strategy")]
-    labels = {text: ", ".join(_say(key, shown)) for text, key in each.items()}
+    labels = _distinct({text: ", ".join(_say(key, shown)) for text, key in each.items()})
     return {
         run_id: labels[said[run_id]] if run_id in said else f"{run_id} (settings unknown)"
         for run_id in specs
     }
+
+
+def _with_words(keys: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """The keys; of a command only the words that not all of its program's commands have."""
+    made, of_program = dict(keys), defaultdict[object, dict[str, list[tuple[str, ...]]]](dict)
+    for text, key in keys.items():
+        if COMMAND_LINE in key:
+            of_program[key["strategy"]][text] = _parts(key[COMMAND_LINE])
+    for commands in of_program.values():
+        common = set.intersection(*map(set, commands.values()))
+        for text, parts in commands.items():
+            words = [word for part in parts if part not in common for word in part]
+            made[text] = {**keys[text], COMMAND_LINE: " ".join(words)}
+    return made
+
+
+def _parts(command: Sequence[str]) -> list[tuple[str, ...]]:
+    """The words of a command, a value together with the option before it."""
+    pairs = zip(("", *command), command, strict=False)
+    return [
+        (before, word) if before.startswith("-") and not word.startswith("-") else (word,)
+        for before, word in pairs
+    ]
+
+
+def _distinct(labels: Mapping[str, str]) -> dict[str, str]:
+    """The labels, shortened, with a number where several series would have the same."""
+    made, taken = dict[str, str](), Counter[str]()
+    for text in sorted(labels):
+        label = labels[text] if len(labels[text]) <= _LONGEST else labels[text][:_LONGEST] + " ..."
+        taken[label] += 1
+        made[text] = label if taken[label] == 1 else f"{label} (variant {taken[label]})"
+    return made
 
 
 def _decided(specs: Mapping[str, PlannedRun | None]) -> dict[str, PlannedRun]:
@@ -57,7 +93,9 @@ def _say(key: Mapping[str, Any], names: list[str]) -> list[str]:
         if name not in key:
             continue  # the other kind of scaling has this batch
         value = key[name]
-        if name in _PLAIN_VALUES:
+        if name == COMMAND_LINE:
+            words += [value] if value else []
+        elif name in _PLAIN_VALUES:
             words.append(str(value))
         elif isinstance(value, bool):
             words.append(name if value else f"no {name}")
