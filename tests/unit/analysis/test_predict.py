@@ -68,6 +68,30 @@ def test_the_cost_of_a_node_boundary_is_held() -> None:
     assert spread_out.interval(16)[0] < 1500 < spread_out.interval(16)[1]
 
 
+def test_a_jump_above_ideal_stays_as_when_the_data_fit_the_caches() -> None:
+    noise = np.random.default_rng(5).normal(0, 0.01, (4, 3))
+    rates = [
+        (1.0, 1.0, 1.3, 1.3)[i] * 1000 * 2**i * np.exp(noise[i, k])
+        for i in range(4)
+        for k in range(3)
+    ]
+    found = predict(np.repeat([1, 2, 4, 8], 3).tolist(), rates)
+    for ranks in (16, 32):
+        low, high = found.interval(ranks)
+        assert low < 1300 * ranks < high < 1.5 * 1300 * ranks
+    # By chance alone there is none: the largest size is 1 % above, and a run is 1 % off.
+    calm = predict([1, 2, 4, 1, 2, 4], [1000, 2000, 4040, 1010, 2020, 4080])
+    assert calm.speed_up(8)[0] <= 8
+
+
+def test_repeats_that_differ_much_widen_the_interval_above_ideal_too() -> None:
+    factors = [1.3, 0.8, 1.0, 0.7, 1.4, 1.1, 1.0, 0.75, 1.3]
+    rates = [1000 * 2 ** (i // 3) * factor for i, factor in enumerate(factors)]
+    low, high = predict([1] * 3 + [2] * 3 + [4] * 3, rates).interval(8)
+    assert high > 1.3 * 8000
+    assert low < 8000 / 1.3
+
+
 def test_it_widens_with_the_distance_until_it_is_refused() -> None:
     weak = predict([1, 2, 4], [300, 587, 1172])  # a rate per rank that falls by 2 %
     widths = [np.divide(*weak.interval(n)[::-1]) for n in (8, 16, 32, 64, 1024)]

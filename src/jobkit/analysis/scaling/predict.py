@@ -2,7 +2,8 @@
 
 The laws are in laws.py. Beyond the measured sizes a slower level of the network may begin that
 nothing names, at each doubling with a small probability, and costs an exponential loss. A
-prediction is never above ideal scaling from the smallest size and the gain that was measured.
+prediction is never above ideal scaling from the smallest size and the gain that was measured: that
+of the law, or of a size that is faster per rank than the smallest by more than chance.
 """
 
 import math
@@ -19,7 +20,9 @@ LEAST = 3  # sizes
 WIDEST = 4.0  # upper / lower end of an interval that is still a forecast
 _SHARE = 0.95  # of the draws, in an interval
 _ABOVE = 1.96  # standard deviations of one run's noise that an interval reaches above ideal
-_MOST_NOISE = 0.05  # of which so much counts: what no law explains may be taken for noise
+# Of it so much counts, or what repeats of a size show: what no law explains may be taken for noise.
+_MOST_NOISE = 0.05
+_CHANCE = 3.0  # standard errors by which a rate per rank is above another by more than chance
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,8 @@ class Prediction:
     last: Values  # the level at the largest size
     normal: Values  # (draws, 2): of the walk beyond, of one run's noise
     uniform: Values  # whether, and how much, a new level of the network costs
+    jump: float = 0.0  # of the best measured size above the smallest, as a logarithm; 0: by chance
+    noise: float = 0.0  # standard deviation of the repeats of a size; 0: not known
 
     def rate(self, ranks: float) -> float:
         """The median prediction of the rate on that many ranks."""
@@ -69,7 +74,7 @@ class Prediction:
         Above ideal it reaches no farther than the noise of a run.
         """
         sigma = np.exp(self.points[:, SIGMA])
-        noise = min(float(np.median(sigma)), _MOST_NOISE)
+        noise = min(float(np.median(sigma)), max(_MOST_NOISE, self.noise))
         seen = np.sort(np.minimum(found + sigma * self.normal[:, 1], ideal + _ABOVE * noise))
         count = math.ceil(_SHARE * len(seen))
         low = int(np.argmin(seen[count - 1 :] - seen[: len(seen) - count + 1]))
@@ -89,7 +94,7 @@ class Prediction:
         """Draws of how far a super-linear curve is above ideal, as a logarithm."""
         sizes = self.places.sizes
         doublings = math.log2(min(ranks, sizes[-1]) / sizes[0])
-        return np.asarray(np.exp(self.points[:, GAIN]) * doublings)
+        return np.maximum(np.exp(self.points[:, GAIN]) * doublings, self.jump)
 
     def _new_level(self, doublings: float) -> Values:
         """Draws of the loss to a level of the network that no measured size has seen."""
@@ -132,4 +137,17 @@ def predict(
         last=last,
         normal=generator.standard_normal((len(points), 2)),
         uniform=1 - generator.random(len(points)),
+        jump=_jump(curve, float(np.exp(np.median(points[:, SIGMA])))),
+        noise=math.sqrt(curve.squares / freedom) if (freedom := len(rates) - len(different)) else 0,
     )
+
+
+def _jump(curve: Curve, sigma: float) -> float:
+    """By how much the fastest size per rank is above the smallest, as a logarithm; 0 by chance.
+
+    sigma: standard deviation of one run.
+    """
+    best = int(np.argmax(curve.means))
+    above = float(curve.means[best] - curve.means[0])
+    error = sigma * math.sqrt(1 / curve.counts[best] + 1 / curve.counts[0])
+    return above if above > _CHANCE * error else 0.0
