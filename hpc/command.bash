@@ -62,9 +62,9 @@ rank_say() {
   [[ -e $JOBKIT_RUN_DIR/attempts/$JOBKIT_ATTEMPT/$1 ]]
 }
 
-# Hands a signal on to the command, or keeps it until there is one.
+# Hands a signal on to the command, or keeps it until rank_hear is there.
 rank_tell() {
-  if [[ -z $child ]]; then early+=" $1"; return; fi
+  if [[ -z $hears ]]; then early+=" $1"; return; fi
   { echo "$1" >&7; } 2>/dev/null || kill -"$1" "$child" 2>/dev/null
 }
 
@@ -108,7 +108,7 @@ rank_run() {
     if [[ ${RANK:-0} == 0 ]]; then echo "jobkit: error: no command $name on $(uname -n)" >&2; fi
     return 127
   fi
-  child='' early=''
+  child='' early='' hears=''
   for name in USR1 USR2 TERM INT HUP; do
     # shellcheck disable=SC2064  # the name is of now
     trap "rank_tell $name" "$name"
@@ -116,6 +116,7 @@ rank_run() {
   trap : PIPE
   start_child exec "$@"
   { exec 7> >(rank_hear >/dev/null 9>&-); } 2>/dev/null
+  hears=1
   for name in $early; do rank_tell "$name"; done
   wait_for_child
   case $code in
