@@ -84,12 +84,11 @@ def _fastest(study: Study, found: re.Match[str]) -> bool:
 
 def _request(study: Study, found: re.Match[str]) -> bool:
     own, place = study.places(found["series"]), named(found)
-    within = own[: own.index(place) + 1]
-    if any(study.efficiency(p) < LEAST for p in within):
-        return False
-    after = own[len(within) :]
+    after = own[own.index(place) + 1 :]
     if found["next"]:
-        return len(within) == 1 and study.efficiency(after[0]) < LEAST
+        return own[0] == place and study.efficiency(after[0]) < LEAST
+    if study.efficiency(place) < LEAST:
+        return False
     more = study.efficiency(place) * place[1] / own[0][1]
     return (not after or study.efficiency(after[0]) < LEAST) and (
         abs(float(found["speed_up"]) - more) <= 0.006

@@ -36,10 +36,15 @@ def by_chance(results: Results) -> list[str]:
     return [text]
 
 
+def _equal(column: pd.Series, value: Any) -> pd.Series:
+    """Where a column has the value; scaling may be stated nowhere."""
+    return column.isna() if pd.isna(value) else (column == value).fillna(False)
+
+
 def _compared(results: Results, row: dict[str, Any]) -> tuple[int, bool]:
     """With how many series a size is compared, and whether there is a smaller size."""
     table = results.scaling[results.scaling["throughput"].notna()]
-    place = [(table[k] == row[k]).fillna(False) for k in ("scaling", "nodes", "ranks_per_node")]
+    place = [_equal(table[k], row[k]) for k in ("scaling", "nodes", "ranks_per_node")]
     same = table[place[0] & place[1] & place[2]]
     own = table[table["series"] == row["series"]]
     return len(same) - 1, bool((own["world_size"] < row["world_size"]).any())

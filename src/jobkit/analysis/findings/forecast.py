@@ -6,7 +6,7 @@ figure show what it gives. step_forecast.py puts the step model's values in, whe
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pandas as pd
@@ -60,6 +60,7 @@ class Forecast:
     nodes: int = 1  # the most that a measured size had
     per_node: int | None = None  # ranks of a full node; None: not known
     by_steps: Mapping[int, Beyond] = field(default_factory=dict)  # where the step model is taken
+    more_nodes: bool = False  # a size on more nodes was measured, with as many ranks as on fewer
 
     def at(self, ranks: int) -> Beyond:
         """The forecast of one of its sizes, by what is taken for it."""
@@ -84,7 +85,7 @@ class Forecast:
             return ""
         if self.per_node is None:
             return (
-                f"every measured size of {self.series} is on one node, so what communication "
+                f"every {self._used} size of {self.series} is on one node, so what communication "
                 "between nodes costs is not known (--ranks-per-node says where nodes end)"
             )
         across = [n for n in self.sizes if n > (self.per_node or 0)]
@@ -92,9 +93,14 @@ class Forecast:
             return ""
         return (
             f"the forecast of {self.series} crosses from one node to "
-            f"{-(-across[-1] // self.per_node)}, which no measured size does: what "
+            f"{-(-across[-1] // self.per_node)}, which no {self._used} size does: what "
             f"communication between nodes costs is taken from {self._source(across)}"
         )
+
+    @property
+    def _used(self) -> str:
+        """What the sizes of the fit are: of as many ranks, those on the fewest nodes."""
+        return "fitted" if self.more_nodes else "measured"
 
     def _source(self, across: Sequence[int]) -> str:
         """What says the cost of a node boundary that these sizes cross."""
@@ -116,10 +122,13 @@ def forecasts(
     contradicts a measured size.
     """
     curves: dict[str, dict[int, Size]] = {}
+    most: dict[str, int] = {}  # nodes
     for size in results.sizes:
         if size.speed_up is not None and size.world_size:
             curves.setdefault(size.series, {}).setdefault(size.world_size, size)
-    return [_forecast(list(curve.values()), wanted, per_node) for curve in curves.values()]
+            most[size.series] = max(most.get(size.series, 1), size.nodes or 1)
+    made = [_forecast(list(curve.values()), wanted, per_node) for curve in curves.values()]
+    return [replace(one, more_nodes=most[one.series] > one.nodes) for one in made]
 
 
 def checked_forecasts(

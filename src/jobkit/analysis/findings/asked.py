@@ -1,0 +1,38 @@
+"""What size to request: the largest that is efficient enough, of the series fastest there."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+
+_Row = dict[str, Any]
+
+
+def size_to_request(rows: Sequence[_Row], least: float) -> _Row | None:
+    """Of each series its largest efficient size; the fastest of these. None where there is none.
+
+    rows: of one kind of scaling, small sizes first. The efficiency has to be least at every size
+    up to it, or beyond a dip be above least with its interval.
+    """
+    found: list[_Row] = []
+    for name in dict.fromkeys(row["series"] for row in rows):
+        line = [r for r in rows if r["series"] == name]
+        if not pd.isna(line[0]["efficiency"]) and sizes_of(line) > 1:
+            found.append(_largest(line, least))
+    return max(found, key=lambda r: float(r["throughput"]), default=None)
+
+
+def sizes_of(line: Sequence[_Row]) -> int:
+    """How many numbers of ranks a series was measured on."""
+    return len({row["world_size"] for row in line})
+
+
+def _largest(line: Sequence[_Row], least: float) -> _Row:
+    """The smallest size at the least: it is the base of the efficiency."""
+    below = next((i for i, r in enumerate(line) if r["efficiency"] < least), len(line))
+    enough = [
+        row
+        for i, row in enumerate(line)
+        if i < below or (pd.notna(row["efficiency_low"]) and row["efficiency_low"] > least)
+    ]
+    return max(enough, key=lambda r: (r["world_size"], r["throughput"]))
