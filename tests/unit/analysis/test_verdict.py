@@ -74,6 +74,16 @@ def test_requested_is_an_efficient_size_of_a_series_that_is_not_the_fastest() ->
     assert lines[1].startswith("Request 8 GPUs with fsdp: speed-up 7.43")
 
 
+def test_a_series_that_is_not_compared_keeps_no_other_from_being_requested() -> None:
+    rows = runs_of({"a": {1: [1000.0, 1001], 2: [1900.0, 1901]}})
+    rows[-1] |= {"precision": "bf16"}
+    rows += runs_of({"b": {1: [900.0, 901], 2: [1700.0, 1701]}})
+    lines = verdict(results_from(frame(rows, RESULTS)), "GPUs")
+    assert lines[0].startswith("Strong scaling: the fastest is a on 2 GPUs")
+    assert lines[1].startswith("Request 2 GPUs with b: speed-up 1.89")
+    assert "a: not compared: precision differs (bf16, fp32)." in lines
+
+
 def test_what_may_be_as_fast_is_named_with_its_size_where_that_is_another() -> None:
     rates = {
         "ddp": {1: [1000.0, 990], 4: [3400.0, 3440], 8: [3420.0, 3470]},

@@ -93,11 +93,10 @@ def _best(rows: list[_Row]) -> _Row:
 
 def _ask(rows: list[_Row], best: _Row, unit: str, least: float) -> list[str]:
     """What size to request, in words: see size_to_request."""
-    if pd.isna(best["efficiency"]):
-        return []  # not compared: its note says why
     row = size_to_request(rows, least)
     if row is None:
-        return _one_size([r for r in rows if r["series"] == best["series"]])
+        alone = [r for r in rows if r["series"] == best["series"]]
+        return [] if pd.isna(best["efficiency"]) else _one_size(alone)  # its note says why
     line = [r for r in rows if r["series"] == row["series"]]
     text = f"Request {_size(row, unit)} with {row['series']}: "
     if row["world_size"] == line[0]["world_size"]:
