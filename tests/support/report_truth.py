@@ -84,12 +84,11 @@ def _fastest(study: Study, found: re.Match[str]) -> bool:
 
 def _request(study: Study, found: re.Match[str]) -> bool:
     own, place = study.places(found["series"]), named(found)
-    within = own[: own.index(place) + 1]
-    if any(study.efficiency(p) < LEAST for p in within):
-        return False
-    after = own[len(within) :]
+    after = own[own.index(place) + 1 :]
     if found["next"]:
-        return len(within) == 1 and study.efficiency(after[0]) < LEAST
+        return own[0] == place and study.efficiency(after[0]) < LEAST
+    if study.efficiency(place) < LEAST:
+        return False
     more = study.efficiency(place) * place[1] / own[0][1]
     return (not after or study.efficiency(after[0]) < LEAST) and (
         abs(float(found["speed_up"]) - more) <= 0.006
@@ -146,6 +145,16 @@ def _uneven(study: Study, found: re.Match[str]) -> bool:
     return own == most and abs(float(found["factor"]) - most) <= 0.006 * max(1, most)
 
 
+def _outlying(study: Study, found: re.Match[str]) -> bool:
+    """Each run that is named, by how far it is from the median of its size."""
+    rows = {row["run_id"]: row for row in study.ok}
+    named = re.findall(r"(\S+) \(([+-]\d+)%\)", found["runs"])
+    shares = [float(rows[i]["throughput"]) / study.rate(place_of(rows[i])) - 1 for i, _ in named]
+    return int(found["count"]) >= len(named) > 0 and all(
+        abs(int(said) - 100 * share) <= 0.6 for (_, said), share in zip(named, shares, strict=True)
+    )
+
+
 def _chance(study: Study, found: re.Match[str]) -> bool:
     """What chance alone would give; which sizes differ is the tables' to say."""
     return int(found["differ"]) <= int(found["of"]) and (
@@ -179,6 +188,11 @@ CHECKS: dict[str, Callable[[Study, re.Match[str]], Any]] = {
     r"(?P<series>.+) was measured at one size only: its scaling is unknown\.": (
         lambda study, found: len(study.places(found["series"])) == 1
     ),
+    r"(?P<series>.+) was measured at one number of ranks only: its scaling is unknown\.": (
+        lambda study, found: len({p[1] for p in study.places(found["series"])}) == 1
+    ),
+    r"(?P<count>\d+) runs? (?:is|are) far from the median of the size, for the spread of the "
+    r"study: (?P<runs>.*%\)).*": _outlying,
     r"No size has two successful repeats, so .*": (
         lambda study, found: len({place_of(r) for r in study.ok}) == len(study.ok) > 0
     ),

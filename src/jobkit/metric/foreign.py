@@ -56,8 +56,10 @@ LONGEST_TAG = 256  # bytes of one of these
 
 def odd_tags(text: bytes) -> Iterator[tuple[int, int, str]]:
     """The tags of a log that are not written as the tag is: offset, length, what they are."""
-    if b"M\0" not in text and text.count(b"METRIC") == text.count(_TAG):
-        return  # a look at each letter takes long
+    # A look at each letter takes long, at one byte it does not.
+    in_colour = b"\x1b" in text and text.count(b"METRIC") != text.count(_TAG)
+    if not in_colour and (b"\0" not in text or b"M\0" not in text):
+        return
     for found in _ODD_TAG.finditer(text):
         if found[0] != _TAG:
             why = "UTF-16 inside" if b"\0" in found[0] else "an escape sequence inside the tag"

@@ -174,7 +174,28 @@ def test_energy_is_in_the_tables_and_the_verdict() -> None:
     assert list(table.heads[-2:]) == ["J per image (gpu)", "kWh per epoch"]
     assert list(table.rows[0][-2:]) == ["2", "0.0278"]
     (said,) = energy(results, "GPUs")
-    assert said.endswith("needs the least, 2 J per image; the fastest needs 2.00 times as much.")
+    assert said.endswith(
+        "needs the least, 2 J per image; ddp on 2 GPUs, the fastest, needs 2.00 times as much "
+        "(may be chance: not repeated)."
+    )
+
+
+@pytest.mark.parametrize(("spread", "doubt"), [(0.02, "]."), (0.5, "], may be chance.")])
+def test_a_difference_of_energy_has_an_interval_and_the_fastest_is_named(
+    spread: float, doubt: str
+) -> None:
+    """Of a third size, the fastest, the energy is not known."""
+    rows = runs_of({"ddp": {n: [100.0 * n, 99.0 * n, 101.0 * n] for n in (1, 2, 4)}})
+    for row in rows:
+        row |= {"throughput": row["images_per_s"], "throughput_unit": "images/s"}
+        if row["world_size"] < 4:
+            factor = 1 + spread * (row["repeat"] - 1)
+            row |= {"joules_per_work": factor * (1 + 0.2 * row["world_size"]), "joules_of": "gpu"}
+    (said,) = energy(results_from(frame(rows, RESULTS)), "GPUs")
+    assert (
+        "; ddp on 2 GPUs, the fastest of those with an energy, needs 1.17 times as much [" in said
+    )
+    assert said.endswith(doubt)
 
 
 def test_load_and_memory_are_drawn_over_time() -> None:

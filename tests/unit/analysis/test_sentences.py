@@ -89,6 +89,11 @@ def summary(results: Results) -> str:
     return page.getvalue()
 
 
+def test_outliers_are_named_in_the_summary_too() -> None:
+    rates = {1: [100.0, 101, 99], 2: [190.0, 191, 120]}
+    assert "study: ddp-2-2 (-37%)." in summary(results_of({"ddp": rates}))
+
+
 def with_failures() -> Results:
     """The wall times of a program of which two of three sizes failed."""
     rows = runs_of({"train": {1: [1671.0], 2: [1.0], 4: [1.0]}})

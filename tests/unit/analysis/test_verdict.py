@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 from jobkit.analysis.collect.results import Results
+from jobkit.analysis.findings.forecast import forecasts
 from jobkit.analysis.findings.verdict import verdict
 from jobkit.analysis.tables.columns import RESULTS
 from jobkit.analysis.tables.frames import frame
@@ -48,6 +49,7 @@ def test_the_base_is_named_where_it_is_not_one_rank() -> None:
     lines = said({2: [100.0, 101, 99], 4: [183.0, 182, 184]})
     assert "speed-up 1.83 [95%: " in lines[1]
     assert "] over 2 GPUs, parallel efficiency 92% [95%: " in lines[1]
+    assert any(re.search(r"4 GPUs: 91\.5% \[[^]]*\] relative to 2 GPUs\.", x) for x in lines)
 
 
 def test_a_dip_and_a_recovery_are_both_said() -> None:
@@ -55,6 +57,115 @@ def test_a_dip_and_a_recovery_are_both_said() -> None:
     (line,) = [line for line in said(calm) if "falls below" in line]
     assert "at 2 GPUs: 77.0%" in line
     assert line.endswith("At 4 GPUs and 8 GPUs it is measured at 80% or above again.")
+    # Certain beyond the dip, it is what to request; uncertain, it is not.
+    assert said(calm)[1].startswith("Request 8 GPUs with ddp: speed-up 6.88 [95%: ")
+    noisy = {n: [0.8 * x[0], x[0], 1.2 * x[0]] for n, x in calm.items()}
+    assert said(noisy)[1].startswith("Request 1 GPU with ddp: the next size measured, 2 GPUs, may ")
+
+
+def test_requested_is_an_efficient_size_of_a_series_that_is_not_the_fastest() -> None:
+    """It was the largest efficient size of the fastest series, however slow that size."""
+    rates = {
+        "ddp": {1: [1000.0, 1001], 4: [3400.0, 3401], 8: [5700.0, 5702]},
+        "fsdp": {1: [700.0, 701], 4: [2700.0, 2701], 8: [5200.0, 5203]},
+    }
+    lines = verdict(results_of(rates), "GPUs")
+    assert lines[0].startswith("Strong scaling: the fastest is ddp on 8 GPUs")
+    assert lines[1].startswith("Request 8 GPUs with fsdp: speed-up 7.43")
+
+
+def test_a_series_that_is_not_compared_keeps_no_other_from_being_requested() -> None:
+    rows = runs_of({"a": {1: [1000.0, 1001], 2: [1900.0, 1901]}})
+    rows[-1] |= {"precision": "bf16"}
+    rows += runs_of({"b": {1: [900.0, 901], 2: [1700.0, 1701]}})
+    lines = verdict(results_from(frame(rows, RESULTS)), "GPUs")
+    start = "Strong scaling: the fastest of the series that can be compared is b on 2 GPUs"
+    assert lines[0].startswith(start)
+    assert lines[1].startswith("Request 2 GPUs with b: speed-up 1.89")
+    assert "a: not compared: precision differs (bf16, fp32)." in lines
+
+
+def test_what_may_be_as_fast_is_named_with_its_size_where_that_is_another() -> None:
+    rates = {
+        "ddp": {1: [1000.0, 990], 4: [3400.0, 3440], 8: [3420.0, 3470]},
+        "fsdp": {1: [700.0, 701], 8: [3410.0, 3390], 16: [3430.0, 3450]},
+    }
+    (line,) = [x for x in verdict(results_of(rates), "GPUs") if "the fastest is" in x]
+    start = "Strong scaling: the fastest is ddp on 8 GPUs, with 3,445 images per second; not told "
+    assert line == f"{start}apart from ddp on 4 GPUs; fsdp; fsdp on 16 GPUs at 95% confidence."
+    once = {s: {n: x[:1] for n, x in sizes.items()} for s, sizes in rates.items()}
+    assert "told apart" not in verdict(results_of(once), "GPUs")[0]
+
+
+def test_a_gap_before_the_size_at_which_a_series_falls_below_is_said() -> None:
+    """At 64 of 1, 3, 8, 64: the limit may be anywhere between."""
+    wide = {n: [100 * n / (1 + 0.01 * (n - 1)) * x for x in (1, 1.01)] for n in (1, 3, 8, 64)}
+    (line,) = [x for x in said(wide) if "falls below" in x]
+    assert line.endswith("Nothing was measured between 8 and 64 GPUs.")
+    close = {n: [100 * n / (1 + 0.05 * (n - 1)) * x for x in (1, 1.01)] for n in (1, 2, 4, 8)}
+    assert not [x for x in said(close) if "Nothing was measured between" in x]
+
+
+def on_nodes(sizes: dict[tuple[int, int], list[float]]) -> Results:
+    """A series by ranks and nodes."""
+    rows = []
+    for (ranks, nodes), rates in sizes.items():
+        place = {"nodes": nodes, "ranks_per_node": ranks // nodes}
+        own = runs_of({"ddp": {ranks: rates}})
+        rows += [row | place | {"run_id": f"{row['run_id']}-{nodes}"} for row in own]
+    return results_from(frame(rows, RESULTS))
+
+
+def test_as_many_ranks_on_more_nodes_are_no_larger_size() -> None:
+    """ "Request 8 GPUs on 2 nodes: speed-up 0.86 over 8 GPUs" was said."""
+    both = on_nodes({(8, 1): [8000.0, 8010], (8, 2): [6900.0, 6910]})
+    lines = verdict(both, "GPUs")
+    assert "ddp was measured at one number of ranks only: its scaling is unknown." in lines
+    assert not [x for x in lines if x.startswith("Request")]
+    more = {(1, 1): [1000.0, 1001], (4, 1): [3700.0, 3701], (4, 2): [3300.0, 3301]}
+    assert verdict(on_nodes(more), "GPUs")[1].startswith("Request 4 GPUs with ddp: speed-up 3.70")
+
+
+def test_a_forecast_says_that_it_leaves_out_a_size_on_more_nodes() -> None:
+    """ "Every measured size is on one node" was said of a study with 4 ranks on 2 nodes."""
+    sizes = {(1, 1): [1000.0, 1001], (2, 1): [1960.0, 1961], (4, 1): [3800.0, 3801]}
+    for more, words in (
+        ({}, "Every measured size of ddp is on one node"),
+        ({(4, 2): [3300.0, 3301]}, "Of ddp each number of ranks counts on the fewest nodes, one"),
+    ):
+        results = on_nodes({**sizes, **more})
+        lines = verdict(results, "GPUs", forecasts=forecasts(results, (8,)))
+        assert any(x.startswith(words) for x in lines)
+
+
+def test_outliers_are_named_in_the_first_lines() -> None:
+    """Two of three runs on 1 GPU are disturbed, so that the sound one is far from the median."""
+    calm = {n: [1000 * n * 0.95 * x for x in (0.99, 1, 1.01)] for n in (2, 4, 8)}
+    lines = said({1: [1000.0, 600, 610], **calm})
+    assert lines[1].startswith("1 run is far from the median of the size, for the spread of the ")
+    assert "study: ddp-1-0 (+64%)." in lines[1]
+    assert lines[1].endswith("were disturbed: repeat it, as it is the baseline of ddp.")
+    slow = said({1: [1000.0, 990, 1010], **calm, 16: [14900.0, 15000, 9000]})
+    assert "study: ddp-16-2 (-40%). Intervals and forecasts leave such runs out." in slow[1]
+    assert "baseline" not in slow[1]
+    assert not [x for x in said(calm) if "far from the median" in x]
+
+
+def test_a_run_that_shared_its_node_with_a_failed_one_is_named() -> None:
+    rows = runs_of({"ddp": {1: [100.0, 101], 2: [190.0, 191]}})
+    for i, row in enumerate(rows):
+        row |= {"job_id": str(i), "node_list": "a" if i < 2 else f"n{i}"}
+        row |= {"start_time_s": 10.0 * i, "end_time_s": 100.0}
+    rows[1] |= {"status": "failed", "images_per_s": None}
+    (line,) = [x for x in verdict(results_from(frame(rows, RESULTS)), "GPUs") if "shared" in x]
+    assert line.startswith("1 run shared a node with another at the same time, so its rate ")
+    assert "(on a): ddp-1-0." in line
+
+
+def test_comparisons_are_counted_where_the_kind_of_scaling_is_not_stated() -> None:
+    rows = runs_of({s: {1: [100.0, 101], 2: [180.0, 181]} for s in ("a", "b")})
+    results = results_from(frame([row | {"scaling": None} for row in rows], RESULTS))
+    assert any(x.startswith("2 of 4 comparisons") for x in verdict(results, "GPUs"))
 
 
 def test_more_than_ideal_is_remarked_with_its_usual_reasons() -> None:
@@ -131,10 +242,10 @@ def is_true(line: str, truth: Truth) -> bool | None:
         return share(found[1], int(found[2])) < 0.8
     if found := re.match(rf"(\w+) has at least 80% .* measured size, {GPUS}", line):
         return all(share(found[1], n) >= 0.8 for n in SIZES if n <= int(found[2]))
-    if found := re.match(rf"Request {GPUS} with (\w+): the next size is already", line):
+    if found := re.match(rf"Request {GPUS} with (\w+): the next .*, is already", line):
         return share(found[2], 2 * int(found[1])) < 0.8
     if found := re.match(rf"Request {GPUS} with (\w+): speed-up", line):
-        return all(share(found[2], n) >= 0.8 for n in SIZES if n <= int(found[1]))
+        return share(found[2], int(found[1])) >= 0.8  # beyond a dip, too
     if found := re.match(rf".*the fastest is (\w+) on {GPUS}, with .* second(.*)", line):
         if not found[3].startswith("."):
             return None  # not told apart from others

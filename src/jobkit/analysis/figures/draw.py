@@ -78,8 +78,8 @@ FIGURES = (
     StudyFigure(
         "breakdown",
         "Time of one iteration by activity: means over ranks, in the lower row as shares. "
-        "Waiting for a slower rank is part of exposed communication; the table of efficiencies "
-        "separates the two.",
+        "Waiting for slower ranks is apart from exposed communication; breakdown_communication_s "
+        "of results.csv has both.",
         breakdown_figure,
     ),
     StudyFigure(

@@ -43,14 +43,15 @@ def _proposal(
     results: Results, base: Size, size: Size, shared: Pool, least: float, unit: str
 ) -> str:
     """How many repeats of a size and its baseline would show on which side of least it is."""
-    pair = f"{base.world_size} and {counted_ranks(size.world_size or 0, unit)}"
+    on = f" on {size.nodes} nodes" if (size.nodes or 1) > 1 else ""
+    where = f"{counted_ranks(size.world_size or 0, unit)}{on}"
+    pair = f"{base.world_size} and {where}"
     gap = abs(math.log((size.efficiency or 0) / least))
     more = next((k for k in range(1, _MOST + 1) if _half_width(base, size, shared, k) < gap), None)
     if more is None:
         return (
-            f"Whether {size.series} has {least:.0%} parallel efficiency at "
-            f"{counted_ranks(size.world_size or 0, unit)} is too close to decide with {_MOST} more "
-            "repeats."
+            f"Whether {size.series} has {least:.0%} parallel efficiency at {where} is too close to "
+            f"decide with {_MOST} more repeats."
         )
     cost = _cost(results, [base, size], more)
     return (

@@ -7,13 +7,16 @@ import pandas as pd
 
 from jobkit.analysis.collect.results import Results
 from jobkit.analysis.findings.above_ideal import above_ideal
+from jobkit.analysis.findings.asked import fewest_nodes, size_to_request
 from jobkit.analysis.findings.breakdowns import causes
 from jobkit.analysis.findings.chance import by_chance
 from jobkit.analysis.findings.disturbed import shared_nodes
+from jobkit.analysis.findings.fastest import not_told_apart
 from jobkit.analysis.findings.forecast import SOURCES, Forecast
 from jobkit.analysis.findings.idle_gpus import energy, idle_gpus
 from jobkit.analysis.findings.learned import learned
 from jobkit.analysis.findings.memory_needed import memory_needed
+from jobkit.analysis.findings.outlying import outlying
 from jobkit.analysis.findings.repeats import more_repeats
 from jobkit.analysis.findings.sources import inferred_work
 from jobkit.analysis.findings.stragglers import uneven_steps
@@ -39,9 +42,11 @@ def verdict(
         row["why"] = why.get((row["series"], row["world_size"], row["nodes"]), "")
     for kind in dict.fromkeys(map(_kind, rows)):
         own = [r for r in rows if _kind(r) == kind]
-        repeats = more_repeats(results, _best(own)["series"], least, unit)
-        said += _of_scaling(own, kind[0], unit, least, repeats)
-    said[1:1] = shared_nodes(results)
+        series = (size_to_request(own, least) or _best(own))["series"]
+        repeats = more_repeats(results, series, least, unit)
+        alike = not_told_apart(results, _best(own), _comparable(own), unit)
+        said += _of_scaling(own, kind[0], unit, least, repeats, alike)
+    said[1:1] = [*shared_nodes(results), *outlying(results)]
     said += [*above_ideal(results.scaling, unit), *by_chance(results)]
     said += [line for f in forecasts for line in _beyond(f, unit)]
     said += [*learned(results, unit), *memory_needed(results, unit), *inferred_work(results)]
@@ -50,11 +55,11 @@ def verdict(
 
 
 def _of_scaling(
-    rows: list[_Row], scaling: str, unit: str, least: float, repeats: list[str]
+    rows: list[_Row], scaling: str, unit: str, least: float, repeats: list[str], alike: str
 ) -> list[str]:
     """The best series of one kind of scaling, and what to ask for; then each series' limit.
 
-    repeats: what to repeat so that it is certain.
+    repeats: what to repeat so that it is certain. alike: what may be as fast as the best.
     """
     best = _best(rows)
     faster = any(r["throughput"] > best["throughput"] for r in rows)
@@ -63,8 +68,7 @@ def _of_scaling(
         f"{_title(scaling)}: the fastest {among}is {best['series']} on {_size(best, unit)}, "
         f"with {rounded(best['throughput'])} {per_second(best['throughput_unit'])}"
     )
-    others = _alike(best, rows)
-    line += f"; not told apart from {others} at 95% confidence." if others else "."
+    line += f"; not told apart from {alike} at 95% confidence." if alike else "."
     names: list[str] = list(dict.fromkeys(r["series"] for r in (best, *rows)))
     shown = names if len(names) <= _MANY else names[:1]
     limits = [
@@ -87,45 +91,28 @@ def _title(scaling: str) -> str:
     return f"{scaling.capitalize()} scaling" if scaling else "Scaling (strong or weak: not stated)"
 
 
+def _comparable(rows: list[_Row]) -> list[_Row]:
+    """Those of series whose runs may be compared, where there are any."""
+    return [r for r in rows if pd.notna(r["efficiency"])] or rows
+
+
 def _best(rows: list[_Row]) -> _Row:
-    """The fastest; of a series whose runs must not be compared only where there is no other."""
-    sound = [r for r in rows if pd.notna(r["efficiency"])]
-    return max(sound or rows, key=lambda r: float(r["throughput"]))
-
-
-def _alike(best: _Row, rows: list[_Row]) -> str:
-    """What a size is not told apart from, less the series whose runs must not be compared."""
-    if pd.isna(best["spread_from"]) or pd.isna(best["not_distinguishable_from"]):
-        return ""
-    bad = {r["series"] for r in rows if pd.isna(r["efficiency"])} - {best["series"]}
-    return "; ".join(n for n in best["not_distinguishable_from"].split("; ") if n not in bad)
-
-
-def _fewest_nodes(rows: list[_Row]) -> list[_Row]:
-    """The sizes of a series; of those with as many ranks, the one on the fewest nodes."""
-    found: dict[int, _Row] = {}
-    for row in rows:  # few nodes come first
-        found.setdefault(row["world_size"], row)
-    return list(found.values())
+    return max(_comparable(rows), key=lambda r: float(r["throughput"]))
 
 
 def _ask(rows: list[_Row], best: _Row, unit: str, least: float) -> list[str]:
-    """The largest size of the best series up to which every size is efficient enough, in words."""
-    if pd.isna(best["efficiency"]):
-        return []  # not compared: its note says why
-    own = [r for r in rows if r["series"] == best["series"]]
-    line = _fewest_nodes(own)
-    within = _within(line, least)
-    if len(line) < 2:
-        return _one_size(best) if len(own) < 2 else []
-    if not within:
-        return []
-    row = within[-1]
+    """What size to request, in words: see size_to_request."""
+    row = size_to_request(rows, least)
+    if row is None:
+        alone = [r for r in rows if r["series"] == best["series"]]
+        return [] if pd.isna(best["efficiency"]) else _one_size(alone)  # its note says why
+    line = fewest_nodes([r for r in rows if r["series"] == row["series"]])
     text = f"Request {_size(row, unit)} with {row['series']}: "
-    if row is line[0]:
-        after = line[1]
+    if row["world_size"] == line[0]["world_size"]:
+        after = next(r for r in line if r["world_size"] > row["world_size"])
         below = "may already be" if _unsure(after, least) else "is already"
-        return [f"{text}the next size {below} below {least:.0%} parallel efficiency."]
+        text += f"the next size measured, {_size(after, unit)}, {below} below {least:.0%} "
+        return [f"{text}parallel efficiency."]
     text += f"speed-up {_measured(row, 'speed_up', '{:.2f}')}{_over(row, unit)}, "
     text += f"parallel efficiency {_measured(row, 'efficiency', '{:.0%}')}"
     text += _doubt(row, least)
@@ -166,7 +153,7 @@ def _doubt(row: _Row, least: float) -> str:
 
 def _of_series(rows: list[_Row], unit: str, least: float) -> list[str]:
     """How far a series scales on the fewest nodes, and the least efficient of its other sizes."""
-    line = _fewest_nodes(rows)
+    line = fewest_nodes(rows)
     others = [r for r in rows if r not in line and pd.notna(r["efficiency"])]
     if not others:
         return _limits(line, unit, least)
@@ -190,21 +177,22 @@ def _limits(line: list[_Row], unit: str, least: float) -> list[str]:
         verb = "seems to fall" if _unsure(below, least) else "falls"
         text = (
             f"{name} {verb} below {least:.0%} parallel efficiency at {_size(below, unit)}: "
-            f"{_measured(below, 'efficiency', '{:.1%}')}{_doubt(below, least)}{below['why']}."
+            f"{_measured(below, 'efficiency', '{:.1%}')}{_relative(below, unit)}"
+            f"{_doubt(below, least)}{below['why']}.{_gap(line, below, unit)}"
         )
         if again:
             sizes = " and ".join(_size(r, unit) for r in again)
             text += f" At {sizes} it is measured at {least:.0%} or above again."
         return [text, *_slower(line, unit)]
     if len(line) < 2:
-        return _one_size(first)
+        return _one_size(line)
     last = line[-1]
     unsure = [r for r in line[:0:-1] if _unsure(r, least)]
     row = min(unsure, key=lambda r: float(r["efficiency"])) if unsure else last
     text = (
         f"{name} {'seems to have' if unsure else 'has'} at least {least:.0%} parallel efficiency "
         f"up to the largest measured size, {_size(last, unit)}: "
-        f"{_measured(last, 'efficiency', '{:.1%}')}"
+        f"{_measured(last, 'efficiency', '{:.1%}')}{_relative(last, unit)}"
     )
     if row is not last:
         lowest = row["efficiency"] == min(r["efficiency"] for r in line[1:])
@@ -213,8 +201,23 @@ def _limits(line: list[_Row], unit: str, least: float) -> list[str]:
     return [f"{text}{_doubt(row, least)}."]
 
 
-def _one_size(row: _Row) -> list[str]:
-    return [f"{row['series']} was measured at one size only: its scaling is unknown."]
+def _one_size(line: list[_Row]) -> list[str]:
+    at = "one size" if len(line) == 1 else "one number of ranks"
+    return [f"{line[0]['series']} was measured at {at} only: its scaling is unknown."]
+
+
+def _relative(row: _Row, unit: str) -> str:
+    """The base of an efficiency, where it is not one rank."""
+    base = row["base_world_size"]
+    return f" relative to {counted_ranks(int(base), unit)}" if base > 1 else ""
+
+
+def _gap(line: list[_Row], row: _Row, unit: str) -> str:
+    """That the size before is less than half as large, so that the limit is not known well."""
+    before = [int(r["world_size"]) for r in line if r["world_size"] < row["world_size"]]
+    if not before or 2 * before[-1] >= row["world_size"]:
+        return ""
+    return f" Nothing was measured between {before[-1]} and {_size(row, unit)}."
 
 
 def _slower(line: list[_Row], unit: str) -> list[str]:
@@ -228,16 +231,6 @@ def _slower(line: list[_Row], unit: str) -> list[str]:
         f"on {_size(most, unit)}."
     )
     return [text]
-
-
-def _within(line: list[_Row], least: float) -> list[_Row]:
-    """The sizes before the first one that is not efficient enough."""
-    kept: list[_Row] = []
-    for row in line:
-        if row["efficiency"] < least:
-            break
-        kept.append(row)
-    return kept
 
 
 def _beyond(one: Forecast, unit: str) -> list[str]:

@@ -13,6 +13,7 @@ from rich.text import Text
 from jobkit.analysis.collect.results import Results
 from jobkit.analysis.findings.above_ideal import above_ideal
 from jobkit.analysis.findings.disturbed import shared_nodes
+from jobkit.analysis.findings.outlying import outlying
 from jobkit.analysis.findings.repeats import measured_once
 from jobkit.analysis.findings.threads import thread_lines
 from jobkit.analysis.scaling.scaling import older
@@ -37,7 +38,7 @@ def print_summary(results: Results, console: Console | None = None) -> None:
     console = console or terminal()
     total, ok = len(results.runs), int((results.runs["status"] == "ok").sum())
     console.print(Text(f"{results.name}: {ok} of {total} runs ok"))
-    for line in [*mixed(results.runs), *shared_nodes(results)]:
+    for line in [*mixed(results.runs), *shared_nodes(results), *outlying(results)]:
         console.print(Text(line), soft_wrap=True)
     found = results.sizes
     console.print(_table(found))

@@ -176,8 +176,8 @@ def _alike(size: Size, found: Sequence[Size], pool: Pool | None) -> str:
     smaller = [
         s for s in found if s.series == size.series and (s.world_size or 0) < (size.world_size or 0)
     ]
-    names = [s.series for s in same if _may_be_equal(size, s, pool)]
-    before = [s for s in smaller[-1:] if _may_be_equal(size, s, pool)]
+    names = [s.series for s in same if alike(size, s, pool)]
+    before = [s for s in smaller[-1:] if alike(size, s, pool)]
     return "; ".join([*names, *(counted(s.world_size or 0, "rank") for s in before)])
 
 
@@ -186,7 +186,7 @@ def comparable_at(size: Size) -> tuple[object, ...]:
     return (size.scaling, size.throughput_unit, size.nodes, size.ranks_per_node)
 
 
-def _may_be_equal(one: Size, other: Size, pool: Pool | None) -> bool:
+def alike(one: Size, other: Size, pool: Pool | None) -> bool:
     """Whether both were measured and no test says that they differ."""
     rates = _positive(one), _positive(other)
     return all(rates) and not (pool and pool.differ(*rates))

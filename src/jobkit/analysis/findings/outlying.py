@@ -1,0 +1,41 @@
+"""Runs far from the median of their size, in words."""
+
+from statistics import median
+
+from jobkit.analysis.collect.results import Results
+from jobkit.analysis.tables.text import counted
+
+_SHOWN = 6  # run_ids
+
+
+def outlying(results: Results) -> list[str]:
+    """A sentence on the runs that are outliers among their repeats; empty where none is.
+
+    Most disturbances slow a run down: one far above the median may be the only sound one.
+    """
+    found: list[tuple[str, float]] = []
+    bases = []
+    for size in results.sizes:
+        names = size.outliers.split(", ") if size.outliers else []
+        middle = median(size.rates) if size.rates else 0.0
+        own = [
+            (run, rate / middle - 1)
+            for run, rate in zip(size.rated_runs, size.rates, strict=True)
+            if run in names
+        ]
+        found += own
+        if size.efficiency == 1.0 and any(share > 0 for _, share in own):
+            bases.append(size.series)
+    if not found:
+        return []
+    shown = ", ".join(f"{run} ({share:+.0%})" for run, share in found[:_SHOWN])
+    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    verb = "is" if len(found) == 1 else "are"
+    text = (
+        f"{counted(len(found), 'run')} {verb} far from the median of the size, for the spread of "
+        f"the study: {shown}{more}. Intervals and forecasts leave such runs out."
+    )
+    if any(share > 0 for _, share in found):
+        text += " One far above may mean that the others of its size were disturbed: repeat it"
+        text += f", as it is the baseline of {', '.join(bases)}." if bases else "."
+    return [text]
