@@ -45,6 +45,13 @@ class Study:
         found = {place_of(r) for r in self.ok if r["throughput"]}
         return sorted(p for p in found if series in (None, p[0]))
 
+    def line(self, series: str) -> list[Place]:
+        """The same of a series; of the sizes with as many ranks, that on the fewest nodes."""
+        found: dict[int, Place] = {}
+        for place in self.places(series):
+            found.setdefault(place[1], place)
+        return list(found.values())
+
     def efficiency(self, place: Place) -> float:
         base = self.places(place[0])[0]
         return self.rate(place) / self.rate(base) * base[1] / place[1]
@@ -83,7 +90,7 @@ def _fastest(study: Study, found: re.Match[str]) -> bool:
 
 
 def _request(study: Study, found: re.Match[str]) -> bool:
-    own, place = study.places(found["series"]), named(found)
+    own, place = study.line(found["series"]), named(found)
     after = own[own.index(place) + 1 :]
     if found["next"]:
         return own[0] == place and study.efficiency(after[0]) < LEAST
@@ -97,7 +104,7 @@ def _request(study: Study, found: re.Match[str]) -> bool:
 
 def _below(study: Study, found: re.Match[str]) -> bool:
     place = named(found)
-    before = [p for p in study.places(place[0]) if p < place]
+    before = [p for p in study.line(place[0]) if p < place]
     here = study.efficiency(place)
     return (
         here < LEAST
@@ -107,7 +114,7 @@ def _below(study: Study, found: re.Match[str]) -> bool:
 
 
 def _above(study: Study, found: re.Match[str]) -> bool:
-    own = study.places(found["series"])
+    own = study.line(found["series"])
     return (
         own[-1] == named(found)
         and per_cent(found["share"], study.efficiency(own[-1]))
@@ -116,7 +123,7 @@ def _above(study: Study, found: re.Match[str]) -> bool:
 
 
 def _slower(study: Study, found: re.Match[str]) -> bool:
-    base, *larger = study.places(found["series"])
+    base, *larger = study.line(found["series"])
     most = max(map(study.rate, larger)) / study.rate(base)
     return base == named(found) and most <= 1 and abs(float(found["most"]) - most) <= 0.006
 

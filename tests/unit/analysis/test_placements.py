@@ -7,7 +7,7 @@ import pytest
 from matplotlib.axes import Axes
 
 from jobkit.analysis.collect.results import Results
-from jobkit.analysis.figures.drawing import interval_of
+from jobkit.analysis.figures.drawing import interval_of, lines
 from jobkit.analysis.figures.scaling import forecast_figure, speed_up_figure
 from jobkit.analysis.figures.throughput import throughput_figure
 from jobkit.analysis.findings.forecast import forecasts
@@ -40,15 +40,15 @@ SEVERAL = {
 
 def test_the_request_follows_the_sizes_on_the_fewest_nodes() -> None:
     """It was "Request 4 GPUs on 2 nodes: speed-up 0.88", as 4 on 4 nodes are below 80 %."""
-    lines = verdict(placed(SEVERAL), "GPUs")
-    assert any(line.startswith("Request 16 GPUs with ddp: speed-up 3.96 ") for line in lines)
-    assert not [line for line in lines if "falls below" in line]
-    (line,) = [line for line in lines if "on more nodes" in line]
+    said = verdict(placed(SEVERAL), "GPUs")
+    assert any(line.startswith("Request 16 GPUs with ddp: speed-up 3.96 ") for line in said)
+    assert not [line for line in said if "falls below" in line]
+    (line,) = [line for line in said if "on more nodes" in line]
     assert line.startswith("With as many ranks on more nodes, ddp has 70.0% [95%: ")
     assert line.endswith("parallel efficiency on 4 GPUs on 4 nodes, the least of 3 such sizes.")
-    lines = verdict(placed({k: v for k, v in SEVERAL.items() if k in ((1, 4), (4, 1))}), "GPUs")
-    assert not [line for line in lines if "Request" in line or "at one size only" in line]
-    assert any(line.startswith("With as many ranks on more nodes") for line in lines)
+    said = verdict(placed({k: v for k, v in SEVERAL.items() if k in ((1, 4), (4, 1))}), "GPUs")
+    assert not [line for line in said if "Request" in line or "at one size only" in line]
+    assert any(line.startswith("With as many ranks on more nodes") for line in said)
 
 
 def test_a_forecast_says_which_of_several_placements_it_is_made_from() -> None:
@@ -85,6 +85,12 @@ def with_dp() -> Results:
     return results_from(runs)
 
 
+def test_each_line_beyond_the_fewest_nodes_has_one_number_of_nodes() -> None:
+    many = placed({(1, 4): [4.0], (2, 2): [3.0], (2, 4): [8.0], (4, 2): [7.0], (4, 1): [2.0]})
+    drawn = [[(s.nodes, s.ranks_per_node) for s in line] for line in lines(many.sizes)]
+    assert drawn == [[(1, 4), (2, 4)], [(2, 2)], [(4, 1), (4, 2)]]
+
+
 def test_dp_counts_as_the_gpus_that_it_computes_on(with_dp: Results) -> None:
     assert verdict(with_dp, "GPUs")[0].startswith("Strong scaling: the fastest is dp on 4 GPUs, ")
     table = proposal_table(with_dp.scaling, "GPUs")
@@ -107,13 +113,13 @@ def test_a_series_that_must_not_be_compared_is_not_the_fastest_of_those_that_can
     runs = frame(runs_of(series), RESULTS)
     mixed = (runs["series"] == "ddp") & (runs["world_size"] == 2)
     runs["torch_version"] = runs["torch_version"].where(~mixed, "2.12.0")
-    lines = verdict(results_from(runs), "GPUs")
+    said = verdict(results_from(runs), "GPUs")
     start = "Strong scaling: the fastest of the series that can be compared is fsdp on 2 GPUs, "
-    (fastest,) = [line for line in lines if line.startswith(start)]
+    (fastest,) = [line for line in said if line.startswith(start)]
     assert "ddp" not in fastest
-    assert any(line.startswith("Request 2 GPUs with fsdp: ") for line in lines)
-    assert any(line.startswith("ddp: not compared: torch_version differs") for line in lines)
+    assert any(line.startswith("Request 2 GPUs with fsdp: ") for line in said)
+    assert any(line.startswith("ddp: not compared: torch_version differs") for line in said)
     runs = runs[runs["series"] == "ddp"]
-    lines = verdict(results_from(runs), "GPUs")
-    assert any("the fastest is ddp on 2 GPUs" in line for line in lines)
-    assert not [line for line in lines if "Request" in line]
+    said = verdict(results_from(runs), "GPUs")
+    assert any("the fastest is ddp on 2 GPUs" in line for line in said)
+    assert not [line for line in said if "Request" in line]

@@ -68,14 +68,13 @@ def panels(sizes: Sequence[Size], value: str) -> list[Kind]:
 def lines(found: Sequence[Size]) -> list[list[Size]]:
     """The sizes of each line: a series; where a world size has several node counts, one for each.
 
-    The first line has the fewest nodes at every world size, the second the next.
+    The first line has the fewest nodes at every world size, each of the others one node count.
     """
-    nodes: dict[tuple[str, int | None], list[int]] = {}
+    fewest: dict[tuple[str, int | None], Size] = {}
     made: dict[tuple[str, int], list[Size]] = {}
     for size in found:  # few nodes come first
-        own = nodes.setdefault((size.series, size.world_size), [])
-        made.setdefault((size.series, len(own)), []).append(size)
-        own.append(size.nodes or 1)
+        first = fewest.setdefault((size.series, size.world_size), size) is size
+        made.setdefault((size.series, 0 if first else size.nodes or 1), []).append(size)
     return list(made.values())
 
 
