@@ -21,7 +21,7 @@ _OF_RUNS = {"runs": "run", "shares": "one rank's share of a run"}
 _SAME_EPOCH = 1.05  # an epoch of more work than another's by this factor is not the same
 SEVERAL_STARTS = (
     "no rate: only its wall time is known, and that of several starts is not the time of one run; "
-    "run it anew with --name NEW"
+    "run it in a study of its own, with --name"
 )
 _KEYS = ["series", "nodes", "ranks_per_node"]
 _FACTS = ("strategy", "scaling", "world_size", "global_batch_size", "batch_size_per_rank")
