@@ -123,6 +123,21 @@ def file_names(folder: Path) -> list[str]:
         return []
 
 
+def closed(folder: Path) -> str:
+    """Why a folder that is there cannot be listed, or its files not opened; empty where they can.
+
+    The name "." can be found only with the right to enter the folder.
+    """
+    try:
+        os.scandir(folder).close()
+        os.scandir(f"{folder}/.").close()
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
 def read_end(path: Path, size: int) -> bytes:
     """The last bytes of a regular file; none where it is absent or cannot be read."""
     try:

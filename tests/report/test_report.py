@@ -1,7 +1,9 @@
 """report.html and the tables beside it: what it says, that it is safe, whole and offline."""
 
+import math
 import re
 import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from jobkit.analysis.findings.forecast import forecasts
 from jobkit.analysis.findings.verdict import verdict
 from jobkit.analysis.report.proposal import proposal_table
 from jobkit.analysis.report.report import write_report
+from jobkit.analysis.report.reproduce import study_file
 from jobkit.analysis.tables.text import TextTable
 from jobkit.spec.plan import Study
 from support import fake_study
@@ -130,6 +133,26 @@ def test_it_says_the_commands_that_made_it() -> None:
         "python collect_results.py s --apart --accuracy 0.5",
         "python plot_results.py s --apart --accuracy 0.5 --min-efficiency 0.6 --forecast 8",
     ]
+
+
+def test_the_study_file_has_every_value_in_tomls_words(tmp_path: Path) -> None:
+    """Also an empty string, and a number that is not finite."""
+    study = Study(
+        name="s",
+        command=("train.py", "{tag}", "{lr}", ""),
+        gpus=(1, "2x2"),
+        parameters={"tag": "", "most": math.inf, "quote": 'a "b" \\', "on": True, "small": 1e-7},
+        sweep={"lr": (1e-5, 0.5)},
+    )
+    study.expand().save()
+    results = collect("s")
+    file = tmp_path / "again.toml"
+    file.write_text(study_file(results))
+    assert Study.load(file) == study
+    # Runs that another call planned under this name are not of this file.
+    replace(study, command=("train.py", "{tag}", "{lr}", "more")).expand().save()
+    first = study_file(collect("s")).splitlines()[0]
+    assert first == "# Without 4 of the 8 runs, which calls with other values planned before."
 
 
 def test_a_forecast_is_marked_wherever_it_stands(capsys) -> None:

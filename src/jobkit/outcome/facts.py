@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jobkit.files import file_names
+from jobkit.files import closed, file_names, is_regular
 from jobkit.metric import reader
 from jobkit.metric.line import Record
 from jobkit.metric.reader import Rejected
@@ -53,6 +53,7 @@ class Facts:
     attempt: int | None = None  # the newest; None: none is known
     ending: Ending | None = None  # of that attempt
     logged: bool = False  # there is a log
+    closed: str = ""  # why its folder cannot be read, where nothing of it is seen
     age_s: float | None = None  # since its files were last written, where nobody tells of its end
     tails: tuple[Tail, ...] = ()  # of its log and of Slurm's; left out where they decide nothing
 
@@ -124,8 +125,10 @@ def _read_once(paths: RunPaths, mark: _Mark) -> Facts:
     if not alive and not ok:
         log = of_newest(tail or read_tail(paths.log), newest if started else first)
         tails = (log, of_newest(read_tail(paths.scheduler_log), newest))
+    seen = job or numbers or mark.log
     return Facts(
         run_id=paths.folder.name,
+        closed="" if seen else closed(paths.folder),
         job=job,
         alive=alive,
         attempt=newest,
@@ -179,7 +182,7 @@ def _run_end(paths: RunPaths, attempt: int | None, tail: Tail | None) -> Ending 
     metrics = paths.metrics(attempt) if attempt is not None else None
     found: list[Record] = []
     file = metrics
-    if metrics and metrics.is_file():
+    if metrics and is_regular(metrics):
         with contextlib.suppress(OSError), open_log(metrics, paths.folder.parent, None) as stream:
             stream.seek(max(0, stream.seek(0, os.SEEK_END) - _METRICS_TAIL))
             found = _ends(reader.read_file(stream), attempt)

@@ -71,7 +71,8 @@ def _ended_well(facts: Facts, state: RunState) -> RunState | None:
 def _never_started(facts: Facts, state: RunState) -> RunState | None:
     if facts.job or facts.ending or facts.attempt is not None or facts.logged:
         return None
-    return replace(state, status="missing", reason="planned, never started")
+    why = f"its folder cannot be read: {facts.closed}" if facts.closed else "planned, never started"
+    return replace(state, status="missing", reason=why)
 
 
 def _at_work(facts: Facts, state: RunState) -> RunState | None:

@@ -242,12 +242,6 @@ class Study:
         except UsageError as error:
             raise UsageError(f"study {self.name}: {error}") from None
 
-    def known(self, run: RunSpec | CommandSpec) -> RunSpec | CommandSpec:
-        """A run of its plan; one that an older version planned gets its template."""
-        if isinstance(run, RunSpec) or run.template:
-            return run
-        return run.of_template(self.command, self.parameters)
-
     def to_dict(self) -> dict[str, Any]:
         """The fields of its kind, as JSON takes them."""
         other = ("strategies", "settings") if self.command else ("command", *_OF_COMMANDS)
@@ -287,10 +281,8 @@ class Plan:
         try:
             content = load_json(read_regular(path, _MOST_BYTES))
             study = Study(**content["study"])
-            runs = {
-                check_name("run id", r["run_id"]): study.known(read_spec(r["spec"]))
-                for r in content["runs"]
-            }
+            found = [(check_name("run id", r["run_id"]), r["spec"]) for r in content["runs"]]
+            runs = {run_id: read_spec(spec, study) for run_id, spec in found}
             notes = tuple(content["notes"])
             return cls(study=study, runs=runs, notes=notes, folder=path.parent)
         except FileNotFoundError:
@@ -299,7 +291,9 @@ class Plan:
             raise UsageError(f"{path} is not a plan: {error}") from None
 
 
-def read_spec(values: Mapping[str, Any]) -> RunSpec | CommandSpec:
-    """The spec in plan.json or spec.json: of a command where it has one. Raises UsageError."""
-    kind = CommandSpec if "command" in values else RunSpec
-    return kind.from_dict(values)
+def read_spec(values: Mapping[str, Any], study: Study | None = None) -> RunSpec | CommandSpec:
+    """The spec in spec.json, or in the plan of a study. Raises UsageError."""
+    if "command" not in values:
+        return RunSpec.from_dict(values)
+    run = CommandSpec.from_dict(values)
+    return run.of_template(study.command, study.parameters) if study else run

@@ -8,6 +8,7 @@ from jobkit.analysis.collect.steps import rate_row
 from jobkit.analysis.collect.windows import observed_windows
 from jobkit.analysis.figures.subtitle import subtitle
 from jobkit.analysis.findings.verdict import verdict
+from jobkit.analysis.scaling.sizes import SEVERAL_STARTS
 from jobkit.analysis.tables.columns import RESULTS
 from jobkit.analysis.tables.frames import frame
 from support.measured_study import results_from, runs_of
@@ -76,3 +77,17 @@ def test_results_csv_has_the_source_of_the_work(work, planned, source: str | Non
     row = rate_row(observed)
     assert (row["throughput_source"], row.get("work_source")) == ("auto", source)
     assert pd.notna(row["throughput"])
+
+
+def test_a_run_that_was_started_again_says_why_its_wall_time_is_no_rate() -> None:
+    rows = runs_of({"train": {1: [100.0], 2: [200.0]}})
+    for row, attempts in zip(rows, (1, 2), strict=True):
+        row |= {"attempts": attempts, "throughput_unit": "runs/h", "throughput": 100.0}
+        row |= {"throughput_source": WALL_TIME, "images_per_s": None, "train_samples": None}
+    rows[1] |= {"throughput": None, "throughput_unit": None}
+    results = results_from(frame(rows, RESULTS))
+    first, second = results.sizes
+    assert first.note is None and second.note == SEVERAL_STARTS
+    assert results.scaling["note"].to_list()[1] == SEVERAL_STARTS
+    assert f"{rows[1]['run_id']}: {SEVERAL_STARTS}" in results.warnings()
+    assert not any(rows[0]["run_id"] in line for line in results.warnings())

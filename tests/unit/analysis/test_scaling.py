@@ -264,6 +264,19 @@ def test_rates_of_different_units_are_not_compared() -> None:
     assert at(table, 2, "b")["not_distinguishable_from"] == "c"
 
 
+def test_two_kinds_of_nodes_are_spread_and_no_outliers() -> None:
+    groups = [[1000.0, 1002.0, 1200.0, 1203.0], [1990.0, 1995.0, 2390.0, 2400.0]]
+    assert spread.outliers(groups) == [[False] * 4] * 2
+    found = spread.pool(groups)
+    assert found is not None and (found.freedom, found.sizes) == (6, 2)
+    assert 0.09 < found.deviation < 0.12  # of values 20 % apart, half of them each
+    assert found.half_width(groups[0]) > 0.09
+    assert not found.differ(groups[0], [1100.0, 1101.0, 1099.0, 1100.0])
+    # A minority still is one.
+    assert sum(spread.outliers([[1000.0, 1002.0, 1001.0, 1003.0, 1203.0]])[0]) == 1
+    assert spread.outliers([[], [1.0]]) == [[], [False]]
+
+
 def test_time_to_the_accuracy_that_all_have_reached_or_the_one_given() -> None:
     whole_study(strategies=("ddp",), gpus=(1, 2))  # accuracy: 0.2, 0.6, 0.733 after each epoch
     row = at(collect("s").scaling, 2)

@@ -79,6 +79,21 @@ def test_one_repeat_is_not_judged_and_what_differs_is_named() -> None:
     assert remarks[-1] == "only in the first: ddp at 2"
 
 
+def test_what_keeps_the_same_ranks_from_being_compared_is_said() -> None:
+    one, two = runs({1: [90.0]}), runs({1: [100.0]}, throughput_unit="tokens/s", scaling="weak")
+    found, remarks = compare(one, two)
+    assert found == []
+    assert remarks[-2:] == [
+        "only in the first: ddp at 1 (strong scaling, not weak scaling, images/s, not tokens/s)",
+        "only in the second: ddp at 1 (weak scaling, not strong scaling, tokens/s, not images/s)",
+    ]
+    _, remarks = compare(runs({2: [90.0]}), runs({2: [90.0]}).assign(nodes=2, ranks_per_node=1))
+    assert remarks[-2:] == [
+        "only in the first: ddp at 2 (1x2, not 2x1)",
+        "only in the second: ddp at 2 (2x1, not 1x2)",
+    ]
+
+
 def test_the_command_is_a_gate(capsys) -> None:
     for name in ("old", "new"):
         whole_study(name, strategies=("ddp",), gpus=(1, 2), repeats=3)

@@ -17,7 +17,7 @@ from jobkit.analysis.tables.frames import Row
 from jobkit.metric.line import Record
 from jobkit.metric.pattern import Pattern, pattern_of
 from jobkit.outcome.facts import seconds
-from jobkit.outcome.logs import open_log
+from jobkit.outcome.logs import find_log, open_log
 from jobkit.paths import RunPaths, read_json
 
 OF_EPOCHS = "epochs of the training"
@@ -45,12 +45,14 @@ def observed_of(paths: RunPaths, records: RunRecords, spec: object) -> Observed 
 def _by_pattern(
     paths: RunPaths, pattern: Pattern, ranks: int | None, planned: Mapping[str, Any]
 ) -> Observed | None:
-    """What a pattern finds in a run's log; None without a log."""
-    for log in (paths.log, paths.log.with_name(paths.log.name + ".gz")):
-        if log.is_file():
-            with open_log(log, paths.folder.parent) as stream:
-                return observed_lines(matches(stream, pattern), pattern, ranks, planned)
-    return None
+    """What a pattern finds in a run's log; None without one that can be read."""
+    if (log := find_log(paths.log)) is None:
+        return None
+    try:
+        with open_log(log, paths.folder.parent) as stream:
+            return observed_lines(matches(stream, pattern), pattern, ranks, planned)
+    except OSError:
+        return None  # the reader of records says why
 
 
 def speed_row(observed: Observed | None, epochs: Row, state: Mapping[str, Any]) -> Row:

@@ -110,7 +110,8 @@ class _OneRun:
         actual = recorded_spec(records)
         spec = as_run(self.spec, actual)
         observed = observed_of(self.paths, records, spec)
-        wall_s = wall_time_s(self.paths, self.state.attempts)
+        # Where rates may lie in a file that is closed to us, the wall time stands for none of them.
+        wall_s = None if records.unreadable else wall_time_s(self.paths, self.state.attempts)
         row = result_row(spec, self.state, records, self.job, observed, wall_s)
         slurm_j = self.job.energy_j if self.job and self.alone else None
         planned = self.spec.to_dict() if self.spec else {}

@@ -17,7 +17,7 @@ from typing import Any
 
 import orjson
 
-from jobkit.files import file_names, is_regular
+from jobkit.files import closed, file_names, is_regular
 from jobkit.metric import reader
 from jobkit.metric.line import Record
 from jobkit.metric.reader import Rejected
@@ -25,6 +25,7 @@ from jobkit.outcome.logs import open_log, torn_archive
 from jobkit.paths import RunPaths
 
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+UNREADABLE = "cannot be read: "  # begins the reason of such a file
 _LEAST_HEAD = 16  # bytes by which UTF-16 without its mark is known
 _OF_RANK = re.compile(r"([0-9]{1,9})\.[rs]([0-9]{1,9})\.jsonl(?:\.gz)?")
 
@@ -52,6 +53,11 @@ class RunRecords:
     def of(self, kind: str) -> list[Record]:
         """The records of a kind, oldest first."""
         return self._by_kind.get(kind, [])
+
+    @property
+    def unreadable(self) -> bool:
+        """Whether a file with records could not be read at all."""
+        return any(r.reason.startswith(UNREADABLE) for r in self.rejects)
 
     @cached_property
     def _by_kind(self) -> dict[str, list[Record]]:
@@ -140,6 +146,9 @@ def read_run(paths: RunPaths, run_id: str | None) -> RunRecords:
     rejects: list[Reject] = []
     seen: set[bytes] = set()  # the log has copies of these: nothing is decoded twice
     names = file_names(paths.metrics_folder)
+    if not names and (why := closed(paths.metrics_folder)):
+        name = str(paths.metrics_folder.relative_to(paths.folder.parent))
+        rejects.append(Reject(name, 1, None, f"{UNREADABLE}{why}"))
     for path in _sources(paths, names):
         records, reject = _read(path, run_id, paths.folder.parent, seen)
         found += records
@@ -209,7 +218,7 @@ def _of_other_ranks(paths: RunPaths, names: list[str]) -> list[Path]:
     """The files of windows (ATTEMPT.rRANK.jsonl) and samples (.sRANK.), by attempt and rank."""
     found = [(m, n) for n in names if (m := _OF_RANK.fullmatch(n))]
     ordered = sorted(found, key=lambda pair: (int(pair[0][1]), int(pair[0][2])))
-    return [path for _, n in ordered if (path := paths.metrics_folder / n).is_file()]
+    return [path for _, n in ordered if is_regular(path := paths.metrics_folder / n)]
 
 
 def _read(
@@ -252,7 +261,7 @@ def _items(path: Path, study: Path, seen: set[bytes]) -> Iterator[Record | Rejec
             if fault := torn_archive(stream):
                 yield Rejected(-1, 0, f"torn archive: {fault}")
     except OSError as error:
-        yield Rejected(-1, 0, f"cannot be read: {error.strerror or error}")
+        yield Rejected(-1, 0, f"{UNREADABLE}{error.strerror or error}")
 
 
 def _joined(records: list[Record]) -> list[Record]:

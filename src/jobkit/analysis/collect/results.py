@@ -27,10 +27,10 @@ from jobkit.analysis.collect.reading import (
     Read,
     read_runs,
 )
-from jobkit.analysis.collect.records import Reject
+from jobkit.analysis.collect.records import UNREADABLE, Reject
 from jobkit.analysis.collect.study import read_study
 from jobkit.analysis.scaling.scaling import measured_sizes, scaling_table
-from jobkit.analysis.scaling.sizes import Size
+from jobkit.analysis.scaling.sizes import SEVERAL_STARTS, Size
 from jobkit.analysis.tables.column import Column
 from jobkit.analysis.tables.columns import EPOCHS, RESULTS, SAMPLES, STEPS
 from jobkit.analysis.tables.comparable import apart, faults
@@ -101,13 +101,15 @@ class Results:
         measured = own.dropna(subset=["throughput"])["run_id"]
         return [str(run_id) for run_id in measured if run_id in alone]
 
+    def _started_again(self) -> list[str]:
+        """The runs, by run_id, that are ok after several starts and measured no rate."""
+        runs = self.runs
+        found = (runs["status"] == "ok") & runs["attempts"].gt(1).fillna(False)
+        return list(runs.loc[found & runs["throughput"].isna(), "run_id"].astype(str))
+
     def warnings(self) -> list[str]:
         """Problems of the logs and of the comparison, one line each."""
-        lines = [
-            f"{r.file}: {counted(r.count, '[METRIC] line')} rejected, the first"
-            f"{'' if r.offset is None else f' at byte {r.offset}'}: {r.reason}"
-            for r in self.rejected
-        ]
+        lines = [_rejected(r) for r in self.rejected]
         lines += [f"{k}: {counted(n, 'record')} lost" for k, n in self.lost.items()]
         lines += [
             f"{k}: {counted(n, 'epoch')} without a checksum beside its own records: not taken"
@@ -119,6 +121,7 @@ class Results:
             "or lower warmup_steps"
             for k in self.of_warmup_alone()
         ]
+        lines += [f"{k}: {SEVERAL_STARTS}" for k in self._started_again()]
         lines += [f"{k}: not run as planned: {what}" for k, what in self.contradicted.items()]
         above = list(self.runs.loc[self.runs["val_accuracy"].gt(1), "run_id"])
         if above:
@@ -193,6 +196,15 @@ def collect(
         for path, table in results.tables.items():
             save_table(path, table)
     return results
+
+
+def _rejected(reject: Reject) -> str:
+    """The line for a file that could not be read, or of which lines were rejected."""
+    if reject.reason.startswith(UNREADABLE):
+        return f"{reject.file} {reject.reason}"
+    place = "" if reject.offset is None else f" at byte {reject.offset}"
+    count = counted(reject.count, "[METRIC] line")
+    return f"{reject.file}: {count} rejected, the first{place}: {reject.reason}"
 
 
 def _read_logs(paths: StudyPaths) -> Read:

@@ -5,7 +5,7 @@ repeats or more on both sides by Welch's t test, corrected by Holm's method over
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
@@ -132,5 +132,24 @@ def _said(values: Sequence[str]) -> str:
 
 def _alone(ours: Mapping[_Key, Size], theirs: Mapping[_Key, Size], name: str) -> list[str]:
     """The sizes that only one study has measured."""
-    found = [f"{s.series} at {s.world_size}" for key, s in ours.items() if key not in theirs]
+    found = [
+        f"{s.series} at {s.world_size}{_unlike(s, theirs.values())}"
+        for key, s in ours.items()
+        if key not in theirs
+    ]
     return [f"only in the {name}: {_said(found)}"] if found else []
+
+
+def _unlike(size: Size, others: Iterable[Size]) -> str:
+    """What keeps a size from being compared with that of the same series and ranks, if any."""
+    place = (size.series, size.world_size)
+    other = next((o for o in others if (o.series, o.world_size) == place), None)
+    if other is None:
+        return ""
+    pairs = zip(_facts(size), _facts(other), strict=True)
+    return f" ({', '.join(f'{own}, not {its}' for own, its in pairs if own != its)})"
+
+
+def _facts(size: Size) -> tuple[str, str, str]:
+    scaling = f"{size.scaling} scaling" if size.scaling else "no kind of scaling known"
+    return f"{size.nodes or 1}x{size.ranks_per_node or 0}", scaling, size.throughput_unit

@@ -1,6 +1,7 @@
 """How to reproduce a study: its file, its commands, its settings and versions."""
 
 import json
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +11,9 @@ import pandas as pd
 from jobkit.analysis.collect.results import Results
 from jobkit.analysis.tables.columns import RESULTS
 from jobkit.analysis.tables.text import counted
+from jobkit.errors import UsageError
 from jobkit.paths import read_json
+from jobkit.spec.plan import Study
 from jobkit.spec.runspec import SETTINGS
 
 _VERSIONS = (
@@ -43,10 +46,23 @@ def study_file(results: Results) -> str:
         return ""
     plain = {k: v for k, v in study.items() if not isinstance(v, Mapping)}
     tables = {k: v for k, v in study.items() if isinstance(v, Mapping) and v}
-    text = _lines(plain)
+    text = [*_not_planned(results, study), *_lines(plain)]
     for name, table in tables.items():
         text += ["", f"[{name}]", *_lines(table)]
     return "\n".join(text)
+
+
+def _not_planned(results: Results, study: Mapping[str, Any]) -> list[str]:
+    """A comment on the runs that calls with other values planned before, under the same name."""
+    try:
+        planned = Study(**study).expand().runs
+    except (UsageError, TypeError):  # of an older version
+        return []
+    others = sum(run_id not in planned for run_id in results.runs["run_id"])
+    if not others:
+        return []
+    total = counted(len(results.runs), "run")
+    return [f"# Without {others} of the {total}, which calls with other values planned before."]
 
 
 def commands(results: Results, shared: Sequence[str] = (), own: Sequence[str] = ()) -> str:
@@ -78,9 +94,18 @@ def _values(column: "pd.Series[Any]") -> str:
 
 
 def _lines(table: Mapping[str, Any]) -> list[str]:
-    """Keys and values as TOML has them, which for these types is as JSON has them."""
-    return [
-        f"{key} = {json.dumps(value, ensure_ascii=False)}"
-        for key, value in table.items()
-        if value is not None and value != ""
-    ]
+    """Keys and values as TOML has them."""
+    return [f"{_key(k)} = {_value(v)}" for k, v in table.items() if v is not None]
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name)
+
+
+def _value(value: Any) -> str:
+    """A value in TOML's words, which JSON's are but for numbers that are not finite."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_value, value))}]"
+    if isinstance(value, float):
+        return repr(value)
+    return json.dumps(value, ensure_ascii=False)

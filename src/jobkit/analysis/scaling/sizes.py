@@ -19,6 +19,10 @@ IMAGES = "images/s"  # the unit of a training on images, which is jobkit's own
 EPOCH = "epoch"
 _OF_RUNS = {"runs": "run", "shares": "one rank's share of a run"}
 _SAME_EPOCH = 1.05  # an epoch of more work than another's by this factor is not the same
+SEVERAL_STARTS = (
+    "no rate: only its wall time is known, and that of several starts is not the time of one run; "
+    "run it in a study of its own, with --name"
+)
 _KEYS = ["series", "nodes", "ranks_per_node"]
 _FACTS = ("strategy", "scaling", "world_size", "global_batch_size", "batch_size_per_rank")
 
@@ -91,7 +95,7 @@ class Size:
 
 _OF_RUN: tuple[str, ...] = ("run_id", "status", "devices", "train_samples", "throughput_unit")
 _OF_RUN += ("throughput", "images_per_s", "time_per_epoch_s", "peak_memory_mib", "val_accuracy")
-_OF_RUN += ("joules_per_work", "joules_of", "step_time_s")
+_OF_RUN += ("joules_per_work", "joules_of", "step_time_s", "attempts")
 
 
 def sizes(runs: pd.DataFrame) -> list[Size]:
@@ -139,6 +143,7 @@ def _size(rows: list[Row]) -> Size:
         peaks_memory_mib=tuple(peaks),
         val_accuracy=_median(_values(ok, "val_accuracy")),
         step_time_s=_median(_values(ok, "step_time_s")),
+        note=SEVERAL_STARTS if not rates and any((r["attempts"] or 0) > 1 for r in ok) else None,
     )
 
 

@@ -45,7 +45,7 @@ class Pool:
     def error(self, values: Sequence[float]) -> float:
         """The standard error of the logarithm of the values' median."""
         count, logs = len(values), np.log(values)
-        sound = logs[abs(logs - np.median(logs)) <= self.limit] if count > 2 else logs
+        sound = logs[~_wrong(logs, self.limit)]
         own = float(np.std(sound, ddof=1)) if len(sound) > 1 else 0.0
         factor = _MEDIAN.get(count, _MANY[count % 2])
         return factor * max(self.deviation, own) / math.sqrt(count)
@@ -79,14 +79,19 @@ def pool(groups: Sequence[Sequence[float]]) -> Pool | None:
 def outliers(groups: Sequence[Sequence[float]]) -> list[list[bool]]:
     """Which values of each size are outliers: too far from its median for the study's spread.
 
-    Only a size with three values or more has any. One slow run in 20 does not widen the spread,
-    which is that of the nearest quarter of all pairs of repeats.
+    Only a size with three values or more has any, and never half of them: these are no outliers but
+    its spread, as of two kinds of nodes. One slow run in 20 does not widen the spread, which is
+    that of the nearest quarter of all pairs of repeats.
     """
     logs = [np.log(np.clip(g, 1e-300, 1e300)) for g in groups]
     limit = _limit(logs)
-    return [
-        (abs(g - np.median(g)) > limit).tolist() if len(g) > 2 else [False] * len(g) for g in logs
-    ]
+    return [_wrong(g, limit).tolist() for g in logs]
+
+
+def _wrong(logs: Values, limit: float) -> NDArray[np.bool_]:
+    """Which logarithms of one size's values are outliers."""
+    far = np.asarray(abs(logs - np.median(logs)) > limit) if len(logs) else np.zeros(0, bool)
+    return far if len(logs) > 2 and 2 * far.sum() < len(logs) else np.zeros(len(logs), bool)
 
 
 def _limit(logs: Sequence[Values]) -> float:

@@ -79,7 +79,10 @@ def frame_of(
 
 def _guess(values: Iterable[Any]) -> str:
     """The type of a column that another program named."""
-    return NUMBER if set(map(type, values)) <= {int, float, type(None)} else TEXT
+    kinds = set(map(type, values)) - {type(None)}
+    if kinds == {int}:
+        return COUNT  # as a float a number from 2^53 on would be another one
+    return NUMBER if kinds <= {int, float} else TEXT
 
 
 def _column(values: list[Any], dtype: str) -> pd.Series:

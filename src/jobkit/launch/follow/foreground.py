@@ -50,7 +50,8 @@ class Foreground:
         if new and started.at_once:
             todo += f", {started.at_once} at a time"
         folder = short_path(started.folder)
-        self._print(f"study {self.name}: {total} runs planned{before}, {todo}, in {folder}")
+        planned = f"{total} run{'s' * (total != 1)} planned{before}"
+        self._print(f"study {self.name}: {planned}, {todo}, in {folder}")
         if started.runs:
             self._print(f"started: {started.runs.where}")
 

@@ -82,6 +82,9 @@ def _show(states: States, args: argparse.Namespace) -> None:
     if not args.watch:
         console.print(_view(states, console))
         return
+    if not console.is_terminal:
+        _print_changes(states, console, args.interval)
+        return
     with Live(_view(states, console), console=console, auto_refresh=False) as live:
         while any(state.status in UNDER_WAY for state in states.found.values()):
             if streams.reader_gone():
@@ -89,6 +92,20 @@ def _show(states: States, args: argparse.Namespace) -> None:
             time.sleep(args.interval)
             states.look()
             live.update(_view(states, console), refresh=True)
+
+
+def _print_changes(states: States, console: Any, interval_s: float) -> None:
+    """Print the table whenever the status or the epoch of a run changed: for a pipe or a file."""
+    printed = None
+    while not streams.reader_gone():
+        now = [(r["run_id"], r["status"], r["epoch"]) for r in rows(states, shown(states))]
+        if now != printed:
+            console.print(_view(states, console))
+            printed = now
+        if not any(state.status in UNDER_WAY for state in states.found.values()):
+            return
+        time.sleep(interval_s)
+        states.look()
 
 
 def rows(states: States, run_ids: Iterable[str]) -> list[dict[str, Any]]:
@@ -169,8 +186,9 @@ def _table(states: States, read: Sequence[dict[str, Any]]) -> Any:
 
     counts = Counter(state.status for state in states.found.values())
     summary = ", ".join(f"{n} {status}" for status, n in counts.items())
+    total = len(states.found)
     table = Table(
-        title=f"{states.plan.study.name}: {len(states.found)} runs: {summary}",
+        title=f"{states.plan.study.name}: {total} run{'s' * (total != 1)}: {summary}",
         box=None,
         padding=(0, 2, 0, 0),
         title_justify="left",
