@@ -4,6 +4,7 @@ An observation is some optimizer steps over all ranks: a window of the meter, on
 program's own log, or one [METRIC] key=value line. Whatever it came from, the rate is made here.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -49,7 +50,10 @@ class Observed:
     windows: bool = False  # an observation is a window of the meter, of known beginning and end
     source: str = ""  # meter, auto, pattern NAME, metric lines, TRAINING
     work_source: str | None = None  # of the windows' work: stated, computed, counted, inferred
-    cut: int = 0  # lines of a pattern that are not taken: their last number may have lost its end
+    # Lines of a pattern that are not taken, or not wholly:
+    cut: int = 0  # their last number may have lost its end
+    unread: Sequence[str] = ()  # a time or rate in each that is no number above 0, as NAME=TEXT
+    repeated: int = 0  # of a step that more lines say than there are ranks
 
 
 def rate_row(observed: Observed) -> Row:
@@ -113,7 +117,7 @@ def _step_time(one: Observation) -> float | None:
 
 
 def _mean_step(timed: Sequence[Observation]) -> float:
-    known = [o for o in timed if o.time_s]
+    known = [o for o in timed if _step_time(o) is not None]
     return sum(o.time_s or 0 for o in known) / sum(o.steps or 1 for o in known)
 
 
@@ -216,13 +220,21 @@ def _joined(group: Sequence[Observation]) -> Observation:
     )
 
 
-def each_once(found: Iterable[Observation]) -> list[Observation]:
-    """The observations without those of a step that another rank has printed too."""
-    kept: dict[object, Observation] = {}
+def each_once(
+    found: Iterable[Observation], ranks: int | None = None
+) -> tuple[list[Observation], int]:
+    """The observations without those of a step that another rank has printed too.
+
+    The index may begin again in each epoch. Returned too: how many of those left out are of a step
+    that more lines say than there are ranks.
+    """
+    same: dict[object, list[Observation]] = defaultdict(list)
     for number, one in enumerate(found):
-        place = ("line", number) if one.step is None else (one.attempt, one.step)
-        kept.setdefault(place, one)
-    return list(kept.values())
+        place = ("line", number) if one.step is None else (one.attempt, one.epoch, one.step)
+        same[place].append(one)
+    counts = [len(lines) for lines in same.values()]
+    repeated = sum(n - 1 for n in counts if n > (ranks or 1))
+    return [lines[0] for lines in same.values()], repeated
 
 
 def of_lines(found: Sequence[Observation], warmup_steps: int, single: bool) -> list[Observation]:
@@ -230,15 +242,19 @@ def of_lines(found: Sequence[Observation], warmup_steps: int, single: bool) -> l
 
     A line's time is that of one step. Unless it is of this step alone (single), it holds for every
     step since the line before. The first line of an attempt has the start-up in it and counts as
-    warm-up, and so does every one within warmup_steps of it.
+    warm-up, and so does every one within warmup_steps of it, until the index begins again.
     """
     made: list[Observation] = []
     begun: dict[int, int] = {}  # by attempt: its first step
+    again = set[int]()  # attempts in which the index began again, with an epoch
     for before, one in pairwise([None, *found]):
         assert one is not None
         first = one.attempt not in begun
         start = begun.setdefault(one.attempt, one.step or 0)
+        if _begins_again(before, one):
+            again.add(one.attempt)
         early = one.step is not None and one.step <= start + warmup_steps
+        early = early and one.attempt not in again
         steps = 1 if single else _steps_between(None if first else before, one)
         made.append(_over(one, steps, first or early))
     return made
@@ -248,7 +264,15 @@ def _steps_between(before: Observation | None, one: Observation) -> int | None:
     """How many steps an interval's line is of; None where the lines do not say."""
     if before is None or before.step is None or one.step is None:
         return None
-    return max(1, one.step - before.step)
+    return max(1, one.step - (0 if _begins_again(before, one) else before.step))
+
+
+def _begins_again(before: Observation | None, one: Observation) -> bool:
+    """Whether the index of the step has begun again, since another epoch has begun."""
+    if before is None or before.step is None or one.step is None:
+        return False
+    same = (before.attempt, before.epoch) == (one.attempt, one.epoch)
+    return not same and before.attempt == one.attempt and one.step <= before.step
 
 
 def _over(one: Observation, steps: int | None, warmup: bool) -> Observation:
