@@ -169,14 +169,19 @@ def step_rows(observed: Observed) -> list[Row]:
     steps = list(observed.steps)
     size = -(-len(steps) // MOST_ROWS) or 1
     groups = [steps[i : i + size] for i in range(0, len(steps), size)]
-    return [_step_row(_joined(g) if len(g) > 1 else g[0], observed) for g in groups]
+    row = {} if observed.source == TRAINING else rate_row(observed)
+    unit = row.get("throughput_unit", f"{observed.unit or NO_UNIT}/s")
+    return [_step_row(_joined(g) if len(g) > 1 else g[0], observed, unit) for g in groups]
 
 
-def _step_row(one: Observation, observed: Observed) -> Row:
+def _step_row(one: Observation, observed: Observed, unit: str) -> Row:
+    """A row of steps.csv; unit: of the run's rate, in steps where the work is not known."""
     work = one.work
     if work is None and observed.work_per_step is not None and one.steps:
         work = observed.work_per_step * one.steps
     rate = one.rate or (work / one.time_s if work is not None and one.time_s else None)
+    if unit == IN_STEPS and (rate is None or observed.unit != "steps"):
+        rate = one.steps / one.time_s if one.steps and one.time_s else None
     return {
         **one.values,
         "attempt": one.attempt,
@@ -186,7 +191,7 @@ def _step_row(one: Observation, observed: Observed) -> Row:
         "warmup": one.warmup,
         "time_s": one.time_s,
         "throughput": rate,
-        "throughput_unit": f"{observed.unit or ('steps' if rate is None else NO_UNIT)}/s",
+        "throughput_unit": unit,
         "data_wait_s": one.data_wait_s,
         **one.percentiles,
     }
