@@ -28,7 +28,7 @@ def add_log_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--logs", nargs="+", metavar="FILE", help="logs, or patterns of file names in quotes"
     )
-    _add_pattern(group)
+    _add_pattern(group, " (default: [METRIC] key=value lines)")
     group.add_argument(
         "--size",
         metavar="REGEX",
@@ -58,14 +58,14 @@ def add_log_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_pattern(group: Any) -> None:
+def _add_pattern(group: Any, default: str = "") -> None:
     from jobkit.metric.pattern import PATTERNS
 
     known = ", ".join(sorted(p.stem for p in PATTERNS.glob("*.toml")))
     group.add_argument(
         "--pattern",
         metavar="NAME",
-        help=f"how lines are read: {known}, or a TOML file (default: [METRIC] key=value lines)",
+        help=f"how lines are read: {known}, or a TOML file{default}",
     )
 
 
@@ -150,6 +150,7 @@ def _show(args: argparse.Namespace) -> int:
     """Print the matches and the rate that follows from them."""
     from jobkit.analysis.collect.lines import matches, observed_lines
     from jobkit.analysis.collect.steps import rate_row
+    from jobkit.analysis.collect.unused import lines_not_taken
     from jobkit.metric.pattern import load_pattern, own_pattern
     from jobkit.outcome.logs import open_log
 
@@ -173,6 +174,8 @@ def _show(args: argparse.Namespace) -> int:
     if args.line and not args.spans:
         print("--spans is not said: each line is taken as one of an interval")
     print(f"{len(found)} lines found" + (f"; {pattern.contains}" if pattern.contains else ""))
+    for sentence in lines_not_taken(observed) if observed else []:
+        print(f"  {sentence}")
     for name, value in (rate_row(observed) if observed else {}).items():
         print(f"  {name} = {value:.6g}" if isinstance(value, float) else f"  {name} = {value}")
     if pattern.of == "per_rank" and not args.ranks:

@@ -150,7 +150,7 @@ def prepare(plan: Plan, request: LaunchRequest, ask: bool = True) -> Launch:
     notes = check_study(plan.paths.folder, request.trust_group)
     for data in {spec.data for spec in plan.runs.values() if spec.data is not None}:
         check_source(data)
-    pattern_of(next(iter(plan.runs.values())), new=True)  # one study, one pattern
+    _check_pattern(plan)
     site = find_site(request.site, ask)
     devices = {spec.planned_device for spec in plan.runs.values()}
     if site is not None and devices != {"cpu"}:
@@ -164,6 +164,17 @@ def prepare(plan: Plan, request: LaunchRequest, ask: bool = True) -> Launch:
     else:
         _for_slurm(made, request, site, ask, found)
     return made
+
+
+def _check_pattern(plan: Plan) -> None:
+    """Raise UsageError where the study's pattern is none, or does not say what its lines cover."""
+    spec = next(iter(plan.runs.values()))  # one study, one pattern
+    try:
+        pattern_of(spec, new=True)
+    except UsageError as error:
+        if not getattr(spec, "patterns", None):
+            raise  # it names the pattern's file
+        raise UsageError(f"study {plan.study.name}: [patterns]: {error}") from None
 
 
 def _check_path(folder: Path) -> None:

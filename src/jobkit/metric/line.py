@@ -89,6 +89,7 @@ KINDS: dict[str, dict[str, str]] = {
         "tensors after the first step, maximum over ranks",
         "lr": "learning rate of the last step",
         "begun_at": "samples of the epoch that an earlier attempt had trained on",
+        "values": "other numbers that the program names: columns of epochs.csv by their names",
     },
     "window": {  # some consecutive optimizer steps as one rank measured them; written by each rank
         "step": "index of the last optimizer step in the window, counted from 1 in each process",

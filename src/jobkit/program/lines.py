@@ -116,7 +116,7 @@ class Writer:
             name, value = values.popitem()
             whole[0] = {**whole[0], "values": values}
             whole.append(
-                {**head, "kind": "value", "name": name, "value": value, "step": fields["step"]}
+                {**head, "kind": "value", "name": name, "value": value, "step": fields.get("step")}
             )
         return whole
 

@@ -122,13 +122,13 @@ def step(work: float | None = None, **values: Any) -> None:
 
 
 def epoch(number: float, /, **values: Any) -> None:
-    """An epoch is done and evaluated; values: val_loss, val_accuracy, ..., of all ranks."""
+    """An epoch is done and evaluated; values of all ranks: columns of epochs.csv."""
     if _meter is not None:
         _meter.epoch(number, values)
 
 
 def value(name: str, value: Any, /) -> None:
-    """Record a number of any name (rank 0)."""
+    """Record a number of any name (rank 0); no table has it."""
     if _meter is not None:
         _meter.value(name, value)
 

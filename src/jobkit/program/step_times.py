@@ -1,4 +1,4 @@
-"""The times of single steps in a window: of the host's clock, or of events on a GPU."""
+"""How many steps a window has, and their times: of the host's clock, or of events on a GPU."""
 
 import contextlib
 import math
@@ -6,6 +6,24 @@ import sys
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
+
+WINDOW_S = 10.0  # a window lasts about this long at most, if its steps are shorter
+WINDOW_STEPS = 50  # and has so many steps at most, in the first WINDOW_STEPS**2 steps
+FIRST_STEPS = 5  # and at most so many, or as many as were compared before it
+
+
+def spacing(step_s: float, steps: int, compared: int) -> int:
+    """Steps of a window: 1, 5, 10, 50, ... Each divides the next, so that ranks share ends.
+
+    steps: done so far; compared: those of them after the warm-up. A program that ends by os._exit
+    loses its last window, so a short one has short windows.
+    """
+    most = max(WINDOW_STEPS, steps / WINDOW_STEPS)
+    most = min(WINDOW_S / max(step_s, 1e-9), most, max(FIRST_STEPS, compared))
+    size, factor = 1, 5
+    while size * factor <= most:
+        size, factor = size * factor, 7 - factor
+    return size
 
 
 def percentiles(times: Sequence[float]) -> dict[str, float]:

@@ -11,21 +11,10 @@ from typing import Any
 from jobkit.program.lines import Record, Writer, as_number, same_unit
 from jobkit.program.process import guarded, machine, on_gpu, place, synchronised_s, warn
 from jobkit.program.sampling import Sampler, watch
-from jobkit.program.step_times import StepEvents, percentiles
+from jobkit.program.step_times import WINDOW_S, StepEvents, percentiles, spacing
 
 WARMUP_STEPS = 5
-WINDOW_S = 10.0  # a window lasts about this long at most, if its steps are shorter
-WINDOW_STEPS = 50  # and has so many steps at most, in the first WINDOW_STEPS**2 steps
 OF_EPOCH = ("train_loss", "val_loss", "val_accuracy", "epoch_time_s", "lr")
-
-
-def spacing(step_s: float, steps: int) -> int:
-    """Steps of a window: 1, 5, 10, 50, ... Each divides the next, so that ranks share ends."""
-    most = min(WINDOW_S / max(step_s, 1e-9), max(WINDOW_STEPS, steps / WINDOW_STEPS))
-    size, factor = 1, 5
-    while size * factor <= most:
-        size, factor = size * factor, 7 - factor
-    return size
 
 
 class Meter:
@@ -166,9 +155,12 @@ class Meter:
         """End the window where all ranks do: at a step that their common spacing divides."""
         after = self.steps > self._warmup
         if after and late:
-            self._every = spacing(sum(self._times) / len(self._times), self.steps)
+            self._every = self._spacing(sum(self._times) / len(self._times))
         if self.steps == self._warmup or (after and self.steps % self._every == 0):
             self.close()
+
+    def _spacing(self, step_s: float) -> int:
+        return spacing(step_s, self.steps, self.steps - self._warmup)
 
     @guarded
     def close(self, at: float | None = None) -> None:
@@ -195,7 +187,7 @@ class Meter:
             values={k: as_number(v) for k, v in self._values.items()},
         )
         warm = self.steps <= self._warmup  # its mean has the start-up in it
-        self._every = spacing(min(times) if warm else wall / len(times), self.steps)
+        self._every = self._spacing(min(times) if warm else wall / len(times))
         self._begin = self._last = now
         self._clear()
 
@@ -204,10 +196,9 @@ class Meter:
         """An epoch is done."""
         self._epoch = number
         self.close()
-        known = {k: as_number(v) for k, v in values.items() if k in OF_EPOCH}
-        self._write_first("epoch", epoch=number, **known)
-        for name in values.keys() - known.keys():
-            self.value(name, values[name])
+        known = {k: as_number(v) for k, v in values.items()}
+        own = {k: known.pop(k) for k in OF_EPOCH if k in known}
+        self._write_first("epoch", epoch=number, **own, **({"values": known} if known else {}))
         self._epoch = number + 1
 
     @guarded

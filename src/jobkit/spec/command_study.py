@@ -44,7 +44,9 @@ class CommandGrid:
         if (scaling := self.work.get("scaling")) is not None:
             one_of("scaling", scaling, SCALINGS)
         if "per_step" in self.work and not self.work.get("unit"):
-            raise UsageError('work: per_step needs its unit, as unit = "images"')
+            raise UsageError(
+                'work: per_step needs its unit: --unit images, or unit = "images" in the study'
+            )
 
     def _check_sweep(self) -> None:
         """Raise UsageError for a sweep whose runs would all be the same, or some of them."""

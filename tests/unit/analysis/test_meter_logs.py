@@ -54,6 +54,19 @@ def test_ranks_of_which_one_counted_are_compared_in_steps(folder: Path) -> None:
     assert set(found.runs["throughput_unit"]) == {"tokens/s"}
 
 
+def test_the_values_of_an_epoch_are_columns_and_identify_nothing(folder: Path) -> None:
+    values = {"bleu": 12.5, "val_loss": 9.0, "run_id": 7, "images_per_s": 5.0, "world_size": 3}
+    record = {"kind": "epoch", "epoch": 0, "val_loss": 0.25, "values": values}
+    common = {"v": 1, "study": "", "run_id": "", "attempt": 0, "rank": 0, "seq": 3, "t": 1.0}
+    (folder / "1gpu.log").write_text(lines(1) + f"[METRIC] {encode({**common, **record})}\n")
+    found = collected()
+    (row,) = found.epochs.to_dict("records")
+    assert (row["bleu"], row["val_loss"], row["world_size"]) == (12.5, 0.25, 1)
+    assert row["run_id"] != 7 and "values" not in row
+    assert found.runs["throughput_unit"].tolist() == ["samples/s"]  # as the windows say it
+    assert not [w for w in found.warnings() if "no table" in w]
+
+
 def test_a_size_of_ranks_fills_nodes(folder: Path) -> None:
     (folder / "8gpu.log").write_text(lines(8))
     (folder / "2gpu.log").write_text(lines(2))

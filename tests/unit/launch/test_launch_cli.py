@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from jobkit.launch import cli
+from jobkit.launch.follow.progress import Progress
 from support.place import ROOT
 
 DOOR = [sys.executable, str(ROOT / "run_benchmarks.py")]
@@ -38,6 +39,22 @@ def test_a_folder_of_given_logs_takes_no_plan(logs: Path, where: list[str], caps
     assert cli.main(["--study", "strong", *where]) == 2
     assert "has the runs of collect --logs: give another --name" in capsys.readouterr().err
     assert not (logs / "strong" / "plan.json").exists()
+
+
+def test_a_bad_pattern_of_a_study_names_the_study(tmp_path: Path, capsys) -> None:
+    study = tmp_path / "mine.toml"
+    study.write_text('command = ["true"]\ngpus = [1]\n[patterns]\nspans = "step"\nline = "x ("\n')
+    assert cli.main(["--study", str(study), "--site", "local", "--dry-run"]) == 2
+    said = capsys.readouterr().err
+    assert "study mine: [patterns]: pattern own: line does not compile: " in said
+
+
+def test_a_run_that_has_ended_shows_what_it_recorded() -> None:
+    nothing = {"val_loss": None, "val_accuracy": None, "images_per_s": None}
+    nothing |= {"elapsed_s": 3.0, "left_s": None}
+    assert Progress(epoch=0, epochs=0, **nothing).done == ""
+    assert Progress(epoch=0, epochs=0, steps="step 10", **nothing).done == "step 10"
+    assert Progress(epoch=2, epochs=2, **nothing).done == "epoch 2/2"
 
 
 def test_commands_of_a_dry_run_are_read_back_whole_by_a_shell(tmp_path: Path, capsys) -> None:

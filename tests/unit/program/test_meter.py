@@ -87,11 +87,11 @@ def test_a_loop_is_measured_without_its_evaluation(meter_py: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     found = records(meter_py)
     windows = of_kind(found, "window")
-    assert [w["step"] for w in windows] == [5, 30, 50, 60]
-    assert [w["steps"] for w in windows] == [5, 25, 20, 10]
-    assert [w["warmup"] for w in windows] == [True, False, False, False]
-    assert [w["work"] for w in windows] == [40, 200, 160, 80]
-    assert sum(w["paused_s"] for w in windows) == pytest.approx(1.0)
+    assert [w["step"] for w in windows] == [5, 10, 15, 20, 30, 40, 50, 60]
+    assert [w["steps"] for w in windows] == [5, 5, 5, 5, 10, 10, 10, 10]
+    assert [w["warmup"] for w in windows] == [True, *[False] * 7]
+    assert [w["work"] for w in windows] == [8 * w["steps"] for w in windows]
+    assert [w["paused_s"] for w in windows] == [0, 0, 0, 0, 0, 0.5, 0, 0]
     for window in windows:
         assert window["wall_s"] == pytest.approx(0.006 * window["steps"])
         assert window["data_wait_s"] == pytest.approx(0.004 * window["steps"])
@@ -100,10 +100,8 @@ def test_a_loop_is_measured_without_its_evaluation(meter_py: Path) -> None:
     assert windows[-1]["values"] == {"train_loss": 29}
     epochs = of_kind(found, "epoch")
     assert [(e["epoch"], e["val_loss"]) for e in epochs] == [(0, 0.25), (1, 0.25)]
-    assert [(v["name"], v["value"], v["step"]) for v in of_kind(found, "value")] == [
-        ("f1", 0.5, 30),
-        ("f1", 0.5, 60),
-    ]
+    assert [e["values"] for e in epochs] == [{"f1": 0.5}, {"f1": 0.5}]
+    assert of_kind(found, "value") == []
     assert found[-1]["kind"] == "run_end"
     assert found[-1]["status"] == "ok"
 
@@ -197,6 +195,23 @@ def test_what_was_measured_is_written_where_the_program_does_not_say_its_end(
     assert records(meter_py)[-1]["reason"] == "ValueError('no such file')"
 
 
+def test_a_short_program_that_ends_at_once_loses_few_steps(meter_py: Path) -> None:
+    program = """
+        import os, time, meter
+        now = [0.0]
+        time.perf_counter = lambda: now[0]
+        meter.start()
+        for _ in range(48):
+            now[0] += 0.01
+            meter.step()
+        os._exit(0)
+    """
+    assert run(meter_py, program).returncode == 0
+    windows = of_kind(records(meter_py), "window")
+    assert sum(w["steps"] for w in windows if not w["warmup"]) == 35
+    assert windows[-1]["step"] == 40
+
+
 def test_a_full_disk_is_one_warning(meter_py: Path) -> None:
     # A limit of the size of files is reached as the end of a disk is: in the middle of a line.
     limit = "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))\n"
@@ -227,7 +242,7 @@ def test_without_a_study_it_prints_and_may_be_silenced(meter_py: Path) -> None:
     done = run(meter_py, LOOP, study=False)
     kinds = [json.loads(line[9:])["kind"] for line in done.stdout.splitlines()]
     assert kinds == [record["kind"] for record in reader.scan(iter_of(done.stdout))]
-    assert kinds.count("window") == 4
+    assert kinds.count("window") == 8
     assert run(meter_py, LOOP, study=False, JOBKIT_METER="0").stdout == ""
     assert not (meter_py.parent / "run").exists()
 
@@ -248,15 +263,20 @@ def test_many_values_never_make_a_line_too_long(meter_py: Path) -> None:
     program = """
         import meter
         meter.start(warmup_steps=0)
-        meter.step(**{f"a_long_name_of_a_value_{i}": i / 3 for i in range(40)})
+        many = {f"a_long_name_of_a_value_{i}": i / 3 for i in range(40)}
+        meter.step(**many)
+        meter.epoch(0, **many)
         meter.end()
     """
     done = run(meter_py, program)
     assert max(map(len, done.stdout.splitlines())) < MAX_LINE_BYTES
     found = records(meter_py)
-    values = dict(of_kind(found, "window")[0]["values"])
-    values |= {record["name"]: record["value"] for record in of_kind(found, "value")}
-    assert values == {f"a_long_name_of_a_value_{i}": i / 3 for i in range(40)}
+    wanted = {f"a_long_name_of_a_value_{i}": i / 3 for i in range(40)}
+    for kind in ("window", "epoch"):
+        start = next(r["seq"] for r in of_kind(found, kind))
+        values = dict(found[start]["values"])
+        rest = itertools.takewhile(lambda r: r["kind"] == "value", found[start + 1 :])
+        assert {**values, **{r["name"]: r["value"] for r in rest}} == wanted
 
 
 def test_a_stop_signal_is_a_request(meter_py: Path) -> None:
@@ -307,13 +327,14 @@ def test_the_batches_of_a_loader_keep_its_length_and_its_errors(meter_py: Path) 
 
 
 def test_a_window_ends_where_all_ranks_do() -> None:
-    from jobkit.program.windows import spacing
+    from jobkit.program.step_times import spacing
 
-    assert [spacing(s, 100) for s in (60.0, 10.0, 2.5, 1.0, 0.3, 0.01, 1e-9)] == [
+    assert [spacing(s, 100, 95) for s in (60.0, 10.0, 2.5, 1.0, 0.3, 0.01, 1e-9)] == [
         *(1, 1, 1, 10, 10, 50, 50)
     ]
-    assert spacing(0.001, 1_000_000) == 10_000
-    sizes = sorted({spacing(10**-i, 10**j) for i in range(6) for j in range(8)})
+    assert spacing(0.001, 1_000_000, 999_995) == 10_000
+    assert [spacing(0.001, 5 + n, n) for n in (0, 4, 5, 9, 10, 49, 50)] == [5, 5, 5, 5, 10, 10, 50]
+    sizes = sorted({spacing(10**-i, 10**j, 10**j) for i in range(6) for j in range(8)})
     assert all(large % small == 0 for small, large in itertools.pairwise(sizes))
 
 

@@ -114,7 +114,7 @@ BAD = [
         {"work": {"unit": "t", "per_step": "{ranks * 4}", "scaling": "strong"}},
         "must be the same at each size; it is 4 at 1 ranks, 8 at 2 ranks, 32 at 8 ranks",
     ),
-    ({"work": {"per_step": 1}}, "needs its unit"),
+    ({"work": {"per_step": 1}}, "needs its unit: --unit images, or unit ="),
     ({"work": {"unit": "t", "per_step": 0}}, "must be a number above 0"),
     ({"work": {"unit": "t", "per_step": "{ranks - 9}"}}, "must be a number above 0"),
     ({"work": {"unit": "t", "per_step": "many"}}, "must be a number above 0"),

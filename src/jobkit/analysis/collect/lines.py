@@ -1,6 +1,7 @@
 """Observations from what a program printed: its own lines by a pattern, or key=value lines."""
 
 import io
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,7 +25,13 @@ CUT: Mapping[str, str] = {}  # the groups of a line that may have lost its end
 _PEEK = 64  # characters of what follows a line
 _ENDS_IN_NUMBER = re.compile(r"[0-9][0-9.]*(?:[eE][+-]?)?\Z")
 _ATTEMPT = re.compile(rf"{re.escape(START_MARK)}: attempt ([0-9]{{1,9}})\b")
-_NUMBER = re.compile(r"[+-]?(?:[0-9][0-9,]*\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+# A comma or _ divides thousands. A decimal comma is not read: 0,031 is no number.
+_NUMBER = re.compile(
+    r"[+-]?(?:(?:[1-9][0-9]{0,2}(?:(?:,[0-9]{3})+|(?:_[0-9]{3})+)|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+)"
+    r"(?:[eE][+-]?[0-9]+)?"
+)
+_TIMES = {"k": 1e3, "M": 1e6, "G": 1e9}  # behind a rate or work: 12.3k
+_MEASURES = ("step_time", "rate")
 _OWN_KEYS = frozenset(("rank", "attempt", "kind", "run_id", "study", "t", "seq"))
 
 
@@ -84,26 +91,41 @@ def observed_lines(
 ) -> Observed | None:
     """The observations of the lines that a pattern found; None where no line says a time or rate.
 
-    Where every such line may be cut there is none of them, and their number.
+    Where no such line can be used there is none of them, and why.
 
     ranks: how many a rate of one rank is multiplied by. planned: unit, work_per_step and
     warmup_steps of the study.
     """
     of_one = pattern.of == "per_rank"
     made: list[Observation] = []
-    cut = 0
+    cut, unread = 0, list[str]()
     for attempt, _, groups in found:
         cut += groups is CUT
-        values = {name: _plain(text) for name, text in groups.items()}
+        values = {name: _plain(name, text) for name, text in groups.items()}
+        unread += [f"{name}={groups[name].strip()}" for name in _unread(values)][:1]
         one = _observation(values, of_one, ranks, planned.get("unit"))
         if one.time_s or one.rate:
             made.append(replace(one, attempt=attempt))
-    steps = of_lines(each_once(made), _warmup(planned), pattern.spans == "step")
+    once, repeated = each_once(made, ranks)
+    steps = of_lines(once, _warmup(planned), pattern.spans == "step")
     if pattern.spans == "running":
         steps = [replace(steps[-1], warmup=False)] if steps else []
     source = f"pattern {pattern.name}"
     observed = _observed(steps, planned, source, pattern.spans == "step")
-    return replace(observed or Observed(source=source), cut=cut) if observed or cut else None
+    if not (observed or cut or unread):
+        return None
+    observed = observed or Observed(source=source)
+    return replace(observed, cut=cut, unread=unread, repeated=repeated)
+
+
+def _unread(values: Mapping[str, Any]) -> list[str]:
+    """The groups of a line that should say a time or a rate, and are no number above 0."""
+    measures = (name for name in values if quantity_of(name).kind in _MEASURES)
+    return [name for name in measures if not _is_above_0(values[name])]
+
+
+def _is_above_0(value: Any) -> bool:
+    return type(value) in (int, float) and 0 < value < math.inf
 
 
 def observed_metrics(
@@ -167,7 +189,9 @@ def _observation(
     """One line as an observation of one step.
 
     Of several rates the first one in the wanted unit counts, else the first, and work in its unit.
+    A number that cannot be one of its quantity, as a rate of -1 or 0, says that it is not known.
     """
+    values = {name: v for name, v in values.items() if _is_possible(name, v)}
     fields: dict[str, Any] = {}
     free: dict[str, Any] = {}
     unit = _unit(values, wanted)
@@ -184,6 +208,14 @@ def _observation(
         else:
             fields[_FIELD[quantity.kind]] = value * quantity.scale
     return Observation(**fields, unit=unit, values=free)
+
+
+def _is_possible(name: str, value: Any) -> bool:
+    """Whether a value may be one of its quantity: times, rates, work and memory are above 0."""
+    kind = quantity_of(name).kind
+    if type(value) not in (int, float) or kind in ("free", "step", "epoch"):
+        return True
+    return _is_above_0(value) or (kind == "data_wait" and value == 0)
 
 
 def _unit(values: Mapping[str, Any], wanted: str | None) -> str | None:
@@ -205,11 +237,14 @@ def _over_ranks(value: float, quantity: Quantity, of_one: bool, ranks: int | Non
     return value * ranks if ranks else None
 
 
-def _plain(text: str) -> Any:
+def _plain(name: str, text: str) -> Any:
     """The text of a group as a number where it is one, None for NaN and infinity."""
     word = text.strip().strip("'\"")
+    times = _TIMES.get("k" if word[-1:] == "K" else word[-1:])
+    if times and quantity_of(name).kind in ("rate", "work") and _NUMBER.fullmatch(word[:-1]):
+        return _plain(name, word[:-1]) * times
     if _NUMBER.fullmatch(word):
-        bare = word.replace(",", "")
+        bare = word.replace(",", "").replace("_", "")
         return int(bare) if bare.lstrip("+-").isdigit() and len(bare) < 19 else float(bare)
     if word.lower().lstrip("+-") in ("nan", "inf", "infinity"):
         return None

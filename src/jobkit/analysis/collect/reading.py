@@ -18,7 +18,7 @@ from jobkit.analysis.tables.columns import EPOCHS, SAMPLES, STEPS
 from jobkit.analysis.tables.frames import Cells, Row, cells_of
 from jobkit.analysis.tables.series import series_labels
 from jobkit.cores import in_order
-from jobkit.metric.line import COMMON, KINDS
+from jobkit.metric.line import COMMON, KINDS, Record
 from jobkit.metric.pattern import pattern_of
 from jobkit.outcome.slurm_jobs import Job
 from jobkit.outcome.status import FINAL, RunState
@@ -28,7 +28,7 @@ from jobkit.spec.planned import PlannedRun
 
 OF_EPOCH = tuple(c for c in EPOCHS if c.name in (*KINDS["epoch"], "attempt"))
 # What identifies a run, or a record among others: no columns of an epoch's own.
-NOT_OF_EPOCH = {*COMMON, "part", "parts", *(c.name for c in EPOCHS if c not in OF_EPOCH)}
+NOT_OF_EPOCH = {*COMMON, "part", "parts", "values", *(c.name for c in EPOCHS if c not in OF_EPOCH)}
 _DROPPED = NOT_OF_EPOCH - {c.name for c in OF_EPOCH}
 _NAMES_OF_EPOCH = NOT_OF_EPOCH | {c.name for c in EPOCHS}
 # The same of a row of steps or samples.
@@ -131,9 +131,16 @@ class _OneRun:
 
 
 def epoch_cells(records: RunRecords) -> Cells:
-    """The records of a run's epochs, without what identifies the run."""
-    rows = [{k: v for k, v in r.items() if k not in _DROPPED} for r in records.epochs]
+    """The records of a run's epochs with the program's values, without what identifies the run."""
+    whole = [{**_values(r), **r} for r in records.epochs]
+    rows = [{k: v for k, v in r.items() if k not in _DROPPED} for r in whole]
     return cells_of(rows, _NAMES_OF_EPOCH)
+
+
+def _values(record: Record) -> Record:
+    """The values that a program gave to an epoch."""
+    found = record.get("values")
+    return found if isinstance(found, dict) else {}
 
 
 def row_cells(rows: Sequence[Row]) -> Cells:

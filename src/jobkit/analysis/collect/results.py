@@ -118,7 +118,8 @@ class Results:
         lines += [f"{k}: {what}" for k, what in self.unused.items()]
         lines += [
             f"{k}: all steps measured are of the warm-up, so its rate is theirs: train for longer, "
-            "or lower warmup_steps"
+            "or lower warmup_steps (steps after the last window are lost where a program ends by "
+            "os._exit or a signal)"
             for k in self.of_warmup_alone()
         ]
         lines += [f"{k}: {SEVERAL_STARTS}" for k in self._started_again()]

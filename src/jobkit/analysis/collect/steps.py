@@ -4,6 +4,7 @@ An observation is some optimizer steps over all ranks: a window of the meter, on
 program's own log, or one [METRIC] key=value line. Whatever it came from, the rate is made here.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -49,7 +50,10 @@ class Observed:
     windows: bool = False  # an observation is a window of the meter, of known beginning and end
     source: str = ""  # meter, auto, pattern NAME, metric lines, TRAINING
     work_source: str | None = None  # of the windows' work: stated, computed, counted, inferred
-    cut: int = 0  # lines of a pattern that are not taken: their last number may have lost its end
+    # Lines of a pattern that are not taken, or not wholly:
+    cut: int = 0  # their last number may have lost its end
+    unread: Sequence[str] = ()  # a time or rate in each that is no number above 0, as NAME=TEXT
+    repeated: int = 0  # of a step that more lines say than there are ranks
 
 
 def rate_row(observed: Observed) -> Row:
@@ -113,7 +117,7 @@ def _step_time(one: Observation) -> float | None:
 
 
 def _mean_step(timed: Sequence[Observation]) -> float:
-    known = [o for o in timed if o.time_s]
+    known = [o for o in timed if _step_time(o) is not None]
     return sum(o.time_s or 0 for o in known) / sum(o.steps or 1 for o in known)
 
 
@@ -165,14 +169,19 @@ def step_rows(observed: Observed) -> list[Row]:
     steps = list(observed.steps)
     size = -(-len(steps) // MOST_ROWS) or 1
     groups = [steps[i : i + size] for i in range(0, len(steps), size)]
-    return [_step_row(_joined(g) if len(g) > 1 else g[0], observed) for g in groups]
+    row = {} if observed.source == TRAINING else rate_row(observed)
+    unit = row.get("throughput_unit", f"{observed.unit or NO_UNIT}/s")
+    return [_step_row(_joined(g) if len(g) > 1 else g[0], observed, unit) for g in groups]
 
 
-def _step_row(one: Observation, observed: Observed) -> Row:
+def _step_row(one: Observation, observed: Observed, unit: str) -> Row:
+    """A row of steps.csv; unit: of the run's rate, in steps where the work is not known."""
     work = one.work
     if work is None and observed.work_per_step is not None and one.steps:
         work = observed.work_per_step * one.steps
     rate = one.rate or (work / one.time_s if work is not None and one.time_s else None)
+    if unit == IN_STEPS and (rate is None or observed.unit != "steps"):
+        rate = one.steps / one.time_s if one.steps and one.time_s else None
     return {
         **one.values,
         "attempt": one.attempt,
@@ -182,7 +191,7 @@ def _step_row(one: Observation, observed: Observed) -> Row:
         "warmup": one.warmup,
         "time_s": one.time_s,
         "throughput": rate,
-        "throughput_unit": f"{observed.unit or ('steps' if rate is None else NO_UNIT)}/s",
+        "throughput_unit": unit,
         "data_wait_s": one.data_wait_s,
         **one.percentiles,
     }
@@ -216,13 +225,21 @@ def _joined(group: Sequence[Observation]) -> Observation:
     )
 
 
-def each_once(found: Iterable[Observation]) -> list[Observation]:
-    """The observations without those of a step that another rank has printed too."""
-    kept: dict[object, Observation] = {}
+def each_once(
+    found: Iterable[Observation], ranks: int | None = None
+) -> tuple[list[Observation], int]:
+    """The observations without those of a step that another rank has printed too.
+
+    The index may begin again in each epoch. Returned too: how many of those left out are of a step
+    that more lines say than there are ranks.
+    """
+    same: dict[object, list[Observation]] = defaultdict(list)
     for number, one in enumerate(found):
-        place = ("line", number) if one.step is None else (one.attempt, one.step)
-        kept.setdefault(place, one)
-    return list(kept.values())
+        place = ("line", number) if one.step is None else (one.attempt, one.epoch, one.step)
+        same[place].append(one)
+    counts = [len(lines) for lines in same.values()]
+    repeated = sum(n - 1 for n in counts if n > (ranks or 1))
+    return [lines[0] for lines in same.values()], repeated
 
 
 def of_lines(found: Sequence[Observation], warmup_steps: int, single: bool) -> list[Observation]:
@@ -230,15 +247,19 @@ def of_lines(found: Sequence[Observation], warmup_steps: int, single: bool) -> l
 
     A line's time is that of one step. Unless it is of this step alone (single), it holds for every
     step since the line before. The first line of an attempt has the start-up in it and counts as
-    warm-up, and so does every one within warmup_steps of it.
+    warm-up, and so does every one within warmup_steps of it, until the index begins again.
     """
     made: list[Observation] = []
     begun: dict[int, int] = {}  # by attempt: its first step
+    again = set[int]()  # attempts in which the index began again, with an epoch
     for before, one in pairwise([None, *found]):
         assert one is not None
         first = one.attempt not in begun
         start = begun.setdefault(one.attempt, one.step or 0)
+        if _begins_again(before, one):
+            again.add(one.attempt)
         early = one.step is not None and one.step <= start + warmup_steps
+        early = early and one.attempt not in again
         steps = 1 if single else _steps_between(None if first else before, one)
         made.append(_over(one, steps, first or early))
     return made
@@ -248,7 +269,15 @@ def _steps_between(before: Observation | None, one: Observation) -> int | None:
     """How many steps an interval's line is of; None where the lines do not say."""
     if before is None or before.step is None or one.step is None:
         return None
-    return max(1, one.step - before.step)
+    return max(1, one.step - (0 if _begins_again(before, one) else before.step))
+
+
+def _begins_again(before: Observation | None, one: Observation) -> bool:
+    """Whether the index of the step has begun again, since another epoch has begun."""
+    if before is None or before.step is None or one.step is None:
+        return False
+    same = (before.attempt, before.epoch) == (one.attempt, one.epoch)
+    return not same and before.attempt == one.attempt and one.step <= before.step
 
 
 def _over(one: Observation, steps: int | None, warmup: bool) -> Observation:

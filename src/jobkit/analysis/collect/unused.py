@@ -18,14 +18,31 @@ def unused_lines(records: RunRecords, observed: Observed | None) -> str:
 
     Those are numbers of meter.value(), records of a kind that this version does not know, and
     key=value lines that say neither an epoch nor a time or rate, or whose steps were measured in a
-    better way. Of a pattern, those whose last number may be cut.
+    better way. Of a pattern, those that are not taken.
     """
-    said = [_in_no_table(records, observed)]
-    if observed and observed.cut:
+    of_pattern = lines_not_taken(observed) if observed else []
+    return "; ".join(filter(None, [_in_no_table(records, observed), *of_pattern]))
+
+
+def lines_not_taken(observed: Observed) -> list[str]:
+    """How many lines of a pattern are not taken, or not wholly, and why: a sentence each."""
+    said = []
+    if observed.cut:
         said.append(
             f"{counted(observed.cut, 'line')} of {observed.source} may be truncated: not used"
         )
-    return "; ".join(filter(None, said))
+    if observed.unread:
+        said.append(
+            f"{counted(len(observed.unread), 'line')} of {observed.source} with a time or rate "
+            f"that is no number above 0, as {observed.unread[0][:80]}: not used"
+        )
+    if observed.repeated:
+        said.append(
+            f"{counted(observed.repeated, 'line')} of {observed.source} with the index of an "
+            "earlier step, more than there are ranks: not used. Where the index begins again in "
+            "each epoch, name the epoch's group epoch, or do not name the index step"
+        )
+    return said
 
 
 def _in_no_table(records: RunRecords, observed: Observed | None) -> str:

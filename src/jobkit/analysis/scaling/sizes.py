@@ -16,6 +16,7 @@ from jobkit.analysis.tables.frames import Row, plain_records
 from jobkit.spec.runspec import STRATEGIES
 
 IMAGES = "images/s"  # the unit of a training on images, which is jobkit's own
+RUNS = "runs/h"  # of a command of which nothing else is known
 EPOCH = "epoch"
 _OF_RUNS = {"runs": "run", "shares": "one rank's share of a run"}
 _SAME_EPOCH = 1.05  # an epoch of more work than another's by this factor is not the same
@@ -150,11 +151,13 @@ def _size(rows: list[Row]) -> Size:
 def _with_units(found: list[Size]) -> list[Size]:
     """Give a size of which no run is ok the unit of its series, else that of the study.
 
-    Its time is then of the same as that of the others. A study that measured nothing has images.
+    Its time is then of the same as that of the others. A study that measured nothing has images
+    where it is jobkit's own training, else runs.
     """
     of_series = {s.series: s.throughput_unit for s in found if s.throughput_unit}
     units = set(of_series.values())
-    other = units.pop() if len(units) == 1 else IMAGES
+    own = any(s.strategy in STRATEGIES and s.global_batch_size for s in found)
+    other = units.pop() if len(units) == 1 else IMAGES if own or units else RUNS
     return [
         replace(s, throughput_unit=s.throughput_unit or of_series.get(s.series, other))
         for s in found
@@ -169,7 +172,8 @@ def _with_times(found: list[Size]) -> list[Size]:
     made = []
     for size in found:
         alike = [s for s in found if s.throughput_unit == size.throughput_unit]
-        if _share_an_epoch(alike):
+        nothing = size.throughput_unit == IMAGES and not any(s.rates for s in alike)
+        if nothing or _share_an_epoch(alike):
             made.append(size)
             continue
         amount, name = _work(
@@ -200,7 +204,7 @@ def _work(unit: str, fastest: float) -> tuple[float, str]:
     if per == "h":  # the wall time of the run is all that is known
         return 3600.0, _OF_RUNS.get(name, name)
     amount = 10.0 ** math.ceil(math.log10(fastest)) if 0 < fastest < math.inf else 1.0
-    return amount, f"{_amount(amount)} {name}"
+    return amount, f"{_amount(amount)} {name.removesuffix('s') if amount == 1 else name}"
 
 
 def _amount(amount: float) -> str:

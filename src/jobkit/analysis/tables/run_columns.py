@@ -279,6 +279,7 @@ EPOCHS = (
     *(
         Column(name, COUNT if name in ("epoch", "iterations", "timed_images") else NUMBER, meaning)
         for name, meaning in KINDS["epoch"].items()
+        if name != "values"  # which are columns by their own names
     ),
 )
 STEPS = (

@@ -33,6 +33,11 @@ class Progress:
     steps: str = ""  # of a program that records steps: the last one, and the rate
 
     @property
+    def done(self) -> str:
+        """What a run that has ended recorded of its progress; empty where that is nothing."""
+        return self.text if self.epoch or self.steps else ""
+
+    @property
     def text(self) -> str:
         """The progress in one phrase."""
         if not self.epoch:

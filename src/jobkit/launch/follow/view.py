@@ -91,7 +91,7 @@ class View:
             if state.status == "running":
                 line = f"{head} {at.text if at else 'starting'}"
             elif state.status == "ok":
-                line = f"{head} ok{took}{', ' + at.text if at else ''}"
+                line = f"{head} ok{took}{', ' + at.done if at and at.done else ''}"
             else:
                 line = f"{head} {state.status}{took}: {state.reason}"
             self.console.print(
@@ -117,7 +117,9 @@ class View:
 
     def _row(self, run_id: str) -> list[RenderableType]:
         state, at = self.states[run_id], self.progress.get(run_id)
-        text = at.text if at and state.status in ("running", "ok") else state.reason
+        text = state.reason
+        if at and state.status in ("running", "ok"):
+            text = at.text if state.status == "running" else at.done
         elapsed = duration(at.elapsed_s) if at else ""
         return [run_id, Text(state.status, style=style(state.status)), text, elapsed]
 
