@@ -98,6 +98,7 @@ has_torch() {
 export PYTHONPATH=$root/src${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1 PYTHONSAFEPATH=1
 
 nproc_per_node='' run_dir='' site='' site_file='' nodes='' ntasks_per_node='' preflight=''
+# shellcheck disable=SC2034  # the files that are sourced below read start_timeout
 max_restarts='' stops=0 most_stops=100 monitor_interval=0.1 start_timeout=60 stop_signal=USR2
 nnodes='' node_rank='' master_addr='' master_port='' shutdown_timeout='' given=("$@")
 own_dir='' only='' payload=() module=jobkit.payload.main place=single
