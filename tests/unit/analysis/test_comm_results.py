@@ -179,7 +179,7 @@ def test_run_sh_starts_it_in_a_folder_of_its_own(run: Fake) -> None:
     assert done.returncode == 0, done.stderr
     check, call = run.calls()[-2:]
     assert check[1] == "jobkit.checks.comm.cli" and check[-1].startswith("--check=")
-    assert int(call[call.index("--nproc-per-node") + 1]) >= 2
+    assert int(call[call.index("--ranks") + 1]) >= 2
     words = call[call.index("jobkit.checks.comm.cli") + 1 :]
     assert words[:2] == ["--ops", "all_reduce"]
     folder = Path(words[words.index("--run-dir") + 1])
