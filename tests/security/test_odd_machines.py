@@ -114,7 +114,7 @@ def test_no_width_of_a_terminal_loses_a_run_or_its_epochs(columns: int) -> None:
 
 
 def test_cron_gives_no_environment() -> None:
-    plan = whole_study("s", strategies=("ddp",), gpus=(1, 2))
+    plan = whole_study("s", strategies=("ddp",), gpus=(1,))
     environ = {"JOBKIT_LOGS": os.environ["JOBKIT_LOGS"]}
     for name in ("collect_results.py", "plot_results.py"):
         done = run(PYTHON, str(ROOT / name), "s", env=environ)
@@ -158,7 +158,7 @@ def test_a_study_that_is_closed_to_writing() -> None:
 
 @as_root
 def test_no_home_and_no_temporary_folder_that_can_be_written(tmp_path: Path) -> None:
-    plan = whole_study("s", strategies=("ddp",), gpus=(1, 2))
+    plan = whole_study("s", strategies=("ddp",), gpus=(1,))
     (tmp_path / "closed").mkdir(mode=0o555)
     closed = dict.fromkeys(("HOME", "TMPDIR", "XDG_CACHE_HOME"), str(tmp_path / "closed"))
     for words in (["collect", "s"], ["plot", "s"]):
@@ -169,7 +169,7 @@ def test_no_home_and_no_temporary_folder_that_can_be_written(tmp_path: Path) -> 
 
 def test_a_limit_of_file_sizes_leaves_whole_files_only() -> None:
     """As a full disk does."""
-    plan = whole_study("s", strategies=("ddp", "fsdp"), gpus=(1, 2), repeats=3)
+    plan = whole_study("s", strategies=("ddp",), gpus=(1,), repeats=3)
     for words in ("collect", "plot"):
         jobkit(words, "s")
     folder = plan.paths.folder
@@ -190,7 +190,7 @@ def test_a_limit_of_file_sizes_leaves_whole_files_only() -> None:
 
 
 def test_few_open_files() -> None:
-    whole_study("s", strategies=("ddp",), gpus=(1, 2), repeats=40)
+    whole_study("s", strategies=("ddp",), gpus=(1,), repeats=40)
     for words in ("status", "collect", "plot"):
         done = run("bash", "-c", f"ulimit -n 32; exec {PYTHON} -m jobkit {words} s")
         assert done.returncode == 0, done.stderr
@@ -206,7 +206,7 @@ def test_little_memory_is_one_line(megabytes: int) -> None:
 
 @pytest.mark.parametrize("umask", ["000", "077", "022"])
 def test_no_umask_leaves_files_that_others_may_change(umask: str) -> None:
-    plan = whole_study("s", strategies=("ddp",), gpus=(1, 2))
+    plan = whole_study("s", strategies=("ddp",), gpus=(1,))
     subprocess.run(["chmod", "-R", "go-w", str(plan.paths.folder)], check=True)
     for words in ("collect", "plot") if umask == "000" else ("collect",):
         done = run("bash", "-c", f"umask {umask}; exec {PYTHON} -m jobkit {words} s")

@@ -9,12 +9,13 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
 from jobkit.payload.checkpoints import store
-from support.rigs import Result
+from support.rigs import NO_BREAKDOWN, Result
 
 # 90 samples in batches of 16: the last batch of each epoch has 10, which ranks share unevenly.
 SAMPLES, PER_EPOCH = 90, 6
 DATA = ("--dataset", "synthetic", "--train-samples", str(SAMPLES), "--test-samples", "30")
-RUN = (*DATA, "--epochs", "4", "--global-batch-size", "16")
+# That measuring a breakdown leaves no trace is for test_breakdown.py.
+RUN = (*DATA, "--epochs", "4", "--global-batch-size", "16", *NO_BREAKDOWN)
 ITERATIONS = 4 * PER_EPOCH
 MODELS = """
 import json, os

@@ -85,7 +85,7 @@ class SlurmPlace:
         self.site, self.options = site, options
         self.cluster = Minicluster.named()
         self.sees_processes = self.cluster is not None
-        self.poll_s = 0.4 if self.cluster else 5.0  # a controller has other users
+        self.poll_s = 0.8 if self.cluster else 5.0  # a controller has other users
         partitions = slurm(["sinfo", "-h", "-o", "%R"]).stdout.split() if self.cluster else []
         self.urgent = urgent or ("urgent" if "urgent" in partitions else None)
 

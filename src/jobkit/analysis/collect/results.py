@@ -97,8 +97,10 @@ class Results:
         """The runs, by run_id, whose rate is that of steps of the warm-up."""
         of_steps = self.steps.dropna(subset=["warmup"]).groupby("run_id", sort=False)["warmup"]
         alone = {str(run_id) for run_id, every in of_steps.all().items() if every}
-        own = self.runs[~self.runs["throughput_source"].isin([OF_EPOCHS, WALL_TIME])]
-        measured = own.dropna(subset=["throughput"])["run_id"]
+        if not alone:
+            return []
+        by_steps = ~self.runs["throughput_source"].isin([OF_EPOCHS, WALL_TIME])
+        measured = self.runs.loc[by_steps & self.runs["throughput"].notna(), "run_id"]
         return [str(run_id) for run_id in measured if run_id in alone]
 
     def _started_again(self) -> list[str]:

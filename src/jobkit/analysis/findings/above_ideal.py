@@ -10,6 +10,7 @@ from jobkit.analysis.tables.text import computing, counted_ranks
 REMARKED = 1.05  # an efficiency above this is remarked
 _BASELINE = 1.5  # above this the baseline is more likely wrong than the size
 _SHOWN = 5  # series
+_USED = ["series", "world_size", "nodes", "base_world_size", "efficiency", "efficiency_low"]
 
 
 def above_ideal(scaling: pd.DataFrame, unit: str) -> list[str]:
@@ -18,7 +19,8 @@ def above_ideal(scaling: pd.DataFrame, unit: str) -> list[str]:
     scaling: as scaling.scaling_table makes it. unit: GPUs, processes (ranks), or ranks. Empty where
     there is none.
     """
-    over = [r for r in records(scaling) if pd.notna(r["efficiency"]) and r["efficiency"] > REMARKED]
+    rows = records(scaling[_USED])
+    over = [row for row in rows if pd.notna(row["efficiency"]) and row["efficiency"] > REMARKED]
     if not over:
         return []
     of_series: dict[str, list[dict[str, Any]]] = {}

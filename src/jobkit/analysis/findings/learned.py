@@ -1,16 +1,15 @@
 """How the final validation loss and accuracy change from the smallest to the largest size."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-
-import pandas as pd
 
 from jobkit.analysis.collect.results import Results
 from jobkit.analysis.scaling.sizes import Size
 from jobkit.analysis.scaling.spread import CONFIDENCE
 from jobkit.analysis.scaling.welch import Welch, holm, welch
+from jobkit.analysis.tables.frames import Row, plain_records
 from jobkit.analysis.tables.text import counted_ranks, say_accuracy
 
 _MANY = 5  # series of which each has a sentence
@@ -69,7 +68,9 @@ def learned(results: Results, unit: str) -> list[str]:
     """
     names = list(dict.fromkeys(s.series for s in results.sizes if not s.note))
     pairs = [pair for name in names if (pair := _ends(results, name))]
-    found = [(*pair, changes) for pair in pairs if (changes := _changes(results, *pair))]
+    used = plain_records(results.runs[["run_id", "epochs_done", _LOSS, _ACCURACY]])
+    rows = {row["run_id"]: row for row in used}
+    found = [(*pair, changes) for pair in pairs if (changes := _changes(rows, *pair))]
     tests = [[change.test() for change in changes] for *_, changes in found]
     flat = [test.p_value() for each in tests for test in each if test]
     corrected = iter(holm(flat))
@@ -90,15 +91,17 @@ def _ends(results: Results, series: str) -> tuple[Size, Size] | None:
     return found[0], found[-1]
 
 
-def _changes(results: Results, small: Size, large: Size) -> list[_Change]:
+def _changes(rows: Mapping[str, Row], small: Size, large: Size) -> list[_Change]:
     """Loss and accuracy of two sizes, as far as both have them after as many epochs."""
-    runs = results.runs[["run_id", "epochs_done", _LOSS, _ACCURACY]]
-    of_small, of_large = (runs[runs["run_id"].isin(list(s.ok_runs))] for s in (small, large))
-    if pd.concat([of_small, of_large])["epochs_done"].dropna().nunique() > 1:
+    of_small, of_large = ([rows[run_id] for run_id in s.ok_runs] for s in (small, large))
+    if len({row["epochs_done"] for row in (*of_small, *of_large)} - {None}) > 1:
         return []
     made = []
     for name in (_LOSS, _ACCURACY):
-        low, high = ([float(v) for v in own[name].dropna()] for own in (of_small, of_large))
+        low, high = (
+            [float(row[name]) for row in own if row[name] is not None]
+            for own in (of_small, of_large)
+        )
         if low and high and (name != _LOSS or min(*low, *high) > 0):
             made.append(_Change(name, low, high))
     return made

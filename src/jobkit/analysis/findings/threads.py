@@ -37,7 +37,8 @@ def thread_lines(results: Results) -> list[str]:
 def _rates(results: Results) -> dict[Way, list[float]]:
     """The rates of the successful runs on the CPUs of one node, by the way of using them."""
     needed = ["threads_used", "world_size", "images_per_s"]
-    runs = results.runs.dropna(subset=needed)
+    kept = [*needed, "status", "device_type", "nodes", "series"]
+    runs = results.runs[kept].dropna(subset=needed)
     runs = runs[(runs["status"] == "ok") & (runs["device_type"] == "cpu") & (runs["nodes"] == 1)]
     found: dict[Way, list[float]] = {}
     for run in records(runs):

@@ -19,6 +19,7 @@ from jobkit.analysis.findings.threads import thread_lines
 from jobkit.analysis.scaling.scaling import older
 from jobkit.analysis.scaling.sizes import EPOCH, IMAGES, Size
 from jobkit.analysis.tables.comparable import mixed
+from jobkit.analysis.tables.frames import plain_records
 from jobkit.analysis.tables.text import NONE, RANKS, rounded, say, say_accuracy
 
 _WIDE = 200  # columns where there is no terminal: no line in a file is truncated
@@ -90,10 +91,8 @@ def _size(size: Size) -> dict[str, Any]:
 
 def _not_ok(results: Results) -> list[dict[str, Any]]:
     """The runs that are not ok, with reason and evidence."""
-    frame = results.runs[results.runs["status"] != "ok"]
     names = ["run_id", "status", "reason", "evidence", "evidence_file"]
-    rows = frame[names].astype(object).where(frame[names].notna(), None)
-    return [{str(k): v for k, v in row.items()} for row in rows.to_dict("records")]
+    return plain_records(results.runs.loc[results.runs["status"] != "ok", names])
 
 
 def _table(found: Sequence[Size]) -> Table:

@@ -30,9 +30,12 @@ def _fault(runs: pd.DataFrame) -> str:
 def mixed(runs: pd.DataFrame) -> list[str]:
     """A line for each series whose runs that are ok mix device models or commits of the code."""
     ok = runs.loc[runs["status"] == "ok", ["series", *MIXED]]
+    several = {name: what for name, what in MIXED.items() if ok[name].nunique() > 1}
+    if not several:
+        return []
     made = []
     for series, group in ok.groupby("series"):
-        for name, what in MIXED.items():
+        for name, what in several.items():
             counts = group[name].dropna().value_counts()
             if len(counts) > 1:
                 shown = ", ".join(f"{str(v)[:40]} ({n})" for v, n in counts.items())

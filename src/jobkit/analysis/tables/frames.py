@@ -11,6 +11,7 @@ from jobkit.analysis.tables.column import COUNT, FLAG, NUMBER, TEXT, Column
 from jobkit.errors import one_line
 
 Row = dict[str, Any]
+Array = pd.api.extensions.ExtensionArray
 _PLAIN: dict[str, type] = {TEXT: str, COUNT: int, NUMBER: float, FLAG: bool}
 _TOO_LARGE = 1 << 63  # of a number of 64 bits
 MOST_OTHERS = 200  # columns that foreign scripts name, in a table
@@ -70,10 +71,16 @@ def frame_of(
 ) -> pd.DataFrame:
     """As frame, of a table by columns."""
     known, (count, values, _) = {c.name: c.dtype for c in columns}, cells
-    made = {}
+    made, empty = dict[str, Array](), dict[str, Array]()
     for name in (*known, *_others(values, {*known, *left_out})[:MOST_OTHERS]):
-        column = values.get(name) or [None] * count
-        made[one_line(name)] = _column(column, known.get(name) or _guess(column))
+        column = values.get(name) or ()
+        dtype = known.get(name) or _guess(column)
+        if {*map(type, column)} <= {type(None)}:  # as most of a run's columns are
+            if dtype not in empty:
+                empty[dtype] = pd.Series(pd.NA, index=pd.RangeIndex(count), dtype=dtype).array
+            made[one_line(name)] = empty[dtype]  # of which the table takes a copy
+        else:
+            made[one_line(name)] = _column(column, dtype)
     return pd.DataFrame(made)
 
 
@@ -85,12 +92,9 @@ def _guess(values: Iterable[Any]) -> str:
     return NUMBER if kinds <= {int, float} else TEXT
 
 
-def _column(values: list[Any], dtype: str) -> pd.Series:
+def _column(values: Sequence[Any], dtype: str) -> Array:
     """The values as a column of a type; empty where a value is something else."""
-    kinds = {*map(type, values)}
-    if kinds <= {type(None)}:  # as most of a run's columns are
-        return pd.Series(pd.NA, index=pd.RangeIndex(len(values)), dtype=dtype)
-    if not kinds <= {_PLAIN[dtype], type(None)}:
+    if not {*map(type, values)} <= {_PLAIN[dtype], type(None)}:
         values = [_fit(value, dtype) for value in values]
     if dtype == TEXT:
         shown = {value: value and one_line(value) for value in set(values)}
@@ -100,9 +104,9 @@ def _column(values: list[Any], dtype: str) -> pd.Series:
         if max(counts, default=0) >= _TOO_LARGE or min(counts, default=0) <= -_TOO_LARGE:
             values = [v if v is None or abs(v) < _TOO_LARGE else None for v in values]
     if dtype != NUMBER:
-        return pd.Series(values, dtype=dtype)
+        return pd.Series(values, dtype=dtype).array
     numbers = np.array(values, dtype=float)  # None becomes NaN
-    return pd.Series(pd.arrays.FloatingArray(numbers, ~np.isfinite(numbers)))
+    return pd.arrays.FloatingArray(numbers, ~np.isfinite(numbers))
 
 
 def _fit(value: Any, dtype: str) -> Any:
@@ -130,8 +134,8 @@ def plain_records(table: pd.DataFrame) -> list[Row]:
 
 def plain_values(column: pd.Series) -> list[Any]:
     """The values of a column as Python has them; None where there is none."""
-    known = column.notna().tolist()
-    if not any(known):
+    missing = column.array.isna()
+    if missing.all():
         return [None] * len(column)
     values = column.astype(object).tolist()
-    return [value if there else None for value, there in zip(values, known, strict=True)]
+    return [None if gone else value for value, gone in zip(values, missing, strict=True)]
