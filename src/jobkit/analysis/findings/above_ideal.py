@@ -10,7 +10,8 @@ from jobkit.analysis.tables.text import computing, counted_ranks
 REMARKED = 1.05  # an efficiency above this is remarked
 _BASELINE = 1.5  # above this the baseline is more likely wrong than the size
 _SHOWN = 5  # series
-_USED = ["series", "world_size", "nodes", "base_world_size", "efficiency", "efficiency_low"]
+_USED = ["series", "world_size", "devices", "nodes", "base_world_size"]
+_USED += ["efficiency", "efficiency_low"]
 
 
 def above_ideal(scaling: pd.DataFrame, unit: str) -> list[str]:

@@ -19,7 +19,7 @@ _WAITS = 0.1  # share of the time in which waiting for data explains it
 def idle_gpus(results: Results, unit: str) -> list[str]:
     """A sentence on the size whose GPUs are least busy, if they are idle; else none."""
     needed, ok = ["series", "world_size", "gpu_busy_mean"], results.runs["status"] == "ok"
-    runs = results.runs.loc[ok, [*needed, "data_wait_share", "epochs_planned"]]
+    runs = results.runs.loc[ok, [*needed, "devices", "data_wait_share", "epochs_planned"]]
     known = runs.dropna(subset=needed)
     if known.empty:
         return []

@@ -19,7 +19,7 @@ def uneven_steps(results: Results, unit: str) -> list[str]:
     """
     names = ["series", "world_size", "step_p50_s", "step_p99_s", "steps_timed"]
     ok = results.runs["status"] == "ok"
-    known = results.runs.loc[ok, [*names, "throughput_source"]].dropna(subset=names)
+    known = results.runs.loc[ok, [*names, "devices", "throughput_source"]].dropna(subset=names)
     known = known[(known["steps_timed"] >= _FEWEST) & (known["step_p50_s"] > 0)]
     if known.empty:
         return []
