@@ -45,6 +45,7 @@ exit codes:
   2  wrong usage: no such study, too few sizes for a forecast, a folder that cannot be written
   3  no run has finished an epoch or measured a step: no figure was made
 """
+_TARGET = "target validation accuracy (default: one that all successful runs have reached)"
 
 
 def _parser(prog: str, description: str, epilog: str) -> Parser:
@@ -61,12 +62,7 @@ def _parser(prog: str, description: str, epilog: str) -> Parser:
         action="store_true",
         help="a series of its own for each device model and commit of the code that are mixed",
     )
-    made.add_argument(
-        "--accuracy",
-        type=share,
-        metavar="SHARE",
-        help="target validation accuracy (default: one that all successful runs have reached)",
-    )
+    made.add_argument("--accuracy", type=share, metavar="SHARE", help=_TARGET)
     return made
 
 

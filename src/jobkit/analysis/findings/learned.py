@@ -72,8 +72,7 @@ def learned(results: Results, unit: str) -> list[str]:
     rows = {row["run_id"]: row for row in used}
     found = [(*pair, changes) for pair in pairs if (changes := _changes(rows, *pair))]
     tests = [[change.test() for change in changes] for *_, changes in found]
-    flat = [test.p_value() for each in tests for test in each if test]
-    corrected = iter(holm(flat))
+    corrected = iter(holm([test.p_value() for each in tests for test in each if test]))
     said = [
         _sentence(small, large, changes, each, [next(corrected) for test in each if test], unit)
         for (small, large, changes), each in zip(found, tests, strict=True)
