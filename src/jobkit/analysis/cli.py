@@ -3,6 +3,7 @@
 pandas, matplotlib and rich are imported only where they are needed: --help stays fast.
 """
 
+import argparse
 import shlex
 import sys
 from collections.abc import Sequence
@@ -90,7 +91,7 @@ def collect_main(argv: Sequence[str] | None = None) -> int:
             print(f"warning: {line}", file=sys.stderr)
     else:
         print_summary(results)
-        _say_written(results)
+        _say_written(results, _shared(args))
     missed = check_efficiency(results.scaling, args.min_efficiency, args.at) if args.at else []
     for line in missed:
         print(f"threshold not met: {line}", file=sys.stderr)
@@ -99,15 +100,21 @@ def collect_main(argv: Sequence[str] | None = None) -> int:
     return Exit.OK if results.ok else Exit.INCOMPLETE
 
 
-def _say_written(results: "Results") -> None:
-    """Print the files that were written, and the next command."""
+def _shared(args: argparse.Namespace) -> list[str]:
+    """The options that were given of those that both commands take."""
+    accuracy = ["--accuracy", f"{args.accuracy:g}"] if args.accuracy else []
+    return ["--apart"] * args.apart + accuracy
+
+
+def _say_written(results: "Results", options: Sequence[str]) -> None:
+    """Print the files that were written, and the next command with these options."""
     from jobkit.analysis.tables.text import counted
 
     kinds = {"results": "run", "epochs": "epoch", "scaling": "size"}
     for path, table in results.tables.items():
         what = kinds.get(path.stem, "row")
         print(f"wrote {short_path(path)} ({counted(len(table), what)})")
-    print(f"next: python plot_results.py {shlex.quote(short_path(results.folder))}")
+    print(shlex.join(["next:", "python", "plot_results.py", short_path(results.folder), *options]))
 
 
 def _add_thresholds(parser: Parser) -> None:
@@ -177,10 +184,8 @@ def plot_main(argv: Sequence[str] | None = None) -> int:
     found = _wanted(results, args.forecast, args.ranks_per_node)
     found, steps = _with_steps(results, args.step_model, found)
     _show(results, found)
-    shared = ["--apart"] * args.apart
-    shared += ["--accuracy", f"{args.accuracy:g}"] if args.accuracy else []
     own = ["--step-model", *map(shlex.quote, map(str, args.step_model))] * bool(args.step_model)
-    return _drawn(results, found, args.min_efficiency, steps, (shared, own))
+    return _drawn(results, found, args.min_efficiency, steps, (_shared(args), own))
 
 
 def _drawn(

@@ -66,8 +66,9 @@ def scan(
             yield from records
         else:
             position = yield from _mixed(buffer, offset, not block, seen, loads)
-        for start, length, reason in odd_tags(buffer[:position]):
-            yield Rejected(offset + start, length, reason)
+        for start, length, reason in odd_tags(buffer):
+            if start < position:  # else it is found once more
+                yield Rejected(offset + start, length, reason)
         buffer, offset = buffer[position:], offset + position
         if not block:
             return

@@ -296,4 +296,4 @@ def read_spec(values: Mapping[str, Any], study: Study | None = None) -> RunSpec 
     if "command" not in values:
         return RunSpec.from_dict(values)
     run = CommandSpec.from_dict(values)
-    return run.of_template(study.command, study.parameters) if study else run
+    return run.of_template(study.command, study.parameters, study.sweep) if study else run

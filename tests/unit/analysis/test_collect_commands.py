@@ -50,6 +50,10 @@ def test_runs_of_different_commands_are_no_repeats_of_each_other() -> None:
         "fit",
     ]
     assert _labels("fit.py --lr 1 --wd 1", "fit.py --lr 1 --wd 2") == ["fit, --wd 1", "fit, --wd 2"]
+    assert _labels("fit.py --lr 1", "fit.py --wd 1") == ["fit, --lr 1", "fit, --wd 1"]
+    assert _labels("fit.py", "fit.py --lr -1") == ["fit", "fit, --lr -1"]
+    # A ; divides the names of series in a table.
+    assert _labels("bash -c a;b", "bash -c c") == ["bash, -c a,b", "bash, -c c"]
     # Words of another program say nothing that its name does not.
     assert _labels("python one.py --batch 4", "python two.py") == ["one", "two"]
     assert sorted(_labels("fit.py a b", "fit.py b a")) == ["fit", "fit (variant 2)"]

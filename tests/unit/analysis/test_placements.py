@@ -44,16 +44,16 @@ def test_the_request_follows_the_sizes_on_the_fewest_nodes() -> None:
     assert any(line.startswith("Request 16 GPUs with ddp: speed-up 3.96 ") for line in said)
     assert not [line for line in said if "falls below" in line]
     (line,) = [line for line in said if "on more nodes" in line]
-    assert line.startswith("With as many ranks on more nodes, ddp has 70.0% [95%: ")
-    assert line.endswith("parallel efficiency on 4 GPUs on 4 nodes, the least of 3 such sizes.")
+    assert line.startswith("With as many GPUs on more nodes, ddp has 70.0% [95%: ")
+    assert line.endswith("relative to 4 GPUs on 4 GPUs on 4 nodes, the least of 3 such sizes.")
     said = verdict(placed({k: v for k, v in SEVERAL.items() if k in ((1, 4), (4, 1))}), "GPUs")
     assert not [line for line in said if "Request" in line or "at one size only" in line]
-    assert any(line.startswith("With as many ranks on more nodes") for line in said)
+    assert any(line.startswith("With as many GPUs on more nodes") for line in said)
 
 
 def test_a_forecast_says_which_of_several_placements_it_is_made_from() -> None:
     (one,) = forecasts(placed(SEVERAL), (32,))
-    assert one.caution.startswith("of ddp each number of ranks counts on the fewest nodes, one, ")
+    assert one.caution.startswith("the forecast of ddp uses its sizes on one node only, so what ")
     alone = {k: v for k, v in SEVERAL.items() if k[0] == 1}
     (one,) = forecasts(placed(alone), (32,))
     assert one.caution.startswith("every measured size of ddp is on one node, ")

@@ -85,6 +85,8 @@ def test_a_time_below_0_is_not_in_the_mean() -> None:
         ("12,345,678.5", 12345678.5),
         ("1_000", 1000.0),
         ("1e3", 1000.0),
+        ("1,234,", 1234.0),
+        ("12,", 12.0),
         (".5", 0.5),
         ("12.3k", 12300.0),
         ("12.3K", 12300.0),
@@ -109,7 +111,9 @@ def test_the_text_of_a_rate_is_a_number_or_counted(text: str, rate: float | None
     if rate is None:
         said = unused_lines(RunRecords([]), observed)
         why = "with a time or rate that is no number above 0"
-        assert said == f"2 lines of pattern own {why}, as tokens_per_s={text}: not used"
+        assert (
+            said == f"2 lines of pattern own {why}, as tokens_per_s={text}: that value is not used"
+        )
         assert rate_row(observed)["throughput"] == 7  # the line of the warm-up, and no other
     else:
         assert rate_row(observed)["throughput"] == pytest.approx(rate)
@@ -120,7 +124,7 @@ def test_a_log_of_decimal_commas_has_no_rate_and_says_why() -> None:
     observed = observed_of(r"Zeit (?P<step_time_s>[\d,.]+) s", "Zeit 0,031 s\nZeit 0,032 s\n")
     assert rate_row(observed) == {}
     assert "2 lines of pattern own" in unused_lines(RunRecords([]), observed)
-    assert "as step_time_s=0,031: not used" in unused_lines(RunRecords([]), observed)
+    assert "as step_time_s=0,031: that value is not used" in unused_lines(RunRecords([]), observed)
 
 
 def test_try_pattern_says_what_it_does_not_use(

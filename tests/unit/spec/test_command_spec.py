@@ -255,6 +255,12 @@ def test_a_plan_of_an_older_version_makes_the_same_series(tmp_path: Path) -> Non
         del run["spec"]["template"]
     plan.paths.plan.write_text(json.dumps(content))
     assert Plan.read(plan.paths.plan).runs == plan.runs
+    swept = _planned(tmp_path / "swept", "{b}", sweep={"b": ("{2 * ranks}", "{3 * ranks}")})
+    of_sweep = json.loads(swept.paths.plan.read_text())
+    for run in of_sweep["runs"]:
+        del run["spec"]["template"]
+    swept.paths.plan.write_text(json.dumps(of_sweep))
+    assert Plan.read(swept.paths.plan).runs == swept.runs
     # Runs that an earlier call with another command planned have their own words.
     content["study"]["command"] = ["python", "fit.py", "--other={unknown}"]
     plan.paths.plan.write_text(json.dumps(content))

@@ -33,7 +33,7 @@ _ROLES = (
     ("epochs", r"epochs"),
 )
 # An end of an interval, or an extreme; in brackets it tells of the same value, and min is minutes.
-_BOUND = r"(?:\b|_)(?:(?:low|upp|high)(?:er)?|c\.?i|max(?:imum)?|minimum)(?:\b|_)(?! is)"
+_BOUND = r"(?:\b|_)(?:(?:low|upp|high(?!-))(?:er)?|c\.?i|max(?:imum)?|minimum)(?:\b|_)(?! is)"
 UNITS = {"gpus": "gprdw", "cores": "ct", "nodes": "nm"}  # first letters of their words
 _COUNTS = {"single": 1, "one": 1, "two": 2, "three": 3, "four": 4, "eight": 8, "sixteen": 16}
 _SIZE = re.compile(

@@ -13,8 +13,8 @@ _PER_STEP = r"(?:per |/ ?)(?:step|iter|batch)"
 _PER_EPOCH = r"(?:per[ _]|/ ?)epoch"
 _SAMPLES = r"sample|image|example|\bimgs?\b|throughput(?!.*(?:/|per|_s\b))"
 _PART = (  # of a training, or something else: no time of the training
-    r"step|iter|batch|laten|infer|serv|request|first|start|warm|forward|backward|load|sav|check|"
-    r"eval|valid|\btest|compil|commun|reduce|gather|sync|wait|import|export|help"
+    r"step|iter|batch(?![ _-]?size)|laten|infer|serv|request|first|start|warm|forward|backward|"
+    r"load|sav|check|eval|valid|\btest|compil|commun|reduce|gather|sync|wait|import|export|help"
 )
 _ONE = {"speed_up": 1.0, "efficiency": 100.0}
 _MEMORY = "memory follows from no other number"

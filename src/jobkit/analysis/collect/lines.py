@@ -239,7 +239,7 @@ def _over_ranks(value: float, quantity: Quantity, of_one: bool, ranks: int | Non
 
 def _plain(name: str, text: str) -> Any:
     """The text of a group as a number where it is one, None for NaN and infinity."""
-    word = text.strip().strip("'\"")
+    word = text.strip().strip("'\"").rstrip(",")
     times = _TIMES.get("k" if word[-1:] == "K" else word[-1:])
     if times and quantity_of(name).kind in ("rate", "work") and _NUMBER.fullmatch(word[:-1]):
         return _plain(name, word[:-1]) * times

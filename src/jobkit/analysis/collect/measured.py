@@ -7,11 +7,13 @@ the whole run, which has its start-up in it.
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from jobkit.analysis.collect.lines import matches, observed_lines, observed_metrics
 from jobkit.analysis.collect.records import RunRecords
 from jobkit.analysis.collect.steps import PERCENTILES, TRAINING, Observed, rate_row
+from jobkit.analysis.collect.unused import lines_not_taken
 from jobkit.analysis.collect.windows import observed_windows
 from jobkit.analysis.tables.frames import Row
 from jobkit.metric.line import Record
@@ -36,10 +38,15 @@ def observed_of(paths: RunPaths, records: RunRecords, spec: object) -> Observed 
     by_lines = None
     if pattern and (by_meter is None or by_meter.source == "auto"):
         by_lines = _by_pattern(paths, pattern, ranks, planned)
-    if found := [one for one in (by_lines, by_meter) if one and one.steps]:
-        return found[0]
-    foreign = [r for r in records.records if "v" not in r]
-    return observed_metrics(foreign, ranks, planned) or by_lines
+    if by_lines and by_lines.steps:
+        return by_lines
+    found = by_meter if by_meter and by_meter.steps else None
+    if found is None:
+        foreign = [r for r in records.records if "v" not in r]
+        found = observed_metrics(foreign, ranks, planned)
+    if found and by_lines:
+        return replace(found, others=lines_not_taken(by_lines))
+    return found or by_lines
 
 
 def _by_pattern(

@@ -146,10 +146,13 @@ def read_run(paths: RunPaths, run_id: str | None) -> RunRecords:
     rejects: list[Reject] = []
     seen: set[bytes] = set()  # the log has copies of these: nothing is decoded twice
     names = file_names(paths.metrics_folder)
-    if not names and (why := closed(paths.metrics_folder)):
+    from_files = _sources(paths, names)
+    if all(path.parent == paths.folder for path in from_files) and (
+        why := closed(paths.metrics_folder)
+    ):
         name = str(paths.metrics_folder.relative_to(paths.folder.parent))
         rejects.append(Reject(name, 1, None, f"{UNREADABLE}{why}"))
-    for path in _sources(paths, names):
+    for path in from_files:
         records, reject = _read(path, run_id, paths.folder.parent, seen)
         found += records
         rejects += [reject] if reject else []
@@ -237,6 +240,8 @@ def _read(
     if not bad:
         return records, None
     name, first = str(path.relative_to(folder)), bad[0]
+    if bad[-1].reason.startswith(UNREADABLE):
+        first = bad[-1]  # what is behind it may be all that counts
     return records, Reject(
         name, len(bad), first.offset if first.offset >= 0 else None, first.reason
     )

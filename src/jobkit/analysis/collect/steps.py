@@ -54,6 +54,7 @@ class Observed:
     cut: int = 0  # their last number may have lost its end
     unread: Sequence[str] = ()  # a time or rate in each that is no number above 0, as NAME=TEXT
     repeated: int = 0  # of a step that more lines say than there are ranks
+    others: Sequence[str] = ()  # the same of a pattern in whose place this was taken, in words
 
 
 def rate_row(observed: Observed) -> Row:
@@ -238,7 +239,7 @@ def each_once(
         place = ("line", number) if one.step is None else (one.attempt, one.epoch, one.step)
         same[place].append(one)
     counts = [len(lines) for lines in same.values()]
-    repeated = sum(n - 1 for n in counts if n > (ranks or 1))
+    repeated = sum(n - 1 for n in counts if ranks and n > ranks)
     return [lines[0] for lines in same.values()], repeated
 
 

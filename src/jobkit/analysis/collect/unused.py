@@ -20,7 +20,7 @@ def unused_lines(records: RunRecords, observed: Observed | None) -> str:
     key=value lines that say neither an epoch nor a time or rate, or whose steps were measured in a
     better way. Of a pattern, those that are not taken.
     """
-    of_pattern = lines_not_taken(observed) if observed else []
+    of_pattern = [*observed.others, *lines_not_taken(observed)] if observed else []
     return "; ".join(filter(None, [_in_no_table(records, observed), *of_pattern]))
 
 
@@ -34,7 +34,7 @@ def lines_not_taken(observed: Observed) -> list[str]:
     if observed.unread:
         said.append(
             f"{counted(len(observed.unread), 'line')} of {observed.source} with a time or rate "
-            f"that is no number above 0, as {observed.unread[0][:80]}: not used"
+            f"that is no number above 0, as {observed.unread[0][:80]}: that value is not used"
         )
     if observed.repeated:
         said.append(

@@ -7,7 +7,7 @@ from jobkit.analysis.collect.results import Results
 from jobkit.analysis.scaling.scaling import alike
 from jobkit.analysis.scaling.sizes import Size
 from jobkit.analysis.scaling.spread import pool
-from jobkit.analysis.tables.text import counted_ranks
+from jobkit.analysis.tables.text import computing, counted_ranks
 
 _SHOWN = 6  # sizes
 _Row = dict[str, Any]
@@ -43,4 +43,4 @@ def _named(size: Size, best: Size, unit: str) -> str:
     if (size.nodes, size.ranks_per_node) == (best.nodes, best.ranks_per_node):
         return size.series
     on = f" on {size.nodes} nodes" if (size.nodes or 1) > 1 else ""
-    return f"{size.series} on {counted_ranks(size.world_size or 0, unit)}{on}"
+    return f"{size.series} on {counted_ranks(computing(vars(size), unit), unit)}{on}"

@@ -84,14 +84,12 @@ class Forecast:
         if self.nodes > 1:
             return ""
         if self.per_node is None:
-            text = f"every measured size of {self.series} is on one node, so "
+            text = f"every measured size of {self.series} is on one node"
             if self.elsewhere:
-                text = (
-                    f"of {self.series} each number of ranks counts on the fewest nodes, one, and "
-                )
+                text = f"the forecast of {self.series} uses its sizes on one node only"
             return (
-                f"{text}what communication between nodes costs is not known (--ranks-per-node says "
-                "where nodes end)"
+                f"{text}, so what communication between nodes costs is not known "
+                "(--ranks-per-node says where nodes end)"
             )
         across = [n for n in self.sizes if n > (self.per_node or 0)]
         if not across:

@@ -59,7 +59,7 @@ def energy(results: Results, unit: str) -> list[str]:
     if fastest is least or not least.joules_per_work:
         return [f"{text}."]
     factor = fastest.joules_per_work / least.joules_per_work
-    name = f"{fastest.series} on {counted_ranks(fastest.world_size or 1, unit)}"
+    name = f"{fastest.series} on {counted_ranks(fastest.devices or 1, unit)}"
     all_known = len(known) == sum(s.throughput is not None for s in results.sizes)
     of = "" if all_known else " of those with an energy"
     text += f"; {name}{_nodes(fastest, known)}, the fastest{of}, needs {factor:.2f} times as much"

@@ -53,7 +53,9 @@ def _sentence(group: Sequence[Size], unit: str) -> str:
     shown = each if len(each) <= _MANY else each[-1:]
     left = len(each) - len(shown)
     more = f" ({left} more series between)" if left else ""
-    low = f"{least.series} has the least, {median(least.peaks_memory_mib):,.0f} MiB"
+    alike = all(text.endswith(" the same") for text in each)
+    low = f"{least.series} has {'' if alike else 'the least, '}"
+    low += f"{median(least.peaks_memory_mib):,.0f} MiB"
     return f"{what} on {where}{kind}: {low}; {'; '.join(shown)}{more}."
 
 
@@ -63,17 +65,15 @@ def _test(least: Size, other: Size) -> Welch | None:
     return welch(*logs) if min(map(len, logs)) > 1 else None
 
 
-def _times(factor: float) -> str:
-    shown = f"{factor:.3g}"
-    return "the same" if shown == "1" else f"{shown} times that"
-
-
 def _compared(least: Size, other: Size, test: Welch | None, p_value: float | None) -> str:
     """How much more a series has than the least one, and whether that may be chance."""
+    ratio = median(other.peaks_memory_mib) / median(least.peaks_memory_mib)
+    factor = f"{math.exp(test.difference) if test else ratio:.3g}"
+    if factor == "1":
+        return f"{other.series} the same"
+    text = f"{other.series} {factor} times that "
     if test is None or p_value is None:
-        factor = median(other.peaks_memory_mib) / median(least.peaks_memory_mib)
-        return f"{other.series} {_times(factor)} (may be chance: not repeated)"
+        return f"{text}(may be chance: not repeated)"
     low, high = (math.exp(end) for end in test.interval)
-    text = f"{other.series} {_times(math.exp(test.difference))} "
     text += f"[{CONFIDENCE:.0%}: {low:.3g} to {high:.3g}]"
     return text if p_value < 1 - CONFIDENCE else f"{text}, may be chance"

@@ -15,7 +15,10 @@ def outlying(results: Results) -> list[str]:
     """
     found: list[tuple[str, float]] = []
     bases = []
+    first: dict[str, object] = {}  # of each series the size that the others are compared with
     for size in results.sizes:
+        if size.speed_up is not None:
+            first.setdefault(size.series, size)
         names = size.outliers.split(", ") if size.outliers else []
         middle = median(size.rates) if size.rates else 0.0
         own = [
@@ -24,7 +27,7 @@ def outlying(results: Results) -> list[str]:
             if run in names
         ]
         found += own
-        if size.efficiency == 1.0 and any(share > 0 for _, share in own):
+        if first.get(size.series) is size and any(share > 0 for _, share in own):
             bases.append(size.series)
     if not found:
         return []
@@ -33,9 +36,9 @@ def outlying(results: Results) -> list[str]:
     verb = "is" if len(found) == 1 else "are"
     text = (
         f"{counted(len(found), 'run')} {verb} far from the median of the size, for the spread of "
-        f"the study: {shown}{more}. Intervals and forecasts leave such runs out."
+        f"the study: {shown}{more}. Medians keep such runs, forecasts leave them out."
     )
     if any(share > 0 for _, share in found):
-        text += " One far above may mean that the others of its size were disturbed: repeat it"
-        text += f", as it is the baseline of {', '.join(bases)}." if bases else "."
+        text += " One far above may mean that the others of its size were disturbed: repeat that "
+        text += f"size, first the baseline of {', '.join(bases)}." if bases else "size."
     return [text]

@@ -70,7 +70,8 @@ def _of_scaling(
     )
     line += f"; not told apart from {alike} at 95% confidence." if alike else "."
     names: list[str] = list(dict.fromkeys(r["series"] for r in (best, *rows)))
-    shown = names if len(names) <= _MANY else names[:1]
+    asked = size_to_request(rows, least) or best
+    shown = names if len(names) <= _MANY else [*dict.fromkeys([names[0], asked["series"]])]
     limits = [
         text
         for n in shown
@@ -159,11 +160,16 @@ def _of_series(rows: list[_Row], unit: str, least: float) -> list[str]:
         return _limits(line, unit, least)
     row = min(others, key=lambda r: float(r["efficiency"]))
     most = f", the least of {len(others)} such sizes" if len(others) > 1 else ""
+    many = {"GPUs": "GPUs", "ranks": "ranks"}.get(unit, "processes")
     text = (
-        f"With as many ranks on more nodes, {row['series']} has "
-        f"{_measured(row, 'efficiency', '{:.1%}')} parallel efficiency on {_size(row, unit)}{most}."
+        f"With as many {many} on more nodes, {row['series']} has "
+        f"{_measured(row, 'efficiency', '{:.1%}')} parallel efficiency{_relative(row, unit)} on "
+        f"{_size(row, unit)}{most}."
     )
-    return [*(_limits(line, unit, least) if len(line) > 1 else []), text]
+    limits = _limits(line, unit, least) if len(line) > 1 else []
+    if any(r["speed_up"] > 1 for r in others):
+        limits = limits[:1]  # what follows would say that no larger size was faster
+    return [*limits, text]
 
 
 def _limits(line: list[_Row], unit: str, least: float) -> list[str]:
@@ -214,10 +220,11 @@ def _relative(row: _Row, unit: str) -> str:
 
 def _gap(line: list[_Row], row: _Row, unit: str) -> str:
     """That the size before is less than half as large, so that the limit is not known well."""
-    before = [int(r["world_size"]) for r in line if r["world_size"] < row["world_size"]]
-    if not before or 2 * before[-1] >= row["world_size"]:
+    before = [r for r in line if r["world_size"] < row["world_size"]]
+    if not before or 2 * before[-1]["world_size"] >= row["world_size"]:
         return ""
-    return f" Nothing was measured between {before[-1]} and {_size(row, unit)}."
+    ends = f"{computing(before[-1], unit)} and {_size(row, unit)}"
+    return f" Nothing of it was measured between {ends}."
 
 
 def _slower(line: list[_Row], unit: str) -> list[str]:

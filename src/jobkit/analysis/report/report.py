@@ -145,7 +145,7 @@ def _care(results: Results) -> list[str]:
 
 def _alike(where: str, names: str, listed: Sequence[str]) -> list[str]:
     """What a size is not told apart from, without what was listed the other way round."""
-    series, _, size = where.partition(" at ")
+    series, _, size = where.rpartition(" at ")
     end = "not distinguishable from"
     pairs = [(f"{name} at {size}", f"{where}: {end} {name}") for name in names.split("; ")]
     return [line for other, line in pairs if f"{other}: {end} {series}" not in listed]

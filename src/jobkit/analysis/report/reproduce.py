@@ -58,11 +58,11 @@ def _not_planned(results: Results, study: Mapping[str, Any]) -> list[str]:
         planned = Study(**study).expand().runs
     except (UsageError, TypeError):  # of an older version
         return []
-    others = sum(run_id not in planned for run_id in results.runs["run_id"])
-    if not others:
+    others, total = sum(r not in planned for r in results.runs["run_id"]), len(results.runs)
+    if others in (0, total):  # all: of an older version, which had other defaults
         return []
-    total = counted(len(results.runs), "run")
-    return [f"# Without {others} of the {total}, which calls with other values planned before."]
+    of = counted(total, "run")
+    return [f"# Without {others} of the {of}, which calls with other values planned before."]
 
 
 def commands(results: Results, shared: Sequence[str] = (), own: Sequence[str] = ()) -> str:

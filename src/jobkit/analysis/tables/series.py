@@ -1,5 +1,6 @@
 """The series of each run: runs with the same settings except size and repeat."""
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -10,6 +11,7 @@ from jobkit.spec.planned import COMMAND_LINE, PlannedRun
 # Values that need no name; others are shown as setting=value.
 _PLAIN_VALUES = ("strategy", "model", "precision", "optimizer", "scaling")
 _LONGEST = 200  # characters of a label
+_OPTION = re.compile(r"-(?![0-9.])")  # -1 and -.5 are values
 
 
 def series_labels(specs: Mapping[str, PlannedRun | None]) -> dict[str, str]:
@@ -51,11 +53,14 @@ def _with_words(keys: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str,
 
 def _parts(command: Sequence[str]) -> list[tuple[str, ...]]:
     """The words of a command, a value together with the option before it."""
-    pairs = zip(("", *command), command, strict=False)
-    return [
-        (before, word) if before.startswith("-") and not word.startswith("-") else (word,)
-        for before, word in pairs
-    ]
+    parts: list[tuple[str, ...]] = []
+    for word in command:
+        of_option = parts and len(parts[-1]) == 1 and _OPTION.match(parts[-1][0])
+        if of_option and not _OPTION.match(word):
+            parts[-1] = (parts[-1][0], word)
+        else:
+            parts.append((word,))
+    return parts
 
 
 def _distinct(labels: Mapping[str, str]) -> dict[str, str]:
@@ -94,7 +99,7 @@ def _say(key: Mapping[str, Any], names: list[str]) -> list[str]:
             continue  # the other kind of scaling has this batch
         value = key[name]
         if name == COMMAND_LINE:
-            words += [value] if value else []
+            words += [value.replace(";", ",")] if value else []  # ; divides series in tables
         elif name in _PLAIN_VALUES:
             words.append(str(value))
         elif isinstance(value, bool):

@@ -8,8 +8,8 @@ the largest m among the ranks with m > 3 s.
 
 Waiting for ranks that are slow in turn is in each rank's communication in most iterations and not
 in all: its part is a mean. Slow passes of the replica must not enter that mean. Where the waiting
-was measured directly as well, the mean is of that measure and the median of what the replica says
-beyond it; else iterations with an implausibly slow replica do not count, by
+was measured directly as well, it is the mean of that measure plus the median of what the replica
+says beyond it; else iterations with an implausibly slow replica do not count, by
 
     d(i, j) = passes - the same without communication
     c(j)    = minimum over the ranks of d(., j)      the rank that waits for no other
