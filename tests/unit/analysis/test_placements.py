@@ -44,8 +44,8 @@ def test_the_request_follows_the_sizes_on_the_fewest_nodes() -> None:
     assert any(line.startswith("Request 16 GPUs with ddp: speed-up 3.96 ") for line in said)
     assert not [line for line in said if "falls below" in line]
     (line,) = [line for line in said if "on more nodes" in line]
-    assert line.startswith("With as many GPUs on more nodes, ddp has 70.0% [95%: ")
-    assert line.endswith("relative to 4 GPUs on 4 GPUs on 4 nodes, the least of 3 such sizes.")
+    assert line.startswith("With as many GPUs on more nodes, ddp on 4 GPUs on 4 nodes has 70.0% [")
+    assert line.endswith("parallel efficiency relative to 4 GPUs, the least of 3 such sizes.")
     said = verdict(placed({k: v for k, v in SEVERAL.items() if k in ((1, 4), (4, 1))}), "GPUs")
     assert not [line for line in said if "Request" in line or "at one size only" in line]
     assert any(line.startswith("With as many GPUs on more nodes") for line in said)

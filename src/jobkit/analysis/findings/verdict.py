@@ -162,9 +162,8 @@ def _of_series(rows: list[_Row], unit: str, least: float) -> list[str]:
     most = f", the least of {len(others)} such sizes" if len(others) > 1 else ""
     many = {"GPUs": "GPUs", "ranks": "ranks"}.get(unit, "processes")
     text = (
-        f"With as many {many} on more nodes, {row['series']} has "
-        f"{_measured(row, 'efficiency', '{:.1%}')} parallel efficiency{_relative(row, unit)} on "
-        f"{_size(row, unit)}{most}."
+        f"With as many {many} on more nodes, {row['series']} on {_size(row, unit)} has "
+        f"{_measured(row, 'efficiency', '{:.1%}')} parallel efficiency{_relative(row, unit)}{most}."
     )
     limits = _limits(line, unit, least) if len(line) > 1 else []
     if any(r["speed_up"] > 1 for r in others):
