@@ -99,7 +99,7 @@ def test_a_program_of_torch_is_measured_without_a_change(tmp_path: Path) -> None
     assert [row["status"] for row in found] == ["ok", "ok"]
     assert [row["throughput_source"] for row in found] == ["auto", "auto"]
     assert {row["throughput_unit"] for row in found} == {"samples/s"}
-    assert [row["batch"] for row in found] == ["16.0", "16.0"]
+    assert [row["batch"] for row in found] == ["16", "16"]
     # 640 samples in batches of 16 are 40 steps an epoch on one rank, and 20 on each of two.
     steps = rows(folder / "steps.csv")
     counted = {n: sum(int(s["steps"]) for s in steps if s["world_size"] == n) for n in ("1", "2")}
