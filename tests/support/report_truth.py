@@ -198,8 +198,8 @@ CHECKS: dict[str, Callable[[Study, re.Match[str]], Any]] = {
     r"(?P<series>.+) was measured at one number of ranks only: its scaling is unknown\.": (
         lambda study, found: len({p[1] for p in study.places(found["series"])}) == 1
     ),
-    r"(?P<count>\d+) runs? (?:is|are) far from the median of the size, for the spread of the "
-    r"study: (?P<runs>.*%\)).*": _outlying,
+    r"(?P<count>\d+) runs? (?:is an outlier|are outliers), by the distance from the median of the "
+    r"size: (?P<runs>.*%\)).*": _outlying,
     r"No size has two successful repeats, so .*": (
         lambda study, found: len({place_of(r) for r in study.ok}) == len(study.ok) > 0
     ),

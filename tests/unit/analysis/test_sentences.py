@@ -91,7 +91,7 @@ def summary(results: Results) -> str:
 
 def test_outliers_are_named_in_the_summary_too() -> None:
     rates = {1: [100.0, 101, 99], 2: [190.0, 191, 120]}
-    assert "study: ddp-2-2 (-37%)." in summary(results_of({"ddp": rates}))
+    assert "size: ddp-2-2 (-37%)." in summary(results_of({"ddp": rates}))
 
 
 def with_failures() -> Results:

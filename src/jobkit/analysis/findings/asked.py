@@ -46,9 +46,8 @@ def fewest_nodes(rows: Sequence[_Row]) -> list[_Row]:
 def _largest(line: Sequence[_Row], least: float) -> _Row:
     """The smallest size at the least: it is the base of the efficiency."""
     below = next((i for i, r in enumerate(line) if r["efficiency"] < least), len(line))
-    enough = [
+    return [
         row
         for i, row in enumerate(line)
         if i < below or (pd.notna(row["efficiency_low"]) and row["efficiency_low"] > least)
-    ]
-    return enough[-1]
+    ][-1]

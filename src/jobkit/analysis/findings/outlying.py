@@ -33,12 +33,12 @@ def outlying(results: Results) -> list[str]:
         return []
     shown = ", ".join(f"{run} ({share:+.0%})" for run, share in found[:_SHOWN])
     more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-    verb = "is" if len(found) == 1 else "are"
+    what = "is an outlier" if len(found) == 1 else "are outliers"
     text = (
-        f"{counted(len(found), 'run')} {verb} far from the median of the size, for the spread of "
-        f"the study: {shown}{more}. Medians keep such runs, forecasts leave them out."
+        f"{counted(len(found), 'run')} {what}, by the distance from the median of the size: "
+        f"{shown}{more}. Medians keep such runs, forecasts leave them out."
     )
     if any(share > 0 for _, share in found):
         text += " One far above may mean that the others of its size were disturbed: repeat that "
-        text += f"size, first the baseline of {', '.join(bases)}." if bases else "size."
+        text += f"size, the baseline of {', '.join(bases)} first." if bases else "size."
     return [text]

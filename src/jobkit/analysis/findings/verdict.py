@@ -42,10 +42,7 @@ def verdict(
         row["why"] = why.get((row["series"], row["world_size"], row["nodes"]), "")
     for kind in dict.fromkeys(map(_kind, rows)):
         own = [r for r in rows if _kind(r) == kind]
-        series = (size_to_request(own, least) or _best(own))["series"]
-        repeats = more_repeats(results, series, least, unit)
-        alike = not_told_apart(results, _best(own), _comparable(own), unit)
-        said += _of_scaling(own, kind[0], unit, least, repeats, alike)
+        said += _of_scaling(results, own, unit, least)
     said[1:1] = [*shared_nodes(results), *outlying(results)]
     said += [*above_ideal(results.scaling, unit), *by_chance(results)]
     said += [line for f in forecasts for line in _beyond(f, unit)]
@@ -54,24 +51,20 @@ def verdict(
     return [*mixed(results.runs), *said, _runs(results)]
 
 
-def _of_scaling(
-    rows: list[_Row], scaling: str, unit: str, least: float, repeats: list[str], alike: str
-) -> list[str]:
-    """The best series of one kind of scaling, and what to ask for; then each series' limit.
-
-    repeats: what to repeat so that it is certain. alike: what may be as fast as the best.
-    """
-    best = _best(rows)
+def _of_scaling(results: Results, rows: list[_Row], unit: str, least: float) -> list[str]:
+    """The best series of one kind of scaling, and what to ask for; then each series' limit."""
+    best, asked = _best(rows), size_to_request(rows, least)
+    alike = not_told_apart(results, best, _comparable(rows), unit)
     faster = any(r["throughput"] > best["throughput"] for r in rows)
     among = "of the series that can be compared " if faster else ""
     line = (
-        f"{_title(scaling)}: the fastest {among}is {best['series']} on {_size(best, unit)}, "
+        f"{_title(_kind(best)[0])}: the fastest {among}is {best['series']} on {_size(best, unit)}, "
         f"with {rounded(best['throughput'])} {per_second(best['throughput_unit'])}"
     )
     line += f"; not told apart from {alike} at 95% confidence." if alike else "."
     names: list[str] = list(dict.fromkeys(r["series"] for r in (best, *rows)))
-    asked = size_to_request(rows, least) or best
-    shown = names if len(names) <= _MANY else [*dict.fromkeys([names[0], asked["series"]])]
+    series = (asked or best)["series"]
+    shown = names if len(names) <= _MANY else [*dict.fromkeys([names[0], series])]
     limits = [
         text
         for n in shown
@@ -79,7 +72,8 @@ def _of_scaling(
     ]
     if len(shown) < len(names):
         limits.append(f"For the other {len(names) - len(shown)} series, see the table.")
-    return list(dict.fromkeys([line, *_ask(rows, best, unit, least), *repeats, *limits]))
+    repeats = more_repeats(results, series, least, unit)
+    return list(dict.fromkeys([line, *_ask(rows, best, asked, unit, least), *repeats, *limits]))
 
 
 def _kind(row: _Row) -> tuple[str, str]:
@@ -101,9 +95,8 @@ def _best(rows: list[_Row]) -> _Row:
     return max(_comparable(rows), key=lambda r: float(r["throughput"]))
 
 
-def _ask(rows: list[_Row], best: _Row, unit: str, least: float) -> list[str]:
-    """What size to request, in words: see size_to_request."""
-    row = size_to_request(rows, least)
+def _ask(rows: list[_Row], best: _Row, row: _Row | None, unit: str, least: float) -> list[str]:
+    """What size to request, in words. row: of size_to_request."""
     if row is None:
         alone = [r for r in rows if r["series"] == best["series"]]
         return [] if pd.isna(best["efficiency"]) else _one_size(alone)  # its note says why
@@ -160,7 +153,7 @@ def _of_series(rows: list[_Row], unit: str, least: float) -> list[str]:
         return _limits(line, unit, least)
     row = min(others, key=lambda r: float(r["efficiency"]))
     most = f", the least of {len(others)} such sizes" if len(others) > 1 else ""
-    many = {"GPUs": "GPUs", "ranks": "ranks"}.get(unit, "processes")
+    many = counted_ranks(2, unit).split()[1]
     text = (
         f"With as many {many} on more nodes, {row['series']} on {_size(row, unit)} has "
         f"{_measured(row, 'efficiency', '{:.1%}')} parallel efficiency{_relative(row, unit)}{most}."
@@ -223,7 +216,7 @@ def _gap(line: list[_Row], row: _Row, unit: str) -> str:
     if not before or 2 * before[-1]["world_size"] >= row["world_size"]:
         return ""
     ends = f"{computing(before[-1], unit)} and {_size(row, unit)}"
-    return f" Nothing of it was measured between {ends}."
+    return f" It was not measured between {ends}."
 
 
 def _slower(line: list[_Row], unit: str) -> list[str]:

@@ -41,8 +41,7 @@ _IN_TABLES = ("nodes", "ranks_per_node", "repeat", "epochs", "batch_size_per_ran
 
 def study_file(results: Results) -> str:
     """The study as a TOML file that plans the same runs; empty where there is no plan."""
-    study = (read_json(results.paths.plan) or {}).get("study")
-    if not isinstance(study, dict):
+    if not (study := _planned_study(results)):
         return ""
     plain = {k: v for k, v in study.items() if not isinstance(v, Mapping)}
     tables = {k: v for k, v in study.items() if isinstance(v, Mapping) and v}
@@ -50,6 +49,12 @@ def study_file(results: Results) -> str:
     for name, table in tables.items():
         text += ["", f"[{name}]", *_lines(table)]
     return "\n".join(text)
+
+
+def _planned_study(results: Results) -> dict[str, Any]:
+    """The study in the plan; empty where there is none."""
+    study = (read_json(results.paths.plan) or {}).get("study")
+    return study if isinstance(study, dict) else {}
 
 
 def _not_planned(results: Results, study: Mapping[str, Any]) -> list[str]:
@@ -71,7 +76,7 @@ def commands(results: Results, shared: Sequence[str] = (), own: Sequence[str] = 
     shared: words for collect_results.py and plot_results.py; own: for the latter alone.
     """
     name = shlex.quote(results.name)
-    lines = [f"python run_benchmarks.py --study {name}.toml"] if study_file(results) else []
+    lines = [f"python run_benchmarks.py --study {name}.toml"] if _planned_study(results) else []
     lines.append(" ".join(["python collect_results.py", name, *shared]))
     return "\n".join([*lines, " ".join(["python plot_results.py", name, *shared, *own])])
 
