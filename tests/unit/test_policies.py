@@ -1,37 +1,10 @@
-"""What the project asks of its own source: short functions, short files, the field's words."""
+"""What the project asks of its own source: the field's words, and names of files."""
 
-import ast
 import re
-import statistics
-from collections.abc import Iterator
 
 from support.place import ROOT
 
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
-LONGEST_FILE = 300
-LONGEST_FUNCTION = 60
-P90_FUNCTION = 20
-
-
-def functions() -> Iterator[tuple[str, int]]:
-    """Every function of the source: where it stands, and its length in lines."""
-    for path in SOURCES:
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                where = f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"
-                yield where, (node.end_lineno or node.lineno) - node.lineno + 1
-
-
-def test_no_file_is_long() -> None:
-    lengths = {str(p.relative_to(ROOT)): len(p.read_text().splitlines()) for p in SOURCES}
-    assert {p: n for p, n in lengths.items() if n > LONGEST_FILE} == {}
-
-
-def test_functions_are_short() -> None:
-    found = dict(functions())
-    assert {where: n for where, n in found.items() if n > LONGEST_FUNCTION} == {}
-    assert statistics.quantiles(found.values(), n=10)[-1] <= P90_FUNCTION
-
 
 # Private words, and the standard terms that stand in their place.
 BANNED = {
