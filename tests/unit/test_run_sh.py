@@ -375,6 +375,30 @@ def test_in_an_allocation_srun_starts_the_payload(run: Fake) -> None:
     assert run.payload()[:2] == ["--epochs", "2"]
 
 
+@pytest.mark.parametrize(
+    ("code", "starts", "requeued"), [(75, 1, True), (1, 3, False), (143, 1, False), (2, 1, False)]
+)
+def test_in_an_allocation_only_a_crash_is_started_again(
+    run: Fake, code: int, starts: int, requeued: bool
+) -> None:
+    """After an early stop with a checkpoint the time is nearly over: the job is requeued."""
+    (run.folder / "srun").write_text(
+        '#!/usr/bin/env bash\necho "$@" >> "$NOTES.srun"\n'
+        "while (($#)); do [[ $1 != --attempt ]] || n=$2; shift; done\n"
+        f'echo \'{{"exit_code": {code}, "status": "x"}}\' > "$RUN_DIR/attempts/$n/outcome.json"\n'
+    )
+    (run.folder / "scontrol").write_text('#!/bin/sh\necho "$@" >> "$NOTES.scontrol"\n')
+    for name in ("srun", "scontrol"):
+        (run.folder / name).chmod(0o755)
+    path = f"{run.folder}:{os.environ['PATH']}"
+    words = ["--run-dir", str(run.run_dir), "--max-restarts", "2"]
+    done = run(*words, SLURM_JOB_ID="5", PATH=path, RUN_DIR=str(run.run_dir))
+    assert done.returncode == code, done.stderr
+    assert len((run.folder / "notes.srun").read_text().splitlines()) == starts
+    asked = run.folder / "notes.scontrol"
+    assert (asked.read_text() if asked.exists() else "") == "requeue 5\n" * requeued
+
+
 def test_a_run_that_has_ended_does_not_wait_for_an_srun_that_does_not(run: Fake) -> None:
     """srun waits for a node that it cannot reach; the sleeps of 5 and 90 s are short ones here."""
     (run.folder / "srun").write_text(

@@ -15,6 +15,7 @@ from jobkit.launch.states import States, select
 from jobkit.outcome import slurm_jobs
 from jobkit.outcome.facts import read_job
 from jobkit.outcome.liveness import process_start
+from jobkit.outcome.status import BAD_ENDS, STATUSES, RunState
 from jobkit.paths import RunPaths, write_json
 from jobkit.spec.plan import Plan, Study
 
@@ -55,11 +56,17 @@ def test_a_run_that_failed_and_waits_for_its_next_start_is_pending(plan: Plan) -
     assert States(plan).look()[run_id].status == "pending"
 
 
-def test_what_is_selected(plan: Plan) -> None:
-    found = States(plan).look()
-    assert select(found) == list(plan.runs)
-    assert select(found, only="missing") == list(plan.runs)
-    assert select(found, only="failed") == []
+@pytest.mark.parametrize(
+    ("only", "started"),
+    [
+        (None, ["missing", *BAD_ENDS]),  # never what runs or waits: two would write one folder
+        ("missing", ["missing"]),
+        ("failed", ["failed"]),
+    ],
+)
+def test_which_runs_a_launch_starts(only: str | None, started: list[str]) -> None:
+    found = {status: RunState(status=status) for status in STATUSES}
+    assert sorted(select(found, only)) == sorted(started)
 
 
 def test_a_cluster_that_did_not_answer_is_asked_again(

@@ -8,6 +8,7 @@ import pytest
 
 from jobkit.errors import Exit, UsageError
 from jobkit.launch.cli import main
+from jobkit.launch.command import clean_environment
 from jobkit.launch.request import LaunchRequest
 from jobkit.launch.site import Site
 from jobkit.launch.slurm import submit
@@ -89,6 +90,20 @@ def test_sbatch_sees_no_variables_of_an_outer_job_and_ours_do_not_change(slurm: 
         assert not {"SBATCH_PARTITION", "SLURM_JOB_ID", "RANK"} & set(seen)
         assert seen["WANDB_API_KEY"] == SECRET
     assert f"afterany:{':'.join(masters)}" in (slurm / f"{collector}.script").read_text()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("SLURM_NTASKS", "SBATCH_QOS", "SRUN_DEBUG", "SCANCEL_CTLD", "SINFO_FORMAT"),
+        *("TORCHELASTIC_RUN_ID", "SUBMITIT_EXECUTOR", "PMI_RANK", "PMIX_RANK", "OMPI_MCA_btl"),
+        *("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    ],
+)
+def test_a_variable_of_an_outer_job_or_launcher_reaches_no_run(name: str) -> None:
+    """Inside mpirun, srun or torchrun each run would take itself for one of its ranks."""
+    user = {"PATH": "/bin", "WANDB_API_KEY": SECRET, "MY_RANK": "1"}
+    assert clean_environment({name: "of-another-job", **user}) == user
 
 
 def test_nothing_of_the_environment_is_written(slurm: Path) -> None:
