@@ -100,6 +100,17 @@ def test_the_baseline_is_stated_and_is_the_smallest_measured_size() -> None:
     }
 
 
+def test_the_interval_of_the_efficiency_counts_the_ranks_of_the_baseline() -> None:
+    """With a baseline of 2 ranks both ends are around 8 / 2 times less than the speed-up."""
+    table = scaling(runs_of({2: [100.0, 102, 98], 8: [300.0, 306, 294]}), NONE)
+    two, eight = at(table, 2), at(table, 8)
+    assert eight["efficiency"] == 0.75
+    for end in ("low", "high"):
+        assert eight[f"efficiency_{end}"] == pytest.approx(eight[f"speed_up_{end}"] / 4)
+        assert two[f"efficiency_{end}"] == two[f"speed_up_{end}"] == 1
+    assert eight["efficiency_low"] < 0.75 < eight["efficiency_high"] < 0.9
+
+
 def test_strong_and_weak_apart() -> None:
     strong = runs_of({1: [100.0], 2: [190.0]}, "strong one")
     weak = runs_of({1: [200.0], 2: [300.0]}, "weak one", scaling="weak", batch_size_per_rank=512)

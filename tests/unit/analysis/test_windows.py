@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jobkit.analysis.collect.measured import WALL_TIME, observed_of, speed_row
+from jobkit.analysis.collect.measured import WALL_TIME, observed_of, speed_row, wall_time_s
 from jobkit.analysis.collect.records import read_run
 from jobkit.analysis.collect.steps import rate_row, step_rows
 from jobkit.analysis.collect.windows import observed_windows
@@ -171,6 +171,24 @@ def test_without_records_the_wall_time_counts_and_says_so(
     row = speed_row(None, {}, state)
     assert (row.get("throughput"), row.get("throughput_unit")) == (rate, unit)
     assert row.get("throughput_source") == (WALL_TIME if rate else None)
+
+
+@pytest.mark.parametrize(
+    ("job", "alone"),
+    [
+        ({"started": 100.0, "ended": 160.0}, 60.0),
+        ({"started": 100.0, "ended": 160.0, "elapsed_s": 7.5}, 7.5),
+        ({"started": 160.0, "ended": 100.0}, None),
+        ({}, None),
+    ],
+)
+def test_the_wall_time_is_that_of_one_attempt(
+    tmp_path: Path, job: dict[str, Any], alone: float | None
+) -> None:
+    paths = RunPaths(tmp_path)
+    paths.job.write_text(json.dumps(job))
+    assert wall_time_s(paths, 1) == alone
+    assert wall_time_s(paths, 2) is None, "of several attempts it is the time of no run"
 
 
 def test_epochs_of_the_training_are_images_per_second() -> None:
