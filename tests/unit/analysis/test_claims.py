@@ -167,6 +167,7 @@ def test_a_rate_that_the_time_does_not_give() -> None:
     key_figures = "- Time: ~70 seconds for 10 epochs\n- Throughput: ~2,840 samples/second\n"
     config = "\n```yaml\nnum_samples: 20000\ntrain_split: 0.8\n```\n"
     assert wrong(key_figures + config) == ["2: ~2,840 samples/second"]
+    assert wrong(key_figures + config.replace("0.8", "0,8")) == ["2: ~2,840 samples/second"]
     assert wrong(key_figures + config.replace("0.8", "1.0")) == []
     assert judged(key_figures) == []
 

@@ -287,6 +287,8 @@ def _with_stated(work: Work, text: str) -> Work:
             said = re.findall(rf"{count}\b(?!\s*(?:/|per))", text, re.I)
             said += re.findall(rf"\b(?:num_)?{name}\s*[:=]\s*({NUMBER})", text, re.I)
             given[what] = sorted({(n.low + n.high) / 2 for t in said if (n := number(t))})
-    if share := re.search(rf"train_split\s*[:=]\s*({NUMBER})", text):
-        given["samples"] = [n * float(share[1]) for n in given["samples"]]
+    split = re.search(rf"train_split\s*[:=]\s*({NUMBER})", text)
+    if split and (share := number(split[1])):
+        middle = (share.low + share.high) / 2
+        given["samples"] = [n * middle for n in given["samples"]]
     return Work(given["samples"], given["epochs"], work.weak)
