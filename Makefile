@@ -12,37 +12,43 @@ BIN := $(VENV)/bin
 LOCK ?= requirements.lock
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-# Tests at one time: many wait for Slurm or for a process, and leave a core to others. So of two
-# workers one begins with the tests of Slurm (tests/conftest.py). The folders come in order, so that
-# files that take long do not come last.
+# One worker has the tests of Slurm, which wait a good deal (tests/conftest.py); the files of the others
+# are shared out in order, so that those that take long do not come last.
 WORKERS ?= 2
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder tests
+
+# Sets python to the first that will do.
+FIND_PYTHON = for newest in 14 99; do for python in $(PYTHON); do \
+		$$python -c "$(WILL_DO)" $$newest 2>/dev/null && break 2; python=; \
+	done; done; \
+	[ -n "$$python" ] || { echo "jobkit needs Python 3.11 or newer with pip and venv," \
+		"and none of these is: $(PYTHON); say 'make PYTHON=/path/to/python3 ...'" >&2; exit 2; }
 
 .DEFAULT_GOAL := help
-.PHONY: help venv lock demo test lint types unit cluster bench gpu-check docs clean
+.PHONY: help venv lock demo packages test test-all lint types unit cluster bench gpu-check docs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
 venv: $(VENV)/.installed ## create .venv and install jobkit with its tools
 
+# uv takes half of pip's time, and compares the same checksums. It does not read pip's settings: where
+# packages come from a mirror that only those name, pip installs them.
 $(VENV)/.installed: pyproject.toml $(LOCK)
-	@for newest in 14 99; do for python in $(PYTHON); do \
-		$$python -c "$(WILL_DO)" $$newest 2>/dev/null && break 2; python=; \
-	done; done; \
-	[ -n "$$python" ] || { echo "jobkit needs Python 3.11 or newer with pip and venv," \
-		"and none of these is: $(PYTHON); say 'make PYTHON=/path/to/python3 ...'" >&2; exit 2; }; \
-	echo "$$python -m venv $(VENV)"; $$python -m venv $(VENV)
+	@$(FIND_PYTHON); echo "$$python -m venv $(VENV)"; $$python -m venv $(VENV)
 ifeq ($(LOCK),)
 	$(PIP) --editable '.[all,export,dev,adapters,course]'
 else
-	$(PIP) --require-hashes --requirement $(LOCK)
+	@sed -n '/^uv==/,/[^\\]$$/p' $(LOCK) >$(VENV)/uv.lock
+	$(PIP) --require-hashes --requirement $(VENV)/uv.lock
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes --requirement $(LOCK) || \
+		$(PIP) --require-hashes --requirement $(LOCK)
 	$(PIP) --no-deps --no-build-isolation --editable .
 endif
 	@touch $@
 
 # UV_CONSTRAINT=FILE keeps packages below versions that some machine cannot install.
 lock: $(VENV)/.installed ## renew requirements.lock: the newest releases that pyproject.toml allows
-	$(PIP) uv
 	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --all-extras \
 		--generate-hashes --no-annotate --custom-compile-command 'make lock' \
 		--output-file requirements.lock pyproject.toml
@@ -51,8 +57,16 @@ demo: $(VENV)/.installed ## a small study on this machine: run, collect, plot
 	PATH="$(CURDIR)/$(BIN):$$PATH" ./run_benchmarks.py --study demo
 	PATH="$(CURDIR)/$(BIN):$$PATH" ./plot_results.sh logs/demo
 
-test: lint types ## lint, types, all tests
-	$(BIN)/python -m pytest tests -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+packages: ## the Debian packages of the tests, as root or in CI; others are told the command
+	@$(FIND_PYTHON); PYTHONPATH=src:tests $$python -m support.needs
+
+test: ## what a commit needs: packages, lint, types, and all tests but the long ones
+	@$(MAKE) --no-print-directory -j2 packages venv
+	@$(MAKE) --no-print-directory lint types
+	$(PYTEST) -m "not long" --max-torch-starts 60
+
+test-all: test ## also the long ones: every strategy, every fault, programs of others
+	$(PYTEST) -m long
 
 lint: $(VENV)/.installed ## ruff: lint and format
 	$(BIN)/ruff check .
@@ -62,7 +76,7 @@ types: $(VENV)/.installed ## mypy over src/
 	$(BIN)/mypy
 
 unit: $(VENV)/.installed ## the fast tests, without torch
-	$(BIN)/python -m pytest tests/unit -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	$(PYTEST)/unit -m "not long"
 
 cluster: ## a real Slurm of four nodes on this machine (hpc/minicluster --help says more)
 	hpc/minicluster up

@@ -1,17 +1,20 @@
-"""What all tests share: an environment that says nothing of jobs, sites or places; packages."""
+"""What all tests share: a plain environment, packages, workers, and what a run says at its end."""
 
 import os
 import signal
-from typing import Any
+from pathlib import Path
 
 import pytest
 
 from support import needs
 
+pytest_plugins = ["support.budget"]
+
 # On cores that several runs share, a thread that spins while it waits takes time from the others.
 # libgomp reads it as it is loaded, with torch.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+_CLUSTER = Path(__file__).parent / "cluster"
 _OF_A_JOB = ("SLURM_", "SBATCH_", "JOBKIT_", "TORCHELASTIC_")
 _OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -28,7 +31,7 @@ def _plain_environment() -> None:
 @pytest.fixture(autouse=True, scope="session")
 def _signals_can_be_sent() -> None:
     """A shell starts its background commands with INT ignored, nohup with HUP; what they start
-    inherits that: tests that send them would wait for ever.
+    inherits that: tests that send them would never end.
     """
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -36,31 +39,17 @@ def _signals_can_be_sent() -> None:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
-@pytest.hookimpl(tryfirst=True)  # before the fixtures, which may need the packages too
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Install what `@pytest.mark.needs("package", ...)` names, where it is absent."""
-    for mark in item.iter_markers("needs"):
-        needs.packages(*mark.args)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With `--dist loadgroup` one worker has all tests of Slurm, so that there is one Slurm.
 
-
-@pytest.hookimpl(optionalhook=True)  # without pytest-xdist nobody asks
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give the tests of Slurm to every other worker: while they wait, the others' compute.
-
-    None, which leaves the choice to pytest-xdist, unless a worker takes whole files.
+    They come first: the other worker computes while they wait. Of the others files stay whole.
     """
-    if config.getvalue("dist") != "loadfile":
-        return None
-    from xdist.scheduler import LoadFileScheduling
+    for item in items:
+        of_slurm = _CLUSTER in item.path.parents
+        item.add_marker(pytest.mark.xdist_group("cluster" if of_slurm else str(item.path)))
 
-    class TwoKinds(LoadFileScheduling):  # type: ignore[misc]
-        def _assign_work_unit(self, node: Any) -> None:
-            """The next file of the kind that is the worker's own, as long as there is one."""
-            waits = self.nodes.index(node) % 2 == 0
-            for file in self.workqueue:
-                if file.startswith("tests/cluster/") == waits:
-                    self.workqueue.move_to_end(file, last=False)
-                    break
-            super()._assign_work_unit(node)
 
-    return TwoKinds(config, log)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A test with `@pytest.mark.needs("package", ...)` begins where these are installed."""
+    for mark in item.iter_markers("needs"):
+        needs.require(*mark.args)

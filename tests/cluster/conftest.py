@@ -120,8 +120,8 @@ def run_door(
 
 @pytest.fixture(scope="session")
 def slurm_packages() -> None:
-    """Slurm is installed; where that may be done without asking, it is done."""
-    needs.packages(*machine.packages(Options(netns=True)))
+    """Slurm is installed."""
+    needs.require(*machine.packages(Options(netns=True)))
 
 
 @pytest.fixture(scope="session")

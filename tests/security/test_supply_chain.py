@@ -83,6 +83,8 @@ def test_make_compares_checksums_and_builds_with_what_they_cover(
             "--editable .[all,export,dev,adapters,course]"
         )
         return
-    packages, project = called
+    _, packages, project = called
+    assert "--require-hashes --requirement .venv/uv.lock" in called[0]
+    assert (tmp_path / ".venv/uv.lock").read_text().startswith("uv==")
     assert "--require-hashes --requirement requirements.lock" in packages
     assert "--no-deps --no-build-isolation --editable ." in project

@@ -1,19 +1,17 @@
-"""The Debian packages that tests need: there, or installed where that may be done unasked.
+"""The Debian packages of the tests: `make packages` installs them, as root or in CI, in one go.
 
-With CI set a test fails where they cannot be had; elsewhere it is skipped with the reason.
+A test without its package is skipped and says the command; with CI set it fails. It never installs.
 """
 
 from __future__ import annotations
 
-import functools
 import os
 import shutil
+import sys
 from typing import NoReturn
 
-import pytest
-
-from minicluster import machine
-from minicluster import packages as product
+from minicluster import machine, packages
+from minicluster.config import Options
 from minicluster.errors import ClusterError
 
 # Besides those of the minicluster; one of the commands is enough.
@@ -34,29 +32,41 @@ def program(package: str) -> str | None:
     return next((path for path in found if path), None)
 
 
-def packages(*names: str) -> None:
+def missing(names: list[str]) -> list[str]:
+    """Those of the packages that are absent."""
+    tools = [name for name in names if name in TOOLS and not program(name)]
+    return machine.missing([name for name in names if name not in TOOLS]) + tools
+
+
+def require(*names: str) -> None:
     """The packages are installed, or the test ends here."""
-    if lack := _lack(names):
-        unavailable(lack)
+    if absent := missing(list(names)):
+        unavailable(f"{', '.join(absent)} absent: make packages, or {machine.install_line(absent)}")
 
 
 def unavailable(lack: str) -> NoReturn:
     """What a test needs cannot be had: a failure in CI, where it must be; else a skip."""
+    import pytest  # `make packages` runs before it is installed
+
     if os.environ.get("CI"):
         pytest.fail(f"CI is set, and {lack}", pytrace=False)
     pytest.skip(lack)
 
 
-@functools.cache
-def _lack(names: tuple[str, ...]) -> str:
-    """Why the packages cannot be had; empty when they are there. Tried once a process."""
+def main() -> int:
+    """Install what is absent, where that may be done unasked; else say how, and go on."""
+    every = [*machine.packages(Options(netns=True)), *TOOLS]
+    absent = missing(every)
+    if absent and not packages.may_install():
+        print(f"tests will be skipped without {', '.join(absent)}: {machine.install_line(absent)}")
+        return 0
     try:
-        product.install(lambda: _missing(names), print)
+        packages.install(lambda: missing(every), print)
     except ClusterError as error:
-        return f"{', '.join(names)} cannot be had: {error}"
-    return ""
+        print(error, file=sys.stderr)
+        return 1 if os.environ.get("CI") else 0
+    return 0
 
 
-def _missing(names: tuple[str, ...]) -> list[str]:
-    tools = [name for name in names if name in TOOLS and not program(name)]
-    return machine.missing([name for name in names if name not in TOOLS]) + tools
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,6 +1,5 @@
-"""Tests that need a package: it is installed, or they fail in CI and are skipped elsewhere."""
+"""Tests that need a package: skipped with the command, or failed in CI; installed by make alone."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,37 +9,43 @@ from support import needs
 
 
 @pytest.fixture
-def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A PATH on which there is nothing but an apt-get that finds no such package."""
-    (tmp_path / "apt-get").write_text("#!/bin/sh\necho E: Unable to locate package; exit 100\n")
-    (tmp_path / "apt-get").chmod(0o755)
-    (tmp_path / "sudo").symlink_to("/usr/bin/env")
+def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A PATH on which there is nothing but an apt-get that notes its words and finds nothing."""
+    apt = tmp_path / "apt-get"
+    apt.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/calls; echo E: no such package; exit 100\n')
+    apt.chmod(0o755)
     monkeypatch.setattr(machine, "search_path", lambda: str(tmp_path))
-    needs._lack.cache_clear()
-    yield tmp_path
-    needs._lack.cache_clear()
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    monkeypatch.delenv("CI", raising=False)
+    return tmp_path
 
 
-def test_what_cannot_be_had_fails_in_ci(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CI", "1")
-    monkeypatch.setattr("os.geteuid", lambda: 0)
-    with pytest.raises(pytest.fail.Exception, match=r"CI is set, and shellcheck, munge cannot"):
-        needs.packages("shellcheck", "munge")
-    with pytest.raises(pytest.fail.Exception, match="Unable to locate package"):
-        needs.packages("shellcheck", "munge")
-
-
-def test_where_it_may_not_be_installed_the_skip_says_how(
+def test_a_test_without_its_package_says_how_and_fails_in_ci(
     bare: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("CI", raising=False)
-    monkeypatch.setattr("os.geteuid", lambda: 1000)
     with pytest.raises(pytest.skip.Exception, match=r"sudo apt-get install .* slurmdbd chromium"):
-        needs.packages("chromium", "slurmdbd")
+        needs.require("chromium", "slurmdbd")
+    monkeypatch.setenv("CI", "1")
+    with pytest.raises(pytest.fail.Exception, match=r"CI is set, and munge, shellcheck absent"):
+        needs.require("shellcheck", "munge")
+    assert not (bare / "calls").exists()
+
+
+def test_make_installs_all_at_once_where_it_may(
+    bare: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert needs.main() == 0 and not (bare / "calls").exists()
+    assert "sudo apt-get update" in capsys.readouterr().out
+    monkeypatch.setenv("CI", "1")
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    assert needs.main() == 1
+    update, install = (bare / "calls").read_text().splitlines()
+    assert update.endswith("update") and {"munge", "chromium", "shellcheck"} <= {*install.split()}
+    assert "no such package" in capsys.readouterr().err
 
 
 def test_what_is_there_needs_nothing(bare: Path) -> None:
     (bare / "google-chrome").write_text("")
     (bare / "google-chrome").chmod(0o755)
-    needs.packages("chromium")
+    needs.require("chromium")
     assert needs.program("chromium") == str(bare / "google-chrome")
