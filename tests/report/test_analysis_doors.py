@@ -188,17 +188,6 @@ def test_plot_sh_of_an_incomplete_study_still_plots_and_ends_with_3(opened: Path
     assert {p.name for p in opened.glob("*")} == expected
 
 
-@pytest.mark.parametrize("main", ["collect_main", "plot_main"])
-def test_help_imports_no_library(main: str) -> None:
-    heavy = "{'pandas', 'numpy', 'matplotlib', 'rich', 'jinja2'}"
-    code = (
-        f"import sys; from jobkit.analysis.cli import {main} as main\n"
-        "try: main(['--help'])\n"
-        f"except SystemExit: sys.exit(bool({heavy} & set(sys.modules)))\n"
-    )
-    assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL).returncode == 0
-
-
 @pytest.mark.needs("shellcheck")
 def test_shell_scripts_pass_shellcheck() -> None:
     scripts = [*ROOT.glob("*.sh"), *ROOT.glob("hpc/*.sh"), ROOT / ".ci" / "run"]

@@ -1,10 +1,16 @@
-"""What README.md and docs/ promise is there: links, files, commands, options, tables, words."""
+"""What README.md and docs/ promise is there: links, files, commands, options, tables, words.
+
+Each test collects all that it finds, so that one run shows everything.
+"""
 
 import argparse
 import ast
+import contextlib
 import importlib
+import io
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,31 +33,19 @@ from support.parsers import (
 )
 
 CHAPTERS = sorted((ROOT / "docs" / "exercises").glob("*.md"))
-DOCS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES, *CHAPTERS]
-README = (ROOT / "README.md").read_text()
-_FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-# Options of run.sh itself: the number of words of each.
-OWN = {option: 1 + (option in VALUED_OF_RUN_SH) for option in OWN_OF_RUN_SH}
-# Of Slurm's commands and of containers: named in the text, and not jobkit's.
-OF_OTHERS = {"--kill-on-bad-exit=1", "--environment=", "--container-image=", "--requeue", "--mem"}
-OF_OTHERS |= {
-    "--nv",
-    "--rocm",
-    "--gpu-bind=none",
-    "--gres=gpu:4",
-    "--gpus-per-task=1",
-    "--gpus-per-node=4",
-    "--ntasks",
+TEXTS = {
+    path: path.read_text()
+    for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES, *CHAPTERS)
 }
-OF_OTHERS |= {"--nodes=2", "--world-sizes"}  # of sbatch; of verify, which imports torch
-OF_OTHERS |= {
-    "--signal=USR2",
-    "--signal=TERM",
-    "--signal",
-    "--signal=USR2@60",
-    "--signal=CONT@1",
-    "--cpus-per-task",
-    "--label",
+README = TEXTS[ROOT / "README.md"]
+_FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+# Of Slurm's commands, of containers and of benchmarks: named in the text, and not jobkit's.
+OF_OTHERS = {
+    *("--kill-on-bad-exit=1", "--environment=", "--container-image=", "--requeue", "--mem", "--nv"),
+    *("--rocm", "--gpu-bind=none", "--gres=gpu:4", "--gpus-per-task=1", "--gpus-per-node=4"),
+    *("--ntasks", "--nodes=2", "--world-sizes", "--signal=USR2", "--signal=TERM", "--signal"),
+    *("--signal=USR2@60", "--signal=CONT@1", "--cpus-per-task", "--label", "--prefix", "--"),
+    *("--rounds", "--studies", "--only", "--keep", "--launchers"),
 }
 
 
@@ -68,128 +62,165 @@ def blocks(text: str, language: str) -> list[str]:
 
 def lines() -> list[str]:
     """Every command line of the documents."""
-    code = "".join("".join(blocks(page.read_text(), "bash")) for page in DOCS)
+    code = "".join("".join(blocks(text, "bash")) for text in TEXTS.values())
     return list(dict.fromkeys(filter(None, code.splitlines())))
 
 
 def anchors(page: Path) -> set[str]:
     """The anchors of a page's headings, as the usual viewers of Markdown make them."""
-    titles = re.findall(r"^#+ (.+)$", _FENCE.sub("", page.read_text()), re.MULTILINE)
+    titles = re.findall(r"^#+ (.+)$", _FENCE.sub("", TEXTS[page]), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize("page", DOCS, ids=lambda page: page.name)
-def test_links_lead_somewhere(page: Path) -> None:
-    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
-        if link.startswith("https://"):
-            continue
+def dead_links(page: Path) -> Iterator[str]:
+    for link in re.findall(r"\]\(([^)\s]+)\)", TEXTS[page]):
         path, _, anchor = link.partition("#")
         target = (page.parent / path).resolve() if path else page
-        assert target.exists(), link
-        assert not anchor or anchor in anchors(target), link
+        if not link.startswith("https://") and not (
+            target.exists() and (not anchor or anchor in anchors(target))
+        ):
+            yield f"{page.name}: {link} leads nowhere"
 
 
-def test_every_page_is_in_the_index() -> None:
-    index = (ROOT / "docs" / "README.md").read_text()
-    assert set(re.findall(r"\]\((\S+\.md)\)", index)) == {p.name for p in PAGES} - {"README.md"}
+def test_links_and_files_are_there() -> None:
+    found = [text for page in TEXTS for text in dead_links(page)]
+    index = set(re.findall(r"\]\((\S+\.md)\)", TEXTS[ROOT / "docs" / "README.md"]))
+    found += [f"docs/README.md: {n}" for n in index ^ ({p.name for p in PAGES} - {"README.md"})]
+    folders = r"(?:\./)?((?:hpc/(?:sites/)?|tests/(?:bench|unit)/)?[a-z_]+\.(?:sh|py|toml))\b"
+    named = set(re.findall(rf"(?<![/\w]){folders}", "".join(TEXTS.values())))
+    # Files of runs and of the reader; files in a folder that the text names before.
+    named -= {"site.sh", "job.sh", "mine.toml", "patches.py", "waiting.py", "train.py", "meter.py"}
+    named -= {"hpc/sites/mine.toml", "example.toml", "__init__.py", "sitecustomize.py"}
+    named -= {path.name for path in (ROOT / "tests").rglob("test_*.py")}
+    named |= {path for text in TEXTS.values() for path in re.findall(r"`(src/[\w/.]+)`", text)}
+    found += [f"no file {name}" for name in sorted(named) if not (ROOT / name).exists()]
+    targets = {t for text in TEXTS.values() for t in re.findall(r"`make ([a-z-]+)`", text)}
+    assert found + absent_targets(targets) == []
 
 
-@pytest.mark.parametrize("page", DOCS, ids=lambda page: page.name)
-def test_generated_tables_are_those_of_the_source(page: Path) -> None:
-    text = page.read_text()
-    assert with_tables(text) == text, "run: make docs"
+def test_the_architecture_has_every_room() -> None:
+    """Every folder of the source has its line, and every line its folder."""
+    page = TEXTS[ROOT / "docs" / "architecture.md"]
+    told = {name.rstrip("/") for name in first_cells(page, "folder of `src/`")} - {"jobkit/*.py"}
+    source = ROOT / "src"
+    there = {str(p.parent.relative_to(source)) for p in source.glob("**/*.py")}
+    nested = "jobkit/checks/"  # told by the line of their folder
+    assert told == {name for name in there if not name.startswith(nested)} - {"jobkit"}
 
 
-def test_the_options_of_run_sh_are_all_explained() -> None:
-    page = (ROOT / "docs" / "quickstart.md").read_text()
+def test_tables_are_those_of_the_source() -> None:
+    """Generated tables; and options of run.sh, exit codes, commands and strategies by hand."""
+    found = [f"{p.name}: make docs" for p, text in TEXTS.items() if with_tables(text) != text]
+    tables = set(re.findall(r"<!-- generated: (.+?) -->", "".join(TEXTS.values())))
+    found += [f"table {name}" for name in tables ^ set(TABLES)]
+    page = TEXTS[ROOT / "docs" / "quickstart.md"]
     (rows,) = re.findall(r"^\| option .*\n\|.*\n((?:\|.*\n)+)", page, re.MULTILINE)
-    first = " ".join(row.split("|")[1] for row in rows.splitlines())
-    also_the_trainings = {"--stop-signal"}
-    assert set(re.findall(r"`(--[a-z-]+)", first)) == OWN_OF_RUN_SH | also_the_trainings
+    named = set(re.findall(r"`(--[a-z-]+)", " ".join(r.split("|")[1] for r in rows.splitlines())))
+    found += [f"option {name}" for name in named ^ (OWN_OF_RUN_SH | {"--stop-signal"})]
+    text = page.split("## Exit codes")[1].split("## ")[0]
+    codes = ",".join(re.findall(r"^\| ([\d, ]+) \|", text, re.MULTILINE)).split(",")
+    found += [f"exit code {code}" for code in {*map(int, codes)} ^ {int(code) for code in Exit}]
+    commands = set(first_cells(README, "`python -m jobkit ...`"))
+    found += [f"command {name}" for name in commands ^ set(COMMANDS)]
+    found += [f"strategy {n}" for n in {*first_cells(README, "`--strategy`")} ^ set(STRATEGIES)]
+    assert found == []
 
 
-def test_every_table_of_the_source_is_in_a_page() -> None:
-    text = "".join(page.read_text() for page in PAGES)
-    assert set(re.findall(r"<!-- generated: (.+?) -->", text)) == set(TABLES)
-
-
-@pytest.mark.parametrize("page", DOCS, ids=lambda page: page.name)
-def test_lines_are_short(page: Path) -> None:
-    long = [x for x in prose(page.read_text()).splitlines() if len(x) > 100 and x[0] != "|"]
-    assert not long
-
-
-def test_the_readme_is_an_overview() -> None:
-    assert len(README.splitlines()) <= 220
+def first_cells(text: str, head: str) -> list[str]:
+    """The code words in the first cells of the table with this head."""
+    (rows,) = re.findall(rf"^\| {re.escape(head)}.*\n\|.*\n((?:\|.*\n)+)", text, re.MULTILINE)
+    return re.findall(r"^\| `([^`]+)`", rows, re.MULTILINE)
 
 
 # Commands
 
 
-def parse(parser: argparse.ArgumentParser, words: list[str]) -> None:
-    """Parse the words of a command; what comes after -- is for another program."""
-    parser.parse_args(words[: words.index("--")] if "--" in words else words)
+def parse(parser: argparse.ArgumentParser, words: list[str]) -> list[str]:
+    """Why a command does not take its words; what comes after -- is for another program."""
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said), contextlib.suppress(SystemExit):
+        parser.parse_args(words[: words.index("--")] if "--" in words else words)
+    return said.getvalue().splitlines()[-1:]
 
 
-def check_run_sh(words: list[str]) -> None:
+def run_sh(words: list[str]) -> list[str]:
     """The words after run.sh: its own options anywhere, the rest for the training."""
-    comm, rest = "--comm" in words, words
     kept: list[str] = []
+    rest = words
     while rest:
-        taken = OWN.get(rest[0], 0)
+        taken = 1 + (rest[0] in VALUED_OF_RUN_SH) if rest[0] in OWN_OF_RUN_SH else 0
         kept, rest = kept + ([] if taken else rest[:1]), rest[taken or 1 :]
-    parse(of_command("comm") if comm else parser_of(*RUN_SH), kept)
+    return parse(of_command("comm") if "--comm" in words else parser_of(*RUN_SH), kept)
 
 
-def check_bench(words: list[str]) -> None:
-    """A benchmark of the tests: the file is there and knows the options."""
-    source = (ROOT / words[0]).read_text()
-    assert [w for w in words if w.startswith("--") and f'"{w}"' not in source] == []
-
-
-def check_make(words: list[str]) -> None:
-    """The targets are in the Makefile."""
+def absent_targets(words: set[str]) -> list[str]:
     makefile = (ROOT / "Makefile").read_text()
-    assert all(re.search(rf"^{word}:.*##", makefile, re.MULTILINE) for word in words)
+    return [f"no target {w}" for w in words if not re.search(rf"^{w}:.*##", makefile, re.MULTILINE)]
 
 
-SHELL = {"source", "export", "cp", "mkdir", "pip", "$EDITOR", "sinfo", "eval"}
+SHELL = {"source", "export", "cp", "mkdir", "pip", "$EDITOR", "sinfo", "eval", "pytest"}
+SHELL |= {"register-python-argcomplete"}
 DOORS = {"run_benchmarks.py": "run", "collect_results.py": "collect"}
 DOORS |= {"plot_results.py": "plot", "./plot_results.sh": "plot"}
 
 
-@pytest.mark.parametrize("line", lines())
-def test_commands_are_taken(line: str) -> None:
-    """Each command line of the documents is parsed by the command that it calls."""
+def not_taken(line: str) -> list[str]:
+    """What is wrong with a command line, as the command that it calls says."""
     words = shlex.split(line.replace("$(jobkit --prefix)/", ""))
     program, *rest = words[1:] if words[0] == "python" else words
-    if "run.sh" in words:
-        check_run_sh(words[words.index("run.sh") + 1 :])
-    elif script := next((w for w in words if re.fullmatch(r"hpc/train\w*\.sh", w)), None):
-        assert (ROOT / script).exists()
-        check_run_sh(words[words.index(script) + 1 :])
-    elif "hpc/comm.sh" in words:
-        check_run_sh(["--comm", *words[words.index("hpc/comm.sh") + 1 :]])
-    elif [program, *rest[:1]] == ["-m", "jobkit"]:
-        parse(of_command(rest[1]), rest[2:])
-    elif program == "jobkit":
-        parse(of_command(rest[0]), rest[1:])
-    elif program.startswith("tests/bench/"):
-        check_bench([program, *rest])
-    elif program in DOORS:
-        parse(of_command(DOORS[program]), rest)
-    elif program == "hpc/minicluster":
-        parse(parser_of(*MINICLUSTER), rest)
-    elif program == "make":
-        check_make(rest)
-    else:
-        assert program in SHELL, f"no check for this line: {line}"
+    script = next((w for w in words if re.fullmatch(r"run\.sh|hpc/(train\w*|comm)\.sh", w)), None)
+    if script:
+        more = ["--comm"] if "comm" in script else []
+        absent = [] if (ROOT / script).exists() else [f"no {script}"]
+        return absent + run_sh(more + words[words.index(script) + 1 :])
+    if [program, *rest[:1]] == ["-m", "jobkit"]:
+        return parse(of_command(rest[1]), rest[2:]) if rest[1] in COMMANDS else [rest[1]]
+    if program == "jobkit":
+        return parse(of_command(rest[0]), rest[1:])
+    if program.startswith("tests/bench/"):
+        source = (ROOT / program).read_text()
+        return [w for w in rest if w.startswith("--") and f'"{w}"' not in source]
+    if program in DOORS:
+        return parse(of_command(DOORS[program]), rest)
+    if program == "hpc/minicluster":
+        return parse(parser_of(*MINICLUSTER), rest)
+    if program == "make":
+        return absent_targets({*rest})
+    return [] if program in SHELL else ["no check for this command"]
+
+
+def test_commands_and_options_are_taken() -> None:
+    """Each command line is parsed by the command that it calls; options in the text exist."""
+    found = [f"{line}: {why}" for line in lines() for why in not_taken(line)]
+    known = OF_OTHERS | OWN_OF_RUN_SH
+    for parser in (*map(of_command, {*COMMANDS} - {"verify"}), parser_of(*RUN_SH)):
+        known |= options(parser)  # verify's imports torch
+    known |= options(parser_of(*MINICLUSTER))
+    for page, text in TEXTS.items():
+        words = " ".join(re.findall(r"`([^`]+)`", prose(text))).split()
+        wrong = {word for word in words if word[:2] == "--"} - known
+        wrong |= {*re.findall(r"python -m jobkit ([a-z][a-z0-9-]+)", text)} - {*COMMANDS}
+        found += [f"{page.name}: {word}" for word in sorted(wrong)]
+    assert found == []
+
+
+def test_every_requirement_has_its_place_and_a_command() -> None:
+    page = (ROOT / "docs" / "requirements.md").read_text()
+    rows = re.findall(r"^\| (\d+) \| .+ \| (.*) \| `([^`]+)` \|$", page, re.MULTILINE)
+    assert [int(number) for number, *_ in rows] == list(range(1, 111))
+    found = [f"{n}: {c}: {why}" for n, _, c in rows for why in not_taken(c.replace("\\|", "|"))]
+    for number, where, _ in rows:
+        names = re.findall(r"`([\w./-]+)`", where)
+        if "](" not in where and not any((ROOT / name).exists() for name in names):
+            found.append(f"{number}: no place in {where}")
+    assert found == []
+
+
+# Examples
 
 
 def test_studies_of_the_documents_expand() -> None:
-    found = [shlex.split(line)[2:] for line in lines() if "run_benchmarks.py" in line]
-    assert found
-    for words in found:
+    for words in (shlex.split(line)[2:] for line in lines() if "run_benchmarks.py" in line):
         args = of_command("run").parse_args(words[: words.index("--")] if "--" in words else words)
         given = {"gpus": args.gpus, "gpus_per_node": args.gpus_per_node}
         given = {k: v for k, v in given.items() if v}
@@ -203,113 +234,24 @@ def test_studies_of_the_documents_expand() -> None:
         with_words(study, args.sweep, args.parameter).expand()
 
 
-@pytest.mark.parametrize("page", DOCS, ids=lambda page: page.name)
-def test_options_and_commands_in_the_text_exist(page: Path) -> None:
-    text = prose(page.read_text())
-    named = {w for code in re.findall(r"`([^`]+)`", text) for w in code.split() if w[:2] == "--"}
-    known = {"--", *OWN, *OF_OTHERS, "--prefix"}
-    known |= {"--rounds", "--studies", "--only", "--keep", "--launchers"}  # of benchmarks
-    parsers = [of_command(name) for name in COMMANDS if name != "verify"]  # it imports torch
-    for parser in (*parsers, parser_of(*RUN_SH), parser_of(*MINICLUSTER)):
-        known |= options(parser)
-    assert named - known == set()
-    assert set(re.findall(r"python -m jobkit ([a-z][a-z0-9-]+)", page.read_text())) <= set(COMMANDS)
-
-
-def first_cells(text: str, head: str) -> list[str]:
-    """The code words in the first cells of the table with this head."""
-    (rows,) = re.findall(rf"^\| {re.escape(head)}.*\n\|.*\n((?:\|.*\n)+)", text, re.MULTILINE)
-    return re.findall(r"^\| `([^`]+)`", rows, re.MULTILINE)
-
-
-def test_the_readme_has_every_command_and_strategy() -> None:
-    assert sorted(first_cells(README, "`python -m jobkit ...`")) == sorted(COMMANDS)
-    assert sorted(first_cells(README, "`--strategy`")) == sorted(STRATEGIES)
-
-
-def test_exit_codes_are_all_explained() -> None:
-    text = (ROOT / "docs" / "quickstart.md").read_text().split("## Exit codes")[1].split("## ")[0]
-    codes = re.findall(r"^\| ([\d, ]+) \|", text, re.MULTILINE)
-    assert [int(code) for cell in codes for code in cell.split(",")] == [int(c) for c in Exit]
-
-
-# Files
-
-
-def test_the_study_in_the_documents_is_a_study(tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "studies.md").read_text()
-    (text,) = blocks(page, "toml")
+def test_files_in_the_documents_are_what_their_text_says(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
-    path.write_text(text)
+    page = TEXTS[ROOT / "docs" / "studies.md"]
+    path.write_text(*blocks(page, "toml"))
     runs = len(Study.load(path).expand().runs)
     assert runs == 2 * 4 * 3 * 2 and f"plans {runs} runs" in page
-
-
-def test_the_study_of_a_command_in_the_documents_is_a_study(tmp_path: Path) -> None:
-    (text,) = blocks((ROOT / "docs" / "own-program.md").read_text(), "toml")
-    path = tmp_path / "mine.toml"
-    path.write_text(text)
-    runs = Study.load(path).expand().runs.values()
-    assert len(runs) == 2 * 4 * 3 and {s.scaling for s in runs} == {"strong"}
-    assert {s.arguments()[-1] for s in runs} == {
+    path.write_text(*blocks(TEXTS[ROOT / "docs" / "own-program.md"], "toml"))
+    of_command = Study.load(path).expand().runs.values()
+    assert len(of_command) == 2 * 4 * 3 and {s.scaling for s in of_command} == {"strong"}
+    assert {s.arguments()[-1] for s in of_command} == {
         f"--gradient_accumulation_steps={n}" for n in (40, 20, 10, 5)
     }
-
-
-def test_python_of_the_readme_imports_what_is_there() -> None:
     (code,) = blocks(README, "python")
-    found = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.ImportFrom)]
-    assert found
-    for node in found:
+    imports = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.ImportFrom)]
+    assert imports
+    for node in imports:
         module = importlib.import_module(node.module or "")
         assert all(hasattr(module, alias.name) for alias in node.names), node.module
-
-
-def test_targets_of_make_exist() -> None:
-    for page in DOCS:
-        check_make(re.findall(r"`make ([a-z]+)`", page.read_text()))
-
-
-def test_every_file_that_is_named_exists() -> None:
-    text = "".join(page.read_text() for page in DOCS)
-    folders = r"(?:\./)?((?:hpc/(?:sites/)?|tests/(?:bench|unit)/)?[a-z_]+\.(?:sh|py|toml))\b"
-    named = set(re.findall(rf"(?<![/\w]){folders}", text))
-    left_by_runs = {
-        "site.sh",
-        "job.sh",
-        "mine.toml",
-        "patches.py",
-        "waiting.py",
-        "train.py",
-        "meter.py",
-        "hpc/sites/mine.toml",
-    }
-    others = {
-        "example.toml",
-        "__init__.py",
-        "sitecustomize.py",
-    }  # in a folder that the text names before
-    others |= {path.name for path in (ROOT / "tests").rglob("test_*.py")}
-    assert [n for n in named - left_by_runs - others if not (ROOT / n).exists()] == []
-
-
-def test_the_architecture_has_every_room() -> None:
-    """Every folder of the source has its line, and every line its folder."""
-    page = (ROOT / "docs" / "architecture.md").read_text()
-    told = {name.rstrip("/") for name in first_cells(page, "folder of `src/`")} - {"jobkit/*.py"}
-    source = ROOT / "src"
-    there = {str(p.parent.relative_to(source)) for p in source.glob("**/*.py")}
-    nested = "jobkit/checks/"  # told by the line of their folder
-    assert told == {name for name in there if not name.startswith(nested)} - {"jobkit"}
-
-
-def test_paths_of_the_source_in_the_documents_exist() -> None:
-    for page in PAGES:
-        for path in re.findall(r"`(src/[\w/.]+)`", page.read_text()):
-            assert (ROOT / path).exists(), f"{page.name}: {path}"
-
-
-# The [METRIC] line
 
 
 def test_types_of_fields_are_those_of_real_records(
@@ -339,7 +281,7 @@ def test_lines_of_another_program_become_a_whole_row(
     """The example of the specification, at one size and at two."""
     from jobkit.analysis.collect.results import collect
 
-    page = (ROOT / "docs" / "metric-line.md").read_text()
+    page = TEXTS[ROOT / "docs" / "metric-line.md"]
     (log,) = re.findall(r"<!-- example: foreign -->\n```text\n(.*?)```", page, re.DOTALL)
     monkeypatch.setenv("JOBKIT_LOGS", str(tmp_path))
     one = log.replace('"ranks_per_node": 2', '"ranks_per_node": 1')
@@ -351,14 +293,3 @@ def test_lines_of_another_program_become_a_whole_row(
     assert results.runs["status"].tolist() == ["ok", "ok"]
     assert results.scaling["world_size"].tolist() == [1, 2]
     assert results.scaling["speed_up"].tolist() == pytest.approx([1, 1683.1 / 883.1])
-
-
-# Words
-
-
-BANNED = r"foretold|foretell|fullest|strikes\b|\bwish|\bdesk\b|\banew\b|the truth\b|hopeful"
-
-
-@pytest.mark.parametrize("page", DOCS, ids=lambda page: page.name)
-def test_the_text_uses_the_terms_of_the_field(page: Path) -> None:
-    assert re.findall(BANNED, prose(page.read_text())) == []
