@@ -18,7 +18,7 @@ from torch import Tensor
 from jobkit.errors import Exit, Parser, UsageError, command
 from jobkit.paths import RunPaths
 from jobkit.payload.checkpoints.manifest import Corrupt
-from jobkit.payload.checkpoints.store import Store, found_in
+from jobkit.payload.checkpoints.store import Store, found_in, shapes_in
 
 _PARTS = ("model.", "optim.")
 
@@ -28,14 +28,13 @@ def newest_tensors(run: Path, store: Store) -> dict[str, Tensor]:
     found = found_in(RunPaths(run).checkpoints)
     if not found:
         raise Corrupt(f"{run} has no checkpoint")
-    store.check(found[0])
-    shapes = store.shapes(found[0])
+    _, index = store.check(found[0])
     tensors = {
         name: torch.empty(size, dtype=dtype)
-        for name, (size, dtype) in shapes.items()
+        for name, (size, dtype) in shapes_in(index).items()
         if name.startswith(_PARTS)
     }
-    store.read(found[0], tensors)
+    store.read(found[0], index, tensors)
     return tensors
 
 

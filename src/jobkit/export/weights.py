@@ -13,7 +13,7 @@ from jobkit.errors import UsageError
 from jobkit.paths import RunPaths, short_path
 from jobkit.payload.checkpoints import state
 from jobkit.payload.checkpoints.manifest import MANIFEST, Corrupt, Manifest
-from jobkit.payload.checkpoints.store import Store, found_in
+from jobkit.payload.checkpoints.store import Store, found_in, shapes_in
 from jobkit.payload.model import build_model
 from jobkit.spec.runspec import RunSpec, check_keys
 
@@ -74,7 +74,7 @@ def _candidates(run: Path) -> list[Path]:
 
 def _read(store: Store, folder: Path, own_model: str | None) -> Trained:
     """The model of one checkpoint. Raises Corrupt; UsageError where the model cannot be made."""
-    manifest = store.check(folder)
+    manifest, index = store.check(folder)
     try:
         check_keys(manifest.spec)
         spec = RunSpec(**manifest.spec)
@@ -89,7 +89,7 @@ def _read(store: Store, folder: Path, own_model: str | None) -> Trained:
         raise UsageError(
             f"{short_path(folder)}: the model is jobkit's own {spec.model!r}: leave out --model"
         )
-    shapes = store.shapes(folder)
+    shapes = shapes_in(index)
     wanted = {n.removeprefix(_MODEL): s for n, (s, _) in shapes.items() if n.startswith(_MODEL)}
     model, classes = _built(spec, wanted, folder)
     own = tuple(map(state.own_prefix, state.writers(shapes)))
@@ -98,7 +98,7 @@ def _read(store: Store, folder: Path, own_model: str | None) -> Trained:
         for name, (size, dtype) in shapes.items()
         if name.startswith((_MODEL, *own))
     }
-    store.read(folder, tensors)
+    store.read(folder, index, tensors)
     _fill(model, tensors, own)
     return Trained(model.eval().requires_grad_(False), spec, classes, folder, manifest)
 

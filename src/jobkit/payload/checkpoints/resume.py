@@ -2,7 +2,7 @@
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -75,12 +75,12 @@ def resume(trainer: "Trainer", store: Store, candidates: list[Path], must: bool)
     for folder in candidates:
         started = time.monotonic()
         try:
-            manifest = store.check(folder)
+            manifest, index = store.check(folder)
             _check_fits(manifest, trainer.spec, folder)
-            shapes = store.shapes(folder)
+            shapes = checkpoint.shapes_in(index)
             _check_shapes(trainer, store, shapes, folder)
             initial = initial or state.Initial(trainer)
-            _load(trainer, store, folder, manifest, shapes)
+            _load(trainer, store, folder, manifest, index)
         except Corrupt as error:
             report.warn(f"checkpoint {folder.name} is corrupt, skipped: {error}")
             report.record("checkpoint", action="rejected", iteration=_iteration(folder))
@@ -154,10 +154,9 @@ def _check_shapes(trainer: "Trainer", store: Store, shapes: Shapes, folder: Path
             )
 
 
-def _load(
-    trainer: "Trainer", store: Store, folder: Path, manifest: Manifest, shapes: Shapes
-) -> None:
+def _load(trainer: "Trainer", store: Store, folder: Path, manifest: Manifest, index: Any) -> None:
     """Fill model, optimizer and this rank's own state. Raises Corrupt."""
+    shapes = checkpoint.shapes_in(index)
     rank, writers = trainer.group.place.rank, state.writers(shapes)
     same = manifest.layout == trainer.strategy.layout()
     owners = [rank] if same else writers
@@ -176,7 +175,7 @@ def _load(
         }
         wanted |= blank
         parts.append({name.removeprefix(prefix): tensor for name, tensor in blank.items()})
-    store.read(folder, wanted)
+    store.read(folder, index, wanted)
     state.take_own(trainer, parts[0] if same else state.merged(parts, rank))
     if not same:
         spec, devices = trainer.spec, trainer.strategy.devices

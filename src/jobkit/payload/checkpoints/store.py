@@ -9,6 +9,7 @@ final name is complete, and later corruption shows in its manifest's checksums.
 """
 
 import os
+import pickle
 import shutil
 import time
 from collections.abc import Callable, Iterable
@@ -33,7 +34,6 @@ from jobkit.payload.checkpoints.manifest import (
 )
 from jobkit.payload.distributed import all_or_raise
 from jobkit.payload.progress import Progress
-from jobkit.payload.unpickle import restricted_load
 
 T = TypeVar("T")
 Shapes = dict[str, tuple[torch.Size, torch.dtype]]  # of tensors, by name
@@ -56,6 +56,15 @@ _INDEX = frozenset(
           for name in ("PosixPath", "PurePosixPath", "Path")),
     }
 )  # fmt: skip
+
+
+class _IndexUnpickler(pickle.Unpickler):
+    """Reads torch.distributed.checkpoint's index: nothing else than its own classes is made."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _INDEX:
+            raise pickle.UnpicklingError(f"{module}.{name} is not allowed in this file")
+        return super().find_class(module, name)
 
 
 @dataclass(frozen=True)
@@ -142,37 +151,32 @@ class Store:
         prefix = f"rank {self.rank}: " if self.ranks > 1 else ""
         return all_or_raise(self.everyone, act, Exception, lambda e: prefix + _root_cause(e))
 
-    def check(self, folder: Path) -> Manifest:
-        """The manifest of a checkpoint whose files match it; raises Corrupt on every rank."""
-        found: list[Manifest] = []  # not a result of act: nobody needs the other ranks' copies
+    def check(self, folder: Path) -> tuple[Manifest, Any]:
+        """Manifest and index of a checkpoint whose files match them; Corrupt on every rank."""
+        found: list[tuple[Manifest, Any]] = []  # no result of act: each rank keeps its own copy
 
         def act() -> None:
             manifest = read_manifest(folder)
             for name in sorted(manifest.files)[self.rank :: self.ranks]:
                 check_file(folder / name, manifest.files[name])
-            _check_index(folder, manifest)
-            found.append(manifest)
+            index = read_index(folder)
+            _check_index(index, manifest)
+            found.append((manifest, index))
 
         all_or_raise(self.everyone, act, Corrupt)
         return found[0]
 
-    def shapes(self, folder: Path) -> Shapes:
-        """The shape and type of every tensor in a checkpoint, by name. Raises Corrupt."""
-        return {
-            name: (entry.size, entry.properties.dtype)
-            for name, entry in _reader(folder).read_metadata().state_dict_metadata.items()
-        }
-
-    def read(self, folder: Path, tensors: dict[str, Tensor]) -> None:
+    def read(self, folder: Path, index: Any, tensors: dict[str, Tensor]) -> None:
         """Fill the tensors, in place, from a checkpoint; a sharded one gets its shard.
 
-        Raises Corrupt, on every rank, if one of them is absent or has another shape.
+        index: as check() gave it. Raises Corrupt, on every rank, if a tensor is absent or has
+        another shape.
         """
         import torch.distributed.checkpoint as dcp
         from torch.distributed.checkpoint.api import CheckpointException
 
         try:
-            dcp.load(tensors, storage_reader=_reader(folder), process_group=self.group)
+            dcp.load(tensors, storage_reader=_reader(folder, index), process_group=self.group)
         except (Exception, CheckpointException) as error:
             raise Corrupt(_root_cause(error)) from error
 
@@ -200,21 +204,36 @@ def _writer(folder: Path, tensors: Iterable[Tensor]) -> Any:
     return Writer(folder, sync_files=True, **ahead)
 
 
-def _reader(folder: Path) -> Any:
-    """torch's reader of a checkpoint's files; unpickling its index runs no code."""
+def _reader(folder: Path, index: Any) -> Any:
+    """torch's reader of a checkpoint's files, with an index that has been read."""
     import torch.distributed.checkpoint as dcp
 
     class Reader(dcp.FileSystemReader):
         def read_metadata(self, *_: Any, **__: Any) -> Any:
-            try:
-                with open_regular(folder / ".metadata") as file:
-                    metadata = restricted_load(file, _INDEX)
-                metadata.storage_meta.load_id = self.load_id
-            except Exception as error:  # an invalid pickle fails in many ways
-                raise Corrupt(f"its index cannot be read: {_root_cause(error)}") from None
-            return metadata
+            index.storage_meta.load_id = self.load_id
+            return index
 
     return Reader(folder)
+
+
+def read_index(folder: Path) -> Any:
+    """torch's index of a checkpoint, of any size; raises Corrupt. Unpickling it runs no code."""
+    try:
+        with open_regular(folder / ".metadata") as file:
+            index = _IndexUnpickler(file).load()
+        # Both are asked for here: what is no index lacks them.
+        _ = index.state_dict_metadata, index.storage_meta.load_id
+    except Exception as error:  # an invalid pickle fails in many ways
+        raise Corrupt(f"its index cannot be read: {_root_cause(error)}") from None
+    return index
+
+
+def shapes_in(index: Any) -> Shapes:
+    """The shape and type of every tensor in a checkpoint, by name."""
+    return {
+        name: (entry.size, entry.properties.dtype)
+        for name, entry in index.state_dict_metadata.items()
+    }
 
 
 def name_of(iteration: int, attempt: int) -> str:
@@ -250,12 +269,10 @@ def _beside(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.tmp")
 
 
-def _check_index(folder: Path, manifest: Manifest) -> None:
+def _check_index(index: Any, manifest: Manifest) -> None:
     """Raise Corrupt if the index names a file that is not in the manifest."""
     try:
-        used = {
-            info.relative_path for info in _reader(folder).read_metadata().storage_data.values()
-        }
+        used = {info.relative_path for info in index.storage_data.values()}
     except (AttributeError, TypeError):
         raise Corrupt("its index lacks required fields") from None
     if strange := sorted(used - manifest.files.keys()):
