@@ -3,39 +3,35 @@
     for found in scan(stream):        a log, with the tag anywhere in its lines
     for found in read_file(stream):   a metrics file: one record a line, without the tag
 
-Both yield records and Rejected places in order, in memory that does not grow with the file. A line
-whose checksum matches takes a fast path: only its record is decoded.
+Both yield records and Rejected places in order, in memory that does not grow with the file. A
+record of ours ends with its CRC-32: a torn or mixed line is rejected, never read as a measurement.
+Another program's line is a JSON object, or key=value pairs and nothing else.
 """
 
+import json
+import re
 import zlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from io import BytesIO
-from operator import itemgetter, lt
 from typing import Any, BinaryIO
 
-from jobkit.metric.foreign import (
-    ESSENTIAL,
-    LONGEST_TAG,
-    TOO_LARGE,
-    is_bad,
-    is_whole,
-    loads,
-    may_be_cut,
-    odd_tags,
-    read,
-    read_tagged,
-)
-from jobkit.metric.line import TAG, Record
+from jobkit.metric.line import TAG, Record, finite
 
-_LOOK_AHEAD = 1 << 16  # bytes after a tag in which its record must end
-_PEEK = 64  # bytes of what follows a line: they may say that it was interrupted
-_BLOCK = 1 << 18  # stays in the processor cache while it is searched
 _TAG = TAG.encode()
-_BEGIN = b'{"v":'  # of a record of our writer, and its end: the checksum
-_END_BYTES = 18
-_IDENTITY = itemgetter("run_id", "attempt", "seq")
-
+_BEGIN = b'{"v":'  # of a record of our writer
+_MAX_LINE = 1 << 20  # bytes of a line that are looked at together
+_CRC = re.compile(rb',"crc":"([0-9a-f]{8})"\}')
+_COLOUR = re.compile(rb"\x1b\[[0-9;]*m")
+_PAIR = re.compile(r'(?<!\S)([A-Za-z_][A-Za-z0-9_.]*)=("[^"]*"|[^\s"\x00-\x1f\x7f]+)[,;]?')
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_CUT_NUMBER = re.compile(r"[+-]?[0-9]*\.|[+-]?[0-9.]+[eE][+-]?")
+# A number that lost its end to another pair or to a rank's label. Letters alone may be its unit.
+_RUNS_ON = re.compile(r"[+-]?[0-9][0-9.]*(?:\[|[A-Za-z_][\w.]*=)")
+_NO_NUMBER = re.compile(r"[+-]?(?:nan|inf|infinity)", re.IGNORECASE)
+_DECODER = json.JSONDecoder(parse_constant=lambda _: None)
+_IDENTITY = {"kind": str, "run_id": str, "attempt": int, "seq": int}
+_MAX_COUNT = 1 << 31  # for an attempt or a record's number
+_MAX_INT = 1 << 63
 Loads = Callable[[bytes], Any]
 
 
@@ -49,204 +45,170 @@ class Rejected:
 
 
 def scan(
-    stream: BinaryIO, *, seen: set[bytes] | None = None, loads: Loads = loads
+    stream: BinaryIO, *, seen: set[bytes] | None = None, loads: Loads = json.loads
 ) -> Iterator[Record | Rejected]:
     """Yield every record in a log, and every tagged place without one, in order.
 
-    A record ends within 64 KiB of its tag or is rejected. seen: the writer's lines that were read
-    before; they are skipped, and those read here are added. loads: decodes one JSON object.
+    seen: the writer's lines that were read before; they are skipped, and those read here are added.
+    loads: decodes one JSON object of our writer.
     """
-    buffer, offset = b"", 0
-    while True:
-        block = stream.read(_BLOCK)
-        buffer += block
-        position = buffer.rfind(b"\n") + 1  # what follows is not read yet
-        records = _untouched(_tagged_lines(buffer[:position]), seen, loads) if position else None
-        if records is not None:
-            yield from records
-        else:
-            position = yield from _mixed(buffer, offset, not block, seen, loads)
-        for start, length, reason in odd_tags(buffer):
-            if start < position:  # else it is found once more
-                yield Rejected(offset + start, length, reason)
-        buffer, offset = buffer[position:], offset + position
-        if not block:
-            return
-
-
-def _mixed(
-    buffer: bytes, offset: int, last: bool, seen: set[bytes] | None, loads: Loads
-) -> Generator[Record | Rejected, None, int]:
-    """Yield what part of a log holds, tag by tag; return the offset of the unread rest."""
-    position = 0
-    while (tag := buffer.find(_TAG, position)) >= 0:
-        body = tag + len(_TAG)
-        newline = buffer.find(b"\n", body, body + _LOOK_AHEAD)
-        if newline < 0 and not last and len(buffer) - body < _LOOK_AHEAD:
-            return tag  # the end of this line is not read yet
-        end = newline if newline >= 0 else min(len(buffer), body + _LOOK_AHEAD)
-        line = buffer[body + 1 : end]
-        if seen is not None and line in seen:
-            position = end
-        elif (record := _sealed(line, loads)) is not None:
-            position = end
-            if seen is not None:
-                seen.add(line)
-            yield record
-        else:
-            after = buffer[newline + 1 : newline + 1 + _PEEK] if newline >= 0 else b""
-            if newline >= 0 and not last and len(after) < _PEEK:
-                return tag  # what follows this line is not read yet
-            whole = newline >= 0 and not may_be_cut(after)
-            found, position = read_tagged(buffer, body, end, whole)
-            yield Rejected(offset + tag, position - tag, found) if is_bad(found) else found
-    return len(buffer) if last else max(position, len(buffer) - LONGEST_TAG)
+    offset = 0
+    for line in _lines(stream):
+        tag = line.find(_TAG)
+        for part in line.split(_TAG)[1:]:
+            found = _read(part, seen, loads) if part.strip() else "nothing behind the tag"
+            if isinstance(found, str):
+                yield Rejected(offset + tag, len(_TAG) + len(part), found)
+            elif found:
+                yield found
+            tag += len(_TAG) + len(part)
+        offset += len(line)
 
 
 def read_file(
-    stream: BinaryIO, *, seen: set[bytes] | None = None, loads: Loads = loads
+    stream: BinaryIO, *, seen: set[bytes] | None = None, loads: Loads = json.loads
 ) -> Iterator[Record | Rejected]:
     """Yield the records of a metrics file; seen and loads are those of scan.
 
     A truncated record does not hide another one that follows on its line, as after a full disk.
     """
     offset = 0
-    while block := stream.read(_BLOCK):
-        block += stream.readline(_LOOK_AHEAD)  # to the end of its last line
-        lines = block[:-1].split(b"\n") if block.endswith(b"\n") else None
-        if (records := _untouched(lines, seen, loads)) is not None:
-            yield from records
-            offset += len(block)
-            continue
-        for line, length in _lines(block, stream):
-            text = line.strip()
-            if length > _LOOK_AHEAD:
-                yield Rejected(offset, length, "longer than any record")
-            elif seen is None or text not in seen:
-                whole = line.endswith(b"\n")
-                yield from _of_line(text, whole, offset, length, seen, loads)
-            offset += length
+    while line := stream.readline(_MAX_LINE):
+        found = _read(line, seen, loads) if line.strip() else None
+        if isinstance(found, str):
+            last = line.rfind(_BEGIN)
+            behind = _read(line[last:], seen, loads) if last > 0 else found
+            yield Rejected(offset, len(line) if behind is found else last, found)
+            found = None if isinstance(behind, str) else behind
+        if found:
+            yield found
+        offset += len(line)
 
 
-def _lines(block: bytes, stream: BinaryIO) -> Iterator[tuple[bytes, int]]:
-    """The lines of a block, the last of them to its end, and their lengths.
+def _lines(stream: BinaryIO) -> Iterator[bytes]:
+    """The lines of a log. Of a very long one the pieces, divided where no record is."""
+    rest = b""
+    while piece := stream.readline(_MAX_LINE):
+        line, rest = rest + piece, b""
+        if len(piece) == _MAX_LINE and not piece.endswith(b"\n"):
+            last = line.rfind(_TAG)
+            if last < 0:
+                last = len(line) - len(_TAG) + 1  # the tag itself may be divided
+            if len(line) - last < _MAX_LINE:
+                line, rest = line[:last], line[last:]
+        yield line
+    if rest:
+        yield rest
 
-    Of a line longer than any record, only the last piece, to bound the memory.
-    """
-    inside, line, length = BytesIO(block), b"", 0
-    while piece := inside.readline(_LOOK_AHEAD) or stream.readline(_LOOK_AHEAD):
-        line, length = piece, length + len(piece)
-        if piece.endswith(b"\n"):
-            yield line, length
-            length = 0
-            if inside.tell() == len(block):
-                return
-    if length:
-        yield line, length
 
-
-def _tagged_lines(text: bytes) -> list[bytes] | None:
-    """What follows the tag on each line with one; None where a line has more than one."""
-    parts = text.split(_TAG)[1:]
+def _read(part: bytes, seen: set[bytes] | None, loads: Loads) -> Record | str | None:
+    """What follows a tag: the record, the reason why it is none, or None where it is in seen."""
+    text = part.strip()
+    if seen is not None and text in seen:
+        return None
+    if b"\x1b" in text:
+        text = _COLOUR.sub(b"", text).strip()
+    crc = _CRC.search(text)
+    if crc is None:
+        if text.startswith(b"{"):
+            return _object(text)
+        return _pairs(text, part[-1:].isspace())
+    if zlib.crc32(b"}", zlib.crc32(text[: crc.start()])) != int(crc[1], 16):
+        return "bad checksum"
     try:
-        return [part[1 : part.index(b"\n")] for part in parts]
-    except ValueError:
-        return None
-
-
-def _untouched(
-    lines: list[bytes] | None, seen: set[bytes] | None, loads: Loads
-) -> list[Record] | None:
-    """The records of lines that all have a valid checksum, without those in seen.
-
-    None if one of them has not: then they are read one by one. It does what _sealed does, for many
-    lines at once.
-    """
-    if lines is None:
-        return None
-    if seen is not None:
-        if seen.issuperset(lines):
-            return []
-        lines = [line for line in dict.fromkeys(lines) if line not in seen]
-    crcs = [zlib.crc32(b"}", zlib.crc32(line[:-_END_BYTES])) for line in lines]
-    if [line[-_END_BYTES:] for line in lines] != [b',"crc":"%08x"}' % crc for crc in crcs]:
-        return None
-    if not all(line.startswith(_BEGIN) for line in lines):
-        return None
-    try:
-        records = list(map(loads, lines))
+        try:
+            record = loads(text[: crc.end()])
+        except ValueError:
+            record = json.loads(text[: crc.end()])  # half a surrogate pair, which orjson refuses
     except (ValueError, RecursionError):
-        return None
-    if not _all_whole(records):
-        return None
+        return "truncated or not JSON"
+    del record["crc"]
+    if "v" not in record or any(type(record.get(k)) is not t for k, t in _IDENTITY.items()):
+        return "a common field is missing"
+    if not (0 <= record["attempt"] < _MAX_COUNT and 0 <= record["seq"] < _MAX_COUNT):
+        return "a common field is missing"
     if seen is not None:
-        seen.update(lines)
-    return records
+        seen.add(text)
+    return record
 
 
-def _of_line(
-    text: bytes, whole: bool, offset: int, length: int, seen: set[bytes] | None, loads: Loads
-) -> Iterator[Record | Rejected]:
-    """What a line of a metrics file holds. whole: its newline was written."""
-    if (record := _sealed(text, loads)) is not None:
-        if seen is not None:
-            seen.add(text)
-        yield record
-    elif text:
-        last = text.rfind(_BEGIN)
-        after = _sealed(text[last:], loads) if last > 0 else None
-        if after:
-            yield Rejected(offset, last, "truncated")
-            yield after
-        else:
-            found, _ = read(text, complete=whole)
-            yield Rejected(offset, length, found) if isinstance(found, str) else found
-
-
-def _sealed(line: bytes, loads: Loads) -> Record | None:
-    """The record of a line with a valid checksum; None for any other line.
-
-    The checksum covers every byte before it, so that nothing of the line has to be searched.
-    """
-    if line.endswith(b"\r"):
-        line = line[:-1]
-    if not line.startswith(_BEGIN):
-        return None
-    crc = zlib.crc32(b"}", zlib.crc32(line[:-_END_BYTES]))
-    if not line.endswith(b',"crc":"%08x"}' % crc):
-        return None
+def _object(text: bytes) -> Record | str:
+    """Another program's JSON object; any text may follow it."""
     try:
-        record = loads(line)
+        line = text.decode()
+        record, end = _DECODER.raw_decode(line)
+    except UnicodeDecodeError:
+        return "bytes that are not UTF-8"
     except (ValueError, RecursionError):
-        return None
-    return record if is_whole(record) else None
+        return "truncated or not JSON"
+    if "v" in record or "crc" in record or record.keys() >= {"run_id", "attempt", "seq"}:
+        return "checksum missing"
+    if line[end : end + 1] in (*',:]}"',):
+        return "the inside of a truncated record"
+    return _foreign(record) or "empty object"
 
 
-def _all_whole(records: list[Record]) -> bool:
-    """Whether all records are whole, as is_whole says of one."""
-    if any("part" in record for record in records):
-        return all(map(is_whole, records))
-    for record in records:
-        del record["crc"]
+def _pairs(text: bytes, complete: bool) -> Record | str:
+    """Another program's `key=value key=value`.
+
+    It has no checksum. So a line with anything else in it, a name twice, or a number that may have
+    lost its end is rejected: another rank's output may have taken its place. What follows a
+    carriage return is a progress bar, which may be written at any time.
+    """
+    own, _, bar = text.partition(b"\r")
     try:
-        kinds, runs, attempts, numbers = zip(*map(ESSENTIAL, records), strict=True)
-    except (KeyError, ValueError):
-        return not records
-    texts, counts = set(map(type, (*kinds, *runs))), set(map(type, (*attempts, *numbers)))
-    if texts != {str} or counts != {int}:
-        return False
-    return min(*attempts, *numbers) >= 0 and max(*attempts, *numbers) < TOO_LARGE
+        line = own.decode().strip()
+    except UnicodeDecodeError:
+        return "bytes that are not UTF-8"
+    pairs = [(key, word.rstrip(",;") or word) for key, word in _PAIR.findall(line)]
+    if not pairs:
+        return "no JSON object and no key=value"
+    if not complete or bar:
+        return "truncated at the end"
+    if _PAIR.sub("", line).strip():
+        return "truncated, or not key=value alone"
+    if len({key for key, _ in pairs}) < len(pairs):
+        return "a name twice: two lines in one"
+    if any(_CUT_NUMBER.fullmatch(word) or _RUNS_ON.match(word) for _, word in pairs):
+        return "a number that may have lost its end"
+    return _foreign({key: _value(word) for key, word in pairs})
+
+
+def _value(word: str) -> Any:
+    """A word of a key=value line as a number where it is one; NaN and infinity are None."""
+    if _NUMBER.fullmatch(word):
+        whole = word.lstrip("+-").isdigit() and len(word) < 19  # longer ones may not be of 64 bits
+        return int(word) if whole else float(word)
+    if _NO_NUMBER.fullmatch(word):
+        return None
+    return word[1:-1] if word[:1] == '"' else word
+
+
+def _foreign(record: Record) -> Record | str:
+    """A record of another program, with its epoch as a whole number; the reason if that is none.
+
+    A number that is not finite or that 64 bits do not hold is None.
+    """
+    record = {
+        key: None if type(value) is int and abs(value) >= _MAX_INT else value
+        for key, value in finite(record).items()
+    }
+    epoch = record.get("epoch", 0)
+    if isinstance(epoch, str) and epoch.isdecimal() and len(epoch) < 19:
+        epoch = int(epoch)
+    if isinstance(epoch, float) and epoch.is_integer():
+        epoch = int(epoch)
+    if type(epoch) is not int or epoch < 0:
+        return f"epoch {str(epoch)[:20]!r} is no whole number from 0 on"
+    return {**record, "epoch": epoch} if "epoch" in record else record
 
 
 def unique(records: Sequence[Record]) -> list[Record]:
-    """Each record of ours once, in the order of runs, attempts and sequence numbers."""
-    keys = list(map(_IDENTITY, records))
-    if all(map(lt, keys, keys[1:])):
-        return list(records)  # as the writer left them
-    own: dict[tuple[str, int, int], Record] = {}
-    for key, record in zip(keys, records, strict=True):
-        own.setdefault(key, record)
-    return [own[key] for key in sorted(own)]
+    """Each record of ours once, the first one, in the order of runs, attempts and numbers."""
+    first: dict[tuple[str, int, int], Record] = {}
+    for record in records:
+        first.setdefault((record["run_id"], record["attempt"], record["seq"]), record)
+    return [first[key] for key in sorted(first)]
 
 
 def merge_parts(records: Iterable[Record]) -> Record:

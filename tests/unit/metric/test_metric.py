@@ -1,246 +1,71 @@
-"""The [METRIC] line: the writer's promises, and the reader's under every noise that logs have."""
+"""The [METRIC] line: what the writer writes, and what the reader takes of a log or rejects."""
 
 import io
 import json
 import math
-import re
+import resource
+import signal
+import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from jobkit.metric import line as metric
-from jobkit.metric import reader as metric_reader
-from jobkit.metric.line import MAX_LINE_BYTES, TAG, MetricWriter
-from jobkit.metric.reader import Rejected
-
-TEXTS = st.text(max_size=40) | st.sampled_from(["a=1 b=2", TAG, '"}', "x\ny", "\x1b[0m", "�"])
-VALUES = st.none() | st.booleans() | st.integers(-(2**53), 2**53) | TEXTS
-VALUES |= st.floats(allow_nan=False, allow_infinity=False)
-BODIES = st.dictionaries(st.sampled_from(["epoch", "val_loss", "text", "ä"]), VALUES, max_size=4)
-PREFIXES = st.sampled_from(
-    ["", "3: ", "12: ", "[default0]:", "[rank1]: ", "\x1b[32m", "\r", "50%\r", "2026-01-01 | "]
-)
-# Noise that holds no tag; a lone newline ends whatever was begun.
-JUNK = st.binary(max_size=60).filter(lambda b: b"METRIC" not in b)
+from jobkit.analysis.collect.records import read_run
+from jobkit.metric import reader
+from jobkit.metric.line import TAG, MetricWriter, encode
+from jobkit.metric.reader import Rejected, read_file, scan
+from jobkit.paths import RunPaths
 
 
-def record(seq: int, **fields: object) -> dict:
+def record(seq: int, **fields: object) -> dict[str, Any]:
     head = {"v": 1, "kind": "epoch", "study": "s", "run_id": "r", "attempt": 0, "rank": 0}
     return {**head, "seq": seq, "t": 1.5, **fields}
 
 
-def line(content: dict) -> bytes:
-    return f"{TAG} {metric.encode(content)}".encode()
+def line(seq: int, **fields: object) -> bytes:
+    return f"{TAG} {encode(record(seq, **fields))}\n".encode()
 
 
-def read(data: bytes) -> tuple[list[dict], list[Rejected]]:
-    found = list(metric_reader.scan(io.BytesIO(data)))
+def read(data: bytes | str) -> tuple[list[dict[str, Any]], list[Rejected]]:
+    """The records of a log, and what was rejected."""
+    found = list(scan(io.BytesIO(data if isinstance(data, bytes) else data.encode())))
     return [f for f in found if isinstance(f, dict)], [f for f in found if isinstance(f, Rejected)]
 
 
-def plain(content: dict) -> dict:
-    return json.loads(json.dumps(content))
+# The writer.
 
 
-@st.composite
-def noisy_logs(draw: st.DrawFn) -> tuple[list[dict], bytes]:
-    """Whole records in order, with noise around each, and the log that they make."""
-    bodies = draw(st.lists(BODIES, max_size=5))
-    records = [record(i, **body) for i, body in enumerate(bodies)]
-    log = draw(JUNK)
-    for content in records:
-        whole = line(content)
-        before = draw(st.sampled_from(["newline", "same line", "torn", "torn on the line"]))
-        if before.startswith("torn"):
-            cut = st.sampled_from([0, 3, len(TAG), len(TAG) + 1]) | st.integers(0, len(whole) - 1)
-            log += whole[: draw(cut)]
-        if before in ("newline", "torn"):
-            log += b"\n" + draw(JUNK) + b"\n"
-        log += draw(PREFIXES).encode() + whole + draw(st.sampled_from([b"", b"\x1b[0m", b"\r"]))
-        if draw(st.booleans()):
-            log += b"\n"
-    return records, log
-
-
-@settings(max_examples=300, deadline=None)
-@given(noisy_logs())
-def test_every_whole_record_is_read_and_none_is_altered(case: tuple[list[dict], bytes]) -> None:
-    records, log = case
-    found, _ = read(log)
-    assert [f for f in found if "v" in f] == [plain(r) for r in records]
-
-
-@settings(max_examples=200, deadline=None)
-@given(BODIES, st.data())
-def test_a_record_with_a_byte_missing_or_changed_is_rejected(body: dict, data: st.DataObject):
-    whole = line(record(0, **body))
-    start = len(TAG) + 1
-    at = data.draw(st.integers(start, len(whole) - 1))
-    changed = data.draw(st.sampled_from([b"", b"7", b"x", b'"', b"\xff"]))
-    broken = whole[:at] + changed + whole[at + 1 :]
-    found, rejected = read(broken + b"\n")
-    if broken == whole:
-        return
-    assert found in ([], [plain(record(0, **body))])  # whole again: the changed byte said the same
-    assert found or rejected
-
-
-@given(st.lists(BODIES, min_size=1, max_size=4), st.integers(1, 9))
-def test_any_block_size_gives_the_same(bodies: list[dict], size: int) -> None:
-    log = b"\n".join(line(record(i, **b)) for i, b in enumerate(bodies)) + b"\n"
-    block, metric_reader._BLOCK = metric_reader._BLOCK, size
-    try:
-        small = read(log)
-    finally:
-        metric_reader._BLOCK = block
-    assert small == read(log)
-    assert len(small[0]) == len(bodies)
-
-
-def _sealed(content: dict) -> bytes:
-    return metric.encode(content).encode()
-
-
-# What a metrics file may hold: records, and what looks like one.
-FILE_LINES = st.sampled_from(
-    [
-        *[_sealed(record(i, train_loss=i / 7)) for i in range(4)],
-        _sealed(record(4, part=0, parts=2)),
-        _sealed(record(5, part=9, parts=2)),  # a part that is none of its record's
-        _sealed(record(6, attempt="0")),
-        _sealed({"v": 1, "kind": "epoch"}),
-        _sealed({"kind": "epoch", "v": 1}),
-        _sealed(record(7))[:-9],
-        _sealed(record(8))[:-9] + _sealed(record(9)),
-        b"",
-        b"x" * 70_000,
-        b"x" * 70_000 + _sealed(record(9)),
-        b"epoch=3 train_loss=0.5",
-    ]
-)
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(FILE_LINES, max_size=9), st.sampled_from([b"", TAG.encode() + b" "]), st.booleans())
-def test_line_by_line_or_many_at_once_gives_the_same(
-    lines: list[bytes], tag: bytes, ended: bool
-) -> None:
-    data = b"\n".join(tag + line for line in lines) + b"\n" * ended
-    reader = metric_reader.scan if tag else metric_reader.read_file
-    block, found = metric_reader._BLOCK, []
-    try:
-        for metric_reader._BLOCK in (100, 100_000, block):
-            for seen in (None, {_sealed(record(1, train_loss=1 / 7))}):
-                items = list(reader(io.BytesIO(data), seen=seen))
-                found.append((seen is None or len(seen), items))
-    finally:
-        metric_reader._BLOCK = block
-    assert found[:2] == found[2:4] == found[4:]
-
-
-def test_many_at_once_are_found_and_a_fault_among_them_is_told() -> None:
-    lines = [line(record(i)) for i in range(3000)]  # more than a block
-    lines[1700] = lines[1700][:-20]
-    found, rejected = read(b"\nplain\n".join(lines) + b"\n")
-    assert [f["seq"] for f in found] == [i for i in range(3000) if i != 1700]
-    offset = sum(len(one) + len("\nplain\n") for one in lines[:1700])
-    assert [r.offset for r in rejected] == [offset]
-
-
-def test_duplicates_count_once_and_the_first_one_wins() -> None:
-    one, two = record(0, val_loss=1.0), record(0, val_loss=2.0)
-    assert metric_reader.unique([one, two, one, record(1)]) == [one, record(1)]
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("[METRIC] epoch=3 val_loss=0.5", [{"epoch": 3, "val_loss": 0.5}]),
-        ("7: [METRIC] epoch=3 loss=nan", [{"epoch": 3, "loss": None}]),
-        ('[METRIC] name="two words" n=1', [{"name": "two words", "n": 1}]),
-        ("\x1b[1m[METRIC]\x1b[0m epoch=1 loss=2\x1b[0m", [{"epoch": 1, "loss": 2}]),
-        ("[METRIC] epoch=1 a=2 [METRIC] epoch=2 a=3", [{"epoch": 1, "a": 2}, {"epoch": 2, "a": 3}]),
-        ('[METRIC] {"epoch": 1, "loss": 0.25}', [{"epoch": 1, "loss": 0.25}]),
-        ("[METRIC] nothing here", []),
-    ],
-)
-def test_foreign_lines_are_read(text: str, expected: list[dict]) -> None:
-    found, rejected = read(text.encode() + b"\n")
-    assert found == expected
-    assert bool(rejected) == (not expected)
-
-
-def test_a_foreign_line_with_no_end_is_rejected() -> None:
-    found, rejected = read(b"[METRIC] epoch=3 val_loss=0.5")
-    assert (found, len(rejected)) == ([], 1)
-    found, rejected = read(b"[METRIC] epoch=3 val_lo" + line(record(0)) + b"\n")
-    assert (found, len(rejected)) == ([record(0)], 1)
-
-
-def test_rejected_places_are_told_with_offset_and_reason() -> None:
-    torn = line(record(0, val_loss=1.0))[:-9]
-    _, rejected = read(b"hello\n" + torn + b"\n" + line(record(1)) + b"\n")
-    assert [(r.offset, r.reason) for r in rejected] == [(6, "truncated or not JSON")]
-
-
-def write_all(tmp_path, *records: tuple[str, dict]) -> tuple[bytes, bytes]:
-    log = io.StringIO()
-    path = tmp_path / "metrics" / "0.jsonl"
+def write(folder: Path, kind: str, **fields: Any) -> tuple[bytes, str]:
+    """What a record is in its file and in the log."""
+    log, path = io.StringIO(), folder / "metrics" / "0.jsonl"
     writer = MetricWriter(study="s", run_id="r", attempt=0, rank=0, path=path, log=log)
-    for kind, fields in records:
-        writer.write(kind, **fields)
+    writer.write(kind, **fields)
     writer.close()
-    return path.read_bytes(), log.getvalue().encode()
+    return path.read_bytes(), log.getvalue()
 
 
-WILD = st.text(max_size=3000) | st.floats() | st.integers() | st.none()
+def test_numbers_keep_their_full_precision_and_what_is_not_finite_is_null(tmp_path: Path) -> None:
+    values = {"epoch": 1, "train_loss": 0.1 + 0.2, "val_loss": math.nan, "lr": -math.inf}
+    file, log = write(tmp_path, "epoch", **values)
+    ((found,), rejected) = read(log)
+    assert not rejected and list(read_file(io.BytesIO(file))) == [found]
+    assert found["train_loss"] == 0.1 + 0.2
+    assert (found["val_loss"], found["lr"], found["epoch"]) == (None, None, 1)
 
 
-@settings(max_examples=60, deadline=None)
-@given(spec=st.dictionaries(st.text(max_size=30), WILD, max_size=30), nodes=st.text(max_size=4000))
-def test_no_line_is_longer_than_srun_takes(tmp_path_factory, spec: dict, nodes: str) -> None:
-    file, log = write_all(
-        tmp_path_factory.mktemp("w"), ("run_start", {"spec": spec, "node_list": nodes})
-    )
-    assert max(len(text) + 1 for text in log.splitlines()) <= MAX_LINE_BYTES
-    found, rejected = read(log)
-    assert not rejected
-    assert found == list(metric_reader.read_file(io.BytesIO(file)))
-    assert [f["seq"] for f in found] == list(range(len(found)))
-
-
-def test_what_was_split_is_one_again(tmp_path) -> None:
-    spec = {f"setting_{i}": i * 1.25 for i in range(80)}
-    _, log = write_all(tmp_path, ("run_start", {"spec": spec, "world_size": 4}))
-    found, _ = read(log)
-    assert len(found) > 1
-    whole = metric_reader.merge_parts(found)
-    assert (whole["spec"], whole["world_size"]) == (spec, 4)
-
-
-def test_nan_and_infinity_are_null(tmp_path) -> None:
-    file, log = write_all(tmp_path, ("epoch", {"val_loss": math.nan, "lr": math.inf, "epoch": 1}))
-    assert not re.search(rb"NaN|Infinity", file + log)
-    assert read(log)[0][0]["val_loss"] is None
-
-
-def test_numbers_keep_their_full_precision(tmp_path) -> None:
-    value = 0.1 + 0.2
-    _, log = write_all(tmp_path, ("epoch", {"val_loss": value}))
-    assert read(log)[0][0]["val_loss"] == value
+@pytest.mark.parametrize("text", ["a\nb", f"{TAG} epoch=8", "\x00\x1b[m", '","crc":"0"}', "\ud800"])
+def test_a_record_is_one_line_with_one_tag_whatever_its_text(tmp_path: Path, text: str) -> None:
+    file, log = write(tmp_path, "message", level="info", text=text)
+    assert (file.count(b"\n"), log.count("\n"), log.count(TAG)) == (1, 1, 1)
+    assert read(log)[0][0]["text"] == text
 
 
 def test_a_full_disk_leaves_no_half_of_a_record(tmp_path: Path) -> None:
-    import resource
-    import signal
-
-    writer = MetricWriter(
-        study="s", run_id="r", attempt=0, rank=0, path=tmp_path / "0.jsonl", log=io.StringIO()
-    )
+    path = tmp_path / "0.jsonl"
+    writer = MetricWriter(study="s", run_id="r", attempt=0, rank=0, path=path, log=io.StringIO())
     writer.write("startup", total_s=1.0)
-    whole = (tmp_path / "0.jsonl").read_bytes()
+    whole = path.read_bytes()
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) + 20, before[1]))
@@ -250,6 +75,222 @@ def test_a_full_disk_leaves_no_half_of_a_record(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, ignored)
-    assert (tmp_path / "0.jsonl").read_bytes() == whole
+    assert path.read_bytes() == whole
     writer.write("startup", total_s=3.0)
-    assert (tmp_path / "0.jsonl").read_bytes().count(b"\n") == 2
+    assert path.read_bytes().count(b"\n") == 2
+
+
+# Records with a checksum.
+
+
+def test_a_record_with_a_byte_missing_or_changed_is_rejected() -> None:
+    whole = line(0, epoch=3, val_loss=1.25, text="a b")[:-1]
+    for at in range(len(TAG) + 1, len(whole)):
+        for other in (b"", b"7", b"x", b'"', b"\xff"):
+            broken = whole[:at] + other + whole[at + 1 :]
+            if broken != whole:
+                found, rejected = read(broken + b"\n")
+                assert (found, len(rejected)) == ([], 1), broken
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"v": 1, "kind": "epoch"},
+        {**record(0), "attempt": "0"},
+        {**record(0), "attempt": -1},
+        {**record(0), "seq": True},
+        {**record(0), "seq": 1 << 31},
+        {k: v for k, v in record(0).items() if k != "v"},
+    ],
+)
+def test_a_record_without_its_identity_is_rejected(content: dict[str, Any]) -> None:
+    for data, reader_ in ((f"{TAG} {encode(content)}\n", scan), (encode(content), read_file)):
+        (found,) = reader_(io.BytesIO(data.encode()))
+        assert isinstance(found, Rejected) and found.reason == "a common field is missing"
+
+
+@pytest.mark.parametrize("prefix", ["", "3: ", "[default0]:", "[rank1]: ", "\x1b[32m", "50%\r"])
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\x1b[0m\n", " (node7)\n", ""])
+def test_other_output_around_a_record_does_not_hide_it(prefix: str, end: str) -> None:
+    log = f"{prefix}{line(0, epoch=1).decode()[:-1]}{end}"
+    assert read(log) == ([record(0, epoch=1)], [])
+    coloured = log.replace(f"{TAG} ", f"{TAG} \x1b[1m")
+    assert read(coloured) == ([record(0, epoch=1)], [])
+
+
+def test_a_rejected_place_is_told_with_offset_length_and_reason() -> None:
+    torn = line(0, val_loss=1.0)[:-9]
+    found, (one, two, three) = read(
+        b"hello\n" + torn + b"\n" + line(1) + torn + line(2) + b"[METRIC]"
+    )
+    assert [f["seq"] for f in found] == [1, 2]
+    assert (one.offset, one.length, one.reason) == (6, len(torn) + 1, "truncated or not JSON")
+    assert (two.offset, two.length) == (6 + len(torn) + 1 + len(line(1)), len(torn))
+    assert three.reason == "nothing behind the tag"
+
+
+def test_a_record_of_a_file_that_follows_a_torn_one_counts() -> None:
+    """After a full disk the next record stands on the torn one's line."""
+    one, two = encode(record(0)).encode(), encode(record(1)).encode()
+    data = b"\n" + one[:-9] + two + b"\n" + one[:40] + b"\n[1, 2]\n\n" + two[:-1]
+    found = list(read_file(io.BytesIO(data)))
+    assert [f if isinstance(f, dict) else f.length for f in found] == [
+        *(len(one) - 9, record(1)),
+        *(41, len("[1, 2]\n"), len(two) - 1),
+    ]
+
+
+def test_a_record_that_was_seen_is_not_read_again() -> None:
+    seen: set[bytes] = set()
+    file = b"".join(line(n)[len(TAG) + 1 :] for n in range(3))
+    assert len(list(read_file(io.BytesIO(file), seen=seen))) == 3
+    log = io.BytesIO(b"".join(map(line, range(4))))
+    assert list(scan(log, seen=seen)) == [record(3)]
+    assert len(seen) == 4
+
+
+def test_of_a_repeated_record_the_first_one_counts(tmp_path: Path) -> None:
+    one, two = record(0, val_loss=1.0), record(0, val_loss=2.0)
+    late = record(1, attempt=1)
+    assert reader.unique([late, one, two, one, record(1)]) == [one, record(1), late]
+    paths = RunPaths(tmp_path / "r")
+    paths.metrics_folder.mkdir(parents=True)
+    paths.metrics(0).write_text(encode(record(0, epoch=1, val_loss=1.0)))
+    paths.log.write_bytes(line(0, epoch=1, val_loss=9.0) + line(2, epoch=2, val_loss=0.5))
+    found = read_run(paths, "r")
+    assert [e["val_loss"] for e in found.epochs] == [1.0, 0.5]  # the file's, not the log's
+    assert found.lost == 1
+
+
+def memory_of(path: Path, read_stream: Any) -> tuple[list[Any], int]:
+    """What a file holds, and the memory in bytes that reading it took."""
+    tracemalloc.start()
+    with path.open("rb") as stream:
+        found = list(read_stream(stream))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return found, peak
+
+
+def test_progress_bars_on_one_line_cost_little_memory_and_hide_no_record(tmp_path: Path) -> None:
+    """Pieces of such a line are read alone: a record stands around the end of each."""
+    log, bars = tmp_path / "log", b"\r 10%|x=1 [METRIC" * (1 << 19)
+    for at in (-30, -5, 0, 20):
+        start = line(0)[:60] + bars
+        log.write_bytes(start[: (2 << 20) + at] + line(1)[:-1] + bars + b"\n" + line(2))
+        found, peak = memory_of(log, scan)
+        assert [f["seq"] for f in found if isinstance(f, dict)] == [1, 2]
+        assert isinstance(found[0], Rejected) and len(found) == 3 and peak < 8 << 20
+
+
+def test_a_long_line_of_a_metrics_file_hides_no_record(tmp_path: Path) -> None:
+    path = tmp_path / "0.jsonl"
+    path.write_bytes(b"x" * (8 << 20) + b"\n" + line(2)[len(TAG) + 1 :])
+    found, peak = memory_of(path, read_file)
+    assert found[-1] == record(2) and peak < 6 << 20
+    assert sum(f.length for f in found[:-1]) == 8 << 20
+
+
+def test_a_log_of_bare_tags_costs_little_memory(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path / "r")
+    paths.folder.mkdir()
+    paths.log.write_bytes(b"[METRIC]\n" * 10_000 + b"[METRIC]" * 10_000)
+    ((reject,), peak) = memory_of(paths.log, lambda _: read_run(paths, None).rejects)
+    assert (reject.count, reject.offset, reject.reason) == (20_000, 0, "nothing behind the tag")
+    assert peak < 2 << 20
+
+
+# Lines of other programs.
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("epoch=3 val_loss=0.5", {"epoch": 3, "val_loss": 0.5}),
+        ("epoch=3, val_loss=1.25;", {"epoch": 3, "val_loss": 1.25}),
+        ("epoch=3.0 val_loss=.5 lr=1e-3", {"epoch": 3, "val_loss": 0.5, "lr": 0.001}),
+        ("epoch=3 loss=nan x=-inf", {"epoch": 3, "loss": None, "x": None}),
+        ('name="two words" n=1', {"name": "two words", "n": 1}),
+        ("epoch=3 size=12GB at=12:30:01", {"epoch": 3, "size": "12GB", "at": "12:30:01"}),
+        ("bw=25Gbps id=3ABCDE shape=[3]", {"bw": "25Gbps", "id": "3ABCDE", "shape": "[3]"}),
+        ("epoch=\x1b[32m3\x1b[0m a=2\x1b[0m", {"epoch": 3, "a": 2}),
+        ("epoch=1 n=12345678901234567890", {"epoch": 1, "n": 12345678901234567890.0}),
+        ('{"epoch": 1, "loss": 0.25} text', {"epoch": 1, "loss": 0.25}),
+        ('{"epoch": "3"}', {"epoch": 3}),
+        ('{"epoch": 3.0, "a": NaN}', {"epoch": 3, "a": None}),
+        (f'{{"a": {10**30}, "b": "\u00e4"}}', {"a": None, "b": "\u00e4"}),
+    ],
+)
+def test_a_whole_line_of_another_program_is_read(text: str, expected: dict[str, Any]) -> None:
+    for log in (f"7: [METRIC] {text}\n", f"\x1b[1m[METRIC]\x1b[0m {text}\r\nnext\n"):
+        assert read(log) == ([expected], [])
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("nothing here", "no key=value"),
+        ("epoch=3 val_loss=1.27 images", "not key=value alone"),
+        ("epoch=3 images_per_s=225 srun: requeued", "not key=value alone"),
+        ('epoch=3 name="two', "not key=value alone"),
+        ("epoch=3 x=225\x00\x00", "not key=value alone"),
+        ("epoch=3 x=225\x1b[A50", "not key=value alone"),
+        ("epoch=3 val_loss=1.", "lost its end"),
+        ("epoch=3 val_loss=1e", "lost its end"),
+        ("epoch=3 val_loss=1. loss=9", "lost its end"),
+        ("epoch=3 images_per_s=225epoch=4", "lost its end"),
+        ("epoch=3 images_per_s=225[rank1]:x", "lost its end"),
+        ("epoch=3 loss=1 epoch=4", "a name twice"),
+        ("epoch=3 images_per_s=225\r 10%|#   | 1/10", "truncated at the end"),
+        ("epoch=3 x=\xff", "UTF-8"),
+        ("epoch=-1 x=123", "epoch '-1' is no whole number"),
+        ("epoch=2.5 x=123", "epoch '2.5' is no whole number"),
+        ('{"epoch": "three"}', "epoch 'three' is no whole number"),
+        ('{"epoch": null}', "epoch 'None' is no whole number"),
+        ('{"epoch": 3, "x": 22', "truncated or not JSON"),
+        ('{"epoch": 5},"val_loss":0.5}', "inside of a truncated record"),
+        ('{"v":1,"epoch":5}', "checksum missing"),
+        ('{"run_id":"r","attempt":0,"seq":0}', "checksum missing"),
+        ("{}", "empty object"),
+        ('{"a":' * 100_000, "not JSON"),
+    ],
+)
+def test_a_line_that_may_be_cut_or_mixed_is_rejected(text: str, reason: str) -> None:
+    found, (rejected,) = read(f"[METRIC] {text}\n".encode("latin-1"))
+    assert found == [] and reason in rejected.reason
+
+
+def test_two_lines_of_another_program_on_one() -> None:
+    found, rejected = read("[METRIC] epoch=1 a=2 [METRIC] epoch=2 a=3\n")
+    assert (found, rejected) == ([{"epoch": 1, "a": 2}, {"epoch": 2, "a": 3}], [])
+    found, (first,) = read("[METRIC] epoch=1 a=2[METRIC] epoch=2 a=3\n")  # a may have been 25
+    assert (found, first.reason) == ([{"epoch": 2, "a": 3}], "truncated at the end")
+    for end in (b"epoch=3 a=2", b"epoch=3 val_lo"):  # the end of a log, and of a file
+        assert [type(f) for f in read_file(io.BytesIO(end))] == [Rejected]
+        assert read(b"[METRIC] " + end)[0] == []
+        assert read(b"[METRIC] " + end + line(0))[0] == [record(0)]
+
+
+def test_an_epoch_with_a_checksum_wins_over_a_line_without(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path / "r")
+    paths.folder.mkdir()
+    foreign = b"[METRIC] epoch=1 val_loss=0.001\n[METRIC] epoch=7 val_loss=0.1\n"
+    paths.log.write_bytes(line(0, epoch=0, val_loss=1.0) + line(1, epoch=1, val_loss=0.5) + foreign)
+    records = read_run(paths, "r")
+    assert [(e["epoch"], e["val_loss"]) for e in records.epochs] == [(0, 1.0), (1, 0.5)]
+    assert records.epochs_not_taken == 2
+    paths.log.write_text("[METRIC] epoch=0 a=1\n[METRIC] epoch=0 b=2\nend\n")
+    records = read_run(paths, None)
+    assert records.epochs == [{"epoch": 0, "a": 1, "b": 2}]
+    assert records.epochs_not_taken == 0
+
+
+def test_records_of_another_run_are_rejected(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path / "r")
+    paths.folder.mkdir()
+    paths.log.write_bytes(line(0) + line(0, run_id="other") + line(1))
+    found = read_run(paths, "r")
+    assert [r["seq"] for r in found.records] == [0, 1]
+    assert [(r.count, r.reason) for r in found.rejects] == [(1, "of another run: other")]
+    assert json.loads(encode(found.records[0]))["run_id"] == "r"

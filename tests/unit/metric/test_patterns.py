@@ -6,16 +6,27 @@ from typing import Any
 
 import pytest
 
-from jobkit.analysis.collect.lines import matches, observed_lines
+from jobkit.analysis.collect.lines import matches, observed_lines, observed_metrics
 from jobkit.analysis.collect.records import RunRecords
-from jobkit.analysis.collect.steps import rate_row, step_rows
+from jobkit.analysis.collect.steps import Observation, Observed, rate_row, step_rows
 from jobkit.analysis.collect.unused import unused_lines
+from jobkit.analysis.log_options import try_pattern
 from jobkit.errors import UsageError
 from jobkit.metric.pattern import PATTERNS, load_pattern, own_pattern, pattern_of
 from jobkit.metric.quantity import quantity_of
 from jobkit.spec.command_spec import CommandSpec
 
 NAMES = sorted(p.stem for p in PATTERNS.glob("*.toml"))
+EPOCHS = r"Epoch: \[(?P<epoch>\d+)\]\[(?P<step>\d+)/\d+\] Time (?P<step_time_s>[\d.]+)"
+RATE = r"step (?P<step>\d+) (?P<tokens_per_s>\S+) tok/s"
+
+
+def observed_of(line: str, log: str, ranks: int | None = 1, **planned: Any) -> Observed:
+    pattern = own_pattern({"line": line, "of": "total"})
+    found = matches(io.BytesIO(log.encode()), pattern)
+    observed = observed_lines(found, pattern, ranks, planned)
+    assert observed
+    return observed
 
 
 def row_of(name: str, ranks: int = 2, **planned: Any) -> dict[str, Any]:
@@ -34,8 +45,9 @@ def test_the_shipped_patterns_are_these() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_each_shipped_pattern_says_where_its_lines_come_from(name: str) -> None:
-    pattern = load_pattern(name)
+    pattern = load_pattern(name, new=True)
     assert pattern.program and pattern.contains
+    assert pattern.spans in ("step", "interval", "running")
     assert pattern.source.startswith("https://github.com/")
     lines = pattern.sample.strip().splitlines()
     sample = f"{pattern.sample.strip()}\n".encode()
@@ -125,11 +137,7 @@ LINES = {
 def test_a_rate_keeps_the_unit_that_its_line_states(
     line: str, log: str, planned: dict[str, Any], rate: tuple[float, str]
 ) -> None:
-    pattern = own_pattern({"line": LINES[line], "of": "total"})
-    found = matches(io.BytesIO(f"{log}\n{log}\n".encode()), pattern)
-    observed = observed_lines(found, pattern, 1, planned)
-    assert observed
-    row = rate_row(observed)
+    row = rate_row(observed_of(LINES[line], f"{log}\n{log}\n", **planned))
     assert (row["throughput"], row["throughput_unit"]) == (pytest.approx(rate[0]), rate[1])
 
 
@@ -191,11 +199,6 @@ def test_a_new_pattern_says_what_its_lines_cover(tmp_path: Path) -> None:
         pattern_of(spec, new=True)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_each_shipped_pattern_says_what_its_lines_cover(name: str) -> None:
-    assert load_pattern(name, new=True).spans in ("step", "interval", "running")
-
-
 def test_an_expression_that_takes_for_long_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jobkit.analysis.collect.lines.TIMEOUT_S", 0.2)
     slow = own_pattern({"line": "(?P<step_time_s>(?:a|aa)+)$"})
@@ -204,11 +207,9 @@ def test_an_expression_that_takes_for_long_is_stopped(monkeypatch: pytest.Monkey
 
 
 def test_a_restart_is_a_warm_up_again() -> None:
-    pattern = own_pattern({"line": "step (?P<step>[0-9]+) (?P<step_time_s>[0-9.]+) s"})
     log = "[jobkit] start: attempt 0 of x\nstep 1 9 s\nstep 2 1 s\nstep 3 1 s\n"
     log += "[jobkit] start: attempt 1 of x\nstep 3 9 s\nstep 4 1 s\n"
-    observed = observed_lines(matches(io.BytesIO(log.encode()), pattern), pattern, 1, {})
-    assert observed
+    observed = observed_of("step (?P<step>[0-9]+) (?P<step_time_s>[0-9.]+) s", log)
     assert rate_row(observed)["step_time_s"] == 1.0
     rows = step_rows(observed)
     assert [(r["attempt"], r["step"], r["warmup"]) for r in rows] == [
@@ -221,53 +222,128 @@ def test_a_restart_is_a_warm_up_again() -> None:
 
 
 def test_colours_commas_and_progress_bars_are_read() -> None:
-    pattern = own_pattern({"line": "(?P<tokens_per_s>[0-9,]+) tps", "of": "total"})
-    log = b"\x1b[32m1,000 tps\x1b[0m\r2,000 tps\r\n3,000 tps\n"
-    observed = observed_lines(matches(io.BytesIO(log), pattern), pattern, 1, {})
-    assert observed and [o.rate for o in observed.steps] == [1000, 2000, 3000]
+    log = "\x1b[32m1,000 tps\x1b[0m\r2,000 tps\r\n3,000 tps\n"
+    observed = observed_of("(?P<tokens_per_s>[0-9,]+) tps", log)
+    assert [o.rate for o in observed.steps] == [1000, 2000, 3000]
 
 
 def test_a_long_run_has_at_most_a_thousand_rows_and_keeps_its_time() -> None:
-    pattern = own_pattern({"line": "(?P<step>[0-9]+) (?P<step_time_s>[0-9.]+)"})
-    log = "".join(f"{n} 0.5\n" for n in range(1, 5001)).encode()
-    observed = observed_lines(matches(io.BytesIO(log), pattern), pattern, 1, {})
-    assert observed
-    rows = step_rows(observed)
+    log = "".join(f"{n} 0.5\n" for n in range(1, 5001))
+    rows = step_rows(observed_of("(?P<step>[0-9]+) (?P<step_time_s>[0-9.]+)", log))
     assert len(rows) == 1000
     assert sum(r["time_s"] for r in rows) == pytest.approx(2500.0)
 
 
-@pytest.mark.parametrize("between", ["", "loss: 0.1\n", "0.25\n", "-----\n", "Epoch: 3\n"])
-@pytest.mark.parametrize(
-    ("line", "end"),
-    [("step_time: 0.5", "\n"), ("step 7 time 0.5", "\n"), ("0.5", "\n"), ("\rtime 0.5", "")],
-)
-def test_lines_that_end_in_a_number_are_taken_whatever_the_next_begins_with(
-    line: str, end: str, between: str
-) -> None:
-    pattern = own_pattern({"line": r"^(?:step_time: |(?:step 7 )?time |)(?P<step_time_s>0\.5)$"})
-    log = f"{line}{end}{between if end else ''}" * 30 + "end\n"
-    observed = observed_lines(matches(io.BytesIO(log.encode()), pattern), pattern, 1, {})
-    assert observed and observed.cut == 0 and len(observed.steps) >= 29
-
-
-def test_where_all_lines_may_be_cut_it_is_told() -> None:
-    pattern = own_pattern({"line": r"time (?P<step_time_s>[\d.]+)"})
-    log = io.BytesIO(b"time 0.5\nslurmstepd: error: *** STEP 1.0 CANCELLED\n")
-    observed = observed_lines(matches(log, pattern), pattern, 1, {})
-    assert observed and not observed.steps and rate_row(observed) == {}
-    assert (
-        unused_lines(RunRecords([]), observed) == "1 line of pattern own may be truncated: not used"
-    )
-
-
-@pytest.mark.parametrize("after", ["", "\nTraceback (most recent call last):\n", "\nsrun: x\n"])
-def test_the_last_number_of_a_line_that_may_be_cut_is_not_taken(after: str) -> None:
-    pattern = own_pattern({"line": r"step (?P<step>\d+) time (?P<step_time_ms>[\d.]+)"})
-    log = f"step 1 time 200.5\nstep 2 time 201.5\nstep 3 time 20{after}"
-    observed = observed_lines(matches(io.BytesIO(log.encode()), pattern), pattern, 1, {})
-    assert observed and observed.cut == 1
+def test_the_last_number_of_a_log_without_its_newline_is_not_taken() -> None:
+    line = r"step (?P<step>\d+) time (?P<step_time_ms>[\d.]+)"
+    observed = observed_of(line, "step 1 time 200.5\nstep 2 time 201.5\nstep 3 time 20")
     assert [o.step for o in observed.steps] == [1, 2]
-    assert (
-        unused_lines(RunRecords([]), observed) == "1 line of pattern own may be truncated: not used"
+    said = "1 line of pattern own may be truncated: not used"
+    assert observed.cut == 1 and unused_lines(RunRecords([]), observed) == said
+    alone = observed_of(line, "step 3 time 20")
+    assert not alone.steps and rate_row(alone) == {} and alone.cut == 1
+
+
+def of_epochs(first: int, epochs: int = 3) -> str:
+    """A log whose index begins again in each epoch; the first epoch takes half as long."""
+    lines = [
+        f"Epoch: [{epoch}][{step}/200] Time {0.2 if epoch else 0.1}\n"
+        for epoch in range(epochs)
+        for step in range(first, 200, 10)
+    ]
+    return "".join(lines)
+
+
+@pytest.mark.parametrize(("first", "steps"), [(0, 190 + 2 * 191), (10, 180 + 2 * 190)])
+def test_all_epochs_count_where_the_index_of_the_step_begins_again(first: int, steps: int) -> None:
+    observed = observed_of(EPOCHS, of_epochs(first))
+    row = rate_row(observed)
+    assert row["steps_timed"] == steps
+    of_first = 190 - first
+    seconds = 0.1 * of_first + 0.2 * (steps - of_first)
+    assert row["throughput"] == pytest.approx(steps / seconds)
+    assert unused_lines(RunRecords([]), observed) == ""
+
+
+def test_the_warm_up_is_the_first_epoch_s_alone() -> None:
+    observed = observed_of(EPOCHS, of_epochs(0), warmup_steps=50)
+    early = [(o.epoch, o.step) for o in observed.steps if o.warmup]
+    assert early == [(0, n) for n in range(0, 51, 10)]
+
+
+def test_an_index_that_begins_again_without_an_epoch_is_told() -> None:
+    line = EPOCHS.replace("(?P<epoch>", "(?:")
+    observed = observed_of(line, of_epochs(0))
+    assert unused_lines(RunRecords([]), observed).startswith(
+        "40 lines of pattern own with the index of an earlier step, more than there are ranks"
     )
+    twice = observed_of(line, of_epochs(0, 1) * 2, ranks=2)  # as two ranks print it
+    assert twice.repeated == 0 and len(twice.steps) == 20
+
+
+@pytest.mark.parametrize("bad", [-1, 0, float("nan"), float("inf"), True])
+@pytest.mark.parametrize("name", ["tokens_per_s", "step_time_ms"])
+def test_a_rate_or_time_that_is_not_above_0_is_no_measurement(name: str, bad: Any) -> None:
+    records = [{"step": n, name: 1000.0} for n in range(1, 21)]
+    records[9] = {"step": 10, name: bad}
+    observed = observed_metrics(records, 1, {})
+    assert observed and len(observed.steps) == 19
+    assert rate_row(observed)["throughput"] == pytest.approx(1000 if "tok" in name else 1)
+    assert "1 [METRIC] line is in no table" in unused_lines(RunRecords(records), observed)
+
+
+def test_a_time_below_0_is_not_in_the_mean() -> None:
+    steps = [Observation(steps=10, time_s=t, rate=5.0) for t in (1.0, -30.0, 3.0)]
+    assert rate_row(Observed(steps=steps))["step_time_s"] == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [
+        ("1,234", 1234.0),
+        ("12,345,678.5", 12345678.5),
+        ("1_000", 1000.0),
+        ("1e3", 1000.0),
+        ("1,234,", 1234.0),
+        ("12,", 12.0),
+        (".5", 0.5),
+        ("12.3k", 12300.0),
+        ("12.3K", 12300.0),
+        ("1.5M", 1.5e6),
+        ("2G", 2e9),
+        ("0,031", None),
+        ("12,5", None),
+        ("1,2345", None),
+        ("1.234,5", None),
+        ("1,00,000", None),
+        ("1_00", None),
+        ("1k5", None),
+        ("k", None),
+        ("nan", None),
+        ("-3", None),
+        ("0.0", None),
+        ("1e999", None),
+    ],
+)
+def test_the_text_of_a_rate_is_a_number_or_counted(text: str, rate: float | None) -> None:
+    observed = observed_of(RATE, f"step 1 7 tok/s\nstep 2 {text} tok/s\nstep 3 {text} tok/s\n")
+    if rate is None:
+        said = unused_lines(RunRecords([]), observed)
+        why = "with a time or rate that is no number above 0"
+        assert (
+            said == f"2 lines of pattern own {why}, as tokens_per_s={text}: that value is not used"
+        )
+        assert rate_row(observed)["throughput"] == 7  # the line of the warm-up, and no other
+    else:
+        assert rate_row(observed)["throughput"] == pytest.approx(rate)
+        assert unused_lines(RunRecords([]), observed) == ""
+
+
+def test_try_pattern_says_what_it_does_not_use(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "train.log"
+    log.write_text("step 1 980 tok/s\nstep 2 1.2x tok/s\n")
+    assert try_pattern([str(log), "--line", RATE, "--of", "total", "--spans", "step"]) == 0
+    said = capsys.readouterr().out
+    assert "2 lines found\n  1 line of pattern own with a time or rate that is no number" in said

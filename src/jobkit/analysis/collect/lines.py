@@ -12,7 +12,6 @@ import regex
 
 from jobkit.analysis.collect.steps import Observation, Observed, each_once, of_lines
 from jobkit.errors import ANSI, UsageError
-from jobkit.metric.foreign import may_be_cut
 from jobkit.metric.line import Record
 from jobkit.metric.pattern import Pattern
 from jobkit.metric.quantity import Quantity, quantity_of
@@ -22,7 +21,6 @@ METRIC_LINES = "metric lines"  # the source of key=value lines
 LONGEST_LINE = 8192  # characters of a line that a pattern is tried on
 TIMEOUT_S = 2.0  # of one expression on one line: a study may have been handed over
 CUT: Mapping[str, str] = {}  # the groups of a line that may have lost its end
-_PEEK = 64  # characters of what follows a line
 _ENDS_IN_NUMBER = re.compile(r"[0-9][0-9.]*(?:[eE][+-]?)?\Z")
 _ATTEMPT = re.compile(rf"{re.escape(START_MARK)}: attempt ([0-9]{{1,9}})\b")
 # A comma or _ divides thousands. A decimal comma is not read: 0,031 is no number.
@@ -66,21 +64,16 @@ def _groups(found: Any) -> Mapping[str, str]:
 def _lines(stream: BinaryIO) -> Iterator[tuple[int, str, bool]]:
     """The lines of a log without colours; a progress bar's steps are lines too.
 
-    The last value: whether a line has its end, as far as what follows tells.
+    The last value: whether a line has its end.
     """
     text = io.TextIOWrapper(stream, "utf-8", "replace", newline="\n")
-    number, line = 1, text.readline(1 << 20)
-    while line:
-        following = text.readline(1 << 20)
-        # A table of numbers has one on each line.
-        after = following[:_PEEK].encode()
-        whole = line.endswith("\n") and not may_be_cut(after, by_numbers=False)
+    number = 1
+    while line := text.readline(1 << 20):
         *steps, last = line.rstrip("\r\n").split("\r")
-        for part, has_end in (*((step, True) for step in steps), (last, whole)):
+        for part, whole in (*((step, True) for step in steps), (last, line.endswith("\n"))):
             if part:
-                yield number, ANSI.sub("", part)[:LONGEST_LINE], has_end
+                yield number, ANSI.sub("", part)[:LONGEST_LINE], whole
         number += line.endswith("\n")
-        line = following
 
 
 def observed_lines(

@@ -4,7 +4,6 @@ The files of metrics/ are the primary source and the log has copies; either alon
 record in both counts once. Gaps in the sequence numbers are counted as lost records.
 """
 
-import codecs
 import json
 import math
 import re
@@ -24,9 +23,7 @@ from jobkit.metric.reader import Rejected
 from jobkit.outcome.logs import open_log, torn_archive
 from jobkit.paths import RunPaths
 
-_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 UNREADABLE = "cannot be read: "  # begins the reason of such a file
-_LEAST_HEAD = 16  # bytes by which UTF-16 without its mark is known
 _OF_RANK = re.compile(r"([0-9]{1,9})\.[rs]([0-9]{1,9})\.jsonl(?:\.gz)?")
 
 
@@ -229,30 +226,20 @@ def _read(
 ) -> tuple[list[Record], Reject | None]:
     """The records of one file, and its rejected lines."""
     records: list[Record] = []
-    bad: list[Rejected] = []
+    name = str(path.relative_to(folder))
+    bad: Reject | None = None  # of thousands of them, the first alone
     for item in _items(path, folder, seen):
         if isinstance(item, Rejected):
-            bad.append(item)
+            reject = Reject(name, 1, item.offset if item.offset >= 0 else None, item.reason)
         elif "v" in item and run_id not in (None, item["run_id"]):
-            bad.append(Rejected(-1, 0, f"of another run: {item['run_id']}"))
+            reject = Reject(name, 1, None, f"of another run: {item['run_id']}")
         else:
             records.append(item)
-    if not bad:
-        return records, None
-    name, first = str(path.relative_to(folder)), bad[0]
-    if bad[-1].reason.startswith(UNREADABLE):
-        first = bad[-1]  # what is behind it may be all that counts
-    return records, Reject(
-        name, len(bad), first.offset if first.offset >= 0 else None, first.reason
-    )
-
-
-def _is_utf_16(head: bytes) -> bool:
-    """Whether a log is UTF-16: by its mark and zeros as its letters have, or by these alone."""
-    if head[:2] in _UTF_16:
-        return head.count(0) >= len(head) // 3
-    zeros = sorted((head[::2].count(0), head[1::2].count(0)))
-    return len(head) >= _LEAST_HEAD and zeros[0] == 0 and zeros[1] >= 0.9 * (len(head) // 2)
+            continue
+        # What is behind the place that cannot be read may be all that counts.
+        first = bad if bad and not reject.reason.startswith(UNREADABLE) else reject
+        bad = replace(first, count=bad.count + 1 if bad else 1)
+    return records, bad
 
 
 def _items(path: Path, study: Path, seen: set[bytes]) -> Iterator[Record | Rejected]:
@@ -260,8 +247,6 @@ def _items(path: Path, study: Path, seen: set[bytes]) -> Iterator[Record | Rejec
     scan = reader.read_file if ".jsonl" in path.name else reader.scan
     try:
         with open_log(path, study) as stream:
-            if _is_utf_16(stream.peek(64)[:64]):
-                yield Rejected(0, 2, "UTF-16: convert it, as with iconv -f UTF-16 -t UTF-8")
             yield from scan(stream, seen=seen, loads=orjson.loads)
             if fault := torn_archive(stream):
                 yield Rejected(-1, 0, f"torn archive: {fault}")
