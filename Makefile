@@ -84,8 +84,8 @@ cluster: ## a real Slurm of four nodes on this machine (hpc/minicluster --help s
 bench: $(VENV)/.installed ## every benchmark, and what was lost since the figures kept (ARGS=--keep)
 	$(BIN)/python tests/bench/bench.py $(ARGS)
 
-gpu-check: $(VENV)/.installed ## on GPUs: every check that needs them, and one file to send back
-	$(BIN)/python -m jobkit gpu-check $(ARGS)
+gpu-check: $(VENV)/.installed ## on GPUs: what only they can show, and one file to send back
+	JOBKIT_PYTHON=$(CURDIR)/$(BIN)/python bash hpc/gpu-check.sh $(ARGS)
 
 docs: $(VENV)/.installed ## write what comes from the source: tables of docs/, shell completion
 	PYTHONPATH=src:tests $(BIN)/python -m support.generated_docs

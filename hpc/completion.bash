@@ -22,7 +22,6 @@ _jobkit_options() {
     'memory') echo '--help --gpus --nodes --json --csv --parameters --classes --images --strategy --keep-memory --no-keep-memory --model --hidden --width --precision --fp32 --cudnn-benchmark --no-cudnn-benchmark --deterministic --no-deterministic --channels-last --no-channels-last --compile --no-compile --compile-mode --activation-checkpointing --no-activation-checkpointing --crop-padding --global-batch-size --batch-size-per-rank --accumulate --optimizer --lr --momentum --nesterov --no-nesterov --weight-decay --lr-schedule --lr-warmup-epochs --lr-scaling --lr-base-batch-size --lookahead-every --clip-norm --ddp-bucket-mib --ddp-gradient-as-bucket-view --no-ddp-gradient-as-bucket-view --ddp-static-graph --no-ddp-static-graph --ddp-find-unused-parameters --no-ddp-find-unused-parameters --ddp-comm-hook --ddp-powersgd-rank --ddp-powersgd-start --sync-batchnorm --no-sync-batchnorm --zero1 --no-zero1 --fsdp-wrap --fsdp-wrap-min-parameters --fsdp-group-mib --fsdp-reshard-after-forward --no-fsdp-reshard-after-forward --fsdp-reduce-fp32 --no-fsdp-reduce-fp32 --fsdp-cpu-offload --no-fsdp-cpu-offload --fsdp-hybrid-replicas --fsdp-prefetch --pipeline-stages --pipeline-schedule --pipeline-split --microbatches --checkpoint-every --checkpoint-keep --checkpoint-async --no-checkpoint-async --stop-signal --breakdown-iterations --profile --profile-ranks' ;;
     'advise') echo '--help --device-memory --nodes --gpus-per-node --network-gb-per-s --link-gb-per-s --reserve --json --parameters --classes --images --keep-memory --no-keep-memory --model --hidden --width --precision --fp32 --cudnn-benchmark --no-cudnn-benchmark --deterministic --no-deterministic --channels-last --no-channels-last --compile --no-compile --compile-mode --activation-checkpointing --no-activation-checkpointing --crop-padding --global-batch-size --batch-size-per-rank --accumulate --optimizer --lr --momentum --nesterov --no-nesterov --weight-decay --lr-schedule --lr-warmup-epochs --lr-scaling --lr-base-batch-size --lookahead-every --clip-norm --ddp-bucket-mib --ddp-gradient-as-bucket-view --no-ddp-gradient-as-bucket-view --ddp-static-graph --no-ddp-static-graph --ddp-find-unused-parameters --no-ddp-find-unused-parameters --ddp-comm-hook --ddp-powersgd-rank --ddp-powersgd-start --sync-batchnorm --no-sync-batchnorm --fsdp-wrap --fsdp-wrap-min-parameters --fsdp-group-mib --fsdp-reduce-fp32 --no-fsdp-reduce-fp32 --fsdp-cpu-offload --no-fsdp-cpu-offload --fsdp-prefetch --pipeline-stages --pipeline-schedule --pipeline-split --microbatches --checkpoint-every --checkpoint-keep --checkpoint-async --no-checkpoint-async --stop-signal --breakdown-iterations --profile --profile-ranks' ;;
     'preflight') echo '--help --run-dir --dataset --data-dir --device --timeout --json' ;;
-    'gpu-check') echo '--help --device --parts --list --folder' ;;
     'comm') echo '--help --ops --backend --min-bytes --max-bytes --factor --iterations --warmup --seconds-per-size --timeout --nproc-per-node --run-dir --attempt --check' ;;
     'plot-comm') echo '--help' ;;
     'step-model') echo '--help --comm' ;;
@@ -49,7 +48,7 @@ _jobkit_options() {
 # The values of an option that takes one of a few, or the commands of a program.
 _jobkit_values() {
   case $1 in
-    'jobkit') echo 'prepare run launch status cancel drill rehearse check-edf check-k8s verify memory advise preflight gpu-check comm plot-comm step-model collect try-pattern check-claims compare plot export exercise meter' ;;
+    'jobkit') echo 'prepare run launch status cancel drill rehearse check-edf check-k8s verify memory advise preflight comm plot-comm step-model collect try-pattern check-claims compare plot export exercise meter' ;;
     'run.sh --recipe') echo 'fast fast-cpu' ;;
     'run.sh --strategy') echo 'single dp ddp fsdp mp pp' ;;
     'run.sh --device') echo 'auto cpu cuda' ;;
@@ -113,7 +112,6 @@ _jobkit_values() {
     'advise --pipeline-schedule') echo 'gpipe 1f1b interleaved' ;;
     'advise --stop-signal') echo 'USR1 USR2' ;;
     'preflight --dataset') echo 'cifar10 synthetic' ;;
-    'gpu-check --device') echo 'cuda cpu' ;;
     'comm --backend') echo 'auto gloo nccl' ;;
     'export --to') echo 'aoti onnx state_dict' ;;
     'export --march') echo 'x86-64-v2 x86-64-v3 x86-64-v4 native' ;;

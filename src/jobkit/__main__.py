@@ -28,7 +28,6 @@ COMMANDS = {
         "main",
         "check an allocation before a job uses it",
     ),
-    "gpu-check": ("jobkit.checks.gpu_check.cli", "main", "run every check that needs GPUs"),
     "comm": ("jobkit.checks.comm.cli", "main", "measure collective latency and bandwidth"),
     "plot-comm": ("jobkit.analysis.figures.comm", "main", "plot the results of comm"),
     "step-model": (

@@ -86,7 +86,7 @@ def test_links_and_files_are_there() -> None:
     found = [text for page in TEXTS for text in dead_links(page)]
     index = set(re.findall(r"\]\((\S+\.md)\)", TEXTS[ROOT / "docs" / "README.md"]))
     found += [f"docs/README.md: {n}" for n in index ^ ({p.name for p in PAGES} - {"README.md"})]
-    folders = r"(?:\./)?((?:hpc/(?:sites/)?|tests/(?:bench|unit)/)?[a-z_]+\.(?:sh|py|toml))\b"
+    folders = r"(?:\./)?((?:hpc/(?:sites/)?|tests/(?:bench|unit)/)?[a-z_-]+\.(?:sh|py|toml))\b"
     named = set(re.findall(rf"(?<![/\w]){folders}", "".join(TEXTS.values())))
     # Files of runs and of the reader; files in a folder that the text names before.
     named -= {"site.sh", "job.sh", "mine.toml", "patches.py", "waiting.py", "train.py", "meter.py"}
@@ -169,6 +169,10 @@ def not_taken(line: str) -> list[str]:
     words = shlex.split(line.replace("$(jobkit --prefix)/", ""))
     program, *rest = words[1:] if words[0] == "python" else words
     script = next((w for w in words if re.fullmatch(r"run\.sh|hpc/(train\w*|comm)\.sh", w)), None)
+    if "hpc/gpu-check.sh" in words:
+        source = (ROOT / "hpc" / "gpu-check.sh").read_text()
+        given = words[words.index("hpc/gpu-check.sh") + 1 :]
+        return [w for w in given if w.startswith("--") and f"{w} " not in source]
     if script:
         more = ["--comm"] if "comm" in script else []
         absent = [] if (ROOT / script).exists() else [f"no {script}"]

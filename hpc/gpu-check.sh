@@ -1,0 +1,120 @@
+#!/usr/bin/env bash
+#SBATCH --job-name=gpu-check
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=4
+#SBATCH --gpus-per-node=4
+#SBATCH --cpus-per-task=8
+#SBATCH --time=00:45:00
+#SBATCH --output=logs/gpu-check-%j.log
+#
+# Checks what only GPUs can show, and packs the logs into one file to send back.
+#   sbatch hpc/gpu-check.sh                    one node; with --nodes=2 also between the nodes
+#   bash hpc/gpu-check.sh                      this machine, all of its GPUs
+#   bash hpc/gpu-check.sh --device cpu         a rehearsal on the CPU: no number is of a GPU
+# Options: --device cuda|cpu, --folder DIR (default: a new one in logs/), --parts "NAME ..." (of
+# environment preflight comm verify epoch stop; the environment is always checked first).
+# Submit it from jobkit's folder: sbatch runs a copy of this file.
+#
+# It prints each number with its bound, and MISSED where the bound is not met. Exit codes: 0 every
+# part passed; 2 wrong usage, or torch cannot use the GPUs, with the fix; 4 a part failed.
+set -u
+umask go-w
+
+fail() { echo "gpu-check: error: $1" >&2; exit 2; }
+
+root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
+[[ -f $root/run.sh ]] || root=${JOBKIT_ROOT:-${SLURM_SUBMIT_DIR:-$PWD}}
+[[ -f $root/run.sh ]] || fail "no run.sh found: submit from jobkit's folder"
+device=cuda folder='' parts="preflight comm verify epoch stop"
+while (($#)); do
+  case $1 in
+    --device | --folder | --parts) (($# > 1)) || fail "$1 needs a value"; printf -v "${1#--}" %s "$2"; shift 2 ;;
+    *) fail "$1 is no option: see the first lines of this file" ;;
+  esac
+done
+[[ $device == cuda || $device == cpu ]] || fail "--device $device: must be cuda or cpu"
+folder=${folder:-${JOBKIT_LOGS:-$root/logs}/gpu-check-$(uname -n)-$(date +%Y%m%d-%H%M%S)}
+mkdir -p -- "$folder" && folder=$(cd -- "$folder" && pwd) || fail "$folder cannot be made"
+
+python=${JOBKIT_PYTHON:-python}
+if [[ -z ${JOBKIT_PYTHON-} && -x $root/.venv/bin/python ]]; then python=$root/.venv/bin/python; fi
+export JOBKIT_PYTHON=$python JOBKIT_DATA_DIR=$folder/data PYTHONUNBUFFERED=1
+export PYTHONPATH=$root/src${PYTHONPATH:+:$PYTHONPATH}
+export NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET,GRAPH NCCL_DEBUG_FILE=$folder/nccl-%h-%p.log
+ranks=2 words=(--device "$device")
+if [[ $device == cuda ]]; then
+  ranks=$("$python" -m jobkit.gpus) || fail "$python cannot start"
+  ((ranks)) || fail "no GPU is visible here (see nvidia-smi); --device cpu rehearses the commands"
+  nvidia-smi >"$folder/nvidia-smi.txt" 2>&1
+  nvidia-smi topo -m >"$folder/topology.txt" 2>&1
+fi
+
+failed=() first_s=0
+# part NAME LIMIT_S COMMAND...: runs it, its output in NAME.log. The limit is that of a machine that
+# starts torch in 5 s, and grows where the first start took longer, as on a busy file system.
+part() {
+  local name=$1 limit=$(($2 * (first_s > 5 ? first_s : 5) / 5)) start=$SECONDS code
+  shift 2
+  timeout --kill-after=15 "$limit" "$@" >"$folder/$name.log" 2>&1 </dev/null
+  code=$?
+  if ((code == 0)); then
+    echo "ok     $name: $((SECONDS - start)) s"
+  else
+    failed+=("$name")
+    echo "FAILED $name: exit code $code after $((SECONDS - start)) s (limit $limit s); the end of its log:"
+    tail -n 4 -- "$folder/$name.log" | sed 's/^/         /'
+  fi
+  return "$code"
+}
+# Prints what a part measured, from its log.
+say() { grep -E "$2" -- "$folder/$1.log" | sed 's/^/         /'; }
+# As one machine: without the variables of the allocation.
+one_node=(env)
+for own in $(compgen -e SLURM_); do one_node+=(-u "$own"); done
+torchrun=("${one_node[@]}" "$python" -m torch.distributed.run --standalone "--nproc-per-node=$ranks" -m)
+# Between all nodes of an allocation, else on this machine.
+if [[ -n ${SLURM_JOB_ID-} ]]; then
+  preflight=(bash "$root/run.sh" --preflight --dry-run)
+  comm=(bash "$root/run.sh" --comm)
+else
+  preflight=("${torchrun[@]}" jobkit.checks.preflight.cli)
+  comm=(bash "$root/run.sh" --comm --nproc-per-node "$ranks")
+fi
+if [[ $device == cuda ]]; then
+  comm+=(--backend nccl --max-bytes 256M)
+  verify=(--model jobkit.checks.verify.cases:layers --device cuda --world-sizes "$ranks")
+  training=(--model resnet18 --train-samples 20000 --epochs 2 --precision bf16)
+else
+  comm+=(--backend gloo --max-bytes 16K --ops all_reduce --iterations 5)
+  verify=(--strategies ddp --world-sizes 2)
+  training=(--model mlp --train-samples 4096 --test-samples 16 --global-batch-size 32 --epochs 2)
+fi
+# A run that is stopped after iteration 6 and saves a checkpoint, then the same command again.
+stop=(bash "$root/run.sh" --nproc-per-node "$ranks" "${words[@]}" "${training[@]}" --dataset synthetic
+  --breakdown-iterations 0 --run-dir "$folder/stop")
+stopped() { part stop 180 "${one_node[@]}" bash -c 'JOBKIT_FAULT=usr2@6 "$@"; code=$?
+  ((code == 75)) || { echo "after USR2: exit code $code, and not 75"; exit 4; }; "$@"' stop "${stop[@]}"; }
+
+pack() {
+  tar -czf "$folder.tar.gz" -C "$(dirname -- "$folder")" --exclude='checkpoints' --exclude='data' \
+    --exclude='*.sh' --exclude='*.pkl' --exclude='*.pt' -- "$(basename -- "$folder")"
+  echo "send back: $folder.tar.gz"
+}
+trap pack EXIT
+part environment 120 "$python" -m jobkit.checks.gpu environment "${words[@]}"; code=$?
+first_s=$SECONDS
+say environment '^(ok|MISSED|torch|GPU|jobkit)'
+((code != 2)) || { echo "nothing else can run before this is mended"; exit 2; }
+for each in $parts; do
+  case $each in
+    environment) ;;
+    preflight) part preflight 90 "${preflight[@]}" "${words[@]}" --dataset synthetic; say preflight 'bandwidth|transports|note|FAULT' ;;
+    comm) part comm 180 "${comm[@]}" --run-dir "$folder/comm"; say comm '^all_reduce|WRONG' | tail -n 3 ;;
+    verify) part verify 180 "${one_node[@]}" "$python" -m jobkit verify "${verify[@]}"; say verify 'tolerance|OVER|all are' ;;
+    epoch) part epoch 150 "${torchrun[@]}" jobkit.checks.gpu epoch "${words[@]}"; say epoch '^(ok|MISSED)' ;;
+    stop) stopped; say stop '^after USR2' ;;
+    *) echo "no part '$each'"; failed+=("$each") ;;
+  esac
+done
+echo "${#failed[@]} failed${failed[*]:+: ${failed[*]}}"
+((${#failed[@]} == 0)) || exit 4
