@@ -1,4 +1,4 @@
-"""Who may write into the folders under logs/, and whether a study holds links."""
+"""Who may write into the folders under logs/."""
 
 import grp
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from jobkit.errors import UsageError
 
-_MOST_LEVELS = 32  # of folders in a study
+_MAY = " may write there, and so change what the jobs execute"
 
 
 @contextmanager
@@ -43,7 +43,7 @@ def own_folder(folder: Path) -> Path:
     try:
         if os.fstat(handle).st_uid != os.geteuid():
             raise UsageError(f"{folder} is somebody else's: remove it")
-        os.fchmod(handle, 0o700)
+        os.fchmod(handle, 0o700)  # it takes the rights of an inherited ACL away as well
     finally:
         os.close(handle)
     return folder
@@ -60,23 +60,19 @@ def next_folder(parent: Path) -> Path:
 
 
 def other_writers(folder: Path) -> str:
-    """Who else may write into a folder: everybody, its group, its owner, or nobody.
-
-    Nobody is the empty text, also for a folder that does not exist.
-    """
+    """Who else may write into a folder: everybody, its owner, its group, or "" for no one else."""
     try:
-        return _others(folder.stat())
+        status = folder.stat()
+        # With an ACL the mode's bits of the group are the most that the named users have.
+        has_acl = "system.posix_acl_access" in os.listxattr(folder)
     except OSError:
         return ""
-
-
-def _others(status: os.stat_result) -> str:
-    """Who else may write to a file or folder; nobody is the empty text."""
     if status.st_mode & 0o002:
         return "everybody"
-    if status.st_mode & 0o020 and not _is_private(status.st_gid):
-        return "its group"
-    return "" if status.st_uid in (0, os.geteuid()) else "its owner, who is somebody else"
+    if status.st_uid not in (0, os.geteuid()):
+        return "its owner, another user,"
+    shared = status.st_mode & 0o020 and (has_acl or not _is_private(status.st_gid))
+    return "its group" if shared else ""
 
 
 def _is_private(gid: int) -> bool:
@@ -88,89 +84,31 @@ def _is_private(gid: int) -> bool:
     return group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}
 
 
-def check_study(folder: Path, trust_group: bool = False) -> list[str]:
-    """Check a study's folder before anything in it is executed or written through.
+def check_study(folder: Path) -> list[str]:
+    """Check a study's folder before anything in it is executed or written.
 
-    Returns a note on others who may write there and are trusted. Raises UsageError for others who
-    are not, in the study or in a folder above it; for a link; for what is no file or folder.
+    Returns one note where a group may write there or above, as in a project's folder: its members
+    are trusted. Raises UsageError where everybody may write, or where another user owns the study,
+    the link to it, or a run.
     """
-    found = [
-        (path, others, above)
-        for above, paths in ((True, _ways(folder)), (False, _within(folder)))
-        for path, status in paths
-        if (others := _others(_unless_sticky(status) if above else status))
-    ]
-    everybody = [(p, above) for p, others, above in found if others == "everybody"]
-    if everybody:
-        path, above = everybody[0]
-        fix = f"chmod go-w {_quoted(path)}" if above else f"chmod -R go-w {_quoted(folder)}"
-        raise UsageError(
-            f"{path}: world-writable, and jobs execute files in {folder}: run {fix}, "
-            "or choose another folder for logs with JOBKIT_LOGS"
-        )
-    if not found:
-        return []
-    path, others, _ = found[0]
-    note = f"{path}: writable by {others}, and jobs execute files in {folder}"
-    if not trust_group:
-        raise UsageError(
-            f"{note}: run chmod -R go-w {_quoted(path)}, choose another folder for logs with "
-            "JOBKIT_LOGS, or say --trust-group"
-        )
-    return [note]
-
-
-def _quoted(path: Path) -> str:
-    return shlex.quote(str(path))
-
-
-def _unless_sticky(status: os.stat_result) -> os.stat_result:
-    """A folder's status, without the right to write where nobody can rename others' files."""
-    if not status.st_mode & stat.S_ISVTX:
-        return status
-    return os.stat_result((status.st_mode & ~0o022, *status[1:]))
-
-
-def _ways(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Every folder above one, and every link on the way to it: whoever may exchange one of them
-    puts another folder in its place.
-    """
-    todo, seen = [folder.absolute()], {folder.resolve()}
-    while todo:
-        path = todo.pop()
-        for part in (path, *path.parents):
-            if part in seen or not os.path.lexists(part):
-                continue
-            seen.add(part)
-            status = part.lstat()
-            if stat.S_ISLNK(status.st_mode):
-                todo.append(Path(os.path.normpath(part.parent.resolve() / part.readlink())))
-                # A link has no rights of its own: its owner and its folder's count.
-                status = os.stat_result((status.st_mode & ~0o022, *status[1:]))
-            yield part, status
-
-
-def _within(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """A folder and all in it. Raises UsageError for links, and for what is no file or folder."""
-    todo = [(folder, 0)] if folder.is_dir() else []
-    if todo:
-        yield folder, folder.stat()
-    while todo:
-        parent, level = todo.pop()
-        try:
-            entries = list(os.scandir(parent))
-        except OSError as error:
-            raise UsageError(f"{parent}: {error.strerror}") from None
-        if level > _MOST_LEVELS:
-            raise UsageError(f"{parent}: folders in folders, {level} levels: this is no study")
-        for entry in entries:
-            path, status = Path(entry.path), entry.stat(follow_symlinks=False)
-            if stat.S_ISLNK(status.st_mode):
-                if level == 1 and entry.name == "slurm.log":  # only read, and made again
-                    continue
-                raise UsageError(f"{path} is a link, through which would be written: remove it")
-            if stat.S_ISDIR(status.st_mode):
-                todo.append((path, level + 1))
-            elif not stat.S_ISREG(status.st_mode):
-                raise UsageError(f"{path} is neither a file nor a folder: remove it")
-            yield path, status
+    if folder.is_symlink() and folder.lstat().st_uid not in (0, os.geteuid()):
+        raise UsageError(f"{folder} is somebody else's link: choose another name")
+    real = folder.resolve()
+    entries = os.scandir(real) if real.is_dir() else ()
+    runs = [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
+    own = {path: writers for path in (real, *runs) if (writers := other_writers(path))}
+    for path, writers in own.items():
+        if writers != "its group":
+            mine = path.stat().st_uid in (0, os.geteuid())
+            fix = f"run chmod o-w {shlex.quote(str(path))}" if mine else "choose another name"
+            raise UsageError(f"{path}: {writers}{_MAY}: {fix}")
+    above = {
+        path: writers
+        for path in real.parents
+        # In a sticky folder, as /tmp, nobody can rename what is not theirs.
+        if (writers := other_writers(path)) and not path.stat().st_mode & stat.S_ISVTX
+    }
+    for path, writers in above.items():
+        if writers == "everybody":
+            raise UsageError(f"{path}: everybody{_MAY}: choose other logs with JOBKIT_LOGS")
+    return [f"{path}: {writers}{_MAY}" for path, writers in (own | above).items()][:1]

@@ -1,124 +1,198 @@
-"""Folders that others may write to: nothing in them is executed."""
+"""Folders that others may write to: nothing in them is executed; a project's group is trusted."""
 
 import os
 import pickle
+import shutil
+import struct
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from jobkit.errors import UsageError
-from jobkit.launch import launcher
+from jobkit.launch import cli, launcher
 from jobkit.launch.request import LaunchRequest
-from jobkit.permissions import check_study, next_folder, own_folder
+from jobkit.permissions import check_study, closed_to_others, next_folder, other_writers, own_folder
 from jobkit.spec.plan import Plan
 from support.fake_study import make_plan, whole_run
+from support.hostile import in_child
 
-root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
-STRANGER = 65534
-PLACES = ["STUDY", "STUDY/.submitit", "STUDY/RUN", "STUDY/RUN/attempts", "LOGS", "LOGS/.."]
-FILES = ["STUDY/plan.json", "STUDY/RUN/site.sh", "STUDY/.submitit/7_submitted.pkl"]
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+ALICE, BOB, PROJECT = 54321, 54322, 54400  # users and a group without names
+DRY = ["--study", "demo", "--name", "s", "--site", "local", "--gpus", "1", "--dry-run"]
 
 
 @pytest.fixture
 def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
-    """A study with a run, in folders of one's own; a launch would start nothing."""
-    monkeypatch.setenv("JOBKIT_LOGS", str(tmp_path / "mine" / "logs"))
+    """A study with a run, below a folder of a project; every group is shared."""
+    monkeypatch.setenv("JOBKIT_LOGS", str(tmp_path / "project" / "logs"))
     monkeypatch.setattr("jobkit.permissions._is_private", lambda gid: False)
     made = make_plan("s", strategies=("ddp",), gpus=(1,))
     whole_run(made, next(iter(made.runs)))
-    for name in FILES:
-        path = place(made, name)
-        path.parent.mkdir(exist_ok=True)
-        path.touch()
     return made
 
 
 def place(plan: Plan, name: str) -> Path:
-    run, logs = next(iter(plan.runs)), plan.paths.folder.parent
-    return Path(name.replace("STUDY", "LOGS/s").replace("RUN", run).replace("LOGS", str(logs)))
+    folder = plan.paths.folder
+    places = {"project": folder.parent.parent, "logs": folder.parent, "study": folder}
+    return places.get(name) or folder / next(iter(plan.runs))
 
 
-def refused(plan: Plan, monkeypatch: pytest.MonkeyPatch, **request: bool) -> str:
-    """Why a launch is refused; it must not start a run, nor write anything."""
-    started: list[str] = []
+def give_acl(path: Path) -> None:
+    """Let a user besides the owner write to a folder, as setfacl -m u:54322:rwx does."""
+    entries = [(1, 7, -1), (2, 7, BOB), (4, 5, -1), (16, 7, -1), (32, 5, -1)]  # tag, rights, id
+    packed = struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *entry) for entry in entries)
+    try:
+        os.setxattr(path, "system.posix_acl_access", packed)
+    except OSError as error:
+        pytest.skip(f"no ACL on this file system: {error.strerror}")
+
+
+@pytest.mark.parametrize(
+    ("where", "change", "said"),
+    [
+        ("study", 0o777, "study: everybody may write there"),
+        ("study", 0o1777, "study: everybody may write there"),
+        ("run", 0o757, "run: everybody may write there"),
+        ("logs", 0o777, "logs: everybody may write there"),
+        ("project", 0o777, "project: everybody may write there"),
+        ("logs", 0o1777, ""),
+        ("study", 0o2775, "note"),
+        ("run", 0o770, "note"),
+        ("project", 0o2775, "note"),
+        ("study", "ACL", "note"),
+        ("project", "ACL", "note"),
+    ],
+)
+def test_who_may_write_decides_what_is_started(
+    plan: Plan, where: str, change: Any, said: str, monkeypatch: Any, capsys: Any
+) -> None:
+    """A refusal is one line before anything is written; a group is one note, in a dry run too."""
+    path, started = place(plan, where), []
+    path.chmod(change) if isinstance(change, int) else give_acl(path)
     monkeypatch.setattr(launcher, "_start_here", lambda *_: started.append("run"))
-    before = plan.paths.plan.stat().st_mtime_ns
-    with pytest.raises(UsageError) as error:
-        launcher.launch(plan, LaunchRequest(site="local", only="ok", **request))
-    assert started == [] and plan.paths.plan.stat().st_mtime_ns == before
-    return str(error.value)
+    before, code = plan.paths.plan.stat().st_mtime_ns, 0 if said in ("", "note") else 2
+    assert cli.main(DRY) == code
+    out, err = capsys.readouterr()
+    lines = [line for line in (out + err).splitlines() if "may write there" in line]
+    assert len(lines) == bool(said) and err.count("\n") == bool(code)
+    if code:
+        assert f"{path}: everybody may write there" in lines[0]
+        with pytest.raises(UsageError):
+            launcher.launch(plan, LaunchRequest(site="local", only="ok"))
+        assert started == [] and plan.paths.plan.stat().st_mtime_ns == before
+    elif said:
+        assert f"note: {path}: its group may write there" in lines[0]
+    # Only for the study's own folders is there a mode to change.
+    assert ("chmod" in out + err) == (bool(code) and where in ("study", "run"))
 
 
-@pytest.mark.parametrize("name", [*PLACES, *FILES])
-def test_what_everybody_may_write_to_is_not_executed(
-    plan: Plan, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place(plan, name).chmod(0o777)
-    assert "world-writable" in (said := refused(plan, monkeypatch)) and "chmod" in said
-    assert "world-writable" in refused(plan, monkeypatch, trust_group=True)
-
-
-@pytest.mark.parametrize("name", [*PLACES, *FILES])
-def test_what_a_group_may_write_to_is_executed_only_where_it_is_trusted(
-    plan: Plan, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place(plan, name).chmod(0o775)
-    assert "--trust-group" in refused(plan, monkeypatch)
-    (note,) = check_study(plan.paths.folder, trust_group=True)
-    assert "writable by its group" in note
-
-
-@root_only
-@pytest.mark.parametrize("name", [*PLACES, *FILES])
-def test_what_a_stranger_owns_is_not_executed(
-    plan: Plan, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    os.chown(place(plan, name), STRANGER, STRANGER)
-    assert "its owner, who is somebody else" in refused(plan, monkeypatch)
-
-
-@root_only
-def test_a_link_of_a_strangers_on_the_way_is_not_followed(
-    tmp_path: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shared = tmp_path / "shared"
-    shared.mkdir(mode=0o777)
-    shared.chmod(0o1777)
-    link = shared / "logs"
-    link.symlink_to(plan.paths.folder.parent)
-    assert check_study(link / "s") == []
-    os.lchown(link, STRANGER, STRANGER)
-    with pytest.raises(UsageError, match="somebody else"):
-        check_study(link / "s")
-
-
-def test_what_a_link_leads_through_counts_too(tmp_path: Path, plan: Plan) -> None:
-    open_folder = tmp_path / "open"
-    open_folder.mkdir()
-    (open_folder / "logs").symlink_to(plan.paths.folder.parent)
-    (tmp_path / "logs").symlink_to(open_folder / "logs")
-    assert check_study(tmp_path / "logs" / "s") == []
-    open_folder.chmod(0o777)
-    with pytest.raises(UsageError, match="world-writable"):
-        check_study(tmp_path / "logs" / "s")
-
-
-def test_folders_of_ones_own_below_a_sticky_one_are_fine(plan: Plan) -> None:
-    plan.paths.folder.parent.parent.chmod(0o1777)
-    assert check_study(plan.paths.folder) == []
-    assert check_study(plan.paths.folder.with_name("new")) == []
-
-
-def test_the_group_of_one_user_alone_is_nobody_else(
-    plan: Plan, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As Debian and Red Hat make one for each user, with a umask of 002."""
+def test_a_group_of_one_user_alone_is_nobody_else(plan: Plan, monkeypatch: Any) -> None:
+    """As Debian and Red Hat make one for each user, with a umask of 002; an ACL may name others."""
     monkeypatch.setattr("jobkit.permissions._is_private", lambda gid: True)
     plan.paths.folder.chmod(0o775)
     assert check_study(plan.paths.folder) == []
+    give_acl(plan.paths.folder)
+    assert len(check_study(plan.paths.folder)) == 1
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A folder that every user can reach."""
+    folder = Path(tempfile.mkdtemp(prefix="shared-", dir="/tmp"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def checked(folder: Path, uid: int) -> str:
+    """What a user is told of a study's folder."""
+
+    def check() -> str:
+        try:
+            return "".join(check_study(folder))
+        except UsageError as error:
+            return f"refused: {error}"
+
+    done = in_child(check, uid)
+    assert done.faults == []
+    return str(done.code)
+
+
+@as_root
+@pytest.mark.parametrize("what", ["study", "run", "link"])
+def test_the_study_of_another_user_is_refused(shared: Path, what: str) -> None:
+    """Two users who share a sticky folder: who makes a name first gets no other's jobs."""
+    shared.chmod(0o1777)
+    study = shared / "s"
+    (study / "run").mkdir(parents=True)
+    for path in (study, study / "run"):
+        os.chown(path, ALICE, ALICE)
+    assert checked(study, ALICE) == ""
+    assert "its owner, another user, may" in checked(study, BOB)
+    if what == "run":
+        os.chown(study / "run", BOB, BOB)
+    if what == "link":
+        (shared / "l").symlink_to(study)
+        study = shared / "l"
+        assert checked(study, ALICE) == ""  # root made it
+        os.lchown(study, BOB, BOB)
+    said = checked(study, ALICE)
+    assert said.startswith("refused: ") == (what != "study") and "chmod" not in said
+
+
+@as_root
+def test_a_project_whose_folder_another_user_owns_is_one_note(shared: Path) -> None:
+    """As /project/GROUP of a cluster: of the head of a group, mode 2775."""
+    os.chown(shared, BOB, PROJECT)
+    shared.chmod(0o2775)
+    (shared / "mine").mkdir()
+    os.chown(shared / "mine", ALICE, PROJECT)
+    said = checked(shared / "mine" / "logs" / "s", ALICE)
+    assert said.startswith(f"{shared}: its owner, another user, may write")
+
+
+@as_root
+def test_a_study_of_root_is_as_good_as_ones_own(shared: Path) -> None:
+    assert checked(shared / "s", ALICE) == ""
+    assert other_writers(shared / "absent") == ""
+
+
+@as_root
+def test_a_strangers_folder_is_not_taken_as_ones_own(shared: Path) -> None:
+    (shared / "x").mkdir()
+    os.chown(shared / "x", ALICE, ALICE)
+    with pytest.raises(UsageError, match="somebody else"):
+        own_folder(shared / "x")
+
+
+def test_a_folder_of_ones_own_is_closed_and_no_link(tmp_path: Path) -> None:
+    (tmp_path / "x").mkdir(mode=0o777)
+    give_acl(tmp_path / "x")
+    assert own_folder(tmp_path / "x").stat().st_mode & 0o777 == 0o700
+    (tmp_path / "link").symlink_to(tmp_path / "x")
+    with pytest.raises(UsageError, match="is a link"):
+        own_folder(tmp_path / "link")
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o002, 0o077])
+def test_what_is_made_is_closed_to_others_whatever_the_umask(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        with closed_to_others():
+            (tmp_path / "a").mkdir()
+            (tmp_path / "a" / "x.json").touch()
+            subprocess.run(["mkdir", str(tmp_path / "a" / "child")], check=True)
+        assert os.umask(umask) == umask
+    finally:
+        os.umask(before)
+    modes = {p.name: p.stat().st_mode & 0o777 for p in tmp_path.rglob("*")}
+    folders = 0o755 & ~umask
+    assert modes == {"a": folders, "child": folders, "x.json": 0o644 & ~umask}
 
 
 class Trap:
@@ -131,13 +205,10 @@ class Trap:
         return Path.touch, (self.trace,)
 
 
-@pytest.mark.parametrize("folder", [".submitit", ".submitit/0"])
-def test_no_pickle_that_lay_in_a_study_is_unpickled(
-    plan: Plan, folder: str, tmp_path: Path
-) -> None:
+def test_no_pickle_that_lay_in_a_study_is_unpickled(plan: Plan, tmp_path: Path) -> None:
     """submitit reads PID_0_result.pkl: whoever hands over a study can leave one for every pid."""
-    left, trace = plan.paths.folder / folder, tmp_path / "unpickled"
-    left.mkdir(exist_ok=True, parents=True)
+    left, trace = plan.paths.submitit, tmp_path / "unpickled"
+    left.mkdir(exist_ok=True)
     content = pickle.dumps(("success", Trap(trace)))
     probe = subprocess.Popen(["true"])
     probe.wait()
@@ -160,11 +231,3 @@ def test_a_folder_of_pickles_is_new(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     assert next_folder(tmp_path) == tmp_path / "8"
     assert next_folder(tmp_path / "absent") == tmp_path / "absent" / "0"
-
-
-@root_only
-def test_a_folder_of_a_strangers_is_not_taken_as_ones_own(tmp_path: Path) -> None:
-    (tmp_path / "x").mkdir()
-    os.chown(tmp_path / "x", STRANGER, STRANGER)
-    with pytest.raises(UsageError, match="somebody else"):
-        own_folder(tmp_path / "x")

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,10 +12,8 @@ import pytest
 from jobkit.analysis.cli import collect_main
 from jobkit.errors import UsageError
 from jobkit.files import append_to, open_regular
-from jobkit.launch import launcher, task
 from jobkit.launch.follow.status import main as status
 from jobkit.launch.local import start
-from jobkit.launch.request import LaunchRequest
 from jobkit.outcome.logs import read_tail
 from jobkit.paths import RunPaths
 from jobkit.payload.report import Reporter, write_outcome
@@ -57,65 +54,6 @@ def put_link(path: Path, target: Path) -> None:
     path.symlink_to(target)
 
 
-FILES = [
-    "launcher.log",
-    "plan.json",
-    ".launcher.lock",
-    "RUN/train.log",
-    "RUN/job.sh",
-    "RUN/job.json",
-]
-FILES += ["RUN/metrics/0.jsonl", "RUN/ranks/0/rank-0.log", "RUN/attempts/0/outcome.json"]
-FOLDERS = [
-    "figures",
-    ".submitit",
-    "RUN",
-    "RUN/metrics",
-    "RUN/ranks",
-    "RUN/attempts",
-    "RUN/profiles",
-]
-FOLDERS += ["RUN/checkpoints", "RUN/checkpoints/00000001-0", ".submitit/0"]
-
-
-@pytest.mark.parametrize("name", [*FILES, *FOLDERS])
-@pytest.mark.parametrize("dangling", [False, True])
-def test_a_study_with_a_link_is_not_launched(
-    plan: Plan, outside: Path, name: str, dangling: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target = outside / ("new" if dangling else "precious" if name in FILES else "")
-    if name == "plan.json" and not dangling:
-        target = outside / "plan.json"
-        target.write_bytes(plan.paths.plan.read_bytes())
-    put_link(plan.paths.folder / name.replace("RUN", next(iter(plan.runs))), target)
-    before = snapshot(outside)
-    monkeypatch.setattr(launcher, "_start_here", lambda *_: pytest.fail("started"))
-    with pytest.raises(UsageError):
-        launcher.launch(plan, LaunchRequest(site="local", only="ok"))
-    assert snapshot(outside) == before
-
-
-@pytest.mark.parametrize("make", [os.mkfifo, lambda path: os.mknod(path, 0o600 | 0o140000)])
-def test_a_study_with_a_fifo_or_a_socket_is_not_launched(
-    plan: Plan, make: Callable[[Path], None]
-) -> None:
-    make(run_of(plan).folder / "x")
-    with pytest.raises(UsageError, match="neither a file nor a folder"):
-        launcher.launch(plan, LaunchRequest(site="local", only="ok"))
-
-
-def test_a_study_that_is_far_too_deep_is_not_launched(plan: Plan) -> None:
-    (plan.paths.folder / Path(*["x"] * 40)).mkdir(parents=True)
-    with pytest.raises(UsageError, match="levels"):
-        launcher.launch(plan, LaunchRequest(site="local", only="ok"))
-
-
-def test_the_link_to_slurms_log_is_none_of_them(plan: Plan) -> None:
-    paths = run_of(plan)
-    paths.scheduler_log.symlink_to("../.submitit/0/17_0_log.out")
-    assert launcher.prepare(plan, LaunchRequest(site="local", only="ok"), ask=False).run_ids
-
-
 def hard_link(path: Path, target: Path) -> None:
     os.link(target, path)
 
@@ -142,7 +80,6 @@ def test_a_run_is_not_logged_to_a_file_of_elsewhere(plan: Plan, outside: Path, l
         [sys.executable, "-c", code, str(paths.folder)], capture_output=True, timeout=300
     )
     assert done.returncode and (outside / "precious").read_text() == PRECIOUS
-    assert task.RunPaths is RunPaths
 
 
 def test_the_launchers_log_is_no_file_of_elsewhere(

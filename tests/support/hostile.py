@@ -44,12 +44,19 @@ def plain(line: str) -> bool:
     return not any(ord(c) < 32 or 127 <= ord(c) < 160 or 0x202A <= ord(c) <= 0x202E for c in line)
 
 
-def in_child(act: Callable[[], object]) -> Done:
-    """Call a function in a forked process with a limit of time; its exit code is what it gives."""
+def in_child(act: Callable[[], object], uid: int | None = None) -> Done:
+    """Call a function in a forked process with a limit of time; its exit code is what it gives.
+
+    uid: as this user, with the group of the same number.
+    """
     reads, writes = os.pipe()
     pid = os.fork()
     if not pid:
         os.close(reads)
+        if uid is not None:
+            os.setgroups([])
+            os.setgid(uid)
+            os.setuid(uid)
         with contextlib.suppress(BaseException):
             os.write(writes, json.dumps(vars(_watched(act))).encode("utf-8", "replace"))
         os._exit(0)
@@ -79,7 +86,9 @@ def _watched(act: Callable[[], object]) -> Done:
     done, said = Done(), io.StringIO()
     _watch(done)
     base = _status_mib("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # from here on the peak is this function's
+    with contextlib.suppress(PermissionError):  # of a process that changed its user
+        # From here on the peak is this function's.
+        Path("/proc/self/clear_refs").write_text("5")
     try:
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
             done.code = act()

@@ -125,4 +125,4 @@ def test_the_folder_of_somebody_else_is_told(
         os.chown(tmp_path, 1, -1)
     else:
         monkeypatch.setattr(os, "geteuid", lambda: 2**20)
-    assert other_writers(tmp_path) == "its owner, who is somebody else"
+    assert other_writers(tmp_path) == "its owner, another user,"

@@ -153,12 +153,6 @@ def add_launch_arguments(made: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--dry-run", action="store_true", help="print each command; write and start nothing"
     )
-    group.add_argument(
-        "--trust-group",
-        action="store_true",
-        help="start although others of its group, or its owner, may write to the study's folder or "
-        "one above it: whoever may acts as you",
-    )
     group.add_argument("--no-wait", action="store_true", help="return without waiting for the runs")
 
 
@@ -242,7 +236,6 @@ def make_request(args: argparse.Namespace) -> LaunchRequest:
         within_allocation=args.within_allocation,
         max_node_hours=args.max_node_hours,
         max_restarts=args.max_restarts,
-        trust_group=args.trust_group,
         gpus_per_node=args.gpus_per_node,
         gpu_request=args.gpu_request,
         torchrun=tuple(

@@ -147,7 +147,7 @@ def prepare(plan: Plan, request: LaunchRequest, ask: bool = True) -> Launch:
     check_counters(os.environ)  # the runs get it
     _check_path(plan.paths.folder)
     refuse_logs(plan.paths)
-    notes = check_study(plan.paths.folder, request.trust_group)
+    notes = check_study(plan.paths.folder)
     for data in {spec.data for spec in plan.runs.values() if spec.data is not None}:
         check_source(data)
     _check_pattern(plan)

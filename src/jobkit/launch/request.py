@@ -21,7 +21,6 @@ class LaunchRequest:
     within_allocation: bool = False  # on Slurm: all runs in one allocation
     max_node_hours: float | None = None  # refuse a plan that may take more
     max_restarts: int | None = None  # resumes of a run from its checkpoint (None: run.sh's default)
-    trust_group: bool = False  # others of the folders' groups, or their owners, may write there
     gpus_per_node: int | None = None  # on Slurm, where the site does not say
     gpu_request: str | None = None  # on Slurm: how GPUs are asked for, over the site's way
     torchrun: tuple[str, ...] = ()  # run.sh's options for torchrun, on this machine

@@ -9,7 +9,6 @@ from pathlib import Path
 import pandas as pd
 
 from jobkit.analysis.collect.results import collect
-from jobkit.launch import cli
 from support.fake_study import logs, make_plan, whole_study
 from support.place import ROOT
 
@@ -108,25 +107,6 @@ def test_a_study_that_starts_is_closed_to_others_whatever_the_umask(tmp_path: Pa
     made = [p for p in [logs(), *logs().rglob("*")] if p.stat().st_mode & 0o022]
     assert made == []
     assert (folder / "metrics" / "0.jsonl").exists()
-
-
-def test_a_study_that_others_may_write_into_is_not_started(capsys, monkeypatch) -> None:
-    monkeypatch.setattr("jobkit.permissions._is_private", lambda gid: False)
-    plan = make_plan("demo", strategies=("ddp",), gpus=(1,))
-    words = ["--study", "demo", "--site", "local", "--dry-run"]
-    plan.paths.folder.chmod(0o777)
-    assert cli.main(words) == 2
-    said = capsys.readouterr().err
-    assert "world-writable" in said
-    assert f"chmod -R go-w {plan.paths.folder}" in said
-    plan.paths.folder.chmod(0o775)
-    assert cli.main(words) == 2
-    assert "writable by its group" in (said := capsys.readouterr().err) and "--trust-group" in said
-    assert cli.main([*words, "--trust-group"]) == 0
-    assert "# note: " in (said := capsys.readouterr().out) and "writable by its group" in said
-    plan.paths.folder.chmod(0o755)
-    assert cli.main(words) == 0
-    assert "may write" not in capsys.readouterr().out
 
 
 def test_a_study_that_everybody_may_write_into_is_collected_with_a_warning() -> None:
