@@ -31,17 +31,19 @@ def check_name(what: str, name: object) -> str:
 
 
 def find_named(what: str, source: str | Path, folder: Path, also: tuple[str, ...] = ()) -> Path:
-    """A TOML file by its path, or by its bare name in a folder.
+    """A TOML file by its path, which has a slash or ends in .toml, or by its bare name in a folder.
 
+    A bare name is never a file of the current folder, which may be somebody else's.
     Raises UsageError that names the nearest known one; also: names that mean something else.
     """
     path, named = Path(source), folder / f"{source}.toml"
-    if path.is_file():
-        return path
-    if "/" not in str(source) and named.is_file():
-        return named
+    is_path = "/" in str(source) or path.suffix == ".toml"
+    if (path if is_path else named).is_file():
+        return path if is_path else named
     known = [*also, *sorted(p.stem for p in folder.glob("*.toml"))]
     hint = nearest(str(source), known)
+    if not is_path and path.is_file():
+        hint = f"; is it the file ./{source}?"
     raise UsageError(f"no {what} '{source}'{hint} (a TOML file, or one of: {', '.join(known)})")
 
 

@@ -12,6 +12,7 @@ from jobkit.paths import (
     StudyPaths,
     check_name,
     data_root,
+    find_named,
     logs_root,
     read_json,
     write_json,
@@ -28,6 +29,26 @@ def test_a_hostile_name_is_refused(name: object) -> None:
         check_name("run id", name)
     with pytest.raises(UsageError, match="run id"):
         StudyPaths(Path("logs")).run(name)  # type: ignore[arg-type]
+
+
+def test_a_bare_name_is_no_file_of_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file `alps` that lies there may be anybody's, and the job would source its lines."""
+    monkeypatch.chdir(tmp_path)
+    known, theirs, other = tmp_path / "hpc" / "alps.toml", tmp_path / "alps", tmp_path / "my.toml"
+    known.parent.mkdir()
+    for path in (known, theirs, other):
+        path.touch()
+    assert find_named("site", "alps", known.parent) == known
+    assert find_named("site", "./alps", known.parent).resolve() == theirs
+    assert find_named("site", "my.toml", known.parent).resolve() == other
+    for name, hint in (("alp", "did you mean 'alps'"), ("hpc", "one of: local, alps")):
+        with pytest.raises(UsageError, match=hint):
+            find_named("site", name, known.parent, ("local",))
+    theirs.rename(tmp_path / "mine")
+    with pytest.raises(UsageError, match=r"is it the file \./mine\?"):
+        find_named("site", "mine", known.parent)
 
 
 @pytest.mark.parametrize("name", ["a", "ddp-n1-g2-b512-fp32-r0-3f9c1a", "A.b_c-9", "x" * 100])
