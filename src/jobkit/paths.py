@@ -281,10 +281,13 @@ def short_path(path: Path) -> str:
     return str(path) if short.startswith("..") else short
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
-    """The object in a JSON file; None if the file is absent, truncated or has no object."""
+def read_json(path: Path, follow: bool = False) -> dict[str, Any] | None:
+    """The object in a JSON file; None if it is absent, truncated or has no object.
+
+    follow: a link is read too, as of a file that the user names.
+    """
     try:
-        content = load_json(read_regular(path))
+        content = load_json(read_regular(path, follow=follow))
     except (OSError, ValueError):
         return None
     return content if isinstance(content, dict) else None

@@ -8,11 +8,8 @@ from pathlib import Path
 import pytest
 
 from jobkit.analysis.cli import collect_main
-from jobkit.errors import UsageError, nearest
-from jobkit.files import load_json
-from jobkit.launch.cli import main as launch
+from jobkit.errors import nearest
 from jobkit.launch.follow.status import main as status
-from jobkit.launch.site import Site
 from jobkit.outcome import logs
 from jobkit.outcome.slurm_jobs import elements
 from jobkit.paths import RunPaths, logs_root
@@ -110,60 +107,6 @@ def test_lines_with_many_new_names_become_few_columns() -> None:
     results = collect("mine")
     assert len(results.epochs.columns) < 300
     assert any("29800 columns" in line.replace(",", "") for line in results.warnings())
-
-
-STUDIES = [
-    "repeats = 1000000000",
-    "gpus = [1]\nrepeats = 100001",
-    "[sweep]\n"
-    + "\n".join(f"{k} = {list(range(1, 101))}" for k in ("seed", "epochs", "width", "threads")),
-    "\n".join(f"k{i} = 1" for i in range(60_000)),
-    "[settings]\n" + "\n".join(f"k{i} = 1" for i in range(60_000)),
-    f"{'x' * 900_000} = 1",
-    f"strategies = ['{'x' * 900_000}']",
-    "name = " + "[" * 5000,
-    "settings" + ".a" * 20_000 + " = 1",
-    "repeats = 1" + "0" * 5000,
-    "seed = nan\nrepeats = inf",
-    "x = 1\n" * 2_000_000,
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("text", STUDIES, ids=lambda text: text[:30])
-def test_a_study_that_is_far_too_much_is_one_line(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "big.toml"
-    path.write_text(text)
-    done = in_child(lambda: int(launch(["--study", str(path), "--dry-run", "--site", "local"])))
-    assert done.faults == [] and done.code == 2
-    assert done.out.count("\n") == 1 and len(done.out) < 6000
-
-
-@pytest.mark.parametrize(
-    "text", ["[" * 5000, "env" + ".a" * 20_000 + " = '1'", "x = 1" + "0" * 5000]
-)
-def test_a_site_that_is_far_too_much_is_one_line(tmp_path: Path, text: str) -> None:
-    (tmp_path / "site.toml").write_text(text)
-    with pytest.raises(UsageError):
-        Site.load(tmp_path / "site.toml")
-
-
-JSON = [
-    b"[[]," * 4_000_000,
-    b'{"a":[' + b"{}," * 5_000_000 + b"{}]}",
-    b"[" * 10_000,
-    b"[" * 40 + b"]" * 40,
-]
-
-
-@pytest.mark.parametrize("content", JSON, ids=["lists", "tables", "deep", "deep and whole"])
-@pytest.mark.parametrize("name", ["plan.json", "RUN/job.json", "RUN/spec.json"])
-def test_a_file_of_state_that_is_far_too_much(plan: Plan, content: bytes, name: str) -> None:
-    whole_run(plan, next(iter(plan.runs)))
-    (plan.paths.folder / name.replace("RUN", next(iter(plan.runs)))).write_bytes(content)
-    done = in_child(lambda: int(status(["s"])))
-    assert done.faults == [] and done.code in (0, 2, 3)
-    with pytest.raises(ValueError):
-        load_json(content)
 
 
 def test_a_reason_of_many_megabytes_is_cut(plan: Plan) -> None:

@@ -222,7 +222,7 @@ def read_lines(path: Path) -> list[Line]:
     if not path.is_file():
         raise UsageError(f"no file {path}: `python -m jobkit comm` writes a comm.json")
     try:
-        lines = [Line(**line) for line in (read_json(path) or {})["lines"]]
+        lines = [Line(**line) for line in (read_json(path, follow=True) or {})["lines"]]
         numbers = [v for one in lines for v in (one.latency_s, one.s_per_byte)]
         fine = all(type(v) in (int, float) and v >= 0 for v in numbers)
     except (KeyError, TypeError):

@@ -279,7 +279,7 @@ class Plan:
     def read(cls, path: Path) -> "Plan":
         """Read plan.json; raises UsageError when it is absent or not a plan."""
         try:
-            content = load_json(read_regular(path, _MOST_BYTES))
+            content = load_json(read_regular(path, _MOST_BYTES, follow=False))
             study = Study(**content["study"])
             found = [(check_name("run id", r["run_id"]), r["spec"]) for r in content["runs"]]
             runs = {run_id: read_spec(spec, study) for run_id, spec in found}

@@ -22,7 +22,7 @@ def read_spec_file(path: Path) -> dict[str, Any]:
     if path.suffix in (".yaml", ".yml"):
         found: Any = {k: _number(k, v) for k, v in _read_yaml(path).items()}
     else:
-        content = read_json(path)
+        content = read_json(path, follow=True)
         found = (content or {}).get("spec", content)
     if not isinstance(found, dict):
         raise UsageError(f"--spec {path}: not the spec.json of a run")
