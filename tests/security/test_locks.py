@@ -1,17 +1,17 @@
-"""Lock files in a folder that others write to as well."""
+"""Lock files in a folder that others write to as well, and what is downloaded there."""
 
 import errno
 import fcntl
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from jobkit.errors import UsageError
 from jobkit.launch import lock as launcher_lock
 from jobkit.paths import StudyPaths
+from jobkit.payload.data import cifar10
 from jobkit.payload.data.cache import ensure_cache
 from jobkit.payload.data.sources import find_source
 
@@ -23,81 +23,48 @@ def build(folder: Path) -> None:
 
 
 def launch(folder: Path) -> None:
-    with launcher_lock.held(StudyPaths(folder)):
+    study = StudyPaths(folder)
+    with launcher_lock.held(study), pytest.raises(launcher_lock.Busy), launcher_lock.held(study):
         pass
 
 
-DOORS: list[tuple[str, Callable[[Path], None]]] = [
-    ("cache/synthetic-8-8-v1.lock", build),
-    (".launcher.lock", launch),
-]
-
-
-@pytest.mark.parametrize(("name", "lock"), DOORS)
-def test_a_link_in_the_place_of_a_lock_is_refused_and_its_file_kept(
-    tmp_path: Path, name: str, lock: Callable[[Path], None]
+@pytest.mark.parametrize(
+    ("name", "lock"), [("cache/synthetic-8-8-v1.lock", build), (".launcher.lock", launch)]
+)
+def test_a_lock_writes_to_no_file_of_elsewhere(
+    tmp_path: Path, name: str, lock: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    precious, shared = tmp_path / "bashrc", tmp_path / "shared"
+    """A link, a FIFO or a folder in its place is refused; what lies there keeps its content."""
+    precious = tmp_path / "bashrc"
     precious.write_text(PRECIOUS)
-    place = shared / name
-    place.parent.mkdir(parents=True)
-    place.symlink_to(precious)
-    with pytest.raises(UsageError):
-        lock(shared)
-    assert precious.read_text() == PRECIOUS
-
-
-@pytest.mark.parametrize(("name", "lock"), DOORS)
-def test_a_dangling_link_makes_no_file_elsewhere(
-    tmp_path: Path, name: str, lock: Callable[[Path], None]
-) -> None:
-    place = tmp_path / "shared" / name
-    place.parent.mkdir(parents=True)
-    place.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(UsageError):
-        lock(tmp_path / "shared")
-    assert not (tmp_path / "elsewhere").exists()
-
-
-@pytest.mark.parametrize(("name", "lock"), DOORS)
-def test_a_fifo_or_a_folder_in_the_place_of_a_lock_is_refused(
-    tmp_path: Path, name: str, lock: Callable[[Path], None]
-) -> None:
-    for make in (os.mkfifo, os.mkdir):
-        place = tmp_path / make.__name__ / name
+    for kind in ("link", "dangling", "fifo", "folder"):
+        place = tmp_path / kind / name
         place.parent.mkdir(parents=True)
-        make(place)
+        if kind == "fifo":
+            os.mkfifo(place)
+        elif kind == "folder":
+            place.mkdir()
+        else:
+            place.symlink_to(precious if kind == "link" else tmp_path / "elsewhere")
         with pytest.raises(UsageError):
-            lock(tmp_path / make.__name__)
-
-
-@pytest.mark.parametrize(("name", "lock"), DOORS)
-def test_a_lock_that_lies_there_keeps_its_content(
-    tmp_path: Path, name: str, lock: Callable[[Path], None]
-) -> None:
-    place = tmp_path / name
-    place.parent.mkdir(parents=True, exist_ok=True)
+            lock(tmp_path / kind)
+    assert precious.read_text() == PRECIOUS and not (tmp_path / "elsewhere").exists()
+    place = tmp_path / "plain" / name
+    place.parent.mkdir(parents=True)
     place.write_text(PRECIOUS)
-    lock(tmp_path)
+    lock(tmp_path / "plain")
     assert place.read_text() == PRECIOUS
 
-
-def test_a_file_system_without_locks_takes_one_launcher(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As NFS can be: the launch goes on, as the cache does."""
-
-    def refuse(*_: Any) -> None:
+    def refuse(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    launch(tmp_path)
+    with pytest.raises(UsageError, match=r"has no locks \(flock\): choose another folder"):
+        lock(tmp_path / "plain")
 
 
 def test_what_is_downloaded_goes_to_a_new_file(tmp_path: Path) -> None:
     """The name of the part is not to be known beforehand: a link there would be written through."""
-    from jobkit.payload.data import cifar10
-
     names = set()
     for _ in range(2):
         with cifar10.part_file(tmp_path) as (path, file):

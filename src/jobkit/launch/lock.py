@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator
 
 from jobkit.errors import UsageError
-from jobkit.locks import locked, owner_file
+from jobkit.locks import locked
 from jobkit.paths import StudyPaths, read_json
 
 
@@ -20,9 +20,7 @@ def held(study: StudyPaths) -> Iterator[None]:
         try:
             stack.enter_context(locked(study.launcher_lock, wait=False))
         except BlockingIOError:
-            owner = owner_file(study.launcher_lock)
-            hint = f" (if that process has ended, remove {owner})" if owner.exists() else ""
-            raise Busy(f"{busy(study)}{hint}") from None
+            raise busy(study) from None
         except OSError as error:
             raise UsageError(f"{study.launcher_lock}: {error.strerror}: remove it") from None
         yield

@@ -67,10 +67,9 @@ def ensure_cache(source: Source, data_dir: Path, say: Say) -> Path:
     folder = cache_folder(source, data_dir)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with locked(folder.with_suffix(".lock"), wait=True) as alone:
-            if alone:
-                for partial in folder.parent.glob(f".{folder.name}.*"):
-                    shutil.rmtree(partial, ignore_errors=True)  # its builder was killed
+        with locked(folder.with_suffix(".lock"), wait=True):
+            for partial in folder.parent.glob(f".{folder.name}.*"):
+                shutil.rmtree(partial, ignore_errors=True)  # its builder was killed
             if folder.exists() and (fault := find_fault(folder)):
                 say(f"the cache {folder} is corrupt ({fault}): rebuilding it")
                 shutil.rmtree(folder)
