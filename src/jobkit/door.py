@@ -50,9 +50,9 @@ def call(main, argv=None):
 
     streams.protect()
     try:
-        return streams.finish(int(main(sys.argv[1:] if argv is None else argv)))
+        return int(main(sys.argv[1:] if argv is None else argv))
     except SystemExit as end:  # of argparse: --help, or wrong usage
-        return streams.finish(int(end.code or 0))
+        return int(end.code or 0)
     except ModuleNotFoundError as error:
         package = (error.name or "").split(".")[0]
         if package in ("", "jobkit"):

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from rich.console import Console
 
-from jobkit import streams
 from jobkit.errors import Exit
 from jobkit.launch.command import shown
 from jobkit.launch.follow.view import View
@@ -38,9 +37,6 @@ class Foreground:
     def announce(self) -> None:
         """Print the notes, how many runs start, and where."""
         started = self.started
-        streams.when_lost(
-            f"standard output takes no more; the study goes on in {short_path(started.folder)}"
-        )
         for note in (*started.plan.notes, *started.notes):
             self._print(f"note: {note}", "yellow")
         total, new = len(started.plan.runs), len(started.run_ids)

@@ -87,8 +87,6 @@ def _show(states: States, args: argparse.Namespace) -> None:
         return
     with Live(_view(states, console), console=console, auto_refresh=False) as live:
         while any(state.status in UNDER_WAY for state in states.found.values()):
-            if streams.reader_gone():
-                return
             time.sleep(args.interval)
             states.look()
             live.update(_view(states, console), refresh=True)
@@ -97,7 +95,7 @@ def _show(states: States, args: argparse.Namespace) -> None:
 def _print_changes(states: States, console: Any, interval_s: float) -> None:
     """Print the table whenever the status or the epoch of a run changed: for a pipe or a file."""
     printed = None
-    while not streams.reader_gone():
+    while not streams.lost():
         now = [(r["run_id"], r["status"], r["epoch"]) for r in rows(states, shown(states))]
         if now != printed:
             console.print(_view(states, console))
