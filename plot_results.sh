@@ -31,20 +31,22 @@ if (($#)) && [[ $1 != -* ]]; then
   exit 2
 fi
 
-# The tables and the figures are of the same series and accuracy.
-shared=()
-for ((i = 1; i <= $#; i++)); do
-  case ${!i} in
-    --apart | --accuracy=*) shared+=("${!i}") ;;
-    --accuracy) shared+=("${@:i:2}") ;;
+# These two are of the tables, which the figures are drawn from.
+tables=() figures=()
+while (($#)); do
+  case $1 in
+    --apart | --accuracy=*) tables+=("$1") ;;
+    --accuracy) tables+=("$1" ${2+"$2"}); shift ;;
+    *) figures+=("$1") ;;
   esac
+  shift
 done
-"$python" "$root/collect_results.py" ${study[@]+"${study[@]}"} ${shared[@]+"${shared[@]}"}
+"$python" "$root/collect_results.py" ${study[@]+"${study[@]}"} ${tables[@]+"${tables[@]}"}
 collected=$?
 ((collected == 0 || collected == 3)) || exit "$collected"
 
 # What was drawn is read from what the plotter says, so that the two never name different files.
-drawn=$("$python" "$root/plot_results.py" ${study[@]+"${study[@]}"} "$@")
+drawn=$("$python" "$root/plot_results.py" ${study[@]+"${study[@]}"} ${figures[@]+"${figures[@]}"})
 plotted=$?
 printf '%s\n' "$drawn" 2>/dev/null
 ((plotted == 0)) || exit "$plotted"

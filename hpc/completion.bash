@@ -25,11 +25,11 @@ _jobkit_options() {
     'comm') echo '--help --ops --backend --min-bytes --max-bytes --factor --iterations --warmup --seconds-per-size --timeout --nproc-per-node --run-dir --attempt --check' ;;
     'plot-comm') echo '--help' ;;
     'step-model') echo '--help --comm' ;;
-    'collect') echo '--help --apart --accuracy --json --min-efficiency --at --logs --pattern --size --gpus-per-node --name --unit --work-per-step --warmup-steps' ;;
+    'collect') echo '--help --json --apart --accuracy --min-efficiency --at --logs --pattern --size --gpus-per-node --name --unit --work-per-step --warmup-steps' ;;
     'try-pattern') echo '--help --pattern --line --of --spans --ranks --most' ;;
     'check-claims') echo '--help --samples --epochs --weak' ;;
     'compare') echo '--help --reference --tolerance' ;;
-    'plot') echo '--help --apart --accuracy --forecast --ranks-per-node --min-efficiency --step-model' ;;
+    'plot') echo '--help --forecast --ranks-per-node --min-efficiency --step-model' ;;
     'export') echo '--help --to --out --max-batch --march --jacobian --model' ;;
     'exercise') echo '--help --skeleton --check' ;;
     'meter') echo '--help' ;;

@@ -235,11 +235,6 @@ class StudyPaths:
         return self.folder / "samples.csv"
 
     @property
-    def collected(self) -> Path:
-        """What was read of each run, for the next time that the study is collected."""
-        return self.folder / ".collected"
-
-    @property
     def scaling(self) -> Path:
         return self.folder / "scaling.csv"
 

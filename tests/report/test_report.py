@@ -125,14 +125,14 @@ def test_the_study_file_in_it_plans_the_same_runs(tmp_path: Path) -> None:
 
 def test_it_says_the_commands_that_made_it() -> None:
     whole_study(strategies=("ddp",), gpus=(1, 2, 4))
-    given = ["--accuracy", "0.5", "--min-efficiency", "0.6", "--apart", "--forecast", "8"]
+    given = ["--min-efficiency", "0.6", "--forecast", "8"]
     assert plot_main(["s", *given]) == 0
     html = (logs() / "s" / "report.html").read_text()
     text = re.search(r"<pre>(python run_benchmarks.*?)</pre>", html, re.S)
     assert text is not None
     assert text[1].splitlines()[1:] == [
-        "python collect_results.py s --apart --accuracy 0.5",
-        "python plot_results.py s --apart --accuracy 0.5 --min-efficiency 0.6 --forecast 8",
+        "python collect_results.py s",
+        "python plot_results.py s --min-efficiency 0.6 --forecast 8",
     ]
 
 

@@ -76,9 +76,4 @@ def results_from(runs: pd.DataFrame, epochs: pd.DataFrame | None = None) -> Resu
         sizes=tuple(found),
         scaling=table,
         steps=_empty(STEPS),
-        rejected=(),
-        lost={},
-        not_taken={},
-        contradicted={},
-        unplanned=(),
     )

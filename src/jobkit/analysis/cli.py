@@ -3,7 +3,6 @@
 pandas, matplotlib and rich are imported only where they are needed: --help stays fast.
 """
 
-import argparse
 import shlex
 import sys
 from collections.abc import Sequence
@@ -58,12 +57,6 @@ def _parser(prog: str, description: str, epilog: str) -> Parser:
         metavar="STUDY",
         help="a study's folder, as logs/demo, or its bare name (default: the newest study)",
     )
-    made.add_argument(
-        "--apart",
-        action="store_true",
-        help="a series of its own for each device model and commit of the code that are mixed",
-    )
-    made.add_argument("--accuracy", type=share, metavar="SHARE", help=_TARGET)
     return made
 
 
@@ -73,6 +66,12 @@ def collect_main(argv: Sequence[str] | None = None) -> int:
     text = "Collect the logs of a study into tables (CSV) and print a summary."
     parser = _parser("collect_results.py", text, _COLLECT)
     parser.add_argument("--json", action="store_true", help="print the summary as JSON instead")
+    parser.add_argument(
+        "--apart",
+        action="store_true",
+        help="a series of its own for each device model and commit of the code that are mixed",
+    )
+    parser.add_argument("--accuracy", type=share, metavar="SHARE", help=_TARGET)
     _add_thresholds(parser)
     add_log_options(parser)
     args = parser.parse_args(argv)
@@ -91,7 +90,7 @@ def collect_main(argv: Sequence[str] | None = None) -> int:
             print(f"warning: {line}", file=sys.stderr)
     else:
         print_summary(results)
-        _say_written(results, _shared(args))
+        _say_written(results)
     missed = check_efficiency(results.scaling, args.min_efficiency, args.at) if args.at else []
     for line in missed:
         print(f"threshold not met: {line}", file=sys.stderr)
@@ -100,21 +99,15 @@ def collect_main(argv: Sequence[str] | None = None) -> int:
     return Exit.OK if results.ok else Exit.INCOMPLETE
 
 
-def _shared(args: argparse.Namespace) -> list[str]:
-    """The options that were given of those that both commands take."""
-    accuracy = ["--accuracy", f"{args.accuracy:g}"] if args.accuracy else []
-    return ["--apart"] * args.apart + accuracy
-
-
-def _say_written(results: "Results", options: Sequence[str]) -> None:
-    """Print the files that were written, and the next command with these options."""
+def _say_written(results: "Results") -> None:
+    """Print the files that were written, and the next command."""
     from jobkit.analysis.tables.text import counted
 
     kinds = {"results": "run", "epochs": "epoch", "scaling": "size"}
     for path, table in results.tables.items():
         what = kinds.get(path.stem, "row")
         print(f"wrote {short_path(path)} ({counted(len(table), what)})")
-    print(shlex.join(["next:", "python", "plot_results.py", short_path(results.folder), *options]))
+    print(shlex.join(["next:", "python", "plot_results.py", short_path(results.folder)]))
 
 
 def _add_thresholds(parser: Parser) -> None:
@@ -136,7 +129,10 @@ def _add_thresholds(parser: Parser) -> None:
 @closed_to_others()
 def plot_main(argv: Sequence[str] | None = None) -> int:
     """Draw the figures of a study and write its report; return the exit code."""
-    text = "Draw the figures of a study (PNG and SVG) and write its report, report.html."
+    text = (
+        "Draw the figures of a study (PNG and SVG) and write its report, report.html, from the "
+        "tables that collect_results.py wrote. A study without tables is collected first."
+    )
     parser = _parser("plot_results.py", text, _PLOT)
     parser.add_argument(
         "--forecast",
@@ -171,9 +167,11 @@ def plot_main(argv: Sequence[str] | None = None) -> int:
     )
     args = parser.parse_args(argv)
 
-    from jobkit.analysis.collect.results import collect
+    from jobkit.analysis.collect.results import OUTDATED, Results
 
-    results = collect(args.study, write=False, accuracy=args.accuracy, separate=args.apart)
+    results = Results.load(args.study)
+    if results.is_outdated:
+        print(f"{short_path(results.folder)}: {OUTDATED}", file=sys.stderr)
     if results.epochs.empty and results.runs["throughput"].isna().all():
         states = ", ".join(f"{n} {s}" for s, n in results.runs["status"].value_counts().items())
         shown = short_path(results.folder)
@@ -185,7 +183,7 @@ def plot_main(argv: Sequence[str] | None = None) -> int:
     found, steps = _with_steps(results, args.step_model, found)
     _show(results, found)
     own = ["--step-model", *map(shlex.quote, map(str, args.step_model))] * bool(args.step_model)
-    return _drawn(results, found, args.min_efficiency, steps, (_shared(args), own))
+    return _drawn(results, found, args.min_efficiency, steps, own)
 
 
 def _drawn(
@@ -193,7 +191,7 @@ def _drawn(
     found: "list[Forecast]",
     least: float,
     steps: "TextTable | None",
-    options: tuple[Sequence[str], Sequence[str]],
+    options: Sequence[str],
 ) -> int:
     """Draw the figures, write the report and print the files; return the exit code.
 

@@ -12,7 +12,6 @@ from jobkit.analysis.collect.results import Results, collect
 from jobkit.analysis.tables.column import markdown
 from jobkit.analysis.tables.columns import EPOCHS, RESULTS, TABLES
 from jobkit.drill.row import Row
-from jobkit.errors import UsageError
 from jobkit.metric.line import KINDS
 from jobkit.outcome.status import STATUSES
 from jobkit.spec.plan import Plan
@@ -80,17 +79,6 @@ def test_every_planned_run_has_a_row_whatever_became_of_it() -> None:
     empty = row(results, made["missing"])
     assert empty[[c.name for c in RESULTS if c.name in ("images_per_s", "val_loss")]].isna().all()
     assert (empty["world_size"], empty["epochs_done"]) == (plan.runs[made["missing"]].world_size, 0)
-
-
-def test_the_tables_on_disk_are_the_frames_at_full_precision() -> None:
-    whole_study(strategies=("ddp", "fsdp"), gpus=(1, 2), repeats=2)
-    results = collect("s")
-    for path, frame in results.tables.items():
-        again = pd.read_csv(path, dtype=frame.dtypes.to_dict())
-        pd.testing.assert_frame_equal(again, frame)
-    tables = ["epochs.csv", "results.csv", "scaling.csv"]
-    assert sorted(p.name for p in results.folder.glob("*.csv")) == tables
-    assert not list(results.folder.glob(".*"))
 
 
 def test_the_numbers_are_those_of_the_records() -> None:
@@ -370,13 +358,6 @@ def test_every_setting_and_every_epoch_field_has_a_documented_column() -> None:
     assert all(c.meaning for columns in TABLES.values() for c in columns)
     assert [c.name for c in TABLES["drill"]] == [f.name for f in fields(Row)]
     assert len(markdown(RESULTS).splitlines()) == len(RESULTS) + 2
-
-
-def test_a_table_that_cannot_be_written_is_one_clear_error() -> None:
-    whole_study(strategies=("ddp",), gpus=(1,))
-    (logs() / "s" / "results.csv").mkdir()
-    with pytest.raises(UsageError, match=r"cannot write .*results\.csv"):
-        collect("s")
 
 
 def test_a_run_that_did_not_run_as_planned_is_told() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from jobkit.analysis.collect.lines import matches, observed_lines, observed_metrics
 from jobkit.analysis.collect.log_size import plain_group, recorded_size, size_of
-from jobkit.analysis.collect.reading import Read, epoch_cells, row_cells
+from jobkit.analysis.collect.reading import Read, epoch_rows
 from jobkit.analysis.collect.records import RunRecords, read_log
 from jobkit.analysis.collect.rows import recorded_spec, result_row
 from jobkit.analysis.collect.steps import IN_STEPS, Observed, step_rows
@@ -197,10 +197,10 @@ def _found(path: Path, given: GivenLogs, pattern: Pattern | None) -> dict[str, A
     return {
         "row": row,
         "unnamed": unnamed,  # the settings of a run that only they name
-        "epochs": epoch_cells(records),
-        "steps": row_cells(step_rows(observed) if observed else []),
-        "samples": row_cells([]),
-        "rejected": [[r.file, r.count, r.offset, r.reason] for r in records.rejects],
+        "epochs": epoch_rows(records),
+        "steps": step_rows(observed) if observed else [],
+        "samples": [],
+        "rejected": list(records.rejects),
         "unused": unused_lines(records, observed),
         "lost": records.lost,
         "not_taken": records.epochs_not_taken,

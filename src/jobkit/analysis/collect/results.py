@@ -1,6 +1,7 @@
 """Collect a study: its plan and the records of its runs, as three tables.
 
-results = collect("demo")
+results = collect("demo")       from the logs; writes the tables
+results = Results.load("demo")  from the tables as they were written
 results.runs       one row per planned run, whatever its status
 results.epochs     one row per run and epoch
 results.scaling    one row per series and size
@@ -9,15 +10,16 @@ results.ok         whether every run is ok
 """
 
 import gc
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 import pandas as pd
 
 from jobkit.analysis.collect.given_logs import GivenLogs, read_logs
-from jobkit.analysis.collect.kept import Kept
 from jobkit.analysis.collect.measured import OF_EPOCHS, WALL_TIME
 from jobkit.analysis.collect.reading import (
     NOT_OF_EPOCH,
@@ -27,26 +29,23 @@ from jobkit.analysis.collect.reading import (
     Read,
     read_runs,
 )
-from jobkit.analysis.collect.records import UNREADABLE, Reject
+from jobkit.analysis.collect.records import Reject
 from jobkit.analysis.collect.study import read_study
 from jobkit.analysis.scaling.scaling import measured_sizes, scaling_table
 from jobkit.analysis.scaling.sizes import SEVERAL_STARTS, Size
 from jobkit.analysis.tables.column import Column
-from jobkit.analysis.tables.columns import EPOCHS, RESULTS, SAMPLES, STEPS
+from jobkit.analysis.tables.columns import EPOCHS, RESULTS, SAMPLES, SCALING, STEPS
 from jobkit.analysis.tables.comparable import apart, faults
-from jobkit.analysis.tables.frames import (
-    MOST_OTHERS,
-    Cells,
-    below_each_other,
-    frame,
-    frame_of,
-)
-from jobkit.analysis.tables.products import save_table
+from jobkit.analysis.tables.frames import MOST_OTHERS, Row, frame
+from jobkit.analysis.tables.products import read_table, save_table
 from jobkit.analysis.tables.text import counted
 from jobkit.errors import one_line
+from jobkit.files import is_there
 from jobkit.paths import StudyPaths
 from jobkit.permissions import closed_to_others, other_writers
 from jobkit.spec.studies import find_study
+
+OUTDATED = "a run has written to its log since the tables were: collect again"
 
 
 @dataclass(frozen=True)
@@ -59,14 +58,42 @@ class Results:
     sizes: tuple[Size, ...]  # every series at every size; their table is scaling
     scaling: pd.DataFrame
     steps: pd.DataFrame  # some steps a row
-    rejected: tuple[Reject, ...]  # [METRIC] lines that are no valid record
-    lost: Mapping[str, int]  # by run_id: records missing in every source
-    not_taken: Mapping[str, int]  # by run_id: epochs without a checksum beside the run's own
-    contradicted: Mapping[str, str]  # by run_id: recorded settings that differ from the plan
-    unplanned: tuple[str, ...]  # folders of runs that are not in the plan: not collected
-    unused: Mapping[str, str] = field(default_factory=dict)  # by run_id: lines in no table
     samples: pd.DataFrame = field(default_factory=pd.DataFrame)  # of load, memory and energy
+    # Of the logs, as far as they were read just now; runs["problems"] has their words.
+    rejected: tuple[Reject, ...] = ()  # [METRIC] lines that are no valid record
+    lost: Mapping[str, int] = field(default_factory=dict)  # by run_id: records in no source
+    unplanned: tuple[str, ...] = ()  # folders of runs that are not in the plan: not collected
     columns_left_out: int = 0  # of epochs: values that foreign scripts name beyond a bound
+
+    @classmethod
+    def load(cls, study: str | Path | None = None) -> "Results":
+        """The tables of a study as they were written; a study that has none is collected.
+
+        Raises UsageError where there is no such study, or a file is no table.
+        """
+        folder = find_study(study)
+        paths = StudyPaths(folder)
+        if not is_there(paths.results):
+            return collect(folder, write=os.access(folder, os.W_OK))
+        runs, epochs, steps, samples = (
+            read_table(path, columns, within=folder)
+            for path, columns in (
+                (paths.results, RESULTS),
+                (paths.epochs, EPOCHS),
+                (paths.steps, STEPS),
+                (paths.samples, SAMPLES),
+            )
+        )
+        targets = read_table(paths.scaling, SCALING, within=folder)["target_accuracy"].dropna()
+        sizes = measured_sizes(runs, epochs, float(targets.iloc[0]) if len(targets) else None)
+        scaling = scaling_table(sizes, runs["study"].iloc[0] if len(runs) else None)
+        return cls(folder, runs, epochs, tuple(sizes), scaling, steps, samples)
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether a run has written to its log since the tables were."""
+        written = self.paths.results.stat().st_mtime
+        return any(log.lstat().st_mtime > written for log in self.folder.glob("*/train.log"))
 
     @property
     def name(self) -> str:
@@ -111,13 +138,8 @@ class Results:
 
     def warnings(self) -> list[str]:
         """Problems of the logs and of the comparison, one line each."""
-        lines = [_rejected(r) for r in self.rejected]
-        lines += [f"{k}: {counted(n, 'record')} lost" for k, n in self.lost.items()]
-        lines += [
-            f"{k}: {counted(n, 'epoch')} without a checksum beside its own records: not taken"
-            for k, n in self.not_taken.items()
-        ]
-        lines += [f"{k}: {what}" for k, what in self.unused.items()]
+        texts = self.runs["problems"].dropna()
+        lines = [line for text in texts for line in text.split(" | ")]
         lines += [
             f"{k}: all steps measured are of the warm-up, so its rate is theirs: train for longer, "
             "or lower warmup_steps (steps after the last window are lost where a program ends by "
@@ -125,7 +147,6 @@ class Results:
             for k in self.of_warmup_alone()
         ]
         lines += [f"{k}: {SEVERAL_STARTS}" for k in self._started_again()]
-        lines += [f"{k}: not run as planned: {what}" for k, what in self.contradicted.items()]
         above = list(self.runs.loc[self.runs["val_accuracy"].gt(1), "run_id"])
         if above:
             of = f"{counted(len(above), 'run')}, as {above[0]}"
@@ -169,15 +190,12 @@ def collect(
             read = _read_logs(paths)
         else:
             planned = read_study(folder)
-            kept = Kept(paths.collected)
-            read, unplanned = read_runs(planned, kept), planned.unplanned
-            if write:
-                kept.save()
+            read, unplanned = read_runs(planned), planned.unplanned
         runs = frame(read.rows, RESULTS)
         runs["series"] = apart(runs) if separate else runs["series"]
-        epochs, left_out = _of_runs(runs, read.epochs, EPOCHS, OF_EPOCH, NOT_OF_EPOCH)
-        steps = _of_runs(runs, read.steps, STEPS, _own(STEPS), NOT_OF_ROW)[0]
-        samples = _of_runs(runs, read.samples, SAMPLES, _own(SAMPLES), NOT_OF_ROW)[0]
+        epochs = _of_runs(runs, read.epochs, EPOCHS, OF_EPOCH, NOT_OF_EPOCH)
+        steps = _of_runs(runs, read.steps, STEPS, _own(STEPS), NOT_OF_ROW)
+        samples = _of_runs(runs, read.samples, SAMPLES, _own(SAMPLES), NOT_OF_ROW)
     sizes = measured_sizes(runs, epochs, accuracy)
     results = Results(
         folder=folder,
@@ -189,25 +207,13 @@ def collect(
         scaling=scaling_table(sizes, runs["study"].iloc[0] if len(runs) else None),
         rejected=tuple(read.rejected),
         lost=read.lost,
-        not_taken=read.not_taken,
-        unused=read.unused,
-        contradicted=read.contradicted,
         unplanned=unplanned,
-        columns_left_out=left_out,
+        columns_left_out=epochs.attrs.pop("left_out"),
     )
     if write:
         for path, table in results.tables.items():
             save_table(path, table)
     return results
-
-
-def _rejected(reject: Reject) -> str:
-    """The line for a file that could not be read, or of which lines were rejected."""
-    if reject.reason.startswith(UNREADABLE):
-        return f"{reject.file} {reject.reason}"
-    place = "" if reject.offset is None else f" at byte {reject.offset}"
-    count = counted(reject.count, "[METRIC] line")
-    return f"{reject.file}: {count} rejected, the first{place}: {reject.reason}"
 
 
 def _read_logs(paths: StudyPaths) -> Read:
@@ -217,22 +223,23 @@ def _read_logs(paths: StudyPaths) -> Read:
 
 def _of_runs(
     runs: pd.DataFrame,
-    parts: list[Cells],
+    parts: list[list[Row]],
     columns: tuple[Column, ...],
     own: tuple[Column, ...],
     left_out: Iterable[str],
-) -> tuple[pd.DataFrame, int]:
-    """A table with rows of each run; and how many columns were too many.
+) -> pd.DataFrame:
+    """A table with rows of each run.
 
     own: the columns that are of a row; the others identify its run. Values that a program names
     itself keep their names, but for those left out.
     """
     keys = [c.name for c in columns if c not in own]
-    cells = below_each_other(parts, {*left_out, *(c.name for c in columns)})
-    values = frame_of(cells, own, left_out)
-    of_run = runs[keys].loc[runs.index.repeat([count for count, *_ in parts])]
+    values = frame([*chain.from_iterable(parts)], own, left_out)
+    of_run = runs[keys].loc[runs.index.repeat([*map(len, parts)])]
     table = pd.concat([of_run.reset_index(drop=True), values], axis=1)
-    return table[[*(c.name for c in columns), *values.columns[len(own) :]]], len(cells[2])
+    table = table[[*(c.name for c in columns), *values.columns[len(own) :]]]
+    table.attrs = values.attrs
+    return table
 
 
 def _own(columns: tuple[Column, ...]) -> tuple[Column, ...]:

@@ -46,18 +46,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.tolerance >= 100:
         raise UsageError(f"--tolerance {args.tolerance:g}: must be below 100 per cent")
 
-    from jobkit.analysis.collect.results import collect
+    from jobkit.analysis.collect.results import OUTDATED, Results
     from jobkit.analysis.compare.compare import compare
 
-    runs = collect(args.study, write=False).runs
+    study = Results.load(args.study)
+    outdated = [f"{study.name}: {OUTDATED}"] * study.is_outdated
     if args.reference:
         other = _reference(args.reference)
     else:
-        other = collect(args.other, write=False).runs
-    found, remarks = compare(runs, other, args.tolerance / 100)
+        of_other = Results.load(args.other)
+        other = of_other.runs
+        outdated += [f"{of_other.name}: {OUTDATED}"] * of_other.is_outdated
+    found, remarks = compare(study.runs, other, args.tolerance / 100)
     if not found:
         raise UsageError(f"no size that both have measured ({'; '.join(remarks) or 'no rates'})")
-    for line in (*remarks, *(c.line() for c in found)):
+    for line in (*outdated, *remarks, *(c.line() for c in found)):
         print(line)
     judged = [c for c in found if c.p_value is not None]
     slower = sum(c.slower for c in found)
@@ -70,24 +73,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _reference(path: Path) -> "pd.DataFrame":
     """The rows of a results.csv that was kept."""
-    import pandas as pd
-
-    from jobkit.analysis.tables.column import COUNT, TEXT
     from jobkit.analysis.tables.columns import RESULTS
-    from jobkit.analysis.tables.frames import frame, records
+    from jobkit.analysis.tables.products import read_table
 
-    texts = {c.name: str for c in RESULTS if c.dtype == TEXT}
-    try:
-        table = pd.read_csv(path, dtype=texts)
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not a CSV file"
-        raise UsageError(f"{path}: {reason}") from None
-    needed = {"series", "world_size", "status", "throughput"}
-    if missing := sorted(needed - set(table.columns)):
+    table = read_table(path, RESULTS)
+    needed = ("series", "world_size", "status", "throughput")
+    if missing := [name for name in needed if table[name].isna().all()]:
         raise UsageError(f"{path}: no results.csv of jobkit: it lacks {', '.join(missing)}")
-    counts = {c.name for c in RESULTS if c.dtype == COUNT}
-    rows = [
-        {k: int(v) if k in counts and isinstance(v, float) else v for k, v in row.items()}
-        for row in ({k: v for k, v in r.items() if pd.notna(v)} for r in records(table))
-    ]
-    return frame(rows, RESULTS)
+    return table

@@ -48,10 +48,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print the models; 2 where there is none, with the reason."""
     args = parser().parse_args(argv)
     links = read_links(args.comm)
-    from jobkit.analysis.collect.results import collect
+    from jobkit.analysis.collect.results import Results
     from jobkit.analysis.findings.step_model import step_lines, step_models
 
-    found = step_models(collect(args.study, write=False), links)
+    found = step_models(Results.load(args.study), links)
     if not any(one.model for one in found):
         reasons = "; ".join(f"{one.series}: {one.refused}" for one in found)
         raise UsageError(f"no step model: {reasons or 'nothing was measured'}")

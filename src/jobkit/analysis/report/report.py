@@ -49,14 +49,13 @@ def write_report(
     forecasts: Sequence[Forecast] = (),
     least: float = LEAST,
     steps: TextTable | None = None,
-    options: tuple[Sequence[str], Sequence[str]] = ((), ()),
+    options: Sequence[str] = (),
 ) -> list[Path]:
     """Write the report and the proposal's table; return their paths.
 
     figures: those that were drawn; the SVG ones are shown. least: the parallel efficiency that
-    the recommended size must have. steps: the table of step models, if any. options: the words that
-    collect_results.py and plot_results.py were both given, and those of the latter alone beside its
-    forecast and efficiency.
+    the recommended size must have. steps: the table of step models, if any. options: the words
+    that plot_results.py was given beside its forecast and efficiency.
     Raises UsageError where the study's folder cannot be written.
     """
     paths = results.paths
@@ -78,9 +77,9 @@ def _html(
     forecasts: Sequence[Forecast],
     least: float,
     steps: TextTable | None,
-    options: tuple[Sequence[str], Sequence[str]],
+    options: Sequence[str],
 ) -> str:
-    own = [*options[1], *([] if least == LEAST else ["--min-efficiency", f"{least:g}"])]
+    own = [*options, *([] if least == LEAST else ["--min-efficiency", f"{least:g}"])]
     if wanted := sorted({n for f in forecasts for n in f.sizes}):
         own += ["--forecast", *map(str, wanted)]
     # On one node alone no measured size says it.
@@ -110,7 +109,7 @@ def _html(
         most=MOST_OF_A_KIND,
         facts=facts(results),
         study_file=study_file(results),
-        commands=commands(results, options[0], own),
+        commands=commands(results, own),
     )
 
 

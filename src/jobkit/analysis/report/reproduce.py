@@ -70,15 +70,12 @@ def _not_planned(results: Results, study: Mapping[str, Any]) -> list[str]:
     return [f"# Without {others} of the {of}, which calls with other values planned before."]
 
 
-def commands(results: Results, shared: Sequence[str] = (), own: Sequence[str] = ()) -> str:
-    """The commands that run the study again and make this report.
-
-    shared: words for collect_results.py and plot_results.py; own: for the latter alone.
-    """
+def commands(results: Results, options: Sequence[str] = ()) -> str:
+    """The commands that run the study again and make this report; options: of plot_results.py."""
     name = shlex.quote(results.name)
     lines = [f"python run_benchmarks.py --study {name}.toml"] if _planned_study(results) else []
-    lines.append(" ".join(["python collect_results.py", name, *shared]))
-    return "\n".join([*lines, " ".join(["python plot_results.py", name, *shared, *own])])
+    lines.append(f"python collect_results.py {name}")
+    return "\n".join([*lines, " ".join(["python plot_results.py", name, *options])])
 
 
 def facts(results: Results) -> list[tuple[str, str]]:

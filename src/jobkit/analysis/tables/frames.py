@@ -17,40 +17,6 @@ _TOO_LARGE = 1 << 63  # of a number of 64 bits
 MOST_OTHERS = 200  # columns that foreign scripts name, in a table
 
 
-# A table by columns: how many rows it has, by column the value of each row (None for none), and the
-# names that were left out. A list and not a tuple, so that JSON gives back what it took.
-Cells = list[Any]
-
-
-def cells_of(rows: Sequence[Row], known: Iterable[str] | None = None) -> Cells:
-    """Rows by columns: many rows take a tenth of the time so.
-
-    known: names that are kept in any case; of others MOST_OTHERS are, as rows that each have a name
-    of their own would fill the memory. None: all are kept.
-    """
-    names = dict.fromkeys(chain.from_iterable(rows))
-    more = [] if known is None else _others(names, known)[MOST_OTHERS:]
-    for name in more:
-        del names[name]
-    return [len(rows), {name: [row.get(name) for row in rows] for name in names}, more]
-
-
-def below_each_other(parts: Sequence[Cells], known: Iterable[str]) -> Cells:
-    """The rows of all parts, in their order, with the columns of any; known: as of cells_of."""
-    every = set[str]().union(*(p[1] for p in parts), *(p[2] for p in parts))
-    more, total, made = _others(every, known)[MOST_OTHERS:], 0, dict[str, list[Any]]()
-    dropped = {*more}
-    for count, columns, _ in parts:
-        for name, values in columns.items():
-            if name in dropped:
-                continue
-            column = made.setdefault(name, [])
-            column += [None] * (total - len(column))
-            column += values
-        total += count
-    return [total, {name: [*c, *[None] * (total - len(c))] for name, c in made.items()}, more]
-
-
 def _others(names: Iterable[str], known: Iterable[str]) -> list[str]:
     return sorted({*names} - {*known})
 
@@ -61,27 +27,28 @@ def frame(
     """Rows as a table with every column, each of its type, and at the end others that they have.
 
     left_out: names that become no column unless they are among columns. Of the others there are
-    MOST_OTHERS at most.
+    MOST_OTHERS at most; the table's attrs say how many more there were.
     """
-    return frame_of(cells_of(rows), columns, left_out)
-
-
-def frame_of(
-    cells: Cells, columns: tuple[Column, ...], left_out: Iterable[str] = ()
-) -> pd.DataFrame:
-    """As frame, of a table by columns."""
-    known, (count, values, _) = {c.name: c.dtype for c in columns}, cells
+    known = {c.name: c.dtype for c in columns}
+    others = _others(chain.from_iterable(rows), {*known, *left_out})
     made, empty = dict[str, Array](), dict[str, Array]()
-    for name in (*known, *_others(values, {*known, *left_out})[:MOST_OTHERS]):
-        column = values.get(name) or ()
+    for name in (*known, *others[:MOST_OTHERS]):
+        column = [row.get(name) for row in rows]
         dtype = known.get(name) or _guess(column)
         if {*map(type, column)} <= {type(None)}:  # as most of a run's columns are
             if dtype not in empty:
-                empty[dtype] = pd.Series(pd.NA, index=pd.RangeIndex(count), dtype=dtype).array
+                empty[dtype] = empty_column(len(rows), dtype)
             made[one_line(name)] = empty[dtype]  # of which the table takes a copy
         else:
             made[one_line(name)] = _column(column, dtype)
-    return pd.DataFrame(made)
+    table = pd.DataFrame(made, index=pd.RangeIndex(len(rows)))
+    table.attrs["left_out"] = len(others[MOST_OTHERS:])
+    return table
+
+
+def empty_column(count: int, dtype: str) -> Array:
+    """A column without any value."""
+    return pd.Series(pd.NA, index=pd.RangeIndex(count), dtype=dtype).array
 
 
 def _guess(values: Iterable[Any]) -> str:

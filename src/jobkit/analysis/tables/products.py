@@ -1,4 +1,4 @@
-"""How the analysis writes its files; jobkit.paths has their names."""
+"""How the analysis writes its files and reads its tables; jobkit.paths has their names."""
 
 import csv
 import io
@@ -8,13 +8,15 @@ from typing import Any
 
 import pandas as pd
 
-from jobkit.analysis.tables.column import TEXT
-from jobkit.analysis.tables.frames import plain_values
+from jobkit.analysis.tables.column import TEXT, Column
+from jobkit.analysis.tables.frames import empty_column, frame, plain_values
 from jobkit.cores import in_order
 from jobkit.errors import UsageError
+from jobkit.files import is_there, open_regular
 from jobkit.paths import write_whole
 
 _ROWS, _SHARE = 1000, 10  # of a piece of a table, and the pieces that are worth a process
+_MOST_BYTES = 1 << 31  # of a table
 _FORMULA = ("=", "+", "-", "@")
 
 
@@ -32,6 +34,40 @@ def save_table(path: Path, table: pd.DataFrame) -> None:
     heading = _lines([[_safe(str(name)) for name in table.columns]])
     rows = in_order(text, range(0, len(table), _ROWS), share=_SHARE)  # numbers take the time
     save(path, "".join([heading, *rows]))
+
+
+def read_table(path: Path, columns: tuple[Column, ...], within: Path | None = None) -> pd.DataFrame:
+    """A table that save_table wrote, with every column; empty where there is no file.
+
+    within: a folder that a link must not lead out of. Raises UsageError for what is no such table.
+    """
+    if within and not is_there(path):
+        return frame([], columns)
+    kinds = {c.name: c.dtype for c in columns}
+    try:
+        with open_regular(path, _MOST_BYTES, within) as file:
+            table = pd.read_csv(
+                file,
+                dtype=kinds,
+                dtype_backend="numpy_nullable",
+                keep_default_na=False,
+                na_values=[""],
+            )
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "no table of jobkit"
+        raise UsageError(f"{path}: {reason}") from None
+    table.columns = [_plain(str(name)) for name in table.columns]
+    for name in table.columns[table.dtypes == TEXT]:
+        texts = [_plain(text) if isinstance(text, str) else None for text in table[name]]
+        table[name] = pd.Series(texts, dtype=TEXT)
+    for name in kinds.keys() - {*table.columns}:
+        table[name] = empty_column(len(table), kinds[name])
+    return table[[*kinds, *(name for name in table.columns if name not in kinds)]]
+
+
+def _plain(text: str) -> str:
+    """The text that _safe was given."""
+    return text[1:] if text.startswith(tuple(f"'{sign}" for sign in _FORMULA)) else text
 
 
 def _lines(rows: Iterable[Iterable[Any]]) -> str:

@@ -269,6 +269,7 @@ RESULTS = (
     *USE,
     *ENERGY,
     *_recorded("run_start", TEXT, "work_source"),
+    Column("problems", TEXT, "what is wrong with the run's records, joined by ' | '"),
 )
 EPOCHS = (
     *IDENTITY,

@@ -1,0 +1,153 @@
+"""The tables on disk are the interface: what is read back is what was collected."""
+
+import os
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from jobkit import cores
+from jobkit.analysis.cli import plot_main
+from jobkit.analysis.collect.results import OUTDATED, Results, collect
+from jobkit.analysis.findings.verdict import verdict
+from jobkit.analysis.tables.column import COUNT, FLAG, NUMBER, TEXT, Column
+from jobkit.analysis.tables.frames import MOST_OTHERS, frame
+from jobkit.analysis.tables.products import read_table, save_table
+from jobkit.errors import UsageError
+from support.fake_study import logs, make_plan, whole_run, whole_study
+from support.realistic_study import realistic_study
+
+TABLES = ("runs", "epochs", "steps", "samples", "scaling")
+
+
+def same(one: Results, other: Results) -> None:
+    for name in TABLES:
+        left, right = getattr(one, name), getattr(other, name)
+        pd.testing.assert_frame_equal(left, right, check_exact=True)
+    assert one.sizes == other.sizes and one.warnings() == other.warnings()
+
+
+def test_a_study_read_from_its_tables_is_the_one_collected_and_has_its_verdict() -> None:
+    realistic_study(sizes=(1, 2, "2x4"), repeats=2)
+    collected = collect("scaling")
+    loaded = Results.load("scaling")
+    same(collected, loaded)
+    assert verdict(loaded, "GPUs") == verdict(collected, "GPUs") != []
+
+
+def test_the_logs_are_read_by_collect_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    """Options of collect hold for plot, and so do the problems that collect found."""
+    plan = whole_study(strategies=("ddp",), gpus=(1, 2))
+    run_id = next(iter(plan.runs))
+    log = plan.paths.run(run_id).log
+    log.write_text(log.read_text() + "[METRIC] {torn\n")
+    collected = collect("s", accuracy=0.5)
+    log.unlink()
+    loaded = Results.load("s")
+    same(collected, loaded)
+    assert set(loaded.scaling["target_accuracy"]) == {0.5}
+    assert "1 [METRIC] line rejected" in loaded.warnings()[0]
+    log.write_text("a run that goes on\n")
+    later = (logs() / "s" / "results.csv").stat().st_mtime + 5
+    os.utime(log, (later, later))
+    assert plot_main(["s"]) == 0
+    assert OUTDATED in capsys.readouterr().err
+
+
+def test_a_study_without_tables_is_collected_and_has_them_then() -> None:
+    whole_study(strategies=("ddp",), gpus=(1,))
+    loaded = Results.load("s")
+    assert (logs() / "s" / "results.csv").exists()
+    same(loaded, collect("s"))
+
+
+COLUMNS = (Column("t", TEXT, ""), Column("n", COUNT, ""), Column("x", NUMBER, ""))
+COLUMNS += (Column("yes", FLAG, ""),)
+
+
+def test_every_value_comes_back_and_an_empty_cell_is_none(tmp_path: Path) -> None:
+    rows = [
+        {"t": "=1+1", "n": 2**62 + 1, "x": 0.1 + 0.2, "yes": True, "own": 1, "-sum": "a"},
+        {"t": "NA", "n": -3, "x": 1e-308, "yes": False, "own": 2, "-sum": "null"},
+        {"t": 'a "b", c', "x": 2.0},
+        {},
+    ]
+    table = frame(rows, COLUMNS)
+    save_table(tmp_path / "t.csv", table)
+    pd.testing.assert_frame_equal(read_table(tmp_path / "t.csv", COLUMNS), table, check_exact=True)
+
+
+def test_columns_that_a_file_lacks_are_empty(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("t,other\na,1\n")
+    table = read_table(tmp_path / "t.csv", COLUMNS)
+    assert [*table.columns] == ["t", "n", "x", "yes", "other"]
+    assert table[["n", "x", "yes"]].isna().all(axis=None)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"t,n\na,many\n", "no table of jobkit"),
+        (b'\xff\xfe"', "no table of jobkit"),
+        (b"", "no table of jobkit"),
+        (None, "Is a directory"),
+    ],
+)
+def test_what_is_no_table_is_one_error(tmp_path: Path, content: bytes | None, said: str) -> None:
+    path = tmp_path / "t.csv"
+    path.mkdir() if content is None else path.write_bytes(content)
+    with pytest.raises(UsageError, match=f"t.csv: {said}"):
+        read_table(path, COLUMNS)
+
+
+def test_a_table_in_a_study_that_is_a_link_out_of_it_is_not_read(tmp_path: Path) -> None:
+    whole_study(strategies=("ddp",), gpus=(1,))
+    collect("s")
+    path = logs() / "s" / "epochs.csv"
+    path.rename(tmp_path / "elsewhere.csv")
+    path.symlink_to(tmp_path / "elsewhere.csv")
+    with pytest.raises(UsageError, match="a link that leads out of"):
+        Results.load("s")
+
+
+def test_of_names_that_are_not_jobkits_the_first_become_columns() -> None:
+    rows = [{"epoch": n, f"m{n:05}": n} for n in range(1000)]
+    table = frame(rows, (Column("epoch", COUNT, ""),))
+    assert len(table.columns) == 1 + MOST_OTHERS
+    assert table.attrs["left_out"] == 1000 - MOST_OTHERS
+    assert table["m00007"].dropna().to_list() == [7]
+    (logs() / "mine" / "a").mkdir(parents=True)
+    lines = [f"[METRIC] epoch={n} own{n:03}={n}\n" for n in range(MOST_OTHERS + 3)]
+    (logs() / "mine" / "a" / "train.log").write_text("".join(lines))
+    assert any("3 columns left out" in line for line in collect("mine").warnings())
+
+
+def test_whole_numbers_of_others_stay_whole() -> None:
+    rows = [{"id": 12345678901234567, "n": -3, "x": 1}, {"id": None, "n": 4, "x": 2.5}, {}]
+    assert frame(rows, ()).to_csv(index=False).splitlines() == [
+        "id,n,x",
+        "12345678901234567,-3,1.0",
+        ",4,2.5",
+        ",,",
+    ]
+    # What 64 bits do not hold is empty, as elsewhere.
+    assert frame([{"id": 2**63}, {"id": 1 - 2**63}], ())["id"].to_list()[1] == 1 - 2**63
+    assert frame([{"id": 2**63}, {"id": 1}], ())["id"].isna().to_list() == [True, False]
+
+
+def test_a_table_that_cannot_be_written_is_one_clear_error() -> None:
+    whole_study(strategies=("ddp",), gpus=(1,))
+    (logs() / "s" / "results.csv").mkdir()
+    with pytest.raises(UsageError, match=r"cannot write .*results\.csv"):
+        collect("s")
+
+
+def test_several_processes_read_what_one_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = make_plan(strategies=("ddp", "fsdp"), gpus=(1, 2), repeats=3)
+    for run_id in plan.runs:
+        whole_run(plan, run_id)
+    before = collect("s")
+    monkeypatch.setattr(cores, "SHARE", 2)
+    monkeypatch.setattr(cores.os, "sched_getaffinity", lambda _: {0, 1, 2})
+    monkeypatch.setattr(cores.threading, "active_count", lambda: 1)  # others' may go on
+    same(before, collect("s"))
