@@ -3,8 +3,7 @@
 import math
 from collections.abc import Iterable
 
-from jobkit.planner.choice import Option, Question, command_line, reasons, remedies
-from jobkit.planner.costs import costs
+from jobkit.planner.choice import Option, Question, command_line, reasons
 from jobkit.planner.memory_table import head, row
 from jobkit.planner.options import amount, text_table
 from jobkit.planner.traffic import duration
@@ -19,8 +18,6 @@ def answer(
         "strategy": taken.label if taken else None,
         "command": command_line(taken.footprint.spec, question.subject) if taken else None,
         "why": reasons(taken, options) if taken else [],
-        "costs": list(costs(taken.footprint.spec, question.subject)) if taken else [],
-        "remedies": [] if taken else list(remedies(question)),
         "usable_mib": question.usable / 2**20,
         "options": [
             {
@@ -53,14 +50,23 @@ def text(
         )
     lines.append("")
     if taken is None:
-        wanted = f"{question.usable / GIB:.3g} GiB"
-        return [*lines, f"nothing fits into {wanted}. What would:", *_points(remedies(question))]
+        least = min(options, key=lambda o: o.footprint.total)
+        return [
+            *lines,
+            f"nothing fits into {question.usable / GIB:.3g} GiB. The smallest is {least.label} "
+            f"with {least.footprint.total / GIB:.3g} GiB: ask again with more GPUs"
+            + (
+                ", a smaller batch (--batch-size-per-rank), --accumulate or "
+                "--activation-checkpointing"
+                if question.subject.parameters is None
+                else ""
+            ),
+        ]
     used = taken.footprint.total / question.usable
     return [
         *lines,
         f"recommended: {taken.label}",
         *_points(reasons(taken, options)),
-        *_points(costs(taken.footprint.spec, question.subject)),
         *_points([f"it takes {used:.0%} of the memory that may be used on each GPU"]),
         "run:",
         f"  {command_line(taken.footprint.spec, question.subject)}",

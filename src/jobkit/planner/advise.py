@@ -1,7 +1,7 @@
 """Recommend a strategy for a model on given GPUs, with reasons: `python -m jobkit advise`.
 
 Takes the memory of each strategy from `jobkit memory`, and the communication time of a step from
-the bandwidths. Ends with 4 when nothing fits, and says what would.
+the bandwidths. Ends with 4 when nothing fits.
 """
 
 import json

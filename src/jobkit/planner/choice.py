@@ -1,20 +1,14 @@
-"""Which strategy fits and communicates least; where none fits, what would."""
+"""Which strategy fits and communicates least."""
 
-import math
 import shlex
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from jobkit.errors import UsageError
 from jobkit.planner.footprints import Footprint, Subject, footprints, strategy_of, variants
 from jobkit.planner.traffic import duration, step_messages, step_s
 from jobkit.spec.runspec import RunSpec
 from jobkit.spec.strategies import FACTS
 from jobkit.spec.traffic import Links, waits
 from jobkit.units import GIB
-
-_MOST_RANKS = 65536
-_SMALLEST = "fsdp, full shard"  # of those that split the batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,89 +126,3 @@ def command_line(spec: RunSpec, subject: Subject) -> str:
     head = f"sbatch --nodes={spec.nodes} --ntasks-per-node={per_node} --gpus-per-node={per_node}"
     own = " --model PACKAGE.MODULE:FACTORY" if subject.parameters else ""
     return f"{head} run.sh {shlex.join(spec.arguments())}{own}"
-
-
-def remedies(question: Question) -> Iterator[str]:
-    """What would make it fit, each computed: a smaller batch, checkpointing, more GPUs."""
-    if question.subject.parameters is None:
-        yield _smaller_batch(question)
-        yield _checkpointing(question)
-    yield _more_nodes(question)
-
-
-def _smallest(question: Question, base: RunSpec) -> Footprint | None:
-    """The one that takes least of those that split the batch; None where none is applicable."""
-    found, _ = footprints(base, question.subject, ["single" if base.world_size == 1 else _SMALLEST])
-    return min(found, key=lambda each: each.total, default=None)
-
-
-def _with_batch(base: RunSpec, images: int) -> RunSpec:
-    return replace(base, global_batch_size=None, batch_size_per_rank=images, accumulate=1)
-
-
-def _largest_batch(question: Question, base: RunSpec) -> int:
-    """The most images on each GPU at once that fit; 0: not even one does."""
-
-    def fits(images: int) -> bool:
-        each = _smallest(question, _with_batch(base, images))
-        return each is not None and each.total <= question.usable
-
-    low, high = 0, max(1, base.steps_batch_size // base.world_size // base.accumulate)
-    while low < high:  # what fits is low at least, and high at most
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    return low
-
-
-def _smaller_batch(question: Question) -> str:
-    base = question.base
-    images = _largest_batch(question, base)
-    if not images:
-        least = _smallest(question, _with_batch(base, 1))
-        size = f" takes {least.total / GIB:.3g} GiB" if least else " is not applicable"
-        return f"no smaller batch would do: even one image per GPU{size}"
-    each = _smallest(question, _with_batch(base, images))
-    assert each is not None
-    size = f"{each.label}, {each.total / GIB:.3g} GiB"
-    parts = math.ceil(base.steps_batch_size / base.world_size / images)
-    split = _smallest(question, replace(base, accumulate=parts))
-    same = split is not None and split.total <= question.usable
-    also = f"; or the same batch in microbatches: --accumulate {parts}" if same else ""
-    return f"a smaller batch: --batch-size-per-rank {images} ({size}){also}"
-
-
-def _checkpointing(question: Question) -> str:
-    base = question.base
-    if base.activation_checkpointing:
-        return "activation checkpointing is on already"
-    found = _smallest(question, replace(base, activation_checkpointing=True))
-    if found is None:
-        return "activation checkpointing: not applicable"
-    size = f"{found.label}, {found.total / GIB:.3g} GiB"
-    if found.total <= question.usable:
-        return f"--activation-checkpointing ({size})"
-    images = _largest_batch(question, replace(base, activation_checkpointing=True))
-    also = f"; with --batch-size-per-rank {images} it would" if images else ""
-    return f"--activation-checkpointing alone is not enough ({size}){also}"
-
-
-def _more_nodes(question: Question) -> str:
-    """Twice the nodes, and again, at the same batch per GPU."""
-    base = question.base
-    per_rank = max(1, base.steps_batch_size // base.world_size)
-    least: Footprint | None = None
-    nodes = base.nodes * 2
-    while nodes * base.ranks_per_node <= _MOST_RANKS:
-        try:
-            more = replace(base, nodes=nodes, global_batch_size=None, batch_size_per_rank=per_rank)
-            least = _smallest(question, more) or least
-        except UsageError:
-            break
-        if least and least.total <= question.usable:
-            gpus = least.spec.world_size
-            return (
-                f"more GPUs: {gpus} on {nodes} nodes ({least.label}, {least.total / GIB:.3g} GiB)"
-            )
-        nodes *= 2
-    size = f" ({least.total / GIB:.3g} GiB at {least.spec.world_size})" if least else ""
-    return f"no number of GPUs alone would do{size}: activations and one gathered block stay"
