@@ -39,8 +39,8 @@ VALUES = st.recursive(
     max_leaves=5,
 )
 FILES = ("plan.json", "launcher.json", ".collect-job.json", ".launcher.lock", "results.csv")
-OF_RUN = ("job.json", "submission.json", "spec.json", "train.log", "train.log.gz", "slurm.log")
-OF_RUN += ("metrics/0.jsonl", "metrics/1.jsonl.gz", "attempts/0/outcome.json", "attempts/7")
+OF_RUN = ("job.json", "submission.json", "spec.json", "train.log", "slurm.log")
+OF_RUN += ("metrics/0.jsonl", "metrics/1.jsonl", "attempts/0/outcome.json", "attempts/7")
 PLACES = st.sampled_from([*FILES, *(f"RUN/{name}" for name in OF_RUN)])
 FOLDERS = st.sampled_from(["RUN", "RUN/metrics", "RUN/attempts", "RUN/attempts/0", "figures"])
 

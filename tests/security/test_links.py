@@ -131,7 +131,7 @@ def test_run_sh_claims_no_attempt_through_a_link(tmp_path: Path, outside: Path) 
     assert snapshot(outside) == before
 
 
-SOURCES = ["train.log", "train.log.gz", "metrics/0.jsonl", "metrics", ".", "slurm.log"]
+SOURCES = ["train.log", "metrics/0.jsonl", "metrics", ".", "slurm.log"]
 
 
 @pytest.mark.parametrize("name", SOURCES)

@@ -24,7 +24,7 @@ from jobkit.metric.line import Record
 from jobkit.metric.reader import Rejected
 from jobkit.outcome.evidence import of_newest
 from jobkit.outcome.liveness import is_at_work
-from jobkit.outcome.logs import Tail, find_log, open_log, read_tail
+from jobkit.outcome.logs import Tail, open_log, read_tail
 from jobkit.paths import RunPaths, read_json
 
 ENDINGS = ("ok", "failed", "preempted")  # what a payload says of itself
@@ -105,7 +105,7 @@ def seconds(value: object) -> float:
 def _mark(paths: RunPaths) -> _Mark:
     names = paths.names
     job = _read_job(paths, names)
-    log = find_log(paths.log) if {"train.log", "train.log.gz"} & {*names} else None
+    log = paths.log if "train.log" in names and is_regular(paths.log) else None
     return _Mark(job, paths.attempt_numbers(), log)
 
 

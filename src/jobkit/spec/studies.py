@@ -101,7 +101,7 @@ def _unknown(text: str, folder: Path) -> str:
 
 def is_run(folder: Path) -> bool:
     """Whether a folder is one of a run: something of a run lies in it."""
-    names = ("spec.json", "metrics", "train.log", "train.log.gz")
+    names = ("spec.json", "metrics", "train.log")
     return any(is_there(folder / name) for name in names)
 
 

@@ -1,6 +1,5 @@
 """What became of a run, from real files and real processes."""
 
-import gzip
 import json
 import os
 import signal
@@ -131,19 +130,6 @@ def test_the_scheduler_s_own_log_counts(run: FakeRun) -> None:
     run.paths.scheduler_log.write_text(f"{JOB} DUE TO TIME LIMIT ***\n")
     state = ended(run.begin().train(0), 1, "srun: error: n1: task 0: Exited with exit code 1")
     assert (state.status, state.evidence_file) == ("timeout", "r/slurm.log:1")
-
-
-def test_a_packed_log_is_read_also_when_it_is_torn(run: FakeRun) -> None:
-    for number in range(5000):
-        run.print(f"line {number * number}")
-    run.print("torch.OutOfMemoryError: CUDA out of memory")
-    run.begin().flush()
-    packed = gzip.compress(run.paths.log.read_bytes())
-    run.paths.log.unlink()
-    Path(f"{run.paths.log}.gz").write_bytes(packed[:-8])  # the archive's own end is missing
-    old(run.paths)
-    state = run_state(run.paths)
-    assert (state.status, state.evidence_file) == ("oom", "r/train.log.gz:5001")
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from jobkit.analysis.tables.frames import Row
 from jobkit.metric.line import Record
 from jobkit.metric.pattern import Pattern, pattern_of
 from jobkit.outcome.facts import seconds
-from jobkit.outcome.logs import find_log, open_log
+from jobkit.outcome.logs import open_log
 from jobkit.paths import RunPaths, read_json
 
 OF_EPOCHS = "epochs of the training"
@@ -53,10 +53,8 @@ def _by_pattern(
     paths: RunPaths, pattern: Pattern, ranks: int | None, planned: Mapping[str, Any]
 ) -> Observed | None:
     """What a pattern finds in a run's log; None without one that can be read."""
-    if (log := find_log(paths.log)) is None:
-        return None
     try:
-        with open_log(log, paths.folder.parent) as stream:
+        with open_log(paths.log, paths.folder.parent) as stream:
             return observed_lines(matches(stream, pattern), pattern, ranks, planned)
     except OSError:
         return None  # the reader of records says why

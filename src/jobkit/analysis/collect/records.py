@@ -1,4 +1,4 @@
-"""The records of one run, from metrics/*.jsonl and train.log, compressed or not.
+"""The records of one run, from metrics/*.jsonl and train.log.
 
 The files of metrics/ are the primary source and the log has copies; either alone is enough. A
 record in both counts once. Gaps in the sequence numbers are counted as lost records.
@@ -20,11 +20,11 @@ from jobkit.files import closed, file_names, is_regular
 from jobkit.metric import reader
 from jobkit.metric.line import Record
 from jobkit.metric.reader import Rejected
-from jobkit.outcome.logs import open_log, torn_archive
+from jobkit.outcome.logs import open_log
 from jobkit.paths import RunPaths
 
 UNREADABLE = "cannot be read: "  # begins the reason of such a file
-_OF_RANK = re.compile(r"([0-9]{1,9})\.[rs]([0-9]{1,9})\.jsonl(?:\.gz)?")
+_OF_RANK = re.compile(r"([0-9]{1,9})\.[rs]([0-9]{1,9})\.jsonl")
 
 
 @dataclass(frozen=True)
@@ -206,11 +206,7 @@ def sources(paths: RunPaths) -> list[Path]:
 def _sources(paths: RunPaths, names: list[str]) -> list[Path]:
     metrics = [paths.metrics_folder / name for name in names]
     plain = [p for p in metrics if p.suffix == ".jsonl" and p.stem.isdecimal()]
-    packed = sorted(
-        p for p in metrics if p.name.endswith(".jsonl.gz") and not _OF_RANK.fullmatch(p.name)
-    )
-    logs = (paths.log, paths.log.with_name(paths.log.name + ".gz"))
-    found = [*sorted(plain, key=lambda p: int(p.stem)), *packed, *logs]
+    found = [*sorted(plain, key=lambda p: int(p.stem)), paths.log]
     return [path for path in found if is_regular(path)]
 
 
@@ -243,13 +239,11 @@ def _read(
 
 
 def _items(path: Path, study: Path, seen: set[bytes]) -> Iterator[Record | Rejected]:
-    """The records and the rejected lines of a file; a truncated archive is one more of these."""
+    """The records and the rejected lines of a file; one more of these where it cannot be read."""
     scan = reader.read_file if ".jsonl" in path.name else reader.scan
     try:
         with open_log(path, study) as stream:
             yield from scan(stream, seen=seen, loads=orjson.loads)
-            if fault := torn_archive(stream):
-                yield Rejected(-1, 0, f"torn archive: {fault}")
     except OSError as error:
         yield Rejected(-1, 0, f"{UNREADABLE}{error.strerror or error}")
 
