@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jobkit.metric.line import Record
-from jobkit.metric.reader import merge_parts, read_file
+from jobkit.metric.reader import read_file
 from jobkit.paths import RunPaths, read_json
 from support.place import ROOT
 
@@ -37,10 +37,10 @@ class Result:
         return [r for r in found if isinstance(r, dict) and r["kind"] == kind]
 
     def record(self, kind: str) -> Record:
-        """The one record of a kind, its parts joined."""
+        """The one record of a kind."""
         found = self.records(kind)
         assert found, f"no {kind} in {self.paths.folder}:\n{self.out}"
-        return merge_parts(found)
+        return found[0]
 
     def losses(self) -> list[float]:
         """Training and validation loss of each epoch."""

@@ -269,7 +269,7 @@ def test_types_of_fields_are_those_of_real_records(
     (run_id,) = plan.runs
     whole_run(plan, run_id)
     python = {"integer": int, "text": str, "object": dict, "true or false": bool}
-    common = {"v", "kind", "study", "run_id", "attempt", "rank", "seq", "t", "parts", "part"}
+    common = {"v", "kind", "study", "run_id", "attempt", "rank", "seq", "t"}
     seen = 0
     for record in read_run(plan.paths.run(run_id), run_id).records:
         for name, value in record.items():

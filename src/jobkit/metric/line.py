@@ -1,11 +1,10 @@
 """The [METRIC] line: record kinds, fields, units and the writer. jobkit.metric.reader reads it.
 
-A record is `[METRIC] ` and one JSON object on one line of at most 1,000 bytes. Its last field, crc,
-is the CRC-32 of the object without it, so that a truncated line is never read as a measurement.
+A record is `[METRIC] ` and one JSON object on one line. Its last field, crc, is the CRC-32 of the
+object without it, so that a truncated line is never read as a measurement.
 Other programs may print `[METRIC] key=value key=value` instead.
 """
 
-import json
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -15,7 +14,7 @@ from jobkit.files import append_to
 from jobkit.program.lines import MAX_LINE_BYTES, TAG, Record, Writer, encode, finite
 
 __all__ = ["COMMON", "KINDS", "MAX_LINE_BYTES", "TAG", "MetricWriter", "Record", "encode"]
-__all__ += ["finite", "split"]
+__all__ += ["finite"]
 
 # Every record has these: seq counts from 0 in each attempt, t is Unix time in seconds.
 COMMON = ("v", "kind", "study", "run_id", "attempt", "rank", "seq", "t")
@@ -185,47 +184,6 @@ KINDS: dict[str, dict[str, str]] = {
 }
 
 
-def _line_bytes(record: Record) -> int:
-    return len(TAG) + 1 + len(encode(record)) + 1
-
-
-def _pieces(value: Any, room: int) -> list[Any]:
-    """Split one field's value into pieces that encode to at most room bytes each."""
-    if isinstance(value, dict):
-        pieces: list[Any] = [{}]
-        for key, inner in value.items():
-            for part in _pieces(inner, room - len(json.dumps(key)) - 8):
-                if len(json.dumps({**pieces[-1], key: part})) > room:
-                    pieces.append({})
-                pieces[-1][key] = part
-        return pieces
-    if isinstance(value, str) and len(json.dumps(value)) > room:
-        kept = value
-        while len(json.dumps(kept)) > room - 12:
-            kept = kept[: int(len(kept) * 0.9)]
-        return [f"{kept} [cut]"]
-    return [value]
-
-
-def split(head: Record, fields: Record) -> list[Record]:
-    """Split fields into records whose lines stay within MAX_LINE_BYTES.
-
-    More than one record have the fields part and parts; merge_parts joins them. A text too long for
-    one line is truncated and marked.
-    """
-    room = MAX_LINE_BYTES - _line_bytes({**head, "part": 100, "parts": 100}) - 24
-    bodies: list[Record] = [{}]
-    for key, value in fields.items():
-        for piece in _pieces(finite(value), room - len(key) - 8):
-            if key in bodies[-1] or len(json.dumps({**bodies[-1], key: piece})) > room:
-                bodies.append({})
-            bodies[-1][key] = piece
-    if len(bodies) == 1:
-        return [{**head, **bodies[0]}]
-    parts = {"parts": len(bodies)}
-    return [{**head, "part": i, **parts, **body} for i, body in enumerate(bodies)]
-
-
 class MetricWriter(Writer):
     """Writes the records of one attempt: to its metrics file, and a copy to the log."""
 
@@ -234,11 +192,7 @@ class MetricWriter(Writer):
         return append_to(path)
 
     def write(self, kind: str, **fields: Any) -> None:
-        """Write one record of a kind in KINDS (several lines where one would be too long)."""
+        """Write one record of a kind in KINDS."""
         assert kind in KINDS, kind
         assert fields.keys() <= KINDS[kind].keys(), fields.keys() - KINDS[kind].keys()
         super().write(kind, **fields)
-
-    def records(self, head: Record, fields: Record) -> list[Record]:
-        """The records to write: parts of one that is too long."""
-        return split(head, fields)

@@ -11,7 +11,7 @@ Another program's line is a JSON object, or key=value pairs and nothing else.
 import json
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -209,23 +209,3 @@ def unique(records: Sequence[Record]) -> list[Record]:
     for record in records:
         first.setdefault((record["run_id"], record["attempt"], record["seq"]), record)
     return [first[key] for key in sorted(first)]
-
-
-def merge_parts(records: Iterable[Record]) -> Record:
-    """Join the records that split made of one; nested objects are merged.
-
-    Where a part is missing, the record has incomplete: true.
-    """
-    whole: Record = {}
-    pieces = list(records)
-    for record in pieces:
-        for key, value in record.items():
-            if isinstance(value, dict) and isinstance(whole.get(key), dict):
-                whole[key] = {**whole[key], **value}
-            else:
-                whole.setdefault(key, value)
-    whole.pop("part", None)
-    parts = whole.pop("parts", None)
-    if type(parts) is int and parts != len({r.get("part") for r in pieces}):
-        whole["incomplete"] = True
-    return whole

@@ -191,7 +191,7 @@ def _run_end(paths: RunPaths, attempt: int | None, tail: Tail | None) -> Ending 
         found = _ends(reader.scan(io.BytesIO(tail.raw)), attempt)
     if not found or file is None:
         return None
-    end = reader.merge_parts(found)
+    end = found[0]
     name = str(file.relative_to(paths.folder.parent))
     reason = str(end.get("reason") or "")[:_LONGEST_REASON]
     return Ending(status=end["status"], reason=reason, file=name)

@@ -14,7 +14,8 @@ from typing import Any, BinaryIO, TextIO
 
 SCHEMA_VERSION = 1
 TAG = "[METRIC]"
-MAX_LINE_BYTES = 1000  # srun tears longer lines
+MAX_LINE_BYTES = 1000  # of a line in the log: srun tears longer ones
+_CUT = " [cut]"  # the end of a text that is longer in the metrics file
 OF_SAMPLES = {"samples", "images", "sequences", "examples"}  # what a batch's first size is
 Record = dict[str, Any]
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
@@ -56,6 +57,18 @@ def encode(record: Record) -> str:
     return f'{text[:-1]},"crc":"{zlib.crc32(text.encode()):08x}"}}'
 
 
+def _short(head: Record, fields: Record, line: str) -> str:
+    """The line of a record for the log: one too long is without its longest fields or their end."""
+    fields = dict(fields)
+    while fields and len(TAG) + 2 + len(line) > MAX_LINE_BYTES:
+        name = max(fields, key=lambda name: len(encode({name: fields[name]})))
+        value = fields.pop(name)
+        if isinstance(value, str) and len(value) > len(_CUT):
+            fields[name] = value[: (len(value) - len(_CUT)) // 2] + _CUT
+        line = encode({**head, **fields})
+    return line
+
+
 class Writer:
     """Writes the records of one attempt: to its metrics file, and a copy to the log."""
 
@@ -87,19 +100,13 @@ class Writer:
         """Write one record."""
         head = {"v": SCHEMA_VERSION, "kind": kind, **self._common, "seq": self._seq}
         head["t"] = time.time()
-        text = encode({**head, **fields})
-        if len(TAG) + 2 + len(text) <= MAX_LINE_BYTES:
-            self._put(text)
-            return
-        for record in self.records({**head, "seq": 10**6}, fields):
-            self._put(encode({**record, "seq": self._seq}))
-
-    def _put(self, text: str) -> None:
+        line = encode({**head, **fields})
         self._seq += 1
         if self._file:
-            self._append(self._file, text.encode() + b"\n")
+            self._append(self._file, line.encode() + b"\n")
+            line = _short(head, fields, line)
         if self._log:
-            self._log.write(f"{TAG} {text}\n")
+            self._log.write(f"{TAG} {line}\n")
             self._log.flush()
 
     def _append(self, file: BinaryIO, line: bytes) -> None:
@@ -107,18 +114,6 @@ class Writer:
         if (written := file.write(line)) != len(line):
             os.ftruncate(file.fileno(), file.tell() - written)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
-
-    def records(self, head: Record, fields: Record) -> list[Record]:
-        """Those of one too long; values for which the line has no room are records of their own."""
-        whole = [{**head, **fields}]
-        while len(TAG) + 2 + len(encode(whole[0])) > MAX_LINE_BYTES and whole[0].get("values"):
-            values = dict(whole[0]["values"])
-            name, value = values.popitem()
-            whole[0] = {**whole[0], "values": values}
-            whole.append(
-                {**head, "kind": "value", "name": name, "value": value, "step": fields.get("step")}
-            )
-        return whole
 
     def continue_alone(self) -> bool:
         """Continue the numbers of a file; False where another process is writing it.

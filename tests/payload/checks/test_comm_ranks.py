@@ -16,7 +16,7 @@ from jobkit.checks.comm.rank import Participant
 from jobkit.checks.comm.request import Request
 from jobkit.errors import UsageError
 from jobkit.metric import comm
-from jobkit.metric.reader import merge_parts, read_file
+from jobkit.metric.reader import read_file
 from jobkit.paths import RunPaths, read_json
 from jobkit.payload.distributed import RankEnv
 from support.rigs import RUN_SH, environment
@@ -90,7 +90,7 @@ def test_a_run_leaves_records_and_files(tmp_path: Path) -> None:
         records = [r for r in read_file(stream) if isinstance(r, dict)]
     of_comm = [r for r in records if r["kind"] == "comm"]
     assert [r["time_s"] for r in of_comm] == [s.time_s for s in found]
-    start = merge_parts(r for r in records if r["kind"] == "run_start")
+    (start,) = [r for r in records if r["kind"] == "run_start"]
     assert (start["backend"], start["world_size"]) == ("gloo", 2)
     assert records[-1]["kind"] == "run_end" and records[-1]["status"] == "ok"
     assert comm.read_lines(paths.comm_json) == comm.fit_lines(found)

@@ -13,7 +13,7 @@ import pytest
 
 from jobkit.analysis.collect.records import read_run
 from jobkit.metric import reader
-from jobkit.metric.line import TAG, MetricWriter, encode
+from jobkit.metric.line import MAX_LINE_BYTES, TAG, MetricWriter, encode
 from jobkit.metric.reader import Rejected, read_file, scan
 from jobkit.paths import RunPaths
 
@@ -52,6 +52,34 @@ def test_numbers_keep_their_full_precision_and_what_is_not_finite_is_null(tmp_pa
     assert not rejected and list(read_file(io.BytesIO(file))) == [found]
     assert found["train_loss"] == 0.1 + 0.2
     assert (found["val_loss"], found["lr"], found["epoch"]) == (None, None, 1)
+
+
+@pytest.mark.parametrize("size", [1, 60, 300])
+@pytest.mark.parametrize("name", ["node_list", "versions"])
+def test_the_file_has_a_long_record_whole_and_the_log_no_line_that_srun_tears(
+    tmp_path: Path, name: str, size: int
+) -> None:
+    value: Any = (
+        {f"{i}\u00e4": i / 3 for i in range(size)} if name == "versions" else "\u00e4" * 20 * size
+    )
+    fields = {"spec": {"epochs": 3}, name: value, "world_size": 4}
+    file, log = write(tmp_path, "run_start", **fields)
+    (whole,) = read_file(io.BytesIO(file))
+    ((copy,), rejected) = read(log)
+    assert isinstance(whole, dict) and not rejected and len(log) <= MAX_LINE_BYTES
+    assert {k: whole[k] for k in fields} == fields
+    assert (copy["world_size"], copy["spec"], copy["seq"]) == (4, {"epochs": 3}, 0)
+    if size < 60:
+        assert copy == whole
+    elif name == "node_list":
+        assert copy[name].endswith(" [cut]") and value.startswith(copy[name][:-6])
+        assert len(copy[name]) > 40
+    else:
+        assert name not in copy
+    paths = RunPaths(tmp_path)
+    paths.log.write_text(log)
+    found = read_run(paths, "r")
+    assert (found.records, found.rejects, found.lost) == ([whole], [], 0)
 
 
 @pytest.mark.parametrize("text", ["a\nb", f"{TAG} epoch=8", "\x00\x1b[m", '","crc":"0"}', "\ud800"])

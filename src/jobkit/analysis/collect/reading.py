@@ -26,7 +26,7 @@ from jobkit.spec.planned import PlannedRun
 
 OF_EPOCH = tuple(c for c in EPOCHS if c.name in (*KINDS["epoch"], "attempt"))
 # What identifies a run, or a record among others: no columns of an epoch's own.
-NOT_OF_EPOCH = {*COMMON, "part", "parts", "values", *(c.name for c in EPOCHS if c not in OF_EPOCH)}
+NOT_OF_EPOCH = {*COMMON, "values", *(c.name for c in EPOCHS if c not in OF_EPOCH)}
 _DROPPED = NOT_OF_EPOCH - {c.name for c in OF_EPOCH}
 # The same of a row of steps or samples.
 OF_RUN = ("run_id", "study", "series", "world_size", "repeat")

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import orjson
 
@@ -41,7 +40,7 @@ class Reject:
 class RunRecords:
     """The records of one run, and what was rejected or lost."""
 
-    records: list[Record] = field(default_factory=list)  # by attempt and order; parts are joined
+    records: list[Record] = field(default_factory=list)  # by attempt and order
     rejects: list[Reject] = field(default_factory=list)
     lost: int = 0
     others: list[Record] = field(default_factory=list)  # windows of the ranks above 0
@@ -159,13 +158,11 @@ def read_run(paths: RunPaths, run_id: str | None) -> RunRecords:
     for path in _of_other_ranks(paths, names):
         records, reject = _read(path, run_id, paths.folder.parent, set())
         own_of_rank = reader.unique([r for r in records if "v" in r])
-        for record in _joined(own_of_rank):
+        for record in own_of_rank:
             if record["kind"] in others:
                 others[record["kind"]].append(record)
         rejects += [reject] if reject else []
-    return RunRecords(
-        _joined(own) + _once(foreign), rejects, _lost(own), others["window"], others["sample"]
-    )
+    return RunRecords(own + _once(foreign), rejects, _lost(own), others["window"], others["sample"])
 
 
 def read_log(path: Path) -> RunRecords:
@@ -185,7 +182,7 @@ def read_log(path: Path) -> RunRecords:
         records = records[:end]
     own = reader.unique([r for r in records if "v" in r])
     foreign = [r for r in records if "v" not in r]
-    return RunRecords(_joined(own) + foreign, rejects, _lost(own))
+    return RunRecords(own + foreign, rejects, _lost(own))
 
 
 def _begins_again(records: list[Record]) -> int | None:
@@ -246,21 +243,6 @@ def _items(path: Path, study: Path, seen: set[bytes]) -> Iterator[Record | Rejec
             yield from scan(stream, seen=seen, loads=orjson.loads)
     except OSError as error:
         yield Rejected(-1, 0, f"{UNREADABLE}{error.strerror or error}")
-
-
-def _joined(records: list[Record]) -> list[Record]:
-    """The records in order, those that were split over several lines as one."""
-    joined: list[Record | list[Record]] = []
-    groups: dict[tuple[Any, ...], list[Record]] = {}
-    for record in records:
-        if "part" not in record:
-            joined.append(record)
-            continue
-        key = record["attempt"], record["seq"] - record["part"], record["kind"]
-        if key not in groups:
-            joined.append(groups.setdefault(key, []))
-        groups[key].append(record)
-    return [r if isinstance(r, dict) else reader.merge_parts(r) for r in joined]
 
 
 def _once(records: list[Record]) -> list[Record]:

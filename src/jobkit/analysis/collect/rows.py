@@ -29,8 +29,6 @@ def recorded_spec(records: RunRecords) -> RunSpec | None:
     """The spec that run_start carries, for a run that left no spec.json."""
     start = records.last("run_start")
     given = start.get("spec")
-    if start.get("incomplete"):
-        return None  # settings that are missing would seem to be at their default
     try:
         return RunSpec.from_dict({**WITHOUT_AUTO, **given}) if isinstance(given, dict) else None
     except (TypeError, UsageError):
@@ -53,11 +51,10 @@ def unplanned_settings(spec: PlannedRun | None, actual: RunSpec | None, records:
     """
     start = records.last("run_start")
     if spec is None or actual is None or records.lost or "world_size" not in start:
-        return ""  # where a part of the record is missing, settings seem to be at their default
+        return ""
     return ", ".join(
         f"{name}={value} (planned: {planned})"
         for name, (value, planned) in spec.differing(actual).items()
-        if not str(value).endswith(" [cut]")  # by metric.line.split
     )
 
 
