@@ -1,125 +1,129 @@
-"""`make bench`: every benchmark, and its figures beside the last ones kept in the repository.
+"""`make bench`: benchmarks of this folder, and what was lost since figures that were saved.
 
-    python tests/bench/bench.py --list                        their names, and how long they took
-    python tests/bench/bench.py --only throughput peers       some of them
-    python tests/bench/bench.py --keep                        keep the figures as the last ones
+    python tests/bench/bench.py --list
+    python tests/bench/bench.py --only throughput peers --save before.json
+    python tests/bench/bench.py --only throughput --against before.json
 
-The kept figures are in tests/bench/kept.json, for each processor and number of cores, with their
-date and versions, those of the last --keep, and the seconds of each benchmark. The exit code is 4
-where a figure has lost more than --tolerance, and 1 where a benchmark failed. Measure on an idle
-machine: the load at the start is kept too. A benchmark whose program is absent is left out.
+Each benchmark is a program of its own, which prints its tables and, as its last line, its figures
+as JSON; see report(). The exit code is 4 where a limit is not held, or a figure has lost more than
+a tenth; 1 where a benchmark failed. Measure on an idle machine. One whose program is absent is
+left out by name. Not among them: chaos and mutations, which are right or wrong.
 """
 
 import argparse
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
-from figures import BENCHES, changes, found_in, key_of
-from throughput import ENV, ROOT, machine
-
-KEPT = ROOT / "tests/bench/kept.json"
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-WORDS = {  # after python; of the others tests/bench/NAME.py
-    "check_ranks": (*TORCHRUN, "tests/bench/check_ranks.py", "--device=cpu"),
-    "rehearse": ("-m", "jobkit", "rehearse", "--nodes=64", "--ranks-per-node=4"),
+ROOT = Path(__file__).resolve().parents[2]
+ENV = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONUNBUFFERED": "1"}
+# Each with the program without which it cannot be.
+BENCHES = {
+    **dict.fromkeys(("throughput", "peers", "meter", "studies", "truth", "claims"), ""),
+    "inference": "cmake",
+    "step_model": "slurmctld",
 }
-# Programs without which a benchmark cannot be.
-NEEDS = {"inference": "cmake", **dict.fromkeys(("rehearse", "step_model", "wide"), "slurmctld")}
+LESS, MORE, NEITHER = "at most", "at least", ""  # what is better of a figure
+Figures = dict[str, tuple[float, str]]  # value, and what is better
 
 
-def words_of(bench: str) -> tuple[str, ...]:
-    """The command of a benchmark, after python."""
-    return WORDS.get(bench, (f"tests/bench/{bench}.py",))
+def report(figures: Figures, limits: dict[str, float] | None = None) -> int:
+    """Print figures, beside what they are to hold, and all as JSON in the last line.
+
+    Returns the exit code: 4 where a limit is not held.
+    """
+    code = 0
+    for name, (value, better) in figures.items():
+        said = ""
+        if name in (limits or {}):
+            limit = (limits or {})[name]
+            held = value <= limit if better == LESS else value >= limit
+            said, code = (
+                f"  {better} {limit:g}: {'held' if held else 'MISSED'}",
+                code if held else 4,
+            )
+        print(f"{name:44} {value:10.4g}{said}")
+    print(json.dumps(figures), flush=True)
+    return code
 
 
-def absent(bench: str) -> str | None:
-    """The program that the benchmark needs and that is not there."""
-    path = f"{os.environ['PATH']}:/usr/sbin"
-    needed = NEEDS.get(bench)
-    return needed if needed and not shutil.which(needed, path=path) else None
+def machine() -> dict[str, Any]:
+    """Where and when figures were taken."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return {
+        "processor": names[0] if names else platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "date": time.strftime("%Y-%m-%d"),
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        "load": round(os.getloadavg()[0], 1),
+    }
 
 
-def show(benches: Iterable[str], seconds: dict[str, float]) -> None:
-    """Print each benchmark's command, and how long it took when its figures were kept."""
-    for bench in benches:
-        took = f"{seconds[bench]:6.0f} s" if bench in seconds else "       -"
-        print(f"{bench:12} {took}  python {' '.join(words_of(bench))}")
-
-
-def printed(bench: str) -> tuple[str, int]:
-    """Run a benchmark; what it printed, shown as it comes, and its exit code."""
-    words = [sys.executable, "-u", *words_of(bench)]
-    lines = []
-    with subprocess.Popen(words, cwd=ROOT, env=ENV, stdout=subprocess.PIPE, text=True) as process:
+def run(bench: str, words: list[str]) -> tuple[Figures, int]:
+    """Run a benchmark, whose output is shown as it comes; its figures and its exit code."""
+    command = [sys.executable, "-u", f"tests/bench/{bench}.py", *words]
+    last = ""
+    with subprocess.Popen(command, cwd=ROOT, env=ENV, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         for line in process.stdout:
             print(line, end="", flush=True)
-            lines.append(line)
-    return "".join(lines), process.returncode
+            last = line
+    figures = json.loads(last) if last.startswith("{") else {}
+    return {f"{bench}: {name}": figure for name, figure in figures.items()}, process.returncode
 
 
-def compare(now: dict[str, float], last: dict, where: str, tolerance: float) -> bool:
-    """Print each figure beside the kept one; whether none has lost too much."""
-    said = f"kept on {last['date']}, torch {last['torch']}" if last else "none kept yet"
-    print(f"\n{where}: {said}\n{'figure':42} {'now':>9} {'kept':>9}")
-    good = True
-    for name, value, before, lost in changes(now, last.get("figures", {}), tolerance):
-        kept = "" if before is None else f"{before:9.4g}"
-        print(f"{name:42} {value:9.4g} {kept}{'  lost' if lost else ''}")
-        good = good and not lost
-    return good
+def losses(now: Figures, before: Figures) -> list[str]:
+    """The figures that have become worse by more than a tenth."""
+    lost = []
+    for name, (value, better) in now.items():
+        last = before[name][0] if name in before else value
+        worse = {LESS: value > last * 1.1, MORE: value < last * 0.9}
+        print(f"{name:56} {value:10.4g} {last:10.4g}{'  LOST' if worse.get(better) else ''}")
+        lost += [name] if worse.get(better) else []
+    return lost
 
 
 def main() -> int:
-    """Run, compare, keep where asked."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--only", nargs="+", choices=BENCHES, default=BENCHES)
-    parser.add_argument("--tolerance", type=float, default=0.1, help="share (default 0.1)")
-    parser.add_argument("--keep", action="store_true", help="keep these figures as the last ones")
+    parser.add_argument("--only", nargs="+", choices=BENCHES, default=list(BENCHES))
     parser.add_argument("--list", action="store_true", help="list the benchmarks, and run none")
-    args = parser.parse_args()
-    here = {**machine(), "load": round(os.getloadavg()[0], 1)}
-    everything = json.loads(KEPT.read_text()) if KEPT.exists() else {}
-    where = key_of(here)
-    last = everything.get(where, {})
-    seconds = last.get("seconds", {})
+    parser.add_argument("--save", type=Path, metavar="FILE", help="write the figures")
+    parser.add_argument("--against", type=Path, metavar="FILE", help="figures of --save")
+    args, words = parser.parse_known_args()
     if args.list:
-        show(args.only, seconds)
+        print(*(f"python tests/bench/{bench}.py" for bench in args.only), sep="\n")
         return 0
-    if here["load"] > 0.5:
-        print(f"the machine is not idle (load {here['load']}): figures will be off")
-    now, failed, took = dict[str, float](), list[str](), dict[str, float]()
+    here, now, failed, code = machine(), Figures(), list[str](), 0
+    print(", ".join(f"{name} {value}" for name, value in here.items()))
     for bench in args.only:
-        if program := absent(bench):
-            print(f"\n== {bench}: left out, as {program} is not installed")
+        if (needed := BENCHES[bench]) and not shutil.which(
+            needed, path=f"{os.environ['PATH']}:/usr/sbin"
+        ):
+            print(f"\n== {bench}: left out, as {needed} is not installed")
             continue
-        before = f" (took {seconds[bench]:.0f} s when kept)" if bench in seconds else ""
-        print(f"\n== {bench}{before}", flush=True)
-        begin = time.monotonic()
-        text, code = printed(bench)
-        took[bench] = round(time.monotonic() - begin)
-        print(f"== {bench} took {took[bench]:.0f} s", flush=True)
-        found = found_in(bench, text)
+        print(f"\n== {bench}", flush=True)
+        found, ended = run(bench, words)
         now |= found
-        if not found or code not in (0, 4):  # 4: a limit is not held, which it has printed
-            failed.append(bench)
-    good = compare(now, last, where, args.tolerance)
-    if args.keep:
-        figures = last.get("figures", {}) | now
-        kept = {name: here[name] for name in ("date", "torch", "python", "load")}
-        sound = {bench: s for bench, s in took.items() if bench not in failed}
-        everything[where] = {**kept, "figures": figures, "seconds": seconds | sound}
-        KEPT.write_text(json.dumps(everything, indent=1) + "\n")
-        print(f"kept in {Path(KEPT).relative_to(ROOT)}")
+        code = max(code, ended if ended == 4 else 0)
+        failed += [bench] if not found or ended not in (0, 4) else []
+    if args.against:
+        before = json.loads(args.against.read_text())
+        print(f"\nbeside {before['machine']}:")
+        code = 4 if losses(now, before["figures"]) else code
+    if args.save:
+        args.save.write_text(json.dumps({"machine": here, "figures": now}, indent=1) + "\n")
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
-    return 1 if failed else 0 if good else 4
+    return 1 if failed else code
 
 
 if __name__ == "__main__":

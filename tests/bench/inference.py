@@ -1,16 +1,14 @@
 """A trained model's inference: eager, torch.compile, AOTInductor from C++, ONNX Runtime.
 
-    python tests/bench/inference.py [RUN] [--rounds 3] [--infer build/infer]
+    python tests/bench/inference.py [RUN] [--rounds 3]
 
 RUN: a run's folder with a checkpoint; without it the default CNN is trained for a few steps.
-RUN/export/aoti and RUN/export/onnx are made where they are absent, and hpc/inference is built where
---infer names no program. The ways alternate in every round; a time is the best of all iterations,
-with their median: other load makes times longer.
+RUN/export/aoti and RUN/export/onnx are made where they are absent, and hpc/inference is built. The
+ways alternate in every round; a time is the best of all iterations, beside their median.
 """
 
 import argparse
 import json
-import os
 import re
 import subprocess
 import sys
@@ -21,9 +19,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+from bench import ENV, LESS, ROOT, Figures, report
+
 BATCHES, THREADS = (1, 64, 1024), (1, 2)
-ENV = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
 Times = dict[str, list[float]]  # seconds of an iteration, by "way batch"
 
 
@@ -92,46 +90,46 @@ def trained(folder: Path) -> Path:
     return folder
 
 
-def prepare(run: Path, infer: Path | None, place: Path) -> Path:
+def prepare(run: Path, place: Path) -> Path:
     """Export and build what is absent; return the program."""
     for to in ("aoti", "onnx"):
         if not (run / "export" / to).exists():
             subprocess.check_call(
                 [sys.executable, "-m", "jobkit", "export", run, "--to", to], env=ENV
             )
-    if infer:
-        return infer
     python = f"-DPython3_EXECUTABLE={sys.executable}"
     subprocess.check_call(["cmake", "-S", ROOT / "hpc/inference", "-B", place, python])
     subprocess.check_call(["cmake", "--build", place])
     return place / "infer"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("run", type=Path, nargs="?")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--infer", type=Path)
+    parser.add_argument("--infer", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--threads", type=int, help="of one process, which starts the others")
     args = parser.parse_args()
     if args.threads:
         print(json.dumps(measure(args.run, args.infer, args.threads, args.rounds)))
-        return
+        return 0
+    figures = Figures()
     with tempfile.TemporaryDirectory() as place:
         run = args.run or trained(Path(place) / "bench" / "run")
-        infer = prepare(run, args.infer, Path(place) / "build")
-        print("| ms, best (median) | threads | " + " | ".join(f"batch {n}" for n in BATCHES) + " |")
-        print("|---|--:|" + "--:|" * len(BATCHES))
+        infer = prepare(run, Path(place) / "build")
         for threads in THREADS:
             words = [sys.executable, __file__, run, "--rounds", str(args.rounds)]
             words += ["--infer", infer, "--threads", str(threads)]
             env = {**ENV, "OMP_NUM_THREADS": str(threads)}
-            found = json.loads(subprocess.check_output(words, env=env, text=True).splitlines()[-1])
-            for way in dict.fromkeys(key.split("|")[0] for key in found):
-                cells = (found[f"{way}|{batch}"] for batch in BATCHES)
-                texts = (f"{min(c) * 1e3:.2f} ({median(c) * 1e3:.2f})" for c in cells)
-                print(f"| {way} | {threads} | " + " | ".join(texts) + " |", flush=True)
+            out = subprocess.check_output(words, env=env, text=True)
+            for key, times in json.loads(out.splitlines()[-1]).items():
+                way, batch = key.split("|")
+                best, mid = min(times) * 1e3, median(times) * 1e3
+                name = f"{way}, {threads} threads, batch {batch}, ms"
+                figures[name] = best, LESS
+                print(f"{name}: {best:.2f} ({mid:.2f})", flush=True)
+    return report(figures)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

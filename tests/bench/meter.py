@@ -1,11 +1,10 @@
-"""`make bench`: what the meter costs a step, also in the payload's windows, and whether it
-agrees with the payload's own clock.
+"""What the meter and the start-up hook cost a step, and whether they agree with a program's clock.
 
 Cost: 2,500 steps that do nothing, with loader and values, in a run's folder (so with all its
 windows), less the same loop without the meter; CPU time per step, median of rounds, each a process
-of its own. Agreement: jobkit's own training, whose epochs the meter measures too, in one process.
-Sampler: CPU time of a process that does nothing but sample its node, 200 times, 50 ms apart, so
-that each sample starts with cold caches; with GPUs and counters a sample takes longer.
+of its own. Sampler: CPU time of a process that does nothing but sample its node, 200 times, 50 ms
+apart, so that each sample starts with cold caches. Hook: a plain loop of 400 steps with and without
+it, in turns; the loop prints its own clocks of the steps after the first ten.
 """
 
 import argparse
@@ -17,9 +16,40 @@ import tempfile
 from pathlib import Path
 from statistics import median
 
-ROOT = Path(__file__).resolve().parents[2]
-STEP_S, MOST_SHARE, MOST_DIFFERENCE, MOST_SAMPLING = 0.010, 0.005, 0.01, 0.002
+from bench import LESS, NEITHER, ROOT, Figures, report
 
+AUTO = ROOT / "src" / "jobkit" / "program" / "auto"
+SKIP, STEPS = 10, 400
+LIMITS = {
+    "meter, us per step": 50,
+    "sampler, us per sample": 2000,
+    "hook less the program's clock, %": 2,
+}
+
+SCRIPT = f"""
+import sys, time, torch
+from torch.utils.data import DataLoader, TensorDataset
+torch.set_num_threads(1)
+model = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.ReLU(), torch.nn.Linear(512, 10))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+data = TensorDataset(torch.randn({64 * STEPS}, 512), torch.randint(10, ({64 * STEPS},)))
+waited, steps, batches = 0.0, 0, iter(DataLoader(data, 64))
+while True:
+    asked = time.perf_counter()
+    batch = next(batches, None)
+    if batch is None: break
+    waited += time.perf_counter() - asked
+    optimizer.zero_grad()
+    torch.nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
+    optimizer.step()
+    steps += 1
+    if steps == {SKIP}:
+        begin, cpu = time.perf_counter(), time.process_time()
+        waited = 0.0
+    end = time.perf_counter()
+found = [x / (steps - {SKIP}) for x in (end - begin, waited, time.process_time() - cpu)]
+print(*found, file=sys.stderr)
+"""
 COST = """
 import sys, time
 from jobkit import meter
@@ -31,30 +61,6 @@ plain = loop(range(2500), lambda work, i: None)
 meter.start(unit="samples")
 ours = loop(meter.batches(range(2500)), lambda work, i: meter.step(work=work, train_loss=i))
 meter.end()
-print((ours - plain) / 2500, file=sys.stderr)
-"""
-
-PAYLOAD_COST = """
-import os, sys, time
-from pathlib import Path
-from jobkit.paths import RunPaths
-from jobkit.payload.place import RankEnv
-from jobkit.payload.report import Reporter
-from jobkit.payload.windows import StepWindows
-def loop(step):
-    begin = time.process_time()
-    for i in range(2500): step(32)
-    return time.process_time() - begin
-plain = loop(lambda work: None)
-report = Reporter(RunPaths(Path(os.environ["JOBKIT_RUN_DIR"])), 0, 0)
-windows = StepWindows(report, RankEnv(), 5)
-windows.begin_epoch(0)
-def step(work):
-    windows.waited(0.0)
-    windows.step(work, {})
-ours = loop(step)
-windows.end_epoch()
-windows.finish()
 print((ours - plain) / 2500, file=sys.stderr)
 """
 
@@ -75,24 +81,6 @@ print(cost / path.read_bytes().count(b"\\n"), file=sys.stderr)
 sampler.stop()
 """
 
-AGREEMENT = """
-import sys
-from torch.optim.optimizer import register_optimizer_step_post_hook as hook
-from jobkit import meter
-from jobkit.payload import main, train
-plain = train.Trainer.train_epoch
-def train_epoch(self, epoch, started, position=0):
-    if epoch: meter.current().hold(False)
-    found = plain(self, epoch, started, position)
-    meter.epoch(epoch)
-    meter.current().hold(True)
-    return found
-train.Trainer.train_epoch = train_epoch
-meter.start(unit="images")
-hook(lambda *_: meter.step(work=int(sys.argv[1])))
-sys.exit(main.main(sys.argv[2:]))
-"""
-
 
 def python(program: str, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
     """A program run to its end, with its output."""
@@ -111,43 +99,41 @@ def cost_s(program: str) -> float:
         return float(python(program, JOBKIT_RUN_DIR=folder).stderr.splitlines()[-1])
 
 
-def rates() -> tuple[float, float]:
-    """Images per second of the same epochs, as the payload and as the meter says."""
+def hooked(on: bool) -> tuple[list[float], list[float]]:
+    """Seconds of a step, of its wait for data and of CPU by the program; the first two by the hook.
+
+    The hook's are empty where it is off.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        words = ["--run-dir", f"{folder}/run", "--data-dir", folder, "--strategy", "single"]
-        words += ["--dataset", "synthetic", "--train-samples", "2048", "--test-samples", "64"]
-        words += ["--epochs", "3", "--global-batch-size", "128", "--breakdown-iterations", "0"]
-        out = python(AGREEMENT, "128", *words).stdout
-    lines = [line[9:] for line in out.splitlines() if line.startswith("[METRIC]")]
-    records = [r for r in map(json.loads, lines) if r.get("epoch")]  # the first one has a warm-up
-    own = [r for r in records if r["kind"] == "epoch" and "timed_images" in r]
-    # The payload's own windows carry the run's id, the meter's none.
-    windows = [r for r in records if r["kind"] == "window" and not r["run_id"]]
-    assert sum(r["timed_images"] for r in own) == sum(r["work"] for r in windows) > 0
-    return (
-        sum(r["timed_images"] for r in own) / sum(r["epoch_time_s"] for r in own),
-        sum(r["work"] for r in windows) / sum(r["wall_s"] for r in windows),
-    )
+        env = {"JOBKIT_AUTO": "1", "JOBKIT_RUN_DIR": f"{folder}/run", "PYTHONPATH": str(AUTO)}
+        env["JOBKIT_WARMUP_STEPS"] = str(SKIP)
+        own = [float(x) for x in python(SCRIPT, **(env if on else {})).stderr.split()[-3:]]
+        if not on:
+            return own, []
+        lines = Path(folder, "run/metrics/0.jsonl").read_text().splitlines()
+    found = [r for r in map(json.loads, lines) if r["kind"] == "window" and not r["warmup"]]
+    steps = sum(r["steps"] for r in found)
+    assert steps == STEPS - SKIP and sum(r["work"] for r in found) == 64 * steps
+    return own, [sum(r[name] for r in found) / steps for name in ("wall_s", "data_wait_s")]
 
 
 def main() -> int:
-    """Measure and print; 4 where a limit is not held."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--rounds", type=int, default=5)
     rounds = parser.parse_args().rounds
-    costs = {}
-    for name, program in (("meter", COST), ("payload's windows", PAYLOAD_COST)):
-        cost = costs[name] = median(cost_s(program) for _ in range(rounds))
-        print(f"{name}: {1e6 * cost:.1f} us per step, {cost / STEP_S:.3%} of a step of 10 ms")
+    figures = Figures()
+    cost = median(cost_s(COST) for _ in range(rounds))
+    figures["meter, us per step"] = 1e6 * cost, LESS
     sample_s = median(cost_s(SAMPLER_COST) for _ in range(rounds))
-    # The interval is a second for five minutes, then longer.
-    print(f"sampler: {1e6 * sample_s:.0f} us per sample, {sample_s:.3%} of a core, one per second")
-    pairs = [rates() for _ in range(rounds)]
-    difference = median(meter / own - 1 for own, meter in pairs)
-    own, ours = (median(each) for each in zip(*pairs, strict=True))
-    print(f"payload {own:,.0f} images/s, meter {ours:,.0f} images/s: {difference:+.2%}")
-    missed = max(costs.values()) / STEP_S > MOST_SHARE or abs(difference) > MOST_DIFFERENCE
-    return 4 if missed or sample_s > MOST_SAMPLING else 0
+    figures["sampler, us per sample"] = 1e6 * sample_s, LESS
+    pairs = [(hooked(False)[0], *hooked(True)) for _ in range(rounds)]
+    off = median(ours[0] / own[0] - 1 for _, own, ours in pairs)
+    figures["hook less the program's clock, %"] = 100 * abs(off), LESS
+    waits = median(ours[1] / own[1] - 1 for _, own, ours in pairs)
+    figures["hook's wait for data less the program's, %"] = 100 * waits, NEITHER
+    over = median(own[2] / plain[2] - 1 for plain, own, _ in pairs)
+    figures["hook, CPU time of a step of the plain loop, %"] = 100 * over, NEITHER
+    return report(figures, LIMITS)
 
 
 if __name__ == "__main__":

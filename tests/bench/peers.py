@@ -1,13 +1,13 @@
-"""`make bench`: ours beside the plain loop, Lightning, Accelerate and transformers' Trainer.
+"""Ours beside the plain loop, Lightning and transformers' Trainer.
 
     python tests/bench/peers.py --rounds 1      rough
 
 The same CNN, optimizer, batch size and number of random images, fp32 and, where the processor has
 it, bf16; one rank with all cores as threads, and two ranks that share them. Every run is a process
-of its own (ours: the training that run.sh starts), and the ways take turns, each round in another
-order. Printed are medians over the rounds, and medians of ours over each peer within a round, for
-images a second, the start of the process to the first step, and CPU time of the whole run, start
-included: the last says something on a machine that is not idle, too. Writes bench_peers.json.
+of its own (ours: the training that run.sh starts), and the ways take turns. Printed are medians
+over the rounds, and medians of ours over each peer within a round: images per second, the start of
+the process to the first step, and CPU time of the whole run, start included, which says something
+on a machine that is not idle, too. The clock of the peers is a hook of torch on optimizer steps.
 """
 
 import argparse
@@ -17,139 +17,267 @@ import resource
 import subprocess
 import sys
 import tempfile
+import time
+import warnings
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
+from typing import Any
 
-from throughput import ROOT, has_bf16, machine
+from throughput import BATCH, LR, precisions, turns
 
-PEERS = ("plain", "lightning", "accelerate", "transformers")
-BATCH, WARM = 256, 2
-TARGETS = {"fp32": 1.9, "bf16": 2.2}
+from bench import LESS, MORE, ROOT, Figures, report
+
+WARM = 2
+LIMITS = {"fp32": 1.9, "bf16": 2.2}  # ours over the best peer
 LAUNCH = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-Figures = dict[str, float]
+WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))
 
 
-def environment(threads: int) -> dict[str, str]:
-    """What every way is started with."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("JOBKIT_", "SLURM_"))}
-    paths = f"{ROOT / 'src'}:{ROOT / 'tests/bench'}"
-    return kept | {"PYTHONPATH": paths, "OMP_NUM_THREADS": str(threads)}
+def pil_images(batches: int) -> Any:
+    """Random images as a dataset of files gives them: one PIL image at a time, transformed."""
+    import torch
+    from PIL import Image
+    from torchvision import transforms
+
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(
+        256, (BATCH * batches, 32, 32, 3), dtype=torch.uint8, generator=generator
+    )
+    labels = torch.randint(10, (len(images),), generator=generator).tolist()
+    transform = transforms.Compose(
+        [
+            transforms.RandomCrop(32, padding=4),
+            transforms.RandomHorizontalFlip(),
+            transforms.ToTensor(),
+            transforms.Normalize((0.491, 0.482, 0.447), (0.247, 0.243, 0.262)),
+        ]
+    )
+
+    class Images(torch.utils.data.Dataset[Any]):
+        def __len__(self) -> int:
+            return len(labels)
+
+        def __getitem__(self, index: int) -> tuple[Any, int]:
+            return transform(Image.fromarray(images[index].numpy())), labels[index]
+
+    return Images()
+
+
+def sgd(model: Any) -> Any:
+    """The optimizer of every way."""
+    import torch
+
+    return torch.optim.SGD(
+        model.parameters(), lr=LR, momentum=0.9, nesterov=True, weight_decay=5e-4
+    )
+
+
+def loader_of(dataset: Any, sampler: Any = None, workers: int = 0) -> Any:
+    """Batches of one rank's share."""
+    from torch.utils.data import DataLoader
+
+    return DataLoader(
+        dataset, BATCH // WORLD_SIZE, shuffle=sampler is None, sampler=sampler,
+        num_workers=workers, persistent_workers=workers > 0,
+    )  # fmt: skip
+
+
+def plain(dataset: Any, bf16: bool, workers: int = 0) -> Callable[[], None]:
+    """The tutorial's loop, to be called for each epoch; under torchrun with DDP."""
+    import torch
+
+    from jobkit.payload.model import CNN
+
+    model, sampler = CNN(10), None
+    if WORLD_SIZE > 1:
+        torch.distributed.init_process_group("gloo")
+        model = torch.nn.parallel.DistributedDataParallel(model)
+        sampler = torch.utils.data.DistributedSampler(dataset)
+    optimizer, loader = sgd(model), loader_of(dataset, sampler, workers)
+
+    def epoch() -> None:
+        for x, y in loader:
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+                logits = model(x)
+            torch.nn.functional.cross_entropy(logits.float(), y).backward()
+            optimizer.step()
+
+    return epoch
+
+
+def lightning(dataset: Any, bf16: bool) -> None:
+    """A LightningModule and its Trainer, without logger, checkpoints and bars."""
+    import lightning.pytorch as pl
+    from torch.nn.functional import cross_entropy
+
+    from jobkit.payload.model import CNN
+
+    class Module(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = CNN(10)
+
+        def training_step(self, batch: Any, _: int) -> Any:
+            return cross_entropy(self.model(batch[0]).float(), batch[1])
+
+        def configure_optimizers(self) -> Any:
+            return sgd(self)
+
+    off = dict.fromkeys(
+        ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
+    )
+    pl.Trainer(
+        accelerator="cpu", devices=WORLD_SIZE, strategy="ddp" if WORLD_SIZE > 1 else "auto",
+        precision="bf16-mixed" if bf16 else "32-true", max_epochs=1, **off,
+    ).fit(Module(), loader_of(dataset))  # fmt: skip
+
+
+def transformers(dataset: Any, bf16: bool) -> None:
+    """transformers' Trainer, without logging, checkpoints, clipping and bars."""
+    import torch
+    from transformers import Trainer, TrainingArguments
+
+    from jobkit.payload.model import CNN
+
+    class Own(Trainer):
+        def compute_loss(self, model: Any, inputs: Any, **_: object) -> Any:
+            logits = model(inputs["x"]).float()
+            return torch.nn.functional.cross_entropy(logits, inputs["y"])
+
+    def collate(pairs: list[tuple[Any, int]]) -> dict[str, Any]:
+        return {"x": torch.stack([x for x, _ in pairs]), "y": torch.tensor([y for _, y in pairs])}
+
+    model = CNN(10)
+    optimizer = sgd(model)
+    rate = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
+    with tempfile.TemporaryDirectory() as folder:
+        off = dict.fromkeys(("remove_unused_columns", "ddp_find_unused_parameters"), False)
+        arguments = TrainingArguments(
+            output_dir=folder, use_cpu=True, bf16=bf16, num_train_epochs=1, max_grad_norm=0.0,
+            per_device_train_batch_size=BATCH // WORLD_SIZE, report_to="none", save_strategy="no",
+            logging_strategy="no", disable_tqdm=True, **off,
+        )  # fmt: skip
+        Own(
+            model, arguments, data_collator=collate, train_dataset=dataset,
+            optimizers=(optimizer, rate),
+        ).train()  # fmt: skip
+
+
+PEERS: dict[str, Callable[[Any, bool], None]] = {
+    "plain": lambda dataset, bf16: plain(dataset, bf16)(),
+    **{way.__name__: way for way in (lightning, transformers)},
+}
+
+
+def rank(way: str, precision: str, threads: int, steps: int) -> None:
+    """One rank of a peer, under torchrun or alone; rank 0 prints its figures as JSON."""
+    import torch
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    from jobkit.payload.host import process_age_s
+
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(threads)
+    ends, first = list[float](), list[float]()
+
+    def ended(*_: object) -> None:
+        if not ends:
+            first.append(process_age_s())
+        ends.append(time.perf_counter())
+
+    register_optimizer_step_post_hook(ended)
+    PEERS[way](pil_images(steps), precision == "bf16")
+    if len(ends) != steps:
+        sys.exit(f"peers.py: {way} made {len(ends)} steps of {steps}")
+    if os.environ.get("RANK", "0") == "0":
+        rate = (steps - WARM) * BATCH / (ends[-1] - ends[WARM - 1])
+        print(f"\n{json.dumps({'start_s': first[0], 'images_per_s': rate})}", flush=True)
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()
+    os._exit(0)  # torch aborts now and then as a program of several Gloo ranks ends
 
 
 def ours(ranks: int, precision: str, threads: int, steps: int, folder: str) -> list[str]:
     """The words that train with the payload, as run.sh starts it."""
-    return [
-        *("-m", "jobkit.payload.main", "--run-dir", f"{folder}/run", "--data-dir", folder),
-        *("--strategy", "ddp" if ranks > 1 else "single", "--dataset", "synthetic"),
-        *("--train-samples", str(BATCH * steps), "--test-samples", "10", "--epochs", "1"),
-        *("--global-batch-size", str(BATCH), "--precision", precision, "--lr", "0.01"),
-        *("--threads", str(threads), "--warmup-iterations", str(WARM)),
-        *("--breakdown-iterations", "0", "--device", "cpu"),
-    ]
+    words = f"""-m jobkit.payload.main --run-dir {folder}/run --data-dir {folder} --lr {LR}
+        --strategy {"ddp" if ranks > 1 else "single"} --dataset synthetic --test-samples 10
+        --train-samples {BATCH * steps} --epochs 1 --global-batch-size {BATCH} --device cpu
+        --precision {precision} --threads {threads} --warmup-iterations {WARM}
+        --breakdown-iterations 0"""
+    return words.split()
 
 
-def figures_of(folder: str) -> Figures:
-    """The same figures as a peer prints, from our run's records."""
-    lines = Path(folder, "run/metrics/0.jsonl").read_text().splitlines()
-    records = {record["kind"]: record for record in map(json.loads, lines)}
-    startup = records["startup"]  # the second, of after the first step
-    first = startup["total_s"] + startup["first_step_s"]
-    return {"first_step_s": first, "images_per_s": records["epoch"]["images_per_s"]}
-
-
-def run(way: str, ranks: int, precision: str, steps: int) -> Figures:
+def run(way: str, ranks: int, precision: str, steps: int) -> dict[str, float]:
     """One training of one way: its figures, and the CPU seconds of all its processes."""
     threads = max(1, len(os.sched_getaffinity(0)) // ranks)
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("JOBKIT_", "SLURM_"))}
+    env |= {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": str(threads)}
     with tempfile.TemporaryDirectory() as folder:
+        words = [__file__, "--rank", way, precision, str(threads), str(steps)]
         if way == "ours":
             words = ours(ranks, precision, threads, steps, folder)
-        else:
-            words = [str(ROOT / "tests/bench/peer.py"), way, precision, str(threads), str(steps)]
-        launch = LAUNCH if ranks > 1 else []
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = subprocess.run(
-            [sys.executable, *launch, *words],
-            env=environment(threads), cwd=folder, capture_output=True, text=True,
+            [sys.executable, *(LAUNCH if ranks > 1 else []), *words],
+            env=env, cwd=folder, capture_output=True, text=True,
         )  # fmt: skip
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         if done.returncode:
             sys.exit(f"peers.py: {way}, {ranks} ranks: {done.stderr[-2000:]}")
         if way == "ours":
-            found = figures_of(folder)
+            lines = Path(folder, "run/metrics/0.jsonl").read_text().splitlines()
+            records = {record["kind"]: record for record in map(json.loads, lines)}
+            start = records["startup"]  # the second, of after the first step
+            found = {"start_s": start["total_s"] + start["first_step_s"]}
+            found["images_per_s"] = records["epoch"]["images_per_s"]
         else:
-            lines = [line for line in done.stdout.splitlines() if line.startswith('{"first_step_s')]
+            lines = [line for line in done.stdout.splitlines() if line.startswith('{"start_s')]
             found = json.loads(lines[-1])
     found["cpu_s"] = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return found
 
 
-def measured(ways: list[str], ranks: int, precision: str, rounds: int, steps: int) -> dict:
-    """The figures of each way, round by round."""
-    found: dict[str, list[Figures]] = {way: [] for way in ways}
-    for turn in range(rounds):
-        start = turn % len(ways)
-        for way in ways[start:] + ways[:start]:
-            found[way].append(run(way, ranks, precision, steps))
-    return found
-
-
-def ratio(found: dict[str, list[Figures]], way: str, what: str) -> float:
-    """Ours over another way: the median of the ratios within a round."""
-    pairs = zip(found["ours"], found[way], strict=True)
-    return median(own[what] / other[what] for own, other in pairs)
-
-
-def mid(figures: list[Figures], what: str) -> float:
-    """The median over the rounds."""
-    return median(each[what] for each in figures)
-
-
-def show(name: str, precision: str, found: dict[str, list[Figures]]) -> Figures:
-    """Print the table of one setting; return its ratios of ours over the best peer."""
+def compare(name: str, found: dict[str, list[dict[str, float]]]) -> Figures:
+    """Print the table of one setting; return ours over the best peer."""
     print(f"{name:14}    images/s   first step      CPU   ours / it: rate   start     CPU")
-    for way, figures in found.items():
-        line = f"  {way:12} {mid(figures, 'images_per_s'):8.0f}"
-        line += f" {mid(figures, 'first_step_s'):10.2f} s {mid(figures, 'cpu_s'):6.1f} s"
-        if way != "ours":
-            parts = [ratio(found, way, w) for w in ("images_per_s", "first_step_s", "cpu_s")]
-            line += "{:19.2f} {:7.2f} {:7.2f}".format(*parts)
-        print(line)
+    mids, ratios = dict[str, tuple[float, ...]](), dict[str, tuple[float, ...]]()
+    for way, each in found.items():
+        keys = ("images_per_s", "start_s", "cpu_s")
+        mids[way] = tuple(median(one[key] for one in each) for key in keys)
+        pairs = list(zip(found["ours"], each, strict=True))
+        ratios[way] = tuple(median(own[key] / one[key] for own, one in pairs) for key in keys)
+        line = "  {:12} {:8.0f} {:10.2f} s {:6.1f} s".format(way, *mids[way])
+        print(line + ("" if way == "ours" else "{:19.2f} {:7.2f} {:7.2f}".format(*ratios[way])))
     peers = [way for way in found if way != "ours"]
-    best = max(peers, key=lambda way: mid(found[way], "images_per_s"))
-    quickest = min(peers, key=lambda way: mid(found[way], "first_step_s"))
-    rate, start = ratio(found, best, "images_per_s"), ratio(found, quickest, "first_step_s")
-    target = TARGETS[precision]
-    said = ["missed", "reached"]
-    print(f"  rate: {rate:.2f} times {best}; to reach {target:g}: {said[rate >= target]}")
-    print(f"  start: {start:.2f} times {quickest}; at most 1: {said[start <= 1]}", flush=True)
-    return {f"{name} ours / best peer": rate, f"{name} first step, best peer / ours": 1 / start}
+    best = max(peers, key=lambda way: mids[way][0])
+    quickest = min(peers, key=lambda way: mids[way][1])
+    return {f"{name}: rate": (ratios[best][0], MORE), f"{name}: start": (ratios[quickest][1], LESS)}
 
 
-def main() -> None:
-    """Measure, print, save."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--rounds", type=int, default=3, help="(default 3)")
     parser.add_argument("--steps", type=int, default=14, help="optimizer steps (default 14)")
-    parser.add_argument("--ranks", type=int, nargs="+", choices=(1, 2), default=[1, 2])
-    parser.add_argument("--output", type=Path, default=ROOT / "bench_peers.json")
     args = parser.parse_args()
-    if args.steps <= WARM or args.rounds < 1:
-        parser.error(f"--steps must be above {WARM}, --rounds above 0")
-    absent = [way for way in PEERS if way != "plain" and not find_spec(way)]
-    if absent:
-        print(f"not installed, left out (pip install '.[adapters]'): {', '.join(absent)}")
-    ways = ["ours", *(way for way in PEERS if way not in absent)]
-    ratios, settings = {}, {}
-    for precision in ("fp32", "bf16") if has_bf16() else ("fp32",):
-        for ranks in args.ranks:
+    ways = ["ours", *(way for way in PEERS if way == "plain" or find_spec(way))]
+    print(f"of {', '.join(PEERS)} these are installed: {', '.join(ways[1:])}")
+    figures, limits = Figures(), dict[str, float]()
+    for precision in precisions():
+        for ranks in (1, 2):
             name = f"{precision}, {ranks} rank" + "s" * (ranks > 1)
-            found = settings[name] = measured(ways, ranks, precision, args.rounds, args.steps)
-            ratios |= show(name, precision, found)
-    result = {**machine(), "rounds": args.rounds, "settings": settings, "ratios": ratios}
-    args.output.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"wrote {args.output}")
+            found: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
+            for way in turns(ways, args.rounds):
+                found[way].append(run(way, ranks, precision, args.steps))
+            figures |= compare(name, found)
+            limits |= {f"{name}: rate": LIMITS[precision], f"{name}: start": 1}
+    return report(figures, limits)
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["--rank"]:
+        rank(sys.argv[2], sys.argv[3], int(sys.argv[4]), int(sys.argv[5]))
+    else:
+        sys.exit(main())

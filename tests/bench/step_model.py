@@ -11,13 +11,15 @@ and `jobkit step-model` predicts the sizes to which it was not fitted.
 
 import argparse
 import os
+import re
 import shlex
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from bench import LESS, ROOT, report
+
 DOOR = [sys.executable, str(ROOT / "hpc" / "minicluster")]
 WAITING = '''
 import time
@@ -104,7 +106,7 @@ def comm(folder: Path, nodes: int, env: dict[str, str]) -> str:
     return str(folder / "comm.json")
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--nodes", type=int, default=8)
     parser.add_argument("--rate", default="200mbit", help="of each node's link")
@@ -114,10 +116,13 @@ def main() -> None:
         folder = Path(name)
         try:
             cluster = bring_up(folder, args.nodes, args.rate)
-            print(measure(folder, args.nodes, args.repeats, cluster))
+            said = measure(folder, args.nodes, args.repeats, cluster)
         finally:
             subprocess.run([*DOOR, "down", "--dir", str(folder / "slurm")], stdout=-3)
+    print(said)
+    off = re.findall(r"(ddp|fsdp): fitted to 1, 2, 4 ranks, 8 .*: [+-]?([\d.]+)%", said)
+    return report({f"{way}: 8 ranks off by, %": (float(x), LESS) for way, x in reversed(off)})
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

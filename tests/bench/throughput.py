@@ -1,134 +1,61 @@
-"""`make bench`: ours against the plain recipe and against no data work; ranks against ranks.
+"""Training speed: our loop against the tutorials', strategies, settings, ranks.
 
-Everything is measured in one run and alternating, so that a drift of the machine meets all alike;
-figures are medians, and ratios are medians of the ratios within a round. Writes bench.json.
+    python tests/bench/throughput.py                       all cases
+    python tests/bench/throughput.py loops ranks --rounds 3
+
+loops: images per second of the recipe of many tutorials (plain-0 and plain-2: PIL images,
+torchvision transforms, a DataLoader with 0 or 2 workers), of ours, and of ours on one batch that
+lies ready (nodata). strategies: each at one rank, against single. settings: contiguous tensors and
+torch.compile against the default. ranks: runs of run.sh at two ranks against one, one thread each,
+also with --check-ranks 50.
+
+What is compared takes turns, so that a drift of the machine meets all alike: processes stand ready
+and train when they are told to. Figures are medians, ratios medians of those within a round.
 """
 
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
 import time
-from importlib.metadata import version
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
-ROOT = Path(__file__).resolve().parents[2]
-WAYS = {"plain-0": "plain-0", "plain-2": "plain-2", "ours": "payload", "nodata": "payload"}
-TARGETS = {
-    "fp32 ours / plain, best": 1.4,
-    "bf16 ours / plain, best": 2.0,
-    "fp32 ours / no data work": 0.97,
-    "bf16 ours / no data work": 0.97,
-    "ddp 2 ranks / 1 rank": 1.85,
-    "fsdp 2 ranks / 1 rank": 1.6,
+from bench import ENV, MORE, NEITHER, ROOT, Figures, report
+
+BATCH, BATCHES, LR = 256, 14, 0.01
+SETTINGS = {"contiguous": {"channels_last": False}, "compile": {"compile": True}}
+STRATEGIES = ("single", "dp", "ddp", "fsdp", "mp", "pp")
+LOOPS = {"plain-0": "plain-0", "plain-2": "plain-2", "ours": "payload", "nodata": "payload"}
+RANKS = {  # run.sh's words at a number of ranks
+    "single-1": (1, "single"),
+    "ddp-1": (1, "ddp"),
+    "ddp-2": (2, "ddp"),
+    "ddp-2 checked": (2, "ddp", "--check-ranks", "50"),
+    "fsdp-1": (1, "fsdp"),
+    "fsdp-2": (2, "fsdp"),
+    "fsdp-2 kept gathered": (2, "fsdp", "--no-fsdp-reshard-after-forward"),
+    "pp-2": (2, "pp", "--microbatches", "4"),
+    "mp-2": (2, "mp"),
 }
-ENV = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONUNBUFFERED": "1"}
+LIMITS = {
+    "fp32 ours / plain": 1.4,
+    "fp32 ours / nodata": 0.97,
+    "ddp / single, 1 rank": 0.95,
+    "fsdp / single, 1 rank": 0.91,
+    "ddp, 2 ranks / 1": 1.85,
+    "fsdp, 2 ranks / 1": 1.6,
+}
+Rates = dict[str, list[float]]  # images per second, round by round
 
 
-def has_bf16() -> bool:
-    """Whether the processor computes in bf16: elsewhere it is slow, and says nothing."""
+def precisions() -> tuple[str, ...]:
+    """bf16 where the processor computes in it: elsewhere it is slow, and says nothing."""
     flags = Path("/proc/cpuinfo").read_text()
-    return "avx512_bf16" in flags or "amx_bf16" in flags
-
-
-def machine() -> dict[str, str | int]:
-    """Where and when figures were taken."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return {
-        "processor": names[0] if names else platform.machine(),
-        "cores": len(os.sched_getaffinity(0)),
-        "date": time.strftime("%Y-%m-%d"),
-        "python": platform.python_version(),
-        "torch": version("torch"),
-    }
-
-
-class Worker:
-    """A process that stands ready to train; it takes no time while others run."""
-
-    def __init__(self, loop: str, precision: str, threads: int) -> None:
-        words = [str(ROOT / "tests/bench/worker.py"), loop, precision, str(threads)]
-        self.process = subprocess.Popen(
-            [sys.executable, *words], stdin=-1, stdout=-1, text=True, env=ENV
-        )
-        assert self.process.stdout.readline() == "ready\n", loop
-
-    def measure(self, how: str) -> tuple[float, float]:
-        """Images a second, and the share of the time spent waiting for data."""
-        self.process.stdin.write(f"{how}\n")
-        self.process.stdin.flush()
-        rate, waited = self.process.stdout.readline().split()
-        return float(rate), float(waited)
-
-    def end(self) -> None:
-        self.process.stdin.close()
-        self.process.wait()
-
-
-def ways(precision: str, threads: int, rounds: int) -> dict[str, list[float]]:
-    """Images a second of each way, round by round, and our share of waiting for data."""
-    workers = {loop: Worker(loop, precision, threads) for loop in dict.fromkeys(WAYS.values())}
-    found: dict[str, list[float]] = {way: [] for way in (*WAYS, "data_wait_share")}
-    for _ in range(rounds):
-        for way, loop in WAYS.items():
-            rate, waited = workers[loop].measure("nodata" if way == "nodata" else "")
-            found[way].append(rate)
-            if way == "ours":
-                found["data_wait_share"].append(waited)
-    for worker in workers.values():
-        worker.end()
-    return found
-
-
-def run_rate(strategy: str, ranks: int, data: str, *more: str) -> float:
-    """Images a second of a run of run.sh with one thread a rank: the median of its epochs."""
-    with tempfile.TemporaryDirectory() as folder:
-        words = ["--nproc-per-node", str(ranks), "--run-dir", f"{folder}/bench/run"]
-        words += ["--strategy", strategy, "--dataset", "synthetic", "--train-samples", "4096"]
-        words += ["--test-samples", "100", "--epochs", "4", "--global-batch-size", "256"]
-        words += ["--threads", "1", "--lr", "0.01", "--data-dir", data, *more]
-        words += ["--breakdown-iterations", "0"]
-        subprocess.run(["bash", "run.sh", *words], cwd=ROOT, check=True, env=ENV, stdout=-3)
-        lines = Path(folder, "bench/run/metrics/0.jsonl").read_text().splitlines()
-    epochs = [r for r in map(json.loads, lines) if r["kind"] == "epoch"]
-    return median(r["images_per_s"] for r in epochs[1:])
-
-
-def plain_ddp_rate(workers: int) -> float:
-    """Images a second of the plain recipe under DDP, two ranks of one thread."""
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    words = [str(ROOT / "tests/bench/worker.py"), f"plain-{workers}", "fp32", "1"]
-    env = {**ENV, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*launch, *words], check=True, capture_output=True, text=True, env=env)
-    return float(done.stdout)
-
-
-def scaling(rounds: int) -> dict[str, list[float]]:
-    """Images a second at one and at two ranks, round by round."""
-    found: dict[str, list[float]] = {}
-    with tempfile.TemporaryDirectory() as data:
-        for _ in range(rounds):
-            for strategy in ("ddp", "fsdp"):
-                for ranks in (1, 2):
-                    rate = run_rate(strategy, ranks, data)
-                    found.setdefault(f"{strategy}-{ranks}", []).append(rate)
-            found.setdefault("plain-ddp-2", []).append(plain_ddp_rate(0))
-    return found
-
-
-def help_s(rounds: int) -> float:
-    """Seconds that `python run_benchmarks.py --help` takes."""
-    times = []
-    for _ in range(rounds):
-        start = time.perf_counter()
-        subprocess.run([sys.executable, "run_benchmarks.py", "--help"], cwd=ROOT, stdout=-3)
-        times.append(time.perf_counter() - start)
-    return median(times)
+    return ("fp32", "bf16") if "avx512_bf16" in flags or "amx_bf16" in flags else ("fp32",)
 
 
 def ratio(above: list[float], below: list[float]) -> float:
@@ -136,67 +63,210 @@ def ratio(above: list[float], below: list[float]) -> float:
     return median(a / b for a, b in zip(above, below, strict=True))
 
 
-def ratios_of(found: dict[str, dict[str, list[float]]]) -> dict[str, float]:
-    """What is compared with the targets."""
-    made = {}
-    for precision in ("fp32", "bf16"):
-        if (rates := found.get(precision)) is None:
-            continue
+def turns(names: Sequence[str], rounds: int) -> Iterator[str]:
+    """Each name once a round; each round begins with another one."""
+    for turn in range(rounds):
+        first = turn % len(names)
+        yield from (*names[first:], *names[:first])
+
+
+class Worker:
+    """A process that stands ready to train; it takes no time while others run."""
+
+    def __init__(self, loop: str, precision: str) -> None:
+        threads = str(len(os.sched_getaffinity(0)))
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, "--worker", loop, precision, threads],
+            stdin=-1, stdout=-1, text=True, env=ENV,
+        )  # fmt: skip
+        assert self.process.stdout.readline() == "ready\n", loop
+
+    def measure(self, how: str = "") -> float:
+        """Images per second of one training."""
+        self.process.stdin.write(f"{how}\n")
+        self.process.stdin.flush()
+        return float(self.process.stdout.readline())
+
+    def end(self) -> None:
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def stand_ready(loops: dict[str, str], precision: str, rounds: int) -> Rates:
+    """Images per second of each loop."""
+    workers = {loop: Worker(loop, precision) for loop in dict.fromkeys(loops.values())}
+    found: Rates = {name: [] for name in loops}
+    for name in turns([*loops], rounds):
+        found[name].append(workers[loops[name]].measure("nodata" if name == "nodata" else ""))
+    for worker in workers.values():
+        worker.end()
+    return found
+
+
+def show(title: str, rates: Rates) -> None:
+    for name, values in rates.items():
+        low, mid, high = min(values), median(values), max(values)
+        print(f"{title:10} {name:22} {mid:8.0f} images/s  ({low:.0f} to {high:.0f})", flush=True)
+
+
+def loops(rounds: int) -> Figures:
+    figures: Figures = {}
+    for precision in precisions():
+        rates = stand_ready(LOOPS, precision, rounds)
+        show(precision, rates)
         best = max(("plain-0", "plain-2"), key=lambda way: median(rates[way]))
-        for way in ("plain-0", "plain-2"):
-            made[f"{precision} ours / {way}"] = ratio(rates["ours"], rates[way])
-        made[f"{precision} ours / plain, best"] = ratio(rates["ours"], rates[best])
-        made[f"{precision} ours / no data work"] = ratio(rates["ours"], rates["nodata"])
-    ranks = found["ranks"]
-    for strategy in ("ddp", "fsdp"):
-        name = f"{strategy} 2 ranks / 1 rank"
-        made[name] = ratio(ranks[f"{strategy}-2"], ranks[f"{strategy}-1"])
-    made["ddp 2 ranks ours / plain"] = ratio(ranks["ddp-2"], ranks["plain-ddp-2"])
-    return made
+        figures[f"{precision} ours / plain"] = ratio(rates["ours"], rates[best]), MORE
+        figures[f"{precision} ours / nodata"] = ratio(rates["ours"], rates["nodata"]), MORE
+    return figures
 
 
-def show(result: dict) -> None:
-    """Print images a second, then the ratios beside what they are to reach."""
-    for group, rates in result["images_per_s"].items():
-        for name, values in rates.items():
-            unit = "" if name == "data_wait_share" else " images/s"
-            low, mid, high = min(values), median(values), max(values)
-            print(f"{group:6} {name:18} {mid:10.4g}{unit}  ({low:.4g} to {high:.4g})")
-    for name, value in result["ratios"].items():
-        target = TARGETS.get(name)
-        verdict = (
-            ""
-            if target is None
-            else f"  to reach {target:g}: " + ["missed", "reached"][value >= target]
+def strategies(rounds: int) -> Figures:
+    rates = stand_ready({name: f"payload-{name}" for name in STRATEGIES}, "fp32", rounds)
+    show("1 rank", rates)
+    shares = {name: ratio(values, rates["single"]) for name, values in rates.items()}
+    return {f"{n} / single, 1 rank": (share, MORE) for n, share in shares.items() if n != "single"}
+
+
+def settings(rounds: int) -> Figures:
+    figures: Figures = {}
+    for precision in precisions():
+        names = {"default": "payload-single"}
+        names |= {name: f"payload-single+{name}" for name in SETTINGS}
+        rates = stand_ready(names, precision, rounds)
+        show(precision, rates)
+        for name in SETTINGS:
+            share = ratio(rates[name], rates["default"])
+            figures[f"{precision} {name} / default"] = share, NEITHER
+    return figures
+
+
+def run_rate(ranks: int, strategy: str, data: str, *more: str) -> float:
+    """Images per second of a run of run.sh with one thread per rank: the median of its epochs."""
+    with tempfile.TemporaryDirectory() as folder:
+        words = f"""--nproc-per-node {ranks} --run-dir {folder}/bench/run --strategy {strategy}
+            --dataset synthetic --train-samples 4096 --test-samples 100 --epochs 4 --threads 1
+            --global-batch-size {BATCH} --lr {LR} --data-dir {data} --breakdown-iterations 0"""
+        subprocess.run(
+            ["bash", "run.sh", *words.split(), *more], cwd=ROOT, check=True, env=ENV, stdout=-3
         )
-        print(f"{name:28} {value:6.3f}{verdict}")
-    print(f"{'run_benchmarks.py --help':28} {result['help_s']:6.3f} s  to reach 0.3")
+        lines = Path(folder, "bench/run/metrics/0.jsonl").read_text().splitlines()
+    epochs = [r for r in map(json.loads, lines) if r["kind"] == "epoch"]
+    return median(r["images_per_s"] for r in epochs[1:])
 
 
-def main() -> None:
-    """Measure, print, save."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=5, help="rounds (default 5)")
-    parser.add_argument("--output", type=Path, default=ROOT / "bench.json")
+def plain_ddp() -> float:
+    """Images per second of the plain recipe under DDP, two ranks of one thread."""
+    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", __file__]
+    done = subprocess.run(
+        [sys.executable, *words, "--worker", "plain-0", "fp32", "1"],
+        check=True, capture_output=True, text=True, env={**ENV, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    return float(done.stdout)
+
+
+def ranks(rounds: int) -> Figures:
+    rates: Rates = {name: [] for name in (*RANKS, "plain-ddp-2")}
+    with tempfile.TemporaryDirectory() as data:
+        for name in turns([*rates], rounds):
+            if name == "plain-ddp-2":
+                rates[name].append(plain_ddp())
+                continue
+            size, strategy, *more = RANKS[name]
+            rates[name].append(run_rate(size, strategy, data, *more))
+    show("ranks", rates)
+    pairs = {f"{s}, 2 ranks / 1": (f"{s}-2", f"{s}-1") for s in ("ddp", "fsdp")}
+    pairs |= {f"{name} / single-1": (name, "single-1") for name in ("pp-2", "mp-2")}
+    pairs["ddp, 2 ranks: ours / plain"] = "ddp-2", "plain-ddp-2"
+    pairs["fsdp-2: kept gathered / default"] = "fsdp-2 kept gathered", "fsdp-2"
+    pairs["ddp-2: --check-ranks 50 / without"] = "ddp-2 checked", "ddp-2"
+    return {name: (ratio(rates[a], rates[b]), MORE) for name, (a, b) in pairs.items()}
+
+
+# In the processes that stand ready
+
+
+def plain(precision: str, workers: int) -> Callable[[str], float]:
+    """The tutorial's loop, on the same CNN."""
+    import peers
+
+    epoch = peers.plain(peers.pil_images(BATCHES), precision == "bf16", workers)
+
+    def measure(_: str) -> float:
+        start = time.perf_counter()
+        epoch()
+        return BATCH * BATCHES / (time.perf_counter() - start)
+
+    return measure
+
+
+def payload(strategy: str, precision: str, threads: int, *changed: str) -> Callable[[str], float]:
+    """The payload's own loop, with its batches or, told "nodata", with one that lies ready."""
+    import torch
+
+    from jobkit.payload.clock import Stages
+    from jobkit.payload.job import RankJob
+    from jobkit.payload.place import read_rank_env
+    from jobkit.payload.report import Reporter
+    from jobkit.payload.run import _set_up
+    from jobkit.spec.runspec import RunSpec
+
+    spec = RunSpec(
+        strategy=strategy, dataset="synthetic", train_samples=BATCH * BATCHES, test_samples=10,
+        global_batch_size=BATCH, precision=precision, threads=threads, lr=LR, warmup_iterations=0,
+        **{name: value for each in changed for name, value in SETTINGS[each].items()},
+    )  # fmt: skip
+    job = RankJob(spec=spec, place=read_rank_env(), paths=None, dry_run=True)
+    trainer = _set_up(job, Reporter(None, 0, 1), Stages(imported_s=0.0))
+    ready = trainer.data.training_batch(torch.arange(BATCH), 0)
+    loads = {"": trainer.data.training_batch, "nodata": lambda *_: ready}
+
+    def measure(how: str) -> float:
+        trainer.data.training_batch = loads[how]
+        clock, _, _ = trainer.train_epoch(1, lambda _: None)
+        return clock.images / clock.elapsed_s()
+
+    return measure
+
+
+def work(loop: str, precision: str, threads: int) -> None:
+    """Get ready, say so, then measure once for each line of standard input."""
+    import torch
+
+    torch.set_num_threads(threads)
+    if loop.startswith("plain"):
+        measure = plain(precision, int(loop.split("-")[1]))
+    else:
+        loop, *changed = loop.split("+")
+        measure = payload(loop.partition("-")[2] or "single", precision, threads, *changed)
+    measure("")  # warm up
+    if "RANK" in os.environ:  # under torchrun: no other rank, so several measures at once
+        rates = [measure("") for _ in range(3)]
+        if os.environ["RANK"] == "0":
+            print(median(rates), flush=True)
+        return
+    print("ready", flush=True)
+    for line in sys.stdin:
+        print(measure(line.strip()), flush=True)
+
+
+CASES: dict[str, Callable[[int], Figures]] = {
+    case.__name__: case for case in (loops, strategies, settings, ranks)
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("cases", nargs="*", help=f"of {', '.join(CASES)} (default: all)")
+    parser.add_argument("--rounds", type=int, default=5, help="(default 5)")
     args = parser.parse_args()
-    threads = len(os.sched_getaffinity(0))
-    found = {}
-    for precision in ("fp32", "bf16") if has_bf16() else ("fp32",):
-        print(f"measuring {precision}, {threads} threads ...", file=sys.stderr)
-        found[precision] = ways(precision, threads, args.rounds)
-    print("measuring ranks of one thread ...", file=sys.stderr)
-    found["ranks"] = scaling(args.rounds)
-    result = {
-        **machine(),
-        "rounds": args.rounds,
-        "images_per_s": found,
-        "ratios": ratios_of(found),
-        "help_s": help_s(args.rounds),
-    }
-    args.output.write_text(json.dumps(result, indent=1) + "\n")
-    show(result)
-    print(f"wrote {args.output}")
+    figures: Figures = {}
+    for case in args.cases or CASES:
+        figures |= CASES[case](args.rounds)
+    return report(figures, LIMITS)
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["--worker"]:
+        work(sys.argv[2], sys.argv[3], int(sys.argv[4]))
+    else:
+        sys.exit(main())

@@ -1,31 +1,31 @@
 """How true the statistics are: made-up studies of known truth, and published scaling tables.
 
-Prints the coverage of intervals and forecasts, their errors and widths, and how often equal series
-are told apart and sound runs flagged. * marks the truths, kinds of noise and published tables that
+Coverage of intervals and forecasts, their errors and widths, and how often equal series are told
+apart and sound runs flagged. * marks the truths, kinds of noise and published tables that
 were held out when the first priors were chosen. Those of b and of the node boundary were chosen
 while looking at all published tables and at truths of which two have a *; the published tables are
-in-sample for the cost of a second node, but with --only families.
+in-sample for the cost of a second node.
 
     python tests/bench/truth.py                    some minutes
     python tests/bench/truth.py --studies 20       in seconds, rough
 """
 
 import argparse
+import csv
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
-from published import node_losses, node_prior, published_tables  # noqa: E402
+from bench import LESS, MORE, ROOT, Figures, report
 
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 from jobkit.analysis.findings.forecast import forecast_table, forecasts  # noqa: E402
-from jobkit.analysis.scaling.laws import PRIORS, Priors  # noqa: E402
 from jobkit.analysis.scaling.predict import predict  # noqa: E402
 from support.measured_study import results_of  # noqa: E402
 
@@ -194,23 +194,43 @@ def synthetic(studies: int, fixed: tuple[int, float] | None = None) -> pd.DataFr
     return pd.DataFrame(rows)
 
 
-def published(families: bool = False) -> pd.DataFrame:
-    """Forecasts of the published tables, from three sizes up, of every larger size.
+# Published tables, and what they say of the cost of a second node
 
-    families: with the prior of a node boundary's cost from the tables of all other families.
-    """
+TABLES = Path(__file__).with_name("published.csv")
+
+
+@dataclass(frozen=True)
+class Table:
+    """The rate by number of ranks. per_node: ranks of a full node, where the source says it."""
+
+    name: str
+    scaling: str
+    per_node: int | None
+    rates: dict[int, float]
+
+
+def published_tables() -> list[Table]:
+    """All tables of published.csv."""
+    found: dict[tuple[str, str, str], dict[int, float]] = defaultdict(dict)
+    lines = TABLES.read_text().splitlines()
+    for row in csv.DictReader(line for line in lines if not line.startswith("#")):
+        key = row["table"], row["scaling"], row["ranks_per_node"]
+        found[key][int(row["ranks"])] = float(row["rate"])
+    return [Table(t, s, int(n) if n else None, rates) for (t, s, n), rates in found.items()]
+
+
+def published() -> pd.DataFrame:
+    """Forecasts of the published tables, from three sizes up, of every larger size."""
     rows = []
     tables = published_tables()
     for i, table in enumerate(tables):
-        rest = [t for t in tables if t.family != table.family]
-        priors = node_prior(rest) if families else PRIORS
         sizes, name = sorted(table.rates), "published *" if i % 2 else "published"
-        facts = {"truth": "family held out" if families else name, "table": table.name}
+        facts = {"truth": name, "table": table.name}
         for count in range(3, len(sizes)):
             fitted = {n: [table.rates[n]] for n in sizes[:count]}
             held = {n: table.rates[n] for n in sizes[count:]}
             facts |= {"last": sizes[count - 1]}
-            for row in _predicted(fitted, held, table.per_node, priors):
+            for row in _predicted(fitted, held, table.per_node):
                 leaves = facts["last"] <= (table.per_node or 0) < row["n"]
                 boundary = "first node boundary beyond" if leaves else "none beyond"
                 rows.append(facts | row | {"boundary": boundary})
@@ -218,10 +238,10 @@ def published(families: bool = False) -> pd.DataFrame:
 
 
 def _predicted(
-    fitted: dict[int, Sequence[float]], held: dict[int, float], per_node: int | None, priors: Priors
+    fitted: dict[int, Sequence[float]], held: dict[int, float], per_node: int | None
 ) -> Iterator[dict[str, Any]]:
     """By size beyond: a row of the bench."""
-    found = predict(list(fitted), [x for (x,) in fitted.values()], per_node, priors=priors)
+    found = predict(list(fitted), [x for (x,) in fitted.values()], per_node)
     base = min(fitted)
     for n, rate in held.items():
         made = {"n": n, "times": n / max(fitted), "refused": bool(found.refused(n))}
@@ -306,31 +326,41 @@ def _cell(name: str, values: list[float]) -> str:
     return f"{np.median(values):.2f}" if name == "width" else f"{np.mean(values):.1%}"
 
 
-def main() -> None:
+def figures_of(name: str, found: pd.DataFrame) -> Figures:
+    """Coverage and median error of the forecasts up to twice the measured size."""
+    near = found[(found["times"] <= 2) & ~found["refused"]]
+    held, error = 100 * near["held"].mean(), 100 * near["error"].median()
+    return {f"{name}, to 2x: held, %": (held, MORE), f"{name}, to 2x: error, %": (error, LESS)}
+
+
+def main() -> int:
     """Print all tables."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--studies", type=int, default=100, help="studies for each row")
-    parser.add_argument("--only", choices=("forecasts", "published", "families", "intervals"))
+    parser.add_argument("--only", choices=("forecasts", "published", "intervals"))
     args = parser.parse_args()
+    figures = Figures()
     if args.only in (None, "forecasts"):
         found = synthetic(args.studies)
-        print(*summary(found), "", sep="\n")
-        print(*summary(found, "repeats"), "", sep="\n", flush=True)
-        print(*summary(found.assign(all="made-up"), "all"), "", sep="\n", flush=True)
         three = synthetic(args.studies, (3, 0.03)).assign(all="3 repeats, 3 % noise")
-        print(*summary(three, "all"), "", sep="\n", flush=True)
+        whole = pd.concat([found.assign(all="made-up"), three])
+        for table, by in ((found, "truth"), (found, "repeats"), (whole, "all")):
+            print(*summary(table, by), "", sep="\n", flush=True)
+        figures |= figures_of("made-up", found)
     if args.only in (None, "published"):
         found = published()
-        print(*summary(found), "", sep="\n")
-        print(*summary(found, "boundary"), "", sep="\n")
-        print(*summary(found.assign(all="published"), "all"), "", sep="\n", flush=True)
-    if args.only in (None, "families"):
-        print(*node_losses(published_tables()), "", sep="\n")
-        print(*summary(published(families=True)), "", sep="\n", flush=True)
+        for table, by in ((found, "truth"), (found, "boundary"), (found.assign(all="all"), "all")):
+            print(*summary(table, by), "", sep="\n", flush=True)
+        figures |= figures_of("published", found)
     if args.only in (None, "intervals"):
         for line in intervals(args.studies):
             print(line, flush=True)
+            if line.startswith("| 3 | lognormal |"):
+                cells = [cell.strip().rstrip("%") for cell in line.split("|")]
+                figures["3 repeats: rate held, %"] = float(cells[4]), MORE
+                figures["3 repeats: 10 % told apart, %"] = float(cells[8]), MORE
+    return report(figures, {name: 90 for name in figures if name.endswith("held, %")})
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

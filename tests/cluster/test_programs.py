@@ -1,6 +1,6 @@
 """Nine kinds of training programs in studies on Slurm, each to results.csv and its report.
 
-tests/bench/programs.py runs each of them at three sizes by both launchers, and off Slurm.
+Each is run by srun and by torchrun.
 """
 
 import csv
