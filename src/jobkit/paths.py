@@ -195,11 +195,6 @@ class StudyPaths:
         return self.folder / ".launcher.lock"
 
     @property
-    def cancelled(self) -> Path:
-        """When `jobkit cancel` was last called; a launcher that waits then submits no more."""
-        return self.folder / ".cancelled"
-
-    @property
     def launcher_log(self) -> Path:
         return self.folder / "launcher.log"
 

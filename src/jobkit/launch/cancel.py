@@ -2,23 +2,18 @@
 
 import argparse
 import os
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from jobkit.errors import Exit, Parser, UsageError, command
-from jobkit.launch import lock
 from jobkit.launch.cancel_single import cancel_single, single_run
 from jobkit.launch.local import start
 from jobkit.launch.states import states
 from jobkit.outcome.join import job_ids
 from jobkit.outcome.status import UNDER_WAY
-from jobkit.paths import StudyPaths, logs_root, read_json, write_whole
-from jobkit.permissions import closed_to_others
+from jobkit.paths import StudyPaths, logs_root, read_json
 from jobkit.spec.plan import Plan
 from jobkit.spec.studies import find_study, is_of_logs, read_plan
-
-_SUBMISSION_S, _POLL_S = 60.0, 1.0
 
 
 def parser() -> argparse.ArgumentParser:
@@ -46,8 +41,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     ended = not is_of_logs(paths.folder) and cancel_study(paths)
     name = paths.folder.name
     none = "no run was running or pending"
-    if paths.cancelled.exists():
-        none += "; a launcher that still waits to submit others ends too"
     print(f"{name}: " + ("its runs were ended" if ended else none))
     if ended:
         print(f"to continue, run it again; the state of each run: python -m jobkit status {name}")
@@ -65,12 +58,6 @@ def cancel_study(paths: StudyPaths) -> bool:
     if not paths.plan.exists():
         raise UsageError(_of_single_jobs(paths.folder, plan))
     ended = start.cancel(paths)
-    if job_ids(map(plan.paths.run, plan.runs)):
-        # A launcher may wait until Slurm takes its other runs, and is noted nowhere. What it just
-        # submits is to be ended too.
-        with closed_to_others():
-            write_whole(paths.cancelled, f"{time.time()}\n")
-        _wait_for_submission(paths)
     jobs, found = job_ids(map(plan.paths.run, plan.runs)), states(plan)
     collector = (read_json(paths.collect_job) or {}).get("job_id")
     if jobs and any(state.status in UNDER_WAY for state in found.values()):
@@ -86,19 +73,6 @@ def cancel_study(paths: StudyPaths) -> bool:
             raise UsageError("the jobs have not ended yet: check again with status")
         ended = True
     return ended
-
-
-def _wait_for_submission(paths: StudyPaths) -> None:
-    """Wait up to a minute while a launcher submits jobs."""
-    end = time.monotonic() + _SUBMISSION_S
-    while time.monotonic() < end:
-        try:
-            with lock.held(paths):
-                return
-        except lock.Busy:
-            time.sleep(_POLL_S)
-        except UsageError:  # no lock file: nobody holds it
-            return
 
 
 def _of_single_jobs(folder: Path, plan: Plan) -> str:

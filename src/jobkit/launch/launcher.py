@@ -5,7 +5,7 @@ import re
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from jobkit.energy import check_counters
 from jobkit.errors import UsageError, one_line
@@ -17,15 +17,12 @@ from jobkit.launch.request import LaunchRequest, refuse_logs
 from jobkit.launch.site import Site
 from jobkit.launch.slurm import options as slurm
 from jobkit.launch.slurm.cluster import find_site
-from jobkit.launch.states import States, hold_places, select
+from jobkit.launch.states import States, select
 from jobkit.metric.pattern import pattern_of
 from jobkit.outcome.status import UNDER_WAY, RunState
 from jobkit.permissions import check_study, closed_to_others
 from jobkit.spec.dataset import check_source
 from jobkit.spec.plan import Plan
-
-if TYPE_CHECKING:
-    from jobkit.launch.slurm.rest import Rest
 
 _POLL_S, _LONGEST_PAUSE_S = 0.25, 10.0
 
@@ -51,7 +48,7 @@ class Launch:
     at_once: int | None = None
     runs: Runs | None = None  # None: there was nothing to start
     notes: list[str] = field(default_factory=list)
-    rest: "Rest | None" = None  # what Slurm did not take, as its limit of jobs is reached
+    left: tuple[str, ...] = ()  # what Slurm did not take: the same command later submits it
 
     def __post_init__(self) -> None:
         self._states = States(self.plan)
@@ -61,29 +58,13 @@ class Launch:
         """The study's folder, which collect() reads."""
         return self.plan.paths.folder
 
-    @property
-    def left(self) -> tuple[str, ...]:
-        """The runs that Slurm has not taken yet."""
-        return self.rest.left if self.rest else ()
-
     def states(self) -> dict[str, RunState]:
-        """The current state of each planned run; pending if it is left for when jobs have ended."""
-        found = self._states.look()
-        waits = "waits until Slurm takes more jobs"
-        left = {r: replace(found[r], status="pending", reason=waits) for r in self.left}
-        return {**found, **left}
+        """The current state of each planned run."""
+        return self._states.look()
 
     def running(self) -> bool:
-        """Whether a run still waits or runs. What Slurm did not take is submitted as jobs end."""
-        if self.runs is None:
-            return False
-        if self.rest and self.rest.waits:
-            self._states.look()  # at the usual rate: no end is to be made sure of
-            note = self.rest.go_on(self._states)
-            self.runs = self.rest.runs
-            self.notes += [note] if note else []
-            return True
-        return self.runs.running(self._states)
+        """Whether a run still waits or runs."""
+        return self.runs is not None and self.runs.running(self._states)
 
     def wait(self) -> dict[str, RunState]:
         """Wait until all runs have ended; return the state of each planned run."""
@@ -95,8 +76,6 @@ class Launch:
 
     def cancel(self) -> None:
         """End the runs and wait until none of their processes or jobs is left."""
-        if self.rest:
-            self.rest.give_up()
         if self.runs is not None:
             self.runs.cancel()
 
@@ -104,8 +83,7 @@ class Launch:
 def pause_s(took_s: float, least_s: float) -> float:
     """Seconds between two looks at the runs, of which one took so long.
 
-    Of thousands of runs a look takes a second: a login node has other users. One that submits jobs
-    takes longer, and says nothing of the next.
+    Of thousands of runs a look takes a second: a login node has other users.
     """
     return min(max(least_s, 5 * took_s), _LONGEST_PAUSE_S)
 
@@ -133,7 +111,7 @@ def launch(plan: Plan, request: LaunchRequest | None = None) -> Launch:
             states = States(plan)
             prepared.run_ids = select(states.look(), request.only)
             if prepared.run_ids:
-                _start_on_slurm(prepared, request, states)
+                _start_on_slurm(prepared, request)
     return prepared
 
 
@@ -162,7 +140,7 @@ def prepare(plan: Plan, request: LaunchRequest, ask: bool = True) -> Launch:
     if site is None:
         _for_this_machine(made, request)
     else:
-        _for_slurm(made, request, site, ask, found)
+        _for_slurm(made, request, site, ask)
     return made
 
 
@@ -203,9 +181,7 @@ def _for_this_machine(made: Launch, request: LaunchRequest) -> None:
     made.plan = replace(made.plan, notes=(*made.plan.notes, *found))
 
 
-def _for_slurm(
-    made: Launch, request: LaunchRequest, site: Site, ask: bool, found: dict[str, RunState]
-) -> None:
+def _for_slurm(made: Launch, request: LaunchRequest, site: Site, ask: bool) -> None:
     if not made.run_ids:
         return
     if request.torchrun:
@@ -221,7 +197,7 @@ def _for_slurm(
     if ask:
         from jobkit.launch.slurm import submit  # imports submitit, which --help does not need
 
-        submit.check(wanted, hold_places(made.plan, found))
+        submit.check(wanted)
 
 
 def _slurm_notes(
@@ -279,13 +255,12 @@ def _start_here(made: Launch, request: LaunchRequest) -> Runs:
     return local.start(made.plan.paths, order)
 
 
-def _start_on_slurm(made: Launch, request: LaunchRequest, states: States) -> None:
-    from jobkit.launch.slurm.rest import Rest
+def _start_on_slurm(made: Launch, request: LaunchRequest) -> None:
+    from jobkit.launch.slurm import jobs
 
     assert made.site is not None
-    made.rest = Rest(made.plan, made.site, request)
-    note = made.rest.submit(made.run_ids, states)
-    made.runs = made.rest.runs
+    wanted = slurm.submission(made.plan, made.run_ids, made.site, request)
+    made.runs, made.left, note = jobs.start(wanted, request.collect)
     made.notes += [note] if note else []
 
 

@@ -9,13 +9,9 @@ from jobkit.locks import locked
 from jobkit.paths import StudyPaths, read_json
 
 
-class Busy(UsageError):
-    """Another launcher runs the study."""
-
-
 @contextlib.contextmanager
 def held(study: StudyPaths) -> Iterator[None]:
-    """Hold the study's lock; raises Busy while another launcher does, else UsageError."""
+    """Hold the study's lock; raises UsageError while another launcher does."""
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(locked(study.launcher_lock, wait=False))
@@ -26,11 +22,11 @@ def held(study: StudyPaths) -> Iterator[None]:
         yield
 
 
-def busy(study: StudyPaths) -> Busy:
+def busy(study: StudyPaths) -> UsageError:
     """Return the error for a study that another launcher runs."""
     record, name = read_json(study.launcher) or {}, study.folder.name
     who = f"process {record['pid']} on {record.get('host')}" if "pid" in record else "another one"
-    return Busy(
+    return UsageError(
         f"{name} is being run by {who}: wait for it, or cancel it: python -m jobkit cancel {name}"
     )
 

@@ -4,13 +4,11 @@ import time
 from collections.abc import Iterable, Mapping
 
 from jobkit.outcome import slurm_jobs
-from jobkit.outcome.facts import read_job, seconds
 from jobkit.outcome.join import join, ordered_runs
 from jobkit.outcome.status import FINAL, UNDER_WAY, RunState
 from jobkit.spec.plan import Plan
 
 SQUEUE_EVERY_S, SACCT_EVERY_S = 5.0, 30.0  # both are shared by all users of a cluster
-STILL_COUNTED_S = 60.0  # how long Slurm may count a job whose run has ended
 
 
 class States:
@@ -37,12 +35,6 @@ class States:
         self.found |= joined.states
         self.jobs |= joined.jobs
         return {run_id: self.found[run_id] for run_id in self.plan.runs}
-
-    def forget(self, run_ids: Iterable[str]) -> None:
-        """Read these runs again, though they had ended: they are to be started."""
-        for run_id in run_ids:
-            self.found.pop(run_id, None)
-            self.jobs.pop(run_id, None)
 
     def _ended(self, run_id: str) -> bool:
         return run_id in self.found and self.found[run_id].status in FINAL
@@ -75,15 +67,3 @@ def select(found: Mapping[str, RunState], only: str | None = None) -> list[str]:
     if only:
         return [r for r, state in found.items() if state.status == only]
     return [r for r, state in found.items() if state.status not in ("ok", *UNDER_WAY)]
-
-
-def hold_places(plan: Plan, found: Mapping[str, RunState]) -> bool:
-    """Whether jobs of the study may count against Slurm's limit of submitted jobs.
-
-    They do while a run waits or runs, and for some time after its end.
-    """
-    if any(state.status in UNDER_WAY for state in found.values()):
-        return True
-    ended = (plan.paths.run(r) for r, state in found.items() if state.status in FINAL)
-    jobs = (job for paths in ended if (job := read_job(paths)) and job.get("job_id"))
-    return any(abs(time.time() - seconds(job.get("ended"))) < STILL_COUNTED_S for job in jobs)

@@ -2,16 +2,21 @@
 
 import ast
 import os
+import signal
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from jobkit.errors import Exit, UsageError
+from jobkit.launch import launcher
 from jobkit.launch.cli import main
 from jobkit.launch.command import clean_environment
+from jobkit.launch.follow import foreground
 from jobkit.launch.request import LaunchRequest
 from jobkit.launch.site import Site
-from jobkit.launch.slurm import submit
+from jobkit.launch.slurm import commands, submit
 from jobkit.launch.slurm.cluster import max_array_size
 from jobkit.launch.slurm.options import Submission, submission
 from jobkit.paths import read_json
@@ -58,7 +63,7 @@ def environment(slurm: Path, job_id: str) -> dict[str, str]:
 
 def test_an_array_for_each_shape_with_the_script_that_a_dry_run_prints(slurm: Path) -> None:
     given = wanted(repeats=3)
-    assert submit.submit(given) == ["7", "8"]
+    assert submit.submit(given) == (["7", "8"], (), "")
     for job_id, batch in zip(["7", "8"], given.batches, strict=True):
         text = submit.script(batch, given.study.submitit / "0", given.at_once)
         assert "#SBATCH --array=0-2%3\n" in text
@@ -74,7 +79,7 @@ def test_an_array_for_each_shape_with_the_script_that_a_dry_run_prints(slurm: Pa
 @pytest.mark.parametrize("request_", [{"within_allocation": True}, {}])
 def test_a_single_job_is_no_array(slurm: Path, request_: dict[str, bool]) -> None:
     given = wanted(repeats=1, **request_)
-    first = submit.submit(given)[0]
+    first = submit.submit(given)[0][0]
     assert "--array" not in (slurm / f"{first}.script").read_text()
     assert (given.study.submitit / "0" / f"{first}_submitted.pkl").exists()
 
@@ -82,7 +87,7 @@ def test_a_single_job_is_no_array(slurm: Path, request_: dict[str, bool]) -> Non
 def test_sbatch_sees_no_variables_of_an_outer_job_and_ours_do_not_change(slurm: Path) -> None:
     before = dict(os.environ)
     given = wanted(repeats=1)
-    masters = submit.submit(given)
+    masters, _, _ = submit.submit(given)
     collector = submit.submit_collect(given, masters)
     assert dict(os.environ) == before
     for job_id in (*masters, collector):
@@ -108,14 +113,14 @@ def test_a_variable_of_an_outer_job_or_launcher_reaches_no_run(name: str) -> Non
 
 def test_nothing_of_the_environment_is_written(slurm: Path) -> None:
     given = wanted(repeats=2)
-    submit.submit_collect(given, submit.submit(given))
+    submit.submit_collect(given, submit.submit(given)[0])
     files = [path for path in given.study.folder.rglob("*") if path.is_file()]
     assert len(files) > 10
     assert [path for path in files if SECRET.encode() in path.read_bytes()] == []
 
 
-def test_what_refuses_an_array_is_told_before_anything_is_submitted(slurm: Path) -> None:
-    """One run of each may be taken; that there is no place for all of an array is no refusal."""
+def test_what_refuses_a_job_is_told_before_anything_is_submitted(slurm: Path) -> None:
+    """That there is no place for all of an array is no refusal."""
     given = wanted(repeats=3)
     why = "sbatch: error: Batch job submission failed: "
     refuses = '#!/bin/bash\ntext=$(cat); [[ $text != *--array=* ]] || { echo "%s" >&2; exit 1; }\n'
@@ -194,64 +199,112 @@ def test_an_array_has_as_many_elements_as_the_cluster_takes(
     given = wanted(repeats=3)
     assert [len(b.run_ids) for b in given.batches] == [2, 1, 2, 1]
     assert sorted(r for b in given.batches for r in b.run_ids) == sorted(given.plan.runs)
-    assert submit.submit(given) == ["7", "8", "9", "10"]
+    assert submit.submit(given)[0] == ["7", "8", "9", "10"]
     assert "#SBATCH --array=0-1%2\n" in (slurm / "9.script").read_text()
     assert "--array" not in (slurm / "10.script").read_text()
     monkeypatch.setenv("SLURM_CONF", str(slurm / "none"))
     assert max_array_size() == 1001  # Slurm's default
 
 
-@pytest.mark.parametrize("reason", ["job submit limit", "invalid account"])
-def test_what_was_submitted_stays_where_only_the_limit_of_jobs_is_reached(
-    slurm: Path, reason: str
-) -> None:
-    said = f"sbatch: error: Batch job submission failed: Job violates policy ({reason}, size)"
-    (slurm / "sbatch").write_text(
-        SBATCH.replace("[ -e refuse ]", "[ $number -gt 7 ]").replace(
-            "sbatch: error: Batch job submission failed: no", said
-        )
-    )
-    (slurm / "scancel").write_text('#!/usr/bin/env bash\necho "$@" >> cancelled\n')
+# Takes an array where all its elements are free: the file free has how many.
+LIMITED = SBATCH.replace(
+    "[ -e refuse ] &&",
+    """last=$(sed -n 's/^#SBATCH --array=0-\\([0-9]*\\).*/\\1/p' $number.script)
+left=$(($(cat free) - ${last:-0} - 1)); [ $left -lt 0 ] || echo $left > free
+[ $left -lt 0 ] &&""",
+)
+LIMIT = "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
+
+
+def limited(slurm: Path, places: int, why: str = LIMIT) -> None:
+    (slurm / "sbatch").write_text(LIMITED.replace("failed: no", f"failed: {why}"))
+    (slurm / "free").write_text(f"{places}\n")
+    (slurm / "scancel").write_text('#!/bin/sh\necho "$@" >> cancelled\n')
     (slurm / "scancel").chmod(0o755)
+
+
+def test_what_slurm_took_stays_where_the_limit_of_jobs_is_reached(slurm: Path) -> None:
+    """An array for which there is too little room is cut; the rest is for the next call."""
+    limited(slurm, places=4)
     given = wanted(repeats=3)
-    refused = pytest.raises(submit.LimitReached if "limit" in reason else UsageError)
-    with refused as error:
-        submit.submit(given)
-    assert (slurm / "cancelled").exists() == ("limit" not in reason)
-    second = given.batches[1].run_ids
-    assert not any(given.study.run(run_id).submission.exists() for run_id in second)
-    if isinstance(error.value, submit.LimitReached):
-        assert error.value.masters == ["7"]
-        assert str(error.value).startswith("3 runs were not submitted: sbatch rejected the job")
-        assert reason in str(error.value)
+    masters, left, note = submit.submit(given)
+    runs = [run_id for batch in given.batches for run_id in batch.run_ids]
+    assert list(left) == runs[4:] and len(masters) == 2
+    assert note.startswith("2 runs were not submitted: sbatch rejected the job: ")
+    assert not any(given.study.run(run_id).submission.exists() for run_id in left)
+    assert not (slurm / "cancelled").exists()
+    again = submission(given.plan, left, Site(name="here"), LaunchRequest())
+    with pytest.raises(UsageError, match="job submit limit"):
+        submit.submit(again)  # there is still no place
+    (slurm / "free").write_text("2\n")
+    assert submit.submit(again)[1:] == ((), "")
+
+
+def test_another_refusal_ends_what_was_submitted(slurm: Path) -> None:
+    limited(slurm, places=3, why="Invalid account or account/partition combination specified")
+    with pytest.raises(UsageError, match=r"Invalid account.*; jobs 7 were cancelled"):
+        submit.submit(wanted(repeats=3))
+    assert (slurm / "cancelled").read_text() == "--state=PENDING 7\n7\n"
+
+
+def test_to_cancel_no_job_calls_nothing(slurm: Path) -> None:
+    """A filter without a job would cancel every job of the user that waits."""
+    limited(slurm, places=1)
+    commands.cancel([])
+    assert not (slurm / "cancelled").exists()
+
+
+@pytest.fixture
+def part(slurm: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """run_benchmarks.py for a study of six runs."""
+    (slurm / "slurm.conf").write_text("ClusterName=here\n")
+    monkeypatch.setenv("SLURM_CONF", str(slurm / "slurm.conf"))
+    monkeypatch.setattr(submit, "check", lambda *_: None)
+    words = ["--site", "slurm", "--gpu-request", "none", "--strategies", "ddp", "--gpus", "1"]
+    words += ["2", "--device", "cpu", "--name", "part", "--repeats", "3"]
+    return lambda *more: main([*words, *more])
 
 
 def test_a_study_that_slurm_took_in_part_says_how_it_goes_on(
-    slurm: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    slurm: Path,
+    part: Callable[..., int],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    limit = "sbatch: error: Batch job submission failed: Job violates policy (job submit limit)"
-    refusing = SBATCH.replace("[ -e refuse ]", "[ $number -gt 8 ]")
-    (slurm / "sbatch").write_text(
-        refusing.replace("sbatch: error: Batch job submission failed: no", limit)
-    )
-    words = ["--site", "slurm", "--gpu-request", "none", "--no-wait", "--no-collect"]
-    words += ["--strategies", "ddp", "--gpus", "1", "2", "--device", "cpu", "--name", "part"]
-    monkeypatch.setattr(submit, "check", lambda *_: None)
-    (slurm / "slurm.conf").write_text("ClusterName=here\n")
-    monkeypatch.setenv("SLURM_CONF", str(slurm / "slurm.conf"))
-    (slurm / "count").write_text("7\n")
-    assert main(words) == Exit.INCOMPLETE
+    limited(slurm, places=4)
+    assert part("--no-wait") == Exit.INCOMPLETE
     said = " ".join(capsys.readouterr().out.split())
-    assert "then: the same command again, which submits the other 3 runs" in said
+    assert "2 runs were not submitted: " in said
+    assert "then: the same command again, which submits the other 2 runs" in said
+    assert not [t for t in slurm.glob("*.script") if "part-collect" in t.read_text()]
+
+    def interrupted(_view: object) -> object:
+        raise foreground.Interrupted(signal.SIGINT)
+
+    jobs = [
+        read_json(path) or {} for path in (slurm.parent / "logs").glob("part/*/submission.json")
+    ]
+    queue = "".join(f"{job['job_id']}|PENDING|0:00||None\n" for job in jobs)
+    (slurm / "squeue").write_text(f"#!/bin/sh\necho '{queue}'\n")
+    (slurm / "squeue").chmod(0o755)
+    (slurm / "free").write_text("3\n")
+    monkeypatch.setattr(foreground, "_SIGNALS", ())  # those of the tests stay as they are
+    monkeypatch.setattr(foreground.View, "follow", interrupted)
+    assert part() == Exit.INTERRUPTED
+    said = " ".join(capsys.readouterr().out.split())
+    assert "4 pending already, 2 to start" in said, said
+    assert len([t for t in slurm.glob("*.script") if "part-collect" in t.read_text()]) == 1
+    assert "the jobs continue; to end them" in said and "not submitted" not in said
 
 
-def test_nothing_is_written_for_a_run_before_its_array_is_tried(slurm: Path) -> None:
-    """Thousands of runs may be left, and a try be refused many times."""
-    text = SBATCH.replace("submission failed: no", "submission failed: job submit limit")
-    (slurm / "sbatch").write_text(text)
-    (slurm / "refuse").touch()
-    given = wanted(repeats=2)
-    with pytest.raises(submit.LimitReached):
-        submit.submit(given, full=True)
-    first, second = ([given.study.run(r).site.exists() for r in b.run_ids] for b in given.batches)
-    assert first == [True, True] and second == [False, False]
+def test_a_look_that_takes_long_is_followed_by_a_long_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A look at thousands of runs takes a second of a login node."""
+    slept: list[float] = []
+    moments, answers = iter([0.0, 1.5, 1.5, 1.6, 1.6]), iter([True, True, False])
+    fake = SimpleNamespace(monotonic=lambda: next(moments), sleep=slept.append)
+    monkeypatch.setattr(launcher, "time", fake)
+    waited = SimpleNamespace(running=lambda: next(answers), states=dict)
+    assert launcher.Launch.wait(waited) == {}
+    assert slept == [7.5, pytest.approx(0.5)]

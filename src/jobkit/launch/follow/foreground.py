@@ -73,8 +73,6 @@ class Foreground:
 
         SIGINT, SIGTERM and SIGHUP end the runs of this machine; jobs on Slurm continue.
         """
-        if left := self.started.left:
-            self._print(f"the other {len(left):,} runs are submitted as jobs end")
         for signum in _SIGNALS:
             if signal.getsignal(signum) != signal.SIG_IGN:  # nohup, or a shell's background job
                 signal.signal(signum, _interrupt)

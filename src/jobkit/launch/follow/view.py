@@ -34,7 +34,6 @@ class View:
         self._begun, self._pause_s = time.monotonic(), _POLL_S
         self._printed: dict[str, tuple[str, int]] = {}
         self._ended: set[str] = set()
-        self._said = len(launch.notes)  # which were printed before
 
     def follow(self) -> dict[str, RunState]:
         """Show the study until all its runs have ended; return their states."""
@@ -56,9 +55,6 @@ class View:
         begin = time.monotonic()
         active = self._read()
         self._pause_s = pause_s(time.monotonic() - begin, _POLL_S)
-        for note in self.launch.notes[self._said :]:
-            self.console.print(Text(f"note: {note}", style="yellow"), soft_wrap=True)
-        self._said = len(self.launch.notes)
         return active
 
     def _read(self) -> bool:

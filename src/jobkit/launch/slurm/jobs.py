@@ -24,24 +24,16 @@ class SlurmRuns:
     plan: Plan
     masters: Sequence[str]
     collect_job: str | None = None
-    left: tuple[str, ...] = ()  # runs that Slurm did not take: no more jobs may be submitted now
-    collect_left: bool = False  # nor did it take the collecting one
 
     @property
     def where(self) -> str:
         """The ids of the jobs, for a message."""
-        if not self.masters:
-            return "no job: no more may be submitted now"
         jobs = f"Slurm {'jobs' if len(self.masters) > 1 else 'job'} {', '.join(self.masters)}"
         return jobs + (f"; job {self.collect_job} then collects" if self.collect_job else "")
 
     def running(self, states: States) -> bool:
         """Whether a run of the plan waits or runs; Slurm is asked again before it is not."""
         return _under_way(states) or _under_way(states, fresh=True)
-
-    def and_later(self, later: "SlurmRuns") -> "SlurmRuns":
-        """These jobs and those that were submitted later."""
-        return replace(later, masters=[*self.masters, *later.masters])
 
     def cancel(self) -> None:
         """End the jobs and wait until Slurm reports their end."""
@@ -73,34 +65,14 @@ def _uninterrupted() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
 
 
-def start(
-    wanted: Submission, collect: bool, before: Sequence[str] = (), full: bool = False
-) -> tuple[SlurmRuns, str]:
-    """Submit the jobs and the collecting one; return their handle and a note of what failed.
-
-    before: other jobs of the study, for which the collecting one waits too. full: as of submit.
-    """
-    left, note = wanted.later, ""
+def start(wanted: Submission, collect: bool) -> tuple[SlurmRuns, tuple[str, ...], str]:
+    """Submit the jobs and the collecting one; return their handle, what is left, and a note."""
     with _uninterrupted():
-        try:
-            masters = submit.submit(wanted, full)
-        except submit.LimitReached as limit:
-            masters, left, note = limit.masters, limit.left, str(limit)
-        runs = SlurmRuns(wanted.plan, masters, left=left)
+        masters, left, note = submit.submit(wanted)
+        runs = SlurmRuns(wanted.plan, masters)
         if collect and not left:  # else the launch that submits the rest submits it too
-            runs, note = collect_after(runs, wanted, [*before, *masters])
-    return runs, note
-
-
-def collect_after(
-    runs: SlurmRuns, wanted: Submission, jobs: Sequence[str]
-) -> tuple[SlurmRuns, str]:
-    """Submit the job that collects after these; return the handle with it, or a note of why not."""
-    try:
-        with _uninterrupted():
-            job_id = submit.submit_collect(wanted, jobs)
-    except submit.CollectRefused as error:
-        note = f"the collect job was not submitted: {error}"
-        left = submit.at_limit(error)
-        return replace(runs, collect_left=left), f"{note}; run ./plot_results.sh after the last run"
-    return replace(runs, collect_job=job_id, collect_left=False), ""
+            try:
+                runs = replace(runs, collect_job=submit.submit_collect(wanted, masters))
+            except submit.CollectRefused as error:
+                note = f"the collect job was not submitted: {error}; run ./plot_results.sh"
+    return runs, left, note

@@ -78,7 +78,6 @@ class Submission:
     at_once: int | None = None  # concurrent elements of an array
     whole: bool = False  # all runs in one allocation, one after the other
     max_restarts: int | None = None  # of one job (None: run.sh's own default)
-    later: tuple[str, ...] = ()  # runs for which there is no place yet
 
     @property
     def study(self) -> StudyPaths:

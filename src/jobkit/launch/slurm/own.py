@@ -1,9 +1,7 @@
 """Which jobs are a study's: job ids come from files that somebody else may have written."""
 
 import os
-import re
 from collections.abc import Sequence
-from pathlib import Path
 
 from jobkit.errors import UsageError
 from jobkit.outcome.slurm_jobs import JOB_ID
@@ -37,12 +35,3 @@ def those_of(study: str, job_ids: Sequence[str], shown: str) -> list[str]:
             )
         known.add(job_id)
     return [job_id for job_id in job_ids if job_id.split("_")[0] in known]
-
-
-def is_anothers(submitit: Path, shown: str) -> bool:
-    """Whether scontrol's answer shows jobs of a study that has another folder for submitit's files.
-
-    False where it does not say, as of a job whose --output somebody has set.
-    """
-    outputs = re.findall(rf" StdOut=(.*?/{re.escape(submitit.name)})/\d+/", shown)
-    return bool(outputs) and all(Path(o.replace("%%", "%")) != submitit for o in outputs)

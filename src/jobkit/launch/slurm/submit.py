@@ -11,7 +11,6 @@ from pathlib import Path
 from submitit import Job
 
 from jobkit.errors import UsageError
-from jobkit.files import read_text
 from jobkit.launch.command import job_command, leave_spec
 from jobkit.launch.slurm import commands
 from jobkit.launch.slurm.executor import Executor
@@ -30,47 +29,11 @@ from jobkit.permissions import next_folder, own_folder
 _TRAINING_ONLY = {"job-name", "nodes", "ntasks-per-node", "cpus-per-task", "gpus-per-node", "gres"}
 _TRAINING_ONLY |= {"gpus-per-task", "time", "exclusive", "nodelist", "exclude", "begin"}
 
-
 _LIMIT = re.compile(r"job submit limit|MaxSubmit", re.IGNORECASE)
-_AWAY = re.compile(r"Unable to contact|Connection refused")
-_NO_ANSWER = re.compile(r"Socket timed out|did not answer '")
 
 
 class CollectRefused(Exception):
     """The training jobs are submitted, and the collect job was rejected."""
-
-
-class LimitReached(Exception):
-    """Some arrays are submitted, and no more: as many as may wait do, or Slurm does not answer.
-
-    Slurm gives the first reason also for a job that is too large, which no other try would mend.
-    """
-
-    def __init__(self, masters: list[str], left: tuple[str, ...], reason: object) -> None:
-        super().__init__(f"{len(left)} runs were not submitted: {reason}")
-        self.masters, self.left = masters, left
-
-
-def cancel_stamp(study: StudyPaths) -> str:
-    """What `jobkit cancel` left in the study's folder, another text at each call; "" if nothing."""
-    with contextlib.suppress(OSError, ValueError):
-        return read_text(study.cancelled)
-    return ""
-
-
-def at_limit(error: Exception) -> bool:
-    """Whether Slurm refused because no more jobs may be submitted now (or for a job's size)."""
-    return _LIMIT.search(str(error)) is not None
-
-
-def no_answer(error: object) -> bool:
-    """Whether Slurm's controller gave no answer in time: a job may exist all the same."""
-    return _NO_ANSWER.search(str(error)) is not None
-
-
-def may_pass(error: UsageError) -> bool:
-    """Whether a later try may succeed: the limit was reached, or the controller not."""
-    return at_limit(error) or no_answer(error) or _AWAY.search(str(error)) is not None
 
 
 def script(batch: Batch, folder: Path, at_once: int | None, whole: bool = False) -> str:
@@ -78,28 +41,16 @@ def script(batch: Batch, folder: Path, at_once: int | None, whole: bool = False)
     return _executor(folder, batch.options, at_once).script(1 if whole else len(batch.run_ids))
 
 
-def check(submission: Submission, full: bool = False) -> None:
-    """Ask Slurm whether it would accept each script. Raises UsageError with its reason.
-
-    full: jobs of the study may have all places, so that a refusal for want of one says nothing.
-    """
+def check(submission: Submission) -> None:
+    """Ask Slurm whether it would accept each script. Raises UsageError with its reason."""
     for batch in submission.batches:
+        folder = next_folder(submission.study.submitit)
+        text = script(batch, folder, submission.at_once, submission.whole)
         try:
-            _check(submission, batch)
+            commands.check(text, batch.options)
         except UsageError as error:
-            if not at_limit(error):
+            if not _LIMIT.search(str(error)):  # submit finds how many runs there is room for
                 raise
-            try:  # one run: how many of an array are taken at one time, submit finds
-                _check(submission, replace(batch, run_ids=batch.run_ids[:1]))
-            except UsageError as of_one:
-                if not (full and at_limit(of_one)):
-                    raise
-
-
-def _check(submission: Submission, batch: Batch) -> None:
-    folder = next_folder(submission.study.submitit)
-    text = script(batch, folder, submission.at_once, submission.whole)
-    commands.check(text, batch.options)
 
 
 @contextlib.contextmanager
@@ -113,57 +64,44 @@ def _new_folder(study: StudyPaths) -> Iterator[Path]:
             folder.rmdir()
 
 
-def submit(submission: Submission, full: bool = False) -> list[str]:
-    """Submit everything; return the ids of the arrays (or of the one job).
+def submit(submission: Submission) -> tuple[list[str], tuple[str, ...], str]:
+    """Submit everything; return the ids of the arrays, the runs that are left, and why.
 
-    One sbatch per array; an array that is larger than the number of jobs that may be submitted is
-    cut. Raises LimitReached where the cluster takes no more jobs after the first array (full: or
-    not even that), or does not answer after it, or where the study is cancelled meanwhile, and
-    UsageError for any other refusal: then what was submitted is cancelled.
+    One sbatch per array; an array for which the limit of submitted jobs leaves too little room is
+    cut, and what was taken stays. Any other refusal is a UsageError, after what was submitted is
+    cancelled.
     """
-    with _new_folder(submission.study) as folder:
-        return _submit_all(submission, full, folder)
-
-
-def _submit_all(submission: Submission, full: bool, folder: Path) -> list[str]:
     masters: list[str] = []
-    waiting, prepared = list(submission.batches), set[str]()
-    stamp = cancel_stamp(submission.study)
-    while waiting:
-        if cancel_stamp(submission.study) != stamp:  # `jobkit cancel` waits, and ends the others
-            left = tuple(r for b in waiting for r in b.run_ids)
-            raise LimitReached(masters, left + submission.later, "the study was cancelled")
-        batch = waiting.pop(0)
-        _prepare(submission, [r for r in batch.run_ids if r not in prepared])
-        prepared |= {*batch.run_ids}
-        try:
-            masters += _submit(submission, batch, folder)
-        except UsageError as error:
-            limit = at_limit(error)
-            if limit and (half := len(batch.run_ids) // 2) and not submission.whole:
-                parts = (batch.run_ids[:half], batch.run_ids[half:])
-                waiting[:0] = [replace(batch, run_ids=part) for part in parts]
-            elif (limit and full) or (masters and may_pass(error)):
-                left = tuple(r for b in (batch, *waiting) for r in b.run_ids)
-                raise LimitReached(masters, left + submission.later, error) from None
-            elif masters:
-                commands.cancel(masters)
-                raise UsageError(f"{error}; jobs {', '.join(masters)} were cancelled") from None
-            else:
-                raise
-    return masters
+    waiting = list(submission.batches)
+    with _new_folder(submission.study) as folder:
+        while waiting:
+            batch = waiting.pop(0)
+            _prepare(submission, batch.run_ids)
+            try:
+                masters += _submit(submission, batch, folder)
+            except UsageError as error:
+                limit, half = _LIMIT.search(str(error)), len(batch.run_ids) // 2
+                if limit and half and not submission.whole:  # there may be room for a part of it
+                    parts = (batch.run_ids[:half], batch.run_ids[half:])
+                    waiting[:0] = [replace(batch, run_ids=part) for part in parts]
+                elif limit and masters:
+                    left = tuple(r for b in (batch, *waiting) for r in b.run_ids)
+                    return masters, left, f"{len(left)} runs were not submitted: {error}"
+                elif masters:
+                    commands.cancel(masters)
+                    raise UsageError(f"{error}; jobs {', '.join(masters)} were cancelled") from None
+                else:
+                    raise
+    return masters, (), ""
 
 
 def _prepare(submission: Submission, run_ids: Sequence[str]) -> None:
     """Write what the job of each run reads as it starts."""
     text = submission.site.shell()
     for run_id in run_ids:
-        paths, kept = submission.study.run(run_id), ""
+        paths = submission.study.run(run_id)
         paths.folder.mkdir(exist_ok=True)
-        with contextlib.suppress(OSError, ValueError):
-            kept = read_text(paths.site)
-        if text != kept:  # a try may be one of many: each write waits for the disk
-            write_whole(paths.site, text)
+        write_whole(paths.site, text)
         leave_spec(submission.study, run_id, submission.plan.runs[run_id])
 
 
