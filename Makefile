@@ -87,9 +87,8 @@ bench: $(VENV)/.installed ## the benchmarks (ARGS="--save FILE", "--against FILE
 gpu-check: $(VENV)/.installed ## on GPUs: what only they can show, and one file to send back
 	JOBKIT_PYTHON=$(CURDIR)/$(BIN)/python bash hpc/gpu-check.sh $(ARGS)
 
-docs: $(VENV)/.installed ## write what comes from the source: tables of docs/, shell completion
+docs: $(VENV)/.installed ## write the tables of docs/ that come from the source
 	PYTHONPATH=src:tests $(BIN)/python -m support.generated_docs
-	PYTHONPATH=src:tests $(BIN)/python -m support.generated_completion
 
 clean: ## remove .venv and the caches (logs/ stays)
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
