@@ -22,7 +22,6 @@ TOOLS = {
     "make": ("make",),
     "python3": ("/usr/bin/python3", "/usr/local/bin/python3"),  # one that every user may run
     "shellcheck": ("shellcheck",),
-    "zsh": ("zsh",),
 }
 
 
