@@ -1,4 +1,4 @@
-"""Studies of a plain command on this machine: from run_benchmarks.py to results.csv."""
+"""Studies of a user's own program on this machine: from run_benchmarks.py to tables and report."""
 
 import csv
 import json
@@ -11,12 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from jobkit.analysis.cli import plot_main
+from jobkit.analysis.collect.results import collect
+from jobkit.analysis.report.report import write_report
+from jobkit.launch import cli
 from jobkit.launch.states import states
 from jobkit.outcome.status import RunState
 from jobkit.spec.plan import Plan
 from support.place import ROOT
-from support.report_truth import untrue
-from support.training_programs import METERED
+from support.training_programs import LEAVES, METERED, PRINTS
 
 PROGRAM = """
 import json, os, pathlib, sys, time
@@ -42,6 +45,61 @@ unit = "images"
 per_step = "{{total}}"
 scaling = "strong"
 """
+# Not one line of it knows of jobkit.
+TORCH = (
+    LEAVES
+    + """
+import os, sys, torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+if int(os.environ["WORLD_SIZE"]) > 1:
+    dist.init_process_group("gloo")
+torch.set_num_threads(1)
+data = TensorDataset(torch.randn(640, 32), torch.randint(0, 4, (640,)))
+sampler = DistributedSampler(data) if dist.is_initialized() else None
+loader = DataLoader(data, batch_size=int(sys.argv[1]), sampler=sampler)
+model = torch.nn.Linear(32, 4)
+if dist.is_initialized():
+    model = torch.nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(6):
+    for images, labels in loader:
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+if dist.is_initialized():
+    dist.destroy_process_group()
+"""
+)
+TORCH_STUDY = """
+name = "torch"
+command = ["{python}", "{program}", "{{batch}}"]
+gpus = [1, 2]
+warmup_steps = 10
+[parameters]
+batch = 16
+[work]
+scaling = "weak"
+unit = "samples"
+per_step = "{{batch * ranks}}"
+"""
+PRINTS_STUDY = """
+name = "prints"
+command = ["{python}", "{program}"]
+gpus = [1, 2]
+pattern = "nanogpt"
+auto = false
+[work]
+unit = "tokens"
+per_step = 1000
+scaling = "strong"
+"""
+
+
+@pytest.fixture(autouse=True)
+def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("JOBKIT_LOGS", str(tmp_path / "my logs"))
+    return tmp_path / "my logs"
 
 
 @pytest.fixture
@@ -53,29 +111,39 @@ def program(tmp_path: Path) -> Path:
     return folder / "train it.py"
 
 
-@pytest.fixture
-def env(tmp_path: Path) -> dict[str, str]:
-    return {**os.environ, "JOBKIT_LOGS": str(tmp_path / "my logs")}
-
-
-def bench(env: dict[str, str], *words: str) -> "subprocess.CompletedProcess[str]":
+def bench(*words: str) -> "subprocess.CompletedProcess[str]":
     argv = [sys.executable, str(ROOT / "run_benchmarks.py"), "--site", "local", *words]
-    return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=1200)
+    return subprocess.run(argv, capture_output=True, text=True, timeout=1200)
 
 
-def found(env: dict[str, str], name: str) -> tuple[Plan, dict[str, RunState]]:
-    plan = Plan.read(Path(env["JOBKIT_LOGS"]) / name / "plan.json")
+def found(logs: Path, name: str) -> tuple[Plan, dict[str, RunState]]:
+    plan = Plan.read(logs / name / "plan.json")
     return plan, states(plan)
 
 
-def test_a_study_file_becomes_rows_that_are_ok(
-    program: Path, env: dict[str, str], tmp_path: Path
-) -> None:
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open() as file:
+        return sorted(csv.DictReader(file), key=lambda row: int(row["world_size"]))
+
+
+def study(tmp_path: Path, program: str, text: str) -> Path:
+    """Run the study of a program and collect it; return its folder."""
+    (tmp_path / "train.py").write_text(program)
+    file = tmp_path / "study.toml"
+    file.write_text(text.format(python=sys.executable, program=tmp_path / "train.py"))
+    done = bench("--study", str(file))
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = collect(text.split('"')[1])
+    write_report(results, [])
+    return results.folder
+
+
+def test_a_study_file_becomes_rows_that_are_ok(program: Path, logs: Path, tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text(STUDY.format(python=sys.executable, program=program))
-    done = bench(env, "--study", str(file))
+    done = bench("--study", str(file))
     assert done.returncode == 0, done.stdout + done.stderr
-    plan, _ = found(env, "mine")
+    plan, _ = found(logs, "mine")
     for run_id, spec in plan.runs.items():
         seen = sorted((plan.paths.run(run_id).folder).glob("rank-*"))
         assert len(seen) == spec.world_size
@@ -83,89 +151,139 @@ def test_a_study_file_becomes_rows_that_are_ok(
         assert all(
             json.loads(p.read_text()) == [f"--batch={batch}", "--note=it's $HOME"] for p in seen
         )
-    again = bench(env, "--study", str(file))
+    again = bench("--study", str(file))
     assert "none to start" in again.stdout and again.returncode == 0
-    collect = [sys.executable, str(ROOT / "collect_results.py"), "mine"]
-    done = subprocess.run(collect, env=env, capture_output=True, text=True)
+    # By the script of the top level, from another folder.
+    script = [sys.executable, str(ROOT / "collect_results.py"), "mine"]
+    done = subprocess.run(script, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    with (plan.paths.results).open() as stream:
-        rows = list(csv.DictReader(stream))
-    assert [row["status"] for row in rows] == ["ok"] * 4
-    assert sorted(row["world_size"] for row in rows) == ["1", "1", "2", "2"]
-    assert len({row["series"] for row in rows}) == 2
+    table = rows(plan.paths.results)
+    assert [row["status"] for row in table] == ["ok"] * 4
+    assert [row["world_size"] for row in table] == ["1", "1", "2", "2"]
+    assert len({row["series"] for row in table}) == 2
 
 
-def test_a_crash_is_told_and_started_again(program: Path, env: dict[str, str]) -> None:
+def test_a_crash_is_told_and_started_again(program: Path, logs: Path) -> None:
     command = ["--gpus", "2", "--", sys.executable, str(program), "crash"]
-    done = bench(env, "--name", "once", *command)
+    done = bench("--name", "once", *command)
     assert done.returncode == 1, done.stdout
-    (state,) = found(env, "once")[1].values()
+    assert "planted" in done.stdout and "train.log" in done.stdout
+    (state,) = found(logs, "once")[1].values()
     assert (state.status, state.exit_code) == ("failed", 1)
     assert state.reason == "ValueError: planted fault" and "train.log:" in state.evidence_file
-    done = bench(env, "--name", "again", "--max-restarts", "1", *command)
+    done = bench("--name", "again", "--max-restarts", "1", *command)
     assert done.returncode == 0, done.stdout
-    (state,) = found(env, "again")[1].values()
+    (state,) = found(logs, "again")[1].values()
     assert (state.status, state.attempts) == ("ok", 2)
 
 
-def test_torchrun_starts_the_ranks_of_a_command(program: Path, env: dict[str, str]) -> None:
-    done = bench(
-        env, "--name", "t", "--launcher", "torchrun", "--gpus", "2", "--",
-        sys.executable, str(program), "a $$local_rank",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    plan, _ = found(env, "t")
-    (run_id,) = plan.runs
-    folder = plan.paths.run(run_id).folder
-    words = [json.loads((folder / f"rank-{r}").read_text()) for r in (0, 1)]
-    assert words == [["a $$local_rank"]] * 2
-
-
-def test_a_program_with_the_meter_comes_to_a_true_report_off_slurm(
-    env: dict[str, str], tmp_path: Path
-) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(METERED)
-    command = ["--name", "m", "--gpus", "1", "2", "--", sys.executable, str(script)]
-    done = bench(env, *command)
-    assert done.returncode == 0, done.stdout + done.stderr
-    folder = Path(env["JOBKIT_LOGS"]) / "m"
-    plot = {**env, "JOBKIT_PYTHON": sys.executable}
-    done = subprocess.run(
-        [str(ROOT / "plot_results.sh"), str(folder)], env=plot, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert untrue(folder) == []
-    with (folder / "scaling.csv").open() as stream:
-        rows = list(csv.DictReader(stream))
-    assert [(row["world_size"], row["time_of"]) for row in rows] == [("1", "epoch"), ("2", "epoch")]
-    # 320 samples in batches of 4 on each rank: 80 steps of one rank, 40 of two.
-    steps = [float(row["time_s"]) / float(row["step_time_s"]) for row in rows]
-    assert steps == pytest.approx([80, 40])
-
-
-def test_cancel_ends_a_command(program: Path, env: dict[str, str]) -> None:
+def test_cancel_ends_a_command(program: Path, logs: Path) -> None:
     command = ["--name", "long", "--gpus", "2", "--no-wait", "--", sys.executable, str(program)]
-    assert bench(env, *command, "wait").returncode == 0
-    plan, _ = found(env, "long")
+    assert bench(*command, "wait").returncode == 0
+    plan, _ = found(logs, "long")
     (run_id,) = plan.runs
     folder, deadline = plan.paths.run(run_id).folder, time.monotonic() + 300
     while len(list(folder.glob("rank-*"))) < 2:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     words = [sys.executable, "-m", "jobkit", "cancel", "long"]
-    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300)
     assert "its runs were ended" in done.stdout, done.stderr
     (state,) = states(plan).values()
-    assert state.status == "cancelled" and re.fullmatch(
-        r"rank [01]: ended by SIGTERM", state.reason
-    )
+    assert state.status == "cancelled"
+    assert re.fullmatch(r"rank [01]: ended by SIGTERM", state.reason)
 
 
-def test_a_command_that_is_not_here_is_refused_before_anything_is_written(
-    env: dict[str, str], tmp_path: Path
+def test_a_program_that_only_prints_is_read_by_a_pattern(tmp_path: Path) -> None:
+    folder = study(tmp_path, PRINTS, PRINTS_STUDY)
+    table = rows(folder / "results.csv")
+    assert [float(row["throughput"]) for row in table] == pytest.approx([1e4, 2e4])
+    assert {row["throughput_source"] for row in table} == {"pattern nanogpt"}
+    assert {row["throughput_unit"] for row in table} == {"tokens/s"}
+    (two,) = [row for row in rows(folder / "scaling.csv") if row["world_size"] == "2"]
+    assert float(two["efficiency"]) == pytest.approx(1.0)
+    assert two["time_of"] == "100,000 tokens"
+    assert "20,000 tokens per second" in (folder / "report.html").read_text()
+
+
+def test_of_a_program_that_prints_nothing_the_wall_time_counts_and_says_so(tmp_path: Path) -> None:
+    text = PRINTS_STUDY.replace('pattern = "nanogpt"\n', "").replace("[1, 2]", "[1]")
+    folder = study(tmp_path, "import time; time.sleep(0.5)", text)
+    (row,) = rows(folder / "results.csv")
+    assert row["throughput_source"] == "wall time of the run, start-up included"
+    assert float(row["throughput"]) == pytest.approx(1800 / float(row["wall_time_s"]))
+    assert "start-up included" in (folder / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('command = ["no-such-command"]', "no command 'no-such-command' on this machine"),
+        ('command = ["true"]\npattern = "nanogtp"', "did you mean 'nanogpt'"),
+        ('command = ["true"]\n[patterns]\nline = "(?P<tokens_per_s>[0-9]+)"', "of all ranks or"),
+        ('command = ["true"]\n[patterns]\nline = "step ("', "does not compile"),
+    ],
+)
+def test_what_cannot_run_or_be_read_is_refused_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], logs: Path, text: str, says: str
 ) -> None:
-    done = bench(env, "--", "no-such-command")
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "no command 'no-such-command' on this machine" in done.stderr
-    assert not (tmp_path / "my logs").exists()
+    file = tmp_path / "study.toml"
+    file.write_text(f'name = "bad"\ngpus = [1]\n{text}\n')
+    assert cli.main(["--site", "local", "--study", str(file)]) == 2
+    error = capsys.readouterr().err
+    assert says in error and error.count("\n") == 1
+    assert not logs.exists()
+
+
+@pytest.mark.long
+def test_torchrun_starts_the_ranks_of_a_command(program: Path, logs: Path) -> None:
+    words = ["--name", "t", "--launcher", "torchrun", "--gpus", "2", "--"]
+    done = bench(*words, sys.executable, str(program), "a $$local_rank")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (run_id,) = found(logs, "t")[0].runs
+    words = [json.loads((logs / "t" / run_id / f"rank-{r}").read_text()) for r in (0, 1)]
+    assert words == [["a $$local_rank"]] * 2
+
+
+@pytest.mark.long
+def test_a_program_of_torch_is_measured_without_a_change(tmp_path: Path) -> None:
+    folder = study(tmp_path, TORCH, TORCH_STUDY)
+    assert plot_main([folder.name]) == 0
+    table = rows(folder / "results.csv")
+    assert [row["status"] for row in table] == ["ok", "ok"]
+    assert [row["throughput_source"] for row in table] == ["auto", "auto"]
+    assert {row["throughput_unit"] for row in table} == {"samples/s"}
+    assert [row["batch"] for row in table] == ["16", "16"]
+    # 640 samples in batches of 16 are 40 steps an epoch on one rank, and 20 on each of two.
+    steps = rows(folder / "steps.csv")
+    counted = {n: sum(int(s["steps"]) for s in steps if s["world_size"] == n) for n in ("1", "2")}
+    assert counted == {"1": 240, "2": 120}
+    for row in table:
+        size, step_s = int(row["world_size"]), float(row["step_time_s"])
+        assert float(row["throughput"]) == pytest.approx(16 * size / step_s, rel=1e-6)
+    report = (folder / "report.html").read_text()
+    assert "Weak scaling: the fastest is train on" in report and "samples per second" in report
+    assert "images" not in report.replace("data:image", "")
+    assert (folder / "figures" / "throughput.png").stat().st_size > 5000
+
+
+@pytest.mark.long
+def test_a_program_with_the_meter_comes_to_the_tables_of_plot_results_sh(
+    logs: Path, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(METERED)
+    done = bench("--name", "m", "--gpus", "1", "2", "--", sys.executable, str(script))
+    assert done.returncode == 0, done.stdout + done.stderr
+    plot = {**os.environ, "JOBKIT_PYTHON": sys.executable}
+    argv = [str(ROOT / "plot_results.sh"), str(logs / "m")]
+    done = subprocess.run(argv, env=plot, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    table = rows(logs / "m" / "scaling.csv")
+    assert [(row["world_size"], row["time_of"]) for row in table] == [
+        ("1", "epoch"),
+        ("2", "epoch"),
+    ]
+    # 320 samples in batches of 4 on each rank: 80 steps of one rank, 40 of two.
+    steps = [float(row["time_s"]) / float(row["step_time_s"]) for row in table]
+    assert steps == pytest.approx([80, 40])

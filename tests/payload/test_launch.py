@@ -136,7 +136,14 @@ def check_threads(done: Result, threads: int) -> None:
     assert set(re.findall("OpenMP has .*", done.out)) == {f"OpenMP has {threads} threads"}
 
 
-@pytest.mark.parametrize("how", ["raise", "kill", "exit"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "raise",
+        pytest.param("kill", marks=pytest.mark.long),
+        pytest.param("exit", marks=pytest.mark.long),
+    ],
+)
 def test_a_rank_that_fails_ends_the_run(launch: Start, own_model: Path, how: str) -> None:
     mark = uuid.uuid4().hex
     words = ["--nproc-per-node", "2", *TINY, "--model", "mine:Mine", "--threads", "3"]
@@ -159,6 +166,7 @@ def test_a_rank_that_fails_ends_the_run(launch: Start, own_model: Path, how: str
             assert (end["status"], end["reason"]) == ("failed", done.outcome["reason"])
 
 
+@pytest.mark.long
 def test_success_is_not_spoilt_by_the_end_of_the_process(launch: Start, own_model: Path) -> None:
     """FSDP's native threads once aborted the interpreter's end."""
     words = ["--nproc-per-node", "2", *TINY, "--model", "mine:Mine", "--strategy", "fsdp"]
@@ -170,6 +178,7 @@ def test_success_is_not_spoilt_by_the_end_of_the_process(launch: Start, own_mode
     assert done.record("run_end")["status"] == "ok"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("number", "code", "ranks"), [(signal.SIGTERM, 143, "2"), (signal.SIGINT, 130, "1")]
 )
@@ -199,6 +208,7 @@ def test_a_signal_ends_every_process(
     assert not [r for r in result.records("run_end") if r["status"] == "ok"]
 
 
+@pytest.mark.long
 def test_a_signal_in_the_first_moment_is_not_lost(tmp_path: Path) -> None:
     """Before the launcher has its handlers; a background command ignores INT by then."""
     mark = uuid.uuid4().hex
@@ -216,6 +226,7 @@ def test_a_signal_in_the_first_moment_is_not_lost(tmp_path: Path) -> None:
     assert none_left(mark), alive_with(mark)
 
 
+@pytest.mark.long
 def test_bad_input_that_only_the_ranks_see_is_one_line(images: Path, tmp_path: Path) -> None:
     broken = images / "train" / "cat" / "0003.png"
     broken.write_bytes(b"no image")
@@ -231,10 +242,3 @@ def test_bad_input_that_only_the_ranks_see_is_one_line(images: Path, tmp_path: P
     assert "Traceback" not in done.stdout
     assert list((logs / "single").iterdir()) == []
     assert not list((tmp_path / "data").rglob("*_images"))
-
-
-def test_ranks_are_not_more_than_the_strategy_takes(launch: Start) -> None:
-    done = launch("--nproc-per-node", "2", "--strategy", "single")
-    assert done.codes == [2]
-    assert "strategy 'single' runs at 1 rank, not 2; use ddp" in done.out
-    assert not os.path.lexists(done.paths.folder)

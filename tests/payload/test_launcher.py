@@ -22,7 +22,6 @@ DOOR = [sys.executable, str(ROOT / "run_benchmarks.py")]
 TINY = ["--train-samples", "256", "--test-samples", "128", "--global-batch-size", "64"]
 TINY += ["--site", "local", "--study", "demo", "--breakdown-iterations", "0"]
 ENDLESS = ["--strategies", "ddp", "--gpus", "1", "--epochs", "100000", *TINY]
-TWO_RANKS = ["--gpus", "2"]
 # A rank without torch that has epochs: for what happens to processes, whatever they compute.
 STAND_IN = """
 import time
@@ -89,53 +88,36 @@ def stand_in(tmp_path: Path, folder: str) -> list[str]:
     return ["--site", "local", "--gpus", "1", "--", sys.executable, str(program), folder]
 
 
+# The few lines of the README.
+FROM_PYTHON = """
+from jobkit.analysis.collect import collect
+from jobkit.launch.launcher import launch
+from jobkit.launch.request import LaunchRequest
+from jobkit.spec.plan import Study
+study = Study.of_command(("true",), name="from-python", gpus=(1,), repeats=2)
+started = launch(study.expand(), LaunchRequest(site="local"))
+started.wait()
+results = collect(started.folder)
+print(len(results.runs), results.runs.status[0])
+"""
+
+
 def test_a_study_and_then_only_what_is_missing(env: dict[str, str]) -> None:
-    """From Python, by the few lines of the README, and then from the shell."""
-    code = (
-        "from jobkit.analysis.collect.results import collect\n"
-        "from jobkit.launch.launcher import launch\n"
-        "from jobkit.launch.request import LaunchRequest\n"
-        "from jobkit.spec.plan import Study\n"
-        "study = Study.load('demo', strategies=['ddp'], gpus=[1], repeats=2, epochs=1,\n"
-        "                   train_samples=256, test_samples=128, global_batch_size=64,\n"
-        "                   breakdown_iterations=0)\n"
-        "started = launch(study.expand(), LaunchRequest(site='local'))\n"
-        "started.wait()\n"
-        "results = collect(started.folder)\n"
-        "print(len(results.runs), len(results.epochs), results.runs.status[0])\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
-    assert done.stdout == "2 2 ok\n", done.stderr
-    assert statuses(env, "demo") == ["ok"] * 2
-    plan = plan_of(env, "demo")
-    lost = next(r for r in plan.runs if r.startswith("ddp"))
+    """From Python, and then from the shell."""
+    argv = [sys.executable, "-c", FROM_PYTHON]
+    done = subprocess.run(argv, env=env, capture_output=True, text=True)
+    assert done.stdout == "2 ok\n", done.stderr
+    plan = plan_of(env, "from-python")
+    lost = next(iter(plan.runs))
     shutil.rmtree(plan.paths.run(lost).folder)
     # Another process, and the machine's own words for what it does.
-    words = ["--strategies", "ddp", "--gpus", "1", "--repeats", "2", "--epochs", "1", *TINY]
-    again = run(env, *words)
+    words = ["--name", "from-python", "--gpus", "1", "--repeats", "2", "--site", "local"]
+    again = run(env, *words, "--", "true")
     assert again.returncode == 0, again.stderr
     assert "1 ok already, 1 to start" in again.stdout
     assert "[1/1]" in again.stdout and lost in again.stdout
     assert "all 2 runs are ok" in again.stdout
-    assert "none to start" in run(env, *words).stdout
-
-
-def test_a_run_that_fails_is_told_and_started_again(env: dict[str, str], tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("def make():\n    raise RuntimeError('planted')\n")
-    env = {**env, "PYTHONPATH": str(tmp_path), "WANDB_API_KEY": "s3cr3t-of-the-user"}
-    words = ["--strategies", "ddp", "--gpus", "1", "--epochs", "1", "--model", "mine:make", *TINY]
-    done = run(env, *words)
-    assert done.returncode == 1
-    assert "planted" in done.stdout and "train.log" in done.stdout
-    assert statuses(env, "demo") == ["failed"]
-    (tmp_path / "mine.py").write_text(
-        "import torch\n\n\ndef make():\n    linear = torch.nn.Linear(3072, 10)\n"
-        "    return torch.nn.Sequential(torch.nn.Flatten(), linear)\n"
-    )
-    assert run(env, *words).returncode == 0
-    assert statuses(env, "demo") == ["ok"]
-    left = [p for p in Path(env["JOBKIT_LOGS"]).rglob("*") if p.is_file()]
-    assert [p for p in left if b"s3cr3t-of-the-user" in p.read_bytes()] == []
+    assert "none to start" in run(env, *words, "--", "true").stdout
 
 
 @pytest.mark.parametrize(("how", "code"), [("ctrl-c", 130), ("term", 143), ("hangup", 143)])
@@ -143,13 +125,13 @@ def test_stopped_leaves_no_orphan_and_can_go_on(
     env: dict[str, str], tmp_path: Path, how: str, code: int
 ) -> None:
     folder = str(Path(env["JOBKIT_LOGS"]) / how)
-    words = [*ENDLESS, *TWO_RANKS] if how == "ctrl-c" else stand_in(tmp_path, folder)
+    words = ENDLESS if how == "ctrl-c" else stand_in(tmp_path, folder)
     pid, terminal = pty.fork()
     if pid == 0:
         os.execvpe(DOOR[0], [*DOOR, "--name", how, *words], env)
     drained = subprocess.Popen(["cat"], stdin=terminal, stdout=subprocess.PIPE)
     wait_for_epoch(env, how)
-    assert len(of_study(folder)) > 2 + (how == "ctrl-c")  # run.sh, torchrun and the ranks
+    assert len(of_study(folder)) > 2  # run.sh, what starts the ranks, and the ranks
     if how == "ctrl-c":
         os.write(terminal, b"\x03")
     else:
@@ -178,8 +160,11 @@ def test_the_death_of_the_one_who_watches_ends_the_runs(
     assert of_study(folder) == []
 
 
-def test_in_the_background_once_and_cancelled_from_elsewhere(env: dict[str, str]) -> None:
-    words = ["--name", "back", "--no-wait", *ENDLESS]
+def test_in_the_background_once_and_cancelled_from_elsewhere(
+    env: dict[str, str], tmp_path: Path
+) -> None:
+    folder = str(Path(env["JOBKIT_LOGS"]) / "back")
+    words = ["--name", "back", "--no-wait", *stand_in(tmp_path, folder)]
     assert run(env, *words).returncode == 0
     wait_for_epoch(env, "back")
     second = run(env, *words)
@@ -189,13 +174,13 @@ def test_in_the_background_once_and_cancelled_from_elsewhere(env: dict[str, str]
         [*command, "status", "back", "--json"], env=env, capture_output=True, text=True
     )
     (row,) = json.loads(shown.stdout)["runs"]
-    assert row["status"] == "running" and row["epoch"] >= 1 and row["left_s"] > 0
-    refused = run(env, *words, "--strategies", "ddp", "fsdp")  # it is not the same study
+    assert row["status"] == "running" and row["epoch"] >= 1
+    refused = run(env, "--repeats", "2", *words)  # it is not the same study
     assert refused.returncode == 2
     assert "is being run by process" in refused.stderr and refused.stderr.count("\n") == 1
     done = subprocess.run([*command, "cancel", "back"], env=env, capture_output=True, text=True)
     assert done.returncode == 0 and "its runs were ended" in done.stdout
-    assert of_study(str(Path(env["JOBKIT_LOGS"]) / "back")) == []
+    assert of_study(folder) == []
     assert statuses(env, "back") == ["cancelled"]
 
 
