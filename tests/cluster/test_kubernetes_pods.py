@@ -28,7 +28,10 @@ SHORT = [
     "--global-batch-size",
     "256",
 ]
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root")
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root"),
+]
 
 
 @pytest.fixture

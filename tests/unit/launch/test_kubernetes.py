@@ -1,6 +1,7 @@
-"""Manifests of a plan's runs, and the check of such manifests."""
+"""Jobs of Kubernetes for a plan's runs, their options, and the check of the ranks' places."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,57 +13,67 @@ from jobkit.errors import UsageError
 from jobkit.launch.cli import main as run_benchmarks
 from jobkit.launch.kubernetes.check import check
 from jobkit.launch.kubernetes.cli import main as check_k8s
-from jobkit.launch.kubernetes.manifest import object_name
-from jobkit.launch.kubernetes.options import KINDS, KubernetesOptions
+from jobkit.launch.kubernetes.manifest import manifest, object_name
+from jobkit.launch.kubernetes.options import KubernetesOptions
 from jobkit.spec.plan import Study
 from jobkit.spec.runspec import RunSpec
-from support.manifests import IMAGE, made, pod_of
+
+IMAGE = "registry.example.org/jobkit:1.0"
+SPEC = RunSpec(strategy="ddp", nodes=2, ranks_per_node=4)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("nodes", [1, 2, 3])
-def test_what_is_written_passes_the_check(kind: str, nodes: int) -> None:
-    documents = made(kind, RunSpec(strategy="ddp", nodes=nodes, ranks_per_node=4), queue="gpus")
-    assert check(yaml.safe_dump_all(documents)) == []
-    assert documents[-1]["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpus"
+def made(spec: Any = SPEC, **given: Any) -> list[dict[str, Any]]:
+    options = KubernetesOptions(image=IMAGE, **given)
+    return list(yaml.safe_load_all(manifest("train", "study/run", spec, options, 3)))
 
 
-@pytest.mark.parametrize("version", ["1.31", "1.37"])
-def test_a_job_passes_the_schema(version: str) -> None:
-    import kubernetes_validate as validate
-
-    for document in made():
-        validate.validate(document, version, strict=True)
+def pod_of(document: dict[str, Any]) -> dict[str, Any]:
+    return document["spec"]["template"]["spec"]
 
 
-@pytest.mark.parametrize("kind", ["jobset", "trainjob"])
-def test_a_custom_resource_has_the_fields_of_its_api(kind: str) -> None:
-    from kubeflow_trainer_api import models
-
-    (document,) = made(kind, queue="gpus")
-    # These models take a quantity for a mapping, so that resources are left out.
-    name = {"jobset": "JobsetV1alpha2JobSet", "trainjob": "TrainerV1alpha1TrainJob"}[kind]
-    if kind == "trainjob":
-        del document["spec"]["trainer"]["resourcesPerNode"]
-        shm = document["spec"]["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]
-        pod = shm["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
-    else:
-        pod = pod_of(document)
-        del pod["containers"][0]["resources"]
-    del pod["volumes"][0]["emptyDir"]["sizeLimit"]
-    read = getattr(models, name).from_dict(document)
-    # A key that the model does not know would be lost.
-    assert json.loads(read.to_json()) == document
-
-
-def test_a_pod_runs_as_nobody_special_without_a_secret() -> None:
-    pod = pod_of(made()[-1])
+def test_a_run_of_two_pods_is_a_job_and_its_service() -> None:
+    service, job = made(queue="gpus")
+    name = {"metadata": {"name": "train", "labels": {"app.kubernetes.io/name": "jobkit"}}}
+    assert service == name | {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": {"batch.kubernetes.io/job-name": "train"},
+            "ports": [{"name": "rendezvous", "port": 29500}],
+        },
+    }
+    assert (job["apiVersion"], job["kind"]) == ("batch/v1", "Job")
+    assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpus"
+    spec, pod = job["spec"], pod_of(job)
+    assert (spec["completionMode"], spec["completions"], spec["parallelism"]) == ("Indexed", 2, 2)
+    assert spec["backoffLimit"] == 3 * 2  # one failure ends both pods
+    assert spec["podReplacementPolicy"] == "Failed"
+    rules = spec["podFailurePolicy"]["rules"]
+    codes = [(rule["action"], rule.get("onExitCodes", {}).get("values")) for rule in rules]
+    assert codes == [("FailJob", [2]), ("Ignore", [75]), ("Ignore", None)]
+    assert (pod["subdomain"], pod["restartPolicy"]) == ("train", "Never")
+    assert pod["terminationGracePeriodSeconds"] == 120
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert pod["automountServiceAccountToken"] is False
-    box = pod["containers"][0]
+    (box,) = pod["containers"]
+    assert box["name"] == rules[0]["onExitCodes"]["containerName"] == "train"
+    assert box["command"][2].startswith("exec bash ")  # else run.sh gets no signal
     assert box["securityContext"]["capabilities"] == {"drop": ["ALL"]}
-    names = {"HOME", "USER", "JOBKIT_LOGS", "JOBKIT_DATA_DIR", "JOBKIT_POD"}
-    assert {v["name"] for v in box["env"]} == names
+    assert {v["name"]: v["value"] for v in box["env"]} == {
+        "HOME": "/tmp", "USER": "jobkit", "JOBKIT_LOGS": "/runs", "JOBKIT_POD": "1",
+        "JOBKIT_DATA_DIR": "/runs/jobkit-data",
+    }  # fmt: skip
+    assert box["resources"] == {
+        "requests": {"memory": "64Gi"}, "limits": {"memory": "64Gi", "nvidia.com/gpu": "4"},
+    }  # fmt: skip
+    assert [(m["name"], m["mountPath"]) for m in box["volumeMounts"]] == [
+        ("shm", "/dev/shm"), ("runs", "/runs"),
+    ]  # fmt: skip
+    assert pod["volumes"][0]["emptyDir"] == {"medium": "Memory", "sizeLimit": "8Gi"}
+    assert pod["volumes"][1]["persistentVolumeClaim"] == {"claimName": "jobkit-runs"}
+    assert "tolerations" not in pod and not job["spec"]["template"].get("metadata")
 
 
 def test_the_ranks_know_their_place_and_are_ended_before_the_pod() -> None:
@@ -71,32 +82,64 @@ def test_the_ranks_know_their_place_and_are_ended_before_the_pod() -> None:
     assert pairs["--nnodes"] == "2" and pairs["--nproc-per-node"] == "4"
     assert pairs["--node-rank"] == "$(JOB_COMPLETION_INDEX)"
     assert pairs["--master-addr"] == "train-0.train"
+    assert pairs["--run-dir"] == "/runs/study/run"
     assert int(pairs["--shutdown-timeout"]) < 90
     assert int(pairs["--start-timeout"]) > 360  # the longest delay of the controller's restarts
+    (job,) = made(RunSpec(strategy="ddp", ranks_per_node=2))  # one pod needs no service
+    assert "subdomain" not in pod_of(job) and "--nnodes" not in pod_of(job)["containers"][0]["args"]
+
+
+def test_resources_tolerations_and_annotations_are_passed_through() -> None:
+    job = made(
+        pod_cpus="16",
+        gpu_resource="amd.com/gpu",
+        resource=("rdma/hca=1", "ephemeral-storage=10Gi"),
+        toleration=("nvidia.com/gpu", "dedicated=ml:NoSchedule"),
+        annotation=("k8s.v1.cni.cncf.io/networks=rail-0, rail=1", "note="),
+    )[-1]
+    pod = pod_of(job)
+    limits = pod["containers"][0]["resources"]["limits"]
+    assert limits == {
+        "memory": "64Gi", "amd.com/gpu": "4", "rdma/hca": "1", "ephemeral-storage": "10Gi",
+    }  # fmt: skip
+    assert pod["containers"][0]["resources"]["requests"]["cpu"] == "16"
+    assert pod["tolerations"] == [
+        {"key": "nvidia.com/gpu", "operator": "Exists"},
+        {"key": "dedicated", "operator": "Equal", "value": "ml", "effect": "NoSchedule"},
+    ]
+    assert job["spec"]["template"]["metadata"]["annotations"] == {
+        "k8s.v1.cni.cncf.io/networks": "rail-0, rail=1", "note": "",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(("device", "gpus"), [("auto", ["4"]), ("cuda", ["4"]), ("cpu", [])])
 def test_a_training_on_the_cpu_asks_for_no_gpu(device: str, gpus: list[str]) -> None:
-    job = made(spec=RunSpec(strategy="ddp", ranks_per_node=4, device=device))[-1]
+    job = made(RunSpec(strategy="ddp", ranks_per_node=4, device=device))[-1]
     limits = pod_of(job)["containers"][0]["resources"]["limits"]
     assert [count for name, count in limits.items() if "/gpu" in name] == gpus
 
 
-def test_one_pod_needs_no_service() -> None:
-    (job,) = made(spec=RunSpec(strategy="ddp", ranks_per_node=2))
-    assert "subdomain" not in pod_of(job) and "--nnodes" not in pod_of(job)["containers"][0]["args"]
-
-
-def test_a_users_dollar_is_not_expanded_by_the_kubelet() -> None:
-    study = Study.of_command(("python", "train.py", "--tag=$(HOSTNAME)"), gpus=(1,))
-    (spec,) = study.expand().runs.values()
-    assert "--tag=$$(HOSTNAME)" in pod_of(made(spec=spec)[-1])["containers"][0]["args"]
+def test_the_words_of_a_command_arrive_whole() -> None:
+    """And a user's $(NAME) is not expanded by the kubelet."""
+    odd = [
+        "x=$(HOSTNAME)",
+        'say "hi" \\ it\'s',
+        "é \u2028 \U0001f600 \ue000",
+        "",
+        "yes",
+        "007",
+        "#",
+        "@NAME",
+    ]
+    (spec,) = Study.of_command(("python", "t.py", *odd), gpus=(1,)).expand().runs.values()
+    args = pod_of(made(spec)[-1])["containers"][0]["args"]
+    assert args[-8:] == ["x=$$(HOSTNAME)", *odd[1:]]
 
 
 @given(st.text(max_size=120), st.text(max_size=120))
 def test_a_name_is_a_dns_label_that_leaves_room(study: str, run_id: str) -> None:
     name = object_name(study, run_id)
-    assert len(f"{name}-node-0-9999") <= 63
+    assert len(f"{name}-9999") <= 63
     assert name.isascii() and name[0].isalpha() and name[-1].isalnum() and name == name.lower()
 
 
@@ -104,35 +147,39 @@ def test_long_names_that_begin_alike_differ() -> None:
     assert object_name("s" * 60, "a") != object_name("s" * 60, "b")
 
 
-GOOD = {"image": IMAGE}
-
-
 @pytest.mark.parametrize(
     ("given", "word"),
     [
-        ({}, "--image"),
-        (GOOD | {"image": "a b"}, "blanks"),
-        (GOOD | {"queue": "Two Words"}, "--queue"),
-        (GOOD | {"volume_claim": ""}, "--volume-claim"),
-        (GOOD | {"pod_memory": "lots"}, "--pod-memory"),
-        (GOOD | {"pod_memory": "64K"}, "--pod-memory"),
-        (GOOD | {"pod_memory": "8Gi"}, "--shm-size 8Gi: /dev/shm counts"),
-        (GOOD | {"pod_memory": "9G", "shm_size": "0.01Ti"}, "--pod-memory 9G"),
-        (GOOD | {"gpu_resource": "gpu"}, "--gpu-resource"),
-        (GOOD | {"grace_s": 5}, "grace_s"),
-        (GOOD | {"kind": "pod"}, "kind"),
+        ({"image": ""}, "--image"),
+        ({"image": "a b"}, "blanks"),
+        ({"queue": "Two Words"}, "--queue"),
+        ({"volume_claim": ""}, "--volume-claim"),
+        ({"pod_memory": "lots"}, "--pod-memory"),
+        ({"pod_memory": "64K"}, "--pod-memory"),
+        ({"pod_memory": "8Gi"}, "--shm-size 8Gi: /dev/shm counts"),
+        ({"pod_memory": "9G", "shm_size": "0.01Ti"}, "--pod-memory 9G"),
+        ({"gpu_resource": "gpu"}, "--gpu-resource"),
+        ({"grace_s": 5}, "grace_s"),
+        ({"resource": ("rdma/hca",)}, "--resource 'rdma/hca': must be as rdma/hca=1"),
+        ({"resource": ("rdma/hca=one",)}, "--resource"),
+        ({"toleration": ("a:Never",)}, "--toleration"),
+        ({"annotation": ("no value",)}, "--annotation"),
     ],
 )
 def test_a_bad_option_is_one_line(given: dict[str, Any], word: str) -> None:
     with pytest.raises(UsageError, match=word):
-        KubernetesOptions(**given)
+        KubernetesOptions(**{"image": IMAGE, **given})
+
+
+TO = ["--to", "kubernetes", "--image", IMAGE]
 
 
 def test_a_study_is_written_as_the_dry_run_shows_it(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("JOBKIT_LOGS", str(tmp_path))
-    words = ["--to", "kubernetes", "--image", IMAGE, "--gpus", "1", "2x2", "--name", "k"]
+    monkeypatch.setenv("JOBKIT_ENERGY", "nvml,rapl")
+    words = [*TO, "--gpus", "1", "2x2", "--name", "k", "--toleration", "gpu", "spot"]
     assert run_benchmarks([*words, "--dry-run"]) == 0
     shown = capsys.readouterr().out
     assert not (tmp_path / "k").exists()
@@ -142,6 +189,10 @@ def test_a_study_is_written_as_the_dry_run_shows_it(
     plan = json.loads((tmp_path / "k" / "plan.json").read_text())
     assert [f.stem for f in files] == sorted(r["run_id"] for r in plan["runs"])
     assert all(f.read_text() in shown for f in files)
+    assert shown.count('"JOBKIT_ENERGY", "value": "nvml,rapl"') == len(files)
+    jobs = [document for document in yaml.safe_load_all(shown) if document["kind"] == "Job"]
+    assert len(jobs) == len(files)
+    assert all([t["key"] for t in pod_of(job)["tolerations"]] == ["gpu", "spot"] for job in jobs)
     assert check_k8s([str(f) for f in files]) == 0
 
 
@@ -150,21 +201,11 @@ def test_a_study_is_written_as_the_dry_run_shows_it(
     [
         (["--image", IMAGE], "is for --to kubernetes"),
         (["--to", "kubernetes"], "needs --image"),
-        (["--to", "kubernetes", "--image", IMAGE, "--site", "local"], "--site"),
-        (
-            ["--to", "kubernetes", "--image", IMAGE, "--strategies", "dp", "--gpus", "1"],
-            "dp drives",
-        ),
-        (["--to", "kubernetes", "--image", IMAGE, "--sbatch", "--nice=1"], "option of Slurm"),
-        (["--to", "kubernetes", "--image", IMAGE, "--gpu-request", "none"], "--gpu-request"),
-        (
-            ["--to", "kubernetes", "--image", IMAGE, "--kind", "trainjob", "--max-restarts", "1"],
-            "--max-restarts: a TrainJob",
-        ),
-        (
-            ["--to=kubernetes", "--image", IMAGE, "--gpus=2x2", "--launcher=once", "--", "true"],
-            "--launcher once on 2 nodes",
-        ),
+        ([*TO, "--site", "local"], "--site"),
+        ([*TO, "--strategies", "dp", "--gpus", "1"], "dp drives"),
+        ([*TO, "--sbatch", "--nice=1"], "option of Slurm"),
+        ([*TO, "--gpu-request", "none"], "--gpu-request"),
+        ([*TO, "--gpus=2x2", "--launcher=once", "--", "true"], "--launcher once on 2 nodes"),
     ],
 )
 def test_what_does_not_fit_is_one_line(
@@ -175,27 +216,72 @@ def test_what_does_not_fit_is_one_line(
     assert text in error and error.count("\n") == 1
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_pods_are_told_which_counters_of_energy_to_read(
-    kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["--to=kubernetes", "--image", IMAGE, "--kind", kind, "--gpus", "1", "--dry-run"]
-    monkeypatch.setenv("JOBKIT_ENERGY", "joules")
-    assert run_benchmarks(words) == 2
-    assert "no counter of energy is called 'joules'" in capsys.readouterr().err
-    monkeypatch.setenv("JOBKIT_ENERGY", "nvml,rapl")
-    assert run_benchmarks(words) == 0
-    text = capsys.readouterr().out
-    assert text.count("name: JOBKIT_ENERGY") == text.count("name: JOBKIT_POD") > 0
-    assert text.count("value: nvml,rapl") == text.count("name: JOBKIT_POD")
-
-
 def test_the_sizes_are_the_studys_and_not_those_of_this_machine(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
-    words = ["--to", "kubernetes", "--image", IMAGE, "--strategies", "ddp", "--repeats", "1"]
-    assert run_benchmarks([*words, "--dry-run"]) == 0
+    assert run_benchmarks([*TO, "--strategies", "ddp", "--repeats", "1", "--dry-run"]) == 0
     jobs = list(yaml.safe_load_all(capsys.readouterr().out))
     ranks = {pod_of(job)["containers"][0]["args"][1] for job in jobs}
     assert ranks == {"1", "2", "4", "8"}
+
+
+# A Job as tutorials have it: each line of it passes every schema, and it never trains.
+TUTORIAL = """
+apiVersion: batch/v1
+kind: Job
+metadata: {name: training}
+spec:
+  parallelism: 4
+  template:
+    spec:
+      containers:
+      - name: trainer
+        env:
+        - {name: MASTER_ADDR, value: training-master}
+        - {name: NODE_RANK, value: "0"}
+        - {name: WORLD_SIZE, value: "4"}
+        command: [python, train.py]
+        resources: {limits: {nvidia.com/gpu: 2}}
+"""
+RULES = {
+    "nothing tells a pod which node it is": ("train.py", "$(JOB_COMPLETION_INDEX)"),
+    "0 in every pod": ("NODE_RANK", "EPOCHS"),
+    "starts one process for 2 GPUs": ("[python", "[torchrun"),
+    "4 pods x 2 GPUs are 8": ('WORLD_SIZE, value: "4"', 'WORLD_SIZE, value: "8"'),
+    "no pod is called training-master": ("training-master", "training-0.training"),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_job_whose_pods_become_no_ranks_is_refused_by_each_rule(rule: str) -> None:
+    def errors(text: str) -> str:
+        return "\n".join(f.message for f in check(text) if f.severity == "error")
+
+    assert rule in errors(TUTORIAL)
+    assert rule not in errors(TUTORIAL.replace(*RULES[rule]))
+
+
+def test_a_size_that_the_launcher_sets_is_a_warning() -> None:
+    found = check(TUTORIAL.replace("[python", "[torchrun"))
+    assert [f.key for f in found if f.severity == "warning"] == ["env.WORLD_SIZE"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "a: [", "- 1\n- 2", "kind: Pod", "\t", "[" * 5000, "kind: Job\nspec: 3",
+        "kind: Job\nspec: {parallelism: x, template: {spec: {containers: [1, {env: 3}]}}}",
+    ],
+)  # fmt: skip
+def test_no_text_ends_the_check(text: str) -> None:
+    assert [f.severity for f in check(text)] == ["error"] * ("kind: Job" not in text)
+
+
+def test_the_command_ends_with_2_for_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bad.yaml").write_text(TUTORIAL)
+    assert check_k8s([str(tmp_path / "bad.yaml"), "--json"]) == 2
+    assert len(json.loads(capsys.readouterr().out)) == 5
+    assert check_k8s([str(tmp_path / "none.yaml")]) == 2

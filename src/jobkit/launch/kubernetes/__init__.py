@@ -1,1 +1,1 @@
-"""Runs of a plan as manifests for Kubernetes, and checks of such manifests."""
+"""Runs of a plan as Jobs of Kubernetes, and a check of such manifests."""

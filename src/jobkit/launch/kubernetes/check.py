@@ -1,13 +1,17 @@
-"""Finds mistakes in manifests of Kubernetes that train with several pods."""
+"""Finds a Job of Kubernetes whose pods would not become the ranks of one training.
 
-from collections.abc import Callable
+Five rules, which no schema has. Everything else is for `kubectl apply --dry-run=server`.
+"""
+
+import re
+from collections.abc import Mapping
 from typing import Any
 
 from jobkit.launch.findings import Finding, Findings
-from jobkit.launch.kubernetes import rules
-from jobkit.launch.kubernetes.rules import at, items, number, table
 
-_INDEX, _KUBEFLOW_INDEX = "JOB_COMPLETION_INDEX", "PET_NODE_RANK"
+_INDEX = "JOB_COMPLETION_INDEX"
+_PLACES = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "PET_NODE_RANK")
+_STARTERS = ("torchrun", "torch.distributed.run", "run.sh", "accelerate", "deepspeed", "mpirun")
 
 
 def check(text: str) -> list[Finding]:
@@ -16,112 +20,70 @@ def check(text: str) -> list[Finding]:
 
     report = Findings()
     try:
-        documents = [d for d in yaml.safe_load_all(text) if d is not None]
+        documents = list(yaml.safe_load_all(text))
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         report.error("", "not valid YAML: " + " ".join(str(error).split())[:300])
         return report.findings
-    if not any(str(at(d, "kind")) in KINDS for d in documents):
-        report.error("", f"has none of {', '.join(KINDS)}")
-    services = {str(at(d, "metadata", "name")): d for d in documents if at(d, "kind") == "Service"}
-    for document in documents:
-        kind = at(document, "kind")
-        if isinstance(kind, str) and kind in KINDS:
-            version, judge = KINDS[kind]
-            rules.check_name(document, report)
-            if (given := at(document, "apiVersion")) != version:
-                report.error("apiVersion", f"{given!r}: of a {kind} it is {version}")
-            judge(document, services, report)
-        elif kind == "PyTorchJob":
-            report.warn("kind", "PyTorchJob is of the former Training Operator: use a TrainJob")
-        elif kind not in _OTHERS:
-            report.note("kind", f"{kind!r} is not judged")
+    jobs = [document for document in documents if _at(document, "kind") == "Job"]
+    if not jobs:
+        report.error("", "has no Job")
+    for job in jobs:
+        for box in _list(job, "spec", "template", "spec", "containers"):
+            _check_ranks(job, box, report)
     return list(dict.fromkeys(report.findings))
 
 
-_OTHERS = ("Service", "ConfigMap", "PersistentVolumeClaim", "Namespace", "ServiceAccount")
+def _at(value: Any, *keys: str) -> Any:
+    """What is under the keys; None where one is missing or its holder is no mapping."""
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
 
 
-def _pods(job: Any) -> int:
-    """How many pods run at once; 1 where that is not said."""
-    return number(job, "parallelism") or 1
+def _list(value: Any, *keys: str) -> list[Any]:
+    found = _at(value, *keys)
+    return found if isinstance(found, list) else []
 
 
-def _job(document: Any, services: dict[str, Any], report: Findings) -> None:
-    job, name = at(document, "spec"), at(document, "metadata", "name")
-    pod, pods = at(job, "template", "spec"), _pods(job)
-    rules.check_job(job, "spec", report, pods)
-    rules.check_pod(pod, "spec.template.spec", report)
-    subdomain = at(pod, "subdomain")
-    if pods > 1 and str(subdomain) not in services:
+def _check_ranks(job: Any, box: Any, report: Findings) -> None:
+    """How the ranks of a container learn their places."""
+    name, pods = _at(job, "metadata", "name"), _at(job, "spec", "parallelism")
+    pods = pods if type(pods) is int else 1
+    env = {str(_at(v, "name")): _at(v, "value") for v in _list(box, "env")}
+    words = [str(w) for w in (*_list(box, "command"), *_list(box, "args"))]
+    started = any(starter in " ".join(words) for starter in _STARTERS)
+    for place in _PLACES:
+        if pods > 1 and isinstance(env.get(place), str) and "$(" not in env[place]:
+            report.error(f"env.{place}", f"{env[place]} in every pod: use $({_INDEX})")
+    tells = _INDEX in " ".join(map(str, (*words, *env.values())))
+    tells = tells or any(place in env and env[place] is None for place in _PLACES)  # valueFrom
+    if pods > 1 and not tells:
         report.error(
-            "spec.template.spec.subdomain",
-            f"{subdomain!r}: no headless Service of this name in the file: pods have no names",
-        )
-    elif pods > 1:
-        _service(services[str(subdomain)], str(name), report)
-    first = (f"{name}-0.{subdomain or name}",) if pods > 1 else ()
-    for index, box in enumerate(items(pod, "containers")):
-        key = f"spec.template.spec.containers[{index}]"
-        rules.check_ranks(box, key, report, pods, first, _INDEX)
-
-
-def _service(service: Any, job: str, report: Findings) -> None:
-    spec, key = at(service, "spec"), f"Service {at(service, 'metadata', 'name')}"
-    if at(spec, "clusterIP") != "None":
-        report.error(f"{key}: spec.clusterIP", "must be None: else it names no single pod")
-    if at(spec, "publishNotReadyAddresses") is not True:
+            "args", f"nothing tells a pod which node it is: say --node-rank=$({_INDEX}), and write "
+            "completionMode: Indexed"
+        )  # fmt: skip
+    limits = _at(box, "resources", "limits")
+    counts = limits.items() if isinstance(limits, Mapping) else ()
+    gpus = sum(int(n) for r, n in counts if "/gpu" in str(r) and re.fullmatch("[0-9]{1,3}", str(n)))
+    if gpus > 1 and words and not started:
         report.error(
-            f"{key}: spec.publishNotReadyAddresses", "must be true: the ranks meet before readiness"
+            "command", f"starts one process for {gpus} GPUs: use torchrun --nproc-per-node={gpus}"
         )
-    selected = table(spec, "selector")
-    for label in ("batch.kubernetes.io/job-name", "job-name"):
-        if selected.get(label, job) != job:
-            report.error(f"{key}: spec.selector", f"selects {selected[label]}, not {job}")
-    if not selected:
-        report.error(f"{key}: spec.selector", f"missing: batch.kubernetes.io/job-name: {job}")
+    size = env.get("WORLD_SIZE")
+    if started and size is not None:
+        report.warn("env.WORLD_SIZE", "the launcher sets it: remove it")
+    elif gpus and re.fullmatch("[0-9]{1,9}", str(size)) and int(str(size)) != pods * gpus:
+        report.error("env.WORLD_SIZE", f"{size}, and {pods} pods x {gpus} GPUs are {pods * gpus}")
+    first = f"{name}-0.{_at(job, 'spec', 'template', 'spec', 'subdomain') or name}"
+    address = env.get("MASTER_ADDR") or _option(words, "--master-addr", "--master_addr")
+    if pods > 1 and isinstance(address, str) and "$(" not in address and address != first:
+        report.error("env.MASTER_ADDR", f"no pod is called {address}: write {first}")
 
 
-def _job_set(document: Any, services: dict[str, Any], report: Findings) -> None:
-    spec, name = at(document, "spec"), at(document, "metadata", "name")
-    if at(spec, "failurePolicy", "maxRestarts") is None:
-        report.warn("spec.failurePolicy.maxRestarts", "missing: one failed pod ends the training")
-    if at(spec, "network", "enableDNSHostnames") is False:
-        report.error("spec.network.enableDNSHostnames", "must be true: pods have no names")
-    if at(spec, "network", "publishNotReadyAddresses") is False:
-        report.error("spec.network.publishNotReadyAddresses", "must be true")
-    for place, group in enumerate(items(spec, "replicatedJobs")):
-        key, job = f"spec.replicatedJobs[{place}].template.spec", at(group, "template", "spec")
-        pods, pod = _pods(job), at(job, "template", "spec")
-        rules.check_job(job, key, report, pods)
-        rules.check_pod(pod, f"{key}.template.spec", report)
-        if at(job, "backoffLimit") != 0:
-            report.warn(f"{key}.backoffLimit", "write 0: the JobSet starts all pods again together")
-        first = (f"{name}-{at(group, 'name')}-0-0.{at(spec, 'network', 'subdomain') or name}",)
-        for index, box in enumerate(items(pod, "containers")):
-            box_key = f"{key}.template.spec.containers[{index}]"
-            rules.check_ranks(box, box_key, report, pods, first, _INDEX)
-
-
-def _train_job(document: Any, services: dict[str, Any], report: Findings) -> None:
-    spec = at(document, "spec")
-    trainer = table(spec, "trainer")
-    if not at(spec, "runtimeRef", "name"):
-        report.error("spec.runtimeRef.name", "missing: write torch-distributed")
-    for name in ("numNodes", "numProcPerNode"):
-        if (count := at(trainer, name)) is not None and (type(count) is not int or count < 1):
-            report.error(f"spec.trainer.{name}", f"{count!r}: must be a whole number, 1 or more")
-    rules.check_gpus(at(trainer, "resourcesPerNode"), "spec.trainer.resourcesPerNode", report)
-    box = {**trainer, "resources": at(trainer, "resourcesPerNode")}
-    rules.check_container(box, "spec.trainer", report)
-    words = " ".join(str(w) for w in (*items(box, "command"), *items(box, "args")))
-    nodes = at(trainer, "numNodes")
-    # torchrun reads the variables PET_* itself; another launcher must be told.
-    pods = nodes if type(nodes) is int and "torchrun" not in words and words else 1
-    rules.check_ranks(box, "spec.trainer", report, pods, (), _KUBEFLOW_INDEX)
-
-
-KINDS: dict[str, tuple[str, Callable[[Any, dict[str, Any], Findings], None]]] = {
-    "Job": ("batch/v1", _job),
-    "JobSet": ("jobset.x-k8s.io/v1alpha2", _job_set),
-    "TrainJob": ("trainer.kubeflow.org/v1alpha1", _train_job),
-}
+def _option(words: list[str], *names: str) -> str | None:
+    """The value of an option of a command line."""
+    for word, value in zip(words, [*words[1:], ""], strict=False):
+        name, equals, own = word.partition("=")
+        if name in names:
+            return own if equals else value
+    return None

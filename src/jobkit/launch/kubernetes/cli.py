@@ -19,8 +19,8 @@ def parser() -> ArgumentParser:
     """The command line of check-k8s."""
     made = Parser(
         prog="jobkit check-k8s",
-        description="Check manifests of Jobs, JobSets and TrainJobs that train with several pods: "
-        "the API server's rules that no schema has, and what torch's ranks need.",
+        description="Check that the pods of a Job become the ranks of one training; all else is "
+        "for kubectl apply --dry-run=server.",
         epilog=EXAMPLES,
     )
     add_file_arguments(made, "a file of manifests, in YAML or JSON")

@@ -8,13 +8,17 @@ from typing import Any
 from jobkit.errors import UsageError
 from jobkit.spec.setting import check_fields, setting
 
-KINDS = ("job", "jobset", "trainjob")
 QUANTITY = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)(m|k|[KMGTPE]i|[MGTPE])?")  # as 500m, 64Gi
 _UNITS = {"": 1, "m": 1e-3, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 _UNITS |= {"E": 10**18, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50}
 _UNITS |= {"Ei": 2**60}
 NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # a DNS label, RFC 1123
+_KEY = r"(?:[a-z0-9][-a-z0-9.]*/)?[A-Za-z0-9][-A-Za-z0-9_.]*"  # as rdma/hca or dedicated
 _RESOURCE = re.compile(r"[a-z0-9][-a-z0-9.]*/[A-Za-z0-9][-A-Za-z0-9_.]*|none")
+_PAIR = re.compile(f"({_KEY})=(.*)")
+_TOLERATION = re.compile(
+    f"({_KEY})(?:=([-A-Za-z0-9_.]*))?(?::(NoSchedule|PreferNoSchedule|NoExecute))?"
+)
 
 
 def amount(text: Any) -> float | None:
@@ -28,8 +32,6 @@ class KubernetesOptions:
     """The options of --to kubernetes. Raises UsageError for one that the API server refuses."""
 
     image: str = setting("", "container image with jobkit and torch")
-    kind: str = setting("job", "what each run becomes: a Job with its Service, a JobSet, a "
-                        "TrainJob of Kubeflow Trainer", choices=KINDS)  # fmt: skip
     queue: str = setting("", "local queue of Kueue")
     volume_claim: str = setting("jobkit-runs", "PersistentVolumeClaim for the runs, which all "
                                 "pods mount")  # fmt: skip
@@ -40,6 +42,10 @@ class KubernetesOptions:
     shm_size: str = setting("8Gi", "size of /dev/shm, which counts as memory of the pod")
     grace_s: int = setting(120, "seconds from SIGTERM to SIGKILL", low=30)
     user_id: int = setting(1000, "user and group id of the processes", low=1)
+    resource: tuple[str, ...] = setting((), "more resources of a pod, as rdma/hca=1")
+    toleration: tuple[str, ...] = setting((), "taints that the pods tolerate, as "
+                                          "dedicated=gpu:NoSchedule or nvidia.com/gpu")  # fmt: skip
+    annotation: tuple[str, ...] = setting((), "annotations of the pods, as KEY=VALUE")
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -68,6 +74,41 @@ class KubernetesOptions:
             raise UsageError(
                 f"--gpu-resource '{self.gpu_resource}': must be as amd.com/gpu, or none"
             )
+        for word in self.toleration:
+            if not _TOLERATION.fullmatch(word):
+                raise UsageError(
+                    f"--toleration '{word}': must be as KEY, KEY=VALUE or KEY:NoSchedule"
+                )
+        for name in ("resource", "annotation"):
+            for word in getattr(self, name):
+                found = _PAIR.fullmatch(word)
+                if not found or (name == "resource" and not QUANTITY.fullmatch(found[2])):
+                    raise UsageError(f"--{name} '{word}': must be as {_AS[name]}")
+
+    def resources(self) -> dict[str, str]:
+        """Name and quantity of the resources beside GPUs and memory."""
+        return dict(_pair(word) for word in self.resource)
+
+    def annotations(self) -> dict[str, str] | None:
+        """The pods' annotations; None without any."""
+        return dict(_pair(word) for word in self.annotation) or None
+
+    def tolerations(self) -> list[dict[str, str]] | None:
+        """The pods' tolerations; None without any."""
+        made = []
+        for word in self.toleration:
+            key, value, effect = _TOLERATION.fullmatch(word).groups()  # type: ignore[union-attr]
+            how = {"operator": "Exists"} if value is None else {"operator": "Equal", "value": value}
+            made.append({"key": key, **how, **({"effect": effect} if effect else {})})
+        return made or None
+
+
+_AS = {"resource": "rdma/hca=1", "annotation": "KEY=VALUE"}
+
+
+def _pair(word: str) -> tuple[str, str]:
+    key, _, value = word.partition("=")
+    return key, value
 
 
 def add_kubernetes_arguments(made: ArgumentParser) -> None:
@@ -80,14 +121,14 @@ def add_kubernetes_arguments(made: ArgumentParser) -> None:
     )
     for field in fields(KubernetesOptions):
         about: dict[str, Any] = dict(field.metadata)
-        shown = f" (default {field.default})" if field.default != "" else ""
+        shown = f" (default {field.default})" if field.default not in ("", ()) else ""
         group.add_argument(
             "--" + field.name.replace("_", "-"),
             dest=f"k8s_{field.name}",
-            choices=about.get("choices"),
             type=int if isinstance(field.default, int) else str,
-            metavar=None if about.get("choices") else "X",
+            metavar="X",
             help=about["help"] + shown,
+            **({"nargs": "+", "action": "extend"} if field.default == () else {}),
         )
 
 

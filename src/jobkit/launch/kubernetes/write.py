@@ -3,12 +3,10 @@
 import os
 from pathlib import Path
 
-import yaml
-
 from jobkit.energy import check_counters
 from jobkit.errors import Exit, UsageError
 from jobkit.launch.command import leave_spec
-from jobkit.launch.kubernetes.manifest import manifests, object_name
+from jobkit.launch.kubernetes.manifest import manifest, object_name
 from jobkit.launch.kubernetes.options import KubernetesOptions
 from jobkit.launch.request import LaunchRequest, refuse_logs
 from jobkit.paths import write_whole
@@ -26,10 +24,6 @@ def to_kubernetes(
     refuse_slurms(request)
     refuse_logs(plan.paths)
     check_counters(os.environ)  # the pods get it
-    if options.kind == "trainjob" and request.max_restarts is not None:
-        raise UsageError(
-            "--max-restarts: a TrainJob takes it from its runtime: leave it out, or take --kind job"
-        )
     for spec in plan.runs.values():
         if spec.nodes > 1 and getattr(spec, "launcher", None) == "once":
             raise UsageError(
@@ -78,8 +72,7 @@ def text(plan: Plan, run_id: str, options: KubernetesOptions, request: LaunchReq
     name = object_name(plan.study.name, run_id)
     on_volume = str(run.relative_to(plan.paths.folder.parent))
     energy = os.environ.get("JOBKIT_ENERGY", "")
-    documents = manifests(name, on_volume, spec, options, restarts, energy)
-    return yaml.safe_dump_all(documents, sort_keys=False, width=100)
+    return manifest(name, on_volume, spec, options, restarts, energy)
 
 
 @closed_to_others()
@@ -88,7 +81,7 @@ def _write(plan: Plan, texts: dict[str, str]) -> Path:
     plan.save()
     folder = plan.paths.folder / FOLDER
     folder.mkdir(exist_ok=True)
-    for run_id, manifest in texts.items():
+    for run_id, yaml in texts.items():
         leave_spec(plan.paths, run_id, plan.runs[run_id])
-        write_whole(folder / f"{run_id}.yaml", manifest)
+        write_whole(folder / f"{run_id}.yaml", yaml)
     return folder
