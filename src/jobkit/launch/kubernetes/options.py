@@ -121,6 +121,7 @@ def add_kubernetes_arguments(made: ArgumentParser) -> None:
     )
     for field in fields(KubernetesOptions):
         about: dict[str, Any] = dict(field.metadata)
+        many: dict[str, Any] = {"nargs": "+", "action": "extend"} if field.default == () else {}
         shown = f" (default {field.default})" if field.default not in ("", ()) else ""
         group.add_argument(
             "--" + field.name.replace("_", "-"),
@@ -128,7 +129,7 @@ def add_kubernetes_arguments(made: ArgumentParser) -> None:
             type=int if isinstance(field.default, int) else str,
             metavar="X",
             help=about["help"] + shown,
-            **({"nargs": "+", "action": "extend"} if field.default == () else {}),
+            **many,
         )
 
 
