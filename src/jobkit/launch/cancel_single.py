@@ -1,15 +1,13 @@
 """Ends one job of run.sh alone: its newest start, which run.sh noted in the folder's job.json.
 
 Slurm job 17 is that of a folder, if run.sh noted there the submit time, name and folder that Slurm
-says of job 17 now. Without a job.json the folder's name says who runs it: job-17 is that of Slurm
-job 17, run-20260102-030405-678 that of process 678, which then existed.
+says of job 17 now.
 """
 
 import contextlib
 import os
 import re
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +17,8 @@ from jobkit.launch.slurm import commands
 from jobkit.launch.slurm.own import check_id
 from jobkit.outcome.liveness import is_at_work
 from jobkit.paths import RunPaths, logs_root, read_json
-from jobkit.processes import end_process, is_alive, since_boot_s
+from jobkit.processes import end_process, is_alive
 from jobkit.spec.studies import is_run
-
-_LATE_S = 2.0  # the folder's name has whole seconds, and is given after the process's start
-_EARLY_S = 86_400.0  # several machines wait for each other before the name is given
 
 
 def single_run(given: str | None) -> Path | None:
@@ -41,23 +36,14 @@ def single_run(given: str | None) -> Path | None:
 
 def cancel_single(folder: Path) -> str:
     """End the job of a folder; return what was done. Raises UsageError where that is not known."""
-    name = folder.absolute().name
     if (owner := folder.stat().st_uid) != os.geteuid():
         raise UsageError(f"{folder} belongs to user id {owner}: only its owner ends its job")
     noted = read_json(RunPaths(folder).job) or {}
     if noted.get("launcher") == "run.sh" and (said := _end_newest(folder, noted)):
         return said
-    if found := re.fullmatch(r"job-([0-9]{1,12})", name):
-        return _end_job(folder, found[1])
-    if found := re.fullmatch(r"run-([0-9]{8}-[0-9]{6})-([0-9]{1,9})", name):
-        begun = None
-        with contextlib.suppress(ValueError, OverflowError):  # no time of any day
-            begun = time.mktime(time.strptime(found[1], "%Y%m%d-%H%M%S"))
-        if begun is not None:
-            return _end_process(int(found[2]), _began_at(begun))
     raise UsageError(
-        f"{name}: a folder that --run-dir named does not say whose it is; end its job with "
-        "scancel, or with Ctrl-C where it was started"
+        f"{folder.absolute().name}: its folder does not say whose it is; end its job with scancel, "
+        "or with Ctrl-C where it was started"
     )
 
 
@@ -76,7 +62,7 @@ def _end_newest(folder: Path, noted: Mapping[str, Any]) -> str:
     if is_alive(noted) is None:
         raise UsageError(f"{folder.name} was started on {host}, as process {pid}: end it there")
     _refuse_orphans(folder, noted)
-    return _end_process(pid, lambda start: start == noted.get("pid_start"))
+    return _end_process(pid, noted.get("pid_start"))
 
 
 def _refuse_orphans(folder: Path, noted: Mapping[str, Any]) -> None:
@@ -129,32 +115,21 @@ def _is_of(folder: Path, name: str, says: str) -> bool:
     return re.search(r" Restarts=[1-9]", shown) is not None
 
 
-def _end_process(pid: int, is_of: Callable[[int], bool]) -> str:
+def _end_process(pid: int, began: object) -> str:
     """End run.sh, which hands it on to its ranks, and wait for its end.
 
-    is_of: whether a start, in ticks since the boot, may be that of the process that is meant.
+    began: when the process that is meant began, in ticks since the boot.
     """
 
     def is_run_sh(start: int, words: list[bytes]) -> bool:
-        return is_of(start) and any(
-            word == b"run.sh" or word.endswith(b"/run.sh") for word in words
-        )
+        return start == began and any(w == b"run.sh" or w.endswith(b"/run.sh") for w in words)
 
     try:
         ended = end_process(pid, is_run_sh)
-    except OSError as error:  # also process 0
+    except OSError as error:
         raise UsageError(
             f"process {pid} cannot be signalled safely ({error.strerror}): end it with Ctrl-C "
             "where it was started"
         ) from None
     said = "it was ended" if ended else "it is not running on this machine"
     return f"process {pid}: {said}"
-
-
-def _began_at(begun: float) -> Callable[[int], bool]:
-    """Whether a process may have given a folder the name that has this time, in Unix seconds."""
-
-    def may_have(start: int) -> bool:
-        return -_EARLY_S <= time.time() - since_boot_s(start) - begun <= _LATE_S
-
-    return may_have
