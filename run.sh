@@ -98,7 +98,7 @@ has_torch() {
 export PYTHONPATH=$root/src${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1 PYTHONSAFEPATH=1
 
 nproc_per_node='' run_dir='' site='' site_file='' nodes='' ntasks_per_node='' preflight=''
-max_restarts='' stops=0 most_stops=100 monitor_interval=0.1 start_timeout=60 stop_signal=USR2
+max_restarts='' monitor_interval=0.1 start_timeout=60 stop_signal=USR2
 nnodes='' node_rank='' master_addr='' master_port='' shutdown_timeout='' given=("$@")
 own_dir='' only='' payload=() module=jobkit.payload.main place=single
 command=() launcher='' unit='' work_per_step='' warmup_steps='' no_auto=''
@@ -254,12 +254,6 @@ if ((${#command[@]})); then
     [[ $only == dry-run && -n $preflight && -n $in_allocation ]] || exit 0
   fi
 fi
-# Kubernetes starts a pod that ended with 75 again and does not count it. Of a run that was stopped
-# early so often each further time is a failure, which counts.
-if [[ -n ${JOBKIT_POD-} && -n $run_dir && -z $given_attempt ]]; then
-  stops=$(grep -ls '"status": *"preempted"' -- "$run_dir"/attempts/*/outcome.json | wc -l)
-  ((stops < most_stops)) || export JOBKIT_POD=counts
-fi
 if [[ -n $nnodes && -z $given_attempt ]]; then become_node ${given[@]+"${given[@]}"}; fi
 if [[ -z $only && -z $run_dir ]]; then
   name=${SLURM_JOB_ID:+job-$SLURM_JOB_ID}
@@ -407,14 +401,6 @@ wait_for_child() {
   { [[ -n $own ]] || read -r -t 2 own <&9; } 2>/dev/null
   code=${own:-$code}
   { exec 9>&-; } 2>/dev/null
-}
-
-# A node of several says its own code: the process that leads them counts.
-end_pod() {
-  if [[ ${JOBKIT_POD-} == counts && -z $given_attempt ]] && ((code == 75)); then
-    warn "this run was stopped early $stops times before: it ends with 1, which Kubernetes counts"
-    code=1
-  fi
 }
 
 # The outcome that the payload left says more than a launcher's code can.
@@ -581,7 +567,6 @@ else
       if ((${#command[@]})) || [[ -n ${JOBKIT_POD-} ]]; then judge_code; fi
       [[ -z ${JOBKIT_POD-} || ! $code =~ ^(0|75)$ ]] || stopped=$code
       code=$stopped
-      end_pod
       exit "$code"
     fi
     judge_code
@@ -592,5 +577,4 @@ else
 fi
 # Bad input leaves nothing behind in a folder that nobody asked for.
 if ((code == 2)) && [[ -n $own_dir && ! -e $own_dir/spec.json ]]; then rm -rf -- "$own_dir"; fi
-end_pod
 exit "$code"

@@ -341,19 +341,6 @@ def test_a_signal_reaches_the_launcher_and_tells_in_the_code(
     assert "ended by TERM" in run.notes.read_text()
 
 
-def test_a_pod_that_was_stopped_early_too_often_counts(run: Fake) -> None:
-    """Kubernetes starts a pod that ends with 75 again without a bound."""
-    outcome = '{"exit_code": 75, "status": "preempted"}'
-    for number in range(900, 999):  # far from those that are claimed here
-        folder = run.run_dir / "attempts" / str(number)
-        folder.mkdir(parents=True)
-        (folder / "outcome.json").write_text(outcome)
-    words = ("--run-dir", str(run.run_dir))
-    ends = [run(*words, OUTCOME=outcome, JOBKIT_POD=pod) for pod in ("1", "1", "")]
-    assert [done.returncode for done in ends] == [75, 1, 75]
-    assert "this run was stopped early 100 times before: it ends with 1" in ends[1].stderr
-
-
 def test_in_an_allocation_srun_starts_the_payload(run: Fake) -> None:
     srun = run.folder / "srun"
     srun.write_text('#!/usr/bin/env bash\nprintf "%s\\0" srun "$@" CALL >> "$NOTES"\nexit 3\n')

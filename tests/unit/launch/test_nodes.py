@@ -9,13 +9,11 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from jobkit.launch.cancel_single import cancel_single
-from jobkit.launch.local import nodes
 from jobkit.paths import RunPaths, write_json
 from support.place import ROOT
 
@@ -135,23 +133,6 @@ def test_the_end_of_a_pod_that_saved_is_75_in_all(
     codes, _, err = machines.ends()
     assert codes == [75, 75], err
     assert machines.outcome()["status"] == "preempted"
-
-
-@pytest.mark.parametrize(
-    ("pod", "code", "ends"), [("1", 75, 75), ("counts", 75, 1), ("counts", 0, 0)]
-)
-def test_what_leads_the_pods_counts_an_early_stop_where_run_sh_says_so(
-    pod: str,
-    code: int,
-    ends: int,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setenv("JOBKIT_POD", pod)
-    monkeypatch.setattr(nodes, "Node", lambda *_: SimpleNamespace(run=lambda: code))
-    words = ["--nnodes=2", "--node-rank=0", "--master-addr=a", "--logs=b", "--", "run.sh"]
-    assert nodes.main(words) == ends
-    assert ("it ends with 1, which Kubernetes counts" in capsys.readouterr().err) == (ends == 1)
 
 
 def test_cancel_of_a_resumed_run_ends_it_on_all_nodes(machines: Machines) -> None:

@@ -25,7 +25,6 @@ from types import FrameType
 
 from jobkit.errors import Exit, Parser, UsageError, at_least, command
 from jobkit.launch.local.link import Link, Message, connect, interface_of, listen, meet
-from jobkit.launch.local.pod import code_of_pod
 from jobkit.paths import RunPaths, write_json
 
 _POLL_S = 0.05
@@ -292,7 +291,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run this node's part; return the exit code of the whole run."""
     words = list(sys.argv[1:] if argv is None else argv)
     end = words.index("--")
-    return code_of_pod(Node(parser().parse_args(words[:end]), words[end + 1 :]).run())
+    return Node(parser().parse_args(words[:end]), words[end + 1 :]).run()
 
 
 if __name__ == "__main__":
