@@ -34,7 +34,7 @@ while (($#)); do
 done
 [[ $device == cuda || $device == cpu ]] || fail "--device $device: must be cuda or cpu"
 folder=${folder:-${JOBKIT_LOGS:-$root/logs}/gpu-check-$(uname -n)-$(date +%Y%m%d-%H%M%S)}
-mkdir -p -- "$folder" && folder=$(cd -- "$folder" && pwd) || fail "$folder cannot be made"
+if ! { mkdir -p -- "$folder" && folder=$(cd -- "$folder" && pwd); }; then fail "$folder cannot be made"; fi
 
 python=${JOBKIT_PYTHON:-python}
 if [[ -z ${JOBKIT_PYTHON-} && -x $root/.venv/bin/python ]]; then python=$root/.venv/bin/python; fi
@@ -92,6 +92,7 @@ fi
 # A run that is stopped after iteration 6 and saves a checkpoint, then the same command again.
 stop=(bash "$root/run.sh" --nproc-per-node "$ranks" "${words[@]}" "${training[@]}" --dataset synthetic
   --breakdown-iterations 0 --run-dir "$folder/stop")
+# shellcheck disable=SC2016  # the words are of the shell that it starts
 stopped() { part stop 180 "${one_node[@]}" bash -c 'JOBKIT_FAULT=usr2@6 "$@"; code=$?
   ((code == 75)) || { echo "after USR2: exit code $code, and not 75"; exit 4; }; "$@"' stop "${stop[@]}"; }
 

@@ -16,7 +16,7 @@ from jobkit.requeue import MAX_RESTARTS, WARNING_S
 from jobkit.spec.runspec import RunSpec
 from support.place import ROOT
 
-RUN = ROOT / "run.sh"
+RUN, HPC = ROOT / "run.sh", ROOT / "hpc"
 # Answers the two questions that run.sh asks before the start, then plays the launcher.
 FAKE = r"""#!/usr/bin/env bash
 printf '%s\0' "$@" CALL >> "$NOTES"
@@ -424,16 +424,16 @@ def test_directives_are_read_by_sbatch() -> None:
     assert json.dumps([lines[i] for i in directives]).count("nodes=1") == 1
 
 
-def of_a_requeue(script: Path) -> list[str]:
-    names = ("--requeue", "--signal", "--open-mode")
-    lines = [line for line in script.read_text().splitlines() if line.startswith("#SBATCH ")]
-    return sorted(line for line in lines if line.split()[1].startswith(names))
+@pytest.mark.parametrize("name", ["comm", *sorted(p.stem for p in HPC.glob("train*.sh"))])
+def test_the_ready_scripts_are_signalled_and_requeued_as_run_sh_is(name: str) -> None:
+    def header(path: Path) -> set[str]:
+        lines = path.read_text().split("\n#\n")[0].splitlines()
+        return {line for line in lines if line.startswith("#SBATCH")}
 
-
-@pytest.mark.parametrize("script", sorted((RUN.parent / "hpc").glob("*.sh")), ids=lambda p: p.name)
-def test_a_script_of_hpc_is_warned_and_requeued_as_run_sh_is(script: Path) -> None:
-    assert len(of_a_requeue(RUN)) == 3
-    assert of_a_requeue(script) == of_a_requeue(RUN)
+    own = ("--nodes", "--ntasks-per-node", "--gpus-per-node", "--job-name", "--output", "--error")
+    common = {x for x in header(RUN) if not x.split()[1].startswith(own)}
+    assert common >= {"#SBATCH --requeue", "#SBATCH --signal=USR2@60", "#SBATCH --open-mode=append"}
+    assert common <= header(HPC / f"{name}.sh")
 
 
 def test_run_sh_has_the_numbers_of_the_core() -> None:
@@ -447,7 +447,7 @@ def test_run_sh_has_the_numbers_of_the_core() -> None:
 @pytest.mark.needs("shellcheck")
 def test_the_scripts_pass_shellcheck() -> None:
     subprocess.run(
-        ["shellcheck", "-x", str(RUN), *map(str, (RUN.parent / "hpc").glob("*.sh"))], check=True
+        ["shellcheck", "-x", str(RUN), *map(str, HPC.glob("*.sh"))], check=True
     )
 
 
@@ -476,15 +476,3 @@ def test_srun_binds_no_rank_away_from_its_peers(
     run("--run-dir", str(run.run_dir), PATH=path, SLURM_JOB_ID="7", **variables)
     words = (run.folder / "notes.srun").read_text()
     assert said in words and unsaid not in words
-
-
-@pytest.mark.parametrize("name", sorted(p.name for p in (ROOT / "hpc").glob("train*.sh")))
-def test_the_ready_scripts_are_signalled_and_requeued_as_run_sh_is(name: str) -> None:
-    def header(path: Path) -> set[str]:
-        lines = path.read_text().split("\n#\n")[0].splitlines()
-        return {line for line in lines if line.startswith("#SBATCH")}
-
-    own = ("--nodes", "--ntasks-per-node", "--gpus-per-node")  # the size, which differs
-    common = {x for x in header(ROOT / "run.sh") if not x.split()[1].startswith(own)}
-    assert {"#SBATCH --requeue", "#SBATCH --signal=USR2@60"} <= common
-    assert common <= header(ROOT / "hpc" / name)
