@@ -446,9 +446,7 @@ def test_run_sh_has_the_numbers_of_the_core() -> None:
 
 @pytest.mark.needs("shellcheck")
 def test_the_scripts_pass_shellcheck() -> None:
-    subprocess.run(
-        ["shellcheck", "-x", str(RUN), *map(str, HPC.glob("*.sh"))], check=True
-    )
+    subprocess.run(["shellcheck", "-x", str(RUN), *map(str, HPC.glob("*.sh"))], check=True)
 
 
 SRUN = """#!/bin/sh
