@@ -26,9 +26,6 @@ from support.fake_study import (
     whole_run,
     whole_study,
 )
-from support.place import ROOT
-
-GOLDEN = ROOT / "tests" / "golden" / "columns.txt"
 
 
 def row(results: Results, run_id: str) -> pd.Series:
@@ -337,11 +334,6 @@ def test_strong_and_weak_never_share_a_series() -> None:
         "ddp, strong, global_batch_size=256": "strong",
         "ddp, weak, batch_size_per_rank=256": "weak",
     }
-
-
-def test_the_columns_are_frozen() -> None:
-    names = [f"{table} {c.name}" for table, columns in TABLES.items() for c in columns]
-    assert "\n".join(names) + "\n" == GOLDEN.read_text()
 
 
 def test_every_setting_and_every_epoch_field_has_a_documented_column() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from jobkit.analysis.collect.results import collect
 from jobkit.analysis.scaling import spread
-from jobkit.analysis.scaling.scaling import measured_sizes, older, scaling_table
+from jobkit.analysis.scaling.scaling import measured_sizes, scaling_table
 from jobkit.analysis.scaling.sizes import Size
 from jobkit.analysis.tables.columns import EPOCHS, RESULTS, SCALING
 from jobkit.analysis.tables.frames import frame
@@ -60,16 +60,16 @@ def test_the_numbers_by_hand() -> None:
     table = scaling(runs_of({1: [90.0, 100, 110], 4: [320.0, 310, 330]}), NONE)
     four = at(table, 4)
     assert list(table.columns) == [c.name for c in SCALING]
-    assert (four["images_per_s"], four["speed_up"], four["efficiency"]) == (320, 3.2, 0.8)
-    assert four["images_per_s_per_rank"] == 80
-    assert four["gpu_hours_per_epoch"] == pytest.approx(8192 / 320 * 4 / 3600)
-    assert four["node_hours_per_epoch"] == pytest.approx(8192 / 320 / 3600)
+    assert (four["throughput"], four["speed_up"], four["efficiency"]) == (320, 3.2, 0.8)
+    assert four["throughput_per_rank"] == 80
+    assert four["gpu_hours"] == pytest.approx(8192 / 320 * 4 / 3600)
+    assert four["node_hours"] == pytest.approx(8192 / 320 / 3600)
     # Of 4 degrees of freedom; the deviation of a median of three is 1.16 times that of their mean.
     logs = [np.log([90, 100, 110]), np.log([320, 310, 330])]
     pooled = np.sqrt(np.mean([x.var(ddof=1) for x in logs]))
     half = 2.776 * 1.16 * pooled / np.sqrt(3)
-    assert four["images_per_s_high"] == pytest.approx(320 * np.exp(half), rel=1e-3)
-    assert four["time_per_epoch_low_s"] == 8192 / four["images_per_s_high"]
+    assert four["throughput_high"] == pytest.approx(320 * np.exp(half), rel=1e-3)
+    assert four["time_low_s"] == 8192 / four["throughput_high"]
     both = 2.776 * 1.16 * np.hypot(pooled, logs[0].std(ddof=1)) / np.sqrt(3)  # its own is larger
     assert four["efficiency_low"] == pytest.approx(0.8 * np.exp(-both), rel=1e-3)
     assert four["efficiency_high"] == pytest.approx(0.8 * np.exp(both), rel=1e-3)
@@ -80,9 +80,7 @@ def test_the_numbers_by_hand() -> None:
 
 
 def test_every_column_but_the_study_is_a_field_of_size() -> None:
-    (one,) = measured_sizes(runs_of({1: [100.0]}), NONE)
-    others = {c.name for c in SCALING} - {f.name for f in fields(Size)}
-    assert others == {"study", *older(one)}, "and the older names of some of them"
+    assert {c.name for c in SCALING} - {f.name for f in fields(Size)} == {"study"}
 
 
 def test_a_number_out_of_range_is_empty_in_the_sizes_and_in_their_table() -> None:
@@ -141,7 +139,7 @@ def test_what_differs_is_refused_by_name_and_never_compared(column: str) -> None
     table = scaling(mixed, NONE)
     assert table[["speed_up", "efficiency", "efficiency_low"]].isna().all(axis=None)
     assert table["note"].str.contains(f"not compared: {column} differs").all()
-    assert table["images_per_s"].notna().all()  # what was measured is still told
+    assert table["throughput"].notna().all()  # what was measured is still told
 
 
 def test_a_weak_curve_has_one_batch_a_rank() -> None:
@@ -220,20 +218,20 @@ def test_the_same_input_gives_the_same_intervals() -> None:
 def test_a_size_of_one_run_has_the_spread_of_the_others_and_says_so() -> None:
     row = at(scaling(runs_of({1: [100.0, 103, 98], 2: [190.0]}), NONE), 2)
     assert row["spread_from"] == "1 run, spread pooled over 1 size"
-    assert row["images_per_s_low"] < 180 < 200 < row["images_per_s_high"]
+    assert row["throughput_low"] < 180 < 200 < row["throughput_high"]
 
 
 def test_epochs_are_no_sample_of_runs() -> None:
     """Such an interval held the truth in 24 to 42 of 100 studies, and was shown as one of 95 %."""
     whole_study(strategies=("ddp", "fsdp"), gpus=(1, 2))
     table = collect("s").scaling
-    assert table[["images_per_s_low", "spread_from", "confidence_share"]].isna().all(axis=None)
+    assert table[["throughput_low", "spread_from", "confidence_share"]].isna().all(axis=None)
     assert at(table, 2, "ddp")["not_distinguishable_from"] == "fsdp; 1 rank"
 
 
 def test_a_single_value_has_no_interval() -> None:
     row = at(scaling(runs_of({1: [100.0], 2: [150.0]}), NONE), 2)
-    assert row[["images_per_s_low", "speed_up_low", "spread_from", "confidence_share"]].isna().all()
+    assert row[["throughput_low", "speed_up_low", "spread_from", "confidence_share"]].isna().all()
 
 
 def test_what_overlaps_is_not_distinguishable() -> None:
@@ -249,8 +247,8 @@ def test_what_overlaps_is_not_distinguishable() -> None:
 def test_an_outlier_is_flagged_kept_and_only_where_it_is_one() -> None:
     table = scaling(runs_of({1: [100.0, 101, 60, 99], 2: [190.0, 191, 189]}), NONE)
     assert at(table, 1)["outliers"] == "ddp-1-2"
-    assert at(table, 1)["images_per_s"] == median([100, 101, 60, 99])
-    assert at(table, 1)["images_per_s_low"] > 90  # what is flagged does not widen the interval
+    assert at(table, 1)["throughput"] == median([100, 101, 60, 99])
+    assert at(table, 1)["throughput_low"] > 90  # what is flagged does not widen the interval
     assert pd.isna(at(table, 2)["outliers"])
     # However alike the others are, a per cent of difference is no contention.
     assert spread.outliers([[100.0, 100.0, 100.0, 101.0]]) == [[False] * 4]
@@ -292,7 +290,7 @@ def test_time_to_the_accuracy_that_all_have_reached_or_the_one_given() -> None:
     whole_study(strategies=("ddp",), gpus=(1, 2))  # accuracy: 0.2, 0.6, 0.733 after each epoch
     row = at(collect("s").scaling, 2)
     assert (row["target_accuracy"], row["epochs_to_accuracy"]) == (0.73, 3)
-    assert row["time_to_accuracy_s"] == pytest.approx(3 * row["time_per_epoch_s"])
+    assert row["time_to_accuracy_s"] == pytest.approx(3 * row["time_s"])
     assert at(collect("s", accuracy=0.5).scaling, 2)["epochs_to_accuracy"] == 2
     beyond = at(collect("s", accuracy=0.9).scaling, 2)
     assert pd.isna(beyond["time_to_accuracy_s"])
@@ -338,10 +336,10 @@ def test_what_is_per_gpu_counts_the_gpus_and_not_the_ranks() -> None:
     dp = runs_of({1: [400.0]}, "dp", strategy="dp", devices=4)
     row = at(scaling(pd.concat([dp, runs_of({1: [100.0], 4: [320.0]})]), NONE), 1, "dp")
     assert row["devices"] == 4 and row["world_size"] == 1
-    assert row["images_per_s_per_rank"] == pytest.approx(100.0)
-    hours = row["time_per_epoch_s"] * 4 / 3600
-    assert row["gpu_hours_per_epoch"] == pytest.approx(hours)
-    assert row["node_hours_per_epoch"] == pytest.approx(row["time_per_epoch_s"] / 3600)
+    assert row["throughput_per_rank"] == pytest.approx(100.0)
+    hours = row["time_s"] * 4 / 3600
+    assert row["gpu_hours"] == pytest.approx(hours)
+    assert row["node_hours"] == pytest.approx(row["time_s"] / 3600)
     assert row["efficiency"] == 1.0
     two = pd.concat([dp, runs_of({2: [500.0]}, "dp", strategy="dp", devices=8)])
     assert at(scaling(two, NONE), 2, "dp")["efficiency"] == pytest.approx(500 / 400 * 4 / 8)

@@ -14,7 +14,7 @@ import pandas as pd
 from jobkit.analysis.collect.results import Results
 from jobkit.analysis.scaling.fits import Fit, best
 from jobkit.analysis.scaling.predict import LEAST, Prediction, predict
-from jobkit.analysis.scaling.sizes import EPOCH, IMAGES, Size
+from jobkit.analysis.scaling.sizes import Size
 from jobkit.analysis.tables.columns import FORECAST
 from jobkit.analysis.tables.frames import Row, frame, records
 from jobkit.analysis.tables.text import counted
@@ -231,21 +231,12 @@ def _row(one: Forecast, ranks: int) -> Row:
         "times_beyond": ranks / max(one.measured),
         "world_size": ranks,
         "outliers_left_out": one.left_out,
+        "throughput_unit": one.base.throughput_unit,
+        "time_of": one.base.time_of,
     }
     for end, rate, speed_up in zip(("", "_low", "_high"), made.rate, made.speed_up, strict=True):
         row |= {f"throughput{end}": rate, f"speed_up{end}": speed_up}
         row[f"efficiency{end}"] = speed_up * base / ranks
     if amount := one.base.time_amount:
         row["time_s"], row["time_high_s"], row["time_low_s"] = (amount / rate for rate in made.rate)
-    return row | _older(one, row)
-
-
-def _older(one: Forecast, row: Row) -> Row:
-    """The values that have an older name too, of a training on images and of its epochs."""
-    ends = ("", "_low", "_high")
-    made: Row = {"throughput_unit": one.base.throughput_unit, "time_of": one.base.time_of}
-    if one.base.throughput_unit == IMAGES:
-        made |= {f"images_per_s{end}": row[f"throughput{end}"] for end in ends}
-    if one.base.time_of == EPOCH:
-        made |= {f"time_per_epoch{end}_s": row.get(f"time{end}_s") for end in ends}
-    return made
+    return row

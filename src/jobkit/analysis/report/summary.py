@@ -16,7 +16,6 @@ from jobkit.analysis.findings.disturbed import shared_nodes
 from jobkit.analysis.findings.outlying import outlying
 from jobkit.analysis.findings.repeats import measured_once
 from jobkit.analysis.findings.threads import thread_lines
-from jobkit.analysis.scaling.scaling import older
 from jobkit.analysis.scaling.sizes import EPOCH, IMAGES, Size
 from jobkit.analysis.tables.comparable import mixed
 from jobkit.analysis.tables.frames import plain_records
@@ -73,20 +72,13 @@ def as_json(results: Results) -> str:
         "ok": results.ok,
         "runs": len(results.runs),
         "runs_ok": int((results.runs["status"] == "ok").sum()),
-        "sizes": [_size(size) for size in results.sizes],
+        "sizes": [dataclasses.asdict(size) for size in results.sizes],
         "not_ok": _not_ok(results),
         "warnings": results.warnings(),
         "rejected": [dataclasses.asdict(reject) for reject in results.rejected],
         "lost": dict(results.lost),
     }
     return json.dumps(content, indent=1)
-
-
-def _size(size: Size) -> dict[str, Any]:
-    """A size's values, with the older names of some of them."""
-    return (
-        dataclasses.asdict(size) | older(size) | {"planned": size.runs_planned, "ok": size.runs_ok}
-    )
 
 
 def _not_ok(results: Results) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from statistics import median
 import pandas as pd
 
 from jobkit.analysis.scaling import spread
-from jobkit.analysis.scaling.sizes import EPOCH, IMAGES, Size, sizes
+from jobkit.analysis.scaling.sizes import EPOCH, Size, sizes
 from jobkit.analysis.scaling.spread import Pool
 from jobkit.analysis.tables.columns import SCALING
 from jobkit.analysis.tables.frames import Row, frame
@@ -56,25 +56,9 @@ def measured_sizes(
 
 def scaling_table(found: Sequence[Size], study: str | None) -> pd.DataFrame:
     """A row for each size, with the columns SCALING."""
-    rows = [vars(s) | older(s) | {"study": study, "note": s.note or _missing(s)} for s in found]
+    rows = [vars(s) | {"study": study, "note": s.note or _missing(s)} for s in found]
     names = {c.name for c in SCALING}
     return frame([{k: v for k, v in row.items() if k in names} for row in rows], SCALING)
-
-
-# Columns with the older name of a value, of a training on images and of its epochs.
-_OF_IMAGES = {
-    f"images_per_s{end}": f"throughput{end}" for end in ("", "_low", "_high", "_per_rank")
-}
-_OF_EPOCHS = {f"time_per_epoch{end}_s": f"time{end}_s" for end in ("", "_low", "_high")}
-_OF_EPOCHS |= {f"{what}_hours_per_epoch": f"{what}_hours" for what in ("gpu", "node")}
-
-
-def older(size: Size) -> Row:
-    """The values of a size that have an older name too."""
-    names = (_OF_IMAGES if size.throughput_unit == IMAGES else {}) | (
-        _OF_EPOCHS if size.time_of == EPOCH else {}
-    )
-    return {older: getattr(size, name) for older, name in names.items()}
 
 
 def _missing(size: Size) -> str | None:

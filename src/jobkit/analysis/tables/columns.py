@@ -1,8 +1,7 @@
 """The columns of every CSV file, TABLES: the one place of their names, types and meanings.
 
 To add a column of results.csv: a field of KINDS if it is recorded, a Column in run_columns.py, its
-value in collect/rows.py unless it is a field of run_start or a memory maximum of the epochs, and a
-line of tests/golden/columns.txt.
+value in collect/rows.py unless it is a field of run_start or a memory maximum of the epochs.
 
 An empty cell means that the value is not known; no number stands for "unknown". A unit is part of
 the name: _s seconds, _mib 2**20 bytes, _share 0 to 1, images_per_s.
@@ -41,23 +40,10 @@ SCALING = (
     ),
     Column("base_world_size", COUNT, "number of ranks of the baseline"),
     *_with_interval(
-        "images_per_s", "throughput of a training on images; empty for another program"
-    ),
-    Column(
-        "images_per_s_per_rank",
-        NUMBER,
-        "the same per GPU (CPU: per process): images_per_s / devices",
-    ),
-    *_with_interval(
-        "time_per_epoch", "time_s where time_of is epoch: the work of an epoch / throughput", "_s"
-    ),
-    *_with_interval(
         "speed_up",
         "throughput / throughput of the baseline (weak scaling: the scaled speed-up)",
     ),
     *_with_interval("efficiency", "speed_up x devices of the baseline / devices"),
-    Column("gpu_hours_per_epoch", NUMBER, "time_per_epoch_s x devices / 3600 (CPU: processes)"),
-    Column("node_hours_per_epoch", NUMBER, "time_per_epoch_s x nodes / 3600"),
     Column(
         "target_accuracy",
         NUMBER,
@@ -71,7 +57,7 @@ SCALING = (
     Column(
         "time_to_accuracy_s",
         NUMBER,
-        "epochs_to_accuracy x time_per_epoch_s: training only, without start-up and evaluation; "
+        "epochs_to_accuracy x time_s: training only, without start-up and evaluation; "
         "empty where time_of is no epoch",
     ),
     Column(
@@ -131,8 +117,6 @@ FORECAST = (
     *(
         Column(name, NUMBER, meaning)
         for what, unit, text in (
-            ("images_per_s", "", "training images per second"),
-            ("time_per_epoch", "_s", "train_samples / images_per_s"),
             ("speed_up", "", "throughput / the value of the laws at the baseline"),
             ("efficiency", "", "speed_up x base_world_size / world_size"),
             ("throughput", "", "rate over all ranks, in throughput_unit"),

@@ -1,21 +1,15 @@
 """How the analysis writes its files and reads its tables; jobkit.paths has their names."""
 
-import csv
-import io
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
 from jobkit.analysis.tables.column import TEXT, Column
 from jobkit.analysis.tables.frames import empty_column, frame, plain_values
-from jobkit.cores import in_order
 from jobkit.errors import UsageError
 from jobkit.files import is_there, open_regular
 from jobkit.paths import write_whole
 
-_ROWS, _SHARE = 1000, 10  # of a piece of a table, and the pieces that are worth a process
 _MOST_BYTES = 1 << 31  # of a table
 _FORMULA = ("=", "+", "-", "@")
 
@@ -26,14 +20,11 @@ def save_table(path: Path, table: pd.DataFrame) -> None:
     A text that a spreadsheet would take for a formula gets an apostrophe before it: names and
     messages come from logs, which anybody may have written.
     """
-    columns = [_cells(column) for _, column in table.items()]
-
-    def text(begin: int) -> str:
-        return _lines(zip(*(c[begin : begin + _ROWS] for c in columns), strict=True))
-
-    heading = _lines([[_safe(str(name)) for name in table.columns]])
-    rows = in_order(text, range(0, len(table), _ROWS), share=_SHARE)  # numbers take the time
-    save(path, "".join([heading, *rows]))
+    safe = table.rename(columns=lambda name: _safe(str(name)))
+    for name in safe.columns[safe.dtypes == TEXT]:
+        texts = plain_values(safe[name])
+        safe[name] = pd.Series([text and _safe(text) for text in texts], dtype=TEXT)
+    save(path, safe.to_csv(index=False, lineterminator="\n"))
 
 
 def read_table(path: Path, columns: tuple[Column, ...], within: Path | None = None) -> pd.DataFrame:
@@ -68,22 +59,6 @@ def read_table(path: Path, columns: tuple[Column, ...], within: Path | None = No
 def _plain(text: str) -> str:
     """The text that _safe was given."""
     return text[1:] if text.startswith(tuple(f"'{sign}" for sign in _FORMULA)) else text
-
-
-def _lines(rows: Iterable[Iterable[Any]]) -> str:
-    """Rows as lines of CSV."""
-    lines = io.StringIO()
-    csv.writer(lines, lineterminator="\n").writerows(rows)
-    return lines.getvalue()
-
-
-def _cells(column: pd.Series) -> list[Any]:
-    """The values of a column as the csv module takes them; None where there is none."""
-    values = plain_values(column)
-    if column.dtype == TEXT:
-        safe = {value: value and _safe(value) for value in {*values}}
-        return [safe[value] for value in values]
-    return values
 
 
 def _safe(text: str) -> str:

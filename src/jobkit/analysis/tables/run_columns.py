@@ -2,8 +2,7 @@
 
 import types
 import typing
-from dataclasses import Field, fields
-from typing import Any
+from dataclasses import fields
 
 from jobkit.analysis.tables.column import COUNT, FLAG, NUMBER, TEXT, Column
 from jobkit.analysis.tables.use_columns import ENERGY, USE
@@ -127,7 +126,6 @@ _BREAKDOWN = tuple(
     for name, meaning in KINDS["breakdown"].items()
     if name != "iterations"
 )
-_FIRST = 7  # of them stood beside each other before there were more; new columns go last
 _WHERE = (
     *_recorded("run_start", COUNT, "train_samples", "test_samples", "parameters"),
     Column("threads_used", COUNT, KINDS["run_start"]["threads"]),
@@ -164,73 +162,6 @@ _SLURM = (
 )
 
 
-# The order of the columns of settings, which scripts may rely on; a new setting goes last.
-_SETTINGS = [
-    "width",
-    "dataset",
-    "augment",
-    "eval_batch_size",
-    "accumulate",
-    "optimizer",
-    "lr",
-    "momentum",
-    "nesterov",
-    "weight_decay",
-    "lr_schedule",
-    "lr_warmup_epochs",
-    "lr_scaling",
-    "lr_base_batch_size",
-    "clip_norm",
-    "seed",
-    "threads",
-    "channels_last",
-    "compile",
-    "keep_memory",
-    "warmup_iterations",
-    "timeout_s",
-    "ddp_bucket_mib",
-    "ddp_gradient_as_bucket_view",
-    "fsdp_wrap_min_parameters",
-    "fsdp_reshard_after_forward",
-    "fsdp_reduce_fp32",
-    "fsdp_cpu_offload",
-    "activation_checkpointing",
-    "ddp_static_graph",
-    "ddp_find_unused_parameters",
-    "ddp_comm_hook",
-    "ddp_powersgd_rank",
-    "ddp_powersgd_start",
-    "sync_batchnorm",
-    "zero1",
-    "fsdp_wrap",
-    "fsdp_hybrid_replicas",
-    "fsdp_prefetch",
-    "pipeline_stages",
-    "pipeline_schedule",
-    "pipeline_split",
-    "microbatches",
-    "breakdown_iterations",
-    "profile",
-    "profile_ranks",
-    "checkpoint_every",
-    "checkpoint_keep",
-    "checkpoint_async",
-    "stop_signal",
-    "data_dir",
-    "fp32",
-    "deterministic",
-    "fsdp_group_mib",
-    "compile_mode",
-    "flip",
-    "crop_padding",
-    "tta",
-    "bias_lr_factor",
-    "label_smoothing",
-    "lookahead_every",
-    "check_ranks",
-]
-
-
 def _setting_dtype(name: str) -> str:
     """The type of a column that holds a setting."""
     hint = typing.get_type_hints(RunSpec)[name]
@@ -245,14 +176,9 @@ def _setting_columns() -> tuple[Column, ...]:
     taken |= {"epochs"}  # epochs_planned
     return tuple(
         Column(f.name, _setting_dtype(f.name), f"setting: {f.metadata['help']}")
-        for f in sorted(fields(RunSpec), key=_place)
+        for f in fields(RunSpec)
         if f.name not in taken
     )
-
-
-def _place(setting: Field[Any]) -> int:
-    """Where the column of a setting stands among those of all settings."""
-    return _SETTINGS.index(setting.name) if setting.name in _SETTINGS else len(_SETTINGS)
 
 
 RESULTS = (
@@ -260,12 +186,11 @@ RESULTS = (
     *_OUTCOME,
     *SIZE,
     *_MEASURED,
-    *_BREAKDOWN[:_FIRST],
+    *_BREAKDOWN,
     *_WHERE,
     *_SLURM,
     *_setting_columns(),
     *_STEPS,
-    *_BREAKDOWN[_FIRST:],
     *USE,
     *ENERGY,
     *_recorded("run_start", TEXT, "work_source"),

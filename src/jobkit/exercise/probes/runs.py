@@ -74,7 +74,7 @@ def study() -> list[Table]:
     _study(name, ["1", "2"], os.environ)
     folder = logs_root() / name
     sizes = {(r["strategy"], r["world_size"]): r for r in _rows(folder / "scaling.csv")}
-    columns = ("time_per_epoch_s", "speed_up", "efficiency", "val_loss", "val_accuracy",
+    columns = ("time_s", "speed_up", "efficiency", "val_loss", "val_accuracy",
                "peak_memory_mib")  # fmt: skip
     rows: list[tuple[object, ...]] = []
     for run in _rows(folder / "results.csv"):
