@@ -1,20 +1,32 @@
 """results.csv and epochs.csv: every run a row, every number from a record, nothing invented."""
 
+import errno
+import os
 import shutil
+from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 
+from jobkit.analysis.collect.records import RunRecords
 from jobkit.analysis.collect.results import Results, collect
+from jobkit.analysis.collect.rows import recorded_spec, unplanned_settings
+from jobkit.analysis.findings.startup import startup_table
 from jobkit.analysis.tables.column import markdown
 from jobkit.analysis.tables.columns import EPOCHS, RESULTS, TABLES
+from jobkit.analysis.tables.series import series_labels
 from jobkit.drill.row import Row
+from jobkit.files import closed
 from jobkit.metric.line import KINDS
-from jobkit.outcome.status import STATUSES
-from jobkit.spec.plan import Plan
-from jobkit.spec.runspec import SETTINGS
+from jobkit.metric.pattern import load_pattern
+from jobkit.outcome.status import STATUSES, run_state
+from jobkit.paths import write_json
+from jobkit.spec.command_spec import CommandSpec
+from jobkit.spec.plan import Plan, Study
+from jobkit.spec.runspec import SETTINGS, RunSpec
 from support import fake_study
 from support.fake_study import (
     TRAIN_SAMPLES,
@@ -26,6 +38,7 @@ from support.fake_study import (
     whole_run,
     whole_study,
 )
+from support.place import ROOT
 
 
 def row(results: Results, run_id: str) -> pd.Series:
@@ -97,13 +110,6 @@ def test_the_numbers_are_those_of_the_records() -> None:
     for epoch, (_, values) in enumerate(results.epochs.iterrows()):
         for name, value in epoch_fields(spec, epoch).items():
             assert pd.isna(values[name]) if value is None else values[name] == value
-
-
-def test_a_single_epoch_counts_though_it_is_the_first() -> None:
-    plan, run_id = one_run(epochs=1)
-    whole_run(plan, run_id)
-    rate = epoch_fields(plan.runs[run_id], 0)["images_per_s"]
-    assert row(collect("s"), run_id)["images_per_s"] == rate
 
 
 @pytest.mark.parametrize("lost", ["log", "metrics"])
@@ -366,3 +372,224 @@ def test_a_run_start_of_which_a_part_is_missing_contradicts_nothing() -> None:
     run = FakeRun(plan.paths.folder, run_id, spec)
     run.begin({k: v for k, v in start.items() if k in ("spec",)}).train(0, 1, 2).end()
     assert collect("s", write=False).warnings() == []
+
+
+def test_settings_that_a_command_records_are_not_those_of_the_plan() -> None:
+    """The command may be jobkit's own training."""
+    start = {"v": 1, "kind": "run_start", "spec": RunSpec(epochs=3).to_dict(), "world_size": 1}
+    records = RunRecords([start])
+    assert unplanned_settings(CommandSpec(command=("x",)), recorded_spec(records), records) == ""
+    assert "epochs=3 (planned: 5)" in unplanned_settings(RunSpec(), recorded_spec(records), records)
+
+
+def test_a_parameter_makes_a_series_unless_it_follows_from_the_size() -> None:
+    specs = {
+        f"{batch} at {ranks}": CommandSpec(
+            command=("train.py",),
+            ranks_per_node=ranks,
+            parameters={"batch": batch, "accumulate": 8 // ranks},
+            by_size=("accumulate",),
+        )
+        for batch in (6, 12)
+        for ranks in (1, 2)
+    }
+    labels = series_labels(specs)
+    assert labels["6 at 1"] == labels["6 at 2"] == "train, batch=6"
+    assert labels["12 at 1"] == "train, batch=12"
+
+
+def _labels(*commands: str) -> list[str]:
+    specs = [CommandSpec(command=tuple(c.split())) for c in commands]
+    return list(series_labels({str(i): spec for i, spec in enumerate(specs)}).values())
+
+
+def test_runs_of_different_commands_are_no_repeats_of_each_other() -> None:
+    """The series have the words that differ, an option's value with its option."""
+    assert _labels("python fit.py --batch 4", "python fit.py --batch 64") == [
+        "fit, --batch 4",
+        "fit, --batch 64",
+    ]
+    assert _labels("python fit.py", "python fit.py --fast", "python fit.py") == [
+        "fit",
+        "fit, --fast",
+        "fit",
+    ]
+    assert _labels("fit.py --lr 1 --wd 1", "fit.py --lr 1 --wd 2") == ["fit, --wd 1", "fit, --wd 2"]
+    assert _labels("fit.py --lr 1", "fit.py --wd 1") == ["fit, --lr 1", "fit, --wd 1"]
+    assert _labels("fit.py", "fit.py --lr -1") == ["fit", "fit, --lr -1"]
+    # A ; divides the names of series in a table.
+    assert _labels("bash -c a;b", "bash -c c") == ["bash, -c a,b", "bash, -c c"]
+    # Words of another program say nothing that its name does not.
+    assert _labels("python one.py --batch 4", "python two.py") == ["one", "two"]
+    assert sorted(_labels("fit.py a b", "fit.py b a")) == ["fit", "fit (variant 2)"]
+    long = _labels("fit.py " + "x" * 5000, "fit.py " + "x" * 4999 + "y")
+    assert len(set(long)) == 2 and max(map(len, long)) < 300
+
+
+def test_a_command_without_the_counters_is_a_series_of_its_own() -> None:
+    one = CommandSpec(command=("fit.py",))
+    found = series_labels({"one": one, "other": replace(one, auto=False)})
+    assert found == {"one": "fit, auto", "other": "fit, no auto"}
+
+
+GPU = {"precision": "bf16", "fp32": "tf32", "cudnn_benchmark": True}
+CPU = {"precision": "fp32", "fp32": "ieee", "cudnn_benchmark": False}
+
+
+def left_by(plan: Plan, run_id: str, decided: dict[str, object]) -> None:
+    spec = replace(plan.runs[run_id], **decided)  # type: ignore[arg-type]
+    FakeRun(plan.paths.folder, run_id, spec).begin().train(0, 1, 2).end()
+
+
+def collected(plan: Plan) -> tuple[pd.DataFrame, list[str]]:
+    found = collect("s", write=False)
+    assert list(found.runs["run_id"]) == list(plan.runs)
+    return found.runs, found.warnings()
+
+
+def test_what_was_decided_is_in_the_tables_and_contradicts_no_plan() -> None:
+    plan = make_plan(strategies=("ddp",), gpus=(1, 2, 4))
+    *done, _ = plan.runs
+    for run_id in done:
+        left_by(plan, run_id, GPU)
+    runs, warnings = collected(plan)
+    assert list(runs["precision"]) == ["bf16", "bf16", "auto"]  # the last one has not begun
+    assert list(runs["fp32"]) == ["tf32", "tf32", "auto"]
+    assert set(runs["series"]) == {"ddp"}
+    assert warnings == []
+
+
+def test_a_gpu_and_a_cpu_are_two_series() -> None:
+    plan = make_plan(strategies=("ddp",), gpus=(1, 2))
+    for run_id, decided in zip(plan.runs, (GPU, CPU), strict=True):
+        left_by(plan, run_id, decided)
+    runs, _ = collected(plan)
+    assert [name.split(", ")[1] for name in runs["series"]] == ["bf16", "fp32"]
+
+
+def test_a_log_from_before_auto_is_fp32() -> None:
+    plan = make_plan(strategies=("ddp",), gpus=(1,))
+    (run_id,) = plan.runs
+    left_by(plan, run_id, {})  # its record says nothing of a precision
+    runs, warnings = collected(plan)
+    assert list(runs["precision"]) == ["fp32"]
+    assert warnings == []
+
+
+SAMPLE = load_pattern("nanogpt").sample
+
+
+@pytest.fixture
+def close(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
+    """Closes a file or folder to this user, who may be root."""
+    shut: list[str] = []
+
+    def wrap(call: Callable[..., Any], below: str) -> Callable[..., Any]:
+        def wrapped(path: Any, *args: Any, **more: Any) -> Any:
+            text = os.fspath(path) if isinstance(path, str | os.PathLike) else ""
+            if text.startswith(tuple(s + below for s in shut)):
+                raise OSError(errno.EACCES, os.strerror(errno.EACCES), os.fspath(path))
+            return call(path, *args, **more)
+
+        return wrapped
+
+    # What is closed itself can be seen to be there.
+    for name, below in (("open", ""), ("stat", "/"), ("scandir", "")):
+        monkeypatch.setattr(os, name, wrap(getattr(os, name), below))
+    return lambda path: shut.append(str(path))
+
+
+def test_a_run_whose_folder_is_closed_is_said_to_be(close: Callable[[Path], None]) -> None:
+    plan = whole_study(strategies=("ddp",), gpus=(1, 2))
+    first, other = plan.runs
+    paths = plan.paths.run(first)
+    assert closed(paths.folder) == closed(paths.folder / "absent") == closed(paths.log) == ""
+    close(paths.folder)
+    assert closed(paths.folder) == "Permission denied"
+    state = run_state(paths)
+    assert state.status == "missing"
+    assert state.reason == "its folder cannot be read: Permission denied"
+    found = collect("s")
+    assert dict(zip(found.runs["run_id"], found.runs["status"], strict=True)) == {
+        first: "missing",
+        other: "ok",
+    }
+    assert f"{first}/metrics cannot be read: Permission denied" in found.warnings()
+
+
+def _of_a_pattern() -> Plan:
+    """A study of two runs with a log each, that the pattern reads."""
+    plan = Study(name="n", gpus=(1,), repeats=2, command=("x",), pattern="nanogpt").expand()
+    plan.save()
+    for paths in map(plan.paths.run, plan.runs):
+        (paths.attempts / "0").mkdir(parents=True)
+        paths.log.write_text(SAMPLE)
+        write_json(paths.outcome(0), {"exit_code": 0, "status": "ok", "reason": ""})
+        write_json(paths.job, {"launcher": "run.sh", "started": 1.0, "ended": 9.0, "exit_code": 0})
+    return plan
+
+
+def test_a_run_whose_log_is_closed_has_no_rate(close: Callable[[Path], None]) -> None:
+    """Not that of its wall time either, of another unit than the others'."""
+    plan = _of_a_pattern()
+    first, other = plan.runs
+    close(plan.paths.run(first).log)
+    found = collect("n")
+    rows = found.runs.set_index("run_id")
+    assert list(rows["status"]) == ["ok", "ok"]
+    assert rows["throughput"].isna()[first] and not rows["throughput"].isna()[other]
+    assert found.sizes[0].note is None
+    assert f"{first}/train.log cannot be read: Permission denied" in found.warnings()
+
+
+PARTS = {"import_s": 2.0, "group_s": 0.5, "data_s": 0.25, "model_s": 0.125}
+PARTS |= {"compile_s": None, "first_step_s": 0.75}
+
+
+def started(seconds: dict[int, float], status: str = "ok") -> Results:
+    """A study of which a run took 30 s, so much of it for the start, by number of ranks."""
+    plan = make_plan(gpus=tuple(seconds), strategies=("ddp",))
+    for run_id, spec in plan.runs.items():
+        run = FakeRun(plan.paths.folder, run_id, spec).begin()
+        run.writer.write("startup", **PARTS, total_s=seconds[spec.world_size])
+        run.train(*range(spec.epochs)).end(status, "" if status == "ok" else "x")
+    return collect("s")
+
+
+def test_the_parts_are_columns() -> None:
+    """Each field of the record, and empty where there is none."""
+    runs = started({1: 3.0}).runs
+    assert {name: runs[f"startup_{name}"][0] for name in PARTS if name != "compile_s"} == {
+        name: value for name, value in PARTS.items() if value is not None
+    }
+    assert runs["startup_compile_s"].isna().all()
+
+
+def test_only_sizes_with_a_long_start_are_in_the_table() -> None:
+    """Exactly 10 % is not over 10 %."""
+    (row,) = startup_table(started({1: 3.0, 2: 6.0})).rows
+    assert row[1:] == ["2", "20%", "6", "2", "0.5", "0.25", "0.125", "-", "0.75"]
+
+
+@pytest.mark.parametrize("status", ["failed", "preempted"])
+def test_a_run_that_ended_early_is_in_no_table(status: str) -> None:
+    """Its start is much of it by nature."""
+    assert startup_table(started({2: 29.0}, status)).rows == []
+
+
+RECORDED = ROOT / "tests" / "golden" / "recorded"
+
+
+@pytest.mark.parametrize(("table", "rows"), [("results.csv", 2), ("epochs.csv", 4)])
+def test_the_old_columns_are_as_they_were(tmp_path: Path, table: str, rows: int) -> None:
+    folder = tmp_path / "recorded"
+    shutil.copytree(RECORDED, folder)
+    for name in ("results.csv", "epochs.csv"):
+        (folder / name).unlink()
+    collect(folder)
+    before, now = (pd.read_csv(f / table, dtype=str) for f in (RECORDED, folder))
+    assert len(before) == rows
+    assert set(before.columns) <= set(now.columns)
+    keys = [k for k in ("run_id", "epoch") if k in before.columns]
+    before, now = (t.sort_values(keys, ignore_index=True) for t in (before, now))
+    pd.testing.assert_frame_equal(now[list(before.columns)], before)

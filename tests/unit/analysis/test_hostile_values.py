@@ -2,21 +2,23 @@
 
 import csv
 import json
-import shlex
+import os
 import subprocess
+import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from jobkit.analysis.cli import collect_main, plot_main
 from jobkit.analysis.collect.results import collect
 from jobkit.errors import UsageError
-from jobkit.launch import cli
 from jobkit.launch.command import job_command, local_command, shown
 from jobkit.spec.plan import Study
 from jobkit.spec.runspec import RunSpec
 from support import fake_study
-from support.fake_study import FakeRun, logs, make_plan, whole_run, whole_study
+from support.fake_study import FakeRun, logs, make_plan, whole_run
+from support.place import ROOT
 
 HOSTILE = {
     "substitution": "$(touch pwned)",
@@ -90,20 +92,6 @@ def test_a_setting_is_refused_or_one_word_of_every_command(evil: str, setting: s
     assert not Path("pwned").exists()
 
 
-@pytest.mark.parametrize("site", ["local", "example"])
-def test_a_dry_run_of_a_hostile_path_is_safe_to_paste(site: str, capsys, tmp_path: Path) -> None:
-    odd = tmp_path / "$(touch pwned); `touch pwned` 'x' <script>"
-    for part in ("train", "test"):
-        (odd / part / "cat").mkdir(parents=True)
-    words = ["--study", "demo", "--site", site, "--gpus", "1", "--strategies", "ddp", "--dry-run"]
-    assert cli.main([*words, "--dataset", f"folder:{odd}"]) == 0
-    said = capsys.readouterr().out
-    assert shlex.quote(f"folder:{odd}") in said
-    lines = "\n".join(x for x in said.split("\n") if x.startswith(("bash ", "#")))
-    subprocess.run(["bash", "-c", f"bash() {{ :; }}\n{lines}"], check=True)
-    assert not Path("pwned").exists()
-
-
 def hostile_study(evil: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A study whose jobs told of evil in every text that they could write."""
     start = fake_study.start_fields
@@ -151,17 +139,6 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def test_a_study_without_a_plan_may_be_called_anything() -> None:
-    """Somebody's folder: its name stands in titles, tables and the page."""
-    plan = whole_study(strategies=("ddp",), gpus=(1, 2))
-    plan.paths.plan.unlink()
-    folder = plan.paths.folder.rename(logs() / NAME)
-    assert collect_main([str(folder)]) == 0
-    assert plot_main([str(folder)]) == 0
-    assert "<script" not in (folder / "report.html").read_text(encoding="utf-8")
-    assert len(read_csv("results.csv", NAME)) == 2
-
-
 def test_an_apostrophe_is_put_before_a_formula_and_nothing_else_is_changed() -> None:
     plan = make_plan(strategies=("ddp",), gpus=(1,))
     run_id = next(iter(plan.runs))
@@ -200,3 +177,62 @@ def test_a_number_that_no_column_holds_leaves_its_cell_empty() -> None:
     (folder / "train.log").write_text(line)
     epoch = collect("mine").epochs.iloc[0]
     assert epoch[["val_loss", "lr", "iterations"]].isna().all()
+
+
+WRITER = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+from support.fake_study import FakeRun
+from jobkit.spec.plan import Plan
+from jobkit.paths import StudyPaths
+plan = Plan.read(StudyPaths.named("s").plan)
+for run_id, spec in list(plan.runs.items())[int(sys.argv[2]) :: 2]:
+    run = FakeRun(plan.paths.folder, run_id, spec).begin().flush()
+    for epoch in range(spec.epochs):
+        run.train(epoch).flush()
+        time.sleep(0.02)
+    run.end()
+"""
+
+
+def start(code: str, *words: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen([sys.executable, "-c", code, *words], stdout=-1, text=True)
+
+
+def test_a_collector_while_jobs_write_gives_a_row_for_every_run_and_no_wrong_value() -> None:
+    plan = make_plan(strategies=("ddp",), gpus=(1, 2), repeats=10, settings={"epochs": 8})
+    writers = [start(WRITER, str(ROOT / "tests"), str(i)) for i in range(2)]
+    seen: list[pd.DataFrame] = []
+    while any(w.poll() is None for w in writers):
+        results = collect("s")
+        assert list(results.runs["run_id"]) == list(plan.runs)
+        assert set(results.runs["status"]) <= {"missing", "running", "ok"}
+        seen.append(results.epochs)
+    assert [w.returncode for w in writers] == [0, 0]
+    final = collect("s")
+    assert final.ok and not final.rejected and not final.lost
+    whole = {tuple(row) for row in final.epochs.astype(object).fillna("").itertuples(index=False)}
+    assert len(whole) == 8 * len(plan.runs)
+    for epochs in seen:
+        assert {tuple(r) for r in epochs.astype(object).fillna("").itertuples(index=False)} <= whole
+    assert any(0 < len(epochs) < len(whole) for epochs in seen)
+
+
+def test_a_study_that_starts_is_closed_to_others_whatever_the_umask(tmp_path: Path) -> None:
+    """From the plan to what a job's own process makes, here with a stand-in for run.sh."""
+    script = 'mkdir "$0/metrics"; touch "$0/metrics/0.jsonl"'
+    before = os.umask(0)
+    try:
+        plan = make_plan(strategies=("ddp",), gpus=(1,))
+        folder = plan.paths.run(next(iter(plan.runs))).folder
+        code = "import sys, json; from jobkit.launch.task import run_one\n"
+        code += "sys.exit(run_one(*json.loads(sys.argv[1])))"
+        words = json.dumps([str(folder), ["bash", "-c", script, str(folder)]])
+        subprocess.run([sys.executable, "-c", code, words], check=True)
+        results = collect("s")
+    finally:
+        os.umask(before)
+    assert len(results.runs) == 1
+    made = [p for p in [logs(), *logs().rglob("*")] if p.stat().st_mode & 0o022]
+    assert made == []
+    assert (folder / "metrics" / "0.jsonl").exists()

@@ -1,19 +1,26 @@
-"""scaling.csv: the numbers by hand, intervals that hold, and nothing compared that differs."""
+"""Sizes, the summary and the gate: numbers by hand, intervals that hold, like with like."""
 
+import io
+import json
 from dataclasses import fields
 from statistics import median
 
 import numpy as np
 import pandas as pd
 import pytest
+from rich.console import Console
 
+from jobkit.analysis.cli import collect_main
 from jobkit.analysis.collect.results import collect
+from jobkit.analysis.report.summary import as_json, print_summary
 from jobkit.analysis.scaling import spread
 from jobkit.analysis.scaling.scaling import measured_sizes, scaling_table
 from jobkit.analysis.scaling.sizes import Size
 from jobkit.analysis.tables.columns import EPOCHS, RESULTS, SCALING
 from jobkit.analysis.tables.frames import frame
-from support.fake_study import TRAIN_SAMPLES, FakeRun, make_plan, rate, whole_run, whole_study
+from jobkit.spec.plan import Plan
+from support.codes import code_of
+from support.fake_study import TRAIN_SAMPLES, FakeRun, make_plan, whole_run, whole_study
 
 
 def runs_of(rates: dict[int, list[float]], series: str = "ddp", **changed) -> pd.DataFrame:
@@ -165,7 +172,7 @@ def test_runs_that_are_not_ok_are_no_reason_to_refuse_and_no_number() -> None:
     assert at(table, 4)["note"] == "no run that is ok measured it"
 
 
-@pytest.mark.parametrize("repeats", [2, 3, 5, 6, 7, 13, 20])
+@pytest.mark.parametrize("repeats", [2, 3, 7, 20])
 def test_an_interval_holds_the_true_median_as_often_as_it_says(repeats: int) -> None:
     """300 trials of 3 sizes with 4 % noise. 7 values were said to give 95 %, and held 87.5 %."""
     generator = np.random.default_rng(repeats)
@@ -181,7 +188,7 @@ def test_an_interval_holds_the_true_median_as_often_as_it_says(repeats: int) -> 
     assert 277 <= ratio < 300  # an interval that always holds says nothing
 
 
-@pytest.mark.parametrize("repeats", [2, 3, 7])
+@pytest.mark.parametrize("repeats", [2, 3])
 def test_equal_series_are_told_apart_in_one_of_20_cases_at_most(repeats: int) -> None:
     """At 2 repeats it was 30 %: their intervals did not touch."""
     generator = np.random.default_rng(5)
@@ -210,11 +217,6 @@ def test_an_outlier_is_found_by_the_spread_of_all_sizes() -> None:
     assert sound <= 0.015 * 1700
 
 
-def test_the_same_input_gives_the_same_intervals() -> None:
-    runs = runs_of({1: [90.0, 100, 104, 99], 2: [180.0, 190, 185, 170]})
-    pd.testing.assert_frame_equal(scaling(runs, NONE), scaling(runs, NONE))
-
-
 def test_a_size_of_one_run_has_the_spread_of_the_others_and_says_so() -> None:
     row = at(scaling(runs_of({1: [100.0, 103, 98], 2: [190.0]}), NONE), 2)
     assert row["spread_from"] == "1 run, spread pooled over 1 size"
@@ -227,11 +229,6 @@ def test_epochs_are_no_sample_of_runs() -> None:
     table = collect("s").scaling
     assert table[["throughput_low", "spread_from", "confidence_share"]].isna().all(axis=None)
     assert at(table, 2, "ddp")["not_distinguishable_from"] == "fsdp; 1 rank"
-
-
-def test_a_single_value_has_no_interval() -> None:
-    row = at(scaling(runs_of({1: [100.0], 2: [150.0]}), NONE), 2)
-    assert row[["throughput_low", "speed_up_low", "spread_from", "confidence_share"]].isna().all()
 
 
 def test_what_overlaps_is_not_distinguishable() -> None:
@@ -323,14 +320,6 @@ def test_time_and_energy_to_an_accuracy_need_the_time_of_an_epoch(epochs: bool) 
         assert cost["time_to_accuracy_s"] == pytest.approx(4 * 8192 / 900)
 
 
-def test_the_table_agrees_with_the_summary() -> None:
-    plan = whole_study(strategies=("ddp", "fsdp"), gpus=(1, 2, 4), repeats=3)
-    table = collect("s").scaling
-    rates = {s.world_size: rate(s) for s in plan.runs.values() if s.repeat == 1}
-    assert at(table, 4)["speed_up"] == pytest.approx(rates[4] / rates[1])
-    assert len(table) == 6
-
-
 def test_what_is_per_gpu_counts_the_gpus_and_not_the_ranks() -> None:
     """One process of dp drives four GPUs."""
     dp = runs_of({1: [400.0]}, "dp", strategy="dp", devices=4)
@@ -349,3 +338,133 @@ def test_of_a_size_with_many_repeats_some_pairs_give_the_spread() -> None:
     rates = [1000.0 + repeat % 7 for repeat in range(2500)]
     flags = spread.outliers([[*rates, 500.0]])[0]
     assert flags == [False] * 2500 + [True]
+
+
+def by_key(name: str = "s") -> dict[tuple[str, int | None], Size]:
+    return {(s.series, s.world_size): s for s in collect(name).sizes}
+
+
+def text(name: str = "s", width: int = 160) -> str:
+    page = io.StringIO()
+    print_summary(collect(name), Console(file=page, width=width, highlight=False))
+    return page.getvalue()
+
+
+def test_the_base_is_the_smallest_size_that_was_measured_and_is_told() -> None:
+    plan = make_plan(strategies=("ddp",), gpus=(1, 2, 4))
+    for run_id, spec in plan.runs.items():
+        if spec.world_size > 1:
+            whole_run(plan, run_id)
+    found = by_key()
+    assert found["ddp", 1].speed_up is None
+    assert (found["ddp", 2].speed_up, found["ddp", 4].base_world_size) == (1.0, 2)
+    speed_up = found["ddp", 4].speed_up
+    assert found["ddp", 2].efficiency == 1.0
+    assert speed_up is not None
+    assert found["ddp", 4].efficiency == pytest.approx(speed_up / 2)
+    assert "ddp: speed-up and efficiency relative to 2 ranks" in text()
+
+
+def test_the_page_says_all_that_matters() -> None:
+    plan = make_plan(strategies=("ddp",), gpus=(1, 2))
+    good, bad = plan.runs
+    whole_run(plan, good)
+    run = FakeRun(plan.paths.folder, bad, plan.runs[bad]).begin()
+    run.end("failed", "rank 1: ValueError: [red]boom[/red]", 1)
+    page = text()
+    assert "s: 1 of 2 runs ok" in page
+    assert f"failed    {bad}: rank 1: ValueError: [red]boom[/red]" in page
+    assert "strong scaling" in page
+
+
+def test_nothing_is_cut_on_a_narrow_terminal() -> None:
+    whole_study(strategies=("ddp",), gpus=(1, 2), sweep={"precision": ("fp32", "bf16")})
+    page = text(width=80)
+    assert "\N{HORIZONTAL ELLIPSIS}" not in page
+    assert page.count("73.3%") == 4  # every cell of the last column
+
+
+def test_json_is_complete_and_has_null_for_what_is_not_known() -> None:
+    plan = make_plan(strategies=("ddp",), gpus=(1, 2))
+    good = next(r for r, s in plan.runs.items() if s.world_size == 2)
+    whole_run(plan, good)
+    content = json.loads(as_json(collect("s")), parse_constant=pytest.fail)
+    assert (content["study"], content["runs"], content["runs_ok"]) == ("s", 2, 1)
+    assert not content["ok"]
+    assert [s["speed_up"] for s in content["sizes"]] == [None, 1.0]
+    (bad,) = content["not_ok"]
+    assert (bad["status"], bad["evidence"]) == ("missing", None)
+
+
+def gate(least: float, at: int) -> int:
+    return collect_main(["s", "--min-efficiency", str(least), "--at", str(at)])
+
+
+def partly(fails: int) -> Plan:
+    """A study of 1, 2 and 4 ranks in which the runs of one size failed."""
+    plan = make_plan(strategies=("ddp",), gpus=(1, 2, 4))
+    for run_id, spec in plan.runs.items():
+        if spec.world_size == fails:
+            FakeRun(plan.paths.folder, run_id, spec).begin().end("failed", "x", 1)
+        else:
+            whole_run(plan, run_id)
+    return plan
+
+
+def test_met_is_0_and_not_met_is_4_and_names_the_series(capsys) -> None:
+    whole_study(strategies=("ddp", "fsdp"), gpus=(1, 4), repeats=2)  # efficiency: 3.7 / 4
+    assert gate(0.92, 4) == 0
+    assert "threshold" not in capsys.readouterr().err
+    assert gate(0.93, 4) == 4
+    ddp, fsdp = capsys.readouterr().err.splitlines()
+    assert ddp.startswith("threshold not met: ddp at 4 ranks: efficiency 92.5% [")
+    assert ddp.endswith("is below 93.0% (relative to 1 rank)")
+    assert "fsdp at 4 ranks" in fsdp
+
+
+def test_a_size_that_failed_does_not_pass(capsys) -> None:
+    partly(fails=4)
+    assert gate(0.1, 4) == 4
+    assert "ddp at 4 ranks: no efficiency: no run that is ok" in capsys.readouterr().err
+    assert gate(0.1, 2) == 3  # met, but a run is not ok
+
+
+def test_a_size_does_not_pass_against_itself(capsys) -> None:
+    """Where the smallest size failed, the next one is the baseline: of efficiency 1."""
+    partly(fails=1)
+    assert gate(0.1, 2) == 4
+    assert "no smaller size was measured" in capsys.readouterr().err
+    assert gate(0.1, 4) == 3
+
+
+def test_a_series_that_is_not_planned_there_is_named(capsys) -> None:
+    whole_study(strategies=("ddp",), gpus=(1, 2))
+    whole_study(strategies=("fsdp",), gpus=(1, 4))
+    assert gate(0.5, 4) == 4
+    assert "ddp: not planned at 4 ranks" in capsys.readouterr().err
+
+
+def test_a_strategy_of_one_rank_needs_no_larger_size(capsys) -> None:
+    whole_study(
+        strategies=("single", "ddp"), gpus=(1, 4), sweep={"lr": [0.1, 0.05]}, settings={"epochs": 1}
+    )
+    assert gate(0.5, 4) == 0
+    assert "not planned" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--at", "4"], "go together"),
+        (["--min-efficiency", "0.9"], "go together"),
+        (["--min-efficiency", "85", "--at", "2"], "at most 1, as 0.85"),
+        (["--min-efficiency", "x", "--at", "2"], "'x': must be a number above 0"),
+        (["--min-efficiency", "nan", "--at", "2"], "at most 1"),
+        (["--min-efficiency", "0.9", "--at", "0"], "1 or more"),
+        (["--min-efficiency", "0.9", "--at", "3"], r"no such size (it has: 1, 2)"),
+    ],
+)
+def test_wrong_usage_is_2(words: list[str], said: str, capsys) -> None:
+    whole_study(strategies=("ddp",), gpus=(1, 2))
+    assert code_of(collect_main, ["s", *words]) == 2
+    assert said in capsys.readouterr().err

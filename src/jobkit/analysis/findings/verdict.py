@@ -9,7 +9,6 @@ from jobkit.analysis.collect.results import Results
 from jobkit.analysis.findings.above_ideal import above_ideal
 from jobkit.analysis.findings.asked import fewest_nodes, size_to_request
 from jobkit.analysis.findings.breakdowns import causes
-from jobkit.analysis.findings.chance import by_chance
 from jobkit.analysis.findings.disturbed import shared_nodes
 from jobkit.analysis.findings.fastest import not_told_apart
 from jobkit.analysis.findings.forecast import SOURCES, Forecast
@@ -44,7 +43,7 @@ def verdict(
         own = [r for r in rows if _kind(r) == kind]
         said += _of_scaling(results, own, unit, least)
     said[1:1] = [*shared_nodes(results), *outlying(results)]
-    said += [*above_ideal(results.scaling, unit), *by_chance(results)]
+    said += above_ideal(results.scaling, unit)
     said += [line for f in forecasts for line in _beyond(f, unit)]
     said += [*learned(results, unit), *memory_needed(results, unit), *inferred_work(results)]
     said += [*uneven_steps(results, unit), *idle_gpus(results, unit), *energy(results, unit)]
