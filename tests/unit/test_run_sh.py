@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from jobkit.processes import pid_namespace
-from jobkit.requeue import MAX_RESTARTS, WARNING_S
+from jobkit.requeue import MAX_RESTARTS, WARNING_S, crashed
 from jobkit.spec.runspec import RunSpec
 from support.place import ROOT
 
@@ -474,3 +474,10 @@ def test_srun_binds_no_rank_away_from_its_peers(
     run("--run-dir", str(run.run_dir), PATH=path, SLURM_JOB_ID="7", **variables)
     words = (run.folder / "notes.srun").read_text()
     assert said in words and unsaid not in words
+
+
+def test_what_is_a_crash_is_the_same_here_and_in_a_study() -> None:
+    """Neither bad input, nor an early stop with a checkpoint, nor an end on request."""
+    (codes,) = re.findall(r"case \$code in ([\d |]+)\) return 1", RUN.read_text())
+    assert {int(code) for code in codes.split("|")} == {n for n in range(256) if not crashed(n)}
+    assert not crashed(75) and crashed(1) and crashed(137)

@@ -18,7 +18,13 @@ from jobkit.launch.request import LaunchRequest
 from jobkit.launch.site import Site
 from jobkit.launch.slurm import commands, submit
 from jobkit.launch.slurm.cluster import max_array_size
-from jobkit.launch.slurm.options import Submission, submission
+from jobkit.launch.slurm.options import (
+    Shape,
+    Submission,
+    output_file,
+    sbatch_options,
+    submission,
+)
 from jobkit.paths import read_json
 from jobkit.spec.plan import Study
 from support.place import ROOT
@@ -308,3 +314,14 @@ def test_a_look_that_takes_long_is_followed_by_a_long_pause(
     waited = SimpleNamespace(running=lambda: next(answers), states=dict)
     assert launcher.Launch.wait(waited) == {}
     assert slept == [7.5, pytest.approx(0.5)]
+
+
+def test_a_node_takes_no_more_ranks_than_it_has_gpus() -> None:
+    site = Site(name="here", gpus_per_node=4)
+    assert sbatch_options(Shape(2, 4), site, {}, "s")["gpus-per-node"] == "4"
+    with pytest.raises(UsageError, match=r"8 GPUs on a node: site 'here' has 4; .*--gpus 16"):
+        sbatch_options(Shape(2, 8), site, {}, "s")
+
+
+def test_slurm_replaces_nothing_in_the_path_of_a_log() -> None:
+    assert output_file(Path("/logs/100%j/train.log")) == "/logs/100%%j/train.log"

@@ -139,6 +139,20 @@ def test_a_job_is_asked_after_on_its_own_cluster(
     assert found.states["r"].status == status
 
 
+def test_slurms_answer_for_an_earlier_start_does_not_count(tmp_path: Path) -> None:
+    """The run is started again while Slurm is asked after its first job."""
+    paths = RunPaths(tmp_path / "single" / "job-17")
+    (paths.attempts / "0").mkdir(parents=True)
+    write_json(paths.job, {"launcher": "run.sh", "job_id": "17"})
+
+    def ask(_: object) -> dict[str, Job]:
+        write_json(paths.job, {"launcher": "run.sh", "job_id": "18"})
+        return {"17": Job(job_id="17", state="CANCELLED")}
+
+    found = join({"r": paths}, {}, ask)
+    assert found.states["r"].status == "running" and found.jobs == {}
+
+
 def test_the_name_of_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = "CliFilterPlugins        = (null)\nClusterName             = alps\nCommunicationP = x\n"
     monkeypatch.setattr(slurm_jobs, "_output", lambda _: shown)

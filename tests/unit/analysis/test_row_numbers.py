@@ -1,0 +1,66 @@
+"""Numbers of results.csv from records by hand: each from the right record, and of the right one."""
+
+from typing import Any
+
+import pytest
+
+from jobkit.analysis.collect.measured import speed_row
+from jobkit.analysis.collect.records import RunRecords
+from jobkit.analysis.collect.rows import result_row
+from jobkit.analysis.scaling.spread import outliers
+from jobkit.outcome.status import RunState
+
+
+def row(*records: tuple[str, dict[str, Any]], attempt: int = 0) -> dict[str, Any]:
+    """The columns of a run with these records; it had 1,000 samples per epoch."""
+    common = {"v": 1, "run_id": "r", "attempt": attempt, "rank": 0}
+    start = {"kind": "run_start", "train_samples": 1000, **common}
+    made = [start, *({"kind": kind, **common, **fields} for kind, fields in records)]
+    for seq, record in enumerate(made):
+        record |= {"seq": seq, "t": 100.0 + seq}
+    state = RunState(status="ok", attempts=attempt + 1)
+    return dict(result_row(None, state, RunRecords(records=made)))
+
+
+def epoch(number: int, rate: float, **fields: Any) -> tuple[str, dict[str, Any]]:
+    return "epoch", {"epoch": number, "images_per_s": rate, **fields}
+
+
+def test_the_time_of_an_epoch_is_by_the_median_the_fastest_and_the_slowest_rate() -> None:
+    found = row(epoch(0, 10.0), epoch(1, 100.0), epoch(2, 200.0), epoch(3, 125.0))
+    assert found["images_per_s"] == 125  # without the first, which has the warm-up
+    times = [found[f"time_per_epoch_{which}s"] for which in ("", "min_", "max_")]
+    assert times == [8, 5, 10]
+
+
+def test_losses_are_those_of_the_end_and_before_it_those_of_the_last_epoch() -> None:
+    last = epoch(1, 100.0, val_loss=0.5, val_accuracy=0.7)
+    ended = row(epoch(0, 1.0, val_accuracy=0.9), last, ("run_end", {"val_loss": 0.4}))
+    assert (ended["val_loss"], ended["val_accuracy"], ended["best_val_accuracy"]) == (0.4, 0.7, 0.9)
+    assert row(last)["val_loss"] == 0.5
+
+
+def test_the_breakdown_is_the_one_with_the_median_iteration_whole() -> None:
+    parts = [(5.0, 50.0), (1.0, 10.0), (3.0, 30.0)]
+    found = row(*(("breakdown", {"iteration_s": i, "compute_s": c}) for i, c in parts))
+    assert (found["breakdown_iteration_s"], found["breakdown_compute_s"]) == (3, 30)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "rate", "unit"), [("strong", 36.0, "runs/h"), ("weak", 144.0, "shares/h")]
+)
+def test_by_the_wall_time_a_weak_run_counts_for_each_rank(
+    scaling: str, rate: float, unit: str
+) -> None:
+    state = {"status": "ok", "wall_time_s": 100.0, "world_size": 4, "scaling": scaling}
+    found = speed_row(None, {}, state)
+    assert (found["throughput"], found["throughput_unit"]) == (rate, unit)
+    assert speed_row(None, {}, state | {"status": "failed"}) == {}
+
+
+def test_half_of_the_repeats_are_no_outliers() -> None:
+    """They are two kinds of nodes. The other sizes say how much sound runs differ."""
+    sound = [[100.0, 101, 102, 100], [200.0, 201, 199, 200]]
+    *_, half = outliers([*sound, [100.0, 100, 50, 50]])
+    *_, one = outliers([*sound, [100.0, 101, 100, 50]])
+    assert (half, one) == ([False] * 4, [False, False, False, True])
