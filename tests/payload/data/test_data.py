@@ -47,6 +47,14 @@ def test_the_order_changes_with_epoch_and_seed_only() -> None:
     assert len({tuple(order(e, s)) for e in range(3) for s in range(3)}) == 9
 
 
+def test_a_resumed_epoch_goes_on_after_the_samples_that_were_used() -> None:
+    def steps(position: int) -> list[list[int]]:
+        found = Batches(10, 4, 0, 1, 1, 5).epoch(2, position)
+        return [step.micro_batches[0].tolist() for step in found]
+
+    assert steps(4) == steps(0)[1:] and len(steps(8)) == 1
+
+
 def test_shares_are_even_and_whole() -> None:
     for count in (0, 1, 7, 100):
         for parts in (1, 2, 3, 7):
