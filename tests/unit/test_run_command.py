@@ -1,4 +1,4 @@
-"""run.sh with a command: what its ranks get, how it ends, and what it leaves; srun is a stub."""
+"""run.sh with a command: what its ranks get, where they run, how it ends; srun is a stub."""
 
 import json
 import signal
@@ -197,44 +197,103 @@ def test_the_end_on_request_is_no_failure_of_the_run(
     assert run_state(RunPaths(run.run_dir)).status == "cancelled"
 
 
-BAD = [
-    (["--epochs", "3", "--", "true"], "unknown option --epochs: after -- comes the command"),
-    (["--"], "-- needs a command after it"),
-    (["--launcher", "mpirun", "--", "true"], "must be srun, torchrun or once"),
-    (["--launcher", "once"], "are of a command, which comes after --"),
-    (["--work-per-step", "0x3", "--unit", "u", "--", "true"], "must be a number above 0"),
-    (["--work-per-step", "3", "--", "true"], "--work-per-step needs --unit"),
-    (["--warmup-steps", "-1", "--", "true"], "must be a whole number"),
-    (["--unit", "a\nb", "--", "true"], "--unit: has a control character"),
-    (["--comm", "--", "true"], "--comm measures instead of a command"),
+UNEVEN = {**JOB, "SLURM_NTASKS": "5", "SLURM_JOB_NUM_NODES": "2"}
+BAD: list[tuple[list[str], dict[str, str], str]] = [
+    (["--epochs", "3", "--", "true"], {}, "unknown option --epochs: after -- comes the command"),
+    (["--"], {}, "-- needs a command after it"),
+    (["--launcher", "mpirun", "--", "true"], {}, "must be srun, torchrun or once"),
+    (["--launcher", "once"], {}, "are of a command, which comes after --"),
+    (["--work-per-step", "0x3", "--unit", "u", "--", "true"], {}, "must be a number above 0"),
+    (["--work-per-step", "3", "--", "true"], {}, "--work-per-step needs --unit"),
+    (["--warmup-steps", "-1", "--", "true"], {}, "must be a whole number"),
+    (["--unit", "a\nb", "--", "true"], {}, "--unit: has a control character"),
+    (["--comm", "--", "true"], {}, "--comm measures instead of a command"),
+    (["--", "true"], UNEVEN, "5 tasks on 2 nodes: give --nodes and --ntasks-per-node"),
+    (["--", "true"], {"JOBKIT_ENERGY": "nvml,joules"}, f"name some of {', '.join(COUNTERS)}"),
+    (["--", "true"], {"JOBKIT_ENERGY": "none,rapl"}, "separated by commas, or none"),
 ]
 
 
-@pytest.mark.parametrize(("words", "said"), BAD, ids=[said for _, said in BAD])
-def test_wrong_use_is_one_line_and_2(run: Kit, words: list[str], said: str) -> None:
-    done = run(*words)
+@pytest.mark.parametrize(("words", "variables", "said"), BAD, ids=[said for *_, said in BAD])
+def test_wrong_use_is_one_line_and_2(
+    run: Kit, words: list[str], variables: dict[str, str], said: str
+) -> None:
+    done = run(*words, **variables)
     assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1
     assert not run.run_dir.exists()
 
 
-@pytest.mark.parametrize("given", ["joules", "nvml,", "nvml, rapl", "none,rapl", "rapl\nnvml"])
-def test_an_unknown_counter_of_energy_is_refused(run: Kit, given: str) -> None:
-    done = run("--", "true", JOBKIT_ENERGY=given)
-    assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert f"name some of {', '.join(COUNTERS)}, separated by commas" in done.stderr
-    assert not run.run_dir.exists()
-    for good in ("", "none", ",".join(COUNTERS), *COUNTERS):
-        assert run("--dry-run", "--", "true", JOBKIT_ENERGY=good).returncode == 0
-
-
-def test_ranks_that_the_nodes_cannot_share_evenly_are_refused(run: Kit) -> None:
-    odd = {**JOB, "SLURM_NTASKS": "5", "SLURM_JOB_NUM_NODES": "2"}
-    done = run("--", "true", **odd)
-    assert done.returncode == 2 and "5 tasks on 2 nodes: give --nodes and" in done.stderr
-    assert not run.run_dir.exists()
-
-
 def test_a_dry_run_shows_the_command_and_starts_nothing(run: Kit) -> None:
-    done = run("--dry-run", "--nproc-per-node=3", "--", "touch", "a b")
+    energy = ",".join(COUNTERS)
+    done = run("--dry-run", "--nproc-per-node=3", "--", "touch", "a b", JOBKIT_ENERGY=energy)
     assert (done.returncode, done.stdout) == (0, "srun, 3 rank(s) on 1 node(s): touch a\\ b\n")
     assert not run.run_dir.exists() and not (run.folder / "a b").exists()
+
+
+# The words before the image are its own; what follows runs inside, without a jobkit there.
+APPTAINER = """#!/bin/sh
+echo "apptainer $*" | head -1 >> "$NOTES"
+while [ "$1" != image.sif ]; do shift; done
+shift
+exec "$@"
+"""
+PLACE = ["bash", "-c", 'echo "rank $RANK of $WORLD_SIZE: $1"', "-", "a b"]
+
+
+def site(run: Kit, text: str) -> list[str]:
+    (run.folder / "own.toml").write_text(text)
+    return ["--site", str(run.folder / "own.toml")]
+
+
+def test_the_ranks_are_inside_the_container(run: Kit) -> None:
+    (run.folder / "apptainer").write_text(APPTAINER)
+    (run.folder / "apptainer").chmod(0o755)
+    own = 'container = "apptainer"\nimage = "image.sif"\nmounts = ["/data:/data"]\n'
+    done = run(*site(run, own), "--", *PLACE, **JOB)
+    assert done.returncode == 0, done.stderr
+    said = [line for line in done.stdout.splitlines() if line.startswith("rank")]
+    assert sorted(said) == ["rank 0 of 2: a b", "rank 1 of 2: a b"]
+    assert run.notes.read_text().count("apptainer exec --nv --bind /data:/data image.sif bash") == 2
+    assert run.outcome()["status"] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("text", "option"),
+    [
+        ('container = "pyxis"\nimage = "a/b:1"', "--container-image=a/b:1"),
+        ('container = "edf"\nimage = "own"', "--environment=own"),
+    ],
+)
+def test_srun_starts_the_container(run: Kit, text: str, option: str) -> None:
+    done = run(*site(run, text), "--", *PLACE, **JOB)
+    assert done.returncode == 0 and done.stdout.count("of 2: a b") == 2, done.stderr
+    assert option in run.notes.read_text().splitlines()
+
+
+def checked(run: Kit, code: int) -> dict[str, str]:
+    """A Python that notes what it is asked for, and says how the preflight ended."""
+    stub = run.folder / "checking"
+    stub.write_text(f'#!/bin/sh\necho "python $*" >> "$NOTES"\nexit {code}\n')
+    stub.chmod(0o755)
+    return {**JOB, "JOBKIT_PYTHON": str(stub)}
+
+
+def test_a_preflight_asks_for_no_data_of_the_training_and_then_the_command_runs(run: Kit) -> None:
+    done = run("--preflight", "--", *PLACE, **checked(run, 0))
+    assert done.returncode == 0 and done.stdout.count("of 2: a b") == 2, done.stderr
+    (asked, *more) = [x for x in run.notes.read_text().splitlines() if x.startswith("python")]
+    assert not more and asked.endswith("-- --dataset synthetic")
+    assert "-m jobkit.checks.preflight.cli" in asked
+
+
+def test_a_preflight_that_fails_starts_no_command(run: Kit) -> None:
+    done = run("--preflight", "--", *PLACE, **checked(run, 5))
+    assert done.returncode == 5 and "of 2: a b" not in done.stdout
+    assert "preflight failed: nothing was trained" in done.stderr
+
+
+def test_a_dry_run_with_a_preflight_only_checks(run: Kit) -> None:
+    done = run("--preflight", "--dry-run", "--", *PLACE, **checked(run, 0))
+    assert done.returncode == 0 and "of 2: a b" not in done.stdout, done.stderr
+    assert "jobkit.checks.preflight.cli" in run.notes.read_text()
+    assert not run.run_dir.exists()

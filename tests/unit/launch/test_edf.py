@@ -5,13 +5,10 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
 from jobkit.errors import Exit
 from jobkit.launch.edf.check import check
 from jobkit.launch.edf.cli import main
-from jobkit.launch.edf.rules import TYPES
 from support.place import ROOT
 
 IMAGE = 'image = "a:1"\n'
@@ -45,9 +42,7 @@ def found(text: str, folder: Path, here: bool = True, **more: str) -> list[tuple
 # Text; key and message of its only error.
 ERRORS = [
     (IMAGE + 'mount = ["/s:/s"]', "mount", "unknown key; did you mean 'mounts'?"),
-    (IMAGE + '[envs]\nA = "1"', "envs", "unknown key; did you mean 'env'?"),
     (IMAGE + "entrypoint = 0", "entrypoint", "must be true or false (without quotes)"),
-    (IMAGE + 'writable = "true"', "writable", "must be true or false (without quotes)"),
     ('image = ["a:1"]', "image", "must be a string"),
     (IMAGE + 'mounts = "./s:/s"', "mounts", "must be an array of strings"),
     (IMAGE + 'mounts = ["./s:/s", 3]', "mounts[1]", "must be a string"),
@@ -58,7 +53,6 @@ ERRORS = [
     ('image = "images/torch.sqsh"', "image", "write ./images/torch.sqsh"),
     (IMAGE + 'workdir = "./here"', "workdir", "'./here' is relative: write an absolute path"),
     (IMAGE + 'mounts = ["./s"]', "mounts[0]", "'./s' is not SOURCE:DESTINATION"),
-    (IMAGE + 'mounts = ["./s:"]', "mounts[0]", "'./s:' is not SOURCE:DESTINATION"),
     (IMAGE + 'mounts = ["./s:/s:ro:rw"]', "mounts[0]", "is not SOURCE:DESTINATION"),
     (IMAGE + 'mounts = ["./s:/s", "/no:/d"]', "mounts[1]", "source /no does not exist"),
     (IMAGE + 'mounts = ["s:/s"]', "mounts[0]", "source 's' is no path: write /s or ./s"),
@@ -68,14 +62,11 @@ ERRORS = [
     (IMAGE + 'workdir = "$HOME/x"', "workdir", "'$HOME' is not expanded: write ${HOME}"),
     (IMAGE + 'workdir = "/a${x"', "workdir", "'$' is not expanded: write ${VAR} or"),
     (ENV + "DEBUG = true", "env.DEBUG", "must be a string, within quotes"),
-    (ENV + "OMP_NUM_THREADS = 8", "env.OMP_NUM_THREADS", "must be a string, within quotes"),
     (ENV + 'B.C = "x"', "env.B", "must be a string, within quotes"),
     (ENV + '"A-B" = "x"', "env.A-B", "is no name of a variable"),
     (ENV + 'B = "${A}/y"', "env.B", "${A} is not defined"),
     (ENV + 'mounts = ["./s:/s"]', "env.mounts", "is read as part of [env]"),
-    (ENV + "writable = false", "env.writable", "is read as part of [env]"),
     (ENV + 'RANK = "0"', "env.RANK", "would be the same for every rank"),
-    (ENV + 'MASTER_ADDR = "n1"', "env.MASTER_ADDR", "would be the same for every rank"),
     (ENV + 'SLURM_PROCID = "0"', "env.SLURM_PROCID", "would be the same for every rank"),
     (ENV + 'PYTHONPATH = "/mine"', "env.PYTHONPATH", "hides run.sh's"),
     (NOTES + f"{CXI} = true", f"annotations.{CXI}", "must be a string, within quotes"),
@@ -115,26 +106,27 @@ def test_a_mistake_is_found_at_its_key(
 
 
 @pytest.mark.parametrize(
-    ("text", "where"),
+    "text",
     [
-        (IMAGE + "workdir = /tmp\n", "line 2"),
-        (IMAGE + IMAGE, "line 2"),
-        ('mounts = [\n"/s:/s"\nwritable = true\n', "line 3"),
-        ("a = " + "[" * 5000, ""),
-        ("a = " + "9" * 5000, ""),
+        *(IMAGE + "workdir = /tmp\n", IMAGE + IMAGE, "a = " + "[" * 5000, "a = " + "9" * 5000),
+        '[env]\nA = "\0"',
     ],
 )
-def test_invalid_toml_is_one_finding(text: str, where: str, folder: Path) -> None:
+def test_invalid_toml_is_one_finding(text: str, folder: Path) -> None:
     [(severity, key, message)] = found(text, folder)
-    assert (severity, key) == ("error", "")
-    assert message.startswith("not valid TOML: ") and where in message
+    assert (severity, key) == ("error", "") and message.startswith("not valid TOML: ")
 
 
-def test_all_mistakes_of_a_file_are_found(folder: Path) -> None:
-    text = IMAGE + 'mounts = ["./s:/s", "./t"]\nworkdir = "w"\n[env]\nN = 4\n'
-    text += f'[annotations]\n{CXI} = "on"\n'
-    keys = ["workdir", "mounts[1]", "env.N", f"annotations.{CXI}"]
-    assert [key for _, key, _ in found(text, folder)] == keys
+def test_odd_values_end_no_check(folder: Path) -> None:
+    for text in (
+        'image = "./\\u0000"\nmounts = ["./\\u0000:/a:sqsh"]\nbase_environment = "\\u0000"',
+        f'mounts = ["/{"a" * 5000}:/a:sqsh"]\nbase_environment = "./{"a" * 5000}"',
+        "env = {A = 0x" + "f" * 9000 + "}\nannotations = 0x" + "f" * 9000,
+        "[annotations.com.hooks.cxi.enabled.x]\n[[mounts]]\n[[env]]\n",
+        "[env]\nA = nan\nB = -inf\nC = 1979-05-27\nD = 07:00:00\n",
+        "base_environment = [[]]\nmounts = [{}]\nannotations = {a = []}",
+    ):
+        assert [each for each in found(text, folder) if each[0] == "error"], text
 
 
 GOOD = """\
@@ -173,14 +165,6 @@ def test_a_tag_without_a_digest_is_noted(image: str, noted: bool, folder: Path) 
     text = f'image = "{image}"\n'
     said = [f.message for f in check(text, folder, environ(folder)) if f.severity == "note"]
     assert [line[:22] for line in said] == ["a tag can be moved to "] * noted
-
-
-def test_every_key_of_the_repository_file_is_explained() -> None:
-    before = ""
-    for line in (ROOT / "edf.toml").read_text().splitlines():
-        if "=" in line and not line.startswith("#"):
-            assert before.startswith(("#", "com.hooks.")), line
-        before = line
 
 
 def test_on_another_machine_paths_are_not_checked(folder: Path) -> None:
@@ -228,58 +212,12 @@ def test_what_a_base_environment_may_hold_is_not_missed(folder: Path) -> None:
     assert found(text, folder) == []
 
 
-WORDS = """image mounts env annotations com.hooks.cxi.enabled base_environment devices [env] [[env]]
-${A} $ ./ = [ ] { } , " ' : / \\ \\u0000 # . 1 0xFF true inf 1979-05-27 a"""
-PIECES = st.sampled_from([*WORDS.split(), '"""', "\n", "\r", "\0", " "])
-STRINGS = st.one_of(st.text(st.characters(min_codepoint=32, max_codepoint=126)), PIECES)
-LEAVES = st.one_of(STRINGS, st.booleans(), st.integers(), st.floats(allow_nan=False))
-VALUES = st.recursive(LEAVES, lambda v: st.lists(v) | st.dictionaries(STRINGS, v), max_leaves=6)
-NAMES = st.sampled_from([*TYPES, "com", "x y"])
-
-
-def as_toml(value: object) -> str:
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{json.dumps(k)} = {as_toml(v)}" for k, v in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + "".join(f"\n  {as_toml(v)}," for v in value) + "]"
-    return str(value) if isinstance(value, float) else json.dumps(value)
-
-
-@settings(deadline=None)  # a busy machine is no failure
-@given(st.dictionaries(NAMES, VALUES))
-def test_no_value_stops_the_check(data: dict[str, object]) -> None:
-    text = "".join(f"{json.dumps(name)} = {as_toml(value)}\n" for name, value in data.items())
-    assert tomllib.loads(text) == data
-    unknown = [key for _, key, words in found(text, Path("/nowhere")) if "unknown key" in words]
-    assert unknown == [name for name in data if name not in TYPES]
-
-
-@settings(deadline=None)  # a busy machine is no failure
-@given(st.one_of(st.text(), st.lists(PIECES).map("".join)))
-@example('image = "./\\u0000"\nmounts = ["./\\u0000:/a:sqsh"]\nbase_environment = "\\u0000"')
-@example(f'mounts = ["/{"a" * 5000}:/a:sqsh"]\nbase_environment = "./{"a" * 5000}"')
-@example("image = " + "[" * 200 + "]" * 200)
-@example("env = {A = 0x" + "f" * 9000 + "}\nannotations = 0x" + "f" * 9000)
-@example("[annotations.com.hooks.cxi.enabled.x]\n[[mounts]]\n[[env]]\n")
-@example("[env]\nA = nan\nB = -inf\nC = 1979-05-27\nD = 07:00:00\n")
-@example("base_environment = [[]]\nmounts = [{}]\nannotations = {a = []}")
-def test_no_text_stops_the_check(text: str) -> None:
-    for finding in check(text, Path("/nowhere"), {"HOME": "/nowhere"}):
-        assert finding.severity in ("error", "warning", "note")
-
-
 @pytest.fixture
 def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(folder)
     for name, value in environ(folder).items():
         monkeypatch.setenv(name, value)
     return folder
-
-
-def test_command_without_a_finding(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (here / "good.toml").write_text(GOOD)
-    assert main(["good.toml"]) == Exit.OK
-    assert capsys.readouterr().out == "files: 1, errors: 0, warnings: 0\n"
 
 
 def test_command_with_findings(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -319,18 +257,3 @@ def test_command_as_json(here: Path, capsys: pytest.CaptureFixture[str]) -> None
         "message": "is no text in UTF-8",
     }
     assert [(row["file"], row["key"]) for row in rows[1:]] == [("w.toml", "image")]
-
-
-def test_command_help_and_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main(["--help"])
-    assert stop.value.code == 0
-    assert "python -m jobkit check-edf edf.toml" in capsys.readouterr().out
-    with pytest.raises(SystemExit) as stop:
-        main([])
-    assert stop.value.code == 2
-
-
-def test_command_on_the_repository_file(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PWD", str(here))
-    assert main([str(ROOT / "edf.toml")]) == Exit.OK

@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -16,8 +17,9 @@ from jobkit.outcome import slurm_jobs
 from jobkit.outcome.facts import read_job
 from jobkit.outcome.liveness import process_start
 from jobkit.outcome.status import BAD_ENDS, STATUSES, RunState
-from jobkit.paths import RunPaths, write_json
+from jobkit.paths import RunPaths, read_json, write_json
 from jobkit.spec.plan import Plan, Study
+from support.fake_study import FakeRun, make_plan
 
 
 @pytest.fixture
@@ -109,13 +111,6 @@ def test_a_reason_with_brackets_is_shown_as_it_is(plan: Plan, capsys) -> None:
     assert "[/data/x]" in capsys.readouterr().out.replace("\n", "")
 
 
-def test_json_has_a_row_for_every_run(plan: Plan, capsys) -> None:
-    assert watch.main(["two", "--json"]) == 0
-    shown = json.loads(capsys.readouterr().out)
-    assert [row["run_id"] for row in shown["runs"]] == list(plan.runs)
-    assert shown["counts"] == {"missing": 2}
-
-
 @pytest.mark.parametrize("words", [["nix"], ["two", "--interval", "0"]])
 def test_wrong_usage_is_one_line(plan: Plan, words: list[str], capsys) -> None:
     try:
@@ -139,3 +134,34 @@ def test_of_many_runs_those_that_failed_are_listed(
     first, second_id = plan.runs
     assert second_id in said
     assert first not in said
+
+
+def test_a_pipe_gets_the_table_whenever_a_run_changed(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = make_plan("s", strategies=("ddp",), gpus=(1,))
+    (run_id,) = plan.runs
+    run = FakeRun(plan.paths.folder, run_id, plan.runs[run_id]).begin().train(0).flush()
+    pid = os.getpid()
+    job = {"v": 1, "launcher": "local", "job_id": None, "pid": pid, "first_attempt": 0}
+    job |= {"pid_start": process_start(pid), "host": socket.gethostname(), "ended": None}
+    write_json(run.paths.job, job | {"started": time.time(), "exit_code": None})
+    said: list[str] = []
+
+    def pause(_: float) -> None:
+        """One epoch more at the second look, and its end at the third."""
+        said.append(capsys.readouterr().out)
+        if len(said) == 2:
+            run.train(1).flush()
+        if len(said) == 3:
+            run.train(2).end()
+            ended = {"ended": time.time(), "exit_code": 0}
+            write_json(run.paths.job, {**(read_json(run.paths.job) or {}), **ended})
+
+    monkeypatch.setattr(watch, "time", SimpleNamespace(sleep=pause))
+    assert watch.main(["s", "--watch"]) == 0
+    first, unchanged, second, last = *said, capsys.readouterr().out
+    assert first.startswith("s: 1 run: 1 running") and " 1/3 " in first and first.endswith("\n")
+    assert unchanged == ""
+    assert " 2/3 " in second
+    assert last.startswith("s: 1 run: 1 ok") and last.endswith("\n")

@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from jobkit.launch.cancel_single import cancel_single
-from jobkit.paths import RunPaths, write_json
+from jobkit.errors import UsageError
+from jobkit.launch.local import link
 from support.place import ROOT
 
 # Each test has an address of its own, so that no other program has its port.
@@ -111,51 +112,35 @@ def test_a_node_that_fails_ends_all_and_all_start_again(machines: Machines) -> N
     assert "node 1: exit code 3: ending all nodes" in err
 
 
-@pytest.mark.parametrize(("node", "signum", "code"), [(1, "TERM", 143), (0, "INT", 130)])
-def test_the_end_of_one_node_is_that_of_all(
-    machines: Machines, node: int, signum: str, code: int
+@pytest.mark.parametrize(
+    ("node", "signum", "waits", "code", "pod"),
+    [
+        (1, "TERM", WAITS, 143, ""),
+        (0, "INT", WAITS, 130, ""),
+        (0, "USR2", WAITS, 75, ""),
+        (0, "TERM", WAITS.replace("exit 0' TERM", "exit 75' TERM"), 75, "1"),
+    ],
+)
+def test_a_signal_to_one_node_is_one_to_all(
+    machines: Machines,
+    monkeypatch: pytest.MonkeyPatch,
+    node: int,
+    signum: str,
+    waits: str,
+    code: int,
+    pod: str,
 ) -> None:
-    machines.start_both("--", "bash", "-c", WAITS)
+    monkeypatch.setenv("JOBKIT_POD", pod)
+    machines.start_both("--", "bash", "-c", waits)
     machines.until_ready()
     machines.nodes[1 - node].send_signal(signal.Signals[f"SIG{signum}"])
     codes, _, err = machines.ends()
     assert codes == [code, code], err
-    assert {p.name for p in machines.run_dir().glob("saved-*")} == {f"saved-{r}" for r in range(4)}
-
-
-def test_the_end_of_a_pod_that_saved_is_75_in_all(
-    machines: Machines, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("JOBKIT_POD", "1")
-    machines.start_both("--", "bash", "-c", WAITS.replace("exit 0' TERM", "exit 75' TERM"))
-    machines.until_ready()
-    machines.nodes[0].send_signal(signal.SIGTERM)
-    codes, _, err = machines.ends()
-    assert codes == [75, 75], err
-    assert machines.outcome()["status"] == "preempted"
-
-
-def test_cancel_of_a_resumed_run_ends_it_on_all_nodes(machines: Machines) -> None:
-    """And not one node's start, after which all would be started again."""
-    folder = machines.folder / "single" / "given"
-    folder.mkdir(parents=True)
-    write_json(folder / "job.json", {"v": 1, "launcher": "run.sh", "pid": 1, "host": "before"})
-    again = ("--run-dir", str(folder), "--max-restarts", "2")
-    machines.start_both(*again, "--", "bash", "-c", WAITS)
-    machines.until_ready()
-    assert "it was ended" in cancel_single(folder)
-    codes, _, err = machines.ends()
-    assert codes == [143, 143] and "starting the run again" not in err, err
-    assert RunPaths(folder).attempt_numbers() == [0]
-
-
-def test_a_warning_to_one_node_is_one_to_all(machines: Machines) -> None:
-    machines.start_both("--", "bash", "-c", WAITS)
-    machines.until_ready()
-    machines.nodes[0].send_signal(signal.SIGUSR2)
-    codes, _, err = machines.ends()
-    assert codes == [75, 75], err
-    assert machines.outcome()["status"] == "preempted"
+    if code == 75:
+        assert machines.outcome()["status"] == "preempted"
+    else:
+        saved = {path.name for path in machines.run_dir().glob("saved-*")}
+        assert saved == {f"saved-{rank}" for rank in range(4)}
 
 
 def test_a_node_that_is_lost_ends_the_other(machines: Machines) -> None:
@@ -205,11 +190,9 @@ def test_a_node_that_does_not_come_is_one_line(machines: Machines) -> None:
         (["--nnodes", "2"], "needs --node-rank"),
         (["--nnodes", "2", "--node-rank", "0"], "--master-addr ''"),
         (["--node-rank", "1"], "need --nnodes"),
-        (["--nnodes", "0", "--node-rank", "0"], "--nnodes 0: must be"),
         (["--nnodes", "2", "--node-rank", "2", "--master-addr", "h"], "below --nnodes"),
         (["--nnodes", "2", "--node-rank", "0", "--master-addr", "a b"], "--master-addr 'a b'"),
         (["--nnodes", "2", "--node-rank", "0", "--master-addr", "192.0.2.1"], "not an address"),
-        (["--nnodes=2", "--node-rank=0", "--master-addr=h", "--master-port=0"], "--master-port 0"),
         (["--nnodes=2", "--node-rank=0", "--master-addr=h", "--launcher=once"], "--launcher once"),
         (["--shutdown-timeout", "x"], "--shutdown-timeout x: must be"),
     ],
@@ -221,3 +204,29 @@ def test_bad_values_are_one_line_and_2(tmp_path: Path, words: list[str], said: s
     done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 2 and said in done.stderr, done.stderr
     assert done.stderr.count("\n") == 1 and not list(tmp_path.iterdir())
+
+
+def _join(port: int, node: int) -> socket.socket:
+    made = socket.create_connection(("127.0.0.1", port))
+    made.sendall(json.dumps({"node": node, "nodes": 3, "ranks": 1}).encode() + b"\n")
+    return made
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_a_node_rank_is_given_once_and_may_be_started_again(twice: bool) -> None:
+    own = {"node": 0, "nodes": 3, "ranks": 1}
+    with link.listen("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+        if twice:
+            others = [_join(port, 1), _join(port, 1)]
+            with pytest.raises(UsageError, match="given twice"):
+                link.meet(listener, own, time.monotonic() + 300, lambda: False)
+            joined = {}
+        else:
+            _join(port, 1).close()
+            others = [_join(port, 1), _join(port, 2)]
+            joined = link.meet(listener, own, time.monotonic() + 300, lambda: False)
+            names = {n: other.getsockname() for n, other in enumerate(others, 1)}
+            assert {n: each.socket.getpeername() for n, each in joined.items()} == names
+    for each in (*others, *joined.values()):
+        each.close()
