@@ -257,19 +257,6 @@ def test_the_ranks_are_inside_the_container(run: Kit) -> None:
     assert run.outcome()["status"] == "ok"
 
 
-@pytest.mark.parametrize(
-    ("text", "option"),
-    [
-        ('container = "pyxis"\nimage = "a/b:1"', "--container-image=a/b:1"),
-        ('container = "edf"\nimage = "own"', "--environment=own"),
-    ],
-)
-def test_srun_starts_the_container(run: Kit, text: str, option: str) -> None:
-    done = run(*site(run, text), "--", *PLACE, **JOB)
-    assert done.returncode == 0 and done.stdout.count("of 2: a b") == 2, done.stderr
-    assert option in run.notes.read_text().splitlines()
-
-
 def checked(run: Kit, code: int) -> dict[str, str]:
     """A Python that notes what it is asked for, and says how the preflight ended."""
     stub = run.folder / "checking"
