@@ -2,7 +2,6 @@
 
 import csv
 import json
-import os
 import re
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from jobkit.launch.states import states
 from jobkit.outcome.status import RunState
 from jobkit.spec.plan import Plan
 from support.place import ROOT
-from support.training_programs import LEAVES, METERED, PRINTS
+from support.training_programs import LEAVES, PRINTS
 
 PROGRAM = """
 import json, os, pathlib, sys, time
@@ -265,25 +264,3 @@ def test_a_program_of_torch_is_measured_without_a_change(tmp_path: Path) -> None
     assert "Weak scaling: the fastest is train on" in report and "samples per second" in report
     assert "images" not in report.replace("data:image", "")
     assert (folder / "figures" / "throughput.png").stat().st_size > 5000
-
-
-@pytest.mark.long
-def test_a_program_with_the_meter_comes_to_the_tables_of_plot_results_sh(
-    logs: Path, tmp_path: Path
-) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(METERED)
-    done = bench("--name", "m", "--gpus", "1", "2", "--", sys.executable, str(script))
-    assert done.returncode == 0, done.stdout + done.stderr
-    plot = {**os.environ, "JOBKIT_PYTHON": sys.executable}
-    argv = [str(ROOT / "plot_results.sh"), str(logs / "m")]
-    done = subprocess.run(argv, env=plot, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    table = rows(logs / "m" / "scaling.csv")
-    assert [(row["world_size"], row["time_of"]) for row in table] == [
-        ("1", "epoch"),
-        ("2", "epoch"),
-    ]
-    # 320 samples in batches of 4 on each rank: 80 steps of one rank, 40 of two.
-    steps = [float(row["time_s"]) / float(row["step_time_s"]) for row in table]
-    assert steps == pytest.approx([80, 40])

@@ -4,9 +4,6 @@ import io
 import json
 import os
 import re
-import signal
-import subprocess
-import time
 import uuid
 from pathlib import Path
 
@@ -14,8 +11,7 @@ import pytest
 
 from jobkit.metric.line import COMMON, KINDS
 from jobkit.metric.reader import scan
-from jobkit.paths import RunPaths
-from support.rigs import RUN_SH, SMALL, Result, Start, alive_with, environment, none_left
+from support.rigs import SMALL, Result, Start, alive_with, none_left
 
 TINY = [*SMALL, "--epochs", "2", "--global-batch-size", "128"]
 
@@ -176,69 +172,3 @@ def test_success_is_not_spoilt_by_the_end_of_the_process(launch: Start, own_mode
     assert "ChildFailedError" not in done.out
     assert "warning" not in done.out
     assert done.record("run_end")["status"] == "ok"
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("number", "code", "ranks"), [(signal.SIGTERM, 143, "2"), (signal.SIGINT, 130, "1")]
-)
-def test_a_signal_ends_every_process(
-    data_dir: Path, tmp_path: Path, number: signal.Signals, code: int, ranks: str
-) -> None:
-    mark, run = uuid.uuid4().hex, RunPaths(tmp_path / "run")
-    words = ["--nproc-per-node", ranks, *SMALL, "--epochs", "100000", "--data-dir", str(data_dir)]
-    with (
-        (tmp_path / "log").open("wb") as log,
-        subprocess.Popen(
-            [*RUN_SH, *words, "--run-dir", str(run.folder)],
-            env=environment(JOBKIT_TEST_MARK=mark),
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        ) as process,
-    ):
-        end = time.monotonic() + 300
-        while b'"kind":"epoch"' not in (tmp_path / "log").read_bytes():
-            assert time.monotonic() < end, (tmp_path / "log").read_text()
-            time.sleep(0.1)
-        process.send_signal(number)
-        assert process.wait(400) == code
-    assert none_left(mark), alive_with(mark)
-    result = Result([code], (tmp_path / "log").read_text(), run)
-    assert result.records("epoch")
-    assert not [r for r in result.records("run_end") if r["status"] == "ok"]
-
-
-@pytest.mark.long
-def test_a_signal_in_the_first_moment_is_not_lost(tmp_path: Path) -> None:
-    """Before the launcher has its handlers; a background command ignores INT by then."""
-    mark = uuid.uuid4().hex
-    with subprocess.Popen(
-        [*RUN_SH, *SMALL, "--epochs", "100000", "--run-dir", str(tmp_path / "run")],
-        env=environment(JOBKIT_TEST_MARK=mark),
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline().startswith("[jobkit] start")
-        time.sleep(0.3)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(200) == 130
-    assert none_left(mark), alive_with(mark)
-
-
-@pytest.mark.long
-def test_bad_input_that_only_the_ranks_see_is_one_line(images: Path, tmp_path: Path) -> None:
-    broken = images / "train" / "cat" / "0003.png"
-    broken.write_bytes(b"no image")
-    logs = tmp_path / "logs"
-    done = subprocess.run(
-        [*RUN_SH, "--nproc-per-node", "2", "--dataset", f"folder:{images}"],
-        env=environment(JOBKIT_LOGS=str(logs), JOBKIT_DATA_DIR=str(tmp_path / "data")),
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 2
-    assert done.stderr == f"jobkit: error: {broken}: not a readable image\n"
-    assert "Traceback" not in done.stdout
-    assert list((logs / "single").iterdir()) == []
-    assert not list((tmp_path / "data").rglob("*_images"))

@@ -13,9 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from jobkit.errors import UsageError
 from jobkit.launch.command import Order
-from jobkit.permissions import own_folder
 from jobkit.spec.plan import Plan
 from support.fake_study import logs, make_plan
 
@@ -98,13 +96,3 @@ def test_runs_at_work_at_a_time_see_gpus_of_their_own(
     monkeypatch.setitem(ENDINGS, "both", f"touch {tmp_path}/gpu$CUDA_VISIBLE_DEVICES; {both}")
     drive(tmp_path, plan, "both", dict(os.environ), at_once=2)
     assert sorted(path.name for path in tmp_path.glob("gpu*")) == ["gpu0", "gpu1"]
-
-
-def test_the_folder_of_pickles_is_closed_and_ones_own(tmp_path: Path) -> None:
-    open_one = tmp_path / "open"
-    open_one.mkdir(mode=0o755)
-    assert stat.S_IMODE(own_folder(open_one).stat().st_mode) == 0o700
-    link = tmp_path / "link"
-    link.symlink_to(open_one)
-    with pytest.raises(UsageError, match="a link: remove it"):
-        own_folder(link)

@@ -1,6 +1,5 @@
 """A run that outlived its launcher is not timed beside another one."""
 
-import os
 import signal
 import socket
 import subprocess
@@ -66,13 +65,6 @@ def test_others_are_none(
     tmp_path: Path, process: "subprocess.Popen[bytes]", more: dict[str, Any]
 ) -> None:
     orphans.refuse(written(tmp_path, job_of(process.pid, **more)))
-
-
-def test_another_users_process_is_never_named(
-    tmp_path: Path, process: "subprocess.Popen[bytes]", monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    orphans.refuse(written(tmp_path, job_of(process.pid)))
 
 
 def test_the_study_called_again_is_refused_and_starts_nothing(

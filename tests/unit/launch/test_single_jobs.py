@@ -81,12 +81,6 @@ def test_logs_that_exist_already_are_no_runs(
     assert plan.paths.folder.name in capsys.readouterr().out
 
 
-def test_collect_makes_their_tables(single: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert collect_main(["single"]) == 0
-    assert (single / "results.csv").exists() and (single / "epochs.csv").exists()
-    assert "1 of 1 runs ok" in capsys.readouterr().out
-
-
 def test_a_folder_in_which_no_job_can_be_read_is_one_line(
     single: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
