@@ -70,61 +70,44 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-@pytest.mark.parametrize("main", [collect_main, plot_main])
-def test_bad_input_is_one_line_and_nothing_is_written(main, case, capsys, tmp_path) -> None:
+def test_bad_input_is_one_line_and_nothing_is_written(case, capsys, tmp_path) -> None:
     prepare, words, expected = BAD[case]
     prepare()
     before = files(tmp_path)
-    assert code_of(main, words) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert re.match(r"(jobkit|\w+_results\.py): error: ", said.err)
-    assert said.err.count("\n") == 1
-    assert re.search(expected, said.err)
+    for main in (collect_main, plot_main):
+        assert code_of(main, words) == 2
+        said = capsys.readouterr()
+        assert said.out == "" and said.err.count("\n") == 1
+        assert re.match(r"(jobkit|\w+_results\.py): error: ", said.err)
+        assert re.search(expected, said.err)
     assert files(tmp_path) == before
 
 
-def test_figures_that_cannot_be_written_are_one_line(capsys) -> None:
+@pytest.mark.parametrize("name", ["figures", "report.html"])
+def test_what_cannot_be_written_is_one_line(name: str, capsys, monkeypatch) -> None:
+    monkeypatch.setattr("jobkit.analysis.figures.draw.FIGURES", ())
     whole_study("demo", strategies=("ddp",), gpus=(1,))
-    (logs() / "demo" / "figures").write_text("in the way")
+    in_the_way = logs() / "demo" / name
+    in_the_way.write_text("") if name == "figures" else in_the_way.mkdir()
     assert plot_main(["demo"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_collect_says_what_it_wrote_and_what_comes_next(capsys) -> None:
-    whole_study("demo", strategies=("ddp",), gpus=(1,))
-    assert collect_main(["demo"]) == 0
-    said = capsys.readouterr().out
-    assert "wrote logs/demo/results.csv (1 run)" in said
-    assert "wrote logs/demo/epochs.csv (3 epochs)" in said
-    assert "wrote logs/demo/scaling.csv (1 size)" in said
-    assert said.rstrip().endswith("next: python plot_results.py logs/demo")
-
-
-@pytest.mark.parametrize("given", ["demo", "logs/demo", "logs/demo/", "./logs/demo"])
-def test_a_study_by_name_or_by_path(given: str) -> None:
-    whole_study("demo", strategies=("ddp",), gpus=(1,))
-    assert collect_main([given]) == 0
-    assert (logs() / "demo" / "results.csv").exists()
-
-
-def test_the_newest_study_is_the_default(capsys) -> None:
+def test_a_study_by_name_by_path_or_the_newest(capsys) -> None:
     for age, name in ((100, "older"), (50, "newer"), (200, "oldest")):
         plan = whole_study(name, strategies=("ddp",), gpus=(1,))
         stamp = 1_700_000_000 - age
         os.utime(plan.paths.plan, (stamp, stamp))
-    assert collect_main([]) == 0
-    assert capsys.readouterr().out.startswith("newer: 1 of 1 runs ok")
+    for words, name in (([], "newer"), (["older"], "older"), (["logs/oldest/"], "oldest")):
+        assert collect_main(words) == 0
+        said = capsys.readouterr().out
+        assert said.startswith(f"{name}: 1 of 1 runs ok")
+        for table, count in (("results", "1 run"), ("epochs", "3 epochs"), ("scaling", "1 size")):
+            assert f"wrote logs/{name}/{table}.csv ({count})" in said
+        assert said.rstrip().endswith(f"next: python plot_results.py logs/{name}")
 
 
-def test_incomplete_is_3_and_still_collected(capsys) -> None:
-    half_study()
-    assert collect_main(["half"]) == 3
-    assert "missing" in capsys.readouterr().out
-    assert (logs() / "half" / "results.csv").exists()
-
-
-def test_json_is_all_that_stands_on_the_output(capsys) -> None:
+def test_incomplete_is_3_and_json_is_all_that_stands_on_the_output(capsys) -> None:
     half_study()
     log = next((logs() / "half").glob("*/train.log"))
     log.write_text(log.read_text() + "[METRIC] {torn\n")
@@ -132,57 +115,41 @@ def test_json_is_all_that_stands_on_the_output(capsys) -> None:
     said = capsys.readouterr()
     assert json.loads(said.out)["runs_ok"] == 1
     assert "1 [METRIC] line rejected" in said.err
+    assert (logs() / "half" / "results.csv").exists()
 
 
 def test_plot_without_a_finished_epoch_draws_nothing(capsys) -> None:
     make_plan("empty", strategies=("ddp",), gpus=(1, 2))
     assert plot_main(["empty"]) == 3
-    said = capsys.readouterr()
-    assert said.err == "logs/empty: no run has a rate (2 missing): no figure\n"
+    assert "no run has a rate (2 missing)" in capsys.readouterr().err
     assert not (logs() / "empty" / "figures").exists()
 
 
 def test_plot_sh_wrong_usage() -> None:
-    for words, environ in ((["nope"], {}), (["a", "b"], {}), ([], {"JOBKIT_PYTHON": "/no/python"})):
+    for words, environ in ((["a", "b"], {}), ([], {"JOBKIT_PYTHON": "/no/python"})):
         done = plot_sh(*words, **environ)
-        assert (done.returncode, done.stdout) == (2, "")
-        assert done.stderr.count("\n") == 1
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert plot_sh("--help").returncode == 0
 
 
-@pytest.fixture
-def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where xdg-open leaves the names of the files that it is given."""
+def test_plot_sh_collects_and_plots_and_ends_with_what_collect_said(tmp_path: Path) -> None:
+    """Of an incomplete study; it opens the report, as there is a display."""
     opener = tmp_path / "bin" / "xdg-open"
     opener.parent.mkdir()
-    opener.write_text(
-        f'#!/bin/sh\nmkdir -p {tmp_path}/opened; touch {tmp_path}/opened/"${{1##*/}}"\n'
-    )
+    opener.write_text(f'#!/bin/sh\necho "$1" >> {tmp_path}/opened\n')
     opener.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{opener.parent}:{os.environ['PATH']}")
-    return tmp_path / "opened"
-
-
-def test_plot_sh_collects_and_plots_with_what_follows_the_study(opened: Path) -> None:
-    whole_study("demo", strategies=("ddp",), gpus=(1, 2, 4))
-    done = plot_sh("demo", "--forecast", "8")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert (logs() / "demo" / "forecast.csv").exists()
-    written = done.stdout.count("wrote logs/demo/figures/")
-    assert len(list((logs() / "demo" / "figures").iterdir())) == written >= 18
-    assert (logs() / "demo" / "results.csv").exists()
-    assert "wrote logs/demo/figures/time_per_epoch.png" in done.stdout
-    assert done.stdout.endswith("wrote logs/demo/report.html\n")
-    assert not opened.exists()  # there is no display
-
-
-def test_plot_sh_of_an_incomplete_study_still_plots_and_ends_with_3(opened: Path) -> None:
-    """And opens the report, as there is a display."""
-    half_study()
-    assert plot_sh("half", DISPLAY=":0").returncode == 3
-    assert len(list((logs() / "half" / "figures").iterdir())) == 6
-    expected = {"report.html"}
+    whole_study("half", strategies=("ddp",), gpus=(1, 2, 4))
+    plan = make_plan("half", strategies=("ddp",), gpus=(8,))
+    words = ("half", "--accuracy", "0.5", "--forecast", "16", "--apart")
+    path = f"{opener.parent}:{os.environ['PATH']}"
+    done = plot_sh(*words, DISPLAY=":0", PATH=path)
+    assert (done.returncode, done.stderr) == (3, "")
+    drawn = list(plan.paths.figures.iterdir())
+    assert done.stdout.count("wrote logs/half/figures/") == len(drawn) >= 18
+    assert "0.5" in plan.paths.scaling.read_text() and plan.paths.forecast.exists()
+    assert done.stdout.endswith("wrote logs/half/report.html\n")
     deadline = time.monotonic() + 300  # the script does not wait for what it opens
-    while {p.name for p in opened.glob("*")} != expected and time.monotonic() < deadline:
+    (tmp_path / "opened").touch()
+    while not (tmp_path / "opened").read_text() and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert {p.name for p in opened.glob("*")} == expected
+    assert (tmp_path / "opened").read_text() == "logs/half/report.html\n"

@@ -1,35 +1,73 @@
 """The figures: what is plotted is read back from the axes, not from pixels."""
 
 import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 
-from jobkit.analysis.collect.results import collect
-from jobkit.analysis.figures.draw import draw
+from jobkit.analysis.collect.results import Results, collect
+from jobkit.analysis.figures.breakdown import breakdown_figure
+from jobkit.analysis.figures.comparison import comparison_figure
+from jobkit.analysis.figures.draw import FIGURES, draw
 from jobkit.analysis.figures.epoch_time import time_figure
 from jobkit.analysis.figures.learning import learning_figure
-from jobkit.analysis.figures.memory import memory_figure
+from jobkit.analysis.figures.learning_sizes import learning_sizes_figure
+from jobkit.analysis.figures.loss import loss_figure
+from jobkit.analysis.figures.memory import memory_figure, predicted_memory_figure
 from jobkit.analysis.figures.scaling import efficiency_figure, forecast_figure, speed_up_figure
-from jobkit.analysis.figures.style import looks
+from jobkit.analysis.figures.style import _columns, looks
+from jobkit.analysis.figures.throughput import throughput_figure, time_to_accuracy_figure
 from jobkit.analysis.findings.forecast import forecasts
-from jobkit.spec.plan import Plan
 from support.fake_study import (
     TRAIN_SAMPLES,
     FakeRun,
     epoch_fields,
     make_plan,
-    rate,
     whole_run,
     whole_study,
 )
+from support.realistic_study import made_up_step, realistic_study
 
 SIZES = (1, 2, 4)
+SAME = pytest.approx
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Results]:
+    """Makes a study of these plans, collected; the same one once."""
+    known: dict[str, Results] = {}
+
+    def make(*plans: dict[str, Any], gpus: Any = SIZES, **fields: Any) -> Results:
+        plans = plans or ({"strategies": ("ddp",), "gpus": gpus, **fields},)
+        if repr(plans) not in known:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("JOBKIT_LOGS", str(tmp_path_factory.mktemp("logs")))
+                for plan in plans:
+                    whole_study(**plan)
+                known[repr(plans)] = collect("s", write=False)
+        return known[repr(plans)]
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def strong(study: Callable[..., Results]) -> Results:
+    """Two series with repeats; the middle one is 2 % faster than the first."""
+    return study(strategies=("ddp", "fsdp"), repeats=3)
+
+
+@pytest.fixture(scope="module")
+def weak(study: Callable[..., Results]) -> Results:
+    return study(settings={"batch_size_per_rank": 128})
 
 
 def made(figure: Figure | None) -> Figure:
@@ -41,15 +79,19 @@ def made(figure: Figure | None) -> Figure:
 
 def measured(axes: Axes) -> list[Line2D]:
     """The lines of medians: those with the marker of a series."""
-    return [line for line in axes.lines if line.get_marker() not in ("None", "x", "", None)]
+    return [line for line in axes.lines if line.get_marker() not in ("None", "x", "", "_", None)]
 
 
 def ideals(axes: Axes) -> list[Line2D]:
     return [line for line in axes.lines if str(line.get_label()).startswith("ideal")]
 
 
-def crosses(axes: Axes) -> list[Line2D]:
-    return [line for line in axes.lines if line.get_marker() == "x"]
+def values(line: Line2D) -> list[float]:
+    return [float(y) for y in line.get_ydata()]
+
+
+def sizes_of(axes: Axes) -> list[list[int]]:
+    return sorted([int(x) for x in line.get_xdata()] for line in measured(axes))
 
 
 def ticks(axes: Axes) -> list[str]:
@@ -58,79 +100,67 @@ def ticks(axes: Axes) -> list[str]:
     return [label.get_text() for x, label in shown if low <= x <= high]
 
 
-def test_the_figures_as_png_and_svg_that_are_not_blank_and_the_same_bytes_again() -> None:
-    whole_study(strategies=("ddp", "fsdp"), gpus=SIZES, repeats=2)
-    drawn = draw(collect("s"))
+def test_all_as_png_and_svg_not_blank_the_same_bytes_again_and_the_old_ones_removed() -> None:
+    whole_study(strategies=("ddp", "fsdp"), gpus=(1, 2), repeats=2)
+    results = collect("s")
+    stale = results.paths.figures / "breakdown.png"
+    stale.parent.mkdir()
+    stale.write_bytes(b"old")
+    drawn = draw(results)
     names = (
         "time_per_epoch", "throughput", "speed_up", "efficiency", "comparison",
         "loss_and_accuracy", "loss_and_accuracy_by_size", "loss_every_size",
         "time_to_accuracy", "peak_memory",
     )  # fmt: skip
     assert [p.name for p in drawn.paths] == [f"{n}.{k}" for n in names for k in ("png", "svg")]
+    assert sorted(stale.parent.iterdir()) == sorted(drawn.paths)
     for path in drawn.paths:
         if path.suffix == ".png":
             assert np.std(imread(path)[..., :3]) > 0.02
         else:
             assert "<svg" in path.read_text()
-    assert len(list(drawn.paths[0].parent.iterdir())) == 2 * len(names)
-    first = {p: p.read_bytes() for p in drawn.paths}
-    assert {p: p.read_bytes() for p in draw(collect("s")).paths} == first
+    first = [p.read_bytes() for p in drawn.paths[:4]]
+    assert [p.read_bytes() for p in draw(results).paths[:4]] == first
+    assert len({one.name for one in FIGURES}) == len(FIGURES)
+    assert all(one.caption.endswith(".") for one in FIGURES)
 
 
-def test_time_per_epoch_strong() -> None:
-    plan = whole_study(strategies=("ddp",), gpus=SIZES, repeats=3)
-    (axes,) = made(time_figure(collect("s"))).axes
+def test_time_per_epoch(strong: Results, weak: Results) -> None:
+    (axes,) = made(time_figure(strong)).axes
     assert (axes.get_yscale(), axes.get_xscale()) == ("log", "log")
-    assert ticks(axes) == ["1", "2", "4"]
-    (line,) = measured(axes)
-    assert list(line.get_xdata()) == [1, 2, 4]
-    middle = {s.world_size: rate(s) for s in plan.runs.values() if s.repeat == 1}
-    assert list(line.get_ydata()) == pytest.approx([TRAIN_SAMPLES / middle[n] for n in SIZES])
-    (ideal,) = ideals(axes)
+    assert ticks(axes) == ["1", "2", "4"] and axes.get_ylabel() == "time per epoch (s)"
+    line, _ = measured(axes)
+    assert sizes_of(axes) == [[1, 2, 4]] * 2
+    assert values(line) == SAME([TRAIN_SAMPLES / (1.02 * x) for x in (1000, 1900, 3700)])
+    ideal = ideals(axes)[0]
     product = np.asarray(ideal.get_xdata()) * np.asarray(ideal.get_ydata())
-    assert product == pytest.approx(line.get_ydata()[0])  # time x ranks is what it is at 1 rank
-    assert (min(ideal.get_xdata()), max(ideal.get_xdata())) == pytest.approx((1, 4))
+    assert product == SAME(values(line)[0])  # time x ranks is what it is at 1 rank
     # The band reaches from the fastest to the slowest repeat, and each is a point.
     band = axes.collections[0].get_paths()[0].vertices
-    every = [TRAIN_SAMPLES / rate(s) for s in plan.runs.values()]
-    assert (band[:, 1].min(), band[:, 1].max()) == pytest.approx((min(every), max(every)))
-    points = next(c for c in axes.collections if len(c.get_offsets()) == len(plan.runs))
-    assert sorted(points.get_offsets()[:, 1]) == pytest.approx(sorted(every))
-    assert axes.get_ylabel() == "time per epoch (s)"
-
-
-def test_time_per_epoch_weak_has_a_flat_ideal() -> None:
-    plan = whole_study(strategies=("ddp",), gpus=SIZES, settings={"batch_size_per_rank": 128})
-    (axes,) = made(time_figure(collect("s"))).axes
+    ends = TRAIN_SAMPLES / (3700 * 1.04), TRAIN_SAMPLES / 1000
+    assert (band[:, 1].min(), band[:, 1].max()) == SAME(ends)
+    assert any(len(c.get_offsets()) == 9 for c in axes.collections)
+    (axes,) = made(time_figure(weak)).axes
     (line,), (ideal,) = measured(axes), ideals(axes)
-    rates = {s.world_size: rate(s) for s in plan.runs.values()}
-    assert list(line.get_ydata()) == pytest.approx([TRAIN_SAMPLES * n / rates[n] for n in SIZES])
-    assert set(ideal.get_ydata()) == {line.get_ydata()[0]}
-    assert "ranks" in axes.get_ylabel()
+    assert values(line) == SAME([TRAIN_SAMPLES * n / (100 + 90 * (n - 1)) / 10 for n in SIZES])
+    assert {*values(ideal)} == {values(line)[0]} and "ranks" in axes.get_ylabel()
 
 
-def test_strong_and_weak_have_panels_of_their_own() -> None:
-    whole_study(strategies=("ddp",), gpus=(1, 2))
-    whole_study(strategies=("ddp",), gpus=(1, 2), settings={"batch_size_per_rank": 128})
-    assert [len(measured(a)) for a in made(time_figure(collect("s"))).axes] == [1, 1]
+def test_sizes_stand_at_their_real_places_and_kinds_of_scaling_apart(study) -> None:
+    (axes,) = made(time_figure(study(gpus=(1, 2, 3, 6)))).axes
+    assert (axes.get_xscale(), ticks(axes)) == ("linear", ["1", "2", "3", "6"])
+    one = {"strategies": ("ddp",), "gpus": SIZES}
+    both = study(one, one | {"settings": {"batch_size_per_rank": 128}})
+    assert [len(measured(a)) for a in made(time_figure(both)).axes] == [1, 1]
+    rows = made(throughput_figure(both)).axes
+    kinds = ["strong scaling", "strong scaling", "weak scaling", "weak scaling"]
+    assert [a.get_ylabel().rsplit(", ")[-1] for a in rows] == kinds
+    nodes = study(gpus=(1, 2, "2x1", 4, "2x2", "2x4"))
+    for make in (time_figure, speed_up_figure, memory_figure):  # a line goes by the fewest nodes
+        assert sizes_of(made(make(nodes)).axes[0]) == [[1, 2, 4, 8], [2, 4]]
 
 
-def test_sizes_that_do_not_double_stand_at_their_real_places() -> None:
-    whole_study(strategies=("ddp",), gpus=(1, 2, 3, 6))
-    (axes,) = made(time_figure(collect("s"))).axes
-    assert axes.get_xscale() == "linear"
-    assert ticks(axes) == ["1", "2", "3", "6"]
-    (line,) = measured(axes)
-    assert list(line.get_xdata()) == [1, 2, 3, 6]
-
-
-def test_the_same_ranks_on_other_nodes_are_another_line() -> None:
-    whole_study(strategies=("ddp",), gpus=(1, 2, "2x1", 4, "2x2"))
-    (axes,) = made(time_figure(collect("s"))).axes
-    assert sorted(list(line.get_xdata()) for line in measured(axes)) == [[1, 2, 4], [2, 4]]
-
-
-def failed_study() -> Plan:
+def test_runs_that_are_not_ok_are_marked_at_their_size() -> None:
     plan = make_plan(strategies=("ddp", "fsdp"), gpus=(1, 8))
     for run_id, spec in plan.runs.items():
         if (spec.strategy, spec.world_size) == ("fsdp", 8):
@@ -138,173 +168,191 @@ def failed_study() -> Plan:
             run.end("failed", "rank 0: torch.OutOfMemoryError: CUDA out of memory", 1)
         else:
             whole_run(plan, run_id)
-    return plan
+    results = collect("s")
+    for make in (time_figure, memory_figure):
+        (axes,) = made(make(results)).axes
+        (cross,) = [line for line in axes.lines if line.get_marker() == "x"]
+        assert list(cross.get_xdata()) == [8]
+        assert [t.get_text() for t in axes.texts] == ["fsdp: oom"]
+        assert sizes_of(axes) == [[1], [1, 8]]
+        # No point of a line lies so low that a mark could hide it.
+        low = min(min(values(line)) for line in measured(axes))
+        to_axes = axes.transData + axes.transAxes.inverted()
+        mark = cross.get_transform().transform((8, cross.get_ydata()[0]))
+        room = to_axes.transform((8, low))[1] - axes.transAxes.inverted().transform(mark)[1]
+        assert room > 0.05
+    axes = made(learning_figure(results)).axes[0]
+    assert [list(c.get_xdata()) for c in axes.lines if c.get_marker() == "x"] == [[1]]
 
 
-@pytest.mark.parametrize("make", [time_figure, memory_figure])
-def test_runs_that_are_not_ok_are_marked_at_their_size(make) -> None:
-    failed_study()
-    (axes,) = made(make(collect("s"))).axes
-    (cross,) = crosses(axes)
-    assert cross.get_xdata() == [8]
-    assert [t.get_text() for t in axes.texts] == ["fsdp: oom"]
-    assert [list(line.get_xdata()) for line in measured(axes)] == [[1, 8], [1]]
-    # No point of a line lies so low that a mark could hide it.
-    low = min(min(line.get_ydata()) for line in measured(axes))
-    to_axes = axes.transData + axes.transAxes.inverted()
-    mark = cross.get_transform().transform((8, cross.get_ydata()[0]))
-    room = to_axes.transform((8, low))[1] - axes.transAxes.inverted().transform(mark)[1]
-    assert room > 0.05
-
-
-def test_memory_starts_at_zero_and_names_its_unit() -> None:
-    whole_study(strategies=("ddp", "fsdp"), gpus=SIZES)
-    (axes,) = made(memory_figure(collect("s"))).axes
+def test_memory_starts_at_zero_and_predicted_is_told_apart_from_measured(strong: Results) -> None:
+    (axes,) = made(memory_figure(strong)).axes
     assert axes.get_ylim()[0] == 0
     assert axes.get_ylabel() == "peak memory per process, resident (MiB)"
-    assert [list(line.get_ydata()) for line in measured(axes)] == [[902] * 3, [902, 452, 227]]
+    assert [values(line) for line in measured(axes)] == [[902] * 3, [902, 452, 227]]
+    ranks = strong.runs["world_size"]
+    runs = strong.runs.assign(predicted_memory_mib=700.0 / ranks, held_memory_mib=710.0 / ranks)
+    (axes,) = made(predicted_memory_figure(replace(strong, runs=runs))).axes
+    rings = [line for line in measured(axes) if line.get_markerfacecolor() == "none"]
+    dots = [line for line in measured(axes) if line.get_markerfacecolor() != "none"]
+    assert [values(line) for line in rings] == [[700, 350, 175]] * 2
+    assert [values(line) for line in dots] == [[710, 355, 177.5]] * 2
+    assert predicted_memory_figure(strong) is None
 
 
-def test_learning_curves() -> None:
-    plan = whole_study(strategies=("ddp",), gpus=(1, 2), repeats=3)
-    figure = made(learning_figure(collect("s")))
+def test_learning_curves(study) -> None:
+    figure = made(learning_figure(study(gpus=(1, 2), repeats=3)))
     for axes, name in zip(figure.axes, ("val_loss", "val_accuracy"), strict=True):
         lines = measured(axes)
-        assert len(lines) == 2  # one a size
-        spec = next(s for s in plan.runs.values() if s.repeat == 1)
-        expected = [epoch_fields(spec, e)[name] for e in range(3)]
-        assert list(lines[0].get_ydata()) == pytest.approx(expected)
+        spec = next(iter(make_plan("x", strategies=("ddp",), repeats=2, gpus=(1,)).runs.values()))
+        spec = replace(spec, repeat=1)
+        assert values(lines[0]) == SAME([epoch_fields(spec, e)[name] for e in range(3)])
         assert list(lines[0].get_xdata()) == [1, 2, 3]
-    assert len({line.get_linestyle() for line in measured(figure.axes[0])}) == 2
+        assert len({line.get_linestyle() for line in lines}) == len(lines) == 2  # one a size
+    many = study(strategies=("ddp", "fsdp"), gpus=(1, 2, 4, 8))
+    assert len(measured(made(learning_figure(many)).axes[0])) == 4  # the smallest and the largest
 
 
-def test_learning_curves_of_a_run_that_is_not_ok_end_in_a_cross() -> None:
-    failed_study()
-    axes = made(learning_figure(collect("s"))).axes[0]
-    assert [list(c.get_xdata()) for c in crosses(axes)] == [[1]]
-    assert len(measured(axes)) == 3
+def test_loss_of_every_size_over_epochs_and_over_time(study, weak: Results) -> None:
+    figure = made(loss_figure(study(strategies=("ddp", "fsdp"))))
+    above, below = figure.axes[0], figure.axes[2]
+    assert [len(axes.lines) for axes in figure.axes] == [3] * 4
+    first, second = TRAIN_SAMPLES / 500, TRAIN_SAMPLES / 1000  # DDP on one rank
+    assert list(above.lines[0].get_xdata()) == [1, 2, 3]
+    assert list(below.lines[0].get_xdata())[:2] == SAME([first, first + second])
+    assert values(above.lines[0]) == values(below.lines[0])
+    assert len({to_hex(line.get_color()) for line in above.lines}) == 3
+    (legend,) = made(loss_figure(weak)).legends
+    assert [t.get_text() for t in legend.get_texts()][2] == "4 processes (global batch 512)"
 
 
-def test_many_sizes_show_the_smallest_and_the_largest() -> None:
-    whole_study(strategies=("ddp", "fsdp"), gpus=(1, 2, 4, 8))
-    figure = made(learning_figure(collect("s")))
-    assert len(measured(figure.axes[0])) == 4
-    assert "smallest and largest size" in figure._suptitle.get_text()
+def test_loss_and_accuracy_over_sizes_with_their_repeats(strong: Results) -> None:
+    loss, accuracy = made(learning_sizes_figure(strong)).axes
+    assert sizes_of(loss) == [[1, 2, 4]] * 2
+    assert values(measured(loss)[0]) == SAME([0.71] * 3)
+    points = next(c for c in loss.collections if len(c.get_offsets()) == 9)
+    assert sorted({*points.get_offsets()[:, 1].round(4)}) == [0.70, 0.71, 0.72]
+    assert values(measured(accuracy)[0]) == SAME([1 - 0.8 / 3] * 3)
+    full = replace(strong, runs=strong.runs.assign(val_accuracy=1.0))
+    assert made(learning_sizes_figure(full)).axes[-1].get_ylim()[1] <= 1
 
 
-def test_the_title_says_what_was_measured() -> None:
-    whole_study(strategies=("ddp",), gpus=(1, 2), repeats=2, settings={"global_batch_size": 256})
-    figure = made(time_figure(collect("s")))
-    text = figure._suptitle.get_text() + figure.axes[0].get_title(loc="left")
-    for words in ("s: time per epoch", "Some Processor", "fp32", "global batch 256", "2 repeats"):
-        assert words in text
+def test_throughput_and_time_to_accuracy_with_their_ideals(study) -> None:
+    results = study()
+    total, each = made(throughput_figure(results)).axes
+    assert values(measured(total)[0]) == SAME([1000, 1900, 3700])
+    assert values(measured(each)[0]) == SAME([1000, 950, 925])
+    assert each.get_ylim()[0] == 0
+    (ideal,), (flat,) = ideals(total), ideals(each)
+    assert values(ideal) == SAME([1000 * x for x in ideal.get_xdata()])
+    assert {*values(flat)} == {1000}
+    assert (total.get_ylabel(), each.get_ylabel()) == ("images/s", "images/s per process")
+    (axes,) = made(time_to_accuracy_figure(results)).axes
+    expected = [3 * TRAIN_SAMPLES / r for r in (1000, 1900, 3700)]  # 73 % after the third epoch
+    assert values(measured(axes)[0]) == SAME(expected)
+    (ideal,) = ideals(axes)
+    assert (values(ideal)[0], values(ideal)[-1]) == SAME((expected[0], expected[0] / 4))
+    assert axes.get_ylabel() == "time to 73% accuracy (s)"
 
 
-def test_no_two_neighbours_look_alike_in_any_way() -> None:
-    found = list(looks(f"series {i}" for i in range(12)).values())
-    for one, other in itertools.pairwise(found):
-        assert one.colour != other.colour
-        assert one.marker != other.marker
-        assert one.dashes != other.dashes
-    assert len({(o.colour, o.marker, str(o.dashes)) for o in found}) == 12
-
-
-def test_a_figure_with_nothing_to_show_is_not_drawn_and_an_old_one_is_removed() -> None:
-    plan = make_plan(strategies=("ddp",), gpus=(1,))
-    (run_id,) = plan.runs
-    FakeRun(plan.paths.folder, run_id, plan.runs[run_id]).begin().train(0).flush()
-    stale = plan.paths.figures / "time_per_epoch.png"
-    stale.parent.mkdir()
-    stale.write_bytes(b"old")
-    drawn = draw(collect("s"))
-    assert list(drawn.missing) == ["time_per_epoch", "speed_up", "efficiency", "peak_memory"]
-    assert not stale.exists()
-    assert [p.name for p in drawn.paths] == ["loss_and_accuracy.png", "loss_and_accuracy.svg"]
-
-
-def intervals(axes: Axes) -> list[tuple[float, float]]:
+def intervals(axes: Axes) -> list[tuple[float, ...]]:
     """The bars of the intervals, as (low, high)."""
     bars = [c.get_paths() for c in axes.collections if len(c.get_paths()) == len(SIZES)]
     return [tuple(sorted(p.vertices[:, 1])) for paths in bars for p in paths]
 
 
-def test_speed_up_and_its_ideal() -> None:
-    whole_study(strategies=("ddp", "fsdp"), gpus=SIZES, repeats=2)
-    results = collect("s")
-    (axes,) = made(speed_up_figure(results)).axes
-    lines = [line for line in measured(axes) if line.get_marker() != "_"]
-    assert [list(line.get_ydata()) for line in lines] == [pytest.approx([1, 1.9, 3.7])] * 2
-    (ideal,) = ideals(axes)
-    assert list(ideal.get_ydata()) == pytest.approx(list(ideal.get_xdata()))
-    table = results.scaling
-    assert intervals(axes)[2] == pytest.approx(
-        (table["speed_up_low"][2], table["speed_up_high"][2])
-    )
-    assert ticks(axes) == ["1", "2", "4"]
+def test_speed_up_and_efficiency_with_ideal_and_intervals(strong: Results) -> None:
+    table = strong.scaling
+    (axes,) = made(speed_up_figure(strong)).axes
+    assert [values(line) for line in measured(axes)] == [SAME([1, 1.9, 3.7])] * 2
+    assert values(ideals(axes)[0]) == SAME(list(ideals(axes)[0].get_xdata()))
+    assert intervals(axes)[2] == SAME((table["speed_up_low"][2], table["speed_up_high"][2]))
     assert axes.get_ylabel() == "speed-up\nrelative to 1 rank"
+    (axes,) = made(efficiency_figure(strong)).axes
+    assert axes.get_ylim()[0] == 0 and {*values(ideals(axes)[0])} == {1}
+    assert values(measured(axes)[0]) == SAME([1, 0.95, 0.925])
+    low, high = table["efficiency_low"][2], table["efficiency_high"][2]
+    assert low < 0.925 < high and intervals(axes)[2] == SAME((low, high))
 
 
-def test_efficiency_starts_at_zero_and_has_its_interval() -> None:
-    whole_study(strategies=("ddp",), gpus=SIZES, repeats=2)
-    results = collect("s")
-    (axes,) = made(efficiency_figure(results)).axes
-    assert axes.get_ylim()[0] == 0
-    assert list(measured(axes)[0].get_ydata()) == pytest.approx([1, 0.95, 0.925])
-    assert set(ideals(axes)[0].get_ydata()) == {1}
-    low, high = results.scaling["efficiency_low"][2], results.scaling["efficiency_high"][2]
-    assert low < 0.925 < high
-    assert intervals(axes)[2] == pytest.approx((low, high))
+def test_one_size_is_no_curve_and_one_series_no_comparison(study) -> None:
+    results = study(gpus=(2,))
+    for make in (
+        speed_up_figure, efficiency_figure, throughput_figure, time_to_accuracy_figure,
+        loss_figure, learning_sizes_figure, comparison_figure, breakdown_figure,
+    ):  # fmt: skip
+        assert make(results) is None, make
 
 
-def test_one_size_is_no_curve_of_speed_up() -> None:
-    whole_study(strategies=("ddp",), gpus=(2,))
-    assert speed_up_figure(collect("s")) is None
-    assert efficiency_figure(collect("s")) is None
-
-
-def test_the_same_ranks_on_other_nodes_are_another_line_of_speed_up() -> None:
-    whole_study(strategies=("ddp",), gpus=(1, 2, "2x1", 4, "2x2"))
-    (axes,) = made(speed_up_figure(collect("s"))).axes
-    lines = [line for line in measured(axes) if line.get_marker() != "_"]
-    assert sorted(list(line.get_xdata()) for line in lines) == [[1, 2, 4], [2, 4]]
-
-
-def test_a_line_goes_through_the_fewest_nodes_in_every_figure() -> None:
-    whole_study(strategies=("ddp",), gpus=(1, 2, 4, "2x2", "2x4"))
-    results = collect("s", write=False)
-    for make in (time_figure, speed_up_figure, memory_figure):
-        (axes,) = made(make(results)).axes
-        lines = [line for line in measured(axes) if line.get_marker() != "_"]
-        assert [list(line.get_xdata()) for line in lines] == [[1, 2, 4, 8], [4]]
-
-
-def test_a_forecast_begins_where_the_measured_ends_and_widens() -> None:
-    whole_study(strategies=("ddp",), gpus=SIZES, repeats=2)
-    results = collect("s")
-    found = forecasts(results, (8, 16))
-    figure = made(forecast_figure(results, found))
-    (axes,) = figure.axes
+def test_a_forecast_begins_where_the_measured_ends_and_widens(study) -> None:
+    results = study(repeats=2)
+    (axes,) = made(forecast_figure(results, forecasts(results, (8, 16)))).axes
     (line,) = (one for one in axes.lines if one.get_label() == "forecast")
-    assert (line.get_xdata()[0], line.get_xdata()[-1]) == (4, pytest.approx(16))
-    assert line.get_linestyle() == "--"
+    assert (line.get_xdata()[0], line.get_xdata()[-1]) == (4, SAME(16))
     band = next(c for c in axes.collections if len(c.get_paths()[0].vertices) > 60)
-    y = {round(x, 6): [] for x in band.get_paths()[0].vertices[:, 0]}
+    y: dict[float, list[float]] = {}
     for x, value in band.get_paths()[0].vertices:
-        y[round(x, 6)].append(value)
+        y.setdefault(round(x, 6), []).append(value)
     assert max(y[16]) / min(y[16]) > max(y[4]) / min(y[4]) > 1
-    assert "not measured" in figure._suptitle.get_text()
     assert forecast_figure(results, forecasts(results)) is None
 
 
-def test_many_series_leave_room_for_the_axes() -> None:
+def test_the_breakdown_stacks_to_the_iteration() -> None:
+    plan = realistic_study("s", sizes=(1, "2x4"), repeats=1)
+    figure = made(breakdown_figure(collect("s", write=False)))
+    own = (s for s in plan.runs.values() if s.strategy == "ddp")
+    specs = sorted(own, key=lambda s: s.world_size)
+    above, below = figure.axes[0], figure.axes[3]
+    tops = [max(p.get_y() + p.get_height() for p in above.patches[i::2]) for i in range(2)]
+    assert tops == SAME([made_up_step(s)["iteration_s"] for s in specs])
+    shares, step = [p.get_height() for p in below.patches[1::2]], made_up_step(specs[1])
+    assert sum(shares) == SAME(1)
+    assert shares[1] == SAME(1 - step["busy_max_s"] / step["iteration_s"])
+    assert sum(shares[1:3]) == SAME(step["communication_s"] / step["iteration_s"])
+    assert [axes.get_xlabel() for axes in figure.axes[3:]] == [
+        "GPUs\nddp", "GPUs\nfsdp", "GPUs\npp"
+    ]  # fmt: skip
+
+
+def test_series_are_compared_at_the_largest_size_that_most_have(study) -> None:
+    two = {"strategies": ("ddp", "fsdp"), "gpus": (1, 2)}
+    figure = made(comparison_figure(study(two, {"strategies": ("ddp",), "gpus": (8,)})))
+    rates, memory, efficiency = figure.axes
+    assert [bar.get_width() for bar in rates.patches] == SAME([1900, 1520])
+    assert [bar.get_width() for bar in memory.patches] == [902, 452]
+    assert [t.get_text() for t in efficiency.texts] == ["95%", "95%"]
+    assert [t.get_text() for t in rates.get_yticklabels()] == ["ddp", "fsdp"]
+    assert rates.get_ylim()[0] > rates.get_ylim()[1]  # the first series stands on top
+    rates, _, efficiency = made(
+        comparison_figure(study(strategies=("single", "ddp", "fsdp"), repeats=2))
+    ).axes
+    assert [t.get_text() for t in rates.get_yticklabels()] == ["single\nat 1", "ddp", "fsdp"]
+    assert [bar.get_width() for bar in rates.patches] == SAME([1010, 3.7 * 1010, 3.7 * 808])
+    assert [t.get_text() for t in efficiency.texts] == ["100%", "92%", "74%"]
+    assert efficiency.get_xlabel().endswith("relative to single")
+
+
+def test_the_title_says_what_was_measured(strong: Results) -> None:
+    figure = made(time_figure(strong))
+    text = figure._suptitle.get_text() + figure.axes[0].get_title(loc="left")
+    for words in ("s: time per epoch", "Some Processor", "fp32", "global batch", "3 repeats"):
+        assert words in text
+
+
+def test_many_series_look_different_and_leave_room_for_the_axes(study) -> None:
+    found = list(looks(f"series {i}" for i in range(12)).values())
+    for one, other in itertools.pairwise(found):
+        assert one.colour != other.colour and one.marker != other.marker
+        assert one.dashes != other.dashes
     sweep = {"lr": tuple(0.01 * i for i in (1, 2, 3, 4, 8)), "momentum": (0.8, 0.85, 0.9, 0.95)}
     sweep["precision"] = ("fp32", "bf16")
-    whole_study(strategies=("ddp",), gpus=(1, 2), sweep=sweep, settings={"epochs": 1})
-    results = collect("s")
-    for make in (time_figure, speed_up_figure):
-        figure = made(make(results))
-        (legend,) = figure.legends
-        for axes in figure.axes:
-            box = axes.get_window_extent()
-            assert box.y0 > legend.get_window_extent().y1
-            assert box.height / figure.dpi > 2
+    figure = made(speed_up_figure(study(gpus=(1, 2), sweep=sweep, settings={"epochs": 1})))
+    (legend,) = figure.legends
+    for axes in figure.axes:
+        box = axes.get_window_extent()
+        assert box.y0 > legend.get_window_extent().y1 and box.height / figure.dpi > 2
+    for count in range(1, 14):  # by columns as matplotlib fills them: the first have one more
+        lengths = [10 + 7 * (i % 4) for i in range(count)]
+        columns = _columns(lengths, 90)
+        split = [list(part) for part in np.array_split(lengths, columns)]
+        assert columns == 1 or sum(max(part) for part in split) <= 90
