@@ -4,6 +4,7 @@ import os
 import signal
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from support import needs
@@ -13,6 +14,12 @@ pytest_plugins = ["support.budget"]
 # On cores that several runs share, a thread that spins while it waits takes time from the others.
 # libgomp reads it as it is loaded, with torch.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+# No example fails because the machine is slow.
+hypothesis.settings.register_profile(
+    "patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("patient")
 
 _CLUSTER = Path(__file__).parent / "cluster"
 _OF_A_JOB = ("SLURM_", "SBATCH_", "JOBKIT_", "TORCHELASTIC_")
