@@ -12,8 +12,8 @@ BIN := $(VENV)/bin
 LOCK ?= requirements.lock
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-# One worker has the tests of Slurm, which wait a good deal (tests/conftest.py); the files of the others
-# are shared out in order, so that those that take long do not come last.
+# One worker has the tests of Slurm, which wait a good deal (tests/conftest.py); the files of the
+# others are shared out in order, so that those that take long do not come last.
 WORKERS ?= 2
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder tests
 
@@ -25,15 +25,17 @@ FIND_PYTHON = for newest in 14 99; do for python in $(PYTHON); do \
 		"and none of these is: $(PYTHON); say 'make PYTHON=/path/to/python3 ...'" >&2; exit 2; }
 
 .DEFAULT_GOAL := help
-.PHONY: help venv lock demo packages test test-all lint types unit cluster bench gpu-check docs clean
+.PHONY: help venv lock demo packages test test-all lint types unit cluster bench gpu-check docs
+.PHONY: clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
 venv: $(VENV)/.installed ## create .venv and install jobkit with its tools
 
-# uv takes half of pip's time, and compares the same checksums. It does not read pip's settings: where
-# packages come from a mirror that only those name, pip installs them.
+# uv takes half of pip's time, and compares the same checksums. It does not read pip's settings:
+# where packages come from a mirror that only those name, pip installs them. Its cache is for this
+# once, as a home may be small; UV_CACHE_DIR names one to keep.
 $(VENV)/.installed: pyproject.toml $(LOCK)
 	@$(FIND_PYTHON); echo "$$python -m venv $(VENV)"; $$python -m venv $(VENV)
 ifeq ($(LOCK),)
@@ -41,8 +43,10 @@ ifeq ($(LOCK),)
 else
 	@sed -n '/^uv==/,/[^\\]$$/p' $(LOCK) >$(VENV)/uv.lock
 	$(PIP) --require-hashes --requirement $(VENV)/uv.lock
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes --requirement $(LOCK) || \
+	UV_CACHE_DIR=$${UV_CACHE_DIR:-$(VENV)/uv-cache} $(BIN)/uv pip install --quiet \
+		--python $(BIN)/python --require-hashes --requirement $(LOCK) || \
 		$(PIP) --require-hashes --requirement $(LOCK)
+	@rm -rf $(VENV)/uv-cache
 	$(PIP) --no-deps --no-build-isolation --editable .
 endif
 	@touch $@

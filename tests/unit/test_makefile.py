@@ -33,7 +33,7 @@ def folder(tmp_path: Path) -> Path:
     for name in ("pyproject.toml", "requirements.lock"):
         (tmp_path / name).touch()
     (tmp_path / "bin").mkdir()
-    for name in ("make", "mkdir", "chmod", "sed", "touch"):
+    for name in ("make", "mkdir", "chmod", "rm", "sed", "touch"):
         (tmp_path / "bin" / name).symlink_to(str(shutil.which(name)))
     return tmp_path
 
