@@ -114,6 +114,12 @@ def add_command_arguments(made: argparse.ArgumentParser) -> None:
         help="units of work in one optimizer step over all ranks, as 512 or '{32 * ranks}'",
     )
     group.add_argument(
+        "--together",
+        action="store_true",
+        help="the ranks share the work without a word to each other: compare their sizes though "
+        "nothing shows that they work together",
+    )
+    group.add_argument(
         "--pattern", metavar="NAME", help="format of its log, for a program that cannot be changed"
     )
     group.add_argument(
@@ -182,7 +188,7 @@ def make_plan(args: argparse.Namespace) -> Plan:
     """The plan that the arguments describe, on nodes as the site has them. Raises UsageError."""
     own = ("name", "strategies", "gpus", "gpus_per_node", "repeats", "launcher", "pattern", "auto")
     given: dict[str, Any] = {k: getattr(args, k) for k in own if getattr(args, k) is not None}
-    work = {"unit": args.unit, "per_step": args.work_per_step}
+    work = {"unit": args.unit, "per_step": args.work_per_step, "together": args.together}
     given |= {"work": stated} if (stated := {k: v for k, v in work.items() if v}) else {}
     study = _study(args, given | given_settings(args))
     study = with_words(study, args.sweep, args.parameter, given=vars(args))

@@ -21,6 +21,7 @@ from types import FrameType
 from jobkit.errors import Exit
 from jobkit.files import append_to
 from jobkit.launch.command import local_environment
+from jobkit.launch.together import Watch
 from jobkit.outcome.liveness import process_start
 from jobkit.outcome.status import run_state
 from jobkit.paths import RunPaths, write_json
@@ -107,13 +108,21 @@ def _run(paths: RunPaths, command: list[str], environ: dict[str, str], stop: "_S
     with append_to(paths.log) as log:
         job, process = _start(paths, command, environ, log)
         stop.follow(process, command)
+        watch = Watch(paths.folder, environ) if _of_ranks(command) else None
         try:
-            code = _wait(process, stop)
+            code = _wait(process, stop, watch)
         finally:
             end_descendants(grace_s=GRACE_S)
     took = round(time.monotonic() - begun, 3)  # the clock may have jumped
-    write_json(paths.job, {**job, "ended": time.time(), "elapsed_s": took, "exit_code": code})
+    end = {"ended": time.time(), "elapsed_s": took, "exit_code": code}
+    write_json(paths.job, {**job, **end, "ranks_together": watch.found if watch else None})
     return code
+
+
+def _of_ranks(command: list[str]) -> bool:
+    """Whether run.sh starts the ranks of a user's command; with once the command does so itself."""
+    options = command[: command.index("--")] if "--" in command else []
+    return bool(options) and "once" not in options
 
 
 def adopt_orphans() -> None:
@@ -199,10 +208,12 @@ def slurm_job_id(environ: Mapping[str, str]) -> str | None:
     return environ.get("SLURM_JOB_ID")
 
 
-def _wait(process: "subprocess.Popen[bytes]", stop: _Stop) -> int:
+def _wait(process: "subprocess.Popen[bytes]", stop: _Stop, watch: Watch | None) -> int:
     """Wait for the process; forward a request to stop; return its exit code as a shell does."""
     deadline = float("inf")
     while (code := process.poll()) is None:
+        if watch:
+            watch.look()
         if stop.signum and deadline == float("inf"):
             process.terminate()
             deadline = time.monotonic() + GRACE_S

@@ -23,6 +23,7 @@ KINDS: dict[str, dict[str, str]] = {
     "run_start": {
         "spec": "settings that differ from the defaults",
         "world_size": "number of ranks",
+        "group_size": "ranks of torch.distributed's process group at the first step; null: none",
         "nodes": "number of nodes",
         "node_list": "host names in rank order, comma-separated",
         "device": "name of the device",

@@ -17,6 +17,12 @@ def distributed() -> Any:
     return dist if ready and ready() else None
 
 
+def group_size() -> int | None:
+    """The ranks of the process group, where the program has one; else None."""
+    dist = distributed()
+    return dist.get_world_size() if dist else None
+
+
 def place(environment: Mapping[str, str]) -> tuple[int, int]:
     """Rank and world size: of the process group, else of the environment, now or as given."""
     if dist := distributed():

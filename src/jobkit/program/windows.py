@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jobkit.program.lines import Record, Writer, as_number, same_unit
-from jobkit.program.process import guarded, machine, on_gpu, place, synchronised_s, warn
+from jobkit.program.process import group_size, guarded, machine, on_gpu, place, synchronised_s, warn
 from jobkit.program.sampling import Sampler, watch
 from jobkit.program.step_times import WINDOW_S, StepEvents, percentiles, spacing
 
@@ -241,6 +241,7 @@ class Meter:
         return {
             "source": self._source,
             "world_size": self._world,
+            "group_size": group_size(),
             **machine(),
             **stated,
             "job_id": self._environment.get("SLURM_JOB_ID"),

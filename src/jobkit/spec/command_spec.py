@@ -40,6 +40,9 @@ class CommandSpec(PlannedRun):
     scaling: str | None = setting(
         None, "whether the work of a step is fixed, or that of a rank", identity=False
     )
+    together: bool = setting(
+        False, "the ranks share the work, though nothing may show it", identity=False
+    )
     warmup_steps: int = setting(5, "first steps, which are not compared", low=0, identity=False)
     pattern: str | None = setting(None, "name of the program's log format", identity=False)
     patterns: Mapping[str, Any] = setting({}, "regular expressions of its log", identity=False)

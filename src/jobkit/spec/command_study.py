@@ -18,7 +18,7 @@ from jobkit.spec.placeholders import Value, fill, resolve, resolve_all, used
 from jobkit.spec.taken_columns import check_fits, check_name_free
 
 SIZE_NAMES = ("ranks", "nodes", "ranks_per_node", "repeat")
-_WORK = ("unit", "per_step", "scaling")
+_WORK = ("unit", "per_step", "scaling", "together")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +113,7 @@ class CommandGrid:
                 unit=self.work.get("unit"),
                 work_per_step=_work_per_step(self.work.get("per_step"), names),
                 scaling=scaling,
+                together=self.work.get("together", False),
             )
         except UsageError as error:
             raise UsageError(f"at {nodes * per_node} ranks: {error}") from None

@@ -21,6 +21,7 @@ or of any other program, by its command, in which {names} are replaced (see plac
     [work]                       # what one optimizer step does, over all ranks
     unit = "tokens"
     per_step = "{batch * 40 * 1024}"
+    together = true              # though nothing may show that the ranks talk to each other
 """
 
 import itertools
@@ -80,7 +81,7 @@ class Study:
     )
     launcher: str = setting("srun", "command: what starts its ranks", choices=LAUNCHERS)
     parameters: Mapping[str, Any] = setting({}, "command: values of its placeholders")
-    work: Mapping[str, Any] = setting({}, "command: unit, per_step and scaling of its work")
+    work: Mapping[str, Any] = setting({}, "command: unit, per_step, scaling and together")
     pattern: str | None = setting(None, "command: name of its log's format")
     patterns: Mapping[str, Any] = setting({}, "command: regular expressions of its log")
     auto: bool = setting(True, "command: measure a program of torch without a change to it")

@@ -21,6 +21,7 @@ from jobkit.metric.pattern import Pattern, pattern_of
 from jobkit.outcome.facts import seconds
 from jobkit.outcome.logs import open_log
 from jobkit.paths import RunPaths, read_json
+from jobkit.spec.command_spec import CommandSpec
 
 OF_EPOCHS = "epochs of the training"
 WALL_TIME = "wall time of the run, start-up included"
@@ -58,6 +59,23 @@ def _by_pattern(
             return observed_lines(matches(stream, pattern), pattern, ranks, planned)
     except OSError:
         return None  # the reader of records says why
+
+
+def ranks_together(paths: RunPaths, records: RunRecords, spec: object) -> str | None:
+    """What shows that the ranks of a command worked together; "none": nothing does.
+
+    None where that is not asked: one rank, jobkit's own training, a command that starts its own
+    ranks, or a run that was too short to be looked at.
+    """
+    if not isinstance(spec, CommandSpec) or spec.world_size == 1 or spec.launcher == "once":
+        return None
+    if spec.together:
+        return "stated"
+    size = records.last("run_start").get("group_size")
+    if type(size) is int and size > 1:
+        return "process group"
+    seen = (read_json(paths.job) or {}).get("ranks_together")
+    return seen if isinstance(seen, str) else None
 
 
 def speed_row(observed: Observed | None, epochs: Row, state: Mapping[str, Any]) -> Row:

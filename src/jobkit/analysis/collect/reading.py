@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from jobkit.analysis.collect.measured import observed_of, wall_time_s
+from jobkit.analysis.collect.measured import observed_of, ranks_together, wall_time_s
 from jobkit.analysis.collect.records import UNREADABLE, Reject, RunRecords, read_run
 from jobkit.analysis.collect.rows import as_run, recorded_spec, result_row, unplanned_settings
 from jobkit.analysis.collect.samples import sample_rows, use_row
@@ -124,6 +124,7 @@ def _read(run: _Run) -> dict[str, Any]:
     # Where rates may lie in a file that is closed to us, the wall time stands for none of them.
     wall_s = None if records.unreadable else wall_time_s(run.paths, run.state.attempts)
     row = result_row(spec, run.state, records, run.job, observed, wall_s)
+    row["ranks_together"] = ranks_together(run.paths, records, spec)
     slurm_j = run.job.energy_j if run.job and run.alone else None
     planned = run.spec.to_dict() if run.spec else {}
     decided = spec.to_dict() if spec and spec is not run.spec else {}

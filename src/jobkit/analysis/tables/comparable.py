@@ -6,12 +6,18 @@ import pandas as pd
 SAME = ("model", "dataset", "precision", "fp32", "device_type", "torch_version", "throughput_unit")
 # Where one of these differs within a series the curve may show it instead of the size.
 MIXED = {"device": "device models", "git_commit": "commits of the code"}
+COPIES = (
+    "{} copies: nothing shows that the ranks worked together (no process group, no connection, no "
+    "shared memory); start the program as one, as with torchrun, or --launcher once and mpirun, or "
+    "state --together"
+)
 _BATCH = {"strong": "global_batch_size", "weak": "batch_size_per_rank"}
 
 
 def faults(runs: pd.DataFrame) -> dict[str, str]:
     """The series whose runs must not be compared with each other, and the reason."""
-    used = ["series", "strategy", "scaling", *SAME, *_BATCH.values()]
+    used = ["series", "strategy", "scaling", "world_size", "ranks_together"]
+    used += [*SAME, *_BATCH.values()]
     ok = runs.loc[runs["status"] == "ok", used]
     found = {str(name): _fault(group) for name, group in ok.groupby("series")}
     return {name: wrong for name, wrong in found.items() if wrong}
@@ -19,6 +25,9 @@ def faults(runs: pd.DataFrame) -> dict[str, str]:
 
 def _fault(runs: pd.DataFrame) -> str:
     """The first column that must be the same and is not, with its values; empty where all are."""
+    copies = runs.loc[runs["ranks_together"] == "none", "world_size"]
+    if not copies.empty:
+        return COPIES.format(int(copies.max()))
     scalings = runs["scaling"].dropna().unique()
     batch = [_BATCH[s] for s in scalings if s in _BATCH]
     for name in ("strategy", "scaling", *SAME, *batch):

@@ -119,6 +119,12 @@ _STEPS = (
     Column("step_max_s", NUMBER, "longest time of a step"),
     Column("steps_timed", COUNT, "optimizer steps in these times"),
     Column("wall_time_s", NUMBER, "from the start of the run's job to its end"),
+    Column(
+        "ranks_together",
+        TEXT,
+        "of a command on several ranks, what shows that they worked together: process group, "
+        "connection, shared memory, network device, stated; none: nothing does, they are copies",
+    ),
 )
 _OF_STEP = "of the breakdown record with the median iteration: "
 _BREAKDOWN = tuple(

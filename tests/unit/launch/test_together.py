@@ -1,0 +1,117 @@
+"""Whether ranks work together is seen in real processes: copies, connections, shared memory."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from jobkit.launch import together
+from jobkit.launch.together import Watch, evidence_of, ranks_of
+
+READY = "print('ready', flush=True); sys.stdin.read()"
+ALONE = f"import sys; {READY}"
+# Each of these connects to itself, as a program with a service of its own does.
+SELF = f"""
+import socket, sys
+server = socket.create_server(("127.0.0.1", 0))
+client = socket.create_connection(server.getsockname()); peer, _ = server.accept()
+{READY}
+"""
+CONNECTED = f"""
+import os, socket, sys
+path = sys.argv[1] + "/port"
+if os.environ["RANK"] == "0":
+    server = socket.create_server(("127.0.0.1", 0))
+    open(path + ".new", "w").write(str(server.getsockname()[1])); os.rename(path + ".new", path)
+    peer, _ = server.accept()
+else:
+    import time
+    while not os.path.exists(path): time.sleep(0.01)
+    client = socket.create_connection(("127.0.0.1", int(open(path).read())))
+{READY}
+"""
+SHARED = f"""
+import mmap, os, sys
+file = os.open("/dev/shm/" + os.path.basename(sys.argv[1]), os.O_RDWR | os.O_CREAT, 0o600)
+os.ftruncate(file, 4096); memory = mmap.mmap(file, 4096)
+{READY}
+"""
+
+Started = Callable[..., Path]
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[Started]:
+    """Start the ranks of a run; returns its folder when they have said that they are ready."""
+    ranks: list[subprocess.Popen[str]] = []
+
+    def start(program: str, count: int = 2) -> Path:
+        for rank in range(count):
+            own = {"RANK": str(rank), "WORLD_SIZE": str(count), "JOBKIT_RUN_DIR": str(tmp_path)}
+            ranks.append(
+                subprocess.Popen(
+                    [sys.executable, "-c", program, str(tmp_path)],
+                    env={**os.environ, **own},
+                    stdin=-1,
+                    stdout=-1,
+                    text=True,
+                )
+            )
+        for process in ranks:
+            assert process.stdout and process.stdout.readline() == "ready\n"
+        return tmp_path
+
+    yield start
+    for process in ranks:
+        process.communicate(timeout=120)
+    Path("/dev/shm", tmp_path.name).unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("program", "evidence"),
+    [(ALONE, ""), (SELF, ""), (CONNECTED, "connection"), (SHARED, "shared memory")],
+    ids=["copies", "copies with a service", "connected", "shared memory"],
+)
+def test_what_shows_that_ranks_work_together(started: Started, program: str, evidence: str) -> None:
+    pids, size = ranks_of(str(started(program)))
+    assert (sorted(pids), size) == ([0, 1], 2)
+    assert evidence_of(pids) == evidence
+
+
+def test_a_connection_from_another_node_is_evidence_and_one_that_goes_out_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of two nodes with a rank each, only one end is seen."""
+    port, node, own = "7530", "0200000A", "0100000A"  # 10.0.0.2 and 10.0.0.1
+
+    def seen(*connections: together.Connection, nodes: frozenset[str] = frozenset()) -> str:
+        monkeypatch.setattr(together, "_connections", lambda _: connections)
+        return evidence_of({0: [os.getpid()]}, nodes)
+
+    listens = together.Connection(f"00000000:{port}", "00000000:0000", "0A")
+    accepted = together.Connection(f"{own}:{port}", f"{node}:9999", "01")
+    goes_out = together.Connection(f"{own}:8888", f"{node}:01BB", "01")
+    to_itself = together.Connection(f"0100007F:{port}", "0100007F:9999", "01")
+    assert seen(listens, accepted) == "connection"
+    assert seen(listens, goes_out) == seen(listens, to_itself) == seen(listens) == ""
+    assert seen(goes_out, nodes=frozenset({node})) == "connection"
+
+
+def test_copies_are_said_after_some_looks_and_nothing_of_one_rank(
+    started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(together.time, "monotonic", lambda: clock[0])
+    watch = Watch(started(ALONE), {})
+    for _ in range(together.MIN_LOOKS):
+        assert watch.found is None
+        clock[0] += together.LAST_LOOK_S
+        watch.look()
+    assert (watch.found, watch.ranks) == ("none", 2)
+    single = Watch(Path("/nowhere"), {})
+    clock[0] += together.LAST_LOOK_S
+    single.look()
+    assert single.found is None
