@@ -1,11 +1,9 @@
 """Folders that others may write to: nothing in them is executed; a project's group is trusted."""
 
 import os
-import pickle
 import shutil
 import struct
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -193,37 +191,6 @@ def test_what_is_made_is_closed_to_others_whatever_the_umask(tmp_path: Path, uma
     modes = {p.name: p.stat().st_mode & 0o777 for p in tmp_path.rglob("*")}
     folders = 0o755 & ~umask
     assert modes == {"a": folders, "child": folders, "x.json": 0o644 & ~umask}
-
-
-class Trap:
-    """A pickle that makes a file where it is unpickled."""
-
-    def __init__(self, trace: Path) -> None:
-        self.trace = trace
-
-    def __reduce__(self) -> Any:
-        return Path.touch, (self.trace,)
-
-
-def test_no_pickle_that_lay_in_a_study_is_unpickled(plan: Plan, tmp_path: Path) -> None:
-    """submitit reads PID_0_result.pkl: whoever hands over a study can leave one for every pid."""
-    left, trace = plan.paths.submitit, tmp_path / "unpickled"
-    left.mkdir(exist_ok=True)
-    content = pickle.dumps(("success", Trap(trace)))
-    probe = subprocess.Popen(["true"])
-    probe.wait()
-    for pid in range(probe.pid, probe.pid + 3000):
-        (left / f"{pid}_0_result.pkl").write_bytes(content)
-    code = (
-        "import sys, jobkit.launch.local.driver as d\n"
-        "from jobkit.launch.command import Order\n"
-        "d.local_command = lambda *a: ['false']\n"
-        "d.drive(Order(folder=sys.argv[1], run_ids=sys.argv[2:]))\n"
-    )
-    words = [sys.executable, "-c", code, str(plan.paths.folder), *plan.runs]
-    subprocess.run(words, timeout=300, check=True, stdout=subprocess.DEVNULL)
-    assert (plan.paths.run(next(iter(plan.runs))).job).exists()  # it ran
-    assert not trace.exists()
 
 
 def test_a_folder_of_pickles_is_new(tmp_path: Path) -> None:

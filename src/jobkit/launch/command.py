@@ -2,7 +2,7 @@
 
 import os
 import shlex
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,8 +24,6 @@ _FOREIGN = (
     "PMIX_",
     "OMPI_",
 )
-_DEVICES = "CUDA_VISIBLE_DEVICES"
-_OWN_DEVICES = "JOBKIT_OWN_CUDA_VISIBLE_DEVICES"
 RANK_VARIABLES = {
     "RANK",
     "LOCAL_RANK",
@@ -96,22 +94,6 @@ def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
         for name, value in environ.items()
         if name not in RANK_VARIABLES and not name.startswith(_FOREIGN)
     }
-
-
-def remember_devices(environ: MutableMapping[str, str]) -> None:
-    """Keep a copy of the user's CUDA_VISIBLE_DEVICES, which submitit overwrites."""
-    environ.pop(_OWN_DEVICES, None)
-    if _DEVICES in environ:
-        environ[_OWN_DEVICES] = environ[_DEVICES]
-
-
-def local_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The user's environment, restored from the one in which submitit runs a local job."""
-    found = clean_environment(environ)
-    found.pop(_DEVICES, None)
-    if _OWN_DEVICES in found:
-        found[_DEVICES] = found.pop(_OWN_DEVICES)
-    return found
 
 
 def python_path() -> str:

@@ -1,4 +1,4 @@
-"""The functions that submitit calls in a separate process, for one run or for one job.
+"""What a process of its own does for one run on this machine, or in one job, where submitit calls.
 
 No descendant survives them: torchrun starts each worker in a new session, so that a signal to a
 process group would not reach it. This process is therefore the kernel's subreaper of its
@@ -7,6 +7,7 @@ descendants, and ends those that are left.
 
 import contextlib
 import ctypes
+import json
 import os
 import signal
 import socket
@@ -20,7 +21,7 @@ from types import FrameType
 
 from jobkit.errors import Exit
 from jobkit.files import append_to
-from jobkit.launch.command import local_environment
+from jobkit.launch.command import clean_environment
 from jobkit.launch.together import Watch
 from jobkit.outcome.liveness import process_start
 from jobkit.outcome.status import run_state
@@ -43,7 +44,7 @@ def run_one(folder: str, command: list[str], gpus: Mapping[str, str] | None = No
     job.json names the process from the start, and records the exit code at the end. gpus: the
     variable that shows the run the GPUs that are its own.
     """
-    environ = {**local_environment(os.environ), **(gpus or {})}
+    environ = {**clean_environment(os.environ), **(gpus or {})}
     return _run(RunPaths(Path(folder)), command, environ, _Stop())
 
 
@@ -261,3 +262,7 @@ def _reap() -> None:
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
+
+
+if __name__ == "__main__":  # a run on this machine: its folder, its command and its GPUs
+    sys.exit(run_one(*json.loads(sys.argv[1])))

@@ -10,50 +10,35 @@ import os
 import secrets
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from submitit import Job
-from submitit.local.local import LocalExecutor
-
 from jobkit.errors import UsageError
 from jobkit.launch import lock
-from jobkit.launch.command import (
-    Order,
-    leave_spec,
-    local_command,
-    local_environment,
-    remember_devices,
-)
+from jobkit.launch.command import Order, clean_environment, leave_spec, local_command
 from jobkit.launch.local.slots import Slots
-from jobkit.launch.task import GRACE_S, ORDER_KEY, adopt_orphans, end_descendants, run_one
+from jobkit.launch.task import GRACE_S, ORDER_KEY, adopt_orphans, end_descendants
 from jobkit.outcome.liveness import process_start
 from jobkit.paths import StudyPaths, write_json
-from jobkit.permissions import next_folder, own_folder
 from jobkit.processes import pid_namespace
 from jobkit.spec.plan import Plan
 
 _POLL_S = 0.1
-_NO_LIMIT_MIN = 60 * 24 * 365  # submitit requires a time limit; runs on this machine have none
+_Process = subprocess.Popen[bytes]
 
 
 def drive(order: Order) -> None:
     """Run the runs of the order; return when all have ended or a signal has requested the end."""
     study = StudyPaths(Path(order.folder))
     runs = Plan.read(study.plan).runs
-    # It unpickles what lies there: in a new folder nobody has left a file.
-    executor = LocalExecutor(folder=own_folder(next_folder(own_folder(study.submitit))))
-    executor.update_parameters(
-        timeout_min=_NO_LIMIT_MIN, gpus_per_node=0, tasks_per_node=1, stderr_to_stdout=True
-    )
-    remember_devices(os.environ)
     adopt_orphans()
-    waiting, working = list(order.run_ids), dict[Job[int], dict[str, str]]()
+    waiting, working = list(order.run_ids), dict[_Process, dict[str, str]]()
     ordered = [runs[run_id] for run_id in waiting]
-    slots = Slots.for_runs(ordered, order.at_once, local_environment(os.environ))
+    slots = Slots.for_runs(ordered, order.at_once, clean_environment(os.environ))
     with _stop_requested(order.parent) as stopped:
         while (waiting or working) and not stopped():
             while waiting and len(working) < order.at_once:
@@ -64,45 +49,28 @@ def drive(order: Order) -> None:
                 folder = study.run(run_id).folder
                 command = local_command(runs[run_id], folder, order.more)
                 leave_spec(study, run_id, runs[run_id])
-                # The environment is inherited, never an argument: submitit writes those to disk.
-                working[executor.submit(run_one, str(folder), command, gpus)] = gpus
+                working[_start(folder, command, gpus)] = gpus
             time.sleep(_POLL_S)
-            for job in [job for job in working if _ended(job)]:
-                slots.take_back(working.pop(job))
+            for process in [process for process in working if process.poll() is not None]:
+                slots.take_back(working.pop(process))
             if not working:  # processes that a killed task leaked must not disturb the next run
                 end_descendants(grace_s=GRACE_S)
         _end(list(working))
 
 
-def _ended(job: Job[int]) -> bool:
-    """Return whether a job has ended; print submitit's error, if any, to the launcher's log."""
-    if not job.done():
-        return False
-    if (error := job.exception()) is not None:
-        print(error, flush=True)
-    _remove_pickles(job)
-    return True
+def _start(folder: Path, command: list[str], gpus: dict[str, str]) -> _Process:
+    """Start the process of one run, which writes job.json."""
+    words = [sys.executable, "-P", "-m", "jobkit.launch.task"]
+    return subprocess.Popen([*words, json.dumps([str(folder), command, gpus])])
 
 
-def _remove_pickles(job: Job[int]) -> None:
-    """Remove submitit's pickles of a job: job.json says how the run ended."""
-    for path in job.paths.folder.glob(f"{job.job_id}_*.pkl*"):
-        path.unlink(missing_ok=True)
-
-
-def _end(jobs: list[Job[int]]) -> None:
-    """End the running jobs with SIGTERM: submitit's cancel would kill them before they clean up.
-
-    The signal is repeated, since submitit ignores one that arrives while a job starts.
-    """
-    while left := [job for job in jobs if not job.done()]:
-        for job in left:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(job.job_id), signal.SIGTERM)
-        time.sleep(0.5)
+def _end(processes: list[_Process]) -> None:
+    """End the runs with SIGTERM: each ends its ranks, and notes it."""
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        process.wait()
     end_descendants(grace_s=GRACE_S)
-    for job in jobs:
-        _remove_pickles(job)
 
 
 @contextlib.contextmanager

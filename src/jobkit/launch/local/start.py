@@ -29,7 +29,7 @@ _DRIVER = "jobkit.launch.local.driver"
 def check(plan: Plan) -> None:
     """Raise UsageError for a plan that cannot run on this machine."""
     wanted = [package for spec in plan.runs.values() for package in spec.packages]
-    for package in dict.fromkeys([*wanted, "submitit"]):
+    for package in dict.fromkeys(wanted):
         if importlib.util.find_spec(package) is None:
             raise UsageError(f"{door.missing(package)}; runs on this machine need it")
     for spec in plan.runs.values():
