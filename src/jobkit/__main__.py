@@ -17,7 +17,6 @@ COMMANDS = {
     "status": ("jobkit.launch.follow.status", "main", "status and progress of each run of a study"),
     "cancel": ("jobkit.launch.cancel", "main", "cancel the runs of a study"),
     "drill": ("jobkit.drill.cli", "main", "inject faults into a training, measure the recovery"),
-    "rehearse": ("jobkit.rehearse.cli", "main", "a job at full size, with simulated ranks"),
     "check-edf": ("jobkit.launch.edf.cli", "main", "check a container's environment file"),
     "check-k8s": ("jobkit.launch.kubernetes.cli", "main", "check manifests for Kubernetes"),
     "verify": ("jobkit.checks.verify.cli", "main", "check every strategy against one process"),

@@ -29,7 +29,6 @@ MAY_IMPORT = {
     "checks": (*CORE, "payload", "planner"),
     "launch": (*CORE, "outcome"),
     "drill": (*CORE, "outcome", "launch"),
-    "rehearse": (*CORE, "program", "outcome", "launch"),
     "analysis": (*CORE, "outcome"),
     "exercise": (*CORE, "payload", "planner", "outcome", "analysis"),
     "export": (*CORE, "payload"),

@@ -1,1 +1,0 @@
-"""Rehearsal of a job at full size with simulated ranks: `python -m jobkit rehearse`."""

@@ -1,0 +1,134 @@
+"""The launcher, run.sh, the collector and the report at full size, with simulated ranks.
+
+    python tests/bench/rehearsal.py                                64 nodes of 4 ranks
+    python tests/bench/rehearsal.py --nodes 256 --ranks-per-node 4
+
+Four sizes are run on a minicluster, from an eighth of the nodes to all of them; the exponent says
+how a quantity grows with the ranks: 0 not at all, 1 as the job. The ranks are small processes
+without torch that write a rank's records. The seconds are those of this machine, which all nodes
+share. Calls are those that read or write (/proc/PID/io), without opens and stats.
+"""
+
+import argparse
+import math
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "src"))
+
+from jobkit.launch.slurm.minicluster import Minicluster  # noqa: E402
+from jobkit.paths import read_json  # noqa: E402
+
+RANK = """
+import os, time
+from jobkit.program import meter
+meter.start(unit="simulated steps")
+for _ in range(20):
+    time.sleep(0.01)
+    meter.step(work=1)
+meter.epoch(0)
+meter.end()
+if int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1:
+    print(open("/proc/self/io").read())
+"""
+SITE = 'description = "minicluster"\ngpu_request = "none"\ntime = "01:00:00"\n'
+FASTER = 1.2  # exponents above it are named; seconds on a busy machine scatter
+
+
+class Cost(NamedTuple):
+    """What one command took, with the processes that it waited for."""
+
+    cpu_s: float
+    calls: int
+
+
+def calls(text: str) -> int:
+    """The read and write calls that the text of a /proc/PID/io counts."""
+    return sum(int(number) for number in re.findall(r"^sysc[rw]: (\d+)", text, re.MULTILINE))
+
+
+def timed(*words: str) -> Cost:
+    """Run a command of jobkit."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "jobkit", *words], stdout=sys.stderr, stdin=subprocess.DEVNULL
+    ) as process:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        counted = calls(Path(f"/proc/{process.pid}/io").read_text())
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        sys.exit(f"jobkit {' '.join(words)}: exit code {process.returncode}")
+    return Cost(used.ru_utime + used.ru_stime, counted)
+
+
+def rehearse(logs: Path, size: str) -> dict[str, float]:
+    """Submit, run, collect and plot one study of one run; return its quantities by name."""
+    name = f"rehearse-{size}"
+    words = ["--name", name, "--gpus", size, "--site", str(logs / "site.toml"), "--no-collect"]
+    words += ["--no-wait", "--no-auto", "--", sys.executable, str(logs / "rank.py")]
+    submit = timed("run", *words)
+    (spec,) = (logs / name).glob("*/spec.json")
+    while "elapsed_s" not in (job := read_json(spec.parent / "job.json") or {}):
+        time.sleep(1)
+    log = (spec.parent / "train.log").read_text(errors="replace")
+    sizes = [path.lstat().st_size for path in (logs / name).rglob("*") if path.is_file()]
+    collect, plot = timed("collect", name), timed("plot", name)
+    return {
+        "submit, CPU s": submit.cpu_s,
+        "submit, calls": submit.calls,
+        "job, s": float(job["elapsed_s"]),
+        "job, files": len(sizes),
+        "job, MiB": sum(sizes) / 2**20,
+        "one rank, calls": calls(log),
+        "collect, CPU s": collect.cpu_s,
+        "collect, calls": collect.calls,
+        "report, CPU s": plot.cpu_s,
+        "report, calls": plot.calls,
+    }
+
+
+def table(ranks: dict[str, int], found: list[dict[str, float]]) -> str:
+    """A Markdown table: a row for each quantity, a column for each size, and the exponent."""
+    head = ["", *(f"{r:,} ({size})" for size, r in ranks.items()), "exponent"]
+    lines, first, last = [head, ["---", *["---:"] * (len(head) - 1)]], *list(ranks.values())[::3]
+    faster = []
+    for name in found[0]:
+        values = [one[name] for one in found]
+        power = math.log(max(values[-1], 1e-9) / max(values[0], 1e-9)) / math.log(last / first)
+        shown = [f"{v:,.2f}" if isinstance(v, float) else f"{v:,}" for v in values]
+        lines.append([name, *shown, f"{power:.2f}"])
+        if power > FASTER and not (name.endswith(" s") and min(values) < 1):
+            faster.append(name)
+    text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return f"{text}\n\ngrows faster than the job: {'; '.join(faster) or 'nothing'}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--nodes", type=int, default=64, help="of the largest size, 16 or more")
+    parser.add_argument("--ranks-per-node", type=int, default=4)
+    args = parser.parse_args()
+    nodes = [args.nodes // part for part in (8, 4, 2, 1)]
+    ranks = {f"{n}x{args.ranks_per_node}": n * args.ranks_per_node for n in nodes}
+    size = (f"--nodes={args.nodes}", f"--cores={args.ranks_per_node}", "--gpus=0")
+    cluster = Minicluster.up("rehearsal", *size)
+    try:
+        with tempfile.TemporaryDirectory(prefix="rehearsal-") as name:
+            logs = Path(name)
+            (logs / "site.toml").write_text(SITE)
+            (logs / "rank.py").write_text(RANK)
+            os.environ |= {"JOBKIT_LOGS": name, "PYTHONPATH": str(ROOT / "src")}
+            print(table(ranks, [rehearse(logs, one) for one in ranks]))
+    finally:
+        cluster.down()
+
+
+if __name__ == "__main__":
+    main()
