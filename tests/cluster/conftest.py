@@ -1,4 +1,4 @@
-"""A real Slurm for the tests: `cluster` for the whole session, `make_cluster` for one of one's own.
+"""A real Slurm for the tests: `cluster` for the whole session, `make_cluster` for a test's own.
 
 Where Slurm cannot be brought up, the tests fail in CI, and skip with the reason elsewhere.
 """
@@ -11,11 +11,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
@@ -23,20 +21,15 @@ from minicluster import machine, slurm
 from minicluster.config import Options
 from minicluster.layout import Layout
 from support import needs
+from support.checkout import Checkout, make_checkout, until
 from support.place import ROOT
 
 DOOR = [sys.executable, str(ROOT / "hpc" / "minicluster")]
-ENDED = {
-    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
-    "PREEMPTED", "TIMEOUT",
-}  # fmt: skip
-
-
-class Ended(NamedTuple):
-    """How a job ended; for an array, what its elements have in common, else joined by commas."""
-
-    state: str
-    exit_code: str  # "code:signal"
+ENDED = {"BOOT_FAIL", "CANCELLED", "COMPLETED", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT"}
+# Root's cluster has what any test asks for. Without root a node has no address of its own, and
+# there are no accounts, as the accounting knows root only. A rank with torch has 500 MiB and more.
+OPTIONS = ["--preemption", "--memory-limits", "--memory=64000"]
+OPTIONS += ["--netns", "--enforce"] if os.geteuid() == 0 else []
 
 
 @dataclass
@@ -46,13 +39,14 @@ class Cluster:
     layout: Layout
     env: dict[str, str] = field(repr=False)  # for subprocess: points Slurm's commands at it
     printed: str = ""  # what `up` said
+    options: tuple[str, ...] = ()
 
     def door(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Run `hpc/minicluster <words>` for this cluster."""
         return run_door(*words, directory=self.layout.root)
 
     def run(
-        self, *argv: str | os.PathLike[str], timeout: float = 480, cwd: Path | None = None,
+        self, *argv: str | os.PathLike[str], timeout: float = 900, cwd: Path | None = None,
         env: dict[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:  # fmt: skip
         """Run a command on the login node, so to say; `env` is added to the environment."""
@@ -61,60 +55,40 @@ class Cluster:
             text=True, check=False, stdin=subprocess.DEVNULL,
         )  # fmt: skip
 
-    def submit(self, *words: str, cwd: Path | None = None) -> str:
-        """sbatch; returns the job's id."""
-        done = self.run("sbatch", "--parsable", *words, cwd=cwd)
+    def submit(self, *words: str) -> str:
+        """sbatch without a log; returns the job's id."""
+        done = self.run("sbatch", "--parsable", "--output=/dev/null", *words)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
-    def show(self, job_id: str | int) -> list[dict[str, str]]:
-        """The fields of `scontrol show job`: one dictionary for each element of an array.
+    def show(self, job_id: str) -> list[dict[str, str]]:
+        """The fields of `scontrol show job`: one dictionary for each element of an array."""
+        shown = self.run("scontrol", "--oneliner", "show", "job", job_id).stdout
+        return [dict(re.findall(r"(?:^| )(\w[\w:/]*)=(\S*)", line)) for line in shown.splitlines()]
 
-        Empty where it did not answer. Of a job that slurmctld has forgotten, which it does
-        MinJobAge after its end, there is only what sacct has: JobState and ExitCode.
-        """
-        shown = self.run("scontrol", "--oneliner", "show", "job", str(job_id))
-        if "Invalid job id" not in shown.stderr:
-            lines = shown.stdout.splitlines()
-            return [dict(re.findall(r"(?:^| )(\w[\w:/]*)=(\S*)", line)) for line in lines]
-        rows = self.run("sacct", "-nPX", "-j", str(job_id), "--format=State,ExitCode").stdout
-        both = (row.split("|") for row in rows.splitlines())
-        return [{"JobState": state.split()[0], "ExitCode": code} for state, code in both]
+    def wait(self, job_id: str) -> tuple[str, str]:
+        """Wait until the job, or every element of the array, has ended: state, and code:signal."""
+        jobs: list[dict[str, str]] = []
 
-    def wait(self, job_id: str | int, timeout: float = 720) -> Ended:
-        """Wait until the job, or every element of the array, has ended."""
-        deadline = time.monotonic() + timeout
-        while True:
-            jobs = self.show(job_id)
-            states = {job["JobState"] for job in jobs}
-            if jobs and states <= ENDED:
-                codes = {job["ExitCode"] for job in jobs}
-                return Ended(",".join(sorted(states)), ",".join(sorted(codes)))
-            assert time.monotonic() < deadline, f"job {job_id} has not ended: {jobs}"
-            time.sleep(0.25)
+        def ended() -> bool:
+            jobs[:] = self.show(job_id)
+            return bool(jobs) and {job["JobState"] for job in jobs} <= ENDED
 
-    def wait_all(self, job_ids: list[str], timeout: float = 960) -> set[Ended]:
-        """Wait until all these jobs have ended; return how."""
-        return {self.wait(job_id, timeout) for job_id in job_ids}
+        until(ended, f"the end of job {job_id}")
+        states, codes = (sorted({job[name] for job in jobs}) for name in ("JobState", "ExitCode"))
+        return ",".join(states), ",".join(codes)
 
-    def wait_for(self, job_id: str | int, timeout: float = 720, **fields: str) -> dict[str, str]:
-        """Wait until the job's record has these fields, such as JobState="RUNNING"."""
-        deadline = time.monotonic() + timeout
-        while True:
-            jobs = self.show(job_id)
-            if jobs and fields.items() <= jobs[0].items():
-                return jobs[0]
-            assert time.monotonic() < deadline, f"job {job_id} is not {fields}: {jobs}"
-            time.sleep(0.25)
+    def running(self, job_id: str) -> dict[str, str]:
+        """Wait until the job runs; its record."""
+        until(lambda: self.show(job_id)[0]["JobState"] == "RUNNING", f"the start of job {job_id}")
+        return self.show(job_id)[0]
 
 
-def run_door(
-    *words: str, directory: Path, timeout: float = 480
-) -> subprocess.CompletedProcess[str]:
+def run_door(*words: str, directory: Path) -> subprocess.CompletedProcess[str]:
     """Run `hpc/minicluster <words> --dir <directory>`."""
     return subprocess.run(
         [*DOOR, *words, "--dir", str(directory)],
-        capture_output=True, text=True, check=False, timeout=timeout, stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, check=False, timeout=480, stdin=subprocess.DEVNULL,
     )  # fmt: skip
 
 
@@ -151,7 +125,7 @@ def make_cluster(slurm_packages: None, short_dir: Path) -> Iterator[Callable[...
         if done.returncode:
             words = " ".join(["up", *options])
             needs.unavailable(f"`{words}` ended with {done.returncode}: {done.stderr}")
-        return Cluster(layout, slurm.environment(layout), done.stdout)
+        return Cluster(layout, slurm.environment(layout), done.stdout, options)
 
     yield make
     for directory in made:
@@ -162,7 +136,14 @@ def make_cluster(slurm_packages: None, short_dir: Path) -> Iterator[Callable[...
 @pytest.fixture(scope="session")
 def cluster(make_cluster: Callable[..., Cluster]) -> Cluster:
     """The session's cluster: 4 nodes (n1 to n4) of 8 cores and 4 GPUs, with accounting."""
-    return make_cluster()
+    return make_cluster(*OPTIONS)
+
+
+@pytest.fixture(scope="session")
+def kit(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
+    """A checkout from which jobs and studies are submitted, in a path with a space and a quote."""
+    folder = tmp_path_factory.mktemp("cluster")
+    return make_checkout(folder / "my job's kit", folder / "data")
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from jobkit.drill import cli
-from jobkit.drill.fault import FaultCase
+from jobkit.drill.faults import FaultCase
 from jobkit.errors import UsageError
 from jobkit.payload import numerics, run
 from jobkit.payload.clock import Stages

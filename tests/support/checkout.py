@@ -1,18 +1,33 @@
-"""What the tests of jobs share: a checkout as a user has it, and what a job left behind."""
+"""What the tests on a real Slurm share: a checkout as a user has it, and what jobs left behind."""
 
+import json
 import os
+import re
 import shutil
+import subprocess
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from jobkit.metric.reader import read_file
+from jobkit.paths import RunPaths
 from support.place import ROOT
 
 # Data that every run can make for itself in a second.
 TINY = ["--dataset", "synthetic", "--train-samples", "512", "--test-samples", "256"]
 TINY += ["--epochs", "1", "--global-batch-size", "128", "--threads", "1"]
 TINY += ["--breakdown-iterations", "0"]
+
+
+def until(condition: Callable[[], object], what: str = "it", timeout: float = 900) -> None:
+    """Wait until the condition holds."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: did not happen within {timeout:g} s"
+        time.sleep(0.1)
 
 
 @dataclass(frozen=True)
@@ -31,21 +46,46 @@ class Checkout:
             "JOBKIT_LOGS": str(self.folder / "logs"),
         }
 
-    def sbatch(self, cluster, *words: str, **env: str) -> str:
+    def python(self, cluster: Any, *words: str, **env: str) -> "subprocess.CompletedProcess[str]":
+        """Run Python with these words from the checkout."""
+        own = {**self.env, "PYTHONPATH": str(self.folder / "src"), **env}
+        return cluster.run(sys.executable, *words, cwd=self.folder, env=own)
+
+    def bench(self, cluster: Any, *words: str, **env: str) -> "subprocess.CompletedProcess[str]":
+        """`python run_benchmarks.py words`."""
+        return self.python(cluster, "run_benchmarks.py", *words, **env)
+
+    def start(self, cluster: Any, name: str, *words: str, **env: str) -> list[str]:
+        """Start a study that nobody waits for and that is not collected; the ids of its jobs."""
+        own = ["--name", name, "--no-wait", "--no-collect"]
+        done = self.bench(cluster, *own, *words, **env)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return re.findall(r"\d+", re.search(r"started: Slurm jobs? (.*)", done.stdout)[1])
+
+    def sbatch(self, cluster: Any, *words: str, **env: str) -> str:
         """Submit from the checkout; return the job's id."""
         done = cluster.run("sbatch", "--parsable", *words, cwd=self.folder, env=self.env | env)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
+    def runs(self, name: str) -> list[RunPaths]:
+        """The runs of a study."""
+        found = sorted((self.folder / "logs" / name).glob("*/submission.json"))
+        return [RunPaths(path.parent) for path in found]
+
+    def statuses(self, cluster: Any, name: str) -> dict[str, str]:
+        """The status of each run of a study, as `jobkit status` says."""
+        said = self.python(cluster, "-m", "jobkit", "status", name, "--json")
+        return {row["run_id"]: row["status"] for row in json.loads(said.stdout)["runs"]}
+
     def log(self, job_id: str) -> str:
-        """What the job printed, and what it complained of."""
+        """What a single job printed, and what it complained of."""
         logs = self.folder / "logs"
         return "".join(path.read_text() for path in sorted(logs.glob(f"train-{job_id}.*")))
 
-    def records(self, job_id: str, kind: str) -> list[dict]:
-        """The records of one kind that a single job left."""
-        path = self.folder / "logs" / "single" / f"job-{job_id}" / "metrics" / "0.jsonl"
-        return records(path, kind)
+    def single(self, job_id: str) -> RunPaths:
+        """The run of a single job."""
+        return RunPaths(self.folder / "logs" / "single" / f"job-{job_id}")
 
 
 def records(path: Path, kind: str) -> list[dict]:

@@ -14,11 +14,10 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from jobkit.drill.fault import FaultCase
 from jobkit.drill.fault_run import PATIENCE_S, Halted
-from jobkit.drill.faults import FAULTS, WIDE
-from jobkit.drill.place import LocalPlace, Place
-from jobkit.drill.program import FIRST, LAST, Command, Program, Training
+from jobkit.drill.faults import FAULTS, FaultCase
+from jobkit.drill.place import LocalPlace
+from jobkit.drill.program import FIRST, LAST, Command, Training
 from jobkit.drill.rows import REFERENCE, Drill
 from jobkit.drill.slurm import SlurmPlace
 from jobkit.errors import Exit, Parser, UsageError, command, one_of, positive
@@ -114,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return Exit.INTERRUPTED
 
 
-def program_of(args: argparse.Namespace, words: Sequence[str]) -> Program:
+def program_of(args: argparse.Namespace, words: Sequence[str]) -> Training | Command:
     """What the drill starts: the command after --, else jobkit's training. Raises UsageError."""
     if not words:
         if args.after:
@@ -144,7 +143,7 @@ def refuse_slurms(args: argparse.Namespace) -> None:
             )
 
 
-def run(args: argparse.Namespace, program: Program, faults: Sequence[FaultCase]) -> int:
+def run(args: argparse.Namespace, program: Training | Command, faults: Sequence[FaultCase]) -> int:
     """Run the drill where the arguments say; return the exit code."""
     from rich.console import Console
 
@@ -203,13 +202,13 @@ def interruptible() -> Iterator[threading.Event]:
 
 
 @contextlib.contextmanager
-def place_of(args: argparse.Namespace, console: "Console") -> Iterator[Place]:
+def place_of(args: argparse.Namespace, console: "Console") -> Iterator[LocalPlace | SlurmPlace]:
     """Yield the place where the drill runs; take a temporary minicluster down at the end."""
     own = None
     try:
         if args.minicluster:
             console.print("bringing up a minicluster ...")
-            own = Minicluster.up("drill", "--preemption", f"--nodes={WIDE}", links=True)
+            own = Minicluster.up("drill", "--preemption")
         site = find_site("local" if args.local else args.site)
         if site is None:
             refuse_slurms(args)

@@ -7,14 +7,12 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from jobkit.drill.fault import FaultCase
-from jobkit.drill.lanes import lane_options
-from jobkit.drill.place import MARK, Place, Started, end_marked, none_left
-from jobkit.drill.program import Program
+from jobkit.drill.faults import FaultCase
+from jobkit.drill.place import MARK, LocalPlace, Started, end_marked, none_left
+from jobkit.drill.program import Command, Training
 from jobkit.drill.row import Row, first_attempt
 from jobkit.drill.slurm import SlurmPlace, SlurmStart, first_row
 from jobkit.errors import UsageError
-from jobkit.launch.slurm.minicluster import Minicluster
 from jobkit.launch.slurm.options import Options
 from jobkit.outcome import slurm_jobs
 from jobkit.outcome.status import RunState, run_state
@@ -47,12 +45,11 @@ class FaultRun:
     """A run under one fault."""
 
     fault: FaultCase
-    place: Place
+    place: LocalPlace | SlurmPlace
     paths: RunPaths
-    program: Program
+    program: Training | Command
     mark: str  # in the environment of all its processes
     patience_s: float = PATIENCE_S
-    checkpoint_bytes: int = 0
     say: Callable[[str], None]
     halted: threading.Event
     injected_at: float = 0.0
@@ -65,12 +62,6 @@ class FaultRun:
 
     # --- for the actions of a fault -------------------------------------------------------------
 
-    @property
-    def minicluster(self) -> Minicluster:
-        """The cluster whose daemons may be killed."""
-        assert isinstance(self.place, SlurmPlace) and self.place.cluster
-        return self.place.cluster
-
     def preempt(self) -> None:
         """Submit a job that preempts the run on its nodes."""
         assert isinstance(self.place, SlurmPlace)
@@ -81,17 +72,6 @@ class FaultRun:
         """The nodes of the first start."""
         first = self.starts[0] if self.starts else None
         return first.nodes if isinstance(first, SlurmStart) else []
-
-    def target(self) -> str:
-        """The node that the fault is injected into: the last, which no other lane uses."""
-        return self.nodes()[-1]
-
-    def namespace(self) -> int:
-        """Return a process in the mount namespace of the ranks."""
-        found = self.place.namespace()
-        self.check(found is not None, "no process in the mount namespace of the ranks")
-        assert found is not None
-        return found
 
     def check(self, good: bool, else_: str) -> None:
         """Raise Lost with this text unless good."""
@@ -122,9 +102,6 @@ class FaultRun:
             with noting(notes):
                 self._cancel_what_runs()
             left = self._end_leaked()
-            with noting(notes):
-                if self.fault.after and self.starts:
-                    self.fault.after(self)
         return self._judge("; ".join(notes), left)
 
     def run_reference(self) -> Row:
@@ -135,7 +112,7 @@ class FaultRun:
         self.paths.folder.mkdir(parents=True)
         self._start({}, False)
         try:
-            self._follow(None)
+            self._wait_for_end()
         except Lost as lost:
             raise UsageError(
                 f"the run without a fault: {lost}; give a longer --patience, or a shorter run"
@@ -147,9 +124,7 @@ class FaultRun:
     def _first_start(self) -> None:
         fault = self.fault
         self.paths.folder.mkdir(parents=True)
-        if fault.before:
-            fault.before(self)
-        self._start(fault.options, self.place.name == "here" and not fault.between)
+        self._start(fault.options, self.place.name == "here")
         there = self.program.reached
         self.wait("the injection point", lambda: there(self) or not self.started.look())
         too_late = fault.inject and not self.started.look()
@@ -163,35 +138,22 @@ class FaultRun:
 
     def _start(self, options: Options, again: bool) -> None:
         env = {MARK: self.mark, **self.program.environment(self.fault)}
-        spec = self.program.spec(self.place.size(self.fault.one_node), self.fault)
-        more = {**self.program.options(), **lane_options(self.place, self.fault), **options}
+        spec = self.program.spec(self.place.size, self.fault)
+        more = {**self.program.options(), **options}
         self.starts.append(self.place.start(spec, self.paths, env, again, more))
 
     def _until_done(self) -> None:
-        later = self.fault.later
         while True:
-            self._follow(later)
-            later = None
+            self._wait_for_end()
             if run_state(self.paths).status == "ok":
                 return
             self.check(len(self.starts) < STARTS, f"not ok after {STARTS} starts")
             self.check(not self.halted.is_set(), "ended")
             self.say(f"{self.fault.name}: {self.started.said}; restarting the run")
-            if self.fault.between and len(self.starts) == 1:
-                self.fault.between(self)
             self._start({}, False)
 
-    def _follow(self, later: Callable[["FaultRun"], None] | None) -> None:
-        """Wait for the end of the latest start; call later once the next attempt has begun."""
-
-        def over() -> bool:
-            nonlocal later
-            if later and len(self.paths.attempt_numbers()) > 1:
-                later(self)
-                later = None
-            return not self.started.look()
-
-        self.wait("the run's end", over)
+    def _wait_for_end(self) -> None:
+        self.wait("the run's end", lambda: not self.started.look())
 
     def _cancel_what_runs(self) -> None:
         for started in self.starts:

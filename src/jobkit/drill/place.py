@@ -1,4 +1,4 @@
-"""The places where a drill runs: their interface, and this machine (run.sh and torchrun)."""
+"""A place where a drill runs: this machine (run.sh and torchrun)."""
 
 import contextlib
 import json
@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar
 
 from jobkit.launch.command import clean_environment, local_command, python_path
 from jobkit.launch.slurm.options import Options
@@ -19,31 +19,6 @@ from jobkit.spec.planned import PlannedRun
 
 Size = dict[str, int]  # nodes, and ranks_per_node
 MARK = "JOBKIT_DRILL"  # in the environment of all that a drill starts
-
-
-class Place(Protocol):
-    """Where a drill runs."""
-
-    name: str  # slurm or here
-    poll_s: float  # between two looks
-    sees_processes: bool  # all processes of the runs are on this machine
-
-    def size(self, one_node: bool = False) -> Size:
-        """Return the size of a run of two ranks."""
-
-    def start(
-        self, spec: PlannedRun, paths: RunPaths, env: Mapping[str, str], again: bool, more: Options
-    ) -> "Started":
-        """Start a run. again: run.sh restarts it once. more: options of sbatch."""
-
-    def warn(self, started: "Started") -> None:
-        """Send the stop signal, as a scheduler does before the time limit."""
-
-    def terminate_ranks(self, started: "Started", mark: str) -> None:
-        """Send SIGTERM to the ranks only."""
-
-    def namespace(self) -> int | None:
-        """Return a process in the mount namespace of the ranks (on n1); None if there is none."""
 
 
 def marked(mark: str) -> list[int]:
@@ -146,10 +121,7 @@ class LocalPlace:
 
     name, poll_s = "here", 0.1
     sees_processes = True
-
-    def size(self, one_node: bool = False) -> Size:
-        """Return the size of a run of two ranks on this machine."""
-        return {"nodes": 1, "ranks_per_node": 2}
+    size: ClassVar[Size] = {"nodes": 1, "ranks_per_node": 2}
 
     def start(
         self, spec: PlannedRun, paths: RunPaths, env: Mapping[str, str], again: bool, more: Options
@@ -176,10 +148,6 @@ class LocalPlace:
     def terminate_ranks(self, started: Started, mark: str) -> None:
         """Send SIGTERM to the ranks only."""
         signal_ranks(mark, signal.SIGTERM)
-
-    def namespace(self) -> int | None:
-        """Return this process: local ranks share its mounts."""
-        return os.getpid()
 
 
 def compare(reference: Path, runs: list[Path]) -> dict[str, bool | None]:

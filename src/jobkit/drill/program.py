@@ -12,14 +12,12 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from jobkit.drill.fault import Act, FaultCase, RunUnderFault
-from jobkit.drill.faults import time_limit
+from jobkit.drill.faults import Act, FaultCase, time_limit
 from jobkit.drill.place import Size, compare, signal_ranks
 from jobkit.drill.row import (
     Row,
-    checkpoint_bytes,
     lost_iterations,
     records,
     startup,
@@ -35,6 +33,9 @@ from jobkit.paths import RunPaths
 from jobkit.spec.command_spec import CommandSpec
 from jobkit.spec.planned import PlannedRun
 from jobkit.spec.runspec import RunSpec
+
+if TYPE_CHECKING:
+    from jobkit.drill.fault_run import FaultRun
 
 # 64 iterations, with a checkpoint at every tenth and in the end.
 TRAINING: dict[str, object] = {
@@ -54,52 +55,6 @@ _ATTEMPT = re.compile(rf"{re.escape(START_MARK)}: attempt ([0-9]{{1,9}})\b")
 _NEWEST_BYTES = 64 << 10  # of the log: the newest step is there
 
 
-class Program(Protocol):
-    """What a drill starts in each run."""
-
-    def case(self, fault: FaultCase) -> FaultCase:
-        """How a fault is injected into this program."""
-
-    def impossible(self, fault: FaultCase) -> str:
-        """Why a fault of case() cannot be injected into this program; empty if it can."""
-
-    def spec(self, size: Size, fault: FaultCase) -> PlannedRun:
-        """Return what is started."""
-
-    def options(self) -> Options:
-        """Options of sbatch for every start."""
-
-    def environment(self, fault: FaultCase) -> dict[str, str]:
-        """Return the variables that tell the program of the fault."""
-
-    def reached(self, run: RunUnderFault) -> bool:
-        """Whether the first attempt is where the fault is injected."""
-
-    def where(self) -> str:
-        """Where that is, in words."""
-
-    def check_reference(self, paths: RunPaths, took_s: float) -> int:
-        """Return the bytes of a checkpoint. Raises UsageError where no fault could be injected."""
-
-    def limited(self, fault: FaultCase, reference: RunPaths, took_s: float) -> FaultCase:
-        """Return the fault with a time limit after the injection point, where it is one.
-
-        Raises UsageError for a program that has ended by then, as the reference shows.
-        """
-
-    def redone(self, paths: RunPaths) -> int | None:
-        """Return the iterations or steps that the second attempt did again; None: not known."""
-
-    def began(self, paths: RunPaths, attempt: int) -> float | None:
-        """Return when an attempt was at its first step, in Unix seconds; None: not known."""
-
-    def deviation(self, fault: FaultCase, status: str) -> str:
-        """What was not as expected of the attempt that the fault hit, by its status."""
-
-    def compared(self, rows: list[Row], reference: Path) -> list[Row]:
-        """Return the rows with the parameters compared with those of the reference, if they are."""
-
-
 class Training:
     """jobkit's own training."""
 
@@ -111,44 +66,51 @@ class Training:
         self.at, self._settings = at, {**TRAINING, "device": device, **on_gpu}
 
     def case(self, fault: FaultCase) -> FaultCase:
+        """How a fault is injected into this program."""
         return fault
 
     def impossible(self, fault: FaultCase) -> str:
+        """Why a fault cannot be injected into this program; empty if it can."""
         return ""
 
-    def spec(self, size: Size, fault: FaultCase) -> RunSpec:
+    def spec(self, size: Size, fault: FaultCase) -> PlannedRun:
         return RunSpec(**{**self._settings, **fault.settings, **size})  # type: ignore[arg-type]
 
     def options(self) -> Options:
         return {}
 
     def environment(self, fault: FaultCase) -> dict[str, str]:
+        """Return the variables that tell the program of the fault."""
         # Rank 1 injects the fault itself; rank 0 pauses for one from outside.
         rank = 0 if fault.kind == "hold" else 1
         return {"JOBKIT_FAULT": f"{fault.kind}@{self.at}:{rank}"} if fault.kind else {}
 
-    def reached(self, run: RunUnderFault) -> bool:
+    def reached(self, run: "FaultRun") -> bool:
         return run.paths.fault_marker(0).exists()
 
     def where(self) -> str:
         return f"after iteration {self.at}"
 
-    def check_reference(self, paths: RunPaths, took_s: float) -> int:
-        return checkpoint_bytes(paths)
+    def check_reference(self, paths: RunPaths, took_s: float) -> None:
+        """Every run of the training comes to the injection point."""
 
     def limited(self, fault: FaultCase, reference: RunPaths, took_s: float) -> FaultCase:
         return fault  # rank 0 pauses at the injection point, which it reaches in seconds
 
     def redone(self, paths: RunPaths) -> int | None:
+        """Return the iterations that the second attempt did again."""
         return lost_iterations(paths, self.at)
 
     def began(self, paths: RunPaths, attempt: int) -> float | None:
+        """Return when an attempt was at its first iteration, in Unix seconds; None: not known."""
         return startup(paths, attempt)
 
     def deviation(self, fault: FaultCase, status: str) -> str:
+        """What was not as expected of the attempt that the fault hit, by its status."""
         return "" if status in fault.first else f"expected {' or '.join(fault.first)}"
 
     def compared(self, rows: list[Row], reference: Path) -> list[Row]:
+        """Return the rows with the parameters compared with those of the reference."""
         folder = reference.parent
         tried = [folder / row.fault for row in rows if row.possible]
         return with_parameters(rows, compare(reference, tried), folder)
@@ -172,7 +134,7 @@ class Command:
     def impossible(self, fault: FaultCase) -> str:
         return "" if fault.kind == "hold" else "only jobkit's own training does this to itself"
 
-    def spec(self, size: Size, fault: FaultCase) -> CommandSpec:
+    def spec(self, size: Size, fault: FaultCase) -> PlannedRun:
         return CommandSpec(command=tuple(self.words), **size)  # type: ignore[arg-type]
 
     def options(self) -> Options:
@@ -181,7 +143,7 @@ class Command:
     def environment(self, fault: FaultCase) -> dict[str, str]:
         return {}
 
-    def reached(self, run: RunUnderFault) -> bool:
+    def reached(self, run: "FaultRun") -> bool:
         if self.after_s is None:
             return max(steps_of(run.paths, 0, _NEWEST_BYTES), default=0) >= self.at
         begins = run.started.begins
@@ -190,19 +152,23 @@ class Command:
     def where(self) -> str:
         return f"after step {self.at}" if self.after_s is None else f"after {self.after_s:g} s"
 
-    def check_reference(self, paths: RunPaths, took_s: float) -> int:
+    def check_reference(self, paths: RunPaths, took_s: float) -> None:
+        """Raise UsageError where the run without a fault ends before the injection point."""
         if self.after_s is not None:
             if took_s <= self.after_s:
                 raise UsageError(f"--after {self.after_s:g}: the command took {took_s:.0f} s")
-            return 0
+            return
         last = max(steps_of(paths, 0), default=None)
         if last is None:
             raise UsageError("the command recorded no step: say when, as --after SECONDS")
         if last <= self.at:
             raise UsageError(f"--at {self.at}: the command made {last} steps: say fewer")
-        return 0
 
     def limited(self, fault: FaultCase, reference: RunPaths, took_s: float) -> FaultCase:
+        """Return the fault with a time limit after the injection point, where it is one.
+
+        Raises UsageError for a command that has ended by then, as the reference shows.
+        """
         if "time" not in fault.options:
             return fault
         point_s = self.after_s
@@ -234,11 +200,7 @@ class Command:
         return float(found[0]["t"]) if found else None
 
     def deviation(self, fault: FaultCase, status: str) -> str:
-        if status != "ok" or "ok" in fault.first:
-            return ""
-        if fault.name == "slurmd":
-            return "attempt 0 went on to its end, with the next attempt beside it"
-        return "the attempt went on to its end as if there had been no fault"
+        return "the attempt went on to its end as if there had been no fault" * (status == "ok")
 
     def compared(self, rows: list[Row], reference: Path) -> list[Row]:
         return rows
@@ -247,7 +209,7 @@ class Command:
 def _signal_one(number: int) -> Act:
     """Send a signal to rank 1, with all that it has started."""
 
-    def act(run: RunUnderFault) -> None:
+    def act(run: "FaultRun") -> None:
         run.wait("a process of rank 1", lambda: signal_ranks(run.mark, number, rank=1) > 0)
 
     return act

@@ -96,8 +96,3 @@ def with_parameters(rows: list[Row], same: Mapping[str, bool | None], folder: Pa
         note = "its parameters could not be compared" if unknown else row.note
         found.append(replace(row, same_parameters=equal, note=note))
     return found
-
-
-def checkpoint_bytes(paths: RunPaths) -> int:
-    """Return the size of a run's newest checkpoint in bytes."""
-    return int(records(paths, 0, "checkpoint")[-1]["bytes"])

@@ -3,15 +3,13 @@
 import secrets
 import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from jobkit.drill.fault import FaultCase
 from jobkit.drill.fault_run import FaultRun, Halted
-from jobkit.drill.faults import NODE_FAULTS, WIDE
-from jobkit.drill.place import Place
-from jobkit.drill.possible import impossible
-from jobkit.drill.program import Program
+from jobkit.drill.faults import FaultCase
+from jobkit.drill.place import LocalPlace
+from jobkit.drill.program import Command, Training
 from jobkit.drill.row import Row
 from jobkit.drill.slurm import SlurmPlace
 from jobkit.errors import UsageError
@@ -21,6 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 REFERENCE = "reference"
+AT_ONCE = 3  # runs on Slurm; most of their time they wait
 
 
 def check_any(whys: Mapping[str, str]) -> None:
@@ -30,20 +29,31 @@ def check_any(whys: Mapping[str, str]) -> None:
         raise UsageError(f"no fault can be injected here: {said}")
 
 
+def impossible(place: LocalPlace | SlurmPlace, fault: FaultCase) -> str:
+    """Return why a fault cannot be injected at a place; empty if it can."""
+    if place.name not in fault.where:
+        return "it needs Slurm"
+    if fault.needs == "urgent" and not (isinstance(place, SlurmPlace) and place.urgent):
+        return "no partition whose jobs preempt others: name one with --urgent-partition"
+    if fault.needs == "processes" and not place.sees_processes:
+        return "it signals one rank on its node: needs --local or --minicluster"
+    return ""
+
+
 class Drill:
     """The runs of a drill."""
 
     def __init__(
         self,
-        place: Place,
+        place: LocalPlace | SlurmPlace,
         study: StudyPaths,
-        program: Program,
+        program: Training | Command,
         patience_s: float,
         console: "Console",
         halted: threading.Event,
     ) -> None:
         self.place, self.study, self.console = place, study, console
-        self.program, self.patience_s, self.halted, self.bytes = program, patience_s, halted, 0
+        self.program, self.patience_s, self.halted = program, patience_s, halted
         self.token = secrets.token_hex(6)
 
     def check(self, faults: Sequence[FaultCase]) -> dict[str, str]:
@@ -67,7 +77,9 @@ class Drill:
             except UsageError as error:
                 whys[fault.name] = str(error)
         check_any(whys)
-        futures = self._in_lanes(todo)
+        # Off Slurm the ranks of two runs would share the cores.
+        with ThreadPoolExecutor(AT_ONCE if self.place.name == "slurm" else 1) as pool:
+            futures = {fault.name: pool.submit(self._one, fault) for fault in todo}
         rows = [
             Row(fault=fault.name, note=f"not possible here: {whys[fault.name]}")
             if whys[fault.name]
@@ -83,29 +95,8 @@ class Drill:
         if row.final_status != "ok":
             why = f" ({row.evidence})" if row.evidence else ""
             raise UsageError(f"the run without a fault failed{why}: see {reference.paths.log}")
-        self.bytes = self.program.check_reference(reference.paths, reference.started.took_s)
+        self.program.check_reference(reference.paths, reference.started.took_s)
         return reference
-
-    def _in_lanes(self, faults: Sequence[FaultCase]) -> dict[str, "Future[Row]"]:
-        """Run the independent faults concurrently, the others one by one; return the futures."""
-        found: dict[str, Future[Row]] = {}
-        lanes = {"shared": 1}
-        if isinstance(self.place, SlurmPlace):
-            # Those that hit a node wait for Slurm to notice, most of their time.
-            cluster = self.place.cluster
-            wide = cluster and len(cluster.nodes) >= WIDE
-            lanes = {"shared": 2, "slow": 1, "nodes": len(NODE_FAULTS) if wide else 1}
-        pools = {lane: ThreadPoolExecutor(n) for lane, n in lanes.items()}
-        for fault in faults:
-            if fault.lane in pools:
-                found[fault.name] = pools[fault.lane].submit(self._one, fault)
-        for pool in pools.values():
-            pool.shutdown()
-        for fault in faults:
-            if fault.name not in found:
-                with ThreadPoolExecutor(1) as alone:
-                    found[fault.name] = alone.submit(self._one, fault)
-        return found
 
     def _one(self, fault: FaultCase) -> Row:
         if self.halted.is_set():
@@ -129,7 +120,6 @@ class Drill:
             program=self.program,
             mark=f"{self.token}-{fault.name}",
             patience_s=self.patience_s,
-            checkpoint_bytes=self.bytes,
             say=lambda text: self.console.print(text, soft_wrap=True),
             halted=self.halted,
         )

@@ -1,4 +1,4 @@
-"""Slurm as the place of a drill: a cluster, or a minicluster whose daemons may be killed."""
+"""Slurm as the place of a drill."""
 
 import re
 import subprocess
@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from jobkit.drill.place import Size, Started
 from jobkit.errors import UsageError
@@ -76,22 +77,19 @@ def _expand(nodes: str) -> list[str]:
 
 
 class SlurmPlace:
-    """A cluster, or a minicluster."""
+    """A cluster, or a minicluster, all of whose processes are on this machine."""
 
     name = "slurm"
+    size: ClassVar[Size] = {"nodes": 2, "ranks_per_node": 1}
 
     def __init__(self, site: Site, options: Options, urgent: str | None) -> None:
         """options: sbatch's, for every job. urgent: a partition that preempts others' jobs."""
         self.site, self.options = site, options
-        self.cluster = Minicluster.named()
-        self.sees_processes = self.cluster is not None
-        self.poll_s = 0.8 if self.cluster else 5.0  # a controller has other users
-        partitions = slurm(["sinfo", "-h", "-o", "%R"]).stdout.split() if self.cluster else []
+        self.sees_processes = Minicluster.named() is not None
+        self.poll_s = 0.8 if self.sees_processes else 5.0  # a controller has other users
+        names = slurm(["sinfo", "-h", "-o", "%R"]) if self.sees_processes else None
+        partitions = names.stdout.split() if names else []
         self.urgent = urgent or ("urgent" if "urgent" in partitions else None)
-
-    def size(self, one_node: bool = False) -> Size:
-        """Return the size of a run of two ranks, on two nodes or on one."""
-        return {"nodes": 1 if one_node else 2, "ranks_per_node": 2 if one_node else 1}
 
     def start(
         self, spec: PlannedRun, paths: RunPaths, env: Mapping[str, str], again: bool, more: Options
@@ -135,10 +133,6 @@ class SlurmPlace:
         words += [f"--{key}={given[key]}" for key in own if given[key]]
         done = slurm([*words, "--time=1", "--wrap", "sleep 2"])
         return done.stderr.strip() or "sbatch failed" if done.returncode else ""
-
-    def namespace(self) -> int | None:
-        """Return a process in the mount namespace of n1's jobs; None if there is none."""
-        return self.cluster.holder("n1") if self.cluster else None
 
 
 def first_row(job_id: str) -> slurm_jobs.Job | None:

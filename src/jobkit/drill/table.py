@@ -79,11 +79,6 @@ def listing() -> str:
 
 
 def _asks(name: str) -> str:
-    needs = {
-        "minicluster": "a minicluster",
-        "links": "a minicluster with --netns",
-        "root": "root, and a minicluster or --local",
-        "urgent": "--urgent-partition, or a minicluster with --preemption",
-    }
-    asked = needs.get(FAULTS[name].needs, "" if "here" in FAULTS[name].where else "Slurm")
-    return f" (needs {asked})" if asked else ""
+    if FAULTS[name].needs == "urgent":
+        return " (needs --urgent-partition, or a minicluster with --preemption)"
+    return "" if "here" in FAULTS[name].where else " (needs Slurm)"

@@ -1,4 +1,4 @@
-"""A minicluster as this process uses it: bring one up, point Slurm's commands at it, break it."""
+"""A minicluster as this process uses it: bring one up, and point Slurm's commands at it."""
 
 import contextlib
 import os
@@ -6,24 +6,20 @@ import shlex
 import subprocess
 import sys
 import tempfile
-import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from jobkit.errors import UsageError
 from jobkit.launch.command import python_path
-from jobkit.paths import read_json
 
 _DIR = "JOBKIT_MINICLUSTER_DIR"  # `hpc/minicluster env` sets it
 
 
 @dataclass
 class Minicluster:
-    """A minicluster: its daemons may be killed and its links cut."""
+    """A minicluster, known by its folder."""
 
     folder: str
-    _one_at_a_time: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @classmethod
     def named(cls) -> "Minicluster | None":
@@ -60,38 +56,11 @@ class Minicluster:
         )
 
     def do(self, *words: str) -> None:
-        """Run a command that must succeed; the minicluster refuses a second at the same time."""
-        with self._one_at_a_time:
-            done = self.call(*words)
+        """Run a command that must succeed. Raises UsageError with what it said."""
+        done = self.call(*words)
         if done.returncode:
             said = (done.stderr.strip() or done.stdout.strip()).splitlines()
             raise UsageError(" ".join(said) or f"hpc/minicluster {words[0]} failed")
-
-    def holder(self, node: str) -> int | None:
-        """Return a process in the mount namespace of a node's jobs; None without root."""
-        pids = {p["name"]: int(p["pid"]) for p in self._state().get("processes", ())}
-        return pids.get(f"net-{node}") or pids.get("names")
-
-    @property
-    def links(self) -> bool:
-        """Whether each node has a network link that can be cut."""
-        return bool(self._state().get("subnet"))
-
-    @property
-    def saved_at(self) -> float:
-        """When slurmctld last saved what it knows of jobs, in Unix seconds; 0 where it has not."""
-        try:
-            return (Path(self.folder) / "state" / "job_state").stat().st_mtime
-        except FileNotFoundError:  # slurmctld is just putting a new one in its place
-            return 0.0
-
-    @property
-    def nodes(self) -> list[str]:
-        """Its nodes' names."""
-        return [f"n{i}" for i in range(1, 1 + self._state().get("options", {}).get("nodes", 0))]
-
-    def _state(self) -> dict[str, Any]:
-        return read_json(Path(self.folder) / "minicluster.json") or {}
 
     def _point_here(self) -> None:
         """Point Slurm's commands of this process at it."""

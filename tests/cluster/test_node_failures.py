@@ -1,0 +1,58 @@
+"""A run survives the end of a node's slurmd, of a node, and a node that does not answer (long)."""
+
+from pathlib import Path
+
+import pytest
+
+from jobkit.outcome.status import run_state
+from support.checkout import TINY, Checkout, records, until
+
+LONG = [*TINY, "--epochs", "12", "--checkpoint-every", "4", "--timeout-s", "60"]
+BREAK = {"slurmd": ["kill", "{}"], "node": ["kill", "{}", "--jobs"], "link": ["link", "cut", "{}"]}
+MEND = {"slurmd": ["start", "{}"], "node": ["start", "{}"], "link": ["link", "heal"]}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("what", BREAK)
+def test_a_run_survives(cluster, kit: Checkout, what: str) -> None:
+    """It waits in iteration 9; then goes on from its checkpoint, on the nodes that are left."""
+    if what == "link" and "--netns" not in cluster.options:
+        pytest.skip("links of nodes need root")
+    size = "2" if what == "slurmd" else "2x1"  # without its slurmd a node goes on computing
+    words = ["--study", "demo", "--strategies", "ddp", "--gpus", size, *LONG]
+    (job_id,) = kit.start(cluster, what, *words, JOBKIT_FAULT="hold@9:0")
+    (paths,) = kit.runs(what)
+    until(paths.fault_marker(0).exists, "iteration 9")
+    hosts = cluster.show(job_id)[0]["NodeList"]
+    node = cluster.run("scontrol", "show", "hostnames", hosts).stdout.split()[-1]
+    broken = cluster.door(*(word.format(node) for word in BREAK[what]))
+    assert broken.returncode == 0, broken.stderr
+    try:
+        if what == "slurmd":
+            until(lambda: len(paths.attempt_numbers()) == 2, "the next attempt")
+        Path(paths.fault_marker(0)).unlink()
+        cluster.wait(job_id)
+    finally:
+        mended = cluster.door(*(word.format(node) for word in MEND[what]))
+        assert mended.returncode == 0, mended.stderr
+    if run_state(paths).status != "ok":  # its ranks failed before Slurm missed the node
+        again = kit.bench(cluster, "--name", what, "--no-collect", *words)
+        assert again.returncode == 0, again.stdout
+    assert run_state(paths).status == "ok" and len(paths.attempt_numbers()) == 2
+    (loaded,) = records(paths.metrics(1), "checkpoint")[:1]
+    assert loaded["action"] == "loaded" and loaded["iteration"] >= 8
+    if what == "slurmd":  # the attempt lived on, and wrote no more once another had begun
+        assert "attempt 0 is fenced" in paths.outcome(0).read_text()
+        assert not list(paths.checkpoints.glob("*-0"))
+
+
+@pytest.mark.long
+def test_a_job_outlives_its_controller(cluster) -> None:
+    job = cluster.submit("--wrap", "sleep 40")
+    cluster.running(job)
+    saved = cluster.layout.controller_state / "job_state"
+    before = saved.stat().st_mtime
+    until(lambda: saved.exists() and saved.stat().st_mtime > before, "the state is saved")
+    assert cluster.door("kill", "slurmctld").stdout == "killed: slurmctld\n"
+    assert cluster.door("start", "slurmctld").stdout.endswith("started: slurmctld\n")
+    assert cluster.wait(job) == ("COMPLETED", "0:0")

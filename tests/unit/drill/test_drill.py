@@ -1,0 +1,507 @@
+"""The drill without a run: faults that hit a command, rows of what a run left, bad words."""
+
+import csv
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from jobkit.drill import cli
+from jobkit.drill import slurm as drill_slurm
+from jobkit.drill.fault_run import FaultRun, Halted, Lost
+from jobkit.drill.faults import FAULTS, FaultCase
+from jobkit.drill.place import MARK, LocalPlace, Started, end_marked, none_left, signal_ranks
+from jobkit.drill.program import Command, printed_steps, steps_of
+from jobkit.drill.row import Row, first_attempt, lost_iterations, startup, with_parameters
+from jobkit.drill.rows import impossible
+from jobkit.drill.slurm import SlurmPlace, SlurmStart
+from jobkit.drill.table import show, write_csv
+from jobkit.errors import UsageError
+from jobkit.launch.site import Site
+from jobkit.metric.line import MetricWriter
+from jobkit.outcome.status import STATUSES, run_state
+from jobkit.paths import RunPaths, write_json
+from jobkit.spec.planned import PlannedRun
+
+PROGRAM = Command(words=("python", "train.py"), at=5, after_s=None, minutes=10)
+GOOD = Row(
+    fault="kill", where="n1,n2", first_status="failed", evidence="task 1: Killed",
+    final_status="ok",
+    attempts=2, detected_s=1.25, restart_s=6.5, iterations_lost=5, same_parameters=True, orphans=0,
+)  # fmt: skip
+
+
+def printed(attempt: int, steps: range) -> str:
+    lines = [f"[METRIC] step={step} loss=0.5" for step in steps]
+    return "\n".join([f"[jobkit] start: attempt {attempt} of x on here", *lines, ""])
+
+
+@dataclass(kw_only=True)
+class FakeStart(Started):
+    """A start that is over once its condition says so."""
+
+    ended: Callable[[], bool]
+    code: int = 0
+
+    def look(self) -> bool:
+        self.begins = self.begins or [time.time()]
+        if self.ended() and not self.over:
+            self.over, self.said = True, f"ended with exit code {self.code}"
+            self.ends.append(time.time())
+        return not self.over
+
+    def cancel(self) -> None:
+        self.ended = lambda: True
+
+
+@dataclass
+class FakePlace(LocalPlace):
+    """Attempt 0 prints steps until it is told to end; the one after it ends well."""
+
+    after: range  # the steps of attempt 1
+    ends: dict[str, object]  # outcome.json of attempt 0
+    told: list[str] = field(default_factory=list)
+    poll_s = 0.0
+
+    def start(
+        self, spec: PlannedRun, paths: RunPaths, env: Mapping[str, str], again: bool, more: object
+    ) -> Started:
+        assert spec.arguments()[-2:] == ["python", "train.py"] and spec.world_size == 2
+        assert env == {MARK: "m"}, "a command is told of no fault"
+        number = len(paths.attempt_numbers())
+        paths.outcome(number).parent.mkdir(parents=True)
+        with paths.log.open("a") as log:
+            log.write(printed(number, self.after if number else range(1, 8)))
+        if number:
+            write_json(paths.outcome(number), {"status": "ok", "exit_code": 0})
+            return FakeStart(ended=lambda: True)
+        return FakeStart(ended=lambda: bool(self.told), code=75)
+
+    def warn(self, started: Started) -> None:
+        self.told.append("warned")
+        write_json(self.paths.outcome(0), self.ends)
+
+    paths = RunPaths(Path())
+
+
+def fault_run(
+    folder: Path, fault: FaultCase, program: Command = PROGRAM, place: LocalPlace | None = None,
+    patience_s: float = 300,
+) -> FaultRun:  # fmt: skip
+    return FaultRun(
+        fault=fault, place=place or LocalPlace(), paths=RunPaths(folder), program=program,
+        mark="m", patience_s=patience_s, say=print, halted=threading.Event(),
+    )  # fmt: skip
+
+
+def row_of(folder: Path, place: FakePlace, program: Command = PROGRAM) -> Row:
+    """The row of a warning to the command."""
+    place.paths = RunPaths(folder / "warning")
+    return fault_run(place.paths.folder, FAULTS["warning"], program, place).run()
+
+
+STOPPED = {"status": "preempted", "exit_code": 75, "reason": "rank 0: exit code 75"}
+
+
+@pytest.mark.parametrize(
+    ("after", "redone"),
+    [(range(8, 12), 0), (range(6, 12), 2), (range(1, 12), 7)],  # the last has no checkpoint
+)
+def test_a_command_that_comes_back_is_good(tmp_path: Path, after: range, redone: int) -> None:
+    row = row_of(tmp_path, FakePlace(after, STOPPED))
+    assert (row.first_status, row.final_status, row.attempts) == ("preempted", "ok", 2)
+    assert row.evidence == "rank 0: exit code 75" and row.iterations_lost == redone
+    assert row.same_parameters is None and row.good, row
+
+
+def test_a_command_without_a_handler_is_told_as_such_and_good(tmp_path: Path) -> None:
+    why = "rank 1: ended by the stop signal, SIGUSR2, which the command does not handle"
+    ends = {"status": "failed", "exit_code": 140, "reason": why}
+    row = row_of(tmp_path, FakePlace(range(1, 8), ends))
+    assert (row.first_status, row.evidence, row.final_status) == ("failed", why, "ok")
+    assert row.good and row.iterations_lost == 7
+
+
+def test_a_command_that_heeds_no_signal_is_not_good(tmp_path: Path) -> None:
+    row = row_of(tmp_path, FakePlace(range(0), {"status": "ok", "exit_code": 0}))
+    assert (row.first_status, row.final_status, row.attempts) == ("ok", "ok", 1)
+    assert "as if there had been no fault" in row.note and not row.good
+
+
+def test_a_command_that_ended_before_the_fault_was_not_hit(tmp_path: Path) -> None:
+    place = FakePlace(range(0), {})
+    place.told.append("ended at once")
+    row = row_of(tmp_path, place, replace(PROGRAM, at=50))
+    assert row.note == "the run ended with exit code 75 before the fault" and not row.good
+
+
+def test_a_run_without_a_fault_that_takes_too_long_is_one_line(tmp_path: Path) -> None:
+    place = FakePlace(range(0), {})
+    place.paths = RunPaths(tmp_path / "reference")
+    run = fault_run(place.paths.folder, FAULTS["term"], PROGRAM, place, patience_s=0.01)
+    with pytest.raises(UsageError, match=r"end: not reached within 0\.01 s; give a longer --pat"):
+        run.run_reference()
+    assert run.started.over, "it was ended"
+
+
+def test_a_fault_that_fails_outside_is_a_row_like_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def begun(run: FaultRun, *_: object) -> None:
+        run.starts.append(Started(over=True, begins=[1.0], ends=[2.0]))
+        raise OSError("no room")
+
+    monkeypatch.setattr(FaultRun, "_start", begun)
+    row = fault_run(tmp_path / "kill", FAULTS["kill"]).run()
+    assert row.note == "no room" and row.possible and not row.good
+
+
+def test_a_wait_ends_with_its_reason_or_with_the_drill(tmp_path: Path) -> None:
+    run = fault_run(tmp_path, FAULTS["kill"], patience_s=0.01)
+    with pytest.raises(Lost, match="the moon: not reached within"):
+        run.wait("the moon", lambda: False)
+    run.halted.set()
+    with pytest.raises(Halted):
+        run.wait("the moon", lambda: False)
+
+
+# --- where a command is hit ---
+
+
+def test_steps_are_those_of_windows_or_of_lines(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path / "run")
+    paths.metrics_folder.mkdir(parents=True)
+    paths.log.write_text(printed(0, range(1, 4)) + "[METRIC] step=4 lo\n" + printed(1, range(3, 9)))
+    assert steps_of(paths, 0) == printed_steps(paths, 0) == [1, 2, 3]
+    assert printed_steps(paths, 1) == [*range(3, 9)] and printed_steps(paths, 2) == []
+    writer = MetricWriter(
+        study="s", run_id="run", attempt=0, rank=0, path=paths.metrics(0), log=None
+    )
+    writer.write("run_start", unit=None)
+    writer.write("window", step=25)
+    writer.close()
+    assert steps_of(paths, 0) == [25]
+    assert time.time() - 300 < (PROGRAM.began(paths, 0) or 0) < time.time() + 1
+    assert PROGRAM.began(paths, 1) is None
+
+
+def test_a_command_without_records_is_hit_after_so_many_seconds(tmp_path: Path) -> None:
+    timed = replace(PROGRAM, after_s=20)
+    run = fault_run(tmp_path, FAULTS["term"], timed)
+    run.starts.append(Started())
+    assert not timed.reached(run)
+    run.started.begins.append(time.time() + 1000)
+    assert not timed.reached(run)
+    run.started.begins[0] = time.time() - 21
+    assert timed.reached(run) and timed.where() == "after 20 s"
+
+
+@pytest.mark.parametrize(
+    ("log", "at", "after_s", "said"),
+    [
+        ("quiet\n", 5, None, "recorded no step: say when, as --after SECONDS"),
+        (printed(0, range(1, 6)), 5, None, "--at 5: the command made 5 steps: say fewer"),
+        ("quiet\n", 5, 30.0, "--after 30: the command took 30 s"),
+    ],
+)
+def test_a_fault_after_the_end_is_refused_before_any_is_injected(
+    tmp_path: Path, log: str, at: int, after_s: float | None, said: str
+) -> None:
+    paths = RunPaths(tmp_path)
+    paths.log.write_text(log)
+    command = replace(PROGRAM, at=at, after_s=after_s)
+    with pytest.raises(UsageError, match=re.escape(said)):
+        command.check_reference(paths, took_s=29.6)
+    paths.log.write_text(printed(0, range(1, 9)))
+    command.check_reference(paths, took_s=31)
+
+
+@pytest.mark.parametrize(
+    ("after_s", "took_s", "minutes"),
+    [(20.0, 200.0, 2), (150.0, 300.0, 4), (None, 440.0, 6), (150.0, 200.0, None)],
+)
+def test_a_time_limit_comes_after_the_injection_point(
+    tmp_path: Path, after_s: float | None, took_s: float, minutes: int | None
+) -> None:
+    paths = RunPaths(tmp_path)
+    paths.log.write_text(printed(0, range(1, 9)))  # step 5 of 8
+    command = replace(PROGRAM, after_s=after_s)
+    assert command.limited(FAULTS["term"], paths, 1.0) is FAULTS["term"]
+    if minutes is None:
+        with pytest.raises(UsageError, match=r"200 s; .* after 150 s it must run for at least 5"):
+            command.limited(FAULTS["time-limit"], paths, took_s)
+        return
+    fault = command.limited(FAULTS["time-limit"], paths, took_s)
+    assert fault.options["time"] == str(minutes)
+    run = fault_run(tmp_path, fault, command)
+    run.starts.append(Started(begins=[1000.0]))
+    assert fault.inject is not None
+    fault.inject(run)
+    assert run.injected_at == 1000 + 60 * minutes
+
+
+def test_the_time_in_a_queue_is_not_the_commands() -> None:
+    assert Started().took_s == 0.0
+    assert Started(begins=[1000.0, 1100.0], ends=[1003.0, 1140.0]).took_s == 40.0
+    assert Started(begins=[1000.0, 1100.0], ends=[1003.0]).took_s == 3.0
+
+
+def test_one_rank_is_signalled_and_not_the_shell_that_starts_it() -> None:
+    """Ranks 0 and 1, a process without a rank, and a shell with the words of rank 1's shell."""
+    wait, started = [sys.executable, "-c", "input()"], []
+    for rank, words in ((0, wait), (1, wait), (None, wait), (1, [*wait, "rank_run here"])):
+        env = {**os.environ, MARK: "one-rank"} | ({} if rank is None else {"RANK": str(rank)})
+        started.append(subprocess.Popen(words, env=env, stdin=subprocess.PIPE))
+    try:
+        assert signal_ranks("one-rank", signal.SIGKILL, rank=1) == 1
+        assert started[1].wait(300) == -9
+        assert signal_ranks("one-rank", signal.SIGTERM) == 1
+        assert started[0].wait(300) == -15
+        assert signal_ranks("one-rank", 0) == 0
+        assert none_left("one-rank", 0.0) == 2 and none_left("one-ran", 0.0) == 0
+        assert [p.poll() for p in started[2:]] == [None, None]
+    finally:
+        end_marked("one-rank")
+    for process in started[2:]:
+        assert process.wait(300) == -9
+    assert none_left("one-rank", 5.0) == 0
+
+
+# --- rows, by what a run left ---
+
+
+def write(paths: RunPaths, attempt: int, *records: tuple[str, dict]) -> None:
+    """Leave these records in an attempt's metrics file."""
+    paths.metrics_folder.mkdir(parents=True, exist_ok=True)
+    (paths.attempts / str(attempt)).mkdir(parents=True)
+    with (paths.folder / "log").open("w") as log:
+        writer = MetricWriter(
+            study="drill", run_id=paths.folder.name, attempt=attempt, rank=0,
+            path=paths.metrics(attempt), log=log,
+        )  # fmt: skip
+        for kind, fields in records:
+            writer.write(kind, **fields)
+        writer.close()
+
+
+def saved(iteration: int) -> tuple[str, dict]:
+    return ("checkpoint", {"action": "saved", "iteration": iteration})
+
+
+def loaded(iteration: int) -> tuple[str, dict]:
+    return ("checkpoint", {"action": "loaded", "iteration": iteration})
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "lost"),
+    [
+        ([saved(10), saved(20)], [loaded(20)], 5),
+        ([saved(10), saved(20), saved(26)], [loaded(26)], 0),
+        ([saved(10), saved(20)], [("checkpoint", {"action": "rejected", "iteration": 20}),
+                                  loaded(10)], 15),
+        ([], [], 25),
+    ],
+)  # fmt: skip
+def test_iterations_lost_are_those_done_again(tmp_path: Path, first, then, lost: int) -> None:
+    paths = RunPaths(tmp_path / "kill")
+    write(paths, 0, *first)
+    assert lost_iterations(paths, 25) == 0  # there was no other attempt
+    write(paths, 1, ("startup", {"total_s": 3.0}), *then)
+    assert lost_iterations(paths, 25) == lost
+    assert time.time() - 60 < (startup(paths, 1) or 0) < time.time() + 1
+
+
+def test_the_first_attempt_is_told_as_if_there_had_been_no_other(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path / "kill")
+    write(paths, 0, saved(20))
+    write(paths, 1, ("run_end", {"status": "ok", "reason": ""}))
+    paths.log.write_text(
+        "[jobkit] start: attempt 0 of kill on n1\nsrun: error: n2: task 1: Killed\n"
+        "[jobkit] start: attempt 1 of kill on n1\ndone\n"
+    )
+    assert run_state(paths).status == "ok"
+    state = run_state(first_attempt(paths, None))
+    assert (state.status, state.evidence, state.attempts) == (
+        "failed", "srun: error: n2: task 1: Killed", 1,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changed", "good"),
+    [
+        ({}, True),
+        ({"orphans": None}, True),  # not seen from here
+        ({"final_status": "failed"}, False),
+        ({"note": "it ended before the fault"}, False),
+        ({"same_parameters": False}, False),
+        ({"same_parameters": None}, True),  # of a command they are not compared
+        ({"orphans": 1}, False),
+        ({"where": "", "final_status": ""}, True),  # not possible here
+    ],
+)
+def test_what_is_good(changed: dict, good: bool) -> None:
+    assert replace(GOOD, **changed).good is good
+
+
+def test_the_table_and_the_csv_have_every_row(tmp_path: Path) -> None:
+    rows = [
+        GOOD,
+        Row(fault="scancel", note="not possible here: it needs Slurm"),
+        Row(fault="x", where="h"),
+    ]
+    write_csv(rows, tmp_path / "cli.csv")
+    with (tmp_path / "cli.csv").open() as file:
+        found = list(csv.DictReader(file))
+    assert [row["fault"] for row in found] == ["kill", "scancel", "x"]
+    assert found[0]["detected_s"] == "1.250" and found[0]["same_parameters"] == "yes"
+    assert found[1]["orphans"] == "" and found[1]["note"].endswith("needs Slurm")
+    console = Console(width=100, record=True, file=open(os.devnull, "w"))  # noqa: PTH123, SIM115
+    show(rows, console)
+    text = console.export_text()
+    assert "kill     failed" in text and "1.2 s" in text and "6.5 s" in text and "yes" in text
+    assert "scancel: not possible here: it needs Slurm" in text
+
+
+def test_the_parameters_are_those_of_the_rows_own_folder(tmp_path: Path) -> None:
+    (row,) = with_parameters([GOOD], {f"{tmp_path}/kill": False}, tmp_path)
+    assert row.same_parameters is False and not row.good
+    rows = [GOOD, replace(GOOD, note="lost"), Row(fault="term", note="not possible here")]
+    notes = [row.note for row in with_parameters(rows, {}, tmp_path)]
+    assert notes == ["its parameters could not be compared", "lost", "not possible here"]
+
+
+# --- places ---
+
+
+@pytest.fixture
+def mini(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SlurmPlace:
+    """A place on a minicluster that is not there."""
+    monkeypatch.setenv("JOBKIT_MINICLUSTER_DIR", str(tmp_path))
+    answer = subprocess.CompletedProcess([], 0, "batch\nurgent\n", "")
+    monkeypatch.setattr(drill_slurm, "slurm", lambda *_, **__: answer)
+    return SlurmPlace(Site(name="mini"), {}, None)
+
+
+def test_why_a_fault_is_not_possible(mini: SlurmPlace) -> None:
+    here, kill = LocalPlace(), PROGRAM.case(FAULTS["kill"])
+    assert impossible(here, FAULTS["scancel"]) == "it needs Slurm"
+    assert impossible(here, kill) == impossible(mini, kill) == ""
+    assert mini.urgent == "urgent" and impossible(mini, FAULTS["preemption"]) == ""
+    mini.urgent, mini.sees_processes = None, False  # as on a cluster's login node
+    assert "--urgent-partition" in impossible(mini, FAULTS["preemption"])
+    assert "needs --local or --minicluster" in impossible(mini, kill)
+    assert [n for n, f in FAULTS.items() if PROGRAM.impossible(PROGRAM.case(f))] == ["raise"]
+
+
+def test_the_job_that_preempts_is_charged_as_the_others(
+    mini: SlurmPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[list[str]] = []
+    answer = subprocess.CompletedProcess([], 0, "", "")
+    monkeypatch.setattr(drill_slurm, "slurm", lambda words: called.append(words) or answer)
+    mini.site = Site(name="s", account="of-the-site", qos="high")
+    assert mini.preempt(["n1"]) == ""
+    mini.options = {"account": "given"}
+    assert mini.preempt(["n1"]) == ""
+    charged = [[w for w in words if w.startswith(("--account", "--qos"))] for words in called]
+    assert charged == [["--account=of-the-site", "--qos=high"], ["--account=given", "--qos=high"]]
+
+
+def shown(state: str, restarts: int = 0) -> str:
+    return f"JobId=7 JobState={state} Restarts={restarts} ExitCode=0:0 NodeList=n[1-2]\n"
+
+
+def test_a_jobs_starts_and_ends_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = [
+        *(shown("PENDING"), shown("RUNNING"), ""),  # the controller is away for a moment
+        *(shown("RUNNING"), shown("PREEMPTED"), shown("PENDING")),
+        *(shown("RUNNING", 1), shown("COMPLETING", 1), shown("COMPLETED", 1)),
+    ]
+
+    def answer(words: list[str], **_: str) -> "subprocess.CompletedProcess[str]":
+        text = "n1\nn2\n" if "hostnames" in words else answers.pop(0)
+        return subprocess.CompletedProcess(words, 0, text, "")
+
+    monkeypatch.setattr(drill_slurm, "slurm", answer)
+    job, looks = SlurmStart(job_id="7"), 0
+    while job.look():
+        looks += 1
+    assert looks == 8 and not answers
+    assert (len(job.begins), len(job.ends), job.nodes) == (2, 2, ["n1", "n2"])
+    assert job.begins[0] <= job.ends[0] <= job.begins[1] <= job.ends[1]
+    assert job.said == "Slurm job 7: COMPLETED"
+
+
+def test_a_job_that_slurm_has_forgotten_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some sites' controllers forget a job seconds after its end."""
+    unknown = "slurm_load_jobs error: Invalid job id specified\n"
+    answers = [
+        (0, shown("RUNNING"), ""),
+        (0, "n1\nn2\n", ""),
+        (1, "", "timed out"),
+        (1, "", unknown),
+    ]
+    monkeypatch.setattr(
+        drill_slurm, "slurm", lambda words: subprocess.CompletedProcess(words, *answers.pop(0))
+    )
+    job = SlurmStart(job_id="7")
+    assert [job.look() for _ in range(3)] == [True, True, False]
+    assert job.over and len(job.ends) == 1
+    assert job.said == "Slurm job 7: job not found"
+
+
+# --- the command ---
+
+
+def test_the_list_names_every_fault_and_what_it_needs(capsys) -> None:
+    assert cli.main(["--list"]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert lines.keys() == FAULTS.keys()
+    assert "(needs Slurm)" in lines["scancel"] and "needs" not in lines["kill"]
+    assert "--urgent-partition" in lines["preemption"]
+    for fault in FAULTS.values():
+        assert fault.first and set(fault.first) <= set(STATUSES)
+        # A rank that pauses needs a fault from outside.
+        assert (fault.kind == "hold") == (fault.inject is not None)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--faults", "kil"], "did you mean 'kill'"),
+        (["--at", "61"], "must be from 21 to 60"),
+        (["--after", "3"], "--after is for a command, which comes after --"),
+        (["--"], "-- needs a command after it"),
+        (["--at", "0", "--", "python", "train.py"], "--at 0: must be 1 or more"),
+        (["--after", "400", "--", "python", "train.py"], "must be below --patience 400"),
+        (["--device", "cpu", "--", "python", "train.py"], "a command decides itself"),
+        (["--at", "5", "--after", "9", "--", "python", "train.py"], "give one of them"),
+        (["-A", "project"], "--account: is for Slurm, but the runs start on this machine"),
+        (["--urgent-partition", "high"], "--urgent-partition: is for Slurm"),
+        (["--faults", "scancel", "time-limit"], "no fault can be injected here: scancel: it needs"),
+        (["--name", "../x"], "use letters, digits"),
+        (["--name", "study"], "is a study; choose another"),
+        (["--name", "mine"], "holds other files (notes)"),
+        (["--name", "drill", "--faults", "scancel"], "no fault can be injected here"),
+    ],
+)
+def test_bad_words_are_one_line(
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    monkeypatch.setenv("JOBKIT_LOGS", str(tmp_path))
+    for name, file in (("study", "plan.json"), ("mine", "notes"), ("drill", "drill.csv")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / file).touch()
+    assert cli.main(["--local", *words]) == 2
+    err = capsys.readouterr().err
+    assert said in err and err.count("\n") == 1
+    assert (tmp_path / "mine" / "notes").exists() and (tmp_path / "drill" / "drill.csv").exists()
