@@ -1,63 +1,22 @@
-"""Studies on Slurm: `python run_benchmarks.py` from a login node to the figures."""
+"""Studies on Slurm: from a login node to the figures, and what Slurm refuses."""
 
 import csv
-import json
 import os
 import re
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from jobkit.spec.plan import Plan
-from support.checkout import Checkout, make_checkout, records
+from jobkit.paths import read_json
+from support.checkout import TINY, Checkout, records, until
+from support.no_torch import no_torch
 
 SMALL = ["--study", "demo", "--epochs", "1", "--train-samples", "512", "--test-samples", "256"]
-SMALL += ["--breakdown-iterations", "0"]
-MODEL = """
-import os
-import time
-
-import torch
-
-
-def make():
-    time.sleep(float(os.environ.get("WAIT_S", 0)))
-    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3072, 10))
-"""
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory) -> Checkout:
-    """A checkout whose path has a space in it, and a model that can wait."""
-    folder = tmp_path_factory.mktemp("studies")
-    made = make_checkout(folder / "my kit", folder / "data")
-    (made.folder / "mine.py").write_text(MODEL)
-    return made
-
-
-def bench(cluster, site: Checkout, *words: str, **env: str) -> "subprocess.CompletedProcess[str]":
-    """`python run_benchmarks.py words`, from the checkout."""
-    own = {**site.env, "PYTHONPATH": str(site.folder), **env}
-    command = [sys.executable, "run_benchmarks.py", *words]
-    return cluster.run(*command, cwd=site.folder, env=own, timeout=1200)
-
-
-def jobkit(cluster, site: Checkout, *words: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "jobkit", *words]
-    own = {**site.env, "PYTHONPATH": str(site.folder / "src")}
-    return cluster.run(*command, cwd=site.folder, env=own, timeout=480)
-
-
-def plan_of(site: Checkout, name: str) -> Plan:
-    return Plan.read(site.folder / "logs" / name / "plan.json")
-
-
-def statuses(cluster, site: Checkout, name: str) -> dict[str, str]:
-    shown = json.loads(jobkit(cluster, site, "status", name, "--json").stdout)
-    return {row["run_id"]: row["status"] for row in shown["runs"]}
+SMALL += ["--breakdown-iterations", "0", "--strategies", "ddp", "--global-batch-size", "64"]
+SMALL += ["--threads", "1"]
+SLEEP = ["--gpu-request", "none", "--no-auto", "--", "sleep"]
+needs_accounts = pytest.mark.skipif(os.geteuid() != 0, reason="the accounting knows root only")
 
 
 def known(cluster) -> set[str]:
@@ -65,209 +24,201 @@ def known(cluster) -> set[str]:
     return set(cluster.run("squeue", "-h", "-t", "all", "-o", "%i").stdout.split())
 
 
-def jobs_of(site: Checkout, name: str) -> set[str]:
+def jobs_of(kit: Checkout, name: str) -> set[str]:
     """The arrays of a study, by the records of its runs."""
-    folder = site.folder / "logs" / name
-    ids = [json.loads(path.read_text())["job_id"] for path in folder.glob("*/submission.json")]
-    return {i.split("_")[0] for i in ids}
+    ids = [str(read_json(paths.submission)["job_id"]) for paths in kit.runs(name)]
+    return {job_id.split("_")[0] for job_id in ids}
 
 
-def test_a_study_from_submission_to_figures(cluster, site: Checkout) -> None:
-    """DDP and FSDP at 1 rank and at 2 x 2; results come without the login."""
-    words = [
-        *SMALL,
-        "--name",
-        "whole",
-        "--strategies",
-        "ddp",
-        "fsdp",
-        "--gpus",
-        "1",
-        "2x2",
-    ]
-    done = bench(cluster, site, *words, "--no-wait", "--global-batch-size", "128")
-    assert done.returncode == 0, done.stderr
-    arrays, collector = re.search(r"Slurm jobs ([\d, ]+); job (\d+) then", done.stdout).groups()
-    assert len(arrays.split(",")) == 2  # one sbatch a shape
-    assert cluster.wait(collector, 960) == ("COMPLETED", "0:0")
-    folder = site.folder / "logs" / "whole"
-    with (folder / "results.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert [row["status"] for row in rows] == ["ok"] * 4
-    assert {row["nodes"] for row in rows} == {"1", "2"}
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+# --- trainings ---
+
+
+@pytest.fixture(scope="module")
+def trainings(cluster, kit: Checkout) -> dict[str, str]:
+    """All trainings of these tests at once; the job ids of a ready script and of two collectors."""
+    script = kit.sbatch(cluster, "hpc/train_distributed.sh", *TINY)
+    whole = kit.bench(cluster, *SMALL, "--name", "whole", "--gpus", "2x2", "--no-wait")
+    held = [*SMALL, "--name", "requeued", "--gpus", "1", "--epochs", "3", "--no-wait"]
+    requeued = kit.bench(cluster, *held, "--checkpoint-every", "4", JOBKIT_FAULT="hold@9:0")
+    collectors = {}
+    for name, done in (("whole", whole), ("requeued", requeued)):
+        assert done.returncode == 0, done.stderr
+        collectors[name] = re.search(r"Slurm jobs? \d+; job (\d+) then", done.stdout)[1]
+    return {"script": script, **collectors}
+
+
+def test_a_training_that_is_requeued_resumes_from_its_checkpoint(
+    cluster, kit: Checkout, trainings: dict[str, str]
+) -> None:
+    """USR2 to all processes of the job, the batch shell's as well, with the CONT of Slurm."""
+    (paths,) = kit.runs("requeued")
+    until(paths.fault_marker(0).exists, "iteration 9")
+    for name in ("USR2", "CONT"):
+        cluster.run("scancel", f"--signal={name}", "--full", *jobs_of(kit, "requeued"))
+    assert cluster.wait(trainings["requeued"]) == ("COMPLETED", "0:0"), paths.log.read_text()
+    assert "SIGUSR2" in read_json(paths.outcome(0))["reason"]
+    (loaded,) = records(paths.metrics(1), "checkpoint")[:1]
+    assert loaded["action"] == "loaded" and 9 <= loaded["iteration"] <= 12
+    folder = paths.folder.parent
+    assert [(r["status"], r["attempts"]) for r in rows(folder / "results.csv")] == [("ok", "2")]
+    assert [row["epoch"] for row in rows(folder / "epochs.csv")] == ["0", "1", "2"]
+    assert (folder / "report.html").exists()
+
+
+def test_a_study_from_submission_to_figures(
+    cluster, kit: Checkout, trainings: dict[str, str]
+) -> None:
+    """On 2 x 2 ranks; results come without the login."""
+    assert cluster.wait(trainings["whole"]) == ("COMPLETED", "0:0")
+    folder = kit.folder / "logs" / "whole"
+    (row,) = rows(folder / "results.csv")
+    assert (row["status"], row["nodes"], row["world_size"]) == ("ok", "2", "4")
+    assert float(row["val_loss"]) > 0 and float(row["throughput"]) > 0
     assert (folder / "figures" / "time_per_epoch.png").stat().st_size > 10_000
-    losses = [float(row["val_loss"]) for row in rows]
-    assert losses == pytest.approx([losses[0]] * 4, rel=1e-4)
 
 
-def test_the_same_losses_as_on_this_machine(cluster, site: Checkout) -> None:
-    """Follows the study above: the local launcher's run of the same spec."""
-    words = [*SMALL, "--name", "here", "--site", "local", "--strategies", "ddp", "--gpus", "1"]
-    assert bench(cluster, site, *words, "--global-batch-size", "128").returncode == 0
-    (run_id,) = plan_of(site, "here").runs
-    losses = [
-        records(site.folder / "logs" / study / run_id / "metrics" / "0.jsonl", "epoch")[-1]
-        for study in ("here", "whole")
-    ]
-    assert losses[0]["val_loss"] == pytest.approx(losses[1]["val_loss"], rel=1e-6)
+def test_a_ready_script_trains(cluster, kit: Checkout, trainings: dict[str, str]) -> None:
+    job_id = trainings["script"]
+    assert cluster.wait(job_id) == ("COMPLETED", "0:0"), kit.log(job_id)
+    (start,) = records(kit.single(job_id).metrics(0), "run_start")[:1]
+    assert (start["nodes"], start["world_size"], start["job_id"]) == (2, 2, job_id)
+    assert "backend gloo, 2 processes on 2 nodes" in kit.log(job_id)
 
 
-def test_a_dry_run_is_byte_for_byte_what_is_submitted(cluster, site: Checkout) -> None:
-    words = [*SMALL, "--name", "same", "--strategies", "ddp", "--gpus", "1", "2x1", "--time", "5"]
+@pytest.mark.parametrize(
+    ("script", "nodes"), [("train_distributed_multinode.sh", 4), ("train_distributed_gpu.sh", 1)]
+)
+def test_the_other_ready_scripts_start_four_ranks(
+    cluster, kit: Checkout, script: str, nodes: int
+) -> None:
+    """The ranks are stand-ins, a shell each: what they are given counts."""
+    tell = "echo I am $RANK of $WORLD_SIZE, $LOCAL_RANK of $LOCAL_WORLD_SIZE on $NODE_RANK"
+    text = (kit.folder / "hpc" / script).read_text().replace(" --device cpu", "")
+    (kit.folder / f"told-{script}").write_text(text)
+    job_id = kit.sbatch(cluster, f"told-{script}", "--", "sh", "-c", tell)
+    assert cluster.wait(job_id) == ("COMPLETED", "0:0"), kit.log(job_id)
+    own = 4 // nodes
+    told = [line for line in kit.log(job_id).split("\n") if line.startswith("I am")]
+    assert sorted(told) == [f"I am {r} of 4, {r % own} of {own} on {r // own}" for r in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [
+        (["--nodes=2", "--ntasks=3"], "give --nodes and --ntasks-per-node, and not --ntasks"),
+        pytest.param(["--ntasks=2"], "belongs to another job or run", marks=pytest.mark.long),
+    ],
+    ids=["uneven", "another job"],
+)
+def test_ranks_that_cannot_train_together_say_why(
+    cluster, kit: Checkout, step: list[str], said: str, tmp_path: Path
+) -> None:
+    """Uneven tasks; and the same master and port, but of jobs with other restart counts."""
+    light = no_torch(tmp_path / "stand-in") if "--nodes=2" in step else ""
+    differ = 'export SLURM_RESTART_COUNT=$SLURM_PROCID; exec python -m jobkit.payload.main "$@"'
+    env = kit.env | {"MASTER_PORT": "12345", "PYTHONPATH": f"{light}:{kit.folder / 'src'}"}
+    command = ["srun", *step, "bash", "-c", differ, "x", *TINY]
+    done = cluster.run(*command, cwd=kit.folder, env=env)
+    assert done.returncode != 0 and said in done.stderr
+
+
+# --- the launcher ---
+
+
+def test_a_dry_run_is_byte_for_byte_what_is_submitted(cluster, kit: Checkout) -> None:
+    words = ["--name", "same", "--gpus", "1", "2x1", "--time", "5", "--sbatch=--hold"]
     words += ["--repeats", "2", "--comment", 'it\'s "one", $HOME']
     before = known(cluster)
-    dry = bench(cluster, site, *words, "--dry-run")
+    dry = kit.bench(cluster, *words, "--dry-run", *SLEEP, "1")
     assert dry.returncode == 0, dry.stderr
-    assert known(cluster) <= before
-    assert not (site.folder / "logs" / "same").exists()
-    assert bench(cluster, site, *words, "--no-wait", "--no-collect").returncode == 0
-    scripts = {p.read_text() for p in (site.folder / "logs" / "same").glob("*/job.sh")}
+    assert known(cluster) <= before and not (kit.folder / "logs" / "same").exists()
+    kit.start(cluster, "same", *words[2:], *SLEEP, "1")
+    scripts = {p.read_text() for p in (kit.folder / "logs" / "same").glob("*/job.sh")}
     assert len(scripts) == 2
     assert all(script in dry.stdout for script in scripts)
-    jobkit(cluster, site, "cancel", "same")
+    kit.python(cluster, "-m", "jobkit", "cancel", "same")
+    assert set(kit.statuses(cluster, "same").values()) == {"cancelled"}
 
 
-def test_cancelled_told_and_only_the_rest_is_submitted_again(cluster, site: Checkout) -> None:
-    model = ["--model", "mine:make", "--strategies", "ddp", "--gpus", "1", "--repeats", "3"]
-    words = [*SMALL, "--name", "again", *model, "--no-collect"]
-    started = bench(cluster, site, *words, "--max-running", "1", "--no-wait", WAIT_S="600")
-    assert started.returncode == 0, started.stderr
-    (job_id,) = jobs_of(site, "again")
-    cluster.wait_for(f"{job_id}_0", JobState="RUNNING")
-    found = statuses(cluster, site, "again")
-    assert sorted(found.values()) == ["pending", "pending", "running"]
-    assert "is under way" not in bench(cluster, site, *words, "--no-wait").stderr
-    assert jobs_of(site, "again") == {job_id}, "a run under way was submitted once more"
-    assert "its runs were ended" in jobkit(cluster, site, "cancel", "again").stdout
-    assert set(statuses(cluster, site, "again").values()) == {"cancelled"}
-    collected = cluster.run(
-        sys.executable, "collect_results.py", "again", cwd=site.folder, env=site.env
-    )
+def test_cancelled_told_and_only_the_rest_is_submitted_again(cluster, kit: Checkout) -> None:
+    text = "import os, time; time.sleep(float(os.environ.get('WAIT_S', 0)))"
+    words = ["--gpus", "1", "--repeats", "3", "--max-running", "1", "--no-auto"]
+    command = ["--", sys.executable, "-c", text]
+    (job_id,) = kit.start(cluster, "rest", *words, *command, WAIT_S="600")
+    cluster.running(f"{job_id}_0")
+    assert sorted(kit.statuses(cluster, "rest").values()) == ["pending", "pending", "running"]
+    kit.bench(cluster, "--name", "rest", "--no-wait", "--no-collect", *words, *command)
+    assert jobs_of(kit, "rest") == {job_id}, "a run under way was submitted once more"
+    ended = kit.python(cluster, "-m", "jobkit", "cancel", "rest")
+    assert "its runs were ended" in ended.stdout
+    assert set(kit.statuses(cluster, "rest").values()) == {"cancelled"}
+    collected = kit.python(cluster, "collect_results.py", "rest")
     assert collected.returncode == 3 and "cancelled" in collected.stdout
-    only = bench(cluster, site, *words, "--only", "timeout", "--no-wait")
-    assert "none to start" in only.stdout
-    again = bench(cluster, site, *words)
+    again = kit.bench(cluster, "--name", "rest", "--no-collect", *words, *command)
     assert again.returncode == 0, again.stdout
-    assert set(statuses(cluster, site, "again").values()) == {"ok"}
+    assert set(kit.statuses(cluster, "rest").values()) == {"ok"}
 
 
-def test_a_job_killed_from_outside_is_not_lost(cluster, site: Checkout) -> None:
-    words = [*SMALL, "--name", "lost", "--model", "mine:make", "--strategies", "ddp", "--gpus", "1"]
-    bench(cluster, site, *words, "--no-wait", "--no-collect", WAIT_S="600")
-    (job_id,) = jobs_of(site, "lost")
-    cluster.wait_for(job_id, JobState="RUNNING")
-    time.sleep(2)
-    cluster.run("scancel", "--signal=KILL", "--full", job_id)
-    cluster.wait(job_id)
-    (status,) = statuses(cluster, site, "lost").values()
-    assert status in ("failed", "cancelled")
-
-
-def test_within_one_allocation_on_the_same_nodes(cluster, site: Checkout) -> None:
-    words = [*SMALL, "--name", "within", "--strategies", "ddp", "--gpus", "1", "2x2"]
-    done = bench(cluster, site, *words, "--within-allocation", "--no-collect")
-    assert done.returncode == 0, done.stdout
-    assert len(jobs_of(site, "within")) == 1
-    folder = site.folder / "logs" / "within"
-    starts = [records(path, "run_start")[0] for path in folder.glob("*/metrics/0.jsonl")]
-    assert sorted(start["world_size"] for start in starts) == [1, 4]
-    nodes = [
-        set(start["node_list"].split(",")) for start in sorted(starts, key=lambda s: s["nodes"])
-    ]
-    assert nodes[0] < nodes[1]
+def test_a_hundred_runs_are_one_call(cluster, kit: Checkout) -> None:
+    words = ["--gpus", "1", "--repeats", "100", "--sbatch=--hold", *SLEEP, "1"]
+    assert len(kit.start(cluster, "many", *words)) == 1
+    assert list(kit.statuses(cluster, "many").values()) == ["pending"] * 100
+    kit.python(cluster, "-m", "jobkit", "cancel", "many")
 
 
 REFUSED = [
     (["-p", "nix"], "known partitions: batch"),
-    (["--gpus", "1x5"], "site 'minicluster' has 4"),
     (["--gpus", "9x4"], "sbatch rejected the job"),
-    (["--time", "1:2:3:4"], "must be minutes, HH:MM:SS or D-HH:MM:SS"),
-    (["--time", "soon"], "must be minutes"),
     (["-C", "nosuch"], "Invalid feature"),
     (["-w", "n99"], "Invalid node name"),
-    (["--max-node-hours", "0.1"], "more than --max-node-hours"),
-    (["--site", "minicluter"], "did you mean 'minicluster'"),
-    (["--site", "broken.toml"], "did you mean 'partition'"),
     (["--sbatch", "--nosuch=1"], "unrecognized option"),
-    (["--sbatch", "--nodes=3"], "jobkit sets this itself"),
+    pytest.param(["-A", "nix"], "known accounts: root", marks=needs_accounts),
+    pytest.param(["-q", "nix"], "known QOS: normal", marks=needs_accounts),
 ]
 
 
-@pytest.mark.parametrize(("words", "said"), REFUSED, ids=[" ".join(w) for w, _ in REFUSED])
-def test_refused_in_one_line_with_nothing_submitted(
-    cluster, site: Checkout, words: list[str], said: str
+@pytest.mark.parametrize(("words", "said"), REFUSED)
+def test_what_slurm_refuses_is_one_line_with_nothing_submitted(
+    cluster, kit: Checkout, words: list[str], said: str
 ) -> None:
-    (site.folder / "broken.toml").write_text("partitoin = 'batch'\n")
     before = known(cluster)
-    done = bench(cluster, site, *SMALL, "--name", "refused", "--no-wait", *words)
+    done = kit.bench(cluster, *SMALL, "--name", "refused", "--no-wait", *words)
     assert done.returncode == 2, done.stdout
     assert said in done.stderr and done.stderr.count("\n") == 1, done.stderr
     assert known(cluster) <= before
-    assert not (site.folder / "logs" / "refused").exists()
+    assert not (kit.folder / "logs" / "refused").exists()
 
 
-@pytest.fixture(scope="module")
-def strict(make_cluster):
-    """A cluster that knows its accounts, as those of most sites do."""
-    return make_cluster("--enforce", "--nodes=1")
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="the accounting knows root, and no other user")
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [(["-A", "nix"], "known accounts: root"), (["-q", "nix"], "known QOS: normal")],
-)
-def test_an_unknown_account_or_qos_is_refused_with_the_known_ones(
-    strict, site: Checkout, words: list[str], said: str
-) -> None:
-    done = bench(strict, site, *SMALL, "--name", "refused", "--no-wait", *words)
-    assert done.returncode == 2, done.stdout
-    assert said in done.stderr and done.stderr.count("\n") == 1, done.stderr
-    assert not (site.folder / "logs" / "refused").exists()
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="the accounting knows root, and no other user")
-def test_a_study_above_the_limit_of_submitted_jobs_goes_on(strict, site: Checkout) -> None:
-    limit = ["sacctmgr", "-i", "modify", "user", "root", "set"]
-    words = ["--name", "limited", "--gpus", "1", "--repeats", "3", "--no-collect", "--no-auto"]
-    # Long enough that none has ended as the third is refused.
-    words += ["--gpu-request", "none", "--", "sleep", "20"]
-    assert strict.run(*limit, "MaxSubmitJobs=2").returncode == 0
-    try:
-        part = bench(strict, site, "--no-wait", *words)
-        assert part.returncode == 3, part.stderr
-        assert "1 runs were not submitted" in part.stdout and "job submit limit" in part.stdout
-        whole = bench(strict, site, *words)
-        assert whole.returncode == 0, whole.stdout + whole.stderr
-        assert "all 3 runs are ok" in whole.stdout
-    finally:
-        assert strict.run(*limit, "MaxSubmitJobs=-1").returncode == 0
-
-
-def test_no_slurm_commands_with_a_site_of_slurm(site: Checkout, tmp_path: Path) -> None:
-    path = {"PATH": f"{Path(sys.executable).parent}:{tmp_path}"}
-    command = [sys.executable, "run_benchmarks.py", *SMALL, "--site", "slurm"]
-    env = {**site.env, **path}
-    done = subprocess.run(command, cwd=site.folder, env=env, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "no 'sbatch' on PATH" in done.stderr and done.stderr.count("\n") == 1
-
-
-def test_a_controller_that_does_not_answer_is_one_line(cluster, site: Checkout, tmp_path) -> None:
+def test_a_controller_that_does_not_answer_is_one_line(cluster, kit: Checkout, tmp_path) -> None:
     text = cluster.layout.slurm_conf.read_text()
     dead = tmp_path / "slurm.conf"
-    dead.write_text(
-        re.sub(r"(?m)^SlurmctldPort=.*", "SlurmctldPort=9", text) + "\nMessageTimeout=2\n"
-    )
-    done = bench(cluster, site, *SMALL, "--name", "dead", "--no-wait", SLURM_CONF=str(dead))
+    text = re.sub(r"(?m)^SlurmctldPort=.*", "SlurmctldPort=9", text)
+    dead.write_text(f"{text}\nMessageTimeout=2\n")
+    done = kit.bench(cluster, *SMALL, "--name", "dead", "--no-wait", SLURM_CONF=str(dead))
     assert done.returncode == 2, done.stdout
     assert done.stderr.count("\n") == 1 and "Unable to contact slurm controller" in done.stderr
 
 
-def test_a_hundred_runs_are_one_call(cluster, site: Checkout) -> None:
-    words = ["--name", "many", "--strategies", "ddp", "--gpus", "1", "--repeats", "100"]
-    done = bench(cluster, site, *SMALL, *words, "--no-wait", "--no-collect", "--sbatch=--hold")
-    assert done.returncode == 0, done.stderr
-    assert len(jobs_of(site, "many")) == 1
-    assert list(statuses(cluster, site, "many").values()) == ["pending"] * 100
-    jobkit(cluster, site, "cancel", "many")
+@needs_accounts
+def test_what_is_above_the_limit_of_submitted_jobs_is_left_to_the_same_command(
+    cluster, kit: Checkout
+) -> None:
+    cluster.run("scancel", "--user=root")  # all count
+    until(lambda: not cluster.run("squeue", "-h").stdout.strip(), "the end of all jobs")
+    limit = ["sacctmgr", "-i", "modify", "user", "root", "set"]
+    words = ["--name", "limited", "--gpus", "1", "--repeats", "3", "--no-collect", *SLEEP, "10"]
+    assert cluster.run(*limit, "MaxSubmitJobs=2").returncode == 0
+    try:
+        part = kit.bench(cluster, "--no-wait", *words)
+        assert part.returncode == 3, part.stderr
+        assert "not submitted" in part.stdout + part.stderr
+    finally:
+        assert cluster.run(*limit, "MaxSubmitJobs=-1").returncode == 0
+    whole = kit.bench(cluster, *words)
+    assert whole.returncode == 0, whole.stdout + whole.stderr
+    assert set(kit.statuses(cluster, "limited").values()) == {"ok"}

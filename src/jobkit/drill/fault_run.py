@@ -2,13 +2,14 @@
 
 import contextlib
 import shutil
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from jobkit.drill.faults import FaultCase
-from jobkit.drill.place import MARK, LocalPlace, Started, end_marked, none_left
+from jobkit.drill.place import MARK, LocalPlace, Started, end_marked, none_left, signal_ranks
 from jobkit.drill.program import Command, Training
 from jobkit.drill.row import Row, first_attempt
 from jobkit.drill.slurm import SlurmPlace, SlurmStart, first_row
@@ -60,13 +61,28 @@ class FaultRun:
         """The latest start of the run."""
         return self.starts[-1]
 
-    # --- for the actions of a fault -------------------------------------------------------------
-
-    def preempt(self) -> None:
-        """Submit a job that preempts the run on its nodes."""
-        assert isinstance(self.place, SlurmPlace)
-        refused = self.place.preempt(self.nodes())
-        self.check(not refused, f"the preempting job was refused: {refused}")
+    def inject(self) -> None:
+        """Inject the fault from outside."""
+        self.injected_at = time.time()
+        match self.fault.action:
+            case "warn":
+                self.place.warn(self.started)
+            case "term":
+                self.place.terminate_ranks(self.started, self.mark)
+            case "cancel":
+                self.started.cancel()
+            case "limit":  # Slurm injects it
+                minutes = int(str(self.fault.options["time"]))
+                self.injected_at = self.started.begins[0] + 60 * minutes
+            case "preempt":
+                assert isinstance(self.place, SlurmPlace)
+                refused = self.place.preempt(self.nodes())
+                self.check(not refused, f"the preempting job was refused: {refused}")
+            case "kill" | "hang":  # of a command; jobkit's training does it to itself
+                number = signal.SIGKILL if self.fault.action == "kill" else signal.SIGSTOP
+                self.wait(
+                    "a process of rank 1", lambda: signal_ranks(self.mark, number, rank=1) > 0
+                )
 
     def nodes(self) -> list[str]:
         """The nodes of the first start."""
@@ -125,13 +141,15 @@ class FaultRun:
         fault = self.fault
         self.paths.folder.mkdir(parents=True)
         self._start(fault.options, self.place.name == "here")
-        there = self.program.reached
-        self.wait("the injection point", lambda: there(self) or not self.started.look())
-        too_late = fault.inject and not self.started.look()
-        self.check(there(self) and not too_late, f"the run {self.started.said} before the fault")
-        if fault.inject:
-            self.injected_at = time.time()
-            fault.inject(self)
+
+        def there() -> bool:
+            return self.program.reached(self.paths, self.started)
+
+        self.wait("the injection point", lambda: there() or not self.started.look())
+        too_late = fault.action and not self.started.look()
+        self.check(there() and not too_late, f"the run {self.started.said} before the fault")
+        if fault.action:
+            self.inject()
         else:  # the program did it
             self.injected_at = self.paths.fault_marker(0).stat().st_mtime
         self.say(f"{fault.name}: injected {self.program.where()}")

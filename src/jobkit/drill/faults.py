@@ -1,16 +1,10 @@
-"""The faults of a drill: the injection of each, its requirements, and the expected status."""
+"""The faults of a drill: how each is injected, what it needs, and the expected status."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from jobkit.launch.slurm.options import Options
 
-if TYPE_CHECKING:
-    from jobkit.drill.fault_run import FaultRun
-
 TIME_LIMIT_MIN = 2  # with one, Slurm's shortest, a loaded machine does not reach the injection
-Act = Callable[["FaultRun"], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,32 +19,7 @@ class FaultCase:
     needs: str = ""  # urgent: a partition that preempts; processes: of the ranks, on this machine
     settings: dict[str, object] = field(default_factory=dict)  # beside the drill's own
     options: Options = field(default_factory=dict)  # of sbatch, for the first start
-    inject: Act | None = None  # from outside, once the rank pauses
-
-
-def _warn(run: "FaultRun") -> None:
-    run.place.warn(run.started)
-
-
-def _terminate(run: "FaultRun") -> None:
-    run.place.terminate_ranks(run.started, run.mark)
-
-
-def _cancel(run: "FaultRun") -> None:
-    run.started.cancel()
-
-
-def _preempt(run: "FaultRun") -> None:
-    run.preempt()
-
-
-def time_limit(minutes: int) -> Act:
-    """The action that waits for the time limit of a job."""
-
-    def act(run: "FaultRun") -> None:
-        run.injected_at = run.started.begins[0] + 60 * minutes
-
-    return act
+    action: str = ""  # from outside, once the rank pauses: FaultRun.inject
 
 
 _FAILED = ("failed",)
@@ -70,20 +39,20 @@ FAULTS: dict[str, FaultCase] = {
             name="warning",
             text="USR2, the warning signal before a time limit",
             first=("preempted",),
-            inject=_warn,
+            action="warn",
         ),
         FaultCase(
             name="term",
             text="SIGTERM to the ranks (on Slurm: to the job step)",
             first=("preempted",),
-            inject=_terminate,
+            action="term",
         ),
         FaultCase(
             name="scancel",
             text="the job is cancelled with scancel",
             first=("cancelled",),
             where=("slurm",),
-            inject=_cancel,
+            action="cancel",
         ),
         FaultCase(
             name="time-limit",
@@ -91,7 +60,7 @@ FAULTS: dict[str, FaultCase] = {
             first=("timeout",),
             where=("slurm",),
             options={"time": str(TIME_LIMIT_MIN)},
-            inject=time_limit(TIME_LIMIT_MIN),
+            action="limit",
         ),
         FaultCase(
             name="preemption",
@@ -100,7 +69,7 @@ FAULTS: dict[str, FaultCase] = {
             where=("slurm",),
             needs="urgent",
             options={"exclusive": True},
-            inject=_preempt,
+            action="preempt",
         ),
     )
 }

@@ -7,15 +7,14 @@ none: it is hit while it runs, once it has recorded so many steps or has run for
 import io
 import math
 import re
-import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from jobkit.drill.faults import Act, FaultCase, time_limit
-from jobkit.drill.place import Size, compare, signal_ranks
+from jobkit.drill.faults import FaultCase
+from jobkit.drill.place import Size, Started, compare
 from jobkit.drill.row import (
     Row,
     lost_iterations,
@@ -33,9 +32,6 @@ from jobkit.paths import RunPaths
 from jobkit.spec.command_spec import CommandSpec
 from jobkit.spec.planned import PlannedRun
 from jobkit.spec.runspec import RunSpec
-
-if TYPE_CHECKING:
-    from jobkit.drill.fault_run import FaultRun
 
 # 64 iterations, with a checkpoint at every tenth and in the end.
 TRAINING: dict[str, object] = {
@@ -85,8 +81,9 @@ class Training:
         rank = 0 if fault.kind == "hold" else 1
         return {"JOBKIT_FAULT": f"{fault.kind}@{self.at}:{rank}"} if fault.kind else {}
 
-    def reached(self, run: "FaultRun") -> bool:
-        return run.paths.fault_marker(0).exists()
+    def reached(self, paths: RunPaths, started: Started) -> bool:
+        """Whether the first attempt is where the fault is injected."""
+        return paths.fault_marker(0).exists()
 
     def where(self) -> str:
         return f"after iteration {self.at}"
@@ -126,10 +123,9 @@ class Command:
     minutes: int  # the time limit of a job
 
     def case(self, fault: FaultCase) -> FaultCase:
-        if fault.name not in _SIGNALLED:
+        if fault.name not in ("kill", "hang"):
             return fault
-        inject = _signal_one(_SIGNALLED[fault.name])
-        return replace(fault, kind="hold", needs="processes", inject=inject)
+        return replace(fault, kind="hold", needs="processes", action=fault.name)
 
     def impossible(self, fault: FaultCase) -> str:
         return "" if fault.kind == "hold" else "only jobkit's own training does this to itself"
@@ -143,11 +139,10 @@ class Command:
     def environment(self, fault: FaultCase) -> dict[str, str]:
         return {}
 
-    def reached(self, run: "FaultRun") -> bool:
+    def reached(self, paths: RunPaths, started: Started) -> bool:
         if self.after_s is None:
-            return max(steps_of(run.paths, 0, _NEWEST_BYTES), default=0) >= self.at
-        begins = run.started.begins
-        return bool(begins) and time.time() - begins[0] >= self.after_s
+            return max(steps_of(paths, 0, _NEWEST_BYTES), default=0) >= self.at
+        return bool(started.begins) and time.time() - started.begins[0] >= self.after_s
 
     def where(self) -> str:
         return f"after step {self.at}" if self.after_s is None else f"after {self.after_s:g} s"
@@ -182,7 +177,7 @@ class Command:
             )
         # A warning before the limit could come before the injection point.
         options = {**fault.options, "time": str(minutes), "signal": "CONT@1"}
-        return replace(fault, options=options, inject=time_limit(minutes))
+        return replace(fault, options=options)
 
     def redone(self, paths: RunPaths) -> int | None:
         """By the numbers in [METRIC] lines: a meter counts from 1 in each attempt.
@@ -204,18 +199,6 @@ class Command:
 
     def compared(self, rows: list[Row], reference: Path) -> list[Row]:
         return rows
-
-
-def _signal_one(number: int) -> Act:
-    """Send a signal to rank 1, with all that it has started."""
-
-    def act(run: "FaultRun") -> None:
-        run.wait("a process of rank 1", lambda: signal_ranks(run.mark, number, rank=1) > 0)
-
-    return act
-
-
-_SIGNALLED = {"kill": signal.SIGKILL, "hang": signal.SIGSTOP}
 
 
 def steps_of(paths: RunPaths, attempt: int, log_bytes: int = TAIL_BYTES) -> list[int]:

@@ -198,11 +198,11 @@ def test_a_command_without_records_is_hit_after_so_many_seconds(tmp_path: Path) 
     timed = replace(PROGRAM, after_s=20)
     run = fault_run(tmp_path, FAULTS["term"], timed)
     run.starts.append(Started())
-    assert not timed.reached(run)
+    assert not timed.reached(run.paths, run.started)
     run.started.begins.append(time.time() + 1000)
-    assert not timed.reached(run)
+    assert not timed.reached(run.paths, run.started)
     run.started.begins[0] = time.time() - 21
-    assert timed.reached(run) and timed.where() == "after 20 s"
+    assert timed.reached(run.paths, run.started) and timed.where() == "after 20 s"
 
 
 @pytest.mark.parametrize(
@@ -244,8 +244,7 @@ def test_a_time_limit_comes_after_the_injection_point(
     assert fault.options["time"] == str(minutes)
     run = fault_run(tmp_path, fault, command)
     run.starts.append(Started(begins=[1000.0]))
-    assert fault.inject is not None
-    fault.inject(run)
+    run.inject()
     assert run.injected_at == 1000 + 60 * minutes
 
 
@@ -471,7 +470,7 @@ def test_the_list_names_every_fault_and_what_it_needs(capsys) -> None:
     for fault in FAULTS.values():
         assert fault.first and set(fault.first) <= set(STATUSES)
         # A rank that pauses needs a fault from outside.
-        assert (fault.kind == "hold") == (fault.inject is not None)
+        assert (fault.kind == "hold") == bool(fault.action)
 
 
 @pytest.mark.parametrize(
