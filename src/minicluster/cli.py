@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from minicluster import cluster, crash, links, machine, packages, slurm
+from minicluster import cluster, crash, links, slurm
 from minicluster.config import Options
 from minicluster.errors import ClusterError, Interrupted, UsageError
 from minicluster.layout import DIR_VARIABLE, Layout, check_root, default_root
@@ -33,7 +33,6 @@ examples:
   hpc/minicluster kill n2 --jobs            power loss of a node; kill n2: only its slurmd
   hpc/minicluster start n2                  restart its slurmd; likewise slurmctld
   hpc/minicluster up --memory-limits        jobs over their --mem are killed
-  sudo hpc/minicluster up --energy          sacct's ConsumedEnergyRaw, simulated: 100 W a node
   hpc/minicluster up --dir /tmp/second      a second cluster beside the first
 
 exit codes: 0 ok; 1 failed, or a daemon does not run; 2 wrong usage, or missing packages
@@ -69,8 +68,7 @@ def parser() -> argparse.ArgumentParser:
         "state of nodes and daemons; exit code 1 if a daemon does not run",
     )
     _command(commands, "env", _env, 'shell lines for eval "$(hpc/minicluster env)"')
-    down = _command(commands, "down", _down, "end the cluster and delete its folder")
-    down.add_argument("--keep-logs", action="store_true", help="keep the logs in the folder")
+    _command(commands, "down", _down, "end the cluster and delete its folder")
     link = _command(commands, "link", _link, "cut, slow or heal links of nodes (--netns)")
     link.add_argument("action", choices=["cut", "slow", "heal"])
     link.add_argument(
@@ -83,7 +81,6 @@ def parser() -> argparse.ArgumentParser:
     )
     start = _command(commands, "start", _start, "restart a killed slurmd or slurmctld")
     start.add_argument("name", metavar="NODE|slurmctld")
-    _command(commands, "install", _install, "install the Debian packages (as root, or in CI)")
     return top
 
 
@@ -95,12 +92,11 @@ def _command(
 ) -> argparse.ArgumentParser:
     made = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
     made.set_defaults(function=function)
-    if name != "install":
-        made.add_argument(
-            "--dir",
-            metavar="DIR",
-            help=f"the cluster's folder (default: ${DIR_VARIABLE}, else {default_root()})",
-        )
+    made.add_argument(
+        "--dir",
+        metavar="DIR",
+        help=f"the cluster's folder (default: ${DIR_VARIABLE}, else {default_root()})",
+    )
     return made
 
 
@@ -115,7 +111,7 @@ def _add_options(up: argparse.ArgumentParser) -> None:
         up.add_argument(
             f"--{name}", type=int, default=value, metavar="N", help=f"{text} (default: {value})"
         )
-    ports = "first of its ports, 200 for each 89 nodes (default: free)"
+    ports = "first of its 400 ports (default: free)"
     up.add_argument("--port", type=int, metavar="P", help=ports)
     for name, text in (
         ("no-accounting", "no slurmdbd, no MariaDB, no sacct; faster"),
@@ -123,7 +119,6 @@ def _add_options(up: argparse.ArgumentParser) -> None:
         ("netns", "each node in a network namespace (needs root)"),
         ("memory-limits", "kill jobs that use more than their --mem"),
         ("enforce", "jobs need an account and a QOS that exist in the accounting"),
-        ("energy", "nodes have a counter of energy, simulated at 100 W each (needs root)"),
     ):
         up.add_argument(f"--{name}", action="store_true", help=text)
 
@@ -159,7 +154,6 @@ def _up(arguments: argparse.Namespace) -> int:
         netns=arguments.netns,
         memory_limits=arguments.memory_limits,
         enforce=arguments.enforce,
-        energy=arguments.energy,
     )
     start = time.monotonic()
     current, how = cluster.up(layout, options, arguments.port, _say)
@@ -222,11 +216,8 @@ def _env(arguments: argparse.Namespace) -> int:
 
 def _down(arguments: argparse.Namespace) -> int:
     layout = _layout(arguments)
-    if not cluster.down(layout, arguments.keep_logs):
-        _say(f"no cluster in {layout.root}")
-        return 0
-    kept = f"; its logs are in {layout.log}" if arguments.keep_logs and layout.log.exists() else ""
-    _say(f"down: {layout.root}{kept}")
+    there = cluster.down(layout)
+    _say(f"down: {layout.root}" if there else f"no cluster in {layout.root}")
     return 0
 
 
@@ -244,13 +235,6 @@ def _kill(arguments: argparse.Namespace) -> int:
 
 def _start(arguments: argparse.Namespace) -> int:
     _say(crash.start(_layout(arguments), arguments.name, _say))
-    return 0
-
-
-def _install(_: argparse.Namespace) -> int:
-    every = machine.packages(Options(netns=True))
-    if not packages.install(lambda: machine.missing(every), _say):
-        _say(f"installed already: {', '.join(every)}")
     return 0
 
 

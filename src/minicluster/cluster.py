@@ -14,7 +14,7 @@ from types import FrameType
 from minicluster import config, locks, machine, network, ownership, slurm, state
 from minicluster.config import Options, Plan
 from minicluster.daemons import Starter
-from minicluster.errors import ClusterError, DaemonError, Interrupted, UsageError
+from minicluster.errors import ClusterError, Interrupted, UsageError
 from minicluster.layout import Layout
 from minicluster.processes import find_all, stop, wait_until
 from minicluster.state import State
@@ -40,16 +40,16 @@ def up(
         current = state.load(layout)
         if current is not None and current.healthy():
             return _same(current, options, layout), "was up"
-        crashed = current is not None and current.phase != "down"
+        crashed = current is not None
         if crashed:
             say("the previous cluster has crashed; removing its remains")
         with interruptible(), locks.port_block(layout, options.nodes, port) as ports:
             take_down(layout)
             try:
                 made = _bring_up(layout, options, ports, found, say)
-            except BaseException as error:
+            except BaseException:
                 with uninterruptible():
-                    take_down(layout, keep_logs=isinstance(error, DaemonError))
+                    take_down(layout)
                 raise
         return made, "made again" if crashed else "made"
 
@@ -149,16 +149,16 @@ def check_folder(layout: Layout) -> None:
         )
 
 
-def down(layout: Layout, keep_logs: bool) -> bool:
+def down(layout: Layout) -> bool:
     """Take the cluster down; False when there was nothing."""
     with locked(layout), uninterruptible():
         check_folder(layout)
         there = layout.root.exists() or bool(find_all(layout))
-        take_down(layout, keep_logs=keep_logs)
+        take_down(layout)
         return there
 
 
-def take_down(layout: Layout, keep_logs: bool = False) -> None:
+def take_down(layout: Layout) -> None:
     """End every process of the cluster, and remove all that it made; idempotent."""
     current = state.load(layout)
     recorded = [p for p in current.processes if current.alive(p)] if current else []
@@ -168,10 +168,7 @@ def take_down(layout: Layout, keep_logs: bool = False) -> None:
     stop(find_all(layout), _GRACE_S)  # jobs, slurmstepd, and what was not written down
     stop(recorded, _GRACE_S)  # another program may have hidden its environment from us
     network.remove(layout)
-    if current and keep_logs:
-        _keep_logs(layout, current)
-    else:
-        _delete(layout)
+    _delete(layout)
 
 
 def _delete(layout: Layout) -> None:
@@ -192,16 +189,6 @@ def _cancel_jobs(layout: Layout) -> None:
         for partition in ("batch", "urgent"):
             slurm.ask(layout, "scancel", f"--partition={partition}", timeout_s=2.0)
         wait_until(lambda: not slurm.ask(layout, "squeue", "--noheader", timeout_s=2.0), 2.0, 0.1)
-
-
-def _keep_logs(layout: Layout, current: State) -> None:
-    for path in layout.root.iterdir():
-        if path.is_dir() and path != layout.log:
-            shutil.rmtree(path)
-    for path in (layout.munge_key, layout.slurmdbd_conf, layout.database_sql):
-        path.unlink(missing_ok=True)
-    current.phase, current.processes, current.faults = "down", [], []
-    state.save(layout, current)
 
 
 def running(layout: Layout, reading: bool = False) -> State:

@@ -29,7 +29,6 @@ class Options:
     netns: bool = False
     memory_limits: bool = False
     enforce: bool = False  # jobs need an account and a QOS that the accounting knows
-    energy: bool = False  # the nodes have a counter of energy, simulated
 
     def __post_init__(self) -> None:
         for name, value, low, high in (
@@ -87,7 +86,6 @@ def slurm_conf(plan: Plan) -> str:
         _controller(plan),
         _scheduling(plan),
         _limits(plan),
-        _energy(plan),
         _accounting(plan),
         _nodes(plan),
         _partitions(plan),
@@ -159,16 +157,6 @@ TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/linux
 JobAcctGatherFrequency={frequency}
 {gather}"""
-
-
-def _energy(plan: Plan) -> str:
-    if not plan.options.energy:
-        return ""
-    return """\
-# What a node of HPE Cray EX counts, here by a program: 100 W for each node, whatever it does.
-AcctGatherEnergyType=acct_gather_energy/pm_counters
-AcctGatherNodeFreq=1
-"""
 
 
 def _accounting(plan: Plan) -> str:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from minicluster import counter, database, network, slurm, state
+from minicluster import database, network, slurm, state
 from minicluster.config import Plan
 from minicluster.errors import DaemonError
 from minicluster.layout import Layout
@@ -20,14 +19,6 @@ from minicluster.state import State
 WAIT_S = 60.0  # far above what was measured: a machine may be busy
 _SHARED_HOLDER = "names"
 SLURMCTLD = "slurmctld"
-
-# Nothing can be made in /sys: a folder with all that is there, and the counters ($3), replaces it.
-_WITH_COUNTER = (
-    'new=$3/sys; mkdir -p "$new"; mount -t tmpfs tmpfs "$new"; '
-    'for one in /sys/*; do mkdir "$new/${one##*/}"; mount --rbind "$one" "$new/${one##*/}"; done; '
-    'mkdir -p "$new/cray/pm_counters"; mount --bind "$3" "$new/cray/pm_counters"; '
-    'mount --rbind "$new" /sys; '
-)
 
 
 def tail(paths: list[Path], lines: int = 12) -> str:
@@ -54,8 +45,6 @@ class Starter:
     def start_all(self) -> None:
         self.say("starting munge")
         self.start_munge()
-        if self.plan.options.energy:
-            self.start_counter()
         holders = self.start_holders()  # with --netns they make the address of slurmdbd, too
         if self.plan.options.accounting:
             self.say("starting the accounting: MariaDB, slurmdbd")
@@ -78,12 +67,6 @@ class Starter:
         options = [f"--{key}={value}" for key, value in files.items()]
         self._spawn("munged", ["munged", "--foreground", "--force", *options])
         self._wait("munged", lambda: _accepts(socket.AF_UNIX, str(self.layout.munge_socket)))
-
-    def start_counter(self) -> None:
-        """The simulated counter of energy; the nodes' namespaces show it under /sys."""
-        script = Path(counter.__file__)
-        self._spawn("counter", [sys.executable, "-I", str(script), str(self.layout.counters)])
-        self._wait("counter", lambda: (self.layout.counters / "energy").exists())
 
     def start_database(self) -> None:
         self.layout.database.mkdir()
@@ -119,24 +102,11 @@ class Starter:
     def _hold(self, name: str, hostname: str) -> int:
         """Make the namespaces, and a process that keeps them; returns its pid."""
         script = 'set -e; [ -z "$2" ] || hostname "$2"; mount --bind "$1" /etc/hosts; '
-        if self.plan.options.energy:
-            script += _WITH_COUNTER
         script += "echo ready; exec sleep infinity"
         kinds = ["--net", "--uts"] if hostname else []
         argv = ["unshare", "--mount", *kinds, "--propagation", "slave"]
-        pid = self._spawn(
-            name,
-            [
-                *argv,
-                "sh",
-                "-c",
-                script,
-                name,
-                str(self.layout.hosts),
-                hostname,
-                str(self.layout.counters),
-            ],
-        )
+        argv += ["sh", "-c", script, name, str(self.layout.hosts), hostname]
+        pid = self._spawn(name, argv)
         output = self.layout.output(name)
         self._wait(name, lambda: output.read_text().startswith("ready"), 0.01)
         return pid

@@ -11,8 +11,7 @@ from pathlib import Path
 from minicluster.errors import UsageError
 
 DIR_VARIABLE = "JOBKIT_MINICLUSTER_DIR"
-PORTS_PER_BLOCK = 200
-NODES_PER_BLOCK = 89  # their ports lie below srun's half of the block
+PORTS_PER_BLOCK = 400  # 256 nodes, and from 300 on srun's
 MAX_NODES = 256
 MAX_NODES_NETNS = 253  # addresses of a /24, less the bridge's
 # slurmstepd makes the socket <folder>/spool/<node>/<node>_<job>.<step>, and a socket's path is at
@@ -112,11 +111,6 @@ class Layout:
         """The simulated GPUs."""
         return self.root / "dev"
 
-    @property
-    def counters(self) -> Path:
-        """What jobs see as /sys/cray/pm_counters, with --energy."""
-        return self.root / "pm_counters"
-
     def output(self, name: str) -> Path:
         """What the daemon `name` writes to its standard output and error."""
         return self.log / f"{name}.out"
@@ -129,10 +123,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Ports:
-    """A cluster's ports, from `base` on: a block for each 89 nodes; nothing else of ours uses them.
-
-    In every block a daemon listens, by which another cluster sees that it is taken.
-    """
+    """A cluster's ports: the block from `base` on, which nothing else of ours uses."""
 
     base: int
 
@@ -150,20 +141,14 @@ class Ports:
 
     def slurmd(self, index: int) -> int:
         """The port of node number `index`, counted from 1."""
-        block, place = divmod(index - 1, NODES_PER_BLOCK)
-        return self.base + block * PORTS_PER_BLOCK + 11 + place
+        return self.base + 10 + index
 
     @property
     def steps(self) -> str:
         """What `srun --resv-ports` hands out: not shared with another cluster on this machine."""
-        return f"{self.base + 100}-{self.base + PORTS_PER_BLOCK - 1}"
+        return f"{self.base + 300}-{self.base + PORTS_PER_BLOCK - 1}"
 
     def used(self, nodes: int) -> list[int]:
         """Every port that a daemon will listen on."""
         own = [self.slurmctld, self.slurmdbd, self.mariadb]
         return own + [self.slurmd(index) for index in range(1, nodes + 1)]
-
-
-def blocks_of(nodes: int) -> int:
-    """How many blocks of ports that many nodes take."""
-    return -(-nodes // NODES_PER_BLOCK)

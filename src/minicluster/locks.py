@@ -13,17 +13,16 @@ import hashlib
 import os
 import socket
 import stat
-import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 from minicluster.errors import ClusterError, UsageError
-from minicluster.layout import PORTS_PER_BLOCK, Layout, Ports, blocks_of
+from minicluster.layout import PORTS_PER_BLOCK, Layout, Ports
 
 # Below Linux's usual ephemeral range, and below 20000, where training jobs take their ports.
 FIRST_BASE = 7000
-BLOCKS = 64
+BLOCKS = 32
 
 
 def _folders() -> list[Path]:
@@ -87,20 +86,6 @@ def held(name: str, busy_message: str) -> Iterator[None]:
         os.close(lock)
 
 
-@contextmanager
-def waited(name: str, timeout_s: float) -> Iterator[None]:
-    """Hold the lock of this name once it is free, or ClusterError after the time."""
-    deadline = time.monotonic() + timeout_s
-    while (lock := _try_file(name)) is None:
-        if time.monotonic() > deadline:
-            raise ClusterError(f"another command still has the lock '{name}' after {timeout_s:g} s")
-        time.sleep(0.2)
-    try:
-        yield
-    finally:
-        os.close(lock)
-
-
 def folder_name(layout: Layout) -> str:
     return f"folder-{hashlib.sha256(bytes(layout.root)).hexdigest()[:32]}"
 
@@ -121,37 +106,28 @@ def taken_port(ports: list[int]) -> int | None:
 
 @contextmanager
 def port_block(layout: Layout, nodes: int, wanted: int | None) -> Iterator[Ports]:
-    """Blocks of free ports, held against another `up` until the daemons listen on them."""
+    """A block of free ports, held against another `up` until the daemons listen on them."""
     if wanted is not None:
-        with ExitStack() as locks:
-            if not _try_blocks(locks, wanted, nodes):
-                raise ClusterError(f"--port {wanted}: another `up` is taking it; try again")
+        if (lock := _try_socket(f"ports-{wanted}")) is None:
+            raise ClusterError(f"--port {wanted}: another `up` is taking it; try again")
+        with lock:
             yield _wanted_block(wanted, nodes)
         return
     start = int(layout.tag, 16)  # clusters in different folders begin at different places
-    places = BLOCKS + 1 - blocks_of(nodes)
-    for step in range(places):
-        base = FIRST_BASE + (start + step) % places * PORTS_PER_BLOCK
-        with ExitStack() as locks:
-            if _try_blocks(locks, base, nodes) and taken_port(Ports(base).used(nodes)) is None:
+    for step in range(BLOCKS):
+        base = FIRST_BASE + (start + step) % BLOCKS * PORTS_PER_BLOCK
+        if (lock := _try_socket(f"ports-{base}")) is None:
+            continue
+        with lock:
+            if taken_port(Ports(base).used(nodes)) is None:
                 yield Ports(base)
                 return
     last = FIRST_BASE + BLOCKS * PORTS_PER_BLOCK - 1
     raise ClusterError(f"no free block of ports from {FIRST_BASE} to {last}; choose one by --port")
 
 
-def _try_blocks(locks: ExitStack, base: int, nodes: int) -> bool:
-    """Lock the blocks of so many nodes; whether all were free."""
-    for block in range(blocks_of(nodes)):
-        lock = _try_socket(f"ports-{base + block * PORTS_PER_BLOCK}")
-        if lock is None:
-            return False
-        locks.enter_context(lock)
-    return True
-
-
 def _wanted_block(base: int, nodes: int) -> Ports:
-    most = 65536 - blocks_of(nodes) * PORTS_PER_BLOCK
+    most = 65536 - PORTS_PER_BLOCK
     if not 1024 <= base <= most:
         raise UsageError(f"--port {base}: must be from 1024 to {most}")
     taken = taken_port(Ports(base).used(nodes))

@@ -31,7 +31,7 @@ class Fault:
 
 @dataclass
 class State:
-    """The cluster in one folder; phase is starting, up, or down (only its logs were kept)."""
+    """The cluster in one folder; phase is starting, or up."""
 
     options: Options
     phase: str = "starting"

@@ -40,7 +40,7 @@ def test_make_installs_all_at_once_where_it_may(
     monkeypatch.setattr("os.geteuid", lambda: 0)
     assert needs.main() == 1
     update, install = (bare / "calls").read_text().splitlines()
-    assert update.endswith("update") and {"munge", "chromium", "shellcheck"} <= {*install.split()}
+    assert update.endswith(" update") and {"munge", "chromium", "shellcheck"} <= {*install.split()}
     assert "no such package" in capsys.readouterr().err
 
 
