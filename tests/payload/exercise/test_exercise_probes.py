@@ -161,6 +161,7 @@ def test_a_rank_alone_is_waited_for_and_named() -> None:
     assert min(waited[0], waited[2]) >= ending._WAIT_S * 0.9
 
 
+@pytest.mark.long
 def test_torchrun_sets_the_place() -> None:
     (table,) = ending.launchers()
     assert table.column("RANK") == ["0", "1"] and table.column("WORLD_SIZE") == ["2", "2"]
@@ -201,6 +202,7 @@ def _made_up(words: Sequence[str], environ: Mapping[str, str] = os.environ) -> N
         whole_run(plan, run_id)
 
 
+@pytest.mark.long
 def test_ddp_and_fsdp_train_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JOBKIT_LOGS", str(tmp_path))
     small = "--model mlp --breakdown-iterations 0 --train-samples 128 --test-samples 64"

@@ -1,5 +1,6 @@
 """The notebook: made from its source, executed from the first cell to the last."""
 
+import ast
 import importlib.util
 import os
 import re
@@ -7,9 +8,25 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from jobkit.exercise.schedule import Slot, slots_of_equal_length
 from support import needs
 from support.place import ROOT
+
+SOURCE = ROOT / "docs" / "notebooks" / "distributed_training.py"
+
+
+def test_what_the_notebook_uses_is_there() -> None:
+    nodes = [*ast.walk(ast.parse(SOURCE.read_text()))]
+    used = {}
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("jobkit"):
+            exec(ast.unparse(node), used)  # an ImportError names what is absent
+    calls = [n for n in nodes if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name)]
+    of_jobkit = [(n.value.id, n.attr) for n in calls if n.value.id in used]  # type: ignore[attr-defined]
+    assert len(of_jobkit) > 3
+    assert [name for name in of_jobkit if not hasattr(used[name[0]], name[1])] == []
 
 
 def test_the_slots_of_a_pipeline_of_two() -> None:
@@ -26,6 +43,7 @@ def test_the_slots_of_a_pipeline_of_two() -> None:
     assert begins[1, "F", 0] == 1 and begins[1, "B", 0] == 3 and begins[0, "B", 0] == 4
 
 
+@pytest.mark.long
 def test_the_notebook_runs(tmp_path: Path) -> None:
     """In a process with folders of its own, so that nothing is read from or left in the user's."""
     if not all(importlib.util.find_spec(name) for name in ("jupytext", "nbclient", "ipykernel")):
@@ -42,9 +60,8 @@ def test_the_notebook_runs(tmp_path: Path) -> None:
     environ = {**os.environ, **{name: str(tmp_path / name) for name in folders}}
     environ |= {"TMPDIR": str(tmp_path), "NOTEBOOK_PICTURES": str(tmp_path)}
     environ |= {"PYTHONPATH": str(ROOT / "src"), "JUPYTER_PLATFORM_DIRS": "1", "MPLBACKEND": "agg"}
-    source = ROOT / "docs" / "notebooks" / "distributed_training.py"
     done = subprocess.run(
-        [sys.executable, "-c", program, str(source)],
+        [sys.executable, "-c", program, str(SOURCE)],
         env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=3600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]

@@ -2,10 +2,8 @@
 
 import hashlib
 import json
-import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,8 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import jobkit.__main__
 from jobkit.errors import Exit, UsageError
 from jobkit.export import cli, folder, formats
+from jobkit.export.weights import trained_model
 from jobkit.payload.data.batches import MEAN, STD
 from jobkit.payload.data.sources import synthetic
 from jobkit.payload.model import build_model
@@ -82,7 +82,7 @@ def test_the_weights_are_those_that_were_evaluated(export: Any, run: Path, train
 
 
 def test_the_five_lines_of_the_page_load_it(
-    forge: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a Python without jobkit: the page's own model, and what it expects of eight images."""
     monkeypatch.chdir(tmp_path)
@@ -112,9 +112,7 @@ def test_onnx_serves_one_image_and_many(export: Any, run: Path, tmp_path: Path) 
         str(tmp_path / "net" / "model.onnx"), providers=["CPUExecutionProvider"]
     )
     pixels = folder.example_images().float().numpy()
-    expected = torch.frombuffer(
-        bytearray((tmp_path / "net" / "expected.f32").read_bytes()), dtype=torch.float32
-    ).reshape(8, 10)
+    expected = read(tmp_path / "net" / "expected.f32", 8, 10)
     for count in (1, 5, 8):
         (got,) = session.run(None, {"pixels": pixels[:count]})
         assert torch.allclose(torch.from_numpy(got), expected[:count], atol=1e-4)
@@ -185,7 +183,7 @@ def test_a_result_that_differs_is_not_kept(
     export: Any, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     load = formats.load
-    for wrong in (1e-3, float("nan")):
+    for wrong in (1e-3, float("nan")):  # NaN is no number at all
 
         def other(*words: Any, by: float = wrong) -> formats.Run:
             right = load(*words)
@@ -211,17 +209,50 @@ def test_a_model_that_branches_on_values_cannot_be_exported(tmp_path: Path) -> N
         formats.write("aoti", formats.Deployed(Branching()), tmp_path / "x.pt2", 8, "native")
 
 
-def test_what_is_not_installed_is_named(run: Path, tmp_path: Path) -> None:
-    """The package and the command that installs it, in one line."""
-    (tmp_path / "onnxscript.py").write_text("raise ModuleNotFoundError('no', name='onnxscript')\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "jobkit", "export", str(run), "--to", "onnx"],
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT / 'src'}"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == Exit.USAGE and "Traceback" not in done.stderr
-    assert re.search(r"the package 'onnx\w*' is not installed", done.stderr)
+def test_what_is_not_installed_is_named(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "hide_gpus", lambda: None)
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    code = jobkit.__main__.main(["export", str(run), "--to", "onnx"])
+    err = capsys.readouterr().err
+    assert code == Exit.USAGE and len(err.splitlines()) == 1
+    assert "the package 'onnxscript' is not installed" in err
+
+
+def test_the_package_for_cpp_has_the_numbers_of_autograd(
+    export: Any, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is compiled is kept instead, and run: compilers take a minute (test_inference.py)."""
+    programs: dict[str, Any] = {}
+
+    def keep(program: Any, package_path: str, inductor_configs: dict[str, Any]) -> None:
+        programs[package_path] = program.module()
+        Path(package_path).write_bytes(b"program")
+        assert inductor_configs["cpp.dynamic_threads"] is True
+
+    monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", keep)
+    monkeypatch.setattr(torch._inductor, "aoti_load_package", lambda path: programs[path])
+    monkeypatch.setenv("CXX", sys.executable)  # any program that is there
+    code, out, err = export(run, "--to", "aoti", "--jacobian", "--max-batch", "16")
+    assert code == Exit.OK, out + err
+    net = run / "export" / "aoti"
+    pixels = folder.example_images().float()
+    model = formats.Deployed(trained_model(run, None, print).model)
+    logits = read(net / "expected.f32", 8, 10)
+    with torch.no_grad():
+        assert torch.allclose(logits, model(pixels), atol=1e-5)
+    one = pixels[:1].requires_grad_()
+    rows = [torch.autograd.grad(model(one)[0, c], one)[0] for c in range(10)]
+    jacobian = read(net / "jacobian.f32", 10, 3, 32, 32)
+    assert torch.allclose(jacobian, torch.cat(rows), rtol=1e-3, atol=1e-6)
+    whole, of_one = programs.values()
+    assert whole(pixels[:3]).shape == (3, 10)  # the number of images is free
+    assert torch.allclose(of_one(pixels[:1])[0], jacobian, rtol=1e-3, atol=1e-6)
+
+
+def read(path: Path, *shape: int) -> Tensor:
+    return torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.float32).reshape(shape)
 
 
 def test_normalisation_is_that_of_the_training() -> None:

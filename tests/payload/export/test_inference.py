@@ -16,7 +16,7 @@ from jobkit.export.weights import trained_model
 from jobkit.metric.reader import scan
 from support.rigs import NO_BREAKDOWN, ROOT, Start, environment
 
-pytestmark = pytest.mark.needs("g++", "cmake", "make")
+pytestmark = [pytest.mark.long, pytest.mark.needs("g++", "cmake", "make")]
 RUN = ("--dataset", "synthetic", "--train-samples", "32", "--test-samples", "16", *NO_BREAKDOWN)
 RUN += ("--epochs", "1", "--global-batch-size", "16", "--checkpoint-every", "epoch")
 RUN += ("--model", "mlp", "--hidden", "8", "--strategy", "fsdp", "--precision", "fp32")
