@@ -30,8 +30,6 @@ def sound(nodes: int = 2, per_node: int = 2) -> list[dict]:
             "threads": 2,
             "versions": {"python": "3.11.2", "torch": "2.12", "jobkit": "0.1 (source abc)"},
             "commit": "c0ffee" * 6,
-            "clock_ahead_s": 0.01 * rank,
-            "clock_error_s": 0.001,
             "log_dir": "/logs",
             "log_fault": "",
             **(

@@ -1,7 +1,11 @@
-"""The preflight without Slurm: processes that meet, and where they could wait forever."""
+"""The preflight without Slurm: how processes meet, and where they could wait forever.
+
+What a fault is called is judged from facts in tests/unit/checks/test_preflight_judge.py.
+"""
 
 import asyncio
 import json
+import multiprocessing
 import os
 import re
 import socket
@@ -13,9 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from jobkit.checks.preflight import cli
+from jobkit.checks.preflight import cli, rendezvous
 from jobkit.checks.preflight import facts as preflight_facts
-from jobkit.checks.preflight.messages import is_valid
 from jobkit.checks.preflight.rendezvous import (
     Connection,
     Rendezvous,
@@ -25,12 +28,12 @@ from jobkit.checks.preflight.rendezvous import (
     listener_or_connection,
 )
 from jobkit.payload.distributed import RankEnv
-from jobkit.payload.slurm_env import default_port, ephemeral_ports
 from support.no_torch import no_torch
 from support.place import ROOT
-from support.rigs import RUN_SH, environment
+from support.rigs import environment
 
 CHECK = [sys.executable, "-m", "jobkit.checks.preflight.cli", "--dataset", "synthetic"]
+NAME = {"rank": 3, "host": "n2"}
 
 
 def free_port() -> int:
@@ -38,29 +41,27 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def start(rank: int, world: int, port: int, *words: str, **env: str) -> subprocess.Popen[str]:
-    """One rank of a group on this machine."""
-    place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
+Rank = subprocess.Popen[str]
+
+
+def start(rank: int, port: int, *words: str, program: str = "", **env: str) -> Rank:
+    """One of two ranks on this machine, or a program in its place."""
+    place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
     place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     return subprocess.Popen(
-        [*CHECK, *words],
+        [*([sys.executable, "-c", program] if program else CHECK), *words],
         env=environment(**place, **env),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
 
 
-def ends(*ranks: subprocess.Popen[str], within_s: float = 600) -> list[tuple[int, str]]:
-    """The codes of the ranks, and what they said."""
-    found = []
-    for rank in ranks:
-        try:
-            out, _ = rank.communicate(timeout=within_s)
-        finally:
-            rank.kill()
-        found.append((rank.returncode, out))
-    return found
+def end_of(rank: Rank) -> tuple[int, str]:
+    """The code of a rank, and what it said."""
+    try:
+        out, _ = rank.communicate(timeout=600)
+    finally:
+        rank.kill()
+    return rank.returncode, out
 
 
 @pytest.fixture(autouse=True)
@@ -75,120 +76,54 @@ def light(tmp_path: Path) -> dict[str, str]:
     return {"PYTHONPATH": f"{no_torch(tmp_path / 'stand-in')}{os.pathsep}{ROOT / 'src'}"}
 
 
-def test_one_process_checks_its_machine() -> None:
-    done = subprocess.run(
-        [*CHECK, "--json", "--timeout", "300"], env=environment(), capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    said = json.loads(done.stdout)
+def test_one_process_checks_its_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--json", "--timeout", "300", "--dataset", "synthetic"]) == 0
+    said = json.loads(capsys.readouterr().out)
     assert said["ok"] and len(said["ranks"]) == 1
     assert {c["check"] for c in said["checks"]} >= {"ranks", "gpus", "cores", "data", "all_reduce"}
+
+
+def be_rank(rank: int, port: int, out: str) -> None:
+    """A forked rank of two."""
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", OMP_NUM_THREADS="1")
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), LOCAL_WORLD_SIZE="2")
+    with Path(f"{out}-{rank}").open("w") as sys.stdout:
+        code = cli.main(["--dataset", "synthetic", "--timeout", "300"])
+        sys.stdout.flush()
+    os._exit(code)
+
+
+def test_two_ranks_add_up_and_measure_their_bandwidth(tmp_path: Path, fork_server: None) -> None:
+    context, port = multiprocessing.get_context("forkserver"), free_port()
+    out = str(tmp_path / "rank")
+    ranks = [context.Process(target=be_rank, args=(rank, port, out)) for rank in range(2)]
+    for one in ranks:
+        one.start()
+    for one in ranks:
+        one.join(600)
+    said = "".join(Path(f"{out}-{rank}").read_text() for rank in range(2))
+    assert [one.exitcode for one in ranks] == [0, 0], said
+    assert said.count("all checks passed") == 1
+    assert "right over 2 ranks" in said and "2 ranks of a node" in said
 
 
 def test_two_groups_with_the_same_port_do_not_mix(light: dict[str, str]) -> None:
     """As two jobs with a MASTER_PORT set by hand: each rendezvous takes its own ranks only."""
     port = free_port()
     jobs = [
-        [start(r, 2, port, "--timeout", "300", **light, SLURM_JOB_ID=job) for r in range(2)]
+        [start(rank, port, "--timeout", "300", **light, SLURM_JOB_ID=job) for rank in range(2)]
         for job in "78"
     ]
-    said = [ends(*job) for job in jobs]
-    reports = ["".join(out for _, out in job) for job in said]
-    for report in reports:
-        assert report.count("ok presence: 2 ranks connected") == 1, reports
-        assert report.count("ok ranks: each rank once") == 1, reports
-
-
-@pytest.mark.parametrize("silent", [True, False], ids=["silent", "talks"])
-def test_another_program_at_the_port_is_passed_by(silent: bool) -> None:
-    port = free_port()
-    taken = default_port(port, 1, ephemeral_ports())
-    with socket.create_server(("", taken)) as other:
-
-        def serve() -> None:
-            while True:
-                try:
-                    connection, _ = other.accept()
-                except OSError:
-                    return
-                kept.append(connection)
-                if not silent:
-                    connection.sendall(b"SSH-2.0-other\r\n")
-
-        kept: list[socket.socket] = []
-        threading.Thread(target=serve, daemon=True).start()
-        said = ends(*(start(r, 2, port) for r in range(2)))
-        for connection in kept:
-            connection.close()
-    assert [code for code, _ in said] == [0, 0], said
-    assert kept, "the port was not tried"
-
-
-def test_rank_0_never_connects(light: dict[str, str]) -> None:
-    """Another process of the master's machine listens then, and names it."""
-    ((code, out),) = ends(start(1, 2, free_port(), "--timeout", "20", **light))
-    assert code == 5 and "presence: rank 0 on an unknown node: did not connect" in out, out
-
-
-def told_to_end(after_s: float, light: dict[str, str]) -> tuple[int, str]:
-    """What a rank that waits for another says when TERM comes, so long after it hears that."""
-    one = start(0, 2, free_port(), "--timeout", "500", **light)
-    status = Path(f"/proc/{one.pid}/status")
-    while not int(re.search(r"SigCgt:\s*(\w+)", status.read_text())[1], 16) & 1 << 14:
-        assert one.poll() is None
-        time.sleep(0.05)
-    time.sleep(after_s)
-    one.terminate()
-    ((code, out),) = ends(one)
-    return code, out
-
-
-def test_a_signal_has_the_coordinator_report_at_once(light: dict[str, str]) -> None:
-    """srun ends the others when one rank fails: what is known must be said all the same."""
-    for after_s in (0, 5, 50, 500):  # until it has looked at its own machine
-        code, out = told_to_end(after_s, light)
-        assert code == 5 and "Traceback" not in out, out
-        if "stopped by a signal before any rank had reported" not in out:
-            break
-    assert "presence: rank 1" in out, out
-
-
-def test_a_rank_that_ends_in_the_middle_is_named() -> None:
-    """It sends its facts and goes; the others must not wait for its all_reduce."""
-    port = free_port()
-    one = start(0, 2, port, "--json", "--timeout", "60")
-    program = (
-        "import os, sys\nfrom jobkit.checks.preflight import rank as p\n"
-        "p.PreflightRank._results = lambda *_: os._exit(9)\n"
-        "from jobkit.checks.preflight.cli import main\nsys.exit(main(sys.argv[1:]))"
-    )
-    env = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": str(port)}
-    other = subprocess.Popen([sys.executable, "-c", program, *CHECK[3:]], env=environment(**env))
-    ((code, out),) = ends(one)
-    assert other.wait(100) == 9
-    assert code == 5
-    faults = [f for f in json.loads(out)["faults"] if f["check"] == "all_reduce"]
-    assert any("rank 1 on" in f["where"] and "ended or hung" in f["what"] for f in faults), faults
-
-
-def test_under_torchrun() -> None:
-    words = ["--standalone", "--nproc-per-node", "2", "-m", *CHECK[2:]]
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *words],
-        env=environment(OMP_NUM_THREADS="1"),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("all checks passed") == 1
-    assert "right over 2 ranks" in done.stdout and "2 ranks of a node" in done.stdout
+    for job in jobs:
+        report = "".join(end_of(rank)[1] for rank in job)
+        assert report.count("ok presence: 2 ranks connected") == 1, report
+        assert report.count("ok ranks: each rank once") == 1, report
 
 
 def test_a_torch_that_cannot_be_imported_is_one_line(tmp_path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.12: cannot open')")
-    path = f"{tmp_path}{os.pathsep}{RUN_SH[1].removesuffix('run.sh')}src"
-    done = subprocess.run(CHECK, env=environment(PYTHONPATH=path), capture_output=True, text=True)
+    env = environment(PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT / 'src'}")
+    done = subprocess.run(CHECK, env=env, capture_output=True, text=True)
     assert done.returncode == 5 and not done.stderr, done.stderr
     assert done.stdout.startswith("[preflight] FAULT versions: rank 0 on ")
     assert "libcudart.so.12" in done.stdout and done.stdout.count("\n") == 1
@@ -203,18 +138,15 @@ def test_bad_words_end_with_2(capsys, monkeypatch) -> None:
     assert said.count("\n") == 3 and "bash run.sh --preflight --dry-run" in said
 
 
-# --- parts ----------------------------------------------------------------------------------------
-
-
-NAME = {"rank": 3, "host": "n2"}
+# --- a rendezvous in this process ------------------------------------------------------------
 
 
 class Served:
-    """A rendezvous in a thread of its own, and its port; any message of a stage is valid."""
+    """A rendezvous in a thread of its own, and its port."""
 
-    def __init__(self, token: str = "t", valid=lambda stage, message: True) -> None:
+    def __init__(self, token: str = "t") -> None:
         self.loop = asyncio.new_event_loop()
-        self.rendezvous = Rendezvous(token, valid)
+        self.rendezvous = Rendezvous(token)
         listener = listen(0)
         self.port = listener.getsockname()[1]
         threading.Thread(target=self.loop.run_forever, daemon=True).start()
@@ -230,26 +162,67 @@ class Served:
         return connect("127.0.0.1", self.port, token, {**NAME, **name})
 
 
-def test_the_clocks_offset_is_measured_over_the_wire(monkeypatch: pytest.MonkeyPatch) -> None:
-    served, real = Served(), time.time
-    mine = threading.current_thread()
-    ahead = lambda: real() + 3 * (threading.current_thread() is mine)  # noqa: E731
-    monkeypatch.setattr(time, "time", ahead)
-    clock = served.join().clock
-    assert clock["clock_ahead_s"] == pytest.approx(3, abs=clock["clock_error_s"] + 0.01)
-    assert 0 < clock["clock_error_s"] < 3
+def test_a_stage_ends_when_all_who_are_left_have_answered() -> None:
+    """One that ends in the middle is not waited for; nor is anybody once a signal came."""
+    served = Served()
+    ranks = [served.join() for _ in range(3)]
+    for number, rank in enumerate(ranks):
+        rank.send({"stage": "facts", "number": number})
+    assert len(served.gather("facts", 3, 300)) == 3
+    ranks[0].send({"stage": "results", "number": 0})
+    ranks[1].close()
+    threading.Timer(0.3, ranks[2].send, [{"stage": "results", "number": 2}]).start()
+    before = time.monotonic()
+    assert {m["number"] for m in served.gather("results", 3, 250)} == {0, 2}
+    served.rendezvous.hurry()
+    assert len(served.gather("facts", 4, 250)) == 3
+    assert time.monotonic() - before < 200
 
 
-def test_an_absent_rendezvous_is_reported_in_time() -> None:
-    port = free_port()
-    with pytest.raises(Unreachable, match="Connection refused"):
-        listener_or_connection(
-            [port],
+def test_who_does_not_come_or_only_connects_is_waited_for_in_vain() -> None:
+    served = Served()
+    served.join(rank=0).send({"stage": "facts", "rank": 0})
+    hangs = served.join(rank=1)
+    assert [m["rank"] for m in served.gather("facts", 3, 1)] == [0]
+    assert sorted(hello["rank"] for hello in served.rendezvous.connected) == [0, 1]
+    hangs.close()
+
+
+@pytest.mark.parametrize("says", [b"SSH-2.0-other\r\n", b""], ids=["talks", "silent"])
+def test_another_program_at_the_port_is_passed_by(says: bytes, monkeypatch) -> None:
+    monkeypatch.setattr(rendezvous, "_HELLO_S", 1.0)
+    served, kept = Served(), []
+    with socket.create_server(("", 0)) as other:
+
+        def serve() -> None:
+            kept.append(other.accept()[0])
+            kept[0].sendall(says)
+
+        threading.Thread(target=serve, daemon=True).start()
+        met = listener_or_connection(
+            [other.getsockname()[1], served.port],
             lambda port: connect("127.0.0.1", port, "t", NAME),
-            here=False,
-            first=False,
-            timeout_s=1,
-        )
+            here=True, first=False, timeout_s=300,
+        )  # fmt: skip
+        assert isinstance(met, Connection) and kept, "the port was not tried"
+        kept[0].close()
+
+
+def test_who_listens_when_nobody_does(monkeypatch) -> None:
+    """Rank 0 at once; where it never comes another process of its machine; elsewhere none."""
+
+    def meet(**more) -> Connection | socket.socket:
+        join = lambda port: connect("127.0.0.1", port, "t", NAME)  # noqa: E731
+        return listener_or_connection([free_port()], join, **more)
+
+    monkeypatch.setattr(rendezvous, "_PATIENCE_S", 600)
+    meet(here=True, first=True, timeout_s=300).close()
+    with pytest.raises(Unreachable, match="Connection refused"):
+        meet(here=False, first=True, timeout_s=0.5)
+    with pytest.raises(Unreachable, match="Connection refused"):
+        meet(here=True, first=False, timeout_s=0.5)
+    monkeypatch.setattr(rendezvous, "_PATIENCE_S", 1.2)
+    meet(here=True, first=False, timeout_s=300).close()
 
 
 def test_a_rendezvous_does_not_take_another_jobs_rank_nor_tell_its_token() -> None:
@@ -262,19 +235,13 @@ def test_a_rendezvous_does_not_take_another_jobs_rank_nor_tell_its_token() -> No
     assert served.gather("facts", 1, 0.3) == [] and served.rendezvous.connected == []
 
 
-@pytest.mark.parametrize(
-    "sent",
-    [
-        b"GET / HTTP/1.1\r\n\r\n",
-        os.urandom(999) + b"\n",
-        b"[" * 100_000 + b"\n",
-        b"7\n",
-        b"x" * (1 << 20),
-        b"",
-    ],
-    ids=["http", "noise", "deep", "number", "long", "silent"],
-)
-def test_a_stranger_stops_nothing(sent: bytes) -> None:
+STRANGERS = {"http": b"GET / HTTP/1.1\r\n\r\n", "noise": os.urandom(999) + b"\n", "silent": b""}
+STRANGERS |= {"deep": b"[" * 100_000 + b"\n", "number": b"7\n", "long": b"x" * (1 << 20)}
+
+
+@pytest.mark.parametrize("sent", STRANGERS.values(), ids=STRANGERS)
+def test_a_stranger_stops_nothing(sent: bytes, monkeypatch) -> None:
+    monkeypatch.setattr(rendezvous, "_HELLO_S", 2.0)
     served = Served()
     with socket.create_connection(("127.0.0.1", served.port)) as stranger:
         stranger.settimeout(100)
@@ -288,30 +255,7 @@ def test_a_stranger_stops_nothing(sent: bytes) -> None:
     assert len(served.rendezvous.connected) == 1
 
 
-def test_a_message_of_wrong_types_ends_its_connection() -> None:
-    served = Served(valid=is_valid)
-    with pytest.raises(Unreachable):
-        served.join(rank="x")
-    rank = served.join()
-    rank.send({"stage": "facts", "rank": 3, "host": "n2"})
-    with pytest.raises(ConnectionResetError):
-        rank.receive(100)
-    assert served.gather("facts", 1, 0.3) == []
-    assert [hello["rank"] for hello in served.rendezvous.connected] == [3]
-
-
-def test_a_stage_ends_when_all_who_are_left_have_answered() -> None:
-    served = Served()
-    ranks = [served.join() for _ in range(3)]
-    for number, rank in enumerate(ranks):
-        rank.send({"stage": "facts", "number": number})
-    assert len(served.gather("facts", 3, 100)) == 3
-    ranks[0].send({"stage": "results", "number": 0})
-    ranks[1].close()
-    threading.Timer(0.3, ranks[2].send, [{"stage": "results", "number": 2}]).start()
-    before = time.monotonic()
-    assert {m["number"] for m in served.gather("results", 3, 250)} == {0, 2}
-    assert time.monotonic() - before < 200
+# --- what a process finds out ----------------------------------------------------------------
 
 
 def test_what_hangs_is_given_up_and_what_fails_is_raised() -> None:
@@ -340,39 +284,22 @@ def test_a_place_that_contradicts_itself_can_still_be_told() -> None:
     assert "cannot be read" in fault and place.world_size == 1
 
 
-def test_a_cache_is_read_and_not_only_listed(tmp_path) -> None:
-    assert preflight_facts.unreadable(tmp_path / "none") == "no such folder"
-    assert preflight_facts.unreadable(tmp_path) == "no manifest.json in it"
-    (tmp_path / "manifest.json").write_text('{"sha256": {"train_images": "1", "test_images": "2"}}')
-    (tmp_path / "train_images").write_bytes(b"1")
-    assert preflight_facts.unreadable(tmp_path) == "test_images: No such file or directory"
-    (tmp_path / "test_images").write_bytes(b"")
-    assert preflight_facts.unreadable(tmp_path) == "test_images: Invalid argument"
-    (tmp_path / "test_images").write_bytes(b"1")
-    assert preflight_facts.unreadable(tmp_path) == ""
-
-
-def test_a_rank_that_hangs_before_it_can_say_anything_is_not_called_absent(
-    light: dict[str, str],
-) -> None:
-    """It connected: so its node is up and reached, and something on it hangs."""
-    port = free_port()
-    hang = "import time\nfrom jobkit.checks.preflight import facts as f\n"
-    hang += "f.gpu = lambda *_: time.sleep(600)\n"
-    hang += "from jobkit.checks.preflight import rendezvous as r\nr._PATIENCE_S = 600\n"
-    hang += "import sys\nfrom jobkit.checks.preflight.cli import main\nsys.exit(main(sys.argv[1:]))"
-    env = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": str(port), **light}
-    words = [sys.executable, "-c", hang, "--timeout", "300"]
-    other = subprocess.Popen(words, env=environment(**env))
-    one = start(0, 2, port, "--timeout", "60", **light)
-    ((code, out),) = ends(one)
-    other.kill()
-    assert code == 5 and "presence: rank 1 on" in out, out
-    assert "connected but did not report within 60 s" in out
-    assert "did not connect" not in out
-
-
-def test_the_source_digest_sees_every_file(tmp_path) -> None:
+def test_files_and_folders_are_tried_and_not_only_listed(tmp_path) -> None:
+    cache = tmp_path / "cache"
+    assert preflight_facts.unreadable(cache) == "no such folder"
+    cache.mkdir()
+    assert preflight_facts.unreadable(cache) == "no manifest.json in it"
+    (cache / "manifest.json").write_text('{"sha256": {"train_images": "1", "test_images": "2"}}')
+    (cache / "train_images").write_bytes(b"1")
+    assert preflight_facts.unreadable(cache) == "test_images: No such file or directory"
+    (cache / "test_images").write_bytes(b"")
+    assert preflight_facts.unreadable(cache) == "test_images: Invalid argument"
+    (cache / "test_images").write_bytes(b"1")
+    assert preflight_facts.unreadable(cache) == ""
+    assert preflight_facts.write_fault(tmp_path / "new") == ""
+    assert list((tmp_path / "new").iterdir()) == []
+    (tmp_path / "file").write_text("")
+    assert preflight_facts.write_fault(tmp_path / "file") == "File exists"
     (tmp_path / "a.py").write_text("1")
     first = preflight_facts.source_digest(tmp_path)
     assert preflight_facts.source_digest(tmp_path) == first
@@ -380,8 +307,70 @@ def test_the_source_digest_sees_every_file(tmp_path) -> None:
     assert preflight_facts.source_digest(tmp_path) != first
 
 
-def test_a_folder_is_tried_by_writing(tmp_path) -> None:
-    assert preflight_facts.write_fault(tmp_path / "new") == ""
-    assert list((tmp_path / "new").iterdir()) == []
-    (tmp_path / "file").write_text("")
-    assert preflight_facts.write_fault(tmp_path / "file") == "File exists"
+# --- whole processes that hang, end or are told to end: long ---------------------------------
+
+HANGS = """
+import sys, time
+from jobkit.checks.preflight import facts, rendezvous
+from jobkit.checks.preflight.cli import main
+facts.gpu = lambda *_: time.sleep(600)
+rendezvous._PATIENCE_S = 600
+sys.exit(main(sys.argv[1:]))
+"""
+ENDS = """
+import os, sys
+from jobkit.checks.preflight import rank
+from jobkit.checks.preflight.cli import main
+rank.PreflightRank._results = lambda *_: os._exit(9)
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.long
+def test_a_rank_that_hangs_before_it_reports_is_not_called_absent(light: dict[str, str]) -> None:
+    port = free_port()
+    other = start(1, port, "--timeout", "300", program=HANGS, **light)
+    code, out = end_of(start(0, port, "--timeout", "40", **light))
+    other.kill()
+    assert code == 5 and "presence: rank 1 on" in out, out
+    assert "connected but did not report within 40 s" in out and "did not connect" not in out
+
+
+@pytest.mark.long
+def test_a_rank_that_ends_in_the_middle_is_named() -> None:
+    port = free_port()
+    other = start(1, port, "--dataset", "synthetic", program=ENDS)
+    code, out = end_of(start(0, port, "--json", "--timeout", "60"))
+    assert end_of(other)[0] == 9 and code == 5
+    faults = [f for f in json.loads(out)["faults"] if f["check"] == "all_reduce"]
+    assert any("rank 1 on" in f["where"] and "ended or hung" in f["what"] for f in faults), faults
+
+
+@pytest.mark.long
+def test_a_signal_has_the_coordinator_report_at_once(light: dict[str, str]) -> None:
+    """srun ends the others when one rank fails: what is known must be said all the same."""
+    for after_s in (0, 5, 50, 500):  # until it has looked at its own machine
+        one = start(0, free_port(), "--timeout", "500", **light)
+        status = Path(f"/proc/{one.pid}/status")
+        while not int(re.search(r"SigCgt:\s*(\w+)", status.read_text())[1], 16) & 1 << 14:  # type: ignore[index]
+            assert one.poll() is None
+            time.sleep(0.05)
+        time.sleep(after_s)
+        one.terminate()
+        code, out = end_of(one)
+        assert code == 5 and "Traceback" not in out, out
+        if "stopped by a signal before any rank had reported" not in out:
+            break
+    assert "presence: rank 1" in out, out
+
+
+@pytest.mark.long
+def test_under_torchrun() -> None:
+    words = ["--standalone", "--nproc-per-node", "2", "-m", *CHECK[2:]]
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *words],
+        env=environment(OMP_NUM_THREADS="1"), capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("all checks passed") == 1
+    assert "right over 2 ranks" in done.stdout and "2 ranks of a node" in done.stdout

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from jobkit.checks.preflight.facts import Facts
-from jobkit.checks.preflight.messages import is_valid
 from jobkit.checks.preflight.rendezvous import Rendezvous, listen
 from jobkit.checks.preflight.report import (
     NEEDED_FOR_A_GROUP,
@@ -31,7 +30,7 @@ class Coordinator:
 
     def __init__(self, request: Request, place: RankEnv, expected: int, token: str) -> None:
         self._request, self._place, self._expected = request, place, expected
-        self._rendezvous = Rendezvous(token, is_valid)
+        self._rendezvous = Rendezvous(token)
 
     async def run(self, listener: socket.socket, start: float) -> int:
         """Return the exit code; start: when this process began, by the monotonic clock."""

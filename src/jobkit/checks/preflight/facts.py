@@ -13,10 +13,9 @@ from typing import Any, TypeVar
 import torch
 
 import jobkit
-from jobkit.checks.preflight.node import gpu_errors, read_line
+from jobkit.checks.preflight.node import read_line
 from jobkit.errors import UsageError
 from jobkit.files import open_regular
-from jobkit.gpus import gpu_state
 from jobkit.paths import read_json
 from jobkit.payload import host, slurm_env
 from jobkit.payload.data.cache import cache_folder
@@ -136,9 +135,7 @@ def gpu(place: RankEnv, wanted: str) -> Facts:
         "gpus": found.visible,
         "gpu": found.uuid or found.bus,
         "gpu_name": found.name,
-        "gpu_state": gpu_state(found.uuid, found.bus),
         "gpu_cores": read_line(Path("/sys/bus/pci/devices") / found.bus / "local_cpulist"),
-        "gpu_errors": within(5, gpu_errors, ""),
     }
 
 

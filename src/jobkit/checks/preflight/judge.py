@@ -18,7 +18,6 @@ from jobkit.checks.preflight.finding import (
     where,
 )
 
-_CLOCKS_S = 1.0
 _HUNG_NODE = (
     "a file system, a name server or a GPU's driver hangs there: check dmesg and df on that node, "
     "or leave it out with --exclude"
@@ -230,27 +229,6 @@ def versions(facts: Sequence[Facts]) -> CheckResult:
                 if value != usual:
                     text = f"{name} is {value}, and {usual} on the other ranks"
                     found.fault(where(own), text, _SAME_CODE)
-    return found
-
-
-def clocks(facts: Sequence[Facts]) -> CheckResult:
-    """Check that clocks differ by at most a second, less the error of the measurement."""
-    ahead = [f["clock_ahead_s"] for f in facts]
-    bound = max(f["clock_error_s"] for f in facts)
-    spread = max(ahead) - min(ahead)
-    found = CheckResult("clocks", f"within {spread:.4f} s (known to {bound:.4f} s)")
-    # The coordinator's own clock may be the wrong one: the majority decides.
-    agree = sum(abs(a) <= _CLOCKS_S for a in ahead)
-    middle = 0.0 if 2 * agree >= len(ahead) else sorted(ahead)[len(ahead) // 2]
-    for name, own in by_host(facts).items():
-        off = [f["clock_ahead_s"] - middle for f in own]
-        worst = max(off, key=abs)
-        if abs(worst) - bound > _CLOCKS_S:
-            text = f"the clock is {abs(worst):.1f} s {'ahead' if worst > 0 else 'behind'}"
-            fix = (
-                f"ask the site to repair {name}'s time service (chronyc tracking), or --exclude it"
-            )
-            found.fault(where(own), text, fix)
     return found
 
 

@@ -21,7 +21,6 @@ _VIA = re.compile(
     r"Channel \d+(?:/\d+)? : (\d+)\[\w+\] -> (\d+)\[\w+\](?: \[(?:send|receive)\])? via (\S.*)"
 )
 _NETWORK = re.compile(r"NCCL INFO Using network (\S.*)")
-_NVLS = re.compile(r"(\d+) nvls channels")
 _MOST_LINKS = 64  # of one rank in its message: rings and trees have a few
 
 
@@ -98,12 +97,10 @@ def links(text: str, members: Sequence[int]) -> list[Link]:
 
 
 def said(text: str, members: Sequence[int]) -> dict[str, Any]:
-    """Return what a rank's log says, as fields of a message: links, networks, NVLS channels."""
-    channels = [int(number) for number in _NVLS.findall(text)]
+    """Return what a rank's log says, as fields of a message: links and networks."""
     return {
         "links": [link.encode() for link in links(text, members)][:_MOST_LINKS],
         "networks": list(dict.fromkeys(name.strip()[:60] for name in _NETWORK.findall(text))),
-        **({"nvls_channels": max(channels)} if channels else {}),
     }
 
 
@@ -112,5 +109,4 @@ def joined(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     both = {**one, **other}
     for name in ("links", "networks"):
         both[name] = list(dict.fromkeys([*one[name], *other[name]]))[:_MOST_LINKS]
-    channels = [part["nvls_channels"] for part in (one, other) if "nvls_channels" in part]
-    return {**both, **({"nvls_channels": max(channels)} if channels else {})}
+    return both

@@ -12,7 +12,7 @@ from jobkit.checks.preflight import facts as find
 from jobkit.checks.preflight.coordinator import Coordinator, show
 from jobkit.checks.preflight.finding import CheckResult
 from jobkit.checks.preflight.group import together
-from jobkit.checks.preflight.node import busy_since, core_waits, limits
+from jobkit.checks.preflight.node import limits
 from jobkit.checks.preflight.rendezvous import (
     Connection,
     Unreachable,
@@ -109,7 +109,7 @@ class PreflightRank:
         """Send the facts, do the coordinator's task, send the results, wait for the end."""
         together_s = self._request.together_s
         try:
-            connection.send({"stage": "facts", **self._facts(), **connection.clock})
+            connection.send({"stage": "facts", **self._facts()})
             task = connection.receive(self._request.timeout_s + together_s)
             connection.send({"stage": "results", **self._name, **self._results(task)})
             connection.receive(together_s)
@@ -147,7 +147,6 @@ class PreflightRank:
         wanted = {task[key]: place for key, place in places.items() if task[key]}
         cache = task["cache"] if self._place.local_rank == 0 else None
         found = find.look_at(wanted, task["probe"], cache)
-        before = core_waits()
         if task["group"]:
             found |= together(self._place, request.spec.device, request.group_s)
-        return found | busy_since(before)
+        return found

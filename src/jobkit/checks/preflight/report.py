@@ -48,12 +48,10 @@ def judge_facts(facts: Sequence[Facts], around: Circumstances) -> list[CheckResu
         judge.gpus(facts),
         notes.gpu_notes(facts),
         notes.limit_notes(facts),
-        notes.binding_notes(facts),
         judge.cores(facts),
         judge.names(facts),
         port(facts[0], around.port_fault),
         judge.versions(facts),
-        judge.clocks(facts),
         judge.writable(facts),
     ]
 
@@ -144,8 +142,7 @@ def all_reduce(facts: Sequence[Facts], results: Sequence[Facts]) -> CheckResult:
 def bandwidth(facts: Sequence[Facts], results: Sequence[Facts]) -> CheckResult:
     """Return the bandwidth of an all_reduce between the nodes; a fault where it is absurd.
 
-    Where nodes were busy meanwhile that is said; then only what is absurd between nodes is a fault,
-    as with a wrong interface: inside a node there is none.
+    Only between nodes: inside a node there is no interface that could be the wrong one.
     """
     one = next((r for r in results if "bus_mb_per_s" in r), None)
     if one is None:
@@ -155,16 +152,9 @@ def bandwidth(facts: Sequence[Facts], results: Sequence[Facts]) -> CheckResult:
     between = f"between {members} {'nodes' if nodes else 'ranks of a node'}"
     text = f"busbw {speed / 1e3:.3g} GB/s {between} (all_reduce of {one['mib']:g} MiB)"
     found = CheckResult("bandwidth", text)
-    busy = notes.busy(facts, results)
     least = transports.least_mb_per_s(facts, one.get("backend", "")) if nodes else 0.0
-    if speed < _ABSURD_MB_PER_S and (nodes or not busy):
-        said = f"{text}, while {busy}" if busy else text
-        found.fault(where(results), said, _FAST_INTERFACE)
-    elif busy and speed < max(least, _ABSURD_MB_PER_S):
-        found.notes.append(
-            f"bandwidth: {text} is slow, which says little of the network, as {busy}: check again "
-            "when the nodes have nothing else to do (sbatch --exclusive)"
-        )
+    if speed < _ABSURD_MB_PER_S and nodes:
+        found.fault(where(results), text, _FAST_INTERFACE)
     elif speed < least:
         found.notes.append(
             f"bandwidth: {speed:.0f} MB/s is slow for {one['backend']} on this network, of which "

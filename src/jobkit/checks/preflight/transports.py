@@ -31,8 +31,6 @@ def transports(facts: Sequence[Facts], results: Sequence[Facts]) -> CheckResult:
         found.notes.append("transports: NCCL's log has no line of a connection (NCCL_DEBUG_FILE)")
         return found
     texts = [f"{kind} between {_pairs(pairs)}" for kind, pairs in ways.items()]
-    if channels := max((r.get("nvls_channels", 0) for r in results), default=0):
-        texts.append(f"NVLS ({channels} channels)")
     found.text = "; ".join(texts)
     fast = sorted({name for f in facts for name in f.get("nics", {})})
     for kind, pairs in ways.items():
