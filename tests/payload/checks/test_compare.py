@@ -1,18 +1,17 @@
 """Runs compared bit by bit, and a rank that holds still for a fault from outside."""
 
 import json
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 
+import pytest
 import torch
 
-from jobkit.checks.compare import differing
+from jobkit.checks.compare import differing, main
 from jobkit.paths import RunPaths
 from support.cuts import actions
-from support.rigs import NO_BREAKDOWN, ROOT, Start, environment
+from support.rigs import NO_BREAKDOWN, Start
 
 RUN = ("--dataset", "synthetic", "--train-samples", "64", "--test-samples", "32", *NO_BREAKDOWN)
 RUN += ("--epochs", "2")
@@ -28,23 +27,21 @@ def test_any_bit_counts_and_nothing_else() -> None:
     assert differing({"a": one}, {"b": one}) == ["a", "b"]
 
 
-def compare(*folders: Path) -> "subprocess.CompletedProcess[str]":
-    words = [sys.executable, "-m", "jobkit.checks.compare", *map(str, folders)]
-    env = environment(PYTHONPATH=str(ROOT / "src"))
-    return subprocess.run(words, env=env, capture_output=True, text=True)
-
-
-def test_runs_are_compared_by_their_newest_checkpoints(forge: Start, tmp_path: Path) -> None:
+def test_runs_are_compared_by_their_newest_checkpoints(
+    forge: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     first, second = (forge(n, *RUN).paths.folder for n in (1, 1))
     other = forge(1, *RUN, "--seed", "1").paths.folder
-    done = compare(first, second, other, tmp_path)
-    same, differs, absent = map(json.loads, done.stdout.splitlines())
-    assert done.returncode == 4, done.stderr
+    assert main([*map(str, (first, second, other, tmp_path))]) == 4
+    same, differs, absent = map(json.loads, capsys.readouterr().out.splitlines())
     assert (same["run"], same["same"], same["differing"]) == (str(second), True, [])
     assert differs["same"] is False and any(n.startswith("model.") for n in differs["differing"])
     assert absent["same"] is None and "no checkpoint" in absent["fault"]
-    done = compare(tmp_path, first)
-    assert (done.returncode, done.stdout) == (2, "") and "the reference" in done.stderr
+    assert main([str(first), str(second)]) == 0
+    capsys.readouterr()
+    assert main([str(tmp_path), str(first)]) == 2
+    said = capsys.readouterr()
+    assert not said.out and "the reference" in said.err
 
 
 def test_a_rank_holds_still_until_its_mark_is_gone(forge: Start, tmp_path: Path) -> None:
