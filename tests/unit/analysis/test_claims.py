@@ -57,6 +57,9 @@ def test_a_headline_that_is_better_than_its_table() -> None:
         ("GPUs,images/s/GPU,efficiency\n1,400,100%\n2,390,97.5%\n4,300,95%\n", ["4: 95 %"]),
         ("GPUs,time (s),speed-up\n4,20,3.00\n1,60,1.00\n", []),
         ("GPUs,time,speed-up\n1,402,1\n1,398,1\n2,200,>1.9x\n", []),
+        # What it costs is no time: 8.12 / 8.42 would be a speed-up of 0.96.
+        ("nodes,time-to-solution (h),speed-up,node-hours\n1,8.12,1,8.12\n2,4.21,1.93,8.42\n", []),
+        ("nodes,time (h),node_hours,speed-up\n1,8.12,8.12,1\n2,4.21,8.42,1.99\n", ["3: 1.99x"]),
     ],
 )
 def test_numbers_and_headings_of_many_kinds(text: str, found: list[str]) -> None:

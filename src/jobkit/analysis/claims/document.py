@@ -18,7 +18,10 @@ from jobkit.analysis.claims.numbers import NUMBER, UNIT, WRITTEN, Number, number
 _PER_S = r"(?:/|\bper[ _]|_per_)\s?(?:s|sec|secs|second|min|minute|h|hour|day)\b|\bfps\b|flops"
 _PER_RANK = r"(?:/|\bper[ _-]?)\s?(?:gpu|node|rank|device|core|worker)"
 _ROLES = (
-    ("", r"ideal|theor|expect|target|cost|loss|accura|utili|overhead|std|energy|power|gpu.?hours"),
+    (
+        "",
+        r"ideal|theor|expect|target|cost|loss|accura|utili|overhead|std|energy|power|(?:gpu|node|core|cpu|device|rank|process).?hours",
+    ),
     ("efficiency", r"efficien"),
     ("speed_up", r"speed[ _-]?up|accelerat|\bfaster"),
     ("scaling", r"scaling"),
