@@ -1,14 +1,12 @@
 """GPUs that are idle during a training, and what the work costs in energy, in words."""
 
-import math
 from collections.abc import Sequence
 
 import pandas as pd
 
 from jobkit.analysis.collect.results import Results
+from jobkit.analysis.findings.learned import differ
 from jobkit.analysis.scaling.sizes import Size
-from jobkit.analysis.scaling.spread import CONFIDENCE
-from jobkit.analysis.scaling.welch import welch
 from jobkit.analysis.tables.frames import records
 from jobkit.analysis.tables.text import computing, counted, counted_ranks
 
@@ -63,19 +61,9 @@ def energy(results: Results, unit: str) -> list[str]:
     all_known = len(known) == sum(s.throughput is not None for s in results.sizes)
     of = "" if all_known else " of those with an energy"
     text += f"; {name}{_nodes(fastest, known)}, the fastest{of}, needs {factor:.2f} times as much"
-    return [f"{text}{_by_chance(results, least, fastest)}."]
-
-
-def _by_chance(results: Results, least: Size, other: Size) -> str:
-    """The interval of the ratio of two energies, or that it may be chance."""
-    runs = results.runs.dropna(subset=["joules_per_work"])
-    each = [runs[runs["run_id"].isin(s.ok_runs)]["joules_per_work"] for s in (other, least)]
-    logs = [[math.log(v) for v in values if v > 0] for values in each]
-    if min(map(len, logs)) < 2:
-        return " (may be chance: not repeated)"
-    low, high = (math.exp(end) for end in welch(*logs).interval)
-    doubt = ", may be chance" if low <= 1 else ""
-    return f" [{CONFIDENCE:.0%}: {low:.2f} to {high:.2f}]{doubt}"
+    runs = results.runs.dropna(subset=["joules_per_work"]).set_index("run_id")["joules_per_work"]
+    ends = [[runs[r] for r in size.ok_runs if r in runs] for size in (least, fastest)]
+    return [f"{text}{'' if differ(*ends) else ', which may be chance'}."]
 
 
 def _nodes(one: Size, known: Sequence[Size]) -> str:

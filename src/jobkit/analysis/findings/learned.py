@@ -1,149 +1,97 @@
-"""How the final validation loss and accuracy change from the smallest to the largest size."""
+"""Whether loss and accuracy change with the size, and which series needs the least memory.
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+A difference counts where the ranges of the repeats do not overlap.
+"""
+
+from collections.abc import Callable, Sequence
 from statistics import median
 
 from jobkit.analysis.collect.results import Results
 from jobkit.analysis.scaling.sizes import Size
-from jobkit.analysis.scaling.spread import CONFIDENCE
-from jobkit.analysis.scaling.welch import Welch, holm, welch
-from jobkit.analysis.tables.frames import Row, plain_records
 from jobkit.analysis.tables.text import counted_ranks, say_accuracy
 
-_MANY = 5  # series of which each has a sentence
-_LOSS, _ACCURACY = "val_loss", "val_accuracy"  # of results.csv
-_WORDS = {_LOSS: "the loss", _ACCURACY: "the accuracy"}
-Values = Sequence[float]
-
-
-@dataclass(frozen=True)
-class _Change:
-    """One measure of one series at two sizes, every repeat. Losses are compared as logarithms."""
-
-    name: str
-    small: Values
-    large: Values
-
-    @property
-    def text(self) -> str:
-        """Both medians in words."""
-        low, high = median(self.small), median(self.large)
-        if self.name == _LOSS:
-            return f"final validation loss {low:.4g} and {high:.4g}"
-        return f"accuracy {say_accuracy(low)} and {say_accuracy(high)}"
-
-    def test(self) -> Welch | None:
-        """The test of the difference; None where no repeat says what chance does."""
-        if min(len(self.small), len(self.large)) < 2 or self.repeats_alike():
-            return None
-        if self.name == _LOSS:
-            return welch([math.log(v) for v in self.large], [math.log(v) for v in self.small])
-        return welch(self.large, self.small)
-
-    def repeats_alike(self) -> bool:
-        """Whether all repeats of a size gave the same value, as those of one seed may."""
-        each = (self.small, self.large)
-        return min(map(len, each)) > 1 and all(len(set(values)) == 1 for values in each)
-
-    def interval(self, test: Welch) -> str:
-        """The difference of the means (of a loss: the ratio) with its interval."""
-        ends = (test.difference, *test.interval)
-        of = ""
-        if self.name == _LOSS:
-            said = [f"{math.expm1(end):+.1%}" for end in ends]
-        elif max(*self.small, *self.large) > 1:  # no share
-            said = [f"{end:+.3g}" for end in ends]
-        else:
-            said, of = [f"{100 * end:+.1f}" for end in ends], " points"
-        return f"{said[0]}{of} [{CONFIDENCE:.0%}: {said[1]} to {said[2]}]"
+_MEASURES: dict[str, tuple[str, Callable[[float], str]]] = {
+    "val_loss": ("validation loss", "{:.4g}".format),
+    "val_accuracy": ("accuracy", say_accuracy),
+}
 
 
 def learned(results: Results, unit: str) -> list[str]:
-    """A sentence for each series that was measured at several sizes; empty without a validation.
-
-    Compared are the smallest and the largest size, by Welch's test, corrected by Holm's method for
-    all tests. Sizes whose runs were of another number of epochs are not compared.
-    """
-    names = list(dict.fromkeys(s.series for s in results.sizes if not s.note))
-    pairs = [pair for name in names if (pair := _ends(results, name))]
-    used = plain_records(results.runs[["run_id", "epochs_done", _LOSS, _ACCURACY]])
-    rows = {row["run_id"]: row for row in used}
-    found = [(*pair, changes) for pair in pairs if (changes := _changes(rows, *pair))]
-    tests = [[change.test() for change in changes] for *_, changes in found]
-    corrected = iter(holm([test.p_value() for each in tests for test in each if test]))
-    said = [
-        _sentence(small, large, changes, each, [next(corrected) for test in each if test], unit)
-        for (small, large, changes), each in zip(found, tests, strict=True)
-    ]
-    if len(said) <= _MANY:
-        return said
-    return [*said[:_MANY], f"Validation of the other {len(said) - _MANY} series: see the figures."]
-
-
-def _ends(results: Results, series: str) -> tuple[Size, Size] | None:
-    """The smallest and the largest size of a series with runs that are ok, if these are two."""
-    found = [s for s in results.sizes if s.series == series and s.ok_runs and s.world_size]
-    if not found or found[0].world_size == found[-1].world_size:
-        return None
-    return found[0], found[-1]
-
-
-def _changes(rows: Mapping[str, Row], small: Size, large: Size) -> list[_Change]:
-    """Loss and accuracy of two sizes, as far as both have them after as many epochs."""
-    of_small, of_large = ([rows[run_id] for run_id in s.ok_runs] for s in (small, large))
-    if len({row["epochs_done"] for row in (*of_small, *of_large)} - {None}) > 1:
-        return []
-    made = []
-    for name in (_LOSS, _ACCURACY):
-        low, high = (
-            [float(row[name]) for row in own if row[name] is not None]
-            for own in (of_small, of_large)
-        )
-        if low and high and (name != _LOSS or min(*low, *high) > 0):
-            made.append(_Change(name, low, high))
+    """What the final loss and accuracy do from the smallest to the largest size of each series."""
+    made: list[str] = []
+    for column, (name, say) in _MEASURES.items():
+        values = results.runs.dropna(subset=[column]).set_index("run_id")[column].astype(float)
+        seen: list[float] = []
+        repeated = True
+        for small, large in _ends(results):
+            of = [[values[r] for r in size.ok_runs if r in values] for size in (small, large)]
+            if not all(of) or len({_epochs_of(results, s) for s in (small, large)}) > 1:
+                continue
+            seen += [median(own) for own in of]
+            repeated = repeated and min(map(len, of)) > 1
+            if not differ(*of):
+                continue
+            verb = "rises" if seen[-1] > seen[-2] else "falls"
+            text = f"{small.series}: the {name} {verb} from {say(seen[-2])} on "
+            text += f"{_where(small, unit)} to {say(seen[-1])} on {_where(large, unit)}"
+            if small.global_batch_size != large.global_batch_size:
+                batches = f"{small.global_batch_size} and {large.global_batch_size}"
+                text += f" (global batches of {batches})"
+            made.append(f"{text}{'' if min(map(len, of)) > 1 else ': may be chance, repeat it'}.")
+        if seen and not any(f"the {name} " in text for text in made):
+            low, high = say(min(seen)), say(max(seen))
+            ends = low if low == high else f"{low} to {high}"
+            beyond = " beyond the repeats" if repeated else ""
+            made.append(f"The {name} does not change with the size{beyond}: {ends}.")
     return made
 
 
-def _sentence(
-    small: Size,
-    large: Size,
-    changes: Sequence[_Change],
-    tests: Sequence[Welch | None],
-    p_values: Sequence[float],
-    unit: str,
-) -> str:
-    """Medians at both sizes, their differences with intervals, and whether these are chance."""
-    parts = [
-        f"{one.text}, {one.interval(test)}" if test else one.text
-        for one, test in zip(changes, tests, strict=True)
-    ]
-    batch = ""
-    if small.global_batch_size != large.global_batch_size:
-        batch = f" (global batch {small.global_batch_size} and {large.global_batch_size})"
-    head = f"{small.series} on {_where(small, unit)} and on {_where(large, unit)}{batch}: "
-    return f"{head}{'; '.join(parts)}. {_judged(changes, tests, p_values)}"
+def _epochs_of(results: Results, size: Size) -> tuple[int, ...]:
+    """The numbers of epochs that the runs of a size were trained for."""
+    own = results.runs["run_id"].isin(size.ok_runs)
+    return tuple(sorted({int(n) for n in results.runs.loc[own, "epochs_done"].dropna()}))
 
 
-def _judged(
-    changes: Sequence[_Change], tests: Sequence[Welch | None], p_values: Sequence[float]
-) -> str:
-    """What the tests of a series say; why there are none."""
-    if not p_values:
-        if any(one.repeats_alike() for one in changes):
-            return "The repeats of a size are equal, so they do not show what chance does."
-        return "Without repeats at both sizes a difference may be chance."
-    tested = [_WORDS[one.name] for one, test in zip(changes, tests, strict=True) if test]
-    alike = [_WORDS[one.name] for one in changes if one.repeats_alike()]
-    more = f" The repeats of {alike[0]} are equal: it was not tested." if alike else ""
-    sure = [name for name, p in zip(tested, p_values, strict=True) if p < 1 - CONFIDENCE]
-    if not sure:
-        text = f"No difference of {' or '.join(tested)} is beyond the spread of the repeats"
-        return f"{text} (p = {min(p_values):.2g}).{more}"
-    verb = "differs" if len(sure) == 1 else "differ"
-    said = " and ".join(sure)
-    return f"{said[0].upper()}{said[1:]} {verb} by more than the repeats vary.{more}"
+def differ(one: Sequence[float], other: Sequence[float]) -> bool:
+    """Whether the ranges of two sets of repeats do not overlap."""
+    return max(one) < min(other) or max(other) < min(one)
+
+
+def _ends(results: Results) -> list[tuple[Size, Size]]:
+    """The smallest and the largest size of each series that may be compared."""
+    made = []
+    for name in dict.fromkeys(s.series for s in results.sizes if not s.note):
+        own = [s for s in results.sizes if s.series == name and s.ok_runs and s.world_size]
+        if own and own[0].world_size != own[-1].world_size:
+            made.append((own[0], own[-1]))
+    return made
+
+
+def memory_needed(results: Results, unit: str) -> list[str]:
+    """The peak memory of the series at the largest size that several have; else nothing."""
+    groups: dict[tuple[object, ...], list[Size]] = {}
+    for size in results.sizes:
+        # The one process of dp drives several GPUs, and its peak is that of the first.
+        alone = size.devices == size.world_size and not size.note
+        if alone and size.world_size and size.peak_memory_mib:
+            key = (size.scaling, size.world_size, size.nodes, size.ranks_per_node)
+            groups.setdefault(key, []).append(size)
+    several = [g for g in groups.values() if len(g) > 1 and len(_devices(results, g)) < 2]
+    if not several:
+        return []
+    group = max(several, key=lambda g: g[0].world_size or 0)
+    least, *others = sorted(group, key=lambda s: s.peak_memory_mib or 0)
+    if not differ(least.peaks_memory_mib, others[-1].peaks_memory_mib):
+        return []
+    each = [f"{s.series} {s.peak_memory_mib:,.0f} MiB" for s in (least, *others)]
+    shown = each if len(each) < 6 else [each[0], "...", each[-1]]
+    kind = "GPU" if unit == "GPUs" else "process"
+    return [f"Least memory per {kind} on {_where(least, unit)}: {', '.join(shown)}."]
+
+
+def _devices(results: Results, group: Sequence[Size]) -> set[str]:
+    ids = [run for size in group for run in size.ok_runs]
+    return set(results.runs.loc[results.runs["run_id"].isin(ids), "device_type"].dropna())
 
 
 def _where(size: Size, unit: str) -> str:

@@ -13,8 +13,7 @@ from jobkit.analysis.findings.disturbed import shared_nodes
 from jobkit.analysis.findings.fastest import not_told_apart
 from jobkit.analysis.findings.forecast import SOURCES, Forecast
 from jobkit.analysis.findings.idle_gpus import energy, idle_gpus
-from jobkit.analysis.findings.learned import learned
-from jobkit.analysis.findings.memory_needed import memory_needed
+from jobkit.analysis.findings.learned import learned, memory_needed
 from jobkit.analysis.findings.outlying import outlying
 from jobkit.analysis.findings.repeats import more_repeats
 from jobkit.analysis.findings.sources import inferred_work
