@@ -7,6 +7,7 @@ import pytest
 from jobkit.analysis.collect.measured import speed_row
 from jobkit.analysis.collect.records import RunRecords
 from jobkit.analysis.collect.rows import result_row
+from jobkit.analysis.collect.windows import observed_windows
 from jobkit.analysis.scaling.spread import outliers
 from jobkit.outcome.status import RunState
 
@@ -59,8 +60,19 @@ def test_by_the_wall_time_a_weak_run_counts_for_each_rank(
 
 
 def test_half_of_the_repeats_are_no_outliers() -> None:
-    """They are two kinds of nodes. The other sizes say how much sound runs differ."""
+    """They are its spread. The other sizes say how much sound runs differ."""
     sound = [[100.0, 101, 102, 100], [200.0, 201, 199, 200]]
-    *_, half = outliers([*sound, [100.0, 100, 50, 50]])
+    *_, half = outliers([*sound, [50.0, 100, 101, 200]])
     *_, one = outliers([*sound, [100.0, 101, 100, 50]])
     assert (half, one) == ([False] * 4, [False, False, False, True])
+
+
+def test_a_window_in_which_one_rank_warms_up_is_not_compared() -> None:
+    def window(rank: int, step: int, warmup: bool) -> dict[str, Any]:
+        own = {"attempt": 0, "rank": rank, "step": step, "steps": 5, "wall_s": 1.0 + rank}
+        return own | {"work": 10.0, "warmup": warmup}
+
+    windows = [window(0, 5, False), window(1, 5, True), window(0, 10, False), window(1, 10, False)]
+    found = observed_windows(windows, {"world_size": 2}, {})
+    assert found is not None
+    assert [(s.warmup, s.time_s, s.work) for s in found.steps] == [(True, 2, 20), (False, 2, 20)]
