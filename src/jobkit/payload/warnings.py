@@ -5,7 +5,7 @@ import os
 import torch
 
 from jobkit.payload.distributed import RankEnv
-from jobkit.spec.runspec import WITHOUT_AUTO, RunSpec
+from jobkit.spec.runspec import RunSpec
 from jobkit.spec.strategies import FACTS
 
 _LEAST_EPOCH_S = 1.0
@@ -43,8 +43,9 @@ def without_effect(spec: RunSpec, device_type: str) -> list[str]:
     if "fsdp_cpu_offload" in changed and device_type == "cpu":
         lines.setdefault("fsdp_cpu_offload", "--fsdp-cpu-offload has no effect on the CPU")
     if device_type == "cpu":
+        as_it_is = {"fp32": "ieee", "cudnn_benchmark": False}  # what the CPU does anyway
         for name in sorted({"fp32", "deterministic", "cudnn_benchmark"} & changed.keys()):
-            if changed[name] != WITHOUT_AUTO.get(name):  # what the CPU does anyway
+            if changed[name] != as_it_is.get(name):
                 lines[name] = f"{option(name)} has no effect on the CPU"
     if "keep_memory" in changed and device_type != "cpu":
         lines["keep_memory"] = "--no-keep-memory has no effect on a GPU"

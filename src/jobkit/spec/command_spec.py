@@ -2,12 +2,12 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
 from jobkit.errors import UsageError, nearest
-from jobkit.spec.placeholders import Value, fill, resolve
+from jobkit.spec.placeholders import Value
 from jobkit.spec.planned import COMMAND_LINE, PlannedRun
 from jobkit.spec.setting import check_fields, setting
 
@@ -108,30 +108,6 @@ class CommandSpec(PlannedRun):
         shared = {"strategy": self.name, "launcher": self.launcher, "auto": self.auto}
         command = self.template or self.command
         return {**shared, "scaling": self.scaling, **own, COMMAND_LINE: command}
-
-    def of_template(
-        self, words: Sequence[str], given: Mapping[str, Any], sweep: Mapping[str, Sequence[Any]]
-    ) -> "CommandSpec":
-        """The run of an older plan with its template, if these words make its command.
-
-        words: a study's command. given: its parameters. sweep: the values of those that vary.
-        """
-        names = {"ranks": self.world_size, "nodes": self.nodes, "repeat": self.repeat}
-        names |= {"ranks_per_node": self.ranks_per_node, **self.parameters}
-        try:
-            same = not self.template and tuple(fill(word, names) for word in words) == self.command
-            by_size = {name: self._before(name, {**given, **sweep}, names) for name in self.by_size}
-        except UsageError:
-            return self
-        return replace(self, template=template(words, by_size)) if same else self
-
-    def _before(self, name: str, given: Mapping[str, Any], names: Mapping[str, Value]) -> Any:
-        """A parameter with its placeholders; of the values of a sweep the one that fits."""
-        value = given.get(name)
-        if not isinstance(value, list | tuple):
-            return value
-        fit = [one for one in value if resolve(one, names) == self.parameters[name]]
-        return fit[0] if len(fit) == 1 else None
 
     @property
     def program(self) -> str:

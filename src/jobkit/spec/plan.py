@@ -283,7 +283,7 @@ class Plan:
             content = load_json(read_regular(path, _MOST_BYTES, follow=False))
             study = Study(**content["study"])
             found = [(check_name("run id", r["run_id"]), r["spec"]) for r in content["runs"]]
-            runs = {run_id: read_spec(spec, study) for run_id, spec in found}
+            runs = {run_id: read_spec(spec) for run_id, spec in found}
             notes = tuple(content["notes"])
             return cls(study=study, runs=runs, notes=notes, folder=path.parent)
         except FileNotFoundError:
@@ -292,9 +292,6 @@ class Plan:
             raise UsageError(f"{path} is not a plan: {error}") from None
 
 
-def read_spec(values: Mapping[str, Any], study: Study | None = None) -> RunSpec | CommandSpec:
-    """The spec in spec.json, or in the plan of a study. Raises UsageError."""
-    if "command" not in values:
-        return RunSpec.from_dict(values)
-    run = CommandSpec.from_dict(values)
-    return run.of_template(study.command, study.parameters, study.sweep) if study else run
+def read_spec(values: Mapping[str, Any]) -> RunSpec | CommandSpec:
+    """The spec in spec.json, or in a plan. Raises UsageError."""
+    return CommandSpec.from_dict(values) if "command" in values else RunSpec.from_dict(values)

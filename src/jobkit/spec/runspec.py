@@ -168,20 +168,8 @@ class RunSpec(  # the fields of the last base come first
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "RunSpec":
         """Make a spec; raise UsageError that names the nearest right key for an unknown one."""
-        key = _without_repeat(values)
-        if like := _CHECKED.get(key):
-            return like.repeated(values.get("repeat", 0))
         check_keys(values)
-        made = cls(**values)
-        if key and len(_CHECKED) < _MOST_CHECKED:
-            _CHECKED[key] = made
-        return made
-
-    def repeated(self, repeat: Any) -> "RunSpec":
-        """The same as another repeat, of which no other setting needs a second check."""
-        made = object.__new__(type(self))
-        vars(made).update(vars(self), repeat=check_value("repeat", repeat))
-        return made
+        return cls(**values)
 
     def arguments(self) -> list[str]:
         """The payload's arguments for this spec: the strategy, and what differs from defaults."""
@@ -197,30 +185,10 @@ class RunSpec(  # the fields of the last base come first
         return words
 
 
-# Before the payload decided anything by its device, left_to_device was always what WITHOUT_AUTO
-# says, and a record left it out.
-WITHOUT_AUTO: Mapping[str, Any] = {"precision": "fp32", "fp32": "ieee", "cudnn_benchmark": False}
-_MOST_CHECKED = 1000
-_CHECKED: dict[Any, RunSpec] = {}  # sound specs, by their settings without the repeat
 _META: dict[str, Mapping[str, Any]] = {f.name: f.metadata for f in fields(RunSpec)}
 OF_IDENTITY = frozenset(name for name, meta in _META.items() if meta["identity"])
 _HINTS = typing.get_type_hints(RunSpec)
 SETTINGS: tuple[str, ...] = tuple(_META)
-
-
-def _without_repeat(values: Mapping[str, Any]) -> Any:
-    """What settings have in common with other repeats, to find one by; None where one is none."""
-    if not isinstance(values, Mapping):
-        return None
-    rest = {**values}
-    rest.pop("repeat", None)
-    # 1, 1.0 and true are equal, and not all of them are sound.
-    key = (*rest, *rest.values(), *map(type, rest.values()))
-    try:
-        hash(key)
-    except TypeError:  # a list or a table: it is refused, or named, later
-        return None
-    return key
 
 
 def plain_type(name: str) -> tuple[type, bool]:

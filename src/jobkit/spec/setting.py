@@ -13,8 +13,6 @@ from typing import Any
 from jobkit.errors import UsageError, one_of
 
 _ONE = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
-_PLAIN = frozenset((bool, int, float, str, types.NoneType))
-_MOST_KEPT, _LONGEST_KEPT = 4096, 200  # values that are known as sound; characters of one
 _MANY = {str: "strings", int | str: "whole numbers or strings", Any: "values"}
 
 
@@ -44,31 +42,18 @@ def setting(
 
 def check_fields(spec: Any) -> None:
     """Check every field of a frozen dataclass and give it its field's type; raises UsageError."""
-    rules, sound = _rules(spec.__class__), _sound(spec.__class__)
-    own = vars(spec)
-    for name, hint, meta in rules:
-        value = own[name]
-        kind = type(value)
-        plain = kind in _PLAIN and (kind is not str or len(value) <= _LONGEST_KEPT)
-        if plain and (name, kind, value) in sound:
-            continue  # as in most fields of the runs of one study
-        checked = check(name, hint, meta, value)
-        object.__setattr__(spec, name, checked)
-        if plain and checked is value and len(sound) < _MOST_KEPT:
-            sound.add((name, kind, value))
+    for name, hint, meta, default in _rules(spec.__class__):
+        value = getattr(spec, name)
+        # Most are at their default, which is sound; an empty list may be too short.
+        if type(value) is not type(default) or value != default or type(value) is tuple:
+            object.__setattr__(spec, name, check(name, hint, meta, value))
 
 
 @functools.cache
-def _rules(kind: type) -> tuple[tuple[str, Any, Mapping[str, Any]], ...]:
-    """The name, type hint and metadata of each field of a dataclass."""
+def _rules(kind: type) -> tuple[tuple[str, Any, Mapping[str, Any], Any], ...]:
+    """The name, type hint, metadata and default of each field of a dataclass."""
     hints = typing.get_type_hints(kind)
-    return tuple((f.name, hints[f.name], f.metadata) for f in fields(kind))
-
-
-@functools.cache
-def _sound(kind: type) -> set[tuple[str, type, Any]]:
-    """The values that fields of this class had and that need no second check."""
-    return set()
+    return tuple((f.name, hints[f.name], f.metadata, f.default) for f in fields(kind))
 
 
 def plain_type(hint: Any) -> tuple[Any, bool]:

@@ -247,26 +247,6 @@ def test_a_study_of_another_command_of_the_same_name_is_another_series(tmp_path:
     assert set(found.values()) == {"fit, b={ranks * 2}", "fit, b={ranks * 3}"}
 
 
-def test_a_plan_of_an_older_version_makes_the_same_series(tmp_path: Path) -> None:
-    fields: dict[str, Any] = {"parameters": {"a": "{40 // ranks}", "b": 3}, "gpus": (1, 2)}
-    plan = _planned(tmp_path, "--acc={a}", "--seed={repeat}", "{b}", **fields)
-    content = json.loads(plan.paths.plan.read_text())
-    for run in content["runs"]:
-        del run["spec"]["template"]
-    plan.paths.plan.write_text(json.dumps(content))
-    assert Plan.read(plan.paths.plan).runs == plan.runs
-    swept = _planned(tmp_path / "swept", "{b}", sweep={"b": ("{2 * ranks}", "{3 * ranks}")})
-    of_sweep = json.loads(swept.paths.plan.read_text())
-    for run in of_sweep["runs"]:
-        del run["spec"]["template"]
-    swept.paths.plan.write_text(json.dumps(of_sweep))
-    assert Plan.read(swept.paths.plan).runs == swept.runs
-    # Runs that an earlier call with another command planned have their own words.
-    content["study"]["command"] = ["python", "fit.py", "--other={unknown}"]
-    plan.paths.plan.write_text(json.dumps(content))
-    assert not any(s.to_dict()["template"] for s in Plan.read(plan.paths.plan).runs.values())
-
-
 def test_a_number_and_a_string_that_look_alike_are_one_value() -> None:
     with pytest.raises(UsageError, match="sweep batch: has '6' twice"):
         nano(sweep={"batch": (6, "6")}).expand()

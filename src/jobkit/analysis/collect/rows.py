@@ -15,7 +15,7 @@ from jobkit.metric.line import KINDS, Record
 from jobkit.outcome.slurm_jobs import Job
 from jobkit.outcome.status import RunState
 from jobkit.spec.planned import PlannedRun
-from jobkit.spec.runspec import WITHOUT_AUTO, RunSpec
+from jobkit.spec.runspec import RunSpec
 
 _RESULT_NAMES = frozenset(c.name for c in RESULTS)
 _OTHERWISE = {"threads", "work_source"}  # not what it says, and of the steps' source alone
@@ -30,7 +30,7 @@ def recorded_spec(records: RunRecords) -> RunSpec | None:
     start = records.last("run_start")
     given = start.get("spec")
     try:
-        return RunSpec.from_dict({**WITHOUT_AUTO, **given}) if isinstance(given, dict) else None
+        return RunSpec.from_dict(given) if isinstance(given, dict) else None
     except (TypeError, UsageError):
         return None
 
