@@ -1,146 +1,310 @@
-"""FIFOs, devices and endless files in the place of every file that is read."""
+"""FIFOs, devices, endless files and links in the place of every file that is read or written."""
 
+import errno
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from jobkit.files import open_regular, read_regular
-from support.fake_study import FakeRun, make_plan
-
-# Calls a function of one path. In a process of its own with a time limit: it must end.
-CALL = """
-import importlib, resource, sys
-from pathlib import Path
+from jobkit import door, files
+from jobkit.analysis.cli import collect_main
 from jobkit.errors import UsageError
-resource.setrlimit(resource.RLIMIT_AS, (16 << 30, 16 << 30))
-module, name, *words = sys.argv[1:]
-function = importlib.import_module(module)
-for part in name.split("."):
-    function = getattr(function, part)
-try:
-    print("gave", function(*[Path(w) if "/" in w else w for w in words]))
-except (UsageError, OSError) as error:
-    print("refused", error)
-except Exception as error:
-    if type(error).__name__ != "Corrupt":
-        raise
-    print("refused", error)
-"""
+from jobkit.files import append_to, open_regular, read_regular
+from jobkit.launch.follow.status import main as status
+from jobkit.launch.local import start
+from jobkit.launch.slurm import submit
+from jobkit.metric import comm
+from jobkit.outcome.logs import read_tail
+from jobkit.paths import RunPaths, read_json
+from jobkit.payload.report import Reporter, write_outcome
+from jobkit.spec.plan import Plan
+from jobkit.spec.study_file import read_toml
+from support.fake_study import FakeRun, make_plan, whole_run
+from support.hostile import in_child, snapshot
+from support.place import ROOT
+
+PRECIOUS = "password = hunter2\n"
 
 
-def fifo(path: Path) -> None:
-    os.mkfifo(path)
+@pytest.fixture
+def outside(tmp_path: Path) -> Path:
+    """A folder of the victim's with files that nobody else may see or change."""
+    folder = tmp_path / "home"
+    (folder / "0").mkdir(parents=True)
+    for name in ("precious", "0.jsonl"):
+        (folder / name).write_text(PRECIOUS)
+    return folder
 
 
-def zero(path: Path) -> None:
-    path.symlink_to("/dev/zero")
+@pytest.fixture
+def plan() -> Plan:
+    made = make_plan("s", strategies=("ddp",), gpus=(1,))
+    whole_run(made, next(iter(made.runs)))
+    return made
 
 
-def sparse(path: Path) -> None:
-    with path.open("wb") as file:
-        file.truncate(1 << 40)
+def run_of(plan: Plan) -> RunPaths:
+    return plan.paths.run(next(iter(plan.runs)))
 
 
-def folder(path: Path) -> None:
-    path.mkdir()
-
-
-MAKERS = [fifo, zero, sparse, folder]
-READERS = [
-    ("jobkit.paths", "read_json"),
-    ("jobkit.spec.plan", "Plan.read"),
-    ("jobkit.spec.study_file", "read_toml"),
-    ("jobkit.metric.comm", "read_csv"),
-    ("jobkit.metric.comm", "read_lines"),
-]
-
-
-def call(module: str, name: str, *words: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-c", CALL, module, name, *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300)
-
-
-@pytest.mark.parametrize(("module", "name"), READERS)
-@pytest.mark.parametrize("make", MAKERS)
-def test_what_is_no_file_is_refused_at_once(
-    tmp_path: Path, module: str, name: str, make: Callable[[Path], None]
-) -> None:
-    make(tmp_path / "x.toml")
-    done = call(module, name, str(tmp_path / "x.toml"))
-    assert done.returncode == 0, done.stderr[-1000:]
-    assert done.stdout.startswith(("refused", "gave None")) and done.stdout.count("\n") == 1
-
-
-@pytest.mark.parametrize("make", MAKERS)
-@pytest.mark.parametrize(
-    "name",
-    ["job.json", "submission.json", "attempts/0/outcome.json", "metrics/0.jsonl", "train.log"],
-)
-def test_status_and_collect_end_whatever_lies_in_a_study(
-    name: str, make: Callable[[Path], None]
-) -> None:
-    if make is sparse and name in ("metrics/0.jsonl", "train.log"):
-        make = fifo  # a log has no bound: it is read in blocks
-    plan = make_plan("s", strategies=("ddp",), gpus=(1,))
-    run_id, spec = next(iter(plan.runs.items()))
-    FakeRun(plan.paths.folder, run_id, spec).begin().train(0, 1, 2).end()
-    path = plan.paths.folder / run_id / name
-    path.unlink(missing_ok=True)
+def put(path: Path, kind: str) -> None:
+    """Put what is no plain file of a bounded size in the place of whatever is there."""
+    if os.path.lexists(path):
+        path.rename(path.with_name(f"was-{path.name}"))
     path.parent.mkdir(parents=True, exist_ok=True)
-    make(path)
-    for words in (["status", "s"], ["collect", "s"]):
-        command = [sys.executable, "-m", "jobkit", *words]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=400)
-        assert "Traceback" not in done.stderr, done.stderr[-2000:]
+    if kind == "sparse":
+        with path.open("wb") as file:
+            file.truncate(1 << 40)
+    else:
+        make = {"fifo": os.mkfifo, "folder": os.mkdir}
+        make.get(kind, lambda path: path.symlink_to(kind))(path)
 
 
-@pytest.mark.parametrize("make", MAKERS)
-@pytest.mark.parametrize("name", ["manifest.json", "train_images", "train_labels"])
-def test_a_cache_with_what_is_no_file_is_found_at_fault(
-    tmp_path: Path, name: str, make: Callable[[Path], None]
-) -> None:
-    from jobkit.payload.data.cache import ensure_cache, find_fault
-    from jobkit.payload.data.sources import find_source
-
-    if make is sparse and name == "train_labels":
-        return  # of the right owner and another checksum: read in blocks, to its end
-    cache = ensure_cache(find_source("synthetic", tmp_path, 8, 8), tmp_path, lambda line: None)
-    (cache / name).unlink()
-    make(cache / name)
-    assert find_fault(cache)
+KINDS = ("fifo", "/dev/zero", "sparse", "folder")
+READERS = (read_json, Plan.read, read_toml, comm.read_csv, comm.read_lines, read_regular)
 
 
-@pytest.mark.parametrize("make", MAKERS)
-def test_a_checkpoint_with_what_is_no_file_is_passed_over(
-    tmp_path: Path, make: Callable[[Path], None]
-) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_no_file_is_refused_at_once(tmp_path: Path, kind: str) -> None:
+    """Neither waited for nor read into memory."""
+    put(tmp_path / "x.toml", kind)
     from jobkit.payload.checkpoints.manifest import Corrupt, check_file
 
-    make(tmp_path / "x")
-    with pytest.raises(Corrupt):
-        check_file(tmp_path / "x", {"bytes": 0, "sha256": ""})
+    def read(reader: Callable[[Path], object]) -> str:
+        try:
+            return str(reader(tmp_path / "x.toml"))
+        except (OSError, ValueError, Corrupt) as error:
+            return f"refused: {type(error).__name__}"
+
+    check = lambda path: check_file(path, {"bytes": 0, "sha256": ""})  # noqa: E731
+    done = in_child(lambda: " ".join(read(reader) for reader in (*READERS, check)))
+    assert done.faults == [] and str(done.code).count("refused") == 6
+    assert str(done.code).startswith("None")
 
 
-@given(st.binary(max_size=200), st.integers(0, 200))
-def test_a_file_is_read_whole_or_refused(content: bytes, most: int) -> None:
-    path = Path(os.environ["JOBKIT_LOGS"]).with_name("file")
-    path.parent.mkdir(exist_ok=True)
-    path.write_bytes(content)
-    if len(content) > most:
-        with pytest.raises(OSError, match="larger than"):
-            read_regular(path, most)
-    else:
-        assert read_regular(path, most) == content
+OF_A_RUN = ("job.json", "submission.json", "attempts/0/outcome.json", "metrics/0.jsonl")
+OF_A_RUN += ("train.log",)
 
 
-def test_a_link_to_a_file_is_read(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("x")
+@pytest.mark.parametrize("kind", KINDS)
+def test_status_and_collect_end_whatever_lies_in_a_study(kind: str) -> None:
+    """A log has no bound, as it is read in blocks: a hole of a tebibyte is none of its records."""
+    plan = make_plan("s", strategies=("ddp",), gpus=(1, 2, 4), repeats=2)
+    for (run_id, spec), name in zip(plan.runs.items(), OF_A_RUN, strict=False):
+        FakeRun(plan.paths.folder, run_id, spec).begin().train(0, 1, 2).end()
+        put(plan.paths.folder / run_id / name, kind)
+    done = in_child(lambda: int(status(["s"])) * 10 + int(collect_main(["s"])))
+    assert done.faults == [] and done.code in (0, 3), done.out
+
+
+def hard_link(path: Path, target: Path) -> None:
+    path.unlink(missing_ok=True)
+    os.link(target, path)
+
+
+def soft_link(path: Path, target: Path) -> None:
+    put(path, str(target))
+
+
+@pytest.mark.parametrize("link", [soft_link, hard_link])
+def test_nothing_is_appended_through_a_link(plan: Plan, outside: Path, link: Any) -> None:
+    """Neither by a run's process, whose study was fine when it was launched, nor by a launcher."""
+    paths, precious = run_of(plan), outside / "precious"
+    link(paths.log, precious)
+    with pytest.raises(OSError, match=r"link"):
+        append_to(paths.log)
+    code = "import sys; from jobkit.launch.task import run_one; run_one(sys.argv[1], ['echo', 'x'])"
+    words = [sys.executable, "-c", code, str(paths.folder)]
+    assert subprocess.run(words, capture_output=True, timeout=300).returncode
+    link(plan.paths.launcher_log, precious)
+    with pytest.raises(OSError):
+        start.start(plan.paths, SimpleNamespace())  # type: ignore[arg-type]
+    assert precious.read_text() == PRECIOUS
+    put(paths.folder / "x", "fifo")
+    with pytest.raises(OSError):
+        append_to(paths.folder / "x")
+
+
+def test_a_batch_script_is_written_beside_and_renamed(plan: Plan, outside: Path) -> None:
+    paths, script = run_of(plan), outside / "script"
+    script.write_text("#!/bin/sh\n")
+    soft_link(paths.script, outside / "precious")
+    made = SimpleNamespace(submission_file=script, stdout=outside / "out")
+    submit._note(paths, SimpleNamespace(paths=made, job_id="7"), {})  # type: ignore[arg-type]
+    assert (outside / "precious").read_text() == PRECIOUS
+    assert paths.script.read_text() == "#!/bin/sh\n" and not paths.script.is_symlink()
+
+
+WRITTEN = ["metrics", "metrics/0.jsonl", "ranks", "ranks/0", "ranks/0/rank-0.log", "attempts"]
+WRITTEN += ["attempts/0", "checkpoints", "profiles", "profiles/0-rank-0.json"]
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_rank_writes_through_no_link(tmp_path: Path, outside: Path, name: str) -> None:
+    paths = RunPaths(tmp_path / "run")
+    soft_link(paths.folder / name, outside / "precious" if "." in name else outside)
+    before = snapshot(outside)
+    done = in_child(lambda: Reporter(paths, 0, 0))
+    assert "UsageError" in done.error
+    write_outcome(paths, 0, "failed", 2, "it has a link")
+    assert snapshot(outside) == before
+
+
+def test_run_sh_claims_no_attempt_through_a_link(tmp_path: Path, outside: Path) -> None:
+    soft_link(tmp_path / "run" / "attempts", outside)
+    before = snapshot(outside)
+    words = ["bash", str(ROOT / "run.sh"), "--run-dir", str(tmp_path / "run"), "--", "true"]
+    env = {**os.environ, "JOBKIT_PYTHON": sys.executable}
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 2 and "attempts is a link" in done.stderr
+    assert snapshot(outside) == before
+
+
+def test_figures_are_not_drawn_into_a_folder_of_elsewhere(plan: Plan, outside: Path) -> None:
+    from jobkit.analysis.collect.results import collect
+    from jobkit.analysis.figures.draw import draw
+
+    soft_link(plan.paths.figures, outside)
+    before = snapshot(outside)
+    with pytest.raises(UsageError, match="is a link"):
+        draw(collect("s"))
+    assert snapshot(outside) == before
+
+
+@pytest.mark.parametrize("name", ["train.log", "metrics/0.jsonl", "metrics", ".", "slurm.log"])
+def test_nothing_of_a_file_of_elsewhere_is_shown(
+    outside: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = make_plan("s", strategies=("ddp",), gpus=(1,))
+    run_id, spec = next(iter(plan.runs.items()))
+    FakeRun(plan.paths.folder, run_id, spec).begin().flush()
+    for file in ("train.log", "slurm.log"):
+        (outside / file).write_text(f"RuntimeError: {PRECIOUS}")
+    leads = "" if name in ("metrics", ".") else "slurm.log" if name == "slurm.log" else "precious"
+    soft_link((plan.paths.folder / run_id / name).absolute(), outside / leads)
+    status(["s", "--json"])
+    collect_main(["s"])
+    shown = capsys.readouterr()
+    tables = [p.read_text() for p in plan.paths.folder.glob("*.csv")]
+    assert not any("hunter2" in text for text in (shown.out, shown.err, *tables))
+
+
+@pytest.mark.parametrize("name", ["plan.json", "spec.json", "job.json", "attempts/0/outcome.json"])
+def test_a_private_plan_or_outcome_is_read_through_no_link(
+    plan: Plan, outside: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Else the report of a study that a colleague made would show the reader's own files."""
+    path = (plan.paths.folder if name == "plan.json" else run_of(plan).folder) / name
+    content = path.read_text() if path.exists() else '{"reason": "s3cret"}'
+    (outside / "mine.json").write_text(content.replace('"notes": []', '"notes": ["s3cret"]'))
+    soft_link(path, outside / "mine.json")
+    assert read_json(path) is None and read_json(path, follow=True)
+    assert status(["s"]) == (2 if name == "plan.json" else 0)
+    assert "s3cret" not in "".join(capsys.readouterr())
+
+
+def test_a_link_within_the_study_is_read_and_one_that_was_exchanged_is_not(
+    plan: Plan, outside: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths, log = run_of(plan), plan.paths.submitit / "0" / "17_0_log.out"
+    log.parent.mkdir(parents=True)
+    log.write_text("first\nlast\n")
+    paths.scheduler_log.symlink_to("../.submitit/0/17_0_log.out")
+    assert read_tail(paths.scheduler_log).lines[:2] == [(1, "first"), (2, "last")]
+    # A link out of the folder as it is opened, and a harmless file as it is looked at.
+    path, real = plan.paths.folder / "log", os.path.realpath
+    soft_link(path, outside / "precious")
+
+    def exchange(what: Any) -> str:
+        path.unlink()
+        path.write_text("harmless")
+        monkeypatch.setattr(files.os.path, "realpath", real)
+        return real(what)
+
+    monkeypatch.setattr(files.os.path, "realpath", exchange)
+    with pytest.raises(OSError, match="leads out"):
+        open_regular(path, within=plan.paths.folder)
+
+
+def test_a_probe_of_the_preflight_is_a_new_file(
+    tmp_path: Path, outside: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from jobkit.checks.preflight import facts
+
+    monkeypatch.setattr(os, "urandom", lambda count: bytes(count))
+    shown: list[Path] = []
+    opened = Path.open
+
+    def spy(self: Path, mode: str = "r", *rest: Any, **more: Any) -> Any:
+        shown.append(self)
+        if len(shown) == 1:
+            self.symlink_to(outside / "precious")
+        return opened(self, mode, *rest, **more)
+
+    monkeypatch.setattr(Path, "open", spy)
+    facts.write_fault(tmp_path)
+    monkeypatch.undo()
+    assert shown and (outside / "precious").read_text() == PRECIOUS
+
+
+def test_a_file_is_read_whole_or_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x" * 100)
+    for most in (0, 99, 100, 101):
+        if most < 100:
+            with pytest.raises(OSError, match="larger than"):
+                read_regular(tmp_path / "file", most)
+        else:
+            assert read_regular(tmp_path / "file", most) == b"x" * 100
     (tmp_path / "link").symlink_to("file")
-    with open_regular(tmp_path / "link") as file:
-        assert file.read() == b"x"
+    assert read_regular(tmp_path / "link") == b"x" * 100
+
+
+NAMES = [(os, "open"), (os, "stat"), (os, "listdir"), (os, "scandir")]
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [("status", errno.ENOENT), ("status", errno.EACCES), ("collect", errno.ENOENT)],
+)
+def test_any_file_may_vanish_at_any_moment(
+    command: str, code: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each call that touches a file of the study fails once; one run's file ends no command."""
+    plan = make_plan("s", strategies=("ddp",), gpus=(1, 2, 4))
+    ok, failed, running = plan.runs
+    folder = plan.paths.folder
+    FakeRun(folder, ok, plan.runs[ok]).begin().train(0, 1, 2).end()
+    FakeRun(folder, failed, plan.runs[failed]).begin().train(0).end("failed", "why", 1)
+    FakeRun(folder, running, plan.runs[running]).begin().train(0).flush()
+    plan.paths.run(running).job.write_text(f'{{"pid": {os.getpid()}, "started": 1}}')
+    state = SimpleNamespace(calls=0, fail=0, hit=None)
+
+    def wrap(call: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(path: Any, *args: Any, **more: Any) -> Any:
+            if isinstance(path, str | os.PathLike) and os.fspath(path).startswith(str(folder)):
+                state.calls += 1
+                if state.calls == state.fail:
+                    state.hit = os.fspath(path)
+                    raise OSError(code, os.strerror(code), os.fspath(path))
+            return call(path, *args, **more)
+
+        return wrapped
+
+    for place, name in NAMES:
+        monkeypatch.setattr(place, name, wrap(getattr(place, name)))
+    names = ("jobkit.analysis.cli", "collect_main")
+    if command == "status":
+        names = ("jobkit.launch.follow.status", "main")
+    step = 1 if command == "status" else 3
+    while state.calls >= state.fail:  # until the one that was to fail was not reached
+        state.fail, state.calls, state.hit = state.fail + step, 0, None
+        ended = door.run(*names, [str(folder)])
+        said = capsys.readouterr().err
+        of_study = state.hit is None or folder in (Path(state.hit), Path(state.hit).parent)
+        assert ended in (0, 3) or (of_study and said.count("\n") == 1), (state.hit, said)
+    assert state.fail > 20

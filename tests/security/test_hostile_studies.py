@@ -1,148 +1,80 @@
-"""Studies that somebody else made, at random: no command executes, signals or writes for them."""
+"""Studies that somebody else made: no command executes, signals or writes for them, or breaks."""
 
 import contextlib
 import json
 import os
 import random
 import shutil
-import tempfile
-from collections.abc import Callable
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from jobkit.analysis.cli import collect_main
+from jobkit.errors import Parser, UsageError, command, nearest, one_line
+from jobkit.launch.cancel import main as cancel
+from jobkit.launch.cli import main as launch
+from jobkit.launch.follow.status import main as status
+from jobkit.launch.lock import busy
+from jobkit.launch.site import Site
+from jobkit.outcome.slurm_jobs import elements
+from jobkit.payload.slurm_env import expand_nodes, place, tasks_per_node
 from jobkit.spec.plan import Plan
 from support.fake_study import make_plan, whole_run
-from support.hostile import SECRET, in_child, snapshot
+from support.hostile import SECRET, in_child, plain, snapshot
 
 PRECIOUS = f"alias ll='ls -l' # {SECRET}-of-another-file\n"
-WORDS = [
-    "",
-    "..",
-    "-x",
-    "=1+1",
-    "a\nb",
-    "\x1b[2J\x1b]0;x\x07",
-    "\u202e",
-    "\x00",
-    "x" * 70_000,
-    "$(id)",
-]
-NUMBERS = [0, -1, 1, 2**63, 10**400, 1e308, float("nan"), float("inf"), True, 1.5, 99999999999]
-SCALARS = st.sampled_from([*WORDS, *NUMBERS, None])
-VALUES = st.recursive(
-    SCALARS,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(WORDS), inner),
-    max_leaves=5,
-)
-FILES = ("plan.json", "launcher.json", ".collect-job.json", ".launcher.lock", "results.csv")
-OF_RUN = ("job.json", "submission.json", "spec.json", "train.log", "slurm.log")
-OF_RUN += ("metrics/0.jsonl", "metrics/1.jsonl", "attempts/0/outcome.json", "attempts/7")
-PLACES = st.sampled_from([*FILES, *(f"RUN/{name}" for name in OF_RUN)])
-FOLDERS = st.sampled_from(["RUN", "RUN/metrics", "RUN/attempts", "RUN/attempts/0", "figures"])
+ESC = "\x1b]0;title\x07\x1b[2J\u202eevil\u2066\r\x9b31m\n"
+WORDS = ["", "..", "-x", "=1+1", ESC, "\x00", "x" * 70_000, "$(touch ${HOME}/pwned)"]
+NUMBERS = [0, -1, 2**63, 10**400, 1e308, float("nan"), float("inf"), True, 1.5, 99999999999]
+VALUES = [*WORDS, *NUMBERS, None, [], [[1]], {}, {"x": 1}, {ESC: [ESC]}]
+OF_STUDY = ("plan.json", "launcher.json", ".collect-job.json", ".launcher.lock", "results.csv")
+OF_RUN = ("job.json", "submission.json", "spec.json", "train.log", "slurm.log", "metrics/0.jsonl")
+OF_RUN += ("attempts/0/outcome.json", "attempts/7", "metrics", "attempts")
+KEYS = "run_id study name spec runs notes settings sweep strategies gpus repeats lr pid pid_start "
+KEYS += "host job_id run_ids started ended submitted exit_code child first_attempt status reason "
+KEYS += "strategy shared launcher command"
+FILES = [b"", b"\xff\xfe" * 99, b"[" * 100_000, b"\n" * 3_000_000, b"null", b"{}", b"1" * 9999]
+FILES += [b"[METRIC] " + json.dumps({"epoch": value}).encode() + b"\n" for value in NUMBERS]
+LINKS = ("/dev/zero", "OUTSIDE/precious", "OUTSIDE", "OUTSIDE/new", ".")
 
 
-def emptied(path: Path) -> Path:
-    """A path at which nothing is."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    path.unlink(missing_ok=True)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path
-
-
-def link_to(target: str) -> Callable[[Path], None]:
-    return lambda path: emptied(path).symlink_to(target)
-
-
-def sparse(path: Path) -> None:
-    with emptied(path).open("wb") as file:
-        file.truncate(1 << 40)
-
-
-def text(content: bytes) -> Callable[[Path], None]:
-    return lambda path: void(emptied(path).write_bytes(content))
-
-
-def void(_: object) -> None:
-    """Nothing."""
-
-
-KINDS: list[Callable[[Path], None]] = [
-    link_to("/dev/zero"), link_to("OUTSIDE/precious"), link_to("OUTSIDE"), link_to("OUTSIDE/new"),
-    link_to("."), lambda path: os.mkfifo(emptied(path)), lambda path: emptied(path).mkdir(), sparse,
-    text(b""), text(b"\xff\xfe" * 99), text(b"[" * 100_000), text(b'{"a":' * 50_000),
-    text(b"[[]," * 500_000), text(b"\n" * 3_000_000), text(b"null"), text(b"{}"), text(b"1" * 9999),
-]  # fmt: skip
-
-
-def replaced(path: Path, key: str, value: Any) -> None:
-    """Give a key of a JSON file another value, wherever it stands."""
-    try:
-        content = json.loads(path.read_bytes()[: 1 << 20])
-    except (OSError, ValueError, RecursionError):
-        content = {}
-
-    def inside(part: Any, level: int) -> Any:
-        if isinstance(part, dict):
-            return {k: value if k == key else inside(v, level + 1) for k, v in part.items()}
-        return [inside(v, level + 1) for v in part] if isinstance(part, list) else part
-
-    content = inside(content, 0)
-    if isinstance(content, dict) and key not in json.dumps(content):
-        content[key] = value
-    text(json.dumps(content).encode())(path)
-
-
-KEYS = st.sampled_from([
-    "run_id", "study", "name", "spec", "runs", "notes", "settings", "sweep", "strategies", "gpus",
-    "repeats", "strategy", "lr", "pid", "pid_start", "host", "job_id", "run_ids", "started",
-    "ended",
-    "submitted", "exit_code", "child", "first_attempt", "status", "reason", "shared", "launcher",
-])  # fmt: skip
-KINDS_OF_RECORDS = st.sampled_from(["epoch", "run_start", "run_end", "message"])
-OF_RECORD = ("epoch", "val_loss", "images_per_s", "t", "text", "spec", "versions")
-RECORDS = st.fixed_dictionaries({"kind": KINDS_OF_RECORDS, **dict.fromkeys(OF_RECORD, VALUES)})
-CHANGES = st.one_of(
-    st.tuples(st.just("kind"), PLACES | FOLDERS, st.sampled_from(range(len(KINDS)))),
-    st.tuples(st.just("value"), PLACES, st.tuples(KEYS, VALUES)),
-    st.tuples(st.just("record"), PLACES, RECORDS | st.binary(max_size=80)),
-    st.tuples(st.just("mode"), PLACES | FOLDERS, st.sampled_from([0o777, 0o000, 0o666, 0o4755])),
-    st.tuples(st.just("name"), st.sampled_from(WORDS[3:7]), st.just(None)),
-)
-
-
-def change(plan: Plan, outside: Path, what: str, place: str, how: Any) -> None:
-    """Make one change to a study."""
-    run = next(iter(plan.runs))
-    path = plan.paths.folder / place.replace("RUN", run)
-    if what == "name":
-        (plan.paths.folder / place / "metrics").mkdir(parents=True, exist_ok=True)
-    elif what == "kind":
-        KINDS[how](path)
-        if path.is_symlink() and "OUTSIDE" in (target := os.readlink(path)):  # noqa: PTH115
-            link_to(target.replace("OUTSIDE", str(outside)))(path)
-    elif what == "value":
-        replaced(path, *how)
-    elif what == "record":
-        line = how if isinstance(how, bytes) else json.dumps(how).encode()
-        if path.is_file() and not path.is_symlink():
-            with path.open("ab") as file:
-                file.write(b"[METRIC] " + line + b"\n")
-    elif path.exists() and not path.is_symlink():
-        path.chmod(how)
+def change(plan: Plan, outside: Path, rng: random.Random) -> None:
+    """Make one change to a study: a file of another kind or content, a value, a mode, a name."""
+    names = [*OF_STUDY, *(f"{next(iter(plan.runs))}/{name}" for name in OF_RUN), "figures"]
+    path = plan.paths.folder / rng.choice(names)
+    way = rng.choice(("value", "value", "value", "file", "link", "mode", "name", "record"))
+    if way == "value":
+        with contextlib.suppress(OSError, ValueError):
+            content = json.loads(path.read_bytes())
+            key, value = rng.choice(KEYS.split()), rng.choice(VALUES)
+            inner = [content, content.get("study"), content.get("spec"), *content.get("runs", [])]
+            rng.choice([x for x in inner if isinstance(x, dict)])[key] = value
+            path.write_text(json.dumps(content))
+    elif way == "name":
+        with contextlib.suppress(OSError, ValueError):
+            (plan.paths.folder / rng.choice(WORDS[2:6]) / "metrics").mkdir(parents=True)
+    elif way == "mode" and path.exists():
+        path.chmod(rng.choice((0o777, 0o000, 0o4755)))
+    elif way == "record" and path.is_file():
+        record = {"kind": rng.choice(["epoch", "run_start", "run_end", "message"])}
+        record |= {k: rng.choice(VALUES) for k in ("epoch", "val_loss", "t", "text", "spec")}
+        with path.open("a") as file:
+            file.write(f"[METRIC] {json.dumps(record)}\n")
+    elif way in ("file", "link"):
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if way == "link":
+            path.symlink_to(rng.choice(LINKS).replace("OUTSIDE", str(outside)))
+        else:
+            path.write_bytes(rng.choice(FILES))
 
 
 def commands(name: str) -> object:
     """Look at a study, collect it, end it and plan to launch it again; return the exit codes."""
-    from jobkit.analysis.cli import collect_main
-    from jobkit.launch.cancel import main as cancel
-    from jobkit.launch.cli import main as launch
-    from jobkit.launch.follow.status import main as status
-
     mains: list[tuple[Any, list[str]]] = [(status, []), (status, ["--json"]), (collect_main, [])]
     codes = [main([name, *words]) for main, words in [*mains, (cancel, [])]]
     words = ["--study", "demo", "--name", name, "--site", "local", "--no-wait"]
@@ -150,51 +82,40 @@ def commands(name: str) -> object:
     return json.dumps([int(code) for code in codes])
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _loaded() -> None:
-    """Import once what the children need."""
-    import jobkit.analysis.cli
-    import jobkit.launch.cli
-    import jobkit.launch.follow.view
-    import jobkit.launch.launcher  # noqa: F401
+SEEDS = [*range(10), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(10, 60))]
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
-@given(st.lists(CHANGES, min_size=1, max_size=4), st.booleans())
-def test_no_command_harms_whoever_looks_at_a_study(changes: list[Any], ended: bool) -> None:
-    root = Path(tempfile.mkdtemp(prefix="hostile-"))
-    outside, before = root / "outside", dict(os.environ)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_no_command_harms_whoever_looks_at_a_study(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(seed)
+    outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "precious").write_text(PRECIOUS)
-    os.environ |= {"JOBKIT_LOGS": str(root / "logs"), "WANDB_API_KEY": SECRET, "PATH": "/nowhere"}
-    try:
-        plan = make_plan("s", strategies=("ddp",), gpus=(1, 2), settings={"epochs": 2})
-        for run_id in plan.runs if ended else ():
-            whole_run(plan, run_id)
-        for one in changes:
-            change(plan, outside, *one)
-        kept = snapshot(outside)
-        done = in_child(lambda: commands("s"))
-        assert done.faults == []
-        assert set(json.loads(str(done.code))) <= {0, 1, 2, 3}, done.out
-        assert snapshot(outside) == kept
-        assert holding(root / "logs", SECRET) == [] and SECRET not in done.out
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
-        shutil.rmtree(root)
+    for name, value in (("WANDB_API_KEY", SECRET), ("PATH", "/nowhere"), ("HOME", str(outside))):
+        monkeypatch.setenv(name, value)
+    plan = make_plan("s", strategies=("ddp",), gpus=(1, 2), settings={"epochs": 2})
+    for run_id in plan.runs if seed % 2 else ():
+        whole_run(plan, run_id)
+    for _ in range(rng.randint(1, 5)):
+        change(plan, outside, rng)
+    kept = snapshot(outside)
+    done = in_child(lambda: commands("s"))
+    assert done.faults == []
+    assert set(json.loads(str(done.code))) <= {0, 1, 2, 3}, done.out
+    assert snapshot(outside) == kept
+    assert holding(plan.paths.folder, SECRET) == [] and SECRET not in done.out
 
 
 def holding(folder: Path, marker: str) -> list[Path]:
     """The files of a folder in which a marker stands; links are not followed."""
     files = [p for p in folder.rglob("*") if p.is_file() and not p.is_symlink()]
-    small = [p for p in files if p.stat().st_size < 1 << 24]
-    return [p for p in small if marker.encode() in p.read_bytes()]
+    return [p for p in files if marker.encode() in p.read_bytes()]
 
 
 def test_the_watch_sees_what_it_looks_for() -> None:
     """The test above can fail: each fault is noticed."""
-    import subprocess
 
     def harm() -> object:
         for act in (lambda: os.kill(os.getppid(), 15), lambda: subprocess.run(["touch", "x"])):
@@ -206,3 +127,89 @@ def test_the_watch_sees_what_it_looks_for() -> None:
     done = in_child(harm)
     assert done.signalled and done.started == ["touch"] and "RuntimeError" in done.error
     assert len(done.faults) == 5
+
+
+JOB = ("launcher", "job_id", "pid", "pid_start", "host", "started", "ended", "exit_code", "child")
+JOB += ("first_attempt", "command", "submitted", "shared")
+
+
+@pytest.mark.parametrize("name", ["launcher.json", "RUN/job.json", "RUN/submission.json"])
+def test_any_value_in_a_record_of_a_job_is_passed_over(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    plan = make_plan("s", strategies=("ddp",), gpus=(1,))
+    run_id = next(iter(plan.runs))
+    whole_run(plan, run_id)
+    folder = plan.paths.folder
+    for path in ("attempts/0/outcome.json", "metrics/0.jsonl"):
+        (folder / run_id / path).unlink()
+    good = {"launcher": "slurm", "job_id": "7", "started": 2.0, "submitted": 1.0, "pid": 1}
+    (folder / run_id / "job.json").write_text(json.dumps(good))
+    for key in (*JOB, "run_ids", "at_once", "folder"):
+        for value in [None, "x", -1, 1.5, 10**400, True, [[1]], {"x": 1}, "\x1b"]:
+            (folder / name.replace("RUN", run_id)).write_text(json.dumps({**good, key: value}))
+            assert status(["s"]) in (0, 3), (key, value)
+    assert all(plain(line) for line in "".join(capsys.readouterr()).split("\n"))
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "a\0b", "..", "a\nb", "/" + "x/" * 3000])
+@pytest.mark.parametrize("main", [status, cancel, collect_main])
+def test_a_name_that_is_none_is_one_line(
+    main: Any, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([name]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@given(st.text(alphabet=st.characters() | st.sampled_from(ESC)))
+def test_any_error_is_one_plain_line(text: str) -> None:
+    assert plain(one_line(text)) and plain(str(UsageError(text)))
+    assert not {*"\u2028\u2029\u2066\ud800\x85"} & {*one_line(text)}
+
+
+def test_what_others_wrote_is_printed_plain(capsys: pytest.CaptureFixture[str]) -> None:
+    @command
+    def main(argv: object = None) -> int:
+        raise UsageError(f"bad {ESC}")
+
+    assert main([]) == 2
+    parser = Parser(prog="x")
+    parser.add_argument("--n", type=int)
+    for act in (lambda: parser.error(ESC), lambda: parser.parse_args(["--n", ESC])):
+        with pytest.raises(SystemExit):
+            act()
+    said = capsys.readouterr().err
+    assert said.count("\n") == 3 and all(plain(line) for line in said.split("\n"))
+    plan = make_plan("s", strategies=("ddp",), gpus=(1,))
+    plan.paths.launcher.write_text(json.dumps({"pid": ESC, "host": ESC}))
+    assert plain(str(busy(plan.paths)))
+    assert one_line("plain text, \u00e4 and \u4e16") == "plain text, \u00e4 and \u4e16"
+
+
+STEP = {
+    "SLURM_NTASKS": "2", "SLURM_PROCID": "1", "SLURM_LOCALID": "1", "SLURM_JOB_ID": "7",
+    "SLURM_JOB_NODELIST": "n1", "SLURM_STEP_TASKS_PER_NODE": "2",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*STEP, "SLURM_RESTART_COUNT", "MASTER_PORT"])
+def test_a_variable_of_slurm_that_is_odd_is_one_line(name: str) -> None:
+    assert place(STEP)["world_size"] == 2
+    for value in ("x", "", "1.5", "\x1b", "9" * 5000):
+        with contextlib.suppress(UsageError):
+            assert place({**STEP, name: value})["world_size"] == 2
+
+
+def test_small_texts_that_would_cost_much() -> None:
+    for text in ("n[1-999999999]", "n[1-100][1-1000][1-1000]"):
+        with pytest.raises(ValueError, match="nodes"):
+            expand_nodes(text)
+    with pytest.raises(ValueError, match="nodes"):
+        tasks_per_node("1(x99999999999)")
+    assert elements("17_[0-99999999]") == ["17_[0-99999999]"]
+    assert elements("17_[0-2,5%4]") == ["17_0", "17_1", "17_2", "17_5"]
+    assert nearest("x" * 101, ["x" * 100]) == "" != nearest("epoch", ["epochs"])
+    for name in ("image", "python"):
+        with pytest.raises(UsageError, match="begins as an option"):
+            Site(name="x", container="apptainer", **{"image": "a.sif", name: "--bind=/:/host"})

@@ -1,0 +1,216 @@
+"""Data, caches and checkpoints that somebody else made: used as what was checked, or refused."""
+
+import hashlib
+import io
+import json
+import os
+import pickle
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobkit.errors import UsageError
+from jobkit.payload.data import cache as caches
+from jobkit.payload.data import cifar10, sources
+from jobkit.payload.unpickle import restricted_load
+from support.hostile import in_child
+
+torch = pytest.importorskip("torch")
+numpy = pytest.importorskip("numpy")
+NAMES = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
+FILES = ("train_images", "train_labels", "test_images", "test_labels")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """A forked child has none of its parent's threads, and would wait for them."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class Trap:
+    """A pickle that makes a folder where it is unpickled."""
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, ("was-here",)
+
+
+def batch(pixels: Any = None, labels: Any = (0, 0)) -> bytes:
+    """A batch in the form of the published ones."""
+    made = numpy.zeros((2, 3072), dtype=numpy.uint8) if pixels is None else pixels
+    return pickle.dumps({b"data": made, b"labels": list(labels)}, protocol=2)
+
+
+HOSTILE = {
+    "a call": pickle.dumps({"x": Trap()}),
+    "objects": batch(numpy.array([[object] * 3072] * 2, dtype=object)),
+    "another type": batch(numpy.zeros((2, 3072))),
+    "a shape of one": batch(numpy.zeros(6144, dtype=numpy.uint8)),
+    "no class": batch(labels=(0, 11)),
+    "another count": batch(labels=(0,)),
+    "a big bytearray": b"\x80\x05\x96" + (1 << 40).to_bytes(8, "little") + b"x.",
+    "a class changed": b"ccodecs\nencode\n(N}V__eq__\nK\x00stb.",
+    "no batch": pickle.dumps([1, 2]),
+    "cut": batch()[:-20],
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_hostile_batch_of_cifar10_is_refused_in_one_line(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "data" / "cifar-10-batches-py"
+    folder.mkdir(parents=True)
+    for name in NAMES:
+        (folder / name).write_bytes(batch() if name != "data_batch_2" else HOSTILE[kind])
+
+    def read() -> str:
+        try:
+            cifar10.read(folder.parent, print, download=False)
+        except UsageError as error:
+            return str(error)
+        return ""
+
+    done = in_child(read)
+    assert done.faults == [] and done.code and "\n" not in str(done.code)
+    assert not (tmp_path / "was-here").exists()
+    (folder / "data_batch_2").write_bytes(batch())
+    assert cifar10.read(folder.parent, print, download=False)[0].images.shape == (10, 32, 32, 3)
+
+
+def test_a_member_that_is_far_too_large_is_not_unpacked(tmp_path: Path) -> None:
+    member = tarfile.TarInfo("cifar-10-batches-py/data_batch_1")
+    member.size = 1 << 40
+    with tarfile.open(tmp_path / "cifar-10-python.tar.gz", "w:gz") as tar:
+        tar.fileobj.write(member.tobuf())  # type: ignore[union-attr]
+    with pytest.raises(UsageError, match="far too large"):
+        cifar10.read(tmp_path, print, download=False)
+
+
+def test_the_index_of_a_checkpoint_is_read_and_calls_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    from jobkit.payload.checkpoints.store import _INDEX
+
+    monkeypatch.chdir(tmp_path)
+    dcp.save({"w": torch.zeros(3, 4)}, checkpoint_id=tmp_path / "c", no_dist=True)
+    with (tmp_path / "c" / ".metadata").open("rb") as file:
+        found = restricted_load(file, _INDEX)
+    assert found.state_dict_metadata["w"].size == torch.Size([3, 4])
+    for content in (pickle.dumps(Trap()), b"ctorch.serialization\n_get_layout\n}Vx\nK\x01sb."):
+        with pytest.raises(pickle.UnpicklingError):
+            restricted_load(io.BytesIO(content), _INDEX)
+    assert not (tmp_path / "was-here").exists()
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    """A cache of 20 + 20 images of 10 classes."""
+    source = sources.find_source("synthetic", tmp_path, 20, 20)
+    return caches.ensure_cache(source, tmp_path, lambda _: None)
+
+
+def resealed(cache: Path, name: str, content: bytes) -> None:
+    """Replace a file, with its checksum."""
+    (cache / name).write_bytes(content)
+    manifest = json.loads((cache / "manifest.json").read_text())
+    manifest["sha256"][name] = hashlib.sha256(content).hexdigest()
+    (cache / "manifest.json").write_text(json.dumps(manifest))
+
+
+def edited(**changes: Any) -> Callable[[Path], object]:
+    def edit(cache: Path) -> None:
+        path = cache / "manifest.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+    return edit
+
+
+def labels(*values: int) -> bytes:
+    return bytes(torch.tensor(values, dtype=torch.int64).numpy().tobytes())
+
+
+def no_file(cache: Path) -> None:
+    (cache / "train_images").unlink()
+    (cache / "train_images").symlink_to("/dev/zero")
+
+
+SPOILT: dict[str, Callable[[Path], object]] = {
+    "no checksums": edited(sha256={}),
+    "a checksum of another file": edited(sha256=dict.fromkeys(("../x", *FILES), "0" * 64)),
+    "a negative count": edited(counts={"train": -20, "test": 20}),
+    "a huge count": edited(counts={"train": 2**70, "test": 20}),
+    "classes that are no texts": edited(classes=[1] * 10),
+    "no object": lambda cache: (cache / "manifest.json").write_bytes(b"[" * 100_000),
+    "a label that is no class": lambda c: resealed(c, "train_labels", labels(10**9, *[0] * 19)),
+    "too few labels": lambda cache: resealed(cache, "train_labels", labels(*[0] * 19)),
+    "another byte": lambda cache: (cache / "test_labels").write_bytes(labels(*[1] * 20)),
+    "no file": no_file,
+}
+
+
+@pytest.mark.parametrize("kind", SPOILT)
+def test_a_cache_that_was_changed_is_found_at_fault(cache: Path, kind: str) -> None:
+    assert caches.find_fault(cache) == ""
+    SPOILT[kind](cache)
+    done = in_child(lambda: caches.find_fault(cache))
+    assert done.faults == [] and done.code
+
+
+def test_a_strangers_cache_is_named_and_copied(cache: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(caches, "stranger", lambda folder: 65534)
+    said: list[str] = []
+    source = sources.find_source("synthetic", tmp_path, 20, 20)
+    caches.ensure_cache(source, tmp_path, said.append)
+    assert "made by user id 65534" in said[-1]
+    data = caches.open_cache(cache)
+    before = data.train.images.clone()
+    for name in FILES:
+        os.truncate(cache / name, 8)  # of files that are mapped this would end the process
+    assert torch.equal(data.train.images, before)
+    monkeypatch.undo()
+    with pytest.raises(UsageError, match="another size"):  # of one's own, no signal ends the rank
+        caches.open_cache(cache)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_who_is_a_stranger(cache: Path, tmp_path: Path) -> None:
+    assert caches.stranger(cache) is None
+    os.chown(cache, 65534, 65534)
+    assert caches.stranger(cache) == 65534
+    os.chown(tmp_path, 65534, 65534)  # whose folder was chosen is trusted
+    assert caches.stranger(cache) is None
+
+
+EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 32 32\n%%EndComments\nshowpage\n%%EOF\n"
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "TIFF", "EPS", "pixels", "bytes"])
+def test_images_of_a_few_kinds_and_sizes_are_decoded(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PostScript would start an interpreter; a few bytes may decode to gigabytes."""
+    image = pytest.importorskip("PIL.Image")
+    blob, size = io.BytesIO(EPS), (4001, 4000) if kind == "pixels" else (32, 32)
+    if kind != "EPS":
+        image.new("RGB", size).save(blob, kind if kind.isupper() else "PPM")
+    if kind == "bytes":
+        monkeypatch.setattr(sources, "_MOST_BYTES", 1000)
+    for part in ("train", "test"):
+        file = tmp_path / "images" / part / "cat" / "1.png"
+        file.parent.mkdir(parents=True)
+        file.write_bytes(blob.getvalue())
+    source = sources.find_source(f"folder:{tmp_path}/images", tmp_path, None, None)
+    if kind in ("PNG", "JPEG", "TIFF"):
+        assert source.read(lambda line: None)[0].images.shape == (1, 32, 32, 3)
+    else:
+        with pytest.raises(UsageError, match=r"not a readable image|larger than"):
+            source.read(lambda line: None)
