@@ -1,33 +1,26 @@
-"""A cluster's folder that a stranger made at a known name: nothing in it is believed."""
+"""A cluster's folder, or a lock, that a stranger made at a known name: neither is believed."""
 
 import os
 import shutil
+import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from minicluster import cli, cluster, ownership, state
+from minicluster import cli, cluster, locks, ownership, state
 from minicluster.config import Options
-from minicluster.errors import UsageError
+from minicluster.errors import ClusterError, UsageError
 from minicluster.layout import Layout
 from minicluster.processes import identify
 from minicluster.state import State
 
-READING = (["status"], ["env"])
-DOORS = [*READING, ["kill", "n1"], ["start", "n1"], ["down"], ["up"], ["link", "heal"]]
+COMMANDS = (["status"], ["env"], ["kill", "n1"], ["start", "n1"], ["down"], ["up"])
 STRANGER = 65534
-
-
-@pytest.fixture
-def tmp_path() -> Iterator[Path]:
-    """A folder with a path that is short enough for the sockets of a cluster."""
-    made = Path(tempfile.mkdtemp(prefix="mc", dir="/tmp"))
-    yield made
-    shutil.rmtree(made)
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
 
 
 @pytest.fixture
@@ -39,86 +32,74 @@ def victim() -> Iterator["subprocess.Popen[bytes]"]:
     process.wait()
 
 
+def _never(*words: Any, **_: Any) -> None:
+    raise AssertionError(f"started: {words}")
+
+
 @pytest.fixture
-def root(
-    tmp_path: Path, victim: "subprocess.Popen[bytes]", monkeypatch: pytest.MonkeyPatch
-) -> Path:
+def root(victim: "subprocess.Popen[bytes]", monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder that looks like a cluster that is up, whose node n1 is the victim; still our own."""
     monkeypatch.setattr("minicluster.slurm.subprocess.run", _never)
     monkeypatch.setattr("minicluster.machine.survey", lambda options: None)
-    layout = Layout(tmp_path / "mc")
+    above = Path(tempfile.mkdtemp(prefix="mc", dir="/tmp"))  # short enough for Slurm's sockets
+    layout = Layout(above / "mc")
     layout.root.mkdir(mode=0o755)
     process = identify("slurmd.n1", victim.pid)
     assert process
     state.save(layout, State(options=Options(), phase="up", processes=[process]))
     layout.slurm_conf.write_text("PluginDir=/tmp/evil\n")
-    return layout.root
+    yield layout.root
+    shutil.rmtree(above)
 
 
-def _never(*words: Any, **_: Any) -> None:
-    raise AssertionError(f"started: {words}")
+def give(name: str) -> Callable[[Path], None]:
+    return lambda root: os.chown(root / name, STRANGER, STRANGER)
 
 
-def refused(words: list[str], root: Path, victim: "subprocess.Popen[bytes]") -> bool:
-    """Whether a command ends with 2, and the victim lives on."""
-    code = cli.main([*words, "--dir", str(root)])
-    return code == 2 and victim.poll() is None
+def link(name: str) -> Callable[[Path], None]:
+    def put(root: Path) -> None:
+        (root / name).rename(root.parent / name)
+        (root / name).symlink_to(root.parent / name)
+
+    return put
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
-@pytest.mark.parametrize(
-    ("words", "what"),
-    [(w, ".") for w in DOORS]
-    # In a folder of one's own no stranger makes a file, and these two read none of its content.
-    + [
-        (w, f)
-        for w in DOORS
-        if w[0] not in ("up", "down")
-        for f in ("minicluster.json", "slurm.conf")
-    ],
-)
-def test_what_a_stranger_owns_is_refused(
-    root: Path, victim: "subprocess.Popen[bytes]", words: list[str], what: str, capsys: Any
+SQUATTED: dict[str, Callable[[Path], None]] = {
+    "everybody writes": lambda root: root.chmod(0o757),
+    "a group writes": lambda root: root.chmod(0o775),
+    "sticky": lambda root: root.chmod(0o1777),
+    "its folder can be exchanged": lambda root: root.parent.chmod(0o777),
+    "a stranger's": give("."),
+}
+# In a folder of one's own no stranger makes a file; "up" and "down" read none of its content.
+FILES = {"the state is a stranger's": give("minicluster.json"), "a link": link("minicluster.json")}
+FILES |= {"the settings are a stranger's": give("slurm.conf"), "another link": link("slurm.conf")}
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0])
+def test_a_folder_that_others_may_change_is_refused(
+    root: Path, victim: "subprocess.Popen[bytes]", words: list[str], capsys: Any
 ) -> None:
-    os.chown(root / what, STRANGER, STRANGER)
-    assert refused(words, root, victim)
-    said = capsys.readouterr()
-    assert "belongs to user id 65534" in said.err and "PluginDir" not in said.out
+    kinds = SQUATTED | ({} if words[0] in ("up", "down") else FILES)
+    kept = root.parent.with_name(root.parent.name + "-kept")
+    shutil.copytree(root.parent, kept, symlinks=True)
+    for what, squat in kinds.items():
+        if "stranger" in what and os.geteuid() != 0:
+            continue
+        squat(root)
+        assert cli.main([*words, "--dir", str(root)]) == 2, what
+        said = capsys.readouterr()
+        assert victim.poll() is None and "PluginDir" not in said.out and said.err.count("\n") == 1
+        shutil.rmtree(root.parent)
+        shutil.copytree(kept, root.parent, symlinks=True)
+        root.parent.chmod(0o700)
+    shutil.rmtree(kept)
 
 
-@pytest.mark.parametrize("words", DOORS)
-@pytest.mark.parametrize("mode", [0o757, 0o775, 0o1777])
-def test_what_others_may_write_to_is_refused(
-    root: Path, victim: "subprocess.Popen[bytes]", words: list[str], mode: int
-) -> None:
-    root.chmod(mode)
-    assert refused(words, root, victim)
-
-
-@pytest.mark.parametrize("words", DOORS)
-def test_a_folder_that_others_can_exchange_is_refused(
-    root: Path, victim: "subprocess.Popen[bytes]", words: list[str]
-) -> None:
-    root.parent.chmod(0o777)
-    assert refused(words, root, victim)
-
-
-@pytest.mark.parametrize("words", [w for w in DOORS if w[0] not in ("up", "down")])
-@pytest.mark.parametrize("name", ["minicluster.json", "slurm.conf"])
-def test_a_link_to_a_file_of_elsewhere_is_refused(
-    root: Path, victim: "subprocess.Popen[bytes]", words: list[str], name: str
-) -> None:
-    (root / name).rename(root.parent / name)
-    (root / name).symlink_to(root.parent / name)
-    assert refused(words, root, victim)
-
-
-def test_a_folder_made_by_another_meanwhile_is_not_filled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_made_by_another_meanwhile_is_not_filled(root: Path) -> None:
     """Between the look at the folder and mkdir: it was not there, and then it was a stranger's."""
-    layout = Layout(tmp_path / "mc")
-    layout.root.mkdir(mode=0o777)
+    layout = Layout(root.parent / "new")
+    layout.root.mkdir()
     layout.root.chmod(0o777)
     plan: Any = type("Plan", (), {"layout": layout})
     with pytest.raises(UsageError, match="others may write"):
@@ -126,13 +107,68 @@ def test_a_folder_made_by_another_meanwhile_is_not_filled(
     assert list(layout.root.iterdir()) == []
 
 
-def test_ones_own_folder_in_tmp_is_fine(root: Path) -> None:
+def test_ones_own_folder_in_tmp_is_fine_and_a_state_that_is_none_is_no_cluster(
+    root: Path, capsys: Any
+) -> None:
     ownership.check(root)
     assert cluster.running(Layout(root)).phase == "up"
+    for text in ("null", "[" * 100_000, '{"format": 1}', ""):
+        (root / "minicluster.json").write_text(text)
+        assert cli.main(["status", "--dir", str(root)]) == 1
+        assert capsys.readouterr().err.count("\n") == 1
 
 
-@pytest.mark.parametrize("text", ["null", "[]", "1", "[" * 100_000, '{"format": 1}', ""])
-def test_a_state_file_that_is_none_means_no_cluster(root: Path, text: str, capsys: Any) -> None:
-    (root / "minicluster.json").write_text(text)
-    assert cli.main(["status", "--dir", str(root)]) == 1
-    assert capsys.readouterr().err.count("\n") == 1
+NAME = locks.folder_name(Layout(Path("/tmp/jobkit-test-squatting")))
+
+
+@pytest.fixture
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Three places for locks, none of which is there."""
+    made = [tmp_path / f"place{i}" / "locks" for i in range(3)]
+    for place in made:
+        place.parent.mkdir()
+    monkeypatch.setattr(locks, "_folders", lambda: made)
+    return made
+
+
+def test_a_lock_is_held_by_one_and_no_stranger_can_take_its_name(places: list[Path]) -> None:
+    with socket.socket(socket.AF_UNIX) as theirs, locks.held(NAME, ""):
+        theirs.bind(f"\0jobkit-minicluster-{NAME}")
+        with pytest.raises(ClusterError, match="busy"), locks.held(NAME, "busy"):
+            pass
+    with locks.held(NAME, "busy"):
+        pass
+    assert places[0].stat().st_mode & 0o777 == 0o700
+    target = places[2].parent / "precious"
+    target.write_text("x")
+    (places[0] / "other").symlink_to(target)
+    with pytest.raises(OSError), locks.held("other", "busy"):
+        pass
+    assert target.read_text() == "x"
+
+
+def open_to_all(place: Path) -> None:
+    place.mkdir()
+    place.chmod(0o777)
+
+
+@pytest.mark.parametrize(
+    "squat", [open_to_all, lambda place: place.symlink_to(place.parent), Path.touch]
+)
+def test_a_place_for_locks_that_is_not_ones_own_is_passed_over(
+    places: list[Path], squat: Callable[[Path], None]
+) -> None:
+    squat(places[0])
+    assert locks.lock_folder() == places[1]
+    places[1].rmdir()
+    for place in places[1:]:
+        squat(place)
+    with pytest.raises(UsageError, match="no place for locks"):
+        locks.lock_folder()
+
+
+@as_root
+def test_a_place_for_locks_of_a_strangers_is_passed_over(places: list[Path]) -> None:
+    places[0].mkdir(mode=0o700)
+    os.chown(places[0], STRANGER, STRANGER)
+    assert locks.lock_folder() == places[1]

@@ -1,46 +1,48 @@
-"""Odd machines: no home, jumped clocks, small limits, narrow terminals; loopback only."""
+"""Odd machines and paths: jumped clocks, no home, small limits, narrow terminals, any name."""
 
 import json
 import os
 import re
 import shutil
 import socket
-import stat
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from jobkit.analysis.cli import collect_main, plot_main
+from jobkit.errors import UsageError
+from jobkit.home import cache_root, expanded
+from jobkit.launch.cli import main as launch
 from jobkit.launch.follow.progress import progress
+from jobkit.launch.follow.status import main as status
+from jobkit.launch.launcher import prepare
+from jobkit.launch.request import LaunchRequest
+from jobkit.launch.site import Site
+from jobkit.launch.slurm import submit
+from jobkit.launch.slurm.options import submission
 from jobkit.launch.states import States
 from jobkit.outcome.status import run_state
 from jobkit.paths import StudyPaths
 from jobkit.processes import process_start
-from jobkit.spec.plan import Plan
+from jobkit.spec.plan import Plan, Study
 from support.fake_study import FakeRun, make_plan, whole_run, whole_study
+from support.hostile import in_child
 from support.place import ROOT
 
-HOUR = 3600.0
-PYTHON = sys.executable
-# Root without its powers over files, which is another user to a folder that is closed to writing.
-POWERLESS = ["setpriv", "--bounding-set=-all"]
-NOBODY = "setpriv --reuid=54321 --regid=54321 --clear-groups --inh-caps=+dac_read_search "
-NOBODY += "--ambient-caps=+dac_read_search"
-as_root = pytest.mark.skipif(
-    os.geteuid() != 0 or not shutil.which("setpriv"), reason="needs root and setpriv"
-)
+HOUR, PYTHON = 3600.0, sys.executable
+NOBODY = 54321  # a user without a name
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 SETTINGS = "--dataset synthetic --train-samples 128 --test-samples 64 --epochs 1 --threads 1"
 
 
 def run(*words: str, **more: Any) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(words, capture_output=True, text=True, timeout=800, **more)
-
-
-def jobkit(*words: str, **environ: str) -> "subprocess.CompletedProcess[str]":
-    return run(PYTHON, "-m", "jobkit", *words, env={**os.environ, **environ})
 
 
 def at_work(plan: Plan, started: float, key: str | None) -> str:
@@ -57,24 +59,15 @@ def at_work(plan: Plan, started: float, key: str | None) -> str:
 
 
 @pytest.mark.parametrize("jump", [-HOUR, 0.0, HOUR])
-def test_a_run_is_of_the_launcher_whose_key_it_has_whatever_the_clock(jump: float) -> None:
-    plan = make_plan("s", strategies=("ddp",), gpus=(1,))
-    run_id = at_work(plan, time.time() + jump, "now")
-    assert States(plan).look()[run_id].status == "running"
-
-
-@pytest.mark.parametrize("jump", [-HOUR, 0.0, HOUR])
-@pytest.mark.parametrize("key", ["of another", None])
-def test_a_run_of_an_earlier_launcher_is_pending(jump: float, key: str | None) -> None:
+@pytest.mark.parametrize(
+    ("key", "status"), [("now", "running"), ("of another", "pending"), (None, "pending")]
+)
+def test_a_run_is_of_the_launcher_whose_key_it_has_whatever_the_clock(
+    jump: float, key: str | None, status: str
+) -> None:
     plan = make_plan("s", strategies=("ddp",), gpus=(1,))
     run_id = at_work(plan, time.time() + jump, key)
-    assert States(plan).look()[run_id].status == "pending"
-
-
-@pytest.mark.parametrize("jump", [-HOUR, HOUR])
-def test_the_time_of_a_run_at_work_is_not_the_clocks(jump: float) -> None:
-    plan = make_plan("s", strategies=("ddp",), gpus=(1,))
-    run_id = at_work(plan, time.time() + jump, "now")
+    assert States(plan).look()[run_id].status == status
     at = progress(plan.paths.run(run_id), plan.runs[run_id], 0)
     age = time.clock_gettime(time.CLOCK_BOOTTIME) - (process_start(os.getpid()) or 0) / 100
     assert at.elapsed_s == pytest.approx(age, abs=60)
@@ -86,11 +79,10 @@ def test_the_time_of_a_run_that_ended_is_not_the_clocks() -> None:
     run_id = next(iter(plan.runs))
     whole_run(plan, run_id)
     paths = plan.paths.run(run_id)
-    job = {"pid": 1, "started": 9e9, "ended": 5.0, "elapsed_s": 7.5, "exit_code": 0}
-    paths.job.write_text(json.dumps(job))
-    assert progress(paths, plan.runs[run_id], 0).elapsed_s == 7.5
-    paths.job.write_text(json.dumps({**job, "elapsed_s": None}))
-    assert progress(paths, plan.runs[run_id], 0).elapsed_s == 0.0
+    job = {"pid": 1, "started": 9e9, "ended": 5.0, "exit_code": 0}
+    for elapsed_s, shown in ((7.5, 7.5), (None, 0.0)):
+        paths.job.write_text(json.dumps({**job, "elapsed_s": elapsed_s}))
+        assert progress(paths, plan.runs[run_id], 0).elapsed_s == shown
 
 
 @pytest.mark.parametrize(("age", "status"), [(50, "running"), (-50, "running"), (-HOUR, "failed")])
@@ -104,118 +96,174 @@ def test_no_age_is_negative(age: float, status: str) -> None:
     assert state.status == status and not re.search(r"-\d+ s", state.reason)
 
 
-@pytest.mark.parametrize("columns", [1, 20, 40, 60, 100, 5000])
-def test_no_width_of_a_terminal_loses_a_run_or_its_epochs(columns: int) -> None:
+@pytest.mark.parametrize("columns", [1, 60, 5000])
+def test_no_width_of_a_terminal_loses_a_run_or_its_epochs(
+    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     plan = whole_study("s", strategies=("ddp",), gpus=(1, 2))
-    done = jobkit("status", "s", COLUMNS=str(columns))
-    said = "".join(done.stdout.split())
-    assert done.returncode == 0 and all(run_id in said for run_id in plan.runs)
-    assert said.count("3/3") == 2
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert status(["s"]) == 0
+    said = "".join(capsys.readouterr().out.split())
+    assert all(run_id in said for run_id in plan.runs) and said.count("3/3") == 2
 
 
-def test_cron_gives_no_environment() -> None:
+def test_cron_gives_no_environment_and_python_may_be_strict() -> None:
     plan = whole_study("s", strategies=("ddp",), gpus=(1,))
     environ = {"JOBKIT_LOGS": os.environ["JOBKIT_LOGS"]}
-    for name in ("collect_results.py", "plot_results.py"):
-        done = run(PYTHON, str(ROOT / name), "s", env=environ)
-        assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
-    assert plan.paths.report.exists()
-    done = run("/bin/bash", str(ROOT / "run.sh"), "--check", env={"JOBKIT_PYTHON": PYTHON})
+    strict = [PYTHON, "-O", "-X", "dev", "-W", "error"]
+    done = run(*strict, str(ROOT / "collect_results.py"), "s", env=environ)
     assert (done.returncode, done.stderr) == (0, "")
+    assert plan.paths.results.exists()
 
 
-@pytest.mark.parametrize("options", [["-O"], ["-X", "dev", "-W", "error"]])
-def test_options_of_python_change_nothing(options: list[str]) -> None:
-    whole_study("s", strategies=("ddp",), gpus=(1, 2))
-    for words in (["status", "s"], ["collect", "s"], ["plot", "s"]):
-        done = run(PYTHON, *options, "-m", "jobkit", *words)
-        assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
-
-
-@as_root
-def test_a_user_id_without_a_name_and_without_home() -> None:
-    environ = {k: v for k, v in os.environ.items() if k not in ("HOME", "JOBKIT_DATA_DIR")}
-    whole_study("s", strategies=("ddp",), gpus=(1,))
-    words = [*NOBODY.split(), PYTHON, "-m", "jobkit"]
-    for more in (["status", "s"], ["run", "--study", "demo", "--dry-run", "--site", "local"]):
-        done = run(*words, *more, env=environ)
-        assert done.returncode == 0, done.stderr
-    done = run(*words, "prepare", "--dataset", "cifar10", env=environ)
-    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "HOME" in done.stderr
-    done = run(*words, "prepare", "--dataset", "folder:~/x", env=environ)
-    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "~" in done.stderr
-
-
-@as_root
-def test_a_study_that_is_closed_to_writing() -> None:
-    plan = whole_study("s", strategies=("ddp",), gpus=(1,))
-    subprocess.run(["chmod", "-R", "a-w", str(plan.paths.folder)], check=True)
-    for words, code in ((["status", "s"], 0), (["collect", "s"], 2), (["plot", "s"], 2)):
-        done = run(*POWERLESS, PYTHON, "-m", "jobkit", *words)
-        assert done.returncode == code, done.stderr
-        assert not code or (done.stderr.count("\n") == 1 and "cannot write" in done.stderr)
-
-
-@as_root
-def test_no_home_and_no_temporary_folder_that_can_be_written(tmp_path: Path) -> None:
-    plan = whole_study("s", strategies=("ddp",), gpus=(1,))
-    (tmp_path / "closed").mkdir(mode=0o555)
-    closed = dict.fromkeys(("HOME", "TMPDIR", "XDG_CACHE_HOME"), str(tmp_path / "closed"))
-    for words in (["collect", "s"], ["plot", "s"]):
-        done = run(*POWERLESS, PYTHON, "-m", "jobkit", *words, env={**os.environ, **closed})
-        assert done.returncode == 0, done.stderr
-    assert plan.paths.report.exists()
-
-
-def test_a_limit_of_file_sizes_leaves_whole_files_only() -> None:
-    """As a full disk does."""
-    plan = whole_study("s", strategies=("ddp",), gpus=(1,), repeats=3)
-    for words in ("collect", "plot"):
-        jobkit(words, "s")
+def test_small_limits_leave_whole_files_only() -> None:
+    """As a full disk does: each file is the old one, the new one, or not there."""
+    plan = whole_study("s", strategies=("ddp",), gpus=(1,), repeats=40)
+    done = run("bash", "-c", f"ulimit -n 32; exec {PYTHON} -m jobkit collect s")
+    assert done.returncode == 0, done.stderr
     folder = plan.paths.folder
     whole = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
-    for limit in (1, 16):
-        for path in list(whole)[::2]:
-            if path.parent in (folder, folder / "figures") and path.name != "plan.json":
-                path.unlink(missing_ok=True)
-        for words in ("collect", "plot"):
-            done = run("bash", "-c", f"ulimit -f {limit}; exec {PYTHON} -m jobkit {words} s")
-            assert done.returncode in (0, 2) and "Traceback" not in done.stderr, done.stderr
-            last = done.stderr.strip().splitlines()[-1:]
-            assert done.returncode == 0 or last[0].startswith("jobkit: ")
-        for path in (p for p in folder.rglob("*") if p.is_file()):
-            # The former has what was read of runs that ended some seconds before.
-            assert path == plan.paths.collected or path in whole, f"{path} was left over"
-            if path.suffix in (".csv", ".png", ".svg"):
-                assert path.read_bytes() == whole[path]
+    for name in (plan.paths.results, plan.paths.collected):
+        name.unlink(missing_ok=True)
+    done = run("bash", "-c", f"ulimit -f 1; exec {PYTHON} -m jobkit collect s")
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert done.stderr.strip().splitlines()[-1].startswith("jobkit: ")
+    for path in (p for p in folder.rglob("*") if p.is_file()):
+        assert path == plan.paths.collected or path.read_bytes() == whole[path]
 
 
-def test_few_open_files() -> None:
-    whole_study("s", strategies=("ddp",), gpus=(1,), repeats=40)
-    for words in ("status", "collect", "plot"):
-        done = run("bash", "-c", f"ulimit -n 32; exec {PYTHON} -m jobkit {words} s")
-        assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize("megabytes", [40, 200])
-def test_little_memory_is_one_line(megabytes: int) -> None:
-    whole_study("s", strategies=("ddp",), gpus=(1,))
-    shell = f"ulimit -v {megabytes << 10}; exec {PYTHON} -m jobkit status s"
-    done = run("bash", "-c", shell)
-    assert done.returncode == 0 or "out of memory" in done.stderr, done.stderr
-
-
-@pytest.mark.parametrize("umask", ["000", "077", "022"])
-def test_no_umask_leaves_files_that_others_may_change(umask: str) -> None:
+def test_no_umask_leaves_tables_that_others_may_change() -> None:
     plan = whole_study("s", strategies=("ddp",), gpus=(1,))
     subprocess.run(["chmod", "-R", "go-w", str(plan.paths.folder)], check=True)
-    for words in ("collect", "plot") if umask == "000" else ("collect",):
-        done = run("bash", "-c", f"umask {umask}; exec {PYTHON} -m jobkit {words} s")
-        assert done.returncode == 0, done.stderr
-    for path in plan.paths.folder.rglob("*"):
-        assert not stat.S_IMODE(path.stat().st_mode) & 0o022, path
+    before = os.umask(0)
+    try:
+        assert collect_main(["s"]) == 0
+    finally:
+        os.umask(before)
+    assert not [p for p in plan.paths.folder.rglob("*") if p.stat().st_mode & 0o022]
 
 
+@pytest.fixture
+def theirs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Plan]:
+    """A study that every user can read, and an environment without a home that can be written."""
+    folder = Path(tempfile.mkdtemp(prefix="theirs-", dir="/tmp"))
+    folder.chmod(0o755)
+    monkeypatch.setenv("JOBKIT_LOGS", str(folder / "logs"))
+    closed = folder / "closed"
+    closed.mkdir(mode=0o555)
+    for name in ("TMPDIR", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, str(closed))
+    monkeypatch.delenv("HOME")
+    yield whole_study("s", strategies=("ddp",), gpus=(1,))
+    shutil.rmtree(folder)
+
+
+@as_root
+def test_a_user_without_a_name_or_a_home(theirs: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks at a study of another, and cannot write there; then at one of their own."""
+    words = ["--study", "demo", "--name", "new", "--dry-run", "--site", "local"]
+    collect = lambda: int(collect_main(["s"]))  # noqa: E731
+    for act, code in ((lambda: int(status(["s"])), 0), (lambda: int(launch(words)), 0)):
+        done = in_child(act, NOBODY)
+        assert (done.faults, done.code) == ([], code), done.out
+    done = in_child(collect, NOBODY)
+    assert (done.faults, done.code) == ([], 2) and "cannot write" in done.out.splitlines()[-1]
+    for path in (theirs.paths.folder, *theirs.paths.folder.rglob("*")):
+        os.chown(path, NOBODY, NOBODY)
+    done = in_child(collect, NOBODY)
+    assert (done.faults, done.code) == ([], 0), done.out
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    for call, said in ((cache_root, "HOME"), (lambda: expanded("~/x"), "~")):
+        assert f"UsageError: {'HOME is not set' if call is cache_root else said}" in (
+            in_child(call, NOBODY).error
+        )
+
+
+ODD = ["a b", "it's", 'a "b"', "$(id) `id` $HOME", "dänisch \u2603", "100%", "%n %x %%", "-x"]
+
+
+@pytest.mark.parametrize("name", ODD)
+@pytest.mark.parametrize(("repeats", "log"), [(1, "17_0_log.out"), (3, "17_3_0_log.out")])
+def test_slurm_writes_its_log_into_the_folder_whatever_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, repeats: int, log: str
+) -> None:
+    monkeypatch.setenv("JOBKIT_LOGS", str(tmp_path / name / "logs"))
+    plan = Study(name="s", strategies=("ddp",), gpus=(2,), repeats=repeats).expand()
+    given = submission(plan, list(plan.runs), Site(name="here"), LaunchRequest())
+    text = submit.script(given.batches[0], given.study.submitit, None)
+    line = next(line for line in text.splitlines() if line.startswith("#SBATCH --output="))
+    # As a shell reads it, sbatch takes the quotes off.
+    quoted = line.removeprefix("#SBATCH --output=")
+    rest, made = run("bash", "-c", f"printf %s {quoted}", check=True).stdout, ""
+    known = {"%%": "%", "%j": "17", "%A": "17", "%a": "3"}  # Slurm's patterns
+    while rest:
+        made += known[rest[:2]] if rest[0] == "%" else rest[0]
+        rest = rest[2 if rest[0] == "%" else 1 :]
+    assert made == str(tmp_path / name / "logs" / "s" / ".submitit" / log)
+
+
+@pytest.mark.parametrize("name", ["%j", "a%tb", "%A", "%a", "a\nb", "a\x1b[31mb"])
+@pytest.mark.parametrize("site", ["local", "slurm"])
+def test_a_path_that_cannot_be_used_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, site: str
+) -> None:
+    monkeypatch.setenv("JOBKIT_LOGS", str(tmp_path / name))
+    plan = Study(name="s", strategies=("single",), gpus=(1,)).expand()
+    with pytest.raises(UsageError, match="its path has"):
+        prepare(plan, LaunchRequest(site=site), ask=False)
+    assert not (tmp_path / name).exists()
+
+
+def test_a_study_below_folders_of_all_these_names_is_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs = tmp_path.joinpath(*ODD, "logs")
+    logs.mkdir(parents=True)
+    monkeypatch.setenv("JOBKIT_LOGS", str(logs))
+    monkeypatch.chdir(logs)
+    plan = whole_study("s", strategies=("ddp",), gpus=(1, 2))
+    words = ["bash", str(ROOT / "plot_results.sh"), "./s"]
+    done = run(*words, env={**os.environ, "JOBKIT_PYTHON": PYTHON})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert plan.paths.report.exists() and plan.paths.results.exists()
+
+
+def test_a_study_runs_from_a_checkout_and_to_logs_of_any_name(tmp_path: Path) -> None:
+    """With a program that needs no torch; what run.sh and the launcher do is the same."""
+    place = tmp_path / 'it\'s 100% "ü" $(id) \u2603'
+    place.mkdir()
+    for name in ("src", "hpc"):
+        shutil.copytree(ROOT / name, place / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("run.sh", "run_benchmarks.py"):
+        shutil.copy(ROOT / name, place / name)
+    environ = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "JOBKIT_LOGS")}
+    words = ["--site=local", "--gpus=1", "--repeats=1", "--name=s", "--launcher=once", "--"]
+    # Ranks of one machine meet on an address that no other machine reaches.
+    words += ["bash", "-c", '[ "$GLOO_SOCKET_IFNAME" = lo ]']
+    environ["JOBKIT_PYTHON"] = PYTHON
+    done = run(PYTHON, "run_benchmarks.py", *words, cwd=place, env=environ)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (place / "logs/s/plan.json").exists()
+    assert [p.name for p in tmp_path.iterdir()] in ([place.name], ["logs"])
+
+
+@pytest.mark.parametrize("main", [status, collect_main, plot_main])
+def test_a_current_folder_that_was_removed_ends_nothing(
+    tmp_path: Path, main: Callable[[list[str]], int]
+) -> None:
+    whole_study("s", strategies=("ddp",), gpus=(1, 2))
+    (tmp_path / "gone").mkdir()
+
+    def act() -> int:
+        os.chdir(tmp_path / "gone")
+        (tmp_path / "gone").rmdir()
+        return int(main(["s"]))
+
+    done = in_child(act)
+    assert done.code == 0 and "Traceback" not in done.error, done.error
+
+
+@pytest.mark.long
 @pytest.mark.skipif(not shutil.which("ss"), reason="needs ss (iproute2)")
 def test_a_local_training_listens_on_loopback_but_for_torchs_store(tmp_path: Path) -> None:
     words = f"--nproc-per-node 2 --run-dir {tmp_path}/run --strategy ddp --device cpu {SETTINGS}"
