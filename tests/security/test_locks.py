@@ -23,8 +23,8 @@ def build(folder: Path) -> None:
 
 
 def launch(folder: Path) -> None:
-    study = StudyPaths(folder)
-    with launcher_lock.held(study), pytest.raises(launcher_lock.Busy), launcher_lock.held(study):
+    study, busy = StudyPaths(folder), pytest.raises(UsageError, match="being run by another")
+    with launcher_lock.held(study), busy, launcher_lock.held(study):
         pass
 
 
