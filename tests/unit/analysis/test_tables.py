@@ -75,6 +75,8 @@ def test_every_value_comes_back_and_an_empty_cell_is_none(tmp_path: Path) -> Non
     table = frame(rows, COLUMNS)
     save_table(tmp_path / "t.csv", table)
     pd.testing.assert_frame_equal(read_table(tmp_path / "t.csv", COLUMNS), table, check_exact=True)
+    head, first, *_ = (tmp_path / "t.csv").read_text().splitlines()
+    assert first.startswith("'=1+1,") and ",'-sum," in head, "a spreadsheet would compute it"
 
 
 def test_columns_that_a_file_lacks_are_empty(tmp_path: Path) -> None:

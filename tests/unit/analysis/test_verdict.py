@@ -45,7 +45,9 @@ def test_a_size_of_which_the_interval_crosses_the_threshold_is_doubted_on_both_s
     noisy = {1: [100.0, 90, 110], 2: [180.0, 160, 200]}
     assert any("ddp seems to have at least 80%" in line for line in said(noisy))
     assert any("(uncertain: the interval includes 80%)" in line for line in said(noisy))
+    assert "Undecided at 80% parallel efficiency: repeat ddp on 1 and 2 GPUs." in said(noisy)
     calm = {1: [100.0, 101, 99], 2: [180.0, 181, 179]}
+    assert not [line for line in said(calm) if "repeat" in line]
     (limit,) = [line for line in said(calm) if "at least 80%" in line]
     assert limit.startswith("ddp has at least")
     assert "uncertain" not in limit
