@@ -1,6 +1,7 @@
 """The drill without a run: faults that hit a command, rows of what a run left, bad words."""
 
 import csv
+import io
 import os
 import re
 import signal
@@ -10,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,7 @@ from rich.console import Console
 
 from jobkit.drill import cli
 from jobkit.drill import slurm as drill_slurm
-from jobkit.drill.fault_run import FaultRun, Halted, Lost
+from jobkit.drill.fault_run import FaultRun
 from jobkit.drill.faults import FAULTS, FaultCase
 from jobkit.drill.place import MARK, LocalPlace, Started, end_marked, none_left, signal_ranks
 from jobkit.drill.program import Command, printed_steps, steps_of
@@ -109,38 +111,36 @@ def row_of(folder: Path, place: FakePlace, program: Command = PROGRAM) -> Row:
     return fault_run(place.paths.folder, FAULTS["warning"], program, place).run()
 
 
+WHY = "rank 1: ended by the stop signal, SIGUSR2, which the command does not handle"
 STOPPED = {"status": "preempted", "exit_code": 75, "reason": "rank 0: exit code 75"}
+FAILED = {"status": "failed", "exit_code": 140, "reason": WHY}
 
 
 @pytest.mark.parametrize(
-    ("after", "redone"),
-    [(range(8, 12), 0), (range(6, 12), 2), (range(1, 12), 7)],  # the last has no checkpoint
+    ("after", "ends", "redone"),
+    [
+        (range(8, 12), STOPPED, 0),
+        (range(6, 12), STOPPED, 2),
+        (range(1, 12), STOPPED, 7),  # it has no checkpoint
+        (range(1, 8), FAILED, 7),  # it has no handler of the signal
+    ],
 )
-def test_a_command_that_comes_back_is_good(tmp_path: Path, after: range, redone: int) -> None:
-    row = row_of(tmp_path, FakePlace(after, STOPPED))
-    assert (row.first_status, row.final_status, row.attempts) == ("preempted", "ok", 2)
-    assert row.evidence == "rank 0: exit code 75" and row.iterations_lost == redone
+def test_a_command_that_comes_back_is_good(
+    tmp_path: Path, after: range, ends: dict[str, object], redone: int
+) -> None:
+    row = row_of(tmp_path, FakePlace(after, ends))
+    assert (row.first_status, row.evidence) == (ends["status"], ends["reason"])
+    assert (row.final_status, row.attempts, row.iterations_lost) == ("ok", 2, redone)
     assert row.same_parameters is None and row.good, row
 
 
-def test_a_command_without_a_handler_is_told_as_such_and_good(tmp_path: Path) -> None:
-    why = "rank 1: ended by the stop signal, SIGUSR2, which the command does not handle"
-    ends = {"status": "failed", "exit_code": 140, "reason": why}
-    row = row_of(tmp_path, FakePlace(range(1, 8), ends))
-    assert (row.first_status, row.evidence, row.final_status) == ("failed", why, "ok")
-    assert row.good and row.iterations_lost == 7
-
-
-def test_a_command_that_heeds_no_signal_is_not_good(tmp_path: Path) -> None:
+def test_a_command_that_was_not_hit_is_not_good(tmp_path: Path) -> None:
+    """It heeds no signal; or it has ended before the fault."""
     row = row_of(tmp_path, FakePlace(range(0), {"status": "ok", "exit_code": 0}))
     assert (row.first_status, row.final_status, row.attempts) == ("ok", "ok", 1)
     assert "as if there had been no fault" in row.note and not row.good
-
-
-def test_a_command_that_ended_before_the_fault_was_not_hit(tmp_path: Path) -> None:
-    place = FakePlace(range(0), {})
-    place.told.append("ended at once")
-    row = row_of(tmp_path, place, replace(PROGRAM, at=50))
+    place = FakePlace(range(0), {}, told=["ended at once"])
+    row = row_of(tmp_path / "early", place, replace(PROGRAM, at=50))
     assert row.note == "the run ended with exit code 75 before the fault" and not row.good
 
 
@@ -165,15 +165,6 @@ def test_a_fault_that_fails_outside_is_a_row_like_any_other(
     assert row.note == "no room" and row.possible and not row.good
 
 
-def test_a_wait_ends_with_its_reason_or_with_the_drill(tmp_path: Path) -> None:
-    run = fault_run(tmp_path, FAULTS["kill"], patience_s=0.01)
-    with pytest.raises(Lost, match="the moon: not reached within"):
-        run.wait("the moon", lambda: False)
-    run.halted.set()
-    with pytest.raises(Halted):
-        run.wait("the moon", lambda: False)
-
-
 # --- where a command is hit ---
 
 
@@ -183,26 +174,18 @@ def test_steps_are_those_of_windows_or_of_lines(tmp_path: Path) -> None:
     paths.log.write_text(printed(0, range(1, 4)) + "[METRIC] step=4 lo\n" + printed(1, range(3, 9)))
     assert steps_of(paths, 0) == printed_steps(paths, 0) == [1, 2, 3]
     assert printed_steps(paths, 1) == [*range(3, 9)] and printed_steps(paths, 2) == []
-    writer = MetricWriter(
-        study="s", run_id="run", attempt=0, rank=0, path=paths.metrics(0), log=None
-    )
-    writer.write("run_start", unit=None)
-    writer.write("window", step=25)
-    writer.close()
+    write(paths, 0, ("run_start", {"unit": None}), ("window", {"step": 25}))
     assert steps_of(paths, 0) == [25]
     assert time.time() - 300 < (PROGRAM.began(paths, 0) or 0) < time.time() + 1
     assert PROGRAM.began(paths, 1) is None
 
 
 def test_a_command_without_records_is_hit_after_so_many_seconds(tmp_path: Path) -> None:
-    timed = replace(PROGRAM, after_s=20)
-    run = fault_run(tmp_path, FAULTS["term"], timed)
-    run.starts.append(Started())
-    assert not timed.reached(run.paths, run.started)
-    run.started.begins.append(time.time() + 1000)
-    assert not timed.reached(run.paths, run.started)
-    run.started.begins[0] = time.time() - 21
-    assert timed.reached(run.paths, run.started) and timed.where() == "after 20 s"
+    timed, start = replace(PROGRAM, after_s=20), Started()
+    for begins, there in (([], False), ([1000], False), ([-21], True)):
+        start.begins = [time.time() + begin for begin in begins]
+        assert timed.reached(RunPaths(tmp_path), start) is there
+    assert timed.where() == "after 20 s"
 
 
 @pytest.mark.parametrize(
@@ -282,22 +265,19 @@ def write(paths: RunPaths, attempt: int, *records: tuple[str, dict]) -> None:
     """Leave these records in an attempt's metrics file."""
     paths.metrics_folder.mkdir(parents=True, exist_ok=True)
     (paths.attempts / str(attempt)).mkdir(parents=True)
-    with (paths.folder / "log").open("w") as log:
-        writer = MetricWriter(
-            study="drill", run_id=paths.folder.name, attempt=attempt, rank=0,
-            path=paths.metrics(attempt), log=log,
-        )  # fmt: skip
-        for kind, fields in records:
-            writer.write(kind, **fields)
-        writer.close()
+    writer = MetricWriter(
+        study="s", run_id="x", attempt=attempt, rank=0, path=paths.metrics(attempt), log=None
+    )
+    for kind, fields in records:
+        writer.write(kind, **fields)
+    writer.close()
 
 
-def saved(iteration: int) -> tuple[str, dict]:
-    return ("checkpoint", {"action": "saved", "iteration": iteration})
+def checkpoint(action: str, iteration: int) -> tuple[str, dict]:
+    return ("checkpoint", {"action": action, "iteration": iteration})
 
 
-def loaded(iteration: int) -> tuple[str, dict]:
-    return ("checkpoint", {"action": "loaded", "iteration": iteration})
+saved, loaded = partial(checkpoint, "saved"), partial(checkpoint, "loaded")
 
 
 @pytest.mark.parametrize(
@@ -305,8 +285,7 @@ def loaded(iteration: int) -> tuple[str, dict]:
     [
         ([saved(10), saved(20)], [loaded(20)], 5),
         ([saved(10), saved(20), saved(26)], [loaded(26)], 0),
-        ([saved(10), saved(20)], [("checkpoint", {"action": "rejected", "iteration": 20}),
-                                  loaded(10)], 15),
+        ([saved(10), saved(20)], [checkpoint("rejected", 20), loaded(10)], 15),
         ([], [], 25),
     ],
 )  # fmt: skip
@@ -334,40 +313,36 @@ def test_the_first_attempt_is_told_as_if_there_had_been_no_other(tmp_path: Path)
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("changed", "good"),
-    [
-        ({}, True),
-        ({"orphans": None}, True),  # not seen from here
-        ({"final_status": "failed"}, False),
-        ({"note": "it ended before the fault"}, False),
-        ({"same_parameters": False}, False),
-        ({"same_parameters": None}, True),  # of a command they are not compared
-        ({"orphans": 1}, False),
-        ({"where": "", "final_status": ""}, True),  # not possible here
-    ],
-)
-def test_what_is_good(changed: dict, good: bool) -> None:
-    assert replace(GOOD, **changed).good is good
+def test_what_is_good() -> None:
+    """Also what cannot be seen from here, is not compared, or is not possible here."""
+    for good in (
+        {},
+        {"orphans": None},
+        {"same_parameters": None},
+        {"where": "", "final_status": ""},
+    ):
+        assert replace(GOOD, **good).good
+    for bad in (
+        {"final_status": "failed"},
+        {"note": "x"},
+        {"same_parameters": False},
+        {"orphans": 1},
+    ):
+        assert not replace(GOOD, **bad).good
 
 
 def test_the_table_and_the_csv_have_every_row(tmp_path: Path) -> None:
-    rows = [
-        GOOD,
-        Row(fault="scancel", note="not possible here: it needs Slurm"),
-        Row(fault="x", where="h"),
-    ]
-    write_csv(rows, tmp_path / "cli.csv")
-    with (tmp_path / "cli.csv").open() as file:
-        found = list(csv.DictReader(file))
-    assert [row["fault"] for row in found] == ["kill", "scancel", "x"]
-    assert found[0]["detected_s"] == "1.250" and found[0]["same_parameters"] == "yes"
-    assert found[1]["orphans"] == "" and found[1]["note"].endswith("needs Slurm")
-    console = Console(width=100, record=True, file=open(os.devnull, "w"))  # noqa: PTH123, SIM115
+    rows = [GOOD, Row(fault="scancel", note="not possible here"), Row(fault="x", where="h")]
+    write_csv(rows, tmp_path / "drill.csv")
+    with (tmp_path / "drill.csv").open() as file:
+        kill, scancel, _ = csv.DictReader(file)
+    assert (kill["fault"], kill["detected_s"], kill["same_parameters"]) == ("kill", "1.250", "yes")
+    assert (scancel["orphans"], scancel["note"]) == ("", "not possible here")
+    console = Console(width=100, record=True, file=io.StringIO())
     show(rows, console)
     text = console.export_text()
     assert "kill     failed" in text and "1.2 s" in text and "6.5 s" in text and "yes" in text
-    assert "scancel: not possible here: it needs Slurm" in text
+    assert "scancel: not possible here" in text
 
 
 def test_the_parameters_are_those_of_the_rows_own_folder(tmp_path: Path) -> None:
@@ -419,22 +394,26 @@ def shown(state: str, restarts: int = 0) -> str:
     return f"JobId=7 JobState={state} Restarts={restarts} ExitCode=0:0 NodeList=n[1-2]\n"
 
 
+def answering(monkeypatch: pytest.MonkeyPatch, answers: list[str]) -> None:
+    """What `scontrol show job` says, one after the other; ? for a job that it does not know."""
+
+    def answer(words: list[str], **_: str) -> "subprocess.CompletedProcess[str]":
+        text = "n1\nn2\n" if "hostnames" in words else answers.pop(0)
+        error = "slurm_load_jobs error: Invalid job id specified\n" if text == "?" else ""
+        return subprocess.CompletedProcess(words, int(text == "?"), text, error)
+
+    monkeypatch.setattr(drill_slurm, "slurm", answer)
+
+
 def test_a_jobs_starts_and_ends_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = [
         *(shown("PENDING"), shown("RUNNING"), ""),  # the controller is away for a moment
         *(shown("RUNNING"), shown("PREEMPTED"), shown("PENDING")),
         *(shown("RUNNING", 1), shown("COMPLETING", 1), shown("COMPLETED", 1)),
     ]
-
-    def answer(words: list[str], **_: str) -> "subprocess.CompletedProcess[str]":
-        text = "n1\nn2\n" if "hostnames" in words else answers.pop(0)
-        return subprocess.CompletedProcess(words, 0, text, "")
-
-    monkeypatch.setattr(drill_slurm, "slurm", answer)
-    job, looks = SlurmStart(job_id="7"), 0
-    while job.look():
-        looks += 1
-    assert looks == 8 and not answers
+    answering(monkeypatch, answers)
+    job = SlurmStart(job_id="7")
+    assert [job.look() for _ in range(9)] == [True] * 8 + [False]
     assert (len(job.begins), len(job.ends), job.nodes) == (2, 2, ["n1", "n2"])
     assert job.begins[0] <= job.ends[0] <= job.begins[1] <= job.ends[1]
     assert job.said == "Slurm job 7: COMPLETED"
@@ -442,20 +421,10 @@ def test_a_jobs_starts_and_ends_are_noted(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_job_that_slurm_has_forgotten_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some sites' controllers forget a job seconds after its end."""
-    unknown = "slurm_load_jobs error: Invalid job id specified\n"
-    answers = [
-        (0, shown("RUNNING"), ""),
-        (0, "n1\nn2\n", ""),
-        (1, "", "timed out"),
-        (1, "", unknown),
-    ]
-    monkeypatch.setattr(
-        drill_slurm, "slurm", lambda words: subprocess.CompletedProcess(words, *answers.pop(0))
-    )
+    answering(monkeypatch, [shown("RUNNING"), "", "?"])
     job = SlurmStart(job_id="7")
     assert [job.look() for _ in range(3)] == [True, True, False]
-    assert job.over and len(job.ends) == 1
-    assert job.said == "Slurm job 7: job not found"
+    assert job.over and len(job.ends) == 1 and job.said == "Slurm job 7: job not found"
 
 
 # --- the command ---
