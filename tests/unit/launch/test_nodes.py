@@ -4,7 +4,6 @@ import itertools
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from jobkit.errors import UsageError
-from jobkit.launch.local import link
+from jobkit.launch.kubernetes.manifest import manifest
+from jobkit.launch.kubernetes.options import KubernetesOptions
+from jobkit.spec.plan import Study
 from support.place import ROOT
 
 # Each test has an address of its own, so that no other program has its port.
@@ -28,6 +29,7 @@ trap 'exit 75' USR2
 touch "$JOBKIT_RUN_DIR/ready-$RANK"
 while :; do sleep 0.02; done
 """
+SAVES = WAITS.replace("exit 0' TERM", "exit 75' TERM")
 
 
 class Machines:
@@ -35,32 +37,26 @@ class Machines:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.address = folder, next(_ADDRESSES)
-        self.nodes: list[subprocess.Popen[str]] = []
+        self.nodes: dict[int, subprocess.Popen[str]] = {}
 
-    def start(self, *words: str, node: int, **size: Any) -> None:
-        own = {"nnodes": 2, "node-rank": node, "master-addr": self.address} | {
-            name.replace("_", "-"): value for name, value in size.items()
-        }
-        given = [word for name, value in own.items() for word in (f"--{name}", str(value))]
+    def start(self, node: int, *words: str, **env: str) -> None:
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        self.nodes.append(
-            subprocess.Popen(
-                ["bash", str(ROOT / "run.sh"), *given, *words],
-                env={**os.environ, "PATH": path, "JOBKIT_LOGS": str(self.folder)},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        )
+        self.nodes[node] = subprocess.Popen(
+            ["bash", str(ROOT / "run.sh"), *words],
+            env={**os.environ, "PATH": path, "JOBKIT_LOGS": str(self.folder), **env},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
 
-    def start_both(self, *words: str) -> None:
+    def start_both(self, *words: str, ranks: tuple[int, int] = (2, 2), port: int = 29500) -> None:
         for node in (1, 0):  # which of them comes first does not matter
-            self.start("--nproc-per-node", "2", *words, node=node)
+            own = ["--nnodes", "2", "--node-rank", str(node), "--master-addr", self.address]
+            own += ["--master-port", str(port - node * (port != 29500))]
+            self.start(node, *own, "--nproc-per-node", str(ranks[node]), *words)
 
     def ends(self) -> tuple[list[int], str, str]:
-        """Codes of node 1 and 0, all that they printed, all that they complained of."""
-        said = [process.communicate(timeout=480) for process in self.nodes]
-        codes = [process.returncode for process in self.nodes]
+        """Codes of node 0 and 1, all that they printed, all that they complained of."""
+        said = [self.nodes[node].communicate(timeout=480) for node in (0, 1)]
+        codes = [self.nodes[node].returncode for node in (0, 1)]
         return codes, "".join(o for o, _ in said), "".join(e for _, e in said)
 
     def run_dir(self) -> Path:
@@ -82,7 +78,7 @@ class Machines:
 def machines(tmp_path: Path) -> Iterator[Machines]:
     made = Machines(tmp_path)
     yield made
-    for process in made.nodes:
+    for process in made.nodes.values():
         process.kill()
         process.wait()
 
@@ -113,42 +109,47 @@ def test_a_node_that_fails_ends_all_and_all_start_again(machines: Machines) -> N
 
 
 @pytest.mark.parametrize(
-    ("node", "signum", "waits", "code", "pod"),
-    [
-        (1, "TERM", WAITS, 143, ""),
-        (0, "INT", WAITS, 130, ""),
-        (0, "USR2", WAITS, 75, ""),
-        (0, "TERM", WAITS.replace("exit 0' TERM", "exit 75' TERM"), 75, "1"),
-    ],
+    ("node", "signum", "code"),
+    [(0, signal.SIGTERM, 143), (1, signal.SIGINT, 130), (1, signal.SIGUSR2, 75)],
 )
 def test_a_signal_to_one_node_is_one_to_all(
-    machines: Machines,
-    monkeypatch: pytest.MonkeyPatch,
-    node: int,
-    signum: str,
-    waits: str,
-    code: int,
-    pod: str,
+    machines: Machines, node: int, signum: signal.Signals, code: int
 ) -> None:
-    monkeypatch.setenv("JOBKIT_POD", pod)
-    machines.start_both("--", "bash", "-c", waits)
+    machines.start_both("--", "bash", "-c", WAITS)
     machines.until_ready()
-    machines.nodes[1 - node].send_signal(signal.Signals[f"SIG{signum}"])
+    machines.nodes[node].send_signal(signum)
     codes, _, err = machines.ends()
     assert codes == [code, code], err
-    if code == 75:
-        assert machines.outcome()["status"] == "preempted"
-    else:
-        saved = {path.name for path in machines.run_dir().glob("saved-*")}
-        assert saved == {f"saved-{rank}" for rank in range(4)}
+    saved = {path.name for path in machines.run_dir().glob("saved-*")}
+    assert saved == (set() if code == 75 else {f"saved-{rank}" for rank in range(4)})
+    assert code != 75 or machines.outcome()["status"] == "preempted"
+
+
+def test_the_pods_of_a_job_save_and_end_with_75_where_one_is_evicted(machines: Machines) -> None:
+    """With the words and the environment of the manifest, as the kubelet expands them."""
+    study = Study.of_command(("bash", "-c", SAVES), gpus=("2x2",), name="pods")
+    (spec,) = study.expand().runs.values()
+    text = manifest("pods", "single/run", spec, KubernetesOptions(image="i"), 3)
+    (box,) = list(yaml.safe_load_all(text))[-1]["spec"]["template"]["spec"]["containers"]
+    logs = str(machines.folder)
+    env = {v["name"]: v["value"].replace("/runs", logs) for v in box["env"] if v["name"] != "HOME"}
+    for index in (1, 0):
+        places = {"$(JOB_COMPLETION_INDEX)": str(index), "pods-0.pods": machines.address}
+        words = [places.get(w, w.replace("/runs", logs)) for w in box["args"]]
+        machines.start(index, *words, **env)
+    machines.until_ready()
+    machines.nodes[1].send_signal(signal.SIGTERM)
+    codes, _, err = machines.ends()
+    assert codes == [75, 75], err
+    assert machines.outcome()["status"] == "preempted"
 
 
 def test_a_node_that_is_lost_ends_the_other(machines: Machines) -> None:
     machines.start_both("--", "bash", "-c", WAITS)
     machines.until_ready()
-    machines.nodes[1].kill()  # node 0's part; its ranks are left, as the machine is not gone
+    machines.nodes[0].kill()  # node 1's part; its ranks are left, as the machine is not gone
     try:
-        code, err = machines.nodes[0].wait(120), machines.nodes[0].communicate()[1]
+        code, err = machines.nodes[1].wait(120), machines.nodes[1].communicate()[1]
         assert code == 1 and "node 0 was lost" in err
         assert {p.name for p in machines.run_dir().glob("saved-*")} >= {"saved-2", "saved-3"}
     finally:
@@ -167,8 +168,7 @@ def end_those_of(run_dir: Path) -> None:
 
 
 def test_nodes_of_different_sizes_are_refused(machines: Machines) -> None:
-    for node in (1, 0):
-        machines.start("--nproc-per-node", str(node + 1), "--", "true", node=node)
+    machines.start_both("--", "true", ranks=(1, 2))
     codes, _, err = machines.ends()
     assert codes == [2, 2]
     assert err.count("node 1 starts 2 rank(s), and node 0 1: give the same --nproc-per-node") == 2
@@ -176,9 +176,7 @@ def test_nodes_of_different_sizes_are_refused(machines: Machines) -> None:
 
 
 def test_a_node_that_does_not_come_is_one_line(machines: Machines) -> None:
-    words = ["--nproc-per-node", "1", "--start-timeout", "0.3", "--", "true"]
-    machines.start(*words, node=0)
-    machines.start(*words, node=1, master_port=29499)
+    machines.start_both("--start-timeout", "0.3", "--", "true", ranks=(1, 1), port=29499)
     codes, _, err = machines.ends()
     assert codes == [1, 1] and err.count("\n") == 2
     assert "node 1 of 2 did not come" in err and "node 0 does not answer" in err
@@ -187,46 +185,17 @@ def test_a_node_that_does_not_come_is_one_line(machines: Machines) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--nnodes", "2"], "needs --node-rank"),
-        (["--nnodes", "2", "--node-rank", "0"], "--master-addr ''"),
-        (["--node-rank", "1"], "need --nnodes"),
-        (["--nnodes", "2", "--node-rank", "2", "--master-addr", "h"], "below --nnodes"),
-        (["--nnodes", "2", "--node-rank", "0", "--master-addr", "a b"], "--master-addr 'a b'"),
-        (["--nnodes", "2", "--node-rank", "0", "--master-addr", "192.0.2.1"], "not an address"),
-        (["--nnodes=2", "--node-rank=0", "--master-addr=h", "--launcher=once"], "--launcher once"),
-        (["--shutdown-timeout", "x"], "--shutdown-timeout x: must be"),
+        ("--nnodes 2", "needs --node-rank"),
+        ("--nnodes 2 --node-rank 0", "--master-addr ''"),
+        ("--node-rank 1", "need --nnodes"),
+        ("--nnodes 2 --node-rank 2 --master-addr h", "below --nnodes"),
+        ("--nnodes 2 --node-rank 0 --master-addr 192.0.2.1", "not an address"),
+        ("--nnodes=2 --node-rank=0 --master-addr=h --launcher=once", "--launcher once"),
+        ("--shutdown-timeout x", "--shutdown-timeout x: must be"),
     ],
 )
-def test_bad_values_are_one_line_and_2(tmp_path: Path, words: list[str], said: str) -> None:
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    env = {**os.environ, "PATH": path, "JOBKIT_LOGS": str(tmp_path)}
-    words = ["bash", str(ROOT / "run.sh"), "--nproc-per-node", "1", *words, "--", "true"]
-    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 2 and said in done.stderr, done.stderr
-    assert done.stderr.count("\n") == 1 and not list(tmp_path.iterdir())
-
-
-def _join(port: int, node: int) -> socket.socket:
-    made = socket.create_connection(("127.0.0.1", port))
-    made.sendall(json.dumps({"node": node, "nodes": 3, "ranks": 1}).encode() + b"\n")
-    return made
-
-
-@pytest.mark.parametrize("twice", [False, True])
-def test_a_node_rank_is_given_once_and_may_be_started_again(twice: bool) -> None:
-    own = {"node": 0, "nodes": 3, "ranks": 1}
-    with link.listen("127.0.0.1", 0) as listener:
-        port = listener.getsockname()[1]
-        if twice:
-            others = [_join(port, 1), _join(port, 1)]
-            with pytest.raises(UsageError, match="given twice"):
-                link.meet(listener, own, time.monotonic() + 300, lambda: False)
-            joined = {}
-        else:
-            _join(port, 1).close()
-            others = [_join(port, 1), _join(port, 2)]
-            joined = link.meet(listener, own, time.monotonic() + 300, lambda: False)
-            names = {n: other.getsockname() for n, other in enumerate(others, 1)}
-            assert {n: each.socket.getpeername() for n, each in joined.items()} == names
-    for each in (*others, *joined.values()):
-        each.close()
+def test_bad_values_are_one_line_and_2(machines: Machines, words: str, said: str) -> None:
+    machines.start(0, "--nproc-per-node", "1", *words.split(), "--", "true")
+    _, err = machines.nodes[0].communicate(timeout=300)
+    assert machines.nodes[0].returncode == 2 and said in err, err
+    assert err.count("\n") == 1 and not list(machines.folder.iterdir())
