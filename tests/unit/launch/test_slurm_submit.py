@@ -3,9 +3,10 @@
 import ast
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -18,24 +19,22 @@ from jobkit.launch.request import LaunchRequest
 from jobkit.launch.site import Site
 from jobkit.launch.slurm import commands, submit
 from jobkit.launch.slurm.cluster import max_array_size
-from jobkit.launch.slurm.options import (
-    Shape,
-    Submission,
-    output_file,
-    sbatch_options,
-    submission,
-)
+from jobkit.launch.slurm.options import Submission, submission
 from jobkit.paths import read_json
-from jobkit.spec.plan import Study
+from jobkit.spec.plan import Plan, Study
 from support.place import ROOT
 
-# Notes its words, its environment and what it reads; the ids count from 7.
-SBATCH = """#!/usr/bin/env bash
+# Notes its words, its environment and what it reads; the ids count from 7. Refuses a job for which
+# no place is left: the file free has how many elements of arrays there is room for.
+SBATCH = r"""#!/usr/bin/env bash
 number=$(($(cat count 2>/dev/null || echo 6) + 1)); echo $number > count
 echo "$@" > $number.words; env -0 > $number.env; cat > $number.script
-[ -e refuse ] && echo "sbatch: error: Batch job submission failed: no" >&2 && exit 1
-echo "$number;cluster"
+last=$(sed -n 's/^#SBATCH --array=0-\([0-9]*\).*/\1/p' $number.script)
+left=$(($(cat free) - ${last:-0} - 1))
+[ $left -lt 0 ] && { echo "sbatch: error: Batch job submission failed: $(cat why)" >&2; exit 1; }
+echo $left > free; echo "$number;cluster"
 """
+LIMIT = "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
 SECRET = "s3cr3t-of-the-user"
 
 
@@ -44,8 +43,14 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder where a fake sbatch leaves what it was given; nothing else is on PATH."""
     folder = tmp_path / "slurm"
     folder.mkdir()
-    (folder / "sbatch").write_text(SBATCH)
-    (folder / "sbatch").chmod(0o755)
+    for name, text in (
+        ("sbatch", SBATCH),
+        ("scancel", '#!/bin/sh\necho "$@" >> cancelled\n'),
+        ("squeue", "#!/bin/sh\ncat queue\n"),
+    ):
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    limit(folder, 1000)
     monkeypatch.chdir(folder)
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
     monkeypatch.setenv("JOBKIT_LOGS", str(tmp_path / "logs"))
@@ -55,11 +60,19 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+def limit(slurm: Path, places: int, why: str = LIMIT) -> None:
+    (slurm / "free").write_text(f"{places}\n")
+    (slurm / "why").write_text(why)
+
+
 def wanted(repeats: int, **request: bool) -> Submission:
-    study = Study(name="s", strategies=("ddp",), gpus=(1, 2), repeats=repeats)
-    plan = study.expand()
+    plan = Study(name="s", strategies=("ddp",), gpus=(1, 2), repeats=repeats).expand()
     plan.save()
-    return submission(plan, list(plan.runs), Site(name="here"), LaunchRequest(**request))
+    return part_of(plan, list(plan.runs), **request)
+
+
+def part_of(plan: Plan, run_ids: Sequence[str], **request: bool) -> Submission:
+    return submission(plan, run_ids, Site(name="here"), LaunchRequest(**request))
 
 
 def environment(slurm: Path, job_id: str) -> dict[str, str]:
@@ -82,17 +95,19 @@ def test_an_array_for_each_shape_with_the_script_that_a_dry_run_prints(slurm: Pa
             assert (given.study.submitit / "0" / f"{job_id}_{index}_submitted.pkl").exists()
 
 
-@pytest.mark.parametrize("request_", [{"within_allocation": True}, {}])
-def test_a_single_job_is_no_array(slurm: Path, request_: dict[str, bool]) -> None:
-    given = wanted(repeats=1, **request_)
+@pytest.mark.parametrize("within", [True, False])
+def test_a_single_job_is_no_array(slurm: Path, within: bool) -> None:
+    given = wanted(repeats=1, within_allocation=within)
     first = submit.submit(given)[0][0]
     assert "--array" not in (slurm / f"{first}.script").read_text()
     assert (given.study.submitit / "0" / f"{first}_submitted.pkl").exists()
 
 
-def test_sbatch_sees_no_variables_of_an_outer_job_and_ours_do_not_change(slurm: Path) -> None:
+def test_sbatch_sees_no_variables_of_an_outer_job_and_nothing_of_ours_is_written(
+    slurm: Path,
+) -> None:
     before = dict(os.environ)
-    given = wanted(repeats=1)
+    given = wanted(repeats=2)
     masters, _, _ = submit.submit(given)
     collector = submit.submit_collect(given, masters)
     assert dict(os.environ) == before
@@ -101,6 +116,9 @@ def test_sbatch_sees_no_variables_of_an_outer_job_and_ours_do_not_change(slurm: 
         assert not {"SBATCH_PARTITION", "SLURM_JOB_ID", "RANK"} & set(seen)
         assert seen["WANDB_API_KEY"] == SECRET
     assert f"afterany:{':'.join(masters)}" in (slurm / f"{collector}.script").read_text()
+    files = [path for path in given.study.folder.rglob("*") if path.is_file()]
+    assert len(files) > 10
+    assert [path for path in files if SECRET.encode() in path.read_bytes()] == []
 
 
 @pytest.mark.parametrize(
@@ -117,28 +135,18 @@ def test_a_variable_of_an_outer_job_or_launcher_reaches_no_run(name: str) -> Non
     assert clean_environment({name: "of-another-job", **user}) == user
 
 
-def test_nothing_of_the_environment_is_written(slurm: Path) -> None:
-    given = wanted(repeats=2)
-    submit.submit_collect(given, submit.submit(given)[0])
-    files = [path for path in given.study.folder.rglob("*") if path.is_file()]
-    assert len(files) > 10
-    assert [path for path in files if SECRET.encode() in path.read_bytes()] == []
-
-
 def test_what_refuses_a_job_is_told_before_anything_is_submitted(slurm: Path) -> None:
     """That there is no place for all of an array is no refusal."""
     given = wanted(repeats=3)
-    why = "sbatch: error: Batch job submission failed: "
-    refuses = '#!/bin/bash\ntext=$(cat); [[ $text != *--array=* ]] || { echo "%s" >&2; exit 1; }\n'
-    (slurm / "sbatch").write_text(refuses % f"{why}Invalid job array specification")
+    limit(slurm, 2, "Invalid job array specification")
     with pytest.raises(UsageError, match="Invalid job array specification"):
         submit.check(given)
-    (slurm / "sbatch").write_text(refuses % f"{why}Job violates policy (job submit limit)")
+    limit(slurm, 2)
     submit.check(given)
 
 
 def test_a_refusal_is_told_and_leaves_no_submission(slurm: Path) -> None:
-    (slurm / "refuse").touch()
+    limit(slurm, 0, "no")
     given = wanted(repeats=1)
     with pytest.raises(UsageError, match="sbatch rejected the job: Batch job submission failed"):
         submit.submit(given)
@@ -147,54 +155,65 @@ def test_a_refusal_is_told_and_leaves_no_submission(slurm: Path) -> None:
         submit.submit_collect(given, ["7"])
 
 
-def test_a_script_is_made_where_there_is_no_slurm(slurm: Path, monkeypatch) -> None:
-    given = wanted(repeats=1)
-    monkeypatch.setenv("PATH", "/nowhere")
-    text = submit.script(given.batches[0], given.study.submitit, None)
-    assert text.startswith("#!/bin/bash\n")
+def test_what_slurm_took_stays_where_the_limit_of_jobs_is_reached(slurm: Path) -> None:
+    """An array for which there is too little room is cut; the rest is for the next call."""
+    limit(slurm, 4)
+    given = wanted(repeats=3)
+    masters, left, note = submit.submit(given)
+    runs = [run_id for batch in given.batches for run_id in batch.run_ids]
+    assert list(left) == runs[4:] and len(masters) == 2
+    assert note.startswith("2 runs were not submitted: sbatch rejected the job: ")
+    assert not any(given.study.run(run_id).submission.exists() for run_id in left)
+    assert not (slurm / "cancelled").exists()
+    with pytest.raises(UsageError, match="job submit limit"):
+        submit.submit(part_of(given.plan, left))  # there is still no place
+    limit(slurm, 2)
+    assert submit.submit(part_of(given.plan, left))[1:] == ((), "")
 
 
-def test_only_public_names_of_submitit_are_imported() -> None:
-    for path in (ROOT / "src" / "jobkit").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("submitit"):
-                names = [*str(node.module).split("."), *(alias.name for alias in node.names)]
-                assert not [name for name in names if name.startswith("_")], path
+def test_another_refusal_ends_what_was_submitted(slurm: Path) -> None:
+    limit(slurm, 3, "Invalid account or account/partition combination specified")
+    with pytest.raises(UsageError, match=r"Invalid account.*; jobs 7 were cancelled"):
+        submit.submit(wanted(repeats=3))
+    assert (slurm / "cancelled").read_text() == "--state=PENDING 7\n7\n"
+    (slurm / "cancelled").unlink()
+    commands.cancel([])  # a filter without a job would cancel every job of the user that waits
+    assert not (slurm / "cancelled").exists()
 
 
-@pytest.mark.parametrize(
-    ("request_", "asked"),
-    [
-        ("gpus-per-node", {"dp": ("gpus-per-node", "4"), "ddp": ("gpus-per-node", "1")}),
-        ("gres", {"dp": ("gres", "gpu:4"), "ddp": ("gres", "gpu:1")}),
-        ("gpus-per-task", {"dp": ("gpus-per-task", "4"), "ddp": ("gpus-per-task", "1")}),
-    ],
-)
-def test_a_run_of_dp_requests_all_gpus_of_its_node(
-    request_: str, asked: dict[str, tuple[str, str]]
+def test_a_study_that_slurm_took_in_part_says_how_it_goes_on(
+    slurm: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It drives all that it sees; the jobs of other strategies stay as they are."""
-    plan = Study(name="s", strategies=("dp", "ddp"), gpus=(1, 2)).expand()
-    site = Site(name="here", gpus_per_node=4, gpu_request=request_)
-    found = {}
-    for batch in submission(plan, list(plan.runs), site, LaunchRequest()).batches:
-        for run_id in batch.run_ids:
-            spec = plan.runs[run_id]
-            if spec.world_size == 1:
-                found[spec.strategy] = batch.options
-    for strategy, (option, value) in asked.items():
-        assert found[strategy][option] == value
-        assert found[strategy]["ntasks-per-node"] == "1"
-    whole = submission(plan, list(plan.runs), site, LaunchRequest(within_allocation=True))
-    (batch,) = whole.batches
-    assert batch.options[asked["dp"][0]] == {"gpus-per-task": "2"}.get(request_, asked["dp"][1])
+    (slurm / "slurm.conf").write_text("ClusterName=here\n")
+    monkeypatch.setenv("SLURM_CONF", str(slurm / "slurm.conf"))
+    monkeypatch.setattr(submit, "check", lambda *_: None)
+    words = "--site slurm --gpu-request none --strategies ddp --gpus 1 2 --repeats 3 --device cpu "
+    words += "--name part"
 
+    def collectors() -> int:
+        return sum("part-collect" in path.read_text() for path in slurm.glob("*.script"))
 
-def test_dp_on_the_cpu_requests_no_more_than_others() -> None:
-    plan = Study(name="s", strategies=("dp",), gpus=(1,), settings={"device": "cpu"}).expand()
-    site = Site(name="here", gpus_per_node=4, gpu_request="gpus-per-node")
-    (batch,) = submission(plan, list(plan.runs), site, LaunchRequest()).batches
-    assert batch.options["gpus-per-node"] == "1"
+    limit(slurm, 4)
+    assert main([*words.split(), "--no-wait"]) == Exit.INCOMPLETE
+    said = " ".join(capsys.readouterr().out.split())
+    assert "2 runs were not submitted: " in said
+    assert "then: the same command again, which submits the other 2 runs" in said
+    assert collectors() == 0
+    noted = (slurm.parent / "logs" / "part").glob("*/submission.json")
+    jobs = [read_json(path) or {} for path in noted]
+    (slurm / "queue").write_text("".join(f"{j['job_id']}|PENDING|0:00||None\n" for j in jobs))
+
+    def interrupted(_view: object) -> object:
+        raise foreground.Interrupted(signal.SIGINT)
+
+    limit(slurm, 3)
+    monkeypatch.setattr(foreground, "_SIGNALS", ())  # those of the tests stay as they are
+    monkeypatch.setattr(foreground.View, "follow", interrupted)
+    assert main(words.split()) == Exit.INTERRUPTED
+    said = " ".join(capsys.readouterr().out.split())
+    assert "4 pending already, 2 to start" in said, said
+    assert collectors() == 1
+    assert "the jobs continue; to end them" in said and "not submitted" not in said
 
 
 def test_an_array_has_as_many_elements_as_the_cluster_takes(
@@ -212,95 +231,40 @@ def test_an_array_has_as_many_elements_as_the_cluster_takes(
     assert max_array_size() == 1001  # Slurm's default
 
 
-# Takes an array where all its elements are free: the file free has how many.
-LIMITED = SBATCH.replace(
-    "[ -e refuse ] &&",
-    """last=$(sed -n 's/^#SBATCH --array=0-\\([0-9]*\\).*/\\1/p' $number.script)
-left=$(($(cat free) - ${last:-0} - 1)); [ $left -lt 0 ] || echo $left > free
-[ $left -lt 0 ] &&""",
+@pytest.mark.parametrize(
+    ("request_", "option", "dp", "ddp", "whole"),
+    [
+        ("gpus-per-node", "gpus-per-node", "4", "1", "4"),
+        ("gres", "gres", "gpu:4", "gpu:1", "gpu:4"),
+        ("gpus-per-task", "gpus-per-task", "4", "1", "2"),
+    ],
 )
-LIMIT = "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
-
-
-def limited(slurm: Path, places: int, why: str = LIMIT) -> None:
-    (slurm / "sbatch").write_text(LIMITED.replace("failed: no", f"failed: {why}"))
-    (slurm / "free").write_text(f"{places}\n")
-    (slurm / "scancel").write_text('#!/bin/sh\necho "$@" >> cancelled\n')
-    (slurm / "scancel").chmod(0o755)
-
-
-def test_what_slurm_took_stays_where_the_limit_of_jobs_is_reached(slurm: Path) -> None:
-    """An array for which there is too little room is cut; the rest is for the next call."""
-    limited(slurm, places=4)
-    given = wanted(repeats=3)
-    masters, left, note = submit.submit(given)
-    runs = [run_id for batch in given.batches for run_id in batch.run_ids]
-    assert list(left) == runs[4:] and len(masters) == 2
-    assert note.startswith("2 runs were not submitted: sbatch rejected the job: ")
-    assert not any(given.study.run(run_id).submission.exists() for run_id in left)
-    assert not (slurm / "cancelled").exists()
-    again = submission(given.plan, left, Site(name="here"), LaunchRequest())
-    with pytest.raises(UsageError, match="job submit limit"):
-        submit.submit(again)  # there is still no place
-    (slurm / "free").write_text("2\n")
-    assert submit.submit(again)[1:] == ((), "")
-
-
-def test_another_refusal_ends_what_was_submitted(slurm: Path) -> None:
-    limited(slurm, places=3, why="Invalid account or account/partition combination specified")
-    with pytest.raises(UsageError, match=r"Invalid account.*; jobs 7 were cancelled"):
-        submit.submit(wanted(repeats=3))
-    assert (slurm / "cancelled").read_text() == "--state=PENDING 7\n7\n"
-
-
-def test_to_cancel_no_job_calls_nothing(slurm: Path) -> None:
-    """A filter without a job would cancel every job of the user that waits."""
-    limited(slurm, places=1)
-    commands.cancel([])
-    assert not (slurm / "cancelled").exists()
-
-
-@pytest.fixture
-def part(slurm: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
-    """run_benchmarks.py for a study of six runs."""
-    (slurm / "slurm.conf").write_text("ClusterName=here\n")
-    monkeypatch.setenv("SLURM_CONF", str(slurm / "slurm.conf"))
-    monkeypatch.setattr(submit, "check", lambda *_: None)
-    words = ["--site", "slurm", "--gpu-request", "none", "--strategies", "ddp", "--gpus", "1"]
-    words += ["2", "--device", "cpu", "--name", "part", "--repeats", "3"]
-    return lambda *more: main([*words, *more])
-
-
-def test_a_study_that_slurm_took_in_part_says_how_it_goes_on(
-    slurm: Path,
-    part: Callable[..., int],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+def test_a_run_of_dp_requests_all_gpus_of_its_node(
+    request_: str, option: str, dp: str, ddp: str, whole: str
 ) -> None:
-    limited(slurm, places=4)
-    assert part("--no-wait") == Exit.INCOMPLETE
-    said = " ".join(capsys.readouterr().out.split())
-    assert "2 runs were not submitted: " in said
-    assert "then: the same command again, which submits the other 2 runs" in said
-    assert not [t for t in slurm.glob("*.script") if "part-collect" in t.read_text()]
+    """It drives all that it sees; the jobs of other strategies stay as they are."""
+    site = Site(name="here", gpus_per_node=4, gpu_request=request_)
 
-    def interrupted(_view: object) -> object:
-        raise foreground.Interrupted(signal.SIGINT)
+    def options(strategy: str, **more: Any) -> Any:
+        plan = Study(name="s", strategies=(strategy,), gpus=(1,), **more).expand()
+        (batch,) = submission(plan, list(plan.runs), site, LaunchRequest()).batches
+        return batch.options
 
-    jobs = [
-        read_json(path) or {} for path in (slurm.parent / "logs").glob("part/*/submission.json")
-    ]
-    queue = "".join(f"{job['job_id']}|PENDING|0:00||None\n" for job in jobs)
-    (slurm / "squeue").write_text(f"#!/bin/sh\necho '{queue}'\n")
-    (slurm / "squeue").chmod(0o755)
-    (slurm / "free").write_text("3\n")
-    monkeypatch.setattr(foreground, "_SIGNALS", ())  # those of the tests stay as they are
-    monkeypatch.setattr(foreground.View, "follow", interrupted)
-    assert part() == Exit.INTERRUPTED
-    said = " ".join(capsys.readouterr().out.split())
-    assert "4 pending already, 2 to start" in said, said
-    assert len([t for t in slurm.glob("*.script") if "part-collect" in t.read_text()]) == 1
-    assert "the jobs continue; to end them" in said and "not submitted" not in said
+    assert (options("dp")[option], options("ddp")[option]) == (dp, ddp)
+    assert options("dp")["ntasks-per-node"] == "1"
+    assert options("dp", settings={"device": "cpu"})[option] == ddp
+    plan = Study(name="s", strategies=("dp", "ddp"), gpus=(1, 2)).expand()
+    request = LaunchRequest(within_allocation=True)
+    (batch,) = submission(plan, list(plan.runs), site, request).batches
+    assert batch.options[option] == whole
+
+
+def test_only_public_names_of_submitit_are_imported() -> None:
+    for path in (ROOT / "src" / "jobkit" / "launch").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("submitit"):
+                names = [*str(node.module).split("."), *(alias.name for alias in node.names)]
+                assert not [name for name in names if name.startswith("_")], path
 
 
 def test_a_look_that_takes_long_is_followed_by_a_long_pause(
@@ -311,17 +275,6 @@ def test_a_look_that_takes_long_is_followed_by_a_long_pause(
     moments, answers = iter([0.0, 1.5, 1.5, 1.6, 1.6]), iter([True, True, False])
     fake = SimpleNamespace(monotonic=lambda: next(moments), sleep=slept.append)
     monkeypatch.setattr(launcher, "time", fake)
-    waited = SimpleNamespace(running=lambda: next(answers), states=dict)
+    waited: Any = SimpleNamespace(running=lambda: next(answers), states=dict)
     assert launcher.Launch.wait(waited) == {}
     assert slept == [7.5, pytest.approx(0.5)]
-
-
-def test_a_node_takes_no_more_ranks_than_it_has_gpus() -> None:
-    site = Site(name="here", gpus_per_node=4)
-    assert sbatch_options(Shape(2, 4), site, {}, "s")["gpus-per-node"] == "4"
-    with pytest.raises(UsageError, match=r"8 GPUs on a node: site 'here' has 4; .*--gpus 16"):
-        sbatch_options(Shape(2, 8), site, {}, "s")
-
-
-def test_slurm_replaces_nothing_in_the_path_of_a_log() -> None:
-    assert output_file(Path("/logs/100%j/train.log")) == "/logs/100%%j/train.log"
