@@ -207,11 +207,6 @@ def test_base_environments_are_found_like_srun_does(folder: Path) -> None:
     assert found(f'base_environment = "{folder}/envs/common.toml"\n', folder) == []
 
 
-def test_what_a_base_environment_may_hold_is_not_missed(folder: Path) -> None:
-    text = f'base_environment = "common"\n[annotations]\n{VARIANT} = "cuda13"\n'
-    assert found(text, folder) == []
-
-
 @pytest.fixture
 def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(folder)
@@ -226,34 +221,13 @@ def test_command_with_findings(here: Path, capsys: pytest.CaptureFixture[str]) -
     assert main(["w.toml"]) == Exit.OK  # a warning is no error
     capsys.readouterr()
     assert main(["w.toml", "e.toml", "none.toml", "."]) == Exit.USAGE
-    absolute = "write an absolute path, or ${PWD} for where srun is called"
-    tag = "image: a tag can be moved to another image: where that matters, run 'enroot import' "
-    tag += "once and name the file"
-    assert capsys.readouterr().out.splitlines() == [
-        'w.toml: warning: image: missing, so that no container is used: add image = "..."',
-        f"e.toml: note: {tag}",
-        f"e.toml: error: workdir: 'a\\n\\x1bb' is relative: {absolute}",
-        "none.toml: error: cannot be read: No such file or directory",
-        ".: error: cannot be read: Is a directory",
-        "files: 4, errors: 3, warnings: 1",
-    ]
-
-
-def test_command_on_another_machine(here: Path) -> None:
-    (here / "e.toml").write_text('image = "/no.sqsh"\n')
-    assert main(["e.toml"]) == Exit.USAGE
-    assert main(["e.toml", "--no-paths"]) == Exit.OK
-
-
-def test_command_as_json(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (here / "e.toml").write_bytes(b'image = "a:1"\n# \xff\n')
-    (here / "w.toml").write_text('workdir = "/w"\n')
-    assert main(["--json", "e.toml", "w.toml"]) == Exit.USAGE
-    rows = json.loads(capsys.readouterr().out)
-    assert rows[0] == {
-        "file": "e.toml",
-        "severity": "error",
-        "key": "",
-        "message": "is no text in UTF-8",
-    }
-    assert [(row["file"], row["key"]) for row in rows[1:]] == [("w.toml", "image")]
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split(": ")[:2] for line in said[:-1]] == [
+        ["w.toml", "warning"], ["e.toml", "note"], ["e.toml", "error"], ["none.toml", "error"],
+        [".", "error"],
+    ]  # fmt: skip
+    assert r"'a\n\x1bb' is relative" in said[2]  # no control character reaches the terminal
+    assert said[-1] == "files: 4, errors: 3, warnings: 1"
+    assert main(["--json", "e.toml"]) == Exit.USAGE
+    (row, _) = sorted(json.loads(capsys.readouterr().out), key=lambda row: row["severity"])
+    assert (row["file"], row["severity"], row["key"]) == ("e.toml", "error", "workdir")
