@@ -25,11 +25,11 @@ def pid() -> Iterator[int]:
         made.kill()
 
 
-def study_of(folder: Path, run_id: str, pid: int, **more: Any) -> StudyPaths:
+def study_of(folder: Path, run_id: str, of: int, **more: Any) -> StudyPaths:
     study = StudyPaths(folder)
     study.run(run_id).folder.mkdir(parents=True)
-    known = {"launcher": "local", "host": socket.gethostname(), "ended": None, "pid": pid}
-    write_json(study.run(run_id).job, {**known, "pid_start": process_start(pid), **more})
+    known = {"launcher": "local", "host": socket.gethostname(), "ended": None, "pid": of}
+    write_json(study.run(run_id).job, {**known, "pid_start": process_start(of), **more})
     return study
 
 
