@@ -52,7 +52,8 @@ class Fake:
         self.run_dir = folder / "my run's dir"
 
     def environ(self, **extra: str) -> dict[str, str]:
-        keep = {k: v for k, v in os.environ.items() if k in ("PATH", "HOME", "LANG")}
+        keep = {k: v for k, v in os.environ.items() if k in ("HOME", "LANG")}
+        keep["PATH"] = f"{self.folder}:{os.environ['PATH']}"
         return {**keep, "JOBKIT_PYTHON": str(self.python), "NOTES": str(self.notes), **extra}
 
     def __call__(self, *words: str, **extra: str) -> subprocess.CompletedProcess[str]:
@@ -64,6 +65,11 @@ class Fake:
             timeout=100,
             cwd=self.folder,
         )
+
+    def tool(self, name: str, text: str) -> None:
+        """Put a program on PATH."""
+        (self.folder / name).write_text(text)
+        (self.folder / name).chmod(0o755)
 
     def calls(self) -> list[list[str]]:
         text = self.notes.read_text() if self.notes.exists() else ""
@@ -138,14 +144,13 @@ def test_what_cannot_be_started_ends_with_2_and_nothing_is_written(
 
 @pytest.mark.parametrize(("visible", "ranks"), [(None, "2"), ("1", "1"), ("", "1")])
 def test_one_rank_per_gpu_that_is_visible(run: Fake, visible: str | None, ranks: str) -> None:
-    smi = run.folder / "nvidia-smi"
-    smi.write_text("#!/bin/sh\nprintf 'GPU 0: A (UUID: GPU-a)\\nGPU 1: A (UUID: GPU-b)\\n'\n")
-    smi.chmod(0o755)
+    gpus = "GPU 0: A (UUID: GPU-a)\\nGPU 1: A (UUID: GPU-b)\\n"
+    run.tool("nvidia-smi", f"#!/bin/sh\nprintf '{gpus}'\n")
     fake = run.python.read_text()
     counts = f'[[ "$*" == "-m jobkit.gpus" ]] && exec {sys.executable} "$@"\n'
     run.python.write_text(fake.replace("printf", counts + "printf", 1))
     more = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    done = run(PATH=f"{run.folder}:{os.environ['PATH']}", JOBKIT_LOGS=str(run.folder), **more)
+    done = run(JOBKIT_LOGS=str(run.folder), **more)
     assert done.returncode == 0, done.stderr
     launcher = run.calls()[-1]
     assert launcher[launcher.index("--nproc-per-node") + 1] == ranks
@@ -174,10 +179,8 @@ def test_a_start_in_a_folder_of_a_run_sh_is_noted_there(
     run.run_dir.mkdir()
     file = run.run_dir / "job.json"
     file.write_text(json.dumps(left))
-    (run.folder / "srun").write_text(SRUN)
-    (run.folder / "srun").chmod(0o755)
-    env = {"PATH": f"{run.folder}:{os.environ['PATH']}"}
-    env |= {"SLURM_JOB_ID": job_id} if job_id else {}
+    run.tool("srun", SRUN)
+    env = {"SLURM_JOB_ID": job_id} if job_id else {}
     env |= {"SLURM_CLUSTER_NAME": cluster} if cluster else {}
     assert run("--run-dir", str(run.run_dir), **env).returncode == 0
     found = json.loads(file.read_text())
@@ -199,10 +202,9 @@ def test_what_only_looks_makes_no_folder(run: Fake, word: str) -> None:
     assert "--attempt" not in run.payload()
 
 
-@pytest.mark.parametrize("word", ["--help", "-h"])
-def test_help_shows_its_own_options_and_where_the_trainings_are(run: Fake, word: str) -> None:
+def test_help_shows_its_own_options_and_where_the_trainings_are(run: Fake) -> None:
     """All that the loop over the words takes; no python is needed for it."""
-    done = run(word, "--run-dir", str(run.run_dir))
+    done = run("-h", "--run-dir", str(run.run_dir))
     assert (done.returncode, done.stderr) == (0, "")
     taken = set(re.findall(r"^    (--[a-z-]+)\) ", RUN.read_text(), re.MULTILINE))
     valued = re.search(
@@ -330,16 +332,9 @@ def test_a_signal_reaches_the_launcher_and_tells_in_the_code(
 
 
 def test_in_an_allocation_srun_starts_the_payload(run: Fake) -> None:
-    srun = run.folder / "srun"
-    srun.write_text('#!/usr/bin/env bash\nprintf "%s\\0" srun "$@" CALL >> "$NOTES"\nexit 3\n')
-    srun.chmod(0o755)
-    allocation = {
-        "SLURM_JOB_ID": "5",
-        "SLURM_CPUS_PER_TASK": "7",
-        "PATH": f"{run.folder}:{os.environ['PATH']}",
-    }
+    run.tool("srun", '#!/bin/bash\nprintf "%s\\0" srun "$@" CALL >> "$NOTES"\nexit 3\n')
     words = ["--nproc-per-node", "4", "--epochs", "2", "--run-dir", str(run.run_dir)]
-    done = run(*words, **allocation)
+    done = run(*words, SLURM_JOB_ID="5", SLURM_CPUS_PER_TASK="7")
     assert done.returncode == 3
     assert "--nproc-per-node has no effect in an allocation" in done.stderr
     call = run.calls()[-1]
@@ -357,17 +352,16 @@ def test_in_an_allocation_only_a_crash_is_started_again(
     run: Fake, code: int, starts: int, requeued: bool
 ) -> None:
     """After an early stop with a checkpoint the time is nearly over: the job is requeued."""
-    (run.folder / "srun").write_text(
-        '#!/usr/bin/env bash\necho "$@" >> "$NOTES.srun"\n'
+    outcome = f'{{"exit_code": {code}, "status": "x"}}'
+    run.tool(
+        "srun",
+        '#!/bin/bash\necho "$@" >> "$NOTES.srun"\n'
         "while (($#)); do [[ $1 != --attempt ]] || n=$2; shift; done\n"
-        f'echo \'{{"exit_code": {code}, "status": "x"}}\' > "$RUN_DIR/attempts/$n/outcome.json"\n'
+        f"echo '{outcome}' > \"$RUN_DIR/attempts/$n/outcome.json\"\n",
     )
-    (run.folder / "scontrol").write_text('#!/bin/sh\necho "$@" >> "$NOTES.scontrol"\n')
-    for name in ("srun", "scontrol"):
-        (run.folder / name).chmod(0o755)
-    path = f"{run.folder}:{os.environ['PATH']}"
+    run.tool("scontrol", '#!/bin/sh\necho "$@" >> "$NOTES.scontrol"\n')
     words = ["--run-dir", str(run.run_dir), "--max-restarts", "2"]
-    done = run(*words, SLURM_JOB_ID="5", PATH=path, RUN_DIR=str(run.run_dir))
+    done = run(*words, SLURM_JOB_ID="5", RUN_DIR=str(run.run_dir))
     assert done.returncode == code, done.stderr
     assert len((run.folder / "notes.srun").read_text().splitlines()) == starts
     asked = run.folder / "notes.scontrol"
@@ -376,16 +370,14 @@ def test_in_an_allocation_only_a_crash_is_started_again(
 
 def test_a_run_that_has_ended_does_not_wait_for_an_srun_that_does_not(run: Fake) -> None:
     """srun waits for a node that it cannot reach; the sleeps of 5 and 90 s are short ones here."""
-    (run.folder / "srun").write_text(
-        '#!/usr/bin/env bash\nprintf \'{"exit_code": 0, "status": "ok"}\\n\' '
-        '> "$RUN_DIR/attempts/0/outcome.json"\nexec /bin/sleep 60\n'
+    run.tool(
+        "srun",
+        '#!/bin/bash\nprintf \'{"exit_code": 0, "status": "ok"}\\n\' '
+        '> "$RUN_DIR/attempts/0/outcome.json"\nexec /bin/sleep 60\n',
     )
-    (run.folder / "sleep").write_text("#!/usr/bin/env bash\nexec /bin/sleep 0.1\n")
-    for name in ("srun", "sleep"):
-        (run.folder / name).chmod(0o755)
+    run.tool("sleep", "#!/bin/bash\nexec /bin/sleep 0.1\n")
     words = ["--run-dir", str(run.run_dir)]
-    path = f"{run.folder}:{os.environ['PATH']}"
-    done = run(*words, SLURM_JOB_ID="5", PATH=path, RUN_DIR=str(run.run_dir))
+    done = run(*words, SLURM_JOB_ID="5", RUN_DIR=str(run.run_dir))
     assert "the run has ended, and srun has not 90 s later" in done.stderr
     assert done.returncode == 0
 
@@ -445,11 +437,8 @@ printf '%s\\n' "$@" "CPU_BIND=${SLURM_CPU_BIND-none}" > "$NOTES.srun"
 def test_srun_binds_no_rank_away_from_its_peers(
     run: Fake, variables: dict[str, str], said: str, unsaid: str
 ) -> None:
-    srun = run.folder / "srun"
-    srun.write_text(SRUN)
-    srun.chmod(0o755)
-    path = f"{run.folder}:{os.environ['PATH']}"
-    run("--run-dir", str(run.run_dir), PATH=path, SLURM_JOB_ID="7", **variables)
+    run.tool("srun", SRUN)
+    run("--run-dir", str(run.run_dir), SLURM_JOB_ID="7", **variables)
     words = (run.folder / "notes.srun").read_text()
     assert said in words and unsaid not in words
 
