@@ -10,6 +10,7 @@ import importlib
 import io
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -209,14 +210,20 @@ def test_commands_and_options_are_taken() -> None:
 
 
 def test_every_requirement_has_its_place_and_a_command() -> None:
-    page = (ROOT / "docs" / "requirements.md").read_text()
-    rows = re.findall(r"^\| (\d+) \| .+ \| (.*) \| `([^`]+)` \|$", page, re.MULTILINE)
-    assert [int(number) for number, *_ in rows] == list(range(1, 111))
-    found = [f"{n}: {c}: {why}" for n, _, c in rows for why in not_taken(c.replace("\\|", "|"))]
-    for number, where, _ in rows:
-        names = re.findall(r"`([\w./-]+)`", where)
-        if "](" not in where and not any((ROOT / name).exists() for name in names):
-            found.append(f"{number}: no place in {where}")
+    rows = tomllib.loads((ROOT / "tests" / "requirements.toml").read_text())["requirement"]
+    assert [row["number"] for row in rows] == list(range(1, 111))
+    found = [
+        f"{r['number']}: {r['command']}: {why}" for r in rows for why in not_taken(r["command"])
+    ]
+    for row in rows:
+        links = re.findall(r"\]\(([^)#]+)(?:#([^)]+))?\)", row["where"])
+        for page, anchor in links:
+            path = ROOT / "docs" / page
+            if not path.exists() or (anchor and anchor not in anchors(path)):
+                found.append(f"{row['number']}: {page}#{anchor} leads nowhere")
+        names = re.findall(r"`([\w./-]+)`", row["where"])
+        if not links and not any((ROOT / name).exists() for name in names):
+            found.append(f"{row['number']}: no place in {row['where']}")
     assert found == []
 
 
