@@ -1,16 +1,11 @@
 """A study as a cluster would leave it: 1 to 64 GPUs, three strategies, noise, a run out of memory.
 
-    python tests/unit/realistic_study.py FOLDER    leaves it as FOLDER/scaling, with all figures
-
 The numbers follow a simple machine: compute that shrinks with the ranks, an all-reduce that does
 not, some wait for data, and nodes of four GPUs.
 """
 
-import os
 import random
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from jobkit.spec.plan import Plan
@@ -138,13 +133,3 @@ def realistic_study(
     for run_id in plan.runs:
         leave_run(plan, run_id)
     return plan
-
-
-if __name__ == "__main__":
-    os.environ["JOBKIT_LOGS"] = str(Path(sys.argv[1]).resolve())
-    from jobkit.analysis.cli import plot_main
-
-    realistic_study()
-    realistic_study("weak", repeats=2, batch_size_per_rank=128)
-    for study in ("scaling", "weak"):
-        plot_main([study, "--forecast", "128", "256"])

@@ -406,52 +406,42 @@ def messages_of(parameters: int, shard_groups: float = NAN, **settings: Any) -> 
     return messages({**spec.to_dict(), **recorded})
 
 
+def sent(*words: str) -> list[Message]:
+    """Messages of a step, as "all_gather 4000 x2"."""
+    found = [re.fullmatch(r"(\w+) (\d+)(?: x(\d))?", word) for word in words]
+    return [Message(m[1], int(m[2]), FOUR, int(m[3] or 1)) for m in found if m]
+
+
+GATHER, SCATTER = "all_gather 2000", "reduce_scatter 2000"
+REPLICAS = Message("all_reduce", 1000, Scope(2, 2, 4))
+HYBRID = {"nodes": 2, "fsdp_hybrid_replicas": 2}
+KEPT = {"precision": "fp16", "fsdp_reduce_fp32": False, "fsdp_reshard_after_forward": False}
+
+
 @pytest.mark.parametrize(
     ("run", "expected"),
     [
-        ({"parameters": 10 * MIB}, [Message("all_reduce", 20 * MIB, FOUR, 2)]),
-        (
-            {"parameters": 10 * MIB, "ddp_comm_hook": "bf16"},
-            [Message("all_reduce", 10 * MIB, FOUR, 2)],
-        ),
-        (
-            {"parameters": 8, "zero1": True},
-            [Message("all_reduce", 32, FOUR), Message("all_gather", 32, FOUR)],
-        ),
-        (FSDP, [Message("all_gather", 4000, FOUR, 2), Message("reduce_scatter", 4000, FOUR)]),
-        (
-            FSDP | {"shard_groups": 1},
-            [Message("all_gather", 4000, FOUR), Message("reduce_scatter", 4000, FOUR)],
-        ),
+        ({"parameters": 10 * MIB}, sent(f"all_reduce {20 * MIB} x2")),
+        ({"parameters": 10 * MIB, "ddp_comm_hook": "bf16"}, sent(f"all_reduce {10 * MIB} x2")),
+        ({"parameters": 8, "zero1": True}, sent("all_reduce 32", "all_gather 32")),
+        (FSDP, sent("all_gather 4000 x2", "reduce_scatter 4000")),
+        (FSDP | {"shard_groups": 1}, sent("all_gather 4000", "reduce_scatter 4000")),
         (
             FSDP | {"shard_groups": 2.0},
-            [
-                Message("all_gather", 2000, FOUR, 2),
-                Message("reduce_scatter", 2000, FOUR),
-                Message("all_gather", 2000, FOUR),
-                Message("reduce_scatter", 2000, FOUR),
-            ],
+            [*sent(GATHER + " x2", SCATTER), *sent(GATHER, SCATTER)],
         ),
         (
             FSDP | {"precision": "bf16", "accumulate": 3},
-            [Message("all_gather", 2000, FOUR, 6), Message("reduce_scatter", 4000, FOUR)],
+            sent("all_gather 2000 x6", "reduce_scatter 4000"),
         ),
+        (FSDP | KEPT, sent("all_gather 2000", "reduce_scatter 2000")),
         (
-            FSDP
-            | {"precision": "fp16", "fsdp_reduce_fp32": False, "fsdp_reshard_after_forward": False},
-            [Message("all_gather", 2000, FOUR), Message("reduce_scatter", 2000, FOUR)],
-        ),
-        (
-            FSDP | {"nodes": 2, "fsdp_hybrid_replicas": 2},
-            [
-                Message("all_gather", 4000, FOUR, 2),
-                Message("reduce_scatter", 4000, FOUR),
-                Message("all_reduce", 1000, Scope(2, 2, 4)),
-            ],
+            FSDP | HYBRID,
+            [*sent("all_gather 4000 x2", "reduce_scatter 4000"), REPLICAS],
         ),
         ({"strategy": "single", "parameters": 8, "ranks_per_node": 1}, []),
     ],
-)
+)  # fmt: skip
 def test_what_a_step_sends(run, expected: list[Message]) -> None:
     assert messages_of(**run) == expected
 

@@ -171,19 +171,8 @@ def test_a_log_of_jobkit_itself_says_its_size_settings_and_end(
     own = collect("s", write=False).runs.iloc[0]
     collect_main(["--logs", "slurm-17.out", "--size", r"no such (\d+)", "--name", "copy"])
     row = collect("copy").runs.iloc[0]
-    for name in (
-        "status",
-        "strategy",
-        "nodes",
-        "ranks_per_node",
-        "world_size",
-        "throughput",
-        "throughput_unit",
-        "epochs_done",
-        "val_accuracy",
-        "model",
-        "global_batch_size",
-    ):
+    names = "status strategy nodes ranks_per_node world_size throughput throughput_unit"
+    for name in f"{names} epochs_done val_accuracy model global_batch_size".split():
         assert row[name] == own[name], name
     assert row["status"] == "ok" and pd.isna(row["reason"])
     other = RunSpec(epochs=3, dataset="synthetic", train_samples=8192, repeat=1)

@@ -19,36 +19,16 @@ from jobkit.analysis.scaling.sizes import Size
 from jobkit.analysis.tables.columns import EPOCHS, RESULTS, SCALING
 from jobkit.analysis.tables.frames import frame
 from jobkit.spec.plan import Plan
+from support import measured_study
 from support.codes import code_of
-from support.fake_study import TRAIN_SAMPLES, FakeRun, make_plan, whole_run, whole_study
+from support.fake_study import FakeRun, make_plan, whole_run, whole_study
 
 
 def runs_of(rates: dict[int, list[float]], series: str = "ddp", **changed) -> pd.DataFrame:
     """A frame of runs that are ok: by world size, the rate of each repeat."""
-    fixed = {
-        "study": "s",
-        "series": series,
-        "strategy": "ddp",
-        "status": "ok",
-        "nodes": 1,
-        "scaling": "strong",
-        "global_batch_size": 512,
-        "model": "cnn",
-        "dataset": "cifar10",
-        "precision": "fp32",
-        "device_type": "cpu",
-        "torch_version": "2.11.0",
-        "train_samples": TRAIN_SAMPLES,
-    }
-    rows = [
-        fixed
-        | {"run_id": f"{series}-{n}-{i}", "world_size": n, "ranks_per_node": n, "repeat": i}
-        | {"batch_size_per_rank": 512 // n, "images_per_s": x, "time_per_epoch_s": 8192 / x}
-        | changed
-        for n, every in rates.items()
-        for i, x in enumerate(every)
-    ]
-    return frame(rows, RESULTS)
+    rows = measured_study.runs_of({series: rates})
+    of_rank = [{"batch_size_per_rank": 512 // row["world_size"]} for row in rows]
+    return frame([r | b | changed for r, b in zip(rows, of_rank, strict=True)], RESULTS)
 
 
 NONE = frame([], EPOCHS)
@@ -69,14 +49,14 @@ def test_the_numbers_by_hand() -> None:
     assert list(table.columns) == [c.name for c in SCALING]
     assert (four["throughput"], four["speed_up"], four["efficiency"]) == (320, 3.2, 0.8)
     assert four["throughput_per_rank"] == 80
-    assert four["gpu_hours"] == pytest.approx(8192 / 320 * 4 / 3600)
-    assert four["node_hours"] == pytest.approx(8192 / 320 / 3600)
+    assert four["gpu_hours"] == pytest.approx(50000 / 320 * 4 / 3600)
+    assert four["node_hours"] == pytest.approx(50000 / 320 / 3600)
     # Of 4 degrees of freedom; the deviation of a median of three is 1.16 times that of their mean.
     logs = [np.log([90, 100, 110]), np.log([320, 310, 330])]
     pooled = np.sqrt(np.mean([x.var(ddof=1) for x in logs]))
     half = 2.776 * 1.16 * pooled / np.sqrt(3)
     assert four["throughput_high"] == pytest.approx(320 * np.exp(half), rel=1e-3)
-    assert four["time_low_s"] == 8192 / four["throughput_high"]
+    assert four["time_low_s"] == 50000 / four["throughput_high"]
     both = 2.776 * 1.16 * np.hypot(pooled, logs[0].std(ddof=1)) / np.sqrt(3)  # its own is larger
     assert four["efficiency_low"] == pytest.approx(0.8 * np.exp(-both), rel=1e-3)
     assert four["efficiency_high"] == pytest.approx(0.8 * np.exp(both), rel=1e-3)
@@ -130,7 +110,7 @@ DIFFERENT = {
     "precision": "bf16",
     "model": "mlp",
     "dataset": "synthetic",
-    "device_type": "cuda",
+    "device_type": "cpu",
     "torch_version": "2.12.0",
     "scaling": "weak",
     "strategy": "fsdp",
@@ -317,7 +297,7 @@ def test_time_and_energy_to_an_accuracy_need_the_time_of_an_epoch(epochs: bool) 
     cost = row[["time_to_accuracy_s", "kwh_to_accuracy"]]
     assert cost.notna().all() if epochs else cost.isna().all()
     if epochs:
-        assert cost["time_to_accuracy_s"] == pytest.approx(4 * 8192 / 900)
+        assert cost["time_to_accuracy_s"] == pytest.approx(4 * 50000 / 900)
 
 
 def test_what_is_per_gpu_counts_the_gpus_and_not_the_ranks() -> None:
