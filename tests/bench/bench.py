@@ -27,8 +27,7 @@ ENV = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONUNBUFFERED": "1"}
 # Each with the program without which it cannot be.
 BENCHES = {
     **dict.fromkeys(("throughput", "peers", "meter", "studies", "truth", "claims"), ""),
-    "inference": "cmake",
-    "step_model": "slurmctld",
+    **dict.fromkeys(("step_model", "rehearsal"), "slurmctld"),
 }
 LESS, MORE, NEITHER = "at most", "at least", ""  # what is better of a figure
 Figures = dict[str, tuple[float, str]]  # value, and what is better
@@ -62,7 +61,6 @@ def machine() -> dict[str, Any]:
         "processor": names[0] if names else platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
         "date": time.strftime("%Y-%m-%d"),
-        "python": platform.python_version(),
         "torch": version("torch"),
         "load": round(os.getloadavg()[0], 1),
     }

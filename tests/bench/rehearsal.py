@@ -5,8 +5,7 @@
 
 Four sizes are run on a minicluster, from an eighth of the nodes to all of them; the exponent says
 how a quantity grows with the ranks: 0 not at all, 1 as the job. The ranks are small processes
-without torch that write a rank's records. The seconds are those of this machine, which all nodes
-share. Calls are those that read or write (/proc/PID/io), without opens and stats.
+without torch that write records. Calls are those that read or write, without opens and stats.
 """
 
 import argparse
@@ -20,11 +19,12 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parents[2]
+from bench import LESS, ROOT, report
+
 sys.path.insert(0, str(ROOT / "src"))
 
-from jobkit.launch.slurm.minicluster import Minicluster  # noqa: E402
-from jobkit.paths import read_json  # noqa: E402
+from jobkit.launch.slurm.minicluster import Minicluster
+from jobkit.paths import read_json
 
 RANK = """
 import os, time
@@ -110,7 +110,7 @@ def table(ranks: dict[str, int], found: list[dict[str, float]]) -> str:
     return f"{text}\n\ngrows faster than the job: {'; '.join(faster) or 'nothing'}"
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--nodes", type=int, default=64, help="of the largest size, 16 or more")
     parser.add_argument("--ranks-per-node", type=int, default=4)
@@ -125,10 +125,13 @@ def main() -> None:
             (logs / "site.toml").write_text(SITE)
             (logs / "rank.py").write_text(RANK)
             os.environ |= {"JOBKIT_LOGS": name, "PYTHONPATH": str(ROOT / "src")}
-            print(table(ranks, [rehearse(logs, one) for one in ranks]))
+            found = [rehearse(logs, one) for one in ranks]
     finally:
         cluster.down()
+    print(table(ranks, found))
+    counted = ("job, files", "one rank, calls", "collect, calls", "report, calls")
+    return report({name: (found[-1][name], LESS) for name in counted})
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

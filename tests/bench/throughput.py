@@ -37,7 +37,6 @@ RANKS = {  # run.sh's words at a number of ranks
     "ddp-2 checked": (2, "ddp", "--check-ranks", "50"),
     "fsdp-1": (1, "fsdp"),
     "fsdp-2": (2, "fsdp"),
-    "fsdp-2 kept gathered": (2, "fsdp", "--no-fsdp-reshard-after-forward"),
     "pp-2": (2, "pp", "--microbatches", "4"),
     "mp-2": (2, "mp"),
 }
@@ -45,7 +44,6 @@ LIMITS = {
     "fp32 ours / plain": 1.4,
     "fp32 ours / nodata": 0.97,
     "ddp / single, 1 rank": 0.95,
-    "fsdp / single, 1 rank": 0.91,
     "ddp, 2 ranks / 1": 1.85,
     "fsdp, 2 ranks / 1": 1.6,
 }
@@ -177,7 +175,6 @@ def ranks(rounds: int) -> Figures:
     pairs = {f"{s}, 2 ranks / 1": (f"{s}-2", f"{s}-1") for s in ("ddp", "fsdp")}
     pairs |= {f"{name} / single-1": (name, "single-1") for name in ("pp-2", "mp-2")}
     pairs["ddp, 2 ranks: ours / plain"] = "ddp-2", "plain-ddp-2"
-    pairs["fsdp-2: kept gathered / default"] = "fsdp-2 kept gathered", "fsdp-2"
     pairs["ddp-2: --check-ranks 50 / without"] = "ddp-2 checked", "ddp-2"
     return {name: (ratio(rates[a], rates[b]), MORE) for name, (a, b) in pairs.items()}
 
