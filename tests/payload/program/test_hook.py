@@ -1,17 +1,15 @@
 """The start-up hook on programs that know nothing of it."""
 
 import os
+import socket
 import subprocess
 import sys
-import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from support.programs import AUTO, run
 from support.training_programs import LEAP
-from support.warm_programs import Warm
+from support.warm_programs import AUTO, Warm, run
 
 HEAD = (
     LEAP
@@ -164,27 +162,12 @@ for epoch in range(2):
     "children that train nothing": (
         PLAIN
         + """
-import subprocess
-subprocess.run([sys.executable, "-c", "import torch.optim"], check=True)
 if os.fork() == 0: sys.exit()
 os.wait()
 """,
         (24, 192, 0.0),
     ),
 }
-
-
-@pytest.fixture(scope="module")
-def warm() -> Iterator[Warm]:
-    made = Warm()
-    yield made
-    made.close()
-
-
-def test_a_program_is_measured_from_its_start(tmp_path: Path) -> None:
-    ran = run(tmp_path, HEAD + PLAIN)
-    assert (ran.codes, ran.err, ran.sums()) == ([0], [""], (24, 192))
-    assert [s["source"] for s in ran.records("run_start")] == ["auto"]
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -236,8 +219,8 @@ model = torch.nn.parallel.DistributedDataParallel(model)
 """
 
 
-def test_each_rank_writes_its_own_file(tmp_path: Path) -> None:
-    ran = run(tmp_path, HEAD + DDP + PLAIN + "dist.destroy_process_group()", ranks=2)
+def test_each_rank_writes_its_own_file(tmp_path: Path, warm: Warm) -> None:
+    ran = warm.run(tmp_path, HEAD + DDP + PLAIN + "dist.destroy_process_group()", ranks=2)
     assert ran.codes == [0, 0]
     assert [ran.sums(rank) for rank in range(2)] == [(24, 192), (24, 192)]
     assert ran.records("run_start")[0]["world_size"] == 2
@@ -245,7 +228,8 @@ def test_each_rank_writes_its_own_file(tmp_path: Path) -> None:
     assert ran.out[1].count("[METRIC]") == 0
 
 
-def test_ranks_that_the_program_starts_itself(tmp_path: Path, warm: Warm) -> None:
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
+def test_ranks_that_the_program_starts_itself(tmp_path: Path, warm: Warm, method: str) -> None:
     program = """
         import os, torch, torch.distributed as dist, torch.multiprocessing as mp
         def rank(own, ranks):
@@ -259,22 +243,18 @@ def test_ranks_that_the_program_starts_itself(tmp_path: Path, warm: Warm) -> Non
         if __name__ == "__main__":
             mp.start_processes(rank, (2,), nprocs=2, start_method={!r})
     """
-    import socket
-
-    for method in ("spawn", "fork"):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = str(free.getsockname()[1])
-        folder = tmp_path / method
-        folder.mkdir()
-        start = run if method == "spawn" else warm.run
-        ran = start(folder, program.format(method), PORT=port)
-        assert ran.codes == [0], ran.err
-        assert [ran.sums(rank)[1] for rank in range(2)] == [48, 48]
-        assert ran.records("run_start", rank=1)[0]["world_size"] == 2
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    start = run if method == "spawn" else warm.run
+    ran = start(tmp_path, program.format(method), PORT=port)
+    assert ran.codes == [0], ran.err
+    assert [ran.sums(rank)[1] for rank in range(2)] == [48, 48]
+    assert ran.records("run_start", rank=1)[0]["world_size"] == 2
 
 
-def test_results_are_the_same_bit_by_bit(tmp_path: Path) -> None:
+def test_a_program_of_its_own_is_measured_or_not_and_computes_the_same_bits(tmp_path: Path) -> None:
+    """From the start of its Python; JOBKIT_AUTO=0 switches the hook off."""
     program = (
         HEAD
         + """
@@ -290,17 +270,16 @@ import hashlib
 state = [*model.state_dict().values(), torch.get_rng_state()]
 for values in adam.state.values(): state += values.values()
 print(hashlib.sha256(b"".join(t.numpy().tobytes() for t in state)).hexdigest(), file=sys.stderr)
+print("hooked", "jobkit_auto" in sys.modules)
 """
     )
-    prints = []
-    for auto in (True, False):
-        folder = tmp_path / str(auto)
-        folder.mkdir()
-        ran = run(folder, program, auto=auto)
-        assert ran.sums() == ((24, 192) if auto else (0, 0))
-        prints.append(ran.err[0].strip())
-    assert len(prints[0]) == 64
-    assert prints[0] == prints[1]
+    (tmp_path / "off").mkdir()
+    on, off = run(tmp_path, program), run(tmp_path / "off", program, JOBKIT_AUTO="0")
+    assert (on.codes, off.codes) == ([0], [0])
+    assert len(on.err[0].strip()) == 64 and on.err == off.err
+    assert on.sums() == (24, 192) and "hooked True\n" in on.out[0]
+    assert [s["source"] for s in on.records("run_start")] == ["auto"]
+    assert off.out == ["hooked False\n"] and not off.metrics.exists()
 
 
 def test_a_program_with_the_meter_is_measured_by_the_meter(tmp_path: Path, warm: Warm) -> None:
@@ -324,11 +303,9 @@ def test_the_studys_work_per_step_is_stated_not_inferred(tmp_path: Path, warm: W
     start = ran.records("run_start")[0]
     assert (start["unit"], start["work_source"]) == ("tokens", "stated")
     assert ran.sums() == (24, 24 * 4096)
-    other = tmp_path / "other"
+    other = tmp_path / "other"  # how many tokens are in a sample is not known
     other.mkdir()
-    ran = warm.run(
-        other, HEAD + PLAIN, JOBKIT_UNIT="tokens"
-    )  # how many are in a sample is not known
+    ran = warm.run(other, HEAD + PLAIN, JOBKIT_UNIT="tokens")
     assert {w["work"] for w in ran.records("window")} == {None}
 
 
@@ -350,12 +327,6 @@ print("trained")
     assert ran.err == ["jobkit: measuring ends: ValueError: no shape\n"]
 
 
-def test_it_may_be_switched_off(tmp_path: Path) -> None:
-    ran = run(tmp_path, HEAD + PLAIN + "print('jobkit_auto' in sys.modules)", JOBKIT_AUTO="0")
-    assert (ran.codes, ran.out, ran.err) == ([0], ["False\n"], [""])
-    assert not ran.metrics.exists()
-
-
 def test_the_users_own_start_up_files_run(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.first = 'sitecustomize'\n")
     program = (
@@ -371,7 +342,7 @@ def test_the_users_own_start_up_files_run(tmp_path: Path) -> None:
     assert done.stderr == ""
     assert done.stdout.startswith(f"sitecustomize {tmp_path} ")
     assert str(AUTO) not in done.stdout
-    (tmp_path / "sitecustomize.py").write_text(textwrap.dedent("raise ValueError('mine')"))
+    (tmp_path / "sitecustomize.py").write_text("raise ValueError('mine')")
     done = subprocess.run(
         [sys.executable, "-c", "print('runs')"],
         env={**os.environ, "JOBKIT_AUTO": "1", "PYTHONPATH": f"{AUTO}:{tmp_path}"},
@@ -382,7 +353,7 @@ def test_the_users_own_start_up_files_run(tmp_path: Path) -> None:
     assert "ValueError: mine" in done.stderr  # as Python reports it without the hook
 
 
-def test_ranks_agree_on_the_step_at_which_they_stop(tmp_path: Path) -> None:
+def test_ranks_agree_on_the_step_at_which_they_stop(tmp_path: Path, warm: Warm) -> None:
     program = """
         import os, signal, sys, torch, torch.distributed as dist
         from jobkit import meter
@@ -399,7 +370,7 @@ def test_ranks_agree_on_the_step_at_which_they_stop(tmp_path: Path) -> None:
                 sys.stderr.flush()
                 os._exit(75)  # torch aborts now and then while the interpreter is finalised
     """
-    ran = run(tmp_path, program, ranks=2, auto=False)
+    ran = warm.run(tmp_path, program, ranks=2)
     assert ran.codes == [75, 75]
     assert ran.err == ["21\n", "21\n"]
     assert [r["status"] for r in ran.records("run_end")] == ["preempted"]
