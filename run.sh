@@ -189,8 +189,8 @@ for own in monitor_interval start_timeout shutdown_timeout; do
     fail "--${own//_/-} ${!own}: must be a number of seconds, above 0"
 done
 if [[ ${JOBKIT_ENERGY:-none} != none ]]; then # counters' names; program/counters.py has them too
-  [[ ,$JOBKIT_ENERGY =~ ^(,(nvml|pm_counters|rapl))+$ ]] ||
-    fail "JOBKIT_ENERGY='${JOBKIT_ENERGY//[[:cntrl:]]/ }': name some of nvml, pm_counters, rapl, separated by commas, or none"
+  [[ ,$JOBKIT_ENERGY =~ ^(,(nvml|pm_counters))+$ ]] ||
+    fail "JOBKIT_ENERGY='${JOBKIT_ENERGY//[[:cntrl:]]/ }': name some of nvml, pm_counters, separated by commas, or none"
 fi
 [[ $stop_signal == USR[12] ]] || stop_signal=USR2 # what is wrong is told below
 [[ -z $nodes || -n $ntasks_per_node ]] || fail "--nodes needs --ntasks-per-node beside it"

@@ -4,7 +4,6 @@ The one table of what differs between NVIDIA (CUDA) and AMD (ROCm): the commands
 variables that choose among them, and the option of a container.
 """
 
-import json
 import os
 import re
 import subprocess
@@ -12,7 +11,6 @@ import tempfile
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 _AMD_DRIVER, _AMD_DEVICE = Path("/sys/module/amdgpu/version"), Path("/dev/kfd")
 
@@ -117,57 +115,16 @@ _QUERY = {
 }
 
 
-# Where amd-smi's JSON has the same: its command, and the keys down to the value. The names are
-# those of docs/how-to/amdsmi-cli-tool.md and amdsmi_cli/amdsmi_commands.py of ROCm/amdsmi.
-_AMD_VALUES = (
-    ("driver", ("static", "driver", "version")),
-    ("gpu_max_clock", ("metric", "clock", "gfx_0", "max_clk")),
-    ("gpu_power_limit", ("static", "limit", "socket_power")),
-    ("gpu_power_limit", ("static", "limit", "ppt0", "socket_power_limit")),  # newer ones
-    ("gpu_ecc_errors", ("metric", "ecc", "total_uncorrectable_count")),
-)
-_AMD_ASKED = {"static": ("--driver", "--limit"), "metric": ("--clock", "--ecc")}
-
-
-def gpu_state(uuid: str, bus: str = "") -> dict[str, str]:
+def gpu_state(uuid: str) -> dict[str, str]:
     """Return driver, clocks, power limit and ECC errors of a GPU; what is unknown is left out.
 
-    Two runs on the same model of GPU differ by these. uuid: as torch or nvidia-smi writes it. bus:
-    the PCI address, by which amd-smi knows it, as its UUIDs are not torch's.
+    Two runs on the same model of GPU differ by these. uuid: as torch or nvidia-smi writes it. Of
+    AMD's GPUs the driver's version is known.
     """
     found = _nvidia_state(uuid)
     if not found and _AMD_DRIVER.exists():  # which a processor with graphics has as well
         found = {"driver": _AMD_DRIVER.read_text().strip()}
-        found |= _amd_state(bus) if bus else {}
     return found
-
-
-def _amd_state(bus: str) -> dict[str, str]:
-    """What amd-smi says of the GPU at a PCI address."""
-    said = {command: _amd_says(command, "--gpu", bus, *w) for command, w in _AMD_ASKED.items()}
-    found = {}
-    for key, (command, *path) in _AMD_VALUES:
-        value = said[command]
-        for name in path:
-            value = value.get(name) if isinstance(value, dict) else None
-        if isinstance(value, dict):  # with its unit
-            value = " ".join(str(value[part]) for part in ("value", "unit") if part in value)
-        if value is not None and not str(value).startswith("N/A"):
-            found[key] = str(value)
-    return found
-
-
-def _amd_says(*words: str) -> Any:
-    """The entry of the one GPU in amd-smi's JSON: in a list, since ROCm 7 below "gpu_data"."""
-    try:
-        done = subprocess.run(
-            ["amd-smi", *words, "--json"], capture_output=True, text=True, timeout=10
-        )
-        said = json.loads(done.stdout)
-    except (OSError, subprocess.TimeoutExpired, ValueError):
-        return None
-    said = said.get("gpu_data") if isinstance(said, dict) else said
-    return said[0] if isinstance(said, list) and len(said) == 1 else None
 
 
 def _nvidia_state(uuid: str) -> dict[str, str]:

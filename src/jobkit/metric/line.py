@@ -120,7 +120,6 @@ KINDS: dict[str, dict[str, str]] = {
         "gpu_uuids": "hash of the UUIDs of the rank's GPUs: ranks that share them count them once",
         "energy_gpu_j": "energy of the rank's GPU since the first sample, in joules",
         "energy_node_j": "energy of the whole node, likewise",
-        "energy_package_j": "energy of the node's processors, likewise",
         "energy_source": "counter and scope of each energy, as pm_counters (node)",
     },
     "value": {

@@ -14,7 +14,6 @@ import torch
 
 from jobkit import gpus
 from jobkit.paths import INSTALLED, REPOSITORY
-from jobkit.payload.devices import pci_address
 
 # Parameters of glibc's mallopt, from malloc.h.
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4
@@ -134,7 +133,7 @@ def gpu_state(device: torch.device) -> dict[str, str]:
     if device.type != "cuda":
         return {}
     found = torch.cuda.get_device_properties(device)
-    return gpus.gpu_state(str(getattr(found, "uuid", "")), pci_address(found))
+    return gpus.gpu_state(str(getattr(found, "uuid", "")))
 
 
 def git_commit() -> str | None:

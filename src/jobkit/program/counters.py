@@ -2,13 +2,12 @@
 
 import contextlib
 import ctypes
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-COUNTERS = ("nvml", "pm_counters", "rapl")
+COUNTERS = ("nvml", "pm_counters")
 _ROOT = Path("/")
 _BUFFER_BYTES = 4096
 
@@ -17,7 +16,7 @@ class Counter(NamedTuple):
     """A counter of energy. joules() grows by what is used; where it begins says nothing."""
 
     name: str  # one of COUNTERS
-    scope: str  # gpu: the process's own; node: all of it; package: the node's processors
+    scope: str  # gpu: the process's own; node: all of it
     joules: Callable[[], float]
 
 
@@ -146,12 +145,7 @@ def gpu_counter(gpus: Sequence[Gpu]) -> Counter | None:
     return Counter(known[0].name, "gpu", lambda: sum(one.joules() for one in known))
 
 
-def node_counters(root: Path = _ROOT) -> list[Counter]:
-    """The counters of the whole node that this process may read."""
-    return [one for one in (_pm_counters(root), _rapl(root)) if one]
-
-
-def _pm_counters(root: Path) -> Counter | None:
+def node_counter(root: Path = _ROOT) -> Counter | None:
     """That of HPE Cray EX: a file such as `1000 J 1234 us`, which everybody may read."""
     path = root / "sys/cray/pm_counters/energy"
 
@@ -165,36 +159,6 @@ def _pm_counters(root: Path) -> Counter | None:
         joules()
         return Counter("pm_counters", "node", joules)
     return None
-
-
-def _rapl(root: Path) -> Counter | None:
-    """That of Intel's and AMD's processors (RAPL), where the site lets users read it."""
-    zones = (root / "sys/class/powercap").glob("intel-rapl:*")
-    packages = []
-    for zone in sorted(z for z in zones if re.fullmatch(r"intel-rapl:\d+", z.name)):
-        with contextlib.suppress(OSError):  # the zone psys would count the processors again
-            if (zone / "name").read_text().startswith("package"):
-                packages.append(_Package(zone))
-    if not packages or any(_number(p.path) is None or not p.range for p in packages):
-        return None
-    return Counter("rapl", "package", lambda: sum(p.joules() for p in packages))
-
-
-class _Package:
-    """A processor's counter, which begins again at zero after its range."""
-
-    def __init__(self, zone: Path) -> None:
-        self.path = zone / "energy_uj"
-        self.range = _number(zone / "max_energy_range_uj")
-        self._last = _number(self.path) or 0.0
-        self._sum = 0.0
-
-    def joules(self) -> float:
-        """Since the first reading; wrong after two rounds without one, which take minutes."""
-        now = float(self.path.read_text())
-        self._sum += now - self._last + (self.range or 0.0) * (now < self._last)
-        self._last = now
-        return self._sum / 1e6
 
 
 def _number(path: Path) -> float | None:

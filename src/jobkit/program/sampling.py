@@ -17,7 +17,7 @@ from jobkit.program.counters import (
     gpu_counter,
     gpus_in_use,
     memory_mib,
-    node_counters,
+    node_counter,
     node_is_alone,
 )
 from jobkit.program.lines import Writer
@@ -59,11 +59,9 @@ class Sampler:
         self._host = environment.get("SLURMD_NODENAME") or os.uname().nodename
         self._alone = node_is_alone(environment)
         self._load = Load(root)
-        of_gpus = gpu_counter(gpus)
-        there = [*(node_counters(root) if node and self._alone else [])]
-        there += [of_gpus] if of_gpus else []
+        there = [node_counter(root) if node and self._alone else None, gpu_counter(gpus)]
         chosen = counters_to_read(environment)
-        self.counters: list[Counter] = [one for one in there if one.name in chosen]
+        self.counters: list[Counter] = [one for one in there if one and one.name in chosen]
         uuids = sorted(gpu.uuid for gpu in gpus if gpu.uuid)
         known = uuids if len(uuids) == len(gpus) else []
         # Short: a record is one line, and there may be 16 GPUs.

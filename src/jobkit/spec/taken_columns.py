@@ -20,7 +20,7 @@ node_list git_commit job_id shard_groups problems warnings warnings_text lines_r
 throughput throughput_unit throughput_source ranks_together step_time_s step_p50_s step_p95_s
 step_p99_s step_max_s steps_timed wall_time_s cpu_busy_mean cpu_busy_max node_memory_mean_mib
 node_memory_max_mib gpu_busy_mean gpu_busy_max gpu_memory_mean_mib gpu_memory_max_mib energy_gpu_j
-energy_node_j energy_package_j energy_source joules_per_work joules_of work_source problems
+energy_node_j energy_source joules_per_work joules_of work_source problems
 """
 _TAKEN = frozenset(_NAMES.split())
 _BEGINNINGS = ("startup_", "breakdown_", "slurm_")

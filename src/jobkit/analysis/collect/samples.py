@@ -16,7 +16,7 @@ from jobkit.analysis.collect.windows import number
 from jobkit.analysis.tables.frames import Row
 from jobkit.metric.line import KINDS, Record
 
-SCOPES = ("node", "gpu", "package")  # the first that was measured is divided by the work
+SCOPES = ("node", "gpu")  # the first that was measured is divided by the work
 _OF_USE = {
     "cpu_busy": "cpu_busy",
     "memory_mib": "node_memory",
@@ -53,8 +53,7 @@ def use_row(
             by_attempt[record["attempt"]][record["rank"]].append(record)
     attempts = list(by_attempt.values())
     row = _use([one for series in attempts for one in series.values()])
-    wanted = {"node": size.get("nodes"), "package": size.get("nodes")}
-    wanted["gpu"] = size.get("world_size")
+    wanted = {"node": size.get("nodes"), "gpu": size.get("world_size")}
     whole = {s: _of_scope(by_attempt, s, wanted[s]) for s in SCOPES}
     measured = {scope: found for scope, found in whole.items() if found}
     for scope, found in measured.items():

@@ -90,7 +90,7 @@ SCALING = (
     Column("gpu_hours", NUMBER, "time_s x devices / 3600 (CPU: processes)"),
     Column("node_hours", NUMBER, "time_s x nodes / 3600"),
     Column("joules_per_work", NUMBER, "energy per unit of work: median of successful repeats"),
-    Column("joules_of", TEXT, "whose energy that is: node, gpu or package; of Slurm: whole job"),
+    Column("joules_of", TEXT, "whose energy that is: node or gpu; of Slurm: whole job"),
     Column("energy_kwh", NUMBER, "energy of what time_s is of: an epoch, or an amount of work"),
     Column(
         "kwh_to_accuracy",

@@ -16,9 +16,8 @@ USE = tuple(
 ENERGY = (
     Column("energy_gpu_j", NUMBER, "energy of the run's GPUs in joules, training and evaluation"),
     Column("energy_node_j", NUMBER, "energy of its nodes, if the job had them alone"),
-    Column("energy_package_j", NUMBER, "energy of the nodes' processors, likewise"),
     Column("energy_source", TEXT, "counter and scope of each: empty if nothing was measured"),
     Column("joules_per_work", NUMBER, "energy per unit of work (image, token), without warm-up"),
-    Column("joules_of", TEXT, "whose energy that is: node, gpu or package; of Slurm: whole job"),
+    Column("joules_of", TEXT, "whose energy that is: node or gpu; of Slurm: whole job"),
     Column("slurm_energy_j", NUMBER, "energy of the job's nodes, other jobs' included (sacct)"),
 )

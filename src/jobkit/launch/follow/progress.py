@@ -110,7 +110,7 @@ def load(paths: RunPaths, attempt: int | None) -> str:
         if words:
             parts.append(" ".join([what, *words]))
     before = samples[-2] if len(samples) > 1 else {}
-    for scope in ("node", "gpu", "package"):
+    for scope in ("node", "gpu"):
         names = (f"energy_{scope}_j", "at_s")
         values = [_number(r.get(name)) for name in names for r in (before, last)]
         e0, e1, t0, t1 = values
