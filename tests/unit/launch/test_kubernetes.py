@@ -178,7 +178,7 @@ def test_a_study_is_written_as_the_dry_run_shows_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("JOBKIT_LOGS", str(tmp_path))
-    monkeypatch.setenv("JOBKIT_ENERGY", "nvml,rapl")
+    monkeypatch.setenv("JOBKIT_ENERGY", "nvml,pm_counters")
     words = [*TO, "--gpus", "1", "2x2", "--name", "k", "--toleration", "gpu", "spot"]
     assert run_benchmarks([*words, "--dry-run"]) == 0
     shown = capsys.readouterr().out
@@ -189,7 +189,7 @@ def test_a_study_is_written_as_the_dry_run_shows_it(
     plan = json.loads((tmp_path / "k" / "plan.json").read_text())
     assert [f.stem for f in files] == sorted(r["run_id"] for r in plan["runs"])
     assert all(f.read_text() in shown for f in files)
-    assert shown.count('"JOBKIT_ENERGY", "value": "nvml,rapl"') == len(files)
+    assert shown.count('"JOBKIT_ENERGY", "value": "nvml,pm_counters"') == len(files)
     jobs = [document for document in yaml.safe_load_all(shown) if document["kind"] == "Job"]
     assert len(jobs) == len(files)
     assert all([t["key"] for t in pod_of(job)["tolerations"]] == ["gpu", "spot"] for job in jobs)
