@@ -47,43 +47,38 @@ def test_parameters_are_numbers_texts_or_formulas_as_in_a_file() -> None:
     assert {s.command[3] for s in runs} == {"--a=8", "--a=0.001", "--a=True", "--a=a b", "--a=-2"}
 
 
-BAD_SETTINGS = [
-    ((["lr"], []), "--sweep 'lr': must be NAME=V1,V2"),
-    ((["=1"], []), "must be NAME="),
-    ((["lr="], []), "must be NAME="),
-    ((["lr=0.1,,1"], []), "has an empty value"),
-    ((["lr=0.1,0.10"], []), "has 0.10 twice"),
-    ((["lr=1", "lr=2"], []), "--sweep lr: given twice"),
-    ((["batch-size-per-rank=1,2", "batch_size_per_rank=3"], []), "given twice, also as batch_size"),
-    ((["learning=1"], []), "unknown setting 'learning'"),
-    ((["precison=fp32"], []), "did you mean 'precision'"),
-    ((["precision=fp32,fp8"], []), "unknown precision 'fp8'"),
-    ((["width=1,two"], []), "width = 'two': must be a whole number"),
-    ((["augment=yes"], []), "must be true or false"),
-    ((["repeat=1,2"], []), "use strategies, gpus, repeats"),
-    (([], ["lr=1"]), "--parameter lr: is of a command"),
+REFUSED = [
+    (TRAINING, (["lr"], []), "--sweep 'lr': must be NAME=V1,V2"),
+    (TRAINING, (["=1"], []), "must be NAME="),
+    (TRAINING, (["lr="], []), "must be NAME="),
+    (TRAINING, (["lr=0.1,,1"], []), "has an empty value"),
+    (TRAINING, (["lr=0.1,0.10"], []), "has 0.10 twice"),
+    (TRAINING, (["lr=1", "lr=2"], []), "--sweep lr: given twice"),
+    (
+        TRAINING,
+        (["batch-size-per-rank=1,2", "batch_size_per_rank=3"], []),
+        "given twice, also as batch_size",
+    ),
+    (TRAINING, (["learning=1"], []), "unknown setting 'learning'"),
+    (TRAINING, (["precison=fp32"], []), "did you mean 'precision'"),
+    (TRAINING, (["precision=fp32,fp8"], []), "unknown precision 'fp8'"),
+    (TRAINING, (["width=1,two"], []), "width = 'two': must be a whole number"),
+    (TRAINING, (["augment=yes"], []), "must be true or false"),
+    (TRAINING, (["repeat=1,2"], []), "use strategies, gpus, repeats"),
+    (TRAINING, ([], ["lr=1"]), "--parameter lr: is of a command"),
+    (COMMAND, (["bach=1,2"], []), "no {bach} in the command; did you mean 'batch'"),
+    (COMMAND, ([], ["bach=1"]), "no {bach} in the command; did you mean 'batch'"),
+    (COMMAND, ([], ["batch"]), "--parameter 'batch': must be NAME=VALUE"),
+    (COMMAND, ([], ["batch=1", "batch=2"]), "--parameter batch: given twice"),
+    (COMMAND, (["batch=1"], ["batch=2"]), "give --parameter or --sweep, not both"),
+    (COMMAND, ([], ["steps={1 +}"]), "not arithmetic"),
 ]
-BAD_PARAMETERS = [
-    ((["bach=1,2"], []), "no {bach} in the command; did you mean 'batch'"),
-    (([], ["bach=1"]), "no {bach} in the command; did you mean 'batch'"),
-    (([], ["batch"]), "--parameter 'batch': must be NAME=VALUE"),
-    (([], ["batch=1", "batch=2"]), "--parameter batch: given twice"),
-    ((["batch=1"], ["batch=2"]), "give --parameter or --sweep, not both"),
-    (([], ["steps={1 +}"]), "not arithmetic"),
-]
 
 
-@pytest.mark.parametrize(("words", "said"), BAD_SETTINGS)
-def test_what_is_refused_of_the_training(words: tuple[list[str], list[str]], said: str) -> None:
+@pytest.mark.parametrize(("study", "words", "said"), REFUSED)
+def test_what_is_refused(study: Study, words: tuple[list[str], list[str]], said: str) -> None:
     with pytest.raises(UsageError) as caught:
-        with_words(TRAINING, *words).expand()
-    assert said in str(caught.value)
-
-
-@pytest.mark.parametrize(("words", "said"), BAD_PARAMETERS)
-def test_what_is_refused_of_a_command(words: tuple[list[str], list[str]], said: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        with_words(COMMAND, *words).expand()
+        with_words(study, *words).expand()
     assert said in str(caught.value)
 
 

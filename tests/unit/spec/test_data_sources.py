@@ -1,0 +1,119 @@
+"""Image folders and IDX files that cannot be used, as the login node sees it: without torch."""
+
+import gzip
+import os
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from jobkit.errors import UsageError
+from jobkit.spec import idx
+from jobkit.spec.dataset import check_source, folder_path
+from jobkit.spec.runspec import RunSpec
+from support.idx_files import idx_bytes, write_idx
+
+
+@pytest.mark.parametrize(
+    ("folders", "message"),
+    [
+        (None, "no such directory"),
+        ("", "no class folder in train/"),
+        ("train/a", "no class folder in test/"),
+        ("train/a train/b test/a test/c", "class folders differ: b only in train/, c only in test"),
+    ],
+)
+def test_a_source_that_cannot_be_used_is_named(
+    tmp_path: Path, folders: str | None, message: str
+) -> None:
+    root = tmp_path / "my images"
+    for name in () if folders is None else ("", *folders.split()):
+        (root / name).mkdir(parents=True, exist_ok=True)
+    with pytest.raises(UsageError) as caught:
+        check_source(f"folder:{root}")
+    said = str(caught.value)
+    assert said.startswith(f"{root}: ") and message in said and "\n" not in said
+
+
+def test_a_tar_of_images_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "images.tar"
+    for mode, message in (("w:gz", "a compressed one: unpack it"), ("w", "the .tar is empty")):
+        with tarfile.open(path, mode) as tar:
+            if ":" in mode:
+                tar.add(__file__, arcname="train/a/0.png")
+        with pytest.raises(UsageError, match=message):
+            check_source(f"folder:{path}")
+    path.write_bytes(b"This is not a tar." * 100)
+    with pytest.raises(UsageError, match=r"not a readable \.tar"):
+        check_source(f"folder:{path}")
+
+
+def test_a_good_folder_and_other_sources_pass(tmp_path: Path) -> None:
+    for name in ("train/a", "train/b", "test/a", "test/b"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "train" / "README").touch()
+    for source in (f"folder:{tmp_path}", "synthetic"):
+        check_source(source)
+    assert folder_path("cifar10") is None
+    with pytest.raises(UsageError, match="folder: needs a path"):
+        check_source("folder:")
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_whole_set_of_idx_files_is_taken(tmp_path: Path, packed: bool) -> None:
+    folder = write_idx(tmp_path / "mnist", packed)
+    check_source(f"idx:{folder}")
+    shape, content = idx.read(idx.find(folder)["train_images"], 3)
+    assert shape == (30, 28, 28) and len(content) == 30 * 28 * 28
+    assert RunSpec(dataset=f"idx:{folder}").dataset == f"idx:{folder}"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\0\0\x08\x03\0\0", "it has no head"),
+        (b"PK" + idx_bytes(1, 2, 2)[2:], "it has no head"),
+        (idx_bytes(1, 2, 2, kind=13), "it is not unsigned bytes in 3 dimensions"),
+        (idx_bytes(1, 2, 2, 2), "it is not unsigned bytes in 3 dimensions"),
+        (idx_bytes(0, 2, 2), "it is empty"),
+        (idx_bytes(3, 2, 2, content=b"x" * 11), "12 bytes promised by its head, 11 there"),
+        (idx_bytes(3, 2, 2, content=b"x" * 13), "12 bytes promised by its head, more there"),
+        (idx_bytes(2**32 - 1, 2**32 - 1, 2**32 - 1, content=b""), "its head promises "),
+    ],
+)
+def test_a_file_that_is_not_what_it_says_is_refused(
+    tmp_path: Path, content: bytes, message: str
+) -> None:
+    for path, data in ((tmp_path / "f", content), (tmp_path / "f.gz", gzip.compress(content))):
+        path.write_bytes(data)
+        with pytest.raises(UsageError) as caught:
+            idx.read(path, 3)
+        said = str(caught.value)
+        assert message in said and str(path) in said and "\n" not in said
+
+
+def test_a_torn_or_bloated_archive_and_what_is_no_file_are_refused(tmp_path: Path) -> None:
+    path, whole = tmp_path / "f.gz", idx_bytes(3, 2, 2)
+    for content, message in (
+        (gzip.compress(whole)[:-9], "not a readable IDX file"),
+        (b"no archive at all", "not a readable IDX file"),
+        (gzip.compress(whole + bytes(50 << 20)), "more there"),  # 50 MiB of zeros
+    ):
+        path.write_bytes(content)
+        with pytest.raises(UsageError, match=message):
+            idx.read(path, 3)
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(UsageError, match="not a regular file"):
+        idx.read(tmp_path / "fifo", 3)
+
+
+def test_a_folder_without_idx_files_is_told(tmp_path: Path) -> None:
+    folder = write_idx(tmp_path / "mnist")
+    (folder / idx.FILES["test_labels"]).unlink()
+    for source, message in (
+        (f"{tmp_path}/absent", "no such directory of IDX files"),
+        ("", "idx: needs a path"),
+        (str(folder), r"has no t10k-labels-idx1-ubyte or .*\.gz"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            check_source(f"idx:{source}")

@@ -1,0 +1,299 @@
+"""Settings: their checks, their forms on the command line and in files, run ids that stay."""
+
+import argparse
+import json
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jobkit.errors import UsageError
+from jobkit.payload.guard import faults
+from jobkit.payload.guard.stopping import StopRequest
+from jobkit.payload.main import parser, read_settings
+from jobkit.spec.every import Every
+from jobkit.spec.groups import GROUPS
+from jobkit.spec.options import add_recipe_argument, add_spec_arguments, given_settings
+from jobkit.spec.plan import STUDIES, Study
+from jobkit.spec.recipes import RECIPES
+from jobkit.spec.runspec import DATASETS, MODELS, SETTINGS, RunSpec
+from jobkit.spec.spec_file import read_spec_file
+from jobkit.spec.window import Window, profiled_ranks
+
+META = {f.name: f.metadata for f in fields(RunSpec)}
+TYPES = {f.name: getattr(f.type, "__name__", str(f.type)) for f in fields(RunSpec)}
+
+
+def parse(words: list[str]) -> dict[str, Any]:
+    made = argparse.ArgumentParser(allow_abbrev=False)
+    add_recipe_argument(made)
+    add_spec_arguments(made)
+    return given_settings(made.parse_args(words))
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({"epochs": "much"}, "epochs = 'much': must be a whole number, 1 or more"),
+        ({"epochs": True}, "epochs = True: must be a whole number"),
+        ({"epochs": 2.0}, "epochs = 2.0: must be a whole number"),
+        ({"epochs": 0}, "epochs = 0: must be a whole number, 1 or more"),
+        ({"width": 257}, "width = 257: must be a whole number from 1 to 256"),
+        ({"augment": 1}, "augment = 1: must be true or false"),
+        ({"lr": float("nan")}, "lr = nan: must be a number"),
+        ({"lr": float("inf")}, "lr = inf: must be a number"),
+        ({"lr": -0.1}, "lr = -0.1: must be a number, 0.0 or more"),
+        ({"lr": 10**400}, "must be a number"),
+        ({"device": 7}, "device = 7: must be a string"),
+        ({"precision": "fp8"}, "unknown precision 'fp8'"),
+        ({"strategy": "ddpp"}, "unknown strategy 'ddpp'; did you mean 'ddp'? (known: "),
+        ({"model": "ccn"}, "unknown model 'ccn'; did you mean 'cnn'?"),
+        ({"dataset": "cifar100"}, "unknown dataset 'cifar100'; did you mean 'cifar10'?"),
+        ({"dataset": "syn\nthetic"}, "has a control character"),
+        ({"data_dir": "a\x00b"}, "has a control character"),
+        ({"global_batch_size": 4, "batch_size_per_rank": 4}, "not both"),
+        ({"strategy": "single", "ranks_per_node": 2}, "'single' runs at 1 rank, not 2; use ddp"),
+        ({"global_batch_size": 2, "accumulate": 3}, "--accumulate 3 is more than the samples"),
+        ({"epoch": 3}, "unknown setting 'epoch'; did you mean 'epochs'"),
+    ],
+)
+def test_what_cannot_be_used_says_why(values: dict[str, Any], text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        RunSpec.from_dict(values)
+    assert text in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--epochs", "0"], "a whole number, 1 or more"),
+        (["--epochs", "2.5"], "a whole number, 1 or more"),
+        (["--lr", "fast"], "a number, 0.0 or more"),
+        (["--width", "257"], "from 1 to 256"),
+        (["--augment", "False"], "unrecognized arguments: False"),
+        (["--epoch", "3"], "unrecognized arguments"),
+    ],
+)
+def test_wrong_words_end_with_2(words: list[str], text: str, capsys: Any) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse(words)
+    assert caught.value.code == 2
+    assert text in capsys.readouterr().err
+
+
+def test_a_value_that_was_sound_once_is_no_pass_for_another_type() -> None:
+    default = RunSpec().epochs
+    assert RunSpec(epochs=default).epochs == default
+    assert type(RunSpec(lr=1).lr) is float
+    for wrong in (bool(default), float(default), str(default)):
+        with pytest.raises(UsageError, match="epochs"):
+            RunSpec(epochs=wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "every"),
+    [
+        (None, Every()),
+        ("epoch", Every(epochs=True)),
+        ("200", Every(iterations=200)),
+        ("0.2s", Every(seconds=0.2)),
+        ("10m", Every(seconds=600.0)),
+        ("1.5h", Every(seconds=5400.0)),
+    ],
+)
+def test_a_checkpoint_is_every_epoch_some_iterations_or_a_time(text: Any, every: Every) -> None:
+    assert Every.of(text) == every
+    assert RunSpec(checkpoint_every=text).checkpoint_every == text
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0", "-1", "0s", "0.0m", "epochs", "1d", "1.5", "s", "1e3s", "1..2s", "१s", "30s "]
+)
+def test_any_other_interval_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="must be epoch, a number of iterations"):
+        RunSpec(checkpoint_every=text)
+
+
+def test_what_is_profiled_is_a_window_of_some_ranks() -> None:
+    assert (Window.of("20-22"), Window.of("7"), Window.of(None)) == (
+        Window(20, 22),
+        Window(7, 7),
+        None,
+    )
+    assert (profiled_ranks("all"), profiled_ranks("0,3")) == (None, {0, 3})
+    for values in ({"profile": "3-2"}, {"profile": "0"}, {"profile_ranks": "0;1"}):
+        with pytest.raises(UsageError, match="must be"):
+            RunSpec(**values)  # type: ignore[arg-type]
+
+
+def values_of(name: str) -> st.SearchStrategy[Any]:
+    """Any value that a setting may have."""
+    kind, meta = TYPES[name], META[name]
+    low, high = meta["low"], meta["high"]
+    if meta["choices"]:
+        return st.sampled_from(meta["choices"])
+    if name == "model":
+        return st.sampled_from([*MODELS, "my.models:make"])
+    if name == "dataset":
+        paths = st.text(st.characters(exclude_categories=["Cc", "Cs"]), min_size=1)
+        return st.sampled_from(DATASETS) | paths.map("folder:{}".format)
+    if "bool" in kind:
+        return st.booleans()
+    if "int" in kind:
+        values: st.SearchStrategy[Any] = st.integers(int(low), int(high or low + 10**9))
+    elif "float" in kind:
+        values = st.floats(low, high if high is not None else 1e300)
+    else:
+        values = st.text(st.characters(exclude_categories=["Cc", "Cs"])).filter(
+            lambda text: not text.startswith("-")  # a path is never taken for an option
+        )
+    return st.none() | values if "None" in kind else values
+
+
+OPTIONS = [n for n in SETTINGS if META[n]["option"]]
+
+
+@settings(deadline=None)
+@given(st.fixed_dictionaries({}, optional={name: values_of(name) for name in OPTIONS}))
+def test_arguments_and_json_bring_every_spec_back(values: dict[str, Any]) -> None:
+    try:
+        spec = RunSpec(**values)
+    except UsageError:  # two kinds of batch, or more microbatches than samples
+        return
+    assert RunSpec(**parse(spec.arguments())) == spec
+    again = RunSpec.from_dict(json.loads(json.dumps(spec.to_dict())))
+    assert (again, again.run_id) == (spec, spec.run_id)
+
+
+# A rerun finds what it did before by these. They may change with a setting's default, and for no
+# other reason.
+GOLDEN = [
+    ({}, "ddp-n1-g1-b512-auto-r0-44136f"),
+    ({"strategy": "fsdp", "nodes": 2, "ranks_per_node": 4}, "fsdp-n2-g4-b512-auto-r0-1a56c6"),
+    ({"batch_size_per_rank": 64, "ranks_per_node": 2}, "ddp-n1-g2-pb64-auto-r0-4afc04"),
+    ({"precision": "bf16", "repeat": 2, "epochs": 7, "lr": 0.1}, "ddp-n1-g1-b512-bf16-r2-0af255"),
+    ({"dataset": "folder:/data/images"}, "ddp-n1-g1-b512-auto-r0-764121"),
+]
+
+
+@pytest.mark.parametrize(("values", "run_id"), GOLDEN)
+def test_run_ids_stay(values: dict[str, Any], run_id: str) -> None:
+    assert RunSpec(**values).run_id == run_id
+
+
+def test_what_changes_the_outcome_or_the_speed_changes_the_run_id_and_nothing_else() -> None:
+    texts = {"model": "mlp", "dataset": "synthetic", "fsdp_wrap": "A", "pipeline_split": "a"}
+    for name in (n for n in SETTINGS if META[n]["identity"]):
+        default = getattr(RunSpec(), name)
+        if name in texts:
+            value: Any = texts[name]
+        elif META[name]["choices"]:
+            value = next(c for c in META[name]["choices"] if c != default)
+        elif isinstance(default, bool) or TYPES[name].startswith("bool"):
+            value = not default
+        else:
+            value = (default or 0) + (0.05 if "float" in TYPES[name] else 2)
+        assert replace(RunSpec(), **{name: value}).run_id != RunSpec().run_id, name
+    kept = {"data_dir": "/a", "checkpoint_every": "30s", "checkpoint_keep": 5}
+    kept |= {"checkpoint_async": True, "stop_signal": "USR1"}
+    assert RunSpec(**kept).run_id == RunSpec().run_id
+    names = [f.name for group in GROUPS.values() for f in fields(group)]
+    assert sorted(names) == sorted(SETTINGS)
+
+
+def test_a_global_batch_is_strong_and_a_batch_a_rank_weak_scaling() -> None:
+    weak = RunSpec(batch_size_per_rank=64, nodes=2, ranks_per_node=4)
+    assert (weak.scaling, weak.steps_batch_size, weak.world_size) == ("weak", 512, 8)
+    strong = RunSpec(global_batch_size=100, ranks_per_node=3)
+    assert (strong.scaling, strong.steps_batch_size) == ("strong", 100)
+
+
+def planned(text: str, attempt: int = 0, rank: int = 0) -> faults.PlannedFault | None:
+    return faults.planned(attempt, rank, environ={faults.VARIABLE: text})
+
+
+def test_a_fault_is_injected_in_one_rank_of_one_attempt_at_its_iteration() -> None:
+    assert planned("") is planned("kill@5:1") is planned("hang@7:1", attempt=1, rank=1) is None
+    assert planned("kill@5") == faults.PlannedFault("kill", 5, 0, 0)
+    assert planned("hang@7:1", rank=1) == faults.PlannedFault("hang", 7, 1, 0)
+    assert planned("usr2@7:1:2", attempt=2, rank=1) == faults.PlannedFault("usr2", 7, 1, 2)
+    fault = faults.PlannedFault("raise", 3, 0, 0)
+    fault.inject(2, StopRequest())
+    with pytest.raises(faults.InjectedFault, match="after iteration 3"):
+        fault.inject(3, StopRequest())
+    for text in ("kill", "kill@", "kill@x", "die@3", "kill@3:1:2:3", "kill@-1"):
+        with pytest.raises(UsageError, match=r"must be KIND@ITERATION\[:RANK\[:ATTEMPT\]\]"):
+            planned(text)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_is_nothing_but_settings_that_the_users_own_replace(name: str) -> None:
+    spec = RunSpec(**parse(["--recipe", name]))
+    assert spec.differences().keys() <= RECIPES[name].keys()
+    assert RunSpec(**parse(spec.arguments())) == spec
+    assert parse(["--recipe", name, "--epochs", "3"])["epochs"] == 3
+    weak = parse(["--recipe", name, "--batch-size-per-rank", "64"])
+    assert (weak["batch_size_per_rank"], "global_batch_size" in weak) == (64, False)
+
+
+def test_the_published_rate_is_that_of_a_sum_over_samples() -> None:
+    """11.5 per 1024 x (1 + 1 / (1 - momentum)) samples, times the samples of a step."""
+    fast = RECIPES["fast"]
+    published = 11.5 / (1024 * (1 + 1 / (1 - fast["momentum"]))) * fast["global_batch_size"]
+    assert fast["lr"] == pytest.approx(published, rel=0.01)
+    assert fast["weight_decay"] == pytest.approx(0.0153 / 11.5, rel=0.01)
+
+
+def test_settings_of_a_file_by_hand_and_options_over_them(tmp_path: Path) -> None:
+    pytest.importorskip("yaml")
+    path = tmp_path / "my.yaml"
+    path.write_text("epochs: 3  # passes\noptimizer: adam\nlr: 1e-3\naugment: false\nmodel: mlp\n")
+    args = parser().parse_args(["--spec", str(path), "--epochs", "7"])
+    spec, ranks = read_settings(args)
+    assert (spec.epochs, spec.optimizer, spec.lr, spec.augment) == (7, "adam", 0.001, False)
+    assert (spec.model, ranks) == ("mlp", None)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("epoch: 3", "unknown setting 'epoch'; did you mean 'epochs'?"),
+        ("- epochs", "must be lines such as 'epochs: 3'"),
+        ("", "must be lines such as 'epochs: 3'"),
+        ("epochs: [1, 2]", "epochs: must be one value, not a list or a table"),
+        ("epochs: 3\n  lr: 1", "not valid YAML: "),
+        ("epochs: !!python/object/apply:os.system ['true']", "not valid YAML: "),
+        ("#" * (65 << 10), "larger than"),
+    ],
+)
+def test_a_file_by_hand_that_cannot_be_used_is_one_line(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    pytest.importorskip("yaml")
+    path = tmp_path / "my.yaml"
+    path.write_text(text)
+    with pytest.raises(UsageError) as caught:
+        read_spec_file(path)
+    said = str(caught.value)
+    assert said.startswith(f"--spec {path}: ") and message in said and "\n" not in said
+
+
+def test_without_its_library_yaml_is_refused(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "yaml", None)
+    with pytest.raises(UsageError, match="pip install pyyaml"):
+        read_spec_file(tmp_path / "my.yaml")
+
+
+PRESETS = {"high-performance": (8, 32), "memory-efficient": (2, 128), "single-process": (1, 256)}
+
+
+@pytest.mark.parametrize("name", sorted(p.stem for p in STUDIES.glob("*.toml")))
+def test_every_study_of_the_project_expands(name: str) -> None:
+    plan = Study.load(name).expand()
+    assert plan.study.name == name and plan.study.description
+    if name in PRESETS:
+        (spec,) = plan.runs.values()
+        assert (spec.world_size, spec.batch_size_per_rank) == PRESETS[name]
