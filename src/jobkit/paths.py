@@ -290,4 +290,4 @@ def write_json(path: Path, content: object) -> None:
 
 def write_whole(path: Path, text: str) -> None:
     """Write a file atomically: under a temporary name, then renamed."""
-    write_parts(path, [text.encode()])
+    write_parts(path, [text.encode(errors="backslashreplace")])  # of others' half characters

@@ -28,7 +28,6 @@ from jobkit.launch.slurm import submit
 from jobkit.launch.slurm.options import submission
 from jobkit.launch.states import States
 from jobkit.outcome.status import run_state
-from jobkit.paths import StudyPaths
 from jobkit.processes import process_start
 from jobkit.spec.plan import Plan, Study
 from support.fake_study import FakeRun, make_plan, whole_run, whole_study
@@ -129,17 +128,6 @@ def test_small_limits_leave_whole_files_only() -> None:
     assert done.stderr.strip().splitlines()[-1].startswith("jobkit: ")
     for path in (p for p in folder.rglob("*") if p.is_file()):
         assert path.read_bytes() == whole[path]
-
-
-def test_no_umask_leaves_tables_that_others_may_change() -> None:
-    plan = whole_study("s", strategies=("ddp",), gpus=(1,))
-    subprocess.run(["chmod", "-R", "go-w", str(plan.paths.folder)], check=True)
-    before = os.umask(0)
-    try:
-        assert collect_main(["s"]) == 0
-    finally:
-        os.umask(before)
-    assert not [p for p in plan.paths.folder.rglob("*") if p.stat().st_mode & 0o022]
 
 
 @pytest.fixture
@@ -260,36 +248,3 @@ def test_a_current_folder_that_was_removed_ends_nothing(
 
     done = in_child(act)
     assert done.code == 0 and "Traceback" not in done.error, done.error
-
-
-@pytest.mark.long
-@pytest.mark.skipif(not shutil.which("ss"), reason="needs ss (iproute2)")
-def test_a_local_training_listens_on_loopback_but_for_torchs_store(tmp_path: Path) -> None:
-    words = f"--nproc-per-node 2 --run-dir {tmp_path}/run --strategy ddp --device cpu {SETTINGS}"
-    words = words.replace("--epochs 1", "--epochs 100000")
-    environ = {**os.environ, "JOBKIT_PYTHON": PYTHON}
-    environ.pop("GLOO_SOCKET_IFNAME", None)
-    job = subprocess.Popen(["bash", str(ROOT / "run.sh"), *words.split()], env=environ)
-    metrics = StudyPaths(tmp_path).run("run").metrics(0)
-    try:
-        deadline = time.monotonic() + 600
-        while time.monotonic() < deadline and job.poll() is None:
-            if metrics.exists() and '"kind":"epoch"' in metrics.read_text():
-                break
-            time.sleep(0.2)
-        members = descendants(job.pid)
-        found = run("ss", "-Hltnp").stdout.splitlines()
-    finally:
-        job.terminate()
-        job.wait(100)
-    own = [line for line in found if any(f"pid={pid}," in line for pid in members)]
-    ranks = [line for line in own if "torch" not in line and "pt_elastic" not in line]
-    assert len(ranks) >= 2, found
-    assert all(re.search(r"\s127\.0\.0\.1:\d+\s", line) for line in ranks), ranks
-
-
-def descendants(pid: int) -> set[int]:
-    found = {pid}
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        found |= {p for child in task.read_text().split() for p in descendants(int(child))}
-    return found
