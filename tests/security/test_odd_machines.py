@@ -9,13 +9,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from jobkit.analysis.cli import collect_main, plot_main
+from jobkit.analysis.cli import collect_main
 from jobkit.errors import UsageError
 from jobkit.home import cache_root, expanded
 from jobkit.launch.cli import main as launch
@@ -232,19 +232,3 @@ def test_a_study_runs_from_a_checkout_and_to_logs_of_any_name(tmp_path: Path) ->
     assert done.returncode == 0, done.stdout + done.stderr
     assert (place / "logs/s/plan.json").exists()
     assert [p.name for p in tmp_path.iterdir()] in ([place.name], ["logs"])
-
-
-@pytest.mark.parametrize("main", [status, collect_main, plot_main])
-def test_a_current_folder_that_was_removed_ends_nothing(
-    tmp_path: Path, main: Callable[[list[str]], int]
-) -> None:
-    whole_study("s", strategies=("ddp",), gpus=(1, 2))
-    (tmp_path / "gone").mkdir()
-
-    def act() -> int:
-        os.chdir(tmp_path / "gone")
-        (tmp_path / "gone").rmdir()
-        return int(main(["s"]))
-
-    done = in_child(act)
-    assert done.code == 0 and "Traceback" not in done.error, done.error
