@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from jobkit.analysis.cli import plot_main
 from jobkit.analysis.collect.results import collect
 from jobkit.analysis.report.report import write_report
 from jobkit.launch import cli
@@ -18,7 +17,7 @@ from jobkit.launch.states import states
 from jobkit.outcome.status import RunState
 from jobkit.spec.plan import Plan
 from support.place import ROOT
-from support.training_programs import LEAVES, PRINTS
+from support.training_programs import PRINTS
 
 PROGRAM = """
 import json, os, pathlib, sys, time
@@ -43,44 +42,6 @@ total = [8, 12]
 unit = "images"
 per_step = "{{total}}"
 scaling = "strong"
-"""
-# Not one line of it knows of jobkit.
-TORCH = (
-    LEAVES
-    + """
-import os, sys, torch
-import torch.distributed as dist
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
-if int(os.environ["WORLD_SIZE"]) > 1:
-    dist.init_process_group("gloo")
-torch.set_num_threads(1)
-data = TensorDataset(torch.randn(640, 32), torch.randint(0, 4, (640,)))
-sampler = DistributedSampler(data) if dist.is_initialized() else None
-loader = DataLoader(data, batch_size=int(sys.argv[1]), sampler=sampler)
-model = torch.nn.Linear(32, 4)
-if dist.is_initialized():
-    model = torch.nn.parallel.DistributedDataParallel(model)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for epoch in range(6):
-    for images, labels in loader:
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(images), labels).backward()
-        optimizer.step()
-if dist.is_initialized():
-    dist.destroy_process_group()
-"""
-)
-TORCH_STUDY = """
-name = "torch"
-command = ["{python}", "{program}", "{{batch}}"]
-gpus = [1, 2]
-warmup_steps = 10
-[parameters]
-batch = 16
-[work]
-scaling = "weak"
-unit = "samples"
-per_step = "{{batch * ranks}}"
 """
 PRINTS_STUDY = """
 name = "prints"
@@ -232,35 +193,3 @@ def test_what_cannot_run_or_be_read_is_refused_before_anything_starts(
     error = capsys.readouterr().err
     assert says in error and error.count("\n") == 1
     assert not logs.exists()
-
-
-@pytest.mark.long
-def test_torchrun_starts_the_ranks_of_a_command(program: Path, logs: Path) -> None:
-    words = ["--name", "t", "--launcher", "torchrun", "--gpus", "2", "--"]
-    done = bench(*words, sys.executable, str(program), "a $$local_rank")
-    assert done.returncode == 0, done.stdout + done.stderr
-    (run_id,) = found(logs, "t")[0].runs
-    words = [json.loads((logs / "t" / run_id / f"rank-{r}").read_text()) for r in (0, 1)]
-    assert words == [["a $$local_rank"]] * 2
-
-
-@pytest.mark.long
-def test_a_program_of_torch_is_measured_without_a_change(tmp_path: Path) -> None:
-    folder = study(tmp_path, TORCH, TORCH_STUDY)
-    assert plot_main([folder.name]) == 0
-    table = rows(folder / "results.csv")
-    assert [row["status"] for row in table] == ["ok", "ok"]
-    assert [row["throughput_source"] for row in table] == ["auto", "auto"]
-    assert {row["throughput_unit"] for row in table} == {"samples/s"}
-    assert [row["batch"] for row in table] == ["16", "16"]
-    # 640 samples in batches of 16 are 40 steps an epoch on one rank, and 20 on each of two.
-    steps = rows(folder / "steps.csv")
-    counted = {n: sum(int(s["steps"]) for s in steps if s["world_size"] == n) for n in ("1", "2")}
-    assert counted == {"1": 240, "2": 120}
-    for row in table:
-        size, step_s = int(row["world_size"]), float(row["step_time_s"])
-        assert float(row["throughput"]) == pytest.approx(16 * size / step_s, rel=1e-6)
-    report = (folder / "report.html").read_text()
-    assert "Weak scaling: the fastest is train on" in report and "samples per second" in report
-    assert "images" not in report.replace("data:image", "")
-    assert (folder / "figures" / "throughput.png").stat().st_size > 5000

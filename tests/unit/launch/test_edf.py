@@ -44,36 +44,25 @@ ERRORS = [
     (IMAGE + 'mount = ["/s:/s"]', "mount", "unknown key; did you mean 'mounts'?"),
     (IMAGE + "entrypoint = 0", "entrypoint", "must be true or false (without quotes)"),
     ('image = ["a:1"]', "image", "must be a string"),
-    (IMAGE + 'mounts = "./s:/s"', "mounts", "must be an array of strings"),
-    (IMAGE + 'mounts = ["./s:/s", 3]', "mounts[1]", "must be a string"),
-    ('base_environment = ["common", 1]', "base_environment[1]", "must be a string"),
     ('base_environment = ["common", "comon"]', "base_environment[1]", "'comon' was not found as"),
-    ('base_environment = "./no.toml"', "base_environment[0]", "'./no.toml' was not found as ./no"),
     ('image = "${SCRATCH}/none.sqsh"', "image", "/none.sqsh does not exist"),
     ('image = "images/torch.sqsh"', "image", "write ./images/torch.sqsh"),
     (IMAGE + 'workdir = "./here"', "workdir", "'./here' is relative: write an absolute path"),
     (IMAGE + 'mounts = ["./s"]', "mounts[0]", "'./s' is not SOURCE:DESTINATION"),
-    (IMAGE + 'mounts = ["./s:/s:ro:rw"]', "mounts[0]", "is not SOURCE:DESTINATION"),
     (IMAGE + 'mounts = ["./s:/s", "/no:/d"]', "mounts[1]", "source /no does not exist"),
     (IMAGE + 'mounts = ["s:/s"]', "mounts[0]", "source 's' is no path: write /s or ./s"),
     (IMAGE + 'mounts = ["./s:s"]', "mounts[0]", "the destination must be an absolute path"),
     (IMAGE + 'mounts = ["${SCRACH}:/s"]', "mounts[0]", "not defined: export it, or write ${SC"),
-    (IMAGE + 'mounts = ["${SCRACH}:/s"]', "mounts[0]", "; did you mean 'SCRATCH'?"),
     (IMAGE + 'workdir = "$HOME/x"', "workdir", "'$HOME' is not expanded: write ${HOME}"),
-    (IMAGE + 'workdir = "/a${x"', "workdir", "'$' is not expanded: write ${VAR} or"),
     (ENV + "DEBUG = true", "env.DEBUG", "must be a string, within quotes"),
-    (ENV + 'B.C = "x"', "env.B", "must be a string, within quotes"),
     (ENV + '"A-B" = "x"', "env.A-B", "is no name of a variable"),
     (ENV + 'B = "${A}/y"', "env.B", "${A} is not defined"),
     (ENV + 'mounts = ["./s:/s"]', "env.mounts", "is read as part of [env]"),
-    (ENV + 'RANK = "0"', "env.RANK", "would be the same for every rank"),
     (ENV + 'SLURM_PROCID = "0"', "env.SLURM_PROCID", "would be the same for every rank"),
     (ENV + 'PYTHONPATH = "/mine"', "env.PYTHONPATH", "hides run.sh's"),
     (NOTES + f"{CXI} = true", f"annotations.{CXI}", "must be a string, within quotes"),
-    (NOTES + f'{CXI} = "yes"', f"annotations.{CXI}", '\'yes\' must be "true" or "false"'),
     (NOTES + 'com.hooks.cxi.enable = "true"', "annotations.com.hooks.cxi.enable", f"mean '{CXI}'"),
     (NOTES + '"com.hooks.csi.enabled" = "true"', "annotations.com.hooks.csi.enabled", f"'{CXI}'"),
-    (NOTES + 'workdir = "/w"', "annotations.workdir", "is read as part of [annotations]"),
     (NOTES + f'{NCCL} = "true"\n{CXI} = "false"', f"annotations.{NCCL}", f'needs {CXI} = "true"'),
     (NOTES + f'{CXI} = "true"\n{VARIANT} = "cuda13"', f"annotations.{VARIANT}", "NCCL uses TCP"),
     (
@@ -181,12 +170,9 @@ def test_on_another_machine_paths_are_not_checked(folder: Path) -> None:
     ("value", "more", "starts"),
     [
         ("/a/${EMPTY}", {"EMPTY": ""}, None),
-        ("${EMPTY:-/a}", {"EMPTY": ""}, None),
-        ("${EMPTY:-a}", {"EMPTY": "/b"}, None),
         ("${EMPTY}", {"EMPTY": "b"}, "'b' is relative"),
         ("/$$x", {}, None),
         ("/$(id)", {}, "'$' is not expanded"),
-        ("/${1}", {}, "'$' is not expanded"),
         ("/$$$X", {}, "'$X' is not expanded"),
     ],
 )
@@ -200,11 +186,7 @@ def test_base_environments_are_found_like_srun_does(folder: Path) -> None:
     text = 'base_environment = "common"\n'
     [(_, _, message)] = found(text, folder, EDF_PATH="")
     assert message == "'common' was not found as /nowhere/.edf/common.toml"
-    (folder / ".edf").mkdir()
-    (folder / ".edf" / "common.toml").write_text(IMAGE)
-    assert found(text, folder, EDF_PATH="", HOME=str(folder)) == []
     assert found(text, folder, EDF_PATH=f"/nowhere:{folder / 'envs'}") == []
-    assert found(f'base_environment = "{folder}/envs/common.toml"\n', folder) == []
 
 
 @pytest.fixture
