@@ -1,26 +1,20 @@
 """One run from Python or with `python -m jobkit launch`: the line of run.sh, and its exit code.
 
-from jobkit import LaunchConfig, launch
+from jobkit.launch.one import LaunchConfig, launch
 
 code = launch(LaunchConfig(command=("train.py", "--lr", "0.1"), nproc_per_node=4))
 """
 
 import argparse
-import contextlib
 import os
-import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 from jobkit.errors import Parser, UsageError, command
 from jobkit.launch.command import RUN_SH
-
-_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,41 +68,15 @@ def _python() -> str:
 
 
 def launch(config: LaunchConfig) -> int:
-    """Run it to its end; return the exit code of run.sh. Raises UsageError for bad input.
-
-    Called from the main thread, it hands HUP, INT, TERM, USR1 and USR2 on to run.sh.
-    """
+    """Run it to its end; return the exit code of run.sh. Raises UsageError for bad input."""
     words, env = ["bash", str(RUN_SH), *config.words()], {**os.environ, "JOBKIT_PYTHON": _python()}
-    if threading.current_thread() is not threading.main_thread():  # no other gets signals
-        return _code(subprocess.Popen(words, env=env).wait())
-    heard: list[int] = []
-    started: list[subprocess.Popen[bytes]] = []
-
-    def tell() -> None:
-        with contextlib.suppress(IndexError):  # nothing is left, or a signal came in between
-            while started:
-                started[0].send_signal(heard.pop(0))
-
-    def hand_on(signum: int, _frame: FrameType | None) -> None:
-        heard.append(signum)
-        tell()
-
-    # What the caller ignores stays ignored, as under nohup; a handler of C code (None) cannot be
-    # put back.
-    taken = [s for s in _SIGNALS if signal.getsignal(s) not in (signal.SIG_IGN, None)]
-    before = {signum: signal.signal(signum, hand_on) for signum in taken}
-    try:
-        # A session of its own: Ctrl-C reaches this process only, so that run.sh gets it once.
-        started.append(subprocess.Popen(words, env=env, start_new_session=True))
-        tell()
-        return _code(started[0].wait())
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
-
-
-def _code(code: int) -> int:
-    return 128 - code if code < 0 else code
+    process = subprocess.Popen(words, env=env)
+    while True:
+        try:
+            code = process.wait()
+            return 128 - code if code < 0 else code
+        except KeyboardInterrupt:  # Ctrl-C reaches run.sh too, which ends its ranks
+            continue
 
 
 def parser() -> argparse.ArgumentParser:

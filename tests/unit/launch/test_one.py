@@ -1,4 +1,4 @@
-"""`python -m jobkit launch` and `from jobkit import launch`: run.sh's line, its exit code."""
+"""`python -m jobkit launch` and launch() of Python: run.sh's line, its exit code."""
 
 import os
 import signal
@@ -9,93 +9,65 @@ from pathlib import Path
 
 import pytest
 
-from jobkit import LaunchConfig
 from jobkit.errors import UsageError
 from jobkit.launch import one
+from jobkit.launch.one import LaunchConfig
 from support.place import ROOT
 
+# Each rank says what it got, and then ends, waits or fails as the last word says.
 PROGRAM = """
-import os, sys
-os.write(1, f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}: {sys.argv[1:]}\\n".encode())
-sys.exit(3 if "fail" in sys.argv else 0)
+import os, sys, time
+rank = os.environ["RANK"]
+os.write(1, f"rank {rank} of {os.environ['WORLD_SIZE']}: {sys.argv[1:-1]}\\n".encode())
+while sys.argv[-1] == "wait":
+    time.sleep(0.05)
+sys.exit(3 if sys.argv[-1] == "fail" else 0)
 """
 FROM_PYTHON = """
 import sys
-from jobkit import LaunchConfig, launch
-from jobkit import launch as again
-assert launch is again
-config = LaunchConfig(command=(sys.argv[1], "a b", "--lr=1"), nproc_per_node=2)
+from jobkit.launch.one import LaunchConfig, launch
+config = LaunchConfig(command=(sys.argv[1], "a b", "--lr=1", "wait"), nproc_per_node=2)
 sys.exit(launch(config))
 """
+SAID = ["rank 0 of 2: ['a b', '--lr=1']\n", "rank 1 of 2: ['a b', '--lr=1']\n"]
 
 
-@pytest.fixture
-def program(tmp_path: Path) -> Path:
-    (tmp_path / "train.py").write_text(PROGRAM)
-    return tmp_path / "train.py"
-
-
-def called(program: Path, *words: str) -> "subprocess.CompletedProcess[str]":
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    env |= {"JOBKIT_LOGS": str(program.parent / "logs"), "JOBKIT_PYTHON": sys.executable}
-    argv = [sys.executable, *words]
-    return subprocess.run(
-        argv, env=env, capture_output=True, text=True, timeout=480, cwd=program.parent
-    )
-
-
-SAID = ["rank 0 of 2: ['a b', '--lr=1']", "rank 1 of 2: ['a b', '--lr=1']"]
-
-
-# The first attempt ends as it is asked to, and says that it can be.
-WAITS = """
-import os, signal, sys, time
-signal.signal(signal.SIGUSR2, lambda *_: sys.exit(75))
-open(os.environ["JOBKIT_RUN_DIR"] + "/ready-" + os.environ["RANK"], "w").close()
-while True: time.sleep(0.05)
-"""
-
-
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGUSR2, 75)])
-def test_a_signal_to_the_caller_is_handed_on(program: Path, signum: int, code: int) -> None:
-    program.write_text(WAITS)
+def started(folder: Path, *words: str) -> "subprocess.Popen[str]":
+    (folder / "train.py").write_text(PROGRAM)
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "JOBKIT_PYTHON": sys.executable}
-    env["JOBKIT_LOGS"] = str(program.parent / "logs")
-    argv = [sys.executable, "-c", FROM_PYTHON, str(program)]
-    process = subprocess.Popen(argv, env=env, stderr=subprocess.PIPE, text=True)
-    try:
-        deadline = time.monotonic() + 120
-        while len(list(program.parent.glob("logs/single/*/ready-*"))) < 2:
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.05)
-        process.send_signal(signum)
-        assert process.wait(120) == code  # as launch() returned it
-    finally:
-        process.kill()
-        process.communicate()
+    env["JOBKIT_LOGS"] = str(folder / "logs")
+    return subprocess.Popen(
+        [sys.executable, *words], env=env, stdout=subprocess.PIPE, text=True, cwd=folder,
+        start_new_session=True,
+    )  # fmt: skip
 
 
-def test_the_python_of_the_ranks_may_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JOBKIT_PYTHON", "/opt/python")
-    assert LaunchConfig(command=("t.py",)).words() == ["--", "/opt/python", "t.py"]
-    monkeypatch.delenv("JOBKIT_PYTHON")
-    assert LaunchConfig(command=("t.py",)).words() == ["--", sys.executable, "t.py"]
+def test_from_python_ctrl_c_ends_the_ranks_and_tells_in_the_code(tmp_path: Path) -> None:
+    with started(tmp_path, "-c", FROM_PYTHON, "train.py") as process:
+        assert process.stdout
+        said: list[str] = []
+        while len(said) < 2:
+            line = process.stdout.readline()
+            assert line, said
+            said += [line] * line.startswith("rank")
+        assert sorted(said) == SAID
+        time.sleep(0.1)
+        os.killpg(process.pid, signal.SIGINT)  # as the terminal does
+        assert process.wait(300) == 130
 
 
-def test_from_the_shell_the_code_is_the_runs(program: Path) -> None:
+@pytest.mark.parametrize(("end", "code"), [("", 0), ("fail", 3)])
+def test_from_the_shell_the_code_is_the_runs(tmp_path: Path, end: str, code: int) -> None:
     own = ["-m", "jobkit", "launch", "train.py", "--nproc-per-node", "2", "--", "a b", "--lr=1"]
-    done = called(program, *own)
-    assert sorted(x for x in done.stdout.splitlines() if x.startswith("rank")) == SAID
-    assert done.returncode == 0, done.stderr
-    assert called(program, *own, "fail").returncode == 3
+    with started(tmp_path, *own, end) as process:
+        said = process.communicate(timeout=480)[0].splitlines(True)
+    assert process.returncode == code
+    assert sorted(line for line in said if line.startswith("rank")) == SAID
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [
-        ([], "which program?"),
-        (["train.py", "--nodes", "2"], "unrecognized arguments: --nodes"),
-    ],
+    [([], "which program?"), (["t.py", "--nodes", "2"], "unrecognized arguments: --nodes")],
 )
 def test_bad_input_is_one_line_and_2(
     words: list[str], said: str, capsys: pytest.CaptureFixture[str]
@@ -108,11 +80,15 @@ def test_bad_input_is_one_line_and_2(
     assert code == 2 and said in error and error.count("\n") == 1
 
 
-def test_the_line_of_run_sh() -> None:
+def test_the_line_of_run_sh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JOBKIT_PYTHON", raising=False)
+    assert LaunchConfig(command=("t.py",)).words() == ["--", sys.executable, "t.py"]
+    monkeypatch.setenv("JOBKIT_PYTHON", "/opt/python")
+    assert LaunchConfig(command=("t.py",)).words() == ["--", "/opt/python", "t.py"]
+    size = ["--nproc-per-node", "4", "--nnodes", "2", "--node-rank", "1", "--master-addr", "n0"]
     config = LaunchConfig(
         command=("python", "t.py"), nproc_per_node=4, nnodes=2, node_rank=1, master_addr="n0"
     )
-    size = ["--nproc-per-node", "4", "--nnodes", "2", "--node-rank", "1", "--master-addr", "n0"]
     assert config.words() == [*size, "--", "python", "t.py"]
     assert LaunchConfig(training=("--epochs", "1")).words() == ["--epochs", "1"]
     with pytest.raises(UsageError, match="list of words"):
