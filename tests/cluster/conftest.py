@@ -99,6 +99,13 @@ def slurm_packages() -> None:
 
 
 @pytest.fixture(scope="session")
+def as_root() -> None:
+    """For what only root's cluster has: addresses of the nodes, accounts, jobs of other users."""
+    if os.geteuid() != 0:
+        needs.unavailable("this needs root")
+
+
+@pytest.fixture(scope="session")
 def short_dir() -> Iterator[Path]:
     """A folder with a path that is short enough for Slurm's sockets, readable by all."""
     made = Path(tempfile.mkdtemp(prefix="mc", dir="/tmp"))

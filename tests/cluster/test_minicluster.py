@@ -15,7 +15,7 @@ from support.checkout import until
 from support.place import ROOT
 
 WHO = "echo $SLURMD_NODENAME $SLURM_PROCID $CUDA_VISIBLE_DEVICES"
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+needs_root = pytest.mark.usefixtures("as_root")
 NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
 
 

@@ -67,9 +67,8 @@ def test_a_rank_that_never_connects_is_named(cluster, kit: Checkout, tmp_path: P
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("as_root")
 def test_a_link_that_is_absurdly_slow(cluster, kit: Checkout) -> None:
-    if "--netns" not in cluster.options:
-        pytest.skip("links of nodes need root")
     assert cluster.door("link", "slow", "n2", "20mbit").returncode == 0
     try:
         done = step(cluster, kit, f'exec {CHECK} "$@"', "--timeout", "300")

@@ -1,7 +1,6 @@
 """Studies on Slurm: from a login node to the figures, and what Slurm refuses."""
 
 import csv
-import os
 import re
 import sys
 from pathlib import Path
@@ -16,7 +15,6 @@ SMALL = ["--study", "demo", "--epochs", "1", "--train-samples", "512", "--test-s
 SMALL += ["--breakdown-iterations", "0", "--strategies", "ddp", "--global-batch-size", "64"]
 SMALL += ["--threads", "1"]
 SLEEP = ["--gpu-request", "none", "--no-auto", "--", "sleep"]
-needs_accounts = pytest.mark.skipif(os.geteuid() != 0, reason="the accounting knows root only")
 
 
 def known(cluster) -> set[str]:
@@ -177,15 +175,17 @@ REFUSED = [
     (["-C", "nosuch"], "Invalid feature"),
     (["-w", "n99"], "Invalid node name"),
     (["--sbatch", "--nosuch=1"], "unrecognized option"),
-    pytest.param(["-A", "nix"], "known accounts: root", marks=needs_accounts),
-    pytest.param(["-q", "nix"], "known QOS: normal", marks=needs_accounts),
+    (["-A", "nix"], "known accounts: root"),
+    (["-q", "nix"], "known QOS: normal"),
 ]
 
 
 @pytest.mark.parametrize(("words", "said"), REFUSED)
 def test_what_slurm_refuses_is_one_line_with_nothing_submitted(
-    cluster, kit: Checkout, words: list[str], said: str
+    cluster, kit: Checkout, words: list[str], said: str, request
 ) -> None:
+    if "known QOS" in said or "accounts" in said:
+        request.getfixturevalue("as_root")  # the accounting knows no other user
     before = known(cluster)
     done = kit.bench(cluster, *SMALL, "--name", "refused", "--no-wait", *words)
     assert done.returncode == 2, done.stdout
@@ -204,7 +204,7 @@ def test_a_controller_that_does_not_answer_is_one_line(cluster, kit: Checkout, t
     assert done.stderr.count("\n") == 1 and "Unable to contact slurm controller" in done.stderr
 
 
-@needs_accounts
+@pytest.mark.usefixtures("as_root")  # the accounting knows no other user
 def test_what_is_above_the_limit_of_submitted_jobs_is_left_to_the_same_command(
     cluster, kit: Checkout
 ) -> None:
