@@ -66,15 +66,6 @@ dist.barrier()
 """
 )
 
-METERED = (
-    PLAIN.replace("import os, torch", "import os, torch\nfrom jobkit import meter")
-    .replace("for epoch", 'meter.start(unit="samples")\nfor epoch')
-    .replace("in loader", "in meter.batches(loader)")
-    .replace("        optimizer.step()", "        optimizer.step(); meter.step(work=len(x))")
-    .replace("meter.step(work=len(x))", "meter.step(work=len(x))\n    meter.epoch(epoch)")
-    .replace("dist.barrier()", "meter.end(); dist.barrier()")
-)
-
 LIGHTNING = (
     LEAVES
     + """
@@ -155,37 +146,12 @@ if os.environ["RANK"] == "1":
 time.sleep(0.5 if os.environ["WORLD_SIZE"] == "1" else 300)
 """
 
-# Steps of 20 ms; saves and ends when it is asked to, for which the first attempt waits.
-STOPPED = """
-import os, pathlib, signal, sys, time
-from jobkit import meter
-asked = []
-signal.signal(signal.SIGUSR2, lambda *_: asked.append(1))
-folder, rank = pathlib.Path(os.environ["JOBKIT_RUN_DIR"]), os.environ["RANK"]
-kept = folder / f"kept-{rank}"
-first = int(kept.read_text()) if kept.exists() else 0
-meter.start(unit="samples", work_per_step=8)
-step = first
-while step < first + 40 or (first == 0 and not asked):
-    time.sleep(0.02)
-    meter.step()
-    step += 1
-    if step == 20: (folder / f"ready-{rank}").touch()
-    if asked:
-        kept.write_text(str(step))
-        meter.end("preempted")
-        sys.exit(75)
-meter.end()
-"""
-
 PROGRAMS = {
     "plain": PLAIN,
-    "metered": METERED,
     "lightning": LIGHTNING,
     "transformers": TRANSFORMERS,
     "accelerate": ACCELERATE,
     "prints": PRINTS,
     "silent": SILENT,
     "crashes": CRASHES,
-    "stopped": STOPPED,
 }
