@@ -27,7 +27,7 @@ from jobkit.analysis.findings.step_model import (
 )
 from jobkit.analysis.findings.verdict import verdict
 from jobkit.analysis.scaling.fits import best, fit
-from jobkit.analysis.scaling.predict import WIDEST, Prediction, predict
+from jobkit.analysis.scaling.predict import MAX_FACTOR, Prediction, predict
 from jobkit.analysis.tables.text import rounded
 from jobkit.errors import UsageError
 from jobkit.metric import comm
@@ -139,13 +139,13 @@ ODD = {
 @pytest.mark.parametrize("name", ODD)
 def test_odd_curves_have_a_forecast_in_order_or_a_reason(name: str, per_node) -> None:
     sizes, rates = ODD[name]
-    found = predict(sizes, rates, per_node)
+    found = predict(sizes, rates, per_node=per_node)
     for ranks in (max(sizes) + 1, 4 * max(sizes), 100 * max(sizes)):
         value, low, high = found.speed_up(ranks)
         assert 0 < low <= value <= high < np.inf
         assert 0 < found.interval(ranks)[0] <= found.rate(ranks) <= found.interval(ranks)[1]
         widest = max(high / low, np.divide(*found.interval(ranks)[::-1]))
-        assert bool(found.refused(ranks)) == (widest > WIDEST)
+        assert bool(found.refused(ranks)) == (widest > MAX_FACTOR)
 
 
 @pytest.mark.parametrize("rate", [0.0, -1.0, np.nan, np.inf])
@@ -160,13 +160,28 @@ def test_the_cost_of_a_node_boundary_is_held() -> None:
     blind, told = predict(sizes, within), predict(sizes, within, per_node=8)
     assert told.rate(16) < blind.rate(16)
     assert told.interval(16)[0] < 768 * 2 / 1.4 < told.interval(16)[1]
-    # Seen once, it is known: two nodes that cost 40 %, and four as much again as a ring over them.
-    seen = predict([*sizes, 16], [*within, 768 * 2 / 1.4], per_node=8)
+    # Seen once, it is known: two nodes that cost 40 %, and four half as much again, as a ring over
+    # them in weak scaling; in strong scaling, where the compute shrinks, the same ring costs more.
+    seen = predict([*sizes, 16], [*within, 768 * 2 / 1.4], "weak", per_node=8)
     assert seen.interval(32)[0] < 768 * 4 / 1.6 < seen.interval(32)[1]
+    strong = predict([*sizes, 16], [*within, 768 * 2 / 1.4], "strong", per_node=8)
+    assert strong.rate(32) < 0.8 * seen.rate(32)
+    assert strong.interval(32)[0] < 768 * 4 / 2.2 < strong.interval(32)[1]
     assert np.divide(*seen.interval(32)) > np.divide(*told.interval(32))  # low / high: narrower
-    spread_out = predict([2, 4, 8], [196.0, 388, 768], 8, {2: 2, 4: 4, 8: 8})
-    assert spread_out.places.crossed
+    spread_out = predict([2, 4, 8], [196.0, 388, 768], nodes={2: 2, 4: 4, 8: 8}, per_node=8)
     assert spread_out.interval(16)[0] < 1500 < spread_out.interval(16)[1]
+
+
+def test_hidden_communication_surfaces_in_strong_scaling() -> None:
+    """An all-reduce of 4 % of a one-rank step hides behind half of the compute, to 8 ranks."""
+    sizes = [1, 2, 4, 8]
+    rates = [100 / (1 / n + max(0.0, 0.04 * (1 - 1 / n) - 0.5 / n)) for n in (*sizes, 32)]
+    strong, weak = (predict(sizes, rates[:4], scaling) for scaling in ("strong", "weak"))
+    assert rates[3] == 800  # no measured size shows it
+    low, high = strong.interval(32)
+    assert low < rates[4] < high
+    assert strong.rate(32) < weak.rate(32)
+    assert high / low > weak.interval(32)[1] / weak.interval(32)[0]
 
 
 def test_a_jump_above_ideal_stays_as_when_the_data_fit_the_caches() -> None:
@@ -199,7 +214,7 @@ def test_it_widens_with_the_distance_until_it_is_refused() -> None:
     assert widths == sorted(widths)
     assert weak.refused(8) == ""
     assert "the 95 % interval of a forecast to 1024 ranks spans a factor of" in weak.refused(1024)
-    assert widths[0] < WIDEST < widths[-1]
+    assert widths[0] < MAX_FACTOR < widths[-1]
 
 
 @pytest.mark.parametrize(("rate", "speed_up"), [((1, 2), (1, 5)), ((1, 5), (1, 2))])

@@ -13,7 +13,7 @@ import pandas as pd
 
 from jobkit.analysis.collect.results import Results
 from jobkit.analysis.scaling.fits import Fit, best
-from jobkit.analysis.scaling.predict import LEAST, Prediction, predict
+from jobkit.analysis.scaling.predict import MIN_SIZES, Prediction, predict
 from jobkit.analysis.scaling.sizes import Size
 from jobkit.analysis.tables.columns import FORECAST
 from jobkit.analysis.tables.frames import Row, frame, records
@@ -73,10 +73,12 @@ class Forecast:
     @property
     def refused(self) -> str:
         """Why there is no forecast of this series; empty where there is one."""
-        if len(self.measured) >= LEAST:
+        if len(self.measured) >= MIN_SIZES:
             return ""
         sizes = ", ".join(map(str, self.measured)) or "none"
-        return f"{self.series}: {LEAST} different sizes are needed for a fit (measured: {sizes})"
+        return (
+            f"{self.series}: {MIN_SIZES} different sizes are needed for a fit (measured: {sizes})"
+        )
 
     @property
     def caution(self) -> str:
@@ -191,8 +193,8 @@ def _forecast(curve: list[Size], wanted: Sequence[int], given: int | None) -> Fo
     measured = tuple(sorted(set(ranks)))
     beyond = sorted({n for n in wanted if n > max(measured, default=0)})
     nodes, per_node = {s.world_size or 0: s.nodes or 1 for s in curve}, _per_node(curve, given)
-    enough = beyond and len(measured) >= LEAST
-    made = predict(ranks, rates, per_node, nodes) if enough else None
+    enough = beyond and len(measured) >= MIN_SIZES
+    made = predict(ranks, rates, scaling, per_node, nodes) if enough else None
     refusals = {n: made.refused(n) for n in beyond} if made else {}
     return Forecast(
         series=first.series,

@@ -9,7 +9,7 @@ from jobkit.analysis.collect.results import Results
 from jobkit.analysis.findings.forecast import NO_INTERVAL, STEP, Beyond, Forecast
 from jobkit.analysis.findings.step_fit import Point
 from jobkit.analysis.findings.step_model import SeriesSteps, messages
-from jobkit.analysis.scaling.predict import LEAST, predict
+from jobkit.analysis.scaling.predict import MIN_SIZES, predict
 from jobkit.analysis.scaling.sizes import Size
 from jobkit.analysis.tables.frames import records
 from jobkit.analysis.tables.text import rounded
@@ -62,7 +62,7 @@ def _choice(
         why = "it has the measured link between nodes, which no measured size crosses"
         return True, f"{both}; the step model is taken: {why}; it missed {last} by {step:+.1%}"
     if math.isnan(law):
-        why = f"{LEAST + 1} sizes are needed to test it"
+        why = f"{MIN_SIZES + 1} sizes are needed to test it"
         return False, f"{both}; the average of laws is taken: {why}"
     better = abs(step) < abs(law)
     taken = "step model" if better else "average of laws"
@@ -108,11 +108,11 @@ def _law_error(results: Results, one: Forecast) -> float:
             sizes.setdefault(size.world_size, size)
     last = max(one.measured)
     runs = [(n, x) for n, s in sizes.items() for x in _sound(s) if n < last]
-    if len({n for n, _ in runs}) < LEAST or not sizes[last].throughput:
+    if len({n for n, _ in runs}) < MIN_SIZES or not sizes[last].throughput:
         return math.nan
     nodes = {n: size.nodes or 1 for n, size in sizes.items()}
     ranks, rates = [n for n, _ in runs], [x for _, x in runs]
-    made = predict(ranks, rates, one.per_node, nodes)
+    made = predict(ranks, rates, one.scaling, one.per_node, nodes)
     return (sizes[last].throughput or math.nan) / made.rate(last) - 1
 
 

@@ -1,9 +1,26 @@
-"""Predictions for sizes beyond the measured ones: laws averaged by how well they predict.
+"""Predictions for sizes beyond the measured ones: one family of laws, told strong from weak.
 
-The laws are in laws.py. Beyond the measured sizes a slower level of the network may begin that
-nothing names, at each doubling with a small probability, and costs an exponential loss. A
-prediction is never above ideal scaling from the smallest size and the gain that was measured: that
-of the law, or of a size that is faster per rank than the smallest by more than chance.
+With m = N / N0 (N0: the smallest measured size), k nodes and u = m in strong scaling, where each
+rank's compute shrinks and a time that stays counts for more, and u = 1 in weak scaling, the rate
+per rank X(N) / N falls from its value at N0 by
+
+    log(1 + own + exposed) - gain x min(log2 m, its end)
+
+    own     = a (m - 1) + b m (m - 1) + c log2 m + r (1 - 1 / m)
+    exposed = what max(0, u (q (1 - 1 / N) + e (1 - 1 / k)) - o) has more at N than at N0
+
+a: serial fraction (Amdahl), b: coherency (Gunther), c: what each doubling loses, r: losses that
+set in at once; q: a ring all-reduce over the ranks (2 (N - 1) / N of the gradients pass each link:
+Patarasuk and Yuan, JPDC 69, 2009), e: what it costs between nodes, o: the part of the compute that
+hides it; all in units of the compute of a step at N0. In strong scaling that part shrinks, and
+communication surfaces that no measured size shows. A random walk over log2 N, with a standard
+deviation of tau per doubling, stands for deviations from every law, sigma for the noise of a run.
+
+A prediction is an average over the family. Points are drawn by adaptive importance sampling (Cappe
+et al., JCGS 13, 2004) with the weight that the measured runs give them. Priors are wide, so that
+what the runs do not show counts as nothing or as much as is possible, each with its weight. Those
+of strong scaling are of communication of 0.2 to 16 % of a step on one rank (95 %); those of weak
+scaling were chosen by published tables (tests/bench/published.csv).
 """
 
 import math
@@ -11,48 +28,212 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from jobkit.analysis.scaling.laws import GAIN, PRIORS, SIGMA, TAU, Places, Priors, Values, shapes
-from jobkit.analysis.scaling.posterior import Curve, levels, sampled
 from jobkit.errors import UsageError
 
-LEAST = 3  # sizes
-WIDEST = 4.0  # upper / lower end of an interval that is still a forecast
-_SHARE = 0.95  # of the draws, in an interval
-_ABOVE = 1.96  # standard deviations of one run's noise that an interval reaches above ideal
-# Of it so much counts, or what repeats of a size show: what no law explains may be taken for noise.
-_MOST_NOISE = 0.05
-_CHANCE = 3.0  # standard errors by which a rate per rank is above another by more than chance
+Values = NDArray[np.float64]
+
+MIN_SIZES = 3
+MAX_FACTOR = 4.0  # upper / lower end of an interval that is still a forecast
+SHARE = 0.95  # of the draws, in an interval
+DRAWS, ROUNDS, KEPT = 4000, 4, 4000
+FLAT = 100.0  # variance of the level at the smallest size before it was measured
+
+# The columns of a point. Logarithms with bounds, two shares of 0 to 1, and normal logarithms.
+A, B, C, R, GAIN, GAIN_END, HIDDEN, RING, NODES, SIGMA, TAU = range(11)
+BOUNDED = 7
+LOW = np.array([*np.log([1e-5, 1e-8, 1e-4, 1e-4, 1e-5]), 0, 0])
+HIGH = np.array([*np.log([0.3, 0.01, 0.15, 0.4, 0.1]), 1, 1])
+# Median and spread (of the logarithm) of q, of e (strong: of e / q), sigma and tau.
+STRONG = np.log([0.018, 2.0, 0.025, 0.008]), np.array([1.1, 0.9, 0.6, 0.9])
+WEAK = np.log([0.03, 0.16, 0.025, 0.008]), np.array([1.3, 1.0, 0.6, 0.9])
+# Of the share HIDDEN so much says that nothing is hidden; the rest is spread up to MAX_HIDDEN of a
+# step (the backward pass is two thirds of it).
+NOTHING_HIDDEN, MAX_HIDDEN = 0.35, 0.8
+# A second node costs more where communication within one does: e grows as this power of the loss
+# over a full node (published tables, weak scaling), relative to a loss of 5 %.
+NODE_POWER, TYPICAL_LOSS, SMALL_LOSS = 0.6, 0.05, 0.01
+# A slower level of the network that no measured size has seen: its probability at each doubling
+# beyond them, half of it where the nodes are known, and its mean loss (logarithm).
+NEW_LEVEL, NEW_LOSS = 0.06, 0.2
+MAX_NOISE = 0.05  # of the noise so much counts above ideal, or what repeats of a size show
+ABOVE = 1.96  # standard deviations of one run that an interval reaches above ideal
+BY_CHANCE = 3.0  # standard errors by which one size's rate per rank may be above another's
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The runs of one curve: rates per rank size by size, and where the sizes are."""
+
+    sizes: tuple[int, ...]
+    strong: bool
+    per_node: int | None  # ranks of a full node; None: not known, every size is on one node
+    nodes: Mapping[int, int]  # of the measured sizes, where they are not as few as possible
+    counts: Values  # runs of each size
+    means: Values  # of log(rate per rank)
+    squares: float  # sum of the squared deviations from the means
+
+    def nodes_of(self, ranks: float) -> int:
+        """How many nodes that many ranks are on."""
+        if ranks in self.nodes:
+            return self.nodes[int(ranks)]
+        return math.ceil(ranks / self.per_node) if self.per_node else 1
+
+    @property
+    def freedom(self) -> int:
+        """Runs beyond one of each size."""
+        return int(self.counts.sum()) - len(self.counts)
+
+    @property
+    def doublings(self) -> Values:
+        """log2 of each size over the smallest one."""
+        return np.log2(np.asarray(self.sizes) / self.sizes[0])
+
+    def shape(self, points: Values, ranks: float) -> Values:
+        """Log efficiency over the smallest size by each point's law, of shape (points,)."""
+        base, m = self.sizes[0], ranks / self.sizes[0]
+        first, nodes = self.nodes_of(base), self.nodes_of(ranks)
+        q, e = np.exp(points[:, [RING, NODES]]).T
+        if self.strong:
+            e = e * q
+        elif nodes > first:
+            e = e * self._node_factor(points)
+        hidden = np.maximum(0, points[:, HIDDEN] - NOTHING_HIDDEN) / (1 - NOTHING_HIDDEN)
+        hidden = hidden * MAX_HIDDEN * self.strong
+
+        def exposed(n: float, k: int, u: float) -> Values:
+            return np.maximum(0, (q * (1 - 1 / n) + e * (1 - 1 / k)) * u - hidden)
+
+        more = exposed(ranks, nodes, m if self.strong else 1) - exposed(base, first, 1)
+        end = points[:, GAIN_END] * self.doublings[-1]
+        gained = np.exp(points[:, GAIN]) * np.minimum(math.log2(m), end)
+        return np.asarray(gained - np.log1p(np.maximum(_own_loss(points, m) + more, -0.9)))
+
+    def _node_factor(self, points: Values) -> Values:
+        full = (self.per_node or 0) / self.sizes[0]
+        within: Values | float = TYPICAL_LOSS
+        if full > 1:
+            within = _own_loss(points, full) + np.exp(points[:, RING]) * (1 - 1 / full)
+        return ((within + SMALL_LOSS) / (TYPICAL_LOSS + SMALL_LOSS)) ** NODE_POWER * np.ones(1)
+
+    def residuals(self, points: Values) -> tuple[Values, Values]:
+        """Covariance (points, sizes, sizes) of the means, and the means less the law's."""
+        d = self.doublings
+        sigma2, tau2 = np.exp(2 * points[:, [SIGMA, TAU]]).T[:, :, None, None]
+        covariance = tau2 * np.minimum.outer(d, d) + sigma2 * np.diag(1 / self.counts) + FLAT
+        law = np.stack([self.shape(points, n) for n in self.sizes], axis=1)
+        return covariance, self.means - self.means[0] - law
+
+    def log_likelihood(self, points: Values) -> Values:
+        """Of the runs, for each point, up to a constant."""
+        covariance, rest = self.residuals(points)
+        root = np.linalg.cholesky(covariance)
+        white = np.linalg.solve(root, rest[..., None])[..., 0]
+        found = -0.5 * (white**2).sum(1) - np.log(np.diagonal(root, axis1=1, axis2=2)).sum(1)
+        log_sigma = points[:, SIGMA]
+        spread = 0.5 * self.squares * np.exp(-2 * log_sigma)
+        return np.asarray(found - self.freedom * log_sigma - spread)
+
+
+def _own_loss(points: Values, m: float) -> Values:
+    a, b, c, r = np.exp(points[:, :GAIN]).T
+    return np.asarray(a * (m - 1) + b * m * (m - 1) + c * math.log2(m) + r * (1 - 1 / m))
+
+
+def _log_prior(points: Values, strong: bool) -> Values:
+    """The logarithm of the prior's density."""
+    middle, spread = STRONG if strong else WEAK
+    bounded = points[:, :BOUNDED]
+    inside = ((bounded >= LOW) & (bounded <= HIGH)).all(axis=1)
+    normal = -0.5 * (((points[:, BOUNDED:] - middle) / spread) ** 2).sum(axis=1)
+    constant = np.log(HIGH - LOW).sum() + np.log(spread * math.sqrt(2 * math.pi)).sum()
+    return np.where(inside, normal, -np.inf) - constant
+
+
+def _posterior(curve: Curve, generator: np.random.Generator) -> Values:
+    """Points of the family, as likely as the runs make them, of shape (KEPT, 11).
+
+    The first proposal is the prior, each next one Student's t about what weighed most so far;
+    all draws are weighed by the mixture of all proposals.
+    """
+    middle, spread = STRONG if curve.strong else WEAK
+    bounded = LOW + (HIGH - LOW) * generator.random((DRAWS, BOUNDED))
+    normal = middle + spread * generator.standard_normal((DRAWS, len(middle)))
+    points = np.hstack([bounded, normal])
+    heights = curve.log_likelihood(points)
+    weights = _normalised(0.5 * heights)  # flatter: the prior has few points where the runs are
+    target = heights + _log_prior(points, curve.strong)
+    proposals: list[tuple[Values, Values]] = []
+    for _ in range(ROUNDS):
+        mean = weights @ points
+        apart = points - mean
+        covariance = 1.3 * (apart * weights[:, None]).T @ apart + 1e-4 * np.eye(len(mean))
+        proposals.append((mean, np.linalg.cholesky(covariance)))
+        new = _student(*proposals[-1], generator)
+        new[:, :BOUNDED] = _reflected(new[:, :BOUNDED])
+        points = np.concatenate([points, new])
+        added = curve.log_likelihood(new) + _log_prior(new, curve.strong)
+        target = np.concatenate([target, added])
+        densities = [_log_prior(points, curve.strong)]
+        densities += [_log_student(points, *each) for each in proposals]
+        weights = _normalised(target - np.logaddexp.reduce(densities, axis=0))
+    return points[generator.choice(len(points), KEPT, p=weights)]
+
+
+FREEDOM = 5  # of Student's t of the proposals
+
+
+def _student(mean: Values, root: Values, generator: np.random.Generator) -> Values:
+    normal = generator.standard_normal((DRAWS, len(mean)))
+    return mean + normal / np.sqrt(generator.chisquare(FREEDOM, (DRAWS, 1)) / FREEDOM) @ root.T
+
+
+def _log_student(points: Values, mean: Values, root: Values) -> Values:
+    """The density of the proposal; that a point may come by reflection too is left out."""
+    count = len(mean)
+    distance = (np.linalg.solve(root, (points - mean).T) ** 2).sum(axis=0)
+    constant = math.lgamma((FREEDOM + count) / 2) - math.lgamma(FREEDOM / 2)
+    constant -= count / 2 * math.log(FREEDOM * math.pi) + np.log(np.diag(root)).sum()
+    return np.asarray(constant - (FREEDOM + count) / 2 * np.log1p(distance / FREEDOM))
+
+
+def _reflected(bounded: Values) -> Values:
+    span = HIGH - LOW
+    at = np.mod(bounded - LOW, 2 * span)
+    return LOW + np.minimum(at, 2 * span - at)
+
+
+def _normalised(log_weights: Values) -> Values:
+    weights = np.exp(log_weights - log_weights.max())
+    return np.asarray(weights / weights.sum())
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """Draws from what is known about one curve. Arrays have the shape (draws,)."""
+    """Draws of what is known about one curve. Arrays have the shape (draws,)."""
 
-    places: Places  # what was measured
-    priors: Priors
-    points: Values  # (draws, laws.COUNT)
-    base: Values  # log rate per rank at the smallest size
-    last: Values  # the level at the largest size
-    normal: Values  # (draws, 2): of the walk beyond, of one run's noise
+    curve: Curve
+    points: Values  # (draws, 11)
+    normal: Values  # (draws, 3): of the level at the smallest size, at a size beyond, of a run
     uniform: Values  # whether, and how much, a new level of the network costs
-    jump: float = 0.0  # of the best measured size above the smallest, as a logarithm; 0: by chance
-    noise: float = 0.0  # standard deviation of the repeats of a size; 0: not known
 
     def rate(self, ranks: float) -> float:
         """The median prediction of the rate on that many ranks."""
-        return float(np.exp(np.median(self._log_rate(ranks))))
+        return float(np.exp(np.median(self._draws(ranks)[0]))) * ranks
 
     def interval(self, ranks: float) -> tuple[float, float]:
         """The 95 % prediction interval of the rate of one more run: the shortest one."""
-        ideal = float(np.median(self.base + self._gained(ranks))) + math.log(ranks)
-        return self._ends(self._log_rate(ranks), ideal)
+        found, base, gained = self._draws(ranks)
+        low, high = self._ends(found, float(np.median(base + gained)))
+        return low * ranks, high * ranks
 
     def speed_up(self, ranks: float) -> tuple[float, float, float]:
         """The speed-up over the smallest size: median and the ends of its interval."""
-        ratio = self._log_rate(ranks) - self.base - math.log(self.places.sizes[0])
-        ideal = float(np.median(self._gained(ranks))) + math.log(ranks / self.places.sizes[0])
-        return float(np.exp(np.median(ratio))), *self._ends(ratio, ideal)
+        found, base, gained = self._draws(ranks)
+        times = ranks / self.curve.sizes[0]
+        low, high = self._ends(found - base, float(np.median(gained)))
+        return float(np.exp(np.median(found - base))) * times, low * times, high * times
 
     def refused(self, ranks: int) -> str:
         """Why there is no prediction for that many ranks; empty where there is one."""
@@ -60,94 +241,100 @@ class Prediction:
         ends = {"the rate": self.interval(ranks), "the speed-up": self.speed_up(ranks)[1:]}
         factors = {name: high / low for name, (low, high) in ends.items()}
         widest = max(factors, key=lambda name: factors[name])
-        if factors[widest] <= WIDEST:
+        if factors[widest] <= MAX_FACTOR:
             return ""
         return (
             f"the 95 % interval of a forecast to {ranks} ranks spans a factor of "
-            f"{factors[widest]:,.1f} for {widest} (at most {WIDEST:g}): measure larger sizes, or "
-            "more repeats"
+            f"{factors[widest]:,.1f} for {widest} (at most {MAX_FACTOR:g}): measure larger sizes, "
+            "or more repeats"
         )
 
+    def _draws(self, ranks: float) -> tuple[Values, Values, Values]:
+        """Log rate per rank at that size and at the smallest one, and the gain over ideal."""
+        curve, points = self.curve, self.points
+        covariance, rest = curve.residuals(points)
+        d, far = curve.doublings, math.log2(ranks / curve.sizes[0])
+        tau2 = np.exp(2 * points[:, TAU])
+        # Levels at the size and at the smallest one, given the measured sizes: jointly normal.
+        across = tau2[:, None] * np.minimum(d, far) + FLAT
+        flat = np.full_like(across, FLAT)
+        solved = np.linalg.solve(covariance, np.stack([rest, across, flat], axis=-1))
+        (mean, base_mean), (lost, both) = (
+            ((across * s).sum(1), (flat * s).sum(1)) for s in (solved[..., 0], solved[..., 1])
+        )
+        base_lost = (flat * solved[..., 2]).sum(1)
+        base_var = np.maximum(FLAT - base_lost, 1e-12)
+        slope = (FLAT - both) / base_var
+        base = base_mean + np.sqrt(base_var) * self.normal[:, 0]
+        left = np.maximum(tau2 * far + FLAT - lost - slope * (FLAT - both), 0)
+        level = mean + slope * (base - base_mean) + np.sqrt(left) * self.normal[:, 1]
+        gained = np.exp(points[:, GAIN]) * points[:, GAIN_END] * d[-1]
+        gained = np.maximum(gained, self._jump())
+        found = np.minimum(level + curve.shape(points, ranks), base + gained)
+        found = found - self._new_level(math.log2(ranks / curve.sizes[-1]))
+        return found + curve.means[0], base + curve.means[0], gained
+
+    def _jump(self) -> float:
+        """By how much the fastest size per rank is above the smallest; 0 where chance may do it."""
+        curve = self.curve
+        best = int(np.argmax(curve.means))
+        above = float(curve.means[best] - curve.means[0])
+        sigma = float(np.exp(np.median(self.points[:, SIGMA])))
+        error = sigma * math.sqrt(1 / curve.counts[best] + 1 / curve.counts[0])
+        return above if above > BY_CHANCE * error else 0.0
+
+    def _new_level(self, doublings: float) -> Values:
+        """The loss to a level of the network that no measured size has seen."""
+        once = NEW_LEVEL / 2 if self.curve.per_node else NEW_LEVEL
+        chance = 1 - (1 - once) ** max(0.0, doublings)
+        # A uniform number below the chance is a loss; the smaller, the larger.
+        return np.asarray(NEW_LOSS * np.log(np.maximum(1.0, chance / self.uniform)))
+
     def _ends(self, found: Values, ideal: float) -> tuple[float, float]:
-        """Of the shortest interval with 95 % of the draws, and the median in any case.
+        """Of the shortest interval with 95 % of the draws, with the median in any case.
 
         Above ideal it reaches no farther than the noise of a run.
         """
-        sigma = np.exp(self.points[:, SIGMA])
-        noise = min(float(np.median(sigma)), max(_MOST_NOISE, self.noise))
-        seen = np.sort(np.minimum(found + sigma * self.normal[:, 1], ideal + _ABOVE * noise))
-        count = math.ceil(_SHARE * len(seen))
+        sigma, curve = np.exp(self.points[:, SIGMA]), self.curve
+        seen_noise = math.sqrt(curve.squares / curve.freedom) if curve.freedom else 0.0
+        noise = min(float(np.median(sigma)), max(MAX_NOISE, seen_noise))
+        seen = np.sort(np.minimum(found + sigma * self.normal[:, 2], ideal + ABOVE * noise))
+        count = math.ceil(SHARE * len(seen))
         low = int(np.argmin(seen[count - 1 :] - seen[: len(seen) - count + 1]))
         middle = float(np.median(found))
         return math.exp(min(seen[low], middle)), math.exp(max(seen[low + count - 1], middle))
-
-    def _log_rate(self, ranks: float) -> Values:
-        """Draws of the logarithm of the rate, without the noise of a run."""
-        sizes, tau = self.places.sizes, np.exp(self.points[:, TAU])
-        doublings = max(0.0, math.log2(ranks / sizes[-1]))
-        level = self.last + tau * math.sqrt(doublings) * self.normal[:, 0]
-        found = level + shapes(self.points, self.places, ranks)
-        best = np.minimum(found, self.base + self._gained(ranks))
-        return np.asarray(best - self._new_level(doublings) + math.log(ranks))
-
-    def _gained(self, ranks: float) -> Values:
-        """Draws of how far a super-linear curve is above ideal, as a logarithm."""
-        sizes = self.places.sizes
-        doublings = math.log2(min(ranks, sizes[-1]) / sizes[0])
-        return np.maximum(np.exp(self.points[:, GAIN]) * doublings, self.jump)
-
-    def _new_level(self, doublings: float) -> Values:
-        """Draws of the loss to a level of the network that no measured size has seen."""
-        known = self.places.per_node is not None
-        once = self.priors.new_level_known if known else self.priors.new_level
-        chance = 1 - (1 - once) ** doublings
-        # A uniform number below the chance is a loss; the smaller, the larger.
-        return self.priors.new_loss * np.log(np.maximum(1.0, chance / self.uniform))
 
 
 def predict(
     sizes: Sequence[int],
     rates: Sequence[float],
+    scaling: str = "strong",
     per_node: int | None = None,
     nodes: Mapping[int, int] | None = None,
-    priors: Priors = PRIORS,
 ) -> Prediction:
     """The prediction from the runs of one curve: the size and the rate of each.
 
-    per_node: ranks of a full node; None: not known, and every size is on one node. nodes: of each
-    size; default: as few as possible. Raises UsageError for fewer than three different sizes and
-    for a rate that is no number above 0.
+    scaling: strong or weak. per_node: ranks of a full node; None: not known, and every size is on
+    one node. nodes: of each size; default: as few as possible. Raises UsageError for fewer than
+    three different sizes and for a rate that is no number above 0.
     """
     different = sorted(set(sizes))
-    if len(different) < LEAST:
-        raise UsageError(f"{LEAST} different sizes are needed, and {len(different)} measured")
+    if len(different) < MIN_SIZES:
+        raise UsageError(f"{MIN_SIZES} different sizes are needed, and {len(different)} measured")
     if not all(0 < rate < math.inf for rate in rates):
         raise UsageError("a rate that is no number above 0 has no forecast")
-    measured = tuple(nodes[n] for n in different) if nodes else ()
-    places = Places(tuple(different), per_node, measured)
-    curve = Curve.of(sizes, rates, places)
-    generator = np.random.default_rng(0)  # the same runs give the same forecast
-    points = sampled(curve, priors, generator)
-    base, last = levels(curve, points, generator)
-    return Prediction(
-        places=places,
-        priors=priors,
-        points=points,
-        base=base,
-        last=last,
-        normal=generator.standard_normal((len(points), 2)),
-        uniform=1 - generator.random(len(points)),
-        jump=_jump(curve, float(np.exp(np.median(points[:, SIGMA])))),
-        noise=math.sqrt(curve.squares / freedom) if (freedom := len(rates) - len(different)) else 0,
+    n, y = np.asarray(sizes), np.log(rates) - np.log(sizes)
+    groups = [y[n == size] for size in different]
+    curve = Curve(
+        sizes=tuple(different),
+        strong=scaling != "weak",
+        per_node=per_node,
+        nodes=dict(nodes or {}),
+        counts=np.asarray([len(group) for group in groups], float),
+        means=np.asarray([group.mean() for group in groups]),
+        squares=sum(float(((group - group.mean()) ** 2).sum()) for group in groups),
     )
-
-
-def _jump(curve: Curve, sigma: float) -> float:
-    """By how much the fastest size per rank is above the smallest, as a logarithm; 0 by chance.
-
-    sigma: standard deviation of one run.
-    """
-    best = int(np.argmax(curve.means))
-    above = float(curve.means[best] - curve.means[0])
-    error = sigma * math.sqrt(1 / curve.counts[best] + 1 / curve.counts[0])
-    return above if above > _CHANCE * error else 0.0
+    generator = np.random.default_rng(0)  # the same runs give the same forecast
+    points = _posterior(curve, generator)
+    normal, uniform = generator.standard_normal((KEPT, 3)), 1 - generator.random(KEPT)
+    return Prediction(curve, points, normal, uniform)
