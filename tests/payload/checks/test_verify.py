@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch.distributed as dist
 
 from jobkit.checks.verify import cli, start
 from jobkit.checks.verify.cases import CASES, Case, chosen
-from jobkit.checks.verify.rank import Difference
+from jobkit.checks.verify.rank import Difference, largest
 from jobkit.errors import Exit
 from jobkit.payload.train import Trainer
 from jobkit.spec.runspec import STRATEGIES
@@ -184,6 +185,15 @@ def breaks(trainer: Trainer) -> None:
 def test_a_rank_that_fails_ends_the_check_with_its_reason() -> None:
     with pytest.raises(RuntimeError, match=r"(?s)ddp, 2 ranks: .*no more"):
         start.verify({2: [named("ddp")]}, breaks, dtypes=("float64",))
+
+
+def test_a_difference_is_the_largest_and_nan_is_none() -> None:
+    right = [{"w": torch.tensor([1.0, -4.0])}, {"w": torch.zeros(2)}]
+    off = [{"w": torch.tensor([1.0, -4.2])}, {"w": torch.zeros(2)}]
+    assert largest(right, right) == 0 and largest(off, right) == pytest.approx(0.05)
+    nan = [{"w": torch.tensor([float("nan"), -4.0])}, {"w": torch.zeros(2)}]
+    assert math.isnan(largest(nan, right))
+    assert largest([{"w": right[0]["w"], "b": torch.zeros(1)}], right[:1]) == math.inf
 
 
 NEAR = Difference("ddp", "ddp", 2, "float64", 0.0, 1e-12, 0.0, 0.0, 1e-9, True)
