@@ -24,7 +24,6 @@ from jobkit.exercise.probes import (
     training,
 )
 from jobkit.exercise.ranks import RankError, on_ranks
-from jobkit.exercise.table import Table
 from jobkit.launch.cli import make_plan, parser
 from support.fake_study import whole_run
 from support.place import ROOT
@@ -161,12 +160,6 @@ def test_a_rank_alone_is_waited_for_and_named() -> None:
     assert min(waited[0], waited[2]) >= ending._WAIT_S * 0.9
 
 
-@pytest.mark.long
-def test_torchrun_sets_the_place() -> None:
-    (table,) = ending.launchers()
-    assert table.column("RANK") == ["0", "1"] and table.column("WORLD_SIZE") == ["2", "2"]
-
-
 def test_the_gradient_grows_without_zero_grad() -> None:
     (table,) = training.gradients()
     assert table.column("norm without")[-1] > 2 * table.column("norm with zero_grad")[-1]
@@ -202,16 +195,6 @@ def _made_up(words: Sequence[str], environ: Mapping[str, str] = os.environ) -> N
         whole_run(plan, run_id)
 
 
-@pytest.mark.long
-def test_ddp_and_fsdp_train_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JOBKIT_LOGS", str(tmp_path))
-    small = "--model mlp --breakdown-iterations 0 --train-samples 128 --test-samples 64"
-    monkeypatch.setattr(runs, "_SETTINGS", f"{small} --epochs 2 --global-batch-size 64")
-    (epochs,) = runs.trainings()
-    assert epochs.column("strategy") == ["ddp", "ddp", "fsdp", "fsdp"]
-    assert epochs.rows[1][2] == pytest.approx(epochs.rows[3][2], rel=1e-3)
-
-
 def test_a_study_its_plots_and_sentences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a study whose runs are made up; those of real runs are the notebook's and 6.2's."""
     monkeypatch.setenv("JOBKIT_LOGS", str(tmp_path))
@@ -241,8 +224,3 @@ def test_the_command_lists_writes_and_checks(
                   ["5.1", "--check", str(tmp_path / "none.py")]):  # fmt: skip
         assert cli.main(words) == Exit.USAGE
         assert len(capsys.readouterr().err.splitlines()) == 1
-
-
-def test_a_table_is_aligned() -> None:
-    table = Table("title", ("name", "n"), [("a", 1000), ("long", 0.12345)])
-    assert table.text() == "title\n  name       n\n  a      1,000\n  long  0.1235"

@@ -35,18 +35,8 @@ def seconds(**settings: Any) -> float:
         ({"nodes": 2, "ranks_per_node": 4}, 2 * 7 / 8 * MLP / 10e9),
         ({"ranks_per_node": 4, "ddp_comm_hook": "bf16"}, 2 * 3 / 4 * MLP / 2 / 100e9),
         ({"ranks_per_node": 4, "zero1": True}, 3 * 3 / 4 * MLP / 100e9),
-        ({"ranks_per_node": 4, "accumulate": 4}, 2 * 3 / 4 * MLP / 100e9),
         # One group, which stays gathered: a gather and a reduction.
         ({"strategy": "fsdp", "ranks_per_node": 4}, 2 * 3 / 4 * MLP / 100e9),
-        # Two gathers and one reduction; one gather of the last block, or where parameters stay.
-        (
-            {"strategy": "fsdp", "ranks_per_node": 4, "fsdp_group_mib": 0.0},
-            3 / 4 * (3 * MLP - LAST) / 100e9,
-        ),
-        (
-            {"strategy": "fsdp", "ranks_per_node": 4, "fsdp_reshard_after_forward": False},
-            2 * 3 / 4 * MLP / 100e9,
-        ),
         # bf16: gathers are half as large, the reduction is in fp32.
         (
             {"strategy": "fsdp", "ranks_per_node": 4, "precision": "bf16", "accumulate": 3},

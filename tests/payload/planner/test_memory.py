@@ -5,20 +5,16 @@ import io
 import json
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.pipelining import ScheduleInterleaved1F1B
 
 from jobkit.errors import Exit
 from jobkit.payload.model import build_model
-from jobkit.payload.strategies.pipeline import Pipeline
 from jobkit.payload.strategies.recompute import checkpoint_blocks
-from jobkit.payload.strategies.shard_groups import model_size, sizes
 from jobkit.payload.strategies.stages import cut
 from jobkit.planner.activations import passes
 from jobkit.planner.advise import main as advise
@@ -157,27 +153,6 @@ def test_a_pipelines_stages_save_what_the_model_does() -> None:
     assert sum(s.saved for s in stages) + between == whole.saved
 
 
-@pytest.mark.parametrize(("ranks", "microbatches"), [(2, 4), (3, 6), (4, 4)])
-def test_interleaved_stages_keep_what_torchs_schedule_does(ranks: int, microbatches: int) -> None:
-    rounds = max(1, microbatches // ranks)
-    torchs = SimpleNamespace(
-        n_local_stages=2,
-        microbatches_per_round=microbatches // rounds,
-        pp_group_size=ranks,
-        _n_microbatches=microbatches,
-    )
-    for rank in range(ranks):
-        at_once, most = 0, 0
-        ops = ScheduleInterleaved1F1B._calculate_single_rank_operations(torchs, rank)  # type: ignore[arg-type]
-        for kind in (op.computation_type.name for op in ops if op is not None):
-            at_once += {"FORWARD": 1, "FULL_BACKWARD": -1}[kind]
-            most = max(most, at_once)
-        ours = SimpleNamespace(
-            parts=microbatches, ranks=ranks, order="interleaved", count=2 * ranks
-        )
-        assert Pipeline.in_flight(ours, rank) == most  # type: ignore[arg-type]
-
-
 def of(**settings: Any) -> Footprint:
     return footprint(RunSpec(**{"model": "mlp", **settings}), Subject())
 
@@ -207,15 +182,6 @@ def test_what_fsdp_gathers() -> None:
     # One group of all of them.
     merged = of(**{**both, "fsdp_group_mib": 4.0})
     assert merged.communication == (big + middle + small) * (4 + 4 + 4)
-
-
-def test_a_parameter_belongs_to_the_innermost_block() -> None:
-    model = build_model(RunSpec(), 10)
-    groups = sizes(model, RunSpec(fsdp_wrap="Stage,Conv2d"))
-    # The stages have nothing of their own left; the outer come after what is inside.
-    assert [n for _, n in groups[:-1]] == [73_856, 0, 18_496, 0, 896, 0]
-    assert sum(n for _, n in groups) == sum(p.numel() for p in model.parameters())
-    assert len(model_size(groups).shard_groups) == 3
 
 
 def test_offloaded_state_is_on_the_host() -> None:
