@@ -223,21 +223,3 @@ def test_a_limit_or_a_far_gpu_is_a_note(new: dict, text: str) -> None:
     assert notes_of(facts) == ""
     facts[3] |= new
     assert text in notes_of(facts)
-
-
-@pytest.mark.parametrize(
-    ("backend", "mb_per_s", "noted"),
-    [
-        ("nccl", 2000.0, True),
-        ("nccl", 6000.0, False),
-        ("gloo", 2000.0, False),
-        ("gloo", 60.0, True),
-    ],
-)
-def test_tcp_instead_of_the_fast_network_is_a_note(
-    backend: str, mb_per_s: float, noted: bool
-) -> None:
-    facts = sound()
-    results = [{**r, "backend": backend, "bus_mb_per_s": mb_per_s} for r in outcome(facts)]
-    (found,) = [x for x in judge_together(facts, results, TOLD) if x.check == "bandwidth"]
-    assert bool(found.notes) == noted and not found.faults

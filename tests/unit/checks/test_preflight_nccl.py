@@ -154,21 +154,31 @@ def test_a_log_without_a_connection_is_told_and_gloo_has_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("nics", "mb_per_s", "noted"),
+    ("backend", "nics", "mb_per_s", "noted"),
     [
-        ({}, 4000.0, True),
-        ({}, 6000.0, False),
-        ({"hsn0": 200.0}, 3000.0, True),  # TCP
-        ({"hsn0": 200.0}, 7000.0, False),
-        ({"mlx5_0:1": 400.0, "mlx5_9:1": 25.0}, 7000.0, True),
-        ({"mlx5_0:1": 25.0}, 2500.0, False),  # all that there is
+        ("nccl", {}, 4000.0, True),
+        ("nccl", {}, 6000.0, False),
+        ("nccl", {"hsn0": 200.0}, 3000.0, True),  # TCP
+        ("nccl", {"hsn0": 200.0}, 7000.0, False),
+        ("nccl", {"mlx5_0:1": 400.0, "mlx5_9:1": 25.0}, 7000.0, True),
+        ("nccl", {"mlx5_0:1": 25.0}, 2500.0, False),  # all that there is
+        ("gloo", {}, 2000.0, False),
+        ("gloo", {}, 60.0, True),
     ],
 )
-def test_the_bound_follows_the_rate_of_the_network(nics, mb_per_s: float, noted: bool) -> None:
+def test_a_bandwidth_below_that_of_the_network_is_noted(backend, nics, mb_per_s, noted) -> None:
     facts = [{**one, "nics": nics} for one in sound()]
-    results = [{**one, "bus_mb_per_s": mb_per_s} for one in outcome(facts)]
+    more = {"backend": backend, "bus_mb_per_s": mb_per_s}
+    results = [{**one, **more} for one in outcome(facts)]
     (found,) = [x for x in judge_together(facts, results, TOLD) if x.check == "bandwidth"]
     assert bool(found.notes) == noted and not found.faults
+
+
+def test_inside_a_node_no_bandwidth_is_a_fault() -> None:
+    facts = sound(1, 2)
+    results = [{**one, "bus_mb_per_s": 3.0} for one in outcome(facts)]
+    (found,) = [x for x in judge_together(facts, results, TOLD) if x.check == "bandwidth"]
+    assert not found.faults and "busbw 0.003 GB/s between 2 ranks of a node" in found.text
 
 
 # The node: files in the form of the kernel's documents
