@@ -95,3 +95,17 @@ def test_runs_at_work_at_a_time_see_gpus_of_their_own(
     monkeypatch.setitem(ENDINGS, "both", f"touch {tmp_path}/gpu$CUDA_VISIBLE_DEVICES; {both}")
     drive(tmp_path, plan, "both", dict(os.environ), at_once=2)
     assert sorted(path.name for path in tmp_path.glob("gpu*")) == ["gpu0", "gpu1"]
+
+
+def test_runs_are_started_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two at a time would each be measured beside the other."""
+    plan = make_plan(strategies=("ddp",), gpus=(1,), repeats=3)
+    alone = (
+        f"mkdir {tmp_path}/at-work || touch {tmp_path}/beside; sleep 0.3; rmdir {tmp_path}/at-work"
+    )
+    monkeypatch.setitem(ENDINGS, "alone", alone)
+    drive(tmp_path, plan, "alone")
+    assert not (tmp_path / "beside").exists()
+    assert [p.name for p in plan.paths.folder.glob("*/job.json")] == ["job.json"] * 3
