@@ -102,9 +102,8 @@ def test_runs_are_started_one_after_the_other(
 ) -> None:
     """Two at a time would each be measured beside the other."""
     plan = make_plan(strategies=("ddp",), gpus=(1,), repeats=3)
-    alone = (
-        f"mkdir {tmp_path}/at-work || touch {tmp_path}/beside; sleep 0.3; rmdir {tmp_path}/at-work"
-    )
+    work = tmp_path / "at-work"
+    alone = f"mkdir {work} || touch {tmp_path}/beside; sleep 0.3; rmdir {work}"
     monkeypatch.setitem(ENDINGS, "alone", alone)
     drive(tmp_path, plan, "alone")
     assert not (tmp_path / "beside").exists()
