@@ -108,7 +108,7 @@ def check_records(done: Result) -> None:
         own = {"values"} if kind == "epoch" else set[str]()  # those of other programs
         assert set(record) == {*COMMON, *KINDS[kind]} - own
     start = done.record("run_start")
-    of_programs = {"source", "unit", "work_per_step", "work_source", "warmup_steps"}
+    of_programs = {"source", "unit", "work_per_step", "work_source", "warmup_steps", "group_size"}
     assert set(start) - {"crc"} == {*COMMON, *KINDS["run_start"]} - of_programs
     assert (start["world_size"], start["backend"], start["global_batch_size"]) == (2, "gloo", 128)
     startup, epoch, end = (done.records(k)[0] for k in ("startup", "epoch", "run_end"))
