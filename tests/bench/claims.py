@@ -49,9 +49,7 @@ def judge(document: Document) -> Counter[str]:
     text, marks = document
     told: dict[tuple[int, str], list[bool | None]] = defaultdict(list)
     for verdict in check(text):
-        if verdict.follows is None and verdict.claim.kind in ("rate", "memory"):
-            continue  # what claims follow from, which no mark is of
-        said = _digits(verdict.claim.number.text)
+        said = _digits(verdict.number.text)
         told[verdict.line, said].append(verdict.follows)
     made: Counter[str] = Counter()
     for line, said, wrong in marks:
