@@ -315,20 +315,11 @@ def test_the_first_attempt_is_told_as_if_there_had_been_no_other(tmp_path: Path)
 
 def test_what_is_good() -> None:
     """Also what cannot be seen from here, is not compared, or is not possible here."""
-    for good in (
-        {},
-        {"orphans": None},
-        {"same_parameters": None},
-        {"where": "", "final_status": ""},
-    ):
-        assert replace(GOOD, **good).good
-    for bad in (
-        {"final_status": "failed"},
-        {"note": "x"},
-        {"same_parameters": False},
-        {"orphans": 1},
-    ):
-        assert not replace(GOOD, **bad).good
+    away, lost = {"where": "", "final_status": ""}, {"final_status": "failed"}
+    good = [{}, {"orphans": None}, {"same_parameters": None}, away]
+    bad = [lost, {"note": "x"}, {"same_parameters": False}, {"orphans": 1}]
+    found = [replace(GOOD, **changed).good for changed in (*good, *bad)]
+    assert found == [True] * 4 + [False] * 4
 
 
 def test_the_table_and_the_csv_have_every_row(tmp_path: Path) -> None:
