@@ -110,7 +110,7 @@ def main() -> int:
     parser.add_argument("--table", type=Path, default=TABLE)
     parser.add_argument("--check", action="store_true", help="apply none")
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--limit", type=float, default=300, metavar="S", help="of each (300)")
+    parser.add_argument("--limit", type=float, default=180, metavar="S", help="of each (180)")
     args = parser.parse_args()
     rows = tomllib.loads(args.table.read_text())["mutation"]
     mutations = [m for m in (Mutation(**r) for r in rows) if args.only in f"{m.name} {m.file}"]
