@@ -467,15 +467,6 @@ def test_a_gpu_and_a_cpu_are_two_series() -> None:
     assert [name.split(", ")[1] for name in runs["series"]] == ["bf16", "fp32"]
 
 
-def test_a_log_from_before_auto_is_fp32() -> None:
-    plan = make_plan(strategies=("ddp",), gpus=(1,))
-    (run_id,) = plan.runs
-    left_by(plan, run_id, {})  # its record says nothing of a precision
-    runs, warnings = collected(plan)
-    assert list(runs["precision"]) == ["fp32"]
-    assert warnings == []
-
-
 SAMPLE = load_pattern("nanogpt").sample
 
 

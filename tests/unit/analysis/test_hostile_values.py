@@ -170,15 +170,6 @@ def test_a_value_of_any_kind_is_no_reason_to_stop(value: object) -> None:
     assert set(results.epochs["run_id"]) == set(names) - {"kind"}  # that is no epoch's, maybe
 
 
-def test_a_number_that_no_column_holds_leaves_its_cell_empty() -> None:
-    folder = logs() / "mine" / "a"
-    folder.mkdir(parents=True)
-    line = f"[METRIC] epoch=1 val_loss=1e999 lr=1_0 iterations={'9' * 30}\n"
-    (folder / "train.log").write_text(line)
-    epoch = collect("mine").epochs.iloc[0]
-    assert epoch[["val_loss", "lr", "iterations"]].isna().all()
-
-
 WRITER = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
