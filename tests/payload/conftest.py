@@ -27,7 +27,7 @@ def fork_server() -> None:
     """The process from which tests fork ranks themselves. Python has one, which imports what it is
     told by the first who needs it: what others' ranks lack, each of them would import.
     """
-    own = ["torch._dynamo", "torch.distributed.optim", "jobkit.checks.verify.rank"]
+    own = ["torch._dynamo", "jobkit.checks.verify.rank"]
     own += ["jobkit.payload.strategies.fsdp", "jobkit.payload.strategies.pipeline"]
     own += ["jobkit.payload.strategies.ddp", "jobkit.checks.comm.rank", "jobkit.exercise.schedule"]
     multiprocessing.get_context("forkserver").set_forkserver_preload(own)

@@ -1,19 +1,35 @@
-"""Which device each rank takes, decided by all ranks together. The GPUs are fakes."""
+"""Which device each rank takes, and what it does on a GPU. The GPUs are fakes."""
 
+import math
+import os
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint import FileSystemWriter
 
-from jobkit.errors import UsageError
+from jobkit import gpus
+from jobkit.errors import Exit, UsageError
+from jobkit.paths import RunPaths
+from jobkit.payload import host, leaving
+from jobkit.payload.checkpoints import store
+from jobkit.payload.checkpoints.manager import CheckpointManager
 from jobkit.payload.devices import Agreed, Candidate, agree_device, agreed, candidate
-from jobkit.payload.place import RankEnv
-from support.fake_cuda import SITE, FakeCuda
-from support.rigs import NO_BREAKDOWN, ROOT, Start, environment
+from jobkit.payload.distributed import Group, follow_timeout
+from jobkit.payload.place import RankEnv, share_of_cores
+from jobkit.payload.run import check_sync_batchnorm
+from jobkit.payload.strategies.dp import DP
+from jobkit.spec.every import Every
+from jobkit.spec.runspec import RunSpec
+from support.fake_cuda import FakeCuda
+from support.rigs import ROOT, environment
 
 
 def gpu(uuid: str, host: str = "n1", visible: int = 1, **more: str) -> Candidate:
@@ -82,8 +98,8 @@ def test_the_gpu_is_the_local_ranks_of_those_visible(monkeypatch: pytest.MonkeyP
     assert device == torch.device("cuda", 0) and cuda.chosen == [device]
 
 
-def _all_ranks(world: int, wanted: str) -> list[object]:
-    """What each rank, as a thread, concludes at one store."""
+def _all_ranks(world: int, wanted: str, said: list[str] | None = None) -> list[object]:
+    """What each rank, as a thread, concludes at one store; said: its warnings."""
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     found: list[object] = [None] * world
 
@@ -91,7 +107,9 @@ def _all_ranks(world: int, wanted: str) -> list[object]:
         client = dist.TCPStore("127.0.0.1", server.port, wait_for_workers=False)
         place = RankEnv(rank=rank, local_rank=rank, world_size=world, local_world_size=world)
         try:
-            found[rank] = agree_device(wanted, place, client, lambda _: None)
+            found[rank] = agree_device(
+                wanted, place, client, [].append if said is None else said.append
+            )
         except UsageError as error:
             found[rank] = str(error)
 
@@ -106,25 +124,11 @@ def _all_ranks(world: int, wanted: str) -> list[object]:
 def test_all_ranks_get_the_same_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeCuda(monkeypatch, "GPU-a", "GPU-b")
     assert _all_ranks(2, "auto") == [torch.device("cuda", 0), torch.device("cuda", 1)]
-    assert _all_ranks(3, "auto") == [torch.device("cpu")] * 3
+    said: list[str] = []
+    assert _all_ranks(3, "auto", said) == [torch.device("cpu")] * 3
+    assert "2 GPUs for 3 ranks: all ranks compute on the CPU" in said
     texts = _all_ranks(3, "cuda")
     assert len(set(texts)) == 1 and "rank 0 on" in str(texts[0]) and "rank 2 on" in str(texts[0])
-
-
-def test_a_workstation_with_one_gpu_runs_two_ranks_on_the_cpu(
-    launch: Start, tmp_path: Path
-) -> None:
-    """As `make demo` does there. The fake GPU is in the Python of the ranks."""
-    (tmp_path / "sitecustomize.py").write_text(SITE)
-    words = ("--nproc-per-node", "2", "--dataset", "synthetic", "--train-samples", "64")
-    done = launch(
-        *(*words, "--test-samples", "8", "--epochs", "1", *NO_BREAKDOWN),
-        PYTHONPATH=f"{tmp_path}:{ROOT / 'src'}",
-        FAKE_GPUS="GPU-a",
-    )
-    assert done.codes == [0], done.out
-    assert "warning: 1 GPU for 2 ranks: all ranks compute on the CPU" in done.out
-    assert done.record("run_start")["device_type"] == "cpu"
 
 
 @pytest.mark.parametrize("module", ["jobkit.payload.main", "jobkit.checks.preflight.cli"])
@@ -145,3 +149,217 @@ def test_a_run_on_the_cpu_hides_the_gpus_before_torch_is_imported(
     lines = [line.rstrip() for line in done.stdout.splitlines() if line.startswith("SEEN")]
     wanted = zip(names, seen, strict=True)
     assert lines == [f"SEEN {name} {value}".rstrip() for name, value in wanted]
+
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 1)
+
+
+def on_two_gpus(monkeypatch: pytest.MonkeyPatch, precision: str) -> DP:
+    """dp as on two GPUs, computing on the CPU: nn.DataParallel passes the model through."""
+    monkeypatch.setattr(nn, "DataParallel", lambda model: model)
+    made = DP(RunSpec(strategy="dp", precision=precision), RankEnv(), CPU)
+    made.devices = 2
+    return made
+
+
+def test_each_thread_of_dp_computes_in_the_precision_of_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """torch's parallel_apply opens autocast without a type, which is bf16 on a CPU."""
+    dp, found = on_two_gpus(monkeypatch, "fp16"), []
+    model = dp.wrap(nn.Linear(4, 2))
+
+    def work() -> None:
+        with torch.amp.autocast("cpu", enabled=True):
+            found.append(model(torch.ones(1, 4)).dtype)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [torch.float16]
+
+
+def test_names_under_dp_are_those_of_the_bare_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    dp, model = on_two_gpus(monkeypatch, "fp32"), nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2))
+    dp.model = dp.wrap(model)
+    assert list(dp.named_parameters()) == [name for name, _ in model.named_parameters()]
+    assert list(dp.named_buffers()) == [name for name, _ in model.named_buffers()]
+
+
+def test_dp_drives_all_gpus_that_it_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeCuda(monkeypatch, *"abcd")
+    assert DP(RunSpec(strategy="dp"), RankEnv(), torch.device("cuda", 0)).devices == 4
+    assert DP(RunSpec(strategy="dp"), RankEnv(), CPU).devices == 1
+
+
+def test_copies_of_tensors_are_written_without_a_stream() -> None:
+    copied = store._writer(Path("x"), [torch.zeros(1)])
+    assert copied.per_thread_copy_ahead == 0
+    live = store._writer(Path("x"), [torch.zeros(1, device="meta")])
+    assert live.per_thread_copy_ahead == FileSystemWriter("x").per_thread_copy_ahead > 0
+
+
+@pytest.mark.parametrize(("device", "chosen"), [(GPU, [GPU]), (CPU, []), (None, [])])
+def test_the_checkpoint_thread_is_on_the_ranks_gpu(
+    monkeypatch: pytest.MonkeyPatch, device: torch.device | None, chosen: list[torch.device]
+) -> None:
+    cuda = FakeCuda(monkeypatch)
+    made = CheckpointManager(
+        None,
+        RunPaths(Path("x")),
+        0,
+        None,
+        Every(),
+        keep=1,
+        background=True,
+        device=device,  # type: ignore[arg-type]
+    )
+    assert made._thread
+    assert made._thread.submit(lambda: 7).result(100) == 7
+    assert cuda.chosen == chosen
+
+
+def test_an_empty_part_of_a_synchronised_batch_norm_is_refused() -> None:
+    spec = RunSpec(strategy="ddp", sync_batchnorm=True, precision="bf16", global_batch_size=512)
+    check_sync_batchnorm(spec, 4, 1024)
+    with pytest.raises(UsageError, match="the last batch of an epoch has 3 samples for 4 ranks"):
+        check_sync_batchnorm(spec, 4, 512 + 3)
+    check_sync_batchnorm(replace(spec, precision="fp32"), 4, 512 + 3)
+
+
+def test_versions_on_amds_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "hip", "6.4.1")
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 22, 3))
+    found = host.versions(GPU)
+    assert (found["hip"], found["nccl"], "cuda" in found) == ("6.4.1", "2.22.3", False)
+
+
+def test_the_state_of_the_gpu_is_that_of_its_uuid(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    FakeCuda(monkeypatch, "aa", "bb")
+    monkeypatch.setattr(gpus, "_AMD_DRIVER", tmp_path / "absent")
+    smi = tmp_path / "nvidia-smi"
+    said = "570.1, 1980 MHz, [N/A], 700.00 W, 0"
+    smi.write_text(f'#!/bin/sh\n[ "$4" = GPU-bb ] && echo "{said}"\n')
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    state = {"driver": "570.1", "gpu_max_clock": "1980 MHz", "gpu_power_limit": "700.00 W"}
+    assert host.gpu_state(GPU) == {**state, "gpu_ecc_errors": "0"}
+    assert host.gpu_state(CPU) == {}
+    smi.unlink()
+    assert host.gpu_state(GPU) == {}
+
+
+def test_each_rank_has_a_cache_of_miopen_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    environ: dict[str, str] = {"XDG_CACHE_HOME": str(tmp_path)}
+    monkeypatch.setattr(gpus, "_AMD_DEVICE", tmp_path / "absent")
+    gpus.prepare_rocm(3, environ)
+    assert len(environ) == 1
+    monkeypatch.setattr(gpus, "_AMD_DEVICE", tmp_path)
+    gpus.prepare_rocm(3, environ)
+    assert environ["MIOPEN_USER_DB_PATH"].endswith("-3")
+    assert environ["PYTORCH_MIOPEN_SUGGEST_NHWC"] == "1"
+
+
+def test_the_driver_of_amds_gpus_is_the_kernels(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "version").write_text("6.10.10\n")
+    monkeypatch.setattr(gpus, "_AMD_DRIVER", tmp_path / "version")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    known = SimpleNamespace(uuid="aa")
+    FakeCuda(monkeypatch, "aa").mock("get_device_properties", lambda _: known)
+    assert host.gpu_state(GPU) == {"driver": "6.10.10"}
+
+
+def test_the_memory_that_the_device_says_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA's context and NCCL's buffers are outside what torch counts."""
+    cuda = FakeCuda(monkeypatch, "a", "b")
+    cuda.mock("max_memory_allocated", lambda _: 100 * 2**20)
+    cuda.mock("max_memory_reserved", lambda _: 200 * 2**20)
+    cuda.mock("mem_get_info", lambda device: ((1000 - 700 * device.index) * 2**20, 1000 * 2**20))
+    assert host.peak_memory_mib(GPU)[:2] == (100, 200)
+    assert host.peak_memory_mib(GPU).device == 700
+
+    def unknown(_: torch.device) -> None:
+        raise RuntimeError("CUDA error: operation not supported")
+
+    cuda.mock("mem_get_info", unknown)
+    assert math.isnan(host.peak_memory_mib(GPU).device)
+    assert math.isnan(host.peak_memory_mib(CPU).device)
+
+
+@pytest.mark.parametrize(
+    ("timeout_s", "heartbeat", "dump"),
+    [(600, "600", "15000"), (1800, "1800", "15000"), (20, "60", "500")],
+)
+def test_nccls_own_limits_follow_the_timeout(timeout_s: float, heartbeat: str, dump: str) -> None:
+    environ: dict[str, str] = {}
+    follow_timeout(timeout_s, environ)
+    assert list(environ.values()) == [heartbeat, dump]
+    given = {"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "7"}
+    follow_timeout(timeout_s, given)
+    assert given["TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"] == "7"
+
+
+@pytest.mark.parametrize(("device", "ahead"), [(GPU, True), (CPU, False)])
+def test_a_group_on_gpus_is_made_with_these_limits(
+    monkeypatch: pytest.MonkeyPatch, device: torch.device, ahead: bool
+) -> None:
+    name, seen = "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", list[str | None]()
+    monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", raising=False)
+    make = lambda **_: seen.append(os.environ.get(name))  # noqa: E731
+    monkeypatch.setattr(dist, "init_process_group", make)
+    Group(RankEnv(), device, 900.0)
+    assert seen == ["900" if ahead else None]
+    for each in (name, "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"):
+        os.environ.pop(each, None)
+
+
+@pytest.mark.parametrize(
+    ("variable", "code", "tidy"),
+    [
+        ("NSYS_PROFILING_SESSION_ID", Exit.OK, True),
+        ("ROCP_TOOL_LIBRARIES", Exit.AGAIN, True),
+        ("CUDA_INJECTION64_PATH", Exit.FAILED, False),  # others may be waiting: at once
+        ("", Exit.OK, False),
+    ],
+)
+def test_a_profiled_process_ends_as_its_profiler_needs_it(
+    monkeypatch: pytest.MonkeyPatch, variable: str, code: Exit, tidy: bool
+) -> None:
+    class AtOnce(Exception):
+        """Instead of the end of this process."""
+
+    def at_once(_: int) -> None:
+        raise AtOnce
+
+    for name in leaving._PROFILED:
+        monkeypatch.delenv(name, raising=False)
+    if variable:
+        monkeypatch.setenv(variable, "x")
+    monkeypatch.setattr(os, "_exit", at_once)
+    with pytest.raises(SystemExit if tidy else AtOnce):
+        leaving.leave(code)
+
+
+@pytest.mark.parametrize(
+    ("cores", "ranks", "environ", "threads"),
+    [
+        (8, 1, {}, 8),
+        (8, 4, {}, 2),
+        (2, 4, {}, 1),
+        (64, 4, {"SLURM_CPUS_PER_TASK": "16"}, 16),
+        (8, 4, {"SLURM_CPUS_PER_TASK": "16"}, 8),  # bound to fewer than were asked for
+        (64, 4, {"SLURM_CPUS_ON_NODE": "32"}, 8),  # not bound, and half of the node is ours
+        (8, 4, {"SLURM_CPUS_ON_NODE": "32"}, 8),  # each task is bound to its own eight
+        (2, 4, {"SLURM_CPUS_ON_NODE": "4"}, 1),  # simulated nodes on a small machine
+    ],
+)
+def test_share_of_cores(monkeypatch, cores: int, ranks: int, environ, threads: int) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    assert share_of_cores(ranks, environ) == threads

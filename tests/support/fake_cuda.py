@@ -80,12 +80,3 @@ class FakeCuda:
         if uuid == "broken":
             raise RuntimeError("CUDA error: uncorrectable ECC error encountered\nmore")
         return SimpleNamespace(uuid=uuid, name="Fake", total_memory=2**34)
-
-
-# A process that has this as sitecustomize.py sees the GPUs that FAKE_GPUS names.
-SITE = """
-import os, types, torch
-uuids = os.environ["FAKE_GPUS"].split()
-torch.cuda.device_count = lambda: len(uuids)
-torch.cuda.get_device_properties = lambda i: types.SimpleNamespace(uuid=uuids[i], name="Fake")
-"""

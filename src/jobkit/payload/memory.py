@@ -60,20 +60,6 @@ class MemoryInputs:
     devices: int = 1  # of dp
 
 
-def zero1_parts(parameters: Sequence[Tensor], ranks: int) -> list[list[Tensor]]:
-    """The parameters whose state each rank has, by the rule of torch's ZeroRedundancyOptimizer.
-
-    The largest parameter comes first, and each goes to the rank that has least so far.
-    """
-    parts: list[list[Tensor]] = [[] for _ in range(ranks)]
-    sizes = [0] * ranks
-    for parameter in sorted(parameters, key=lambda p: p.numel(), reverse=True):
-        rank = sizes.index(min(sizes))
-        parts[rank].append(parameter)
-        sizes[rank] += parameter.numel()
-    return parts
-
-
 def state_bytes(spec: RunSpec, with_state: Sequence[int]) -> int:
     """The optimizer's state for parameters of these sizes: SGD keeps one number each, Adam two.
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from jobkit.errors import Exit, RanksDiffer, UsageError
-from jobkit.payload import host, no_compiler, numerics, random_numbers, warnings
+from jobkit.payload import host, numerics, random_numbers, warnings
 from jobkit.payload.clock import Stages
 from jobkit.payload.data.batches import Augmentation, Batches, DeviceData
 from jobkit.payload.data.cache import Dataset
@@ -57,9 +57,6 @@ def _set_up(job: RankJob, report: Reporter, stages: Stages) -> Trainer:
     """Set up group, data and model, measured and reported; return the trainer."""
     spec, place = job.spec, job.place
     numerics.set_environment(spec)  # before the first call of CUDA
-    if not spec.compile:
-        strategy_class(spec.strategy)  # imports its part of torch, which may need the compiler
-        no_compiler.spare()
     threads = spec.threads or share_of_cores(place.local_world_size)
     torch.set_num_threads(threads)
     with stages.stage("group_s"):

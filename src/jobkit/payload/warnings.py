@@ -12,7 +12,6 @@ _LEAST_EPOCH_S = 1.0
 # A setting (or the beginning of its name), what must hold for it to matter, and that in words.
 _ONLY_WITH = (
     ("ddp_powersgd", lambda spec: spec.ddp_comm_hook == "powersgd", "--ddp-comm-hook powersgd"),
-    ("fsdp_wrap_min", lambda spec: spec.fsdp_wrap is None, "no --fsdp-wrap"),
     ("fsdp_group_mib", lambda spec: spec.fsdp_wrap is None, "no --fsdp-wrap"),
     ("fsdp_reduce_fp32", lambda spec: spec.precision != "fp32", "a lower precision than fp32"),
     ("compile_mode", lambda spec: spec.compile, "--compile"),

@@ -66,7 +66,7 @@ def parser() -> Parser:
         help="part of the memory left for CUDA, NCCL and the allocator (default 0.1)",
     )
     add("--json", action="store_true", help="print the answer as JSON")
-    add_model_arguments(made, skip=("strategy", "zero1", *_FSDP_MODE))
+    add_model_arguments(made, skip=("strategy", *_FSDP_MODE))
     return made
 
 

@@ -1,6 +1,5 @@
 """Names of data sources, and the checks of them that need no torch: for the login node."""
 
-import tarfile
 from pathlib import Path
 
 from jobkit.errors import UsageError
@@ -20,7 +19,7 @@ def folder_path(dataset: str) -> Path | None:
 
 
 def check_source(dataset: str) -> None:
-    """Raise UsageError, naming the path, for an image folder, tar or IDX files that cannot be used.
+    """Raise UsageError, naming the path, for an image folder or IDX files that cannot be used.
 
     Looks at names only; what lies inside the images shows when they are converted.
     """
@@ -28,35 +27,20 @@ def check_source(dataset: str) -> None:
     if path is None:
         return
     if dataset == FOLDER:
-        raise UsageError("folder: needs a path, as folder:/data/images or folder:images.tar")
+        raise UsageError("folder: needs a path, as folder:/data/images")
     if dataset == IDX:
         raise UsageError("idx: needs a path, as idx:/data/mnist")
     if dataset.startswith(IDX):
         idx.find(path)
         return
     try:
-        if path.is_dir():
-            parts = ("train", "test")
-            check_classes(path, *({c.name for c in _folders(path / p)} for p in parts))
-        elif not path.exists():
-            raise UsageError(f"{path}: no such directory or .tar of images")
-        else:
-            check_tar(path)
+        if not path.is_dir():
+            packed = "; unpack it first" if path.exists() else ""
+            raise UsageError(f"{path}: no such directory of images{packed}")
+        parts = ("train", "test")
+        check_classes(path, *({c.name for c in _folders(path / p)} for p in parts))
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror or error}") from None
-
-
-def check_tar(path: Path) -> None:
-    """Raise UsageError for a file that is not a plain tar or has nothing in it."""
-    try:
-        with tarfile.open(path, "r:") as archive:
-            empty = archive.next() is None
-    except (tarfile.TarError, OSError, EOFError) as error:
-        raise UsageError(
-            f"{path}: not a readable .tar: {error} (a compressed one: unpack it to a .tar first)"
-        ) from None
-    if empty:
-        raise UsageError(f"{path}: the .tar is empty; needs train/<class>/* and test/<class>/*")
 
 
 def check_classes(path: Path, train: set[str], test: set[str]) -> list[str]:

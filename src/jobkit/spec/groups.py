@@ -85,7 +85,7 @@ class DataSettings:
 
     dataset: str = setting(
         "cifar10",
-        "cifar10, synthetic, folder:PATH (a directory or a .tar), or idx:PATH (MNIST's files)",
+        "cifar10, synthetic, folder:PATH (a directory), or idx:PATH (MNIST's files)",
     )
     data_dir: str | None = setting(
         None, "directory of data and prepared caches (default: $JOBKIT_DATA_DIR)", identity=False
@@ -190,7 +190,6 @@ class DdpSettings:
         10, "ddp: iterations of plain all-reduce before PowerSGD compresses", low=2
     )
     sync_batchnorm: bool = setting(False, "ddp: batch normalisation over all ranks; needs GPUs")
-    zero1: bool = setting(False, "ddp: shard the optimizer's state over the ranks")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,9 +198,6 @@ class FsdpSettings:
 
     fsdp_wrap: str | None = setting(
         None, "fsdp: module classes that become sharding units, as A,B (instead of by size)"
-    )
-    fsdp_wrap_min_parameters: int = setting(
-        1000, "fsdp: minimum number of parameters of a sharding unit", low=1
     )
     fsdp_group_mib: float = setting(
         4.0,
@@ -248,6 +244,9 @@ class CheckpointSettings:
     checkpoint_keep: int = setting(2, "number of checkpoints to keep", low=1, identity=False)
     checkpoint_async: bool | None = setting(
         None, "write checkpoints in the background (default: on GPUs)", identity=False
+    )
+    checkpoint_checksums: bool = setting(
+        False, "read each file of a checkpoint again for its SHA-256", identity=False
     )
     stop_signal: str = setting(
         "USR2",

@@ -95,15 +95,14 @@ class DPFacts(Facts):
 
 
 class DDPFacts(Facts):
-    """DistributedDataParallel, also with ZeRO-1."""
+    """DistributedDataParallel."""
 
     name, code = "ddp", "ddp.DDP"
-    owns = ("ddp_", "sync_batchnorm", "zero1")
+    owns = ("ddp_", "sync_batchnorm")
     verified = (
         Variant("ddp"),
         Variant("ddp static graph", {"ddp_static_graph": True}),
         Variant("ddp find unused", {"ddp_find_unused_parameters": True}),
-        Variant("ddp zero1", {"zero1": True}),
         Variant("ddp accumulate, clip", {"accumulate": 3, "clip_norm": 0.05}),
         Variant("ddp checkpointing", {"activation_checkpointing": True}),
         # fp16 keeps 11 bits of a number and bf16 8; PowerSGD keeps what a low rank can hold.
@@ -116,20 +115,13 @@ class DDPFacts(Facts):
         ),
     )
 
-    def label(self, settings: Settings) -> str:
-        return "ddp, zero1" if settings["zero1"] else "ddp"
-
-    def modes(self, settings: Settings) -> dict[str, Settings]:
-        return {"ddp": {"zero1": False}, "ddp, zero1": {"zero1": True}}
-
     def messages(self, settings: Settings, size: ModelSize) -> list[Message]:
-        """An all-reduce of each bucket of gradients; under ZeRO-1 also the new parameters."""
+        """An all-reduce of each bucket of gradients."""
         # Buckets are filled with gradients before a hook makes them smaller.
         buckets = max(1, math.ceil(size.parameters / (settings["ddp_bucket_mib"] * MIB)))
         sent = size.parameters * _OF_FP32[settings["ddp_comm_hook"]] / buckets
         ranks = _everyone(settings)
-        found = [Message("all_reduce", sent, ranks, buckets)]
-        return found + [Message("all_gather", size.parameters, ranks)] * bool(settings["zero1"])
+        return [Message("all_reduce", sent, ranks, buckets)]
 
     def is_modelled(self, settings: Settings) -> bool:
         """Not under PowerSGD: what it sends depends on its rank and the layers' shapes."""

@@ -34,7 +34,6 @@ def seconds(**settings: Any) -> float:
         # Of eight on two nodes: what crosses the network sets the pace.
         ({"nodes": 2, "ranks_per_node": 4}, 2 * 7 / 8 * MLP / 10e9),
         ({"ranks_per_node": 4, "ddp_comm_hook": "bf16"}, 2 * 3 / 4 * MLP / 2 / 100e9),
-        ({"ranks_per_node": 4, "zero1": True}, 3 * 3 / 4 * MLP / 100e9),
         # One group, which stays gathered: a gather and a reduction.
         ({"strategy": "fsdp", "ranks_per_node": 4}, 2 * 3 / 4 * MLP / 100e9),
         # bf16: gathers are half as large, the reduction is in fp32.

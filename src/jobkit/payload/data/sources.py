@@ -1,9 +1,8 @@
-"""Reading images from their source: CIFAR-10, folders or tars, IDX files, or generated."""
+"""Reading images from their source: CIFAR-10, folders, IDX files, or generated."""
 
 import hashlib
 import io
 import itertools
-import tarfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from jobkit.errors import UsageError
 from jobkit.files import read_regular
 from jobkit.payload.data import cifar10, idx_images
 from jobkit.payload.data.images import IMAGE, Images, Say
-from jobkit.spec.dataset import IDX, check_classes, check_source, check_tar, folder_path
+from jobkit.spec.dataset import IDX, check_classes, check_source, folder_path
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ def find_source(
         return Source(
             f"idx-{idx_images.key(path)}", dataset, lambda say: idx_images.read(path, say)
         )
-    entries = dict(_tar_entries(path) if path.is_file() else _folder_entries(path))
+    entries = dict(_folder_entries(path))
     content = "\n".join(f"{name} {mark}" for name, (mark, _) in sorted(entries.items()))
     digest = hashlib.sha256(f"{path}\n{content}".encode()).hexdigest()[:16]
     return Source(f"folder-{digest}", dataset, lambda say: folder(path, sorted(entries), say))
@@ -81,14 +80,14 @@ def synthetic(train: int, test: int, classes: int = 10) -> tuple[Images, Images,
     return part(train), part(test), [f"class{i}" for i in range(classes)]
 
 
-# --- a folder or tar of image files ----------------------------------------------------------
+# --- a folder of image files ----------------------------------------------------------
 
 # By name: Pillow would start Ghostscript, a whole interpreter, for what begins as PostScript.
 _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 _MOST_PIXELS = 16_000_000  # of an image that becomes 32 x 32; decoded, that takes 64 MB
 _MOST_BYTES = 64 << 20  # of an image's file
 
-Entry = tuple[str, tuple[str, Any]]  # part/class/file, (what changes with its content, handle)
+Entry = tuple[str, tuple[str, Any]]  # part/class/file, (what changes with its content, path)
 
 
 def _folder_entries(root: Path) -> Iterator[Entry]:
@@ -102,28 +101,6 @@ def _folder_entries(root: Path) -> Iterator[Entry]:
                 )
 
 
-def _tar_entries(path: Path) -> Iterator[Entry]:
-    """Image members below any train/ and test/ in the tar; links and devices are skipped."""
-    stat = path.stat()
-    check_tar(path)
-    try:
-        with tarfile.open(path, "r:") as tar:
-            for member in tar:
-                words = Path(member.name).parts[-3:]
-                shown = len(words) == 3 and words[0] in ("train", "test")
-                if member.isfile() and shown and not words[2].startswith("."):
-                    mark = f"{member.size} {member.offset_data} {stat.st_size} {stat.st_mtime_ns}"
-                    yield "/".join(words), (mark, member)
-            end = tar.offset
-        # tarfile accepts a tar truncated at a header; a complete one ends in zeros.
-        with path.open("rb") as file:
-            file.seek(end)
-            if file.read(tarfile.BLOCKSIZE) != tarfile.NUL * tarfile.BLOCKSIZE:
-                raise tarfile.ReadError("unexpected end of data")
-    except (tarfile.TarError, OSError, EOFError) as error:
-        raise UsageError(f"{path}: the .tar is corrupt: {error}") from None
-
-
 def folder(path: Path, names: list[str], say: Say) -> tuple[Images, Images, list[str]]:
     """Read train/<class>/* and test/<class>/* as 32 x 32 RGB; other sizes are scaled.
 
@@ -135,7 +112,7 @@ def folder(path: Path, names: list[str], say: Say) -> tuple[Images, Images, list
     images = torch.empty(len(names), *IMAGE, dtype=torch.uint8)
     scaled = 0
     with ThreadPoolExecutor() as pool:
-        blobs = _tar_blobs(path, index) if path.is_file() else _folder_blobs(path, names)
+        blobs = _folder_blobs(path, names)
         for done, batch in enumerate(iter(lambda: list(itertools.islice(blobs, 1000)), [])):
             for name, (pixels, other_size) in pool.map(lambda b: _decode(path, *b), batch):
                 images[index[name]] = pixels
@@ -156,17 +133,6 @@ def _folder_blobs(root: Path, names: list[str]) -> Iterator[tuple[str, bytes]]:
             yield name, read_regular(root / name, _MOST_BYTES)
         except OSError as error:
             raise UsageError(f"{root / name}: {error.strerror}") from None
-
-
-def _tar_blobs(path: Path, index: dict[str, int]) -> Iterator[tuple[str, bytes]]:
-    """The tar's images in their order in it: one pass, nothing unpacked to disk."""
-    for name, (_, member) in _tar_entries(path):
-        if name in index:
-            if member.size > _MOST_BYTES:
-                raise UsageError(f"{path}/{name}: larger than {_MOST_BYTES:,} bytes")
-            with path.open("rb") as file:
-                file.seek(member.offset_data)
-                yield name, file.read(member.size)
 
 
 def _decode(path: Path, name: str, blob: bytes) -> tuple[str, tuple[Tensor, bool]]:

@@ -51,7 +51,7 @@ def _checkpoints(job: RankJob, trainer: Trainer, group: Group) -> CheckpointMana
     """The manager of the run's checkpoints; the newest valid one is loaded first."""
     spec, paths = trainer.spec, job.paths
     assert paths
-    store = Store(job.place.rank, group.on_cpu())
+    store = Store(job.place.rank, group.on_cpu(), spec.checkpoint_checksums)
     if store.rank == 0:
         clear_unfinished(paths)
     background = spec.checkpoint_async

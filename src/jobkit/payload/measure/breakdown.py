@@ -12,20 +12,15 @@ the rest of the schedule is exposed: waiting for other stages, and the bubble.
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from torch import nn
-from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
-from jobkit.payload.clock import Stopwatch
 from jobkit.payload.data.batches import Step
 from jobkit.payload.measure.parts import FEWEST, Parts, means, record
 from jobkit.payload.measure.replica import NoReplica, Replica
 from jobkit.payload.measure.waiting import WAITED, Undo, stop_timing, time_waits
-from jobkit.payload.strategies.base import optimizer_of
 
 if TYPE_CHECKING:
     from jobkit.payload.train import Trainer
@@ -38,7 +33,6 @@ class Breakdown:
         """wanted: iterations. make_replica: makes the bare model of the replica."""
         self._wanted, self._make_replica = wanted, make_replica
         self._replica: Replica | None = None
-        self._hooks: list[RemovableHandle] = []
         self._found: list[Parts] = []
         self._waits: list[Undo] | None = None  # the timers of this iteration
         self._begin = (0.0, 0.0)
@@ -85,7 +79,6 @@ class Breakdown:
                     passes=parts["passes"],
                     alone=by[self._how],
                     step=parts["step"],
-                    own_step=parts["own_step"] if self._hooks else parts["step"],
                     waited=None if self._waits is None else parts[WAITED],
                 )
             )
@@ -102,8 +95,6 @@ class Breakdown:
     def _get_ready(self, trainer: "Trainer", step: Step) -> None:
         self._ready = True
         strategy = trainer.strategy
-        if trainer.spec.zero1:  # its step sends parameters to the other ranks
-            self._hooks = _time_own_step(optimizer_of(trainer.optimizer), strategy.stopwatch)
         if trainer.group.place.world_size > 1:  # one rank does not communicate
             self._how = strategy.measured_by
         if self._how == "replica":
@@ -127,10 +118,8 @@ class Breakdown:
         trainer.report.info(f"no breakdown: no memory for the communication-free replica: {reason}")
 
     def _end(self) -> None:
-        """Remove the hooks and the replica."""
+        """Remove the replica."""
         self._done = True
-        for hook in self._hooks:
-            hook.remove()
         if self._replica is not None:
             self._replica.free()
             self._replica = None
@@ -159,17 +148,3 @@ def _doubt(fields: dict[str, Any]) -> str:
         f"the breakdown is not certain: exposed communication is {replica:.3g} ms per iteration by "
         f"the comparison with a replica, {direct:.3g} ms by the time in which the passes wait"
     )
-
-
-def _time_own_step(optimizer: Optimizer, watch: Stopwatch) -> list[RemovableHandle]:
-    """Have the stopwatch measure an optimizer's own step, inside its wrapper's."""
-    running: list[AbstractContextManager[None]] = []
-
-    def begin(*_: Any) -> None:
-        running.append(watch.part("own_step"))
-        running[-1].__enter__()
-
-    def end(*_: Any) -> None:
-        running.pop().__exit__(None, None, None)
-
-    return [optimizer.register_step_pre_hook(begin), optimizer.register_step_post_hook(end)]

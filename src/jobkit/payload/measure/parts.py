@@ -36,8 +36,7 @@ class Parts:
     data_wait: float
     passes: float  # forward and backward, waiting included
     alone: float  # the same without communication
-    step: float  # of the optimizer, with its communication
-    own_step: float  # of it: what this rank computes
+    step: float  # of the optimizer
     waited: float | None = None  # of the passes, measured without a replica; None: not measured
 
     @property
@@ -49,7 +48,7 @@ class Parts:
     def useful(self) -> float:
         """What this rank does itself, by the measure that knows the iteration best."""
         exposed = max(self.beyond, 0.0) if self.waited is None else self.waited
-        own = self.wall - self.data_wait - (self.step - self.own_step) - exposed
+        own = self.wall - self.data_wait - exposed
         return max(own, 0.0)
 
 
@@ -100,7 +99,7 @@ def means(
         return statistics.fmean(getattr(parts, name) for parts in found)
 
     wall, wait, passes = mean("wall"), mean("data_wait"), mean("passes")
-    step, own_step = mean("step"), min(mean("own_step"), mean("step"))
+    step = mean("step")
     checked = all(parts.waited is not None for parts in every)
     direct = statistics.fmean(parts.waited or 0.0 for parts in found) if checked else math.nan
     if checked:
@@ -110,12 +109,12 @@ def means(
         exposed = statistics.fmean(p.beyond for p in sound or found)
     exposed = min(max(exposed, 0.0), passes)
     return {
-        "compute": passes - exposed + own_step,
-        "communication": exposed + step - own_step,
+        "compute": passes - exposed + step,
+        "communication": exposed,
         "data_wait": wait,
         "other": max(wall - wait - passes - step, 0.0),
         "wall": wall,
-        "direct": direct + step - own_step,
+        "direct": direct,
     }
 
 

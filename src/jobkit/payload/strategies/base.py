@@ -189,12 +189,6 @@ class Strategy(MemoryRule):
         """Scale the gradient down to a norm, taken over all of its parts on all ranks."""
         nn.utils.clip_grad_norm_(self.model.parameters(), norm)
 
-    def make_optimizer(
-        self, kind: type[Optimizer], parameters: list[Any], **settings: Any
-    ) -> Optimizer:
-        """The optimizer of a kind over the parameters that this rank has."""
-        return kind(parameters, **settings)
-
     def named_parameters(self) -> dict[str, nn.Parameter]:
         """The parameters that this rank holds, whole or its shards, by their bare names."""
         return {bare_name(name): p for name, p in self.model.named_parameters()}
@@ -280,21 +274,14 @@ def make_optimizer(strategy: Strategy) -> Optimizer:
     parameters = trained_parameters(strategy.model, spec)
     if not parameters:
         raise UsageError(f"--model {spec.model}: has no parameter to train")
-    shared = {"lr": spec.lr, "weight_decay": spec.weight_decay, "fused": strategy.can_fuse()}
+    shared: dict[str, Any] = {"lr": spec.lr, "weight_decay": spec.weight_decay}
+    shared["fused"] = strategy.can_fuse()
     adaptive = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
     if spec.optimizer in adaptive:
-        return strategy.make_optimizer(adaptive[spec.optimizer], parameters, **shared)
-    return strategy.make_optimizer(
-        torch.optim.SGD,
+        return adaptive[spec.optimizer](parameters, **shared)
+    return torch.optim.SGD(
         parameters,
         momentum=spec.momentum,
         nesterov=spec.nesterov and spec.momentum > 0,
         **shared,
     )
-
-
-def optimizer_of(optimizer: Optimizer) -> Optimizer:
-    """The optimizer that has the state: ZeRO's wrapper keeps that of this rank's part inside."""
-    inner = getattr(optimizer, "optim", optimizer)
-    assert isinstance(inner, Optimizer)
-    return inner

@@ -1,7 +1,6 @@
 """DistributedDataParallel: a full copy on each rank, gradients averaged in buckets."""
 
 import inspect
-from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -10,10 +9,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
 
-from jobkit.payload.distributed import RankEnv
-from jobkit.payload.memory import MemoryInputs, bytes_of, zero1_parts
+from jobkit.payload.memory import MemoryInputs
 from jobkit.payload.strategies.base import Strategy, refuse
 from jobkit.spec.runspec import RunSpec
 
@@ -28,21 +25,12 @@ class DDP(Strategy):
 
     measured_by = "replica"
 
-    def __init__(self, spec: RunSpec, place: RankEnv, device: torch.device) -> None:
-        super().__init__(spec, place, device)
-        self.power_sgd: powerSGD_hook.PowerSGDState | None = None
-
     def check(self) -> None:
         super().check()
         spec = self.spec
         refuse(
             spec.sync_batchnorm and self.device.type == "cpu",
             "--sync-batchnorm: torch has it for GPUs only, and this run is on the CPU",
-        )
-        refuse(
-            spec.zero1 and (spec.lookahead_every > 0 or spec.bias_lr_factor != 1),
-            "--zero1 shards the optimizer's state over the ranks, and --lookahead-every and "
-            "--bias-lr-factor need all of it on each: leave out one or the other",
         )
         refuse(
             spec.ddp_static_graph and spec.accumulate > 1,
@@ -64,7 +52,7 @@ class DDP(Strategy):
                     module.register_forward_pre_hook(_empty_in_fp32)
             self.takes_nothing = True  # a sample made up would be in the others' statistics
         wrapped = self._wrapped(model, None)
-        self.power_sgd = _compress(wrapped, spec)
+        _compress(wrapped, spec)
         return wrapped
 
     def wrap_alone(self, model: nn.Module, alone: dist.ProcessGroup) -> nn.Module:
@@ -103,19 +91,7 @@ class DDP(Strategy):
             )
         elif spec.ddp_comm_hook != "none":
             lines.append(f"ddp: gradients are sent in {spec.ddp_comm_hook}")
-        if spec.zero1:
-            lines.append("ddp: each rank keeps its part of the optimizer's state (ZeRO-1)")
         return lines
-
-    def make_optimizer(
-        self, kind: type[Optimizer], parameters: list[Any], **settings: Any
-    ) -> Optimizer:
-        if not self.spec.zero1:
-            return kind(parameters, **settings)
-        # Its package imports all of FSDP.
-        from torch.distributed.optim import ZeroRedundancyOptimizer
-
-        return ZeroRedundancyOptimizer(parameters, optimizer_class=kind, **settings)
 
     def synchronise(self, model: nn.Module, last: bool) -> AbstractContextManager[object] | None:
         assert isinstance(model, DistributedDataParallel)
@@ -128,41 +104,6 @@ class DDP(Strategy):
         blank = torch.zeros(2, 3, 32, 32, dtype=next(self.model.parameters()).dtype)
         labels = torch.zeros(2, dtype=torch.long)
         self.forward_backward(blank.to(self.device), labels.to(self.device), 0.0, last=True)
-
-    def own_state(self) -> dict[str, Tensor]:
-        found = super().own_state()
-        if self.power_sgd is not None:
-            found["powersgd.iter"] = torch.tensor(self.power_sgd.iter)
-            for kind in _POWER_SGD_MEMORIES:
-                memory: dict[int, Tensor] = getattr(self.power_sgd, kind)
-                found |= {f"powersgd.{kind}.{i}": t for i, t in memory.items()}
-        return found
-
-    def take_own_state(self, state: Mapping[str, Tensor]) -> None:
-        super().take_own_state(state)
-        if self.power_sgd is None:
-            return
-        # Without its memories (the layout is another one) it begins with plain all-reduces again.
-        self.power_sgd.iter = int(state.get("powersgd.iter", torch.tensor(0)))
-        for kind in _POWER_SGD_MEMORIES:
-            prefix = f"powersgd.{kind}."
-            kept = {
-                int(name.removeprefix(prefix)): t.to(self.device)
-                for name, t in state.items()
-                if name.startswith(prefix)
-            }
-            setattr(self.power_sgd, kind, kept)
-
-    def largest_ranks(self, parameters: Sequence[Tensor]) -> Sequence[int]:
-        if not self.spec.zero1:
-            return (0,)
-        parts = zero1_parts([p for p in parameters if p.requires_grad], self.place.world_size)
-        sizes = [bytes_of(part) for part in parts]
-        return (sizes.index(max(sizes)),)
-
-    def with_state(self, trained: Sequence[Tensor], rank: int) -> list[int]:
-        kept = zero1_parts(trained, self.place.world_size)[rank] if self.spec.zero1 else trained
-        return [bytes_of([p]) for p in kept]
 
     def communication_bytes(self, inputs: MemoryInputs) -> int:
         # Buckets are the gradients themselves, or beside them; a hook that compresses keeps the
@@ -183,23 +124,16 @@ def _empty_in_fp32(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tenso
 
 
 _CASTS = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
-_POWER_SGD_MEMORIES = ("error_dict", "p_memory_dict", "q_memory_dict")
 
 
-def _compress(model: DistributedDataParallel, spec: RunSpec) -> powerSGD_hook.PowerSGDState | None:
-    """Have gradients compressed on their way, where the settings say so; PowerSGD's state."""
+def _compress(model: DistributedDataParallel, spec: RunSpec) -> None:
+    """Have gradients compressed on their way, where the settings say so."""
     if spec.ddp_comm_hook == "powersgd":
-        state = powerSGD_hook.PowerSGDState(
-            process_group=None,
-            matrix_approximation_rank=spec.ddp_powersgd_rank,
-            start_powerSGD_iter=spec.ddp_powersgd_start,
-            random_seed=spec.seed,
-        )
+        rank, start = spec.ddp_powersgd_rank, spec.ddp_powersgd_start
+        state = powerSGD_hook.PowerSGDState(None, rank, start, random_seed=spec.seed)
         model.register_comm_hook(state, _power_sgd)
-        return state
-    if spec.ddp_comm_hook != "none":
+    elif spec.ddp_comm_hook != "none":
         model.register_comm_hook(dist.group.WORLD, _CASTS[spec.ddp_comm_hook])
-    return None
 
 
 def _power_sgd(

@@ -3,7 +3,7 @@
 Which modules make a group is in shard_groups.py.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -18,22 +18,17 @@ from torch.distributed.fsdp import (
     OffloadPolicy,
     fully_shard,
 )
-from torch.distributed.tensor import DTensor
 
 from jobkit.payload.distributed import RankEnv
-from jobkit.payload.memory import MemoryInputs, Share, bytes_of, shard_bytes, state_bytes
+from jobkit.payload.memory import MemoryInputs, Share, shard_bytes
 from jobkit.payload.strategies.base import Strategy, refuse
 from jobkit.payload.strategies.shard_groups import (
     ShardGroup,
     Sizes,
-    model_size,
     shard_groups,
     sizes,
 )
 from jobkit.spec.runspec import RunSpec
-from jobkit.spec.strategies import FACTS
-from jobkit.spec.traffic import waits
-from jobkit.units import MIB
 
 
 class FSDP(Strategy):
@@ -108,40 +103,11 @@ class FSDP(Strategy):
 
     def describe(self) -> list[str]:
         spec, replicas = self.spec, self.spec.fsdp_hybrid_replicas
+        where = f", {replicas} replicas, each sharded over {self.shards} ranks"
         kept = "" if spec.fsdp_reshard_after_forward else "; parameters stay gathered to the end"
-        where = f"{replicas} replicas, each sharded over {self.shards} ranks"
-        head = f"fsdp: {where}{kept}" if replicas > 1 or kept else "fsdp"
-        head += ": shard groups, parameters in all, and on this rank"
-        return [head, *self._tree(), *self._price()]
-
-    def _tree(self) -> list[str]:
-        """The groups in the model's order, group in group, and last what the root keeps."""
-        lines = []
-        groups = [group for group, _ in self.groups]
-        blocks = [g for g in reversed(groups) if not (g.exact or g.root)]
-        for group in (*blocks, *(g for g in groups if g.exact or g.root)):
-            depth = 1 + sum(_is_inside(group, other) for other in blocks) * (not group.exact)
-            lines.append("  " * depth + f"{group.name}: {_amounts(own_of(group.modules))}")
-        return lines
-
-    def _price(self) -> list[str]:
-        """What sharding saves and what it costs, against ddp; of one rank nothing."""
-        if self.place.world_size == 1:
-            return []
-        spec, size = self.spec, model_size(self.groups)
-        settings = spec.to_dict()
-        counts = [waits(FACTS[name].messages(settings, size) or []) for name in ("fsdp", "ddp")]
-        every = list(self.groups[-1][0].modules[0].parameters())  # of the root
-        trained = [p for p in every if p.requires_grad]
-        whole = bytes_of(every) + bytes_of(trained)
-        whole += state_bytes(spec, [bytes_of([p]) for p in trained])
-        saved = (whole - self.persistent(every, (), self.place.rank).total) / MIB
-        line = (
-            f"fsdp: saves {saved:.3g} MiB of parameters, gradients and optimizer state per rank, "
-            f"gathers up to {_gathered(spec, self.groups) / MIB:.3g} MiB at once, and costs "
-            f"{counts[0]} waits for other ranks per step (ddp: {counts[1]})"
-        )
-        return [line]
+        count = self.group_count()
+        groups = "1 shard group" if count == 1 else f"{count} shard groups"
+        return [f"fsdp: {groups}{where if replicas > 1 else ''}{kept}"]
 
     def group_count(self) -> int:
         """Number of groups that have parameters."""
@@ -215,31 +181,3 @@ def prefetch(groups: Sequence[ShardGroup], ahead: int) -> None:
         if ahead:
             module.set_modules_to_forward_prefetch(modules[i + 1 : i + 1 + ahead])
             module.set_modules_to_backward_prefetch(modules[max(0, i - ahead) : i][::-1])
-
-
-def _is_inside(group: ShardGroup, other: ShardGroup) -> bool:
-    """Whether a group is one inside of another."""
-    inner = {id(m) for module in other.modules for m in module.modules() if m is not module}
-    return id(group.modules[0]) in inner
-
-
-def own_of(modules: Iterable[nn.Module]) -> list[nn.Parameter]:
-    """Parameters of a group, without those of the groups inside of it."""
-    found: dict[int, nn.Parameter] = {}
-    for module in modules:
-        inner = {
-            id(p)
-            for m in module.modules()
-            if m is not module and isinstance(m, FSDPModule)
-            for p in m.parameters()
-        }
-        found |= {id(p): p for p in module.parameters() if id(p) not in inner}
-    return list(found.values())
-
-
-def _amounts(parameters: list[nn.Parameter]) -> str:
-    """Parameters in all, and what of them is here: number and bytes."""
-    local = [p.to_local() for p in parameters if isinstance(p, DTensor)]
-    held = sum(t.numel() * t.element_size() for t in local)
-    whole = sum(p.numel() for p in parameters)
-    return f"{whole:,}, here {sum(t.numel() for t in local):,}, {held:,} bytes"

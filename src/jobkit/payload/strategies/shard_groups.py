@@ -52,7 +52,7 @@ def shard_groups(model: nn.Module, spec: RunSpec) -> list[ShardGroup]:
 
 def _merged(blocks: Blocks, spec: RunSpec) -> list[ShardGroup]:
     """Neighbouring blocks in groups, in the model's order; none where one group has them all."""
-    least = max(spec.fsdp_group_mib * MIB, spec.fsdp_wrap_min_parameters * _FP32)
+    least = spec.fsdp_group_mib * MIB
     found: list[Blocks] = [[]]
     for block in blocks:
         if found[-1] and (spec.fsdp_group_mib == 0 or _bytes(found[-1]) >= least):
@@ -92,8 +92,7 @@ def blocks_of(model: nn.Module, spec: RunSpec) -> Blocks:
     The direct children, or with --fsdp-wrap the modules of these classes, outer before inner.
     """
     if spec.fsdp_wrap is None:
-        least = 1 if spec.fsdp_group_mib else spec.fsdp_wrap_min_parameters
-        return [(n, m) for n, m in _children(model) if parameters_of(m) >= least]
+        return [(n, m) for n, m in _children(model) if parameters_of(m)]
     inside = [(n, m) for n, m in model.named_modules() if n]
     known = {type(m).__name__ for _, m in inside}
     wanted = {word.strip() for word in spec.fsdp_wrap.split(",")}

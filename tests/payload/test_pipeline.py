@@ -1,19 +1,23 @@
-"""Models are cut into stages that do together what the model does, or it is said why not."""
+"""Pipelines: a model cut into stages computes what the model does, or it is said why not."""
 
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from jobkit.errors import UsageError
-from jobkit.payload.distributed import RankEnv
 from jobkit.payload.model import build_model
+from jobkit.payload.place import RankEnv
+from jobkit.payload.strategies.base import Strategy
 from jobkit.payload.strategies.pipeline import Pipeline
+from jobkit.payload.strategies.single import Single
 from jobkit.payload.strategies.stages import cut, owners, tensors_only
+from jobkit.payload.strategies.statistics import filled_up
 from jobkit.spec.runspec import RunSpec
-from support.rigs import NO_BREAKDOWN, SMALL, Result, Start
+from support.rigs import NO_BREAKDOWN, Result, Start
 
 IMAGES = torch.rand(3, 3, 32, 32, generator=torch.Generator().manual_seed(1))
 
@@ -151,12 +155,16 @@ def one(forge: Start) -> Result:
 @pytest.mark.parametrize(
     ("world", "words"),
     [
-        (2, ["--strategy", "mp"]),
-        (2, ["--strategy", "pp", "--microbatches", "6", "--pipeline-split", "stage3"]),
         (4, ["--strategy", "pp", "--pipeline-stages", "2", "--pipeline-schedule", "gpipe"]),
-        (2, ["--strategy", "pp", "--precision", "bf16", "--pipeline-schedule", "interleaved"]),
+        *(
+            pytest.param(2, ["--strategy", *words], marks=pytest.mark.long)
+            for words in (
+                ["mp"],
+                ["pp", "--microbatches", "6", "--pipeline-split", "stage3"],
+                ["pp", "--precision", "bf16", "--pipeline-schedule", "interleaved"],
+            )
+        ),
     ],
-    ids=["mp", "pp", "pp x ddp", "bf16"],
 )
 def test_a_job_in_stages_is_that_of_one_process(
     forge: Start, one: Result, world: int, words: list[str]
@@ -172,20 +180,69 @@ def test_a_job_in_stages_is_that_of_one_process(
     assert "stage 1, rank 1: " in done.out
 
 
+CPU = torch.device("cpu")
+IMAGES_STATISTICS = torch.rand(5, 3, 32, 32, generator=torch.Generator().manual_seed(1)) + 3.0
+LABELS = torch.zeros(5, dtype=torch.int64)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def made(kind: type[Strategy], spec: RunSpec) -> tuple[Strategy, nn.BatchNorm2d]:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        nn.Linear(4, 10),
+    )  # fmt: skip
+    strategy = kind(spec, RankEnv(), CPU)
+    strategy.setup(model)
+    (norm,) = (m for m in strategy.model.modules() if isinstance(m, nn.BatchNorm2d))
+    return strategy, norm
+
+
+def statistics(norm: nn.BatchNorm2d) -> list[Tensor]:
+    return [buffer.clone() for buffer in norm.buffers()]
+
+
+def pipeline(microbatches: int) -> tuple[Strategy, nn.BatchNorm2d]:
+    spec = RunSpec(strategy="pp", microbatches=microbatches, global_batch_size=8)
+    return made(Pipeline, spec)
+
+
+@pytest.mark.parametrize("kind", ["single", "pp"])
+def test_a_rank_with_no_samples_keeps_them(kind: str) -> None:
+    strategy, norm = pipeline(2) if kind == "pp" else made(Single, RunSpec(strategy="single"))
+    before = statistics(norm)
+    strategy.forward_backward(IMAGES_STATISTICS[:0], LABELS[:0], 1.0, True)
+    assert all(map(torch.equal, statistics(norm), before))
+    gradients = [p.grad for p in strategy.model.parameters()]
+    assert all(g is not None and not g.any() for g in gradients)  # it took part all the same
+    strategy.forward_backward(IMAGES_STATISTICS, LABELS, 1.0, True)
+    assert norm.num_batches_tracked > 0
+
+
+def test_a_smaller_batch_of_a_pipeline_is_filled_up_with_its_own_samples() -> None:
+    """5 samples in 4 microbatches of 2: all are near the mean of the real ones."""
+    strategy, norm = pipeline(4)
+    norm.momentum = None  # the mean over all microbatches
+    strategy.forward_backward(IMAGES_STATISTICS, LABELS, 0.2, True)
+    alone, reference = made(Single, RunSpec(strategy="single"))
+    reference.momentum = None
+    alone.forward_backward(IMAGES_STATISTICS, LABELS, 0.2, True)
+    assert torch.allclose(norm.running_mean, reference.running_mean, rtol=0.02)
+
+
 @pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (["--strategy", "pp", "--model", "mlp", "--pipeline-schedule", "interleaved"], "3 layers"),
-        (["--strategy", "pp", "--microbatches", "5"], "--microbatches 5 does not divide"),
-        (["--strategy", "fsdp", "--fsdp-hybrid-replicas", "3"], "3 does not divide the 2 ranks"),
-        (["--strategy", "dp"], "strategy 'dp' runs at 1 rank, not 2"),
-    ],
+    ("count", "parts", "order"),
+    [(5, 4, [0, 1, 2, 3, 4, 0, 1, 2]), (1, 4, [0, 0, 0, 0]), (4, 4, [0, 1, 2, 3])],
 )
-def test_bad_input_is_one_line_and_2(
-    forge: Start, tmp_path: Path, words: list[str], line: str
-) -> None:
-    done = forge(2, *SMALL, *words, run_dir=tmp_path / "run")
-    assert done.codes == [2, 2], done.out
-    (error,) = [text for text in done.out.splitlines() if "jobkit: error: " in text]
-    assert line in error
-    assert "Traceback" not in done.out
+def test_samples_are_taken_again_in_their_order(count: int, parts: int, order: list[int]) -> None:
+    assert torch.equal(filled_up(IMAGES_STATISTICS[:count], parts), IMAGES_STATISTICS[order])
+
+
+def test_where_there_is_no_sample_blank_ones_are_made() -> None:
+    assert torch.equal(filled_up(IMAGES_STATISTICS[:0], 3), torch.zeros(3, 3, 32, 32))

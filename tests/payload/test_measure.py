@@ -1,15 +1,37 @@
-"""Where the time of an iteration goes: the parts add up, grow with what is slow, change nothing."""
+"""Where the time of an iteration goes, what is timed, and that measuring changes nothing."""
 
 import functools
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+from jobkit.checks.comm.bench import in_a_row
+from jobkit.checks.comm.ops import Exchange, Team
+from jobkit.errors import UsageError
 from jobkit.metric.line import Record
+from jobkit.payload import host
+from jobkit.payload.clock import Clock
+from jobkit.payload.data.batches import Batches, DeviceData, Step
+from jobkit.payload.data.cache import Dataset
+from jobkit.payload.data.sources import synthetic
+from jobkit.payload.host import PeakMemory
+from jobkit.payload.measure.peak import OwnPeak
+from jobkit.payload.model import build_model
+from jobkit.payload.place import RankEnv
+from jobkit.payload.strategies.base import make_optimizer
+from jobkit.payload.strategies.ddp import _empty_in_fp32
+from jobkit.payload.strategies.single import Single
+from jobkit.payload.train import Trainer
+from jobkit.payload.warnings import too_short
+from jobkit.spec.runspec import RunSpec
 from support.cuts import final
+from support.fake_cuda import GPU
 from support.rigs import Result, Start
 
 SLEEP_S = 0.5  # much longer than an iteration of the small model, and than this machine's noise
@@ -137,23 +159,25 @@ def usual_losses(forge: Start, own: Path) -> Callable[[str], list[float]]:
 PARTS = ("compute_s", "communication_s", "data_wait_s", "other_s")
 
 
+LONG = pytest.mark.long
+SLOWED = [("ddp", "allreduce 1", "communication_s"), ("ddp", "step", "compute_s")]
+ALSO = [
+    ("ddp", "loader", "data_wait_s"),
+    ("ddp", "allreduce", "communication_s"),
+    ("ddp", "cold", "communication_s"),  # the same, with slow first passes of the replica
+    ("fsdp", "reduce", "communication_s"),
+    ("ddp", "wrapper", "compute_s"),
+    ("fsdp", "wrapper", "compute_s"),
+]
+
+
 @pytest.mark.parametrize(
-    ("strategy", "slow", "part"),
-    [
-        ("ddp", "loader", "data_wait_s"),
-        ("ddp", "allreduce", "communication_s"),
-        ("ddp", "allreduce 1", "communication_s"),  # on one rank, for which the other waits
-        ("ddp", "cold", "communication_s"),  # the same, with slow first passes of the replica
-        ("ddp", "step", "compute_s"),
-        ("fsdp", "reduce", "communication_s"),
-        ("ddp", "wrapper", "compute_s"),
-        ("fsdp", "wrapper", "compute_s"),
-    ],
+    ("strategy", "slow", "part"), [*SLOWED, *(pytest.param(*case, marks=LONG) for case in ALSO)]
 )
 def test_the_slow_part_grows_by_what_it_is_slowed(
     forge: Start, own: Path, usual: Callable[..., Record], strategy: str, slow: str, part: str
 ) -> None:
-    words = ("--strategy", strategy, "--fsdp-wrap-min-parameters", "1000000")
+    words = ("--strategy", strategy)
     before = usual(*words)
     slowed = run(forge, own, 2, *words, slow=slow).record("breakdown")
     grown = {name: slowed[name] - before[name] for name in PARTS}
@@ -166,6 +190,7 @@ def test_the_slow_part_grows_by_what_it_is_slowed(
         assert slowed["certain"] is True
 
 
+@LONG
 def test_one_slow_rank_is_uneven_load_and_not_communication(forge: Start, own: Path) -> None:
     found = run(forge, own, 2, "--strategy", "ddp", slow="rank").record("breakdown")
     useful = found["compute_s"] + found["other_s"]
@@ -181,10 +206,8 @@ def test_one_slow_rank_is_uneven_load_and_not_communication(forge: Start, own: P
     "words",
     [
         ("--strategy", "ddp"),
-        ("--strategy", "ddp", "--zero1", "--optimizer", "adamw"),
-        ("--strategy", "ddp", "--ddp-comm-hook", "powersgd", "--threads", "1"),
         ("--strategy", "fsdp", "--precision", "bf16", "--accumulate", "2"),
-        ("--strategy", "pp"),
+        pytest.param(("--strategy", "pp"), marks=LONG),
     ],
 )
 def test_measuring_leaves_no_trace_in_the_training(
@@ -203,15 +226,20 @@ def test_measuring_leaves_no_trace_in_the_training(
 
 
 @pytest.mark.parametrize(
-    ("where", "said"),
+    ("strategy", "where", "said"),
     [
-        ("memory small", "rank 1 has 0 MiB free of"),
-        ("memory wrap", "rank 1 is out of memory: CUDA out of memory"),
-        ("memory pass 1", "rank 1 is out of memory: CUDA out of memory"),  # of the warm-up
-        ("memory pass 5", "rank 1 is out of memory: CUDA out of memory"),  # after one
+        ("fsdp", "memory wrap", "rank 1 is out of memory: CUDA out of memory"),
+        ("ddp", "memory pass 5", "rank 1 is out of memory: CUDA out of memory"),  # after one
+        *(
+            pytest.param(name, f"memory {at}", said, marks=LONG)
+            for name in ("ddp", "fsdp")
+            for at, said in (
+                ("small", "rank 1 has 0 MiB free of"),
+                ("pass 1", "rank 1 is out of memory: CUDA out of memory"),  # of the warm-up
+            )
+        ),
     ],
 )
-@pytest.mark.parametrize("strategy", ["fsdp", "ddp"])
 def test_a_run_does_not_end_for_lack_of_memory_to_measure_it(
     forge: Start,
     own: Path,
@@ -228,7 +256,7 @@ def test_a_run_does_not_end_for_lack_of_memory_to_measure_it(
     assert done.losses() == usual_losses(strategy)
 
 
-@pytest.mark.parametrize("strategy", ["single", "ddp"])
+@pytest.mark.parametrize("strategy", ["ddp"])
 def test_one_rank_alone_has_no_communication(forge: Start, own: Path, strategy: str) -> None:
     found = run(forge, own, 1, "--strategy", strategy).record("breakdown")
     assert found["communication_s"] == 0
@@ -258,13 +286,165 @@ def test_traces_of_the_chosen_iterations_and_ranks(forge: Start, own: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("given", "said"),
     [
-        (("--profile", "5-3"), "must be iterations, as 20-22"),
-        (("--profile-ranks", "x"), "must be all, or ranks"),
+        ({"profile": "5-3"}, "must be iterations, as 20-22"),
+        ({"profile_ranks": "x"}, "must be all, or ranks"),
     ],
 )
-def test_bad_windows_are_one_line(forge: Start, words: tuple[str, ...], said: str) -> None:
-    done = forge(1, *RUN, *words)
-    assert done.codes == [2]
-    assert said in done.out
+def test_bad_windows_are_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        RunSpec(**given)
+
+
+MIB, NAN = 2**20, float("nan")
+
+
+class Memory:
+    """A process's memory: what is held, and the peaks since the last reset."""
+
+    def __init__(self) -> None:
+        self.held = self.peak = self.reserved = 0
+
+    def hold(self, mib: int) -> None:
+        self.held += mib
+        self.peak, self.reserved = max(self.peak, self.held), max(self.reserved, self.held)
+
+
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch) -> Memory:
+    made = Memory()
+
+    def reset(device: torch.device) -> None:
+        made.peak = made.reserved = made.held
+
+    def stats(device: torch.device) -> None:
+        made.peak = made.held
+
+    def empty(size: int, **_: object) -> None:
+        made.hold(size // MIB)
+        made.held -= size // MIB
+
+    monkeypatch.setattr(
+        host, "peak_memory_mib", lambda device: PeakMemory(made.peak, made.reserved, made.peak)
+    )
+    monkeypatch.setattr(host, "reset_peak_memory", reset)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: made.reserved * MIB)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", stats)
+    monkeypatch.setattr(torch, "empty", empty)
+    return made
+
+
+def step(memory: Memory, mib: int = 100) -> None:
+    memory.hold(mib)
+    memory.held -= mib
+
+
+def test_a_peak_is_that_of_the_training_alone(memory: Memory) -> None:
+    peak = OwnPeak(torch.device("cuda", 0))
+    memory.hold(50)
+    step(memory)
+    assert peak.now() == PeakMemory(150, 150, 150)
+    peak.pause()
+    memory.hold(900)
+    step(memory)
+    assert peak.now() == PeakMemory(150, 150, 150)  # an epoch may end with the replica there
+    memory.held -= 900
+    peak.resume()
+    assert memory.reserved == 150  # reserved again, so that no iteration has to
+    assert peak.now() == PeakMemory(150, 150, 150)
+    step(memory, 130)
+    assert peak.now() == PeakMemory(180, 180, 180)
+
+
+def test_on_the_cpu_only_resident_memory_is_known(
+    monkeypatch: pytest.MonkeyPatch, memory: Memory
+) -> None:
+    monkeypatch.setattr(host, "peak_memory_mib", lambda _: PeakMemory(NAN, NAN, memory.peak))
+    never: Callable[..., None] = lambda *_: pytest.fail("no GPU")  # noqa: E731
+    monkeypatch.setattr(torch.cuda, "memory_reserved", never)
+    peak = OwnPeak(torch.device("cpu"))
+    step(memory, 70)
+    peak.pause()
+    memory.hold(900)
+    memory.held -= 900
+    peak.resume()
+    found = peak.now()
+    assert found.resident == 70
+    assert found.allocated != found.allocated  # NaN
+
+
+CPU = torch.device("cpu")
+COMPILING_S, STEP_S = 0.3, 0.002
+
+
+@pytest.mark.parametrize(("compiles", "images", "seconds"), [(True, 24, 0.0), (False, 27, 0.3)])
+def test_compiling_for_the_last_batch_is_not_timed(
+    monkeypatch: pytest.MonkeyPatch, compiles: bool, images: int, seconds: float
+) -> None:
+    """8 + 8 + 8 + 3 timed samples after two iterations of warm-up; the last 3 are another size."""
+    spec, place = RunSpec(strategy="single", model="mlp", warmup_iterations=2), RankEnv()
+    strategy = Single(spec, place, CPU)
+    strategy.setup(build_model(spec, 10))
+    train, test, classes = synthetic(43, 10)
+    trainer = Trainer(
+        spec=RunSpec(strategy="single", compile=compiles, warmup_iterations=2),
+        group=SimpleNamespace(place=place, device=CPU),  # type: ignore[arg-type]
+        data=DeviceData(Dataset(train, test, classes), CPU, seed=0, augmentation=None),
+        batches=Batches(43, 8, 0, 1, 1, 0),
+        strategy=strategy,
+        optimizer=make_optimizer(strategy),
+        report=SimpleNamespace(),  # type: ignore[arg-type]
+        classes=10,
+    )
+    sizes: set[int] = set()
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+
+    def step_and_compile(step: Step, epoch: int, clock: Clock) -> torch.Tensor:
+        now[0] += STEP_S if step.global_count in sizes else COMPILING_S
+        sizes.add(step.global_count)
+        clock.images += step.global_count
+        return torch.zeros(())
+
+    monkeypatch.setattr(trainer, "_train_step", step_and_compile)
+    clock, _, _ = trainer.train_epoch(0, lambda _: None)
+    assert clock.images == images
+    assert seconds <= clock.elapsed_s() < seconds + COMPILING_S
+    again, _, _ = trainer.train_epoch(1, lambda _: None)
+    assert again.images == 43  # no size is new
+
+
+def test_operations_in_a_row_wait_for_the_device_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    for name in ("synchronise", "barrier"):
+        monkeypatch.setattr(Team, name, lambda self, name=name: calls.append(name))
+    monkeypatch.setattr(Team, "largest", lambda self, values: [2 * v for v in values])
+
+    def run() -> None:
+        calls.append("run")
+        now[0] += 0.01
+
+    made = Exchange(8, lambda: calls.append("prepare"), run, lambda: True)
+    taken = in_a_row(made, Team((0, 1), 0, GPU), 5)
+    assert calls == ["prepare", "synchronise", "barrier", *["run"] * 5, "synchronise"]
+    assert taken == pytest.approx(0.02)  # of one, the maximum over the ranks
+
+
+def test_an_empty_batch_meets_sync_batch_norm_in_fp32() -> None:
+    norm = torch.nn.SyncBatchNorm(3)
+    (empty,) = _empty_in_fp32(norm, (torch.zeros(0, 3, 4, 4, dtype=torch.bfloat16),))
+    assert empty.dtype is torch.float32
+    some = torch.zeros(2, 3, 4, 4, dtype=torch.bfloat16)
+    assert _empty_in_fp32(norm, (some,))[0] is some
+
+
+@pytest.mark.parametrize(
+    ("seconds", "device", "told"), [(0.12, GPU, True), (1.0, GPU, False), (0.12, CPU, False)]
+)
+def test_an_epoch_that_is_too_short_is_told(
+    seconds: float, device: torch.device, told: bool
+) -> None:
+    assert ("an epoch takes 0.12 s" in too_short(seconds, device)) is told

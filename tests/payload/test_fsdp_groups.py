@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,11 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from jobkit.payload.model import build_model
 from jobkit.payload.place import RankEnv
 from jobkit.payload.strategies.fsdp import FSDP
-from jobkit.payload.strategies.shard_groups import model_size, sizes
+from jobkit.payload.strategies.shard_groups import model_size
 from jobkit.spec.runspec import RunSpec
 from jobkit.spec.strategies import FACTS
 from jobkit.spec.traffic import waits
-from support.rigs import SMALL, Start
 
 CPU = torch.device("cpu")
 SENDS = ("allgather", "reduce_scatter")
@@ -73,7 +71,7 @@ def step_of(module: nn.Module, **settings: Any) -> tuple[FSDP, Sent]:
     ("settings", "gathers", "reductions"),
     [
         ({}, 1, 1),  # one group
-        ({"fsdp_group_mib": 0.0}, 8, 5),  # stages 2 and 3, hidden; the last layer and the root stay
+        ({"fsdp_group_mib": 0.0}, 9, 5),  # three stages and hidden twice; the last layer stays
         ({"fsdp_group_mib": 0.25}, 3, 2),
         ({"fsdp_group_mib": 0.05}, 5, 3),
         ({"fsdp_group_mib": 0.0, "fsdp_reshard_after_forward": False}, 5, 5),
@@ -89,9 +87,6 @@ def test_a_step_waits_as_often_as_is_said(
     said = FACTS["fsdp"].messages(spec.to_dict(), size)
     assert said is not None
     assert waits(said) == gathers + reductions
-    assert f"costs {gathers + reductions} waits for other ranks per step (ddp: 1)" in " ".join(
-        strategy.describe()
-    )
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -119,28 +114,5 @@ def test_a_list_of_modules_is_no_block_but_its_elements_are(two_ranks: None) -> 
                 x = layer(x.flatten(1))
             return x
 
-    strategy, _ = step_of(Listed(), fsdp_group_mib=0.0, fsdp_wrap_min_parameters=1)
+    strategy, _ = step_of(Listed(), fsdp_group_mib=0.0)
     assert [g.name for g, n in strategy.groups if n] == ["layers.1", "layers.0"]
-
-
-def test_named_classes_are_left_as_they_are() -> None:
-    spec = RunSpec(fsdp_wrap="Stage", fsdp_group_mib=4.0)
-    found = [(g.name, g.kept) for g, _ in sizes(build_model(spec, 10), spec)]
-    assert found == [*((f"stage{i}", False) for i in (3, 2, 1)), ("root", False)]
-
-
-def test_a_checkpoint_of_another_grouping_goes_on_with_the_same_numbers(
-    forge: Start, tmp_path: Path
-) -> None:
-    words = (*SMALL, "--strategy", "fsdp", "--model", "cnn", "--checkpoint-every", "epoch")
-    apart = ("--fsdp-group-mib", "0")
-    folder = tmp_path / "s" / "first"
-    first = forge(2, *words, *apart, "--epochs", "1", run_dir=folder)
-    assert first.codes == [0, 0], first.out
-    found = []
-    for more in (apart, ()):
-        done = forge(2, *words, *more, "--epochs", "2", "--resume-from", str(folder))
-        assert done.codes == [0, 0], done.out
-        assert "written by" not in done.out  # the layout is the same
-        found.append([r["train_loss"] for r in done.records("epoch")])
-    assert found[0] == pytest.approx(found[1], rel=1e-6)

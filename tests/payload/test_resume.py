@@ -1,0 +1,459 @@
+"""Checkpoints of real trainings: cut and resumed, here or elsewhere, it is the one never cut."""
+
+import os
+import random
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from jobkit.checks.verify.cases import EXACT
+from jobkit.errors import UsageError
+from jobkit.paths import RunPaths
+from jobkit.payload import random_numbers
+from jobkit.payload.checkpoints.resume import _check_fits
+from jobkit.payload.data.batches import Batches
+from jobkit.spec.runspec import RunSpec
+from support.cuts import (
+    DATA,
+    ITERATIONS,
+    RUN,
+    SAMPLES,
+    actions,
+    final,
+    kept,
+    measured,
+    newest,
+    same,
+    seen,
+    warnings,
+    write_models,
+)
+from support.rigs import Result, Start
+
+NOISY = (*RUN, "--model", "own_models:noisy")
+PLAIN = (*RUN, "--model", "own_models:plain", "--lr", "0.1")
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_models(tmp_path_factory.mktemp("own"))
+
+
+# --- cut again and again, at the same ranks: bit for bit ---------------------------------------
+
+# Slow weights every other step, flips that depend on the epoch, and the mean of two predictions.
+RECIPE = ("--recipe", "fast-cpu", "--model", "fast_cnn", "--lookahead-every", "2")
+CASES = [("single", 1, ()), ("ddp", 2, (*RECIPE, "--crop-padding", "2"))]
+CASES += [("fsdp", 2, ("--optimizer", "adamw", "--accumulate", "2")), ("pp", 2, ())]
+ALSO = [
+    ("single", 1, RECIPE),
+    ("fsdp", 2, ("--lookahead-every", "3", "--bias-lr-factor", "4")),
+    ("dp", 1, ("--optimizer", "adamw")),
+    ("ddp", 2, ("--precision", "bf16", "--checkpoint-async")),
+    ("ddp", 3, ("--ddp-bucket-mib", "0.001")),  # many buckets: their order matters at 3 ranks
+    ("fsdp", 3, ("--no-fsdp-reshard-after-forward", "--momentum", "0")),
+    ("mp", 2, ()),
+]
+CODES = {"kill": -9, "raise": 1, "usr2": 0, "term": 0}
+
+
+@pytest.mark.on_device
+@pytest.mark.parametrize(
+    ("strategy", "ranks", "words"),
+    [*CASES, *(pytest.param(*case, marks=pytest.mark.long) for case in ALSO)],
+)
+def test_cut_anywhere_and_resumed_is_never_cut(
+    forge: Start, own: Path, strategy: str, ranks: int, words: tuple[str, ...]
+) -> None:
+    how = [*NOISY, "--strategy", strategy, *words]
+    straight = forge(ranks, *how, "--checkpoint-every", "epoch", cwd=str(own))
+    assert straight.codes == [0] * ranks, straight.out
+    draw = random.Random(f"{strategy}{ranks}{words}")
+    # The strategies with most state are cut twice, the others once: each start takes a second.
+    times = 2 if strategy in ("single", "ddp") else 1
+    cuts = sorted(draw.sample(range(2, ITERATIONS - 3), times))
+    every = draw.randrange(1, cuts[0])
+    saved = 0  # the iteration of the newest checkpoint
+    for attempt, cut in enumerate(cuts):
+        kind, struck = draw.choice(sorted(CODES)), draw.randrange(ranks)
+        cut = max(cut, saved + 1)
+        result = forge(
+            ranks, *how, "--checkpoint-every", str(every), "--attempt", str(attempt),
+            run_dir=straight.paths.folder.with_name("cut"), cwd=str(own),
+            env={"JOBKIT_FAULT": f"{kind}@{cut}:{struck}:{attempt}"},
+        )  # fmt: skip
+        assert result.codes[struck] == CODES[kind], result.out
+        loaded = [("loaded", saved)] if saved else []
+        assert actions(result, attempt)[: len(loaded)] == loaded
+        # A thread hears a signal, and what the ranks agree on is read one iteration later.
+        at = range(cut, cut + 3) if CODES[kind] == 0 else range(cut, cut)
+        whole = {i for action, i in actions(result, attempt) if action == "saved"} - {*at}
+        due = set(range(every, cut, every)) - set(range(saved + 1))
+        # What is written beside the training may be under way still when a rank is killed.
+        assert whole <= due if "--checkpoint-async" in words else whole == due
+        before, saved = saved, newest(result)
+        assert saved in (at or {before, *due})
+    last = forge(
+        ranks, *how, "--checkpoint-every", str(every), "--attempt", str(times),
+        run_dir=result.paths.folder, cwd=str(own),
+    )  # fmt: skip
+    assert last.codes == [0] * ranks, last.out
+    assert not saved or actions(last, times)[0] == ("loaded", saved)
+    assert same(final(straight), final(last)) == []
+    random_states = [final(last)[f"rank.{rank}.random.cpu"] for rank in range(ranks)]
+    assert len({tuple(state.tolist()) for state in random_states}) == ranks  # each its own
+    # What was recorded twice is the same twice; together they are the straight run's epochs.
+    assert sorted(set(measured(last, times + 1))) == measured(straight)
+
+
+# --- at other ranks, under another strategy, with other batches --------------------------------
+
+SAVED, POSITION = 8, 32  # the checkpoint is of iteration 8: 32 samples of epoch 1 are used then
+SECOND = 1  # the epoch in progress
+
+
+@pytest.fixture(scope="module")
+def straight(forge: Start, own: Path) -> Result:
+    """One process that was never cut."""
+    return forge(1, *PLAIN, "--strategy", "single", cwd=str(own))
+
+
+def cut_at_8(forge: Start, own: Path, ranks: int, *words: str) -> Result:
+    """A run that was killed in the middle of its second epoch."""
+    rank = random.Random(str(words)).randrange(ranks)
+    done = forge(
+        ranks, *PLAIN, *words, "--checkpoint-every", "4", cwd=str(own),
+        env={"JOBKIT_FAULT": f"kill@{SAVED + 1}:{rank}", "JOBKIT_SEEN": f"cut{ranks}"},
+    )  # fmt: skip
+    assert actions(done) == [("saved", 4), ("saved", SAVED)], done.out
+    return done
+
+
+@pytest.fixture(scope="module")
+def cut(forge: Start, own: Path) -> Result:
+    return cut_at_8(forge, own, 4, "--strategy", "ddp")
+
+
+def used_before(own: Path, cut_ranks: int) -> list[int]:
+    """The samples of the second epoch that the checkpoint has behind it."""
+    return seen(own, f"cut{cut_ranks}", cut_ranks, SECOND, lambda step: step < SAVED)
+
+
+def near(result: Result, straight: Result) -> None:
+    """The epochs from the second on are those of the run that was never cut, but for rounding."""
+    wanted = [m for m in measured(straight) if m[0] >= SECOND]
+    found = measured(result)
+    assert [m[0] for m in found] == [m[0] for m in wanted]
+    for one, other in zip(found, wanted, strict=True):
+        assert one[1:3] == pytest.approx(other[1:3], rel=EXACT["float32"])
+
+
+LONG = pytest.mark.long
+
+
+@pytest.mark.parametrize(
+    ("ranks", "strategy"),
+    [
+        *((3, "ddp"), (2, "fsdp"), (1, "single"), (2, "pp")),
+        *(pytest.param(n, "ddp", marks=LONG) for n in (1, 2, 8)),
+    ],
+)
+def test_written_by_ddp_at_4_ranks(
+    forge: Start, own: Path, cut: Result, straight: Result, ranks: int, strategy: str
+) -> None:
+    name = f"{strategy}{ranks}"
+    done = forge(
+        ranks, *PLAIN, "--strategy", strategy, "--resume-from", str(cut.paths.folder),
+        cwd=str(own), env={"JOBKIT_SEEN": name},
+    )  # fmt: skip
+    assert done.codes == [0] * ranks, done.out
+    assert actions(done) == [("loaded", SAVED)]
+    near(done, straight)
+    if strategy != "pp":  # whose ranks all get the samples of their pipeline
+        after = seen(own, name, ranks, SECOND)
+        assert sorted(used_before(own, 4) + after) == list(range(SAMPLES))
+        assert seen(own, name, ranks, SECOND + 1) == list(range(SAMPLES))
+
+
+@pytest.mark.parametrize(
+    ("written", "ranks", "read", "readers"),
+    [
+        ("fsdp", 2, "ddp", 3),
+        pytest.param("pp", 2, "single", 1, marks=LONG),
+        pytest.param("mp", 2, "fsdp", 2, marks=LONG),
+    ],
+)
+def test_written_by_another_strategy(
+    forge: Start, own: Path, straight: Result, written: str, ranks: int, read: str, readers: int
+) -> None:
+    before = cut_at_8(forge, own, ranks, "--strategy", written)
+    done = forge(
+        readers, *PLAIN, "--strategy", read, "--resume-from", str(before.paths.folder),
+        cwd=str(own),
+    )  # fmt: skip
+    assert done.codes == [0] * readers, done.out
+    assert f"written by {written} at {ranks} ranks" in done.out
+    near(done, straight)
+
+
+def test_other_batches_see_what_is_left_of_the_epoch_once(
+    forge: Start, own: Path, cut: Result
+) -> None:
+    """Weak scaling: 21 samples a step at 3 ranks, after steps of 16 at 4."""
+    done = forge(
+        3, *DATA, "--epochs", "3", "--model", "own_models:plain", "--batch-size-per-rank", "7",
+        "--resume-from", str(cut.paths.folder), "--checkpoint-every", "epoch",
+        cwd=str(own), env={"JOBKIT_SEEN": "weak"},
+    )  # fmt: skip
+    assert done.codes == [0] * 3, done.out
+    for rank in range(3):  # the model draws nothing: the state is the one that it resumed with
+        with torch.random.fork_rng([]):
+            random_numbers.begin(0, rank, iteration=SAVED)
+            begun = torch.get_rng_state()
+        assert torch.equal(final(done)[f"rank.{rank}.random.cpu"], begun)
+    batches = Batches(SAMPLES, 16, 0, 1, 1, seed=0).epoch(SECOND)
+    first = [i for _ in range(2) for i in next(batches).micro_batches[0].tolist()]
+    assert used_before(own, 4) == sorted(first)
+    assert sorted(first + seen(own, "weak", 3, SECOND)) == list(range(SAMPLES))
+    assert seen(own, "weak", 3, SECOND + 1) == list(range(SAMPLES))
+    (epoch, *_) = done.records("epoch")
+    assert (epoch["epoch"], epoch["begun_at"]) == (SECOND, POSITION)
+
+
+def test_of_a_model_of_other_shapes_is_refused(forge: Start, own: Path, cut: Result) -> None:
+    done = forge(
+        2, *PLAIN, "--resume-from", str(cut.paths.folder), cwd=str(own), env={"OWN_WIDTH": "14"}
+    )
+    assert done.codes == [2, 2]
+    (line,) = [text for text in done.out.splitlines() if "jobkit: error" in text]
+    assert line.endswith(
+        "00000008-0 belongs to a different configuration: parameter 5.bias is of shape (12,) "
+        "there and of shape (14,) here"
+    )
+    assert "Traceback" not in done.out
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "position", "refused"),
+    [
+        *(("model", "cnn", 0, True), ("width", 2, 0, True), ("optimizer", "adamw", 0, True)),
+        *(("hidden", 64, 0, True), ("lookahead_every", 2, 0, True), ("lr", 0.3, 8, False)),
+        # In the middle of an epoch, of the same samples in the same order too.
+        *(("train_samples", 80, 8, True), ("train_samples", 80, 0, False), ("seed", 3, 8, True)),
+        *(("train_split", 0.8, 8, True), ("seed", 3, 0, False), ("repeat", 1, 8, True)),
+    ],
+)
+def test_of_another_training_is_refused(
+    name: str, value: Any, position: int, refused: bool
+) -> None:
+    spec = RunSpec(model="mlp")
+    progress = SimpleNamespace(position=position)
+    manifest: Any = SimpleNamespace(spec=spec.to_dict(), progress=progress)
+    here = RunSpec(**{"model": "mlp", name: value})
+    line = f"{name} is {spec.to_dict()[name]!r} there and {value!r} here"
+    with pytest.raises(UsageError, match=line) if refused else nullcontext():
+        _check_fits(manifest, here, Path("it"))
+
+
+def test_nothing_left_to_train_is_said(forge: Start, own: Path, straight: Result) -> None:
+    done = forge(1, *PLAIN, "--strategy", "single", "--checkpoint-every", "epoch", cwd=str(own))
+    how = (*PLAIN, "--strategy", "single", "--resume-from")
+    again = forge(1, *how, str(done.paths.folder), cwd=str(own))
+    assert again.codes == [0], again.out
+    assert "training is already complete" in warnings(again)
+    assert again.record("run_end")["val_loss"] == straight.record("run_end")["val_loss"]
+    none = forge(2, *PLAIN, "--resume-from", str(own), cwd=str(own))
+    assert none.codes == [2, 2]
+    assert f"--resume-from {own}: no checkpoint there; name a run's folder" in none.out
+
+
+# --- broken ones are skipped -------------------------------------------------------------------
+
+FILE = "__0_0.distcp"
+
+
+@pytest.fixture(scope="module")
+def adamw(forge: Start, own: Path) -> tuple[Result, Result]:
+    """A run that was never cut, and the same one killed after its checkpoints of 4 and 8."""
+    how = (*NOISY, "--strategy", "single", "--optimizer", "adamw")
+    whole = forge(1, *how, "--checkpoint-every", "epoch", cwd=str(own))
+    fault = {"JOBKIT_FAULT": "kill@9"}
+    return whole, forge(1, *how, "--checkpoint-every", "4", cwd=str(own), env=fault)
+
+
+def spoilt(done: Result, folder: Path, *names: str, change: str) -> RunPaths:
+    """A copy of a run some of whose checkpoints are cut short, or garbage of the same size."""
+    paths = RunPaths(Path(shutil.copytree(done.paths.folder, folder)))
+    for name in names:
+        path = paths.checkpoints / name / FILE
+        content = path.read_bytes()
+        path.write_bytes(content[:-100] if change == "cut" else b"x" * len(content))
+    return paths
+
+
+@pytest.mark.parametrize(
+    ("names", "change", "loaded"),
+    [
+        (("00000008-0",), "cut", 4),
+        (("00000008-0",), "garbage", 4),  # seen when it is loaded over the model
+        (("00000004-0", "00000008-0"), "garbage", 0),
+    ],
+)
+def test_the_one_before_is_taken_or_the_run_begins_anew(
+    forge: Start,
+    own: Path,
+    adamw: tuple[Result, Result],
+    tmp_path: Path,
+    names: tuple[str, ...],
+    change: str,
+    loaded: int,
+) -> None:
+    straight, cut = adamw
+    paths = spoilt(cut, tmp_path / "run", *names, change=change)
+    how = (*NOISY, "--strategy", "single", "--optimizer", "adamw", "--checkpoint-every", "epoch")
+    done = forge(1, *how, "--attempt", "1", run_dir=paths.folder, cwd=str(own))
+    assert done.codes == [0], done.out
+    expected = [("rejected", int(name.partition("-")[0])) for name in reversed(names)]
+    expected += [("loaded", loaded)] * bool(loaded)
+    assert actions(done, 1)[: len(expected)] == expected
+    assert "checkpoint 00000008-0 is corrupt, skipped: " in warnings(done, 1)
+    assert ("no valid checkpoint: the run starts from scratch" in warnings(done, 1)) == (not loaded)
+    assert same(final(straight), final(done)) == []
+
+
+def test_none_is_sound_of_those_that_the_user_named(
+    forge: Start, own: Path, adamw: tuple[Result, Result], tmp_path: Path
+) -> None:
+    paths = spoilt(adamw[1], tmp_path / "run", "00000004-0", "00000008-0", change="cut")
+    how = (*NOISY, "--strategy", "single", "--optimizer", "adamw", "--resume-from")
+    done = forge(1, *how, str(paths.folder), cwd=str(own))
+    assert done.codes == [2]
+    assert f"--resume-from: no valid checkpoint in {paths.checkpoints}" in done.out
+
+
+def test_a_fault_that_one_rank_sees_is_told_to_all(forge: Start, own: Path) -> None:
+    how = (*NOISY, "--strategy", "fsdp", "--checkpoint-every", "3", "--checkpoint-checksums")
+    cut = forge(2, *how, cwd=str(own), env={"JOBKIT_FAULT": "raise@7:1"})
+    assert actions(cut) == [("saved", 3), ("saved", 6)]
+    flip = cut.paths.checkpoints / "00000006-0" / "__1_0.distcp"
+    flip.write_bytes(flip.read_bytes()[::-1])
+    done = forge(2, *how, "--attempt", "1", run_dir=cut.paths.folder, cwd=str(own))
+    assert done.codes == [0, 0], done.out
+    assert actions(done, 1)[:2] == [("rejected", 6), ("loaded", 3)]
+    assert "__1_0.distcp has another checksum" in warnings(done, 1)
+
+
+# --- when they are written, and by whom --------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[RunPaths]:
+    """A run whose checkpoints/ is a file system of half a MiB: two checkpoints and a little."""
+    if os.geteuid() != 0 or not shutil.which("mount"):
+        pytest.skip("needs root, to mount a small file system")
+    paths = RunPaths(tmp_path / "run")
+    paths.checkpoints.mkdir(parents=True)
+    size = ("-o", "size=640k")
+    if subprocess.run(["mount", "-t", "tmpfs", *size, "none", paths.checkpoints]).returncode:
+        pytest.skip("the kernel lets nobody mount a file system here")
+    yield paths
+    subprocess.run(["umount", paths.checkpoints], check=True)
+
+
+@pytest.mark.parametrize("words", [("--checkpoint-async",), pytest.param((), marks=LONG)])
+def test_a_full_disk_is_told_and_training_goes_on(
+    forge: Start, own: Path, small_disk: RunPaths, words: tuple[str, ...]
+) -> None:
+    often = ("--checkpoint-every", "4", "--checkpoint-keep", "9")
+    done = forge(2, *NOISY, *often, *words, run_dir=small_disk.folder, cwd=str(own))
+    assert done.codes == [0, 0], done.out
+    assert done.record("run_end")["status"] == "ok"
+    saved = [iteration for _, iteration in actions(done)]
+    assert saved and saved[-1] < ITERATIONS
+    assert kept(done) == [f"{iteration:08d}-0" for iteration in saved]
+    text = warnings(done)
+    assert f"the checkpoint of iteration {ITERATIONS} could not be written" in text
+    assert "No space left on device" in text
+    assert f"the last is of {saved[-1]}" in text
+    assert "Traceback" not in done.out
+
+
+def test_by_time_beside_the_training_and_no_more_than_are_kept(forge: Start, own: Path) -> None:
+    timed = ("--checkpoint-every", "0.1s", "--checkpoint-keep", "3", "--checkpoint-async")
+    done = forge(2, *NOISY, *timed, cwd=str(own))
+    assert done.codes == [0, 0], done.out
+    saved = [iteration for _, iteration in actions(done)]
+    assert saved == sorted(set(saved)) and saved[-1] == ITERATIONS
+    assert kept(done) == [f"{iteration:08d}-0" for iteration in saved[-3:]]
+
+
+def test_what_was_left_half_written_is_cleared(forge: Start, own: Path) -> None:
+    how = (*NOISY, "--checkpoint-every", "epoch")
+    first = forge(1, *how, cwd=str(own), env={"JOBKIT_FAULT": "kill@8"})
+    unfinished = first.paths.checkpoints / ".00000007-0.tmp"
+    unfinished.mkdir()
+    (unfinished / FILE).write_bytes(b"half of it")
+    second = forge(1, *how, "--attempt", "1", run_dir=first.paths.folder, cwd=str(own))
+    assert actions(second, 1)[0] == ("loaded", 6)
+    assert kept(second) == ["00000018-1", "00000024-1"]
+
+
+def test_which_attempts_go_on_and_which_begin_anew(forge: Start, own: Path) -> None:
+    how = (*NOISY, "--checkpoint-every", "4")
+    first = forge(1, *how, cwd=str(own))
+
+    def attempt(number: int, *words: str, **env: str) -> Result:
+        number_is = ("--attempt", str(number))
+        return forge(1, *how, *number_is, *words, run_dir=first.paths.folder, cwd=str(own), env=env)
+
+    # After one that came to its end the run is trained once more.
+    done = attempt(1, JOBKIT_FAULT="kill@18:0:1")
+    assert actions(done, 1)[0] == ("saved", 4)
+    assert kept(done) == ["00000012-1", "00000016-1"]
+    done = attempt(2, "--fresh", JOBKIT_FAULT="kill@9:0:2")
+    assert actions(done, 2) == [("saved", 4), ("saved", 8)]
+    # Neither does a later one go back before that, nor does a requeue lose what was done.
+    done = attempt(3, JOBKIT_FAULT="kill@11:0:3")
+    assert actions(done, 3) == [("loaded", 8)]
+    done = attempt(4, "--fresh", JOBKIT_RESTARTS="1", JOBKIT_FAULT="kill@13:0:4")
+    assert actions(done, 4) == [("loaded", 8), ("saved", 12)]
+    done = attempt(5, "--fresh", JOBKIT_FAULT="kill@3:0:5")
+    assert actions(done, 5) == []
+    done = attempt(6)
+    assert actions(done, 6)[0] == ("saved", 4)
+    assert measured(first)[0] == [m for m in measured(done, 7) if m[0] == 0][-1]
+
+
+def test_an_attempt_that_is_not_the_newest_ends(forge: Start, own: Path, tmp_path: Path) -> None:
+    """The job was requeued while its first start went on somewhere."""
+    paths = RunPaths(tmp_path / "run")
+
+    def requeue() -> None:
+        end = time.monotonic() + 300
+        while time.monotonic() < end and not list(paths.checkpoints.glob("*-0")):
+            time.sleep(0.01)
+        (paths.attempts / "1").mkdir(parents=True)
+
+    thread = threading.Thread(target=requeue)
+    thread.start()
+    endless = (*DATA, "--epochs", "100000", "--global-batch-size", "16", "--threads", "1")
+    done = forge(
+        2, *endless, "--model", "own_models:plain", "--checkpoint-every", "3", run_dir=paths.folder,
+        cwd=str(own),
+    )  # fmt: skip
+    thread.join()
+    assert None not in done.codes and 0 not in done.codes
+    assert "attempt 0 is fenced: attempt 1 of this run has begun" in str(done.outcome)
+    assert not list(paths.checkpoints.glob(".*"))
+    began = (paths.attempts / "1").stat().st_mtime
+    assert max(r["t"] for r in done.records("checkpoint")) < began + 60
+    assert [r for r in done.records("epoch") if r["t"] > began + 60] == []

@@ -1,0 +1,322 @@
+"""What the strategies ask of torch, in one process: options, groups, hooks and operations."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from jobkit.errors import UsageError
+from jobkit.payload import warnings
+from jobkit.payload.distributed import Group
+from jobkit.payload.model import build_model
+from jobkit.payload.place import RankEnv
+from jobkit.payload.strategies import Strategy, ddp, strategy_class
+from jobkit.payload.strategies.base import make_optimizer
+from jobkit.payload.strategies.fsdp import FSDP
+from jobkit.payload.strategies.recompute import checkpoint_blocks
+from jobkit.payload.strategies.single import Single
+from jobkit.spec.runspec import STRATEGIES as NAMES
+from jobkit.spec.runspec import RunSpec
+from support.fake_cuda import GPU, Operations
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _group() -> Iterator[None]:
+    group = Group(RankEnv(), CPU, 60.0)
+    yield
+    group.close()
+
+
+def made(name: str, model: str = "mlp", place: RankEnv | None = None, **settings: Any) -> Strategy:
+    spec = RunSpec(strategy=name, model=model, **settings)
+    strategy = strategy_class(name)(spec, place or RankEnv(), CPU)
+    strategy.setup(build_model(spec, 10))
+    return strategy
+
+
+def step(strategy: Strategy) -> None:
+    torch.manual_seed(0)
+    images, labels = torch.rand(4, 3, 32, 32), torch.tensor([1, 2, 3, 4])
+    strategy.forward_backward(images, labels, 0.25, last=True)
+
+
+def test_the_launcher_knows_every_strategy_of_the_payload() -> None:
+    assert len({strategy_class(name) for name in NAMES}) == len(NAMES)
+
+
+def test_ddp_is_told_its_options() -> None:
+    plain = made("ddp").model
+    told = made("ddp", ddp_static_graph=True).model
+    seeking = made("ddp", ddp_find_unused_parameters=True).model
+    found = [m for m in (plain, told, seeking) if isinstance(m, DistributedDataParallel)]
+    assert [m.static_graph for m in found] == [False, True, False]
+    assert [m.find_unused_parameters for m in found] == [False, False, True]
+
+
+@pytest.mark.parametrize(("hook", "dtype"), [("fp16", torch.float16), ("bf16", torch.bfloat16)])
+def test_a_hook_sends_gradients_in_its_type(hook: str, dtype: torch.dtype) -> None:
+    plain, strategy = made("ddp"), made("ddp", ddp_comm_hook=hook)
+    step(plain)
+    step(strategy)
+    for name, gradient in strategy.whole(gradients=True).items():
+        assert torch.equal(gradient, plain.whole(gradients=True)[name].to(dtype).float())
+    assert f"ddp: gradients are sent in {hook}" in strategy.describe()
+
+
+def test_powersgd_lowers_the_rank_of_a_gradient_after_its_start() -> None:
+    strategy = made("ddp", ddp_comm_hook="powersgd", ddp_powersgd_rank=1, ddp_powersgd_start=2)
+    ranks = []
+    for _ in range(3):
+        step(strategy)
+        gradient = strategy.whole(gradients=True)["1.weight"]
+        ranks.append(int(torch.linalg.matrix_rank(gradient, rtol=1e-4)))
+        strategy.model.zero_grad()
+    assert min(ranks[:2]) > 1
+    assert ranks[2] == 1
+
+
+def test_fsdp_wraps_the_classes_that_are_named() -> None:
+    strategy = made("fsdp", model="cnn", fsdp_wrap="Stage,Conv2d")
+    assert isinstance(strategy, FSDP)
+    found = [(group.name, count) for group, count in strategy.groups]
+    assert found[0] == ("stage3.conv", 73_856) and found[-1][0] == "root"
+    assert [n for n, c in found if c == 0] == [f"stage{i}" for i in (3, 2, 1)]
+
+
+def test_fsdp_gathers_ahead() -> None:
+    strategy = made("fsdp", model="cnn", fsdp_prefetch=2, fsdp_group_mib=0.0)
+    groups = [group for group, _ in strategy.groups if not group.root]  # type: ignore[attr-defined]
+    states = [group.modules[0]._get_fsdp_state() for group in reversed(groups)]
+    assert [len(s._states_to_forward_prefetch) for s in states] == [2, 2, 2, 1, 0]
+    assert [len(s._states_to_backward_prefetch) for s in states] == [0, 1, 2, 2, 2]
+    assert states[0]._states_to_forward_prefetch[0] is states[1]
+
+
+class Normalised(nn.Sequential):
+    def __init__(self) -> None:
+        block = nn.Sequential(nn.Linear(3072, 8), nn.BatchNorm1d(8), nn.Dropout(0.5))
+        super().__init__(nn.Flatten(), block, nn.Linear(8, 10))
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n != "dp"])
+def test_every_strategy_checkpoints_when_told(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    linear, calls = nn.functional.linear, []
+    monkeypatch.setattr(nn.functional, "linear", lambda *a: (calls.append(1), linear(*a))[1])
+    step(made(name))
+    plain, calls[:] = len(calls), []
+    step(made(name, activation_checkpointing=True))
+    assert len(calls) > plain > 0
+
+
+def test_checkpointing_computes_a_block_twice_and_its_statistics_once() -> None:
+    torch.manual_seed(3)
+    plain, thrifty = Normalised(), Normalised()
+    thrifty.load_state_dict(plain.state_dict())
+    checkpoint_blocks(thrifty)
+    calls: list[nn.Module] = []
+    thrifty[1][0].register_forward_hook(lambda module, *_: calls.append(module))
+    for model in (plain, thrifty):
+        torch.manual_seed(4)
+        model(torch.rand(6, 3, 32, 32)).square().sum().backward()
+    assert len(calls) == 2
+    for one, other in zip(plain.parameters(), thrifty.parameters(), strict=True):
+        assert torch.equal(one.grad, other.grad)  # type: ignore[arg-type]
+    assert plain.state_dict().keys() == thrifty.state_dict().keys()
+    for name, tensor in plain.state_dict().items():
+        assert torch.equal(tensor, thrifty.state_dict()[name]), name
+
+
+FOUR = RankEnv(world_size=4, local_world_size=4)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "place", "line"),
+    [
+        ("ddp", {"sync_batchnorm": True}, None, "torch has it for GPUs only"),
+        ("ddp", {"ddp_static_graph": True, "accumulate": 2}, None, "--ddp-static-graph with"),
+        (
+            "ddp",
+            {"ddp_static_graph": True, "ddp_find_unused_parameters": True},
+            None,
+            "leave out --ddp-find-unused",
+        ),
+        ("fsdp", {"fsdp_wrap": "Conv"}, None, "no module of class 'Conv' .it has: Flatten, Lin"),
+        ("fsdp", {"fsdp_hybrid_replicas": 3}, FOUR, "3 does not divide the 4 ranks"),
+        ("dp", {"compile": True}, None, "--compile, strategy dp: the threads would"),
+        ("dp", {"activation_checkpointing": True}, None, "--activation-checkpointing, strategy dp"),
+        ("pp", {"compile": True}, None, "--compile, strategy pp: its stages"),
+        ("mp", {"precision": "fp16"}, None, "--precision fp16, strategy mp: each stage would"),
+        ("pp", {"pipeline_stages": 3}, FOUR, "4 ranks do not make whole pipelines"),
+        ("pp", {"microbatches": 3}, None, "--microbatches 3 does not divide .* of 512"),
+        ("pp", {"microbatches": 2}, FOUR, "1f1b needs one at least for each of 4 stages"),
+        ("pp", {"pipeline_stages": 2, "global_batch_size": 9}, FOUR, "does not divide"),
+    ],
+)
+def test_what_means_nothing_is_refused_with_the_reason(
+    name: str, settings: dict[str, Any], place: RankEnv | None, line: str
+) -> None:
+    with pytest.raises(UsageError, match=line):
+        made(name, place=place, **settings)
+
+
+def test_dp_on_the_cpu_says_that_it_is_single() -> None:
+    strategy = made("dp")
+    assert strategy.describe() == ["dp: on the CPU this is the same as single"]
+    assert not isinstance(strategy.model, nn.DataParallel)
+
+
+def test_batch_normalisation_is_told_where_it_depends_on_the_ranks() -> None:
+    said = {
+        name: warnings.of_batch_norm(True, RunSpec(strategy=name, ranks_per_node=2))
+        for name in ("ddp", "pp", "mp")
+    }
+    assert "over each rank's own part" in said["ddp"][0]
+    assert "over each microbatch" in said["pp"][0]
+    assert said["mp"] == []
+    assert warnings.of_batch_norm(True, RunSpec(ranks_per_node=2, sync_batchnorm=True)) == []
+    assert warnings.of_batch_norm(False, RunSpec(ranks_per_node=2)) == []
+
+
+def accumulate(strategy: Strategy, micro_batches: int) -> None:
+    images, labels = torch.rand(4, 3, 32, 32), torch.tensor([1, 2, 3, 4])
+    for j in range(micro_batches):
+        strategy.forward_backward(images, labels, 0.25, last=j == micro_batches - 1)
+
+
+def test_ddp_reduces_in_the_last_micro_batch_only() -> None:
+    strategy, calls = made("ddp"), []
+
+    def hook(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        calls.append(bucket.is_last())
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future
+
+    strategy.model.register_comm_hook(None, hook)  # type: ignore[operator]
+    accumulate(strategy, 1)
+    in_one, calls[:] = list(calls), []
+    accumulate(strategy, 3)
+    assert in_one
+    assert calls.count(True) == 1
+
+
+def test_fsdp_reduces_in_the_last_micro_batch_only() -> None:
+    strategy = made("fsdp")
+    images, labels = torch.rand(4, 3, 32, 32), torch.tensor([1, 2, 3, 4])
+    for last in (False, False, True):
+        strategy.forward_backward(images, labels, 0.25, last)
+        # A shard has its gradient once it has been reduced.
+        assert all((p.grad is not None) is last for p in strategy.model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("group", "blocks"),
+    # 6.0, 0.5 and 0.01 MiB: what is too small joins its neighbour, and one group is the root's.
+    [(0.0, 3), (0.4, 2), (0.01, 2), (0.001, 3), (4.0, 0)],
+)
+def test_the_wrapping_rule_of_fsdp(group: float, blocks: int) -> None:
+    """The mlp's layers have 1,573,376, 131,328 and 2,570 parameters."""
+    counted = made("fsdp", fsdp_group_mib=group).groups
+    assert sum(count > 0 for _, count in counted) == max(blocks, 1)
+    assert [g.root for g, _ in counted] == [False] * blocks + [True]
+    assert sum(count for _, count in counted) == 1_707_274
+
+
+@pytest.mark.parametrize("name", ["single", "ddp", "fsdp"])
+def test_a_clipped_step_is_as_long_as_the_clip(name: str) -> None:
+    strategy = made(name, clip_norm=1e-2, lr=1.0, momentum=0.0, weight_decay=0.0)
+    before = [full(p) for p in strategy.model.parameters()]
+    accumulate(strategy, 1)
+    strategy.optimizer_step(make_optimizer(strategy))
+    moved = [full(p) - b for p, b in zip(strategy.model.parameters(), before, strict=True)]
+    assert torch.cat([m.flatten() for m in moved]).norm().item() == pytest.approx(1e-2, rel=1e-3)
+    assert all(p.grad is None for p in strategy.model.parameters())
+
+
+def full(parameter: torch.Tensor) -> torch.Tensor:
+    """A copy of a parameter, all of its shards together."""
+    whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+    return whole.detach().clone()
+
+
+@pytest.mark.parametrize("name", ["single", "ddp", "fsdp"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+def test_the_optimizer_is_fused_where_torch_has_that(name: str, optimizer: str) -> None:
+    strategy = made(name, optimizer=optimizer)
+    fused = make_optimizer(strategy).defaults["fused"]
+    assert fused is (name != "fsdp" or optimizer != "sgd")
+
+
+@pytest.mark.parametrize("reshard", [True, False])
+def test_the_roots_parameters_are_not_gathered_again_at_once(reshard: bool) -> None:
+    given = {"fsdp_reshard_after_forward": reshard, "fsdp_group_mib": 0.0}
+    spec = RunSpec(strategy="fsdp", model="mlp", **given)
+    strategy = FSDP(spec, RankEnv(), torch.device("cpu"))
+    strategy.setup(build_model(spec, 10))
+    strategy.model(torch.zeros(2, 3, 32, 32)).sum()
+    model = strategy.model
+    assert isinstance(model, FSDPModule)
+    states = [m._get_fsdp_state() for m in model.modules() if isinstance(m, FSDPModule)]
+    kept = [g.post_forward_mesh_info is None for s in states[1:] for g in s._fsdp_param_groups]
+    assert kept == [not reshard, not reshard, True]  # the last block's are needed at once, too
+    assert states[0]._auto_reshard_after_forward is reshard  # torch: then the root's are kept
+
+
+@pytest.mark.parametrize(("device", "broadcast"), [(GPU, False), (torch.device("cpu"), True)])
+def test_buffers_are_broadcast_in_the_forward_pass_on_cpus_only(
+    monkeypatch: pytest.MonkeyPatch, device: torch.device, broadcast: bool
+) -> None:
+    seen: dict[str, object] = {}
+    monkeypatch.setattr(ddp, "DistributedDataParallel", lambda model, **given: seen.update(given))
+    monkeypatch.setattr(ddp.DDP, "placed", lambda self, model: model)
+    ddp.DDP(RunSpec(), RankEnv(), device)._wrapped(nn.Identity(), None)
+    assert seen.get(ddp._SYNC_BUFFERS, True) is broadcast
+
+
+MOST_PASSES, MOST = 38, {"sgd": 1, "adamw": 2}  # of the passes and of the optimizer
+
+
+def launched(seen: Operations) -> list[str]:
+    """The operations without the profiler's marks."""
+    return [name for name in seen.names if "record_function" not in name]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_a_step_of_the_small_cnn_takes_few_operations(optimizer: str) -> None:
+    spec = RunSpec(strategy="single", optimizer=optimizer)
+    strategy = Single(spec, RankEnv(), torch.device("cpu"))
+    strategy.setup(build_model(spec, 10))
+    made = make_optimizer(strategy)
+    images, labels = torch.rand(8, 3, 32, 32), torch.zeros(8, dtype=torch.int64)
+    for _ in range(2):  # the first step makes the optimizer's state
+        with Operations() as seen:
+            strategy.forward_backward(images, labels, 1 / 8, last=True)
+        passes = launched(seen)
+        with Operations() as step:
+            strategy.optimizer_step(made)
+    assert len(passes) <= MOST_PASSES, passes
+    assert len(launched(step)) <= MOST[optimizer], step.names
+    assert seen.waits == step.waits == []
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_the_mode_of_the_compiler_is_passed_on(monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    """Eagerly, and with a step's beginning marked where the mode has CUDA graphs."""
+    seen: list[object] = []
+    monkeypatch.setattr(nn.Module, "compile", lambda self, **given: seen.append(given))
+    mark = lambda: seen.append("step")  # noqa: E731
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", mark)
+    spec = RunSpec(strategy="single", model="mlp", compile=True, compile_mode=mode)
+    strategy = Single(spec, RankEnv(), torch.device("cpu"))
+    strategy.setup(build_model(spec, 10))
+    labels = torch.zeros(2, dtype=torch.int64)
+    strategy.forward_backward(torch.rand(2, 3, 32, 32), labels, 0.5, last=True)
+    assert seen == [{"mode": mode}, *(["step"] if mode != "default" else [])]

@@ -1,0 +1,338 @@
+"""Trainings by the command itself: any number of ranks makes the steps of one process.
+
+`verify` compares gradients and parameters of every strategy (checks/test_verify.py); here are the
+losses that a user sees, and what lies beyond one step: samples, schedules, --max-steps.
+"""
+
+import functools
+import json
+import os
+import re
+import shlex
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobkit.analysis.collect.measured import observed_of
+from jobkit.analysis.collect.records import read_run
+from jobkit.planner.memory import main as memory_main
+from support.cuts import DATA, PER_EPOCH, SAMPLES, actions, final, measured, same, write_models
+from support.rigs import NO_BREAKDOWN, ROOT, Result, Start
+
+LONG = pytest.mark.long
+# A GPU's library chooses another kernel, with another order of sums, for another batch size.
+ROUNDING = 10 if os.environ.get("JOBKIT_TEST_DEVICE") == "cuda" else 1
+# 100 samples in batches of 23: neither 2 nor 3 ranks divide them, and the last has 8.
+UNEVEN = ["--dataset", "synthetic", "--train-samples", "100", "--test-samples", "101"]
+UNEVEN += NO_BREAKDOWN
+PLAIN = [*UNEVEN, "--epochs", "2", "--global-batch-size", "23", "--eval-batch-size", "17"]
+WAYS = {
+    "sgd": ["--lr", "0.1"],
+    # 5 microbatches of 4 or 5 samples; at 3 ranks of 1 or 2, and none in the last batch.
+    "accumulate": ["--lr", "0.1", "--accumulate", "5"],
+    # The norm of the gradient is larger in every step.
+    "clip": ["--lr", "0.5", "--clip-norm", "0.1"],
+    "adamw": ["--lr", "0.002", "--optimizer", "adamw", "--weight-decay", "0.01"],
+    "mlp": ["--lr", "0.02", "--model", "mlp", "--lr-schedule", "cosine"],
+    # What the recipe consists of, without batch normalisation, which depends on the ranks.
+    "recipe": ["--recipe", "fast-cpu", "--model", "cnn", "--lr", "0.4", "--tta", "flip_shift"],
+}
+CASES = [("accumulate", "ddp", 3), ("clip", "fsdp", 3), ("adamw", "fsdp", 2), ("recipe", "ddp", 2)]
+CASES += [("recipe", "pp", 2)]
+ALSO = [(way, *size) for way in WAYS for size in (("ddp", 2), ("fsdp", 3))]
+ALSO += [("recipe", "mp", 3), ("sgd", "ddp", 1), ("sgd", "fsdp", 1)]
+Truth = Callable[[str], Result]
+
+
+def assert_same(result: Result, expected: Result, rel: float = 2e-5) -> None:
+    """Losses agree to rounding; a sample or two of 101 may fall on the other side."""
+    assert set(result.codes) == {0}, result.out
+    assert result.losses() == pytest.approx(expected.losses(), rel=rel * ROUNDING)
+    assert result.accuracies() == pytest.approx(expected.accuracies(), abs=0.025)
+
+
+@pytest.fixture(scope="module")
+def truth(forge: Start) -> Truth:
+    """The run of one process, for each way of training."""
+
+    @functools.cache
+    def one(way: str) -> Result:
+        result = forge(1, *PLAIN, *WAYS[way], "--strategy", "single")
+        assert result.codes == [0], result.out
+        return result
+
+    return one
+
+
+@pytest.mark.on_device
+@pytest.mark.parametrize(
+    ("way", "strategy", "world"),
+    [*CASES, *(pytest.param(*case, marks=LONG) for case in ALSO if case not in CASES)],
+)
+def test_losses_are_those_of_one_process(
+    forge: Start, truth: Truth, way: str, strategy: str, world: int
+) -> None:
+    result = forge(world, *PLAIN, *WAYS[way], "--strategy", strategy)
+    assert_same(result, truth(way))
+    assert [r["iterations"] for r in result.records("epoch")] == [5, 5]
+
+
+def test_the_ways_differ(truth: Truth) -> None:
+    """Otherwise equal curves would say nothing of clipping or of the optimizer."""
+    finals = [round(truth(way).losses()[1], 4) for way in ("accumulate", "clip", "adamw", "recipe")]
+    assert len(set(finals)) == 4
+
+
+@pytest.mark.on_device
+@pytest.mark.parametrize("strategy", ["fsdp", pytest.param("ddp", marks=LONG)])
+def test_a_step_may_be_smaller_than_the_ranks(forge: Start, strategy: str) -> None:
+    """Batches of 3 over 4 ranks: one rank has nothing to do in each step, and none hangs."""
+    words = [*UNEVEN[:2], "--train-samples", "7", "--test-samples", "3", "--epochs", "2"]
+    words += ["--global-batch-size", "3", "--lr", "0.01"]
+    one, four = (
+        forge(world, *words, "--strategy", kind) for world, kind in ((1, "single"), (4, strategy))
+    )
+    assert_same(four, one)
+
+
+def test_a_batch_a_rank_is_the_same_as_its_global_batch(forge: Start) -> None:
+    weak = forge(2, *UNEVEN, "--epochs", "1", "--batch-size-per-rank", "32")
+    strong = forge(2, *UNEVEN, "--epochs", "1", "--global-batch-size", "64")
+    assert weak.losses() == strong.losses()
+    start = weak.record("run_start")
+    assert (start["global_batch_size"], start["batch_size_per_rank"]) == (64, 32)
+
+
+@pytest.mark.parametrize(
+    ("precision", "strategy"),
+    [("bf16", "ddp"), ("fp16", "fsdp"), pytest.param("fp16", "ddp", marks=LONG)],
+)
+def test_low_precision_stays_near_the_truth(forge: Start, strategy: str, precision: str) -> None:
+    words = ["--dataset", "synthetic", "--train-samples", "64", "--test-samples", "20"]
+    words += [*NO_BREAKDOWN, "--model", "mlp", "--epochs", "1", "--global-batch-size", "32"]
+    words += ["--lr", "0.02"]
+    full = forge(1, *words, "--strategy", "single")
+    low = forge(2, *words, "--precision", precision, "--strategy", strategy)
+    assert low.codes == [0, 0], low.out
+    assert low.losses() == pytest.approx(full.losses(), rel=0.02)
+    assert low.losses() != full.losses()
+
+
+def test_what_changes_speed_or_memory_changes_no_loss(forge: Start, truth: Truth) -> None:
+    words = ["--no-channels-last", "--no-keep-memory", "--no-ddp-gradient-as-bucket-view"]
+    words += ["--ddp-bucket-mib", "0.1"]
+    result = forge(2, *PLAIN, *WAYS["accumulate"], *words)
+    # Another memory format sums in another order.
+    assert_same(result, truth("accumulate"), rel=3e-4)
+
+
+NORMALISED = """
+from torch import nn
+
+class Mine(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(3072, 10), nn.BatchNorm1d(10))
+
+    def forward(self, x):
+        if not self.training:
+            print("statistics", self[2].running_mean.tolist(), flush=True)
+        return super().forward(x).clone()
+"""
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_running_statistics_are_the_same_on_every_rank(
+    forge: Start, tmp_path: Path, strategy: str
+) -> None:
+    """Batch normalisation: evaluation is of one model, and the report says what it depends on."""
+    (tmp_path / "normalised.py").write_text(NORMALISED)
+    words = [*PLAIN, "--epochs", "1", "--eval-batch-size", "101", "--model", "normalised:Mine"]
+    done = forge(2, *words, "--strategy", strategy, cwd=str(tmp_path))
+    assert done.codes == [0, 0], done.out
+    trained = [line for line in done.out.splitlines() if line.startswith("statistics")]
+    trained = [line for line in trained if "[0.0, 0.0" not in line]  # the check of the model
+    assert len(trained) == 2
+    assert trained[0] == trained[1]
+    assert "batch normalisation" in done.record("message")["text"]
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    ["fsdp", *(pytest.param(name, marks=LONG) for name in ("single", "dp", "ddp", "mp", "pp"))],
+)
+def test_the_recipe_trains_under_every_strategy(forge: Start, strategy: str) -> None:
+    ranks = 1 if strategy in ("single", "dp") else 2
+    batch = "24" if strategy == "pp" else "23"  # in microbatches of one size
+    words = [*UNEVEN, "--recipe", "fast-cpu", "--global-batch-size", batch, "--epochs", "3"]
+    done = forge(ranks, *words, "--strategy", strategy)
+    assert done.codes == [0] * ranks, done.out
+    losses = [r["train_loss"] for r in done.records("epoch")]
+    assert losses[-1] < 0.9 * losses[0]
+    assert "test-time augmentation: --tta flip" in done.out
+    assert done.record("run_start")["spec"]["tta"] == "flip"
+    # Every weight is there once, and the images' own filters came to every rank.
+    assert done.record("run_start")["parameters"] == 127_072
+
+
+def test_resnet18_trains(forge: Start) -> None:
+    words = ["--dataset", "synthetic", "--train-samples", "16", "--test-samples", "8"]
+    words += [*NO_BREAKDOWN, "--model", "resnet18", "--epochs", "1", "--global-batch-size", "16"]
+    done = forge(2, *words, "--strategy", "fsdp")
+    assert done.codes == [0, 0], done.out
+    assert done.record("run_start")["parameters"] == 11_173_962
+
+
+@LONG
+@pytest.mark.needs("g++")  # torch.compile on the CPU
+def test_compiling_changes_no_loss_and_its_time_is_recorded(forge: Start) -> None:
+    words = ["--dataset", "synthetic", "--train-samples", "64", "--test-samples", "32"]
+    words += [*NO_BREAKDOWN, "--model", "mlp", "--epochs", "1", "--global-batch-size", "32"]
+    words += ["--lr", "0.02", "--eval-batch-size", "32", "--strategy", "single"]
+    plain = forge(1, *words)
+    compiled = forge(1, *words, "--compile", timeout_s=800)
+    assert compiled.codes == [0], compiled.out
+    assert compiled.losses() == pytest.approx(plain.losses(), rel=1e-3)
+    startup = compiled.record("startup")
+    # It is the first iteration, which is not in the epoch's time.
+    assert startup["compile_s"] > compiled.record("epoch")["epoch_time_s"]
+    assert startup["total_s"] > startup["compile_s"]
+    assert startup["first_step_s"] is None
+    assert [r["compile_s"] for r in plain.records("startup")] == [None, None]
+
+
+# --- the model of docs/own-model.md ------------------------------------------------------------
+
+PAGE = (ROOT / "docs" / "own-model.md").read_text()
+
+
+def test_the_own_model_of_the_documents_runs_as_it_says(
+    forge: Start,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (place,) = re.findall(r"Save this as `~/([\w/.]+)`", PAGE)
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    (lines,) = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
+    model = tmp_path / place
+    model.parent.mkdir(parents=True)
+    model.write_text(code)
+    (memory,) = [line for line in lines.splitlines() if "jobkit memory" in line]
+    monkeypatch.syspath_prepend(model.parent)
+    assert memory_main(shlex.split(memory.partition("jobkit memory")[2])) == 0
+    assert "patches:PatchTransformer: 207,946 parameters" in capsys.readouterr().out
+    runs, words = [], ["bash", "run.sh", "--nproc-per-node", "2"]
+    for command in (line.split() for line in lines.splitlines() if line.startswith("bash run.sh")):
+        assert command[: len(words)] == words
+        runs.append(forge(2, *command[len(words) :], cwd=str(model.parent)))
+        assert runs[-1].codes == [0, 0], runs[-1].out
+    strategies = [run.record("run_start")["spec"].get("strategy", "ddp") for run in runs]
+    assert strategies == ["ddp", "fsdp", "pp"]
+    losses = [[r["train_loss"] for r in run.records("epoch")] for run in runs]
+    for other in losses[1:]:
+        assert other == pytest.approx(losses[0], rel=1e-3)
+    assert losses[0][1] < losses[0][0]
+    _, fsdp, pp = (run.out for run in runs)
+    assert "fsdp: 5 shard groups" in fsdp  # by class
+    assert "pp: 2 stages on 2 ranks" in pp
+    (second,) = re.findall(r"^  stage 1, rank 1: (\S+)", pp, re.MULTILINE)
+    assert second.startswith("blocks.2.")
+
+
+# --- --max-steps -------------------------------------------------------------------------------
+
+STEPS = PER_EPOCH + 3
+PART = 3 * 16  # samples of the second epoch
+HOW = [*DATA, "--epochs", "4", "--global-batch-size", "16", *NO_BREAKDOWN]
+HOW += ["--model", "own_models:noisy", "--checkpoint-every", "4", "--max-steps"]
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_models(tmp_path_factory.mktemp("own"))
+
+
+@pytest.fixture(scope="module")
+def short(forge: Start, own: Path) -> Result:
+    return forge(2, *HOW, str(STEPS), cwd=str(own))
+
+
+def windows(result: Result, rank: int, attempt: int = 0) -> list[dict[str, Any]]:
+    name = f"{attempt}.jsonl" if rank == 0 else f"{attempt}.r{rank}.jsonl"
+    lines = (result.paths.metrics_folder / name).read_text().splitlines()
+    return [r for r in map(json.loads, lines) if r["kind"] == "window"]
+
+
+def test_a_run_ends_as_ok_after_its_steps(short: Result) -> None:
+    assert short.codes == [0, 0], short.out
+    assert short.outcome is not None and short.outcome["status"] == "ok"
+    epochs = short.records("epoch")
+    assert [(e["epoch"], e["iterations"]) for e in epochs] == [(0, PER_EPOCH), (1, 3)]
+    # The warm-up of the process is not timed; all steps of the second epoch are.
+    assert epochs[1]["timed_images"] == PART
+    assert actions(short)[-1] == ("saved", STEPS)
+    # The schedule ends with the steps: a quarter of them rises to the peak, the others fall.
+    assert epochs[1]["lr"] == pytest.approx(0.05 / (0.75 * STEPS))
+
+
+def test_the_windows_have_each_step_of_each_rank_once(short: Result) -> None:
+    for rank in (0, 1):
+        found = windows(short, rank)
+        assert sum(w["steps"] for w in found) == STEPS == found[-1]["step"]
+        assert {w["epoch"] for w in found} == {0, 1}
+        assert [w["warmup"] for w in found] == sorted((w["warmup"] for w in found), reverse=True)
+        assert all(w["wall_s"] >= w["step_max_s"] >= w["step_p50_s"] > 0 for w in found)
+    work = sum(w["work"] for rank in (0, 1) for w in windows(short, rank))
+    assert work == SAMPLES + PART
+    records = read_run(short.paths, None)
+    observed = observed_of(short.paths, records, None)
+    assert observed and (observed.unit, observed.source) == ("images", "training")
+    assert records.lost == 0
+
+
+def test_cut_and_resumed_it_is_the_run_that_was_not_cut(
+    forge: Start, own: Path, short: Result
+) -> None:
+    words = [*HOW, str(STEPS)]
+    cut = forge(2, *words, cwd=str(own), env={"JOBKIT_FAULT": f"raise@{PER_EPOCH + 2}:0:0"})
+    assert cut.codes != [0, 0]
+    last = forge(2, *words, "--attempt", "1", run_dir=cut.paths.folder, cwd=str(own))
+    assert last.codes == [0, 0], last.out
+    assert same(final(short), final(last)) == []
+    assert sorted(set(measured(last, 2))) == measured(short)
+    # Resumed with more steps, it goes on in the midst of the epoch.
+    more = [*HOW, str(2 * PER_EPOCH), "--resume-from", str(last.paths.folder)]
+    longer = forge(2, *more, cwd=str(own))
+    assert longer.codes == [0, 0], longer.out
+    assert actions(longer)[0] == ("loaded", STEPS)
+    (epoch,) = longer.records("epoch")
+    assert (epoch["epoch"], epoch["iterations"], epoch["begun_at"]) == (1, PER_EPOCH, PART)
+    # The clock of an epoch that is continued tells the windows of waits and pauses too.
+    assert all(w["data_wait_s"] is not None for rank in (0, 1) for w in windows(longer, rank))
+
+
+# --- real images -------------------------------------------------------------------------------
+
+TAR = Path(
+    os.environ.get("JOBKIT_TEST_IMAGES", ROOT.parent / "shared" / "data" / "cifar10-jpeg.tar")
+)
+
+
+@LONG
+@pytest.mark.skipif(not TAR.exists(), reason=f"no real images: {TAR} is absent")
+def test_one_and_two_ranks_learn_the_same_from_real_images(forge: Start, tmp_path: Path) -> None:
+    with tarfile.open(TAR) as tar:
+        tar.extractall(tmp_path, filter="data")
+    words = ["--dataset", f"folder:{tmp_path}", "--train-samples", "4000", "--test-samples", "1000"]
+    # fp32: a processor that has no bf16 takes ten times as long with it.
+    words += [*NO_BREAKDOWN, "--epochs", "2", "--global-batch-size", "128", "--precision", "fp32"]
+    one = forge(1, *words, "--strategy", "single", timeout_s=800)
+    two = forge(2, *words, "--strategy", "ddp", timeout_s=800)
+    assert one.codes + two.codes == [0, 0, 0], one.out + two.out
+    # Chance is 0.10; after two short epochs it was 0.32.
+    assert min(one.accuracies()[-1], two.accuracies()[-1]) > 0.25
+    assert one.accuracies()[-1] == pytest.approx(two.accuracies()[-1], abs=0.02)
+    assert one.losses()[-1] == pytest.approx(two.losses()[-1], rel=0.05)
