@@ -1,4 +1,4 @@
-"""Ours beside the plain loop, Lightning and transformers' Trainer.
+"""Ours beside the plain loop and Lightning.
 
     python tests/bench/peers.py --rounds 1      rough
 
@@ -135,40 +135,9 @@ def lightning(dataset: Any, bf16: bool) -> None:
     ).fit(Module(), loader_of(dataset))  # fmt: skip
 
 
-def transformers(dataset: Any, bf16: bool) -> None:
-    """transformers' Trainer, without logging, checkpoints, clipping and bars."""
-    import torch
-    from transformers import Trainer, TrainingArguments
-
-    from jobkit.payload.model import CNN
-
-    class Own(Trainer):
-        def compute_loss(self, model: Any, inputs: Any, **_: object) -> Any:
-            logits = model(inputs["x"]).float()
-            return torch.nn.functional.cross_entropy(logits, inputs["y"])
-
-    def collate(pairs: list[tuple[Any, int]]) -> dict[str, Any]:
-        return {"x": torch.stack([x for x, _ in pairs]), "y": torch.tensor([y for _, y in pairs])}
-
-    model = CNN(10)
-    optimizer = sgd(model)
-    rate = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
-    with tempfile.TemporaryDirectory() as folder:
-        off = dict.fromkeys(("remove_unused_columns", "ddp_find_unused_parameters"), False)
-        arguments = TrainingArguments(
-            output_dir=folder, use_cpu=True, bf16=bf16, num_train_epochs=1, max_grad_norm=0.0,
-            per_device_train_batch_size=BATCH // WORLD_SIZE, report_to="none", save_strategy="no",
-            logging_strategy="no", disable_tqdm=True, **off,
-        )  # fmt: skip
-        Own(
-            model, arguments, data_collator=collate, train_dataset=dataset,
-            optimizers=(optimizer, rate),
-        ).train()  # fmt: skip
-
-
 PEERS: dict[str, Callable[[Any, bool], None]] = {
     "plain": lambda dataset, bf16: plain(dataset, bf16)(),
-    **{way.__name__: way for way in (lightning, transformers)},
+    "lightning": lightning,
 }
 
 
