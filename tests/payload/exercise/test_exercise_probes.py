@@ -2,10 +2,12 @@
 
 import os
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pytest import approx
 
 import jobkit.__main__
 from jobkit.errors import Exit, UsageError
@@ -24,6 +26,7 @@ from jobkit.exercise.probes import (
     training,
 )
 from jobkit.exercise.ranks import RankError, on_ranks
+from jobkit.exercise.table import Table
 from jobkit.launch.cli import make_plan, parser
 from support.fake_study import whole_run
 from support.place import ROOT
@@ -52,136 +55,62 @@ def test_every_exercise_has_its_probes_page_and_skeleton() -> None:
             assert f"def {function}() -> list[Table]:" in source.read_text()
 
 
-def test_a_fixed_batch_size_fails_at_the_last_batch() -> None:
-    (table,) = shapes.batches()
-    assert table.column("batches") == table.column("shape[1:] == (3, 32, 32)") == [16, 16, 16]
-    assert [row[4] for row in table.rows] == [15, 0, 0]
+# What a chapter says of each probe's table.
+SAYS: list[tuple[Callable[[], list[Table]], Callable[[Any, Any], bool]]] = [
+    (shapes.batches, lambda t, c: c("batches") == c("shape[1:] == (3, 32, 32)") == [16, 16, 16]
+        and [row[4] for row in t.rows] == [15, 0, 0]),
+    (joining.places, lambda t, c: len(set(c("process"))) == 2 and c("sum") == [3, 3]
+        and c("own value") == [1, 2]),
+    (joining.incomplete, lambda t, c: "imeout" in c("init_process_group")[2]
+        and c("init_process_group")[:2] == ["joined", "joined"]
+        and c("init_process_group")[3] == "does not come" and c("took (s)")[2] >= joining._WAIT_S),
+    (loading.shares, lambda t, c: c("also seen by the other") == [16, 16, 0, 0]
+        and c("samples") == [16, 16, 8, 8]),
+    (loading.orders, lambda t, c: c("seen before") == [False, True, True, False, False, False]),
+    (loading.files, lambda t, c: c("bytes found")[2:] == [1_000_000] * 2
+        and c("bytes in the end")[2:] == [1_000_000] * 2
+        and c("bytes found")[0] == c("bytes in the end")[0]),
+    (loading.uneven, lambda t, c: c("counted") == [4, 6, 5]
+        and c("accuracy (%)") == approx([75, 100 * 4 / 6, 60])),
+    (replicas.gradients, lambda t, c: c("gradient") == [4, 8, 6, 6]
+        and [len(set(c("weight after a step")[i : i + 2])) for i in (0, 2)] == [2, 1]),
+    (replicas.held, lambda t, c: len(set(c("parameters (MiB)"))) == 1 and len(t.rows) == 6),
+    (sharding.forward, lambda t, c: {row[0]: [float(x) for x in row[2:]] for row in t.rows} == {
+        "DDP": approx([8, 8, 8, 16], abs=0.2), "SHARD_GRAD_OP": approx([4, 13, 12, 8], abs=0.2),
+        "FULL_SHARD": approx([4, 5, 4, 8], abs=0.2)}),
+    (sharding.groups, lambda t, c: c("all-gathers") == [2, 4, 8, 16]
+        and c("reduce-scatters") == [1, 2, 4, 8]
+        and c("in forward (MiB)") == sorted(c("in forward (MiB)"), reverse=True)
+        and c("in forward (MiB)")[0] > 2 * c("in forward (MiB)")[-1]),
+    (messages.per_step, lambda t, c: c("collectives")[1:3] == [3, 24] and min(c("best (ms)")) > 0
+        and c("held after it (MiB)")[3] > 1.5 * c("held after it (MiB)")[4]),
+    (rounding.bytes_and_time, lambda t, c: c("parameters (MiB)")[1] * 2 == c("parameters (MiB)")[0]
+        and min(c("time (ms)")) > 0),
+    (rounding.sums, lambda t, c: c("1 + 1,000 times 0.001") == approx([2, 1, 1], abs=1e-4)
+        and c("4,096 times 0.01")[1] < 10
+        and c("4,096 times 0.01")[0] == approx(c("4,096 times 0.01")[2], rel=0.01)),
+    (ending.devices, lambda t, c: [(row[0], row[2]) for row in t.rows if "IndexError" in row[-1]]
+        == [("rank", 1)]),
+    (ending.left_over, lambda t, c: min(c("sockets")[1:3]) > c("sockets")[0]
+        and c("sockets")[5] < c("sockets")[4] and c("threads")[2] > c("threads")[0]),
+    (ending.alone, lambda t, c: "imed out" in c("what it says")[0]
+        and "Rank 1 failed to pass" in c("what it says")[2]
+        and min(c("waited (s)")[0], c("waited (s)")[2]) >= ending._WAIT_S * 0.9),
+    (training.gradients,
+        lambda t, c: c("norm without")[-1] > 2 * c("norm with zero_grad")[-1]),
+    (training.memory, lambda t, c: c("kept for backward (MiB)")[0] == 0
+        and c("kept for backward (MiB)")[1] > 50),
+    (training.modes, lambda t, c: c("two passes differ by")[0] > 0 == c("two passes differ by")[1]
+        and c("running mean moves by")[0] > 0 == c("running mean moves by")[1]),
+    (training.means, lambda t, c: c(t.head[2])[0] != c(t.head[2])[1]
+        and c(t.head[4]) == approx(c(t.head[5])) and abs(c(t.head[3])[0] - c(t.head[5])[0]) > 0.01),
+]  # fmt: skip
 
 
-def test_ranks_are_processes_that_add_up() -> None:
-    (table,) = joining.places()
-    assert len(set(table.column("process"))) == 2
-    assert table.column("own value") == [1, 2] and table.column("sum") == [3, 3]
-
-
-def test_a_group_that_is_not_complete_waits() -> None:
-    (table,) = joining.incomplete()
-    said, took = table.column("init_process_group"), table.column("took (s)")
-    assert said[:2] == ["joined", "joined"] and said[3] == "does not come"
-    assert "imeout" in said[2] and took[2] >= joining._WAIT_S
-
-
-def test_without_a_sampler_both_ranks_see_all() -> None:
-    (table,) = loading.shares()
-    assert table.column("also seen by the other") == [16, 16, 0, 0]
-    assert table.column("samples") == [16, 16, 8, 8]
-
-
-def test_without_set_epoch_the_order_repeats() -> None:
-    (table,) = loading.orders()
-    assert table.column("seen before") == [False, True, True, False, False, False]
-
-
-def test_with_a_barrier_the_file_is_whole() -> None:
-    (table,) = loading.files()
-    found, end = table.column("bytes found"), table.column("bytes in the end")
-    assert found[2:] == end[2:] == [1_000_000] * 2 and found[0] == end[0]
-
-
-def test_dropping_and_padding_change_the_accuracy() -> None:
-    (table,) = loading.uneven()
-    assert table.column("counted") == [4, 6, 5]
-    assert table.column("accuracy (%)") == pytest.approx([75, 100 * 4 / 6, 60])
-
-
-def test_ddp_averages_gradients() -> None:
-    (table,) = replicas.gradients()
-    assert table.column("gradient") == [4, 8, 6, 6]
-    weights = table.column("weight after a step")
-    assert weights[0] != weights[1] and weights[2] == weights[3]
-
-
-def test_ddp_holds_everything_on_every_rank() -> None:
-    (table,) = replicas.held()
-    assert len(set(table.column("parameters (MiB)"))) == 1 and len(table.rows) == 6
-
-
-def test_what_is_held_before_in_and_after_a_forward_pass() -> None:
-    (table,) = sharding.forward()
-    held = {row[0]: [float(x) for x in row[2:]] for row in table.rows}
-    assert held["DDP"] == pytest.approx([8, 8, 8, 16], abs=0.2)
-    assert held["SHARD_GRAD_OP"] == pytest.approx([4, 13, 12, 8], abs=0.2)
-    assert held["FULL_SHARD"] == pytest.approx([4, 5, 4, 8], abs=0.2)
-
-
-def test_more_groups_hold_less_at_once_and_call_more() -> None:
-    (table,) = sharding.groups()
-    assert table.column("all-gathers") == [2, 4, 8, 16]
-    assert table.column("reduce-scatters") == [1, 2, 4, 8]
-    held = table.column("in forward (MiB)")
-    assert held == sorted(held, reverse=True) and held[0] > 2 * held[-1]
-
-
-def test_fsdp_issues_more_collectives_and_holds_less() -> None:
-    (table,) = messages.per_step()
-    assert table.column("collectives")[1:3] == [3, 24]
-    held = table.column("held after it (MiB)")
-    assert held[3] > 1.5 * held[4] and all(t > 0 for t in table.column("best (ms)"))
-
-
-def test_bf16_has_half_the_bytes_and_loses_small_updates() -> None:
-    (sizes,) = rounding.bytes_and_time()
-    full, half = sizes.column("parameters (MiB)")
-    assert half == full / 2 and all(t > 0 for t in sizes.column("time (ms)"))
-    (sums,) = rounding.sums()
-    assert sums.column("1 + 1,000 times 0.001") == pytest.approx([2, 1, 1], abs=1e-4)
-    total = sums.column("4,096 times 0.01")
-    assert total[1] < 10 and total[0] == pytest.approx(total[2], rel=0.01)
-
-
-def test_a_device_is_taken_by_local_rank() -> None:
-    (table,) = ending.devices()
-    assert sum("IndexError" in text for text in table.column("what is found")) == 1
-    (wrong,) = (row for row in table.rows if "IndexError" in row[-1])
-    assert (wrong[0], wrong[2]) == ("rank", 1)
-
-
-def test_what_a_group_leaves() -> None:
-    (table,) = ending.left_over()
-    sockets, threads = table.column("sockets"), table.column("threads")
-    assert sockets[1] > sockets[0] and sockets[2] > sockets[0] and sockets[5] < sockets[4]
-    assert threads[2] > threads[0]
-
-
-def test_a_rank_alone_is_waited_for_and_named() -> None:
-    (table,) = ending.alone()
-    said, waited = table.column("what it says"), table.column("waited (s)")
-    assert "imed out" in said[0] and "Rank 1 failed to pass" in said[2]
-    assert min(waited[0], waited[2]) >= ending._WAIT_S * 0.9
-
-
-def test_the_gradient_grows_without_zero_grad() -> None:
-    (table,) = training.gradients()
-    assert table.column("norm without")[-1] > 2 * table.column("norm with zero_grad")[-1]
-
-
-def test_no_grad_saves_memory() -> None:
-    (table,) = training.memory()
-    kept = table.column("kept for backward (MiB)")
-    assert kept[0] == 0 and kept[1] > 50
-
-
-def test_modes_change_dropout_and_batch_norm() -> None:
-    (table,) = training.modes()
-    differ, moves = table.column("two passes differ by"), table.column("running mean moves by")
-    assert differ[0] > 0 == differ[1] and moves[0] > 0 == moves[1]
-
-
-def test_only_sums_and_counts_are_the_loss_of_all() -> None:
-    (table,) = training.means()
-    alone, means, right, one = (table.column(name) for name in table.head[2:])
-    assert alone[0] != alone[1] and right == pytest.approx(one)
-    assert abs(means[0] - one[0]) > 0.01
+@pytest.mark.parametrize(("probe", "right"), SAYS, ids=lambda x: x.__name__)
+def test_a_probe_measures_what_its_chapter_says(probe: Any, right: Any) -> None:
+    (table,) = probe()
+    assert right(table, table.column), table.text()
 
 
 def _made_up(words: Sequence[str], environ: Mapping[str, str] = os.environ) -> None:
