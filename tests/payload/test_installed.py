@@ -143,9 +143,8 @@ def test_a_study_is_run_collected_and_drawn(away: Away) -> None:
     study = away.folder / "logs" / "mine"
     assert (study / "results.csv").is_file() and (study / "report.html").is_file()
     with (study / "results.csv").open() as table:
-        assert [row["git_commit"] for row in csv.DictReader(table)] == [
-            ""
-        ]  # not of that repository
+        (row,) = csv.DictReader(table)
+    assert row["git_commit"] == ""  # not that repository's
     assert str(ROOT) not in next(study.glob("*/train.log")).read_text()
 
 
@@ -162,18 +161,14 @@ def test_a_copy_of_run_sh_as_sbatch_makes_it_finds_jobkit(away: Away, tmp_path: 
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"path {away.prefix}/src:{away.installed}\n" in done.stdout
     assert len(list(away.folder.glob("logs/single/*/attempts/0"))) == 1
+    ready = shutil.copy(away.prefix / "hpc" / "train.sh", spool / "slurm_script_2")
+    done = away.program("bash", ready, "--help")
+    assert done.returncode == 0 and "--nproc-per-node" in done.stdout, done.stderr
     done = away.program("bash", copy, "--check", JOBKIT_PYTHON="/usr/bin/false")
     assert done.returncode == 2 and "no src/jobkit in" in done.stderr
     done = away.program("bash", away.prefix / "run.sh", JOBKIT_PYTHON="/usr/bin/false")
     assert done.returncode == 2
     assert "python -m pip install '/path/to/jobkit[payload]'" in done.stderr
-
-
-def test_a_script_of_hpc_finds_run_sh(away: Away, tmp_path: Path) -> None:
-    copy = shutil.copy(away.prefix / "hpc" / "train.sh", tmp_path / "slurm_script")
-    done = away.program("bash", copy, "--help")
-    assert done.returncode == 0, done.stderr
-    assert "--nproc-per-node" in done.stdout
 
 
 def test_another_python_finds_jobkit_alone(away: Away) -> None:
@@ -195,33 +190,20 @@ def test_files_of_the_users_own_are_found(away: Away) -> None:
     assert f"--environment={away.prefix}/edf.toml" in done.stdout
 
 
-NOT_PLAIN = sorted(door.EXTRA_OF)
-
-
-def test_a_plain_install_submits_and_needs_no_torch(away: Away) -> None:
-    done = away.without(NOT_PLAIN, "run", "--study", "demo", "--site", "alps", "--dry-run")
-    assert done.returncode == 0, done.stderr
-    assert "#SBATCH" in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("words", "package", "extra"),
-    [
-        (["run", "--study", "demo", "--site", "local"], "torch", "payload"),
-        (["verify"], "torch", "payload"),
-        (["collect"], "pandas", "analysis"),
-    ],
-)
-def test_what_is_missing_names_its_extra(
-    away: Away, words: list[str], package: str, extra: str
-) -> None:
+def test_a_plain_install_submits_and_says_which_extra_is_missing(away: Away) -> None:
+    absent = sorted(door.EXTRA_OF)
+    done = away.without(absent, "run", "--study", "demo", "--site", "alps", "--dry-run")
+    assert done.returncode == 0 and "#SBATCH" in done.stdout, done.stderr
     (away.folder / "logs" / "x").mkdir(parents=True)
     (away.folder / "logs" / "x" / "plan.json").write_text("{}")
-    done = away.without(NOT_PLAIN, *words)
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
-    assert f"the package '{package}' is not installed" in done.stderr
-    assert f"python -m pip install '/path/to/jobkit[{extra}]'" in done.stderr
+    for words, package, extra in (
+        ("run --study demo --site local", "torch", "payload"),
+        ("collect", "pandas", "analysis"),
+    ):
+        done = away.without(absent, *words.split())
+        assert done.returncode == 2 and done.stderr.count("\n") == 1
+        assert f"the package '{package}' is not installed" in done.stderr
+        assert f"python -m pip install '/path/to/jobkit[{extra}]'" in done.stderr
 
 
 def test_the_door_knows_the_extra_of_every_package() -> None:
