@@ -144,57 +144,31 @@ def _doubt(row: _Row, least: float) -> str:
 
 
 def _of_series(rows: list[_Row], unit: str, least: float) -> list[str]:
-    """How far a series scales on the fewest nodes, and the least efficient of its other sizes."""
+    """Where the efficiency of a series, on the fewest nodes, falls below the threshold, and why."""
     line = fewest_nodes(rows)
-    others = [r for r in rows if r not in line and pd.notna(r["efficiency"])]
-    if not others:
-        return _limits(line, unit, least)
-    row = min(others, key=lambda r: float(r["efficiency"]))
-    most = f", the least of {len(others)} such sizes" if len(others) > 1 else ""
-    many = counted_ranks(2, unit).split()[1]
-    text = (
-        f"With as many {many} on more nodes, {row['series']} on {_size(row, unit)} has "
-        f"{_measured(row, 'efficiency', '{:.1%}')} parallel efficiency{_relative(row, unit)}{most}."
-    )
-    limits = _limits(line, unit, least) if len(line) > 1 else []
-    if any(r["speed_up"] > 1 for r in others):
-        limits = limits[:1]  # what follows would say that no larger size was faster
-    return [*limits, text]
-
-
-def _limits(line: list[_Row], unit: str, least: float) -> list[str]:
-    """Where the efficiency of a series falls below the threshold, and why."""
     name, first = line[0]["series"], line[0]
     if pd.isna(first["efficiency"]):
         return [f"{name}: {first['note']}."]
     below = next((r for r in line if r["efficiency"] < least), None)
     if below:
-        again = [r for r in line[line.index(below) + 1 :] if r["efficiency"] >= least]
         verb = "seems to fall" if _unsure(below, least) else "falls"
         text = (
             f"{name} {verb} below {least:.0%} parallel efficiency at {_size(below, unit)}: "
             f"{_measured(below, 'efficiency', '{:.1%}')}{_relative(below, unit)}"
-            f"{_doubt(below, least)}{below['why']}.{_gap(line, below, unit)}"
+            f"{_doubt(below, least)}{below['why']}."
         )
-        if again:
-            sizes = " and ".join(_size(r, unit) for r in again)
-            text += f" At {sizes} it is measured at {least:.0%} or above again."
-        return [text, *_slower(line, unit)]
+        return [text]
     if len(line) < 2:
-        return _one_size(line)
+        return _one_size(rows)
     last = line[-1]
-    unsure = [r for r in line[:0:-1] if _unsure(r, least)]
-    row = min(unsure, key=lambda r: float(r["efficiency"])) if unsure else last
+    unsure = next((r for r in line[:0:-1] if _unsure(r, least)), None)
     text = (
         f"{name} {'seems to have' if unsure else 'has'} at least {least:.0%} parallel efficiency "
         f"up to the largest measured size, {_size(last, unit)}: "
         f"{_measured(last, 'efficiency', '{:.1%}')}{_relative(last, unit)}"
+        f"{_doubt(unsure or last, least)}."
     )
-    if row is not last:
-        lowest = row["efficiency"] == min(r["efficiency"] for r in line[1:])
-        text += f" there, {'lowest' if lowest else 'least certain'} on {_size(row, unit)}: "
-        text += _measured(row, "efficiency", "{:.1%}")
-    return [f"{text}{_doubt(row, least)}."]
+    return [text]
 
 
 def _one_size(line: list[_Row]) -> list[str]:
@@ -206,28 +180,6 @@ def _relative(row: _Row, unit: str) -> str:
     """The base of an efficiency, where it is not one rank."""
     base = row["base_world_size"]
     return f" relative to {counted_ranks(int(base), unit)}" if base > 1 else ""
-
-
-def _gap(line: list[_Row], row: _Row, unit: str) -> str:
-    """That the size before is less than half as large, so that the limit is not known well."""
-    before = [r for r in line if r["world_size"] < row["world_size"]]
-    if not before or 2 * before[-1]["world_size"] >= row["world_size"]:
-        return ""
-    ends = f"{computing(before[-1], unit)} and {_size(row, unit)}"
-    return f" It was not measured between {ends}."
-
-
-def _slower(line: list[_Row], unit: str) -> list[str]:
-    """That a series gets no faster with its size, where it is so."""
-    most = max(line[1:], key=lambda r: float(r["speed_up"]))
-    if most["speed_up"] > 1:
-        return []
-    text = (
-        f"{line[0]['series']}: no larger size was faster than "
-        f"{_size(line[0], unit)}: the highest speed-up is {_measured(most, 'speed_up', '{:.3g}')}, "
-        f"on {_size(most, unit)}."
-    )
-    return [text]
 
 
 def _beyond(one: Forecast, unit: str) -> list[str]:
