@@ -10,14 +10,10 @@ FAST, SLOW = Link(1e-6, 1e-9), Link(10e-6, 4e-9)
 LINKS = Links(FAST, SLOW)
 
 
-def test_one_rank_needs_no_link() -> None:
-    for operation in ("all_reduce", "all_gather", "reduce_scatter", "sendrecv"):
-        assert message_s(Message(operation, 1e9, Scope(1)), Links(None, None)) == 0
-
-
 @pytest.mark.parametrize(
     ("ranks", "nodes", "expected"),
     [
+        (1, 1, 0.0),
         (2, 1, 1e-6 + 1e6 / 2 * 1e-9),
         (4, 1, 3e-6 + 1e6 * 3 / 4 * 1e-9),
         (4, 2, 1e-6 + 20e-6 + 1e6 * 3 / 4 * 4e-9),  # of three hops two between nodes
