@@ -36,7 +36,6 @@ from support.place import ROOT
 HOUR, PYTHON = 3600.0, sys.executable
 NOBODY = 54321  # a user without a name
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-SETTINGS = "--dataset synthetic --train-samples 128 --test-samples 64 --epochs 1 --threads 1"
 
 
 def run(*words: str, **more: Any) -> "subprocess.CompletedProcess[str]":
