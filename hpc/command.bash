@@ -338,6 +338,7 @@ judge_command() {
   local folder=${outcome%/*} status=ok reason='' said=''
   if [[ -s $folder/failed ]]; then
     { read -r said reason <"$folder/failed"; } 2>/dev/null
+    [[ $said =~ ^[0-9]{1,3}$ ]] || said=1 # (( )) would evaluate any other text of the file
     code=$said status=failed
   elif [[ -e $folder/preempted && ($code =~ ^(0|75|130|143)$ || -n ${stopped-}) ]]; then
     reason=$(<"$folder/preempted")

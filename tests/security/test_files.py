@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -165,6 +166,17 @@ def test_run_sh_claims_no_attempt_through_a_link(tmp_path: Path, outside: Path) 
     assert snapshot(outside) == before
 
 
+def test_run_sh_evaluates_nothing_that_a_file_says(tmp_path: Path) -> None:
+    """In the place of an exit code stands what (( )) of a shell would execute."""
+    text = f"command[$(touch${{IFS}}{tmp_path}/pwned)] x"
+    write = """printf '%s' "$0" >"$JOBKIT_RUN_DIR/attempts/0/failed"; exit 1"""
+    words = ["bash", str(ROOT / "run.sh"), "--run-dir", str(tmp_path / "run"), "--launcher", "once"]
+    env = {**os.environ, "JOBKIT_PYTHON": sys.executable}
+    done = subprocess.run([*words, "--", "bash", "-c", write, text], env=env, timeout=400)
+    assert done.returncode == 1 and not (tmp_path / "pwned").exists()
+    assert (read_json(RunPaths(tmp_path / "run").outcome(0)) or {})["exit_code"] == 1
+
+
 def test_figures_are_not_drawn_into_a_folder_of_elsewhere(plan: Plan, outside: Path) -> None:
     from jobkit.analysis.collect.results import collect
     from jobkit.analysis.figures.draw import draw
@@ -182,16 +194,22 @@ def test_nothing_of_a_file_of_elsewhere_is_shown(
 ) -> None:
     plan = make_plan("s", strategies=("ddp",), gpus=(1,))
     run_id, spec = next(iter(plan.runs.items()))
-    FakeRun(plan.paths.folder, run_id, spec).begin().flush()
+    made = FakeRun(plan.paths.folder, run_id, spec).begin().train(0).flush()
+    (outside / "metrics").mkdir()
+    shutil.copy(made.paths.metrics(0), outside / "metrics")
     for file in ("train.log", "slurm.log"):
         (outside / file).write_text(f"RuntimeError: {PRECIOUS}")
-    leads = "" if name in ("metrics", ".") else "slurm.log" if name == "slurm.log" else "precious"
-    soft_link((plan.paths.folder / run_id / name).absolute(), outside / leads)
+    made.paths.log.unlink(missing_ok=True)
+    soft_link(made.paths.folder.absolute() / name, outside / name)
+    for path in (*plan.paths.folder.rglob("*"), *outside.rglob("*")):
+        os.utime(path, (1.0, 1.0))  # it ended long ago: its log says why
     status(["s", "--json"])
     collect_main(["s"])
     shown = capsys.readouterr()
     tables = [p.read_text() for p in plan.paths.folder.glob("*.csv")]
     assert not any("hunter2" in text for text in (shown.out, shown.err, *tables))
+    epochs = plan.paths.epochs.read_text().count("\n") - 1
+    assert epochs == (1 if name.endswith("log") else 0)
 
 
 @pytest.mark.parametrize("name", ["plan.json", "spec.json", "job.json", "attempts/0/outcome.json"])
