@@ -218,54 +218,42 @@ def test_help_shows_its_own_options_and_where_the_trainings_are(run: Fake) -> No
     assert run.calls() == [] and not run.run_dir.exists()
 
 
-class Bare(Fake):
-    """A checkout with a .venv, in a shell that has not activated it: PATH has another python."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self.root = folder / "the checkout"
-        (self.root / "src" / "jobkit").mkdir(parents=True)
-        (self.root / "run.sh").write_text(RUN.read_text())
-        self.own = self.root / ".venv" / "bin" / "python"
-        self.own.parent.mkdir(parents=True)
-        self.python.rename(self.own)
-        other = folder / "bin" / "python"
-        other.parent.mkdir()
-        other.write_text('#!/bin/sh\nexit "${NO_TORCH_ON_PATH:-1}"\n')
-        other.chmod(0o755)
-
-    def bare(self, *words: str, **extra: str) -> subprocess.CompletedProcess[str]:
-        environ = self.environ(PATH=f"{self.folder}/bin:/usr/bin:/bin", **extra)
-        if "JOBKIT_PYTHON" not in extra:
-            del environ["JOBKIT_PYTHON"]
-        command = ["bash", str(self.root / "run.sh"), "--run-dir", str(self.run_dir), *words]
-        return subprocess.run(
-            command, env=environ, capture_output=True, text=True, timeout=100, cwd=self.root
-        )
-
-
 @pytest.mark.parametrize("job", [{}, {"SLURM_JOB_ID": "7"}])
+@pytest.mark.parametrize(
+    ("on_path", "own", "named", "taken"),
+    [
+        ("1", "0", False, "own"),  # a shell that has not activated the environment
+        ("0", "0", False, "other"),
+        ("1", "0", True, None),  # what was named is not replaced
+        ("1", "1", False, None),  # neither has torch
+    ],
+)
 def test_the_checkouts_own_python_is_taken_where_path_has_none_with_torch(
-    tmp_path: Path, job: dict[str, str]
+    run: Fake, job: dict[str, str], on_path: str, own: str, named: bool, taken: str | None
 ) -> None:
-    run = Bare(tmp_path)
-    srun = tmp_path / "bin" / "srun"
-    srun.write_text('#!/bin/bash\nuntil [[ $1 == *python ]]; do shift; done\nexec "$@"\n')
-    srun.chmod(0o755)
-    done = run.bare("--epochs", "1", **job)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == f"jobkit: note: no python on PATH that has torch: taking {run.own}\n"
-    assert "--attempt" in run.payload()
-
-
-def test_a_python_that_was_named_or_has_torch_is_not_replaced(tmp_path: Path) -> None:
-    run = Bare(tmp_path)
-    assert run.bare("--epochs", "1", NO_TORCH_ON_PATH="0").stderr == ""
-    done = run.bare("--epochs", "1", JOBKIT_PYTHON=str(tmp_path / "bin" / "python"))
-    assert done.returncode == 2 and "has no torch and torchvision" in done.stderr
-    assert run.calls() == []
-    done = run.bare("--epochs", "1", NO_TORCH="1")  # neither has it
-    assert done.returncode == 2 and "has no torch and torchvision" in done.stderr
+    root = run.folder / "the checkout"
+    (root / "src" / "jobkit").mkdir(parents=True)
+    (root / "run.sh").write_text(RUN.read_text())
+    ours = root / ".venv" / "bin" / "python"
+    ours.parent.mkdir(parents=True)
+    run.python.rename(ours)
+    run.tool(
+        "python", f'#!/bin/sh\n[ "$1" = -c ] && exit {on_path}\necho other >> "$NOTES.other"\n'
+    )
+    run.tool("srun", '#!/bin/bash\nuntil [[ $1 == *python ]]; do shift; done\nexec "$@"\n')
+    path = f"{run.folder}:/usr/bin:/bin"
+    env = run.environ(PATH=path, NO_TORCH=own, JOBKIT_PYTHON="python", **job)
+    if not named:
+        del env["JOBKIT_PYTHON"]
+    words = ["bash", str(root / "run.sh"), "--run-dir", str(run.run_dir), "--epochs", "1"]
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=100, cwd=root)
+    note = f"jobkit: note: no python on PATH that has torch: taking {ours}\n"
+    if taken is None:
+        assert done.returncode == 2 and "has no torch and torchvision" in done.stderr
+    else:
+        assert (done.returncode, done.stderr) == (0, note if taken == "own" else "")
+    assert ("--attempt" in str(run.calls())) == (taken == "own")
+    assert (run.folder / "notes.other").exists() == (taken == "other")
 
 
 SAID = 'said {"exit_code": 0}, "exit_code": 0,'
