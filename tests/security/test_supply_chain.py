@@ -39,10 +39,7 @@ def test_every_package_has_one_version_and_checksums() -> None:
     for requirement, hashes in found:
         assert re.fullmatch(r"==[\w.]+", str(requirement.specifier)), requirement
         assert hashes and all(re.fullmatch(r"sha256:[0-9a-f]{64}", h) for h in hashes), requirement
-
-
-def test_the_lock_names_no_place() -> None:
-    """Neither the host of a registry nor a path of the machine on which it was made."""
+    # Neither the host of a registry nor a path of the machine on which it was made.
     assert "/" not in LOCK and "--index" not in LOCK and "--find-links" not in LOCK
 
 

@@ -82,17 +82,6 @@ def test_what_is_refused(study: Study, words: tuple[list[str], list[str]], said:
     assert said in str(caught.value)
 
 
-def planned(*words: str) -> list[str]:
-    args = cli.parser().parse_args(["--site", "local", "--gpus", "1", "2", *words])
-    args.command = ("python", "train.py", "{batch}") if "--parameter" in words else ()
-    return sorted(cli.make_plan(args).runs)
-
-
-def test_the_command_line_has_both() -> None:
-    assert len(planned("--sweep", "lr=0.1,0.2", "--sweep", "width=1,2", "--repeats", "1")) == 16
-    assert len(planned("--parameter", "batch=4")) == 2
-
-
 @pytest.mark.parametrize("command", [(), ("--", "python", "train.py", "{precision}", "{batch}")])
 def test_one_sweep_takes_several_words(
     command: tuple[str, ...], capsys: pytest.CaptureFixture[str]
