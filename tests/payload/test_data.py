@@ -1,12 +1,9 @@
 """Who gets which samples, how they are augmented, and that a GPU waits for none of it."""
 
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from jobkit.errors import UsageError
 from jobkit.payload.data.batches import (
@@ -17,7 +14,6 @@ from jobkit.payload.data.batches import (
     DeviceData,
     Step,
     augment,
-    data_bytes,
     sample_hash,
     share,
 )
@@ -269,31 +265,3 @@ def test_crops_made_ahead_are_those_of_each_batch(
 def test_a_cpu_crops_batch_by_batch() -> None:
     data = data_on(torch.device("cpu"), 2000)
     assert all(step.crops_of(0) is None for step in data.cropped_ahead(steps_of(data, 0, 1), 1))
-
-
-class Live(TorchDispatchMode):
-    """Counts the bytes of the tensors made inside that are there at once."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.storages: dict[int, tuple[StorageWeakRef, int]] = {}
-        self.peak = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        if isinstance(made, torch.Tensor):
-            storage = made.untyped_storage()
-            self.storages[storage.data_ptr()] = (StorageWeakRef(storage), storage.nbytes())
-        live = (size for ref, size in self.storages.values() if not ref.expired())
-        self.peak = max(self.peak, sum(live))
-        return made
-
-
-def test_the_memory_of_crops_is_at_most_the_predicted() -> None:
-    data = data_on(torch.device("cpu"), 600)
-    indices = torch.arange(AHEAD_BATCHES * 512) % 600
-    with Live() as live:
-        data._crop(indices, 0)
-    kept = len(indices) * (32 * 32 * 3 + 8)  # of the steps before
-    predicted = data_bytes(0, 512)
-    assert 0.8 * predicted < live.peak + kept <= predicted

@@ -407,30 +407,18 @@ def test_what_was_left_half_written_is_cleared(forge: Start, own: Path) -> None:
     assert kept(second) == ["00000018-1", "00000024-1"]
 
 
-def test_which_attempts_go_on_and_which_begin_anew(forge: Start, own: Path) -> None:
+def test_fresh_begins_anew_but_a_requeue_loses_nothing(forge: Start, own: Path) -> None:
     how = (*NOISY, "--checkpoint-every", "4")
-    first = forge(1, *how, cwd=str(own))
+    first = forge(1, *how, cwd=str(own), env={"JOBKIT_FAULT": "kill@9"})
 
-    def attempt(number: int, *words: str, **env: str) -> Result:
-        number_is = ("--attempt", str(number))
-        return forge(1, *how, *number_is, *words, run_dir=first.paths.folder, cwd=str(own), env=env)
+    def attempt(number: int, fault: str, **env: str) -> list[tuple[str, int]]:
+        words = ("--attempt", str(number), "--fresh")
+        env["JOBKIT_FAULT"] = f"{fault}:0:{number}"
+        done = forge(1, *how, *words, run_dir=first.paths.folder, cwd=str(own), env=env)
+        return actions(done, number)
 
-    # After one that came to its end the run is trained once more.
-    done = attempt(1, JOBKIT_FAULT="kill@18:0:1")
-    assert actions(done, 1)[0] == ("saved", 4)
-    assert kept(done) == ["00000012-1", "00000016-1"]
-    done = attempt(2, "--fresh", JOBKIT_FAULT="kill@9:0:2")
-    assert actions(done, 2) == [("saved", 4), ("saved", 8)]
-    # Neither does a later one go back before that, nor does a requeue lose what was done.
-    done = attempt(3, JOBKIT_FAULT="kill@11:0:3")
-    assert actions(done, 3) == [("loaded", 8)]
-    done = attempt(4, "--fresh", JOBKIT_RESTARTS="1", JOBKIT_FAULT="kill@13:0:4")
-    assert actions(done, 4) == [("loaded", 8), ("saved", 12)]
-    done = attempt(5, "--fresh", JOBKIT_FAULT="kill@3:0:5")
-    assert actions(done, 5) == []
-    done = attempt(6)
-    assert actions(done, 6)[0] == ("saved", 4)
-    assert measured(first)[0] == [m for m in measured(done, 7) if m[0] == 0][-1]
+    assert attempt(1, "kill@11", JOBKIT_RESTARTS="1") == [("loaded", 8)]
+    assert attempt(2, "kill@5") == [("saved", 4)]
 
 
 def test_an_attempt_that_is_not_the_newest_ends(forge: Start, own: Path, tmp_path: Path) -> None:

@@ -127,14 +127,6 @@ def test_a_rank_that_the_machine_disturbs_is_slow_itself(ranks: int) -> None:
     assert factors(found).parallel == pytest.approx((0.102 + 0.1 / ranks) / 0.208, abs=0.01)
 
 
-@pytest.mark.parametrize("cold", [1, 2, 3, 4])
-def test_slow_passes_of_the_replica_do_not_hide_communication(cold: int) -> None:
-    """Those after the warm-up: 4 of 10, of which the middle half by time may have all."""
-    found = record(iterations(comm=0.05, replica=lambda i: 0.3 * (i < cold)))
-    assert found["communication_s"] == pytest.approx(0.05, rel=0.05)
-    assert found["certain"] is True
-
-
 def test_a_replica_that_is_slow_throughout_is_not_certain() -> None:
     found = record(iterations(comm=0.05, replica=lambda i: 0.045))
     assert found["communication_s"] == pytest.approx(0.005, abs=0.001)
