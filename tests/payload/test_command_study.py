@@ -2,10 +2,8 @@
 
 import csv
 import json
-import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -20,12 +18,10 @@ from support.place import ROOT
 from support.training_programs import PRINTS
 
 PROGRAM = """
-import json, os, pathlib, sys, time
+import json, os, pathlib, sys
 folder, rank = pathlib.Path(os.environ["JOBKIT_RUN_DIR"]), os.environ["RANK"]
 import beside  # as any script finds the modules beside it
 (folder / f"rank-{rank}").write_text(json.dumps(sys.argv[1:]))
-if "wait" in sys.argv:
-    time.sleep(600)
 if "crash" in sys.argv and rank == "1" and os.environ["JOBKIT_ATTEMPT"] == "0":
     raise ValueError("planted fault")
 """
@@ -135,23 +131,6 @@ def test_a_crash_is_told_and_started_again(program: Path, logs: Path) -> None:
     assert done.returncode == 0, done.stdout
     (state,) = found(logs, "again")[1].values()
     assert (state.status, state.attempts) == ("ok", 2)
-
-
-def test_cancel_ends_a_command(program: Path, logs: Path) -> None:
-    command = ["--name", "long", "--gpus", "2", "--no-wait", "--", sys.executable, str(program)]
-    assert bench(*command, "wait").returncode == 0
-    plan, _ = found(logs, "long")
-    (run_id,) = plan.runs
-    folder, deadline = plan.paths.run(run_id).folder, time.monotonic() + 300
-    while len(list(folder.glob("rank-*"))) < 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    words = [sys.executable, "-m", "jobkit", "cancel", "long"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=300)
-    assert "its runs were ended" in done.stdout, done.stderr
-    (state,) = states(plan).values()
-    assert state.status == "cancelled"
-    assert re.fullmatch(r"rank [01]: ended by SIGTERM", state.reason)
 
 
 def test_a_program_that_only_prints_is_read_by_a_pattern(tmp_path: Path) -> None:

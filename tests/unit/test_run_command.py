@@ -254,22 +254,14 @@ def checked(run: Kit, code: int) -> dict[str, str]:
     return {**JOB, "JOBKIT_PYTHON": str(stub)}
 
 
-def test_a_preflight_asks_for_no_data_of_the_training_and_then_the_command_runs(run: Kit) -> None:
-    done = run("--preflight", "--", *PLACE, **checked(run, 0))
-    assert done.returncode == 0 and done.stdout.count("of 2: a b") == 2, done.stderr
+@pytest.mark.parametrize(("code", "dry"), [(0, []), (5, []), (0, ["--dry-run"])])
+def test_a_preflight_comes_before_the_command(run: Kit, code: int, dry: list[str]) -> None:
+    """It asks for no data of a training; a dry run only checks."""
+    done = run("--preflight", *dry, "--", *PLACE, **checked(run, code))
+    assert done.returncode == code, done.stderr
     (asked, *more) = [x for x in run.notes.read_text().splitlines() if x.startswith("python")]
     assert not more and asked.endswith("-- --dataset synthetic")
     assert "-m jobkit.checks.preflight.cli" in asked
-
-
-def test_a_preflight_that_fails_starts_no_command(run: Kit) -> None:
-    done = run("--preflight", "--", *PLACE, **checked(run, 5))
-    assert done.returncode == 5 and "of 2: a b" not in done.stdout
-    assert "preflight failed: nothing was trained" in done.stderr
-
-
-def test_a_dry_run_with_a_preflight_only_checks(run: Kit) -> None:
-    done = run("--preflight", "--dry-run", "--", *PLACE, **checked(run, 0))
-    assert done.returncode == 0 and "of 2: a b" not in done.stdout, done.stderr
-    assert "jobkit.checks.preflight.cli" in run.notes.read_text()
-    assert not run.run_dir.exists()
+    assert done.stdout.count("of 2: a b") == (2 if not code and not dry else 0)
+    assert ("preflight failed: nothing was trained" in done.stderr) == bool(code)
+    assert run.run_dir.exists() == (not dry)

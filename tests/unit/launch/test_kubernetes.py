@@ -261,7 +261,7 @@ def test_a_size_that_the_launcher_sets_is_a_warning() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "", "a: [", "- 1\n- 2", "kind: Pod", "\t", "[" * 5000, "kind: Job\nspec: 3",
+        "", "a: [", "- 1\n- 2", "kind: Pod", "\t", "[" * 1500, "kind: Job\nspec: 3",
         "kind: Job\nspec: {parallelism: x, template: {spec: {containers: [1, {env: 3}]}}}",
     ],
 )  # fmt: skip
