@@ -2,7 +2,9 @@
 
 import json
 import multiprocessing
-import subprocess
+import os
+import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from jobkit.checks.comm import bench as comm_bench
+from jobkit.checks.comm import cli
 from jobkit.checks.comm.bench import Bench, Measured
 from jobkit.checks.comm.ops import Team, exchange
 from jobkit.checks.comm.rank import Participant
@@ -19,7 +22,6 @@ from jobkit.metric import comm
 from jobkit.metric.reader import read_file
 from jobkit.paths import RunPaths, read_json
 from jobkit.payload.distributed import RankEnv
-from support.rigs import RUN_SH, environment
 
 SIZE = 5000  # neither a multiple of a rank's part nor of the pattern
 
@@ -67,17 +69,29 @@ def test_every_operation_is_right_and_would_be_seen_wrong(
     assert set(told[0]) == expected
 
 
-def test_a_run_leaves_records_and_files(tmp_path: Path) -> None:
-    folder = tmp_path / "my comm"
+def be_measured(rank: int, port: int, out: str, words: list[str]) -> None:
+    """A forked rank of the command."""
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), OMP_NUM_THREADS="1")
+    with Path(f"{out}-{rank}").open("w") as sys.stdout:
+        code = cli.main(words)
+        sys.stdout.flush()
+    os._exit(code)
+
+
+def test_a_run_leaves_records_and_files(tmp_path: Path, fork_server: None) -> None:
+    folder, out = tmp_path / "my comm", str(tmp_path / "out")
     words = ["--max-bytes", "16K", "--iterations", "4", "--run-dir", str(folder)]
-    done = subprocess.run(
-        [*RUN_SH, "--comm", "--nproc-per-node", "2", *words],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=480,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    context = multiprocessing.get_context("forkserver")
+    with socket.create_server(("", 0)) as probe:
+        port = probe.getsockname()[1]
+    ranks = [context.Process(target=be_measured, args=(r, port, out, words)) for r in range(2)]
+    for one in ranks:
+        one.start()
+    for one in ranks:
+        one.join(600)
+    said = "".join(Path(f"{out}-{rank}").read_text() for rank in range(2))
+    assert [one.exitcode for one in ranks] == [0, 0], said
     paths = RunPaths(folder)
     found = comm.read_csv(paths.comm_csv)
     assert [(s.operation, s.bytes) for s in found] == [
@@ -95,8 +109,8 @@ def test_a_run_leaves_records_and_files(tmp_path: Path) -> None:
     assert records[-1]["kind"] == "run_end" and records[-1]["status"] == "ok"
     assert comm.read_lines(paths.comm_json) == comm.fit_lines(found)
     assert (read_json(paths.outcome(0)) or {})["status"] == "ok"
-    assert done.stdout.count("[METRIC]") == len(records)
-    assert f"next: python -m jobkit plot-comm {folder}" in done.stdout
+    assert said.count("[METRIC]") == len(records)
+    assert f"next: python -m jobkit plot-comm {folder}" in said
 
 
 # --- decisions, with ranks that are made up --------------------------------------------------
@@ -164,23 +178,16 @@ def test_iterations_fit_in_the_seconds_but_three_there_are(bench) -> None:
         assert {s.iterations for s in made.run()} == {expected}
     made, _ = bench(0.9, iterations=2)
     assert {s.iterations for s in made.run()} == {2}
-
-
-def test_an_operation_that_takes_too_long_stops(bench) -> None:
     made, notes = bench(2.0)
     assert len(made.run()) == 1
-    assert notes.warnings == [
-        "all_reduce stops at 1 KiB: it takes 2 s, and --seconds-per-size is 1"
-    ]
+    (said,) = notes.warnings
+    assert said == "all_reduce stops at 1 KiB: it takes 2 s, and --seconds-per-size is 1"
 
 
 def test_an_operation_that_the_backend_lacks_is_skipped(bench) -> None:
     made, notes = bench(RuntimeError("ProcessGroupX does not support all_reduce\nC++ trace"))
     assert made.run() == []
     assert notes.warnings == ["all_reduce is skipped: ProcessGroupX does not support all_reduce"]
-
-
-def test_another_error_is_no_lack(bench) -> None:
     made, _ = bench(RuntimeError("connection reset by peer"))
     with pytest.raises(RuntimeError, match="reset by peer"):
         made.run()

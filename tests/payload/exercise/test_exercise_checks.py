@@ -2,18 +2,169 @@
 
 import importlib
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from jobkit.exercise.catalogue import EXERCISES
 from jobkit.exercise.checks.judge import Remark
-from support.exercise_solutions import RIGHT, WRONG, Wrong
 
 pytestmark = pytest.mark.usefixtures("fork_server")
 # What solves an exercise and is not in its skeleton: no check may name it.
 SOLVING = ("set_epoch", "DistributedSampler", "barrier", "zero_grad", "no_grad", "all_reduce",
            "destroy_process_group", "init_process_group", "model.train()")  # fmt: skip
+
+
+# A wrong solution is the right one with one mistake.
+RIGHT = {
+    "2.1": """\
+import os
+import torch
+import torch.distributed as dist
+
+def setup():
+    rank = int(os.environ["RANK"])
+    local_rank = int(os.environ["LOCAL_RANK"])
+    world_size = int(os.environ["WORLD_SIZE"])
+    gpu = torch.cuda.is_available()
+    device = torch.device("cuda", local_rank) if gpu else torch.device("cpu")
+    if gpu:
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if gpu else "gloo", rank=rank, world_size=world_size)
+    return rank, local_rank, world_size, device
+
+def cleanup():
+    dist.destroy_process_group()
+""",
+    "3.1": """\
+import torch.distributed as dist
+from torch.utils.data import DataLoader, DistributedSampler
+
+def get_data(download, rank):
+    if rank == 0:
+        download()
+    dist.barrier()
+
+def get_loader(dataset, batch_size, rank, world_size):
+    sampler = DistributedSampler(dataset, num_replicas=world_size, rank=rank, shuffle=True)
+    return DataLoader(dataset, batch_size=batch_size, sampler=sampler)
+
+def start_epoch(loader, epoch):
+    loader.sampler.set_epoch(epoch)
+""",
+    "4.1": """\
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+def get_ddp_model(model, device):
+    devices = [device.index] if device.type == "cuda" else None
+    return DistributedDataParallel(model.to(device), device_ids=devices)
+""",
+    "5.1": """\
+def main(tools, strategy, train=None):
+    if strategy not in ("ddp", "fsdp"):
+        raise ValueError(strategy)
+    rank, local_rank, world_size, device = tools.setup()
+    loader = tools.data(rank, world_size)
+    model = tools.model()
+    model = tools.ddp(model, device) if strategy == "ddp" else tools.fsdp(model, device)
+    optimizer = tools.optimizer(model)
+    if train is not None:
+        train(model, loader, optimizer, device)
+    tools.cleanup()
+""",
+    "6.1": """\
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+def train_epoch(model, loader, optimizer, device):
+    model.train()
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x.to(device)), y.to(device))
+        loss.backward()
+        optimizer.step()
+
+def evaluate(model, loader, device):
+    model.eval()
+    sums = torch.zeros(3, dtype=torch.float64)
+    with torch.no_grad():
+        for x, y in loader:
+            logits = model(x.to(device))
+            sums[0] += F.cross_entropy(logits, y, reduction="sum")
+            sums[1] += (logits.argmax(1) == y).sum()
+            sums[2] += len(y)
+    dist.all_reduce(sums)
+    model.train()
+    return (sums[0] / sums[2]).item(), (sums[1] / sums[2]).item()
+""",
+}
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """A mistake: in the right solution old becomes new; what the check says holds `said`."""
+
+    number: str
+    name: str
+    old: str
+    new: str
+    said: str
+
+    def source(self) -> str:
+        """The wrong solution."""
+        right = RIGHT[self.number]
+        assert self.old in right
+        return right.replace(self.old, self.new)
+
+
+WRONG = (
+    Wrong("2.1", "rank of the node", 'environ["RANK"]', 'environ["LOCAL_RANK"]',
+          "rank 1: joins as rank 0 of 2, but is rank 1 of 2"),
+    Wrong("2.1", "GPU of the rank", '"cuda", local_rank', '"cuda", rank',
+          "the device is cuda:0 on rank 0, cuda:1 on rank 1; each node has a GPU 0 and no other"),
+    Wrong("2.1", "no cleanup", "dist.destroy_process_group()", "pass",
+          "the process group is still there"),
+    Wrong("2.1", "text for a number", 'int(os.environ["WORLD_SIZE"])', 'os.environ["WORLD_SIZE"]',
+          "rank"),
+    Wrong("3.1", "no sampler", "num_replicas=world_size, rank=rank", "num_replicas=1, rank=0",
+          "both ranks saw 24 of 24 samples"),
+    Wrong("3.1", "the same order", "loader.sampler.set_epoch(epoch)", "pass",
+          "epochs 0 and 1 had the same order"),
+    Wrong("3.1", "no waiting", "dist.barrier()", "pass",
+          "get_data() returned on rank 1 while the files were incomplete"),
+    Wrong("3.1", "all download", "if rank == 0:", "if True:",
+          "download() was called 2 times in all"),
+    Wrong("4.1", "as it was", "return DistributedDataParallel(", "return (lambda m, **_: m)(",
+          "the ranks begin with different weights"),
+    Wrong("4.1", "unwrapped", "device_ids=devices)", "device_ids=devices).module",
+          "the ranks' gradients differ by up to"),
+    Wrong("4.1", "index of a GPU", "if device.type ==", "if True or device.type ==",
+          "stopped, line 6: ValueError"),
+    Wrong("4.1", "threads for ranks", "DistributedDataParallel(model.to(device), device_ids="
+          "devices)", "torch.nn.DataParallel(model)", "the ranks begin with different weights"),
+    Wrong("5.1", "no cleanup", "    tools.cleanup()", "    pass",
+          "main() ends while its process group is still there"),
+    Wrong("5.1", "optimizer first", "    model = tools.ddp", "    early = tools.optimizer(model)\n"
+          "    tools.optimizer = lambda _: early\n    model = tools.ddp",
+          "the optimizer has parameters that the model in train() does not have"),
+    Wrong("5.1", "always ddp", 'if strategy == "ddp" else', 'if True else',
+          "fsdp: train() got a model of kind ddp on every rank"),
+    Wrong("5.1", "dry run does nothing", "    rank, local_rank", "    if train is None: return\n"
+          "    rank, local_rank", "a dry run does not come to: setup, data, model, ddp, optimizer"),
+    Wrong("6.1", "gradients add up", "optimizer.zero_grad()", "pass",
+          "the norms of its gradients were"),
+    Wrong("6.1", "own loss", "dist.all_reduce(sums)", "pass",
+          "the ranks return different values"),
+    Wrong("6.1", "graph recorded", "torch.no_grad()", "torch.enable_grad()",
+          "recorded its operations for a backward pass"),
+    Wrong("6.1", "mode left", "    model.train()\n    return", "    return",
+          "after evaluate() the model is still in evaluation mode"),
+    Wrong("6.1", "mean of means", "    dist.all_reduce(sums)\n", "    sums = sums / sums[2]\n"
+          "    dist.all_reduce(sums)\n", "the mean over the 20 samples of both ranks (16 and 4)"),
+)  # fmt: skip
 
 
 def remarks(number: str, path: Path) -> list[Remark]:
@@ -29,15 +180,11 @@ def mistakes(number: str, source: str, folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("number", RIGHT)
-def test_a_right_solution_passes(number: str, tmp_path: Path) -> None:
+def test_a_right_solution_passes_and_a_skeleton_does_not(number: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text(RIGHT[number])
-    found = remarks(number, path)
-    assert len(found) >= 4 and [each.text for each in found if not each.ok] == []
-
-
-@pytest.mark.parametrize("number", RIGHT)
-def test_a_skeleton_is_valid_python_and_fails(number: str) -> None:
+    every = remarks(number, path)
+    assert len(every) >= 4 and [each.text for each in every if not each.ok] == []
     (found,) = remarks(number, EXERCISES[number].skeleton)
     assert not found.ok and re.search(r"\w+\(\) is not completed, line \d+", found.text)
 
