@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from jobkit.metric import comm
 from jobkit.metric.reader import read_file
 from jobkit.paths import RunPaths, read_json
 from jobkit.payload.distributed import RankEnv
+from support.rigs import environment
 
 SIZE = 5000  # neither a multiple of a rank's part nor of the pattern
 
@@ -111,6 +113,24 @@ def test_a_run_leaves_records_and_files(tmp_path: Path, fork_server: None) -> No
     assert (read_json(paths.outcome(0)) or {})["status"] == "ok"
     assert said.count("[METRIC]") == len(records)
     assert f"next: python -m jobkit plot-comm {folder}" in said
+
+
+def test_the_command_starts_its_ranks_by_run_sh(tmp_path: Path, monkeypatch) -> None:
+    """With a stand-in for Python, which notes how it is called."""
+    python, called = tmp_path / "python", []
+    python.write_text(
+        f'#!/bin/bash\nprintf "%s " "$@" >>{tmp_path}/calls; echo >>{tmp_path}/calls\n'
+    )
+    python.chmod(0o755)
+    monkeypatch.setattr(os, "execvp", lambda file, words: called.append(words))
+    words = ["--nproc-per-node", "2", "--ops", "all_reduce"]
+    cli.main([*words, "--run-dir", str(tmp_path / "run")])
+    env = environment(JOBKIT_PYTHON=str(python))
+    done = subprocess.run(called[0], env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    last = (tmp_path / "calls").read_text().splitlines()[-1]
+    assert "--nproc-per-node 2" in last.replace("=", " ") and "-m jobkit.checks.comm.cli" in last
+    assert last.strip().endswith(f"--ops all_reduce --run-dir {tmp_path / 'run'} --attempt 0")
 
 
 # --- decisions, with ranks that are made up --------------------------------------------------
