@@ -61,6 +61,9 @@ class RanksDiffer(RuntimeError):
     """Ranks that must hold the same parameters do not: the run ends with Exit.THRESHOLD."""
 
 
+_UNKNOWN = "unrecognized arguments: "  # how argparse begins that message
+
+
 class Parser(argparse.ArgumentParser):
     """argparse's parser, with one line per error, and with epilogs kept verbatim."""
 
@@ -70,7 +73,20 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the error in one line and exit with 2."""
-        self.exit(Exit.USAGE, f"{self.prog}: error: {one_line(message)} (see {self.prog} --help)\n")
+        hint = self._hint(message.removeprefix(_UNKNOWN)) if message.startswith(_UNKNOWN) else ""
+        see = f"(see {self.prog} --help)"
+        self.exit(Exit.USAGE, f"{self.prog}: error: {one_line(message)}{hint} {see}\n")
+
+    def _hint(self, words: str) -> str:
+        """What may have been meant by words that the parser does not know."""
+        known = [name for name in self._option_string_actions if name.startswith("--")]
+        if not (unknown := [w.partition("=")[0] for w in words.split() if w.startswith("--")]):
+            return "; write a command after --, as: -- python train.py"
+        stem = unknown[0][2:]
+        longer = [name for name in known if stem in name and len(stem) > 2]
+        if longer and unknown[0] not in known:
+            return f"; did you mean {' or '.join(longer[:3])}?"
+        return nearest(unknown[0], known)
 
 
 class Main(Protocol):

@@ -96,6 +96,18 @@ def add_study_arguments(made: argparse.ArgumentParser) -> None:
     group.add_argument("--repeats", type=int, metavar="N", help="repeats of each setting")
 
 
+def _launcher(text: str) -> str:
+    """A type for argparse: one of LAUNCHERS, with the way to use another one."""
+    if text in LAUNCHERS:
+        return text
+    known = f"'{text}': choose from {', '.join(LAUNCHERS)}"
+    other = {"mpirun": "mpirun -n {ranks} ./train", "mpiexec": "mpiexec -n {ranks} ./train"}
+    other |= {"accelerate": "accelerate launch train.py", "deepspeed": "deepspeed train.py"}
+    if text in other:
+        known += f"; {text} starts the ranks itself: --launcher once -- {other[text]}"
+    raise argparse.ArgumentTypeError(known)
+
+
 def add_command_arguments(made: argparse.ArgumentParser) -> None:
     """Add the options of a study of a command."""
     group = made.add_argument_group(
@@ -103,7 +115,8 @@ def add_command_arguments(made: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--launcher",
-        choices=LAUNCHERS,
+        type=_launcher,
+        metavar="{srun,torchrun,once}",
         help="what starts its ranks: srun (default; one process per rank), torchrun (one agent "
         "per node), once (one process on the first node, which starts its own ranks)",
     )

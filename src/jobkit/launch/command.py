@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jobkit.paths import REPOSITORY, RunPaths, StudyPaths, write_json
+from jobkit.spec.command_spec import CommandSpec
 from jobkit.spec.planned import PlannedRun
 
 RUN_SH = REPOSITORY / "run.sh"
@@ -51,7 +52,15 @@ class Order:
 def local_command(spec: PlannedRun, folder: Path, more: Sequence[str] = ()) -> list[str]:
     """The command of a run on this machine; more: options of run.sh itself."""
     size = ["--nproc-per-node", str(spec.world_size)]
-    return ["bash", str(RUN_SH), *size, *more, "--run-dir", str(folder), *spec.arguments()]
+    return [
+        "bash",
+        str(RUN_SH),
+        *size,
+        *more,
+        "--run-dir",
+        str(folder),
+        *run_words(spec, str(folder)),
+    ]
 
 
 def job_command(
@@ -64,7 +73,19 @@ def job_command(
     part = ["--nodes", str(spec.nodes), "--ntasks-per-node", str(spec.ranks_per_node)]
     own = ["--site-file", str(paths.site), "--run-dir", str(paths.folder)]
     restarts = restart_words(0 if sized else max_restarts)
-    return ["bash", str(RUN_SH), *own, *restarts, *(part if sized else []), *spec.arguments()]
+    return [
+        "bash",
+        str(RUN_SH),
+        *own,
+        *restarts,
+        *(part if sized else []),
+        *run_words(spec, str(paths.folder)),
+    ]
+
+
+def run_words(spec: PlannedRun, folder: str) -> list[str]:
+    """What run.sh gets of a run's settings, or of its command with the run's folder in it."""
+    return (spec.in_folder(folder) if isinstance(spec, CommandSpec) else spec).arguments()
 
 
 def leave_spec(study: StudyPaths, run_id: str, spec: PlannedRun) -> None:

@@ -205,6 +205,7 @@ def _slurm_notes(
 ) -> list[str]:
     """What a user should know before the jobs are submitted."""
     limit = wanted.batches[0].options["time"]
+    limit = f"{limit} minutes" if str(limit).isdigit() else str(limit)
     notes = [f"up to {hours:.4g} node-hours, if each job uses its whole time limit ({limit})"]
     if request.at_once and len(wanted.batches) > 1:
         notes.append(f"--max-running applies to each of the {len(wanted.batches)} job arrays")

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any
 
@@ -13,6 +13,7 @@ from jobkit.spec.setting import check_fields, setting
 
 LAUNCHERS = ("srun", "torchrun", "once")
 SCALINGS = ("strong", "weak")
+RUN_DIR = "{run_dir}"  # stands in a command for the run's own folder, known when it starts
 _SLUG = 60  # characters of the run_id before its hash
 
 
@@ -77,6 +78,10 @@ class CommandSpec(PlannedRun):
     def planned_epochs(self) -> None:
         """The program decides."""
 
+    def in_folder(self, folder: str) -> "CommandSpec":
+        """The run with its folder put into its command."""
+        return replace(self, command=tuple(w.replace(RUN_DIR, folder) for w in self.command))
+
     def arguments(self) -> list[str]:
         """run.sh's options of a command, and the command."""
         words = ["--launcher", self.launcher, "--stop-signal", self.stop_signal]
@@ -108,6 +113,15 @@ class CommandSpec(PlannedRun):
         shared = {"strategy": self.name, "launcher": self.launcher, "auto": self.auto}
         command = self.template or self.command
         return {**shared, "scaling": self.scaling, **own, COMMAND_LINE: command}
+
+    @property
+    def script(self) -> str:
+        """The script that a Python of the command would run first; empty where there is none."""
+        program = PurePath(self.command[0]).name
+        if not re.fullmatch(r"python[0-9.]*|torchrun|bash|sh", program) or len(self.command) < 2:
+            return ""
+        first = self.command[1]
+        return first if first.endswith((".py", ".sh")) and RUN_DIR not in first else ""
 
     @property
     def program(self) -> str:

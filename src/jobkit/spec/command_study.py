@@ -9,6 +9,7 @@ from typing import Any
 from jobkit.errors import UsageError, nearest, one_of
 from jobkit.spec.command_spec import (
     LAUNCHERS,
+    RUN_DIR,
     SCALINGS,
     CommandSpec,
     check_parameter,
@@ -36,7 +37,7 @@ class CommandGrid:
         one_of("launcher", self.launcher, LAUNCHERS)
         for name, value in [*self.parameters.items(), *self._swept()]:
             check_parameter(name, value)
-            if name in SIZE_NAMES:
+            if name in (*SIZE_NAMES, "run_dir"):
                 raise UsageError(f"parameter {name}: this name is the size's; choose another")
         for key in self.work:
             if key not in _WORK:
@@ -93,7 +94,7 @@ class CommandGrid:
     ) -> CommandSpec:
         nodes, per_node = size
         names: dict[str, Value] = {"ranks": nodes * per_node, "nodes": nodes}
-        names |= {"ranks_per_node": per_node, "repeat": repeat}
+        names |= {"ranks_per_node": per_node, "repeat": repeat, "run_dir": RUN_DIR}
         by_size = {n: v for n, v in given.items() if _follows_size(n, given)}
         try:
             parameters = resolve_all(given, names)

@@ -25,7 +25,14 @@ def size_of(gpus: int | str, per_node: int | None) -> tuple[int, int]:
     if isinstance(gpus, str) and re.fullmatch(r"[1-9]\d{0,6}", gpus):
         gpus = int(gpus)
     if type(gpus) is not int or gpus < 1:
-        raise UsageError(f"gpus {gpus!r}: must be a whole number, 1 or more, or NODESxRANKS as 2x4")
+        hint = ""
+        if isinstance(gpus, str) and re.fullmatch(r"\d+(,\d+)+,?", gpus):
+            hint = f"; separate sizes by spaces: --gpus {' '.join(filter(None, gpus.split(',')))}"
+        elif isinstance(gpus, str) and re.match(r"[A-Za-z./]", gpus):
+            hint = "; a command comes after --, as: --gpus 1 2 -- python train.py"
+        raise UsageError(
+            f"gpus {gpus!r}: must be a whole number, 1 or more, or NODESxRANKS as 2x4{hint}"
+        )
     if per_node is None or gpus <= per_node:
         return 1, gpus
     if gpus % per_node:

@@ -4,7 +4,7 @@
 #SBATCH --array=0-3%3
 #SBATCH --cpus-per-task=8
 #SBATCH --gpus-per-node=2
-#SBATCH --job-name=golden
+#SBATCH --job-name=golden-n1-g2
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=2
 #SBATCH --open-mode=append
@@ -27,7 +27,7 @@ export SUBMITIT_EXECUTOR=slurm
 #SBATCH --array=0-3%3
 #SBATCH --cpus-per-task=8
 #SBATCH --gpus-per-node=4
-#SBATCH --job-name=golden
+#SBATCH --job-name=golden-n2-g4
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=4
 #SBATCH --open-mode=append

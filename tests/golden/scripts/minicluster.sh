@@ -3,7 +3,7 @@
 # Parameters
 #SBATCH --array=0-3%3
 #SBATCH --gpus-per-node=2
-#SBATCH --job-name=golden
+#SBATCH --job-name=golden-n1-g2
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=2
 #SBATCH --open-mode=append
@@ -25,7 +25,7 @@ export SUBMITIT_EXECUTOR=slurm
 # Parameters
 #SBATCH --array=0-3%3
 #SBATCH --gpus-per-node=4
-#SBATCH --job-name=golden
+#SBATCH --job-name=golden-n2-g4
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=4
 #SBATCH --open-mode=append

@@ -1,6 +1,7 @@
 """run_benchmarks.py before anything starts: the plan, dry runs, and bad input."""
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -121,6 +122,16 @@ BAD = [
     (["--study", "demo", "--", "--nice=100"], "write an option of sbatch as --sbatch --nice=100"),
     (["--study", "demo", "--"], "-- needs a command after it"),
     (["--study", "demo", "--sbatch", "oops"], "'oops'"),
+    # What a person types wrongly, with the right form.
+    (["--gpu", "1"], "did you mean --gpus or"),
+    (["--nproc", "2"], "unrecognized arguments: --nproc 2"),
+    (["--batch-size", "32"], "did you mean --global-batch-size or --batch-size-per-rank"),
+    (["--gpus", "1,2"], "separate sizes by spaces: --gpus 1 2"),
+    (["--name", "x", "--gpus", "1", "python", "train.py"], "a command comes after --"),
+    (["--name", "x", "python", "train.py"], "write a command after --"),
+    (["--launcher", "mpirun", "--", "./a"], "--launcher once -- mpirun -n {ranks}"),
+    (["--gpus", "1", "--", "python", "nosuch.py"], "python nosuch.py: no such file in"),
+    (["--gpus", "1", "--", "nosuch"], "no command 'nosuch'"),
 ]
 
 
@@ -136,6 +147,24 @@ def test_bad_input_is_one_line_and_2_and_nothing_is_written(
     assert code == 2, shown.out
     assert shown.err.count("\n") == 1 and said in shown.err
     assert shown.out == "" and not logs.exists()
+
+
+def test_each_run_of_a_command_has_a_folder_of_its_own(logs: Path, capsys) -> None:
+    words = ["--site", "local", "--gpus", "1", "2", "--name", "own", "--dry-run", "--"]
+    assert cli.main([*words, "python", "-c0", "--out={run_dir}/out", "{{kept}}"]) == 0
+    lines = [x for x in capsys.readouterr().out.splitlines() if x.startswith("bash ")]
+    assert len(lines) == 2
+    for line in lines:
+        words = shlex.split(line)
+        folder = words[words.index("--run-dir") + 1]
+        assert Path(folder).parent == logs / "own"
+        assert words[words.index("--") :] == [
+            "--",
+            "python",
+            "-c0",
+            f"--out={folder}/out",
+            "{kept}",
+        ]
 
 
 @pytest.mark.parametrize(

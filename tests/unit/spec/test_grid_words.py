@@ -82,7 +82,7 @@ def test_what_is_refused(study: Study, words: tuple[list[str], list[str]], said:
     assert said in str(caught.value)
 
 
-@pytest.mark.parametrize("command", [(), ("--", "python", "train.py", "{precision}", "{batch}")])
+@pytest.mark.parametrize("command", [(), ("--", "python", "-c0", "{precision}", "{batch}")])
 def test_one_sweep_takes_several_words(
     command: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,6 +10,7 @@ import re
 from typing import Any
 
 from jobkit.errors import Exit
+from jobkit.launch.command import run_words
 from jobkit.launch.kubernetes.options import KubernetesOptions
 from jobkit.spec.planned import PlannedRun
 
@@ -163,8 +164,9 @@ def _args(name: str, run_dir: str, spec: PlannedRun, options: KubernetesOptions)
         size += ["--master-addr", f"{name}-0.{name}", "--master-port", str(PORT)]
         size += ["--start-timeout", str(_START_S)]
     ends = ["--shutdown-timeout", str(options.grace_s - _LAST_S)]
-    own = [word.replace("$(", "$$(") for word in spec.arguments()]
-    return [*size, *ends, "--run-dir", f"{MOUNT}/{run_dir}", *own]
+    folder = f"{MOUNT}/{run_dir}"
+    own = [word.replace("$(", "$$(") for word in run_words(spec, folder)]
+    return [*size, *ends, "--run-dir", folder, *own]
 
 
 def _environment(energy: str) -> dict[str, str]:

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from jobkit import door
@@ -21,6 +22,7 @@ from jobkit.launch.states import States
 from jobkit.outcome.liveness import is_alive
 from jobkit.paths import StudyPaths, read_json
 from jobkit.processes import end_process
+from jobkit.spec.command_spec import CommandSpec
 from jobkit.spec.plan import Plan
 
 _DRIVER = "jobkit.launch.local.driver"
@@ -35,6 +37,10 @@ def check(plan: Plan) -> None:
     for spec in plan.runs.values():
         if spec.program is not None and shutil.which(spec.program) is None:
             raise UsageError(f"no command '{spec.program}' on this machine")
+        if isinstance(spec, CommandSpec) and (script := spec.script) and not Path(script).exists():
+            raise UsageError(
+                f"{spec.program} {script}: no such file in {Path.cwd()}, in which the command runs"
+            )
         if spec.nodes > 1:
             raise UsageError(
                 f"{spec.nodes} nodes: this machine is one node; plan it with "

@@ -127,9 +127,16 @@ def batches(plan: Plan, run_ids: Sequence[str], site: Site, given: Options) -> l
     return [
         Batch(shape, tuple(shapes[shape][begin : begin + most]), options | warning(options, signal))
         for shape in order
-        for options in [sbatch_options(shape, site, given, plan.study.name)]
+        for options in [sbatch_options(shape, site, given, _job_name(plan, shapes[shape], shape))]
         for begin in range(0, len(shapes[shape]), most)
     ]
+
+
+def _job_name(plan: Plan, run_ids: Sequence[str], shape: Shape) -> str:
+    """What squeue shows of an array: its program or strategy, else the study, and its size."""
+    names = {str(plan.runs[run_id].columns()["strategy"]) for run_id in run_ids}
+    name = names.pop() if len(names) == 1 else plan.study.name
+    return f"{name}-n{shape.nodes}-g{shape.ranks_per_node}"
 
 
 def largest(plan: Plan, run_ids: Sequence[str]) -> Shape:
