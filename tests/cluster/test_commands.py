@@ -75,7 +75,25 @@ def jobs(cluster, kit: Checkout) -> dict[str, list[str]]:
     step = ["srun", "--nodes={nodes}", "--ntasks={ranks}", "sh", "-c", "echo on $SLURMD_NODENAME"]
     made["once"] = kit.start(cluster, "once", "--gpus", "2x2", "--launcher=once", "--", *step)
     made["absent"] = kit.start(cluster, "absent", "--gpus", "2", "--", "no such program")
+    strike(cluster, kit)
     return made
+
+
+def strike(cluster, kit: Checkout) -> None:
+    """Do to the runs what comes from outside; a requeued job waits ten seconds and more."""
+    preempted, count, killed = (the_run(kit, name) for name in ("preempted", "count", "killed"))
+    until((preempted.folder / "ready-0-0").exists, "the start of the run that is preempted")
+    node = cluster.running(job_of(preempted))["NodeList"]
+    urgent = ["--partition=urgent", f"--nodelist={node}", "--exclusive", "--wrap", "true"]
+    assert cluster.wait(cluster.submit(*urgent)) == ("COMPLETED", "0:0")
+    until(lambda: len(list(count.folder.glob("ready-0-*"))) == 2, "both ranks")
+    cluster.run("scancel", "--signal=USR2", job_of(count))  # Slurm's warning, to the steps only
+    until((killed.folder / "ready-0-0").exists, "the start of the run that is killed")
+    cluster.run("scancel", "--signal=KILL", "--full", job_of(killed))
+    # The last element: its job id is that of the whole array.
+    _, last = sorted(kit.runs("array"), key=job_of)
+    until(lambda: len([*last.folder.parent.glob("*/ready-0-0")]) == 2, "both elements")
+    cluster.run("scancel", "--signal=USR2", job_of(last))
 
 
 def ended(cluster, jobs: dict[str, list[str]], name: str) -> set[tuple[str, str]]:
@@ -97,21 +115,7 @@ def statuses(paths: RunPaths) -> list[str]:
     return [read_json(paths.outcome(n))["status"] for n in paths.attempt_numbers()]
 
 
-def test_a_run_that_is_preempted_is_requeued_and_goes_on(cluster, kit: Checkout, jobs) -> None:
-    paths = the_run(kit, "preempted")
-    until((paths.folder / "ready-0-0").exists, "its start")
-    node = cluster.running(job_of(paths))["NodeList"]
-    urgent = ["--partition=urgent", f"--nodelist={node}", "--exclusive", "--wrap", "true"]
-    assert cluster.wait(cluster.submit(*urgent)) == ("COMPLETED", "0:0")
-    assert ended(cluster, jobs, "preempted") == {("COMPLETED", "0:0")}
-    assert run_state(paths).status == "ok" and paths.attempt_numbers() == [0, 1]
-    assert cluster.show(job_of(paths))[0]["Restarts"] == "1"
-
-
 def test_a_job_killed_from_outside_is_not_lost(cluster, kit: Checkout, jobs) -> None:
-    paths = the_run(kit, "killed")
-    until((paths.folder / "ready-0-0").exists, "its start")
-    cluster.run("scancel", "--signal=KILL", "--full", job_of(paths))
     ended(cluster, jobs, "killed")
     assert set(kit.statuses(cluster, "killed").values()) <= {"failed", "cancelled"}
 
@@ -180,32 +184,6 @@ def test_all_in_one_allocation_with_a_crash_in_it(cluster, kit: Checkout, jobs) 
     assert len({job_of(paths) for paths in kit.runs("within")}) == 1
 
 
-def test_the_stop_signal_reaches_each_rank_and_the_job_is_requeued(
-    cluster, kit: Checkout, jobs
-) -> None:
-    """Slurm's own warning, to the steps of the job only."""
-    paths = the_run(kit, "count")
-    until(lambda: len(list(paths.folder.glob("ready-0-*"))) == 2, "both ranks")
-    cluster.run("scancel", "--signal=USR2", job_of(paths))
-    assert ended(cluster, jobs, "count") == {("COMPLETED", "0:0")}
-    assert statuses(paths) == ["preempted", "ok"], paths.log.read_text()
-    assert {path.read_text() for path in paths.folder.glob("kept-*")} == {"7"}
-    assert "requeueing job" in paths.log.read_text()
-
-
-def test_a_stopped_element_of_an_array_goes_on_and_the_other_is_left_alone(
-    cluster, kit: Checkout, jobs
-) -> None:
-    """The last element first: its job id is that of the whole array."""
-    runs = {job_of(paths): paths for paths in kit.runs("array")}
-    for job_id in sorted(runs, reverse=True):
-        until((runs[job_id].folder / "ready-0-0").exists, "its start")
-        assert all(p.attempt_numbers() == [0] for p in runs.values() if not p.outcome(0).exists())
-        cluster.run("scancel", "--signal=USR2", job_id)
-        until(lambda paths=runs[job_id]: run_state(paths).status == "ok", "its second attempt")
-    assert [statuses(paths) for paths in runs.values()] == [["preempted", "ok"]] * 2
-
-
 def test_requeueing_is_bounded(cluster, kit: Checkout, jobs) -> None:
     assert ended(cluster, jobs, "bounded") == {("FAILED", "75:0")}
     paths = the_run(kit, "bounded")
@@ -237,6 +215,34 @@ def test_a_job_over_its_memory_is_oom_with_the_line_that_says_so(
     said = kit.python(cluster, "-m", "jobkit", "status", "memory", "--json").stdout
     (row,) = json.loads(said)["runs"]
     assert row["status"] == "oom" and "exceeded memory limit" in str(row), row
+
+
+def test_a_run_that_is_preempted_is_requeued_and_goes_on(cluster, kit: Checkout, jobs) -> None:
+    assert ended(cluster, jobs, "preempted") == {("COMPLETED", "0:0")}
+    paths = the_run(kit, "preempted")
+    assert run_state(paths).status == "ok" and paths.attempt_numbers() == [0, 1]
+    assert cluster.show(job_of(paths))[0]["Restarts"] == "1"
+
+
+def test_the_stop_signal_reaches_each_rank_and_the_job_is_requeued(
+    cluster, kit: Checkout, jobs
+) -> None:
+    assert ended(cluster, jobs, "count") == {("COMPLETED", "0:0")}
+    paths = the_run(kit, "count")
+    assert statuses(paths) == ["preempted", "ok"], paths.log.read_text()
+    assert {path.read_text() for path in paths.folder.glob("kept-*")} == {"7"}
+    assert "requeueing job" in paths.log.read_text()
+
+
+def test_a_stopped_element_of_an_array_goes_on_and_the_other_is_left_alone(
+    cluster, kit: Checkout, jobs
+) -> None:
+    first, last = sorted(kit.runs("array"), key=job_of)
+    until(lambda: run_state(last).status == "ok", "its second attempt")
+    assert first.attempt_numbers() == [0] and not first.outcome(0).exists()
+    cluster.run("scancel", "--signal=USR2", job_of(first))
+    assert ended(cluster, jobs, "array") == {("COMPLETED", "0:0")}
+    assert [statuses(paths) for paths in (first, last)] == [["preempted", "ok"]] * 2
 
 
 def test_a_job_over_its_time_limit_is_a_timeout(cluster, kit: Checkout, jobs) -> None:

@@ -33,59 +33,19 @@ def rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-# --- trainings ---
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def trainings(cluster, kit: Checkout) -> dict[str, str]:
-    """All trainings of these tests at once; the job ids of a ready script and of two collectors."""
+    """All trainings, while the other tests run: the job ids of a script, and of collectors."""
     script = kit.sbatch(cluster, "hpc/train_distributed.sh", *TINY)
     whole = kit.bench(cluster, *SMALL, "--name", "whole", "--gpus", "2x2", "--no-wait")
     held = [*SMALL, "--name", "requeued", "--gpus", "1", "--epochs", "3", "--no-wait"]
+    held += ["--timeout-s", "900"]  # it is held until its test comes
     requeued = kit.bench(cluster, *held, "--checkpoint-every", "4", JOBKIT_FAULT="hold@9:0")
     collectors = {}
     for name, done in (("whole", whole), ("requeued", requeued)):
         assert done.returncode == 0, done.stderr
         collectors[name] = re.search(r"Slurm jobs? \d+; job (\d+) then", done.stdout)[1]
     return {"script": script, **collectors}
-
-
-def test_a_training_that_is_requeued_resumes_from_its_checkpoint(
-    cluster, kit: Checkout, trainings: dict[str, str]
-) -> None:
-    """USR2 to all processes of the job, the batch shell's as well, with the CONT of Slurm."""
-    (paths,) = kit.runs("requeued")
-    until(paths.fault_marker(0).exists, "iteration 9")
-    for name in ("USR2", "CONT"):
-        cluster.run("scancel", f"--signal={name}", "--full", *jobs_of(kit, "requeued"))
-    assert cluster.wait(trainings["requeued"]) == ("COMPLETED", "0:0"), paths.log.read_text()
-    assert "SIGUSR2" in read_json(paths.outcome(0))["reason"]
-    (loaded,) = records(paths.metrics(1), "checkpoint")[:1]
-    assert loaded["action"] == "loaded" and 9 <= loaded["iteration"] <= 12
-    folder = paths.folder.parent
-    assert [(r["status"], r["attempts"]) for r in rows(folder / "results.csv")] == [("ok", "2")]
-    assert [row["epoch"] for row in rows(folder / "epochs.csv")] == ["0", "1", "2"]
-    assert (folder / "report.html").exists()
-
-
-def test_a_study_from_submission_to_figures(
-    cluster, kit: Checkout, trainings: dict[str, str]
-) -> None:
-    """On 2 x 2 ranks; results come without the login."""
-    assert cluster.wait(trainings["whole"]) == ("COMPLETED", "0:0")
-    folder = kit.folder / "logs" / "whole"
-    (row,) = rows(folder / "results.csv")
-    assert (row["status"], row["nodes"], row["world_size"]) == ("ok", "2", "4")
-    assert float(row["val_loss"]) > 0 and float(row["throughput"]) > 0
-    assert (folder / "figures" / "time_per_epoch.png").stat().st_size > 10_000
-
-
-def test_a_ready_script_trains(cluster, kit: Checkout, trainings: dict[str, str]) -> None:
-    job_id = trainings["script"]
-    assert cluster.wait(job_id) == ("COMPLETED", "0:0"), kit.log(job_id)
-    (start,) = records(kit.single(job_id).metrics(0), "run_start")[:1]
-    assert (start["nodes"], start["world_size"], start["job_id"]) == (2, 2, job_id)
-    assert "backend gloo, 2 processes on 2 nodes" in kit.log(job_id)
 
 
 @pytest.mark.parametrize(
@@ -145,11 +105,11 @@ def test_a_dry_run_is_byte_for_byte_what_is_submitted(cluster, kit: Checkout) ->
 
 def test_cancelled_told_and_only_the_rest_is_submitted_again(cluster, kit: Checkout) -> None:
     text = "import os, time; time.sleep(float(os.environ.get('WAIT_S', 0)))"
-    words = ["--gpus", "1", "--repeats", "3", "--max-running", "1", "--no-auto"]
+    words = ["--gpus", "1", "--repeats", "2", "--max-running", "1", "--no-auto"]
     command = ["--", sys.executable, "-c", text]
     (job_id,) = kit.start(cluster, "rest", *words, *command, WAIT_S="600")
     cluster.running(f"{job_id}_0")
-    assert sorted(kit.statuses(cluster, "rest").values()) == ["pending", "pending", "running"]
+    assert sorted(kit.statuses(cluster, "rest").values()) == ["pending", "running"]
     kit.bench(cluster, "--name", "rest", "--no-wait", "--no-collect", *words, *command)
     assert jobs_of(kit, "rest") == {job_id}, "a run under way was submitted once more"
     ended = kit.python(cluster, "-m", "jobkit", "cancel", "rest")
@@ -202,6 +162,44 @@ def test_a_controller_that_does_not_answer_is_one_line(cluster, kit: Checkout, t
     done = kit.bench(cluster, *SMALL, "--name", "dead", "--no-wait", SLURM_CONF=str(dead))
     assert done.returncode == 2, done.stdout
     assert done.stderr.count("\n") == 1 and "Unable to contact slurm controller" in done.stderr
+
+
+def test_a_training_that_is_requeued_resumes_from_its_checkpoint(
+    cluster, kit: Checkout, trainings: dict[str, str]
+) -> None:
+    """USR2 to all processes of the job, the batch shell's as well, with the CONT of Slurm."""
+    (paths,) = kit.runs("requeued")
+    until(paths.fault_marker(0).exists, "iteration 9")
+    for name in ("USR2", "CONT"):
+        cluster.run("scancel", f"--signal={name}", "--full", *jobs_of(kit, "requeued"))
+    assert cluster.wait(trainings["requeued"]) == ("COMPLETED", "0:0"), paths.log.read_text()
+    assert "SIGUSR2" in read_json(paths.outcome(0))["reason"]
+    (loaded,) = records(paths.metrics(1), "checkpoint")[:1]
+    assert loaded["action"] == "loaded" and 9 <= loaded["iteration"] <= 12
+    folder = paths.folder.parent
+    assert [(r["status"], r["attempts"]) for r in rows(folder / "results.csv")] == [("ok", "2")]
+    assert [row["epoch"] for row in rows(folder / "epochs.csv")] == ["0", "1", "2"]
+    assert (folder / "report.html").exists()
+
+
+def test_a_study_from_submission_to_figures(
+    cluster, kit: Checkout, trainings: dict[str, str]
+) -> None:
+    """On 2 x 2 ranks; results come without the login."""
+    assert cluster.wait(trainings["whole"]) == ("COMPLETED", "0:0")
+    folder = kit.folder / "logs" / "whole"
+    (row,) = rows(folder / "results.csv")
+    assert (row["status"], row["nodes"], row["world_size"]) == ("ok", "2", "4")
+    assert float(row["val_loss"]) > 0 and float(row["throughput"]) > 0
+    assert (folder / "figures" / "time_per_epoch.png").stat().st_size > 10_000
+
+
+def test_a_ready_script_trains(cluster, kit: Checkout, trainings: dict[str, str]) -> None:
+    job_id = trainings["script"]
+    assert cluster.wait(job_id) == ("COMPLETED", "0:0"), kit.log(job_id)
+    (start,) = records(kit.single(job_id).metrics(0), "run_start")[:1]
+    assert (start["nodes"], start["world_size"], start["job_id"]) == (2, 2, job_id)
+    assert "backend gloo, 2 processes on 2 nodes" in kit.log(job_id)
 
 
 @pytest.mark.usefixtures("as_root")  # the accounting knows no other user
