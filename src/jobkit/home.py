@@ -1,9 +1,11 @@
-"""The home folder, where there is one."""
+"""Folders of the user: the home folder, where there is one, and caches."""
 
 import os
+import tempfile
 from pathlib import Path
 
 from jobkit.errors import UsageError
+from jobkit.permissions import own_folder
 
 
 def cache_root() -> Path:
@@ -28,3 +30,14 @@ def expanded(path: str | Path) -> Path:
         return Path(path).expanduser().absolute()
     except RuntimeError as error:
         raise UsageError(f"{path}: {error}: write the path without ~") from None
+
+
+def keep_compiler_cache() -> None:
+    """Give torch's compiler a cache folder that is this user's own, unless one is named.
+
+    Its default is /tmp/torchinductor_USER, which anybody can make first, and it unpickles what lies
+    there. Raises UsageError where somebody took the name of ours.
+    """
+    if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
+        folder = own_folder(Path(tempfile.gettempdir()) / f"jobkit-{os.geteuid()}")
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "torchinductor")

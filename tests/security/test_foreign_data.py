@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+import os
 import pickle
 import tarfile
 from collections.abc import Callable, Iterator
@@ -14,6 +15,10 @@ import pytest
 from jobkit.errors import UsageError
 from jobkit.payload.data import cache as caches
 from jobkit.payload.data import cifar10, sources
+from jobkit.payload.model import build_model
+from jobkit.payload.place import RankEnv
+from jobkit.payload.strategies.single import Single
+from jobkit.spec.runspec import RunSpec
 from support.hostile import in_child
 
 torch = pytest.importorskip("torch")
@@ -93,6 +98,31 @@ def test_a_cache_that_was_changed_is_found_at_fault(cache: Path, kind: str) -> N
     SPOILT[kind](cache)
     done = in_child(lambda: caches.find_fault(cache))
     assert done.faults == [] and done.code
+
+
+def test_the_compilers_cache_is_a_folder_of_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch's default in /tmp anybody can make first, and leave pickles there."""
+    spec = RunSpec(strategy="single", model="mlp", device="cpu", compile=True)
+
+    def setup() -> None:
+        Single(spec, RankEnv(), torch.device("cpu")).setup(build_model(spec, 10))
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/mine")
+    setup()
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/mine"
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    setup()
+    own = tmp_path / f"jobkit-{os.geteuid()}"
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == f"{own}/torchinductor"
+    assert own.stat().st_mode & 0o777 == 0o700
+    own.rmdir()
+    own.symlink_to(tmp_path)
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    with pytest.raises(UsageError, match="is a link: remove it"):
+        setup()
 
 
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 32 32\n%%EndComments\nshowpage\n%%EOF\n"

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from jobkit.errors import UsageError
+from jobkit.home import keep_compiler_cache
 from jobkit.payload.data.batches import MEAN, STD
 
 FILES = {"aoti": "model.pt2", "onnx": "model.onnx", "state_dict": "model.pt"}
@@ -97,6 +98,7 @@ def write(to: str, model: Deployed, path: Path, max_batch: int, march: str) -> N
     batch = torch.export.Dim("batch", min=1, max=max_batch) if max_batch > 1 else None
     shapes = ({0: batch} if batch else {},)
     if to == "aoti":
+        keep_compiler_cache()
         compiled(model, pixels, shapes, path, march)
         return
     with _exportable():

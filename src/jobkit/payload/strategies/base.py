@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from jobkit.errors import UsageError
+from jobkit.home import keep_compiler_cache
 from jobkit.payload.clock import Stopwatch
 from jobkit.payload.distributed import RankEnv
 from jobkit.payload.parameter_groups import trained_parameters
@@ -65,6 +66,7 @@ class Strategy(MemoryRule):
             checkpoint_blocks(model)
         self.model = self.wrap(model)
         if self.spec.compile:
+            keep_compiler_cache()
             self.model.compile(mode=self.spec.compile_mode)
 
     def check(self) -> None:
