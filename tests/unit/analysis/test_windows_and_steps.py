@@ -16,7 +16,6 @@ from jobkit.analysis.collect.steps import TRAINING, Observation, Observed, rate_
 from jobkit.analysis.collect.unused import unused_lines
 from jobkit.analysis.collect.windows import observed_windows
 from jobkit.analysis.figures.step_times import step_figure
-from jobkit.analysis.findings.stragglers import uneven_steps
 from jobkit.analysis.scaling.sizes import EPOCH, sizes
 from jobkit.analysis.tables.columns import RESULTS
 from jobkit.analysis.tables.frames import frame
@@ -271,7 +270,6 @@ def test_the_figure_has_a_line_for_each_percentile(stepped: Results) -> None:
     assert lines == [[0.1, 0.1], [0.105, 0.105], [0.11, 0.3]]
     empty = replace(stepped, runs=stepped.runs.assign(step_p50_s=float("nan")))
     assert step_figure(empty) is None
-    assert uneven_steps(empty, "GPUs") == []
 
 
 def test_steps_of_the_warm_up_alone_have_no_percentiles() -> None:

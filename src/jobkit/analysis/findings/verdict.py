@@ -17,7 +17,6 @@ from jobkit.analysis.findings.learned import learned, memory_needed
 from jobkit.analysis.findings.outlying import outlying
 from jobkit.analysis.findings.repeats import more_repeats
 from jobkit.analysis.findings.sources import inferred_work
-from jobkit.analysis.findings.stragglers import uneven_steps
 from jobkit.analysis.tables.comparable import mixed
 from jobkit.analysis.tables.frames import records
 from jobkit.analysis.tables.text import computing, counted_ranks, per_second, rounded, say
@@ -45,7 +44,7 @@ def verdict(
     said += above_ideal(results.scaling, unit)
     said += [line for f in forecasts for line in _beyond(f, unit)]
     said += [*learned(results, unit), *memory_needed(results, unit), *inferred_work(results)]
-    said += [*uneven_steps(results, unit), *idle_gpus(results, unit), *energy(results, unit)]
+    said += [*idle_gpus(results, unit), *energy(results, unit)]
     return [*mixed(results.runs), *said, _runs(results)]
 
 
