@@ -5,6 +5,7 @@ import io
 import json
 import os
 import pickle
+import shutil
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -118,7 +119,7 @@ def test_the_compilers_cache_is_a_folder_of_ones_own(
     own = tmp_path / f"jobkit-{os.geteuid()}"
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == f"{own}/torchinductor"
     assert own.stat().st_mode & 0o777 == 0o700
-    own.rmdir()
+    shutil.rmtree(own)
     own.symlink_to(tmp_path)
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
     with pytest.raises(UsageError, match="is a link: remove it"):
