@@ -24,11 +24,10 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from jobkit.paths import RunPaths
 from jobkit.payload.checkpoints import store
 from jobkit.payload.checkpoints.copies import Copier, once
 from jobkit.payload.checkpoints.manifest import Corrupt
-from jobkit.payload.checkpoints.store import Store, Unsaved, found_in, read_index, shapes_in
+from jobkit.payload.checkpoints.store import Store, Unsaved, read_index, shapes_in
 from jobkit.payload.progress import Progress
 
 TENSORS = {"w": torch.rand(30, 40), "b": torch.ones(2, dtype=torch.bfloat16)}
@@ -186,18 +185,6 @@ def test_what_cannot_be_written_leaves_nothing(group: dist.ProcessGroup, tmp_pat
     with pytest.raises(Unsaved, match="attempt 1 has begun"):
         Store(0, group).write(tmp_path / "1-0", TENSORS, Progress(), {}, {}, fenced)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_newest_of_the_newest_attempt_comes_first_and_few_are_kept(tmp_path: Path) -> None:
-    paths = RunPaths(tmp_path)
-    for name in ("00000004-0", "00000008-0", "00000006-1", "00000020-2", "x-1", ".00000009-1.tmp"):
-        (paths.checkpoints / name).mkdir(parents=True)
-    names = ["00000020-2", "00000006-1", "00000008-0", "00000004-0"]
-    assert [folder.name for folder in found_in(paths.checkpoints)] == names
-    store.prune(paths, 1, 2)  # the checkpoints of a later attempt are not its own
-    assert [folder.name for folder in found_in(paths.checkpoints)] == names[:3]
-    store.clear_unfinished(paths)
-    assert not list(paths.checkpoints.glob(".*"))
 
 
 def index_of(ranks: int, tensors: int) -> Metadata:
