@@ -57,10 +57,7 @@ def test_a_headline_that_is_better_than_its_table() -> None:
         ("GPU,GPUs,time,speedup\nA100,1,60,1\nA100,4,20,3.0\nA100,8,15,5.0\n", ["4: 5.0x"]),
         ("GPUs,images/s/GPU,efficiency\n1,400,100%\n2,390,97.5%\n4,300,95%\n", ["4: 95%"]),
         ("GPUs,time (s),speed-up\n4,20,3.00\n1,60,1.00\n", []),
-        (
-            "One:\n\nGPUs   time  speed-up\n1      60    1\n4      20    3.5\n",
-            ["5: 3.5x"],
-        ),
+        ("One:\n\nGPUs   time  speed-up\n1      60    1\n4      20    3.5\n", ["5: 3.5x"]),
         (LATEX, ["6: 95%"]),
         # What it costs is no time, and the end of an interval no claim.
         ("nodes,time (h),speed-up,node-hours\n1,8.12,1,8.12\n2,4.21,1.93,8.42\n", []),

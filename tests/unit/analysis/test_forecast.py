@@ -292,10 +292,7 @@ def same_link(found: Link | None, expected: Link | None) -> bool:
 
 
 def test_links_are_those_that_the_benchmark_went_over() -> None:
-    pairs = [
-        line("sendrecv", "intra_node", 2, 1, FAST),
-        line("sendrecv", "inter_node", 2, 2, SLOW),
-    ]
+    pairs = [line("sendrecv", "intra_node", 2, 1, FAST), line("sendrecv", "inter_node", 2, 2, SLOW)]
     other = Link(3e-6, 3e-9)
     cases = {
         (): (None, None),
