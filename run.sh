@@ -83,10 +83,11 @@ if [[ ! -d $root/src/jobkit && -z ${JOBKIT_ROOT-} ]]; then
 fi
 [[ -d $root/src/jobkit ]] ||
   fail "no src/jobkit in $root: submit from jobkit's folder, or install jobkit for the python on PATH"
-logs=$root/logs own_python=$root/.venv/bin/python
+logs=$PWD/logs own_python=$root/.venv/bin/python
+if [[ $PWD/ == "$root"/* ]]; then logs=$root/logs; fi
 advice="run 'make venv' once, then 'source .venv/bin/activate'"
 if [[ $root == */jobkit/_kit ]]; then # installed by pip
-  logs=$PWD/logs own_python=${root%/lib*/python*/site-packages/jobkit/_kit}/bin/python
+  own_python=${root%/lib*/python*/site-packages/jobkit/_kit}/bin/python
   advice="run \"python -m pip install '/path/to/jobkit[payload]'\", of a checkout or a wheel"
 fi
 # Looked for and not imported, which would take seconds.

@@ -48,10 +48,15 @@ def find_named(what: str, source: str | Path, folder: Path, also: tuple[str, ...
 
 
 def logs_root() -> Path:
-    """Where studies are written: $JOBKIT_LOGS, else logs/ of the checkout, else logs/ here."""
+    """Where studies are written: $JOBKIT_LOGS, else logs/ of the current folder.
+
+    Within the checkout it is the checkout's, wherever one stands in it.
+    """
     if given := os.environ.get("JOBKIT_LOGS"):
         return Path(given)
-    return (Path.cwd() if INSTALLED else REPOSITORY) / "logs"
+    here = Path.cwd()
+    within = not INSTALLED and here.is_relative_to(REPOSITORY)
+    return (REPOSITORY if within else here) / "logs"
 
 
 def data_root() -> Path:

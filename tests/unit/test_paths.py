@@ -7,6 +7,7 @@ import pytest
 
 from jobkit.errors import UsageError
 from jobkit.paths import (
+    REPOSITORY,
     RunPaths,
     StudyPaths,
     check_name,
@@ -83,6 +84,17 @@ def test_the_environment_says_where_logs_and_data_lie(monkeypatch: pytest.Monkey
     monkeypatch.delenv("JOBKIT_DATA_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", "/c")
     assert data_root() == Path("/c/jobkit")
+
+
+def test_logs_are_beside_the_program_unless_one_stands_in_the_checkout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("JOBKIT_LOGS", raising=False)
+    monkeypatch.chdir(tmp_path)
+    assert logs_root() == tmp_path / "logs"
+    for inside in (REPOSITORY, REPOSITORY / "docs"):
+        monkeypatch.chdir(inside)
+        assert logs_root() == REPOSITORY / "logs"
 
 
 def test_a_file_is_written_whole_or_not_at_all(
