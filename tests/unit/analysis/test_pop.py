@@ -149,16 +149,3 @@ def test_without_breakdowns_the_verdict_says_what_the_epochs_say() -> None:
     wait = "; waiting for data takes 1% of the time (no breakdown of the rest)"
     assert causes(results) == {("ddp", 1, 1): wait, ("ddp", 4, 1): wait}
     assert any(f"{wait}." in line for line in verdict(results, "GPUs", least=0.95))
-
-
-def test_of_several_records_the_one_with_the_median_iteration_counts() -> None:
-    plan = make_plan(strategies=("ddp",), gpus=(1,))
-    (run_id,) = plan.runs
-    run = whole_run(plan, run_id)
-    for seconds in (9.0, 2.0, 3.0):
-        run.writer.write("breakdown", **step_fields([seconds]))
-    run.flush()
-    runs = collect("s", write=False).runs
-    assert runs["breakdown_iteration_s"].tolist() == [3.0]
-    # The setting of that name stays as it was planned.
-    assert runs["breakdown_iterations"].tolist() == [plan.runs[run_id].breakdown_iterations]
