@@ -16,7 +16,7 @@ from jobkit.checks.comm.ops import Exchange, Team
 from jobkit.errors import UsageError
 from jobkit.metric.line import Record
 from jobkit.payload import host
-from jobkit.payload.clock import Clock
+from jobkit.payload.clock import Clock, Stopwatch
 from jobkit.payload.data.batches import Batches, DeviceData, Step
 from jobkit.payload.data.cache import Dataset
 from jobkit.payload.data.sources import synthetic
@@ -405,3 +405,21 @@ def test_an_epoch_that_is_too_short_is_told(
     seconds: float, device: torch.device, told: bool
 ) -> None:
     assert ("an epoch takes 0.12 s" in too_short(seconds, device)) is told
+
+
+def test_the_stopwatch_counts_from_the_last_mark(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("jobkit.payload.clock.time.perf_counter", lambda: now[0])
+    watch = Stopwatch(torch.device("cpu"))
+    watch.on = True
+    with watch.part("passes"):
+        with watch.part("waited"):
+            now[0] += 1
+        now[0] += 2
+        watch.mark("waited")
+        now[0] += 4
+        watch.mark("waited")
+        now[0] += 8
+    with watch.part("step"):  # no mark is left over
+        now[0] += 16
+    assert watch.take() == {"passes": 15.0, "waited": 9.0, "step": 16.0}
