@@ -12,38 +12,32 @@ from jobkit.analysis.collect.steps import Observation, Observed, rate_row, step_
 from jobkit.analysis.collect.unused import unused_lines
 from jobkit.analysis.log_options import try_pattern
 from jobkit.errors import UsageError
-from jobkit.metric.pattern import PATTERNS, load_pattern, own_pattern, pattern_of
+from jobkit.metric.pattern import PATTERNS, Pattern, load_pattern, own_pattern, pattern_of
 from jobkit.metric.quantity import quantity_of
 from jobkit.spec.command_spec import CommandSpec
 
-NAMES = sorted(p.stem for p in PATTERNS.glob("*.toml"))
+NAMES = {p.stem for p in PATTERNS.glob("*.toml")}
+NAMES |= {"deepspeed", "lightning", "megatron", "nanogpt", "timm", "torchtitan", "transformers"}
 EPOCHS = r"Epoch: \[(?P<epoch>\d+)\]\[(?P<step>\d+)/\d+\] Time (?P<step_time_s>[\d.]+)"
 RATE = r"step (?P<step>\d+) (?P<tokens_per_s>\S+) tok/s"
 
 
-def observed_of(line: str, log: str, ranks: int | None = 1, **planned: Any) -> Observed:
-    pattern = own_pattern({"line": line, "of": "total"})
+def observed_in(log: str, pattern: Pattern, ranks: int | None, planned: Any) -> Observed:
     found = matches(io.BytesIO(log.encode()), pattern)
     observed = observed_lines(found, pattern, ranks, planned)
     assert observed
     return observed
 
 
-def row_of(name: str, ranks: int = 2, **planned: Any) -> dict[str, Any]:
-    """The columns of a run whose log is the pattern's own sample."""
-    pattern = load_pattern(name)
-    found = matches(io.BytesIO(pattern.sample.encode()), pattern)
-    observed = observed_lines(found, pattern, ranks, planned)
-    assert observed
-    return rate_row(observed)
+def observed_of(line: str, log: str, ranks: int | None = 1, **planned: Any) -> Observed:
+    return observed_in(log, own_pattern({"line": line, "of": "total"}), ranks, planned)
 
 
-def test_the_shipped_patterns_are_these() -> None:
-    expected = "deepspeed lightning megatron nanogpt timm torchtitan transformers"
-    assert " ".join(NAMES) == expected
+def unused(observed: Observed, *records: Any) -> str:
+    return unused_lines(RunRecords(list(records)), observed)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", sorted(NAMES))
 def test_each_shipped_pattern_says_where_its_lines_come_from(name: str) -> None:
     pattern = load_pattern(name, new=True)
     assert pattern.program and pattern.contains
@@ -55,59 +49,46 @@ def test_each_shipped_pattern_says_where_its_lines_come_from(name: str) -> None:
     assert found == set(range(1, len(lines) + 1)), "every sample line is found"
 
 
-def test_nanogpt_is_the_time_of_one_iteration() -> None:
-    row = row_of("nanogpt", unit="tokens", work_per_step=1000.0)
-    assert row["step_time_s"] == pytest.approx((0.13521 + 0.13487) / 2)
-    assert row["throughput"] == pytest.approx(1000 / row["step_time_s"])
-    assert row["throughput_unit"] == "tokens/s"
+@pytest.mark.parametrize(
+    ("name", "ranks", "planned", "column", "value"),
+    [
+        ("nanogpt", 2, {}, "step_time_s", (0.13521 + 0.13487) / 2),
+        ("nanogpt", 2, {}, "steps/s", 2 / (0.13521 + 0.13487)),
+        ("nanogpt", 2, {"unit": "tokens", "work_per_step": 1000.0}, "tokens/s",
+         2000 / (0.13521 + 0.13487)),
+        # Of one device. Its lines after the first are of ten steps or nine: the harmonic mean.
+        ("torchtitan", 8, {}, "tokens/s", 8 * 19 / (9 / 6123 + 10 / 6125)),
+        ("torchtitan", 8, {}, "peak_memory_mib", 40.12 * 1024),
+        ("megatron", 2, {}, "samples/s", 256 / 2.3456),
+        # The rate of the last step alone; the first line is of the warm-up.
+        ("deepspeed", 2, {}, "samples/s", 124.8),
+        ("deepspeed", 2, {}, "steps_timed", 1),
+        ("timm", 2, {}, "images/s", (742.03 + 739.88) / 2),
+        ("timm", 2, {}, "steps_timed", 2),
+        ("timm", 2, {}, "data_wait_share", 0.021 / 0.691),
+        # A running rate: the last line counts.
+        ("transformers", 2, {}, "samples/s", 240.2),
+        ("lightning", 2, {}, "throughput_unit", "steps/s"),
+    ],
+)  # fmt: skip
+def test_the_columns_of_a_shipped_pattern(
+    name: str, ranks: int, planned: dict[str, Any], column: str, value: Any
+) -> None:
+    pattern = load_pattern(name)
+    observed = observed_in(pattern.sample, pattern, ranks, planned)
+    row = rate_row(observed)
+    if column.endswith("/s"):
+        assert row["throughput_unit"] == column
+        column = "throughput"
+    assert row[column] == (value if isinstance(value, str) else pytest.approx(value))
 
 
-def test_a_time_without_stated_work_gives_steps_per_second() -> None:
-    row = row_of("nanogpt")
-    assert row["throughput_unit"] == "steps/s"
-    assert row["throughput"] == pytest.approx(1 / row["step_time_s"])
-
-
-def test_torchtitan_prints_the_rate_of_one_device() -> None:
-    row = row_of("torchtitan", ranks=8)
-    # Both lines after the first are of ten steps or nine: the harmonic mean over the steps.
-    assert row["throughput"] == pytest.approx(8 * 19 / (9 / 6123 + 10 / 6125))
-    assert row["throughput_unit"] == "tokens/s"
-    assert row["peak_memory_mib"] == pytest.approx(40.12 * 1024)
-
-
-def test_megatron_prints_the_batch_and_the_time_of_an_iteration() -> None:
-    row = row_of("megatron")
-    assert row["throughput"] == pytest.approx(256 / 2.3456)
-    assert row["throughput_unit"] == "samples/s"
-
-
-def test_deepspeed_prints_the_rate_of_all_ranks() -> None:
-    assert row_of("deepspeed")["throughput"] == pytest.approx(124.8)
-
-
-def test_deepspeed_and_timm_print_the_rate_of_one_step() -> None:
-    """Each line has the last step alone, whatever stands between two lines."""
-    for name, counted in (("deepspeed", 1), ("timm", 2)):
-        assert load_pattern(name).spans == "step"
-        assert row_of(name)["steps_timed"] == counted  # the first line is of the warm-up
+def test_a_slow_step_is_no_slow_rate_where_a_line_has_one_step() -> None:
     pattern = load_pattern("timm")
     lines = pattern.sample.strip().splitlines()
     slow = lines[1].replace("742.03", "7.42").replace("0.345s", "34.5s")  # wrote a checkpoint
-    log = "\n".join([*lines, slow]).encode()
-    observed = observed_lines(matches(io.BytesIO(log), pattern), pattern, 2, {})
-    assert observed and rate_row(observed)["throughput"] == pytest.approx(739.88)
-
-
-def test_timm_prints_the_wait_for_data_too() -> None:
-    row = row_of("timm")
-    assert row["throughput"] == pytest.approx((742.03 + 739.88) / 2)
-    assert row["data_wait_share"] == pytest.approx(0.021 / 0.691)
-
-
-def test_of_a_running_rate_the_last_line_counts() -> None:
-    assert row_of("transformers")["throughput"] == pytest.approx(240.2)
-    assert row_of("lightning")["throughput_unit"] == "steps/s"
+    row = rate_row(observed_in("\n".join([*lines, slow]), pattern, 2, {}))
+    assert row["throughput"] == pytest.approx(739.88)
 
 
 LINES = {
@@ -141,26 +122,20 @@ def test_a_rate_keeps_the_unit_that_its_line_states(
     assert (row["throughput"], row["throughput_unit"]) == (pytest.approx(rate[0]), rate[1])
 
 
-@pytest.mark.parametrize(
-    ("name", "kind", "scale", "unit", "per_rank"),
-    [
-        ("step_time_ms", "step_time", 1e-3, "", False),
-        ("tokens_per_s_per_gpu", "rate", 1.0, "tokens", True),
-        ("samples_per_min", "rate", 1 / 60, "samples", False),
-        ("tokens_per_step", "work", 1.0, "tokens", False),
-        ("peak_memory_gib", "memory", 1024.0, "", False),
-        ("data_time_s", "data_wait", 1.0, "", False),
-        ("Step", "step", 1.0, "", False),
-        ("tps", "free", 1.0, "", False),
-        ("step_time", "free", 1.0, "", False),
-    ],
-)
-def test_a_name_says_its_quantity(
-    name: str, kind: str, scale: float, unit: str, per_rank: bool
-) -> None:
-    found = quantity_of(name)
-    assert (found.kind, found.unit, found.per_rank) == (kind, unit, per_rank)
-    assert found.scale == pytest.approx(scale)
+def test_a_name_says_its_quantity() -> None:
+    for name, expected in {
+        "step_time_ms": ("step_time", 1e-3, "", False),
+        "tokens_per_s_per_gpu": ("rate", 1, "tokens", True),
+        "samples_per_min": ("rate", 1 / 60, "samples", False),
+        "tokens_per_step": ("work", 1, "tokens", False),
+        "peak_memory_gib": ("memory", 1024, "", False),
+        "data_time_s": ("data_wait", 1, "", False),
+        "Step": ("step", 1, "", False),
+        "tps": ("free", 1, "", False),
+        "step_time": ("free", 1, "", False),
+    }.items():
+        found = quantity_of(name)
+        assert (found.kind, found.scale, found.unit, found.per_rank) == expected
 
 
 @pytest.mark.parametrize(
@@ -211,14 +186,8 @@ def test_a_restart_is_a_warm_up_again() -> None:
     log += "[jobkit] start: attempt 1 of x\nstep 3 9 s\nstep 4 1 s\n"
     observed = observed_of("step (?P<step>[0-9]+) (?P<step_time_s>[0-9.]+) s", log)
     assert rate_row(observed)["step_time_s"] == 1.0
-    rows = step_rows(observed)
-    assert [(r["attempt"], r["step"], r["warmup"]) for r in rows] == [
-        (0, 1, True),
-        (0, 2, False),
-        (0, 3, False),
-        (1, 3, True),
-        (1, 4, False),
-    ]
+    rows = [(r["attempt"], r["step"]) for r in step_rows(observed) if not r["warmup"]]
+    assert rows == [(0, 2), (0, 3), (1, 4)]
 
 
 def test_colours_commas_and_progress_bars_are_read() -> None:
@@ -239,18 +208,18 @@ def test_the_last_number_of_a_log_without_its_newline_is_not_taken() -> None:
     observed = observed_of(line, "step 1 time 200.5\nstep 2 time 201.5\nstep 3 time 20")
     assert [o.step for o in observed.steps] == [1, 2]
     said = "1 line of pattern own may be truncated: not used"
-    assert observed.cut == 1 and unused_lines(RunRecords([]), observed) == said
+    assert observed.cut == 1 and unused(observed) == said
     alone = observed_of(line, "step 3 time 20")
     assert not alone.steps and rate_row(alone) == {} and alone.cut == 1
 
 
 def of_epochs(first: int, epochs: int = 3) -> str:
     """A log whose index begins again in each epoch; the first epoch takes half as long."""
-    lines = [
+    lines = (
         f"Epoch: [{epoch}][{step}/200] Time {0.2 if epoch else 0.1}\n"
         for epoch in range(epochs)
         for step in range(first, 200, 10)
-    ]
+    )
     return "".join(lines)
 
 
@@ -259,22 +228,20 @@ def test_all_epochs_count_where_the_index_of_the_step_begins_again(first: int, s
     observed = observed_of(EPOCHS, of_epochs(first))
     row = rate_row(observed)
     assert row["steps_timed"] == steps
+    early = observed_of(EPOCHS, of_epochs(first), warmup_steps=50).steps
+    assert [(o.epoch, o.step) for o in early if o.warmup] == [
+        (0, n) for n in range(first, first + 51, 10)
+    ]
     of_first = 190 - first
     seconds = 0.1 * of_first + 0.2 * (steps - of_first)
     assert row["throughput"] == pytest.approx(steps / seconds)
-    assert unused_lines(RunRecords([]), observed) == ""
-
-
-def test_the_warm_up_is_the_first_epoch_s_alone() -> None:
-    observed = observed_of(EPOCHS, of_epochs(0), warmup_steps=50)
-    early = [(o.epoch, o.step) for o in observed.steps if o.warmup]
-    assert early == [(0, n) for n in range(0, 51, 10)]
+    assert unused(observed) == ""
 
 
 def test_an_index_that_begins_again_without_an_epoch_is_told() -> None:
     line = EPOCHS.replace("(?P<epoch>", "(?:")
     observed = observed_of(line, of_epochs(0))
-    assert unused_lines(RunRecords([]), observed).startswith(
+    assert unused(observed).startswith(
         "40 lines of pattern own with the index of an earlier step, more than there are ranks"
     )
     twice = observed_of(line, of_epochs(0, 1) * 2, ranks=2)  # as two ranks print it
@@ -289,7 +256,7 @@ def test_a_rate_or_time_that_is_not_above_0_is_no_measurement(name: str, bad: An
     observed = observed_metrics(records, 1, {})
     assert observed and len(observed.steps) == 19
     assert rate_row(observed)["throughput"] == pytest.approx(1000 if "tok" in name else 1)
-    assert "1 [METRIC] line is in no table" in unused_lines(RunRecords(records), observed)
+    assert "1 [METRIC] line is in no table" in unused(observed, *records)
 
 
 def test_a_time_below_0_is_not_in_the_mean() -> None:
@@ -300,43 +267,22 @@ def test_a_time_below_0_is_not_in_the_mean() -> None:
 @pytest.mark.parametrize(
     ("text", "rate"),
     [
-        ("1,234", 1234.0),
-        ("12,345,678.5", 12345678.5),
-        ("1_000", 1000.0),
-        ("1e3", 1000.0),
-        ("1,234,", 1234.0),
-        ("12,", 12.0),
-        (".5", 0.5),
-        ("12.3k", 12300.0),
-        ("12.3K", 12300.0),
-        ("1.5M", 1.5e6),
-        ("2G", 2e9),
-        ("0,031", None),
-        ("12,5", None),
-        ("1,2345", None),
-        ("1.234,5", None),
-        ("1,00,000", None),
-        ("1_00", None),
-        ("1k5", None),
-        ("k", None),
-        ("nan", None),
-        ("-3", None),
-        ("0.0", None),
-        ("1e999", None),
+        *[("1,234", 1234), ("12,345,678.5", 12345678.5), ("1_000", 1000), ("1e3", 1000)],
+        *[("1,234,", 1234), ("12,", 12), (".5", 0.5), ("12.3k", 12300), ("12.3K", 12300)],
+        *[("1.5M", 1.5e6), ("2G", 2e9)],
+        *[(text, None) for text in ("0,031", "12,5", "1,2345", "1.234,5", "1,00,000", "1_00")],
+        *[(text, None) for text in ("1k5", "k", "nan", "-3", "0.0", "1e999")],
     ],
 )
 def test_the_text_of_a_rate_is_a_number_or_counted(text: str, rate: float | None) -> None:
     observed = observed_of(RATE, f"step 1 7 tok/s\nstep 2 {text} tok/s\nstep 3 {text} tok/s\n")
     if rate is None:
-        said = unused_lines(RunRecords([]), observed)
-        why = "with a time or rate that is no number above 0"
-        assert (
-            said == f"2 lines of pattern own {why}, as tokens_per_s={text}: that value is not used"
-        )
+        said = "2 lines of pattern own with a time or rate that is no number above 0, "
+        assert unused(observed) == f"{said}as tokens_per_s={text}: that value is not used"
         assert rate_row(observed)["throughput"] == 7  # the line of the warm-up, and no other
     else:
         assert rate_row(observed)["throughput"] == pytest.approx(rate)
-        assert unused_lines(RunRecords([]), observed) == ""
+        assert unused(observed) == ""
 
 
 def test_try_pattern_says_what_it_does_not_use(
