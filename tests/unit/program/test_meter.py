@@ -1,5 +1,6 @@
 """The meter: what its records say of a loop, and that it never ends a training."""
 
+import io
 import itertools
 import json
 import os
@@ -13,52 +14,47 @@ from typing import Any
 
 import pytest
 
+from jobkit import meter
 from jobkit.metric import reader
-from jobkit.metric.line import KINDS, MAX_LINE_BYTES
+from jobkit.metric.line import KINDS, MAX_LINE_BYTES, encode
 from jobkit.program import single
+from jobkit.program.step_times import spacing
 
 PLACE = {"JOBKIT_STUDY": "s", "JOBKIT_RUN_ID": "r", "JOBKIT_ATTEMPT": "0"}
 
 
+class Folder:
+    """The meter as one file, as it is copied into an image, and the folder of a run."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        (root / "meter.py").write_text(single.source())
+
+    def run(
+        self, program: str, *, study: bool = True, **env: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a program that may import the meter."""
+        path = f"import sys; sys.path[:0] = [{str(self.root)!r}]\n"
+        place = {**PLACE, "JOBKIT_RUN_DIR": str(self.root / "run")} if study else {}
+        return subprocess.run(
+            [sys.executable, "-I", "-c", path + textwrap.dedent(program)],
+            env={**os.environ, **place, **env},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+
+    def records(self, kind: str = "", name: str = "0.jsonl") -> list[dict[str, Any]]:
+        """The records of a metrics file, every line of it valid; all, or of a kind."""
+        with (self.root / "run" / "metrics" / name).open("rb") as file:
+            found = list(reader.read_file(file))
+        assert all(isinstance(record, dict) for record in found), found
+        return [r for r in found if isinstance(r, dict) and r["kind"].startswith(kind)]
+
+
 @pytest.fixture
-def meter_py(tmp_path: Path) -> Path:
-    """A folder with the meter as one file, as it is copied into an image."""
-    folder = tmp_path / "copied"
-    folder.mkdir()
-    (folder / "meter.py").write_text(single.source())
-    return folder
-
-
-def run(
-    meter_py: Path, program: str, *, study: bool = True, **env: str
-) -> subprocess.CompletedProcess[str]:
-    """Run a program that may import the meter; its folder of the run is beside the meter's."""
-    place = {**PLACE, "JOBKIT_RUN_DIR": str(meter_py.parent / "run")} if study else {}
-    return subprocess.run(
-        [
-            sys.executable,
-            "-I",
-            "-c",
-            f"import sys; sys.path[:0] = [{str(meter_py)!r}]\n" + textwrap.dedent(program),
-        ],
-        env={**os.environ, **place, **env},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-
-
-def records(meter_py: Path, name: str = "0.jsonl") -> list[dict[str, Any]]:
-    """The records of a metrics file, every line of it valid."""
-    path = meter_py.parent / "run" / "metrics" / name
-    with path.open("rb") as file:
-        found = list(reader.read_file(file))
-    assert all(isinstance(record, dict) for record in found), found
-    return found  # type: ignore[return-value]
-
-
-def of_kind(found: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
-    return [record for record in found if record["kind"] == kind]
+def copied(tmp_path: Path) -> Folder:
+    return Folder(tmp_path)
 
 
 LOOP = """
@@ -82,11 +78,10 @@ LOOP = """
 """
 
 
-def test_a_loop_is_measured_without_its_evaluation(meter_py: Path) -> None:
-    done = run(meter_py, LOOP)
+def test_a_loop_is_measured_without_its_evaluation(copied: Folder) -> None:
+    done = copied.run(LOOP, RANK="0", WORLD_SIZE="2")
     assert (done.returncode, done.stderr) == (0, "")
-    found = records(meter_py)
-    windows = of_kind(found, "window")
+    windows = copied.records("window")
     assert [w["step"] for w in windows] == [5, 10, 15, 20, 30, 40, 50, 60]
     assert [w["steps"] for w in windows] == [5, 5, 5, 5, 10, 10, 10, 10]
     assert [w["warmup"] for w in windows] == [True, *[False] * 7]
@@ -98,68 +93,49 @@ def test_a_loop_is_measured_without_its_evaluation(meter_py: Path) -> None:
         for name in ("step_p50_s", "step_p95_s", "step_max_s"):
             assert window[name] == pytest.approx(0.006)
     assert windows[-1]["values"] == {"train_loss": 29}
-    epochs = of_kind(found, "epoch")
-    assert [(e["epoch"], e["val_loss"]) for e in epochs] == [(0, 0.25), (1, 0.25)]
-    assert [e["values"] for e in epochs] == [{"f1": 0.5}, {"f1": 0.5}]
-    assert of_kind(found, "value") == []
-    assert found[-1]["kind"] == "run_end"
-    assert found[-1]["status"] == "ok"
-
-
-def test_its_records_have_the_documented_fields_and_its_lines_go_to_the_log(meter_py: Path) -> None:
-    done = run(meter_py, LOOP, RANK="0", WORLD_SIZE="2")
-    found = records(meter_py)
+    epochs = [(e["epoch"], e["val_loss"], e["values"]) for e in copied.records("epoch")]
+    assert epochs == [(0, 0.25, {"f1": 0.5}), (1, 0.25, {"f1": 0.5})]
+    found = copied.records()
+    assert "value" not in {record["kind"] for record in found}
+    assert (found[-1]["kind"], found[-1]["status"]) == ("run_end", "ok")
+    assert (found[0]["world_size"], found[0]["source"]) == (2, "meter")
     for record in found:
         own = record.keys() - {"v", "kind", "study", "run_id", "attempt", "rank", "seq", "t"}
         assert own <= KINDS[record["kind"]].keys()
-    assert [record["seq"] for record in found] == list(range(len(found)))
-    assert found[0]["world_size"] == 2
-    assert found[0]["source"] == "meter"
     lines = [line.removeprefix("[METRIC] ") for line in done.stdout.splitlines()]
-    assert lines == (meter_py.parent / "run/metrics/0.jsonl").read_text().splitlines()
+    assert lines == (copied.root / "run/metrics/0.jsonl").read_text().splitlines()
+    copied.run(LOOP)  # a second process of the attempt continues the numbers
+    assert [record["seq"] for record in copied.records()] == list(range(2 * len(found)))
 
 
-def test_other_ranks_write_their_own_file_and_print_nothing(meter_py: Path) -> None:
-    done = run(meter_py, LOOP, RANK="1", WORLD_SIZE="2")
-    assert done.stdout == ""
-    found = records(meter_py, "0.r1.jsonl")
-    assert {record["kind"] for record in found} == {"run_start", "window"}
-    assert {record["rank"] for record in found} == {1}
+def test_other_ranks_write_their_own_file_and_print_nothing(copied: Folder) -> None:
+    assert copied.run(LOOP, RANK="1", WORLD_SIZE="2").stdout == ""
+    found = {(record["kind"], record["rank"]) for record in copied.records(name="0.r1.jsonl")}
+    assert found == {("run_start", 1), ("window", 1)}
 
 
-def test_the_work_of_a_step_is_the_studys_then_the_steps_then_the_starts(meter_py: Path) -> None:
+def test_the_work_of_a_step_is_the_studys_then_the_steps_then_the_starts(copied: Folder) -> None:
     program = """
         import meter
         meter.start(unit="samples", work_per_step=10, warmup_steps=0)
         meter.step({})
         meter.end()
     """
-    env = {"RANK": "1", "WORLD_SIZE": "2"}
+    of_study = {"JOBKIT_WORK_PER_STEP": "100", "JOBKIT_UNIT": "tokens"}
     for work, more, expected in [
         ("", {}, (5.0, "samples", "stated")),
         ("work=3", {}, (3, "samples", "counted")),
-        (
-            "work=3",
-            {"JOBKIT_WORK_PER_STEP": "100", "JOBKIT_UNIT": "tokens"},
-            (50.0, "tokens", "stated"),
-        ),
+        ("work=3", of_study, (50.0, "tokens", "stated")),
         ("work=3", {"JOBKIT_UNIT": "images"}, (3, "images", "counted")),
         ("work=3", {"JOBKIT_UNIT": "tokens"}, (None, "tokens", None)),  # samples were counted
         ("", {"JOBKIT_UNIT": "tokens"}, (None, "tokens", None)),
     ]:
-        assert run(meter_py, program.format(work), **env, **more).stderr == ""
-        start, window = records(meter_py, "0.r1.jsonl")[-2:]
+        assert copied.run(program.format(work), RANK="1", WORLD_SIZE="2", **more).stderr == ""
+        start, window = copied.records(name="0.r1.jsonl")[-2:]
         assert (window["work"], start["unit"], start["work_source"]) == expected
 
 
-def test_a_second_process_of_the_attempt_continues_the_numbers(meter_py: Path) -> None:
-    run(meter_py, LOOP)
-    first = len(records(meter_py))
-    run(meter_py, LOOP)
-    assert [record["seq"] for record in records(meter_py)] == list(range(2 * first))
-
-
-def test_a_child_that_inherits_the_rank_does_not_write_into_its_file(meter_py: Path) -> None:
+def test_a_child_that_inherits_the_rank_does_not_write_into_its_file(copied: Folder) -> None:
     program = """
         import os, subprocess, sys, meter
         meter.start()
@@ -176,26 +152,24 @@ def test_a_child_that_inherits_the_rank_does_not_write_into_its_file(meter_py: P
         meter.step()
         meter.end()
     """
-    done = run(meter_py, program)
-    assert "0 jobkit meter: RuntimeError: another process measures as this rank" in done.stdout
-    found = records(meter_py)
-    assert [record["seq"] for record in found] == list(range(len(found)))
-    assert of_kind(found, "window")[-1]["step"] == 7
-    assert [record["status"] for record in of_kind(found, "run_end")] == ["ok"]
+    said = copied.run(program).stdout
+    assert "0 jobkit meter: RuntimeError: another process measures as this rank" in said
+    assert [record["seq"] for record in copied.records()] == list(range(len(copied.records())))
+    assert copied.records("window")[-1]["step"] == 7
+    assert [record["status"] for record in copied.records("run_end")] == ["ok"]
 
 
 def test_what_was_measured_is_written_where_the_program_does_not_say_its_end(
-    meter_py: Path,
+    copied: Folder,
 ) -> None:
-    run(meter_py, "import meter\nmeter.start()\nfor _ in range(8): meter.step()")
-    found = records(meter_py)
-    assert of_kind(found, "window")[-1]["step"] == 8
-    assert of_kind(found, "run_end") == []  # its exit code tells
-    run(meter_py, "import meter\nmeter.start()\nmeter.step()\nraise ValueError('no such file')")
-    assert records(meter_py)[-1]["reason"] == "ValueError('no such file')"
+    copied.run("import meter\nmeter.start()\nfor _ in range(8): meter.step()")
+    assert copied.records("window")[-1]["step"] == 8
+    assert copied.records("run_end") == []  # its exit code tells
+    copied.run("import meter\nmeter.start()\nmeter.step()\nraise ValueError('no such file')")
+    assert copied.records()[-1]["reason"] == "ValueError('no such file')"
 
 
-def test_a_short_program_that_ends_at_once_loses_few_steps(meter_py: Path) -> None:
+def test_a_short_program_that_ends_at_once_loses_few_steps(copied: Folder) -> None:
     program = """
         import os, time, meter
         now = [0.0]
@@ -206,60 +180,46 @@ def test_a_short_program_that_ends_at_once_loses_few_steps(meter_py: Path) -> No
             meter.step()
         os._exit(0)
     """
-    assert run(meter_py, program).returncode == 0
-    windows = of_kind(records(meter_py), "window")
+    assert copied.run(program).returncode == 0
+    windows = copied.records("window")
     assert sum(w["steps"] for w in windows if not w["warmup"]) == 35
     assert windows[-1]["step"] == 40
 
 
-def test_a_full_disk_is_one_warning(meter_py: Path) -> None:
+def test_a_full_disk_is_one_warning(copied: Folder) -> None:
     # A limit of the size of files is reached as the end of a disk is: in the middle of a line.
     limit = "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))\n"
-    done = run(meter_py, limit + textwrap.dedent(LOOP) + "print('trained')")
+    done = copied.run(limit + textwrap.dedent(LOOP) + "print('trained')")
     assert done.returncode == 0 and done.stdout.endswith("trained\n")
     assert done.stderr.startswith("jobkit meter: a record was lost: ")
     assert done.stderr.count("\n") == 1
-    assert (meter_py.parent / "run" / "metrics" / "0.jsonl").read_bytes() == b""
+    assert (copied.root / "run" / "metrics" / "0.jsonl").read_bytes() == b""
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        "meter.step(work='many')",
-        "meter.step(train_loss=object())",
-        "meter.epoch(None)",
-        "meter.value(1, [])",
-    ],
-)
-def test_what_cannot_be_recorded_does_not_end_the_training(meter_py: Path, wrong: str) -> None:
-    program = f"import meter\nmeter.start()\nfor _ in range(9): meter.step()\n{wrong}\n"
-    done = run(meter_py, program + "meter.step()\nmeter.end()\nprint('trained')")
-    assert done.returncode == 0
-    assert done.stdout.splitlines()[-1] == "trained"
+def test_what_cannot_be_recorded_does_not_end_the_training(copied: Folder) -> None:
+    wrong = ["meter.step(work='many')", "meter.step(train_loss=object())"]
+    for call in [*wrong, "meter.epoch(None)", "meter.value(1, [])"]:
+        program = f"import meter\nmeter.start()\nfor _ in range(9): meter.step()\n{call}\n"
+        done = copied.run(program + "meter.step()\nmeter.end()\nprint('trained')")
+        assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "trained")
 
 
-def test_without_a_study_it_prints_and_may_be_silenced(meter_py: Path) -> None:
-    done = run(meter_py, LOOP, study=False)
-    kinds = [json.loads(line[9:])["kind"] for line in done.stdout.splitlines()]
-    assert kinds == [record["kind"] for record in reader.scan(iter_of(done.stdout))]
+def test_without_a_study_it_prints_and_may_be_silenced(copied: Folder) -> None:
+    said = copied.run(LOOP, study=False).stdout
+    kinds = [json.loads(line[9:])["kind"] for line in said.splitlines()]
+    assert kinds == [record["kind"] for record in reader.scan(io.BytesIO(said.encode()))]
     assert kinds.count("window") == 8
-    assert run(meter_py, LOOP, study=False, JOBKIT_METER="0").stdout == ""
-    assert not (meter_py.parent / "run").exists()
+    assert copied.run(LOOP, study=False, JOBKIT_METER="0").stdout == ""
+    assert not (copied.root / "run").exists()
 
 
-def iter_of(text: str) -> Any:
-    from io import BytesIO
-
-    return BytesIO(text.encode())
-
-
-def test_without_start_the_calls_do_nothing(meter_py: Path) -> None:
-    program = LOOP.replace('meter.start(unit="samples")', "").replace("0.5)", "0)")
-    done = run(meter_py, program + "    print(meter.stop_requested())")
+def test_without_start_the_calls_do_nothing(copied: Folder) -> None:
+    program = LOOP.replace('meter.start(unit="samples")', "")
+    done = copied.run(program + "    print(meter.stop_requested())")
     assert (done.returncode, done.stdout, done.stderr) == (0, "False\n", "")
 
 
-def test_many_values_never_make_a_line_too_long(meter_py: Path) -> None:
+def test_many_values_never_make_a_line_too_long(copied: Folder) -> None:
     program = """
         import meter
         meter.start(warmup_steps=0)
@@ -268,28 +228,17 @@ def test_many_values_never_make_a_line_too_long(meter_py: Path) -> None:
         meter.epoch(0, **many)
         meter.end()
     """
-    done = run(meter_py, program)
-    assert max(map(len, done.stdout.splitlines())) < MAX_LINE_BYTES
+    assert max(map(len, copied.run(program).stdout.splitlines())) < MAX_LINE_BYTES
     wanted = {f"a_long_name_of_a_value_{i}": i / 3 for i in range(40)}
-    for kind in ("window", "epoch"):
-        assert of_kind(records(meter_py), kind)[0]["values"] == wanted
-    alone = run(meter_py, program, study=False).stdout  # no file has them
-    assert of_kind([json.loads(line[9:]) for line in alone.splitlines()], "epoch")[0]["values"]
+    assert [copied.records(kind)[0]["values"] for kind in ("window", "epoch")] == [wanted] * 2
+    alone = copied.run(program, study=False).stdout  # no file has them
+    assert [
+        e["values"] for e in reader.scan(io.BytesIO(alone.encode())) if e["kind"] == "epoch"
+    ] == [wanted]
 
 
-def test_a_stop_signal_is_a_request(meter_py: Path) -> None:
-    program = """
-        import os, signal, time, meter
-        meter.start()
-        print(meter.stop_requested())
-        os.kill(os.getpid(), signal.SIGUSR2)
-        print(meter.stop_requested())
-    """
-    done = run(meter_py, program)
-    assert (done.returncode, done.stdout) == (0, "False\nTrue\n")
-
-
-def test_in_a_pod_term_is_a_request_of_a_program_that_asks(meter_py: Path) -> None:
+def test_a_stop_is_a_request_of_a_program_that_asks(copied: Folder) -> None:
+    """By SIGUSR2; in a pod by TERM, which else ends the program, and its children anyhow."""
     program = """
         import os, signal, meter
         meter.start()
@@ -297,18 +246,20 @@ def test_in_a_pod_term_is_a_request_of_a_program_that_asks(meter_py: Path) -> No
         if not (child := os.fork()):
             os.kill(os.getpid(), signal.SIGTERM)
             os._exit(0)
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
         os.kill(os.getpid(), signal.SIGTERM)
         print(meter.stop_requested())
     """
-    done = run(meter_py, program, JOBKIT_POD="1")
+    done = copied.run(program, JOBKIT_POD="1")
     assert (done.returncode, done.stdout) == (0, "False\n-15\nTrue\n")
-    assert run(meter_py, program).returncode == -signal.SIGTERM
+    assert copied.run(program).returncode == -signal.SIGTERM
     silent = program.replace("print(meter.stop_requested(), flush=True)", "")
-    assert run(meter_py, silent, JOBKIT_POD="1").returncode == -signal.SIGTERM
+    assert copied.run(silent, JOBKIT_POD="1").returncode == -signal.SIGTERM
+    done = copied.run(program.replace("os.getpid(), signal.SIGTERM", "os.getpid(), signal.SIGUSR2"))
+    assert (done.returncode, done.stdout) == (0, "False\n0\nTrue\n")
 
 
-def test_the_batches_of_a_loader_keep_its_length_and_its_errors(meter_py: Path) -> None:
+def test_the_batches_of_a_loader_keep_its_length_and_its_errors(copied: Folder) -> None:
     program = """
         import meter
         meter.start()
@@ -321,12 +272,10 @@ def test_the_batches_of_a_loader_keep_its_length_and_its_errors(meter_py: Path) 
         except OSError as error:
             print(error)
     """
-    assert run(meter_py, program).stdout == "3 [1, 2, 3]\nno such image\n"
+    assert copied.run(program).stdout == "3 [1, 2, 3]\nno such image\n"
 
 
 def test_a_window_ends_where_all_ranks_do() -> None:
-    from jobkit.program.step_times import spacing
-
     assert [spacing(s, 100, 95) for s in (60.0, 10.0, 2.5, 1.0, 0.3, 0.01, 1e-9)] == [
         *(1, 1, 1, 10, 10, 50, 50)
     ]
@@ -337,14 +286,9 @@ def test_a_window_ends_where_all_ranks_do() -> None:
 
 
 def test_the_meter_of_jobkit_is_the_one_that_is_copied() -> None:
-    from jobkit import meter
-
     space: dict[str, Any] = {"__name__": "copied"}
     exec(compile(single.source(), "meter.py", "exec", dont_inherit=True), space)
-    public = {n for n in vars(meter) if not n.startswith("_")}
-    assert public <= space.keys()
+    assert {n for n in vars(meter) if not n.startswith("_")} <= space.keys()
     assert space["__doc__"] == meter.__doc__
     record = {"v": 1, "kind": "value", "value": 0.1, "t": time.time(), "name": "[METRIC] é"}
-    from jobkit.metric.line import encode
-
     assert space["encode"](record) == encode(record)
