@@ -64,6 +64,11 @@ def test_a_plan_comes_back_whole(tmp_path: Path) -> None:
     back = Plan.read(plan.paths.plan)
     assert (back.runs, back.study) == (plan.runs, plan.study)
     assert next(iter(back.runs.values())).command[-2:] == ("{}", "é")
+    # The study of plan.json is a file that plans the same runs.
+    kept = json.loads(plan.paths.plan.read_text())["study"]
+    assert not {"strategies", "settings"} & kept.keys()
+    assert Study(**kept).expand().runs == plan.runs
+    assert not {"command", "launcher", "work"} & Study(name="x").to_dict().keys()
 
 
 def test_both_kinds_are_told_apart_by_the_command() -> None:
@@ -81,26 +86,22 @@ def test_the_identity_of_a_run_is_what_it_does() -> None:
     others += [replace(one, nodes=2), replace(one, launcher="torchrun"), replace(one, auto=False)]
     others += [replace(one, parameters={"a": 1})]
     assert len({s.run_id for s in [one, *others]}) == 7
+    hostile = {"a": "../../etc", "b": "$(rm)", "c": "é" * 90}
+    run_id = replace(one, parameters=hostile).run_id
+    assert "/" not in run_id and ".." not in run_id and len(run_id) < 100
 
 
-def test_hostile_parameters_make_a_harmless_run_id() -> None:
-    spec = CommandSpec(command=("x",), parameters={"a": "../../etc", "b": "$(rm)", "c": "é" * 90})
-    assert "/" not in spec.run_id and ".." not in spec.run_id and len(spec.run_id) < 100
-
-
-@pytest.mark.parametrize(
-    ("command", "name"),
-    [
+def test_the_name_of_a_program() -> None:
+    for command, name in (
         (["python", "train.py", "--x"], "train"),
         (["python", "-m", "my.trainer", "a.py"], "trainer"),
         (["bash", "/a b/run it.sh"], "run-it"),
         (["./prog.exe"], "prog.exe"),
         (["--"], "command"),
-    ],
-)
-def test_the_name_of_a_program(command: list[str], name: str) -> None:
-    assert program_name(command) == name
-    assert Study.of_command(command).name == name
+    ):
+        assert program_name(command) == Study.of_command(command).name == name
+    # The folder of single jobs is not its own.
+    assert Study.of_command(["python", "single.py"]).name == "single-study"
 
 
 BAD = [
@@ -115,7 +116,6 @@ BAD = [
         "must be the same at each size; it is 4 at 1 ranks, 8 at 2 ranks, 32 at 8 ranks",
     ),
     ({"work": {"per_step": 1}}, "needs its unit: --unit images, or unit ="),
-    ({"work": {"unit": "t", "per_step": 0}}, "must be a number above 0"),
     ({"work": {"unit": "t", "per_step": "{ranks - 9}"}}, "must be a number above 0"),
     ({"work": {"unit": "t", "per_step": "many"}}, "must be a number above 0"),
     ({"work": {"units": "t"}}, "did you mean 'unit'"),
@@ -128,17 +128,9 @@ BAD = [
     ({"command": ("python", "a\0b")}, "control character"),
     ({"command": ("python", "{nods}"), "parameters": {}, "sweep": {}}, "did you mean 'nodes'"),
     ({"sweep": {"bach": (6, 12)}}, "no {bach} in the command; did you mean 'batch'"),
-    ({"sweep": {"batch": (6, 12, 6)}}, "sweep batch: has 6 twice"),
     ({"sweep": {"batch": (6, "6")}}, "sweep batch: has '6' twice"),
-    ({"parameters": NANO["parameters"] | {"device": "cuda"}}, "device: results.csv has such a"),
-    (
-        {"sweep": {"world_size": (1,)}, "command": ("x", "{world_size}"), "parameters": {}},
-        "parameter world_size: results.csv has such a column; choose another name",
-    ),
-    (
-        {"parameters": NANO["parameters"] | {"compile": "inductor"}},
-        "compile = 'inductor': column compile of results.csv holds true or false",
-    ),
+    ({"parameters": {"device": "cuda"}}, "device: results.csv has such a column; choose another"),
+    ({"parameters": {"compile": "x"}}, "column compile of results.csv holds true or false"),
 ]
 
 
@@ -163,25 +155,20 @@ def test_values_that_the_column_of_a_setting_holds_are_taken() -> None:
             check_fits(name, value)
 
 
-@pytest.mark.parametrize(("changes", "said"), BAD, ids=[said for _, said in BAD])
-def test_what_cannot_be_planned_is_said(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError) as raised:
-        nano(**changes).expand()
-    assert said in str(raised.value)
-
-
-def test_a_file_with_an_empty_command_is_no_study_of_the_training(tmp_path: Path) -> None:
+def test_what_cannot_be_planned_is_said(tmp_path: Path) -> None:
+    for changes, said in BAD:
+        with pytest.raises(UsageError) as raised:
+            nano(**changes).expand()
+        assert said in str(raised.value)
     file = tmp_path / "s.toml"
     file.write_text('name = "s"\ncommand = []\ngpus = [1]\n')
     with pytest.raises(UsageError, match=r"command = \[\]: its first word is the program"):
         Study.load(file)
-
-
-@pytest.mark.parametrize("key", ["launcher", "parameters", "work", "pattern", "auto"])
-def test_a_training_takes_no_key_of_a_command(key: str) -> None:
-    value = {"launcher": "once", "parameters": {"a": 1}, "work": {"unit": "x"}}.get(key, False)
-    with pytest.raises(UsageError, match=f"'{key}' is of a study of a command|must be a string"):
-        Study(name="x", **{key: value})
+    # A study of the training takes no key of a command.
+    keys = {"launcher": "once", "parameters": {"a": 1}, "work": {"unit": "x"}, "auto": False}
+    for key, value in keys.items():
+        with pytest.raises(UsageError, match=f"'{key}' is of a study of a command"):
+            Study(name="x", **{key: value})
 
 
 def test_the_scaling_is_seen_where_it_is_not_said() -> None:
@@ -189,25 +176,9 @@ def test_the_scaling_is_seen_where_it_is_not_said() -> None:
     assert {s.scaling for s in weak} == {"weak"}
     none = nano(work={"unit": "tokens"}).expand().runs.values()
     assert {s.scaling for s in none} == {None}
-
-
-def test_what_is_said_of_the_work_replaces_that_part_only() -> None:
+    # What is said of the work replaces that part only.
     changed = nano().changed(work={"per_step": 512})
     assert changed.work == {"unit": "tokens", "per_step": 512, "scaling": "strong"}
-
-
-def test_a_program_does_not_take_the_folder_of_single_jobs() -> None:
-    assert Study.of_command(["python", "single.py"]).name == "single-study"
-
-
-def test_a_file_of_the_planned_study_plans_the_same_runs(tmp_path: Path) -> None:
-    plan = replace(nano().expand(), folder=tmp_path / "nanogpt")
-    plan.save()
-    kept = json.loads(plan.paths.plan.read_text())["study"]
-    assert not {"strategies", "settings"} & kept.keys()
-    assert Study(**kept).expand().runs == plan.runs
-    training = Study(name="x").to_dict()
-    assert not {"command", "launcher", "work"} & training.keys()
 
 
 def _planned(folder: Path, *words: str, **changes: Any) -> Plan:

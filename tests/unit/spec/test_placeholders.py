@@ -8,9 +8,8 @@ from jobkit.spec.placeholders import fill, resolve, resolve_all
 NAMES = {"ranks": 8, "nodes": 2, "batch": 12, "lr": 0.1, "tag": "a b", "on": True}
 
 
-@pytest.mark.parametrize(
-    ("text", "filled"),
-    [
+def test_what_is_replaced() -> None:
+    for text, filled in (
         ("--batch={batch}", "--batch=12"),
         ("{ batch }", "12"),
         ("{40 // ranks}x{ranks-1}", "5x7"),
@@ -20,10 +19,8 @@ NAMES = {"ranks": 8, "nodes": 2, "batch": 12, "lr": 0.1, "tag": "a b", "on": Tru
         ('{{"a": {batch}}}', '{"a": 12}'),
         ("$HOME\n'é'", "$HOME\n'é'"),
         ("", ""),
-    ],
-)
-def test_what_is_replaced(text: str, filled: str) -> None:
-    assert fill(text, NAMES) == filled
+    ):
+        assert fill(text, NAMES) == filled
 
 
 @pytest.mark.parametrize(

@@ -29,9 +29,8 @@ def test_a_pass_around_the_ring(ranks: int, nodes: int, expected: float) -> None
 
 
 def test_a_message_between_two_ranks_takes_all_of_its_bytes() -> None:
-    inside, across = (Message("sendrecv", 1e6, Scope(2, nodes)) for nodes in (1, 2))
-    assert message_s(inside, LINKS) == pytest.approx(1e-6 + 1e-3)
-    assert message_s(across, LINKS) == pytest.approx(10e-6 + 4e-3)
+    found = [message_s(Message("sendrecv", 1e6, Scope(2, nodes)), LINKS) for nodes in (1, 2)]
+    assert found == pytest.approx([1e-6 + 1e-3, 10e-6 + 4e-3])
 
 
 def test_messages_add_up_with_their_latencies() -> None:
@@ -51,32 +50,26 @@ def test_groups_that_use_a_nodes_network_at_once_share_it() -> None:
     assert message_s(shared, free) == pytest.approx(4 * message_s(alone, free))
 
 
-@pytest.mark.parametrize(
-    ("ranks", "per_node", "stride", "expected"),
-    [
-        (8, 4, 1, Scope(8, 2)),
-        (4, 4, 1, Scope(4, 1)),
-        (3, 1, 1, Scope(3, 3)),
-        (2, 8, 4, Scope(2, 1)),  # two replicas on one node
-        (4, 4, 2, Scope(4, 2, 2)),
-        (2, 2, 4, Scope(2, 2, 2)),  # replicas of two nodes each
-    ],
-)
-def test_the_nodes_of_a_scope(ranks: int, per_node: int, stride: int, expected: Scope) -> None:
-    assert scope_of(ranks, per_node, stride) == expected
+def test_the_nodes_of_a_scope() -> None:
+    for given, expected in (
+        ((8, 4, 1), Scope(8, 2)),
+        ((4, 4, 1), Scope(4, 1)),
+        ((3, 1, 1), Scope(3, 3)),
+        ((2, 8, 4), Scope(2, 1)),  # two replicas on one node
+        ((4, 4, 2), Scope(4, 2, 2)),
+        ((2, 2, 4), Scope(2, 2, 2)),  # replicas of two nodes each
+    ):
+        assert scope_of(*given) == expected
 
 
-@pytest.mark.parametrize(
-    ("links", "scope", "text"),
-    [
+def test_a_link_that_is_not_known_is_asked_for() -> None:
+    for links, scope, text in (
         (Links(FAST, None), Scope(4, 2), "between nodes is not known.*of two nodes"),
         (Links(None, SLOW), Scope(4, 2), "inside a node is not known.*of one node"),
         (Links(None, SLOW), Scope(2, 1), "inside a node is not known"),
-    ],
-)
-def test_a_link_that_is_not_known_is_asked_for(links: Links, scope: Scope, text: str) -> None:
-    with pytest.raises(UsageError, match=text):
-        message_s(Message("all_gather", 1.0, scope), links)
+    ):
+        with pytest.raises(UsageError, match=text):
+            message_s(Message("all_gather", 1.0, scope), links)
 
 
 def test_bus_factors_are_those_of_nccl_tests() -> None:
