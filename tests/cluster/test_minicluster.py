@@ -34,7 +34,10 @@ def test_all_nodes_are_idle_and_a_second_up_changes_nothing(cluster, door) -> No
 
 def test_tasks_have_nodes_ranks_and_gpus(cluster) -> None:
     done = cluster.run("srun", "-N2", "--ntasks-per-node=2", "--gpus-per-task=1", "sh", "-c", WHO)
-    assert sorted(done.stdout.splitlines()) == ["n1 0 0", "n1 1 1", "n2 2 0", "n2 3 1"], done.stderr
+    places = sorted((line.split() for line in done.stdout.splitlines()), key=lambda p: p[1])
+    assert [place[1:] for place in places] == [["0", "0"], ["1", "1"], ["2", "0"], ["3", "1"]]
+    first, second = ({node for node, *_ in half} for half in (places[:2], places[2:]))
+    assert len(first) == len(second) == 1 and first != second, done.stderr
 
 
 def test_gpus_of_two_jobs_on_a_node_differ(cluster, tmp_path: Path) -> None:

@@ -63,11 +63,12 @@ def cancel_study(paths: StudyPaths) -> bool:
     if jobs and any(state.status in UNDER_WAY for state in found.values()):
         from jobkit.launch.slurm import commands
         from jobkit.launch.slurm.jobs import wait_for_end
+        from jobkit.launch.slurm.options import job_names
         from jobkit.launch.slurm.own import query, those_of
 
         wanted = [*jobs, *([str(collector)] if collector else [])]
         shown = commands.call(query(wanted)).stdout
-        if ours := those_of(paths.folder.resolve().name, wanted, shown):
+        if ours := those_of(plan.study.name, job_names(plan), wanted, shown):
             commands.cancel(ours)
         if not wait_for_end(plan):
             raise UsageError("the jobs have not ended yet: check again with status")

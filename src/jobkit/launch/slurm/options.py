@@ -135,8 +135,18 @@ def batches(plan: Plan, run_ids: Sequence[str], site: Site, given: Options) -> l
 def _job_name(plan: Plan, run_ids: Sequence[str], shape: Shape) -> str:
     """What squeue shows of an array: its program or strategy, else the study, and its size."""
     names = {str(plan.runs[run_id].columns()["strategy"]) for run_id in run_ids}
-    name = names.pop() if len(names) == 1 else plan.study.name
+    return _sized(names.pop() if len(names) == 1 else plan.study.name, shape)
+
+
+def _sized(name: str, shape: Shape) -> str:
     return f"{name}-n{shape.nodes}-g{shape.ranks_per_node}"
+
+
+def job_names(plan: Plan) -> set[str]:
+    """The names that a job of this plan may have."""
+    study, shapes = plan.study.name, {shape_of(spec) for spec in plan.runs.values()}
+    names = {_job_name(plan, [run_id], shape_of(spec)) for run_id, spec in plan.runs.items()}
+    return {study, f"{study}-collect", *names, *(_sized(study, shape) for shape in shapes)}
 
 
 def largest(plan: Plan, run_ids: Sequence[str]) -> Shape:

@@ -1,7 +1,7 @@
 """Which jobs are a study's: job ids come from files that somebody else may have written."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from jobkit.errors import UsageError
 from jobkit.outcome.slurm_jobs import JOB_ID
@@ -20,15 +20,16 @@ def query(job_ids: Sequence[str]) -> list[str]:
     return ["squeue", "-h", "-t", "all", "-j", masters, "-o", "%F|%U|%j"]
 
 
-def those_of(study: str, job_ids: Sequence[str], shown: str) -> list[str]:
+def those_of(study: str, names: Collection[str], job_ids: Sequence[str], shown: str) -> list[str]:
     """The jobs that squeue's answer shows to be the study's and this user's.
 
-    Raises UsageError where it has a job of another user or of another study.
+    names: those that a job of the study may have. Raises UsageError where it has a job of another
+    user or of another name.
     """
     known = set()
     for line in shown.splitlines():
         job_id, uid, name = [*line.strip().split("|", 2), "", ""][:3]
-        if uid != str(os.geteuid()) or name not in (study, f"{study}-collect"):
+        if uid != str(os.geteuid()) or name not in names:
             raise UsageError(
                 f"Slurm job {job_id} ('{name}' of user id {uid}) is no job of {study}, though a "
                 "file in its folder says so: nothing was cancelled"
