@@ -41,11 +41,12 @@ user:5181:5232 [2] NCCL INFO Using network IB
 # https://github.com/NVIDIA/nccl/issues/1817
 DIRECT = """sh9:3884994:3885029 [7] NCCL INFO Channel 00/0 : 7[7] -> 6[6] via P2P/direct pointer
 """
+# In the form of NCCL's source (src/transport/shm.cc), and of older versions.
+SHARED = "x [0] NCCL INFO Channel 00 : 0[1a000] -> 1[1b000] via SHM/direct/direct\n"
 
 
-@pytest.mark.parametrize(
-    ("text", "links"),
-    [
+def test_the_links_of_recorded_lines() -> None:
+    for text, links in (
         (
             IBEXT,
             [
@@ -58,19 +59,12 @@ DIRECT = """sh9:3884994:3885029 [7] NCCL INFO Channel 00/0 : 7[7] -> 6[6] via P2
         (OFI, [Link(6, 10, "NET/AWS Libfabric", direct=True), Link(3, 7, "P2P/CUMEM")]),
         (NO_NVLS, [Link(0, 2, "NET/IB", direct=True)]),
         (DIRECT, [Link(6, 7, "P2P/direct pointer")]),
-        # In the form of NCCL's source (src/transport/shm.cc), and of older versions.
-        ("x [0] NCCL INFO Channel 00 : 0[1a000] -> 1[1b000] via SHM/direct/direct\n",
-         [Link(0, 1, "SHM")]),
+        (SHARED, [Link(0, 1, "SHM")]),
         (NETWORK, []),
-        ("", []),
-    ],
-)  # fmt: skip
-def test_the_links_of_recorded_lines(text: str, links: list[Link]) -> None:
-    assert nccl.links(text, range(16)) == links
-    assert [Link.decode(link.encode()) for link in links] == links
-
-
-def test_ranks_of_a_smaller_group_are_those_of_the_job() -> None:
+    ):
+        assert nccl.links(text, range(16)) == links
+        assert [Link.decode(link.encode()) for link in links] == links
+    # Ranks of a smaller group are those of the job.
     assert nccl.links(NO_NVLS, [0, 4, 8]) == [Link(0, 8, "NET/IB", direct=True)]
     assert nccl.links(IBEXT, [0, 4]) == []
 
@@ -102,16 +96,12 @@ def test_the_log_is_a_file_of_this_process_and_a_users_own_is_left(tmp_path: Pat
     assert given["NCCL_DEBUG"] == "WARN"
 
 
-def judged(texts: list[str], **more) -> tuple[str, str]:
-    """The text of the check and its notes, for what each of four ranks' logs says."""
-    facts = [{**one, **more} for one in sound()]
-    results = [
-        {**result, **nccl.said(text, range(4))}
-        for result, text in zip(outcome(facts), texts, strict=True)
-    ]
-    (found,) = [x for x in judge_together(facts, results, TOLD) if x.check == "transports"]
-    assert not found.faults
-    return found.text, "\n".join(found.notes)
+def found(check: str, results: list[dict], **facts) -> tuple[str, str]:
+    """The text of a check without a fault, and its notes, for what four ranks gave."""
+    told = [{**one, **facts} for one in sound()]
+    (it,) = [x for x in judge_together(told, results, TOLD) if x.check == check]
+    assert not it.faults
+    return it.text, "\n".join(it.notes)
 
 
 def via(first: int, second: int, way: str) -> str:
@@ -119,38 +109,27 @@ def via(first: int, second: int, way: str) -> str:
     return f"n:1:2 [0] NCCL INFO Channel 00/0 : {first}[0] -> {second}[1] via {way}\n"
 
 
-def test_fast_ways_are_told_and_not_noted() -> None:
-    net = via(1, 2, "NET/IB/0/GDRDMA")
-    texts = [via(0, 1, "P2P/CUMEM/read"), net, net, ""]
-    text, notes = judged(texts)
-    assert text == (
-        "NET/IB GDRDMA between 1 pair of ranks (1-2); P2P/CUMEM between 1 pair of ranks (0-1)"
-    )
-    assert notes == ""
+FAST = via(0, 1, "P2P/CUMEM/read") + via(1, 2, "NET/IB/0/GDRDMA")
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("log", "said", "note"),
     [
-        (
-            via(1, 2, "NET/Socket/3"),
-            "NCCL uses TCP (NET/Socket) between 1 pair of ranks (1-2), and",
-        ),
-        (via(0, 1, "SHM/direct/direct"), "SHM between 1 pair of ranks (0-1) of a node"),
-        (via(0, 1, "NET/IB/0/GDRDMA"), "NET/IB GDRDMA between 1 pair of ranks (0-1) of a node"),
-        (via(1, 2, "NET/IB/0"), "NET/IB between 1 pair of ranks (1-2) is without GPUDirect"),
+        (FAST, "NET/IB GDRDMA between 1 pair of ranks (1-2); P2P/CUMEM between 1 pair", ""),
+        (via(1, 2, "NET/Socket/3"), "", "TCP (NET/Socket) between 1 pair of ranks (1-2), and"),
+        (via(0, 1, "SHM/direct/direct"), "", "SHM between 1 pair of ranks (0-1) of a node"),
+        (via(0, 1, "NET/IB/0/GDRDMA"), "", "NET/IB GDRDMA between 1 pair of ranks (0-1) of a node"),
+        (via(1, 2, "NET/IB/0"), "", "NET/IB between 1 pair of ranks (1-2) is without GPUDirect"),
+        ("", "", "no line of a connection"),
     ],
 )
-def test_slow_ways_are_noted(line: str, said: str) -> None:
-    text, notes = judged([line, "", "", ""], nics={"mlx5_0:1": 200.0})
-    assert said in notes and ("mlx5_0:1" in notes) == ("TCP" in said) and text
-
-
-def test_a_log_without_a_connection_is_told_and_gloo_has_none() -> None:
-    assert "no line of a connection" in judged([""] * 4)[1]
-    results = [{**one, "backend": "gloo"} for one in outcome(sound())]
-    (found,) = [x for x in judge_together(sound(), results, TOLD) if x.check == "transports"]
-    assert (found.text, found.notes) == ("", [])
+def test_ways_are_told_and_slow_ones_noted(log: str, said: str, note: str) -> None:
+    results = outcome(sound())
+    results = [one | nccl.said(log * (not one["rank"]), range(4)) for one in results]
+    text, notes = found("transports", results, nics={"mlx5_0:1": 200.0})
+    assert said in text and note in notes and ("mlx5_0:1" in notes) == ("TCP" in note)
+    assert bool(notes) == bool(note)
+    assert found("transports", [one | {"backend": "gloo"} for one in results]) == ("", "")
 
 
 @pytest.mark.parametrize(
@@ -167,18 +146,16 @@ def test_a_log_without_a_connection_is_told_and_gloo_has_none() -> None:
     ],
 )
 def test_a_bandwidth_below_that_of_the_network_is_noted(backend, nics, mb_per_s, noted) -> None:
-    facts = [{**one, "nics": nics} for one in sound()]
     more = {"backend": backend, "bus_mb_per_s": mb_per_s}
-    results = [{**one, **more} for one in outcome(facts)]
-    (found,) = [x for x in judge_together(facts, results, TOLD) if x.check == "bandwidth"]
-    assert bool(found.notes) == noted and not found.faults
+    _, notes = found("bandwidth", [one | more for one in outcome(sound())], nics=nics)
+    assert bool(notes) == noted
 
 
 def test_inside_a_node_no_bandwidth_is_a_fault() -> None:
     facts = sound(1, 2)
     results = [{**one, "bus_mb_per_s": 3.0} for one in outcome(facts)]
-    (found,) = [x for x in judge_together(facts, results, TOLD) if x.check == "bandwidth"]
-    assert not found.faults and "busbw 0.003 GB/s between 2 ranks of a node" in found.text
+    (it,) = [x for x in judge_together(facts, results, TOLD) if x.check == "bandwidth"]
+    assert not it.faults and "busbw 0.003 GB/s between 2 ranks of a node" in it.text
 
 
 # The node: files in the form of the kernel's documents
