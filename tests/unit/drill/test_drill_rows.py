@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -121,8 +120,7 @@ FAILED = {"status": "failed", "exit_code": 140, "reason": WHY}
     [
         (range(8, 12), STOPPED, 0),
         (range(6, 12), STOPPED, 2),
-        (range(1, 12), STOPPED, 7),  # it has no checkpoint
-        (range(1, 8), FAILED, 7),  # it has no handler of the signal
+        (range(1, 8), FAILED, 7),  # it has no handler of the signal, and no checkpoint
     ],
 )
 def test_a_command_that_comes_back_is_good(
@@ -181,60 +179,47 @@ def test_steps_are_those_of_windows_or_of_lines(tmp_path: Path) -> None:
 
 
 def test_a_command_without_records_is_hit_after_so_many_seconds(tmp_path: Path) -> None:
-    timed, start = replace(PROGRAM, after_s=20), Started()
-    for begins, there in (([], False), ([1000], False), ([-21], True)):
-        start.begins = [time.time() + begin for begin in begins]
-        assert timed.reached(RunPaths(tmp_path), start) is there
+    timed, now = replace(PROGRAM, after_s=20), time.time()
+    for begins, there in (([], False), ([now + 1000], False), ([now - 21], True)):
+        assert timed.reached(RunPaths(tmp_path), Started(begins=begins)) is there
     assert timed.where() == "after 20 s"
 
 
-@pytest.mark.parametrize(
-    ("log", "at", "after_s", "said"),
-    [
-        ("quiet\n", 5, None, "recorded no step: say when, as --after SECONDS"),
-        (printed(0, range(1, 6)), 5, None, "--at 5: the command made 5 steps: say fewer"),
-        ("quiet\n", 5, 30.0, "--after 30: the command took 30 s"),
-    ],
-)
-def test_a_fault_after_the_end_is_refused_before_any_is_injected(
-    tmp_path: Path, log: str, at: int, after_s: float | None, said: str
-) -> None:
+def test_a_fault_after_the_end_is_refused_before_any_is_injected(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path)
-    paths.log.write_text(log)
-    command = replace(PROGRAM, at=at, after_s=after_s)
-    with pytest.raises(UsageError, match=re.escape(said)):
-        command.check_reference(paths, took_s=29.6)
-    paths.log.write_text(printed(0, range(1, 9)))
-    command.check_reference(paths, took_s=31)
+    for log, after_s, said in (
+        ("quiet\n", None, "recorded no step: say when, as --after SECONDS"),
+        (printed(0, range(1, 6)), None, "--at 5: the command made 5 steps: say fewer"),
+        ("quiet\n", 30.0, "--after 30: the command took 30 s"),
+    ):
+        paths.log.write_text(log)
+        command = replace(PROGRAM, after_s=after_s)
+        with pytest.raises(UsageError, match=re.escape(said)):
+            command.check_reference(paths, took_s=29.6)
+        paths.log.write_text(printed(0, range(1, 9)))
+        command.check_reference(paths, took_s=31)
 
 
-@pytest.mark.parametrize(
-    ("after_s", "took_s", "minutes"),
-    [(20.0, 200.0, 2), (150.0, 300.0, 4), (None, 440.0, 6), (150.0, 200.0, None)],
-)
-def test_a_time_limit_comes_after_the_injection_point(
-    tmp_path: Path, after_s: float | None, took_s: float, minutes: int | None
-) -> None:
+def test_a_time_limit_comes_after_the_injection_point(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path)
     paths.log.write_text(printed(0, range(1, 9)))  # step 5 of 8
-    command = replace(PROGRAM, after_s=after_s)
-    assert command.limited(FAULTS["term"], paths, 1.0) is FAULTS["term"]
-    if minutes is None:
-        with pytest.raises(UsageError, match=r"200 s; .* after 150 s it must run for at least 5"):
-            command.limited(FAULTS["time-limit"], paths, took_s)
-        return
-    fault = command.limited(FAULTS["time-limit"], paths, took_s)
-    assert fault.options["time"] == str(minutes)
-    run = fault_run(tmp_path, fault, command)
-    run.starts.append(Started(begins=[1000.0]))
-    run.inject()
-    assert run.injected_at == 1000 + 60 * minutes
+    assert PROGRAM.limited(FAULTS["term"], paths, 1.0) is FAULTS["term"]
+    for after_s, took_s, minutes in ((20.0, 200.0, 2), (150.0, 300.0, 4), (None, 440.0, 6)):
+        command = replace(PROGRAM, after_s=after_s)
+        fault = command.limited(FAULTS["time-limit"], paths, took_s)
+        assert fault.options["time"] == str(minutes)
+        run = fault_run(tmp_path, fault, command)
+        run.starts.append(Started(begins=[1000.0]))
+        run.inject()
+        assert run.injected_at == 1000 + 60 * minutes
+    with pytest.raises(UsageError, match=r"200 s; .* after 150 s it must run for at least 5"):
+        replace(PROGRAM, after_s=150.0).limited(FAULTS["time-limit"], paths, 200.0)
 
 
 def test_the_time_in_a_queue_is_not_the_commands() -> None:
+    for ends, took_s in (([1003.0, 1140.0], 40.0), ([1003.0], 3.0)):
+        assert Started(begins=[1000.0, 1100.0], ends=ends).took_s == took_s
     assert Started().took_s == 0.0
-    assert Started(begins=[1000.0, 1100.0], ends=[1003.0, 1140.0]).took_s == 40.0
-    assert Started(begins=[1000.0, 1100.0], ends=[1003.0]).took_s == 3.0
 
 
 def test_one_rank_is_signalled_and_not_the_shell_that_starts_it() -> None:
@@ -277,30 +262,27 @@ def checkpoint(action: str, iteration: int) -> tuple[str, dict]:
     return ("checkpoint", {"action": action, "iteration": iteration})
 
 
-saved, loaded = partial(checkpoint, "saved"), partial(checkpoint, "loaded")
-
-
-@pytest.mark.parametrize(
-    ("first", "then", "lost"),
-    [
-        ([saved(10), saved(20)], [loaded(20)], 5),
-        ([saved(10), saved(20), saved(26)], [loaded(26)], 0),
-        ([saved(10), saved(20)], [checkpoint("rejected", 20), loaded(10)], 15),
-        ([], [], 25),
-    ],
-)  # fmt: skip
-def test_iterations_lost_are_those_done_again(tmp_path: Path, first, then, lost: int) -> None:
-    paths = RunPaths(tmp_path / "kill")
-    write(paths, 0, *first)
-    assert lost_iterations(paths, 25) == 0  # there was no other attempt
-    write(paths, 1, ("startup", {"total_s": 3.0}), *then)
-    assert lost_iterations(paths, 25) == lost
-    assert time.time() - 60 < (startup(paths, 1) or 0) < time.time() + 1
+def test_iterations_lost_are_those_done_again(tmp_path: Path) -> None:
+    saved = [checkpoint("saved", 10), checkpoint("saved", 20)]
+    for number, (first, then, lost) in enumerate(
+        (
+            (saved, [checkpoint("loaded", 20)], 5),
+            ([*saved, checkpoint("saved", 26)], [checkpoint("loaded", 26)], 0),
+            (saved, [checkpoint("rejected", 20), checkpoint("loaded", 10)], 15),
+            ([], [], 25),
+        )
+    ):
+        paths = RunPaths(tmp_path / str(number))
+        write(paths, 0, *first)
+        assert lost_iterations(paths, 25) == 0  # there was no other attempt
+        write(paths, 1, ("startup", {"total_s": 3.0}), *then)
+        assert lost_iterations(paths, 25) == lost
+        assert time.time() - 300 < (startup(paths, 1) or 0) < time.time() + 1
 
 
 def test_the_first_attempt_is_told_as_if_there_had_been_no_other(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path / "kill")
-    write(paths, 0, saved(20))
+    write(paths, 0, checkpoint("saved", 20))
     write(paths, 1, ("run_end", {"status": "ok", "reason": ""}))
     paths.log.write_text(
         "[jobkit] start: attempt 0 of kill on n1\nsrun: error: n2: task 1: Killed\n"
@@ -308,9 +290,8 @@ def test_the_first_attempt_is_told_as_if_there_had_been_no_other(tmp_path: Path)
     )
     assert run_state(paths).status == "ok"
     state = run_state(first_attempt(paths, None))
-    assert (state.status, state.evidence, state.attempts) == (
-        "failed", "srun: error: n2: task 1: Killed", 1,
-    )  # fmt: skip
+    assert (state.status, state.attempts) == ("failed", 1)
+    assert state.evidence == "srun: error: n2: task 1: Killed"
 
 
 def test_what_is_good() -> None:
@@ -408,10 +389,7 @@ def test_a_jobs_starts_and_ends_are_noted(monkeypatch: pytest.MonkeyPatch) -> No
     assert (len(job.begins), len(job.ends), job.nodes) == (2, 2, ["n1", "n2"])
     assert job.begins[0] <= job.ends[0] <= job.begins[1] <= job.ends[1]
     assert job.said == "Slurm job 7: COMPLETED"
-
-
-def test_a_job_that_slurm_has_forgotten_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some sites' controllers forget a job seconds after its end."""
+    # Some sites' controllers forget a job seconds after its end.
     answering(monkeypatch, [shown("RUNNING"), "", "?"])
     job = SlurmStart(job_id="7")
     assert [job.look() for _ in range(3)] == [True, True, False]
@@ -433,34 +411,29 @@ def test_the_list_names_every_fault_and_what_it_needs(capsys) -> None:
         assert (fault.kind == "hold") == bool(fault.action)
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--faults", "kil"], "did you mean 'kill'"),
-        (["--at", "61"], "must be from 21 to 60"),
-        (["--after", "3"], "--after is for a command, which comes after --"),
-        (["--"], "-- needs a command after it"),
-        (["--at", "0", "--", "python", "train.py"], "--at 0: must be 1 or more"),
-        (["--after", "400", "--", "python", "train.py"], "must be below --patience 400"),
-        (["--device", "cpu", "--", "python", "train.py"], "a command decides itself"),
-        (["--at", "5", "--after", "9", "--", "python", "train.py"], "give one of them"),
-        (["-A", "project"], "--account: is for Slurm, but the runs start on this machine"),
-        (["--urgent-partition", "high"], "--urgent-partition: is for Slurm"),
-        (["--faults", "scancel", "time-limit"], "no fault can be injected here: scancel: it needs"),
-        (["--name", "../x"], "use letters, digits"),
-        (["--name", "study"], "is a study; choose another"),
-        (["--name", "mine"], "holds other files (notes)"),
-        (["--name", "drill", "--faults", "scancel"], "no fault can be injected here"),
-    ],
-)
-def test_bad_words_are_one_line(
-    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
-) -> None:
+def test_bad_words_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.setenv("JOBKIT_LOGS", str(tmp_path))
     for name, file in (("study", "plan.json"), ("mine", "notes"), ("drill", "drill.csv")):
         (tmp_path / name).mkdir()
         (tmp_path / name / file).touch()
-    assert cli.main(["--local", *words]) == 2
-    err = capsys.readouterr().err
-    assert said in err and err.count("\n") == 1
+    for words, said in (
+        ("--faults kil", "did you mean 'kill'"),
+        ("--at 61", "must be from 21 to 60"),
+        ("--after 3", "--after is for a command, which comes after --"),
+        ("--", "-- needs a command after it"),
+        ("--at 0 -- python train.py", "--at 0: must be 1 or more"),
+        ("--after 400 -- python train.py", "must be below --patience 400"),
+        ("--device cpu -- python train.py", "a command decides itself"),
+        ("--at 5 --after 9 -- python train.py", "give one of them"),
+        ("-A project", "--account: is for Slurm, but the runs start on this machine"),
+        ("--urgent-partition high", "--urgent-partition: is for Slurm"),
+        ("--faults scancel time-limit", "no fault can be injected here: scancel: it needs"),
+        ("--name ../x", "use letters, digits"),
+        ("--name study", "is a study; choose another"),
+        ("--name mine", "holds other files (notes)"),
+        ("--name drill --faults scancel", "no fault can be injected here"),
+    ):
+        assert cli.main(["--local", *words.split()]) == 2
+        err = capsys.readouterr().err
+        assert said in err and err.count("\n") == 1
     assert (tmp_path / "mine" / "notes").exists() and (tmp_path / "drill" / "drill.csv").exists()

@@ -37,11 +37,9 @@ EVERYTHING = plan(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("name", "made"), [("usual", USUAL), ("small", SMALL), ("everything", EVERYTHING)]
-)
-def test_slurm_conf(name: str, made: Plan) -> None:
-    assert config.slurm_conf(made) == (GOLDEN / f"{name}.slurm.conf").read_text()
+def test_slurm_conf() -> None:
+    for name, made in {"usual": USUAL, "small": SMALL, "everything": EVERYTHING}.items():
+        assert config.slurm_conf(made) == (GOLDEN / f"{name}.slurm.conf").read_text()
 
 
 def test_the_other_files() -> None:
@@ -110,7 +108,7 @@ def test_a_block_with_a_taken_port_is_passed_over() -> None:
         assert fourth.base == first.base  # four nodes do not use the fifth's port
 
 
-def test_a_chosen_block_that_is_taken_is_an_error() -> None:
+def test_a_chosen_block_that_is_taken_and_a_locked_folder_are_errors() -> None:
     is_taken = pytest.raises(ClusterError, match="another `up` is taking it")
     with locks.port_block(HERE, 4, None) as free, is_taken:
         locks.port_block(HERE, 4, free.base).__enter__()
@@ -118,9 +116,6 @@ def test_a_chosen_block_that_is_taken_is_an_error() -> None:
         locks.port_block(HERE, 4, free.base).__enter__()
     with locks.port_block(HERE, 4, free.base) as chosen:
         assert chosen == free
-
-
-def test_a_folder_is_locked_for_one() -> None:
     name = locks.folder_name(HERE)
     with locks.held(name, ""), pytest.raises(ClusterError, match="wait for it"):
         locks.held(name, "wait for it").__enter__()
@@ -134,7 +129,6 @@ BAD = [
     (["up", "--nodes", "0"], "--nodes 0: must be from 1 to 256"),
     (["up", "--nodes", "254", "--netns"], "--nodes 254: at most 253 with --netns"),
     (["up", "--cores=-1"], "--cores -1: must be from 1 to 1024"),
-    (["up", "--gpus", "65"], "--gpus 65: must be from 0 to 64"),
     (["up", "--memory", "1"], "--memory 1: must be from 64"),
     (["up", "--gpus", "many"], "argument --gpus: invalid int value: 'many'"),
     (["up", "--no-acc"], "unrecognized arguments: --no-acc"),
@@ -145,42 +139,32 @@ BAD = [
     (["up", "--dir", "/etc/passwd"], "not a folder"),
     (["up", "--dir", "/tmp/mc", "--port", "80"], "--port 80: must be from 1024"),
     ([], "required: COMMAND"),
-    (["begin"], "invalid choice: 'begin'"),
     (["start"], "the following arguments are required: NODE|slurmctld"),
     (["link", "mend", "n1"], "invalid choice: 'mend'"),
 ]
 
 
-@pytest.mark.parametrize(("argv", "says"), BAD, ids=[" ".join(argv) or "none" for argv, _ in BAD])
 def test_bad_input_is_one_line_and_exit_2(
-    argv: list[str], says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machine, "check_packages", lambda options: None)
-    assert cli.main(argv) == 2
-    shown = capsys.readouterr()
-    assert shown.out == "" and says in shown.err
-    assert shown.err.startswith("minicluster: error: ") and shown.err.count("\n") == 1
-
-
-def test_no_cluster_is_one_line_and_nothing_for_eval(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("minicluster.layout.MAX_ROOT_BYTES", 1000)
-    assert cli.main(["env", "--dir", str(tmp_path / "none")]) == 1
+    for argv, says in BAD:
+        assert cli.main(argv) == 2, argv
+        shown = capsys.readouterr()
+        assert shown.out == "" and says in shown.err
+        assert shown.err.startswith("minicluster: error: ") and shown.err.count("\n") == 1
+    # No cluster is one line as well, and nothing for eval.
+    assert cli.main(["env", "--dir", f"/tmp/mc-none-{os.getpid()}"]) == 1
     shown = capsys.readouterr()
     assert shown.out == "" and shown.err.count("\n") == 1 and "hpc/minicluster up" in shown.err
-
-
-def test_the_longest_folder_is_taken() -> None:
     longest = "/" + "x" * (MAX_ROOT_BYTES - 1)
     assert check_root(longest) == Path(longest)
     with pytest.raises(UsageError, match="too long"):
         check_root(longest + "x")
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
+def test_words_of_links() -> None:
+    for words, says in (
         ("cut n2", "n2 cut from everything"),
         ("cut n1 n2", "n1 and n2 cut from each other"),
         ("slow n2 10mbit", "n2 slowed to 10mbit"),
@@ -192,15 +176,13 @@ def test_the_longest_folder_is_taken() -> None:
         ("slow n1 10", "write a number and kbit, mbit or gbit"),
         ("slow n1 0mbit", "write a number and kbit, mbit or gbit"),
         ("slow 10mbit n1", "10mbit: no such node"),
-    ],
-)
-def test_words_of_links(words: str, says: str) -> None:
-    action, *rest = words.split()
-    try:
-        said = str(links.parse(action, rest, ["n1", "n2", "n3"]))
-    except UsageError as error:
-        said = str(error)
-    assert says in said
+    ):
+        action, *rest = words.split()
+        try:
+            said = str(links.parse(action, rest, ["n1", "n2", "n3"]))
+        except UsageError as error:
+            said = str(error)
+        assert says in said
 
 
 def test_missing_packages_end_with_the_command_to_install_them(
