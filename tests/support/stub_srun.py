@@ -36,11 +36,14 @@ class Kit:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.run_dir, self.notes = folder, folder / "my run's", folder / "notes"
-        stub = folder / "srun"
-        stub.write_text(SRUN)
-        stub.chmod(0o755)
-        (folder / "scontrol").write_text('#!/bin/sh\necho "$@" >> "$NOTES"\n')
-        (folder / "scontrol").chmod(0o755)
+        self.tool("srun", SRUN)
+        self.tool("scontrol", '#!/bin/sh\necho "$@" >> "$NOTES"\n')
+
+    def tool(self, name: str, text: str) -> Path:
+        """Put a program on PATH."""
+        (self.folder / name).write_text(text)
+        (self.folder / name).chmod(0o755)
+        return self.folder / name
 
     def environ(self, **extra: str) -> dict[str, str]:
         keep = {k: v for k, v in os.environ.items() if k in ("HOME", "LANG")}
@@ -49,6 +52,11 @@ class Kit:
 
     def words(self, *words: str) -> list[str]:
         return ["bash", str(RUN), "--run-dir", str(self.run_dir), *words]
+
+    def start(self, *words: str, **extra: str) -> "subprocess.Popen[str]":
+        return subprocess.Popen(
+            self.words(*words), env=self.environ(**extra), stdout=-1, text=True, cwd=self.folder
+        )
 
     def __call__(self, *words: str, **extra: str) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(

@@ -1,9 +1,11 @@
-"""run.sh with a command: what its ranks get, where they run, how it ends; srun is a stub."""
+"""run.sh with a command: what its ranks get, where they run, signals, the end; srun is a stub."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from jobkit.outcome.status import run_state
 from jobkit.paths import RunPaths
 from jobkit.program.counters import COUNTERS
 from support.place import ROOT
-from support.stub_srun import JOB, RUN, Kit
+from support.stub_srun import JOB, RUN, SRUN, Kit
 
 # In one write, as the stub of srun does not keep lines whole.
 SHOW = """
@@ -85,50 +87,46 @@ def test_what_a_program_is_told_of_its_run(run: Kit, place: str) -> None:
     assert done.stdout.splitlines()[1] == ascii([f"/of the user:/b:{ROOT}/src"])
 
 
-CRASH = "import os, sys; sys.exit({code} if os.environ['RANK'] == '1' else 0)"
+STOPPED = "rank 1: ended by the stop signal, SIGUSR2, which the command does not handle"
 
 
 @place
 @pytest.mark.parametrize(
     ("code", "exits", "status", "reason"),
     [
-        (3, 3, "failed", "rank 1: exit code 3"),
-        (75, 75, "preempted", "rank 1: exit code 75"),
+        ("3", 3, "failed", "rank 1: exit code 3"),
+        ("75", 75, "preempted", "rank 1: exit code 75"),
         ("os.kill(os.getpid(), 9)", 137, "failed", "rank 1: ended by SIGKILL"),
-        (
-            "os.kill(os.getpid(), 12)", 140, "failed",
-            "rank 1: ended by the stop signal, SIGUSR2, which the command does not handle",
-        ),
+        ("os.kill(os.getpid(), 12)", 140, "failed", STOPPED),
     ],
-)  # fmt: skip
+)
 def test_how_a_rank_ended_is_told(
-    run: Kit, place: str, code: object, exits: int, status: str, reason: str
+    run: Kit, place: str, code: str, exits: int, status: str, reason: str
 ) -> None:
     two = [] if PLACES[place] else ["--nproc-per-node", "2"]
-    text = CRASH.format(code=code)
+    text = f"import os, sys; sys.exit({code} if os.environ['RANK'] == '1' else 0)"
     done = run(*two, "--max-restarts", "0", "--", sys.executable, "-c", text, **PLACES[place])
     assert done.returncode == exits, done.stderr
     outcome = run.outcome()
-    assert (outcome["exit_code"], outcome["status"]) == (exits, status)
-    assert outcome["reason"] == reason
+    assert [outcome[k] for k in ("exit_code", "status", "reason")] == [exits, status, reason]
 
 
 @place
 def test_a_crash_is_started_again_as_often_as_was_said(run: Kit, place: str) -> None:
-    text = "import os, sys; sys.exit(3 * (int(os.environ['JOBKIT_ATTEMPT']) < {}))"
-    command = ["--max-restarts", "2", "--", sys.executable, "-c"]
-    assert run(*command, text.format(2), **PLACES[place]).returncode == 0
+    command = ["--max-restarts", "2", "--", "bash", "-c"]
+    done = run(*command, "exit $((3 * (JOBKIT_ATTEMPT < 2)))", **PLACES[place])
+    assert done.returncode == 0
     assert [run.outcome(n)["status"] for n in (0, 1, 2)] == ["failed", "failed", "ok"]
-    done = run(*command, text.format(9), **PLACES[place])
+    done = run(*command, "exit 3", **PLACES[place])
     assert done.returncode == 3 and len(list((run.run_dir / "attempts").glob("[0-9]*"))) == 6
     assert "starting the run again (2 of 2)" in done.stderr
 
 
 def test_the_bound_holds_over_requeues_of_the_job(run: Kit) -> None:
-    command = ["--max-restarts", "2", "--", sys.executable, "-c"]
-    assert run(*command, "raise SystemExit(75)", **JOB).returncode == 75
+    command = ["--max-restarts", "2", "--", "bash", "-c"]
+    assert run(*command, "exit 75", **JOB).returncode == 75
     assert "requeue 17" in run.notes.read_text()
-    assert run(*command, "raise SystemExit(3)", **JOB, SLURM_RESTART_COUNT="1").returncode == 3
+    assert run(*command, "exit 3", **JOB, SLURM_RESTART_COUNT="1").returncode == 3
     assert len(list((run.run_dir / "attempts").glob("[0-9]*"))) == 3
 
 
@@ -151,12 +149,7 @@ def test_an_unknown_command_leaves_nothing_where_no_folder_was_asked_for(run: Ki
     assert not (run.folder / "logs").exists()
 
 
-SAVES = """
-import signal, sys, time
-signal.signal(signal.SIGUSR2, lambda *_: sys.exit(75))
-print("ready", flush=True)
-time.sleep(600)
-"""
+SAVES = "trap 'exit 75' {}; echo ready; while :; do sleep 0.05; done"
 
 
 @pytest.mark.parametrize(
@@ -172,10 +165,7 @@ def test_a_warning_or_the_end_on_request_reaches_the_command(
     run: Kit, launcher: str, signum: signal.Signals, code: int, status: str
 ) -> None:
     own = ["--launcher", launcher, "--max-restarts=2" if code > 75 else "--nproc-per-node=1"]
-    with subprocess.Popen(
-        run.words(*own, "--", sys.executable, "-c", SAVES),
-        env=run.environ(), stdout=subprocess.PIPE, text=True, cwd=run.folder,
-    ) as process:  # fmt: skip
+    with run.start(*own, "--", "bash", "-c", SAVES.format("USR2")) as process:
         assert process.stdout
         assert "ready\n" in process.stdout  # reads up to that line, or to the end
         process.send_signal(signum)
@@ -184,6 +174,98 @@ def test_a_warning_or_the_end_on_request_reaches_the_command(
     if status == "cancelled":  # a rank's end, and no other start
         outcome = run.outcome()
         assert (outcome["exit_code"], outcome["reason"]) == (143, "rank 0: ended by SIGTERM")
+
+
+# Prints what it gets; the other warning ends it. It sleeps for moments, as a signal that comes just
+# before Python's sleep begins is handled after it.
+COUNTS = """
+import os, signal, sys, time
+for name in ("USR2", "TERM"):
+    signal.signal(signal.Signals["SIG" + name], lambda n, _: os.write(1, b"%d\\n" % n))
+def end(*_):
+    os.write(1, b"end\\n")
+    os._exit(75)
+signal.signal(signal.SIGUSR1, end)
+os.write(1, b"ready %d %s\\n" % (os.getpid(), ascii(sys.argv[1]).encode()))
+while True:
+    time.sleep(0.05)
+"""
+# What of torchrun counts here: each rank is in a session of its own, and it replaces words by its
+# own values.
+TORCHRUN = """
+import os, signal, string, subprocess, sys, time
+words = sys.argv[sys.argv.index("--no-python") + 1 :]
+words = [string.Template(word).safe_substitute(local_rank="0") for word in words]
+env = {**os.environ, "RANK": "0"}
+"""
+# TERM goes to all of the rank's session.
+HANDS_ON = """
+rank = subprocess.Popen(words, env=env, start_new_session=True)
+signal.signal(signal.SIGTERM, lambda *_: os.killpg(rank.pid, signal.SIGTERM))
+while rank.poll() is None:
+    time.sleep(0.05)
+sys.exit(rank.returncode)
+"""
+# Ends as torchrun does once it has handed TERM on: by an exception, which names the signal.
+ENDS = """
+class Ended(Exception):
+    sigval = signal.SIGTERM
+rank = subprocess.Popen(words, stdout=-1, env=env, start_new_session=True)
+rank.stdout.readline()
+os.killpg(rank.pid, signal.SIGTERM)
+rank.wait()
+raise Ended
+"""
+
+
+def with_torchrun(run: Kit, text: str) -> dict[str, str]:
+    """The variables of a job of one task whose Python has this module for torchrun."""
+    module = run.folder / "fake" / "torch" / "distributed" / "run.py"
+    module.parent.mkdir(parents=True)
+    module.write_text(TORCHRUN + text)
+    for package in module.parents[:2]:
+        (package / "__init__.py").touch()
+    return {**JOB, "SLURM_NTASKS": "1", "PYTHONPATH": str(run.folder / "fake")}
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+# Slurm with proctrack/cgroup signals the task alone, with proctrack/pgid its process group.
+@pytest.mark.parametrize("send", [os.kill, os.killpg], ids=["cgroup", "pgid"])
+@pytest.mark.parametrize("launcher", ["srun", "torchrun", "once"])
+def test_a_signal_of_the_step_reaches_the_command_once(
+    run: Kit, launcher: str, send: Callable[[int, int], None]
+) -> None:
+    one = with_torchrun(run, HANDS_ON)
+    run.tool("srun", SRUN.replace('"$@" &', 'setsid "$@" &'))
+    command = [sys.executable, "-c", COUNTS, "$$local_rank"]
+    with run.start("--launcher", launcher, "--no-auto", "--", *command, **one) as process:
+        assert process.stdout
+        lines = (line for line in process.stdout if not line.startswith("[jobkit]"))
+        ready, pid, word = next(lines).split()
+        assert (ready, word) == ("ready", "'$$local_rank'")
+        task = shell = parent(parent(int(pid)))
+        if launcher == "torchrun":
+            task = parent(shell)
+        for signum in (signal.SIGUSR2, signal.SIGTERM):
+            send(task, signum)
+            assert next(lines) == f"{signum.value}\n"
+        # After whatever the shell still had to hand on.
+        os.kill(shell, signal.SIGUSR1)
+        assert list(lines) == ["end\n"]
+        assert process.wait(300) == 75
+    assert run.outcome()["status"] == "preempted"
+
+
+def test_ranks_that_save_at_term_under_torchrun_are_preempted(run: Kit) -> None:
+    one = with_torchrun(run, ENDS)
+    all_cores = "[[ $OMP_NUM_THREADS == $(env -u OMP_NUM_THREADS nproc) ]] || exit 3; "
+    text = all_cores + SAVES.format("TERM")
+    done = run("--launcher", "torchrun", "--no-auto", "--", "bash", "-c", text, **one)
+    assert done.returncode == 75 and "Traceback" not in done.stderr, done.stderr
+    assert run.outcome()["status"] == "preempted"
 
 
 UNEVEN = {**JOB, "SLURM_NTASKS": "5", "SLURM_JOB_NUM_NODES": "2"}
@@ -226,19 +308,14 @@ while [ "$1" != image.sif ]; do shift; done
 shift
 exec "$@"
 """
-PLACE = ["bash", "-c", 'echo "rank $RANK of $WORLD_SIZE: $1"', "-", "a b"]
-
-
-def site(run: Kit, text: str) -> list[str]:
-    (run.folder / "own.toml").write_text(text)
-    return ["--site", str(run.folder / "own.toml")]
+SITE = 'container = "apptainer"\nimage = "image.sif"\nmounts = ["/data:/data"]\n'
+SAY = ["--", "bash", "-c", 'echo "rank $RANK of $WORLD_SIZE: $1"', "-", "a b"]
 
 
 def test_the_ranks_are_inside_the_container(run: Kit) -> None:
-    (run.folder / "apptainer").write_text(APPTAINER)
-    (run.folder / "apptainer").chmod(0o755)
-    own = 'container = "apptainer"\nimage = "image.sif"\nmounts = ["/data:/data"]\n'
-    done = run(*site(run, own), "--", *PLACE, **JOB)
+    run.tool("apptainer", APPTAINER)
+    (run.folder / "own.toml").write_text(SITE)
+    done = run("--site", str(run.folder / "own.toml"), *SAY, **JOB)
     assert done.returncode == 0, done.stderr
     said = [line for line in done.stdout.splitlines() if line.startswith("rank")]
     assert sorted(said) == ["rank 0 of 2: a b", "rank 1 of 2: a b"]
@@ -246,18 +323,11 @@ def test_the_ranks_are_inside_the_container(run: Kit) -> None:
     assert run.outcome()["status"] == "ok"
 
 
-def checked(run: Kit, code: int) -> dict[str, str]:
-    """A Python that notes what it is asked for, and says how the preflight ended."""
-    stub = run.folder / "checking"
-    stub.write_text(f'#!/bin/sh\necho "python $*" >> "$NOTES"\nexit {code}\n')
-    stub.chmod(0o755)
-    return {**JOB, "JOBKIT_PYTHON": str(stub)}
-
-
 @pytest.mark.parametrize(("code", "dry"), [(0, []), (5, []), (0, ["--dry-run"])])
 def test_a_preflight_comes_before_the_command(run: Kit, code: int, dry: list[str]) -> None:
     """It asks for no data of a training; a dry run only checks."""
-    done = run("--preflight", *dry, "--", *PLACE, **checked(run, code))
+    stub = run.tool("checking", f'#!/bin/sh\necho "python $*" >> "$NOTES"\nexit {code}\n')
+    done = run("--preflight", *dry, *SAY, **JOB, JOBKIT_PYTHON=str(stub))
     assert done.returncode == code, done.stderr
     (asked, *more) = [x for x in run.notes.read_text().splitlines() if x.startswith("python")]
     assert not more and asked.endswith("-- --dataset synthetic")

@@ -83,8 +83,10 @@ def test_the_ranks_know_their_place_and_are_ended_before_the_pod() -> None:
     assert pairs["--run-dir"] == "/runs/study/run"
     assert int(pairs["--shutdown-timeout"]) < 90
     assert int(pairs["--start-timeout"]) > 360  # the longest delay of the controller's restarts
-    (job,) = made(RunSpec(strategy="ddp", ranks_per_node=2))  # one pod needs no service
-    assert "subdomain" not in pod_of(job) and "--nnodes" not in pod_of(job)["containers"][0]["args"]
+    (job,) = made(RunSpec(strategy="ddp", ranks_per_node=2, device="cpu"))
+    (box,) = pod_of(job)["containers"]  # one pod needs no service, the CPU no GPU
+    assert "subdomain" not in pod_of(job) and "--nnodes" not in box["args"]
+    assert set(box["resources"]["limits"]) == {"memory"}
 
 
 def test_resources_tolerations_and_annotations_are_passed_through() -> None:
@@ -110,25 +112,10 @@ def test_resources_tolerations_and_annotations_are_passed_through() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(("device", "gpus"), [("auto", ["4"]), ("cuda", ["4"]), ("cpu", [])])
-def test_a_training_on_the_cpu_asks_for_no_gpu(device: str, gpus: list[str]) -> None:
-    job = made(RunSpec(strategy="ddp", ranks_per_node=4, device=device))[-1]
-    limits = pod_of(job)["containers"][0]["resources"]["limits"]
-    assert [count for name, count in limits.items() if "/gpu" in name] == gpus
-
-
 def test_the_words_of_a_command_arrive_whole() -> None:
     """And a user's $(NAME) is not expanded by the kubelet."""
-    odd = [
-        "x=$(HOSTNAME)",
-        'say "hi" \\ it\'s',
-        "é \u2028 \U0001f600 \ue000",
-        "",
-        "yes",
-        "007",
-        "#",
-        "@NAME",
-    ]
+    odd = ["x=$(HOSTNAME)", 'say "hi" \\ it\'s', "é \u2028 \U0001f600 \ue000", "", "yes"]
+    odd += ["007", "#", "@NAME"]
     (spec,) = Study.of_command(("python", "t.py", *odd), gpus=(1,)).expand().runs.values()
     args = pod_of(made(spec)[-1])["containers"][0]["args"]
     assert args[-8:] == ["x=$$(HOSTNAME)", *odd[1:]]
@@ -152,17 +139,13 @@ def test_a_name_is_a_dns_label_that_leaves_room_for_the_pods_index() -> None:
     ("given", "word"),
     [
         ({"image": ""}, "--image"),
-        ({"image": "a b"}, "blanks"),
         ({"queue": "Two Words"}, "--queue"),
-        ({"volume_claim": ""}, "--volume-claim"),
         ({"pod_memory": "lots"}, "--pod-memory"),
-        ({"pod_memory": "64K"}, "--pod-memory"),
         ({"pod_memory": "8Gi"}, "--shm-size 8Gi: /dev/shm counts"),
         ({"pod_memory": "9G", "shm_size": "0.01Ti"}, "--pod-memory 9G"),
         ({"gpu_resource": "gpu"}, "--gpu-resource"),
         ({"grace_s": 5}, "grace_s"),
         ({"resource": ("rdma/hca",)}, "--resource 'rdma/hca': must be as rdma/hca=1"),
-        ({"resource": ("rdma/hca=one",)}, "--resource"),
         ({"toleration": ("a:Never",)}, "--toleration"),
         ({"annotation": ("no value",)}, "--annotation"),
     ],
@@ -187,9 +170,7 @@ def test_a_study_is_written_as_the_dry_run_shows_it(
     assert run_benchmarks(words) == 0
     assert "kubectl apply -f" in capsys.readouterr().out
     files = sorted((tmp_path / "k" / "kubernetes").glob("*.yaml"))
-    plan = json.loads((tmp_path / "k" / "plan.json").read_text())
-    assert [f.stem for f in files] == sorted(r["run_id"] for r in plan["runs"])
-    assert all(f.read_text() in shown for f in files)
+    assert len(files) > 1 and all(f.read_text() in shown for f in files)
     assert shown.count('"JOBKIT_ENERGY", "value": "nvml,pm_counters"') == len(files)
     jobs = [document for document in yaml.safe_load_all(shown) if document["kind"] == "Job"]
     assert len(jobs) == len(files)
@@ -251,22 +232,22 @@ def test_a_job_whose_pods_become_no_ranks_is_refused_by_each_rule(rule: str) -> 
 
     assert rule in errors(TUTORIAL)
     assert rule not in errors(TUTORIAL.replace(*RULES[rule]))
-
-
-def test_a_size_that_the_launcher_sets_is_a_warning() -> None:
-    found = check(TUTORIAL.replace("[python", "[torchrun"))
+    found = check(TUTORIAL.replace("[python", "[torchrun"))  # which sets the size itself
     assert [f.key for f in found if f.severity == "warning"] == ["env.WORLD_SIZE"]
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "severities"),
     [
-        "", "a: [", "- 1\n- 2", "kind: Pod", "\t", "[" * 1500, "kind: Job\nspec: 3",
-        "kind: Job\nspec: {parallelism: x, template: {spec: {containers: [1, {env: 3}]}}}",
+        ("", ["error"]),
+        ("a: [", ["error"]),
+        ("- 1", ["error"]),
+        ("kind: Job\nspec: 3", []),
+        ("kind: Job\nspec: {parallelism: x, template: {spec: {containers: [1, {env: 3}]}}}", []),
     ],
-)  # fmt: skip
-def test_no_text_ends_the_check(text: str) -> None:
-    assert [f.severity for f in check(text)] == ["error"] * ("kind: Job" not in text)
+)
+def test_no_text_ends_the_check(text: str, severities: list[str]) -> None:
+    assert [f.severity for f in check(text)] == severities
 
 
 def test_the_command_ends_with_2_for_an_error(

@@ -1,15 +1,11 @@
 """Which record of a run counts, and what a launcher's view of it is."""
 
-import io
-import json
 import os
 import socket
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from rich.console import Console
 
 from jobkit.launch.follow import status as watch
 from jobkit.launch.states import States, select
@@ -18,24 +14,27 @@ from jobkit.outcome.facts import read_job
 from jobkit.outcome.liveness import process_start
 from jobkit.outcome.status import BAD_ENDS, STATUSES, RunState
 from jobkit.paths import RunPaths, read_json, write_json
-from jobkit.spec.plan import Plan, Study
+from jobkit.spec.plan import Plan
 from support.fake_study import FakeRun, make_plan
 
 
 @pytest.fixture
-def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
+def plan(monkeypatch: pytest.MonkeyPatch) -> Plan:
     """A saved plan of two runs, of which nothing has started."""
-    monkeypatch.setenv("JOBKIT_LOGS", str(tmp_path))
     monkeypatch.setenv("PATH", "/nonexistent")  # no Slurm to ask
-    made = Study(name="two", strategies=("ddp",), gpus=(1, 2)).expand()
-    made.save()
-    return made
+    return make_plan("two", strategies=("ddp",), gpus=(1, 2))
 
 
 def run_of(plan: Plan, index: int = 0) -> RunPaths:
     paths = plan.paths.run(list(plan.runs)[index])
     paths.folder.mkdir(exist_ok=True)
     return paths
+
+
+def me() -> dict[str, object]:
+    """The launcher of a run, as it notes itself."""
+    start = process_start(os.getpid())
+    return {"pid": os.getpid(), "pid_start": start, "host": socket.gethostname()}
 
 
 def test_a_submission_counts_until_its_job_has_started(plan: Plan) -> None:
@@ -53,8 +52,7 @@ def test_a_run_that_failed_and_waits_for_its_next_start_is_pending(plan: Plan) -
     paths, run_id = run_of(plan), next(iter(plan.runs))
     write_json(paths.job, {"started": 100.0, "ended": 110.0, "exit_code": 1, "pid": 1, "host": "x"})
     assert States(plan).look()[run_id].status == "failed"
-    me = {"pid": os.getpid(), "pid_start": process_start(os.getpid()), "host": socket.gethostname()}
-    write_json(plan.paths.launcher, {**me, "started": time.time(), "run_ids": [run_id]})
+    write_json(plan.paths.launcher, {**me(), "started": time.time(), "run_ids": [run_id]})
     assert States(plan).look()[run_id].status == "pending"
 
 
@@ -87,30 +85,6 @@ def test_a_cluster_that_did_not_answer_is_asked_again(
     assert names == []
 
 
-def test_a_narrow_terminal_shows_no_epochs_of_a_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("JOBKIT_LOGS", str(tmp_path))
-    monkeypatch.setenv("PATH", "/nonexistent")
-    made = Study(name="c", command=("true",), gpus=(1,)).expand()
-    made.save()
-    states = States(made)
-    states.look()
-    for width in (20, 200):
-        page = io.StringIO()
-        Console(file=page, width=width).print(watch._view(states, Console(width=width)))
-        assert "missing" in page.getvalue() and "0/0" not in page.getvalue()
-
-
-def test_a_reason_with_brackets_is_shown_as_it_is(plan: Plan, capsys) -> None:
-    paths = run_of(plan)
-    outcome = {"exit_code": 1, "status": "failed", "reason": "rank 1: OSError: [/data/x] gone"}
-    paths.outcome(0).parent.mkdir(parents=True)
-    paths.outcome(0).write_text(json.dumps(outcome))
-    assert watch.main(["two"]) == 0
-    assert "[/data/x]" in capsys.readouterr().out.replace("\n", "")
-
-
 @pytest.mark.parametrize("words", [["nix"], ["two", "--interval", "0"]])
 def test_wrong_usage_is_one_line(plan: Plan, words: list[str], capsys) -> None:
     try:
@@ -124,27 +98,26 @@ def test_wrong_usage_is_one_line(plan: Plan, words: list[str], capsys) -> None:
 def test_of_many_runs_those_that_failed_are_listed(
     plan: Plan, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
+    """With their reason as it is, brackets too."""
     monkeypatch.setattr(watch, "MOST_SHOWN", 1)
-    second = run_of(plan, 1)
-    write_json(second.job, {"started": 1.0, "ended": 2.0, "exit_code": 1, "pid": 1, "host": "x"})
+    outcome = {"exit_code": 1, "status": "failed", "reason": "rank 1: OSError: [/data/x] gone"}
+    path = run_of(plan, 1).outcome(0)
+    path.parent.mkdir(parents=True)
+    write_json(path, outcome)
     assert watch.main(["two"]) == 0
-    said = capsys.readouterr().out.replace("\n", "")
-    assert "1 missing, 1 failed" in said
-    assert "1 of 2 runs are not listed here" in " ".join(said.split())
-    first, second_id = plan.runs
-    assert second_id in said
-    assert first not in said
+    said = " ".join(capsys.readouterr().out.replace("\n", "").split())
+    assert "1 missing, 1 failed" in said and "1 of 2 runs are not listed here" in said
+    first, second = plan.runs
+    assert second in said and "[/data/x]" in said and first not in said
 
 
 def test_a_pipe_gets_the_table_whenever_a_run_changed(
-    plan: Plan, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan = make_plan("s", strategies=("ddp",), gpus=(1,))
     (run_id,) = plan.runs
     run = FakeRun(plan.paths.folder, run_id, plan.runs[run_id]).begin().train(0).flush()
-    pid = os.getpid()
-    job = {"v": 1, "launcher": "local", "job_id": None, "pid": pid, "first_attempt": 0}
-    job |= {"pid_start": process_start(pid), "host": socket.gethostname(), "ended": None}
+    job = {"v": 1, "launcher": "local", "job_id": None, "first_attempt": 0, "ended": None, **me()}
     write_json(run.paths.job, job | {"started": time.time(), "exit_code": None})
     said: list[str] = []
 

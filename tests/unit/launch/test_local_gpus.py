@@ -24,14 +24,11 @@ def plan(device: str) -> Plan:
     [
         ("auto", 1, 1, [ON_CPU]),
         ("auto", 2, 1, []),
-        ("auto", 0, 1, []),
-        ("cpu", 1, 1, []),
-        ("cuda", 2, 1, []),
+        ("auto", 0, 2, []),
+        ("cpu", 1, 2, []),
         ("auto", 4, 2, []),
         ("cuda", 3, 2, [OTHERS_WAIT]),
         ("cuda", 3, 1, []),
-        ("cpu", 1, 2, []),
-        ("auto", 0, 2, []),
     ],
 )
 def test_what_too_few_gpus_mean_is_told(
@@ -49,50 +46,42 @@ def test_too_few_gpus_for_device_cuda_is_an_error(monkeypatch: pytest.MonkeyPatc
         start.check(plan("cuda"))
 
 
-FOUR = ("CUDA_VISIBLE_DEVICES", ["4", "5", "6", "7"])
-
-
 def run(ranks: int, device: str = "auto", strategy: str = "ddp") -> RunSpec:
     return RunSpec(strategy=strategy, ranks_per_node=ranks, device=device)
 
 
-def made(monkeypatch: pytest.MonkeyPatch, at_once: int = 2, device: str = "auto") -> Slots:
-    monkeypatch.setattr(slots, "lendable_gpus", lambda _: FOUR)
-    return Slots.for_runs([run(1, device)], at_once, {})
+@pytest.mark.parametrize(
+    ("at_once", "device", "free", "lent"),
+    [
+        (2, "auto", ["4", "5"], {"CUDA_VISIBLE_DEVICES": "4,5"}),
+        (1, "auto", ["4", "5"], {}),  # one run at a time sees what its user sees
+        (2, "cpu", ["4", "5"], {}),
+        (2, "auto", [], {}),
+    ],
+)
+def test_gpus_are_lent_where_runs_share_them(
+    monkeypatch: pytest.MonkeyPatch, at_once: int, device: str, free: list[str], lent: object
+) -> None:
+    name = "CUDA_VISIBLE_DEVICES" if free else ""
+    monkeypatch.setattr(slots, "lendable_gpus", lambda _: (name, free))
+    assert Slots.for_runs([run(1, device)], at_once, {}).lend(run(2)) == lent
 
 
 def test_no_gpu_is_lent_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    all_of_them = made(monkeypatch)
-    first, second = all_of_them.lend(run(2)), all_of_them.lend(run(1))
+    free = ("CUDA_VISIBLE_DEVICES", ["4", "5", "6", "7"])
+    monkeypatch.setattr(slots, "lendable_gpus", lambda _: free)
+    gpus = Slots.for_runs([run(1)], 2, {})
+    first, second = gpus.lend(run(2)), gpus.lend(run(1))
     assert first == {"CUDA_VISIBLE_DEVICES": "4,5"}
     assert second == {"CUDA_VISIBLE_DEVICES": "6"}
-    assert all_of_them.lend(run(2)) is None  # one is free
-    all_of_them.take_back(first)
-    assert all_of_them.lend(run(3)) == {"CUDA_VISIBLE_DEVICES": "4,5,7"}
-    all_of_them.take_back(second)
-    assert all_of_them.lend(run(1)) == {"CUDA_VISIBLE_DEVICES": "6"}
-
-
-def test_dp_and_a_run_of_more_ranks_than_gpus_get_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    all_of_them = made(monkeypatch)
-    for spec in (run(1, strategy="dp"), run(8)):
-        lent = all_of_them.lend(spec)
-        assert lent == {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}
-        assert all_of_them.lend(run(1)) is None
-        all_of_them.take_back(lent)
-
-
-def test_a_run_on_the_cpu_waits_for_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    all_of_them = made(monkeypatch)
-    all_of_them.lend(run(4))
-    assert all_of_them.lend(run(4, "cpu")) == {}
-
-
-@pytest.mark.parametrize(("at_once", "device"), [(1, "auto"), (2, "cpu")])
-def test_nothing_is_set_where_runs_share_no_gpu(
-    monkeypatch: pytest.MonkeyPatch, at_once: int, device: str
-) -> None:
-    """One run at a time sees what its user sees."""
-    assert made(monkeypatch, at_once, device).lend(run(2)) == {}
-    monkeypatch.setattr(slots, "lendable_gpus", lambda _: ("", []))
-    assert Slots.for_runs([run(2)], 2, {}).lend(run(2)) == {}
+    assert gpus.lend(run(2)) is None  # one is free
+    assert gpus.lend(run(4, "cpu")) == {}  # which waits for none
+    gpus.take_back(first)
+    third = gpus.lend(run(3))
+    assert third == {"CUDA_VISIBLE_DEVICES": "4,5,7"}
+    gpus.take_back(second)
+    gpus.take_back(third)
+    for spec in (run(1, strategy="dp"), run(8)):  # dp, and more ranks than GPUs, get all
+        lent = gpus.lend(spec)
+        assert lent == {"CUDA_VISIBLE_DEVICES": "4,5,6,7"} and gpus.lend(run(1)) is None
+        gpus.take_back(lent)
