@@ -2,41 +2,31 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from support import budget
 
 
-@pytest.fixture
-def starts() -> Iterator[budget.TorchStarts]:
-    made = budget.TorchStarts()
-    made.install()
-    yield made
-    made.remove()
-
-
-def test_imports_of_torch_are_counted_in_every_process(
-    starts: budget.TorchStarts, tmp_path: Path
-) -> None:
+def test_imports_of_torch_are_counted_in_every_process(tmp_path: Path) -> None:
     """Not a search for its file, nor a stand-in, nor a process that was forked after the import."""
-    for folder in ("real/torch", "stand-in"):
-        (tmp_path / folder).mkdir(parents=True)
-    (tmp_path / "real" / "torch" / "__init__.py").touch()
-    (tmp_path / "stand-in" / "torch.py").touch()
+    for file in ("real/torch/__init__.py", "stand-in/torch.py"):
+        (tmp_path / file).parent.mkdir(parents=True)
+        (tmp_path / file).touch()
     real = f"import os, sys; sys.path.insert(0, {str(tmp_path / 'real')!r}); "
-    for code in (
-        real + "import torch",
-        real + "import torch; os.fork() or __import__('torch')",
-        real + "import importlib.util; importlib.util.find_spec('torch')",
-        real.replace("/real", "/stand-in") + "import torch",
-    ):
-        subprocess.run([sys.executable, "-c", code], env={}, check=True)
-    counted = starts.of(str(tmp_path / "real" / "torch"))
+    starts = budget.TorchStarts()
+    starts.install()
+    try:
+        for code in (
+            real + "import torch",
+            real + "import torch; os.fork() or __import__('torch')",
+            real + "import importlib.util; importlib.util.find_spec('torch')",
+            real.replace("/real", "/stand-in") + "import torch",
+        ):
+            subprocess.run([sys.executable, "-c", code], env={}, check=True)
+        counted = starts.of(str(tmp_path / "real" / "torch"))
+    finally:
+        starts.remove()
     assert len(counted) == 2 and counted[0].endswith("import torch"), counted
-    starts.remove()
     assert not any(path.exists() for path in (*starts.files, starts.log))
 
 
@@ -53,9 +43,8 @@ def test_dear():
 """
 
 
-@pytest.mark.parametrize("workers", [0, 1])
 def test_a_run_names_the_part_above_its_budget_and_fails_for_too_many_starts(
-    tmp_path: Path, workers: int
+    tmp_path: Path,
 ) -> None:
     """Each start of torch is one too many here: the run fails, and names the command."""
     folder = tmp_path / "tests" / "unit"
@@ -69,7 +58,7 @@ def test_a_run_names_the_part_above_its_budget_and_fails_for_too_many_starts(
     )
     support = str(Path(budget.__file__).parents[1])
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"]
-    words += ["-o", f"pythonpath={support}", "-n", str(workers)]
+    words += ["-o", f"pythonpath={support}", "-n", "1"]
 
     def session(*more: str) -> tuple[int, str]:
         done = subprocess.run([*words, *more], cwd=tmp_path, capture_output=True, text=True)

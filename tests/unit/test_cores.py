@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -39,7 +38,9 @@ def pid_and_square(item: int) -> tuple[int, int]:
     return os.getpid(), item * item
 
 
-def test_results_come_in_order_and_few_items_are_done_here() -> None:
+def test_results_come_in_order_and_few_items_are_done_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     found = list(cores.in_order(pid_and_square, ITEMS))
     assert [square for _, square in found] == [item * item for item in ITEMS]
     pids = {pid for pid, _ in found}
@@ -47,18 +48,8 @@ def test_results_come_in_order_and_few_items_are_done_here() -> None:
     for count in (0, 1, 19):
         few = cores.in_order(pid_and_square, ITEMS[:count])
         assert {pid for pid, _ in few} <= {os.getpid()}
-
-
-def test_with_a_second_thread_all_is_done_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    end = threading.Event()
-    thread = threading.Thread(target=end.wait)
-    thread.start()
-    monkeypatch.setattr(cores.threading, "active_count", lambda: len(threading.enumerate()))
-    try:
-        assert {pid for pid, _ in cores.in_order(pid_and_square, ITEMS)} == {os.getpid()}
-    finally:
-        end.set()
-        thread.join()
+    monkeypatch.setattr(cores.threading, "active_count", lambda: 2)  # a fork could lock up
+    assert {pid for pid, _ in cores.in_order(pid_and_square, ITEMS)} == {os.getpid()}
 
 
 @pytest.mark.parametrize("how", ["killed", "raised", "unpicklable"])

@@ -6,6 +6,7 @@ Each test collects all that it finds, so that one run shows everything.
 import argparse
 import ast
 import contextlib
+import functools
 import importlib
 import io
 import re
@@ -13,25 +14,20 @@ import shlex
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
+from jobkit.__main__ import COMMANDS
+from jobkit.analysis.collect.records import read_run
+from jobkit.analysis.collect.results import collect
 from jobkit.errors import Exit
 from jobkit.launch.cli import DEFAULT_STUDY
 from jobkit.spec.grid_words import with_words
 from jobkit.spec.plan import Study
 from jobkit.spec.runspec import STRATEGIES
+from support.fake_study import make_plan, whole_run
 from support.generated_docs import PAGES, ROOT, TABLES, type_of, with_tables
-from support.parsers import (
-    COMMANDS,
-    MINICLUSTER,
-    OWN_OF_RUN_SH,
-    RUN_SH,
-    VALUED_OF_RUN_SH,
-    of_command,
-    options,
-    parser_of,
-)
 
 CHAPTERS = sorted((ROOT / "docs" / "exercises").glob("*.md"))
 TEXTS = {
@@ -133,7 +129,48 @@ def first_cells(text: str, head: str) -> list[str]:
     return re.findall(r"^\| `([^`]+)`", rows, re.MULTILINE)
 
 
-# Commands
+# Commands: parsed by the parser that each makes, without running it.
+
+RUN_SH = ("jobkit.payload.main", "main")
+MINICLUSTER = ("minicluster.cli", "main")
+# Options of run.sh itself, from the loop that reads them: those that it takes as --name=value (but
+# the payload's, and the one for the jobs of a study), and those that are a branch of their own.
+_SHELL = (ROOT / "run.sh").read_text()
+VALUED_OF_RUN_SH = set(re.findall(r"(--[a-z-]+)=\*", _SHELL))
+VALUED_OF_RUN_SH -= {"--check", "--stop-signal", "--site-file"}
+OWN_OF_RUN_SH = VALUED_OF_RUN_SH | set(re.findall(r"^    (--[a-z-]+)\) ", _SHELL, re.MULTILINE))
+
+
+class MadeError(Exception):
+    """Ends a command where it would read its arguments, with the parser that it made."""
+
+
+@functools.cache
+def parser_of(module: str, function: str) -> argparse.ArgumentParser:
+    """The parser that a function hands its arguments to."""
+
+    def caught(parser: argparse.ArgumentParser, *_: object, **__: object) -> None:
+        raise MadeError(parser)
+
+    command = getattr(importlib.import_module(module), function)
+    patched = mock.patch.object(argparse.ArgumentParser, "parse_known_args", caught)
+    with patched, pytest.raises(MadeError) as made:
+        command([])
+    return made.value.args[0]
+
+
+def of_command(name: str) -> argparse.ArgumentParser:
+    """The parser of `python -m jobkit NAME`."""
+    return parser_of(*COMMANDS[name][:2])
+
+
+def options(parser: argparse.ArgumentParser) -> set[str]:
+    """All options of a parser and of its subcommands."""
+    found = set(parser._option_string_actions)
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            found |= {name for each in action.choices.values() for name in options(each)}
+    return found
 
 
 def parse(parser: argparse.ArgumentParser, words: list[str]) -> list[str]:
@@ -232,14 +269,14 @@ def test_every_requirement_has_its_place_and_a_command() -> None:
 
 def test_studies_of_the_documents_expand() -> None:
     for words in (shlex.split(line)[2:] for line in lines() if "run_benchmarks.py" in line):
-        args = of_command("run").parse_args(words[: words.index("--")] if "--" in words else words)
-        given = {"gpus": args.gpus, "gpus_per_node": args.gpus_per_node}
-        given = {k: v for k, v in given.items() if v}
-        if "--" in words and not args.study:
-            given |= {"launcher": args.launcher} if args.launcher else {}
-            study = Study.of_command(words[words.index("--") + 1 :], **given)
-        elif args.study == "mine.toml":
+        own = words[: words.index("--")] if "--" in words else words
+        args = of_command("run").parse_args(own)
+        if args.study == "mine.toml":
             continue
+        names = ("gpus", "gpus_per_node", *(["launcher"] if own != words else []))
+        given = {n: v for n in names if (v := getattr(args, n))}
+        if own != words and not args.study:
+            study = Study.of_command(words[len(own) + 1 :], **given)
         else:
             study = Study.load(args.study or DEFAULT_STUDY, **given)
         with_words(study, args.sweep, args.parameter).expand()
@@ -268,30 +305,23 @@ def test_files_in_the_documents_are_what_their_text_says(tmp_path: Path) -> None
 def test_types_of_fields_are_those_of_real_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from jobkit.analysis.collect.records import read_run
-    from support.fake_study import make_plan, whole_run
-
     monkeypatch.setenv("JOBKIT_LOGS", str(tmp_path))
     plan = make_plan(strategies=("ddp",), gpus=(2,))
     (run_id,) = plan.runs
     whole_run(plan, run_id)
     python = {"integer": int, "text": str, "object": dict, "true or false": bool}
     common = {"v", "kind", "study", "run_id", "attempt", "rank", "seq", "t"}
-    seen = 0
-    for record in read_run(plan.paths.run(run_id), run_id).records:
-        for name, value in record.items():
-            if name not in common and value is not None:
-                assert isinstance(value, python.get(type_of(name), int | float)), name
-                seen += 1
-    assert seen > 30
+    records = read_run(plan.paths.run(run_id), run_id).records
+    seen = [(n, v) for r in records for n, v in r.items() if n not in common and v is not None]
+    assert len(seen) > 30
+    for name, value in seen:
+        assert isinstance(value, python.get(type_of(name), int | float)), name
 
 
 def test_lines_of_another_program_become_a_whole_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The example of the specification, at one size and at two."""
-    from jobkit.analysis.collect.results import collect
-
     page = TEXTS[ROOT / "docs" / "metric-line.md"]
     (log,) = re.findall(r"<!-- example: foreign -->\n```text\n(.*?)```", page, re.DOTALL)
     monkeypatch.setenv("JOBKIT_LOGS", str(tmp_path))

@@ -1,6 +1,5 @@
 """How many GPUs are here, from stubs of the vendors' commands and their variables."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -17,72 +16,46 @@ ROCM_SMI = (
 )
 
 
-def stub(folder: Path, name: str, text: str, code: int = 0) -> None:
-    """A command on PATH that prints a text."""
-    path = folder / name
-    path.write_text(f"#!/bin/sh\ncat <<'END'\n{text}END\nexit {code}\n")
-    path.chmod(0o755)
-
-
-@pytest.fixture
-def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    return tmp_path
+ONE = {"CUDA_VISIBLE_DEVICES": "1"}
+BY_NAME = {"CUDA_VISIBLE_DEVICES": "GPU-b, GPU-a"}
+INVALID = {"CUDA_VISIBLE_DEVICES": "1,-1,0"}
+CUDA, HIP = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "variables", "count"),
+    ("name", "text", "variables", "count", "lendable"),
     [
-        ("nvidia-smi", NVIDIA, {}, 2),
-        ("nvidia-smi", NVIDIA, {"CUDA_VISIBLE_DEVICES": "1"}, 1),
-        ("nvidia-smi", NVIDIA, {"CUDA_VISIBLE_DEVICES": "GPU-b,GPU-a"}, 2),
-        ("nvidia-smi", NVIDIA, {"CUDA_VISIBLE_DEVICES": ""}, 0),
-        ("nvidia-smi", NVIDIA, {"CUDA_VISIBLE_DEVICES": "1,-1,0"}, 1),
-        ("nvidia-smi", NVIDIA, {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, 2),
-        ("nvidia-smi", MIG, {}, 1),
-        ("nvidia-smi", MIG, {"CUDA_VISIBLE_DEVICES": "MIG-0,MIG-1"}, 1),
-        ("nvidia-smi", "No devices were found\n", {}, 0),
-        ("amd-smi", AMD_SMI, {}, 2),
-        ("rocm-smi", ROCM_SMI, {}, 2),
-        ("amd-smi", AMD_SMI, {"HIP_VISIBLE_DEVICES": "1"}, 1),
-        ("amd-smi", AMD_SMI, {"ROCR_VISIBLE_DEVICES": "0"}, 1),
-        ("amd-smi", AMD_SMI, {"CUDA_VISIBLE_DEVICES": "0"}, 1),
+        ("nvidia-smi", NVIDIA, {}, 2, (CUDA, ["0", "1"])),
+        ("nvidia-smi", NVIDIA, ONE, 1, (CUDA, ["1"])),
+        ("nvidia-smi", NVIDIA, BY_NAME, 2, (CUDA, ["GPU-b", "GPU-a"])),
+        ("nvidia-smi", NVIDIA, {CUDA: ""}, 0, ("", [])),
+        ("nvidia-smi", NVIDIA, INVALID, 1, (CUDA, ["1"])),
+        ("nvidia-smi", NVIDIA, {CUDA: "0,1,2,3"}, 2, None),
+        ("nvidia-smi", MIG, {}, 1, None),
+        ("nvidia-smi", MIG, {CUDA: "MIG-0,MIG-1"}, 1, None),
+        ("nvidia-smi", "No devices were found\n", {}, 0, ("", [])),
+        ("amd-smi", AMD_SMI, {}, 2, (HIP, ["0", "1"])),
+        ("rocm-smi", ROCM_SMI, {}, 2, None),
+        ("amd-smi", AMD_SMI, {HIP: "1"}, 1, None),
+        ("amd-smi", AMD_SMI, {"ROCR_VISIBLE_DEVICES": "1"}, 1, (HIP, ["0"])),
+        ("amd-smi", AMD_SMI, {CUDA: "1"}, 1, (CUDA, ["1"])),
     ],
 )
-def test_gpus_that_a_process_would_see(
-    commands: Path, name: str, text: str, variables: dict[str, str], count: int
-) -> None:
-    stub(commands, name, text)
-    assert count_gpus(variables) == count
-
-
-def test_a_command_that_hangs_or_is_absent_counts_none(commands: Path) -> None:
-    (commands / "nvidia-smi").write_text("no program")
-    assert count_gpus(os.environ) == 0
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "variables", "found"),
-    [
-        ("nvidia-smi", NVIDIA, {}, ("CUDA_VISIBLE_DEVICES", ["0", "1"])),
-        (
-            *("nvidia-smi", NVIDIA, {"CUDA_VISIBLE_DEVICES": "GPU-b, GPU-a"}),
-            ("CUDA_VISIBLE_DEVICES", ["GPU-b", "GPU-a"]),
-        ),
-        ("nvidia-smi", NVIDIA, {"CUDA_VISIBLE_DEVICES": "1,-1,0"}, ("CUDA_VISIBLE_DEVICES", ["1"])),
-        ("nvidia-smi", NVIDIA, {"CUDA_VISIBLE_DEVICES": ""}, ("", [])),
-        ("amd-smi", AMD_SMI, {}, ("HIP_VISIBLE_DEVICES", ["0", "1"])),
-        ("amd-smi", AMD_SMI, {"ROCR_VISIBLE_DEVICES": "1"}, ("HIP_VISIBLE_DEVICES", ["0"])),
-        ("amd-smi", AMD_SMI, {"CUDA_VISIBLE_DEVICES": "1"}, ("CUDA_VISIBLE_DEVICES", ["1"])),
-        ("nvidia-smi", "No devices were found\n", {}, ("", [])),
-    ],
-)
-def test_gpus_that_can_be_shared_out(
-    commands: Path,
+def test_gpus_that_a_process_would_see_and_those_that_can_be_shared_out(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     name: str,
     text: str,
     variables: dict[str, str],
-    found: tuple[str, list[str]],
+    count: int,
+    lendable: tuple[str, list[str]] | None,
 ) -> None:
-    stub(commands, name, text)
-    assert lendable_gpus(variables) == found
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    command = tmp_path / name
+    command.write_text(f"#!/bin/sh\ncat <<'END'\n{text}END\n")
+    command.chmod(0o755)
+    assert count_gpus(variables) == count
+    if lendable:
+        assert lendable_gpus(variables) == lendable
+    command.write_text("no program")
+    assert count_gpus(variables) == 0
