@@ -31,11 +31,12 @@ from support.fake_study import (
     TRAIN_SAMPLES,
     FakeRun,
     epoch_fields,
+    made_up_step,
     make_plan,
+    realistic_study,
     whole_run,
     whole_study,
 )
-from support.realistic_study import made_up_step, realistic_study
 
 SIZES = (1, 2, 4)
 SAME = pytest.approx

@@ -12,7 +12,7 @@ from jobkit.analysis.figures.draw import FIGURES, draw
 from jobkit.analysis.findings.forecast import forecasts
 from jobkit.analysis.report.report import write_report
 from support import needs
-from support.realistic_study import realistic_study
+from support.fake_study import realistic_study
 
 pytestmark = pytest.mark.needs("chromium")
 

@@ -1,7 +1,12 @@
-"""Studies on disk for the tests: a real plan, and records by the real writer."""
+"""Studies on disk for the tests: a real plan, and records by the real writer.
+
+whole_study is small and without noise; realistic_study is as a cluster would leave it.
+"""
 
 import io
 import json
+import random
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +15,7 @@ from jobkit.paths import RunPaths, logs_root
 from jobkit.spec.plan import Plan, Study
 from jobkit.spec.runspec import RunSpec
 
+logs = logs_root  # the folder of the studies
 TRAIN_SAMPLES = 8192
 RATE = {"single": 1000.0, "ddp": 1000.0, "fsdp": 800.0, "pp": 900.0}
 
@@ -71,11 +77,17 @@ def start_fields(spec: RunSpec) -> dict[str, Any]:
     }
 
 
+Epoch = Callable[[RunSpec, int], dict[str, Any]]
+
+
 class FakeRun:
     """One attempt of a run: writes what a payload would, to its files and to train.log."""
 
-    def __init__(self, study: Path, run_id: str, spec: RunSpec, attempt: int = 0) -> None:
+    def __init__(
+        self, study: Path, run_id: str, spec: RunSpec, attempt: int = 0, epoch: Epoch = epoch_fields
+    ) -> None:
         self.paths, self.spec, self.attempt = RunPaths(study / run_id), spec, attempt
+        self._epoch = epoch
         (self.paths.attempts / str(attempt)).mkdir(parents=True)
         self._log = io.StringIO()
         self.writer = MetricWriter(
@@ -107,13 +119,13 @@ class FakeRun:
     def train(self, *epochs: int) -> "FakeRun":
         """Leave the records of these epochs."""
         for epoch in epochs:
-            self.writer.write("epoch", **epoch_fields(self.spec, epoch))
+            self.writer.write("epoch", **self._epoch(self.spec, epoch))
             self.print(f"epoch {epoch + 1}: fine")
         return self
 
     def end(self, status: str = "ok", reason: str = "", exit_code: int = 0) -> "FakeRun":
         """Leave run_end and the outcome, and close the files."""
-        last = epoch_fields(self.spec, self.spec.epochs - 1)
+        last = self._epoch(self.spec, self.spec.epochs - 1)
         final = {k: last[k] for k in ("val_loss", "val_accuracy")} if status == "ok" else {}
         self.writer.write("run_end", status=status, reason=reason, total_time_s=30.0, **final)
         self.outcome(status, reason, exit_code)
@@ -148,6 +160,115 @@ def whole_study(name: str = "s", **fields: Any) -> Plan:
     return plan
 
 
-def logs() -> Path:
-    """The folder of the studies."""
-    return logs_root()
+# A study as a cluster would leave it: 1 to 64 GPUs, three strategies, noise, a run out of memory.
+# The numbers follow a simple machine: compute that shrinks with the ranks, an all-reduce that does
+# not, some wait for data, and nodes of four GPUs.
+
+SAMPLES = 1_281_167
+SIZES = (1, 2, 4, "2x4", "4x4", "8x4", "16x4")
+# Seconds of an iteration: communication of two ranks, overhead; how uneven the ranks' compute is.
+MACHINE = {"ddp": (0.011, 0.004, 0.01), "fsdp": (0.021, 0.009, 0.01), "pp": (0.016, 0.006, 0.12)}
+
+
+def step_fields(
+    compute: Sequence[float],
+    data_wait: Sequence[float] = (),
+    other: Sequence[float] = (),
+    communication: float = 0.0,
+) -> dict[str, float]:
+    """The fields of a breakdown record from what each rank spends, in seconds an iteration.
+
+    The iteration ends on all ranks together: who is done early waits inside its communication.
+    """
+    n = len(compute)
+    data_wait, other = data_wait or [0.0] * n, other or [0.0] * n
+    useful = [c + o for c, o in zip(compute, other, strict=True)]
+    busy = [u + d for u, d in zip(useful, data_wait, strict=True)]
+    wall = max(busy) + communication
+    return {
+        "compute_s": sum(compute) / n,
+        "communication_s": sum(wall - b for b in busy) / n,
+        "data_wait_s": sum(data_wait) / n,
+        "other_s": sum(other) / n,
+        "iteration_s": wall,
+        "useful_max_s": max(useful),
+        "busy_max_s": max(busy),
+        "iterations": 100,
+        "random_imbalance_s": 0.0,
+        "last_rank_wait_s": 0.0,
+        "communication_direct_s": sum(wall - b for b in busy) / n,
+        "certain": True,
+    }
+
+
+def made_up_step(spec: RunSpec) -> dict[str, float]:
+    """What an iteration of a run takes, always the same for the same spec."""
+    n, chance = spec.world_size, random.Random(f"{spec.strategy} {spec.world_size} {spec.repeat}")
+    communication, overhead, bubble = MACHINE[spec.strategy]
+    own = 2.9 / n if spec.scaling == "strong" else 0.18
+    uneven = bubble if n > 1 else 0.0
+    compute = [own * (1 + uneven * chance.random()) for _ in range(n)]
+    other = [overhead * (1 + 0.1 * chance.random()) for _ in range(n)]
+    waits = [0.002 + 0.0015 * chance.random() * spec.nodes for _ in range(n)]
+    exposed = communication * (2 * (n - 1) / n) * (1 + 0.25 * spec.nodes**0.5)
+    return step_fields(compute, waits, other, exposed if n > 1 else 0.0)
+
+
+def _held_memory(spec: RunSpec) -> float:
+    """MiB of parameters, gradients and optimizer state of a rank."""
+    n = spec.world_size
+    return 14_000 * {"ddp": 1.0, "pp": 2 / (1 + n), "fsdp": 1 / n}[spec.strategy]
+
+
+def _epoch(spec: RunSpec, epoch: int) -> dict[str, Any]:
+    """An epoch's record; large global batches learn less from it."""
+    chance = random.Random(f"{spec.strategy} {spec.world_size} {spec.repeat} {epoch}")
+    batch, made = spec.steps_batch_size, made_up_step(spec)
+    step = made["iteration_s"] * (1 + 0.01 * chance.random())
+    iterations = SAMPLES // batch
+    progress = (epoch + 1) / (1 + batch / 40_000)
+    loss = 0.9 + 5.5 / (1 + 0.9 * progress) + 0.02 * chance.random()
+    held = _held_memory(spec)
+    memory = held + 90_000 * batch / spec.world_size / 2048
+    return epoch_fields(spec, epoch) | {
+        "iterations": iterations,
+        "train_loss": loss - 0.1,
+        "val_loss": loss,
+        "val_accuracy": 1 - loss / 7.2,
+        "epoch_time_s": iterations * step,
+        "timed_images": iterations * batch,
+        "images_per_s": batch / step,
+        "data_wait_s": iterations * made["data_wait_s"],
+        "peak_memory_mib": memory,
+        "reserved_memory_mib": memory * 1.1,
+        "held_memory_mib": held * 1.01,
+    }
+
+
+def leave_run(plan: Plan, run_id: str) -> None:
+    """A run of the plan; one on a single rank is out of memory."""
+    spec = plan.runs[run_id]
+    hosts = ",".join(f"node{i}" for i in range(spec.nodes))
+    start = start_fields(spec) | {"device": "NVIDIA H100 80GB HBM3", "device_type": "cuda"}
+    start |= {"train_samples": SAMPLES, "test_samples": 50_000, "node_list": hosts}
+    start |= {"backend": "nccl", "predicted_memory_mib": _held_memory(spec)}
+    run = FakeRun(plan.paths.folder, run_id, spec, epoch=_epoch).begin(start)
+    if (spec.strategy, spec.world_size, spec.repeat) == ("pp", 1, 2):
+        reason = "rank 0: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+        run.end("failed", reason, 1)
+        return
+    run.writer.write("breakdown", **made_up_step(spec))
+    run.train(*range(spec.epochs)).end()
+
+
+def realistic_study(
+    name: str = "scaling", sizes: Sequence[int | str] = SIZES, repeats: int = 3, **settings: Any
+) -> Plan:
+    """The study under $JOBKIT_LOGS; strong scaling unless batch_size_per_rank is given."""
+    batch = {} if "batch_size_per_rank" in settings else {"global_batch_size": 2048}
+    settings = {"model": "resnet18", "precision": "bf16", "epochs": 8} | batch | settings
+    strategies = ("ddp", "fsdp", "pp")
+    plan = make_plan(name, strategies=strategies, gpus=sizes, repeats=repeats, settings=settings)
+    for run_id in plan.runs:
+        leave_run(plan, run_id)
+    return plan

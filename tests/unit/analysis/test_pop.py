@@ -13,8 +13,7 @@ from jobkit.analysis.findings.breakdowns import causes, efficiency_table, size_b
 from jobkit.analysis.findings.verdict import verdict
 from jobkit.analysis.scaling.pop import Step, breakdown, efficiencies, losses
 from jobkit.metric.line import MAX_LINE_BYTES, encode
-from support.fake_study import make_plan, whole_run
-from support.realistic_study import realistic_study, step_fields
+from support.fake_study import make_plan, realistic_study, step_fields, whole_run
 
 SECONDS = st.floats(1e-6, 1e3)
 WAITS = st.floats(0, 1e3)

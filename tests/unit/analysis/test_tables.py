@@ -14,8 +14,7 @@ from jobkit.analysis.tables.column import COUNT, FLAG, NUMBER, TEXT, Column
 from jobkit.analysis.tables.frames import MOST_OTHERS, frame
 from jobkit.analysis.tables.products import read_table, save_table
 from jobkit.errors import UsageError
-from support.fake_study import logs, make_plan, whole_run, whole_study
-from support.realistic_study import realistic_study
+from support.fake_study import logs, make_plan, realistic_study, whole_run, whole_study
 
 TABLES = ("runs", "epochs", "steps", "samples", "scaling")
 
