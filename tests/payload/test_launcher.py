@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from jobkit.launch.states import states
-from jobkit.launch.task import children_of
 from jobkit.spec.plan import Plan
 from support.place import ROOT
 
@@ -32,12 +31,6 @@ for epoch in range(100_000):
     meter.step(work=1)
     meter.epoch(epoch)
 """
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _before() -> set[int]:
-    """What runs below the tests of other files, such as the fork server of multiprocessing."""
-    return set(children_of(os.getpid()))
 
 
 @pytest.fixture
@@ -120,19 +113,27 @@ def test_a_study_and_then_only_what_is_missing(env: dict[str, str]) -> None:
     assert "none to start" in run(env, *words, "--", "true").stdout
 
 
-@pytest.mark.parametrize(("how", "code"), [("ctrl-c", 130), ("term", 143), ("hangup", 143)])
+@pytest.mark.parametrize(
+    ("how", "code"),
+    [
+        ("ctrl-c", 130),
+        ("term", 143),
+        ("hangup", 143),
+        pytest.param("training", 130, marks=pytest.mark.long),
+    ],
+)
 def test_stopped_leaves_no_orphan_and_can_go_on(
     env: dict[str, str], tmp_path: Path, how: str, code: int
 ) -> None:
     folder = str(Path(env["JOBKIT_LOGS"]) / how)
-    words = ENDLESS if how == "ctrl-c" else stand_in(tmp_path, folder)
+    words = ENDLESS if how == "training" else stand_in(tmp_path, folder)
     pid, terminal = pty.fork()
     if pid == 0:
         os.execvpe(DOOR[0], [*DOOR, "--name", how, *words], env)
     drained = subprocess.Popen(["cat"], stdin=terminal, stdout=subprocess.PIPE)
     wait_for_epoch(env, how)
     assert len(of_study(folder)) > 2  # run.sh, what starts the ranks, and the ranks
-    if how == "ctrl-c":
+    if code == 130:
         os.write(terminal, b"\x03")
     else:
         os.kill(pid, signal.SIGTERM if how == "term" else signal.SIGHUP)
@@ -182,7 +183,3 @@ def test_in_the_background_once_and_cancelled_from_elsewhere(
     assert done.returncode == 0 and "its runs were ended" in done.stdout
     assert of_study(folder) == []
     assert statuses(env, "back") == ["cancelled"]
-
-
-def test_nothing_runs_below_this_test(_before: set[int]) -> None:
-    assert set(children_of(os.getpid())) <= _before

@@ -34,12 +34,18 @@ def study_of(folder: Path, run_id: str, of: int, **more: Any) -> StudyPaths:
 
 
 @pytest.mark.parametrize("child", [False, True])
-def test_it_is_named_with_how_to_end_it(tmp_path: Path, pid: int, child: bool) -> None:
+def test_a_run_that_still_runs_is_named_and_nothing_starts(
+    tmp_path: Path, pid: int, child: bool, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     """Itself, or what it had started where it was killed."""
+    monkeypatch.setenv("JOBKIT_LOGS", str(tmp_path))
     of_child = {**GONE, "child": {"pid": pid, "pid_start": process_start(pid)}} if child else {}
-    study = study_of(tmp_path / "demo", "ddp-1", pid, **of_child)
-    with pytest.raises(ValueError, match=rf"ddp-1 of demo still runs, as process {pid}, .*kill"):
-        orphans.refuse(study)
+    (run_id,) = Study.of_command(("true",), name="s", gpus=(1,)).expand().runs
+    study = study_of(tmp_path / "s", run_id, pid, **of_child)
+    assert cli.main(["--site", "local", "--name", "s", "--gpus", "1", "2", "--", "true"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{run_id} of s still runs, as process {pid}, " in line and line.endswith(f"kill {pid}")
+    assert not study.plan.exists()
 
 
 @pytest.mark.parametrize(
@@ -54,17 +60,3 @@ def test_another_users_process_is_never_named(
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
     orphans.refuse(study_of(tmp_path, "r", pid))
-
-
-def test_the_study_called_again_is_refused_and_starts_nothing(
-    tmp_path: Path,
-    pid: int,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setenv("JOBKIT_LOGS", str(tmp_path / "logs"))
-    (run_id,) = Study.of_command(("true",), name="s", gpus=(1,)).expand().runs
-    study = study_of(tmp_path / "logs" / "s", run_id, pid)
-    assert cli.main(["--site", "local", "--name", "s", "--gpus", "1", "2", "--", "true"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.endswith(f"kill {pid}") and not study.plan.exists()

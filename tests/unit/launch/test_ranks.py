@@ -36,12 +36,6 @@ def test_the_first_failure_ends_the_others_and_is_the_code() -> None:
         assert process.wait(200) == 7
 
 
-def test_a_rank_that_ends_well_leaves_the_others_their_time(tmp_path: Path) -> None:
-    with start(2, f"[[ $RANK == 0 ]] || (sleep 0.5; touch {tmp_path}/done)") as process:
-        assert process.wait(200) == 0
-    assert (tmp_path / "done").exists()
-
-
 def test_a_rank_killed_by_a_signal_is_named() -> None:
     """In words that the collector takes for evidence; of the others, which it ends, none."""
     text = "[[ $RANK == 3 ]] && kill -SEGV $$; exec sleep 600"
@@ -70,15 +64,6 @@ def test_the_port_of_the_ranks_is_given_to_no_other_program() -> None:
     words = [*STARTER, "--ranks", "1", "--", sys.executable, "-c", text]
     done = subprocess.run(words, env=ENV, stdout=subprocess.PIPE, text=True, timeout=300)
     assert done.stdout == "False True\n"
-
-
-def test_a_warning_reaches_every_rank() -> None:
-    text = "trap 'exit 75' USR2; echo ready; while :; do sleep 0.02; done"
-    with start(2, text) as process:
-        assert process.stdout
-        assert [process.stdout.readline() for _ in range(2)] == ["ready\n"] * 2
-        process.send_signal(signal.SIGUSR2)
-        assert process.wait(200) == 75
 
 
 def test_the_end_on_request_leaves_nothing(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """What reaches sbatch, and what a submission leaves on disk, with a fake sbatch."""
 
-import ast
 import os
 import signal
 from collections.abc import Sequence
@@ -22,7 +21,6 @@ from jobkit.launch.slurm.cluster import max_array_size
 from jobkit.launch.slurm.options import Submission, submission
 from jobkit.paths import read_json
 from jobkit.spec.plan import Plan, Study
-from support.place import ROOT
 
 # Notes its words, its environment and what it reads; the ids count from 7. Refuses a job for which
 # no place is left: the file free has how many elements of arrays there is room for.
@@ -92,7 +90,6 @@ def test_an_array_for_each_shape_with_the_script_that_a_dry_run_prints(slurm: Pa
             paths = given.study.run(run_id)
             assert paths.script.read_text() == text
             assert (read_json(paths.submission) or {})["job_id"] == f"{job_id}_{index}"
-            assert (given.study.submitit / "0" / f"{job_id}_{index}_submitted.pkl").exists()
 
 
 @pytest.mark.parametrize("within", [True, False])
@@ -100,7 +97,6 @@ def test_a_single_job_is_no_array(slurm: Path, within: bool) -> None:
     given = wanted(repeats=1, within_allocation=within)
     first = submit.submit(given)[0][0]
     assert "--array" not in (slurm / f"{first}.script").read_text()
-    assert (given.study.submitit / "0" / f"{first}_submitted.pkl").exists()
 
 
 def test_sbatch_sees_no_variables_of_an_outer_job_and_nothing_of_ours_is_written(
@@ -121,18 +117,13 @@ def test_sbatch_sees_no_variables_of_an_outer_job_and_nothing_of_ours_is_written
     assert [path for path in files if SECRET.encode() in path.read_bytes()] == []
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("SLURM_NTASKS", "SBATCH_QOS", "SRUN_DEBUG", "SCANCEL_CTLD", "SINFO_FORMAT"),
-        *("TORCHELASTIC_RUN_ID", "SUBMITIT_EXECUTOR", "PMI_RANK", "PMIX_RANK", "OMPI_MCA_btl"),
-        *("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
-    ],
-)
-def test_a_variable_of_an_outer_job_or_launcher_reaches_no_run(name: str) -> None:
+def test_a_variable_of_an_outer_job_or_launcher_reaches_no_run() -> None:
     """Inside mpirun, srun or torchrun each run would take itself for one of its ranks."""
     user = {"PATH": "/bin", "WANDB_API_KEY": SECRET, "MY_RANK": "1"}
-    assert clean_environment({name: "of-another-job", **user}) == user
+    names = "SLURM_NTASKS SBATCH_QOS SRUN_DEBUG SCANCEL_CTLD SINFO_FORMAT TORCHELASTIC_RUN_ID "
+    names += "SUBMITIT_EXECUTOR PMI_RANK PMIX_RANK OMPI_MCA_btl RANK LOCAL_RANK WORLD_SIZE "
+    names += "MASTER_ADDR MASTER_PORT"
+    assert clean_environment({**dict.fromkeys(names.split(), "outer"), **user}) == user
 
 
 def test_what_refuses_a_job_is_told_before_anything_is_submitted(slurm: Path) -> None:
@@ -232,39 +223,28 @@ def test_an_array_has_as_many_elements_as_the_cluster_takes(
 
 
 @pytest.mark.parametrize(
-    ("request_", "option", "dp", "ddp", "whole"),
+    ("form", "dp", "ddp", "whole"),
     [
-        ("gpus-per-node", "gpus-per-node", "4", "1", "4"),
-        ("gres", "gres", "gpu:4", "gpu:1", "gpu:4"),
-        ("gpus-per-task", "gpus-per-task", "4", "1", "2"),
+        ("gpus-per-node", "4", "1", "4"),
+        ("gres", "gpu:4", "gpu:1", "gpu:4"),
+        ("gpus-per-task", "4", "1", "2"),
     ],
 )
 def test_a_run_of_dp_requests_all_gpus_of_its_node(
-    request_: str, option: str, dp: str, ddp: str, whole: str
+    form: str, dp: str, ddp: str, whole: str
 ) -> None:
     """It drives all that it sees; the jobs of other strategies stay as they are."""
-    site = Site(name="here", gpus_per_node=4, gpu_request=request_)
+    site = Site(name="here", gpus_per_node=4, gpu_request=form)
 
-    def options(strategy: str, **more: Any) -> Any:
-        plan = Study(name="s", strategies=(strategy,), gpus=(1,), **more).expand()
-        (batch,) = submission(plan, list(plan.runs), site, LaunchRequest()).batches
-        return batch.options
+    def asked(*strategies: str, gpus: Any = (1,), within: bool = False, **more: Any) -> object:
+        plan = Study(name="s", strategies=strategies, gpus=gpus, **more).expand()
+        request = LaunchRequest(within_allocation=within)
+        (batch,) = submission(plan, list(plan.runs), site, request).batches
+        return batch.options[form]
 
-    assert (options("dp")[option], options("ddp")[option]) == (dp, ddp)
-    assert options("dp")["ntasks-per-node"] == "1"
-    assert options("dp", settings={"device": "cpu"})[option] == ddp
-    plan = Study(name="s", strategies=("dp", "ddp"), gpus=(1, 2)).expand()
-    request = LaunchRequest(within_allocation=True)
-    (batch,) = submission(plan, list(plan.runs), site, request).batches
-    assert batch.options[option] == whole
-
-
-def test_only_public_names_of_submitit_are_imported() -> None:
-    for path in (ROOT / "src" / "jobkit" / "launch").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("submitit"):
-                names = [*str(node.module).split("."), *(alias.name for alias in node.names)]
-                assert not [name for name in names if name.startswith("_")], path
+    assert (asked("dp"), asked("ddp")) == (dp, ddp)
+    assert asked("dp", settings={"device": "cpu"}) == ddp
+    assert asked("dp", "ddp", gpus=(1, 2), within=True) == whole
 
 
 def test_a_look_that_takes_long_is_followed_by_a_long_pause(

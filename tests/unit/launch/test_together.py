@@ -40,26 +40,18 @@ os.ftruncate(file, 4096); memory = mmap.mmap(file, 4096)
 {READY}
 """
 
-Started = Callable[..., Path]
-
 
 @pytest.fixture
-def started(tmp_path: Path) -> Iterator[Started]:
+def started(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
     """Start the ranks of a run; returns its folder when they have said that they are ready."""
     ranks: list[subprocess.Popen[str]] = []
 
-    def start(program: str, count: int = 2) -> Path:
-        for rank in range(count):
-            own = {"RANK": str(rank), "WORLD_SIZE": str(count), "JOBKIT_RUN_DIR": str(tmp_path)}
-            ranks.append(
-                subprocess.Popen(
-                    [sys.executable, "-c", program, str(tmp_path)],
-                    env={**os.environ, **own},
-                    stdin=-1,
-                    stdout=-1,
-                    text=True,
-                )
-            )
+    def start(program: str) -> Path:
+        for rank in (0, 1):
+            own = {"RANK": str(rank), "WORLD_SIZE": "2", "JOBKIT_RUN_DIR": str(tmp_path)}
+            words = [sys.executable, "-c", program, str(tmp_path)]
+            env = os.environ | own
+            ranks.append(subprocess.Popen(words, env=env, stdin=-1, stdout=-1, text=True))
         for process in ranks:
             assert process.stdout and process.stdout.readline() == "ready\n"
         return tmp_path
@@ -75,7 +67,9 @@ def started(tmp_path: Path) -> Iterator[Started]:
     [(ALONE, ""), (SELF, ""), (CONNECTED, "connection"), (SHARED, "shared memory")],
     ids=["copies", "copies with a service", "connected", "shared memory"],
 )
-def test_what_shows_that_ranks_work_together(started: Started, program: str, evidence: str) -> None:
+def test_what_shows_that_ranks_work_together(
+    started: Callable[[str], Path], program: str, evidence: str
+) -> None:
     pids, size = ranks_of(str(started(program)))
     assert (sorted(pids), size) == ([0, 1], 2)
     assert evidence_of(pids) == evidence
@@ -101,7 +95,7 @@ def test_a_connection_from_another_node_is_evidence_and_one_that_goes_out_is_not
 
 
 def test_copies_are_said_after_some_looks_and_nothing_of_one_rank(
-    started: Started, monkeypatch: pytest.MonkeyPatch
+    started: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [0.0]
     monkeypatch.setattr(together.time, "monotonic", lambda: clock[0])
