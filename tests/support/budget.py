@@ -12,7 +12,6 @@ import os
 import resource
 import site
 import tempfile
-import time
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -71,13 +70,13 @@ class TorchStarts:
         for path in (*self.files, self.log, *compiled):
             path.unlink(missing_ok=True)
 
-    def of(self, package: str) -> list[str]:
-        """The commands of the Pythons that imported torch from the folder with this beginning."""
+    def of(self, package: Path) -> list[str]:
+        """The commands of the Pythons that imported torch from this folder."""
         pairs = (line.partition("\t") for line in self.log.read_text().splitlines())
-        return [words for origin, _, words in pairs if origin.startswith(package)]
+        return [words for origin, _, words in pairs if origin == str(package / "__init__.py")]
 
     def real(self) -> list[str]:
-        return self.of(str(self.folder / "torch" / "__init__.py"))
+        return self.of(self.folder / "torch")
 
 
 def part_of(nodeid: str) -> str:
@@ -88,10 +87,8 @@ def part_of(nodeid: str) -> str:
 
 def cpu_s() -> float:
     """CPU seconds of this process, its ended descendants and its children that are there."""
-    used = sum(
-        u.ru_utime + u.ru_stime
-        for u in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    )
+    both = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    used = sum(u.ru_utime + u.ru_stime for u in both)
     ticks = 0
     for path in Path("/proc/self/task").glob("*/children"):
         for pid in path.read_text().split():
@@ -115,7 +112,7 @@ class Report:
         self.max_starts = max_starts
         self.wall: dict[str, float] = defaultdict(float)
         self.cpu: dict[str, float] = defaultdict(float)
-        self.begun, self.busy = time.monotonic(), machine_busy_s()
+        self.busy = machine_busy_s()
         self.starts: TorchStarts | None = TorchStarts()
         try:
             self.starts.install()
@@ -148,7 +145,6 @@ class Report:
             over = f"  over its budget of {budget} s" if budget and cpu > budget else ""
             yield f"{part:12} {self.wall[part]:7.1f} s {cpu:7.1f} s of a processor{over}"
         busy = machine_busy_s() - self.busy
-        yield f"in all       {time.monotonic() - self.begun:7.1f} s {sum(self.cpu.values()):7.1f} s"
         yield f"the machine's processors were busy for {busy:.0f} s: also below Slurm's daemons"
         if not self.starts:
             yield "starts of Python that imported torch: unknown, as the environment is read-only"
@@ -164,9 +160,8 @@ class Report:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--max-torch-starts", type=int, metavar="N", help="fail where torch starts more"
-    )
+    text = "fail where torch starts more often"
+    parser.addoption("--max-torch-starts", type=int, metavar="N", help=text)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -23,7 +23,7 @@ def test_imports_of_torch_are_counted_in_every_process(tmp_path: Path) -> None:
             real.replace("/real", "/stand-in") + "import torch",
         ):
             subprocess.run([sys.executable, "-c", code], env={}, check=True)
-        counted = starts.of(str(tmp_path / "real" / "torch"))
+        counted = starts.of(tmp_path / "real" / "torch")
     finally:
         starts.remove()
     assert len(counted) == 2 and counted[0].endswith("import torch"), counted
