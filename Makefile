@@ -91,7 +91,7 @@ gpu-check: $(VENV)/.installed ## on GPUs: what only they can show, and one file 
 	JOBKIT_PYTHON=$(CURDIR)/$(BIN)/python bash hpc/gpu-check.sh $(ARGS)
 
 docs: $(VENV)/.installed ## write the tables of docs/ that come from the source
-	PYTHONPATH=src:tests $(BIN)/python -m support.generated_docs
+	$(BIN)/python tools/generated_docs.py
 
 clean: ## remove .venv and the caches (logs/ stays)
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -18,6 +18,7 @@ from unittest import mock
 
 import pytest
 
+from generated_docs import PAGES, ROOT, TABLES, type_of, with_tables
 from jobkit.__main__ import COMMANDS
 from jobkit.analysis.collect.records import read_run
 from jobkit.analysis.collect.results import collect
@@ -27,7 +28,6 @@ from jobkit.spec.grid_words import with_words
 from jobkit.spec.plan import Study
 from jobkit.spec.runspec import STRATEGIES
 from support.fake_study import make_plan, whole_run
-from support.generated_docs import PAGES, ROOT, TABLES, type_of, with_tables
 
 CHAPTERS = sorted((ROOT / "docs" / "exercises").glob("*.md"))
 TEXTS = {

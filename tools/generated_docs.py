@@ -12,14 +12,15 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import fields
+from pathlib import Path
 
 from jobkit.analysis.figures.draw import FIGURES
 from jobkit.analysis.tables import column, columns
 from jobkit.drill.faults import FAULTS
 from jobkit.metric.line import KINDS
 from jobkit.spec.runspec import RunSpec, describe
-from support.place import ROOT
 
+ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 _TABLE = re.compile(r"(<!-- generated: ([\w. -]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _OUTPUT = re.compile(r"(<!-- output: (python -m jobkit .+?) -->\n```text\n).*?(```)", re.DOTALL)
