@@ -122,17 +122,10 @@ def test_a_record_with_a_byte_missing_or_changed_is_rejected() -> None:
 
 
 @pytest.mark.parametrize(
-    "content",
-    [
-        {"v": 1, "kind": "epoch"},
-        {**record(0), "attempt": "0"},
-        {**record(0), "attempt": -1},
-        {**record(0), "seq": True},
-        {**record(0), "seq": 1 << 31},
-        {k: v for k, v in record(0).items() if k != "v"},
-    ],
+    "other", [{"attempt": "0"}, {"attempt": -1}, {"seq": True}, {"seq": 1 << 31}, {"v": None}]
 )
-def test_a_record_without_its_identity_is_rejected(content: dict[str, Any]) -> None:
+def test_a_record_without_its_identity_is_rejected(other: dict[str, Any]) -> None:
+    content = {k: v for k, v in {**record(0), **other}.items() if v is not None}
     for data, reader_ in ((f"{TAG} {encode(content)}\n", scan), (encode(content), read_file)):
         (found,) = reader_(io.BytesIO(data.encode()))
         assert isinstance(found, Rejected) and found.reason == "a common field is missing"
@@ -142,9 +135,8 @@ def test_a_record_without_its_identity_is_rejected(content: dict[str, Any]) -> N
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\x1b[0m\n", " (node7)\n", ""])
 def test_other_output_around_a_record_does_not_hide_it(prefix: str, end: str) -> None:
     log = f"{prefix}{line(0, epoch=1).decode()[:-1]}{end}"
-    assert read(log) == ([record(0, epoch=1)], [])
-    coloured = log.replace(f"{TAG} ", f"{TAG} \x1b[1m")
-    assert read(coloured) == ([record(0, epoch=1)], [])
+    for text in (log, log.replace(f"{TAG} ", f"{TAG} \x1b[1m")):
+        assert read(text) == ([record(0, epoch=1)], [])
 
 
 def test_a_rejected_place_is_told_with_offset_length_and_reason() -> None:

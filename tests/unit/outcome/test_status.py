@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -74,18 +75,6 @@ def test_a_run_is_ok_by_its_own_word_only(run: FakeRun) -> None:
     assert run_state(run.paths).status != "ok"
 
 
-def test_exit_code_0_without_an_end_is_not_ok(run: FakeRun) -> None:
-    state = ended(run.begin().train(0), 0)
-    assert (state.status, state.exit_code) == ("failed", 0)
-    assert "without a run_end record" in state.reason
-
-
-def test_never_started(tmp_path: Path) -> None:
-    paths = RunPaths(tmp_path / "s" / "r")
-    assert run_state(paths).status == "missing"
-    assert judge(Facts(run_id="r"), ordered=100.0).status == "pending"
-
-
 def test_a_failure_is_told_with_its_line(run: FakeRun) -> None:
     run.begin().train(0).end("failed", "rank 1: ValueError: boom", 1)
     state = run_state(run.paths)
@@ -134,7 +123,8 @@ def test_the_scheduler_s_own_log_counts(run: FakeRun) -> None:
 
 @pytest.mark.parametrize(
     ("code", "status", "word"),
-    [(1, "failed", "code 1"), (137, "failed", "SIGKILL"), (-9, "failed", "SIGKILL"),
+    [(0, "failed", "without a run_end record"), (1, "failed", "code 1"),
+     (137, "failed", "SIGKILL"), (-9, "failed", "SIGKILL"),
      (143, "cancelled", "SIGTERM"), (130, "cancelled", "SIGINT"), (75, "preempted", "checkpoint"),
      (255, "failed", "255")],
 )  # fmt: skip
@@ -142,7 +132,8 @@ def test_the_exit_code_speaks_where_nothing_else_does(
     run: FakeRun, code: int, status: str, word: str
 ) -> None:
     state = ended(run.begin().train(0), code, "the last words")
-    assert (state.status, state.evidence) == (status, "the last words")
+    assert (state.status, state.exit_code) == (status, code)
+    assert state.evidence == "the last words"
     assert word in state.reason
 
 
@@ -162,16 +153,12 @@ def test_a_live_process_is_running_and_a_killed_one_failed(
     assert "exited without a run_end record" in state.reason
 
 
-def test_a_stopped_process_is_alive(run: FakeRun, sleeper: subprocess.Popen[bytes]) -> None:
-    sleeper.send_signal(signal.SIGSTOP)
-    assert is_alive(job_of(sleeper)) is True
-
-
 def test_a_pid_that_was_given_out_again_is_another_process(
     sleeper: subprocess.Popen[bytes],
 ) -> None:
+    sleeper.send_signal(signal.SIGSTOP)  # a stopped process is alive
     start = process_start(sleeper.pid)
-    assert start is not None
+    assert start is not None and is_alive(job_of(sleeper)) is True
     assert is_alive(job_of(sleeper, pid_start=start - 1)) is False
     assert is_alive(job_of(sleeper, host="elsewhere")) is None
     assert is_alive(job_of(sleeper, pid_ns=pid_namespace())) is True
@@ -187,9 +174,7 @@ def test_a_run_in_a_container_that_was_restarted_is_not_running_forever(
     run.begin().train(0).flush()
     write_job(run.paths, job_of(sleeper, pid_ns="pid:[1]"))
     assert run_state(run.paths).status == "running"  # its files have just changed
-    an_hour_ago = time.time() - 3600
-    for path in (run.paths.metrics(0), run.paths.log, run.paths.attempts / "0"):
-        os.utime(path, (an_hour_ago, an_hour_ago))
+    old(run.paths)
     assert run_state(run.paths).status == "failed"
 
 
@@ -217,13 +202,6 @@ def test_who_tells_of_the_end_of_a_run_sh_on_another_host(run: FakeRun) -> None:
     state = run_state(run.paths)
     assert state.status == "running"
     assert state.reason == "Slurm job 17 of cluster alps has not recorded an end"
-
-
-def test_without_a_job_file_a_silent_run_is_running_only_for_a_while(run: FakeRun) -> None:
-    run.begin().train(0).flush()
-    assert run_state(run.paths).status == "running"
-    old(run.paths)
-    assert run_state(run.paths).status == "failed"
 
 
 def test_the_newest_attempt_decides(run: FakeRun, sleeper: subprocess.Popen[bytes]) -> None:
@@ -262,13 +240,8 @@ def test_who_stopped_a_run_that_saved_and_ended_is_slurms_to_say(
     run.end("preempted", "SIGTERM after iteration 4", 75)
     state = run_state(run.paths)
     assert state.status == status
-    assert state.evidence == ("SIGTERM after iteration 4" if status == "preempted" else line)
-
-
-def test_preempted_by_its_own_word(run: FakeRun) -> None:
-    run.begin().train(0).end("preempted", "SIGUSR1 from the scheduler", 75)
-    state = run_state(run.paths)
-    assert (state.status, state.reason) == ("preempted", "SIGUSR1 from the scheduler")
+    own = state.reason == state.evidence == "SIGTERM after iteration 4"
+    assert own if status == "preempted" else state.evidence == line
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\xfe", b'{"pid": "x"}'])
@@ -284,32 +257,36 @@ def test_broken_files_are_no_end_of_the_reader(run: FakeRun, content: bytes) -> 
 @pytest.mark.parametrize(
     ("facts", "status"),
     [
-        (Facts(run_id="r"), "missing"),
-        (Facts(run_id="r", ending=Ending(status="ok"), attempt=0), "ok"),
-        (Facts(run_id="r", ending=Ending(status="ok"), job={"exit_code": 1}), "ok"),
-        (Facts(run_id="r", ending=Ending(status="failed"), attempt=0), "failed"),
-        (Facts(run_id="r", ending=Ending(status="failed"), job={"pid": 1}, alive=True), "running"),
-        (Facts(run_id="r", ending=Ending(status="preempted"), job={"exit_code": 75}), "preempted"),
-        (Facts(run_id="r", ending=Ending(status="preempted"), job={"exit_code": 143}), "cancelled"),
-        (Facts(run_id="r", ending=Ending(status="failed", exit_code=143)), "cancelled"),
-        (Facts(run_id="r", ending=Ending(status="failed", exit_code=137)), "failed"),
-        (Facts(run_id="r", job={"pid": 1}), "failed"),
-        (Facts(run_id="r", job={"job_id": "7"}, alive=None), "pending"),
-        (Facts(run_id="r", job={"job_id": "7"}, alive=None, attempt=0), "running"),
-        (Facts(run_id="r", job={"host": "x"}, alive=None, attempt=0, age_s=3.0), "running"),
-        (Facts(run_id="r", job={"host": "x"}, alive=None, attempt=0, age_s=300.0), "failed"),
-        (Facts(run_id="r", attempt=0, age_s=3.0), "running"),
-        (Facts(run_id="r", attempt=0, age_s=-3.0), "running"),
-        (Facts(run_id="r", attempt=0, age_s=300.0), "failed"),
-        (Facts(run_id="r", attempt=0, age_s=-2e9), "failed"),  # a clock that jumped
-        (Facts(run_id="r", logged=True), "failed"),
+        ({}, "missing"),
+        ({"ending": Ending(status="ok"), "attempt": 0}, "ok"),
+        ({"ending": Ending(status="ok"), "job": {"exit_code": 1}}, "ok"),
+        ({"ending": Ending(status="failed"), "attempt": 0}, "failed"),
+        ({"ending": Ending(status="failed"), "job": {"pid": 1}, "alive": True}, "running"),
+        ({"ending": Ending(status="preempted"), "job": {"exit_code": 75}}, "preempted"),
+        ({"ending": Ending(status="preempted"), "job": {"exit_code": 143}}, "cancelled"),
+        ({"ending": Ending(status="failed", exit_code=143)}, "cancelled"),
+        ({"ending": Ending(status="failed", exit_code=137)}, "failed"),
+        ({"job": {"pid": 1}}, "failed"),
+        ({"job": {"job_id": "7"}, "alive": None}, "pending"),
+        ({"job": {"job_id": "7"}, "alive": None, "attempt": 0}, "running"),
+        ({"job": {"host": "x"}, "alive": None, "attempt": 0, "age_s": 3.0}, "running"),
+        ({"job": {"host": "x"}, "alive": None, "attempt": 0, "age_s": 300.0}, "failed"),
+        ({"attempt": 0, "age_s": 3.0}, "running"),
+        ({"attempt": 0, "age_s": -3.0}, "running"),
+        ({"attempt": 0, "age_s": 300.0}, "failed"),
+        ({"attempt": 0, "age_s": -2e9}, "failed"),  # a clock that jumped
+        ({"logged": True}, "failed"),
     ],
 )
-def test_the_verdict_follows_from_the_facts_alone(facts: Facts, status: str) -> None:
-    assert judge(facts).status == status
+def test_the_verdict_follows_from_the_facts_alone(facts: dict[str, Any], status: str) -> None:
+    assert judge(Facts(run_id="r", **facts)).status == status
 
 
-def test_a_run_that_has_only_claimed_its_attempt_is_running(tmp_path: Path) -> None:
+def test_what_no_attempt_wrote_to(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path / "s" / "r")
-    (paths.attempts / "0").mkdir(parents=True)
+    assert run_state(paths).status == "missing"
+    assert judge(Facts(run_id="r"), ordered=100.0).status == "pending"
+    (paths.attempts / "0").mkdir(parents=True)  # the attempt is only claimed
     assert run_state(paths).status == "running"
+    old(paths)
+    assert run_state(paths).status == "failed"
