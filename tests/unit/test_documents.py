@@ -83,7 +83,9 @@ def test_links_and_files_are_there() -> None:
     found = [text for page in TEXTS for text in dead_links(page)]
     index = set(re.findall(r"\]\((\S+\.md)\)", TEXTS[ROOT / "docs" / "README.md"]))
     found += [f"docs/README.md: {n}" for n in index ^ ({p.name for p in PAGES} - {"README.md"})]
-    folders = r"(?:\./)?((?:hpc/(?:sites/)?|tests/(?:bench|unit)/)?[a-z_-]+\.(?:sh|py|toml))\b"
+    folders = (
+        r"(?:\./)?((?:hpc/(?:sites/)?|tests/(?:bench|unit)/|tools/)?[a-z_-]+\.(?:sh|py|toml))\b"
+    )
     named = set(re.findall(rf"(?<![/\w]){folders}", "".join(TEXTS.values())))
     # Files of runs and of the reader; files in a folder that the text names before.
     named -= {"site.sh", "job.sh", "mine.toml", "patches.py", "waiting.py", "train.py", "meter.py"}
