@@ -34,18 +34,10 @@ def test_sacct_rows_the_last_incarnation_and_the_largest_step() -> None:
     assert found["30_2"].status == "pending" and found["30_2"].node_list == ""
 
 
-@pytest.mark.parametrize(
-    ("job_id", "ids"),
-    [
-        ("17", ["17"]),
-        ("17_3", ["17_3"]),
-        ("17_[3]", ["17_3"]),
-        ("17_[0-2,9%4]", ["17_0", "17_1", "17_2", "17_9"]),
-        ("17_[1-...]", ["17_[1-...]"]),
-    ],
-)
-def test_elements(job_id: str, ids: list[str]) -> None:
-    assert elements(job_id) == ids
+def test_elements() -> None:
+    assert elements("17_3") == elements("17_[3]") == ["17_3"]
+    assert elements("17_[0-2,9%4]") == ["17_0", "17_1", "17_2", "17_9"]
+    assert [elements(one) for one in ("17", "17_[1-...]")] == [["17"], ["17_[1-...]"]]
 
 
 def test_elements_that_never_started_share_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,11 +45,9 @@ def test_elements_that_never_started_share_a_row(monkeypatch: pytest.MonkeyPatch
     shown = "37|CANCELLED|0:00||JobArrayTaskLimit\n37_0|CANCELLED|0:06|n1|None\n"
     monkeypatch.setattr(slurm_jobs, "_output", lambda c: shown if c[0] == "squeue" else "")
     found = slurm_jobs.ask(["37_0", "37_1", "41", "not an id; rm -rf"])
-    assert {i: job.status for i, job in found.items() if job.state != slurm_jobs.GONE} == {
-        "37_0": "cancelled",
-        "37_1": "cancelled",
-    }
-    assert found["41"].state == slurm_jobs.GONE
+    assert found.pop("41").state == slurm_jobs.GONE
+    told = {i: job.status for i, job in found.items() if job.state != slurm_jobs.GONE}
+    assert told == {"37_0": "cancelled", "37_1": "cancelled"}
 
 
 def test_no_slurm_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,12 +55,10 @@ def test_no_slurm_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     assert slurm_jobs.ask(["1"]) == {}
 
 
-OWN = {s: RunState(status=s, reason="own") for s in ("ok", "failed", "pending", "running")}
-
-
 @pytest.mark.parametrize(
     ("own", "state", "shared", "expected"),
     [
+        ("running", None, False, "running"),  # without a word from Slurm the files count
         ("ok", "TIMEOUT", False, "ok"),  # every result was there before the end
         ("failed", "FAILED", False, "failed"),
         ("failed", "RUNNING", False, "running"),  # a requeued job's next attempt
@@ -87,12 +75,9 @@ OWN = {s: RunState(status=s, reason="own") for s in ("ok", "failed", "pending", 
         ("failed", "GONE", True, "failed"),
     ],
 )
-def test_who_has_the_last_word(own: str, state: str, shared: bool, expected: str) -> None:
-    assert merged(OWN[own], Job(job_id="1", state=state), shared).status == expected
-
-
-def test_without_a_word_from_slurm_the_files_count() -> None:
-    assert merged(OWN["running"], None) == OWN["running"]
+def test_who_has_the_last_word(own: str, state: str | None, shared: bool, expected: str) -> None:
+    job = Job(job_id="1", state=state) if state else None
+    assert merged(RunState(status=own, reason="own"), job, shared).status == expected
 
 
 def test_what_proves_another_status_is_not_kept_as_evidence() -> None:
@@ -119,6 +104,14 @@ def test_an_array_is_asked_after_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["17_1200"].state == slurm_jobs.GONE
 
 
+def started(folder: Path, **more: str | None) -> RunPaths:
+    """A run by run.sh in job 17."""
+    paths = RunPaths(folder / "single" / "job-17")
+    (paths.attempts / "0").mkdir(parents=True)
+    write_json(paths.job, {"launcher": "run.sh", "job_id": "17", **more})
+    return paths
+
+
 @pytest.mark.parametrize(
     ("noted", "here", "status"),
     [
@@ -131,9 +124,7 @@ def test_an_array_is_asked_after_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_job_is_asked_after_on_its_own_cluster(
     tmp_path: Path, noted: str | None, here: str | None, status: str
 ) -> None:
-    paths = RunPaths(tmp_path / "single" / "job-17")
-    (paths.attempts / "0").mkdir(parents=True)
-    write_json(paths.job, {"launcher": "run.sh", "job_id": "17", "cluster": noted})
+    paths = started(tmp_path, cluster=noted)
     said = {"17": Job(job_id="17", state="CANCELLED")}
     found = join({"r": paths}, {}, lambda ids: {i: said[i] for i in ids}, here=lambda: here)
     assert found.states["r"].status == status
@@ -141,9 +132,7 @@ def test_a_job_is_asked_after_on_its_own_cluster(
 
 def test_slurms_answer_for_an_earlier_start_does_not_count(tmp_path: Path) -> None:
     """The run is started again while Slurm is asked after its first job."""
-    paths = RunPaths(tmp_path / "single" / "job-17")
-    (paths.attempts / "0").mkdir(parents=True)
-    write_json(paths.job, {"launcher": "run.sh", "job_id": "17"})
+    paths = started(tmp_path)
 
     def ask(_: object) -> dict[str, Job]:
         write_json(paths.job, {"launcher": "run.sh", "job_id": "18"})

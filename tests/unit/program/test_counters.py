@@ -85,17 +85,13 @@ def test_amds_driver_reports_load_and_memory(tmp_path: Path) -> None:
     assert (gpu.busy(), gpu.memory_mib(), gpu.counter()) == (0.73, 3.0, None)
 
 
-def test_load_is_what_was_not_idle_since_the_last_call(tmp_path: Path) -> None:
+def test_load_and_memory_of_a_node(tmp_path: Path) -> None:
     load = counters.Load(tmp_path)
-    assert load.busy() is None  # no such file
+    assert load.busy() is None and counters.memory_mib(tmp_path) is None  # no such files
     put(tmp_path, "proc/stat", "cpu 100 0 0 100 0 0 0 0 0 0\ncpu0 1\n")
     assert load.busy() is None  # nothing to compare with
     put(tmp_path, "proc/stat", "cpu 160 0 0 130 10 0 0 0 0 0\ncpu0 1\n")
     assert load.busy() == pytest.approx(0.6)
-
-
-def test_memory_is_what_is_not_available(tmp_path: Path) -> None:
-    assert counters.memory_mib(tmp_path) is None
     put(tmp_path, "proc/meminfo", "MemTotal: 4096 kB\nMemFree: 1 kB\nMemAvailable: 1024 kB\n")
     assert counters.memory_mib(tmp_path) == 3.0
 
@@ -116,23 +112,21 @@ def sampled(tmp_path: Path, environment: dict[str, str]) -> list[dict[str, Any]]
 def test_a_nodes_energy_is_sampled_where_the_job_has_it_alone(tmp_path: Path) -> None:
     first, *_, last = sampled(tmp_path, {"JOBKIT_NODE_ALONE": "1"})
     assert (first["energy_node_j"], last["energy_node_j"]) == (0.0, 30.0)
-    assert last["energy_source"] == "pm_counters (node)"
     common = {"v", "kind", "study", "run_id", "attempt", "rank", "seq", "t", "crc"}
     assert last.keys() - common <= KINDS["sample"].keys()
 
 
-def test_a_shared_nodes_energy_is_not_sampled(tmp_path: Path) -> None:
-    assert all("energy_node_j" not in one for one in sampled(tmp_path, {}))
-
-
-@pytest.mark.parametrize("given", ["none", "nvml"])
-def test_counters_that_are_not_named_are_not_read(tmp_path: Path, given: str) -> None:
-    alone = {"JOBKIT_NODE_ALONE": "1", "JOBKIT_ENERGY": given}
-    assert all(one["energy_source"] is None for one in sampled(tmp_path, alone))
-    for named in ("pm_counters", ""):
-        (tmp_path / "0.s0.jsonl").unlink(missing_ok=True)
-        first = sampled(tmp_path, {**alone, "JOBKIT_ENERGY": named})[0]
-        assert first["energy_source"] == "pm_counters (node)"
+@pytest.mark.parametrize(
+    ("alone", "given", "source"),
+    [("", None, None), ("1", "none", None), ("1", "nvml", None),
+     *[("1", named, "pm_counters (node)") for named in (None, "", "pm_counters")]],
+)  # fmt: skip
+def test_the_counters_that_are_read(
+    tmp_path: Path, alone: str, given: str | None, source: str | None
+) -> None:
+    env = {"JOBKIT_NODE_ALONE": alone} | ({} if given is None else {"JOBKIT_ENERGY": given})
+    for one in sampled(tmp_path, env):
+        assert (one["energy_source"], "energy_node_j" in one) == (source, source is not None)
 
 
 @pytest.mark.parametrize("given", ["joules", "nvml,", "nvml, pm_counters", "none,nvml", "rapl"])
@@ -142,16 +136,13 @@ def test_an_unknown_counter_is_refused(given: str) -> None:
 
 
 def test_a_sample_names_the_gpus_whose_energy_it_counts(tmp_path: Path) -> None:
-    gpu = counters.nvidia_gpu(FakeNvml(), "1")
-    assert gpu
-    other = counters.nvidia_gpu(FakeNvml(), "1")
-    assert other
+    gpu, other = (counters.nvidia_gpu(FakeNvml(), "1") for _ in range(2))
+    assert gpu and other
     other.uuid = "GPU-2"
     named = []
     for gpus in ([gpu], [gpu, other], [other, gpu], [other], [gpu, counters.Gpu()], []):
         writer = Writer(study="s", run_id="r", attempt=0, rank=1, path=None, log=None)
-        sample = sampling.Sampler(writer, gpus, False, {}, tmp_path).sample()
-        named.append(sample["gpu_uuids"])
+        named.append(sampling.Sampler(writer, gpus, False, {}, tmp_path).sample()["gpu_uuids"])
     assert named[1] == named[2] and len(set(named[:4])) == 3 and None not in named[:4]
     assert named[4:] == [None, None]
 
