@@ -15,7 +15,9 @@ from jobkit.launch.kubernetes.manifest import manifest, object_name
 from jobkit.launch.kubernetes.options import KubernetesOptions
 from jobkit.spec.plan import Study
 from jobkit.spec.runspec import RunSpec
+from support.place import ROOT
 
+GOLDEN = ROOT / "tests" / "golden" / "scripts" / "kubernetes.yaml"
 IMAGE = "registry.example.org/jobkit:1.0"
 SPEC = RunSpec(strategy="ddp", nodes=2, ranks_per_node=4)
 
@@ -30,86 +32,40 @@ def pod_of(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_run_of_two_pods_is_a_job_and_its_service() -> None:
-    service, job = made(queue="gpus")
-    name = {"metadata": {"name": "train", "labels": {"app.kubernetes.io/name": "jobkit"}}}
-    assert service == name | {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "spec": {
-            "clusterIP": "None",
-            "publishNotReadyAddresses": True,
-            "selector": {"batch.kubernetes.io/job-name": "train"},
-            "ports": [{"name": "rendezvous", "port": 29500}],
-        },
-    }
-    assert (job["apiVersion"], job["kind"]) == ("batch/v1", "Job")
-    assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpus"
-    spec, pod = job["spec"], pod_of(job)
-    assert (spec["completionMode"], spec["completions"], spec["parallelism"]) == ("Indexed", 2, 2)
-    assert spec["backoffLimit"] == 3 * 2  # one failure ends both pods
-    assert spec["podReplacementPolicy"] == "Failed"
-    rules = spec["podFailurePolicy"]["rules"]
-    codes = [(rule["action"], rule.get("onExitCodes", {}).get("values")) for rule in rules]
-    assert codes == [("FailJob", [2]), ("Ignore", [75]), ("Ignore", None)]
-    assert (pod["subdomain"], pod["restartPolicy"]) == ("train", "Never")
-    assert pod["terminationGracePeriodSeconds"] == 120
-    assert pod["securityContext"]["runAsNonRoot"] is True
-    assert pod["automountServiceAccountToken"] is False
-    (box,) = pod["containers"]
-    assert box["name"] == rules[0]["onExitCodes"]["containerName"] == "train"
-    assert box["command"][2].startswith("exec bash ")  # else run.sh gets no signal
-    assert box["securityContext"]["capabilities"] == {"drop": ["ALL"]}
-    assert {v["name"]: v["value"] for v in box["env"]} == {
-        "HOME": "/tmp", "USER": "jobkit", "JOBKIT_LOGS": "/runs", "JOBKIT_POD": "1",
-        "JOBKIT_DATA_DIR": "/runs/jobkit-data",
-    }  # fmt: skip
-    assert box["resources"] == {
-        "requests": {"memory": "64Gi"}, "limits": {"memory": "64Gi", "nvidia.com/gpu": "4"},
-    }  # fmt: skip
-    assert [(m["name"], m["mountPath"]) for m in box["volumeMounts"]] == [
-        ("shm", "/dev/shm"), ("runs", "/runs"),
-    ]  # fmt: skip
-    assert pod["volumes"][0]["emptyDir"] == {"medium": "Memory", "sizeLimit": "8Gi"}
-    assert pod["volumes"][1]["persistentVolumeClaim"] == {"claimName": "jobkit-runs"}
-    assert "tolerations" not in pod and not job["spec"]["template"].get("metadata")
-
-
-def test_the_ranks_know_their_place_and_are_ended_before_the_pod() -> None:
-    words = pod_of(made(grace_s=90)[-1])["containers"][0]["args"]
-    pairs = dict(zip(words[::2], words[1::2], strict=False))
-    assert pairs["--nnodes"] == "2" and pairs["--nproc-per-node"] == "4"
-    assert pairs["--node-rank"] == "$(JOB_COMPLETION_INDEX)"
-    assert pairs["--master-addr"] == "train-0.train"
-    assert pairs["--run-dir"] == "/runs/study/run"
-    assert int(pairs["--shutdown-timeout"]) < 90
-    assert int(pairs["--start-timeout"]) > 360  # the longest delay of the controller's restarts
-    (job,) = made(RunSpec(strategy="ddp", ranks_per_node=2, device="cpu"))
-    (box,) = pod_of(job)["containers"]  # one pod needs no service, the CPU no GPU
-    assert "subdomain" not in pod_of(job) and "--nnodes" not in box["args"]
-    assert set(box["resources"]["limits"]) == {"memory"}
-
-
-def test_resources_tolerations_and_annotations_are_passed_through() -> None:
-    job = made(
+    """The manifest compared whole."""
+    options = KubernetesOptions(
+        image=IMAGE,
+        queue="gpus",
         pod_cpus="16",
         gpu_resource="amd.com/gpu",
         resource=("rdma/hca=1", "ephemeral-storage=10Gi"),
         toleration=("nvidia.com/gpu", "dedicated=ml:NoSchedule"),
         annotation=("k8s.v1.cni.cncf.io/networks=rail-0, rail=1", "note="),
-    )[-1]
-    pod = pod_of(job)
-    limits = pod["containers"][0]["resources"]["limits"]
-    assert limits == {
-        "memory": "64Gi", "amd.com/gpu": "4", "rdma/hca": "1", "ephemeral-storage": "10Gi",
-    }  # fmt: skip
-    assert pod["containers"][0]["resources"]["requests"]["cpu"] == "16"
-    assert pod["tolerations"] == [
-        {"key": "nvidia.com/gpu", "operator": "Exists"},
-        {"key": "dedicated", "operator": "Equal", "value": "ml", "effect": "NoSchedule"},
-    ]
-    assert job["spec"]["template"]["metadata"]["annotations"] == {
-        "k8s.v1.cni.cncf.io/networks": "rail-0, rail=1", "note": "",
-    }  # fmt: skip
+    )
+    assert manifest("train", "study/run", SPEC, options, 3) == GOLDEN.read_text()
+
+
+def test_the_pods_end_together_and_their_ranks_before_them() -> None:
+    service, job = made(grace_s=90)
+    assert service["spec"]["selector"] == {"batch.kubernetes.io/job-name": "train"}
+    spec, pod = job["spec"], pod_of(job)
+    assert spec["backoffLimit"] == 3 * 2  # one failure ends both pods
+    rules = spec["podFailurePolicy"]["rules"]
+    codes = [(rule["action"], rule.get("onExitCodes", {}).get("values")) for rule in rules]
+    assert codes == [("FailJob", [2]), ("Ignore", [75]), ("Ignore", None)]
+    (box,) = pod["containers"]
+    assert box["command"][2].startswith("exec bash ")  # else run.sh gets no signal
+    assert box["resources"]["limits"] == {"memory": "64Gi", "nvidia.com/gpu": "4"}
+    words = dict(zip(box["args"][::2], box["args"][1::2], strict=False))
+    assert words["--node-rank"] == "$(JOB_COMPLETION_INDEX)"
+    assert words["--master-addr"] == f"train-0.{pod['subdomain']}"
+    assert int(words["--shutdown-timeout"]) < 90 == pod["terminationGracePeriodSeconds"]
+    assert int(words["--start-timeout"]) > 360  # the longest delay of the controller's restarts
+    (job,) = made(RunSpec(strategy="ddp", ranks_per_node=2, device="cpu"))
+    (box,) = pod_of(job)["containers"]  # one pod needs no service, the CPU no GPU
+    assert "subdomain" not in pod_of(job) and "--nnodes" not in box["args"]
+    assert set(box["resources"]["limits"]) == {"memory"}
+    assert "tolerations" not in pod_of(job) and not job["spec"]["template"].get("metadata")
 
 
 def test_the_words_of_a_command_arrive_whole() -> None:
