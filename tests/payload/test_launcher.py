@@ -33,52 +33,45 @@ for epoch in range(100_000):
 """
 
 
-@pytest.fixture
-def env(tmp_path: Path) -> dict[str, str]:
-    """A user's environment with logs and data of the test's own, in a path with a space."""
-    logs = tmp_path / "my logs"
-    return {**os.environ, "JOBKIT_LOGS": str(logs), "JOBKIT_DATA_DIR": str(tmp_path / "data")}
+@pytest.fixture(autouse=True)
+def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Logs and data of the test's own, in a path with a space."""
+    monkeypatch.setenv("JOBKIT_LOGS", str(tmp_path / "my logs"))
+    monkeypatch.setenv("JOBKIT_DATA_DIR", str(tmp_path / "data"))
+    return tmp_path / "my logs"
 
 
-def run(env: dict[str, str], *words: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([*DOOR, *words], env=env, capture_output=True, text=True, timeout=1200)
+def run(*words: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(words, capture_output=True, text=True, timeout=1200)
 
 
-def plan_of(env: dict[str, str], name: str) -> Plan:
-    return Plan.read(Path(env["JOBKIT_LOGS"]) / name / "plan.json")
+def statuses(folder: Path) -> list[str]:
+    return [state.status for state in states(Plan.read(folder / "plan.json")).values()]
 
 
-def statuses(env: dict[str, str], name: str) -> list[str]:
-    return sorted(state.status for state in states(plan_of(env, name)).values())
-
-
-def of_study(folder: str) -> list[int]:
+def of_study(folder: Path) -> list[int]:
     """Processes whose command line names the folder."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
-            if folder in path.read_bytes().decode(errors="replace"):
+            if str(folder) in path.read_bytes().decode(errors="replace"):
                 found.append(int(path.parent.name))
     return found
 
 
-def wait_for_epoch(env: dict[str, str], name: str) -> None:
+def wait_for_epoch(folder: Path) -> None:
     """Until the study's run has trained for an epoch."""
     deadline = time.monotonic() + 480
-    pattern = f"{name}/*/metrics/*.jsonl"
-    while time.monotonic() < deadline:
-        for path in Path(env["JOBKIT_LOGS"]).glob(pattern):
-            if '"kind":"epoch"' in path.read_text():
-                return
+    while not any('"kind":"epoch"' in x.read_text() for x in folder.glob("*/metrics/*.jsonl")):
+        assert time.monotonic() < deadline, "no epoch in time"
         time.sleep(0.1)
-    raise AssertionError("no epoch in time")
 
 
-def stand_in(tmp_path: Path, folder: str) -> list[str]:
+def stand_in(folder: Path) -> list[str]:
     """The words for a run of the stand-in, whose command line names the study's folder too."""
-    program = tmp_path / "stand_in.py"
+    program = folder.parents[1] / "stand_in.py"
     program.write_text(STAND_IN)
-    return ["--site", "local", "--gpus", "1", "--", sys.executable, str(program), folder]
+    return ["--site", "local", "--gpus", "1", "--", sys.executable, str(program), str(folder)]
 
 
 # The few lines of the README.
@@ -95,91 +88,76 @@ print(len(results.runs), results.runs.status[0])
 """
 
 
-def test_a_study_and_then_only_what_is_missing(env: dict[str, str]) -> None:
+def test_a_study_and_then_only_what_is_missing(logs: Path) -> None:
     """From Python, and then from the shell."""
-    argv = [sys.executable, "-c", FROM_PYTHON]
-    done = subprocess.run(argv, env=env, capture_output=True, text=True)
+    done = run(sys.executable, "-c", FROM_PYTHON)
     assert done.stdout == "2 ok\n", done.stderr
-    plan = plan_of(env, "from-python")
+    plan = Plan.read(logs / "from-python" / "plan.json")
     lost = next(iter(plan.runs))
     shutil.rmtree(plan.paths.run(lost).folder)
     # Another process, and the machine's own words for what it does.
     words = ["--name", "from-python", "--gpus", "1", "--repeats", "2", "--site", "local"]
-    again = run(env, *words, "--", "true")
+    again = run(*DOOR, *words, "--", "true")
     assert again.returncode == 0, again.stderr
     assert "1 ok already, 1 to start" in again.stdout
     assert "[1/1]" in again.stdout and lost in again.stdout
     assert "all 2 runs are ok" in again.stdout
-    assert "none to start" in run(env, *words, "--", "true").stdout
+    assert "none to start" in run(*DOOR, *words, "--", "true").stdout
 
 
 @pytest.mark.parametrize(
     ("how", "code"),
     [
         ("ctrl-c", 130),
-        ("term", 143),
-        ("hangup", 143),
+        ("SIGTERM", 143),
+        ("SIGHUP", 143),
         pytest.param("training", 130, marks=pytest.mark.long),
     ],
 )
-def test_stopped_leaves_no_orphan_and_can_go_on(
-    env: dict[str, str], tmp_path: Path, how: str, code: int
-) -> None:
-    folder = str(Path(env["JOBKIT_LOGS"]) / how)
-    words = ENDLESS if how == "training" else stand_in(tmp_path, folder)
+def test_stopped_leaves_no_orphan_and_can_go_on(logs: Path, how: str, code: int) -> None:
+    folder = logs / how
+    words = ENDLESS if how == "training" else stand_in(folder)
     pid, terminal = pty.fork()
     if pid == 0:
-        os.execvpe(DOOR[0], [*DOOR, "--name", how, *words], env)
+        os.execv(DOOR[0], [*DOOR, "--name", how, *words])
     drained = subprocess.Popen(["cat"], stdin=terminal, stdout=subprocess.PIPE)
-    wait_for_epoch(env, how)
+    wait_for_epoch(folder)
     assert len(of_study(folder)) > 2  # run.sh, what starts the ranks, and the ranks
     if code == 130:
         os.write(terminal, b"\x03")
     else:
-        os.kill(pid, signal.SIGTERM if how == "term" else signal.SIGHUP)
+        os.kill(pid, signal.Signals[how])
     _, status = os.waitpid(pid, 0)
     os.close(terminal)
     said, _ = drained.communicate()
     assert os.waitstatus_to_exitcode(status) == code, said[-2000:]
-    assert of_study(folder) == []
+    assert of_study(folder) == [] and statuses(folder) == ["cancelled"]
     assert b"to continue, run the same command again" in said
-    assert statuses(env, how) == ["cancelled"]
 
 
-def test_the_death_of_the_one_who_watches_ends_the_runs(
-    env: dict[str, str], tmp_path: Path
-) -> None:
-    folder = str(Path(env["JOBKIT_LOGS"]) / "killed")
-    words = ["--name", "killed", *stand_in(tmp_path, folder)]
-    watcher = subprocess.Popen([*DOOR, *words], env=env, stdout=-1)
-    wait_for_epoch(env, "killed")
-    watcher.kill()
-    watcher.communicate()
+def test_the_death_of_the_one_who_watches_ends_the_runs(logs: Path) -> None:
+    folder = logs / "killed"
+    with subprocess.Popen([*DOOR, "--name", "killed", *stand_in(folder)], stdout=-1) as watcher:
+        wait_for_epoch(folder)
+        watcher.kill()
     deadline = time.monotonic() + 300
-    while of_study(folder) and time.monotonic() < deadline:
+    while of_study(folder):
+        assert time.monotonic() < deadline
         time.sleep(0.2)
-    assert of_study(folder) == []
 
 
-def test_in_the_background_once_and_cancelled_from_elsewhere(
-    env: dict[str, str], tmp_path: Path
-) -> None:
-    folder = str(Path(env["JOBKIT_LOGS"]) / "back")
-    words = ["--name", "back", "--no-wait", *stand_in(tmp_path, folder)]
-    assert run(env, *words).returncode == 0
-    wait_for_epoch(env, "back")
-    second = run(env, *words)
-    assert "1 running already, none to start" in second.stdout
+def test_in_the_background_once_and_cancelled_from_elsewhere(logs: Path) -> None:
+    folder = logs / "back"
+    words = ["--name", "back", "--no-wait", *stand_in(folder)]
+    assert run(*DOOR, *words).returncode == 0
+    wait_for_epoch(folder)
+    assert "1 running already, none to start" in run(*DOOR, *words).stdout
     command = [sys.executable, "-m", "jobkit"]
-    shown = subprocess.run(
-        [*command, "status", "back", "--json"], env=env, capture_output=True, text=True
-    )
-    (row,) = json.loads(shown.stdout)["runs"]
+    (row,) = json.loads(run(*command, "status", "back", "--json").stdout)["runs"]
     assert row["status"] == "running" and row["epoch"] >= 1
-    refused = run(env, "--repeats", "2", *words)  # it is not the same study
+    refused = run(*DOOR, "--repeats", "2", *words)  # it is not the same study
     assert refused.returncode == 2
     assert "is being run by process" in refused.stderr and refused.stderr.count("\n") == 1
-    done = subprocess.run([*command, "cancel", "back"], env=env, capture_output=True, text=True)
+    done = run(*command, "cancel", "back")
     assert done.returncode == 0 and "its runs were ended" in done.stdout
-    assert of_study(folder) == []
-    assert statuses(env, "back") == ["cancelled"]
+    assert of_study(folder) == [] and statuses(folder) == ["cancelled"]
