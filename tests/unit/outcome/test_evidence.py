@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,50 +22,43 @@ def reason(*lines: str) -> str:
     return sign.reason if sign else ""
 
 
-def test_the_ranks_traceback_names_the_rank() -> None:
-    for prefix in ("[rank3]: ", "[rank3] ", "3: "):
-        lines = (f"{prefix}{HEAD}", f"{prefix}  File 'x'", f"{prefix}ValueError: boom")
-        assert reason(*lines) == "rank 3: ValueError: boom"
+CHAIN = "During handling of the above exception, another exception occurred:"
 
 
-def test_lines_of_other_ranks_do_not_mix_in() -> None:
-    lines = (f"[rank1]: {HEAD}", f"[rank0]: {HEAD}", "[rank0]:   File 'x'", "[rank1]:   File 'y'")
-    lines += ("[rank1]: ValueError: one", "[rank0]: KeyError: 'zero'")
-    assert reason(*lines) == "rank 1: ValueError: one"
+def of_rank(rank: int, error: str, prefix: str = "[rank{}]: ") -> tuple[str, ...]:
+    return tuple(prefix.format(rank) + text for text in (HEAD, "  File 'x'", error))
 
 
-def test_a_chain_of_exceptions_ends_with_the_last() -> None:
-    chain = "During handling of the above exception, another exception occurred:"
-    lines = (HEAD, "  File 'x'", "KeyError: 'a'", "", chain, "", HEAD, "  File", "ValueError: b")
-    assert reason(*lines) == "ValueError: b"
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        *[(of_rank(3, "ValueError: boom", prefix), "rank 3: ValueError: boom")
+          for prefix in ("[rank{}]: ", "[rank{}] ", "{}: ")],
+        ((f"[rank1]: {HEAD}", f"[rank0]: {HEAD}", "[rank0]:   File 'x'", "[rank1]:   File 'y'",
+          "[rank1]: ValueError: one", "[rank0]: KeyError: 'zero'"), "rank 1: ValueError: one"),
+        ((HEAD, "  File 'x'", "KeyError: 'a'", "", CHAIN, "", HEAD, "  File", "ValueError: b"),
+         "ValueError: b"),
+        ((f"\x1b[31m{HEAD}\x1b[0m\r", "  File 'x'\r", "\x1b[1mValueError: boom\x1b[0m\r"),
+         "ValueError: boom"),
+        (('[METRIC] {"kind":"message","text":"CUDA out of memory"}',), ""),
+        (("everything is fine", "epoch 3/5: loss 0.1"), ""),
+    ],
+)  # fmt: skip
+def test_the_reason_that_lines_give(lines: tuple[str, ...], expected: str) -> None:
+    assert reason(*lines) == expected
 
 
 def test_an_echo_is_no_cause_wherever_it_stands() -> None:
-    echo = (
-        f"[rank0]: {HEAD}",
-        "[rank0]:   File",
-        "[rank0]: RuntimeError: Connection reset by peer",
-    )
-    cause = (f"[rank1]: {HEAD}", "[rank1]:   File", "[rank1]: ValueError: boom")
+    echo = of_rank(0, "RuntimeError: Connection reset by peer")
+    cause = of_rank(1, "ValueError: boom")
     assert reason(*echo, *cause) == reason(*cause, *echo) == "rank 1: ValueError: boom"
     assert "reset by peer" in reason(*echo)
-
-
-def test_what_a_record_says_is_no_sign() -> None:
-    assert reason('[METRIC] {"kind":"message","text":"CUDA out of memory"}') == ""
-    assert reason("everything is fine", "epoch 3/5: loss 0.1") == ""
-
-
-def test_colours_and_carriage_returns_are_nothing() -> None:
-    lines = (f"\x1b[31m{HEAD}\x1b[0m\r", "  File 'x'\r", "\x1b[1mValueError: boom\x1b[0m\r")
-    assert reason(*lines) == "ValueError: boom"
 
 
 def test_a_fault_that_training_survived_was_no_end() -> None:
     lines = (HEAD, "  File", "ValueError: boom", EPOCH, EPOCH)
     sign = find_sign(tail(*lines))
-    assert sign is not None
-    assert went_on(tail(*lines), sign)
+    assert sign is not None and went_on(tail(*lines), sign)
     assert not went_on(tail(*lines[:4]), sign)
 
 
@@ -96,6 +90,4 @@ def test_a_tail_is_the_end_of_the_file_with_its_line_numbers(
 @given(st.text(max_size=2000))
 def test_evidence_is_one_short_line(text: str) -> None:
     shown = clean(text)
-    assert len(shown) <= 500
-    assert len(shown.splitlines()) <= 1
-    assert clean(shown) == shown
+    assert len(shown) <= 500 and len(shown.splitlines()) <= 1 and clean(shown) == shown

@@ -79,13 +79,8 @@ class Story:
         assert self.run
         self.run.writer.write("run_end", status="ok", reason="", total_time_s=3.0)
 
-    def outcome(self, status: str, reason: str, code: int) -> None:
-        assert self.run
-        self.run.outcome(status, reason, code)
-
-    def ends(self, status: str, reason: str, code: int) -> None:
-        assert self.run
-        self.run.end(status, reason, code)
+    def has(self, what: str, status: str, reason: str, code: int) -> None:
+        getattr(self.run, what)(status, reason, code)
 
     def child_is_gone(self) -> None:
         self.alive = {RUNNER}
@@ -97,10 +92,10 @@ def local(story: Story, first: int = 0, failed: int = 0) -> None:
     add(lambda: story.job(LOCAL, first))
     for number in range(first, first + failed):
         add(lambda number=number: story.attempt(number))
-        add(lambda: story.ends("failed", "rank 0: ValueError: x", 1))
+        add(lambda: story.has("end", "failed", "rank 0: ValueError: x", 1))
     add(lambda: story.attempt(first + failed))
     add(story.last_record)
-    add(lambda: story.outcome("ok", "", 0))
+    add(lambda: story.has("outcome", "ok", "", 0))
     add(story.child_is_gone)
     add(lambda: story.job(LOCAL, first, ended=9.0, exit_code=0))
 
@@ -124,7 +119,7 @@ def on_slurm(story: Story, requeues: int = 0) -> None:
         add(lambda number=number: story.job(SLURM, number))
         add(lambda number=number: story.attempt(number))
         end = ("ok", "", 0) if number == requeues else ("preempted", "USR2", 75)
-        add(lambda end=end: story.ends(*end))
+        add(lambda end=end: story.has("end", *end))
         add(lambda n=number, end=end: story.job(SLURM, n, ended=9.0, exit_code=end[2]))
         add(lambda end=end: story.says("PENDING" if end[2] else "COMPLETED"))
 

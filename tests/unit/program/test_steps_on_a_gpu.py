@@ -16,22 +16,12 @@ class FakeDevice:
     def __init__(self) -> None:
         self.now_s, self.capturing, self.broken, self.waits = 0.0, False, False, 0
 
-    def is_available(self) -> bool:
-        return True
-
-    is_initialized = is_available
-
-    def is_current_stream_capturing(self) -> bool:
-        return self.capturing
+        self.is_available = self.is_initialized = lambda: True
+        self.is_current_stream_capturing = lambda: self.capturing
+        self.get_device_name, self.device_count = lambda: "Fake", lambda: 0
 
     def synchronize(self) -> None:
         self.waits += 1
-
-    def get_device_name(self) -> str:
-        return "Fake"
-
-    def device_count(self) -> int:
-        return 0
 
     def Event(self, enable_timing: bool) -> "FakeEvent":
         assert enable_timing
@@ -71,9 +61,10 @@ def meter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> windows.Meter:
     return made
 
 
-def step(meter: windows.Meter, device: FakeDevice, seconds: float) -> None:
-    device.now_s += seconds
-    meter.step(8, {})
+def steps(meter: windows.Meter, device: FakeDevice, *seconds: float) -> None:
+    for each in seconds:
+        device.now_s += each
+        meter.step(8, {})
 
 
 def window(tmp_path: Path) -> dict[str, object]:
@@ -85,8 +76,7 @@ def window(tmp_path: Path) -> dict[str, object]:
 def test_percentiles_are_those_of_the_gpu(
     tmp_path: Path, meter: windows.Meter, device: FakeDevice
 ) -> None:
-    for seconds in (9.0, 9.0, *[2.0] * 18, 5.0, 3.0):
-        step(meter, device, seconds)
+    steps(meter, device, 9.0, 9.0, *[2.0] * 18, 5.0, 3.0)
     waits = device.waits
     meter.close()
     found = window(tmp_path)
@@ -99,18 +89,15 @@ def test_percentiles_are_those_of_the_gpu(
 def test_a_pause_and_a_graph_capture_are_no_steps(
     tmp_path: Path, meter: windows.Meter, device: FakeDevice
 ) -> None:
-    for seconds in (1.0, 1.0, 2.0):
-        step(meter, device, seconds)
+    steps(meter, device, 1.0, 1.0, 2.0)
     meter.pause()
     device.now_s += 100.0
     meter.resume()
-    for seconds in (1.0, 2.0):
-        step(meter, device, seconds)
+    steps(meter, device, 1.0, 2.0)
     device.capturing = True
-    step(meter, device, 50.0)
+    steps(meter, device, 50.0)
     device.capturing = False
-    for seconds in (50.0, 2.0):
-        step(meter, device, seconds)
+    steps(meter, device, 50.0, 2.0)
     meter.close()
     found = window(tmp_path)
     assert (found["steps"], found["step_p50_s"], found["step_max_s"]) == (6, 2.0, 2.0)
@@ -120,8 +107,7 @@ def test_events_that_cannot_be_read_end_nothing(
     tmp_path: Path, meter: windows.Meter, device: FakeDevice
 ) -> None:
     device.broken = True
-    for _ in range(4):
-        step(meter, device, 1.0)
+    steps(meter, device, *[1.0] * 4)
     meter.close()
     assert meter.on and window(tmp_path)["steps"] == 2 and "step_p50_s" not in window(tmp_path)
 
