@@ -1,6 +1,5 @@
 """Sources of images and the cache made of them: whole or not there, built once, checked."""
 
-import contextlib
 import hashlib
 import os
 import pickle
@@ -9,7 +8,6 @@ import shutil
 import tarfile
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +46,9 @@ def names(data_dir: Path) -> list[str]:
 
 
 def test_a_cache_is_built_once_and_holds_the_source(tmp_path: Path) -> None:
+    left = tmp_path / "cache" / ".counted-v1.abc123"  # by a builder that was killed
+    left.mkdir(parents=True)
+    (left / "train_images").write_bytes(b"half")
     counted = Counted()
     folder = counted.prepare(tmp_path)
     assert counted.prepare(tmp_path) == folder
@@ -94,10 +95,7 @@ def test_a_broken_cache_is_seen_and_built_anew(tmp_path: Path, file: str, how: s
     assert find_fault(folder) == ""
 
 
-PARTS = ("train_images", "train_labels", "test_images", "test_labels")
-
-
-@pytest.mark.parametrize("name", PARTS)
+@pytest.mark.parametrize("name", ["train_images", "test_labels"])
 def test_a_file_that_was_cut_since_is_an_error_and_no_signal(tmp_path: Path, name: str) -> None:
     folder = Counted().prepare(tmp_path)
     os.truncate(folder / name, 8)
@@ -107,32 +105,14 @@ def test_a_file_that_was_cut_since_is_an_error_and_no_signal(tmp_path: Path, nam
 
 def test_a_link_in_the_place_of_a_cache_is_not_removed_through(tmp_path: Path) -> None:
     folder = Counted().prepare(tmp_path)
-    (tmp_path / "home").mkdir()
-    (tmp_path / "home" / "precious").touch()
+    precious = tmp_path / "home" / "precious"
+    precious.parent.mkdir()
+    precious.touch()
     folder.rename(folder.with_name("was"))
-    folder.symlink_to(tmp_path / "home")
+    folder.symlink_to(precious.parent)
     with pytest.raises(UsageError):
         Counted().prepare(tmp_path)
-    assert (tmp_path / "home" / "precious").exists()
-
-
-def test_what_a_killed_builder_left_is_removed(tmp_path: Path) -> None:
-    left = tmp_path / "cache" / ".counted-v1.abc123"
-    left.mkdir(parents=True)
-    (left / "train_images").write_bytes(b"half")
-    Counted().prepare(tmp_path)
-    assert names(tmp_path) == ["counted-v1", "counted-v1.lock"]
-
-
-@contextlib.contextmanager
-def no_file_above(size: int) -> Iterator[None]:
-    """Writes beyond so many bytes of a file fail, as on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert precious.exists()
 
 
 @pytest.mark.parametrize("size", [0, 300 * 3072 - 1, 300 * 3072 + 5])
@@ -141,9 +121,13 @@ def test_a_full_disk_leaves_no_half_cache(tmp_path: Path, size: int) -> None:
     (tmp_path / "cache").mkdir()
     if size > 300 * 3072:  # the large file fits: the next one shall not
         counted.source = Source("counted", "", lambda say: synthetic(40, 301))
-    with no_file_above(size), pytest.raises(UsageError) as caught:
-        counted.prepare(tmp_path)
-    assert "the cache cannot be written: " in str(caught.value)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))  # writes beyond it fail
+    try:
+        with pytest.raises(UsageError, match="the cache cannot be written: ") as caught:
+            counted.prepare(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert "free some space, or choose another directory with --data-dir" in str(caught.value)
     assert names(tmp_path) == ["counted-v1.lock"]
     assert find_fault(counted.prepare(tmp_path)) == ""
@@ -162,12 +146,14 @@ def test_samples_are_taken_evenly_from_sorted_sources(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_changes_is_another_source(images: Path, tmp_path: Path) -> None:
-    keys = [find_source(f"folder:{images}", tmp_path, None, None).key]
+    def key() -> str:
+        return find_source(f"folder:{images}", tmp_path, None, None).key
+
+    keys = [key()]
     os.utime(images / "train/cat/0001.png", (1, 1))
-    keys.append(find_source(f"folder:{images}", tmp_path, None, None).key)
+    keys.append(key())
     (images / "test/dog/0009.png").write_bytes((images / "test/dog/0000.png").read_bytes())
-    keys.append(find_source(f"folder:{images}", tmp_path, None, None).key)
-    assert len(set(keys)) == 3
+    assert len({*keys, key()}) == 3
 
 
 def test_grey_images_get_a_border_and_three_equal_channels(tmp_path: Path) -> None:
@@ -182,12 +168,9 @@ def test_grey_images_get_a_border_and_three_equal_channels(tmp_path: Path) -> No
     assert not image[:2].any() and not image[:, 30:].any()
     assert torch.equal(image[..., 0], image[..., 2])
     assert data.train.labels[:12].tolist() == [*range(10), 0, 1]
-
-
-def test_other_sizes_are_scaled(tmp_path: Path) -> None:
-    folder = write_idx(tmp_path / "mnist", side=8)
+    folder = write_idx(tmp_path / "small", side=8)
     train, _, _ = find_source(f"idx:{folder}", tmp_path, None, None).read(lambda _: None)
-    assert train.images.shape == (30, 32, 32, 3)
+    assert train.images.shape == (30, 32, 32, 3)  # scaled
     assert 0 <= int(train.images.min()) < int(train.images.max()) <= 9
 
 
@@ -220,6 +203,8 @@ def test_a_folder_is_prepared_once_and_the_next_step_is_named(
     assert f"next: bash run.sh --dataset folder:{images} --data-dir '{tmp_path}/my data'" in first
     assert main(words) == 0
     assert capsys.readouterr().out.startswith(f"already prepared: {folder}\n")
+    assert main(["--dataset", "synthetic"]) == 0
+    assert "nothing to prepare" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -239,28 +224,27 @@ def test_what_cannot_be_prepared_is_one_line(
     assert not (tmp_path / "data").exists()
 
 
-def test_synthetic_needs_no_preparation(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--dataset", "synthetic"]) == 0
-    assert "nothing to prepare" in capsys.readouterr().out
-
-
 @pytest.fixture
 def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A small archive in CIFAR-10's own form, which is taken for the published one."""
-    root, per_batch, sums = tmp_path, 20, dict[str, str]()
+    sums = dict[str, str]()
     monkeypatch.setattr(cifar10, "_published", lambda: sums)
-    folder = root / "cifar-10-batches-py"
-    folder.mkdir(parents=True)
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
     for at, name in enumerate([*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]):
-        pixels = numpy.full((per_batch, 3072), at, dtype=numpy.uint8)
+        pixels = numpy.full((20, 3072), at, dtype=numpy.uint8)
         pixels[:, :1024] = 200  # the red plane
-        labels = [(at + i) % 10 for i in range(per_batch)]
+        labels = [(at + i) % 10 for i in range(20)]
         content = pickle.dumps({b"data": pixels, b"labels": labels}, protocol=2)
         (folder / name).write_bytes(content)
         sums[name] = hashlib.md5(content, usedforsecurity=False).hexdigest()
-    with tarfile.open(root / "cifar-10-python.tar.gz", "w:gz") as tar:
-        tar.add(folder, arcname=folder.name)
+    pack(folder)
     return folder
+
+
+def pack(folder: Path) -> None:
+    with tarfile.open(folder.parent / "cifar-10-python.tar.gz", "w:gz") as tar:
+        tar.add(folder, arcname=folder.name)
 
 
 @pytest.mark.parametrize("unpacked", [True, False])
@@ -286,8 +270,7 @@ def test_what_is_not_the_published_file_is_not_unpickled(
 ) -> None:
     (published / "data_batch_3").write_bytes(pickle.dumps(Evil()))
     if not unpacked:
-        with tarfile.open(tmp_path / "cifar-10-python.tar.gz", "w:gz") as tar:
-            tar.add(published, arcname=published.name)
+        pack(published)
         shutil.rmtree(published)
     text = r"is corrupt .data_batch_3 is not the published file.: delete it and prepare it again"
     with pytest.raises(UsageError, match=text):

@@ -12,10 +12,8 @@ from jobkit.payload.data.batches import (
     Augmentation,
     Batches,
     DeviceData,
-    Step,
     augment,
     sample_hash,
-    share,
 )
 from jobkit.payload.data.cache import Dataset
 from jobkit.payload.data.load import split
@@ -67,22 +65,11 @@ def test_the_order_changes_with_epoch_and_seed_only() -> None:
 
 
 def test_a_resumed_epoch_goes_on_after_the_samples_that_were_used() -> None:
-    def steps(position: int) -> list[list[int]]:
-        found = Batches(10, 4, 0, 1, 1, 5).epoch(2, position)
-        return [step.micro_batches[0].tolist() for step in found]
-
-    assert steps(4) == steps(0)[1:] and len(steps(8)) == 1
-
-
-def test_shares_are_even_and_whole() -> None:
-    for count in (0, 1, 7, 100):
-        for parts in (1, 2, 3, 7):
-            slices = [share(count, p, parts) for p in range(parts)]
-            assert slices[0].start == 0
-            assert slices[-1].stop == count
-            sizes = [s.stop - s.start for s in slices]
-            assert sum(sizes) == count
-            assert max(sizes) - min(sizes) <= 1
+    whole, rest, last = (
+        [step.micro_batches[0].tolist() for step in Batches(10, 4, 0, 1, 1, 5).epoch(2, position)]
+        for position in (0, 4, 8)
+    )
+    assert rest == whole[1:] and last == whole[2:]
 
 
 @pytest.mark.parametrize("padding", [0, 2, PADDING])
@@ -105,14 +92,14 @@ def test_augmentation_is_the_plain_pad_crop_and_flip(padding: int, alternating: 
 
 def test_alternating_flips_show_each_image_both_ways_in_two_epochs() -> None:
     how, indices = Augmentation(alternating=True), torch.arange(20_000)
-
-    def flips(epoch: int, seed: int = 0) -> torch.Tensor:
-        return how.flips(seed, epoch, indices, sample_hash(seed, epoch, indices))
-
-    assert torch.equal(flips(0) + flips(1), torch.ones(20_000, dtype=torch.int64))
-    assert torch.equal(flips(0), flips(2))
-    assert flips(0).float().mean().item() == pytest.approx(0.5, abs=0.02)
-    assert (flips(0) == flips(0, seed=1)).float().mean().item() == pytest.approx(0.5, abs=0.02)
+    first, second, third, other = (
+        how.flips(seed, epoch, indices, sample_hash(seed, epoch, indices)).float()
+        for seed, epoch in ((0, 0), (0, 1), (0, 2), (1, 0))
+    )
+    assert torch.equal(first + second, torch.ones(20_000))
+    assert torch.equal(first, third)
+    assert first.mean().item() == pytest.approx(0.5, abs=0.02)
+    assert (first == other).float().mean().item() == pytest.approx(0.5, abs=0.02)
 
 
 def test_crops_and_flips_are_spread_evenly() -> None:
@@ -142,60 +129,32 @@ def test_a_split_of_the_training_samples_takes_the_place_of_the_test_samples() -
 @pytest.mark.parametrize("channels_last", [True, False])
 def test_a_sample_looks_the_same_in_whatever_batch(augmented: bool, channels_last: bool) -> None:
     train, test, classes = synthetic(60, 10)
+    how = Augmentation() if augmented else None
     data = DeviceData(
-        Dataset(train, test, classes),
-        torch.device("cpu"),
-        seed=4,
-        augmentation=Augmentation() if augmented else None,
-        channels_last=channels_last,
+        Dataset(train, test, classes), CPU, seed=4, augmentation=how, channels_last=channels_last
     )
     everything = torch.randperm(60)
     whole, labels = data.training_batch(everything, epoch=2)
-    parts = [data.training_batch(p, epoch=2) for p in everything.split(17)]
-    assert torch.equal(whole, torch.cat([images for images, _ in parts]))
+    parts = [data.training_batch(p, epoch=2)[0] for p in everything.split(17)]
+    assert torch.equal(whole, torch.cat(parts))
     assert torch.equal(labels, train.labels[everything])
     other, _ = data.training_batch(everything, epoch=3)
     assert torch.equal(whole, other) is not augmented
     form = torch.channels_last if channels_last else torch.contiguous_format
     assert whole.is_contiguous(memory_format=form)
-
-
-def test_evaluation_images_are_plain_and_normalised() -> None:
-    train, test, classes = synthetic(10, 20)
-    data = DeviceData(Dataset(train, test, classes), torch.device("cpu"), seed=0, augmentation=None)
-    images, labels = data.test_batch(slice(5, 9))
+    images, labels = data.test_batch(slice(5, 9))  # plain, and normalised
     mean, std = torch.tensor([125.3, 123.0, 113.9]), torch.tensor([63.0, 62.1, 66.7])
     expected = ((test.images[5:9].float() - mean) / std).permute(0, 3, 1, 2)
     assert torch.allclose(images, expected, atol=1e-5)
     assert torch.equal(labels, test.labels[5:9])
 
 
-BATCH = 512
-SPEC = RunSpec(
-    strategy="single", dataset="synthetic", global_batch_size=BATCH, accumulate=2, device="cuda"
-)
+BATCH, CPU = 512, torch.device("cpu")
 
 
 def data_on(device: torch.device, samples: int) -> DeviceData:
     train, test, classes = synthetic(samples, 10)
     return DeviceData(Dataset(train, test, classes), device, seed=4, augmentation=Augmentation())
-
-
-def trainer_on(device: torch.device, samples: int) -> Trainer:
-    place = RankEnv()
-    strategy = Single(SPEC, place, device)
-    with device:  # fake parameters cannot be moved
-        strategy.model = build_model(SPEC, 10)
-    return Trainer(
-        spec=SPEC,
-        group=SimpleNamespace(place=place, device=device),  # type: ignore[arg-type]
-        data=data_on(device, samples),
-        batches=Batches(samples, BATCH, 0, 1, SPEC.accumulate, 0),
-        strategy=strategy,
-        optimizer=make_optimizer(strategy),
-        report=SimpleNamespace(),  # type: ignore[arg-type]
-        classes=10,
-    )
 
 
 def test_the_rig_sees_a_copy_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,19 +167,29 @@ def test_the_rig_sees_a_copy_that_waits(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_no_step_has_the_host_wait_for_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    samples, how = 5 * BATCH + 7, {"dataset": "synthetic", "global_batch_size": BATCH}
+    spec = RunSpec(strategy="single", accumulate=2, device="cuda", **how)  # type: ignore[arg-type]
     with fake_gpu(monkeypatch):
-        trainer = trainer_on(GPU, 5 * BATCH + 7)
-        monkeypatch.setattr(trainer.strategy, "optimizer_step", lambda optimizer: None)
-        steps = trainer.batches.epoch(0, 0, GPU)
+        strategy = Single(spec, RankEnv(), GPU)
+        with GPU:  # fake parameters cannot be moved
+            strategy.model = build_model(spec, 10)
+        trainer = Trainer(
+            spec=spec,
+            group=SimpleNamespace(place=RankEnv(), device=GPU),  # type: ignore[arg-type]
+            data=data_on(GPU, samples),
+            batches=Batches(samples, BATCH, 0, 1, spec.accumulate, 0),
+            strategy=strategy,
+            optimizer=make_optimizer(strategy),
+            report=SimpleNamespace(),  # type: ignore[arg-type]
+            classes=10,
+        )
+        monkeypatch.setattr(strategy, "optimizer_step", lambda optimizer: None)
         with Operations() as seen:
-            ahead = trainer.data.cropped_ahead(steps, 0)
-            first = next(ahead)
-            assert seen.waits == [f"_to_copy.default({5 * BATCH + 7},)"]  # the order, once
-            for step in (first, *ahead):
+            for step in trainer.data.cropped_ahead(trainer.batches.epoch(0, 0, GPU), 0):
                 trainer.loss_sum += trainer._train_step(step, 0, trainer.clock)
-    assert seen.waits == [f"_to_copy.default({5 * BATCH + 7},)"]
+    assert seen.waits == [f"_to_copy.default({samples},)"]  # the order, once
     assert "convolution" in seen.names  # the forward pass was in it
-    assert trainer.clock.images == 5 * BATCH + 7
+    assert trainer.clock.images == samples
 
 
 def test_a_batch_takes_ten_operations_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,30 +207,22 @@ def test_a_batch_takes_ten_operations_at_most(monkeypatch: pytest.MonkeyPatch) -
     assert len(alone.names) > 3 * each  # what it would be, batch by batch
 
 
-def steps_of(data: DeviceData, rank: int, ranks: int) -> list[Step]:
-    return list(Batches(2000, 64, rank, ranks, 3, 0).epoch(1, 128, data.device))
-
-
 @pytest.mark.parametrize(("rank", "ranks"), [(0, 1), (1, 3)])
 def test_crops_made_ahead_are_those_of_each_batch(
     monkeypatch: pytest.MonkeyPatch, rank: int, ranks: int
 ) -> None:
-    data = data_on(torch.device("cpu"), 2000)
-    steps = steps_of(data, rank, ranks)
+    data = data_on(CPU, 2000)
+    steps = list(Batches(2000, 64, rank, ranks, 3, 0).epoch(1, 128))
+    # A CPU crops batch by batch.
+    assert all(step.crops_of(0) is None for step in data.cropped_ahead(steps, 1))
     monkeypatch.setattr(data, "device", torch.device("meta"))  # any that is no CPU
     ahead = list(data.cropped_ahead(steps, 1))
-    monkeypatch.setattr(data, "device", torch.device("cpu"))
+    monkeypatch.setattr(data, "device", CPU)
     assert len(ahead) == len(steps) == -(-(2000 - 128) // 64)
     for step, plain in zip(ahead, steps, strict=True):
         assert step.global_count == plain.global_count
         for j, indices in enumerate(plain.micro_batches):
             made, labels = data.training_batch(step.micro_batches[j], 1, step.crops_of(j))
             images, expected = data.training_batch(indices, 1)
-            assert torch.equal(made, images)
-            assert torch.equal(labels, expected)
+            assert torch.equal(made, images) and torch.equal(labels, expected)
             assert made.stride() == images.stride()
-
-
-def test_a_cpu_crops_batch_by_batch() -> None:
-    data = data_on(torch.device("cpu"), 2000)
-    assert all(step.crops_of(0) is None for step in data.cropped_ahead(steps_of(data, 0, 1), 1))

@@ -1,17 +1,12 @@
 """Which checkpoints of its run an attempt may resume from, and which of them are removed."""
 
-import contextlib
 from pathlib import Path
 
 import pytest
 
-from jobkit.errors import UsageError
 from jobkit.paths import RunPaths, write_json
-from jobkit.payload.checkpoints.manifest import Manifest
-from jobkit.payload.checkpoints.resume import _check_fits, mark_fresh_start, of_own_run
+from jobkit.payload.checkpoints.resume import mark_fresh_start, of_own_run
 from jobkit.payload.checkpoints.store import found_in, name_of, prune
-from jobkit.payload.progress import Progress
-from jobkit.spec.runspec import RunSpec
 
 
 @pytest.fixture
@@ -50,24 +45,3 @@ def test_none_of_another_training(paths: RunPaths) -> None:
 def test_the_newest_stay_and_those_of_a_later_attempt(paths: RunPaths) -> None:
     prune(paths, 3, keep=1)
     assert names(found_in(paths.checkpoints)) == ["20-4", "10-4", "20-3"]
-
-
-@pytest.mark.parametrize(
-    ("position", "changed", "fits"),
-    [
-        (0, {"seed": 7}, True),  # the next epoch may have another order
-        (64, {"seed": 7}, False),
-        (64, {"train_samples": 512}, False),
-        (64, {"lr": 0.5}, True),
-        (0, {"model": "mlp"}, False),
-    ],
-)
-def test_one_in_the_middle_of_an_epoch_is_of_the_same_samples(
-    position: int, changed: dict[str, object], fits: bool
-) -> None:
-    spec = RunSpec(dataset="synthetic", train_samples=1024)
-    theirs = {**spec.to_dict(), **changed}
-    manifest = Manifest(Progress(position=position), {}, theirs, {})
-    refused = pytest.raises(UsageError, match=f"configuration: {next(iter(changed))} is")
-    with contextlib.nullcontext() if fits else refused:
-        _check_fits(manifest, spec, Path("00000010-0"))
