@@ -24,6 +24,7 @@ JUNK = (b"epoch 3: fine", b"\x00" * 40, b"\xc3\x28 caf\xe9", b"[MET", b"METRIC] 
 JUNK += (b"\x1b[1;31mred\x1b[0m", b'{"v":1,"kind":"epoch","epoch":9}', b"Traceback:", b"", b"\r\r")
 TEXTS = ("fine", "epoch=7 val_loss=0.001", f"{TAG} epoch=8", '"}', '{"epoch":7}', "a\nb", "\x1b[m")
 TEXTS += ("\u00e4\u4e16", "\ufffd", "\ud800", '","crc":"00000000"}', "$(rm -rf /)", "\x00")
+EMPTY = (b"", b" epoch", b" {}", b" []", b" {", b' "v":1', b" =3")
 # What stands before and at the place where an inner part of a record begins.
 INNER = (b":{", b'"e', b" e", b',"', b"\\n", b"1,", b"u0")
 KINDS = ["whole"] * 6 + ["damaged"] * 3 + ["torn", "foreign", "junk", "inner"] * 2
@@ -72,13 +73,10 @@ class Log:
         elif kind == "junk":
             self.data += b"\n" + pick(JUNK) + b"\n"
         elif kind == "empty":  # nothing behind the tag that could be a record
-            self.reject(
-                MARK + pick((b"", b" epoch", b" {}", b" []", b" {", b' "v":1', b" =3")) + b"\n"
-            )
+            self.reject(MARK + pick(EMPTY) + b"\n")
         elif kind == "foreign":
-            loss = self.random.random()
-            content = {"epoch": len(self.others), "val_loss": loss, "tag": "x"}
-            pairs = f'epoch={len(self.others)} val_loss={loss} tag="x"'
+            content = {"epoch": len(self.others), "val_loss": self.random.random(), "tag": "x"}
+            pairs = " ".join(f"{name}={json.dumps(value)}" for name, value in content.items())
             self.others.append(content)
             text = pick((json.dumps(content), pairs)).encode()
             self.data += prefix + MARK + b" " + text + pick((b"\n", b"\r\n", b"\x1b[0m\n"))
@@ -125,9 +123,8 @@ def read(paths: RunPaths, data: bytes) -> RunRecords:
 
 def split(found: RunRecords) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, int]]:
     """Own records, those of others, and the rejects of each file."""
-    own = [r for r in found.records if "v" in r]
-    rejects = {Path(r.file).name: r.count for r in found.rejects}
-    return own, [r for r in found.records if "v" not in r], rejects
+    own, others = ([r for r in found.records if ("v" in r) is of_run] for of_run in (True, False))
+    return own, others, {Path(r.file).name: r.count for r in found.rejects}
 
 
 @pytest.mark.parametrize("part", range(4))
