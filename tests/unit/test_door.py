@@ -30,23 +30,19 @@ def test_an_old_python_is_told_so(capsys, monkeypatch) -> None:
     ast.parse(Path(door.__file__).read_text(), feature_version=(3, 5))
 
 
-@pytest.mark.parametrize(
-    ("what", "code", "said"),
-    [
-        ("KeyboardInterrupt", 130, ""),
-        ("MemoryError", 1, "jobkit: error: out of memory (see ulimit -v)\n"),
-        ("OSError(28, 'No space left', 'x')", 1, "jobkit: error: 'x': No space left\n"),
-        ("SystemExit(3)", 3, ""),
-    ],
-)
-def test_what_ends_a_command_is_one_line(
-    what: str, code: int, said: str, monkeypatch, tmp_path, capsys
-) -> None:
-    (tmp_path / "stops.py").write_text(f"def main(argv):\n    raise {what}\n")
+def test_what_ends_a_command_is_one_line(monkeypatch, tmp_path, capsys) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "stops", raising=False)
-    assert door.run("stops", "main", []) == code
-    assert capsys.readouterr().err == said
+    for number, (what, code, said) in enumerate(
+        (
+            ("KeyboardInterrupt", 130, ""),
+            ("MemoryError", 1, "jobkit: error: out of memory (see ulimit -v)\n"),
+            ("OSError(28, 'No space left', 'x')", 1, "jobkit: error: 'x': No space left\n"),
+            ("SystemExit(3)", 3, ""),
+        )
+    ):
+        (tmp_path / f"stops{number}.py").write_text(f"def main(argv):\n    raise {what}\n")
+        assert door.run(f"stops{number}", "main", []) == code
+        assert capsys.readouterr().err == said
 
 
 def test_a_python_without_the_packages() -> None:

@@ -22,9 +22,11 @@ INVALID = {"CUDA_VISIBLE_DEVICES": "1,-1,0"}
 CUDA, HIP = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "variables", "count", "lendable"),
-    [
+def test_gpus_that_a_process_would_see_and_those_that_can_be_shared_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    for name, text, variables, count, lendable in (
         ("nvidia-smi", NVIDIA, {}, 2, (CUDA, ["0", "1"])),
         ("nvidia-smi", NVIDIA, ONE, 1, (CUDA, ["1"])),
         ("nvidia-smi", NVIDIA, BY_NAME, 2, (CUDA, ["GPU-b", "GPU-a"])),
@@ -39,23 +41,13 @@ CUDA, HIP = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
         ("amd-smi", AMD_SMI, {HIP: "1"}, 1, None),
         ("amd-smi", AMD_SMI, {"ROCR_VISIBLE_DEVICES": "1"}, 1, (HIP, ["0"])),
         ("amd-smi", AMD_SMI, {CUDA: "1"}, 1, (CUDA, ["1"])),
-    ],
-)
-def test_gpus_that_a_process_would_see_and_those_that_can_be_shared_out(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
-    text: str,
-    variables: dict[str, str],
-    count: int,
-    lendable: tuple[str, list[str]] | None,
-) -> None:
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    command = tmp_path / name
-    command.write_text(f"#!/bin/sh\ncat <<'END'\n{text}END\n")
-    command.chmod(0o755)
-    assert count_gpus(variables) == count
-    if lendable:
-        assert lendable_gpus(variables) == lendable
-    command.write_text("no program")
-    assert count_gpus(variables) == 0
+    ):
+        command = tmp_path / name
+        command.write_text(f"#!/bin/sh\ncat <<'END'\n{text}END\n")
+        command.chmod(0o755)
+        case = f"{name} {text} {variables}"
+        assert count_gpus(variables) == count, case
+        assert lendable in (None, lendable_gpus(variables)), case
+        command.write_text("no program")
+        assert count_gpus(variables) == 0
+        command.unlink()

@@ -20,22 +20,16 @@ def refusal(source: str) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("folders", "message"),
-    [
-        (None, "no such directory"),
+def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    root = tmp_path / "my images"
+    assert refusal(f"folder:{root}").startswith(f"{root}: no such directory")
+    for folder, message in (
         ("", "no class folder in train/"),
         ("train/a", "no class folder in test/"),
-        ("train/a train/b test/a test/c", "class folders differ: b only in train/, c only in test"),
-    ],
-)
-def test_a_folder_that_cannot_be_used_is_named(
-    tmp_path: Path, folders: str | None, message: str
-) -> None:
-    root = tmp_path / "my images"
-    for name in () if folders is None else ("", *folders.split()):
-        (root / name).mkdir(parents=True, exist_ok=True)
-    assert refusal(f"folder:{root}").startswith(f"{root}: {message}")
+        ("test/c", "class folders differ: a only in train/, c only in test/"),
+    ):
+        (root / folder).mkdir(parents=True)
+        assert refusal(f"folder:{root}").startswith(f"{root}: {message}")
 
 
 def test_good_sources_pass_and_what_is_no_folder_is_told(tmp_path: Path) -> None:
@@ -67,9 +61,9 @@ def test_a_whole_set_of_idx_files_is_taken(tmp_path: Path, packed: bool) -> None
     assert RunSpec(dataset=f"idx:{folder}").dataset == f"idx:{folder}"
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
+def test_a_file_that_is_not_what_it_says_is_refused(tmp_path: Path) -> None:
+    path, packed, whole = tmp_path / "f", tmp_path / "f.gz", idx_bytes(3, 2, 2)
+    for content, message in (
         (b"\0\0\x08\x03\0\0", "it has no head"),
         (b"PK" + idx_bytes(1, 2, 2)[2:], "it has no head"),
         (idx_bytes(1, 2, 2, kind=13), "it is not unsigned bytes in 3 dimensions"),
@@ -78,29 +72,20 @@ def test_a_whole_set_of_idx_files_is_taken(tmp_path: Path, packed: bool) -> None
         (idx_bytes(3, 2, 2, content=b"x" * 11), "12 bytes promised by its head, 11 there"),
         (idx_bytes(3, 2, 2, content=b"x" * 13), "12 bytes promised by its head, more there"),
         (idx_bytes(2**32 - 1, 2**32 - 1, 2**32 - 1, content=b""), "its head promises "),
-    ],
-)
-def test_a_file_that_is_not_what_it_says_is_refused(
-    tmp_path: Path, content: bytes, message: str
-) -> None:
-    for path, data in ((tmp_path / "f", content), (tmp_path / "f.gz", gzip.compress(content))):
-        path.write_bytes(data)
-        with pytest.raises(UsageError) as caught:
-            idx.read(path, 3)
-        said = str(caught.value)
-        assert message in said and str(path) in said and "\n" not in said
-
-
-def test_a_torn_or_bloated_archive_and_what_is_no_file_are_refused(tmp_path: Path) -> None:
-    path, whole = tmp_path / "f.gz", idx_bytes(3, 2, 2)
+    ):
+        path.write_bytes(content)
+        packed.write_bytes(gzip.compress(content))
+        for file in (path, packed):
+            with pytest.raises(UsageError, match=f"{file}: .*{message}"):
+                idx.read(file, 3)
     for content, message in (
         (gzip.compress(whole)[:-9], "not a readable IDX file"),
         (b"no archive at all", "not a readable IDX file"),
         (gzip.compress(whole + bytes(50 << 20)), "more there"),  # 50 MiB of zeros
     ):
-        path.write_bytes(content)
+        packed.write_bytes(content)
         with pytest.raises(UsageError, match=message):
-            idx.read(path, 3)
+            idx.read(packed, 3)
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(UsageError, match="not a regular file"):
         idx.read(tmp_path / "fifo", 3)

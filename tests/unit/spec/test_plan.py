@@ -1,25 +1,18 @@
 """Studies and plans: the file, the grid, its order, and what is refused."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from jobkit.errors import UsageError
 from jobkit.spec.plan import Plan, Study
 
-Write = Callable[[str], Path]
 
-
-@pytest.fixture
-def write(tmp_path: Path) -> Write:
-    def to_file(text: str) -> Path:
-        path = tmp_path / "my.toml"
-        path.write_text(text)
-        return path
-
-    return to_file
+def load(folder: Path, text: str, **changes: Any) -> Study:
+    (folder / "my.toml").write_text(text)
+    return Study.load(folder / "my.toml", **changes)
 
 
 @pytest.mark.parametrize(
@@ -56,9 +49,9 @@ def write(tmp_path: Path) -> Write:
         ("[sweep]\nlr = [-1.0]", "lr = -1.0: must be a number, 0.0 or more"),
     ],
 )
-def test_a_study_that_cannot_be_used_says_why(write: Write, text: str, message: str) -> None:
+def test_a_study_that_cannot_be_used_says_why(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
-        Study.load(write(text)).expand()
+        load(tmp_path, text).expand()
     assert message in str(caught.value)
 
 
@@ -94,13 +87,13 @@ def test_the_order_is_shuffled_by_the_seed_and_stable() -> None:
     assert sorted(other) == sorted(order) != order
 
 
-def test_overrides_replace_fields_settings_and_sweeps(write: Write) -> None:
-    path = write("gpus = [1, 2]\n[settings]\nglobal_batch_size = 64\n[sweep]\nlr = [0.1, 0.2]")
-    study = Study.load(path, gpus=(4,), lr=0.3, batch_size_per_rank=16)
+def test_overrides_replace_fields_settings_and_sweeps(tmp_path: Path) -> None:
+    text = "gpus = [1, 2]\n[settings]\nglobal_batch_size = 64\n[sweep]\nlr = [0.1, 0.2]"
+    study = load(tmp_path, text, gpus=(4,), lr=0.3, batch_size_per_rank=16)
     assert (study.name, study.gpus, study.sweep) == ("my", (4,), {})
     assert study.settings == {"lr": 0.3, "batch_size_per_rank": 16}
     # One batch size replaces the other kind, in a sweep too.
-    study = Study.load(write("[sweep]\nglobal_batch_size = [64, 128]"), batch_size_per_rank=16)
+    study = load(tmp_path, "[sweep]\nglobal_batch_size = [64, 128]", batch_size_per_rank=16)
     assert (study.sweep, study.settings) == ({}, {"batch_size_per_rank": 16})
     assert {s.scaling for s in study.expand().runs.values()} == {"weak"}
 
