@@ -3,9 +3,7 @@
 import json
 import multiprocessing
 import os
-import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -71,29 +69,16 @@ def test_every_operation_is_right_and_would_be_seen_wrong(
     assert set(told[0]) == expected
 
 
-def be_measured(rank: int, port: int, out: str, words: list[str]) -> None:
-    """A forked rank of the command."""
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), OMP_NUM_THREADS="1")
-    with Path(f"{out}-{rank}").open("w") as sys.stdout:
-        code = cli.main(words)
-        sys.stdout.flush()
-    os._exit(code)
-
-
-def test_a_run_leaves_records_and_files(tmp_path: Path, fork_server: None) -> None:
-    folder, out = tmp_path / "my comm", str(tmp_path / "out")
+def test_a_run_leaves_records_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command, which starts its ranks by run.sh."""
+    folder, called = tmp_path / "my comm", []
+    monkeypatch.setattr(os, "execvp", lambda file, words: called.append(words))
     words = ["--max-bytes", "16K", "--iterations", "4", "--run-dir", str(folder)]
-    context = multiprocessing.get_context("forkserver")
-    with socket.create_server(("", 0)) as probe:
-        port = probe.getsockname()[1]
-    ranks = [context.Process(target=be_measured, args=(r, port, out, words)) for r in range(2)]
-    for one in ranks:
-        one.start()
-    for one in ranks:
-        one.join(600)
-    said = "".join(Path(f"{out}-{rank}").read_text() for rank in range(2))
-    assert [one.exitcode for one in ranks] == [0, 0], said
+    cli.main(["--nproc-per-node", "2", *words])
+    done = subprocess.run(
+        called[0], env=environment(OMP_NUM_THREADS="1"), capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
     paths = RunPaths(folder)
     found = comm.read_csv(paths.comm_csv)
     assert [(s.operation, s.bytes) for s in found] == [
@@ -104,33 +89,14 @@ def test_a_run_leaves_records_and_files(tmp_path: Path, fork_server: None) -> No
     assert {s.scope for s in found if s.operation == "sendrecv"} == {"intra_node"}
     with paths.metrics(0).open("rb") as stream:
         records = [r for r in read_file(stream) if isinstance(r, dict)]
-    of_comm = [r for r in records if r["kind"] == "comm"]
-    assert [r["time_s"] for r in of_comm] == [s.time_s for s in found]
+    assert [r["time_s"] for r in records if r["kind"] == "comm"] == [s.time_s for s in found]
     (start,) = [r for r in records if r["kind"] == "run_start"]
     assert (start["backend"], start["world_size"]) == ("gloo", 2)
     assert records[-1]["kind"] == "run_end" and records[-1]["status"] == "ok"
     assert comm.read_lines(paths.comm_json) == comm.fit_lines(found)
     assert (read_json(paths.outcome(0)) or {})["status"] == "ok"
-    assert said.count("[METRIC]") == len(records)
-    assert f"next: python -m jobkit plot-comm {folder}" in said
-
-
-def test_the_command_starts_its_ranks_by_run_sh(tmp_path: Path, monkeypatch) -> None:
-    """With a stand-in for Python, which notes how it is called."""
-    python, called = tmp_path / "python", []
-    python.write_text(
-        f'#!/bin/bash\nprintf "%s " "$@" >>{tmp_path}/calls; echo >>{tmp_path}/calls\n'
-    )
-    python.chmod(0o755)
-    monkeypatch.setattr(os, "execvp", lambda file, words: called.append(words))
-    words = ["--nproc-per-node", "2", "--ops", "all_reduce"]
-    cli.main([*words, "--run-dir", str(tmp_path / "run")])
-    env = environment(JOBKIT_PYTHON=str(python))
-    done = subprocess.run(called[0], env=env, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    last = (tmp_path / "calls").read_text().splitlines()[-1]
-    assert "--nproc-per-node 2" in last.replace("=", " ") and "-m jobkit.checks.comm.cli" in last
-    assert last.strip().endswith(f"--ops all_reduce --run-dir {tmp_path / 'run'} --attempt 0")
+    assert done.stdout.count("[METRIC]") == len(records)
+    assert f"next: python -m jobkit plot-comm {folder}" in done.stdout
 
 
 # --- decisions, with ranks that are made up --------------------------------------------------
