@@ -5,9 +5,9 @@ import os
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -39,43 +39,49 @@ def gpu(uuid: str, host: str = "n1", visible: int = 1, **more: str) -> Candidate
 NONE = Candidate("n2", "machine n2")
 
 
-@pytest.mark.parametrize("wanted", ["auto", "cuda"])
-def test_two_ranks_on_one_gpu_are_named(wanted: str) -> None:
-    found = [gpu("GPU-a"), gpu("GPU-b"), gpu("GPU-b", "n2"), gpu("GPU-c", "n2")]
-    with pytest.raises(UsageError, match=r"^rank 1 on n1, rank 2 on n2 would share one GPU .GPU-b"):
-        agreed(found, wanted, on_slurm=True)
+FOUR = [gpu("GPU-a"), gpu("GPU-b"), gpu("GPU-b", "n2"), gpu("GPU-c", "n2")]
+SAME = [gpu("GPU-a"), gpu("GPU-a")]
+BUS = [gpu("", bus="0:1:0"), gpu("", bus="0:1:0")]
+TOO_FEW = Agreed("cpu", "1 GPU for 2 ranks: all ranks compute on the CPU")
 
 
-def test_off_slurm_auto_takes_the_cpu_where_gpus_are_too_few() -> None:
-    found = [gpu("GPU-a"), gpu("GPU-a")]
-    verdict = agreed(found, "auto", on_slurm=False)
-    assert verdict == Agreed("cpu", "1 GPU for 2 ranks: all ranks compute on the CPU")
-    with pytest.raises(UsageError, match="would share one GPU"):
-        agreed(found, "cuda", on_slurm=False)
+@pytest.mark.parametrize(
+    ("found", "wanted", "on_slurm", "verdict"),
+    [
+        # All of a node's, each its own only, or two of four as --gpu-bind=closest shows them.
+        *(
+            ([gpu(f"GPU-{i}", visible=n) for i in range(4)], "auto", True, "cuda")
+            for n in (1, 2, 4)
+        ),
+        ([gpu(f"MIG-{i}", bus="0:1:0") for i in range(2)], "auto", True, "cuda"),
+        ([BUS[0], gpu("", "n2", bus="0:1:0")], "auto", True, "cuda"),
+        ([NONE, NONE], "auto", True, "cpu"),
+        (SAME, "auto", False, TOO_FEW),
+    ],
+)
+def test_each_rank_has_a_gpu_of_its_own_or_all_have_none(
+    found: list[Candidate], wanted: str, on_slurm: bool, verdict: str | Agreed
+) -> None:
+    expected = Agreed(verdict) if isinstance(verdict, str) else verdict
+    assert agreed(found, wanted, on_slurm=on_slurm) == expected
 
 
-def test_each_rank_its_own_gpu_however_many_it_sees() -> None:
-    """All of a node's, its own only, or two of four as --gpu-bind=closest shows them."""
-    for visible in (1, 2, 4):
-        found = [gpu(f"GPU-{i}", visible=visible) for i in range(4)]
-        assert agreed(found, "auto", on_slurm=True) == Agreed("cuda")
-    instances = [gpu(f"MIG-{i}", bus="0:1:0") for i in range(2)]
-    assert agreed(instances, "auto", on_slurm=True) == Agreed("cuda")
-
-
-def test_without_uuids_the_address_on_the_machine_decides() -> None:
-    same = [gpu("", bus="0:1:0"), gpu("", bus="0:1:0")]
-    with pytest.raises(UsageError, match=r"rank 0 on n1, rank 1 on n1 would share one GPU .0:1:0"):
-        agreed(same, "auto", on_slurm=True)
-    assert agreed([same[0], gpu("", "n2", bus="0:1:0")], "auto", on_slurm=True) == Agreed("cuda")
-
-
-def test_ranks_that_see_no_gpu_are_named_where_others_see_one() -> None:
-    with pytest.raises(UsageError, match=r"^rank 1 on n2: no GPU is visible there, and the other"):
-        agreed([gpu("GPU-a"), NONE], "auto", on_slurm=True)
-    assert agreed([NONE, NONE], "auto", on_slurm=True) == Agreed("cpu")
-    with pytest.raises(UsageError, match="--device cuda: no GPU is visible here"):
-        agreed([NONE, NONE], "cuda", on_slurm=True)
+@pytest.mark.parametrize(
+    ("found", "wanted", "on_slurm", "line"),
+    [
+        *((FOUR, wanted, True, r"^rank 1 on n1, rank 2 on n2 would share one GPU .GPU-b")
+          for wanted in ("auto", "cuda")),
+        (SAME, "cuda", False, "would share one GPU"),
+        (BUS, "auto", True, r"rank 0 on n1, rank 1 on n1 would share one GPU .0:1:0"),
+        ([gpu("GPU-a"), NONE], "auto", True, r"^rank 1 on n2: no GPU is visible there, and the"),
+        ([NONE, NONE], "cuda", True, "--device cuda: no GPU is visible here"),
+    ],
+)  # fmt: skip
+def test_ranks_without_a_gpu_of_their_own_are_named(
+    found: list[Candidate], wanted: str, on_slurm: bool, line: str
+) -> None:
+    with pytest.raises(UsageError, match=line):
+        agreed(found, wanted, on_slurm=on_slurm)
 
 
 def test_a_defective_gpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,24 +107,18 @@ def test_the_gpu_is_the_local_ranks_of_those_visible(monkeypatch: pytest.MonkeyP
 def _all_ranks(world: int, wanted: str, said: list[str] | None = None) -> list[object]:
     """What each rank, as a thread, concludes at one store; said: its warnings."""
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    found: list[object] = [None] * world
+    warn = [].append if said is None else said.append
 
-    def work(rank: int) -> None:
+    def work(rank: int) -> object:
         client = dist.TCPStore("127.0.0.1", server.port, wait_for_workers=False)
         place = RankEnv(rank=rank, local_rank=rank, world_size=world, local_world_size=world)
         try:
-            found[rank] = agree_device(
-                wanted, place, client, [].append if said is None else said.append
-            )
+            return agree_device(wanted, place, client, warn)
         except UsageError as error:
-            found[rank] = str(error)
+            return str(error)
 
-    ranks = [threading.Thread(target=work, args=(rank,)) for rank in range(world)]
-    for each in ranks:
-        each.start()
-    for each in ranks:
-        each.join(300)
-    return found
+    with ThreadPoolExecutor(world) as ranks:
+        return list(ranks.map(work, range(world)))
 
 
 def test_all_ranks_get_the_same_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,17 +203,8 @@ def test_copies_of_tensors_are_written_without_a_stream() -> None:
 def test_the_checkpoint_thread_is_on_the_ranks_gpu(
     monkeypatch: pytest.MonkeyPatch, device: torch.device | None, chosen: list[torch.device]
 ) -> None:
-    cuda = FakeCuda(monkeypatch)
-    made = CheckpointManager(
-        None,
-        RunPaths(Path("x")),
-        0,
-        None,
-        Every(),
-        keep=1,
-        background=True,
-        device=device,  # type: ignore[arg-type]
-    )
+    cuda, how = FakeCuda(monkeypatch), {"keep": 1, "background": True, "device": device}
+    made = CheckpointManager(None, RunPaths(Path("x")), 0, None, Every(), **how)  # type: ignore[arg-type]
     assert made._thread
     assert made._thread.submit(lambda: 7).result(100) == 7
     assert cuda.chosen == chosen
@@ -249,6 +240,9 @@ def test_the_state_of_the_gpu_is_that_of_its_uuid(
     assert host.gpu_state(CPU) == {}
     smi.unlink()
     assert host.gpu_state(GPU) == {}
+    (tmp_path / "version").write_text("6.10.10\n")  # the kernel's driver of AMD's GPUs
+    monkeypatch.setattr(gpus, "_AMD_DRIVER", tmp_path / "version")
+    assert host.gpu_state(GPU) == {"driver": "6.10.10"}
 
 
 def test_each_rank_has_a_cache_of_miopen_of_its_own(
@@ -262,17 +256,6 @@ def test_each_rank_has_a_cache_of_miopen_of_its_own(
     gpus.prepare_rocm(3, environ)
     assert environ["MIOPEN_USER_DB_PATH"].endswith("-3")
     assert environ["PYTORCH_MIOPEN_SUGGEST_NHWC"] == "1"
-
-
-def test_the_driver_of_amds_gpus_is_the_kernels(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "version").write_text("6.10.10\n")
-    monkeypatch.setattr(gpus, "_AMD_DRIVER", tmp_path / "version")
-    monkeypatch.setenv("PATH", str(tmp_path))
-    known = SimpleNamespace(uuid="aa")
-    FakeCuda(monkeypatch, "aa").mock("get_device_properties", lambda _: known)
-    assert host.gpu_state(GPU) == {"driver": "6.10.10"}
 
 
 def test_the_memory_that_the_device_says_is_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,12 +46,10 @@ def in_last_evaluation():
     warn_in_evaluation(4)
     return plain()
 
-def at_start():
-    os.kill(os.getpid(), signal.SIGUSR2)
-    return plain()
-
 def at_start_of_one():
-    return at_start() if os.environ["RANK"] == "1" else plain()
+    if os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGUSR2)
+    return plain()
 
 child = None
 
@@ -104,14 +102,18 @@ def test_a_signal_to_one_rank_stops_all(
     stopped(done, kind.upper(), range(8, 11))
 
 
-def test_a_signal_to_one_rank_while_it_starts_is_not_lost(forge: Start, own: Path) -> None:
-    one = forge(2, *RUN, "--model", "telling:at_start_of_one", cwd=str(own))
-    stopped(one, "USR2", range(1, 4))
-
-
-def test_a_signal_in_an_evaluation_is_not_lost(forge: Start, own: Path) -> None:
-    done = forge(2, *RUN, "--model", "telling:in_evaluation", cwd=str(own))
-    stopped(done, "USR2", range(PER_EPOCH, PER_EPOCH + 4))
+@pytest.mark.parametrize(
+    ("model", "at"),
+    [
+        ("at_start_of_one", range(1, 4)),
+        ("in_evaluation", range(PER_EPOCH, PER_EPOCH + 4)),
+    ],
+)
+def test_a_signal_at_another_time_is_not_lost(
+    forge: Start, own: Path, model: str, at: range
+) -> None:
+    done = forge(2, *RUN, "--model", f"telling:{model}", cwd=str(own))
+    stopped(done, "USR2", at)
 
 
 def test_a_signal_in_the_last_evaluation_comes_too_late(forge: Start, own: Path) -> None:
@@ -239,9 +241,7 @@ def test_the_interval_comes_from_the_measured_iterations(monkeypatch: pytest.Mon
     monkeypatch.setattr(consensus, "time", SimpleNamespace(monotonic=lambda: next(now)))
     pace = Pace(torch.device("cuda", 0))
     assert [pace.proposal(i) for i in range(1, 8)] == [0, 0, 0, 0, 10, 0, 0]
-
-
-def test_on_a_cpu_the_ranks_agree_after_every_iteration() -> None:
+    # On a CPU the ranks agree after every iteration.
     assert [Pace(torch.device("cpu")).proposal(i) for i in range(1, 8)] == [0] * 7
 
 
@@ -272,21 +272,18 @@ FLIP_RUN = (*SMALL, "--epochs", "1", "--global-batch-size", "32", "--warmup-iter
 FLIP_RUN += ("--model", "flips:Model", "--check-ranks", "5")
 
 
-@pytest.fixture
-def flips(tmp_path: Path) -> str:
-    (tmp_path / "flips.py").write_text(FLIPS)
-    return str(tmp_path)
-
-
 @pytest.mark.parametrize(
     "words",
     [
-        ("--strategy", "ddp"),
-        pytest.param(("--strategy", "fsdp", "--fsdp-hybrid-replicas", "2"), marks=pytest.mark.long),
+        ("ddp",),
+        pytest.param(("fsdp", "--fsdp-hybrid-replicas", "2"), marks=pytest.mark.long),
     ],
 )
-def test_the_rank_that_differs_is_named(forge: Start, flips: str, words: tuple[str, ...]) -> None:
-    done = forge(2, *FLIP_RUN, *words, cwd=flips)
+def test_the_rank_that_differs_is_named(
+    forge: Start, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    (tmp_path / "flips.py").write_text(FLIPS)
+    done = forge(2, *FLIP_RUN, "--strategy", *words, cwd=str(tmp_path))
     assert done.codes == [4, 4], done.out
     assert done.outcome is not None
     assert done.outcome["exit_code"] == 4
@@ -295,8 +292,9 @@ def test_the_rank_that_differs_is_named(forge: Start, flips: str, words: tuple[s
     assert "Traceback" not in done.out
 
 
-def test_what_is_on_one_rank_only_is_not_compared(forge: Start, flips: str) -> None:
-    done = forge(2, *FLIP_RUN, "--strategy", "fsdp", cwd=flips)
+def test_what_is_on_one_rank_only_is_not_compared(forge: Start, tmp_path: Path) -> None:
+    (tmp_path / "flips.py").write_text(FLIPS)
+    done = forge(2, *FLIP_RUN, "--strategy", "fsdp", cwd=str(tmp_path))
     assert done.codes == [0, 0], done.out
     assert "no parameter is on two ranks: nothing is compared" in done.out
 

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,26 +37,26 @@ def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def flags() -> tuple[bool, ...]:
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    return (
-        *(cudnn.allow_tf32, matmul.allow_tf32),
-        *(cudnn.benchmark, cudnn.deterministic, deterministic),
-    )
+    tf32 = (cudnn.allow_tf32, matmul.allow_tf32)
+    return *tf32, cudnn.benchmark, cudnn.deterministic, torch.are_deterministic_algorithms_enabled()
 
 
 @pytest.mark.parametrize("before", [True, False])
-@pytest.mark.parametrize("fp32", ["ieee", "tf32"])
-@pytest.mark.parametrize("deterministic", [True, False])
-def test_every_switch_is_set_and_recorded(before: bool, fp32: str, deterministic: bool) -> None:
+@pytest.mark.parametrize("tf32", [True, False])
+@pytest.mark.parametrize(("deterministic", "fast"), [(True, False), (False, True), (False, False)])
+def test_every_switch_is_set_and_recorded(
+    before: bool, tf32: bool, deterministic: bool, fast: bool
+) -> None:
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     cudnn.allow_tf32 = matmul.allow_tf32 = cudnn.benchmark = cudnn.deterministic = before
-    numerics.configure(RunSpec(fp32=fp32, deterministic=deterministic), GPU)
-    tf32 = fp32 == "tf32"
-    assert flags() == (tf32, tf32, False, deterministic, deterministic)
+    fp32 = "tf32" if tf32 else "ieee"
+    spec = RunSpec(fp32=fp32, deterministic=deterministic, cudnn_benchmark=fast)
+    numerics.configure(spec, GPU)
+    assert flags() == (tf32, tf32, fast, deterministic, deterministic)
     found = numerics.recorded(GPU)
     assert found.pop("cudnn")
-    expected = {"cudnn_benchmark": "false", "fp32": fp32}
-    assert found == {**expected, "deterministic": str(deterministic).lower()}
+    said = {"cudnn_benchmark": str(fast).lower(), "deterministic": str(deterministic).lower()}
+    assert found == {**said, "fp32": fp32}
 
 
 def test_switches_that_differ_are_recorded_as_mixed() -> None:
@@ -141,12 +142,6 @@ def test_a_gpu_is_fast_by_default_and_a_cpu_as_it_was(monkeypatch: pytest.Monkey
     assert decided(GPU)[0] == "fp32"
 
 
-@pytest.mark.parametrize("fast", [True, False])
-def test_cudnn_times_its_kernels_where_it_is_told(fast: bool) -> None:
-    numerics.configure(RunSpec(cudnn_benchmark=fast), GPU)
-    assert numerics.recorded(GPU)["cudnn_benchmark"] == str(fast).lower()
-
-
 def test_equal_bits_and_kernels_that_are_chosen_by_time_exclude_each_other() -> None:
     with pytest.raises(UsageError, match="--cudnn-benchmark may take another kernel"):
         RunSpec(cudnn_benchmark=True, deterministic=True)
@@ -176,34 +171,20 @@ def drawn(rank: int, seed: int = 0, iteration: int = 0) -> tuple[float, ...]:
     return tuple(torch.rand(4).tolist())
 
 
-def test_rank_0_draws_as_a_run_on_one_rank_does() -> None:
-    found = drawn(0, seed=5)
-    torch.manual_seed(5)
-    assert found == tuple(torch.rand(4).tolist())
-
-
 def test_no_two_ranks_repeats_or_resumed_runs_draw_the_same() -> None:
     """A sum of seed and rank would be the same for two of these."""
     found = [drawn(r, seed, at) for r in range(4) for seed in range(3) for at in (0, 8, 16)]
     assert len(set(found)) == len(found)
     assert drawn(3, 1, 8) == drawn(3, 1, 8)
+    first = drawn(0, seed=5)
+    torch.manual_seed(5)
+    assert first == tuple(torch.rand(4).tolist())  # as a run on one rank does
 
 
 def test_each_gpu_of_one_process_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """nn.DataParallel's copies of the model draw on several GPUs, which are seeded alike."""
     cuda, seeds, at = FakeCuda(monkeypatch, *"abc"), dict[int, int](), list[int]()
-
-    class Device:
-        def __init__(self, index: int) -> None:
-            at.append(index)
-
-        def __enter__(self) -> None:
-            pass
-
-        def __exit__(self, *_: object) -> None:
-            pass
-
-    cuda.mock("device", Device)
+    cuda.mock("device", lambda index: nullcontext(at.append(index)))
     cuda.mock("manual_seed", lambda seed: seeds.update({at[-1]: seed}))
     random_numbers.begin(0, 0, gpus=3)
     assert list(seeds) == [1, 2]  # the first has the process's
