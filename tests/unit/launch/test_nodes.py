@@ -1,5 +1,6 @@
 """run.sh on several machines without Slurm: two nodes on addresses of the loopback interface."""
 
+import contextlib
 import itertools
 import json
 import os
@@ -148,23 +149,16 @@ def test_a_node_that_is_lost_ends_the_other(machines: Machines) -> None:
     machines.start_both("--", "bash", "-c", WAITS)
     machines.until_ready()
     machines.nodes[0].kill()  # node 1's part; its ranks are left, as the machine is not gone
+    given = f"JOBKIT_NODES_RUN_DIR={machines.run_dir()}\0".encode()
     try:
         code, err = machines.nodes[1].wait(120), machines.nodes[1].communicate()[1]
         assert code == 1 and "node 0 was lost" in err
         assert {p.name for p in machines.run_dir().glob("saved-*")} >= {"saved-2", "saved-3"}
     finally:
-        end_those_of(machines.run_dir())
-
-
-def end_those_of(run_dir: Path) -> None:
-    """End the processes that were given the run's folder."""
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            given = (folder / "environ").read_bytes()
-        except OSError:
-            continue
-        if f"JOBKIT_NODES_RUN_DIR={run_dir}\0".encode() in given:
-            os.kill(int(folder.name), signal.SIGTERM)
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if given in (folder / "environ").read_bytes():
+                    os.kill(int(folder.name), signal.SIGTERM)
 
 
 def test_nodes_of_different_sizes_are_refused(machines: Machines) -> None:
