@@ -21,7 +21,6 @@ EXTRA_OF = {
     "jinja2": "analysis",
     "orjson": "analysis",
     "regex": "analysis",
-    "markdown_it": "analysis",
     "yaml": "kubernetes",
     "onnx": "export",
     "onnxscript": "export",

@@ -207,7 +207,7 @@ def test_the_door_knows_the_extra_of_every_package() -> None:
     def names(lines: list[str]) -> set[str]:
         return {line.split(">")[0] for line in lines}
 
-    called = {"markdown_it": "markdown-it-py", "yaml": "pyyaml"}  # on the package index
+    called = {"yaml": "pyyaml"}  # on the package index
     for extra in ("payload", "analysis", "kubernetes"):
         known = {called.get(name, name) for name, of in door.EXTRA_OF.items() if of == extra}
         assert known - {"numpy"} == names(EXTRAS[extra])  # numpy comes with pandas

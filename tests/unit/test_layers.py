@@ -43,8 +43,7 @@ LIBRARIES = {
     "checks": {"torch"},
     "launch": {"submitit", "rich", "yaml"},
     "drill": {"rich"},
-    "analysis": {"pandas", "numpy", "matplotlib", "jinja2", "orjson", "regex", "rich"}
-    | {"markdown_it"},
+    "analysis": {"pandas", "numpy", "matplotlib", "jinja2", "orjson", "regex", "rich"},
     "exercise": {"torch"},
     "export": {"torch", "onnxruntime"},
 }
