@@ -58,9 +58,13 @@ def ended(run: FakeRun, exit_code: int, *lines: str) -> RunState:
     for line in lines:
         run.print(line)
     run.flush()
+    return exited(run, exit_code)
+
+
+def exited(run: FakeRun, exit_code: int, **more: object) -> RunState:
     process = subprocess.Popen(["true"])
     process.wait()
-    write_job(run.paths, job_of(process, ended=time.time(), exit_code=exit_code))
+    write_job(run.paths, job_of(process, ended=time.time(), exit_code=exit_code, **more))
     return run_state(run.paths)
 
 
@@ -110,9 +114,8 @@ def test_tell_tale_lines(run: FakeRun, lines: tuple[str, ...], status: str, whic
     state = ended(run.begin().train(0), 1, *lines)
     assert (state.status, state.evidence) == (status, lines[which])
     file, _, number = state.evidence_file.rpartition(":")
-    assert (run.paths.folder.parent / file).read_text().split("\n")[int(number) - 1] == (
-        state.evidence
-    )
+    text = (run.paths.folder.parent / file).read_text()
+    assert text.split("\n")[int(number) - 1] == state.evidence
 
 
 def test_the_scheduler_s_own_log_counts(run: FakeRun) -> None:
@@ -217,10 +220,7 @@ def test_the_newest_attempt_decides(run: FakeRun, sleeper: subprocess.Popen[byte
 
 def test_a_second_start_that_died_at_once_is_not_told_by_the_first(run: FakeRun) -> None:
     run.begin().train(0).end()
-    process = subprocess.Popen(["true"])
-    process.wait()
-    write_job(run.paths, job_of(process, first_attempt=1, ended=time.time(), exit_code=7))
-    state = run_state(run.paths)
+    state = exited(run, 7, first_attempt=1)
     assert (state.status, state.exit_code) == ("failed", 7)
 
 
