@@ -1,6 +1,7 @@
 """The start-up hook on programs that know nothing of it."""
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -32,10 +33,10 @@ PLAIN = """
 for epoch in range(2):
     for batch in loader: train(batch, sgd)
 """
-# What a program does: (steps, samples, least seconds that must be paused).
-PROGRAMS: dict[str, tuple[str, tuple[int, int, float]]] = {
-    "evaluation under no_grad, also before the training": (
-        """
+# What programs do; and the least time that must be paused.
+PROGRAMS = re.split(
+    r"^# (.+): ([0-9]+) steps, ([0-9]+) samples, ([0-9]+) s paused\n",
+    """# evaluation under no_grad, also before the training: 24 steps, 192 samples, 800 s paused
 def evaluate():
     with torch.no_grad():
         for x, y in DataLoader(data, 48): model(x); leap(400.0)
@@ -43,22 +44,14 @@ evaluate()
 for epoch in range(2):
     for batch in loader: train(batch, sgd)
     evaluate()
-""",
-        (24, 192, 800.0),
-    ),
-    "evaluation that asks with gradients": (
-        """
+# evaluation that asks with gradients: 36 steps, 288 samples, 1600 s paused
 for epoch in range(2):
     for batch in loader: train(batch, sgd)
     for x, y in DataLoader(data, 48):
         with torch.no_grad(): model(x)
         leap(400.0)
 for batch in loader: train(batch, sgd)
-""",
-        (36, 288, 1600.0),
-    ),
-    "evaluation within the epoch, cut short": (
-        """
+# evaluation within the epoch, cut short: 24 steps, 192 samples, 1600 s paused
 valid = DataLoader(data, 8)
 for epoch in range(2):
     for i, batch in enumerate(loader):
@@ -68,100 +61,75 @@ for epoch in range(2):
                 with torch.no_grad(): model(x)
                 leap(400.0)
         train(batch, sgd)
-""",
-        (24, 192, 1600.0),
-    ),
-    "two optimizers": (
-        """
+# two optimizers: 24 steps, 192 samples, 0 s paused
 adam = torch.optim.Adam(model.parameters())
 for epoch in range(2):
     for batch in loader: train(batch, sgd, adam)
-""",
-        (24, 192, 0.0),
-    ),
-    "another optimizer after the first": (
-        """
+# another optimizer after the first: 24 steps, 192 samples, 0 s paused
 for batch in loader: train(batch, sgd)
 del sgd
 adam = torch.optim.Adam(model.parameters(), fused=True)
 for batch in loader: train(batch, adam)
-""",
-        (24, 192, 0.0),
-    ),
-    "accumulation": (
-        """
+# accumulation: 12 steps, 384 samples, 0 s paused
 for epoch in range(4):
     for i, (x, y) in enumerate(loader):
         F.cross_entropy(model(x), y).backward()
         if i % 4 == 3: sgd.step(); sgd.zero_grad()
-""",
-        (12, 384, 0.0),
-    ),
-    "a loader that is not torch's": (
-        """
-for i in range(24): train((torch.randn(8, 8), torch.zeros(8, dtype=torch.long)), sgd)
-""",
-        (23, 0, 0.0),  # the begin of the first step was not seen
-    ),
-    "a scaler that skips steps": (
-        """
+# a loader that is not torch's: 23 steps, 0 samples, 0 s paused
+for i in range(24):  # the begin of the first step is not seen
+    train((torch.randn(8, 8), torch.zeros(8, dtype=torch.long)), sgd)
+# a scaler that skips steps: 20 steps, 192 samples, 0 s paused
 scaler = torch.amp.GradScaler("cpu")
 for epoch in range(2):
     for i, (x, y) in enumerate(loader):
         loss = F.cross_entropy(model(x), y)
         scaler.scale(loss * (float("inf") if i in (2, 7) else 1.0)).backward()
         scaler.step(sgd); scaler.update(); sgd.zero_grad()
-""",
-        (20, 192, 0.0),
-    ),
-    "closures": (
-        """
+# closures: 12 steps, 96 samples, 0 s paused
 lbfgs = torch.optim.LBFGS(model.parameters(), max_iter=3)
 for x, y in loader:
     def closure():
         lbfgs.zero_grad(); loss = F.cross_entropy(model(x), y); loss.backward(); return loss
     lbfgs.step(closure)
-""",
-        (12, 96, 0.0),
-    ),
-    "a compiled step": (
-        """
+# a compiled step: 24 steps, 192 samples, 0 s paused
 import logging; logging.disable()  # torch warns of its own profiler
 step = torch.compile(lambda: sgd.step(), backend="eager")
 for epoch in range(2):
     for x, y in loader:
         sgd.zero_grad(); F.cross_entropy(model(x), y).backward(); step()
-""",
-        (24, 192, 0.0),
-    ),
-    "workers that persist, and batches that are dictionaries": (
-        """
+# workers that persist, and batches that are dictionaries: 24 steps, 192 samples, 0 s paused
 class Rows(torch.utils.data.Dataset):
     def __len__(self): return 96
     def __getitem__(self, i): return {"name": "a", "x": data[i][0], "y": data[i][1]}
 loader = DataLoader(Rows(), 8, num_workers=2, persistent_workers=True)
 for epoch in range(2):
     for batch in loader: train((batch["x"], batch["y"]), sgd)
+# an environment that is cleared, and a child that trains nothing: 24 steps, 192 samples, 0 s paused
+os.environ.clear()
+for epoch in range(2):
+    for batch in loader: train(batch, sgd)
+if os.fork() == 0: sys.exit()
+os.wait()
 """,
-        (24, 192, 0.0),
-    ),
-    "an environment that is cleared, and a child that trains nothing": (
-        "os.environ.clear()\n" + PLAIN + "if os.fork() == 0: sys.exit()\nos.wait()\n",
-        (24, 192, 0.0),
-    ),
-}
+    flags=re.MULTILINE,
+)[1:]
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_a_program_is_measured_unchanged(name: str, tmp_path: Path, warm: Warm) -> None:
-    program, (steps, work, paused) = PROGRAMS[name]
+@pytest.mark.parametrize(
+    ("steps", "work", "paused", "program"),
+    list(zip(*(PROGRAMS[i::5] for i in range(1, 5)), strict=True)),
+    ids=PROGRAMS[::5],
+)
+def test_a_program_is_measured_unchanged(
+    steps: str, work: str, paused: str, program: str, tmp_path: Path, warm: Warm
+) -> None:
     ran = warm.run(tmp_path, HEAD + program)
     assert (ran.codes, ran.err) == ([0], [""])
-    assert ran.sums() == (steps, work)
+    assert ran.sums() == (int(steps), int(work))
     windows = ran.records("window")
     lost = sum(w["paused_s"] for w in windows)
     # A batch of evaluation takes 400 s; evaluation after the last step is in no window.
-    assert paused <= lost < paused + 400
+    assert 0 <= lost - float(paused) < 400
     start = ran.records("run_start")
     assert [s["source"] for s in start] == ["auto"]
     assert start[0]["work_source"] == ("inferred" if start[0]["unit"] else None)
@@ -201,11 +169,9 @@ dist.init_process_group("gloo")
 model = torch.nn.parallel.DistributedDataParallel(model)
 """
     ran = warm.run(tmp_path, HEAD + program + PLAIN + "dist.destroy_process_group()", ranks=2)
-    assert ran.codes == [0, 0]
-    assert [ran.sums(rank) for rank in range(2)] == [(24, 192), (24, 192)]
+    assert (ran.codes, [ran.sums(rank) for rank in range(2)]) == ([0, 0], [(24, 192)] * 2)
     assert ran.records("run_start")[0]["world_size"] == 2
-    assert ran.out[0].count("[METRIC]") > 0
-    assert ran.out[1].count("[METRIC]") == 0
+    assert ["[METRIC]" in out for out in ran.out] == [True, False]
 
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
@@ -263,19 +229,15 @@ print("hooked", "jobkit_auto" in sys.modules)
 
 
 def test_a_program_with_the_meter_is_measured_by_the_meter(tmp_path: Path, warm: Warm) -> None:
-    ran = warm.run(
-        tmp_path,
-        HEAD
-        + """
+    program = """
 from jobkit import meter
 meter.start(unit="rows")
 for batch in meter.batches(loader): train(batch, sgd); meter.step(work=2)
 meter.end()
-""",
-    )
-    assert (ran.codes, ran.err) == ([0], [""])
+"""
+    ran = warm.run(tmp_path, HEAD + program)
+    assert (ran.codes, ran.err, ran.sums()) == ([0], [""], (12, 24))
     assert [r["source"] for r in ran.records("run_start")] == ["meter"]
-    assert ran.sums() == (12, 24)
 
 
 def test_the_studys_work_per_step_is_stated_not_inferred(tmp_path: Path, warm: Warm) -> None:
@@ -290,19 +252,14 @@ def test_the_studys_work_per_step_is_stated_not_inferred(tmp_path: Path, warm: W
 
 
 def test_what_fails_in_the_hook_does_not_end_the_program(tmp_path: Path, warm: Warm) -> None:
-    ran = warm.run(
-        tmp_path,
-        HEAD
-        + """
+    program = """
 class Batch:
     @property
     def shape(self): raise ValueError("no shape")
-loader = DataLoader(data, 8, collate_fn=lambda rows: Batch())
-for _ in loader:
-    F.cross_entropy(model(data.tensors[0]), data.tensors[1]).backward(); sgd.step()
+for _ in DataLoader(data, 8, collate_fn=lambda rows: Batch()): train(data.tensors, sgd)
 print("trained")
-""",
-    )
+"""
+    ran = warm.run(tmp_path, HEAD + program)
     assert (ran.codes, ran.out) == ([0], ["trained\n"])
     assert ran.err == ["jobkit: measuring ends: ValueError: no shape\n"]
 
@@ -341,6 +298,5 @@ def test_ranks_agree_on_the_step_at_which_they_stop(tmp_path: Path, warm: Warm) 
                 os._exit(75)  # torch aborts now and then while the interpreter is finalised
     """
     ran = warm.run(tmp_path, program, ranks=2)
-    assert ran.codes == [75, 75]
-    assert ran.err == ["21\n", "21\n"]
+    assert (ran.codes, ran.err) == ([75, 75], ["21\n", "21\n"])
     assert [r["status"] for r in ran.records("run_end")] == ["preempted"]
