@@ -83,14 +83,10 @@ def test_it_is_read_as_it_was_written_and_its_index_once(
 
 def test_checksums_are_an_option(group: dist.ProcessGroup, written: Path, tmp_path: Path) -> None:
     Store(0, group).write(tmp_path / "1-0", TENSORS, Progress(), {}, {}, lambda: None)
-    files = [
-        json.loads((f / "manifest.json").read_text())["files"] for f in (tmp_path / "1-0", written)
-    ]
-    assert [set(each) for each in files] == [{".metadata", DATA}] * 2
-    assert [set(entry) for each in files for entry in each.values()] == [
-        *[{"bytes"}] * 2,
-        *[{"bytes", "sha256"}] * 2,
-    ]
+    for folder, fields in ((tmp_path / "1-0", {"bytes"}), (written, {"bytes", "sha256"})):
+        files = json.loads((folder / "manifest.json").read_text())["files"]
+        assert set(files) == {".metadata", DATA}
+        assert [set(entry) for entry in files.values()] == [fields] * 2
 
 
 def vouched(folder: Path, name: str, content: bytes) -> None:
@@ -108,9 +104,8 @@ def changed(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
 
 def numbered(folder: Path, value: str) -> None:
     path = folder / "manifest.json"
-    text = path.read_text().replace('"iteration": 0', f'"iteration": {value}')
-    assert value in text
-    path.write_text(text)
+    path.write_text(path.read_text().replace('"iteration": 0', f'"iteration": {value}'))
+    assert value in path.read_text()
 
 
 def cut_to(folder: Path, name: str, size: int) -> None:
@@ -277,11 +272,9 @@ def test_on_the_cpu_copies_are_plain(device: torch.device | None) -> None:
 
 def test_each_replicated_tensor_is_given_by_one_rank() -> None:
     """Three ranks: two with a replica each, as pipelines beside each other, and one without."""
-    held = [
-        {"a": torch.zeros(8), "b": torch.zeros(8), "c": torch.zeros(4), "rank.0.x": torch.zeros(1)},
-        {"a": torch.zeros(8), "b": torch.zeros(8), "c": torch.zeros(4), "rank.1.x": torch.zeros(1)},
-        {"d": torch.zeros(2), "rank.2.x": torch.zeros(1)},
-    ]
+    replica = {"a": torch.zeros(8), "b": torch.zeros(8), "c": torch.zeros(4)}
+    held = [replica | {"rank.0.x": torch.zeros(1)}, replica | {"rank.1.x": torch.zeros(1)}]
+    held += [{"d": torch.zeros(2), "rank.2.x": torch.zeros(1)}]
     sizes = [{n: t.numel() * t.element_size() for n, t in part.items()} for part in held]
 
     def everyone(own: dict[str, int]) -> list[dict[str, int]]:

@@ -9,7 +9,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
 
 from jobkit.errors import UsageError
 from jobkit.payload import warnings
@@ -42,23 +41,21 @@ def made(name: str, model: str = "mlp", place: RankEnv | None = None, **settings
     return strategy
 
 
-def step(strategy: Strategy) -> None:
+def step(strategy: Strategy, micro_batches: int = 1) -> None:
     torch.manual_seed(0)
     images, labels = torch.rand(4, 3, 32, 32), torch.tensor([1, 2, 3, 4])
-    strategy.forward_backward(images, labels, 0.25, last=True)
+    for j in range(micro_batches):
+        strategy.forward_backward(images, labels, 0.25, last=j == micro_batches - 1)
 
 
 def test_the_launcher_knows_every_strategy_of_the_payload() -> None:
     assert len({strategy_class(name) for name in NAMES}) == len(NAMES)
 
 
-def test_ddp_is_told_its_options() -> None:
-    plain = made("ddp").model
-    told = made("ddp", ddp_static_graph=True).model
-    seeking = made("ddp", ddp_find_unused_parameters=True).model
-    found = [m for m in (plain, told, seeking) if isinstance(m, DistributedDataParallel)]
-    assert [m.static_graph for m in found] == [False, True, False]
-    assert [m.find_unused_parameters for m in found] == [False, False, True]
+@pytest.mark.parametrize("option", ["static_graph", "find_unused_parameters"])
+def test_ddp_is_told_its_options(option: str) -> None:
+    for given in (True, False):
+        assert getattr(made("ddp", **{f"ddp_{option}": given}).model, option) is given
 
 
 @pytest.mark.parametrize(("hook", "dtype"), [("fp16", torch.float16), ("bf16", torch.bfloat16)])
@@ -134,6 +131,7 @@ def test_checkpointing_computes_a_block_twice_and_its_statistics_once() -> None:
         assert torch.equal(tensor, thrifty.state_dict()[name]), name
 
 
+STATIC_AND_UNUSED = {"ddp_static_graph": True, "ddp_find_unused_parameters": True}
 FOUR = RankEnv(world_size=4, local_world_size=4)
 
 
@@ -142,12 +140,7 @@ FOUR = RankEnv(world_size=4, local_world_size=4)
     [
         ("ddp", {"sync_batchnorm": True}, None, "torch has it for GPUs only"),
         ("ddp", {"ddp_static_graph": True, "accumulate": 2}, None, "--ddp-static-graph with"),
-        (
-            "ddp",
-            {"ddp_static_graph": True, "ddp_find_unused_parameters": True},
-            None,
-            "leave out --ddp-find-unused",
-        ),
+        ("ddp", STATIC_AND_UNUSED, None, "leave out --ddp-find-unused"),
         ("fsdp", {"fsdp_wrap": "Conv"}, None, "no module of class 'Conv' .it has: Flatten, Lin"),
         ("fsdp", {"fsdp_hybrid_replicas": 3}, FOUR, "3 does not divide the 4 ranks"),
         ("dp", {"compile": True}, None, "--compile, strategy dp: the threads would"),
@@ -185,12 +178,6 @@ def test_batch_normalisation_is_told_where_it_depends_on_the_ranks() -> None:
     assert warnings.of_batch_norm(False, RunSpec(ranks_per_node=2)) == []
 
 
-def accumulate(strategy: Strategy, micro_batches: int) -> None:
-    images, labels = torch.rand(4, 3, 32, 32), torch.tensor([1, 2, 3, 4])
-    for j in range(micro_batches):
-        strategy.forward_backward(images, labels, 0.25, last=j == micro_batches - 1)
-
-
 def test_ddp_reduces_in_the_last_micro_batch_only() -> None:
     strategy, calls = made("ddp"), []
 
@@ -201,9 +188,9 @@ def test_ddp_reduces_in_the_last_micro_batch_only() -> None:
         return future
 
     strategy.model.register_comm_hook(None, hook)  # type: ignore[operator]
-    accumulate(strategy, 1)
+    step(strategy)
     in_one, calls[:] = list(calls), []
-    accumulate(strategy, 3)
+    step(strategy, 3)
     assert in_one
     assert calls.count(True) == 1
 
@@ -234,7 +221,7 @@ def test_the_wrapping_rule_of_fsdp(group: float, blocks: int) -> None:
 def test_a_clipped_step_is_as_long_as_the_clip(name: str) -> None:
     strategy = made(name, clip_norm=1e-2, lr=1.0, momentum=0.0, weight_decay=0.0)
     before = [full(p) for p in strategy.model.parameters()]
-    accumulate(strategy, 1)
+    step(strategy)
     strategy.optimizer_step(make_optimizer(strategy))
     moved = [full(p) - b for p, b in zip(strategy.model.parameters(), before, strict=True)]
     assert torch.cat([m.flatten() for m in moved]).norm().item() == pytest.approx(1e-2, rel=1e-3)
@@ -257,13 +244,8 @@ def test_the_optimizer_is_fused_where_torch_has_that(name: str, optimizer: str) 
 
 @pytest.mark.parametrize("reshard", [True, False])
 def test_the_roots_parameters_are_not_gathered_again_at_once(reshard: bool) -> None:
-    given = {"fsdp_reshard_after_forward": reshard, "fsdp_group_mib": 0.0}
-    spec = RunSpec(strategy="fsdp", model="mlp", **given)
-    strategy = FSDP(spec, RankEnv(), torch.device("cpu"))
-    strategy.setup(build_model(spec, 10))
-    strategy.model(torch.zeros(2, 3, 32, 32)).sum()
-    model = strategy.model
-    assert isinstance(model, FSDPModule)
+    model = made("fsdp", fsdp_reshard_after_forward=reshard, fsdp_group_mib=0.0).model
+    model(torch.zeros(2, 3, 32, 32)).sum()
     states = [m._get_fsdp_state() for m in model.modules() if isinstance(m, FSDPModule)]
     kept = [g.post_forward_mesh_info is None for s in states[1:] for g in s._fsdp_param_groups]
     assert kept == [not reshard, not reshard, True]  # the last block's are needed at once, too
@@ -314,9 +296,5 @@ def test_the_mode_of_the_compiler_is_passed_on(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(nn.Module, "compile", lambda self, **given: seen.append(given))
     mark = lambda: seen.append("step")  # noqa: E731
     monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", mark)
-    spec = RunSpec(strategy="single", model="mlp", compile=True, compile_mode=mode)
-    strategy = Single(spec, RankEnv(), torch.device("cpu"))
-    strategy.setup(build_model(spec, 10))
-    labels = torch.zeros(2, dtype=torch.int64)
-    strategy.forward_backward(torch.rand(2, 3, 32, 32), labels, 0.5, last=True)
+    step(made("single", compile=True, compile_mode=mode))
     assert seen == [{"mode": mode}, *(["step"] if mode != "default" else [])]
