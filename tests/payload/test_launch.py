@@ -56,10 +56,9 @@ class Mine(nn.Module):
 
 @pytest.fixture
 def own_model(tmp_path: Path) -> Path:
-    folder = tmp_path / "my code"
-    folder.mkdir()
-    (folder / "mine.py").write_text(MODEL)
-    return folder
+    (tmp_path / "my code").mkdir()
+    (tmp_path / "my code" / "mine.py").write_text(MODEL)
+    return tmp_path / "my code"
 
 
 def test_what_a_run_leaves_and_its_repetition_from_spec_json(launch: Start, forge: Start) -> None:
@@ -125,13 +124,11 @@ def check_records(done: Result) -> None:
     assert len(from_log) == len(records)
 
 
+LONG = pytest.mark.long
+
+
 @pytest.mark.parametrize(
-    "how",
-    [
-        "raise",
-        pytest.param("kill", marks=pytest.mark.long),
-        pytest.param("exit", marks=pytest.mark.long),
-    ],
+    "how", ["raise", pytest.param("kill", marks=LONG), pytest.param("exit", marks=LONG)]
 )
 def test_a_rank_that_fails_ends_the_run(launch: Start, own_model: Path, how: str) -> None:
     mark = uuid.uuid4().hex
@@ -153,7 +150,7 @@ def test_a_rank_that_fails_ends_the_run(launch: Start, own_model: Path, how: str
             assert (end["status"], end["reason"]) == ("failed", done.outcome["reason"])
 
 
-@pytest.mark.long
+@LONG
 def test_success_is_not_spoilt_by_the_end_of_the_process(launch: Start, own_model: Path) -> None:
     """FSDP's native threads once aborted the interpreter's end."""
     words = ["--nproc-per-node", "2", *TINY, "--model", "mine:Mine", "--strategy", "fsdp"]
