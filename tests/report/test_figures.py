@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
-from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -21,8 +20,7 @@ from jobkit.analysis.figures.draw import FIGURES, draw
 from jobkit.analysis.figures.epoch_time import time_figure
 from jobkit.analysis.figures.learning import learning_figure
 from jobkit.analysis.figures.learning_sizes import learning_sizes_figure
-from jobkit.analysis.figures.loss import loss_figure
-from jobkit.analysis.figures.memory import memory_figure, predicted_memory_figure
+from jobkit.analysis.figures.memory import memory_figure
 from jobkit.analysis.figures.scaling import efficiency_figure, forecast_figure, speed_up_figure
 from jobkit.analysis.figures.style import _columns, looks
 from jobkit.analysis.figures.throughput import throughput_figure, time_to_accuracy_figure
@@ -110,7 +108,7 @@ def test_all_as_png_and_svg_not_blank_the_same_bytes_again_and_the_old_ones_remo
     drawn = draw(results)
     names = (
         "time_per_epoch", "throughput", "speed_up", "efficiency", "comparison",
-        "loss_and_accuracy", "loss_and_accuracy_by_size", "loss_every_size",
+        "loss_and_accuracy", "loss_and_accuracy_by_size",
         "time_to_accuracy", "peak_memory",
     )  # fmt: skip
     assert [p.name for p in drawn.paths] == [f"{n}.{k}" for n in names for k in ("png", "svg")]
@@ -186,19 +184,11 @@ def test_runs_that_are_not_ok_are_marked_at_their_size() -> None:
     assert [list(c.get_xdata()) for c in axes.lines if c.get_marker() == "x"] == [[1]]
 
 
-def test_memory_starts_at_zero_and_predicted_is_told_apart_from_measured(strong: Results) -> None:
+def test_memory_starts_at_zero(strong: Results) -> None:
     (axes,) = made(memory_figure(strong)).axes
     assert axes.get_ylim()[0] == 0
     assert axes.get_ylabel() == "peak memory per process, resident (MiB)"
     assert [values(line) for line in measured(axes)] == [[902] * 3, [902, 452, 227]]
-    ranks = strong.runs["world_size"]
-    runs = strong.runs.assign(predicted_memory_mib=700.0 / ranks, held_memory_mib=710.0 / ranks)
-    (axes,) = made(predicted_memory_figure(replace(strong, runs=runs))).axes
-    rings = [line for line in measured(axes) if line.get_markerfacecolor() == "none"]
-    dots = [line for line in measured(axes) if line.get_markerfacecolor() != "none"]
-    assert [values(line) for line in rings] == [[700, 350, 175]] * 2
-    assert [values(line) for line in dots] == [[710, 355, 177.5]] * 2
-    assert predicted_memory_figure(strong) is None
 
 
 def test_learning_curves(study) -> None:
@@ -212,19 +202,6 @@ def test_learning_curves(study) -> None:
         assert len({line.get_linestyle() for line in lines}) == len(lines) == 2  # one a size
     many = study(strategies=("ddp", "fsdp"), gpus=(1, 2, 4, 8))
     assert len(measured(made(learning_figure(many)).axes[0])) == 4  # the smallest and the largest
-
-
-def test_loss_of_every_size_over_epochs_and_over_time(study, weak: Results) -> None:
-    figure = made(loss_figure(study(strategies=("ddp", "fsdp"))))
-    above, below = figure.axes[0], figure.axes[2]
-    assert [len(axes.lines) for axes in figure.axes] == [3] * 4
-    first, second = TRAIN_SAMPLES / 500, TRAIN_SAMPLES / 1000  # DDP on one rank
-    assert list(above.lines[0].get_xdata()) == [1, 2, 3]
-    assert list(below.lines[0].get_xdata())[:2] == SAME([first, first + second])
-    assert values(above.lines[0]) == values(below.lines[0])
-    assert len({to_hex(line.get_color()) for line in above.lines}) == 3
-    (legend,) = made(loss_figure(weak)).legends
-    assert [t.get_text() for t in legend.get_texts()][2] == "4 processes (global batch 512)"
 
 
 def test_loss_and_accuracy_over_sizes_with_their_repeats(strong: Results) -> None:
@@ -280,7 +257,7 @@ def test_one_size_is_no_curve_and_one_series_no_comparison(study) -> None:
     results = study(gpus=(2,))
     for make in (
         speed_up_figure, efficiency_figure, throughput_figure, time_to_accuracy_figure,
-        loss_figure, learning_sizes_figure, comparison_figure, breakdown_figure,
+        learning_sizes_figure, comparison_figure, breakdown_figure,
     ):  # fmt: skip
         assert make(results) is None, make
 

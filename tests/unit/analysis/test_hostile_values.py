@@ -2,6 +2,7 @@
 
 import csv
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -206,6 +207,27 @@ def test_a_collector_while_jobs_write_gives_a_row_for_every_run_and_no_wrong_val
     for epochs in seen:
         assert {tuple(r) for r in epochs.astype(object).fillna("").itertuples(index=False)} <= whole
     assert any(0 < len(epochs) < len(whole) for epochs in seen)
+
+
+def collect_often(name: str) -> None:
+    for _ in range(5):
+        collect(name)
+
+
+def test_two_collectors_at_once_leave_whole_tables() -> None:
+    plan = make_plan(strategies=("ddp",), gpus=(1, 2), repeats=5)
+    for run_id in plan.runs:
+        whole_run(plan, run_id)
+    collect("s")
+    tables = {path: path.read_bytes() for path in (logs() / "s").glob("*.csv")}
+    forked = multiprocessing.get_context("fork")
+    collectors = [forked.Process(target=collect_often, args=("s",)) for _ in range(2)]
+    for one in collectors:
+        one.start()
+    while any(one.is_alive() for one in collectors):
+        assert {path: path.read_bytes() for path in tables} == tables
+    assert [one.exitcode for one in collectors] == [0, 0]
+    assert {path: path.read_bytes() for path in (logs() / "s").glob("*.csv")} == tables
 
 
 def test_a_study_that_starts_is_closed_to_others_whatever_the_umask(tmp_path: Path) -> None:

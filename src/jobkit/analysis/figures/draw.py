@@ -19,8 +19,7 @@ from jobkit.analysis.figures.drawing import save
 from jobkit.analysis.figures.epoch_time import time_figure
 from jobkit.analysis.figures.learning import learning_figure
 from jobkit.analysis.figures.learning_sizes import learning_sizes_figure
-from jobkit.analysis.figures.loss import loss_figure
-from jobkit.analysis.figures.memory import memory_figure, predicted_memory_figure
+from jobkit.analysis.figures.memory import memory_figure
 from jobkit.analysis.figures.scaling import efficiency_figure, forecast_figure, speed_up_figure
 from jobkit.analysis.figures.step_times import step_figure
 from jobkit.analysis.figures.style import rc
@@ -106,12 +105,6 @@ FIGURES = (
         learning_sizes_figure,
     ),
     StudyFigure(
-        "loss_every_size",
-        "Effect of the batch size on convergence: where the lines of the upper row coincide, "
-        "all sizes learn equally much per epoch. Lower row: the same over training time.",
-        loss_figure,
-    ),
-    StudyFigure(
         "time_to_accuracy",
         "Training time to the same validation accuracy. Grey line: ideal scaling.",
         time_to_accuracy_figure,
@@ -121,12 +114,6 @@ FIGURES = (
         "Peak memory at each size: maximum over ranks.",
         memory_figure,
         _NOT_MEASURED,
-    ),
-    StudyFigure(
-        "memory_predicted",
-        "Parameters, gradients, optimizer state and buffers, maximum over ranks: a dot inside "
-        "its ring means that the prediction is right.",
-        predicted_memory_figure,
     ),
     StudyFigure(
         "load",

@@ -113,19 +113,15 @@ def log_time_axis(axes: Axes) -> None:
     log_axis(axes.yaxis)
 
 
-def log_axis(axis: Axis, crowded: bool = False) -> None:
-    """A log axis with plain numbers: the more powers of ten, the fewer of each.
-
-    crowded: there is room for a few numbers only.
-    """
+def log_axis(axis: Axis) -> None:
+    """A log axis with plain numbers: the more powers of ten, the fewer of each."""
     low, high = axis.get_view_interval()
-    if high / low < 4 and not crowded:
+    if high / low < 4:
         axis.set_major_locator(AutoLocator())
     else:
-        limits = (0, 15) if crowded else (30, 2000)
         steps: tuple[float, ...] = (1, 1.5, 2, 3, 4, 5, 6, 8)
-        if high / low > limits[0]:
-            steps = (1, 2, 5) if high / low < limits[1] else (1,)
+        if high / low > 30:
+            steps = (1, 2, 5) if high / low < 2000 else (1,)
         axis.set_major_locator(LogLocator(base=10, subs=steps, numticks=30))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(PLAIN)
