@@ -100,7 +100,7 @@ def test_copies_are_said_after_some_looks_and_nothing_of_one_rank(
     clock = [0.0]
     monkeypatch.setattr(together.time, "monotonic", lambda: clock[0])
     watch = Watch(started(ALONE), {})
-    for _ in range(together.MIN_LOOKS):
+    for _ in range(3):
         assert watch.found is None
         clock[0] += together.LAST_LOOK_S
         watch.look()
