@@ -20,18 +20,23 @@ from support.fake_study import FakeRun, make_plan, whole_run
 LINE = "iter {n}: loss 3.0, time {ms}ms, mfu 30.00%\n"
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with four logs of nanoGPT: two of one rank, one of two, one that crashed."""
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("JOBKIT_LOGS", str(tmp_path / "logs"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def folder(place: Path) -> Path:
+    """A folder with four logs of nanoGPT: two of one rank, one of two, one that crashed."""
     for name, ranks, ms in (("a", 1, 100.0), ("b", 1, 102.0), ("c", 2, 55.0), ("d", 4, 30.0)):
         lines = "".join(LINE.format(n=n, ms=900.0 if n == 0 else ms) for n in range(0, 60, 10))
-        (tmp_path / f"slurm-{name}.out").write_text(f"ranks={ranks}\n{lines}")
-    with (tmp_path / "slurm-d.out").open("a") as log:
+        (place / f"slurm-{name}.out").write_text(f"ranks={ranks}\n{lines}")
+    with (place / "slurm-d.out").open("a") as log:
         log.write('Traceback (most recent call last):\n  File "t.py"\nValueError: no\n')
-    return tmp_path
+    return place
 
 
 ARGUMENTS = ["--logs", "slurm-*.out", "--pattern", "nanogpt", "--size", r"ranks=(\d+)"]
@@ -224,14 +229,6 @@ def test_a_number_of_nodes_is_not_taken_for_ranks_in_silence(
 
 SIZE = ["--size", r"^(\d+)gpu"]
 TRACEBACK = 'Traceback (most recent call last):\n  File "t.py"\nValueError: no\n'
-
-
-@pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("JOBKIT_LOGS", str(tmp_path / "logs"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def meter_lines(

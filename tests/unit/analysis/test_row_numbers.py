@@ -2,9 +2,6 @@
 
 from typing import Any
 
-import pytest
-
-from jobkit.analysis.collect.measured import speed_row
 from jobkit.analysis.collect.records import RunRecords
 from jobkit.analysis.collect.rows import result_row
 from jobkit.analysis.collect.windows import observed_windows
@@ -45,18 +42,6 @@ def test_the_breakdown_is_the_one_with_the_median_iteration_whole() -> None:
     parts = [(5.0, 50.0), (1.0, 10.0), (3.0, 30.0)]
     found = row(*(("breakdown", {"iteration_s": i, "compute_s": c}) for i, c in parts))
     assert (found["breakdown_iteration_s"], found["breakdown_compute_s"]) == (3, 30)
-
-
-@pytest.mark.parametrize(
-    ("scaling", "rate", "unit"), [("strong", 36.0, "runs/h"), ("weak", 144.0, "shares/h")]
-)
-def test_by_the_wall_time_a_weak_run_counts_for_each_rank(
-    scaling: str, rate: float, unit: str
-) -> None:
-    state = {"status": "ok", "wall_time_s": 100.0, "world_size": 4, "scaling": scaling}
-    found = speed_row(None, {}, state)
-    assert (found["throughput"], found["throughput_unit"]) == (rate, unit)
-    assert speed_row(None, {}, state | {"status": "failed"}) == {}
 
 
 def test_half_of_the_repeats_are_no_outliers() -> None:

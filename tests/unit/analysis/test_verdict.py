@@ -445,9 +445,8 @@ def test_which_series_needs_the_least_memory() -> None:
 def threads_of(rates: dict[int, tuple[float, ...]], threads: dict[int, int], **cells) -> list[str]:
     results = results_of({"ddp": rates})
     used = results.runs["world_size"].map(threads)
-    return thread_lines(
-        replace(results, runs=results.runs.assign(device_type="cpu", threads_used=used, **cells))
-    )
+    cells = {"device_type": "cpu", "threads_used": used} | cells
+    return thread_lines(replace(results, runs=results.runs.assign(**cells)))
 
 
 def test_the_fastest_way_comes_first_and_is_named_where_every_repeat_agrees() -> None:
@@ -476,10 +475,7 @@ def test_repeats_that_overlap_or_are_missing_decide_nothing() -> None:
     ],
 )
 def test_other_studies_have_no_such_table(threads, cells) -> None:
-    results = results_of({"ddp": {1: (1000, 1010), 4: (1500, 1490)}})
-    used = results.runs["world_size"].map(threads)
-    runs = results.runs.assign(**({"device_type": "cpu", "threads_used": used} | cells))
-    assert thread_lines(replace(results, runs=runs)) == []
+    assert threads_of({1: (1000, 1010), 4: (1500, 1490)}, threads, **cells) == []
 
 
 def test_a_size_that_leaves_a_core_idle_is_left_out() -> None:
