@@ -80,6 +80,25 @@ def test_losses_are_those_of_one_process(
     assert [r["iterations"] for r in result.records("epoch")] == [5, 5]
 
 
+def test_the_mean_of_a_batch_is_over_its_own_samples(forge: Start) -> None:
+    """All 8 samples are one step, whether the global batch has room for them alone or for more."""
+    words = [
+        *UNEVEN[:2],
+        "--train-samples",
+        "8",
+        "--test-samples",
+        "9",
+        "--epochs",
+        "2",
+        *NO_BREAKDOWN,
+    ]
+    full, smaller = (
+        forge(1, *words, "--lr", "0.1", "--strategy", "single", "--global-batch-size", size)
+        for size in ("8", "11")
+    )
+    assert_same(smaller, full)
+
+
 def test_the_ways_differ(truth: Truth) -> None:
     """Otherwise equal curves would say nothing of clipping or of the optimizer."""
     finals = [round(truth(way).losses()[1], 4) for way in ("accumulate", "clip", "adamw", "recipe")]
