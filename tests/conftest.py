@@ -46,6 +46,7 @@ def _signals_can_be_sent() -> None:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """With `--dist loadgroup` one worker has all tests of Slurm, so that there is one Slurm.
 
