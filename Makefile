@@ -15,7 +15,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # One worker has the tests of Slurm, which wait a good deal (tests/conftest.py); the files of the
 # others are shared out in order, so that those that take long do not come last.
 WORKERS ?= 2
-PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder tests
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder tests
 
 # Sets python to the first that will do.
 FIND_PYTHON = for newest in 14 99; do for python in $(PYTHON); do \

@@ -2,7 +2,7 @@
 
 import os
 import signal
-from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -21,7 +21,6 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("patient")
 
-_CLUSTER = Path(__file__).parent / "cluster"
 _OF_A_JOB = ("SLURM_", "SBATCH_", "JOBKIT_", "TORCHELASTIC_")
 _OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -46,15 +45,23 @@ def _signals_can_be_sent() -> None:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
-@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in the same hook
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With `--dist loadgroup` one worker has all tests of Slurm, so that there is one Slurm.
+@pytest.hookimpl(optionalhook=True)  # without pytest-xdist nobody asks
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `--dist loadfile` one worker has all tests of Slurm, so that there is one Slurm.
 
-    They come first: the other worker computes while they wait. Of the others files stay whole.
+    They come first: the other worker computes while they wait. Marks of groups would do, but
+    pytest-xdist 3.8 puts them into names that pytest 9.2 no longer reads.
     """
-    for item in items:
-        of_slurm = _CLUSTER in item.path.parents
-        item.add_marker(pytest.mark.xdist_group("cluster" if of_slurm else str(item.path)))
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class OneSlurm(LoadFileScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            of_slurm = nodeid.startswith("tests/cluster/")
+            return "cluster" if of_slurm else str(super()._split_scope(nodeid))
+
+    return OneSlurm(config, log)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
