@@ -1,6 +1,7 @@
 """The communication benchmark's results: bandwidths, fitted lines, files, options, the figure."""
 
 import random
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from jobkit.metric import comm
 from jobkit.metric.line import KINDS
 from jobkit.paths import write_json
 from support.codes import code_of
+from support.place import ROOT
 
 SIZES = [2**k for k in range(10, 27, 2)]
 
@@ -131,7 +133,9 @@ def test_run_sh_starts_it_in_a_folder_of_its_own(tmp_path: Path) -> None:
     run = Fake(tmp_path)
     done = run("--comm", "--preflight")
     assert done.returncode == 2 and "one after the other" in done.stderr and not run.calls()
-    done = run("--comm", "--ops", "all_reduce", JOBKIT_LOGS=str(run.folder / "logs"))
+    environ = run.environ(JOBKIT_LOGS=str(run.folder / "logs"))
+    line = ["bash", str(ROOT / "run.sh"), "--comm", "--ops", "all_reduce"]
+    done = subprocess.run(line, env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     check, call = run.calls()[-2:]
     assert check[1] == "jobkit.checks.comm.cli" and check[-1].startswith("--check=")
