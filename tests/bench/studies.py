@@ -29,7 +29,7 @@ MOST_MIB = 1024
 SBATCH = "#!/bin/sh\ncat > /dev/null\necho $$\n"
 PLAN = """
 from jobkit.launch.launcher import save
-from jobkit.spec.plan import Study
+from jobkit.spec.study import Study
 def work(name, runs):
     shapes = {"strategies": ("ddp", "fsdp"), "gpus": (1, 2, 4, 8, 16)}
     plan = Study(name=name, **shapes, repeats=-(-runs // 10)).expand()
@@ -39,7 +39,7 @@ def work(name, runs):
 SUBMIT = """
 from jobkit.launch.launcher import launch
 from jobkit.launch.request import LaunchRequest
-from jobkit.spec.studies import find_study, read_plan
+from jobkit.spec.study import find_study, read_plan
 def work(name, runs):
     request = LaunchRequest(site="slurm", gpu_request="none", options={"hold": True})
     return len(launch(read_plan(find_study(name)), request).run_ids)

@@ -12,7 +12,7 @@ from jobkit.analysis.collect.results import collect
 from jobkit.analysis.report.report import write_report
 from jobkit.launch.states import states
 from jobkit.outcome.status import RunState
-from jobkit.spec.plan import Plan
+from jobkit.spec.study import Plan
 from support.place import ROOT
 from support.training_programs import PLAIN, PRINTS
 

@@ -26,8 +26,7 @@ from jobkit.payload.distributed import Group, follow_timeout
 from jobkit.payload.place import RankEnv, share_of_cores
 from jobkit.payload.run import check_sync_batchnorm
 from jobkit.payload.strategies.dp import DP
-from jobkit.spec.every import Every
-from jobkit.spec.runspec import RunSpec
+from jobkit.spec.runspec import Every, RunSpec
 from support.fake_cuda import FakeCuda
 from support.rigs import ROOT, environment
 

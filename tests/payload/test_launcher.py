@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from jobkit.launch.states import states
-from jobkit.spec.plan import Plan
+from jobkit.spec.study import Plan
 from support.place import ROOT
 
 DOOR = [sys.executable, str(ROOT / "run_benchmarks.py")]
@@ -79,7 +79,7 @@ FROM_PYTHON = """
 from jobkit.analysis.collect import collect
 from jobkit.launch.launcher import launch
 from jobkit.launch.request import LaunchRequest
-from jobkit.spec.plan import Study
+from jobkit.spec.study import Study
 study = Study.of_command(("true",), name="from-python", gpus=(1,), repeats=2)
 started = launch(study.expand(), LaunchRequest(site="local"))
 started.wait()

@@ -21,7 +21,7 @@ from jobkit.analysis.report.proposal import proposal_table
 from jobkit.analysis.report.report import write_report
 from jobkit.analysis.report.reproduce import commands, study_file
 from jobkit.analysis.tables.text import TextTable
-from jobkit.spec.plan import Study
+from jobkit.spec.study import Study
 from support import fake_study
 from support.fake_study import FakeRun, logs, make_plan, whole_study
 

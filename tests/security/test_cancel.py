@@ -16,7 +16,7 @@ from jobkit.launch.command import Order
 from jobkit.launch.local import start
 from jobkit.outcome.liveness import process_start
 from jobkit.paths import write_json
-from jobkit.spec.plan import Plan
+from jobkit.spec.study import Plan
 from support.fake_study import make_plan
 
 WORDS = ("--state=RUNNING", "17 18", "-u", "17_x", "17_[0-9]", "", "\u0661", "17\n")

@@ -23,8 +23,7 @@ from jobkit.metric import comm
 from jobkit.outcome.logs import read_tail
 from jobkit.paths import RunPaths, read_json
 from jobkit.payload.report import Reporter, write_outcome
-from jobkit.spec.plan import Plan
-from jobkit.spec.study_file import read_toml
+from jobkit.spec.study import Plan, read_toml
 from support.fake_study import FakeRun, make_plan, whole_run
 from support.hostile import in_child, snapshot
 from support.place import ROOT

@@ -15,7 +15,7 @@ from jobkit.errors import UsageError
 from jobkit.launch import cli, launcher
 from jobkit.launch.request import LaunchRequest
 from jobkit.permissions import check_study, closed_to_others, next_folder, other_writers, own_folder
-from jobkit.spec.plan import Plan
+from jobkit.spec.study import Plan
 from support.fake_study import make_plan, whole_run
 from support.hostile import in_child
 

@@ -22,7 +22,7 @@ from jobkit.launch.lock import busy
 from jobkit.launch.site import Site
 from jobkit.outcome.slurm_jobs import elements
 from jobkit.payload.slurm_env import expand_nodes, place, tasks_per_node
-from jobkit.spec.plan import Plan
+from jobkit.spec.study import Plan
 from support.fake_study import make_plan, whole_run
 from support.hostile import SECRET, in_child, plain, snapshot
 

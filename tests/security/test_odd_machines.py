@@ -28,7 +28,7 @@ from jobkit.launch.slurm.options import submission
 from jobkit.launch.states import States
 from jobkit.outcome.status import run_state
 from jobkit.processes import process_start
-from jobkit.spec.plan import Plan, Study
+from jobkit.spec.study import Plan, Study
 from support.fake_study import FakeRun, make_plan, whole_run, whole_study
 from support.hostile import in_child
 from support.place import ROOT

@@ -12,8 +12,8 @@ from typing import Any
 
 from jobkit.metric.line import MetricWriter
 from jobkit.paths import RunPaths, logs_root
-from jobkit.spec.plan import Plan, Study
 from jobkit.spec.runspec import RunSpec
+from jobkit.spec.study import Plan, Study
 
 logs = logs_root  # the folder of the studies
 TRAIN_SAMPLES = 8192

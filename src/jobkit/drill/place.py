@@ -15,7 +15,7 @@ from typing import ClassVar
 from jobkit.launch.command import clean_environment, local_command, python_path
 from jobkit.launch.slurm.options import Options
 from jobkit.paths import RunPaths
-from jobkit.spec.planned import PlannedRun
+from jobkit.spec.runspec import PlannedRun
 
 Size = dict[str, int]  # nodes, and ranks_per_node
 MARK = "JOBKIT_DRILL"  # in the environment of all that a drill starts

@@ -23,7 +23,7 @@ from jobkit.launch.slurm.options import (
 )
 from jobkit.outcome import slurm_jobs
 from jobkit.paths import REPOSITORY, RunPaths, write_whole
-from jobkit.spec.planned import PlannedRun
+from jobkit.spec.runspec import PlannedRun
 
 _SETTLED_S = 3.0  # a job that Slurm requeues shows a final state for a moment
 _REQUEUED = ("NODE_FAIL", "PREEMPTED")

@@ -1,7 +1,7 @@
 """Starts the runs of a plan, on this machine or on a cluster, and follows them.
 
     from jobkit.launch.launcher import launch
-    from jobkit.spec.plan import Study
+    from jobkit.spec.study import Study
 
     started = launch(Study.load("demo", epochs=1).expand())
     started.wait()

@@ -12,8 +12,7 @@ from jobkit.launch.states import states
 from jobkit.outcome.join import job_ids
 from jobkit.outcome.status import UNDER_WAY
 from jobkit.paths import StudyPaths, logs_root, read_json
-from jobkit.spec.plan import Plan
-from jobkit.spec.studies import find_study, is_of_logs, read_plan
+from jobkit.spec.study import Plan, find_study, is_of_logs, read_plan
 
 
 def parser() -> argparse.ArgumentParser:

@@ -18,7 +18,7 @@ from jobkit.launch.slurm.own import check_id
 from jobkit.outcome.liveness import is_at_work
 from jobkit.paths import RunPaths, logs_root, read_json
 from jobkit.processes import end_process, is_alive
-from jobkit.spec.studies import is_run
+from jobkit.spec.study import is_run
 
 
 def single_run(given: str | None) -> Path | None:

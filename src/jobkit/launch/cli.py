@@ -20,10 +20,9 @@ from jobkit.launch.slurm.options import OVERRIDES, verbatim
 from jobkit.launch.slurm.words import SbatchParser
 from jobkit.outcome.status import BAD_ENDS
 from jobkit.requeue import MAX_RESTARTS
-from jobkit.spec.command_spec import LAUNCHERS
-from jobkit.spec.grid_words import add_grid_arguments, with_words
+from jobkit.spec.command import LAUNCHERS
 from jobkit.spec.options import add_recipe_argument, add_spec_arguments, given_settings
-from jobkit.spec.plan import STUDIES, Plan, Study
+from jobkit.spec.study import STUDIES, Plan, Study, add_grid_arguments, with_words
 
 DEFAULT_STUDY = "strong"
 _FIT_HERE = (None, "threads")  # studies whose sizes are those of this machine, off Slurm

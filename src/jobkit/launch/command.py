@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jobkit.paths import REPOSITORY, RunPaths, StudyPaths, write_json
-from jobkit.spec.command_spec import CommandSpec
-from jobkit.spec.planned import PlannedRun
+from jobkit.spec.command import CommandSpec
+from jobkit.spec.runspec import PlannedRun
 
 RUN_SH = REPOSITORY / "run.sh"
 

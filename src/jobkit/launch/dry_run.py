@@ -5,7 +5,7 @@ from jobkit.launch.command import job_command, local_command, shown
 from jobkit.launch.request import LaunchRequest
 from jobkit.launch.slurm.options import Submission, submission
 from jobkit.permissions import next_folder
-from jobkit.spec.plan import Plan
+from jobkit.spec.study import Plan
 
 
 def dry_run(plan: Plan, request: LaunchRequest) -> int:

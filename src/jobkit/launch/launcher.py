@@ -22,7 +22,7 @@ from jobkit.metric.pattern import pattern_of
 from jobkit.outcome.status import UNDER_WAY, RunState
 from jobkit.permissions import check_study, closed_to_others
 from jobkit.spec.dataset import check_source
-from jobkit.spec.plan import Plan
+from jobkit.spec.study import Plan
 
 _POLL_S, _LONGEST_PAUSE_S = 0.25, 10.0
 

@@ -21,7 +21,7 @@ from jobkit.errors import Exit, Parser, UsageError, command, nearest
 from jobkit.files import MOST_TOML, load_toml, read_text
 from jobkit.gpus import VENDORS
 from jobkit.paths import INSTALLED, REPOSITORY, check_name, find_named
-from jobkit.spec.setting import check_fields, setting
+from jobkit.spec.settings import check_fields, setting
 
 SITES = REPOSITORY / "hpc" / "sites"
 GPU_REQUESTS = ("gpus-per-node", "gres", "gpus-per-task", "none")

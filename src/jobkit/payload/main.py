@@ -18,9 +18,13 @@ from jobkit.payload.guard.stopping import StopRequest
 from jobkit.payload.leaving import as_rank, leave, refused
 from jobkit.payload.place import read_rank_env, set_threads, share_of_cores
 from jobkit.spec.dataset import check_source
-from jobkit.spec.options import add_recipe_argument, add_spec_arguments, given_settings
+from jobkit.spec.options import (
+    add_recipe_argument,
+    add_spec_arguments,
+    given_settings,
+    read_spec_file,
+)
 from jobkit.spec.runspec import RunSpec, overridden
-from jobkit.spec.spec_file import read_spec_file
 
 EPILOG = """examples:
   bash run.sh --nproc-per-node 2 --strategy ddp --epochs 2 --dataset synthetic

@@ -29,8 +29,7 @@ from jobkit.payload.report import Reporter, write_outcome, write_spec
 from jobkit.payload.strategies import strategy_class
 from jobkit.payload.strategies.base import make_optimizer
 from jobkit.payload.train import Observer, Trainer
-from jobkit.spec.runspec import RunSpec
-from jobkit.spec.window import Window, profiled_ranks
+from jobkit.spec.runspec import RunSpec, Window, profiled_ranks
 from jobkit.units import MIB
 
 

@@ -1,15 +1,18 @@
-"""RunSpec: everything that defines one planned training; its settings stand in groups.py."""
+"""RunSpec: everything that defines one planned training. PlannedRun: what each planned run has."""
 
+import hashlib
+import json
+import re
 import typing
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, Field, dataclass, fields
 from typing import Any, ClassVar
 
 from jobkit.errors import UsageError, nearest, one_of
-from jobkit.spec import setting as setting_rules
+from jobkit.spec import settings as setting_rules
 from jobkit.spec.dataset import WITH_PATH
-from jobkit.spec.every import Every
-from jobkit.spec.groups import (
+from jobkit.spec.settings import (
     DEFAULT_GLOBAL_BATCH_SIZE,
     STRATEGIES,
     CheckpointSettings,
@@ -22,9 +25,164 @@ from jobkit.spec.groups import (
     PipelineSettings,
     RunSettings,
 )
-from jobkit.spec.planned import PlannedRun
 from jobkit.spec.strategies import FACTS
-from jobkit.spec.window import Window, profiled_ranks
+
+COMMAND_LINE = "command line"  # of comparable(): no parameter can have this name
+
+
+class PlannedRun(ABC):
+    """One planned run of a program at a size: a frozen dataclass, checked when it is made."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+    # Packages that the Python of jobkit needs, to start it on this machine.
+    packages: ClassVar[tuple[str, ...]] = ()
+    writes_spec: ClassVar[bool] = False  # the program leaves spec.json in its folder
+    # Settings that the program decides by its device where they have these values.
+    left_to_device: ClassVar[Mapping[str, Any]] = {}
+
+    nodes: int
+    ranks_per_node: int
+    repeat: int
+    stop_signal: str
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in all."""
+        return self.nodes * self.ranks_per_node
+
+    @property
+    @abstractmethod
+    def slug(self) -> str:
+        """The readable part of the run_id."""
+
+    @property
+    @abstractmethod
+    def planned_device(self) -> str | None:
+        """'cuda', 'cpu' or 'auto'; None: the program decides."""
+
+    @property
+    @abstractmethod
+    def planned_epochs(self) -> int | None:
+        """Passes over the training samples; None: the program decides."""
+
+    @property
+    def run_id(self) -> str:
+        """A readable slug and a short hash of what differs from the defaults.
+
+        Hashing only the differences keeps the id when a later version adds a setting.
+        """
+        identity = {f.name for f in fields(self) if f.metadata["identity"]}
+        content = {k: v for k, v in self.differences().items() if k in identity}
+        text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+        return f"{self.slug}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
+
+    def differences(self) -> dict[str, Any]:
+        """The fields that are not at their default."""
+        return {f.name: v for f in fields(self) if (v := getattr(self, f.name)) != _default(f)}
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields, as JSON takes them."""
+        return dict(vars(self))
+
+    @abstractmethod
+    def arguments(self) -> list[str]:
+        """What run.sh gets for this run, besides its size and its folder."""
+
+    @abstractmethod
+    def columns(self) -> dict[str, Any]:
+        """What is planned, by the names of the columns of results.csv."""
+
+    @abstractmethod
+    def comparable(self) -> Mapping[str, Any]:
+        """What two runs of one series must share."""
+
+    def decided(self, recorded: "PlannedRun") -> "PlannedRun":
+        """What is planned, with what it leaves to the device as a run recorded it."""
+        return self
+
+    def differing(self, recorded: "PlannedRun") -> dict[str, tuple[Any, Any]]:
+        """The settings that a run recorded otherwise: as recorded, as planned.
+
+        Empty where the program records none.
+        """
+        return {}
+
+    @property
+    def data(self) -> str | None:
+        """The data set, if it is known before the start."""
+        return None
+
+    @property
+    def whole_node(self) -> bool:
+        """Whether one rank uses every GPU of its node."""
+        return False
+
+    @property
+    def program(self) -> str | None:
+        """The command that must be on the machine; None: jobkit has it."""
+        return None
+
+
+def _default(f: Field[Any]) -> Any:
+    return f.default if f.default_factory is MISSING else f.default_factory()
+
+
+_FORM = re.compile(r"([1-9][0-9]{0,8})|([0-9]{1,6}(?:\.[0-9]{1,3})?)([smh])")
+_UNIT_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+@dataclass(frozen=True)
+class Every:
+    """After so many iterations, or seconds, or each epoch; never, where all are left out."""
+
+    iterations: int | None = None
+    seconds: float | None = None
+    epochs: bool = False
+
+    @classmethod
+    def of(cls, text: str | None) -> "Every":
+        """Read epoch, 200 (iterations), 30s, 10m or 1h. Raises UsageError for anything else."""
+        if text is None:
+            return cls()
+        if text == "epoch":
+            return cls(epochs=True)
+        match = _FORM.fullmatch(text)
+        if match and match[1]:
+            return cls(iterations=int(match[1]))
+        if match and (seconds := float(match[2]) * _UNIT_S[match[3]]) > 0:
+            return cls(seconds=seconds)
+        raise UsageError(
+            f"checkpoint_every = {text!r}: must be epoch, a number of iterations (200), or a time "
+            "(30s, 10m, 1h)"
+        )
+
+
+@dataclass(frozen=True)
+class Window:
+    """Optimizer steps from first to last, counted from 1 over the whole training."""
+
+    first: int
+    last: int
+
+    @classmethod
+    def of(cls, text: str | None) -> "Window | None":
+        """Read 20-22, or 20. Raises UsageError for anything else."""
+        if text is None:
+            return None
+        match = re.fullmatch(r"([1-9][0-9]{0,8})(?:-([1-9][0-9]{0,8}))?", text)
+        if match and int(match[1]) <= int(match[2] or match[1]):
+            return cls(int(match[1]), int(match[2] or match[1]))
+        raise UsageError(f"profile = {text!r}: must be iterations, as 20-22, counted from 1")
+
+
+def profiled_ranks(text: str) -> frozenset[int] | None:
+    """Read 0 or 0,3; None for all. Raises UsageError for anything else."""
+    if text == "all":
+        return None
+    if re.fullmatch(r"[0-9]{1,6}(,[0-9]{1,6})*", text):
+        return frozenset(int(word) for word in text.split(","))
+    raise UsageError(f"profile_ranks = {text!r}: must be all, or ranks, as 0,3")
+
 
 __all__ = ["STRATEGIES", "RunSpec"]
 

@@ -24,9 +24,9 @@ from jobkit.metric.line import KINDS
 from jobkit.metric.pattern import load_pattern
 from jobkit.outcome.status import STATUSES, run_state
 from jobkit.paths import write_json
-from jobkit.spec.command_spec import CommandSpec
-from jobkit.spec.plan import Plan, Study
+from jobkit.spec.command import CommandSpec
 from jobkit.spec.runspec import SETTINGS, RunSpec
+from jobkit.spec.study import Plan, Study
 from support import fake_study
 from support.fake_study import (
     TRAIN_SAMPLES,

@@ -10,7 +10,7 @@ from jobkit.analysis.collect.measured import ranks_together
 from jobkit.analysis.collect.records import RunRecords
 from jobkit.analysis.tables.comparable import SAME, faults
 from jobkit.paths import RunPaths
-from jobkit.spec.command_spec import CommandSpec
+from jobkit.spec.command import CommandSpec
 from jobkit.spec.runspec import RunSpec
 
 TWO = {"command": ("python", "train.py"), "ranks_per_node": 2}

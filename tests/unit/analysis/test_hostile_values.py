@@ -15,8 +15,8 @@ from jobkit.analysis.cli import collect_main, plot_main
 from jobkit.analysis.collect.results import collect
 from jobkit.errors import UsageError
 from jobkit.launch.command import job_command, local_command, shown
-from jobkit.spec.plan import Study
 from jobkit.spec.runspec import RunSpec
+from jobkit.spec.study import Study
 from support import fake_study
 from support.fake_study import FakeRun, logs, make_plan, whole_run
 from support.place import ROOT
@@ -174,7 +174,7 @@ WRITER = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
 from support.fake_study import FakeRun
-from jobkit.spec.plan import Plan
+from jobkit.spec.study import Plan
 from jobkit.paths import StudyPaths
 plan = Plan.read(StudyPaths.named("s").plan)
 for run_id, spec in list(plan.runs.items())[int(sys.argv[2]) :: 2]:

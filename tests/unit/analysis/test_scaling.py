@@ -18,7 +18,7 @@ from jobkit.analysis.scaling.scaling import measured_sizes, scaling_table
 from jobkit.analysis.scaling.sizes import Size
 from jobkit.analysis.tables.columns import EPOCHS, RESULTS, SCALING
 from jobkit.analysis.tables.frames import frame
-from jobkit.spec.plan import Plan
+from jobkit.spec.study import Plan
 from support import measured_study
 from support.codes import code_of
 from support.fake_study import FakeRun, make_plan, whole_run, whole_study

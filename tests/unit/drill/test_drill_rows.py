@@ -31,7 +31,7 @@ from jobkit.launch.site import Site
 from jobkit.metric.line import MetricWriter
 from jobkit.outcome.status import STATUSES, run_state
 from jobkit.paths import RunPaths, write_json
-from jobkit.spec.planned import PlannedRun
+from jobkit.spec.runspec import PlannedRun
 
 PROGRAM = Command(words=("python", "train.py"), at=5, after_s=None, minutes=10)
 GOOD = Row(

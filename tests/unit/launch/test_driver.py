@@ -13,7 +13,7 @@ import pytest
 
 from jobkit.launch.command import Order
 from jobkit.outcome.status import run_state
-from jobkit.spec.plan import Plan
+from jobkit.spec.study import Plan
 from support.fake_study import logs, make_plan
 
 MARKER = "s3cr3t-of-the-user"

@@ -13,8 +13,8 @@ from jobkit.launch.kubernetes.check import check
 from jobkit.launch.kubernetes.cli import main as check_k8s
 from jobkit.launch.kubernetes.manifest import manifest, object_name
 from jobkit.launch.kubernetes.options import KubernetesOptions
-from jobkit.spec.plan import Study
 from jobkit.spec.runspec import RunSpec
+from jobkit.spec.study import Study
 from support.place import ROOT
 
 GOLDEN = ROOT / "tests" / "golden" / "scripts" / "kubernetes.yaml"

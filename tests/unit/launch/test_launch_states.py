@@ -14,7 +14,7 @@ from jobkit.outcome.facts import read_job
 from jobkit.outcome.liveness import process_start
 from jobkit.outcome.status import BAD_ENDS, STATUSES, RunState
 from jobkit.paths import RunPaths, read_json, write_json
-from jobkit.spec.plan import Plan
+from jobkit.spec.study import Plan
 from support.fake_study import FakeRun, make_plan
 
 

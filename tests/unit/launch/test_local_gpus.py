@@ -5,8 +5,8 @@ import pytest
 from jobkit.errors import UsageError
 from jobkit.launch.local import slots, start
 from jobkit.launch.local.slots import Slots
-from jobkit.spec.plan import Plan, Study
 from jobkit.spec.runspec import RunSpec
+from jobkit.spec.study import Plan, Study
 
 ON_CPU = "1 GPU for up to 2 ranks: runs with more ranks than GPUs compute on the CPU"
 OTHERS_WAIT = (

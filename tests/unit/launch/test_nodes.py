@@ -17,7 +17,7 @@ import yaml
 
 from jobkit.launch.kubernetes.manifest import manifest
 from jobkit.launch.kubernetes.options import KubernetesOptions
-from jobkit.spec.plan import Study
+from jobkit.spec.study import Study
 from support.place import ROOT
 
 # Each test has an address of its own, so that no other program has its port.

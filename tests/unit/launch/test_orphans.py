@@ -13,7 +13,7 @@ from jobkit.launch import cli
 from jobkit.launch.local import orphans
 from jobkit.paths import StudyPaths, write_json
 from jobkit.processes import process_start
-from jobkit.spec.plan import Study
+from jobkit.spec.study import Study
 
 GONE = {"pid": (1 << 22) - 1, "pid_start": 1}
 

@@ -20,7 +20,7 @@ from jobkit.launch.slurm.options import (
     verbatim,
 )
 from jobkit.launch.slurm.submit import script
-from jobkit.spec.plan import Study
+from jobkit.spec.study import Study
 from support.place import ROOT
 
 GOLDEN = ROOT / "tests" / "golden" / "scripts"

@@ -20,7 +20,7 @@ from jobkit.launch.slurm import commands, submit
 from jobkit.launch.slurm.cluster import max_array_size
 from jobkit.launch.slurm.options import Submission, submission
 from jobkit.paths import read_json
-from jobkit.spec.plan import Plan, Study
+from jobkit.spec.study import Plan, Study
 
 # Notes its words, its environment and what it reads; the ids count from 7. Refuses a job for which
 # no place is left: the file free has how many elements of arrays there is room for.

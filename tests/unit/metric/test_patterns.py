@@ -14,7 +14,7 @@ from jobkit.analysis.log_options import try_pattern
 from jobkit.errors import UsageError
 from jobkit.metric.pattern import PATTERNS, Pattern, load_pattern, own_pattern, pattern_of
 from jobkit.metric.quantity import quantity_of
-from jobkit.spec.command_spec import CommandSpec
+from jobkit.spec.command import CommandSpec
 
 NAMES = {p.stem for p in PATTERNS.glob("*.toml")}
 NAMES |= {"deepspeed", "lightning", "megatron", "nanogpt", "timm", "torchtitan", "transformers"}

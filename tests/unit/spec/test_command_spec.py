@@ -11,11 +11,9 @@ import pytest
 from jobkit.analysis.tables.columns import RESULTS
 from jobkit.analysis.tables.series import series_labels
 from jobkit.errors import UsageError
-from jobkit.spec.command_spec import CommandSpec, program_name
-from jobkit.spec.command_study import SIZE_NAMES
-from jobkit.spec.plan import Plan, Study, read_spec
+from jobkit.spec.command import SIZE_NAMES, CommandSpec, check_fits, check_name_free, program_name
 from jobkit.spec.runspec import SETTINGS, RunSpec
-from jobkit.spec.taken_columns import check_fits, check_name_free
+from jobkit.spec.study import Plan, Study, read_spec
 
 COMMAND = ("python", "train.py", "--batch={batch}", "--accumulate={accumulate}")
 NANO: dict[str, Any] = {

@@ -3,7 +3,7 @@
 import pytest
 
 from jobkit.errors import UsageError
-from jobkit.spec.placeholders import fill, resolve, resolve_all
+from jobkit.spec.command import fill, resolve, resolve_all
 
 NAMES = {"ranks": 8, "nodes": 2, "batch": 12, "lr": 0.1, "tag": "a b", "on": True}
 

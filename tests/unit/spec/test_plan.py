@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from jobkit.errors import UsageError
-from jobkit.spec.plan import Plan, Study
+from jobkit.spec.study import Plan, Study
 
 
 def load(folder: Path, text: str, **changes: Any) -> Study:

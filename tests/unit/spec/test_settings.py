@@ -13,14 +13,16 @@ from jobkit.errors import UsageError
 from jobkit.payload.guard import faults
 from jobkit.payload.guard.stopping import StopRequest
 from jobkit.payload.main import parser, read_settings
-from jobkit.spec.every import Every
-from jobkit.spec.groups import GROUPS
-from jobkit.spec.options import add_recipe_argument, add_spec_arguments, given_settings
-from jobkit.spec.plan import STUDIES, Study
-from jobkit.spec.recipes import RECIPES
-from jobkit.spec.runspec import SETTINGS, RunSpec
-from jobkit.spec.spec_file import read_spec_file
-from jobkit.spec.window import Window, profiled_ranks
+from jobkit.spec.options import (
+    RECIPES,
+    add_recipe_argument,
+    add_spec_arguments,
+    given_settings,
+    read_spec_file,
+)
+from jobkit.spec.runspec import SETTINGS, Every, RunSpec, Window, profiled_ranks
+from jobkit.spec.settings import GROUPS
+from jobkit.spec.study import STUDIES, Study
 
 META = {f.name: f.metadata for f in fields(RunSpec)}
 TYPES = {f.name: getattr(f.type, "__name__", str(f.type)) for f in fields(RunSpec)}

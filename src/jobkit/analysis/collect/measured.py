@@ -21,7 +21,7 @@ from jobkit.metric.pattern import Pattern, pattern_of
 from jobkit.outcome.facts import seconds
 from jobkit.outcome.logs import open_log
 from jobkit.paths import RunPaths, read_json
-from jobkit.spec.command_spec import CommandSpec
+from jobkit.spec.command import CommandSpec
 
 OF_EPOCHS = "epochs of the training"
 WALL_TIME = "wall time of the run, start-up included"

@@ -21,8 +21,8 @@ from jobkit.metric.line import COMMON, KINDS, Record
 from jobkit.outcome.slurm_jobs import Job
 from jobkit.outcome.status import RunState
 from jobkit.paths import RunPaths
-from jobkit.spec.plan import read_spec
-from jobkit.spec.planned import PlannedRun
+from jobkit.spec.runspec import PlannedRun
+from jobkit.spec.study import read_spec
 
 OF_EPOCH = tuple(c for c in EPOCHS if c.name in (*KINDS["epoch"], "attempt"))
 # What identifies a run, or a record among others: no columns of an epoch's own.

@@ -43,7 +43,7 @@ from jobkit.errors import one_line
 from jobkit.files import is_there
 from jobkit.paths import StudyPaths
 from jobkit.permissions import closed_to_others, other_writers
-from jobkit.spec.studies import find_study
+from jobkit.spec.study import find_study
 
 OUTDATED = "a run has written to its log since the tables were: collect again"
 

@@ -14,8 +14,7 @@ from jobkit.errors import UsageError
 from jobkit.metric.line import KINDS, Record
 from jobkit.outcome.slurm_jobs import Job
 from jobkit.outcome.status import RunState
-from jobkit.spec.planned import PlannedRun
-from jobkit.spec.runspec import RunSpec
+from jobkit.spec.runspec import PlannedRun, RunSpec
 
 _RESULT_NAMES = frozenset(c.name for c in RESULTS)
 _OTHERWISE = {"threads", "work_source"}  # not what it says, and of the steps' source alone

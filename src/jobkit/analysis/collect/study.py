@@ -7,9 +7,8 @@ from pathlib import Path
 from jobkit.outcome import slurm_jobs
 from jobkit.outcome.join import Joined, join, ordered_runs
 from jobkit.paths import RunPaths, StudyPaths, read_json
-from jobkit.spec.plan import Plan
-from jobkit.spec.planned import PlannedRun
-from jobkit.spec.studies import own_spec, run_folders
+from jobkit.spec.runspec import PlannedRun
+from jobkit.spec.study import Plan, own_spec, run_folders
 
 
 @dataclass(frozen=True)

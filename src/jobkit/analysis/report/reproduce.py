@@ -13,8 +13,8 @@ from jobkit.analysis.tables.columns import RESULTS
 from jobkit.analysis.tables.text import counted
 from jobkit.errors import UsageError
 from jobkit.paths import read_json
-from jobkit.spec.plan import Study
 from jobkit.spec.runspec import SETTINGS
+from jobkit.spec.study import Study
 
 _VERSIONS = (
     "device",

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from jobkit.spec.planned import COMMAND_LINE, PlannedRun
+from jobkit.spec.runspec import COMMAND_LINE, PlannedRun
 
 # Values that need no name; others are shown as setting=value.
 _PLAIN_VALUES = ("strategy", "model", "precision", "optimizer", "scaling")

@@ -13,7 +13,7 @@ from jobkit.outcome.facts import read_job, seconds
 from jobkit.outcome.logs import open_log
 from jobkit.paths import RunPaths
 from jobkit.processes import age_s
-from jobkit.spec.planned import PlannedRun
+from jobkit.spec.runspec import PlannedRun
 
 _TAIL_BYTES = 32 << 10
 _TOO_LARGE = 1e30  # to be shown

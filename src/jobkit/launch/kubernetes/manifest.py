@@ -12,7 +12,7 @@ from typing import Any
 from jobkit.errors import Exit
 from jobkit.launch.command import run_words
 from jobkit.launch.kubernetes.options import KubernetesOptions
-from jobkit.spec.planned import PlannedRun
+from jobkit.spec.runspec import PlannedRun
 
 PORT = 29500
 MOUNT = "/runs"  # where the pods have the volume

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from jobkit.errors import UsageError
-from jobkit.spec.setting import check_fields, setting
+from jobkit.spec.settings import check_fields, setting
 
 QUANTITY = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)(m|k|[KMGTPE]i|[MGTPE])?")  # as 500m, 64Gi
 _UNITS = {"": 1, "m": 1e-3, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}

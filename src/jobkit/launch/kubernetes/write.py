@@ -12,7 +12,7 @@ from jobkit.launch.request import LaunchRequest, refuse_logs
 from jobkit.paths import write_whole
 from jobkit.permissions import closed_to_others
 from jobkit.requeue import MAX_RESTARTS
-from jobkit.spec.plan import Plan
+from jobkit.spec.study import Plan
 
 FOLDER = "kubernetes"
 

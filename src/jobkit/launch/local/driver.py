@@ -25,7 +25,7 @@ from jobkit.launch.task import GRACE_S, ORDER_KEY, adopt_orphans, end_descendant
 from jobkit.outcome.liveness import process_start
 from jobkit.paths import StudyPaths, write_json
 from jobkit.processes import pid_namespace
-from jobkit.spec.plan import Plan
+from jobkit.spec.study import Plan
 
 _POLL_S = 0.1
 _Process = subprocess.Popen[bytes]

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from jobkit.gpus import lendable_gpus
-from jobkit.spec.planned import PlannedRun
+from jobkit.spec.runspec import PlannedRun
 
 
 @dataclass

@@ -22,8 +22,8 @@ from jobkit.launch.states import States
 from jobkit.outcome.liveness import is_alive
 from jobkit.paths import StudyPaths, read_json
 from jobkit.processes import end_process
-from jobkit.spec.command_spec import CommandSpec
-from jobkit.spec.plan import Plan
+from jobkit.spec.command import CommandSpec
+from jobkit.spec.study import Plan
 
 _DRIVER = "jobkit.launch.local.driver"
 

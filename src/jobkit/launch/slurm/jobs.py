@@ -10,7 +10,7 @@ from jobkit.launch.slurm import commands, submit
 from jobkit.launch.slurm.options import Submission
 from jobkit.launch.states import States
 from jobkit.outcome.status import UNDER_WAY
-from jobkit.spec.plan import Plan
+from jobkit.spec.study import Plan
 
 _POLL_S = 2.0
 _CANCEL_WAIT_S = 60.0

@@ -13,8 +13,8 @@ from jobkit.launch.site import Site, minutes
 from jobkit.launch.slurm.cluster import max_array_size
 from jobkit.paths import StudyPaths
 from jobkit.requeue import WARNING_S
-from jobkit.spec.plan import Plan
-from jobkit.spec.planned import PlannedRun
+from jobkit.spec.runspec import PlannedRun
+from jobkit.spec.study import Plan
 
 Options = dict[str, str | bool]
 

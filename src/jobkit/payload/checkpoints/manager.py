@@ -13,7 +13,7 @@ from jobkit.payload.checkpoints.copies import Copier, once
 from jobkit.payload.checkpoints.store import Saved, Store, Unsaved
 from jobkit.payload.progress import Progress
 from jobkit.payload.report import Reporter
-from jobkit.spec.every import Every
+from jobkit.spec.runspec import Every
 
 if TYPE_CHECKING:
     from jobkit.payload.train import Trainer

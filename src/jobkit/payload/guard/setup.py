@@ -16,7 +16,7 @@ from jobkit.payload.guard.watchdog import Watchdog
 from jobkit.payload.job import RankJob
 from jobkit.payload.report import Reporter, write_outcome
 from jobkit.payload.train import Trainer
-from jobkit.spec.every import Every
+from jobkit.spec.runspec import Every
 
 # Where a rank waits for others or for a disk.
 _WAITING = (consensus, copies, manager, state, store, readback)

@@ -12,7 +12,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from jobkit.payload.data.batches import Step
-from jobkit.spec.window import Window
+from jobkit.spec.runspec import Window
 
 if TYPE_CHECKING:
     from jobkit.payload.train import Trainer

@@ -1,13 +1,140 @@
-"""The settings of one training, grouped by what they belong to. RunSpec puts the groups together.
+"""The settings of one training, and how a field of any specification is declared and checked.
 
-The fields below are the only place where a setting is written down: the payload's options, the keys
-of a study's TOML file, spec.json and the columns of results.csv follow from them.
+The fields of the groups are the only place where a setting is written down: the payload's
+options, the keys of a study's TOML file, spec.json and the columns of results.csv follow from them.
 """
 
-from dataclasses import dataclass
+import functools
+import math
+import re
+import sys
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
 
-from jobkit.spec.setting import setting
+from jobkit.errors import UsageError, one_of
 from jobkit.spec.strategies import FACTS
+
+_ONE = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
+_MANY = {str: "strings", int | str: "whole numbers or strings", Any: "values"}
+
+
+def setting(
+    default: Any,
+    text: str,
+    *,
+    choices: tuple[str, ...] | None = None,
+    low: float | None = None,
+    high: float | None = None,
+    option: bool = True,
+    identity: bool = True,
+    multiline: bool = False,
+) -> Any:
+    """Declare a field: its default, one line of help, its range, and what it takes part in.
+
+    low: of a list its least length. option: the payload takes it as an argument. identity: it is
+    part of the run's identity (its run_id); a setting that cannot change the outcome or the speed,
+    such as a path, is not.
+    """
+    meta = {"help": text, "choices": choices, "low": low, "high": high, "multiline": multiline}
+    meta |= {"option": option, "identity": identity}
+    if default == {}:
+        return field(default_factory=dict, metadata=meta)
+    return field(default=default, metadata=meta)
+
+
+def check_fields(spec: Any) -> None:
+    """Check every field of a frozen dataclass and give it its field's type; raises UsageError."""
+    for name, hint, meta, default in _rules(spec.__class__):
+        value = getattr(spec, name)
+        # Most are at their default, which is sound; an empty list may be too short.
+        if type(value) is not type(default) or value != default or type(value) is tuple:
+            object.__setattr__(spec, name, check(name, hint, meta, value))
+
+
+@functools.cache
+def _rules(kind: type) -> tuple[tuple[str, Any, Mapping[str, Any], Any], ...]:
+    """The name, type hint, metadata and default of each field of a dataclass."""
+    hints = typing.get_type_hints(kind)
+    return tuple((f.name, hints[f.name], f.metadata, f.default) for f in fields(kind))
+
+
+def plain_type(hint: Any) -> tuple[Any, bool]:
+    """The type in a field's hint and whether the field may be left out (None)."""
+    if isinstance(hint, types.UnionType) and types.NoneType in typing.get_args(hint):
+        (plain,) = (a for a in typing.get_args(hint) if a is not types.NoneType)
+        return plain, True
+    return hint, False
+
+
+def check(name: str, hint: Any, meta: Mapping[str, Any], value: Any) -> Any:
+    """Return the value as the field's type; raise UsageError that says what it may be."""
+    plain, optional = plain_type(hint)
+    if value is None and optional:
+        return None
+    origin, inner = typing.get_origin(plain), typing.get_args(plain)
+    try:
+        if origin is tuple:
+            if not isinstance(value, list | tuple) or len(value) < (meta.get("low") or 0):
+                raise _WrongError
+            if not all(_is_one(each, inner[0]) for each in value):
+                raise _WrongError
+            text = {"multiline": meta.get("multiline")}
+            return tuple(_single(name, type(each), text, each) for each in value)
+        if origin is Mapping:
+            if not isinstance(value, Mapping):
+                raise _WrongError
+            return {k: check(f"{name} {k}", inner[1], meta, each) for k, each in value.items()}
+        return value if plain is Any else _single(name, plain, meta, value)
+    except _WrongError:  # in words only then: thousands of values are sound
+        said = f"{name} = {value!r}: must be {describe(hint, meta)}"
+        raise UsageError(said) from None
+
+
+class _WrongError(Exception):
+    """A value is not what its field may be."""
+
+
+def _is_one(value: Any, hint: Any) -> bool:
+    """Whether an element of a list has the type of its hint."""
+    return hint is Any or type(value) in (typing.get_args(hint) or (hint,))
+
+
+def _single(name: str, plain: type, meta: Mapping[str, Any], value: Any) -> Any:
+    """Check a value that is no list and no table."""
+    if plain is float and isinstance(value, int) and not isinstance(value, bool):
+        if abs(value) > sys.float_info.max:
+            raise _WrongError
+        value = float(value)
+    if type(value) is not plain:
+        raise _WrongError
+    if meta.get("choices"):
+        one_of(name.replace("_", " "), value, meta["choices"])
+    if isinstance(value, float) and not math.isfinite(value):
+        raise _WrongError
+    low, high = meta.get("low"), meta.get("high")
+    if (low is not None and value < low) or (high is not None and value > high):
+        raise _WrongError
+    control = r"[\x00-\x08\x0b-\x1f\x7f]" if meta.get("multiline") else r"[\x00-\x1f\x7f]"
+    if isinstance(value, str) and re.search(control, value):
+        raise UsageError(f"{name} = {value!r}: has a control character")
+    return value
+
+
+def describe(hint: Any, meta: Mapping[str, Any]) -> str:
+    """What a field may be, in words."""
+    plain, _ = plain_type(hint)
+    origin, inner = typing.get_origin(plain), typing.get_args(plain)
+    if origin is Mapping or plain is Any:
+        return "a table"
+    words = f"a list of {_MANY[inner[0]]}" if origin is tuple else _ONE[plain]
+    low, high = meta.get("low"), meta.get("high")
+    if low is not None and high is not None:
+        return f"{words} from {low} to {high}"
+    return f"{words}, {low} or more" if low is not None else words
+
 
 STRATEGIES = tuple(FACTS)
 COMM_HOOKS = ("none", "fp16", "bf16", "powersgd")

@@ -12,7 +12,7 @@ A study is a TOML file:
     [sweep]                      # any setting of RunSpec, one run for each value
     precision = ["fp32", "bf16"]
 
-or of any other program, by its command, in which {names} are replaced (see placeholders.py):
+or of any other program, by its command, in which {names} are replaced (see command.py):
 
     command = ["python", "train.py", "--batch={batch}", "--accumulate={40 / ranks}"]
     launcher = "srun"            # or torchrun, or once: the command brings its own launcher
@@ -24,25 +24,83 @@ or of any other program, by its command, in which {names} are replaced (see plac
     together = true              # though nothing may show that the ranks talk to each other
 """
 
+import argparse
 import itertools
 import json
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from jobkit.errors import UsageError, nearest, one_of
-from jobkit.files import load_json, read_regular
-from jobkit.paths import REPOSITORY, StudyPaths, check_name, find_named, write_whole
+from jobkit.files import (
+    MOST_TOML,
+    file_names,
+    is_there,
+    load_json,
+    load_toml,
+    read_regular,
+    read_text,
+)
+from jobkit.paths import (
+    REPOSITORY,
+    StudyPaths,
+    check_name,
+    find_named,
+    logs_root,
+    read_json,
+    write_whole,
+)
 from jobkit.permissions import closed_to_others
-from jobkit.spec.command_spec import LAUNCHERS, CommandSpec, program_name
-from jobkit.spec.command_study import CommandGrid
-from jobkit.spec.planned import PlannedRun
-from jobkit.spec.runspec import ONE_RANK, SETTINGS, STRATEGIES, RunSpec, check_keys, overridden
-from jobkit.spec.setting import check_fields, setting
-from jobkit.spec.study_file import read_toml, size_of
+from jobkit.spec.command import LAUNCHERS, CommandGrid, CommandSpec, Value, program_name, used
+from jobkit.spec.runspec import (
+    ONE_RANK,
+    SETTINGS,
+    STRATEGIES,
+    PlannedRun,
+    RunSpec,
+    check_keys,
+    check_value,
+    overridden,
+    plain_type,
+)
+from jobkit.spec.settings import check_fields, setting
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file. Raises UsageError for a file that cannot be read."""
+    try:
+        return load_toml(read_text(path, MOST_TOML))
+    except ValueError as error:
+        raise UsageError(f"{path}: not valid TOML: {error}") from None
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None
+
+
+def size_of(gpus: int | str, per_node: int | None) -> tuple[int, int]:
+    """A size as (nodes, ranks per node): 8 on nodes of 4 is (2, 4); "2x3" is (2, 3)."""
+    if isinstance(gpus, str) and (match := re.fullmatch(r"([1-9]\d{0,5})x([1-9]\d{0,5})", gpus)):
+        return int(match[1]), int(match[2])
+    if isinstance(gpus, str) and re.fullmatch(r"[1-9]\d{0,6}", gpus):
+        gpus = int(gpus)
+    if type(gpus) is not int or gpus < 1:
+        hint = ""
+        if isinstance(gpus, str) and re.fullmatch(r"\d+(,\d+)+,?", gpus):
+            hint = f"; separate sizes by spaces: --gpus {' '.join(filter(None, gpus.split(',')))}"
+        elif isinstance(gpus, str) and re.match(r"[A-Za-z./]", gpus):
+            hint = "; a command comes after --, as: --gpus 1 2 -- python train.py"
+        raise UsageError(
+            f"gpus {gpus!r}: must be a whole number, 1 or more, or NODESxRANKS as 2x4{hint}"
+        )
+    if per_node is None or gpus <= per_node:
+        return 1, gpus
+    if gpus % per_node:
+        raise UsageError(f"gpus {gpus}: does not fill nodes of {per_node}; say NODESxRANKS, as 2x3")
+    return gpus // per_node, per_node
+
 
 STUDIES = REPOSITORY / "hpc" / "studies"
 PLAN_VERSION = 1
@@ -295,3 +353,236 @@ class Plan:
 def read_spec(values: Mapping[str, Any]) -> RunSpec | CommandSpec:
     """The spec in spec.json, or in a plan. Raises UsageError."""
     return CommandSpec.from_dict(values) if "command" in values else RunSpec.from_dict(values)
+
+
+_FILES = ("plan.json", "logs.json")  # a study's folder has one of them
+
+
+def find_study(given: str | Path | None = None, *, planned: bool = False) -> Path:
+    """The folder of a study, by its path or bare name; the newest one when none is given.
+
+    planned: the newest of those with a plan: a list of logs has no runs to look at or to end.
+    Raises UsageError that names the nearest study where there is none.
+    """
+    if given is None:
+        return _newest(planned)
+    text = str(given)
+    named = logs_root() / text
+    bare = text not in ("", ".", "..") and "/" not in text
+    try:
+        folder = named if bare and named.is_dir() else Path(text)
+        there = bool(text) and folder.is_dir()
+    except OSError as error:  # too long for a name
+        raise UsageError(f"no study {text!r}: {error.strerror}") from None
+    if not there:
+        raise UsageError(_unknown(text, folder))
+    if is_there(folder / "logs.json"):
+        return folder
+    if not is_there(folder / "plan.json") and is_run(folder):
+        parent = folder.absolute().parent
+        raise UsageError(f"{text} is the folder of one run: name its study, {parent}")
+    if not is_there(folder / "plan.json") and not run_folders(folder):
+        raise UsageError(f"{text} has no plan.json and no run: it is not a study")
+    return folder
+
+
+def is_of_logs(folder: Path) -> bool:
+    """Whether a study's folder lists logs that exist already, and plans no run."""
+    return is_there(folder / "logs.json") and not is_there(folder / "plan.json")
+
+
+def read_plan(folder: Path) -> Plan:
+    """The plan of a study's folder or, where single jobs have none, that of the runs in it.
+
+    Raises UsageError where a plan cannot be read, and without one where no run has a spec.json.
+    """
+    if is_there(folder / "plan.json"):
+        return Plan.read(folder / "plan.json")
+    found = {f.name: spec for f in run_folders(folder) if (spec := own_spec(f))}
+    runs = {check_name("run id", name): spec for name, spec in found.items()}
+    if not runs:
+        raise UsageError(f"{folder} has no plan.json, and no run in it has a spec.json")
+    return Plan(study=Study(name="single"), runs=runs, folder=folder)
+
+
+def own_spec(folder: Path) -> PlannedRun | None:
+    """The spec that lies in a run's folder, where this version can read it."""
+    try:
+        return read_spec((read_json(folder / "spec.json") or {})["spec"])
+    except (KeyError, TypeError, AttributeError, UsageError):
+        return None
+
+
+def _newest(planned: bool) -> Path:
+    seen = [p for p in _plans() if p.name == "plan.json" or not planned]
+    plans = [(when, p) for p in seen if (when := _written(p)) is not None]
+    if not plans:
+        single = logs_root() / "single"
+        hint = f"; single runs are in {single}: name that" if single.is_dir() else ""
+        raise UsageError(f"no study in {logs_root()}: start one with run_benchmarks.py{hint}")
+    return max(plans)[1].parent
+
+
+def _plans() -> list[Path]:
+    """What every study has that can be seen: its plan, or the list of its logs."""
+    plans = (logs_root() / name / file for name in file_names(logs_root()) for file in _FILES)
+    return [path for path in plans if is_there(path)]
+
+
+def _written(path: Path) -> float | None:
+    try:
+        return path.stat().st_mtime
+    except OSError:  # the study was just removed
+        return None
+
+
+def _unknown(text: str, folder: Path) -> str:
+    """The line for a study that is not there."""
+    if folder.is_file():
+        return f"{text} is a file: give the study's folder"
+    known = sorted({p.parent.name for p in _plans()})
+    shown = f" (in {logs_root()}: {', '.join(known)})" if known else f" in {logs_root()}"
+    return f"no study {text!r}{nearest(folder.name, known)}{shown}"
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder is one of a run: something of a run lies in it."""
+    names = ("spec.json", "metrics", "train.log")
+    return any(is_there(folder / name) for name in names)
+
+
+def run_folders(folder: Path, but: Collection[str] = ()) -> list[Path]:
+    """The folders of runs in a study's folder, by name; but: names that are left out."""
+    return [f for n in sorted({*file_names(folder)}.difference(but)) if is_run(f := folder / n)]
+
+
+_BOOLS = {"true": True, "false": False}
+
+
+def add_grid_arguments(made: argparse.ArgumentParser) -> None:
+    """Add --sweep and --parameter."""
+    group = made.add_argument_group("grid", "Both take several words, and may be repeated.")
+    group.add_argument(
+        "--sweep",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME=V1,V2",
+        help="one run for each value of a setting, or of a placeholder {NAME} of the command",
+    )
+    group.add_argument(
+        "--parameter",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME=VALUE",
+        help="value of a placeholder {NAME} of the command, and a column of results.csv",
+    )
+
+
+def with_words(
+    study: Study, sweeps: Sequence[str], parameters: Sequence[str], given: Collection[str] = ()
+) -> Study:
+    """The study with what NAME=V1,V2 (sweeps) and NAME=VALUE (parameters) say, as last word.
+
+    given: settings that have an option of their own on the same command line, which must not be
+    swept as well. Raises UsageError for a text that is no assignment, a name that the study does
+    not know, a value that its setting does not take, and whatever is said twice.
+    """
+    if not (sweeps or parameters):
+        return study
+    swept = _assignments("--sweep", sweeps, "V1,V2")
+    single = _assignments("--parameter", parameters, "VALUE")
+    if not study.command:
+        return _with_settings(study, swept, single, given)
+    for name in single:
+        if name in swept:
+            raise UsageError(f"{name}: give --parameter or --sweep, not both")
+    _check_names(study, [*swept, *single], [*swept.values(), *single.values()])
+    kept = {k: v for k, v in study.sweep.items() if k not in single}
+    more = {k: _values(k, text, _plain) for k, text in swept.items()}
+    own = {**study.parameters, **{k: _plain(k, text) for k, text in single.items()}}
+    return replace(study, parameters=own, sweep={**kept, **more})
+
+
+def _with_settings(
+    study: Study, swept: Mapping[str, str], single: Mapping[str, str], given: Collection[str]
+) -> Study:
+    """A study of jobkit's own training, whose sweeps are of its settings."""
+    if single:
+        name = next(iter(single))
+        raise UsageError(
+            f"--parameter {name}: is of a command; a setting of the training has its own option"
+        )
+    sweep: dict[str, Any] = {}
+    for word, text in swept.items():
+        name = word.replace("-", "_")
+        check_keys({name: text})
+        if name in sweep:
+            raise UsageError(f"--sweep {name}: given twice, also as {word}")
+        if name in given:
+            option = "--" + name.replace("_", "-")
+            raise UsageError(f"{name}: give {option} or --sweep, not both")
+        sweep[name] = _values(name, text, _setting)
+    fixed = {k: v for k, v in overridden(study.settings, sweep).items() if k not in sweep}
+    fixed |= {k: v for k, v in study.settings.items() if k in given}
+    return replace(study, settings=fixed, sweep=overridden(study.sweep, sweep))
+
+
+def _assignments(option: str, words: Sequence[str], what: str) -> dict[str, str]:
+    """The words NAME=TEXT, by name."""
+    found: dict[str, str] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not (name and equals and text):
+            raise UsageError(f"{option} {word!r}: must be NAME={what}")
+        if name in found:
+            raise UsageError(f"{option} {name}: given twice")
+        found[name] = text
+    return found
+
+
+def _values(name: str, text: str, typed: Any) -> tuple[Value, ...]:
+    """The values between the commas, each once."""
+    found: list[Value] = []
+    for part in text.split(","):
+        if not part.strip():
+            raise UsageError(f"--sweep {name}={text}: has an empty value")
+        value = typed(name, part.strip())
+        if value in found:
+            raise UsageError(f"--sweep {name}={text}: has {part.strip()} twice")
+        found.append(value)
+    return tuple(found)
+
+
+def _plain(_name: str, text: str) -> Value:
+    """A value as TOML has it: a number, true or false, else a string."""
+    if text in _BOOLS:
+        return _BOOLS[text]
+    if re.fullmatch(r"[+-]?\d{1,15}", text):
+        return int(text)
+    if re.fullmatch(r"[+-]?\d{1,15}(\.\d+)?([eE][+-]?\d{1,2})?", text):
+        return float(text)
+    return text
+
+
+def _setting(name: str, text: str) -> Value:
+    """A value of a setting. Raises UsageError that says what it may be."""
+    plain, _ = plain_type(name)
+    try:
+        value: Any = _BOOLS[text] if plain is bool else plain(text)
+    except (KeyError, ValueError):
+        value = text  # its check says what it must be
+    checked: Value = check_value(name, value)
+    return checked
+
+
+def _check_names(study: Study, names: Sequence[str], texts: Sequence[str]) -> None:
+    """Raise UsageError for a name without a placeholder: its values would change nothing."""
+    places = [*study.command, *study.parameters.values(), *texts, study.work.get("per_step")]
+    known = set[str]().union(study.parameters, study.sweep, *map(used, places))
+    for name in names:
+        if name not in known:
+            raise UsageError(
+                f"parameter {name}: no {{{name}}} in the command{nearest(name, known)}"
+            )
