@@ -9,10 +9,16 @@ import sys
 import time
 from collections.abc import Callable
 
-from minicluster import cluster, crash, links, slurm
+from minicluster import cluster, machine, network, state
 from minicluster.config import Options
-from minicluster.errors import ClusterError, Interrupted, UsageError
-from minicluster.layout import DIR_VARIABLE, Layout, check_root, default_root
+from minicluster.layout import (
+    DIR_VARIABLE,
+    ClusterError,
+    Layout,
+    UsageError,
+    check_root,
+    default_root,
+)
 from minicluster.state import State
 
 DESCRIPTION = """\
@@ -185,10 +191,10 @@ def _summary(layout: Layout, current: State, how: str, took_s: float) -> str:
 
 def _status(arguments: argparse.Namespace) -> int:
     layout = _layout(arguments)
-    current = cluster.running(layout, reading=True)
+    current = state.running(layout, reading=True)
     dead = current.dead()
     # Slurm's commands try for ten seconds and more to reach a daemon that is gone.
-    shown = {} if dead else slurm.node_states(layout)
+    shown = {} if dead else machine.node_states(layout)
     _say(f"folder: {layout.root}")
     for name in current.options.node_names:
         _say(f"{name}: {shown.get(name, 'unknown')}")
@@ -208,8 +214,8 @@ def _status(arguments: argparse.Namespace) -> int:
 
 def _env(arguments: argparse.Namespace) -> int:
     layout = _layout(arguments)
-    cluster.running(layout, reading=True)
-    for name, value in slurm.exports(layout).items():
+    state.running(layout, reading=True)
+    for name, value in machine.exports(layout).items():
         _say(f"export {name}={shlex.quote(value)}")
     return 0
 
@@ -223,18 +229,18 @@ def _down(arguments: argparse.Namespace) -> int:
 
 def _link(arguments: argparse.Namespace) -> int:
     layout = _layout(arguments)
-    for line in links.change(layout, arguments.action, arguments.words):
+    for line in network.change(layout, arguments.action, arguments.words):
         _say(line)
     return 0
 
 
 def _kill(arguments: argparse.Namespace) -> int:
-    _say(crash.kill(_layout(arguments), arguments.name, arguments.jobs))
+    _say(cluster.kill(_layout(arguments), arguments.name, arguments.jobs))
     return 0
 
 
 def _start(arguments: argparse.Namespace) -> int:
-    _say(crash.start(_layout(arguments), arguments.name, _say))
+    _say(cluster.start(_layout(arguments), arguments.name, _say))
     return 0
 
 
@@ -247,7 +253,7 @@ def main(argv: list[str] | None = None) -> int:
     except ClusterError as error:
         print(f"minicluster: error: {error}", file=sys.stderr)
         return error.code
-    except Interrupted as interrupted:
+    except cluster.Interrupted as interrupted:
         print("minicluster: interrupted; the cluster was removed", file=sys.stderr)
         return 128 + interrupted.signum
     except KeyboardInterrupt:

@@ -11,23 +11,24 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from minicluster import config, locks, machine, network, ownership, slurm, state
+from minicluster import config, machine, network, state
 from minicluster.config import Options, Plan
-from minicluster.daemons import Starter
-from minicluster.errors import ClusterError, Interrupted, UsageError
-from minicluster.layout import Layout
-from minicluster.processes import find_all, stop, wait_until
+from minicluster.daemons import SLURMCTLD, Starter, slurmd_of
+from minicluster.layout import ClusterError, Layout, Ports, UsageError, check_owner
+from minicluster.locks import locked, port_block
+from minicluster.processes import find_all, find_on_node, send, stop, wait_until
 from minicluster.state import State
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _GRACE_S = 1.0  # then KILL: all that they could still write is deleted anyway
-_BUSY = "{}: another minicluster command is using this folder; wait for it, then try again"
 
 
-@contextmanager
-def locked(layout: Layout) -> Iterator[None]:
-    with locks.held(locks.folder_name(layout), _BUSY.format(layout.root)):
-        yield
+class Interrupted(BaseException):
+    """A signal arrived while the cluster was being brought up."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signum)
+        self.signum = signum
 
 
 def up(
@@ -35,66 +36,67 @@ def up(
 ) -> tuple[State, str]:
     """Bring the cluster up; returns its state and how: "made", "was up" or "made again"."""
     with locked(layout):
-        found = machine.survey(options)
+        survey = machine.survey(options)
         check_folder(layout)
         current = state.load(layout)
         if current is not None and current.healthy():
-            return _same(current, options, layout), "was up"
+            if current.options != options:
+                raise ClusterError(
+                    f"a cluster with other options is up in {layout.root}; "
+                    "end it first (hpc/minicluster down), or choose another --dir"
+                )
+            return current, "was up"
         crashed = current is not None
         if crashed:
             say("the previous cluster has crashed; removing its remains")
-        with interruptible(), locks.port_block(layout, options.nodes, port) as ports:
+        with _on_signals(_interrupt), port_block(layout, options.nodes, port) as ports:
             take_down(layout)
             try:
-                made = _bring_up(layout, options, ports, found, say)
+                new = _bring_up(layout, options, ports, survey, say)
             except BaseException:
-                with uninterruptible():
+                with _on_signals(signal.SIG_IGN):  # a second Ctrl-C must not leave half behind
                     take_down(layout)
                 raise
-        return made, "made again" if crashed else "made"
-
-
-def _same(current: State, options: Options, layout: Layout) -> State:
-    if current.options != options:
-        raise ClusterError(
-            f"a cluster with other options is up in {layout.root}; "
-            "end it first (hpc/minicluster down), or choose another --dir"
-        )
-    return current
+        return new, "made again" if crashed else "made"
 
 
 def _bring_up(
     layout: Layout,
     options: Options,
-    ports: locks.Ports,
-    found: machine.Survey,
+    ports: Ports,
+    survey: machine.Survey,
     say: Callable[[str], None],
 ) -> State:
-    plan = Plan(
-        options=options,
-        layout=layout,
-        ports=ports,
-        host=found.host,
-        user=found.user,
-        subnet=network.choose_subnet(layout) if options.netns else None,
-        names_resolve=found.mounts,
-        database_password=secrets.token_hex(16),
-    )
     current = State(
         options=options,
         base_port=ports.base,
-        subnet=plan.subnet,
-        user=found.user,
-        names_resolve=found.mounts,
-        notes=found.notes,
+        subnet=network.choose_subnet(layout) if options.netns else None,
+        user=survey.user,
+        names_resolve=survey.mounts,
+        notes=survey.notes,
     )
+    plan = plan_of(layout, current, secrets.token_hex(16))
     write_files(plan, current)
     say(f"folder: {layout.root}")
     Starter(plan, current, say).start_all()
-    plan.layout.database_sql.unlink(missing_ok=True)
+    layout.database_sql.unlink(missing_ok=True)
     current.phase = "up"
     state.save(layout, current)
     return current
+
+
+def plan_of(layout: Layout, current: State, database_password: str = "") -> Plan:
+    """The plan of a cluster from its state, which never holds the database's password."""
+    return Plan(
+        options=current.options,
+        layout=layout,
+        ports=Ports(current.base_port),
+        host=machine.short_host(),
+        user=current.user,
+        subnet=current.subnet,
+        names_resolve=current.names_resolve,
+        database_password=database_password,
+    )
 
 
 def write_files(plan: Plan, current: State) -> None:
@@ -103,7 +105,7 @@ def write_files(plan: Plan, current: State) -> None:
     os.umask(0o022)
     try:
         at.root.mkdir(exist_ok=True)
-        ownership.check(at.root)  # it may have been made by another since it was looked for
+        check_owner(at.root)  # it may have been made by another since it was looked for
         at.root.chmod(0o755)
         state.save(at, current)
     except FileNotFoundError:
@@ -137,7 +139,7 @@ def check_folder(layout: Layout) -> None:
         return
     if not root.is_dir():
         raise UsageError(f"--dir {root}: not a folder")
-    ownership.check(root)
+    check_owner(root)
     try:
         # The state file is the first; `up` may have been killed just before it had its name.
         empty = {path.name for path in root.iterdir()} <= {layout.state_file_beside.name}
@@ -151,7 +153,7 @@ def check_folder(layout: Layout) -> None:
 
 def down(layout: Layout) -> bool:
     """Take the cluster down; False when there was nothing."""
-    with locked(layout), uninterruptible():
+    with locked(layout), _on_signals(signal.SIG_IGN):
         check_folder(layout)
         there = layout.root.exists() or bool(find_all(layout))
         take_down(layout)
@@ -185,49 +187,63 @@ def _delete(layout: Layout) -> None:
 
 def _cancel_jobs(layout: Layout) -> None:
     """End the jobs by Slurm first: an `srun` in another terminal then ends as well."""
-    if slurm.ask(layout, "squeue", "--noheader", timeout_s=2.0):
+    if machine.ask(layout, "squeue", "--noheader", timeout_s=2.0):
         for partition in ("batch", "urgent"):
-            slurm.ask(layout, "scancel", f"--partition={partition}", timeout_s=2.0)
-        wait_until(lambda: not slurm.ask(layout, "squeue", "--noheader", timeout_s=2.0), 2.0, 0.1)
+            machine.ask(layout, "scancel", f"--partition={partition}", timeout_s=2.0)
+        wait_until(lambda: not machine.ask(layout, "squeue", "--noheader", timeout_s=2.0), 2.0, 0.1)
 
 
-def running(layout: Layout, reading: bool = False) -> State:
-    """The state of the cluster that is up, or ClusterError.
+def kill(layout: Layout, name: str, jobs: bool) -> str:
+    """SIGKILL a node's slurmd, or slurmctld; return what was done, in one line.
 
-    reading: root's cluster is fine too. Raises UsageError where somebody else may write what is
-    about to be believed and executed.
+    jobs: all processes on the node too, as after a power loss. Raises UsageError for an unknown
+    name, ClusterError if the daemon does not run.
     """
-    if layout.root.exists():
-        ownership.check(layout.root, reading)
-        for path in (layout.state_file, layout.slurm_conf):
-            if path.is_symlink() or path.exists():
-                ownership.check_entry(path, reading)
-    current = state.load(layout)
-    if current is None or current.phase != "up":
-        raise ClusterError(f"no cluster is up in {layout.root}; start one: hpc/minicluster up")
-    return current
+    with locked(layout):
+        current = state.running(layout)
+        if jobs and name == SLURMCTLD:
+            raise UsageError("kill --jobs is for nodes: no job runs on slurmctld")
+        daemon = current.process(_daemon_name(current, name))
+        if daemon is None or not current.alive(daemon):
+            raise ClusterError(f"{name} is not running; start it: hpc/minicluster start {name}")
+        on_node = find_on_node(layout, name) if jobs else []
+        killed = [daemon, *(process for process in on_node if process.pid != daemon.pid)]
+        for process in killed:
+            send(process, signal.SIGKILL)
+        if not wait_until(lambda: not any(process.alive() for process in killed), 10.0):
+            raise ClusterError(f"{name} did not end after SIGKILL")
+        return f"killed: {daemon.name}" + f" and {len(killed) - 1} processes on it" * jobs
 
 
-@contextmanager
-def interruptible() -> Iterator[None]:
+def start(layout: Layout, name: str, say: Callable[[str], None]) -> str:
+    """Start a daemon that was killed as `up` did, and wait until it serves; return what was done.
+
+    Raises UsageError for a name that is none.
+    """
+    with locked(layout):
+        current = state.running(layout)
+        daemon = current.process(_daemon_name(current, name))
+        if daemon is not None and current.alive(daemon):
+            return f"{name} is already running"
+        Starter(plan_of(layout, current), current, say).restart(name)
+        return f"started: {_daemon_name(current, name)}"
+
+
+def _daemon_name(current: State, name: str) -> str:
+    """The daemon's name in the state; UsageError for what is neither a node nor slurmctld."""
+    nodes = current.options.node_names
+    if name != SLURMCTLD and name not in nodes:
+        raise UsageError(f"{name}: must be slurmctld or a node, {nodes[0]} to {nodes[-1]}")
+    return name if name == SLURMCTLD else slurmd_of(name)
+
+
+def _interrupt(signum: int, _frame: FrameType | None) -> None:
     """Turn a signal into Interrupted, so that what was begun is undone."""
-
-    def stop_now(signum: int, _frame: FrameType | None) -> None:
-        raise Interrupted(signum)
-
-    with _handlers(stop_now):
-        yield
+    raise Interrupted(signum)
 
 
 @contextmanager
-def uninterruptible() -> Iterator[None]:
-    """An impatient second Ctrl-C must not leave half of it behind."""
-    with _handlers(signal.SIG_IGN):
-        yield
-
-
-@contextmanager
-def _handlers(handler: signal._HANDLER) -> Iterator[None]:
+def _on_signals(handler: signal._HANDLER) -> Iterator[None]:
     before = {signum: signal.signal(signum, handler) for signum in _SIGNALS}
     try:
         yield

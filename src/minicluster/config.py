@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from minicluster.errors import UsageError
-from minicluster.layout import MAX_NODES, MAX_NODES_NETNS, Layout, Ports
+from minicluster.layout import MAX_NODES, MAX_NODES_NETNS, Layout, Ports, UsageError
 
 MAX_CORES = 1024
 MAX_GPUS = 64

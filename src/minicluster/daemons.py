@@ -8,11 +8,10 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from minicluster import database, network, slurm, state
+from minicluster import network, state
 from minicluster.config import Plan
-from minicluster.errors import DaemonError
-from minicluster.layout import Layout
-from minicluster.machine import command, search_path
+from minicluster.layout import ClusterError, Layout
+from minicluster.machine import ask, command, node_states, search_path
 from minicluster.processes import MARK, identify, wait_until
 from minicluster.state import State
 
@@ -71,8 +70,10 @@ class Starter:
     def start_database(self) -> None:
         self.layout.database.mkdir()
         (self.layout.database / "mysql").mkdir()
-        self._finish("mariadb-bootstrap", database.bootstrap_command(self.layout), database.sql())
-        self._spawn("mariadbd", database.serve_command(self.plan))
+        self._finish(
+            "mariadb-bootstrap", [*_mariadbd(self.layout), "--bootstrap"], _system_tables()
+        )
+        self._spawn("mariadbd", _serve_command(self.plan))
         address = ("127.0.0.1", self.plan.ports.mariadb)
         self._wait("mariadbd", lambda: _accepts(socket.AF_INET, address))
 
@@ -80,7 +81,7 @@ class Starter:
         self._spawn("slurmdbd", ["slurmdbd", "-D"])
         self._wait(
             "slurmdbd",
-            lambda: slurm.ask(self.layout, "sacctmgr", "-n", "list", "cluster") is not None,
+            lambda: ask(self.layout, "sacctmgr", "-n", "list", "cluster") is not None,
         )
 
     def start_holders(self) -> dict[str, int]:
@@ -131,41 +132,33 @@ class Starter:
 
     def _all_known(self) -> bool:
         """Whether slurmctld has heard of every node whose slurmd runs."""
-        dead, states = self.state.dead(), slurm.node_states(self.layout)
+        dead, states = self.state.dead(), node_states(self.layout)
         names = [n for n in self.plan.options.node_names if slurmd_of(n) not in dead]
         return all("unknown" not in states.get(name, "unknown") for name in names)
 
     def _serves(self, name: str) -> bool:
         """Whether Slurm has the node; a star means that it does not answer."""
-        shown = slurm.node_states(self.layout).get(name, "down")
+        shown = node_states(self.layout).get(name, "down")
         return not shown.startswith(("down", "drain")) and "*" not in shown
 
     def start_slurmd(self, name: str, holder: int | None) -> None:
         argv = ["slurmd", "-D", "-N", name, "-f", str(self.layout.slurm_conf)]
         if holder is not None:
             kinds = ["--net", "--uts"] if self.plan.subnet else []
-            argv = [
-                "nsenter",
-                f"--target={holder}",
-                "--mount",
-                *kinds,
-                command("slurmd"),
-                *argv[1:],
-            ]
+            inside = ["nsenter", f"--target={holder}", "--mount", *kinds]
+            argv = [*inside, command("slurmd"), *argv[1:]]
         (self.layout.spool / name).mkdir(exist_ok=True)
         self._spawn(slurmd_of(name), argv)
 
     def _all_idle(self) -> bool:
-        states = slurm.node_states(self.layout)
-        return [states.get(name) for name in self.plan.options.node_names] == ["idle"] * len(
-            self.plan.options.node_names
-        )
+        states, names = node_states(self.layout), self.plan.options.node_names
+        return all(states.get(name) == "idle" for name in names)
 
     def _environment(self) -> dict[str, str]:
         """Not the user's: a daemon must not carry what happened to be set in a shell."""
-        own = {"PATH": search_path(), "LANG": "C.UTF-8", MARK: str(self.layout.root)}
-        own["SLURM_CONF"] = str(self.layout.slurm_conf)
-        return own | {key: os.environ[key] for key in ("HOME", "TZ") if key in os.environ}
+        new = {"PATH": search_path(), "LANG": "C.UTF-8", MARK: str(self.layout.root)}
+        new["SLURM_CONF"] = str(self.layout.slurm_conf)
+        return new | {key: os.environ[key] for key in ("HOME", "TZ") if key in os.environ}
 
     def _popen(
         self, name: str, argv: list[str], stdin: int = subprocess.DEVNULL
@@ -197,9 +190,9 @@ class Starter:
         if process.returncode:
             raise self._failed(name)
 
-    def _failed(self, name: str) -> DaemonError:
-        logs = [self.layout.log / f"{name}.log", self.layout.output(name)]
-        return DaemonError(f"{name} ended when it was started\n{tail(logs[1:])}")
+    def _failed(self, name: str) -> ClusterError:
+        log = self.layout.output(name)
+        return ClusterError(f"{name} ended when it was started\n{tail([log])}")
 
     def _wait(self, what: str, ready: Callable[[], bool], interval_s: float = 0.02) -> None:
         """Wait until it is ready; fail at once when any of the daemons has ended."""
@@ -213,7 +206,7 @@ class Starter:
             raise self._failed(dead[0])
         if not in_time:
             logs = [self.layout.output(process.name) for process in self.state.processes]
-            raise DaemonError(f"{what} not ready after {limit_s:.0f} s\n{tail(logs, 4)}")
+            raise ClusterError(f"{what} not ready after {limit_s:.0f} s\n{tail(logs, 4)}")
 
     def _newly_dead(self) -> list[str]:
         """The daemons that have ended since we began, by name."""
@@ -232,3 +225,41 @@ def _accepts(family: socket.AddressFamily, address: str | tuple[str, int]) -> bo
         except OSError:
             return False
     return True
+
+
+# mariadb-install-db also fills the tables of its help texts, which takes three times as long as
+# all the rest: hence MariaDB's own files of statements, called mysql_... up to 10.11.
+_SQL_FOLDERS = (Path("/usr/share/mysql"), Path("/usr/share/mariadb"))
+_SQL_FILES = ("system_tables.sql", "performance_tables.sql", "system_tables_data.sql")
+
+
+def _system_tables() -> bytes:
+    """The statements that make the system tables."""
+    statements = b"USE mysql;\n"
+    for name in _SQL_FILES:
+        paths = [path for folder in _SQL_FOLDERS for path in folder.glob(f"m*_{name}")]
+        if not paths:
+            raise ClusterError(f"mariadb-server-core has no file m*_{name}; is it whole?")
+        statements += paths[0].read_bytes()
+    return statements
+
+
+def _mariadbd(layout: Layout) -> list[str]:
+    """Small, and careless about power cuts: the data is thrown away by `down`."""
+    options = f"""
+        --no-defaults --datadir={layout.database} --innodb-log-file-size=8M
+        --innodb-data-file-path=ibdata1:4M:autoextend
+        --innodb-temp-data-file-path=ibtmp1:4M:autoextend --innodb-flush-log-at-trx-commit=0
+        --innodb-doublewrite=0 --innodb-flush-method=nosync --skip-name-resolve
+    """.split()
+    return ["mariadbd", *options, *(["--user=root"] if os.geteuid() == 0 else [])]
+
+
+def _serve_command(plan: Plan) -> list[str]:
+    at = plan.layout
+    options = f"""
+        --socket={at.run}/db.sock --pid-file={at.run}/mariadbd.pid --bind-address=127.0.0.1
+        --port={plan.ports.mariadb} --innodb-buffer-pool-size=64M --innodb-lock-wait-timeout=900
+        --init-file={at.database_sql}
+    """.split()
+    return [*_mariadbd(at), *options]

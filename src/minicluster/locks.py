@@ -17,8 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from minicluster.errors import ClusterError, UsageError
-from minicluster.layout import PORTS_PER_BLOCK, Layout, Ports
+from minicluster.layout import PORTS_PER_BLOCK, ClusterError, Layout, Ports, UsageError
 
 # Below Linux's usual ephemeral range, and below 20000, where training jobs take their ports.
 FIRST_BASE = 7000
@@ -29,12 +28,8 @@ def _folders() -> list[Path]:
     """Where locks may lie, the best place first: those in which others cannot make it before us."""
     user = os.geteuid()
     run = Path("/run") if user == 0 else Path(f"/run/user/{user}")
-    home = Path(os.environ.get("HOME") or "/nonexistent")
-    return [
-        run / "jobkit-minicluster-locks",
-        Path(f"/tmp/jobkit-minicluster-locks-{user}"),
-        home / ".jobkit-minicluster-locks",
-    ]
+    places = [run / "jobkit-minicluster-locks", Path(f"/tmp/jobkit-minicluster-locks-{user}")]
+    return [*places, Path(os.environ.get("HOME") or "/nonexistent") / ".jobkit-minicluster-locks"]
 
 
 def lock_folder() -> Path:
@@ -51,22 +46,30 @@ def lock_folder() -> Path:
     raise UsageError(f"no place for locks: make one of {', '.join(map(str, _folders()))}")
 
 
-def _try_file(name: str) -> int | None:
-    """A handle that holds the lock of this name until it is closed; None where another has it."""
+@contextmanager
+def locked(layout: Layout) -> Iterator[None]:
+    """Hold the lock of the cluster's folder; ClusterError at once where another command has it."""
+    name = f"folder-{hashlib.sha256(bytes(layout.root)).hexdigest()[:32]}"
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     handle = os.open(lock_folder() / name, flags, 0o600)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ClusterError(
+                f"{layout.root}: another minicluster command is using this folder; "
+                "wait for it, then try again"
+            ) from None
+        yield
+    finally:
         os.close(handle)
-        return None
-    return handle
 
 
-def _try_socket(name: str) -> socket.socket | None:
+def _lock_ports(base: int) -> socket.socket | None:
+    """A socket that holds the block until it is closed; None where another `up` has it."""
     lock = socket.socket(socket.AF_UNIX)
     try:
-        lock.bind(f"\0jobkit-minicluster-{name}")
+        lock.bind(f"\0jobkit-minicluster-ports-{base}")
     except OSError as error:
         lock.close()
         if error.errno != errno.EADDRINUSE:
@@ -75,22 +78,7 @@ def _try_socket(name: str) -> socket.socket | None:
     return lock
 
 
-@contextmanager
-def held(name: str, busy_message: str) -> Iterator[None]:
-    """Hold the lock of this name, or ClusterError at once where another command has it."""
-    if (lock := _try_file(name)) is None:
-        raise ClusterError(busy_message)
-    try:
-        yield
-    finally:
-        os.close(lock)
-
-
-def folder_name(layout: Layout) -> str:
-    return f"folder-{hashlib.sha256(bytes(layout.root)).hexdigest()[:32]}"
-
-
-def taken_port(ports: list[int]) -> int | None:
+def _taken_port(ports: list[int]) -> int | None:
     """The first of the ports that cannot be listened on."""
     for port in ports:
         with socket.socket() as probe:
@@ -107,32 +95,21 @@ def taken_port(ports: list[int]) -> int | None:
 @contextmanager
 def port_block(layout: Layout, nodes: int, wanted: int | None) -> Iterator[Ports]:
     """A block of free ports, held against another `up` until the daemons listen on them."""
-    if wanted is not None:
-        if (lock := _try_socket(f"ports-{wanted}")) is None:
-            raise ClusterError(f"--port {wanted}: another `up` is taking it; try again")
-        with lock:
-            yield _wanted_block(wanted, nodes)
-        return
+    if wanted is not None and not 1024 <= wanted <= 65536 - PORTS_PER_BLOCK:
+        raise UsageError(f"--port {wanted}: must be from 1024 to {65536 - PORTS_PER_BLOCK}")
     start = int(layout.tag, 16)  # clusters in different folders begin at different places
-    for step in range(BLOCKS):
-        base = FIRST_BASE + (start + step) % BLOCKS * PORTS_PER_BLOCK
-        if (lock := _try_socket(f"ports-{base}")) is None:
+    steps = [(start + step) % BLOCKS for step in range(BLOCKS)]
+    bases = [wanted] if wanted else [FIRST_BASE + step * PORTS_PER_BLOCK for step in steps]
+    why = "another `up` is taking it; try again"
+    for base in bases:
+        if (lock := _lock_ports(base)) is None:
             continue
         with lock:
-            if taken_port(Ports(base).used(nodes)) is None:
+            if (taken := _taken_port(Ports(base).used(nodes))) is None:
                 yield Ports(base)
                 return
+            why = f"port {taken} of its block is in use; choose another, or leave it out"
+    if wanted:
+        raise ClusterError(f"--port {wanted}: {why}")
     last = FIRST_BASE + BLOCKS * PORTS_PER_BLOCK - 1
     raise ClusterError(f"no free block of ports from {FIRST_BASE} to {last}; choose one by --port")
-
-
-def _wanted_block(base: int, nodes: int) -> Ports:
-    most = 65536 - PORTS_PER_BLOCK
-    if not 1024 <= base <= most:
-        raise UsageError(f"--port {base}: must be from 1024 to {most}")
-    taken = taken_port(Ports(base).used(nodes))
-    if taken is not None:
-        raise ClusterError(
-            f"--port {base}: port {taken} of its block is in use; choose another, or leave it out"
-        )
-    return Ports(base)

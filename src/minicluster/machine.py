@@ -1,4 +1,4 @@
-"""What this machine, and this user on it, can do; and the packages that are missing."""
+"""What this machine, and this user on it, can do; packages that are missing; Slurm's commands."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import subprocess
 from dataclasses import dataclass, field
 
 from minicluster.config import Options
-from minicluster.errors import ClusterError, UsageError
+from minicluster.layout import DIR_VARIABLE, ClusterError, Layout, UsageError
+from minicluster.processes import MARK
 
 # Debian's packages and the commands that we need of each. The -core package has MariaDB's program
 # without its service, so that nothing is started when it is installed.
@@ -139,3 +140,43 @@ def user_name() -> str:
         raise ClusterError(
             f"user id {os.geteuid()} has no name in /etc/passwd; Slurm needs one"
         ) from None
+
+
+def environment(layout: Layout) -> dict[str, str]:
+    """Ours, without another cluster's settings."""
+    kept = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("SLURM", "SBATCH", "SALLOC", "SRUN", "SINFO", "SQUEUE", "SACCT"))
+    }
+    return kept | exports(layout) | {"PATH": search_path()}
+
+
+def exports(layout: Layout) -> dict[str, str]:
+    """What `env` prints: it points Slurm's commands, and ours, at this cluster."""
+    return {"SLURM_CONF": str(layout.slurm_conf), DIR_VARIABLE: str(layout.root)}
+
+
+def ask(layout: Layout, *argv: str, timeout_s: float = 10.0) -> str | None:
+    """The command's output; None when it failed or gave no answer in time.
+
+    It carries the daemons' mark: an `up` that is killed leaves none behind that asks on.
+    """
+    try:
+        done = subprocess.run(
+            [command(argv[0]), *argv[1:]],
+            env=environment(layout) | {MARK: str(layout.root)},
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def node_states(layout: Layout) -> dict[str, str]:
+    """Each node's state as sinfo says it (idle, mixed, down*, ...); empty without an answer."""
+    shown = ask(layout, "sinfo", "--noheader", "--Node", "--format=%N %T") or ""
+    return dict(line.split() for line in shown.splitlines())

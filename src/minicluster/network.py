@@ -14,10 +14,11 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from minicluster.errors import ClusterError, UsageError
-from minicluster.layout import Layout
-from minicluster.machine import command
-from minicluster.state import Fault
+from minicluster import state
+from minicluster.layout import ClusterError, Layout, UsageError
+from minicluster.locks import locked
+from minicluster.machine import ask, command, node_states
+from minicluster.state import Fault, State
 
 # No host has it: what is sent to it is lost without a word, as on a cut cable.
 _NOBODY = "02:00:00:00:00:00"
@@ -154,3 +155,67 @@ def _run(argv: list[str], text: str = "") -> str:
     if done.returncode:
         raise ClusterError(f"{' '.join(argv)}: {done.stderr.strip()}")
     return done.stdout
+
+
+def parse(action: str, words: list[str], nodes: list[str]) -> Fault:
+    """The fault that `link cut` or `link slow` asks for; UsageError where it makes no sense."""
+    if action == "slow":
+        if len(words) != 2:
+            raise UsageError("link slow takes a node and a rate: link slow n2 10mbit")
+        return Fault(_known(words[:1], nodes), check_rate(words[1]))
+    if len(words) not in (1, 2) or len(set(words)) != len(words):
+        raise UsageError("link cut takes one node, or two to separate: link cut n2, link cut n1 n2")
+    return Fault(_known(words, nodes))
+
+
+def _known(words: list[str], nodes: list[str]) -> list[str]:
+    for word in words:
+        if word not in nodes:
+            raise UsageError(f"{word}: no such node; there are {nodes[0]} to {nodes[-1]}")
+    return words
+
+
+def change(layout: Layout, action: str, words: list[str]) -> list[str]:
+    """Make or end faults; returns what was done, in plain lines."""
+    with locked(layout):
+        current = state.running(layout)
+        if current.subnet is None:
+            raise UsageError("link: the nodes have no separate links; use `up --netns`")
+        network, pids = Network(layout, current.subnet), _holder_pids(current)
+        nodes, faults = current.options.node_names, current.faults
+        if action == "heal":
+            healed = [f for f in faults if not _known(words, nodes) or set(words) & set(f.nodes)]
+        else:
+            fault = parse(action, words, nodes)
+            healed = [old for old in faults if old.nodes == fault.nodes]
+        for old in healed:
+            undo(network, old, pids)
+            faults.remove(old)
+            state.save(layout, current)
+        if action == "heal":
+            lines = [f"link: healed: {old}" for old in healed]
+            return lines + _resume(layout, current) if lines else ["link: nothing to heal"]
+        # First written down: half a fault can then be healed as well.
+        faults.append(fault)
+        state.save(layout, current)
+        apply(network, fault, pids)
+        return [f"link: {fault}"]
+
+
+def _resume(layout: Layout, current: State) -> list[str]:
+    """A node that was cut for long stays down until someone says that it is back."""
+    cut = {name for fault in current.faults for name in fault.nodes}
+    states = node_states(layout).items()
+    down = [name for name, shown in states if "down" in shown and name not in cut]
+    for name in down:
+        ask(layout, "scontrol", "update", f"nodename={name}", "state=resume")
+    return [f"link: {', '.join(down)} resumed in Slurm"] if down else []
+
+
+def _holder_pids(current: State) -> dict[str, int]:
+    """The process that holds each node's namespaces."""
+    holders = {name: current.process(f"net-{name}") for name in current.options.node_names}
+    gone = [name for name, process in holders.items() if not (process and process.alive())]
+    if gone:
+        raise ClusterError(f"{', '.join(gone)}: its namespace is gone; run `down`, then `up`")
+    return {name: process.pid for name, process in holders.items() if process}

@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from minicluster.config import Options
-from minicluster.errors import ClusterError
-from minicluster.layout import Layout
+from minicluster.layout import ClusterError, Layout, check_entry, check_owner
 from minicluster.processes import Process, boot_id
 
 FORMAT = 1
@@ -90,3 +89,20 @@ def _from_json(data: dict[str, Any]) -> State:
     data["processes"] = [Process(**entry) for entry in data["processes"]]
     data["faults"] = [Fault(**entry) for entry in data["faults"]]
     return State(**data)
+
+
+def running(layout: Layout, reading: bool = False) -> State:
+    """The state of the cluster that is up, or ClusterError.
+
+    reading: root's cluster is fine too. Raises UsageError where somebody else may write what is
+    about to be believed and executed.
+    """
+    if layout.root.exists():
+        check_owner(layout.root, reading)
+        for path in (layout.state_file, layout.slurm_conf):
+            if path.is_symlink() or path.exists():
+                check_entry(path, reading)
+    current = load(layout)
+    if current is None or current.phase != "up":
+        raise ClusterError(f"no cluster is up in {layout.root}; start one: hpc/minicluster up")
+    return current

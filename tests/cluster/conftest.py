@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from minicluster import machine, slurm
+from minicluster import machine
 from minicluster.config import Options
 from minicluster.layout import Layout
 from support import needs
@@ -132,7 +132,7 @@ def make_cluster(slurm_packages: None, short_dir: Path) -> Iterator[Callable[...
         if done.returncode:
             words = " ".join(["up", *options])
             needs.unavailable(f"`{words}` ended with {done.returncode}: {done.stderr}")
-        return Cluster(layout, slurm.environment(layout), done.stdout, options)
+        return Cluster(layout, machine.environment(layout), done.stdout, options)
 
     yield make
     for directory in made:

@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from minicluster import cli, cluster, locks, state
+from minicluster import cli, locks, state
 from minicluster.config import Options
-from minicluster.errors import ClusterError, UsageError
-from minicluster.layout import Layout
+from minicluster.layout import ClusterError, Layout, UsageError
 from minicluster.processes import identify
 from minicluster.state import State
 
@@ -61,7 +60,7 @@ def _never(*words: Any, **_: Any) -> None:
 @pytest.fixture
 def above(victim: "subprocess.Popen[bytes]", monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Has a folder that looks like a cluster that is up, whose node n1 is the victim; our own."""
-    monkeypatch.setattr("minicluster.slurm.subprocess.run", _never)
+    monkeypatch.setattr("minicluster.machine.subprocess.run", _never)
     monkeypatch.setattr("minicluster.machine.survey", lambda options: None)
     made = Path(tempfile.mkdtemp(prefix="mc", dir="/tmp"))  # short enough for Slurm's sockets
     layout = Layout(made / "mc")
@@ -79,7 +78,7 @@ def test_a_folder_that_others_may_change_is_refused(
     above: Path, victim: "subprocess.Popen[bytes]", words: list[str], capsys: Any
 ) -> None:
     root = above / "mc"
-    assert cluster.running(Layout(root)).phase == "up"  # one's own folder in /tmp is fine
+    assert state.running(Layout(root)).phase == "up"  # one's own folder in /tmp is fine
     kept = shutil.copytree(above, f"{above}-kept", symlinks=True)
     for what, squat in (FOLDERS | ({} if words[0] in ("up", "down") else FILES)).items():
         if "stranger" in what and os.geteuid() != 0:
@@ -115,10 +114,13 @@ def test_a_lock_is_held_by_one_in_a_folder_of_ones_own(
     squat(places[0])
     assert locks.lock_folder() == places[1]
     assert places[1].stat().st_mode & 0o777 == 0o700
-    with locks.held("x", ""), pytest.raises(ClusterError, match="busy"), locks.held("x", "busy"):
+    here = Layout(tmp_path)
+    with locks.locked(here), pytest.raises(ClusterError, match="using"), locks.locked(here):
         pass
-    (places[1] / "link").symlink_to(tmp_path / "precious")
-    with pytest.raises(OSError), locks.held("link", "busy"):
+    (lock,) = places[1].iterdir()
+    lock.unlink()
+    lock.symlink_to(tmp_path / "precious")
+    with pytest.raises(OSError), locks.locked(here):
         pass
     assert not (tmp_path / "precious").exists()
     shutil.rmtree(places[1])

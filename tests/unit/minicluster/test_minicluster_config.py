@@ -10,10 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from minicluster import cli, config, links, locks, machine, slurm, state
+from minicluster import cli, config, locks, machine, network, state
 from minicluster.config import Options, Plan
-from minicluster.errors import ClusterError, UsageError
-from minicluster.layout import MAX_ROOT_BYTES, PORTS_PER_BLOCK, Layout, Ports, check_root
+from minicluster.layout import (
+    MAX_ROOT_BYTES,
+    PORTS_PER_BLOCK,
+    ClusterError,
+    Layout,
+    Ports,
+    UsageError,
+    check_root,
+)
 from support.place import ROOT
 
 GOLDEN = ROOT / "tests" / "golden" / "minicluster"
@@ -60,10 +67,10 @@ def test_a_shell_is_pointed_at_it_without_another_clusters_settings(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     own = {"SLURM_CONF": "/tmp/mc/slurm.conf", "JOBKIT_MINICLUSTER_DIR": "/tmp/mc"}
-    assert slurm.exports(Layout(Path("/tmp/mc"))) == own
+    assert machine.exports(Layout(Path("/tmp/mc"))) == own
     monkeypatch.setenv("SBATCH_PARTITION", "theirs")
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    made = slurm.environment(Layout(Path("/tmp/mc")))
+    made = machine.environment(Layout(Path("/tmp/mc")))
     assert not {"SBATCH_PARTITION", "SLURM_JOB_ID"} & made.keys()
     assert own.items() <= made.items()
 
@@ -116,10 +123,9 @@ def test_a_chosen_block_that_is_taken_and_a_locked_folder_are_errors() -> None:
         locks.port_block(HERE, 4, free.base).__enter__()
     with locks.port_block(HERE, 4, free.base) as chosen:
         assert chosen == free
-    name = locks.folder_name(HERE)
-    with locks.held(name, ""), pytest.raises(ClusterError, match="wait for it"):
-        locks.held(name, "wait for it").__enter__()
-    with locks.held(name, "it is free again"):
+    with locks.locked(HERE), pytest.raises(ClusterError, match="wait for it"):
+        locks.locked(HERE).__enter__()
+    with locks.locked(HERE):  # it is free again
         pass
 
 
@@ -179,7 +185,7 @@ def test_words_of_links() -> None:
     ):
         action, *rest = words.split()
         try:
-            said = str(links.parse(action, rest, ["n1", "n2", "n3"]))
+            said = str(network.parse(action, rest, ["n1", "n2", "n3"]))
         except UsageError as error:
             said = str(error)
         assert says in said
