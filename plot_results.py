@@ -6,7 +6,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "src"))
 
-from jobkit import door
+from jobkit import entry
 
 if __name__ == "__main__":
-    sys.exit(door.run("jobkit.analysis.cli", "plot_main"))
+    sys.exit(entry.run("jobkit.analysis.cli", "plot_main"))

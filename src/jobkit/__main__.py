@@ -3,76 +3,65 @@
 import sys
 from collections.abc import Sequence
 
-from jobkit import __version__, door
+from jobkit import __version__, entry
 
-# name: (module, function, what it does). A module is imported when its command is called.
-COMMANDS = {
-    "prepare": (
-        "jobkit.payload.data.prepare",
-        "main",
-        "download or convert a dataset",
-    ),
-    "run": ("jobkit.launch.cli", "main", "run a study (the same as run_benchmarks.py)"),
-    "launch": ("jobkit.launch.one", "main", "start one program on this machine, as run.sh does"),
-    "status": ("jobkit.launch.follow.status", "main", "status and progress of each run of a study"),
-    "cancel": ("jobkit.launch.cancel", "main", "cancel the runs of a study"),
-    "drill": ("jobkit.drill.cli", "main", "inject faults into a training, measure the recovery"),
-    "check-edf": ("jobkit.launch.edf.cli", "main", "check a container's environment file"),
-    "check-k8s": ("jobkit.launch.kubernetes.cli", "main", "check manifests for Kubernetes"),
-    "verify": ("jobkit.checks.verify.cli", "main", "check every strategy against one process"),
-    "memory": ("jobkit.planner.memory", "main", "predict the memory of each strategy"),
-    "advise": ("jobkit.planner.advise", "main", "recommend a strategy, with reasons"),
-    "preflight": (
-        "jobkit.checks.preflight.cli",
-        "main",
-        "check an allocation before a job uses it",
-    ),
-    "comm": ("jobkit.checks.comm.cli", "main", "measure collective latency and bandwidth"),
-    "plot-comm": ("jobkit.analysis.figures.comm", "main", "plot the results of comm"),
-    "step-model": (
-        "jobkit.analysis.findings.step_cli",
-        "main",
-        "fit a step-time model, validate it",
-    ),
-    "collect": ("jobkit.analysis.cli", "collect_main", "logs to CSV (collect_results.py)"),
-    "try-pattern": ("jobkit.analysis.log_options", "try_pattern", "what a pattern finds in a log"),
-    "check-claims": (
-        "jobkit.analysis.claims.cli",
-        "main",
-        "which claims follow from their figures",
-    ),
-    "compare": (
-        "jobkit.analysis.compare.cli",
-        "main",
-        "which sizes of two studies differ beyond chance",
-    ),
-    "plot": ("jobkit.analysis.cli", "plot_main", "CSV to figures (plot_results.py)"),
-    "export": ("jobkit.export.cli", "main", "export a trained model: C++, ONNX, PyTorch"),
-    "exercise": ("jobkit.exercise.cli", "main", "exercises: probes, and checks of your own files"),
-    "meter": ("jobkit.print_meter", "main", "print the meter as one file (> meter.py)"),
+# What a person wants: {name: (module, function, what it does)}. A module is imported when its
+# command is called.
+GROUPS = {
+    "use: measure how a training scales": {
+        "prepare": ("jobkit.payload.data.prepare", "main", "download or convert a dataset"),
+        "run": ("jobkit.launch.cli", "main", "run a study (the same as run_benchmarks.py)"),
+        "launch": ("jobkit.launch.one", "main", "start one program on this machine, as run.sh"),
+        "status": ("jobkit.launch.follow.status", "main", "state and progress of a study's runs"),
+        "cancel": ("jobkit.launch.cancel", "main", "cancel the runs of a study"),
+        "collect": ("jobkit.analysis.cli", "collect_main", "logs to CSV (collect_results.py)"),
+        "plot": ("jobkit.analysis.cli", "plot_main", "CSV to figures (plot_results.py)"),
+        "compare": (
+            "jobkit.analysis.compare.cli",
+            "main",
+            "which sizes of two studies differ",
+        ),
+        "comm": ("jobkit.checks.comm.cli", "main", "measure collective latency and bandwidth"),
+        "plot-comm": ("jobkit.analysis.figures.comm", "main", "plot the results of comm"),
+        "export": ("jobkit.export.cli", "main", "export a trained model: C++, ONNX, PyTorch"),
+        "meter": ("jobkit.print_meter", "main", "print the meter as one file (> meter.py)"),
+    },
+    "check: before it costs node-hours": {
+        "preflight": ("jobkit.checks.preflight.cli", "main", "an allocation, before a job uses it"),
+        "verify": ("jobkit.checks.verify.cli", "main", "every strategy against one process"),
+        "drill": ("jobkit.drill.cli", "main", "faults in a training, and its recovery"),
+        "check-edf": ("jobkit.launch.edf.cli", "main", "a container's environment file"),
+        "check-k8s": ("jobkit.launch.kubernetes.cli", "main", "manifests for Kubernetes"),
+        "try-pattern": ("jobkit.analysis.log_options", "try_pattern", "a pattern, on a log"),
+        "check-claims": ("jobkit.analysis.claims.cli", "main", "a text's claims, by its figures"),
+    },
+    "learn: plan and understand": {
+        "memory": ("jobkit.planner.memory", "main", "predict the memory of each strategy"),
+        "advise": ("jobkit.planner.advise", "main", "recommend a strategy, with reasons"),
+        "step-model": ("jobkit.analysis.findings.step_cli", "main", "fit and check a step model"),
+        "exercise": ("jobkit.exercise.cli", "main", "exercises: probes, checks of your own files"),
+    },
 }
+COMMANDS = {name: row for group in GROUPS.values() for name, row in group.items()}
 
 
 def usage() -> str:
     """The list of commands."""
-    lines = [f"  {name:<13} {text}" for name, (_, _, text) in COMMANDS.items()]
-    return "\n".join(
-        [
-            "usage: python -m jobkit COMMAND [options]",
-            "",
-            "Measure how a training job scales on a cluster, with confidence intervals.",
-            "",
-            "commands:",
-            *lines,
-            "",
-            "examples:",
-            "  python -m jobkit prepare --dataset cifar10",
-            "  python -m jobkit status demo --watch",
-            "",
-            "'python -m jobkit COMMAND --help' says more; --version says the version, --prefix",
-            "the folder of run.sh, hpc/ and edf.toml.",
-        ]
-    )
+    lines = ["usage: python -m jobkit COMMAND [options]", ""]
+    lines += ["Measure how a training job scales on a cluster, with confidence intervals."]
+    for title, group in GROUPS.items():
+        lines += ["", title]
+        lines += [f"  {name:<13} {text}" for name, (_, _, text) in group.items()]
+    lines += [
+        "",
+        "examples:",
+        "  python -m jobkit prepare --dataset cifar10",
+        "  python -m jobkit status demo --watch",
+        "",
+        "'python -m jobkit COMMAND --help' says more; --version says the version, --prefix",
+        "the folder of run.sh, hpc/ and edf.toml.",
+    ]
+    return "\n".join(lines)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -80,8 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if words and words[0] in COMMANDS:
         module, function, _ = COMMANDS[words[0]]
-        return door.run(module, function, words[1:])
-    return door.call(_about, words)
+        return entry.run(module, function, words[1:])
+    return entry.call(_about, words)
 
 
 def _about(words: Sequence[str]) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from jobkit import __main__ as commands
-from jobkit import door
+from jobkit import entry
 from support.place import ROOT
 
 TOP = ("src", "hpc", "pyproject.toml", "setup.py", "README.md", "LICENSE", "edf.toml", "run.sh")
@@ -188,7 +188,7 @@ def test_files_of_the_users_own_are_found(away: Away) -> None:
 
 
 def test_a_plain_install_submits_and_says_which_extra_is_missing(away: Away) -> None:
-    absent = sorted(door.EXTRA_OF)
+    absent = sorted(entry.EXTRA_OF)
     done = away.without(absent, "run", "--study", "demo", "--site", "alps", "--dry-run")
     assert done.returncode == 0 and "#SBATCH" in done.stdout, done.stderr
     (away.folder / "logs" / "x").mkdir(parents=True)
@@ -209,7 +209,7 @@ def test_the_door_knows_the_extra_of_every_package() -> None:
 
     called = {"yaml": "pyyaml"}  # on the package index
     for extra in ("payload", "analysis", "kubernetes"):
-        known = {called.get(name, name) for name, of in door.EXTRA_OF.items() if of == extra}
+        known = {called.get(name, name) for name, of in entry.EXTRA_OF.items() if of == extra}
         assert known - {"numpy"} == names(EXTRAS[extra])  # numpy comes with pandas
     assert names(PROJECT["dependencies"]) == {"submitit", "rich"}
     assert "all" in (ROOT / "Makefile").read_text().split("--editable '.[")[1].split("]")[0]

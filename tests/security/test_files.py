@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from jobkit import door
+from jobkit import entry
 from jobkit.analysis.cli import collect_main
 from jobkit.errors import UsageError
 from jobkit.files import append_to, read_regular
@@ -284,7 +284,7 @@ def test_any_file_may_vanish_at_any_moment(
     step = 1 if command == "status" else 3
     while state.calls >= state.fail:  # until the one that was to fail was not reached
         state.fail, state.calls, state.hit = state.fail + step, 0, None
-        ended = door.run(*names, [str(folder)])
+        ended = entry.run(*names, [str(folder)])
         said = capsys.readouterr().err
         of_study = state.hit is None or folder in (Path(state.hit), Path(state.hit).parent)
         assert ended in (0, 3) or (of_study and said.count("\n") == 1), (state.hit, said)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from jobkit import streams
+from jobkit.entry import protect_output
 from jobkit.errors import Exit, Parser, UsageError
 from jobkit.gpus import hide_gpus, prepare_rocm
 from jobkit.paths import RunPaths
@@ -161,5 +161,5 @@ def _run_rank(
 
 if __name__ == "__main__":
     # The records are in files: a log that takes no more, or a reader that left, ends no training.
-    streams.protect()
+    protect_output()
     leave(main())

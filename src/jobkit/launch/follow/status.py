@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from jobkit import streams
+from jobkit.entry import output_is_lost
 from jobkit.errors import Exit, Parser, at_least, command, one_line
 from jobkit.launch.follow.progress import duration, load, progress
 from jobkit.launch.states import States
@@ -95,7 +95,7 @@ def _show(states: States, args: argparse.Namespace) -> None:
 def _print_changes(states: States, console: Any, interval_s: float) -> None:
     """Print the table whenever the status or the epoch of a run changed: for a pipe or a file."""
     printed = None
-    while not streams.lost():
+    while not output_is_lost():
         now = [(r["run_id"], r["status"], r["epoch"]) for r in rows(states, shown(states))]
         if now != printed:
             console.print(_view(states, console))

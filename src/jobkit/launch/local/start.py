@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from jobkit import door
+from jobkit import entry
 from jobkit.errors import UsageError
 from jobkit.files import append_to
 from jobkit.gpus import count_gpus
@@ -33,7 +33,7 @@ def check(plan: Plan) -> None:
     wanted = [package for spec in plan.runs.values() for package in spec.packages]
     for package in dict.fromkeys(wanted):
         if importlib.util.find_spec(package) is None:
-            raise UsageError(f"{door.missing(package)}; runs on this machine need it")
+            raise UsageError(f"{entry.missing(package)}; runs on this machine need it")
     for spec in plan.runs.values():
         if spec.program is not None and shutil.which(spec.program) is None:
             raise UsageError(f"no command '{spec.program}' on this machine")

@@ -1,4 +1,4 @@
-"""What every door does before it opens."""
+"""What every command does before its own work."""
 
 import ast
 import subprocess
@@ -8,26 +8,26 @@ from pathlib import Path
 import pytest
 
 from jobkit import __main__ as commands
-from jobkit import door
+from jobkit import entry
 from support.place import ROOT
 
 
 def test_a_missing_package_is_one_line_that_says_what_to_do(capsys, tmp_path, monkeypatch) -> None:
     (tmp_path / "needs.py").write_text("def main(argv):\n    import surely_not_installed.deep\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert door.run("needs", "main", []) == 2
+    assert entry.run("needs", "main", []) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and "'surely_not_installed'" in error and "make venv" in error
     with pytest.raises(ModuleNotFoundError):  # a fault of our own is not hidden
-        door.run("jobkit.no_such_module", "main", [])
+        entry.run("jobkit.no_such_module", "main", [])
 
 
 def test_an_old_python_is_told_so(capsys, monkeypatch) -> None:
-    monkeypatch.setattr(door, "OLDEST", (99, 0))
-    assert door.run("jobkit.analysis.cli", "collect_main", ["--help"]) == 2
+    monkeypatch.setattr(entry, "OLDEST", (99, 0))
+    assert entry.run("jobkit.analysis.cli", "collect_main", ["--help"]) == 2
     assert "Python 99.0 or newer is needed" in capsys.readouterr().err
     # No f-strings, no annotations, no walrus: what Python 3.6 and older could not read.
-    ast.parse(Path(door.__file__).read_text(), feature_version=(3, 5))
+    ast.parse(Path(entry.__file__).read_text(), feature_version=(3, 5))
 
 
 def test_what_ends_a_command_is_one_line(monkeypatch, tmp_path, capsys) -> None:
@@ -41,7 +41,7 @@ def test_what_ends_a_command_is_one_line(monkeypatch, tmp_path, capsys) -> None:
         )
     ):
         (tmp_path / f"stops{number}.py").write_text(f"def main(argv):\n    raise {what}\n")
-        assert door.run(f"stops{number}", "main", []) == code
+        assert entry.run(f"stops{number}", "main", []) == code
         assert capsys.readouterr().err == said
 
 

@@ -1,4 +1,4 @@
-"""The common entry of the scripts (run_benchmarks.py, collect_results.py, ...).
+"""The common entry of every command: run_benchmarks.py, collect_results.py, `python -m jobkit`.
 
 Each of them is started by whatever `python` the user has. So the code here is readable by an old
 Python too (no annotations, no f-strings), imports the standard library only, and reports in one
@@ -6,7 +6,10 @@ line what to do if the Python is too old or a package is not installed.
 """
 
 # ruff: noqa: UP030, UP031, UP032
+import errno
 import importlib
+import io
+import select
 import sys
 import typing  # noqa: F401  for a type comment
 
@@ -45,9 +48,7 @@ def run(module, function, argv=None):
 def call(main, argv=None):
     # type: (typing.Callable[[list[str]], int], list[str] | None) -> int
     """Call a main function, and return its exit code, or that of what ends it."""
-    from jobkit import streams  # which an old Python cannot read
-
-    streams.protect()
+    protect_output()
     try:
         return int(main(sys.argv[1:] if argv is None else argv))
     except SystemExit as end:  # of argparse: --help, or wrong usage
@@ -85,3 +86,55 @@ def _refuse(what, code=USAGE):
     """Print in one line what is wrong; return the exit code."""
     sys.stderr.write("jobkit: %s\n" % what)
     return code
+
+
+class _Lossy(io.FileIO):
+    """A file handle to write to; after an error all output to it is dropped, and the work goes on.
+
+    A reader leaves (`... | head`), a terminal closes, a disk is full.
+    """
+
+    lost = False
+
+    def write(self, data):
+        # type: (typing.Any) -> int
+        """Write some of the data, or drop all of it; return how many bytes were taken."""
+        try:
+            while not self.lost:
+                taken = super().write(data)
+                if taken is not None:
+                    return taken
+                select.select([], [self], [])  # another program made the terminal non-blocking
+        except OSError as error:
+            self.lost = True
+            if error.errno not in (errno.EPIPE, errno.EIO) and self.fileno() == 1:
+                sys.stderr.write("jobkit: note: standard output: %s\n" % error.strerror)
+        return len(data)
+
+
+def protect_output():
+    # type: () -> None
+    """Let no error of output or encoding end this process.
+
+    Streams that were replaced before (a test's, a notebook's) or closed (>&-) are left as they are.
+    """
+    for handle, name in ((1, "stdout"), (2, "stderr")):
+        stream = getattr(sys, name)
+        if stream is None or stream is not getattr(sys, "__%s__" % name) or stream.closed:
+            continue
+        protected = io.TextIOWrapper(
+            io.BufferedWriter(_Lossy(handle, "wb", closefd=False)),
+            encoding=stream.encoding,
+            errors="backslashreplace",  # a path may have bytes, and text letters, not to be shown
+            line_buffering=stream.line_buffering,
+            write_through=handle == 2,
+        )
+        stream.flush()
+        setattr(sys, name, protected)
+
+
+def output_is_lost():
+    # type: () -> bool
+    """Whether standard output takes no more."""
+    raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
+    return isinstance(raw, _Lossy) and raw.lost
