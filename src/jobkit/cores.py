@@ -1,18 +1,17 @@
 """The same work for each of many items, by as many processes as there are cores."""
 
-import contextlib
+import ctypes
 import multiprocessing
 import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from multiprocessing.connection import Connection
-from typing import TypeVar
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any, TypeVar
 
 SHARE = 100  # small files to be read: the least for a further process
-_MESSAGES = 5  # of such a share
-_MOST_WORKERS = 8  # a login node has other users
-_FORK = multiprocessing.get_context("fork")
+_MAX_WORKERS = 8  # a login node has other users
+_INHERITED: list[Any] = []  # of a worker: the work and the items, which are not pickled
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -21,63 +20,30 @@ R = TypeVar("R")
 def in_order(work: Callable[[T], R], items: Sequence[T], share: int | None = None) -> Iterator[R]:
     """work(item) for each item, in order; of many items each forked process takes a part.
 
-    share: the least number of items that is worth a further process; None: SHARE.
-    The items are not sent, as the processes are forked; what comes back is pickled. What a process
-    does not give, as it was killed or the work raised, is done here, where it may raise.
+    share: the least number of items that is worth a further process; None: SHARE. Where a process
+    fails, the rest is done here, where it may raise.
     """
-    share = share or SHARE
-    workers = min(len(os.sched_getaffinity(0)), _MOST_WORKERS, len(items) // share)
-    if workers < 2 or threading.active_count() > 1:  # a lock that a thread holds would stay locked
-        yield from map(work, items)
-        return
-    size = max(1, share // _MESSAGES)
-    chunks = [items[i : i + size] for i in range(0, len(items), size)]
-    with contextlib.ExitStack() as stack:
-        pipes = [stack.enter_context(_worker(work, chunks[i::workers])) for i in range(workers)]
-        for number, chunk in enumerate(chunks):
-            done: list[R] | None = _next(pipes[number % workers])
-            yield from map(work, chunk) if done is None else done
-
-
-def _next(pipe: Connection | None) -> list[R] | None:
-    """What a process made of its next chunk; None where it ended before."""
-    if pipe is None:
-        return None
-    try:
-        found: list[R] = pipe.recv()
-    except (EOFError, OSError):
-        return None
-    return found
-
-
-@contextlib.contextmanager
-def _worker(work: Callable[[T], R], chunks: Sequence[Sequence[T]]) -> Iterator[Connection | None]:
-    """A process that works on the chunks: where its results come from; None if there is none."""
-    ours, theirs = _FORK.Pipe(duplex=False)
-    process = _FORK.Process(target=_give, args=(work, chunks, ours, theirs), daemon=True)
-    with ours:
+    share, done = share or SHARE, 0
+    workers = min(len(os.sched_getaffinity(0)), _MAX_WORKERS, len(items) // share)
+    if workers > 1 and threading.active_count() == 1:  # a lock that a thread holds stays locked
+        fork = multiprocessing.get_context("fork")
         try:
-            process.start()
-        except OSError:  # no more processes, or no memory for one
-            theirs.close()
-            yield None
-            return
-        theirs.close()
-        try:
-            yield ours
-        finally:
-            process.kill()
-            process.join()
+            with ProcessPoolExecutor(workers, fork, _begin_worker, (work, items)) as pool:
+                for result in pool.map(_do, range(len(items)), chunksize=max(1, share // 5)):
+                    yield result
+                    done += 1
+        except Exception:
+            pass
+    yield from map(work, items[done:])
 
 
-def _give(
-    work: Callable[[T], R], chunks: Sequence[Sequence[T]], other: Connection, pipe: Connection
-) -> None:
-    """Send what each chunk becomes; end in silence where nobody reads it any more."""
-    other.close()  # else a write would wait forever once the reader was killed
+def _begin_worker(work: Callable[[Any], Any], items: Sequence[Any]) -> None:
+    _INHERITED[:] = work, items
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: the reader gets it too
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    with contextlib.suppress(Exception):  # the reader does the rest, and says what is wrong
-        for chunk in chunks:
-            pipe.send([work(item) for item in chunk])
-    os._exit(0)  # nothing that the reader has to do as it ends is done here too
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it ends with the reader
+
+
+def _do(index: int) -> Any:
+    work, items = _INHERITED
+    return work(items[index])
