@@ -1,14 +1,21 @@
-"""Opening files that somebody else may have made, or put a link in the place of."""
+"""Files: opened where somebody else may have put a link or a FIFO, written whole, locked; and the
+same work for each of many, by as many processes as there are cores."""
 
 import errno
+import fcntl
 import io
 import json
 import os
 import secrets
+import signal
 import stat
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from jobkit.errors import UsageError
 
 MOST_TEXT = 16 << 20  # bytes of a file of settings or state: a larger one is none
 MOST_TOML = 1 << 20  # its reader takes a second for that much
@@ -178,3 +185,80 @@ def load_toml(text: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+
+
+@contextmanager
+def locked(path: Path, wait: bool) -> Iterator[None]:
+    """Hold a lock on a file, made where it is absent and never changed.
+
+    Raises BlockingIOError where another process holds it and wait is False, UsageError where the
+    file system has no locks, and OSError for a link, which could lead to a file of one's own.
+    """
+    flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        handle = os.open(path, flags | os.O_RDWR | os.O_CREAT, 0o644)
+    except PermissionError:  # another user's, in a shared folder: to lock it reading is enough
+        handle = os.open(path, flags | os.O_RDONLY)
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            raise UsageError(
+                f"{path.parent}: its file system has no locks (flock): choose another folder with "
+                "JOBKIT_LOGS for logs, or JOBKIT_DATA_DIR for data"
+            ) from None
+        yield
+    finally:
+        os.close(handle)
+
+
+SHARE = 100  # small files to be read: the least for a further process
+_MAX_WORKERS = 8  # a login node has other users
+_INHERITED: list[Any] = []  # of a worker: the work and the items, which are not pickled
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def in_order(work: Callable[[T], R], items: Sequence[T], share: int | None = None) -> Iterator[R]:
+    """work(item) for each item, in order; of many items each forked process takes a part.
+
+    share: the least number of items that is worth a further process; None: SHARE. Where a process
+    fails, the rest is done here, where it may raise.
+    """
+    share, done = share or SHARE, 0
+    workers = min(len(os.sched_getaffinity(0)), _MAX_WORKERS, len(items) // share)
+    if workers > 1 and threading.active_count() == 1:  # a lock that a thread holds stays locked
+        import multiprocessing  # here, as few need it
+        from concurrent.futures import ProcessPoolExecutor
+
+        fork = multiprocessing.get_context("fork")
+        try:
+            with ProcessPoolExecutor(workers, fork, _begin_worker, (work, items)) as pool:
+                for result in pool.map(_do, range(len(items)), chunksize=max(1, share // 5)):
+                    yield result
+                    done += 1
+        except Exception:
+            pass
+    yield from map(work, items[done:])
+
+
+def _begin_worker(work: Callable[[Any], Any], items: Sequence[Any]) -> None:
+    import ctypes
+
+    _INHERITED[:] = work, items
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: the reader gets it too
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it ends with the reader
+
+
+def _do(index: int) -> Any:
+    work, items = _INHERITED
+    return work(items[index])

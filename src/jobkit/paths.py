@@ -9,7 +9,6 @@ from typing import Any
 
 from jobkit.errors import UsageError, nearest
 from jobkit.files import file_names, load_json, read_regular, write_parts
-from jobkit.home import cache_root
 
 # Where run.sh, hpc/ and edf.toml are: the checkout, or the copy that an installed jobkit has of it.
 _COPY = Path(__file__).resolve().parent / "_kit"
@@ -57,6 +56,30 @@ def logs_root() -> Path:
     here = Path.cwd()
     within = not INSTALLED and here.is_relative_to(REPOSITORY)
     return (REPOSITORY if within else here) / "logs"
+
+
+def cache_root() -> Path:
+    """The user's folder for caches: $XDG_CACHE_HOME, else ~/.cache.
+
+    Raises UsageError where there is no home: without HOME, and a user id that has no name.
+    """
+    if given := os.environ.get("XDG_CACHE_HOME"):
+        return Path(given)
+    try:
+        return Path.home() / ".cache"
+    except RuntimeError:
+        raise UsageError(
+            f"HOME is not set, and user id {os.geteuid()} has no home: set JOBKIT_DATA_DIR, HOME "
+            "or XDG_CACHE_HOME"
+        ) from None
+
+
+def expanded(path: str | Path) -> Path:
+    """The absolute path, with a ~ at its beginning as the home folder; UsageError without one."""
+    try:
+        return Path(path).expanduser().absolute()
+    except RuntimeError as error:
+        raise UsageError(f"{path}: {error}: write the path without ~") from None
 
 
 def data_root() -> Path:

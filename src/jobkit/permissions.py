@@ -5,6 +5,7 @@ import os
 import pwd
 import shlex
 import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -112,3 +113,14 @@ def check_study(folder: Path) -> list[str]:
         if writers == "everybody":
             raise UsageError(f"{path}: everybody{_MAY}: choose other logs with JOBKIT_LOGS")
     return [f"{path}: {writers}{_MAY}" for path, writers in (own | above).items()][:1]
+
+
+def keep_compiler_cache() -> None:
+    """Give torch's compiler a cache folder that is this user's own, unless one is named.
+
+    Its default is /tmp/torchinductor_USER, which anybody can make first, and it unpickles what lies
+    there. Raises UsageError where somebody took the name of ours.
+    """
+    if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
+        folder = own_folder(Path(tempfile.gettempdir()) / f"jobkit-{os.geteuid()}")
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "torchinductor")

@@ -105,3 +105,15 @@ def _answers(pid: int) -> bool:
     except PermissionError:
         pass
     return True
+
+
+def is_at_work(job: Mapping[str, Any]) -> bool | None:
+    """Whether a start that job.json tells of is alive: who runs it, or what that one started.
+
+    None: it cannot be told from this machine.
+    """
+    child = job.get("child")
+    known = is_alive(job)
+    if known is False and isinstance(child, Mapping):
+        return is_alive({**job, **child})
+    return known

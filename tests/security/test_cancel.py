@@ -14,8 +14,8 @@ import pytest
 from jobkit.launch.cancel import main
 from jobkit.launch.command import Order
 from jobkit.launch.local import start
-from jobkit.outcome.liveness import process_start
 from jobkit.paths import write_json
+from jobkit.processes import process_start
 from jobkit.spec.study import Plan
 from support.fake_study import make_plan
 

@@ -17,7 +17,6 @@ import pytest
 
 from jobkit.analysis.collect.results import collect
 from jobkit.errors import UsageError
-from jobkit.home import cache_root, expanded
 from jobkit.launch.follow.progress import progress
 from jobkit.launch.follow.status import main as status
 from jobkit.launch.launcher import prepare
@@ -27,6 +26,7 @@ from jobkit.launch.slurm import submit
 from jobkit.launch.slurm.options import submission
 from jobkit.launch.states import States
 from jobkit.outcome.status import run_state
+from jobkit.paths import cache_root, expanded
 from jobkit.processes import process_start
 from jobkit.spec.study import Plan, Study
 from support.fake_study import FakeRun, make_plan, whole_run, whole_study

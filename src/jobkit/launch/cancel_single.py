@@ -15,9 +15,8 @@ from jobkit.errors import UsageError
 from jobkit.files import read_text
 from jobkit.launch.slurm import commands
 from jobkit.launch.slurm.own import check_id
-from jobkit.outcome.liveness import is_at_work
 from jobkit.paths import RunPaths, logs_root, read_json
-from jobkit.processes import end_process, is_alive
+from jobkit.processes import end_process, is_alive, is_at_work
 from jobkit.spec.study import is_run
 
 

@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator
 
 from jobkit.errors import UsageError
-from jobkit.locks import locked
+from jobkit.files import locked
 from jobkit.paths import StudyPaths, read_json
 
 

@@ -23,11 +23,10 @@ from jobkit.errors import Exit
 from jobkit.files import append_to
 from jobkit.launch.command import clean_environment
 from jobkit.launch.together import Watch
-from jobkit.outcome.liveness import process_start
 from jobkit.outcome.status import run_state
 from jobkit.paths import RunPaths, write_json
 from jobkit.permissions import closed_to_others
-from jobkit.processes import pid_namespace
+from jobkit.processes import pid_namespace, process_start
 from jobkit.requeue import MAX_RESTARTS, crashed
 from jobkit.spec.runspec import RunSpec
 

@@ -19,11 +19,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from jobkit.collectives import bus_factor
 from jobkit.errors import UsageError
 from jobkit.files import read_text
 from jobkit.metric.line import KINDS
 from jobkit.paths import read_json
+from jobkit.units import bus_factor
 
 # What `bytes` counts, by operation.
 OPERATIONS = {
@@ -86,22 +86,6 @@ def sample(
         bus_gb_per_s=algorithm * bus_factor(operation, ranks),
         correct=correct,
     )
-
-
-def say_bytes(size: float) -> str:
-    """A size for people: 1 KiB, 16 MiB."""
-    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
-        if size >= 2**power:
-            return f"{size / 2**power:.4g} {unit}"
-    return f"{size:g} B"
-
-
-def say_seconds(seconds: float) -> str:
-    """A duration for people, in the unit that fits."""
-    for factor, unit in ((1, "s"), (1e3, "ms")):
-        if seconds * factor >= 1:
-            return f"{seconds * factor:.4g} {unit}"
-    return f"{seconds * 1e6:.4g} us"
 
 
 # --- the fitted lines ------------------------------------------------------------------------

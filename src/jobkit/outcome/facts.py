@@ -23,9 +23,9 @@ from jobkit.metric import reader
 from jobkit.metric.line import Record
 from jobkit.metric.reader import Rejected
 from jobkit.outcome.evidence import of_newest
-from jobkit.outcome.liveness import is_at_work
 from jobkit.outcome.logs import Tail, open_log, read_tail
 from jobkit.paths import RunPaths, read_json
+from jobkit.processes import is_at_work
 
 ENDINGS = ("ok", "failed", "preempted")  # what a payload says of itself
 _METRICS_TAIL = 256 << 10

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from jobkit.cores import in_order
+from jobkit.files import in_order
 from jobkit.outcome.facts import read, read_job, seconds
-from jobkit.outcome.liveness import is_alive
 from jobkit.outcome.slurm_jobs import GONE, Job, cluster, merged
 from jobkit.outcome.status import UNDER_WAY, RunState, judge
 from jobkit.paths import RunPaths, StudyPaths, read_json
+from jobkit.processes import is_alive
 
 Ask = Callable[[Iterable[str]], Mapping[str, Job]]  # what Slurm says of jobs, by their ids
 

@@ -6,7 +6,6 @@ the ring's formulas are those of spec/strategies.py and spec/traffic.py.
 
 import math
 
-from jobkit.metric.comm import say_seconds
 from jobkit.payload.strategies.fsdp import FSDP
 from jobkit.payload.strategies.pipeline import Pipeline
 from jobkit.payload.strategies.shard_groups import model_size, sizes
@@ -14,6 +13,7 @@ from jobkit.planner.activations import passes
 from jobkit.planner.footprints import Footprint, Subject, strategy_of
 from jobkit.spec.strategies import FACTS
 from jobkit.spec.traffic import Link, Links, Message, ModelSize, seconds
+from jobkit.units import say_seconds
 
 
 def links(network: float, link: float) -> Links:

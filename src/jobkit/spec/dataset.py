@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from jobkit.errors import UsageError
-from jobkit.home import expanded
+from jobkit.paths import expanded
 from jobkit.spec import idx
 
 FOLDER = "folder:"

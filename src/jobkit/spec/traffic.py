@@ -16,8 +16,8 @@ Numbers only: what each strategy sends is in strategies.py.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from jobkit.collectives import bus_factor, passes
 from jobkit.errors import UsageError
+from jobkit.units import bus_factor, passes
 
 
 @dataclass(frozen=True)

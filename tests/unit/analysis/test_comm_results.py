@@ -14,6 +14,7 @@ from jobkit.errors import UsageError, read_bytes
 from jobkit.metric import comm
 from jobkit.metric.line import KINDS
 from jobkit.paths import write_json
+from jobkit.units import say_bytes, say_seconds
 from support.codes import code_of
 from support.place import ROOT
 
@@ -100,9 +101,9 @@ def test_sizes_are_read_and_said() -> None:
     for text, size in (("12", 12), ("4K", 4096), ("16MiB", 2**24), ("1g", 2**30), ("8 kib", 8192)):
         assert read_bytes(text) == size
     for size, text in ((12, "12 B"), (4096, "4 KiB"), (2**24, "16 MiB"), (3 * 2**29, "1.5 GiB")):
-        assert comm.say_bytes(size) == text
+        assert say_bytes(size) == text
     for seconds, text in ((2.5, "2.5 s"), (0.25, "250 ms"), (0.001, "1 ms"), (7.25e-6, "7.25 us")):
-        assert comm.say_seconds(seconds) == text
+        assert say_seconds(seconds) == text
     assert Request(factor=10, min_bytes=100).sizes(99_999) == [100, 1000, 10_000]
     assert Request().sizes(5) == [1024]
 

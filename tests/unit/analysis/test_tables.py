@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from jobkit import cores
+from jobkit import files
 from jobkit.analysis.cli import plot_main
 from jobkit.analysis.collect.results import OUTDATED, Results, collect
 from jobkit.analysis.findings.verdict import verdict
@@ -148,7 +148,7 @@ def test_several_processes_read_what_one_reads(monkeypatch: pytest.MonkeyPatch) 
     for run_id in plan.runs:
         whole_run(plan, run_id)
     before = collect("s")
-    monkeypatch.setattr(cores, "SHARE", 2)
-    monkeypatch.setattr(cores.os, "sched_getaffinity", lambda _: {0, 1, 2})
-    monkeypatch.setattr(cores.threading, "active_count", lambda: 1)  # others' may go on
+    monkeypatch.setattr(files, "SHARE", 2)
+    monkeypatch.setattr(files.os, "sched_getaffinity", lambda _: {0, 1, 2})
+    monkeypatch.setattr(files.threading, "active_count", lambda: 1)  # others' may go on
     same(before, collect("s"))

@@ -14,10 +14,9 @@ from typing import Any
 import pytest
 
 from jobkit.outcome.facts import Ending, Facts
-from jobkit.outcome.liveness import is_alive, process_start
 from jobkit.outcome.status import RunState, judge, run_state
 from jobkit.paths import RunPaths
-from jobkit.processes import pid_namespace
+from jobkit.processes import is_alive, pid_namespace, process_start
 from jobkit.spec.runspec import RunSpec
 from support.fake_study import FakeRun
 

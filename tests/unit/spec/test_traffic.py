@@ -2,9 +2,9 @@
 
 import pytest
 
-from jobkit.collectives import bus_factor
 from jobkit.errors import UsageError
 from jobkit.spec.traffic import Link, Links, Message, Scope, message_s, scope_of, seconds
+from jobkit.units import bus_factor
 
 FAST, SLOW = Link(1e-6, 1e-9), Link(10e-6, 4e-9)
 LINKS = Links(FAST, SLOW)

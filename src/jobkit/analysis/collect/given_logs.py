@@ -25,12 +25,11 @@ from jobkit.analysis.tables.frames import Row
 from jobkit.analysis.tables.series import series_labels
 from jobkit.errors import UsageError
 from jobkit.files import is_there, read_regular
-from jobkit.home import cache_root
 from jobkit.metric.pattern import Pattern, own_pattern
 from jobkit.outcome.evidence import find_sign, of_newest
 from jobkit.outcome.logs import open_log, read_tail
 from jobkit.outcome.status import BAD_ENDS, RunState
-from jobkit.paths import StudyPaths, read_json, write_json
+from jobkit.paths import StudyPaths, cache_root, read_json, write_json
 from jobkit.permissions import closed_to_others
 
 _ANYWHERE = Path("/")  # the user named the files

@@ -16,7 +16,7 @@ from jobkit.analysis.tables.columns import EPOCHS
 from jobkit.analysis.tables.frames import Row
 from jobkit.analysis.tables.series import series_labels
 from jobkit.analysis.tables.text import counted
-from jobkit.cores import in_order
+from jobkit.files import in_order
 from jobkit.metric.line import COMMON, KINDS, Record
 from jobkit.outcome.slurm_jobs import Job
 from jobkit.outcome.status import RunState

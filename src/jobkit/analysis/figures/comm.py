@@ -5,17 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jobkit.errors import Exit, Parser, UsageError, command
-from jobkit.metric.comm import (
-    OPERATIONS,
-    SCOPES,
-    Line,
-    Sample,
-    fit_lines,
-    read_csv,
-    say_bytes,
-    say_seconds,
-)
+from jobkit.metric.comm import OPERATIONS, SCOPES, Line, Sample, fit_lines, read_csv
 from jobkit.paths import RunPaths, logs_root, read_json
+from jobkit.units import say_bytes, say_seconds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from jobkit.collectives import bus_factor, passes
 from jobkit.metric.comm import Line
 from jobkit.spec.traffic import Link, Links
+from jobkit.units import bus_factor, passes
 
 _RINGS = ("all_reduce", "all_gather", "reduce_scatter")
 

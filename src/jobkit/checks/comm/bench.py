@@ -10,9 +10,10 @@ from jobkit.checks.comm.memory import free_bytes
 from jobkit.checks.comm.ops import COPIES, Exchange, Team, exchange
 from jobkit.checks.comm.request import DEFAULT_MAX_BYTES, Request
 from jobkit.errors import UsageError
-from jobkit.metric.comm import Sample, sample, say_bytes, say_seconds
+from jobkit.metric.comm import Sample, sample
 from jobkit.payload.distributed import Group
 from jobkit.payload.report import Reporter
+from jobkit.units import say_bytes, say_seconds
 
 _LEAST = 3  # minimum of timed iterations, however long they take
 _SHARE = 0.5  # of the memory that is free: the rest is for the backend and other programs

@@ -17,6 +17,7 @@ from jobkit.payload import host
 from jobkit.payload.distributed import Group, RankEnv, banner, check_identity, join
 from jobkit.payload.place import share_of_cores
 from jobkit.payload.report import Reporter, write_outcome
+from jobkit.units import say_seconds
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ def fit_table(lines: Sequence[comm.Line]) -> list[str]:
     for one in lines:
         made.append(
             f"{one.operation:<15} {one.ranks:>5}  {one.scope:<10} latency "
-            f"{comm.say_seconds(one.latency_s)}, bandwidth {one.gb_per_s:.3g} GB/s; "
+            f"{say_seconds(one.latency_s)}, bandwidth {one.gb_per_s:.3g} GB/s; "
             f"largest error of a size {one.worst_share:.0%}"
         )
     return made

@@ -11,9 +11,9 @@ import torch.distributed as dist
 
 from jobkit.checks.preflight.facts import within
 from jobkit.checks.preflight.nccl import Log, joined, keep_log, said
-from jobkit.collectives import bus_factor
 from jobkit.errors import UsageError
 from jobkit.payload.distributed import Group, RankEnv, join
+from jobkit.units import bus_factor
 
 Results = dict[str, Any]
 _BUDGET_S = 1.5  # for the timed all_reduces of one size

@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from jobkit.home import expanded
-from jobkit.paths import data_root
+from jobkit.paths import data_root, expanded
 from jobkit.spec.runspec import RunSpec
 
 

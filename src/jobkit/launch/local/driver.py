@@ -22,9 +22,8 @@ from jobkit.launch import lock
 from jobkit.launch.command import Order, clean_environment, leave_spec, local_command
 from jobkit.launch.local.slots import Slots
 from jobkit.launch.task import GRACE_S, ORDER_KEY, adopt_orphans, end_descendants
-from jobkit.outcome.liveness import process_start
 from jobkit.paths import StudyPaths, write_json
-from jobkit.processes import pid_namespace
+from jobkit.processes import pid_namespace, process_start
 from jobkit.spec.study import Plan
 
 _POLL_S = 0.1

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from jobkit.errors import UsageError
-from jobkit.outcome.liveness import is_alive
 from jobkit.paths import StudyPaths, read_json
+from jobkit.processes import is_alive
 
 
 def refuse(study: StudyPaths) -> None:

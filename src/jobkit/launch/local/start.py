@@ -19,9 +19,8 @@ from jobkit.launch import lock
 from jobkit.launch.command import Order, python_path
 from jobkit.launch.local.slots import gpus_for
 from jobkit.launch.states import States
-from jobkit.outcome.liveness import is_alive
 from jobkit.paths import StudyPaths, read_json
-from jobkit.processes import end_process
+from jobkit.processes import end_process, is_alive
 from jobkit.spec.command import CommandSpec
 from jobkit.spec.study import Plan
 

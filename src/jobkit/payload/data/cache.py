@@ -17,8 +17,7 @@ from pathlib import Path
 import torch
 
 from jobkit.errors import UsageError
-from jobkit.files import open_regular, read_regular
-from jobkit.locks import locked
+from jobkit.files import locked, open_regular, read_regular
 from jobkit.payload.data.images import IMAGE, Images, Say
 from jobkit.payload.data.sources import Source
 

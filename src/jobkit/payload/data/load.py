@@ -5,8 +5,7 @@ from pathlib import Path
 import torch
 
 from jobkit.errors import UsageError
-from jobkit.home import expanded
-from jobkit.paths import data_root
+from jobkit.paths import data_root, expanded
 from jobkit.payload.data.cache import Dataset, ensure_cache, find_fault, open_cache, read_directly
 from jobkit.payload.data.images import Images, Say
 from jobkit.payload.data.sources import find_source

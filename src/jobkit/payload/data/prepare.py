@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jobkit.errors import Exit, Parser, command, one_of
-from jobkit.home import expanded
-from jobkit.paths import data_root
+from jobkit.paths import data_root, expanded
 from jobkit.spec.dataset import WITH_PATH, check_source
 
 

@@ -13,7 +13,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from jobkit.errors import UsageError
-from jobkit.home import keep_compiler_cache
 from jobkit.payload.clock import Stopwatch
 from jobkit.payload.distributed import RankEnv
 from jobkit.payload.parameter_groups import trained_parameters
@@ -21,6 +20,7 @@ from jobkit.payload.sharded import is_sharded
 from jobkit.payload.strategies.memory_rule import MemoryRule
 from jobkit.payload.strategies.recompute import checkpoint_blocks
 from jobkit.payload.strategies.statistics import blank, kept_statistics
+from jobkit.permissions import keep_compiler_cache
 from jobkit.spec.runspec import RunSpec
 from jobkit.spec.strategies import FACTS
 

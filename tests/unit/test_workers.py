@@ -10,29 +10,29 @@ from pathlib import Path
 
 import pytest
 
-from jobkit import cores
+from jobkit import files
 from jobkit.processes import process_start
 
 ITEMS = list(range(95))
 # A work of 300 items that ends only with its process: its workers tell their pids.
 KILLED = """
 import os, sys, time
-from jobkit import cores
-cores.os.sched_getaffinity = lambda _: {0, 1}
+from jobkit import files
+files.os.sched_getaffinity = lambda _: {0, 1}
 def work(item):
     print(os.getpid(), flush=True)
     time.sleep(0.05)
     return "x" * 100_000
-for _ in cores.in_order(work, range(300)):
+for _ in files.in_order(work, range(300)):
     time.sleep(0.2)
 """
 
 
 @pytest.fixture(autouse=True)
 def _three_of_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cores, "SHARE", 10)
-    monkeypatch.setattr(cores.os, "sched_getaffinity", lambda _: {0, 1, 2})
-    monkeypatch.setattr(cores.threading, "active_count", lambda: 1)  # others' may go on
+    monkeypatch.setattr(files, "SHARE", 10)
+    monkeypatch.setattr(files.os, "sched_getaffinity", lambda _: {0, 1, 2})
+    monkeypatch.setattr(files.threading, "active_count", lambda: 1)  # others' may go on
 
 
 def pid_and_square(item: int) -> tuple[int, int]:
@@ -42,15 +42,15 @@ def pid_and_square(item: int) -> tuple[int, int]:
 def test_results_come_in_order_and_few_items_are_done_here(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    found = list(cores.in_order(pid_and_square, ITEMS))
+    found = list(files.in_order(pid_and_square, ITEMS))
     assert [square for _, square in found] == [item * item for item in ITEMS]
     pids = {pid for pid, _ in found}
     assert pids and os.getpid() not in pids
     for count in (0, 1, 19):
-        few = cores.in_order(pid_and_square, ITEMS[:count])
+        few = files.in_order(pid_and_square, ITEMS[:count])
         assert {pid for pid, _ in few} <= {os.getpid()}
-    monkeypatch.setattr(cores.threading, "active_count", lambda: 2)  # a fork could lock up
-    assert {pid for pid, _ in cores.in_order(pid_and_square, ITEMS)} == {os.getpid()}
+    monkeypatch.setattr(files.threading, "active_count", lambda: 2)  # a fork could lock up
+    assert {pid for pid, _ in files.in_order(pid_and_square, ITEMS)} == {os.getpid()}
 
 
 @pytest.mark.parametrize("how", ["killed", "raised", "unpicklable"])
@@ -66,14 +66,14 @@ def test_what_a_process_does_not_give_is_done_here(how: str) -> None:
             return lambda: None
         return item
 
-    assert list(cores.in_order(work, ITEMS)) == ITEMS
+    assert list(files.in_order(work, ITEMS)) == ITEMS
 
 
 def test_no_process_is_left_after_an_error_or_where_one_stops_asking() -> None:
     with pytest.raises(ZeroDivisionError):
-        list(cores.in_order(lambda item: 1 // (item - 50), ITEMS))
+        list(files.in_order(lambda item: 1 // (item - 50), ITEMS))
     assert not multiprocessing.active_children()
-    results = cores.in_order(pid_and_square, ITEMS)
+    results = files.in_order(pid_and_square, ITEMS)
     next(results)
     results.close()
     assert not multiprocessing.active_children()
