@@ -19,6 +19,7 @@ from jobkit.payload.strategies import Strategy, ddp, strategy_class
 from jobkit.payload.strategies.base import make_optimizer
 from jobkit.payload.strategies.fsdp import FSDP
 from jobkit.payload.strategies.recompute import checkpoint_blocks
+from jobkit.payload.strategies.pipeline import Pipeline
 from jobkit.payload.strategies.single import Single
 from jobkit.spec.runspec import STRATEGIES as NAMES
 from jobkit.spec.runspec import RunSpec
@@ -237,9 +238,35 @@ def full(parameter: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("name", ["single", "ddp", "fsdp"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
 def test_the_optimizer_is_fused_where_torch_has_that(name: str, optimizer: str) -> None:
+    """FSDP's SGD, which torch has no fused rule for, updates all parameters at once (foreach)."""
     strategy = made(name, optimizer=optimizer)
-    fused = make_optimizer(strategy).defaults["fused"]
-    assert fused is (name != "fsdp" or optimizer != "sgd")
+    kind = make_optimizer(strategy)
+    step(strategy)
+    with Operations() as seen:
+        strategy.optimizer_step(kind)
+    word = "_foreach" if (name, optimizer) == ("fsdp", "sgd") else "_fused"
+    assert sum(word in operation for operation in seen.names) in range(1, 4), seen.names
+
+
+def test_groups_of_ranks_have_the_timeout_of_the_run() -> None:
+    strategy = made("pp", timeout_s=77.0)
+    assert isinstance(strategy, Pipeline) and strategy.group and strategy.data_group
+    groups = (strategy.group, strategy.data_group)
+    seconds = {g._get_backend(CPU).options._timeout.total_seconds() for g in groups}
+    assert seconds == {77.0}
+
+
+@pytest.mark.parametrize("name", ["ddp", "pp"])
+def test_what_is_compared_is_on_the_cpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that send each other tensors of their GPUs would get them on the sender's."""
+    strategy = made(name)
+    moved: list[object] = []
+    to = torch.Tensor.to
+    monkeypatch.setattr(
+        torch.Tensor, "to", lambda t, *a, **k: (moved.append(a[0] if a else None), to(t, *a, **k))[1]
+    )
+    whole = strategy.whole()
+    assert moved.count("cpu") >= len(whole) > 0
 
 
 @pytest.mark.parametrize("reshard", [True, False])

@@ -1,14 +1,16 @@
 """What every strategy does: wrap a model, make a microbatch's gradients, evaluate."""
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from datetime import timedelta
 from typing import Any, ClassVar, Literal
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
@@ -237,7 +239,7 @@ class Strategy(MemoryRule):
             self.scaler.load_state_dict(kept)
 
     def whole(self, gradients: bool = False) -> dict[str, Tensor]:
-        """Copies of all parameters, or of their gradients, by their names in the bare model.
+        """Copies of all parameters, or of their gradients, on the CPU, by their bare names.
 
         Every rank must call; all get all of them, whatever each holds.
         """
@@ -259,9 +261,19 @@ def bare_name(name: str) -> str:
 
 
 def full(tensor: Tensor) -> Tensor:
-    """A copy of a tensor, all of its shards together."""
+    """A copy of a tensor on the CPU, all of its shards together."""
     whole = tensor.full_tensor() if is_sharded(tensor) else tensor
-    return whole.detach().clone()
+    return whole.detach().to("cpu", copy=True)
+
+
+def make_mesh(strategy: Strategy, shape: Sequence[int], names: Sequence[str]) -> DeviceMesh:
+    """A mesh of all ranks, whose groups have the run's timeout; torch gives them its own."""
+    mesh = init_device_mesh(strategy.device.type, tuple(shape), mesh_dim_names=tuple(names))
+    # Its name since torch 2.14, and before.
+    set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
+    for group in mesh.get_all_groups():
+        set_timeout(timedelta(seconds=strategy.spec.timeout_s), group)
+    return mesh
 
 
 def refuse(holds: bool, text: str) -> None:
@@ -277,7 +289,8 @@ def make_optimizer(strategy: Strategy) -> Optimizer:
     if not parameters:
         raise UsageError(f"--model {spec.model}: has no parameter to train")
     shared: dict[str, Any] = {"lr": spec.lr, "weight_decay": spec.weight_decay}
-    shared["fused"] = strategy.can_fuse()
+    # Of sharded parameters torch would step one by one, in Python, unless it is told foreach.
+    shared["fused" if strategy.can_fuse() else "foreach"] = True
     adaptive = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
     if spec.optimizer in adaptive:
         return adaptive[spec.optimizer](parameters, **shared)

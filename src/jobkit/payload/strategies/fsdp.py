@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -21,7 +21,7 @@ from torch.distributed.fsdp import (
 
 from jobkit.payload.distributed import RankEnv
 from jobkit.payload.memory import MemoryInputs, Share, shard_bytes
-from jobkit.payload.strategies.base import Strategy, refuse
+from jobkit.payload.strategies.base import Strategy, make_mesh, refuse
 from jobkit.payload.strategies.shard_groups import (
     ShardGroup,
     Sizes,
@@ -54,10 +54,9 @@ class FSDP(Strategy):
         # On the CPU there is nothing to offload to, and no memory to pin.
         offloads = spec.fsdp_cpu_offload and self.device.type == "cuda"
         replicas = spec.fsdp_hybrid_replicas
-        mesh = init_device_mesh(self.device.type, (self.place.world_size,))
-        if replicas > 1:  # ranks of a node follow each other, so that the shards are inside of it
-            shape, names = (replicas, self.shards), ("replicate", "shard")
-            mesh = init_device_mesh(self.device.type, shape, mesh_dim_names=names)
+        # Ranks of a node follow each other, so that the shards are inside of it.
+        shape, names = (replicas, self.shards), ("replicate", "shard")
+        mesh = make_mesh(self, *((shape, names) if replicas > 1 else (shape[1:], names[1:])))
         self.groups = sizes(model, spec)  # before torch changes the names of the classes
         self._shard(model, mesh, offloads)
         return model

@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import (
     PipelineStage,
     Schedule1F1B,
@@ -23,7 +22,7 @@ from torch.distributed.pipelining import (
 
 from jobkit.payload.distributed import RankEnv
 from jobkit.payload.memory import MemoryInputs
-from jobkit.payload.strategies.base import Strategy, at_least_fp32, full, refuse
+from jobkit.payload.strategies.base import Strategy, at_least_fp32, full, make_mesh, refuse
 from jobkit.payload.strategies.stages import Sendable, TimedStage, cut, owners, tensors_only
 from jobkit.payload.strategies.statistics import filled_up, kept_statistics
 from jobkit.spec.runspec import RunSpec
@@ -115,7 +114,7 @@ class Pipeline(Strategy):
         blank = torch.zeros(2, 3, 32, 32, dtype=next(model.parameters()).dtype)
         self.classes = tensors_only(stages, blank)[-1]
         shape = (self.data_world_size, self.ranks)
-        mesh = init_device_mesh(self.device.type, shape, mesh_dim_names=("data", "stage"))
+        mesh = make_mesh(self, shape, ("data", "stage"))
         self.data_group, self.group = mesh.get_group("data"), mesh.get_group("stage")
         kept = nn.ModuleList(Sendable(stages[i]) for i in self.stages_here(self.stage_rank))
         # Moving may replace a parameter in its module: names go by order, not by identity.
