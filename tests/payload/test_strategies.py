@@ -18,8 +18,8 @@ from jobkit.payload.place import RankEnv
 from jobkit.payload.strategies import Strategy, ddp, strategy_class
 from jobkit.payload.strategies.base import make_optimizer
 from jobkit.payload.strategies.fsdp import FSDP
-from jobkit.payload.strategies.recompute import checkpoint_blocks
 from jobkit.payload.strategies.pipeline import Pipeline
+from jobkit.payload.strategies.recompute import checkpoint_blocks
 from jobkit.payload.strategies.single import Single
 from jobkit.spec.runspec import STRATEGIES as NAMES
 from jobkit.spec.runspec import RunSpec
@@ -263,7 +263,9 @@ def test_what_is_compared_is_on_the_cpu(name: str, monkeypatch: pytest.MonkeyPat
     moved: list[object] = []
     to = torch.Tensor.to
     monkeypatch.setattr(
-        torch.Tensor, "to", lambda t, *a, **k: (moved.append(a[0] if a else None), to(t, *a, **k))[1]
+        torch.Tensor,
+        "to",
+        lambda t, *a, **k: (moved.append(a[0] if a else None), to(t, *a, **k))[1],
     )
     whole = strategy.whole()
     assert moved.count("cpu") >= len(whole) > 0
