@@ -17,7 +17,7 @@ from pathlib import Path
 from jobkit.analysis.figures.draw import FIGURES
 from jobkit.analysis.tables import column, columns
 from jobkit.drill.faults import FAULTS
-from jobkit.metric.line import KINDS
+from jobkit.metric.kinds import KINDS
 from jobkit.spec.runspec import RunSpec, describe
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from jobkit.outcome.status import run_state
+from jobkit.outcome.state import run_state
 from jobkit.paths import RunPaths, read_json
 from support.checkout import Checkout, until
 

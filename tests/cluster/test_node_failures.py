@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from jobkit.outcome.status import run_state
+from jobkit.outcome.state import run_state
 from support.checkout import TINY, Checkout, records, until
 
 LONG = [*TINY, "--epochs", "12", "--checkpoint-every", "4"]

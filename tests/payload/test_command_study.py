@@ -11,7 +11,7 @@ import pytest
 from jobkit.analysis.collect.results import collect
 from jobkit.analysis.report.report import write_report
 from jobkit.launch.states import states
-from jobkit.outcome.status import RunState
+from jobkit.outcome.state import RunState
 from jobkit.spec.study import Plan
 from support.place import ROOT
 from support.training_programs import PLAIN, PRINTS

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jobkit.metric.line import COMMON, KINDS
+from jobkit.metric.kinds import COMMON, KINDS
 from jobkit.metric.reader import scan
 from support.rigs import SMALL, Result, Start, alive_with, none_left
 

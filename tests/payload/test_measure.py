@@ -14,7 +14,7 @@ import torch
 from jobkit.checks.comm.bench import in_a_row
 from jobkit.checks.comm.ops import Exchange, Team
 from jobkit.errors import UsageError
-from jobkit.metric.line import Record
+from jobkit.metric.kinds import Record
 from jobkit.payload import host
 from jobkit.payload.clock import Clock, Stopwatch
 from jobkit.payload.data.batches import Batches, DeviceData, Step

@@ -25,7 +25,7 @@ from jobkit.launch.site import Site
 from jobkit.launch.slurm import submit
 from jobkit.launch.slurm.options import submission
 from jobkit.launch.states import States
-from jobkit.outcome.status import run_state
+from jobkit.outcome.state import run_state
 from jobkit.paths import cache_root, expanded
 from jobkit.processes import process_start
 from jobkit.spec.study import Plan, Study

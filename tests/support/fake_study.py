@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from jobkit.metric.line import MetricWriter
+from jobkit.metric.kinds import MetricWriter
 from jobkit.paths import RunPaths, logs_root
 from jobkit.spec.runspec import RunSpec
 from jobkit.spec.study import Plan, Study

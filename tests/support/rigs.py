@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jobkit.metric.line import Record
+from jobkit.metric.kinds import Record
 from jobkit.metric.reader import read_file
 from jobkit.paths import RunPaths, read_json
 from support.place import ROOT

@@ -14,7 +14,7 @@ import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
-from jobkit.metric.line import Record
+from jobkit.metric.kinds import Record
 from jobkit.metric.reader import read_file
 from support.place import ROOT
 from support.training_programs import LEAVES

@@ -161,7 +161,7 @@ def test_the_rule_sees_a_wrong_import() -> None:
         ("jobkit.program.single", "import lightning", "lightning"),
         ("jobkit.analysis.cli", "from jobkit.launch import cli", "jobkit.launch.cli"),
         ("jobkit.paths", "from jobkit.payload import main", "jobkit.payload.main"),
-        ("jobkit.metric.line", "from jobkit.spec.study import Plan", "jobkit.spec.study"),
+        ("jobkit.metric.kinds", "from jobkit.spec.study import Plan", "jobkit.spec.study"),
         ("jobkit.launch.cli", "from jobkit import analysis", "jobkit.analysis"),
         ("jobkit.analysis.cli", "import submitit.core", "submitit.core"),
         ("jobkit.payload.data.cache", "import numpy as np", "numpy"),

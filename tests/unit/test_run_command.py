@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from jobkit.outcome.status import run_state
+from jobkit.outcome.state import run_state
 from jobkit.paths import RunPaths
 from jobkit.program.counters import COUNTERS
 from support.place import ROOT

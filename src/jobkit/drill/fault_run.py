@@ -15,8 +15,7 @@ from jobkit.drill.row import Row, first_attempt
 from jobkit.drill.slurm import SlurmPlace, SlurmStart, first_row
 from jobkit.errors import UsageError
 from jobkit.launch.slurm.options import Options
-from jobkit.outcome import slurm_jobs
-from jobkit.outcome.status import RunState, run_state
+from jobkit.outcome.state import RunState, merged, run_state
 from jobkit.paths import RunPaths
 
 PATIENCE_S = 400.0  # for one thing that must happen, where nothing else was said
@@ -216,4 +215,4 @@ class FaultRun:
         state = run_state(early)
         shutil.rmtree(early.folder.parent)
         row = first_row(first.job_id) if isinstance(first, SlurmStart) else None
-        return slurm_jobs.merged(state, row)
+        return merged(state, row)

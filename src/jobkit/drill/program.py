@@ -24,7 +24,7 @@ from jobkit.drill.row import (
 )
 from jobkit.errors import UsageError
 from jobkit.launch.slurm.options import Options
-from jobkit.metric.line import TAG
+from jobkit.metric.kinds import TAG
 from jobkit.metric.reader import scan
 from jobkit.outcome.evidence import START_MARK
 from jobkit.outcome.logs import TAIL_BYTES, read_tail

@@ -9,8 +9,7 @@ from jobkit.errors import Exit, Parser, UsageError, command
 from jobkit.launch.cancel_single import cancel_single, single_run
 from jobkit.launch.local import start
 from jobkit.launch.states import states
-from jobkit.outcome.join import job_ids
-from jobkit.outcome.status import UNDER_WAY
+from jobkit.outcome.state import UNDER_WAY, job_ids
 from jobkit.paths import StudyPaths, logs_root, read_json
 from jobkit.spec.study import Plan, find_study, is_of_logs, read_plan
 

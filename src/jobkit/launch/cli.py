@@ -18,7 +18,7 @@ from jobkit.launch.site import known_sites
 from jobkit.launch.slurm.cluster import find_site
 from jobkit.launch.slurm.options import OVERRIDES, verbatim
 from jobkit.launch.slurm.words import SbatchParser
-from jobkit.outcome.status import BAD_ENDS
+from jobkit.outcome.state import BAD_ENDS
 from jobkit.requeue import MAX_RESTARTS
 from jobkit.spec.command import LAUNCHERS
 from jobkit.spec.options import add_recipe_argument, add_spec_arguments, given_settings

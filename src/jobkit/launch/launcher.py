@@ -19,7 +19,7 @@ from jobkit.launch.slurm import options as slurm
 from jobkit.launch.slurm.cluster import find_site
 from jobkit.launch.states import States, select
 from jobkit.metric.pattern import pattern_of
-from jobkit.outcome.status import UNDER_WAY, RunState
+from jobkit.outcome.state import UNDER_WAY, RunState
 from jobkit.permissions import check_study, closed_to_others
 from jobkit.spec.dataset import check_source
 from jobkit.spec.study import Plan

@@ -4,8 +4,7 @@ import time
 from collections.abc import Iterable, Mapping
 
 from jobkit.outcome import slurm_jobs
-from jobkit.outcome.join import join, ordered_runs
-from jobkit.outcome.status import FINAL, UNDER_WAY, RunState
+from jobkit.outcome.state import FINAL, UNDER_WAY, RunState, join, ordered_runs
 from jobkit.spec.study import Plan
 
 SQUEUE_EVERY_S, SACCT_EVERY_S = 5.0, 30.0  # both are shared by all users of a cluster

@@ -23,7 +23,7 @@ from jobkit.errors import Exit
 from jobkit.files import append_to
 from jobkit.launch.command import clean_environment
 from jobkit.launch.together import Watch
-from jobkit.outcome.status import run_state
+from jobkit.outcome.state import run_state
 from jobkit.paths import RunPaths, write_json
 from jobkit.permissions import closed_to_others
 from jobkit.processes import pid_namespace, process_start

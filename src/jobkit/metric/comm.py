@@ -21,7 +21,7 @@ from typing import Any
 
 from jobkit.errors import UsageError
 from jobkit.files import read_text
-from jobkit.metric.line import KINDS
+from jobkit.metric.kinds import KINDS
 from jobkit.paths import read_json
 from jobkit.units import bus_factor
 

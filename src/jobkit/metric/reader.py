@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from jobkit.metric.line import TAG, Record, finite
+from jobkit.metric.kinds import TAG, Record, finite
 
 _TAG = TAG.encode()
 _BEGIN = b'{"v":'  # of a record of our writer

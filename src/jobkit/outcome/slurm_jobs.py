@@ -9,8 +9,6 @@ import subprocess
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from jobkit.outcome.status import RunState
-
 TIMEOUT_S = 20.0
 GONE = "GONE"  # not a word of Slurm's: it answers, and knows nothing of the job any more
 JOB_ID = re.compile(r"[0-9]{1,10}(_[0-9]{1,10})?")  # 17, or 17_0 of an array
@@ -225,45 +223,3 @@ def _mib(text: str) -> float | None:
     except ValueError:
         return None
     return value * {"": 2**-20, "K": 2**-10, "M": 1.0, "G": 2**10, "T": 2**20}[match[2]]
-
-
-def merged(own: RunState, job: Job | None, shared: bool = False) -> RunState:
-    """Return the state of a run, from its own files and Slurm's state of its job.
-
-    A success that the run recorded takes precedence, and so does its reason for a failure; Slurm
-    decides what ended a job from outside, and whether it is pending or running. shared: the job
-    runs several runs one after the other, so that its state says nothing of one of them.
-    """
-    if job is None or own.status == "ok" or not (job.status or job.state == GONE):
-        return own
-    if job.state == GONE:
-        return _gone(own, job)
-    if shared and (job.status == "running" or own.status not in ("pending", "running")):
-        return own
-    if job.status in ("pending", "running"):
-        where = job.reason if job.status == "pending" else job.node_list
-        said = f"Slurm job {job.job_id}" + (f": {where}" if where else "")
-        return replace(own, status=job.status, reason=said, evidence="", evidence_file="")
-    if job.status in ("ok", "failed"):
-        if own.status not in ("pending", "running", "missing"):
-            return own
-        return replace(own, status="failed", reason=_no_run_end_record(job), evidence=job.line)
-    if own.status == job.status and own.evidence:
-        return replace(own, reason=job.line)
-    return replace(own, status=job.status, reason=job.line, evidence=job.line, evidence_file="")
-
-
-def _gone(own: RunState, job: Job) -> RunState:
-    """A run whose job is not found: it never started, or exited without a record."""
-    said = f"job {job.job_id} not found in Slurm"
-    if own.status == "pending":
-        return replace(own, status="missing", reason=f"{said}, and the run left no files")
-    if own.status == "running":
-        return replace(
-            own, status="failed", reason=f"{said}, and the run exited without a run_end record"
-        )
-    return own
-
-
-def _no_run_end_record(job: Job) -> str:
-    return f"{job.line}; the run exited without a run_end record"

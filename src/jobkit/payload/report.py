@@ -12,7 +12,7 @@ from typing import Any, TextIO
 
 from jobkit.errors import UsageError
 from jobkit.files import append_to
-from jobkit.metric.line import MetricWriter
+from jobkit.metric.kinds import MetricWriter
 from jobkit.paths import RunPaths, read_json, write_json
 from jobkit.spec.runspec import OF_IDENTITY
 

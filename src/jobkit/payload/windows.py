@@ -3,7 +3,7 @@
 import os
 import time
 
-from jobkit.metric.line import MetricWriter
+from jobkit.metric.kinds import MetricWriter
 from jobkit.payload.place import RankEnv
 from jobkit.payload.report import Reporter
 from jobkit.program.sampling import watch

@@ -1,4 +1,4 @@
-"""The encoder and the writer of [METRIC] lines; jobkit.metric.line has the kinds and fields."""
+"""The encoder and the writer of [METRIC] lines; jobkit.metric.kinds has the kinds and fields."""
 
 import contextlib
 import errno

@@ -20,9 +20,9 @@ from jobkit.analysis.tables.columns import EPOCHS, RESULTS, TABLES
 from jobkit.analysis.tables.series import series_labels
 from jobkit.drill.row import Row
 from jobkit.files import closed
-from jobkit.metric.line import KINDS
+from jobkit.metric.kinds import KINDS
 from jobkit.metric.pattern import load_pattern
-from jobkit.outcome.status import STATUSES, run_state
+from jobkit.outcome.state import STATUSES, run_state
 from jobkit.paths import write_json
 from jobkit.spec.command import CommandSpec
 from jobkit.spec.runspec import SETTINGS, RunSpec

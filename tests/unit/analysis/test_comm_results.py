@@ -12,7 +12,7 @@ from jobkit.checks.comm import cli as door
 from jobkit.checks.comm.request import Request
 from jobkit.errors import UsageError, read_bytes
 from jobkit.metric import comm
-from jobkit.metric.line import KINDS
+from jobkit.metric.kinds import KINDS
 from jobkit.paths import write_json
 from jobkit.units import say_bytes, say_seconds
 from support.codes import code_of

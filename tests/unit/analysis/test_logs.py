@@ -13,7 +13,7 @@ from jobkit.analysis.collect.results import Results, collect
 from jobkit.analysis.findings.verdict import verdict
 from jobkit.analysis.log_options import try_pattern
 from jobkit.errors import Exit
-from jobkit.metric.line import encode
+from jobkit.metric.kinds import encode
 from jobkit.spec.runspec import RunSpec
 from support.fake_study import FakeRun, make_plan, whole_run
 

@@ -12,7 +12,7 @@ from jobkit.analysis.collect.results import collect
 from jobkit.analysis.findings.breakdowns import causes, efficiency_table, size_breakdowns
 from jobkit.analysis.findings.verdict import verdict
 from jobkit.analysis.scaling.pop import Step, breakdown, efficiencies, losses
-from jobkit.metric.line import MAX_LINE_BYTES, encode
+from jobkit.metric.kinds import MAX_LINE_BYTES, encode
 from support.fake_study import make_plan, realistic_study, step_fields, whole_run
 
 SECONDS = st.floats(1e-6, 1e3)

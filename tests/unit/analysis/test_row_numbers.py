@@ -6,7 +6,7 @@ from jobkit.analysis.collect.records import RunRecords
 from jobkit.analysis.collect.rows import result_row
 from jobkit.analysis.collect.windows import observed_windows
 from jobkit.analysis.scaling.spread import outliers
-from jobkit.outcome.status import RunState
+from jobkit.outcome.state import RunState
 
 
 def row(*records: tuple[str, dict[str, Any]], attempt: int = 0) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from jobkit.analysis.figures.step_times import step_figure
 from jobkit.analysis.scaling.sizes import EPOCH, sizes
 from jobkit.analysis.tables.columns import RESULTS
 from jobkit.analysis.tables.frames import frame
-from jobkit.metric.line import encode
+from jobkit.metric.kinds import encode
 from jobkit.paths import RunPaths
 from support.fake_study import FakeRun, make_plan
 

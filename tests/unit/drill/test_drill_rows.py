@@ -28,8 +28,8 @@ from jobkit.drill.slurm import SlurmPlace, SlurmStart
 from jobkit.drill.table import show, write_csv
 from jobkit.errors import UsageError
 from jobkit.launch.site import Site
-from jobkit.metric.line import MetricWriter
-from jobkit.outcome.status import STATUSES, run_state
+from jobkit.metric.kinds import MetricWriter
+from jobkit.outcome.state import STATUSES, run_state
 from jobkit.paths import RunPaths, write_json
 from jobkit.spec.runspec import PlannedRun
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from jobkit.launch.command import Order
-from jobkit.outcome.status import run_state
+from jobkit.outcome.state import run_state
 from jobkit.spec.study import Plan
 from support.fake_study import logs, make_plan
 

@@ -10,8 +10,7 @@ import pytest
 from jobkit.launch.follow import status as watch
 from jobkit.launch.states import States, select
 from jobkit.outcome import slurm_jobs
-from jobkit.outcome.facts import read_job
-from jobkit.outcome.status import BAD_ENDS, STATUSES, RunState
+from jobkit.outcome.state import BAD_ENDS, STATUSES, RunState, read_job
 from jobkit.paths import RunPaths, read_json, write_json
 from jobkit.processes import process_start
 from jobkit.spec.study import Plan

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from jobkit.launch import task
-from jobkit.outcome.status import RunState
+from jobkit.outcome.state import RunState
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import pytest
 
 from jobkit.analysis.collect.records import RunRecords, read_run
 from jobkit.metric import reader
-from jobkit.metric.line import TAG, encode
-from jobkit.outcome.status import STATUSES, run_state
+from jobkit.metric.kinds import TAG, encode
+from jobkit.outcome.state import STATUSES, run_state
 from jobkit.paths import RunPaths
 
 SEEDS = range(200)  # five logs of each

@@ -12,7 +12,7 @@ import pytest
 
 from jobkit.analysis.collect.records import read_run
 from jobkit.metric import reader
-from jobkit.metric.line import MAX_LINE_BYTES, TAG, MetricWriter, encode
+from jobkit.metric.kinds import MAX_LINE_BYTES, TAG, MetricWriter, encode
 from jobkit.metric.reader import Rejected, read_file, scan
 from jobkit.paths import RunPaths
 

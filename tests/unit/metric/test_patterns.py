@@ -12,8 +12,14 @@ from jobkit.analysis.collect.steps import Observation, Observed, rate_row, step_
 from jobkit.analysis.collect.unused import unused_lines
 from jobkit.analysis.log_options import try_pattern
 from jobkit.errors import UsageError
-from jobkit.metric.pattern import PATTERNS, Pattern, load_pattern, own_pattern, pattern_of
-from jobkit.metric.quantity import quantity_of
+from jobkit.metric.pattern import (
+    PATTERNS,
+    Pattern,
+    load_pattern,
+    own_pattern,
+    pattern_of,
+    quantity_of,
+)
 from jobkit.spec.command import CommandSpec
 
 NAMES = {p.stem for p in PATTERNS.glob("*.toml")}

@@ -14,10 +14,9 @@ from pathlib import Path
 import pytest
 
 from jobkit import processes
-from jobkit.outcome import facts
-from jobkit.outcome.join import join
+from jobkit.outcome import state as facts
 from jobkit.outcome.slurm_jobs import Job
-from jobkit.outcome.status import run_state
+from jobkit.outcome.state import join, run_state
 from jobkit.paths import RunPaths
 from jobkit.spec.runspec import RunSpec
 from support.fake_study import FakeRun

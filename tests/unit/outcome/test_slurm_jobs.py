@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from jobkit.outcome import slurm_jobs
-from jobkit.outcome.join import join
-from jobkit.outcome.slurm_jobs import Job, elements, merged, read_sacct, read_squeue
-from jobkit.outcome.status import RunState
+from jobkit.outcome.slurm_jobs import Job, elements, read_sacct, read_squeue
+from jobkit.outcome.state import RunState, join, merged
 from jobkit.paths import RunPaths, write_json
 
 

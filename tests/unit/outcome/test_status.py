@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from jobkit.outcome.facts import Ending, Facts
-from jobkit.outcome.status import RunState, judge, run_state
+from jobkit.outcome.state import Ending, Facts, RunState, judge, run_state
 from jobkit.paths import RunPaths
 from jobkit.processes import is_alive, pid_namespace, process_start
 from jobkit.spec.runspec import RunSpec

@@ -11,7 +11,7 @@ import pytest
 
 from jobkit.energy import check_counters
 from jobkit.errors import UsageError
-from jobkit.metric.line import KINDS
+from jobkit.metric.kinds import KINDS
 from jobkit.program import counters, sampling, single
 from jobkit.program.lines import Writer
 

@@ -16,7 +16,7 @@ import pytest
 
 from jobkit import meter
 from jobkit.metric import reader
-from jobkit.metric.line import KINDS, MAX_LINE_BYTES, encode
+from jobkit.metric.kinds import KINDS, MAX_LINE_BYTES, encode
 from jobkit.program import single
 from jobkit.program.step_times import spacing
 

@@ -28,7 +28,7 @@ from jobkit.files import is_there, read_regular
 from jobkit.metric.pattern import Pattern, own_pattern
 from jobkit.outcome.evidence import find_sign, of_newest
 from jobkit.outcome.logs import open_log, read_tail
-from jobkit.outcome.status import BAD_ENDS, RunState
+from jobkit.outcome.state import BAD_ENDS, RunState
 from jobkit.paths import StudyPaths, cache_root, read_json, write_json
 from jobkit.permissions import closed_to_others
 

@@ -12,9 +12,8 @@ import regex
 
 from jobkit.analysis.collect.steps import Observation, Observed, each_once, of_lines
 from jobkit.errors import ANSI, UsageError
-from jobkit.metric.line import Record
-from jobkit.metric.pattern import Pattern
-from jobkit.metric.quantity import Quantity, quantity_of
+from jobkit.metric.kinds import Record
+from jobkit.metric.pattern import Pattern, Quantity, quantity_of
 from jobkit.outcome.evidence import START_MARK
 
 METRIC_LINES = "metric lines"  # the source of key=value lines

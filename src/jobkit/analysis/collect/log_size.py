@@ -9,7 +9,7 @@ import regex
 from jobkit.analysis.collect.lines import TIMEOUT_S
 from jobkit.analysis.tables.frames import Row
 from jobkit.errors import UsageError
-from jobkit.metric.line import Record
+from jobkit.metric.kinds import Record
 from jobkit.outcome.logs import open_log
 from jobkit.spec.runspec import RunSpec
 

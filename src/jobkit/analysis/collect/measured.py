@@ -16,10 +16,10 @@ from jobkit.analysis.collect.steps import PERCENTILES, TRAINING, Observed, rate_
 from jobkit.analysis.collect.unused import lines_not_taken
 from jobkit.analysis.collect.windows import observed_windows
 from jobkit.analysis.tables.frames import Row
-from jobkit.metric.line import Record
+from jobkit.metric.kinds import Record
 from jobkit.metric.pattern import Pattern, pattern_of
-from jobkit.outcome.facts import seconds
 from jobkit.outcome.logs import open_log
+from jobkit.outcome.state import seconds
 from jobkit.paths import RunPaths, read_json
 from jobkit.spec.command import CommandSpec
 

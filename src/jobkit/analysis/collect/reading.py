@@ -17,9 +17,9 @@ from jobkit.analysis.tables.frames import Row
 from jobkit.analysis.tables.series import series_labels
 from jobkit.analysis.tables.text import counted
 from jobkit.files import in_order
-from jobkit.metric.line import COMMON, KINDS, Record
+from jobkit.metric.kinds import COMMON, KINDS, Record
 from jobkit.outcome.slurm_jobs import Job
-from jobkit.outcome.status import RunState
+from jobkit.outcome.state import RunState
 from jobkit.paths import RunPaths
 from jobkit.spec.runspec import PlannedRun
 from jobkit.spec.study import read_spec

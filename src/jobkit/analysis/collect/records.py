@@ -17,7 +17,7 @@ import orjson
 
 from jobkit.files import closed, file_names, is_regular
 from jobkit.metric import reader
-from jobkit.metric.line import Record
+from jobkit.metric.kinds import Record
 from jobkit.metric.reader import Rejected
 from jobkit.outcome.logs import open_log
 from jobkit.paths import RunPaths

@@ -11,9 +11,9 @@ from jobkit.analysis.collect.steps import Observed
 from jobkit.analysis.tables.columns import RESULTS
 from jobkit.analysis.tables.frames import Row
 from jobkit.errors import UsageError
-from jobkit.metric.line import KINDS, Record
+from jobkit.metric.kinds import KINDS, Record
 from jobkit.outcome.slurm_jobs import Job
-from jobkit.outcome.status import RunState
+from jobkit.outcome.state import RunState
 from jobkit.spec.runspec import PlannedRun, RunSpec
 
 _RESULT_NAMES = frozenset(c.name for c in RESULTS)

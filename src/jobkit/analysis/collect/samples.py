@@ -14,7 +14,7 @@ from jobkit.analysis.collect.records import RunRecords
 from jobkit.analysis.collect.steps import MOST_ROWS, Observed
 from jobkit.analysis.collect.windows import number
 from jobkit.analysis.tables.frames import Row
-from jobkit.metric.line import KINDS, Record
+from jobkit.metric.kinds import KINDS, Record
 
 SCOPES = ("node", "gpu")  # the first that was measured is divided by the work
 _OF_USE = {

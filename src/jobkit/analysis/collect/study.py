@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from jobkit.outcome import slurm_jobs
-from jobkit.outcome.join import Joined, join, ordered_runs
+from jobkit.outcome.state import Joined, join, ordered_runs
 from jobkit.paths import RunPaths, StudyPaths, read_json
 from jobkit.spec.runspec import PlannedRun
 from jobkit.spec.study import Plan, own_spec, run_folders

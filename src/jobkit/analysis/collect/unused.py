@@ -7,7 +7,7 @@ from jobkit.analysis.collect.lines import METRIC_LINES, observes
 from jobkit.analysis.collect.records import RunRecords
 from jobkit.analysis.collect.steps import Observed
 from jobkit.analysis.tables.text import counted
-from jobkit.metric.line import KINDS, Record
+from jobkit.metric.kinds import KINDS, Record
 
 _MOST_NAMES = 5  # that are shown of a run
 _NOT_SHOWN = frozenset(("rank", "attempt", "step", "epoch", "t", "seq"))

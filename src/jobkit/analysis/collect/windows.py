@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from jobkit.analysis.collect.steps import PERCENTILES, TRAINING, Observation, Observed, over_windows
-from jobkit.metric.line import Record
+from jobkit.metric.kinds import Record
 
 _OfRanks = dict[Any, dict[int, Record]]  # the windows of each rank, by their last step
 _TOO_LARGE = 1 << 63  # to be computed with

@@ -3,7 +3,7 @@
 from jobkit.analysis.collect.results import Results
 from jobkit.analysis.tables.frames import records
 from jobkit.analysis.tables.text import TextTable, say
-from jobkit.metric.line import KINDS
+from jobkit.metric.kinds import KINDS
 
 LEAST = 0.1  # of a run's time: below it the start-up is not worth a table
 _PARTS = tuple(name for name in KINDS["startup"] if name != "total_s")

@@ -9,8 +9,7 @@ the name: _s seconds, _mib 2**20 bytes, _share 0 to 1, images_per_s.
 
 from jobkit.analysis.tables.column import COUNT, FLAG, NUMBER, TEXT, Column
 from jobkit.analysis.tables.run_columns import EPOCHS, IDENTITY, RESULTS, SIZE, STEPS
-from jobkit.metric import drill
-from jobkit.metric.line import KINDS
+from jobkit.metric.kinds import KINDS
 
 _OF_SIZE = ("nodes", "ranks_per_node", "world_size", "scaling")
 _OF_BATCH = ("global_batch_size", "batch_size_per_rank")
@@ -149,10 +148,25 @@ COMM = tuple(
     Column(name, _COMM_DTYPES.get(name, NUMBER), meaning) for name, meaning in KINDS["comm"].items()
 )
 
+_DRILL_MEANINGS = {  # of drill.csv, which `python -m jobkit drill` writes
+    "fault": "the injected fault",
+    "where": "nodes of the first attempt, or 'here'; empty if the fault is not possible there",
+    "first_status": "status of the attempt into which the fault was injected",
+    "evidence": "the line of a log or file that shows it",
+    "final_status": "status of the run after all attempts",
+    "attempts": "number of attempts of the run",
+    "detected_s": "from the injection to the end of the first attempt, as the launcher saw it",
+    "restart_s": "from the start of the next attempt to its first iteration",
+    "iterations_lost": "iterations redone after the restart",
+    "same_parameters": "whether the final parameters are bitwise equal to those without a fault",
+    "orphans": "leaked processes; empty if they cannot be observed",
+    "note": "other deviations from the expected result",
+}
 _DRILL_DTYPES = dict.fromkeys(("attempts", "iterations_lost", "orphans"), COUNT)
 _DRILL_DTYPES |= {"detected_s": NUMBER, "restart_s": NUMBER, "same_parameters": FLAG}
 DRILL = tuple(
-    Column(name, _DRILL_DTYPES.get(name, TEXT), meaning) for name, meaning in drill.COLUMNS.items()
+    Column(name, _DRILL_DTYPES.get(name, TEXT), meaning)
+    for name, meaning in _DRILL_MEANINGS.items()
 )
 
 # By the file's name without .csv. comm.csv and drill.csv are written by the commands of that name.

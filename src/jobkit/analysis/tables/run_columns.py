@@ -6,8 +6,8 @@ from dataclasses import fields
 
 from jobkit.analysis.tables.column import COUNT, FLAG, NUMBER, TEXT, Column
 from jobkit.analysis.tables.use_columns import ENERGY, USE
-from jobkit.metric.line import KINDS
-from jobkit.outcome.status import STATUSES
+from jobkit.metric.kinds import KINDS
+from jobkit.outcome.state import STATUSES
 from jobkit.spec.runspec import RunSpec
 
 IDENTITY = (

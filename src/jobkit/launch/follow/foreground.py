@@ -10,7 +10,7 @@ from jobkit.errors import Exit
 from jobkit.launch.command import shown
 from jobkit.launch.follow.view import View
 from jobkit.launch.launcher import Launch
-from jobkit.outcome.status import RunState
+from jobkit.outcome.state import RunState
 from jobkit.paths import short_path
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

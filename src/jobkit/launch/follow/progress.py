@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from jobkit.errors import one_line
-from jobkit.metric.line import Record
+from jobkit.metric.kinds import Record
 from jobkit.metric.reader import read_file
-from jobkit.outcome.facts import read_job, seconds
 from jobkit.outcome.logs import open_log
+from jobkit.outcome.state import read_job, seconds
 from jobkit.paths import RunPaths
 from jobkit.processes import age_s
 from jobkit.spec.runspec import PlannedRun

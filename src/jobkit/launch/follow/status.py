@@ -13,7 +13,7 @@ from jobkit.entry import output_is_lost
 from jobkit.errors import Exit, Parser, at_least, command, one_line
 from jobkit.launch.follow.progress import duration, load, progress
 from jobkit.launch.states import States
-from jobkit.outcome.status import BAD_ENDS, UNDER_WAY
+from jobkit.outcome.state import BAD_ENDS, UNDER_WAY
 from jobkit.spec.study import find_study, is_of_logs, read_plan
 
 MOST_SHOWN = 200  # runs in a table

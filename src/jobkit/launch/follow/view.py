@@ -12,7 +12,7 @@ from rich.text import Text
 
 from jobkit.launch.follow.progress import Progress, duration, progress
 from jobkit.launch.launcher import Launch, pause_s
-from jobkit.outcome.status import FINAL, RunState
+from jobkit.outcome.state import FINAL, RunState
 
 _POLL_S = 0.4
 _COLOURS = {"ok": "green", "running": "cyan", "pending": "dim", "cancelled": "yellow"}

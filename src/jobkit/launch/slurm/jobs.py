@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from jobkit.launch.slurm import commands, submit
 from jobkit.launch.slurm.options import Submission
 from jobkit.launch.states import States
-from jobkit.outcome.status import UNDER_WAY
+from jobkit.outcome.state import UNDER_WAY
 from jobkit.spec.study import Plan
 
 _POLL_S = 2.0

@@ -1,0 +1,585 @@
+"""The status of a run, decided from its files, its process and Slurm, with the line that shows it.
+
+    state = judge(read(RunPaths(folder)))
+
+The launcher asks it which runs to start again; the collector makes a row of results.csv from it.
+A run goes on while it is read: what is read first may be of another moment than what is read last.
+The order makes that harmless. Whether the process is at work is asked before how it ended, so that
+one that is gone had written its end by then; and where a start, an end or an attempt came while
+the rest was read, all is read again."""
+
+import contextlib
+import io
+import math
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from jobkit.errors import Exit
+from jobkit.files import closed, file_names, in_order, is_regular
+from jobkit.metric import reader
+from jobkit.metric.kinds import Record
+from jobkit.metric.reader import Rejected
+from jobkit.outcome import evidence
+from jobkit.outcome.evidence import Sign, clean, find_sign, of_newest, went_on
+from jobkit.outcome.logs import Tail, open_log, read_tail
+from jobkit.outcome.slurm_jobs import GONE, Job, cluster
+from jobkit.paths import RunPaths, StudyPaths, read_json
+from jobkit.processes import is_alive, is_at_work
+
+ENDINGS = ("ok", "failed", "preempted")  # what a payload says of itself
+_METRICS_TAIL = 256 << 10
+_LONGEST_REASON = 4096  # characters
+_TRIES = 20  # a run starts, ends or begins an attempt only so often in a few milliseconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """How an attempt ended, as the payload recorded it."""
+
+    status: str  # one of ENDINGS
+    reason: str = ""
+    file: str = ""  # which says so: RUN_ID/FILE
+    exit_code: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """The facts about a run at one moment."""
+
+    run_id: str
+    job: Mapping[str, Any] | None = None  # who runs its newest start
+    alive: bool | None = False  # whether that process is at work; None: not to be told from here
+    attempt: int | None = None  # the newest; None: none is known
+    ending: Ending | None = None  # of that attempt
+    logged: bool = False  # there is a log
+    closed: str = ""  # why its folder cannot be read, where nothing of it is seen
+    age_s: float | None = None  # since its files were last written, where nobody tells of its end
+    tails: tuple[Tail, ...] = ()  # of its log and of Slurm's; left out where they decide nothing
+
+
+@dataclass(frozen=True)
+class _Mark:
+    """What changes with a new start, end or attempt."""
+
+    job: Mapping[str, Any] | None
+    attempts: list[int]
+    log: Path | None
+
+
+def read(paths: RunPaths) -> Facts:
+    """Return the facts about a run, consistent as of one moment."""
+    mark = _mark(paths)
+    for _ in range(_TRIES):
+        found = _read_once(paths, mark)
+        if found.ending and found.ending.status == "ok":
+            break  # it stays so; of thousands of runs a second look would take seconds
+        before, mark = mark, _mark(paths)
+        if mark == before:
+            break
+    return found
+
+
+def read_job(paths: RunPaths) -> dict[str, Any] | None:
+    """Who runs the newest start of a run: job.json, or the submission that has not started yet."""
+    return _read_job(paths, paths.names)
+
+
+def _read_job(paths: RunPaths, names: Collection[str]) -> dict[str, Any] | None:
+    """As read_job, for a run whose folder has these names: what is not there is not opened."""
+    job = read_json(paths.job) if "job.json" in names else None
+    submission = read_json(paths.submission) if "submission.json" in names else None
+    if submission is None:
+        return job
+    if job and job.get("job_id") == submission.get("job_id"):
+        return {**job, "shared": submission.get("shared")}
+    later = job and seconds(job.get("started")) >= seconds(submission.get("submitted"))
+    return job if later else submission
+
+
+def seconds(value: object) -> float:
+    """A time in a file, in seconds; 0 where it is none."""
+    return value if isinstance(value, int | float) and abs(value) < 1e15 else 0.0
+
+
+def _mark(paths: RunPaths) -> _Mark:
+    names = paths.names
+    job = _read_job(paths, names)
+    log = paths.log if "train.log" in names and is_regular(paths.log) else None
+    return _Mark(job, paths.attempt_numbers(), log)
+
+
+def _read_once(paths: RunPaths, mark: _Mark) -> Facts:
+    """Return the facts, if nothing changes meanwhile; the order of the steps matters."""
+    job, numbers, tail = mark.job, mark.attempts, None
+    alive = is_at_work(job) if job and job.get("ended") is None else False
+    if not numbers:  # a script of the user's own may leave a log only
+        tail = read_tail(paths.log)
+        numbers = _attempts_in(tail)
+    newest, first = numbers[-1] if numbers else None, _first_attempt(job)
+    started = newest is None or newest >= first  # else all that is there is of an earlier start
+    ending = _ending(paths, newest, tail, alive is True) if started else None
+    tails: tuple[Tail, ...] = ()
+    ok = ending is not None and ending.status == "ok"
+    age_s = None if ok or _is_told(job, alive) else _age_s(paths, mark)
+    if not alive and not ok:
+        log = of_newest(tail or read_tail(paths.log), newest if started else first)
+        tails = (log, of_newest(read_tail(paths.scheduler_log), newest))
+    seen = job or numbers or mark.log
+    return Facts(
+        run_id=paths.folder.name,
+        closed="" if seen else closed(paths.folder),
+        job=job,
+        alive=alive,
+        attempt=newest,
+        ending=ending,
+        logged=mark.log is not None,
+        age_s=age_s,
+        tails=tails,
+    )
+
+
+def _is_told(job: Mapping[str, Any] | None, alive: bool | None) -> bool:
+    """Whether somebody tells of a run's end: its process, Slurm, or a launcher that waits for it.
+
+    Nobody does of a run.sh alone that was killed on another machine or in a container, nor of what
+    ran in a container with this machine's name, which may have been restarted.
+    """
+    if not job or alive is not None or job.get("job_id"):
+        return bool(job)
+    return job.get("launcher") != "run.sh" and job.get("host") != socket.gethostname()
+
+
+def _first_attempt(job: Mapping[str, Any] | None) -> int:
+    """The first attempt of the start that job.json describes."""
+    first = (job or {}).get("first_attempt")
+    return first if type(first) is int else 0
+
+
+def _attempts_in(tail: Tail) -> list[int]:
+    """The attempts that have records in a log."""
+    records = reader.scan(io.BytesIO(tail.raw))
+    return sorted({r["attempt"] for r in records if isinstance(r, dict) and "v" in r})
+
+
+def _ending(paths: RunPaths, attempt: int | None, tail: Tail | None, alive: bool) -> Ending | None:
+    """How the newest attempt ended: its outcome file, else its run_end record."""
+    path = paths.outcome(attempt or 0)
+    outcome = (read_json(path) if attempt is not None else None) or {}
+    if outcome.get("status") not in ENDINGS:
+        return None if alive else _run_end(paths, attempt, tail)
+    code = outcome.get("exit_code")
+    return Ending(
+        status=outcome["status"],
+        reason=str(outcome.get("reason") or "")[:_LONGEST_REASON],
+        file="/".join((paths.folder.name, *path.parts[-3:])),
+        exit_code=code if type(code) is int else None,
+    )
+
+
+def _run_end(paths: RunPaths, attempt: int | None, tail: Tail | None) -> Ending | None:
+    """The run_end record of the attempt, from its metrics file, else from the log."""
+    metrics = paths.metrics(attempt) if attempt is not None else None
+    found: list[Record] = []
+    file = metrics
+    if metrics and is_regular(metrics):
+        with contextlib.suppress(OSError), open_log(metrics, paths.folder.parent, None) as stream:
+            stream.seek(max(0, stream.seek(0, os.SEEK_END) - _METRICS_TAIL))
+            found = _ends(reader.read_file(stream), attempt)
+    if not found:
+        tail, file = tail or read_tail(paths.log), paths.log
+        found = _ends(reader.scan(io.BytesIO(tail.raw)), attempt)
+    if not found or file is None:
+        return None
+    end = found[0]
+    name = str(file.relative_to(paths.folder.parent))
+    reason = str(end.get("reason") or "")[:_LONGEST_REASON]
+    return Ending(status=end["status"], reason=reason, file=name)
+
+
+def _ends(records: Iterable[Record | Rejected], attempt: int | None) -> list[Record]:
+    """The run_end records of the attempt; those of a foreign script carry no attempt."""
+    return [
+        r
+        for r in records
+        if isinstance(r, dict)
+        and r.get("kind") == "run_end"
+        and r.get("status") in ENDINGS
+        and r.get("attempt") == attempt
+    ]
+
+
+def _age_s(paths: RunPaths, mark: _Mark) -> float | None:
+    """Seconds since the run's files were last written. An attempt's folder comes before them."""
+    folders = [paths.attempts / str(number) for number in mark.attempts[-1:]]
+    names = [n for n in file_names(paths.metrics_folder) if n.endswith(".jsonl")]
+    metrics = [paths.metrics_folder / name for name in names]
+    files = [*metrics, *filter(None, [mark.log]), *folders]
+    times = [written for file in files if (written := _written(file)) is not None]
+    return time.time() - max(times) if times else None
+
+
+def _written(path: Path) -> float | None:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return None
+
+
+UNDER_WAY = ("running", "pending")
+BAD_ENDS = ("failed", "oom", "timeout", "preempted", "cancelled", "node_fail")
+FINAL = ("ok", *BAD_ENDS)
+STATUSES = ("ok", *UNDER_WAY, *BAD_ENDS, "missing")
+# A run whose process cannot be queried counts as running if its files changed within this time.
+FRESH_S = 120.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunState:
+    """The status of a run, and the evidence for it."""
+
+    status: str  # one of STATUSES
+    reason: str = ""  # why, when not ok, in one line
+    evidence: str = ""  # the line that proves it, verbatim from evidence_file
+    evidence_file: str = ""  # RUN_ID/FILE or RUN_ID/FILE:LINE
+    attempt: int | None = None  # the newest; None where none is known
+    attempts: int = 0  # how many were started
+    exit_code: int | None = None  # the job's where the launcher saw it, else the payload's
+
+
+def run_state(paths: RunPaths) -> RunState:
+    """Return the state of a run, from its own files and process."""
+    return judge(read(paths))
+
+
+def judge(facts: Facts, ordered: float | None = None) -> RunState:
+    """Return the state of a run. No run is ok without a record that says so.
+
+    ordered: when an active launcher was asked to start it, in Unix seconds; None: it was not.
+    """
+    newest, job, end = facts.attempt, facts.job or {}, facts.ending
+    code = job.get("exit_code")
+    state = RunState(
+        status="",
+        attempt=newest,
+        attempts=0 if newest is None else newest + 1,
+        exit_code=code if type(code) is int else end.exit_code if end else None,
+    )
+    if ordered is not None and seconds(job.get("started")) < ordered:  # whatever it was before
+        return replace(state, status="pending", reason="queued")
+    return next(found for case in _CASES if (found := case(facts, state)))
+
+
+def _ended_well(facts: Facts, state: RunState) -> RunState | None:
+    if facts.ending is None or facts.ending.status != "ok":
+        return None
+    code = state.exit_code
+    reason = f"its job then ended with exit code {code}" if code else ""
+    return replace(state, status="ok", reason=reason)
+
+
+def _never_started(facts: Facts, state: RunState) -> RunState | None:
+    if facts.job or facts.ending or facts.attempt is not None or facts.logged:
+        return None
+    why = f"its folder cannot be read: {facts.closed}" if facts.closed else "planned, never started"
+    return replace(state, status="missing", reason=why)
+
+
+def _at_work(facts: Facts, state: RunState) -> RunState | None:
+    """A live process means running, also after a failed attempt: it may start the next one."""
+    if not (facts.job and facts.alive):
+        return None
+    return replace(state, status="running", reason=f"process {facts.job['pid']}")
+
+
+def _stopped_early(facts: Facts, state: RunState) -> RunState | None:
+    """Return the state of a run that recorded preemption, with its cause."""
+    end = facts.ending
+    if end is None or end.status != "preempted":
+        return None
+    if (by := _strongest(facts)) and by[1].of_scheduler and by[1].status != "preempted":
+        return _by_sign(facts, state, *by)  # it says who requested the end, and why
+    reason = clean(end.reason) or "preempted"
+    # INT or TERM to run.sh itself: somebody requested the end of the run, not only of its ranks.
+    ended = state.exit_code in (Exit.INTERRUPTED, Exit.TERMINATED)
+    status = "cancelled" if ended else "preempted"
+    return replace(state, status=status, reason=reason, evidence=reason, evidence_file=end.file)
+
+
+def _recorded_failure(facts: Facts, state: RunState) -> RunState | None:
+    """Return the state of a run that recorded a failure, with its cause."""
+    end = facts.ending
+    if end is None:
+        return None
+    own, said = evidence.judge(end.reason), _strongest(facts)
+    if said and (said[1].strength >= own.strength or not end.reason):
+        return _by_sign(facts, state, *said)
+    reason = own.reason or "the run recorded status failed"
+    # INT or TERM ended its ranks: somebody requested it, and that is no failure of the run.
+    asked = end.exit_code in (Exit.INTERRUPTED, Exit.TERMINATED)
+    status = "cancelled" if asked else own.status
+    return replace(state, status=status, reason=reason, evidence=own.text, evidence_file=end.file)
+
+
+def _by_the_log(facts: Facts, state: RunState) -> RunState | None:
+    said = _strongest(facts)
+    return _by_sign(facts, state, *said) if said and not went_on(*said) else None
+
+
+def _by_the_exit_code(facts: Facts, state: RunState) -> RunState | None:
+    if not facts.job or state.exit_code is None:
+        return None
+    status, reason = _by_exit_code(state.exit_code)
+    return _with_last_line(facts, replace(state, status=status, reason=reason))
+
+
+def _not_observable(facts: Facts, state: RunState) -> RunState | None:
+    """A job that cannot be queried from here, of whose end the log says nothing yet."""
+    if not (job := facts.job) or facts.alive is not None or facts.age_s is not None:
+        return None
+    where = f"Slurm job {job['job_id']}" if job.get("job_id") else f"a job on {job.get('host')}"
+    where += f" of cluster {job['cluster']}" if job.get("cluster") else ""
+    if state.attempt is None:
+        return replace(state, status="pending", reason=clean(f"{where} has not started"))
+    return replace(state, status="running", reason=clean(f"{where} has not recorded an end"))
+
+
+def _gone(facts: Facts, state: RunState) -> RunState | None:
+    if not facts.job or facts.alive is None:
+        return None
+    reason = f"its process {facts.job.get('pid')} exited without a run_end record"
+    return _with_last_line(facts, replace(state, status="failed", reason=reason))
+
+
+def _written_lately(facts: Facts, state: RunState) -> RunState | None:
+    age = facts.age_s
+    if age is None or abs(age) >= FRESH_S:  # below 0: another machine's clock is ahead
+        return None
+    when = f"{age:.0f} s ago" if age >= 0 else f"{-age:.0f} s ahead of this machine's clock"
+    return replace(state, status="running", reason=f"its files changed {when}")
+
+
+def _silent(facts: Facts, state: RunState) -> RunState:
+    reason = "exited without a run_end record or an outcome file"
+    return _with_last_line(facts, replace(state, status="failed", reason=reason))
+
+
+# The first case that says something wins; the last one always does.
+_CASES: tuple[Callable[[Facts, RunState], RunState | None], ...] = (
+    _ended_well,
+    _never_started,
+    _at_work,
+    _stopped_early,
+    _recorded_failure,
+    _by_the_log,
+    _by_the_exit_code,
+    _not_observable,
+    _gone,
+    _written_lately,
+    _silent,
+)
+
+
+def _strongest(facts: Facts) -> tuple[Tail, Sign] | None:
+    """The line of all logs that best explains the end, and its log; of equals, the first."""
+    signs = [(tail, sign) for tail in facts.tails if (sign := find_sign(tail))]
+    return max(signs, key=lambda pair: pair[1].strength, default=None)
+
+
+def _by_sign(facts: Facts, state: RunState, tail: Tail, sign: Sign) -> RunState:
+    return replace(
+        state,
+        status=sign.status,
+        reason=sign.reason,
+        evidence=sign.text,
+        evidence_file=_place(facts, tail, sign.line),
+    )
+
+
+def _with_last_line(facts: Facts, state: RunState) -> RunState:
+    """Without a better line, the last line of the log is the evidence."""
+    tail = facts.tails[0] if facts.tails else Tail("", [])
+    said = [(n, clean(text)) for n, text in tail.lines if "[METRIC]" not in text and clean(text)]
+    if not said:
+        return state
+    number, text = said[-1]
+    return replace(state, evidence=text, evidence_file=_place(facts, tail, number))
+
+
+def _place(facts: Facts, tail: Tail, line: int) -> str:
+    """RUN_ID/FILE:LINE, without the line where its number is not known."""
+    return f"{facts.run_id}/{tail.name}" + (f":{line}" if line else "")
+
+
+def _by_exit_code(code: int) -> tuple[str, str]:
+    """Status and reason for an exit code: 128 + signal from a shell, -signal from Python."""
+    number = -code if code < 0 else code - 128
+    try:
+        name = signal.Signals(number).name if number > 0 else ""
+    except ValueError:
+        name = ""
+    if name:
+        stopped = name in ("SIGINT", "SIGTERM")  # it was requested: no fault of the run
+        return "cancelled" if stopped else "failed", f"ended by {name} (exit code {code})"
+    if code == Exit.AGAIN:
+        return "preempted", "stopped early with a checkpoint (exit code 75)"
+    if code == 0:
+        return "failed", "exit code 0 without a run_end record"
+    return "failed", f"ended with exit code {code}"
+
+
+def merged(own: RunState, job: Job | None, shared: bool = False) -> RunState:
+    """Return the state of a run, from its own files and Slurm's state of its job.
+
+    A success that the run recorded takes precedence, and so does its reason for a failure; Slurm
+    decides what ended a job from outside, and whether it is pending or running. shared: the job
+    runs several runs one after the other, so that its state says nothing of one of them.
+    """
+    if job is None or own.status == "ok" or not (job.status or job.state == GONE):
+        return own
+    if job.state == GONE:
+        return _without_job(own, job)
+    if shared and (job.status == "running" or own.status not in ("pending", "running")):
+        return own
+    if job.status in ("pending", "running"):
+        where = job.reason if job.status == "pending" else job.node_list
+        said = f"Slurm job {job.job_id}" + (f": {where}" if where else "")
+        return replace(own, status=job.status, reason=said, evidence="", evidence_file="")
+    if job.status in ("ok", "failed"):
+        if own.status not in ("pending", "running", "missing"):
+            return own
+        return replace(own, status="failed", reason=_no_run_end_record(job), evidence=job.line)
+    if own.status == job.status and own.evidence:
+        return replace(own, reason=job.line)
+    return replace(own, status=job.status, reason=job.line, evidence=job.line, evidence_file="")
+
+
+def _without_job(own: RunState, job: Job) -> RunState:
+    """A run whose job is not found: it never started, or exited without a record."""
+    said = f"job {job.job_id} not found in Slurm"
+    if own.status == "pending":
+        return replace(own, status="missing", reason=f"{said}, and the run left no files")
+    if own.status == "running":
+        return replace(
+            own, status="failed", reason=f"{said}, and the run exited without a run_end record"
+        )
+    return own
+
+
+def _no_run_end_record(job: Job) -> str:
+    return f"{job.line}; the run exited without a run_end record"
+
+
+Ask = Callable[[Iterable[str]], Mapping[str, Job]]  # what Slurm says of jobs, by their ids
+
+
+@dataclass
+class Joined:
+    """The state of each run, and Slurm's data on its job where there is any."""
+
+    states: dict[str, RunState] = field(default_factory=dict)
+    jobs: dict[str, Job] = field(default_factory=dict)
+
+
+def join(
+    runs: Mapping[str, RunPaths],
+    ordered: Mapping[str, float],
+    ask: Ask,
+    all_jobs: bool = True,
+    here: Callable[[], str | None] = cluster,
+) -> Joined:
+    """Return the state of each run.
+
+    ordered: of ordered_runs, asked before. all_jobs: ask after the jobs of runs that are ok too.
+    here: the name of the cluster that is asked, None if not known.
+    """
+    found, starts = Joined(), dict[str, Mapping[str, Any] | None]()
+    for run_id, (state, start) in zip(
+        runs, in_order(partial(_look, ordered), [*runs.items()]), strict=True
+    ):
+        found.states[run_id], starts[run_id] = state, start
+    ids = {
+        run_id: job_id
+        for run_id, start in starts.items()
+        if (job_id := slurm_job_id(start)) and (all_jobs or found.states[run_id].status != "ok")
+    }
+    ids = _of_cluster(ids, starts, here)
+    said = ask(ids.values()) if ids else {}
+    for run_id, job_id in ids.items():
+        if (job := said.get(job_id)) is None:
+            continue
+        start, state = starts[run_id], found.states[run_id]
+        if has_ended(job) and state.status != "ok":
+            # It may have ended well between the look at its files and Slurm's answer.
+            state, start = _look(ordered, (run_id, runs[run_id]))
+        if slurm_job_id(start) == job_id:  # else it was started again meanwhile
+            found.jobs[run_id] = job
+            state = merged(state, job, bool((start or {}).get("shared")))
+        found.states[run_id] = state
+    return found
+
+
+def _look(
+    ordered: Mapping[str, float], run: tuple[str, RunPaths]
+) -> tuple[RunState, Mapping[str, Any] | None]:
+    """The state of a run by its files alone; and who runs its newest start."""
+    run_id, paths = run
+    facts = read(paths)
+    return judge(facts, ordered.get(run_id)), facts.job
+
+
+def _of_cluster(
+    ids: dict[str, str],
+    starts: Mapping[str, Mapping[str, Any] | None],
+    here: Callable[[], str | None],
+) -> dict[str, str]:
+    """The ids without those of another cluster, whose numbers other jobs have here.
+
+    Where this cluster's name is not known, each cluster that is noted may be another one.
+    """
+    noted = {run_id: (starts[run_id] or {}).get("cluster") for run_id in ids}
+    name = here() if any(noted.values()) else None
+    return {run_id: job_id for run_id, job_id in ids.items() if noted[run_id] in (None, name)}
+
+
+def has_ended(job: Job) -> bool:
+    """Whether Slurm says that a job is over."""
+    return job.state == GONE or (bool(job.status) and job.status not in UNDER_WAY)
+
+
+def slurm_job_id(start: Mapping[str, Any] | None) -> str | None:
+    """The Slurm job of a run's newest start, by who runs that."""
+    job_id = (start or {}).get("job_id")
+    return str(job_id) if job_id else None
+
+
+def job_ids(runs: Iterable[RunPaths]) -> list[str]:
+    """The Slurm jobs of the newest starts of the runs."""
+    found = (slurm_job_id(read_job(paths)) for paths in runs)
+    return list(dict.fromkeys(job_id for job_id in found if job_id))
+
+
+def ordered_runs(study: StudyPaths, planned: Iterable[str]) -> dict[str, float]:
+    """Return the runs that an active launcher on this machine has still to start, and since when.
+
+    A launcher that has a key counts a run as started once its job.json has that key: its time is
+    then infinite, whatever the clocks said. Without a key the times are compared.
+    """
+    record = read_json(study.launcher)
+    if not record or not is_alive(record):
+        return {}
+    wanted, since = record.get("run_ids", list(planned)), record.get("started")
+    if not isinstance(wanted, list) or not isinstance(since, int | float):
+        return {}
+    names = {name for name in wanted if isinstance(name, str)}
+    ordered = {run_id: seconds(since) for run_id in planned if run_id in names}
+    if not isinstance(key := record.get("key"), str):
+        return ordered
+    of_job = {run_id: (read_json(study.run(run_id).job) or {}).get("order") for run_id in ordered}
+    return {run_id: math.inf for run_id in ordered if of_job[run_id] != key}
