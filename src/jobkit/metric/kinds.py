@@ -43,8 +43,6 @@ KINDS: dict[str, dict[str, str]] = {
         "parameters": "parameters of the model",
         "shard_groups": "FSDP: groups of parameters that are gathered and reduced at once",
         "threads": "CPU threads per rank",
-        "predicted_memory_mib": "parameters, gradients, optimizer state and buffers, predicted "
-        "from their shapes, maximum over ranks",
         "source": "what measured: meter, auto (the start-up hook), lightning, transformers or "
         "accelerate; absent: jobkit's own training",
         "unit": "what work is counted in: samples, tokens, images, ...; null: not known",
@@ -85,8 +83,6 @@ KINDS: dict[str, dict[str, str]] = {
         "is not known",
         "resident_memory_mib": "peak resident set size of a process since its start, on the "
         "host, maximum over ranks",
-        "held_memory_mib": "parameters, gradients, optimizer state and buffers, measured on the "
-        "tensors after the first step, maximum over ranks",
         "lr": "learning rate of the last step",
         "begun_at": "samples of the epoch that an earlier attempt had trained on",
         "values": "other numbers that the program names: columns of epochs.csv by their names",

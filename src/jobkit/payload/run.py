@@ -30,7 +30,6 @@ from jobkit.payload.strategies import strategy_class
 from jobkit.payload.strategies.base import make_optimizer
 from jobkit.payload.train import Observer, Trainer
 from jobkit.spec.runspec import RunSpec, Window, profiled_ranks
-from jobkit.units import MIB
 
 
 def run_rank(job: RankJob) -> bool:
@@ -164,10 +163,8 @@ def _record_start(trainer: Trainer, threads: int) -> None:
     spec, group = trainer.spec, trainer.group
     batch = min(spec.steps_batch_size, trainer.batches.samples)
     hosts = group.gather(os.environ.get("SLURMD_NODENAME") or os.uname().nodename)
-    strategy, model = trainer.strategy, trainer.strategy.model
+    strategy = trainer.strategy
     parameters = strategy.parameter_count
-    predicted = strategy.persistent(model.parameters(), model.buffers(), group.place.rank)
-    trainer.report.log(f"memory predicted for this rank: {predicted.describe()}")
     trainer.report.record(
         "run_start",
         spec=spec.differences(),
@@ -190,7 +187,6 @@ def _record_start(trainer: Trainer, threads: int) -> None:
         parameters=parameters,
         shard_groups=strategy.group_count(),
         threads=threads,
-        **group.reduce({"predicted_memory_mib": predicted.total / MIB}, "max"),
     )
     trainer.report.say(
         f"{spec.strategy} on {spec.dataset}: {parameters:,} parameters, "

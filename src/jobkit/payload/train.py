@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -13,7 +13,6 @@ from jobkit.payload.data.batches import Batches, DeviceData, Step
 from jobkit.payload.distributed import Group
 from jobkit.payload.evaluation import evaluate, means
 from jobkit.payload.measure.peak import OwnPeak
-from jobkit.payload.memory import Share, held
 from jobkit.payload.progress import Progress
 from jobkit.payload.report import Reporter
 from jobkit.payload.schedule import learning_rate
@@ -21,7 +20,6 @@ from jobkit.payload.strategies import Strategy
 from jobkit.payload.warnings import too_short
 from jobkit.payload.windows import StepWindows
 from jobkit.spec.runspec import RunSpec
-from jobkit.units import MIB
 
 
 class Guard(Protocol):
@@ -72,7 +70,6 @@ class Trainer:
     guard: Guard | None = None
     observers: Sequence[Observer] = ()  # of iterations after the warm-up
     windows: StepWindows | None = None  # the time of each step
-    held: Share | None = None  # memory of the rank's tensors, measured after the first step
 
     def __post_init__(self) -> None:
         # Of the epoch in progress: this rank's sum of losses, and its time.
@@ -89,7 +86,6 @@ class Trainer:
         started is called when everything is ready, with None, unless the first iteration compiles
         the model (--compile), and after the first iteration, with the seconds that it took.
         """
-        self.optimizer.register_step_post_hook(self._measure_held)
         warmup = self._warmup(self.progress.position)
         self.windows = StepWindows(self.report, self.group.place, warmup, self.strategy.devices)
         if not self.spec.compile:
@@ -116,12 +112,6 @@ class Trainer:
     def epoch_over(self) -> bool:
         """Whether no step of the epoch is left: what comes is its evaluation."""
         return self.finished or self.progress.position == self.batches.samples
-
-    def _measure_held(self, *_: Any) -> None:
-        """Measure the memory of the tensors once, after the first step, with its gradients."""
-        if self.held is None:
-            self.held = held(self.strategy.model, self.optimizer)
-            self.report.log(f"memory held by this rank: {self.held.describe()}")
 
     def _epoch(self, epoch: int, started: Callable[[float | None], None]) -> tuple[float, float]:
         """Train and evaluate for one epoch and report it; return validation loss and accuracy."""
@@ -151,7 +141,6 @@ class Trainer:
                 "reserved_memory_mib": peaks.reserved,
                 "device_memory_mib": peaks.device,
                 "resident_memory_mib": peaks.resident,
-                "held_memory_mib": self.held.total / MIB if self.held else float("nan"),
             },
             "max",
         )

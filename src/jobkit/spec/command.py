@@ -299,8 +299,8 @@ _NAMES = """
 run_id study series status reason evidence evidence_file exit_code attempts strategy world_size
 scaling epochs_planned epochs_done images_per_s time_per_epoch_s time_per_epoch_min_s
 time_per_epoch_max_s data_wait_share total_time_s start_time_s end_time_s peak_memory_mib
-allocated_memory_mib reserved_memory_mib device_memory_mib resident_memory_mib held_memory_mib
-predicted_memory_mib train_loss val_loss val_accuracy best_val_accuracy train_samples test_samples
+allocated_memory_mib reserved_memory_mib device_memory_mib resident_memory_mib
+train_loss val_loss val_accuracy best_val_accuracy train_samples test_samples
 parameters threads_used device device_planned devices device_type backend torch_version
 python_version cuda_version hip_version nccl_version driver_version cudnn_version cudnn_benchmark
 node_list git_commit job_id shard_groups problems warnings warnings_text lines_rejected records_lost

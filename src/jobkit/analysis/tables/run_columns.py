@@ -83,9 +83,7 @@ _MEASURED = (
         "reserved_memory_mib",
         "device_memory_mib",
         "resident_memory_mib",
-        "held_memory_mib",
     ),
-    *_recorded("run_start", NUMBER, "predicted_memory_mib"),
     Column("train_loss", NUMBER, "training loss of the last recorded epoch"),
     Column("val_loss", NUMBER, "final validation loss; of the last recorded epoch without run_end"),
     Column(
