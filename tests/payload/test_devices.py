@@ -21,8 +21,14 @@ from jobkit.paths import RunPaths
 from jobkit.payload import host, leaving
 from jobkit.payload.checkpoints import store
 from jobkit.payload.checkpoints.manager import CheckpointManager
-from jobkit.payload.devices import Agreed, Candidate, agree_device, agreed, candidate
-from jobkit.payload.distributed import Group, follow_timeout
+from jobkit.payload.distributed import (
+    Candidate,
+    Group,
+    agree_device,
+    agreed,
+    candidate,
+    follow_timeout,
+)
 from jobkit.payload.place import RankEnv, share_of_cores
 from jobkit.payload.run import check_sync_batchnorm
 from jobkit.payload.strategies.dp import DP
@@ -41,7 +47,7 @@ NONE = Candidate("n2", "machine n2")
 FOUR = [gpu("GPU-a"), gpu("GPU-b"), gpu("GPU-b", "n2"), gpu("GPU-c", "n2")]
 SAME = [gpu("GPU-a"), gpu("GPU-a")]
 BUS = [gpu("", bus="0:1:0"), gpu("", bus="0:1:0")]
-TOO_FEW = Agreed("cpu", "1 GPU for 2 ranks: all ranks compute on the CPU")
+TOO_FEW = ("cpu", "1 GPU for 2 ranks: all ranks compute on the CPU")
 
 
 @pytest.mark.parametrize(
@@ -52,16 +58,15 @@ TOO_FEW = Agreed("cpu", "1 GPU for 2 ranks: all ranks compute on the CPU")
             ([gpu(f"GPU-{i}", visible=n) for i in range(4)], "auto", True, "cuda")
             for n in (1, 2, 4)
         ),
-        ([gpu(f"MIG-{i}", bus="0:1:0") for i in range(2)], "auto", True, "cuda"),
         ([BUS[0], gpu("", "n2", bus="0:1:0")], "auto", True, "cuda"),
         ([NONE, NONE], "auto", True, "cpu"),
         (SAME, "auto", False, TOO_FEW),
     ],
 )
 def test_each_rank_has_a_gpu_of_its_own_or_all_have_none(
-    found: list[Candidate], wanted: str, on_slurm: bool, verdict: str | Agreed
+    found: list[Candidate], wanted: str, on_slurm: bool, verdict: str | tuple[str, str]
 ) -> None:
-    expected = Agreed(verdict) if isinstance(verdict, str) else verdict
+    expected = (verdict, "") if isinstance(verdict, str) else verdict
     assert agreed(found, wanted, on_slurm=on_slurm) == expected
 
 
@@ -72,6 +77,8 @@ def test_each_rank_has_a_gpu_of_its_own_or_all_have_none(
           for wanted in ("auto", "cuda")),
         (SAME, "cuda", False, "would share one GPU"),
         (BUS, "auto", True, r"rank 0 on n1, rank 1 on n1 would share one GPU .0:1:0"),
+        # To NCCL the instances of one partitioned GPU are the same.
+        ([gpu(f"MIG-{i}", bus="0:1:0") for i in range(2)], "auto", True, "share one GPU .MIG-0"),
         ([gpu("GPU-a"), NONE], "auto", True, r"^rank 1 on n2: no GPU is visible there, and the"),
         ([NONE, NONE], "cuda", True, "--device cuda: no GPU is visible here"),
     ],
@@ -90,9 +97,32 @@ def test_a_defective_gpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         agreed(found, "auto", on_slurm=True)
 
 
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (AssertionError("Invalid device id"), "rank 0 on .*Invalid device id.; check nvidia-smi"),
+        (
+            RuntimeError("The NVIDIA driver on your system is too old (found version 12060)."),
+            "too old .*whl/cu126 make LOCK= venv",
+        ),
+    ],
+)
+def test_a_gpu_that_torch_cannot_open_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, line: str
+) -> None:
+    """Of a partitioned GPU torch counts more devices before it opens one than afterwards."""
+
+    def refuse(_: int) -> None:
+        raise error
+
+    FakeCuda(monkeypatch, "GPU-a").mock("get_device_properties", refuse)
+    with pytest.raises(UsageError, match=line):
+        agree_device("auto", RankEnv(), None, pytest.fail)
+
+
 def test_sharing_that_the_user_asks_nccl_for_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
-    assert agreed([gpu("GPU-a"), gpu("GPU-a")], "auto", on_slurm=True) == Agreed("cuda")
+    assert agreed([gpu("GPU-a"), gpu("GPU-a")], "auto", on_slurm=True) == ("cuda", "")
 
 
 def test_the_gpu_is_the_local_ranks_of_those_visible(monkeypatch: pytest.MonkeyPatch) -> None:

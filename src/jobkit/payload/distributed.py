@@ -1,23 +1,169 @@
-"""The device and the process group of a rank."""
+"""The device and the process group of a rank.
 
+A rank alone cannot choose its device: two ranks that see one GPU would both take it, which NCCL
+refuses, and on a node whose GPU has failed "auto" would take the CPU while all others wait in NCCL.
+So the ranks compare what they see at a store, before they make a process group.
+"""
+
+import contextlib
 import datetime
+import json
 import math
 import os
 import socket
-from collections.abc import Callable, Mapping, MutableMapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from jobkit.payload.devices import agree_device
+from jobkit.errors import UsageError
 from jobkit.payload.place import RankEnv
-from jobkit.payload.readback import read_back
 
 T = TypeVar("T")
-_LEAST_HEARTBEAT_S = 60  # a call of CUDA may hold NCCL's watchdog for some seconds
-_MOST_DUMP_S = 15.0  # torch's default
+_MIN_HEARTBEAT_S = 60  # a call of CUDA may hold NCCL's watchdog for some seconds
+_MAX_DUMP_S = 15.0  # torch's default
 _DUMPS = 4  # times that torch waits for a dump before it raises
+_MAY_SHARE = "NCCL_MULTI_RANK_GPU_ENABLE"  # a user's explicit choice; recent NCCL allows it
+_LAST_READ = datetime.timedelta(seconds=10)  # for the ranks to read why they must end
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """The GPU that a rank would compute on, as the rank sees it alone."""
+
+    host: str  # for people
+    machine: str  # the same for processes of one machine, whatever its name
+    visible: int = 0  # GPUs
+    index: int = 0
+    uuid: str = ""
+    bus: str = ""  # PCI address
+    name: str = ""
+    fault: str = ""  # why the GPU cannot be used
+
+
+def candidate(wanted: str, place: RankEnv) -> Candidate:
+    """Return the GPU for this rank: by local rank of those visible, which may be its own only."""
+    host, machine = os.environ.get("SLURMD_NODENAME") or socket.gethostname(), socket.gethostname()
+    with contextlib.suppress(OSError):  # two containers may have one name, one kernel two names
+        machine += Path("/proc/sys/kernel/random/boot_id").read_text()
+    try:
+        count = torch.cuda.device_count() if wanted != "cpu" else 0
+        if count == 0:
+            return Candidate(host, machine)
+        index = place.local_rank % count
+        gpu = torch.cuda.get_device_properties(index)
+    except Exception as error:  # of a driver, of MIG, or of a GPU that fails: of several kinds
+        return Candidate(host, machine, fault=str(error).strip().split("\n")[0][:300])
+    uuid, bus = str(getattr(gpu, "uuid", "")), pci_address(gpu)
+    return Candidate(host, machine, count, index, uuid, bus, gpu.name)
+
+
+def pci_address(properties: object) -> str:
+    """The PCI address in torch's properties of a GPU, as in /sys/bus/pci; empty: not known."""
+    parts = [getattr(properties, f"pci_{part}_id", -1) for part in ("domain", "bus", "device")]
+    return "" if -1 in parts else f"{parts[0]:04x}:{parts[1]:02x}:{parts[2]:02x}.0"
+
+
+def agreed(candidates: Sequence[Candidate], wanted: str, on_slurm: bool) -> tuple[str, str]:
+    """Return the device type for all ranks, given each rank's candidate, and a warning or "".
+
+    Off Slurm, "auto" takes the CPU where ranks would share a GPU. Raises UsageError, which names
+    the ranks, where GPUs are shared otherwise, are defective, or are visible to some ranks only.
+    """
+
+    def named(ranks: Sequence[int]) -> str:
+        texts = [f"rank {rank} on {candidates[rank].host}" for rank in ranks[:8]]
+        return ", ".join(texts) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+
+    if faulty := [rank for rank, gpu in enumerate(candidates) if gpu.fault]:
+        fault = candidates[faulty[0]].fault
+        fix = "check nvidia-smi or rocm-smi there, leave the node out with --exclude"
+        if "driver" in fault and ("old" in fault or "insufficient" in fault):
+            fix = (
+                "install a torch for that driver (PIP_INDEX_URL=https://download.pytorch.org/whl/"
+                "cu126 make LOCK= venv), run in a container"
+            )
+        raise UsageError(
+            f"{named(faulty)}: the GPU cannot be used ({fault}); {fix}, or use --device cpu"
+        )
+    without = [rank for rank, gpu in enumerate(candidates) if not gpu.visible]
+    if len(without) == len(candidates):
+        if wanted == "cuda":
+            raise UsageError(
+                "--device cuda: no GPU is visible here; use --device cpu, or request GPUs"
+            )
+        return "cpu", ""
+    if without:
+        raise UsageError(
+            f"{named(without)}: no GPU is visible there, and the other ranks see one; "
+            "request one GPU per rank on every node, or use --device cpu"
+        )
+    shared = shared_ranks(candidates)
+    if not shared or os.environ.get(_MAY_SHARE) == "1":
+        return "cuda", ""
+    first = candidates[shared[0]]
+    if wanted == "auto" and not on_slurm:
+        ranks = sum(gpu.machine == first.machine for gpu in candidates)
+        gpus = f"{first.visible} GPU{'s' * (first.visible > 1)}"
+        return "cpu", f"{gpus} for {ranks} ranks: all ranks compute on the CPU"
+    raise UsageError(
+        f"{named(shared)} would share one GPU ({first.uuid or first.bus}; visible there: "
+        f"{first.visible}): start one rank per GPU, or use --device cpu"
+    )
+
+
+def shared_ranks(candidates: Sequence[Candidate]) -> list[int]:
+    """The ranks of the first GPU that several of them would take; none where no GPU is shared.
+
+    NCCL compares host and PCI address: two instances of a partitioned GPU (MIG) are one to it.
+    """
+    ranks: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for rank, gpu in enumerate(candidates):
+        if gpu.bus or gpu.uuid:
+            ranks[(gpu.machine, gpu.bus) if gpu.bus else ("", gpu.uuid)].append(rank)
+    return next((same for same in ranks.values() if len(same) > 1), [])
+
+
+def agree_device(
+    wanted: str, place: RankEnv, store: dist.Store | None, warn: Callable[[str], None]
+) -> torch.device:
+    """Return this rank's device, after all ranks have compared theirs; warn is rank 0's to call.
+
+    store: of all ranks; None for one process alone. Raises UsageError on every rank.
+    """
+    gpu, on_slurm = candidate(wanted, place), place.job_id is not None
+    if store is None or place.world_size == 1:
+        kind, warning = agreed([gpu], wanted, on_slurm)
+    else:
+        store = dist.PrefixStore("device", store)
+        store.set(f"rank {place.rank}", json.dumps(asdict(gpu)))
+        if place.rank == 0:
+            texts = store.multi_get([f"rank {rank}" for rank in range(place.world_size)])
+            try:
+                gpus = [Candidate(**json.loads(text)) for text in texts]
+                verdict = [*agreed(gpus, wanted, on_slurm)]
+            except UsageError as error:
+                verdict = ["", str(error)]
+            store.set("agreed", json.dumps(verdict))
+        kind, warning = json.loads(store.get("agreed"))
+        if not kind:
+            # Rank 0 may serve the store: it stays until the others know as well.
+            if store.add("read", 1) == place.world_size:
+                store.set("all read", "")
+            with contextlib.suppress(RuntimeError):
+                store.wait(["all read"], _LAST_READ)
+            raise UsageError(warning)
+    if warning:
+        warn(warning)
+    if kind == "cpu":
+        return torch.device("cpu")
+    device = torch.device("cuda", gpu.index)
+    torch.cuda.set_device(device)
+    return device
 
 
 def follow_timeout(timeout_s: float, environ: MutableMapping[str, str] = os.environ) -> None:
@@ -30,8 +176,8 @@ def follow_timeout(timeout_s: float, environ: MutableMapping[str, str] = os.envi
     WAIT_TIMEOUT_DUMP before it raises: a tenth of the timeout here, at most. To be called before
     the group is made; what the user has set stays.
     """
-    heartbeat_s = max(_LEAST_HEARTBEAT_S, math.ceil(timeout_s))
-    dump_s = min(_MOST_DUMP_S, timeout_s / 10 / _DUMPS)
+    heartbeat_s = max(_MIN_HEARTBEAT_S, math.ceil(timeout_s))
+    dump_s = min(_MAX_DUMP_S, timeout_s / 10 / _DUMPS)
     environ.setdefault("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", str(heartbeat_s))
     environ.setdefault("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", str(math.ceil(dump_s * 1000)))
 
@@ -71,35 +217,36 @@ class Group:
     ) -> None:
         """store: at which the ranks have met already; without one they meet here."""
         self.place, self.device = place, device
-        self._timeout = datetime.timedelta(seconds=timeout_s)
-        self.backend = "nccl" if device.type == "cuda" else "gloo"
-        if self.backend == "nccl":
+        self.timeout = datetime.timedelta(seconds=timeout_s)
+        on_gpu = device.type == "cuda"
+        self.backend = "nccl" if on_gpu else "gloo"
+        if on_gpu:
             follow_timeout(timeout_s)
         dist.init_process_group(
             # CPU offload needs collectives on CPU tensors beside those on the GPU.
-            backend="cuda:nccl,cpu:gloo" if device.type == "cuda" else "gloo",
+            backend="cuda:nccl,cpu:gloo" if on_gpu else "gloo",
             store=dist.PrefixStore("default_pg", store or meet(place, timeout_s)),
             rank=place.rank,
             world_size=place.world_size,
-            timeout=self._timeout,
-            device_id=device if device.type == "cuda" else None,
+            timeout=self.timeout,
+            device_id=device if on_gpu else None,
         )
 
     def reduce(self, values: Mapping[str, float], how: str) -> dict[str, float]:
         """All-reduce named numbers in double precision: how is 'sum' or 'max'."""
         tensor = torch.tensor(list(values.values()), dtype=torch.float64, device=self.device)
         dist.all_reduce(tensor, dist.ReduceOp.SUM if how == "sum" else dist.ReduceOp.MAX)
-        return dict(zip(values, read_back(tensor), strict=True))
+        return dict(zip(values, tensor.tolist(), strict=True))
 
-    def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, in rank order, on every rank."""
+    def gather(self, value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
+        """Every rank's value, in rank order, on every rank; group: of all ranks, if another."""
         values: list[Any] = [None] * self.place.world_size
-        dist.all_gather_object(values, value)
+        dist.all_gather_object(values, value, group=group)
         return values
 
     def on_cpu(self) -> dist.ProcessGroup:
         """A new Gloo group of all ranks, for collectives beside those of the training."""
-        group = dist.new_group(backend="gloo", timeout=self._timeout)
+        group = dist.new_group(backend="gloo", timeout=self.timeout)
         assert isinstance(group, dist.ProcessGroup)  # every rank is in it
         return group
 
@@ -134,12 +281,12 @@ def all_or_raise(
 def check_identity(group: Group, run_id: str, attempt: int) -> None:
     """Raise RuntimeError where ranks of another job have joined this group."""
     place = group.place
-    own = (place.job_id, place.restart, run_id, attempt)
-    for rank, other in enumerate(group.gather(own)):
-        if other != own:
+    mine = (place.job_id, place.restart, run_id, attempt)
+    for rank, theirs in enumerate(group.gather(mine)):
+        if theirs != mine:
             raise RuntimeError(
                 f"rank {rank} belongs to another job or run: (job, restart, run, attempt) is "
-                f"{other}, on rank {place.rank} {own}; two jobs share {place.master_addr}:"
+                f"{theirs}, on rank {place.rank} {mine}; two jobs share {place.master_addr}:"
                 f"{place.master_port}; set another MASTER_PORT"
             )
 
@@ -150,8 +297,8 @@ def banner(group: Group, threads: int) -> list[str]:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     # On a Slurm of several nodes on one machine only this name tells them apart.
     host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-    own = f"host {host}, local_rank {place.local_rank}, {name}, {threads} threads"
-    lines = [f"[Rank {rank}] {text}" for rank, text in enumerate(group.gather(own))]
+    mine = f"host {host}, local_rank {place.local_rank}, {name}, {threads} threads"
+    lines = [f"[Rank {rank}] {text}" for rank, text in enumerate(group.gather(mine))]
     master = f"{place.master_addr}:{place.master_port}" if place.master_port else "none"
     world, nodes = place.world_size, place.nodes
     head = f"backend {group.backend}, {world} process{'es' * (world > 1)}"

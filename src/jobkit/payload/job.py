@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from jobkit.paths import RunPaths
-from jobkit.payload.distributed import RankEnv
 from jobkit.payload.guard.stopping import StopRequest
+from jobkit.payload.place import RankEnv
 from jobkit.spec.runspec import RunSpec
 
 

@@ -1,12 +1,18 @@
-"""Rank, master and CPU threads, from torchrun's or Slurm's environment; without torch."""
+"""Rank, size, master and CPU threads of a process: from torchrun's variables, else Slurm's.
+
+Nothing here imports torch, whose libraries read the number of threads when they are loaded.
+"""
 
 import os
+import re
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from jobkit.errors import UsageError
-from jobkit.payload import slurm_env
+
+_EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,25 +39,28 @@ def read_rank_env(environ: Mapping[str, str] = os.environ) -> RankEnv:
 
     Raises UsageError for an environment that contradicts itself, with the fix.
     """
-    job: dict[str, Any] = {
-        "job_id": environ.get("SLURM_JOB_ID"),
-        "restart": int(environ.get("SLURM_RESTART_COUNT", 0)),
-    }
-    if "RANK" in environ and "WORLD_SIZE" in environ:
-        world = int(environ["WORLD_SIZE"])
-        place = RankEnv(
-            rank=int(environ["RANK"]),
-            local_rank=int(environ.get("LOCAL_RANK", 0)),
-            world_size=world,
-            local_world_size=int(environ.get("LOCAL_WORLD_SIZE", world)),
-            master_addr=environ.get("MASTER_ADDR", "127.0.0.1"),
-            master_port=int(environ.get("MASTER_PORT", 0)),
-            **job,
-        )
-    elif "SLURM_PROCID" in environ and "SLURM_STEP_ID" in environ:
-        place = RankEnv(**slurm_env.place(environ), **job)
-    else:
-        place = RankEnv()
+    try:
+        job: dict[str, Any] = {
+            "job_id": environ.get("SLURM_JOB_ID"),
+            "restart": int(environ.get("SLURM_RESTART_COUNT", 0)),
+        }
+        if "RANK" in environ and "WORLD_SIZE" in environ:
+            world_size = int(environ["WORLD_SIZE"])
+            place = RankEnv(
+                rank=int(environ["RANK"]),
+                local_rank=int(environ.get("LOCAL_RANK", 0)),
+                world_size=world_size,
+                local_world_size=int(environ.get("LOCAL_WORLD_SIZE", world_size)),
+                master_addr=environ.get("MASTER_ADDR", "127.0.0.1"),
+                master_port=int(environ.get("MASTER_PORT", 0)),
+                **job,
+            )
+        elif "SLURM_PROCID" in environ and "SLURM_STEP_ID" in environ:
+            place = RankEnv(**read_slurm(environ), **job)
+        else:
+            return RankEnv()
+    except ValueError as error:
+        raise UsageError(f"the launcher's variables cannot be read: {error}") from None
     if place.world_size % place.local_world_size or place.rank >= place.world_size:
         raise UsageError(
             f"{place.world_size} ranks do not fill nodes of {place.local_world_size}: give every "
@@ -60,23 +69,106 @@ def read_rank_env(environ: Mapping[str, str] = os.environ) -> RankEnv:
     return place
 
 
+def read_slurm(environ: Mapping[str, str]) -> dict[str, Any]:
+    """The fields of RankEnv for a task that srun started; raises UsageError with the fix."""
+    try:
+        world_size, rank = int(environ["SLURM_NTASKS"]), int(environ["SLURM_PROCID"])
+        local_rank = int(environ["SLURM_LOCALID"])
+        job_id, restart = int(environ["SLURM_JOB_ID"]), environ.get("SLURM_RESTART_COUNT", "0")
+        port = int(
+            environ.get("MASTER_PORT") or default_port(job_id, int(restart), ephemeral_ports())
+        )
+        counts = tasks_per_node(environ.get("SLURM_STEP_TASKS_PER_NODE", str(world_size)))
+        nodes = expand_nodes(environ.get("SLURM_STEP_NODELIST") or environ["SLURM_JOB_NODELIST"])
+    except KeyError as error:
+        raise UsageError(f"Slurm's variables cannot be read: {error.args[0]} is not set") from None
+    except ValueError as error:
+        raise UsageError(f"Slurm's variables cannot be read: {error}") from None
+    if sum(counts) != world_size or len(set(counts)) != 1:
+        raise UsageError(
+            f"SLURM_NTASKS is {world_size} and the step has {sum(counts)} tasks, {counts} on its "
+            "nodes: give --nodes and --ntasks-per-node, and not --ntasks"
+        )
+    suffix = environ.get("JOBKIT_INTERFACE_SUFFIX", "")
+    return {
+        "rank": rank,
+        "local_rank": local_rank,
+        "world_size": world_size,
+        "local_world_size": counts[0],
+        "master_addr": environ.get("MASTER_ADDR") or nodes[0] + suffix,
+        "master_port": port,
+    }
+
+
+def expand_nodes(text: str) -> list[str]:
+    """Expand a Slurm node list, such as 'n[1-3,07-08],gpu[1-2]-ib', into names in order.
+
+    Raises ValueError for text that is not one.
+    """
+    groups = re.findall(r"(?:[^,\[\]]|\[[0-9,-]+\])+", text)
+    if not groups or ",".join(groups) != text:
+        raise ValueError(f"not a node list: {text!r}")
+    return [name for group in groups for name in _expand_group(group)]
+
+
+def _expand_group(group: str) -> list[str]:
+    """Expand one group; the leftmost bracket varies slowest, and zero padding is kept."""
+    head, bracket, rest = group.partition("[")
+    if not bracket:
+        return [head]
+    ranges, _, tail = rest.partition("]")
+    names, ends = [], _expand_group(tail)
+    for part in ranges.split(","):
+        first, _, last = part.partition("-")
+        for number in range(int(first), int(last or first) + 1):
+            names += [f"{head}{number:0{len(first)}d}{end}" for end in ends]
+    return names
+
+
+def tasks_per_node(text: str) -> list[int]:
+    """Expand SLURM_STEP_TASKS_PER_NODE, such as '4(x2),3', into a count for each node."""
+    counts: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?", part)
+        if not match:
+            raise ValueError(f"not a list of tasks: {text!r}")
+        counts += [int(match[1])] * int(match[2] or 1)
+    return counts
+
+
+def default_port(job_id: int, restart: int, ephemeral: tuple[int, int]) -> int:
+    """A port derived from the job id, outside the system's range of ephemeral ports."""
+    low, high = ephemeral
+    below, above = range(10000, max(low, 10000)), range(min(high, 65535) + 1, 65536)
+    free = below if len(below) >= len(above) else above
+    return free[(job_id * 31 + restart * 7919) % len(free)] if free else 29500
+
+
+def ephemeral_ports() -> tuple[int, int]:
+    """The system's range of ephemeral ports."""
+    try:
+        low, high = _EPHEMERAL.read_text().split()
+        return int(low), int(high)
+    except (OSError, ValueError):
+        return 32768, 60999
+
+
 def share_of_cores(local_world_size: int, environ: Mapping[str, str] = os.environ) -> int:
     """CPU threads for one rank: what Slurm gave the task, else an even share of the cores."""
     cores = len(os.sched_getaffinity(0))
-    if given := environ.get("SLURM_CPUS_PER_TASK"):
-        return max(1, min(int(given), cores))
+    if requested := environ.get("SLURM_CPUS_PER_TASK"):
+        return max(1, min(int(requested), cores))
     allocated = int(environ.get("SLURM_CPUS_ON_NODE") or 0)
     if cores * local_world_size <= allocated:
-        return cores  # the task is bound to cores of its own already
+        return cores  # the task is bound to its own cores already
     return max(1, min(cores, allocated or cores) // local_world_size)
 
 
 def set_threads(threads: int, environ: MutableMapping[str, str] = os.environ) -> None:
     """Set the CPU threads of all that computes in this process; before torch is imported.
 
-    torch.set_num_threads is for the thread that calls it: every other one begins with what the
-    environment says. PowerSGD computes in a thread of Gloo, or in the caller's where the sum is
-    there already, and MKL adds in another order with another number of threads: runs that are the
-    same would end with parameters that differ.
+    torch.set_num_threads is for the thread that calls it; every other one begins with what the
+    environment says. PowerSGD computes in a thread of Gloo, and MKL adds in another order with
+    another number of threads: equal runs would end with parameters that differ.
     """
     environ.update(OMP_NUM_THREADS=str(threads), MKL_NUM_THREADS=str(threads))

@@ -4,7 +4,7 @@ import os
 
 import torch
 
-from jobkit.payload.distributed import RankEnv
+from jobkit.payload.place import RankEnv
 from jobkit.spec.runspec import RunSpec
 from jobkit.spec.strategies import FACTS
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from jobkit.errors import UsageError
 from jobkit.payload.data.batches import data_bytes
-from jobkit.payload.distributed import RankEnv
 from jobkit.payload.memory import MemoryInputs, Share, StagePass
+from jobkit.payload.place import RankEnv
 from jobkit.payload.strategies import Strategy, strategy_class
 from jobkit.planner.activations import fake_model, passes
 from jobkit.spec.runspec import RunSpec

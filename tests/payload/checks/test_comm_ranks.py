@@ -20,7 +20,7 @@ from jobkit.errors import UsageError
 from jobkit.metric import comm
 from jobkit.metric.reader import read_file
 from jobkit.paths import RunPaths, read_json
-from jobkit.payload.distributed import RankEnv
+from jobkit.payload.place import RankEnv
 from support.rigs import environment
 
 SIZE = 5000  # neither a multiple of a rank's part nor of the pattern

@@ -9,7 +9,8 @@ import torch
 from jobkit.checks import gpu
 from jobkit.checks.gpu import Number
 from jobkit.errors import UsageError
-from jobkit.payload.distributed import Group, RankEnv
+from jobkit.payload.distributed import Group
+from jobkit.payload.place import RankEnv
 from jobkit.spec.runspec import RunSpec
 from support.fake_cuda import FakeCuda
 from support.place import ROOT

@@ -27,7 +27,7 @@ from jobkit.checks.preflight.rendezvous import (
     listen,
     listener_or_connection,
 )
-from jobkit.payload.distributed import RankEnv
+from jobkit.payload.place import RankEnv
 from support.no_torch import no_torch
 from support.place import ROOT
 from support.rigs import environment

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobkit.errors import UsageError
-from jobkit.payload.slurm_env import default_port, expand_nodes, place, tasks_per_node
+from jobkit.payload.place import default_port, expand_nodes, read_slurm, tasks_per_node
 
 
 def test_a_node_list_is_expanded_in_order() -> None:
@@ -58,15 +58,15 @@ TASK = {
 
 
 def test_a_task_finds_its_place_and_the_master() -> None:
-    port = place({**TASK, "SLURM_PROCID": "0"})["master_port"]
+    port = read_slurm({**TASK, "SLURM_PROCID": "0"})["master_port"]
     sizes = {"rank": 5, "local_rank": 1, "world_size": 8, "local_world_size": 4}
-    assert place(TASK) == {**sizes, "master_addr": "n7", "master_port": port}
+    assert read_slurm(TASK) == {**sizes, "master_addr": "n7", "master_port": port}
 
 
 def test_what_the_user_set_wins() -> None:
-    found = place({**TASK, "MASTER_PORT": "12345", "JOBKIT_INTERFACE_SUFFIX": "-ib"})
-    assert (found["master_addr"], found["master_port"]) == ("n7-ib", 12345)
-    assert place({**TASK, "MASTER_ADDR": "10.0.0.1"})["master_addr"] == "10.0.0.1"
+    place = read_slurm({**TASK, "MASTER_PORT": "12345", "JOBKIT_INTERFACE_SUFFIX": "-ib"})
+    assert (place["master_addr"], place["master_port"]) == ("n7-ib", 12345)
+    assert read_slurm({**TASK, "MASTER_ADDR": "10.0.0.1"})["master_addr"] == "10.0.0.1"
 
 
 def test_what_does_not_agree_or_cannot_be_read_is_refused() -> None:
@@ -76,4 +76,4 @@ def test_what_does_not_agree_or_cannot_be_read_is_refused() -> None:
         ("SLURM_STEP_NODELIST", "n[7-", "Slurm's variables cannot be read"),
     ):
         with pytest.raises(UsageError, match=said):
-            place({**TASK, name: value})
+            read_slurm({**TASK, name: value})

@@ -14,8 +14,8 @@ from jobkit.errors import Exit, UsageError
 from jobkit.metric import comm
 from jobkit.paths import RunPaths, write_json, write_whole
 from jobkit.payload import host
-from jobkit.payload.distributed import Group, RankEnv, banner, check_identity, join
-from jobkit.payload.place import share_of_cores
+from jobkit.payload.distributed import Group, banner, check_identity, join
+from jobkit.payload.place import RankEnv, share_of_cores
 from jobkit.payload.report import Reporter, write_outcome
 from jobkit.units import say_seconds
 

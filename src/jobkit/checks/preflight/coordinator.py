@@ -22,7 +22,7 @@ from jobkit.checks.preflight.report import (
 )
 from jobkit.checks.preflight.request import Request
 from jobkit.errors import Exit
-from jobkit.payload.distributed import RankEnv
+from jobkit.payload.place import RankEnv
 
 
 class Coordinator:

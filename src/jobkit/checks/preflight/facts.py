@@ -17,11 +17,17 @@ from jobkit.checks.preflight.node import read_line
 from jobkit.errors import UsageError
 from jobkit.files import open_regular
 from jobkit.paths import read_json
-from jobkit.payload import host, slurm_env
+from jobkit.payload import host
 from jobkit.payload.data.cache import cache_folder
 from jobkit.payload.data.sources import find_source
-from jobkit.payload.devices import candidate
-from jobkit.payload.place import RankEnv, read_rank_env, share_of_cores
+from jobkit.payload.distributed import candidate
+from jobkit.payload.place import (
+    RankEnv,
+    expand_nodes,
+    read_rank_env,
+    read_slurm,
+    share_of_cores,
+)
 
 Facts = dict[str, Any]
 T = TypeVar("T")
@@ -60,7 +66,7 @@ def claimed_place(environ: Mapping[str, str]) -> tuple[RankEnv, str]:
     tasks = environ.get("SLURM_STEP_NUM_TASKS", "1")
     try:
         rough = {**environ, "SLURM_NTASKS": tasks, "SLURM_STEP_TASKS_PER_NODE": tasks}
-        return RankEnv(**slurm_env.place(rough), job_id=environ.get("SLURM_JOB_ID")), fault
+        return RankEnv(**read_slurm(rough), job_id=environ.get("SLURM_JOB_ID")), fault
     except (UsageError, KeyError, ValueError, ZeroDivisionError):
         address, port = environ.get("MASTER_ADDR", "127.0.0.1"), environ.get("MASTER_PORT", "")
         return RankEnv(master_addr=address, master_port=int(port) if port.isdigit() else 0), fault
@@ -104,7 +110,7 @@ def who(place: RankEnv, fault: str, environ: Mapping[str, str]) -> Facts:
     """Return the process's place, as it believes and as the launcher knows."""
     nodes: list[str] = []
     with contextlib.suppress(ValueError):
-        nodes = slurm_env.expand_nodes(environ.get("SLURM_STEP_NODELIST", ""))
+        nodes = expand_nodes(environ.get("SLURM_STEP_NODELIST", ""))
     agent = "TORCHELASTIC_RUN_ID" in environ
     step = None if agent else whole_number(environ.get("SLURM_STEP_NUM_TASKS"))
     given = whole_number(environ.get("RANK", environ.get("SLURM_PROCID")))

@@ -12,7 +12,8 @@ import torch.distributed as dist
 from jobkit.checks.preflight.facts import within
 from jobkit.checks.preflight.nccl import Log, joined, keep_log, said
 from jobkit.errors import UsageError
-from jobkit.payload.distributed import Group, RankEnv, join
+from jobkit.payload.distributed import Group, join
+from jobkit.payload.place import RankEnv
 from jobkit.units import bus_factor
 
 Results = dict[str, Any]

@@ -23,7 +23,7 @@ from jobkit.checks.preflight.rendezvous import (
 from jobkit.checks.preflight.report import Report
 from jobkit.checks.preflight.request import Request
 from jobkit.errors import Exit
-from jobkit.payload.slurm_env import default_port, ephemeral_ports
+from jobkit.payload.place import default_port, ephemeral_ports
 
 _REACH_MASTER = (
     "check that every node resolves this name to rank 0's node (MASTER_ADDR, or the site profile's "

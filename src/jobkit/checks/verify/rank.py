@@ -20,7 +20,8 @@ from jobkit.payload import numerics
 from jobkit.payload.data.batches import Step
 from jobkit.payload.data.cache import Dataset
 from jobkit.payload.data.sources import synthetic
-from jobkit.payload.distributed import Group, RankEnv
+from jobkit.payload.distributed import Group
+from jobkit.payload.place import RankEnv
 from jobkit.payload.report import Reporter
 from jobkit.payload.run import build_trainer
 from jobkit.payload.train import Trainer

@@ -4,7 +4,7 @@ import inspect
 from pathlib import Path
 
 from jobkit.errors import Exit, UsageError
-from jobkit.payload import host, readback
+from jobkit.payload import distributed, host, readback
 from jobkit.payload.checkpoints import copies, manager, state, store
 from jobkit.payload.checkpoints.manager import CheckpointManager
 from jobkit.payload.checkpoints.resume import mark_fresh_start, named_by_user, of_own_run, resume
@@ -19,7 +19,7 @@ from jobkit.payload.train import Trainer
 from jobkit.spec.runspec import Every
 
 # Where a rank waits for others or for a disk.
-_WAITING = (consensus, copies, manager, state, store, readback)
+_WAITING = (consensus, distributed, copies, manager, state, store, readback)
 WAITS_IN = [inspect.getfile(module) for module in _WAITING]
 
 
