@@ -189,7 +189,7 @@ for own in monitor_interval start_timeout shutdown_timeout; do
   [[ ${!own} =~ ^[0-9]{1,6}(\.[0-9]{1,3})?$ && ${!own} =~ [1-9] ]] ||
     fail "--${own//_/-} ${!own}: must be a number of seconds, above 0"
 done
-if [[ ${JOBKIT_ENERGY:-none} != none ]]; then # counters' names; program/counters.py has them too
+if [[ ${JOBKIT_ENERGY:-none} != none ]]; then # counters' names; program/machine.py has them too
   [[ ,$JOBKIT_ENERGY =~ ^(,(nvml|pm_counters))+$ ]] ||
     fail "JOBKIT_ENERGY='${JOBKIT_ENERGY//[[:cntrl:]]/ }': name some of nvml, pm_counters, separated by commas, or none"
 fi

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from jobkit.errors import UsageError
-from jobkit.program.counters import counters_to_read
+from jobkit.program.machine import counters_to_read
 
 
 def check_counters(environment: Mapping[str, str]) -> None:

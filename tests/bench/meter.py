@@ -67,7 +67,7 @@ print((ours - plain) / 2500, file=sys.stderr)
 SAMPLER_COST = """
 import os, sys, time
 from pathlib import Path
-from jobkit.program import sampling
+from jobkit.program import machine as sampling
 from jobkit.program.lines import Writer
 sampling.interval_s = lambda age_s: 0.05
 path = Path(os.environ["JOBKIT_RUN_DIR"], "samples.jsonl")

@@ -93,7 +93,7 @@ def run(wanted, rank):
     os.dup2(out, 1); os.dup2(err, 2)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.environ.update(rank["env"])
-    if "jobkit_auto" in sys.modules: sys.modules["jobkit_auto"].hook.environment.update(rank["env"])
+    if auto := sys.modules.get("jobkit_auto.hook"): auto.hook.environment.update(rank["env"])
     os.chdir(wanted["folder"])
     sys.path[0], sys.argv = wanted["folder"], [wanted["script"], *wanted["words"]]
     runpy.run_path(wanted["script"], run_name="__main__")

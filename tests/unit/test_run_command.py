@@ -12,7 +12,7 @@ import pytest
 
 from jobkit.outcome.state import run_state
 from jobkit.paths import RunPaths
-from jobkit.program.counters import COUNTERS
+from jobkit.program.machine import COUNTERS
 from support.place import ROOT
 from support.stub_srun import JOB, RUN, SRUN, Kit
 

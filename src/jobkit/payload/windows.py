@@ -6,7 +6,7 @@ import time
 from jobkit.metric.kinds import MetricWriter
 from jobkit.payload.place import RankEnv
 from jobkit.payload.report import Reporter
-from jobkit.program.sampling import watch
+from jobkit.program.machine import watch
 from jobkit.program.windows import Meter
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from accelerate.tracking import GeneralTracker
 
-from jobkit.program import meter
-from jobkit.program.hook import samples
+from . import meter
+from .hook import samples
 
 
 class Measured:

@@ -1,10 +1,11 @@
 """Measures a program that was not changed: by torch's optimizer hooks and its loaders' iterators.
 
-Loaded by auto/sitecustomize.py as jobkit_auto, and never by name. A step of the optimizer that
-stepped first is a step. Batches that loaders gave since the step before it are its work, unless
-they were for evaluation: given without gradients, or in a pass over a loader that ended before the
-step and had none. From the first request of such a pass to the next request for a training batch
-the measurement is paused. What fails here ends the measurement with one line, never the program.
+Loaded by auto/sitecustomize.py in the package jobkit_auto, and never by name. A step of the
+optimizer that stepped first is a step. Batches that loaders gave since the step before it are its
+work, unless they were for evaluation: given without gradients, or in a pass over a loader that
+ended before the step and had none. From the first request of such a pass to the next request for a
+training batch the measurement is paused. What fails here ends the measurement with one line, never
+the program.
 """
 
 import contextlib
@@ -12,10 +13,8 @@ import functools
 import os
 import sys
 import time
-import types
 import weakref
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 STEPS_INSIDE = 3  # a pass is for training after these, though it gives batches without gradients
@@ -148,20 +147,11 @@ class Hook:
     def _start(self, begin: float | None) -> None:
         stated = self.environment.get("JOBKIT_WORK_PER_STEP")
         unit, how = (None, None) if stated else ("samples", "inferred")
-        module = _meter_module()
-        module.start(unit, source="auto", work_source=how, environment=self.environment)
-        self.meter = module.current()
+        from . import meter  # the one beside this file, whatever meter the program has
+
+        meter.start(unit, source="auto", work_source=how, environment=self.environment)
+        self.meter = meter.current()
         self.meter.begin(begin)
-
-
-def _meter_module() -> types.ModuleType:
-    """The meter, from its parts beside this file: the program may have none, or another one."""
-    folder, name = Path(__file__).parent, "jobkit_auto_meter"
-    space: dict[str, Any] = {"__file__": str(folder / "single.py"), "__name__": "single"}
-    exec((folder / "single.py").read_text(encoding="utf-8"), space)
-    module = sys.modules[name] = types.ModuleType(name)
-    exec(compile(space["source"](), "<jobkit meter>", "exec"), vars(module))
-    return module
 
 
 hook: Hook | None = None

@@ -4,8 +4,8 @@ from typing import Any
 
 from lightning.pytorch import Callback
 
-from jobkit.program import meter
-from jobkit.program.hook import samples
+from . import meter
+from .hook import samples
 
 
 class JobkitCallback(Callback):

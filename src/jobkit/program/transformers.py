@@ -4,7 +4,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from jobkit.program import meter
+from . import meter
 
 
 class JobkitCallback(TrainerCallback):

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from jobkit import print_meter
 from jobkit.energy import check_counters
 from jobkit.errors import UsageError
 from jobkit.metric.kinds import KINDS
-from jobkit.program import counters, sampling, single
+from jobkit.program import machine
 from jobkit.program.lines import Writer
 
 PM = "sys/cray/pm_counters/energy"
@@ -58,42 +59,42 @@ class FakeNvml:
 def test_the_energy_of_a_cray_node(tmp_path: Path, text: str | None, joules: float | None) -> None:
     if text is not None:
         put(tmp_path, PM, text)
-    found = counters.node_counter(tmp_path)
+    found = machine.node_counter(tmp_path)
     assert (found and (found.name, found.scope, found.joules())) == (
         joules and ("pm_counters", "node", joules)
     )
 
 
 def test_nvml_reports_a_gpu() -> None:
-    gpu = counters.nvidia_gpu(FakeNvml(), "1")
+    gpu = machine.nvidia_gpu(FakeNvml(), "1")
     assert gpu and (gpu.busy(), gpu.memory_mib()) == (0.4, 2048.0)
-    one = counters.gpu_counter([gpu])
+    one = machine.gpu_counter([gpu])
     assert one and (one.name, one.scope, one.joules()) == ("nvml", "gpu", 5.0)
 
 
 def test_a_part_of_a_gpu_and_one_without_a_counter_have_no_energy() -> None:
-    assert counters.nvidia_gpu(FakeNvml(mig=1), "1") is None
-    assert counters.nvidia_gpu(FakeNvml(), "2") is None
-    both = [counters.nvidia_gpu(FakeNvml(), "1"), counters.nvidia_gpu(FakeNvml(counts=False), "1")]
-    assert counters.gpu_counter([gpu for gpu in both if gpu]) is None
+    assert machine.nvidia_gpu(FakeNvml(mig=1), "1") is None
+    assert machine.nvidia_gpu(FakeNvml(), "2") is None
+    both = [machine.nvidia_gpu(FakeNvml(), "1"), machine.nvidia_gpu(FakeNvml(counts=False), "1")]
+    assert machine.gpu_counter([gpu for gpu in both if gpu]) is None
 
 
 def test_amds_driver_reports_load_and_memory(tmp_path: Path) -> None:
     put(tmp_path, "gpu_busy_percent", "73\n")
     put(tmp_path, "mem_info_vram_used", str(3 << 20))
-    gpu = counters.AmdGpu(tmp_path)
+    gpu = machine.AmdGpu(tmp_path)
     assert (gpu.busy(), gpu.memory_mib(), gpu.counter()) == (0.73, 3.0, None)
 
 
 def test_load_and_memory_of_a_node(tmp_path: Path) -> None:
-    load = counters.Load(tmp_path)
-    assert load.busy() is None and counters.memory_mib(tmp_path) is None  # no such files
+    load = machine.Load(tmp_path)
+    assert load.busy() is None and machine.memory_mib(tmp_path) is None  # no such files
     put(tmp_path, "proc/stat", "cpu 100 0 0 100 0 0 0 0 0 0\ncpu0 1\n")
     assert load.busy() is None  # nothing to compare with
     put(tmp_path, "proc/stat", "cpu 160 0 0 130 10 0 0 0 0 0\ncpu0 1\n")
     assert load.busy() == pytest.approx(0.6)
     put(tmp_path, "proc/meminfo", "MemTotal: 4096 kB\nMemFree: 1 kB\nMemAvailable: 1024 kB\n")
-    assert counters.memory_mib(tmp_path) == 3.0
+    assert machine.memory_mib(tmp_path) == 3.0
 
 
 def sampled(tmp_path: Path, environment: dict[str, str]) -> list[dict[str, Any]]:
@@ -101,7 +102,7 @@ def sampled(tmp_path: Path, environment: dict[str, str]) -> list[dict[str, Any]]
     put(tmp_path, PM, "1000 J 0 us\n")
     path = tmp_path / "0.s0.jsonl"
     writer = Writer(study="s", run_id="r", attempt=0, rank=0, path=path, log=None)
-    sampler = sampling.Sampler(writer, [], True, environment, tmp_path)
+    sampler = machine.Sampler(writer, [], True, environment, tmp_path)
     writer.write("sample", **sampler.sample())
     put(tmp_path, PM, "1030 J 0 us\n")
     sampler.start()
@@ -136,30 +137,30 @@ def test_an_unknown_counter_is_refused(given: str) -> None:
 
 
 def test_a_sample_names_the_gpus_whose_energy_it_counts(tmp_path: Path) -> None:
-    gpu, other = (counters.nvidia_gpu(FakeNvml(), "1") for _ in range(2))
+    gpu, other = (machine.nvidia_gpu(FakeNvml(), "1") for _ in range(2))
     assert gpu and other
     other.uuid = "GPU-2"
     named = []
-    for gpus in ([gpu], [gpu, other], [other, gpu], [other], [gpu, counters.Gpu()], []):
+    for gpus in ([gpu], [gpu, other], [other, gpu], [other], [gpu, machine.Gpu()], []):
         writer = Writer(study="s", run_id="r", attempt=0, rank=1, path=None, log=None)
-        named.append(sampling.Sampler(writer, gpus, False, {}, tmp_path).sample()["gpu_uuids"])
+        named.append(machine.Sampler(writer, gpus, False, {}, tmp_path).sample()["gpu_uuids"])
     assert named[1] == named[2] and len(set(named[:4])) == 3 and None not in named[:4]
     assert named[4:] == [None, None]
 
 
 def test_samples_get_rarer_and_never_stop() -> None:
-    assert [sampling.interval_s(s) for s in (0, 300, 3000, 1e9)] == [1.0, 1.0, 10.0, 60.0]
+    assert [machine.interval_s(s) for s in (0, 300, 3000, 1e9)] == [1.0, 1.0, 10.0, 60.0]
 
 
 def test_the_first_rank_of_a_node_watches_it() -> None:
-    assert sampling.first_of_node({"LOCAL_RANK": "0"}, 4)
-    assert not sampling.first_of_node({"SLURM_LOCALID": "1"}, 4)
-    assert [sampling.first_of_node({}, rank) for rank in (0, 1)] == [True, False]
+    assert machine.first_of_node({"LOCAL_RANK": "0"}, 4)
+    assert not machine.first_of_node({"SLURM_LOCALID": "1"}, 4)
+    assert [machine.first_of_node({}, rank) for rank in (0, 1)] == [True, False]
 
 
 def test_the_last_sample_comes_after_the_last_window(tmp_path: Path) -> None:
     """Without end(), too: energy is that between the ends of windows which samples enclose."""
-    (tmp_path / "meter.py").write_text(single.source())
+    (tmp_path / "meter.py").write_text(print_meter.source())
     program = "import meter; meter.start(warmup_steps=1); meter.step(work=1); meter.step(work=1)"
     env = {"JOBKIT_RUN_DIR": str(tmp_path), "JOBKIT_ATTEMPT": "0", "PYTHONPATH": str(tmp_path)}
     subprocess.run([sys.executable, "-c", program], env={**os.environ, **env}, check=True)

@@ -14,11 +14,10 @@ from typing import Any
 
 import pytest
 
-from jobkit import meter
+from jobkit import meter, print_meter
 from jobkit.metric import reader
 from jobkit.metric.kinds import KINDS, MAX_LINE_BYTES, encode
-from jobkit.program import single
-from jobkit.program.step_times import spacing
+from jobkit.program.windows import spacing
 
 PLACE = {"JOBKIT_STUDY": "s", "JOBKIT_RUN_ID": "r", "JOBKIT_ATTEMPT": "0"}
 
@@ -28,7 +27,7 @@ class Folder:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        (root / "meter.py").write_text(single.source())
+        (root / "meter.py").write_text(print_meter.source())
 
     def run(
         self, program: str, *, study: bool = True, **env: str
@@ -287,7 +286,7 @@ def test_a_window_ends_where_all_ranks_do() -> None:
 
 def test_the_meter_of_jobkit_is_the_one_that_is_copied() -> None:
     space: dict[str, Any] = {"__name__": "copied"}
-    exec(compile(single.source(), "meter.py", "exec", dont_inherit=True), space)
+    exec(compile(print_meter.source(), "meter.py", "exec", dont_inherit=True), space)
     assert {n for n in vars(meter) if not n.startswith("_")} <= space.keys()
     assert space["__doc__"] == meter.__doc__
     record = {"v": 1, "kind": "value", "value": 0.1, "t": time.time(), "name": "[METRIC] é"}

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from jobkit.program import step_times, windows
+from jobkit.program import windows
 
 
 class FakeDevice:
@@ -54,7 +54,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
 @pytest.fixture
 def meter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> windows.Meter:
     monkeypatch.setattr(windows, "watch", lambda *_: None)  # the machine is not sampled
-    monkeypatch.setattr(step_times, "FIRST_STEPS", 50)  # all after the warm-up are one window
+    monkeypatch.setattr(windows, "FIRST_STEPS", 50)  # all after the warm-up are one window
     env = {"JOBKIT_RUN_DIR": str(tmp_path), "JOBKIT_METER": "0", "WORLD_SIZE": "1"}
     made = windows.Meter("images", None, 2, "meter", None, env)
     made.begin(0.0)

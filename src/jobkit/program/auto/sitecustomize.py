@@ -24,13 +24,13 @@ def _load(name: str, spec: Any) -> Any:
 
 
 def _hook() -> Any:
-    """The module that measures, loaded once, by its path: jobkit need not be installed."""
+    """The module that measures: from its folder as a package, as jobkit need not be installed."""
     import importlib.util
 
-    if (loaded := sys.modules.get("jobkit_auto")) is not None:
-        return loaded
-    path = os.path.join(os.path.dirname(_HERE), "hook.py")
-    return _load("jobkit_auto", importlib.util.spec_from_file_location("jobkit_auto", path))
+    if "jobkit_auto" not in sys.modules:
+        path = os.path.join(os.path.dirname(_HERE), "__init__.py")
+        _load("jobkit_auto", importlib.util.spec_from_file_location("jobkit_auto", path))
+    return importlib.import_module("jobkit_auto.hook")
 
 
 class _Finder:
