@@ -6,7 +6,7 @@ import torch
 
 from jobkit.payload.place import RankEnv
 from jobkit.spec.runspec import RunSpec
-from jobkit.spec.strategies import FACTS
+from jobkit.spec.strategies import FACTS, owners
 
 _LEAST_EPOCH_S = 1.0
 # A setting (or the beginning of its name), what must hold for it to matter, and that in words.
@@ -31,9 +31,8 @@ def without_effect(spec: RunSpec, device_type: str) -> list[str]:
     changed = spec.differences()
     lines: dict[str, str] = {}
     for name in changed:
-        owners = [facts.name for facts in FACTS.values() if name.startswith(facts.owns)]
-        if owners and spec.strategy not in owners:
-            words = f"strategy {' or '.join(owners)}"
+        if (strategies := owners(name)) and spec.strategy not in strategies:
+            words = f"strategy {' or '.join(strategies)}"
             lines[name] = f"{option(name)} has no effect: it needs {words}"
     for prefix, holds, words in _ONLY_WITH:
         for name in changed:

@@ -254,3 +254,8 @@ _ALL: Sequence[Facts] = (
     *(ModelParallelFacts(), PipelineFacts()),
 )
 FACTS: Mapping[str, Facts] = {facts.name: facts for facts in _ALL}
+
+
+def owners(setting: str) -> list[str]:
+    """The strategies that a setting belongs to; none where it belongs to all."""
+    return [name for name, facts in FACTS.items() if setting.startswith(facts.owns)]

@@ -68,6 +68,7 @@ from jobkit.spec.runspec import (
     plain_type,
 )
 from jobkit.spec.settings import check_fields, setting
+from jobkit.spec.strategies import owners
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -291,8 +292,10 @@ class Study:
                 notes.append(f"{strategy} runs at 1 rank only: not planned at {nodes * ranks}")
                 continue
             for point, repeat in itertools.product(points, range(self.repeats)):
+                # What another strategy alone has makes no second run of the same.
+                swept = {k: v for k, v in point.items() if strategy in (owners(k) or [strategy])}
                 shape = {"strategy": strategy, "nodes": nodes, "ranks_per_node": ranks}
-                yield self._spec({**self.settings, **point, **shape, "repeat": repeat})
+                yield self._spec({**self.settings, **swept, **shape, "repeat": repeat})
 
     def _spec(self, values: Mapping[str, Any]) -> RunSpec:
         """One run of the grid; UsageError names the study."""

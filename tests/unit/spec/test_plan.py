@@ -87,6 +87,19 @@ def test_the_order_is_shuffled_by_the_seed_and_stable() -> None:
     assert sorted(other) == sorted(order) != order
 
 
+def test_a_sweep_of_one_strategy_makes_no_runs_of_another() -> None:
+    sweep = {"ddp_comm_hook": ("none", "bf16"), "fsdp_hybrid_replicas": (1, 2)}
+    plan = Study(name="s", strategies=("ddp", "fsdp"), gpus=(4,), sweep=sweep).expand()
+    found = {(r.strategy, r.ddp_comm_hook, r.fsdp_hybrid_replicas) for r in plan.runs.values()}
+    assert len(plan.runs) == 4
+    assert found == {
+        ("ddp", "none", 1),
+        ("ddp", "bf16", 1),
+        ("fsdp", "none", 1),
+        ("fsdp", "none", 2),
+    }
+
+
 def test_overrides_replace_fields_settings_and_sweeps(tmp_path: Path) -> None:
     text = "gpus = [1, 2]\n[settings]\nglobal_batch_size = 64\n[sweep]\nlr = [0.1, 0.2]"
     study = load(tmp_path, text, gpus=(4,), lr=0.3, batch_size_per_rank=16)
