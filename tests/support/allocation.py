@@ -24,9 +24,14 @@ def sound(nodes: int = 2, per_node: int = 2) -> list[dict]:
             "interface": "",
             "gpus": per_node,
             "gpu": f"GPU-{rank // per_node}-{rank % per_node}",
+            "gpu_bus": f"0000:{rank:02x}:00.0",
             "gpu_name": "X100",
-            "cores": [rank % per_node * 2, rank % per_node * 2 + 1],
-            "machine_cores": 8,
+            "driver": "550.54",
+            "torch_cuda": "12.6",
+            "architectures": ["sm_80", "sm_90"],
+            "capability": "sm_86",
+            "cores": [rank % per_node * 4 + core for core in range(4)],
+            "machine_cores": 64,
             "threads": 2,
             "versions": {"python": "3.11.2", "torch": "2.12", "jobkit": "0.1 (source abc)"},
             "commit": "c0ffee" * 6,
@@ -49,6 +54,6 @@ def outcome(facts: list[dict]) -> list[dict]:
     return [
         {"rank": f["rank"], "host": f["host"], "hidden": [], "cache_fault": "", "backend": "nccl",
          "sum": size * (size + 1) / 2, "latency_us": 20.0, "mib": 256, "members": 2,
-         "bus_mb_per_s": 20000.0, "links": ["0 1 0 P2P/CUMEM", "1 2 1 NET/IB"], "networks": ["IB"]}
+         "bus_mb_per_s": 20000.0, "links": [(0, 1, "P2P/CUMEM"), (1, 2, "NET/IB GDRDMA")]}
         for f in facts
     ]  # fmt: skip

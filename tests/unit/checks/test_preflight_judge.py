@@ -2,25 +2,28 @@
 
 import pytest
 
-from jobkit.checks.preflight import finding, judge
-from jobkit.checks.preflight.report import Circumstances, Report, judge_facts, judge_together
+from jobkit.checks.preflight import judge, report
+from jobkit.checks.preflight.judge import judge_facts, judge_together
+from jobkit.checks.preflight.report import Report
 from support.allocation import TOLD, outcome, sound
 
 
 def faults(facts: list[dict], results=None, expected: int | None = None, port: str = "") -> list:
-    around = Circumstances(expected or len(facts), 30.0, port)
-    findings = judge_facts(facts, around)
+    findings = judge_facts(facts, expected or len(facts), 30.0, port)
     findings += judge_together(facts, outcome(facts) if results is None else results, TOLD)
     return [fault for finding in findings for fault in finding.faults]
 
 
 def test_a_sound_allocation_has_no_fault_and_a_line_for_each_check() -> None:
     facts = sound()
-    findings = judge_facts(facts, Circumstances(4, 1.0, ""))
+    findings = judge_facts(facts, 4, 1.0, "")
     findings += judge_together(facts, outcome(facts), TOLD)
-    report = Report(facts, findings, 2.0)
-    assert report.code == 0 and report.to_json()["ok"]
-    lines = report.lines()
+    sums_up = Report(facts, findings, 2.0)
+    assert sums_up.code == 0 and sums_up.to_json()["ok"]
+    lines = sums_up.lines()
+    assert lines[0] == (
+        "[preflight] ok environment: driver 550.54; torch 2.12 for CUDA 12.6; built for sm_80 sm_90"
+    )
     assert len(lines) == len(findings) + 1 and all(" ok " in line for line in lines[:-1]), lines
     assert "[preflight] ok ranks: each rank once; n1 0-1, n2 2-3" in lines
     assert any("busbw 20 GB/s between 2 nodes (all_reduce of 256 MiB)" in x for x in lines)
@@ -59,14 +62,22 @@ INJECTED = {
         change(ranks=[2, 3], gpu="GPU-9"), "gpus", "ranks 2-3 on n2: 2 ranks are on one GPU, GPU-9",
     ),
     "no gpu": (change(gpus=0), "gpus", "rank 3 on n2: no GPU is visible, and other ranks have one"),
-    "gpu broken": (change(gpus=0, gpu_fault="driver too old"), "gpus", "driver too old"),
+    "gpu broken": (
+        change(gpus=0, gpu_fault="the driver is too old"), "gpus", "too old; fix: install a torch",
+    ),
+    "MIG: two instances of a GPU": (
+        change(ranks=[2, 3], gpu_bus="0000:01:00.0"), "gpus", "2 ranks are on one GPU, 0000:01",
+    ),
+    "a GPU that torch has no code for": (
+        change(capability="sm_70"), "environment", "the GPU is sm_70, and torch was built for",
+    ),
     "one core": (
-        change(ranks=[0, 1], cores=[0], threads=1), "cores", "n1: all share 1 core (0) of 8",
+        change(ranks=[0, 1], cores=[0], threads=1), "cores", "n1: all share 1 core (0) of 64",
     ),
     "overlapping cores": (
-        change(ranks=[1], cores=[1, 2]), "cores", "overlap (rank 0: 0-1, rank 1: 1-2)",
+        change(ranks=[1], cores=[1, 2]), "cores", "overlap (rank 0: 0-3, rank 1: 1-2)",
     ),
-    "threads": (change(threads=4), "cores", "rank 3 on n2: 4 threads on 2 cores"),
+    "threads": (change(threads=8), "cores", "rank 3 on n2: 8 threads on 4 cores"),
     "master on loopback": (
         change(ranks=[2, 3], master_ips=["127.0.1.1"]), "master",
         "ranks 2-3 on n2: the master's name n1 resolves to 127.0.1.1 between nodes",
@@ -102,6 +113,10 @@ RESULTS = {
         "rank 2 on n2: /data/cache/c cannot be used: No such file",
     ),
     "sum": (change(sum=9.0), "all_reduce", "rank 3 on n2: the sum is 9.0, and 10.0 is right"),
+    "sums": (
+        change(wrong_sums="2 of 20 sums of 1024 KiB between the nodes are wrong"), "all_reduce",
+        "rank 3 on n2: 2 of 20 sums of 1024 KiB between the nodes are wrong; fix: do not train",
+    ),
     "group": (change(ranks=ALL, group_fault="timed out"), "all_reduce", "timed out"),
     "slow": (change(ranks=ALL, bus_mb_per_s=3.0), "bandwidth", "busbw 0.003 GB/s"),
 }  # fmt: skip
@@ -132,8 +147,9 @@ def test_ranks_that_are_absent_are_named_with_their_node() -> None:
     assert str(found).startswith("presence: ranks 2-3 on n2: did not connect within 30 s; fix:")
     (found,) = faults(sound(), results=outcome(sound())[:3])
     assert str(found).startswith("all_reduce: rank 3 on n2: ended or hung during the all_reduce")
-    around = Circumstances(4, 30.0, "", connected=[{"rank": r, "host": "n2"} for r in (2, 3)])
-    (found,) = [f for result in judge_facts(sound()[:2], around) for f in result.faults]
+    connected = [{"rank": r, "host": "n2"} for r in (2, 3)]
+    results = judge_facts(sound()[:2], 4, 30.0, "", connected)
+    (found,) = [fault for result in results for fault in result.faults]
     assert str(found).startswith("presence: ranks 2-3 on n2: connected but did not report")
     (found,) = faults(sound(), port="Address already in use")
     assert str(found).startswith("port: n1 (n1): port 12345 cannot be used: Address already in use")
@@ -153,7 +169,7 @@ def test_nodes_simulated_on_one_machine_may_meet_at_its_loopback() -> None:
 
 
 def notes_of(facts: list[dict], results: list[dict]) -> str:
-    findings = judge_facts(facts, Circumstances(len(facts), 1.0, ""))
+    findings = judge_facts(facts, len(facts), 1.0, "")
     findings += judge_together(facts, results, TOLD)
     assert not [f for finding in findings for f in finding.faults]
     return "\n".join(note for finding in findings for note in finding.notes)
@@ -161,6 +177,11 @@ def notes_of(facts: list[dict], results: list[dict]) -> str:
 
 def test_what_is_only_worth_knowing_is_a_note() -> None:
     facts = [one | {"cores": list(range(8)), "threads": 8} for one in sound()]
+    few = notes_of(facts, outcome(facts))
+    assert "cores: n1 has 8 cores for 16 threads" in few.replace("8 for", "8 cores for")
+    assert "ask for --cpus-per-task" not in few
+    few = notes_of([one | {"cores": [0, 1, 2], "threads": 1} for one in facts], outcome(facts))
+    assert "n1 has 3 cores for 2 GPUs, which then wait for the host: ask for --cpus-per-task" in few
     facts[3]["gpu_name"] = "Y9"
     notes = notes_of(facts, [one | {"bus_mb_per_s": 60.0} for one in outcome(facts)])
     assert "8 for 16 threads of 2 ranks" in notes and "60 MB/s is slow" in notes
@@ -168,16 +189,16 @@ def test_what_is_only_worth_knowing_is_a_note() -> None:
 
 
 def test_where_is_short_for_many_ranks() -> None:
-    assert finding.ranges([7, 1, 2, 3, 5, 5]) == "1-3,5,7"
+    assert report.ranges([7, 1, 2, 3, 5, 5]) == "1-3,5,7"
     facts = sound(100, 4)
-    assert len(finding.where(facts)) < 300
+    assert len(report.where(facts)) < 300
     for one in facts:
         one["rank"] = 0
     assert all(len(str(fault)) < 700 for fault in faults(facts))
 
 
 NOTES = {
-    "socket": ({"gpu_cores": "4-7,12"}, "rank 3 on n2: bound to cores of another socket"),
+    "socket": ({"gpu_cores": [14, 15]}, "rank 3 on n2: bound to cores of another socket"),
     "open files": ({"open_files": 260}, "260 open files, and 4 ranks need about 268 each"),
     "shared memory": ({"shm_mib": 64}, "rank 3 on n2: 64 MiB free in /dev/shm"),
     "locked memory": ({"memlock_mib": 8}, "locked memory is limited to 8 MiB, which RDMA needs"),
@@ -188,7 +209,12 @@ NOTES = {
 def test_a_limit_or_a_far_gpu_is_a_note(new: dict, text: str) -> None:
     facts = sound()
     for one in facts:
-        one |= {"gpu_cores": "0-3", "open_files": 1024, "shm_mib": 4096, "memlock_mib": -1}
+        one |= {
+            "gpu_cores": [0, 1, 2, 3, 4, 5, 6, 7],
+            "open_files": 1024,
+            "shm_mib": 4096,
+            "memlock_mib": -1,
+        }
     assert notes_of(facts, outcome(facts)) == ""
     facts[3] |= new
     assert text in notes_of(facts, outcome(facts))

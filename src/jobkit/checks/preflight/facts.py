@@ -1,9 +1,12 @@
-"""What one process of a preflight finds out about itself and its node: plain data, no judgement."""
+"""What a process of a preflight finds out about itself and its node: plain data, no judgement."""
 
 import contextlib
 import hashlib
 import os
 import platform
+import re
+import resource
+import shutil
 import socket
 import threading
 from collections.abc import Callable, Mapping
@@ -13,9 +16,9 @@ from typing import Any, TypeVar
 import torch
 
 import jobkit
-from jobkit.checks.preflight.node import read_line
 from jobkit.errors import UsageError
 from jobkit.files import open_regular
+from jobkit.gpus import gpu_state
 from jobkit.paths import read_json
 from jobkit.payload import host
 from jobkit.payload.data.cache import cache_folder
@@ -30,6 +33,7 @@ from jobkit.payload.place import (
 )
 
 Facts = dict[str, Any]
+_PCI = Path("/sys/bus/pci/devices")
 T = TypeVar("T")
 
 
@@ -131,18 +135,40 @@ def who(place: RankEnv, fault: str, environ: Mapping[str, str]) -> Facts:
 
 
 def gpu(place: RankEnv, wanted: str) -> Facts:
-    """Return the GPU that the rank would compute on, by its UUID."""
-    found = candidate(wanted, place)
-    absent = wanted == "cuda" and not found.visible
-    fault = found.fault or ("--device cuda, and no GPU is visible" if absent else "")
-    if not found.visible:
-        return {"gpus": 0, "gpu_fault": fault}
-    return {
-        "gpus": found.visible,
-        "gpu": found.uuid or found.bus,
-        "gpu_name": found.name,
-        "gpu_cores": read_line(Path("/sys/bus/pci/devices") / found.bus / "local_cpulist"),
+    """Return the GPU that the rank would compute on, and what torch was built for."""
+    device = candidate(wanted, place)
+    absent = wanted == "cuda" and not device.visible
+    fault = device.fault or ("--device cuda, and no GPU is visible" if absent else "")
+    fact = {"gpus": device.visible, "gpu_fault": fault}
+    if not (device.visible or fault):
+        return fact
+    fact |= {
+        "driver": gpu_state(device.uuid).get("driver", ""),
+        "torch_cuda": str(torch.version.hip or torch.version.cuda),
+        "architectures": torch.cuda.get_arch_list() if torch.cuda.is_available() else [],
     }
+    if device.visible:
+        major, minor = torch.cuda.get_device_capability(device.index)
+        fact |= {
+            "gpu": device.uuid or device.bus,
+            "gpu_bus": device.bus,
+            "gpu_name": device.name,
+            "gpu_cores": cpus(
+                read_line(Path("/sys/bus/pci/devices") / device.bus / "local_cpulist")
+            ),
+            "capability": "" if torch.version.hip else f"sm_{major}{minor}",
+        }
+    return fact
+
+
+def cpus(text: str) -> list[int]:
+    """Return the numbers of a kernel's list such as 0-3,8."""
+    numbers: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if first.isdigit():
+            numbers += range(int(first), int(last or first) + 1)
+    return numbers
 
 
 def cores(place: RankEnv, environ: Mapping[str, str]) -> Facts:
@@ -236,3 +262,44 @@ def look_at(folders: Mapping[str, str], name: str, cache: str | None) -> Facts:
 
     late = {"hidden": [], "cache_fault": "no answer from the file system within 8 s"}
     return within(8, look, late)
+
+
+def read_line(path: Path) -> str:
+    """Return the text of a file of the kernel's; empty where it cannot be read."""
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def nics(root: Path = Path("/sys/class")) -> dict[str, float]:
+    """Return the rate in Gb/s of each active interface made for RDMA, by name.
+
+    InfiniBand, RoCE and EFA: ABI/stable/sysfs-class-infiniband of the kernel; Slingshot: hsn*.
+    """
+    rates = {}
+    for port in sorted(root.glob("infiniband/*/ports/*")):
+        rate = re.match(r"([\d.]+) Gb/sec", read_line(port / "rate"))
+        if rate and "ACTIVE" in read_line(port / "state"):
+            rates[f"{port.parent.parent.name}:{port.name}"] = float(rate[1])
+    for path in sorted(root.glob("net/hsn*")):
+        speed = read_line(path / "speed")  # in Mb/s
+        if speed.isdigit():
+            rates[path.name] = int(speed) / 1000
+    return rates
+
+
+def limits() -> dict[str, Any]:
+    """Return the process's limits that many ranks, shared memory and RDMA run into."""
+    unlimited = resource.RLIM_INFINITY
+    kinds = (resource.RLIMIT_NOFILE, resource.RLIMIT_MEMLOCK)
+    files, locked = (resource.getrlimit(kind)[0] for kind in kinds)
+    shm_mib = -1
+    with contextlib.suppress(OSError):
+        shm_mib = shutil.disk_usage("/dev/shm").free // 2**20
+    return {
+        "open_files": -1 if files == unlimited else files,
+        "memlock_mib": -1 if locked == unlimited else locked // 2**20,
+        "shm_mib": shm_mib,
+        "nics": nics(),
+    }

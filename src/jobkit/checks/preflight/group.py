@@ -1,17 +1,23 @@
-"""What the ranks of a preflight do together: is an all_reduce right, and how fast is it?"""
+"""What the ranks of a preflight do together: is an all_reduce right, how fast, and by which way?"""
 
 import os
+import re
+import shutil
+import socket
 import statistics
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping, Sequence
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from jobkit.checks.preflight.facts import within
-from jobkit.checks.preflight.nccl import Log, joined, keep_log, said
 from jobkit.errors import UsageError
+from jobkit.files import MOST_TEXT, open_regular
 from jobkit.payload.distributed import Group, join
 from jobkit.payload.place import RankEnv
 from jobkit.units import bus_factor
@@ -20,17 +26,21 @@ Results = dict[str, Any]
 _BUDGET_S = 1.5  # for the timed all_reduces of one size
 _SIZES_MIB = {"cpu": (0.25, 2, 16), "cuda": (1, 16, 256)}
 _TIMES = 5
+_SUMMED_BYTES, _SUMS = (1 << 16, 1 << 20, 1 << 24), 20
+_MAX_LINKS = 64  # of one rank in its message: rings and trees have a few
+_VIA = re.compile(
+    r"Channel \d+(?:/\d+)? : (\d+)\[\w+\] -> (\d+)\[\w+\](?: \[(?:send|receive)\])? via (\S.*)"
+)
 
 
 def together(place: RankEnv, wanted: str, timeout_s: float) -> Results:
     """Return what the job's process group measured; a fault is a result as well."""
-
-    own = "NCCL_DEBUG_FILE" not in os.environ
+    is_ours = "NCCL_DEBUG_FILE" not in os.environ
     log = Log(keep_log())  # before NCCL is initialised
 
     def work() -> Results:
         try:
-            return _measure(join(wanted, place, timeout_s), log)
+            return _measure(join(wanted, place, timeout_s), log, timedelta(seconds=timeout_s))
         except (RuntimeError, UsageError, ValueError) as error:
             lines = str(error).strip().split("\n")
             return {"group_fault": f"{type(error).__name__}: {lines[0][:300]}"}
@@ -41,56 +51,65 @@ def together(place: RankEnv, wanted: str, timeout_s: float) -> Results:
     try:
         return within(timeout_s + 3, work, late)
     finally:
-        log.remove(own)
+        if is_ours:  # a thread that hangs in NCCL may hold it open still
+            shutil.rmtree(log.path.parent, ignore_errors=True)
 
 
-def _measure(group: Group, log: Log) -> Results:
+def _measure(group: Group, log: "Log", timeout: timedelta) -> Results:
     """Return the sum over all ranks, the latency, and the bandwidth between nodes (or ranks)."""
     place = group.place
     total = group.reduce({"ranks": place.rank + 1}, "sum")["ranks"]
-    found: Results = {
-        "backend": group.backend,
-        "sum": total,
-        "latency_us": _latency_s(group) * 1e6,
-    }
-    ways = said(log.new_text(), range(place.world_size))
-    found |= _bandwidth(group)
-    if group.backend == "nccl":  # what was connected for the large all_reduces has other ranks
-        found |= joined(ways, said(log.new_text(), _members(place)))
-    group.close()
-    return found
-
-
-def _members(place: RankEnv) -> list[int]:
-    """Return the ranks of the large all_reduces: one per node, all of them on one node."""
+    latency_s = _seconds(group, torch.ones(1, device=group.device), 20, None)
+    results: Results = {"backend": group.backend, "sum": total, "latency_us": latency_s * 1e6}
+    # One rank per node; all of them on one node. What is connected for the large all_reduces has
+    # the ranks of this smaller group in NCCL's log.
     leaders = list(range(0, place.world_size, place.local_world_size))
-    return leaders if len(leaders) > 1 else list(range(place.world_size))
+    members = leaders if len(leaders) > 1 else list(range(place.world_size))
+    found = links(log.new_text(), range(place.world_size))
+    if len(members) > 1:
+        inner = dist.new_group(members, timeout=timeout)  # every rank must call this
+        if place.rank in members:
+            results |= _bandwidth(group, members, inner)
+            results["wrong_sums"] = wrong_sums(group.device, members.index(place.rank), inner)
+        dist.barrier()
+    if group.backend == "nccl":
+        found += links(log.new_text(), members)
+        results["links"] = list(dict.fromkeys(found))[:_MAX_LINKS]
+    group.close()
+    return results
 
 
-def _latency_s(group: Group) -> float:
-    """Return the median seconds of an all_reduce of one number over all ranks."""
-    return _seconds(group, torch.ones(1, device=group.device), 20, None)
+def _bandwidth(group: Group, members: Sequence[int], inner: Any) -> Results:
+    """Return the busbw of the largest all_reduce that fits into the budget."""
+    results: Results = {}
+    for mib in _SIZES_MIB[group.device.type]:
+        tensor = torch.ones(int(mib * 2**18), device=group.device)
+        seconds = _seconds(group, tensor, _TIMES, inner)
+        bus = mib * 2**20 / seconds * bus_factor("all_reduce", len(members))
+        results = {"mib": mib, "members": len(members), "bus_mb_per_s": bus / 1e6}
+        if seconds * 16 * (_TIMES + 1) > _BUDGET_S:  # the next size would take too long
+            break
+    return results
 
 
-def _bandwidth(group: Group) -> Results:
-    """Return the busbw of large all_reduces over a rank per node; over all ranks on one node."""
-    place = group.place
-    members = _members(place)
-    if len(members) == 1:
-        return {}
-    inner = dist.new_group(members)  # every rank must call this
-    found: Results = {}
-    if place.rank in members:
-        for mib in _SIZES_MIB[group.device.type]:
-            seconds = _seconds(
-                group, torch.ones(int(mib * 2**18), device=group.device), _TIMES, inner
-            )
-            bus = mib * 2**20 / seconds * bus_factor("all_reduce", len(members))
-            found = {"mib": mib, "members": len(members), "bus_mb_per_s": bus / 1e6}
-            if seconds * 16 * (_TIMES + 1) > _BUDGET_S:  # the next size would take too long
-                break
-    dist.barrier()
-    return found
+def wrong_sums(device: torch.device, index: int, inner: Any) -> str:
+    """Return which sums between the members are wrong; empty where all are right.
+
+    Small whole numbers, whose sum is exact in every order, at the sizes of NCCL's protocols: known
+    faults add wrongly in some of the calls only (https://github.com/NVIDIA/nccl/issues/2001).
+    """
+    count = dist.get_world_size(inner)
+    for size in _SUMMED_BYTES:
+        places = torch.arange(size // 4, device=device) % 1024
+        right = count * places.float() + count * (count - 1) / 2
+        wrong = torch.zeros(1, device=device)
+        for _ in range(_SUMS):
+            tensor = places.float() + index
+            dist.all_reduce(tensor, group=inner)
+            wrong += (tensor != right).any()
+        if bad := int(wrong):  # the only time that the host waits
+            return f"{bad} of {_SUMS} sums of {size // 1024} KiB between the nodes are wrong"
+    return ""
 
 
 def _seconds(group: Group, tensor: torch.Tensor, times: int, inner: Any) -> float:
@@ -108,3 +127,57 @@ def _seconds(group: Group, tensor: torch.Tensor, times: int, inner: Any) -> floa
     slowest = torch.tensor([statistics.median(taken[1:])], dtype=torch.float64, device=group.device)
     dist.all_reduce(slowest, dist.ReduceOp.MAX, group=inner)
     return float(slowest)
+
+
+# --- what NCCL itself says of the ways between the ranks ------------------------------------------
+
+
+def keep_log(environ: MutableMapping[str, str] = os.environ) -> Path:
+    """Have NCCL write what it connects into a file of this process; return the file.
+
+    To be called before NCCL is initialised. A file that the user named is kept as it is, with
+    their level. NCCL replaces %h and %p by host and process. The lines are those of level INFO
+    (https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-debug); RCCL has the
+    same.
+    """
+    if "NCCL_DEBUG_FILE" not in environ:
+        folder = tempfile.mkdtemp(prefix="jobkit-preflight-")
+        environ.update(NCCL_DEBUG="INFO", NCCL_DEBUG_FILE=f"{folder}/nccl-%h-%p.log")
+        environ.pop("NCCL_DEBUG_SUBSYS", None)  # its default has what is read here
+    name = environ["NCCL_DEBUG_FILE"].replace("%p", str(os.getpid()))
+    return Path(name.replace("%h", socket.gethostname().split(".")[0]))
+
+
+class Log:
+    """The log of this process, read in parts: each group's lines have ranks of that group."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._offset = path, 0
+
+    def new_text(self) -> str:
+        """Return what was added since the last call; nothing where it cannot be read."""
+        try:
+            with open_regular(self.path) as file:
+                file.seek(self._offset)
+                content = file.read(MOST_TEXT)
+        except OSError:
+            return ""
+        self._offset += len(content)
+        return content.decode(errors="replace")
+
+
+def links(text: str, members: Sequence[int]) -> list[tuple[int, int, str]]:
+    """Return the links in a log, each once: two ranks and the way, as NET/IB GDRDMA, P2P/CUMEM.
+
+    members: the job's rank of each rank of the group. GDRDMA: the network reads the GPU's memory.
+    """
+    pairs: dict[tuple[int, int, str], None] = {}
+    for match in _VIA.finditer(text):
+        first, second = sorted(int(number) for number in match.group(1, 2))
+        if second >= len(members):
+            continue  # of another group
+        parts = match[3].strip().split("/")
+        way = "SHM" if parts[0] == "SHM" else "/".join(parts[:2])
+        way += " GDRDMA" if "GDRDMA" in parts else ""
+        pairs[members[first], members[second], way] = None
+    return list(pairs)
