@@ -9,10 +9,10 @@ from jobkit import __version__, entry
 # command is called.
 GROUPS = {
     "use: measure how a training scales": {
-        "prepare": ("jobkit.payload.prepare", "main", "download or convert a dataset"),
+        "prepare": ("jobkit.payload.data.prepare", "main", "download or convert a dataset"),
         "run": ("jobkit.launch.cli", "main", "run a study (the same as run_benchmarks.py)"),
         "launch": ("jobkit.launch.one", "main", "start one program on this machine, as run.sh"),
-        "status": ("jobkit.launch.follow.status", "main", "state and progress of a study's runs"),
+        "status": ("jobkit.launch.status", "main", "state and progress of a study's runs"),
         "cancel": ("jobkit.launch.cancel", "main", "cancel the runs of a study"),
         "collect": ("jobkit.analysis.cli", "collect_main", "logs to CSV (collect_results.py)"),
         "plot": ("jobkit.analysis.cli", "plot_main", "CSV to figures (plot_results.py)"),

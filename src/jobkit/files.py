@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from jobkit.errors import UsageError, nearest
+from jobkit.errors import UsageError
 
 MOST_TEXT = 16 << 20  # bytes of a file of settings or state: a larger one is none
 MOST_TOML = 1 << 20  # its reader takes a second for that much
@@ -175,24 +175,6 @@ def load_json(content: bytes) -> Any:
         return json.loads(content)
     except RecursionError:
         raise ValueError("nested too deeply") from None
-
-
-def read_toml(path: Path, known: Iterable[str] = ()) -> dict[str, Any]:
-    """The table of a TOML file; known: its keys, if there are no others.
-
-    Raises UsageError for a file that cannot be read, and for a key that is not known.
-    """
-    try:
-        table = load_toml(read_text(path, MOST_TOML))
-    except ValueError as error:
-        raise UsageError(f"{path}: not valid TOML: {error}") from None
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from None
-    for key in table:
-        if (keys := tuple(known)) and key not in keys:
-            listed = f" (known: {', '.join(keys)})"
-            raise UsageError(f"{path}: unknown key '{key}'{nearest(key, keys) or listed}")
-    return table
 
 
 def load_toml(text: str) -> dict[str, Any]:

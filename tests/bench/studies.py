@@ -46,7 +46,7 @@ def work(name, runs):
 """
 STATUS = """
 import contextlib, io
-from jobkit.launch.follow.status import main
+from jobkit.launch.status import main
 def work(name, runs):
     with contextlib.redirect_stdout(io.StringIO()) as shown:
         main([name])

@@ -135,7 +135,7 @@ def test_only_jobs_of_ones_own_and_of_the_study_are_ended(
         (place / name).write_text(SLURM.format(calls=calls, shown=said))
         (place / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{place}:/usr/bin:/bin")
-    monkeypatch.setattr("jobkit.launch.slurm.jobs.wait_for_end", lambda plan: True)
+    monkeypatch.setattr("jobkit.launch.cancel.wait_for_end", lambda plan: True)
     paths = plan.paths.run(next(iter(plan.runs)))
     paths.folder.mkdir()
     write_json(paths.job, {"launcher": "slurm", "job_id": job_id, "host": "n1", "started": 1.0})

@@ -16,9 +16,9 @@ from jobkit import entry
 from jobkit.analysis.cli import collect_main
 from jobkit.errors import UsageError
 from jobkit.files import append_to, read_regular
-from jobkit.launch.follow.status import main as status
+from jobkit.launch import slurm_submit as submit
 from jobkit.launch.local import start
-from jobkit.launch.slurm import submit
+from jobkit.launch.status import main as status
 from jobkit.metric import comm
 from jobkit.outcome.logs import read_tail
 from jobkit.paths import RunPaths, read_json
@@ -135,7 +135,7 @@ def test_a_batch_script_is_written_beside_and_renamed(plan: Plan, outside: Path)
     script.write_text("#!/bin/sh\n")
     soft_link(paths.script, outside / "precious")
     made = SimpleNamespace(submission_file=script, stdout=outside / "out")
-    submit._note(paths, SimpleNamespace(paths=made, job_id="7"), {})  # type: ignore[arg-type]
+    submit._note_job(paths, SimpleNamespace(paths=made, job_id="7"), {})  # type: ignore[arg-type]
     assert (outside / "precious").read_text() == PRECIOUS
     assert paths.script.read_text() == "#!/bin/sh\n" and not paths.script.is_symlink()
 
@@ -280,7 +280,7 @@ def test_any_file_may_vanish_at_any_moment(
         monkeypatch.setattr(place, name, wrap(getattr(place, name)))
     names = ("jobkit.analysis.cli", "collect_main")
     if command == "status":
-        names = ("jobkit.launch.follow.status", "main")
+        names = ("jobkit.launch.status", "main")
     step = 1 if command == "status" else 3
     while state.calls >= state.fail:  # until the one that was to fail was not reached
         state.fail, state.calls, state.hit = state.fail + step, 0, None

@@ -72,7 +72,7 @@ def test_who_may_write_decides_what_is_started(
     """A refusal is one line before anything is written; a group is one note, in a dry run too."""
     path, started = place(plan, where), []
     path.chmod(change) if isinstance(change, int) else give_acl(path)
-    monkeypatch.setattr(launcher, "_start_here", lambda *_: started.append("run"))
+    monkeypatch.setattr(launcher.local, "start", lambda *_: started.append("run"))
     before, code = plan.paths.plan.stat().st_mtime_ns, 0 if said in ("", "note") else 2
     assert cli.main(DRY) == code
     out, err = capsys.readouterr()

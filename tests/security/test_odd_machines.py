@@ -17,14 +17,13 @@ import pytest
 
 from jobkit.analysis.collect.results import collect
 from jobkit.errors import UsageError
-from jobkit.launch.follow.progress import progress
-from jobkit.launch.follow.status import main as status
+from jobkit.launch import slurm_submit as submit
 from jobkit.launch.launcher import prepare
 from jobkit.launch.request import LaunchRequest
 from jobkit.launch.site import Site
-from jobkit.launch.slurm import submit
-from jobkit.launch.slurm.options import submission
-from jobkit.launch.states import States
+from jobkit.launch.slurm_options import submission
+from jobkit.launch.states import States, progress
+from jobkit.launch.status import main as status
 from jobkit.outcome.state import run_state
 from jobkit.paths import cache_root, expanded
 from jobkit.processes import process_start

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 
 from jobkit.drill.fault_run import PATIENCE_S, Halted
 from jobkit.drill.faults import FAULTS, FaultCase
+from jobkit.drill.minicluster import Minicluster
 from jobkit.drill.place import LocalPlace
 from jobkit.drill.program import FIRST, LAST, Command, Training
 from jobkit.drill.rows import REFERENCE, Drill
 from jobkit.drill.slurm import SlurmPlace
 from jobkit.errors import Exit, Parser, UsageError, command, one_of, positive
-from jobkit.launch.slurm.cluster import find_site
-from jobkit.launch.slurm.minicluster import Minicluster
+from jobkit.launch.slurm_cluster import find_site
 from jobkit.paths import StudyPaths
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from jobkit.drill.program import Command, Training
 from jobkit.drill.row import Row, first_attempt
 from jobkit.drill.slurm import SlurmPlace, SlurmStart, first_row
 from jobkit.errors import UsageError
-from jobkit.launch.slurm.options import Options
+from jobkit.launch.slurm_options import Options
 from jobkit.outcome.state import RunState, merged, run_state
 from jobkit.paths import RunPaths
 

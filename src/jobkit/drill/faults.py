@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from jobkit.launch.slurm.options import Options
+from jobkit.launch.slurm_options import Options
 
 TIME_LIMIT_MIN = 2  # with one, Slurm's shortest, a loaded machine does not reach the injection
 

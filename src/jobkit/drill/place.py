@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from jobkit.launch.command import clean_environment, local_command, python_path
-from jobkit.launch.slurm.options import Options
+from jobkit.launch.slurm_options import Options
 from jobkit.paths import RunPaths
 from jobkit.spec.runspec import PlannedRun
 

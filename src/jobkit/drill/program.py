@@ -23,7 +23,7 @@ from jobkit.drill.row import (
     with_parameters,
 )
 from jobkit.errors import UsageError
-from jobkit.launch.slurm.options import Options
+from jobkit.launch.slurm_options import Options
 from jobkit.metric.kinds import TAG
 from jobkit.metric.reader import scan
 from jobkit.outcome.evidence import START_MARK

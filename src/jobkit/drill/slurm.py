@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from jobkit.drill.minicluster import Minicluster
 from jobkit.drill.place import Size, Started
 from jobkit.errors import UsageError
 from jobkit.launch.command import RUN_SH, job_command
 from jobkit.launch.site import Site
-from jobkit.launch.slurm.minicluster import Minicluster
-from jobkit.launch.slurm.options import (
+from jobkit.launch.slurm_options import (
     Options,
     Shape,
     output_file,
@@ -31,7 +31,7 @@ _REQUEUED = ("NODE_FAIL", "PREEMPTED")
 
 def slurm(words: list[str], **env: str) -> "subprocess.CompletedProcess[str]":
     """Call a Slurm command with additional environment variables, which a job inherits."""
-    from jobkit.launch.slurm.commands import call
+    from jobkit.launch.slurm_cluster import call
 
     return call(["env", *(f"{k}={v}" for k, v in env.items()), *words])
 
@@ -95,7 +95,7 @@ class SlurmPlace:
         self, spec: PlannedRun, paths: RunPaths, env: Mapping[str, str], again: bool, more: Options
     ) -> Started:
         """Submit the run; jobkit or Slurm may requeue it. Raises UsageError when it is refused."""
-        from jobkit.launch.slurm.commands import refusal
+        from jobkit.launch.slurm_cluster import refusal
 
         options = self._options(spec, paths, more)
         given = [f"--{k}" if v is True else f"--{k}={v}" for k, v in options.items()]

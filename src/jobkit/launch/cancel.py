@@ -1,17 +1,28 @@
-"""`python -m jobkit cancel`: ends the runs of a study, or one job of run.sh alone."""
+"""`python -m jobkit cancel`: ends the runs of a study, or one job of run.sh alone.
+
+Ids of jobs and processes come from files that somebody else may have written. A job is ended where
+Slurm says that it is this user's and of the study's name, or says of it what run.sh noted in the
+run's folder; a process where its start and its words are those of the launcher or of run.sh.
+"""
 
 import argparse
+import contextlib
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from jobkit.errors import Exit, Parser, UsageError, command
-from jobkit.launch.cancel_single import cancel_single, single_run
+from jobkit.files import read_text
+from jobkit.launch import slurm_cluster
 from jobkit.launch.local import start
-from jobkit.launch.states import states
+from jobkit.launch.slurm_options import job_names
+from jobkit.launch.states import states, wait_for_end
 from jobkit.outcome.state import UNDER_WAY, job_ids
-from jobkit.paths import StudyPaths, logs_root, read_json
-from jobkit.spec.study import Plan, find_study, is_of_logs, read_plan
+from jobkit.paths import RunPaths, StudyPaths, logs_root, read_json
+from jobkit.processes import end_process, is_alive, is_at_work
+from jobkit.spec.study import Plan, find_study, is_of_logs, is_run, read_plan
 
 
 def parser() -> argparse.ArgumentParser:
@@ -45,42 +56,144 @@ def main(argv: Sequence[str] | None = None) -> int:
     return Exit.OK
 
 
+def _check_owner(folder: Path) -> None:
+    """Raise UsageError for a folder of another user."""
+    if (owner := folder.stat().st_uid) != os.geteuid():
+        raise UsageError(f"{folder} belongs to user id {owner}: only its owner ends its runs")
+
+
 def cancel_study(paths: StudyPaths) -> bool:
     """End a study's runs, on this machine and on Slurm; return whether there were any.
 
     Raises UsageError, before anything is ended, if its files name what is not the study's.
     """
-    if (owner := paths.folder.stat().st_uid) != os.geteuid():
-        raise UsageError(f"{paths.folder} belongs to user id {owner}: only its owner ends its runs")
+    _check_owner(paths.folder)
     plan = read_plan(paths.folder)
     if not paths.plan.exists():
-        raise UsageError(_of_single_jobs(paths.folder, plan))
+        raise UsageError(_name_one(paths.folder, plan))
     ended = start.cancel(paths)
-    jobs, found = job_ids(map(plan.paths.run, plan.runs)), states(plan)
-    collector = (read_json(paths.collect_job) or {}).get("job_id")
-    if jobs and any(state.status in UNDER_WAY for state in found.values()):
-        from jobkit.launch.slurm import commands
-        from jobkit.launch.slurm.jobs import wait_for_end
-        from jobkit.launch.slurm.options import job_names
-        from jobkit.launch.slurm.own import query, those_of
-
+    jobs = job_ids(map(plan.paths.run, plan.runs))
+    if jobs and any(state.status in UNDER_WAY for state in states(plan).values()):
+        collector = (read_json(paths.collect_job) or {}).get("job_id")
         wanted = [*jobs, *([str(collector)] if collector else [])]
-        shown = commands.call(query(wanted)).stdout
-        if ours := those_of(plan.study.name, job_names(plan), wanted, shown):
-            commands.cancel(ours)
+        slurm_cluster.cancel(slurm_cluster.jobs_of_study(plan.study.name, job_names(plan), wanted))
         if not wait_for_end(plan):
             raise UsageError("the jobs have not ended yet: check again with status")
         ended = True
     return ended
 
 
-def _of_single_jobs(folder: Path, plan: Plan) -> str:
+def _name_one(folder: Path, plan: Plan) -> str:
     """Which of the jobs of run.sh alone are to be named: they are no study's."""
     runs = [r for r, state in states(plan).items() if state.status in UNDER_WAY]
     if not runs:
         return f"{folder} has single jobs: none is running or pending"
-    shown = ", ".join(runs[-5:])
-    how = f"python -m jobkit cancel {folder}/{runs[-1]}"
-    if folder.absolute() == (logs_root() / "single").absolute():
-        how = f"python -m jobkit cancel {runs[-1]}"
-    return f"{folder} has single jobs: name the one to end, as: {how} (under way: {shown})"
+    in_logs = folder.absolute() == (logs_root() / "single").absolute()
+    how = f"python -m jobkit cancel {runs[-1] if in_logs else folder / runs[-1]}"
+    listed = ", ".join(runs[-5:])
+    return f"{folder} has single jobs: name the one to end, as: {how} (under way: {listed})"
+
+
+# --- one job of run.sh alone ------------------------------------------------------------------
+
+
+def single_run(name: str | None) -> Path | None:
+    """The folder of a job of run.sh, by its path or bare name; None where it is not one."""
+    if not name:
+        return None
+    try:
+        named = logs_root() / "single" / name
+        folder = named if "/" not in name and is_run(named) else Path(name)
+        is_single = folder.is_dir() and is_run(folder) and folder.absolute().parent.name == "single"
+    except (OSError, ValueError):  # a name that no file can have; the caller says so of a study
+        return None
+    return folder if is_single else None
+
+
+def cancel_single(folder: Path) -> str:
+    """End the newest start of a run; return what was done. Raises UsageError if that is not known.
+
+    run.sh notes in job.json who runs the newest start, which may have resumed the run.
+    """
+    _check_owner(folder)
+    noted, name = read_json(RunPaths(folder).job) or {}, folder.absolute().name
+    job_id, pid, host = noted.get("job_id"), noted.get("pid"), noted.get("host")
+    if noted.get("launcher") != "run.sh":
+        pass
+    elif isinstance(job_id, str) and re.fullmatch(r"[0-9]{1,12}(_[0-9]{1,12})?", job_id):
+        if noted.get("shared") is True and name != f"job-{job_id}":
+            raise UsageError(
+                f"{name} was resumed inside Slurm job {job_id}, which may do other work "
+                f"too: nothing was cancelled; to end all of it: scancel {job_id}"
+            )
+        return _end_job(folder, job_id)
+    elif type(pid) is int and pid > 0:
+        alive, child = is_alive(noted), noted.get("child")
+        if alive is None:
+            raise UsageError(f"{name} was started on {host}, as process {pid}: end it there")
+        if alive is False and isinstance(child, Mapping) and is_at_work(noted):
+            raise UsageError(
+                f"{name}: its run.sh was killed, and its ranks go on under process "
+                f"{child.get('pid')} on this machine: end them with: kill {child.get('pid')}"
+            )
+        return _end_process(pid, noted.get("pid_start"))
+    raise UsageError(
+        f"{name}: its folder does not say whose it is; end its job with scancel, "
+        "or with Ctrl-C where it was started"
+    )
+
+
+def _end_job(folder: Path, job_id: str) -> str:
+    """Ask Slurm to end a job of this user's; an element of an array without the others."""
+    # Number, name of an array's element, user; then, as run.sh noted: submit time, name, folder.
+    words = ["squeue", "-h", "-j", slurm_cluster.check_id(job_id), "-o", "%A|%i|%U|%V|%j|%Z"]
+    done = slurm_cluster.call(words, TZ="UTC0", SLURM_TIME_FORMAT="standard")  # as run.sh asked
+    if done.returncode and "Invalid job id" not in done.stderr:
+        why = " ".join(done.stderr.split())
+        raise UsageError(f"job {job_id}: squeue failed, nothing was cancelled: {why}")
+    lines = [line.split("|", 3) for line in done.stdout.splitlines()]
+    rows = [row for row in lines if job_id in row[:2] and len(row) == 4]
+    if not rows:
+        return f"job {job_id}: Slurm has no such job that is running or pending"
+    _, name, uid, says = rows[0]
+    if uid != str(os.geteuid()):
+        raise UsageError(f"Slurm job {job_id} is of user id {uid}: nothing was cancelled")
+    if not _is_job_of(folder, name, says):
+        raise UsageError(
+            f"Slurm job {name} ({says.replace('|', ', ')}) is not known to be that of {folder}, "
+            f"which may be another cluster's: nothing was cancelled; if it is: scancel {name}"
+        )
+    slurm_cluster.cancel([name])
+    return f"job {name}: Slurm was asked to end it"
+
+
+def _is_job_of(folder: Path, name: str, says: str) -> bool:
+    """Whether Slurm says of a job what run.sh noted in the folder; a requeue is a new submit."""
+    noted = ""
+    with contextlib.suppress(OSError, ValueError):
+        noted = "".join(read_text(RunPaths(folder).attempts / "first").splitlines()[1:2])
+    if noted == says:
+        return True
+    if noted.partition("|")[2] != says.partition("|")[2] or noted > says:
+        return False
+    words = ["scontrol", "-o", "show", "job", slurm_cluster.check_id(name)]
+    return re.search(r" Restarts=[1-9]", slurm_cluster.call(words).stdout) is not None
+
+
+def _end_process(pid: int, began: Any) -> str:
+    """End run.sh, which hands it on to its ranks, and wait for its end.
+
+    began: when the process that is meant began, in ticks since the boot.
+    """
+
+    def is_run_sh(start: int, words: list[bytes]) -> bool:
+        return start == began and any(w == b"run.sh" or w.endswith(b"/run.sh") for w in words)
+
+    try:
+        ended = end_process(pid, is_run_sh)
+    except OSError as error:
+        raise UsageError(
+            f"process {pid} cannot be signalled safely ({error.strerror}): end it with Ctrl-C "
+            "where it was started"
+        ) from None
+    return f"process {pid}: " + ("it was ended" if ended else "it is not running on this machine")

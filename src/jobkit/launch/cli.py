@@ -8,74 +8,155 @@ from dataclasses import replace
 from typing import Any
 
 from jobkit import __version__
-from jobkit.errors import UsageError, at_least, command
+from jobkit.errors import Parser, UsageError, at_least, command, positive
 from jobkit.gpus import count_gpus
-from jobkit.launch.dry_run import dry_run
 from jobkit.launch.kubernetes.options import add_kubernetes_arguments, kubernetes_options
-from jobkit.launch.place_options import add_local_arguments, add_slurm_arguments
+from jobkit.launch.launcher import dry_run, prepare, start
 from jobkit.launch.request import LaunchRequest
-from jobkit.launch.site import known_sites
-from jobkit.launch.slurm.cluster import find_site
-from jobkit.launch.slurm.options import OVERRIDES, verbatim
-from jobkit.launch.slurm.words import SbatchParser
-from jobkit.outcome.state import BAD_ENDS
+from jobkit.launch.site import GPU_REQUESTS, known_sites
+from jobkit.launch.slurm_cluster import find_site
+from jobkit.launch.slurm_options import OVERRIDES, verbatim
+from jobkit.launch.states import counted
+from jobkit.outcome.state import BAD_ENDS, UNDER_WAY
 from jobkit.requeue import MAX_RESTARTS
 from jobkit.spec.command import LAUNCHERS
-from jobkit.spec.options import (
-    add_grid_arguments,
-    add_recipe_argument,
-    add_spec_arguments,
-    given_settings,
-    with_words,
-)
-from jobkit.spec.study import STUDIES, Plan, Study
+from jobkit.spec.options import add_recipe_argument, add_spec_arguments, given_settings
+from jobkit.spec.runspec import SETTINGS
+from jobkit.spec.study import STUDIES, Plan, Study, add_grid_arguments, with_words
 
 DEFAULT_STUDY = "strong"
 _FIT_HERE = (None, "threads")  # studies whose sizes are those of this machine, off Slurm
+_ABOUT = {
+    "main": "Run a study: the same training at several sizes, jobkit's own under several "
+    "strategies or any other program's.",
+    "training": "Options of jobkit's own training, for run_benchmarks.py and run.sh. A command "
+    "after -- takes none of them.",
+    "slurm": "Options of run_benchmarks.py for runs on Slurm. They override those of the site.",
+    "kubernetes": "Options of run_benchmarks.py that write a manifest for each run and start "
+    "nothing.",
+}
+_TOPICS = {
+    "training": "print the options of jobkit's own training, as --epochs",
+    "slurm": "print the options for Slurm, as -A, -p and --time",
+    "kubernetes": "print the options for Kubernetes",
+}
+# What other launchers call the sizes of a study.
+_SIZES = (
+    "-n",
+    "-np",
+    "-N",
+    "--np",
+    "--nproc",
+    "--nproc-per-node",
+    "--ntasks",
+    "--nodes",
+    "--ranks",
+)
 EPILOG = """examples:
-  python run_benchmarks.py --study demo                        a first look, on any machine
-  python run_benchmarks.py --study strong --dry-run            print each command, write nothing
+  python run_benchmarks.py --study demo                  a first look, on any machine
+  python run_benchmarks.py --study strong --dry-run      print each command, write nothing
   python run_benchmarks.py --strategies ddp fsdp --gpus 1 2 --repeats 3 --epochs 3
-  python run_benchmarks.py --study my.toml --name wide --width 4 --precision bf16
   python run_benchmarks.py --gpus 4 8 16 --gpus-per-node 4 -A project --sbatch --nice=100
-  python run_benchmarks.py --sweep precision=fp32,bf16 width=1,2 --gpus 1
-  python run_benchmarks.py --gpus 1 2 4 8 -- python train.py --batch-size 32
   python run_benchmarks.py --gpus 1 2 4 --unit images --work-per-step 512 -- \\
-      python train.py --batch-size '{512 / ranks}'
+      python train.py --batch-size '{512 / ranks}' --out '{run_dir}'
 
-After -- comes the command of any training program; each rank starts it with torchrun's variables.
-{ranks}, {nodes}, {ranks_per_node} and {repeat} in it are replaced, also in whole-number arithmetic;
-/ must divide. Write {{ for a brace.
+After -- comes the command of any training program; it is started in the current folder, on each
+rank with torchrun's variables. {ranks}, {nodes}, {ranks_per_node} and {repeat} in it are numbers,
+{run_dir} is the run's own folder; {512 / ranks} must divide; {{ is a brace.
 
+Without --study and without a command the study is 'strong'. On this machine its runs start one
+after the other; on Slurm nothing is submitted until a study or sizes are named.
 Run the same command again to start only the runs that are missing or failed.
 Exit codes: 0 all runs are ok, 1 a run is not, 2 wrong usage, 3 with --no-wait: not all runs were
 submitted, 130 and 143 stopped.
 """
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line of run_benchmarks.py."""
-    made = SbatchParser(
-        prog="run_benchmarks.py",
-        usage="%(prog)s [options] [-- command]",
-        description="Run a study: the same training at several sizes, jobkit's own under several "
-        "strategies or any other program's.",
-        epilog=EPILOG,
-    )
-    made.add_argument("--version", action="version", version=f"jobkit {__version__}")
-    add_study_arguments(made)
-    add_command_arguments(made)
+class StudyParser(Parser):
+    """The parser of run_benchmarks.py, whose help is of one topic at a time."""
+
+    def __init__(self, has_command: bool) -> None:
+        super().__init__(
+            prog="run_benchmarks.py",
+            usage="%(prog)s [options] [-- command]",
+            formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(
+                prog, max_help_position=28
+            ),
+        )
+        self.has_command = has_command
+        self._topics: dict[str, list[Any]] = {}
+        self.add_argument("--version", action="version", version=f"jobkit {__version__}")
+        for topic, text in _TOPICS.items():
+            self.add_argument(f"--help-{topic}", action=_HelpOf, nargs=0, help=text)
+
+    def end_topic(self, topic: str) -> None:
+        """Say what the groups that were added since the last call are about."""
+        known = [group for groups in self._topics.values() for group in groups]
+        self._topics[topic] = [group for group in self._action_groups if group not in known]
+
+    def help_of(self, topic: str) -> str:
+        """The help of one topic."""
+        every = self._action_groups
+        self._action_groups, self.description = self._topics[topic], _ABOUT[topic]
+        self.epilog = EPILOG if topic == "main" else None
+        try:
+            return super().format_help()
+        finally:
+            self._action_groups = every
+
+    def format_help(self) -> str:
+        return self.help_of("main")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Take a value of --sbatch that begins with -, which argparse has for an option."""
+        joined: list[str] = []
+        for word in sys.argv[1:] if args is None else args:
+            if joined and joined[-1] == "--sbatch":
+                joined[-1] = f"--sbatch={word}"
+            else:
+                joined.append(word)
+        return super().parse_known_args(joined, namespace)
+
+    def _hint(self, words: str) -> str:
+        """What may have been meant by words that the parser does not know."""
+        first = words.split()[0].partition("=")[0]
+        if first in _SIZES:
+            return "; say the sizes of the study as --gpus 1 2 4, or as NODESxRANKS: --gpus 2x4"
+        setting = first.removeprefix("--").removeprefix("no-").replace("-", "_") in SETTINGS
+        hint = "" if setting else super()._hint(words)
+        if self.has_command and first.startswith("-") and not hint:
+            return f"; an option of your program comes after it: -- python train.py {words}"
+        return hint
+
+
+class _HelpOf(argparse.Action):
+    """--help-slurm and others: prints the options of a topic, and ends."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
+        print(parser.help_of(str(option).removeprefix("--help-")), end="")
+        parser.exit()
+
+
+def parser(has_command: bool = False) -> StudyParser:
+    """The command line of run_benchmarks.py. A command after -- takes no option of a training."""
+    made = StudyParser(has_command)
+    _add_study_arguments(made)
+    _add_command_arguments(made)
     add_grid_arguments(made)
-    add_launch_arguments(made)
-    add_local_arguments(made)
-    add_slurm_arguments(made)
+    _add_launch_arguments(made)
+    made.end_topic("main")
+    _add_slurm_arguments(made)
+    made.end_topic("slurm")
     add_kubernetes_arguments(made)
-    add_recipe_argument(made)
-    add_spec_arguments(made, skip=("strategy", "repeat"))
+    made.end_topic("kubernetes")
+    if not has_command:
+        add_recipe_argument(made)
+        add_spec_arguments(made, skip=("strategy", "repeat"))
+    made.end_topic("training")
     return made
 
 
-def add_study_arguments(made: argparse.ArgumentParser) -> None:
+def _add_study_arguments(made: argparse.ArgumentParser) -> None:
     """Add the options that say which runs a study has."""
     group = made.add_argument_group("study")
     known = ", ".join(sorted(p.stem for p in STUDIES.glob("*.toml")))
@@ -84,19 +165,19 @@ def add_study_arguments(made: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help=f"a TOML file, or one of: {known} (default {DEFAULT_STUDY}, or the command after --)",
     )
-    group.add_argument("--name", help="name of the folder under logs/ (default: that of the study)")
+    group.add_argument("--name", help="name of the folder under logs/ (default: the study's)")
     group.add_argument("--strategies", nargs="+", metavar="NAME", help="strategies to compare")
     group.add_argument(
         "--gpus",
         nargs="+",
         metavar="N",
-        help="sizes: total ranks (one per GPU; processes on a CPU), or NODESxRANKS",
+        help="sizes: ranks in all (one per GPU; processes on a CPU), or NODESxRANKS",
     )
     group.add_argument(
         "--gpus-per-node",
         type=int,
         metavar="N",
-        help="ranks on a full node; on Slurm also its GPUs, where the site's profile has no number",
+        help="ranks on a full node; on Slurm also its GPUs, where the site does not say",
     )
     group.add_argument("--repeats", type=int, metavar="N", help="repeats of each setting")
 
@@ -113,15 +194,13 @@ def _launcher(text: str) -> str:
     raise argparse.ArgumentTypeError(known)
 
 
-def add_command_arguments(made: argparse.ArgumentParser) -> None:
+def _add_command_arguments(made: argparse.ArgumentParser) -> None:
     """Add the options of a study of a command."""
-    group = made.add_argument_group(
-        "command", "Only for a command after --, or a study file that has one."
-    )
+    group = made.add_argument_group("command (after --, or in a study file)")
     group.add_argument(
         "--launcher",
         type=_launcher,
-        metavar="{srun,torchrun,once}",
+        metavar="NAME",
         help="what starts its ranks: srun (default; one process per rank), torchrun (one agent "
         "per node), once (one process on the first node, which starts its own ranks)",
     )
@@ -134,11 +213,10 @@ def add_command_arguments(made: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--together",
         action="store_true",
-        help="the ranks share the work without a word to each other: compare their sizes though "
-        "nothing shows that they work together",
+        help="the ranks share the work though they exchange nothing: compare their sizes",
     )
     group.add_argument(
-        "--pattern", metavar="NAME", help="format of its log, for a program that cannot be changed"
+        "--pattern", metavar="NAME", help="format of its log, where it prints its own numbers"
     )
     group.add_argument(
         "--no-auto",
@@ -149,11 +227,12 @@ def add_command_arguments(made: argparse.ArgumentParser) -> None:
     )
 
 
-def add_launch_arguments(made: argparse.ArgumentParser) -> None:
+def _add_launch_arguments(made: argparse.ArgumentParser) -> None:
     """Add the options of a launch, on this machine or on Slurm."""
     group = made.add_argument_group("launch")
     group.add_argument(
         "--site",
+        metavar="NAME",
         help=f"where to run: local (this machine), slurm, {', '.join(known_sites())}, or a TOML "
         "file (default: this cluster's, where there is Slurm, else local)",
     )
@@ -161,23 +240,71 @@ def add_launch_arguments(made: argparse.ArgumentParser) -> None:
         "--max-running",
         type=int,
         metavar="N",
-        help="concurrent runs (default: 1 on this machine, no limit on Slurm)",
+        help="runs at a time (default: 1 on this machine, no limit on Slurm)",
     )
     group.add_argument(
-        "--only", choices=("missing", *BAD_ENDS), help="start only the runs with this status"
+        "--only",
+        choices=("missing", *BAD_ENDS),
+        metavar="STATUS",
+        help=f"start only the runs with this status: missing, {', '.join(BAD_ENDS)}",
     )
     group.add_argument(
         "--max-restarts",
         type=at_least(int, 0),
         metavar="N",
-        help="how often a run is started again: on Slurm after it was stopped early with a "
-        f"checkpoint (default {MAX_RESTARTS}) or crashed (default 0), on this machine after either "
-        "(default 0)",
+        help="starts of a run after its first one: on Slurm after an early stop with a checkpoint "
+        f"(default {MAX_RESTARTS}) or a crash (default 0), here after either (default 0)",
+    )
+    for name, text in _TORCHRUN.items():
+        group.add_argument(f"--{name}", type=positive, metavar="S", help=text)
+    group.add_argument("--dry-run", action="store_true", help="print each command; start nothing")
+    group.add_argument("--no-wait", action="store_true", help="return without waiting for the runs")
+
+
+_TORCHRUN = {
+    "monitor-interval": "without Slurm: seconds between two checks of the ranks (default 0.1)",
+    "start-timeout": "without Slurm: seconds until all ranks must have started (default 60)",
+}
+
+
+def _add_slurm_arguments(made: argparse.ArgumentParser) -> None:
+    """Add the options that apply on Slurm only."""
+    group = made.add_argument_group("Slurm")
+    group.add_argument(
+        "--sbatch",
+        action="append",
+        default=[],
+        metavar="OPTION",
+        help="pass an option through to sbatch, as --sbatch --nice=100; repeatable",
+    )
+    for name, (short, text) in OVERRIDES.items():
+        flags = [f"--{name}"] + ([short] if short else [])
+        group.add_argument(*flags, help=text, metavar="X", dest=f"sbatch_{name}")
+    group.add_argument(
+        "--gpu-request",
+        choices=GPU_REQUESTS,
+        help="how GPUs are asked for, one per rank; none: whole nodes are allocated "
+        "(default: the site's way, else gpus-per-node)",
     )
     group.add_argument(
-        "--dry-run", action="store_true", help="print each command; write and start nothing"
+        "--exclusive", action="store_true", dest="sbatch_exclusive", help="allocate whole nodes"
     )
-    group.add_argument("--no-wait", action="store_true", help="return without waiting for the runs")
+    group.add_argument(
+        "--within-allocation",
+        action="store_true",
+        help="run all in one allocation of the largest size, one after the other",
+    )
+    group.add_argument(
+        "--max-node-hours",
+        type=float,
+        metavar="X",
+        help="refuse a plan that may need more node-hours",
+    )
+    group.add_argument(
+        "--no-collect",
+        action="store_true",
+        help="submit no job that collects and plots after all others",
+    )
 
 
 @command
@@ -185,7 +312,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a study; return the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     end = words.index("--") if "--" in words else len(words)
-    args = parser().parse_args(words[:end])
+    args = parser(has_command=end < len(words)).parse_args(words[:end])
     args.command = _command(words[end:])
     return run(args)
 
@@ -204,8 +331,17 @@ def _command(words: Sequence[str]) -> tuple[str, ...]:
 
 def make_plan(args: argparse.Namespace) -> Plan:
     """The plan that the arguments describe, on nodes as the site has them. Raises UsageError."""
-    own = ("name", "strategies", "gpus", "gpus_per_node", "repeats", "launcher", "pattern", "auto")
-    given: dict[str, Any] = {k: getattr(args, k) for k in own if getattr(args, k) is not None}
+    names = (
+        "name",
+        "strategies",
+        "gpus",
+        "gpus_per_node",
+        "repeats",
+        "launcher",
+        "pattern",
+        "auto",
+    )
+    given: dict[str, Any] = {k: getattr(args, k) for k in names if getattr(args, k) is not None}
     work = {"unit": args.unit, "per_step": args.work_per_step, "together": args.together}
     given |= {"work": stated} if (stated := {k: v for k, v in work.items() if v}) else {}
     study = _study(args, given | given_settings(args))
@@ -215,23 +351,23 @@ def make_plan(args: argparse.Namespace) -> Plan:
         study = study.changed(gpus_per_node=site.gpus_per_node)
     notes: list[str] = []
     if site is None and not (args.to or args.command or args.gpus) and args.study in _FIT_HERE:
-        study, notes = _that_fit_here(study)
+        study, notes = _fit_here(study)
     plan = study.expand()
     return replace(plan, notes=(*notes, *plan.notes))
 
 
-def _that_fit_here(study: Study) -> tuple[Study, list[str]]:
+def _fit_here(study: Study) -> tuple[Study, list[str]]:
     """The study without its sizes beyond this machine's GPUs, or else its cores, and a note."""
     gpus = 0 if study.settings.get("device") == "cpu" else count_gpus()
     cores = len(os.sched_getaffinity(0))
-    most, what = (gpus, "GPU") if gpus else (cores, "core")
+    limit, what = (gpus, "GPU") if gpus else (cores, "core")
     sizes = zip(study.gpus, study.sizes(), strict=True)
-    kept = tuple(n for n, (_, ranks) in sizes if ranks <= most)
+    kept = tuple(n for n, (_, ranks) in sizes if ranks <= limit)
     if not kept or kept == study.gpus:
         return study, []
     left_out = ", ".join(str(n) for n in study.gpus if n not in kept)
     note = (
-        f"this machine has {most} {what}{'s' * (most > 1)}: sizes {left_out} of study "
+        f"this machine has {counted(limit, what)}: sizes {left_out} of study "
         f"{study.name} are left out; say --gpus to run them"
     )
     return study.changed(gpus=kept), [note]
@@ -264,9 +400,9 @@ def make_request(args: argparse.Namespace) -> LaunchRequest:
         gpu_request=args.gpu_request,
         torchrun=tuple(
             word
-            for name in ("monitor_interval", "start_timeout")
-            if (value := getattr(args, name)) is not None
-            for word in ("--" + name.replace("_", "-"), f"{value:.3f}")
+            for name in _TORCHRUN
+            if (value := getattr(args, name.replace("-", "_"))) is not None
+            for word in (f"--{name}", f"{value:.3f}")
         ),
     )
 
@@ -280,15 +416,28 @@ def run(args: argparse.Namespace) -> int:
         return to_kubernetes(plan, manifests, request, args.dry_run)
     if args.dry_run:
         return dry_run(plan, request)
-    # --help needs neither rich nor submitit.
-    from jobkit.launch.follow.foreground import Foreground
-    from jobkit.launch.launcher import launch, under_way
+    from jobkit.launch.view import Foreground  # --help needs no rich
 
-    started = launch(plan, request)
-    shown = Foreground(started)
+    prepared = prepare(plan, request)
+    shown = Foreground(prepared)
     shown.announce()
-    if started.runs and not args.no_wait:
+    if not any((args.study, args.command, args.gpus, args.strategies, args.name, args.sweep)):
+        _warn_of_default(prepared.site is not None)
+    start(prepared, request)
+    shown.started()
+    if prepared.runs and not args.no_wait:
         return shown.follow()
-    states = started.states()
-    active = started.runs or under_way(states)  # of this launch, or of an earlier one
-    return shown.next_steps() if active else shown.conclude(states)
+    # Runs of this launch go on, or of an earlier one.
+    states = prepared.states()
+    active = prepared.runs or any(state.status in UNDER_WAY for state in states.values())
+    return shown.next_steps() if active else shown.conclude()
+
+
+def _warn_of_default(on_slurm: bool) -> None:
+    """Say how to see less, where nothing named a study. Raises UsageError on Slurm."""
+    if on_slurm:
+        raise UsageError(
+            "no study was named, so nothing was submitted; to submit these runs: "
+            f"python run_benchmarks.py --study {DEFAULT_STUDY}; a first look: --study demo"
+        )
+    print("smaller: --study demo; only the commands: --dry-run; end it with Ctrl-C", flush=True)

@@ -5,37 +5,30 @@ import re
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from jobkit.energy import check_counters
-from jobkit.errors import UsageError, one_line
+from jobkit.errors import Exit, UsageError, one_line
 from jobkit.launch import lock
-from jobkit.launch.command import Order
+from jobkit.launch import slurm_options as slurm
+from jobkit.launch.command import Order, job_command, local_command, shown
 from jobkit.launch.local import orphans
 from jobkit.launch.local import start as local
 from jobkit.launch.request import LaunchRequest, refuse_logs
 from jobkit.launch.site import Site
-from jobkit.launch.slurm import options as slurm
-from jobkit.launch.slurm.cluster import find_site
-from jobkit.launch.states import States, select
+from jobkit.launch.slurm_cluster import find_site
+from jobkit.launch.states import States, counted, select
 from jobkit.metric.pattern import pattern_of
-from jobkit.outcome.state import UNDER_WAY, RunState
-from jobkit.permissions import check_study, closed_to_others
+from jobkit.outcome.state import RunState
+from jobkit.permissions import check_study, closed_to_others, next_folder
+from jobkit.spec.command import RUN_DIR, CommandSpec
 from jobkit.spec.dataset import check_source
 from jobkit.spec.study import Plan
 
-_POLL_S, _LONGEST_PAUSE_S = 0.25, 10.0
+if TYPE_CHECKING:
+    from jobkit.launch.slurm_submit import SlurmRuns
 
-
-class Runs(Protocol):
-    """Started runs, on this machine or on Slurm."""
-
-    @property
-    def where(self) -> str: ...
-
-    def running(self, states: States) -> bool: ...
-
-    def cancel(self) -> None: ...
+_POLL_S, _MAX_PAUSE_S = 0.25, 10.0
 
 
 @dataclass
@@ -46,12 +39,12 @@ class Launch:
     run_ids: list[str]  # started by this launch; the plan's others were complete
     site: Site | None  # None: this machine
     at_once: int | None = None
-    runs: Runs | None = None  # None: there was nothing to start
+    runs: "local.LocalRuns | SlurmRuns | None" = None  # None: there was nothing to start
     notes: list[str] = field(default_factory=list)
     left: tuple[str, ...] = ()  # what Slurm did not take: the same command later submits it
 
     def __post_init__(self) -> None:
-        self._states = States(self.plan)
+        self.looks = States(self.plan)
 
     @property
     def folder(self) -> Path:
@@ -60,11 +53,11 @@ class Launch:
 
     def states(self) -> dict[str, RunState]:
         """The current state of each planned run."""
-        return self._states.look()
+        return self.looks.look()
 
     def running(self) -> bool:
         """Whether a run still waits or runs."""
-        return self.runs is not None and self.runs.running(self._states)
+        return self.runs is not None and self.runs.running(self.looks)
 
     def wait(self) -> dict[str, RunState]:
         """Wait until all runs have ended; return the state of each planned run."""
@@ -80,15 +73,14 @@ class Launch:
             self.runs.cancel()
 
 
-def pause_s(took_s: float, least_s: float) -> float:
+def pause_s(took_s: float, min_s: float) -> float:
     """Seconds between two looks at the runs, of which one took so long.
 
     Of thousands of runs a look takes a second: a login node has other users.
     """
-    return min(max(least_s, 5 * took_s), _LONGEST_PAUSE_S)
+    return min(max(min_s, 5 * took_s), _MAX_PAUSE_S)
 
 
-@closed_to_others()
 def launch(plan: Plan, request: LaunchRequest | None = None) -> Launch:
     """Save the plan and start its runs that are missing or not ok; return without waiting.
 
@@ -98,20 +90,7 @@ def launch(plan: Plan, request: LaunchRequest | None = None) -> Launch:
     """
     request = request or LaunchRequest()
     prepared = prepare(plan, request)
-    if prepared.run_ids:
-        lock.check_free(prepared.plan.paths)
-        if prepared.site is None:
-            orphans.refuse(plan.paths)
-    save(prepared.plan)
-    if prepared.run_ids and prepared.site is None:
-        prepared.runs = _start_here(prepared, request)
-    elif prepared.run_ids:
-        with lock.held(prepared.plan.paths):
-            # Another launcher may have submitted some of them since we looked.
-            states = States(plan)
-            prepared.run_ids = select(states.look(), request.only)
-            if prepared.run_ids:
-                _start_on_slurm(prepared, request)
+    start(prepared, request)
     return prepared
 
 
@@ -133,14 +112,20 @@ def prepare(plan: Plan, request: LaunchRequest, ask: bool = True) -> Launch:
     devices = {spec.planned_device for spec in plan.runs.values()}
     if site is not None and devices != {"cpu"}:
         site = request.on(site, plan.study.gpus_per_node)
-        _check_gpus(site, request, devices)
-    found = States(plan, ask).look()
-    run_ids = select(found, request.only)
+        if None not in devices and not _asks_for_gpus(site, request):
+            raise UsageError(
+                f"site '{site.name}' has no gpus_per_node, so no GPUs would be requested: say "
+                "--gpus-per-node N (GPUs of a full node), --gpu-request none (whole nodes), or "
+                "--device cpu"
+            )
+    _check_scripts(plan, site)
+    run_ids = select(States(plan, ask).look(), request.only)
     made = Launch(plan=plan, run_ids=run_ids, site=site, at_once=request.at_once, notes=notes)
     if site is None:
         _for_this_machine(made, request)
-    else:
+    elif run_ids:
         _for_slurm(made, request, site, ask)
+    made.notes += _shared_words(plan)
     return made
 
 
@@ -158,8 +143,8 @@ def _check_pattern(plan: Plan) -> None:
 def _check_path(folder: Path) -> None:
     """Raise UsageError for a folder whose path a job script or submitit would misread."""
     path = str(folder.absolute())
-    if found := re.search(r"%[jtaA]", path):
-        what = f"has {found[0]}, which submitit replaces by numbers of the job"
+    if match := re.search(r"%[jtaA]", path):
+        what = f"has {match[0]}, which submitit replaces by numbers of the job"
     elif path != one_line(path):
         what = "has a control character, which no batch script can hold"
     else:
@@ -167,71 +152,108 @@ def _check_path(folder: Path) -> None:
     raise UsageError(f"{folder}: its path {what}; choose another folder with JOBKIT_LOGS")
 
 
+def _check_scripts(plan: Plan, site: Site | None) -> None:
+    """Raise UsageError for a Python program that is not there, before each size waits for it.
+
+    A container, or a set-up line that changes the folder, may have what this machine has not.
+    """
+    if site is not None and (site.container != "none" or any("cd " in s for s in site.setup)):
+        return
+    for spec in plan.runs.values():
+        if isinstance(spec, CommandSpec) and (script := spec.script) and not Path(script).exists():
+            raise UsageError(
+                f"{spec.program} {script}: no such file in {Path.cwd()}, in which the command runs"
+            )
+
+
+def _shared_words(plan: Plan) -> list[str]:
+    """A note where all runs of a command start in one folder and none has a folder of its own."""
+    commands = [spec.command for spec in plan.runs.values() if isinstance(spec, CommandSpec)]
+    words = [word for command in commands for word in command]
+    if len(commands) < 2 or any(RUN_DIR in word or "JOBKIT_RUN_DIR" in word for word in words):
+        return []
+    what = f"all {len(commands)} runs start in this folder"
+    return [f"{what}: where the program writes files, say {{run_dir}}, each run's own folder"]
+
+
 def _for_this_machine(made: Launch, request: LaunchRequest) -> None:
     local.check(made.plan)
-    given = [f"--{name}" for name in request.options]
-    given += ["--within-allocation"] * request.within_allocation
-    given += ["--gpu-request"] * (request.gpu_request is not None)
-    if given:
+    options = [f"--{name}" for name in request.options]
+    options += ["--within-allocation"] * request.within_allocation
+    options += ["--gpu-request"] * (request.gpu_request is not None)
+    if options:
         raise UsageError(
-            f"{given[0]} is an option for Slurm, but the runs start on this machine (see --site)"
+            f"{options[0]} is an option for Slurm, but the runs start on this machine (see --site)"
         )
     made.at_once = request.at_once or 1
-    found = local.warnings(made.plan, made.at_once)
-    made.plan = replace(made.plan, notes=(*made.plan.notes, *found))
+    warnings = local.warnings(made.plan, made.at_once)
+    made.plan = replace(made.plan, notes=(*made.plan.notes, *warnings))
 
 
 def _for_slurm(made: Launch, request: LaunchRequest, site: Site, ask: bool) -> None:
-    if not made.run_ids:
-        return
     if request.torchrun:
         raise UsageError(f"{request.torchrun[0]} is not available on Slurm")
     wanted = slurm.submission(made.plan, made.run_ids, site, request)
-    hours = slurm.node_hours(wanted)
-    made.notes += _slurm_notes(made, request, wanted, hours)
+    limit = str(wanted.batches[0].options["time"])
+    limit = f"{limit} minutes" if limit.isdigit() else limit
+    hours = wanted.node_hours
+    made.notes.append(
+        f"up to {hours:.4g} node-hours, if each job uses its whole time limit ({limit})"
+    )
+    if request.at_once and len(wanted.batches) > 1:
+        made.notes.append(f"--max-running applies to each of the {len(wanted.batches)} job arrays")
+    devices = {spec.planned_device for spec in made.plan.runs.values()}
+    if devices == {None} and not _asks_for_gpus(site, request):
+        made.notes.append(
+            f"site '{site.name}' has no gpus_per_node, so no GPUs are requested: "
+            "say --gpus-per-node N, or see hpc/sites/example.toml"
+        )
     if request.max_node_hours is not None and hours > request.max_node_hours:
         raise UsageError(
             f"the plan may take {hours:.4g} node-hours, more than --max-node-hours "
             f"{request.max_node_hours:g}: reduce --time, --gpus or --repeats, or raise the limit"
         )
     if ask:
-        from jobkit.launch.slurm import submit  # imports submitit, which --help does not need
+        from jobkit.launch import slurm_submit  # imports submitit, which --help does not need
 
-        submit.check(wanted)
-
-
-def _slurm_notes(
-    made: Launch, request: LaunchRequest, wanted: slurm.Submission, hours: float
-) -> list[str]:
-    """What a user should know before the jobs are submitted."""
-    limit = wanted.batches[0].options["time"]
-    limit = f"{limit} minutes" if str(limit).isdigit() else str(limit)
-    notes = [f"up to {hours:.4g} node-hours, if each job uses its whole time limit ({limit})"]
-    if request.at_once and len(wanted.batches) > 1:
-        notes.append(f"--max-running applies to each of the {len(wanted.batches)} job arrays")
-    site, devices = wanted.site, {s.planned_device for s in made.plan.runs.values()}
-    if devices == {None} and not _asks(site, request):
-        notes.append(
-            f"site '{site.name}' has no gpus_per_node, so no GPUs are requested: "
-            "say --gpus-per-node N, or see hpc/sites/example.toml"
-        )
-    return notes
+        slurm_submit.check(wanted)
 
 
-def _asks(site: Site, request: LaunchRequest) -> bool:
+def _asks_for_gpus(site: Site, request: LaunchRequest) -> bool:
     """Whether GPUs are asked for, or it was said that none need be."""
-    given = {**slurm.verbatim(site.sbatch), **request.options}
-    return bool(site.gpus_per_node or site.gpu_request == "none" or slurm.asks_for_gpus(given))
+    options = {**slurm.verbatim(site.sbatch), **request.options}
+    return bool(site.gpus_per_node or site.gpu_request == "none" or slurm.asks_for_gpus(options))
 
 
-def _check_gpus(site: Site, request: LaunchRequest, devices: set[str | None]) -> None:
-    """Raise UsageError for a training that would run on CPUs because nobody asked for GPUs."""
-    if None not in devices and not _asks(site, request):
-        raise UsageError(
-            f"site '{site.name}' has no gpus_per_node, so no GPUs would be requested: say "
-            "--gpus-per-node N (GPUs of a full node), --gpu-request none (whole nodes), or "
-            "--device cpu"
+@closed_to_others()
+def start(prepared: Launch, request: LaunchRequest) -> None:
+    """Save the plan and start what was prepared. Raises UsageError while another launch is on."""
+    plan = prepared.plan
+    if prepared.run_ids:
+        lock.check_free(plan.paths)
+        if prepared.site is None:
+            orphans.refuse(plan.paths)
+    save(plan)
+    if prepared.run_ids and prepared.site is None:
+        order = Order(
+            folder=str(prepared.folder),
+            run_ids=prepared.run_ids,
+            at_once=prepared.at_once or 1,
+            parent=None if request.detach else os.getpid(),
+            more=request.local_words(),
         )
+        prepared.runs = local.start(plan.paths, order)
+    elif prepared.run_ids:
+        from jobkit.launch import slurm_submit
+
+        with lock.held(plan.paths):
+            # Another launcher may have submitted some of them since we looked.
+            prepared.run_ids = select(States(plan).look(), request.only)
+            if prepared.run_ids:
+                assert prepared.site is not None
+                wanted = slurm.submission(plan, prepared.run_ids, prepared.site, request)
+                runs, prepared.left, note = slurm_submit.start(wanted, request.collect)
+                prepared.runs, prepared.notes = runs, [*prepared.notes, *filter(None, [note])]
 
 
 def save(plan: Plan) -> None:
@@ -245,26 +267,38 @@ def save(plan: Plan) -> None:
         ) from None
 
 
-def _start_here(made: Launch, request: LaunchRequest) -> Runs:
-    order = Order(
-        folder=str(made.folder),
-        run_ids=made.run_ids,
-        at_once=made.at_once or 1,
-        parent=None if request.detach else os.getpid(),
-        more=request.local_words(),
-    )
-    return local.start(made.plan.paths, order)
+def dry_run(plan: Plan, request: LaunchRequest) -> int:
+    """Print each command or batch script of a launch; write nothing."""
+    made = prepare(plan, request, ask=False)
+    for note in (*made.plan.notes, *made.notes):
+        print(f"# note: {note}")
+    for run_id in plan.runs:
+        if run_id not in made.run_ids:
+            print(f"# {run_id}: not started again")
+    if made.site is None:
+        for run_id in made.run_ids:
+            folder = plan.paths.run(run_id).folder
+            command = local_command(plan.runs[run_id], folder, request.local_words())
+            print(f"# {run_id}\n{shown(command)}")
+    elif made.run_ids:
+        _print_scripts(slurm.submission(plan, made.run_ids, made.site, request), request.collect)
+    print(f"# {len(made.run_ids)} of {counted(len(plan.runs), 'run')} would start; "
+          "nothing was written")  # fmt: skip
+    return Exit.OK
 
 
-def _start_on_slurm(made: Launch, request: LaunchRequest) -> None:
-    from jobkit.launch.slurm import jobs
+def _print_scripts(wanted: slurm.Submission, collect: bool) -> None:
+    """Print each batch script, followed by the command of each of its runs."""
+    from jobkit.launch.slurm_submit import script
 
-    assert made.site is not None
-    wanted = slurm.submission(made.plan, made.run_ids, made.site, request)
-    made.runs, made.left, note = jobs.start(wanted, request.collect)
-    made.notes += [note] if note else []
-
-
-def under_way(found: dict[str, RunState]) -> bool:
-    """Whether a run waits or runs."""
-    return any(state.status in UNDER_WAY for state in found.values())
+    for batch in wanted.batches:
+        folder = next_folder(wanted.study.submitit)
+        text = script(batch, folder, wanted.at_once, wanted.whole)
+        print(f"# --- one sbatch for {counted(len(batch.run_ids), 'run')} ---\n{text}")
+        for index, run_id in enumerate(batch.run_ids):
+            paths = wanted.study.run(run_id)
+            spec, whole = wanted.plan.runs[run_id], wanted.whole
+            command = job_command(spec, paths, whole, wanted.max_restarts)
+            print(f"# {index}: {run_id}: {shown(command)}")
+    if collect:
+        print("# --- and one more job that collects and plots after all of these ---")

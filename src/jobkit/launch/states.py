@@ -1,13 +1,28 @@
-"""The current states of a plan's runs, from their files and, for jobs, from Slurm."""
+"""The state of a plan's runs, from their files and from Slurm, and the progress of a run."""
 
+import math
+import os
+import statistics
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
 
+from jobkit.errors import one_line
+from jobkit.metric.kinds import Record
+from jobkit.metric.reader import read_file
 from jobkit.outcome import slurm_jobs
-from jobkit.outcome.state import FINAL, UNDER_WAY, RunState, join, ordered_runs
+from jobkit.outcome.logs import open_log
+from jobkit.outcome.state import FINAL, UNDER_WAY, RunState, join, ordered_runs, read_job, seconds
+from jobkit.paths import RunPaths
+from jobkit.processes import age_s
+from jobkit.spec.runspec import PlannedRun
 from jobkit.spec.study import Plan
 
 SQUEUE_EVERY_S, SACCT_EVERY_S = 5.0, 30.0  # both are shared by all users of a cluster
+_END_POLL_S, _END_WAIT_S = 2.0, 60.0
+_TAIL_BYTES = 32 << 10
+_MAX_NUMBER = 1e30  # a larger one is not shown
 
 
 class States:
@@ -16,29 +31,46 @@ class States:
     def __init__(self, plan: Plan, ask: bool = True) -> None:
         """ask: whether Slurm may be queried."""
         self.plan = plan
-        self.found: dict[str, RunState] = {}
+        self.of_runs: dict[str, RunState] = {}
+        self.jobs: dict[str, slurm_jobs.Job] = {}  # by run: what Slurm last said of its job
         self._may_ask = ask
         self._cluster: str | None = None  # the name of the one that is asked, once it is known
         self._next = {"squeue": 0.0, "sacct": 0.0}  # when each may be asked again
-        self.jobs: dict[str, slurm_jobs.Job] = {}  # by run: what Slurm last said of its job
         self._answers: dict[str, slurm_jobs.Job] = {}
 
     def look(self, fresh: bool = False) -> dict[str, RunState]:
         """Return the state of each planned run. fresh: query Slurm in any case."""
         if fresh:
             self._next = dict.fromkeys(self._next, 0.0)
-        paths = self.plan.paths
-        open_runs = {r: paths.run(r) for r in self.plan.runs if not self._ended(r)}
-        ordered = ordered_runs(paths, open_runs)
-        joined = join(open_runs, ordered, self._ask, all_jobs=False, here=self._here)
-        self.found |= joined.states
+        paths, known = self.plan.paths, self.of_runs
+        active = {
+            run_id: paths.run(run_id)
+            for run_id in self.plan.runs
+            if run_id not in known or known[run_id].status not in FINAL
+        }
+        ordered = ordered_runs(paths, active)
+        joined = join(active, ordered, self._ask, all_jobs=False, here=self._cluster_name)
+        self.of_runs |= joined.states
         self.jobs |= joined.jobs
-        return {run_id: self.found[run_id] for run_id in self.plan.runs}
+        return {run_id: self.of_runs[run_id] for run_id in self.plan.runs}
 
-    def _ended(self, run_id: str) -> bool:
-        return run_id in self.found and self.found[run_id].status in FINAL
+    def under_way(self, fresh: bool = False) -> bool:
+        """Look; whether a run waits or runs."""
+        return any(state.status in UNDER_WAY for state in self.look(fresh).values())
 
-    def _here(self) -> str | None:
+    def row(self, run_id: str, at: "Progress | None" = None) -> dict[str, Any]:
+        """State and progress of a run, and its job on Slurm; at: its progress, where known."""
+        paths, state, job = self.plan.paths.run(run_id), self.of_runs[run_id], self.jobs.get(run_id)
+        at = at or progress(paths, self.plan.runs[run_id], state.attempt)
+        running = state.status == "running"
+        row = {"run_id": run_id, **asdict(state), **asdict(at)}
+        row |= {"left_s": at.left_s if running else None}
+        row |= {"load": load(paths, state.attempt) if running else ""}
+        for name in ("job_id", "state", "reason", "node_list"):
+            row["job_id" if name == "job_id" else f"slurm_{name}"] = getattr(job, name, None)
+        return row
+
+    def _cluster_name(self) -> str | None:
         """The name of the cluster that is asked; asked again until it has answered."""
         if self._may_ask and self._cluster is None:
             self._cluster = slurm_jobs.cluster()
@@ -61,8 +93,173 @@ def states(plan: Plan) -> dict[str, RunState]:
     return States(plan).look()
 
 
+def wait_for_end(plan: Plan) -> bool:
+    """Wait up to a minute until no run of the plan waits or runs; return whether none does."""
+    looks, deadline = States(plan), time.monotonic() + _END_WAIT_S
+    while looks.under_way(fresh=True):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_END_POLL_S)
+    return True
+
+
 def select(found: Mapping[str, RunState], only: str | None = None) -> list[str]:
     """Return the runs to start: those missing or not ok, or only those with one status."""
     if only:
-        return [r for r, state in found.items() if state.status == only]
+        return [run_id for run_id, state in found.items() if state.status == only]
     return [r for r, state in found.items() if state.status not in ("ok", *UNDER_WAY)]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The progress of a run's latest attempt. Times are in seconds; None: not known yet."""
+
+    epoch: int  # epochs completed
+    epochs: int  # planned; 0: the program decides
+    val_loss: float | None
+    val_accuracy: float | None
+    elapsed_s: float | None  # since the start
+    left_s: float | None  # estimate, from the last epoch
+    step: float | None = None  # the last one of a program that records steps
+    # Of all ranks, as the table of results has it: the median of the epochs after the first, or
+    # the mean of the steps after the warm-up, if all ranks are as fast as the first one.
+    rate: float | None = None
+    unit: str = ""  # of the rate, as images
+
+    @property
+    def text(self) -> str:
+        """The progress in one phrase; empty where nothing was recorded."""
+        parts = []
+        if self.epoch:
+            parts += [f"epoch {self.epoch}/{self.epochs}" if self.epochs else f"epoch {self.epoch}"]
+            parts += [] if self.val_loss is None else [f"loss {self.val_loss:.3f}"]
+            parts += [] if self.val_accuracy is None else [f"accuracy {self.val_accuracy:.1%}"]
+        elif self.step is not None:
+            parts += [f"step {self.step:,.0f}"]
+        if parts and self.rate is not None:
+            parts += [f"{self.rate:,.0f} {self.unit}/s"]
+        return ", ".join(parts)
+
+
+def progress(paths: RunPaths, spec: PlannedRun, attempt: int | None) -> Progress:
+    """The progress of an attempt."""
+    records = _records(paths, attempt)
+    epochs = [r for r in records if r.get("kind") == "epoch" and type(r.get("epoch")) is int]
+    windows = [r for r in records if r.get("kind") == "window"]
+    last, planned = epochs[-1] if epochs else {}, spec.planned_epochs or 0
+    done = last.get("epoch", -1) + 1
+    rates = [rate for r in epochs if (rate := _number(r.get("images_per_s"))) is not None]
+    rate, unit = statistics.median(rates[1:] or rates) if rates else None, "images"
+    if not epochs:
+        rate, unit = _rate_of_steps(windows, records, spec)
+    return Progress(
+        epoch=done,
+        epochs=planned,
+        val_loss=_number(last.get("val_loss")),
+        val_accuracy=_number(last.get("val_accuracy")),
+        elapsed_s=_elapsed_s(read_job(paths) or {}),
+        left_s=_left_s(last, planned - done) if planned else None,
+        step=_number(windows[-1].get("step")) if windows else None,
+        rate=rate,
+        unit=unit if rate is not None else "",
+    )
+
+
+def _rate_of_steps(
+    windows: list[Record], records: list[Record], spec: PlannedRun
+) -> tuple[float | None, str]:
+    """The mean rate after the warm-up and its unit, by the first rank's windows."""
+    stated = getattr(spec, "work_per_step", None)
+    work, wall_s = 0.0, 0.0
+    for window in [w for w in windows if w.get("warmup") is not True] or windows:
+        steps, took_s = _number(window.get("steps")), _number(window.get("wall_s"))
+        part = _number(window.get("work"))
+        if stated:
+            part = None if steps is None else stated * steps / spec.world_size
+        if part is not None and took_s is not None and took_s > 0:
+            work, wall_s = work + part, wall_s + took_s
+    if not wall_s:
+        return None, ""
+    recorded = next((str(r["unit"]) for r in records if r.get("unit")), None)
+    unit = getattr(spec, "unit", None) if stated else recorded or getattr(spec, "unit", None)
+    return work / wall_s * spec.world_size, one_line(unit or "units")
+
+
+def _elapsed_s(job: dict[str, Any]) -> float | None:
+    """Seconds since the start of a job, or from its start to its end; None before it has started.
+
+    The clock is asked only where nothing else knows: it may have jumped, or be another machine's.
+    """
+    started, ended = seconds(job.get("started")), seconds(job.get("ended"))
+    known = job.get("elapsed_s") if job.get("ended") is not None else age_s(job)
+    if isinstance(known, int | float):
+        return seconds(known)
+    return max(0.0, (ended or time.time()) - started) if started else None
+
+
+def _left_s(last: Record, epochs: int) -> float | None:
+    """Seconds until the end, if all epochs take as long as the last one."""
+    try:
+        epoch_s = last["epoch_time_s"] + last["eval_time_s"]
+        # Of another machine's clock it may be below 0, and after a jump any number.
+        age = min(max(0.0, time.time() - last["t"]), epoch_s)
+        left = max(0.0, epoch_s * epochs - age)
+        return left if math.isfinite(left) else None
+    except (KeyError, TypeError, OverflowError):  # not yet, or not measured
+        return None
+
+
+def load(paths: RunPaths, attempt: int | None) -> str:
+    """Load and memory in use of the first rank's machine, and the power since the last sample."""
+    samples, parts = _records(paths, attempt, samples=True), []
+    last = samples[-1] if samples else {}
+    names = (("GPU", "gpu_busy", "gpu_memory_mib"), ("CPU", "cpu_busy", "memory_mib"))
+    for what, busy, memory in names:
+        share, mib = _number(last.get(busy)), _number(last.get(memory))
+        words = [] if share is None else [f"{share:.0%}"]
+        words += [] if mib is None else [f"{mib / 1024:,.1f} GiB"]
+        if words:
+            parts.append(" ".join([what, *words]))
+    before = samples[-2] if len(samples) > 1 else {}
+    for scope in ("node", "gpu"):
+        energy, at = f"energy_{scope}_j", "at_s"
+        e0, e1, t0, t1 = (_number(r.get(name)) for name in (energy, at) for r in (before, last))
+        if e0 is not None and e1 is not None and t0 is not None and t1 is not None and t1 > t0:
+            parts.append(f"{(e1 - e0) / (t1 - t0):,.0f} W ({scope})")
+    return ", ".join(parts)
+
+
+def _records(paths: RunPaths, attempt: int | None, samples: bool = False) -> list[Record]:
+    """The last records of the attempt, of its first rank, or its samples."""
+    if attempt is None:
+        return []
+    try:
+        path = paths.metrics_of_rank(attempt, 0, "s") if samples else paths.metrics(attempt)
+        with open_log(path, paths.folder.parent, None) as stream:
+            stream.seek(max(0, stream.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            return [r for r in read_file(stream) if isinstance(r, dict)]
+    except OSError:
+        return []
+
+
+def _number(value: object) -> float | None:
+    """A number of a record; None where it is none, as somebody else may have written it."""
+    return value if type(value) in (int, float) and abs(value) < _MAX_NUMBER else None  # type: ignore
+
+
+def counted(count: int, noun: str) -> str:
+    """A number of things in words: 1 run, 2 runs."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds as text: 47 s, 3 min 05 s, 2 h 10 min."""
+    if seconds is None:
+        return ""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"

@@ -4,13 +4,13 @@ import hashlib
 import json
 import re
 import typing
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, fields
-from types import MappingProxyType
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from jobkit.errors import UsageError, nearest, one_of
-from jobkit.spec import settings as rules
+from jobkit.spec import settings as setting_rules
 from jobkit.spec.dataset import WITH_PATH
 from jobkit.spec.settings import (
     DEFAULT_GLOBAL_BATCH_SIZE,
@@ -27,23 +27,10 @@ from jobkit.spec.settings import (
 )
 from jobkit.spec.strategies import FACTS
 
-__all__ = ["STRATEGIES", "RunSpec"]
-
 COMMAND_LINE = "command line"  # of comparable(): no parameter can have this name
-ONE_RANK = tuple(name for name, facts in FACTS.items() if facts.one_rank)
-MODELS = ("cnn", "fast_cnn", "resnet18", "mlp")
-DATASETS = ("cifar10", "synthetic")
-_BATCHES = ("global_batch_size", "batch_size_per_rank")  # one of the two
-# Their columns have other names, or what the run decided.
-_OTHER_COLUMNS = ("device", "epochs", "cudnn_benchmark")
-_EVERY = re.compile(r"([1-9][0-9]{0,8})|([0-9]{1,6}(?:\.[0-9]{1,3})?)([smh])")
-_NOT_COMPARED = ("nodes", "ranks_per_node", "repeat", *_BATCHES, "data_dir")
 
 
-Run = TypeVar("Run", bound="PlannedRun")
-
-
-class PlannedRun:
+class PlannedRun(ABC):
     """One planned run of a program at a size: a frozen dataclass, checked when it is made."""
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
@@ -57,16 +44,6 @@ class PlannedRun:
     ranks_per_node: int
     repeat: int
     stop_signal: str
-    parameters: Mapping[str, Any] = MappingProxyType({})  # free names of a command: their values
-
-    @classmethod
-    def from_dict(cls: type[Run], values: Mapping[str, Any]) -> Run:
-        """Make a spec; raise UsageError that names the nearest right key for an unknown one."""
-        known = cls.__dataclass_fields__
-        for key in values:
-            if key not in known:
-                raise UsageError(f"unknown setting '{key}'{nearest(str(key), known)}")
-        return cls(**values)
 
     @property
     def world_size(self) -> int:
@@ -74,9 +51,19 @@ class PlannedRun:
         return self.nodes * self.ranks_per_node
 
     @property
+    @abstractmethod
     def slug(self) -> str:
         """The readable part of the run_id."""
-        raise NotImplementedError
+
+    @property
+    @abstractmethod
+    def planned_device(self) -> str | None:
+        """'cuda', 'cpu' or 'auto'; None: the program decides."""
+
+    @property
+    @abstractmethod
+    def planned_epochs(self) -> int | None:
+        """Passes over the training samples; None: the program decides."""
 
     @property
     def run_id(self) -> str:
@@ -97,35 +84,28 @@ class PlannedRun:
         """All fields, as JSON takes them."""
         return dict(vars(self))
 
+    @abstractmethod
     def arguments(self) -> list[str]:
         """What run.sh gets for this run, besides its size and its folder."""
-        raise NotImplementedError
 
+    @abstractmethod
     def columns(self) -> dict[str, Any]:
         """What is planned, by the names of the columns of results.csv."""
-        raise NotImplementedError
 
+    @abstractmethod
     def comparable(self) -> Mapping[str, Any]:
         """What two runs of one series must share."""
-        raise NotImplementedError
 
     def decided(self, recorded: "PlannedRun") -> "PlannedRun":
         """What is planned, with what it leaves to the device as a run recorded it."""
         return self
 
     def differing(self, recorded: "PlannedRun") -> dict[str, tuple[Any, Any]]:
-        """The settings that a run recorded otherwise: as recorded, as planned."""
+        """The settings that a run recorded otherwise: as recorded, as planned.
+
+        Empty where the program records none.
+        """
         return {}
-
-    @property
-    def planned_device(self) -> str | None:
-        """'cuda', 'cpu' or 'auto'; None: the program decides."""
-        return None
-
-    @property
-    def planned_epochs(self) -> int | None:
-        """Passes over the training samples; None: the program decides, or the steps end it."""
-        return None
 
     @property
     def data(self) -> str | None:
@@ -147,9 +127,13 @@ def _default(f: Field[Any]) -> Any:
     return f.default if f.default_factory is MISSING else f.default_factory()
 
 
+_FORM = re.compile(r"([1-9][0-9]{0,8})|([0-9]{1,6}(?:\.[0-9]{1,3})?)([smh])")
+_UNIT_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+
 @dataclass(frozen=True)
 class Every:
-    """When checkpoints are written: after iterations, or seconds, or each epoch; or never."""
+    """After so many iterations, or seconds, or each epoch; never, where all are left out."""
 
     iterations: int | None = None
     seconds: float | None = None
@@ -158,12 +142,14 @@ class Every:
     @classmethod
     def of(cls, text: str | None) -> "Every":
         """Read epoch, 200 (iterations), 30s, 10m or 1h. Raises UsageError for anything else."""
-        if text in (None, "epoch"):
-            return cls(epochs=text is not None)
-        match = _EVERY.fullmatch(text or "")
+        if text is None:
+            return cls()
+        if text == "epoch":
+            return cls(epochs=True)
+        match = _FORM.fullmatch(text)
         if match and match[1]:
             return cls(iterations=int(match[1]))
-        if match and (seconds := float(match[2]) * {"s": 1, "m": 60, "h": 3600}[match[3]]) > 0:
+        if match and (seconds := float(match[2]) * _UNIT_S[match[3]]) > 0:
             return cls(seconds=seconds)
         raise UsageError(
             f"checkpoint_every = {text!r}: must be epoch, a number of iterations (200), or a time "
@@ -173,7 +159,7 @@ class Every:
 
 @dataclass(frozen=True)
 class Window:
-    """The optimizer steps that are profiled, first to last, counted from 1 over all epochs."""
+    """Optimizer steps from first to last, counted from 1 over the whole training."""
 
     first: int
     last: int
@@ -198,6 +184,17 @@ def profiled_ranks(text: str) -> frozenset[int] | None:
     raise UsageError(f"profile_ranks = {text!r}: must be all, or ranks, as 0,3")
 
 
+__all__ = ["STRATEGIES", "RunSpec"]
+
+ONE_RANK = tuple(name for name, facts in FACTS.items() if facts.one_rank)
+MODELS = ("cnn", "fast_cnn", "resnet18", "mlp")
+DATASETS = ("cifar10", "synthetic")
+_BATCHES = ("global_batch_size", "batch_size_per_rank")  # one of the two
+# Their columns have other names, or what the run decided.
+_OTHER_COLUMNS = ("device", "epochs", "cudnn_benchmark")
+_NOT_COMPARED = ("nodes", "ranks_per_node", "repeat", *_BATCHES, "data_dir")
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunSpec(  # the fields of the last base come first
     MeasurementSettings,
@@ -217,7 +214,7 @@ class RunSpec(  # the fields of the last base come first
     """
 
     def __post_init__(self) -> None:
-        rules.check_fields(self)
+        setting_rules.check_fields(self)
         if self.global_batch_size is not None and self.batch_size_per_rank is not None:
             raise UsageError("give --global-batch-size or --batch-size-per-rank, not both")
         if ":" not in self.model:
@@ -264,21 +261,28 @@ class RunSpec(  # the fields of the last base come first
 
     @property
     def slug(self) -> str:
-        weak = self.scaling == "weak"
-        batch = f"pb{self.batch_size_per_rank}" if weak else f"b{self.steps_batch_size}"
+        """The readable part of the run_id."""
+        batch = (
+            f"b{self.steps_batch_size}"
+            if self.scaling == "strong"
+            else f"pb{self.batch_size_per_rank}"
+        )
         parts = [self.strategy, f"n{self.nodes}", f"g{self.ranks_per_node}", batch]
         return "-".join([*parts, self.precision, f"r{self.repeat}"])
 
     @property
     def whole_node(self) -> bool:
+        """Whether one rank uses every GPU of its node."""
         return FACTS[self.strategy].whole_node and self.device != "cpu"
 
     @property
     def planned_device(self) -> str:
+        """cuda, cpu or auto."""
         return self.device
 
     @property
     def planned_epochs(self) -> int | None:
+        """Passes over the training samples; None: the steps end it, maybe before."""
         return self.epochs if self.max_steps is None else None
 
     def columns(self) -> dict[str, Any]:
@@ -295,8 +299,8 @@ class RunSpec(  # the fields of the last base come first
     def decided(self, recorded: PlannedRun) -> PlannedRun:
         """What is planned, with what it leaves to the device as a run recorded it."""
         left = [n for n, value in self.left_to_device.items() if getattr(self, n) == value]
-        decided = {n: getattr(recorded, n) for n in left if hasattr(recorded, n)}
-        return self.from_dict({**vars(self), **decided}) if decided else self
+        found = {n: getattr(recorded, n) for n in left if hasattr(recorded, n)}
+        return self.from_dict({**vars(self), **found}) if found else self
 
     def differing(self, recorded: PlannedRun) -> dict[str, tuple[Any, Any]]:
         """The settings of its identity that a run recorded otherwise; the size's come first."""
@@ -305,7 +309,7 @@ class RunSpec(  # the fields of the last base come first
         first = ("strategy", "nodes", "ranks_per_node")
         names = (*first, *sorted(OF_IDENTITY - {*first}))
         pairs = {n: (getattr(recorded, n, None), getattr(self, n)) for n in names}
-        return {n: pair for n, pair in pairs.items() if pair[0] != pair[1]}
+        return {n: (theirs, own) for n, (theirs, own) in pairs.items() if theirs != own}
 
     def comparable(self) -> dict[str, Any]:
         """The settings but those of the size, with the batch that stays as the size grows."""
@@ -316,7 +320,14 @@ class RunSpec(  # the fields of the last base come first
 
     @property
     def data(self) -> str:
+        """The data set."""
         return self.dataset
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "RunSpec":
+        """Make a spec; raise UsageError that names the nearest right key for an unknown one."""
+        check_keys(values)
+        return cls(**values)
 
     def arguments(self) -> list[str]:
         """The payload's arguments for this spec: the strategy, and what differs from defaults."""
@@ -340,13 +351,16 @@ SETTINGS: tuple[str, ...] = tuple(_META)
 
 def plain_type(name: str) -> tuple[type, bool]:
     """The type of a setting and whether it may be left out (None)."""
-    return rules.plain_type(_HINTS[name])
+    return setting_rules.plain_type(_HINTS[name])
 
 
 def overridden(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """The settings with some replaced; a batch size that is given replaces the other kind too."""
-    replaced = _BATCHES if any(name in changes for name in _BATCHES) else ()
-    return {**{k: v for k, v in values.items() if k not in replaced}, **changes}
+    kept = dict(values)
+    if any(name in changes for name in _BATCHES):
+        for name in _BATCHES:
+            kept.pop(name, None)
+    return {**kept, **changes}
 
 
 def check_keys(values: Mapping[str, Any]) -> None:
@@ -354,3 +368,13 @@ def check_keys(values: Mapping[str, Any]) -> None:
     for key in values:
         if key not in _META:
             raise UsageError(f"unknown setting '{key}'{nearest(str(key), SETTINGS)}")
+
+
+def check_value(name: str, value: Any) -> Any:
+    """Return the value as the setting's type; raise UsageError that says what it may be."""
+    return setting_rules.check(name, _HINTS[name], _META[name], value)
+
+
+def describe(name: str) -> str:
+    """What a setting may be, in words."""
+    return setting_rules.describe(_HINTS[name], _META[name])

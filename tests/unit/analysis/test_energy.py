@@ -14,7 +14,7 @@ from jobkit.analysis.findings.idle_gpus import energy, idle_gpus
 from jobkit.analysis.report.proposal import proposal_table
 from jobkit.analysis.tables.columns import RESULTS, SAMPLES
 from jobkit.analysis.tables.frames import frame
-from jobkit.launch.follow.progress import load
+from jobkit.launch.states import load
 from jobkit.outcome.slurm_jobs import read_sacct
 from jobkit.paths import RunPaths
 from support.measured_study import results_from, runs_of
@@ -207,7 +207,7 @@ def test_load_and_memory_are_drawn_over_time() -> None:
 
 def test_the_newest_load_memory_and_power_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     found = [s | {"memory_mib": 3174.4} for s in samples(seconds=5)]
-    monkeypatch.setattr("jobkit.launch.follow.progress._records", lambda *_, **__: found)
+    monkeypatch.setattr("jobkit.launch.states._records", lambda *_, **__: found)
     paths = RunPaths(Path("run"))
     assert load(paths, 0) == "CPU 40% 3.1 GiB, 100 W (node)"
     found[-1] |= {"gpu_busy": 0.5, "gpu_memory_mib": 1024.0, "cpu_busy": None, "memory_mib": None}

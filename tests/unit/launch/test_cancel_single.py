@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from jobkit.errors import UsageError
-from jobkit.launch import cancel_single as own
+from jobkit.launch import cancel as own
+from jobkit.launch import slurm_cluster as commands
 from jobkit.launch.cancel import main
-from jobkit.launch.slurm import commands
 from jobkit.paths import logs_root, write_json
 from jobkit.processes import process_start
 

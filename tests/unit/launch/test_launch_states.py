@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from jobkit.launch.follow import status as watch
+from jobkit.launch import status as watch
 from jobkit.launch.states import States, select
 from jobkit.outcome import slurm_jobs
 from jobkit.outcome.state import BAD_ENDS, STATUSES, RunState, read_job
@@ -98,7 +98,7 @@ def test_of_many_runs_those_that_failed_are_listed(
     plan: Plan, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
     """With their reason as it is, brackets too."""
-    monkeypatch.setattr(watch, "MOST_SHOWN", 1)
+    monkeypatch.setattr(watch, "MAX_SHOWN", 1)
     outcome = {"exit_code": 1, "status": "failed", "reason": "rank 1: OSError: [/data/x] gone"}
     path = run_of(plan, 1).outcome(0)
     path.parent.mkdir(parents=True)

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from jobkit.analysis.cli import collect_main
-from jobkit.launch import cancel
-from jobkit.launch.follow import status
+from jobkit.launch import cancel, status
 from jobkit.paths import RunPaths, logs_root, write_json
 from jobkit.spec.runspec import RunSpec
 from support.fake_study import FakeRun, make_plan

@@ -11,15 +11,14 @@ import pytest
 from jobkit.errors import UsageError
 from jobkit.launch.request import LaunchRequest
 from jobkit.launch.site import Site, known_sites, minutes, site_of_cluster
-from jobkit.launch.slurm.options import Shape as S
-from jobkit.launch.slurm.options import (
-    node_hours,
+from jobkit.launch.slurm_options import Shape as S
+from jobkit.launch.slurm_options import (
     output_file,
     sbatch_options,
     submission,
     verbatim,
 )
-from jobkit.launch.slurm.submit import script
+from jobkit.launch.slurm_submit import script
 from jobkit.spec.study import Study
 from support.place import ROOT
 
@@ -119,11 +118,11 @@ def test_one_batch_a_shape_and_node_hours(tmp_path: Path) -> None:
     whole = plan()
     wanted = submission(whole, list(whole.runs), site, LaunchRequest())
     assert [(b.shape, len(b.run_ids)) for b in wanted.batches] == [(S(1, 2), 4), (S(2, 4), 4)]
-    assert node_hours(wanted) == 4 * 0.5 + 4 * 2 * 0.5
+    assert wanted.node_hours == 4 * 0.5 + 4 * 2 * 0.5
     one = submission(whole, list(whole.runs), site, LaunchRequest(within_allocation=True))
     (batch,) = one.batches
     assert batch.shape == S(2, 4) and batch.options["time"] == "240"
-    assert node_hours(one) == 2 * 4
+    assert one.node_hours == 2 * 4
 
 
 @pytest.mark.parametrize("name", ["alps", "example", "minicluster"])

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from jobkit.errors import Exit, UsageError
-from jobkit.launch import launcher
+from jobkit.launch import launcher, slurm_cluster
+from jobkit.launch import slurm_submit as submit
+from jobkit.launch import view as foreground
 from jobkit.launch.cli import main
 from jobkit.launch.command import clean_environment
-from jobkit.launch.follow import foreground
 from jobkit.launch.request import LaunchRequest
 from jobkit.launch.site import Site
-from jobkit.launch.slurm import commands, submit
-from jobkit.launch.slurm.cluster import max_array_size
-from jobkit.launch.slurm.options import Submission, submission
+from jobkit.launch.slurm_cluster import max_array_size
+from jobkit.launch.slurm_options import Submission, submission
 from jobkit.paths import read_json
 from jobkit.spec.study import Plan, Study
 
@@ -168,7 +168,7 @@ def test_another_refusal_ends_what_was_submitted(slurm: Path) -> None:
         submit.submit(wanted(repeats=3))
     assert (slurm / "cancelled").read_text() == "--state=PENDING 7\n7\n"
     (slurm / "cancelled").unlink()
-    commands.cancel([])  # a filter without a job would cancel every job of the user that waits
+    slurm_cluster.cancel([])  # a filter without a job would cancel every job of the user that waits
     assert not (slurm / "cancelled").exists()
 
 
@@ -199,7 +199,7 @@ def test_a_study_that_slurm_took_in_part_says_how_it_goes_on(
 
     limit(slurm, 3)
     monkeypatch.setattr(foreground, "_SIGNALS", ())  # those of the tests stay as they are
-    monkeypatch.setattr(foreground.View, "follow", interrupted)
+    monkeypatch.setattr(foreground.Foreground, "watch", interrupted)
     assert main(words.split()) == Exit.INTERRUPTED
     said = " ".join(capsys.readouterr().out.split())
     assert "4 pending already, 2 to start" in said, said

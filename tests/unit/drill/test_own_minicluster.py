@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from jobkit.drill import minicluster
+from jobkit.drill.minicluster import Minicluster
 from jobkit.errors import UsageError
-from jobkit.launch.slurm import minicluster
-from jobkit.launch.slurm.minicluster import Minicluster
 
 
 def test_one_is_brought_up_named_and_taken_down(monkeypatch: pytest.MonkeyPatch) -> None:

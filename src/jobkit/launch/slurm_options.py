@@ -5,12 +5,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from jobkit.errors import UsageError
 from jobkit.launch.request import LaunchRequest
 from jobkit.launch.site import Site, minutes
-from jobkit.launch.slurm.cluster import max_array_size
+from jobkit.launch.slurm_cluster import max_array_size
 from jobkit.paths import StudyPaths
 from jobkit.requeue import WARNING_S
 from jobkit.spec.runspec import PlannedRun
@@ -20,7 +19,7 @@ Options = dict[str, str | bool]
 
 # Options of run_benchmarks.py that sbatch knows by the same name.
 OVERRIDES: dict[str, tuple[str | None, str]] = {
-    "partition": ("-p", "partition"),
+    "partition": ("-p", "partition in which the jobs run"),
     "account": ("-A", "account to charge"),
     "qos": ("-q", "quality of service"),
     "time": ("-t", "time limit of one run, as 30 (minutes) or 01:30:00"),
@@ -29,8 +28,8 @@ OVERRIDES: dict[str, tuple[str | None, str]] = {
     "nodelist": ("-w", "required nodes"),
     "exclude": ("-x", "excluded nodes"),
     "mem": (None, "memory per node"),
-    "gres": (None, "as sbatch takes it, as gpu:4, in place of the site's request for GPUs"),
-    "gpus-per-task": (None, "likewise"),
+    "gres": (None, "request for GPUs in place of the site's, as gpu:4"),
+    "gpus-per-task": (None, "request for GPUs in place of the site's, as 1"),
     "cpus-per-task": ("-c", "cores per rank"),
     "begin": (None, "earliest start time"),
     "comment": (None, "job comment"),
@@ -39,10 +38,8 @@ OVERRIDES: dict[str, tuple[str | None, str]] = {
     "mail-user": (None, "recipient of the mail"),
 }
 _GPU_REQUESTS = {"gres", "gpus", "gpus-per-node", "gpus-per-task"}
-_OWN = ("nodes", "ntasks", "ntasks-per-node", "array", "output", "error", "job-name", "wrap")
+_SET_BY_JOBKIT = ("nodes", "ntasks", "ntasks-per-node", "array", "output", "error", "job-name")
 _WARNED_FROM_MIN = 5
-# A signal to the whole job is meant for the run, which gets it too: the batch shell ignores it.
-_SETUP = ["trap : USR1 USR2"]
 _OPTION = re.compile(r"--([a-z][a-z0-9-]*)(?:=(.*))?", re.DOTALL)
 
 
@@ -57,6 +54,10 @@ class Shape:
     def gpus(self, site: Site) -> int:
         """GPUs per node."""
         return site.gpus_per_node or 0 if self.whole_node else self.ranks_per_node
+
+    def named(self, name: str) -> str:
+        """A job's name with the size, as ddp-n1-g2."""
+        return f"{name}-n{self.nodes}-g{self.ranks_per_node}"
 
 
 @dataclass(frozen=True)
@@ -83,27 +84,56 @@ class Submission:
     def study(self) -> StudyPaths:
         return self.plan.paths
 
+    @property
+    def node_hours(self) -> float:
+        """Node-hours of all jobs if each uses its whole time limit."""
+        return sum(
+            (1 if self.whole else len(batch.run_ids))
+            * int(str(batch.options["nodes"]))
+            * minutes(str(batch.options["time"]))
+            / 60
+            for batch in self.batches
+        )
+
 
 def submission(
     plan: Plan, run_ids: Sequence[str], site: Site, request: LaunchRequest
 ) -> Submission:
-    """The submission of the runs, the same for a dry run and a real launch."""
-    if request.within_allocation:
-        shape = largest(plan, run_ids)
-        options = sbatch_options(shape, site, request.options, plan.study.name)
-        if "time" not in request.options:  # the site's limit is for one run
-            options["time"] = str(math.ceil(minutes(site.time) * len(run_ids)))
-        whole = [Batch(shape, tuple(run_ids), options)]
-        options |= warning(options, _stop_signal(plan, run_ids))
-        return Submission(
-            plan=plan, batches=whole, site=site, whole=True, max_restarts=request.max_restarts
+    """The submission of the runs, the same for a dry run and a real launch.
+
+    The runs are grouped by shape, the small shapes first. Raises UsageError for a run with more
+    ranks per node than the site has GPUs.
+    """
+    signal, shapes = _stop_signal(plan, run_ids), dict[Shape, list[str]]()
+    for run_id in run_ids:
+        shapes.setdefault(shape_of(plan.runs[run_id]), []).append(run_id)
+    whole = request.within_allocation
+    if whole:
+        largest = Shape(
+            max(shape.nodes for shape in shapes),
+            max(shape.ranks_per_node for shape in shapes),
+            any(shape.whole_node for shape in shapes),
         )
-    made = batches(plan, run_ids, site, request.options)
+        shapes = {largest: list(run_ids)}
+    batches = []
+    for shape in sorted(shapes, key=lambda s: (s.nodes * s.ranks_per_node, s.nodes)):
+        runs = shapes[shape]
+        name = plan.study.name if whole else _job_name(plan, runs, shape)
+        options = sbatch_options(shape, site, request.options, name)
+        if whole and "time" not in request.options:  # the site's limit is for one run
+            options["time"] = str(math.ceil(minutes(site.time) * len(run_ids)))
+        options |= warning(options, signal)
+        size = len(runs) if whole else max_array_size()
+        batches += [
+            Batch(shape, tuple(runs[begin : begin + size]), options)
+            for begin in range(0, len(runs), size)
+        ]
     return Submission(
         plan=plan,
-        batches=made,
+        batches=batches,
         site=site,
-        at_once=request.at_once,
+        at_once=None if whole else request.at_once,
+        whole=whole,
         max_restarts=request.max_restarts,
     )
 
@@ -113,47 +143,17 @@ def shape_of(spec: PlannedRun) -> Shape:
     return Shape(spec.nodes, spec.ranks_per_node, spec.whole_node)
 
 
-def batches(plan: Plan, run_ids: Sequence[str], site: Site, given: Options) -> list[Batch]:
-    """The runs by shape, the small shapes first, each with sbatch's options.
-
-    Raises UsageError for a run with more ranks per node than the site has GPUs.
-    """
-    shapes: dict[Shape, list[str]] = {}
-    for run_id in run_ids:
-        shapes.setdefault(shape_of(plan.runs[run_id]), []).append(run_id)
-    signal = _stop_signal(plan, run_ids)
-    order = sorted(shapes, key=lambda s: (s.nodes * s.ranks_per_node, s.nodes))
-    most = max_array_size()
-    return [
-        Batch(shape, tuple(shapes[shape][begin : begin + most]), options | warning(options, signal))
-        for shape in order
-        for options in [sbatch_options(shape, site, given, _job_name(plan, shapes[shape], shape))]
-        for begin in range(0, len(shapes[shape]), most)
-    ]
-
-
 def _job_name(plan: Plan, run_ids: Sequence[str], shape: Shape) -> str:
     """What squeue shows of an array: its program or strategy, else the study, and its size."""
     names = {str(plan.runs[run_id].columns()["strategy"]) for run_id in run_ids}
-    return _sized(names.pop() if len(names) == 1 else plan.study.name, shape)
-
-
-def _sized(name: str, shape: Shape) -> str:
-    return f"{name}-n{shape.nodes}-g{shape.ranks_per_node}"
+    return shape.named(names.pop() if len(names) == 1 else plan.study.name)
 
 
 def job_names(plan: Plan) -> set[str]:
     """The names that a job of this plan may have."""
     study, shapes = plan.study.name, {shape_of(spec) for spec in plan.runs.values()}
     names = {_job_name(plan, [run_id], shape_of(spec)) for run_id, spec in plan.runs.items()}
-    return {study, f"{study}-collect", *names, *(_sized(study, shape) for shape in shapes)}
-
-
-def largest(plan: Plan, run_ids: Sequence[str]) -> Shape:
-    """The smallest allocation in which each of the runs fits."""
-    specs = [plan.runs[run_id] for run_id in run_ids]
-    whole_node = any(shape_of(s).whole_node for s in specs)
-    return Shape(max(s.nodes for s in specs), max(s.ranks_per_node for s in specs), whole_node)
+    return {study, f"{study}-collect", *names, *(shape.named(study) for shape in shapes)}
 
 
 def sbatch_options(shape: Shape, site: Site, given: Options, name: str) -> Options:
@@ -195,10 +195,10 @@ def warning(options: Options, stop_signal: str) -> Options:
     be at the start. submitit always asks for a signal; CONT does nothing.
     """
     short = minutes(str(options["time"])) < _WARNED_FROM_MIN
-    found: Options = {"signal": "CONT@1" if short else f"{stop_signal}@{WARNING_S}"}
+    more: Options = {"signal": "CONT@1" if short else f"{stop_signal}@{WARNING_S}"}
     if "no-requeue" not in options:
-        found["requeue"] = True
-    return {key: value for key, value in found.items() if key not in options}
+        more["requeue"] = True
+    return {key: value for key, value in more.items() if key not in options}
 
 
 def _stop_signal(plan: Plan, run_ids: Sequence[str]) -> str:
@@ -239,7 +239,7 @@ def verbatim(words: Sequence[str]) -> Options:
         if not match:
             raise UsageError(f"'{word}': write options of sbatch in their long form, --key=value")
         key, value = match[1], match[2]
-        if key in _OWN:
+        if key in (*_SET_BY_JOBKIT, "wrap"):
             raise UsageError(f"--{key}: jobkit sets this itself, from --gpus and --name")
         if value is None and waiting and not waiting[0].startswith("-"):
             value = waiting.pop(0)
@@ -247,35 +247,6 @@ def verbatim(words: Sequence[str]) -> Options:
     return options
 
 
-def node_hours(wanted: Submission) -> float:
-    """Node-hours of all jobs if each uses its whole time limit."""
-    return sum(
-        _node_hours(b.options, 1 if wanted.whole else len(b.run_ids)) for b in wanted.batches
-    )
-
-
-def _node_hours(options: Options, jobs: int) -> float:
-    return jobs * int(str(options["nodes"])) * minutes(str(options["time"])) / 60
-
-
 def output_file(path: Path) -> str:
     """A file's path as --output takes it: Slurm would replace %j, %n and others in it."""
     return str(path).replace("%", "%%")
-
-
-def submitit_parameters(options: Options, at_once: int | None) -> dict[str, Any]:
-    """The options as parameters of submitit's executor.
-
-    All are additional parameters: with its own ones for nodes and tasks, submitit would wait for
-    a result from every task. Its defaults that do not fit are overridden or left out.
-    """
-    more = dict(options)
-    return {
-        "job_name": more.pop("job-name"),
-        "additional_parameters": more,
-        "use_srun": False,
-        "wckey": None,
-        "array_parallelism": at_once or 1000,
-        "stderr_to_stdout": True,
-        "setup": _SETUP,
-    }

@@ -1,1 +1,0 @@
-"""Shows the progress of a study's runs."""

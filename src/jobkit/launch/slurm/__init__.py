@@ -1,1 +1,0 @@
-"""Runs of a study as Slurm jobs."""

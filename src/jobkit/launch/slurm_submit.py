@@ -1,0 +1,277 @@
+"""Submits the runs of a study to Slurm through submitit, and the handle on the jobs."""
+
+import contextlib
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from submitit import Job, SlurmExecutor
+from submitit.helpers import DelayedSubmission
+
+from jobkit.errors import UsageError
+from jobkit.launch import slurm_cluster
+from jobkit.launch.command import job_command, leave_spec
+from jobkit.launch.slurm_options import Batch, Options, Submission, output_file
+from jobkit.launch.states import States, counted, wait_for_end
+from jobkit.launch.task import collect_in_job, run_in_job, sweep_in_job
+from jobkit.paths import REPOSITORY, RunPaths, StudyPaths, write_json, write_whole
+from jobkit.permissions import next_folder, own_folder
+from jobkit.spec.study import Plan
+
+# Options of the training jobs that the collecting job does not take over.
+_TRAINING_ONLY = {"job-name", "nodes", "ntasks-per-node", "cpus-per-task", "gpus-per-node", "gres"}
+_TRAINING_ONLY |= {"gpus-per-task", "time", "exclusive", "nodelist", "exclude", "begin"}
+_LIMIT = re.compile(r"job submit limit|MaxSubmit", re.IGNORECASE)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class CollectRefused(Exception):
+    """The training jobs are submitted, and the collect job was rejected."""
+
+
+class Executor(SlurmExecutor):
+    """Makes scripts, pickles and jobs as submitit does, and submits through a given function.
+
+    submitit calls sbatch in this process's environment, where an outer job's variables and
+    SBATCH_* would count, and submits an array through a plain SlurmExecutor. Nothing public
+    changes either, so this class implements `_internal_process_submissions`, the one method that
+    submitit's Executor leaves to each kind of executor. The script's text is submitit's own.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        options: Options,
+        at_once: int | None,
+        sbatch: Callable[[str, Options], str] = slurm_cluster.sbatch,
+    ) -> None:
+        """sbatch: submits the text of a script with these options and returns the job's id."""
+        super().__init__(folder)
+        more = dict(options)
+        # All are additional parameters: with its own ones for nodes and tasks, submitit would wait
+        # for a result from every task. Its defaults that do not fit are overridden or left out.
+        self.update_parameters(
+            job_name=more.pop("job-name"),
+            additional_parameters=more,
+            use_srun=False,
+            wckey=None,
+            array_parallelism=at_once or 1000,
+            stderr_to_stdout=True,
+            # A signal to the whole job is meant for the run, which gets it too.
+            setup=["trap : USR1 USR2"],
+        )
+        self._sbatch = lambda text: sbatch(text, options)
+
+    @classmethod
+    def affinity(cls) -> int:
+        """Always available: a dry run makes scripts on machines without Slurm."""
+        return 2
+
+    def script(self, count: int) -> str:
+        """The batch script of a number of calls, an array where there are several."""
+        self.parameters.pop("map_count", None)
+        if count > 1:
+            self.parameters["map_count"] = count
+        if "%" in str(self.folder):  # submitit would leave it to Slurm, as a pattern
+            name = "%A_%a_0_log.out" if count > 1 else "%j_0_log.out"
+            self.parameters["additional_parameters"] = {
+                "output": f"{output_file(self.folder)}/{name}",
+                **self.parameters["additional_parameters"],
+            }
+        return self._make_submission_file_text(self._submitit_command_str, "")
+
+    def _internal_process_submissions(
+        self, delayed_submissions: Sequence[DelayedSubmission]
+    ) -> list[Job[Any]]:
+        """Submit all calls with one sbatch; a job waits a minute for its pickle."""
+        count = len(delayed_submissions)
+        text = self.script(count)
+        job_id = self._sbatch(text)
+        ids = [f"{job_id}_{index}" for index in range(count)] if count > 1 else [job_id]
+        jobs: list[Job[Any]] = [
+            self.job_class(folder=self.folder, job_id=i, tasks=[0]) for i in ids
+        ]
+        jobs[0].paths.submission_file.write_text(text)
+        for job, delayed in zip(jobs, delayed_submissions, strict=True):
+            delayed.dump(job.paths.submitted_pickle)
+        return jobs
+
+
+def script(batch: Batch, folder: Path, at_once: int | None, whole: bool = False) -> str:
+    """The batch script of an array, byte for byte as it is submitted."""
+    return Executor(folder, batch.options, at_once).script(1 if whole else len(batch.run_ids))
+
+
+def check(submission: Submission) -> None:
+    """Ask Slurm whether it would accept each script. Raises UsageError with its reason."""
+    for batch in submission.batches:
+        folder = next_folder(submission.study.submitit)
+        text = script(batch, folder, submission.at_once, submission.whole)
+        try:
+            slurm_cluster.check_script(text, batch.options)
+        except UsageError as error:
+            if not _LIMIT.search(str(error)):  # submit finds how many runs there is room for
+                raise
+
+
+@contextlib.contextmanager
+def _new_folder(study: StudyPaths) -> Iterator[Path]:
+    """A new folder for submitit's files; it is removed again where Slurm took nothing."""
+    folder = own_folder(next_folder(own_folder(study.submitit)))
+    try:
+        yield folder
+    finally:
+        with contextlib.suppress(OSError):  # it has files
+            folder.rmdir()
+
+
+def submit(submission: Submission) -> tuple[list[str], tuple[str, ...], str]:
+    """Submit everything; return the ids of the arrays, the runs that are left, and why.
+
+    One sbatch per array; an array for which the limit of submitted jobs leaves too little room is
+    cut, and what was taken stays. Any other refusal is a UsageError, after what was submitted is
+    cancelled.
+    """
+    masters: list[str] = []
+    waiting = list(submission.batches)
+    with _new_folder(submission.study) as folder:
+        while waiting:
+            batch = waiting.pop(0)
+            _write_inputs(submission, batch.run_ids)
+            try:
+                masters += _submit(submission, batch, folder)
+            except UsageError as error:
+                limit, half = _LIMIT.search(str(error)), len(batch.run_ids) // 2
+                if limit and half and not submission.whole:  # there may be room for a part of it
+                    parts = (batch.run_ids[:half], batch.run_ids[half:])
+                    waiting[:0] = [replace(batch, run_ids=part) for part in parts]
+                elif limit and masters:
+                    left = tuple(r for b in (batch, *waiting) for r in b.run_ids)
+                    were = "was" if len(left) == 1 else "were"
+                    note = f"{counted(len(left), 'run')} {were} not submitted: {error}"
+                    return masters, left, note
+                elif masters:
+                    slurm_cluster.cancel(masters)
+                    raise UsageError(f"{error}; jobs {', '.join(masters)} were cancelled") from None
+                else:
+                    raise
+    return masters, (), ""
+
+
+def _write_inputs(submission: Submission, run_ids: Sequence[str]) -> None:
+    """Write what the job of each run reads as it starts."""
+    text = submission.site.shell()
+    for run_id in run_ids:
+        paths = submission.study.run(run_id)
+        paths.folder.mkdir(exist_ok=True)
+        write_whole(paths.site, text)
+        leave_spec(submission.study, run_id, submission.plan.runs[run_id])
+
+
+def _submit(submission: Submission, batch: Batch, folder: Path) -> list[str]:
+    """Submit one array, and note each run's job in its folder; return the job's id."""
+    study, whole, restarts = submission.study, submission.whole, submission.max_restarts
+    executor = Executor(folder, batch.options, submission.at_once)
+    paths = {run_id: study.run(run_id) for run_id in batch.run_ids}
+    lines = {
+        run_id: job_command(submission.plan.runs[run_id], paths[run_id], whole, restarts)
+        for run_id in batch.run_ids
+    }
+    attempts = {run_id: paths[run_id].attempt_numbers() for run_id in batch.run_ids}
+    if whole:
+        parts = [(str(paths[run_id].folder), lines[run_id]) for run_id in batch.run_ids]
+        jobs = dict.fromkeys(batch.run_ids, executor.submit(sweep_in_job, parts, restarts))
+    else:
+        with executor.batch():
+            calls = [
+                executor.submit(run_in_job, str(paths[run_id].folder), lines[run_id])
+                for run_id in batch.run_ids
+            ]
+        jobs = dict(zip(batch.run_ids, calls, strict=True))
+    for run_id, job in jobs.items():
+        numbers = attempts[run_id]
+        first = numbers[-1] + 1 if numbers else 0
+        record = {"first_attempt": first, "shared": whole, "command": lines[run_id]}
+        _note_job(paths[run_id], job, record)
+    return list(dict.fromkeys(job.job_id.split("_")[0] for job in jobs.values()))
+
+
+def _note_job(paths: RunPaths, job: "Job[int]", more: Mapping[str, object]) -> None:
+    """Write into the run's folder: its job, the script, and a link to the job's output."""
+    submitted = {"v": 1, "launcher": "slurm", "job_id": job.job_id, "submitted": time.time()}
+    write_json(paths.submission, {**submitted, **more})
+    write_whole(paths.script, job.paths.submission_file.read_text())
+    paths.scheduler_log.unlink(missing_ok=True)
+    paths.scheduler_log.symlink_to(os.path.relpath(job.paths.stdout, paths.folder))
+
+
+def submit_collect(submission: Submission, masters: Sequence[str]) -> str:
+    """Submit the job that collects and plots after these others, if any; return its id.
+
+    Raises CollectRefused where Slurm does not take it.
+    """
+    study, options = submission.study, submission.batches[0].options
+    more: Options = {
+        **{k: v for k, v in options.items() if k not in _TRAINING_ONLY},
+        "job-name": f"{study.folder.name}-collect",
+        "nodes": "1",
+        "ntasks": "1",
+        "time": "00:15:00",
+        "output": output_file(study.collect_log),
+    }
+    if masters:
+        more |= {"dependency": "afterany:" + ":".join(masters), "kill-on-invalid-dep": "yes"}
+    words = ["bash", str(REPOSITORY / "plot_results.sh"), str(study.folder)]
+    try:
+        with _new_folder(study) as folder:
+            job = Executor(folder, more, None).submit(collect_in_job, words)
+    except UsageError as error:
+        raise CollectRefused(str(error)) from None
+    write_json(study.collect_job, {"job_id": str(job.job_id)})
+    return str(job.job_id)
+
+
+@dataclass(frozen=True)
+class SlurmRuns:
+    """The submitted jobs of a study."""
+
+    plan: Plan
+    masters: Sequence[str]
+    collect_job: str | None = None
+
+    @property
+    def where(self) -> str:
+        """The ids of the jobs, for a message."""
+        jobs = f"Slurm {'jobs' if len(self.masters) > 1 else 'job'} {', '.join(self.masters)}"
+        return jobs + (f"; job {self.collect_job} then collects" if self.collect_job else "")
+
+    def running(self, states: States) -> bool:
+        """Whether a run of the plan waits or runs; Slurm is asked again before it is not."""
+        return states.under_way() or states.under_way(fresh=True)
+
+    def cancel(self) -> None:
+        """End the jobs and wait until Slurm reports their end."""
+        slurm_cluster.cancel([*self.masters, *filter(None, [self.collect_job])])
+        wait_for_end(self.plan)
+
+
+def start(wanted: Submission, collect: bool) -> tuple[SlurmRuns, tuple[str, ...], str]:
+    """Submit the jobs and the collecting one; return their handle, what is left, and a note."""
+    # Between sbatch and the record of the job's id a signal would leave unknown jobs behind.
+    unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        masters, left, note = submit(wanted)
+        runs = SlurmRuns(wanted.plan, masters)
+        if collect and not left:  # else the launch that submits the rest submits it too
+            try:
+                runs = replace(runs, collect_job=submit_collect(wanted, masters))
+            except CollectRefused as error:
+                note = f"the collect job was not submitted: {error}; run ./plot_results.sh"
+        return runs, left, note
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)

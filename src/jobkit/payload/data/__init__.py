@@ -1,0 +1,1 @@
+"""Images, their cache, and the batches of a rank."""
