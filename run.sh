@@ -127,7 +127,7 @@ while (($#)); do
       command=("$@")
       break ;;
     --help-training) only=help ;;
-    --comm) module=jobkit.checks.comm.cli place=comm ;;
+    --comm) module=jobkit.checks.comm place=comm ;;
     *)
       case $1 in
         --help | -h) show_help && exit 0 ;;

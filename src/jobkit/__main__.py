@@ -21,7 +21,7 @@ GROUPS = {
             "main",
             "which sizes of two studies differ",
         ),
-        "comm": ("jobkit.checks.comm.cli", "main", "measure collective latency and bandwidth"),
+        "comm": ("jobkit.checks.comm", "main", "measure collective latency and bandwidth"),
         "plot-comm": ("jobkit.analysis.figures.comm", "main", "plot the results of comm"),
         "export": ("jobkit.export.cli", "main", "export a trained model: C++, ONNX, PyTorch"),
         "meter": ("jobkit.print_meter", "main", "print the meter as one file (> meter.py)"),

@@ -29,7 +29,11 @@ def fork_server() -> None:
     """
     own = ["torch._dynamo", "jobkit.checks.verify.rank"]
     own += ["jobkit.payload.strategies.fsdp", "jobkit.payload.strategies.pipeline"]
-    own += ["jobkit.payload.strategies.ddp", "jobkit.checks.comm.rank", "jobkit.exercise.schedule"]
+    own += [
+        "jobkit.payload.strategies.ddp",
+        "jobkit.checks.collectives",
+        "jobkit.exercise.schedule",
+    ]
     multiprocessing.get_context("forkserver").set_forkserver_preload(own)
     forkserver.ensure_running()
 

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from jobkit.checks.comm.bench import in_a_row
-from jobkit.checks.comm.ops import Exchange, Team
+from jobkit.checks.collectives import Exchange, Team, in_a_row
 from jobkit.errors import UsageError
 from jobkit.metric.kinds import Record
 from jobkit.payload import host

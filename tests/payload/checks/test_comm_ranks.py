@@ -10,12 +10,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from jobkit.checks.comm import bench as comm_bench
-from jobkit.checks.comm import cli
-from jobkit.checks.comm.bench import Bench, Measured
-from jobkit.checks.comm.ops import Team, exchange
-from jobkit.checks.comm.rank import Participant
-from jobkit.checks.comm.request import Request
+from jobkit.checks import collectives
+from jobkit.checks import comm as cli
+from jobkit.checks.collectives import Bench, Team, Timing, exchange
+from jobkit.checks.comm import Request
 from jobkit.errors import UsageError
 from jobkit.metric import comm
 from jobkit.metric.reader import read_file
@@ -148,10 +146,10 @@ def bench(monkeypatch: pytest.MonkeyPatch):
             def is_right(self) -> bool:
                 return right
 
-        monkeypatch.setattr(comm_bench, "timed", timed)
-        monkeypatch.setattr(comm_bench, "exchange", lambda *_: Made())
-        monkeypatch.setattr(comm_bench, "free_bytes", lambda *_: free)
-        monkeypatch.setattr(comm_bench.dist, "new_group", lambda members: members)
+        monkeypatch.setattr(collectives, "timed", timed)
+        monkeypatch.setattr(collectives, "exchange", lambda *_: Made())
+        monkeypatch.setattr(collectives, "free_bytes", lambda *_: free)
+        monkeypatch.setattr(collectives.dist, "new_group", lambda members: members)
         notes = Notes()
         return Bench(Alone(), Request(operations=("all_reduce",), **request), notes), notes
 
@@ -181,25 +179,24 @@ def test_an_operation_that_the_backend_lacks_is_skipped(bench) -> None:
 
 def test_a_wrong_result_of_one_rank_is_reported(bench) -> None:
     made, notes = bench()
-    others = Measured(4096, (1e-3,), right=False)
-    made.group.gather = lambda own: [own, others] if isinstance(own, Measured) else [own]
+    others = Timing(4096, (1e-3,), right=False)
+    made.group.gather = lambda own: [own, others] if isinstance(own, Timing) else [own]
     assert not any(s.correct for s in made.run())
     assert notes.records and not any(r["correct"] for r in notes.records)
 
 
 def test_a_wrong_result_fails_the_run_and_is_kept(tmp_path: Path) -> None:
     paths, said = RunPaths(tmp_path), Notes()
-    one = Participant(Request(), RankEnv(world_size=2, local_world_size=2), paths, 0)
     wrong = comm.sample("broadcast", "all", 2, 1, 8, [1.0], False)
     with pytest.raises(RuntimeError, match="wrong result: broadcast of 8 bytes"):
-        one._write(said, {}, [wrong])
+        collectives.write([wrong], {}, said, paths, rank=0)
     assert comm.read_csv(paths.comm_csv) == [wrong]
     assert said.records == [] and not paths.outcome(0).exists()
 
 
 def test_memory_bounds_the_sizes_and_the_reason_is_said(bench) -> None:
     made, notes = bench(free=2**30)
-    assert made._sizes()[-1] == 64 * 2**20  # of 128 MiB that fit, by factors of 4 from 1 KiB
+    assert made.sizes()[-1] == 64 * 2**20  # of 128 MiB that fit, by factors of 4 from 1 KiB
     (text,) = notes.warnings
     assert "end before 1 GiB: 4 buffers must fit in half of the 1 GiB that rank 0 has free" in text
     assert "128 MiB is the most" in text
@@ -207,7 +204,7 @@ def test_memory_bounds_the_sizes_and_the_reason_is_said(bench) -> None:
     with pytest.raises(UsageError, match="--max-bytes 256 MiB is too much: 4 buffers"):
         made.run()
     made, notes = bench(max_bytes=2**33)
-    assert made._sizes()[-1] == 2**32 and not notes.warnings
+    assert made.sizes()[-1] == 2**32 and not notes.warnings
 
 
 def test_pairs_are_of_a_node_and_of_two_nodes(bench) -> None:
@@ -218,5 +215,5 @@ def test_pairs_are_of_a_node_and_of_two_nodes(bench) -> None:
         (2, 1, {"intra_node": (0, 1)}),
     ):
         one = Bench(Alone(world, nodes), made.request, notes)
-        assert {k: t.members for k, t in one._teams("sendrecv")} == expected
-        assert {k: t.size for k, t in one._teams("broadcast")} == {"all": world}
+        assert {k: t.members for k, t in one.teams("sendrecv")} == expected
+        assert {k: t.size for k, t in one.teams("broadcast")} == {"all": world}

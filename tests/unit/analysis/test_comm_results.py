@@ -8,8 +8,8 @@ import pytest
 from test_run_sh import Fake
 
 from jobkit.analysis.figures import comm as figures
-from jobkit.checks.comm import cli as door
-from jobkit.checks.comm.request import Request
+from jobkit.checks import comm as door
+from jobkit.checks.comm import Request
 from jobkit.errors import UsageError, read_bytes
 from jobkit.metric import comm
 from jobkit.metric.kinds import KINDS
@@ -139,9 +139,9 @@ def test_run_sh_starts_it_in_a_folder_of_its_own(tmp_path: Path) -> None:
     done = subprocess.run(line, env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     check, call = run.calls()[-2:]
-    assert check[1] == "jobkit.checks.comm.cli" and check[-1].startswith("--check=")
+    assert check[1] == "jobkit.checks.comm" and check[-1].startswith("--check=")
     assert int(call[call.index("--nproc-per-node") + 1]) >= 2
-    words = call[call.index("jobkit.checks.comm.cli") + 1 :]
+    words = call[call.index("jobkit.checks.comm") + 1 :]
     assert words[:2] == ["--ops", "all_reduce"]
     folder = Path(words[words.index("--run-dir") + 1])
     assert folder.parent == run.folder / "logs" / "comm" and folder.is_dir()

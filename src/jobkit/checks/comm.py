@@ -1,0 +1,176 @@
+"""Measure collective latency and bandwidth: `python -m jobkit comm`, on every rank of a job.
+
+    python -m jobkit comm --nproc-per-node 2      this machine (the same as bash run.sh --comm)
+    sbatch --nodes=2 hpc/comm.sh                  a cluster
+
+Times all_reduce, all_gather, reduce_scatter, broadcast, all_to_all and sendrecv over a range of
+sizes, checks every result, and fits a latency and a bandwidth to each.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from jobkit.errors import Exit, Parser, UsageError, one_of, read_bytes
+from jobkit.metric.comm import OPERATIONS
+from jobkit.paths import REPOSITORY, RunPaths
+from jobkit.payload.leaving import as_rank, leave, refused
+
+DEFAULT_MAX_BYTES = 2**30
+EPILOG = """examples:
+  python -m jobkit comm --nproc-per-node 2 --max-bytes 64M
+  sbatch --nodes=2 --ntasks-per-node=4 hpc/comm.sh
+  srun python -m jobkit comm --run-dir logs/comm/mine --ops all_reduce sendrecv
+  python -m jobkit plot-comm                    the figures of the newest measurement
+
+As nccl-tests define it, algbw (algorithm bandwidth) is bytes / time, and busbw (bus bandwidth) is
+that times 2(n-1)/n for all_reduce, (n-1)/n for all_gather, reduce_scatter and all_to_all, 1 for
+broadcast and sendrecv (n ranks). Bytes are those of a rank's buffer; of all_gather those of the
+output. sendrecv is between two ranks of a node and, where there are several, of two nodes.
+
+exit codes: 0 measured; 1 failed, or a result was wrong; 2 wrong usage
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """Operations, sizes and times. Raises UsageError for what cannot be used."""
+
+    backend: str = "auto"  # auto, gloo or nccl
+    operations: tuple[str, ...] = tuple(OPERATIONS)
+    min_bytes: int = 1024
+    max_bytes: int | None = None  # None: DEFAULT_MAX_BYTES, or what fits in memory
+    factor: int = 4
+    iterations: int = 20
+    warmup: int = 3
+    seconds_per_size: float = 1.0
+    timeout_s: float = 300.0
+
+    def __post_init__(self) -> None:
+        for name in self.operations:
+            one_of("operation", name, OPERATIONS)
+        largest = self.min_bytes if self.max_bytes is None else self.max_bytes
+        for option, value, low, high in (
+            ("--factor", self.factor, 2, 1024),
+            ("--iterations", self.iterations, 1, 10**6),
+            ("--warmup", self.warmup, 1, 10**6),
+            ("--seconds-per-size", self.seconds_per_size, 0.001, 3600),
+            ("--timeout", self.timeout_s, 1, 86400),
+            ("--min-bytes", self.min_bytes, 4, 2**40),
+            ("--max-bytes", largest, 4, 2**40),
+        ):
+            if not low <= value <= high:
+                raise UsageError(f"{option} {value}: must be from {low} to {high}")
+        if largest < self.min_bytes:
+            raise UsageError(f"--max-bytes {largest} is less than --min-bytes {self.min_bytes}")
+
+    def sizes(self, largest: int) -> list[int]:
+        """The sizes in bytes, each --factor times the one before, up to the largest."""
+        sizes = [self.min_bytes]
+        while sizes[-1] * self.factor <= largest:
+            sizes.append(sizes[-1] * self.factor)
+        return sizes
+
+
+def check_ranks(ranks: int) -> None:
+    """Raise UsageError for fewer than two ranks."""
+    if ranks < 2:
+        raise UsageError(
+            "the benchmark needs at least 2 ranks: say --nproc-per-node 2, or in an allocation "
+            "take 2 tasks or more (sbatch --ntasks-per-node, or --nodes)"
+        )
+
+
+def parser() -> Parser:
+    """The command line."""
+    new, default = (
+        Parser(
+            prog="jobkit comm",
+            usage="%(prog)s [options]",
+            description="Measure collective latency and bandwidth between the ranks.",
+            epilog=EPILOG,
+        ),
+        Request(),
+    )
+    add = new.add_argument
+    add(
+        "--ops", nargs="+", metavar="NAME", default=list(OPERATIONS),
+        help=f"operations to measure (default: {' '.join(OPERATIONS)})",
+    )  # fmt: skip
+    add(
+        "--backend", choices=("auto", "gloo", "nccl"), default=default.backend,
+        help="gloo: on the CPU; nccl: on GPUs; auto: nccl where there are GPUs",
+    )  # fmt: skip
+    add(
+        "--min-bytes", type=read_bytes, default=default.min_bytes, metavar="SIZE",
+        help="smallest message (default: 1K)",
+    )  # fmt: skip
+    add(
+        "--max-bytes", type=read_bytes, metavar="SIZE",
+        help="largest message, as 64M (default: 1G, or what fits in free memory; a job's memory "
+        "limit is not read)",
+    )  # fmt: skip
+    for name, text in (
+        ("factor", "ratio of a size to the previous one"),
+        ("iterations", "timed iterations"),
+        ("warmup", "warm-up iterations"),
+    ):
+        value = getattr(default, name)
+        add(f"--{name}", type=int, default=value, metavar="N", help=f"{text} (default: {value})")
+    add(
+        "--seconds-per-size", type=float, default=default.seconds_per_size, metavar="SECONDS",
+        help="time limit per size: fewer iterations if they exceed it, at least 3; an operation "
+        "of which one iteration exceeds it stops at that size (default: 1)",
+    )  # fmt: skip
+    add(
+        "--timeout", type=float, default=default.timeout_s, metavar="SECONDS",
+        help="abort if a collective takes longer (default: 300)",
+    )  # fmt: skip
+    add("--nproc-per-node", metavar="N", help="ranks on this machine, without Slurm")
+    add("--run-dir", type=Path, metavar="DIR", help="folder (default: a new one in logs/comm/)")
+    add("--attempt", type=int, default=0, metavar="N", help="number of this start (set by run.sh)")
+    add("--check", type=int, nargs="?", const=2, metavar="RANKS", help="check the options and exit")
+    return new
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure as one rank, where a launcher has started it; else have run.sh start the ranks."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    args = parser().parse_args(words)
+    try:
+        request = Request(
+            backend=args.backend,
+            operations=tuple(dict.fromkeys(args.ops)),
+            min_bytes=args.min_bytes,
+            max_bytes=args.max_bytes,
+            factor=args.factor,
+            iterations=args.iterations,
+            warmup=args.warmup,
+            seconds_per_size=args.seconds_per_size,
+            timeout_s=args.timeout,
+        )
+        if args.check is not None:
+            check_ranks(args.check)
+            return Exit.OK
+        if not {"RANK", "SLURM_STEP_ID"} & set(os.environ):  # run.sh is the one that starts ranks
+            sys.stdout.flush()
+            os.environ.setdefault("JOBKIT_PYTHON", sys.executable)
+            os.execvp("bash", ["bash", str(REPOSITORY / "run.sh"), "--comm", *words])
+        elif args.run_dir is None:
+            raise UsageError("a rank needs --run-dir: start them with bash run.sh --comm")
+        else:
+            from jobkit.checks.collectives import measure
+            from jobkit.payload.place import read_rank_env
+
+            place, paths = read_rank_env(), RunPaths(args.run_dir.absolute())
+            # A failure is reported with its rank, and ends the process at once.
+            as_rank(place.rank, lambda: measure(request, place, paths, args.attempt))
+        return Exit.OK
+    except UsageError as error:
+        return refused(error)
+
+
+if __name__ == "__main__":
+    leave(main())

@@ -1,1 +1,0 @@
-"""Latency and bandwidth of the collectives."""
