@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from jobkit.checks.comm import DEFAULT_MAX_BYTES, Request, check_ranks
+from jobkit.checks.requests import DEFAULT_MAX_BYTES, CommRequest, check_ranks
 from jobkit.errors import Exit, UsageError
 from jobkit.metric import comm
 from jobkit.metric.comm import Sample, sample
@@ -211,7 +211,7 @@ class Bench:
     """The job's group, what it is to measure, and where results are reported."""
 
     group: Group
-    request: Request
+    request: CommRequest
     report: Reporter
 
     def run(self) -> list[Sample]:
@@ -312,7 +312,7 @@ def line(result: Sample) -> str:
     )
 
 
-def measure(request: Request, place: RankEnv, paths: RunPaths, attempt: int) -> None:
+def measure(request: CommRequest, place: RankEnv, paths: RunPaths, attempt: int) -> None:
     """Measure as one rank, and write comm.csv, comm.json, records and the outcome.
 
     Raises UsageError for bad input, and RuntimeError for a wrong result.

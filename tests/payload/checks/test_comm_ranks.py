@@ -13,7 +13,7 @@ import torch.distributed as dist
 from jobkit.checks import collectives
 from jobkit.checks import comm as cli
 from jobkit.checks.collectives import Bench, Team, Timing, exchange
-from jobkit.checks.comm import Request
+from jobkit.checks.requests import CommRequest
 from jobkit.errors import UsageError
 from jobkit.metric import comm
 from jobkit.metric.reader import read_file
@@ -151,7 +151,7 @@ def bench(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(collectives, "free_bytes", lambda *_: free)
         monkeypatch.setattr(collectives.dist, "new_group", lambda members: members)
         notes = Notes()
-        return Bench(Alone(), Request(operations=("all_reduce",), **request), notes), notes
+        return Bench(Alone(), CommRequest(operations=("all_reduce",), **request), notes), notes
 
     return make
 

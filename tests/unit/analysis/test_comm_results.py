@@ -9,7 +9,7 @@ from test_run_sh import Fake
 
 from jobkit.analysis.figures import comm as figures
 from jobkit.checks import comm as door
-from jobkit.checks.comm import Request
+from jobkit.checks.requests import CommRequest
 from jobkit.errors import UsageError, read_bytes
 from jobkit.metric import comm
 from jobkit.metric.kinds import KINDS
@@ -104,8 +104,8 @@ def test_sizes_are_read_and_said() -> None:
         assert say_bytes(size) == text
     for seconds, text in ((2.5, "2.5 s"), (0.25, "250 ms"), (0.001, "1 ms"), (7.25e-6, "7.25 us")):
         assert say_seconds(seconds) == text
-    assert Request(factor=10, min_bytes=100).sizes(99_999) == [100, 1000, 10_000]
-    assert Request().sizes(5) == [1024]
+    assert CommRequest(factor=10, min_bytes=100).sizes(99_999) == [100, 1000, 10_000]
+    assert CommRequest().sizes(5) == [1024]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from jobkit.checks.preflight.request import Request
+from jobkit.checks.requests import PreflightRequest
 from jobkit.errors import Exit, Parser, UsageError, at_least, command
 from jobkit.gpus import hide_gpus
 from jobkit.paths import logs_root
@@ -58,7 +58,7 @@ def parser() -> Parser:
     return made
 
 
-def read_request(argv: Sequence[str]) -> Request:
+def read_request(argv: Sequence[str]) -> PreflightRequest:
     """Return what the command line asks for; raises UsageError for what cannot be used."""
     words = list(argv)
     at = words.index("--") if "--" in words else len(words)
@@ -71,7 +71,7 @@ def read_request(argv: Sequence[str]) -> Request:
         raise UsageError(f"--timeout {args.timeout:g}: must be 3600 seconds or less")
     spec, _ = payload.read_settings(training)
     folder = args.run_dir or training.run_dir or logs_root()
-    return Request(folder.absolute(), spec, args.timeout, args.json)
+    return PreflightRequest(folder.absolute(), spec, args.timeout, args.json)
 
 
 @command

@@ -28,7 +28,7 @@ from jobkit.checks.preflight.rendezvous import (
     listener_or_connection,
 )
 from jobkit.checks.preflight.report import CheckResult, Facts, Report
-from jobkit.checks.preflight.request import Request
+from jobkit.checks.requests import PreflightRequest
 from jobkit.errors import Exit
 from jobkit.payload.place import RankEnv, default_port, ephemeral_ports
 
@@ -46,7 +46,7 @@ _IDENTITY = (
 class PreflightRank:
     """One process of a preflight; one of them is the coordinator as well."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: PreflightRequest) -> None:
         self._request, self._start = request, time.monotonic()
         self._place, fault = find.claimed_place(os.environ)
         self._who = find.who(self._place, fault, os.environ)
@@ -162,7 +162,9 @@ class PreflightRank:
 class Coordinator:
     """Gathers what the ranks found out alone, then what they did together; reports both."""
 
-    def __init__(self, request: Request, place: RankEnv, expected: int, token: str) -> None:
+    def __init__(
+        self, request: PreflightRequest, place: RankEnv, expected: int, token: str
+    ) -> None:
         self._request, self._place, self._expected = request, place, expected
         self._rendezvous = Rendezvous(token)
 
