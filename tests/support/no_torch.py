@@ -12,7 +12,9 @@ torch.cuda.is_available.return_value = False
 for name in ("TCPStore", "init_process_group"):
     getattr(torch.distributed, name).side_effect = RuntimeError("a stand-in has no group")
 torch.__spec__ = sys.modules["torch"].__spec__
-sys.modules["torch"] = sys.modules["torch.distributed"] = torch
+sys.modules["torch"] = torch
+for name in ("distributed", "nn", "nn.functional", "optim", "utils", "utils.data"):
+    sys.modules[f"torch.{name}"] = torch
 """
 
 
