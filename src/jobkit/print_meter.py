@@ -8,7 +8,7 @@ import jobkit.program
 from jobkit.errors import Parser
 
 # Each needs those before it.
-PARTS = ("lines", "process", "machine", "windows", "meter")
+PARTS = ("lines", "process", "machine", "why", "windows", "meter")
 
 
 def source() -> str:

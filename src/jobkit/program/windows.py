@@ -5,7 +5,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 from .lines import Record, Writer, as_number, same_unit
 from .machine import Sampler, watch
 from .process import group_size, guarded, machine, on_gpu, place, synchronised_s, warn
+from .why import Why, profiled, steps_asked
 
 WINDOW_S = 10.0  # a window lasts about this long at most, if its steps are shorter
 WINDOW_STEPS = 50  # and has so many steps at most, in the first WINDOW_STEPS**2 steps
@@ -128,6 +129,8 @@ class Meter:
         self._pauses: float | None = None
         self._over: float | None = None  # the steps before a pause were done
         self._data: float | None = None  # seconds of waiting in the window; None: not measured
+        self.why = Why(steps_asked(env) if env.get("JOBKIT_RUN_DIR") else 0, self._warmup)
+        self.aside = False  # the next step is not in the rate, as it may be profiled
         self._events = StepEvents()
         self._clear()
 
@@ -163,6 +166,7 @@ class Meter:
         self._depth += 1
         if self._depth == 1:
             self._pauses = synchronised_s()
+            self.why.interrupt()
 
     @guarded
     def resume(self) -> None:
@@ -183,6 +187,7 @@ class Meter:
     @guarded
     def exclude(self, begin: float, end: float) -> None:
         """Take a stretch since the last step out of the time, by two readings of the clock."""
+        self.why.interrupt()
         lost = max(0.0, end - max(begin, self._last))
         self._events.cut()
         self._paused += lost
@@ -194,6 +199,7 @@ class Meter:
     def idle(self) -> float:
         """The reading of the clock, all steps done on the GPU: for a pause that begins."""
         self._over = self._over or synchronised_s()
+        self.why.interrupt()
         return self._over
 
     @guarded
@@ -210,6 +216,9 @@ class Meter:
         now = self._pauses or time.perf_counter()
         self._over = None
         self.steps += 1
+        if self.aside:
+            self._between()
+            return
         self._events.after_step(whole=self._begin is not None)
         if self._begin is None:
             self._begin = self._last = now
@@ -224,6 +233,18 @@ class Meter:
         late = now - self._begin > WINDOW_S
         if self.steps == self._warmup or late or self.steps % self._every == 0:
             self._edge(late)
+        if self.steps >= self.why.place:
+            self.close()
+            self._between()
+
+    def _between(self) -> None:
+        """A step before, in or after some that are profiled: what follows is not in the rate."""
+        self.why.stepped(self.steps)
+        self.aside = self.why.aside(self.steps)
+        self._events.cut()
+        self._begin = self._last = self._pauses or time.perf_counter()
+        self._waits = None if self._waits is None else self._last
+        self._clear()
 
     def _edge(self, late: bool) -> None:
         """End the window where all ranks do: at a step that their common spacing divides."""
@@ -307,6 +328,23 @@ class Meter:
         if folder:
             path = Path(folder, "metrics", f"{attempt}.s{rank}.jsonl")
             self._sampler = watch(partial(writer, path=path, log=None), rank, {**env, **os.environ})
+            path = Path(folder, "metrics", f"{attempt}.w{rank}.jsonl")
+            self._profile_here(partial(writer, path=path, log=None), Path(folder), env)
+
+    def _profile_here(
+        self, opened: Callable[[], Writer | None], folder: Path, env: Mapping[str, str]
+    ) -> None:
+        """Have this rank profile some steps; opened: makes the writer of their records."""
+        if profiled({**env, **os.environ}, self.rank):
+            trace = folder / "traces" / f"why.rank{self.rank}.json.gz"
+            writer: list[Writer | None] = []
+
+            def write(**fields: Any) -> None:
+                writer.extend([opened()] * (not writer))
+                if writer[0]:
+                    writer[0].write("why", **fields)
+
+            self.why.open(write, trace)
 
     def _facts(self) -> Record:
         """What run_start says: where it runs, and what is counted."""
@@ -347,6 +385,7 @@ class Meter:
     @guarded
     def leave(self) -> None:
         """Measure no more, and let another process write as this rank."""
+        self.why.end(self.steps)
         self.on = False
         if self._sampler:
             self._sampler.stop()

@@ -70,5 +70,6 @@ def _run_next() -> None:
 
 if __name__ == "sitecustomize":
     if os.environ.get("JOBKIT_AUTO", "0") not in ("", "0"):
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler prints its own start
         sys.meta_path.insert(0, _Finder())
     _run_next()

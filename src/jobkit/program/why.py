@@ -1,0 +1,321 @@
+"""Where the time of some steps goes: compute, communication, data, the host, an idle GPU.
+
+At some places of a run torch.profiler watches a few steps on each rank, which are not in the rate.
+On a GPU kernels decide. On the CPU spans do: `gloo:` communicates, `aten::` computes, a loader's
+iterator waits for data, and what is left is the host: Python, launches, the program's own code.
+The spans of the collectives are written as well, as jobkit.analysis.why compares them over the
+ranks. Nothing here communicates, and an error ends this measurement with one line.
+"""
+
+import bisect
+import contextlib
+import gzip
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from .process import cuda_in_use, on_gpu, synchronised_s, warn
+
+STEPS = 5  # of a place, unless JOBKIT_WHY says another number
+FIRST_PLACE, GROWTH = 5, 3  # steps after the warm-up; a place's step / that of the one before
+MAX_SHARE, FREE_S = 0.02, 0.5  # what profiling may take: of the time so far, and in any case
+MAX_RANKS = 8  # of a node, that are profiled
+MAX_SPANS = 60  # of exposed communication in a step; neighbours are joined beyond it
+MAX_GROWTH_MIB = 150.0  # of the process's memory at a place, after which the place ends
+MAX_EVENTS = 200_000  # of a trace that is written
+_MARK = "jobkit: step"
+_ON_GPU = ("kernel", "concurrent_kernel", "gpu_memcpy", "gpu_memset")
+Span = tuple[int, int]  # nanoseconds
+
+
+def union(spans: Iterable[Span]) -> list[Span]:
+    """The spans in order, joined where they touch."""
+    joined: list[Span] = []
+    for begin, end in sorted(spans):
+        if joined and begin <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+        else:
+            joined.append((begin, end))
+    return joined
+
+
+def minus(spans: Sequence[Span], others: Sequence[Span]) -> list[Span]:
+    """What is in the first of two ordered lists and not in the second."""
+    left: list[Span] = []
+    first = 0
+    for begin, end in spans:
+        while first < len(others) and others[first][1] <= begin:
+            first += 1
+        place = first
+        while place < len(others) and others[place][0] < end:
+            if others[place][0] > begin:
+                left.append((begin, others[place][0]))
+            begin = max(begin, others[place][1])
+            place += 1
+        if begin < end:
+            left.append((begin, end))
+    return left
+
+
+def between(spans: Iterable[Span], begin: int, end: int) -> list[Span]:
+    """The parts of spans that lie between two times."""
+    return [(max(a, begin), min(b, end)) for a, b in spans if b > begin and a < end]
+
+
+def _length(spans: Iterable[Span]) -> int:
+    return sum(end - begin for begin, end in spans)
+
+
+def measured(events: Iterable[Any], gpu: bool) -> dict[str, Any] | None:
+    """The fields of a why record from the profiler's events; None with less than one step.
+
+    parts: seconds of each step; on a GPU, which is behind the host, the mean over the steps.
+    """
+    marks: list[int] = []
+    work: list[Span] = []
+    data: list[Span] = []
+    collectives: list[tuple[int, int, str]] = []
+    for event in events:
+        name, begin = event.name(), event.start_ns()
+        span = (begin, begin + event.duration_ns())
+        if name.startswith("aten::"):
+            if not gpu:
+                work.append(span)
+        elif gpu and event.activity_type() in _ON_GPU:
+            if name.startswith(("nccl", "rccl")):
+                collectives.append((*span, name.split("(")[0][:60]))
+            else:
+                work.append(span)
+        elif name.startswith(("gloo:", "mpi:")):
+            if not gpu:
+                collectives.append((*span, name))
+        elif name.startswith("enumerate(DataLoader)"):
+            data.append(span)
+        elif name == _MARK:
+            marks.append(begin)
+    if len(marks) < 2:
+        return None
+    marks.sort()
+    collectives.sort()
+    waiting, busy = union(data), union(work)
+    busy = busy if gpu else minus(busy, waiting)
+    exposed = minus(union((begin, end) for begin, end, _ in collectives), busy)
+    if gpu:
+        waiting = minus(minus(waiting, busy), exposed)
+    else:
+        exposed = minus(exposed, waiting)
+    edges = [marks[0], marks[-1]] if gpu else marks
+    steps = len(marks) - 1
+    parts, spans = [], []
+    for begin, end in pairwise(edges):
+        inside = [between(some, begin, end) for some in (busy, exposed, waiting)]
+        lengths = [end - begin, *map(_length, inside)]
+        lengths.append(max(0, lengths[0] - sum(lengths[1:])))
+        parts.append([n / 1e9 / (steps if gpu else 1) for n in lengths])
+        spans += _joined(inside[1], MAX_SPANS * (steps if gpu else 1))
+    zero = edges[0]
+    return {
+        "steps": steps,
+        "gpu": gpu,
+        "parts": parts,
+        "collectives": [
+            [bisect.bisect(edges, begin) - 1, name, (begin - zero) // 1000, (end - begin) // 1000]
+            for begin, end, name in collectives
+            if zero <= begin < edges[-1]
+        ],
+        "exposed": [[(t - zero) // 1000 for t in span[:2]] + [span[2] // 1000] for span in spans],
+    }
+
+
+def _joined(spans: Sequence[Span], limit: int) -> list[tuple[int, int, int]]:
+    """Begin, end and length of spans, or of neighbours together, so that there are few."""
+    size = -(-len(spans) // limit) or 1
+    groups = [spans[i : i + size] for i in range(0, len(spans), size)]
+    return [(group[0][0], group[-1][1], _length(group)) for group in groups]
+
+
+def steps_asked(environment: Mapping[str, str]) -> int:
+    """The steps of a place: JOBKIT_WHY, or the default."""
+    text = environment.get("JOBKIT_WHY", "")
+    return int(text) if text.isdecimal() else STEPS
+
+
+def profiled(environment: Mapping[str, str], rank: int) -> bool:
+    """Whether this rank is one of those of its node that are profiled."""
+    local = environment.get("LOCAL_RANK") or environment.get("SLURM_LOCALID")
+    return int(local or rank) < MAX_RANKS
+
+
+def resident_mib() -> float:
+    """Memory of this process; 0 where the kernel does not say."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+    return 0.0
+
+
+class Why:
+    """The profiled steps of one process. Each place is written when it ends."""
+
+    def __init__(self, steps: int, warmup: int) -> None:
+        self.on, self._steps = steps > 0, steps
+        self.place = warmup + FIRST_PLACE if steps else sys.maxsize  # the step before the next one
+        self._write: Callable[..., Any] | None = None
+        self._trace: Path | None = None
+        self._profile: Any = None
+        self._marks, self._last, self._gpu = 0, 0, False
+        self._begun, self._cost_s, self._places, self._slowest_s = time.perf_counter(), 0.0, 0, 0.0
+        self._memory_mib = 0.0
+
+    def open(self, write: Callable[..., Any] | None, trace: Path | None) -> None:
+        """write: of the rank's records; None: this rank is not profiled. trace: its file."""
+        self._write, self._trace = write, trace
+
+    def aside(self, step: int) -> bool:
+        """Whether the step after this one is not in the rate.
+
+        The steps of all candidates are aside, whether this rank has the time to profile them or
+        not: the ranks need not decide alike. One before and one after take the unequal waits.
+        """
+        return self.on and self.place <= step < self.place + self._steps + 2
+
+    def stepped(self, step: int) -> None:
+        """A step at the beginning of a place or within it is done."""
+        self._safely(self._stepped, step)
+
+    def interrupt(self) -> None:
+        """What is no training begins: the place ends with the steps that are done."""
+        if self._profile is not None:
+            self._safely(self._finish)
+
+    def end(self, step: int) -> None:
+        """The program ends; says why nothing was profiled, if so."""
+        if self.on and self._profile is not None and not self._gpu:  # a GPU may hang by now
+            self._safely(self._finish)
+        if self.on and self._write and not self._places:
+            over = self.place + self._steps + 1
+            reason = f"the program ended after {step} steps; step {over} ends the first profile"
+            self._safely(self._refuse, reason)
+        self.on, self.place = False, sys.maxsize
+
+    def _safely(self, act: Callable[..., None], *args: Any) -> None:
+        if not self.on:
+            return
+        try:
+            act(*args)
+        except Exception as error:  # the training is worth more than its measurement
+            profile, self._profile = self._profile, None
+            self.on, self.place = False, sys.maxsize
+            with contextlib.suppress(Exception):
+                if profile is not None:
+                    profile.stop()
+            warn(f"{type(error).__name__}: {error}; the causes are not measured any more")
+
+    def _stepped(self, step: int) -> None:
+        done, self._last = step - self.place, step
+        if done == 0:
+            self._start()
+        elif self._profile is not None:
+            if done in (1, self._steps + 1):
+                synchronised_s()
+            self._mark()
+            grown = resident_mib() - self._memory_mib > MAX_GROWTH_MIB
+            if done == self._steps + 1 or grown:
+                self._finish()
+        if done >= self._steps + 1 and not self.aside(step):
+            self.place = max(GROWTH * self.place, step + FIRST_PLACE)
+
+    def _start(self) -> None:
+        """Begin to profile, if there is time for it, and nobody else does."""
+        torch = sys.modules.get("torch")
+        if torch is None:
+            self._refuse("the program does not use torch")
+            self.on, self.place = False, sys.maxsize
+            return
+        now = time.perf_counter()
+        expected = self._cost_s * (1 + 1 / self._places) if self._places else 0.0
+        allowed = max(FREE_S, MAX_SHARE * (now - self._begun))
+        self._gpu = on_gpu()
+        capturing = self._gpu and cuda_in_use() is None
+        busy = torch.autograd._profiler_enabled()
+        if self._write is None or expected > allowed or capturing or busy:
+            return
+        _let_others_profile(torch.autograd.profiler.profile, self)
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if self._gpu:
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        self._marks, self._memory_mib = 0, resident_mib()
+        profile = torch.profiler.profile(activities=activities, acc_events=True)
+        profile.start()
+        self._profile = profile
+        self._cost_s += time.perf_counter() - now
+
+    def _mark(self) -> None:
+        self._marks += 1
+        with sys.modules["torch"].autograd.profiler.record_function(_MARK):
+            pass
+
+    def _finish(self) -> None:
+        """End the profile, and write what it says."""
+        begin = time.perf_counter()
+        profile, self._profile = self._profile, None
+        profile.stop()
+        if self._marks < 2:
+            return
+        results = profile.profiler.kineto_results
+        events = results.events()
+        fields = measured(events, self._gpu)
+        if fields and self._gpu and not fields["parts"][0][1]:
+            self._refuse("the profiler saw no kernel on the GPU (CUDA graphs, or no right to)")
+        elif fields and self._write:
+            self._write(step=self._last, host=_host(), device=_device(), **fields)
+            self._places += 1
+            slowest = max(row[0] for row in fields["parts"])
+            if self._trace and slowest > self._slowest_s and len(events) <= MAX_EVENTS:
+                self._slowest_s = slowest
+                _save(results, self._trace)
+        self._cost_s += time.perf_counter() - begin
+
+    def _refuse(self, reason: str) -> None:
+        if self._write:
+            self._write(step=self._last, host=_host(), reason=reason)
+
+
+def _host() -> str:
+    return os.environ.get("SLURMD_NODENAME") or os.uname().nodename
+
+
+def _device() -> str | None:
+    return f"cuda:{sys.modules['torch'].cuda.current_device()}" if on_gpu() else None
+
+
+def _save(results: Any, path: Path) -> None:
+    """The trace in Chrome's format, which https://ui.perfetto.dev opens."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    plain = path.with_name(f"{path.name}.{os.getpid()}")
+    results.save(str(plain))
+    with plain.open("rb") as file, gzip.open(f"{plain}.gz", "wb", compresslevel=1) as packed:
+        shutil.copyfileobj(file, packed)
+    plain.unlink()
+    Path(f"{plain}.gz").replace(path)
+
+
+def _let_others_profile(profiler: Any, own: Why) -> None:
+    """Have this profile end where the program starts one: torch has one at a time."""
+    prepare = getattr(profiler, "_prepare_trace", None)
+    if prepare is None or hasattr(prepare, "of_jobkit"):
+        return
+
+    def _prepare_trace(self: Any) -> None:
+        ours = own._profile
+        if ours is not None and ours.profiler is not self:
+            own.interrupt()
+        prepare(self)
+
+    _prepare_trace.of_jobkit = True  # type: ignore[attr-defined]
+    profiler._prepare_trace = _prepare_trace
