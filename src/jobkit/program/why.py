@@ -23,7 +23,7 @@ from .process import cuda_in_use, on_gpu, synchronised_s, warn
 
 STEPS = 5  # of a place, unless JOBKIT_WHY says another number
 FIRST_PLACE, GROWTH = 5, 3  # steps after the warm-up; a place's step / that of the one before
-MAX_SHARE, FREE_S = 0.02, 0.5  # what profiling may take: of the time so far, and in any case
+MIN_PLACES, MAX_SHARE = 3, 0.02  # places in any case; of the time so far, that more may take
 MAX_RANKS = 8  # of a node, that are profiled
 MAX_SPANS = 60  # of exposed communication in a step; neighbours are joined beyond it
 MAX_GROWTH_MIB = 150.0  # of the process's memory at a place, after which the place ends
@@ -170,7 +170,7 @@ class Why:
         self._profile: Any = None
         self._marks, self._last, self._gpu = 0, 0, False
         self._begun, self._cost_s, self._places, self._slowest_s = time.perf_counter(), 0.0, 0, 0.0
-        self._memory_mib = 0.0
+        self._memory_mib, self._tried = 0.0, 0
 
     def open(self, write: Callable[..., Any] | None, trace: Path | None) -> None:
         """write: of the rank's records; None: this rank is not profiled. trace: its file."""
@@ -238,12 +238,13 @@ class Why:
             self.on, self.place = False, sys.maxsize
             return
         now = time.perf_counter()
-        expected = self._cost_s * (1 + 1 / self._places) if self._places else 0.0
-        allowed = max(FREE_S, MAX_SHARE * (now - self._begun))
+        self._tried += 1
+        expected = self._cost_s * (1 + 1 / max(1, self._places))
+        too_much = self._tried > MIN_PLACES and expected > MAX_SHARE * (now - self._begun)
         self._gpu = on_gpu()
         capturing = self._gpu and cuda_in_use() is None
         busy = torch.autograd._profiler_enabled()
-        if self._write is None or expected > allowed or capturing or busy:
+        if self._write is None or too_much or capturing or busy:
             return
         _let_others_profile(torch.autograd.profiler.profile, self)
         activities = [torch.profiler.ProfilerActivity.CPU]
