@@ -52,6 +52,7 @@ def environment(auto: bool) -> dict[str, str]:
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
     if auto:
         env |= {"PYTHONPATH": f"{AUTO}:{ROOT / 'src'}", "JOBKIT_AUTO": "1"}
+    env["JOBKIT_WHY"] = "0"  # most are too short for it
     return env | {"JOBKIT_STUDY": "s", "JOBKIT_RUN_ID": "r", "JOBKIT_ATTEMPT": "0"}
 
 

@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "checks": (*CORE, "payload", "planner"),
     "launch": (*CORE, "outcome"),
     "drill": (*CORE, "outcome", "launch"),
-    "analysis": (*CORE, "outcome"),
+    "analysis": (*CORE, "outcome", "program"),
     "exercise": (*CORE, "payload", "planner", "outcome", "analysis"),
     "export": (*CORE, "payload"),
     "minicluster": (),

@@ -124,6 +124,18 @@ KINDS: dict[str, dict[str, str]] = {
         "step": "optimizer steps done in this process when it was recorded",
         "epoch": "the epoch, as the program numbers it; null: not known",
     },
+    "why": {  # of some consecutive steps that torch.profiler watched; written by each rank
+        "step": "index of the last of these steps",
+        "steps": "how many",
+        "host": "name of the node",
+        "device": "the rank's GPU, as torch names it; null on the CPU",
+        "gpu": "whether kernels on a GPU decided; else spans on the CPU",
+        "parts": "by step, on a GPU the mean of them: seconds of wall time, compute, exposed "
+        "communication, data wait, host",
+        "collectives": "by collective: step, name, begin and duration in microseconds",
+        "exposed": "exposed communication: begin, end and how much between them, in microseconds",
+        "reason": "why nothing could be profiled",
+    },
     "breakdown": {  # seconds of one iteration; the first four are means over the ranks
         "compute_s": "forward pass, backward pass and optimizer step",
         "communication_s": "exposed communication: not overlapped with computation; with "

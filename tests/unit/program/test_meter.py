@@ -19,7 +19,7 @@ from jobkit.metric import reader
 from jobkit.metric.kinds import KINDS, MAX_LINE_BYTES, encode
 from jobkit.program.windows import spacing
 
-PLACE = {"JOBKIT_STUDY": "s", "JOBKIT_RUN_ID": "r", "JOBKIT_ATTEMPT": "0"}
+PLACE = {"JOBKIT_WHY": "0", "JOBKIT_STUDY": "s", "JOBKIT_RUN_ID": "r", "JOBKIT_ATTEMPT": "0"}
 
 
 class Folder:

@@ -55,7 +55,12 @@ def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
 def meter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> windows.Meter:
     monkeypatch.setattr(windows, "watch", lambda *_: None)  # the machine is not sampled
     monkeypatch.setattr(windows, "FIRST_STEPS", 50)  # all after the warm-up are one window
-    env = {"JOBKIT_RUN_DIR": str(tmp_path), "JOBKIT_METER": "0", "WORLD_SIZE": "1"}
+    env = {
+        "JOBKIT_RUN_DIR": str(tmp_path),
+        "JOBKIT_WHY": "0",
+        "JOBKIT_METER": "0",
+        "WORLD_SIZE": "1",
+    }
     made = windows.Meter("images", None, 2, "meter", None, env)
     made.begin(0.0)
     return made

@@ -23,7 +23,7 @@ from jobkit.outcome.logs import open_log
 from jobkit.paths import RunPaths
 
 UNREADABLE = "cannot be read: "  # begins the reason of such a file
-_OF_RANK = re.compile(r"([0-9]{1,9})\.[rs]([0-9]{1,9})\.jsonl")
+_OF_RANK = re.compile(r"([0-9]{1,9})\.[rsw]([0-9]{1,9})\.jsonl")
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ class RunRecords:
     lost: int = 0
     others: list[Record] = field(default_factory=list)  # windows of the ranks above 0
     samples: list[Record] = field(default_factory=list)  # of their machines, by all ranks
+    whys: list[Record] = field(default_factory=list)  # of profiled steps, by all ranks
 
     def of(self, kind: str) -> list[Record]:
         """The records of a kind, oldest first."""
@@ -154,7 +155,7 @@ def read_run(paths: RunPaths, run_id: str | None) -> RunRecords:
         rejects += [reject] if reject else []
     own = reader.unique([r for r in found if "v" in r])
     foreign = [r for r in found if "v" not in r]
-    others: dict[str, list[Record]] = {"window": [], "sample": []}
+    others: dict[str, list[Record]] = {"window": [], "sample": [], "why": []}
     for path in _of_other_ranks(paths, names):
         records, reject = _read(path, run_id, paths.folder.parent, set())
         own_of_rank = reader.unique([r for r in records if "v" in r])
@@ -162,7 +163,7 @@ def read_run(paths: RunPaths, run_id: str | None) -> RunRecords:
             if record["kind"] in others:
                 others[record["kind"]].append(record)
         rejects += [reject] if reject else []
-    return RunRecords(own + _once(foreign), rejects, _lost(own), others["window"], others["sample"])
+    return RunRecords(own + _once(foreign), rejects, _lost(own), *others.values())
 
 
 def read_log(path: Path) -> RunRecords:
@@ -208,7 +209,7 @@ def _sources(paths: RunPaths, names: list[str]) -> list[Path]:
 
 
 def _of_other_ranks(paths: RunPaths, names: list[str]) -> list[Path]:
-    """The files of windows (ATTEMPT.rRANK.jsonl) and samples (.sRANK.), by attempt and rank."""
+    """The files of windows (ATTEMPT.rRANK.jsonl), samples (.s) and causes (.w), in order."""
     found = [(m, n) for n in names if (m := _OF_RANK.fullmatch(n))]
     ordered = sorted(found, key=lambda pair: (int(pair[0][1]), int(pair[0][2])))
     return [path for _, n in ordered if is_regular(path := paths.metrics_folder / n)]

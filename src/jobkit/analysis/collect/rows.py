@@ -8,6 +8,7 @@ from jobkit.analysis.collect.epoch_time import epoch_time
 from jobkit.analysis.collect.measured import speed_row
 from jobkit.analysis.collect.records import RunRecords
 from jobkit.analysis.collect.steps import Observed
+from jobkit.analysis.collect.why import breakdown, not_profiled
 from jobkit.analysis.tables.columns import RESULTS
 from jobkit.analysis.tables.frames import Row
 from jobkit.errors import UsageError
@@ -19,7 +20,6 @@ from jobkit.spec.runspec import PlannedRun, RunSpec
 _RESULT_NAMES = frozenset(c.name for c in RESULTS)
 _OTHERWISE = {"threads", "work_source"}  # not what it says, and of the steps' source alone
 _OF_RUN_START = tuple(k for k in KINDS["run_start"] if k in _RESULT_NAMES - _OTHERWISE)
-_OF_BREAKDOWN = tuple(k for k in KINDS["breakdown"] if k != "iterations")  # a setting's column
 _VERSIONS = ("torch", "python", "cuda", "hip", "nccl", "cudnn", "driver")
 _MAXIMA = tuple(k for k in KINDS["epoch"] if k in _RESULT_NAMES and k.endswith("_memory_mib"))
 
@@ -79,7 +79,7 @@ def result_row(
         "attempts": state.attempts,
         **_known(_where(records.last("run_start"))),
         **_known(_ending(records)),
-        **_breakdown(records.of("breakdown")),
+        **_breakdown(records),
         **_messages(records.of("message")),
         **_slurm(job),
         **_known({"wall_time_s": wall_s}),
@@ -132,14 +132,24 @@ def _times(records: list[Record], newest: int | None) -> Row:
     return {"start_time_s": min(found), "end_time_s": max(found)} if found else {}
 
 
-def _breakdown(records: list[Record]) -> Row:
+def _breakdown(records: RunRecords) -> Row:
+    """Where the time of a step goes, from the profiled steps of all ranks."""
+    windows = [*records.of("window"), *records.others]
+    if not (found := breakdown(records.whys, windows)):
+        found = _of_replica(records.of("breakdown"))
+        found = found or {"not_profiled": not_profiled(records.whys)}
+    return {f"breakdown_{name}": value for name, value in found.items()}
+
+
+def _of_replica(records: list[Record]) -> Row:
     """The breakdown record with the median iteration, whole, so that its parts add up."""
     timed = [r for r in records if _is_number(r.get("iteration_s"))]
     if not timed:
         return {}
     median_s = median_low(r["iteration_s"] for r in timed)
     middle = next(r for r in timed if r["iteration_s"] == median_s)
-    return {f"breakdown_{name}": middle.get(name) for name in _OF_BREAKDOWN}
+    found = {name: middle.get(name) for name in KINDS["breakdown"] if name != "iterations"}
+    return found | {"host_s": found.pop("other_s")}
 
 
 def _messages(messages: list[Record]) -> Row:

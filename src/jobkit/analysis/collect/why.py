@@ -242,17 +242,17 @@ def _late(
     host = ranks[by_rank[0]].host if by_rank else str(by_host[0]) if by_host else ""
     whole = by_host is not None and by_host[0] == host and len(hosts[host]) > 1
     if by_host and whole and (by_rank is None or 2 * by_host[1] > by_rank[1]):
-        who, late_s, rank = hosts[host], by_host[1], None
+        who, late_s = hosts[host], by_host[1]
     else:
         assert by_rank is not None
-        who, late_s, rank = [by_rank[0]], by_rank[1], by_rank[0]
+        who, late_s = [by_rank[0]], by_rank[1]
     others = [r for r in ranks if r not in who]
     own, rest = (_means([means[r] for r in some]) for some in (who, others))
     more = {_PARTS[i].replace("_", " "): own[i] - rest[i] for i in (1, 3, 4)}
     return {
-        "late_rank": rank,
+        "late_rank": who[0] if len(who) == 1 else None,
         "late_host": host,
-        "late_device": ranks[who[0]].device if rank is not None else None,
+        "late_device": ranks[who[0]].device if len(who) == 1 else None,
         "late_s": late_s,
         "late_cause": max(more, key=lambda part: more[part]),
         "ranks": who,

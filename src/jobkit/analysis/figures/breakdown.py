@@ -19,7 +19,7 @@ _PARTS = (
     ("messages_s", "exposed communication", "#D55E00", "white"),
     ("slower_ranks_s", "waiting for slower ranks", "#009E73", "white"),
     ("data_wait_s", "data wait", "#F0C05A", "black"),
-    ("other_s", "other", "#C9CDD2", "black"),
+    ("host_s", "host: Python, launches", "#C9CDD2", "black"),
     ("last_rank_wait_s", "waiting for the last rank's end", "#7F6A93", "white"),
 )
 

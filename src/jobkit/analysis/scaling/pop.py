@@ -4,7 +4,7 @@ The model is the multiplicative one of POP (https://pop-coe.eu/node/69; Rosas, G
 "Scalability prediction for fundamental performance factors", 2014), with the wait for data as a
 factor of its own. Of one iteration, in seconds, rank i is
 
-    u(i) = compute + other            useful: all that is not waiting, as in POP
+    u(i) = compute + host             useful: all that is not waiting, as in POP
     b(i) = u(i) + data wait           busy: all but exposed communication
     r                                 random imbalance: how much longer the slowest rank of each
                                       iteration takes, on average, than max u
@@ -40,7 +40,7 @@ class Breakdown:
     compute_s: float
     communication_s: float
     data_wait_s: float
-    other_s: float
+    host_s: float
     iteration_s: float
     useful_max_s: float
     busy_max_s: float
@@ -50,8 +50,8 @@ class Breakdown:
 
     @property
     def useful_s(self) -> float:
-        """Compute and other: mean over the ranks."""
-        return self.compute_s + self.other_s
+        """Compute and host: mean over the ranks."""
+        return self.compute_s + self.host_s
 
     @property
     def slower_ranks_s(self) -> float:

@@ -124,12 +124,46 @@ _STEPS = (
         "connection, shared memory, network device, stated; none: nothing does, they are copies",
     ),
 )
-_OF_STEP = "of the breakdown record with the median iteration: "
 _BREAKDOWN = tuple(
-    Column(f"breakdown_{name}", FLAG if name == "certain" else NUMBER, f"{_OF_STEP}{meaning}")
-    for name, meaning in KINDS["breakdown"].items()
-    if name != "iterations"
-)
+    Column(f"breakdown_{name}", kind, f"of a step: {text}" if kind is NUMBER else text)
+    for name, kind, text in (
+        ("compute_s", NUMBER, ("seconds of computing: kernels on a GPU, operations of torch on the "
+         "CPU; this and the next three are means over the ranks")),
+        ("communication_s", NUMBER, ("exposed communication, in which nothing computes; waiting_s "
+         "is in it")),
+        ("data_wait_s", NUMBER, "waiting for batches; on a GPU while it is idle"),
+        ("host_s", NUMBER, "the rest: Python, launches, the program's own code"),
+        ("waiting_s", NUMBER, "waiting inside collectives for ranks that come later"),
+        ("idle_s", NUMBER, "idle GPU, data_wait_s and host_s together; empty on the CPU"),
+        ("last_rank_wait_s", NUMBER, ("waiting for the last rank's end of the step; with the first "
+         "four it adds up to iteration_s")),
+        ("iteration_s", NUMBER, ("wall time of the profiled steps, maximum over ranks, and "
+         "slow_steps_s")),
+        ("useful_max_s", NUMBER, "compute and host: of a rank that is late by them, else the mean"),
+        ("busy_max_s", NUMBER, ("useful_max_s and data wait, of a rank that is late by that, else "
+         "the mean")),
+        ("random_imbalance_s", NUMBER, "lost to ranks that are late in turn, with slow_steps_s"),
+        ("slow_steps_s", NUMBER, ("by how much the mean step of the whole run is longer than its "
+         "typical one, for other reasons than data: rare slow steps; on several ranks also in "
+         "communication_s and waiting_s, on one in host_s")),
+        ("profiling_share", NUMBER, ("by how much profiled steps are longer than a typical one, "
+         "as a share")),
+        ("difference_s", NUMBER, ("ddp of jobkit's own training: by how much a step is longer than "
+         "without communication, which also slows computing")),
+        ("profiled_steps", COUNT, "steps of a rank in these means"),
+        ("ranks", COUNT, "ranks that were profiled"),
+        ("late_s", NUMBER, "by how much the late rank or node is later than the others"),
+        ("late_rank", COUNT, ("the rank that comes last beyond chance; empty where none does, or "
+         "where a whole node does")),
+        ("late_host", TEXT, "its node, or the node that comes last beyond chance"),
+        ("late_device", TEXT, "its GPU"),
+        ("late_cause", TEXT, ("what it spends more time with than others: compute, data wait or "
+         "host")),
+        ("not_profiled", TEXT, "why no step was profiled"),
+        ("communication_direct_s", NUMBER, "exposed communication by a second measure"),
+        ("certain", FLAG, "whether two measures of communication agree"),
+    )
+)  # fmt: skip
 _WHERE = (
     *_recorded("run_start", COUNT, "train_samples", "test_samples", "parameters"),
     Column("threads_used", COUNT, KINDS["run_start"]["threads"]),
