@@ -10,6 +10,7 @@ import re
 import shlex
 import subprocess
 import sys
+import typing
 from collections.abc import Callable, Iterable
 from dataclasses import fields
 from pathlib import Path
@@ -18,9 +19,11 @@ from jobkit.analysis.figures.draw import FIGURES
 from jobkit.analysis.tables import column, columns
 from jobkit.drill.faults import FAULTS
 from jobkit.metric.kinds import KINDS
-from jobkit.spec.runspec import RunSpec, describe
+from jobkit.spec.runspec import RunSpec
+from jobkit.spec.settings import describe
 
 ROOT = Path(__file__).resolve().parents[1]
+HINTS = typing.get_type_hints(RunSpec)
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 _TABLE = re.compile(r"(<!-- generated: ([\w. -]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _OUTPUT = re.compile(r"(<!-- output: (python -m jobkit .+?) -->\n```text\n).*?(```)", re.DOTALL)
@@ -70,7 +73,7 @@ def settings() -> str:
     rows = []
     for f in fields(RunSpec):
         name = f"`--{f.name.replace('_', '-')}`" if f.metadata["option"] else f"`{f.name}`"
-        values = ", ".join(f.metadata["choices"] or ()) or describe(f.name)
+        values = ", ".join(f.metadata["choices"] or ()) or describe(HINTS[f.name], f.metadata)
         default = "" if f.default is None else json.dumps(f.default).strip('"')
         rows.append((name, values, default, f.metadata["help"]))
     return table(("setting", "value", "default", "meaning"), rows)

@@ -9,7 +9,7 @@ from jobkit import __version__, entry
 # command is called.
 GROUPS = {
     "use: measure how a training scales": {
-        "prepare": ("jobkit.payload.data.prepare", "main", "download or convert a dataset"),
+        "prepare": ("jobkit.payload.prepare", "main", "download or convert a dataset"),
         "run": ("jobkit.launch.cli", "main", "run a study (the same as run_benchmarks.py)"),
         "launch": ("jobkit.launch.one", "main", "start one program on this machine, as run.sh"),
         "status": ("jobkit.launch.status", "main", "state and progress of a study's runs"),

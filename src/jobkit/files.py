@@ -15,10 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from jobkit.errors import UsageError
+from jobkit.errors import UsageError, nearest
 
-MOST_TEXT = 16 << 20  # bytes of a file of settings or state: a larger one is none
-MOST_TOML = 1 << 20  # its reader takes a second for that much
+MAX_TEXT = 16 << 20  # bytes of a file of settings or state: a larger one is none
+MAX_TOML = 1 << 20  # its reader takes a second for that much
 _PIECE = 1 << 20  # bytes of one read
 
 
@@ -131,7 +131,7 @@ def closed(folder: Path) -> str:
     return ""
 
 
-def read_regular(path: str | Path, max_bytes: int = MOST_TEXT, follow: bool = True) -> bytes:
+def read_regular(path: str | Path, max_bytes: int = MAX_TEXT, follow: bool = True) -> bytes:
     """The bytes of a regular file. Raises OSError for all else, or where it is larger.
 
     follow: a link to one is read too. In a study that somebody handed over it could lead to any
@@ -151,7 +151,7 @@ def read_regular(path: str | Path, max_bytes: int = MOST_TEXT, follow: bool = Tr
     return content
 
 
-def read_text(path: str | Path, max_bytes: int = MOST_TEXT) -> str:
+def read_text(path: str | Path, max_bytes: int = MAX_TEXT) -> str:
     """The text of a regular file, in UTF-8. Raises OSError, or UnicodeDecodeError."""
     return read_regular(path, max_bytes).decode("utf-8")
 
@@ -175,6 +175,24 @@ def load_json(content: bytes) -> Any:
         return json.loads(content)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def read_toml(path: Path, known: Iterable[str] = ()) -> dict[str, Any]:
+    """The table of a TOML file; known: its keys, if there are no others.
+
+    Raises UsageError for a file that cannot be read, and for a key that is not known.
+    """
+    try:
+        table = load_toml(read_text(path, MAX_TOML))
+    except ValueError as error:
+        raise UsageError(f"{path}: not valid TOML: {error}") from None
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None
+    for key in table:
+        if (keys := tuple(known)) and key not in keys:
+            listed = f" (known: {', '.join(keys)})"
+            raise UsageError(f"{path}: unknown key '{key}'{nearest(key, keys) or listed}")
+    return table
 
 
 def load_toml(text: str) -> dict[str, Any]:

@@ -89,63 +89,43 @@ def data_root() -> Path:
     return cache_root() / "jobkit"
 
 
+class _Below:
+    """A file or folder of a run or a study, by its name in the folder."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, owner: Any, kind: type | None = None) -> Path:
+        return Path(owner.folder, self.name)
+
+
 @dataclass(frozen=True)
 class RunPaths:
     """The files of one run. An attempt (one start of it) has files of its own."""
 
     folder: Path
 
+    spec = _Below("spec.json")
+    log = _Below("train.log")  # what the job printed, all attempts one after the other
+    job = _Below("job.json")  # who started the newest attempt, and how to ask after it
+    submission = _Below("submission.json")  # the scheduler's job; job.json comes as it starts
+    script = _Below("job.sh")  # the batch script that was submitted
+    site = _Below("site.sh")  # the site's set-up lines, as at submission; run.sh sources it
+    scheduler_log = _Below("slurm.log")  # a link to what the batch script and Slurm itself said
+    attempts = _Below("attempts")  # a folder for each attempt; making one claims its number
+    metrics_folder = _Below("metrics")
+    checkpoints = _Below("checkpoints")
+    comm_csv = _Below("comm.csv")  # communication benchmark: a row for each operation and size
+    comm_json = _Below("comm.json")  # the lines fitted to those times, and where
+
     @property
     def names(self) -> list[str]:
         """What lies in the folder."""
         return file_names(self.folder)
 
-    @property
-    def spec(self) -> Path:
-        return self.folder / "spec.json"
-
-    @property
-    def log(self) -> Path:
-        """What the job printed, all attempts one after the other."""
-        return self.folder / "train.log"
-
-    @property
-    def job(self) -> Path:
-        """Who started the newest attempt, and how to ask after it."""
-        return self.folder / "job.json"
-
-    @property
-    def submission(self) -> Path:
-        """Which job of a scheduler was made for the run; job.json is written as it starts."""
-        return self.folder / "submission.json"
-
-    @property
-    def script(self) -> Path:
-        """The batch script that was submitted."""
-        return self.folder / "job.sh"
-
-    @property
-    def site(self) -> Path:
-        """The site's set-up lines, as they were at submission; run.sh sources it."""
-        return self.folder / "site.sh"
-
-    @property
-    def scheduler_log(self) -> Path:
-        """What the batch script and Slurm itself said: a link to it."""
-        return self.folder / "slurm.log"
-
-    @property
-    def attempts(self) -> Path:
-        """A folder for each attempt; making one claims its number."""
-        return self.folder / "attempts"
-
-    @property
-    def metrics_folder(self) -> Path:
-        return self.folder / "metrics"
-
     def metrics(self, attempt: int) -> Path:
         """The attempt's records, one JSON object per line."""
-        return self.folder / f"metrics/{attempt}.jsonl"
+        return self.metrics_folder / f"{attempt}.jsonl"
 
     def metrics_of_rank(self, attempt: int, rank: int, what: str = "r") -> Path:
         """The windows of a rank above 0; what "s": the samples of a rank."""
@@ -153,7 +133,7 @@ class RunPaths:
 
     def outcome(self, attempt: int) -> Path:
         """How the attempt ended, written by the payload."""
-        return self.folder / f"attempts/{attempt}/outcome.json"
+        return self.attempts / str(attempt) / "outcome.json"
 
     def fresh_start(self, attempt: int) -> Path:
         """Exists if the attempt started from scratch, not from an earlier one's checkpoint."""
@@ -177,20 +157,6 @@ class RunPaths:
         """What torch.profiler saw of one rank in the attempt."""
         return self.folder / "profiles" / f"{attempt}-rank-{rank}.json"
 
-    @property
-    def checkpoints(self) -> Path:
-        return self.folder / "checkpoints"
-
-    @property
-    def comm_csv(self) -> Path:
-        """What the communication benchmark measured: a row for each operation and size."""
-        return self.folder / "comm.csv"
-
-    @property
-    def comm_json(self) -> Path:
-        """The lines fitted to those times, and where they were measured."""
-        return self.folder / "comm.json"
-
 
 @dataclass(frozen=True)
 class StudyPaths:
@@ -198,92 +164,30 @@ class StudyPaths:
 
     folder: Path
 
+    plan = _Below("plan.json")
+    given_logs = _Below("logs.json")  # which logs it was collected from, in place of a plan
+    launcher = _Below("launcher.json")  # the process that launches it here; gone at its end
+    launcher_lock = _Below(".launcher.lock")  # held by the launcher: a study has one at most
+    launcher_log = _Below("launcher.log")
+    collect_log = _Below("collect.log")
+    collect_job = _Below(".collect-job.json")  # the job that collects when all others have ended
+    submitit = _Below(".submitit")  # pickles and logs of submitit
+    results = _Below("results.csv")
+    epochs = _Below("epochs.csv")
+    steps = _Below("steps.csv")  # some steps a row, where a program recorded or printed them
+    samples = _Below("samples.csv")
+    scaling = _Below("scaling.csv")
+    forecast = _Below("forecast.csv")
+    table_markdown = _Below("scaling.md")
+    table_latex = _Below("scaling.tex")
+    report = _Below("report.html")
+    figures = _Below("figures")
+    drill = _Below("drill.csv")
+
     @classmethod
     def named(cls, name: str) -> "StudyPaths":
         """The study's folder under the logs; raises UsageError for a bad name."""
         return cls(logs_root() / check_name("study name", name))
-
-    @property
-    def plan(self) -> Path:
-        return self.folder / "plan.json"
-
-    @property
-    def given_logs(self) -> Path:
-        """Which logs the study was collected from, in place of a plan."""
-        return self.folder / "logs.json"
-
-    @property
-    def launcher(self) -> Path:
-        """Who launches the study on this machine, while it does."""
-        return self.folder / "launcher.json"
-
-    @property
-    def launcher_lock(self) -> Path:
-        """Locked by the launcher at work, so that a study has one at most."""
-        return self.folder / ".launcher.lock"
-
-    @property
-    def launcher_log(self) -> Path:
-        return self.folder / "launcher.log"
-
-    @property
-    def collect_log(self) -> Path:
-        return self.folder / "collect.log"
-
-    @property
-    def collect_job(self) -> Path:
-        """The job that collects when all others have ended."""
-        return self.folder / ".collect-job.json"
-
-    @property
-    def submitit(self) -> Path:
-        """What submitit writes: pickles and its own logs."""
-        return self.folder / ".submitit"
-
-    @property
-    def results(self) -> Path:
-        return self.folder / "results.csv"
-
-    @property
-    def epochs(self) -> Path:
-        return self.folder / "epochs.csv"
-
-    @property
-    def steps(self) -> Path:
-        """Some steps a row, where a program recorded or printed them."""
-        return self.folder / "steps.csv"
-
-    @property
-    def samples(self) -> Path:
-        return self.folder / "samples.csv"
-
-    @property
-    def scaling(self) -> Path:
-        return self.folder / "scaling.csv"
-
-    @property
-    def forecast(self) -> Path:
-        return self.folder / "forecast.csv"
-
-    @property
-    def table_markdown(self) -> Path:
-        return self.folder / "scaling.md"
-
-    @property
-    def table_latex(self) -> Path:
-        return self.folder / "scaling.tex"
-
-    @property
-    def report(self) -> Path:
-        return self.folder / "report.html"
-
-    @property
-    def figures(self) -> Path:
-        return self.folder / "figures"
-
-    @property
-    def drill(self) -> Path:
-        return self.folder / "drill.csv"
 
     def run(self, run_id: str) -> RunPaths:
         """The files of one run; raises UsageError for an id that could leave the folder."""

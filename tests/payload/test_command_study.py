@@ -102,7 +102,7 @@ def test_a_study_file_becomes_rows_that_are_ok(program: Path, logs: Path, tmp_pa
     for run_id, spec in plan.runs.items():
         seen = sorted((plan.paths.run(run_id).folder).glob("rank-*"))
         assert len(seen) == spec.world_size
-        batch = spec.columns()["total"] // spec.world_size
+        batch = spec.parameters["total"] // spec.world_size
         words = [f"--batch={batch}", "--note=it's $HOME"]
         assert all(json.loads(path.read_text()) == words for path in seen)
     again = bench("--study", str(file))

@@ -15,10 +15,9 @@ from jobkit.checks.collectives import Exchange, Team, in_a_row
 from jobkit.errors import UsageError
 from jobkit.metric.kinds import Record
 from jobkit.payload import host
+from jobkit.payload.batches import Batches, DeviceData, Step
 from jobkit.payload.clock import Clock, Stopwatch
-from jobkit.payload.data.batches import Batches, DeviceData, Step
-from jobkit.payload.data.cache import Dataset
-from jobkit.payload.data.sources import synthetic
+from jobkit.payload.data import Dataset, synthetic
 from jobkit.payload.host import PeakMemory
 from jobkit.payload.measure.peak import OwnPeak
 from jobkit.payload.model import build_model

@@ -10,8 +10,8 @@ from torch import nn
 
 from jobkit.errors import UsageError
 from jobkit.payload import warnings
-from jobkit.payload.data.batches import MEAN, STD, Batches
-from jobkit.payload.data.sources import synthetic
+from jobkit.payload.batches import MEAN, STD, Batches
+from jobkit.payload.data import synthetic
 from jobkit.payload.fast_cnn import FastCNN, identity_convolution, whitening_filters
 from jobkit.payload.lookahead import Lookahead, decay
 from jobkit.payload.model import CNN, build_model

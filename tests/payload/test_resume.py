@@ -19,8 +19,8 @@ from jobkit.checks.verify.cases import EXACT
 from jobkit.errors import UsageError
 from jobkit.paths import RunPaths
 from jobkit.payload import random_numbers
+from jobkit.payload.batches import Batches
 from jobkit.payload.checkpoints.resume import _check_fits
-from jobkit.payload.data.batches import Batches
 from jobkit.spec.runspec import RunSpec
 from support.cuts import (
     DATA,

@@ -1,4 +1,4 @@
-"""Lock files in a folder that others write to as well, and what is downloaded there."""
+"""Lock files in a folder that others write to as well."""
 
 import errno
 import fcntl
@@ -11,15 +11,13 @@ import pytest
 from jobkit.errors import UsageError
 from jobkit.launch import lock as launcher_lock
 from jobkit.paths import StudyPaths
-from jobkit.payload.data import cifar10
-from jobkit.payload.data.cache import ensure_cache
-from jobkit.payload.data.sources import find_source
+from jobkit.payload.data import find_source, prepare
 
 PRECIOUS = "alias ll='ls -l'\n"
 
 
 def build(folder: Path) -> None:
-    ensure_cache(find_source("synthetic", folder, 8, 8), folder, lambda line: None)
+    prepare(find_source("synthetic", folder, 8, 8), folder, lambda line: None)
 
 
 def launch(folder: Path) -> None:
@@ -29,7 +27,7 @@ def launch(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "lock"), [("cache/synthetic-8-8-v1.lock", build), (".launcher.lock", launch)]
+    ("name", "lock"), [("cache/synthetic-8-8-v2.lock", build), (".launcher.lock", launch)]
 )
 def test_a_lock_writes_to_no_file_of_elsewhere(
     tmp_path: Path, name: str, lock: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
@@ -61,14 +59,3 @@ def test_a_lock_writes_to_no_file_of_elsewhere(
     monkeypatch.setattr(fcntl, "flock", refuse)
     with pytest.raises(UsageError, match=r"has no locks \(flock\): choose another folder"):
         lock(tmp_path / "plain")
-
-
-def test_what_is_downloaded_goes_to_a_new_file(tmp_path: Path) -> None:
-    """The name of the part is not to be known beforehand: a link there would be written through."""
-    names = set()
-    for _ in range(2):
-        with cifar10.part_file(tmp_path) as (path, file):
-            names.add(path)
-            assert not path.is_symlink() and os.fstat(file.fileno()).st_nlink == 1
-        assert not path.exists()
-    assert len(names) == 2

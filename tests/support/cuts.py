@@ -20,7 +20,7 @@ ITERATIONS = 4 * PER_EPOCH
 MODELS = """
 import json, os
 from torch import nn
-from jobkit.payload.data.batches import Batches
+from jobkit.payload.batches import Batches
 
 def noisy():
     '''Dropout draws random numbers, batch normalisation keeps statistics: both must go on.'''

@@ -24,8 +24,9 @@ from jobkit.analysis.collect.records import read_run
 from jobkit.analysis.collect.results import collect
 from jobkit.errors import Exit
 from jobkit.launch.cli import DEFAULT_STUDY
+from jobkit.spec.options import with_words
 from jobkit.spec.runspec import STRATEGIES
-from jobkit.spec.study import Study, with_words
+from jobkit.spec.study import Study
 from support.fake_study import make_plan, whole_run
 
 CHAPTERS = sorted((ROOT / "docs" / "exercises").glob("*.md"))

@@ -50,7 +50,7 @@ LIBRARIES = {
 # Inside a room: each folder may import those before it. "" is the room's own files, which in
 # payload stand both below the folders and above them.
 ORDER = {
-    "payload": ("data", "strategies", "measure", "checkpoints", "guard"),
+    "payload": ("strategies", "measure", "checkpoints", "guard"),
     "analysis": (
         *("tables", "scaling", "collect", "claims", "compare", "findings", "figures", "report", ""),
     ),
@@ -167,7 +167,7 @@ def test_the_rule_sees_a_wrong_import() -> None:
         ("jobkit.metric.kinds", "from jobkit.spec.study import Plan", "jobkit.spec.study"),
         ("jobkit.launch.cli", "from jobkit import analysis", "jobkit.analysis"),
         ("jobkit.analysis.cli", "import submitit.core", "submitit.core"),
-        ("jobkit.payload.data.cache", "import numpy as np", "numpy"),
+        ("jobkit.payload.data", "import numpy as np", "numpy"),
         ("minicluster.cli", "from jobkit.errors import Exit", "jobkit.errors"),
         ("jobkit.analysis.scaling.fits", "import jobkit.analysis.cli", "jobkit.analysis.cli"),
     ):

@@ -19,9 +19,8 @@ import torch
 
 from jobkit.errors import Exit, Parser, UsageError, command, one_line
 from jobkit.payload import host, numerics
-from jobkit.payload.data.batches import Step
-from jobkit.payload.data.cache import Dataset
-from jobkit.payload.data.sources import synthetic
+from jobkit.payload.batches import Step
+from jobkit.payload.data import synthetic
 from jobkit.payload.distributed import Group, join
 from jobkit.payload.leaving import leave
 from jobkit.payload.place import read_rank_env
@@ -146,10 +145,10 @@ def sync_debug(device: torch.device, mode: str) -> None:
 def epoch(spec: RunSpec, group: Group) -> list[Number]:
     """Train two epochs, the second one without waits, and return its numbers."""
     device = group.device
-    train, test, classes = synthetic(spec.train_samples or 0, spec.test_samples or 0)
+    data = synthetic(spec.train_samples or 0, spec.test_samples or 0)
     numerics.configure(spec, device)
     report = Reporter(None, 0, 1)  # prints nothing
-    trainer = build_trainer(spec, group, Dataset(train, test, classes), report)
+    trainer = build_trainer(spec, group, data, report)
     trainer.train_epoch(0, lambda _: None)
     host.reset_peak_memory(device)
     observer = NoWaits(device, len(trainer.batches))
@@ -176,7 +175,11 @@ def epoch(spec: RunSpec, group: Group) -> list[Number]:
     share = observer.issue_s / elapsed_s if on_gpu else None
     peak = host.peak_memory_mib(device).allocated if on_gpu else None
     predicted = footprint(
-        spec, Subject(num_classes=len(classes), images=len(train.labels) + len(test.labels))
+        spec,
+        Subject(
+            num_classes=len(data.classes),
+            images=len(data.train.labels) + len(data.test.labels),
+        ),
     )
     ratio = peak and predicted.total / 2**20 / peak
     return [

@@ -15,7 +15,7 @@ from jobkit.export import formats
 from jobkit.export.formats import Deployed, jacobian_of
 from jobkit.export.weights import Trained
 from jobkit.paths import write_json
-from jobkit.payload.data.batches import MEAN, STD
+from jobkit.payload.batches import MEAN, STD
 
 IMAGES, EXPECTED, EXPECTED_JACOBIAN = "images.u8", "expected.f32", "jacobian.f32"
 TOLERANCE = 1e-5  # of the largest logit, or of 1 where all are smaller

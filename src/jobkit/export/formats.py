@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from jobkit.errors import UsageError
-from jobkit.payload.data.batches import MEAN, STD
+from jobkit.payload.batches import MEAN, STD
 from jobkit.permissions import keep_compiler_cache
 
 FILES = {"aoti": "model.pt2", "onnx": "model.onnx", "state_dict": "model.pt"}

@@ -20,9 +20,15 @@ from jobkit.launch.states import counted
 from jobkit.outcome.state import BAD_ENDS, UNDER_WAY
 from jobkit.requeue import MAX_RESTARTS
 from jobkit.spec.command import LAUNCHERS
-from jobkit.spec.options import add_recipe_argument, add_spec_arguments, given_settings
+from jobkit.spec.options import (
+    add_grid_arguments,
+    add_recipe_argument,
+    add_spec_arguments,
+    given_settings,
+    with_words,
+)
 from jobkit.spec.runspec import SETTINGS
-from jobkit.spec.study import STUDIES, Plan, Study, add_grid_arguments, with_words
+from jobkit.spec.study import STUDIES, Plan, Study
 
 DEFAULT_STUDY = "strong"
 _FIT_HERE = (None, "threads")  # studies whose sizes are those of this machine, off Slurm

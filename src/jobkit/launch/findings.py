@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 
 from jobkit.errors import Exit
-from jobkit.files import MOST_TOML, read_text
+from jobkit.files import MAX_TOML, read_text
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def report(args: Namespace, check: Callable[[str], list[Finding]]) -> int:
 
 def _check(name: str, check: Callable[[str], list[Finding]]) -> list[Finding]:
     try:
-        text = read_text(name, MOST_TOML)
+        text = read_text(name, MAX_TOML)
     except OSError as error:
         return [Finding("error", "", f"cannot be read: {error.strerror}")]
     except ValueError:  # not UTF-8, or a NUL in the name

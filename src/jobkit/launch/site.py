@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from jobkit.errors import Exit, Parser, UsageError, command, nearest
-from jobkit.files import MOST_TOML, load_toml, read_text
+from jobkit.files import MAX_TOML, load_toml, read_text
 from jobkit.gpus import VENDORS
 from jobkit.paths import INSTALLED, REPOSITORY, check_name, find_named
 from jobkit.spec.settings import check_fields, setting
@@ -84,7 +84,7 @@ class Site:
         """
         path = find_named("site", source, SITES, ("local", "slurm"))
         try:
-            values = load_toml(read_text(path, MOST_TOML))
+            values = load_toml(read_text(path, MAX_TOML))
         except (OSError, ValueError) as error:
             raise UsageError(f"{path}: not valid TOML: {error}") from None
         known = [f.name for f in fields(cls)]

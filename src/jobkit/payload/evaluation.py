@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 import torch
 import torch.nn.functional as F
 
-from jobkit.payload.data.batches import DeviceData, share
+from jobkit.payload.batches import DeviceData, share
 from jobkit.payload.readback import read_back
 from jobkit.payload.strategies import Strategy
 from jobkit.payload.tta import predicted

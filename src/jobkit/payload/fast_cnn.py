@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from jobkit.payload.data.batches import MEAN, STD
+from jobkit.payload.batches import MEAN, STD
 
 CHANNELS = (16, 64, 64)  # of the three blocks at width 1
 _PATCH = 2  # pixels on each side

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from jobkit.payload.data.batches import sample_hash
+from jobkit.payload.batches import sample_hash
 
 _CPU, _GPU = "random.cpu", "random.cuda"
 

@@ -10,10 +10,9 @@ import torch.distributed as dist
 
 from jobkit.errors import Exit, RanksDiffer, UsageError
 from jobkit.payload import host, numerics, random_numbers, warnings
+from jobkit.payload.batches import Augmentation, Batches, DeviceData
 from jobkit.payload.clock import Stages
-from jobkit.payload.data.batches import Augmentation, Batches, DeviceData
-from jobkit.payload.data.cache import Dataset
-from jobkit.payload.data.load import load_data
+from jobkit.payload.data import Dataset, load_data
 from jobkit.payload.distributed import Group, banner, check_identity, join
 from jobkit.payload.fast_cnn import FastCNN
 from jobkit.payload.guard.same_ranks import SameRanks

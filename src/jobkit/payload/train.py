@@ -8,8 +8,8 @@ from typing import Protocol
 
 import torch
 
+from jobkit.payload.batches import Batches, DeviceData, Step
 from jobkit.payload.clock import Clock
-from jobkit.payload.data.batches import Batches, DeviceData, Step
 from jobkit.payload.distributed import Group
 from jobkit.payload.evaluation import evaluate, means
 from jobkit.payload.measure.peak import OwnPeak

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from jobkit.errors import UsageError
-from jobkit.payload.data.batches import data_bytes
+from jobkit.payload.batches import data_bytes
 from jobkit.payload.memory import MemoryInputs, Share, StagePass
 from jobkit.payload.place import RankEnv
 from jobkit.payload.strategies import Strategy, strategy_class

@@ -1,17 +1,23 @@
-"""Settings of a training from options of a command line, a recipe, or a file (--spec)."""
+"""Settings from options of a command line, a recipe, a file (--spec), or words (--sweep)."""
 
 import argparse
 import contextlib
-from collections.abc import Mapping
-from dataclasses import Field, fields
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import Field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from jobkit.errors import UsageError
+from jobkit.errors import UsageError, nearest
 from jobkit.files import read_text
 from jobkit.paths import read_json
-from jobkit.spec.runspec import SETTINGS, check_keys, check_value, describe, overridden, plain_type
+from jobkit.spec.command import Value, used
+from jobkit.spec.runspec import SETTINGS, check_keys, overridden, plain_type
 from jobkit.spec.settings import GROUPS
+from jobkit.spec.study import Study
+
+_MAX_YAML = 64 << 10  # bytes: its reader is slow, and a file by hand is short
+_BOOLS = {"true": True, "false": False}
 
 # By the ideas and with the hyperparameters of Keller Jordan, "94% on CIFAR-10 in 3.29 Seconds on a
 # Single GPU" (arXiv 2404.00498); its rate of 11.5 per 1024 x (1 + 1 / (1 - 0.85)) samples is 1.5
@@ -35,6 +41,7 @@ _FAST: Mapping[str, Any] = {
     "crop_padding": 2,
     "tta": "flip_shift",
 }
+# Settings that belong together, as defaults under --recipe.
 RECIPES: Mapping[str, Mapping[str, Any]] = {
     "fast": _FAST,
     # The same for a few CPU cores: narrow, and a pass or two with smaller batches.
@@ -49,70 +56,6 @@ RECIPES: Mapping[str, Mapping[str, Any]] = {
         "tta": "flip",
     },
 }
-
-
-_MOST_YAML = 64 << 10  # bytes: its reader is slow, and a file by hand is short
-
-
-def read_spec_file(path: Path) -> dict[str, Any]:
-    """The settings in a file. Raises UsageError for a file or a setting that cannot be used."""
-    if path.suffix in (".yaml", ".yml"):
-        found: Any = {k: _number(k, v) for k, v in _read_yaml(path).items()}
-    else:
-        content = read_json(path, follow=True)
-        found = (content or {}).get("spec", content)
-    if not isinstance(found, dict):
-        raise UsageError(f"--spec {path}: not the spec.json of a run")
-    settings: dict[str, Any] = found
-    try:
-        check_keys(settings)
-    except UsageError as error:
-        raise UsageError(f"--spec {path}: {error}") from None
-    return settings
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
-    """The keys of a YAML file and their values: no lists, no tables."""
-    try:
-        import yaml
-    except ImportError:
-        raise UsageError(
-            f'--spec {path}: needs PyYAML: run "python -m pip install pyyaml", or write JSON'
-        ) from None
-    try:
-        found = yaml.safe_load(read_text(path, _MOST_YAML))
-    except OSError as error:
-        raise UsageError(f"--spec {path}: {error.strerror}") from None
-    except (ValueError, RecursionError, yaml.YAMLError) as error:
-        raise UsageError(f"--spec {path}: not valid YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
-        raise UsageError(f"--spec {path}: must be lines such as 'epochs: 3'")
-    for key, value in found.items():
-        if isinstance(value, list | dict | set):
-            raise UsageError(f"--spec {path}: {key}: must be one value, not a list or a table")
-    return found
-
-
-def _number(key: str, value: Any) -> Any:
-    """A number that YAML 1.1 takes for text, as 1e-3, where the setting is one."""
-    if isinstance(value, str) and key in SETTINGS and plain_type(key)[0] is float:
-        with contextlib.suppress(ValueError):
-            return float(value)
-    return value
-
-
-def _flag_type(name: str) -> Any:
-    """A converter for argparse whose errors name the allowed values."""
-    plain, _ = plain_type(name)
-
-    def convert(text: str) -> Any:
-        try:
-            return check_value(name, plain(text))
-        except ValueError as error:
-            reason = str(error) if isinstance(error, UsageError) else f"must be {describe(name)}"
-            raise argparse.ArgumentTypeError(reason) from None
-
-    return convert
 
 
 def add_spec_arguments(parser: argparse.ArgumentParser, skip: tuple[str, ...] = ()) -> None:
@@ -135,7 +78,7 @@ def add_recipe_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_option(group: Any, f: Field[Any]) -> None:
-    """Add the option of one setting to a group of a parser."""
+    """Add the option of one setting to a group of a parser. RunSpec checks its value."""
     text = f.metadata["help"].replace("%", "%%")
     kwargs: dict[str, Any] = {"dest": f.name, "default": argparse.SUPPRESS}
     if f.default is not None:
@@ -145,13 +88,178 @@ def _add_option(group: Any, f: Field[Any]) -> None:
         kwargs["action"] = argparse.BooleanOptionalAction
     else:
         metavar = "|".join(f.metadata["choices"]) if f.metadata["choices"] else None
-        kwargs |= {"type": _flag_type(f.name)}
         kwargs["metavar"] = metavar or {int: "N", float: "X", str: "TEXT"}[plain]
+        kwargs["type"] = lambda word: _setting(f.name, word)
     group.add_argument("--" + f.name.replace("_", "-"), help=text, **kwargs)
 
 
 def given_settings(namespace: argparse.Namespace) -> dict[str, Any]:
     """The settings in a parsed namespace that the user gave, over those of --recipe."""
-    given = {k: v for k, v in vars(namespace).items() if k in SETTINGS}
+    settings = {k: v for k, v in vars(namespace).items() if k in SETTINGS}
     recipe = getattr(namespace, "recipe", None)
-    return overridden(RECIPES[recipe], given) if recipe else given
+    return overridden(RECIPES[recipe], settings) if recipe else settings
+
+
+def read_spec_file(path: Path) -> dict[str, Any]:
+    """The settings in the spec.json that a run left, or in flat YAML by hand, as `epochs: 3`.
+
+    Raises UsageError for a file or a setting that cannot be used.
+    """
+    try:
+        if path.suffix in (".yaml", ".yml"):
+            settings: Any = _read_yaml(path)
+        else:
+            content = read_json(path, follow=True)
+            settings = (content or {}).get("spec", content)
+            if not isinstance(settings, dict):
+                raise UsageError("not the spec.json of a run")
+        table: dict[str, Any] = settings
+        check_keys(table)
+    except OSError as error:
+        raise UsageError(f"--spec {path}: {error.strerror}") from None
+    except UsageError as error:
+        raise UsageError(f"--spec {path}: {error}") from None
+    return table
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    """The keys of a YAML file and their values: no lists, no tables."""
+    try:
+        import yaml
+    except ImportError:
+        raise UsageError(
+            'needs PyYAML: run "python -m pip install pyyaml", or write JSON'
+        ) from None
+    try:
+        table = yaml.safe_load(read_text(path, _MAX_YAML))
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        raise UsageError(f"not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(table, dict) or not all(isinstance(key, str) for key in table):
+        raise UsageError("must be lines such as 'epochs: 3'")
+    for key, value in table.items():
+        if isinstance(value, (list, dict, set)):
+            raise UsageError(f"{key}: must be one value, not a list or a table")
+        if isinstance(value, str) and key in SETTINGS and plain_type(key)[0] is float:
+            table[key] = _setting(key, value)  # YAML 1.1 takes 1e-3 for text
+    return table
+
+
+def add_grid_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add --sweep and --parameter."""
+    group = parser.add_argument_group("grid", "Both take several words, and may be repeated.")
+    group.add_argument(
+        "--sweep",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME=V1,V2",
+        help="one run for each value of a setting, or of a placeholder {NAME} of the command",
+    )
+    group.add_argument(
+        "--parameter",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME=VALUE",
+        help="value of a placeholder {NAME} of the command, and a column of results.csv",
+    )
+
+
+def with_words(
+    study: Study, sweeps: Sequence[str], parameters: Sequence[str], given: Collection[str] = ()
+) -> Study:
+    """The study with what NAME=V1,V2 (sweeps) and NAME=VALUE (parameters) say, as last word.
+
+    given: settings that have an option of their own on the same command line, which must not be
+    swept as well. Raises UsageError for a text that is no assignment, a name that the study does
+    not know, and whatever is said twice.
+    """
+    if not (sweeps or parameters):
+        return study
+    swept = _assignments("--sweep", sweeps, "V1,V2")
+    single = _assignments("--parameter", parameters, "VALUE")
+    if not study.command:
+        return _with_settings(study, swept, single, given)
+    for name in single:
+        if name in swept:
+            raise UsageError(f"{name}: give --parameter or --sweep, not both")
+    known = study.placeholders().union(study.parameters, study.sweep)
+    known |= set[str]().union(*map(used, [*swept.values(), *single.values()]))
+    for name in (*swept, *single):
+        if name not in known:
+            hint = nearest(name, known)
+            raise UsageError(f"parameter {name}: no {{{name}}} in the command{hint}")
+    values = {name: _plain(name, text) for name, text in single.items()}
+    sweep = {k: v for k, v in study.sweep.items() if k not in single}
+    sweep |= {name: _values(name, text, _plain) for name, text in swept.items()}
+    return replace(study, parameters={**study.parameters, **values}, sweep=sweep)
+
+
+def _with_settings(
+    study: Study, swept: Mapping[str, str], single: Mapping[str, str], given: Collection[str]
+) -> Study:
+    """A study of jobkit's own training, whose sweeps are of its settings."""
+    if single:
+        name = next(iter(single))
+        raise UsageError(
+            f"--parameter {name}: is of a command; a setting of the training has its own option"
+        )
+    sweep: dict[str, Any] = {}
+    for word, text in swept.items():
+        name = word.replace("-", "_")
+        check_keys({name: text})
+        if name in sweep:
+            raise UsageError(f"--sweep {name}: given twice, also as {word}")
+        if name in given:
+            option = "--" + name.replace("_", "-")
+            raise UsageError(f"{name}: give {option} or --sweep, not both")
+        sweep[name] = _values(name, text, _setting)
+    fixed = {k: v for k, v in overridden(study.settings, sweep).items() if k not in sweep}
+    fixed |= {k: v for k, v in study.settings.items() if k in given}
+    return replace(study, settings=fixed, sweep=overridden(study.sweep, sweep))
+
+
+def _assignments(option: str, words: Sequence[str], what: str) -> dict[str, str]:
+    """The words NAME=TEXT, by name."""
+    assigned: dict[str, str] = {}
+    for word in words:
+        name, _, text = word.partition("=")
+        if not (name and text):
+            raise UsageError(f"{option} {word!r}: must be NAME={what}")
+        if name in assigned:
+            raise UsageError(f"{option} {name}: given twice")
+        assigned[name] = text
+    return assigned
+
+
+def _values(name: str, text: str, typed: Callable[[str, str], Value]) -> tuple[Value, ...]:
+    """The values between the commas, each once."""
+    words = [word.strip() for word in text.split(",")]
+    if not all(words):
+        raise UsageError(f"--sweep {name}={text}: has an empty value")
+    values: list[Value] = []
+    for word in words:
+        if (value := typed(name, word)) in values:
+            raise UsageError(f"--sweep {name}={text}: has {word} twice")
+        values.append(value)
+    return tuple(values)
+
+
+def _plain(_name: str, text: str) -> Value:
+    """A value as TOML has it: a number, true or false, else a string."""
+    if text in _BOOLS:
+        return _BOOLS[text]
+    if re.fullmatch(r"[+-]?\d{1,15}", text):
+        return int(text)
+    if re.fullmatch(r"[+-]?\d{1,15}(\.\d+)?([eE][+-]?\d{1,2})?", text):
+        return float(text)
+    return text
+
+
+def _setting(name: str, text: str) -> Value:
+    """A word as the type of its setting where it has that form; RunSpec says what it must be."""
+    plain, _ = plain_type(name)
+    with contextlib.suppress(KeyError, ValueError):
+        value: Value = _BOOLS[text] if plain is bool else plain(text)
+        return value
+    return text

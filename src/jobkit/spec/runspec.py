@@ -4,13 +4,13 @@ import hashlib
 import json
 import re
 import typing
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, fields
-from typing import Any, ClassVar
+from types import MappingProxyType
+from typing import Any, ClassVar, TypeVar
 
 from jobkit.errors import UsageError, nearest, one_of
-from jobkit.spec import settings as setting_rules
+from jobkit.spec import settings as rules
 from jobkit.spec.dataset import WITH_PATH
 from jobkit.spec.settings import (
     DEFAULT_GLOBAL_BATCH_SIZE,
@@ -27,10 +27,23 @@ from jobkit.spec.settings import (
 )
 from jobkit.spec.strategies import FACTS
 
+__all__ = ["STRATEGIES", "RunSpec"]
+
 COMMAND_LINE = "command line"  # of comparable(): no parameter can have this name
+ONE_RANK = tuple(name for name, facts in FACTS.items() if facts.one_rank)
+MODELS = ("cnn", "fast_cnn", "resnet18", "mlp")
+DATASETS = ("cifar10", "synthetic")
+_BATCHES = ("global_batch_size", "batch_size_per_rank")  # one of the two
+# Their columns have other names, or what the run decided.
+_OTHER_COLUMNS = ("device", "epochs", "cudnn_benchmark")
+_EVERY = re.compile(r"([1-9][0-9]{0,8})|([0-9]{1,6}(?:\.[0-9]{1,3})?)([smh])")
+_NOT_COMPARED = ("nodes", "ranks_per_node", "repeat", *_BATCHES, "data_dir")
 
 
-class PlannedRun(ABC):
+Run = TypeVar("Run", bound="PlannedRun")
+
+
+class PlannedRun:
     """One planned run of a program at a size: a frozen dataclass, checked when it is made."""
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
@@ -44,6 +57,16 @@ class PlannedRun(ABC):
     ranks_per_node: int
     repeat: int
     stop_signal: str
+    parameters: Mapping[str, Any] = MappingProxyType({})  # free names of a command: their values
+
+    @classmethod
+    def from_dict(cls: type[Run], values: Mapping[str, Any]) -> Run:
+        """Make a spec; raise UsageError that names the nearest right key for an unknown one."""
+        known = cls.__dataclass_fields__
+        for key in values:
+            if key not in known:
+                raise UsageError(f"unknown setting '{key}'{nearest(str(key), known)}")
+        return cls(**values)
 
     @property
     def world_size(self) -> int:
@@ -51,19 +74,9 @@ class PlannedRun(ABC):
         return self.nodes * self.ranks_per_node
 
     @property
-    @abstractmethod
     def slug(self) -> str:
         """The readable part of the run_id."""
-
-    @property
-    @abstractmethod
-    def planned_device(self) -> str | None:
-        """'cuda', 'cpu' or 'auto'; None: the program decides."""
-
-    @property
-    @abstractmethod
-    def planned_epochs(self) -> int | None:
-        """Passes over the training samples; None: the program decides."""
+        raise NotImplementedError
 
     @property
     def run_id(self) -> str:
@@ -84,28 +97,35 @@ class PlannedRun(ABC):
         """All fields, as JSON takes them."""
         return dict(vars(self))
 
-    @abstractmethod
     def arguments(self) -> list[str]:
         """What run.sh gets for this run, besides its size and its folder."""
+        raise NotImplementedError
 
-    @abstractmethod
     def columns(self) -> dict[str, Any]:
         """What is planned, by the names of the columns of results.csv."""
+        raise NotImplementedError
 
-    @abstractmethod
     def comparable(self) -> Mapping[str, Any]:
         """What two runs of one series must share."""
+        raise NotImplementedError
 
     def decided(self, recorded: "PlannedRun") -> "PlannedRun":
         """What is planned, with what it leaves to the device as a run recorded it."""
         return self
 
     def differing(self, recorded: "PlannedRun") -> dict[str, tuple[Any, Any]]:
-        """The settings that a run recorded otherwise: as recorded, as planned.
-
-        Empty where the program records none.
-        """
+        """The settings that a run recorded otherwise: as recorded, as planned."""
         return {}
+
+    @property
+    def planned_device(self) -> str | None:
+        """'cuda', 'cpu' or 'auto'; None: the program decides."""
+        return None
+
+    @property
+    def planned_epochs(self) -> int | None:
+        """Passes over the training samples; None: the program decides, or the steps end it."""
+        return None
 
     @property
     def data(self) -> str | None:
@@ -127,13 +147,9 @@ def _default(f: Field[Any]) -> Any:
     return f.default if f.default_factory is MISSING else f.default_factory()
 
 
-_FORM = re.compile(r"([1-9][0-9]{0,8})|([0-9]{1,6}(?:\.[0-9]{1,3})?)([smh])")
-_UNIT_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
-
-
 @dataclass(frozen=True)
 class Every:
-    """After so many iterations, or seconds, or each epoch; never, where all are left out."""
+    """When checkpoints are written: after iterations, or seconds, or each epoch; or never."""
 
     iterations: int | None = None
     seconds: float | None = None
@@ -142,14 +158,12 @@ class Every:
     @classmethod
     def of(cls, text: str | None) -> "Every":
         """Read epoch, 200 (iterations), 30s, 10m or 1h. Raises UsageError for anything else."""
-        if text is None:
-            return cls()
-        if text == "epoch":
-            return cls(epochs=True)
-        match = _FORM.fullmatch(text)
+        if text in (None, "epoch"):
+            return cls(epochs=text is not None)
+        match = _EVERY.fullmatch(text or "")
         if match and match[1]:
             return cls(iterations=int(match[1]))
-        if match and (seconds := float(match[2]) * _UNIT_S[match[3]]) > 0:
+        if match and (seconds := float(match[2]) * {"s": 1, "m": 60, "h": 3600}[match[3]]) > 0:
             return cls(seconds=seconds)
         raise UsageError(
             f"checkpoint_every = {text!r}: must be epoch, a number of iterations (200), or a time "
@@ -159,7 +173,7 @@ class Every:
 
 @dataclass(frozen=True)
 class Window:
-    """Optimizer steps from first to last, counted from 1 over the whole training."""
+    """The optimizer steps that are profiled, first to last, counted from 1 over all epochs."""
 
     first: int
     last: int
@@ -184,17 +198,6 @@ def profiled_ranks(text: str) -> frozenset[int] | None:
     raise UsageError(f"profile_ranks = {text!r}: must be all, or ranks, as 0,3")
 
 
-__all__ = ["STRATEGIES", "RunSpec"]
-
-ONE_RANK = tuple(name for name, facts in FACTS.items() if facts.one_rank)
-MODELS = ("cnn", "fast_cnn", "resnet18", "mlp")
-DATASETS = ("cifar10", "synthetic")
-_BATCHES = ("global_batch_size", "batch_size_per_rank")  # one of the two
-# Their columns have other names, or what the run decided.
-_OTHER_COLUMNS = ("device", "epochs", "cudnn_benchmark")
-_NOT_COMPARED = ("nodes", "ranks_per_node", "repeat", *_BATCHES, "data_dir")
-
-
 @dataclass(frozen=True, kw_only=True)
 class RunSpec(  # the fields of the last base come first
     MeasurementSettings,
@@ -214,7 +217,7 @@ class RunSpec(  # the fields of the last base come first
     """
 
     def __post_init__(self) -> None:
-        setting_rules.check_fields(self)
+        rules.check_fields(self)
         if self.global_batch_size is not None and self.batch_size_per_rank is not None:
             raise UsageError("give --global-batch-size or --batch-size-per-rank, not both")
         if ":" not in self.model:
@@ -261,28 +264,21 @@ class RunSpec(  # the fields of the last base come first
 
     @property
     def slug(self) -> str:
-        """The readable part of the run_id."""
-        batch = (
-            f"b{self.steps_batch_size}"
-            if self.scaling == "strong"
-            else f"pb{self.batch_size_per_rank}"
-        )
+        weak = self.scaling == "weak"
+        batch = f"pb{self.batch_size_per_rank}" if weak else f"b{self.steps_batch_size}"
         parts = [self.strategy, f"n{self.nodes}", f"g{self.ranks_per_node}", batch]
         return "-".join([*parts, self.precision, f"r{self.repeat}"])
 
     @property
     def whole_node(self) -> bool:
-        """Whether one rank uses every GPU of its node."""
         return FACTS[self.strategy].whole_node and self.device != "cpu"
 
     @property
     def planned_device(self) -> str:
-        """cuda, cpu or auto."""
         return self.device
 
     @property
     def planned_epochs(self) -> int | None:
-        """Passes over the training samples; None: the steps end it, maybe before."""
         return self.epochs if self.max_steps is None else None
 
     def columns(self) -> dict[str, Any]:
@@ -299,8 +295,8 @@ class RunSpec(  # the fields of the last base come first
     def decided(self, recorded: PlannedRun) -> PlannedRun:
         """What is planned, with what it leaves to the device as a run recorded it."""
         left = [n for n, value in self.left_to_device.items() if getattr(self, n) == value]
-        found = {n: getattr(recorded, n) for n in left if hasattr(recorded, n)}
-        return self.from_dict({**vars(self), **found}) if found else self
+        decided = {n: getattr(recorded, n) for n in left if hasattr(recorded, n)}
+        return self.from_dict({**vars(self), **decided}) if decided else self
 
     def differing(self, recorded: PlannedRun) -> dict[str, tuple[Any, Any]]:
         """The settings of its identity that a run recorded otherwise; the size's come first."""
@@ -309,7 +305,7 @@ class RunSpec(  # the fields of the last base come first
         first = ("strategy", "nodes", "ranks_per_node")
         names = (*first, *sorted(OF_IDENTITY - {*first}))
         pairs = {n: (getattr(recorded, n, None), getattr(self, n)) for n in names}
-        return {n: (theirs, own) for n, (theirs, own) in pairs.items() if theirs != own}
+        return {n: pair for n, pair in pairs.items() if pair[0] != pair[1]}
 
     def comparable(self) -> dict[str, Any]:
         """The settings but those of the size, with the batch that stays as the size grows."""
@@ -320,14 +316,7 @@ class RunSpec(  # the fields of the last base come first
 
     @property
     def data(self) -> str:
-        """The data set."""
         return self.dataset
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "RunSpec":
-        """Make a spec; raise UsageError that names the nearest right key for an unknown one."""
-        check_keys(values)
-        return cls(**values)
 
     def arguments(self) -> list[str]:
         """The payload's arguments for this spec: the strategy, and what differs from defaults."""
@@ -351,16 +340,13 @@ SETTINGS: tuple[str, ...] = tuple(_META)
 
 def plain_type(name: str) -> tuple[type, bool]:
     """The type of a setting and whether it may be left out (None)."""
-    return setting_rules.plain_type(_HINTS[name])
+    return rules.plain_type(_HINTS[name])
 
 
 def overridden(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """The settings with some replaced; a batch size that is given replaces the other kind too."""
-    kept = dict(values)
-    if any(name in changes for name in _BATCHES):
-        for name in _BATCHES:
-            kept.pop(name, None)
-    return {**kept, **changes}
+    replaced = _BATCHES if any(name in changes for name in _BATCHES) else ()
+    return {**{k: v for k, v in values.items() if k not in replaced}, **changes}
 
 
 def check_keys(values: Mapping[str, Any]) -> None:
@@ -368,13 +354,3 @@ def check_keys(values: Mapping[str, Any]) -> None:
     for key in values:
         if key not in _META:
             raise UsageError(f"unknown setting '{key}'{nearest(str(key), SETTINGS)}")
-
-
-def check_value(name: str, value: Any) -> Any:
-    """Return the value as the setting's type; raise UsageError that says what it may be."""
-    return setting_rules.check(name, _HINTS[name], _META[name], value)
-
-
-def describe(name: str) -> str:
-    """What a setting may be, in words."""
-    return setting_rules.describe(_HINTS[name], _META[name])

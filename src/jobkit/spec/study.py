@@ -24,7 +24,6 @@ or of any other program, by its command, in which {names} are replaced (see comm
     together = true              # though nothing may show that the ranks talk to each other
 """
 
-import argparse
 import itertools
 import json
 import math
@@ -36,15 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from jobkit.errors import UsageError, nearest, one_of
-from jobkit.files import (
-    MOST_TOML,
-    file_names,
-    is_there,
-    load_json,
-    load_toml,
-    read_regular,
-    read_text,
-)
+from jobkit.files import file_names, is_there, load_json, read_regular, read_toml
 from jobkit.paths import (
     REPOSITORY,
     StudyPaths,
@@ -55,7 +46,19 @@ from jobkit.paths import (
     write_whole,
 )
 from jobkit.permissions import closed_to_others
-from jobkit.spec.command import LAUNCHERS, CommandGrid, CommandSpec, Value, program_name, used
+from jobkit.spec.command import (
+    LAUNCHERS,
+    RUN_DIR,
+    SCALINGS,
+    CommandSpec,
+    Value,
+    check_parameter,
+    fill,
+    program_name,
+    resolve,
+    resolve_all,
+    used,
+)
 from jobkit.spec.runspec import (
     ONE_RANK,
     SETTINGS,
@@ -63,59 +66,24 @@ from jobkit.spec.runspec import (
     PlannedRun,
     RunSpec,
     check_keys,
-    check_value,
     overridden,
-    plain_type,
 )
 from jobkit.spec.settings import check_fields, setting
 from jobkit.spec.strategies import owners
 
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file. Raises UsageError for a file that cannot be read."""
-    try:
-        return load_toml(read_text(path, MOST_TOML))
-    except ValueError as error:
-        raise UsageError(f"{path}: not valid TOML: {error}") from None
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from None
-
-
-def size_of(gpus: int | str, per_node: int | None) -> tuple[int, int]:
-    """A size as (nodes, ranks per node): 8 on nodes of 4 is (2, 4); "2x3" is (2, 3)."""
-    if isinstance(gpus, str) and (match := re.fullmatch(r"([1-9]\d{0,5})x([1-9]\d{0,5})", gpus)):
-        return int(match[1]), int(match[2])
-    if isinstance(gpus, str) and re.fullmatch(r"[1-9]\d{0,6}", gpus):
-        gpus = int(gpus)
-    if type(gpus) is not int or gpus < 1:
-        hint = ""
-        if isinstance(gpus, str) and re.fullmatch(r"\d+(,\d+)+,?", gpus):
-            hint = f"; separate sizes by spaces: --gpus {' '.join(filter(None, gpus.split(',')))}"
-        elif isinstance(gpus, str) and re.match(r"[A-Za-z./]", gpus):
-            hint = "; a command comes after --, as: --gpus 1 2 -- python train.py"
-        raise UsageError(
-            f"gpus {gpus!r}: must be a whole number, 1 or more, or NODESxRANKS as 2x4{hint}"
-        )
-    if per_node is None or gpus <= per_node:
-        return 1, gpus
-    if gpus % per_node:
-        raise UsageError(f"gpus {gpus}: does not fill nodes of {per_node}; say NODESxRANKS, as 2x3")
-    return gpus // per_node, per_node
-
-
 STUDIES = REPOSITORY / "hpc" / "studies"
 PLAN_VERSION = 1
-_MOST_RUNS = 100_000  # of a study: more are a mistake, and would fill the memory first
-_MOST_BYTES = 32 << 20  # of a plan.json
+SIZE_NAMES = ("ranks", "nodes", "ranks_per_node", "repeat")
+_MAX_RUNS = 100_000  # of a study: more are a mistake, and would fill the memory first
+_MAX_PLAN = 32 << 20  # bytes of a plan.json
 _SET_BY_THE_GRID = ("strategy", "nodes", "ranks_per_node", "repeat")
 _DEFAULT_STRATEGIES = ("ddp", "fsdp")
 _FOLDERS = ("single", "comm")  # of single jobs, under logs/
-_OF_BOTH = ("stop_signal",)  # a setting of RunSpec, and a field of a study of a command
-# What only a study of a command has: of each, the default.
-_OF_COMMANDS: dict[str, Any] = {
-    "launcher": "srun", "parameters": {}, "work": {}, "pattern": None, "patterns": {},
-    "auto": True, "warmup_steps": 5, "stop_signal": "USR2",
-}  # fmt: skip
+_FILES = ("plan.json", "logs.json")  # a study's folder has one of them
+_WORK = ("unit", "per_step", "scaling", "together")
+# Fields of a study of a command that are the same in each of its runs.
+_SHARED = ("launcher", "pattern", "patterns", "auto", "warmup_steps", "stop_signal")
+_OF_COMMANDS = ("parameters", "work", *_SHARED)  # what only such a study has
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,11 +139,24 @@ class Study:
             )
         if self.patterns and self.pattern:
             raise UsageError("give pattern or [patterns], not both")
-        self._grid()
+        for name, value in [*self.parameters.items(), *self._swept()]:
+            check_parameter(name, value)
+            if name in (*SIZE_NAMES, "run_dir"):
+                raise UsageError(f"parameter {name}: this name is the size's; choose another")
+        for key in self.work:
+            if key not in _WORK:
+                raise UsageError(f"work: unknown key '{key}'{nearest(str(key), _WORK)}")
+        if (scaling := self.work.get("scaling")) is not None:
+            one_of("scaling", scaling, SCALINGS)
+        if "per_step" in self.work and not self.work.get("unit"):
+            raise UsageError(
+                'work: per_step needs its unit: --unit images, or unit = "images" in the study'
+            )
 
     def _check_training(self) -> None:
-        for key, default in _OF_COMMANDS.items():
-            if getattr(self, key) != default:
+        for key in _OF_COMMANDS:
+            field = self.__dataclass_fields__[key]
+            if getattr(self, key) not in (field.default, {}):
                 raise UsageError(f"'{key}' is of a study of a command: give command = [...]")
         if not self.strategies:
             raise UsageError("strategies = []: must be a list of strings, 1 or more")
@@ -196,45 +177,26 @@ class Study:
         Overrides replace a study's field of that name, or else a setting of the training.
         Raises UsageError for a missing or invalid file, or an unknown key.
         """
-        values = read_toml(find_named("study", source, STUDIES))
         known = tuple(cls.__dataclass_fields__)
-        for key in values:
-            if key not in known and key in SETTINGS:
-                raise UsageError(
-                    f"{source}: '{key}' is a setting of the training: write it under [settings]"
-                )
-            if key not in known:
-                raise UsageError(
-                    f"{source}: unknown key '{key}'{nearest(key, (*known, *SETTINGS))}"
-                )
-        if values.get("command") == []:
-            raise UsageError(f"{source}: command = []: its first word is the program")
-        if "command" in overrides and not values.get("command"):
+        values = read_toml(find_named("study", source, STUDIES))
+        if "command" in overrides and "command" not in values:
             raise UsageError(
                 f"{source} is a study of jobkit's own training: for a command leave out --study"
             )
-        values["name"] = overrides.pop("name", values.get("name", Path(source).stem))
         try:
+            for key in values:
+                if key not in known and key in SETTINGS:
+                    raise UsageError(
+                        f"'{key}' is a setting of the training: write it under [settings]"
+                    )
+                if key not in known:
+                    raise UsageError(f"unknown key '{key}'{nearest(key, (*known, *SETTINGS))}")
+            if values.get("command") == []:
+                raise UsageError("command = []: its first word is the program")
+            values["name"] = overrides.pop("name", values.get("name", Path(source).stem))
             return cls(**values).changed(**overrides)
         except UsageError as error:
             raise UsageError(f"{source}: {error}") from None
-
-    def changed(self, **overrides: Any) -> "Study":
-        """The study with some fields or settings replaced; a replaced setting is swept no more."""
-        own = {k: v for k, v in overrides.items() if k in self.__dataclass_fields__}
-        if not (self.command or "command" in own):
-            own = {k: v for k, v in own.items() if k not in _OF_BOTH}
-        if "work" in own:
-            own["work"] = {**self.work, **own["work"]}
-        rest = {k: v for k, v in overrides.items() if k not in own}
-        check_keys(rest)
-        settings = overridden(self.settings, rest)
-        sweep = {k: v for k, v in overridden(self.sweep, rest).items() if k not in rest}
-        return replace(self, **{"settings": settings, "sweep": sweep, **own})
-
-    def sizes(self) -> list[tuple[int, int]]:
-        """Each size as (nodes, ranks on each node)."""
-        return [size_of(gpus, self.gpus_per_node) for gpus in self.gpus]
 
     @classmethod
     def of_command(cls, command: Sequence[str], **fields: Any) -> "Study":
@@ -244,49 +206,52 @@ class Study:
             name += "-study"
         return cls(name=name, command=tuple(command)).changed(**fields)
 
+    def changed(self, **overrides: Any) -> "Study":
+        """The study with some fields or settings replaced; a replaced setting is swept no more."""
+        fields = {k: v for k, v in overrides.items() if k in self.__dataclass_fields__}
+        if not (self.command or "command" in fields):
+            fields.pop("stop_signal", None)  # which is a setting too
+        if "work" in fields:
+            fields["work"] = {**self.work, **fields["work"]}
+        rest = {k: v for k, v in overrides.items() if k not in fields}
+        check_keys(rest)
+        settings = overridden(self.settings, rest)
+        sweep = {k: v for k, v in overridden(self.sweep, rest).items() if k not in rest}
+        return replace(self, **{"settings": settings, "sweep": sweep, **fields})
+
+    def sizes(self) -> list[tuple[int, int]]:
+        """Each size as (nodes, ranks on each node)."""
+        return [size_of(gpus, self.gpus_per_node) for gpus in self.gpus]
+
     def expand(self) -> "Plan":
         """Make the plan: every run of the grid once, in an order shuffled by the seed."""
-        counts = [
-            len(self.strategies) or 1,
-            len(self.gpus),
-            self.repeats,
-            *map(len, self.sweep.values()),
-        ]
-        if (count := math.prod(counts)) > _MOST_RUNS:
-            raise UsageError(f"study {self.name}: {count:,} runs, more than {_MOST_RUNS:,}")
+        lengths = [len(self.strategies) or 1, len(self.gpus), self.repeats]
+        if (count := math.prod([*lengths, *map(len, self.sweep.values())])) > _MAX_RUNS:
+            raise UsageError(f"study {self.name}: {count:,} runs, more than {_MAX_RUNS:,}")
         notes: list[str] = []
-        found = self._commands() if self.command else self._trainings(notes)
-        runs = {spec.run_id: spec for spec in found}
+        self.sizes()  # whose errors need no study's name
+        try:
+            specs = list(self._commands() if self.command else self._trainings(notes))
+        except UsageError as error:
+            raise UsageError(f"study {self.name}: {error}") from None
+        runs = {spec.run_id: spec for spec in specs}
         if not runs:
             raise UsageError("the study has no run: single and dp need a size of 1")
         order = sorted(runs)
         random.Random(self.seed).shuffle(order)
         return Plan(study=self, runs={run_id: runs[run_id] for run_id in order}, notes=tuple(notes))
 
-    def _grid(self) -> CommandGrid:
-        """What is said of the command."""
-        names = ("pattern", "patterns", "auto", "warmup_steps", "stop_signal")
-        return CommandGrid(
-            command=self.command,
-            launcher=self.launcher,
-            parameters=self.parameters,
-            sweep=self.sweep,
-            work=self.work,
-            fixed={name: getattr(self, name) for name in names},
-        )
+    def _points(self) -> list[dict[str, Any]]:
+        """Each combination of the values of the sweep."""
+        values = itertools.product(*self.sweep.values())
+        return [dict(zip(self.sweep, point, strict=True)) for point in values]
 
-    def _commands(self) -> Sequence[CommandSpec]:
-        """Each run of a command."""
-        try:
-            return self._grid().runs(self.sizes(), self.repeats)
-        except UsageError as error:
-            raise UsageError(f"study {self.name}: {error}") from None
+    def _swept(self) -> Iterator[tuple[str, Any]]:
+        return ((name, value) for name, values in self.sweep.items() for value in values)
 
     def _trainings(self, notes: list[str]) -> Iterator[RunSpec]:
         """Each run of jobkit's own training; what is not planned is noted."""
-        points = [
-            dict(zip(self.sweep, p, strict=True)) for p in itertools.product(*self.sweep.values())
-        ]
+        points = self._points()
         for strategy, (nodes, ranks) in itertools.product(self.strategies, self.sizes()):
             if strategy in ONE_RANK and nodes * ranks > 1:
                 notes.append(f"{strategy} runs at 1 rank only: not planned at {nodes * ranks}")
@@ -295,19 +260,125 @@ class Study:
                 # What another strategy alone has makes no second run of the same.
                 swept = {k: v for k, v in point.items() if strategy in (owners(k) or [strategy])}
                 shape = {"strategy": strategy, "nodes": nodes, "ranks_per_node": ranks}
-                yield self._spec({**self.settings, **swept, **shape, "repeat": repeat})
+                yield RunSpec(**{**self.settings, **swept, **shape, "repeat": repeat})
 
-    def _spec(self, values: Mapping[str, Any]) -> RunSpec:
-        """One run of the grid; UsageError names the study."""
+    def _commands(self) -> Iterator[CommandSpec]:
+        """Each run of a command. Raises UsageError where per_step contradicts scaling."""
+        known = self.placeholders()
+        for name, values in self.sweep.items():
+            if name not in known:
+                hint = nearest(name, known)
+                raise UsageError(f"sweep {name}: no {{{name}}} in the command{hint}")
+            if len({*map(str, values)}) < len(values):  # a command has 1 and "1" alike
+                twice = next(v for i, v in enumerate(values) if str(v) in map(str, values[:i]))
+                raise UsageError(f"sweep {name}: has {twice!r} twice")
+        for point in self._points():
+            parameters = {**self.parameters, **point}
+            series = [self._run(parameters, size) for size in self.sizes()]
+            scaling = self._scaling(series)
+            for size, repeat in itertools.product(self.sizes(), range(self.repeats)):
+                yield self._run(parameters, size, repeat, scaling)
+
+    def placeholders(self) -> set[str]:
+        """The names in the placeholders of the command, of its parameters and of its work."""
+        texts = [*self.command, *self.parameters.values(), self.work.get("per_step")]
+        return set[str]().union(*map(used, [*texts, *(value for _, value in self._swept())]))
+
+    def _run(
+        self,
+        parameters: Mapping[str, Any],
+        size: tuple[int, int],
+        repeat: int = 0,
+        scaling: str | None = None,
+    ) -> CommandSpec:
+        """The run of a command at a size, with its placeholders replaced."""
+        nodes, per_node = size
+        names: dict[str, Value] = {"ranks": nodes * per_node, "nodes": nodes}
+        names |= {"ranks_per_node": per_node, "repeat": repeat, "run_dir": RUN_DIR}
+        by_size = {n: v for n, v in parameters.items() if _follows_size(n, parameters)}
         try:
-            return RunSpec(**values)
+            values = resolve_all(parameters, names)
+            names |= values
+            return CommandSpec(
+                **{name: getattr(self, name) for name in _SHARED},
+                command=tuple(fill(word, names) for word in self.command),
+                nodes=nodes,
+                ranks_per_node=per_node,
+                repeat=repeat,
+                parameters=values,
+                by_size=tuple(by_size),
+                template=(*self.command, *(f"{name}={value}" for name, value in by_size.items())),
+                unit=self.work.get("unit"),
+                work_per_step=_work_per_step(self.work.get("per_step"), names),
+                scaling=scaling,
+                together=self.work.get("together", False),
+            )
         except UsageError as error:
-            raise UsageError(f"study {self.name}: {error}") from None
+            raise UsageError(f"at {nodes * per_node} ranks: {error}") from None
+
+    def _scaling(self, series: Sequence[CommandSpec]) -> str | None:
+        """Whether the work of a step stays or grows with the ranks; None: neither, or not said."""
+        stated: str | None = self.work.get("scaling")
+        work = {s.world_size: s.work_per_step for s in series if s.work_per_step is not None}
+        if len(work) < 2:
+            return stated
+        (first, least), *others = work.items()
+        strong = all(w == least for _, w in others)
+        weak = all(w * first == least * ranks for ranks, w in others)
+        if stated and not (strong if stated == "strong" else weak):
+            values = ", ".join(f"{w:g} at {n} ranks" for n, w in work.items())
+            wanted = "the same at each size" if stated == "strong" else "in proportion to the ranks"
+            raise UsageError(
+                f"work: scaling is {stated}, so per_step must be {wanted}; it is {values}"
+            )
+        return stated or ("strong" if strong else "weak" if weak else None)
 
     def to_dict(self) -> dict[str, Any]:
         """The fields of its kind, as JSON takes them."""
         other = ("strategies", "settings") if self.command else ("command", *_OF_COMMANDS)
         return {n: getattr(self, n) for n in self.__dataclass_fields__ if n not in other}
+
+
+def size_of(gpus: int | str, per_node: int | None) -> tuple[int, int]:
+    """A size as (nodes, ranks per node): 8 on nodes of 4 is (2, 4); "2x3" is (2, 3)."""
+    text = str(gpus)
+    if match := re.fullmatch(r"([1-9]\d{0,5})x([1-9]\d{0,5})", text):
+        return int(match[1]), int(match[2])
+    if not re.fullmatch(r"[1-9]\d{0,6}", text):
+        hint = ""
+        if re.fullmatch(r"\d+(,\d+)+,?", text):
+            hint = f"; separate sizes by spaces: --gpus {' '.join(filter(None, text.split(',')))}"
+        elif re.match(r"[A-Za-z./]", text):
+            hint = "; a command comes after --, as: --gpus 1 2 -- python train.py"
+        raise UsageError(
+            f"gpus {gpus!r}: must be a whole number, 1 or more, or NODESxRANKS as 2x4{hint}"
+        )
+    ranks = int(text)
+    if per_node is None or ranks <= per_node:
+        return 1, ranks
+    if ranks % per_node:
+        raise UsageError(f"gpus {gpus}: does not fill nodes of {per_node}; say NODESxRANKS, as 2x3")
+    return ranks // per_node, per_node
+
+
+def _work_per_step(stated: Any, names: Mapping[str, Value]) -> float | None:
+    if stated is None:
+        return None
+    value = resolve(stated, names)
+    if isinstance(value, str) and re.fullmatch(r"\d+(\.\d+)?([eE]\+?\d{1,2})?", value):
+        value = float(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e18:
+        raise UsageError(f"work: per_step = {stated!r}: must be a number above 0, or a placeholder")
+    return float(value)
+
+
+def _follows_size(name: str, parameters: Mapping[str, Any]) -> bool:
+    """Whether a parameter's value follows from the size, maybe by way of another parameter."""
+    seen, waiting = set[str](), {name}
+    while waiting:
+        seen |= waiting
+        waiting = {n for other in waiting for n in used(parameters.get(other))} - seen
+    return bool(seen & set(SIZE_NAMES) - {name})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -328,25 +399,20 @@ class Plan:
         """Write plan.json, whole. Runs planned before under this name stay planned."""
         before = Plan.read(self.paths.plan).runs if self.paths.plan.exists() else {}
         runs = [{"run_id": k, "spec": s.to_dict()} for k, s in {**before, **self.runs}.items()]
-        content = {
-            "v": PLAN_VERSION,
-            "study": self.study.to_dict(),
-            "notes": self.notes,
-            "runs": runs,
-        }
+        content = {"v": PLAN_VERSION, "study": self.study.to_dict(), "notes": self.notes}
         self.paths.folder.mkdir(parents=True, exist_ok=True)
-        write_whole(self.paths.plan, json.dumps(content, indent=1) + "\n")
+        write_whole(self.paths.plan, json.dumps({**content, "runs": runs}, indent=1) + "\n")
 
     @classmethod
     def read(cls, path: Path) -> "Plan":
         """Read plan.json; raises UsageError when it is absent or not a plan."""
         try:
-            content = load_json(read_regular(path, _MOST_BYTES, follow=False))
+            content = load_json(read_regular(path, _MAX_PLAN, follow=False))
             study = Study(**content["study"])
-            found = [(check_name("run id", r["run_id"]), r["spec"]) for r in content["runs"]]
-            runs = {run_id: read_spec(spec) for run_id, spec in found}
-            notes = tuple(content["notes"])
-            return cls(study=study, runs=runs, notes=notes, folder=path.parent)
+            runs = {
+                check_name("run id", r["run_id"]): read_spec(r["spec"]) for r in content["runs"]
+            }
+            return cls(study=study, runs=runs, notes=tuple(content["notes"]), folder=path.parent)
         except FileNotFoundError:
             raise UsageError(f"no plan at {path}") from None
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -358,34 +424,29 @@ def read_spec(values: Mapping[str, Any]) -> RunSpec | CommandSpec:
     return CommandSpec.from_dict(values) if "command" in values else RunSpec.from_dict(values)
 
 
-_FILES = ("plan.json", "logs.json")  # a study's folder has one of them
-
-
-def find_study(given: str | Path | None = None, *, planned: bool = False) -> Path:
+def find_study(source: str | Path | None = None, *, planned: bool = False) -> Path:
     """The folder of a study, by its path or bare name; the newest one when none is given.
 
     planned: the newest of those with a plan: a list of logs has no runs to look at or to end.
     Raises UsageError that names the nearest study where there is none.
     """
-    if given is None:
+    if source is None:
         return _newest(planned)
-    text = str(given)
+    text = str(source)
     named = logs_root() / text
     bare = text not in ("", ".", "..") and "/" not in text
     try:
         folder = named if bare and named.is_dir() else Path(text)
-        there = bool(text) and folder.is_dir()
+        if not text or not folder.is_dir():
+            raise UsageError(_unknown(text, folder))
     except OSError as error:  # too long for a name
         raise UsageError(f"no study {text!r}: {error.strerror}") from None
-    if not there:
-        raise UsageError(_unknown(text, folder))
-    if is_there(folder / "logs.json"):
-        return folder
-    if not is_there(folder / "plan.json") and is_run(folder):
-        parent = folder.absolute().parent
-        raise UsageError(f"{text} is the folder of one run: name its study, {parent}")
-    if not is_there(folder / "plan.json") and not run_folders(folder):
-        raise UsageError(f"{text} has no plan.json and no run: it is not a study")
+    if not any(is_there(folder / name) for name in _FILES):
+        if is_run(folder):
+            parent = folder.absolute().parent
+            raise UsageError(f"{text} is the folder of one run: name its study, {parent}")
+        if not run_folders(folder):
+            raise UsageError(f"{text} has no plan.json and no run: it is not a study")
     return folder
 
 
@@ -401,8 +462,8 @@ def read_plan(folder: Path) -> Plan:
     """
     if is_there(folder / "plan.json"):
         return Plan.read(folder / "plan.json")
-    found = {f.name: spec for f in run_folders(folder) if (spec := own_spec(f))}
-    runs = {check_name("run id", name): spec for name, spec in found.items()}
+    specs = {check_name("run id", f.name): own_spec(f) for f in run_folders(folder)}
+    runs = {run_id: spec for run_id, spec in specs.items() if spec}
     if not runs:
         raise UsageError(f"{folder} has no plan.json, and no run in it has a spec.json")
     return Plan(study=Study(name="single"), runs=runs, folder=folder)
@@ -417,8 +478,13 @@ def own_spec(folder: Path) -> PlannedRun | None:
 
 
 def _newest(planned: bool) -> Path:
-    seen = [p for p in _plans() if p.name == "plan.json" or not planned]
-    plans = [(when, p) for p in seen if (when := _written(p)) is not None]
+    plans = []
+    for path in _plans():
+        if path.name == "plan.json" or not planned:
+            try:
+                plans.append((path.stat().st_mtime, path))
+            except OSError:  # the study was just removed
+                continue
     if not plans:
         single = logs_root() / "single"
         hint = f"; single runs are in {single}: name that" if single.is_dir() else ""
@@ -432,13 +498,6 @@ def _plans() -> list[Path]:
     return [path for path in plans if is_there(path)]
 
 
-def _written(path: Path) -> float | None:
-    try:
-        return path.stat().st_mtime
-    except OSError:  # the study was just removed
-        return None
-
-
 def _unknown(text: str, folder: Path) -> str:
     """The line for a study that is not there."""
     if folder.is_file():
@@ -450,142 +509,9 @@ def _unknown(text: str, folder: Path) -> str:
 
 def is_run(folder: Path) -> bool:
     """Whether a folder is one of a run: something of a run lies in it."""
-    names = ("spec.json", "metrics", "train.log")
-    return any(is_there(folder / name) for name in names)
+    return any(is_there(folder / name) for name in ("spec.json", "metrics", "train.log"))
 
 
 def run_folders(folder: Path, but: Collection[str] = ()) -> list[Path]:
     """The folders of runs in a study's folder, by name; but: names that are left out."""
     return [f for n in sorted({*file_names(folder)}.difference(but)) if is_run(f := folder / n)]
-
-
-_BOOLS = {"true": True, "false": False}
-
-
-def add_grid_arguments(made: argparse.ArgumentParser) -> None:
-    """Add --sweep and --parameter."""
-    group = made.add_argument_group("grid", "Both take several words, and may be repeated.")
-    group.add_argument(
-        "--sweep",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="NAME=V1,V2",
-        help="one run for each value of a setting, or of a placeholder {NAME} of the command",
-    )
-    group.add_argument(
-        "--parameter",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="NAME=VALUE",
-        help="value of a placeholder {NAME} of the command, and a column of results.csv",
-    )
-
-
-def with_words(
-    study: Study, sweeps: Sequence[str], parameters: Sequence[str], given: Collection[str] = ()
-) -> Study:
-    """The study with what NAME=V1,V2 (sweeps) and NAME=VALUE (parameters) say, as last word.
-
-    given: settings that have an option of their own on the same command line, which must not be
-    swept as well. Raises UsageError for a text that is no assignment, a name that the study does
-    not know, a value that its setting does not take, and whatever is said twice.
-    """
-    if not (sweeps or parameters):
-        return study
-    swept = _assignments("--sweep", sweeps, "V1,V2")
-    single = _assignments("--parameter", parameters, "VALUE")
-    if not study.command:
-        return _with_settings(study, swept, single, given)
-    for name in single:
-        if name in swept:
-            raise UsageError(f"{name}: give --parameter or --sweep, not both")
-    _check_names(study, [*swept, *single], [*swept.values(), *single.values()])
-    kept = {k: v for k, v in study.sweep.items() if k not in single}
-    more = {k: _values(k, text, _plain) for k, text in swept.items()}
-    own = {**study.parameters, **{k: _plain(k, text) for k, text in single.items()}}
-    return replace(study, parameters=own, sweep={**kept, **more})
-
-
-def _with_settings(
-    study: Study, swept: Mapping[str, str], single: Mapping[str, str], given: Collection[str]
-) -> Study:
-    """A study of jobkit's own training, whose sweeps are of its settings."""
-    if single:
-        name = next(iter(single))
-        raise UsageError(
-            f"--parameter {name}: is of a command; a setting of the training has its own option"
-        )
-    sweep: dict[str, Any] = {}
-    for word, text in swept.items():
-        name = word.replace("-", "_")
-        check_keys({name: text})
-        if name in sweep:
-            raise UsageError(f"--sweep {name}: given twice, also as {word}")
-        if name in given:
-            option = "--" + name.replace("_", "-")
-            raise UsageError(f"{name}: give {option} or --sweep, not both")
-        sweep[name] = _values(name, text, _setting)
-    fixed = {k: v for k, v in overridden(study.settings, sweep).items() if k not in sweep}
-    fixed |= {k: v for k, v in study.settings.items() if k in given}
-    return replace(study, settings=fixed, sweep=overridden(study.sweep, sweep))
-
-
-def _assignments(option: str, words: Sequence[str], what: str) -> dict[str, str]:
-    """The words NAME=TEXT, by name."""
-    found: dict[str, str] = {}
-    for word in words:
-        name, equals, text = word.partition("=")
-        if not (name and equals and text):
-            raise UsageError(f"{option} {word!r}: must be NAME={what}")
-        if name in found:
-            raise UsageError(f"{option} {name}: given twice")
-        found[name] = text
-    return found
-
-
-def _values(name: str, text: str, typed: Any) -> tuple[Value, ...]:
-    """The values between the commas, each once."""
-    found: list[Value] = []
-    for part in text.split(","):
-        if not part.strip():
-            raise UsageError(f"--sweep {name}={text}: has an empty value")
-        value = typed(name, part.strip())
-        if value in found:
-            raise UsageError(f"--sweep {name}={text}: has {part.strip()} twice")
-        found.append(value)
-    return tuple(found)
-
-
-def _plain(_name: str, text: str) -> Value:
-    """A value as TOML has it: a number, true or false, else a string."""
-    if text in _BOOLS:
-        return _BOOLS[text]
-    if re.fullmatch(r"[+-]?\d{1,15}", text):
-        return int(text)
-    if re.fullmatch(r"[+-]?\d{1,15}(\.\d+)?([eE][+-]?\d{1,2})?", text):
-        return float(text)
-    return text
-
-
-def _setting(name: str, text: str) -> Value:
-    """A value of a setting. Raises UsageError that says what it may be."""
-    plain, _ = plain_type(name)
-    try:
-        value: Any = _BOOLS[text] if plain is bool else plain(text)
-    except (KeyError, ValueError):
-        value = text  # its check says what it must be
-    checked: Value = check_value(name, value)
-    return checked
-
-
-def _check_names(study: Study, names: Sequence[str], texts: Sequence[str]) -> None:
-    """Raise UsageError for a name without a placeholder: its values would change nothing."""
-    places = [*study.command, *study.parameters.values(), *texts, study.work.get("per_step")]
-    known = set[str]().union(study.parameters, study.sweep, *map(used, places))
-    for name in names:
-        if name not in known:
-            raise UsageError(
-                f"parameter {name}: no {{{name}}} in the command{nearest(name, known)}"
-            )

@@ -280,17 +280,12 @@ def test_a_place_that_contradicts_itself_can_still_be_told() -> None:
 
 
 def test_files_and_folders_are_tried_and_not_only_listed(tmp_path) -> None:
-    cache = tmp_path / "cache"
-    assert preflight_facts.unreadable(cache) == "no such folder"
-    cache.mkdir()
-    assert preflight_facts.unreadable(cache) == "no manifest.json in it"
-    (cache / "manifest.json").write_text('{"sha256": {"train_images": "1", "test_images": "2"}}')
-    (cache / "train_images").write_bytes(b"1")
-    assert preflight_facts.unreadable(cache) == "test_images: No such file or directory"
-    (cache / "test_images").write_bytes(b"")
-    assert preflight_facts.unreadable(cache) == "test_images: Invalid argument"
-    (cache / "test_images").write_bytes(b"1")
-    assert preflight_facts.unreadable(cache) == ""
+    path = tmp_path / "x.pt"
+    assert preflight_facts.unreadable(path) == "x.pt: No such file or directory"
+    path.write_bytes(b"")
+    assert preflight_facts.unreadable(path) == "x.pt: Invalid argument"
+    path.write_bytes(b"1")
+    assert preflight_facts.unreadable(path) == ""
     assert preflight_facts.write_fault(tmp_path / "new") == ""
     assert list((tmp_path / "new").iterdir()) == []
     (tmp_path / "file").write_text("")

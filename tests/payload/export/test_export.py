@@ -17,8 +17,8 @@ import jobkit.__main__
 from jobkit.errors import Exit, UsageError
 from jobkit.export import cli, folder, formats
 from jobkit.export.weights import trained_model
-from jobkit.payload.data.batches import MEAN, STD
-from jobkit.payload.data.sources import synthetic
+from jobkit.payload.batches import MEAN, STD
+from jobkit.payload.data import synthetic
 from jobkit.payload.model import build_model
 from jobkit.spec.runspec import RunSpec
 from support import needs

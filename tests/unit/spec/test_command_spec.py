@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from jobkit.analysis.tables.columns import RESULTS
 from jobkit.analysis.tables.series import series_labels
 from jobkit.errors import UsageError
-from jobkit.spec.command import SIZE_NAMES, CommandSpec, check_fits, check_name_free, program_name
-from jobkit.spec.runspec import SETTINGS, RunSpec
+from jobkit.spec.command import CommandSpec, program_name
+from jobkit.spec.runspec import RunSpec
 from jobkit.spec.study import Plan, Study, read_spec
 
 COMMAND = ("python", "train.py", "--batch={batch}", "--accumulate={accumulate}")
@@ -127,30 +126,7 @@ BAD = [
     ({"command": ("python", "{nods}"), "parameters": {}, "sweep": {}}, "did you mean 'nodes'"),
     ({"sweep": {"bach": (6, 12)}}, "no {bach} in the command; did you mean 'batch'"),
     ({"sweep": {"batch": (6, "6")}}, "sweep batch: has '6' twice"),
-    ({"parameters": {"device": "cuda"}}, "device: results.csv has such a column; choose another"),
-    ({"parameters": {"compile": "x"}}, "column compile of results.csv holds true or false"),
 ]
-
-
-def test_a_name_of_a_setting_is_free_and_that_of_any_other_column_is_not() -> None:
-    recorded = {"strategy", "device", "train_samples", "test_samples", "cudnn_benchmark"}
-    free = set(SETTINGS) - recorded - set(SIZE_NAMES)
-    for name in (c.name for c in RESULTS if c.name not in SIZE_NAMES):
-        if name in free:
-            check_name_free(name)
-        else:
-            with pytest.raises(UsageError, match=f"parameter {name}: results.csv has such a"):
-                check_name_free(name)
-    for name in ("batch", "n_layer", "epochs", "step_size", "model_version", "compile", "lr"):
-        check_name_free(name)
-
-
-def test_values_that_the_column_of_a_setting_holds_are_taken() -> None:
-    for name, value in {"lr": 1, "compile": True, "model": 7, "width": 8, "n_layer": "x"}.items():
-        check_fits(name, value)
-    for name, value in {"compile": 1, "width": True, "lr": "1e-3", "seed": 0.5}.items():
-        with pytest.raises(UsageError, match=f"parameter {name} = "):
-            check_fits(name, value)
 
 
 def test_what_cannot_be_planned_is_said(tmp_path: Path) -> None:

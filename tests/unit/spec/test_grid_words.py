@@ -4,7 +4,8 @@ import pytest
 
 from jobkit.errors import UsageError
 from jobkit.launch import cli
-from jobkit.spec.study import Study, with_words
+from jobkit.spec.options import with_words
+from jobkit.spec.study import Study
 
 TRAINING = Study(
     name="t", strategies=("ddp",), gpus=(1,), settings={"batch_size_per_rank": 8, "lr": 0.1},

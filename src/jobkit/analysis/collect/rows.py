@@ -70,7 +70,7 @@ def result_row(
     observed: what was seen of its steps. wall_s: seconds from its job's start to the end.
     """
     row = {
-        **(spec.columns() if spec else {}),
+        **(spec.columns() | _parameters(spec) if spec else {}),
         "status": state.status,
         "reason": state.reason or None,
         "evidence": state.evidence or None,
@@ -88,6 +88,11 @@ def result_row(
     }
     speed = speed_row(observed, _speed(records.epochs, row.get("train_samples")), row)
     return row | epoch_time(observed, records, speed) | speed
+
+
+def _parameters(spec: PlannedRun) -> Row:
+    """The values of a command's parameters; one named as a column of another meaning is renamed."""
+    return {f"parameter_{n}" if n in _RESULT_NAMES else n: v for n, v in spec.parameters.items()}
 
 
 def _where(start: Record) -> Row:

@@ -19,10 +19,8 @@ import jobkit
 from jobkit.errors import UsageError
 from jobkit.files import open_regular
 from jobkit.gpus import gpu_state
-from jobkit.paths import read_json
 from jobkit.payload import host
-from jobkit.payload.data.cache import cache_folder
-from jobkit.payload.data.sources import find_source
+from jobkit.payload.data import find_source
 from jobkit.payload.distributed import candidate
 from jobkit.payload.place import (
     RankEnv,
@@ -225,28 +223,21 @@ def source(dataset: str, data_dir: Path, sizes: tuple[int | None, int | None]) -
             found = find_source(dataset, data_dir, *sizes, download=False)
         except UsageError as error:
             return {"data_fault": str(error)}
-        folder = cache_folder(found, data_dir)
-        return {"cache": str(folder), "cached": not unreadable(folder), "data_fault": ""}
+        path = found.file(data_dir)
+        return {"cache": str(path), "cached": not unreadable(path), "data_fault": ""}
 
     late = {"data_fault": f"{data_dir}: no answer from the file system within 20 s"}
     return within(20, look, late)
 
 
-def unreadable(cache: Path) -> str:
-    """Return why a prepared cache cannot be read; empty where it can. Checksums are not checked.
-
-    Every file that its manifest names is opened and its end is read: all nodes do this at once.
-    """
-    names = (read_json(cache / "manifest.json") or {}).get("sha256")
-    if not isinstance(names, dict):
-        return "no manifest.json in it" if cache.is_dir() else "no such folder"
+def unreadable(path: Path) -> str:
+    """Return why a prepared file cannot be read to its end; empty where it can."""
     try:
-        for name in names:
-            with open_regular(cache / name) as file:
-                file.seek(-1, os.SEEK_END)
-                file.read(1)
+        with open_regular(path) as file:
+            file.seek(-1, os.SEEK_END)
+            file.read(1)
     except OSError as error:
-        return f"{name}: {error.strerror}"
+        return f"{path.name}: {error.strerror}"
     return ""
 
 

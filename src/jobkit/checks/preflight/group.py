@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from jobkit.checks.preflight.facts import within
 from jobkit.errors import UsageError
-from jobkit.files import MOST_TEXT, open_regular
+from jobkit.files import MAX_TEXT, open_regular
 from jobkit.payload.distributed import Group, join
 from jobkit.payload.place import RankEnv
 from jobkit.units import bus_factor
@@ -159,7 +159,7 @@ class Log:
         try:
             with open_regular(self.path) as file:
                 file.seek(self._offset)
-                content = file.read(MOST_TEXT)
+                content = file.read(MAX_TEXT)
         except OSError:
             return ""
         self._offset += len(content)

@@ -17,9 +17,8 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from jobkit.checks.verify.cases import CLASSES, DTYPES, Case
 from jobkit.payload import numerics
-from jobkit.payload.data.batches import Step
-from jobkit.payload.data.cache import Dataset
-from jobkit.payload.data.sources import synthetic
+from jobkit.payload.batches import Step
+from jobkit.payload.data import synthetic
 from jobkit.payload.distributed import Group
 from jobkit.payload.place import RankEnv
 from jobkit.payload.report import Reporter
@@ -98,9 +97,9 @@ def trace(
     num_classes: int = CLASSES,
 ) -> Trace:
     """Train as spec says, by the loop that every job runs, and record each step."""
-    train, test, classes = synthetic(spec.train_samples or 0, spec.test_samples or 0, num_classes)
+    data = synthetic(spec.train_samples or 0, spec.test_samples or 0, num_classes)
     report = Reporter(None, 0, 1)  # as a rank that prints nothing
-    trainer = build_trainer(spec, group, Dataset(train, test, classes), report, dtype)
+    trainer = build_trainer(spec, group, data, report, dtype)
     found = Trace()
     hold_still(trainer.strategy.model)
     trainer.observers = [Recorder(trainer, found)]

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from jobkit.errors import RanksDiffer
-from jobkit.payload.data.batches import Step
+from jobkit.payload.batches import Step
 from jobkit.payload.readback import read_back
 from jobkit.payload.sharded import is_sharded
 

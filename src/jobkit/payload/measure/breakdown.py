@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 from torch import nn
 
-from jobkit.payload.data.batches import Step
+from jobkit.payload.batches import Step
 from jobkit.payload.measure.parts import FEWEST, Parts, means, record
 from jobkit.payload.measure.replica import NoReplica, Replica
 from jobkit.payload.measure.waiting import WAITED, Undo, stop_timing, time_waits

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from jobkit.payload.data.batches import Step
+from jobkit.payload.batches import Step
 from jobkit.spec.runspec import Window
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from jobkit.payload.data.batches import Step
+from jobkit.payload.batches import Step
 from jobkit.payload.distributed import all_or_raise
 from jobkit.units import MIB
 

@@ -5,16 +5,14 @@ takes its part of that slice, and a sample's augmentation depends on (seed, epoc
 So any number of ranks sees exactly the global batches of one.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import cache, partial
 from itertools import islice
 
 import torch
 from torch import Tensor
 
-from jobkit.payload.data.cache import Dataset
-from jobkit.payload.data.images import IMAGE, Images
+from jobkit.payload.data import IMAGE, Dataset, Images
 from jobkit.spec.runspec import RunSpec
 
 PADDING = 4
@@ -37,11 +35,11 @@ class Step:
 
     micro_batches: list[Tensor]
     global_count: int
-    crops: Callable[[], list[Crops]] | None = None  # by microbatch, where made for many steps
+    crops: list[Crops] | None = None  # by microbatch, where they have been made already
 
     def crops_of(self, micro_batch: int) -> Crops | None:
         """The crops of a microbatch that were made ahead, if any were."""
-        return None if self.crops is None else self.crops()[micro_batch]
+        return None if self.crops is None else self.crops[micro_batch]
 
 
 class Batches:
@@ -163,10 +161,6 @@ def data_bytes(images: int, size: int, padding: int = PADDING) -> int:
     return images * (image + label) + samples * crop
 
 
-def _nth(make: Callable[[], list[list[Crops]]], i: int) -> list[Crops]:
-    return make()[i]
-
-
 class DeviceData:
     """The images resident on the device, and the batches made there."""
 
@@ -181,6 +175,7 @@ class DeviceData:
         dtype: torch.dtype = torch.float32,
     ) -> None:
         self.dtype = dtype  # of the images
+        self.crops_ahead = device.type != "cpu"
         self.device, self.seed, self.augmentation = device, seed, augmentation
         self._format = torch.channels_last if channels_last else torch.contiguous_format
         self.train = Images(data.train.images.to(device), data.train.labels.to(device))
@@ -209,30 +204,23 @@ class DeviceData:
         return planes, self.train.labels.index_select(0, indices)
 
     def cropped_ahead(self, steps: Iterable[Step], epoch: int) -> Iterator[Step]:
-        """Yield the steps; on a GPU the samples of several are cropped together.
+        """Yield the steps; on a GPU with the crops of several, which are made together.
 
         A batch takes some 40 operations on its own, and a small model's step few more: the host
         could not issue them as fast as a GPU does them. A CPU is better off with one batch, which
-        stays in its caches. The first of the steps to be used has the crops made.
+        stays in its caches.
         """
         steps = iter(steps)
-        if self.device.type == "cpu":
+        if not self.crops_ahead:
             yield from steps
         for first in steps:
-            more = batches_ahead(sum(map(len, first.micro_batches))) - 1
-            group = [first, *islice(steps, more)]
-            parts = [step.micro_batches for step in group]
-            crops = cache(partial(self._crop_together, parts, epoch))
-            for i, step in enumerate(group):
-                yield replace(step, crops=partial(_nth, crops, i))
-
-    def _crop_together(self, steps: list[list[Tensor]], epoch: int) -> list[list[Crops]]:
-        """The crops of several steps, by step and microbatch."""
-        parts = [part for step in steps for part in step]
-        planes, labels = self._crop(torch.cat(parts), epoch)
-        sizes = [len(part) for part in parts]
-        each = iter(zip(planes.split(sizes), labels.split(sizes), strict=True))
-        return [list(islice(each, len(step))) for step in steps]
+            group = [first, *islice(steps, batches_ahead(sum(map(len, first.micro_batches))) - 1)]
+            parts = [part for step in group for part in step.micro_batches]
+            planes, labels = self._crop(torch.cat(parts), epoch)
+            sizes = [len(part) for part in parts]
+            crops = zip(planes.split(sizes), labels.split(sizes), strict=True)
+            for step in group:
+                yield replace(step, crops=list(islice(crops, len(step.micro_batches))))
 
     def test_batch(self, part: slice) -> tuple[Tensor, Tensor]:
         """The test samples of a slice, as training_batch gives them, without augmentation."""
@@ -241,5 +229,5 @@ class DeviceData:
 
     def _normalise(self, planes: Tensor) -> Tensor:
         images = planes.to(torch.float32)
-        torch.addcmul(self._shift, images, self._scale, out=images)  # in place: memory is dear
+        torch.addcmul(self._shift, images, self._scale, out=images)  # in place: the batch is large
         return images.contiguous(memory_format=self._format).to(self.dtype)

@@ -18,22 +18,22 @@ from jobkit.spec.dataset import WITH_PATH, check_source
 
 def parser() -> Parser:
     """The command line of prepare."""
-    made = Parser(
+    options = Parser(
         prog="jobkit prepare",
-        description="Download or convert images into the cache that the jobs map into memory.",
+        description="Download or convert images into the file that the jobs map into memory.",
     )
-    made.add_argument(
+    options.add_argument(
         "--dataset",
         default="cifar10",
         metavar="cifar10|folder:PATH|idx:PATH",
         help="what to prepare; PATH is a directory (default cifar10)",
     )
-    made.add_argument(
+    options.add_argument(
         "--data-dir",
         type=Path,
         help="directory of data and caches (default: $JOBKIT_DATA_DIR, else ~/.cache/jobkit)",
     )
-    return made
+    return options
 
 
 @command
@@ -50,25 +50,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     return Exit.OK
 
 
-def _prepare(dataset: str, given_dir: Path | None) -> None:
-    """Build the cache if it is absent, and print what to do next."""
-    from jobkit.payload.data.cache import cache_folder, ensure_cache, find_fault, open_cache
-    from jobkit.payload.data.sources import find_source
+def _prepare(dataset: str, requested_dir: Path | None) -> None:
+    """Prepare the file if it is absent, and print what to do next."""
+    from jobkit.payload.data import find_source, open_prepared, prepare
 
-    data_dir = expanded(given_dir or data_root())
+    data_dir = expanded(requested_dir or data_root())
     source = find_source(dataset, data_dir, None, None)
-    folder = cache_folder(source, data_dir)
-    ready = folder.exists() and not find_fault(folder)
-    if not ready:
-        ensure_cache(source, data_dir, lambda line: print(line, flush=True))
-    data = open_cache(folder)
-    size = sum(file.stat().st_size for file in folder.iterdir())
-    print(f"{'already prepared' if ready else 'prepared'}: {folder}")
+    ready = source.file(data_dir).exists()
+    path = prepare(source, data_dir, lambda line: print(line, flush=True))
+    data = open_prepared(path)
+    print(f"{'already prepared' if ready else 'prepared'}: {path}")
     print(
         f"  {len(data.train.labels):,} training and {len(data.test.labels):,} test images, "
-        f"{len(data.classes)} classes, {size / 1e6:,.1f} MB"
+        f"{len(data.classes)} classes, {path.stat().st_size / 1e6:,.1f} MB"
     )
-    place = f" --data-dir {shlex.quote(str(data_dir))}" if given_dir else ""
+    place = f" --data-dir {shlex.quote(str(data_dir))}" if requested_dir else ""
     print(f"next: bash run.sh --dataset {shlex.quote(dataset)}{place}")
 
 

@@ -1,1 +1,0 @@
-"""Images, their cache, and the batches of a rank."""
