@@ -4,9 +4,7 @@ same work for each of many, by as many processes as there are cores."""
 import errno
 import fcntl
 import io
-import json
 import os
-import secrets
 import signal
 import stat
 import threading
@@ -19,41 +17,30 @@ from jobkit.errors import UsageError, nearest
 
 MAX_TEXT = 16 << 20  # bytes of a file of settings or state: a larger one is none
 MAX_TOML = 1 << 20  # its reader takes a second for that much
-_PIECE = 1 << 20  # bytes of one read
 
 
 def open_regular(
-    path: str | Path, max_bytes: int | None = None, within: Path | None = None
+    path: str | Path, max_bytes: int | None = None, within: Path | None = None, follow: bool = True
 ) -> io.BufferedReader:
     """Open a regular file for reading. Raises OSError for all else, or where it is larger.
 
-    A FIFO would wait forever, and a device such as /dev/zero never ends. Links are followed:
-    what they lead to must be a regular file as well, and lie within a folder where one is named.
+    A FIFO would wait forever, and a device such as /dev/zero never ends. Links are followed where
+    follow says so: what they lead to must lie within a folder where one is named.
     """
-    handle = _open_checked(path, max_bytes)[0]
-    try:
-        if within is not None and not _is_within(handle, within):
-            raise OSError(errno.ELOOP, f"a link that leads out of {within.name}", str(path))
-        return io.BufferedReader(io.FileIO(handle, "rb"))
-    except BaseException:
-        os.close(handle)
-        raise
-
-
-def _open_checked(path: str | Path, max_bytes: int | None, follow: bool = True) -> tuple[int, int]:
-    """A regular file, opened for reading, and its size. Raises as open_regular does."""
     # Without O_NONBLOCK the open of a FIFO would itself wait for its other end.
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
     handle = os.open(path, flags if follow else flags | os.O_NOFOLLOW)
     try:
         status = os.fstat(handle)
-        if stat.S_ISDIR(status.st_mode):
-            raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", str(path))
+            error = errno.EISDIR if stat.S_ISDIR(status.st_mode) else errno.EINVAL
+            what = os.strerror(error) if error == errno.EISDIR else "not a regular file"
+            raise OSError(error, what, str(path))
         if max_bytes is not None and status.st_size > max_bytes:
             raise OSError(errno.EFBIG, f"larger than {max_bytes:,} bytes", str(path))
-        return handle, status.st_size
+        if within is not None and not _is_within(handle, within):
+            raise OSError(errno.ELOOP, f"a link that leads out of {within.name}", str(path))
+        return io.BufferedReader(io.FileIO(handle, "rb"))
     except BaseException:
         os.close(handle)
         raise
@@ -93,19 +80,12 @@ def append_to(path: str | Path) -> io.FileIO:
 
 def is_there(path: Path) -> bool:
     """Whether something of this name can be seen: False also where its folder is closed to us."""
-    try:
-        path.stat()
-    except OSError:
-        return False
-    return True
+    return os.path.exists(path)  # noqa: PTH110, as Path.exists raises there
 
 
 def is_regular(path: Path) -> bool:
     """Whether a regular file of this name can be seen."""
-    try:
-        return stat.S_ISREG(path.stat().st_mode)
-    except OSError:
-        return False
+    return os.path.isfile(path)  # noqa: PTH113
 
 
 def file_names(folder: Path) -> list[str]:
@@ -137,15 +117,11 @@ def read_regular(path: str | Path, max_bytes: int = MAX_TEXT, follow: bool = Tru
     follow: a link to one is read too. In a study that somebody handed over it could lead to any
     file of this user's.
     """
-    handle, size = _open_checked(path, max_bytes, follow)
-    try:
-        # As much as there is, not as much as there may be: of thousands of small files the memory
-        # for it would take most of the time.
-        content = os.read(handle, size + 1)
-        while len(content) <= max_bytes and (more := os.read(handle, _PIECE)):
-            content += more  # it has grown since it was opened, or its size is not known
-    finally:
-        os.close(handle)
+    with open_regular(path, max_bytes, follow=follow) as file:
+        # As much as there is: for thousands of small files more memory would take most of the time.
+        size = os.fstat(file.fileno()).st_size or max_bytes  # of a file of /proc it is 0
+        if len(content := file.read(size + 1)) > size:
+            content += file.read(max_bytes)  # it has grown since
     if len(content) > max_bytes:
         raise OSError(errno.EFBIG, f"larger than {max_bytes:,} bytes", str(path))
     return content
@@ -154,27 +130,6 @@ def read_regular(path: str | Path, max_bytes: int = MAX_TEXT, follow: bool = Tru
 def read_text(path: str | Path, max_bytes: int = MAX_TEXT) -> str:
     """The text of a regular file, in UTF-8. Raises OSError, or UnicodeDecodeError."""
     return read_regular(path, max_bytes).decode("utf-8")
-
-
-def write_parts(path: Path, parts: Iterable[bytes]) -> None:
-    """Write a file atomically, from its parts: under a temporary name, then renamed."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    try:
-        with beside.open("xb") as file:
-            file.writelines(parts)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
-
-
-def load_json(content: bytes) -> Any:
-    """The value of a JSON text. Raises ValueError for all else."""
-    try:
-        return json.loads(content)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
 
 
 def read_toml(path: Path, known: Iterable[str] = ()) -> dict[str, Any]:
@@ -205,15 +160,12 @@ def load_toml(text: str) -> dict[str, Any]:
         raise ValueError("nested too deeply") from None
 
 
-_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
-
-
 @contextmanager
 def locked(path: Path, wait: bool) -> Iterator[None]:
     """Hold a lock on a file, made where it is absent and never changed.
 
-    Raises BlockingIOError where another process holds it and wait is False, UsageError where the
-    file system has no locks, and OSError for a link, which could lead to a file of one's own.
+    Raises BlockingIOError where another process holds it and wait is False, and OSError for a link,
+    which could lead to a file of one's own, and for a file system without locks.
     """
     flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
@@ -223,15 +175,7 @@ def locked(path: Path, wait: bool) -> Iterator[None]:
     try:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                raise
-            raise UsageError(
-                f"{path.parent}: its file system has no locks (flock): choose another folder with "
-                "JOBKIT_LOGS for logs, or JOBKIT_DATA_DIR for data"
-            ) from None
+        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         yield
     finally:
         os.close(handle)

@@ -3,12 +3,13 @@
 import json
 import os
 import re
+import secrets
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from jobkit.errors import UsageError, nearest
-from jobkit.files import file_names, load_json, read_regular, write_parts
+from jobkit.files import file_names, read_regular
 
 # Where run.sh, hpc/ and edf.toml are: the checkout, or the copy that an installed jobkit has of it.
 _COPY = Path(__file__).resolve().parent / "_kit"
@@ -209,8 +210,8 @@ def read_json(path: Path, follow: bool = False) -> dict[str, Any] | None:
     follow: a link is read too, as of a file that the user names.
     """
     try:
-        content = load_json(read_regular(path, follow=follow))
-    except (OSError, ValueError):
+        content = json.loads(read_regular(path, follow=follow))
+    except (OSError, ValueError, RecursionError):
         return None
     return content if isinstance(content, dict) else None
 
@@ -222,4 +223,12 @@ def write_json(path: Path, content: object) -> None:
 
 def write_whole(path: Path, text: str) -> None:
     """Write a file atomically: under a temporary name, then renamed."""
-    write_parts(path, [text.encode(errors="backslashreplace")])  # of others' half characters
+    beside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        with beside.open("xb") as file:
+            file.write(text.encode(errors="backslashreplace"))  # of others' half characters
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)

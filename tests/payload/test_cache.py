@@ -29,7 +29,7 @@ from jobkit.payload.data import (
     synthetic,
 )
 from jobkit.payload.prepare import main
-from jobkit.spec import idx
+from jobkit.spec.dataset import IDX_FILES
 from support.idx_files import idx_bytes, write_idx
 
 
@@ -160,7 +160,7 @@ def test_idx_files_that_are_not_whole_are_refused(
     tmp_path: Path, part: str, content: bytes, message: str
 ) -> None:
     folder = write_idx(tmp_path / "mnist")
-    (folder / idx.FILES[part]).write_bytes(content)
+    (folder / IDX_FILES[part]).write_bytes(content)
     with pytest.raises(UsageError, match=message):
         find_source(f"idx:{folder}", tmp_path, None, None).read(lambda _: None)
 

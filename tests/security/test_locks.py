@@ -1,7 +1,5 @@
 """Lock files in a folder that others write to as well."""
 
-import errno
-import fcntl
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -52,10 +50,3 @@ def test_a_lock_writes_to_no_file_of_elsewhere(
     place.write_text(PRECIOUS)
     lock(tmp_path / "plain")
     assert place.read_text() == PRECIOUS
-
-    def refuse(*_: object) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    with pytest.raises(UsageError, match=r"has no locks \(flock\): choose another folder"):
-        lock(tmp_path / "plain")

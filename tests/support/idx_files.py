@@ -4,7 +4,7 @@ import gzip
 import struct
 from pathlib import Path
 
-from jobkit.spec.idx import FILES
+from jobkit.spec.dataset import IDX_FILES
 
 
 def idx_bytes(*shape: int, content: bytes | None = None, kind: int = 8) -> bytes:
@@ -21,7 +21,7 @@ def write_idx(folder: Path, packed: bool = False, side: int = 28, counts: tuple 
     folder.mkdir(parents=True, exist_ok=True)
     for part, count in zip(("train", "test"), counts, strict=True):
         for what, shape in (("images", (count, side, side)), ("labels", (count,))):
-            name, content = FILES[f"{part}_{what}"], idx_bytes(*shape)
+            name, content = IDX_FILES[f"{part}_{what}"], idx_bytes(*shape)
             path = folder / (f"{name}.gz" if packed else name)
             path.write_bytes(gzip.compress(content) if packed else content)
     return folder

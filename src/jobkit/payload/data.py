@@ -26,8 +26,7 @@ from jobkit.errors import UsageError
 from jobkit.files import locked
 from jobkit.paths import data_root, expanded
 from jobkit.payload.distributed import Group, all_or_raise
-from jobkit.spec import idx
-from jobkit.spec.dataset import IDX, check_source, folder_path
+from jobkit.spec.dataset import IDX, check_source, find_idx, folder_path
 from jobkit.spec.runspec import RunSpec
 
 IMAGE = (32, 32, 3)  # height, width, channels
@@ -90,7 +89,7 @@ def read_cifar10(folder: Path, download: bool = True) -> Dataset:
 
 def read_idx(folder: Path) -> Dataset:
     """MNIST and its like: grey images with a border of 2, in three equal channels."""
-    files, parts = idx.find(folder), []
+    files, parts = find_idx(folder), []
     for name in ("train", "test"):
         path = files[f"{name}_images"]
         images, labels = _read_idx_file(path, 3), _read_idx_file(files[f"{name}_labels"], 1)

@@ -4,11 +4,16 @@ from pathlib import Path
 
 from jobkit.errors import UsageError
 from jobkit.paths import expanded
-from jobkit.spec import idx
 
 FOLDER = "folder:"
 IDX = "idx:"
 WITH_PATH = (FOLDER, IDX)
+IDX_FILES = {  # in which MNIST and its like are published
+    "train_images": "train-images-idx3-ubyte",
+    "train_labels": "train-labels-idx1-ubyte",
+    "test_images": "t10k-images-idx3-ubyte",
+    "test_labels": "t10k-labels-idx1-ubyte",
+}
 
 
 def folder_path(dataset: str) -> Path | None:
@@ -31,7 +36,7 @@ def check_source(dataset: str) -> None:
     if dataset == IDX:
         raise UsageError("idx: needs a path, as idx:/data/mnist")
     if dataset.startswith(IDX):
-        idx.find(path)
+        find_idx(path)
         return
     try:
         if not path.is_dir():
@@ -57,3 +62,17 @@ def check_classes(path: Path, train: set[str], test: set[str]) -> list[str]:
 
 def _folders(path: Path) -> list[Path]:
     return [p for p in path.iterdir() if p.is_dir()] if path.is_dir() else []
+
+
+def find_idx(folder: Path) -> dict[str, Path]:
+    """The four files of an IDX data set, packed or not. Raises UsageError where one is absent."""
+    if not folder.is_dir():
+        raise UsageError(f"{folder}: no such directory of IDX files")
+    paths = {}
+    for part, name in IDX_FILES.items():
+        names = (name, f"{name}.gz", name.replace("-idx", ".idx"))
+        path = next((folder / n for n in names if (folder / n).is_file()), None)
+        if path is None:
+            raise UsageError(f"{folder}: has no {name} or {name}.gz")
+        paths[part] = path
+    return paths

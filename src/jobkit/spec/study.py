@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from jobkit.errors import UsageError, nearest, one_of
-from jobkit.files import file_names, is_there, load_json, read_regular, read_toml
+from jobkit.files import file_names, is_there, read_regular, read_toml
 from jobkit.paths import (
     REPOSITORY,
     StudyPaths,
@@ -407,7 +407,7 @@ class Plan:
     def read(cls, path: Path) -> "Plan":
         """Read plan.json; raises UsageError when it is absent or not a plan."""
         try:
-            content = load_json(read_regular(path, _MAX_PLAN, follow=False))
+            content = json.loads(read_regular(path, _MAX_PLAN, follow=False))
             study = Study(**content["study"])
             runs = {
                 check_name("run id", r["run_id"]): read_spec(r["spec"]) for r in content["runs"]
@@ -415,7 +415,7 @@ class Plan:
             return cls(study=study, runs=runs, notes=tuple(content["notes"]), folder=path.parent)
         except FileNotFoundError:
             raise UsageError(f"no plan at {path}") from None
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise UsageError(f"{path} is not a plan: {error}") from None
 
 

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from jobkit.errors import UsageError
-from jobkit.spec import idx
-from jobkit.spec.dataset import check_source, folder_path
+from jobkit.spec.dataset import IDX_FILES, check_source, folder_path
 from jobkit.spec.runspec import RunSpec
 from support.idx_files import write_idx
 
@@ -39,7 +38,7 @@ def test_good_sources_pass_and_what_is_no_folder_is_told(tmp_path: Path) -> None
     assert folder_path("cifar10") is None
     (tmp_path / "images.tar").touch()
     folder = write_idx(tmp_path / "mnist")
-    (folder / idx.FILES["test_labels"]).unlink()
+    (folder / IDX_FILES["test_labels"]).unlink()
     for source, message in (
         (f"folder:{tmp_path}/images.tar", "no such directory of images; unpack it first"),
         ("folder:", "folder: needs a path"),
