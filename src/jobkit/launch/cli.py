@@ -10,7 +10,7 @@ from typing import Any
 from jobkit import __version__
 from jobkit.errors import Parser, UsageError, at_least, command, positive
 from jobkit.gpus import count_gpus
-from jobkit.launch.kubernetes.options import add_kubernetes_arguments, kubernetes_options
+from jobkit.launch.kubernetes import add_kubernetes_arguments, kubernetes_options, to_kubernetes
 from jobkit.launch.launcher import dry_run, prepare, start
 from jobkit.launch.request import LaunchRequest
 from jobkit.launch.site import GPU_REQUESTS, known_sites
@@ -417,8 +417,6 @@ def run(args: argparse.Namespace) -> int:
     """Run the study that the arguments describe; return the exit code."""
     manifests, plan, request = kubernetes_options(args), make_plan(args), make_request(args)
     if manifests:
-        from jobkit.launch.kubernetes.write import to_kubernetes
-
         return to_kubernetes(plan, manifests, request, args.dry_run)
     if args.dry_run:
         return dry_run(plan, request)

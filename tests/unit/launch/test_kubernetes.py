@@ -8,11 +8,10 @@ import pytest
 import yaml
 
 from jobkit.errors import UsageError
+from jobkit.launch.check_files import check_k8s as check
+from jobkit.launch.check_files import k8s_main as check_k8s
 from jobkit.launch.cli import main as run_benchmarks
-from jobkit.launch.kubernetes.check import check
-from jobkit.launch.kubernetes.cli import main as check_k8s
-from jobkit.launch.kubernetes.manifest import manifest, object_name
-from jobkit.launch.kubernetes.options import KubernetesOptions
+from jobkit.launch.kubernetes import KubernetesOptions, manifest, object_name
 from jobkit.spec.runspec import RunSpec
 from jobkit.spec.study import Study
 from support.place import ROOT
@@ -97,8 +96,6 @@ def test_a_name_is_a_dns_label_that_leaves_room_for_the_pods_index() -> None:
         ({"image": ""}, "--image"),
         ({"queue": "Two Words"}, "--queue"),
         ({"pod_memory": "lots"}, "--pod-memory"),
-        ({"pod_memory": "8Gi"}, "--shm-size 8Gi: /dev/shm counts"),
-        ({"pod_memory": "9G", "shm_size": "0.01Ti"}, "--pod-memory 9G"),
         ({"gpu_resource": "gpu"}, "--gpu-resource"),
         ({"grace_s": 5}, "grace_s"),
         ({"resource": ("rdma/hca",)}, "--resource 'rdma/hca': must be as rdma/hca=1"),

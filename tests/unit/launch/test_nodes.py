@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from jobkit.launch.kubernetes.manifest import manifest
-from jobkit.launch.kubernetes.options import KubernetesOptions
+from jobkit.launch.kubernetes import KubernetesOptions, manifest
 from jobkit.spec.study import Study
 from support.place import ROOT
 
