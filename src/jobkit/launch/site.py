@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from jobkit.errors import Exit, Parser, UsageError, command, nearest
-from jobkit.files import MAX_TOML, load_toml, read_text
+from jobkit.errors import Exit, Parser, UsageError, command
+from jobkit.files import read_toml
 from jobkit.gpus import VENDORS
 from jobkit.paths import INSTALLED, REPOSITORY, check_name, find_named
 from jobkit.spec.settings import check_fields, setting
@@ -83,14 +83,7 @@ class Site:
         Raises UsageError for a missing or invalid file, or an unknown key (with the nearest one).
         """
         path = find_named("site", source, SITES, ("local", "slurm"))
-        try:
-            values = load_toml(read_text(path, MAX_TOML))
-        except (OSError, ValueError) as error:
-            raise UsageError(f"{path}: not valid TOML: {error}") from None
-        known = [f.name for f in fields(cls)]
-        for key in values:
-            if key not in known:
-                raise UsageError(f"{path}: unknown key '{key}'{nearest(key, known)}")
+        values = read_toml(path, [f.name for f in fields(cls)])
         try:
             return cls(**{"name": path.stem, **values})
         except UsageError as error:
