@@ -16,7 +16,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from jobkit.analysis.figures.draw import FIGURES
-from jobkit.analysis.tables import column, columns
+from jobkit.analysis.tables import columns
 from jobkit.drill.faults import FAULTS
 from jobkit.metric.kinds import KINDS
 from jobkit.spec.runspec import RunSpec
@@ -91,7 +91,7 @@ def faults() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     **{
-        f"{name}.csv": functools.partial(column.markdown, found)
+        f"{name}.csv": functools.partial(columns.markdown, found)
         for name, found in columns.TABLES.items()
     },
     "settings": settings,

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from jobkit.analysis.collect.measured import observed_of
 from jobkit.analysis.collect.records import read_run
+from jobkit.analysis.collect.rows import observed_of
 from jobkit.planner.memory import main as memory_main
 from support.cuts import DATA, PER_EPOCH, SAMPLES, actions, final, measured, same, write_models
 from support.rigs import NO_BREAKDOWN, ROOT, Result, Start

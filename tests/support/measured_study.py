@@ -10,8 +10,7 @@ import pandas as pd
 
 from jobkit.analysis.collect.results import Results
 from jobkit.analysis.scaling.scaling import measured_sizes, scaling_table
-from jobkit.analysis.tables.column import Column
-from jobkit.analysis.tables.columns import EPOCHS, RESULTS, STEPS
+from jobkit.analysis.tables.columns import EPOCHS, RESULTS, STEPS, Column
 from jobkit.analysis.tables.frames import frame
 
 FIXED = {"study": "s", "strategy": "ddp", "status": "ok", "nodes": 1, "model": "cnn"}

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jobkit.analysis.log_options import add_log_options, given_study
+from jobkit.analysis.log_options import add_log_options, given_logs, logs_folder
 from jobkit.errors import Exit, Parser, UsageError, at_least, command, share
 from jobkit.paths import short_path
 from jobkit.permissions import closed_to_others
@@ -57,6 +57,9 @@ def _parser(prog: str, description: str, epilog: str) -> Parser:
         metavar="STUDY",
         help="a study's folder, as logs/demo, or its bare name (default: the newest study)",
     )
+    made.add_argument(
+        "--out", type=Path, metavar="DIR", help="write here, as of another user's study"
+    )
     return made
 
 
@@ -82,8 +85,11 @@ def collect_main(argv: Sequence[str] | None = None) -> int:
     from jobkit.analysis.report.summary import as_json, print_summary
     from jobkit.analysis.scaling.gate import check_efficiency
 
-    study = given_study(args) if args.logs else args.study
-    results = collect(study, accuracy=args.accuracy, separate=args.apart)
+    study, logs = args.study, given_logs(args) if args.logs else None
+    if logs:
+        study = logs_folder(args.name, sys.argv[1:] if argv is None else argv)
+    options = {"accuracy": args.accuracy, "separate": args.apart, "logs": logs, "out": args.out}
+    results = collect(study, **options)
     if args.json:
         print(as_json(results))
         for line in results.warnings():
@@ -169,7 +175,7 @@ def plot_main(argv: Sequence[str] | None = None) -> int:
 
     from jobkit.analysis.collect.results import OUTDATED, Results
 
-    results = Results.load(args.study)
+    results = Results.load(args.study, args.out)
     if results.is_outdated:
         print(f"{short_path(results.folder)}: {OUTDATED}", file=sys.stderr)
     if results.epochs.empty and results.runs["throughput"].isna().all():
@@ -242,9 +248,9 @@ def _wanted(results: "Results", wanted: list[int], per_node: int | None) -> "lis
 def _show(results: "Results", found: "list[Forecast]") -> None:
     """Print and write the forecasts; without any, an old table is removed."""
     from jobkit.analysis.findings.forecast import forecast_lines, forecast_table
-    from jobkit.analysis.tables.products import save_table
+    from jobkit.analysis.tables.frames import save_table
 
-    path = results.paths.forecast
+    path = results.output.forecast
     if not found:
         path.unlink(missing_ok=True)
         return

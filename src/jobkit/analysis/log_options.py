@@ -1,13 +1,18 @@
 """The options about logs of other programs: collect --logs, and the command try-pattern."""
 
 import argparse
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jobkit.errors import Exit, Parser, UsageError, at_least, command, positive
-from jobkit.paths import StudyPaths
+from jobkit.paths import StudyPaths, write_json
+from jobkit.permissions import closed_to_others
+
+if TYPE_CHECKING:
+    from jobkit.analysis.collect.logs import GivenLogs
 
 _TRY = """examples:
   python -m jobkit try-pattern slurm-17.out --pattern nanogpt
@@ -36,10 +41,12 @@ def add_log_options(parser: argparse.ArgumentParser) -> None:
         "ranks, or groups named ranks, nodes, ranks_per_node; series names its curve",
     )
     group.add_argument(
-        "--gpus-per-node",
-        type=at_least(int, 1),
-        metavar="N",
-        help="the number that --size finds is one of nodes, with N ranks each",
+        "--gpus-per-node", type=at_least(int, 1), metavar="N", help="ranks (GPUs) of a full node"
+    )
+    group.add_argument(
+        "--scaling",
+        choices=("strong", "weak"),
+        help="strong: the work is the same at each size; weak: it grows with the ranks",
     )
     group.add_argument("--name", help="name of the folder under logs/ (default: from-logs)")
     group.add_argument("--unit", help="unit of a step's work, with --work-per-step: as tokens")
@@ -69,31 +76,39 @@ def _add_pattern(group: Any, default: str = "") -> None:
     )
 
 
-def given_study(args: argparse.Namespace) -> Path:
-    """Write logs.json from collect's options; return the study's folder. Raises UsageError."""
-    from jobkit.analysis.collect.given_logs import GivenLogs
+def given_logs(args: argparse.Namespace) -> "GivenLogs":
+    """The logs that collect's options name. Raises UsageError."""
+    from jobkit.analysis.collect.logs import GivenLogs
+    from jobkit.metric.pattern import load_pattern
 
     if args.study:
         raise UsageError("give STUDY or --logs, not both")
     if not args.size:
         raise UsageError("--logs needs --size: an expression that finds each log's number of ranks")
-    files: dict[Path, str] = {}  # each once, though two words name it
-    for path in (f for word in args.logs for f in _files(word)):
-        files.setdefault(path.resolve(), str(path.absolute()))
-    given = GivenLogs(
-        files=tuple(files.values()),
+    files = [path for word in args.logs for path in _files(word)]
+    return GivenLogs(
+        files=tuple({path.resolve(): path.absolute() for path in reversed(files)}.values())[::-1],
         size=args.size,
-        pattern=_table(args.pattern) if args.pattern else None,
-        pattern_name=Path(args.pattern).stem if args.pattern else "",
+        pattern=load_pattern(args.pattern, new=True) if args.pattern else None,
         ranks_per_node=args.gpus_per_node,
         unit=args.unit,
         work_per_step=args.work_per_step,
         warmup_steps=args.warmup_steps,
+        scaling=args.scaling,
     )
-    if given.doubt:
-        print(f"jobkit: warning: {given.doubt}", file=sys.stderr)
-    paths = StudyPaths.named(args.name or "from-logs")
-    given.save(paths)
+
+
+@closed_to_others()
+def logs_folder(name: str | None, words: Sequence[str]) -> Path:
+    """The folder of the tables, made, with the command in logs.json.
+
+    Raises UsageError where it has a plan.
+    """
+    paths = StudyPaths.named(name or "from-logs")
+    if paths.plan.exists():
+        raise UsageError(f"{paths.folder} is a study with a plan: give another --name")
+    paths.folder.mkdir(parents=True, exist_ok=True)
+    write_json(paths.given_logs, {"v": 2, "command": shlex.join(["collect_results.py", *words])})
     return paths.folder
 
 
@@ -104,23 +119,12 @@ def _files(word: str) -> list[Path]:
         return [path]
     base = Path(path.anchor or ".")
     try:
-        found = sorted(f for f in base.glob(str(path.relative_to(path.anchor))) if f.is_file())
+        files = sorted(f for f in base.glob(str(path.relative_to(path.anchor))) if f.is_file())
     except (ValueError, IndexError):  # no pattern
-        found = []
-    if not found:
+        files = []
+    if not files:
         raise UsageError(f"--logs {word!r}: no such file")
-    return found
-
-
-def _table(source: str) -> dict[str, Any]:
-    """The table of a pattern's file, checked."""
-    from dataclasses import asdict
-
-    from jobkit.metric.pattern import load_pattern
-
-    found = {k: v for k, v in asdict(load_pattern(source, new=True)).items() if v and k != "name"}
-    lines = {f"line_{n}": text for n, text in enumerate(found.pop("lines"))}
-    return {**found, **lines}
+    return files
 
 
 @command
@@ -143,14 +147,9 @@ def try_pattern(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if bool(args.line) == bool(args.pattern):
         raise UsageError("give --pattern or --line")
-    return _show(args)
 
-
-def _show(args: argparse.Namespace) -> int:
-    """Print the matches and the rate that follows from them."""
     from jobkit.analysis.collect.lines import matches, observed_lines
     from jobkit.analysis.collect.steps import rate_row
-    from jobkit.analysis.collect.unused import lines_not_taken
     from jobkit.metric.pattern import load_pattern, own_pattern
     from jobkit.outcome.logs import open_log
 
@@ -162,9 +161,9 @@ def _show(args: argparse.Namespace) -> int:
             found = list(matches(stream, pattern))
     except OSError as error:
         raise UsageError(f"{args.log}: {error.strerror or error}") from None
-    for _, number, groups in found[: args.most]:
-        said = "  ".join(f"{k}={v.strip()}" for k, v in groups.items())
-        print(f"line {number}: {said or 'may be truncated: not used'}")
+    for _, place, groups in found[: args.most]:
+        shown = "  ".join(f"{k}={v.strip()}" for k, v in groups.items())
+        print(f"line {place}: {shown or 'may be truncated: not used'}")
     if len(found) > args.most:
         print(f"... and {len(found) - args.most} more (--most N shows more)")
     if not found:
@@ -174,7 +173,7 @@ def _show(args: argparse.Namespace) -> int:
     if args.line and not args.spans:
         print("--spans is not said: each line is taken as one of an interval")
     print(f"{len(found)} lines found" + (f"; {pattern.contains}" if pattern.contains else ""))
-    for sentence in lines_not_taken(observed) if observed else []:
+    for sentence in observed.not_taken if observed else ():
         print(f"  {sentence}")
     for name, value in (rate_row(observed) if observed else {}).items():
         print(f"  {name} = {value:.6g}" if isinstance(value, float) else f"  {name} = {value}")

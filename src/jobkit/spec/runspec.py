@@ -284,7 +284,6 @@ class RunSpec(  # the fields of the last base come first
     def columns(self) -> dict[str, Any]:
         """All settings, and what follows from them; not what the run itself records."""
         return {k: v for k, v in self.to_dict().items() if k not in _OTHER_COLUMNS} | {
-            "device_planned": self.device,
             "world_size": self.world_size,
             "scaling": self.scaling,
             "global_batch_size": self.steps_batch_size,

@@ -6,8 +6,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from jobkit.analysis.collect.measured import ranks_together
 from jobkit.analysis.collect.records import RunRecords
+from jobkit.analysis.collect.rows import ranks_together
 from jobkit.analysis.tables.comparable import SAME, faults
 from jobkit.paths import RunPaths
 from jobkit.spec.command import CommandSpec

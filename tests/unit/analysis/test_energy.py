@@ -8,7 +8,7 @@ import pytest
 
 from jobkit.analysis.collect.records import RunRecords
 from jobkit.analysis.collect.samples import sample_rows, use_row
-from jobkit.analysis.collect.steps import MOST_ROWS, TRAINING, Observation, Observed
+from jobkit.analysis.collect.steps import MAX_ROWS, TRAINING, Observation, Observed
 from jobkit.analysis.figures.use import energy_figure, load_figure
 from jobkit.analysis.findings.idle_gpus import energy, idle_gpus
 from jobkit.analysis.report.proposal import proposal_table
@@ -133,8 +133,8 @@ def test_what_slurm_did_not_gather_is_not_zero() -> None:
 
 
 def test_samples_are_thinned() -> None:
-    thinned = sample_rows(samples(0, seconds=2 * MOST_ROWS + 1))
-    assert MOST_ROWS // 2 <= len(thinned) <= MOST_ROWS
+    thinned = sample_rows(samples(0, seconds=2 * MAX_ROWS + 1))
+    assert MAX_ROWS // 2 <= len(thinned) <= MAX_ROWS
 
 
 def study(busy: float, wait: float, joules: float = 2.0) -> Any:

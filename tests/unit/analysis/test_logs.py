@@ -8,7 +8,6 @@ import pandas as pd
 import pytest
 
 from jobkit.analysis.cli import collect_main
-from jobkit.analysis.collect.given_logs import GivenLogs
 from jobkit.analysis.collect.results import Results, collect
 from jobkit.analysis.findings.verdict import verdict
 from jobkit.analysis.log_options import try_pattern
@@ -44,7 +43,7 @@ ARGUMENTS = ["--logs", "slurm-*.out", "--pattern", "nanogpt", "--size", r"ranks=
 
 def test_each_log_is_a_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert collect_main([*ARGUMENTS, "--name", "old"]) == Exit.INCOMPLETE  # one crashed
-    results = collect("old")  # again, by its name alone
+    results = Results.load("old")
     runs = results.runs.set_index("run_id")
     assert list(runs["status"]) == ["ok", "ok", "ok", "failed"]
     assert "ValueError" in runs.loc["slurm-d.out", "reason"]
@@ -66,7 +65,9 @@ def test_each_log_is_a_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
         (["--size", "ranks"], "has no group"),
         (["--size", "ranks=("], "does not compile"),
         (["--size", "(?P<gpus>[0-9]+)"], "must be one of"),
-        (["--size", r"(?P<nodes>\d+)"], "finds nodes and not ranks: add --gpus-per-node N"),
+        (["--size", r"(?P<nodes>\d+)"], "finds nodes and not ranks"),
+        (["--size", r"nodes=(\d+)"], "name the group (?P<nodes>...) and add --gpus-per-node N"),
+        (["--size", r"(\d+)nodes"], "finds nodes and not ranks"),
         (["--size", r"(?P<series>\w+)"], "has no group for the ranks"),
         (["--pattern", "nanogtp"], "did you mean 'nanogpt'"),
         (["--work-per-step", "0"], "number over 0"),
@@ -97,32 +98,16 @@ def test_a_log_without_a_size_or_a_line_is_told_and_not_dropped(folder: Path) ->
     (folder / "slurm-e.out").write_text(LINE.format(n=10, ms=5))
     (folder / "slurm-f.out").write_text("ranks=8\nnothing\n")
     assert collect_main(ARGUMENTS) == Exit.INCOMPLETE
-    runs = collect("from-logs").runs.set_index("run_id")
+    runs = Results.load("from-logs").runs.set_index("run_id")
     assert "no size" in runs.loc["slurm-e.out", "reason"]
     assert "no line of pattern nanogpt" in runs.loc["slurm-f.out", "reason"]
-
-
-def test_a_list_that_somebody_else_wrote_opens_no_file_elsewhere(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert collect_main(ARGUMENTS) == Exit.INCOMPLETE
-    file = folder / "logs" / "from-logs" / "logs.json"
-    file.write_text(file.read_text().replace("slurm-a.out", "secret"))
-    assert collect_main(["from-logs"]) == Exit.USAGE
-    assert "was not written by you here" in capsys.readouterr().err
-
-
-def test_nodes_times_ranks_of_a_node(folder: Path) -> None:
-    collect_main([*ARGUMENTS, "--gpus-per-node", "4"])
-    runs = collect("from-logs").runs.set_index("run_id")
-    assert list(runs["world_size"]) == [4, 4, 8, 16]
-    assert list(runs["nodes"]) == [1, 1, 2, 4]
 
 
 @pytest.mark.parametrize(
     ("size", "more", "shapes"),
     [
-        (r"nodes=(\d+)", ["--gpus-per-node", "2"], [(2, 2), (3, 2)]),
+        (r"nodes=(?P<nodes>\d+)", ["--gpus-per-node", "2"], [(2, 2), (3, 2)]),
+        (r"ranks=(\d+)", ["--gpus-per-node", "4"], [(2, 4), (2, 4)]),
         (r"nodes=(?P<nodes>\d+) ranks=(?P<ranks>\d+)", [], [(2, 4), (3, 2)]),
         (r"nodes=\d+ ranks=(\d+)", [], [(1, 8), (1, 6)]),
         (r"(?P<series>[ab])\.out|ranks=(\d+)", [], [None, None]),  # found in the name alone
@@ -137,7 +122,7 @@ def test_what_a_size_finds(
     (folder / "b.out").write_text(f"nodes=3 ranks=6 for y ranks=6\n{line}")
     given = ["--logs", "[ab].out", "--pattern", "nanogpt", "--size", size, *more]
     collect_main(given)
-    runs = collect("from-logs").runs.set_index("run_id")
+    runs = Results.load("from-logs").runs.set_index("run_id")
     for name, shape in zip(("a.out", "b.out"), shapes, strict=True):
         row = runs.loc[name]
         if shape is None:
@@ -153,7 +138,7 @@ def test_rejected_and_unused_lines_and_epochs_of_a_log_are_taken(folder: Path) -
     log += "[METRIC] note=x\n[METRIC] loss=1 loss=2\n[METRIC] last=1.\n"
     (folder / "slurm-g.out").write_text(log)
     collect_main(["--logs", "slurm-g.out", "--size", r"ranks=(\d+)", "--name", "g"])
-    found = collect("g")
+    found = Results.load("g")
     row = found.runs.iloc[0]
     assert (row["status"], row["epochs_done"], row["best_val_accuracy"]) == ("ok", 2, 0.6)
     assert (row["throughput"], row["throughput_unit"]) == (100, "images/s")
@@ -175,7 +160,7 @@ def test_a_log_of_jobkit_itself_says_its_size_settings_and_end(
     shutil.copy(plan.paths.run(run_id).log, folder / "slurm-17.out")
     own = collect("s", write=False).runs.iloc[0]
     collect_main(["--logs", "slurm-17.out", "--size", r"no such (\d+)", "--name", "copy"])
-    row = collect("copy").runs.iloc[0]
+    row = Results.load("copy").runs.iloc[0]
     names = "status strategy nodes ranks_per_node world_size throughput throughput_unit"
     for name in f"{names} epochs_done val_accuracy model global_batch_size".split():
         assert row[name] == own[name], name
@@ -184,7 +169,7 @@ def test_a_log_of_jobkit_itself_says_its_size_settings_and_end(
     FakeRun(plan.paths.folder, "other", other).begin().train(0).end("failed", "rank 1: gone", 1)
     shutil.copy(plan.paths.run("other").log, folder / "slurm-18.out")
     collect_main(["--logs", "slurm-18.out", "--size", r"no such (\d+)", "--name", "bad"])
-    row = collect("bad").runs.iloc[0]
+    row = Results.load("bad").runs.iloc[0]
     assert (row["status"], row["reason"]) == ("failed", "rank 1: gone")
 
 
@@ -192,10 +177,10 @@ def test_a_rate_of_the_warm_up_alone_is_said(folder: Path) -> None:
     (folder / "h.out").write_text("ranks=1\n" + LINE.format(n=10, ms=5) + LINE.format(n=20, ms=5))
     words = ["--logs", "h.out", *ARGUMENTS[2:], "--name", "h"]
     collect_main(words)
-    assert collect("h").warnings() == []
+    assert Results.load("h").warnings() == []
     collect_main([*words, "--warmup-steps", "50"])
-    (line,) = collect("h").warnings()
-    assert line.startswith("h.out: all steps measured are of the warm-up, so its rate is theirs")
+    (line,) = Results.load("h").warnings()
+    assert line.startswith("h.out: only warm-up steps were measured")
 
 
 def test_try_pattern_shows_lines_and_the_rate(
@@ -208,23 +193,6 @@ def test_try_pattern_shows_lines_and_the_rate(
     assert try_pattern(["slurm-a.out", "--line", "(?P<step_time_s>NO)"]) == Exit.INCOMPLETE
     assert try_pattern(["none.out", "--pattern", "nanogpt"]) == Exit.USAGE
     assert "No such file" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("size", "more", "doubted"),
-    [
-        (r"nodes=(\d+)", {}, True),
-        (r"(\d+)nodes", {}, True),
-        (r"nodes=(\d+)", {"ranks_per_node": 4}, False),
-        (r"ranks=(\d+)", {}, False),
-        (r"nodes=(?P<nodes>\d+) ranks=(?P<ranks>\d+)", {}, False),
-    ],
-)
-def test_a_number_of_nodes_is_not_taken_for_ranks_in_silence(
-    size: str, more: dict[str, int], doubted: bool
-) -> None:
-    given = GivenLogs(files=("a.out",), size=size, **more)  # type: ignore[arg-type]
-    assert ("a node counts as one rank" in given.doubt) is doubted
 
 
 SIZE = ["--size", r"^(\d+)gpu"]
@@ -246,7 +214,7 @@ def meter_lines(
 
 def collected(*words: str) -> Results:
     collect_main(["--logs", "*.log", *SIZE, "--name", "m", *words])
-    return collect("m", write=False)
+    return Results.load("m")
 
 
 def test_ranks_of_which_one_counted_are_compared_in_steps(place: Path) -> None:

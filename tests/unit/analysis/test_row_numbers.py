@@ -4,7 +4,7 @@ from typing import Any
 
 from jobkit.analysis.collect.records import RunRecords
 from jobkit.analysis.collect.rows import result_row
-from jobkit.analysis.collect.windows import observed_windows
+from jobkit.analysis.collect.steps import observed_windows
 from jobkit.analysis.scaling.spread import outliers
 from jobkit.outcome.state import RunState
 

@@ -10,9 +10,8 @@ from jobkit import files
 from jobkit.analysis.cli import plot_main
 from jobkit.analysis.collect.results import OUTDATED, Results, collect
 from jobkit.analysis.findings.verdict import verdict
-from jobkit.analysis.tables.column import COUNT, FLAG, NUMBER, TEXT, Column
-from jobkit.analysis.tables.frames import MOST_OTHERS, frame
-from jobkit.analysis.tables.products import read_table, save_table
+from jobkit.analysis.tables.columns import COUNT, FLAG, NUMBER, TEXT, Column
+from jobkit.analysis.tables.frames import frame, read_table, save_table
 from jobkit.errors import UsageError
 from support.fake_study import logs, make_plan, realistic_study, whole_run, whole_study
 
@@ -109,18 +108,6 @@ def test_a_table_in_a_study_that_is_a_link_out_of_it_is_not_read(tmp_path: Path)
     path.symlink_to(tmp_path / "elsewhere.csv")
     with pytest.raises(UsageError, match="a link that leads out of"):
         Results.load("s")
-
-
-def test_of_names_that_are_not_jobkits_the_first_become_columns() -> None:
-    rows = [{"epoch": n, f"m{n:05}": n} for n in range(1000)]
-    table = frame(rows, (Column("epoch", COUNT, ""),))
-    assert len(table.columns) == 1 + MOST_OTHERS
-    assert table.attrs["left_out"] == 1000 - MOST_OTHERS
-    assert table["m00007"].dropna().to_list() == [7]
-    (logs() / "mine" / "a").mkdir(parents=True)
-    lines = [f"[METRIC] epoch={n} own{n:03}={n}\n" for n in range(MOST_OTHERS + 3)]
-    (logs() / "mine" / "a" / "train.log").write_text("".join(lines))
-    assert any("3 columns left out" in line for line in collect("mine").warnings())
 
 
 def test_whole_numbers_of_others_stay_whole() -> None:

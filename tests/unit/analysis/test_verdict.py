@@ -13,8 +13,8 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from jobkit.analysis.collect.measured import OF_EPOCHS, WALL_TIME
 from jobkit.analysis.collect.results import Results
+from jobkit.analysis.collect.rows import OF_EPOCHS, WALL_TIME
 from jobkit.analysis.figures.drawing import interval_of, lines
 from jobkit.analysis.figures.subtitle import subtitle
 from jobkit.analysis.figures.throughput import throughput_figure

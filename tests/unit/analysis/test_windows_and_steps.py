@@ -7,14 +7,26 @@ from typing import Any
 
 import pytest
 
-from jobkit.analysis.collect.epoch_time import epoch_time, steps_of_epoch
 from jobkit.analysis.collect.lines import observed_metrics
-from jobkit.analysis.collect.measured import WALL_TIME, observed_of, speed_row, wall_time_s
 from jobkit.analysis.collect.records import RunRecords, read_run
 from jobkit.analysis.collect.results import Results, collect
-from jobkit.analysis.collect.steps import TRAINING, Observation, Observed, rate_row, step_rows
-from jobkit.analysis.collect.unused import unused_lines
-from jobkit.analysis.collect.windows import observed_windows
+from jobkit.analysis.collect.rows import (
+    WALL_TIME,
+    epoch_time,
+    observed_of,
+    speed_row,
+    steps_of_epoch,
+    unused_lines,
+    wall_time_s,
+)
+from jobkit.analysis.collect.steps import (
+    TRAINING,
+    Observation,
+    Observed,
+    observed_windows,
+    rate_row,
+    step_rows,
+)
 from jobkit.analysis.figures.step_times import step_figure
 from jobkit.analysis.scaling.sizes import EPOCH, sizes
 from jobkit.analysis.tables.columns import RESULTS

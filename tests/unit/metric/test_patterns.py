@@ -8,8 +8,8 @@ import pytest
 
 from jobkit.analysis.collect.lines import matches, observed_lines, observed_metrics
 from jobkit.analysis.collect.records import RunRecords
+from jobkit.analysis.collect.rows import unused_lines
 from jobkit.analysis.collect.steps import Observation, Observed, rate_row, step_rows
-from jobkit.analysis.collect.unused import unused_lines
 from jobkit.analysis.log_options import try_pattern
 from jobkit.errors import UsageError
 from jobkit.metric.pattern import (
@@ -69,7 +69,7 @@ def test_each_shipped_pattern_says_where_its_lines_come_from(name: str) -> None:
         # The rate of the last step alone; the first line is of the warm-up.
         ("deepspeed", 2, {}, "samples/s", 124.8),
         ("deepspeed", 2, {}, "steps_timed", 1),
-        ("timm", 2, {}, "images/s", (742.03 + 739.88) / 2),
+        ("timm", 2, {}, "images/s", 2 / (1 / 742.03 + 1 / 739.88)),
         ("timm", 2, {}, "steps_timed", 2),
         ("timm", 2, {}, "data_wait_share", 0.021 / 0.691),
         # A running rate: the last line counts.
@@ -89,12 +89,14 @@ def test_the_columns_of_a_shipped_pattern(
     assert row[column] == (value if isinstance(value, str) else pytest.approx(value))
 
 
-def test_a_slow_step_is_no_slow_rate_where_a_line_has_one_step() -> None:
+def test_a_slow_step_is_in_the_mean_and_is_said() -> None:
     pattern = load_pattern("timm")
     lines = pattern.sample.strip().splitlines()
-    slow = lines[1].replace("742.03", "7.42").replace("0.345s", "34.5s")  # wrote a checkpoint
-    row = rate_row(observed_in("\n".join([*lines, slow]), pattern, 2, {}))
-    assert row["throughput"] == pytest.approx(739.88)
+    slow = lines[2].replace("100/1251", "150/1251").replace("739.88", "73.988")  # a checkpoint
+    slow = slow.replace("0.346s,", "3.46s,")
+    observed = observed_in("\n".join([*lines, slow, ""]), pattern, 2, {})
+    assert rate_row(observed)["throughput"] == pytest.approx(3 / (1 / 742.03 + 11 / 739.88))
+    assert "1 line of pattern timm with a step of over 5 times the median" in unused(observed)
 
 
 LINES = {
@@ -214,9 +216,9 @@ def test_the_last_number_of_a_log_without_its_newline_is_not_taken() -> None:
     observed = observed_of(line, "step 1 time 200.5\nstep 2 time 201.5\nstep 3 time 20")
     assert [o.step for o in observed.steps] == [1, 2]
     said = "1 line of pattern own may be truncated: not used"
-    assert observed.cut == 1 and unused(observed) == said
+    assert unused(observed) == said
     alone = observed_of(line, "step 3 time 20")
-    assert not alone.steps and rate_row(alone) == {} and alone.cut == 1
+    assert not alone.steps and rate_row(alone) == {} and unused(alone) == said
 
 
 def of_epochs(first: int, epochs: int = 3) -> str:
@@ -248,10 +250,10 @@ def test_an_index_that_begins_again_without_an_epoch_is_told() -> None:
     line = EPOCHS.replace("(?P<epoch>", "(?:")
     observed = observed_of(line, of_epochs(0))
     assert unused(observed).startswith(
-        "40 lines of pattern own with the index of an earlier step, more than there are ranks"
+        "40 lines of pattern own with the index of an earlier step are not used"
     )
     twice = observed_of(line, of_epochs(0, 1) * 2, ranks=2)  # as two ranks print it
-    assert twice.repeated == 0 and len(twice.steps) == 20
+    assert unused(twice) == "" and len(twice.steps) == 20
 
 
 @pytest.mark.parametrize("bad", [-1, 0, float("nan"), float("inf"), True])

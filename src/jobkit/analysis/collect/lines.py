@@ -1,16 +1,24 @@
-"""Observations from what a program printed: its own lines by a pattern, or key=value lines."""
+"""Observations from what a program printed: lines by a pattern, or [METRIC] key=value lines.
 
+A log may have more than one training in it, and each line more than once. Where the index of the
+steps falls back at another speed, the first training alone is read, and it is said.
+"""
+
+import bisect
 import io
 import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
+from statistics import median
 from typing import Any, BinaryIO
 
 import regex
 
-from jobkit.analysis.collect.steps import Observation, Observed, each_once, of_lines
+from jobkit.analysis.collect.steps import Observation, Observed
+from jobkit.analysis.tables.text import counted
 from jobkit.errors import ANSI, UsageError
 from jobkit.metric.kinds import Record
 from jobkit.metric.pattern import Pattern, Quantity, quantity_of
@@ -18,8 +26,10 @@ from jobkit.outcome.evidence import START_MARK
 
 METRIC_LINES = "metric lines"  # the source of key=value lines
 LONGEST_LINE = 8192  # characters of a line that a pattern is tried on
-TIMEOUT_S = 2.0  # of one expression on one line: a study may have been handed over
+TIMEOUT_S = 2.0  # of one expression on one line
 CUT: Mapping[str, str] = {}  # the groups of a line that may have lost its end
+SAME_SPEED = 1.05  # a training again is one of another speed beyond this factor
+SLOW = 5  # times the median: a step with an evaluation or a checkpoint in it
 _ENDS_IN_NUMBER = re.compile(r"[0-9][0-9.]*(?:[eE][+-]?)?\Z")
 _ATTEMPT = re.compile(rf"{re.escape(START_MARK)}: attempt ([0-9]{{1,9}})\b")
 # A comma or _ divides thousands. A decimal comma is not read: 0,031 is no number.
@@ -27,9 +37,13 @@ _NUMBER = re.compile(
     r"[+-]?(?:(?:[1-9][0-9]{0,2}(?:(?:,[0-9]{3})+|(?:_[0-9]{3})+)|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+)"
     r"(?:[eE][+-]?[0-9]+)?"
 )
-_TIMES = {"k": 1e3, "M": 1e6, "G": 1e9}  # behind a rate or work: 12.3k
+_WRAPPED = re.compile(r"(?:np|numpy|torch|tensor)[\w.]*\((.*)\)")  # as np.float32(1.25)
+_DECIMAL_COMMA = re.compile(r"[+-]?[0-9]+,[0-9]+")
+_TIMES = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9}  # behind a rate or work: 12.3k
 _MEASURES = ("step_time", "rate")
 _OWN_KEYS = frozenset(("rank", "attempt", "kind", "run_id", "study", "t", "seq"))
+_FIELD = {"step_time": "time_s", "data_wait": "data_wait_s", "memory": "memory_mib"}
+_Mark = tuple[float, ...]  # how far a training was at a line: attempt, epoch, step
 
 
 def matches(stream: BinaryIO, pattern: Pattern) -> Iterator[tuple[int, int, Mapping[str, str]]]:
@@ -38,26 +52,23 @@ def matches(stream: BinaryIO, pattern: Pattern) -> Iterator[tuple[int, int, Mapp
     CUT stands for the groups of a line whose last number may have lost its end. Raises UsageError
     where an expression takes longer than TIMEOUT_S on a line.
     """
-    tried = [regex.compile(text) for text in pattern.lines]
+    expressions = [regex.compile(text) for text in pattern.lines]
     attempt = 0
-    for number, line, whole in _lines(stream):
+    for place, line, whole in _lines(stream):
         if mark := _ATTEMPT.search(line):
             attempt = int(mark[1])
-        for expression in tried:
+        for expression in expressions:
             try:
-                found = expression.search(line, timeout=TIMEOUT_S)
+                match = expression.search(line, timeout=TIMEOUT_S)
             except TimeoutError:
                 raise UsageError(
-                    f"pattern {pattern.name}: took longer than {TIMEOUT_S:g} s on line {number}"
+                    f"pattern {pattern.name}: took longer than {TIMEOUT_S:g} s on line {place}"
                 ) from None
-            if found:
-                cut = not whole and found.end() == len(line) and _ENDS_IN_NUMBER.search(line)
-                yield attempt, number, CUT if cut else _groups(found)
+            if match:
+                cut = not whole and match.end() == len(line) and _ENDS_IN_NUMBER.search(line)
+                groups = {name: text for name, text in match.groupdict().items() if text}
+                yield attempt, place, CUT if cut else groups
                 break
-
-
-def _groups(found: Any) -> Mapping[str, str]:
-    return {name: text for name, text in found.groupdict().items() if text}
 
 
 def _lines(stream: BinaryIO) -> Iterator[tuple[int, str, bool]]:
@@ -66,13 +77,13 @@ def _lines(stream: BinaryIO) -> Iterator[tuple[int, str, bool]]:
     The last value: whether a line has its end.
     """
     text = io.TextIOWrapper(stream, "utf-8", "replace", newline="\n")
-    number = 1
+    place = 1
     while line := text.readline(1 << 20):
-        *steps, last = line.rstrip("\r\n").split("\r")
-        for part, whole in (*((step, True) for step in steps), (last, line.endswith("\n"))):
+        *bars, last = line.rstrip("\r\n").split("\r")
+        for part, whole in (*((bar, True) for bar in bars), (last, line.endswith("\n"))):
             if part:
-                yield number, ANSI.sub("", part)[:LONGEST_LINE], whole
-        number += line.endswith("\n")
+                yield place, ANSI.sub("", part)[:LONGEST_LINE], whole
+        place += line.endswith("\n")
 
 
 def observed_lines(
@@ -83,31 +94,48 @@ def observed_lines(
 ) -> Observed | None:
     """The observations of the lines that a pattern found; None where no line says a time or rate.
 
-    Where no such line can be used there is none of them, and why.
-
     ranks: how many a rate of one rank is multiplied by. planned: unit, work_per_step and
     warmup_steps of the study.
     """
-    of_one = pattern.of == "per_rank"
-    made: list[Observation] = []
-    cut, unread = 0, list[str]()
+    seen: list[tuple[Observation, _Mark | None]] = []
+    cut, unread, source = 0, list[str](), f"pattern {pattern.name}"
     for attempt, _, groups in found:
         cut += groups is CUT
-        values = {name: _plain(name, text) for name, text in groups.items()}
+        values = {name: plain(text, name) for name, text in groups.items()}
         unread += [f"{name}={groups[name].strip()}" for name in _unread(values)][:1]
-        one = _observation(values, of_one, ranks, planned.get("unit"))
-        if one.time_s or one.rate:
-            made.append(replace(one, attempt=attempt))
-    once, repeated = each_once(made, ranks)
-    steps = of_lines(once, _warmup(planned), pattern.spans == "step")
+        line = _observation(values, pattern.of == "per_rank", ranks, planned.get("unit"))
+        seen.append((replace(line, attempt=attempt), _mark(attempt, values)))
+    made, doubts = _first_training(seen, ranks, source)
+    once, repeated = _each_once(made, ranks)
+    steps = _of_lines(once, planned, pattern.spans == "step")
     if pattern.spans == "running":
         steps = [replace(steps[-1], warmup=False)] if steps else []
-    source = f"pattern {pattern.name}"
-    observed = _observed(steps, planned, source, pattern.spans == "step")
-    if not (observed or cut or unread):
+    observed = _in_one_unit(steps, planned, source, pattern.spans == "step")
+    said = []
+    if cut:
+        said.append(f"{counted(cut, 'line')} of {source} may be truncated: not used")
+    if unread:
+        said.append(
+            f"{counted(len(unread), 'line')} of {source} with a time or rate that is no number "
+            f"above 0, as {unread[0][:80]}: that value is not used"
+        )
+    if repeated and not doubts:
+        doubts = [_of_earlier(repeated, source)]
+    said += doubts
+    said += _slow_steps(steps, source) if pattern.spans == "step" else []
+    if not (observed or said):
         return None
-    observed = observed or Observed(source=source)
-    return replace(observed, cut=cut, unread=unread, repeated=repeated)
+    return replace(observed or Observed(source=source), not_taken=said)
+
+
+def _slow_steps(steps: Sequence[Observation], source: str) -> list[str]:
+    """A sentence where a few of the printed steps are so long that they weigh too much."""
+    times = [o.step_s or (1 / o.rate if o.rate else 0) for o in steps if not o.warmup]
+    slow = [t for t in times if t > SLOW * median(times)]
+    if not slow or sum(times) < SAME_SPEED * (sum(times) - sum(slow)):
+        return []
+    lines = f"{counted(len(slow), 'line')} of {source} with a step of over {SLOW} times the median"
+    return [f"{lines}, as with an evaluation in it: the mean has them"]
 
 
 def _unread(values: Mapping[str, Any]) -> list[str]:
@@ -121,23 +149,42 @@ def _is_above_0(value: Any) -> bool:
 
 
 def observed_metrics(
-    records: Sequence[Record], ranks: int | None, planned: Mapping[str, Any]
+    records: Sequence[Record], ranks: int | None, planned: Mapping[str, Any], copies: int = 1
 ) -> Observed | None:
-    """The observations of [METRIC] key=value lines that say a time or a rate, and no epoch."""
-    made: list[Observation] = []
+    """The observations of [METRIC] key=value lines that say a time or a rate, and no epoch.
+
+    copies: how often the line of a step was printed. Where all ranks print a rate of which the name
+    does not say that it is of one rank, it may be of one or of all: then it is not used.
+    """
+    seen = []
     for record in records:
-        if "v" in record or ("epoch" in record and "step" not in record):
-            continue
-        one = _of_record(record, ranks, planned.get("unit"))
-        if one.time_s or one.rate:
-            made.append(one)
-    return _observed(of_lines(made, _warmup(planned), False), planned, METRIC_LINES)
+        if "v" not in record and not ("epoch" in record and "step" not in record):
+            seen.append((_of_record(record, ranks, planned.get("unit")), _mark(0, record)))
+    made, said = _first_training(seen, ranks, "[METRIC]")
+    if ranks and ranks > 1 and copies >= ranks and _of_nobody(records):
+        said.append(
+            f"each rate is printed {copies} times, as by all {ranks} ranks, and may be of one or "
+            "of all: not used. Print it on rank 0 alone, or name it as tokens_per_s_per_rank"
+        )
+        made = [replace(o, rate=None, work=None) for o in made]
+    once = _each_once(made, ranks)[0]
+    timed = [o for o in once if o.time_s or o.rate]
+    observed = _in_one_unit(_of_lines(timed, planned, False), planned, METRIC_LINES)
+    if not (observed or said):
+        return None
+    return replace(observed or Observed(source=METRIC_LINES), not_taken=said)
+
+
+def _of_nobody(records: Iterable[Record]) -> bool:
+    """Whether a line has a rate of which the name does not say whose it is."""
+    kinds = {quantity_of(name) for record in records for name in record}
+    return any(q.kind == "rate" and q.unit != "steps" and not q.per_rank for q in kinds)
 
 
 def observes(record: Record) -> bool:
     """Whether a key=value line says a time or a rate of steps."""
-    one = _of_record(record, 1)
-    return bool(one.time_s or one.rate)
+    line = _of_record(record, 1)
+    return bool(line.time_s or line.rate)
 
 
 def _of_record(record: Record, ranks: int | None, wanted: str | None = None) -> Observation:
@@ -145,34 +192,165 @@ def _of_record(record: Record, ranks: int | None, wanted: str | None = None) -> 
     return _observation(values, False, ranks, wanted)
 
 
-def _warmup(planned: Mapping[str, Any]) -> int:
-    value = planned.get("warmup_steps")
-    return value if type(value) is int else 0
+# More than one training in a log, and more than one line of a step.
 
 
-def _observed(
+def _mark(attempt: int, values: Mapping[str, Any]) -> _Mark | None:
+    """How far the training was at a line; None where it does not say it."""
+    places = {quantity_of(name).kind: v for name, v in values.items() if type(v) in (int, float)}
+    if not {"step", "epoch"} & places.keys():
+        return None
+    return (attempt, places.get("epoch", -1), places.get("step", -1))
+
+
+def begins_again(marks: Sequence[_Mark | None], ranks: int | None) -> int | None:
+    """Where the training that the lines tell of begins again; None where it does not.
+
+    Lines of several ranks overtake each other by a step or two.
+    """
+    seen: list[_Mark] = []  # sorted, each once
+    for place, mark in enumerate(marks):
+        if mark is None:
+            continue
+        index = bisect.bisect_right(seen, mark)
+        if len(seen) - index >= (1 if ranks == 1 else 3):
+            return place
+        if not index or seen[index - 1] != mark:
+            seen.insert(index, mark)
+    return None
+
+
+def _first_training(
+    seen: Sequence[tuple[Observation, _Mark | None]], ranks: int | None, source: str
+) -> tuple[list[Observation], list[str]]:
+    """The observations that say a time or a rate, of the first training; what others there are.
+
+    Lines again at the same speed are those of other ranks, or of the same training after a restart.
+    """
+    place = begins_again([mark for _, mark in seen], ranks)
+    measured = [o for o, _ in seen if o.time_s or o.rate]
+    first = [o for o, _ in seen[:place] if o.time_s or o.rate]
+    later = measured[len(first) :]
+    if place is None or not later:
+        return measured, []
+    if not first:
+        return later, [f"the rate is of the second training in this log: {source} has no other"]
+    fast, slow = sorted(_speed(part) for part in (first, later))
+    if slow <= SAME_SPEED * fast:
+        return measured, []
+    return first, [_of_earlier(len(later), source)]
+
+
+def _of_earlier(count: int, source: str) -> str:
+    return (
+        f"{counted(count, 'line')} of {source} with the index of an earlier step are not used. "
+        "Where the index begins again in each epoch, name the epoch's group epoch; else it is a "
+        "second training in this log"
+    )
+
+
+def _speed(part: Sequence[Observation]) -> float:
+    """The median time of a step, or of a unit of work, of lines without the first one."""
+    return median(o.time_s or 1 / (o.rate or 1) for o in (part[1:] or part))
+
+
+def _each_once(lines: Iterable[Observation], ranks: int | None) -> tuple[list[Observation], int]:
+    """The observations without those of a step that another rank has printed too.
+
+    Returned too: how many of those left out are of a step that more lines say than there are ranks.
+    """
+    first: dict[object, Observation] = {}
+    counts: Counter[object] = Counter()
+    copies: Counter[object] = Counter()
+    for place, line in enumerate(lines):
+        key = place if line.step is None else (line.attempt, line.epoch, line.step)
+        counts[key] += 1
+        copies[key] += first.setdefault(key, line) == line
+    over = (n - 1 for key, n in counts.items() if ranks and n > ranks and copies[key] < n)
+    return list(first.values()), sum(over)
+
+
+def _of_lines(
+    lines: Sequence[Observation], planned: Mapping[str, Any], single: bool
+) -> list[Observation]:
+    """The observations of a log's lines with the number of their steps, and the warm-up marked.
+
+    A line's time is that of one step. Unless it is of this step alone (single), it holds for every
+    step since the line before. The first line of an attempt has the start-up in it and counts as
+    warm-up, and so does every one within warmup_steps of it, until the index begins again.
+    """
+    warmup = planned.get("warmup_steps")
+    warmup = warmup if type(warmup) is int else 0
+    made: list[Observation] = []
+    begun: dict[int, int] = {}  # by attempt: its first step
+    again = set[int]()  # attempts in which the index began again, with an epoch
+    for before, line in pairwise([None, *lines]):
+        assert line is not None
+        first = line.attempt not in begun
+        start = begun.setdefault(line.attempt, line.step or 0)
+        if _new_epoch(before, line):
+            again.add(line.attempt)
+        early = line.step is not None and line.step <= start + warmup
+        early = early and line.attempt not in again
+        steps = 1 if single else _steps_between(None if first else before, line)
+        times: dict[str, Any] = {
+            name: value * (steps or 1)
+            for name in ("time_s", "data_wait_s", "work")
+            if (value := getattr(line, name)) is not None
+        }
+        made.append(replace(line, steps=steps, warmup=first or early, **times))
+    return made
+
+
+def _steps_between(before: Observation | None, line: Observation) -> int | None:
+    """How many steps an interval's line is of; None where the lines do not say."""
+    if before is None or before.step is None or line.step is None:
+        return None
+    return max(1, line.step - (0 if _new_epoch(before, line) else before.step))
+
+
+def _new_epoch(before: Observation | None, line: Observation) -> bool:
+    """Whether the index of the step has begun again, since another epoch has begun."""
+    if before is None or before.step is None or line.step is None:
+        return False
+    same = (before.attempt, before.epoch) == (line.attempt, line.epoch)
+    return not same and before.attempt == line.attempt and line.step <= before.step
+
+
+# One line as an observation.
+
+
+def _in_one_unit(
     steps: Sequence[Observation], planned: Mapping[str, Any], source: str, single: bool = False
 ) -> Observed | None:
     """The observations in one unit: of those in another one the times alone remain."""
     if not steps:
         return None
     unit, per_step = planned.get("unit"), planned.get("work_per_step")
+    if any(o.unit == "steps" for o in steps):
+        steps = [_in_steps(o) for o in steps]
     if per_step:
-        steps = [_of_steps(one, per_step, unit) for one in steps]
-    said = Counter(one.unit for one in steps if one.unit)
-    timed = per_step and any(one.time_s for one in steps)
-    if said and unit not in said and not (unit and timed):
+        steps = [
+            replace(o, rate=o.rate * per_step, unit=unit) if o.unit == "steps" and o.rate else o
+            for o in steps
+        ]
+    units = Counter(o.unit for o in steps if o.unit)
+    timed = per_step and any(o.time_s for o in steps)
+    if units and unit not in units and not (unit and timed):
         per_step = None if unit else per_step
-        unit = said.most_common(1)[0][0]
+        unit = units.most_common(1)[0][0]
     steps = [o if o.unit in (None, unit) else replace(o, rate=None, work=None) for o in steps]
     return Observed(steps=steps, unit=unit, work_per_step=per_step, single=single, source=source)
 
 
-def _of_steps(one: Observation, per_step: float, unit: str | None) -> Observation:
-    """A rate in steps per second as one in units of work."""
-    if one.unit != "steps" or not one.rate:
-        return one
-    return replace(one, rate=one.rate * per_step, unit=unit)
+def _in_steps(line: Observation) -> Observation:
+    """A line with its rate in steps and its time: a progress bar says it/s or s/it."""
+    count = line.steps or 1
+    if line.rate is None and line.time_s:
+        return replace(line, rate=count / line.time_s, unit="steps")
+    if line.time_s is None and line.rate and line.unit == "steps":
+        return replace(line, time_s=count / line.rate)
+    return line
 
 
 def _observation(
@@ -219,9 +397,6 @@ def _unit(values: Mapping[str, Any], wanted: str | None) -> str | None:
     return None
 
 
-_FIELD = {"step_time": "time_s", "data_wait": "data_wait_s", "memory": "memory_mib"}
-
-
 def _over_ranks(value: float, quantity: Quantity, of_one: bool, ranks: int | None) -> float | None:
     """A rate or work of all ranks; None where it is of one and their number is not known."""
     if quantity.unit == "steps" or not (of_one or quantity.per_rank):
@@ -229,12 +404,28 @@ def _over_ranks(value: float, quantity: Quantity, of_one: bool, ranks: int | Non
     return value * ranks if ranks else None
 
 
-def _plain(name: str, text: str) -> Any:
-    """The text of a group as a number where it is one, None for NaN and infinity."""
+def with_numbers(record: Record) -> Record:
+    """A key=value line with the numbers that its texts are, as 1,234.5 or np.float32(1.25).
+
+    Where a comma in it is a decimal one, as in 3,1, none is read: 255,836 may be 255.836.
+    """
+    texts = {k: v for k, v in record.items() if isinstance(v, str) and ("," in v or "(" in v)}
+    if any(_DECIMAL_COMMA.fullmatch(v) and not _NUMBER.fullmatch(v) for v in texts.values()):
+        return record
+    return record | {k: plain(v, k) for k, v in texts.items()}
+
+
+def plain(text: str, name: str = "") -> Any:
+    """A text as a number where it is one, None for NaN and infinity.
+
+    name: of the value; behind a rate k, M and G are factors.
+    """
     word = text.strip().strip("'\"").rstrip(",")
-    times = _TIMES.get("k" if word[-1:] == "K" else word[-1:])
-    if times and quantity_of(name).kind in ("rate", "work") and _NUMBER.fullmatch(word[:-1]):
-        return _plain(name, word[:-1]) * times
+    if wrapped := _WRAPPED.fullmatch(word):
+        word = wrapped[1]
+    times = _TIMES.get(word[-1:]) if quantity_of(name).kind in ("rate", "work") else None
+    if times and _NUMBER.fullmatch(word[:-1]):
+        return plain(word[:-1]) * times
     if _NUMBER.fullmatch(word):
         bare = word.replace(",", "").replace("_", "")
         return int(bare) if bare.lstrip("+-").isdigit() and len(bare) < 19 else float(bare)

@@ -7,14 +7,16 @@ record in both counts once. Gaps in the sequence numbers are counted as lost rec
 import json
 import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from statistics import median_low
 
 import orjson
 
+from jobkit.analysis.collect.lines import with_numbers
 from jobkit.files import closed, file_names, is_regular
 from jobkit.metric import reader
 from jobkit.metric.kinds import Record
@@ -46,6 +48,7 @@ class RunRecords:
     others: list[Record] = field(default_factory=list)  # windows of the ranks above 0
     samples: list[Record] = field(default_factory=list)  # of their machines, by all ranks
     whys: list[Record] = field(default_factory=list)  # of profiled steps, by all ranks
+    copies: int = 1  # how often the key=value line of a step was printed
 
     def of(self, kind: str) -> list[Record]:
         """The records of a kind, oldest first."""
@@ -58,15 +61,24 @@ class RunRecords:
 
     @cached_property
     def _by_kind(self) -> dict[str, list[Record]]:
-        found: dict[str, list[Record]] = defaultdict(list)
+        by_kind: dict[str, list[Record]] = defaultdict(list)
         for record in self.records:
-            found[str(record.get("kind"))].append(record)
-        return found
+            by_kind[str(record.get("kind"))].append(record)
+        return by_kind
 
     def last(self, kind: str) -> Record:
         """The newest record of a kind; empty where there is none."""
-        found = self.of(kind)
-        return found[-1] if found else {}
+        return (self.of(kind) or [{}])[-1]
+
+    @property
+    def newest(self) -> int | None:
+        """The newest attempt."""
+        return max((r["attempt"] for r in self.records if "v" in r), default=None)
+
+    @property
+    def foreign(self) -> list[Record]:
+        """The key=value lines, which have no checksum."""
+        return [r for r in self.records if "v" not in r]
 
     @cached_property
     def epochs(self) -> list[Record]:
@@ -139,37 +151,38 @@ def read_run(paths: RunPaths, run_id: str | None) -> RunRecords:
 
     run_id None takes the records of any run: the folder has no spec.json.
     """
-    found: list[Record] = []
+    records: list[Record] = []
     rejects: list[Reject] = []
     seen: set[bytes] = set()  # the log has copies of these: nothing is decoded twice
     names = file_names(paths.metrics_folder)
-    from_files = _sources(paths, names)
-    if all(path.parent == paths.folder for path in from_files) and (
-        why := closed(paths.metrics_folder)
-    ):
+    plain = [name for name in names if name.endswith(".jsonl") and name[:-6].isdecimal()]
+    files = [paths.metrics_folder / n for n in sorted(plain, key=lambda n: int(n[:-6]))]
+    files = [path for path in (*files, paths.log) if is_regular(path)]
+    if files in ([], [paths.log]) and (why := closed(paths.metrics_folder)):
         name = str(paths.metrics_folder.relative_to(paths.folder.parent))
         rejects.append(Reject(name, 1, None, f"{UNREADABLE}{why}"))
-    for path in from_files:
-        records, reject = _read(path, run_id, paths.folder.parent, seen)
-        found += records
+    for path in files:
+        of_file, reject = _read(path, run_id, paths.folder.parent, seen)
+        records += of_file
         rejects += [reject] if reject else []
-    own = reader.unique([r for r in found if "v" in r])
-    foreign = [r for r in found if "v" not in r]
+    own = reader.unique([r for r in records if "v" in r])
+    foreign = [r for r in records if "v" not in r]
     others: dict[str, list[Record]] = {"window": [], "sample": [], "why": []}
     for path in _of_other_ranks(paths, names):
-        records, reject = _read(path, run_id, paths.folder.parent, set())
-        own_of_rank = reader.unique([r for r in records if "v" in r])
-        for record in own_of_rank:
+        of_file, reject = _read(path, run_id, paths.folder.parent, set())
+        for record in reader.unique([r for r in of_file if "v" in r]):
             if record["kind"] in others:
                 others[record["kind"]].append(record)
         rejects += [reject] if reject else []
-    return RunRecords(own + _once(foreign), rejects, _lost(own), *others.values())
+    copies = _copies(foreign)
+    return RunRecords(own + _once(foreign), rejects, _lost(own), *others.values(), copies=copies)
 
 
 def read_log(path: Path) -> RunRecords:
     """Read all records of a log that lies anywhere; of several runs those of the first.
 
-    Outside a study runs have no names: another one begins where an attempt begins again.
+    Outside a study runs have no names: another one begins where an attempt begins again, or where
+    the epochs of key=value lines do.
     """
     path = path.absolute()
     records, reject = _read(path, None, Path("/"), set())
@@ -177,42 +190,46 @@ def read_log(path: Path) -> RunRecords:
     if len(runs) > 1:
         records, reject = _read(path, next(iter(runs)), Path("/"), set())
     rejects = [replace(reject, file=path.name)] if reject else []
-    if (end := _begins_again(records)) is not None:
+    if (end := _second_run(records)) is not None:
         why = "of a second run in this log: the first one is read"
         rejects.append(Reject(path.name, len(records) - end, None, why))
         records = records[:end]
     own = reader.unique([r for r in records if "v" in r])
     foreign = [r for r in records if "v" not in r]
-    return RunRecords(own + foreign, rejects, _lost(own))
+    return RunRecords(own + foreign, rejects, _lost(own), copies=_copies(foreign))
 
 
-def _begins_again(records: list[Record]) -> int | None:
-    """Where in a log the first record of an attempt comes a second time, and is another one."""
+def _second_run(records: list[Record]) -> int | None:
+    """Where another run begins: an attempt's first record comes again and is another one.
+
+    Of key=value lines where an earlier epoch comes again with another value.
+    """
     first: dict[object, Record] = {}
+    newest = -1
     for place, record in enumerate(records):
         begins = record.get("kind") == "run_start" and "v" in record and record["seq"] == 0
         if begins and first.setdefault(record["attempt"], record) != record:
             return place
+        if "v" in record or (epoch := _epoch(record)) is None:
+            continue
+        known = first.setdefault(("epoch", epoch, record.get("rank")), record)
+        changed = any(known[name] != record[name] for name in known.keys() & record.keys())
+        if epoch < newest and changed:
+            return place
+        newest = max(newest, epoch)
     return None
 
 
-def sources(paths: RunPaths) -> list[Path]:
-    """The files with a run's records, the primary source first."""
-    return _sources(paths, file_names(paths.metrics_folder))
-
-
-def _sources(paths: RunPaths, names: list[str]) -> list[Path]:
-    metrics = [paths.metrics_folder / name for name in names]
-    plain = [p for p in metrics if p.suffix == ".jsonl" and p.stem.isdecimal()]
-    found = [*sorted(plain, key=lambda p: int(p.stem)), paths.log]
-    return [path for path in found if is_regular(path)]
+def _copies(foreign: list[Record]) -> int:
+    """How often the line of a step was printed, as by each rank, in most cases."""
+    places = Counter((r.get("epoch"), r["step"]) for r in foreign if type(r.get("step")) is int)
+    return median_low(places.values()) if places else 1
 
 
 def _of_other_ranks(paths: RunPaths, names: list[str]) -> list[Path]:
     """The files of windows (ATTEMPT.rRANK.jsonl), samples (.s) and causes (.w), in order."""
-    found = [(m, n) for n in names if (m := _OF_RANK.fullmatch(n))]
-    ordered = sorted(found, key=lambda pair: (int(pair[0][1]), int(pair[0][2])))
-    return [path for _, n in ordered if is_regular(path := paths.metrics_folder / n)]
+    found = [(int(m[1]), int(m[2]), name) for name in names if (m := _OF_RANK.fullmatch(name))]
+    return [path for *_, name in sorted(found) if is_regular(path := paths.metrics_folder / name)]
 
 
 def _read(
@@ -228,7 +245,7 @@ def _read(
         elif "v" in item and run_id not in (None, item["run_id"]):
             reject = Reject(name, 1, None, f"of another run: {item['run_id']}")
         else:
-            records.append(item)
+            records.append(item if "v" in item else with_numbers(item))
             continue
         # What is behind the place that cannot be read may be all that counts.
         first = bad if bad and not reject.reason.startswith(UNREADABLE) else reject

@@ -1,4 +1,4 @@
-"""Collect a study: its plan and the records of its runs, as three tables.
+"""Collect a study: its plan and the records of its runs, as tables.
 
 results = collect("demo")       from the logs; writes the tables
 results = Results.load("demo")  from the tables as they were written
@@ -11,41 +11,52 @@ results.ok         whether every run is ok
 
 import gc
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
-from jobkit.analysis.collect.given_logs import GivenLogs, read_logs
-from jobkit.analysis.collect.measured import OF_EPOCHS, WALL_TIME
-from jobkit.analysis.collect.reading import (
-    NOT_OF_EPOCH,
-    NOT_OF_ROW,
-    OF_EPOCH,
-    OF_RUN,
-    Read,
-    read_runs,
+from jobkit.analysis.collect.logs import GivenLogs, read_logs
+from jobkit.analysis.collect.records import UNREADABLE, Reject, RunRecords, read_run
+from jobkit.analysis.collect.rows import (
+    OF_EPOCHS,
+    WALL_TIME,
+    observed_of,
+    ranks_together,
+    recorded_spec,
+    result_row,
+    unplanned_settings,
+    unused_lines,
+    wall_time_s,
 )
-from jobkit.analysis.collect.records import Reject
-from jobkit.analysis.collect.study import read_study
+from jobkit.analysis.collect.samples import sample_rows, use_row
+from jobkit.analysis.collect.steps import Observed, step_rows
 from jobkit.analysis.scaling.scaling import measured_sizes, scaling_table
 from jobkit.analysis.scaling.sizes import SEVERAL_STARTS, Size
-from jobkit.analysis.tables.column import Column
-from jobkit.analysis.tables.columns import EPOCHS, RESULTS, SAMPLES, SCALING, STEPS
+from jobkit.analysis.tables.columns import EPOCHS, RESULTS, SAMPLES, SCALING, STEPS, Column
 from jobkit.analysis.tables.comparable import apart, faults
-from jobkit.analysis.tables.frames import MOST_OTHERS, Row, frame
-from jobkit.analysis.tables.products import read_table, save_table
+from jobkit.analysis.tables.frames import Row, frame, read_table, save_table
+from jobkit.analysis.tables.series import series_labels
 from jobkit.analysis.tables.text import counted
-from jobkit.errors import one_line
-from jobkit.files import is_there
-from jobkit.paths import StudyPaths
+from jobkit.errors import UsageError, one_line
+from jobkit.files import in_order, is_there
+from jobkit.metric.kinds import COMMON
+from jobkit.outcome import slurm_jobs
+from jobkit.outcome.slurm_jobs import Job
+from jobkit.outcome.state import RunState, join, ordered_runs
+from jobkit.paths import RunPaths, StudyPaths, read_json
 from jobkit.permissions import closed_to_others, other_writers
-from jobkit.spec.study import find_study
+from jobkit.spec.runspec import PlannedRun
+from jobkit.spec.study import Plan, find_study, own_spec, read_spec, run_folders
 
 OUTDATED = "a run has written to its log since the tables were: collect again"
+# What identifies a run, or a record among others, is no column of an epoch, step or sample.
+_OF_RUN = ("run_id", "study", "series", "strategy", "world_size", "repeat")
+_COMMON = {*COMMON, "values", *_OF_RUN} - {"attempt"}
 
 
 @dataclass(frozen=True)
@@ -59,24 +70,26 @@ class Results:
     scaling: pd.DataFrame
     steps: pd.DataFrame  # some steps a row
     samples: pd.DataFrame = field(default_factory=pd.DataFrame)  # of load, memory and energy
+    out: Path | None = None  # where tables, figures and the report are written; None: folder
     # Of the logs, as far as they were read just now; runs["problems"] has their words.
     rejected: tuple[Reject, ...] = ()  # [METRIC] lines that are no valid record
     lost: Mapping[str, int] = field(default_factory=dict)  # by run_id: records in no source
     unplanned: tuple[str, ...] = ()  # folders of runs that are not in the plan: not collected
-    columns_left_out: int = 0  # of epochs: values that foreign scripts name beyond a bound
 
     @classmethod
-    def load(cls, study: str | Path | None = None) -> "Results":
+    def load(cls, study: str | Path | None = None, out: Path | None = None) -> "Results":
         """The tables of a study as they were written; a study that has none is collected.
 
-        Raises UsageError where there is no such study, or a file is no table.
+        out: a folder in place of the study's, where tables are looked for first. Raises UsageError
+        where there is no such study, or a file is no table.
         """
         folder = find_study(study)
-        paths = StudyPaths(folder)
-        if not is_there(paths.results):
-            return collect(folder, write=os.access(folder, os.W_OK))
+        places = [place for place in (out, folder) if place and is_there(place / "results.csv")]
+        if not places:
+            return collect(folder, write=os.access(out or folder, os.W_OK), out=out)
+        paths = StudyPaths(places[0])
         runs, epochs, steps, samples = (
-            read_table(path, columns, within=folder)
+            read_table(path, columns, within=paths.folder)
             for path, columns in (
                 (paths.results, RESULTS),
                 (paths.epochs, EPOCHS),
@@ -84,15 +97,18 @@ class Results:
                 (paths.samples, SAMPLES),
             )
         )
-        targets = read_table(paths.scaling, SCALING, within=folder)["target_accuracy"].dropna()
+        targets = read_table(paths.scaling, SCALING, within=paths.folder)[
+            "target_accuracy"
+        ].dropna()
         sizes = measured_sizes(runs, epochs, float(targets.iloc[0]) if len(targets) else None)
         scaling = scaling_table(sizes, runs["study"].iloc[0] if len(runs) else None)
-        return cls(folder, runs, epochs, tuple(sizes), scaling, steps, samples)
+        return cls(folder, runs, epochs, tuple(sizes), scaling, steps, samples, out)
 
     @property
     def is_outdated(self) -> bool:
         """Whether a run has written to its log since the tables were."""
-        written = self.paths.results.stat().st_mtime
+        table = self.output.results if is_there(self.output.results) else self.paths.results
+        written = table.stat().st_mtime
         return any(log.lstat().st_mtime > written for log in self.folder.glob("*/train.log"))
 
     @property
@@ -102,12 +118,18 @@ class Results:
 
     @property
     def paths(self) -> StudyPaths:
+        """The files of the study: its plan and runs."""
         return StudyPaths(self.folder)
+
+    @property
+    def output(self) -> StudyPaths:
+        """The files that are written: tables, figures, report."""
+        return StudyPaths(self.out or self.folder)
 
     @property
     def tables(self) -> dict[Path, pd.DataFrame]:
         """Where each table is written."""
-        paths = self.paths
+        paths = self.output
         tables = {paths.results: self.runs, paths.epochs: self.epochs}
         if len(self.steps):
             tables[paths.steps] = self.steps
@@ -120,52 +142,50 @@ class Results:
         """Whether every planned run is ok."""
         return bool((self.runs["status"] == "ok").all())
 
-    def of_warmup_alone(self) -> list[str]:
-        """The runs, by run_id, whose rate is that of steps of the warm-up."""
-        of_steps = self.steps.dropna(subset=["warmup"]).groupby("run_id", sort=False)["warmup"]
-        alone = {str(run_id) for run_id, every in of_steps.all().items() if every}
-        if not alone:
-            return []
-        by_steps = ~self.runs["throughput_source"].isin([OF_EPOCHS, WALL_TIME])
-        measured = self.runs.loc[by_steps & self.runs["throughput"].notna(), "run_id"]
-        return [str(run_id) for run_id in measured if run_id in alone]
-
-    def _started_again(self) -> list[str]:
-        """The runs, by run_id, that are ok after several starts and measured no rate."""
-        runs = self.runs
-        found = (runs["status"] == "ok") & runs["attempts"].gt(1).fillna(False)
-        return list(runs.loc[found & runs["throughput"].isna(), "run_id"].astype(str))
-
     def warnings(self) -> list[str]:
         """Problems of the logs and of the comparison, one line each."""
-        texts = self.runs["problems"].dropna()
-        lines = [line for text in texts for line in text.split(" | ")]
-        lines += [
-            f"{k}: all steps measured are of the warm-up, so its rate is theirs: train for longer, "
-            "or lower warmup_steps (steps after the last window are lost where a program ends by "
-            "os._exit or a signal)"
-            for k in self.of_warmup_alone()
-        ]
-        lines += [f"{k}: {SEVERAL_STARTS}" for k in self._started_again()]
-        above = list(self.runs.loc[self.runs["val_accuracy"].gt(1), "run_id"])
+        runs = self.runs
+        lines = [line for text in runs["problems"].dropna() for line in text.split(" | ")]
+        early = "only warm-up steps were measured: train longer or lower --warmup-steps"
+        lines += [f"{run_id}: {early}" for run_id in self._of_warmup_alone()]
+        again = (runs["status"] == "ok") & runs["attempts"].gt(1).fillna(False)
+        again &= runs["throughput"].isna()
+        lines += [f"{run_id}: {SEVERAL_STARTS}" for run_id in runs.loc[again, "run_id"]]
+        above = list(runs.loc[runs["val_accuracy"].gt(1), "run_id"])
         if above:
             of = f"{counted(len(above), 'run')}, as {above[0]}"
             lines.append(f"val_accuracy is above 1 in {of}: it is a share, as 0.93 for 93 %")
         if self.unplanned:
             lines.append(f"not in the plan, so not collected: {', '.join(self.unplanned)}")
-        if self.columns_left_out:
-            lines.append(
-                f"epochs.csv: {counted(self.columns_left_out, 'column')} left out: of the names "
-                f"that are not jobkit's own the first {MOST_OTHERS} are columns"
-            )
-        if other_writers(self.folder) == "everybody":
-            lines.append(f"{self.name} is world-writable: anybody may have changed its files")
-        devices = self.runs["device"].dropna().value_counts()
+        devices = runs["device"].dropna().value_counts()
         if len(devices) > 1:
             shown = ", ".join(f"{name} ({counted(n, 'run')})" for name, n in devices.items())
             lines.append(f"the runs used different devices, which differ in speed: {shown}")
-        lines += [f"{series}: not compared: {why}" for series, why in faults(self.runs).items()]
+        lines += [f"{series}: not compared: {why}" for series, why in faults(runs).items()]
         return [one_line(line) for line in lines]  # with names of files and folders
+
+    def settings(self, run_id: str) -> dict[str, Any]:
+        """The planned settings of a run, also those that all runs share; empty if not known."""
+        spec = own_spec(self.paths.run(run_id).folder)
+        return spec.to_dict() if spec else {}
+
+    def _of_warmup_alone(self) -> list[str]:
+        """The runs, by run_id, whose rate is that of steps of the warm-up."""
+        of_steps = self.steps.dropna(subset=["warmup"]).groupby("run_id", sort=False)["warmup"]
+        alone = {str(run_id) for run_id, every in of_steps.all().items() if every}
+        by_steps = ~self.runs["throughput_source"].isin([OF_EPOCHS, WALL_TIME])
+        measured = self.runs.loc[by_steps & self.runs["throughput"].notna(), "run_id"]
+        return [str(run_id) for run_id in measured if run_id in alone]
+
+
+def check_own(folder: Path) -> None:
+    """Raise UsageError for a folder that another user owns, or into which everybody may write."""
+    link = folder.is_symlink() and folder.lstat().st_uid not in (0, os.geteuid())
+    writers = "another user" if link else other_writers(folder)
+    if writers not in ("", "its group"):
+        raise UsageError(
+            f"{folder}: {writers} may write there: name a folder of your own with --out DIR"
+        )
 
 
 @closed_to_others()
@@ -175,85 +195,204 @@ def collect(
     write: bool = True,
     accuracy: float | None = None,
     separate: bool = False,
+    logs: GivenLogs | None = None,
+    out: Path | None = None,
 ) -> Results:
-    """Read a study (a folder, a bare name, or the newest) and write its three tables.
+    """Read a study (a folder, a bare name, or the newest) and write its tables.
 
     accuracy: the target of time_to_accuracy_s; None: what every run that is ok has reached.
     separate: device models and commits of the code that differ are series of their own.
-    Raises UsageError where there is no such study, or its plan or folder cannot be used.
+    logs: the runs, in place of those of the study's folder. out: the folder of the tables, made
+    where it is absent; None: the study's. Raises UsageError where there is no such study, where its
+    plan cannot be used, or where its folder is not this user's own.
     """
-    folder = find_study(study)
-    paths = StudyPaths(folder)
-    unplanned: tuple[str, ...] = ()
-    with _no_garbage():
-        if paths.given_logs.exists():
-            read = _read_logs(paths)
+    folder = Path(study) if logs and study else find_study(study)
+    if write:
+        check_own(out or folder)
+    was_enabled = gc.isenabled()
+    gc.disable()  # records have no cycles, and the search for some takes half the time
+    unplanned: list[str] = []
+    try:
+        if logs:
+            read = read_logs(logs)
+            found = {k: run | _parts(run["records"], run["observed"]) for k, run in read.items()}
+        elif is_there(folder / "logs.json"):
+            raise UsageError(f"{folder} was made from logs: give collect --logs again")
         else:
-            planned = read_study(folder)
-            read, unplanned = read_runs(planned), planned.unplanned
-        runs = frame(read.rows, RESULTS)
-        runs["series"] = apart(runs) if separate else runs["series"]
-        epochs = _of_runs(runs, read.epochs, EPOCHS, OF_EPOCH, NOT_OF_EPOCH)
-        steps = _of_runs(runs, read.steps, STEPS, _own(STEPS), NOT_OF_ROW)
-        samples = _of_runs(runs, read.samples, SAMPLES, _own(SAMPLES), NOT_OF_ROW)
-    sizes = measured_sizes(runs, epochs, accuracy)
+            found, unplanned = _read_study(folder)
+        tables = _tables(found, folder.resolve().name, separate)
+    finally:
+        if was_enabled:
+            gc.enable()
+    sizes = measured_sizes(tables["runs"], tables["epochs"], accuracy)
     results = Results(
         folder=folder,
-        runs=runs,
-        epochs=epochs,
-        steps=steps,
-        samples=samples,
+        **tables,
         sizes=tuple(sizes),
-        scaling=scaling_table(sizes, runs["study"].iloc[0] if len(runs) else None),
-        rejected=tuple(read.rejected),
-        lost=read.lost,
-        unplanned=unplanned,
-        columns_left_out=epochs.attrs.pop("left_out"),
+        scaling=scaling_table(sizes, folder.resolve().name if found else None),
+        out=out,
+        rejected=tuple(r for run in found.values() for r in run["rejected"]),
+        lost={run_id: run["lost"] for run_id, run in found.items() if run["lost"]},
+        unplanned=tuple(unplanned),
     )
     if write:
+        if out:
+            out.mkdir(parents=True, exist_ok=True)
         for path, table in results.tables.items():
             save_table(path, table)
     return results
 
 
-def _read_logs(paths: StudyPaths) -> Read:
-    """Read the logs that logs.json names."""
-    return read_logs(GivenLogs.read(paths.given_logs), paths.folder.resolve().name)
+def _tables(
+    found: Mapping[str, dict[str, Any]], study: str, separate: bool
+) -> dict[str, pd.DataFrame]:
+    """The tables of what was read of each run, in the order of the plan."""
+    for run_id, run in found.items():
+        problems = " | ".join(line.replace(" | ", " / ") for line in _problems(run_id, run))
+        run["row"] |= {"run_id": run_id, "study": study, "problems": problems or None}
+    rows = [run["row"] for run in found.values()]
+    runs = frame(rows, RESULTS, _shared_settings(rows))
+    runs["series"] = apart(runs) if separate else runs["series"]
+    parts = {"epochs": EPOCHS, "steps": STEPS, "samples": SAMPLES}
+    return {"runs": runs} | {
+        name: _of_runs(runs, [run[name] for run in found.values()], columns)
+        for name, columns in parts.items()
+    }
+
+
+def _shared_settings(rows: Sequence[Row]) -> set[str]:
+    """The settings and parameters that all runs share: they are in spec.json and in no column."""
+    names = {*chain.from_iterable(rows)} - {c.name for c in RESULTS}
+    return {name for name in names if len({repr(row.get(name)) for row in rows}) < 2}
 
 
 def _of_runs(
-    runs: pd.DataFrame,
-    parts: list[list[Row]],
-    columns: tuple[Column, ...],
-    own: tuple[Column, ...],
-    left_out: Iterable[str],
+    runs: pd.DataFrame, parts: Sequence[Sequence[Row]], columns: tuple[Column, ...]
 ) -> pd.DataFrame:
-    """A table with rows of each run.
-
-    own: the columns that are of a row; the others identify its run. Values that a program names
-    itself keep their names, but for those left out.
-    """
-    keys = [c.name for c in columns if c not in own]
-    values = frame([*chain.from_iterable(parts)], own, left_out)
+    """A table with rows of each run. Values that a program names itself keep their names."""
+    keys = [c.name for c in columns if c.name in _OF_RUN]
+    own = tuple(c for c in columns if c.name not in keys)
+    values = frame([*chain.from_iterable(parts)], own, _COMMON)
     of_run = runs[keys].loc[runs.index.repeat([*map(len, parts)])]
     table = pd.concat([of_run.reset_index(drop=True), values], axis=1)
-    table = table[[*(c.name for c in columns), *values.columns[len(own) :]]]
-    table.attrs = values.attrs
-    return table
+    return table[[*(c.name for c in columns), *values.columns[len(own) :]]]
 
 
-def _own(columns: tuple[Column, ...]) -> tuple[Column, ...]:
-    """The columns of a table that do not identify the run."""
-    return tuple(c for c in columns if c.name not in OF_RUN)
+@dataclass
+class _Run:
+    """What a run's results are made of."""
+
+    paths: RunPaths
+    record_id: str | None  # the run_id that its records carry; None: any
+    spec: PlannedRun | None
+    state: RunState
+    job: Job | None
+    alone: bool  # the job is this run's only
 
 
-@contextmanager
-def _no_garbage() -> Iterator[None]:
-    """Pause the garbage collector: records have no cycles, and the search takes half the time."""
-    before = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if before:
-            gc.enable()
+def _read_study(folder: Path) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """What was read of every run, and the folders of runs that are not in the plan.
+
+    All that are planned or, without a plan, all that have a folder. Raises UsageError where the
+    plan cannot be read.
+    """
+    paths = StudyPaths(folder)
+    specs: dict[str, PlannedRun | None]
+    if paths.plan.exists():
+        planned = Plan.read(paths.plan).runs
+        specs = dict(planned)
+        record_ids: dict[str, str | None] = {run_id: run_id for run_id in planned}
+        folders = {run_id: paths.run(run_id) for run_id in planned}
+        unplanned = [f.name for f in run_folders(folder, but=planned)]
+        ordered = ordered_runs(paths, planned)
+    else:
+        present = run_folders(folder)
+        specs = {f.name: own_spec(f) for f in present}
+        record_ids = {f.name: _own_id(f) for f in present}
+        folders, unplanned, ordered = {f.name: RunPaths(f) for f in present}, [], {}
+    # States first: a run that ends in between is then running with all its records, not ok
+    # without some.
+    joined = join(folders, ordered, slurm_jobs.ask)
+    jobs = Counter(job.job_id for job in joined.jobs.values())
+    runs = []
+    for run_id, run_paths in folders.items():
+        job = joined.jobs.get(run_id)
+        alone = job is not None and jobs[job.job_id] == 1
+        state = joined.states[run_id]
+        runs.append(_Run(run_paths, record_ids[run_id], specs[run_id], state, job, alone))
+    found = dict(zip(folders, in_order(_read, runs), strict=True))
+    actual = {run_id: _as_run(specs[run_id], run["settings"]) for run_id, run in found.items()}
+    labels = series_labels(actual)
+    for run_id, run in found.items():
+        run["row"]["series"] = labels[run_id]
+    return found, unplanned
+
+
+def _own_id(folder: Path) -> str | None:
+    """The run_id that a run's records carry, also after its folder was renamed."""
+    run_id = (read_json(folder / "spec.json") or {}).get("run_id")
+    return run_id if isinstance(run_id, str) else None
+
+
+def _as_run(planned: PlannedRun | None, settings: dict[str, Any]) -> PlannedRun | None:
+    """The planned settings, with those that the run decided."""
+    if not settings:
+        return planned
+    return read_spec({**(planned.to_dict() if planned else {}), **settings})
+
+
+def _read(run: _Run) -> dict[str, Any]:
+    """What a run's files hold: its row, the rows of its epochs, steps and samples, its problems."""
+    records = read_run(run.paths, run.record_id)
+    actual = recorded_spec(records)
+    spec = run.spec.decided(actual) if run.spec and actual else run.spec or actual
+    observed = observed_of(run.paths, records, spec)
+    # Where rates may lie in a file that is closed to us, the wall time stands for none of them.
+    wall_s = None if records.unreadable else wall_time_s(run.paths, run.state.attempts)
+    row = result_row(spec, run.state, records, run.job, observed, wall_s)
+    row["ranks_together"] = ranks_together(run.paths, records, spec)
+    slurm_j = run.job.energy_j if run.job and run.alone else None
+    planned = run.spec.to_dict() if run.spec else {}
+    decided = spec.to_dict() if spec and spec is not run.spec else {}
+    return _parts(records, observed) | {
+        "row": row | use_row(records, observed, row, slurm_j),
+        "settings": {k: v for k, v in decided.items() if (k, v) not in planned.items()},
+        "samples": sample_rows(records.samples),
+        "contradicted": unplanned_settings(spec, actual, records),
+    }
+
+
+def _parts(records: RunRecords, observed: Observed | None) -> dict[str, Any]:
+    """What a planned run and a log have alike."""
+    epochs = (
+        {**(v if isinstance(v := r.get("values"), dict) else {}), **r} for r in records.epochs
+    )
+    return {
+        "epochs": [{k: v for k, v in epoch.items() if k not in _COMMON} for epoch in epochs],
+        "samples": [],
+        "steps": step_rows(observed) if observed else [],
+        "rejected": list(records.rejects),
+        "unused": unused_lines(records, observed),
+        "lost": records.lost,
+        "not_taken": records.epochs_not_taken,
+    }
+
+
+def _problems(run_id: str, run: Mapping[str, Any]) -> Iterable[str]:
+    """What is wrong with the records of a run, one line each."""
+    for reject in run["rejected"]:
+        place = "" if reject.offset is None else f" at byte {reject.offset}"
+        count = counted(reject.count, "[METRIC] line")
+        if reject.reason.startswith(UNREADABLE):
+            yield f"{reject.file} {reject.reason}"
+        else:
+            yield f"{reject.file}: {count} rejected, the first{place}: {reject.reason}"
+    if run["lost"]:
+        yield f"{run_id}: {counted(run['lost'], 'record')} lost"
+    if run["not_taken"]:
+        epochs = counted(run["not_taken"], "epoch")
+        yield f"{run_id}: {epochs} without a checksum beside its own records: not taken"
+    if run["unused"]:
+        yield f"{run_id}: {run['unused']}"
+    if run.get("contradicted"):
+        yield f"{run_id}: not run as planned: {run['contradicted']}"

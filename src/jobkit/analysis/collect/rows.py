@@ -1,51 +1,122 @@
-"""One row of results.csv, from the spec, the state and the records of one run."""
+"""One row of results.csv: from the plan, the state and the records of a run, and how fast it was.
 
+The sources of the rate, the best first: windows of the meter, lines that the study's pattern finds,
+windows of the start-up hook, [METRIC] key=value lines, the epochs of a training, and at last the
+wall time of the whole run, which has its start-up in it.
+"""
+
+import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from statistics import median, median_low
 from typing import Any
 
-from jobkit.analysis.collect.epoch_time import epoch_time
-from jobkit.analysis.collect.measured import speed_row
+from jobkit.analysis.collect.lines import (
+    METRIC_LINES,
+    matches,
+    observed_lines,
+    observed_metrics,
+    observes,
+)
 from jobkit.analysis.collect.records import RunRecords
-from jobkit.analysis.collect.steps import Observed
+from jobkit.analysis.collect.steps import (
+    PERCENTILES,
+    TRAINING,
+    Observed,
+    number,
+    observed_windows,
+    rate_row,
+)
 from jobkit.analysis.collect.why import breakdown, not_profiled
 from jobkit.analysis.tables.columns import RESULTS
 from jobkit.analysis.tables.frames import Row
+from jobkit.analysis.tables.text import counted
 from jobkit.errors import UsageError
 from jobkit.metric.kinds import KINDS, Record
+from jobkit.metric.pattern import pattern_of
+from jobkit.outcome.logs import open_log
 from jobkit.outcome.slurm_jobs import Job
-from jobkit.outcome.state import RunState
+from jobkit.outcome.state import RunState, seconds
+from jobkit.paths import RunPaths, read_json
+from jobkit.spec.command import CommandSpec
 from jobkit.spec.runspec import PlannedRun, RunSpec
 
+OF_EPOCHS = "epochs of the training"
+WALL_TIME = "wall time of the run, start-up included"
+_OF_STEPS = ("step_time_s", "steps_timed", *PERCENTILES)
 _RESULT_NAMES = frozenset(c.name for c in RESULTS)
 _OTHERWISE = {"threads", "work_source"}  # not what it says, and of the steps' source alone
 _OF_RUN_START = tuple(k for k in KINDS["run_start"] if k in _RESULT_NAMES - _OTHERWISE)
 _VERSIONS = ("torch", "python", "cuda", "hip", "nccl", "cudnn", "driver")
 _MAXIMA = tuple(k for k in KINDS["epoch"] if k in _RESULT_NAMES and k.endswith("_memory_mib"))
+_MAX_NAMES = 5  # of lines in no table, that are shown of a run
+_NOT_SHOWN = frozenset(("rank", "attempt", "step", "epoch", "t", "seq"))
+
+
+def observed_of(paths: RunPaths, records: RunRecords, spec: object) -> Observed | None:
+    """What was observed of the steps of a run; None where nothing was."""
+    planned = {
+        name: getattr(spec, name, None) for name in ("unit", "work_per_step", "warmup_steps")
+    }
+    ranks = getattr(spec, "world_size", None)
+    windows = [*records.of("window"), *records.others]
+    by_meter = observed_windows(windows, records.last("run_start"), planned, ranks)
+    pattern, by_lines = pattern_of(spec), None
+    if pattern and (by_meter is None or by_meter.source == "auto"):
+        try:
+            with open_log(paths.log, paths.folder.parent) as stream:
+                by_lines = observed_lines(matches(stream, pattern), pattern, ranks, planned)
+        except OSError:
+            pass  # the reader of records says why
+    if by_lines and by_lines.steps:
+        return by_lines
+    best = by_meter if by_meter and by_meter.steps else None
+    best = best or observed_metrics(records.foreign, ranks, planned, records.copies)
+    if best and by_lines:
+        return replace(best, not_taken=[*best.not_taken, *by_lines.not_taken])
+    return best or by_lines
+
+
+def ranks_together(paths: RunPaths, records: RunRecords, spec: object) -> str | None:
+    """What shows that the ranks of a command worked together; "none": nothing does.
+
+    None where that is not asked: one rank, jobkit's own training, a command that starts its own
+    ranks, or a run that was too short to be looked at.
+    """
+    if not isinstance(spec, CommandSpec) or spec.world_size == 1 or spec.launcher == "once":
+        return None
+    if spec.together:
+        return "stated"
+    size = records.last("run_start").get("group_size")
+    if type(size) is int and size > 1:
+        return "process group"
+    seen = (read_json(paths.job) or {}).get("ranks_together")
+    return seen if isinstance(seen, str) else None
+
+
+def wall_time_s(paths: RunPaths, attempts: int) -> float | None:
+    """Seconds from the start of the run's job to its end; None for a run of several attempts."""
+    job: Record = read_json(paths.job) or {}
+    if isinstance(elapsed := job.get("elapsed_s"), float) and 0 < elapsed < math.inf:
+        return elapsed if attempts <= 1 else None  # by a clock that does not jump
+    begun, ended = seconds(job.get("started")), seconds(job.get("ended"))
+    return ended - begun if attempts <= 1 and 0 < begun < ended < math.inf else None
 
 
 def recorded_spec(records: RunRecords) -> RunSpec | None:
     """The spec that run_start carries, for a run that left no spec.json."""
-    start = records.last("run_start")
-    given = start.get("spec")
+    settings = records.last("run_start").get("spec")
     try:
-        return RunSpec.from_dict(given) if isinstance(given, dict) else None
+        return RunSpec.from_dict(settings) if isinstance(settings, dict) else None
     except (TypeError, UsageError):
         return None
-
-
-def as_run(spec: PlannedRun | None, actual: RunSpec | None) -> PlannedRun | None:
-    """The planned settings, with what they leave to the device as the run decided it.
-
-    actual: as recorded_spec gives it.
-    """
-    return spec.decided(actual) if spec and actual else spec or actual
 
 
 def unplanned_settings(spec: PlannedRun | None, actual: RunSpec | None, records: RunRecords) -> str:
     """The settings that a run recorded and that differ from its plan; empty where none does.
 
-    actual: as recorded_spec gives it. results.csv has the planned ones, and a run that was started
+    actual: as recorded_spec gives it. The tables have the planned ones, and a run that was started
     by hand may have had others.
     """
     start = records.last("run_start")
@@ -69,6 +140,15 @@ def result_row(
 
     observed: what was seen of its steps. wall_s: seconds from its job's start to the end.
     """
+    of_slurm = (
+        "state",
+        "exit_code",
+        "elapsed",
+        "node_list",
+        "alloc_tres",
+        "max_rss_mib",
+        "energy_j",
+    )
     row = {
         **(spec.columns() | _parameters(spec) if spec else {}),
         "status": state.status,
@@ -81,18 +161,22 @@ def result_row(
         **_known(_ending(records)),
         **_breakdown(records),
         **_messages(records.of("message")),
-        **_slurm(job),
+        **({f"slurm_{name}": getattr(job, name) or None for name in of_slurm} if job else {}),
         **_known({"wall_time_s": wall_s}),
         "lines_rejected": sum(r.count for r in records.rejects),
         "records_lost": records.lost,
     }
-    speed = speed_row(observed, _speed(records.epochs, row.get("train_samples")), row)
+    speed = speed_row(observed, _of_epochs(records.epochs, row.get("train_samples")), row)
     return row | epoch_time(observed, records, speed) | speed
 
 
 def _parameters(spec: PlannedRun) -> Row:
     """The values of a command's parameters; one named as a column of another meaning is renamed."""
     return {f"parameter_{n}" if n in _RESULT_NAMES else n: v for n, v in spec.parameters.items()}
+
+
+def _known(values: Mapping[str, Any]) -> Row:
+    return {k: v for k, v in values.items() if v is not None}
 
 
 def _where(start: Record) -> Row:
@@ -111,18 +195,19 @@ def _ending(records: RunRecords) -> Row:
     """Final losses and accuracies, else those of the last epoch; peak memory; times of the job."""
     epochs = records.epochs
     last = epochs[-1] if epochs else {}
+    startup, newest = records.last("startup"), records.newest
     end = records.last("run_end")
-    startup = records.last("startup")
-    newest = max((r["attempt"] for r in records.records if "v" in r), default=None)
     if end.get("attempt") != newest:
         end = {}  # of an earlier start
     loss, accuracy = end.get("val_loss"), end.get("val_accuracy")
+    times = _numbers([r for r in records.records if r.get("attempt") == newest and "v" in r], "t")
     return {
         "epochs_done": len(epochs),
         "startup_s": startup.get("total_s"),
         **{f"startup_{name}": startup.get(name) for name in KINDS["startup"] if name != "total_s"},
         "total_time_s": end.get("total_time_s"),
-        **_times(records.records, newest),
+        "start_time_s": min(times, default=None),
+        "end_time_s": max(times, default=None),
         "train_loss": last.get("train_loss"),
         "val_loss": last.get("val_loss") if loss is None else loss,
         "val_accuracy": last.get("val_accuracy") if accuracy is None else accuracy,
@@ -131,30 +216,22 @@ def _ending(records: RunRecords) -> Row:
     }
 
 
-def _times(records: list[Record], newest: int | None) -> Row:
-    """When the newest attempt wrote its first and its last record."""
-    found = _numbers([r for r in records if r.get("attempt") == newest and "v" in r], "t")
-    return {"start_time_s": min(found), "end_time_s": max(found)} if found else {}
-
-
 def _breakdown(records: RunRecords) -> Row:
     """Where the time of a step goes, from the profiled steps of all ranks."""
-    windows = [*records.of("window"), *records.others]
-    if not (found := breakdown(records.whys, windows)):
-        found = _of_replica(records.of("breakdown"))
-        found = found or {"not_profiled": not_profiled(records.whys)}
-    return {f"breakdown_{name}": value for name, value in found.items()}
+    parts = breakdown(records.whys, [*records.of("window"), *records.others])
+    parts = parts or _of_replica(records.of("breakdown"))
+    parts = parts or {"not_profiled": not_profiled(records.whys)}
+    return {f"breakdown_{name}": value for name, value in parts.items()}
 
 
 def _of_replica(records: list[Record]) -> Row:
     """The breakdown record with the median iteration, whole, so that its parts add up."""
-    timed = [r for r in records if _is_number(r.get("iteration_s"))]
-    if not timed:
+    times = _numbers(records, "iteration_s")
+    if not times:
         return {}
-    median_s = median_low(r["iteration_s"] for r in timed)
-    middle = next(r for r in timed if r["iteration_s"] == median_s)
-    found = {name: middle.get(name) for name in KINDS["breakdown"] if name != "iterations"}
-    return found | {"host_s": found.pop("other_s")}
+    middle = next(r for r in records if r.get("iteration_s") == median_low(times))
+    parts = {name: middle.get(name) for name in KINDS["breakdown"] if name != "iterations"}
+    return parts | {"host_s": parts.pop("other_s")}
 
 
 def _messages(messages: list[Record]) -> Row:
@@ -164,55 +241,129 @@ def _messages(messages: list[Record]) -> Row:
     return {"warnings": len(serious), "warnings_text": " | ".join(texts) or None}
 
 
-def _slurm(job: Job | None) -> Row:
-    """Slurm's data on the run's job."""
-    if job is None:
-        return {}
-    names = ("state", "exit_code", "elapsed", "node_list", "alloc_tres", "max_rss_mib", "energy_j")
-    return {f"slurm_{name}": getattr(job, name) or None for name in names}
-
-
-def _speed(epochs: list[Record], train_samples: Any) -> Row:
+def _of_epochs(epochs: list[Record], train_samples: Any) -> Row:
     """The rate and the time of a whole epoch: median and spread over the timed epochs.
 
     The first epoch of an attempt is left out where there are others: it begins with the warm-up
     and has the fewest timed iterations.
     """
-    timed = [e for e in epochs if _is_number(e.get("images_per_s")) and e["images_per_s"] > 0]
-    first = _first_of_attempts(epochs)
-    timed = [e for e in timed if id(e) not in first] or timed
+    timed = [e for e in epochs if (number(e.get("images_per_s")) or 0) > 0]
+    first: dict[str, int] = {}
+    for epoch in epochs:
+        first.setdefault(str(epoch.get("attempt")), id(epoch))
+    timed = [e for e in timed if id(e) not in first.values()] or timed
     if not timed:
         return {}
     rates = [e["images_per_s"] for e in timed]
-    waited = [e for e in timed if _is_number(e.get("data_wait_s"))]
-    waited = [e for e in waited if _is_number(e.get("epoch_time_s"))]
+    waited = [e for e in timed if _numbers([e], "data_wait_s") and _numbers([e], "epoch_time_s")]
     total = sum(e["epoch_time_s"] for e in waited)
     row: Row = {"images_per_s": median(rates)}
     if total > 0:
         row["data_wait_share"] = sum(e["data_wait_s"] for e in waited) / total
-    if _is_number(train_samples):
+    if type(train_samples) in (int, float):
         row["time_per_epoch_s"] = train_samples / median(rates)
         row["time_per_epoch_min_s"] = train_samples / max(rates)
         row["time_per_epoch_max_s"] = train_samples / min(rates)
     return row
 
 
-def _first_of_attempts(epochs: list[Record]) -> set[int]:
-    """The epochs, by their ids, with which an attempt began."""
-    first: dict[str, int] = {}
-    for epoch in epochs:
-        first.setdefault(str(epoch.get("attempt")), id(epoch))
-    return set(first.values())
-
-
-def _known(values: Mapping[str, Any]) -> Row:
-    return {k: v for k, v in values.items() if v is not None}
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float)
-
-
 def _numbers(records: Iterable[Record], name: str) -> list[float]:
-    found: list[Any] = [r.get(name) for r in records]
-    return [v for v in found if type(v) in (int, float)]
+    values: list[Any] = [r.get(name) for r in records]
+    return [v for v in values if type(v) in (int, float)]
+
+
+def speed_row(observed: Observed | None, epochs: Row, state: Mapping[str, Any]) -> Row:
+    """The columns about the rate: of the steps, else of the epochs, else of the wall time.
+
+    epochs: the row that the epochs make. state: status and wall_time_s of the run, its planned
+    scaling and world_size.
+    """
+    row = rate_row(observed) if observed else {}
+    if observed and observed.source == TRAINING:
+        row = {name: row[name] for name in _OF_STEPS if name in row}
+    if "throughput" in row:
+        return epochs | row
+    if (rate := epochs.get("images_per_s")) is not None:
+        return epochs | row | _rate(rate, "images/s", OF_EPOCHS)
+    wall, weak = state.get("wall_time_s"), state.get("scaling") == "weak"
+    # Lines of which it is not known whether they are of one rank or of all forbid the wall time:
+    # one size would be in other units than the others.
+    if state.get("status") != "ok" or not wall or (observed and observed.source == METRIC_LINES):
+        return epochs | row
+    # Weak: a rank's work is the same at each size, so that all ranks together do more in a run.
+    runs = (state.get("world_size") or 1) if weak else 1
+    return epochs | row | _rate(3600 * runs / wall, "shares/h" if weak else "runs/h", WALL_TIME)
+
+
+def _rate(rate: float, unit: str, source: str) -> Row:
+    return {"throughput": rate, "throughput_unit": unit, "throughput_source": source}
+
+
+def epoch_time(observed: Observed | None, records: RunRecords, speed: Mapping[str, Any]) -> Row:
+    """time_per_epoch_s: the steps of an epoch times step_time_s, of a program with a meter.
+
+    speed: the columns about the rate. Empty for jobkit's own training, which has it already, and
+    where no whole epoch was recorded.
+    """
+    if observed is None or not observed.windows or observed.source == TRAINING:
+        return {}
+    step_s, steps = speed.get("step_time_s"), steps_of_epoch(records)
+    return {"time_per_epoch_s": steps * step_s} if steps and step_s else {}
+
+
+def steps_of_epoch(records: RunRecords) -> int | None:
+    """The optimizer steps of an epoch, by rank 0's windows: the median over the epochs.
+
+    The steps between two records of epochs are of as many epochs as their numbers differ by: a
+    program may call meter.epoch() at some epochs only. Before an attempt's first record they are of
+    one epoch where that is number 0 of the first attempt; an earlier attempt may have trained a
+    part of others, or epochs may be counted from 1.
+    """
+    steps: dict[Any, int] = defaultdict(int)  # by attempt, since its last record of an epoch
+    last: dict[Any, int] = {}
+    later, earliest = list[int](), list[int]()
+    for record in records.records:
+        attempt, kind = record.get("attempt"), record.get("kind")
+        if kind == "window" and type(count := record.get("steps")) is int:
+            steps[attempt] += count
+        if kind != "epoch" or type(epoch := record.get("epoch")) is not int:
+            continue
+        done, before = steps.pop(attempt, 0), last.get(attempt)
+        last[attempt] = epoch
+        if before is not None and done and epoch > before:
+            later.append(round(done / (epoch - before)))
+        elif before is None and done and epoch == attempt == 0:
+            earliest.append(done)
+    counts = later or earliest
+    return median_low(counts) if counts else None
+
+
+def unused_lines(records: RunRecords, observed: Observed | None) -> str:
+    """How many lines are in no table and what they name; empty where there are none.
+
+    Those are numbers of meter.value(), records of a kind that this version does not know, and
+    key=value lines that say neither an epoch nor a time or rate, or whose steps were measured in a
+    better way. Of a pattern, those that are not taken.
+    """
+    by_lines = observed is not None and observed.source == METRIC_LINES
+    unused = [r for r in records.records if _is_unused(r, by_lines)]
+    names = list(dict.fromkeys(name for record in unused for name in _names(record)))
+    shown = ", ".join(names[:_MAX_NAMES]) + (", ..." if len(names) > _MAX_NAMES else "")
+    verb = "is" if len(unused) == 1 else "are"
+    said = [f"{counted(len(unused), '[METRIC] line')} {verb} in no table ({shown})"]
+    return "; ".join([*(said if unused else []), *(observed.not_taken if observed else [])])
+
+
+def _is_unused(record: Record, by_lines: bool) -> bool:
+    if "v" in record:
+        return record.get("kind") == "value" or record.get("kind") not in KINDS
+    if type(record.get("epoch")) is int and "step" not in record:
+        return False  # an epoch's, in epochs.csv or counted as not taken
+    return not (by_lines and observes(record))
+
+
+def _names(record: Mapping[str, Any]) -> list[str]:
+    """What a line is about: the names of its numbers, or its kind."""
+    if "v" in record:
+        return [str(record.get("name") if record.get("kind") == "value" else record.get("kind"))]
+    return [name for name in record if name not in _NOT_SHOWN] or list(record)

@@ -11,8 +11,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from jobkit.analysis.collect.records import RunRecords
-from jobkit.analysis.collect.steps import MOST_ROWS, Observed
-from jobkit.analysis.collect.windows import number
+from jobkit.analysis.collect.steps import MAX_ROWS, Observed, number
 from jobkit.analysis.tables.frames import Row
 from jobkit.metric.kinds import KINDS, Record
 
@@ -34,8 +33,8 @@ class _Edge(NamedTuple):
 
 
 def sample_rows(samples: Sequence[Record]) -> list[Row]:
-    """The rows of samples.csv of one run; of more than MOST_ROWS, every second or third, ..."""
-    size = -(-len(samples) // MOST_ROWS) or 1
+    """The rows of samples.csv of one run; of more than MAX_ROWS, every second or third, ..."""
+    size = -(-len(samples) // MAX_ROWS) or 1
     names = ("attempt", "rank", "t", *KINDS["sample"])
     return [{name: record.get(name) for name in names} for record in samples[::size]]
 

@@ -1,23 +1,26 @@
-"""Steps of a run as they were observed, and the rate that follows from them.
+"""Steps of a run as they were observed, the rate that follows from them, and their rows.
 
-An observation is some optimizer steps over all ranks: a window of the meter, one line of a
-program's own log, or one [METRIC] key=value line. Whatever it came from, the rate is made here.
+An observation is some optimizer steps over all ranks: windows of the meter, one line of a program's
+own log, or one [METRIC] key=value line. Whatever it came from, the rate is made here: the work over
+the time of all steps after the warm-up.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from statistics import median
 from typing import Any
 
 from jobkit.analysis.tables.frames import Row
+from jobkit.metric.kinds import Record
 
-MOST_ROWS = 1000  # of one run in steps.csv
+MAX_ROWS = 1000  # of one run in steps.csv
 IN_STEPS = "steps/s"  # the unit of a rate whose work is not known
 NO_UNIT = "units"  # of work that is counted or stated without a unit
 TRAINING = "training"  # jobkit's own, whose rate is that of its epochs
 PERCENTILES = ("step_p50_s", "step_p95_s", "step_p99_s", "step_max_s")
+_TOO_LARGE = 1 << 63  # to be computed with
+_MIN_SINGLE = 20  # steps, for percentiles of them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +41,11 @@ class Observation:
     percentiles: dict[str, float] = field(default_factory=dict)  # of single steps: PERCENTILES
     values: dict[str, Any] = field(default_factory=dict)  # free columns
 
+    @property
+    def step_s(self) -> float | None:
+        """Seconds per step."""
+        return self.time_s / (self.steps or 1) if self.time_s and self.time_s > 0 else None
+
 
 @dataclass(frozen=True, kw_only=True)
 class Observed:
@@ -46,30 +54,27 @@ class Observed:
     steps: Sequence[Observation] = ()
     unit: str | None = None  # of work: images, samples, tokens
     work_per_step: float | None = None  # over all ranks
-    single: bool = False  # an observation is one step of several: they have a median
+    single: bool = False  # an observation is one step of several
     windows: bool = False  # an observation is a window of the meter, of known beginning and end
     source: str = ""  # meter, auto, pattern NAME, metric lines, TRAINING
     work_source: str | None = None  # of the windows' work: stated, computed, counted, inferred
-    # Lines of a pattern that are not taken, or not wholly:
-    cut: int = 0  # their last number may have lost its end
-    unread: Sequence[str] = ()  # a time or rate in each that is no number above 0, as NAME=TEXT
-    repeated: int = 0  # of a step that more lines say than there are ranks
-    others: Sequence[str] = ()  # the same of a pattern in whose place this was taken, in words
+    not_taken: Sequence[
+        str
+    ] = ()  # a sentence for each kind of lines that are not used, or doubtful
 
 
 def rate_row(observed: Observed) -> Row:
-    """The columns of results.csv about the steps; empty where no time and no rate was observed.
-
-    Single steps give the median, since an evaluation or a checkpoint may stand between two of
-    them; windows and intervals give the sum of the work over the sum of the times.
-    """
-    timed = [o for o in observed.steps if _step_time(o) is not None or o.rate]
+    """The columns of results.csv about the steps; empty where no time and no rate was observed."""
+    timed = [o for o in observed.steps if o.step_s is not None or o.rate]
     timed = [o for o in timed if not o.warmup] or timed
     if not timed:
         return {}
-    times = [t for o in timed if (t := _step_time(o)) is not None]
-    step_s = (median(times) if observed.single else _mean_step(timed)) if times else None
+    with_time = [o for o in timed if o.step_s is not None]
+    steps = sum(o.steps or 1 for o in with_time)
+    step_s = sum(o.time_s or 0 for o in with_time) / steps if steps else None
     rate, unit = _rate(observed, timed, step_s)
+    waited = [o for o in with_time if o.data_wait_s is not None]
+    waited_of = sum(o.time_s or 0 for o in waited)
     row: Row = {
         "throughput": rate,
         "throughput_unit": f"{unit}/s",
@@ -77,80 +82,58 @@ def rate_row(observed: Observed) -> Row:
         "work_source": None if unit == "steps" else observed.work_source,
         "step_time_s": step_s,
         "steps_timed": sum(o.steps or 1 for o in timed),
-        "data_wait_share": _share(timed),
+        "data_wait_share": min(1.0, sum(o.data_wait_s or 0 for o in waited) / waited_of)
+        if waited_of
+        else None,
         "peak_memory_mib": max((o.memory_mib for o in timed if o.memory_mib), default=None),
     }
-    warm = [o for o in timed if not o.warmup]  # all of them, or none
-    row |= _percentiles(warm, times if observed.single and warm else [])
+    if not timed[0].warmup:  # else all of them are
+        row |= _percentiles(timed, observed.single)
     return {k: v for k, v in row.items() if v is not None}
 
 
 def _rate(
     observed: Observed, timed: Sequence[Observation], step_s: float | None
 ) -> tuple[float | None, str]:
-    """The rate over all ranks and its unit: as said, from the work, else in steps."""
+    """The rate over all ranks and its unit: as the lines say it, from the work, else in steps."""
     unit = observed.unit or NO_UNIT
-    said = [o for o in timed if o.rate]
-    if said and observed.single:
-        return median(o.rate for o in said if o.rate), unit
-    if said:  # the mean over equal numbers of steps is the harmonic one
-        steps = [o.steps or 1 for o in said]
-        return sum(steps) / sum(
-            n / o.rate for n, o in zip(steps, said, strict=True) if o.rate
-        ), unit
+    rated = [(o.steps or 1, o.rate) for o in timed if o.rate]
+    if rated:  # the mean over equal numbers of steps is the harmonic one
+        return sum(n for n, _ in rated) / sum(n / rate for n, rate in rated), unit
     counted = [o for o in timed if o.work is not None and o.time_s]
     if counted and not observed.single:
         return sum(o.work or 0 for o in counted) / sum(o.time_s or 0 for o in counted), unit
-    per_step = observed.work_per_step or _work_per_step(counted)
+    per_step = observed.work_per_step
+    if not per_step and counted:
+        per_step = median((o.work or 0) / (o.steps or 1) for o in counted)
     if not step_s:
         return None, unit
     return (per_step / step_s, unit) if per_step else (1 / step_s, "steps")
 
 
-def _work_per_step(counted: Sequence[Observation]) -> float | None:
-    """The median work of a step, over all ranks."""
-    return median((o.work or 0) / (o.steps or 1) for o in counted) if counted else None
-
-
-def _step_time(one: Observation) -> float | None:
-    """Seconds per step of an observation."""
-    return one.time_s / (one.steps or 1) if one.time_s and one.time_s > 0 else None
-
-
-def _mean_step(timed: Sequence[Observation]) -> float:
-    known = [o for o in timed if _step_time(o) is not None]
-    return sum(o.time_s or 0 for o in known) / sum(o.steps or 1 for o in known)
-
-
-def _share(timed: Sequence[Observation]) -> float | None:
-    """The share of the time that was spent waiting for data."""
-    known = [o for o in timed if o.data_wait_s is not None and o.time_s]
-    total = sum(o.time_s or 0 for o in known)
-    return min(1.0, sum(o.data_wait_s or 0 for o in known) / total) if total else None
-
-
-def _percentiles(timed: Sequence[Observation], singles: list[float]) -> Row:
-    """Percentiles of the time of one step: of the steps, else the median over the windows'.
-
-    A window counts as often as it has steps.
-    """
-    if len(singles) >= 20:
-        ordered = sorted(singles)
+def _percentiles(timed: Sequence[Observation], single: bool) -> Row:
+    """Percentiles of the time of a step: of single steps, else the median over the windows'."""
+    times = sorted(o.step_s for o in timed if o.step_s is not None) if single else []
+    if len(times) >= _MIN_SINGLE:
         places = zip(PERCENTILES, (0.5, 0.95, 0.99, 1.0), strict=True)
-        return {name: ordered[min(len(ordered) - 1, int(p * len(ordered)))] for name, p in places}
-    known = {name for o in timed for name in o.percentiles}
-    return {name: _percentile(name, timed) for name in PERCENTILES if name in known}
+        return {name: times[min(len(times) - 1, int(p * len(times)))] for name, p in places}
+    return over_windows((o.percentiles, o.steps or 1) for o in timed)
 
 
-def _percentile(name: str, windows: Sequence[Observation]) -> float:
-    """A percentile over the windows that have it: one of them at least."""
-    known = [(o.percentiles[name], o.steps or 1) for o in windows if name in o.percentiles]
-    return over_windows(name, sorted(known))
+def over_windows(windows: Iterable[tuple[Mapping[str, Any], int]]) -> dict[str, float]:
+    """Percentiles over windows: each counts as often as it has steps. Of maxima the maximum.
 
-
-def over_windows(name: str, values: Sequence[tuple[float, int]]) -> float:
-    """A percentile over windows, from each one's and the number of its steps, sorted."""
-    return values[-1][0] if name == "step_max_s" else _middle(values)
+    windows: the values of each by their names, and the number of its steps.
+    """
+    pairs: dict[str, list[tuple[float, int]]] = defaultdict(list)
+    for values, steps in windows:
+        for name in PERCENTILES:
+            if (value := number(values.get(name))) is not None:
+                pairs[name].append((value, steps))
+    return {
+        name: max(known)[0] if name == "step_max_s" else _middle(sorted(known))
+        for name, known in pairs.items()
+    }
 
 
 def _middle(values: Sequence[tuple[float, int]]) -> float:
@@ -166,132 +149,154 @@ def _middle(values: Sequence[tuple[float, int]]) -> float:
 
 
 def step_rows(observed: Observed) -> list[Row]:
-    """The rows of steps.csv of one run, at most MOST_ROWS: neighbours are joined beyond it."""
+    """The rows of steps.csv of one run, at most MAX_ROWS: neighbours are joined beyond it."""
     steps = list(observed.steps)
-    size = -(-len(steps) // MOST_ROWS) or 1
+    size = -(-len(steps) // MAX_ROWS) or 1
     groups = [steps[i : i + size] for i in range(0, len(steps), size)]
     row = {} if observed.source == TRAINING else rate_row(observed)
     unit = row.get("throughput_unit", f"{observed.unit or NO_UNIT}/s")
     return [_step_row(_joined(g) if len(g) > 1 else g[0], observed, unit) for g in groups]
 
 
-def _step_row(one: Observation, observed: Observed, unit: str) -> Row:
+def _step_row(seen: Observation, observed: Observed, unit: str) -> Row:
     """A row of steps.csv; unit: of the run's rate, in steps where the work is not known."""
-    work = one.work
-    if work is None and observed.work_per_step is not None and one.steps:
-        work = observed.work_per_step * one.steps
-    rate = one.rate or (work / one.time_s if work is not None and one.time_s else None)
+    work = seen.work
+    if work is None and observed.work_per_step is not None and seen.steps:
+        work = observed.work_per_step * seen.steps
+    rate = seen.rate or (work / seen.time_s if work is not None and seen.time_s else None)
     if unit == IN_STEPS and (rate is None or observed.unit != "steps"):
-        rate = one.steps / one.time_s if one.steps and one.time_s else None
-    return {
-        **one.values,
-        "attempt": one.attempt,
-        "step": one.step,
-        "epoch": one.epoch,
-        "steps": one.steps,
-        "warmup": one.warmup,
-        "time_s": one.time_s,
-        "throughput": rate,
-        "throughput_unit": unit,
-        "data_wait_s": one.data_wait_s,
-        **one.percentiles,
-    }
+        rate = seen.steps / seen.time_s if seen.steps and seen.time_s else None
+    names = ("attempt", "step", "epoch", "steps", "warmup", "time_s", "data_wait_s")
+    row = {name: getattr(seen, name) for name in names}
+    return seen.values | row | {"throughput": rate, "throughput_unit": unit} | seen.percentiles
 
 
 def _joined(group: Sequence[Observation]) -> Observation:
     """Neighbouring observations as one: sums, the last step, the percentiles over them."""
-    last = group[-1]
 
-    def total(get: Callable[[Observation], float | None]) -> float | None:
+    def total(get: Callable[[Observation], float | None]) -> Any:
         values = [get(o) for o in group]
         return None if None in values else sum(v for v in values if v is not None)
 
-    time_s, work = total(lambda o: o.time_s), total(lambda o: o.work)
-    steps = total(lambda o: o.steps)
     rates = [o.rate for o in group if o.rate]
-    names = {name for o in group for name in o.percentiles}
-    return Observation(
-        attempt=last.attempt,
-        step=last.step,
-        epoch=last.epoch,
-        steps=int(steps) if steps is not None else None,
-        time_s=time_s,
-        work=work,
+    return replace(
+        group[-1],
+        steps=total(lambda o: o.steps),
+        time_s=total(lambda o: o.time_s),
+        work=total(lambda o: o.work),
         rate=len(rates) / sum(1 / r for r in rates) if rates else None,
-        unit=last.unit,
         data_wait_s=total(lambda o: o.data_wait_s),
         warmup=all(o.warmup for o in group),
-        percentiles={name: _percentile(name, group) for name in names},
-        values=last.values,
+        percentiles=over_windows((o.percentiles, o.steps or 1) for o in group),
     )
 
 
-def each_once(
-    found: Iterable[Observation], ranks: int | None = None
-) -> tuple[list[Observation], int]:
-    """The observations without those of a step that another rank has printed too.
+# The windows that the ranks of a run recorded. Each rank spaces them by its own clock. What lies
+# between two steps at which all ranks ended a window is one observation. The slowest rank's time
+# counts, and the work of all ranks is added up: that is the rate of the job.
 
-    The index may begin again in each epoch. Returned too: how many of those left out are of a step
-    that more lines say than there are ranks.
+_OfRanks = dict[Any, dict[int, Record]]  # the windows of each rank, by their last step
+
+
+def observed_windows(
+    windows: Iterable[Record],
+    start: Record,
+    planned: Mapping[str, Any],
+    ranks: int | None = None,
+) -> Observed | None:
+    """The observations of a run's window records of all ranks; None where there are none.
+
+    start: rank 0's run_start. planned: the unit and work_per_step of the study; this work wins, and
+    without it the unit of what was counted. ranks: how many there are, where start is not known.
     """
-    same: dict[object, list[Observation]] = defaultdict(list)
-    for number, one in enumerate(found):
-        place = ("line", number) if one.step is None else (one.attempt, one.epoch, one.step)
-        same[place].append(one)
-    counts = [len(lines) for lines in same.values()]
-    repeated = sum(n - 1 for n in counts if ranks and n > ranks)
-    return [lines[0] for lines in same.values()], repeated
-
-
-def of_lines(found: Sequence[Observation], warmup_steps: int, single: bool) -> list[Observation]:
-    """The observations of a log's lines with the number of their steps, and the warm-up marked.
-
-    A line's time is that of one step. Unless it is of this step alone (single), it holds for every
-    step since the line before. The first line of an attempt has the start-up in it and counts as
-    warm-up, and so does every one within warmup_steps of it, until the index begins again.
-    """
-    made: list[Observation] = []
-    begun: dict[int, int] = {}  # by attempt: its first step
-    again = set[int]()  # attempts in which the index began again, with an epoch
-    for before, one in pairwise([None, *found]):
-        assert one is not None
-        first = one.attempt not in begun
-        start = begun.setdefault(one.attempt, one.step or 0)
-        if _begins_again(before, one):
-            again.add(one.attempt)
-        early = one.step is not None and one.step <= start + warmup_steps
-        early = early and one.attempt not in again
-        steps = 1 if single else _steps_between(None if first else before, one)
-        made.append(_over(one, steps, first or early))
-    return made
-
-
-def _steps_between(before: Observation | None, one: Observation) -> int | None:
-    """How many steps an interval's line is of; None where the lines do not say."""
-    if before is None or before.step is None or one.step is None:
+    groups: dict[int, _OfRanks] = defaultdict(lambda: defaultdict(dict))
+    for record in windows:
+        attempt, step = record["attempt"], record.get("step")
+        if type(step) is int and (number(record.get("wall_s")) or 0) > 0:
+            groups[attempt][record.get("rank")][step] = record
+    if not groups:
         return None
-    return max(1, one.step - (0 if _begins_again(before, one) else before.step))
-
-
-def _begins_again(before: Observation | None, one: Observation) -> bool:
-    """Whether the index of the step has begun again, since another epoch has begun."""
-    if before is None or before.step is None or one.step is None:
-        return False
-    same = (before.attempt, before.epoch) == (one.attempt, one.epoch)
-    return not same and before.attempt == one.attempt and one.step <= before.step
-
-
-def _over(one: Observation, steps: int | None, warmup: bool) -> Observation:
-    """An observation of one step's time as one of several steps."""
-
-    def all_of(value: float | None) -> float | None:
-        return None if value is None else value * (steps or 1)
-
-    return replace(
-        one,
+    world = recorded if type(recorded := start.get("world_size")) is int else ranks
+    stated = planned.get("work_per_step")
+    per_step = stated or start.get("work_per_step")
+    steps = [
+        _over_ranks(attempt, step, of_ranks, world)
+        for attempt, records in sorted(groups.items())
+        for step, of_ranks in _between_common_ends(records)
+    ]
+    if stated:  # whatever was counted
+        steps = [replace(o, work=stated * o.steps if o.steps else None) for o in steps]
+    units = [start.get("unit") or ("images" if "spec" in start else None), planned.get("unit")]
+    return Observed(
         steps=steps,
-        warmup=warmup,
-        time_s=all_of(one.time_s),
-        data_wait_s=all_of(one.data_wait_s),
-        work=all_of(one.work),
+        unit=next(filter(None, reversed(units) if stated else units), None),
+        work_per_step=per_step if (number(per_step) or 0) > 0 else None,
+        windows=True,
+        work_source="stated" if stated else start.get("work_source"),
+        source=str(start.get("source") or (TRAINING if "spec" in start else "meter")),
     )
+
+
+def _between_common_ends(of_ranks: _OfRanks) -> Iterator[tuple[int, list[list[Record]]]]:
+    """The steps at which all ranks ended a window, and the windows of each rank before them.
+
+    A rank whose records end early holds up no later step.
+    """
+    lasts = {rank: max(windows) for rank, windows in of_ranks.items()}
+    waiting: dict[Any, list[Record]] = defaultdict(list)
+    for step in sorted({step for windows in of_ranks.values() for step in windows}):
+        for rank, windows in of_ranks.items():
+            if step in windows:
+                waiting[rank].append(windows[step])
+        if all(step in windows or lasts[rank] < step for rank, windows in of_ranks.items()):
+            yield step, list(waiting.values())
+            waiting.clear()
+
+
+def _over_ranks(
+    attempt: int, step: int, of_ranks: Sequence[Sequence[Record]], world: int | None
+) -> Observation:
+    """The windows of each rank that recorded some up to a common end."""
+    # Where a rank, or a window of one, is missing, the sum of the work would be too small.
+    counts = [_steps(windows) for windows in of_ranks]
+    whole = (world is None or len(of_ranks) == world) and len(set(counts)) == 1
+    works = [number(r.get("work")) for windows in of_ranks for r in windows]
+    first = next((w for w in of_ranks if w[0].get("rank") == 0), of_ranks[0])
+    epoch, values = first[-1].get("epoch"), first[-1].get("values")
+    waits = [_waited(windows) for windows in of_ranks]
+    percentiles = [over_windows((r, _steps([r]) or 1) for r in w) for w in of_ranks]
+    return Observation(
+        attempt=attempt,
+        step=step,
+        epoch=epoch if type(epoch) is int else None,
+        # The most of a rank, as the time is the longest: one may lack a window.
+        steps=max((n for n in counts if n is not None), default=None),
+        time_s=max(sum(float(r["wall_s"]) for r in windows) for windows in of_ranks),
+        work=sum(w for w in works if w is not None) if whole and None not in works else None,
+        data_wait_s=max((w for w in waits if w is not None), default=None),
+        warmup=any(r.get("warmup") is True for windows in of_ranks for r in windows),
+        percentiles={
+            name: max(p[name] for p in percentiles if name in p)
+            for name in PERCENTILES
+            if any(name in p for p in percentiles)
+        },
+        values=values if isinstance(values, dict) else {},
+    )
+
+
+def _steps(windows: Sequence[Record]) -> int | None:
+    """The steps in a rank's windows; None where one does not say it."""
+    counts = [n if type(n := r.get("steps")) is int and n > 0 else None for r in windows]
+    return None if None in counts else sum(filter(None, counts))
+
+
+def _waited(windows: Sequence[Record]) -> float | None:
+    """Seconds that a rank waited for data in its windows."""
+    known = [w for r in windows if (w := number(r.get("data_wait_s"))) is not None]
+    return sum(known) if known else None
+
+
+def number(value: Any) -> float | None:
+    """A number of a record; None for anything else, as for one of more than 64 bits."""
+    fits = type(value) is float or (type(value) is int and abs(value) < _TOO_LARGE)
+    return value if fits else None

@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _reference(path: Path) -> "pd.DataFrame":
     """The rows of a results.csv that was kept."""
     from jobkit.analysis.tables.columns import RESULTS
-    from jobkit.analysis.tables.products import read_table
+    from jobkit.analysis.tables.frames import read_table
 
     table = read_table(path, RESULTS)
     needed = ("series", "world_size", "status", "throughput")

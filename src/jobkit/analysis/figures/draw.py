@@ -143,7 +143,7 @@ def draw(results: Results, forecasts: Sequence[Forecast] = ()) -> Drawn:
     Raises UsageError where the study's folder cannot be written.
     """
     drawn = Drawn([], {})
-    folder = results.paths.figures
+    folder = results.output.figures
     try:
         if folder.is_symlink():  # of the folder's maker, who may be somebody else
             raise UsageError(f"{folder} is a link, through which would be written: remove it")

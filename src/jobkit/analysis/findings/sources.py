@@ -3,8 +3,8 @@
 import pandas as pd
 
 from jobkit.analysis.collect.lines import METRIC_LINES
-from jobkit.analysis.collect.measured import OF_EPOCHS, WALL_TIME
 from jobkit.analysis.collect.results import Results
+from jobkit.analysis.collect.rows import OF_EPOCHS, WALL_TIME
 
 _WORDS = {
     "auto": "measured by the start-up hook",

@@ -51,7 +51,11 @@ def step_models(results: Results, links: Links) -> list[SeriesSteps]:
 
     A size that was measured on nodes in two ways counts with the fewest nodes.
     """
-    rows = {str(row["run_id"]): row for row in records(results.runs)}
+    rows = {
+        run_id: {**results.settings(run_id), **row}
+        for row in records(results.runs)
+        if (run_id := str(row["run_id"]))
+    }
     curves: dict[str, dict[int, Size]] = {}
     for size in sizes(results.runs):
         if size.throughput is not None and size.world_size:

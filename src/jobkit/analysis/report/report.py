@@ -28,8 +28,7 @@ from jobkit.analysis.report.laws import LAW_NAMES, laws_table
 from jobkit.analysis.report.many_runs import MOST_OF_A_KIND, listed
 from jobkit.analysis.report.proposal import proposal_table
 from jobkit.analysis.report.reproduce import commands, facts, study_file
-from jobkit.analysis.tables.frames import records
-from jobkit.analysis.tables.products import save
+from jobkit.analysis.tables.frames import records, save
 from jobkit.analysis.tables.text import (
     TextTable,
     counted,
@@ -58,7 +57,7 @@ def write_report(
     that plot_results.py was given beside its forecast and efficiency.
     Raises UsageError where the study's folder cannot be written.
     """
-    paths = results.paths
+    paths = results.output
     table = proposal_table(results.scaling, unit(results))
     texts = {
         paths.table_markdown: table.markdown(),

@@ -9,7 +9,6 @@ from typing import Any
 import pandas as pd
 
 from jobkit.analysis.collect.results import Results
-from jobkit.analysis.tables.columns import RESULTS
 from jobkit.analysis.tables.text import counted
 from jobkit.errors import UsageError
 from jobkit.paths import read_json
@@ -80,8 +79,8 @@ def commands(results: Results, options: Sequence[str] = ()) -> str:
 
 def facts(results: Results) -> list[tuple[str, str]]:
     """Settings and versions with their values; where runs differ, the values and their counts."""
-    known = {c.name for c in RESULTS}
-    names = [n for n in ("epochs_planned", *SETTINGS) if n in known and n not in _IN_TABLES]
+    settings = ("epochs_planned", *SETTINGS)
+    names = [n for n in settings if n in results.runs and n not in _IN_TABLES]
     found = [(name, _values(results.runs[name])) for name in dict.fromkeys((*_VERSIONS, *names))]
     return [(name.replace("_", " "), text) for name, text in found if text]
 

@@ -1,102 +1,332 @@
 """The columns of every CSV file, TABLES: the one place of their names, types and meanings.
 
-To add a column of results.csv: a field of KINDS if it is recorded, a Column in run_columns.py, its
-value in collect/rows.py unless it is a field of run_start or a memory maximum of the epochs.
+To add a column of results.csv: a field of KINDS if it is recorded, a Column here, its value in
+collect/rows.py unless it is a field of run_start or a memory maximum of the epochs. Settings that
+differ between the runs are columns too, by their own names; spec.json of a run has all of them.
 
 An empty cell means that the value is not known; no number stands for "unknown". A unit is part of
 the name: _s seconds, _mib 2**20 bytes, _share 0 to 1, images_per_s.
 """
 
-from jobkit.analysis.tables.column import COUNT, FLAG, NUMBER, TEXT, Column
-from jobkit.analysis.tables.run_columns import EPOCHS, IDENTITY, RESULTS, SIZE, STEPS
-from jobkit.metric.kinds import KINDS
+from dataclasses import dataclass
 
-_OF_SIZE = ("nodes", "ranks_per_node", "world_size", "scaling")
-_OF_BATCH = ("global_batch_size", "batch_size_per_rank")
-_CONFIDENCE = "of the interval between runs, at confidence_share; empty without repeats"
+from jobkit.metric.kinds import KINDS
+from jobkit.outcome.state import STATUSES
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: its name with the unit in it, its type, and its meaning."""
+
+    name: str
+    dtype: str  # of pandas, a nullable one
+    meaning: str
+
+
+TEXT, COUNT, NUMBER, FLAG = "string", "Int64", "Float64", "boolean"
+
+
+def markdown(columns: tuple[Column, ...]) -> str:
+    """The columns as a Markdown table, for the documentation."""
+    rows = [f"| `{c.name}` | {c.meaning.replace('|', chr(92) + '|')} |" for c in columns]
+    return "\n".join(["| column | meaning |", "|---|---|", *rows])
+
+
+def _columns(text: str) -> tuple[Column, ...]:
+    """Columns from lines of name, type and meaning; an indented line goes on with the meaning."""
+    types = {"TEXT": TEXT, "COUNT": COUNT, "NUMBER": NUMBER, "FLAG": FLAG}
+    rows = (row.split(maxsplit=2) for row in text.strip().replace("\n    ", " ").splitlines())
+    return tuple(Column(name, types[kind], meaning) for name, kind, meaning in rows)
+
+
+def _recorded(kind: str, dtype: str, *names: str) -> tuple[Column, ...]:
+    """Columns that hold a field of a record and have its meaning."""
+    return tuple(Column(name, dtype, KINDS[kind][name]) for name in names)
 
 
 def _with_interval(name: str, meaning: str, unit: str = "") -> tuple[Column, ...]:
     """A measured column and the two ends of its interval."""
+    of = "of the interval between runs, at confidence_share; empty without repeats"
     return (
         Column(f"{name}{unit}", NUMBER, meaning),
-        Column(f"{name}_low{unit}", NUMBER, f"lower end {_CONFIDENCE}"),
-        Column(f"{name}_high{unit}", NUMBER, f"upper end {_CONFIDENCE}"),
+        Column(f"{name}_low{unit}", NUMBER, f"lower end {of}"),
+        Column(f"{name}_high{unit}", NUMBER, f"upper end {of}"),
     )
 
 
+IDENTITY = _columns("""
+run_id TEXT id of the run: its folder's name, and its key in epochs.csv
+study TEXT name of the study's folder
+series TEXT strategy and every setting that varies in the study: runs of one series differ in size
+    and repeat only
+""")
+_STATUS = Column("status", TEXT, f"{', '.join(STATUSES[:-1])} or {STATUSES[-1]}")
+_OUTCOME = _columns("""
+reason TEXT cause, if not ok
+evidence TEXT the line of a log or file that shows it
+evidence_file TEXT location of that line: RUN_ID/FILE:LINE
+exit_code COUNT exit code of the job, if known
+attempts COUNT starts of the run; each requeue adds one
+""")
+SIZE = _columns("""
+strategy TEXT parallel strategy
+model TEXT cnn, fast_cnn, resnet18, mlp, or package.module:factory
+nodes COUNT number of nodes
+ranks_per_node COUNT ranks per node
+world_size COUNT number of ranks: nodes x ranks_per_node
+scaling TEXT strong: the global batch is constant; weak: the batch per rank is
+global_batch_size COUNT samples in one optimizer step over all ranks
+batch_size_per_rank COUNT samples in one optimizer step, maximum over ranks
+precision TEXT fp32, bf16 or fp16; auto: the run has not begun
+dataset TEXT data of the training
+fp32 TEXT arithmetic of fp32 on a GPU: ieee or tf32; auto: the run has not begun
+repeat COUNT index of the repeat, from 0
+epochs_planned COUNT planned epochs
+epochs_done COUNT recorded epochs
+""")
+_SPEED = _columns("""
+images_per_s NUMBER training throughput over all ranks, images per second: median over the timed
+    epochs, without the first epoch of an attempt if there are others
+time_per_epoch_s NUMBER training time of one whole epoch: train_samples / images_per_s; of a
+    program that says where its epochs end: an epoch's steps x step_time_s
+time_per_epoch_min_s NUMBER the same for the fastest of these epochs
+time_per_epoch_max_s NUMBER the same for the slowest of these epochs
+data_wait_share NUMBER share of these epochs' time spent waiting for batches
+""")
+_STARTUP = (
+    Column("startup_s", NUMBER, KINDS["startup"]["total_s"]),
+    *(
+        Column(f"startup_{name}", NUMBER, f"of startup_s: {meaning}")
+        for name, meaning in KINDS["startup"].items()
+        if name not in ("total_s", "first_step_s")
+    ),
+)
+_TIMES = _columns("""
+startup_first_step_s NUMBER the first iteration, which comes after startup_s
+total_time_s NUMBER from the start of the process to its end, newest attempt
+start_time_s NUMBER Unix time of the first record of the newest attempt
+end_time_s NUMBER Unix time of its last record
+""")
+_MEMORY = _recorded(
+    "epoch",
+    NUMBER,
+    *("peak_memory_mib", "allocated_memory_mib", "reserved_memory_mib", "device_memory_mib"),
+    "resident_memory_mib",
+)
+_LEARNED = _columns("""
+train_loss NUMBER training loss of the last recorded epoch
+val_loss NUMBER final validation loss; of the last recorded epoch without run_end
+val_accuracy NUMBER final validation accuracy, likewise: share of test samples, 0 to 1
+best_val_accuracy NUMBER maximum validation accuracy over epochs
+""")
+_STEPS = _columns("""
+throughput NUMBER rate over all ranks, in throughput_unit, without the warm-up
+throughput_unit TEXT unit of throughput: images/s, samples/s, tokens/s, steps/s; of wall times
+    runs/h, shares/h
+throughput_source TEXT what measured it: meter, auto, pattern NAME, metric lines, epochs of the
+    training, or the wall time of the run
+step_time_s NUMBER time of one optimizer step, without the warm-up
+step_p50_s NUMBER median time of a step; of windows: the median of theirs, by steps; on a GPU by
+    events on its stream
+step_p95_s NUMBER 95th percentile of the time of a step, likewise
+step_p99_s NUMBER 99th percentile of the time of a step, likewise
+step_max_s NUMBER longest time of a step
+steps_timed COUNT optimizer steps in these times
+wall_time_s NUMBER from the start of the run's job to its end
+ranks_together TEXT of a command on several ranks, what shows that they worked together: process
+    group, connection, shared memory, network device, stated; none: nothing does, they are copies
+""")
+_BREAKDOWN = _columns("""
+breakdown_compute_s NUMBER of a step: seconds of computing: kernels on a GPU, operations of torch
+    on the CPU; this and the next three are means over the ranks
+breakdown_communication_s NUMBER of a step: exposed communication, in which nothing computes;
+    waiting_s is in it
+breakdown_data_wait_s NUMBER of a step: waiting for batches; on a GPU while it is idle
+breakdown_host_s NUMBER of a step: the rest: Python, launches, the program's own code
+breakdown_waiting_s NUMBER of a step: waiting inside collectives for ranks that come later
+breakdown_idle_s NUMBER of a step: idle GPU, data_wait_s and host_s together; empty on the CPU
+breakdown_last_rank_wait_s NUMBER of a step: waiting for the last rank's end of the step; with the
+    first four it adds up to iteration_s
+breakdown_iteration_s NUMBER of a step: wall time of the profiled steps, maximum over ranks, and
+    slow_steps_s
+breakdown_useful_max_s NUMBER of a step: compute and host: of a rank that is late by them, else the
+    mean
+breakdown_busy_max_s NUMBER of a step: useful_max_s and data wait, of a rank that is late by that,
+    else the mean
+breakdown_random_imbalance_s NUMBER of a step: lost to ranks that are late in turn, with
+    slow_steps_s
+breakdown_slow_steps_s NUMBER of a step: by how much the mean step of the whole run is longer than
+    its typical one, for other reasons than data: rare slow steps; on several ranks also in
+    communication_s and waiting_s, on one in host_s
+breakdown_profiling_share NUMBER by how much profiled steps are longer than a typical one, as a
+    share
+breakdown_difference_s NUMBER of a step: ddp of jobkit's own training: by how much it is longer
+    than without communication, which also slows computing
+breakdown_profiled_steps COUNT steps of a rank in these means
+breakdown_ranks COUNT ranks that were profiled
+breakdown_late_s NUMBER of a step: by how much the late rank or node is later than the others
+breakdown_late_rank COUNT the rank that comes last beyond chance; empty where none does, or where a
+    whole node does
+breakdown_late_host TEXT its node, or the node that comes last beyond chance
+breakdown_late_device TEXT its GPU
+breakdown_late_cause TEXT what it spends more time with than others: compute, data wait or host
+breakdown_not_profiled TEXT why no step was profiled
+breakdown_communication_direct_s NUMBER of a step: exposed communication by a second measure
+breakdown_certain FLAG whether two measures of communication agree
+""")
+_VERSIONS = _columns("""
+torch_version TEXT version of PyTorch
+python_version TEXT version of Python
+cuda_version TEXT version of PyTorch's CUDA; empty on the CPU
+hip_version TEXT version of PyTorch's HIP, on AMD's GPUs
+nccl_version TEXT version of NCCL (AMD: RCCL); empty on the CPU
+driver_version TEXT version of the GPU's driver; empty on the CPU
+cudnn_version TEXT version of cuDNN; empty on the CPU
+cudnn_benchmark TEXT whether cuDNN chose kernels by timing them; likewise
+""")
+_WHERE = (
+    *_recorded("run_start", COUNT, "train_samples", "test_samples", "parameters"),
+    Column("threads_used", COUNT, KINDS["run_start"]["threads"]),
+    *_recorded("run_start", TEXT, "device"),
+    *_recorded("run_start", COUNT, "devices"),
+    *_recorded("run_start", TEXT, "device_type", "backend"),
+    *_VERSIONS,
+    *_recorded("run_start", TEXT, "node_list", "git_commit", "job_id"),
+    *_recorded("run_start", COUNT, "shard_groups"),
+)
+_MESSAGES = _columns("""
+warnings COUNT number of warnings and errors that the run recorded
+warnings_text TEXT their texts without duplicates, joined by ' | '
+lines_rejected COUNT [METRIC] lines rejected (truncated or bad checksum)
+records_lost COUNT records missing in every source: sequence gaps
+""")
+_SLURM = _columns("""
+slurm_state TEXT Slurm state of the job; empty if unknown
+slurm_exit_code TEXT Slurm exit code of the job, code:signal (sacct)
+slurm_elapsed TEXT elapsed time of the job, [D-]HH:MM:SS (sacct)
+slurm_node_list TEXT nodes of the job in Slurm's notation
+slurm_alloc_tres TEXT allocated resources (sacct)
+slurm_max_rss_mib NUMBER largest resident set size of a task that Slurm sampled: not a peak
+    (sacct)
+""")
+_NODE = "of the nodes, over the run, whoever caused it"
+_USE = tuple(
+    Column(f"{name}_{kind}{unit}", NUMBER, f"{text}, {words}")
+    for name, unit, text in (
+        ("cpu_busy", "", f"load of all cores {_NODE}, 0 to 1"),
+        ("node_memory", "_mib", f"memory in use {_NODE}"),
+        ("gpu_busy", "", "share of the time in which a kernel was running on the GPUs, 0 to 1"),
+        ("gpu_memory", "_mib", "memory of the GPUs in use"),
+    )
+    for kind, words in (("mean", "mean over time and ranks"), ("max", "largest sample"))
+)
+_ENERGY = _columns("""
+energy_gpu_j NUMBER energy of the run's GPUs in joules, training and evaluation
+energy_node_j NUMBER energy of its nodes, if the job had them alone
+energy_source TEXT counter and scope of each: empty if nothing was measured
+joules_per_work NUMBER energy per unit of work (image, token), without warm-up
+joules_of TEXT whose energy that is: node or gpu; of Slurm: whole job
+slurm_energy_j NUMBER energy of the job's nodes, other jobs' included (sacct)
+""")
+RESULTS = (
+    *IDENTITY,
+    _STATUS,
+    *_OUTCOME,
+    *SIZE,
+    *_SPEED,
+    *_STARTUP,
+    *_TIMES,
+    *_MEMORY,
+    *_LEARNED,
+    *_BREAKDOWN,
+    *_WHERE,
+    *_MESSAGES,
+    *_SLURM,
+    *_STEPS,
+    *_USE,
+    *_ENERGY,
+    *_recorded("run_start", TEXT, "work_source"),
+    Column("problems", TEXT, "what is wrong with the run's records, joined by ' | '"),
+)
+_PLACE = _columns("""
+world_size COUNT number of ranks
+repeat COUNT index of the repeat, from 0
+attempt COUNT index of the attempt, from 0
+""")
+EPOCHS = (
+    *IDENTITY,
+    Column("strategy", TEXT, "parallel strategy"),
+    *_PLACE,
+    *(
+        Column(name, COUNT if name in ("epoch", "iterations", "timed_images") else NUMBER, meaning)
+        for name, meaning in KINDS["epoch"].items()
+        if name != "values"  # which are columns by their own names
+    ),
+)
+_STEP = _columns("""
+step COUNT index of the last step, as the program counts
+epoch COUNT the epoch, as the program counts
+steps COUNT optimizer steps
+warmup FLAG whether they are of the warm-up and not compared
+time_s NUMBER wall time of these steps, maximum over ranks, without pauses
+throughput NUMBER rate over all ranks, in throughput_unit
+throughput_unit TEXT unit of throughput
+data_wait_s NUMBER part of time_s spent waiting for batches, maximum over ranks
+""")
+STEPS = (
+    *IDENTITY,
+    *_PLACE,
+    *_STEP,
+    *(c for c in _STEPS if c.name.startswith("step_") and c.name != "step_time_s"),
+)
+_RUNS = _columns("""
+devices COUNT GPUs (CPU: processes) that compute: more than world_size with dp
+runs_planned COUNT planned runs of this series at this size
+runs_ok COUNT successful runs of these: only they enter the medians
+baseline TEXT the size that speed-up and efficiency are relative to, and the rule that selects it
+base_world_size COUNT number of ranks of the baseline
+""")
+_ACCURACY = _columns("""
+target_accuracy NUMBER target validation accuracy: --accuracy, else the highest that all
+    successful runs reached
+epochs_to_accuracy NUMBER epochs to the target, median; empty if a successful run did not reach it
+time_to_accuracy_s NUMBER epochs_to_accuracy x time_s: training only, without start-up and
+    evaluation; empty where time_of is no epoch
+spread_from TEXT repeats of this size, and over how many sizes their spread is pooled; empty if no
+    size of the study was repeated
+confidence_share NUMBER confidence level of the intervals
+not_distinguishable_from TEXT series at the same size, and the next smaller size of the series,
+    that no test on the difference tells apart at 95 %; without repeats all of them
+outliers TEXT run_ids that are outliers among the repeats; the medians include them
+note TEXT why there is no comparison, if there is none
+throughput_unit TEXT unit of throughput: images/s, samples/s, tokens/s, steps/s; of wall times
+    runs/h, shares/h
+""")
+_COST = _columns("""
+gpu_hours NUMBER time_s x devices / 3600 (CPU: processes)
+node_hours NUMBER time_s x nodes / 3600
+joules_per_work NUMBER energy per unit of work: median of successful repeats
+joules_of TEXT whose energy that is: node or gpu; of Slurm: whole job
+energy_kwh NUMBER energy of what time_s is of: an epoch, or an amount of work
+kwh_to_accuracy NUMBER energy_kwh x epochs_to_accuracy: with start-up left out; empty where
+    time_of is no epoch
+step_time_s NUMBER time of one optimizer step: median of successful repeats
+""")
+_OF_SIZE = ("strategy", "nodes", "ranks_per_node", "world_size", "scaling", "global_batch_size")
 SCALING = (
     *IDENTITY[1:],
-    Column("strategy", TEXT, "parallel strategy"),
-    *(c for c in SIZE if c.name in (*_OF_SIZE, *_OF_BATCH)),
-    Column("devices", COUNT, "GPUs (CPU: processes) that compute: more than world_size with dp"),
-    Column("runs_planned", COUNT, "planned runs of this series at this size"),
-    Column("runs_ok", COUNT, "successful runs of these: only they enter the medians"),
-    Column(
-        "baseline",
-        TEXT,
-        "the size that speed-up and efficiency are relative to, and the rule that selects it",
-    ),
-    Column("base_world_size", COUNT, "number of ranks of the baseline"),
+    *(c for c in SIZE if c.name in (*_OF_SIZE, "batch_size_per_rank")),
+    *_RUNS,
     *_with_interval(
-        "speed_up",
-        "throughput / throughput of the baseline (weak scaling: the scaled speed-up)",
+        "speed_up", "throughput / throughput of the baseline (weak scaling: the scaled speed-up)"
     ),
     *_with_interval("efficiency", "speed_up x devices of the baseline / devices"),
-    Column(
-        "target_accuracy",
-        NUMBER,
-        "target validation accuracy: --accuracy, else the highest that all successful runs reached",
-    ),
-    Column(
-        "epochs_to_accuracy",
-        NUMBER,
-        "epochs to the target, median; empty if a successful run did not reach it",
-    ),
-    Column(
-        "time_to_accuracy_s",
-        NUMBER,
-        "epochs_to_accuracy x time_s: training only, without start-up and evaluation; "
-        "empty where time_of is no epoch",
-    ),
-    Column(
-        "spread_from",
-        TEXT,
-        "repeats of this size, and over how many sizes their spread is pooled; empty if no size "
-        "of the study was repeated",
-    ),
-    Column("confidence_share", NUMBER, "confidence level of the intervals"),
-    Column(
-        "not_distinguishable_from",
-        TEXT,
-        "series at the same size, and the next smaller size of the series, that no test on the "
-        "difference tells apart at 95 %; without repeats all of them",
-    ),
-    Column(
-        "outliers", TEXT, "run_ids that are outliers among the repeats; the medians include them"
-    ),
-    Column("note", TEXT, "why there is no comparison, if there is none"),
-    Column(
-        "throughput_unit",
-        TEXT,
-        "unit of throughput: images/s, samples/s, tokens/s, steps/s; of wall times "
-        "runs/h, shares/h",
-    ),
+    *_ACCURACY,
     *_with_interval("throughput", "rate over all ranks: median of successful repeats"),
     Column("throughput_per_rank", NUMBER, "throughput / ranks; dp: / GPUs"),
     Column("time_of", TEXT, "what time_s is of: epoch, an amount of work as 10M tokens, or run"),
     *_with_interval("time", "time of that: the amount / throughput", "_s"),
-    Column("gpu_hours", NUMBER, "time_s x devices / 3600 (CPU: processes)"),
-    Column("node_hours", NUMBER, "time_s x nodes / 3600"),
-    Column("joules_per_work", NUMBER, "energy per unit of work: median of successful repeats"),
-    Column("joules_of", TEXT, "whose energy that is: node or gpu; of Slurm: whole job"),
-    Column("energy_kwh", NUMBER, "energy of what time_s is of: an epoch, or an amount of work"),
-    Column(
-        "kwh_to_accuracy",
-        NUMBER,
-        "energy_kwh x epochs_to_accuracy: with start-up left out; empty where time_of is no epoch",
-    ),
-    Column("step_time_s", NUMBER, "time of one optimizer step: median of successful repeats"),
+    *_COST,
 )
 
 _FORECAST = "end of the 95 % prediction interval of one more run"
@@ -134,9 +364,7 @@ FORECAST = (
 _SAMPLE_DTYPES = {"host": TEXT, "gpu_uuids": TEXT, "energy_source": TEXT, "alone": FLAG}
 SAMPLES = (
     *IDENTITY,
-    Column("world_size", COUNT, "number of ranks"),
-    Column("repeat", COUNT, "index of the repeat, from 0"),
-    Column("attempt", COUNT, "index of the attempt, from 0"),
+    *_PLACE,
     Column("rank", COUNT, "the rank that sampled"),
     Column("t", NUMBER, "Unix time in seconds"),
     *(Column(k, _SAMPLE_DTYPES.get(k, NUMBER), text) for k, text in KINDS["sample"].items()),
@@ -148,26 +376,20 @@ COMM = tuple(
     Column(name, _COMM_DTYPES.get(name, NUMBER), meaning) for name, meaning in KINDS["comm"].items()
 )
 
-_DRILL_MEANINGS = {  # of drill.csv, which `python -m jobkit drill` writes
-    "fault": "the injected fault",
-    "where": "nodes of the first attempt, or 'here'; empty if the fault is not possible there",
-    "first_status": "status of the attempt into which the fault was injected",
-    "evidence": "the line of a log or file that shows it",
-    "final_status": "status of the run after all attempts",
-    "attempts": "number of attempts of the run",
-    "detected_s": "from the injection to the end of the first attempt, as the launcher saw it",
-    "restart_s": "from the start of the next attempt to its first iteration",
-    "iterations_lost": "iterations redone after the restart",
-    "same_parameters": "whether the final parameters are bitwise equal to those without a fault",
-    "orphans": "leaked processes; empty if they cannot be observed",
-    "note": "other deviations from the expected result",
-}
-_DRILL_DTYPES = dict.fromkeys(("attempts", "iterations_lost", "orphans"), COUNT)
-_DRILL_DTYPES |= {"detected_s": NUMBER, "restart_s": NUMBER, "same_parameters": FLAG}
-DRILL = tuple(
-    Column(name, _DRILL_DTYPES.get(name, TEXT), meaning)
-    for name, meaning in _DRILL_MEANINGS.items()
-)
+DRILL = _columns("""
+fault TEXT the injected fault
+where TEXT nodes of the first attempt, or 'here'; empty if the fault is not possible there
+first_status TEXT status of the attempt into which the fault was injected
+evidence TEXT the line of a log or file that shows it
+final_status TEXT status of the run after all attempts
+attempts COUNT number of attempts of the run
+detected_s NUMBER from the injection to the end of the first attempt, as the launcher saw it
+restart_s NUMBER from the start of the next attempt to its first iteration
+iterations_lost COUNT iterations redone after the restart
+same_parameters FLAG whether the final parameters are bitwise equal to those without a fault
+orphans COUNT leaked processes; empty if they cannot be observed
+note TEXT other deviations from the expected result
+""")
 
 # By the file's name without .csv. comm.csv and drill.csv are written by the commands of that name.
 TABLES = {

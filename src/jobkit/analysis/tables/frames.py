@@ -1,24 +1,26 @@
-"""Rows as a data frame with the documented columns and types."""
+"""Tables with the documented columns and types: from rows, to CSV and back."""
 
 from collections.abc import Iterable, Sequence
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from jobkit.analysis.tables.column import COUNT, FLAG, NUMBER, TEXT, Column
-from jobkit.errors import one_line
+from jobkit.analysis.tables.columns import COUNT, FLAG, NUMBER, TEXT, Column
+from jobkit.errors import UsageError, one_line
+from jobkit.files import is_there, open_regular
+from jobkit.paths import write_whole
 
 Row = dict[str, Any]
 Array = pd.api.extensions.ExtensionArray
 _PLAIN: dict[str, type] = {TEXT: str, COUNT: int, NUMBER: float, FLAG: bool}
 _TOO_LARGE = 1 << 63  # of a number of 64 bits
-MOST_OTHERS = 200  # columns that foreign scripts name, in a table
-
-
-def _others(names: Iterable[str], known: Iterable[str]) -> list[str]:
-    return sorted({*names} - {*known})
+_MAX_BYTES = 1 << 31  # of a table
+# A spreadsheet takes a text that begins so for a formula; the later four are of full width.
+_FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+_QUOTED = frozenset(',;"\t\r\n')  # ; divides the cells of a spreadsheet with decimal commas
 
 
 def frame(
@@ -26,29 +28,15 @@ def frame(
 ) -> pd.DataFrame:
     """Rows as a table with every column, each of its type, and at the end others that they have.
 
-    left_out: names that become no column unless they are among columns. Of the others there are
-    MOST_OTHERS at most; the table's attrs say how many more there were.
+    left_out: names that become no column unless they are among columns.
     """
-    known = {c.name: c.dtype for c in columns}
-    others = _others(chain.from_iterable(rows), {*known, *left_out})
-    made, empty = dict[str, Array](), dict[str, Array]()
-    for name in (*known, *others[:MOST_OTHERS]):
-        column = [row.get(name) for row in rows]
-        dtype = known.get(name) or _guess(column)
-        if {*map(type, column)} <= {type(None)}:  # as most of a run's columns are
-            if dtype not in empty:
-                empty[dtype] = empty_column(len(rows), dtype)
-            made[one_line(name)] = empty[dtype]  # of which the table takes a copy
-        else:
-            made[one_line(name)] = _column(column, dtype)
-    table = pd.DataFrame(made, index=pd.RangeIndex(len(rows)))
-    table.attrs["left_out"] = len(others[MOST_OTHERS:])
-    return table
-
-
-def empty_column(count: int, dtype: str) -> Array:
-    """A column without any value."""
-    return pd.Series(pd.NA, index=pd.RangeIndex(count), dtype=dtype).array
+    types = {c.name: c.dtype for c in columns}
+    others = sorted({*chain.from_iterable(rows)} - {*types, *left_out})
+    arrays: dict[str, Array] = {}
+    for name in (*types, *others):
+        values = [row.get(name) for row in rows]
+        arrays[one_line(name)] = _array(values, types.get(name) or _guess(values))
+    return pd.DataFrame(arrays, index=pd.RangeIndex(len(rows)))
 
 
 def _guess(values: Iterable[Any]) -> str:
@@ -56,24 +44,24 @@ def _guess(values: Iterable[Any]) -> str:
     kinds = set(map(type, values)) - {type(None)}
     if kinds == {int}:
         return COUNT  # as a float a number from 2^53 on would be another one
+    if kinds == {bool}:
+        return FLAG
     return NUMBER if kinds <= {int, float} else TEXT
 
 
-def _column(values: Sequence[Any], dtype: str) -> Array:
+def _array(values: Sequence[Any], dtype: str) -> Array:
     """The values as a column of a type; empty where a value is something else."""
     if not {*map(type, values)} <= {_PLAIN[dtype], type(None)}:
         values = [_fit(value, dtype) for value in values]
+    if dtype == NUMBER:
+        numbers = np.array(values, dtype=float)  # None becomes NaN
+        return pd.arrays.FloatingArray(numbers, ~np.isfinite(numbers))
     if dtype == TEXT:
         shown = {value: value and one_line(value) for value in set(values)}
         values = [shown[value] for value in values]
-    if dtype == COUNT:
-        counts = [v for v in values if v is not None]
-        if max(counts, default=0) >= _TOO_LARGE or min(counts, default=0) <= -_TOO_LARGE:
-            values = [v if v is None or abs(v) < _TOO_LARGE else None for v in values]
-    if dtype != NUMBER:
-        return pd.Series(values, dtype=dtype).array
-    numbers = np.array(values, dtype=float)  # None becomes NaN
-    return pd.arrays.FloatingArray(numbers, ~np.isfinite(numbers))
+    if dtype == COUNT and any(abs(v or 0) >= _TOO_LARGE for v in values):
+        values = [v if abs(v or 0) < _TOO_LARGE else None for v in values]
+    return pd.Series(values, dtype=dtype).array
 
 
 def _fit(value: Any, dtype: str) -> Any:
@@ -106,3 +94,69 @@ def plain_values(column: pd.Series) -> list[Any]:
         return [None] * len(column)
     values = column.astype(object).tolist()
     return [None if gone else value for value, gone in zip(values, missing, strict=True)]
+
+
+def save_table(path: Path, table: pd.DataFrame) -> None:
+    """Write a table as CSV; raises UsageError where that cannot be done.
+
+    A text that a spreadsheet would take for a formula gets an apostrophe before it: names and
+    messages come from logs, which anybody may have written.
+    """
+    head = ",".join(_cell(str(name)) for name in table.columns)
+    lines = zip(*(_cells(column) for _, column in table.items()), strict=True)
+    save(path, "\n".join([head, *map(",".join, lines), ""]))
+
+
+def _cells(column: pd.Series) -> list[str]:
+    """The cells of a column in a CSV file."""
+    values = plain_values(column)
+    if column.dtype == NUMBER:
+        return ["" if value is None else repr(value) for value in values]
+    known = {value: "" if value is None else _cell(str(value)) for value in set(values)}
+    return [known[value] for value in values]
+
+
+def _cell(text: str) -> str:
+    safe = f"'{text}" if text.startswith(_FORMULA) and not _is_number(text) else text
+    return '"' + safe.replace('"', '""') + '"' if _QUOTED.intersection(safe) else safe
+
+
+def _is_number(text: str) -> bool:
+    return text.lstrip("-").isdecimal()
+
+
+def read_table(path: Path, columns: tuple[Column, ...], within: Path | None = None) -> pd.DataFrame:
+    """A table that save_table wrote, with every column; empty where there is no file.
+
+    within: a folder that a link must not lead out of. Raises UsageError for what is no such table.
+    """
+    if within and not is_there(path):
+        return frame([], columns)
+    types = {c.name: c.dtype for c in columns}
+    options: Any = {"dtype_backend": "numpy_nullable", "keep_default_na": False, "na_values": [""]}
+    try:
+        with open_regular(path, _MAX_BYTES, within) as file:
+            table = pd.read_csv(file, dtype=types, **options)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "no table of jobkit"
+        raise UsageError(f"{path}: {reason}") from None
+    table.columns = [_plain(str(name)) for name in table.columns]
+    for name in table.columns[table.dtypes == TEXT]:
+        texts = [_plain(text) if isinstance(text, str) else None for text in table[name]]
+        table[name] = pd.Series(texts, dtype=TEXT)
+    for name in types.keys() - {*table.columns}:
+        table[name] = pd.Series(pd.NA, index=table.index, dtype=types[name])
+    return table[[*types, *(name for name in table.columns if name not in types)]]
+
+
+def _plain(text: str) -> str:
+    """The text before _cell put an apostrophe before it."""
+    return text[1:] if text.startswith(tuple(f"'{sign}" for sign in _FORMULA)) else text
+
+
+def save(path: Path, text: str) -> None:
+    """Write a file whole; raises UsageError where that cannot be done."""
+    try:
+        write_whole(path, text)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror or error}") from None
