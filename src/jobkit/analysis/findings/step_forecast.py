@@ -25,7 +25,11 @@ def decided(
     A sentence has both forecasts, which is taken, and why.
     """
     models = {one.series: one for one in steps}
-    rows = {str(row["run_id"]): row for row in records(results.runs)}
+    rows = {
+        run_id: {**results.settings(run_id), **row}
+        for row in records(results.runs)
+        if (run_id := str(row["run_id"]))
+    }
     made, said = [], []
     for one in found:
         own = models.get(one.series)
