@@ -174,8 +174,8 @@ def read_run(paths: RunPaths, run_id: str | None) -> RunRecords:
             if record["kind"] in others:
                 others[record["kind"]].append(record)
         rejects += [reject] if reject else []
-    copies = _copies(foreign)
-    return RunRecords(own + _once(foreign), rejects, _lost(own), *others.values(), copies=copies)
+    of_ranks = (others["window"], others["sample"], others["why"])
+    return RunRecords(own + _once(foreign), rejects, _lost(own), *of_ranks, _copies(foreign))
 
 
 def read_log(path: Path) -> RunRecords:
