@@ -82,6 +82,8 @@ class Parser(argparse.ArgumentParser):
         known = [name for name in self._option_string_actions if name.startswith("--")]
         if not (unknown := [w.partition("=")[0] for w in words.split() if w.startswith("--")]):
             return "; write a command after --, as: -- python train.py"
+        if close := difflib.get_close_matches(unknown[0], known, 1, cutoff=0.85):
+            return f"; did you mean '{close[0]}'?"
         stem = unknown[0][2:]
         longer = [name for name in known if stem in name and len(stem) > 2]
         if longer and unknown[0] not in known:

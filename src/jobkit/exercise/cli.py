@@ -1,4 +1,4 @@
-"""Exercises in distributed training: `python -m jobkit exercise`.
+"""Exercises in distributed training.
 
 Without a number they are listed. With one, a probe runs on this machine and prints what it
 measured. --skeleton writes the file to complete, --check runs it on two ranks and says what is

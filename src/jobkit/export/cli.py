@@ -1,4 +1,4 @@
-"""Export a trained model for programs without jobkit: `python -m jobkit export RUN --to aoti`."""
+"""Export a trained model for programs without jobkit."""
 
 import secrets
 import shutil

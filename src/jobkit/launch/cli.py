@@ -1,6 +1,7 @@
 """`python run_benchmarks.py`: expands a study, starts its missing runs, and follows them."""
 
 import argparse
+import difflib
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -27,7 +28,6 @@ from jobkit.spec.options import (
     given_settings,
     with_words,
 )
-from jobkit.spec.runspec import SETTINGS
 from jobkit.spec.study import STUDIES, Plan, Study
 
 DEFAULT_STUDY = "strong"
@@ -128,11 +128,10 @@ class StudyParser(Parser):
         first = words.split()[0].partition("=")[0]
         if first in _SIZES:
             return "; say the sizes of the study as --gpus 1 2 4, or as NODESxRANKS: --gpus 2x4"
-        setting = first.removeprefix("--").removeprefix("no-").replace("-", "_") in SETTINGS
-        hint = "" if setting else super()._hint(words)
-        if self.has_command and first.startswith("-") and not hint:
+        known = self._option_string_actions
+        if self.has_command and not difflib.get_close_matches(first, known, 1, cutoff=0.8):
             return f"; an option of your program comes after it: -- python train.py {words}"
-        return hint
+        return super()._hint(words)
 
 
 class _HelpOf(argparse.Action):
@@ -156,7 +155,7 @@ def parser(has_command: bool = False) -> StudyParser:
     add_kubernetes_arguments(made)
     made.end_topic("kubernetes")
     if not has_command:
-        add_recipe_argument(made)
+        add_recipe_argument(made.add_argument_group("recipe"))
         add_spec_arguments(made, skip=("strategy", "repeat"))
     made.end_topic("training")
     return made

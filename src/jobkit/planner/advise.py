@@ -1,4 +1,4 @@
-"""Recommend a strategy for a model on given GPUs, with reasons: `python -m jobkit advise`.
+"""Recommend a strategy for a model on given GPUs, with reasons.
 
 Takes the memory of each strategy from `jobkit memory`, and the communication time of a step from
 the bandwidths. Ends with 4 when nothing fits.

@@ -1,4 +1,4 @@
-"""Predict the memory per GPU under each strategy: `python -m jobkit memory`.
+"""Predict the memory per GPU under each strategy.
 
 Nothing is trained and no GPU is needed: parameters, gradients and optimizer state follow from the
 shapes of the model's tensors, activations from a forward pass of tensors without data.

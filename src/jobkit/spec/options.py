@@ -68,7 +68,7 @@ def add_spec_arguments(parser: argparse.ArgumentParser, skip: tuple[str, ...] = 
                 _add_option(group, f)
 
 
-def add_recipe_argument(parser: argparse.ArgumentParser) -> None:
+def add_recipe_argument(parser: argparse._ActionsContainer) -> None:
     """Add --recipe, whose settings given_settings puts under the user's."""
     parser.add_argument(
         "--recipe",

@@ -94,9 +94,14 @@ BAD = [
     (["--study", "demo", "--"], "-- needs a command after it"),
     (["--study", "demo", "--sbatch", "oops"], "'oops'"),
     # What a person types wrongly, with the right form.
-    (["--gpu", "1"], "did you mean --gpus or"),
-    (["--nproc", "2"], "unrecognized arguments: --nproc 2"),
+    (["--gpu", "1"], "did you mean '--gpus'?"),
+    (["--nproc", "2"], "say the sizes of the study as --gpus 1 2 4"),
+    (["-N", "2"], "or as NODESxRANKS: --gpus 2x4"),
     (["--batch-size", "32"], "did you mean --global-batch-size or --batch-size-per-rank"),
+    (["--batch-size", "32", "--", "./a"], "comes after it: -- python train.py --batch-size 32"),
+    (["--epochs", "3", "--", "./a"], "an option of your program comes after it"),
+    (["--gpu", "1", "--", "./a"], "did you mean '--gpus'?"),
+    (["--strategy", "ddp"], "did you mean '--strategies'?"),
     (["--gpus", "1,2"], "separate sizes by spaces: --gpus 1 2"),
     (["--name", "x", "--gpus", "1", "python", "train.py"], "a command comes after --"),
     (["--name", "x", "python", "train.py"], "write a command after --"),
@@ -133,6 +138,68 @@ def test_each_run_of_a_command_has_a_folder_of_its_own(logs: Path, capsys) -> No
         assert Path(folder).parent == logs / "own"
         command = ["python", "-c0", f"--out={folder}/out", "{kept}", odd]
         assert words[words.index("--") + 1 :] == command
+
+
+def test_a_script_that_is_not_there_is_refused_for_slurm_too(logs: Path, capsys) -> None:
+    """Before each size and repeat waits in a queue for it; a container may have it."""
+    words = ["--site", "minicluster", "--gpus", "1", "--name", "x", "--dry-run"]
+    assert cli.main([*words, "--", "python", "nosuch.py"]) == 2
+    assert "python nosuch.py: no such file in" in capsys.readouterr().err
+    words[1] = "alps"  # whose runs start in a container
+    assert cli.main([*words, "--", "python", "nosuch.py"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "noted"), [("-c0 --out=o", True), ("-c0 --out={run_dir}", False), ("x", False)]
+)
+def test_runs_that_start_in_one_folder_are_noted_once(words: str, noted: bool, capsys) -> None:
+    sizes = ["1"] if words == "x" else ["1", "2"]
+    own = ["--site", "local", "--name", "x", "--dry-run", "--gpus", *sizes]
+    assert cli.main([*own, "--", "true", *words.split()]) == 0
+    said = capsys.readouterr().out
+    assert said.count("note: all 2 runs start in this folder") == noted == said.count("{run_dir},")
+
+
+def test_the_default_study_is_told_before_it_starts_and_named_on_slurm(
+    tmp_path: Path, logs: Path, monkeypatch, capsys
+) -> None:
+    started: list[int] = []
+    monkeypatch.setattr(cli, "start", lambda prepared, _: started.append(len(prepared.run_ids)))
+    monkeypatch.setattr(cli.os, "sched_getaffinity", lambda _: {0})
+    assert cli.main(["--site", "local", "--device", "cpu"]) == 1  # none was started
+    said = capsys.readouterr().out
+    assert started == [6] and "6 runs planned, 6 to start, 1 at a time" in said
+    assert "smaller: --study demo; only the commands: --dry-run" in said
+    (tmp_path / "sbatch").write_text("#!/bin/sh\n")
+    (tmp_path / "sbatch").chmod(0o755)
+    (tmp_path / "slurm.conf").write_text("ClusterName=here\n")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
+    assert cli.main(["--device", "cpu"]) == 2
+    said = capsys.readouterr()
+    assert "24 runs planned" in said.out and "node-hours" in said.out
+    assert said.err.count("\n") == 1 and "run_benchmarks.py --study strong" in said.err
+    assert started == [6] and not logs.exists()
+
+
+def test_help_is_short_and_each_topic_has_its_options(monkeypatch, capsys) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    texts = {}
+    for topic in ("", "-training", "-slurm", "-kubernetes"):
+        with pytest.raises(SystemExit):
+            cli.main([f"--help{topic}"])
+        texts[topic] = capsys.readouterr().out
+    assert len(texts[""].splitlines()) <= 90
+    options = {t: set(re.findall(r"^  (--[a-z0-9-]+)", text, re.M)) for t, text in texts.items()}
+    assert "--epochs" in options["-training"] and "--within-allocation" in options["-slurm"]
+    assert "--to" in options["-kubernetes"] and "--gpus" in options[""]
+    listed = set.union(*options.values())
+    hidden = set(cli.parser()._option_string_actions) - listed
+    assert [name for name in hidden if not re.match("--no-|--help$|-[a-zA-Z]$", name)] == []
+    assert sum(map(len, options.values())) == len(listed)  # each once
+    with pytest.raises(SystemExit):
+        cli.main(["--help-training", "--", "./a"])
+    assert "--epochs" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
