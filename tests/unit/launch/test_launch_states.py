@@ -9,12 +9,13 @@ import pytest
 
 from jobkit.launch import status as watch
 from jobkit.launch.states import States, select
+from jobkit.metric.kinds import encode
 from jobkit.outcome import slurm_jobs
 from jobkit.outcome.state import BAD_ENDS, STATUSES, RunState, read_job
 from jobkit.paths import RunPaths, read_json, write_json
 from jobkit.processes import process_start
-from jobkit.spec.study import Plan
-from support.fake_study import FakeRun, make_plan
+from jobkit.spec.study import Plan, Study
+from support.fake_study import FakeRun, make_plan, rate, whole_run
 
 
 @pytest.fixture
@@ -137,3 +138,37 @@ def test_a_pipe_gets_the_table_whenever_a_run_changed(
     assert unchanged == ""
     assert " 2/3 " in second
     assert last.startswith("s: 1 run: 1 ok") and last.endswith("\n")
+
+
+def test_the_live_rate_is_that_of_the_table_and_empty_columns_are_not_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first epoch and the warm-up are in no rate; without epochs there is no such column."""
+    monkeypatch.setenv("PATH", "/nonexistent")  # no Slurm to ask
+    monkeypatch.setenv("COLUMNS", "120")
+    plan = make_plan("s", strategies=("ddp",), gpus=(2,))
+    (run_id,) = plan.runs
+    whole_run(plan, run_id)
+    assert watch.main(["s"]) == 0
+    heading, row = [" ".join(x.split()) for x in capsys.readouterr().out.splitlines()[1:]]
+    assert heading == "run status epoch loss images/s (median epoch)"
+    assert f" ok 3/3 0.700 {rate(plan.runs[run_id]):,.0f} " in f"{row} "
+    study = Study.of_command(("true",), name="own", gpus=(2,), work={"unit": "tokens"})
+    plan = study.expand()
+    plan.save()
+    paths = plan.paths.run(next(iter(plan.runs)))
+    (paths.attempts / "0").mkdir(parents=True)
+    paths.metrics_folder.mkdir()
+    common = {"v": 1, "kind": "window", "study": "own", "run_id": "x", "attempt": 0, "rank": 0}
+    windows = [(5, 1.0, True), (10, 0.5, False), (15, 1.5, False)]
+    rows = [
+        {**common, "seq": n, "t": 1.0, "steps": 5, "work": 80}
+        | {"step": windows[n][0], "wall_s": windows[n][1], "warmup": windows[n][2]}
+        for n in range(3)
+    ]
+    paths.metrics(0).write_text("".join(f"{encode(row)}\n" for row in rows))
+    write_json(paths.job, {**me(), "started": time.time(), "first_attempt": 0})
+    assert watch.main(["own"]) == 0
+    heading, row = [" ".join(x.split()) for x in capsys.readouterr().out.splitlines()[1:]]
+    assert heading == "run status step tokens/s (mean step) time"
+    assert " running 15 160 " in row  # 160 tokens of each of 2 ranks in 2 s
