@@ -54,6 +54,29 @@ _ECHOES = re.compile(
 )
 
 
+# What mends a common error of a program, by the line that shows it; the first that fits.
+_HINTS = tuple(
+    (re.compile(pattern), hint)
+    for pattern, hint in (
+        (
+            r"ProcessGroupNCCL is only supported with GPUs",
+            "it takes NCCL where RANK is set: --launcher once at one rank, else gloo or GPUs",
+        ),
+        (
+            r"ModuleNotFoundError: No module named",
+            "install it for the Python that runs the program",
+        ),
+        (
+            r"can't open file|FileNotFoundError",
+            "a path begins in the folder in which the study was launched",
+        ),
+        (r": command not found|exit code 127", "the program is not in PATH where the job runs"),
+        (r"exit code 126", "make the program executable: chmod u+x"),
+        (r"Address already in use", "another job of this node has the port: set MASTER_PORT"),
+    )
+)
+
+
 @dataclass(frozen=True)
 class Sign:
     """One line of a log that says how the run ended."""
@@ -70,6 +93,13 @@ def clean(text: str) -> str:
     """A log's line as one line of plain text, not too long."""
     plain = one_line(text)
     return plain if len(plain) <= _SHOWN else plain[: _SHOWN - 4] + " ..."
+
+
+def with_hint(reason: str, text: str) -> str:
+    """The reason of an end, with what mends it where its line of evidence shows that."""
+    hints = (hint for pattern, hint in _HINTS if pattern.search(f"{reason} {text}"))
+    hint = next(hints, "")
+    return f"{reason} ({hint})" if hint else reason
 
 
 def of_newest(tail: Tail, attempt: int | None) -> Tail:

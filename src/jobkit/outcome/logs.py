@@ -3,21 +3,20 @@
 Only the tail is kept (TAIL_BYTES), so that a log of any length costs little memory.
 """
 
+import contextlib
 import io
 import os
-from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from jobkit.files import is_regular, open_regular
 
 TAIL_BYTES = 8 << 20
-_MOST_LINES = 100_000  # of a tail: each takes memory of its own, also an empty one
-_MOST_NUMBERED = 1 << 30  # bytes of a log whose lines are counted; of a longer one the tail is read
 MOST_READ = 4 << 30  # bytes of a log
+_MAX_LINES = 100_000  # of a tail: each takes memory of its own, also an empty one
+_MAX_NUMBERED = 1 << 30  # bytes of a log whose lines are counted; of a longer one the tail is read
+_MAX_LINE = 4096  # bytes of a line that are looked at
 _BLOCK = 1 << 20
-_LONGEST = 4096  # bytes of a line that are looked at
 
 
 @dataclass(frozen=True)
@@ -38,41 +37,22 @@ def read_tail(log: Path, size: int = TAIL_BYTES, within: Path | None = None) -> 
 
     within: the folder out of which no link may lead; None: the one above the log's.
     """
-    if not is_regular(log):
-        return Tail(log.name, [])
-    blocks, kept, newlines, whole, numbered = deque[bytes](), 0, 0, True, True
-    for block in _blocks(log, size, within or log.parent.parent):
-        numbered = numbered and bool(block)
-        blocks.append(block)
-        kept += len(block)
-        while kept - len(blocks[0]) > size:
-            kept, whole = kept - len(blocks[0]), False
-            newlines += blocks.popleft().count(b"\n")
-    content = b"".join(blocks)
-    cut = max(0, len(content) - size)
-    newlines += content.count(b"\n", 0, cut)
-    parts = content[cut:].rsplit(b"\n", _MOST_LINES)
-    if cut or not whole or not numbered or len(parts) > _MOST_LINES:
+    content, begin, newlines, numbered = b"", 0, 0, True
+    with contextlib.suppress(OSError):
+        if is_regular(log):
+            with open_log(log, within or log.parent.parent, None) as stream:
+                begin = max(0, os.fstat(stream.fileno()).st_size - size)
+                numbered = begin <= _MAX_NUMBERED
+                for at in range(0, begin if numbered else 0, _BLOCK):
+                    newlines += stream.read(min(_BLOCK, begin - at)).count(b"\n")
+                stream.seek(begin)
+                content = stream.read(size)
+    parts = content.rsplit(b"\n", _MAX_LINES) if content else []
+    if parts and (begin or len(parts) > _MAX_LINES):
         newlines += parts[0].count(b"\n") + 1  # the first line's beginning is not here
         parts = parts[1:]
-    texts = (part[-_LONGEST:].decode("utf-8", "replace") for part in parts)
+    texts = (part[-_MAX_LINE:].decode("utf-8", "replace") for part in parts)
     return Tail(log.name, [(newlines + i if numbered else 0, t) for i, t in enumerate(texts, 1)])
-
-
-def _blocks(path: Path, tail: int, within: Path) -> Iterator[bytes]:
-    """The bytes of a log; they end where they cannot be read.
-
-    Of a very long one an empty block, and then the tail alone.
-    """
-    try:
-        with open_log(path, within, None) as stream:
-            if os.fstat(stream.fileno()).st_size > _MOST_NUMBERED:
-                stream.seek(-tail, os.SEEK_END)
-                yield b""
-            while block := stream.read(_BLOCK):
-                yield block
-    except OSError:
-        return
 
 
 def open_log(path: Path, study: Path, most: int | None = MOST_READ) -> io.BufferedReader:

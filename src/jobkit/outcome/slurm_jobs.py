@@ -6,42 +6,30 @@ Either may be absent or silent: then less is known, and nothing fails.
 import os
 import re
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 TIMEOUT_S = 20.0
 GONE = "GONE"  # not a word of Slurm's: it answers, and knows nothing of the job any more
 JOB_ID = re.compile(r"[0-9]{1,10}(_[0-9]{1,10})?")  # 17, or 17_0 of an array
-_MOST_ELEMENTS = 1_000_000  # of an array
+_MAX_ELEMENTS = 1_000_000  # of an array
+_SACCT = "JobID,State,ExitCode,Elapsed,NodeList,AllocTRES,MaxRSS,ConsumedEnergyRaw"
 _BATCH = 500  # jobs or arrays in one command line
 _CLUSTER = re.compile(r"^ClusterName\s*=\s*(\S+)", re.MULTILINE)
 
 # What Slurm calls a state, and what jobkit calls it.
-STATUS = {
-    "PENDING": "pending",
-    "REQUEUED": "pending",
-    "REQUEUE_HOLD": "pending",
-    "SPECIAL_EXIT": "pending",
-    "RESV_DEL_HOLD": "pending",
-    "CONFIGURING": "pending",
-    "RUNNING": "running",
-    "COMPLETING": "running",
-    "SUSPENDED": "running",
-    "STOPPED": "running",
-    "SIGNALING": "running",
-    "STAGE_OUT": "running",
-    "RESIZING": "running",
-    "COMPLETED": "ok",
-    "FAILED": "failed",
-    "OUT_OF_MEMORY": "oom",
-    "TIMEOUT": "timeout",
-    "DEADLINE": "timeout",
-    "PREEMPTED": "preempted",
-    "CANCELLED": "cancelled",
-    "REVOKED": "cancelled",
-    "NODE_FAIL": "node_fail",
-    "BOOT_FAIL": "node_fail",
+_STATES = {
+    "pending": "PENDING REQUEUED REQUEUE_HOLD SPECIAL_EXIT RESV_DEL_HOLD CONFIGURING",
+    "running": "RUNNING COMPLETING SUSPENDED STOPPED SIGNALING STAGE_OUT RESIZING",
+    "ok": "COMPLETED",
+    "failed": "FAILED",
+    "oom": "OUT_OF_MEMORY",
+    "timeout": "TIMEOUT DEADLINE",
+    "preempted": "PREEMPTED",
+    "cancelled": "CANCELLED REVOKED",
+    "node_fail": "NODE_FAIL BOOT_FAIL",
 }
+STATUS = {state: status for status, states in _STATES.items() for state in states.split()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,37 +69,40 @@ def ask(job_ids: Iterable[str], accounting: bool = True) -> dict[str, Job]:
     too, which should not be done often.
     """
     wanted = sorted({i for i in job_ids if JOB_ID.fullmatch(i)})
-    found: dict[str, Job] = {}
-    of_array: dict[str, list[str]] = {}
+    of_array: dict[str, list[str]] = {}  # each is asked after once: an answer has all its elements
     for job_id in wanted:
         of_array.setdefault(job_id.split("_")[0], []).append(job_id)
-    arrays = list(of_array)  # each is asked after once, as an answer has all of its elements
+    arrays, jobs = list(of_array), dict[str, Job]()
     for begin in range(0, len(arrays), _BATCH):
-        part = [i for array in arrays[begin : begin + _BATCH] for i in of_array[array]]
-        queued = _output(_squeue(part))
-        recorded = read_sacct(_output(_sacct(part)) or "") if accounting else {}
-        found |= recorded
-        if queued is not None and accounting:
-            known = {**recorded, **read_squeue(queued)}
-            found |= {i: Job(job_id=i, state=GONE) for i in part if not _find(known, i)}
-        # squeue wins: what it shows is of this moment, sacct lags behind.
-        for job_id, job in read_squeue(queued or "").items():
-            found[job_id] = _joined(found.get(job_id), job)
-    pairs = ((i, _find(found, i)) for i in wanted)
-    return {i: job for i, job in pairs if job is not None}
+        masters = ",".join(batch := arrays[begin : begin + _BATCH])
+        queued = output(["squeue", "-h", "-r", "-t", "all", "-j", masters, "-o", "%i|%T|%M|%N|%r"])
+        present = read_squeue(queued or "")
+        if accounting:
+            jobs |= read_sacct(output(["sacct", "-P", "-n", "-j", masters, "-o", _SACCT]) or "")
+            if queued is not None:
+                ids = [i for array in batch for i in of_array[array]]
+                known = {**jobs, **present}
+                jobs |= {i: Job(job_id=i, state=GONE) for i in ids if not _find(known, i)}
+        # squeue wins: what it shows is of this moment, sacct lags behind, but knows more.
+        for job_id, job in present.items():
+            recorded = jobs.get(job_id)
+            same = recorded is not None and recorded.state == job.state
+            jobs[job_id] = replace(recorded, reason=job.reason) if recorded and same else job
+    rows = ((i, _find(jobs, i)) for i in wanted)
+    return {i: row for i, row in rows if row}
 
 
 def cluster() -> str | None:
     """The name of the cluster that ask() asks; None if Slurm does not answer."""
-    name = _CLUSTER.search(_output(["scontrol", "show", "config"]) or "")
+    name = _CLUSTER.search(output(["scontrol", "show", "config"]) or "")
     return name[1] if name else None
 
 
-def _find(found: dict[str, Job], job_id: str) -> Job | None:
+def _find(jobs: dict[str, Job], job_id: str) -> Job | None:
     """The row of a job. Elements of an array that never started may have one row in common."""
-    if job_id in found:
-        return found[job_id]
-    common = found.get(job_id.split("_")[0])
+    if job_id in jobs:
+        return jobs[job_id]
+    common = jobs.get(job_id.split("_")[0])
     return replace(common, job_id=job_id) if common else None
 
 
@@ -123,38 +114,16 @@ def elements(job_id: str) -> list[str]:
     ids: list[str] = []
     for part in match[2].split(","):
         span = re.fullmatch(r"(\d{1,10})(?:-(\d{1,10}))?", part, re.ASCII)
-        if not span or int(span[2] or span[1]) - int(span[1]) + len(ids) > _MOST_ELEMENTS:
+        if not span or int(span[2] or span[1]) - int(span[1]) + len(ids) > _MAX_ELEMENTS:
             return [job_id]
         ids += [f"{match[1]}_{i}" for i in range(int(span[1]), int(span[2] or span[1]) + 1)]
     return ids
 
 
-def _joined(recorded: Job | None, now: Job) -> Job:
-    """Return squeue's data, completed by sacct's where both report the same state."""
-    if recorded is None or recorded.state != now.state:
-        return now
-    return replace(recorded, reason=now.reason)
-
-
-def _masters(job_ids: Sequence[str]) -> str:
-    """The ids without their place in an array: commas between."""
-    return ",".join(dict.fromkeys(i.split("_")[0] for i in job_ids))
-
-
-def _squeue(job_ids: Sequence[str]) -> list[str]:
-    return ["squeue", "-h", "-r", "-t", "all", "-j", _masters(job_ids), "-o", "%i|%T|%M|%N|%r"]
-
-
-def _sacct(job_ids: Sequence[str]) -> list[str]:
-    form = "JobID,State,ExitCode,Elapsed,NodeList,AllocTRES,MaxRSS,ConsumedEnergyRaw"
-    return ["sacct", "-P", "-n", "-j", _masters(job_ids), "-o", form]
-
-
-def _output(command: list[str]) -> str | None:
-    """What a command prints; None where it is absent, fails or takes too long."""
+def output(command: list[str]) -> str | None:
+    """What a command of Slurm prints; None where it is absent, fails or takes too long."""
     # What a user set for these commands by environment would hide jobs from us.
-    own = ("SQUEUE_", "SACCT_")
-    env = {k: v for k, v in os.environ.items() if not k.startswith(own)}
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("SQUEUE_", "SACCT_"))}
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=env)
     except (OSError, subprocess.TimeoutExpired):
@@ -165,33 +134,33 @@ def _output(command: list[str]) -> str | None:
 
 def read_squeue(text: str) -> dict[str, Job]:
     """Read `squeue -o '%i|%T|%M|%N|%r'`."""
-    found: dict[str, Job] = {}
+    jobs: dict[str, Job] = {}
     for line in text.splitlines():
         words = line.strip().split("|")
         if len(words) == 5:
             job_id, state, elapsed, nodes, reason = words
-            why = "" if reason == "None" else reason
-            job = Job(job_id=job_id, state=state, elapsed=elapsed, node_list=nodes, reason=why)
-            found |= {i: replace(job, job_id=i) for i in elements(job_id)}
-    return found
+            reason = "" if reason == "None" else reason
+            job = Job(job_id=job_id, state=state, elapsed=elapsed, node_list=nodes, reason=reason)
+            jobs |= {i: replace(job, job_id=i) for i in elements(job_id)}
+    return jobs
 
 
 def read_sacct(text: str) -> dict[str, Job]:
-    """Read `sacct -P -n -o JobID,State,ExitCode,Elapsed,NodeList,AllocTRES,MaxRSS[,Energy]`.
+    """Read `sacct -P -n -o` of _SACCT, with or without energy.
 
     After a requeue a job has a row for each start: the last one counts. MaxRSS stands on the
     rows of the steps; its largest goes to the job.
     """
-    found: dict[str, Job] = {}
-    memory: dict[str, float] = {}
+    jobs, memory = dict[str, Job](), dict[str, float]()
     for line in text.splitlines():
         words = line.split("|")
         if len(words) not in (7, 8):
             continue
         job_id, state, exit_code, elapsed, nodes, tres, rss = words[:7]
         owner = job_id.split(".")[0]
-        if (mib := _mib(rss)) is not None:
-            memory[owner] = max(mib, memory.get(owner, 0.0))
+        if match := re.fullmatch(r"([0-9]+\.?[0-9]*)([KMGT]?)", rss.strip()):
+            scale = {"": 2**-20, "K": 2**-10, "M": 1.0, "G": 2**10, "T": 2**20}[match[2]]
+            memory[owner] = max(float(match[1]) * scale, memory.get(owner, 0.0))
         if "." in job_id:
             continue
         job = Job(
@@ -203,23 +172,11 @@ def read_sacct(text: str) -> dict[str, Job]:
             alloc_tres=tres,
             energy_j=_joules(words[7]) if len(words) == 8 else None,
         )
-        found |= {i: replace(job, job_id=i) for i in elements(job_id)}
-    return {i: replace(job, max_rss_mib=memory.get(i)) for i, job in found.items()}
+        jobs |= {i: replace(job, job_id=i) for i in elements(job_id)}
+    return {i: replace(job, max_rss_mib=memory.get(i)) for i, job in jobs.items()}
 
 
 def _joules(text: str) -> float | None:
     """Slurm's ConsumedEnergyRaw; 0 and the largest numbers of 32 and 64 bits: not gathered."""
     value = int(text) if re.fullmatch(r"[0-9]{1,15}", text.strip()) else 0
     return float(value) if value and value not in (2**32 - 1, 2**32 - 2) else None
-
-
-def _mib(text: str) -> float | None:
-    """Slurm's 1234K or 5.6M as MiB."""
-    match = re.fullmatch(r"([0-9.]+)([KMGT]?)", text.strip())
-    if not match:
-        return None
-    try:
-        value = float(match[1])
-    except ValueError:
-        return None
-    return value * {"": 2**-20, "K": 2**-10, "M": 1.0, "G": 2**10, "T": 2**20}[match[2]]

@@ -1,12 +1,13 @@
 """The status of a run, decided from its files, its process and Slurm, with the line that shows it.
 
-    state = judge(read(RunPaths(folder)))
+    state = judge(read_facts(RunPaths(folder)))
 
 The launcher asks it which runs to start again; the collector makes a row of results.csv from it.
 A run goes on while it is read: what is read first may be of another moment than what is read last.
 The order makes that harmless. Whether the process is at work is asked before how it ended, so that
 one that is gone had written its end by then; and where a start, an end or an attempt came while
-the rest was read, all is read again."""
+the rest was read, all is read once more.
+"""
 
 import contextlib
 import io
@@ -27,16 +28,22 @@ from jobkit.metric import reader
 from jobkit.metric.kinds import Record
 from jobkit.metric.reader import Rejected
 from jobkit.outcome import evidence
-from jobkit.outcome.evidence import Sign, clean, find_sign, of_newest, went_on
+from jobkit.outcome.evidence import Sign, clean, find_sign, of_newest, went_on, with_hint
 from jobkit.outcome.logs import Tail, open_log, read_tail
 from jobkit.outcome.slurm_jobs import GONE, Job, cluster
 from jobkit.paths import RunPaths, StudyPaths, read_json
 from jobkit.processes import is_alive, is_at_work
 
 ENDINGS = ("ok", "failed", "preempted")  # what a payload says of itself
+UNDER_WAY = ("running", "pending")
+BAD_ENDS = ("failed", "oom", "timeout", "preempted", "cancelled", "node_fail")
+FINAL = ("ok", *BAD_ENDS)
+STATUSES = ("ok", *UNDER_WAY, *BAD_ENDS, "missing")
+# A run whose process cannot be queried counts as running if its files changed within this time.
+FRESH_S = 120.0
+Ask = Callable[[Iterable[str]], Mapping[str, Job]]  # what Slurm says of jobs, by their ids
 _METRICS_TAIL = 256 << 10
-_LONGEST_REASON = 4096  # characters
-_TRIES = 20  # a run starts, ends or begins an attempt only so often in a few milliseconds
+_MAX_REASON = 4096  # characters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,26 +80,46 @@ class _Mark:
     log: Path | None
 
 
-def read(paths: RunPaths) -> Facts:
+@dataclass(frozen=True, kw_only=True)
+class RunState:
+    """The status of a run, and the evidence for it."""
+
+    status: str  # one of STATUSES
+    reason: str = ""  # why, when not ok, in one line, with a hint where one is known
+    evidence: str = ""  # the line that proves it, verbatim from evidence_file
+    evidence_file: str = ""  # RUN_ID/FILE or RUN_ID/FILE:LINE
+    attempt: int | None = None  # the newest; None where none is known
+    attempts: int = 0  # how many were started
+    exit_code: int | None = None  # the job's where the launcher saw it, else the payload's
+
+
+@dataclass
+class Joined:
+    """The state of each run, and Slurm's data on its job where there is any."""
+
+    states: dict[str, RunState] = field(default_factory=dict)
+    jobs: dict[str, Job] = field(default_factory=dict)
+
+
+# --- the facts of a run ----------------------------------------------------------------------
+
+
+def read_facts(paths: RunPaths) -> Facts:
     """Return the facts about a run, consistent as of one moment."""
     mark = _mark(paths)
-    for _ in range(_TRIES):
-        found = _read_once(paths, mark)
-        if found.ending and found.ending.status == "ok":
-            break  # it stays so; of thousands of runs a second look would take seconds
-        before, mark = mark, _mark(paths)
-        if mark == before:
-            break
-    return found
+    facts = _read_once(paths, mark)
+    if facts.ending and facts.ending.status == "ok":
+        return facts  # it stays so; of thousands of runs a second look would take seconds
+    later = _mark(paths)
+    return facts if later == mark else _read_once(paths, later)
 
 
-def read_job(paths: RunPaths) -> dict[str, Any] | None:
-    """Who runs the newest start of a run: job.json, or the submission that has not started yet."""
-    return _read_job(paths, paths.names)
+def read_job(paths: RunPaths, names: Collection[str] | None = None) -> dict[str, Any] | None:
+    """Who runs the newest start of a run: job.json, or the submission that has not started yet.
 
-
-def _read_job(paths: RunPaths, names: Collection[str]) -> dict[str, Any] | None:
-    """As read_job, for a run whose folder has these names: what is not there is not opened."""
+    names: what lies in its folder, if it was read already; what is not there is not opened.
+    """
+    names = paths.names if names is None else names
     job = read_json(paths.job) if "job.json" in names else None
     submission = read_json(paths.submission) if "submission.json" in names else None
     if submission is None:
@@ -110,7 +137,7 @@ def seconds(value: object) -> float:
 
 def _mark(paths: RunPaths) -> _Mark:
     names = paths.names
-    job = _read_job(paths, names)
+    job = read_job(paths, names)
     log = paths.log if "train.log" in names and is_regular(paths.log) else None
     return _Mark(job, paths.attempt_numbers(), log)
 
@@ -121,13 +148,15 @@ def _read_once(paths: RunPaths, mark: _Mark) -> Facts:
     alive = is_at_work(job) if job and job.get("ended") is None else False
     if not numbers:  # a script of the user's own may leave a log only
         tail = read_tail(paths.log)
-        numbers = _attempts_in(tail)
-    newest, first = numbers[-1] if numbers else None, _first_attempt(job)
+        records = reader.scan(io.BytesIO(tail.raw))
+        numbers = sorted({r["attempt"] for r in records if isinstance(r, dict) and "v" in r})
+    newest, first = numbers[-1] if numbers else None, (job or {}).get("first_attempt")
+    first = first if type(first) is int else 0  # of the start that job.json describes
     started = newest is None or newest >= first  # else all that is there is of an earlier start
     ending = _ending(paths, newest, tail, alive is True) if started else None
     tails: tuple[Tail, ...] = ()
     ok = ending is not None and ending.status == "ok"
-    age_s = None if ok or _is_told(job, alive) else _age_s(paths, mark)
+    age_s = None if ok or _is_observed(job, alive) else _age_s(paths, mark)
     if not alive and not ok:
         log = of_newest(tail or read_tail(paths.log), newest if started else first)
         tails = (log, of_newest(read_tail(paths.scheduler_log), newest))
@@ -145,7 +174,7 @@ def _read_once(paths: RunPaths, mark: _Mark) -> Facts:
     )
 
 
-def _is_told(job: Mapping[str, Any] | None, alive: bool | None) -> bool:
+def _is_observed(job: Mapping[str, Any] | None, alive: bool | None) -> bool:
     """Whether somebody tells of a run's end: its process, Slurm, or a launcher that waits for it.
 
     Nobody does of a run.sh alone that was killed on another machine or in a container, nor of what
@@ -154,18 +183,6 @@ def _is_told(job: Mapping[str, Any] | None, alive: bool | None) -> bool:
     if not job or alive is not None or job.get("job_id"):
         return bool(job)
     return job.get("launcher") != "run.sh" and job.get("host") != socket.gethostname()
-
-
-def _first_attempt(job: Mapping[str, Any] | None) -> int:
-    """The first attempt of the start that job.json describes."""
-    first = (job or {}).get("first_attempt")
-    return first if type(first) is int else 0
-
-
-def _attempts_in(tail: Tail) -> list[int]:
-    """The attempts that have records in a log."""
-    records = reader.scan(io.BytesIO(tail.raw))
-    return sorted({r["attempt"] for r in records if isinstance(r, dict) and "v" in r})
 
 
 def _ending(paths: RunPaths, attempt: int | None, tail: Tail | None, alive: bool) -> Ending | None:
@@ -177,7 +194,7 @@ def _ending(paths: RunPaths, attempt: int | None, tail: Tail | None, alive: bool
     code = outcome.get("exit_code")
     return Ending(
         status=outcome["status"],
-        reason=str(outcome.get("reason") or "")[:_LONGEST_REASON],
+        reason=str(outcome.get("reason") or "")[:_MAX_REASON],
         file="/".join((paths.folder.name, *path.parts[-3:])),
         exit_code=code if type(code) is int else None,
     )
@@ -185,77 +202,46 @@ def _ending(paths: RunPaths, attempt: int | None, tail: Tail | None, alive: bool
 
 def _run_end(paths: RunPaths, attempt: int | None, tail: Tail | None) -> Ending | None:
     """The run_end record of the attempt, from its metrics file, else from the log."""
-    metrics = paths.metrics(attempt) if attempt is not None else None
+
+    def ends(records: Iterable[Record | Rejected]) -> list[Record]:
+        """Those of a foreign script carry no attempt."""
+        ended = [r for r in records if isinstance(r, dict) and r.get("kind") == "run_end"]
+        return [r for r in ended if r.get("status") in ENDINGS and r.get("attempt") == attempt]
+
     found: list[Record] = []
-    file = metrics
-    if metrics and is_regular(metrics):
-        with contextlib.suppress(OSError), open_log(metrics, paths.folder.parent, None) as stream:
+    file = paths.log if attempt is None else paths.metrics(attempt)
+    if attempt is not None and is_regular(file):
+        with contextlib.suppress(OSError), open_log(file, paths.folder.parent, None) as stream:
             stream.seek(max(0, stream.seek(0, os.SEEK_END) - _METRICS_TAIL))
-            found = _ends(reader.read_file(stream), attempt)
+            found = ends(reader.read_file(stream))
     if not found:
-        tail, file = tail or read_tail(paths.log), paths.log
-        found = _ends(reader.scan(io.BytesIO(tail.raw)), attempt)
-    if not found or file is None:
+        file = paths.log
+        found = ends(reader.scan(io.BytesIO((tail or read_tail(file)).raw)))
+    if not found:
         return None
-    end = found[0]
+    reason = str(found[0].get("reason") or "")[:_MAX_REASON]
     name = str(file.relative_to(paths.folder.parent))
-    reason = str(end.get("reason") or "")[:_LONGEST_REASON]
-    return Ending(status=end["status"], reason=reason, file=name)
-
-
-def _ends(records: Iterable[Record | Rejected], attempt: int | None) -> list[Record]:
-    """The run_end records of the attempt; those of a foreign script carry no attempt."""
-    return [
-        r
-        for r in records
-        if isinstance(r, dict)
-        and r.get("kind") == "run_end"
-        and r.get("status") in ENDINGS
-        and r.get("attempt") == attempt
-    ]
+    return Ending(status=found[0]["status"], reason=reason, file=name)
 
 
 def _age_s(paths: RunPaths, mark: _Mark) -> float | None:
     """Seconds since the run's files were last written. An attempt's folder comes before them."""
-    folders = [paths.attempts / str(number) for number in mark.attempts[-1:]]
+    files = [paths.attempts / str(number) for number in mark.attempts[-1:]]
     names = [n for n in file_names(paths.metrics_folder) if n.endswith(".jsonl")]
-    metrics = [paths.metrics_folder / name for name in names]
-    files = [*metrics, *filter(None, [mark.log]), *folders]
-    times = [written for file in files if (written := _written(file)) is not None]
+    files += [paths.metrics_folder / name for name in names]
+    times = []
+    for file in [*files, *filter(None, [mark.log])]:
+        with contextlib.suppress(OSError):
+            times.append(file.stat().st_mtime)
     return time.time() - max(times) if times else None
 
 
-def _written(path: Path) -> float | None:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return None
-
-
-UNDER_WAY = ("running", "pending")
-BAD_ENDS = ("failed", "oom", "timeout", "preempted", "cancelled", "node_fail")
-FINAL = ("ok", *BAD_ENDS)
-STATUSES = ("ok", *UNDER_WAY, *BAD_ENDS, "missing")
-# A run whose process cannot be queried counts as running if its files changed within this time.
-FRESH_S = 120.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunState:
-    """The status of a run, and the evidence for it."""
-
-    status: str  # one of STATUSES
-    reason: str = ""  # why, when not ok, in one line
-    evidence: str = ""  # the line that proves it, verbatim from evidence_file
-    evidence_file: str = ""  # RUN_ID/FILE or RUN_ID/FILE:LINE
-    attempt: int | None = None  # the newest; None where none is known
-    attempts: int = 0  # how many were started
-    exit_code: int | None = None  # the job's where the launcher saw it, else the payload's
+# --- the verdict -----------------------------------------------------------------------------
 
 
 def run_state(paths: RunPaths) -> RunState:
     """Return the state of a run, from its own files and process."""
-    return judge(read(paths))
+    return judge(read_facts(paths))
 
 
 def judge(facts: Facts, ordered: float | None = None) -> RunState:
@@ -273,7 +259,8 @@ def judge(facts: Facts, ordered: float | None = None) -> RunState:
     )
     if ordered is not None and seconds(job.get("started")) < ordered:  # whatever it was before
         return replace(state, status="pending", reason="queued")
-    return next(found for case in _CASES if (found := case(facts, state)))
+    state = next(verdict for case in _CASES if (verdict := case(facts, state)))
+    return replace(state, reason=with_hint(state.reason, state.evidence))
 
 
 def _ended_well(facts: Facts, state: RunState) -> RunState | None:
@@ -317,19 +304,20 @@ def _recorded_failure(facts: Facts, state: RunState) -> RunState | None:
     end = facts.ending
     if end is None:
         return None
-    own, said = evidence.judge(end.reason), _strongest(facts)
-    if said and (said[1].strength >= own.strength or not end.reason):
-        return _by_sign(facts, state, *said)
-    reason = own.reason or "the run recorded status failed"
+    recorded, strongest = evidence.judge(end.reason), _strongest(facts)
+    if strongest and (strongest[1].strength >= recorded.strength or not end.reason):
+        return _by_sign(facts, state, *strongest)
+    reason = recorded.reason or "the run recorded status failed"
     # INT or TERM ended its ranks: somebody requested it, and that is no failure of the run.
-    asked = end.exit_code in (Exit.INTERRUPTED, Exit.TERMINATED)
-    status = "cancelled" if asked else own.status
-    return replace(state, status=status, reason=reason, evidence=own.text, evidence_file=end.file)
+    requested = end.exit_code in (Exit.INTERRUPTED, Exit.TERMINATED)
+    status = "cancelled" if requested else recorded.status
+    text, file = recorded.text, end.file
+    return replace(state, status=status, reason=reason, evidence=text, evidence_file=file)
 
 
 def _by_the_log(facts: Facts, state: RunState) -> RunState | None:
-    said = _strongest(facts)
-    return _by_sign(facts, state, *said) if said and not went_on(*said) else None
+    strongest = _strongest(facts)
+    return _by_sign(facts, state, *strongest) if strongest and not went_on(*strongest) else None
 
 
 def _by_the_exit_code(facts: Facts, state: RunState) -> RunState | None:
@@ -405,10 +393,10 @@ def _by_sign(facts: Facts, state: RunState, tail: Tail, sign: Sign) -> RunState:
 def _with_last_line(facts: Facts, state: RunState) -> RunState:
     """Without a better line, the last line of the log is the evidence."""
     tail = facts.tails[0] if facts.tails else Tail("", [])
-    said = [(n, clean(text)) for n, text in tail.lines if "[METRIC]" not in text and clean(text)]
-    if not said:
+    lines = ((n, clean(text)) for n, text in reversed(tail.lines) if "[METRIC]" not in text)
+    number, text = next(((n, text) for n, text in lines if text), (0, ""))
+    if not text:
         return state
-    number, text = said[-1]
     return replace(state, evidence=text, evidence_file=_place(facts, tail, number))
 
 
@@ -434,57 +422,40 @@ def _by_exit_code(code: int) -> tuple[str, str]:
     return "failed", f"ended with exit code {code}"
 
 
-def merged(own: RunState, job: Job | None, shared: bool = False) -> RunState:
+def merged(state: RunState, job: Job | None, shared: bool = False) -> RunState:
     """Return the state of a run, from its own files and Slurm's state of its job.
 
     A success that the run recorded takes precedence, and so does its reason for a failure; Slurm
     decides what ended a job from outside, and whether it is pending or running. shared: the job
     runs several runs one after the other, so that its state says nothing of one of them.
     """
-    if job is None or own.status == "ok" or not (job.status or job.state == GONE):
-        return own
+    if job is None or state.status == "ok" or not (job.status or job.state == GONE):
+        return state
+    unrecorded = "the run exited without a run_end record"
     if job.state == GONE:
-        return _without_job(own, job)
-    if shared and (job.status == "running" or own.status not in ("pending", "running")):
-        return own
-    if job.status in ("pending", "running"):
+        reason = f"job {job.job_id} not found in Slurm, and "
+        if state.status == "pending":
+            return replace(state, status="missing", reason=f"{reason}the run left no files")
+        running = state.status == "running"
+        return replace(state, status="failed", reason=reason + unrecorded) if running else state
+    if shared and (job.status == "running" or state.status not in UNDER_WAY):
+        return state
+    if job.status in UNDER_WAY:
         where = job.reason if job.status == "pending" else job.node_list
-        said = f"Slurm job {job.job_id}" + (f": {where}" if where else "")
-        return replace(own, status=job.status, reason=said, evidence="", evidence_file="")
+        reason = f"Slurm job {job.job_id}" + (f": {where}" if where else "")
+        return replace(state, status=job.status, reason=reason, evidence="", evidence_file="")
     if job.status in ("ok", "failed"):
-        if own.status not in ("pending", "running", "missing"):
-            return own
-        return replace(own, status="failed", reason=_no_run_end_record(job), evidence=job.line)
-    if own.status == job.status and own.evidence:
-        return replace(own, reason=job.line)
-    return replace(own, status=job.status, reason=job.line, evidence=job.line, evidence_file="")
-
-
-def _without_job(own: RunState, job: Job) -> RunState:
-    """A run whose job is not found: it never started, or exited without a record."""
-    said = f"job {job.job_id} not found in Slurm"
-    if own.status == "pending":
-        return replace(own, status="missing", reason=f"{said}, and the run left no files")
-    if own.status == "running":
+        if state.status not in (*UNDER_WAY, "missing"):
+            return state
         return replace(
-            own, status="failed", reason=f"{said}, and the run exited without a run_end record"
+            state, status="failed", reason=f"{job.line}; {unrecorded}", evidence=job.line
         )
-    return own
+    if state.status == job.status and state.evidence:
+        return replace(state, reason=job.line)
+    return replace(state, status=job.status, reason=job.line, evidence=job.line, evidence_file="")
 
 
-def _no_run_end_record(job: Job) -> str:
-    return f"{job.line}; the run exited without a run_end record"
-
-
-Ask = Callable[[Iterable[str]], Mapping[str, Job]]  # what Slurm says of jobs, by their ids
-
-
-@dataclass
-class Joined:
-    """The state of each run, and Slurm's data on its job where there is any."""
-
-    states: dict[str, RunState] = field(default_factory=dict)
-    jobs: dict[str, Job] = field(default_factory=dict)
+# --- the runs of a study -----------------------------------------------------------------------
 
 
 def join(
@@ -499,30 +470,33 @@ def join(
     ordered: of ordered_runs, asked before. all_jobs: ask after the jobs of runs that are ok too.
     here: the name of the cluster that is asked, None if not known.
     """
-    found, starts = Joined(), dict[str, Mapping[str, Any] | None]()
-    for run_id, (state, start) in zip(
-        runs, in_order(partial(_look, ordered), [*runs.items()]), strict=True
-    ):
-        found.states[run_id], starts[run_id] = state, start
+    joined, starts = Joined(), dict[str, Mapping[str, Any] | None]()
+    looks = in_order(partial(_look, ordered), [*runs.items()])
+    for run_id, (state, start) in zip(runs, looks, strict=True):
+        joined.states[run_id], starts[run_id] = state, start
     ids = {
         run_id: job_id
         for run_id, start in starts.items()
-        if (job_id := slurm_job_id(start)) and (all_jobs or found.states[run_id].status != "ok")
+        if (job_id := slurm_job_id(start)) and (all_jobs or joined.states[run_id].status != "ok")
     }
-    ids = _of_cluster(ids, starts, here)
-    said = ask(ids.values()) if ids else {}
+    # Jobs of another cluster have numbers that other jobs have here. Where this cluster's name is
+    # not known, each cluster that is noted may be another one.
+    noted = {run_id: (starts[run_id] or {}).get("cluster") for run_id in ids}
+    name = here() if any(noted.values()) else None
+    ids = {run_id: job_id for run_id, job_id in ids.items() if noted[run_id] in (None, name)}
+    jobs = ask(ids.values()) if ids else {}
     for run_id, job_id in ids.items():
-        if (job := said.get(job_id)) is None:
+        if (job := jobs.get(job_id)) is None:
             continue
-        start, state = starts[run_id], found.states[run_id]
+        start, state = starts[run_id], joined.states[run_id]
         if has_ended(job) and state.status != "ok":
             # It may have ended well between the look at its files and Slurm's answer.
             state, start = _look(ordered, (run_id, runs[run_id]))
         if slurm_job_id(start) == job_id:  # else it was started again meanwhile
-            found.jobs[run_id] = job
+            joined.jobs[run_id] = job
             state = merged(state, job, bool((start or {}).get("shared")))
-        found.states[run_id] = state
-    return found
+        joined.states[run_id] = state
+    return joined
 
 
 def _look(
@@ -530,22 +504,8 @@ def _look(
 ) -> tuple[RunState, Mapping[str, Any] | None]:
     """The state of a run by its files alone; and who runs its newest start."""
     run_id, paths = run
-    facts = read(paths)
+    facts = read_facts(paths)
     return judge(facts, ordered.get(run_id)), facts.job
-
-
-def _of_cluster(
-    ids: dict[str, str],
-    starts: Mapping[str, Mapping[str, Any] | None],
-    here: Callable[[], str | None],
-) -> dict[str, str]:
-    """The ids without those of another cluster, whose numbers other jobs have here.
-
-    Where this cluster's name is not known, each cluster that is noted may be another one.
-    """
-    noted = {run_id: (starts[run_id] or {}).get("cluster") for run_id in ids}
-    name = here() if any(noted.values()) else None
-    return {run_id: job_id for run_id, job_id in ids.items() if noted[run_id] in (None, name)}
 
 
 def has_ended(job: Job) -> bool:
@@ -561,8 +521,8 @@ def slurm_job_id(start: Mapping[str, Any] | None) -> str | None:
 
 def job_ids(runs: Iterable[RunPaths]) -> list[str]:
     """The Slurm jobs of the newest starts of the runs."""
-    found = (slurm_job_id(read_job(paths)) for paths in runs)
-    return list(dict.fromkeys(job_id for job_id in found if job_id))
+    ids = (slurm_job_id(read_job(paths)) for paths in runs)
+    return list(dict.fromkeys(filter(None, ids)))
 
 
 def ordered_runs(study: StudyPaths, planned: Iterable[str]) -> dict[str, float]:

@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobkit.outcome.evidence import START_MARK, clean, find_sign, judge, of_newest, went_on
+from jobkit.outcome.evidence import (
+    START_MARK,
+    clean,
+    find_sign,
+    judge,
+    of_newest,
+    went_on,
+    with_hint,
+)
 from jobkit.outcome.logs import Tail, read_tail
 
 HEAD = "Traceback (most recent call last):"
@@ -67,6 +75,22 @@ def test_only_the_newest_start_counts() -> None:
     assert find_sign(of_newest(tail(*first, f"{START_MARK} 1", "fine"), 1)) is None
     assert find_sign(of_newest(tail(EPOCH, "CUDA out of memory"), 0)) is not None
     assert find_sign(of_newest(tail("CUDA out of memory", EPOCH), 1)) is None
+
+
+@pytest.mark.parametrize(
+    ("reason", "text", "hint"),
+    [
+        ("rank 0: ModuleNotFoundError: No module named 'x'", "", "install it for the Python"),
+        ("ended with exit code 2", "python: can't open file '/a/t.py': [Errno 2]", "a path begins"),
+        ("rank 0: ValueError: ProcessGroupNCCL is only supported with GPUs", "", "--launcher once"),
+        ("ended with exit code 127", "bash: line 1: trian: command not found", "not in PATH"),
+        ("rank 0: ValueError: boom", "ValueError: boom", ""),
+    ],
+)
+def test_a_common_error_has_one_hint(reason: str, text: str, hint: str) -> None:
+    shown = with_hint(reason, text)
+    assert shown.startswith(reason) and hint in shown and (hint or shown == reason)
+    assert shown.count("(") <= reason.count("(") + 1
 
 
 def test_a_payload_s_own_words_are_judged() -> None:

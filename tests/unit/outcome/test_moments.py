@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from jobkit import processes
-from jobkit.outcome import state as facts
+from jobkit.outcome import state
 from jobkit.outcome.slurm_jobs import Job
 from jobkit.outcome.state import join, run_state
 from jobkit.paths import RunPaths
@@ -163,7 +163,7 @@ def test_no_verdict_is_a_lie_whatever_the_moment(
         return {i: Job(job_id=i, state=story.slurm) for i in ids}
 
     for name in ("read_json", "read_tail", "file_names", "open_log", "is_regular", "_mark"):
-        watch(facts, name)
+        watch(state, name)
     monkeypatch.setattr(processes, "process_start", process_start)
     seen = set()
     last = len(story.steps)

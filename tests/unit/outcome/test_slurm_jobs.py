@@ -42,7 +42,7 @@ def test_elements() -> None:
 def test_elements_that_never_started_share_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """As Slurm shows an array of which the rest was cancelled before it started."""
     shown = "37|CANCELLED|0:00||JobArrayTaskLimit\n37_0|CANCELLED|0:06|n1|None\n"
-    monkeypatch.setattr(slurm_jobs, "_output", lambda c: shown if c[0] == "squeue" else "")
+    monkeypatch.setattr(slurm_jobs, "output", lambda c: shown if c[0] == "squeue" else "")
     found = slurm_jobs.ask(["37_0", "37_1", "41", "not an id; rm -rf"])
     assert found.pop("41").state == slurm_jobs.GONE
     told = {i: job.status for i, job in found.items() if job.state != slurm_jobs.GONE}
@@ -96,7 +96,7 @@ def test_an_array_is_asked_after_once(monkeypatch: pytest.MonkeyPatch) -> None:
         asked.append(command)
         return "17_[0-1199]|PENDING|0:00||Priority\n" if command[0] == "squeue" else ""
 
-    monkeypatch.setattr(slurm_jobs, "_output", output)
+    monkeypatch.setattr(slurm_jobs, "output", output)
     found = slurm_jobs.ask([f"17_{i}" for i in range(1201)])
     assert [command[0] for command in asked] == ["squeue", "sacct"]
     assert found["17_1199"].state == "PENDING"
@@ -143,7 +143,7 @@ def test_slurms_answer_for_an_earlier_start_does_not_count(tmp_path: Path) -> No
 
 def test_the_name_of_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = "CliFilterPlugins        = (null)\nClusterName             = alps\nCommunicationP = x\n"
-    monkeypatch.setattr(slurm_jobs, "_output", lambda _: shown)
+    monkeypatch.setattr(slurm_jobs, "output", lambda _: shown)
     assert slurm_jobs.cluster() == "alps"
-    monkeypatch.setattr(slurm_jobs, "_output", lambda _: None)
+    monkeypatch.setattr(slurm_jobs, "output", lambda _: None)
     assert slurm_jobs.cluster() is None
