@@ -4,7 +4,7 @@ import argparse
 import difflib
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -95,6 +95,16 @@ class StudyParser(Parser):
         for topic, text in _TOPICS.items():
             self.add_argument(f"--help-{topic}", action=_HelpOf, nargs=0, help=text)
 
+    def begin_group(self, title: str) -> Callable[..., None]:
+        """A function that adds an option to a new group: name, help, what its value is called."""
+        group = self.add_argument_group(title)
+
+        def add(name: str, text: str, value: str | None = "N", *short: str, **more: Any) -> None:
+            more |= {"metavar": value} if value else {}
+            group.add_argument(name, *short, help=text, **more)
+
+        return add
+
     def end_topic(self, topic: str) -> None:
         """Say what the groups that were added since the last call are about."""
         known = [group for groups in self._topics.values() for group in groups]
@@ -145,13 +155,8 @@ class _HelpOf(argparse.Action):
 def parser(has_command: bool = False) -> StudyParser:
     """The command line of run_benchmarks.py. A command after -- takes no option of a training."""
     made = StudyParser(has_command)
-    _add_study_arguments(made)
-    _add_command_arguments(made)
-    add_grid_arguments(made)
-    _add_launch_arguments(made)
-    made.end_topic("main")
+    _add_main_arguments(made)
     _add_slurm_arguments(made)
-    made.end_topic("slurm")
     add_kubernetes_arguments(made)
     made.end_topic("kubernetes")
     if not has_command:
@@ -161,30 +166,54 @@ def parser(has_command: bool = False) -> StudyParser:
     return made
 
 
-def _add_study_arguments(made: argparse.ArgumentParser) -> None:
-    """Add the options that say which runs a study has."""
-    group = made.add_argument_group("study")
-    known = ", ".join(sorted(p.stem for p in STUDIES.glob("*.toml")))
-    group.add_argument(
-        "--study",
-        metavar="FILE",
-        help=f"a TOML file, or one of: {known} (default {DEFAULT_STUDY}, or the command after --)",
+_TORCHRUN = {
+    "monitor-interval": "without Slurm: seconds between two checks of the ranks (default 0.1)",
+    "start-timeout": "without Slurm: seconds until all ranks must have started (default 60)",
+}
+
+
+def _add_main_arguments(made: StudyParser) -> None:
+    """Add what most people need: which runs a study has, its command, where and how it starts."""
+    known = ", ".join(sorted(path.stem for path in STUDIES.glob("*.toml")))
+    sites, ends = ", ".join(known_sites()), ", ".join(BAD_ENDS)
+    add = made.begin_group("study")
+    add("--study", f"a TOML file, or one of: {known} (default {DEFAULT_STUDY}, or the command "
+        "after --)", "FILE")  # fmt: skip
+    add("--name", "name of the folder under logs/ (default: the study's)", "NAME")
+    add("--strategies", "strategies to compare", "NAME", nargs="+")
+    add(
+        "--gpus", "sizes: ranks in all (one per GPU; processes on a CPU), or NODESxRANKS", nargs="+"
     )
-    group.add_argument("--name", help="name of the folder under logs/ (default: the study's)")
-    group.add_argument("--strategies", nargs="+", metavar="NAME", help="strategies to compare")
-    group.add_argument(
-        "--gpus",
-        nargs="+",
-        metavar="N",
-        help="sizes: ranks in all (one per GPU; processes on a CPU), or NODESxRANKS",
-    )
-    group.add_argument(
-        "--gpus-per-node",
-        type=int,
-        metavar="N",
-        help="ranks on a full node; on Slurm also its GPUs, where the site does not say",
-    )
-    group.add_argument("--repeats", type=int, metavar="N", help="repeats of each setting")
+    add("--gpus-per-node", "ranks on a full node; on Slurm also its GPUs, where the site does not "
+        "say", type=int)  # fmt: skip
+    add("--repeats", "repeats of each setting", type=int)
+    add = made.begin_group("command (after --, or in a study file)")
+    add("--launcher", "what starts its ranks: srun (default; one process per rank), torchrun (one "
+        "agent per node), once (one process on the first node, which starts its own ranks)",
+        "NAME", type=_launcher)  # fmt: skip
+    add("--unit", "what a step works on, as images or tokens", "TEXT")
+    add("--work-per-step", "units of work in one optimizer step over all ranks, as 512 or "
+        "'{32 * ranks}'", "X")  # fmt: skip
+    add("--together", "the ranks share the work though they exchange nothing: compare their sizes",
+        None, action="store_true")  # fmt: skip
+    add("--pattern", "format of its log, where it prints its own numbers", "NAME")
+    add("--no-auto", "do not count the steps of torch's optimizers", None, action="store_false",
+        default=None, dest="auto")  # fmt: skip
+    add_grid_arguments(made)
+    add = made.begin_group("launch")
+    add("--site", f"where to run: local (this machine), slurm, {sites}, or a TOML file (default: "
+        "this cluster's, where there is Slurm, else local)", "NAME")  # fmt: skip
+    add("--max-running", "runs at a time (default: 1 on this machine, no limit on Slurm)", type=int)
+    add("--only", f"start only the runs with this status: missing, {ends}", "STATUS",
+        choices=("missing", *BAD_ENDS))  # fmt: skip
+    add("--max-restarts", "starts of a run after its first one: on Slurm after an early stop with "
+        f"a checkpoint (default {MAX_RESTARTS}) or a crash (default 0), here after either (default "
+        "0)", type=at_least(int, 0))  # fmt: skip
+    for name, text in _TORCHRUN.items():
+        add(f"--{name}", text, "S", type=positive)
+    add("--dry-run", "print each command; start nothing", None, action="store_true")
+    add("--no-wait", "return without waiting for the runs", None, action="store_true")
+    made.end_topic("main")
 
 
 def _launcher(text: str) -> str:
@@ -199,117 +228,23 @@ def _launcher(text: str) -> str:
     raise argparse.ArgumentTypeError(known)
 
 
-def _add_command_arguments(made: argparse.ArgumentParser) -> None:
-    """Add the options of a study of a command."""
-    group = made.add_argument_group("command (after --, or in a study file)")
-    group.add_argument(
-        "--launcher",
-        type=_launcher,
-        metavar="NAME",
-        help="what starts its ranks: srun (default; one process per rank), torchrun (one agent "
-        "per node), once (one process on the first node, which starts its own ranks)",
-    )
-    group.add_argument("--unit", metavar="TEXT", help="what a step works on, as images or tokens")
-    group.add_argument(
-        "--work-per-step",
-        metavar="X",
-        help="units of work in one optimizer step over all ranks, as 512 or '{32 * ranks}'",
-    )
-    group.add_argument(
-        "--together",
-        action="store_true",
-        help="the ranks share the work though they exchange nothing: compare their sizes",
-    )
-    group.add_argument(
-        "--pattern", metavar="NAME", help="format of its log, where it prints its own numbers"
-    )
-    group.add_argument(
-        "--no-auto",
-        action="store_false",
-        default=None,
-        dest="auto",
-        help="do not count the steps of torch's optimizers",
-    )
-
-
-def _add_launch_arguments(made: argparse.ArgumentParser) -> None:
-    """Add the options of a launch, on this machine or on Slurm."""
-    group = made.add_argument_group("launch")
-    group.add_argument(
-        "--site",
-        metavar="NAME",
-        help=f"where to run: local (this machine), slurm, {', '.join(known_sites())}, or a TOML "
-        "file (default: this cluster's, where there is Slurm, else local)",
-    )
-    group.add_argument(
-        "--max-running",
-        type=int,
-        metavar="N",
-        help="runs at a time (default: 1 on this machine, no limit on Slurm)",
-    )
-    group.add_argument(
-        "--only",
-        choices=("missing", *BAD_ENDS),
-        metavar="STATUS",
-        help=f"start only the runs with this status: missing, {', '.join(BAD_ENDS)}",
-    )
-    group.add_argument(
-        "--max-restarts",
-        type=at_least(int, 0),
-        metavar="N",
-        help="starts of a run after its first one: on Slurm after an early stop with a checkpoint "
-        f"(default {MAX_RESTARTS}) or a crash (default 0), here after either (default 0)",
-    )
-    for name, text in _TORCHRUN.items():
-        group.add_argument(f"--{name}", type=positive, metavar="S", help=text)
-    group.add_argument("--dry-run", action="store_true", help="print each command; start nothing")
-    group.add_argument("--no-wait", action="store_true", help="return without waiting for the runs")
-
-
-_TORCHRUN = {
-    "monitor-interval": "without Slurm: seconds between two checks of the ranks (default 0.1)",
-    "start-timeout": "without Slurm: seconds until all ranks must have started (default 60)",
-}
-
-
-def _add_slurm_arguments(made: argparse.ArgumentParser) -> None:
+def _add_slurm_arguments(made: StudyParser) -> None:
     """Add the options that apply on Slurm only."""
-    group = made.add_argument_group("Slurm")
-    group.add_argument(
-        "--sbatch",
-        action="append",
-        default=[],
-        metavar="OPTION",
-        help="pass an option through to sbatch, as --sbatch --nice=100; repeatable",
-    )
+    add = made.begin_group("Slurm")
+    add("--sbatch", "pass an option through to sbatch, as --sbatch --nice=100; repeatable",
+        "OPTION", action="append", default=[])  # fmt: skip
     for name, (short, text) in OVERRIDES.items():
-        flags = [f"--{name}"] + ([short] if short else [])
-        group.add_argument(*flags, help=text, metavar="X", dest=f"sbatch_{name}")
-    group.add_argument(
-        "--gpu-request",
-        choices=GPU_REQUESTS,
-        help="how GPUs are asked for, one per rank; none: whole nodes are allocated "
-        "(default: the site's way, else gpus-per-node)",
-    )
-    group.add_argument(
-        "--exclusive", action="store_true", dest="sbatch_exclusive", help="allocate whole nodes"
-    )
-    group.add_argument(
-        "--within-allocation",
-        action="store_true",
-        help="run all in one allocation of the largest size, one after the other",
-    )
-    group.add_argument(
-        "--max-node-hours",
-        type=float,
-        metavar="X",
-        help="refuse a plan that may need more node-hours",
-    )
-    group.add_argument(
-        "--no-collect",
-        action="store_true",
-        help="submit no job that collects and plots after all others",
-    )
+        add(f"--{name}", text, "X", *([short] if short else []), dest=f"sbatch_{name}")
+    add("--gpu-request", "how GPUs are asked for, one per rank; none: whole nodes are allocated "
+        f"(default: the site's way): {', '.join(GPU_REQUESTS)}", "WAY",
+        choices=GPU_REQUESTS)  # fmt: skip
+    add("--exclusive", "allocate whole nodes", None, action="store_true", dest="sbatch_exclusive")
+    add("--within-allocation", "run all in one allocation of the largest size, one after the other",
+        None, action="store_true")  # fmt: skip
+    add("--max-node-hours", "refuse a plan that may need more node-hours", "X", type=float)
+    add("--no-collect", "submit no job that collects and plots after all others", None,
+        action="store_true")  # fmt: skip
+    made.end_topic("slurm")
 
 
 @command

@@ -35,23 +35,12 @@ _LAST_S = 15
 # The pods wait so long for each other: images are pulled, and a pod that failed is started again
 # up to 6 minutes later. A node that has waited in vain ends with 1, which the Job counts.
 _START_S = 900
-_QUANTITY = r"[0-9]{1,15}(?:\.[0-9]{1,9})?(?:m|k|[KMGTPE]i|[MGTPE])?"  # as 500m, 64Gi
-_LABEL = r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?"  # a DNS label, RFC 1123
 _KEY = r"(?:[a-z0-9][-a-z0-9.]*/)?[A-Za-z0-9][-A-Za-z0-9_.]*"  # as rdma/hca or dedicated
 _TOLERATION = f"({_KEY})(?:=([-A-Za-z0-9_.]*))?(?::(NoSchedule|PreferNoSchedule|NoExecute))?"
-# The form of each option, and an example of it.
+# The form of an option, and an example of it.
 _FORMS = {
     "image": (r"\S+", "registry.example.org/jobkit:1.0"),
-    "queue": (f"|{_LABEL}", "lower-case letters, digits and -"),
-    "volume_claim": (_LABEL, "lower-case letters, digits and -"),
-    "gpu_resource": (
-        r"[a-z0-9][-a-z0-9.]*/[A-Za-z0-9][-A-Za-z0-9_.]*|none",
-        "amd.com/gpu, or none",
-    ),
-    "pod_cpus": (f"|{_QUANTITY}", "16"),
-    "pod_memory": (_QUANTITY, "64Gi"),
-    "shm_size": (_QUANTITY, "8Gi"),
-    "resource": (f"{_KEY}={_QUANTITY}", "rdma/hca=1"),
+    "resource": (f"{_KEY}=[0-9].*", "rdma/hca=1"),
     "toleration": (_TOLERATION, "KEY, KEY=VALUE or KEY:NoSchedule"),
     "annotation": (f"{_KEY}=.*", "KEY=VALUE"),
 }
@@ -85,8 +74,7 @@ class KubernetesOptions:
             value = getattr(self, name)
             for word in (value,) if isinstance(value, str) else value:
                 if not re.fullmatch(form, word):
-                    option = "--" + name.replace("_", "-")
-                    raise UsageError(f"{option} '{word}': must be as {example}")
+                    raise UsageError(f"--{name} '{word}': must be as {example}")
 
     def tolerations(self) -> list[dict[str, str]] | None:
         """The pods' tolerations; None without any."""
@@ -288,7 +276,18 @@ def to_kubernetes(
     plan: Plan, options: KubernetesOptions, request: LaunchRequest, dry_run: bool
 ) -> int:
     """Write the manifest of each run, or print them all; return the exit code."""
-    _refuse_launch_options(request)
+    refused = {
+        "--site": request.site,
+        "an option of Slurm": request.options,
+        "--within-allocation": request.within_allocation,
+        "--only": request.only,
+        "--gpu-request": request.gpu_request,
+        "--max-running": request.at_once,
+        "--max-node-hours": request.max_node_hours,
+        "--monitor-interval and --start-timeout": request.torchrun,
+    }
+    for option in (name for name, value in refused.items() if value):
+        raise UsageError(f"{option}: has no effect with --to kubernetes, leave it out")
     refuse_logs(plan.paths)
     check_counters(os.environ)  # the pods get it
     for spec in plan.runs.values():
@@ -319,23 +318,6 @@ def to_kubernetes(
         f"next: kubectl apply -f {folder}/    (docs/kubernetes.md: the volume, and what comes back)"
     )
     return Exit.OK
-
-
-def _refuse_launch_options(request: LaunchRequest) -> None:
-    """Raise UsageError for an option of a launch by Slurm or on this machine."""
-    given = {
-        "--site": request.site,
-        "an option of Slurm": request.options,
-        "--within-allocation": request.within_allocation,
-        "--only": request.only,
-        "--gpu-request": request.gpu_request,
-        "--max-running": request.at_once,
-        "--max-node-hours": request.max_node_hours,
-        "--monitor-interval and --start-timeout": request.torchrun,
-    }
-    for name, value in given.items():
-        if value:
-            raise UsageError(f"{name}: has no effect with --to kubernetes, leave it out")
 
 
 @closed_to_others()

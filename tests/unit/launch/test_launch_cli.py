@@ -1,18 +1,12 @@
 """run_benchmarks.py before anything starts: the plan, dry runs, and bad input."""
 
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from jobkit.launch import cli
-from support.place import ROOT
-
-DOOR = [sys.executable, str(ROOT / "run_benchmarks.py")]
 
 
 @pytest.fixture(autouse=True)
@@ -226,15 +220,3 @@ def test_a_broken_study_names_its_file_and_fault(
     assert said in error and error.count("\n") == 1
     assert "mine" in error or said in ("has no run", "did you mean 'nanogpt'")
     assert not logs.exists()
-
-
-def test_a_python_without_the_packages_is_told_what_to_do(tmp_path: Path) -> None:
-    """`python -S` has no site-packages: the same as a Python that nothing was installed for."""
-    done = subprocess.run(
-        [sys.executable, "-S", *DOOR[1:], "--study", "demo", "--site", "local"],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": ""},
-    )
-    assert done.returncode == 2
-    assert "make venv" in done.stderr and done.stderr.count("\n") == 1
