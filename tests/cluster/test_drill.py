@@ -80,7 +80,7 @@ def test_the_evidence_is_the_line_that_proves_it(rows) -> None:
     said = {
         "kill": r"srun: error: n\d: task 1: Killed",
         "raise": r"rank ?1\]?:? .*faults\.InjectedFault: injected after iteration 25",
-        "hang": r"rank 1: no progress .* stuck in faults\.py",
+        "hang": r"imed out.*a rank that hung left its stacks in",
         "warning": r"SIGUSR2 after iteration 2[67], checkpoint saved",
         "term": r"SIGTERM after iteration 2[67], checkpoint saved",
         "scancel": r"CANCELLED",

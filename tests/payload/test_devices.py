@@ -17,10 +17,8 @@ from torch.distributed.checkpoint import FileSystemWriter
 
 from jobkit import gpus
 from jobkit.errors import Exit, UsageError
-from jobkit.paths import RunPaths
-from jobkit.payload import host, leaving
-from jobkit.payload.checkpoints import store
-from jobkit.payload.checkpoints.manager import CheckpointManager
+from jobkit.payload import checkpoint, host
+from jobkit.payload import main as leaving
 from jobkit.payload.distributed import (
     Candidate,
     Group,
@@ -32,7 +30,7 @@ from jobkit.payload.distributed import (
 from jobkit.payload.place import RankEnv, share_of_cores
 from jobkit.payload.run import check_sync_batchnorm
 from jobkit.payload.strategies.dp import DP
-from jobkit.spec.runspec import Every, RunSpec
+from jobkit.spec.runspec import RunSpec
 from support.fake_cuda import FakeCuda
 from support.rigs import ROOT, environment
 
@@ -222,9 +220,9 @@ def test_dp_drives_all_gpus_that_it_sees(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_copies_of_tensors_are_written_without_a_stream() -> None:
-    copied = store._writer(Path("x"), [torch.zeros(1)])
+    copied = checkpoint._writer(Path("x"), {"t": torch.zeros(1)})
     assert copied.per_thread_copy_ahead == 0
-    live = store._writer(Path("x"), [torch.zeros(1, device="meta")])
+    live = checkpoint._writer(Path("x"), {"t": torch.zeros(1, device="meta")})
     assert live.per_thread_copy_ahead == FileSystemWriter("x").per_thread_copy_ahead > 0
 
 
@@ -233,9 +231,11 @@ def test_the_checkpoint_thread_is_on_the_ranks_gpu(
     monkeypatch: pytest.MonkeyPatch, device: torch.device | None, chosen: list[torch.device]
 ) -> None:
     cuda, how = FakeCuda(monkeypatch), {"keep": 1, "background": True, "device": device}
-    made = CheckpointManager(None, RunPaths(Path("x")), 0, None, Every(), **how)  # type: ignore[arg-type]
-    assert made._thread
-    assert made._thread.submit(lambda: 7).result(100) == 7
+    monkeypatch.setattr(dist, "get_rank", lambda _: 0)
+    monkeypatch.setattr(dist, "get_world_size", lambda _: 1)
+    writer = checkpoint.Checkpoints(Path("x"), 0, None, None, **how)  # type: ignore[arg-type]
+    assert writer._thread
+    assert writer._thread.submit(lambda: 7).result(100) == 7
     assert cuda.chosen == chosen
 
 

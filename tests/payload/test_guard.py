@@ -9,6 +9,7 @@ import time
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -16,16 +17,17 @@ import torch.distributed as dist
 
 from jobkit.errors import Exit, RanksDiffer
 from jobkit.paths import RunPaths, read_json
-from jobkit.payload import leaving
-from jobkit.payload.guard import consensus
-from jobkit.payload.guard.consensus import Consensus, JobGuard, Pace
-from jobkit.payload.guard.same_ranks import checksums, first_apart
+from jobkit.payload import main as leaving
+from jobkit.payload import stop as stop_module
+from jobkit.payload.same_ranks import checksums, first_apart
+from jobkit.payload.stop import JobGuard
+from jobkit.spec.runspec import Every
 from support.cuts import PER_EPOCH, RUN, actions, kept, write_models
 from support.rigs import ROOT, SMALL, Result, Start, environment
 
-# What sends a signal to itself where it is told to, and what starts a child of its own.
+# What sends a signal to itself where it is told to.
 TELLING = """
-import os, signal, subprocess
+import os, signal
 from jobkit.payload.train import Trainer
 from own_models import plain
 
@@ -50,24 +52,6 @@ def at_start_of_one():
     if os.environ["RANK"] == "1":
         os.kill(os.getpid(), signal.SIGUSR2)
     return plain()
-
-child = None
-
-def with_child():
-    global child
-    child = child or subprocess.Popen(["sleep", "60"])
-    model, passes = plain(), []
-    def before(module, inputs):
-        passes.append(1)
-        if len(passes) == 5:
-            child.send_signal(signal.SIGUSR2)
-            try:
-                print("the child ended with", child.wait(0.5), flush=True)
-            except subprocess.TimeoutExpired:
-                print("the child lives", flush=True)
-            child.kill()
-    model.register_forward_pre_hook(before)
-    return model
 """
 HOW = (*RUN, "--model", "own_models:plain")
 
@@ -93,12 +77,10 @@ def stopped(done: Result, name: str, at: range) -> int:
     return saved
 
 
-@pytest.mark.parametrize(("kind", "words"), [("term", ()), ("usr1", ("--stop-signal", "USR1"))])
-def test_a_signal_to_one_rank_stops_all(
-    forge: Start, own: Path, kind: str, words: tuple[str, ...]
-) -> None:
+@pytest.mark.parametrize("kind", ["term", "usr1"])
+def test_a_signal_to_one_rank_stops_all(forge: Start, own: Path, kind: str) -> None:
     fault = {"JOBKIT_FAULT": f"{kind}@8:1"}
-    done = forge(3, *HOW, *words, "--strategy", "fsdp", cwd=str(own), env=fault)
+    done = forge(3, *HOW, "--strategy", "fsdp", cwd=str(own), env=fault)
     stopped(done, kind.upper(), range(8, 11))
 
 
@@ -122,11 +104,6 @@ def test_a_signal_in_the_last_evaluation_comes_too_late(forge: Start, own: Path)
     assert done.outcome
     assert (done.outcome["status"], done.outcome["exit_code"]) == ("ok", 0)
     assert kept(done) == []
-
-
-def test_a_child_of_the_training_does_not_die_of_the_warning(forge: Start, own: Path) -> None:
-    done = forge(1, *RUN, "--model", "telling:with_child", cwd=str(own))
-    assert "the child lives" in done.out
 
 
 def test_without_a_folder_the_code_says_it(own: Path) -> None:
@@ -157,10 +134,10 @@ def test_a_forked_child_tells_nobody_and_ends() -> None:
     """Such as a worker that multiprocessing ends with TERM."""
     program = textwrap.dedent("""
         import os, signal, time
-        from jobkit.payload.guard.stopping import StopRequest
+        from jobkit.payload.signals import ENDING, StopRequest
         stop = StopRequest()
-        stop.listen("USR2")
-        stop.listen_to_all()
+        stop.listen()
+        stop.listen(*ENDING)
         ready, told = os.pipe()
         child = os.fork()
         if child == 0:
@@ -189,60 +166,73 @@ class Lockstep:
     """all_reduce of ranks that are called one after the other: done once the last has called."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.calls, self.waiting, self.rank = 0, [], 0
+        self.calls, self.waiting = 0, list[torch.Tensor]()
         monkeypatch.setattr(dist, "get_world_size", lambda _: WORLD)
-        monkeypatch.setattr(dist, "get_rank", lambda _: self.rank)
         monkeypatch.setattr(dist, "all_reduce", self.all_reduce)
-
-    def ranks(self, pace: Pace | None) -> list[Consensus]:
-        made = []
-        for self.rank in range(WORLD):
-            made.append(Consensus(None, pace))  # type: ignore[arg-type]
-        return made
 
     def all_reduce(self, tensor: torch.Tensor, *_: object, **__: object) -> SimpleNamespace:
         self.calls += 1
         self.waiting.append(tensor)
         if len(self.waiting) == WORLD:
             largest = torch.stack(self.waiting).amax(0)
-            for each in self.waiting:
-                each.copy_(largest)
+            for request in self.waiting:
+                request.copy_(largest)
             self.waiting = []
         return SimpleNamespace(wait=lambda: None)
 
 
-class Ten(Pace):
-    """Proposes ten after the fifth iteration."""
+def trainer_at(steps: int, epoch: int) -> SimpleNamespace:
+    """A training of so many steps, in epochs of some, before its first one."""
+    trainer = SimpleNamespace(progress=SimpleNamespace(iteration=0), clock=None)
+    trainer.clock = SimpleNamespace(paused=nullcontext)
+    trainer.group = SimpleNamespace(gather=lambda name: ["", "SIGUSR2", ""])
 
-    def proposal(self, iteration: int) -> int:
-        return 10 * (iteration == 5)
+    def step() -> None:
+        trainer.progress.iteration += 1
+        trainer.steps_left = steps - trainer.progress.iteration
+        trainer.finished = trainer.steps_left == 0
+        trainer.epoch_over = trainer.progress.iteration % epoch == 0 or trainer.finished
+
+    trainer.step = step
+    return trainer
 
 
-@pytest.mark.parametrize(("pace", "calls", "stop"), [(None, 100, 43), (Ten(None), 6 + 10, 60)])
-def test_how_often_and_where(
-    monkeypatch: pytest.MonkeyPatch, pace: Pace | None, calls: int, stop: int
+@pytest.mark.parametrize(
+    ("device", "steps", "epoch", "told", "stopped"),
+    [
+        ("cpu", 100, 100, 42, 43),
+        ("cuda", 1000, 1000, 42, 60),  # the second agreement after it
+        ("cuda", 64, 64, 25, 31),  # a short training agrees more often
+        ("cuda", 1000, 50, 45, 50),  # at the end of an epoch at once
+        ("cuda", 9, 3, 7, 8),
+        ("cuda", 12, 12, 1, 2),
+    ],
+)
+def test_when_the_ranks_stop(
+    monkeypatch: pytest.MonkeyPatch, device: str, steps: int, epoch: int, told: int, stopped: int
 ) -> None:
-    group = Lockstep(monkeypatch)
-    ranks, acted = group.ranks(pace), []
-    for iteration in range(1, 101):
-        for rank, each in enumerate(ranks):
-            asked = consensus._STOP if rank == 1 and iteration >= 42 else consensus._NOTHING
-            if each.agree(asked) == consensus._STOP:
-                acted.append((iteration, rank))
-    assert [first for first in acted if first[0] == acted[0][0]] == [
-        (stop, r) for r in range(WORLD)
-    ]
-    assert group.calls == WORLD * calls
-
-
-def test_the_interval_comes_from_the_measured_iterations(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = iter([1.0, 1.0099])  # two iterations of 5 ms
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
-    monkeypatch.setattr(consensus, "time", SimpleNamespace(monotonic=lambda: next(now)))
-    pace = Pace(torch.device("cuda", 0))
-    assert [pace.proposal(i) for i in range(1, 8)] == [0, 0, 0, 0, 10, 0, 0]
-    # On a CPU the ranks agree after every iteration.
-    assert [Pace(torch.device("cpu")).proposal(i) for i in range(1, 8)] == [0] * 7
+    """At one iteration; on GPUs not more than an eighth of the steps left later."""
+    group, trainer = Lockstep(monkeypatch), trainer_at(steps, epoch)
+    stops = [SimpleNamespace(signal="") for _ in range(WORLD)]
+    guards = [JobGuard(group=None, stop=stop, device=device) for stop in stops]  # type: ignore[arg-type]
+    monkeypatch.setattr(JobGuard, "_act", lambda self, _, request: acted.append(request))
+    at: list[int] = []
+    while trainer.progress.iteration != steps and not at:
+        trainer.step()
+        if trainer.progress.iteration == told:
+            stops[1].signal = "SIGUSR2"
+        acted: list[int] = []
+        for guard in guards:
+            guard.edge(trainer)  # type: ignore[arg-type]
+        # At the end of an epoch the last rank's request completes the sum that all wait for.
+        if trainer.epoch_over and not trainer.finished:
+            acted = [int(guard._request) for guard in guards]
+        if stop_module._STOP in acted:
+            assert acted == [stop_module._STOP] * WORLD
+            at.append(trainer.progress.iteration)
+    assert at == [stopped]
+    if device == "cuda":
+        assert group.calls < WORLD * max(8 * 3, steps / 5)
 
 
 FLIPS = """
@@ -340,31 +330,29 @@ def test_it_ends_with_4_in_one_line_per_rank(
     assert capsys.readouterr().err == "[rank3] rank 1 differs\n"
 
 
-def test_a_checkpoint_that_several_ranks_wish_for_is_written_once() -> None:
+def test_a_checkpoint_that_several_ranks_wish_for_is_written_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """What they agree on is read one iteration later: the next wish is of the same moment."""
-    agreed = iter([0, consensus._SAVE, consensus._SAVE, 0, 0, 0, consensus._SAVE])
-    saved: list[int] = []
-    trainer = SimpleNamespace(
-        progress=SimpleNamespace(iteration=0),
-        epoch_over=False,
-        clock=SimpleNamespace(paused=nullcontext),
-    )
-    checkpoints = SimpleNamespace(
-        begun=-1, late=lambda: False, poll=lambda: None, due=lambda iteration: False
-    )
+    Lockstep(monkeypatch)
+    trainer, saved = trainer_at(20, 20), [list[int]() for _ in range(WORLD)]
+    guards = []
+    for mine in saved:
+        checkpoints = SimpleNamespace(begun=-1, begun_s=time.monotonic(), writing=None)
 
-    def save(_: object) -> None:
-        checkpoints.begun = trainer.progress.iteration
-        saved.append(checkpoints.begun)
+        def save(_: object, mine: list[int] = mine, own: Any = checkpoints) -> bool:
+            own.begun, own.begun_s = trainer.progress.iteration, time.monotonic()
+            mine.append(own.begun)
+            return True
 
-    checkpoints.save = save
-    guard = JobGuard(
-        consensus=SimpleNamespace(agree=lambda own: next(agreed), every=1),  # type: ignore[arg-type]
-        stop=SimpleNamespace(signal=""),  # type: ignore[arg-type]
-        watchdog=None,
-        checkpoints=checkpoints,  # type: ignore[arg-type]
-        fault=None,
-    )
-    for trainer.progress.iteration in range(1, 8):
-        guard.edge(trainer)  # type: ignore[arg-type]
-    assert saved == [2, 7]
+        checkpoints.save = save
+        how: Any = {"checkpoints": checkpoints, "every": Every(seconds=1000.0)}
+        guards.append(JobGuard(group=None, stop=SimpleNamespace(signal=""), **how))  # type: ignore[arg-type]
+    for iteration in range(1, 13):
+        trainer.step()
+        for rank, guard in enumerate(guards):
+            # The clock of one rank is an iteration late.
+            if iteration in (3 + (rank == 2), 9):
+                guard._checkpoints.begun_s -= 2000
+            guard.edge(trainer)
+    assert saved == [[4, 10]] * WORLD

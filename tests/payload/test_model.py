@@ -10,14 +10,13 @@ from torch import nn
 
 from jobkit.errors import UsageError
 from jobkit.payload import warnings
-from jobkit.payload.batches import MEAN, STD, Batches
+from jobkit.payload.batches import MEAN, STD, Batches, Progress
 from jobkit.payload.data import synthetic
 from jobkit.payload.fast_cnn import FastCNN, identity_convolution, whitening_filters
 from jobkit.payload.lookahead import Lookahead, decay
 from jobkit.payload.model import CNN, build_model
 from jobkit.payload.parameter_groups import trained_parameters
 from jobkit.payload.place import RankEnv, read_rank_env
-from jobkit.payload.progress import Progress
 from jobkit.payload.strategies.single import Single
 from jobkit.payload.tta import predicted
 from jobkit.spec.runspec import RunSpec

@@ -4,8 +4,6 @@ import os
 import random
 import shutil
 import subprocess
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -20,7 +18,7 @@ from jobkit.errors import UsageError
 from jobkit.paths import RunPaths
 from jobkit.payload import random_numbers
 from jobkit.payload.batches import Batches
-from jobkit.payload.checkpoints.resume import _check_fits
+from jobkit.payload.resume import _check_fits
 from jobkit.spec.runspec import RunSpec
 from support.cuts import (
     DATA,
@@ -305,7 +303,7 @@ def spoilt(done: Result, folder: Path, *names: str, change: str) -> RunPaths:
     [
         (("00000008-0",), "cut", 4),
         (("00000008-0",), "garbage", 4),  # seen when it is loaded over the model
-        (("00000004-0", "00000008-0"), "garbage", 0),
+        (("00000004-0", "00000008-0"), "cut", 0),
     ],
 )
 def test_the_one_before_is_taken_or_the_run_begins_anew(
@@ -328,6 +326,16 @@ def test_the_one_before_is_taken_or_the_run_begins_anew(
     assert "checkpoint 00000008-0 is corrupt, skipped: " in warnings(done, 1)
     assert ("no valid checkpoint: the run starts from scratch" in warnings(done, 1)) == (not loaded)
     assert same(final(straight), final(done)) == []
+
+
+def test_none_is_sound_and_the_model_is_half_loaded(
+    forge: Start, own: Path, adamw: tuple[Result, Result], tmp_path: Path
+) -> None:
+    paths = spoilt(adamw[1], tmp_path / "run", "00000004-0", "00000008-0", change="garbage")
+    how = (*NOISY, "--strategy", "single", "--optimizer", "adamw", "--attempt", "1")
+    done = forge(1, *how, run_dir=paths.folder, cwd=str(own))
+    assert done.codes == [2]
+    assert f"no valid checkpoint in {paths.checkpoints}: start again with --fresh" in done.out
 
 
 def test_none_is_sound_of_those_that_the_user_named(
@@ -419,29 +427,3 @@ def test_fresh_begins_anew_but_a_requeue_loses_nothing(forge: Start, own: Path) 
 
     assert attempt(1, "kill@11", JOBKIT_RESTARTS="1") == [("loaded", 8)]
     assert attempt(2, "kill@5") == [("saved", 4)]
-
-
-def test_an_attempt_that_is_not_the_newest_ends(forge: Start, own: Path, tmp_path: Path) -> None:
-    """The job was requeued while its first start went on somewhere."""
-    paths = RunPaths(tmp_path / "run")
-
-    def requeue() -> None:
-        end = time.monotonic() + 300
-        while time.monotonic() < end and not list(paths.checkpoints.glob("*-0")):
-            time.sleep(0.01)
-        (paths.attempts / "1").mkdir(parents=True)
-
-    thread = threading.Thread(target=requeue)
-    thread.start()
-    endless = (*DATA, "--epochs", "100000", "--global-batch-size", "16", "--threads", "1")
-    done = forge(
-        2, *endless, "--model", "own_models:plain", "--checkpoint-every", "3", run_dir=paths.folder,
-        cwd=str(own),
-    )  # fmt: skip
-    thread.join()
-    assert None not in done.codes and 0 not in done.codes
-    assert "attempt 0 is fenced: attempt 1 of this run has begun" in str(done.outcome)
-    assert not list(paths.checkpoints.glob(".*"))
-    began = (paths.attempts / "1").stat().st_mtime
-    assert max(r["t"] for r in done.records("checkpoint")) < began + 60
-    assert [r for r in done.records("epoch") if r["t"] > began + 60] == []

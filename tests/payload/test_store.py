@@ -4,16 +4,16 @@ import json
 import os
 import pickle
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch import Tensor
-from torch.distributed.checkpoint import staging
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
@@ -24,11 +24,10 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from jobkit.payload.checkpoints import store
-from jobkit.payload.checkpoints.copies import Copier, once
-from jobkit.payload.checkpoints.manifest import Corrupt
-from jobkit.payload.checkpoints.store import Store, Unsaved, read_index, shapes_in
-from jobkit.payload.progress import Progress
+from jobkit.payload import checkpoint
+from jobkit.payload.batches import Progress
+from jobkit.payload.checkpoint import Checkpoints, Corrupt, Unsaved, read_index, shapes_in
+from jobkit.spec.runspec import RunSpec
 
 TENSORS = {"w": torch.rand(30, 40), "b": torch.ones(2, dtype=torch.bfloat16)}
 DATA = "__0_0.distcp"
@@ -42,12 +41,17 @@ def group() -> Iterator[dist.ProcessGroup]:
     dist.destroy_process_group()
 
 
+def write(group: dist.ProcessGroup, folder: Path, checksums: bool = False) -> Path:
+    manifest = {"v": 1, "progress": vars(Progress()), "layout": {}, "spec": {}}
+    how: Any = {"keep": 1, "checksums": checksums}
+    Checkpoints(folder.parent, 0, group, None, **how)._write(folder, TENSORS, manifest)  # type: ignore[arg-type]
+    return folder
+
+
 @pytest.fixture(scope="module")
 def written(group: dist.ProcessGroup, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with one checkpoint, of which the file of tensors has a checksum."""
-    folder = tmp_path_factory.mktemp("written") / "00000008-0"
-    Store(0, group, checksums=True).write(folder, TENSORS, Progress(), {}, {}, lambda: None)
-    return folder
+    return write(group, tmp_path_factory.mktemp("written") / "00000008-0", checksums=True)
 
 
 @pytest.fixture
@@ -62,11 +66,11 @@ class Hostile:
         return os.mkdir, ("was-here",)
 
 
-def read(group: dist.ProcessGroup, folder: Path) -> dict[str, torch.Tensor]:
+def read(group: dist.ProcessGroup | None, folder: Path) -> dict[str, torch.Tensor]:
     """All tensors of a checkpoint."""
-    _, index = Store(0, group).check(folder)
+    _, index = checkpoint.check(folder, group)
     found = {name: torch.zeros(size, dtype=d) for name, (size, d) in shapes_in(index).items()}
-    Store(0, group).read(folder, index, found)
+    checkpoint.read(folder, index, found, group)
     return found
 
 
@@ -74,15 +78,18 @@ def test_it_is_read_as_it_was_written_and_its_index_once(
     group: dist.ProcessGroup, written: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[Path] = []
-    monkeypatch.setattr(store, "read_index", lambda path: calls.append(path) or read_index(path))
-    found = read(group, written)
-    assert found.keys() == TENSORS.keys()
-    assert all(torch.equal(found[name], t) for name, t in TENSORS.items())
-    assert len(calls) == 1
+    monkeypatch.setattr(
+        checkpoint, "read_index", lambda path: calls.append(path) or read_index(path)
+    )
+    for reader in (group, None):  # without a group: one process, as for an export
+        found = read(reader, written)
+        assert found.keys() == TENSORS.keys()
+        assert all(torch.equal(found[name], t) for name, t in TENSORS.items())
+    assert len(calls) == 2
 
 
 def test_checksums_are_an_option(group: dist.ProcessGroup, written: Path, tmp_path: Path) -> None:
-    Store(0, group).write(tmp_path / "1-0", TENSORS, Progress(), {}, {}, lambda: None)
+    write(group, tmp_path / "1-0")
     for folder, fields in ((tmp_path / "1-0", {"bytes"}), (written, {"bytes", "sha256"})):
         files = json.loads((folder / "manifest.json").read_text())["files"]
         assert set(files) == {".metadata", DATA}
@@ -174,12 +181,10 @@ def test_what_is_not_whole_is_refused_and_not_run(
 
 
 def test_what_cannot_be_written_leaves_nothing(group: dist.ProcessGroup, tmp_path: Path) -> None:
-    def fenced() -> None:
-        raise RuntimeError("attempt 1 has begun")
-
-    with pytest.raises(Unsaved, match="attempt 1 has begun"):
-        Store(0, group).write(tmp_path / "1-0", TENSORS, Progress(), {}, {}, fenced)
-    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "1-0").write_text("a file is in its place")
+    with pytest.raises(Unsaved, match="Not a directory"):
+        write(group, tmp_path / "1-0")
+    assert [path.name for path in tmp_path.iterdir()] == ["1-0"]
 
 
 def index_of(ranks: int, tensors: int) -> Metadata:
@@ -216,70 +221,39 @@ def test_an_index_of_torchs_own_is_read(tmp_path: Path) -> None:
     assert found == {name: (t.shape, t.dtype) for name, t in TENSORS.items()}
 
 
-GPU = torch.device("cuda", 0)
-
-
-def state(value: float) -> dict[str, Tensor]:
-    return {"model.w": torch.full((3, 4), value), "model.b": torch.full((4,), -value)}
-
-
-@pytest.fixture
-def waits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Tensors of the CPU are taken for those of a GPU; each wait for the GPU is noted."""
-    found: list[str] = []
-    monkeypatch.setattr(Copier, "_staged", lambda self, _: self._device_type == "cuda")
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    monkeypatch.setattr(torch.accelerator, "synchronize", lambda: found.append("all"))
-    return found
-
-
-def test_all_copies_are_waited_for_once_and_use_the_same_memory_again(waits: list[str]) -> None:
-    copier, live = Copier(GPU), state(1.0)
-    first = copier.copies(live)
-    places = {name: t.data_ptr() for name, t in first.items()}
-    assert waits == ["all"]
-    for tensor in live.values():
-        tensor.mul_(3)  # the training goes on
-    assert all(torch.equal(first[name], t) for name, t in state(1.0).items())
-    second = copier.copies(live)
-    assert waits == ["all", "all"]
-    assert all(torch.equal(second[name], t) for name, t in state(3.0).items())
-    assert {name: t.data_ptr() for name, t in second.items()} == places
-
-
-def test_where_no_memory_can_be_pinned_copies_are_made_all_the_same(
-    monkeypatch: pytest.MonkeyPatch, waits: list[str]
+def test_a_checkpoint_in_the_background_is_of_the_moment(
+    group: dist.ProcessGroup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stage(*_: object, **__: object) -> None:
-        raise RuntimeError("CUDA error: part or all of the requested memory range is in use")
+    """Training goes on while it is written; one that fails is a warning; the newest stay."""
+    go, told, layer = threading.Event(), list[Any](), torch.nn.Linear(3, 2)
+    report = SimpleNamespace(warn=told.append, log=lambda _: None)
+    report.record = lambda kind, **fields: told.append(fields["iteration"])
+    strategy = SimpleNamespace(settle=lambda: None, layout=dict, own_state=dict, devices=1)
+    strategy.named_parameters, strategy.named_buffers = lambda: dict(layer.named_parameters()), dict
+    strategy.device = torch.device("cpu")
+    trainer = SimpleNamespace(strategy=strategy, progress=Progress(0, 0, 4), spec=RunSpec())
+    trainer.optimizer, trainer.loss_sum = SimpleNamespace(state={}), torch.zeros(())
+    trainer.clock = SimpleNamespace(so_far=lambda: (0, 0.0, 0.0))
+    told_write = Checkpoints._write
 
-    monkeypatch.setattr(staging.DefaultStager, "stage", stage)
-    copier, live = Copier(GPU), state(2.0)
-    with pytest.warns(UserWarning, match="not pinned: CUDA error"):
-        found = copier.copies(live)
-    live["model.w"].zero_()
-    assert torch.equal(found["model.w"], state(2.0)["model.w"])
-    assert torch.equal(copier.copies(live)["model.w"], live["model.w"])  # without another try
+    def slow(*args: Any) -> Any:
+        assert go.wait(100)
+        return told_write(*args)
 
-
-@pytest.mark.parametrize("device", [None, torch.device("cpu")])
-def test_on_the_cpu_copies_are_plain(device: torch.device | None) -> None:
-    live = state(1.0)
-    found = Copier(device).copies(live)
-    assert all(torch.equal(found[name], t) for name, t in live.items())
-    assert {t.data_ptr() for t in found.values()}.isdisjoint(t.data_ptr() for t in live.values())
-
-
-def test_each_replicated_tensor_is_given_by_one_rank() -> None:
-    """Three ranks: two with a replica each, as pipelines beside each other, and one without."""
-    replica = {"a": torch.zeros(8), "b": torch.zeros(8), "c": torch.zeros(4)}
-    held = [replica | {"rank.0.x": torch.zeros(1)}, replica | {"rank.1.x": torch.zeros(1)}]
-    held += [{"d": torch.zeros(2), "rank.2.x": torch.zeros(1)}]
-    sizes = [{n: t.numel() * t.element_size() for n, t in part.items()} for part in held]
-
-    def everyone(own: dict[str, int]) -> list[dict[str, int]]:
-        assert own in sizes
-        return sizes
-
-    given = [sorted(once(part, everyone, rank)) for rank, part in enumerate(held)]
-    assert given == [["a", "c", "rank.0.x"], ["b", "rank.1.x"], ["d", "rank.2.x"]]
+    monkeypatch.setattr(Checkpoints, "_write", slow)
+    how: Any = {"keep": 1, "background": True}
+    mine = Checkpoints(tmp_path, 0, group, report, **how)  # type: ignore[arg-type]
+    before = layer.weight.detach().clone()
+    assert mine.save(trainer) and mine.writing and not mine.writing.done()  # type: ignore[arg-type]
+    with torch.no_grad():
+        layer.weight.zero_()  # the training goes on
+    go.set()
+    assert mine.wait() and told == [4]
+    assert torch.equal(read(group, tmp_path / "00000004-0")["model.weight"], before)
+    trainer.progress = Progress(0, 0, 8)
+    assert mine.save(trainer) and mine.wait()  # type: ignore[arg-type]
+    assert [path.name for path in tmp_path.iterdir()] == ["00000008-0"]
+    (tmp_path / "00000009-0").write_text("in its place")
+    trainer.progress = Progress(0, 0, 9)
+    assert mine.save(trainer) and not mine.wait()  # type: ignore[arg-type]
+    assert "iteration 9 could not be written (Not a directory); the last is of 8" in told[-1]

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from jobkit.paths import RunPaths, write_json
-from jobkit.payload.checkpoints.resume import mark_fresh_start, of_own_run
-from jobkit.payload.checkpoints.store import found_in, name_of, prune
+from jobkit.payload.checkpoint import found_in, name_of, prune
+from jobkit.payload.resume import mark_fresh_start, of_own_run
 
 
 @pytest.fixture
@@ -43,5 +43,5 @@ def test_none_of_another_training(paths: RunPaths) -> None:
 
 
 def test_the_newest_stay_and_those_of_a_later_attempt(paths: RunPaths) -> None:
-    prune(paths, 3, keep=1)
+    prune(paths.checkpoints, 3, keep=1)
     assert names(found_in(paths.checkpoints)) == ["20-4", "10-4", "20-3"]

@@ -73,7 +73,7 @@ READERS = (read_json, Plan.read, read_toml, comm.read_csv, comm.read_lines, read
 def test_what_is_no_file_is_refused_at_once(tmp_path: Path, kind: str) -> None:
     """Neither waited for nor read into memory."""
     put(tmp_path / "x.toml", kind)
-    from jobkit.payload.checkpoints.manifest import Corrupt, check_file
+    from jobkit.payload.checkpoint import Corrupt, _check_file
 
     def read(reader: Callable[[Path], object]) -> str:
         try:
@@ -81,7 +81,7 @@ def test_what_is_no_file_is_refused_at_once(tmp_path: Path, kind: str) -> None:
         except (OSError, ValueError, Corrupt) as error:
             return f"refused: {type(error).__name__}"
 
-    check = lambda path: check_file(path, {"bytes": 0, "sha256": ""})  # noqa: E731
+    check = lambda path: _check_file(path, {"bytes": 0, "sha256": ""})  # noqa: E731
     done = in_child(lambda: " ".join(read(reader) for reader in (*READERS, check)))
     assert done.faults == [] and str(done.code).count("refused") == 6
     assert str(done.code).startswith("None")

@@ -8,7 +8,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
-from jobkit.payload.checkpoints import store
+from jobkit.payload import checkpoint as store
 from support.rigs import NO_BREAKDOWN, Result
 
 # 90 samples in batches of 16: the last batch of each epoch has 10, which ranks share unevenly.

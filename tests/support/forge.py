@@ -21,8 +21,7 @@ import torch._dynamo  # what fully_shard would import, a second each time
 import torchvision.models  # noqa: F401
 
 from jobkit.payload import run  # noqa: F401
-from jobkit.payload.leaving import leave
-from jobkit.payload.main import main
+from jobkit.payload.main import leave, main
 
 
 def free_port() -> int:

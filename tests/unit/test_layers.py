@@ -50,7 +50,7 @@ LIBRARIES = {
 # Inside a room: each folder may import those before it. "" is the room's own files, which in
 # payload stand both below the folders and above them.
 ORDER = {
-    "payload": ("strategies", "measure", "checkpoints", "guard"),
+    "payload": ("strategies", "measure"),
     "analysis": (
         *("tables", "scaling", "collect", "claims", "compare", "findings", "figures", "report", ""),
     ),

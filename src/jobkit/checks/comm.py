@@ -16,7 +16,7 @@ from jobkit.checks.requests import CommRequest, check_ranks
 from jobkit.errors import Exit, Parser, UsageError, read_bytes
 from jobkit.metric.comm import OPERATIONS
 from jobkit.paths import REPOSITORY, RunPaths
-from jobkit.payload.leaving import as_rank, leave, refused
+from jobkit.payload.main import as_rank, leave, refused
 
 EPILOG = """examples:
   python -m jobkit comm --nproc-per-node 2 --max-bytes 64M

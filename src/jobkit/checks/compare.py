@@ -12,29 +12,27 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from jobkit.errors import Exit, Parser, UsageError, command
 from jobkit.paths import RunPaths
-from jobkit.payload.checkpoints.manifest import Corrupt
-from jobkit.payload.checkpoints.store import Store, found_in, shapes_in
+from jobkit.payload.checkpoint import Corrupt, check, found_in, read, shapes_in
 
 _PARTS = ("model.", "optim.")
 
 
-def newest_tensors(run: Path, store: Store) -> dict[str, Tensor]:
+def newest_tensors(run: Path) -> dict[str, Tensor]:
     """Parameters and optimizer state of a run's newest checkpoint, by name. Raises Corrupt."""
     found = found_in(RunPaths(run).checkpoints)
     if not found:
         raise Corrupt(f"{run} has no checkpoint")
-    _, index = store.check(found[0])
+    _, index = check(found[0])
     tensors = {
         name: torch.empty(size, dtype=dtype)
         for name, (size, dtype) in shapes_in(index).items()
         if name.startswith(_PARTS)
     }
-    store.read(found[0], index, tensors)
+    read(found[0], index, tensors)
     return tensors
 
 
@@ -66,24 +64,14 @@ def parser() -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Compare the runs with the first one; return the exit code."""
     args = parser().parse_args(argv)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        group = dist.group.WORLD
-        assert group is not None
-        return _compare(args.reference, args.runs, Store(0, group))
-    finally:
-        dist.destroy_process_group()
-
-
-def _compare(reference: Path, runs: Sequence[Path], store: Store) -> int:
-    try:
-        expected, code = newest_tensors(reference, store), Exit.OK
+        expected, code = newest_tensors(args.reference), Exit.OK
     except Corrupt as fault:
         raise UsageError(f"the reference: {fault}") from None
-    for run in runs:
+    for run in args.runs:
         said: dict[str, object] = {"run": str(run), "same": None, "differing": [], "fault": ""}
         try:
-            names = differing(expected, newest_tensors(run, store))
+            names = differing(expected, newest_tensors(run))
             said |= {"same": not names, "differing": names}
         except Corrupt as fault:
             said["fault"] = str(fault)

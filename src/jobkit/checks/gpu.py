@@ -22,7 +22,7 @@ from jobkit.payload import host, numerics
 from jobkit.payload.batches import Step
 from jobkit.payload.data import synthetic
 from jobkit.payload.distributed import Group, join
-from jobkit.payload.leaving import leave
+from jobkit.payload.main import leave
 from jobkit.payload.place import read_rank_env
 from jobkit.payload.report import Reporter
 from jobkit.payload.run import build_trainer

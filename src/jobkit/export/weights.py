@@ -1,20 +1,26 @@
 """The trained model of a run, from its newest sound checkpoint, of any strategy and rank count."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from jobkit.errors import UsageError
 from jobkit.paths import RunPaths, short_path
-from jobkit.payload.checkpoints import state
-from jobkit.payload.checkpoints.manifest import MANIFEST, Corrupt, Manifest
-from jobkit.payload.checkpoints.store import Store, found_in, shapes_in
+from jobkit.payload.checkpoint import (
+    MANIFEST,
+    Corrupt,
+    Manifest,
+    check,
+    found_in,
+    read,
+    shapes_in,
+    writers,
+)
 from jobkit.payload.model import build_model
+from jobkit.payload.resume import merged
 from jobkit.spec.runspec import RunSpec, check_keys
 
 _MOST_CLASSES = 100_000
@@ -39,25 +45,12 @@ def trained_model(run: Path, own_model: str | None, warn: Callable[[str], None])
     own_model: the user's word that the run's model may be imported: a checkpoint alone executes no
     code. Corrupt checkpoints are reported and skipped. Raises UsageError where none can be used.
     """
-    with _alone() as store:
-        for folder in _candidates(run):
-            try:
-                return _read(store, folder, own_model)
-            except Corrupt as error:
-                warn(f"checkpoint {folder.name} is corrupt, skipped: {error}")
+    for folder in _candidates(run):
+        try:
+            return _read(folder, own_model)
+        except Corrupt as error:
+            warn(f"checkpoint {folder.name} is corrupt, skipped: {error}")
     raise UsageError(f"{short_path(run)}: no sound checkpoint among those there")
-
-
-@contextmanager
-def _alone() -> Iterator[Store]:
-    """A store of checkpoints for this process alone."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        group = dist.group.WORLD
-        assert group is not None
-        yield Store(0, group)
-    finally:
-        dist.destroy_process_group()
 
 
 def _candidates(run: Path) -> list[Path]:
@@ -72,9 +65,9 @@ def _candidates(run: Path) -> list[Path]:
     )
 
 
-def _read(store: Store, folder: Path, own_model: str | None) -> Trained:
+def _read(folder: Path, own_model: str | None) -> Trained:
     """The model of one checkpoint. Raises Corrupt; UsageError where the model cannot be made."""
-    manifest, index = store.check(folder)
+    manifest, index = check(folder)
     try:
         check_keys(manifest.spec)
         spec = RunSpec(**manifest.spec)
@@ -92,13 +85,13 @@ def _read(store: Store, folder: Path, own_model: str | None) -> Trained:
     shapes = shapes_in(index)
     wanted = {n.removeprefix(_MODEL): s for n, (s, _) in shapes.items() if n.startswith(_MODEL)}
     model, classes = _built(spec, wanted, folder)
-    own = tuple(map(state.own_prefix, state.writers(shapes)))
+    own = tuple(f"rank.{rank}." for rank in writers(shapes))
     tensors = {
         name: torch.empty(size, dtype=dtype)
         for name, (size, dtype) in shapes.items()
         if name.startswith((_MODEL, *own))
     }
-    store.read(folder, index, tensors)
+    read(folder, index, tensors)
     _fill(model, tensors, own)
     return Trained(model.eval().requires_grad_(False), spec, classes, folder, manifest)
 
@@ -133,7 +126,7 @@ def _fill(model: nn.Module, tensors: dict[str, Tensor], own: tuple[str, ...]) ->
         {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
         for prefix in own
     ]
-    buffers = state.merged(ranks, 0)
+    buffers = merged(ranks, 0)
     for name, buffer in model.named_buffers():
         if _BUFFER + name not in buffers:
             raise Corrupt(f"it lacks the buffer {name}")

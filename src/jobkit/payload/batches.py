@@ -26,6 +26,15 @@ def share(count: int, part: int, parts: int) -> slice:
     return slice(count * part // parts, count * (part + 1) // parts)
 
 
+@dataclass
+class Progress:
+    """The position of a training, for any number of ranks and any batch size."""
+
+    epoch: int = 0  # the one in progress, from 0
+    position: int = 0  # its training samples that have been used, over all ranks
+    iteration: int = 0  # optimizer steps in all
+
+
 Crops = tuple[Tensor, Tensor]  # images (N, 3, 32, 32) uint8, and labels (N,)
 
 

@@ -6,14 +6,13 @@ import torch
 import torch.nn.functional as F
 
 from jobkit.payload.batches import DeviceData, share
-from jobkit.payload.readback import read_back
 from jobkit.payload.strategies import Strategy
 from jobkit.payload.tta import predicted
 from jobkit.spec.runspec import RunSpec
 
 
 def evaluate(
-    strategy: Strategy, data: DeviceData, spec: RunSpec, alive: Callable[[str], None] | None
+    strategy: Strategy, data: DeviceData, spec: RunSpec, alive: Callable[[], None] | None
 ) -> dict[str, float]:
     """This rank's sums over its test samples: val_loss, val_correct, val_samples.
 
@@ -35,12 +34,12 @@ def evaluate(
         images, labels = data.test_batch(part)
         logits = predicted(strategy.predict, images, spec.tta)
         if alive:
-            alive("evaluation")
+            alive()
         if size and strategy.counts:
             sums[0] += F.cross_entropy(logits, labels, reduction="sum")
             sums[1] += (logits.argmax(1) == labels).sum()
             seen += size
-    loss, correct = read_back(sums)
+    loss, correct = sums.tolist()
     return {"val_loss": loss, "val_correct": correct, "val_samples": float(seen)}
 
 

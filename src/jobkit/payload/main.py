@@ -4,19 +4,22 @@ run.sh starts one of these for each rank, by srun or torchrun. Settings are thos
 """
 
 import argparse
+import contextlib
 import gc
 import os
-from collections.abc import Sequence
+import sys
+import traceback
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn, TypeVar
 
 from jobkit.entry import protect_output
-from jobkit.errors import Exit, Parser, UsageError
+from jobkit.errors import Exit, Parser, RanksDiffer, UsageError
 from jobkit.gpus import hide_gpus, prepare_rocm
 from jobkit.paths import RunPaths
-from jobkit.payload.guard.stopping import StopRequest
-from jobkit.payload.leaving import as_rank, leave, refused
 from jobkit.payload.place import read_rank_env, set_threads, share_of_cores
+from jobkit.payload.signals import StopRequest
 from jobkit.spec.dataset import check_source
 from jobkit.spec.options import (
     add_recipe_argument,
@@ -26,6 +29,16 @@ from jobkit.spec.options import (
 )
 from jobkit.spec.runspec import RunSpec, overridden
 
+T = TypeVar("T")
+# Set in the processes that a vendor's profiler traces: by nsys and ncu (CUDA's injection), by
+# rocprof and rocprofv3 (libraries of HSA and of rocprofiler-sdk).
+_PROFILED = (
+    "NSYS_PROFILING_SESSION_ID",
+    "CUDA_INJECTION64_PATH",
+    "HSA_TOOLS_LIB",
+    "ROCP_TOOL_LIB",
+    "ROCP_TOOL_LIBRARIES",
+)
 EPILOG = """examples:
   bash run.sh --nproc-per-node 2 --strategy ddp --epochs 2 --dataset synthetic
   sbatch run.sh --strategy fsdp --precision bf16
@@ -111,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             replace(spec, ranks_per_node=args.check)
             return Exit.OK
         stop = StopRequest()
-        stop.listen(spec.stop_signal)  # before torch is imported, which takes seconds
+        stop.listen()  # before torch is imported, which takes seconds
         return _run_rank(spec, ranks, paths, args, stop)
     except UsageError as error:
         from jobkit.payload.report import write_outcome
@@ -135,8 +148,7 @@ def _run_rank(
         hide_gpus()
     prepare_rocm(place.local_rank)
     gc.disable()  # imports make many objects, in which garbage is looked for again and again
-    from jobkit.payload.job import RankJob
-    from jobkit.payload.run import run_rank
+    from jobkit.payload.run import RankJob, run_rank
 
     gc.enable()
     notes = []
@@ -157,6 +169,54 @@ def _run_rank(
     done = as_rank(place.rank, lambda: run_rank(job))
     # The outcome says 75 where there is one: another code would only end other ranks.
     return Exit.OK if done or paths else Exit.AGAIN
+
+
+def as_rank(rank: int, act: Callable[[], T]) -> T:
+    """What a rank's work returns. Any error but a UsageError ends the process, after its report."""
+    try:
+        return act()
+    except UsageError:
+        raise
+    except BaseException as error:
+        leave_after(error, rank)
+
+
+def refused(error: UsageError) -> int:
+    """The exit code of a rank for bad input, which rank 0 prints in one line."""
+    if int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", 0))) == 0:
+        print(f"jobkit: error: {error}", file=sys.stderr, flush=True)
+    # 0 under the torchrun of run.sh, which reads the outcome: so it prints no traceback.
+    return Exit.OK if os.environ.get("JOBKIT_READS_OUTCOME") else Exit.USAGE
+
+
+def leave_after(error: BaseException, rank: int) -> NoReturn:
+    """End the process after an error, printed with the rank on each line (not for INT)."""
+    if isinstance(error, KeyboardInterrupt):
+        leave(Exit.INTERRUPTED)
+    if isinstance(error, RanksDiffer):
+        print(f"[rank{rank}] {error}", file=sys.stderr, flush=True)
+        leave(Exit.THRESHOLD)
+    lines = "".join(traceback.format_exception(error)).rstrip().splitlines()
+    print("\n".join(f"[rank{rank}] {line}" for line in lines), file=sys.stderr, flush=True)
+    leave(Exit.FAILED)
+
+
+def leave(code: int) -> NoReturn:
+    """End the process at once, all output flushed, without the interpreter's finalisation.
+
+    After a failure, destructors of a process group may wait for ranks that will not answer. After
+    success, a sharded model still keeps the threads of Gloo and autograd alive (DDP's are gone by
+    then): one that asks for the GIL while the interpreter is taken down is ended by force, which
+    aborts the process, and a run that has recorded its success looks failed. Files are closed and
+    the group is destroyed by now, so nothing is lost. Under a vendor's profiler the process ends
+    as any other does, unless it failed: what the profiler has not written yet it writes then.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # its reader is gone
+            stream.flush()
+    if code in (Exit.OK, Exit.AGAIN) and any(os.environ.get(name) for name in _PROFILED):
+        sys.exit(code)
+    os._exit(code)
 
 
 if __name__ == "__main__":

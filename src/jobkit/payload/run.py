@@ -1,34 +1,57 @@
 """One rank's run: group, data, model, strategy, training, records."""
 
+import faulthandler
 import logging
 import os
 import time
 import traceback
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from jobkit.errors import Exit, RanksDiffer, UsageError
+from jobkit.paths import RunPaths
 from jobkit.payload import host, numerics, random_numbers, warnings
 from jobkit.payload.batches import Augmentation, Batches, DeviceData
+from jobkit.payload.checkpoint import Checkpoints, clear_unfinished
 from jobkit.payload.clock import Stages
 from jobkit.payload.data import Dataset, load_data
-from jobkit.payload.distributed import Group, banner, check_identity, join
+from jobkit.payload.distributed import Group, all_or_raise, banner, check_identity, join
 from jobkit.payload.fast_cnn import FastCNN
-from jobkit.payload.guard.same_ranks import SameRanks
-from jobkit.payload.guard.setup import guarded
-from jobkit.payload.job import RankJob
 from jobkit.payload.lookahead import Lookahead
 from jobkit.payload.measure.breakdown import Breakdown
 from jobkit.payload.measure.profiling import Profiler
 from jobkit.payload.model import build_model
-from jobkit.payload.place import share_of_cores
-from jobkit.payload.progress import Stopped
+from jobkit.payload.place import RankEnv, share_of_cores
 from jobkit.payload.report import Reporter, write_outcome, write_spec
+from jobkit.payload.resume import mark_fresh_start, named_by_user, of_own_run, resume
+from jobkit.payload.same_ranks import SameRanks
+from jobkit.payload.signals import Stopped, StopRequest, read_fault
+from jobkit.payload.stop import JobGuard
 from jobkit.payload.strategies import strategy_class
 from jobkit.payload.strategies.base import make_optimizer
 from jobkit.payload.train import Observer, Trainer
-from jobkit.spec.runspec import RunSpec, Window, profiled_ranks
+from jobkit.spec.runspec import Every, RunSpec, Window, profiled_ranks
+
+_START_SHARE = 1.25  # of --timeout-s: a rank that has not joined the group by then ends
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankJob:
+    """What one rank of a run is started with."""
+
+    spec: RunSpec  # its nodes and ranks are those of the place
+    place: RankEnv
+    paths: RunPaths | None  # None: nothing is written
+    attempt: int = 0
+    dry_run: bool = False
+    notes: tuple[str, ...] = ()  # warnings from before the start
+    stop: StopRequest = field(default_factory=StopRequest)
+    resume_from: Path | None = None
+    fresh: bool = False  # resume from no earlier attempt
+    restarted: bool = False  # the job was started before, with the same options
 
 
 def run_rank(job: RankJob) -> bool:
@@ -57,8 +80,15 @@ def _set_up(job: RankJob, report: Reporter, stages: Stages) -> Trainer:
     threads = spec.threads or share_of_cores(place.local_world_size)
     torch.set_num_threads(threads)
     with stages.stage("group_s"):
+        interface = os.environ.get("NCCL_SOCKET_IFNAME") or os.environ.get("GLOO_SOCKET_IFNAME")
+        report.log(f"joining {place.world_size} ranks over {interface or 'any interface'}")
+        # NCCL looks for its peers without a limit of its own.
+        faulthandler.dump_traceback_later(
+            _START_SHARE * spec.timeout_s, exit=True, file=report.stream
+        )
         group = join(spec.device, place, spec.timeout_s, report.warn)
         check_identity(group, job.paths.folder.name if job.paths else "", job.attempt)
+        faulthandler.cancel_dump_traceback_later()
     spec = numerics.resolved(spec, group)
     numerics.configure(spec, group.device)
     if spec.keep_memory and group.device.type == "cpu":
@@ -215,7 +245,7 @@ def _train(job: RankJob, trainer: Trainer, stages: Stages) -> bool:
             stages.seconds["total_s"] = host.process_age_s()
         trainer.report.record("startup", **stages.fields(first_s, job.spec.compile))
 
-    guard = guarded(job, trainer)
+    guard = _guard(job, trainer)
     breakdown = _observers(job, trainer)
     guard.start()
     try:
@@ -236,6 +266,61 @@ def _train(job: RankJob, trainer: Trainer, stages: Stages) -> bool:
     # Rank 0 may serve the store that the others need to shut down: all leave together.
     dist.barrier()
     return result is not None
+
+
+def _guard(job: RankJob, trainer: Trainer) -> JobGuard:
+    """Give the training its guard, and resume from the newest valid checkpoint. Every rank calls.
+
+    Raises UsageError, on every rank, for a checkpoint of a different configuration.
+    """
+    spec, group, rank, checkpoints = trainer.spec, trainer.group, job.place.rank, None
+    if paths := job.paths:
+        on_cpu, every = group.on_cpu(), spec.checkpoint_async
+        if rank == 0:
+            clear_unfinished(paths.checkpoints)
+        checkpoints = Checkpoints(
+            paths.checkpoints,
+            job.attempt,
+            on_cpu,
+            trainer.report,
+            keep=spec.checkpoint_keep,
+            checksums=spec.checkpoint_checksums,
+            background=group.device.type == "cuda" if every is None else every,
+            device=group.device,
+        )
+        # Those that rank 0 finds: a file system may not show all ranks the same.
+        folders = all_or_raise(
+            group.gather, lambda: [] if rank else candidates(job, paths), UsageError
+        )[0]
+        loaded = resume(trainer, on_cpu, folders, must=job.resume_from is not None)
+        if loaded and loaded.parent == paths.checkpoints:
+            checkpoints.newest = trainer.progress.iteration
+    guard = JobGuard(
+        group=group.on_cpu(),
+        stop=job.stop,
+        checkpoints=checkpoints,
+        every=Every.of(spec.checkpoint_every),
+        fault=read_fault(job.attempt, rank, job.paths),
+        device=group.device.type,
+        timeout_s=spec.timeout_s,
+        log=trainer.report.stream,
+    )
+    trainer.guard = guard
+    return guard
+
+
+def candidates(job: RankJob, paths: RunPaths) -> list[Path]:
+    """The checkpoints that the job may resume from, the newest first.
+
+    --fresh and --resume-from are for the first start of a job: when it is started again, with the
+    same options, what it has done since counts.
+    """
+    own = of_own_run(paths, job.attempt)
+    if not (job.fresh or job.resume_from) or (job.restarted and own):
+        return own
+    named = named_by_user(job.resume_from) if job.resume_from else []
+    mark_fresh_start(paths, job.attempt)
+    return named
 
 
 def _observers(job: RankJob, trainer: Trainer) -> Breakdown | None:
@@ -285,6 +370,9 @@ def _record_failure(job: RankJob, report: Reporter, error: Exception) -> None:
         cause = "".join(traceback.format_exception_only(error)).strip().replace("\n", " ")
         code = Exit.THRESHOLD if isinstance(error, RanksDiffer) else Exit.FAILED
         reason = f"rank {job.place.rank}: {cause}"
+        if job.paths and ("imed out" in cause or "timeout" in cause):  # of a collective
+            folder = job.paths.rank_log(job.attempt, job.place.rank).parent
+            reason += f"; a rank that hung left its stacks in {folder}"
         report.log(traceback.format_exc().rstrip(), logging.ERROR)
     reason = write_outcome(job.paths, job.attempt, "failed", code, reason)
     age_s = host.process_age_s()

@@ -8,14 +8,13 @@ from typing import Protocol
 
 import torch
 
-from jobkit.payload.batches import Batches, DeviceData, Step
+from jobkit.payload.batches import Batches, DeviceData, Progress, Step
 from jobkit.payload.clock import Clock
 from jobkit.payload.distributed import Group
 from jobkit.payload.evaluation import evaluate, means
 from jobkit.payload.measure.peak import OwnPeak
-from jobkit.payload.progress import Progress
 from jobkit.payload.report import Reporter
-from jobkit.payload.schedule import learning_rate
+from jobkit.payload.schedule import learning_rate, total_steps
 from jobkit.payload.strategies import Strategy
 from jobkit.payload.warnings import too_short
 from jobkit.payload.windows import StepWindows
@@ -34,11 +33,8 @@ class Guard(Protocol):
     def epoch_done(self, trainer: "Trainer") -> None:
         """An epoch is done and recorded."""
 
-    def alive(self, where: str) -> None:
+    def alive(self) -> None:
         """The rank makes progress, within something long."""
-
-    def may_record(self) -> None:
-        """Raise if a newer attempt of the run has begun, whose records must not be mixed."""
 
 
 class Observer(Protocol):
@@ -95,7 +91,7 @@ class Trainer:
             validation = self._epoch(self.progress.epoch, started)
             # An epoch that --max-steps cut short may be continued from the last checkpoint.
             if self.progress.position == self.batches.samples:
-                self.progress.next_epoch()
+                self.progress.epoch, self.progress.position = self.progress.epoch + 1, 0
             if self.guard:
                 self.guard.epoch_done(self)
         if validation is None:  # interrupted after its last epoch
@@ -107,6 +103,11 @@ class Trainer:
         """Whether all epochs are trained, or the steps of --max-steps."""
         most = math.inf if self.spec.max_steps is None else self.spec.max_steps
         return self.progress.epoch >= self.spec.epochs or self.progress.iteration >= most
+
+    @property
+    def steps_left(self) -> int:
+        """Optimizer steps until the training is finished."""
+        return total_steps(self.spec, len(self.batches)) - self.progress.iteration
 
     @property
     def epoch_over(self) -> bool:
@@ -156,8 +157,6 @@ class Trainer:
         begun_at: int,
     ) -> None:
         """Record and print the epoch, from the sums and maxima over the ranks."""
-        if self.guard:
-            self.guard.may_record()
         train_loss = sums["train_loss"] / self.progress.position
         val_loss, val_accuracy = means(sums)
         images_per_s = sums["images"] / largest["epoch_time_s"]
@@ -209,7 +208,8 @@ class Trainer:
                 lr = self._set_rate()
                 with self._timed(step):
                     self.loss_sum += self._train_step(step, epoch, self.clock)
-                self.progress.step(step.global_count)
+                self.progress.position += step.global_count
+                self.progress.iteration += 1
                 if self.windows:
                     images = sum(map(len, step.micro_batches)) * self.strategy.counts
                     self.windows.step(images, {})

@@ -67,7 +67,7 @@ def test_the_weights_are_those_that_were_evaluated(export: Any, run: Path, train
     made = run / "export" / "state_dict"
     model = build_model(RunSpec(model="fast_cnn"), 10)
     model.load_state_dict(torch.load(made / "model.pt", weights_only=True))
-    _, test, _ = synthetic(64, 32)
+    test = synthetic(64, 32).test
     with torch.inference_mode():
         logits = formats.Deployed(model.eval())(test.images.permute(0, 3, 1, 2).float())
     loss = F.cross_entropy(logits, test.labels).item()

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from jobkit.errors import UsageError
-from jobkit.payload.guard import faults
-from jobkit.payload.guard.stopping import StopRequest
+from jobkit.payload import signals as faults
 from jobkit.payload.main import parser, read_settings
+from jobkit.payload.signals import StopRequest
 from jobkit.spec.options import (
     RECIPES,
     add_recipe_argument,
@@ -162,7 +162,7 @@ def test_a_global_batch_is_strong_and_a_batch_a_rank_weak_scaling() -> None:
 
 def test_a_fault_is_injected_in_one_rank_of_one_attempt_at_its_iteration() -> None:
     def planned(text: str, attempt: int = 0, rank: int = 0) -> faults.PlannedFault | None:
-        return faults.planned(attempt, rank, environ={faults.VARIABLE: text})
+        return faults.read_fault(attempt, rank, environ={faults.VARIABLE: text})
 
     assert planned("") is planned("kill@5:1") is planned("hang@7:1", attempt=1, rank=1) is None
     assert planned("kill@5") == faults.PlannedFault("kill", 5, 0, 0)

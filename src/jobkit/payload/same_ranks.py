@@ -18,7 +18,6 @@ from torch import Tensor
 
 from jobkit.errors import RanksDiffer
 from jobkit.payload.batches import Step
-from jobkit.payload.readback import read_back
 from jobkit.payload.sharded import is_sharded
 
 if TYPE_CHECKING:
@@ -28,70 +27,61 @@ _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class SameRanks:
-    """Compares the ranks' parameters at some iterations of one training."""
+    """Compares the ranks' parameters at some iterations of one training; see train.Observer."""
 
     def __init__(self, trainer: "Trainer", every: int) -> None:
         """Every rank calls. every: iterations, 1 or more."""
+        lines = []
+        for name, parameter in trainer.strategy.named_parameters().items():
+            place: list[int] = []  # of a shard in its mesh, by the dimensions that shard
+            if is_sharded(parameter):
+                where = parameter.device_mesh.get_coordinate() or ()
+                kinds = zip(where, parameter.placements, strict=True)
+                place = [at for at, kind in kinds if not kind.is_replicate()]
+            lines.append(f"{name} {place}")
+        key = hashlib.sha256("\n".join(lines).encode()).hexdigest()
         self._every = every
-        own = trainer.strategy.named_parameters()
-        self._keys: list[Hashable] = trainer.group.gather(_key(own))
+        self._keys: list[Hashable] = trainer.group.gather(key)
         self.compares = len(set(self._keys)) < len(self._keys)
         if not self.compares:
             trainer.report.info("--check-ranks: no parameter is on two ranks: nothing is compared")
 
     def wants(self, trainer: "Trainer") -> bool:
-        """See Observer."""
         return self.compares and (trainer.progress.iteration + 1) % self._every == 0
 
     def before(self, trainer: "Trainer", step: Step) -> None:
-        """See Observer."""
+        pass
 
     def after(self, trainer: "Trainer", step: Step) -> None:
         """Raise RanksDiffer, on every rank, where two ranks differ. Every rank calls."""
-        own = checksums(trainer.strategy.named_parameters().values())
-        total = own.sum().reshape(1)
+        parameters = trainer.strategy.named_parameters()
+        bits = checksums(parameters.values())
+        total = bits.sum().reshape(1)
         sums = [torch.empty_like(total) for _ in self._keys]
         dist.all_gather(sums, total)
-        rank = first_apart(self._keys, [int(one) for one in read_back(torch.cat(sums))])
-        if rank is not None:
-            self._tell(trainer, rank[0], rank[1], own)
-
-    def _tell(self, trainer: "Trainer", rank: int, right: int, own: Tensor) -> None:
-        """Raise with the first parameter that differs between two ranks. Every rank calls."""
-        found: list[list[int]] = trainer.group.gather(own.tolist())
-        names = trainer.group.gather(list(trainer.strategy.named_parameters()))[rank]
-        pairs = zip(names, found[rank], found[right], strict=True)
-        name = next(name for name, one, other in pairs if one != other)
+        pair = first_apart(self._keys, torch.cat(sums).tolist())
+        if pair is None:
+            return
+        rank, right = pair
+        every: list[list[int]] = trainer.group.gather(bits.tolist())
+        names = trainer.group.gather(list(parameters))[rank]
+        rows = zip(names, every[rank], every[right], strict=True)
+        name = next(name for name, theirs, expected in rows if theirs != expected)
         raise RanksDiffer(
             f"--check-ranks: after iteration {trainer.progress.iteration} rank {rank} has other "
             f"parameters than rank {right}, {name} first"
         )
 
 
-def _key(own: dict[str, torch.nn.Parameter]) -> Hashable:
-    """What this rank holds: the names, and the place of each shard, in few bytes."""
-    text = "\n".join(f"{name} {_place(p)}" for name, p in own.items())
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _place(parameter: Tensor) -> Sequence[int]:
-    """Where a shard is in its mesh, by the dimensions that shard; empty for a whole tensor."""
-    if not is_sharded(parameter):
-        return ()
-    where = parameter.device_mesh.get_coordinate() or ()
-    kinds = zip(where, parameter.placements, strict=True)
-    return [at for at, kind in kinds if not kind.is_replicate()]
-
-
 @torch.no_grad()
 def checksums(parameters: Iterable[Tensor]) -> Tensor:
     """Of each parameter that is here, the sum of its bits as integers: (parameters,) int64."""
-    found = []
+    sums = []
     for parameter in parameters:
         local = parameter.to_local() if is_sharded(parameter) else parameter
         bits = local.detach().view(_BITS[local.element_size()])
-        found.append(bits.sum(dtype=torch.int64))
-    return torch.stack(found)
+        sums.append(bits.sum(dtype=torch.int64))
+    return torch.stack(sums)
 
 
 def first_apart(keys: Sequence[Hashable], sums: Sequence[int]) -> tuple[int, int] | None:

@@ -1,9 +1,14 @@
-"""Injected faults, for drills: JOBKIT_FAULT=KIND@ITERATION[:RANK[:ATTEMPT]].
+"""A request to stop, received as a signal, and injected faults for drills. Without torch.
 
-After that iteration the rank kills itself (kill), raises an exception (raise), hangs (hang), sends
-itself a signal (term, usr1, usr2), or pauses (hold) until it receives a signal, for a fault from
-outside. Rank and attempt default to 0, so that a restarted run meets the fault once. The file
-attempts/<attempt>/fault_marker is written at that moment; a paused rank continues once it is gone.
+A signal only sets a flag: the ranks agree between two iterations, save, and end. Slurm's warning
+(USR1 or USR2) counts from the start of the process; INT and TERM end it as usual until there is
+something to save.
+
+JOBKIT_FAULT=KIND@ITERATION[:RANK[:ATTEMPT]] injects a fault: after that iteration the rank kills
+itself (kill), raises an exception (raise), hangs (hang), sends itself a signal (term, usr1, usr2),
+or pauses (hold) until it receives a signal, for a fault from outside. Rank and attempt default to
+0, so that a restarted run meets the fault once. The file attempts/<attempt>/fault_marker is written
+at that moment; a paused rank continues once it is gone.
 """
 
 import os
@@ -16,8 +21,8 @@ from pathlib import Path
 
 from jobkit.errors import UsageError
 from jobkit.paths import RunPaths
-from jobkit.payload.guard.stopping import StopRequest
 
+ENDING = (signal.SIGINT, signal.SIGTERM)
 VARIABLE = "JOBKIT_FAULT"
 SIGNALS = {
     "kill": signal.SIGKILL,
@@ -26,7 +31,34 @@ SIGNALS = {
     "usr2": signal.SIGUSR2,
 }
 KINDS = (*SIGNALS, "raise", "hang", "hold")
-_HELD_POLL_S = 0.02
+_POLL_S = 0.02
+
+
+class Stopped(Exception):
+    """The training stops early on request; the text says on which signal and where."""
+
+
+class StopRequest:
+    """Whether a signal asked this process to end. To be used in the main thread."""
+
+    def __init__(self) -> None:
+        self.signal = ""  # the name of the first one
+
+    def listen(self, *numbers: signal.Signals) -> None:
+        """Start to receive these signals, or Slurm's warnings."""
+        for number in numbers or (signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(number, self._receive)
+            signal.siginterrupt(number, False)  # what libraries wait for goes on
+        if numbers:  # a forked worker that is told to end has to end
+            os.register_at_fork(after_in_child=_end_as_usual)
+
+    def _receive(self, number: int, _: object) -> None:
+        self.signal = self.signal or signal.Signals(number).name
+
+
+def _end_as_usual() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 class InjectedFault(RuntimeError):
@@ -59,10 +91,10 @@ class PlannedFault:
                 time.sleep(1)
         elif self.kind == "hold":
             while not stop.signal and self.marker and self.marker.exists():
-                time.sleep(_HELD_POLL_S)
+                time.sleep(_POLL_S)
 
 
-def planned(
+def read_fault(
     attempt: int,
     rank: int,
     paths: RunPaths | None = None,

@@ -1,1 +1,0 @@
-"""Checkpoints: written, listed, verified, loaded."""

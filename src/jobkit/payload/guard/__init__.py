@@ -1,1 +1,0 @@
-"""What ends a run early or on purpose: signals, hangs, injected faults."""

@@ -1,0 +1,252 @@
+"""Resuming from a checkpoint: which one, and which of its tensors each rank takes."""
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from jobkit.errors import UsageError
+from jobkit.paths import RunPaths, read_json, short_path
+from jobkit.payload import random_numbers
+from jobkit.payload.batches import Progress
+from jobkit.payload.checkpoint import (
+    BUFFER,
+    LOSS_SUM,
+    MANIFEST,
+    STRATEGY,
+    TIMING,
+    Corrupt,
+    Group,
+    Manifest,
+    Shapes,
+    attempt_of,
+    check,
+    found_in,
+    gather,
+    read,
+    shapes_in,
+    shared_tensors,
+    writers,
+)
+from jobkit.spec.runspec import RunSpec
+
+if TYPE_CHECKING:
+    from jobkit.payload.train import Trainer
+
+# A checkpoint fits a run of the same model; in the middle of an epoch, of the same samples too.
+_OF_MODEL = ("model", "width", "hidden", "optimizer", "lookahead_every")
+_OF_ORDER = ("dataset", "train_samples", "train_split", "seed", "repeat")
+
+
+def of_own_run(paths: RunPaths, attempt: int) -> list[Path]:
+    """The checkpoints that an attempt may resume from, the newest first.
+
+    Those before an attempt that completed, or that started from scratch, are another training's.
+    """
+    first = 0
+    for n in paths.attempt_numbers():
+        if n < attempt and paths.fresh_start(n).exists():
+            first = n
+        if n < attempt and (read_json(paths.outcome(n)) or {}).get("status") == "ok":
+            first = n + 1
+    return [
+        folder for folder in found_in(paths.checkpoints) if first <= attempt_of(folder) < attempt
+    ]
+
+
+def mark_fresh_start(paths: RunPaths, attempt: int) -> None:
+    """Mark the attempt as one that resumes from no earlier attempt of the run."""
+    mark = paths.fresh_start(attempt)
+    mark.parent.mkdir(parents=True, exist_ok=True)
+    mark.touch()
+
+
+def named_by_user(path: Path) -> list[Path]:
+    """The checkpoints of --resume-from: one, or those of a run's folder, the newest first.
+
+    Raises UsageError if there is none.
+    """
+    if (path / MANIFEST).exists():
+        return [path]
+    folders = found_in(path / "checkpoints") or found_in(path)
+    if not folders:
+        raise UsageError(
+            f"--resume-from {path}: no checkpoint there; name a run's folder, or one in its "
+            "checkpoints/"
+        )
+    return folders
+
+
+def resume(trainer: "Trainer", group: Group, candidates: list[Path], must: bool) -> Path | None:
+    """Resume from the first valid checkpoint; return it, None without one.
+
+    A corrupt one is reported and skipped. must: the user named them. Raises UsageError, on every
+    rank, for one of a different configuration, and if none is valid of those that the user named,
+    or of those whose reading has begun.
+    """
+    report, begun = trainer.report, False
+    for folder in candidates:
+        started = time.monotonic()
+        try:
+            manifest, index = check(folder, group)
+            shapes = shapes_in(index)
+            _check_fits(manifest, trainer.spec, folder)
+            _check_shapes(trainer, group, shapes, folder)
+            begun = True
+            _load(trainer, group, folder, manifest, index, shapes)
+        except Corrupt as error:
+            report.warn(f"checkpoint {folder.name} is corrupt, skipped: {error}")
+            first = folder.name.partition("-")[0]
+            iteration = int(first) if first.isdecimal() else None
+            report.record("checkpoint", action="rejected", iteration=iteration)
+            continue
+        progress, layout = manifest.progress, manifest.layout
+        trainer.progress = Progress(**vars(progress))
+        report.record(
+            "checkpoint",
+            action="loaded",
+            iteration=progress.iteration,
+            epoch=progress.epoch,
+            bytes=manifest.bytes,
+            time_s=time.monotonic() - started,
+        )
+        text = f"resuming from {short_path(folder)}: iteration {progress.iteration}"
+        text += f", epoch {progress.epoch + 1}, sample {progress.position:,} of it"
+        if layout != trainer.strategy.layout():
+            text += f" (written by {layout.get('strategy')} at {layout.get('world_size')} ranks)"
+        report.say(text)
+        if trainer.finished:
+            report.warn(
+                "training is already complete: the checkpoint is from after the last of --epochs "
+                "or --max-steps"
+            )
+        return folder
+    if candidates and must:
+        raise UsageError(f"--resume-from: no valid checkpoint in {candidates[0].parent}")
+    if begun:  # the model is half of a checkpoint's by now
+        raise UsageError(
+            f"no valid checkpoint in {candidates[0].parent}: start again with --fresh to begin "
+            "from scratch"
+        )
+    if candidates:
+        report.warn("no valid checkpoint: the run starts from scratch")
+    return None
+
+
+def _check_fits(manifest: Manifest, spec: RunSpec, folder: Path) -> None:
+    """Raise UsageError for a checkpoint of another model, or of other samples."""
+    names = _OF_MODEL + (_OF_ORDER if manifest.progress.position else ())
+    ours = spec.to_dict()
+    for name in names:
+        theirs = manifest.spec.get(name, ours[name])
+        if theirs != ours[name]:
+            raise UsageError(
+                f"{folder} belongs to a different configuration: {name} is {theirs!r} there and "
+                f"{ours[name]!r} here"
+            )
+
+
+def _check_shapes(trainer: "Trainer", group: Group, shapes: Shapes, folder: Path) -> None:
+    """Raise UsageError, on every rank, where the model's parameters are not the checkpoint's."""
+    parameters = trainer.strategy.named_parameters()
+    parts = gather({f"model.{name}": p.shape for name, p in parameters.items()}, group)
+    ours = {name: shape for part in parts for name, shape in part.items()}
+    theirs = {name: size for name, (size, _) in shapes.items() if name.startswith("model.")}
+    for name in sorted(ours.keys() | theirs.keys()):
+        if ours.get(name) != theirs.get(name):
+            here, there = (
+                f"of shape {tuple(side[name])}" if name in side else "absent"
+                for side in (ours, theirs)
+            )
+            raise UsageError(
+                f"{folder} belongs to a different configuration: parameter "
+                f"{name.removeprefix('model.')} is {there} there and {here} here"
+            )
+
+
+def _load(
+    trainer: "Trainer",
+    group: Group,
+    folder: Path,
+    manifest: Manifest,
+    index: Any,
+    shapes: Shapes,
+) -> None:
+    """Fill model, optimizer and this rank's own state. Raises Corrupt."""
+    rank, strategy = trainer.group.place.rank, trainer.strategy
+    ranks = writers(shapes)
+    same = manifest.layout == strategy.layout()
+    owners = [rank] if same else ranks
+    if not ranks or not set(owners) <= set(ranks):
+        raise Corrupt("it lacks the ranks' own state")
+    _prime(trainer)
+    # The checkpoint lacks the optimizer's state of a parameter that never had a gradient.
+    for name, parameter in strategy.named_parameters().items():
+        kept = trainer.optimizer.state.get(parameter)
+        if kept and not any(f"optim.{name}.{key}" in shapes for key in kept):
+            del trainer.optimizer.state[parameter]
+    tensors, parts = shared_tensors(trainer), []
+    for prefix in (f"rank.{owner}." for owner in owners):
+        names = [name for name in shapes if name.startswith(prefix)]
+        blank = {n: torch.empty(shapes[n][0], dtype=shapes[n][1]) for n in names}
+        tensors |= blank
+        parts.append({name.removeprefix(prefix): tensor for name, tensor in blank.items()})
+    read(folder, index, tensors, group)
+    _take_own(trainer, parts[0] if same else merged(parts, rank))
+    if not same:
+        seed, iteration = trainer.spec.seed + trainer.spec.repeat, manifest.progress.iteration
+        random_numbers.begin(seed, rank, strategy.devices, iteration)
+
+
+def _prime(trainer: "Trainer") -> None:
+    """Have the optimizer and the strategy make the state of their first iteration.
+
+    Its values do not matter: a checkpoint is loaded over them.
+    """
+    trainer.strategy.warm_up()
+    for group in trainer.optimizer.param_groups:
+        group["lr"] = 0.0
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+    trainer.optimizer.step()
+    trainer.optimizer.zero_grad(set_to_none=True)
+
+
+def _take_own(trainer: "Trainer", own: dict[str, Tensor]) -> None:
+    """Copy this rank's own tensors from a checkpoint; those it lacks stay unchanged."""
+    strategy = trainer.strategy
+    for name, buffer in strategy.named_buffers().items():
+        if f"{BUFFER}{name}" in own:
+            buffer.copy_(own[f"{BUFFER}{name}"])
+    strategy.take_own_state(
+        {k.removeprefix(STRATEGY): t for k, t in own.items() if k.startswith(STRATEGY)}
+    )
+    random_numbers.take(own, strategy.device, strategy.devices)
+    trainer.loss_sum = own[LOSS_SUM].to(trainer.loss_sum)
+    images, elapsed_s, data_wait_s = own[TIMING].tolist()
+    trainer.clock.carry(int(images), elapsed_s, data_wait_s)
+
+
+def merged(ranks: list[dict[str, Tensor]], rank: int) -> dict[str, Tensor]:
+    """The own tensors of a rank in another layout, merged from those of all ranks.
+
+    Buffers are averaged over the ranks that have them, as for an evaluation; rank 0 gets the sums
+    of the epoch. Random numbers are not merged: the ranks begin from seeds of the iteration.
+    """
+    tensors = {}
+    for name in dict.fromkeys(k for own in ranks for k in own if k.startswith(BUFFER)):
+        values = torch.stack([own[name] for own in ranks if name in own])
+        tensors[name] = values.mean(0) if values.is_floating_point() else values[0]
+    losses = torch.stack([own[LOSS_SUM] for own in ranks])
+    timings = torch.stack([own[TIMING] for own in ranks])
+    first = rank == 0
+    tensors[LOSS_SUM] = losses.sum() * first
+    # Images add up; of the times, the slowest rank's count.
+    images = timings[:, :1].sum(0)
+    tensors[TIMING] = torch.cat([images, timings[:, 1:].amax(0)]) * first
+    for name, value in ranks[0].items():
+        if name.startswith(f"{STRATEGY}scaler."):
+            tensors[name] = value
+    return tensors
