@@ -10,6 +10,7 @@ The bus bandwidth is what each link carries, whatever the number of ranks: it co
 hardware's. 1 GB is 10^9 bytes.
 """
 
+import contextlib
 import csv
 import io
 import math
@@ -39,21 +40,21 @@ SCOPES = ("all", "intra_node", "inter_node")  # all ranks, or two of one node, o
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One operation at one size. Times are those of the slowest rank in each iteration."""
+    """One operation at one size: a row of comm.csv. KINDS["comm"] says what each column means."""
 
     operation: str
     scope: str  # of SCOPES
     ranks: int
-    nodes: int  # that the ranks are on
+    nodes: int
     bytes: int  # see OPERATIONS
     iterations: int
-    time_s: float  # median
-    time_low_s: float  # fastest iteration
-    time_high_s: float  # slowest iteration
+    time_s: float
+    time_low_s: float
+    time_high_s: float
     algorithm_gb_per_s: float
     bus_gb_per_s: float
-    correct: bool  # the result of the last timed iteration, on every rank
-    pipelined_time_s: float | None = None  # of one operation in a row of them; None on the CPU
+    correct: bool
+    pipelined_time_s: float | None = None
 
 
 COLUMNS = KINDS["comm"]  # of comm.csv: name and meaning
@@ -88,9 +89,6 @@ def sample(
     )
 
 
-# --- the fitted lines ------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True)
 class Line:
     """time = latency_s + bytes x s_per_byte, fitted to one operation of one scope."""
@@ -110,18 +108,29 @@ class Line:
         return 1e-9 / self.s_per_byte if self.s_per_byte else math.inf
 
 
-def fit_line(found: Sequence[Sample]) -> Line:
+def fit_line(samples: Sequence[Sample]) -> Line:
     """Least squares on the times of one operation and scope, with the same relative error at each.
 
     A weight of 1 / time^2 keeps the largest message from being the only one that counts. Neither
     the latency nor the time of a byte may be below zero: then the line has the other alone.
     Raises ValueError for fewer than two sizes.
     """
-    if len({s.bytes for s in found}) < 2:
+    if len({s.bytes for s in samples}) < 2:
         raise ValueError("a line needs two sizes")
-    first = found[0]
-    latency, slope = _weighted_line([float(s.bytes) for s in found], [s.time_s for s in found])
-    misses = [abs((latency + slope * s.bytes) / s.time_s - 1) for s in found]
+    weights = [1 / s.time_s**2 for s in samples]
+    total = sum(weights)
+    points = [(w, s.bytes, s.time_s) for w, s in zip(weights, samples, strict=True)]
+    mean_bytes = sum(w * x for w, x, _ in points) / total
+    mean_time = sum(w * y for w, _, y in points) / total
+    spread = sum(w * (x - mean_bytes) ** 2 for w, x, _ in points)
+    slope = sum(w * (x - mean_bytes) * (y - mean_time) for w, x, y in points) / spread
+    latency = mean_time - slope * mean_bytes
+    if slope < 0:
+        latency, slope = mean_time, 0.0
+    elif latency < 0:
+        latency = 0.0
+        slope = sum(w * x * y for w, x, y in points) / sum(w * x * x for w, x, _ in points)
+    first = samples[0]
     return Line(
         operation=first.operation,
         scope=first.scope,
@@ -129,71 +138,46 @@ def fit_line(found: Sequence[Sample]) -> Line:
         nodes=first.nodes,
         latency_s=latency,
         s_per_byte=slope,
-        worst_share=max(misses),
-        sizes=len(found),
+        worst_share=max(abs((latency + slope * x) / y - 1) for _, x, y in points),
+        sizes=len(samples),
     )
 
 
-def _weighted_line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
-    """Intercept and slope, both at least 0, that minimise the sum of ((a + b x - y) / y)^2."""
-    weights = [1 / v**2 for v in y]
-    total = sum(weights)
-    mean_x = sum(w * u for w, u in zip(weights, x, strict=True)) / total
-    mean_y = sum(w * v for w, v in zip(weights, y, strict=True)) / total
-    spread = sum(w * (u - mean_x) ** 2 for w, u in zip(weights, x, strict=True))
-    both = sum(w * (u - mean_x) * (v - mean_y) for w, u, v in zip(weights, x, y, strict=True))
-    slope = both / spread
-    intercept = mean_y - slope * mean_x
-    if slope < 0:
-        return mean_y, 0.0
-    if intercept < 0:
-        square = sum(w * u * u for w, u in zip(weights, x, strict=True))
-        return 0.0, sum(w * u * v for w, u, v in zip(weights, x, y, strict=True)) / square
-    return intercept, slope
-
-
-def fit_lines(found: Iterable[Sample]) -> list[Line]:
+def fit_lines(samples: Iterable[Sample]) -> list[Line]:
     """A line for each operation and scope of which two sizes or more were measured rightly."""
     groups: dict[tuple[str, str], list[Sample]] = {}
-    for one in found:
-        if one.correct:
-            groups.setdefault((one.operation, one.scope), []).append(one)
-    return [fit_line(g) for g in groups.values() if len({s.bytes for s in g}) > 1]
+    for s in samples:
+        if s.correct:
+            groups.setdefault((s.operation, s.scope), []).append(s)
+    return [fit_line(group) for group in groups.values() if len({s.bytes for s in group}) > 1]
 
 
-# --- the files -------------------------------------------------------------------------------
-
-
-def to_csv(found: Iterable[Sample]) -> str:
+def to_csv(samples: Iterable[Sample]) -> str:
     """The content of comm.csv."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(COLUMNS), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(asdict(s) | {"correct": str(s.correct).lower()} for s in found)
+    writer.writerows(asdict(s) | {"correct": str(s.correct).lower()} for s in samples)
     return text.getvalue()
 
 
 def read_csv(path: Path) -> list[Sample]:
     """The samples of a comm.csv; raises UsageError for a file that is none."""
+    read: dict[type | str, Any] = {int: int, float: float, str: str}
+    read[bool] = {"true": True, "false": False}.__getitem__
+    measured = fields(Sample)[:-1]
     try:
-        rows = list(csv.DictReader(io.StringIO(read_text(path), newline="")))
-        return [_sample_of(row) for row in rows]
+        return [
+            Sample(
+                **{f.name: read[f.type](row[f.name]) for f in measured},
+                pipelined_time_s=float(text) if (text := row["pipelined_time_s"]) else None,
+            )
+            for row in csv.DictReader(io.StringIO(read_text(path), newline=""))
+        ]
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
     except (KeyError, TypeError, ValueError, csv.Error):
         raise UsageError(f"{path} is no comm.csv of `python -m jobkit comm`") from None
-
-
-def _sample_of(row: Mapping[str, str]) -> Sample:
-    kinds = {f.name: f.type for f in fields(Sample)}
-    values: dict[str, Any] = {k: row[k] for k in COLUMNS if k != "pipelined_time_s"}
-    pipelined = row["pipelined_time_s"]  # empty on the CPU
-    values["pipelined_time_s"] = float(pipelined) if pipelined else None
-    values["correct"] = {"true": True, "false": False}[row["correct"]]
-    for name, kind in kinds.items():
-        if kind in (int, float):
-            values[name] = kind(row[name])
-    return Sample(**values)
 
 
 def to_json(about: Mapping[str, Any], lines: Iterable[Line]) -> dict[str, Any]:
@@ -205,12 +189,9 @@ def read_lines(path: Path) -> list[Line]:
     """The fitted lines of a comm.json; raises UsageError for a file that is none or has none."""
     if not path.is_file():
         raise UsageError(f"no file {path}: `python -m jobkit comm` writes a comm.json")
-    try:
+    with contextlib.suppress(KeyError, TypeError):
         lines = [Line(**line) for line in (read_json(path, follow=True) or {})["lines"]]
-        numbers = [v for one in lines for v in (one.latency_s, one.s_per_byte)]
-        fine = all(type(v) in (int, float) and v >= 0 for v in numbers)
-    except (KeyError, TypeError):
-        fine, lines = False, []
-    if not fine or not lines:
-        raise UsageError(f"{path} is no comm.json of `python -m jobkit comm` with fitted lines")
-    return lines
+        numbers = [v for line in lines for v in (line.latency_s, line.s_per_byte)]
+        if numbers and all(type(v) in (int, float) and v >= 0 for v in numbers):
+            return lines
+    raise UsageError(f"{path} is no comm.json of `python -m jobkit comm` with fitted lines")

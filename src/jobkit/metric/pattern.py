@@ -6,7 +6,8 @@
 A group's name says its quantity and unit: step, step_time_ms, tokens_per_s_per_gpu,
 samples_per_step, train_loss; any other name is a free column. Nothing is guessed: a name without
 its unit is free. Whether a rate is of all ranks or of one must be said, by "of" or by the name.
-Names are the same for a [METRIC] key=value line."""
+Names are the same for a [METRIC] key=value line.
+"""
 
 import re
 from collections.abc import Mapping
@@ -15,29 +16,24 @@ from pathlib import Path
 from typing import Any
 
 from jobkit.errors import UsageError, nearest, one_of
-from jobkit.files import read_text
+from jobkit.files import read_toml
 from jobkit.paths import REPOSITORY, find_named
 
+PATTERNS = REPOSITORY / "hpc" / "patterns"
+OF = ("total", "per_rank")
+# What a line's time or rate covers: one step; the steps since the line before; all since the start.
+SPANS = ("step", "interval", "running")
 SECONDS = {"s": 1.0, "sec": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0}
-MIB = {
-    "kib": 2.0**-10,
-    "mib": 1.0,
-    "gib": 2.0**10,
-    "kb": 1e3 / 2**20,
-    "mb": 1e6 / 2**20,
-    "gb": 1e9 / 2**20,
-}
-_TIMES = {
-    "step_time": "step_time",
-    "iteration_time": "step_time",
-    "time_per_step": "step_time",
-    "data_wait": "data_wait",
-    "data_time": "data_wait",
-}
-_STEP, _EPOCH = ("step", "steps", "iteration", "iter", "global_step"), ("epoch",)
+MIB = {"kib": 2.0**-10, "mib": 1.0, "gib": 2.0**10}
+MIB |= {"kb": 1e3 / 2**20, "mb": 1e6 / 2**20, "gb": 1e9 / 2**20}
+_KEYS = ("program", "source", "contains", "of", "spans", "sample")
+_MAX_EXPRESSION = 2000  # characters
+_STEP = ("step", "steps", "iteration", "iter", "global_step")
 _ALIASES = {"loss": "train_loss", "accuracy": "val_accuracy"}
-_TIME = re.compile(rf"({'|'.join(_TIMES)})_({'|'.join(SECONDS)})")
-_RATE = re.compile(rf"([a-z]\w*?)_per_({'|'.join(SECONDS)})(_per_(?:gpu|rank|device))?")
+_UNITS = "|".join(SECONDS)
+_STEP_TIME = re.compile(rf"(?:step_time|iteration_time|time_per_step)_({_UNITS})")
+_DATA_WAIT = re.compile(rf"(?:data_wait|data_time)_({_UNITS})")
+_RATE = re.compile(rf"([a-z]\w*?)_per_({_UNITS})(_per_(?:gpu|rank|device))?")
 _WORK = re.compile(r"([a-z]\w*?)_per_step(_per_(?:gpu|rank|device))?")
 _MEMORY = re.compile(rf"(?:peak_)?memory_({'|'.join(MIB)})")
 
@@ -56,27 +52,19 @@ class Quantity:
 def quantity_of(name: str) -> Quantity:
     """The quantity that a name stands for."""
     plain = name.lower()
-    if plain in _STEP:
-        return Quantity("step")
-    if plain in _EPOCH:
-        return Quantity("epoch")
-    if found := _TIME.fullmatch(plain):
-        return Quantity(_TIMES[found[1]], SECONDS[found[2]])
-    if found := _RATE.fullmatch(plain):
-        return Quantity("rate", 1 / SECONDS[found[2]], found[1], bool(found[3]))
-    if found := _WORK.fullmatch(plain):
-        return Quantity("work", 1.0, found[1], bool(found[2]))
-    if found := _MEMORY.fullmatch(plain):
-        return Quantity("memory", MIB[found[1]])
+    if plain in _STEP or plain == "epoch":
+        return Quantity("epoch" if plain == "epoch" else "step")
+    if match := _STEP_TIME.fullmatch(plain):
+        return Quantity("step_time", SECONDS[match[1]])
+    if match := _DATA_WAIT.fullmatch(plain):
+        return Quantity("data_wait", SECONDS[match[1]])
+    if match := _RATE.fullmatch(plain):
+        return Quantity("rate", 1 / SECONDS[match[2]], match[1], bool(match[3]))
+    if match := _WORK.fullmatch(plain):
+        return Quantity("work", 1.0, match[1], bool(match[2]))
+    if match := _MEMORY.fullmatch(plain):
+        return Quantity("memory", MIB[match[1]])
     return Quantity("free", name=_ALIASES.get(plain, name))
-
-
-PATTERNS = REPOSITORY / "hpc" / "patterns"
-OF = ("total", "per_rank")
-# What a line's time or rate covers: one step; the steps since the line before; all since the start.
-SPANS = ("step", "interval", "running")
-_KEYS = ("program", "source", "contains", "of", "spans", "sample")
-_MEASURES = ("step_time", "rate")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,17 +86,11 @@ def load_pattern(source: str | Path, *, new: bool = False) -> Pattern:
 
     new: as of own_pattern. Raises UsageError for a file that is absent or no pattern.
     """
-    import tomllib  # here, because the payload imports this package on Python 3.10 too
-
     path = find_named("pattern", source, PATTERNS)
     try:
-        values = tomllib.loads(read_text(path))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"{path}: not a readable TOML file: {error}") from None
-    try:
-        return own_pattern(values, name=path.stem, new=new)
+        return own_pattern(read_toml(path), name=path.stem, new=new)
     except UsageError as error:
-        raise UsageError(f"{path}: {error}") from None
+        raise UsageError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
 
 
 def own_pattern(values: Mapping[str, Any], name: str = "own", *, new: bool = False) -> Pattern:
@@ -118,26 +100,26 @@ def own_pattern(values: Mapping[str, Any], name: str = "own", *, new: bool = Fal
     it does not. Raises UsageError for an expression that does not compile or has no group that says
     a time or a rate, and for a rate of which "of" is not said.
     """
-    lines = {k: v for k, v in values.items() if k not in _KEYS}
-    for key, value in values.items():
-        if not isinstance(value, str):
-            raise UsageError(f"pattern {name}: {key} must be a string")
-    if not lines:
-        raise UsageError(f"pattern {name}: no regular expression in it")
-    spans = values.get("spans", "interval")
-    one_of("spans", spans, SPANS)
-    of = values.get("of")
-    if of is not None:
-        one_of("of", of, OF)
-    groups = [group for key, text in lines.items() for group in _groups(name, key, text)]
-    _check_measures(name, groups, of)
-    if new and "spans" not in values:
-        raise UsageError(
-            f"pattern {name}: what does a line's time cover? Add spans = 'step' (one step), "
-            "'interval' (the steps since the line before) or 'running' (all since the start)"
-        )
-    known = {k: values[k] for k in ("program", "source", "contains", "sample") if k in values}
-    return Pattern(name=name, lines=tuple(lines.values()), of=of, spans=spans, **known)
+    try:
+        for key, value in values.items():
+            if not isinstance(value, str):
+                raise UsageError(f"{key} must be a string")
+        lines = {k: v for k, v in values.items() if k not in _KEYS}
+        if not lines:
+            raise UsageError("no regular expression in it")
+        _check_groups([g for key, text in lines.items() for g in _groups(key, text)], values)
+        if new and "spans" not in values:
+            raise UsageError(
+                "what does a line's time cover? Add spans = 'step' (one step), 'interval' (the "
+                "steps since the line before) or 'running' (all since the start)"
+            )
+        one_of("spans", values.get("spans", "interval"), SPANS)
+        if "of" in values:
+            one_of("of", values["of"], OF)
+    except UsageError as error:
+        raise UsageError(f"pattern {name}: {error}") from None
+    known = {k: v for k, v in values.items() if k in _KEYS}
+    return Pattern(name=name, lines=tuple(lines.values()), **known)
 
 
 def pattern_of(spec: object, *, new: bool = False) -> Pattern | None:
@@ -145,35 +127,36 @@ def pattern_of(spec: object, *, new: bool = False) -> Pattern | None:
 
     new: as of own_pattern. Raises UsageError where it is none.
     """
-    if named := getattr(spec, "pattern", None):
-        return load_pattern(named, new=new)
-    own = getattr(spec, "patterns", None)
-    return own_pattern(own, new=new) if own else None
+    if name := getattr(spec, "pattern", None):
+        return load_pattern(name, new=new)
+    values = getattr(spec, "patterns", None)
+    return own_pattern(values, new=new) if values else None
 
 
-def _groups(name: str, key: str, text: str) -> list[str]:
+def _groups(key: str, text: str) -> list[str]:
     """The named groups of one expression. Raises UsageError where it has none."""
+    if len(text) > _MAX_EXPRESSION:
+        raise UsageError(f"{key} has more than {_MAX_EXPRESSION:,} characters")
     try:
-        found = list(re.compile(text).groupindex)
+        groups = list(re.compile(text).groupindex)
     except (re.error, RecursionError, OverflowError) as error:
-        raise UsageError(f"pattern {name}: {key} does not compile: {error}") from None
-    if not found:
+        raise UsageError(f"{key} does not compile: {error}") from None
+    if not groups:
         hint = nearest(key, _KEYS)
-        raise UsageError(f"pattern {name}: {key} has no named group, as (?P<step>[0-9]+){hint}")
-    return found
+        raise UsageError(f"{key} has no named group, as (?P<step>[0-9]+){hint}")
+    return groups
 
 
-def _check_measures(name: str, groups: list[str], of: str | None) -> None:
+def _check_groups(groups: list[str], values: Mapping[str, Any]) -> None:
     """Raise UsageError where no group is a time or a rate, or a rate's ranks are not said."""
-    found = {group: quantity_of(group) for group in groups}
-    if not any(q.kind in _MEASURES for q in found.values()):
+    quantities = {group: quantity_of(group) for group in groups}
+    if not any(q.kind in ("step_time", "rate") for q in quantities.values()):
         raise UsageError(
-            f"pattern {name}: no group says a time or a rate, as step_time_ms or tokens_per_s; "
-            f"it has {', '.join(dict.fromkeys(groups))}"
+            "no group says a time or a rate, as step_time_ms or tokens_per_s; it has "
+            + ", ".join(quantities)
         )
-    for group, quantity in found.items():
-        if quantity.kind in ("rate", "work") and not quantity.per_rank and of is None:
+    for group, quantity in quantities.items():
+        if quantity.kind in ("rate", "work") and not quantity.per_rank and "of" not in values:
             raise UsageError(
-                f"pattern {name}: is {group} of all ranks or of one? Add of = 'total' or "
-                "of = 'per_rank'"
+                f"is {group} of all ranks or of one? Add of = 'total' or of = 'per_rank'"
             )

@@ -56,11 +56,11 @@ def scan(
     for line in _lines(stream):
         tag = line.find(_TAG)
         for part in line.split(_TAG)[1:]:
-            found = _read(part, seen, loads) if part.strip() else "nothing behind the tag"
-            if isinstance(found, str):
-                yield Rejected(offset + tag, len(_TAG) + len(part), found)
-            elif found:
-                yield found
+            record = _read(part, seen, loads) if part.strip() else "nothing behind the tag"
+            if isinstance(record, str):
+                yield Rejected(offset + tag, len(_TAG) + len(part), record)
+            elif record:
+                yield record
             tag += len(_TAG) + len(part)
         offset += len(line)
 
@@ -74,14 +74,14 @@ def read_file(
     """
     offset = 0
     while line := stream.readline(_MAX_LINE):
-        found = _read(line, seen, loads) if line.strip() else None
-        if isinstance(found, str):
+        record = _read(line, seen, loads) if line.strip() else None
+        if isinstance(record, str):
             last = line.rfind(_BEGIN)
-            behind = _read(line[last:], seen, loads) if last > 0 else found
-            yield Rejected(offset, len(line) if behind is found else last, found)
-            found = None if isinstance(behind, str) else behind
-        if found:
-            yield found
+            behind = _read(line[last:], seen, loads) if last > 0 else record
+            yield Rejected(offset, len(line) if behind is record else last, record)
+            record = None if isinstance(behind, str) else behind
+        if record:
+            yield record
         offset += len(line)
 
 
@@ -123,9 +123,8 @@ def _read(part: bytes, seen: set[bytes] | None, loads: Loads) -> Record | str | 
     except (ValueError, RecursionError):
         return "truncated or not JSON"
     del record["crc"]
-    if "v" not in record or any(type(record.get(k)) is not t for k, t in _IDENTITY.items()):
-        return "a common field is missing"
-    if not (0 <= record["attempt"] < _MAX_COUNT and 0 <= record["seq"] < _MAX_COUNT):
+    whole = "v" in record and all(type(record.get(k)) is t for k, t in _IDENTITY.items())
+    if not whole or not all(0 <= record[k] < _MAX_COUNT for k in ("attempt", "seq")):
         return "a common field is missing"
     if seen is not None:
         seen.add(text)
@@ -155,9 +154,9 @@ def _pairs(text: bytes, complete: bool) -> Record | str:
     lost its end is rejected: another rank's output may have taken its place. What follows a
     carriage return is a progress bar, which may be written at any time.
     """
-    own, _, bar = text.partition(b"\r")
+    line_, _, bar = text.partition(b"\r")
     try:
-        line = own.decode().strip()
+        line = line_.decode().strip()
     except UnicodeDecodeError:
         return "bytes that are not UTF-8"
     pairs = [(key, word.rstrip(",;") or word) for key, word in _PAIR.findall(line)]
