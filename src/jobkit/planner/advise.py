@@ -1,16 +1,39 @@
 """Recommend a strategy for a model on given GPUs, with reasons.
 
-Takes the memory of each strategy from `jobkit memory`, and the communication time of a step from
-the bandwidths. Ends with 4 when nothing fits.
+One GPU: single. Several: of the strategies that split the batch and fit in memory, the one that
+communicates least at these bandwidths; where none fits, one that splits the model. Ends with 4 when
+nothing fits.
 """
 
-import json
+import math
+import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from jobkit.errors import Exit, Parser, UsageError, command, positive, whole
-from jobkit.planner.options import add_model_arguments, base_of, subject_of
-from jobkit.units import GIB
+from jobkit.planner.memory import (
+    Footprint,
+    Subject,
+    add_model_arguments,
+    amount,
+    base_of,
+    follow_stages,
+    footprints,
+    head,
+    strategy_of,
+    subject_of,
+    text_table,
+    variants,
+)
+from jobkit.spec.runspec import RunSpec
+from jobkit.spec.strategies import FACTS
+from jobkit.spec.traffic import Link, Links, Message, ModelSize, seconds, waits
+from jobkit.units import GIB, say_seconds
+
+if TYPE_CHECKING:
+    from jobkit.payload.strategies.pipeline import Pipeline
 
 EPILOG = """examples:
   python -m jobkit advise --model resnet18 --device-memory 80 --gpus-per-node 4
@@ -20,57 +43,186 @@ EPILOG = """examples:
 """
 
 
+class Option(NamedTuple):
+    """A strategy, and what it costs."""
+
+    footprint: Footprint
+    fits: bool
+    seconds: float  # of communication in a step, at least; NaN: not known
+    waits: int | None  # for other ranks in a step, at most; None: not known
+    idle: float  # share of a step
+
+    @property
+    def label(self) -> str:
+        """The strategy with its mode."""
+        return self.footprint.label
+
+    @property
+    def gib(self) -> str:
+        """Its memory, for a sentence."""
+        return f"{self.footprint.total / GIB:.3g} GiB"
+
+    @property
+    def duration(self) -> str:
+        """Its communication time, for a reader."""
+        return "-" if math.isnan(self.seconds) else say_seconds(self.seconds)
+
+    @property
+    def splits_model(self) -> bool:
+        """Whether it splits the model over the ranks; the others split the batch."""
+        return FACTS[self.footprint.spec.strategy].splits_model
+
+
+def links_of(network: float, link: float) -> Links:
+    """A node's network and the link of a GPU to the others of its node, in 10^9 bytes/s.
+
+    Latency is left out, and how much is overlapped with the compute is not known.
+    """
+    return Links(intra=Link(0.0, 1e-9 / link), inter=Link(0.0, 1e-9 / min(network, link)))
+
+
+def step_messages(footprint: Footprint, subject: Subject) -> list[Message] | None:
+    """The messages of one optimizer step; None for a pipeline of which only the size is known."""
+    spec, facts = footprint.spec, FACTS[footprint.spec.strategy]
+    size = ModelSize(parameters=4 * (subject.parameters or 0) or footprint.parameters)
+    if subject.parameters is None and facts.splits_model:
+        strategy = cast("Pipeline", strategy_of(spec))
+        given = [stage.given for stage in follow_stages(strategy, subject)]
+        size = replace(
+            size,
+            boundary=max(given[:-1], default=0),
+            microbatches=strategy.parts,
+            stage=footprint.gradients,
+        )
+    elif subject.parameters is None and facts.shards_state:
+        from jobkit.payload.strategies.shard_groups import model_size, sizes
+        from jobkit.planner.activations import fake_model
+
+        model, _ = fake_model(spec.model, spec.width, spec.hidden, subject.classes)
+        size = model_size(sizes(model, spec))
+    return facts.messages(spec.to_dict(), size)
+
+
+def idle_share(spec: RunSpec) -> float:
+    """(p - 1) / (v m + p - 1) for p ranks of a pipeline, m microbatches and v stages on a rank.
+
+    Narayanan et al. 2021, arXiv:2104.04473, section 2.2.
+    """
+    if not FACTS[spec.strategy].splits_model:
+        return 0.0
+    strategy = cast("Pipeline", strategy_of(spec))
+    later = strategy.ranks - 1
+    return later / (strategy.count // strategy.ranks * strategy.parts + later)
+
+
+def options_of(
+    base: RunSpec, subject: Subject, usable: float, links: Links
+) -> tuple[list[Option], dict[str, str]]:
+    """Every strategy that the number of GPUs leaves, and why the others are not applicable."""
+    one_rank = base.world_size == 1
+    facts = {label: FACTS[spec.strategy] for label, spec in variants(base).items()}
+    labels = [n for n, f in facts.items() if f.one_rank == one_rank and not f.whole_node]
+    found, refused = footprints(base, subject, labels)
+    options = []
+    for footprint in found:
+        messages = step_messages(footprint, subject)
+        unknown = messages is None
+        options.append(
+            Option(
+                footprint,
+                footprint.total <= usable,
+                math.nan if unknown else seconds(messages or [], links),
+                None if unknown else waits(messages or []),
+                idle_share(footprint.spec),
+            )
+        )
+    return options, refused
+
+
+def choose(options: Sequence[Option]) -> Option | None:
+    """The one to take: of those that split the batch and fit, the one that sends least.
+
+    Ranks that split the batch do all work at once, so those come first. Of equals it is the first,
+    as the table of strategies has the simpler ones before.
+    """
+    fitting = [option for option in options if option.fits]
+    if first := [option for option in fitting if not option.splits_model]:
+        return min(first, key=lambda option: float(f"{option.seconds:.9g}"))
+    return min(fitting, key=lambda option: option.idle, default=None)
+
+
+def reasons(taken: Option, options: Sequence[Option]) -> list[str]:
+    """Why this one, in words."""
+    if taken.label == "single":
+        return ["one GPU: it fits, and there is no communication"]
+    if taken.splits_model:
+        idle = f"and each GPU is idle for {taken.idle:.0%} of a step"
+        return [f"no strategy that splits the batch fits; {taken.label} splits the model, {idle}"]
+    others = [o for o in options if o is not taken and not o.splits_model]
+    lines = [
+        f"{o.label} would communicate less ({o.duration}), but needs {o.gib} on each GPU"
+        for o in others
+        if not o.fits and o.seconds < taken.seconds
+    ]
+    fitting = [o for o in others if o.fits]
+    which = "of those that fit it communicates least" if fitting else "no other fits; it takes"
+    lines.append(f"{which}: {taken.duration} per step")
+    for o in fitting:
+        if o.footprint.total == min(x.footprint.total for x in (taken, *fitting)):
+            than = f"{o.waits} waits for other GPUs per step ({taken.label}: {taken.waits})"
+            lines.append(f"{o.label} would need {o.gib}, for {o.duration} and {than}")
+    return lines
+
+
+def command_line(spec: RunSpec, subject: Subject) -> str:
+    """The line that runs it on a cluster."""
+    nodes, ranks = spec.nodes, spec.ranks_per_node
+    start = f"sbatch --nodes={nodes} --ntasks-per-node={ranks} --gpus-per-node={ranks} run.sh"
+    model = " --model PACKAGE.MODULE:FACTORY" if subject.parameters else ""
+    return f"{start} {shlex.join(spec.arguments())}{model}"
+
+
+def table(options: Sequence[Option], usable: float, taken: Option | None) -> list[str]:
+    """The costs of each strategy, one line each; a star at the recommended one."""
+    gib = f"GiB of {usable / GIB:.3g}"
+    rows = [["", "strategy", gib, "fits", "communication", "waits", "idle"]]
+    for option in options:
+        waits = "-" if option.waits is None else str(option.waits)
+        fits, idle = "yes" if option.fits else "no", f"{option.idle:.0%}"
+        size = amount(option.footprint.total, GIB)
+        star = "*" * (option is taken)
+        rows.append([star, option.label, size, fits, option.duration, waits, idle])
+    return text_table(rows)
+
+
+_NOTES = """   communication: of one optimizer step at these bandwidths, as rings; some is hidden by
+   computation. waits: how often a GPU waits for others in a step, at most. idle: part of a step
+   that a GPU waits for other stages."""
+_UNKNOWN = "   not included, as only the size is known: activations, and what full shard gathers"
+
+
 def parser() -> Parser:
     """The command line."""
-    made = Parser(
+    parser = Parser(
         prog="jobkit advise",
         usage="%(prog)s --device-memory GIB [options]",
         description=__doc__.splitlines()[0],
         epilog=EPILOG,
     )
-    add = made.add_argument
-    add(
-        "--device-memory",
-        type=positive,
-        required=True,
-        metavar="GIB",
-        help="memory of one GPU, in GiB",
+    rows: tuple[tuple[str, Any, Any, str, str], ...] = (
+        ("device-memory", positive, None, "GIB", "memory of one GPU, in GiB"),
+        ("nodes", whole(1, 10**5), 1, "N", "number of nodes (default 1)"),
+        ("gpus-per-node", whole(1, 1024), 1, "N", "(default 1)"),
+        ("network-gb-per-s", positive, 25.0, "X", "network of a node (default 25: 200 Gbit/s)"),
+        ("link-gb-per-s", positive, 25.0, "X", "a GPU to its node's (default 25: PCIe 4.0 x16)"),
+        ("reserve", positive, 0.1, "SHARE", "memory left for CUDA and NCCL (default 0.1)"),
     )
-    add("--nodes", type=whole(1, 10**5), default=1, metavar="N", help="number of nodes (default 1)")
-    add(
-        "--gpus-per-node",
-        type=whole(1, 1024),
-        default=1,
-        metavar="N",
-        help="(default 1)",
-    )
-    add(
-        *("--network-gb-per-s",),
-        type=positive,
-        default=25.0,
-        metavar="X",
-        help="network of a node, in 10^9 bytes per second each way (default 25: 200 Gbit/s)",
-    )
-    add(
-        *("--link-gb-per-s",),
-        type=positive,
-        default=25.0,
-        metavar="X",
-        help="a GPU to the others of its node (default 25: PCIe 4.0 x16; NVLink has hundreds)",
-    )
-    add(
-        *("--reserve",),
-        type=positive,
-        default=0.1,
-        metavar="SHARE",
-        help="part of the memory left for CUDA, NCCL and the allocator (default 0.1)",
-    )
-    add("--json", action="store_true", help="print the answer as JSON")
-    add_model_arguments(made, skip=("strategy", *_FSDP_MODE))
-    return made
-
-
-_FSDP_MODE = ("fsdp_reshard_after_forward", "fsdp_hybrid_replicas")
+    for name, kind, default, metavar, text in rows:
+        more = {"type": kind, "default": default, "required": default is None}
+        parser.add_argument(f"--{name}", metavar=metavar, help=text, **more)
+    skip = ("strategy", "fsdp_reshard_after_forward", "fsdp_hybrid_replicas")
+    add_model_arguments(parser, skip=skip)
+    return parser
 
 
 @command
@@ -79,25 +231,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     if args.reserve >= 1:
         raise UsageError(f"--reserve {args.reserve:g}: must be less than 1")
-    # After the arguments: torch takes seconds to import, and --help needs none of it.
-    from jobkit.planner.advice import answer, text
-    from jobkit.planner.choice import Question, choose
-    from jobkit.planner.traffic import links
-
-    question = Question(
-        base=base_of(args, args.nodes, args.nodes * args.gpus_per_node),
-        subject=subject_of(args),
-        usable=args.device_memory * GIB * (1 - args.reserve),
-        links=links(args.network_gb_per_s, args.link_gb_per_s),
-    )
-    options, refused = question.options()
+    base, subject = base_of(args, args.nodes, args.nodes * args.gpus_per_node), subject_of(args)
+    usable = args.device_memory * GIB * (1 - args.reserve)
+    links = links_of(args.network_gb_per_s, args.link_gb_per_s)
+    options, refused = options_of(base, subject, usable, links)
     if not options:
         raise UsageError(next(iter(refused.values())))
     taken = choose(options)
-    if args.json:
-        print(json.dumps(answer(question, options, refused, taken), indent=1))
+    lines = [head(base, subject), "", *table(options, usable, taken), ""]
+    lines += [f"   {label}: not applicable: {why}" for label, why in refused.items()]
+    lines += [_NOTES, *([_UNKNOWN] if subject.parameters else []), ""]
+    if taken is None:
+        least = min(options, key=lambda option: option.footprint.total)
+        smaller = ", a smaller batch (--batch-size-per-rank), --accumulate or "
+        smaller += "--activation-checkpointing"
+        lines.append(
+            f"nothing fits into {usable / GIB:.3g} GiB. The smallest is {least.label} with "
+            f"{least.gib}: ask again with more GPUs{smaller * (subject.parameters is None)}"
+        )
     else:
-        print("\n".join(text(question, options, refused, taken)))
+        used = f"it takes {taken.footprint.total / usable:.0%} of the memory that may be used"
+        lines.append(f"recommended: {taken.label}")
+        lines += [f"  - {line}" for line in (*reasons(taken, options), f"{used} on each GPU")]
+        lines += ["run:", f"  {command_line(taken.footprint.spec, subject)}"]
+    print("\n".join(lines))
     return Exit.OK if taken else Exit.THRESHOLD
 
 

@@ -1,71 +1,398 @@
 """Predict the memory per GPU under each strategy.
 
-Nothing is trained and no GPU is needed: parameters, gradients and optimizer state follow from the
-shapes of the model's tensors, activations from a forward pass of tensors without data.
+Nothing is trained and no GPU is needed. Parameters, gradients and optimizer state are arithmetic;
+the passes of a step are followed on tensors without data.
 """
 
-import csv
-import json
+import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, cast
 
 from jobkit.errors import Exit, Parser, UsageError, command, whole
-from jobkit.planner.options import add_model_arguments, base_of, subject_of
+from jobkit.spec.options import add_spec_arguments, given_settings
+from jobkit.spec.runspec import ONE_RANK, RunSpec
+from jobkit.spec.strategies import FACTS
+from jobkit.units import GIB, MIB
+
+if TYPE_CHECKING:
+    from jobkit.payload.strategies import Strategy
+    from jobkit.payload.strategies.pipeline import Pipeline
+    from jobkit.planner.activations import Stage
 
 EPILOG = """examples:
   python -m jobkit memory --model cnn --width 8 --strategy fsdp --gpus 8 --optimizer adamw \\
       --precision bf16 --batch-size-per-rank 256
   python -m jobkit memory --parameters 7e9 --optimizer adamw --gpus 8
-  python -m jobkit memory --model my_models:vit --gpus 16 --nodes 4 --json
+  python -m jobkit memory --model my_models:vit --gpus 16 --nodes 4
 """
+_IMAGES = 60_000  # of CIFAR-10
+_FP32 = 4  # bytes
+# Settings that change neither memory nor traffic.
+_SKIPPED = (
+    *("repeat", "dataset", "train_samples", "test_samples", "augment", "epochs", "data_dir"),
+    *("max_steps", "train_split", "check_ranks"),
+    *("flip", "tta", "label_smoothing", "bias_lr_factor"),
+    *("eval_batch_size", "seed", "device", "threads", "warmup_iterations", "timeout_s"),
+)
+PARTS = ("parameters", "gradients", "optimizer", "buffers", "activations", "communication", "data")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """Whose memory it is: a model by its number of classes, or a bare number of parameters."""
+
+    classes: int = 10
+    images: int = 0  # of the data set, which stays on each GPU
+    parameters: int | None = None  # no model is made
+
+
+@dataclass(frozen=True, kw_only=True)
+class Footprint:
+    """Bytes on the GPU that has most. None: unknown, as only the model's size is known."""
+
+    label: str
+    spec: RunSpec
+    parameters: int
+    gradients: int
+    optimizer: int
+    buffers: int = 0
+    activations: int | None = None
+    communication: int | None = None
+    data: int = 0
+    offloaded: int = 0  # of these bytes, in the node's memory instead
+
+    @property
+    def total(self) -> int:
+        """All that is known."""
+        return sum(getattr(self, part) or 0 for part in PARTS) - self.offloaded
+
+
+def footprint(spec: RunSpec, subject: Subject, devices: int = 1) -> Footprint:
+    """The memory of the GPU that has most under a strategy; devices: the GPUs of dp.
+
+    Raises UsageError where the strategy is not applicable.
+    """
+    facts, strategy = FACTS[spec.strategy], strategy_of(spec)
+    shards = facts.shards(spec.to_dict())
+    if subject.parameters is not None:
+        size = _FP32 * subject.parameters
+        unknown = facts.splits_model or (facts.shards_state and spec.fsdp_reshard_after_forward)
+        return _footprint(
+            spec,
+            -(-size // shards),
+            -(-size // shards),
+            communication=None if unknown else size if facts.shards_state else 0,
+        )
+    if facts.splits_model:
+        return _of_pipeline(cast("Pipeline", strategy), subject)
+    from jobkit.planner.activations import follow
+
+    ranks = devices if facts.whole_node else spec.world_size
+    step_images = -(-spec.steps_batch_size // ranks)
+    added_up = spec.accumulate > 1
+    images = -(-step_images // spec.accumulate)
+    new = not (added_up or facts.keeps_gradients or facts.shards_state)
+    (stage,) = follow(spec, images, subject.classes, new)
+    parameters, gradients = -(-stage.parameters // shards), -(-stage.gradients // shards)
+    activations, communication = stage.taken + stage.peak, 0
+    if facts.shards_state:
+        gathered, group, largest = _gathered(spec, subject)
+        # A group's gradients are there whole before they are reduced to shards; those that
+        # microbatches add up stay whole.
+        whole = stage.gradients if added_up else group
+        communication = gathered + max(0, whole - gradients)
+        activations -= 0 if added_up else largest
+    elif facts.keeps_gradients:
+        # A hook that compresses keeps its results beside the buckets; gradients that microbatches
+        # add up without a reduction are beside them, too.
+        beside = {"none": 0.0, "fp16": 0.5, "bf16": 0.5, "powersgd": 1.0}[spec.ddp_comm_hook]
+        communication = int(gradients * (beside + added_up))
+    return _footprint(
+        spec,
+        parameters,
+        gradients,
+        buffers=stage.buffers,
+        activations=activations,
+        communication=communication,
+        data=_data(spec, subject, step_images * (devices if facts.whole_node else 1)),
+    )
+
+
+def _footprint(spec: RunSpec, parameters: int, gradients: int, **parts: Any) -> Footprint:
+    """With the optimizer's state: SGD keeps one number for each momentum, Adam two."""
+    copies = 2 if spec.optimizer != "sgd" else int(spec.momentum > 0)
+    optimizer = (copies + bool(spec.lookahead_every)) * gradients
+    offloaded = parameters + gradients + optimizer if spec.fsdp_cpu_offload else 0
+    return Footprint(
+        label=label_of(spec),
+        spec=spec,
+        parameters=parameters,
+        gradients=gradients,
+        optimizer=optimizer,
+        offloaded=offloaded if FACTS[spec.strategy].shards_state else 0,
+        **parts,
+    )
+
+
+def _data(spec: RunSpec, subject: Subject, step_images: int) -> int:
+    from jobkit.payload.data.batches import data_bytes
+
+    return data_bytes(subject.images, step_images, spec.crop_padding) if subject.images else 0
+
+
+def _gathered(spec: RunSpec, subject: Subject) -> tuple[int, int, int]:
+    """Bytes of FSDP's gathered parameters, and gradients of its largest group and parameter.
+
+    The root stays gathered; of the blocks there are the one that computes and those gathered ahead,
+    or all of them where they are kept after the forward pass.
+    """
+    from jobkit.payload.strategies.shard_groups import sizes
+    from jobkit.planner.activations import fake_model
+
+    model, _ = fake_model(spec.model, spec.width, spec.hidden, subject.classes)
+    counted = sizes(model, spec)
+    root = sum(n for group, n in counted if group.root or group.exact)
+    blocks = [n for group, n in reversed(counted) if not (group.root or group.exact)]
+    at_once = 1 + max(1, spec.fsdp_prefetch)
+    kept = sum(blocks)
+    if spec.fsdp_reshard_after_forward:
+        kept = max((sum(blocks[i : i + at_once]) for i in range(len(blocks))), default=0)
+    size = 2 if spec.low_precision else 4
+    # Its parameters are free again when a group is reduced, in fp32 where that is set.
+    reduced = 4 if spec.fsdp_reduce_fp32 else size
+    largest = max(p.numel() for p in model.parameters())
+    return (root + kept) * size, max([root, *blocks]) * reduced, largest * size
+
+
+def _of_pipeline(strategy: "Pipeline", subject: Subject) -> Footprint:
+    """The rank of a pipeline that takes most."""
+    spec, stages = strategy.spec, follow_stages(strategy, subject)
+
+    def of_rank(rank: int) -> Footprint:
+        here = strategy.stages_here(rank)
+        own = [stages[i] for i in here]
+        gradients = sum(stage.gradients for stage in own)
+        # torch has a buffer for what each microbatch receives, going forward and backward.
+        received = sum(stages[i].taken for i in here)
+        received += sum(stages[i].given for i in here if i < strategy.count - 1)
+        saved = sum(stage.saved for stage in own) // len(own)
+        waiting = (_in_flight(strategy, rank) - 1) * saved
+        return _footprint(
+            spec,
+            sum(stage.parameters for stage in own),
+            gradients,
+            buffers=sum(stage.buffers for stage in own),
+            activations=waiting + max(stage.peak for stage in own),
+            communication=received * strategy.parts + gradients * (strategy.data_world_size > 1),
+            data=_data(spec, subject, -(-spec.steps_batch_size // strategy.data_world_size)),
+        )
+
+    return max(map(of_rank, range(strategy.ranks)), key=lambda footprint: footprint.total)
+
+
+def follow_stages(strategy: "Pipeline", subject: Subject) -> "list[Stage]":
+    """The passes of a pipeline's stages over one microbatch."""
+    from jobkit.planner.activations import follow
+
+    spec = strategy.spec
+    parts = strategy.data_world_size * spec.accumulate * strategy.parts
+    images = -(-spec.steps_batch_size // parts)
+    return follow(spec, images, subject.classes, new=False, cut=strategy.stages_of)
+
+
+def _in_flight(strategy: "Pipeline", rank: int) -> int:
+    """Forward passes of a rank's stages that wait for their backward pass, at most.
+
+    GPipe keeps every microbatch; 1F1B one for each stage from this one to the last; the
+    interleaved schedule those of torch's ScheduleInterleaved1F1B, over all stages of the rank.
+    """
+    parts, later = strategy.parts, strategy.ranks - 1 - rank
+    on_one = strategy.count // strategy.ranks
+    first = {"gpipe": parts, "1f1b": later + 1}.get(
+        strategy.order, (on_one - 1) * strategy.ranks + 2 * later + 1
+    )
+    return min(parts * on_one, first)
+
+
+def strategy_of(spec: RunSpec) -> "Strategy":
+    """The strategy, checked. Raises UsageError where its settings cannot be."""
+    import torch
+
+    from jobkit.payload.distributed import RankEnv
+    from jobkit.payload.strategies import strategy_class
+
+    place = RankEnv(world_size=spec.world_size, local_world_size=spec.ranks_per_node)
+    strategy = strategy_class(spec.strategy)(spec, place, torch.device("cpu"))
+    strategy.check()
+    return strategy
+
+
+def label_of(spec: RunSpec) -> str:
+    """The name of a strategy with its mode, as variants has it."""
+    return FACTS[spec.strategy].label(spec.to_dict())
+
+
+def variants(base: RunSpec) -> dict[str, RunSpec]:
+    """Every strategy and mode with the settings of base, by label.
+
+    base: of any number of ranks; single and dp have one, dp with all devices of a node.
+    """
+    found = {}
+    for name, facts in FACTS.items():
+        start = base
+        if facts.one_rank:
+            changes: dict[str, Any] = {"nodes": 1, "ranks_per_node": 1, "strategy": name}
+            if facts.whole_node:  # the same images for each device as with more nodes
+                whole = -(-base.steps_batch_size // base.nodes)
+                changes |= {"batch_size_per_rank": None, "global_batch_size": whole}
+            start = replace(base, **changes)
+        for label, mode in facts.modes(start.to_dict()).items():
+            found[label] = replace(start, strategy=name, **mode)
+    return found
+
+
+def footprints(
+    base: RunSpec, subject: Subject, only: Sequence[str] | None = None
+) -> tuple[list[Footprint], dict[str, str]]:
+    """Each strategy's footprint, and why the others are not applicable, by label.
+
+    only: of these labels, where they are possible.
+    """
+    found, refused = [], {}
+    for label, spec in variants(base).items():
+        if only is None or label in only:
+            try:
+                found.append(footprint(spec, subject, devices=base.ranks_per_node))
+            except UsageError as error:
+                refused[label] = str(error)
+    return found, refused
+
+
+def add_model_arguments(parser: Parser, skip: Sequence[str] = ()) -> None:
+    """Add the settings that matter here, and two ways to say how large the model is."""
+    parser.add_argument(
+        "--parameters",
+        type=whole(1),
+        metavar="N",
+        help="instead of a model: its number of parameters, as 7e9 (without activations)",
+    )
+    parser.add_argument(
+        "--classes", type=whole(1), default=10, metavar="N", help="classes of the data (default 10)"
+    )
+    parser.add_argument(
+        "--images",
+        type=whole(0),
+        metavar="N",
+        help="training and test images of the data set, which stay on each GPU (default "
+        f"{_IMAGES:,}, as CIFAR-10 has; 0 with --parameters)",
+    )
+    add_spec_arguments(parser, skip=(*_SKIPPED, *skip))
+
+
+def subject_of(args: argparse.Namespace) -> Subject:
+    """The model, or the bare size. Raises UsageError for a model and a size at once."""
+    if args.parameters and ("model" in args or "width" in args):
+        raise UsageError("--parameters stands for a model: leave out --model and --width")
+    images = args.images
+    if images is None:
+        images = 0 if args.parameters else _IMAGES
+    return Subject(classes=args.classes, parameters=args.parameters, images=images)
+
+
+def base_of(args: argparse.Namespace, nodes: int, gpus: int) -> RunSpec:
+    """The settings at a number of GPUs in all, under a strategy that can use them."""
+    if gpus % nodes:
+        raise UsageError(f"--gpus {gpus}: {nodes} nodes cannot have the same number each")
+    given = given_settings(args)
+    if given.get("strategy", "ddp") in ONE_RANK:
+        given["strategy"] = "ddp"
+    return RunSpec(**{**given, "nodes": nodes, "ranks_per_node": gpus // nodes})
+
+
+def head(base: RunSpec, subject: Subject) -> str:
+    """What a table is of."""
+    name, count = "a model", subject.parameters
+    if count is None:
+        from jobkit.planner.activations import fake_model
+
+        model, _ = fake_model(base.model, base.width, base.hidden, subject.classes)
+        name, count = base.model, sum(p.numel() for p in model.parameters())
+        name += f", width {base.width}" if base.width > 1 else ""
+    precision = base.precision if base.precision != "auto" else "fp32"  # takes the most memory
+    ranks = f"{base.world_size} GPU{'s' * (base.world_size > 1)}"
+    nodes = f" on {base.nodes} nodes" if base.nodes > 1 else ""
+    images = f", {-(-base.steps_batch_size // base.world_size)} images per step on each"
+    of = f"{count:,} parameters, {base.optimizer}, {precision}, {ranks}{nodes}"
+    return f"{name}: {of}{images if subject.parameters is None else ''}"
+
+
+def amount(size: int | None, unit: int) -> str:
+    """Bytes in a unit, short; a dash where they are not known."""
+    return "-" if size is None else "<0.001" if 0 < size < unit / 1000 else f"{size / unit:,.3g}"
+
+
+def text_table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of aligned columns: a mark and a name to the left, numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    form = "  ".join(f"{{:{'<' if i < 2 else '>'}{width}}}" for i, width in enumerate(widths))
+    return [form.format(*row) for row in rows]
+
+
+def table(footprints: Sequence[Footprint], label: str) -> list[str]:
+    """The footprints for a reader, one line each; a star at the requested label."""
+    large = max(footprint.total for footprint in footprints) >= GIB
+    name, unit = ("GiB", GIB) if large else ("MiB", MIB)
+    rows = [["", f"{name} (maximum over ranks)", *PARTS, "total"]]
+    for footprint in footprints:
+        sizes = [amount(getattr(footprint, part), unit) for part in (*PARTS, "total")]
+        rows.append(["*" * (footprint.label == label), footprint.label, *sizes])
+    return text_table(rows)
+
+
+_NOTES = """
+* the requested strategy. 1 GiB = 1024 MiB = 2^30 bytes. activations: what a step's passes take at
+  their peak, beside the gradients. communication: what FSDP gathers, what pp and mp receive, what a
+  hook of DDP compresses. data: the images of the data set (--images), which stay on each GPU.
+  Not counted: the CUDA context, NCCL, workspaces of kernels, and what the allocator reserves."""
 
 
 def parser() -> Parser:
     """The command line."""
-    made = Parser(
+    parser = Parser(
         prog="jobkit memory",
         usage="%(prog)s [options]",
         description=__doc__.splitlines()[0],
         epilog=EPILOG,
     )
-    made.add_argument(
+    parser.add_argument(
         "--gpus", type=whole(1, 10**6), default=1, metavar="N", help="number of ranks (default 1)"
     )
-    made.add_argument(
+    parser.add_argument(
         "--nodes", type=whole(1, 10**6), default=1, metavar="N", help="number of nodes (default 1)"
     )
-    how = made.add_mutually_exclusive_group()
-    how.add_argument("--json", action="store_true", help="print the table as JSON, in MiB")
-    how.add_argument("--csv", action="store_true", help="print the table as CSV, in MiB")
-    add_model_arguments(made)
-    return made
+    add_model_arguments(parser)
+    return parser
 
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the table; return the exit code."""
     args = parser().parse_args(argv)
-    # After the arguments: torch takes seconds to import, and --help needs none of it.
-    from jobkit.planner.footprints import footprints, label_of
-    from jobkit.planner.memory_table import head, notes, row, table
-
     subject, base = subject_of(args), base_of(args, args.nodes, args.gpus)
-    asked = getattr(args, "strategy", "ddp")
-    asked = asked if asked != base.strategy else label_of(base)
+    label = getattr(args, "strategy", "ddp")
+    label = label if label != base.strategy else label_of(base)
     found, refused = footprints(base, subject)
-    if asked in refused:
-        raise UsageError(refused[asked])
-    if not found:
-        raise UsageError(next(iter(refused.values())))
-    if args.json:
-        print(json.dumps([{**row(each), "asked": each.label == asked} for each in found], indent=1))
-    elif args.csv:
-        rows = [row(each) for each in found]
-        writer = csv.DictWriter(sys.stdout, rows[0].keys(), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    else:
-        print("\n".join([*head(base, subject), "", *table(found, asked), *notes(found, refused)]))
+    if label in refused or not found:
+        raise UsageError(refused.get(label) or next(iter(refused.values())))
+    print("\n".join([head(base, subject), "", *table(found, label), _NOTES]))
+    if any(footprint.activations is None for footprint in found):
+        print("  -: needs a model; of this one only the size is known.")
+    if any(footprint.offloaded for footprint in found):
+        print("  --fsdp-cpu-offload: what fsdp keeps is on the host; total leaves it out.")
+    for name, why in refused.items():
+        print(f"  {name}: not applicable: {why}")
     return Exit.OK
 
 

@@ -38,6 +38,8 @@ class Facts(ABC):
     splits_model: ClassVar[bool] = False  # over the ranks; the others split the batch
     refuses: ClassVar[Mapping[str, str]] = {}  # settings that have no meaning here, and why
     owns: ClassVar[tuple[str, ...]] = ()  # settings (or how their names begin) that others ignore
+    keeps_gradients: ClassVar[bool] = False  # in buckets, which are there before a backward pass
+    shards_state: ClassVar[bool] = False  # over the ranks: parameters, gradients and optimizer
     normalises_over: ClassVar[str] = "rank's own part of the batch"  # statistics; "": the batch
     verified: ClassVar[tuple[Variant, ...]]
 
@@ -48,6 +50,10 @@ class Facts(ABC):
     def modes(self, settings: Settings) -> dict[str, Settings]:
         """Its modes by label, each as what it changes in the settings."""
         return {self.name: {}}
+
+    def shards(self, settings: Settings) -> int:
+        """Parts of equal size in which the ranks hold the model; pipelines have their stages."""
+        return 1
 
     @abstractmethod
     def messages(self, settings: Settings, size: ModelSize) -> list[Message] | None:
@@ -99,6 +105,7 @@ class DDPFacts(Facts):
 
     name, code = "ddp", "ddp.DDP"
     owns = ("ddp_", "sync_batchnorm")
+    keeps_gradients = True
     verified = (
         Variant("ddp"),
         Variant("ddp static graph", {"ddp_static_graph": True}),
@@ -133,6 +140,7 @@ class FSDPFacts(Facts):
 
     name, code = "fsdp", "fsdp.FSDP"
     owns = ("fsdp_",)
+    shards_state = True
     verified = (
         Variant("fsdp"),
         Variant("fsdp shards kept whole", {"fsdp_reshard_after_forward": False}),
@@ -144,6 +152,9 @@ class FSDPFacts(Facts):
         Variant("fsdp accumulate, clip", {"accumulate": 3, "clip_norm": 0.05}),
         Variant("fsdp checkpointing", {"activation_checkpointing": True}),
     )
+
+    def shards(self, settings: Settings) -> int:
+        return _world(settings) // int(settings["fsdp_hybrid_replicas"])
 
     def label(self, settings: Settings) -> str:
         if settings["fsdp_hybrid_replicas"] > 1:
@@ -169,7 +180,7 @@ class FSDPFacts(Facts):
         The hybrid mode gathers and reduces inside a replica, then all-reduces over the replicas.
         """
         replicas, per_node = settings["fsdp_hybrid_replicas"], settings["ranks_per_node"]
-        shards = _world(settings) // replicas
+        shards = self.shards(settings)
         low = _OF_FP32[settings["precision"]]
         reduced = 1.0 if settings["fsdp_reduce_fp32"] else low
         gathers, again = (
@@ -216,15 +227,14 @@ class PipelineFacts(Facts):
         Variant("pp x ddp", {"pipeline_stages": 2, "clip_norm": 0.05}, worlds=(4,)),
     )
 
-    def ranks(self, settings: Settings) -> int:
-        """Ranks of one pipeline."""
+    def shards(self, settings: Settings) -> int:
         return int(settings["pipeline_stages"] or _world(settings))
 
     def messages(self, settings: Settings, size: ModelSize) -> list[Message] | None:
         """The busiest boundary's activations and their gradients; the copies' mean of gradients."""
         if size.boundary is None:
             return None
-        ranks, per_node = self.ranks(settings), settings["ranks_per_node"]
+        ranks, per_node = self.shards(settings), settings["ranks_per_node"]
         pair = Scope(1) if ranks == 1 else Scope(2, 2 if ranks > per_node else 1)
         count = 2 * size.microbatches * int(settings["accumulate"])
         copies = scope_of(_world(settings) // ranks, per_node, stride=ranks)
@@ -245,7 +255,7 @@ class ModelParallelFacts(PipelineFacts):
         Variant("mp accumulate, clip", {"accumulate": 3, "clip_norm": 0.05}),
     )
 
-    def ranks(self, settings: Settings) -> int:
+    def shards(self, settings: Settings) -> int:
         return _world(settings)
 
 

@@ -1,27 +1,25 @@
-"""`jobkit memory`: known sums, activations as autograd saves them; bad input, also of `advise`."""
+"""`jobkit memory`: what it predicts is what torch's profiler measures; known sums; bad input."""
 
-import csv
-import io
-import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from jobkit.errors import Exit
-from jobkit.payload.memory import Share
 from jobkit.payload.model import build_model
-from jobkit.payload.strategies.recompute import checkpoint_blocks
+from jobkit.payload.place import RankEnv
+from jobkit.payload.strategies import strategy_class
+from jobkit.payload.strategies.base import make_optimizer
 from jobkit.payload.strategies.stages import cut
-from jobkit.planner.activations import passes
+from jobkit.planner.activations import bytes_of, follow
 from jobkit.planner.advise import main as advise
-from jobkit.planner.footprints import Footprint, Subject, footprint
-from jobkit.planner.memory import main
+from jobkit.planner.memory import Footprint, Subject, footprint, main
 from jobkit.spec.runspec import RunSpec
 
 OWN = """
@@ -56,103 +54,106 @@ def _own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
 
 
-def as_json(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, dict[str, Any]]:
-    assert main([*words, "--json"]) == Exit.OK
-    return {each["strategy"]: each for each in json.loads(capsys.readouterr().out)}
+@pytest.fixture
+def first_rank(request: pytest.FixtureRequest) -> Iterator[None]:
+    """One rank that is alone, or the first of several whose collectives send nothing."""
+    world = request.param
+    kind, store = ("gloo", dist.HashStore()) if world == 1 else ("fake", FakeStore())
+    dist.init_process_group(kind, store=store, rank=0, world_size=world)
+    yield
+    dist.destroy_process_group()
 
 
-def test_seven_billion_parameters_under_adam(capsys: pytest.CaptureFixture[str]) -> None:
-    """26.1 + 26.1 + 52.2 = 104.3 GiB on one GPU, 13.0 on each of eight: a textbook example."""
-    words = ("--parameters", "7e9", "--optimizer", "adamw", "--gpus", "8")
-    found = as_json(capsys, *words)
-    ddp = {name: round(found["ddp"][f"{name}_mib"] / 1024, 1) for name in SUMS}
-    assert ddp == SUMS
-    assert round(found["fsdp, full shard"]["total_mib"] / 1024, 1) == 13.0
-    assert found["ddp"]["activations_mib"] is None
-    assert list(found) == [
-        *("single", "dp", "ddp", "fsdp, full shard"),
-        *("fsdp, gradients and optimizer", "fsdp, hybrid", "mp", "pp"),
-    ]
-    assert main(list(words)) == Exit.OK
-    lines = capsys.readouterr().out.splitlines()
-    (line,) = [line for line in lines if " ddp  " in line]
-    assert line.split() == ["*", "ddp", "26.1", "26.1", "52.2", "0", "-", "0", "0", "104.3"]
-    assert lines[2].split()[0] == "GiB"
+def measured(spec: RunSpec) -> int:
+    """Bytes of this rank's tensors at the peak of a training step, by torch's profiler."""
+    place = RankEnv(world_size=spec.world_size, local_world_size=spec.world_size)
+    strategy = strategy_class(spec.strategy)(spec, place, torch.device("cpu"))
+    strategy.setup(build_model(spec, 10))
+    optimizer = make_optimizer(strategy)
+    count = spec.steps_batch_size // spec.world_size // spec.accumulate
+    images, labels = torch.rand(count, 3, 32, 32), torch.zeros(count, dtype=torch.int64)
+
+    def step() -> None:
+        for j in range(spec.accumulate):
+            last = j == spec.accumulate - 1
+            strategy.forward_backward(images, labels, 1 / count, last)
+        strategy.optimizer_step(optimizer)
+
+    step()
+    step()
+    states = [value for state in optimizer.state.values() for value in state.values()]
+    tensors = [*strategy.model.parameters(), *strategy.model.buffers(), *states, images]
+    held = bytes_of([t.to_local() if hasattr(t, "to_local") else t for t in tensors])
+    if spec.strategy == "ddp":  # its buckets
+        held += bytes_of([*strategy.model.parameters()])
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        step()
+    assert profiler.profiler is not None
+    events = profiler.profiler.kineto_results.events()
+    now = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        if event.name() == "[memory]":
+            now += event.nbytes()
+            peak = max(peak, now)
+    return held + peak
 
 
-SUMS = {"parameters": 26.1, "gradients": 26.1, "optimizer": 52.2, "total": 104.3}
-
-
-def test_csv_has_the_rows_of_json(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("--model", "mlp", "--gpus", "2", "--strategy", "fsdp")
-    found = as_json(capsys, *words)
-    assert main([*words, "--csv"]) == Exit.OK
-    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
-    assert [r["strategy"] for r in rows] == list(found)
-    for r in rows:
-        assert float(r["total_mib"]) == found[r["strategy"]]["total_mib"]
-    assert [name for name, each in found.items() if each["asked"]] == ["fsdp, full shard"]
-
-
-def really_saved(model: nn.Module, images: int, autocast: bool) -> int:
-    """Bytes that autograd saves in a real forward pass, without the parameters."""
-    known = {p.untyped_storage().data_ptr() for p in (*model.parameters(), *model.buffers())}
-    kept: dict[int, torch.UntypedStorage] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
-        return tensor
-
-    with (
-        torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x),
-        torch.autocast("cpu", torch.bfloat16, enabled=autocast),
-    ):
-        out = model(torch.zeros(images, 3, 32, 32))
-        F.cross_entropy(out.float(), torch.zeros(images, dtype=torch.int64), reduction="sum")
-    return sum(s.nbytes() for at, s in kept.items() if at not in known)
+WIDE = {"model": "cnn", "width": 4}
+MEASURED = {
+    "single cnn": (1, {"global_batch_size": 64}),
+    "single mlp adamw": (1, {"model": "mlp", "global_batch_size": 512, "optimizer": "adamw"}),
+    "single bf16": (1, {"model": "resnet18", "global_batch_size": 16, "precision": "bf16"}),
+    "single checkpointing": (1, {"activation_checkpointing": True, "global_batch_size": 64}),
+    "ddp": (1, {"strategy": "ddp", "global_batch_size": 32, **WIDE}),
+    "ddp accumulate": (1, {"strategy": "ddp", "global_batch_size": 256, "accumulate": 4}),
+    "fsdp": (4, {"strategy": "fsdp", "global_batch_size": 64, "optimizer": "adamw", **WIDE}),
+    "fsdp bf16": (
+        2, {"strategy": "fsdp", "model": "resnet18", "global_batch_size": 32, "precision": "bf16"}),
+    "fsdp accumulate": (4, {"strategy": "fsdp", "global_batch_size": 128, "accumulate": 2, **WIDE}),
+    "hsdp": (4, {"strategy": "fsdp", "fsdp_hybrid_replicas": 2, "global_batch_size": 64, **WIDE}),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("model", "precision"), [("cnn", "fp32"), ("mlp", "bf16"), ("resnet18", "bf16")]
+    ("first_rank", "settings"), MEASURED.values(), ids=MEASURED, indirect=["first_rank"]
 )
-def test_activations_are_those_that_autograd_saves(model: str, precision: str) -> None:
-    spec = RunSpec(model=model, precision=precision)
-    (found,) = passes(spec, 6, 10)
-    real = really_saved(build_model(spec, 10), 6, precision == "bf16")
-    # In fp32 the input is saved itself; under autocast a copy of it is.
-    taken = found.taken if precision == "fp32" else 0
-    # The statistics of a batch normalisation are in fp32 there: a few numbers a channel.
-    assert found.saved + taken == pytest.approx(real, rel=1e-3 if precision == "bf16" else 0)
+def test_what_is_predicted_is_measured(first_rank: None, settings: dict[str, Any]) -> None:
+    spec = RunSpec(**{"strategy": "single", "ranks_per_node": dist.get_world_size(), **settings})
+    assert footprint(spec, Subject()).total == pytest.approx(measured(spec), rel=0.1)
 
 
-def test_checkpointing_keeps_the_blocks_inputs_and_one_block() -> None:
-    spec = RunSpec(model="cnn", activation_checkpointing=True)
-    (plain,) = passes(RunSpec(model="cnn"), 6, 10)
-    (found,) = passes(spec, 6, 10)
-    model = build_model(spec, 10)
-    checkpoint_blocks(model)
-    inputs = really_saved(model, 6, False)
-    # The first stage saves most: the convolution's output, and where the pooling took its maxima.
-    largest = 6 * (32 * 32 * 32 * 4 + 32 * 16 * 16 * 8)
-    assert found.saved + found.taken == inputs + largest < plain.saved + plain.taken
+def test_seven_billion_parameters_under_adam(capsys: pytest.CaptureFixture[str]) -> None:
+    """26.1 + 26.1 + 52.2 = 104 GiB on one GPU, 13 on each of eight: a textbook example."""
+    assert main(["--parameters", "7e9", "--optimizer", "adamw", "--gpus", "8"]) == Exit.OK
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line.removeprefix("*").strip() for line in lines[3:11]]
+    assert [row.split("  ")[0] for row in rows] == [
+        *("single", "dp", "ddp", "fsdp, full shard"),
+        *("fsdp, gradients and optimizer", "fsdp, hybrid", "mp", "pp"),
+    ]
+    assert rows[2].split() == ["ddp", "26.1", "26.1", "52.2", "0", "-", "0", "0", "104"]
+    assert rows[3].split()[-1] == "13" and lines[5].startswith("*  ddp")
+    assert "of this one only the size is known" in lines[-1]
 
 
 def test_sharded_low_precision_halves_the_activations() -> None:
     full, low = (
-        passes(RunSpec(model="mlp", strategy="fsdp", precision=p), 64, 10)[0]
+        follow(RunSpec(model="mlp", strategy="fsdp", precision=p), 64, 10, new=False)[0]
         for p in ("fp32", "bf16")
     )
     assert low.taken * 2 == full.taken
     assert full.saved / 2 <= low.saved < full.saved * 0.51  # the loss stays in fp32
+    assert low.parameters == full.parameters == 1_707_274 * 4
 
 
 def test_a_pipelines_stages_save_what_the_model_does() -> None:
-    spec = RunSpec(model="cnn")
-    (whole,) = passes(spec, 8, 10)
-    stages = passes(spec, 8, 10, lambda model: cut(model, 3))
+    (whole,) = follow(RunSpec(), 8, 10, new=False)
+    stages = follow(RunSpec(), 8, 10, new=False, cut=lambda model: cut(model, 3))
     assert [a.given for a in stages[:-1]] == [b.taken for b in stages[1:]]
-    between = sum(s.taken for s in stages[1:])
-    assert sum(s.saved for s in stages) + between == whole.saved
+    assert sum(s.parameters for s in stages) == whole.parameters
+    # What goes from one to the next is kept, whether the next one needs it or not.
+    between = sum(s.given for s in stages[:-1])
+    assert whole.saved <= sum(s.saved for s in stages) <= whole.saved + between
 
 
 def of(**settings: Any) -> Footprint:
@@ -160,55 +161,26 @@ def of(**settings: Any) -> Footprint:
 
 
 def test_gpipe_keeps_every_microbatch_and_1f1b_one_a_stage() -> None:
-    settings = {"strategy": "pp", "ranks_per_node": 2, "microbatches": 8}
-    gpipe = of(pipeline_schedule="gpipe", **settings)
-    one = of(pipeline_schedule="1f1b", **settings)
-    assert gpipe.activations == 4 * (one.activations or 0) > 0
-    assert gpipe.share == one.share
-
-
-def test_what_fsdp_gathers() -> None:
-    """The mlp's layers have 1,573,376, 131,328 and 2,570 parameters."""
-    big, middle, small = 1_573_376, 131_328, 2_570
-    both = {"strategy": "fsdp", "ranks_per_node": 4, "fsdp_group_mib": 0.0}
-    reducing = big * (4 + 4)
-    assert of(**both).communication == (big + middle) * 4 + reducing
-    kept = of(fsdp_reshard_after_forward=False, **both)
-    assert kept.communication == (big + middle + small) * 4 + reducing
-    assert kept.share == of(**both).share
-    low = of(precision="bf16", **both)
-    assert low.communication == (big + middle) * 2 + big * (2 + 4)
-    # Gradients that microbatches add up stay whole.
-    whole = (big + middle + small) * 4
-    assert of(accumulate=2, **both).communication == (big + middle) * 4 + reducing + whole
-    # One group of all of them.
-    merged = of(**{**both, "fsdp_group_mib": 4.0})
-    assert merged.communication == (big + middle + small) * (4 + 4 + 4)
-
-
-def test_the_total_has_every_part_that_is_on_the_device() -> None:
-    share = Share(parameters=1, gradients=2, optimizer=4, buffers=8)
-    whole = Footprint(
-        label="x", spec=RunSpec(), share=share, activations=16, communication=32, data=64, host=3
-    )
-    assert whole.total == 1 + 2 + 4 + 8 + 16 + 32 + 64 - 3
-    assert replace(whole, activations=None, communication=None).total == 76
+    settings = {"model": "cnn", "strategy": "pp", "ranks_per_node": 2, "microbatches": 8}
+    kinds = ("1f1b", "interleaved", "gpipe")
+    one, turns, all_ = (of(pipeline_schedule=kind, **settings).activations or 0 for kind in kinds)
+    assert 0 < one < all_ and 0 < turns < all_
 
 
 def test_offloaded_state_is_on_the_host() -> None:
     here, there = (
         of(strategy="fsdp", ranks_per_node=2, fsdp_cpu_offload=offload) for offload in (False, True)
     )
-    assert here.share == there.share
-    assert there.host == there.share.total
-    assert here.total - there.total == there.host
+    state = here.parameters + here.gradients + here.optimizer
+    assert here.total - there.total == state > 0
+    unknown = replace(here, activations=None, communication=None)
+    assert unknown.total == state + here.buffers + here.data
 
 
 def test_a_factory_that_looks_at_numbers_is_called_for_real() -> None:
     spec = RunSpec(model="memory_models:Looks")
-    (found,) = passes(spec, 4, 10)
-    assert found.taken == 4 * 3072 * 4
-    assert footprint(spec, Subject()).share.parameters == (3072 * 10 + 10) * 4
+    (stage,) = follow(spec, 4, 10, new=True)
+    assert (stage.taken, stage.parameters) == (4 * 3072 * 4, (3072 * 10 + 10) * 4)
 
 
 REFUSED = (
@@ -254,13 +226,10 @@ def test_a_pipeline_that_cannot_be_is_told_below_the_table(
     assert "  pp: not applicable: 8 pipeline stages are more than the model's 5 layers" in told
 
 
-def test_the_images_on_the_gpu_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("--model", "mlp", "--gpus", "2")
-    none, some = (as_json(capsys, *words, "--images", n)["ddp"] for n in ("0", "1000000"))
-    assert none["data_mib"] == 0
-    grown = some["total_mib"] - none["total_mib"]
-    assert grown == pytest.approx(some["data_mib"])
-    resident = 10**6 * (32 * 32 * 3 + 8) / 2**20
-    assert resident < grown < resident + 500  # the crops are not many
-    default = as_json(capsys, *words)["ddp"]["data_mib"]
-    assert default == as_json(capsys, *words, "--images", "60000")["ddp"]["data_mib"]
+def test_the_images_on_the_gpu_are_counted() -> None:
+    spec = RunSpec(model="mlp", ranks_per_node=2)
+    none, some = (footprint(spec, Subject(images=n)) for n in (0, 10**6))
+    assert none.data == 0
+    assert some.total - none.total == some.data
+    resident = 10**6 * (32 * 32 * 3 + 8)
+    assert resident <= some.data < resident + 500 * 2**20  # the crops are not many

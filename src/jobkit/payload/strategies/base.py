@@ -1,6 +1,5 @@
 """What every strategy does: wrap a model, make a microbatch's gradients, evaluate."""
 
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
@@ -19,7 +18,6 @@ from jobkit.payload.clock import Stopwatch
 from jobkit.payload.distributed import RankEnv
 from jobkit.payload.parameter_groups import trained_parameters
 from jobkit.payload.sharded import is_sharded
-from jobkit.payload.strategies.memory_rule import MemoryRule
 from jobkit.payload.strategies.recompute import checkpoint_blocks
 from jobkit.payload.strategies.statistics import blank, kept_statistics
 from jobkit.permissions import keep_compiler_cache
@@ -29,7 +27,7 @@ from jobkit.spec.strategies import FACTS
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-class Strategy(MemoryRule):
+class Strategy:
     """A model under one parallel strategy. The training loop knows nothing else of it.
 
     What is known of a strategy without torch is in its facts (spec/strategies.py).
@@ -40,8 +38,7 @@ class Strategy(MemoryRule):
     measured_by: ClassVar[Literal["replica", "inside", "nothing"]] = "nothing"
 
     def __init__(self, spec: RunSpec, place: RankEnv, device: torch.device) -> None:
-        super().__init__(spec, place)
-        self.device = device
+        self.spec, self.place, self.device = spec, place, device
         self.name, self.facts = spec.strategy, FACTS[spec.strategy]
         # Ranks that work on the same samples, as those of a pipeline, share their data rank.
         self.data_rank, self.data_world_size = place.rank, place.world_size
@@ -77,9 +74,9 @@ class Strategy(MemoryRule):
         for name, reason in self.facts.refuses.items():
             refuse(name in changed, f"--{name.replace('_', '-')}, strategy {self.name}: {reason}")
 
-    @abstractmethod
     def wrap(self, model: nn.Module) -> nn.Module:
         """Return the model on the device, under the strategy."""
+        raise NotImplementedError
 
     def describe(self) -> list[str]:
         """Lines for a reader: how the model is wrapped."""
@@ -87,6 +84,7 @@ class Strategy(MemoryRule):
 
     def group_count(self) -> int | None:
         """Shard groups that have parameters; None without shard groups."""
+        return None
 
     def placed(self, model: nn.Module) -> nn.Module:
         """The model on the device, in the channels-last memory format where that is wanted."""

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from jobkit.payload.memory import MemoryInputs
 from jobkit.payload.strategies.base import Strategy, refuse
 from jobkit.spec.runspec import RunSpec
 
@@ -104,14 +103,6 @@ class DDP(Strategy):
         blank = torch.zeros(2, 3, 32, 32, dtype=next(self.model.parameters()).dtype)
         labels = torch.zeros(2, dtype=torch.long)
         self.forward_backward(blank.to(self.device), labels.to(self.device), 0.0, last=True)
-
-    def communication_bytes(self, inputs: MemoryInputs) -> int:
-        # Buckets are the gradients themselves, or beside them; a hook that compresses keeps the
-        # compressed ones at once, PowerSGD what it left out (error feedback).
-        gradients = inputs.share.gradients
-        beside = 0 if self.spec.ddp_gradient_as_bucket_view else gradients
-        factor = {"none": 0.0, "fp16": 0.5, "bf16": 0.5, "powersgd": 1.0}[self.spec.ddp_comm_hook]
-        return beside + int(factor * gradients)
 
 
 def _empty_in_fp32(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -1,17 +1,11 @@
 """nn.DataParallel: one process, one thread for each of the node's GPUs."""
 
-import math
-
 import torch
 from torch import Tensor, nn
 
 from jobkit.payload.distributed import RankEnv
-from jobkit.payload.memory import MemoryInputs
 from jobkit.payload.strategies.base import Strategy
 from jobkit.spec.runspec import RunSpec
-from jobkit.units import MIB
-
-_BUFFER = 10 * MIB  # torch.nn.parallel.comm.broadcast_coalesced's buffer_size
 
 
 class InPrecision(nn.Module):
@@ -57,9 +51,3 @@ class DP(Strategy):
             return [f"dp: the batch is split over {self.devices} GPUs in one process"]
         where = "one GPU" if self.device.type == "cuda" else "the CPU"
         return [f"dp: on {where} this is the same as single"]
-
-    def images_at_once(self, devices: int) -> int:
-        return math.ceil(math.ceil(self.spec.steps_batch_size / devices) / self.spec.accumulate)
-
-    def communication_bytes(self, inputs: MemoryInputs) -> int:
-        return min(inputs.share.parameters, _BUFFER) if inputs.devices > 1 else 0

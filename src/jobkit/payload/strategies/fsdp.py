@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
@@ -20,7 +20,6 @@ from torch.distributed.fsdp import (
 )
 
 from jobkit.payload.distributed import RankEnv
-from jobkit.payload.memory import MemoryInputs, Share, shard_bytes
 from jobkit.payload.strategies.base import Strategy, make_mesh, refuse
 from jobkit.payload.strategies.shard_groups import (
     ShardGroup,
@@ -132,44 +131,6 @@ class FSDP(Strategy):
         assert isinstance(model, FSDPModule)
         model.set_requires_gradient_sync(last)
         return None
-
-    def bytes_here(self, parameter: Tensor) -> int:
-        # FSDP2 pads each shard to that of the first rank; optimizer state has no padding.
-        return shard_bytes(parameter, self.shards, 0)
-
-    def with_state(self, trained: Sequence[Tensor], rank: int) -> list[int]:
-        return [shard_bytes(p, self.shards, rank % self.shards) for p in trained]
-
-    def communication_bytes(self, inputs: MemoryInputs) -> int | None:
-        if inputs.model is not None:
-            return _gathered(self.spec, sizes(inputs.model, self.spec))
-        if self.spec.fsdp_reshard_after_forward:
-            return None
-        # All of them, whatever the blocks are.
-        return inputs.parameters * (2 if self.spec.low_precision else 4)
-
-    def host_bytes(self, share: Share) -> int:
-        return share.total - share.buffers if self.spec.fsdp_cpu_offload else 0
-
-
-def _gathered(spec: RunSpec, counted: Sizes) -> int:
-    """Bytes of the gathered parameters, and of one block's gradients in a reduction.
-
-    The root stays gathered throughout; of the blocks there are the one that computes and those
-    that are gathered ahead, or all of them where they are kept after the forward pass. One
-    block's gradients are whole, and once more in the input of the reduce-scatter; those that
-    microbatches add up stay whole until the last one.
-    """
-    root = sum(n for group, n in counted if group.root or group.exact)
-    blocks = [n for group, n in reversed(counted) if not (group.root or group.exact)]
-    low = spec.low_precision
-    size = 2 if low else 4
-    reduced = 4 if not low or spec.fsdp_reduce_fp32 else 2
-    at_once = 1 + max(1, spec.fsdp_prefetch)
-    windows = [sum(blocks[i : i + at_once]) for i in range(len(blocks))]
-    kept = max(windows, default=0) if spec.fsdp_reshard_after_forward else sum(blocks)
-    added_up = (root + sum(blocks)) * reduced if spec.accumulate > 1 else 0
-    return (root + kept) * size + max([root, *blocks]) * (size + reduced) + added_up
 
 
 def prefetch(groups: Sequence[ShardGroup], ahead: int) -> None:

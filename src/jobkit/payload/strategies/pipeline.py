@@ -21,7 +21,6 @@ from torch.distributed.pipelining import (
 )
 
 from jobkit.payload.distributed import RankEnv
-from jobkit.payload.memory import MemoryInputs
 from jobkit.payload.strategies.base import Strategy, at_least_fp32, full, make_mesh, refuse
 from jobkit.payload.strategies.stages import Sendable, TimedStage, cut, owners, tensors_only
 from jobkit.payload.strategies.statistics import filled_up, kept_statistics
@@ -102,10 +101,12 @@ class Pipeline(Strategy):
         )
 
     def stages_of(self, model: nn.Module) -> list[nn.Module]:
+        """The model as the stages that follow each other; UsageError where it cannot be cut."""
         names = self.spec.pipeline_split
         return cut(model, self.count, [n.strip() for n in names.split(",")] if names else [])
 
     def stages_here(self, rank: int) -> Sequence[int]:
+        """The stages that a rank has."""
         return range(rank % self.ranks, self.count, self.ranks)
 
     def wrap(self, model: nn.Module) -> nn.Module:
@@ -182,55 +183,6 @@ class Pipeline(Strategy):
         found: list[dict[str, Tensor]] = [{}] * self.ranks
         dist.all_gather_object(found, own, group=self.group)
         return {name: tensor for part in found for name, tensor in part.items()}
-
-    def part_of(self, parameters: Sequence[Tensor], rank: int) -> Sequence[Tensor]:
-        return parameters[rank :: self.ranks]
-
-    def largest_ranks(self, parameters: Sequence[Tensor]) -> Sequence[int]:
-        return range(self.ranks)
-
-    def images_at_once(self, devices: int) -> int:
-        images = -(-self.spec.steps_batch_size // (self.data_world_size * self.spec.accumulate))
-        return -(-images // self.parts)
-
-    def activation_bytes(self, inputs: MemoryInputs) -> int:
-        own = self.stages_here(inputs.rank)
-        saved = sum(inputs.passed[i].saved for i in own)
-        return saved * self.in_flight(inputs.rank) // len(own)
-
-    def communication_bytes(self, inputs: MemoryInputs) -> int | None:
-        if not inputs.passed:
-            return None
-        # torch has a buffer for what each microbatch receives, going forward and backward.
-        own = self.stages_here(inputs.rank)
-        received = sum(inputs.passed[i].taken for i in own)
-        returned = sum(inputs.passed[i].given for i in own if i < self.count - 1)
-        flat = inputs.share.gradients if self.data_world_size > 1 else 0
-        return (received + returned) * self.parts + flat
-
-    def in_flight(self, rank: int) -> int:
-        """Forward passes of a rank's stages that wait for their backward pass, at most.
-
-        GPipe keeps every microbatch; 1F1B one for each stage from this one to the last; the
-        interleaved schedule those of torch's ScheduleInterleaved1F1B, over all stages of the rank.
-        """
-        parts, ranks = self.parts, self.ranks
-        if self.order == "gpipe":
-            return parts
-        if self.order == "1f1b":
-            return min(parts, ranks - rank)
-        on_one = self.count // ranks
-        rounds = max(1, parts // ranks)
-        warm_up = (on_one - 1) * (parts // rounds) + 2 * (ranks - 1 - rank)
-        return min(parts * on_one, warm_up + 1)
-
-    def idle_share(self) -> float:
-        """(p - 1) / (v m + p - 1) for p ranks, m microbatches and v stages on a rank.
-
-        Narayanan et al. 2021, arXiv:2104.04473, section 2.2.
-        """
-        on_one = self.count // self.ranks
-        return (self.ranks - 1) / (on_one * self.parts + self.ranks - 1)
 
     def _fill(self, tensor: Tensor, value: float = 0) -> Tensor:
         """Pad the last batch of an epoch so that it splits evenly; the padding has no weight.

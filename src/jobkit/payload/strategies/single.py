@@ -2,7 +2,6 @@
 
 from torch import nn
 
-from jobkit.payload.memory import MemoryInputs
 from jobkit.payload.strategies.base import Strategy
 
 
@@ -11,6 +10,3 @@ class Single(Strategy):
 
     def wrap(self, model: nn.Module) -> nn.Module:
         return self.placed(model)
-
-    def communication_bytes(self, inputs: MemoryInputs) -> int:
-        return 0
