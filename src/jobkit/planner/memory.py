@@ -137,7 +137,7 @@ def _footprint(spec: RunSpec, parameters: int, gradients: int, **parts: Any) -> 
 
 
 def _data(spec: RunSpec, subject: Subject, step_images: int) -> int:
-    from jobkit.payload.data.batches import data_bytes
+    from jobkit.payload.batches import data_bytes
 
     return data_bytes(subject.images, step_images, spec.crop_padding) if subject.images else 0
 
@@ -220,7 +220,7 @@ def strategy_of(spec: RunSpec) -> "Strategy":
     """The strategy, checked. Raises UsageError where its settings cannot be."""
     import torch
 
-    from jobkit.payload.distributed import RankEnv
+    from jobkit.payload.place import RankEnv
     from jobkit.payload.strategies import strategy_class
 
     place = RankEnv(world_size=spec.world_size, local_world_size=spec.ranks_per_node)
