@@ -3,6 +3,7 @@
 import argparse
 import difflib
 import functools
+import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -32,12 +33,17 @@ _CONTROL = re.compile(
 )
 
 
-_LONGEST_ERROR, _LONGEST_WORD = 4000, 100  # characters
+_MAX_ERROR, _MAX_WORD = 4000, 100  # characters
 
 
 def one_line(text: str) -> str:
     """A text as one line that any terminal and file takes: no colours, no control characters."""
     return _CONTROL.sub(" ", ANSI.sub("", text)).strip()
+
+
+def has_control(text: str, multiline: bool = False) -> bool:
+    """Whether a text has control characters; multiline: beside tabs and newlines."""
+    return bool(_CONTROL.search(re.sub(r"[\t\n]", "", text) if multiline else text))
 
 
 class UsageError(ValueError):
@@ -48,7 +54,7 @@ class UsageError(ValueError):
     def __str__(self) -> str:
         """The text as one plain line: parts of it come from files that others may have written."""
         text = one_line(super().__str__())
-        return text if len(text) <= _LONGEST_ERROR else text[: _LONGEST_ERROR - 4] + " ..."
+        return text if len(text) <= _MAX_ERROR else text[: _MAX_ERROR - 4] + " ..."
 
 
 class NotStarted(UsageError):
@@ -112,57 +118,29 @@ def command(main: Main) -> Main:
     return run
 
 
-def at_least(kind: type[int] | type[float], low: float) -> Callable[[str], float]:
-    """A type for argparse: a number that is not below a bound."""
+def at_least(
+    kind: type[int] | type[float], low: float, high: float = 10**15, *, over: bool = False
+) -> Callable[[str], Any]:
+    """A type for argparse: a number from low to high, a whole one also as 7e9; over: above low."""
 
     def convert(text: str) -> float:
         try:
-            value = kind(text)
-        except ValueError:
-            value = None
-        if value is None or not low <= value < float("inf"):
-            what = "a whole number" if kind is int else "a number"
-            raise argparse.ArgumentTypeError(f"'{text}': must be {what}, {low:g} or more")
-        return value
-
-    return convert
-
-
-def whole(least: int, most: int = 10**15) -> Callable[[str], int]:
-    """A type for argparse: a whole number in a range, also written as 7e9."""
-
-    def convert(text: str) -> int:
-        try:
             value = float(text)
         except ValueError:
-            value = float("nan")
-        if not (least <= value <= most and value == int(value)):
-            raise argparse.ArgumentTypeError(f"'{text}': must be a whole number, {least} or more")
-        return int(value)
+            value = math.nan
+        if not low <= value <= high or (over and value == low) or (kind is int and value % 1):
+            what = "a whole number" if kind is int else "a number"
+            bound = f" over {low:g}" if over else f", {low:g} or more"
+            most = f", at most {high:g}" if high < 10**15 else ""
+            raise argparse.ArgumentTypeError(f"'{text}': must be {what}{bound}{most}")
+        return kind(value)
 
     return convert
 
 
-def positive(text: str) -> float:
-    """A type for argparse: a number over 0."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"'{text}': must be a number over 0")
-    return value
-
-
-def share(text: str) -> float:
-    """A type for argparse: a share above 0, up to 1."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"'{text}': must be a number above 0, at most 1, as 0.85")
-    return value
+whole = functools.partial(at_least, int)
+positive = at_least(float, 0, over=True)
+share = at_least(float, 0, 1, over=True)
 
 
 def read_bytes(text: str) -> int:
@@ -175,7 +153,7 @@ def read_bytes(text: str) -> int:
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return "; did you mean 'x'?" for the closest of the known words, or an empty string."""
-    if len(word) > _LONGEST_WORD:  # compared letter by letter
+    if len(word) > _MAX_WORD:  # compared letter by letter
         return ""
     close = difflib.get_close_matches(word, list(known), n=1)
     return f"; did you mean '{close[0]}'?" if close else ""

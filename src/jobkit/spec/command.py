@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any
 
-from jobkit.errors import UsageError, nearest
+from jobkit.errors import UsageError, has_control, nearest
 from jobkit.spec.runspec import COMMAND_LINE, PlannedRun
 from jobkit.spec.settings import check_fields, setting
 
@@ -217,7 +217,7 @@ def check_parameter(name: object, value: object) -> None:
         raise UsageError(f"parameter {name!r}: a name has letters, digits and _ only")
     if not isinstance(value, (int, float, str)):
         raise UsageError(f"parameter {name} = {value!r}: must be a number, a string, true or false")
-    if isinstance(value, str) and re.search(r"[\x00-\x1f\x7f]", value):
+    if isinstance(value, str) and has_control(value):
         raise UsageError(f"parameter {name} = {value!r}: has a control character")
 
 

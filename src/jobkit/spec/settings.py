@@ -6,7 +6,6 @@ options, the keys of a study's TOML file, spec.json and the columns of results.c
 
 import functools
 import math
-import re
 import sys
 import types
 import typing
@@ -14,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from jobkit.errors import UsageError, one_of
+from jobkit.errors import UsageError, has_control, one_of
 from jobkit.spec.strategies import FACTS
 
 _ONE = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
@@ -72,53 +71,41 @@ def plain_type(hint: Any) -> tuple[Any, bool]:
 def check(name: str, hint: Any, meta: Mapping[str, Any], value: Any) -> Any:
     """Return the value as the field's type; raise UsageError that says what it may be."""
     plain, optional = plain_type(hint)
-    if value is None and optional:
-        return None
+    if (value is None and optional) or plain is Any:
+        return value
     origin, inner = typing.get_origin(plain), typing.get_args(plain)
-    try:
-        if origin is tuple:
-            if not isinstance(value, list | tuple) or len(value) < (meta.get("low") or 0):
-                raise _WrongError
-            if not all(_is_one(each, inner[0]) for each in value):
-                raise _WrongError
+    if origin is Mapping and isinstance(value, Mapping):
+        return {k: check(f"{name} {k}", inner[1], meta, v) for k, v in value.items()}
+    if (
+        origin is tuple
+        and isinstance(value, (list, tuple))
+        and len(value) >= (meta.get("low") or 0)
+    ):
+        kinds = typing.get_args(inner[0]) or (inner[0],)
+        if inner[0] is Any or all(type(item) in kinds for item in value):
             text = {"multiline": meta.get("multiline")}
-            return tuple(_single(name, type(each), text, each) for each in value)
-        if origin is Mapping:
-            if not isinstance(value, Mapping):
-                raise _WrongError
-            return {k: check(f"{name} {k}", inner[1], meta, each) for k, each in value.items()}
-        return value if plain is Any else _single(name, plain, meta, value)
-    except _WrongError:  # in words only then: thousands of values are sound
-        said = f"{name} = {value!r}: must be {describe(hint, meta)}"
-        raise UsageError(said) from None
+            return tuple(_single(name, type(item), type(item), text, item) for item in value)
+    if origin is None:
+        return _single(name, plain, hint, meta, value)
+    raise _wrong(name, hint, meta, value)
 
 
-class _WrongError(Exception):
-    """A value is not what its field may be."""
+def _wrong(name: str, hint: Any, meta: Mapping[str, Any], value: Any) -> UsageError:
+    return UsageError(f"{name} = {value!r}: must be {describe(hint, meta)}")
 
 
-def _is_one(value: Any, hint: Any) -> bool:
-    """Whether an element of a list has the type of its hint."""
-    return hint is Any or type(value) in (typing.get_args(hint) or (hint,))
-
-
-def _single(name: str, plain: type, meta: Mapping[str, Any], value: Any) -> Any:
+def _single(name: str, plain: Any, hint: Any, meta: Mapping[str, Any], value: Any) -> Any:
     """Check a value that is no list and no table."""
-    if plain is float and isinstance(value, int) and not isinstance(value, bool):
-        if abs(value) > sys.float_info.max:
-            raise _WrongError
+    if plain is float and type(value) is int and abs(value) <= sys.float_info.max:
         value = float(value)
-    if type(value) is not plain:
-        raise _WrongError
+    if type(value) is not plain or (plain is float and not math.isfinite(value)):
+        raise _wrong(name, hint, meta, value)
     if meta.get("choices"):
         one_of(name.replace("_", " "), value, meta["choices"])
-    if isinstance(value, float) and not math.isfinite(value):
-        raise _WrongError
     low, high = meta.get("low"), meta.get("high")
     if (low is not None and value < low) or (high is not None and value > high):
-        raise _WrongError
-    control = r"[\x00-\x08\x0b-\x1f\x7f]" if meta.get("multiline") else r"[\x00-\x1f\x7f]"
-    if isinstance(value, str) and re.search(control, value):
+        raise _wrong(name, hint, meta, value)
+    if plain is str and has_control(value, multiline=bool(meta.get("multiline"))):
         raise UsageError(f"{name} = {value!r}: has a control character")
     return value
 
