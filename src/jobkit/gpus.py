@@ -12,6 +12,9 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from jobkit.errors import UsageError
+from jobkit.program.machine import counters_to_read
+
 _AMD_DRIVER, _AMD_DEVICE = Path("/sys/module/amdgpu/version"), Path("/dev/kfd")
 
 
@@ -65,22 +68,16 @@ def lendable_gpus(environ: Mapping[str, str] = os.environ) -> tuple[str, list[st
         if count and _listed(vendor):
             names = [name for name in vendor.visible if name != "ROCR_VISIBLE_DEVICES"]
             name = next((name for name in names if name in environ), names[0])
-            given = environ.get(name)
-            ids = given.split(",") if given else [str(index) for index in range(count)]
-            return name, [each.strip() for each in ids[:count]]
+            ids = (environ.get(name) or ",".join(map(str, range(count)))).split(",")
+            return name, [gpu.strip() for gpu in ids[:count]]
     return "", []
 
 
 def _listed(vendor: Vendor) -> list[str]:
     """The GPUs that the vendor's command lists; none where it is absent or fails."""
-    for command in vendor.listings:
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=10)
-        except (OSError, subprocess.TimeoutExpired):
-            continue
-        found = (re.match(vendor.listed, line) for line in done.stdout.splitlines())
-        return [match[1] or match[2] for match in found if match]
-    return []
+    lines = next(filter(None, (_printed(*command) for command in vendor.listings)), [])
+    matches = (re.match(vendor.listed, line) for line in lines)
+    return [match[1] or match[2] for match in matches if match]
 
 
 def _chosen(text: str | None, count: int) -> int:
@@ -121,24 +118,24 @@ def gpu_state(uuid: str) -> dict[str, str]:
     Two runs on the same model of GPU differ by these. uuid: as torch or nvidia-smi writes it. Of
     AMD's GPUs the driver's version is known.
     """
-    found = _nvidia_state(uuid)
-    if not found and _AMD_DRIVER.exists():  # which a processor with graphics has as well
-        found = {"driver": _AMD_DRIVER.read_text().strip()}
-    return found
-
-
-def _nvidia_state(uuid: str) -> dict[str, str]:
-    """What nvidia-smi says of a GPU."""
     name = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
-    words = [f"--query-gpu={','.join(_QUERY.values())}", "--format=csv,noheader", "-i", name]
+    query = f"--query-gpu={','.join(_QUERY.values())}"
+    lines = _printed("nvidia-smi", query, "--format=csv,noheader", "-i", name)
+    values = [value.strip() for value in lines[0].split(",")] if lines else []
+    if len(values) == len(_QUERY):
+        return {key: v for key, v in zip(_QUERY, values, strict=True) if v and v[0] != "["}
+    if _AMD_DRIVER.exists():  # which a processor with graphics has as well
+        return {"driver": _AMD_DRIVER.read_text().strip()}
+    return {}
+
+
+def _printed(*command: str) -> list[str]:
+    """The lines that a command prints; none where it is absent or fails."""
     try:
-        done = subprocess.run(["nvidia-smi", *words], capture_output=True, text=True, timeout=10)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
-        return {}
-    values = [value.strip() for value in done.stdout.split("\n")[0].split(",")]
-    if done.returncode != 0 or len(values) != len(_QUERY):
-        return {}
-    return {key: v for key, v in zip(_QUERY, values, strict=True) if v and v[0] != "["}
+        return []
+    return done.stdout.splitlines() if done.returncode == 0 else []
 
 
 def prepare_rocm(local_rank: int, environ: MutableMapping[str, str] = os.environ) -> None:
@@ -153,10 +150,18 @@ def prepare_rocm(local_rank: int, environ: MutableMapping[str, str] = os.environ
         cache = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     except RuntimeError:  # no HOME, and a user id without a name
         cache = Path(tempfile.gettempdir()) / f"jobkit-{os.geteuid()}"
-    own = str(cache / "jobkit" / "miopen" / f"{os.uname().nodename}-{local_rank}")
+    folder = str(cache / "jobkit" / "miopen" / f"{os.uname().nodename}-{local_rank}")
     for name in ("MIOPEN_USER_DB_PATH", "MIOPEN_CUSTOM_CACHE_DIR"):
-        environ.setdefault(name, own)
+        environ.setdefault(name, folder)
     environ.setdefault("PYTORCH_MIOPEN_SUGGEST_NHWC", "1")
+
+
+def check_counters(environment: Mapping[str, str]) -> None:
+    """Raise UsageError for a JOBKIT_ENERGY that names a counter which does not exist."""
+    try:
+        counters_to_read(environment)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
 
 
 if __name__ == "__main__":

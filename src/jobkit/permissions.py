@@ -3,6 +3,7 @@
 import grp
 import os
 import pwd
+import re
 import shlex
 import stat
 import tempfile
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from jobkit.errors import UsageError
+from jobkit.files import file_names
 
 _MAY = " may write there, and so change what the jobs execute"
 
@@ -55,8 +57,7 @@ def next_folder(parent: Path) -> Path:
 
     What is executed goes to a folder that did not exist before: nobody has left files in it.
     """
-    names = [path.name for path in parent.iterdir()] if parent.is_dir() else []
-    taken = [int(name) for name in names if name.isascii() and name.isdecimal() and len(name) < 10]
+    taken = [int(n) for n in file_names(parent) if re.fullmatch(r"[0-9]{1,9}", n)]
     return parent / str(max(taken, default=-1) + 1)
 
 
@@ -92,27 +93,25 @@ def check_study(folder: Path) -> list[str]:
     are trusted. Raises UsageError where everybody may write, or where another user owns the study,
     the link to it, or a run.
     """
-    if folder.is_symlink() and folder.lstat().st_uid not in (0, os.geteuid()):
+    mine = (0, os.geteuid())
+    if folder.is_symlink() and folder.lstat().st_uid not in mine:
         raise UsageError(f"{folder} is somebody else's link: choose another name")
-    real = folder.resolve()
+    real, notes = folder.resolve(), []
     entries = os.scandir(real) if real.is_dir() else ()
     runs = [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
-    own = {path: writers for path in (real, *runs) if (writers := other_writers(path))}
-    for path, writers in own.items():
-        if writers != "its group":
-            mine = path.stat().st_uid in (0, os.geteuid())
-            fix = f"run chmod o-w {shlex.quote(str(path))}" if mine else "choose another name"
+    for path in (real, *runs):
+        if (writers := other_writers(path)) not in ("", "its group"):
+            chmod = f"run chmod o-w {shlex.quote(str(path))}"
+            fix = chmod if path.stat().st_uid in mine else "choose another name"
             raise UsageError(f"{path}: {writers}{_MAY}: {fix}")
-    above = {
-        path: writers
-        for path in real.parents
+        notes += [f"{path}: {writers}{_MAY}"] if writers else []
+    for path in real.parents:
         # In a sticky folder, as /tmp, nobody can rename what is not theirs.
-        if (writers := other_writers(path)) and not path.stat().st_mode & stat.S_ISVTX
-    }
-    for path, writers in above.items():
-        if writers == "everybody":
-            raise UsageError(f"{path}: everybody{_MAY}: choose other logs with JOBKIT_LOGS")
-    return [f"{path}: {writers}{_MAY}" for path, writers in (own | above).items()][:1]
+        if (writers := other_writers(path)) and not path.stat().st_mode & stat.S_ISVTX:
+            if writers == "everybody":
+                raise UsageError(f"{path}: everybody{_MAY}: choose other logs with JOBKIT_LOGS")
+            notes.append(f"{path}: {writers}{_MAY}")
+    return notes[:1]
 
 
 def keep_compiler_cache() -> None:

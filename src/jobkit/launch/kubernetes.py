@@ -14,8 +14,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from jobkit.energy import check_counters
 from jobkit.errors import Exit, UsageError
+from jobkit.gpus import check_counters
 from jobkit.launch.command import leave_spec, run_words
 from jobkit.launch.request import LaunchRequest, refuse_logs
 from jobkit.paths import write_whole

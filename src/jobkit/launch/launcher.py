@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jobkit.energy import check_counters
 from jobkit.errors import Exit, UsageError, one_line
+from jobkit.gpus import check_counters
 from jobkit.launch import lock
 from jobkit.launch import slurm_options as slurm
 from jobkit.launch.command import Order, job_command, local_command, shown

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from jobkit import print_meter
-from jobkit.energy import check_counters
 from jobkit.errors import UsageError
+from jobkit.gpus import check_counters
 from jobkit.metric.kinds import KINDS
 from jobkit.program import machine
 from jobkit.program.lines import Writer
