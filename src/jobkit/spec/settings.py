@@ -289,7 +289,6 @@ class DdpSettings:
     """Strategy ddp."""
 
     ddp_bucket_mib: float = setting(25.0, "ddp: bucket size of the all-reduce in MiB", low=0.001)
-    ddp_gradient_as_bucket_view: bool = setting(True, "ddp: gradients are views of the buckets")
     ddp_static_graph: bool = setting(
         False, "ddp: promise that every iteration uses the same parameters in the same order"
     )

@@ -71,7 +71,7 @@ class DDP(Strategy):
             process_group=group,
             device_ids=[self.device.index] if self.device.type == "cuda" else None,
             bucket_cap_mb=spec.ddp_bucket_mib,
-            gradient_as_bucket_view=spec.ddp_gradient_as_bucket_view,
+            gradient_as_bucket_view=True,
             static_graph=spec.ddp_static_graph,
             find_unused_parameters=spec.ddp_find_unused_parameters,
             # Running statistics are shared before each evaluation (share_buffers): on a GPU a
@@ -81,8 +81,7 @@ class DDP(Strategy):
 
     def describe(self) -> list[str]:
         spec = self.spec
-        views = "views of" if spec.ddp_gradient_as_bucket_view else "copies beside"
-        lines = [f"ddp: buckets of {spec.ddp_bucket_mib:g} MiB, gradients are {views} them"]
+        lines = [f"ddp: buckets of {spec.ddp_bucket_mib:g} MiB, gradients are views of them"]
         if spec.ddp_comm_hook == "powersgd":
             lines.append(
                 f"ddp: PowerSGD of rank {spec.ddp_powersgd_rank} compresses gradients, after "

@@ -21,16 +21,18 @@ def blank(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, float]:
 @contextmanager
 def kept_statistics(model: nn.Module) -> Iterator[None]:
     """Leave the running statistics of batch normalisation as they are."""
-    kept = [
+    before = [
         (buffer, buffer.clone())
         for module in model.modules()
         if isinstance(module, _BatchNorm)
         for buffer in module.buffers(recurse=False)
     ]
-    yield
-    with torch.no_grad():
-        for buffer, before in kept:
-            buffer.copy_(before)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in before:
+                buffer.copy_(value)
 
 
 def filled_up(images: Tensor, parts: int) -> Tensor:
