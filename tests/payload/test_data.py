@@ -19,7 +19,7 @@ from jobkit.payload.data import split, synthetic
 from jobkit.payload.model import build_model
 from jobkit.payload.place import RankEnv
 from jobkit.payload.strategies.base import make_optimizer
-from jobkit.payload.strategies.single import Single
+from jobkit.payload.strategies.local import Single
 from jobkit.payload.train import Trainer
 from jobkit.spec.runspec import RunSpec
 from support.fake_cuda import GPU, Operations, fake_gpu

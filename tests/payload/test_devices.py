@@ -29,7 +29,7 @@ from jobkit.payload.distributed import (
 )
 from jobkit.payload.place import RankEnv, share_of_cores
 from jobkit.payload.run import check_sync_batchnorm
-from jobkit.payload.strategies.dp import DP
+from jobkit.payload.strategies.local import DP
 from jobkit.spec.runspec import RunSpec
 from support.fake_cuda import FakeCuda
 from support.rigs import ROOT, environment

@@ -13,8 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from jobkit.payload.model import build_model
 from jobkit.payload.place import RankEnv
-from jobkit.payload.strategies.fsdp import FSDP
-from jobkit.payload.strategies.shard_groups import model_size
+from jobkit.payload.strategies.fsdp import FSDP, model_size
 from jobkit.spec.runspec import RunSpec
 from jobkit.spec.strategies import FACTS
 from jobkit.spec.traffic import waits

@@ -24,7 +24,7 @@ from jobkit.payload.model import build_model
 from jobkit.payload.place import RankEnv
 from jobkit.payload.strategies.base import make_optimizer
 from jobkit.payload.strategies.ddp import _empty_in_fp32
-from jobkit.payload.strategies.single import Single
+from jobkit.payload.strategies.local import Single
 from jobkit.payload.train import Trainer
 from jobkit.payload.warnings import too_short
 from jobkit.spec.runspec import RunSpec

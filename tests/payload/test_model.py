@@ -17,7 +17,7 @@ from jobkit.payload.lookahead import Lookahead, decay
 from jobkit.payload.model import CNN, build_model
 from jobkit.payload.parameter_groups import trained_parameters
 from jobkit.payload.place import RankEnv, read_rank_env
-from jobkit.payload.strategies.single import Single
+from jobkit.payload.strategies.local import Single
 from jobkit.payload.tta import predicted
 from jobkit.spec.runspec import RunSpec
 

@@ -12,10 +12,10 @@ from jobkit.errors import UsageError
 from jobkit.payload.model import build_model
 from jobkit.payload.place import RankEnv
 from jobkit.payload.strategies.base import Strategy
+from jobkit.payload.strategies.blocks import filled_up
+from jobkit.payload.strategies.local import Single
 from jobkit.payload.strategies.pipeline import Pipeline
-from jobkit.payload.strategies.single import Single
 from jobkit.payload.strategies.stages import cut, owners, tensors_only
-from jobkit.payload.strategies.statistics import filled_up
 from jobkit.spec.runspec import RunSpec
 from support.rigs import NO_BREAKDOWN, Result, Start
 

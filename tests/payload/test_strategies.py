@@ -17,10 +17,10 @@ from jobkit.payload.model import build_model
 from jobkit.payload.place import RankEnv
 from jobkit.payload.strategies import Strategy, ddp, strategy_class
 from jobkit.payload.strategies.base import make_optimizer
+from jobkit.payload.strategies.blocks import checkpoint_blocks
 from jobkit.payload.strategies.fsdp import FSDP
+from jobkit.payload.strategies.local import Single
 from jobkit.payload.strategies.pipeline import Pipeline
-from jobkit.payload.strategies.recompute import checkpoint_blocks
-from jobkit.payload.strategies.single import Single
 from jobkit.spec.runspec import STRATEGIES as NAMES
 from jobkit.spec.runspec import RunSpec
 from support.fake_cuda import GPU, Operations

@@ -9,7 +9,7 @@ import pytest
 from jobkit.errors import UsageError
 from jobkit.payload.model import build_model
 from jobkit.payload.place import RankEnv
-from jobkit.payload.strategies.single import Single
+from jobkit.payload.strategies.local import Single
 from jobkit.spec.runspec import RunSpec
 
 torch = pytest.importorskip("torch")

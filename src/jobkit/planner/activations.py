@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 from jobkit.errors import UsageError, one_line
 from jobkit.payload.model import build_model
 from jobkit.payload.strategies.base import at_least_fp32
-from jobkit.payload.strategies.recompute import checkpoint_blocks
+from jobkit.payload.strategies.blocks import checkpoint_blocks
 from jobkit.spec.runspec import RunSpec
 
 FP32 = 4  # bytes of a number

@@ -95,7 +95,7 @@ def step_messages(footprint: Footprint, subject: Subject) -> list[Message] | Non
             stage=footprint.gradients,
         )
     elif subject.parameters is None and facts.shards_state:
-        from jobkit.payload.strategies.shard_groups import model_size, sizes
+        from jobkit.payload.strategies.fsdp import model_size, sizes
         from jobkit.planner.activations import fake_model
 
         model, _ = fake_model(spec.model, spec.width, spec.hidden, subject.classes)

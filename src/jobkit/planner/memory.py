@@ -148,7 +148,7 @@ def _gathered(spec: RunSpec, subject: Subject) -> tuple[int, int, int]:
     The root stays gathered; of the blocks there are the one that computes and those gathered ahead,
     or all of them where they are kept after the forward pass.
     """
-    from jobkit.payload.strategies.shard_groups import sizes
+    from jobkit.payload.strategies.fsdp import sizes
     from jobkit.planner.activations import fake_model
 
     model, _ = fake_model(spec.model, spec.width, spec.hidden, subject.classes)

@@ -75,7 +75,7 @@ def _everyone(settings: Settings) -> Scope:
 class SingleFacts(Facts):
     """One process without communication: the reference."""
 
-    name, code = "single", "single.Single"
+    name, code = "single", "local.Single"
     one_rank = True
     verified = (Variant("single", worlds=(1,)),)
 
@@ -87,7 +87,7 @@ class SingleFacts(Facts):
 class DPFacts(Facts):
     """nn.DataParallel: one process copies the model to the GPUs of its node."""
 
-    name, code = "dp", "dp.DP"
+    name, code = "dp", "local.DP"
     one_rank = whole_node = True
     refuses: ClassVar = {
         "compile": "the threads would share one compiled model, which torch does not support",

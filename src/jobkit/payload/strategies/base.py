@@ -18,8 +18,7 @@ from jobkit.payload.clock import Stopwatch
 from jobkit.payload.distributed import RankEnv
 from jobkit.payload.parameter_groups import trained_parameters
 from jobkit.payload.sharded import is_sharded
-from jobkit.payload.strategies.recompute import checkpoint_blocks
-from jobkit.payload.strategies.statistics import blank, kept_statistics
+from jobkit.payload.strategies.blocks import blank, checkpoint_blocks, kept_statistics
 from jobkit.permissions import keep_compiler_cache
 from jobkit.spec.runspec import RunSpec
 from jobkit.spec.strategies import FACTS

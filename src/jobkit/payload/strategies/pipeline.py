@@ -22,8 +22,8 @@ from torch.distributed.pipelining import (
 
 from jobkit.payload.distributed import RankEnv
 from jobkit.payload.strategies.base import Strategy, at_least_fp32, full, make_mesh, refuse
+from jobkit.payload.strategies.blocks import filled_up, kept_statistics
 from jobkit.payload.strategies.stages import Sendable, TimedStage, cut, owners, tensors_only
-from jobkit.payload.strategies.statistics import filled_up, kept_statistics
 from jobkit.spec.runspec import RunSpec
 
 _ON_ONE_RANK = 2  # stages of the interleaved schedule

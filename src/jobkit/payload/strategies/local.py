@@ -1,4 +1,4 @@
-"""nn.DataParallel: one process, one thread for each of the node's GPUs."""
+"""One process: alone (single), or with a thread for each of its node's GPUs (dp)."""
 
 import torch
 from torch import Tensor, nn
@@ -6,6 +6,13 @@ from torch import Tensor, nn
 from jobkit.payload.distributed import RankEnv
 from jobkit.payload.strategies.base import Strategy
 from jobkit.spec.runspec import RunSpec
+
+
+class Single(Strategy):
+    """The bare model, without communication: the reference for the others."""
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        return self.placed(model)
 
 
 class InPrecision(nn.Module):

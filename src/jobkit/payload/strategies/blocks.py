@@ -1,16 +1,41 @@
-"""Samples that are made up, and the running statistics of batch normalisation they must not enter.
+"""What strategies do to a model or a batch around a pass: recompute, fill up, keep statistics.
 
-A rank with no samples still takes part in collectives, and a schedule of a pipeline has batches
-of one size: both run the model on samples that nobody gave. Their losses have no weight, but a
-normalisation would remember them, and those of fast_cnn have forgotten the real ones after a few.
+A rank with no samples still takes part in collectives, and a schedule of a pipeline has batches of
+one size: both run the model on samples that are made up or taken again. Their losses have no
+weight, but a normalisation would remember them.
 """
 
+import functools
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.checkpoint import checkpoint
+
+
+def checkpoint_blocks(model: nn.Module) -> None:
+    """Make each direct child with parameters keep its input only, and be computed again backward.
+
+    The forward is replaced inside the module, so that the hooks of a wrapper, which gather
+    parameters, run outside of it, once in each direction.
+    """
+    for block in model.children():
+        if any(True for _ in block.parameters()):
+            block.forward = functools.partial(
+                checkpoint,
+                block.forward,
+                use_reentrant=False,
+                context_fn=functools.partial(_contexts, block),
+            )
+
+
+def _contexts(
+    block: nn.Module,
+) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    # Running statistics have seen the batch already: the second forward must not count it.
+    return nullcontext(), kept_statistics(block)
 
 
 def blank(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, float]:
