@@ -15,15 +15,12 @@ from matplotlib.lines import Line2D
 
 from jobkit.analysis.collect.results import Results, collect
 from jobkit.analysis.figures.breakdown import breakdown_figure
+from jobkit.analysis.figures.by_size import size_figure
 from jobkit.analysis.figures.comparison import comparison_figure
 from jobkit.analysis.figures.draw import FIGURES, draw
-from jobkit.analysis.figures.epoch_time import time_figure
-from jobkit.analysis.figures.learning import learning_figure
-from jobkit.analysis.figures.learning_sizes import learning_sizes_figure
-from jobkit.analysis.figures.memory import memory_figure
-from jobkit.analysis.figures.scaling import efficiency_figure, forecast_figure, speed_up_figure
-from jobkit.analysis.figures.style import _columns, looks
-from jobkit.analysis.figures.throughput import throughput_figure, time_to_accuracy_figure
+from jobkit.analysis.figures.forecast import forecast_figure
+from jobkit.analysis.figures.over_epochs import learning_figure
+from jobkit.analysis.figures.style import FORMATS, _columns, looks
 from jobkit.analysis.findings.forecast import forecasts
 from support.fake_study import (
     TRAIN_SAMPLES,
@@ -99,7 +96,7 @@ def ticks(axes: Axes) -> list[str]:
     return [label.get_text() for x, label in shown if low <= x <= high]
 
 
-def test_all_as_png_and_svg_not_blank_the_same_bytes_again_and_the_old_ones_removed() -> None:
+def test_all_in_every_format_not_blank_the_same_bytes_again_and_the_old_ones_removed() -> None:
     whole_study(strategies=("ddp", "fsdp"), gpus=(1, 2), repeats=2)
     results = collect("s")
     stale = results.paths.figures / "breakdown.png"
@@ -111,21 +108,21 @@ def test_all_as_png_and_svg_not_blank_the_same_bytes_again_and_the_old_ones_remo
         "loss_and_accuracy", "loss_and_accuracy_by_size",
         "time_to_accuracy", "peak_memory",
     )  # fmt: skip
-    assert [p.name for p in drawn.paths] == [f"{n}.{k}" for n in names for k in ("png", "svg")]
+    assert [p.name for p in drawn.paths] == [f"{n}.{k}" for n in names for k in FORMATS]
     assert sorted(stale.parent.iterdir()) == sorted(drawn.paths)
     for path in drawn.paths:
         if path.suffix == ".png":
             assert np.std(imread(path)[..., :3]) > 0.02
         else:
-            assert "<svg" in path.read_text()
-    first = [p.read_bytes() for p in drawn.paths[:4]]
-    assert [p.read_bytes() for p in draw(results).paths[:4]] == first
+            assert path.read_bytes().startswith((b"%PDF-1", b"<?xml"))
+    first = [p.read_bytes() for p in drawn.paths[:6]]
+    assert [p.read_bytes() for p in draw(results).paths[:6]] == first
     assert len({one.name for one in FIGURES}) == len(FIGURES)
     assert all(one.caption.endswith(".") for one in FIGURES)
 
 
 def test_time_per_epoch(strong: Results, weak: Results) -> None:
-    (axes,) = made(time_figure(strong)).axes
+    (axes,) = made(size_figure(strong, "time_per_epoch")).axes
     assert (axes.get_yscale(), axes.get_xscale()) == ("log", "log")
     assert ticks(axes) == ["1", "2", "4"] and axes.get_ylabel() == "time per epoch (s)"
     line, _ = measured(axes)
@@ -139,24 +136,24 @@ def test_time_per_epoch(strong: Results, weak: Results) -> None:
     ends = TRAIN_SAMPLES / (3700 * 1.04), TRAIN_SAMPLES / 1000
     assert (band[:, 1].min(), band[:, 1].max()) == SAME(ends)
     assert any(len(c.get_offsets()) == 9 for c in axes.collections)
-    (axes,) = made(time_figure(weak)).axes
+    (axes,) = made(size_figure(weak, "time_per_epoch")).axes
     (line,), (ideal,) = measured(axes), ideals(axes)
     assert values(line) == SAME([TRAIN_SAMPLES * n / (100 + 90 * (n - 1)) / 10 for n in SIZES])
     assert {*values(ideal)} == {values(line)[0]} and "ranks" in axes.get_ylabel()
 
 
 def test_sizes_stand_at_their_real_places_and_kinds_of_scaling_apart(study) -> None:
-    (axes,) = made(time_figure(study(gpus=(1, 2, 3, 6)))).axes
+    (axes,) = made(size_figure(study(gpus=(1, 2, 3, 6)), "time_per_epoch")).axes
     assert (axes.get_xscale(), ticks(axes)) == ("linear", ["1", "2", "3", "6"])
     one = {"strategies": ("ddp",), "gpus": SIZES}
     both = study(one, one | {"settings": {"batch_size_per_rank": 128}})
-    assert [len(measured(a)) for a in made(time_figure(both)).axes] == [1, 1]
-    rows = made(throughput_figure(both)).axes
+    assert [len(measured(a)) for a in made(size_figure(both, "time_per_epoch")).axes] == [1, 1]
+    rows = made(size_figure(both, "throughput")).axes
     kinds = ["strong scaling", "strong scaling", "weak scaling", "weak scaling"]
     assert [a.get_ylabel().rsplit(", ")[-1] for a in rows] == kinds
     nodes = study(gpus=(1, 2, "2x1", 4, "2x2", "2x4"))
-    for make in (time_figure, speed_up_figure, memory_figure):  # a line goes by the fewest nodes
-        assert sizes_of(made(make(nodes)).axes[0]) == [[1, 2, 4, 8], [2, 4]]
+    for name in ("time_per_epoch", "speed_up", "peak_memory"):  # a line goes by the fewest nodes
+        assert sizes_of(made(size_figure(nodes, name)).axes[0]) == [[1, 2, 4, 8], [2, 4]]
 
 
 def test_runs_that_are_not_ok_are_marked_at_their_size() -> None:
@@ -168,8 +165,8 @@ def test_runs_that_are_not_ok_are_marked_at_their_size() -> None:
         else:
             whole_run(plan, run_id)
     results = collect("s")
-    for make in (time_figure, memory_figure):
-        (axes,) = made(make(results)).axes
+    for name in ("time_per_epoch", "peak_memory"):
+        (axes,) = made(size_figure(results, name)).axes
         (cross,) = [line for line in axes.lines if line.get_marker() == "x"]
         assert list(cross.get_xdata()) == [8]
         assert [t.get_text() for t in axes.texts] == ["fsdp: oom"]
@@ -185,7 +182,7 @@ def test_runs_that_are_not_ok_are_marked_at_their_size() -> None:
 
 
 def test_memory_starts_at_zero(strong: Results) -> None:
-    (axes,) = made(memory_figure(strong)).axes
+    (axes,) = made(size_figure(strong, "peak_memory")).axes
     assert axes.get_ylim()[0] == 0
     assert axes.get_ylabel() == "peak memory per process, resident (MiB)"
     assert [values(line) for line in measured(axes)] == [[902] * 3, [902, 452, 227]]
@@ -205,19 +202,19 @@ def test_learning_curves(study) -> None:
 
 
 def test_loss_and_accuracy_over_sizes_with_their_repeats(strong: Results) -> None:
-    loss, accuracy = made(learning_sizes_figure(strong)).axes
+    loss, accuracy = made(size_figure(strong, "loss_and_accuracy_by_size")).axes
     assert sizes_of(loss) == [[1, 2, 4]] * 2
     assert values(measured(loss)[0]) == SAME([0.71] * 3)
     points = next(c for c in loss.collections if len(c.get_offsets()) == 9)
     assert sorted({*points.get_offsets()[:, 1].round(4)}) == [0.70, 0.71, 0.72]
     assert values(measured(accuracy)[0]) == SAME([1 - 0.8 / 3] * 3)
     full = replace(strong, runs=strong.runs.assign(val_accuracy=1.0))
-    assert made(learning_sizes_figure(full)).axes[-1].get_ylim()[1] <= 1
+    assert made(size_figure(full, "loss_and_accuracy_by_size")).axes[-1].get_ylim()[1] <= 1
 
 
 def test_throughput_and_time_to_accuracy_with_their_ideals(study) -> None:
     results = study()
-    total, each = made(throughput_figure(results)).axes
+    total, each = made(size_figure(results, "throughput")).axes
     assert values(measured(total)[0]) == SAME([1000, 1900, 3700])
     assert values(measured(each)[0]) == SAME([1000, 950, 925])
     assert each.get_ylim()[0] == 0
@@ -225,7 +222,7 @@ def test_throughput_and_time_to_accuracy_with_their_ideals(study) -> None:
     assert values(ideal) == SAME([1000 * x for x in ideal.get_xdata()])
     assert {*values(flat)} == {1000}
     assert (total.get_ylabel(), each.get_ylabel()) == ("images/s", "images/s per process")
-    (axes,) = made(time_to_accuracy_figure(results)).axes
+    (axes,) = made(size_figure(results, "time_to_accuracy")).axes
     expected = [3 * TRAIN_SAMPLES / r for r in (1000, 1900, 3700)]  # 73 % after the third epoch
     assert values(measured(axes)[0]) == SAME(expected)
     (ideal,) = ideals(axes)
@@ -235,18 +232,17 @@ def test_throughput_and_time_to_accuracy_with_their_ideals(study) -> None:
 
 def intervals(axes: Axes) -> list[tuple[float, ...]]:
     """The bars of the intervals, as (low, high)."""
-    bars = [c.get_paths() for c in axes.collections if len(c.get_paths()) == len(SIZES)]
-    return [tuple(sorted(p.vertices[:, 1])) for paths in bars for p in paths]
+    return [tuple(values(line)) for line in axes.lines if line.get_label() == "interval"]
 
 
 def test_speed_up_and_efficiency_with_ideal_and_intervals(strong: Results) -> None:
     table = strong.scaling
-    (axes,) = made(speed_up_figure(strong)).axes
+    (axes,) = made(size_figure(strong, "speed_up")).axes
     assert [values(line) for line in measured(axes)] == [SAME([1, 1.9, 3.7])] * 2
     assert values(ideals(axes)[0]) == SAME(list(ideals(axes)[0].get_xdata()))
     assert intervals(axes)[2] == SAME((table["speed_up_low"][2], table["speed_up_high"][2]))
     assert axes.get_ylabel() == "speed-up\nrelative to 1 rank"
-    (axes,) = made(efficiency_figure(strong)).axes
+    (axes,) = made(size_figure(strong, "efficiency")).axes
     assert axes.get_ylim()[0] == 0 and {*values(ideals(axes)[0])} == {1}
     assert values(measured(axes)[0]) == SAME([1, 0.95, 0.925])
     low, high = table["efficiency_low"][2], table["efficiency_high"][2]
@@ -255,11 +251,10 @@ def test_speed_up_and_efficiency_with_ideal_and_intervals(strong: Results) -> No
 
 def test_one_size_is_no_curve_and_one_series_no_comparison(study) -> None:
     results = study(gpus=(2,))
-    for make in (
-        speed_up_figure, efficiency_figure, throughput_figure, time_to_accuracy_figure,
-        learning_sizes_figure, comparison_figure, breakdown_figure,
-    ):  # fmt: skip
-        assert make(results) is None, make
+    several = ("speed_up", "efficiency", "throughput", "time_to_accuracy")
+    for name in (*several, "loss_and_accuracy_by_size"):
+        assert size_figure(results, name) is None, name
+    assert comparison_figure(results) is None and breakdown_figure(results) is None
 
 
 def test_a_forecast_begins_where_the_measured_ends_and_widens(study) -> None:
@@ -311,7 +306,7 @@ def test_series_are_compared_at_the_largest_size_that_most_have(study) -> None:
 
 
 def test_the_title_says_what_was_measured(study) -> None:
-    figure = made(time_figure(study(repeats=2, settings={"precision": "bf16"})))
+    figure = made(size_figure(study(repeats=2, settings={"precision": "bf16"}), "time_per_epoch"))
     text = figure._suptitle.get_text() + figure.axes[0].get_title(loc="left")
     for words in ("s: time per epoch", "Some Processor", "bf16", "global batch", "2 repeats"):
         assert words in text
@@ -324,7 +319,7 @@ def test_many_series_look_different_and_leave_room_for_the_axes(study) -> None:
         assert one.dashes != other.dashes
     sweep = {"lr": tuple(0.01 * i for i in (1, 2, 3, 4, 8)), "momentum": (0.8, 0.85, 0.9, 0.95)}
     sweep["precision"] = ("fp32", "bf16")
-    figure = made(speed_up_figure(study(gpus=(1, 2), sweep=sweep, settings={"epochs": 1})))
+    figure = made(size_figure(study(gpus=(1, 2), sweep=sweep, settings={"epochs": 1}), "speed_up"))
     (legend,) = figure.legends
     for axes in figure.axes:
         box = axes.get_window_extent()

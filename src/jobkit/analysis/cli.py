@@ -175,6 +175,8 @@ def plot_main(argv: Sequence[str] | None = None) -> int:
 
     from jobkit.analysis.collect.results import OUTDATED, Results
 
+    if args.out:
+        args.out.mkdir(parents=True, exist_ok=True)
     results = Results.load(args.study, args.out)
     if results.is_outdated:
         print(f"{short_path(results.folder)}: {OUTDATED}", file=sys.stderr)

@@ -9,7 +9,8 @@ import pytest
 from jobkit.analysis.collect.records import RunRecords
 from jobkit.analysis.collect.samples import sample_rows, use_row
 from jobkit.analysis.collect.steps import MAX_ROWS, TRAINING, Observation, Observed
-from jobkit.analysis.figures.use import energy_figure, load_figure
+from jobkit.analysis.figures.by_size import size_figure
+from jobkit.analysis.figures.load import load_figure
 from jobkit.analysis.findings.idle_gpus import energy, idle_gpus
 from jobkit.analysis.report.proposal import proposal_table
 from jobkit.analysis.tables.columns import RESULTS, SAMPLES
@@ -217,7 +218,7 @@ def test_the_newest_load_memory_and_power_are_shown(monkeypatch: pytest.MonkeyPa
 def test_without_counters_nothing_is_said_or_drawn() -> None:
     results = results_from(frame(runs_of({"ddp": {1: [100.0], 2: [180.0]}}), RESULTS))
     assert (energy(results, "GPUs"), idle_gpus(results, "GPUs")) == ([], [])
-    assert (energy_figure(results), load_figure(results)) == (None, None)
+    assert (size_figure(results, "energy"), load_figure(results)) == (None, None)
     assert not any("J per" in head for head in proposal_table(results.scaling, "GPUs").heads)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from jobkit.analysis import cli
 from jobkit.analysis.collect.results import collect
-from jobkit.analysis.figures.scaling import forecast_figure
+from jobkit.analysis.figures.forecast import forecast_figure
 from jobkit.analysis.findings.forecast import STEP, forecast_lines, forecast_table, forecasts
 from jobkit.analysis.findings.step_cli import main
 from jobkit.analysis.findings.step_fit import HeldOut, Point, StepModel, fit_steps, held_out

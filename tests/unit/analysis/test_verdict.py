@@ -15,9 +15,8 @@ from rich.console import Console
 
 from jobkit.analysis.collect.results import Results
 from jobkit.analysis.collect.rows import OF_EPOCHS, WALL_TIME
-from jobkit.analysis.figures.drawing import interval_of, lines
-from jobkit.analysis.figures.subtitle import subtitle
-from jobkit.analysis.figures.throughput import throughput_figure
+from jobkit.analysis.figures.by_size import ends_of, lines_of, size_figure
+from jobkit.analysis.figures.style import subtitle
 from jobkit.analysis.findings.forecast import forecasts
 from jobkit.analysis.findings.learned import learned, memory_needed
 from jobkit.analysis.findings.threads import thread_lines
@@ -349,7 +348,7 @@ def with_dp() -> Results:
 
 def test_each_line_beyond_the_fewest_nodes_has_one_number_of_nodes() -> None:
     many = on_nodes({(4, 1): [4.0], (4, 2): [3.0], (8, 2): [8.0], (8, 4): [7.0], (4, 4): [2.0]})
-    drawn = [[(s.nodes, s.ranks_per_node) for s in line] for line in lines(many.sizes)]
+    drawn = [[(s.nodes, s.ranks_per_node) for s in line] for line in lines_of(many.sizes)]
     assert drawn == [[(1, 4), (2, 4)], [(2, 2)], [(4, 1), (4, 2)]]
 
 
@@ -359,10 +358,9 @@ def test_dp_counts_as_the_gpus_that_it_computes_on(with_dp: Results) -> None:
     gpus = table.heads.index("GPUs")
     assert {(row[0], row[gpus]) for row in table.rows} == {("ddp", "1"), ("ddp", "2"), ("dp", "4")}
     (dp,) = [size for size in with_dp.sizes if size.series == "dp"]
-    low, high = interval_of(dp, "throughput_per_rank")
-    assert low is not None and high is not None and dp.throughput_per_rank == 95
-    assert low < 95 < high
-    figure = throughput_figure(with_dp)
+    low, high = ends_of(dp, "throughput_per_rank") or (0, 0)
+    assert low < 95 < high and dp.throughput_per_rank == 95
+    figure = size_figure(with_dp, "throughput")
     assert figure is not None
     for axes, rate in zip(figure.axes, (380, 95), strict=True):
         assert [4, rate] in [[*map(float, line.get_xydata()[0])] for line in axes.lines]

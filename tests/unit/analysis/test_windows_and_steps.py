@@ -27,7 +27,7 @@ from jobkit.analysis.collect.steps import (
     rate_row,
     step_rows,
 )
-from jobkit.analysis.figures.step_times import step_figure
+from jobkit.analysis.figures.by_size import size_figure
 from jobkit.analysis.scaling.sizes import EPOCH, sizes
 from jobkit.analysis.tables.columns import RESULTS
 from jobkit.analysis.tables.frames import frame
@@ -276,12 +276,12 @@ def test_the_payload_has_steps_and_its_rate_stays_that_of_its_epochs(stepped: Re
 
 
 def test_the_figure_has_a_line_for_each_percentile(stepped: Results) -> None:
-    figure = step_figure(stepped)
+    figure = size_figure(stepped, "step_times")
     assert figure is not None
     lines = [list(line.get_ydata()) for line in figure.axes[0].lines]
     assert lines == [[0.1, 0.1], [0.105, 0.105], [0.11, 0.3]]
     empty = replace(stepped, runs=stepped.runs.assign(step_p50_s=float("nan")))
-    assert step_figure(empty) is None
+    assert size_figure(empty, "step_times") is None
 
 
 def test_steps_of_the_warm_up_alone_have_no_percentiles() -> None:

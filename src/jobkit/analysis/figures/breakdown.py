@@ -6,9 +6,14 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import PercentFormatter
 
 from jobkit.analysis.collect.results import Results
-from jobkit.analysis.figures.drawing import fastest, unit
-from jobkit.analysis.figures.style import legend_below, new_figure, series_label
-from jobkit.analysis.figures.subtitle import subtitle
+from jobkit.analysis.figures.style import (
+    fastest,
+    legend_below,
+    new_figure,
+    series_label,
+    subtitle,
+    unit,
+)
 from jobkit.analysis.findings.breakdowns import SizeBreakdown, size_breakdowns
 
 _MOST = 3  # series side by side

@@ -50,8 +50,7 @@ def newest() -> Path:
 
 def draw(folder: Path) -> list[Path]:
     """Draw one benchmark; returns the files. Raises UsageError for a folder without one."""
-    from jobkit.analysis.figures.drawing import save
-    from jobkit.analysis.figures.style import rc
+    from jobkit.analysis.figures.style import rc, save
 
     paths = RunPaths(folder)
     found = read_csv(paths.comm_csv)

@@ -8,9 +8,16 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from jobkit.analysis.collect.results import Results
-from jobkit.analysis.figures.drawing import fastest, on_gpu, unit
-from jobkit.analysis.figures.style import PLAIN, Look, looks, new_figure
-from jobkit.analysis.figures.subtitle import subtitle
+from jobkit.analysis.figures.style import (
+    PLAIN,
+    Look,
+    fastest,
+    looks,
+    new_figure,
+    on_gpu,
+    subtitle,
+    unit,
+)
 from jobkit.analysis.scaling.sizes import Size
 from jobkit.analysis.tables.text import counted_ranks
 from jobkit.spec.runspec import ONE_RANK

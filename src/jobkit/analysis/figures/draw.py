@@ -1,9 +1,9 @@
 """The figures of a study: a table of all, and `draw`, which writes them.
 
-    draw(results)       writes logs/STUDY/figures/*.png and *.svg
+    draw(results)       writes logs/STUDY/figures/*.png, *.svg and *.pdf
 
-Each *_figure function returns one matplotlib Figure of results and has no other effect. To add a
-figure: write its function and add an entry to FIGURES.
+To add a figure of a value over sizes: an entry in BY_SIZE of by_size.py and one here. Any other: a
+function that returns a Figure of results, or None if there is nothing to show, and an entry here.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,19 +12,14 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from jobkit.analysis.collect.results import Results
+from jobkit.analysis.collect.results import Results, check_own
 from jobkit.analysis.figures.breakdown import breakdown_figure
+from jobkit.analysis.figures.by_size import size_figure
 from jobkit.analysis.figures.comparison import comparison_figure
-from jobkit.analysis.figures.drawing import save
-from jobkit.analysis.figures.epoch_time import time_figure
-from jobkit.analysis.figures.learning import learning_figure
-from jobkit.analysis.figures.learning_sizes import learning_sizes_figure
-from jobkit.analysis.figures.memory import memory_figure
-from jobkit.analysis.figures.scaling import efficiency_figure, forecast_figure, speed_up_figure
-from jobkit.analysis.figures.step_times import step_figure
-from jobkit.analysis.figures.style import rc
-from jobkit.analysis.figures.throughput import throughput_figure, time_to_accuracy_figure
-from jobkit.analysis.figures.use import energy_figure, load_figure
+from jobkit.analysis.figures.forecast import forecast_figure
+from jobkit.analysis.figures.load import load_figure
+from jobkit.analysis.figures.over_epochs import learning_figure
+from jobkit.analysis.figures.style import FORMATS, rc, save
 from jobkit.analysis.findings.forecast import Forecast
 from jobkit.errors import UsageError
 
@@ -38,7 +33,7 @@ class StudyFigure:
 
     name: str
     caption: str  # also the text for those who cannot see it
-    make: Callable[..., Figure | None]  # of the results; None: there is nothing to show
+    make: Callable[..., Figure | None] | None = None  # None: a value over sizes, of by_size.py
     missing: str = ""  # of a figure that every study should have: why it has none
     takes_forecasts: bool = False  # as the second argument of make
 
@@ -48,25 +43,21 @@ FIGURES = (
     StudyFigure(
         "time_per_epoch",
         "Time per epoch, per run or per amount of work, at each size. Grey line: ideal scaling.",
-        time_figure,
-        _NOT_MEASURED,
+        missing=_NOT_MEASURED,
     ),
     StudyFigure(
         "throughput",
         "Throughput of the training, over all ranks and per rank. Grey line: ideal scaling.",
-        throughput_figure,
     ),
     StudyFigure(
         "speed_up",
         "Speed-up relative to the smallest size. Grey line: ideal scaling.",
-        speed_up_figure,
-        _ONE_SIZE,
+        missing=_ONE_SIZE,
     ),
     StudyFigure(
         "efficiency",
         "Parallel efficiency: the share of the ideal speed-up that is reached.",
-        efficiency_figure,
-        _ONE_SIZE,
+        missing=_ONE_SIZE,
     ),
     StudyFigure(
         "forecast",
@@ -85,7 +76,6 @@ FIGURES = (
         "step_times",
         "Time of single steps, without the warm-up: where the percentiles lie far above the "
         "median, some steps wait for a slow rank, for data or for the machine.",
-        step_figure,
     ),
     StudyFigure(
         "comparison",
@@ -97,23 +87,20 @@ FIGURES = (
         "loss_and_accuracy",
         "Validation loss and accuracy over epochs.",
         learning_figure,
-        _NOT_MEASURED,
+        missing=_NOT_MEASURED,
     ),
     StudyFigure(
         "loss_and_accuracy_by_size",
         "Final validation loss and accuracy at each size: median and range of the repeats.",
-        learning_sizes_figure,
     ),
     StudyFigure(
         "time_to_accuracy",
         "Training time to the same validation accuracy. Grey line: ideal scaling.",
-        time_to_accuracy_figure,
     ),
     StudyFigure(
         "peak_memory",
         "Peak memory at each size: maximum over ranks.",
-        memory_figure,
-        _NOT_MEASURED,
+        missing=_NOT_MEASURED,
     ),
     StudyFigure(
         "load",
@@ -124,7 +111,6 @@ FIGURES = (
     StudyFigure(
         "energy",
         "Energy per unit of work at each size, as counters of the machine measured it.",
-        energy_figure,
     ),
 )
 
@@ -145,21 +131,29 @@ def draw(results: Results, forecasts: Sequence[Forecast] = ()) -> Drawn:
     drawn = Drawn([], {})
     folder = results.output.figures
     try:
+        check_own(folder.parent)
         if folder.is_symlink():  # of the folder's maker, who may be somebody else
             raise UsageError(f"{folder} is a link, through which would be written: remove it")
-        folder.mkdir(exist_ok=True)
-        for one in FIGURES:
+        folder.mkdir(parents=True, exist_ok=True)
+        check_own(folder)
+        for item in FIGURES:
+            paths = [folder / f"{item.name}.{kind}" for kind in FORMATS]
             with rc():
-                made = one.make(results, *([forecasts] if one.takes_forecasts else []))
-                paths = [folder / f"{one.name}.png", folder / f"{one.name}.svg"]
-                if made is not None:
-                    save(made, *paths)
+                figure = _make(item, results, forecasts)
+                if figure is not None:
+                    save(figure, *paths)
                     drawn.paths.extend(paths)
                     continue
             for path in paths:
                 path.unlink(missing_ok=True)
-            if one.missing:
-                drawn.missing[one.name] = one.missing
+            if item.missing:
+                drawn.missing[item.name] = item.missing
     except OSError as error:
         raise UsageError(f"cannot write {folder}: {error.strerror or error}") from None
     return drawn
+
+
+def _make(item: StudyFigure, results: Results, forecasts: Sequence[Forecast]) -> Figure | None:
+    if item.make is None:
+        return size_figure(results, item.name)
+    return item.make(results, forecasts) if item.takes_forecasts else item.make(results)

@@ -1,18 +1,35 @@
-"""The style of the figures: readable in grey and by colour-blind readers, reproducible."""
+"""The style of the figures: readable in grey and by colour-blind readers, reproducible.
+
+Axes, legends, the lines under a title, and the files.
+"""
 
 import math
+import secrets
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+import numpy as np
+import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.lines import Line2D
 from matplotlib.ticker import AutoLocator, FixedLocator, FuncFormatter, LogLocator, NullLocator
+from numpy.typing import ArrayLike
 
+from jobkit.analysis.collect.results import Results
+from jobkit.analysis.findings.sources import rate_sources
+
+FORMATS = ("png", "svg", "pdf")  # to look at, for the report, for LaTeX
+IDEAL = "ideal scaling from the smallest size"
+_WIDTH = 86  # characters: what the narrowest figure has room for under its title
+_MAX_NAME = 44  # characters of a series in a legend
 # Okabe and Ito's colours, those of the strongest contrast first.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "*", "X", "p")
@@ -32,6 +49,7 @@ _RC: Any = {
     "legend.frameon": False,
     "text.parse_math": False,  # a $ in the name of a study or device is plain text
     "svg.hashsalt": "jobkit",  # the same ids in the SVG every time
+    "pdf.fonttype": 42,  # text that a journal's checks take
 }
 
 
@@ -157,3 +175,145 @@ def _columns(lengths: Sequence[int], room: int) -> int:
         if sum(widths) <= room:
             return columns
     return 1
+
+
+def short(series: str) -> str:
+    """The name of a series as a legend has room for it."""
+    return series if len(series) <= _MAX_NAME else f"{series[: _MAX_NAME - 3]}..."
+
+
+def plot_line(axes: Axes, x: ArrayLike, y: ArrayLike, look: Look, **others: Any) -> None:
+    """Draw a line in the look of its series; others: what differs, as matplotlib calls it."""
+    options = {"color": look.colour, "marker": look.marker, "ms": look.size, "ls": look.dashes}
+    options |= {"lw": look.width, "zorder": look.layer}
+    axes.plot(np.asarray(x), np.asarray(y), **(options | others))
+
+
+def ideal_line(axes: Axes, x: ArrayLike, y: ArrayLike) -> None:
+    """Draw ideal scaling as a thin grey line."""
+    axes.plot(np.asarray(x), np.asarray(y), color=GREY, lw=0.9, zorder=1.5, label=IDEAL)
+
+
+def legend(
+    figure: Figure, axes: Iterable[Axes], look: dict[str, Look], extra: Sequence[Artist] = ()
+) -> None:
+    """Add one legend under the panels: the series, then the ideal line, the cross and others."""
+    lines = [line for panel in axes for line in panel.lines]
+    handles: list[Artist] = [
+        Line2D([], [], color=k.colour, marker=k.marker, ms=7, ls=k.dashes, label=short(name))
+        for name, k in look.items()
+    ]
+    if any(line.get_label() == IDEAL for line in lines):
+        handles.append(Line2D([], [], color=GREY, lw=0.9, label=IDEAL))
+    if any(line.get_marker() == "x" for line in lines):
+        cross = Line2D([], [], color=GREY, marker="x", ms=7, mew=2.2, ls="", label="run not ok")
+        handles.append(cross)
+    legend_below(figure, [*handles, *extra])
+
+
+def save(figure: Figure, *paths: Path) -> None:
+    """Write a figure's files, each whole; the same figure gives the same bytes."""
+    # Laid out once. With a layout engine of its own, a figure is drawn twice for each file.
+    ConstrainedLayoutEngine().execute(figure)
+    metadata: dict[str, Any] = {
+        ".png": {"Software": None},
+        ".svg": {"Date": None, "Creator": None},
+        ".pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+    }
+    for path in paths:
+        # Of a name that nobody can put a link at beforehand.
+        beside = path.with_name(f".{secrets.token_hex(8)}.{path.name}")
+        try:
+            figure.savefig(beside, metadata=metadata[path.suffix])
+            beside.replace(path)
+        finally:
+            beside.unlink(missing_ok=True)
+
+
+def on_gpu(results: Results) -> bool:
+    return bool((results.runs["device_type"] == "cuda").any())
+
+
+def unit(results: Results) -> str:
+    return "GPUs" if on_gpu(results) else "processes (ranks)"
+
+
+def fastest(results: Results, names: Iterable[str], most: int) -> tuple[list[str], str]:
+    """The series with the highest rates, `most` at the most, and a note where some are left out."""
+    series = list(dict.fromkeys(names))
+    if len(series) <= most:
+        return series, ""
+    rates = results.scaling.groupby("series")["throughput"].max().fillna(0)
+    best = sorted(series, key=lambda name: -float(rates.get(name, 0)))[:most]
+    return [
+        name for name in series if name in best
+    ], f", the {most} fastest of {len(series)} series"
+
+
+def subtitle(results: Results, spread: str = "median and range", shown: str = "") -> str:
+    """What all runs share: device, model, data, precision, batch.
+
+    spread: what is drawn of repeats. shown: what is drawn in place of it.
+    """
+    texts = shared_settings(results, spread, shown)
+    return "\n".join(textwrap.fill(text, _WIDTH) for text in texts)
+
+
+def shared_settings(results: Results, spread: str, shown: str = "") -> list[str]:
+    """The same as at most two lines of any length."""
+    runs = results.runs
+    lines = ([_devices(runs), *_settings(runs)], [_batch(runs), shown or _repeats(runs, spread)])
+    texts = (" | ".join(part for part in line if part) for line in lines)
+    return [text for text in texts if text]
+
+
+def _one(runs: pd.DataFrame, name: str) -> str:
+    """The value that all runs share; empty where they differ or it is not known."""
+    values = runs[name].dropna().unique()
+    return f"{values[0]:,}" if len(values) == 1 else ""
+
+
+def _devices(runs: pd.DataFrame) -> str:
+    names = list(runs["device"].dropna().unique())
+    return " and ".join(names) if len(names) <= 2 else f"{len(names)} device types"
+
+
+def _settings(runs: pd.DataFrame) -> list[str]:
+    model, precision = _text(runs, "model"), _text(runs, "precision")
+    dataset, samples = _text(runs, "dataset"), _one(runs, "train_samples")
+    if dataset.startswith(("folder:", "idx:")):
+        dataset = dataset.partition(":")[2].rstrip("/").rsplit("/", 1)[-1]
+    if _of_command(runs):  # nothing is known of it but its command and parameters
+        return [" and ".join(rate_sources(runs))]
+    on = f"{model or 'models'} on {dataset or 'several datasets'}"
+    return [f"{on}, {samples} images" if samples else on, precision]
+
+
+def _of_command(runs: pd.DataFrame) -> bool:
+    """Whether the runs are of another program, which may have a parameter called model."""
+    measured = runs["throughput_source"].notna().any()
+    return bool(runs["model"].isna().all() or (measured and runs["epochs_planned"].isna().all()))
+
+
+def _text(runs: pd.DataFrame, name: str) -> str:
+    values = runs[name].dropna().unique()
+    return str(values[0]) if len(values) == 1 else ""
+
+
+def _batch(runs: pd.DataFrame) -> str:
+    """The batch that is constant in each kind of scaling."""
+    words = []
+    for scaling, name, what in (
+        ("strong", "global_batch_size", "global batch"),
+        ("weak", "batch_size_per_rank", "batch per rank"),
+    ):
+        own = runs[runs["scaling"] == scaling]
+        if len(own):
+            batch = _one(own, name)
+            words.append(f"{scaling} scaling" + (f", {what} {batch}" if batch else ""))
+    return " and ".join(words)
+
+
+def _repeats(runs: pd.DataFrame, spread: str) -> str:
+    repeats = int(runs["repeat"].max()) + 1 if runs["repeat"].notna().any() else 1
+    return f"{spread} of {repeats} repeats" if repeats > 1 else ""

@@ -16,8 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from jobkit.analysis.collect.results import Results
 from jobkit.analysis.figures.draw import FIGURES
-from jobkit.analysis.figures.drawing import unit
-from jobkit.analysis.figures.subtitle import shared_settings
+from jobkit.analysis.figures.style import shared_settings, unit
 from jobkit.analysis.findings.breakdowns import efficiency_table, size_breakdowns
 from jobkit.analysis.findings.forecast import LAW, Forecast, forecast_table, not_forecast
 from jobkit.analysis.findings.forecast import forecasts as fitted

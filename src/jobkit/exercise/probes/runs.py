@@ -94,7 +94,7 @@ def sentences() -> list[Table]:
     folder = found[-1].parent
     _call(["plot", str(folder)])
     from jobkit.analysis.collect.results import collect
-    from jobkit.analysis.figures.drawing import unit
+    from jobkit.analysis.figures.style import unit
     from jobkit.analysis.findings.verdict import verdict
 
     results = collect(folder, write=False)

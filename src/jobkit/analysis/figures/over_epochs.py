@@ -7,12 +7,20 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from jobkit.analysis.collect.results import Results
-from jobkit.analysis.figures.drawing import plot_line
-from jobkit.analysis.figures.style import DASHES, GREY, Look, legend_below, looks, new_figure
-from jobkit.analysis.figures.subtitle import subtitle
+from jobkit.analysis.figures.style import (
+    DASHES,
+    GREY,
+    Look,
+    legend_below,
+    looks,
+    new_figure,
+    plot_line,
+    short,
+    subtitle,
+)
 from jobkit.analysis.tables.text import counted
 
-_MANY = 6  # lines: with more, only the smallest and the largest size of a series are shown
+_MAX_LINES = 6  # with more, only the smallest and the largest size of a series are shown
 _PANELS = (("val_loss", "validation loss"), ("val_accuracy", "validation accuracy"))
 
 
@@ -22,45 +30,55 @@ def learning_figure(results: Results) -> Figure | None:
     Runs that are not ok are thin lines that end in a cross.
     """
     epochs = results.epochs.merge(results.runs[["run_id", "status"]], on="run_id")
-    shown = epochs.dropna(subset=["epoch"])
-    panels = [(name, text) for name, text in _PANELS if shown[name].notna().any()]
+    epochs = epochs.dropna(subset=["epoch"])
+    panels = [(name, text) for name, text in _PANELS if epochs[name].notna().any()]
     if not panels:
         return None
-    kept, note = _few(shown)
-    title = f"{results.name}: validation loss and accuracy{note}"
+    shown, note = _few(epochs)
+    title = f"{results.name}: {' and '.join(text for _, text in panels)}{note}"
     figure, axes = new_figure(len(panels), title, subtitle(results))
     look = looks(s.series for s in results.sizes)
-    ranks = sorted(int(n) for n in kept["world_size"].dropna().unique())
-    for one, (name, text) in zip(axes, panels, strict=True):
-        for _, group in kept.groupby(["series", "world_size"], dropna=False):
+    ranks = sorted(int(n) for n in shown["world_size"].dropna().unique())
+    for panel, (name, text) in zip(axes, panels, strict=True):
+        for _, group in shown.groupby(["series", "world_size"], dropna=False):
             first = group.iloc[0]
-            known = pd.notna(first["world_size"])
-            place = ranks.index(int(first["world_size"])) if known else 0
-            _draw(one, group, name, look[first["series"]], DASHES[place % len(DASHES)])
-        one.set_xlabel("epoch")
-        one.set_ylabel(text)
-        one.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+            size = first["world_size"]
+            place = 0 if pd.isna(size) else ranks.index(int(size))
+            _draw(panel, group, name, look[first["series"]], DASHES[place % len(DASHES)])
+        panel.set_xlabel("epoch")
+        panel.set_ylabel(text)
+        panel.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     if panels[-1][0] == "val_accuracy":
         axes[-1].yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
         axes[-1].set_ylim(top=min(1.0, axes[-1].get_ylim()[1]))
         for line in axes[-1].lines:  # a marker at 100 % is drawn whole
             line.set_clip_on(False)
-    _legend(figure, look, ranks, not_ok=bool((kept["status"] != "ok").any()))
+    # Colours and markers tell the series, dashes the size.
+    handles = [
+        Line2D([], [], color=k.colour, marker=k.marker, ms=5, label=short(name))
+        for name, k in look.items()
+        if name in set(shown["series"])
+    ]
+    handles += [
+        Line2D([], [], color=GREY, ls=DASHES[i % len(DASHES)], label=counted(n, "rank"))
+        for i, n in enumerate(ranks)
+    ]
+    if (shown["status"] != "ok").any():
+        cross = Line2D([], [], color=GREY, marker="x", ms=7, mew=2.2, lw=0.9, label="run not ok")
+        handles.append(cross)
+    legend_below(figure, handles)
     return figure
 
 
 def _few(epochs: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     """The epochs of few enough lines to tell apart, and a note on what is left out."""
-    lines = epochs[["series", "world_size"]].drop_duplicates()
-    if len(lines) <= _MANY:
+    if len(epochs[["series", "world_size"]].drop_duplicates()) <= _MAX_LINES:
         return epochs, ""
     of_series = epochs.groupby("series")["world_size"]
-    ends = (epochs["world_size"] == of_series.transform("min")) | (
-        epochs["world_size"] == of_series.transform("max")
-    )
-    kept = epochs[ends.fillna(True)]
-    note = ", smallest and largest size"
-    return kept, note if len(kept) < len(epochs) else ""
+    ends = epochs["world_size"] == of_series.transform("min")
+    ends |= epochs["world_size"] == of_series.transform("max")
+    shown = epochs[ends.fillna(True)]
+    return shown, ", smallest and largest size" if len(shown) < len(epochs) else ""
 
 
 def _draw(axes: Axes, group: pd.DataFrame, name: str, look: Look, dashes: object) -> None:
@@ -70,7 +88,8 @@ def _draw(axes: Axes, group: pd.DataFrame, name: str, look: Look, dashes: object
     if len(ok):
         by_epoch = ok.groupby("epoch")[name].agg(["median", "min", "max"]).astype(float)
         x = [int(e) + 1 for e in by_epoch.index]  # people count epochs from 1
-        plot_line(axes, x, by_epoch["median"], look, ls=dashes, ms=0.7 * look.size)
+        step = 1 + len(x) // 20  # markers of a long training would hide its line
+        plot_line(axes, x, by_epoch["median"], look, ls=dashes, ms=0.7 * look.size, markevery=step)
         if ok["run_id"].nunique() > 1:
             low, high = by_epoch["min"], by_epoch["max"]
             axes.fill_between(x, low, high, color=look.colour, alpha=0.12, lw=0, zorder=1)
@@ -79,19 +98,3 @@ def _draw(axes: Axes, group: pd.DataFrame, name: str, look: Look, dashes: object
         x, y = [int(e) + 1 for e in ordered["epoch"]], ordered[name].astype(float).tolist()
         axes.plot(x, y, color=look.colour, ls=dashes, lw=0.9, alpha=0.6, zorder=2)
         axes.plot(x[-1], y[-1], "x", color=look.colour, ms=7, mew=2.2, zorder=4)
-
-
-def _legend(figure: Figure, look: dict[str, Look], ranks: list[int], *, not_ok: bool) -> None:
-    """Colours and markers tell the series, dashes the size."""
-    handles = [
-        Line2D([], [], color=one.colour, marker=one.marker, ms=5, label=name)
-        for name, one in look.items()
-    ]
-    handles += [
-        Line2D([], [], color=GREY, ls=DASHES[i % len(DASHES)], label=counted(n, "rank"))
-        for i, n in enumerate(ranks)
-    ]
-    if not_ok:
-        cross = Line2D([], [], color=GREY, marker="x", ms=7, mew=2.2, lw=0.9, label="run not ok")
-        handles.append(cross)
-    legend_below(figure, handles)

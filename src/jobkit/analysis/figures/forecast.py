@@ -1,0 +1,97 @@
+"""The figure of a forecast: the measured speed-up, and beyond it the prediction."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from jobkit.analysis.collect.results import Results
+from jobkit.analysis.figures.by_size import draw_line, kind_of, kinds_of, lines_of, suffix
+from jobkit.analysis.figures.style import (
+    GREY,
+    Look,
+    ideal_line,
+    legend,
+    log_ratio_axis,
+    looks,
+    new_figure,
+    size_axis,
+    subtitle,
+    unit,
+)
+from jobkit.analysis.findings.forecast import Forecast
+
+_DASHED = (0, (4, 2))
+
+
+def forecast_figure(results: Results, forecasts: Sequence[Forecast]) -> Figure | None:
+    """Measured speed-up, and beyond it the forecast with its interval."""
+    shown = [f for f in forecasts if f.sizes]
+    of_series = {s.series: kind_of(s) for s in results.sizes}
+    kinds = [k for k in kinds_of(results.sizes) if any(of_series[f.series] == k for f in shown)]
+    if not kinds:
+        return None
+    title = f"{results.name}: forecast of the speed-up (not measured)"
+    figure, axes = new_figure(len(kinds), title, subtitle(results, "median"))
+    look = looks(s.series for s in results.sizes)
+    for panel, kind in zip(axes, kinds, strict=True):
+        own = [f for f in shown if of_series[f.series] == kind]
+        measured = [s for s in results.sizes if kind_of(s) == kind and s.speed_up and s.world_size]
+        last = max(f.sizes[-1] for f in own)
+        first = min(s.base_world_size for s in measured if s.base_world_size)
+        x = np.geomspace(first, last, 65)
+        ideal_line(panel, x, x / first)
+        for forecast in own:
+            for line in lines_of([s for s in measured if s.series == forecast.series]):
+                draw_line(
+                    panel, {s: (s.speed_up or 0,) for s in line}, look[forecast.series], "speed_up"
+                )
+            _band(panel, forecast, look[forecast.series])
+        panel.set_ylabel(f"speed-up{suffix(kind, kinds)}")
+        log_ratio_axis(panel)
+        sizes = [*(s.devices or 0 for s in measured), *(n for f in own for n in f.sizes)]
+        size_axis(panel, sizes, unit(results))
+        beyond = max(f.measured[-1] for f in own)
+        panel.axvspan(beyond, panel.get_xlim()[1], color="#F4F4F4", zorder=0)
+    legend(figure, axes, {f.series: look[f.series] for f in shown}, _handles(shown))
+    return figure
+
+
+def _by_laws(forecast: Forecast) -> list[int]:
+    """The sizes that the laws forecast."""
+    return [n for n in forecast.sizes if n not in forecast.by_steps]
+
+
+def _handles(shown: Sequence[Forecast]) -> list[Artist]:
+    """What the legend says of the sources that the forecasts have."""
+    handles: list[Artist] = []
+    if any(_by_laws(f) for f in shown):
+        handles += [
+            Line2D([], [], color=GREY, ls=_DASHED, lw=1.4, label="forecast"),
+            Patch(color=GREY, alpha=0.25, lw=0, label="95 % prediction interval"),
+        ]
+    if any(f.by_steps for f in shown):
+        label = "forecast by the step model"
+        handles.append(Line2D([], [], color=GREY, ls="", marker="D", mfc="none", label=label))
+    return handles
+
+
+def _band(axes: Axes, forecast: Forecast, look: Look) -> None:
+    """Draw the forecast from the largest measured size on, with its prediction interval.
+
+    Sizes that the step model forecasts are points: it has no interval.
+    """
+    if points := [(n, forecast.at(n).speed_up[0]) for n in forecast.by_steps]:
+        x, y = np.asarray(points).T
+        axes.plot(x, y, color=look.colour, ls="", marker="D", mfc="none", zorder=2.5)
+    if by_laws := _by_laws(forecast):
+        prediction = forecast.prediction
+        assert prediction is not None  # it has sizes
+        x = np.geomspace(forecast.measured[-1], by_laws[-1], 33)
+        y, low, high = np.asarray([prediction.speed_up(n) for n in x]).T
+        axes.plot(x, y, color=look.colour, ls=_DASHED, lw=1.4, zorder=2.5, label="forecast")
+        axes.fill_between(x, low, high, color=look.colour, alpha=0.18, lw=0, zorder=1)
