@@ -57,9 +57,8 @@ if [[ $(uname) == Darwin ]]; then
 elif [[ -n ${DISPLAY-}${WAYLAND_DISPLAY-} ]]; then
   open=xdg-open
 fi
-if [[ -n $open ]] && command -v "$open" >/dev/null; then
-  while read -r _ file; do
-    [[ $file == *.html ]] && "$open" "$file" >/dev/null 2>&1 &
-  done <<<"$drawn"
+report=$(sed -n 's/^wrote \(.*\.html\)$/\1/p' <<<"$drawn")
+if [[ -n $open && -n $report ]] && command -v "$open" >/dev/null; then
+  "$open" "$report" >/dev/null 2>&1 &
 fi
 exit "$collected"

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from jobkit.analysis.cli import collect_main, plot_main
+from jobkit.analysis.figures.style import FORMATS
 from support.codes import code_of
 from support.fake_study import FakeRun, logs, make_plan, whole_run, whole_study
 from support.place import ROOT
@@ -102,8 +103,8 @@ def test_a_study_by_name_by_path_or_the_newest(capsys) -> None:
         assert collect_main(words) == 0
         said = capsys.readouterr().out
         assert said.startswith(f"{name}: 1 of 1 runs ok")
-        for table, count in (("results", "1 run"), ("epochs", "3 epochs"), ("scaling", "1 size")):
-            assert f"wrote logs/{name}/{table}.csv ({count})" in said
+        tables = "results.csv (1 run), epochs.csv (3 epochs), scaling.csv (1 size)"
+        assert f"wrote {tables} to logs/{name}\n" in said
         assert said.rstrip().endswith(f"next: python plot_results.py logs/{name}")
 
 
@@ -144,12 +145,33 @@ def test_plot_sh_collects_and_plots_and_ends_with_what_collect_said(tmp_path: Pa
     path = f"{opener.parent}:{os.environ['PATH']}"
     done = plot_sh(*words, DISPLAY=":0", PATH=path)
     assert (done.returncode, done.stderr) == (3, "")
-    drawn = list(plan.paths.figures.iterdir())
-    assert done.stdout.count("wrote logs/half/figures/") == len(drawn) >= 18
+    drawn = len(list(plan.paths.figures.iterdir())) // len(FORMATS)
+    assert f"wrote {drawn} figures (PNG, SVG, PDF) to logs/half/figures\n" in done.stdout
+    assert drawn >= 9
     assert "0.5" in plan.paths.scaling.read_text() and plan.paths.forecast.exists()
-    assert done.stdout.endswith("wrote logs/half/report.html\n")
+    end = "wrote logs/half/report.html\nnext: open logs/half/report.html in a browser\n"
+    assert done.stdout.endswith(end)
     deadline = time.monotonic() + 300  # the script does not wait for what it opens
     (tmp_path / "opened").touch()
     while not (tmp_path / "opened").read_text() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert (tmp_path / "opened").read_text() == "logs/half/report.html\n"
+
+
+def test_another_folder_takes_what_is_written_and_the_study_stays_as_it_was(capsys) -> None:
+    plan = whole_study("demo", strategies=("ddp",), gpus=(1, 2))
+    before = files(plan.paths.folder)
+    assert collect_main(["demo", "--out", "mine"]) == plot_main(["demo", "--out", "mine"]) == 0
+    assert files(plan.paths.folder) == before
+    names = {p.name for p in Path("mine").iterdir()}
+    assert names >= {"results.csv", "scaling.csv", "report.html", "figures"}
+
+
+@pytest.mark.parametrize("main", [collect_main, plot_main])
+def test_a_folder_of_others_is_refused_and_read_with_out(main, capsys) -> None:
+    plan = whole_study("demo", strategies=("ddp",), gpus=(1, 2))
+    plan.paths.folder.chmod(0o777)
+    assert main(["demo"]) == 2
+    error = capsys.readouterr().err
+    assert "everybody may write there" in error and "--out DIR" in error and error.count("\n") == 1
+    assert main(["demo", "--out", "mine"]) == 0

@@ -45,22 +45,26 @@ exit codes:
   2  wrong usage: no such study, too few sizes for a forecast, a folder that cannot be written
   3  no run has finished an epoch or measured a step: no figure was made
 """
-_TARGET = "target validation accuracy (default: one that all successful runs have reached)"
+MIN_EFFICIENCY = 0.8  # of the size that the report recommends
+VERDICT_LINES = 3  # of the report, on the terminal
 
 
 def _parser(prog: str, description: str, epilog: str) -> Parser:
     """The part of the command line that both commands share."""
-    made = Parser(prog=prog, description=description, epilog=epilog)
-    made.add_argument(
+    parser = Parser(prog=prog, description=description, epilog=epilog)
+    parser.add_argument(
         "study",
         nargs="?",
         metavar="STUDY",
         help="a study's folder, as logs/demo, or its bare name (default: the newest study)",
     )
-    made.add_argument(
-        "--out", type=Path, metavar="DIR", help="write here, as of another user's study"
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="write into this folder, as for the study of another user (default: the study's)",
     )
-    return made
+    return parser
 
 
 @command
@@ -74,49 +78,12 @@ def collect_main(argv: Sequence[str] | None = None) -> int:
         action="store_true",
         help="a series of its own for each device model and commit of the code that are mixed",
     )
-    parser.add_argument("--accuracy", type=share, metavar="SHARE", help=_TARGET)
-    _add_thresholds(parser)
-    add_log_options(parser)
-    args = parser.parse_args(argv)
-    if (args.at is None) != (args.min_efficiency is None):
-        raise UsageError("--min-efficiency and --at go together")
-
-    from jobkit.analysis.collect.results import collect
-    from jobkit.analysis.report.summary import as_json, print_summary
-    from jobkit.analysis.scaling.gate import check_efficiency
-
-    study, logs = args.study, given_logs(args) if args.logs else None
-    if logs:
-        study = logs_folder(args.name, sys.argv[1:] if argv is None else argv)
-    options = {"accuracy": args.accuracy, "separate": args.apart, "logs": logs, "out": args.out}
-    results = collect(study, **options)
-    if args.json:
-        print(as_json(results))
-        for line in results.warnings():
-            print(f"warning: {line}", file=sys.stderr)
-    else:
-        print_summary(results)
-        _say_written(results)
-    missed = check_efficiency(results.scaling, args.min_efficiency, args.at) if args.at else []
-    for line in missed:
-        print(f"threshold not met: {line}", file=sys.stderr)
-    if missed:
-        return Exit.THRESHOLD
-    return Exit.OK if results.ok else Exit.INCOMPLETE
-
-
-def _say_written(results: "Results") -> None:
-    """Print the files that were written, and the next command."""
-    from jobkit.analysis.tables.text import counted
-
-    kinds = {"results": "run", "epochs": "epoch", "scaling": "size"}
-    for path, table in results.tables.items():
-        what = kinds.get(path.stem, "row")
-        print(f"wrote {short_path(path)} ({counted(len(table), what)})")
-    print(shlex.join(["next:", "python", "plot_results.py", short_path(results.folder)]))
-
-
-def _add_thresholds(parser: Parser) -> None:
+    parser.add_argument(
+        "--accuracy",
+        type=share,
+        metavar="SHARE",
+        help="target validation accuracy (default: one that all successful runs have reached)",
+    )
     parser.add_argument(
         "--min-efficiency",
         type=share,
@@ -129,6 +96,59 @@ def _add_thresholds(parser: Parser) -> None:
         metavar="RANKS",
         help="the number of ranks at which --min-efficiency is checked",
     )
+    add_log_options(parser)
+    args = parser.parse_args(argv)
+    if (args.at is None) != (args.min_efficiency is None):
+        raise UsageError("--min-efficiency and --at go together")
+
+    from jobkit.analysis.collect.results import collect
+    from jobkit.analysis.report.summary import as_json, print_summary
+    from jobkit.analysis.scaling.gate import check_efficiency
+
+    study, logs = args.study, given_logs(args) if args.logs else None
+    if logs:
+        study = logs_folder(args.name, sys.argv[1:] if argv is None else argv)
+    results = collect(study, accuracy=args.accuracy, separate=args.apart, logs=logs, out=args.out)
+    if args.json:
+        print(as_json(results))
+        for line in results.warnings():
+            print(f"warning: {line}", file=sys.stderr)
+    else:
+        print_summary(results)
+        _print_verdict(results)
+        _print_written(results)
+    missed = check_efficiency(results.scaling, args.min_efficiency, args.at) if args.at else []
+    for line in missed:
+        print(f"threshold not met: {line}", file=sys.stderr)
+    if missed:
+        return Exit.THRESHOLD
+    return Exit.OK if results.ok else Exit.INCOMPLETE
+
+
+def _print_verdict(results: "Results", min_efficiency: float = MIN_EFFICIENCY) -> None:
+    """Print the first lines of the report."""
+    from jobkit.analysis.figures.style import unit
+    from jobkit.analysis.findings.verdict import verdict
+
+    print("\n".join(verdict(results, unit(results), min_efficiency)[:VERDICT_LINES]))
+
+
+def _print_written(results: "Results") -> None:
+    """Print the tables that were written, and the next command."""
+    from jobkit.analysis.tables.text import counted
+
+    kinds = {"results": "run", "epochs": "epoch", "scaling": "size"}
+    tables = results.tables.items()
+    words = [f"{p.name} ({counted(len(t), kinds.get(p.stem, 'row'))})" for p, t in tables]
+    print(f"wrote {', '.join(words)} to {short_path(results.output.folder)}")
+    follow = ["python", "plot_results.py", short_path(results.folder)]
+    if results.out:
+        follow += ["--out", short_path(results.out)]
+    if results.runs["throughput"].isna().all():
+        follow = ["python", "-m", "jobkit", "status", short_path(results.folder)]
+        if results.paths.given_logs.exists():
+            follow = ["python", "-m", "jobkit", "try-pattern", "--help"]
+    print(shlex.join(["next:", *follow]))
 
 
 @command
@@ -136,8 +156,8 @@ def _add_thresholds(parser: Parser) -> None:
 def plot_main(argv: Sequence[str] | None = None) -> int:
     """Draw the figures of a study and write its report; return the exit code."""
     text = (
-        "Draw the figures of a study (PNG and SVG) and write its report, report.html, from the "
-        "tables that collect_results.py wrote. A study without tables is collected first."
+        "Draw the figures of a study (PNG, SVG and PDF) and write its report, report.html, from "
+        "the tables that collect_results.py wrote. A study without tables is collected first."
     )
     parser = _parser("plot_results.py", text, _PLOT)
     parser.add_argument(
@@ -158,7 +178,7 @@ def plot_main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--min-efficiency",
         type=share,
-        default=0.8,
+        default=MIN_EFFICIENCY,
         metavar="SHARE",
         help="parallel efficiency of the size that the report recommends (default %(default)s)",
     )
@@ -173,11 +193,12 @@ def plot_main(argv: Sequence[str] | None = None) -> int:
     )
     args = parser.parse_args(argv)
 
-    from jobkit.analysis.collect.results import OUTDATED, Results
+    from jobkit.analysis.collect.results import OUTDATED, Results, check_own
 
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)
     results = Results.load(args.study, args.out)
+    check_own(results.output.folder)
     if results.is_outdated:
         print(f"{short_path(results.folder)}: {OUTDATED}", file=sys.stderr)
     if results.epochs.empty and results.runs["throughput"].isna().all():
@@ -187,32 +208,39 @@ def plot_main(argv: Sequence[str] | None = None) -> int:
         return Exit.INCOMPLETE
     if args.ranks_per_node and not args.forecast:
         raise UsageError("--ranks-per-node has no effect without --forecast")
-    found = _wanted(results, args.forecast, args.ranks_per_node)
-    found, steps = _with_steps(results, args.step_model, found)
-    _show(results, found)
-    own = ["--step-model", *map(shlex.quote, map(str, args.step_model))] * bool(args.step_model)
-    return _drawn(results, found, args.min_efficiency, steps, own)
+    forecasts = _forecasts(results, args.forecast, args.ranks_per_node)
+    forecasts, steps = _with_steps(results, args.step_model, forecasts)
+    _show(results, forecasts)
+    words = ["--step-model", *map(shlex.quote, map(str, args.step_model))]
+    return _draw(results, forecasts, args.min_efficiency, steps, words if args.step_model else [])
 
 
-def _drawn(
+def _draw(
     results: "Results",
-    found: "list[Forecast]",
-    least: float,
+    forecasts: "list[Forecast]",
+    min_efficiency: float,
     steps: "TextTable | None",
     options: Sequence[str],
 ) -> int:
-    """Draw the figures, write the report and print the files; return the exit code.
+    """Draw the figures, write the report and print what it begins with; return the exit code.
 
     options: what was given, as write_report takes it.
     """
     from jobkit.analysis.figures.draw import draw
+    from jobkit.analysis.figures.style import FORMATS
     from jobkit.analysis.report.report import write_report
 
-    drawn = draw(results, found)
-    for path in (*drawn.paths, *write_report(results, drawn.paths, found, least, steps, options)):
-        print(f"wrote {short_path(path)}")
+    drawn = draw(results, forecasts)
+    _print_verdict(results, min_efficiency)
+    figures = len(drawn.paths) // len(FORMATS)
+    formats = ", ".join(FORMATS).upper()
+    print(f"wrote {figures} figures ({formats}) to {short_path(results.output.figures)}")
+    written = write_report(results, drawn.paths, forecasts, min_efficiency, steps, options)
     for name, why in drawn.missing.items():
         print(f"no {name}: {why}", file=sys.stderr)
+    for path in written:
+        print(f"wrote {short_path(path)}")
+    print(f"next: open {short_path(written[-1])} in a browser")
     return Exit.OK
 
 
@@ -230,35 +258,35 @@ def _with_steps(
     from jobkit.analysis.findings.step_model import step_lines, step_models, step_table
 
     links = read_links(comm)
-    found = step_models(results, links)
-    forecasts, why = decided(results, forecasts, found, links)
+    models = step_models(results, links)
+    forecasts, why = decided(results, forecasts, models, links)
     chosen = [f"forecast: {line}" for line in why]
-    print("\n".join([*step_lines(found), *chosen]))
-    return forecasts, step_table(found, chosen)
+    print("\n".join([*step_lines(models), *chosen]))
+    return forecasts, step_table(models, chosen)
 
 
-def _wanted(results: "Results", wanted: list[int], per_node: int | None) -> "list[Forecast]":
+def _forecasts(results: "Results", sizes: list[int], per_node: int | None) -> "list[Forecast]":
     """The requested forecasts by scaling laws; why there is none is printed."""
     from jobkit.analysis.findings.forecast import checked_forecasts, not_forecast
 
-    found = checked_forecasts(results, wanted, per_node) if wanted else []
-    for why in (reason for f in found for reason in not_forecast(f)):
+    forecasts = checked_forecasts(results, sizes, per_node) if sizes else []
+    for why in (reason for f in forecasts for reason in not_forecast(f)):
         print(f"no forecast: {why}", file=sys.stderr)
-    return found
+    return forecasts
 
 
-def _show(results: "Results", found: "list[Forecast]") -> None:
+def _show(results: "Results", forecasts: "list[Forecast]") -> None:
     """Print and write the forecasts; without any, an old table is removed."""
     from jobkit.analysis.findings.forecast import forecast_lines, forecast_table
     from jobkit.analysis.tables.frames import save_table
 
     path = results.output.forecast
-    if not found:
+    if not forecasts:
         path.unlink(missing_ok=True)
         return
-    for caution in dict.fromkeys(f.caution for f in found if f.sizes and f.caution):
+    for caution in dict.fromkeys(f.caution for f in forecasts if f.sizes and f.caution):
         print(f"caution: {caution}")
-    table = forecast_table(results, found)
+    table = forecast_table(results, forecasts)
     save_table(path, table)
     print("\n".join(forecast_lines(table)))
     print(f"wrote {short_path(path)}")
