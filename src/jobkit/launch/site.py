@@ -105,18 +105,19 @@ class Site:
         elsewhere = self.container != "none" or bool(self.setup)
         if python := self.python or ("python" if elsewhere else None):
             lines.append(f"JOBKIT_PYTHON={shlex.quote(python)}")
-        lines.append(f"srun_options=({shlex.join(self._srun_options())})")
-        lines.append(f"inside=({shlex.join(self._inside())})")
-        return "\n".join(lines) + "\n"
-
-    def _srun_options(self) -> list[str]:
-        """Options of srun that start each task in the container."""
+        srun, inside = [], []  # options of srun; what comes before python within each task
         if self.container == "edf":
-            return [f"--environment={self._edf()}"]
-        if self.container == "pyxis":
-            mounts = [f"--container-mounts={','.join(self.mounts)}"] if self.mounts else []
-            return [f"--container-image={self.image}", *mounts]
-        return []
+            srun = [f"--environment={self._edf()}"]
+        elif self.container == "pyxis":
+            srun = [f"--container-image={self.image}"]
+            srun += [f"--container-mounts={','.join(self.mounts)}"] if self.mounts else []
+        elif self.container == "apptainer":
+            binds = [word for mount in self.mounts for word in ("--bind", mount)]
+            gpus = VENDORS[self.gpu_vendor].apptainer
+            inside = ["apptainer", "exec", gpus, *binds, str(self.image)]
+        lines.append(f"srun_options=({shlex.join(srun)})")
+        lines.append(f"inside=({shlex.join(inside)})")
+        return "\n".join(lines) + "\n"
 
     def _edf(self) -> str:
         """An absolute path for a file; a bare name is looked up by the container engine."""
@@ -127,14 +128,6 @@ class Site:
         # Who has installed jobkit has files of their own in the current folder.
         here = INSTALLED and Path(self.image).is_file()
         return str((Path.cwd() if here else REPOSITORY).joinpath(self.image).resolve())
-
-    def _inside(self) -> list[str]:
-        """The words that come before python within each task."""
-        if self.container != "apptainer":
-            return []
-        binds = [word for mount in self.mounts for word in ("--bind", mount)]
-        assert self.image
-        return ["apptainer", "exec", VENDORS[self.gpu_vendor].apptainer, *binds, self.image]
 
 
 def known_sites() -> list[str]:
@@ -155,20 +148,17 @@ def minutes(text: str) -> float:
 
     Forms: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S (man sbatch, --time).
     """
-    match = _TIME.fullmatch(text)
-    if not match or (match[1] is None and match[2] and int(match[2]) == 0 and not match[3]):
+    total, match = 0.0, _TIME.fullmatch(text)
+    if match:
+        days, a, b, c = (int(word or 0) for word in match.groups())
+        if match[1] is not None:
+            total = days * 1440.0 + a * 60 + b + c / 60
+        else:
+            total = a * 60 + b + c / 60 if match[4] is not None else a + b / 60
+    if not total:
         raise UsageError(
             f"time {text!r}: must be minutes, HH:MM:SS or D-HH:MM:SS, as 30 or 01:30:00"
         )
-    days, a, b, c = (int(word or 0) for word in match.groups())
-    if match[1] is not None:
-        total = days * 1440.0 + a * 60 + b + c / 60
-    elif match[4] is not None:
-        total = a * 60 + b + c / 60
-    else:
-        total = a + b / 60
-    if not total:
-        raise UsageError(f"time {text!r}: must be more than zero")
     return total
 
 

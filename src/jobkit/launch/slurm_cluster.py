@@ -44,7 +44,7 @@ def find_site(name: str | None, ask: bool = True) -> Site | None:
     if name is None and not here:
         return None
     cluster = _configured(_CLUSTER) or (cluster_name() if ask else None)
-    if cluster is None and not ask and any(path.exists() for path in configurations()):
+    if cluster is None and not ask and any(path.exists() for path in _configurations()):
         cluster = "slurm"  # only the controller knows its name
     if cluster is None and name is None:
         return None  # Slurm's commands are installed without a cluster
@@ -55,21 +55,21 @@ def find_site(name: str | None, ask: bool = True) -> Site | None:
     return site_of_cluster(cluster or "slurm")
 
 
-def configurations() -> list[Path]:
+def max_array_size() -> int:
+    """How many elements an array may have, by Slurm's configuration file, else by its default."""
+    return max(1, int(_configured(_ARRAY) or _MAX_ARRAY_SIZE))
+
+
+def _configurations() -> list[Path]:
     """Possible paths of Slurm's configuration on this machine."""
     if path := os.environ.get("SLURM_CONF"):
         return [Path(path)]
     return [Path("/etc/slurm/slurm.conf"), Path("/run/slurm/conf/slurm.conf")]
 
 
-def max_array_size() -> int:
-    """How many elements an array may have, by Slurm's configuration file, else by its default."""
-    return max(1, int(_configured(_ARRAY) or _MAX_ARRAY_SIZE))
-
-
 def _configured(value: re.Pattern[str]) -> str | None:
     """What an expression matches first in Slurm's configuration files."""
-    for path in configurations():
+    for path in _configurations():
         try:
             match = value.search(path.read_text(encoding="utf-8", errors="replace"))
         except OSError:
@@ -84,17 +84,9 @@ def cluster_name() -> str | None:
 
     Raises UsageError where the controller does not answer.
     """
-    try:
-        done = subprocess.run(
-            ["scontrol", "show", "config"], capture_output=True, text=True, timeout=TIMEOUT_S
-        )
-    except FileNotFoundError:
+    if shutil.which("scontrol") is None:
         return None
-    except subprocess.TimeoutExpired:
-        raise UsageError(
-            f"Slurm's controller did not answer within {TIMEOUT_S:.0f} s: "
-            "try again later, or use --site local"
-        ) from None
+    done = call(["scontrol", "show", "config"])
     if match := _CLUSTER.search(done.stdout):
         return match[1]
     if _NOT_SET_UP.search(done.stderr):
@@ -124,8 +116,8 @@ def call(
         ) from None
     except subprocess.TimeoutExpired:
         raise UsageError(
-            f"Slurm did not answer '{words[0]}' within {timeout_s:.0f} s: "
-            "look with squeue, then try again"
+            f"Slurm did not answer '{words[0]}' within {timeout_s:.0f} s: look with squeue, then "
+            "try again, or use --site local"
         ) from None
 
 
@@ -136,19 +128,16 @@ def _environment() -> dict[str, str]:
     return {**clean_environment(os.environ), **kept, **python}
 
 
-def sbatch(text: str, options: Mapping[str, str | bool]) -> str:
-    """The id of the job made from a script. Raises UsageError with the reason of a refusal."""
-    done = call(["sbatch", "--parsable"], text, SUBMIT_TIMEOUT_S)
+def sbatch(text: str, options: Mapping[str, str | bool], test: bool = False) -> str:
+    """The id of the job made from a script. Raises UsageError with the reason of a refusal.
+
+    test: Slurm is only asked whether it would accept it.
+    """
+    words = ["sbatch", "--test-only" if test else "--parsable"]
+    done = call(words, text, TIMEOUT_S if test else SUBMIT_TIMEOUT_S)
     if done.returncode:
         raise UsageError(refusal(done.stderr, options))
     return done.stdout.strip().split(";")[0]  # ID, or ID;CLUSTER
-
-
-def check_script(text: str, options: Mapping[str, str | bool]) -> None:
-    """Ask Slurm whether it would accept a script. Raises UsageError with its reason."""
-    done = call(["sbatch", "--test-only"], text)
-    if done.returncode:
-        raise UsageError(refusal(done.stderr, options))
 
 
 def refusal(stderr: str, options: Mapping[str, str | bool]) -> str:

@@ -113,7 +113,7 @@ def check(submission: Submission) -> None:
         folder = next_folder(submission.study.submitit)
         text = script(batch, folder, submission.at_once, submission.whole)
         try:
-            slurm_cluster.check_script(text, batch.options)
+            slurm_cluster.sbatch(text, batch.options, test=True)
         except UsageError as error:
             if not _LIMIT.search(str(error)):  # submit finds how many runs there is room for
                 raise
@@ -142,7 +142,6 @@ def submit(submission: Submission) -> tuple[list[str], tuple[str, ...], str]:
     with _new_folder(submission.study) as folder:
         while waiting:
             batch = waiting.pop(0)
-            _write_inputs(submission, batch.run_ids)
             try:
                 masters += _submit(submission, batch, folder)
             except UsageError as error:
@@ -163,26 +162,18 @@ def submit(submission: Submission) -> tuple[list[str], tuple[str, ...], str]:
     return masters, (), ""
 
 
-def _write_inputs(submission: Submission, run_ids: Sequence[str]) -> None:
-    """Write what the job of each run reads as it starts."""
-    text = submission.site.shell()
-    for run_id in run_ids:
-        paths = submission.study.run(run_id)
-        paths.folder.mkdir(exist_ok=True)
-        write_whole(paths.site, text)
-        leave_spec(submission.study, run_id, submission.plan.runs[run_id])
-
-
 def _submit(submission: Submission, batch: Batch, folder: Path) -> list[str]:
     """Submit one array, and note each run's job in its folder; return the job's id."""
-    study, whole, restarts = submission.study, submission.whole, submission.max_restarts
+    whole, restarts = submission.whole, submission.max_restarts
     executor = Executor(folder, batch.options, submission.at_once)
-    paths = {run_id: study.run(run_id) for run_id in batch.run_ids}
-    lines = {
-        run_id: job_command(submission.plan.runs[run_id], paths[run_id], whole, restarts)
-        for run_id in batch.run_ids
-    }
-    attempts = {run_id: paths[run_id].attempt_numbers() for run_id in batch.run_ids}
+    site, paths, lines, first = submission.site.shell(), {}, {}, {}
+    for run_id in batch.run_ids:
+        spec, paths[run_id] = submission.plan.runs[run_id], submission.study.run(run_id)
+        paths[run_id].folder.mkdir(exist_ok=True)
+        write_whole(paths[run_id].site, site)  # which the job reads as it starts
+        leave_spec(submission.study, run_id, spec)
+        lines[run_id] = job_command(spec, paths[run_id], whole, restarts)
+        first[run_id] = max(paths[run_id].attempt_numbers(), default=-1) + 1
     if whole:
         parts = [(str(paths[run_id].folder), lines[run_id]) for run_id in batch.run_ids]
         jobs = dict.fromkeys(batch.run_ids, executor.submit(sweep_in_job, parts, restarts))
@@ -194,9 +185,7 @@ def _submit(submission: Submission, batch: Batch, folder: Path) -> list[str]:
             ]
         jobs = dict(zip(batch.run_ids, calls, strict=True))
     for run_id, job in jobs.items():
-        numbers = attempts[run_id]
-        first = numbers[-1] + 1 if numbers else 0
-        record = {"first_attempt": first, "shared": whole, "command": lines[run_id]}
+        record = {"first_attempt": first[run_id], "shared": whole, "command": lines[run_id]}
         _note_job(paths[run_id], job, record)
     return list(dict.fromkeys(job.job_id.split("_")[0] for job in jobs.values()))
 

@@ -129,31 +129,25 @@ class Foreground:
 
     def announce(self) -> None:
         """Print how many runs will start, where, and what they may cost."""
-        launch, total, new = self.launch, len(self.launch.plan.runs), len(self.launch.run_ids)
+        launch, new = self.launch, len(self.launch.run_ids)
         other = Counter(s.status for r, s in launch.states().items() if r not in launch.run_ids)
+        planned = f"study {self.name}: {counted(len(launch.plan.runs), 'run')} planned"
         before = "".join(f", {n} {status} already" for status, n in other.items())
-        todo = f"{new} to start" if new else "none to start"
-        if new and launch.at_once:
-            todo += f", {launch.at_once} at a time"
-        folder = short_path(launch.folder)
-        self._print(
-            f"study {self.name}: {counted(total, 'run')} planned{before}, {todo}, in {folder}"
-        )
-        for note in launch.plan.notes:
-            self._print(f"note: {note}", "yellow")
-        self._print_notes()
-
-    def _print_notes(self) -> None:
-        """Print the notes of the launch that were not printed before."""
-        for note in self.launch.notes[self._notes :]:
-            self._print(f"note: {note}", "yellow")
-        self._notes = len(self.launch.notes)
+        at_once = f", {launch.at_once} at a time" if new and launch.at_once else ""
+        todo = f"{new or 'none'} to start{at_once}"
+        self._print(f"{planned}{before}, {todo}, in {short_path(launch.folder)}")
+        self._print_notes([*launch.plan.notes, *launch.notes])
+        self._notes = len(launch.notes)
 
     def started(self) -> None:
-        """Print where the runs were started."""
-        self._print_notes()
+        """Print where the runs were started, and what was noted since they were announced."""
+        self._print_notes(self.launch.notes[self._notes :])
         if self.launch.runs:
             self._print(f"started: {self.launch.runs.where}")
+
+    def _print_notes(self, notes: Sequence[str]) -> None:
+        for note in notes:
+            self._print(f"note: {note}", "yellow")
 
     def next_steps(self) -> int:
         """Print how to follow and how to cancel runs that continue; return the exit code."""
