@@ -26,31 +26,20 @@ that cannot be exported; 4 the result differs from the model that was trained: n
 
 def parser() -> Parser:
     """The command line."""
-    made = Parser(prog="jobkit export", description=__doc__.splitlines()[0], epilog=EPILOG)
-    add = made.add_argument
+    parser = Parser(prog="jobkit export", description=__doc__.splitlines()[0], epilog=EPILOG)
+    add = parser.add_argument
     add("run", type=Path, metavar="RUN", help="a run's folder, or one of its checkpoints")
     add("--to", required=True, choices=("aoti", "onnx", "state_dict"), help="format")
     add("--out", type=Path, metavar="DIR", help="a new folder (default: RUN/export/FORMAT)")
-    add(
-        "--max-batch",
-        type=whole(1, 1 << 20),
-        default=1024,
-        metavar="N",
-        help="aoti, onnx: largest batch (default 1024); the smallest is 1",
-    )
-    add(
-        "--march",
-        choices=("x86-64-v2", "x86-64-v3", "x86-64-v4", "native"),
-        help="aoti: instruction set of the machines that will run it (default: x86-64-v3, which is "
-        "AVX2; native where the processor is another)",
-    )
-    add(
-        "--jacobian",
-        action="store_true",
-        help="aoti: also the derivative of the outputs by the input, as a second package",
-    )
+    batch = "aoti, onnx: largest batch (default 1024); the smallest is 1"
+    add("--max-batch", type=whole(1, 1 << 20), default=1024, metavar="N", help=batch)
+    march = "aoti: instruction set of the machines that will run it (default: x86-64-v3, which is "
+    march += "AVX2; native where the processor is another)"
+    add("--march", choices=("x86-64-v3", "x86-64-v4", "native"), help=march)
+    derivative = "aoti: also the derivative of the outputs by the input, as a second package"
+    add("--jacobian", action="store_true", help=derivative)
     add("--model", metavar="NAME", help="the run's own model, package.module:factory: import it")
-    return made
+    return parser
 
 
 @command
@@ -64,42 +53,36 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise UsageError(f"{short_path(args.run)}: no such folder")
     if out.exists():
         raise UsageError(f"{short_path(out)} exists: remove it, or name another folder with --out")
-    if _in_checkpoint(out):
+    # A checkpoint's shards are its .distcp files.
+    if any(any(above.glob("*.distcp")) for above in out.resolve().parents):
         raise UsageError(
             f"{short_path(out)} is inside a checkpoint, to which nothing is added: name another "
             "folder with --out"
         )
     hide_gpus()  # before torch is imported: what is exported is for the CPU
     from jobkit.export import formats
-    from jobkit.export.folder import JACOBIAN_TOLERANCE, TOLERANCE, Wanted, write_folder
     from jobkit.export.weights import trained_model
 
-    wanted = Wanted(args.to, args.max_batch, args.march or formats.default_march(), args.jacobian)
-    formats.check_tools(wanted.to, wanted.march)
+    order = formats.Order(args.to, args.max_batch, args.march or formats.MARCH, args.jacobian)
+    formats.check_tools(order)
     trained = trained_model(args.run, args.model, _warn)
-    beside = out.with_name(f".{out.name}.{secrets.token_hex(4)}.tmp")
-    beside.mkdir(parents=True)
+    unfinished = out.with_name(f".{out.name}.{secrets.token_hex(4)}.tmp")
+    unfinished.mkdir(parents=True)
     try:
-        found = write_folder(beside, trained, wanted)
-        differences = f"largest difference {found.difference:.3g} of {TOLERANCE:g} allowed"
-        if found.jacobian is not None:
-            differences += f", Jacobian {found.jacobian:.3g} of {JACOBIAN_TOLERANCE:g}"
-        if not found.agrees:
-            _warn(f"the exported model differs from the trained one: {differences}")
+        difference, jacobian = formats.write_folder(unfinished, trained, order)
+        text = f"largest difference {difference:.3g} of {formats.TOLERANCE:g} allowed"
+        agrees = difference <= formats.TOLERANCE  # a NaN is not
+        if jacobian is not None:
+            text += f", Jacobian {jacobian:.3g} of {formats.JACOBIAN_TOLERANCE:g}"
+            agrees = agrees and jacobian <= formats.JACOBIAN_TOLERANCE
+        if not agrees:
+            _warn(f"the exported model differs from the trained one: {text}")
             return Exit.THRESHOLD
-        beside.rename(out)
+        unfinished.rename(out)
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
-    print(f"{short_path(out)}: {trained.folder.name} as {wanted.to}, {differences}")
+        shutil.rmtree(unfinished, ignore_errors=True)
+    print(f"{short_path(out)}: {trained.folder.name} as {args.to}, {text}")
     return Exit.OK
-
-
-def _in_checkpoint(out: Path) -> bool:
-    """Whether a folder lies in one of a checkpoint, whose shards are its .distcp files."""
-    with_manifest = [
-        above for above in out.resolve().parents if (above / "manifest.json").is_file()
-    ]
-    return any(any(above.glob("*.distcp")) for above in with_manifest)
 
 
 def _warn(text: str) -> None:

@@ -1,11 +1,15 @@
-"""The formats: how each is written from a model in eval mode, and how it is loaded again."""
+"""The folder of an export: the model in a format, eight images, expected outputs, a manifest."""
 
 import copy
+import hashlib
 import importlib
 import os
 import platform
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +17,35 @@ import torch
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from jobkit.errors import UsageError
+from jobkit import __version__
+from jobkit.errors import UsageError, one_line
+from jobkit.export.weights import Trained
+from jobkit.paths import write_json
 from jobkit.payload.batches import MEAN, STD
 from jobkit.permissions import keep_compiler_cache
 
 FILES = {"aoti": "model.pt2", "onnx": "model.onnx", "state_dict": "model.pt"}
 JACOBIAN = "jacobian.pt2"
+TOLERANCE = 1e-5  # of the largest logit, or of 1 where all are smaller
+# Of the Jacobian's 2-norm: ReLU's derivative jumps at 0, so that a rounding moves some entries.
+JACOBIAN_TOLERANCE = 1e-3
 # Bits of the vectors that Inductor writes for each --march; else it takes the widest of the machine
-# that compiles, whatever the compiler was told. 1: none.
-_VECTORS = {"x86-64-v2": 1, "x86-64-v3": 256, "x86-64-v4": 512, "native": None}
-_NEEDS = {"x86-64-v3": ("AVX2", "AVX512"), "x86-64-v4": ("AVX512",)}
+# that compiles, whatever the compiler was told.
+VECTORS = {"x86-64-v3": 256, "x86-64-v4": 512, "native": None}
+_X86 = platform.machine() in ("x86_64", "AMD64")
+MARCH = "x86-64-v3" if _X86 else "native"  # servers since about 2015 have it
 
 Run = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Order:
+    """What to export."""
+
+    to: str
+    max_batch: int = 1024
+    march: str = MARCH
+    jacobian: bool = False
 
 
 class Deployed(nn.Module):
@@ -45,33 +66,12 @@ class Deployed(nn.Module):
         return logits
 
 
-def jacobian_of(model: nn.Module, pixels: Tensor) -> nn.Module:
-    """The derivative of a model's logits by one image: (1, 3, 32, 32) to (1, classes, 3, 32, 32).
-
-    Its operations are traced before they are exported: AOTInductor takes no torch.func.
-    """
-    derivative = torch.func.jacrev(model)
-    made: nn.Module = make_fx(lambda x: derivative(x).squeeze(2))(pixels)
-    return made
-
-
-def default_march() -> str:
-    """x86-64-v3, which servers since about 2015 have, where this machine is one; else native."""
-    x86 = platform.machine() in ("x86_64", "AMD64")
-    return "x86-64-v3" if x86 and _has("x86-64-v3") else "native"
-
-
-def _has(march: str) -> bool:
-    capability = torch.backends.cpu.get_cpu_capability()
-    return march not in _NEEDS or capability in _NEEDS[march]
-
-
-def check_tools(to: str, march: str) -> None:
+def check_tools(order: Order) -> None:
     """Raise UsageError, or ModuleNotFoundError, for what the format needs and is not there."""
-    if to == "onnx":
+    if order.to == "onnx":
         for package in ("onnx", "onnxscript", "onnxruntime"):
             importlib.import_module(package)
-    if to != "aoti":
+    if order.to != "aoti":
         return
     compiler = os.environ.get("CXX") or "g++"
     if not shutil.which(compiler):
@@ -79,79 +79,100 @@ def check_tools(to: str, march: str) -> None:
             f"--to aoti compiles C++, and there is no '{compiler}' on PATH: install g++, name a "
             "compiler in CXX, or take --to onnx"
         )
-    if march != "native" and platform.machine() not in ("x86_64", "AMD64"):
-        raise UsageError(f"--march {march}: this machine is {platform.machine()}: say native")
-    if not _has(march):
-        raise UsageError(
-            f"--march {march}: this machine has not these instructions, and could not check the "
-            "result: export on one that has them, or choose another --march"
-        )
+    # The result is run here, too, to be compared.
+    widest = {"AVX2": 256, "AVX512": 512}.get(torch.backends.cpu.get_cpu_capability(), 0)
+    if widest < (VECTORS[order.march] or 0):
+        raise UsageError(f"--march {order.march}: not a set of this machine: take --march native")
 
 
-def write(to: str, model: Deployed, path: Path, max_batch: int, march: str) -> None:
+def write_folder(folder: Path, trained: Trained, order: Order) -> tuple[float, float | None]:
+    """Write all files into an empty folder, and load the model again to compare it.
+
+    Returns the largest difference of logits, and that of the Jacobian if there is one, in the units
+    of their tolerances. Raises UsageError for a model that cannot be exported.
+    """
+    model, images = Deployed(trained.model).eval(), example_images()
+    pixels = images.to(torch.float32)
+    with torch.inference_mode():
+        expected = model(pixels)
+    (folder / "images.u8").write_bytes(images.numpy().tobytes())
+    (folder / "expected.f32").write_bytes(expected.numpy().tobytes())
+    path = folder / FILES[order.to]
+    write(model, path, order)
+    difference = _difference(load(order.to, path, model), model, pixels, order.max_batch)
+    jacobian = _jacobian(folder, model, pixels[:1], order) if order.jacobian else None
+    write_json(folder / "manifest.json", _manifest(folder, trained, order, difference, jacobian))
+    return difference, jacobian
+
+
+def example_images() -> Tensor:
+    """Eight images (8, 3, 32, 32) uint8 of random pixels: no data set is needed."""
+    generator = torch.Generator().manual_seed(16)
+    return torch.randint(0, 256, (8, 3, 32, 32), generator=generator, dtype=torch.uint8)
+
+
+def write(model: Deployed, path: Path, order: Order) -> None:
     """Write the model in a format. Raises UsageError for a model that cannot be exported."""
-    if to == "state_dict":
+    if order.to == "state_dict":
         torch.save(model.model.state_dict(), path)
         return
     # An example of several images, or their number would be a constant; from 1 by the range's end.
-    pixels = torch.zeros(min(8, max_batch), 3, 32, 32)
-    batch = torch.export.Dim("batch", min=1, max=max_batch) if max_batch > 1 else None
-    shapes = ({0: batch} if batch else {},)
-    if to == "aoti":
-        keep_compiler_cache()
-        compiled(model, pixels, shapes, path, march)
+    most = order.max_batch
+    pixels = torch.zeros(min(8, most), 3, 32, 32)
+    shapes = ({0: torch.export.Dim("batch", min=1, max=most)} if most > 1 else {},)
+    if order.to == "aoti":
+        _compile(model, pixels, shapes, path, order.march)
         return
-    with _exportable():
-        made = torch.onnx.export(
-            model,
-            (pixels,),
-            dynamo=True,
-            dynamic_shapes=shapes,
-            input_names=["pixels"],
-            output_names=["logits"],
-            verbose=False,
+    names: dict[str, Any] = {"input_names": ["pixels"], "output_names": ["logits"]}
+    with _one_line_of_errors():
+        program = torch.onnx.export(
+            model, (pixels,), dynamo=True, dynamic_shapes=shapes, verbose=False, **names
         )
-    assert made is not None
-    made.save(str(path), external_data=False)
+    assert program is not None
+    program.save(str(path), external_data=False)
 
 
-def compiled(model: nn.Module, pixels: Tensor, shapes: Any, path: Path, march: str) -> None:
-    """Write a module as a package of AOTInductor. Raises UsageError where it cannot be exported."""
-    with _exportable():
-        program = torch.export.export(model, (pixels,), dynamic_shapes=shapes)
+def _compile(model: nn.Module, pixels: Tensor, shapes: Any, path: Path, march: str) -> None:
+    """Write a module as a package of AOTInductor."""
+    keep_compiler_cache()
     # The number of threads is the user's at run time, not that of the machine that compiles.
-    options: dict[str, Any] = {"cpp.dynamic_threads": True, "cpp.simdlen": _VECTORS[march]}
-    options |= {"cpp.march": march}
+    options: dict[str, Any] = {"cpp.dynamic_threads": True}
+    options |= {"cpp.march": march, "cpp.simdlen": VECTORS[march]}
     if compiler := os.environ.get("CXX"):
         options["cpp.cxx"] = (None, compiler)
-    with _exportable():
+    with _one_line_of_errors():
+        program = torch.export.export(model, (pixels,), dynamic_shapes=shapes)
         torch._inductor.aoti_compile_and_package(
             program, package_path=str(path), inductor_configs=options
         )
 
 
-class _exportable:
-    """Makes any error of torch's exporters one line of the user's: they raise all kinds."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, Exception) and not isinstance(error, OSError):
-            said = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise UsageError(
-                f"the model cannot be exported: {said} (its forward must not branch on values; "
-                "--to state_dict takes any model)"
-            ) from None
+@contextmanager
+def _one_line_of_errors() -> Iterator[None]:
+    """Make any error of torch's exporters one line of the user's: they raise all kinds."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UsageError(
+            f"the model cannot be exported: {one_line(first)} (its forward must not branch on "
+            "values; --to state_dict takes any model)"
+        ) from None
 
 
 def load(to: str, path: Path, model: Deployed) -> Run:
     """What a user of the file runs: a function of pixels to logits."""
     if to == "aoti":
-        loaded: Run = torch._inductor.aoti_load_package(str(path))
-        return loaded
+        package: Run = torch._inductor.aoti_load_package(str(path))
+        return package
     if to == "onnx":
-        return _onnx(path)
+        import onnxruntime
+
+        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        name = session.get_inputs()[0].name
+        return lambda pixels: torch.from_numpy(session.run(None, {name: pixels.numpy()})[0])
     fresh = copy.deepcopy(model)
     for tensor in fresh.model.state_dict().values():
         tensor.zero_()  # so that nothing but the file's content can be right
@@ -159,9 +180,71 @@ def load(to: str, path: Path, model: Deployed) -> Run:
     return fresh
 
 
-def _onnx(path: Path) -> Run:
-    import onnxruntime
+def _difference(run: Run, model: Deployed, pixels: Tensor, max_batch: int) -> float:
+    """The largest difference of logits, in batches of one image, of several and of many."""
+    worst = torch.zeros(())
+    with torch.inference_mode():
+        scale = model(pixels).abs().max().clamp_min(1)
+        for size in sorted({min(size, max_batch) for size in (1, len(pixels), 1024)}):
+            for part in pixels.repeat(-(-size // len(pixels)), 1, 1, 1).split(size):
+                # maximum, not max: it keeps a NaN.
+                worst = torch.maximum(worst, (run(part) - model(part)).abs().max())
+    return (worst / scale).item()
 
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    (name,) = (each.name for each in session.get_inputs())
-    return lambda pixels: torch.from_numpy(session.run(None, {name: pixels.numpy()})[0])
+
+def _jacobian(folder: Path, model: Deployed, image: Tensor, order: Order) -> float:
+    """Write the derivative of logits by an image as a package, and its values; their difference.
+
+    (1, 3, 32, 32) to (1, classes, 3, 32, 32). Its operations are traced before they are exported,
+    as AOTInductor takes no torch.func.
+    """
+
+    def derivative(pixels: Tensor) -> Tensor:
+        return torch.func.jacrev(model)(pixels).squeeze(2)
+
+    expected = derivative(image).contiguous()
+    (folder / "jacobian.f32").write_bytes(expected.numpy().tobytes())
+    _compile(make_fx(derivative)(image), image, None, folder / JACOBIAN, order.march)
+    result = load("aoti", folder / JACOBIAN, model)(image)
+    difference: float = ((result - expected).norm() / expected.norm()).item()
+    return difference
+
+
+def _manifest(
+    folder: Path, trained: Trained, order: Order, difference: float, jacobian: float | None
+) -> dict[str, Any]:
+    """What is in the folder, where it came from, and what may run it."""
+    layout, inside = trained.manifest.layout, order.to != "state_dict"
+    packages = ("onnx", "onnxscript", "onnxruntime") if order.to == "onnx" else ()
+    versions = {"jobkit": __version__, "python": platform.python_version()}
+    versions |= {"torch": torch.__version__} | {name: metadata.version(name) for name in packages}
+    manifest: dict[str, Any] = {
+        "v": 1,
+        "format": order.to,
+        "model": trained.spec.model,
+        "checkpoint": trained.folder.name,
+        "iteration": trained.manifest.progress.iteration,
+        "strategy": layout.get("strategy"),
+        "world_size": layout.get("world_size"),
+        "input": {"dtype": "float32", "shape": ["batch", 3, 32, 32], "range": [0, 255]},
+        "output": {"dtype": "float32", "shape": ["batch", trained.classes]},
+        "normalisation": {"mean": MEAN, "std": STD, "in_the_model": inside},
+        "tolerance": TOLERANCE,
+        "difference": difference,
+        "versions": versions,
+        "files": {path.name: _file(path) for path in sorted(folder.iterdir())},
+    }
+    if inside:
+        manifest["input"]["max_batch"] = order.max_batch
+    if order.to == "aoti":
+        manifest["instruction_set"] = {"machine": platform.machine(), "march": order.march}
+    if jacobian is not None:
+        shape = [1, trained.classes, 3, 32, 32]
+        values = {"shape": shape, "tolerance": JACOBIAN_TOLERANCE, "difference": jacobian}
+        manifest["jacobian"] = values
+    return manifest
+
+
+def _file(path: Path) -> dict[str, Any]:
+    content = path.read_bytes()
+    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}

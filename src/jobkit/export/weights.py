@@ -23,7 +23,7 @@ from jobkit.payload.model import build_model
 from jobkit.payload.resume import merged
 from jobkit.spec.runspec import RunSpec, check_keys
 
-_MOST_CLASSES = 100_000
+_MAX_CLASSES = 100_000
 _MODEL = "model."
 _BUFFER = "buffer."
 
@@ -103,7 +103,7 @@ def _built(spec: RunSpec, wanted: dict[str, torch.Size], folder: Path) -> tuple[
     """
     reason = "its parameters have other names or shapes"
     for classes in sorted({size[0] for size in wanted.values() if size}):
-        if not 0 < classes <= _MOST_CLASSES:
+        if not 0 < classes <= _MAX_CLASSES:
             continue
         try:
             model = build_model(spec, classes)

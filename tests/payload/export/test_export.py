@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import jobkit.__main__
 from jobkit.errors import Exit, UsageError
-from jobkit.export import cli, folder, formats
+from jobkit.export import cli, formats
 from jobkit.export.weights import trained_model
 from jobkit.payload.batches import MEAN, STD
 from jobkit.payload.data import synthetic
@@ -87,11 +87,11 @@ def test_the_five_lines_of_the_page_load_it(
     """In a Python without jobkit: the page's own model, and what it expects of eight images."""
     monkeypatch.chdir(tmp_path)
     model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 10)).eval()
-    images = folder.example_images()
+    images = formats.example_images()
     with torch.inference_mode():
         expected = formats.Deployed(model)(images.float())
     Path("images.u8").write_bytes(images.numpy().tobytes())
-    formats.write("state_dict", formats.Deployed(model), Path("model.pt"), 8, "native")
+    formats.write(formats.Deployed(model), Path("model.pt"), formats.Order("state_dict"))
     page = (ROOT / "docs" / "export.md").read_text()
     (code,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     assert len(code.splitlines()) == 6  # five, and one that calls the model
@@ -111,7 +111,7 @@ def test_onnx_serves_one_image_and_many(export: Any, run: Path, tmp_path: Path) 
     session = onnxruntime.InferenceSession(
         str(tmp_path / "net" / "model.onnx"), providers=["CPUExecutionProvider"]
     )
-    pixels = folder.example_images().float().numpy()
+    pixels = formats.example_images().float().numpy()
     expected = read(tmp_path / "net" / "expected.f32", 8, 10)
     for count in (1, 5, 8):
         (got,) = session.run(None, {"pixels": pixels[:count]})
@@ -155,17 +155,11 @@ def test_bad_input_is_one_line(export: Any, run: Path, monkeypatch: pytest.Monke
 
 def test_instructions_that_this_machine_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", sys.executable)  # any program that is there
-    monkeypatch.setattr(formats.platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
-    formats.check_tools("aoti", "x86-64-v3")
-    assert formats.default_march() == "x86-64-v3"
-    with pytest.raises(UsageError, match="has not these instructions"):
-        formats.check_tools("aoti", "x86-64-v4")
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
-    assert formats.default_march() == "native"
-    monkeypatch.setattr(formats.platform, "machine", lambda: "aarch64")
-    with pytest.raises(UsageError, match="aarch64: say native"):
-        formats.check_tools("aoti", "x86-64-v2")
+    formats.check_tools(formats.Order("aoti", march="x86-64-v3"))
+    formats.check_tools(formats.Order("aoti", march="native"))
+    with pytest.raises(UsageError, match="not a set of this machine"):
+        formats.check_tools(formats.Order("aoti", march="x86-64-v4"))
 
 
 def test_code_of_others_is_imported_on_the_users_word_alone(export: Any, run: Path) -> None:
@@ -206,7 +200,7 @@ class Branching(nn.Module):
 
 def test_a_model_that_branches_on_values_cannot_be_exported(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"the model cannot be exported: .*state_dict takes any"):
-        formats.write("aoti", formats.Deployed(Branching()), tmp_path / "x.pt2", 8, "native")
+        formats.write(formats.Deployed(Branching()), tmp_path / "x.pt2", formats.Order("aoti"))
 
 
 def test_what_is_not_installed_is_named(
@@ -237,7 +231,7 @@ def test_the_package_for_cpp_has_the_numbers_of_autograd(
     code, out, err = export(run, "--to", "aoti", "--jacobian", "--max-batch", "16")
     assert code == Exit.OK, out + err
     net = run / "export" / "aoti"
-    pixels = folder.example_images().float()
+    pixels = formats.example_images().float()
     model = formats.Deployed(trained_model(run, None, print).model)
     logits = read(net / "expected.f32", 8, 10)
     with torch.no_grad():
