@@ -19,8 +19,15 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 
 from jobkit.analysis.collect.results import collect
-from jobkit.exercise import schedule
-from jobkit.exercise.probes import loading, messages, replicas, sharding
+from jobkit.exercise import FOLDER
+
+sys.path.insert(0, str(FOLDER))  # the exercises' scripts
+import exercise_3_1
+import exercise_4_1
+import exercise_4_2
+import exercise_4_3
+import schedule
+from ranks import show
 
 os.environ["JOBKIT_LOGS"] = tempfile.mkdtemp(prefix="jobkit-notebook-")
 pictures = Path(os.environ.get("NOTEBOOK_PICTURES") or os.environ["JOBKIT_LOGS"])
@@ -44,8 +51,8 @@ def jobkit(*words: str) -> str:
 # process with all devices of a node; DistributedDataParallel (`ddp`) is one process per device. On
 # one device, as on a CPU, `dp` computes what `single` does: the comparison below runs both.
 # %%
-for table in (*loading.shares(), *replicas.gradients()):
-    print(table.text(), end="\n\n")
+show(*exercise_3_1.shares())
+show(*exercise_4_1.gradients())
 
 # %% [markdown]
 # ## Model parallelism and pipelines
@@ -108,8 +115,9 @@ for order, measured in runs.items():
 # Parameters, gradients and optimizer state are sharded. How much a rank holds at each moment, and
 # what it costs:
 # %%
-for table in (*sharding.forward(), *sharding.groups(), *messages.per_step()):
-    print(table.text(), end="\n\n")
+show(*exercise_4_2.forward())
+show(*exercise_4_2.groups())
+show(*exercise_4_3.per_step())
 
 # %% [markdown]
 # ## Memory calculator

@@ -39,7 +39,7 @@ GROUPS = {
         "memory": ("jobkit.planner.memory", "main", "predict the memory of each strategy"),
         "advise": ("jobkit.planner.advise", "main", "recommend a strategy, with reasons"),
         "step-model": ("jobkit.analysis.findings.step_cli", "main", "fit and check a step model"),
-        "exercise": ("jobkit.exercise.cli", "main", "exercises: probes, checks of your own files"),
+        "exercise": ("jobkit.exercise", "main", "exercises: probes, checks of your own files"),
     },
 }
 COMMANDS = {name: row for group in GROUPS.values() for name, row in group.items()}

@@ -32,7 +32,8 @@ def fork_server() -> None:
     own += [
         "jobkit.payload.strategies.ddp",
         "jobkit.checks.collectives",
-        "jobkit.exercise.schedule",
+        "ranks",
+        "torch.distributed.pipelining",
     ]
     multiprocessing.get_context("forkserver").set_forkserver_preload(own)
     forkserver.ensure_running()

@@ -29,7 +29,6 @@ MAY_IMPORT = {
     "launch": (*CORE, "outcome"),
     "drill": (*CORE, "outcome", "launch"),
     "analysis": (*CORE, "outcome", "program"),
-    "exercise": (*CORE, "payload", "planner", "outcome", "analysis"),
     "export": (*CORE, "payload"),
     "minicluster": (),
 }
@@ -44,7 +43,6 @@ LIBRARIES = {
     "launch": {"submitit", "rich", "yaml"},
     "drill": {"rich"},
     "analysis": {"pandas", "numpy", "matplotlib", "jinja2", "orjson", "regex", "rich"},
-    "exercise": {"torch"},
     "export": {"torch", "onnxruntime"},
 }
 # Inside a room: each folder may import those before it. "" is the room's own files, which in

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from jobkit.exercise.schedule import Slot, slots_of_equal_length
+from schedule import Slot, slots_of_equal_length
 from support import needs
 from support.place import ROOT
 
@@ -18,15 +18,16 @@ SOURCE = ROOT / "docs" / "notebooks" / "distributed_training.py"
 
 
 def test_what_the_notebook_uses_is_there() -> None:
-    nodes = [*ast.walk(ast.parse(SOURCE.read_text()))]
-    used = {}
+    nodes, used = [*ast.walk(ast.parse(SOURCE.read_text()))], {}
     for node in nodes:
-        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("jobkit"):
+        if isinstance(node, ast.Import | ast.ImportFrom):
             exec(ast.unparse(node), used)  # an ImportError names what is absent
     calls = [n for n in nodes if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name)]
-    of_jobkit = [(n.value.id, n.attr) for n in calls if n.value.id in used]  # type: ignore[attr-defined]
-    assert len(of_jobkit) > 3
-    assert [name for name in of_jobkit if not hasattr(used[name[0]], name[1])] == []
+    of_scripts = [
+        (n.value.id, n.attr) for n in calls if n.value.id.startswith(("exercise_", "schedule"))
+    ]
+    assert len(of_scripts) > 3
+    assert [name for name in of_scripts if not hasattr(used[name[0]], name[1])] == []
 
 
 def test_the_slots_of_a_pipeline_of_two() -> None:

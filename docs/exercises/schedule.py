@@ -1,15 +1,14 @@
 """The schedule of a pipeline, measured: when each stage computes which microbatch."""
 
 import time
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
-from jobkit.exercise.ranks import on_ranks
+from ranks import on_ranks
 
 _WIDTH, _BATCH = 256, 256
 _KINDS = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
@@ -28,26 +27,24 @@ class Slot(NamedTuple):
 class _Stage(PipelineStage):
     """A stage that notes when it computes."""
 
-    slots: list[Slot]
-
-    def _note(self, kind: str, microbatch: int, begun: float) -> None:
+    def _note(self, kind, microbatch, begun):
         end = 1000 * time.monotonic()
         self.slots.append(Slot(self.stage_index, kind, microbatch, 1000 * begun, end))
 
-    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+    def forward_one_chunk(self, fwd_chunk_id, *args, **kwargs):
         begun = time.monotonic()
         done = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
         self._note("F", fwd_chunk_id, begun)
         return done
 
-    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+    def backward_one_chunk(self, bwd_chunk_id, *args, **kwargs):
         begun = time.monotonic()
         done = super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
         self._note("B", bwd_chunk_id, begun)
         return done
 
 
-def _run(rank: int, order: str, stages: int, microbatches: int) -> list[Slot]:
+def _run(rank, order, stages, microbatches):
     """Two steps on one stage; the slots of the second, as the first one makes buffers."""
     layers = nn.Sequential(*(nn.Linear(_WIDTH, _WIDTH) for _ in range(4)))
     stage = _Stage(layers, rank, stages, torch.device("cpu"))
@@ -64,27 +61,24 @@ def _run(rank: int, order: str, stages: int, microbatches: int) -> list[Slot]:
     return stage.slots
 
 
-def measure(order: str, stages: int = 4, microbatches: int = 4) -> list[Slot]:
+def measure(order, stages=4, microbatches=4):
     """The slots of one training step, each stage on one rank; order: gpipe or 1f1b."""
-    found = [slot for slots in on_ranks(_run, order, stages, microbatches, world=stages)
-             for slot in slots]  # fmt: skip
-    first = min(slot.begin_ms for slot in found)
-    return [
-        s._replace(begin_ms=s.begin_ms - first, end_ms=s.end_ms - first)
-        for s in sorted(found, key=lambda s: s.begin_ms)
-    ]
+    ranks = on_ranks(_run, order, stages, microbatches, world=stages)
+    slots = sorted((slot for rank in ranks for slot in rank), key=lambda slot: slot.begin_ms)
+    first = slots[0].begin_ms
+    return [s._replace(begin_ms=s.begin_ms - first, end_ms=s.end_ms - first) for s in slots]
 
 
-def slots_of_equal_length(found: Sequence[Slot]) -> list[Slot]:
+def slots_of_equal_length(measured):
     """The same order if every slot took one unit of time and messages none.
 
     A forward slot comes after that of the stage before, a backward slot after that of the stage
     behind; on one stage the slots keep the measured order.
     """
-    last = max(slot.stage for slot in found)
-    ends: dict[tuple[int, str, int], float] = {}
+    last = max(slot.stage for slot in measured)
+    ends = {}
     free = dict.fromkeys(range(last + 1), 0.0)
-    waiting, made = list(found), []
+    waiting, made = list(measured), []
     while waiting:
         for stage in range(last + 1):
             slot = next((s for s in waiting if s.stage == stage), None)
