@@ -27,16 +27,16 @@ from jobkit.spec.study import Plan, find_study, is_of_logs, is_run, read_plan
 
 def parser() -> argparse.ArgumentParser:
     """The command line of cancel."""
-    made = Parser(
+    options = Parser(
         prog="jobkit cancel",
         description="End the running and pending runs of a study, or one job of run.sh alone.",
         epilog="examples:\n  python -m jobkit cancel demo\n"
         "  python -m jobkit cancel job-17      the job whose folder is logs/single/job-17",
     )
-    made.add_argument(
+    options.add_argument(
         "study", nargs="?", help="its name or folder, or that of a job (default: the newest study)"
     )
-    return made
+    return options
 
 
 @command

@@ -65,15 +65,15 @@ def _report(args: Namespace, check: Callable[[str], list[Finding]]) -> int:
 
 def _parser(name: str, what: str, description: str, example: str) -> ArgumentParser:
     """The command line of a check of files."""
-    made = Parser(
+    options = Parser(
         prog=f"jobkit {name}",
         description=description,
         epilog=f"example:\n  python -m jobkit {name} {example}\n\n"
         "exit codes: 0 no error (warnings are no error); 2 an error in a file, or no such file",
     )
-    made.add_argument("files", nargs="+", metavar="FILE", help=what)
-    made.add_argument("--json", action="store_true", help="print the findings as JSON")
-    return made
+    options.add_argument("files", nargs="+", metavar="FILE", help=what)
+    options.add_argument("--json", action="store_true", help="print the findings as JSON")
+    return options
 
 
 # --- EDF --------------------------------------------------------------------------------------
@@ -255,18 +255,18 @@ def check_edf(text: str, environ: Mapping[str, str], here: bool = True) -> list[
 @command
 def edf_main(argv: Sequence[str] | None = None) -> int:
     """Check the files and print the findings; 2 where one is an error."""
-    made = _parser(
+    options = _parser(
         "check-edf",
         "an EDF",
         "Check environment definition files (EDF) of the CSCS container engine.",
         "edf.toml    as srun --environment=./edf.toml would see it",
     )
-    made.add_argument(
+    options.add_argument(
         "--no-paths",
         action="store_true",
         help="the jobs run on another machine: check no path, and only warn of undefined ${VAR}",
     )
-    args = made.parse_args(argv)
+    args = options.parse_args(argv)
     return _report(args, lambda text: check_edf(text, os.environ, not args.no_paths))
 
 
@@ -350,11 +350,11 @@ def _check_ranks(job: Any, container: Any, findings: Findings) -> None:
 @command
 def k8s_main(argv: Sequence[str] | None = None) -> int:
     """Check the files and print the findings; 2 where one is an error."""
-    made = _parser(
+    options = _parser(
         "check-k8s",
         "a file of manifests, in YAML or JSON",
         "Check that the pods of a Job become the ranks of one training; all else is for kubectl "
         "apply --dry-run=server.",
         "logs/strong/kubernetes/*.yaml",
     )
-    return _report(made.parse_args(argv), check_k8s)
+    return _report(options.parse_args(argv), check_k8s)

@@ -154,16 +154,16 @@ class _HelpOf(argparse.Action):
 
 def parser(has_command: bool = False) -> StudyParser:
     """The command line of run_benchmarks.py. A command after -- takes no option of a training."""
-    made = StudyParser(has_command)
-    _add_main_arguments(made)
-    _add_slurm_arguments(made)
-    add_kubernetes_arguments(made)
-    made.end_topic("kubernetes")
+    options = StudyParser(has_command)
+    _add_main_arguments(options)
+    _add_slurm_arguments(options)
+    add_kubernetes_arguments(options)
+    options.end_topic("kubernetes")
     if not has_command:
-        add_recipe_argument(made.add_argument_group("recipe"))
-        add_spec_arguments(made, skip=("strategy", "repeat"))
-    made.end_topic("training")
-    return made
+        add_recipe_argument(options.add_argument_group("recipe"))
+        add_spec_arguments(options, skip=("strategy", "repeat"))
+    options.end_topic("training")
+    return options
 
 
 _TORCHRUN = {
@@ -172,11 +172,11 @@ _TORCHRUN = {
 }
 
 
-def _add_main_arguments(made: StudyParser) -> None:
+def _add_main_arguments(options: StudyParser) -> None:
     """Add what most people need: which runs a study has, its command, where and how it starts."""
     known = ", ".join(sorted(path.stem for path in STUDIES.glob("*.toml")))
     sites, ends = ", ".join(known_sites()), ", ".join(BAD_ENDS)
-    add = made.begin_group("study")
+    add = options.begin_group("study")
     add("--study", f"a TOML file, or one of: {known} (default {DEFAULT_STUDY}, or the command "
         "after --)", "FILE")  # fmt: skip
     add("--name", "name of the folder under logs/ (default: the study's)", "NAME")
@@ -187,7 +187,7 @@ def _add_main_arguments(made: StudyParser) -> None:
     add("--gpus-per-node", "ranks on a full node; on Slurm also its GPUs, where the site does not "
         "say", type=int)  # fmt: skip
     add("--repeats", "repeats of each setting", type=int)
-    add = made.begin_group("command (after --, or in a study file)")
+    add = options.begin_group("command (after --, or in a study file)")
     add("--launcher", "what starts its ranks: srun (default; one process per rank), torchrun (one "
         "agent per node), once (one process on the first node, which starts its own ranks)",
         "NAME", type=_launcher)  # fmt: skip
@@ -199,8 +199,8 @@ def _add_main_arguments(made: StudyParser) -> None:
     add("--pattern", "format of its log, where it prints its own numbers", "NAME")
     add("--no-auto", "do not count the steps of torch's optimizers", None, action="store_false",
         default=None, dest="auto")  # fmt: skip
-    add_grid_arguments(made)
-    add = made.begin_group("launch")
+    add_grid_arguments(options)
+    add = options.begin_group("launch")
     add("--site", f"where to run: local (this machine), slurm, {sites}, or a TOML file (default: "
         "this cluster's, where there is Slurm, else local)", "NAME")  # fmt: skip
     add("--max-running", "runs at a time (default: 1 on this machine, no limit on Slurm)", type=int)
@@ -213,7 +213,7 @@ def _add_main_arguments(made: StudyParser) -> None:
         add(f"--{name}", text, "S", type=positive)
     add("--dry-run", "print each command; start nothing", None, action="store_true")
     add("--no-wait", "return without waiting for the runs", None, action="store_true")
-    made.end_topic("main")
+    options.end_topic("main")
 
 
 def _launcher(text: str) -> str:
@@ -228,9 +228,9 @@ def _launcher(text: str) -> str:
     raise argparse.ArgumentTypeError(known)
 
 
-def _add_slurm_arguments(made: StudyParser) -> None:
+def _add_slurm_arguments(options: StudyParser) -> None:
     """Add the options that apply on Slurm only."""
-    add = made.begin_group("Slurm")
+    add = options.begin_group("Slurm")
     add("--sbatch", "pass an option through to sbatch, as --sbatch --nice=100; repeatable",
         "OPTION", action="append", default=[])  # fmt: skip
     for name, (short, text) in OVERRIDES.items():
@@ -244,7 +244,7 @@ def _add_slurm_arguments(made: StudyParser) -> None:
     add("--max-node-hours", "refuse a plan that may need more node-hours", "X", type=float)
     add("--no-collect", "submit no job that collects and plots after all others", None,
         action="store_true")  # fmt: skip
-    made.end_topic("slurm")
+    options.end_topic("slurm")
 
 
 @command
@@ -281,10 +281,10 @@ def make_plan(args: argparse.Namespace) -> Plan:
         "pattern",
         "auto",
     )
-    given: dict[str, Any] = {k: getattr(args, k) for k in names if getattr(args, k) is not None}
+    changes: dict[str, Any] = {k: getattr(args, k) for k in names if getattr(args, k) is not None}
     work = {"unit": args.unit, "per_step": args.work_per_step, "together": args.together}
-    given |= {"work": stated} if (stated := {k: v for k, v in work.items() if v}) else {}
-    study = _study(args, given | given_settings(args))
+    changes |= {"work": stated} if (stated := {k: v for k, v in work.items() if v}) else {}
+    study = _study(args, changes | given_settings(args))
     study = with_words(study, args.sweep, args.parameter, given=vars(args))
     site = find_site(args.site, ask=not args.dry_run)
     if site is not None and study.gpus_per_node is None:
@@ -302,36 +302,36 @@ def _fit_here(study: Study) -> tuple[Study, list[str]]:
     cores = len(os.sched_getaffinity(0))
     limit, what = (gpus, "GPU") if gpus else (cores, "core")
     sizes = zip(study.gpus, study.sizes(), strict=True)
-    kept = tuple(n for n, (_, ranks) in sizes if ranks <= limit)
-    if not kept or kept == study.gpus:
+    fitting = tuple(n for n, (_, ranks) in sizes if ranks <= limit)
+    if not fitting or fitting == study.gpus:
         return study, []
-    left_out = ", ".join(str(n) for n in study.gpus if n not in kept)
+    left_out = ", ".join(str(n) for n in study.gpus if n not in fitting)
     note = (
         f"this machine has {counted(limit, what)}: sizes {left_out} of study "
         f"{study.name} are left out; say --gpus to run them"
     )
-    return study.changed(gpus=kept), [note]
+    return study.changed(gpus=fitting), [note]
 
 
-def _study(args: argparse.Namespace, given: Mapping[str, Any]) -> Study:
+def _study(args: argparse.Namespace, changes: Mapping[str, Any]) -> Study:
     """The study of the command after --, else the one that was named."""
     if not args.command:
-        return Study.load(args.study or DEFAULT_STUDY, **given)
+        return Study.load(args.study or DEFAULT_STUDY, **changes)
     if args.study:
-        return Study.load(args.study, command=args.command, **given)
-    return Study.of_command(args.command, **given)
+        return Study.load(args.study, command=args.command, **changes)
+    return Study.of_command(args.command, **changes)
 
 
 def make_request(args: argparse.Namespace) -> LaunchRequest:
     """The settings of the launch from the arguments. Raises UsageError."""
     names = {f"sbatch_{name}": name for name in (*OVERRIDES, "exclusive")}
-    given = {name: getattr(args, dest) for dest, name in names.items() if getattr(args, dest)}
+    sbatch = {name: getattr(args, dest) for dest, name in names.items() if getattr(args, dest)}
     return LaunchRequest(
         site=args.site,
         at_once=args.max_running,
         detach=args.no_wait,
         only=args.only,
-        options={**given, **verbatim(args.sbatch)},
+        options={**sbatch, **verbatim(args.sbatch)},
         collect=not args.no_collect,
         within_allocation=args.within_allocation,
         max_node_hours=args.max_node_hours,

@@ -78,17 +78,17 @@ class KubernetesOptions:
 
     def tolerations(self) -> list[dict[str, str]] | None:
         """The pods' tolerations; None without any."""
-        made = []
+        entries = []
         for word in self.toleration:
             key, value, effect = re.fullmatch(_TOLERATION, word).groups()  # type: ignore[union-attr]
             how = {"operator": "Exists"} if value is None else {"operator": "Equal", "value": value}
-            made.append({"key": key, **how, **({"effect": effect} if effect else {})})
-        return made or None
+            entries.append({"key": key, **how, **({"effect": effect} if effect else {})})
+        return entries or None
 
 
-def add_kubernetes_arguments(made: ArgumentParser) -> None:
+def add_kubernetes_arguments(parser: ArgumentParser) -> None:
     """Add --to and the options of Kubernetes."""
-    group = made.add_argument_group("Kubernetes", "Only with --to kubernetes.")
+    group = parser.add_argument_group("Kubernetes", "Only with --to kubernetes.")
     group.add_argument(
         "--to",
         choices=("kubernetes",),

@@ -38,13 +38,11 @@ class Launch:
     plan: Plan
     run_ids: list[str]  # started by this launch; the plan's others were complete
     site: Site | None  # None: this machine
+    looks: States  # reads the state of the runs
     at_once: int | None = None
     runs: "local.LocalRuns | SlurmRuns | None" = None  # None: there was nothing to start
     notes: list[str] = field(default_factory=list)
     left: tuple[str, ...] = ()  # what Slurm did not take: the same command later submits it
-
-    def __post_init__(self) -> None:
-        self.looks = States(self.plan)
 
     @property
     def folder(self) -> Path:
@@ -119,14 +117,15 @@ def prepare(plan: Plan, request: LaunchRequest, ask: bool = True) -> Launch:
                 "--device cpu"
             )
     _check_scripts(plan, site)
-    run_ids = select(States(plan, ask).look(), request.only)
-    made = Launch(plan=plan, run_ids=run_ids, site=site, at_once=request.at_once, notes=notes)
+    looks = States(plan, ask)
+    run_ids = select(looks.look(), request.only)
+    prepared = Launch(plan, run_ids, site, looks, at_once=request.at_once, notes=notes)
     if site is None:
-        _for_this_machine(made, request)
+        _for_this_machine(prepared, request)
     elif run_ids:
-        _for_slurm(made, request, site, ask)
-    made.notes += _shared_words(plan)
-    return made
+        _for_slurm(prepared, request, site, ask)
+    prepared.notes += _shared_words(plan)
+    return prepared
 
 
 def _check_pattern(plan: Plan) -> None:
@@ -176,8 +175,8 @@ def _shared_words(plan: Plan) -> list[str]:
     return [f"{what}: where the program writes files, say {{run_dir}}, each run's own folder"]
 
 
-def _for_this_machine(made: Launch, request: LaunchRequest) -> None:
-    local.check(made.plan)
+def _for_this_machine(prepared: Launch, request: LaunchRequest) -> None:
+    local.check(prepared.plan)
     options = [f"--{name}" for name in request.options]
     options += ["--within-allocation"] * request.within_allocation
     options += ["--gpu-request"] * (request.gpu_request is not None)
@@ -185,26 +184,28 @@ def _for_this_machine(made: Launch, request: LaunchRequest) -> None:
         raise UsageError(
             f"{options[0]} is an option for Slurm, but the runs start on this machine (see --site)"
         )
-    made.at_once = request.at_once or 1
-    warnings = local.warnings(made.plan, made.at_once)
-    made.plan = replace(made.plan, notes=(*made.plan.notes, *warnings))
+    prepared.at_once = request.at_once or 1
+    warnings = local.warnings(prepared.plan, prepared.at_once)
+    prepared.plan = replace(prepared.plan, notes=(*prepared.plan.notes, *warnings))
 
 
-def _for_slurm(made: Launch, request: LaunchRequest, site: Site, ask: bool) -> None:
+def _for_slurm(prepared: Launch, request: LaunchRequest, site: Site, ask: bool) -> None:
     if request.torchrun:
         raise UsageError(f"{request.torchrun[0]} is not available on Slurm")
-    wanted = slurm.submission(made.plan, made.run_ids, site, request)
+    wanted = slurm.submission(prepared.plan, prepared.run_ids, site, request)
     limit = str(wanted.batches[0].options["time"])
     limit = f"{limit} minutes" if limit.isdigit() else limit
     hours = wanted.node_hours
-    made.notes.append(
+    prepared.notes.append(
         f"up to {hours:.4g} node-hours, if each job uses its whole time limit ({limit})"
     )
     if request.at_once and len(wanted.batches) > 1:
-        made.notes.append(f"--max-running applies to each of the {len(wanted.batches)} job arrays")
-    devices = {spec.planned_device for spec in made.plan.runs.values()}
+        prepared.notes.append(
+            f"--max-running applies to each of the {len(wanted.batches)} job arrays"
+        )
+    devices = {spec.planned_device for spec in prepared.plan.runs.values()}
     if devices == {None} and not _asks_for_gpus(site, request):
-        made.notes.append(
+        prepared.notes.append(
             f"site '{site.name}' has no gpus_per_node, so no GPUs are requested: "
             "say --gpus-per-node N, or see hpc/sites/example.toml"
         )
@@ -229,6 +230,7 @@ def _asks_for_gpus(site: Site, request: LaunchRequest) -> bool:
 def start(prepared: Launch, request: LaunchRequest) -> None:
     """Save the plan and start what was prepared. Raises UsageError while another launch is on."""
     plan = prepared.plan
+    prepared.looks = States(plan)  # runs that had ended begin again
     if prepared.run_ids:
         lock.check_free(plan.paths)
         if prepared.site is None:
@@ -269,20 +271,22 @@ def save(plan: Plan) -> None:
 
 def dry_run(plan: Plan, request: LaunchRequest) -> int:
     """Print each command or batch script of a launch; write nothing."""
-    made = prepare(plan, request, ask=False)
-    for note in (*made.plan.notes, *made.notes):
+    prepared = prepare(plan, request, ask=False)
+    for note in (*prepared.plan.notes, *prepared.notes):
         print(f"# note: {note}")
     for run_id in plan.runs:
-        if run_id not in made.run_ids:
+        if run_id not in prepared.run_ids:
             print(f"# {run_id}: not started again")
-    if made.site is None:
-        for run_id in made.run_ids:
+    if prepared.site is None:
+        for run_id in prepared.run_ids:
             folder = plan.paths.run(run_id).folder
             command = local_command(plan.runs[run_id], folder, request.local_words())
             print(f"# {run_id}\n{shown(command)}")
-    elif made.run_ids:
-        _print_scripts(slurm.submission(plan, made.run_ids, made.site, request), request.collect)
-    print(f"# {len(made.run_ids)} of {counted(len(plan.runs), 'run')} would start; "
+    elif prepared.run_ids:
+        _print_scripts(
+            slurm.submission(plan, prepared.run_ids, prepared.site, request), request.collect
+        )
+    print(f"# {len(prepared.run_ids)} of {counted(len(plan.runs), 'run')} would start; "
           "nothing was written")  # fmt: skip
     return Exit.OK
 

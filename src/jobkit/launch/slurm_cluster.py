@@ -123,9 +123,9 @@ def call(
 
 def _environment() -> dict[str, str]:
     """The environment for Slurm's commands, without SBATCH_* and what an outer job set."""
-    kept = {k: v for k, v in os.environ.items() if k in ("SLURM_CONF", "SLURM_CLUSTERS")}
+    inherited = {k: v for k, v in os.environ.items() if k in ("SLURM_CONF", "SLURM_CLUSTERS")}
     python = {"PYTHONPATH": python_path(), "PYTHONSAFEPATH": "1"}
-    return {**clean_environment(os.environ), **kept, **python}
+    return {**clean_environment(os.environ), **inherited, **python}
 
 
 def sbatch(text: str, options: Mapping[str, str | bool], test: bool = False) -> str:

@@ -156,7 +156,7 @@ def job_names(plan: Plan) -> set[str]:
     return {study, f"{study}-collect", *names, *(shape.named(study) for shape in shapes)}
 
 
-def sbatch_options(shape: Shape, site: Site, given: Options, name: str) -> Options:
+def sbatch_options(shape: Shape, site: Site, overrides: Options, name: str) -> Options:
     """All options of one sbatch call: the site's, overridden by the user's."""
     if site.gpus_per_node and shape.ranks_per_node > site.gpus_per_node:
         raise UsageError(
@@ -177,10 +177,10 @@ def sbatch_options(shape: Shape, site: Site, given: Options, name: str) -> Optio
         options["cpus-per-task"] = str(site.cpus_per_task)
     if site.exclusive:
         options["exclusive"] = True
-    if not asks_for_gpus(given):
+    if not asks_for_gpus(overrides):
         options |= gpu_options(shape, site)
     options |= verbatim(site.sbatch)
-    options |= given
+    options |= overrides
     for key, value in options.items():
         if isinstance(value, str) and re.search(r"[\x00-\x1f\x7f]", value):
             raise UsageError(f"--{key} {value!r}: has a control character")
@@ -189,7 +189,7 @@ def sbatch_options(shape: Shape, site: Site, given: Options, name: str) -> Optio
 
 
 def warning(options: Options, stop_signal: str) -> Options:
-    """The options for a signal before the time limit and for requeueing, where not given.
+    """The options for a signal before the time limit and for requeueing, where the user gave none.
 
     A limit of a few minutes leaves no time: Slurm may send the signal a minute early, which could
     be at the start. submitit always asks for a signal; CONT does nothing.

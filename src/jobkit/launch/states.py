@@ -103,11 +103,11 @@ def wait_for_end(plan: Plan) -> bool:
     return True
 
 
-def select(found: Mapping[str, RunState], only: str | None = None) -> list[str]:
+def select(by_run: Mapping[str, RunState], only: str | None = None) -> list[str]:
     """Return the runs to start: those missing or not ok, or only those with one status."""
     if only:
-        return [run_id for run_id, state in found.items() if state.status == only]
-    return [r for r, state in found.items() if state.status not in ("ok", *UNDER_WAY)]
+        return [run_id for run_id, state in by_run.items() if state.status == only]
+    return [r for r, state in by_run.items() if state.status not in ("ok", *UNDER_WAY)]
 
 
 @dataclass(frozen=True)

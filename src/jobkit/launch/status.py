@@ -29,23 +29,23 @@ of other programs the mean of the steps after the warm-up.
 
 def parser() -> argparse.ArgumentParser:
     """The command line of status."""
-    made = Parser(
+    options = Parser(
         prog="jobkit status",
         description="Show the state and progress of each run of a study; of more than "
         f"{MAX_SHOWN} runs at most so many: those at work, those that failed, those that wait.",
         epilog=EPILOG,
     )
-    made.add_argument("study", nargs="?", help="its name or folder (default: the newest)")
-    made.add_argument("--watch", action="store_true", help="update until all runs have ended")
-    made.add_argument("--json", action="store_true", help="print one JSON object instead")
-    made.add_argument(
+    options.add_argument("study", nargs="?", help="its name or folder (default: the newest)")
+    options.add_argument("--watch", action="store_true", help="update until all runs have ended")
+    options.add_argument("--json", action="store_true", help="print one JSON object instead")
+    options.add_argument(
         "--interval",
         type=at_least(float, 0.1),
         default=2.0,
         metavar="S",
         help="seconds between updates (default 2)",
     )
-    return made
+    return options
 
 
 @command

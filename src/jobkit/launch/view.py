@@ -37,10 +37,10 @@ def study_view(
     more = ""
     if total > len(listed):
         more = f"{total - len(listed):,} of {total:,} runs are not listed here; --json has all"
-    made = table(listed, title)
+    result = table(listed, title)
     room = console.options.update(width=10_000)  # else the answer is never above the width
-    if console.measure(made, options=room).minimum <= console.width:
-        return Group(made, Text(more, overflow="fold")) if more else made
+    if console.measure(result, options=room).minimum <= console.width:
+        return Group(result, Text(more, overflow="fold")) if more else result
     lines = [title]
     for row in listed:
         cells = [
@@ -75,27 +75,27 @@ def _reason(row: Mapping[str, Any]) -> str:
 
 def table(listed: Sequence[Mapping[str, Any]], title: str | None = None) -> Table:
     """The runs with the columns in which a run has something; the headings say what each is."""
-    made = Table(title=title, box=None, padding=(0, 2, 0, 0), title_justify="left")
+    result = Table(title=title, box=None, padding=(0, 2, 0, 0), title_justify="left")
     cells = [_cells(row) for row in listed]
     names = [name for row in cells for name, text in row.items() if text]
     order = ["epoch", "step", "loss", *(n for n in names if "/s (" in n), "time", "left", "load"]
     columns = [name for name in dict.fromkeys(order) if name in names]
     reasons = ["reason"] if any(_reason(row) for row in listed) else []
     for heading in ("run", "status", *columns, *reasons):
-        made.add_column(
+        result.add_column(
             heading,
             justify="left" if heading in ("run", "status", "load", "reason") else "right",
             no_wrap=heading != "reason" and "/s (" not in heading,
             overflow="fold",
         )
     for row, texts in zip(listed, cells, strict=True):
-        made.add_row(
+        result.add_row(
             row["run_id"],
             Text(row["status"], style=_COLOURS.get(row["status"], "red")),
             *(texts.get(name, "") for name in columns),
             *(_reason(row) for _ in reasons),
         )
-    return made
+    return result
 
 
 # --- a launch in the foreground ---------------------------------------------------------------
@@ -130,7 +130,8 @@ class Foreground:
     def announce(self) -> None:
         """Print how many runs will start, where, and what they may cost."""
         launch, new = self.launch, len(self.launch.run_ids)
-        other = Counter(s.status for r, s in launch.states().items() if r not in launch.run_ids)
+        states = launch.looks.of_runs.items()
+        other = Counter(state.status for r, state in states if r not in launch.run_ids)
         planned = f"study {self.name}: {counted(len(launch.plan.runs), 'run')} planned"
         before = "".join(f", {n} {status} already" for status, n in other.items())
         at_once = f", {launch.at_once} at a time" if new and launch.at_once else ""
@@ -287,7 +288,7 @@ class Foreground:
         all_ok = self._print_runs(states)
         self._print_rates()
         folder = short_path(self.launch.folder)
-        self._print(f"made: {folder}: a folder for each run, with its log and its records")
+        self._print(f"result: {folder}: a folder for each run, with its log and its records")
         if any_ok:
             self._print(f"next: ./plot_results.sh {shown([folder])}    (tables, figures, report)")
         return Exit.OK if all_ok else Exit.FAILED

@@ -7,7 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from jobkit.launch import launcher
 from jobkit.launch import status as watch
+from jobkit.launch.request import LaunchRequest
 from jobkit.launch.states import States, select
 from jobkit.metric.kinds import encode
 from jobkit.outcome import slurm_jobs
@@ -83,6 +85,30 @@ def test_a_cluster_that_did_not_answer_is_asked_again(
     assert states.look(fresh=True)[run_id].status != "cancelled"
     assert states.look(fresh=True)[run_id].status == "cancelled"
     assert names == []
+
+
+def test_a_run_that_failed_is_looked_at_again_once_it_is_started_again(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ended runs are read once; what was told before the start is of their last attempt."""
+    ended = {"started": 100.0, "ended": 110.0, "pid": 1, "host": "x"}
+    jobs = [run_of(plan, index).job for index in (0, 1)]
+    for job in jobs:
+        write_json(job, ended | {"exit_code": 1})
+    request = LaunchRequest(site="local")
+    prepared = launcher.prepare(plan, request)
+    assert {state.status for state in prepared.looks.of_runs.values()} == {"failed"}
+
+    def start(*_: object) -> None:
+        for index, job in enumerate(jobs):
+            write_json(job, ended | {"exit_code": 0})
+            path = run_of(plan, index).outcome(0)
+            path.parent.mkdir(parents=True)
+            write_json(path, {"exit_code": 0, "status": "ok"})
+
+    monkeypatch.setattr(launcher.local, "start", start)
+    launcher.start(prepared, request)
+    assert {state.status for state in prepared.states().values()} == {"ok"}
 
 
 @pytest.mark.parametrize("words", [["nix"], ["two", "--interval", "0"]])
