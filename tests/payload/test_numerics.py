@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from jobkit.payload.job import RankJob
 
 from jobkit.drill import cli
 from jobkit.drill.faults import FaultCase
 from jobkit.errors import UsageError
 from jobkit.payload import numerics, random_numbers, run
 from jobkit.payload.clock import Stages
-from jobkit.payload.job import RankJob
 from jobkit.payload.place import RankEnv
 from jobkit.payload.report import Reporter
 from jobkit.payload.warnings import without_effect
