@@ -296,13 +296,13 @@ def test_series_are_compared_at_the_largest_size_that_most_have(study) -> None:
     assert [t.get_text() for t in efficiency.texts] == ["95%", "95%"]
     assert [t.get_text() for t in rates.get_yticklabels()] == ["ddp", "fsdp"]
     assert rates.get_ylim()[0] > rates.get_ylim()[1]  # the first series stands on top
-    rates, _, efficiency = made(
-        comparison_figure(study(strategies=("single", "ddp", "fsdp"), repeats=2))
-    ).axes
+    results = study(strategies=("single", "ddp", "fsdp"), repeats=2)
+    rates, _, efficiency = made(comparison_figure(results)).axes
     assert [t.get_text() for t in rates.get_yticklabels()] == ["single\nat 1", "ddp", "fsdp"]
     assert [bar.get_width() for bar in rates.patches] == SAME([1010, 3.7 * 1010, 3.7 * 808])
-    assert [t.get_text() for t in efficiency.texts] == ["100%", "92%", "74%"]
-    assert efficiency.get_xlabel().endswith("relative to single")
+    last = {s.series: s for s in results.sizes}  # one number for one thing: as the table has it
+    of_table = [f"{last[name].efficiency:.0%}" for name in ("single", "ddp", "fsdp")]
+    assert [t.get_text() for t in efficiency.texts] == of_table
 
 
 def test_the_title_says_what_was_measured(study) -> None:

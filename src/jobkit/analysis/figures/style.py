@@ -49,7 +49,6 @@ _RC: Any = {
     "legend.frameon": False,
     "text.parse_math": False,  # a $ in the name of a study or device is plain text
     "svg.hashsalt": "jobkit",  # the same ids in the SVG every time
-    "pdf.fonttype": 42,  # text that a journal's checks take
 }
 
 

@@ -142,8 +142,8 @@ def read_table(path: Path, columns: tuple[Column, ...], within: Path | None = No
         raise UsageError(f"{path}: {reason}") from None
     table.columns = [_plain(str(name)) for name in table.columns]
     for name in table.columns[table.dtypes == TEXT]:
-        texts = [_plain(text) if isinstance(text, str) else None for text in table[name]]
-        table[name] = pd.Series(texts, dtype=TEXT)
+        if table[name].str.startswith("'").any():
+            table[name] = table[name].map(_plain, na_action="ignore").astype(TEXT)
     for name in types.keys() - {*table.columns}:
         table[name] = pd.Series(pd.NA, index=table.index, dtype=types[name])
     return table[[*types, *(name for name in table.columns if name not in types)]]
