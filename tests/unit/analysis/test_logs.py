@@ -230,6 +230,21 @@ def test_ranks_of_which_one_counted_are_compared_in_steps(place: Path) -> None:
     assert set(found.runs["throughput_unit"]) == {"tokens/s"}
 
 
+def test_a_rate_that_each_rank_prints_is_of_one_or_of_all_and_not_compared(place: Path) -> None:
+    lines = [f"[METRIC] step={n} {{}}=1,000.0\n" for n in range(1, 9)]
+    for ranks in (1, 2):
+        printed = "".join(ranks * line for line in lines)
+        (place / f"{ranks}gpu.log").write_text(printed.format(*["tokens_per_s"] * 8 * ranks))
+    runs = collected().runs.set_index("run_id")
+    assert runs.loc["1gpu.log", "throughput"] == 1000 and runs.loc["2gpu.log", "status"] == "failed"
+    assert "printed 2 times, as by all 2 ranks" in runs.loc["2gpu.log", "reason"]
+    log = place / "2gpu.log"
+    log.write_text(log.read_text().replace("tokens_per_s", "tokens_per_s_per_rank"))
+    found = collected("--scaling", "weak")
+    assert list(found.runs["throughput"]) == [1000, 2000]
+    assert set(found.scaling["scaling"]) == {"weak"}
+
+
 def test_the_values_of_an_epoch_are_columns_and_identify_nothing(place: Path) -> None:
     values = {"bleu": 12.5, "val_loss": 9.0, "run_id": 7, "images_per_s": 5.0, "world_size": 3}
     record = {"kind": "epoch", "epoch": 0, "val_loss": 0.25, "values": values}

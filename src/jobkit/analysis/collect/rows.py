@@ -49,6 +49,7 @@ _RESULT_NAMES = frozenset(c.name for c in RESULTS)
 _OTHERWISE = {"threads", "work_source"}  # not what it says, and of the steps' source alone
 _OF_RUN_START = tuple(k for k in KINDS["run_start"] if k in _RESULT_NAMES - _OTHERWISE)
 _VERSIONS = ("torch", "python", "cuda", "hip", "nccl", "cudnn", "driver")
+_OF_GPUS = ("cudnn_benchmark", "gpu_max_clock", "gpu_application_clock", "gpu_power_limit")
 _MAXIMA = tuple(k for k in KINDS["epoch"] if k in _RESULT_NAMES and k.endswith("_memory_mib"))
 _MAX_NAMES = 5  # of lines in no table, that are shown of a run
 _NOT_SHOWN = frozenset(("rank", "attempt", "step", "epoch", "t", "seq"))
@@ -187,7 +188,7 @@ def _where(start: Record) -> Row:
         **{name: start.get(name) for name in _OF_RUN_START},
         "threads_used": start.get("threads"),
         **{f"{name}_version": versions.get(name) for name in _VERSIONS},
-        "cudnn_benchmark": versions.get("cudnn_benchmark"),
+        **{name: versions.get(name) for name in _OF_GPUS},
     }
 
 

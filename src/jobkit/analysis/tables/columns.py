@@ -183,6 +183,9 @@ nccl_version TEXT version of NCCL (AMD: RCCL); empty on the CPU
 driver_version TEXT version of the GPU's driver; empty on the CPU
 cudnn_version TEXT version of cuDNN; empty on the CPU
 cudnn_benchmark TEXT whether cuDNN chose kernels by timing them; likewise
+gpu_max_clock TEXT highest clock of the first GPU; empty on the CPU
+gpu_application_clock TEXT clock that its applications are set to; likewise
+gpu_power_limit TEXT its power limit; likewise
 """)
 _WHERE = (
     *_recorded("run_start", COUNT, "train_samples", "test_samples", "parameters"),
