@@ -41,6 +41,7 @@
 #                        per node), once (one process on the first node, which starts its ranks)
 #   --unit TEXT, --work-per-step X, --warmup-steps N   of a command: what one optimizer step over
 #                        all ranks works on, as tokens and 49152; first steps that do not count (5)
+#   --why N              steps that are profiled at each of a few places (5; 0: none)
 #   --no-auto            of a command: do not count the steps of torch's optimizers
 #   --stop-signal NAME   USR2 (default) or USR1: the signal that asks a run to save and end
 # Everything else is passed through to the training. After -- comes a command.

@@ -207,7 +207,7 @@ prepare_command() {
   [[ $outcome == /* ]] || outcome=$PWD/$outcome
   local part kept='' word text='' auto=$root/src/jobkit/program/auto
   export JOBKIT_RUN_DIR=$run_dir JOBKIT_RUN_ID=${run_dir##*/} JOBKIT_STUDY JOBKIT_ATTEMPT=$attempt
-  export JOBKIT_WARMUP_STEPS=$warmup_steps JOBKIT_STOP_SIGNAL=$stop_signal JOBKIT_PYTHONPATH
+  export JOBKIT_WARMUP_STEPS=$warmup_steps JOBKIT_WHY=$why JOBKIT_STOP_SIGNAL=$stop_signal JOBKIT_PYTHONPATH
   JOBKIT_STUDY=${run_dir%/*} JOBKIT_STUDY=${JOBKIT_STUDY##*/}
   unset JOBKIT_UNIT JOBKIT_WORK_PER_STEP JOBKIT_AUTO JOBKIT_READS_OUTCOME
   [[ -z $unit ]] || export JOBKIT_UNIT=$unit
@@ -233,9 +233,12 @@ prepare_command() {
 # What is wrong with the options of a command ends here. Sets their defaults.
 check_command() {
   local at
+  why=5
   for ((at = 0; at < ${#payload[@]}; at++)); do
     case ${payload[at]} in
-      --stop-signal) ((at++)) ;; # run.sh has its value
+      --stop-signal) ((++at)) ;; # run.sh has its value
+      --why) why=${payload[++at]-} ;;
+      --why=*) why=${payload[at]#*=} ;;
       --stop-signal=* | --dry-run | --check | --check=*) ;;
       *) fail "unknown option ${payload[at]}: after -- comes the command with its own options" ;;
     esac
@@ -244,6 +247,7 @@ check_command() {
   launcher=${launcher:-srun} warmup_steps=${warmup_steps:-5}
   [[ $launcher =~ ^(srun|torchrun|once)$ ]] || fail "--launcher $launcher: must be srun, torchrun or once"
   [[ $warmup_steps =~ ^[0-9]{1,9}$ ]] || fail "--warmup-steps $warmup_steps: must be a whole number, 0 or more"
+  [[ $why =~ ^[0-9]{1,4}$ ]] || fail "--why $why: must be a whole number of steps, 0 or more"
   [[ -z $work_per_step || $work_per_step =~ ^[0-9]+(\.[0-9]+)?([eE][+]?[0-9]{1,2})?$ ]] ||
     fail "--work-per-step $work_per_step: must be a number above 0"
   [[ -z $work_per_step || -n $unit ]] || fail "--work-per-step needs --unit beside it, as --unit images"

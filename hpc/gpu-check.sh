@@ -91,7 +91,7 @@ else
 fi
 # A run that is stopped after iteration 6 and saves a checkpoint, then the same command again.
 stop=(bash "$root/run.sh" --nproc-per-node "$ranks" "${words[@]}" "${training[@]}" --dataset synthetic
-  --breakdown-iterations 0 --run-dir "$folder/stop")
+  --why 0 --run-dir "$folder/stop")
 # shellcheck disable=SC2016  # the words are of the shell that it starts
 stopped() { part stop 180 "${one_node[@]}" bash -c 'JOBKIT_FAULT=usr2@6 "$@"; code=$?
   ((code == 75)) || { echo "after USR2: exit code $code, and not 75"; exit 4; }; "$@"' stop "${stop[@]}"; }

@@ -32,7 +32,7 @@ from ranks import show
 os.environ["JOBKIT_LOGS"] = tempfile.mkdtemp(prefix="jobkit-notebook-")
 pictures = Path(os.environ.get("NOTEBOOK_PICTURES") or os.environ["JOBKIT_LOGS"])
 small = "--train-samples 512 --test-samples 64 --epochs 2 --global-batch-size 64 --threads 1"
-small += " --breakdown-iterations 0"
+small += " --why 0"
 base = ["run", "--start-timeout", "300", "--site", "local", "--study", "demo", *small.split()]
 
 

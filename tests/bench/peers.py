@@ -175,7 +175,7 @@ def ours(ranks: int, precision: str, threads: int, steps: int, folder: str) -> l
         --strategy {"ddp" if ranks > 1 else "single"} --dataset synthetic --test-samples 10
         --train-samples {BATCH * steps} --epochs 1 --global-batch-size {BATCH} --device cpu
         --precision {precision} --threads {threads} --warmup-iterations {WARM}
-        --breakdown-iterations 0"""
+        --why 0"""
     return words.split()
 
 

@@ -87,7 +87,7 @@ def measure(folder: Path, nodes: int, repeats: int, env: dict[str, str]) -> str:
     words += ["--strategies", "ddp", "fsdp", "--repeats", str(repeats), "--within-allocation"]
     words += ["--gpus", *sizes, "--epochs", "3", "--model", "waiting:Waiting", "--device", "cpu"]
     words += ["--dataset", "synthetic", "--train-samples", "768", "--test-samples", "64"]
-    words += ["--global-batch-size", "64", "--threads", "1", "--breakdown-iterations", "0"]
+    words += ["--global-batch-size", "64", "--threads", "1", "--why", "0"]
     print(run(words, env))
     words = [sys.executable, "-m", "jobkit", "step-model", "steps", "--comm"]
     env = {**env, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{folder}"}

@@ -143,7 +143,7 @@ def run_rate(ranks: int, strategy: str, data: str, *more: str) -> float:
     with tempfile.TemporaryDirectory() as folder:
         words = f"""--nproc-per-node {ranks} --run-dir {folder}/bench/run --strategy {strategy}
             --dataset synthetic --train-samples 4096 --test-samples 100 --epochs 4 --threads 1
-            --global-batch-size {BATCH} --lr {LR} --data-dir {data} --breakdown-iterations 0"""
+            --global-batch-size {BATCH} --lr {LR} --data-dir {data} --why 0"""
         subprocess.run(
             ["bash", "run.sh", *words.split(), *more], cwd=ROOT, check=True, env=ENV, stdout=-3
         )

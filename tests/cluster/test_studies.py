@@ -13,7 +13,7 @@ from support.checkout import TINY, Checkout, records, until
 from support.no_torch import no_torch
 
 SMALL = ["--study", "demo", "--epochs", "1", "--train-samples", "512", "--test-samples", "256"]
-SMALL += ["--breakdown-iterations", "0", "--strategies", "ddp", "--global-batch-size", "64"]
+SMALL += ["--why", "0", "--strategies", "ddp", "--global-batch-size", "64"]
 SMALL += ["--threads", "1"]
 SLEEP = ["--gpu-request", "none", "--no-auto", "--", "sleep"]
 

@@ -19,7 +19,7 @@ TOP += ("run_benchmarks.py", "collect_results.py", "plot_results.py", "plot_resu
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 TINY = ("--train-samples", "256", "--test-samples", "128", "--epochs", "1", "--threads", "1")
-TINY += ("--breakdown-iterations", "0", "--global-batch-size", "64", "--dataset", "synthetic")
+TINY += ("--why", "0", "--global-batch-size", "64", "--dataset", "synthetic")
 
 
 def run(*words: str | Path, **options) -> "subprocess.CompletedProcess[str]":

@@ -63,7 +63,7 @@ def own_model(tmp_path: Path) -> Path:
 
 def test_what_a_run_leaves_and_its_repetition_from_spec_json(launch: Start, forge: Start) -> None:
     done = launch(
-        "--nproc-per-node", "2", *TINY, "--breakdown-iterations", "4", "--momentum", "0.8",
+        "--nproc-per-node", "2", *TINY, "--why", "4", "--momentum", "0.8",
         "--seed", "3",
     )  # fmt: skip
     assert done.codes == [0], done.out
@@ -97,7 +97,7 @@ def check_records(done: Result) -> None:
     kinds = [r["kind"] for r in records]
     # How many windows there are depends on the speed.
     others = dict.fromkeys(kind for kind in kinds if kind != "window")
-    assert list(others) == ["run_start", "startup", "epoch", "breakdown", "run_end"]
+    assert list(others) == ["run_start", "startup", "difference", "epoch", "run_end"]
     assert kinds.count("epoch") == 2
     assert [r["seq"] for r in records] == list(range(len(records)))
     for kind in set(kinds) - {"run_start"}:

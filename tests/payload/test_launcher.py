@@ -19,7 +19,7 @@ from support.place import ROOT
 
 DOOR = [sys.executable, str(ROOT / "run_benchmarks.py")]
 TINY = ["--train-samples", "256", "--test-samples", "128", "--global-batch-size", "64"]
-TINY += ["--site", "local", "--study", "demo", "--breakdown-iterations", "0"]
+TINY += ["--site", "local", "--study", "demo", "--why", "0"]
 ENDLESS = ["--strategies", "ddp", "--gpus", "1", "--epochs", "100000", *TINY]
 # A rank without torch that has epochs: for what happens to processes, whatever they compute.
 STAND_IN = """

@@ -1,9 +1,7 @@
 """Where the time of an iteration goes, what is timed, and that measuring changes nothing."""
 
-import functools
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,15 +9,13 @@ from typing import Any
 import pytest
 import torch
 
+from jobkit.analysis.collect.why import breakdown
+from jobkit.analysis.tables.frames import Row
 from jobkit.checks.collectives import Exchange, Team, in_a_row
 from jobkit.errors import UsageError
-from jobkit.metric.kinds import Record
-from jobkit.payload import host
 from jobkit.payload.batches import Batches, DeviceData, Step
-from jobkit.payload.clock import Clock, Stopwatch
-from jobkit.payload.data import Dataset, synthetic
-from jobkit.payload.host import PeakMemory
-from jobkit.payload.measure.peak import OwnPeak
+from jobkit.payload.clock import Clock
+from jobkit.payload.data import synthetic
 from jobkit.payload.model import build_model
 from jobkit.payload.place import RankEnv
 from jobkit.payload.strategies.base import make_optimizer
@@ -35,7 +31,7 @@ from support.rigs import Result, Start
 SLEEP_S = 0.5  # much longer than an iteration of the small model, and than this machine's noise
 RUN = [
     *("--dataset", "synthetic", "--train-samples", "512", "--test-samples", "64", "--epochs", "1"),
-    *("--global-batch-size", "32", "--warmup-iterations", "2", "--breakdown-iterations", "5"),
+    *("--global-batch-size", "32", "--warmup-iterations", "2", "--why", "5"),
 ]
 # A user's model that slows down one part of every iteration, as the environment says.
 SLOW = """
@@ -69,27 +65,6 @@ if WHERE == "allreduce" or (WHERE == "allreduce 1" and os.environ["RANK"] == "1"
         if self.process_group.size() > 1:  # one rank alone has nothing to wait for
             self.register_comm_hook(None, slowed(allreduce_hook))
     DistributedDataParallel.__init__ = with_hook
-if WHERE.startswith("memory"):
-    from jobkit.payload.measure import replica
-    replica._MOST_WARM = 3  # passes 4 and 5 belong to iterations, one before and one after
-    from jobkit.payload.strategies.base import Strategy
-    second = os.environ["RANK"] == "1"
-    if WHERE == "memory small":
-        replica.free_bytes = lambda device: 1000 if second else 10**12
-    PASS, calls = Strategy.pass_alone, []
-    def pass_alone(self, *args):
-        calls.append(1)
-        if second and WHERE == f"memory pass {len(calls)}":
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-        PASS(self, *args)
-    Strategy.pass_alone = pass_alone
-    WRAP = Strategy.replica
-    def wrap(self, *args):
-        if second and WHERE == "memory wrap":
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-        return WRAP(self, *args)
-    Strategy.replica = wrap
-
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
@@ -109,59 +84,43 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def usual(forge: Start, own: Path) -> Callable[..., Record]:
-    """The breakdown of a run that nothing slows down, made once for the same words."""
-
-    @functools.cache
-    def made(*words: str) -> Record:
-        return run(forge, own, 2, *words).record("breakdown")
-
-    return made
-
-
 def run(forge: Start, own: Path, ranks: int, *words: str, slow: str = "") -> Result:
     env = {"SLOW": slow, "SLEEP_S": str(SLEEP_S)}
-    few = ("--train-samples", "256") if slow else ()  # slow iterations, and as many as are needed
-    words = (*RUN, "--model", "slow_model:Model", *words, *few)
+    words = (*RUN, "--model", "slow_model:Model", *words)
     done = forge(ranks, *words, cwd=str(own), env=env)
     assert done.codes == [0] * ranks, done.out
     return done
 
 
-@pytest.fixture(scope="module")
-def usual_losses(forge: Start, own: Path) -> Callable[[str], list[float]]:
-    """Those of a strategy's run that nothing slows down."""
-    return functools.cache(
-        lambda strategy: run(forge, own, 2, "--strategy", strategy, slow="none").losses()
-    )
-
-
-PARTS = ("compute_s", "communication_s", "data_wait_s", "other_s")
+def causes(done: Result) -> Row:
+    """The breakdown that the profiled steps of all ranks say."""
+    files = sorted(done.paths.metrics_folder.glob("0.w*.jsonl"))
+    return breakdown(json.loads(line) for path in files for line in path.read_text().splitlines())
 
 
 LONG = pytest.mark.long
-SLOWED = [("ddp", "allreduce 1", "communication_s"), ("ddp", "step", "compute_s")]
-ALSO = [("ddp", "allreduce", "communication_s"), ("fsdp", "reduce", "communication_s")]
 
 
 @pytest.mark.parametrize(
-    ("strategy", "slow", "part"), [*SLOWED, *(pytest.param(*case, marks=LONG) for case in ALSO)]
+    ("strategy", "slow", "where"),
+    [
+        ("ddp", "allreduce 1", "late"),
+        pytest.param("ddp", "step", "host_s", marks=LONG),
+        pytest.param("fsdp", "reduce", "host_s", marks=LONG),
+    ],
 )
-def test_the_slow_part_grows_by_what_it_is_slowed(
-    forge: Start, own: Path, usual: Callable[..., Record], strategy: str, slow: str, part: str
+def test_what_is_slow_is_named(
+    forge: Start, own: Path, strategy: str, slow: str, where: str
 ) -> None:
-    words = ("--strategy", strategy)
-    before = usual(*words)
-    slowed = run(forge, own, 2, *words, slow=slow).record("breakdown")
-    grown = {name: slowed[name] - before[name] for name in PARTS}
-    assert grown.pop(part) == pytest.approx(SLEEP_S, rel=0.25)
-    assert all(abs(rest) < 0.25 * SLEEP_S for rest in grown.values()), grown
-    total = sum(slowed[name] for name in (*PARTS, "last_rank_wait_s"))
-    assert total == pytest.approx(slowed["iteration_s"], rel=0.1)
-    if part == "communication_s":
-        assert slowed["communication_direct_s"] == pytest.approx(SLEEP_S, rel=0.25)
-        assert slowed["certain"] is True
+    found = causes(run(forge, own, 2, "--strategy", strategy, slow=slow))
+    others = {"compute_s", "communication_s", "data_wait_s", "host_s"}
+    if where == "late":
+        assert (found["late_rank"], found["late_cause"]) == (1, "host")
+        assert found["late_s"] == pytest.approx(SLEEP_S, rel=0.15)
+        others = {"compute_s", "data_wait_s"}
+    else:
+        assert found[where] == pytest.approx(SLEEP_S, rel=0.15)
+    assert all(found[name] < 0.15 * SLEEP_S for name in others - {where}), found
 
 
 @pytest.mark.parametrize(
@@ -175,53 +134,25 @@ def test_the_slow_part_grows_by_what_it_is_slowed(
 def test_measuring_leaves_no_trace_in_the_training(
     forge: Start, own: Path, words: tuple[str, ...]
 ) -> None:
-    finals = []
-    for iterations in ("5", "0"):
-        more = ("--breakdown-iterations", iterations, "--checkpoint-every", "epoch")
-        done = run(forge, own, 2, *words, *more)
-        assert len(done.records("breakdown")) == (iterations != "0")
+    finals, timed = [], []
+    for steps in ("5", "0"):
+        done = run(forge, own, 2, *words, "--why", steps, "--checkpoint-every", "epoch")
+        assert bool(causes(done)) is (steps != "0")
+        assert len(done.records("difference")) == (steps != "0" and "ddp" in words)
         finals.append((final(done), done.losses()))
+        timed.append(done.record("epoch")["timed_images"])
     (measured, losses), (plain, plain_losses) = finals
     assert measured.keys() == plain.keys()
     assert [name for name in plain if not torch.equal(measured[name], plain[name])] == []
     assert losses == plain_losses
+    assert timed == [(16 - 2 - 7) * 32, (16 - 2) * 32]  # the profiled ones are not in the rate
 
 
-@pytest.mark.parametrize(
-    ("strategy", "where", "said"),
-    [
-        ("fsdp", "memory wrap", "rank 1 is out of memory: CUDA out of memory"),
-        ("ddp", "memory pass 5", "rank 1 is out of memory: CUDA out of memory"),  # after one
-        pytest.param("ddp", "memory small", "rank 1 has 0 MiB free of", marks=LONG),
-    ],
-)
-def test_a_run_does_not_end_for_lack_of_memory_to_measure_it(
-    forge: Start,
-    own: Path,
-    usual_losses: Callable[[str], list[float]],
-    strategy: str,
-    where: str,
-    said: str,
-) -> None:
-    done = run(forge, own, 2, "--strategy", strategy, slow=where)
-    assert done.record("run_end")["status"] == "ok"
-    assert done.records("breakdown") == []
-    (text,) = [r["text"] for r in done.records("message") if "no breakdown" in r["text"]]
-    assert said in text
-    assert done.losses() == usual_losses(strategy)
-
-
-@pytest.mark.parametrize("strategy", ["ddp"])
-def test_one_rank_alone_has_no_communication(forge: Start, own: Path, strategy: str) -> None:
-    found = run(forge, own, 1, "--strategy", strategy).record("breakdown")
-    assert found["communication_s"] == 0
-    assert found["iterations"] == 3  # the middle ones of five
-
-
-def test_too_few_iterations_make_no_record(forge: Start, own: Path) -> None:
-    few = run(forge, own, 1, "--strategy", "single", "--warmup-iterations", "14")
-    assert few.records("breakdown") == []
-    assert "no breakdown: 2 iterations" in few.paths.rank_log(0, 0).read_text()
+def test_one_rank_alone_has_no_communication(forge: Start, own: Path) -> None:
+    done = run(forge, own, 1, "--strategy", "ddp")
+    found = causes(done)
+    assert found["profiled_steps"] >= 3 and found["communication_s"] < 0.01
+    assert (done.paths.folder / "traces" / "why.rank0.json.gz").exists()
 
 
 def test_traces_of_the_chosen_iterations_and_ranks(forge: Start, own: Path) -> None:
@@ -237,7 +168,6 @@ def test_traces_of_the_chosen_iterations_and_ranks(forge: Start, own: Path) -> N
     (said,) = [r["text"] for r in done.records("message") if r["level"] == "info"]
     assert "iterations 9 to 10 were profiled, and took" in said
     assert str(done.paths.trace(0, 1)) in said
-    assert done.record("breakdown")["iterations"] >= 3  # of those that were not
 
 
 @pytest.mark.parametrize(
@@ -252,83 +182,6 @@ def test_bad_windows_are_refused(given: dict[str, Any], said: str) -> None:
         RunSpec(**given)
 
 
-MIB, NAN = 2**20, float("nan")
-
-
-class Memory:
-    """A process's memory: what is held, and the peaks since the last reset."""
-
-    def __init__(self) -> None:
-        self.held = self.peak = self.reserved = 0
-
-    def hold(self, mib: int) -> None:
-        self.held += mib
-        self.peak, self.reserved = max(self.peak, self.held), max(self.reserved, self.held)
-
-
-@pytest.fixture
-def memory(monkeypatch: pytest.MonkeyPatch) -> Memory:
-    made = Memory()
-
-    def reset(device: torch.device) -> None:
-        made.peak = made.reserved = made.held
-
-    def stats(device: torch.device) -> None:
-        made.peak = made.held
-
-    def empty(size: int, **_: object) -> None:
-        made.hold(size // MIB)
-        made.held -= size // MIB
-
-    monkeypatch.setattr(
-        host, "peak_memory_mib", lambda device: PeakMemory(made.peak, made.reserved, made.peak)
-    )
-    monkeypatch.setattr(host, "reset_peak_memory", reset)
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: made.reserved * MIB)
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", stats)
-    monkeypatch.setattr(torch, "empty", empty)
-    return made
-
-
-def step(memory: Memory, mib: int = 100) -> None:
-    memory.hold(mib)
-    memory.held -= mib
-
-
-def test_a_peak_is_that_of_the_training_alone(memory: Memory) -> None:
-    peak = OwnPeak(torch.device("cuda", 0))
-    memory.hold(50)
-    step(memory)
-    assert peak.now() == PeakMemory(150, 150, 150)
-    peak.pause()
-    memory.hold(900)
-    step(memory)
-    assert peak.now() == PeakMemory(150, 150, 150)  # an epoch may end with the replica there
-    memory.held -= 900
-    peak.resume()
-    assert memory.reserved == 150  # reserved again, so that no iteration has to
-    assert peak.now() == PeakMemory(150, 150, 150)
-    step(memory, 130)
-    assert peak.now() == PeakMemory(180, 180, 180)
-
-
-def test_on_the_cpu_only_resident_memory_is_known(
-    monkeypatch: pytest.MonkeyPatch, memory: Memory
-) -> None:
-    monkeypatch.setattr(host, "peak_memory_mib", lambda _: PeakMemory(NAN, NAN, memory.peak))
-    never: Callable[..., None] = lambda *_: pytest.fail("no GPU")  # noqa: E731
-    monkeypatch.setattr(torch.cuda, "memory_reserved", never)
-    peak = OwnPeak(torch.device("cpu"))
-    step(memory, 70)
-    peak.pause()
-    memory.hold(900)
-    memory.held -= 900
-    peak.resume()
-    found = peak.now()
-    assert found.resident == 70
-    assert found.allocated != found.allocated  # NaN
-
-
 CPU = torch.device("cpu")
 COMPILING_S, STEP_S = 0.3, 0.002
 
@@ -341,11 +194,10 @@ def test_compiling_for_the_last_batch_is_not_timed(
     spec, place = RunSpec(strategy="single", model="mlp", warmup_iterations=2), RankEnv()
     strategy = Single(spec, place, CPU)
     strategy.setup(build_model(spec, 10))
-    train, test, classes = synthetic(43, 10)
     trainer = Trainer(
         spec=RunSpec(strategy="single", compile=compiles, warmup_iterations=2),
         group=SimpleNamespace(place=place, device=CPU),  # type: ignore[arg-type]
-        data=DeviceData(Dataset(train, test, classes), CPU, seed=0, augmentation=None),
+        data=DeviceData(synthetic(43, 10), CPU, seed=0, augmentation=None),
         batches=Batches(43, 8, 0, 1, 1, 0),
         strategy=strategy,
         optimizer=make_optimizer(strategy),
@@ -403,21 +255,3 @@ def test_an_epoch_that_is_too_short_is_told(
     seconds: float, device: torch.device, told: bool
 ) -> None:
     assert ("an epoch takes 0.12 s" in too_short(seconds, device)) is told
-
-
-def test_the_stopwatch_counts_from_the_last_mark(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr("jobkit.payload.clock.time.perf_counter", lambda: now[0])
-    watch = Stopwatch(torch.device("cpu"))
-    watch.on = True
-    with watch.part("passes"):
-        with watch.part("waited"):
-            now[0] += 1
-        now[0] += 2
-        watch.mark("waited")
-        now[0] += 4
-        watch.mark("waited")
-        now[0] += 8
-    with watch.part("step"):  # no mark is left over
-        now[0] += 16
-    assert watch.take() == {"passes": 15.0, "waited": 9.0, "step": 16.0}

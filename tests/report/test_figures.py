@@ -277,11 +277,13 @@ def test_the_breakdown_stacks_to_the_iteration() -> None:
     specs = sorted(own, key=lambda s: s.world_size)
     above, below = figure.axes[0], figure.axes[3]
     tops = [max(p.get_y() + p.get_height() for p in above.patches[i::2]) for i in range(2)]
-    assert tops == SAME([made_up_step(s)["iteration_s"] for s in specs])
-    shares, step = [p.get_height() for p in below.patches[1::2]], made_up_step(specs[1])
+    assert tops == SAME([made_up_step(s)[0]["parts"][0][0] for s in specs])
+    shares = [p.get_height() for p in below.patches[1::2]]
+    parts = [rank["parts"][0] for rank in made_up_step(specs[1])]
+    step, busiest = parts[0][0], max(own[0] - own[2] for own in parts)
     assert sum(shares) == SAME(1)
-    assert shares[1] == SAME(1 - step["busy_max_s"] / step["iteration_s"])
-    assert sum(shares[1:3]) == SAME(step["communication_s"] / step["iteration_s"])
+    assert shares[1] == SAME(1 - busiest / step, abs=0.001)
+    assert sum(shares[1:3]) == SAME(sum(own[2] for own in parts) / len(parts) / step)
     assert [axes.get_xlabel() for axes in figure.axes[3:]] == [
         "GPUs\nddp", "GPUs\nfsdp", "GPUs\npp"
     ]  # fmt: skip

@@ -19,7 +19,7 @@ from support.place import ROOT
 # Data that every run can make for itself in a second.
 TINY = ["--dataset", "synthetic", "--train-samples", "512", "--test-samples", "256"]
 TINY += ["--epochs", "1", "--global-batch-size", "128", "--threads", "1"]
-TINY += ["--breakdown-iterations", "0"]
+TINY += ["--why", "0"]
 
 
 def until(condition: Callable[[], object], what: str = "it", timeout: float = 900) -> None:

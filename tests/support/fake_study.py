@@ -170,38 +170,52 @@ SIZES = (1, 2, 4, "2x4", "4x4", "8x4", "16x4")
 MACHINE = {"ddp": (0.011, 0.004, 0.01), "fsdp": (0.021, 0.009, 0.01), "pp": (0.016, 0.006, 0.12)}
 
 
-def step_fields(
+def profiled(
     compute: Sequence[float],
     data_wait: Sequence[float] = (),
-    other: Sequence[float] = (),
+    host: Sequence[float] = (),
     communication: float = 0.0,
-) -> dict[str, float]:
-    """The fields of a breakdown record from what each rank spends, in seconds an iteration.
+    steps: int = 5,
+) -> list[dict[str, Any]]:
+    """The fields of each rank's why record from what it spends, in seconds of a step.
 
-    The iteration ends on all ranks together: who is done early waits inside its communication.
+    A step has one collective, which ends on all ranks together: who is done early waits inside.
     """
-    n = len(compute)
-    data_wait, other = data_wait or [0.0] * n, other or [0.0] * n
-    useful = [c + o for c, o in zip(compute, other, strict=True)]
-    busy = [u + d for u, d in zip(useful, data_wait, strict=True)]
+    data_wait, host = data_wait or [0.0] * len(compute), host or [0.0] * len(compute)
+    busy = [sum(parts) for parts in zip(compute, data_wait, host, strict=True)]
     wall = max(busy) + communication
-    return {
-        "compute_s": sum(compute) / n,
-        "communication_s": sum(wall - b for b in busy) / n,
-        "data_wait_s": sum(data_wait) / n,
-        "other_s": sum(other) / n,
-        "iteration_s": wall,
-        "useful_max_s": max(useful),
-        "busy_max_s": max(busy),
-        "iterations": 100,
-        "random_imbalance_s": 0.0,
-        "last_rank_wait_s": 0.0,
-        "communication_direct_s": sum(wall - b for b in busy) / n,
-        "certain": True,
-    }
+    found = []
+    for rank, own in enumerate(busy):
+        parts = [wall, compute[rank], wall - own, data_wait[rank], host[rank]]
+        spans = [
+            [round(1e6 * (j * wall + own)), round(1e6 * (wall - own))]
+            for j in range(steps if wall > own else 0)
+        ]
+        found.append(
+            {
+                "step": 20,
+                "steps": steps,
+                "host": f"node{rank // 4}",
+                "gpu": False,
+                "parts": [parts] * steps,
+                "collectives": [[j, "gloo:all_reduce", *span] for j, span in enumerate(spans)],
+                "exposed": [[begin, begin + length, length] for begin, length in spans],
+            }
+        )
+    return found
 
 
-def made_up_step(spec: RunSpec) -> dict[str, float]:
+def leave_whys(run: FakeRun, records: Sequence[dict[str, Any]]) -> None:
+    """The why records of all ranks of a run."""
+    for rank, fields in enumerate(records):
+        path = run.paths.metrics_of_rank(run.attempt, rank, "w")
+        name = {"study": run.paths.folder.parent.name, "run_id": run.paths.folder.name}
+        writer = MetricWriter(**name, attempt=run.attempt, rank=rank, path=path, log=None)
+        writer.write("why", **fields)
+        writer.close()
+
+
+def made_up_step(spec: RunSpec) -> list[dict[str, Any]]:
     """What an iteration of a run takes, always the same for the same spec."""
     n, chance = spec.world_size, random.Random(f"{spec.strategy} {spec.world_size} {spec.repeat}")
     communication, overhead, bubble = MACHINE[spec.strategy]
@@ -211,7 +225,7 @@ def made_up_step(spec: RunSpec) -> dict[str, float]:
     other = [overhead * (1 + 0.1 * chance.random()) for _ in range(n)]
     waits = [0.002 + 0.0015 * chance.random() * spec.nodes for _ in range(n)]
     exposed = communication * (2 * (n - 1) / n) * (1 + 0.25 * spec.nodes**0.5)
-    return step_fields(compute, waits, other, exposed if n > 1 else 0.0)
+    return profiled(compute, waits, other, exposed if n > 1 else 0.0)
 
 
 def _held_memory(spec: RunSpec) -> float:
@@ -224,7 +238,8 @@ def _epoch(spec: RunSpec, epoch: int) -> dict[str, Any]:
     """An epoch's record; large global batches learn less from it."""
     chance = random.Random(f"{spec.strategy} {spec.world_size} {spec.repeat} {epoch}")
     batch, made = spec.steps_batch_size, made_up_step(spec)
-    step = made["iteration_s"] * (1 + 0.01 * chance.random())
+    parts = made[0]["parts"][0]
+    step = parts[0] * (1 + 0.01 * chance.random())
     iterations = SAMPLES // batch
     progress = (epoch + 1) / (1 + batch / 40_000)
     loss = 0.9 + 5.5 / (1 + 0.9 * progress) + 0.02 * chance.random()
@@ -238,7 +253,7 @@ def _epoch(spec: RunSpec, epoch: int) -> dict[str, Any]:
         "epoch_time_s": iterations * step,
         "timed_images": iterations * batch,
         "images_per_s": batch / step,
-        "data_wait_s": iterations * made["data_wait_s"],
+        "data_wait_s": iterations * sum(r["parts"][0][3] for r in made) / len(made),
         "peak_memory_mib": memory,
         "reserved_memory_mib": memory * 1.1,
     }
@@ -256,7 +271,7 @@ def leave_run(plan: Plan, run_id: str) -> None:
         reason = "rank 0: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
         run.end("failed", reason, 1)
         return
-    run.writer.write("breakdown", **made_up_step(spec))
+    leave_whys(run, made_up_step(spec))
     run.train(*range(spec.epochs)).end()
 
 

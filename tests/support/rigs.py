@@ -15,7 +15,7 @@ from support.place import ROOT
 
 RUN_SH = ("bash", str(ROOT / "run.sh"))
 # Without twins, which would be most of so short a run: test_breakdown.py has them.
-NO_BREAKDOWN = ("--breakdown-iterations", "0")
+NO_BREAKDOWN = ("--why", "0")
 SMALL = ("--dataset", "synthetic", "--train-samples", "512", "--test-samples", "200", *NO_BREAKDOWN)
 
 

@@ -43,7 +43,7 @@ TRAINING: dict[str, object] = {
     "epochs": 2,
     "threads": 1,
     "checkpoint_every": "10",
-    "breakdown_iterations": 0,
+    "why": 0,
 }
 FIRST, LAST = 21, 60  # after two checkpoints, and some iterations before the end
 _ATTEMPT = re.compile(rf"{re.escape(START_MARK)}: attempt ([0-9]{{1,9}})\b")

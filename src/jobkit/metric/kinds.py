@@ -136,25 +136,10 @@ KINDS: dict[str, dict[str, str]] = {
         "exposed": "exposed communication: begin, end and how much between them, in microseconds",
         "reason": "why nothing could be profiled",
     },
-    "breakdown": {  # seconds of one iteration; the first four are means over the ranks
-        "compute_s": "forward pass, backward pass and optimizer step",
-        "communication_s": "exposed communication: not overlapped with computation; with "
-        "waiting for slower ranks",
-        "data_wait_s": "waiting for batches; on a GPU: issuing the operations that make them",
-        "other_s": "the rest of the iteration",
-        "iteration_s": "wall time of the iteration, maximum over ranks",
-        "useful_max_s": "compute and other: of the slowest rank, where it is slower than the mean "
-        "by more than three standard errors over the iterations, else the mean",
-        "busy_max_s": "useful_max_s, and by how much data wait makes the busiest rank longer",
-        "iterations": "iterations in these means: the middle half of the measured ones, by time",
-        "random_imbalance_s": "by how much the slowest rank of each iteration, on average, takes "
-        "longer than useful_max_s: ranks that are slow in turn",
-        "last_rank_wait_s": "waiting for the last rank's end of the iteration; with the first "
-        "four it adds up to iteration_s",
-        "communication_direct_s": "exposed communication without a replica: by the time in which "
-        "the passes wait; null: not measured",
-        "certain": "whether communication_s and communication_direct_s differ by at most 20 %, or "
-        "by 5 % of the iteration; null where there is one measure only",
+    "difference": {  # of jobkit's own ddp
+        "difference_s": "by how much the passes of an iteration take longer than without "
+        "all-reduce, which also slows computing; mean over ranks",
+        "pairs": "pairs of passes, with and without",
     },
     "checkpoint": {
         "action": "saved, loaded or rejected",

@@ -1,14 +1,13 @@
 """Time, measured with the device synchronised around the clock."""
 
 import time
-from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, nullcontext
 
 import torch
 
 from jobkit.payload.windows import StepWindows
+from jobkit.program.why import DATA
 
 
 class Clock:
@@ -30,6 +29,11 @@ class Clock:
     def so_far(self) -> tuple[int, float, float]:
         """Images, seconds, and seconds of waiting for data so far."""
         return self.images, self.elapsed_s(), self.data_wait_s
+
+    def return_to(self, before: tuple[int, float, float]) -> None:
+        """Forget what happened since a call of so_far."""
+        self.images, elapsed_s, self.data_wait_s = before
+        self._start = self._now() - elapsed_s
 
     def _now(self) -> float:
         if self._device.type == "cuda":
@@ -68,7 +72,8 @@ class Clock:
     def waiting_for_data(self) -> Iterator[None]:
         """Count what happens inside as wait for data; the device is not synchronised here."""
         start = time.perf_counter()
-        yield
+        with self._windows.span(DATA) if self._windows else nullcontext():
+            yield
         waited_s = time.perf_counter() - start
         self.data_wait_s += waited_s
         if self._windows:
@@ -85,60 +90,6 @@ class Clock:
     def elapsed_s(self) -> float:
         """Seconds from the start to the stop, or to now, all work on the device included."""
         return (self._now() if self._end is None else self._end) - self._start
-
-
-class Stopwatch:
-    """Measures seconds of some parts, by name, while it is switched on.
-
-    On a GPU with CUDA events, so that the host need not wait for the device in between.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device, self.on = device, False
-        self._seconds: dict[str, float] = defaultdict(float)
-        self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
-        self._mark: tuple[str, float | torch.cuda.Event] | None = None
-
-    @contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        """Count what happens inside for a part."""
-        if not self.on:
-            yield
-            return
-        begin, outer, self._mark = self._point(), self._mark, None
-        yield
-        end = self._point()
-        self._count(name, begin, end)
-        if self._mark:
-            self._count(*self._mark, end)
-        self._mark = outer
-
-    def mark(self, name: str) -> None:
-        """From the last of these calls on, count the rest of the part around it for a part too."""
-        if self.on:
-            self._mark = (name, self._point())
-
-    def _point(self) -> float | torch.cuda.Event:
-        if self._device.type != "cuda":
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def _count(self, name: str, begin: float | torch.cuda.Event, end: Any) -> None:
-        if isinstance(begin, float):
-            self._seconds[name] += end - begin
-        else:
-            self._events.append((name, begin, end))
-
-    def take(self) -> dict[str, float]:
-        """The seconds by part since the last call; 0 for a part that did not happen."""
-        for name, begin, end in self._events:
-            end.synchronize()
-            self._seconds[name] += begin.elapsed_time(end) / 1000  # of milliseconds
-        self._events.clear()
-        found, self._seconds = self._seconds, defaultdict(float)
-        return found
 
 
 class Stages:

@@ -123,6 +123,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.check is not None:
             replace(spec, ranks_per_node=args.check)
             return Exit.OK
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler prints its own start
         stop = StopRequest()
         stop.listen()  # before torch is imported, which takes seconds
         return _run_rank(spec, ranks, paths, args, stop)

@@ -54,15 +54,16 @@ class Reporter:
         """That of the run's records; None on other ranks than 0, and without a folder."""
         return self._writer
 
-    def rank_writer(self) -> MetricWriter | None:
-        """A writer of this rank's own records, for ranks above 0; None without a folder."""
-        return self._beside("r")
+    @property
+    def folder(self) -> Path | None:
+        """The run's folder."""
+        return self._place[0].folder if self._place[0] else None
 
-    def sample_writer(self) -> MetricWriter | None:
-        """A writer of what this rank samples of its machine; None without a folder."""
-        return self._beside("s")
+    def rank_writer(self, what: str = "r") -> MetricWriter | None:
+        """A writer of this rank's own records: windows of ranks above 0, samples (s), causes (w).
 
-    def _beside(self, what: str) -> MetricWriter | None:
+        None without a folder.
+        """
         paths, attempt, rank = self._place
         if paths is None:
             return None

@@ -21,7 +21,7 @@ from jobkit.payload.data import Dataset, load_data
 from jobkit.payload.distributed import Group, all_or_raise, banner, check_identity, join
 from jobkit.payload.fast_cnn import FastCNN
 from jobkit.payload.lookahead import Lookahead
-from jobkit.payload.measure.breakdown import Breakdown
+from jobkit.payload.measure.difference import Difference
 from jobkit.payload.measure.profiling import Profiler
 from jobkit.payload.model import build_model
 from jobkit.payload.place import RankEnv, share_of_cores
@@ -246,7 +246,7 @@ def _train(job: RankJob, trainer: Trainer, stages: Stages) -> bool:
         trainer.report.record("startup", **stages.fields(first_s, job.spec.compile))
 
     guard = _guard(job, trainer)
-    breakdown = _observers(job, trainer)
+    trainer.observers = _observers(job, trainer)
     guard.start()
     try:
         result: tuple[float, float] | None = trainer.train(started)
@@ -256,8 +256,6 @@ def _train(job: RankJob, trainer: Trainer, stages: Stages) -> bool:
     guard.close()
     if trainer.windows:
         trainer.windows.finish()
-    if breakdown and result:
-        breakdown.finish(trainer)
     dist.barrier()
     if result is None:
         _end_early(job, trainer, why)
@@ -323,23 +321,18 @@ def candidates(job: RankJob, paths: RunPaths) -> list[Path]:
     return named
 
 
-def _observers(job: RankJob, trainer: Trainer) -> Breakdown | None:
-    """Give the trainer its observers; return the breakdown, which finishes after the training."""
-    spec, classes = trainer.spec, trainer.classes
-    found: list[Observer] = []
+def _observers(job: RankJob, trainer: Trainer) -> list[Observer]:
+    """What measures single iterations."""
+    spec = trainer.spec
+    found: list[Observer] = [Difference()]
     if window := Window.of(spec.profile):
         ranks, rank = profiled_ranks(spec.profile_ranks), job.place.rank
         chosen = ranks is None or rank in ranks
         trace = job.paths.trace(job.attempt, rank) if job.paths and chosen else None
         found.append(Profiler(window, trace))
-    breakdown = None
-    if spec.breakdown_iterations and not spec.compile:  # a replica would be compiled as well
-        breakdown = Breakdown(spec.breakdown_iterations, lambda: build_model(spec, classes))
-        found.append(breakdown)
     if spec.check_ranks:
         found.append(SameRanks(trainer, spec.check_ranks))
-    trainer.observers = found
-    return breakdown
+    return found
 
 
 def _end_well(job: RankJob, trainer: Trainer, val_loss: float, val_accuracy: float) -> None:

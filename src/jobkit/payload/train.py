@@ -8,16 +8,17 @@ from typing import Protocol
 
 import torch
 
+from jobkit.payload import host
 from jobkit.payload.batches import Batches, DeviceData, Progress, Step
 from jobkit.payload.clock import Clock
 from jobkit.payload.distributed import Group
 from jobkit.payload.evaluation import evaluate, means
-from jobkit.payload.measure.peak import OwnPeak
 from jobkit.payload.report import Reporter
 from jobkit.payload.schedule import learning_rate, total_steps
 from jobkit.payload.strategies import Strategy
 from jobkit.payload.warnings import too_short
 from jobkit.payload.windows import StepWindows
+from jobkit.program.why import OWN
 from jobkit.spec.runspec import RunSpec
 
 
@@ -72,7 +73,6 @@ class Trainer:
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.data.device)
         self.clock = Clock(self.data.device)
         self.begun = False  # this process has made an iteration
-        self.peak = OwnPeak(self.data.device)
         self._short_told = False
         self._compiled: set[int] = set()  # sizes of the global batch, with --compile
 
@@ -83,7 +83,9 @@ class Trainer:
         the model (--compile), and after the first iteration, with the seconds that it took.
         """
         warmup = self._warmup(self.progress.position)
-        self.windows = StepWindows(self.report, self.group.place, warmup, self.strategy.devices)
+        self.windows = StepWindows(
+            self.report, self.group.place, warmup, self.strategy.devices, self.spec.why
+        )
         if not self.spec.compile:
             started(None)
         validation = None
@@ -123,7 +125,7 @@ class Trainer:
         val_sums = self.evaluate()
         eval_time_s = eval_clock.elapsed_s()
 
-        peaks = self.peak.now()
+        peaks = host.peak_memory_mib(self.data.device)
         peak = peaks.allocated if self.data.device.type == "cuda" else peaks.resident
         self.report.log(
             f"epoch {epoch}, this rank: {clock.images} images in {own_s:.4f} s, of it waiting for "
@@ -198,7 +200,7 @@ class Trainer:
         else:
             self.clock.restart(self.windows)
         if self.windows:
-            self.windows.begin_epoch(epoch)
+            self.windows.begin_epoch(epoch, self.clock)
         warmup, lr = self._warmup(position), 0.0
         steps = self.batches.epoch(epoch, position, self.data.device)
         for i, step in enumerate(self.data.cropped_ahead(steps, epoch)):
@@ -217,12 +219,13 @@ class Trainer:
                     started(self.clock.own_s())
                 self.begun = True
                 if self.guard:
-                    self.guard.edge(self)
+                    with self.windows.span(OWN) if self.windows else nullcontext():
+                        self.guard.edge(self)
             if self.finished:
                 break
-        self.clock.stop()  # the device is idle now: the sum can be read
         if self.windows:
             self.windows.end_epoch()
+        self.clock.stop()  # the device is idle now: the sum can be read
         return self.clock, self.loss_sum.item(), lr
 
     def _timed(self, step: Step) -> AbstractContextManager[None]:
@@ -273,11 +276,9 @@ class Trainer:
             with clock.waiting_for_data():
                 images, labels = self.data.training_batch(indices, epoch, step.crops_of(j))
             last = j == len(step.micro_batches) - 1
-            with self.strategy.stopwatch.part("passes"):
-                losses += self.strategy.forward_backward(images, labels, weight, last)
+            losses += self.strategy.forward_backward(images, labels, weight, last)
             clock.images += len(indices) * self.strategy.counts
-        with self.strategy.stopwatch.part("step"):
-            self.strategy.optimizer_step(self.optimizer)
+        self.strategy.optimizer_step(self.optimizer)
         return losses
 
     def evaluate(self) -> dict[str, float]:

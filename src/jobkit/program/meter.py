@@ -29,6 +29,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from .process import distributed, guarded, warn
+from .why import OWN
 from .windows import Meter
 
 
@@ -80,10 +81,9 @@ class StopRequest:
             work.wait()
             self._agreed = self._agreed or bool(flag)
         flag = sys.modules["torch"].tensor(int(self._came))
-        self._pending = (
-            dist.all_reduce(flag, dist.ReduceOp.MAX, group=self._group, async_op=True),
-            flag,
-        )
+        with _meter.span(OWN) if _meter else contextlib.nullcontext():
+            work = dist.all_reduce(flag, dist.ReduceOp.MAX, group=self._group, async_op=True)
+        self._pending = work, flag
         return self._agreed
 
 

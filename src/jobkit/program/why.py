@@ -29,6 +29,8 @@ MAX_SPANS = 60  # of exposed communication in a step; neighbours are joined beyo
 MAX_GROWTH_MIB = 150.0  # of the process's memory at a place, after which the place ends
 MAX_EVENTS = 200_000  # of a trace that is written
 _MARK = "jobkit: step"
+DATA = "enumerate(DataLoader) of jobkit"  # names spans in which a batch is made
+OWN = "jobkit: own"  # names spans whose collectives are not the program's, and not waited for
 _ON_GPU = ("kernel", "concurrent_kernel", "gpu_memcpy", "gpu_memset")
 Span = tuple[int, int]  # nanoseconds
 
@@ -79,6 +81,8 @@ def measured(events: Iterable[Any], gpu: bool) -> dict[str, Any] | None:
     marks: list[int] = []
     work: list[Span] = []
     data: list[Span] = []
+    own: list[Span] = []
+    issued: list[int] = []
     collectives: list[tuple[int, int, str]] = []
     for event in events:
         name, begin = event.name(), event.start_ns()
@@ -98,10 +102,14 @@ def measured(events: Iterable[Any], gpu: bool) -> dict[str, Any] | None:
             data.append(span)
         elif name == _MARK:
             marks.append(begin)
+        elif name.startswith("c10d::"):
+            issued.append(begin)
+        elif name == OWN:
+            own.append(span)
     if len(marks) < 2:
         return None
     marks.sort()
-    collectives.sort()
+    collectives = _without(sorted(collectives), sorted(own), issued)
     waiting, busy = union(data), union(work)
     busy = busy if gpu else minus(busy, waiting)
     exposed = minus(union((begin, end) for begin, end, _ in collectives), busy)
@@ -130,6 +138,17 @@ def measured(events: Iterable[Any], gpu: bool) -> dict[str, Any] | None:
         ],
         "exposed": [[(t - zero) // 1000 for t in span[:2]] + [span[2] // 1000] for span in spans],
     }
+
+
+def _without(
+    collectives: list[tuple[int, int, str]], own: Sequence[Span], issued: Sequence[int]
+) -> list[tuple[int, int, str]]:
+    """The collectives but those that were issued within spans: the next ones to begin."""
+    for begin, end in own:
+        first = bisect.bisect(collectives, (begin,))
+        count = sum(begin <= at < end for at in issued)
+        collectives = [*collectives[:first], *collectives[first + count :]]
+    return collectives
 
 
 def _joined(spans: Sequence[Span], limit: int) -> list[tuple[int, int, int]]:

@@ -237,6 +237,11 @@ class Meter:
             self.close()
             self._between()
 
+    def span(self, name: str) -> Any:
+        """Name what happens inside for the profile, where there may be one."""
+        profiler = sys.modules["torch"].autograd.profiler if self.aside else None
+        return profiler.record_function(name) if profiler else contextlib.nullcontext()
+
     def _between(self) -> None:
         """A step before, in or after some that are profiled: what follows is not in the rate."""
         self.why.stepped(self.steps)

@@ -148,6 +148,9 @@ class CommandSpec(PlannedRun):
     warmup_steps: int = setting(5, "first steps, which are not compared", low=0, identity=False)
     pattern: str | None = setting(None, "name of the program's log format", identity=False)
     patterns: Mapping[str, Any] = setting({}, "regular expressions of its log", identity=False)
+    why: int = setting(
+        5, "steps that are profiled at each of a few places; 0: none", low=0, identity=False
+    )
     stop_signal: str = setting(
         "USR2", "signal that asks each rank to end", choices=("USR1", "USR2"), identity=False
     )
@@ -174,7 +177,7 @@ class CommandSpec(PlannedRun):
     def arguments(self) -> list[str]:
         """run.sh's options of a command, and the command."""
         words = ["--launcher", self.launcher, "--stop-signal", self.stop_signal]
-        words += ["--warmup-steps", str(self.warmup_steps)]
+        words += ["--warmup-steps", str(self.warmup_steps), "--why", str(self.why)]
         if self.unit:
             words += ["--unit", self.unit]
         if self.work_per_step is not None:

@@ -374,10 +374,10 @@ class MeasurementSettings:
     """Measurement."""
 
     warmup_iterations: int = setting(5, "first iterations, which are not timed", low=0)
-    breakdown_iterations: int = setting(
-        10,
-        "iterations instrumented for the breakdown into compute, exposed communication and data "
-        "wait (0: none)",
+    why: int = setting(
+        5,
+        "steps that are profiled at each of a few places, outside of the rate, to say where the "
+        "time goes and who is late (0: none)",
         low=0,
         identity=False,
     )

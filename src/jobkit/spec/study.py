@@ -82,7 +82,7 @@ _FOLDERS = ("single", "comm")  # of single jobs, under logs/
 _FILES = ("plan.json", "logs.json")  # a study's folder has one of them
 _WORK = ("unit", "per_step", "scaling", "together")
 # Fields of a study of a command that are the same in each of its runs.
-_SHARED = ("launcher", "pattern", "patterns", "auto", "warmup_steps", "stop_signal")
+_SHARED = ("launcher", "pattern", "patterns", "auto", "warmup_steps", "why", "stop_signal")
 _OF_COMMANDS = ("parameters", "work", *_SHARED)  # what only such a study has
 
 
@@ -113,6 +113,7 @@ class Study:
     patterns: Mapping[str, Any] = setting({}, "command: regular expressions of its log")
     auto: bool = setting(True, "command: measure a program of torch without a change to it")
     warmup_steps: int = setting(5, "command: first steps, which are not compared", low=0)
+    why: int = setting(5, "command: steps profiled at each of a few places; 0: none", low=0)
     stop_signal: str = setting(
         "USR2", "command: signal that asks each rank to end", choices=("USR1", "USR2")
     )
@@ -210,7 +211,8 @@ class Study:
         """The study with some fields or settings replaced; a replaced setting is swept no more."""
         fields = {k: v for k, v in overrides.items() if k in self.__dataclass_fields__}
         if not (self.command or "command" in fields):
-            fields.pop("stop_signal", None)  # which is a setting too
+            for name in ("stop_signal", "why"):  # which are settings too
+                fields.pop(name, None)
         if "work" in fields:
             fields["work"] = {**self.work, **fields["work"]}
         rest = {k: v for k, v in overrides.items() if k not in fields}

@@ -38,12 +38,6 @@ def test_losses_are_those_of_the_end_and_before_it_those_of_the_last_epoch() -> 
     assert row(last)["val_loss"] == 0.5
 
 
-def test_the_breakdown_is_the_one_with_the_median_iteration_whole() -> None:
-    parts = [(5.0, 50.0), (1.0, 10.0), (3.0, 30.0)]
-    found = row(*(("breakdown", {"iteration_s": i, "compute_s": c}) for i, c in parts))
-    assert (found["breakdown_iteration_s"], found["breakdown_compute_s"]) == (3, 30)
-
-
 def test_half_of_the_repeats_are_no_outliers() -> None:
     """They are its spread. The other sizes say how much sound runs differ."""
     sound = [[100.0, 101, 102, 100], [200.0, 201, 199, 200]]

@@ -219,20 +219,10 @@ def _ending(records: RunRecords) -> Row:
 
 def _breakdown(records: RunRecords) -> Row:
     """Where the time of a step goes, from the profiled steps of all ranks."""
-    parts = breakdown(records.whys, [*records.of("window"), *records.others])
-    parts = parts or _of_replica(records.of("breakdown"))
-    parts = parts or {"not_profiled": not_profiled(records.whys)}
-    return {f"breakdown_{name}": value for name, value in parts.items()}
-
-
-def _of_replica(records: list[Record]) -> Row:
-    """The breakdown record with the median iteration, whole, so that its parts add up."""
-    times = _numbers(records, "iteration_s")
-    if not times:
-        return {}
-    middle = next(r for r in records if r.get("iteration_s") == median_low(times))
-    parts = {name: middle.get(name) for name in KINDS["breakdown"] if name != "iterations"}
-    return parts | {"host_s": parts.pop("other_s")}
+    found = breakdown(records.whys, [*records.of("window"), *records.others])
+    found = found or {"not_profiled": not_profiled(records.whys)}
+    found["difference_s"] = records.last("difference").get("difference_s")
+    return {f"breakdown_{name}": value for name, value in found.items()}
 
 
 def _messages(messages: list[Record]) -> Row:

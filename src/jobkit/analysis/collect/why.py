@@ -3,8 +3,8 @@
 Of a collective the rank that came last has the shortest duration: that is the transfer, and what
 the others take longer is their waiting, at its beginning. So no clocks are compared. In step j rank
 i is late by L(i, j) = the mean wait of the others - its own. A rank is late beyond chance where the
-mean of L over the steps is over 3 standard errors and over 5 % of a step. What remains of
-max over i of L(i, j) is of ranks that are late in turn.
+mean of L over the steps is over 3 standard errors and over 5 % of a step. Random
+imbalance is by how much the last rank of each step is later than that one, or than the mean.
 
 Few steps are profiled, and slow ones may be rare. How much they cost is the mean of all windows
 less their typical step, the median.
@@ -53,8 +53,13 @@ def breakdown(whys: Iterable[Record], windows: Iterable[Record] = ()) -> Row:
     waits = {rank: [r.waits[j] for j in typical] for rank, r in ranks.items()}
     waiting = min(statistics.fmean(w for own in waits.values() for w in own), communication)
     late = _late(ranks, waits, iteration, means)
-    lasting = late.get("late_s", 0.0)
-    in_turn = max(0.0, statistics.fmean(_latest(waits)) - lasting) if len(waits) > 1 else 0.0
+    lasting = "late_s" in late
+    # The last rank of a step waits least; what a late one is later than the mean is not in turn.
+    usual = [waits[rank] for rank in late["ranks"]] if lasting else list(waits.values())
+    in_turn = statistics.fmean(
+        statistics.fmean(own[j] for own in usual) - min(own[j] for own in waits.values())
+        for j in range(len(typical))
+    )
     total = iteration + slow_s + more_data_s
     longest = busiest = compute + host
     if lasting and late["late_cause"] != "data wait":
@@ -201,11 +206,6 @@ def _lateness(waits: Mapping[Any, Sequence[float]]) -> dict[Any, list[float]]:
         i: [(total - w) / others - w for total, w in zip(sums, own, strict=True)]
         for i, own in waits.items()
     }
-
-
-def _latest(waits: Mapping[int, Sequence[float]]) -> list[float]:
-    """By step: how late the last rank is."""
-    return [max(0.0, *column) for column in zip(*_lateness(waits).values(), strict=True)]
 
 
 def _last(waits: Mapping[Any, Sequence[float]], step_s: float) -> tuple[Any, float] | None:

@@ -4,8 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median_low
 
-import pandas as pd
-
 from jobkit.analysis.collect.results import Results
 from jobkit.analysis.scaling import pop
 from jobkit.analysis.scaling.pop import Breakdown, Efficiencies, Step
@@ -38,8 +36,6 @@ class SizeBreakdown:
     step: Step
     own: Efficiencies
     base: Efficiencies  # of the smallest size of the series that has a breakdown
-    # Whether two measures of its communication agree; None: there is one, or none is needed.
-    certain: bool | None = True
 
 
 def size_breakdowns(results: Results) -> list[SizeBreakdown]:
@@ -58,13 +54,10 @@ def size_breakdowns(results: Results) -> list[SizeBreakdown]:
         if not known or size.note or not size.world_size or not size.global_batch_size:
             continue
         middle = _middle(known)
-        run_id = next(id for id, t in times.items() if t == middle)
         step = Step(middle, size.world_size, size.global_batch_size)
         base = bases.setdefault(size.series, step)
         own = pop.efficiencies(step, base)
-        said = rows[run_id].get("breakdown_certain")
-        certain = None if pd.isna(said) else bool(said)
-        found.append(SizeBreakdown(size, step, own, pop.efficiencies(base, base), certain))
+        found.append(SizeBreakdown(size, step, own, pop.efficiencies(base, base)))
     return found
 
 
@@ -88,24 +81,7 @@ def efficiency_table(found: list[SizeBreakdown], unit: str) -> TextTable:
         ]
         for one in found
     ]
-    return TextTable(heads, rows, 1, [_NOTE, *_doubts(found)])
-
-
-def _doubts(found: list[SizeBreakdown]) -> list[str]:
-    """The sizes whose communication was measured in two ways that disagree, or in one way."""
-    names = {id(one): f"{one.size.series} at {one.size.world_size}" for one in found}
-    apart = [names[id(one)] for one in found if one.certain is False]
-    single = [names[id(one)] for one in found if one.certain is None and one.step.ranks > 1]
-    said = []
-    if apart:
-        text = f"Not certain: {', '.join(apart)}. Exposed communication by comparison with a "
-        said.append(f"{text}replica and by the time in which the passes wait differ by over 20%.")
-    if single:
-        text = f"Not checked by a second measure: exposed communication of {', '.join(single)}. "
-        said.append(
-            f"{text}There is none under pp and mp, nor under fsdp on GPUs or with hybrid sharding."
-        )
-    return said
+    return TextTable(heads, rows, 1, [_NOTE])
 
 
 def causes(results: Results) -> dict[tuple[str, int, int], str]:
@@ -128,9 +104,7 @@ def causes(results: Results) -> dict[tuple[str, int, int], str]:
 def _cause(one: SizeBreakdown) -> str:
     """The factors that fell most from the smallest size on, in words; empty where none fell."""
     words = [_WORDS[name](one) for name in pop.losses(one.own, one.base)]
-    apart = " (not certain: two measures of communication disagree)"
-    doubt = apart if one.certain is False else ""
-    return f", because {' and '.join(words)}{doubt}" if words else ""
+    return f", because {' and '.join(words)}" if words else ""
 
 
 def _waited(one: SizeBreakdown) -> str:

@@ -171,8 +171,6 @@ breakdown_late_host TEXT its node, or the node that comes last beyond chance
 breakdown_late_device TEXT its GPU
 breakdown_late_cause TEXT what it spends more time with than others: compute, data wait or host
 breakdown_not_profiled TEXT why no step was profiled
-breakdown_communication_direct_s NUMBER of a step: exposed communication by a second measure
-breakdown_certain FLAG whether two measures of communication agree
 """)
 _VERSIONS = _columns("""
 torch_version TEXT version of PyTorch

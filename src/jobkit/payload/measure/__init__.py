@@ -1,1 +1,1 @@
-"""Where the time of an iteration goes: breakdown and traces."""
+"""Where the time of an iteration goes: what communication costs ddp, and traces."""

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,7 +14,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from jobkit.errors import UsageError
-from jobkit.payload.clock import Stopwatch
 from jobkit.payload.distributed import RankEnv
 from jobkit.payload.parameter_groups import trained_parameters
 from jobkit.payload.sharded import is_sharded
@@ -32,10 +31,6 @@ class Strategy:
     What is known of a strategy without torch is in its facts (spec/strategies.py).
     """
 
-    # How exposed communication is told from compute: by a communication-free "replica", by the
-    # time "inside" of the passes, or not at all: there is none.
-    measured_by: ClassVar[Literal["replica", "inside", "nothing"]] = "nothing"
-
     def __init__(self, spec: RunSpec, place: RankEnv, device: torch.device) -> None:
         self.spec, self.place, self.device = spec, place, device
         self.name, self.facts = spec.strategy, FACTS[spec.strategy]
@@ -50,7 +45,6 @@ class Strategy:
         self.model: nn.Module = nn.Identity()
         self.parameter_count = 0  # of the whole model, whatever this rank holds of it
         self.normalised = False  # the model has batch normalisation
-        self.stopwatch = Stopwatch(device)  # of the passes and steps, when somebody measures them
 
     def setup(self, model: nn.Module) -> None:
         """Move the model to the device, wrap it, and compile it where that is wanted.
@@ -113,24 +107,6 @@ class Strategy:
             return self._pass(self.model, images, labels, weight, last)
         with kept_statistics(self.model):
             return self._pass(self.model, *blank(images, labels), last)
-
-    def replica(self, model: nn.Module, alone: dist.ProcessGroup) -> nn.Module:
-        """A bare model wrapped as the run's, on a group of this rank alone: to measure."""
-        if self.spec.activation_checkpointing:
-            checkpoint_blocks(model)
-        return self.wrap_alone(model, alone)
-
-    def wrap_alone(self, model: nn.Module, alone: dist.ProcessGroup) -> nn.Module:
-        """Return the model on the device, wrapped for a group of one rank."""
-        return self.placed(model)
-
-    def pass_alone(
-        self, replica: nn.Module, images: Tensor, labels: Tensor, weight: float, last: bool
-    ) -> None:
-        """Do on a replica what forward_backward does, without any other rank."""
-        if not len(labels):
-            images, labels, weight = blank(images, labels)
-        self._pass(replica, images, labels, weight, last)
 
     def _pass(
         self, model: nn.Module, images: Tensor, labels: Tensor, weight: float, last: bool

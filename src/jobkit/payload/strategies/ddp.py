@@ -22,8 +22,6 @@ if _SYNC_BUFFERS not in inspect.signature(DistributedDataParallel).parameters:
 class DDP(Strategy):
     """A full copy of model and optimizer on each rank; all-reduce overlaps the backward pass."""
 
-    measured_by = "replica"
-
     def check(self) -> None:
         super().check()
         spec = self.spec
@@ -52,12 +50,6 @@ class DDP(Strategy):
             self.takes_nothing = True  # a sample made up would be in the others' statistics
         wrapped = self._wrapped(model, None)
         _compress(wrapped, spec)
-        return wrapped
-
-    def wrap_alone(self, model: nn.Module, alone: dist.ProcessGroup) -> nn.Module:
-        wrapped = self._wrapped(model, alone)
-        if self.spec.ddp_comm_hook in _CASTS:  # PowerSGD's work counts as communication
-            wrapped.register_comm_hook(alone, _CASTS[self.spec.ddp_comm_hook])
         return wrapped
 
     def _wrapped(

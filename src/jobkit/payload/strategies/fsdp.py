@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
@@ -51,8 +50,6 @@ Sizes = list[tuple[ShardGroup, int]]
 class FSDP(Strategy):
     """Each rank holds 1 / world_size of parameters, gradients and optimizer state."""
 
-    measured_by = "replica"
-
     def __init__(self, spec: RunSpec, place: RankEnv, device: torch.device) -> None:
         super().__init__(spec, place, device)
         self.groups: Sizes = []  # with the parameters of each
@@ -76,11 +73,6 @@ class FSDP(Strategy):
         mesh = make_mesh(self, *((shape, names) if replicas > 1 else (shape[1:], names[1:])))
         self.groups = sizes(model, spec)  # before torch changes the names of the classes
         self._shard(model, mesh, offloads)
-        return model
-
-    def wrap_alone(self, model: nn.Module, alone: dist.ProcessGroup) -> nn.Module:
-        # Without offload: copies to and from the host count as communication.
-        self._shard(model, DeviceMesh.from_group(alone, self.device.type), offloads=False)
         return model
 
     def _shard(self, model: nn.Module, mesh: DeviceMesh, offloads: bool) -> None:

@@ -23,7 +23,7 @@ from torch.distributed.pipelining import (
 from jobkit.payload.distributed import RankEnv
 from jobkit.payload.strategies.base import Strategy, at_least_fp32, full, make_mesh, refuse
 from jobkit.payload.strategies.blocks import filled_up, kept_statistics
-from jobkit.payload.strategies.stages import Sendable, TimedStage, cut, owners, tensors_only
+from jobkit.payload.strategies.stages import Sendable, cut, owners, tensors_only
 from jobkit.spec.runspec import RunSpec
 
 _ON_ONE_RANK = 2  # stages of the interleaved schedule
@@ -35,7 +35,6 @@ Schedule = ScheduleGPipe | Schedule1F1B | ScheduleInterleaved1F1B
 class Pipeline(Strategy):
     """Layers over ranks, batches in microbatches; a step is that of the undivided model."""
 
-    measured_by = "inside"
     microbatched = True
 
     def __init__(self, spec: RunSpec, place: RankEnv, device: torch.device) -> None:
@@ -213,7 +212,7 @@ class Pipeline(Strategy):
         if (samples, training) not in self._schedules:
             here = self.stages_here(self.stage_rank)
             stages: list[PipelineStage] = [
-                TimedStage(self.stopwatch, stage, i, self.count, self.device, group=self.group)
+                PipelineStage(stage, i, self.count, self.device, group=self.group)
                 for i, stage in zip(here, self.model.children(), strict=True)
             ]
             loss = self._loss if training else None

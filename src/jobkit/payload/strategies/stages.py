@@ -9,11 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.distributed.pipelining import PipelineStage
 from torch.fx.passes.split_module import split_module
 
 from jobkit.errors import UsageError
-from jobkit.payload.clock import Stopwatch
 
 
 class _Tracer(fx.Tracer):
@@ -174,19 +172,3 @@ class Sendable(nn.Module):
         if isinstance(out, Tensor):
             return out.contiguous()
         return tuple(part.contiguous() for part in out)
-
-
-class TimedStage(PipelineStage):
-    """A stage that counts the time of its own passes: all else of a schedule is waiting."""
-
-    def __init__(self, stopwatch: Stopwatch, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, **settings)
-        self._stopwatch = stopwatch
-
-    def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
-        with self._stopwatch.part("inside"):
-            return super().forward_one_chunk(*args, **kwargs)
-
-    def backward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
-        with self._stopwatch.part("inside"):
-            return super().backward_one_chunk(*args, **kwargs)

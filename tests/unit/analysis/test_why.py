@@ -1,0 +1,199 @@
+"""From profiled steps to a cause and to who is late, from made-up ranks."""
+
+import random
+from typing import Any
+
+import pytest
+
+from jobkit.analysis.collect.why import breakdown, not_profiled
+from jobkit.program.why import measured, minus, union
+from support.fake_study import profiled
+
+MS = 1e-3
+
+
+def records(found: list[dict[str, Any]], attempt: int = 0) -> list[dict[str, Any]]:
+    return [{"attempt": attempt, "rank": rank, **fields} for rank, fields in enumerate(found)]
+
+
+def steps(ranks: int, busy: Any, communication: float = 4 * MS, count: int = 15) -> list[Any]:
+    """Records of steps of which busy(step, rank) is what a rank is busy for, in host's seconds."""
+    single = [
+        profiled([10 * MS] * ranks, (), [busy(j, i) for i in range(ranks)], communication, 1)
+        for j in range(count)
+    ]
+    return [
+        {**fields, "rank": rank, "attempt": 0, "step": 20 + j}
+        for j, found in enumerate(single)
+        for rank, fields in enumerate(found)
+    ]
+
+
+CHANCE = random.Random(0)
+JITTER = [[2 * MS * CHANCE.random() for _ in range(16)] for _ in range(64)]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "busy", "says"),
+    [
+        (1, lambda j, i: 3 * MS, {"communication_s": 4, "host_s": 3}),
+        (4, lambda j, i: 3 * MS, {"communication_s": 4, "waiting_s": 0, "random_imbalance_s": 0}),
+        # A rank of four that is 40 ms late in each step: three wait for it.
+        (
+            4,
+            lambda j, i: 40 * MS * (i == 2),
+            {"communication_s": 34, "waiting_s": 30, "late_rank": 2, "late_s": 40,
+             "late_host": "node0", "late_cause": "host", "useful_max_s": 50,
+             "random_imbalance_s": 0},
+        ),
+        # In turn: nobody is named, and all of it is lost.
+        (4, lambda j, i: 40 * MS * (i == j % 4), {"waiting_s": 30, "random_imbalance_s": 30}),
+        # Ranks 4 to 7 are a node, in turn late by 40 and by 20 ms.
+        (
+            8,
+            lambda j, i: (i >= 4) * (20 + 20 * (i == 4 + j % 4)) * MS,
+            {"late_host": "node1", "late_rank": None, "late_cause": "host"},
+        ),
+        # Once in 15 steps: not lasting, and not typical either.
+        (4, lambda j, i: 400 * MS * (i == 1 and j == 7), {"waiting_s": 0}),
+        # Jitter of 2 ms is in turn.
+        (16, lambda j, i: JITTER[j][i], {}),
+    ],
+)  # fmt: skip
+def test_who_is_late_and_by_what(ranks: int, busy: Any, says: dict[str, Any]) -> None:
+    found = breakdown(steps(ranks, busy))
+    for name, value in says.items():
+        if name.endswith("_s"):
+            assert found[name] == pytest.approx(value * MS, abs=0.1 * MS), name
+        else:
+            assert found[name] == value, name
+    if "late_host" not in says:
+        assert "late_rank" not in found
+    four = ("compute_s", "communication_s", "data_wait_s", "host_s", "last_rank_wait_s")
+    assert sum(found[name] for name in four) == pytest.approx(found["iteration_s"])
+    ordered = [found[name] for name in ("useful_max_s", "busy_max_s", "iteration_s")]
+    assert ordered == sorted(ordered)
+
+
+def test_a_rank_that_waits_for_data_is_late_by_that() -> None:
+    found = breakdown(records(profiled([10 * MS] * 2, [0, 30 * MS], (), 2 * MS)))
+    assert (found["late_rank"], found["late_cause"]) == (1, "data wait")
+    assert found["late_s"] == pytest.approx(30 * MS, abs=0.1 * MS)
+    assert found["busy_max_s"] == pytest.approx(40 * MS, abs=0.1 * MS)
+
+
+def window(mean_s: float, typical_s: float, data_s: float = 0.0, **fields: Any) -> dict[str, Any]:
+    return {"steps": 50, "wall_s": 50 * mean_s, "step_p50_s": typical_s, **fields} | {
+        "data_wait_s": 50 * data_s
+    }
+
+
+def test_rare_slow_steps_count_as_often_as_they_occur() -> None:
+    """8 ranks, each slow by 100 ms in 2 % of the steps, of which the profiled ones had none."""
+    same = steps(8, lambda j, i: 0.0, count=5)
+    windows = [window(29 * MS, 14 * MS)] * 20 + [window(9.0, 9.0, warmup=True)]
+    found = breakdown(same, windows)
+    assert found["slow_steps_s"] == pytest.approx(15 * MS)
+    assert found["random_imbalance_s"] == pytest.approx(15 * MS)
+    assert found["iteration_s"] == pytest.approx(29 * MS, abs=0.1 * MS)
+    alone = breakdown(records(profiled([10 * MS])), windows)
+    assert (alone["host_s"], alone["communication_s"]) == (pytest.approx(15 * MS), 0)
+
+
+def test_waits_for_data_between_the_profiled_steps_are_data() -> None:
+    found = breakdown(steps(2, lambda j, i: 0.0, count=5), [window(24 * MS, 14 * MS, 10 * MS)])
+    assert found["data_wait_s"] == pytest.approx(10 * MS)
+    assert found["slow_steps_s"] == pytest.approx(0)
+
+
+def test_places_that_a_rank_has_not_are_left_out_and_the_newest_attempt_counts() -> None:
+    first = records(profiled([10 * MS, 10 * MS], (), [0, 50 * MS]))
+    alone = [{**records(profiled([99.0]))[0], "step": 60}]
+    assert breakdown([*first, *alone])["ranks"] == 2
+    second = records(profiled([10 * MS, 10 * MS]), attempt=1)
+    assert "late_rank" not in breakdown([*first, *second])
+    assert breakdown([]) == {} and not_profiled([{"reason": "the program does not use torch"}])
+
+
+def test_a_gpu_s_steps_are_those_of_its_collectives() -> None:
+    """Five steps of 10 ms; rank 1 comes 4 ms late to the second of two collectives of each."""
+    found = []
+    for rank in range(2):
+        spans = []
+        for j in range(5):
+            zero, late = 10_000 * j, 4_000 * rank
+            spans += [[0, "ncclA", zero, 1_000], [0, "ncclA", zero + 4_000 + late, 5_000 - late]]
+        parts = [0.010, 0.004 + 0.004 * rank, 0.006 - 0.004 * rank, 0.0, 0.0]
+        exposed = [[b, b + n, n] for _, _, b, n in spans]
+        found.append(
+            {"step": 20, "steps": 5, "host": "a", "device": f"cuda:{rank}", "gpu": True}
+            | {"parts": [parts], "collectives": spans, "exposed": exposed}
+        )
+    row = breakdown(records(found))
+    assert (row["late_rank"], row["late_device"], row["late_cause"]) == (1, "cuda:1", "compute")
+    assert row["late_s"] == pytest.approx(4 * MS) and row["waiting_s"] == pytest.approx(2 * MS)
+    assert row["idle_s"] == 0
+
+
+class Event:
+    """One of the profiler's."""
+
+    def __init__(self, name: str, begin: int, length: int = 0, kind: str = "cpu_op") -> None:
+        self.name, self.start_ns = lambda: name, lambda: 1000 * begin
+        self.duration_ns, self.activity_type = lambda: 1000 * length, lambda: kind
+
+
+MARKS = [Event("jobkit: step", at) for at in (0, 100, 200)]
+
+
+def test_on_the_cpu_spans_decide() -> None:
+    events = [
+        *MARKS,
+        Event("aten::mm", 10, 30),
+        Event("aten::stack", 72, 5),  # by the loader
+        Event("gloo:all_reduce", 30, 30),
+        Event("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 70, 10),
+        Event("jobkit: own", 110, 10),
+        Event("c10d::allreduce_", 111, 1),
+        Event("gloo:all_reduce", 125, 50),  # which was issued in it
+        Event("gloo:all_reduce", 180, 10),
+        Event("aten::mm", 300, 10),
+    ]
+    fields = measured(events, gpu=False)
+    assert fields and fields["steps"] == 2
+    assert [[round(1e6 * x) for x in row] for row in fields["parts"]] == [
+        [100, 30, 20, 10, 40], [100, 0, 10, 0, 90]
+    ]  # fmt: skip
+    assert fields["collectives"] == [
+        [0, "gloo:all_reduce", 30, 30], [1, "gloo:all_reduce", 180, 10]
+    ]  # fmt: skip
+    assert fields["exposed"] == [[40, 60, 20], [180, 190, 10]]
+    assert measured(events[:1], gpu=False) is None
+
+
+def test_on_a_gpu_kernels_decide() -> None:
+    events = [
+        *MARKS,
+        Event("aten::mm", 0, 200),  # on the host
+        Event("gemm", 10, 50, "kernel"),
+        Event("ncclDevKernel_AllReduce_Sum_f32_RING_LL(args)", 50, 40, "kernel"),
+        Event("nccl:all_reduce", 50, 150, "gpu_user_annotation"),
+        Event("enumerate(DataLoader)#x.__next__", 80, 60),
+        Event("Memcpy HtoD", 150, 10, "gpu_memcpy"),
+    ]
+    fields = measured(events, gpu=True)
+    assert fields and [round(1e6 * x) for x in fields["parts"][0]] == [100, 30, 15, 25, 30]
+    assert fields["collectives"] == [[0, "ncclDevKernel_AllReduce_Sum_f32_RING_LL", 50, 40]]
+
+
+def test_spans() -> None:
+    chance = random.Random(1)
+    for _ in range(300):
+        some, others = (
+            [(a, a + chance.randint(0, 9)) for a in (chance.randint(0, 60) for _ in range(n))]
+            for n in (chance.randint(0, 8), chance.randint(0, 8))
+        )
+        points = {x for a, b in some for x in range(a, b)}
+        less = points - {x for a, b in others for x in range(a, b)}
+        assert {x for a, b in union(some) for x in range(a, b)} == points
+        assert {x for a, b in minus(union(some), union(others)) for x in range(a, b)} == less
