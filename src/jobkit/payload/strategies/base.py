@@ -22,6 +22,7 @@ from jobkit.permissions import keep_compiler_cache
 from jobkit.spec.runspec import RunSpec
 from jobkit.spec.strategies import FACTS
 
+NO_LABEL = -100
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -125,14 +126,19 @@ class Strategy:
             torch.compiler.cudagraph_mark_step_begin()
         with self.autocast():
             logits = model(images)
-        loss = F.cross_entropy(
+        loss = self.loss(logits, labels)
+        self.scaler.scale(loss * weight).backward()
+        return loss.detach() * (weight != 0)
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The sum of the samples' losses; those with the label NO_LABEL have none."""
+        return F.cross_entropy(
             at_least_fp32(logits),
             labels,
             reduction="sum",
+            ignore_index=NO_LABEL,
             label_smoothing=self.spec.label_smoothing,
         )
-        self.scaler.scale(loss * weight).backward()
-        return loss.detach() * (weight != 0)
 
     def share_buffers(self) -> None:
         """Make running statistics, such as those of batch normalisation, the ranks' mean.

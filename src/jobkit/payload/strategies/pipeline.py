@@ -21,13 +21,12 @@ from torch.distributed.pipelining import (
 )
 
 from jobkit.payload.distributed import RankEnv
-from jobkit.payload.strategies.base import Strategy, at_least_fp32, full, make_mesh, refuse
+from jobkit.payload.strategies.base import NO_LABEL, Strategy, at_least_fp32, make_mesh, refuse
 from jobkit.payload.strategies.blocks import filled_up, kept_statistics
 from jobkit.payload.strategies.stages import Sendable, cut, owners, tensors_only
 from jobkit.spec.runspec import RunSpec
 
 _ON_ONE_RANK = 2  # stages of the interleaved schedule
-_NO_LABEL = -100  # which cross_entropy ignores
 Loss = Callable[[Tensor, Tensor], Tensor]
 Schedule = ScheduleGPipe | Schedule1F1B | ScheduleInterleaved1F1B
 
@@ -71,21 +70,17 @@ class Pipeline(Strategy):
         if self.microbatched:
             self._check_microbatches()
 
-    def _share(self) -> tuple[int, int]:
-        """Samples of a pipeline's microbatch, and how many are left over."""
-        return divmod(self.spec.steps_batch_size, self.data_world_size * self.spec.accumulate)
-
     def _microbatches(self) -> int:
         """Microbatches of a forward pass: as said, or the fewest that keep every stage busy."""
         if not self.microbatched:
             return 1
-        share, _ = self._share()
+        share = self.spec.steps_batch_size // (self.data_world_size * self.spec.accumulate)
         fitting = (n for n in range(self.ranks, share + 1) if share % n == 0)
         return self.spec.microbatches or next(fitting, self.ranks)
 
     def _check_microbatches(self) -> None:
         """Raise UsageError where they are too few for the schedule, or do not divide the batch."""
-        (share, rest), parts = self._share(), self.parts
+        parts, passes = self.parts, self.data_world_size * self.spec.accumulate
         # 1F1B keeps every stage busy from the start, and so needs one for each.
         least = self.ranks if self.spec.pipeline_schedule == "1f1b" else 1
         refuse(
@@ -93,7 +88,7 @@ class Pipeline(Strategy):
             f"--microbatches {parts}: 1f1b needs one at least for each of {least} stages",
         )
         refuse(
-            rest != 0 or share % parts != 0,
+            self.spec.steps_batch_size % (passes * parts) != 0,
             f"--microbatches {parts} does not divide the global batch of "
             f"{self.spec.steps_batch_size} (pipelines: {self.data_world_size}, "
             f"--accumulate: {self.spec.accumulate})",
@@ -135,21 +130,21 @@ class Pipeline(Strategy):
         return lines
 
     def forward_backward(self, images: Tensor, labels: Tensor, weight: float, last: bool) -> Tensor:
-        nothing = not len(labels)
-        images, labels = filled_up(images, self.parts), self._fill(labels, _NO_LABEL)
+        statistics = nullcontext() if len(labels) else kept_statistics(self.model)
+        images = filled_up(images, self.parts)
+        labels = F.pad(labels, (0, len(images) - len(labels)), value=NO_LABEL)
         losses: list[Tensor] = []
         self._weight = weight
         schedule = self._schedule(len(labels), training=True)
-        statistics = kept_statistics(self.model) if nothing else nullcontext()
         with self.autocast(), statistics:
-            schedule.step(*self._first(images.contiguous()), target=labels, losses=losses)
+            schedule.step(*self._first(images), target=labels, losses=losses)
         if last and self.data_world_size > 1:
             self._average_gradients()
         total = torch.zeros((), device=self.device, dtype=torch.float64)
         return total + sum(loss.detach() for loss in losses) / weight if self.counts else total
 
     def predict(self, images: Tensor) -> Tensor:
-        count, images = len(images), self._fill(images)
+        count, images = len(images), filled_up(images, self.parts)
         schedule = self._schedule(len(images), training=False)
         with torch.no_grad(), self.autocast():
             logits = schedule.step(*self._first(images))
@@ -175,37 +170,13 @@ class Pipeline(Strategy):
         return super().layout() | own
 
     def whole(self, gradients: bool = False) -> dict[str, Tensor]:
-        own = {}
-        for name, p in self.named_parameters().items():
-            grad = p.grad if p.grad is not None else torch.zeros_like(p)
-            own[name] = full(grad if gradients else p)
-        found: list[dict[str, Tensor]] = [{}] * self.ranks
-        dist.all_gather_object(found, own, group=self.group)
-        return {name: tensor for part in found for name, tensor in part.items()}
-
-    def _fill(self, tensor: Tensor, value: float = 0) -> Tensor:
-        """Pad the last batch of an epoch so that it splits evenly; the padding has no weight.
-
-        Contiguous, as torch 2.11 checks that all batches of a schedule have the same strides.
-        """
-        tensor = tensor.contiguous()
-        lack = -len(tensor) % self.parts if len(tensor) else self.parts
-        if lack == 0:
-            return tensor
-        return torch.cat([tensor, tensor.new_full((lack, *tensor.shape[1:]), value)])
+        parts: list[dict[str, Tensor]] = [{}] * self.ranks
+        dist.all_gather_object(parts, super().whole(gradients), group=self.group)
+        return {name: tensor for part in parts for name, tensor in part.items()}
 
     def _first(self, images: Tensor) -> tuple[Tensor, ...]:
-        return (images,) if self.stage_rank == 0 else ()
-
-    def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        loss = F.cross_entropy(
-            at_least_fp32(logits),
-            labels,
-            reduction="sum",
-            ignore_index=_NO_LABEL,
-            label_smoothing=self.spec.label_smoothing,
-        )
-        return loss * self._weight
+        # Contiguous, as torch 2.11 checks that all batches of a schedule have the same strides.
+        return (images.contiguous(),) if self.stage_rank == 0 else ()
 
     def _schedule(self, samples: int, training: bool) -> Schedule:
         """The schedule for batches of a size: what the stages send has one shape in each."""
@@ -215,7 +186,7 @@ class Pipeline(Strategy):
                 PipelineStage(stage, i, self.count, self.device, group=self.group)
                 for i, stage in zip(here, self.model.children(), strict=True)
             ]
-            loss = self._loss if training else None
+            loss = (lambda *ends: self.loss(*ends) * self._weight) if training else None
             self._schedules[samples, training] = self._make(stages, loss)
         return self._schedules[samples, training]
 
