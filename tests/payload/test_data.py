@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from jobkit.errors import UsageError
 from jobkit.payload.batches import (
@@ -72,18 +73,22 @@ def test_a_resumed_epoch_goes_on_after_the_samples_that_were_used() -> None:
 
 @pytest.mark.parametrize("padding", [0, 2, PADDING])
 @pytest.mark.parametrize("alternating", [True, False])
-def test_augmentation_is_the_plain_pad_crop_and_flip(padding: int, alternating: bool) -> None:
+@pytest.mark.parametrize("reflect", [True, False])
+def test_augmentation_is_the_plain_pad_crop_and_flip(
+    padding: int, alternating: bool, reflect: bool
+) -> None:
     images = torch.randint(0, 256, (50, 32, 32, 3), dtype=torch.uint8)
     indices = torch.arange(50)
-    bits, span, tall = sample_hash(3, 2, indices), 2 * padding + 1, 32 + 2 * padding
+    bits, span = sample_hash(3, 2, indices), 2 * padding + 1
     flips = Augmentation(padding, alternating).flips(3, 2, indices, bits)
     if not alternating:
         assert torch.equal(flips, bits // span**2 % 2)
-    found = augment(images, bits, flips, padding)
+    found = augment(images, bits, flips, padding, reflect)
     for image, bit, flip, got in zip(images, bits.tolist(), flips, found, strict=True):
         source = image.flip(1) if flip else image
-        padded = torch.zeros(tall, tall, 3, dtype=torch.uint8)
-        padded[padding : padding + 32, padding : padding + 32] = source
+        planes, border = source.permute(2, 0, 1).float(), (padding,) * 4
+        plain = F.pad(planes, border, mode="reflect" if reflect else "constant")
+        padded = plain.to(torch.uint8).permute(1, 2, 0)
         top, left = bit % span, bit // span % span
         assert torch.equal(got, padded[top : top + 32, left : left + 32].permute(2, 0, 1))
 

@@ -12,13 +12,18 @@ from jobkit.errors import UsageError
 from jobkit.payload import warnings
 from jobkit.payload.batches import MEAN, STD, Batches, Progress
 from jobkit.payload.data import synthetic
-from jobkit.payload.fast_cnn import FastCNN, identity_convolution, whitening_filters
-from jobkit.payload.lookahead import Lookahead, decay
 from jobkit.payload.model import CNN, build_model
-from jobkit.payload.parameter_groups import trained_parameters
 from jobkit.payload.place import RankEnv, read_rank_env
+from jobkit.payload.recipe import (
+    FastCNN,
+    Lookahead,
+    identity_convolution,
+    predict_flipped,
+    trained_parameters,
+    whitening_filters,
+)
 from jobkit.payload.strategies.local import Single
-from jobkit.payload.tta import predicted
+from jobkit.payload.train import Trainer
 from jobkit.spec.runspec import RunSpec
 
 OWN = """
@@ -121,15 +126,10 @@ REDUCE = RunSpec(strategy="fsdp", fsdp_reduce_fp32=False, precision="fp32")
         (RunSpec(fsdp_cpu_offload=True), "cuda", ["--fsdp-cpu-offload has no effect: it needs"]),
         (OFFLOAD, "cpu", ["--fsdp-cpu-offload has no effect on the CPU"]),
         (OFFLOAD, "cuda", []),
-        (
-            RunSpec(optimizer="adamw", momentum=0.5, nesterov=False),
-            "cpu",
-            ["--momentum has no effect", "--nesterov has no effect"],
-        ),
+        (RunSpec(optimizer="adamw", momentum=0.5), "cpu", ["--momentum has no effect"]),
         (RunSpec(lr_base_batch_size=64), "cpu", ["--lr-base-batch-size has no effect"]),
         (RunSpec(lr_base_batch_size=64, lr_scaling="sqrt"), "cpu", []),
         (RunSpec(model="own_models:ten", width=2), "cpu", ["--width has no effect"]),
-        (RunSpec(keep_memory=False), "cuda", ["--no-keep-memory has no effect on a GPU"]),
         (REDUCE, "cpu", ["--fsdp-reduce-fp32 has no effect: it needs a lower precision"]),
     ],
 )
@@ -198,25 +198,22 @@ def test_directions_without_variance_stay_small() -> None:
 
 def test_the_first_layer_is_seen_both_ways_and_is_not_trained() -> None:
     model = FastCNN(10)
-    images = synthetic(600, 10)[0].images
-    model.see(images)
+    images = synthetic(600, 10).train.images
+    model.fit_whitening(images)
     first, second = model.whitening.weight.chunk(2)
     assert torch.equal(first, -second)
     assert torch.equal(first, whitening_filters(images))  # all 600: fewer than are asked for
     frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
     norms = {f"block{b}.layers.{i}.weight" for b in (1, 2, 3) for i in (2, 5)}
     assert frozen == {"whitening.weight", *norms}
-    assert [name for name, _ in model.named_parameters() if name.endswith("bias")] == [
-        f"block{b}.layers.{i}.bias" for b in (1, 2, 3) for i in (2, 5)
-    ]
 
 
 def test_images_of_every_class_are_seen() -> None:
     """Sources are sorted by class: the first images alone would be of one."""
     dark, bright = smooth_images(5000) // 8, smooth_images(5000)
     model, first_alone = FastCNN(10), FastCNN(10)
-    model.see(torch.cat([dark, bright]))
-    first_alone.see(dark)
+    model.fit_whitening(torch.cat([dark, bright]))
+    first_alone.fit_whitening(dark)
     both = whitening_filters(torch.cat([dark[::2], bright[::2]]))
     assert torch.allclose(model.whitening.weight[:12], both)
     assert not torch.allclose(first_alone.whitening.weight, model.whitening.weight, rtol=0.1)
@@ -247,62 +244,84 @@ def test_the_fast_cnn_takes_any_batch_and_width(width: int) -> None:
     assert model.head.weight.std().item() == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize("width", [1, 4])
+def test_the_fast_cnn_can_be_deterministic(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch has no deterministic backward pass of an adaptive pooling on a GPU."""
+    calls: list[str] = []
+    monkeypatch.setattr(F, "adaptive_max_pool2d", lambda *_, **__: calls.append("adaptive"))
+    x, model = torch.randn(2, 3, 32, 32), FastCNN(10, width)
+    pooled = model.block3(model.block2(model.block1(model.activation(model.whitening(x)))))
+    assert pooled.shape[2:] == (3, 3)
+    assert torch.equal(model.pool(pooled), pooled.amax((2, 3)))
+    assert calls == []
+
+
 # The optimizer
 
 
-def test_biases_learn_faster_and_shrink_alike() -> None:
-    spec = RunSpec(bias_lr_factor=8.0, weight_decay=0.4)
-    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2, bias=False))
-    others, biases = trained_parameters(model, spec)
-    assert [p.shape for p in others["params"]] == [(4, 3), (2, 4)]
-    assert [p.shape for p in biases["params"]] == [(4,)]
-    assert (biases["lr_factor"], biases["weight_decay"]) == (8.0, 0.05)
-    assert trained_parameters(model, RunSpec()) == list(model.parameters())
+def test_biases_learn_faster_and_that_of_the_whitening_for_three_epochs() -> None:
+    spec, model = RunSpec(speed_run=True, weight_decay=0.64), FastCNN(10)
+    others, biases, whitening = trained_parameters(model, spec)
+    assert {p.shape for p in biases["params"]} == {(16,), (64,)} and len(biases["params"]) == 6
+    assert (biases["lr_factor"], biases["weight_decay"]) == (64.0, 0.01)
+    assert [p.shape for p in whitening["params"]] == [(24,)]
+    assert len(others["params"]) == 7  # six convolutions and the last layer
+    assert trained_parameters(model, RunSpec()) == [
+        p for p in model.parameters() if p.requires_grad
+    ]
+    trainer = SimpleNamespace(
+        spec=spec, progress=Progress(), batches=Batches(64, 64, 0, 1, 1, 0),
+        optimizer=torch.optim.SGD([others, biases, whitening], lr=1.0),
+    )  # fmt: skip
+    rates = []
+    for trainer.progress.epoch in (2, 3):
+        Trainer._set_rate(trainer)  # type: ignore[arg-type]
+        first, second, third = (group["lr"] for group in trainer.optimizer.param_groups)
+        assert second == pytest.approx(64 * first)
+        rates.append(third / first)
+    assert rates == [1.0, 0.0]
 
 
 def test_lookahead_is_the_formula_written_out() -> None:
-    """Ten epochs of one step each of SGD on a known gradient, in plain numbers beside torch's."""
+    """Twelve epochs of one step of SGD on a known gradient, in plain numbers beside torch's."""
     weight = nn.Parameter(torch.tensor([1.0, -2.0], dtype=torch.float64))
     optimizer = torch.optim.SGD([weight], lr=0.1)
     progress = Progress()
     trainer = SimpleNamespace(
-        spec=RunSpec(lookahead_every=3, epochs=10),
+        spec=RunSpec(speed_run=True, epochs=12),
         optimizer=optimizer,
         progress=progress,
         batches=Batches(6, 8, 0, 1, 1, 0),
+        total_steps=12,
     )
     Lookahead(trainer)  # type: ignore[arg-type]
     own, slow = [1.0, -2.0], None
-    for step in range(1, 11):
+    for step in range(1, 13):
         weight.grad = 2 * weight.detach()
         optimizer.step()
         own = [w - 0.1 * 2 * w for w in own]
         slow = slow or list(own)
-        if step in (3, 6, 9, 10):
-            kept = 0.95**3 * (step / 10) ** 3
+        if step in (5, 10):
+            kept = 0.95**5 * (step / 12) ** 3
             slow = [kept * s + (1 - kept) * w for s, w in zip(slow, own, strict=True)]
+        if step in (5, 10, 12):  # in the end the weights are the average, as published
             own = list(slow)
         assert weight.tolist() == pytest.approx(own, rel=1e-12)
         assert optimizer.state[weight]["slow"].tolist() == pytest.approx(slow, rel=1e-12)
-        progress.step(6)
-        progress.next_epoch()
-    assert decay(5, 1.0) == pytest.approx(0.95**5)
+        progress.iteration, progress.epoch, progress.position = step, step, 0
 
 
 def test_the_loss_is_of_smoothed_labels() -> None:
     logits, labels = torch.randn(6, 10, dtype=torch.float64), torch.arange(6)
-    strategy = Single(RunSpec(strategy="single", label_smoothing=0.3), RankEnv(), CPU)
+    strategy = Single(RunSpec(strategy="single", speed_run=True), RankEnv(), CPU)
     strategy.model = nn.Identity()
-    found = strategy.forward_backward(logits.requires_grad_(), labels, 1.0, True)
-    target = 0.7 * F.one_hot(labels, 10) + 0.3 / 10
+    loss = strategy.forward_backward(logits.requires_grad_(), labels, 1.0, True)
+    target = 0.8 * F.one_hot(labels, 10) + 0.2 / 10
     expected = -(target * logits.log_softmax(1)).sum()
-    assert found.item() == pytest.approx(expected.item())
+    assert loss.item() == pytest.approx(expected.item())
 
 
-# Test-time augmentation
-
-
-def test_tta_averages_over_mirror_images_and_shifts() -> None:
+def test_predictions_are_averaged_over_mirror_images_and_shifts() -> None:
     seen: list[torch.Tensor] = []
 
     def predict(images: torch.Tensor) -> torch.Tensor:
@@ -310,13 +329,10 @@ def test_tta_averages_over_mirror_images_and_shifts() -> None:
         return images[:, :2, 5, 7] ** 2  # one pixel of two channels, and nothing symmetric
 
     x = torch.randn(3, 3, 32, 32)
-    assert torch.equal(predicted(predict, x, "none"), predict(x))
     pixel = {(i, j): x[:, :2, 5 + i, j] ** 2 for i in (-1, 0, 1) for j in range(32)}
     flip = (pixel[0, 7] + pixel[0, 24]) / 2
-    assert torch.allclose(predicted(predict, x, "flip"), flip)
     # Shifted down and right a pixel shows its upper left neighbour; and so mirrored.
     shifts = [(pixel[-1, 6] + pixel[-1, 23]) / 2, (pixel[1, 8] + pixel[1, 25]) / 2]
-    seen.clear()
-    found = predicted(predict, x, "flip_shift")
-    assert torch.allclose(found, flip / 2 + (shifts[0] + shifts[1]) / 4)
+    logits = predict_flipped(predict, x)
+    assert torch.allclose(logits, flip / 2 + (shifts[0] + shifts[1]) / 4)
     assert [tuple(images.shape) for images in seen] == [(3, 3, 32, 32)] * 6

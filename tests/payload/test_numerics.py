@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from jobkit.payload.job import RankJob
 
 from jobkit.drill import cli
 from jobkit.drill.faults import FaultCase
-from jobkit.errors import UsageError
 from jobkit.payload import numerics, random_numbers, run
 from jobkit.payload.clock import Stages
 from jobkit.payload.place import RankEnv
@@ -43,14 +41,12 @@ def flags() -> tuple[bool, ...]:
 
 @pytest.mark.parametrize("before", [True, False])
 @pytest.mark.parametrize("tf32", [True, False])
-@pytest.mark.parametrize(("deterministic", "fast"), [(True, False), (False, True), (False, False)])
-def test_every_switch_is_set_and_recorded(
-    before: bool, tf32: bool, deterministic: bool, fast: bool
-) -> None:
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_every_switch_is_set_and_recorded(before: bool, tf32: bool, deterministic: bool) -> None:
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     cudnn.allow_tf32 = matmul.allow_tf32 = cudnn.benchmark = cudnn.deterministic = before
     fp32 = "tf32" if tf32 else "ieee"
-    spec = RunSpec(fp32=fp32, deterministic=deterministic, cudnn_benchmark=fast)
+    spec, fast = RunSpec(fp32=fp32, deterministic=deterministic), not deterministic
     numerics.configure(spec, GPU)
     assert flags() == (tf32, tf32, fast, deterministic, deterministic)
     found = numerics.recorded(GPU)
@@ -77,7 +73,7 @@ def test_on_the_cpu_nothing_is_set_or_recorded() -> None:
     ]
     assert without_effect(spec, "cuda") == []
     # As the spec.json of a run on a CPU has it.
-    assert without_effect(RunSpec(fp32="ieee", cudnn_benchmark=False), "cpu") == []
+    assert without_effect(RunSpec(fp32="ieee"), "cpu") == []
 
 
 def test_a_variable_of_the_users_is_kept_and_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +90,7 @@ def test_the_variables_are_there_before_the_first_call_of_cuda(
 ) -> None:
     seen: list[dict[str, str]] = []
 
-    class FirstCall(Exception):
+    class FirstCall(BaseException):
         pass
 
     def first_call() -> int:
@@ -103,7 +99,7 @@ def test_the_variables_are_there_before_the_first_call_of_cuda(
 
     monkeypatch.setattr(torch.cuda, "device_count", first_call)
     spec = RunSpec(deterministic=deterministic, device="cuda")
-    job = RankJob(spec=spec, place=RankEnv(), paths=None)
+    job = run.RankJob(spec=spec, place=RankEnv(), paths=None)
     with pytest.raises(FirstCall):
         run._set_up(job, Reporter(None, 0, 0), Stages(imported_s=0.0))
     assert seen == [expected]
@@ -118,33 +114,25 @@ def test_new_settings_leave_the_ids_of_runs() -> None:
         for f in ("ieee", "tf32") for d in (True, False))}) == 5  # fmt: skip
 
 
-def decided(
-    device: torch.device, others: bool = True, **given: Any
-) -> tuple[str, str, bool | None]:
-    """Precision, fp32 and cudnn_benchmark on a rank; others: what the other rank's GPU has."""
+def decided(device: torch.device, others: bool = True, **given: Any) -> tuple[str, str]:
+    """Precision and fp32 on a rank; others: what the other rank's GPU has."""
     group = SimpleNamespace(device=device, gather=lambda own: [own, others])
     spec = numerics.resolved(RunSpec(**given), group)  # type: ignore[arg-type]
     assert numerics.resolved(spec, group) == spec  # type: ignore[arg-type]
-    return spec.precision, spec.fp32, spec.cudnn_benchmark
+    return spec.precision, spec.fp32
 
 
 def test_a_gpu_is_fast_by_default_and_a_cpu_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
-    cpu, strict = torch.device("cpu"), ("fp32", "ieee", False)
-    assert decided(GPU) == ("bf16", "tf32", True)
-    assert decided(GPU, others=False) == ("fp32", "tf32", True)  # all ranks compute alike
+    cpu, strict = torch.device("cpu"), ("fp32", "ieee")
+    assert decided(GPU) == ("bf16", "tf32")
+    assert decided(GPU, others=False) == ("fp32", "tf32")  # all ranks compute alike
     assert decided(GPU, deterministic=True) == strict
     assert decided(cpu) == strict
-    given = {"precision": "fp16", "fp32": "ieee", "cudnn_benchmark": False}
-    assert decided(GPU, **given) == ("fp16", "ieee", False)
-    assert decided(cpu, precision="bf16") == ("bf16", "ieee", False)
+    assert decided(GPU, precision="fp16", fp32="ieee") == ("fp16", "ieee")
+    assert decided(cpu, precision="bf16") == ("bf16", "ieee")
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: False)
     assert decided(GPU)[0] == "fp32"
-
-
-def test_equal_bits_and_kernels_that_are_chosen_by_time_exclude_each_other() -> None:
-    with pytest.raises(UsageError, match="--cudnn-benchmark may take another kernel"):
-        RunSpec(cudnn_benchmark=True, deterministic=True)
 
 
 @pytest.mark.parametrize(("device", "deterministic"), [("cuda", True), ("cpu", False)])

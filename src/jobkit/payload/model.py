@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from jobkit.errors import UsageError
-from jobkit.payload.fast_cnn import FastCNN
+from jobkit.payload.recipe import FastCNN
 from jobkit.spec.runspec import RunSpec
 
 

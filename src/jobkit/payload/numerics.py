@@ -26,7 +26,7 @@ def resolved(spec: RunSpec, group: Group) -> RunSpec:
     On GPUs what is fast, unless the run is to be deterministic; on the CPU fp32. Every rank calls.
     """
     fast = group.device.type == "cuda" and not spec.deterministic
-    precision, fp32, benchmark = spec.precision, spec.fp32, spec.cudnn_benchmark
+    precision, fp32 = spec.precision, spec.fp32
     if precision == "auto":
         low = fast and all(group.gather(torch.cuda.is_bf16_supported(including_emulation=False)))
         precision = "bf16" if low else "fp32"
@@ -34,7 +34,6 @@ def resolved(spec: RunSpec, group: Group) -> RunSpec:
         spec,
         precision=precision,
         fp32=("tf32" if fast else "ieee") if fp32 == "auto" else fp32,
-        cudnn_benchmark=fast if benchmark is None else benchmark,
     )
 
 
@@ -46,7 +45,7 @@ def configure(spec: RunSpec, device: torch.device) -> None:
     # that vendors' images may set says otherwise.
     torch.backends.cudnn.allow_tf32 = spec.fp32 == "tf32"
     torch.backends.cuda.matmul.allow_tf32 = spec.fp32 == "tf32"
-    torch.backends.cudnn.benchmark = bool(spec.cudnn_benchmark)
+    torch.backends.cudnn.benchmark = not spec.deterministic
     torch.backends.cudnn.deterministic = spec.deterministic
     torch.use_deterministic_algorithms(spec.deterministic)
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from jobkit.payload.train import Trainer
 
 # A checkpoint fits a run of the same model; in the middle of an epoch, of the same samples too.
-_OF_MODEL = ("model", "width", "hidden", "optimizer", "lookahead_every")
+_OF_MODEL = ("model", "width", "hidden", "optimizer", "speed_run")
 _OF_ORDER = ("dataset", "train_samples", "train_split", "seed", "repeat")
 
 

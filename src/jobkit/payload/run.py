@@ -19,12 +19,11 @@ from jobkit.payload.checkpoint import Checkpoints, clear_unfinished
 from jobkit.payload.clock import Stages
 from jobkit.payload.data import Dataset, load_data
 from jobkit.payload.distributed import Group, all_or_raise, banner, check_identity, join
-from jobkit.payload.fast_cnn import FastCNN
-from jobkit.payload.lookahead import Lookahead
 from jobkit.payload.measure.difference import Difference
 from jobkit.payload.measure.profiling import Profiler
 from jobkit.payload.model import build_model
 from jobkit.payload.place import RankEnv, share_of_cores
+from jobkit.payload.recipe import FastCNN, Lookahead
 from jobkit.payload.report import Reporter, write_outcome, write_spec
 from jobkit.payload.resume import mark_fresh_start, named_by_user, of_own_run, resume
 from jobkit.payload.same_ranks import SameRanks
@@ -86,12 +85,14 @@ def _set_up(job: RankJob, report: Reporter, stages: Stages) -> Trainer:
         faulthandler.dump_traceback_later(
             _START_SHARE * spec.timeout_s, exit=True, file=report.stream
         )
-        group = join(spec.device, place, spec.timeout_s, report.warn)
-        check_identity(group, job.paths.folder.name if job.paths else "", job.attempt)
-        faulthandler.cancel_dump_traceback_later()
+        try:
+            group = join(spec.device, place, spec.timeout_s, report.warn)
+            check_identity(group, job.paths.folder.name if job.paths else "", job.attempt)
+        finally:
+            faulthandler.cancel_dump_traceback_later()
     spec = numerics.resolved(spec, group)
     numerics.configure(spec, group.device)
-    if spec.keep_memory and group.device.type == "cpu":
+    if group.device.type == "cpu":
         host.keep_freed_memory()
     for line in banner(group, threads):
         report.say(line)
@@ -121,7 +122,7 @@ def build_trainer(
     strategy = strategy_class(spec.strategy)(spec, place, device)
     model = build_model(spec, len(data.classes))
     if isinstance(model, FastCNN):
-        model.see(data.train.images)
+        model.fit_whitening(data.train.images)
     strategy.setup(model.to(dtype))
     for line in strategy.describe():
         report.say(line)
@@ -183,8 +184,8 @@ def _warn(job: RankJob, trainer: Trainer) -> None:
         *warnings.of_batch_norm(trainer.strategy.normalised, job.spec),
     ):
         trainer.report.warn(text)
-    if job.spec.tta != "none":
-        trainer.report.info(f"validation is with test-time augmentation: --tta {job.spec.tta}")
+    if job.spec.speed_run:
+        trainer.report.info("validation is with test-time augmentation: --speed-run")
 
 
 def _record_start(trainer: Trainer, threads: int) -> None:

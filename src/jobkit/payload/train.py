@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 
 from jobkit.payload import host
-from jobkit.payload.batches import Batches, DeviceData, Progress, Step
+from jobkit.payload.batches import Batches, DeviceData, Progress, Step, share
 from jobkit.payload.clock import Clock
 from jobkit.payload.distributed import Group
-from jobkit.payload.evaluation import evaluate, means
+from jobkit.payload.recipe import predict_flipped
 from jobkit.payload.report import Reporter
-from jobkit.payload.schedule import learning_rate, total_steps
 from jobkit.payload.strategies import Strategy
 from jobkit.payload.warnings import too_short
 from jobkit.payload.windows import StepWindows
@@ -74,7 +74,7 @@ class Trainer:
         self.clock = Clock(self.data.device)
         self.begun = False  # this process has made an iteration
         self._short_told = False
-        self._compiled: set[int] = set()  # sizes of the global batch, with --compile
+        self._seen: set[int] = set()  # sizes of the global batch
 
     def train(self, started: Callable[[float | None], None]) -> tuple[float, float]:
         """Train for all steps left; return the final validation loss and accuracy (0 to 1).
@@ -109,7 +109,12 @@ class Trainer:
     @property
     def steps_left(self) -> int:
         """Optimizer steps until the training is finished."""
-        return total_steps(self.spec, len(self.batches)) - self.progress.iteration
+        return self.total_steps - self.progress.iteration
+
+    @property
+    def total_steps(self) -> int:
+        """Optimizer steps of the whole training, at this size of the batch."""
+        return total_steps(self.spec, len(self.batches))
 
     @property
     def epoch_over(self) -> bool:
@@ -229,9 +234,13 @@ class Trainer:
         return self.clock, self.loss_sum.item(), lr
 
     def _timed(self, step: Step) -> AbstractContextManager[None]:
-        """Exclude an iteration in which the model is compiled for another size of its batch."""
-        new = self.spec.compile and step.global_count not in self._compiled
-        self._compiled.add(step.global_count)
+        """Exclude an iteration in which a new size of the batch costs time once and for all.
+
+        The model is compiled for it, or cuDNN tries its kernels.
+        """
+        searches = self.data.device.type == "cuda" and torch.backends.cudnn.benchmark
+        new = (self.spec.compile or searches) and step.global_count not in self._seen
+        self._seen.add(step.global_count)
         # The first one of all is excluded as the warm-up is; and something must be timed.
         return self.clock.excluded() if new and self.begun and self.clock.images else nullcontext()
 
@@ -263,7 +272,8 @@ class Trainer:
         per_epoch = len(self.batches)
         lr = learning_rate(self.spec, self.progress.epoch * per_epoch + done, per_epoch)
         for group in self.optimizer.param_groups:
-            group["lr"] = lr * group.get("lr_factor", 1.0)
+            trains = self.progress.epoch < group.get("last_epoch", math.inf)
+            group["lr"] = lr * group.get("lr_factor", 1.0) * trains
         return lr
 
     def _train_step(self, step: Step, epoch: int, clock: Clock) -> torch.Tensor:
@@ -286,5 +296,76 @@ class Trainer:
 
         Every sample once over all ranks; each rank calls the model as often as the others.
         """
-        alive = self.guard.alive if self.guard else None
-        return evaluate(self.strategy, self.data, self.spec, alive)
+        strategy, data = self.strategy, self.data
+        strategy.model.eval()
+        strategy.share_buffers()
+        rank, ranks = strategy.data_rank, strategy.data_world_size
+        count, chunk = len(data.test.labels), self.spec.eval_batch_size * ranks
+        sums = torch.zeros(2, dtype=torch.float64, device=data.device)
+        seen = 0
+        for start in range(0, count, chunk):
+            mine = share(min(chunk, count - start), rank, ranks)
+            size = mine.stop - mine.start
+            # A rank with nothing left takes part with one sample that is not counted.
+            part = slice(start + mine.start, start + mine.stop) if size else slice(0, 1)
+            images, labels = data.test_batch(part)
+            if self.spec.speed_run:
+                logits = predict_flipped(strategy.predict, images)
+            else:
+                logits = strategy.predict(images)
+            if self.guard:
+                self.guard.alive()
+            if size and strategy.counts:
+                sums[0] += F.cross_entropy(logits, labels, reduction="sum")
+                sums[1] += (logits.argmax(1) == labels).sum()
+                seen += size
+        loss, correct = sums.tolist()
+        return {"val_loss": loss, "val_correct": correct, "val_samples": float(seen)}
+
+
+def means(sums: Mapping[str, float]) -> tuple[float, float]:
+    """Validation loss and accuracy of the sums over all ranks that evaluate gives."""
+    return sums["val_loss"] / sums["val_samples"], sums["val_correct"] / sums["val_samples"]
+
+
+# The learning rate: where it rises, as a share of the training; and of the peak, where that of the
+# speed run begins and ends.
+_RISE = {"onecycle": 0.25, "speed run": 0.23}
+_FIRST, _LAST = 0.2, 0.07
+
+
+def peak_lr(spec: RunSpec) -> float:
+    """The highest learning rate: --lr, scaled by the global batch (Goyal et al., 2017)."""
+    factor = spec.steps_batch_size / spec.lr_base_batch_size
+    return spec.lr * {"none": 1.0, "linear": factor, "sqrt": math.sqrt(factor)}[spec.lr_scaling]
+
+
+def learning_rate(spec: RunSpec, step: float, steps_per_epoch: int) -> float:
+    """The learning rate of a step, counted from 0 over the whole training.
+
+    A training resumed with another batch size may be between two steps.
+
+    onecycle rises and falls linearly, ending near 0; the speed run does so between 20 % and 7 % of
+    the peak (Keller Jordan, arXiv 2404.00498); cosine falls as half a cosine.
+    """
+    kind = "speed run" if spec.speed_run else spec.lr_schedule
+    total = total_steps(spec, steps_per_epoch)
+    warmup, peak = min(_RISE.get(kind, 0.0) * total, total - 1), peak_lr(spec)
+    if step < warmup:
+        if kind == "speed run":
+            return peak * (_FIRST + (1 - _FIRST) * step / warmup)
+        return peak * (step + 1) / (warmup + 1)
+    left = (total - step) / max(total - warmup, 1)
+    if kind == "onecycle":
+        return peak * left
+    if kind == "speed run":
+        return peak * (_LAST + (1 - _LAST) * left)
+    if kind == "cosine":
+        return peak * 0.5 * (1 + math.cos(math.pi * (1 - left)))
+    return peak
+
+
+def total_steps(spec: RunSpec, steps_per_epoch: int) -> int:
+    """The steps of the whole training: those of all epochs, or of --max-steps if that is less."""
+    steps = spec.epochs * steps_per_epoch
+    return steps if spec.max_steps is None else min(steps, spec.max_steps)

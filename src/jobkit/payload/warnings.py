@@ -16,10 +16,7 @@ _ONLY_WITH = (
     ("fsdp_reduce_fp32", lambda spec: spec.precision != "fp32", "a lower precision than fp32"),
     ("compile_mode", lambda spec: spec.compile, "--compile"),
     ("momentum", lambda spec: spec.optimizer == "sgd", "optimizer sgd"),
-    ("nesterov", lambda spec: spec.optimizer == "sgd", "optimizer sgd"),
     ("lr_base_batch_size", lambda spec: spec.lr_scaling != "none", "--lr-scaling linear or sqrt"),
-    ("flip", lambda spec: spec.augment, "--augment"),
-    ("crop_padding", lambda spec: spec.augment, "--augment"),
     ("width", lambda spec: ":" not in spec.model, "a model of jobkit's own"),
     ("width", lambda spec: spec.hidden is None, "no --hidden"),
     ("hidden", lambda spec: spec.model == "mlp", "--model mlp"),
@@ -41,12 +38,9 @@ def without_effect(spec: RunSpec, device_type: str) -> list[str]:
     if "fsdp_cpu_offload" in changed and device_type == "cpu":
         lines.setdefault("fsdp_cpu_offload", "--fsdp-cpu-offload has no effect on the CPU")
     if device_type == "cpu":
-        as_it_is = {"fp32": "ieee", "cudnn_benchmark": False}  # what the CPU does anyway
-        for name in sorted({"fp32", "deterministic", "cudnn_benchmark"} & changed.keys()):
-            if changed[name] != as_it_is.get(name):
+        for name in sorted({"fp32", "deterministic"} & changed.keys()):
+            if changed[name] != "ieee":  # which the CPU has anyway
                 lines[name] = f"{option(name)} has no effect on the CPU"
-    if "keep_memory" in changed and device_type != "cpu":
-        lines["keep_memory"] = "--no-keep-memory has no effect on a GPU"
     return list(lines.values())
 
 

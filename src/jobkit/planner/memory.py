@@ -33,7 +33,6 @@ _FP32 = 4  # bytes
 _SKIPPED = (
     *("repeat", "dataset", "train_samples", "test_samples", "augment", "epochs", "data_dir"),
     *("max_steps", "train_split", "check_ranks"),
-    *("flip", "tta", "label_smoothing", "bias_lr_factor"),
     *("eval_batch_size", "seed", "device", "threads", "warmup_iterations", "timeout_s"),
 )
 PARTS = ("parameters", "gradients", "optimizer", "buffers", "activations", "communication", "data")
@@ -139,7 +138,7 @@ def _footprint(spec: RunSpec, parameters: int, gradients: int, **parts: Any) -> 
 def _data(spec: RunSpec, subject: Subject, step_images: int) -> int:
     from jobkit.payload.batches import data_bytes
 
-    return data_bytes(subject.images, step_images, spec.crop_padding) if subject.images else 0
+    return data_bytes(subject.images, step_images) if subject.images else 0
 
 
 def _gathered(spec: RunSpec, subject: Subject) -> tuple[int, int, int]:

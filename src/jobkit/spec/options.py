@@ -31,15 +31,9 @@ _FAST: Mapping[str, Any] = {
     "lr": 1.5,
     "lr_scaling": "linear",
     "lr_base_batch_size": 1024,
-    "lr_schedule": "triangular",
     "momentum": 0.85,
     "weight_decay": 0.00133,
-    "bias_lr_factor": 64.0,
-    "label_smoothing": 0.2,
-    "lookahead_every": 5,
-    "flip": "alternating",
-    "crop_padding": 2,
-    "tta": "flip_shift",
+    "speed_run": True,
 }
 # Settings that belong together, as defaults under --recipe.
 RECIPES: Mapping[str, Mapping[str, Any]] = {
@@ -51,9 +45,6 @@ RECIPES: Mapping[str, Mapping[str, Any]] = {
         "epochs": 2,
         "global_batch_size": 128,
         "precision": "fp32",
-        "label_smoothing": 0.1,
-        "crop_padding": 0,
-        "tta": "flip",
     },
 }
 

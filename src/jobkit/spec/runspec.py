@@ -35,7 +35,7 @@ MODELS = ("cnn", "fast_cnn", "resnet18", "mlp")
 DATASETS = ("cifar10", "synthetic")
 _BATCHES = ("global_batch_size", "batch_size_per_rank")  # one of the two
 # Their columns have other names, or what the run decided.
-_OTHER_COLUMNS = ("device", "epochs", "cudnn_benchmark")
+_OTHER_COLUMNS = ("device", "epochs")
 _EVERY = re.compile(r"([1-9][0-9]{0,8})|([0-9]{1,6}(?:\.[0-9]{1,3})?)([smh])")
 _NOT_COMPARED = ("nodes", "ranks_per_node", "repeat", *_BATCHES, "data_dir")
 
@@ -226,11 +226,6 @@ class RunSpec(  # the fields of the last base come first
             one_of("dataset", self.dataset, (*DATASETS, "folder:PATH", "idx:PATH"))
         if self.strategy in ONE_RANK and (ranks := self.world_size) > 1:
             raise UsageError(f"strategy '{self.strategy}' runs at 1 rank, not {ranks}; use ddp")
-        if self.deterministic and self.cudnn_benchmark:
-            raise UsageError(
-                "--cudnn-benchmark may take another kernel in each run: leave it out with "
-                "--deterministic"
-            )
         Every.of(self.checkpoint_every)
         Window.of(self.profile)
         profiled_ranks(self.profile_ranks)
@@ -239,11 +234,7 @@ class RunSpec(  # the fields of the last base come first
 
     packages: ClassVar[tuple[str, ...]] = ("torch", "torchvision")
     writes_spec: ClassVar[bool] = True
-    left_to_device: ClassVar[Mapping[str, Any]] = {
-        "precision": "auto",
-        "fp32": "auto",
-        "cudnn_benchmark": None,
-    }
+    left_to_device: ClassVar[Mapping[str, Any]] = {"precision": "auto", "fp32": "auto"}
 
     @property
     def steps_batch_size(self) -> int:
@@ -251,6 +242,16 @@ class RunSpec(  # the fields of the last base come first
         if self.batch_size_per_rank is not None:
             return self.batch_size_per_rank * self.world_size
         return self.global_batch_size or DEFAULT_GLOBAL_BATCH_SIZE
+
+    @property
+    def label_smoothing(self) -> float:
+        """The part of each training label that is spread over all classes."""
+        return 0.2 if self.speed_run else 0.0
+
+    @property
+    def lookahead_every(self) -> int:
+        """Steps between moves of the weights to their slow average; 0: none."""
+        return 5 if self.speed_run else 0
 
     @property
     def low_precision(self) -> bool:

@@ -147,9 +147,6 @@ class RunSettings:
     )
     threads: int = setting(0, "CPU threads per rank (0: the rank's share of the cores)", low=0)
     timeout_s: float = setting(600.0, "timeout of a collective in seconds", low=1.0)
-    keep_memory: bool = setting(
-        True, "CPU: keep freed memory in the process, to avoid page faults in each iteration"
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,10 +170,6 @@ class ModelSettings:
         "GPU: what fp32 is in convolutions and matrix products; tf32 keeps 10 bits of a mantissa; "
         "auto: tf32, with --deterministic ieee",
         choices=("auto", "ieee", "tf32"),
-    )
-    cudnn_benchmark: bool | None = setting(
-        None,
-        "GPU: cuDNN times its kernels and takes the fastest (default: if not deterministic)",
     )
     deterministic: bool = setting(
         False, "GPU: the same bits in each run on the same GPUs and software; slower, fp32"
@@ -217,21 +210,7 @@ class DataSettings:
         low=0.001,
         high=0.999,
     )
-    augment: bool = setting(True, "random crop (--crop-padding) and horizontal flip (--flip)")
-    flip: str = setting(
-        "random",
-        "which images are mirrored: at random, or each one in every second epoch",
-        choices=("random", "alternating"),
-    )
-    crop_padding: int = setting(
-        4, "pixels of zeros around an image that is cropped", low=0, high=16
-    )
-    tta: str = setting(
-        "none",
-        "test-time augmentation: average logits over each image and its mirror image, also over "
-        "shifts by a pixel",
-        choices=("none", "flip", "flip_shift"),
-    )
+    augment: bool = setting(True, "random crop within a border of 4 pixels, and horizontal flip")
     global_batch_size: int | None = setting(
         None,
         f"samples in one optimizer step over all ranks (default {DEFAULT_GLOBAL_BATCH_SIZE}); "
@@ -252,17 +231,11 @@ class OptimizerSettings:
     optimizer: str = setting("sgd", "optimizer", choices=("sgd", "adam", "adamw"))
     lr: float = setting(0.05, "peak learning rate, before --lr-scaling", low=0.0)
     momentum: float = setting(0.9, "momentum of SGD", low=0.0, high=1.0)
-    nesterov: bool = setting(True, "Nesterov momentum of SGD")
     weight_decay: float = setting(5e-4, "weight decay", low=0.0)
     lr_schedule: str = setting(
         "onecycle",
         "learning rate schedule",
-        choices=("onecycle", "triangular", "cosine", "constant"),
-    )
-    lr_warmup_epochs: float | None = setting(
-        None,
-        "linear warm-up epochs (default: 25 % of onecycle, 23 % of triangular, else none)",
-        low=0.0,
+        choices=("onecycle", "cosine", "constant"),
     )
     lr_scaling: str = setting(
         "none",
@@ -270,14 +243,10 @@ class OptimizerSettings:
         choices=("none", "linear", "sqrt"),
     )
     lr_base_batch_size: int = setting(256, "the batch size that --lr was tuned for", low=1)
-    bias_lr_factor: float = setting(
-        1.0, "factor on the biases' learning rate; divides their weight decay", low=0.001
-    )
-    label_smoothing: float = setting(
-        0.0, "part of each training label that is spread over all classes", low=0.0, high=0.99
-    )
-    lookahead_every: int = setting(
-        0, "steps between moves of the weights to their slow average (0: none)", low=0
+    speed_run: bool = setting(
+        False,
+        "the speed run's techniques: alternating flips and reflected crops, smoothed labels, fast "
+        "biases, Lookahead, its own rate, test-time augmentation",
     )
     clip_norm: float | None = setting(
         None, "clip the global norm of the gradients to this value", low=0.0

@@ -430,8 +430,8 @@ def test_a_command_without_the_counters_is_a_series_of_its_own() -> None:
     assert found == {"one": "fit, auto", "other": "fit, no auto"}
 
 
-GPU = {"precision": "bf16", "fp32": "tf32", "cudnn_benchmark": True}
-CPU = {"precision": "fp32", "fp32": "ieee", "cudnn_benchmark": False}
+GPU = {"precision": "bf16", "fp32": "tf32"}
+CPU = {"precision": "fp32", "fp32": "ieee"}
 
 
 def left_by(plan: Plan, run_id: str, decided: dict[str, object]) -> None:

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from jobkit.errors import UsageError
 from jobkit.payload.distributed import RankEnv
-from jobkit.payload.parameter_groups import trained_parameters
+from jobkit.payload.recipe import trained_parameters
 from jobkit.payload.sharded import is_sharded
 from jobkit.payload.strategies.blocks import blank, checkpoint_blocks, kept_statistics
 from jobkit.permissions import keep_compiler_cache
@@ -276,6 +276,6 @@ def make_optimizer(strategy: Strategy) -> Optimizer:
     return torch.optim.SGD(
         parameters,
         momentum=spec.momentum,
-        nesterov=spec.nesterov and spec.momentum > 0,
+        nesterov=spec.momentum > 0,
         **shared,
     )
