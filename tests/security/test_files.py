@@ -1,6 +1,5 @@
 """FIFOs, devices, endless files and links in the place of every file that is read or written."""
 
-import errno
 import os
 import shutil
 import subprocess
@@ -12,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from jobkit import entry
 from jobkit.analysis.cli import collect_main
 from jobkit.errors import UsageError
 from jobkit.files import append_to, read_regular
@@ -243,49 +241,3 @@ def test_a_file_is_read_whole_or_refused(tmp_path: Path) -> None:
             assert read_regular(tmp_path / "file", most) == b"x" * 100
     (tmp_path / "link").symlink_to("file")
     assert read_regular(tmp_path / "link") == b"x" * 100
-
-
-NAMES = [(os, "open"), (os, "stat"), (os, "listdir"), (os, "scandir")]
-
-
-@pytest.mark.parametrize(
-    ("command", "code"),
-    [("status", errno.ENOENT), ("status", errno.EACCES), ("collect", errno.ENOENT)],
-)
-def test_any_file_may_vanish_at_any_moment(
-    command: str, code: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each call that touches a file of the study fails once; one run's file ends no command."""
-    plan = make_plan("s", strategies=("ddp",), gpus=(1, 2, 4))
-    ok, failed, running = plan.runs
-    folder = plan.paths.folder
-    FakeRun(folder, ok, plan.runs[ok]).begin().train(0, 1, 2).end()
-    FakeRun(folder, failed, plan.runs[failed]).begin().train(0).end("failed", "why", 1)
-    FakeRun(folder, running, plan.runs[running]).begin().train(0).flush()
-    plan.paths.run(running).job.write_text(f'{{"pid": {os.getpid()}, "started": 1}}')
-    state = SimpleNamespace(calls=0, fail=0, hit=None)
-
-    def wrap(call: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapped(path: Any, *args: Any, **more: Any) -> Any:
-            if isinstance(path, str | os.PathLike) and os.fspath(path).startswith(str(folder)):
-                state.calls += 1
-                if state.calls == state.fail:
-                    state.hit = os.fspath(path)
-                    raise OSError(code, os.strerror(code), os.fspath(path))
-            return call(path, *args, **more)
-
-        return wrapped
-
-    for place, name in NAMES:
-        monkeypatch.setattr(place, name, wrap(getattr(place, name)))
-    names = ("jobkit.analysis.cli", "collect_main")
-    if command == "status":
-        names = ("jobkit.launch.status", "main")
-    step = 1 if command == "status" else 3
-    while state.calls >= state.fail:  # until the one that was to fail was not reached
-        state.fail, state.calls, state.hit = state.fail + step, 0, None
-        ended = entry.run(*names, [str(folder)])
-        said = capsys.readouterr().err
-        of_study = state.hit is None or folder in (Path(state.hit), Path(state.hit).parent)
-        assert ended in (0, 3) or (of_study and said.count("\n") == 1), (state.hit, said)
-    assert state.fail > 20

@@ -28,7 +28,7 @@ from jobkit.outcome.state import run_state
 from jobkit.paths import cache_root, expanded
 from jobkit.processes import process_start
 from jobkit.spec.study import Plan, Study
-from support.fake_study import FakeRun, make_plan, whole_run, whole_study
+from support.fake_study import FakeRun, make_plan, whole_study
 from support.hostile import in_child
 from support.place import ROOT
 
@@ -70,17 +70,6 @@ def test_a_run_is_of_the_launcher_whose_key_it_has_whatever_the_clock(
     assert at.left_s is not None and at.left_s >= 0
 
 
-def test_the_time_of_a_run_that_ended_is_not_the_clocks() -> None:
-    plan = make_plan("s", strategies=("ddp",), gpus=(1,))
-    run_id = next(iter(plan.runs))
-    whole_run(plan, run_id)
-    paths = plan.paths.run(run_id)
-    job = {"pid": 1, "started": 9e9, "ended": 5.0, "exit_code": 0}
-    for elapsed_s, shown in ((7.5, 7.5), (None, 0.0)):
-        paths.job.write_text(json.dumps({**job, "elapsed_s": elapsed_s}))
-        assert progress(paths, plan.runs[run_id], 0).elapsed_s == shown
-
-
 @pytest.mark.parametrize(("age", "status"), [(50, "running"), (-50, "running"), (-HOUR, "failed")])
 def test_no_age_is_negative(age: float, status: str) -> None:
     plan = make_plan("s", strategies=("ddp",), gpus=(1,))
@@ -92,17 +81,6 @@ def test_no_age_is_negative(age: float, status: str) -> None:
     assert state.status == status and not re.search(r"-\d+ s", state.reason)
 
 
-@pytest.mark.parametrize("columns", [1, 60, 5000])
-def test_no_width_of_a_terminal_loses_a_run_or_its_epochs(
-    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    plan = whole_study("s", strategies=("ddp",), gpus=(1, 2))
-    monkeypatch.setenv("COLUMNS", str(columns))
-    assert status(["s"]) == 0
-    said = "".join(capsys.readouterr().out.split())
-    assert all(run_id in said for run_id in plan.runs) and said.count("3/3") == 2
-
-
 def test_cron_gives_no_environment_and_python_may_be_strict() -> None:
     plan = whole_study("s", strategies=("ddp",), gpus=(1,))
     environ = {"JOBKIT_LOGS": os.environ["JOBKIT_LOGS"]}
@@ -110,21 +88,6 @@ def test_cron_gives_no_environment_and_python_may_be_strict() -> None:
     done = run(*strict, str(ROOT / "collect_results.py"), "s", env=environ)
     assert (done.returncode, done.stderr) == (0, "")
     assert plan.paths.results.exists()
-
-
-def test_small_limits_leave_whole_files_only() -> None:
-    """As a full disk does: each file is the old one, the new one, or not there."""
-    plan = whole_study("s", strategies=("ddp",), gpus=(1,), repeats=40)
-    done = run("bash", "-c", f"ulimit -n 32; exec {PYTHON} -m jobkit collect s")
-    assert done.returncode == 0, done.stderr
-    folder = plan.paths.folder
-    whole = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
-    plan.paths.results.unlink()
-    done = run("bash", "-c", f"ulimit -f 1; exec {PYTHON} -m jobkit collect s")
-    assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert done.stderr.strip().splitlines()[-1].startswith("jobkit: ")
-    for path in (p for p in folder.rglob("*") if p.is_file()):
-        assert path.read_bytes() == whole[path]
 
 
 @pytest.fixture
@@ -192,20 +155,6 @@ def test_a_path_that_cannot_be_used_is_refused(
     with pytest.raises(UsageError, match="its path has"):
         prepare(plan, LaunchRequest(site=site), ask=False)
     assert not (tmp_path / name).exists()
-
-
-def test_a_study_below_folders_of_all_these_names_is_drawn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    logs = tmp_path.joinpath(*ODD, "logs")
-    logs.mkdir(parents=True)
-    monkeypatch.setenv("JOBKIT_LOGS", str(logs))
-    monkeypatch.chdir(logs)
-    plan = whole_study("s", strategies=("ddp",), gpus=(1, 2))
-    words = ["bash", str(ROOT / "plot_results.sh"), "./s"]
-    done = run(*words, env={**os.environ, "JOBKIT_PYTHON": PYTHON})
-    assert (done.returncode, done.stderr) == (0, "")
-    assert plan.paths.report.exists() and plan.paths.results.exists()
 
 
 def test_a_study_runs_from_a_checkout_and_to_logs_of_any_name(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from jobkit.analysis.collect.lines import matches, observed_lines, observed_metrics
 from jobkit.analysis.collect.records import RunRecords
 from jobkit.analysis.collect.rows import unused_lines
-from jobkit.analysis.collect.steps import Observation, Observed, rate_row, step_rows
+from jobkit.analysis.collect.steps import Observed, rate_row, step_rows
 from jobkit.analysis.log_options import try_pattern
 from jobkit.errors import UsageError
 from jobkit.metric.pattern import (
@@ -265,11 +265,6 @@ def test_a_rate_or_time_that_is_not_above_0_is_no_measurement(name: str, bad: An
     assert observed and len(observed.steps) == 19
     assert rate_row(observed)["throughput"] == pytest.approx(1000 if "tok" in name else 1)
     assert "1 [METRIC] line is in no table" in unused(observed, *records)
-
-
-def test_a_time_below_0_is_not_in_the_mean() -> None:
-    steps = [Observation(steps=10, time_s=t, rate=5.0) for t in (1.0, -30.0, 3.0)]
-    assert rate_row(Observed(steps=steps))["step_time_s"] == pytest.approx(0.2)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from jobkit.outcome.evidence import (
     START_MARK,
     clean,
     find_sign,
-    judge,
     of_newest,
     went_on,
     with_hint,
@@ -91,13 +90,6 @@ def test_a_common_error_has_one_hint(reason: str, text: str, hint: str) -> None:
     shown = with_hint(reason, text)
     assert shown.startswith(reason) and hint in shown and (hint or shown == reason)
     assert shown.count("(") <= reason.count("(") + 1
-
-
-def test_a_payload_s_own_words_are_judged() -> None:
-    assert judge("rank 2: torch.OutOfMemoryError: CUDA out of memory").status == "oom"
-    assert judge("rank 2: ValueError: x").reason == "rank 2: ValueError: x"
-    echo = judge("rank 0: RuntimeError: Connection closed by peer")
-    assert echo.strength < judge("rank 1: KeyError: 1").strength
 
 
 @given(st.binary(max_size=3000), st.integers(1, 500))

@@ -179,16 +179,6 @@ def test_a_run_in_a_container_that_was_restarted_is_not_running_forever(
     assert run_state(run.paths).status == "failed"
 
 
-def test_a_job_out_of_sight(run: FakeRun, tmp_path: Path) -> None:
-    queued = RunPaths(tmp_path / "s" / "q")
-    job: dict[str, object] = {"launcher": "slurm", "job_id": "17", "first_attempt": 0}
-    write_job(queued, job)
-    assert run_state(queued).status == "pending"
-    run.begin().train(0).flush()
-    write_job(run.paths, {**job, "pid": 1, "host": "elsewhere", "ended": None})
-    assert run_state(run.paths).status == "running"
-
-
 def test_who_tells_of_the_end_of_a_run_sh_on_another_host(run: FakeRun) -> None:
     """Slurm does, or nobody: then a run is at work while its files are new."""
     run.begin().train(0).flush()
@@ -240,16 +230,6 @@ def test_who_stopped_a_run_that_saved_and_ended_is_slurms_to_say(
     assert state.status == status
     own = state.reason == state.evidence == "SIGTERM after iteration 4"
     assert own if status == "preempted" else state.evidence == line
-
-
-@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\xfe", b'{"pid": "x"}'])
-def test_broken_files_are_no_end_of_the_reader(run: FakeRun, content: bytes) -> None:
-    run.begin().train(0).flush()
-    run.paths.job.write_bytes(content)
-    run.paths.outcome(0).write_bytes(content)
-    run.paths.spec.write_bytes(content)
-    old(run.paths)
-    assert run_state(run.paths).status in ("failed", "running")
 
 
 @pytest.mark.parametrize(
