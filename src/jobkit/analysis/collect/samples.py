@@ -6,9 +6,9 @@ part of it.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 from jobkit.analysis.collect.records import RunRecords
 from jobkit.analysis.collect.steps import MAX_ROWS, Observed, number
@@ -22,14 +22,8 @@ _OF_USE = {
     "gpu_busy": "gpu_busy",
     "gpu_memory_mib": "gpu_memory",
 }
-_Series = dict[int, list[Record]]  # the samples of each rank, in order
-
-
-class _Edge(NamedTuple):
-    """The end of a window: its last step, and when it was written."""
-
-    step: int
-    at: float
+_Series = Mapping[int, Sequence[Record]]  # the samples of each rank, in order
+_Curve = Sequence[tuple[float, float]]  # times, and the energy so far
 
 
 def sample_rows(samples: Sequence[Record]) -> list[Row]:
@@ -46,152 +40,116 @@ def use_row(
 
     size: nodes and world_size of the run.
     """
-    by_attempt: dict[int, _Series] = defaultdict(lambda: defaultdict(list))
+    attempts: dict[int, dict[int, list[Record]]] = defaultdict(lambda: defaultdict(list))
     for record in records.samples:
         if number(record.get("t")) is not None and type(record.get("rank")) is int:
-            by_attempt[record["attempt"]][record["rank"]].append(record)
-    attempts = list(by_attempt.values())
-    row = _use([one for series in attempts for one in series.values()])
-    wanted = {"node": size.get("nodes"), "gpu": size.get("world_size")}
-    whole = {s: _of_scope(by_attempt, s, wanted[s]) for s in SCOPES}
-    measured = {scope: found for scope, found in whole.items() if found}
-    for scope, found in measured.items():
-        row[f"energy_{scope}_j"] = sum(_total(one) for of_rank in found.values() for one in of_rank)
-    works = _works(observed)
-    if measured:
-        first = next(iter(measured))
-        used = _per_work(measured[first], _edges(records), works)
-        row |= {"joules_per_work": used, "joules_of": first} if used is not None else {}
-        row["energy_source"] = _sources(records.samples, measured)
+            attempts[record["attempt"]][record["rank"]].append(record)
+    row = _load([samples for ranks in attempts.values() for samples in ranks.values()])
+    # The work of each window over all ranks. A line of a program's own log is that of no window.
+    steps = observed.steps if observed and observed.windows else ()
+    works = {(o.attempt, o.step): o.work for o in steps}
+    names = dict.fromkeys(
+        part for r in records.samples for part in str(r.get("energy_source") or "").split(", ")
+    )
+    sources = []
+    for scope, wanted in zip(SCOPES, (size.get("nodes"), size.get("world_size")), strict=True):
+        curves = {a: _curves(ranks, scope, wanted) for a, ranks in attempts.items()}
+        if not curves or not all(curves.values()):
+            continue
+        row[f"energy_{scope}_j"] = sum(c[-1][1] for ranks in curves.values() for c in ranks)
+        sources += [name for name in names if name.endswith(f"({scope})")]
+        if scope == "gpu" and "energy_node_j" in row:
+            continue  # the node's, which has more in it, is divided by the work
+        if (used := _per_work(curves, records, works)) is not None:
+            row |= {"joules_per_work": used, "joules_of": scope}
     alone = any(r.get("alone") is True for r in records.samples)
-    if "node" not in measured and slurm_j is not None and alone and len(attempts) == 1:
+    if "energy_node_j" not in row and slurm_j is not None and alone and len(attempts) == 1:
         row["energy_node_j"] = slurm_j
-        others = row.get("energy_source")
-        row["energy_source"] = "slurm (node, whole job)" + (f", {others}" if others else "")
+        sources.insert(0, "slurm (node, whole job)")
         if works and None not in works.values() and (total := sum(filter(None, works.values()))):
             row |= {"joules_per_work": slurm_j / total, "joules_of": "node, whole job"}
-    return row
+    return row | ({"energy_source": ", ".join(sources)} if sources else {})
 
 
-def _use(series: Sequence[Sequence[Record]]) -> Row:
+def _load(series: Sequence[Sequence[Record]]) -> Row:
     """Mean over time and ranks, and maximum, of load and memory."""
     row: Row = {}
     for name, column in _OF_USE.items():
         unit = "_mib" if name.endswith("_mib") else ""
-        parts = [part for one in series for part in _weighted(one, name)]
-        total = sum(weight for _, weight in parts)
-        if total > 0:
+        parts = []  # each value with the seconds since the sample before
+        for before, now in (pair for samples in series for pair in pairwise(samples)):
+            begin, end, value = map(number, (before.get("at_s"), now.get("at_s"), now.get(name)))
+            if begin is not None and end is not None and end > begin and value is not None:
+                parts.append((value, end - begin))
+        if total := sum(weight for _, weight in parts):
             row[f"{column}_mean{unit}"] = sum(v * weight for v, weight in parts) / total
             row[f"{column}_max{unit}"] = max(v for v, _ in parts)
     return row
 
 
-def _weighted(series: Sequence[Record], name: str) -> list[tuple[float, float]]:
-    """The values of a rank's samples, each with the seconds since the one before."""
-    found = []
-    for before, now in pairwise(series):
-        begin, end, value = (
-            number(r.get(k)) for r, k in ((before, "at_s"), (now, "at_s"), (now, name))
-        )
-        if begin is not None and end is not None and value is not None and end > begin:
-            found.append((value, end - begin))
-    return found
-
-
-def _of_scope(
-    by_attempt: Mapping[int, _Series], scope: str, wanted: object
-) -> dict[int, list[list[tuple[float, float]]]]:
-    """By attempt, of each rank: when, and the energy so far. Empty where a node or GPU lacks it.
+def _curves(ranks: _Series, scope: str, wanted: object) -> list[_Curve]:
+    """Of each rank when, and the energy so far. Empty where a node or GPU lacks it.
 
     Of ranks that share a GPU each reads all of its energy: one of them counts.
     """
-    found = {}
-    for attempt, series in by_attempt.items():
-        name = f"energy_{scope}_j"
-        curves = {rank: curve for rank, one in series.items() if (curve := _curve(one, name))}
-        if not curves or len(curves) != wanted:
-            return {}
-        if scope == "gpu":
-            first_of = {_gpus(rank, series[rank]): rank for rank in sorted(curves, reverse=True)}
-            curves = {rank: curves[rank] for rank in first_of.values()}
-        found[attempt] = list(curves.values())
-    return found
+    curves = {r: curve for r, samples in ranks.items() if (curve := _curve(samples, scope))}
+    if len(curves) != wanted:
+        return []
+    if scope == "gpu":
+        first_of = {_gpus(rank, ranks[rank][0]): rank for rank in sorted(curves, reverse=True)}
+        curves = {rank: curves[rank] for rank in first_of.values()}
+    return list(curves.values())
 
 
-def _gpus(rank: int, series: Sequence[Record]) -> object:
+def _gpus(rank: int, sample: Record) -> object:
     """What tells a rank's GPUs from others: node and UUIDs, else the rank itself."""
-    first = series[0]
-    uuids, host = first.get("gpu_uuids"), first.get("host")
+    uuids, host = sample.get("gpu_uuids"), sample.get("host")
     return (str(host), uuids) if uuids and isinstance(uuids, str) else rank
 
 
-def _curve(series: Sequence[Record], name: str) -> list[tuple[float, float]]:
+def _curve(samples: Sequence[Record], scope: str) -> _Curve:
     """Time and energy of a rank's samples; it goes on where a restarted process began at zero."""
-    known = [(r["t"], v) for r in series if (v := number(r.get(name))) is not None]
-    made, total = [], 0.0
+    name = f"energy_{scope}_j"
+    known = [(r["t"], v) for r in samples if (v := number(r.get(name))) is not None]
+    curve, total = [], 0.0
     for (_, before), (at, now) in pairwise([(0.0, 0.0), *known]):
         total += now - before if now >= before else now
-        made.append((at, total))
-    return made
-
-
-def _total(curve: Sequence[tuple[float, float]]) -> float:
-    return curve[-1][1]
-
-
-def _edges(records: RunRecords) -> dict[int, list[_Edge]]:
-    """By attempt, the ends of rank 0's windows, from that of the warm-up on."""
-    found: dict[int, list[_Edge]] = defaultdict(list)
-    for record in records.of("window"):
-        step, at = record.get("step"), number(record.get("t"))
-        if type(step) is int and at is not None:
-            if record.get("warmup") is True:
-                found[record["attempt"]].clear()
-            found[record["attempt"]].append(_Edge(step, at))
-    return found
-
-
-def _works(observed: Observed | None) -> dict[tuple[int, int], float | None]:
-    """The work of each window over all ranks, by attempt and last step.
-
-    A line of the program's own log may be of one step of many: it is the work of no window.
-    """
-    steps = observed.steps if observed and observed.windows else ()
-    return {(o.attempt, o.step): o.work for o in steps if o.step is not None}
+        curve.append((at, total))
+    return curve
 
 
 def _per_work(
-    curves: Mapping[int, Sequence[Sequence[tuple[float, float]]]],
-    edges: Mapping[int, Sequence[_Edge]],
-    works: Mapping[tuple[int, int], float | None],
+    curves: Mapping[int, Sequence[_Curve]],
+    records: RunRecords,
+    works: Mapping[tuple[int, int | None], float | None],
 ) -> float | None:
     """Joules for a unit of work, between the first and the last window that all samples cover.
 
-    Of rank 0's windows those ends count at which all ranks ended a window.
+    Of rank 0's windows, from the warm-up's on, those ends count at which all ranks ended a window.
     """
+    ends: dict[int, list[tuple[int, float]]] = defaultdict(list)  # last step, and when
+    for record in records.of("window"):
+        attempt, step, at = record["attempt"], record.get("step"), number(record.get("t"))
+        if type(step) is int and at is not None:
+            if record.get("warmup") is True:
+                ends[attempt].clear()
+            ends[attempt] += [(step, at)] if (attempt, step) in works else []
     joules = work = 0.0
     for attempt, of_ranks in curves.items():
         first, last = max(c[0][0] for c in of_ranks), min(c[-1][0] for c in of_ranks)
-        common = [e for e in edges.get(attempt, ()) if (attempt, e.step) in works]
-        inside = [e for e in common if first <= e.at <= last]
-        done = [works.get((attempt, e.step)) for e in inside[1:]]
+        inside = [(step, at) for step, at in ends[attempt] if first <= at <= last]
+        done = [works[attempt, step] for step, _ in inside[1:]]
         if not done or None in done:
             continue
         work += sum(filter(None, done))
-        begin, end = inside[0].at, inside[-1].at
+        begin, end = inside[0][1], inside[-1][1]
         joules += sum(_energy_at(c, end) - _energy_at(c, begin) for c in of_ranks)
     return joules / work if work > 0 else None
 
 
-def _energy_at(curve: Sequence[tuple[float, float]], at: float) -> float:
+def _energy_at(curve: _Curve, at: float) -> float:
     """The energy at a time between two samples, in proportion to the time."""
     for (t0, e0), (t1, e1) in pairwise(curve):
         if t0 <= at <= t1:
             return e0 + (e1 - e0) * ((at - t0) / (t1 - t0) if t1 > t0 else 1.0)
-    return _total(curve)
-
-
-def _sources(samples: Iterable[Record], scopes: Iterable[str]) -> str:
-    """The counters of these scopes, as the samples name them."""
-    said = [part for r in samples for part in str(r.get("energy_source") or "").split(", ")]
-    return ", ".join(p for s in scopes for p in dict.fromkeys(said) if p.endswith(f"({s})"))
+    return curve[-1][1]

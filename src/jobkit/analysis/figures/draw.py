@@ -45,15 +45,8 @@ FIGURES = (
         "Time per epoch, per run or per amount of work, at each size. Grey line: ideal scaling.",
         missing=_NOT_MEASURED,
     ),
-    StudyFigure(
-        "throughput",
-        "Throughput of the training, over all ranks and per rank. Grey line: ideal scaling.",
-    ),
-    StudyFigure(
-        "speed_up",
-        "Speed-up relative to the smallest size. Grey line: ideal scaling.",
-        missing=_ONE_SIZE,
-    ),
+    StudyFigure("throughput", "Throughput over all ranks and per rank. Grey line: ideal scaling."),
+    StudyFigure("speed_up", "Speed-up. Grey line: ideal scaling.", missing=_ONE_SIZE),
     StudyFigure(
         "efficiency",
         "Parallel efficiency: the share of the ideal speed-up that is reached.",
@@ -61,7 +54,7 @@ FIGURES = (
     ),
     StudyFigure(
         "forecast",
-        "Measured speed-up and, beyond it, the prediction of an average of laws: not measured.",
+        "Measured speed-up and, beyond it, the prediction, which is not measured.",
         forecast_figure,
         takes_forecasts=True,
     ),
@@ -74,8 +67,8 @@ FIGURES = (
     ),
     StudyFigure(
         "step_times",
-        "Time of single steps, without the warm-up: where the percentiles lie far above the "
-        "median, some steps wait for a slow rank, for data or for the machine.",
+        "Time of single steps without the warm-up. Where percentiles lie far above the median, "
+        "some steps wait for a slow rank, for data or for the machine.",
     ),
     StudyFigure(
         "comparison",
@@ -87,7 +80,7 @@ FIGURES = (
         "loss_and_accuracy",
         "Validation loss and accuracy over epochs.",
         learning_figure,
-        missing=_NOT_MEASURED,
+        _NOT_MEASURED,
     ),
     StudyFigure(
         "loss_and_accuracy_by_size",
@@ -98,20 +91,15 @@ FIGURES = (
         "Training time to the same validation accuracy. Grey line: ideal scaling.",
     ),
     StudyFigure(
-        "peak_memory",
-        "Peak memory at each size: maximum over ranks.",
-        missing=_NOT_MEASURED,
+        "peak_memory", "Peak memory at each size: maximum over ranks.", missing=_NOT_MEASURED
     ),
     StudyFigure(
         "load",
         "Load and memory over the time of a run: of the GPUs where they were sampled, else of the "
-        "nodes, with all cores. Load below 1 is idle.",
+        "nodes. Load below 1 is idle.",
         load_figure,
     ),
-    StudyFigure(
-        "energy",
-        "Energy per unit of work at each size, as counters of the machine measured it.",
-    ),
+    StudyFigure("energy", "Energy per unit of work at each size, by counters of the machine."),
 )
 
 

@@ -261,15 +261,17 @@ def subtitle(results: Results, spread: str = "median and range", shown: str = ""
 def shared_settings(results: Results, spread: str, shown: str = "") -> list[str]:
     """The same as at most two lines of any length."""
     runs = results.runs
-    lines = ([_devices(runs), *_settings(runs)], [_batch(runs), shown or _repeats(runs, spread)])
+    repeats = int(runs["repeat"].max()) + 1 if runs["repeat"].notna().any() else 1
+    repeated = f"{spread} of {repeats} repeats" if repeats > 1 else ""
+    lines = ([_devices(runs), *_settings(runs)], [_batch(runs), shown or repeated])
     texts = (" | ".join(part for part in line if part) for line in lines)
     return [text for text in texts if text]
 
 
-def _one(runs: pd.DataFrame, name: str) -> str:
+def _shared(runs: pd.DataFrame, name: str) -> Any:
     """The value that all runs share; empty where they differ or it is not known."""
     values = runs[name].dropna().unique()
-    return f"{values[0]:,}" if len(values) == 1 else ""
+    return values[0] if len(values) == 1 else ""
 
 
 def _devices(runs: pd.DataFrame) -> str:
@@ -278,41 +280,25 @@ def _devices(runs: pd.DataFrame) -> str:
 
 
 def _settings(runs: pd.DataFrame) -> list[str]:
-    model, precision = _text(runs, "model"), _text(runs, "precision")
-    dataset, samples = _text(runs, "dataset"), _one(runs, "train_samples")
+    measured = runs["throughput_source"].notna().any()
+    # Of a command nothing is known but its parameters, of which one may be called model.
+    if runs["model"].isna().all() or (measured and runs["epochs_planned"].isna().all()):
+        return [" and ".join(rate_sources(runs))]
+    dataset, samples = str(_shared(runs, "dataset")), _shared(runs, "train_samples")
     if dataset.startswith(("folder:", "idx:")):
         dataset = dataset.partition(":")[2].rstrip("/").rsplit("/", 1)[-1]
-    if _of_command(runs):  # nothing is known of it but its command and parameters
-        return [" and ".join(rate_sources(runs))]
-    on = f"{model or 'models'} on {dataset or 'several datasets'}"
-    return [f"{on}, {samples} images" if samples else on, precision]
-
-
-def _of_command(runs: pd.DataFrame) -> bool:
-    """Whether the runs are of another program, which may have a parameter called model."""
-    measured = runs["throughput_source"].notna().any()
-    return bool(runs["model"].isna().all() or (measured and runs["epochs_planned"].isna().all()))
-
-
-def _text(runs: pd.DataFrame, name: str) -> str:
-    values = runs[name].dropna().unique()
-    return str(values[0]) if len(values) == 1 else ""
+    on = f"{_shared(runs, 'model') or 'models'} on {dataset or 'several datasets'}"
+    return [f"{on}, {samples:,} images" if samples else on, _shared(runs, "precision")]
 
 
 def _batch(runs: pd.DataFrame) -> str:
     """The batch that is constant in each kind of scaling."""
-    words = []
-    for scaling, name, what in (
-        ("strong", "global_batch_size", "global batch"),
-        ("weak", "batch_size_per_rank", "batch per rank"),
-    ):
-        own = runs[runs["scaling"] == scaling]
-        if len(own):
-            batch = _one(own, name)
-            words.append(f"{scaling} scaling" + (f", {what} {batch}" if batch else ""))
-    return " and ".join(words)
-
-
-def _repeats(runs: pd.DataFrame, spread: str) -> str:
-    repeats = int(runs["repeat"].max()) + 1 if runs["repeat"].notna().any() else 1
-    return f"{spread} of {repeats} repeats" if repeats > 1 else ""
+    names = {"strong": "global_batch_size", "weak": "batch_size_per_rank"}
+    words = {"strong": "global batch", "weak": "batch per rank"}
+    texts = []
+    for scaling, name in names.items():
+        of_kind = runs[runs["scaling"] == scaling]
+        batch = _shared(of_kind, name)
+        text = f"{scaling} scaling" + (f", {words[scaling]} {batch:,}" if batch else "")
+        texts += [text] * bool(len(of_kind))
+    return " and ".join(texts)

@@ -16,11 +16,9 @@ _BATCH = {"strong": "global_batch_size", "weak": "batch_size_per_rank"}
 
 def faults(runs: pd.DataFrame) -> dict[str, str]:
     """The series whose runs must not be compared with each other, and the reason."""
-    used = ["series", "strategy", "scaling", "world_size", "ranks_together"]
-    used += [*SAME, *_BATCH.values()]
-    ok = runs.loc[runs["status"] == "ok", used]
-    found = {str(name): _fault(group) for name, group in ok.groupby("series")}
-    return {name: wrong for name, wrong in found.items() if wrong}
+    ok = runs[runs["status"] == "ok"]
+    reasons = {str(name): _fault(group) for name, group in ok.groupby("series")}
+    return {name: reason for name, reason in reasons.items() if reason}
 
 
 def _fault(runs: pd.DataFrame) -> str:
@@ -28,28 +26,24 @@ def _fault(runs: pd.DataFrame) -> str:
     copies = runs.loc[runs["ranks_together"] == "none", "world_size"]
     if not copies.empty:
         return COPIES.format(int(copies.max()))
-    scalings = runs["scaling"].dropna().unique()
-    batch = [_BATCH[s] for s in scalings if s in _BATCH]
+    batch = [_BATCH[s] for s in runs["scaling"].dropna().unique() if s in _BATCH]
     for name in ("strategy", "scaling", *SAME, *batch):
-        if runs[name].nunique() > 1:
-            return f"{name} differs ({_values(runs, name)})"
+        values = runs[name].dropna().unique()
+        if len(values) > 1:
+            return f"{name} differs ({', '.join(sorted(map(str, values)))})"
     return ""
 
 
 def mixed(runs: pd.DataFrame) -> list[str]:
     """A line for each series whose runs that are ok mix device models or commits of the code."""
-    ok = runs.loc[runs["status"] == "ok", ["series", *MIXED]]
-    several = {name: what for name, what in MIXED.items() if ok[name].nunique() > 1}
-    if not several:
-        return []
-    made = []
-    for series, group in ok.groupby("series"):
-        for name, what in several.items():
+    lines = []
+    for series, group in runs[runs["status"] == "ok"].groupby("series"):
+        for name, what in MIXED.items():
             counts = group[name].dropna().value_counts()
             if len(counts) > 1:
                 shown = ", ".join(f"{str(v)[:40]} ({n})" for v, n in counts.items())
-                made.append(f"{series} mixes {what}, with their runs: {shown}; --apart separates")
-    return made
+                lines.append(f"{series} mixes {what}, with their runs: {shown}; --apart separates")
+    return lines
 
 
 def apart(runs: pd.DataFrame) -> pd.Series:
@@ -60,7 +54,3 @@ def apart(runs: pd.DataFrame) -> pd.Series:
             short = runs[name].astype("string").str[: 12 if name == "git_commit" else 40]
             names = names + ", " + short.fillna("unknown")
     return names
-
-
-def _values(runs: pd.DataFrame, name: str) -> str:
-    return ", ".join(str(v) for v in sorted(runs[name].dropna().unique()))
