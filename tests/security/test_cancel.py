@@ -99,19 +99,6 @@ def test_the_launcher_of_a_launch_is_one(plan: Plan, monkeypatch: pytest.MonkeyP
     assert start.is_launcher([word.encode() for word in words], plan.paths)
 
 
-HOSTILE = [
-    "--state=RUNNING",
-    "--user=root",
-    "17 18",
-    "-u",
-    "17_x",
-    "17_[0-9]",
-    "",
-    "\u0661",
-    "17\n",
-]
-
-
 @pytest.mark.parametrize(
     ("job_id", "shown", "ended"),
     [

@@ -137,6 +137,11 @@ class Foreground:
         at_once = f", {launch.at_once} at a time" if new and launch.at_once else ""
         todo = f"{new or 'none'} to start{at_once}"
         self._print(f"{planned}{before}, {todo}, in {short_path(launch.folder)}")
+        if new and launch.site is None:  # on Slurm a note says the node-hours
+            specs = [launch.plan.runs[run_id] for run_id in launch.run_ids]
+            sizes = " ".join(map(str, sorted({spec.world_size for spec in specs})))
+            first = "epoch" if any(spec.planned_epochs for spec in specs) else "run"
+            self._print(f"sizes: {sizes}; how long it takes is known after the first {first}")
         self._print_notes([*launch.plan.notes, *launch.notes])
         self._notes = len(launch.notes)
 
@@ -288,7 +293,7 @@ class Foreground:
         all_ok = self._print_runs(states)
         self._print_rates()
         folder = short_path(self.launch.folder)
-        self._print(f"result: {folder}: a folder for each run, with its log and its records")
+        self._print(f"files: {folder}: a folder for each run, with its log and its records")
         if any_ok:
             self._print(f"next: ./plot_results.sh {shown([folder])}    (tables, figures, report)")
         return Exit.OK if all_ok else Exit.FAILED

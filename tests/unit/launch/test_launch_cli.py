@@ -164,6 +164,7 @@ def test_the_default_study_is_told_before_it_starts_and_named_on_slurm(
     said = capsys.readouterr().out
     assert started == [6] and "6 runs planned, 6 to start, 1 at a time" in said
     assert "smaller: --study demo; only the commands: --dry-run" in said
+    assert "sizes: 1; how long it takes is known after the first epoch" in said
     (tmp_path / "sbatch").write_text("#!/bin/sh\n")
     (tmp_path / "sbatch").chmod(0o755)
     (tmp_path / "slurm.conf").write_text("ClusterName=here\n")
