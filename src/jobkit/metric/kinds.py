@@ -109,10 +109,12 @@ KINDS: dict[str, dict[str, str]] = {
         "alone": "whether the job has its nodes alone; else a node's energy is not counted",
         "cpu_busy": "load of all cores of the node since the sample before, whoever caused it, "
         "0 to 1; null on other ranks than the first of a node",
+        "other_load": "of cpu_busy what is not of the run's own processes",
         "memory_mib": "memory of the node in use, likewise",
         "gpu_busy": "share of the time in which a kernel was running on the rank's GPU, as its "
         "driver reports it for a last period of its own; null where it does not",
         "gpu_memory_mib": "memory of the rank's GPU in use",
+        "gpu_processes": "processes that compute on the rank's GPU, as its driver counts them",
         "gpu_uuids": "hash of the UUIDs of the rank's GPUs: ranks that share them count them once",
         "energy_gpu_j": "energy of the rank's GPU since the first sample, in joules",
         "energy_node_j": "energy of the whole node, likewise",

@@ -90,6 +90,11 @@ class Writer:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self.opened(path)
 
+    @property
+    def folder(self) -> Path | None:
+        """The run's folder, in whose metrics/ the file is."""
+        return self._path.parent.parent if self._path else None
+
     def opened(self, path: Path) -> BinaryIO:
         """The file of the records. Raises OSError for a link."""
         # Unbuffered and O_APPEND: one write per record, so that a kill cannot tear one.

@@ -40,6 +40,10 @@ class Gpu:
         """Memory in use, by whom ever."""
         return None
 
+    def processes(self) -> int | None:
+        """Processes that compute on it, whoever's."""
+        return None
+
     def counter(self) -> Counter | None:
         """Its counter of energy."""
         return None
@@ -66,6 +70,13 @@ class NvidiaGpu(Gpu):
         """See Gpu."""
         memory = (ctypes.c_ulonglong * 3)()  # total, free, used
         return memory[2] / 2**20 if self._ask("nvmlDeviceGetMemoryInfo", memory) else None
+
+    def processes(self) -> int | None:
+        """See Gpu; with room for none the driver says how many there are."""
+        count = ctypes.c_uint(0)
+        ask = getattr(self._library, "nvmlDeviceGetComputeRunningProcesses_v3", None)
+        known = ask is not None and ask(self._handle, ctypes.byref(count), None) in (0, 7)
+        return count.value if known else None
 
     def counter(self) -> Counter | None:
         """See Gpu; Volta and newer have one."""
@@ -177,19 +188,49 @@ def _number(path: Path) -> float | None:
 
 
 class Load:
-    """The load of the node's processors between two calls, whoever caused it."""
+    """The load of the node's processors between two calls: of all, and of others than the run."""
 
-    def __init__(self, root: Path = _ROOT) -> None:
-        self._path = root / "proc/stat"
+    def __init__(self, root: Path = _ROOT, mark: str = "") -> None:
+        """mark: a word in the environment or the arguments of each process of the run."""
+        self._path, self._proc, self._mark = root / "proc/stat", root / "proc", mark.encode()
         self._before: tuple[int, int] | None = None
+        self._is_own: dict[str, bool] = {}  # of the processes that were there at the last call
+        self._ticks: dict[str, int] = {}  # of the run's own
 
-    def busy(self) -> float | None:
-        """Time that was not idle / time of all cores, 0 to 1, since the last call."""
-        now = self._times()
+    def shares(self) -> tuple[float | None, float | None]:
+        """Time that was not idle / time of all cores, 0 to 1, since the last call; that of others.
+
+        The others' is what is neither idle nor the run's, the hypervisor's (steal) included.
+        """
+        now, own = self._times(), self._own_ticks()
         before, self._before = self._before, now
         if not before or not now or now[1] <= before[1]:
-            return None
-        return min(1.0, max(0.0, 1 - (now[0] - before[0]) / (now[1] - before[1])))
+            return None, None
+        total = now[1] - before[1]
+        busy = min(1.0, max(0.0, 1 - (now[0] - before[0]) / total))
+        return busy, max(0.0, busy - own / total) if self._mark else None
+
+    def _own_ticks(self) -> int:
+        """Ticks of the run's processes since the last call."""
+        if not self._mark:
+            return 0
+        before, self._ticks = self._ticks, {}
+        pids = [p.name for p in self._proc.glob("[0-9]*")]
+        known, self._is_own = self._is_own, {}
+        for pid in pids:
+            own = self._is_own[pid] = known[pid] if pid in known else self._of_run(pid)
+            with contextlib.suppress(OSError, ValueError, IndexError):  # it has ended
+                if own:
+                    words = (self._proc / pid / "stat").read_text().rsplit(")", 1)[1].split()
+                    self._ticks[pid] = int(words[11]) + int(words[12])  # user, system
+        return sum(max(0, ticks - before.get(pid, 0)) for pid, ticks in self._ticks.items())
+
+    def _of_run(self, pid: str) -> bool:
+        for name in ("environ", "cmdline"):
+            with contextlib.suppress(OSError):  # another user's
+                if self._mark in (self._proc / pid / name).read_bytes():
+                    return True
+        return False
 
     def _times(self) -> tuple[int, int] | None:
         """Ticks idle, waiting for a disk included, and of all kinds (proc(5))."""
@@ -270,7 +311,8 @@ class Sampler:
         self._writer, self._gpus, self._root, self._node = writer, gpus, root, node
         self._host = environment.get("SLURMD_NODENAME") or os.uname().nodename
         self._alone = node_is_alone(environment)
-        self._load = Load(root)
+        folder = writer.folder  # of the run, whose name its ranks have been given
+        self._load = Load(root, folder.name if folder and node else "")
         there = [node_counter(root) if node and self._alone else None, gpu_counter(gpus)]
         chosen = counters_to_read(environment)
         self.counters: list[Counter] = [one for one in there if one and one.name in chosen]
@@ -318,14 +360,18 @@ class Sampler:
         """What is seen now. Energy is counted from the first sample on."""
         busy = [value for gpu in self._gpus if (value := gpu.busy()) is not None]
         used = [value for gpu in self._gpus if (value := gpu.memory_mib()) is not None]
+        processes = [value for gpu in self._gpus if (value := gpu.processes()) is not None]
+        load, others = self._load.shares() if self._node else (None, None)
         return {
             "at_s": time.monotonic() - self._begin,
             "host": self._host,
             "alone": self._alone,
-            "cpu_busy": self._load.busy() if self._node else None,
+            "cpu_busy": load,
+            "other_load": others,
             "memory_mib": memory_mib(self._root) if self._node else None,
             "gpu_busy": sum(busy) / len(busy) if busy else None,
             "gpu_memory_mib": max(used, default=None),
+            "gpu_processes": max(processes, default=None),
             "gpu_uuids": self._uuids,
             **self._energy(),
             "energy_source": ", ".join(f"{c.name} ({c.scope})" for c in self.counters) or None,

@@ -5,7 +5,12 @@ from typing import Any
 
 import pytest
 
-from jobkit.analysis.collect.why import breakdown, not_profiled
+from jobkit.analysis.collect.why import (
+    breakdown,
+    busy_sentence,
+    cause_sentence,
+    not_profiled,
+)
 from jobkit.program.why import measured, minus, union
 from support.fake_study import profiled
 
@@ -133,6 +138,24 @@ def test_a_gpu_s_steps_are_those_of_its_collectives() -> None:
     assert (row["late_rank"], row["late_device"], row["late_cause"]) == (1, "cuda:1", "compute")
     assert row["late_s"] == pytest.approx(4 * MS) and row["waiting_s"] == pytest.approx(2 * MS)
     assert row["idle_s"] == 0
+
+
+def test_a_busy_machine_is_said() -> None:
+    runs = [{"run_id": "a", "other_load_mean": load} for load in (0.01, None, float("nan"))]
+    assert busy_sentence(runs) is None
+    text = busy_sentence([*runs, {"run_id": "b", "other_load_mean": 0.48}])
+    assert text and "up to 48% of the cores while 1 of 2 runs were measured (b)" in text
+    assert "GPUs of 1 runs" in (busy_sentence([{"run_id": "a", "gpu_processes_max": 2}]) or "")
+
+
+def test_the_cause_is_said() -> None:
+    found = breakdown(records(profiled([10 * MS] * 2, (), [1 * MS, 31 * MS], 4 * MS)))
+    row = {f"breakdown_{name}": value for name, value in found.items()}
+    assert cause_sentence(row) == (
+        "the host (Python, launches) takes 36% of a step; rank 1 on node0 is 30 ms late in each, "
+        "by its host"
+    )
+    assert cause_sentence({}) == ""
 
 
 class Event:

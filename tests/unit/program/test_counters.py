@@ -88,13 +88,34 @@ def test_amds_driver_reports_load_and_memory(tmp_path: Path) -> None:
 
 def test_load_and_memory_of_a_node(tmp_path: Path) -> None:
     load = machine.Load(tmp_path)
-    assert load.busy() is None and machine.memory_mib(tmp_path) is None  # no such files
+    assert load.shares()[0] is None and machine.memory_mib(tmp_path) is None  # no such files
     put(tmp_path, "proc/stat", "cpu 100 0 0 100 0 0 0 0 0 0\ncpu0 1\n")
-    assert load.busy() is None  # nothing to compare with
+    assert load.shares()[0] is None  # nothing to compare with
     put(tmp_path, "proc/stat", "cpu 160 0 0 130 10 0 0 0 0 0\ncpu0 1\n")
-    assert load.busy() == pytest.approx(0.6)
+    assert load.shares()[0] == pytest.approx(0.6)
     put(tmp_path, "proc/meminfo", "MemTotal: 4096 kB\nMemFree: 1 kB\nMemAvailable: 1024 kB\n")
     assert machine.memory_mib(tmp_path) == 3.0
+
+
+def process(root: Path, pid: int, environ: str, ticks: int) -> None:
+    put(root, f"proc/{pid}/environ", environ)
+    put(root, f"proc/{pid}/cmdline", "python")
+    words = ["S", *["0"] * 10, str(ticks), "5", *["0"] * 8]
+    put(root, f"proc/{pid}/stat", f"{pid} (a (b) c) {' '.join(words)}")
+
+
+def test_the_load_of_others_is_what_is_neither_idle_nor_the_run_s(tmp_path: Path) -> None:
+    load = machine.Load(tmp_path, "ddp-n1-g2-r0")
+    put(tmp_path, "proc/stat", "cpu 100 0 100 800 0 0 0 0 0 0\n")
+    process(tmp_path, 7, "A=1\0JOBKIT_RUN_DIR=/logs/s/ddp-n1-g2-r0\0", 50)
+    process(tmp_path, 8, "A=1\0", 50)
+    assert load.shares() == (None, None)
+    # 1,000 ticks: 400 idle, 100 stolen, 200 the run's, of them 50 of a process that came since.
+    put(tmp_path, "proc/stat", "cpu 500 0 200 1200 0 0 0 100 0 0\n")
+    process(tmp_path, 7, "A=1\0JOBKIT_RUN_DIR=/logs/s/ddp-n1-g2-r0\0", 200)
+    process(tmp_path, 8, "A=1\0", 450)
+    process(tmp_path, 9, "JOBKIT_RUN_DIR=/logs/s/ddp-n1-g2-r0\0", 45)
+    assert load.shares() == (pytest.approx(0.6), pytest.approx(0.4))
 
 
 def sampled(tmp_path: Path, environment: dict[str, str]) -> list[dict[str, Any]]:

@@ -18,9 +18,11 @@ from jobkit.metric.kinds import KINDS, Record
 SCOPES = ("node", "gpu")  # the first that was measured is divided by the work
 _OF_USE = {
     "cpu_busy": "cpu_busy",
+    "other_load": "other_load",
     "memory_mib": "node_memory",
     "gpu_busy": "gpu_busy",
     "gpu_memory_mib": "gpu_memory",
+    "gpu_processes": "gpu_processes",
 }
 _Series = Mapping[int, Sequence[Record]]  # the samples of each rank, in order
 _Curve = Sequence[tuple[float, float]]  # times, and the energy so far

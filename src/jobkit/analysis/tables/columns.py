@@ -215,9 +215,11 @@ _USE = tuple(
     Column(f"{name}_{kind}{unit}", NUMBER, f"{text}, {words}")
     for name, unit, text in (
         ("cpu_busy", "", f"load of all cores {_NODE}, 0 to 1"),
+        ("other_load", "", "of cpu_busy, what is not of the run's own processes"),
         ("node_memory", "_mib", f"memory in use {_NODE}"),
         ("gpu_busy", "", "share of the time in which a kernel was running on the GPUs, 0 to 1"),
         ("gpu_memory", "_mib", "memory of the GPUs in use"),
+        ("gpu_processes", "", "processes that compute on a GPU of the run"),
     )
     for kind, words in (("mean", "mean over time and ranks"), ("max", "largest sample"))
 )
