@@ -16,11 +16,7 @@ GROUPS = {
         "cancel": ("jobkit.launch.cancel", "main", "cancel the runs of a study"),
         "collect": ("jobkit.analysis.cli", "collect_main", "logs to CSV (collect_results.py)"),
         "plot": ("jobkit.analysis.cli", "plot_main", "CSV to figures (plot_results.py)"),
-        "compare": (
-            "jobkit.analysis.compare.cli",
-            "main",
-            "which sizes of two studies differ",
-        ),
+        "compare": ("jobkit.analysis.compare", "main", "which sizes of two studies differ"),
         "comm": ("jobkit.checks.comm", "main", "measure collective latency and bandwidth"),
         "plot-comm": ("jobkit.analysis.figures.comm", "main", "plot the results of comm"),
         "export": ("jobkit.export.cli", "main", "export a trained model: C++, ONNX, PyTorch"),

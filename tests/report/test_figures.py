@@ -238,7 +238,8 @@ def intervals(axes: Axes) -> list[tuple[float, ...]]:
 def test_speed_up_and_efficiency_with_ideal_and_intervals(strong: Results) -> None:
     table = strong.scaling
     (axes,) = made(size_figure(strong, "speed_up")).axes
-    assert [values(line) for line in measured(axes)] == [SAME([1, 1.9, 3.7])] * 2
+    ddp, fsdp = ([1, 1.9, 3.7], [0.8, 1.52, 2.96])  # ddp is faster on one rank: the base of both
+    assert [values(line) for line in measured(axes)] == [SAME(ddp), SAME(fsdp)]
     assert values(ideals(axes)[0]) == SAME(list(ideals(axes)[0].get_xdata()))
     assert intervals(axes)[2] == SAME((table["speed_up_low"][2], table["speed_up_high"][2]))
     assert axes.get_ylabel() == "speed-up\nrelative to 1 rank"
@@ -295,7 +296,7 @@ def test_series_are_compared_at_the_largest_size_that_most_have(study) -> None:
     rates, memory, efficiency = figure.axes
     assert [bar.get_width() for bar in rates.patches] == SAME([1900, 1520])
     assert [bar.get_width() for bar in memory.patches] == [902, 452]
-    assert [t.get_text() for t in efficiency.texts] == ["95%", "95%"]
+    assert [t.get_text() for t in efficiency.texts] == ["95%", "76%"]
     assert [t.get_text() for t in rates.get_yticklabels()] == ["ddp", "fsdp"]
     assert rates.get_ylim()[0] > rates.get_ylim()[1]  # the first series stands on top
     results = study(strategies=("single", "ddp", "fsdp"), repeats=2)

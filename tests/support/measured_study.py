@@ -58,6 +58,27 @@ def runs_of(
     ]
 
 
+def step_fields(compute, data_wait=(), host=(), communication=0.0) -> dict[str, float]:
+    """The columns of a breakdown from what each rank spends, in seconds of a step.
+
+    The step ends on all ranks together: who is done early waits inside its communication.
+    """
+    n = len(compute)
+    data_wait, host = data_wait or [0.0] * n, host or [0.0] * n
+    useful = [c + h for c, h in zip(compute, host, strict=True)]
+    busy = [u + d for u, d in zip(useful, data_wait, strict=True)]
+    wall = max(busy) + communication
+    return {
+        "compute_s": sum(compute) / n,
+        "communication_s": sum(wall - b for b in busy) / n,
+        "data_wait_s": sum(data_wait) / n,
+        "host_s": sum(host) / n,
+        "iteration_s": wall,
+        "useful_max_s": max(useful),
+        "busy_max_s": max(busy),
+    }
+
+
 @cache
 def _empty(columns: tuple[Column, ...]) -> pd.DataFrame:
     return frame([], columns)

@@ -103,7 +103,7 @@ def collect_main(argv: Sequence[str] | None = None) -> int:
 
     from jobkit.analysis.collect.results import collect
     from jobkit.analysis.report.summary import as_json, print_summary
-    from jobkit.analysis.scaling.gate import check_efficiency
+    from jobkit.analysis.scaling.scaling import check_efficiency
 
     study, logs = args.study, given_logs(args) if args.logs else None
     if logs:
@@ -117,9 +117,12 @@ def collect_main(argv: Sequence[str] | None = None) -> int:
         print_summary(results)
         _print_verdict(results)
         _print_written(results)
-    missed = check_efficiency(results.scaling, args.min_efficiency, args.at) if args.at else []
+    least, at = args.min_efficiency, args.at
+    missed, unsure = check_efficiency(results.sizes, least, at) if at else ([], [])
     for line in missed:
         print(f"threshold not met: {line}", file=sys.stderr)
+    for line in unsure:
+        print(f"threshold not certain: {line}", file=sys.stderr)
     if missed:
         return Exit.THRESHOLD
     return Exit.OK if results.ok else Exit.INCOMPLETE

@@ -6,7 +6,7 @@ from jobkit.analysis.claims.cli import main
 from jobkit.analysis.claims.judge import Verdict, check
 from jobkit.analysis.claims.tables import number
 from jobkit.analysis.collect.results import collect
-from jobkit.analysis.report.proposal import proposal_table
+from jobkit.analysis.report.tables import proposal_table
 from support.fake_study import whole_study
 
 
@@ -77,7 +77,7 @@ def test_tables_and_numbers_of_many_kinds(text: str, found: list[str]) -> None:
 def test_our_own_tables_follow(form: str) -> None:
     whole_study(strategies=("ddp",), gpus=(1, 2, 4), repeats=3)
     whole_study(strategies=("ddp",), gpus=(1, 2, 4), settings={"batch_size_per_rank": 128})
-    text = getattr(proposal_table(collect("s").scaling, "GPUs"), form)()
+    text = getattr(proposal_table(collect("s"), "GPUs"), form)()
     assert len(judged(text)) == 8 and wrong(text) == []
 
 

@@ -14,7 +14,7 @@ import pytest
 from jobkit.analysis.collect.records import RunRecords
 from jobkit.analysis.collect.results import Results, collect
 from jobkit.analysis.collect.rows import recorded_spec, unplanned_settings
-from jobkit.analysis.findings.startup import startup_table
+from jobkit.analysis.report.tables import run_costs
 from jobkit.analysis.tables.columns import EPOCHS, RESULTS, TABLES, markdown
 from jobkit.analysis.tables.series import series_labels
 from jobkit.drill.row import Row
@@ -554,16 +554,17 @@ def test_the_parts_are_columns() -> None:
     assert runs["startup_compile_s"].isna().all()
 
 
-def test_only_sizes_with_a_long_start_are_in_the_table() -> None:
-    """Exactly 10 % is not over 10 %."""
-    (row,) = startup_table(started({1: 3.0, 2: 6.0})).rows
-    assert row[1:] == ["2", "20%", "6", "2", "0.5", "0.25", "0.125", "-", "0.75"]
+def test_what_a_run_takes_beside_its_training_is_a_line_of_its_own() -> None:
+    """Of 30 s: 8,192 images at 950, 1,900 and 1,900 images/s, and 0.5 s of evaluation each."""
+    (row,) = run_costs(started({2: 6.0})).rows
+    assert row[1:6] == ["2", "30", "17.2", "1.5", "6"]
+    assert row[6:] == ["2", "0.5", "0.25", "0.125", "-", "5.25", "74%"]
 
 
 @pytest.mark.parametrize("status", ["failed", "preempted"])
 def test_a_run_that_ended_early_is_in_no_table(status: str) -> None:
     """Its start is much of it by nature."""
-    assert startup_table(started({2: 29.0}, status)).rows == []
+    assert run_costs(started({2: 29.0}, status)).rows == []
 
 
 RECORDED = ROOT / "tests" / "golden" / "recorded"

@@ -11,8 +11,7 @@ from jobkit.analysis.collect.samples import sample_rows, use_row
 from jobkit.analysis.collect.steps import MAX_ROWS, TRAINING, Observation, Observed
 from jobkit.analysis.figures.by_size import size_figure
 from jobkit.analysis.figures.load import load_figure
-from jobkit.analysis.findings.idle_gpus import energy, idle_gpus
-from jobkit.analysis.report.proposal import proposal_table
+from jobkit.analysis.report.tables import proposal_table
 from jobkit.analysis.tables.columns import RESULTS, SAMPLES
 from jobkit.analysis.tables.frames import frame
 from jobkit.launch.states import load
@@ -149,46 +148,12 @@ def study(busy: float, wait: float, joules: float = 2.0) -> Any:
     return results_from(frame(rows, RESULTS))
 
 
-def test_an_idle_gpu_is_told_with_its_cause() -> None:
-    (said,) = idle_gpus(study(0.4, 0.02), "GPUs")
-    assert said.startswith("Data wait is 2%, yet in ddp on 2 GPUs: the GPU is busy 40% of the time")
-    assert said.endswith("; try a larger batch per GPU.")  # a program may have no --compile
-    own = study(0.4, 0.02)
-    own.runs["epochs_planned"] = 3
-    assert idle_gpus(own, "GPUs")[0].endswith("; try a larger batch per GPU, or --compile.")
-    (said,) = idle_gpus(study(0.4, 0.3), "GPUs")
-    assert said.endswith("30% of the training it waits for data.")
-    assert idle_gpus(study(0.9, 0.02), "GPUs") == []
-
-
-def test_energy_is_in_the_tables_and_the_verdict() -> None:
+def test_energy_is_in_the_tables() -> None:
     results = study(0.9, 0.0)
     assert [s.energy_kwh for s in results.sizes] == pytest.approx([100e3 / 3.6e6, 200e3 / 3.6e6])
-    table = proposal_table(results.scaling, "GPUs")
+    table = proposal_table(results, "GPUs")
     assert list(table.heads[-2:]) == ["J per image (gpu)", "kWh per epoch"]
     assert list(table.rows[0][-2:]) == ["2", "0.0278"]
-    (said,) = energy(results, "GPUs")
-    assert said.endswith(
-        "needs the least, 2 J per image; ddp on 2 GPUs, the fastest, needs 2.00 times as much."
-    )
-
-
-@pytest.mark.parametrize(
-    ("spread", "doubt"), [(0.02, " much."), (0.5, " much, which may be chance.")]
-)
-def test_a_difference_of_energy_may_be_chance_and_the_fastest_is_named(
-    spread: float, doubt: str
-) -> None:
-    """Of a third size, the fastest, the energy is not known."""
-    rows = runs_of({"ddp": {n: [100.0 * n, 99.0 * n, 101.0 * n] for n in (1, 2, 4)}})
-    for row in rows:
-        row |= {"throughput": row["images_per_s"], "throughput_unit": "images/s"}
-        if row["world_size"] < 4:
-            factor = 1 + spread * (row["repeat"] - 1)
-            row |= {"joules_per_work": factor * (1 + 0.2 * row["world_size"]), "joules_of": "gpu"}
-    (said,) = energy(results_from(frame(rows, RESULTS)), "GPUs")
-    assert "; ddp on 2 GPUs, the fastest of those with an energy, needs 1.17 times as" in said
-    assert said.endswith(doubt)
 
 
 def test_load_and_memory_are_drawn_over_time() -> None:
@@ -217,16 +182,5 @@ def test_the_newest_load_memory_and_power_are_shown(monkeypatch: pytest.MonkeyPa
 
 def test_without_counters_nothing_is_said_or_drawn() -> None:
     results = results_from(frame(runs_of({"ddp": {1: [100.0], 2: [180.0]}}), RESULTS))
-    assert (energy(results, "GPUs"), idle_gpus(results, "GPUs")) == ([], [])
     assert (size_figure(results, "energy"), load_figure(results)) == (None, None)
-    assert not any("J per" in head for head in proposal_table(results.scaling, "GPUs").heads)
-
-
-def test_sizes_of_as_many_ranks_are_told_apart_by_their_nodes() -> None:
-    rows = [*runs_of({"ddp": {2: [100.0]}}), *runs_of({"ddp": {2: [90.0]}})]
-    for nodes, row in enumerate(rows, 1):
-        row |= {"run_id": f"run{nodes}", "nodes": nodes, "ranks_per_node": 2 // nodes}
-        row |= {"throughput": row["images_per_s"], "throughput_unit": "images/s"}
-        row |= {"joules_per_work": 2.0 * nodes, "joules_of": "node"}
-    (said,) = energy(results_from(frame(rows, RESULTS)), "GPUs")
-    assert said == "Energy (node): ddp on 2 GPUs of 1 node needs the least, 2 J per image."
+    assert not any("J per" in head for head in proposal_table(results, "GPUs").heads)

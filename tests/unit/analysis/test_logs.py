@@ -224,7 +224,7 @@ def test_ranks_of_which_one_counted_are_compared_in_steps(place: Path) -> None:
     assert list(found.runs["throughput"]) == pytest.approx([6.4, 6.4])
     assert set(found.runs["throughput_unit"]) == {"steps/s"}
     assert not [w for w in found.warnings() if "not compared" in w]
-    assert verdict(found, "GPUs")[-1] == "All 2 runs are ok."
+    assert verdict(found, "GPUs")[-1] == "All 2 runs ok."
     found = collected("--unit", "tokens", "--work-per-step", "4096")
     assert list(found.runs["throughput"]) == pytest.approx([6.4 * 4096] * 2)
     assert set(found.runs["throughput_unit"]) == {"tokens/s"}

@@ -1,41 +1,22 @@
 """The efficiencies of the POP model, and the breakdown records that they are made of."""
 
 import math
+from dataclasses import replace
 
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from jobkit.analysis.collect.results import collect
-from jobkit.analysis.findings.breakdowns import causes, efficiency_table, size_breakdowns
-from jobkit.analysis.findings.verdict import verdict
-from jobkit.analysis.scaling.pop import Step, breakdown, efficiencies, losses
+from jobkit.analysis.findings.causes import cause_of, efficiency_table, size_breakdowns
+from jobkit.analysis.scaling.pop import Step, breakdown, efficiencies
 from support.fake_study import make_plan, realistic_study, whole_run
+from support.measured_study import step_fields
 
 SECONDS = st.floats(1e-6, 1e3)
 WAITS = st.floats(0, 1e3)
 RANKS = st.lists(st.tuples(SECONDS, WAITS, WAITS), min_size=1, max_size=16)
-
-
-def step_fields(compute, data_wait=(), host=(), communication=0.0) -> dict[str, float]:
-    """The columns of a breakdown from what each rank spends, in seconds of a step.
-
-    The step ends on all ranks together: who is done early waits inside its communication.
-    """
-    n = len(compute)
-    data_wait, host = data_wait or [0.0] * n, host or [0.0] * n
-    useful = [c + h for c, h in zip(compute, host, strict=True)]
-    busy = [u + d for u, d in zip(useful, data_wait, strict=True)]
-    wall = max(busy) + communication
-    return {
-        "compute_s": sum(compute) / n,
-        "communication_s": sum(wall - b for b in busy) / n,
-        "data_wait_s": sum(data_wait) / n,
-        "host_s": sum(host) / n,
-        "iteration_s": wall,
-        "useful_max_s": max(useful),
-        "busy_max_s": max(busy),
-    }
 
 
 def step(ranks, communication: float = 0.0, samples: int = 256) -> Step:
@@ -54,8 +35,8 @@ def test_products_are_exact_and_no_loss_is_a_gain(
     for factor in (found.load_balance, found.data_wait, found.communication):
         assert 0 < factor <= 1 + 1e-12
     useful = [compute + other for compute, _, other in own]
-    assert found.parallel == pytest.approx(sum(useful) / len(own) / one.times.iteration_s)
-    assert found.overall == pytest.approx(found.parallel * found.computation)
+    assert found.useful == pytest.approx(sum(useful) / len(own) / one.times.iteration_s)
+    assert found.overall == pytest.approx(found.useful * found.computation)
     # Relative to the base, it is the efficiency that a clock measures.
     rate, base_rate = samples / one.times.iteration_s, base_samples / first.times.iteration_s
     measured = (rate / len(own)) / (base_rate / len(base))
@@ -92,24 +73,11 @@ def test_what_is_wrong_shows_in_its_own_factor(ranks, communication, name, value
     one = step(ranks, communication, samples=256 * len(ranks))
     found = efficiencies(one, step([(1, 0.01, 0.01)]))
     assert getattr(found, name) == pytest.approx(value)
-    assert losses(found, ONE)[0] == name
+    factors = {k: v / getattr(ONE, k) for k, v in vars(found).items()}
+    assert min(factors, key=lambda k: factors[k]) == name
     others = {"load_balance", "data_wait", "communication", "computation"} - {name}
     others -= {"computation"} if name == "load_balance" else set()
     assert all(getattr(found, other) > 0.98 for other in others)
-
-
-def test_a_loss_that_the_smallest_size_has_too_is_not_why_it_scales_badly() -> None:
-    base = step([(1, 1, 0)])
-    found = efficiencies(step([(0.5, 0.5, 0)] * 2, 0.3), base)
-    assert found.data_wait < found.communication < 1
-    assert losses(found, efficiencies(base, base)) == ["communication"]
-
-
-def test_a_slow_rank_of_two_is_named_although_the_work_grew_more() -> None:
-    base = step([(1, 0, 0)])
-    found = efficiencies(step([(1, 0, 0), (2, 0, 0)], samples=512), base)
-    assert set(losses(found, efficiencies(base, base))) == {"computation", "load_balance"}
-    assert losses(efficiencies(base, base), efficiencies(base, base)) == []
 
 
 @pytest.mark.parametrize(
@@ -138,17 +106,26 @@ def test_a_study_says_where_its_efficiency_goes() -> None:
     ]  # fmt: skip
     assert all(len(row) == len(table.heads) for row in table.rows)
     share = 1 - own[2].own.communication
-    line = next(x for x in verdict(results, "GPUs") if x.startswith("fsdp seems to fall below 80%"))
-    assert f"because exposed communication takes {share:.0%} of the step." in line
+    cause = f", because exposed communication takes {share:.0%} of the step"
+    assert cause_of(results, own[2].size) == cause
+    seen = [s for s in results.sizes if s.efficiency == 1]
+    assert {cause_of(results, s) for s in seen} == {""}
     assert len(efficiency_table(found, "GPUs").notes) == 1
 
 
-def test_without_breakdowns_the_verdict_says_what_the_epochs_say() -> None:
+def test_without_breakdowns_the_wait_for_data_explains_what_it_explains() -> None:
     plan = make_plan(strategies=("ddp",), gpus=(1, 4))
     for run_id in plan.runs:
         whole_run(plan, run_id)
     results = collect("s", write=False)
     assert size_breakdowns(results) == []
-    wait = "; waiting for data takes 1% of the time (no breakdown of the rest)"
-    assert causes(results) == {("ddp", 1, 1): wait, ("ddp", 4, 1): wait}
-    assert any(f"{wait}." in line for line in verdict(results, "GPUs", least=0.95))
+    last = results.sizes[-1]
+    assert last.efficiency == pytest.approx(0.925)
+    outside = "; 100% of the loss is outside of what was measured; nothing that is recorded differs"
+    assert cause_of(results, last) == outside
+    waits = results.runs.assign(data_wait_share=[0.01, 0.085])
+    words = ", because waiting for data takes 8% of the time"
+    assert cause_of(replace(results, runs=waits), last) == words
+    assert cause_of(replace(results, runs=waits.assign(data_wait_share=pd.NA)), last) == (
+        "; what it is lost to was not measured"
+    )

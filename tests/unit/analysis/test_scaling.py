@@ -49,15 +49,19 @@ def test_the_numbers_by_hand() -> None:
     assert list(table.columns) == [c.name for c in SCALING]
     assert (four["throughput"], four["speed_up"], four["efficiency"]) == (320, 3.2, 0.8)
     assert four["throughput_per_rank"] == 80
-    assert four["gpu_hours"] == pytest.approx(50000 / 320 * 4 / 3600)
-    assert four["node_hours"] == pytest.approx(50000 / 320 / 3600)
+    mean = 50000 * np.mean([1 / 320, 1 / 310, 1 / 330])  # what it costs is no median
+    assert (four["mean_time_s"], four["gpu_hours"]) == pytest.approx((mean, mean * 4 / 3600))
+    assert four["node_hours"] == pytest.approx(mean / 3600)
     # Of 4 degrees of freedom; the deviation of a median of three is 1.16 times that of their mean.
     logs = [np.log([90, 100, 110]), np.log([320, 310, 330])]
-    pooled = np.sqrt(np.mean([x.var(ddof=1) for x in logs]))
-    half = 2.776 * 1.16 * pooled / np.sqrt(3)
+    pool = spread.pool([([90, 100, 110], 1), ([320, 310, 330], 4)])
+    assert pool is not None
+    own, first = pool.deviation(4), pool.deviation(1)
+    assert logs[1].std(ddof=1) < own < first < logs[0].std(ddof=1)  # which counts, as it is larger
+    half = 2.776 * 1.16 * own / np.sqrt(3)
     assert four["throughput_high"] == pytest.approx(320 * np.exp(half), rel=1e-3)
     assert four["time_low_s"] == 50000 / four["throughput_high"]
-    both = 2.776 * 1.16 * np.hypot(pooled, logs[0].std(ddof=1)) / np.sqrt(3)  # its own is larger
+    both = 2.776 * 1.16 * np.hypot(own, logs[0].std(ddof=1)) / np.sqrt(3)
     assert four["efficiency_low"] == pytest.approx(0.8 * np.exp(-both), rel=1e-3)
     assert four["efficiency_high"] == pytest.approx(0.8 * np.exp(both), rel=1e-3)
     assert four["spread_from"] == "3 repeats, spread pooled over 2 sizes"
@@ -94,6 +98,32 @@ def test_the_interval_of_the_efficiency_counts_the_ranks_of_the_baseline() -> No
         assert eight[f"efficiency_{end}"] == pytest.approx(eight[f"speed_up_{end}"] / 4)
         assert two[f"efficiency_{end}"] == two[f"speed_up_{end}"] == 1
     assert eight["efficiency_low"] < 0.75 < eight["efficiency_high"] < 0.9
+
+
+def test_the_fastest_serial_run_of_the_same_problem_is_the_base() -> None:
+    """A ddp that is slower on one rank looked as if it scaled by 96 %; it was 77 % of single's."""
+    ddp = runs_of({1: [100.0, 101, 99], 2: [190.0, 191, 189]})
+    one = runs_of({1: [125.0, 126, 124]}, "single", strategy="single")
+    two = at(scaling(pd.concat([ddp, one]), NONE), 2)
+    assert (two["speed_up"], two["efficiency"]) == (1.52, 0.76)
+    assert two["baseline"] == "single at 1 rank: the fastest serial run of the study"
+    for unlike in ({"precision": "bf16"}, {"global_batch_size": 64}, {"scaling": "weak"}):
+        assert at(scaling(pd.concat([ddp, one.assign(**unlike)]), NONE), 2)["speed_up"] == 1.9
+    near = runs_of({1: [100.5, 101.5, 99.5]}, "single", strategy="single")  # may be chance
+    assert at(scaling(pd.concat([ddp, near]), NONE), 2)["speed_up"] == 1.9
+
+
+def test_costs_are_means_over_epochs_and_runs() -> None:
+    """A stall in one epoch of three is in the hours, and not in the median rate."""
+    runs = runs_of({2: [100.0, 100.0]})
+    rows = [
+        {"run_id": f"ddp-2-{i}", "attempt": 0, "epoch": e, "images_per_s": x}
+        for i in range(2)
+        for e, x in enumerate([20.0, 100.0, 100.0, 50.0])  # the first is of the warm-up
+    ]
+    two = at(scaling(runs, frame(rows, EPOCHS)), 2)
+    assert (two["time_s"], two["mean_time_s"]) == (500.0, pytest.approx(500 * 4 / 3))
+    assert two["gpu_hours"] == pytest.approx(2 * two["mean_time_s"] / 3600)
 
 
 def test_strong_and_weak_apart() -> None:
@@ -159,13 +189,29 @@ def test_an_interval_holds_the_true_median_as_often_as_it_says(repeats: int) -> 
     inside = ratio = 0
     for _ in range(300):
         groups = np.exp(0.04 * generator.standard_normal((3, repeats)))
-        found = spread.pool(groups)
+        samples = [(list(group), 2**i) for i, group in enumerate(groups)]
+        found = spread.pool(samples)
         assert found is not None
-        inside += abs(np.log(np.median(groups[0]))) <= found.half_width(groups[0])
+        inside += abs(np.log(np.median(groups[0]))) <= found.half_width(samples[0])
         away = np.log(np.median(groups[0]) / np.median(groups[1]))
-        ratio += abs(away) <= found.half_width(groups[0], groups[1])
+        ratio += abs(away) <= found.half_width(samples[0], samples[1])
     assert 277 <= inside < 300  # 95 % is 285, with a standard deviation of 4
     assert 277 <= ratio < 300  # an interval that always holds says nothing
+
+
+@pytest.mark.parametrize("repeats", [3, 5])
+def test_noise_that_grows_with_the_size_is_held_at_the_largest(repeats: int) -> None:
+    """From 0.25 to 2 times 3 % on 1 to 8 ranks: the pooled spread held 77 to 83 % of them."""
+    generator, held = np.random.default_rng(repeats), 0
+    for _ in range(300):
+        sds = 0.03 * np.array([0.25, 0.5, 1, 2])
+        groups = np.exp(sds[:, None] * generator.standard_normal((4, repeats)))
+        samples = [(list(group), 2**i) for i, group in enumerate(groups)]
+        found = spread.pool(samples)
+        assert found is not None
+        away = np.log(np.median(groups[3]) / np.median(groups[0]))
+        held += abs(away) <= found.half_width(samples[3], samples[0])
+    assert held >= 264
 
 
 @pytest.mark.parametrize("repeats", [2, 3])
@@ -175,10 +221,11 @@ def test_equal_series_are_told_apart_in_one_of_20_cases_at_most(repeats: int) ->
     apart = found = 0
     for _ in range(300):
         groups = np.exp(0.04 * generator.standard_normal((8, repeats)))
-        shared = spread.pool(groups)
+        samples = [(list(group), 1) for group in groups]
+        shared = spread.pool(samples)
         assert shared is not None
-        apart += shared.differ(groups[0], groups[1])
-        found += shared.differ(groups[0], 0.8 * groups[1])
+        apart += shared.differ(samples[0], samples[1])
+        found += shared.differ(samples[0], (list(0.8 * groups[1]), 1))
     assert apart <= 25
     assert found >= 285
 
@@ -225,7 +272,8 @@ def test_an_outlier_is_flagged_kept_and_only_where_it_is_one() -> None:
     table = scaling(runs_of({1: [100.0, 101, 60, 99], 2: [190.0, 191, 189]}), NONE)
     assert at(table, 1)["outliers"] == "ddp-1-2"
     assert at(table, 1)["throughput"] == median([100, 101, 60, 99])
-    assert at(table, 1)["throughput_low"] > 90  # what is flagged does not widen the interval
+    # One of seven is more than chance leaves, and widens the interval.
+    assert at(table, 1)["throughput_low"] < 90
     assert pd.isna(at(table, 2)["outliers"])
     # However alike the others are, a per cent of difference is no contention.
     assert spread.outliers([[100.0, 100.0, 100.0, 101.0]]) == [[False] * 4]
@@ -253,11 +301,11 @@ def test_rates_of_different_units_are_not_compared() -> None:
 def test_two_kinds_of_nodes_are_spread_and_no_outliers() -> None:
     groups = [[1000.0, 1002.0, 1200.0, 1203.0], [1990.0, 1995.0, 2390.0, 2400.0]]
     assert spread.outliers(groups) == [[False] * 4] * 2
-    found = spread.pool(groups)
+    found = spread.pool([(groups[0], 1), (groups[1], 2)])
     assert found is not None and (found.freedom, found.sizes) == (6, 2)
-    assert 0.09 < found.deviation < 0.12  # of values 20 % apart, half of them each
-    assert found.half_width(groups[0]) > 0.09
-    assert not found.differ(groups[0], [1100.0, 1101.0, 1099.0, 1100.0])
+    assert 0.09 < found.deviation(1) < 0.12  # of values 20 % apart, half of them each
+    assert found.half_width((groups[0], 1)) > 0.09
+    assert not found.differ((groups[0], 1), ([1100.0, 1101.0, 1099.0, 1100.0], 1))
     # A minority still is one.
     assert sum(spread.outliers([[1000.0, 1002.0, 1001.0, 1003.0, 1203.0]])[0]) == 1
     assert spread.outliers([[], [1.0]]) == [[], [False]]
@@ -342,7 +390,7 @@ def test_the_base_is_the_smallest_size_that_was_measured_and_is_told() -> None:
     assert found["ddp", 2].efficiency == 1.0
     assert speed_up is not None
     assert found["ddp", 4].efficiency == pytest.approx(speed_up / 2)
-    assert "ddp: speed-up and efficiency relative to 2 ranks" in text()
+    assert "ddp: speed-up and efficiency relative to ddp on 2 ranks" in text()
 
 
 def test_the_page_says_all_that_matters() -> None:
@@ -392,13 +440,19 @@ def partly(fails: int) -> Plan:
 
 
 def test_met_is_0_and_not_met_is_4_and_names_the_series(capsys) -> None:
-    whole_study(strategies=("ddp", "fsdp"), gpus=(1, 4), repeats=2)  # efficiency: 3.7 / 4
-    assert gate(0.92, 4) == 0
+    # Efficiency: 3.7 / 4; of fsdp 0.8 times that, as ddp is faster on one rank.
+    whole_study(strategies=("ddp", "fsdp"), gpus=(1, 4), repeats=2)
+    assert gate(0.65, 4) == 0
     assert "threshold" not in capsys.readouterr().err
-    assert gate(0.93, 4) == 4
+    assert gate(0.93, 4) == 4  # fsdp is below; ddp's interval includes it: chance would decide
+    fsdp, line = capsys.readouterr().err.splitlines()
+    assert fsdp.startswith("threshold not met: fsdp at 4 ranks: efficiency 74.0% [")
+    assert line.startswith("threshold not certain: ddp at 4 ranks: efficiency 92.5% [")
+    assert line.endswith("may be below 93.0%: repeat")
+    assert gate(0.99, 4) == 4
     ddp, fsdp = capsys.readouterr().err.splitlines()
     assert ddp.startswith("threshold not met: ddp at 4 ranks: efficiency 92.5% [")
-    assert ddp.endswith("is below 93.0% (relative to 1 rank)")
+    assert ddp.endswith("is below 99.0% (relative to ddp on 1 rank)")
     assert "fsdp at 4 ranks" in fsdp
 
 
@@ -437,8 +491,8 @@ def test_a_strategy_of_one_rank_needs_no_larger_size(capsys) -> None:
     [
         (["--at", "4"], "go together"),
         (["--min-efficiency", "0.9"], "go together"),
-        (["--min-efficiency", "85", "--at", "2"], "at most 1, as 0.85"),
-        (["--min-efficiency", "x", "--at", "2"], "'x': must be a number above 0"),
+        (["--min-efficiency", "85", "--at", "2"], "at most 1"),
+        (["--min-efficiency", "x", "--at", "2"], "'x': must be a number"),
         (["--min-efficiency", "nan", "--at", "2"], "at most 1"),
         (["--min-efficiency", "0.9", "--at", "0"], "1 or more"),
         (["--min-efficiency", "0.9", "--at", "3"], r"no such size (it has: 1, 2)"),

@@ -14,6 +14,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ from jobkit.analysis.scaling.scaling import measured_sizes, scaling_table
 from jobkit.analysis.scaling.sizes import SEVERAL_STARTS, Size
 from jobkit.analysis.tables.columns import EPOCHS, RESULTS, SAMPLES, SCALING, STEPS, Column
 from jobkit.analysis.tables.comparable import apart, faults
-from jobkit.analysis.tables.frames import Row, frame, read_table, save_table
+from jobkit.analysis.tables.frames import Row, frame, plain_records, read_table, save_table
 from jobkit.analysis.tables.series import series_labels
 from jobkit.analysis.tables.text import counted
 from jobkit.errors import UsageError, one_line
@@ -120,6 +121,12 @@ class Results:
     def paths(self) -> StudyPaths:
         """The files of the study: its plan and runs."""
         return StudyPaths(self.folder)
+
+    @cached_property
+    def rows(self) -> dict[str, Row]:
+        """The rows of runs by run_id, as Python's values and without empty columns."""
+        known = self.runs.dropna(axis=1, how="all")
+        return {str(row["run_id"]): row for row in plain_records(known)}
 
     @property
     def output(self) -> StudyPaths:

@@ -14,7 +14,7 @@ from jobkit.analysis.figures.style import (
     subtitle,
     unit,
 )
-from jobkit.analysis.findings.breakdowns import SizeBreakdown, size_breakdowns
+from jobkit.analysis.findings.causes import SizeBreakdown, size_breakdowns
 
 _MOST = 3  # series side by side
 _LEAST_LABEL = 0.07  # of the iteration: a smaller part has no room for its number

@@ -24,7 +24,7 @@ from matplotlib.ticker import AutoLocator, FixedLocator, FuncFormatter, LogLocat
 from numpy.typing import ArrayLike
 
 from jobkit.analysis.collect.results import Results
-from jobkit.analysis.findings.sources import rate_sources
+from jobkit.analysis.findings.conditions import rate_sources
 
 FORMATS = ("png", "svg", "pdf")  # to look at, for the report, for LaTeX
 IDEAL = "ideal scaling from the smallest size"

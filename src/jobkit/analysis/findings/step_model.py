@@ -8,7 +8,7 @@ import pandas as pd
 
 from jobkit.analysis.collect.results import Results
 from jobkit.analysis.findings.step_fit import HeldOut, Point, StepModel, fit_steps, held_out
-from jobkit.analysis.scaling.sizes import Size, sizes
+from jobkit.analysis.scaling.sizes import Size
 from jobkit.analysis.tables.frames import records
 from jobkit.analysis.tables.text import TextTable
 from jobkit.errors import UsageError
@@ -57,7 +57,7 @@ def step_models(results: Results, links: Links) -> list[SeriesSteps]:
         if (run_id := str(row["run_id"]))
     }
     curves: dict[str, dict[int, Size]] = {}
-    for size in sizes(results.runs):
+    for size in results.sizes:
         if size.throughput is not None and size.world_size:
             curves.setdefault(size.series, {}).setdefault(size.world_size, size)
     return [_series(name, list(curve.values()), rows, links) for name, curve in curves.items()]

@@ -1,213 +1,334 @@
-"""The conclusions of a study: the fastest strategy, how far it scales, what size to request."""
+"""The five lines that a study comes to, at most 100 words.
 
-from collections.abc import Sequence
-from typing import Any
+What to request, the fastest, where efficiency falls and why, what learning and memory do, and how
+many runs are ok. A line that has nothing to say is left out.
+"""
 
-import pandas as pd
+from collections.abc import Callable, Sequence
+from statistics import median
 
 from jobkit.analysis.collect.results import Results
-from jobkit.analysis.findings.above_ideal import above_ideal
-from jobkit.analysis.findings.asked import fewest_nodes, size_to_request
-from jobkit.analysis.findings.breakdowns import causes
-from jobkit.analysis.findings.disturbed import shared_nodes
-from jobkit.analysis.findings.fastest import not_told_apart
-from jobkit.analysis.findings.forecast import SOURCES, Forecast
-from jobkit.analysis.findings.idle_gpus import energy, idle_gpus
-from jobkit.analysis.findings.learned import learned, memory_needed
-from jobkit.analysis.findings.outlying import outlying
-from jobkit.analysis.findings.repeats import more_repeats
-from jobkit.analysis.findings.sources import inferred_work
-from jobkit.analysis.tables.comparable import mixed
-from jobkit.analysis.tables.frames import records
-from jobkit.analysis.tables.text import computing, counted_ranks, per_second, rounded, say
+from jobkit.analysis.findings.causes import base_of, cause_of
+from jobkit.analysis.findings.conditions import Caveat, caveats, reason_of, where
+from jobkit.analysis.scaling.scaling import comparable_at, may_be_equal, spread_of
+from jobkit.analysis.scaling.sizes import Size
+from jobkit.analysis.tables.text import counted, rounded, say_accuracy
 
 LEAST = 0.8  # the parallel efficiency that a size to request must have
-_MANY = 5  # series of which each has a sentence; with more, only the best
-_Row = dict[str, Any]
+MAX_WORDS = 100
+_MIN_CAVEATS = 2  # that stand in the first line however long the others are
+_SHOWN = 3  # series
 
 
-def verdict(
-    results: Results, unit: str, least: float = LEAST, forecasts: Sequence[Forecast] = ()
-) -> list[str]:
-    """The sentences, the most important first. unit: GPUs, or processes (ranks)."""
-    rows = [r for r in records(results.scaling) if pd.notna(r["throughput"])]
-    if not rows:
-        return ["Nothing was measured: no successful run has a rate.", _runs(results)]
-    said: list[str] = []
-    why = causes(results)
-    for row in rows:
-        row["why"] = why.get((row["series"], row["world_size"], row["nodes"]), "")
-    for kind in dict.fromkeys(map(_kind, rows)):
-        own = [r for r in rows if _kind(r) == kind]
-        said += _of_scaling(results, own, unit, least)
-    said[1:1] = [*shared_nodes(results), *outlying(results)]
-    said += above_ideal(results.scaling, unit)
-    said += [line for f in forecasts for line in _beyond(f, unit)]
-    said += [*learned(results, unit), *memory_needed(results, unit), *inferred_work(results)]
-    said += [*idle_gpus(results, unit), *energy(results, unit)]
-    return [*mixed(results.runs), *said, _runs(results)]
-
-
-def _of_scaling(results: Results, rows: list[_Row], unit: str, least: float) -> list[str]:
-    """The best series of one kind of scaling, and what to ask for; then each series' limit."""
-    best, asked = _best(rows), size_to_request(rows, least)
-    alike = not_told_apart(results, best, _comparable(rows), unit)
-    faster = any(r["throughput"] > best["throughput"] for r in rows)
-    among = "of the series that can be compared " if faster else ""
-    line = (
-        f"{_title(_kind(best)[0])}: the fastest {among}is {best['series']} on {_size(best, unit)}, "
-        f"with {rounded(best['throughput'])} {per_second(best['throughput_unit'])}"
-    )
-    line += f"; not told apart from {alike} at 95% confidence." if alike else "."
-    names: list[str] = list(dict.fromkeys(r["series"] for r in (best, *rows)))
-    series = (asked or best)["series"]
-    shown = names if len(names) <= _MANY else [*dict.fromkeys([names[0], series])]
-    limits = [
-        text
-        for n in shown
-        for text in _of_series([r for r in rows if r["series"] == n], unit, least)
+def verdict(results: Results, unit: str, least: float = LEAST) -> list[str]:
+    """The lines, the most important first. unit: GPUs, processes (ranks), or ranks."""
+    measured = [s for s in results.sizes if s.throughput is not None]
+    if not measured:
+        return ["Nothing was measured: no successful run has a rate.", _runs(results, unit)]
+    others = [*_fastest(results, measured, unit), *_limits(results, measured, unit, least)]
+    others += [*_learning(results, unit), _runs(results, unit)]
+    kinds = list(dict.fromkeys(map(_kind, measured)))
+    firsts = [
+        _request(results, [s for s in measured if _kind(s) == kind], unit, least) for kind in kinds
     ]
-    if len(shown) < len(names):
-        limits.append(f"For the other {len(names) - len(shown)} series, see the table.")
-    repeats = more_repeats(results, series, least, unit)
-    return list(dict.fromkeys([line, *_ask(rows, best, asked, unit, least), *repeats, *limits]))
+    texts = [*others, *(text for text, _ in firsts)]
+    texts += [c.text for _, doubts in firsts for c in doubts if c.first]
+    words = sum(len(line.split()) for line in texts)
+    lines = []
+    for (text, doubts), kind in zip(firsts, kinds, strict=True):
+        clauses = list[str]()
+        before = " ".join(f"{c.text[0].upper()}{c.text[1:]}." for c in doubts if c.first)
+        for caveat in (c for c in doubts if not c.first):
+            words += len(caveat.text.split())
+            if len(clauses) < _MIN_CAVEATS or words <= MAX_WORDS:
+                clauses.append(caveat.text)
+        title = f"{kind[0] or kind[1]}: " if len(kinds) > 1 else ""
+        lines.append(f"{title}{before} {'; '.join([text, *clauses])}.".strip())
+    return [" ".join(lines), *others]
 
 
-def _kind(row: _Row) -> tuple[str, str]:
-    """What rows share that are compared: the kind of scaling, empty if not stated, and the unit."""
-    scaling: str = "" if pd.isna(row["scaling"]) else str(row["scaling"])
-    return scaling, str(row["throughput_unit"])
+def request_of(results: Results, least: float = LEAST) -> Size | None:
+    """The size to request, of the kind of scaling that was measured first."""
+    measured = [s for s in results.sizes if s.throughput is not None]
+    of_kind = [s for s in measured if _kind(s) == _kind(measured[0])]
+    return size_to_request(of_kind, least)
 
 
-def _title(scaling: str) -> str:
-    return f"{scaling.capitalize()} scaling" if scaling else "Scaling (strong or weak: not stated)"
+def _kind(size: Size) -> tuple[str, str]:
+    """What sizes share that are compared: the kind of scaling, empty if not stated, and unit."""
+    return size.scaling or "", size.throughput_unit
 
 
-def _comparable(rows: list[_Row]) -> list[_Row]:
-    """Those of series whose runs may be compared, where there are any."""
-    return [r for r in rows if pd.notna(r["efficiency"])] or rows
+def size_to_request(sizes: Sequence[Size], least: float) -> Size | None:
+    """Of each series its largest efficient size; the fastest of these. None where there is none.
+
+    sizes: of one kind of scaling, small ones first. The efficiency has to be least at every size
+    up to it, or beyond a dip be above least with its interval. A size counts only where most of
+    its runs are ok and no other series is faster on no more GPUs and nodes.
+    """
+    found = []
+    for name in dict.fromkeys(s.series for s in sizes):
+        line = [s for s in fewest_nodes(sizes, name) if s.efficiency is not None]
+        others = [s for s in sizes if s.base_series == name and not s.is_base]
+        if not line or (len(line) < 2 and line[0].is_base and not others):
+            continue
+        below = next((i for i, s in enumerate(line) if (s.efficiency or 0) < least), len(line))
+        sound = [
+            s
+            for i, s in enumerate(line)
+            if (i < below or (s.efficiency_low or 0) > least) and 2 * s.runs_ok > s.runs_planned
+        ]
+        found += sound[-1:] or ([line[0]] if line[0].is_base else [])
+    compared = [s for s in sizes if s.efficiency is not None]
+    found = [size for size in found if not any(_is_faster(other, size) for other in compared)]
+    return max(found, key=lambda s: s.throughput or 0, default=None)
 
 
-def _best(rows: list[_Row]) -> _Row:
-    return max(_comparable(rows), key=lambda r: float(r["throughput"]))
+def _is_faster(other: Size, size: Size) -> bool:
+    """Whether another series is faster on no more GPUs and nodes, by the intervals if known."""
+    more = (other.devices or 0) > (size.devices or 0) or (other.nodes or 0) > (size.nodes or 0)
+    if more or other.series == size.series:
+        return False
+    low, high = other.throughput_low, size.throughput_high
+    if low is None or high is None:
+        low, high = other.throughput, size.throughput
+    return (low or 0) > (high or 0)
 
 
-def _ask(rows: list[_Row], best: _Row, row: _Row | None, unit: str, least: float) -> list[str]:
-    """What size to request, in words. row: of size_to_request."""
-    if row is None:
-        alone = [r for r in rows if r["series"] == best["series"]]
-        return [] if pd.isna(best["efficiency"]) else _one_size(alone)  # its note says why
-    line = fewest_nodes([r for r in rows if r["series"] == row["series"]])
-    text = f"Request {_size(row, unit)} with {row['series']}: "
-    if row["world_size"] == line[0]["world_size"]:
-        after = next(r for r in line if r["world_size"] > row["world_size"])
-        below = "may already be" if _unsure(after, least) else "is already"
-        text += f"the next size measured, {_size(after, unit)}, {below} below {least:.0%} "
-        return [f"{text}parallel efficiency."]
-    text += f"speed-up {_measured(row, 'speed_up', '{:.2f}')}{_over(row, unit)}, "
-    text += f"parallel efficiency {_measured(row, 'efficiency', '{:.0%}')}"
-    text += _doubt(row, least)
-    if pd.notna(row["time_s"]):
-        text += f", {row['time_s']:.4g} s and {row['node_hours']:.3g} "
-        text += f"node-hours per {row['time_of']}"
+def fewest_nodes(sizes: Sequence[Size], series: str) -> list[Size]:
+    """The sizes of a series; of those with as many ranks, the one on the fewest nodes."""
+    line: dict[int, Size] = {}
+    for size in sizes:  # few nodes come first
+        if size.series == series:
+            line.setdefault(size.world_size or 0, size)
+    return list(line.values())
+
+
+def _request(
+    results: Results, sizes: Sequence[Size], unit: str, least: float
+) -> tuple[str, list[Caveat]]:
+    """What to request, without a full stop, and the caveats that follow it."""
+    size = size_to_request(sizes, least)
+    doubts = caveats(results, unit, size)
+    if size is None:
+        notes = [s.note for s in sizes if s.note and s.note.startswith("not compared")]
+        if notes and all(s.efficiency is None for s in sizes):
+            return f"Nothing can be requested: {notes[0]}", doubts
+        names = list(dict.fromkeys(s.series for s in sizes))
+        text = f"No size to request: {_list(names)} was measured at one size only"
+        return text if len(
+            sizes
+        ) == 1 else "No size to request: no larger size is efficient", doubts
+    text = f"Request {where(size, unit)} with {size.series}"
+    base = base_of(results, size)
+    if base is None or size is base:
+        larger = [s for s in sizes if s.base_series == size.series and not s.is_base]
+        after = min(larger, key=lambda s: (s.devices or 0, -(s.efficiency or 0)), default=None)
+        if after is None:
+            return text, doubts
+        verb = "may have" if _unsure(after, least, doubts) else "has"
+        named = f" with {after.series}" if after.series != size.series else ""
+        text += f": {where(after, unit)}{named} {verb} less than {least:.0%} parallel efficiency"
+        return text, doubts
+    over = (
+        where(base, unit) if base.series == size.series else f"{base.series} on {where(base, unit)}"
+    )
+    text += f": {size.speed_up:.3g} times {over}, parallel efficiency {_share(size)}"
+    if size.mean_time_s is not None:
+        text += (
+            f", {size.mean_time_s:.3g} s and {size.node_hours:.2g} node-hours per {size.time_of}"
+        )
+    if _unsure(size, least, doubts) and (size.efficiency_low or 0) <= least:
+        small = f"{where(base, unit)} and " if base.series == size.series else ""
+        undecided = f"undecided at {least:.0%}: repeat {small}{where(size, unit)}"
+        doubts = [Caveat(undecided), *doubts]
+    return text, doubts
+
+
+def _share(size: Size) -> str:
+    """The efficiency with its interval and the interval's confidence."""
+    ends = size.interval("efficiency")
+    text = f"{size.efficiency:.0%}"
+    if ends is None or ends[0] == ends[1]:
+        return text
+    low, high = (f"{100 * end:.0f}" for end in ends)
+    return f"{text} [{low}, {high} at {size.confidence_share:.0%}]"
+
+
+def _unsure(size: Size, least: float, doubts: Sequence[Caveat]) -> bool:
+    """Whether the efficiency may be on the other side of the threshold."""
+    ends = size.interval("efficiency")
+    return ends is None or ends[0] <= least <= ends[1] or any(c.doubts for c in doubts)
+
+
+def _fastest(results: Results, measured: Sequence[Size], unit: str) -> list[str]:
+    """The fastest size of each kind, and the series that may be as fast on as many GPUs."""
+    pool, parts = spread_of(results.sizes), []
+    kinds = list(dict.fromkeys(map(_kind, measured)))
+    for kind in kinds:
+        sizes = [s for s in measured if _kind(s) == kind]
+        sizes = [s for s in sizes if s.efficiency is not None] or sizes
+        best = max(sizes, key=lambda s: s.throughput or 0)
+        text = f"{best.series} on {where(best, unit)}, {rounded(best.throughput or 0)} "
+        text += best.throughput_unit
+        if best.efficiency is not None and not best.is_base:
+            text += f" at {best.efficiency:.0%} efficiency"
+        text += _of_few(best)
+        same = [s for s in sizes if comparable_at(s) == comparable_at(best) and s is not best]
+        smaller = [
+            s for s in sizes if s.series == best.series and (s.devices or 0) < (best.devices or 0)
+        ]
+        equal = [s.series for s in same if may_be_equal(best, s, pool)] if pool else []
+        equal += [where(s, unit) for s in smaller[-1:] if pool and may_be_equal(best, s, pool)]
+        text += f"; {_list(equal)} may be as fast" if equal else ""
+        title = f"{kind[0] or kind[1]}: " if len(kinds) > 1 else ""
+        parts.append(f"{title}{text}")
+    return [f"Fastest: {'. '.join(parts)}."]
+
+
+def _of_few(size: Size) -> str:
+    """How many runs a number is of, where others failed."""
+    return f" ({size.runs_ok} of {size.runs_planned} runs)" if size.not_ok else ""
+
+
+def _list(names: Sequence[str]) -> str:
+    """Names, the first of them and how many more there are."""
+    if len(names) > _SHOWN:
+        return f"{', '.join(names[:_SHOWN])} and {len(names) - _SHOWN} more"
+    return " and ".join(names) if len(names) < 3 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _limits(results: Results, measured: Sequence[Size], unit: str, least: float) -> list[str]:
+    """Where efficiency falls below the threshold, and why; else how far it was seen to hold."""
+    falls, holds = list[Size](), list[Size]()
+    for name in dict.fromkeys(s.series for s in measured):
+        line = [s for s in fewest_nodes(measured, name) if s.efficiency is not None]
+        below = next((s for s in line if (s.efficiency or 0) < least), None)
+        if below is not None:
+            falls.append(below)
+        elif len(line) > 1 or (line and not line[0].is_base):
+            holds.append(line[-1])
+    if not falls and not holds:
+        return []
+    doubts = caveats(results, unit)
+    request = request_of(results, least)
+    shown = falls or holds
+    own = next((s for s in shown if request and s.series == request.series), shown[0])
+    unsure = _unsure(own, least, doubts)
+    others = [s for s in shown if s is not own]
+    named = own.series if len({s.series for s in measured}) > 1 else ""
+    also = [f"{where(s, unit)} ({s.series})" for s in others]
+    places = _list([f"{where(own, unit)}{f' ({named})' * bool(named)}", *also])
+    if not falls:
+        verb = "seems to stay" if unsure else "stays"
+        text = f"Efficiency {verb} above {least:.0%} up to {places}: {_share(own)}{_of_few(own)}"
+        return [f"{text}."]
+    verb = "seems to fall" if unsure else "falls"
+    text = f"Efficiency {verb} below {least:.0%} at {places}: "
+    text += f"{_share(own)}{' on ' + where(own, unit) if also else ''}{_of_few(own)}"
+    text += cause_of(results, own)
     return [f"{text}."]
 
 
-def _over(row: _Row, unit: str) -> str:
-    """The base of a speed-up, where it is not one rank."""
-    base = row["base_world_size"]
-    return f" over {counted_ranks(int(base), unit)}" if pd.notna(base) and base > 1 else ""
+_MEASURES: dict[str, tuple[str, Callable[[float], str]]] = {
+    "val_loss": ("loss", "{:.4g}".format),
+    "val_accuracy": ("accuracy", say_accuracy),
+}
 
 
-def _measured(row: _Row, name: str, form: str) -> str:
-    """A value with its interval and the interval's confidence; the baseline has none."""
-    text, low, high = say(row[name], form), row[f"{name}_low"], row[f"{name}_high"]
-    if pd.isna(low) or low == high:
-        return text
-    share = f"{row['confidence_share']:.0%}"
-    return f"{text} [{share}: {say(low, form)} to {say(high, form)}]"
+def _learning(results: Results, unit: str) -> list[str]:
+    """What loss and accuracy do with the size, and which series needs the least memory."""
+    parts, steady = list[str](), list[str]()
+    for column, (name, say) in _MEASURES.items():
+        values = results.runs.dropna(subset=[column]).set_index("run_id")[column].astype(float)
+        seen, changed = list[float](), ""
+        for small, large in _ends(results):
+            ends = [[values[r] for r in size.ok_runs if r in values] for size in (small, large)]
+            if not all(ends) or len({_epochs_of(results, s) for s in (small, large)}) > 1:
+                continue
+            seen += [median(own) for own in ends]
+            if differ(*ends) and not changed:
+                verb = "rises" if seen[-1] > seen[-2] else "falls"
+                changed = f"{name} {verb} from {say(seen[-2])} to {say(seen[-1])} on "
+                changed += f"{where(large, unit)} ({large.series})"
+                changed += "" if min(map(len, ends)) > 1 else ", may be chance"
+        if changed:
+            parts.append(changed)
+        elif seen:
+            low, high = say(min(seen)), say(max(seen))
+            steady.append(f"{name} {low}" if low == high else f"{name} {low} to {high}")
+    if steady:
+        parts.append(f"no change with the size of {' and '.join(steady)}")
+    text = "; ".join(parts)
+    text = f"{text[0].upper()}{text[1:]}. " if text else ""
+    return [line] if (line := f"{text}{_memory(results, unit)}".strip()) else []
 
 
-def _unsure(row: _Row, least: float) -> bool:
-    """Whether the efficiency may be on the other side of the threshold; so without repeats."""
-    low, high = row["efficiency_low"], row["efficiency_high"]
-    return bool(pd.isna(low) or low <= least <= high)
+def _epochs_of(results: Results, size: Size) -> tuple[int, ...]:
+    """The numbers of epochs that the runs of a size were trained for."""
+    own = results.runs["run_id"].isin(size.ok_runs)
+    return tuple(sorted({int(n) for n in results.runs.loc[own, "epochs_done"].dropna()}))
 
 
-def _doubt(row: _Row, least: float) -> str:
-    if not _unsure(row, least):
-        return ""
-    if pd.isna(row["efficiency_low"]):
-        return " (uncertain: without repeats there is no interval)"
-    return f" (uncertain: the interval includes {least:.0%})"
+def differ(values: Sequence[float], others: Sequence[float]) -> bool:
+    """Whether the ranges of two sets of repeats do not overlap."""
+    return max(values) < min(others) or max(others) < min(values)
 
 
-def _of_series(rows: list[_Row], unit: str, least: float) -> list[str]:
-    """Where the efficiency of a series, on the fewest nodes, falls below the threshold, and why."""
-    line = fewest_nodes(rows)
-    name, first = line[0]["series"], line[0]
-    if pd.isna(first["efficiency"]):
-        return [f"{name}: {first['note']}."]
-    below = next((r for r in line if r["efficiency"] < least), None)
-    if below:
-        verb = "seems to fall" if _unsure(below, least) else "falls"
-        text = (
-            f"{name} {verb} below {least:.0%} parallel efficiency at {_size(below, unit)}: "
-            f"{_measured(below, 'efficiency', '{:.1%}')}{_relative(below, unit)}"
-            f"{_doubt(below, least)}{below['why']}."
-        )
-        return [text]
-    if len(line) < 2:
-        return _one_size(rows)
-    last = line[-1]
-    unsure = next((r for r in line[:0:-1] if _unsure(r, least)), None)
-    text = (
-        f"{name} {'seems to have' if unsure else 'has'} at least {least:.0%} parallel efficiency "
-        f"up to the largest measured size, {_size(last, unit)}: "
-        f"{_measured(last, 'efficiency', '{:.1%}')}{_relative(last, unit)}"
-        f"{_doubt(unsure or last, least)}."
-    )
-    return [text]
+def _ends(results: Results) -> list[tuple[Size, Size]]:
+    """The smallest and the largest size of each series that may be compared."""
+    pairs = []
+    for name in dict.fromkeys(s.series for s in results.sizes if not s.note):
+        own = [s for s in results.sizes if s.series == name and s.ok_runs and s.world_size]
+        if own and own[0].world_size != own[-1].world_size:
+            pairs.append((own[0], own[-1]))
+    return pairs
 
 
-def _one_size(line: list[_Row]) -> list[str]:
-    at = "one size" if len(line) == 1 else "one number of ranks"
-    return [f"{line[0]['series']} was measured at {at} only: its scaling is unknown."]
+def _memory(results: Results, unit: str) -> str:
+    """The peak memory of the series at the largest size that several have; else nothing."""
+    groups: dict[tuple[object, ...], list[Size]] = {}
+    for size in results.sizes:
+        # The one process of dp drives several GPUs, and its peak is that of the first.
+        alone = size.devices == size.world_size and not size.note
+        if alone and size.world_size and size.peak_memory_mib:
+            key = (size.scaling, size.world_size, size.nodes, size.ranks_per_node)
+            groups.setdefault(key, []).append(size)
+    runs = results.runs
+    for group in sorted(groups.values(), key=lambda g: -(g[0].world_size or 0)):
+        ids = [run for size in group for run in size.ok_runs]
+        devices = runs.loc[runs["run_id"].isin(ids), "device_type"].nunique()
+        if len(group) < 2 or devices > 1:
+            continue
+        low, *others = sorted(group, key=lambda s: s.peak_memory_mib or 0)
+        if not differ(low.peaks_memory_mib, others[-1].peaks_memory_mib):
+            return ""
+        texts = [f"{s.series} {_bytes(s.peak_memory_mib or 0)}" for s in (low, *others)]
+        texts = texts if len(texts) < 4 else [texts[0], "...", texts[-1]]
+        return f"Least memory on {where(low, unit)}: {', '.join(texts)}."
+    return ""
 
 
-def _relative(row: _Row, unit: str) -> str:
-    """The base of an efficiency, where it is not one rank."""
-    base = row["base_world_size"]
-    return f" relative to {counted_ranks(int(base), unit)}" if base > 1 else ""
+def _bytes(mib: float) -> str:
+    return f"{mib / 1024:.2g} GiB" if mib >= 1024 else f"{mib:.0f} MiB"
 
 
-def _beyond(one: Forecast, unit: str) -> list[str]:
-    """The forecast for the largest size, what it does not know first; why others have none."""
-    said = [f"No forecast of {why}." for why in one.reasons]
-    if not one.sizes:
-        return said
-    ranks = one.sizes[-1]
-    made = one.at(ranks)
-    caution = f"{one.caution[0].upper()}{one.caution[1:]}. " if one.caution else ""
-    base = counted_ranks(one.base.world_size or 1, unit)
-    text = f"{caution}Forecast, not measured: {one.series} on {counted_ranks(ranks, unit)}: "
-    text += f"speed-up {made.speed_up[0]:.3g} over {base}, {made.interval} "
-    text += f"({SOURCES[made.law]})."
-    return [text, *said]
+def _runs(results: Results, unit: str) -> str:
+    """How many runs are ok, and of which sizes runs are not, and why."""
+    total, ok = len(results.runs), int((results.runs["status"] == "ok").sum())
+    if ok == total:
+        return f"All {total} runs ok." if total > 1 else "The one run is ok."
+    bad = sorted((s for s in results.sizes if s.not_ok), key=lambda s: -len(s.not_ok))
+    parts = []
+    for size in bad[:2]:
+        count = f"{len(size.not_ok)} of {size.runs_planned}"
+        parts.append(f"{size.series} on {where(size, unit)}: {count} {_verb(results, size)}")
+    if len(bad) > 2:
+        parts.append(f"{counted(len(bad) - 2, 'more size')} with failures")
+    return f"{ok} of {total} runs ok; {'; '.join(parts)}."
 
 
-def _runs(results: Results) -> str:
-    bad = results.runs["status"][results.runs["status"] != "ok"].value_counts()
-    total = len(results.runs)
-    runs = "runs" if results.paths.given_logs.exists() else "planned runs"
-    if bad.empty:
-        return f"All {total} {runs} are ok." if total > 1 else f"The one {runs[:-1]} is ok."
-    others = ", ".join(f"{n} {status}" for status, n in sorted(bad.items()))
-    ok = total - int(bad.sum())
-    return f"{ok} of {total} {runs} {'is' if ok == 1 else 'are'} ok; {others}."
-
-
-def _size(row: _Row, unit: str) -> str:
-    """How many GPUs and, where there are several nodes, on how many nodes."""
-    on = f" on {row['nodes']} nodes" if row["nodes"] > 1 else ""
-    return f"{counted_ranks(computing(row, unit), unit)}{on}"
+def _verb(results: Results, size: Size) -> str:
+    """What became of the runs that are not ok: missing, or failed with a reason."""
+    status, reason = size.not_ok[0], reason_of(results, size)
+    return status if reason == status else f"failed ({reason})"

@@ -17,16 +17,15 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from jobkit.analysis.collect.results import Results
 from jobkit.analysis.figures.draw import FIGURES
 from jobkit.analysis.figures.style import shared_settings, unit
-from jobkit.analysis.findings.breakdowns import efficiency_table, size_breakdowns
+from jobkit.analysis.findings.causes import efficiency_table, size_breakdowns
+from jobkit.analysis.findings.conditions import caveats
 from jobkit.analysis.findings.forecast import LAW, Forecast, forecast_table, not_forecast
 from jobkit.analysis.findings.forecast import forecasts as fitted
-from jobkit.analysis.findings.startup import startup_table
-from jobkit.analysis.findings.threads import thread_lines
-from jobkit.analysis.findings.verdict import LEAST, verdict
+from jobkit.analysis.findings.verdict import LEAST, request_of, verdict
 from jobkit.analysis.report.laws import LAW_NAMES, laws_table
 from jobkit.analysis.report.many_runs import MOST_OF_A_KIND, listed
-from jobkit.analysis.report.proposal import proposal_table
 from jobkit.analysis.report.reproduce import commands, facts, study_file
+from jobkit.analysis.report.tables import proposal_table, run_costs, thread_lines
 from jobkit.analysis.tables.frames import records, save
 from jobkit.analysis.tables.text import (
     TextTable,
@@ -57,7 +56,7 @@ def write_report(
     Raises UsageError where the study's folder cannot be written.
     """
     paths = results.output
-    table = proposal_table(results.scaling, unit(results))
+    table = proposal_table(results, unit(results))
     texts = {
         paths.table_markdown: table.markdown(),
         paths.table_latex: table.latex(),
@@ -93,11 +92,11 @@ def _html(
     return environment.get_template(_TEMPLATE).render(
         study=results.name,
         under=" | ".join(shared_settings(results, "median")),
-        verdict=verdict(results, unit(results), least, forecasts),
+        verdict=verdict(results, unit(results), least),
         proposal=table,
         efficiencies=efficiency_table(size_breakdowns(results), unit(results)),
-        startup=startup_table(results),
-        care=_care(results),
+        costs=run_costs(results),
+        care=_care(results, least),
         figures=[_figure(path) for path in figures if path.suffix == ".svg"],
         forecast=_forecast(results, forecasts),
         laws=laws_table(fitted(results)),
@@ -124,9 +123,10 @@ def _figure(path: Path) -> dict[str, str]:
     }
 
 
-def _care(results: Results) -> list[str]:
-    """The caveats: problems of the logs, outliers, what is not told apart, the runs' warnings."""
-    lines = results.warnings()
+def _care(results: Results, least: float) -> list[str]:
+    """The caveats: what limits the trust in the numbers, problems of the logs, warnings."""
+    found = caveats(results, unit(results), request_of(results, least))
+    lines = [f"{c.text[0].upper()}{c.text[1:]}." for c in found] + results.warnings()
     for row in records(results.scaling):
         where = f"{row['series']} at {counted(row['world_size'], 'rank')}"
         if pd.notna(row["outliers"]):

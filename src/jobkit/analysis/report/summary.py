@@ -11,15 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 from jobkit.analysis.collect.results import Results
-from jobkit.analysis.findings.above_ideal import above_ideal
-from jobkit.analysis.findings.disturbed import shared_nodes
-from jobkit.analysis.findings.outlying import outlying
-from jobkit.analysis.findings.repeats import measured_once
-from jobkit.analysis.findings.threads import thread_lines
+from jobkit.analysis.figures.style import unit
+from jobkit.analysis.findings.verdict import verdict
+from jobkit.analysis.report.tables import thread_lines
 from jobkit.analysis.scaling.sizes import EPOCH, IMAGES, Size
-from jobkit.analysis.tables.comparable import mixed
 from jobkit.analysis.tables.frames import plain_records
-from jobkit.analysis.tables.text import NONE, RANKS, rounded, say, say_accuracy
+from jobkit.analysis.tables.text import NONE, counted, rounded, say, say_accuracy
 
 _WIDE = 200  # columns where there is no terminal: no line in a file is truncated
 _HEADS = (
@@ -34,20 +31,13 @@ _HEADS = (
 
 
 def print_summary(results: Results, console: Console | None = None) -> None:
-    """Print the table of sizes, every run that is not ok with its reason, and the warnings."""
+    """Print the table of sizes, every run that is not ok, and the warnings."""
     console = console or terminal()
     total, ok = len(results.runs), int((results.runs["status"] == "ok").sum())
     console.print(Text(f"{results.name}: {ok} of {total} runs ok"))
-    for line in [*mixed(results.runs), *shared_nodes(results), *outlying(results)]:
-        console.print(Text(line), soft_wrap=True)
-    found = results.sizes
-    console.print(_table(found))
-    for line in _bases(found):
-        console.print(Text(line), soft_wrap=True)
-    console.print(Text("median of successful repeats [min, max]"))
-    once = "no size has two successful repeats, so differences may be noise: repeat the runs"
-    notes = [once] * (len(found) > 1 and measured_once(found))
-    for line in [*notes, *above_ideal(results.scaling, RANKS), *thread_lines(results)]:
+    console.print(_table(results.sizes))
+    lines = ["median of successful repeats [min, max]", *_bases(results.sizes)]
+    for line in [*lines, *thread_lines(results)]:
         console.print(Text(line), soft_wrap=True)
     for row in _not_ok(results):
         shown = f"{row['status']:9} {row['run_id']}: {row['reason']}"
@@ -72,6 +62,7 @@ def as_json(results: Results) -> str:
         "ok": results.ok,
         "runs": len(results.runs),
         "runs_ok": int((results.runs["status"] == "ok").sum()),
+        "verdict": verdict(results, unit(results)),
         "sizes": [dataclasses.asdict(size) for size in results.sizes],
         "not_ok": _not_ok(results),
         "warnings": results.warnings(),
@@ -89,10 +80,12 @@ def _not_ok(results: Results) -> list[dict[str, Any]]:
 
 def _table(found: Sequence[Size]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    sampled = any(s.gpu_busy is not None for s in found)
     table.add_column("series", overflow="fold")
     of = dict.fromkeys(s.time_of for s in found)
     own = [s for s in found if s.time_of != EPOCH or s.throughput_unit != IMAGES]
-    for head in (*_HEADS, *(["throughput"] if own else [])):
+    heads = [*_HEADS[:5], *["GPU\nbusy"] * sampled, *_HEADS[5:], *["throughput"] * bool(own)]
+    for head in heads:
         text = head.format(" or ".join(of) or EPOCH)
         table.add_column(text, justify="right", no_wrap=True)
     last = None
@@ -103,6 +96,7 @@ def _table(found: Sequence[Size]) -> Table:
             _time(size),
             say(size.speed_up, "{:.2f}"),
             say(size.efficiency, "{:.0%}"),
+            *[say(size.gpu_busy, "{:.0%}")] * sampled,
             say(size.peak_memory_mib, "{:,.0f}"),
             say_accuracy(size.val_accuracy),
         ]
@@ -115,10 +109,14 @@ def _table(found: Sequence[Size]) -> Table:
     return table
 
 
-def _bases(found: Sequence[Size]) -> list[str]:
-    """A line for each series whose smallest measured size is not one rank."""
-    bases = {s.series: s.base_world_size for s in found if (s.base_world_size or 1) > 1}
-    return [f"{k}: speed-up and efficiency relative to {n} ranks" for k, n in bases.items()]
+def _bases(sizes: Sequence[Size]) -> list[str]:
+    """A line for each series that is not compared with itself on one rank."""
+    bases = {
+        s.series: f"{s.base_series} on {counted(s.base_world_size or 0, 'rank')}"
+        for s in sizes
+        if s.speed_up and (s.base_series, s.base_world_size) != (s.series, 1)
+    }
+    return [f"{k}: speed-up and efficiency relative to {base}" for k, base in bases.items()]
 
 
 def _shape(size: Size) -> str:

@@ -20,8 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from jobkit.analysis.scaling.spread import CONFIDENCE
-from jobkit.analysis.scaling.student import quantile
+from jobkit.analysis.scaling.spread import CONFIDENCE, quantile
 from jobkit.errors import UsageError
 
 Values = NDArray[np.float64]

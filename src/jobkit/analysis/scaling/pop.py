@@ -16,14 +16,16 @@ and with the mean and the maximum over the ranks, the maximum of u of what lasts
     random balance            RB = max u / (max u + r)
     data wait factor          DW = (max u + r) / (max b + r)
     communication efficiency  CE = (max b + r) / T
-    parallel efficiency       PE = LB x RB x DW x CE = mean u / T
+    useful share              US = LB x RB x DW x CE = mean u / T
     computation scalability   CS = useful seconds of all ranks for one sample at the smallest
                                    measured size / the same at this size
-    global efficiency         GE = PE x CS
+    global efficiency         GE = US x CS
 
 u <= b <= T on every rank and r <= T - max b, so all of them lie between 0 and 1. A slow rank makes
 the others wait inside their communication; as CE knows the busiest rank only, that wait counts as
-load imbalance. RB, which POP does not have, tells a rank that is slow from ranks slow in turn.
+load imbalance. RB, which POP does not have, tells a rank that is slow from ranks slow in turn. POP
+calls US parallel efficiency, a name that here is kept for X(N) B / (X(B) N), which is GE over that
+of the smallest size. POP's serialisation, transfer, instructions and frequency are not measured.
 """
 
 import math
@@ -79,7 +81,7 @@ class Step:
 
     times: Breakdown
     ranks: int
-    samples: int  # in all, of the global batch
+    samples: float  # in all, of the global batch
 
     @property
     def useful_s_per_sample(self) -> float:
@@ -97,13 +99,14 @@ class Efficiencies:
     computation: float  # scalability; above 1 where the ranks work faster than at the base
 
     @property
-    def parallel(self) -> float:
+    def useful(self) -> float:
+        """The share of an iteration in which the ranks do useful work."""
         return self.load_balance * self.random_balance * self.data_wait * self.communication
 
     @property
     def overall(self) -> float:
         """The global efficiency."""
-        return self.parallel * self.computation
+        return self.useful * self.computation
 
 
 def breakdown(values: Mapping[str, Any], prefix: str = "") -> Breakdown | None:
@@ -132,20 +135,6 @@ def efficiencies(own: Step, base: Step) -> Efficiencies:
         communication=(times.busy_max_s + random) / times.iteration_s,
         computation=base.useful_s_per_sample / own.useful_s_per_sample,
     )
-
-
-def losses(own: Efficiencies, base: Efficiencies) -> list[str]:
-    """The factors that fell most from the smallest size to this one, by their fields' names.
-
-    The product of the ratios own / base is the measured efficiency (of the time of an iteration),
-    so the logarithm of each is its part of the loss. Those with a third of it or more, the
-    largest first.
-    """
-    names = [f.name for f in fields(Efficiencies)]
-    lost = {n: math.log(getattr(base, n) / getattr(own, n)) for n in names}
-    total = sum(part for part in lost.values() if part > 0)
-    found = [n for n in names if lost[n] > 0 and lost[n] >= total / 3]
-    return sorted(found, key=lambda n: -lost[n])
 
 
 def _is_time(value: Any) -> bool:

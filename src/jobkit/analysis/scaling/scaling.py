@@ -1,31 +1,38 @@
 """Speed-up, efficiency and cost of every series at every size, with their intervals: scaling.csv.
 
-Pure functions of data frames. The baseline of a series is its smallest measured size: the same
-strategy and the same settings. With X(N) the training images per second on N ranks and B the
-baseline's ranks
+Pure functions of data frames. With X(N) the rate on N ranks, and B the ranks of the base
 
-    speed-up    S(N) = X(N) / X(B)          strong: the same as t(B) / t(N)
-    efficiency  E(N) = S(N) x B / N         weak: of the scaled speed-up (Gustafson, CACM 31, 1988)
+    speed-up             S(N) = X(N) / X(B)       strong: the same as t(B) / t(N)
+    parallel efficiency  E(N) = S(N) x B / N      weak: of the scaled speed-up
+                                                  (Gustafson, CACM 31, 1988)
 
-Strong and weak scaling are different series and never share a baseline.
+The base is the smallest measured size of the series. Where another strategy is faster on one rank
+than it, beyond chance, or where the series has no run on one rank, it is the fastest serial run of
+the same problem (Hoefler and Belli, SC15, rule 1). Strong and weak scaling never share a base.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import compress
-from statistics import median
+from statistics import fmean, median
+from typing import Any
 
 import pandas as pd
 
 from jobkit.analysis.scaling import spread
-from jobkit.analysis.scaling.sizes import EPOCH, Size, sizes
-from jobkit.analysis.scaling.spread import Pool
+from jobkit.analysis.scaling.sizes import EPOCH, IMAGES, Size, sizes
+from jobkit.analysis.scaling.spread import Pool, Sample
 from jobkit.analysis.tables.columns import SCALING
+from jobkit.analysis.tables.comparable import SAME, faults
 from jobkit.analysis.tables.frames import Row, frame
 from jobkit.analysis.tables.text import counted
+from jobkit.errors import UsageError
+from jobkit.spec.runspec import ONE_RANK, STRATEGIES
 
-RULE = "the same strategy and settings at the smallest measured size"
+OWN_BASE = "the same strategy and settings at the smallest measured size"
+SERIAL_BASE = "the fastest serial run of the study"
+FASTER = 1.05  # without repeats a serial run counts as faster by this factor
 _J_OF_KWH = 3.6e6
 _UNMEASURED = "no run that is ok measured it"
 
@@ -33,36 +40,92 @@ _UNMEASURED = "no run that is ok measured it"
 def measured_sizes(
     runs: pd.DataFrame, epochs: pd.DataFrame, accuracy: float | None = None
 ) -> list[Size]:
-    """Every size of every series, compared with its baseline, with intervals and costs.
+    """Every size of every series, compared with its base, with intervals and costs.
 
     accuracy: the validation accuracy to be reached; None: what every run that is ok has reached.
     """
-    found = sizes(runs)
-    pool = spread.pool([s.rates for s in found])
-    flags = spread.outliers([s.rates for s in found])
-    bases: dict[str, Size] = {}
-    for one in found:
-        if one.speed_up is not None:  # small sizes come first
-            bases.setdefault(one.series, one)
+    measured = sizes(runs)
+    pool = spread_of(measured)
+    flags = spread.outliers([s.rates for s in measured])
+    bad = faults(runs)
+    bases = _bases(measured, runs[~runs["series"].isin(bad)], pool)
     target = _common_accuracy(runs) if accuracy is None else accuracy
-    reached = _epochs_to(epochs, target)
-    made = []
-    for one, wrong in zip(found, flags, strict=True):
-        row = {"outliers": ", ".join(compress(one.rated_runs, wrong)) or None}
-        row |= _measured(one, bases.get(one.series), pool) | _cost(one, target, reached)
-        made.append(_finite(one, row))
-    return [replace(s, not_distinguishable_from=_alike(s, made, pool) or None) for s in made]
+    reached, means = _epochs_to(epochs, target), _mean_seconds(epochs)
+    filled = []
+    for size, wrong in zip(measured, flags, strict=True):
+        row: Row = {"outliers": ", ".join(compress(size.rated_runs, wrong)) or None}
+        if size.series in bad:
+            row["note"] = f"not compared: {bad[size.series]}"
+        base = bases.get(size.series) if size.series not in bad else None
+        row |= _measured(size, base, pool) | _cost(size, target, reached, means)
+        filled.append(_finite(size, row))
+    return [replace(s, not_distinguishable_from=_alike(s, filled, pool) or None) for s in filled]
 
 
-def scaling_table(found: Sequence[Size], study: str | None) -> pd.DataFrame:
+def spread_of(measured: Sequence[Size]) -> Pool | None:
+    """The spread of the runs of a study; None without repeats."""
+    return spread.pool([sample_of(s) for s in measured])
+
+
+def sample_of(size: Size) -> Sample:
+    """The rates of the repeats, which come from logs: none where one has no logarithm."""
+    sound = all(0 < rate < math.inf for rate in size.rates)
+    return size.rates if sound else (), size.world_size or 1
+
+
+def scaling_table(measured: Sequence[Size], study: str | None) -> pd.DataFrame:
     """A row for each size, with the columns SCALING."""
-    rows = [vars(s) | {"study": study, "note": s.note or _missing(s)} for s in found]
     names = {c.name for c in SCALING}
-    return frame([{k: v for k, v in row.items() if k in names} for row in rows], SCALING)
+    rows = []
+    for size in measured:
+        note = size.note or (_UNMEASURED if size.throughput is None else None)
+        rows.append({k: v for k, v in vars(size).items() if k in names})
+        rows[-1] |= {"study": study, "note": note}
+    return frame(rows, SCALING)
 
 
-def _missing(size: Size) -> str | None:
-    return _UNMEASURED if size.throughput is None else None
+def _bases(measured: Sequence[Size], runs: pd.DataFrame, pool: Pool | None) -> dict[str, Size]:
+    """By series: the size that speed-up and efficiency are relative to."""
+    own: dict[str, Size] = {}
+    for size in measured:  # small sizes come first
+        if size.throughput and size.world_size and size.devices:
+            own.setdefault(size.series, size)
+    problems = _problems(runs, set(own))
+    serial: dict[Any, list[Size]] = {}
+    for series, size in own.items():
+        if series in problems and size.world_size == size.devices == 1:
+            serial.setdefault(problems[series], []).append(size)
+    bases = dict(own)
+    for series in problems.keys() & own.keys():
+        fastest = max(serial.get(problems[series], [own[series]]), key=lambda s: s.throughput or 0)
+        if fastest.series != series and _is_base_of(fastest, own[series], pool):
+            bases[series] = fastest
+    return bases
+
+
+def _is_base_of(serial: Size, own: Size, pool: Pool | None) -> bool:
+    """Whether a serial run replaces a series' own smallest size as the base."""
+    if own.devices != 1 or own.world_size != 1:
+        return True
+    if pool and serial.rates and own.rates:
+        certain = pool.differ(sample_of(serial), sample_of(own))
+        return certain and (serial.throughput or 0) > (own.throughput or 0)
+    return (serial.throughput or 0) > FASTER * (own.throughput or 0)
+
+
+def _problems(runs: pd.DataFrame, series: set[str]) -> dict[str, Any]:
+    """By series of jobkit's own training: what a serial run must share to be its base."""
+    names = [*SAME, "scaling", "global_batch_size", "batch_size_per_rank", "threads_used"]
+    ok = runs[(runs["status"] == "ok") & runs["strategy"].isin(STRATEGIES)]
+    problems = {}
+    for name, group in ok[["series", *names]].groupby("series"):
+        if name in series and group["global_batch_size"].notna().all():
+            weak = (group["scaling"] == "weak").any()
+            batch = "batch_size_per_rank" if weak else "global_batch_size"
+            first = [str(group[n].iloc[0]) for n in (*SAME, "scaling")]
+            key = (*first, int(group[batch].max()), str(group["threads_used"].max()))
+            problems[str(name)] = key
+    return problems
 
 
 def _finite(size: Size, more: Row) -> Size:
@@ -73,54 +136,54 @@ def _finite(size: Size, more: Row) -> Size:
 
 
 def _measured(size: Size, base: Size | None, pool: Pool | None) -> Row:
-    """The intervals of a size, and how it compares with the baseline."""
-    row, rates = Row(), _positive(size)
-    if pool and rates and size.throughput:
-        count = f"{len(rates)} repeats" if len(rates) > 1 else "1 run"
+    """The intervals of a size, and how it compares with the base."""
+    row, own = Row(), sample_of(size)
+    if pool and own[0] and size.throughput:
+        count = f"{len(own[0])} repeats" if len(own[0]) > 1 else "1 run"
         row["spread_from"] = f"{count}, spread pooled over {counted(pool.sizes, 'size')}"
         row["confidence_share"] = spread.CONFIDENCE
-        factor = math.exp(pool.half_width(rates))
+        factor = math.exp(pool.half_width(own))
         low, high = size.throughput / factor, size.throughput * factor
         row |= {"throughput_low": low, "throughput_high": high}
         if size.time_amount:
             row["time_low_s"] = size.time_amount / high
             row["time_high_s"] = size.time_amount / low
-    if base and size.speed_up is not None:
-        row |= _compared(size, base, pool)
-    return row
-
-
-def _compared(size: Size, base: Size, pool: Pool | None) -> Row:
-    """The intervals of speed-up and efficiency; both ends are the value at the baseline itself."""
-    assert size.devices and base.devices and size.speed_up is not None
-    row: Row = {"baseline": f"{base.series} at {shape(base)}: {RULE}"}
-    if size is base:
-        low = high = 1.0
-    elif pool is None or not (_positive(size) and _positive(base)):
+    if not (base and base.throughput and size.throughput and size.devices and base.devices):
         return row
-    else:
-        factor = math.exp(pool.half_width(_positive(size), _positive(base)))
-        low, high = size.speed_up / factor, size.speed_up * factor
-    share = base.devices / size.devices
+    rule = OWN_BASE if base.series == size.series else SERIAL_BASE
+    speed_up, share = size.throughput / base.throughput, base.devices / size.devices
+    row["baseline"] = f"{base.series} at {shape(base)}: {rule}"
+    row |= {"base_series": base.series, "base_world_size": base.world_size}
+    row |= {"speed_up": speed_up, "efficiency": speed_up * share}
+    factor = 1.0  # both ends are the value at the base itself
+    if size is not base:
+        if not (pool and own[0] and sample_of(base)[0]):
+            return row
+        factor = math.exp(pool.half_width(own, sample_of(base)))
+    low, high = speed_up / factor, speed_up * factor
     row |= {"speed_up_low": low, "speed_up_high": high}
     return row | {"efficiency_low": low * share, "efficiency_high": high * share}
 
 
-def _positive(size: Size) -> tuple[float, ...]:
-    """The rates of the repeats, which come from logs: none where one has no logarithm."""
-    return size.rates if all(0 < rate < math.inf for rate in size.rates) else ()
-
-
-def _cost(size: Size, target: float | None, reached: dict[str, float]) -> Row:
-    """What an epoch costs, and how long it takes to the target accuracy."""
+def _cost(
+    size: Size, target: float | None, reached: dict[str, float], means: dict[str, float]
+) -> Row:
+    """What an epoch costs, by the mean over epochs and repeats, and the time to an accuracy."""
     row: Row = {"target_accuracy": target}
-    time, devices = size.time_s, size.devices
+    devices = size.devices
     if size.throughput is not None and devices:
         row["throughput_per_rank"] = size.throughput / devices
-    if time is None or not devices:
+    if size.time_s is None or not devices:
         return row
-    row["gpu_hours"] = time * devices / 3600
-    row["node_hours"] = time * (size.nodes or 1) / 3600
+    seconds = [
+        means.get(run, 1 / rate) if size.throughput_unit == IMAGES else 1 / rate
+        for run, rate in zip(size.rated_runs, size.rates, strict=True)
+        if rate > 0
+    ]
+    mean = fmean(seconds) * size.time_amount if seconds and size.time_amount else size.time_s
+    row["mean_time_s"] = mean
+    row["gpu_hours"] = mean * devices / 3600
+    row["node_hours"] = mean * (size.nodes or 1) / 3600
     per = size.joules_per_work
     if per is not None and size.time_amount and not size.throughput_unit.endswith("/h"):
         row["energy_kwh"] = per * size.time_amount / _J_OF_KWH
@@ -129,10 +192,22 @@ def _cost(size: Size, target: float | None, reached: dict[str, float]) -> Row:
         row["epochs_to_accuracy"] = median(needed)
         if size.time_of != EPOCH:
             return row  # its time and energy are of a run or of an amount of work
-        row["time_to_accuracy_s"] = median(needed) * time
+        row["time_to_accuracy_s"] = fmean(needed) * mean
         if "energy_kwh" in row:
             row["kwh_to_accuracy"] = median(needed) * row["energy_kwh"]
     return row
+
+
+def _mean_seconds(epochs: pd.DataFrame) -> dict[str, float]:
+    """By run_id: seconds for one image, the mean over the epochs that its rate is the median of."""
+    timed = epochs.loc[epochs["images_per_s"].gt(0).fillna(False)]
+    first = timed.groupby(["run_id", "attempt"], dropna=False)["epoch"].transform("min")
+    later = timed[(timed["epoch"] > first).fillna(False)]
+    alone = timed[~timed["run_id"].isin(later["run_id"])]
+    counted_epochs = pd.concat([later, alone])
+    seconds = 1 / counted_epochs["images_per_s"].astype(float)
+    means = seconds.groupby(counted_epochs["run_id"]).mean()
+    return {str(run): float(value) for run, value in means.items()}
 
 
 def _common_accuracy(runs: pd.DataFrame) -> float | None:
@@ -151,18 +226,20 @@ def _epochs_to(epochs: pd.DataFrame, target: float | None) -> dict[str, float]:
     return {str(run_id): float(epoch) + 1 for run_id, epoch in first.items()}
 
 
-def _alike(size: Size, found: Sequence[Size], pool: Pool | None) -> str:
+def _alike(size: Size, measured: Sequence[Size], pool: Pool | None) -> str:
     """The series at the same size, and the size before in the series, that may be as fast.
 
     Without any repeats in the study, all of them: nothing says that they differ.
     """
-    same = [s for s in found if comparable_at(s) == comparable_at(size) and s is not size]
-    smaller = [
-        s for s in found if s.series == size.series and (s.world_size or 0) < (size.world_size or 0)
+    same = [s for s in measured if comparable_at(s) == comparable_at(size) and s is not size]
+    before = [
+        s
+        for s in measured
+        if s.series == size.series and (s.world_size or 0) < (size.world_size or 0)
     ]
-    names = [s.series for s in same if alike(size, s, pool)]
-    before = [s for s in smaller[-1:] if alike(size, s, pool)]
-    return "; ".join([*names, *(counted(s.world_size or 0, "rank") for s in before)])
+    names = [s.series for s in same if may_be_equal(size, s, pool)]
+    ranks = [s.world_size or 0 for s in before[-1:] if may_be_equal(size, s, pool)]
+    return "; ".join([*names, *(counted(n, "rank") for n in ranks)])
 
 
 def comparable_at(size: Size) -> tuple[object, ...]:
@@ -170,13 +247,56 @@ def comparable_at(size: Size) -> tuple[object, ...]:
     return (size.scaling, size.throughput_unit, size.nodes, size.ranks_per_node)
 
 
-def alike(one: Size, other: Size, pool: Pool | None) -> bool:
+def may_be_equal(size: Size, other: Size, pool: Pool | None) -> bool:
     """Whether both were measured and no test says that they differ."""
-    rates = _positive(one), _positive(other)
-    return all(rates) and not (pool and pool.differ(*rates))
+    samples = sample_of(size), sample_of(other)
+    return all(rates for rates, _ in samples) and not (pool and pool.differ(*samples))
 
 
 def shape(size: Size) -> str:
     """How many ranks, and on how many nodes, in words."""
     ranks = counted(size.world_size or 0, "rank")
     return f"{ranks} on {size.nodes} nodes" if (size.nodes or 1) > 1 else ranks
+
+
+def check_efficiency(
+    measured: Sequence[Size], least: float, at: int
+) -> tuple[list[str], list[str]]:
+    """A line for each series that is below an efficiency at that many ranks, and that may be.
+
+    It is below where the whole interval is, or the one value where there are no repeats. A series
+    with no efficiency there does not pass: it was not measured, or it is its own base. Raises
+    UsageError where nothing was planned at that size.
+    """
+    at_size = [s for s in measured if s.world_size == at]
+    if not at_size:
+        known = sorted({s.world_size for s in measured if s.world_size})
+        have = ", ".join(map(str, known)) or "none"
+        raise UsageError(f"--at {at}: the study has no such size (it has: {have})")
+    missed, unsure = list[str](), list[str]()
+    for size in at_size:
+        where = f"{size.series} at {shape(size)}"
+        ends, value = size.interval("efficiency"), size.efficiency
+        if value is None or size.is_base:
+            why = "no smaller size was measured to compare with"
+            missed.append(f"{where}: no efficiency: {why if value else size.note or _UNMEASURED}")
+            continue
+        words = f" [{ends[0]:.1%}, {ends[1]:.1%} at 95%]" if ends else ""
+        base = f"(relative to {size.base_series} on {counted(size.base_world_size or 0, 'rank')})"
+        if (ends[1] if ends else value) < least:
+            missed.append(f"{where}: efficiency {value:.1%}{words} is below {least:.1%} {base}")
+        elif (ends[0] if ends else value) < least:
+            unsure.append(
+                f"{where}: efficiency {value:.1%}{words} may be below {least:.1%}: repeat"
+            )
+    present = {s.series for s in at_size}
+    missed += [
+        f"{name}: not planned at {counted(at, 'rank')}" for name in _absent(measured, present)
+    ]
+    return missed, unsure
+
+
+def _absent(measured: Sequence[Size], present: set[str]) -> Iterator[str]:
+    """The series with several sizes that have none of these."""
+    several = {s.series for s in measured if s.strategy not in ONE_RANK}
+    yield from sorted(several - present)

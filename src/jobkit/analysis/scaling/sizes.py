@@ -1,4 +1,4 @@
-"""Each series at each size: medians and range over the repeats, speed-up and efficiency.
+"""Each series at each size: medians and range over the repeats, and what their time is of.
 
 Only successful runs enter a median: a run without its end may have measured only a part.
 """
@@ -11,7 +11,6 @@ from typing import Any
 
 import pandas as pd
 
-from jobkit.analysis.tables.comparable import faults
 from jobkit.analysis.tables.frames import Row, plain_records
 from jobkit.spec.runspec import STRATEGIES
 
@@ -60,9 +59,11 @@ class Size:
     peak_memory_mib: float | None  # median, then every repeat
     peaks_memory_mib: tuple[float, ...]
     val_accuracy: float | None
+    gpu_busy: float | None = None  # median of the runs' means
     step_time_s: float | None = None  # median, of one optimizer step
-    # Compared with the smallest size of the series that was measured.
+    # Compared with the base: see scaling.py.
     baseline: str | None = None
+    base_series: str | None = None
     base_world_size: int | None = None
     speed_up: float | None = None  # rate / rate at the base
     efficiency: float | None = None  # speed-up / (devices / those of the base)
@@ -80,8 +81,9 @@ class Size:
     confidence_share: float | None = None
     not_distinguishable_from: str | None = None
     outliers: str | None = None
-    # What an epoch costs, and the time to an accuracy.
+    # What an epoch costs, by the mean, and the time to an accuracy.
     throughput_per_rank: float | None = None
+    mean_time_s: float | None = None
     gpu_hours: float | None = None
     node_hours: float | None = None
     target_accuracy: float | None = None
@@ -93,10 +95,26 @@ class Size:
     energy_kwh: float | None = None
     kwh_to_accuracy: float | None = None
 
+    @property
+    def place(self) -> tuple[str, int, int]:
+        """Series, ranks and nodes."""
+        return self.series, self.world_size or 0, self.nodes or 1
+
+    @property
+    def is_base(self) -> bool:
+        """Whether speed-up and efficiency are relative to this size itself."""
+        own = self.series == self.base_series and self.world_size == self.base_world_size
+        return own and self.speed_up == 1
+
+    def interval(self, name: str) -> tuple[float, float] | None:
+        """The ends of the interval of throughput, speed_up or efficiency, where it has one."""
+        low, high = getattr(self, f"{name}_low"), getattr(self, f"{name}_high")
+        return None if low is None or high is None else (low, high)
+
 
 _OF_RUN: tuple[str, ...] = ("run_id", "status", "devices", "train_samples", "throughput_unit")
 _OF_RUN += ("throughput", "images_per_s", "time_per_epoch_s", "peak_memory_mib", "val_accuracy")
-_OF_RUN += ("joules_per_work", "joules_of", "step_time_s", "attempts")
+_OF_RUN += ("joules_per_work", "joules_of", "step_time_s", "attempts", "gpu_busy_mean")
 
 
 def sizes(runs: pd.DataFrame) -> list[Size]:
@@ -105,8 +123,8 @@ def sizes(runs: pd.DataFrame) -> list[Size]:
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in plain_records(runs[[*_KEYS, *_FACTS, *_OF_RUN]]):
         groups.setdefault(tuple(row[k] for k in _KEYS), []).append(row)
-    found = _with_units([_size(rows) for rows in groups.values()])
-    return _with_speed_up(_with_times(sorted(found, key=_order)), faults(runs))
+    measured = _with_units([_size(rows) for rows in groups.values()])
+    return _with_times(sorted(measured, key=_order))
 
 
 def _size(rows: list[Row]) -> Size:
@@ -121,7 +139,8 @@ def _size(rows: list[Row]) -> Size:
     scopes = {row["joules_of"] for row in ok}
     alike = len(scopes) == 1 and None not in scopes
     # The work of an epoch: as the run said it, else as its rate and its time say.
-    work = [] if samples else _products(ok, "throughput", "time_per_epoch_s")
+    pairs = [] if samples else [(row["throughput"], row["time_per_epoch_s"]) for row in ok]
+    work = [float(a) * float(b) for a, b in pairs if a is not None and b is not None]
     return Size(
         joules_per_work=_median(_values(ok, "joules_per_work")) if alike else None,
         joules_of=scopes.pop() if alike else None,
@@ -143,47 +162,47 @@ def _size(rows: list[Row]) -> Size:
         peak_memory_mib=_median(peaks),
         peaks_memory_mib=tuple(peaks),
         val_accuracy=_median(_values(ok, "val_accuracy")),
+        gpu_busy=_median(_values(ok, "gpu_busy_mean")),
         step_time_s=_median(_values(ok, "step_time_s")),
         note=SEVERAL_STARTS if not rates and any((r["attempts"] or 0) > 1 for r in ok) else None,
     )
 
 
-def _with_units(found: list[Size]) -> list[Size]:
+def _with_units(measured: list[Size]) -> list[Size]:
     """Give a size of which no run is ok the unit of its series, else that of the study.
 
     Its time is then of the same as that of the others. A study that measured nothing has images
     where it is jobkit's own training, else runs.
     """
-    of_series = {s.series: s.throughput_unit for s in found if s.throughput_unit}
+    of_series = {s.series: s.throughput_unit for s in measured if s.throughput_unit}
     units = set(of_series.values())
-    own = any(s.strategy in STRATEGIES and s.global_batch_size for s in found)
+    own = any(s.strategy in STRATEGIES and s.global_batch_size for s in measured)
     other = units.pop() if len(units) == 1 else IMAGES if own or units else RUNS
     return [
         replace(s, throughput_unit=s.throughput_unit or of_series.get(s.series, other))
-        for s in found
+        for s in measured
     ]
 
 
-def _with_times(found: list[Size]) -> list[Size]:
+def _with_times(measured: list[Size]) -> list[Size]:
     """Give the sizes of a program without epochs the time of an amount of work, or of a run.
 
     The amount is a power of ten, the same for all sizes of a unit: the fastest takes up to 1 s.
     """
-    made = []
-    for size in found:
-        alike = [s for s in found if s.throughput_unit == size.throughput_unit]
+    timed = []
+    for size in measured:
+        alike = [s for s in measured if s.throughput_unit == size.throughput_unit]
         nothing = size.throughput_unit == IMAGES and not any(s.rates for s in alike)
         if nothing or _share_an_epoch(alike):
-            made.append(size)
+            timed.append(size)
             continue
-        amount, name = _work(
-            size.throughput_unit, max((r for s in alike for r in s.rates), default=1)
-        )
+        fastest = max((r for s in alike for r in s.rates), default=1)
+        amount, name = _work(size.throughput_unit, fastest)
         times = tuple(amount / rate for rate in size.rates if rate > 0)
-        made.append(
+        timed.append(
             replace(size, time_of=name, time_amount=amount, times_s=times, time_s=_median(times))
         )
-    return made
+    return timed
 
 
 def _share_an_epoch(alike: list[Size]) -> bool:
@@ -204,41 +223,10 @@ def _work(unit: str, fastest: float) -> tuple[float, str]:
     if per == "h":  # the wall time of the run is all that is known
         return 3600.0, _OF_RUNS.get(name, name)
     amount = 10.0 ** math.ceil(math.log10(fastest)) if 0 < fastest < math.inf else 1.0
-    return amount, f"{_amount(amount)} {name.removesuffix('s') if amount == 1 else name}"
-
-
-def _amount(amount: float) -> str:
-    """A power of ten in words: 1,000, 10M."""
-    for least, mark in ((1e9, "G"), (1e6, "M")):
-        if amount >= least:
-            return f"{amount / least:,.0f}{mark}"
-    return f"{amount:,.0f}" if amount >= 1 else f"{amount:g}"
-
-
-def _with_speed_up(found: list[Size], bad: dict[str, str]) -> list[Size]:
-    """Compare each size with the smallest one of its series that was measured.
-
-    bad: series whose runs must not be compared, and why.
-    """
-    base: dict[str, Size] = {}
-    made = []
-    for size in found:
-        if size.series in bad:
-            made.append(replace(size, note=f"not compared: {bad[size.series]}"))
-            continue
-        if size.throughput is None or size.world_size is None:
-            made.append(size)
-            continue
-        one = base.setdefault(size.series, size)
-        assert one.throughput is not None and one.world_size is not None
-        speed_up = size.throughput / one.throughput
-        assert one.devices and size.devices  # known where the world size is
-        efficiency = speed_up * one.devices / size.devices
-        base_size = one.world_size
-        made.append(
-            replace(size, base_world_size=base_size, speed_up=speed_up, efficiency=efficiency)
-        )
-    return made
+    text = f"{amount:,.0f}" if amount >= 1 else f"{amount:g}"
+    for least, mark in ((1e6, "M"), (1e9, "G")):
+        text = f"{amount / least:,.0f}{mark}" if amount >= least else text
+    return amount, f"{text} {name.removesuffix('s') if amount == 1 else name}"
 
 
 def _order(size: Size) -> tuple[Any, ...]:
@@ -249,11 +237,6 @@ def _order(size: Size) -> tuple[Any, ...]:
 
 def _values(rows: Iterable[Row], name: str) -> list[float]:
     return [float(row[name]) for row in rows if row[name] is not None]
-
-
-def _products(rows: Iterable[Row], one: str, other: str) -> list[float]:
-    pairs = ((row[one], row[other]) for row in rows)
-    return [float(a) * float(b) for a, b in pairs if a is not None and b is not None]
 
 
 def _median(values: Iterable[float]) -> float | None:

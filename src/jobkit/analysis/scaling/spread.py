@@ -1,79 +1,103 @@
-"""The run-to-run spread of a study, pooled over its sizes; intervals, differences and outliers.
+"""The run-to-run spread of a study: intervals, differences and outliers.
 
-Rates are compared as logarithms, about the median of their size. The spread of all sizes with two
-repeats or more is pooled, so that a size with three repeats has the certainty of them all; where a
-size's own spread is larger, that counts. Epochs of one run are no sample of runs and count nowhere.
+Rates are compared as logarithms, about the median of their size. The spread is that of the repeats
+of all sizes together, and may grow or fall with the number of ranks: a spread s x N^g is averaged
+over g by how well it explains the repeats. Where a size's own spread is larger, that counts. Epochs
+of one run are no sample of runs and count nowhere.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
 
-from jobkit.analysis.scaling.student import quantile
-
 Values = NDArray[np.float64]
+Sample = tuple[Sequence[float], int]  # the rates of the repeats of a size, and its ranks
 CONFIDENCE = 0.95
+MIN_DEVIATION = 1e-3  # of a run: repeats that agree better do so by chance or rounding
 # Standard deviation of the median of n normal values over that of their mean (David and Nagaraja,
 # "Order Statistics", 2003, section 10.2, and by simulation); sqrt(pi / 2) for many.
 _MEDIAN = {1: 1.0, 2: 1.0, 3: 1.160, 4: 1.092, 5: 1.198, 6: 1.135, 7: 1.214, 8: 1.160, 9: 1.223}
 _MANY = {0: 1.20, 1: 1.24}  # even, odd
+# Exponents g of a spread that changes with the ranks, and their prior: half for no change.
+_GROWTHS = np.linspace(-1, 1.25, 10)
+_PRIOR = np.where(_GROWTHS == 0, 0.5, 0.5 / (len(_GROWTHS) - 1))
 # The lower quartile of the distances of two values from each other, over the standard deviation,
 # as in the estimator Qn (Rousseeuw and Croux, JASA 88, 1993): half of the runs may be outliers.
 _QUARTILE = math.sqrt(2) * NormalDist().inv_cdf(0.625)
 _FALSE = 0.002  # two-sided probability that a sound run is called an outlier
-_MOST_PAIRED = 1000  # values of a size whose pairs are compared: half a million pairs
-_LEAST_SHARE = 0.05  # a value this near to the median is no outlier, however small the spread
+_MAX_PAIRED = 1000  # values of a size whose pairs are compared: half a million pairs
+_MIN_SHARE = 0.05  # a value this near to the median is no outlier, however small the spread
+_MAX_OUTLIERS = 0.05  # of the runs: more of them are no outliers but the spread
 
 
 @dataclass(frozen=True)
 class Pool:
     """The spread of one run, as a logarithm, that the repeats of a study show together."""
 
-    deviation: float
+    growths: tuple[tuple[float, float], ...]  # exponent g, and its weighted variance at middle
+    middle: float  # log2 of the ranks where these variances hold
+    ends: tuple[float, float]  # the same of the smallest and the largest size with repeats
     freedom: int  # repeats - sizes with repeats
     sizes: int  # with two repeats or more
     limit: float  # a logarithm farther than this from its size's median is an outlier
 
-    def half_width(self, *sets: Sequence[float]) -> float:
-        """Half of the 95 % interval of the logarithm of a median, or of two medians' ratio."""
-        return quantile(self.freedom, CONFIDENCE) * math.hypot(*map(self.error, sets))
+    def deviation(self, ranks: int) -> float:
+        """The standard deviation of one run at a size."""
+        far = min(max(math.log2(max(ranks, 1)), self.ends[0]), self.ends[1]) - self.middle
+        return math.sqrt(sum(variance * 4 ** (g * far) for g, variance in self.growths))
 
-    def error(self, values: Sequence[float]) -> float:
+    def half_width(self, *samples: Sample) -> float:
+        """Half of the 95 % interval of the logarithm of a median, or of two medians' ratio."""
+        return quantile(self.freedom, CONFIDENCE) * math.hypot(*map(self.error, samples))
+
+    def error(self, sample: Sample) -> float:
         """The standard error of the logarithm of the values' median."""
+        values, ranks = sample
         count, logs = len(values), np.log(values)
-        sound = logs[~_wrong(logs, self.limit)]
+        sound = logs[~_far(logs, self.limit)]
         own = float(np.std(sound, ddof=1)) if len(sound) > 1 else 0.0
         factor = _MEDIAN.get(count, _MANY[count % 2])
-        return factor * max(self.deviation, own) / math.sqrt(count)
+        return factor * max(self.deviation(ranks), own, MIN_DEVIATION) / math.sqrt(count)
 
-    def differ(self, one: Sequence[float], other: Sequence[float]) -> bool:
+    def differ(self, sample: Sample, other: Sample) -> bool:
         """Whether two sets of repeats differ in their medians, with a confidence of 95 %."""
-        gap = abs(math.log(float(np.median(one)) / float(np.median(other))))
-        return gap > self.half_width(one, other)
+        gap = abs(math.log(float(np.median(sample[0])) / float(np.median(other[0]))))
+        return gap > self.half_width(sample, other)
 
 
-def pool(groups: Sequence[Sequence[float]]) -> Pool | None:
-    """The pooled spread of the repeats of each size, without outliers; None without repeats.
+def pool(samples: Sequence[Sample]) -> Pool | None:
+    """The spread of the repeats of all sizes; None without repeats.
 
-    With few repeats a spread of 0 may be chance or rounding, and is at least 0.1 %.
+    Outliers stay out of it where they are at most 5 % of the runs.
     """
-    groups = [g for g in groups if all(0 < v < math.inf for v in g)]
-    flags = outliers(groups)
-    kept = [
-        [v for v, wrong in zip(group, flag, strict=True) if not wrong]
-        for group, flag in zip(groups, flags, strict=True)
-    ]
-    logs = [np.log(group) for group in kept if len(group) > 1]
-    freedom = sum(len(g) - 1 for g in logs)
-    if not freedom:
+    samples = [s for s in samples if s[0] and all(0 < v < math.inf for v in s[0])]
+    logs = [np.log(values) for values, _ in samples]
+    limit = _limit(logs)
+    flagged = sum(int(_far(group, limit).sum()) for group in logs)
+    if flagged > _MAX_OUTLIERS * sum(map(len, logs)):
+        limit = math.inf
+    sound = [group[~_far(group, limit)] for group in logs]
+    repeated = [(group, ranks) for group, (_, ranks) in zip(sound, samples, strict=True)]
+    repeated = [(group, ranks) for group, ranks in repeated if len(group) > 1]
+    freedoms = np.array([len(group) - 1 for group, _ in repeated], float)
+    if not len(freedoms):
         return None
-    squares = sum(float(((g - g.mean()) ** 2).sum()) for g in logs)
-    deviation = max(1e-3, math.sqrt(squares / freedom))
-    return Pool(deviation, freedom, len(logs), _limit([np.log(g) for g in groups]))
+    freedom, places = freedoms.sum(), np.log2([max(ranks, 1) for _, ranks in repeated])
+    middle = float(np.average(places, weights=freedoms))
+    squares = np.array([((group - group.mean()) ** 2).sum() for group, _ in repeated])
+    # The likelihood of each exponent, with the spread itself integrated out.
+    scaled = np.maximum(4.0 ** np.outer(-_GROWTHS, places - middle) @ squares, 1e-12)
+    heights = -0.5 * freedom * np.log(scaled)  # the weights are centred: no other term is left
+    weights = _PRIOR * np.exp(heights - heights.max())
+    variances = weights / weights.sum() * np.maximum(scaled / freedom, MIN_DEVIATION**2)
+    growths = tuple(zip(_GROWTHS.tolist(), variances.tolist(), strict=True))
+    ends = float(places.min()), float(places.max())
+    return Pool(growths, middle, ends, int(freedom), len(repeated), limit)
 
 
 def outliers(groups: Sequence[Sequence[float]]) -> list[list[bool]]:
@@ -85,10 +109,10 @@ def outliers(groups: Sequence[Sequence[float]]) -> list[list[bool]]:
     """
     logs = [np.log(np.clip(g, 1e-300, 1e300)) for g in groups]
     limit = _limit(logs)
-    return [_wrong(g, limit).tolist() for g in logs]
+    return [_far(g, limit).tolist() for g in logs]
 
 
-def _wrong(logs: Values, limit: float) -> NDArray[np.bool_]:
+def _far(logs: Values, limit: float) -> NDArray[np.bool_]:
     """Which logarithms of one size's values are outliers."""
     far = np.asarray(abs(logs - np.median(logs)) > limit) if len(logs) else np.zeros(0, bool)
     return far if len(logs) > 2 and 2 * far.sum() < len(logs) else np.zeros(len(logs), bool)
@@ -101,11 +125,49 @@ def _limit(logs: Sequence[Values]) -> float:
         return math.inf
     freedom = sum(len(g) - 1 for g in logs if len(g))
     limit = quantile(freedom, 1 - _FALSE) * float(np.quantile(gaps, 0.25)) / _QUARTILE
-    return max(limit, -math.log1p(-_LEAST_SHARE))
+    return max(limit, -math.log1p(-_MIN_SHARE))
 
 
 def _gaps(values: Values) -> Values:
     """The distances of the values from each other; of many, every k-th value."""
-    some = values[:: -(-len(values) // _MOST_PAIRED) or 1]
+    some = values[:: -(-len(values) // _MAX_PAIRED) or 1]
     first, second = np.triu_indices(len(some), 1)
     return np.asarray(abs(some[first] - some[second]))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """P values corrected for their number (Holm, Scand. J. Statistics 6, 1979), in their order."""
+    order = sorted(range(len(p_values)), key=lambda i: p_values[i])
+    corrected, low = [1.0] * len(p_values), 0.0
+    for rank, i in enumerate(order):
+        low = max(low, (len(p_values) - rank) * p_values[i])
+        corrected[i] = min(1.0, low)
+    return corrected
+
+
+_POINTS = 1001
+_FREE, _FAR = 30, 40.0  # degrees of freedom from which nothing lies beyond so many deviations
+
+
+def tail(t: float, freedom: float) -> float:
+    """The two-sided tail of Student's t: with t = sqrt(v) tan(a) the density is cos(a)^(v - 1)."""
+    high = math.pi / 2 if freedom < _FREE else math.atan(_FAR / math.sqrt(freedom))
+
+    def area(low: float) -> float:
+        angles = np.linspace(low, high, _POINTS)
+        heights = np.clip(np.cos(angles), 0.0, None) ** (freedom - 1)
+        return float(np.trapezoid(heights, angles))
+
+    return min(1.0, max(0.0, area(math.atan(t / math.sqrt(freedom))) / area(0.0)))
+
+
+@cache
+def quantile(freedom: float, confidence: float) -> float:
+    """The two-sided quantile of Student's t, also between whole degrees of freedom."""
+    low, high = 0.0, 1.0
+    while tail(high, freedom) > 1 - confidence:
+        high *= 2
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if tail(middle, freedom) > 1 - confidence else (low, middle)
+    return high

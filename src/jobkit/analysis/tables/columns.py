@@ -287,14 +287,15 @@ devices COUNT GPUs (CPU: processes) that compute: more than world_size with dp
 runs_planned COUNT planned runs of this series at this size
 runs_ok COUNT successful runs of these: only they enter the medians
 baseline TEXT the size that speed-up and efficiency are relative to, and the rule that selects it
+base_series TEXT series of the baseline
 base_world_size COUNT number of ranks of the baseline
 """)
 _ACCURACY = _columns("""
 target_accuracy NUMBER target validation accuracy: --accuracy, else the highest that all
     successful runs reached
 epochs_to_accuracy NUMBER epochs to the target, median; empty if a successful run did not reach it
-time_to_accuracy_s NUMBER epochs_to_accuracy x time_s: training only, without start-up and
-    evaluation; empty where time_of is no epoch
+time_to_accuracy_s NUMBER mean epochs to the target x mean_time_s: training only, without start-up
+    and evaluation; empty where time_of is no epoch
 spread_from TEXT repeats of this size, and over how many sizes their spread is pooled; empty if no
     size of the study was repeated
 confidence_share NUMBER confidence level of the intervals
@@ -306,14 +307,16 @@ throughput_unit TEXT unit of throughput: images/s, samples/s, tokens/s, steps/s;
     runs/h, shares/h
 """)
 _COST = _columns("""
-gpu_hours NUMBER time_s x devices / 3600 (CPU: processes)
-node_hours NUMBER time_s x nodes / 3600
+mean_time_s NUMBER time_s by the mean over epochs and runs, as costs need it
+gpu_hours NUMBER mean_time_s x devices / 3600 (CPU: processes)
+node_hours NUMBER mean_time_s x nodes / 3600
 joules_per_work NUMBER energy per unit of work: median of successful repeats
 joules_of TEXT whose energy that is: node or gpu; of Slurm: whole job
 energy_kwh NUMBER energy of what time_s is of: an epoch, or an amount of work
 kwh_to_accuracy NUMBER energy_kwh x epochs_to_accuracy: with start-up left out; empty where
     time_of is no epoch
 step_time_s NUMBER time of one optimizer step: median of successful repeats
+gpu_busy NUMBER gpu_busy_mean of the runs: median
 """)
 _OF_SIZE = ("strategy", "nodes", "ranks_per_node", "world_size", "scaling", "global_batch_size")
 SCALING = (

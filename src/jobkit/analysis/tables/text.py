@@ -10,6 +10,7 @@ import pandas as pd
 NONE = "-"
 RANKS = "ranks"  # the unit of a size where it is not said whether ranks are GPUs
 _LATEX = {c: f"\\{c}" for c in "&%$#_{}"}
+_LATEX |= {"<": r"\textless{}", ">": r"\textgreater{}"}  # else other letters in the usual fonts
 _LATEX["["] = "{[}"  # at the start of a row it would be an argument of the line's end
 _LATEX |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 

@@ -1,1 +1,0 @@
-"""Compares two studies size by size."""
