@@ -159,20 +159,23 @@ class FSDPFacts(Facts):
     def label(self, settings: Settings) -> str:
         if settings["fsdp_hybrid_replicas"] > 1:
             return "fsdp, hybrid"
-        kept = not settings["fsdp_reshard_after_forward"]
-        return "fsdp, gradients and optimizer" if kept else "fsdp, full shard"
+        full = settings["fsdp_reshard_after_forward"]
+        return "fsdp, full shard" if full else "fsdp, gradients and optimizer"
 
     def modes(self, settings: Settings) -> dict[str, Settings]:
-        found: dict[str, Settings] = {
-            "fsdp, full shard": {"fsdp_hybrid_replicas": 1, "fsdp_reshard_after_forward": True},
-            "fsdp, gradients and optimizer": {
-                "fsdp_hybrid_replicas": 1,
-                "fsdp_reshard_after_forward": False,
-            },
+        plain = {"fsdp_hybrid_replicas": 1}
+        modes: dict[str, Settings] = {
+            "fsdp, full shard": {**plain, "fsdp_reshard_after_forward": True},
+            "fsdp, gradients and optimizer": {**plain, "fsdp_reshard_after_forward": False},
         }
-        if replicas := _replicas(settings):
-            found["fsdp, hybrid"] = {"fsdp_hybrid_replicas": replicas}
-        return found
+        # One replica per node, or two on one node; none where the ranks do not divide so.
+        nodes, world = settings["nodes"], _world(settings)
+        replicas = int(settings["fsdp_hybrid_replicas"])
+        if replicas == 1:
+            replicas = nodes if nodes > 1 else 2
+            if world % replicas or world <= replicas:
+                return modes
+        return modes | {"fsdp, hybrid": {"fsdp_hybrid_replicas": replicas}}
 
     def messages(self, settings: Settings, size: ModelSize) -> list[Message]:
         """Gathers in each microbatch, forward and (when freed in between) backward; a reduction.
@@ -183,29 +186,17 @@ class FSDPFacts(Facts):
         shards = self.shards(settings)
         low = _OF_FP32[settings["precision"]]
         reduced = 1.0 if settings["fsdp_reduce_fp32"] else low
-        gathers, again = (
-            int(settings["accumulate"]),
-            1 + bool(settings["fsdp_reshard_after_forward"]),
-        )
-        inside, found = scope_of(shards, per_node), []
-        kept = size.kept_groups
-        groups = size.shard_groups or (() if kept else (size.parameters,))
-        for group, times in (*((g, again) for g in groups), *((g, 1) for g in kept)):
-            found.append(Message("all_gather", group * low, inside, gathers * times))
-            found.append(Message("reduce_scatter", group * reduced, inside))
+        microbatches = int(settings["accumulate"])
+        passes = 1 + bool(settings["fsdp_reshard_after_forward"])  # that gather each group
+        inside, messages = scope_of(shards, per_node), list[Message]()
+        groups = size.shard_groups or (() if size.kept_groups else (size.parameters,))
+        for group, times in (*((g, passes) for g in groups), *((g, 1) for g in size.kept_groups)):
+            messages.append(Message("all_gather", group * low, inside, microbatches * times))
+            messages.append(Message("reduce_scatter", group * reduced, inside))
             if replicas > 1:
                 across = scope_of(replicas, per_node, stride=shards)
-                found.append(Message("all_reduce", group * reduced / shards, across))
-        return found
-
-
-def _replicas(settings: Settings) -> int:
-    """Replicas of the hybrid mode: one per node, or two on one node; 0: it does not apply."""
-    nodes, world = settings["nodes"], _world(settings)
-    if settings["fsdp_hybrid_replicas"] > 1:
-        return int(settings["fsdp_hybrid_replicas"])
-    replicas = nodes if nodes > 1 else 2
-    return replicas if world % replicas == 0 and world > replicas else 0
+                messages.append(Message("all_reduce", group * reduced / shards, across))
+        return messages
 
 
 class PipelineFacts(Facts):

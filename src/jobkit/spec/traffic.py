@@ -85,7 +85,7 @@ def scope_of(ranks: int, ranks_per_node: int, stride: int = 1) -> Scope:
 
 def waits(messages: Iterable[Message]) -> int:
     """How often a rank waits for others in a step, where nothing is overlapped."""
-    return sum(one.count for one in messages if one.scope.ranks > 1)
+    return sum(m.count for m in messages if m.scope.ranks > 1)
 
 
 def seconds(messages: Iterable[Message], links: Links) -> float:
@@ -93,14 +93,14 @@ def seconds(messages: Iterable[Message], links: Links) -> float:
 
     Raises UsageError where a link that they need is not known.
     """
-    return sum(one.count * message_s(one, links) for one in messages)
+    return sum(m.count * message_s(m, links) for m in messages)
 
 
 def measured(message: Message, links: Links) -> Link | None:
     """The operation's own measurement on as many ranks and nodes; None: there is none."""
     scope = message.scope
-    found = links.whole.get((message.operation, scope.ranks, scope.nodes))
-    return found if scope.per_node == 1 else None
+    link = links.whole.get((message.operation, scope.ranks, scope.nodes))
+    return link if scope.per_node == 1 else None
 
 
 def message_s(message: Message, links: Links) -> float:
