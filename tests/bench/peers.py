@@ -146,7 +146,7 @@ def rank(way: str, precision: str, threads: int, steps: int) -> None:
     import torch
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    from jobkit.payload.host import process_age_s
+    from jobkit.payload.device import process_age_s
 
     warnings.filterwarnings("ignore")
     torch.set_num_threads(threads)

@@ -199,12 +199,11 @@ def plain(precision: str, workers: int) -> Callable[[str], float]:
 def payload(strategy: str, precision: str, threads: int, *changed: str) -> Callable[[str], float]:
     """The payload's own loop, with its batches or, told "nodata", with one that lies ready."""
     import torch
-    from jobkit.payload.job import RankJob
 
     from jobkit.payload.clock import Stages
     from jobkit.payload.place import read_rank_env
     from jobkit.payload.report import Reporter
-    from jobkit.payload.run import _set_up
+    from jobkit.payload.run import RankJob, _set_up
     from jobkit.spec.runspec import RunSpec
 
     spec = RunSpec(

@@ -17,8 +17,9 @@ from torch.distributed.checkpoint import FileSystemWriter
 
 from jobkit import gpus
 from jobkit.errors import Exit, UsageError
-from jobkit.payload import checkpoint, host
+from jobkit.payload import checkpoint
 from jobkit.payload import main as leaving
+from jobkit.payload.device import gpu_state, peak_memory_mib, versions
 from jobkit.payload.distributed import (
     Candidate,
     Group,
@@ -250,7 +251,7 @@ def test_an_empty_part_of_a_synchronised_batch_norm_is_refused() -> None:
 def test_versions_on_amds_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "hip", "6.4.1")
     monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 22, 3))
-    found = host.versions(GPU)
+    found = versions(GPU)
     assert (found["hip"], found["nccl"], "cuda" in found) == ("6.4.1", "2.22.3", False)
 
 
@@ -265,13 +266,13 @@ def test_the_state_of_the_gpu_is_that_of_its_uuid(
     smi.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     state = {"driver": "570.1", "gpu_max_clock": "1980 MHz", "gpu_power_limit": "700.00 W"}
-    assert host.gpu_state(GPU) == {**state, "gpu_ecc_errors": "0"}
-    assert host.gpu_state(CPU) == {}
+    assert gpu_state(GPU) == {**state, "gpu_ecc_errors": "0"}
+    assert gpu_state(CPU) == {}
     smi.unlink()
-    assert host.gpu_state(GPU) == {}
+    assert gpu_state(GPU) == {}
     (tmp_path / "version").write_text("6.10.10\n")  # the kernel's driver of AMD's GPUs
     monkeypatch.setattr(gpus, "_AMD_DRIVER", tmp_path / "version")
-    assert host.gpu_state(GPU) == {"driver": "6.10.10"}
+    assert gpu_state(GPU) == {"driver": "6.10.10"}
 
 
 def test_each_rank_has_a_cache_of_miopen_of_its_own(
@@ -293,15 +294,15 @@ def test_the_memory_that_the_device_says_is_used(monkeypatch: pytest.MonkeyPatch
     cuda.mock("max_memory_allocated", lambda _: 100 * 2**20)
     cuda.mock("max_memory_reserved", lambda _: 200 * 2**20)
     cuda.mock("mem_get_info", lambda device: ((1000 - 700 * device.index) * 2**20, 1000 * 2**20))
-    assert host.peak_memory_mib(GPU)[:2] == (100, 200)
-    assert host.peak_memory_mib(GPU).device == 700
+    assert peak_memory_mib(GPU)[:2] == (100, 200)
+    assert peak_memory_mib(GPU).device == 700
 
     def unknown(_: torch.device) -> None:
         raise RuntimeError("CUDA error: operation not supported")
 
     cuda.mock("mem_get_info", unknown)
-    assert math.isnan(host.peak_memory_mib(GPU).device)
-    assert math.isnan(host.peak_memory_mib(CPU).device)
+    assert math.isnan(peak_memory_mib(GPU).device)
+    assert math.isnan(peak_memory_mib(CPU).device)
 
 
 @pytest.mark.parametrize(

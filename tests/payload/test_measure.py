@@ -14,15 +14,13 @@ from jobkit.analysis.tables.frames import Row
 from jobkit.checks.collectives import Exchange, Team, in_a_row
 from jobkit.errors import UsageError
 from jobkit.payload.batches import Batches, DeviceData, Step
-from jobkit.payload.clock import Clock
 from jobkit.payload.data import synthetic
 from jobkit.payload.model import build_model
 from jobkit.payload.place import RankEnv
 from jobkit.payload.strategies.base import make_optimizer
 from jobkit.payload.strategies.ddp import _empty_in_fp32
 from jobkit.payload.strategies.local import Single
-from jobkit.payload.train import Trainer
-from jobkit.payload.warnings import too_short
+from jobkit.payload.train import Clock, Trainer
 from jobkit.spec.runspec import RunSpec
 from support.cuts import final
 from support.fake_cuda import GPU
@@ -246,12 +244,3 @@ def test_an_empty_batch_meets_sync_batch_norm_in_fp32() -> None:
     assert empty.dtype is torch.float32
     some = torch.zeros(2, 3, 4, 4, dtype=torch.bfloat16)
     assert _empty_in_fp32(norm, (some,))[0] is some
-
-
-@pytest.mark.parametrize(
-    ("seconds", "device", "told"), [(0.12, GPU, True), (1.0, GPU, False), (0.12, CPU, False)]
-)
-def test_an_epoch_that_is_too_short_is_told(
-    seconds: float, device: torch.device, told: bool
-) -> None:
-    assert ("an epoch takes 0.12 s" in too_short(seconds, device)) is told

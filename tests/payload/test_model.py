@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from jobkit.errors import UsageError
-from jobkit.payload import warnings
+from jobkit.payload import run
 from jobkit.payload.batches import MEAN, STD, Batches, Progress
 from jobkit.payload.data import synthetic
 from jobkit.payload.model import CNN, build_model
@@ -134,17 +134,19 @@ REDUCE = RunSpec(strategy="fsdp", fsdp_reduce_fp32=False, precision="fp32")
     ],
 )
 def test_a_setting_without_effect_is_told(spec: RunSpec, device: str, lines: list[str]) -> None:
-    said = warnings.without_effect(spec, device)
+    said = run.without_effect(spec, device)
     assert len(said) == len(lines)
     assert all(any(s.startswith(line) for s in said) for line in lines)
 
 
 def test_batches_and_ranks_that_do_not_fit_are_told() -> None:
     cpu, many = torch.device("cpu"), RankEnv(world_size=10_000, local_world_size=10_000)
-    (batch,) = warnings.of_size(RunSpec(), RankEnv(), cpu, 100)
+    (batch,) = run.of_size(RunSpec(), RankEnv(), cpu, 100)
     assert "global batch of 512 is more than the 100 training samples" in batch
-    (ranks,) = warnings.of_size(RunSpec(), many, cpu, 1000)
+    (ranks,) = run.of_size(RunSpec(), many, cpu, 1000)
     assert "10000 ranks share" in ranks
+    (cores,) = run.of_size(RunSpec(), many, torch.device("cuda", 0), 1000)
+    assert "1 CPU core for each GPU" in cores and "--cpus-per-task=8" in cores
 
 
 def test_a_place_comes_from_torchrun_else_slurm_else_one_process() -> None:

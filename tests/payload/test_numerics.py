@@ -11,11 +11,20 @@ import torch
 
 from jobkit.drill import cli
 from jobkit.drill.faults import FaultCase
-from jobkit.payload import numerics, random_numbers, run
+from jobkit.payload import run
 from jobkit.payload.clock import Stages
+from jobkit.payload.device import (
+    configure,
+    random_state,
+    recorded,
+    resolved,
+    seed_rank,
+    set_environment,
+    take_random_state,
+)
 from jobkit.payload.place import RankEnv
 from jobkit.payload.report import Reporter
-from jobkit.payload.warnings import without_effect
+from jobkit.payload.run import without_effect
 from jobkit.spec.runspec import RunSpec
 from support.fake_cuda import GPU, FakeCuda
 
@@ -47,9 +56,9 @@ def test_every_switch_is_set_and_recorded(before: bool, tf32: bool, deterministi
     cudnn.allow_tf32 = matmul.allow_tf32 = cudnn.benchmark = cudnn.deterministic = before
     fp32 = "tf32" if tf32 else "ieee"
     spec, fast = RunSpec(fp32=fp32, deterministic=deterministic), not deterministic
-    numerics.configure(spec, GPU)
+    configure(spec, GPU)
     assert flags() == (tf32, tf32, fast, deterministic, deterministic)
-    found = numerics.recorded(GPU)
+    found = recorded(GPU)
     assert found.pop("cudnn")
     said = {"cudnn_benchmark": str(fast).lower(), "deterministic": str(deterministic).lower()}
     assert found == {**said, "fp32": fp32}
@@ -57,16 +66,16 @@ def test_every_switch_is_set_and_recorded(before: bool, tf32: bool, deterministi
 
 def test_switches_that_differ_are_recorded_as_mixed() -> None:
     torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = True, False
-    assert numerics.recorded(GPU)["fp32"] == "mixed"
+    assert recorded(GPU)["fp32"] == "mixed"
 
 
 def test_on_the_cpu_nothing_is_set_or_recorded() -> None:
     spec, before = RunSpec(fp32="tf32", deterministic=True, device="cpu"), flags()
     environ: dict[str, str] = {}
-    numerics.set_environment(spec, environ)
-    numerics.configure(spec, torch.device("cpu"))
+    set_environment(spec, environ)
+    configure(spec, torch.device("cpu"))
     assert (environ, flags()) == ({}, before)
-    assert numerics.recorded(torch.device("cpu")) == {}
+    assert recorded(torch.device("cpu")) == {}
     assert without_effect(spec, "cpu") == [
         "--deterministic has no effect on the CPU",
         "--fp32 has no effect on the CPU",
@@ -78,8 +87,8 @@ def test_on_the_cpu_nothing_is_set_or_recorded() -> None:
 
 def test_a_variable_of_the_users_is_kept_and_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
-    numerics.set_environment(RunSpec(deterministic=True, device="cuda"))
-    found = numerics.recorded(GPU)
+    set_environment(RunSpec(deterministic=True, device="cuda"))
+    found = recorded(GPU)
     assert (found["cublas_workspace_config"], found["nccl_algo"]) == (":16:8", "Ring")
     monkeypatch.delenv("NCCL_ALGO")
 
@@ -117,8 +126,8 @@ def test_new_settings_leave_the_ids_of_runs() -> None:
 def decided(device: torch.device, others: bool = True, **given: Any) -> tuple[str, str]:
     """Precision and fp32 on a rank; others: what the other rank's GPU has."""
     group = SimpleNamespace(device=device, gather=lambda own: [own, others])
-    spec = numerics.resolved(RunSpec(**given), group)  # type: ignore[arg-type]
-    assert numerics.resolved(spec, group) == spec  # type: ignore[arg-type]
+    spec = resolved(RunSpec(**given), group)  # type: ignore[arg-type]
+    assert resolved(spec, group) == spec  # type: ignore[arg-type]
     return spec.precision, spec.fp32
 
 
@@ -155,7 +164,7 @@ def _kept() -> Iterator[None]:
 def drawn(rank: int, seed: int = 0, iteration: int = 0) -> tuple[float, ...]:
     """What a rank draws first, after all have seeded alike."""
     torch.manual_seed(seed)
-    random_numbers.begin(seed, rank, iteration=iteration)
+    seed_rank(seed, rank, iteration=iteration)
     return tuple(torch.rand(4).tolist())
 
 
@@ -174,7 +183,7 @@ def test_each_gpu_of_one_process_has_its_own(monkeypatch: pytest.MonkeyPatch) ->
     cuda, seeds, at = FakeCuda(monkeypatch, *"abc"), dict[int, int](), list[int]()
     cuda.mock("device", lambda index: nullcontext(at.append(index)))
     cuda.mock("manual_seed", lambda seed: seeds.update({at[-1]: seed}))
-    random_numbers.begin(0, 0, gpus=3)
+    seed_rank(0, 0, gpus=3)
     assert list(seeds) == [1, 2]  # the first has the process's
     assert seeds[1] != seeds[2]
 
@@ -188,10 +197,10 @@ def test_a_checkpoint_has_the_state_of_every_gpu(monkeypatch: pytest.MonkeyPatch
     cuda = FakeCuda(monkeypatch, *"ab")
     cuda.mock("get_rng_state", lambda device: states[index(device)])
     cuda.mock("set_rng_state", lambda state, device: states.update({index(device): state}))
-    kept = random_numbers.state(GPU, 2)
+    kept = random_state(GPU, 2)
     states.clear()
     drawn_next = torch.rand(3)
-    random_numbers.take(kept, GPU, 2)
+    take_random_state(kept, GPU, 2)
     assert (states[0].item(), states[1].item()) == (1, 2)
     assert torch.equal(torch.rand(3), drawn_next)
-    assert list(random_numbers.state(CPU, 1)) == ["random.cpu"]
+    assert list(random_state(CPU, 1)) == ["random.cpu"]

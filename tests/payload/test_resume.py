@@ -16,8 +16,8 @@ import torch
 from jobkit.checks.verify.cases import EXACT
 from jobkit.errors import UsageError
 from jobkit.paths import RunPaths
-from jobkit.payload import random_numbers
 from jobkit.payload.batches import Batches
+from jobkit.payload.device import seed_rank
 from jobkit.payload.resume import _check_fits
 from jobkit.spec.runspec import RunSpec
 from support.cuts import (
@@ -215,7 +215,7 @@ def test_other_batches_see_what_is_left_of_the_epoch_once(
     assert done.codes == [0] * 3, done.out
     for rank in range(3):  # the model draws nothing: the state is the one that it resumed with
         with torch.random.fork_rng([]):
-            random_numbers.begin(0, rank, iteration=SAVED)
+            seed_rank(0, rank, iteration=SAVED)
             begun = torch.get_rng_state()
         assert torch.equal(final(done)[f"rank.{rank}.random.cpu"], begun)
     batches = Batches(SAMPLES, 16, 0, 1, 1, seed=0).epoch(SECOND)

@@ -11,7 +11,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from jobkit.errors import UsageError
-from jobkit.payload import warnings
+from jobkit.payload import run
 from jobkit.payload.distributed import Group
 from jobkit.payload.model import build_model
 from jobkit.payload.place import RankEnv
@@ -169,14 +169,14 @@ def test_dp_on_the_cpu_says_that_it_is_single() -> None:
 
 def test_batch_normalisation_is_told_where_it_depends_on_the_ranks() -> None:
     said = {
-        name: warnings.of_batch_norm(True, RunSpec(strategy=name, ranks_per_node=2))
+        name: run.of_batch_norm(True, RunSpec(strategy=name, ranks_per_node=2))
         for name in ("ddp", "pp", "mp")
     }
     assert "over each rank's own part" in said["ddp"][0]
     assert "over each microbatch" in said["pp"][0]
     assert said["mp"] == []
-    assert warnings.of_batch_norm(True, RunSpec(ranks_per_node=2, sync_batchnorm=True)) == []
-    assert warnings.of_batch_norm(False, RunSpec(ranks_per_node=2)) == []
+    assert run.of_batch_norm(True, RunSpec(ranks_per_node=2, sync_batchnorm=True)) == []
+    assert run.of_batch_norm(False, RunSpec(ranks_per_node=2)) == []
 
 
 def test_ddp_reduces_in_the_last_micro_batch_only() -> None:

@@ -19,7 +19,7 @@ from jobkit.errors import Exit, UsageError
 from jobkit.metric import comm
 from jobkit.metric.comm import Sample, sample
 from jobkit.paths import RunPaths, write_json, write_whole
-from jobkit.payload import host
+from jobkit.payload.device import device_name, git_commit, process_age_s, versions
 from jobkit.payload.distributed import Group, banner, check_identity, join
 from jobkit.payload.place import RankEnv, share_of_cores
 from jobkit.payload.report import Reporter, write_outcome
@@ -338,7 +338,7 @@ def measure(request: CommRequest, place: RankEnv, paths: RunPaths, attempt: int)
         if not samples:
             raise RuntimeError("nothing was measured: the backend has none of these operations")
         write(samples, about, report, paths, place.rank)
-        report.record("run_end", status="ok", reason="", total_time_s=host.process_age_s())
+        report.record("run_end", status="ok", reason="", total_time_s=process_age_s())
         if place.rank == 0:
             write_outcome(paths, attempt, "ok", 0)
         report.say(f"wrote {paths.comm_csv} and {paths.comm_json.name}")
@@ -350,7 +350,7 @@ def measure(request: CommRequest, place: RankEnv, paths: RunPaths, attempt: int)
         code = Exit.USAGE if isinstance(error, UsageError) else Exit.FAILED
         reason = str(error) if code == Exit.USAGE else f"rank {place.rank}: {error}"
         reason = write_outcome(paths, attempt, "failed", code, reason)[:500]
-        report.record("run_end", status="failed", reason=reason, total_time_s=host.process_age_s())
+        report.record("run_end", status="failed", reason=reason, total_time_s=process_age_s())
         raise
     finally:
         report.close()
@@ -387,11 +387,11 @@ def _about(group: Group, threads: int) -> dict[str, Any]:
         "world_size": place.world_size,
         "nodes": place.nodes,
         "node_list": ",".join(dict.fromkeys(hosts)),
-        "device": host.device_name(group.device),
+        "device": device_name(group.device),
         "device_type": group.device.type,
         "backend": group.backend,
-        "versions": host.versions(group.device),
-        "git_commit": host.git_commit() if place.rank == 0 else None,
+        "versions": versions(group.device),
+        "git_commit": git_commit() if place.rank == 0 else None,
         "job_id": place.job_id,
         "threads": threads,
     }

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 
 from jobkit.errors import Exit, Parser, UsageError, command, one_line
-from jobkit.payload import host, numerics
 from jobkit.payload.batches import Step
 from jobkit.payload.data import synthetic
+from jobkit.payload.device import configure, peak_memory_mib, reset_peak_memory
 from jobkit.payload.distributed import Group, join
 from jobkit.payload.main import leave
 from jobkit.payload.place import read_rank_env
@@ -146,11 +146,11 @@ def epoch(spec: RunSpec, group: Group) -> list[Number]:
     """Train two epochs, the second one without waits, and return its numbers."""
     device = group.device
     data = synthetic(spec.train_samples or 0, spec.test_samples or 0)
-    numerics.configure(spec, device)
+    configure(spec, device)
     report = Reporter(None, 0, 1)  # prints nothing
     trainer = build_trainer(spec, group, data, report)
     trainer.train_epoch(0, lambda _: None)
-    host.reset_peak_memory(device)
+    reset_peak_memory(device)
     observer = NoWaits(device, len(trainer.batches))
     trainer.observers = [observer]
     name, on_gpu = f"{spec.model} {spec.strategy}", device.type == "cuda"
@@ -173,7 +173,7 @@ def epoch(spec: RunSpec, group: Group) -> list[Number]:
         return numbers
     elapsed_s, rate = clock.elapsed_s(), clock.images / clock.elapsed_s()
     share = observer.issue_s / elapsed_s if on_gpu else None
-    peak = host.peak_memory_mib(device).allocated if on_gpu else None
+    peak = peak_memory_mib(device).allocated if on_gpu else None
     predicted = footprint(
         spec,
         Subject(

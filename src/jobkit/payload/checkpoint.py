@@ -36,8 +36,8 @@ from torch import Tensor
 
 from jobkit.files import open_regular
 from jobkit.paths import read_json
-from jobkit.payload import random_numbers
 from jobkit.payload.batches import Progress
+from jobkit.payload.device import random_state
 from jobkit.payload.distributed import T, all_or_raise
 from jobkit.payload.report import Reporter
 
@@ -274,7 +274,7 @@ def own_tensors(trainer: "Trainer") -> dict[str, Tensor]:
     strategy = trainer.strategy
     tensors = {f"{BUFFER}{name}": b for name, b in strategy.named_buffers().items()}
     tensors |= {f"{STRATEGY}{name}": t for name, t in strategy.own_state().items()}
-    tensors |= random_numbers.state(strategy.device, strategy.devices)
+    tensors |= random_state(strategy.device, strategy.devices)
     tensors[LOSS_SUM] = trainer.loss_sum
     tensors[TIMING] = torch.tensor(trainer.clock.so_far(), dtype=torch.float64)
     return tensors

@@ -1,95 +1,90 @@
-"""Time, measured with the device synchronised around the clock."""
+"""The steps of a rank in windows, as the meter of any program measures them; and its start."""
 
+import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
-import torch
+from jobkit.metric.kinds import MetricWriter
+from jobkit.payload.place import RankEnv
+from jobkit.payload.report import Reporter
+from jobkit.program.machine import watch
+from jobkit.program.why import Why
+from jobkit.program.windows import Meter
 
-from jobkit.payload.windows import StepWindows
-from jobkit.program.why import DATA
 
+class StepWindows(Meter):
+    """Measures the steps between two evaluations; each rank writes its own windows.
 
-class Clock:
-    """Wall time of the timed iterations and, of it, the wait for batches.
-
-    windows: the steps one by one, which are told of the same pauses and waits.
+    Rank 0's are among its other records. An error is one warning, and ends no training.
     """
 
-    def __init__(self, device: torch.device, windows: StepWindows | None = None) -> None:
-        self._device, self._windows = device, windows
-        self._carried: tuple[int, float, float] = (0, 0.0, 0.0)
-        self.restart()
+    def __init__(
+        self, report: Reporter, place: RankEnv, warmup: int, gpus: int = 1, why: int = 0
+    ) -> None:
+        super().__init__("images", None, warmup, "training", None, environment={})
+        self.why = Why(why, self._warmup)
+        self._clock: Any = None  # of the epoch, which leaves profiled steps out as well
+        self._before = (0, 0.0, 0.0)  # its values before the profiled steps
+        self._place, self._gpus = {**os.environ, "LOCAL_RANK": str(place.local_rank)}, gpus
+        self._report, self.rank, self._world = report, place.rank, place.world_size
+        self._own: MetricWriter | None = None
 
-    def carry(self, images: int, elapsed_s: float, data_wait_s: float) -> None:
-        """Restart from the values that an earlier process measured in the same epoch."""
-        self._carried = (images, elapsed_s, data_wait_s)
-        self.restart()
+    def _open(self, work: float | None) -> None:
+        """Have a writer at the first step: a rank that trains nothing leaves no file."""
+        writer = self._report.writer
+        if writer is None:
+            writer = self._own = self._report.rank_writer()
+        self._writer = writer
+        self.on = writer is not None
+        self._sampler = watch(
+            partial(self._report.rank_writer, "s"), self.rank, self._place, self._gpus
+        )
+        if (folder := self._report.folder) is not None:
+            self._profile_here(partial(self._report.rank_writer, "w"), folder, self._place)
 
-    def so_far(self) -> tuple[int, float, float]:
-        """Images, seconds, and seconds of waiting for data so far."""
-        return self.images, self.elapsed_s(), self.data_wait_s
+    def _between(self) -> None:
+        """Leave the steps out of the epoch's clock as well."""
+        if not self.aside and self._clock:
+            self._before = self._clock.so_far()
+        super()._between()
+        if not self.aside:
+            self._return()
 
-    def return_to(self, before: tuple[int, float, float]) -> None:
-        """Forget what happened since a call of so_far."""
-        self.images, elapsed_s, self.data_wait_s = before
-        self._start = self._now() - elapsed_s
+    def _return(self) -> None:
+        if self._clock and self._before[0]:  # else the epoch would have no time at all
+            self._clock.return_to(self._before)
 
-    def _now(self) -> float:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        return time.perf_counter()
+    def begin_epoch(self, number: int, clock: Any) -> None:
+        """The first step of an epoch is next, or of what is left of it."""
+        self._clock, self._before = clock, clock.so_far()
+        self.begin(time.perf_counter())
+        self.hold(False)
+        self._epoch = number
 
-    def restart(self, windows: StepWindows | None = None) -> None:
-        """Reset to the carried values and start again; windows: are told of pauses from now on."""
-        self._windows = windows or self._windows
-        self.images, before_s, self.data_wait_s = self._carried
-        self._end: float | None = None
-        self._start = self._now() - before_s
+    def end_epoch(self) -> None:
+        """Its last step is done, on the device too; what comes is no training."""
+        if self.aside:
+            self._return()
+        self.close()
+        self.hold(True)
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Exclude what happens inside, such as the writing of a checkpoint."""
-        begin = self._now()
-        if self._windows:
-            self._windows.pause()
-        yield
-        if self._windows:
-            self._windows.resume()
-        self._start += self._now() - begin
+    def skip(self) -> None:
+        """The next step is not counted, as the model is compiled in it."""
+        self.close()
+        self._begin = None
 
-    @contextmanager
-    def excluded(self) -> Iterator[None]:
-        """Exclude an iteration that happens inside: its time, images and wait for data."""
-        images, waited = self.images, self.data_wait_s
-        if self._windows:
-            self._windows.skip()
-        with self.paused():
-            yield
-        self.images, self.data_wait_s = images, waited
-
-    @contextmanager
-    def waiting_for_data(self) -> Iterator[None]:
-        """Count what happens inside as wait for data; the device is not synchronised here."""
-        start = time.perf_counter()
-        with self._windows.span(DATA) if self._windows else nullcontext():
-            yield
-        waited_s = time.perf_counter() - start
-        self.data_wait_s += waited_s
-        if self._windows:
-            self._windows.waited(waited_s)
-
-    def own_s(self) -> float:
-        """Seconds since the last restart, without those of an earlier process."""
-        return self.elapsed_s() - self._carried[1]
-
-    def stop(self) -> None:
-        """End the measurement once the device has done all its work."""
-        self._end = self._now()
-
-    def elapsed_s(self) -> float:
-        """Seconds from the start to the stop, or to now, all work on the device included."""
-        return (self._now() if self._end is None else self._end) - self._start
+    def finish(self) -> None:
+        """The training is over: write the last window."""
+        self.close()
+        self.why.end(self.steps)
+        if self._sampler:
+            self._sampler.stop()
+        if self._own:
+            self._own.close()
+        self.on = False
 
 
 class Stages:

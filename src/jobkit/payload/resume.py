@@ -9,7 +9,6 @@ from torch import Tensor
 
 from jobkit.errors import UsageError
 from jobkit.paths import RunPaths, read_json, short_path
-from jobkit.payload import random_numbers
 from jobkit.payload.batches import Progress
 from jobkit.payload.checkpoint import (
     BUFFER,
@@ -30,6 +29,7 @@ from jobkit.payload.checkpoint import (
     shared_tensors,
     writers,
 )
+from jobkit.payload.device import seed_rank, take_random_state
 from jobkit.spec.runspec import RunSpec
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ def _load(
     _take_own(trainer, parts[0] if same else merged(parts, rank))
     if not same:
         seed, iteration = trainer.spec.seed + trainer.spec.repeat, manifest.progress.iteration
-        random_numbers.begin(seed, rank, strategy.devices, iteration)
+        seed_rank(seed, rank, strategy.devices, iteration)
 
 
 def _prime(trainer: "Trainer") -> None:
@@ -223,7 +223,7 @@ def _take_own(trainer: "Trainer", own: dict[str, Tensor]) -> None:
     strategy.take_own_state(
         {k.removeprefix(STRATEGY): t for k, t in own.items() if k.startswith(STRATEGY)}
     )
-    random_numbers.take(own, strategy.device, strategy.devices)
+    take_random_state(own, strategy.device, strategy.devices)
     trainer.loss_sum = own[LOSS_SUM].to(trainer.loss_sum)
     images, elapsed_s, data_wait_s = own[TIMING].tolist()
     trainer.clock.carry(int(images), elapsed_s, data_wait_s)

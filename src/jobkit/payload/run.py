@@ -13,11 +13,23 @@ import torch.distributed as dist
 
 from jobkit.errors import Exit, RanksDiffer, UsageError
 from jobkit.paths import RunPaths
-from jobkit.payload import host, numerics, random_numbers, warnings
 from jobkit.payload.batches import Augmentation, Batches, DeviceData
 from jobkit.payload.checkpoint import Checkpoints, clear_unfinished
 from jobkit.payload.clock import Stages
 from jobkit.payload.data import Dataset, load_data
+from jobkit.payload.device import (
+    configure,
+    device_name,
+    git_commit,
+    gpu_state,
+    keep_freed_memory,
+    process_age_s,
+    recorded,
+    resolved,
+    seed_rank,
+    set_environment,
+    versions,
+)
 from jobkit.payload.distributed import Group, all_or_raise, banner, check_identity, join
 from jobkit.payload.measure.difference import Difference
 from jobkit.payload.measure.profiling import Profiler
@@ -33,7 +45,21 @@ from jobkit.payload.strategies import strategy_class
 from jobkit.payload.strategies.base import make_optimizer
 from jobkit.payload.train import Observer, Trainer
 from jobkit.spec.runspec import Every, RunSpec, Window, profiled_ranks
+from jobkit.spec.strategies import FACTS, owners
 
+# A setting (or the beginning of its name), what must hold for it to matter, and that in words.
+_ONLY_WITH = (
+    ("ddp_powersgd", lambda spec: spec.ddp_comm_hook == "powersgd", "--ddp-comm-hook powersgd"),
+    ("fsdp_group_mib", lambda spec: spec.fsdp_wrap is None, "no --fsdp-wrap"),
+    ("fsdp_reduce_fp32", lambda spec: spec.precision != "fp32", "a lower precision than fp32"),
+    ("compile_mode", lambda spec: spec.compile, "--compile"),
+    ("momentum", lambda spec: spec.optimizer == "sgd", "optimizer sgd"),
+    ("lr_base_batch_size", lambda spec: spec.lr_scaling != "none", "--lr-scaling linear or sqrt"),
+    ("width", lambda spec: ":" not in spec.model, "a model of jobkit's own"),
+    ("width", lambda spec: spec.hidden is None, "no --hidden"),
+    ("hidden", lambda spec: spec.model == "mlp", "--model mlp"),
+)
+MIN_CORES = 4  # for each GPU
 _START_SHARE = 1.25  # of --timeout-s: a rank that has not joined the group by then ends
 
 
@@ -58,7 +84,7 @@ def run_rank(job: RankJob) -> bool:
 
     Raises UsageError for what the user gave, on every rank; any other error for a failed run.
     """
-    stages = Stages(imported_s=host.process_age_s())
+    stages = Stages(imported_s=process_age_s())
     report = Reporter(job.paths, job.attempt, job.place.rank)
     try:
         trainer = _set_up(job, report, stages)
@@ -75,7 +101,7 @@ def run_rank(job: RankJob) -> bool:
 def _set_up(job: RankJob, report: Reporter, stages: Stages) -> Trainer:
     """Set up group, data and model, measured and reported; return the trainer."""
     spec, place = job.spec, job.place
-    numerics.set_environment(spec)  # before the first call of CUDA
+    set_environment(spec)  # before the first call of CUDA
     threads = spec.threads or share_of_cores(place.local_world_size)
     torch.set_num_threads(threads)
     with stages.stage("group_s"):
@@ -90,10 +116,10 @@ def _set_up(job: RankJob, report: Reporter, stages: Stages) -> Trainer:
             check_identity(group, job.paths.folder.name if job.paths else "", job.attempt)
         finally:
             faulthandler.cancel_dump_traceback_later()
-    spec = numerics.resolved(spec, group)
-    numerics.configure(spec, group.device)
+    spec = resolved(spec, group)
+    configure(spec, group.device)
     if group.device.type == "cpu":
-        host.keep_freed_memory()
+        keep_freed_memory()
     for line in banner(group, threads):
         report.say(line)
     with stages.stage("data_s"):
@@ -154,7 +180,7 @@ def build_trainer(
     )
     if spec.lookahead_every:
         Lookahead(trainer)
-    random_numbers.begin(seed, place.rank, strategy.devices)
+    seed_rank(seed, place.rank, strategy.devices)
     return trainer
 
 
@@ -179,13 +205,73 @@ def _warn(job: RankJob, trainer: Trainer) -> None:
     device, samples = trainer.group.device, trainer.batches.samples
     for text in (
         *job.notes,
-        *warnings.without_effect(job.spec, device.type),
-        *warnings.of_size(job.spec, job.place, device, samples),
-        *warnings.of_batch_norm(trainer.strategy.normalised, job.spec),
+        *without_effect(job.spec, device.type),
+        *of_size(job.spec, job.place, device, samples),
+        *of_batch_norm(trainer.strategy.normalised, job.spec),
     ):
         trainer.report.warn(text)
     if job.spec.speed_run:
         trainer.report.info("validation is with test-time augmentation: --speed-run")
+
+
+def without_effect(spec: RunSpec, device_type: str) -> list[str]:
+    """A line for each setting that is not at its default and changes nothing in this run."""
+    changed = spec.differences()
+    lines: dict[str, str] = {}
+    for name in changed:
+        if (strategies := owners(name)) and spec.strategy not in strategies:
+            words = f"strategy {' or '.join(strategies)}"
+            lines[name] = f"{_option(name)} has no effect: it needs {words}"
+    for prefix, holds, words in _ONLY_WITH:
+        for name in changed:
+            if name.startswith(prefix) and not holds(spec):
+                lines.setdefault(name, f"{_option(name)} has no effect: it needs {words}")
+    if "fsdp_cpu_offload" in changed and device_type == "cpu":
+        lines.setdefault("fsdp_cpu_offload", "--fsdp-cpu-offload has no effect on the CPU")
+    if device_type == "cpu":
+        for name in sorted({"fp32", "deterministic"} & changed.keys()):
+            if changed[name] != "ieee":  # which the CPU has anyway
+                lines[name] = f"{_option(name)} has no effect on the CPU"
+    return list(lines.values())
+
+
+def _option(name: str) -> str:
+    """A setting's name as it is typed."""
+    return "--" + name.replace("_", "-")
+
+
+def of_size(spec: RunSpec, place: RankEnv, device: torch.device, samples: int) -> list[str]:
+    """Lines on batches larger than the data, and on too few cores."""
+    lines = []
+    if spec.steps_batch_size > samples:
+        lines.append(
+            f"the global batch of {spec.steps_batch_size} is more than the {samples} training "
+            "samples: each epoch is one step of all of them"
+        )
+    cores = len(os.sched_getaffinity(0))
+    if device.type == "cpu" and place.local_world_size > cores:
+        lines.append(
+            f"{place.local_world_size} ranks share {cores} cores: oversubscribed, timings are not "
+            "meaningful"
+        )
+    own = share_of_cores(place.local_world_size)
+    if device.type == "cuda" and own < MIN_CORES:
+        lines.append(
+            f"{own} CPU core{'s' * (own > 1)} for each GPU: issuing its work, NCCL and checkpoints "
+            f"need {MIN_CORES}; give --cpus-per-task=8"
+        )
+    return lines
+
+
+def of_batch_norm(normalised: bool, spec: RunSpec) -> list[str]:
+    """A line on batch normalisation, the one thing that does depend on the number of ranks."""
+    part = FACTS[spec.strategy].normalises_over
+    if not normalised or spec.world_size == 1 or not part:
+        return []
+    if spec.strategy == "ddp" and spec.sync_batchnorm:
+        return []
+    text = f"the model has batch normalisation, which takes its statistics over each {part}"
+    return [f"{text}: losses change with the number of ranks"]
 
 
 def _record_start(trainer: Trainer, threads: int) -> None:
@@ -201,14 +287,12 @@ def _record_start(trainer: Trainer, threads: int) -> None:
         world_size=group.place.world_size,
         nodes=group.place.nodes,
         node_list=",".join(dict.fromkeys(hosts)),
-        device=host.device_name(group.device),
+        device=device_name(group.device),
         device_type=group.device.type,
         devices=strategy.devices if strategy.facts.whole_node else group.place.world_size,
         backend=group.backend,
-        versions=host.versions(group.device)
-        | host.gpu_state(group.device)
-        | numerics.recorded(group.device),
-        git_commit=host.git_commit() if group.place.rank == 0 else None,
+        versions=versions(group.device) | gpu_state(group.device) | recorded(group.device),
+        git_commit=git_commit() if group.place.rank == 0 else None,
         job_id=group.place.job_id,
         global_batch_size=batch,
         batch_size_per_rank=-(-batch // group.place.world_size),
@@ -243,7 +327,7 @@ def _train(job: RankJob, trainer: Trainer, stages: Stages) -> bool:
     def started(first_s: float | None) -> None:
         if "total_s" not in stages.seconds:
             dist.barrier()
-            stages.seconds["total_s"] = host.process_age_s()
+            stages.seconds["total_s"] = process_age_s()
         trainer.report.record("startup", **stages.fields(first_s, job.spec.compile))
 
     guard = _guard(job, trainer)
@@ -338,18 +422,18 @@ def _observers(job: RankJob, trainer: Trainer) -> list[Observer]:
 
 def _end_well(job: RankJob, trainer: Trainer, val_loss: float, val_accuracy: float) -> None:
     reached = {"val_loss": val_loss, "val_accuracy": val_accuracy}
-    age_s = host.process_age_s()
+    age_s = process_age_s()
     trainer.report.record("run_end", status="ok", reason="", total_time_s=age_s, **reached)
     if job.place.rank == 0:
         write_outcome(job.paths, job.attempt, "ok", 0)
     trainer.report.say(
         f"done at {time.strftime('%H:%M:%S')}: accuracy {val_accuracy:.1%}, "
-        f"validation loss {val_loss:.4f}, {host.process_age_s():.1f} s"
+        f"validation loss {val_loss:.4f}, {process_age_s():.1f} s"
     )
 
 
 def _end_early(job: RankJob, trainer: Trainer, why: str) -> None:
-    age_s = host.process_age_s()
+    age_s = process_age_s()
     trainer.report.record("run_end", status="preempted", reason=why, total_time_s=age_s)
     if job.place.rank == 0:
         write_outcome(job.paths, job.attempt, "preempted", Exit.AGAIN, why)
@@ -369,5 +453,5 @@ def _record_failure(job: RankJob, report: Reporter, error: Exception) -> None:
             reason += f"; a rank that hung left its stacks in {folder}"
         report.log(traceback.format_exc().rstrip(), logging.ERROR)
     reason = write_outcome(job.paths, job.attempt, "failed", code, reason)
-    age_s = host.process_age_s()
+    age_s = process_age_s()
     report.record("run_end", status="failed", reason=reason[:500], total_time_s=age_s)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from jobkit.errors import RanksDiffer
 from jobkit.payload.batches import Step
-from jobkit.payload.sharded import is_sharded
+from jobkit.payload.strategies.blocks import is_sharded
 
 if TYPE_CHECKING:
     from jobkit.payload.train import Trainer

@@ -1,6 +1,7 @@
 """The training loop, readable from top to bottom; every strategy goes through it."""
 
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -9,17 +10,17 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from jobkit.payload import host
 from jobkit.payload.batches import Batches, DeviceData, Progress, Step, share
-from jobkit.payload.clock import Clock
+from jobkit.payload.clock import StepWindows
+from jobkit.payload.device import peak_memory_mib
 from jobkit.payload.distributed import Group
 from jobkit.payload.recipe import predict_flipped
 from jobkit.payload.report import Reporter
 from jobkit.payload.strategies import Strategy
-from jobkit.payload.warnings import too_short
-from jobkit.payload.windows import StepWindows
-from jobkit.program.why import OWN
+from jobkit.program.why import DATA, OWN
 from jobkit.spec.runspec import RunSpec
+
+MIN_EPOCH_S = 1.0  # of which a GPU can be measured
 
 
 class Guard(Protocol):
@@ -49,6 +50,88 @@ class Observer(Protocol):
 
     def after(self, trainer: "Trainer", step: Step) -> None:
         """It is done."""
+
+
+class Clock:
+    """Wall time of the timed iterations and, of it, the wait for batches.
+
+    windows: the steps one by one, which are told of the same pauses and waits.
+    """
+
+    def __init__(self, device: torch.device, windows: StepWindows | None = None) -> None:
+        self._device, self._windows = device, windows
+        self._carried: tuple[int, float, float] = (0, 0.0, 0.0)
+        self.restart()
+
+    def carry(self, images: int, elapsed_s: float, data_wait_s: float) -> None:
+        """Restart from the values that an earlier process measured in the same epoch."""
+        self._carried = (images, elapsed_s, data_wait_s)
+        self.restart()
+
+    def so_far(self) -> tuple[int, float, float]:
+        """Images, seconds, and seconds of waiting for data so far."""
+        return self.images, self.elapsed_s(), self.data_wait_s
+
+    def return_to(self, before: tuple[int, float, float]) -> None:
+        """Forget what happened since a call of so_far."""
+        self.images, elapsed_s, self.data_wait_s = before
+        self._start = self._now() - elapsed_s
+
+    def _now(self) -> float:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return time.perf_counter()
+
+    def restart(self, windows: StepWindows | None = None) -> None:
+        """Reset to the carried values and start again; windows: are told of pauses from now on."""
+        self._windows = windows or self._windows
+        self.images, before_s, self.data_wait_s = self._carried
+        self._end: float | None = None
+        self._start = self._now() - before_s
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Exclude what happens inside, such as the writing of a checkpoint."""
+        begin = self._now()
+        if self._windows:
+            self._windows.pause()
+        yield
+        if self._windows:
+            self._windows.resume()
+        self._start += self._now() - begin
+
+    @contextmanager
+    def excluded(self) -> Iterator[None]:
+        """Exclude an iteration that happens inside: its time, images and wait for data."""
+        images, waited = self.images, self.data_wait_s
+        if self._windows:
+            self._windows.skip()
+        with self.paused():
+            yield
+        self.images, self.data_wait_s = images, waited
+
+    @contextmanager
+    def waiting_for_data(self) -> Iterator[None]:
+        """Count what happens inside as wait for data; the device is not synchronised here."""
+        start = time.perf_counter()
+        with self._windows.span(DATA) if self._windows else nullcontext():
+            yield
+        waited_s = time.perf_counter() - start
+        self.data_wait_s += waited_s
+        if self._windows:
+            self._windows.waited(waited_s)
+
+    def own_s(self) -> float:
+        """Seconds since the last restart, without those of an earlier process."""
+        return self.elapsed_s() - self._carried[1]
+
+    def stop(self) -> None:
+        """End the measurement once the device has done all its work."""
+        self._end = self._now()
+
+    def elapsed_s(self) -> float:
+        """Seconds from the start to the stop, or to now, all work on the device included."""
+        return (self._now() if self._end is None else self._end) - self._start
 
 
 @dataclass
@@ -130,7 +213,7 @@ class Trainer:
         val_sums = self.evaluate()
         eval_time_s = eval_clock.elapsed_s()
 
-        peaks = host.peak_memory_mib(self.data.device)
+        peaks = peak_memory_mib(self.data.device)
         peak = peaks.allocated if self.data.device.type == "cuda" else peaks.resident
         self.report.log(
             f"epoch {epoch}, this rank: {clock.images} images in {own_s:.4f} s, of it waiting for "
@@ -180,9 +263,13 @@ class Trainer:
             begun_at=begun_at,
             **largest,
         )
-        if (short := too_short(largest["epoch_time_s"], self.data.device)) and not self._short_told:
+        epoch_s = largest["epoch_time_s"]
+        if self.data.device.type == "cuda" and epoch_s < MIN_EPOCH_S and not self._short_told:
             self._short_told = True
-            self.report.warn(short)
+            self.report.warn(
+                f"an epoch takes {epoch_s:.2f} s: so short, it measures the host that issues the "
+                "operations rather than the GPU; use a larger model, batch or data set"
+            )
         self.report.say(
             f"epoch {epoch + 1}/{self.spec.epochs}: loss {train_loss:.4f}, "
             f"validation loss {val_loss:.4f}, accuracy {val_accuracy:.1%}, "

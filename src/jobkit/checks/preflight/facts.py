@@ -19,8 +19,9 @@ import jobkit
 from jobkit.errors import UsageError
 from jobkit.files import open_regular
 from jobkit.gpus import gpu_state
-from jobkit.payload import host
 from jobkit.payload.data import find_source
+from jobkit.payload.device import git_commit
+from jobkit.payload.device import versions as versions_of
 from jobkit.payload.distributed import candidate
 from jobkit.payload.place import (
     RankEnv,
@@ -183,8 +184,8 @@ def versions(place: RankEnv) -> Facts:
     """Return versions that must be equal, and the commit, which only explains a difference."""
     cuda = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     digest = within(10, lambda: source_digest(Path(jobkit.__file__).parent), "unreadable")
-    commit = host.git_commit() if place.local_rank == 0 else None
-    found = {**host.versions(cuda), "jobkit": f"{jobkit.__version__} (source {digest})"}
+    commit = git_commit() if place.local_rank == 0 else None
+    found = {**versions_of(cuda), "jobkit": f"{jobkit.__version__} (source {digest})"}
     return {"versions": found, "commit": commit, "system": platform.platform()}
 
 

@@ -16,9 +16,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from jobkit.checks.verify.cases import CLASSES, DTYPES, Case
-from jobkit.payload import numerics
 from jobkit.payload.batches import Step
 from jobkit.payload.data import synthetic
+from jobkit.payload.device import configure
 from jobkit.payload.distributed import Group
 from jobkit.payload.place import RankEnv
 from jobkit.payload.report import Reporter
@@ -215,7 +215,7 @@ def _device(kind: str, rank: int) -> torch.device:
         return torch.device("cpu")
     device = torch.device(kind, rank)
     torch.cuda.set_device(device)
-    numerics.configure(RunSpec(fp32="ieee"), device)
+    configure(RunSpec(fp32="ieee"), device)
     return device
 
 

@@ -16,8 +16,12 @@ from torch.optim import Optimizer
 from jobkit.errors import UsageError
 from jobkit.payload.distributed import RankEnv
 from jobkit.payload.recipe import trained_parameters
-from jobkit.payload.sharded import is_sharded
-from jobkit.payload.strategies.blocks import blank, checkpoint_blocks, kept_statistics
+from jobkit.payload.strategies.blocks import (
+    blank,
+    checkpoint_blocks,
+    is_sharded,
+    kept_statistics,
+)
 from jobkit.permissions import keep_compiler_cache
 from jobkit.spec.runspec import RunSpec
 from jobkit.spec.strategies import FACTS

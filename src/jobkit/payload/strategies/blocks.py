@@ -6,13 +6,18 @@ weight, but a normalisation would remember them.
 """
 
 import functools
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 
 def checkpoint_blocks(model: nn.Module) -> None:
@@ -73,3 +78,9 @@ def filled_up(images: Tensor, parts: int) -> Tensor:
         return images
     again = torch.arange(lack, device=images.device) % count
     return torch.cat([images, images[again]])
+
+
+def is_sharded(tensor: object) -> "TypeGuard[DTensor]":
+    """Whether it is a DTensor, without importing torch's part of them."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)

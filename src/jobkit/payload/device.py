@@ -1,0 +1,240 @@
+"""The device of a rank and its machine: names and versions, memory, arithmetic, random numbers."""
+
+import ctypes
+import gc
+import os
+import platform
+import resource
+import subprocess
+import time
+from collections.abc import Mapping, MutableMapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from jobkit import gpus
+from jobkit.paths import INSTALLED, REPOSITORY
+from jobkit.payload.batches import sample_hash
+from jobkit.payload.distributed import Group
+from jobkit.spec.runspec import RunSpec
+
+# Parameters of glibc's mallopt, from malloc.h.
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4
+# Of cuBLAS, so that it adds in one order; and NCCL's ring, whose order follows from the ranks.
+_SAME_BITS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "Ring"}
+_CPU_STATE, _GPU_STATE = "random.cpu", "random.cuda"
+_NAN = float("nan")
+
+
+# --- the machine -------------------------------------------------------------------------------
+
+
+def process_age_s() -> float:
+    """Seconds since this process was started, the import of torch included."""
+    started_ticks = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19])
+    boot = time.clock_gettime(time.CLOCK_BOOTTIME)
+    return boot - started_ticks / os.sysconf("SC_CLK_TCK")
+
+
+def device_name(device: torch.device) -> str:
+    """The GPU's name, or the processor's."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def versions(device: torch.device) -> dict[str, str]:
+    """Versions of what the numbers depend on."""
+    names = {"python": platform.python_version(), "torch": torch.__version__}
+    if device.type == "cuda":
+        key = "hip" if torch.version.hip else "cuda"  # on AMD's GPUs NCCL is RCCL
+        names[key] = str(torch.version.hip or torch.version.cuda)
+        names["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    return names
+
+
+def gpu_state(device: torch.device) -> dict[str, str]:
+    """Driver, clocks, power limit and ECC errors of the rank's GPU, as far as they are known."""
+    if device.type != "cuda":
+        return {}
+    properties = torch.cuda.get_device_properties(device)
+    return gpus.gpu_state(str(getattr(properties, "uuid", "")))
+
+
+def git_commit() -> str | None:
+    """The commit of the code, with '+changes' where files differ from it; None outside git."""
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(REPOSITORY), *words]
+        return subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=10
+        ).stdout.strip()
+
+    if INSTALLED:  # a repository around it is somebody else's
+        return None
+    try:
+        commit = git("rev-parse", "HEAD")
+        return commit + ("+changes" if git("status", "--porcelain", "-uno") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+# --- memory ------------------------------------------------------------------------------------
+
+
+def keep_freed_memory() -> None:
+    """Have the process keep the memory that it frees, where its C library can do that.
+
+    Each iteration frees and allocates the same large activations. By default glibc maps each of
+    them again, and the page faults cost more than the augmentation does.
+    """
+    with suppress(OSError, AttributeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        if mallopt(_M_MMAP_MAX, 0) and mallopt(_M_TRIM_THRESHOLD, 2**31 - 1):
+            mallopt(_M_TOP_PAD, 64 * 2**20)
+
+
+class PeakMemory(NamedTuple):
+    """Peaks since the start in MiB: allocated and reserved on the GPU (NaN without), resident.
+
+    device: what the driver says is in use on the GPU, by any process; NaN where it does not say.
+    """
+
+    allocated: float
+    reserved: float
+    resident: float
+    device: float = _NAN
+
+
+def peak_memory_mib(device: torch.device) -> PeakMemory:
+    """The process's peaks of memory so far."""
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    with suppress(OSError):  # the kernel's high-water mark; getrusage's includes the parent's
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                resident = int(line.split()[1]) / 1024
+    if device.type != "cuda":
+        return PeakMemory(_NAN, _NAN, resident)
+    used = _NAN
+    with suppress(RuntimeError):  # some partitioned GPUs do not say
+        # With CUDA's context and NCCL's buffers, unlike torch's. torch gives nothing back of what
+        # it has reserved, so what is used after an epoch is what was used in it.
+        free, total = torch.cuda.mem_get_info(device)
+        used = (total - free) / 2**20
+    allocated = torch.cuda.max_memory_allocated(device) / 2**20
+    return PeakMemory(allocated, torch.cuda.max_memory_reserved(device) / 2**20, resident, used)
+
+
+def reset_peak_memory(device: torch.device) -> None:
+    """Reset the peaks of memory, after freed memory was returned to the system."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+    with suppress(OSError, AttributeError):  # another C library; no such file
+        ctypes.CDLL(None).malloc_trim(0)
+        Path("/proc/self/clear_refs").write_text("5")  # the high-water mark of the resident set
+
+
+# --- arithmetic of a GPU -----------------------------------------------------------------------
+
+
+def set_environment(spec: RunSpec, environ: MutableMapping[str, str] = os.environ) -> None:
+    """Set what the libraries read when they are first used; call it before anything of CUDA."""
+    if spec.deterministic and spec.device != "cpu":
+        for name, value in _SAME_BITS.items():
+            environ.setdefault(name, value)
+
+
+def resolved(spec: RunSpec, group: Group) -> RunSpec:
+    """The settings with what they leave to the device decided: the same on every rank.
+
+    On GPUs what is fast, unless the run is to be deterministic; on the CPU fp32. Every rank calls.
+    """
+    fast = group.device.type == "cuda" and not spec.deterministic
+    precision, fp32 = spec.precision, spec.fp32
+    if precision == "auto":
+        low = fast and all(group.gather(torch.cuda.is_bf16_supported(including_emulation=False)))
+        precision = "bf16" if low else "fp32"
+    if fp32 == "auto":
+        fp32 = "tf32" if fast else "ieee"
+    return replace(spec, precision=precision, fp32=fp32)
+
+
+def configure(spec: RunSpec, device: torch.device) -> None:
+    """Set every switch of a GPU's arithmetic, whatever torch or the environment has it at."""
+    if device.type != "cuda":
+        return
+    # Left alone, torch has convolutions in TF32 and matrix products in fp32, unless a variable
+    # that vendors' images may set says otherwise.
+    torch.backends.cudnn.allow_tf32 = spec.fp32 == "tf32"
+    torch.backends.cuda.matmul.allow_tf32 = spec.fp32 == "tf32"
+    torch.backends.cudnn.benchmark = not spec.deterministic
+    torch.backends.cudnn.deterministic = spec.deterministic
+    torch.use_deterministic_algorithms(spec.deterministic)
+
+
+def recorded(device: torch.device) -> dict[str, str]:
+    """What the switches are, and cuDNN's version, beside versions(); nothing on the CPU."""
+    if device.type != "cuda":
+        return {}
+    cudnn, matmul = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    switches = {
+        "cudnn": str(torch.backends.cudnn.version()),
+        "cudnn_benchmark": str(torch.backends.cudnn.benchmark).lower(),
+        "fp32": {(True, True): "tf32", (False, False): "ieee"}.get((cudnn, matmul), "mixed"),
+        "deterministic": str(torch.are_deterministic_algorithms_enabled()).lower(),
+    }
+    return switches | {name.lower(): os.environ[name] for name in _SAME_BITS if name in os.environ}
+
+
+# --- random numbers, which dropout draws: each rank's own, and kept in checkpoints ---------------
+
+
+def seed_rank(seed: int, rank: int, gpus: int = 1, iteration: int = 0) -> None:
+    """Begin numbers that differ between ranks, and between the GPUs that one process drives.
+
+    All ranks have seeded alike to make the same weights; with equal masks of dropout they would be
+    one draw, not as many as there are ranks. Rank 0 draws as a run on one rank does, unless an
+    iteration is given: a run resumed at another size must not draw again what its first
+    iterations drew. The order of the samples and their augmentation draw nothing here.
+    """
+    if rank or iteration:
+        torch.manual_seed(_mixed(seed, iteration, rank))
+    for gpu in range(1, gpus):
+        with torch.cuda.device(gpu):
+            torch.cuda.manual_seed(_mixed(seed, iteration, rank + gpu))
+
+
+def _mixed(seed: int, iteration: int, rank: int) -> int:
+    """A seed for a rank; a sum would give rank 1 what rank 0 has in the next repeat."""
+    return int(sample_hash(seed, iteration, torch.tensor([rank])))
+
+
+def random_state(device: torch.device, gpus: int = 1) -> dict[str, Tensor]:
+    """The state of the CPU's generator and of those of the GPUs, by name, on the CPU."""
+    state = {_CPU_STATE: torch.get_rng_state()}
+    if device.type == "cuda":
+        state[_GPU_STATE] = torch.cuda.get_rng_state(device)
+        state |= {f"{_GPU_STATE}.{gpu}": torch.cuda.get_rng_state(gpu) for gpu in range(1, gpus)}
+    return state
+
+
+def take_random_state(state: Mapping[str, Tensor], device: torch.device, gpus: int = 1) -> None:
+    """Take over what random_state() gave; what is absent stays unchanged."""
+    if _CPU_STATE in state:
+        torch.set_rng_state(state[_CPU_STATE])
+    if device.type == "cuda":
+        if _GPU_STATE in state:
+            torch.cuda.set_rng_state(state[_GPU_STATE], device)
+        for gpu in range(1, gpus):
+            if (name := f"{_GPU_STATE}.{gpu}") in state:
+                torch.cuda.set_rng_state(state[name], gpu)
