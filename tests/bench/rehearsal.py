@@ -23,7 +23,7 @@ from bench import LESS, ROOT, report
 
 sys.path.insert(0, str(ROOT / "src"))
 
-from jobkit.drill.minicluster import Minicluster
+from jobkit.drill.places import Minicluster
 from jobkit.paths import read_json
 
 RANK = """

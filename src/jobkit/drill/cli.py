@@ -14,13 +14,10 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from jobkit.drill.fault_run import PATIENCE_S, Halted
 from jobkit.drill.faults import FAULTS, FaultCase
-from jobkit.drill.minicluster import Minicluster
-from jobkit.drill.place import LocalPlace
-from jobkit.drill.program import FIRST, LAST, Command, Training
-from jobkit.drill.rows import REFERENCE, Drill
-from jobkit.drill.slurm import SlurmPlace
+from jobkit.drill.places import LocalPlace, Minicluster, SlurmPlace
+from jobkit.drill.programs import FIRST, LAST, Command, Training
+from jobkit.drill.run import PATIENCE_S, REFERENCE, Drill, Halted
 from jobkit.errors import Exit, Parser, UsageError, command, one_of, positive
 from jobkit.launch.slurm_cluster import find_site
 from jobkit.paths import StudyPaths
@@ -98,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(given[:end])
     try:
         if args.list:
-            from jobkit.drill.table import listing
+            from jobkit.drill.faults import listing
 
             print(listing())
             return Exit.OK
@@ -147,7 +144,7 @@ def run(args: argparse.Namespace, program: Training | Command, faults: Sequence[
     """Run the drill where the arguments say; return the exit code."""
     from rich.console import Console
 
-    from jobkit.drill.table import show, write_csv
+    from jobkit.drill.faults import show, write_csv
 
     study, console = StudyPaths.named(args.name), Console(highlight=False, markup=False)
     if not console.is_terminal:

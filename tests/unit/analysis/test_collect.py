@@ -17,7 +17,7 @@ from jobkit.analysis.collect.rows import recorded_spec, unplanned_settings
 from jobkit.analysis.report.tables import run_costs
 from jobkit.analysis.tables.columns import EPOCHS, RESULTS, TABLES, markdown
 from jobkit.analysis.tables.series import series_labels
-from jobkit.drill.row import Row
+from jobkit.drill.faults import Row
 from jobkit.files import closed
 from jobkit.metric.kinds import KINDS
 from jobkit.metric.pattern import load_pattern

@@ -17,15 +17,30 @@ import pytest
 from rich.console import Console
 
 from jobkit.drill import cli
-from jobkit.drill import slurm as drill_slurm
-from jobkit.drill.fault_run import FaultRun
-from jobkit.drill.faults import FAULTS, FaultCase
-from jobkit.drill.place import MARK, LocalPlace, Started, end_marked, none_left, signal_ranks
-from jobkit.drill.program import Command, printed_steps, steps_of
-from jobkit.drill.row import Row, first_attempt, lost_iterations, startup, with_parameters
-from jobkit.drill.rows import impossible
-from jobkit.drill.slurm import SlurmPlace, SlurmStart
-from jobkit.drill.table import show, write_csv
+from jobkit.drill import places as drill_slurm
+from jobkit.drill.faults import (
+    FAULTS,
+    FaultCase,
+    Row,
+    first_attempt,
+    lost_iterations,
+    show,
+    startup,
+    with_parameters,
+    write_csv,
+)
+from jobkit.drill.places import (
+    MARK,
+    LocalPlace,
+    SlurmPlace,
+    SlurmStart,
+    Started,
+    end_marked,
+    none_left,
+    signal_ranks,
+)
+from jobkit.drill.programs import Command, printed_steps, steps_of
+from jobkit.drill.run import FaultRun, impossible
 from jobkit.errors import UsageError
 from jobkit.launch.site import Site
 from jobkit.metric.kinds import MetricWriter

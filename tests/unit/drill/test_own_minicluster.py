@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from jobkit.drill import minicluster
-from jobkit.drill.minicluster import Minicluster
+from jobkit.drill import places as minicluster
+from jobkit.drill.places import Minicluster
 from jobkit.errors import UsageError
 
 

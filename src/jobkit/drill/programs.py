@@ -13,15 +13,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from jobkit.drill.faults import FaultCase
-from jobkit.drill.place import Size, Started, compare
-from jobkit.drill.row import (
+from jobkit.drill.faults import (
+    FaultCase,
     Row,
     lost_iterations,
     records,
     startup,
     with_parameters,
 )
+from jobkit.drill.places import Size, Started, compare
 from jobkit.errors import UsageError
 from jobkit.launch.slurm_options import Options
 from jobkit.metric.kinds import TAG
