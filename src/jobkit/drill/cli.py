@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from jobkit.drill.faults import FAULTS, FaultCase
+from jobkit.drill.faults import FAULTS, FaultCase, listing, show, write_csv
 from jobkit.drill.places import LocalPlace, Minicluster, SlurmPlace
 from jobkit.drill.programs import FIRST, LAST, Command, Training
 from jobkit.drill.run import PATIENCE_S, REFERENCE, Drill, Halted
@@ -41,68 +41,66 @@ logs/NAME/drill.csv has one row per fault, and logs/NAME/FAULT/ is the folder of
 
 def parser() -> argparse.ArgumentParser:
     """The command line of drill."""
-    made = Parser(
+    new = Parser(
         prog="jobkit drill",
         usage="jobkit drill [options] [-- COMMAND]",
         description="Inject faults into a short training of jobkit's own, or into a command on 2 "
         "ranks, and measure the recovery.",
         epilog=EPILOG,
     )
-    where = made.add_mutually_exclusive_group()
+    where = new.add_mutually_exclusive_group()
     where.add_argument("--minicluster", action="store_true", help="on a temporary minicluster")
     where.add_argument("--local", action="store_true", help="on this machine, without Slurm")
-    made.add_argument(
+    new.add_argument(
         "--faults", nargs="+", metavar="NAME", help="inject only these faults (see --list)"
     )
-    made.add_argument("--list", action="store_true", help="list the faults and exit")
-    made.add_argument(
+    new.add_argument("--list", action="store_true", help="list the faults and exit")
+    new.add_argument(
         "--at",
         type=int,
         metavar="N",
         help=f"inject the fault after this iteration, {FIRST} to {LAST}, or after this step that "
         f"the command records (default {AT})",
     )
-    made.add_argument(
+    new.add_argument(
         "--after", type=positive, metavar="S",
         help="seconds from the start to the fault, for a command that records no steps",
     )  # fmt: skip
-    made.add_argument(
+    new.add_argument(
         "--patience", type=positive, default=PATIENCE_S, metavar="S",
         help="seconds in which a run must start, end or start again (default 400)",
     )  # fmt: skip
-    made.add_argument("--name", default="drill", help="folder under logs/ (default drill)")
-    made.add_argument("--site", help="site profile (default: that of this cluster)")
-    made.add_argument("-A", "--account", help="account to charge")
-    made.add_argument("-p", "--partition", help="partition")
-    made.add_argument(
+    new.add_argument("--name", default="drill", help="folder under logs/ (default drill)")
+    new.add_argument("--site", help="site profile (default: that of this cluster)")
+    new.add_argument("-A", "--account", help="account to charge")
+    new.add_argument("-p", "--partition", help="partition")
+    new.add_argument(
         "--urgent-partition",
         metavar="P",
         help="partition whose jobs preempt others",
     )
-    made.add_argument(
+    new.add_argument(
         "--device", choices=("cpu", "cuda"),
         help="device of the training; bitwise equality is promised on CPUs of one kind, and on "
         "GPUs of one kind with --deterministic, which the drill sets there (default cpu)",
     )  # fmt: skip
-    return made
+    return new
 
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the drill; return the exit code."""
-    given = list(sys.argv[1:] if argv is None else argv)
-    end = given.index("--") if "--" in given else len(given)
-    args = parser().parse_args(given[:end])
+    words = list(sys.argv[1:] if argv is None else argv)
+    end = words.index("--") if "--" in words else len(words)
+    args = parser().parse_args(words[:end])
     try:
         if args.list:
-            from jobkit.drill.faults import listing
-
             print(listing())
             return Exit.OK
         names = args.faults or list(FAULTS)
         for name in names:
             one_of("fault", name, FAULTS)
-        program = program_of(args, given[end:])
+        program = program_of(args, words[end:])
         if args.local:
             refuse_slurms(args)
         return run(args, program, [program.case(FAULTS[name]) for name in names])
@@ -143,8 +141,6 @@ def refuse_slurms(args: argparse.Namespace) -> None:
 def run(args: argparse.Namespace, program: Training | Command, faults: Sequence[FaultCase]) -> int:
     """Run the drill where the arguments say; return the exit code."""
     from rich.console import Console
-
-    from jobkit.drill.faults import show, write_csv
 
     study, console = StudyPaths.named(args.name), Console(highlight=False, markup=False)
     if not console.is_terminal:
@@ -201,18 +197,18 @@ def interruptible() -> Iterator[threading.Event]:
 @contextlib.contextmanager
 def place_of(args: argparse.Namespace, console: "Console") -> Iterator[LocalPlace | SlurmPlace]:
     """Yield the place where the drill runs; take a temporary minicluster down at the end."""
-    own = None
+    cluster = None
     try:
         if args.minicluster:
             console.print("bringing up a minicluster ...")
-            own = Minicluster.up("drill", "--preemption")
+            cluster = Minicluster.up("drill", "--preemption")
         site = find_site("local" if args.local else args.site)
         if site is None:
             refuse_slurms(args)
             yield LocalPlace()
         else:
-            given = {k: v for k in ("account", "partition") if (v := getattr(args, k))}
-            yield SlurmPlace(site, given, args.urgent_partition)
+            options = {k: v for k in ("account", "partition") if (v := getattr(args, k))}
+            yield SlurmPlace(site, options, args.urgent_partition)
     finally:
-        if own:
-            own.down()
+        if cluster:
+            cluster.down()

@@ -9,16 +9,15 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
-
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING, Any
 
 from jobkit.launch.slurm_options import Options
 from jobkit.metric.reader import read_file
 from jobkit.outcome.evidence import START_MARK
 from jobkit.paths import RunPaths, write_json, write_whole
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 TIME_LIMIT_MIN = 2  # with one, Slurm's shortest, a loaded machine does not reach the injection
 
@@ -152,8 +151,8 @@ def records(paths: RunPaths, attempt: int, kind: str) -> list[dict[str, Any]]:
 
 def startup(paths: RunPaths, attempt: int) -> float | None:
     """Return when an attempt was ready for its first iteration, in Unix seconds; None: never."""
-    found = records(paths, attempt, "startup")
-    return float(found[0]["t"]) if found else None
+    starts = records(paths, attempt, "startup")
+    return float(starts[0]["t"]) if starts else None
 
 
 def lost_iterations(paths: RunPaths, injected: int) -> int:
@@ -169,13 +168,13 @@ def lost_iterations(paths: RunPaths, injected: int) -> int:
 
 def with_parameters(rows: list[Row], same: Mapping[str, bool | None], folder: Path) -> list[Row]:
     """Return the rows with the result of comparing their runs' parameters, which all must have."""
-    found = []
+    compared = []
     for row in rows:
         equal = same.get(str(folder / row.fault))
         unknown = row.possible and equal is None and not row.note
         note = "its parameters could not be compared" if unknown else row.note
-        found.append(replace(row, same_parameters=equal, note=note))
-    return found
+        compared.append(replace(row, same_parameters=equal, note=note))
+    return compared
 
 
 _YES = {True: "yes", False: "no", None: ""}
@@ -198,8 +197,11 @@ def _cell(value: object) -> object:
     return f"{value:.3f}" if isinstance(value, float) else value
 
 
-def show(rows: Sequence[Row], console: Console) -> None:
+def show(rows: Sequence[Row], console: "Console") -> None:
     """Print the table, then the notes on single faults."""
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("fault", no_wrap=True)
     table.add_column("attempt 0", no_wrap=True)

@@ -36,12 +36,12 @@ MARK = "JOBKIT_DRILL"  # in the environment of all that a drill starts
 
 def marked(mark: str) -> list[int]:
     """The processes on this machine that carry the mark in their environment."""
-    found, text = [], f"{MARK}={mark}\0".encode()
+    pids, text = [], f"{MARK}={mark}\0".encode()
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended, or is another user's
             if text in (folder / "environ").read_bytes() and int(folder.name) != os.getpid():
-                found.append(int(folder.name))
-    return found
+                pids.append(int(folder.name))
+    return pids
 
 
 def none_left(mark: str, within_s: float) -> int:
@@ -69,8 +69,8 @@ def signal_ranks(mark: str, number: int, rank: int | None = None) -> int:
         with contextlib.suppress(OSError):
             folder = Path(f"/proc/{pid}")
             variables = (folder / "environ").read_bytes().split(b"\0")
-            own = [v for v in variables if v.startswith(b"RANK=")]
-            wanted = own if rank is None else [v for v in own if v == b"RANK=%d" % rank]
+            ranks = [v for v in variables if v.startswith(b"RANK=")]
+            wanted = ranks if rank is None else [v for v in ranks if v == b"RANK=%d" % rank]
             if wanted and b"rank_run" not in (folder / "cmdline").read_bytes():
                 os.kill(pid, number)
                 count += 1
@@ -87,7 +87,7 @@ class Started:
     begins: list[float] = field(default_factory=list)
     ends: list[float] = field(default_factory=list)
     over: bool = False
-    said: str = ""  # how it ended, in the launcher's words
+    end_text: str = ""  # how it ended, in the launcher's words
 
     @property
     def took_s(self) -> float:
@@ -119,7 +119,7 @@ class LocalStart(Started):
                 self.ends.append(now)
             self.begins.append(now)
         if ended and not self.over:
-            self.over, self.said = True, f"ended with exit code {self.process.returncode}"
+            self.over, self.end_text = True, f"ended with exit code {self.process.returncode}"
             self.ends.append(now)
         return not self.over
 
@@ -168,8 +168,8 @@ def compare(reference: Path, runs: list[Path]) -> dict[str, bool | None]:
     words = [sys.executable, "-m", "jobkit.checks.compare", str(reference), *map(str, runs)]
     env = {**clean_environment(os.environ), "PYTHONPATH": python_path()}
     done = subprocess.run(words, env=env, capture_output=True, text=True)
-    said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    return {one["run"]: one["same"] for one in said}
+    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return {row["run"]: row["same"] for row in rows}
 
 
 # --- Slurm ---------------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ class SlurmStart(Started):
         state, now = fields.get("JobState", ""), time.time()
         if "Invalid job id" in shown.stderr:  # it ended, and MinJobAge is short here
             self.ends += [now] * (len(self.begins) - len(self.ends))
-            self.over, self.said = True, f"Slurm job {self.job_id}: job not found"
+            self.over, self.end_text = True, f"Slurm job {self.job_id}: job not found"
             return False
         if state in ("RUNNING", "COMPLETING") or "ExitCode" not in fields:
             self._since = 0.0
@@ -213,7 +213,7 @@ class SlurmStart(Started):
             return True
         self._since = self._since or now
         if state not in _REQUEUED or now - self._since > _SETTLED_S:
-            self.over, self.said = True, f"Slurm job {self.job_id}: {state}"
+            self.over, self.end_text = True, f"Slurm job {self.job_id}: {state}"
         return not self.over
 
     def cancel(self) -> None:
@@ -247,21 +247,21 @@ class SlurmPlace:
         from jobkit.launch.slurm_cluster import refusal
 
         options = self._options(spec, paths, more)
-        given = [f"--{k}" if v is True else f"--{k}={v}" for k, v in options.items()]
+        words = [f"--{k}" if v is True else f"--{k}={v}" for k, v in options.items()]
         write_whole(paths.site, self.site.shell())
-        words = ["sbatch", "--parsable", *given, str(RUN_SH), *job_command(spec, paths, False)[2:]]
-        own = {"JOBKIT_ROOT": str(REPOSITORY), "JOBKIT_PYTHON": sys.executable}
-        done = slurm(words, **own, **env)
+        words = ["sbatch", "--parsable", *words, str(RUN_SH), *job_command(spec, paths, False)[2:]]
+        variables = {"JOBKIT_ROOT": str(REPOSITORY), "JOBKIT_PYTHON": sys.executable}
+        done = slurm(words, **variables, **env)
         if done.returncode:
             raise UsageError(refusal(done.stderr, options))
         return SlurmStart(job_id=done.stdout.strip().split(";")[0])
 
     def _options(self, spec: PlannedRun, paths: RunPaths, more: Options) -> Options:
         shape = Shape(spec.nodes, spec.ranks_per_node)
-        given = {"time": "10", **self.options, **more}
-        made = sbatch_options(shape, self.site, given, f"drill-{paths.folder.name}")
+        asked_for = {"time": "10", **self.options, **more}
+        options = sbatch_options(shape, self.site, asked_for, f"drill-{paths.folder.name}")
         log = output_file(paths.log)
-        return {**made, **warning(made, spec.stop_signal), "output": log, "error": log}
+        return {**options, **warning(options, spec.stop_signal), "output": log, "error": log}
 
     def warn(self, started: Started) -> None:
         """Send the stop signal, as Slurm does before the time limit."""
@@ -277,9 +277,9 @@ class SlurmPlace:
         """Submit a job that preempts those on the nodes; return why it was refused, or empty."""
         words = ["sbatch", f"--partition={self.urgent}", f"--nodes={len(nodes)}", "--exclusive"]
         words += [f"--nodelist={','.join(nodes)}", "--output=/dev/null", "--job-name=drill-urgent"]
-        own = {"account": self.site.account, "qos": self.site.qos}
-        given = {**own, **verbatim(self.site.sbatch), **self.options}
-        words += [f"--{key}={given[key]}" for key in own if given[key]]
+        site = {"account": self.site.account, "qos": self.site.qos}
+        options = {**site, **verbatim(self.site.sbatch), **self.options}
+        words += [f"--{key}={options[key]}" for key in site if options[key]]
         done = slurm([*words, "--time=1", "--wrap", "sleep 2"])
         return done.stderr.strip() or "sbatch failed" if done.returncode else ""
 
@@ -318,16 +318,16 @@ class Minicluster:
         options: of `hpc/minicluster up`. links: with links that can be cut, where this machine
         lets us make them. Raises UsageError with the reason.
         """
-        made = cls(tempfile.mkdtemp(prefix=f"jobkit-{purpose}-", dir="/tmp"))
+        new = cls(tempfile.mkdtemp(prefix=f"jobkit-{purpose}-", dir="/tmp"))
         links = links and os.geteuid() == 0
         try:
-            if not links or made.call("up", *options, "--netns").returncode:
-                made.do("up", *options)
+            if not links or new.call("up", *options, "--netns").returncode:
+                new.do("up", *options)
         except BaseException:
-            made.down()
+            new.down()
             raise
-        made._point_here()
-        return made
+        new._point_here()
+        return new
 
     def call(self, *words: str) -> "subprocess.CompletedProcess[str]":
         """Run `hpc/minicluster words`."""

@@ -160,7 +160,7 @@ class FaultRun:
 
         self.wait("the injection point", lambda: there() or not self.started.look())
         too_late = fault.action and not self.started.look()
-        self.check(there() and not too_late, f"the run {self.started.said} before the fault")
+        self.check(there() and not too_late, f"the run {self.started.end_text} before the fault")
         if fault.action:
             self.inject()
         else:  # the program did it
@@ -180,7 +180,7 @@ class FaultRun:
                 return
             self.check(len(self.starts) < STARTS, f"not ok after {STARTS} starts")
             self.check(not self.halted.is_set(), "ended")
-            self.say(f"{self.fault.name}: {self.started.said}; restarting the run")
+            self.say(f"{self.fault.name}: {self.started.end_text}; restarting the run")
             self._start({}, False)
 
     def _wait_for_end(self) -> None:

@@ -71,7 +71,7 @@ class FakeStart(Started):
     def look(self) -> bool:
         self.begins = self.begins or [time.time()]
         if self.ended() and not self.over:
-            self.over, self.said = True, f"ended with exit code {self.code}"
+            self.over, self.end_text = True, f"ended with exit code {self.code}"
             self.ends.append(time.time())
         return not self.over
 
@@ -403,12 +403,12 @@ def test_a_jobs_starts_and_ends_are_noted(monkeypatch: pytest.MonkeyPatch) -> No
     assert [job.look() for _ in range(9)] == [True] * 8 + [False]
     assert (len(job.begins), len(job.ends), job.nodes) == (2, 2, ["n1", "n2"])
     assert job.begins[0] <= job.ends[0] <= job.begins[1] <= job.ends[1]
-    assert job.said == "Slurm job 7: COMPLETED"
+    assert job.end_text == "Slurm job 7: COMPLETED"
     # Some sites' controllers forget a job seconds after its end.
     answering(monkeypatch, [shown("RUNNING"), "", "?"])
     job = SlurmStart(job_id="7")
     assert [job.look() for _ in range(3)] == [True, True, False]
-    assert job.over and len(job.ends) == 1 and job.said == "Slurm job 7: job not found"
+    assert job.over and len(job.ends) == 1 and job.end_text == "Slurm job 7: job not found"
 
 
 # --- the command ---
