@@ -186,7 +186,7 @@ def test_the_live_rate_is_that_of_the_table_and_empty_columns_are_not_shown(
     (paths.attempts / "0").mkdir(parents=True)
     paths.metrics_folder.mkdir()
     common = {"v": 1, "kind": "window", "study": "own", "run_id": "x", "attempt": 0, "rank": 0}
-    windows = [(5, 1.0, True), (10, 0.5, False), (15, 1.5, False)]
+    windows = [(5, 3.0, True), (10, 0.5, False), (15, 1.5, False)]
     rows = [
         {**common, "seq": n, "t": 1.0, "steps": 5, "work": 80}
         | {"step": windows[n][0], "wall_s": windows[n][1], "warmup": windows[n][2]}
