@@ -1,5 +1,6 @@
 """The table of a study's runs, and what a launch in the foreground prints."""
 
+import re
 import signal
 import statistics
 import time
@@ -23,6 +24,11 @@ from jobkit.paths import short_path
 _RECENT = 8  # ended runs that the live table still shows
 _POLL_S = 0.4
 _COLOURS = {"ok": "green", "running": "cyan", "pending": "dim", "cancelled": "yellow"}
+# Runs that end so in their first minute would end so at any size: what they were given is wrong.
+_BAD_INPUT = re.compile(r"No such file|not found|cannot be downloaded|ModuleNotFound|ImportError")
+_ALIKE, _EARLY_S = 3, 60.0
+_MAX_REASON = 100  # characters of a reason in a line for one run
+_MAX_NAMED = 3  # runs named where several ended for the same reason
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -71,6 +77,11 @@ def _cells(row: Mapping[str, Any]) -> dict[str, str]:
 def _reason(row: Mapping[str, Any]) -> str:
     """Why a run waits or failed; empty where there is nothing to do."""
     return "" if row["status"] in ("ok", "running") else str(row["reason"])
+
+
+def _cut(reason: str) -> str:
+    """A reason that leaves room on its line; the whole stands at the end and in the log."""
+    return reason if len(reason) <= _MAX_REASON else f"{reason[: _MAX_REASON - 4]} ..."
 
 
 def table(listed: Sequence[Mapping[str, Any]], title: str | None = None) -> Table:
@@ -221,9 +232,30 @@ class Foreground:
                 self.progress[run_id] = progress(paths, spec, self.states[run_id].attempt)
         if not self.console.is_terminal:
             self._print_events()
+        if active and (runs := self._bad_input()):
+            self.launch.cancel()
+            self.states, left = self.launch.states(), len(self.launch.run_ids) - runs
+            why = f"stopped: {runs} runs failed for the same reason, and {left} would too"
+            self._print(f"{why}; mend it and run the same command again", "red")
+            return False
         if active:
             time.sleep(pause_s(time.monotonic() - begin, _POLL_S))
         return active
+
+    def _bad_input(self) -> int:
+        """How many runs failed early, all for one reason that lies in their input; else 0."""
+        states = {run_id: self.states[run_id] for run_id in self.launch.run_ids}
+        ended = {run_id: state for run_id, state in states.items() if state.status in FINAL}
+        if self.launch.site is not None or len(ended) < _ALIKE:
+            return 0
+        alike = len({(state.status, state.reason) for state in ended.values()}) == 1
+        bad = all(
+            state.status == "failed"
+            and (state.exit_code == Exit.USAGE or _BAD_INPUT.search(state.reason))
+            and (self.progress[run_id].elapsed_s or 0.0) < _EARLY_S
+            for run_id, state in ended.items()
+        )
+        return len(ended) if alike and bad else 0
 
     def _print_events(self) -> None:
         """Print one line for each change since the last update: a start, an epoch, an end."""
@@ -239,7 +271,7 @@ class Foreground:
             elif state.status == "ok":
                 text = f"ok{took}{', ' + at.text if at and at.text else ''}"
             else:
-                text = f"{state.status}{took}: {state.reason}"
+                text = f"{state.status}{took}: {_cut(state.reason)}"
             line = f"[{number}/{len(self.launch.run_ids)}] {run_id}: {text}"
             self._print(line, _COLOURS.get(state.status, "red"))
 
@@ -327,10 +359,16 @@ class Foreground:
             self._print(f"all {total} runs are ok" if total > 1 else "the run is ok", "green")
             return True
         self._print(f"{total - len(bad)} of {counted(total, 'run')} ok; not ok:")
+        alike: dict[tuple[str, str], list[str]] = {}
         for run_id, state in bad.items():
-            if state.status != "missing":
-                self._print(f"  {run_id}: {state.status}: {state.reason}", "red")
-                self._print(f"    log: {short_path(self.launch.plan.paths.run(run_id).log)}")
+            alike.setdefault((state.status, state.reason), []).append(run_id)
+        for (status, reason), run_ids in alike.items():
+            if status != "missing":
+                more = len(run_ids) - _MAX_NAMED
+                names = ", ".join(run_ids[:_MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
+                self._print(f"  {counted(len(run_ids), 'run')} {status}: {reason}", "red")
+                log = short_path(self.launch.plan.paths.run(run_ids[0]).log)
+                self._print(f"    {names}; log: {log}")
         if never := sum(state.status == "missing" for state in bad.values()):
             self._print(f"  {never} never started", "red")
         self._print("to continue, run the same command again: only these are started")

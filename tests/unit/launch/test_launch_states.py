@@ -1,20 +1,22 @@
 """Which record of a run counts, and what a launcher's view of it is."""
 
 import os
+import re
 import socket
+import sys
 import time
 from types import SimpleNamespace
 
 import pytest
 
-from jobkit.launch import launcher
+from jobkit.launch import cli, launcher, view
 from jobkit.launch import status as watch
 from jobkit.launch.request import LaunchRequest
 from jobkit.launch.states import States, select
 from jobkit.metric.kinds import encode
 from jobkit.outcome import slurm_jobs
 from jobkit.outcome.state import BAD_ENDS, STATUSES, RunState, read_job
-from jobkit.paths import RunPaths, read_json, write_json
+from jobkit.paths import RunPaths, StudyPaths, read_json, write_json
 from jobkit.processes import process_start
 from jobkit.spec.study import Plan, Study
 from support.fake_study import FakeRun, make_plan, rate, whole_run
@@ -109,6 +111,29 @@ def test_a_run_that_failed_is_looked_at_again_once_it_is_started_again(
     monkeypatch.setattr(launcher.local, "start", start)
     launcher.start(prepared, request)
     assert {state.status for state in prepared.states().values()} == {"ok"}
+
+
+@pytest.mark.parametrize(
+    ("code", "repeats", "stops"),
+    [
+        ("import nosuchmodule", 40, True),  # as at any other size
+        ("raise SystemExit(1)", 5, False),  # which may be chance
+    ],
+)
+def test_runs_that_fail_alike_by_their_input_end_the_study(
+    code: str, repeats: int, stops: bool, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    """Each reason is told once, with the first log; on Slurm all of them are under way already."""
+    monkeypatch.setattr(view, "_SIGNALS", ())  # those of the tests stay as they are
+    words = f"--site local --gpus 1 --repeats {repeats} --no-auto --name bad --".split()
+    assert cli.main([*words, sys.executable, "-c", code]) == 1
+    said = capsys.readouterr().out
+    started = len(list(StudyPaths.named("bad").folder.glob("*/job.json")))
+    assert started < 40 if stops else started == repeats
+    assert bool(re.search(r"^stopped: \d+ runs failed for the same reason", said, re.M)) == stops
+    assert len(re.findall(r"^  \d+ runs failed: ", said, re.M)) == 1
+    assert stops or said.count("log: ") == 1 == said.count(" and 2 more; log: ")
+    assert "plot_results" not in said
 
 
 @pytest.mark.parametrize("words", [["nix"], ["two", "--interval", "0"]])
