@@ -1,15 +1,31 @@
-"""Whether a process that a file names is still there, and its end: by pid and start."""
+"""Processes: which one a file names, what one has started, and children that end together.
+
+Standard library of Python 3.10.
+"""
 
 import contextlib
+import ctypes
 import os
+import select
 import signal
 import socket
+import subprocess
+import sys
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 _POLL_S = 0.25
+_LAST_LINES_S = 2.0  # for what a child has printed last
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+_WRITING = threading.Lock()
+END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+USER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
+
+
+# --- which process a file names: by pid and start -------------------------------------------------
 
 
 def process_start(pid: int) -> int | None:
@@ -36,46 +52,10 @@ def pid_namespace() -> str | None:
         return None
 
 
-def end_process(pid: int, is_ours: Callable[[int, list[bytes]], bool]) -> bool:
-    """Send TERM to a process of this user's and wait for its end; False, and no signal, if it is
-    gone or another's, or is_ours(its start in ticks since the boot, its command line) is not true.
-
-    Raises OSError on a kernel before Linux 5.3, where a pid could become another process's
-    before the signal.
-    """
-    try:
-        handle = os.pidfd_open(pid)  # from here on the pid cannot become another process's
-    except ProcessLookupError:
-        return False
-    try:
-        folder, start = Path(f"/proc/{pid}"), process_start(pid)
-        words = (folder / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
-        if start is None or folder.stat().st_uid != os.geteuid() or not is_ours(start, words):
-            return False
-        signal.pidfd_send_signal(handle, signal.SIGTERM)
-    except OSError:
-        return False
-    finally:
-        with contextlib.suppress(OSError):
-            os.close(handle)
-    while process_start(pid) == start:
-        time.sleep(_POLL_S)
-    return True
-
-
-def since_boot_s(start: int) -> float:
-    """Seconds since a start in ticks since the boot, by a clock that nobody can set."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - start / os.sysconf("SC_CLK_TCK")
-
-
-def age_s(record: Mapping[str, Any]) -> float | None:
-    """Seconds since the start of the process of this machine that a record names, by no clock
-    that can be set; None where it has ended, or is of another machine.
-    """
-    start = record.get("pid_start")
-    if type(start) is not int or not is_alive(record) or not hasattr(time, "CLOCK_BOOTTIME"):
-        return None
-    return since_boot_s(start)
+def identify(pid: int) -> dict[str, Any]:
+    """What a file records of a process of this machine, for is_alive()."""
+    record: dict[str, Any] = {"pid": pid, "pid_start": process_start(pid)}
+    return {**record, "pid_ns": pid_namespace(), "host": socket.gethostname()}
 
 
 def is_alive(record: Mapping[str, Any] | None) -> bool | None:
@@ -117,3 +97,223 @@ def is_at_work(job: Mapping[str, Any]) -> bool | None:
     if known is False and isinstance(child, Mapping):
         return is_alive({**job, **child})
     return known
+
+
+def is_own(pid: int) -> bool:
+    """Whether a process is this user's: whoever wrote a file must not choose who is signalled."""
+    try:
+        return Path(f"/proc/{pid}").stat().st_uid == os.geteuid()
+    except OSError:
+        return False
+
+
+def since_boot_s(start: int) -> float:
+    """Seconds since a start in ticks since the boot, by a clock that nobody can set."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - start / os.sysconf("SC_CLK_TCK")
+
+
+def age_s(record: Mapping[str, Any]) -> float | None:
+    """Seconds since the start of the process of this machine that a record names, by no clock
+    that can be set; None where it has ended, or is of another machine.
+    """
+    start = record.get("pid_start")
+    if type(start) is not int or not is_alive(record) or not hasattr(time, "CLOCK_BOOTTIME"):
+        return None
+    return since_boot_s(start)
+
+
+def end_process(pid: int, is_ours: Callable[[int, list[bytes]], bool]) -> bool:
+    """Send TERM to a process of this user's and wait for its end; False, and no signal, if it is
+    gone or another's, or is_ours(its start in ticks since the boot, its command line) is not true.
+
+    Raises OSError on a kernel before Linux 5.3, where a pid could become another process's
+    before the signal.
+    """
+    try:
+        handle = os.pidfd_open(pid)  # from here on the pid cannot become another process's
+    except ProcessLookupError:
+        return False
+    try:
+        folder, start = Path(f"/proc/{pid}"), process_start(pid)
+        words = (folder / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+        if start is None or not is_own(pid) or not is_ours(start, words):
+            return False
+        signal.pidfd_send_signal(handle, signal.SIGTERM)
+    except OSError:
+        return False
+    finally:
+        with contextlib.suppress(OSError):
+            os.close(handle)
+    while process_start(pid) == start:
+        time.sleep(_POLL_S)
+    return True
+
+
+# --- what a process has started -------------------------------------------------------------------
+
+
+def children_of(pid: int) -> list[int]:
+    """The pids of a process's children."""
+    pids: list[int] = []
+    for tasks in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # it has just ended
+            pids += [int(word) for word in tasks.read_text().split()]
+    return pids
+
+
+def descendants() -> list[int]:
+    """The pids of all descendants of this process."""
+    pids, new = list[int](), children_of(os.getpid())
+    while new:
+        pids += new
+        new = [child for pid in new for child in children_of(pid)]
+    return pids
+
+
+def adopt_orphans() -> None:
+    """Make this process the parent of every descendant whose parent ends (Linux's subreaper).
+
+    torchrun starts each rank in a session of its own, which no signal to a group would reach.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def end_descendants(grace_s: float) -> None:
+    """End all descendants of this process: TERM, then, after the grace period, KILL.
+
+    Every child that Popen started must have been waited for.
+    """
+    deadline, signalled = time.monotonic() + grace_s, set[int]()
+    while pids := descendants():
+        late = time.monotonic() > deadline
+        for pid in pids:
+            if late or pid not in signalled:
+                signalled.add(pid)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL if late else signal.SIGTERM)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        time.sleep(0.02)
+
+
+# --- children that end together -------------------------------------------------------------------
+
+
+class Signals:
+    """The signals that came to this process, in order; the end of a child ends a wait as well."""
+
+    def __init__(self) -> None:
+        self._read, write = os.pipe()
+        for end in (self._read, write):
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        for signum in (*END_SIGNALS, *USER_SIGNALS, signal.SIGCHLD):
+            signal.signal(signum, lambda *_: None)  # SIG_IGN would be inherited by the children
+
+    def wait(self, timeout_s: float) -> list[int]:
+        """Wait for a signal or for the end of a child, but no longer; return the signals."""
+        if not select.select([self._read], [], [], timeout_s)[0]:
+            return []
+        return [number for number in os.read(self._read, 4096) if number != signal.SIGCHLD]
+
+
+class Children:
+    """Processes that were started here. Where one fails the others are ended: TERM, then KILL."""
+
+    def __init__(self, grace_s: float, not_failed: Sequence[int] = (0,)) -> None:
+        """grace_s: from TERM to KILL. not_failed: exit codes that leave the others their time."""
+        self.grace_s, self.not_failed = grace_s, not_failed
+        self.processes = list[subprocess.Popen[bytes]]()
+        self.failed: tuple[int, int] | None = None  # which one failed first, and its exit code
+        self._copiers = list[threading.Thread]()
+        self._groups = set[int]()
+        self._deadline: float | None = None
+
+    def start(
+        self,
+        words: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        *,
+        whole_lines: bool = False,
+        session: bool = True,
+        output: IO[bytes] | None = None,
+    ) -> int:
+        """Start one; return its pid. Raises OSError where the program cannot be started.
+
+        whole_lines: others print to the same output, so each line is written in one piece.
+        session: it gets one of its own; a signal to it reaches all that it has started.
+        """
+        pipe = subprocess.PIPE if whole_lines else output
+        process = subprocess.Popen(
+            words, env=env, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe,
+            start_new_session=session, bufsize=0,
+        )  # fmt: skip
+        self.processes.append(process)
+        if session:
+            self._groups.add(process.pid)
+        for source, target in ((process.stdout, 1), (process.stderr, 2)):
+            if source is not None:
+                copier = threading.Thread(target=_copy_lines, args=(source, target), daemon=True)
+                copier.start()
+                self._copiers.append(copier)
+        return process.pid
+
+    def send(self, signum: int) -> None:
+        """Send a signal to each child that has not ended."""
+        for process in self.processes:
+            process.send_signal(signum)
+
+    def end(self) -> None:
+        """Ask every child to end; poll() kills what is left after the grace period."""
+        if self._deadline is None:
+            self._deadline = time.monotonic() + self.grace_s
+            self.send(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Kill every child, with all of its session where it has one."""
+        for process in self.processes:
+            process.kill()
+        for group in self._groups:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(group, signal.SIGKILL)
+
+    def codes(self) -> list[int | None]:
+        """The exit code of each child, as a shell has it; None while it runs."""
+        codes = [process.poll() for process in self.processes]
+        return [128 - code if code is not None and code < 0 else code for code in codes]
+
+    def poll(self) -> bool:
+        """Look at all of them; whether all have ended, and nothing of their sessions is left."""
+        codes = self.codes()
+        for index, code in enumerate(codes):
+            if code is not None and code not in self.not_failed and self.failed is None:
+                self.failed = index, code
+                self.end()
+        if None not in codes:
+            self.kill()
+            for copier in self._copiers:  # ends with the last process that has the pipe
+                copier.join(_LAST_LINES_S)
+            return True
+        if self._deadline is not None and time.monotonic() > self._deadline:
+            self.kill()
+        return False
+
+
+def _copy_lines(source: IO[bytes], target: int) -> None:
+    """Copy whole lines, as srun does: each in one write, so that no other rank's comes between."""
+    rest = b""
+    while block := source.read(1 << 16):
+        rest += block
+        end = max(rest.rfind(b"\n"), rest.rfind(b"\r")) + 1  # a progress bar ends with the second
+        if end:
+            _write(target, rest[:end])
+            rest = rest[end:]
+    _write(target, rest + b"\n" if rest else b"")
+
+
+def _write(target: int, data: bytes) -> None:
+    with _WRITING, contextlib.suppress(OSError):  # nobody reads it any more
+        while data:
+            data = data[os.write(target, data) :]

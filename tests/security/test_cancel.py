@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from jobkit.launch import local
 from jobkit.launch.cancel import main
 from jobkit.launch.command import Order
-from jobkit.launch.local import start
 from jobkit.paths import write_json
 from jobkit.processes import process_start
 from jobkit.spec.study import Plan
@@ -66,10 +66,10 @@ def test_a_process_is_signalled_only_as_the_studys_launcher(
 def test_a_launcher_is_ended_in_its_own_study_only(plan: Plan, whose: str, tmp_path: Path) -> None:
     """Another study's launcher is left alone, though it is a launcher and ours."""
     folder = plan.paths.folder if whose == "this" else tmp_path / "other"
-    words = ["-m", "jobkit.launch.local.driver", str(folder)]
+    words = ["-m", "jobkit.launch.local", str(folder)]
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", *words])
     deadline = time.monotonic() + 100
-    while b"driver" not in Path(f"/proc/{process.pid}/cmdline").read_bytes():
+    while b"launch.local" not in Path(f"/proc/{process.pid}/cmdline").read_bytes():
         assert time.monotonic() < deadline
     try:
         write_json(plan.paths.launcher, record_of(process))
@@ -91,12 +91,12 @@ def test_the_launcher_of_a_launch_is_one(plan: Plan, monkeypatch: pytest.MonkeyP
         seen.append(words)
         raise OSError("not started")
 
-    monkeypatch.setattr(start.subprocess, "Popen", popen)
+    monkeypatch.setattr(local.subprocess, "Popen", popen)
     monkeypatch.chdir(plan.paths.folder.parent)
     with pytest.raises(OSError, match="not started"):
-        start.start(plan.paths, Order(folder="theirs", run_ids=[]))
+        local.start(plan.paths, Order(folder="theirs", run_ids=[]))
     (words,) = seen
-    assert start.is_launcher([word.encode() for word in words], plan.paths)
+    assert local.is_launcher([word.encode() for word in words], plan.paths)
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ import pytest
 from jobkit.analysis.cli import collect_main
 from jobkit.errors import UsageError
 from jobkit.files import append_to, read_regular
+from jobkit.launch import local
 from jobkit.launch import slurm_submit as submit
-from jobkit.launch.local import start
 from jobkit.launch.status import main as status
 from jobkit.metric import comm
 from jobkit.outcome.logs import read_tail
@@ -116,12 +116,12 @@ def test_nothing_is_appended_through_a_link(plan: Plan, outside: Path, link: Any
     link(paths.log, precious)
     with pytest.raises(OSError, match=r"link"):
         append_to(paths.log)
-    code = "import sys; from jobkit.launch.task import run_one; run_one(sys.argv[1], ['echo', 'x'])"
+    code = "import sys; from jobkit.launch.task import *; run_in_job(sys.argv[1], ['echo', 'x'])"
     words = [sys.executable, "-c", code, str(paths.folder)]
     assert subprocess.run(words, capture_output=True, timeout=300).returncode
     link(plan.paths.launcher_log, precious)
     with pytest.raises(OSError):
-        start.start(plan.paths, SimpleNamespace())  # type: ignore[arg-type]
+        local.start(plan.paths, SimpleNamespace())  # type: ignore[arg-type]
     assert precious.read_text() == PRECIOUS
     put(paths.folder / "x", "fifo")
     with pytest.raises(OSError):

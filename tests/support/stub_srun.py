@@ -48,7 +48,8 @@ class Kit:
     def environ(self, **extra: str) -> dict[str, str]:
         keep = {k: v for k, v in os.environ.items() if k in ("HOME", "LANG")}
         path = f"{self.folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-        return {**keep, "PATH": path, "NOTES": str(self.notes), **extra}
+        own = {"PATH": path, "NOTES": str(self.notes), "JOBKIT_HOST_PYTHON": sys.executable}
+        return {**keep, **own, **extra}
 
     def words(self, *words: str) -> list[str]:
         return ["bash", str(RUN), "--run-dir", str(self.run_dir), *words]

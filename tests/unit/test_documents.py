@@ -23,6 +23,7 @@ from jobkit.__main__ import COMMANDS
 from jobkit.analysis.collect.records import read_run
 from jobkit.analysis.collect.results import collect
 from jobkit.errors import Exit
+from jobkit.launch import start
 from jobkit.launch.cli import DEFAULT_STUDY
 from jobkit.spec.options import with_words
 from jobkit.spec.runspec import STRATEGIES
@@ -135,12 +136,9 @@ def first_cells(text: str, head: str) -> list[str]:
 
 RUN_SH = ("jobkit.payload.main", "main")
 MINICLUSTER = ("minicluster.cli", "main")
-# Options of run.sh itself, from the loop that reads them: those that it takes as --name=value (but
-# the payload's, and the one for the jobs of a study), and those that are a branch of their own.
-_SHELL = (ROOT / "run.sh").read_text()
-VALUED_OF_RUN_SH = set(re.findall(r"(--[a-z-]+)=\*", _SHELL))
-VALUED_OF_RUN_SH -= {"--check", "--stop-signal", "--site-file"}
-OWN_OF_RUN_SH = VALUED_OF_RUN_SH | set(re.findall(r"^    (--[a-z-]+)\) ", _SHELL, re.MULTILINE))
+# Options of run.sh itself, but the one for the jobs of a study.
+VALUED_OF_RUN_SH = {f"--{name}" for name in start.OPTIONS} - {"--site-file"}
+OWN_OF_RUN_SH = VALUED_OF_RUN_SH | {f"--{name}" for name in start.FLAGS}
 
 
 class MadeError(Exception):

@@ -15,8 +15,7 @@ from typing import Any
 
 from jobkit.errors import Exit, Parser, UsageError, command
 from jobkit.files import read_text
-from jobkit.launch import slurm_cluster
-from jobkit.launch.local import start
+from jobkit.launch import local, slurm_cluster
 from jobkit.launch.slurm_options import job_names
 from jobkit.launch.states import states, wait_for_end
 from jobkit.outcome.state import UNDER_WAY, job_ids
@@ -71,7 +70,7 @@ def cancel_study(paths: StudyPaths) -> bool:
     plan = read_plan(paths.folder)
     if not paths.plan.exists():
         raise UsageError(_name_one(paths.folder, plan))
-    ended = start.cancel(paths)
+    ended = local.cancel(paths)
     jobs = job_ids(map(plan.paths.run, plan.runs))
     if jobs and any(state.status in UNDER_WAY for state in states(plan).values()):
         collector = (read_json(paths.collect_job) or {}).get("job_id")

@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING
 
 from jobkit.errors import Exit, UsageError, one_line
 from jobkit.gpus import check_counters
-from jobkit.launch import lock
+from jobkit.launch import local, lock
 from jobkit.launch import slurm_options as slurm
 from jobkit.launch.command import Order, job_command, local_command, shown
-from jobkit.launch.local import orphans
-from jobkit.launch.local import start as local
 from jobkit.launch.request import LaunchRequest, refuse_logs
 from jobkit.launch.site import Site
 from jobkit.launch.slurm_cluster import find_site
@@ -234,7 +232,7 @@ def start(prepared: Launch, request: LaunchRequest) -> None:
     if prepared.run_ids:
         lock.check_free(plan.paths)
         if prepared.site is None:
-            orphans.refuse(plan.paths)
+            local.refuse_orphans(plan.paths)
     save(plan)
     if prepared.run_ids and prepared.site is None:
         order = Order(

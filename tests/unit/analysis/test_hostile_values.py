@@ -237,8 +237,8 @@ def test_a_study_that_starts_is_closed_to_others_whatever_the_umask(tmp_path: Pa
     try:
         plan = make_plan(strategies=("ddp",), gpus=(1,))
         folder = plan.paths.run(next(iter(plan.runs))).folder
-        code = "import sys, json; from jobkit.launch.task import run_one\n"
-        code += "sys.exit(run_one(*json.loads(sys.argv[1])))"
+        code = "import sys, json; from jobkit.launch.task import run_in_job\n"
+        code += "sys.exit(run_in_job(*json.loads(sys.argv[1])))"
         words = json.dumps([str(folder), ["bash", "-c", script, str(folder)]])
         subprocess.run([sys.executable, "-c", code, words], check=True)
         results = collect("s")

@@ -3,8 +3,8 @@
 import pytest
 
 from jobkit.errors import UsageError
-from jobkit.launch.local import slots, start
-from jobkit.launch.local.slots import Slots
+from jobkit.launch import local
+from jobkit.launch.local import Slots
 from jobkit.spec.runspec import RunSpec
 from jobkit.spec.study import Plan, Study
 
@@ -34,16 +34,16 @@ def plan(device: str) -> Plan:
 def test_what_too_few_gpus_mean_is_told(
     monkeypatch: pytest.MonkeyPatch, device: str, gpus: int, at_once: int, text: list[str]
 ) -> None:
-    monkeypatch.setattr(start, "count_gpus", lambda: gpus)
-    monkeypatch.setattr(start.os, "sched_getaffinity", lambda _: range(8))
-    assert start.warnings(plan(device), at_once) == text
+    monkeypatch.setattr(local, "count_gpus", lambda: gpus)
+    monkeypatch.setattr(local.os, "sched_getaffinity", lambda _: range(8))
+    assert local.warnings(plan(device), at_once) == text
 
 
 def test_too_few_gpus_for_device_cuda_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(start, "count_gpus", lambda: 1)
-    monkeypatch.setattr(start.importlib.util, "find_spec", lambda _: True)
+    monkeypatch.setattr(local, "count_gpus", lambda: 1)
+    monkeypatch.setattr(local.importlib.util, "find_spec", lambda _: True)
     with pytest.raises(UsageError, match="--device cuda: 2 ranks need as many GPUs"):
-        start.check(plan("cuda"))
+        local.check(plan("cuda"))
 
 
 def run(ranks: int, device: str = "auto", strategy: str = "ddp") -> RunSpec:
@@ -63,25 +63,25 @@ def test_gpus_are_lent_where_runs_share_them(
     monkeypatch: pytest.MonkeyPatch, at_once: int, device: str, free: list[str], lent: object
 ) -> None:
     name = "CUDA_VISIBLE_DEVICES" if free else ""
-    monkeypatch.setattr(slots, "lendable_gpus", lambda _: (name, free))
-    assert Slots.for_runs([run(1, device)], at_once, {}).lend(run(2)) == lent
+    monkeypatch.setattr(local, "lendable_gpus", lambda _: (name, free))
+    assert Slots.for_runs([run(1, device)], at_once, {}).take(run(2)) == lent
 
 
 def test_no_gpu_is_lent_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     free = ("CUDA_VISIBLE_DEVICES", ["4", "5", "6", "7"])
-    monkeypatch.setattr(slots, "lendable_gpus", lambda _: free)
+    monkeypatch.setattr(local, "lendable_gpus", lambda _: free)
     gpus = Slots.for_runs([run(1)], 2, {})
-    first, second = gpus.lend(run(2)), gpus.lend(run(1))
+    first, second = gpus.take(run(2)), gpus.take(run(1))
     assert first == {"CUDA_VISIBLE_DEVICES": "4,5"}
     assert second == {"CUDA_VISIBLE_DEVICES": "6"}
-    assert gpus.lend(run(2)) is None  # one is free
-    assert gpus.lend(run(4, "cpu")) == {}  # which waits for none
-    gpus.take_back(first)
-    third = gpus.lend(run(3))
+    assert gpus.take(run(2)) is None  # one is free
+    assert gpus.take(run(4, "cpu")) == {}  # which waits for none
+    gpus.free(first)
+    third = gpus.take(run(3))
     assert third == {"CUDA_VISIBLE_DEVICES": "4,5,7"}
-    gpus.take_back(second)
-    gpus.take_back(third)
+    gpus.free(second)
+    gpus.free(third)
     for spec in (run(1, strategy="dp"), run(8)):  # dp, and more ranks than GPUs, get all
-        lent = gpus.lend(spec)
-        assert lent == {"CUDA_VISIBLE_DEVICES": "4,5,6,7"} and gpus.lend(run(1)) is None
-        gpus.take_back(lent)
+        lent = gpus.take(spec)
+        assert lent == {"CUDA_VISIBLE_DEVICES": "4,5,6,7"} and gpus.take(run(1)) is None
+        gpus.free(lent)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from jobkit.launch import cli
-from jobkit.launch.local import orphans
+from jobkit.launch.local import refuse_orphans
 from jobkit.paths import StudyPaths, write_json
 from jobkit.processes import process_start
 from jobkit.spec.study import Study
@@ -52,11 +52,11 @@ def test_a_run_that_still_runs_is_named_and_nothing_starts(
     "more", [{"ended": 1.0}, {"launcher": "slurm"}, {"host": "elsewhere"}, {"pid_start": 1}, GONE]
 )
 def test_others_are_none(tmp_path: Path, pid: int, more: dict[str, Any]) -> None:
-    orphans.refuse(study_of(tmp_path, "r", pid, **more))
+    refuse_orphans(study_of(tmp_path, "r", pid, **more))
 
 
 def test_another_users_process_is_never_named(
     tmp_path: Path, pid: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    orphans.refuse(study_of(tmp_path, "r", pid))
+    refuse_orphans(study_of(tmp_path, "r", pid))

@@ -150,8 +150,8 @@ def test_a_job_that_slurm_ended_does_not_run(
     """scancel ends run.sh with its ranks: Slurm knows."""
     kit = Kit(tmp_path)
     process = begun(kit, waits, **JOB)
-    process.send_signal(signal.SIGTERM)  # as to the batch shell
-    assert process.wait(300) == -15
+    process.send_signal(signal.SIGKILL)
+    assert process.wait(300) == -9
     for name, text in (("squeue", ""), ("sacct", "17|CANCELLED by 7|0:15|00:00:09|n1|||")):
         (tmp_path / name).write_text(f"#!/bin/sh\necho '{text}'\n")
         (tmp_path / name).chmod(0o755)

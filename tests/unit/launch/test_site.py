@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+import sys
 from dataclasses import fields
 from pathlib import Path
 
@@ -148,6 +149,7 @@ def started(tmp_path: Path, site: Site) -> list[str]:
     (tmp_path / "site.sh").write_text(site.shell())
     notes = tmp_path / "notes"
     env = {"PATH": f"{folder}:{os.environ['PATH']}", "SLURM_JOB_ID": "5", "NOTES": str(notes)}
+    env["JOBKIT_HOST_PYTHON"] = sys.executable
     words = ["--site-file", str(tmp_path / "site.sh"), "--run-dir", str(tmp_path / "run")]
     command = ["bash", str(ROOT / "run.sh"), *words, "--epochs", "2"]
     subprocess.run(command, env=env, capture_output=True, text=True, timeout=100, check=True)

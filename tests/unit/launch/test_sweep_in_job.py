@@ -23,14 +23,15 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         started, requeues = list[str](), list[str]()
         left = {name: iter(each) for name, each in codes.items()}
 
-        def run(paths: Any, *_: Any) -> int:
-            started.append(paths.folder.name)
-            return next(left[paths.folder.name])
+        def run(folder: Path, *_: Any) -> tuple[int, bool]:
+            started.append(folder.name)
+            return next(left[folder.name]), False
 
         def state(paths: Any) -> RunState:
             return RunState(status="ok" if paths.folder.name in ok else "preempted")
 
         monkeypatch.setattr(task, "_run", run)
+        monkeypatch.setattr(task, "Signals", lambda: None)
         monkeypatch.setattr(task, "run_state", state)
         monkeypatch.setattr(task.subprocess, "run", lambda words: requeues.append(words[-1]))
         monkeypatch.setenv("SLURM_JOB_ID", "17")

@@ -1,1 +1,0 @@
-"""Runs of a study on this machine."""

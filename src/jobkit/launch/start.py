@@ -1,0 +1,413 @@
+"""What starts the ranks of a run: run.sh's options, and the lines of srun and torchrun.
+
+    python run.sh's words -> read_run() -> srun_training(), srun_command() or torchrun_here()
+
+Standard library of Python 3.10, as supervise.py, which uses all of it.
+"""
+
+import contextlib
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import util
+from pathlib import Path
+
+from jobkit.errors import UsageError
+from jobkit.gpus import check_counters, count_gpus
+from jobkit.paths import RunPaths
+
+COUNT = (r"[1-9][0-9]{0,5}", "a whole number, 1 or more")
+NUMBER = (r"[0-9]{1,6}", "a whole number, 0 or more")
+SECONDS = (r"(?=.*[1-9])[0-9]{1,6}(\.[0-9]{1,3})?", "a number of seconds, above 0")
+ANY = (r"(?s:.*)", "")
+# run.sh's options that have a value: a pattern for it, and the pattern in words.
+OPTIONS = {
+    "nproc-per-node": COUNT,
+    "site": ANY,  # these two are read by run.sh
+    "site-file": ANY,
+    "nodes": COUNT,
+    "ntasks-per-node": COUNT,
+    "run-dir": ANY,
+    "max-restarts": NUMBER,
+    "monitor-interval": SECONDS,
+    "start-timeout": SECONDS,
+    "shutdown-timeout": SECONDS,
+    "nnodes": COUNT,
+    "node-rank": NUMBER,
+    "master-addr": (r"[A-Za-z0-9:][A-Za-z0-9._:%-]*", "the address of machine 0"),
+    "master-port": (r"[1-9][0-9]{0,4}", "a port, 1 to 65535"),
+    "launcher": (r"srun|torchrun|once", "srun, torchrun or once"),
+    "unit": (r"[^\x00-\x1f\x7f]+", "text without a control character"),
+    "work-per-step": (r"[0-9]+(\.[0-9]+)?([eE][+]?[0-9]{1,2})?", "a number above 0"),
+    "warmup-steps": NUMBER,
+}
+FLAGS = ("preflight", "comm", "no-auto", "help-training")
+OF_A_COMMAND = ("launcher", "unit", "work-per-step", "warmup-steps", "no-auto")
+MEANT_RANKS = ("--nproc", "--np", "-np", "-n", "--ranks", "--gpus", "--gpu", "--num-gpus")
+SLURM_BINDING = ("CPU_BIND", "CPU_BIND_LIST", "CPU_BIND_TYPE", "CPU_BIND_VERBOSE", "GPU_BIND")
+
+
+def say(kind: str, text: str) -> None:
+    """Print a line for the user."""
+    print(f"jobkit: {kind}: {text}", file=sys.stderr, flush=True)
+
+
+# --- the options ----------------------------------------------------------------------------------
+
+
+@dataclass(kw_only=True)
+class Run:
+    """One run: what is started, and what is known of it."""
+
+    run_sh: Path
+    srun_options: list[str]  # of the site, as a container's
+    inside: list[str]  # the words before python in each task, as of a container
+    words: list[str]  # the command line of run.sh
+    options: dict[str, str]
+    training: list[str]  # what the training gets
+    command: list[str]  # or a command of the user's
+    only: str  # check or dry-run: nothing is written
+    allocation: bool
+    python: str  # of the ranks
+    nodes: int = 1
+    ranks: int = 1  # on each node
+    folder: Path = Path()
+    new_folder: bool = False  # nobody asked for one: a new one in logs/
+    attempt: int = 0
+    first: int = 0  # the attempt with which the job began, also before it was requeued
+    stopped: int = 0  # the exit code of a signal that requested the end
+    job: dict[str, object] | None = None  # job.json, where it is this process's
+
+    @property
+    def launcher(self) -> str:
+        return self.options.get("launcher", "srun") if self.command else "training"
+
+    @property
+    def module(self) -> str:
+        return "jobkit.checks.comm" if "comm" in self.options else "jobkit.payload.main"
+
+    @property
+    def paths(self) -> RunPaths:
+        return RunPaths(self.folder)
+
+    @property
+    def machine(self) -> int:
+        """The number of this machine, of several without Slurm."""
+        return int(self.options.get("node-rank", 0))
+
+    @property
+    def shared(self) -> bool:
+        """Whether several machines without Slurm have one folder."""
+        return "nnodes" in self.options and not self.new_folder
+
+    @property
+    def stop_signal(self) -> str:
+        """The signal on which the run saves and ends; the training checks the option itself."""
+        return "USR1" if self.shared_option("stop-signal") == "USR1" else "USR2"
+
+    @property
+    def why(self) -> str:
+        """How many steps are profiled at each of a few places; the training checks it itself."""
+        return self.shared_option("why") or "5"
+
+    def shared_option(self, name: str) -> str:
+        """The value of an option that both the training and a command have."""
+        match = re.search(rf"(?:^|\0)--{name}[\0=]([^\0]*)", "\0".join(self.training))
+        return match[1] if match else ""
+
+
+def parse(words: Sequence[str]) -> tuple[dict[str, str], list[str], list[str]]:
+    """run.sh's own options, in any order; the words for the training; and the command after --.
+
+    Raises UsageError for a value that cannot be used.
+    """
+    options, training, rest = dict[str, str](), list[str](), list(words)
+    while rest and rest[0] != "--":
+        word = rest.pop(0)
+        name, equals, value = word.removeprefix("--").partition("=")
+        if word.startswith("--") and name in OPTIONS:
+            if not equals and not rest:
+                raise UsageError(f"--{name} needs a value")
+            options[name] = value if equals else rest.pop(0)
+            pattern, text = OPTIONS[name]
+            if not re.fullmatch(pattern, options[name]):
+                raise UsageError(f"--{name} {options[name]}: must be {text}")
+        elif word.startswith("--") and name in FLAGS and not equals:
+            options[name] = "1"
+        elif word.partition("=")[0] in MEANT_RANKS:
+            number = value or (rest[0] if rest else "2")
+            raise UsageError(f"unknown option {word}: write --nproc-per-node {number}")
+        elif not training and not word.startswith("-"):
+            line = shlex.join([word, *rest])
+            raise UsageError(f"{line}: a command comes after --, as: bash run.sh -- {line}")
+        else:
+            training.append(word)
+    if rest[:1] == ["--"] and not rest[1:]:
+        raise UsageError("-- needs a command after it, as: -- python train.py")
+    return options, training, rest[1:]
+
+
+def check_options(run: Run) -> None:
+    """Raise UsageError for options that do not go together."""
+    own, of_both = run.options, r"--(dry-run|check(=.*)?|stop-signal(=.*)?|why(=.*)?)"
+    if run.command:
+        for before, word in zip(["", *run.training], run.training, strict=False):
+            if before not in ("--stop-signal", "--why") and not re.fullmatch(of_both, word):
+                raise UsageError(
+                    f"unknown option {word}: after -- comes the command with its own options"
+                )
+        if not re.fullmatch(r"[0-9]{1,4}", run.why):
+            raise UsageError(f"--why {run.why}: must be a whole number of steps, 0 or more")
+    several, missing = "nnodes" in own, {"node-rank", "master-addr"} - set(own)
+    if not run.command and any(name in own for name in OF_A_COMMAND):
+        names = ", ".join(f"--{name}" for name in OF_A_COMMAND[:-1])
+        raise UsageError(f"{names} and --no-auto are of a command, which comes after --")
+    if "comm" in own and run.command:
+        raise UsageError("--comm measures instead of a command: give one of them")
+    if "comm" in own and "preflight" in own:
+        raise UsageError("--comm and --preflight: one after the other, not both")
+    if "work-per-step" in own and "unit" not in own:
+        raise UsageError("--work-per-step needs --unit beside it, as --unit images")
+    if "nodes" in own and "ntasks-per-node" not in own:
+        raise UsageError("--nodes needs --ntasks-per-node beside it")
+    if not several and any(name in own for name in ("node-rank", "master-addr", "master-port")):
+        raise UsageError("--node-rank, --master-addr and --master-port need --nnodes beside them")
+    if several and missing:
+        raise UsageError(f"--nnodes needs --{max(missing)} beside it")
+    if several and run.machine >= int(own["nnodes"]):
+        raise UsageError(f"--node-rank {run.machine}: must be below --nnodes")
+    if several and (run.launcher == "once" or "comm" in own):
+        raise UsageError("--launcher once and --comm start all machines themselves: no --nnodes")
+    if several and run.allocation:
+        raise UsageError("--nnodes is for machines without Slurm: here srun starts all nodes")
+    if not run.allocation and ("nodes" in own or "ntasks-per-node" in own):
+        text = "--nodes and --ntasks-per-node are for an allocation; here say --nproc-per-node"
+        raise UsageError(text)
+
+
+def read_run(argv: Sequence[str]) -> Run:
+    """The run of a command line and of Slurm's variables. Raises UsageError for bad input."""
+    run_sh, *rest = argv
+    of_site = []
+    for _ in range(2):
+        count, *rest = rest
+        of_site.append(rest[: int(count)])
+        rest = rest[int(count) :]
+    options, training, command = parse(rest)
+    only = [w[2:].partition("=")[0] for w in training if re.match(r"--(check|dry-run)(=|$)", w)]
+    run = Run(
+        run_sh=Path(run_sh), srun_options=of_site[0], inside=of_site[1], words=rest,
+        options=options, training=training, command=command, only=(only or [""])[0],
+        allocation=bool(os.environ.get("SLURM_JOB_ID")),
+        python=os.environ.get("JOBKIT_PYTHON") or "python",
+    )  # fmt: skip
+    check_options(run)
+    check_counters(os.environ)
+    if "help-training" in options:
+        run.training = ["--help"]
+    elif run.allocation:
+        if "nproc-per-node" in options:
+            text = "has no effect in an allocation: srun starts the tasks that were asked for"
+            say("warning", f"--nproc-per-node {text}")
+        run.nodes = int(options.get("nodes") or os.environ.get("SLURM_JOB_NUM_NODES") or 1)
+        tasks = int(os.environ.get("SLURM_NTASKS") or run.nodes)
+        per_node = options.get("ntasks-per-node") or os.environ.get("SLURM_NTASKS_PER_NODE")
+        if not per_node and tasks % run.nodes:
+            advice = "give --nodes and --ntasks-per-node, and not --ntasks"
+            raise UsageError(f"{tasks} tasks on {run.nodes} nodes: {advice}")
+        run.ranks = int(per_node or tasks // run.nodes)
+    else:
+        run.nodes = int(options.get("nnodes", 1))
+        gpus = count_gpus() if "nproc-per-node" not in options else 0
+        run.ranks = int(options.get("nproc-per-node") or max(gpus, 2 if "comm" in options else 1))
+    return run
+
+
+def choose_python(run: Run) -> None:
+    """Take the checkout's own environment where the Python on PATH has no torch.
+
+    Of a container and of a command nothing is known here. Raises UsageError where none has it.
+    """
+    if run.command or run.inside or run.srun_options:
+        return
+    root = run.run_sh.parent
+    own, advice = root / ".venv" / "bin" / "python", "run 'make venv' once, then 'source .venv"
+    advice += "/bin/activate'"
+    if root.name == "_kit":  # installed by pip
+        own = Path(sys.prefix, "bin", "python")
+        pip = "python -m pip install '/path/to/jobkit[payload]'"
+        advice = f'run "{pip}", of a checkout or a wheel'
+    path = shutil.which(run.python)
+    if path and _has_torch(path):
+        return
+    if "JOBKIT_PYTHON" not in os.environ and own.exists() and _has_torch(str(own)):
+        say("note", f"no python on PATH that has torch: taking {own}")
+        run.python = str(own)
+        return
+    what = f"{path} has no torch and torchvision" if path else f"no '{run.python}' on PATH"
+    raise UsageError(f"{what}: {advice}")
+
+
+def _has_torch(python: str) -> bool:
+    """Whether a Python has torch and torchvision, which are looked for and not imported."""
+    names = ("torch", "torchvision")
+    if Path(python).absolute() == Path(sys.executable).absolute():
+        return all(map(util.find_spec, names))
+    text = "import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, sys.argv[1:])))"
+    return subprocess.run([python, "-c", text, *names]).returncode == 0
+
+
+# --- the lines of srun and torchrun ---------------------------------------------------------------
+
+
+def step_environment(env: dict[str, str], whole_node: bool = False) -> dict[str, str]:
+    """What srun must not inherit: options of the job that contradict those that it gets."""
+    unwanted = {"SLURM_TRES_PER_TASK"}
+    if whole_node:
+        unwanted |= {"SLURM_GPUS_PER_TASK", "SLURM_CPUS_PER_TASK"}
+    if env.get("SLURM_STEP_ID"):  # an interactive shell is a step, whose binding is its own
+        unwanted |= {f"SLURM_{name}" for name in SLURM_BINDING}
+    return {name: value for name, value in env.items() if name not in unwanted}
+
+
+def _binding(env: Mapping[str, str]) -> tuple[list[str], list[str]]:
+    """srun's words for cores, which it does not inherit, and for GPUs.
+
+    With GPUs per task srun shows each rank its own only: then NCCL cannot copy between those of a
+    node by NVLink. The ranks take theirs by local rank.
+    """
+    cpus, gpus = env.get("SLURM_CPUS_PER_TASK"), env.get("SLURM_GPUS_PER_TASK")
+    bind = ["--gpu-bind=none"] if gpus and not env.get("SLURM_GPU_BIND") else []
+    return [f"--cpus-per-task={cpus}"] if cpus else [], bind
+
+
+def srun_training(run: Run, env: dict[str, str], words: list[str]) -> list[str]:
+    """srun, which starts a module of jobkit as one task for each rank.
+
+    Without --kill-on-bad-exit the ranks that are left would wait forever. Never --unbuffered: srun
+    then tears lines.
+    """
+    cpus, bind = _binding(env)
+    size = []
+    if "ntasks-per-node" in run.options:  # a part of the allocation
+        size = [f"--nodes={run.nodes}", f"--ntasks={run.nodes * run.ranks}"]
+        size += [f"--ntasks-per-node={run.ranks}"]
+    start = ["srun", "--kill-on-bad-exit=1", "--wait=60", *cpus, *bind, *size]
+    return [*start, *run.srun_options, *run.inside, run.python, "-m", *words]
+
+
+def srun_command(run: Run, env: dict[str, str]) -> list[str]:
+    """srun, which starts a command's ranks, one agent of torchrun on each node, or the command.
+
+    A rank that has ended well leaves the others their time: --wait=0.
+    """
+    rank, size = rank_words("slurm"), [f"--nodes={run.nodes}"]
+    more = ["--kill-on-bad-exit=1", "--wait=0"]
+    if run.launcher == "srun":
+        size += [f"--ntasks={run.nodes * run.ranks}", f"--ntasks-per-node={run.ranks}"]
+    elif run.launcher == "torchrun":  # each node's one task has all that the node has
+        text = Path(__file__).with_name("agent.py").read_text()
+        rank = [_torchrun_python(run), "-c", text, str(run.ranks), *rank_words("torchrun")]
+        size += [f"--ntasks={run.nodes}", "--ntasks-per-node=1"]
+        more += ["--cpu-bind=none"]
+    else:  # shared, so that the command may start steps of its own
+        rank, size = rank_words("once"), ["--nodes=1", "--ntasks=1", "--ntasks-per-node=1"]
+        more += ["--cpu-bind=none", "--overlap"]
+    cpus, bind = _binding(env)
+    start = ["srun", *more, *bind, *cpus, *size, *run.srun_options, *run.inside]
+    return [*start, *rank, *run.command]
+
+
+def rank_words(place: str) -> list[str]:
+    """The words that start one rank of a command: a shell's text, as a container has no jobkit."""
+    text = Path(__file__).resolve().parents[3].joinpath("hpc", "rank.bash").read_text()
+    return ["bash", "-c", text, "jobkit", place]
+
+
+def _torchrun_python(run: Run) -> str:
+    """The Python that the command itself names, else that of the ranks."""
+    is_python = re.fullmatch(r"python[0-9.]*", Path(run.command[0]).name)
+    return run.command[0] if is_python else run.python
+
+
+def torchrun_here(run: Run, port: int, words: list[str]) -> list[str]:
+    """torchrun on this machine, alone or as one of several.
+
+    Its static rendezvous unpickles nothing; c10d's would take what any user of the machine sends.
+    """
+    own = run.options
+    seconds = whole_seconds(own.get("start-timeout", "60"))
+    # In a folder that all share, machines in different attempts must not meet.
+    name = f"jobkit.{run.attempt}" if run.shared else "jobkit"
+    address = own.get("master-addr", "127.0.0.1")
+    meet = ["--nnodes", str(run.nodes), "--node-rank", str(run.machine)]
+    meet += ["--rdzv-backend", "static", "--master-addr", address, "--master-port", str(port)]
+    meet += ["--rdzv-id", name, "--rdzv-conf", f"timeout={seconds}"]
+    if "nnodes" not in own:
+        meet += ["--local-addr", "127.0.0.1"]
+    python = _torchrun_python(run) if run.command else run.python
+    start = [python, "-m", "torch.distributed.run", *meet, "--nproc-per-node", str(run.ranks)]
+    start += ["--monitor-interval", own.get("monitor-interval", "0.1")]
+    if not run.command:
+        return [*start, "-m", run.module, *words]
+    # torchrun reads $$ as $, and $local_rank as a name of its own.
+    ranks = [*rank_words("torchrun"), *run.command]
+    return [*start, "--no-python", *(word.replace("$", "$$") for word in ranks)]
+
+
+def whole_seconds(text: str) -> int:
+    """Seconds as torchrun takes them: a whole number, rounded up."""
+    return -int(-float(text) // 1)
+
+
+def step_port() -> int:
+    """A port for a step's ranks, outside the range from which the system takes ports for itself."""
+    low, high = 32768, 60999
+    with contextlib.suppress(OSError):
+        text = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text()
+        low, high = map(int, text.split())
+    count = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
+    seed = int(os.environ["SLURM_JOB_ID"]) * 31 + count * 7919 + os.getpid() * 101
+    below, above = range(10000, max(low, 10000)), range(min(high, 65535) + 1, 65536)
+    ports = below if len(below) >= len(above) else above
+    return ports[seed % len(ports)] if ports else 29500
+
+
+def command_environment(run: Run, env: dict[str, str]) -> dict[str, str]:
+    """What a command gets besides the places of its ranks."""
+    root = str(run.run_sh.parent / "src")
+    auto = f"{root}/jobkit/program/auto"
+    named = {"JOBKIT_UNIT": "unit", "JOBKIT_WORK_PER_STEP": "work-per-step"}
+    for name in (*named, "JOBKIT_AUTO", "JOBKIT_READS_OUTCOME"):
+        env.pop(name, None)
+    env |= {name: run.options[own] for name, own in named.items() if own in run.options}
+    env |= {"JOBKIT_RUN_DIR": str(run.folder), "JOBKIT_RUN_ID": run.folder.name}
+    env |= {"JOBKIT_STUDY": run.folder.parent.name, "JOBKIT_ATTEMPT": str(run.attempt)}
+    env |= {"JOBKIT_WARMUP_STEPS": run.options.get("warmup-steps", "5")}
+    env |= {"JOBKIT_WHY": run.why, "JOBKIT_STOP_SIGNAL": run.stop_signal}
+    # The user's own folders stay first; jobkit, for its meter, comes last.
+    parts = [p for p in env.get("PYTHONPATH", "").split(":") if p not in ("", root, auto)]
+    parts += [root]
+    if "no-auto" not in run.options:
+        env["JOBKIT_AUTO"] = "1"
+        parts[:0] = [auto] * Path(auto).is_dir()
+    env["JOBKIT_PYTHONPATH"] = ":".join(parts)
+    return env
+
+
+def place_here(run: Run, env: Mapping[str, str], local_rank: int, port: int) -> dict[str, str]:
+    """The environment of a command's rank that this process starts: torchrun's variables."""
+    own = {name: value for name, value in env.items() if name != "PYTHONSAFEPATH"}
+    own["PYTHONPATH"] = own.pop("JOBKIT_PYTHONPATH")  # a script finds the modules beside it
+    if run.launcher == "once":
+        return own
+    master = run.options.get("master-addr") or env.get("MASTER_ADDR") or "127.0.0.1"
+    places = {"RANK": run.machine * run.ranks + local_rank, "LOCAL_RANK": local_rank}
+    places |= {"NODE_RANK": run.machine, "WORLD_SIZE": run.nodes * run.ranks}
+    places |= {"LOCAL_WORLD_SIZE": run.ranks, "MASTER_PORT": port}
+    return {**own, "MASTER_ADDR": master, **{name: str(n) for name, n in places.items()}}

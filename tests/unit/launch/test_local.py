@@ -1,0 +1,183 @@
+"""The process that runs a study on this machine with run.sh, and the ranks of a command."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from jobkit.launch.command import Order
+from jobkit.outcome.state import run_state
+from jobkit.paths import read_json
+from jobkit.spec.study import Plan, Study
+from support.fake_study import logs
+from support.stub_srun import Kit
+
+MARKER = "s3cr3t-of-the-user"
+
+
+def plan_of(folder: Path, text: str, repeats: int = 1) -> Plan:
+    """A saved study whose runs leave their environment in a file, and go on with a shell's text."""
+    text = f'env > "{folder}/part"; mv "{folder}/part" "{folder}/seen"; {text}'
+    study = Study.of_command(("bash", "-c", text), name="s", gpus=(1,), repeats=repeats)
+    plan = study.expand()
+    plan.save()
+    return plan
+
+
+def drive(folder: Path, text: str, at_once: int = 1, repeats: int = 1, **env: str) -> list[str]:
+    """Run a study; return the environment that its last run saw."""
+    seen, plan = folder / "seen", plan_of(folder, text, repeats)
+    order = Order(folder=str(plan.paths.folder), run_ids=list(plan.runs), at_once=at_once)
+    own = {k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"}
+    argv = [sys.executable, "-m", "jobkit.launch.local", str(plan.paths.folder)]
+    with subprocess.Popen(argv, stdin=-1, stdout=-1, text=True, env=own | env) as driver:
+        assert driver.stdin
+        with driver.stdin:
+            json.dump(asdict(order), driver.stdin)
+        if text.startswith("exec sleep"):
+            while not seen.exists() and driver.poll() is None:
+                time.sleep(0.05)
+            driver.send_signal(signal.SIGTERM)
+        assert driver.wait() == 0
+    return seen.read_text().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "code"),
+    [
+        ("exit 0", "ok", 0),
+        ("exit 1", "failed", 1),
+        ("kill -9 $PPID", "failed", 137),  # its run.sh
+        ("exec sleep 100", "cancelled", 143),
+    ],
+)
+def test_nothing_of_the_environment_is_left_on_disk(
+    tmp_path: Path, text: str, status: str, code: int | None
+) -> None:
+    assert f"WANDB_API_KEY={MARKER}" in drive(tmp_path, text, WANDB_API_KEY=MARKER)
+    files = [p for p in logs().rglob("*") if p.is_file()]
+    assert [p for p in files if MARKER.encode() in p.read_bytes()] == []
+    plan = Plan.read(logs() / "s" / "plan.json")
+    paths = plan.paths.run(next(iter(plan.runs)))
+    state = run_state(paths)
+    assert (state.status, state.exit_code) == (status, code), state
+    job = read_json(paths.job) or {}
+    assert job["launcher"] == "local" and job["ended"] is not None
+
+
+@pytest.mark.parametrize(
+    "devices", [{}, {"CUDA_VISIBLE_DEVICES": ""}, {"CUDA_VISIBLE_DEVICES": "1,3"}]
+)
+def test_a_run_sees_the_devices_that_its_user_sees(tmp_path: Path, devices: dict[str, str]) -> None:
+    outer = {"SLURM_JOB_ID": "7", "WORLD_SIZE": "9"}  # of an outer job
+    seen = drive(tmp_path, "exit 0", **outer, **devices)
+    shown = [x for x in seen if x.startswith(("CUDA_VISIBLE", "SLURM_", "JOBKIT_LAUNCHER"))]
+    assert shown == [f"{name}={value}" for name, value in devices.items()]
+    assert "WORLD_SIZE=1" in seen
+
+
+def test_runs_at_work_at_a_time_see_gpus_of_their_own(tmp_path: Path) -> None:
+    """Each run waits until both have begun."""
+    (tmp_path / "bin").mkdir()
+    smi = tmp_path / "bin" / "nvidia-smi"
+    smi.write_text('#!/bin/sh\necho "GPU 0: a (UUID: GPU-a)"; echo "GPU 1: b (UUID: GPU-b)"\n')
+    smi.chmod(0o755)
+    both = f'while [ "$(ls {tmp_path} | grep -c "^gpu")" -lt 2 ]; do sleep 0.05; done'
+    text = f"touch {tmp_path}/gpu$CUDA_VISIBLE_DEVICES; {both}"
+    path = f"{smi.parent}{os.pathsep}{os.environ['PATH']}"
+    drive(tmp_path, text, at_once=2, repeats=2, PATH=path)
+    assert sorted(path.name for path in tmp_path.glob("gpu*")) == ["gpu0", "gpu1"]
+
+
+def test_runs_are_started_one_after_the_other(tmp_path: Path) -> None:
+    """Two at a time would each be measured beside the other."""
+    work = tmp_path / "at-work"
+    text = f"mkdir {work} || touch {tmp_path}/beside; sleep 0.3; rmdir {work}"
+    drive(tmp_path, text, repeats=3)
+    assert not (tmp_path / "beside").exists()
+    assert [p.name for p in (logs() / "s").glob("*/job.json")] == ["job.json"] * 3
+
+
+def test_a_run_whose_log_is_a_link_fails_and_the_next_has_its_turn(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, "exit 0", repeats=2)
+    first, second = (plan.paths.run(run_id) for run_id in plan.runs)
+    first.folder.mkdir()
+    first.log.symlink_to(tmp_path / "precious")
+    drive(tmp_path, "exit 0", repeats=2)
+    assert run_state(first).status == "failed" and not (tmp_path / "precious").exists()
+    assert run_state(second).status == "ok"
+
+
+# --- the ranks of a command -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Kit:
+    return Kit(tmp_path)
+
+
+def test_each_rank_gets_the_variables_of_torchrun(run: Kit) -> None:
+    names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE NODE_RANK MASTER_ADDR"
+    shown = " ".join(f"${name}" for name in names.split())
+    done = run("--nproc-per-node", "3", "--", "bash", "-c", f'echo "{shown} $MASTER_PORT"')
+    lines = sorted(done.stdout.splitlines()[1:])
+    assert [line.rsplit(" ", 1)[0] for line in lines] == [
+        f"{r} {r} 3 3 0 127.0.0.1" for r in range(3)
+    ]
+    assert len({line.split()[-1] for line in lines}) == 1
+
+
+def test_the_first_failure_ends_the_others_and_is_the_code(run: Kit) -> None:
+    text = "[[ $RANK == 1 ]] && exit 7; exec sleep 600"
+    assert run("--nproc-per-node", "3", "--", "bash", "-c", text).returncode == 7
+    assert run.outcome()["reason"] == "rank 1: exit code 7"
+
+
+def test_the_port_of_the_ranks_is_given_to_no_other_program(run: Kit) -> None:
+    """The first rank binds it, as torch does, while others cannot."""
+    text = (
+        "import os, socket\n"
+        "def bound(reuse):\n"
+        "    with socket.socket() as one:\n"
+        "        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)\n"
+        "        try:\n"
+        "            one.bind(('127.0.0.1', int(os.environ['MASTER_PORT'])))\n"
+        "            return not one.listen()\n"
+        "        except OSError:\n"
+        "            return False\n"
+        "print(bound(0), bound(1))\n"
+    )
+    assert run("--", sys.executable, "-c", text).stdout.splitlines()[1] == "False True"
+
+
+def test_the_end_on_request_leaves_nothing(run: Kit) -> None:
+    """Also what a rank started and forgot."""
+    text = f"sleep 300 & echo $! > {run.folder}/$RANK; setsid sleep 301 & echo ready; wait"
+    with run.start("--nproc-per-node", "2", "--", "bash", "-c", text) as process:
+        assert process.stdout
+        assert [process.stdout.readline() for _ in range(3)][1:] == ["ready\n"] * 2
+        process.terminate()
+        assert process.wait(200) == 143
+    for rank in (0, 1):
+        state = Path(f"/proc/{(run.folder / str(rank)).read_text().strip()}/stat")
+        assert not state.exists() or state.read_text().split()[2] == "Z"
+    words = b"\0".join((b"sleep", b"301", b""))
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            assert path.read_bytes() != words or not path.parent.exists()
+        except OSError:
+            continue
+
+
+def test_lines_of_ranks_that_write_together_stay_whole(run: Kit) -> None:
+    """Each line is written in two parts, as an unbuffered Python does."""
+    text = "for i in {1..300}; do printf 'rank %s' $RANK; printf ' line %s\\n' $i; done; printf end"
+    lines = run("--nproc-per-node", "2", "--", "bash", "-c", text).stdout.splitlines()
+    whole = [f"rank {rank} line {n}" for rank in (0, 1) for n in range(1, 301)]
+    assert sorted(line for line in lines if line.startswith("rank")) == sorted(whole)

@@ -1,0 +1,156 @@
+"""run.sh on several machines without Slurm: two of them here, which share a folder or do not."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from jobkit.launch.kubernetes import KubernetesOptions, manifest
+from jobkit.spec.study import Study
+from support.place import ROOT
+
+# As a program whose ranks agree: on TERM or the stop signal of one of them all save and end.
+AGREES = """
+trap 'touch "$JOBKIT_RUN_DIR/stop"' TERM USR2
+touch "$JOBKIT_RUN_DIR/ready-$RANK"
+until [[ -e $JOBKIT_RUN_DIR/stop ]]; do sleep 0.05; done
+exit 75
+"""
+# As a program whose ranks lose the one that crashed: in the first attempt only.
+CRASHES = """
+if ((JOBKIT_ATTEMPT)); then
+  touch "$JOBKIT_RUN_DIR/again-$RANK"
+  until [[ $(echo "$JOBKIT_RUN_DIR"/again-*) == *-0*-1*-2*-3 ]]; do sleep 0.05; done
+  exit 0
+fi
+[[ $RANK == 3 ]] && exit 3
+until [[ -e $JOBKIT_RUN_DIR/attempts/0/failed ]]; do sleep 0.05; done
+exit 1
+"""
+
+
+class Machines:
+    """Two machines of a run, started and watched."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.run_dir = folder, folder / "run"
+        self.started: dict[int, subprocess.Popen[str]] = {}
+
+    def start(self, machine: int, *words: str, **env: str) -> None:
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        own = {"PATH": path, "JOBKIT_LOGS": str(self.folder / f"logs-{machine}")}
+        self.started[machine] = subprocess.Popen(
+            ["bash", str(ROOT / "run.sh"), *words], env={**os.environ, **own, **env},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def start_both(self, *words: str, shared: bool = True) -> None:
+        for machine in (1, 0):  # which of them comes first does not matter
+            own = ["--nnodes", "2", "--node-rank", str(machine), "--master-addr", "127.0.0.1"]
+            own += ["--run-dir", str(self.run_dir)] if shared else []
+            self.start(machine, *own, "--nproc-per-node", "2", *words)
+
+    def ends(self) -> tuple[list[int], str, str]:
+        """Codes of machine 0 and 1, all that they printed, all that they complained of."""
+        texts = [self.started[machine].communicate(timeout=60) for machine in (0, 1)]
+        codes = [self.started[machine].returncode for machine in (0, 1)]
+        return codes, "".join(o for o, _ in texts), "".join(e for _, e in texts)
+
+    def outcome(self, attempt: int = 0) -> dict[str, Any]:
+        return json.loads((self.run_dir / f"attempts/{attempt}/outcome.json").read_text())
+
+    def until_ready(self) -> None:
+        deadline = time.monotonic() + 60
+        while len(list(self.run_dir.glob("ready-*"))) < 4:
+            assert time.monotonic() < deadline, "the ranks have not started"
+            time.sleep(0.05)
+
+
+@pytest.fixture
+def machines(tmp_path: Path) -> Iterator[Machines]:
+    made = Machines(tmp_path)
+    yield made
+    for process in made.started.values():
+        process.terminate()
+        process.wait(300)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_ranks_count_over_the_machines(machines: Machines, shared: bool) -> None:
+    names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR"]
+    shown = " ".join(f"${name}" for name in [*names, "MASTER_PORT"])
+    words = ["--master-port", "29417", "--", "bash", "-c", f'echo "has {shown}"']
+    machines.start_both(*words, shared=shared)
+    codes, out, err = machines.ends()
+    assert codes == [0, 0], err
+    places = sorted(line for line in out.splitlines() if line.startswith("has"))
+    assert places == [f"has {r} {r % 2} 4 2 {r // 2} 127.0.0.1 29417" for r in range(4)]
+    folders = [*machines.folder.glob("logs-*/single/*/attempts/*")]
+    if shared:
+        assert machines.outcome()["status"] == "ok" and not folders
+        assert [p.name for p in (machines.run_dir / "attempts").iterdir()] == ["0"]
+        spec = json.loads((machines.run_dir / "spec.json").read_text())["spec"]
+        assert (spec["nodes"], spec["ranks_per_node"]) == (2, 2)
+    else:
+        assert len(folders) == 2
+
+
+def test_a_crash_is_started_again_on_both_in_one_attempt(machines: Machines) -> None:
+    machines.start_both("--max-restarts", "1", "--", "bash", "-c", CRASHES)
+    codes, _, err = machines.ends()
+    assert codes == [0, 0], err
+    first, second = machines.outcome(0), machines.outcome(1)
+    assert (first["status"], first["exit_code"]) == ("failed", 3)
+    assert first["reason"] == "rank 3: exit code 3" and second["status"] == "ok"
+    assert err.count("attempt 0 ended with code 3: starting the run again (1 of 1)") == 2
+    assert not (machines.run_dir / "attempts" / "2").exists()
+
+
+@pytest.mark.parametrize(("how", "code"), [("evicted", 75), ("crash", 3)])
+def test_how_the_pods_of_a_job_end(machines: Machines, how: str, code: int) -> None:
+    """With the words and the environment of the manifest, as the kubelet expands them.
+
+    A pod is evicted by TERM: all end with 75 where there is a checkpoint.
+    """
+    text = AGREES if how == "evicted" else CRASHES
+    study = Study.of_command(("bash", "-c", text), gpus=("2x2",), name="pods")
+    (spec,) = study.expand().runs.values()
+    document = manifest("pods", "run", spec, KubernetesOptions(image="i"), 3)
+    (box,) = list(yaml.safe_load_all(document))[-1]["spec"]["template"]["spec"]["containers"]
+    top = str(machines.folder)
+    env = {v["name"]: v["value"].replace("/runs", top) for v in box["env"] if v["name"] != "HOME"}
+    for index in (1, 0):
+        places = {"$(JOB_COMPLETION_INDEX)": str(index), "pods-0.pods": "127.0.0.1"}
+        expanded = [places.get(w, w.replace("$$(", "$(")) for w in box["args"]]
+        words = [word.replace("/runs", top) for word in expanded]
+        machines.start(index, *words, **env)
+    if how == "evicted":
+        machines.until_ready()
+        machines.started[1].send_signal(signal.SIGTERM)
+    codes, _, err = machines.ends()
+    assert codes == [code, code], err
+    assert machines.outcome()["status"] == ("preempted" if code == 75 else "failed")
+
+
+def test_the_stop_signal_reaches_the_ranks_of_its_machine(machines: Machines) -> None:
+    machines.start_both("--", "bash", "-c", AGREES)
+    machines.until_ready()
+    machines.started[1].send_signal(signal.SIGUSR2)
+    assert machines.ends()[0] == [75, 75]
+    assert machines.outcome()["reason"].endswith(": exit code 75")
+
+
+def test_a_machine_0_that_does_not_come_is_one_line(machines: Machines) -> None:
+    words = ["--nnodes", "2", "--node-rank", "1", "--master-addr", "h", "--start-timeout", "0.3"]
+    machines.start(1, *words, "--run-dir", str(machines.run_dir), "--", "true")
+    _, err = machines.started[1].communicate(timeout=300)
+    assert machines.started[1].returncode == 1 and err.count("\n") == 1
+    assert "machine 0 has begun no attempt in" in err
