@@ -40,9 +40,11 @@ def study_view(
     counts = Counter(state.status for state in looks.of_runs.values())
     summary = ", ".join(f"{n} {status}" for status, n in counts.items())
     title = f"{looks.plan.study.name}: {counted(total, 'run')}: {summary}"
-    more = ""
+    more, manifests = "", looks.plan.paths.folder / "kubernetes"
     if total > len(listed):
         more = f"{total - len(listed):,} of {total:,} runs are not listed here; --json has all"
+    elif counts["missing"] == total and manifests.is_dir():
+        more = f"next: kubectl apply -f {short_path(manifests)}/"
     result = table(listed, title)
     room = console.options.update(width=10_000)  # else the answer is never above the width
     if console.measure(result, options=room).minimum <= console.width:
@@ -99,12 +101,14 @@ def table(listed: Sequence[Mapping[str, Any]], title: str | None = None) -> Tabl
             no_wrap=heading != "reason" and "/s (" not in heading,
             overflow="fold",
         )
+    above = ""
     for row, texts in zip(listed, cells, strict=True):
+        reason, above = "as above" if _reason(row) == above != "" else _reason(row), _reason(row)
         result.add_row(
             row["run_id"],
             Text(row["status"], style=_COLOURS.get(row["status"], "red")),
             *(texts.get(name, "") for name in columns),
-            *(_reason(row) for _ in reasons),
+            *(reason for _ in reasons),
         )
     return result
 

@@ -160,6 +160,15 @@ def test_of_many_runs_those_that_failed_are_listed(
     assert "1 missing, 1 failed" in said and "1 of 2 runs are not listed here" in said
     first, second = plan.runs
     assert second in said and "[/data/x]" in said and first not in said
+    monkeypatch.setattr(watch, "MAX_SHOWN", 9)
+    assert watch.main(["two"]) == 0
+    assert "as above" not in capsys.readouterr().out
+    path = run_of(plan, 0).outcome(0)
+    path.parent.mkdir(parents=True)
+    write_json(path, outcome)
+    assert watch.main(["two"]) == 0
+    said = capsys.readouterr().out
+    assert said.count("OSError") == 1 == said.count("as above")
 
 
 def test_a_pipe_gets_the_table_whenever_a_run_changed(
