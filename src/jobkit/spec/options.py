@@ -13,7 +13,7 @@ from jobkit.files import read_text
 from jobkit.paths import read_json
 from jobkit.spec.command import Value, used
 from jobkit.spec.runspec import SETTINGS, check_keys, overridden, plain_type
-from jobkit.spec.settings import GROUPS
+from jobkit.spec.settings import Settings
 from jobkit.spec.study import Study
 
 _MAX_YAML = 64 << 10  # bytes: its reader is slow, and a file by hand is short
@@ -51,12 +51,13 @@ RECIPES: Mapping[str, Mapping[str, Any]] = {
 
 def add_spec_arguments(parser: argparse.ArgumentParser, skip: tuple[str, ...] = ()) -> None:
     """Add one option for each setting that the payload takes, in groups; absent when not given."""
-    for title, settings in GROUPS.items():
-        taken = [f for f in fields(settings) if f.metadata["option"] and f.name not in skip]
-        if taken:
-            group = parser.add_argument_group(title)
-            for f in taken:
-                _add_option(group, f)
+    title, group = "", None
+    for f in fields(Settings):
+        if f.metadata["group"]:
+            title, group = f.metadata["group"], None
+        if f.metadata["option"] and f.name not in skip:
+            group = group or parser.add_argument_group(title)
+            _add_option(group, f)
 
 
 def add_recipe_argument(parser: argparse._ActionsContainer) -> None:

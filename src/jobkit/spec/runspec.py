@@ -12,19 +12,7 @@ from typing import Any, ClassVar, TypeVar
 from jobkit.errors import UsageError, nearest, one_of
 from jobkit.spec import settings as rules
 from jobkit.spec.dataset import WITH_PATH
-from jobkit.spec.settings import (
-    DEFAULT_GLOBAL_BATCH_SIZE,
-    STRATEGIES,
-    CheckpointSettings,
-    DataSettings,
-    DdpSettings,
-    FsdpSettings,
-    MeasurementSettings,
-    ModelSettings,
-    OptimizerSettings,
-    PipelineSettings,
-    RunSettings,
-)
+from jobkit.spec.settings import DEFAULT_GLOBAL_BATCH_SIZE, STRATEGIES, Settings
 from jobkit.spec.strategies import FACTS
 
 __all__ = ["STRATEGIES", "RunSpec"]
@@ -199,18 +187,7 @@ def profiled_ranks(text: str) -> frozenset[int] | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunSpec(  # the fields of the last base come first
-    MeasurementSettings,
-    CheckpointSettings,
-    PipelineSettings,
-    FsdpSettings,
-    DdpSettings,
-    OptimizerSettings,
-    DataSettings,
-    ModelSettings,
-    RunSettings,
-    PlannedRun,
-):
+class RunSpec(Settings, PlannedRun):
     """One planned training: a strategy at a size, one repeat. Checked when it is made.
 
     Raises UsageError, naming the setting and what it may be, for a value out of its range.

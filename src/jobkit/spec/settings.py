@@ -30,6 +30,7 @@ def setting(
     option: bool = True,
     identity: bool = True,
     multiline: bool = False,
+    group: str = "",
 ) -> Any:
     """Declare a field: its default, one line of help, its range, and what it takes part in.
 
@@ -38,7 +39,7 @@ def setting(
     such as a path, is not.
     """
     meta = {"help": text, "choices": choices, "low": low, "high": high, "multiline": multiline}
-    meta |= {"option": option, "identity": identity}
+    meta |= {"option": option, "identity": identity, "group": group}
     if default == {}:
         return field(default_factory=dict, metadata=meta)
     return field(default=default, metadata=meta)
@@ -130,10 +131,10 @@ DEFAULT_GLOBAL_BATCH_SIZE = 512
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunSettings:
-    """Size, strategy, and what the process runs on."""
+class Settings:
+    """The settings of one training. group: a group of a command's help begins there."""
 
-    nodes: int = setting(1, "number of nodes", low=1, option=False)
+    nodes: int = setting(1, "number of nodes", low=1, option=False, group="run")
     ranks_per_node: int = setting(1, "ranks per node: one per GPU", low=1, option=False)
     repeat: int = setting(0, "index of this repeat of the same settings", low=0)
     strategy: str = setting("ddp", "parallel strategy", choices=STRATEGIES)
@@ -147,14 +148,8 @@ class RunSettings:
     )
     threads: int = setting(0, "CPU threads per rank (0: the rank's share of the cores)", low=0)
     timeout_s: float = setting(600.0, "timeout of a collective in seconds", low=1.0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelSettings:
-    """The model and how it is computed."""
-
     model: str = setting(
-        "cnn", "cnn, fast_cnn, resnet18, mlp, or package.module:factory for your own"
+        "cnn", "cnn, fast_cnn, resnet18, mlp, or package.module:factory for your own", group="model"
     )
     hidden: int | None = setting(
         None, "mlp: units of each hidden layer (default: 512 and 256, times --width)", low=1
@@ -184,15 +179,10 @@ class ModelSettings:
     activation_checkpointing: bool = setting(
         False, "activation checkpointing: recompute each block's activations in the backward pass"
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataSettings:
-    """Samples and batches."""
-
     dataset: str = setting(
         "cifar10",
         "cifar10, synthetic, folder:PATH (a directory), or idx:PATH (MNIST's files)",
+        group="data and batches",
     )
     data_dir: str | None = setting(
         None, "directory of data and prepared caches (default: $JOBKIT_DATA_DIR)", identity=False
@@ -222,13 +212,9 @@ class DataSettings:
     )
     accumulate: int = setting(1, "gradient accumulation: microbatches per optimizer step", low=1)
     eval_batch_size: int = setting(500, "samples in one evaluation batch on each rank", low=1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class OptimizerSettings:
-    """Optimizer and learning rate."""
-
-    optimizer: str = setting("sgd", "optimizer", choices=("sgd", "adam", "adamw"))
+    optimizer: str = setting(
+        "sgd", "optimizer", choices=("sgd", "adam", "adamw"), group="optimizer"
+    )
     lr: float = setting(0.05, "peak learning rate, before --lr-scaling", low=0.0)
     momentum: float = setting(0.9, "momentum of SGD", low=0.0, high=1.0)
     weight_decay: float = setting(5e-4, "weight decay", low=0.0)
@@ -251,13 +237,9 @@ class OptimizerSettings:
     clip_norm: float | None = setting(
         None, "clip the global norm of the gradients to this value", low=0.0
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class DdpSettings:
-    """Strategy ddp."""
-
-    ddp_bucket_mib: float = setting(25.0, "ddp: bucket size of the all-reduce in MiB", low=0.001)
+    ddp_bucket_mib: float = setting(
+        25.0, "ddp: bucket size of the all-reduce in MiB", low=0.001, group="strategy ddp"
+    )
     ddp_static_graph: bool = setting(
         False, "ddp: promise that every iteration uses the same parameters in the same order"
     )
@@ -272,14 +254,10 @@ class DdpSettings:
         10, "ddp: iterations of plain all-reduce before PowerSGD compresses", low=2
     )
     sync_batchnorm: bool = setting(False, "ddp: batch normalisation over all ranks; needs GPUs")
-
-
-@dataclass(frozen=True, kw_only=True)
-class FsdpSettings:
-    """Strategy fsdp."""
-
     fsdp_wrap: str | None = setting(
-        None, "fsdp: module classes that become sharding units, as A,B (instead of by size)"
+        None,
+        "fsdp: module classes that become sharding units, as A,B (instead of by size)",
+        group="strategy fsdp",
     )
     fsdp_group_mib: float = setting(
         4.0,
@@ -296,14 +274,11 @@ class FsdpSettings:
         1, "fsdp: HSDP replicas (the number of nodes: shard inside each node)", low=1
     )
     fsdp_prefetch: int = setting(0, "fsdp: prefetch depth in blocks (0: torch's default)", low=0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PipelineSettings:
-    """Strategies pp and mp."""
-
     pipeline_stages: int | None = setting(
-        None, "pp: ranks per pipeline; more ranks run replicas of it (default: all)", low=1
+        None,
+        "pp: ranks per pipeline; more ranks run replicas of it (default: all)",
+        low=1,
+        group="strategies pp and mp",
     )
     pipeline_schedule: str = setting("1f1b", "pp: order of the microbatches", choices=SCHEDULES)
     pipeline_split: str | None = setting(
@@ -312,16 +287,11 @@ class PipelineSettings:
     microbatches: int | None = setting(
         None, "pp: microbatches per batch (default: at least one per stage)", low=1
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckpointSettings:
-    """Checkpoints and early stop."""
-
     checkpoint_every: str | None = setting(
         None,
         "checkpoint interval: epoch, 200 (iterations), 30s, 10m or 1h (default: none)",
         identity=False,
+        group="checkpoints",
     )
     checkpoint_keep: int = setting(2, "number of checkpoints to keep", low=1, identity=False)
     checkpoint_async: bool | None = setting(
@@ -336,13 +306,9 @@ class CheckpointSettings:
         choices=("USR1", "USR2"),
         identity=False,
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class MeasurementSettings:
-    """Measurement."""
-
-    warmup_iterations: int = setting(5, "first iterations, which are not timed", low=0)
+    warmup_iterations: int = setting(
+        5, "first iterations, which are not timed", low=0, group="measurement"
+    )
     why: int = setting(
         5,
         "steps that are profiled at each of a few places, outside of the rate, to say where the "
@@ -361,17 +327,3 @@ class MeasurementSettings:
         None, "trace these iterations with torch.profiler, as 20-22", identity=False
     )
     profile_ranks: str = setting("0", "ranks to trace, as 0,3, or all", identity=False)
-
-
-# Title of the group in a command's help: the group.
-GROUPS: dict[str, type] = {
-    "run": RunSettings,
-    "model": ModelSettings,
-    "data and batches": DataSettings,
-    "optimizer": OptimizerSettings,
-    "strategy ddp": DdpSettings,
-    "strategy fsdp": FsdpSettings,
-    "strategies pp and mp": PipelineSettings,
-    "checkpoints": CheckpointSettings,
-    "measurement": MeasurementSettings,
-}

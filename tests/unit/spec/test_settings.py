@@ -21,7 +21,6 @@ from jobkit.spec.options import (
     read_spec_file,
 )
 from jobkit.spec.runspec import SETTINGS, Every, RunSpec, Window, profiled_ranks
-from jobkit.spec.settings import GROUPS
 from jobkit.spec.study import STUDIES, Study
 
 META = {f.name: f.metadata for f in fields(RunSpec)}
@@ -145,8 +144,6 @@ def test_what_changes_the_outcome_or_the_speed_changes_the_run_id_and_nothing_el
     spec = RunSpec(**kept, checkpoint_async=True, stop_signal="USR1", lr=1e-300)
     assert spec.run_id == RunSpec(lr=1e-300).run_id
     assert RunSpec(**parse(spec.arguments())) == spec
-    names = [f.name for group in GROUPS.values() for f in fields(group)]
-    assert sorted(names) == sorted(SETTINGS)
 
 
 def test_a_global_batch_is_strong_and_a_batch_a_rank_weak_scaling() -> None:
