@@ -122,7 +122,7 @@ def test_a_model_that_cannot_be_cut(
 
 
 @pytest.mark.parametrize(
-    ("ranks", "settings", "parts"),
+    ("ranks", "settings", "microbatches"),
     [
         (3, {}, 4),  # the fewest that keep three stages busy and divide 512
         (4, {"pipeline_stages": 2, "global_batch_size": 12, "accumulate": 2}, 3),
@@ -130,10 +130,12 @@ def test_a_model_that_cannot_be_cut(
         (4, {"microbatches": 2, "pipeline_schedule": "gpipe"}, 2),
     ],
 )
-def test_the_number_of_microbatches(ranks: int, settings: dict[str, Any], parts: int) -> None:
+def test_the_number_of_microbatches(
+    ranks: int, settings: dict[str, Any], microbatches: int
+) -> None:
     place = RankEnv(world_size=ranks, local_world_size=ranks)
     spec = RunSpec(strategy="pp", ranks_per_node=ranks, **settings)
-    assert Pipeline(spec, place, torch.device("cpu")).parts == parts
+    assert Pipeline(spec, place, torch.device("cpu")).microbatches == microbatches
 
 
 # 100 samples in batches of 24: the last has 4, which is fewer than the microbatches.

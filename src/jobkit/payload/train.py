@@ -305,7 +305,7 @@ class Trainer:
                 self.progress.position += step.global_count
                 self.progress.iteration += 1
                 if self.windows:
-                    images = sum(map(len, step.micro_batches)) * self.strategy.counts
+                    images = sum(map(len, step.micro_batches)) * self.strategy.owns_loss
                     self.windows.step(images, {})
                 if not self.begun:
                     started(self.clock.own_s())
@@ -374,7 +374,7 @@ class Trainer:
                 images, labels = self.data.training_batch(indices, epoch, step.crops_of(j))
             last = j == len(step.micro_batches) - 1
             losses += self.strategy.forward_backward(images, labels, weight, last)
-            clock.images += len(indices) * self.strategy.counts
+            clock.images += len(indices) * self.strategy.owns_loss
         self.strategy.optimizer_step(self.optimizer)
         return losses
 
@@ -402,7 +402,7 @@ class Trainer:
                 logits = strategy.predict(images)
             if self.guard:
                 self.guard.alive()
-            if size and strategy.counts:
+            if size and strategy.owns_loss:
                 sums[0] += F.cross_entropy(logits, labels, reduction="sum")
                 sums[1] += (logits.argmax(1) == labels).sum()
                 seen += size

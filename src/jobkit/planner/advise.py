@@ -91,7 +91,7 @@ def step_messages(footprint: Footprint, subject: Subject) -> list[Message] | Non
         size = replace(
             size,
             boundary=max(given[:-1], default=0),
-            microbatches=strategy.parts,
+            microbatches=strategy.microbatches,
             stage=footprint.gradients,
         )
     elif subject.parameters is None and facts.shards_state:
@@ -112,7 +112,7 @@ def idle_share(spec: RunSpec) -> float:
         return 0.0
     strategy = cast("Pipeline", strategy_of(spec))
     later = strategy.ranks - 1
-    return later / (strategy.count // strategy.ranks * strategy.parts + later)
+    return later / (strategy.num_stages // strategy.ranks * strategy.microbatches + later)
 
 
 def options_of(

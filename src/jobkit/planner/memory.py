@@ -175,7 +175,7 @@ def _of_pipeline(strategy: "Pipeline", subject: Subject) -> Footprint:
         gradients = sum(stage.gradients for stage in own)
         # torch has a buffer for what each microbatch receives, going forward and backward.
         received = sum(stages[i].taken for i in here)
-        received += sum(stages[i].given for i in here if i < strategy.count - 1)
+        received += sum(stages[i].given for i in here if i < strategy.num_stages - 1)
         saved = sum(stage.saved for stage in own) // len(own)
         waiting = (_in_flight(strategy, rank) - 1) * saved
         return _footprint(
@@ -184,7 +184,8 @@ def _of_pipeline(strategy: "Pipeline", subject: Subject) -> Footprint:
             gradients,
             buffers=sum(stage.buffers for stage in own),
             activations=waiting + max(stage.peak for stage in own),
-            communication=received * strategy.parts + gradients * (strategy.data_world_size > 1),
+            communication=received * strategy.microbatches
+            + gradients * (strategy.data_world_size > 1),
             data=_data(spec, subject, -(-spec.steps_batch_size // strategy.data_world_size)),
         )
 
@@ -196,7 +197,7 @@ def follow_stages(strategy: "Pipeline", subject: Subject) -> "list[Stage]":
     from jobkit.planner.activations import follow
 
     spec = strategy.spec
-    parts = strategy.data_world_size * spec.accumulate * strategy.parts
+    parts = strategy.data_world_size * spec.accumulate * strategy.microbatches
     images = -(-spec.steps_batch_size // parts)
     return follow(spec, images, subject.classes, new=False, cut=strategy.stages_of)
 
@@ -207,10 +208,10 @@ def _in_flight(strategy: "Pipeline", rank: int) -> int:
     GPipe keeps every microbatch; 1F1B one for each stage from this one to the last; the
     interleaved schedule those of torch's ScheduleInterleaved1F1B, over all stages of the rank.
     """
-    parts, later = strategy.parts, strategy.ranks - 1 - rank
-    on_one = strategy.count // strategy.ranks
+    parts, later = strategy.microbatches, strategy.ranks - 1 - rank
+    on_one = strategy.num_stages // strategy.ranks
     first = {"gpipe": parts, "1f1b": later + 1}.get(
-        strategy.order, (on_one - 1) * strategy.ranks + 2 * later + 1
+        strategy.schedule, (on_one - 1) * strategy.ranks + 2 * later + 1
     )
     return min(parts * on_one, first)
 

@@ -43,8 +43,8 @@ class Strategy:
         self.data_rank, self.data_world_size = place.rank, place.world_size
         self.data_group: dist.ProcessGroup | None = None  # those ranks; None: all
         self.devices = 1  # GPUs that this process drives
-        self.counts = True  # this rank's losses and answers are its own, not another's again
-        self.takes_nothing = False  # the model runs on a batch of no samples
+        self.owns_loss = True  # this rank's losses and answers are its own, not another's again
+        self.accepts_empty_batch = False  # the model runs on a batch of no samples
         self.dtype = DTYPES.get(spec.precision, torch.float32)  # "auto" is decided before
         self.scaler = torch.amp.GradScaler(device.type, enabled=spec.precision == "fp16")
         self.model: nn.Module = nn.Identity()
@@ -108,7 +108,7 @@ class Strategy:
         images (N, 3, 32, 32), labels (N,); N may be 0: the rank still takes part in collectives.
         last: this is the last microbatch of the step, so gradients are reduced over the ranks.
         """
-        if len(labels) or self.takes_nothing:
+        if len(labels) or self.accepts_empty_batch:
             return self._pass(self.model, images, labels, weight, last)
         with kept_statistics(self.model):
             return self._pass(self.model, *blank(images, labels), last)

@@ -47,7 +47,7 @@ class DDP(Strategy):
             for module in model.modules():
                 if isinstance(module, nn.SyncBatchNorm):
                     module.register_forward_pre_hook(_empty_in_fp32)
-            self.takes_nothing = True  # a sample made up would be in the others' statistics
+            self.accepts_empty_batch = True  # a sample made up would be in the others' statistics
         wrapped = self._wrapped(model, None)
         _compress(wrapped, spec)
         return wrapped

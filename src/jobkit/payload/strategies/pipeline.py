@@ -26,7 +26,7 @@ from jobkit.payload.strategies.blocks import filled_up, kept_statistics
 from jobkit.payload.strategies.stages import Sendable, cut, owners, tensors_only
 from jobkit.spec.runspec import RunSpec
 
-_ON_ONE_RANK = 2  # stages of the interleaved schedule
+STAGES_PER_RANK = 2  # stages of the interleaved schedule
 Loss = Callable[[Tensor, Tensor], Tensor]
 Schedule = ScheduleGPipe | Schedule1F1B | ScheduleInterleaved1F1B
 
@@ -41,12 +41,14 @@ class Pipeline(Strategy):
         self.ranks = (self.microbatched and spec.pipeline_stages) or place.world_size
         # One rank has nothing to interleave with.
         by_turns = self.microbatched and self.ranks > 1
-        self.order = spec.pipeline_schedule if by_turns else "gpipe"
-        self.count = self.ranks * (_ON_ONE_RANK if self.order == "interleaved" else 1)  # of stages
+        self.schedule = spec.pipeline_schedule if by_turns else "gpipe"
+        self.num_stages = self.ranks * (
+            STAGES_PER_RANK if self.schedule == "interleaved" else 1
+        )  # of stages
         self.data_rank, self.stage_rank = divmod(place.rank, self.ranks)
         self.data_world_size = max(1, place.world_size // self.ranks)
-        self.counts = self.stage_rank == self.ranks - 1  # it has the logits
-        self.parts = self._microbatches()
+        self.owns_loss = self.stage_rank == self.ranks - 1  # it has the logits
+        self.microbatches = self._microbatches()
         self.group: dist.ProcessGroup | None = None  # the ranks of this pipeline
         self.owners: dict[int, tuple[str, int]] = {}
         self.names: list[str] = []  # of this rank's parameters, in order
@@ -80,16 +82,16 @@ class Pipeline(Strategy):
 
     def _check_microbatches(self) -> None:
         """Raise UsageError where they are too few for the schedule, or do not divide the batch."""
-        parts, passes = self.parts, self.data_world_size * self.spec.accumulate
+        microbatches, passes = self.microbatches, self.data_world_size * self.spec.accumulate
         # 1F1B keeps every stage busy from the start, and so needs one for each.
         least = self.ranks if self.spec.pipeline_schedule == "1f1b" else 1
         refuse(
-            parts < least,
-            f"--microbatches {parts}: 1f1b needs one at least for each of {least} stages",
+            microbatches < least,
+            f"--microbatches {microbatches}: 1f1b needs one at least for each of {least} stages",
         )
         refuse(
-            self.spec.steps_batch_size % (passes * parts) != 0,
-            f"--microbatches {parts} does not divide the global batch of "
+            self.spec.steps_batch_size % (passes * microbatches) != 0,
+            f"--microbatches {microbatches} does not divide the global batch of "
             f"{self.spec.steps_batch_size} (pipelines: {self.data_world_size}, "
             f"--accumulate: {self.spec.accumulate})",
         )
@@ -97,11 +99,11 @@ class Pipeline(Strategy):
     def stages_of(self, model: nn.Module) -> list[nn.Module]:
         """The model as the stages that follow each other; UsageError where it cannot be cut."""
         names = self.spec.pipeline_split
-        return cut(model, self.count, [n.strip() for n in names.split(",")] if names else [])
+        return cut(model, self.num_stages, [n.strip() for n in names.split(",")] if names else [])
 
     def stages_here(self, rank: int) -> Sequence[int]:
         """The stages that a rank has."""
-        return range(rank % self.ranks, self.count, self.ranks)
+        return range(rank % self.ranks, self.num_stages, self.ranks)
 
     def wrap(self, model: nn.Module) -> nn.Module:
         stages = self.stages_of(model)
@@ -111,19 +113,25 @@ class Pipeline(Strategy):
         shape = (self.data_world_size, self.ranks)
         mesh = make_mesh(self, shape, ("data", "stage"))
         self.data_group, self.group = mesh.get_group("data"), mesh.get_group("stage")
-        kept = nn.ModuleList(Sendable(stages[i]) for i in self.stages_here(self.stage_rank))
+        modules_here = nn.ModuleList(Sendable(stages[i]) for i in self.stages_here(self.stage_rank))
         # Moving may replace a parameter in its module: names go by order, not by identity.
-        self.names = [self.owners[id(p)][0] for p in kept.parameters()]
+        self.names = [self.owners[id(p)][0] for p in modules_here.parameters()]
         of_buffer = {id(b): name for name, b in model.named_buffers()}
-        self.buffer_names = {n: of_buffer.get(id(b), n) for n, b in kept.named_buffers()}
-        return self.placed(kept)
+        self.buffer_names = {n: of_buffer.get(id(b), n) for n, b in modules_here.named_buffers()}
+        return self.placed(modules_here)
 
     def describe(self) -> list[str]:
         copies = f", {self.data_world_size} pipelines" if self.data_world_size > 1 else ""
-        same = "; on one rank this is the same as single" if self.count == 1 else ""
-        order = f"{self.order}, {self.parts} microbatches" if self.name == "pp" else "one by one"
-        lines = [f"{self.name}: {self.count} stages on {self.ranks} ranks{copies}, {order}{same}"]
-        for i in range(self.count):
+        same = "; on one rank this is the same as single" if self.num_stages == 1 else ""
+        order = (
+            f"{self.schedule}, {self.microbatches} microbatches"
+            if self.name == "pp"
+            else "one by one"
+        )
+        lines = [
+            f"{self.name}: {self.num_stages} stages on {self.ranks} ranks{copies}, {order}{same}"
+        ]
+        for i in range(self.num_stages):
             of = [name for name, stage in self.owners.values() if stage == i]
             modules = dict.fromkeys(name.rpartition(".")[0] or name for name in of)
             lines.append(f"  stage {i}, rank {i % self.ranks}: {', '.join(modules)}")
@@ -131,7 +139,7 @@ class Pipeline(Strategy):
 
     def forward_backward(self, images: Tensor, labels: Tensor, weight: float, last: bool) -> Tensor:
         statistics = nullcontext() if len(labels) else kept_statistics(self.model)
-        images = filled_up(images, self.parts)
+        images = filled_up(images, self.microbatches)
         labels = F.pad(labels, (0, len(images) - len(labels)), value=NO_LABEL)
         losses: list[Tensor] = []
         self._weight = weight
@@ -141,10 +149,10 @@ class Pipeline(Strategy):
         if last and self.data_world_size > 1:
             self._average_gradients()
         total = torch.zeros((), device=self.device, dtype=torch.float64)
-        return total + sum(loss.detach() for loss in losses) / weight if self.counts else total
+        return total + sum(loss.detach() for loss in losses) / weight if self.owns_loss else total
 
     def predict(self, images: Tensor) -> Tensor:
-        count, images = len(images), filled_up(images, self.parts)
+        count, images = len(images), filled_up(images, self.microbatches)
         schedule = self._schedule(len(images), training=False)
         with torch.no_grad(), self.autocast():
             logits = schedule.step(*self._first(images))
@@ -166,8 +174,8 @@ class Pipeline(Strategy):
         return {self.buffer_names[name]: b for name, b in super().named_buffers().items()}
 
     def layout(self) -> dict[str, Any]:
-        own = {"stages": self.ranks, "order": self.order, "split": self.spec.pipeline_split}
-        return super().layout() | own
+        split = {"stages": self.ranks, "order": self.schedule, "split": self.spec.pipeline_split}
+        return super().layout() | split
 
     def whole(self, gradients: bool = False) -> dict[str, Tensor]:
         parts: list[dict[str, Tensor]] = [{}] * self.ranks
@@ -183,7 +191,7 @@ class Pipeline(Strategy):
         if (samples, training) not in self._schedules:
             here = self.stages_here(self.stage_rank)
             stages: list[PipelineStage] = [
-                PipelineStage(stage, i, self.count, self.device, group=self.group)
+                PipelineStage(stage, i, self.num_stages, self.device, group=self.group)
                 for i, stage in zip(here, self.model.children(), strict=True)
             ]
             loss = (lambda *ends: self.loss(*ends) * self._weight) if training else None
@@ -191,11 +199,13 @@ class Pipeline(Strategy):
         return self._schedules[samples, training]
 
     def _make(self, stages: list[PipelineStage], loss: Loss | None) -> Schedule:
-        if self.order == "interleaved":
-            return ScheduleInterleaved1F1B([*stages], self.parts, loss_fn=loss, scale_grads=False)
+        if self.schedule == "interleaved":
+            return ScheduleInterleaved1F1B(
+                [*stages], self.microbatches, loss_fn=loss, scale_grads=False
+            )
         # Without a loss there is nothing to go backward for, and the two are the same.
-        kind = Schedule1F1B if self.order == "1f1b" and loss else ScheduleGPipe
-        return kind(stages[0], self.parts, loss_fn=loss, scale_grads=False)
+        kind = Schedule1F1B if self.schedule == "1f1b" and loss else ScheduleGPipe
+        return kind(stages[0], self.microbatches, loss_fn=loss, scale_grads=False)
 
     def _gradients(self) -> list[Tensor]:
         return [p.grad for p in self.model.parameters() if p.grad is not None]
