@@ -192,9 +192,11 @@ def _over_the_run(windows: Iterable[Record], data: float) -> tuple[float, float,
         if 2 * seen >= steps:
             typical = value
             break
+    # Each window beside its own median, as a machine's speed may drift; one of few steps has none.
+    usual = sum(w["steps"] * (w["step_p50_s"] if w["steps"] > 2 else typical) for w in compared)
     waited = sum(w.get("data_wait_s") or 0.0 for w in compared) / steps
     more_data = max(0.0, waited - data)
-    slow = max(0.0, mean - typical - more_data)
+    slow = max(0.0, mean - usual / steps - more_data)
     return slow, more_data, typical
 
 

@@ -1,0 +1,344 @@
+"""What the profiled steps say, against truths that a program plants and clocks itself.
+
+    python tests/bench/why.py causes                 each planted cause, and an undisturbed run
+    python tests/bench/why.py overhead --seconds 60  a program with and without, alternating
+    python tests/bench/why.py own --base DIR         own training: an older checkout's breakdown too
+    python tests/bench/why.py remedies               what each change gains, on the same programs
+    python tests/bench/why.py peers --python PYTHON  what TraceML and HTA find of the same runs
+
+Two ranks with Gloo on this machine. A truth is the seconds of a step that the program itself took
+for what it planted, by its own clock; that of large gradients is its step less one under no_sync.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "src"))
+sys.path.insert(0, str(ROOT / "tests"))
+
+from bench import LESS, Figures, report  # noqa: E402
+from jobkit.analysis.collect.why import breakdown, cause_sentence  # noqa: E402
+
+AUTO = ROOT / "src" / "jobkit" / "program" / "auto"
+STEPS = 150
+
+# Nothing in it knows of a measurement. What is planted comes from the environment.
+PROGRAM = """
+import json, os, random, sys, time, torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+E = lambda name, value=0.0: float(os.environ.get(name, value))
+torch.set_num_threads(1); torch.manual_seed(0)
+dist.init_process_group("gloo"); rank = dist.get_rank()
+truth = dict.fromkeys(("late", "data", "host", "rare", "transfer"), 0.0)
+def plant(name, seconds):
+    if seconds:
+        begin = time.perf_counter(); time.sleep(seconds)
+        truth[name] += time.perf_counter() - begin
+class Data(Dataset):
+    def __len__(self): return 10**6
+    def __getitem__(self, i):
+        if E("DATA") and (rank == 1 or not E("DATA_LATE")): time.sleep(E("DATA"))
+        return torch.randn(256), 0
+H, BATCH = int(E("H", 128)), int(E("BATCH", 16))
+net = nn.Sequential(nn.Linear(256, H), nn.ReLU(), nn.Linear(H, H), nn.ReLU(), nn.Linear(H, 10))
+SYNC = E("SYNC")  # all-reduce after the backward pass, in place of DDP
+model = net if SYNC else nn.parallel.DistributedDataParallel(net, bucket_cap_mb=E("BUCKET", 25))
+if E("BF16"):
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+    model.register_comm_hook(None, default_hooks.bf16_compress_hook)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+chance = random.Random(rank)
+def passes(x, y):
+    nn.functional.cross_entropy(model(x), y).backward()
+    if SYNC:
+        dist.barrier(); t = time.perf_counter()
+        for p in net.parameters(): dist.all_reduce(p.grad)
+        truth["transfer"] += time.perf_counter() - t
+loader = iter(DataLoader(Data(), batch_size=BATCH, num_workers=int(E("WORKERS"))))
+steps, begin, half = int(E("STEPS")), time.perf_counter(), None
+for step in range(steps):
+    if step == steps // 2: half = time.perf_counter()
+    t = time.perf_counter(); x, y = next(loader); truth["data"] += time.perf_counter() - t
+    if rank == 1: plant("late", E("LATE"))
+    plant("host", E("HOST"))
+    if chance.random() < E("RARE"): plant("rare", 0.1)
+    optimizer.zero_grad(); passes(x, y); optimizer.step()
+wall = time.perf_counter() - begin
+last = (time.perf_counter() - half) / (steps - steps // 2)
+truth = {name: seconds / steps for name, seconds in truth.items()}
+def clocked(synced):
+    dist.barrier(); t = time.perf_counter()
+    if synced: passes(x, y)
+    else:
+        with model.no_sync(): passes(x, y)
+    return time.perf_counter() - t
+if not SYNC:
+    pairs = [(clocked(True), clocked(False)) for _ in range(20)]
+    truth["communication"] = sorted(a - b for a, b in pairs)[10]
+out = {"wall_s": wall, "step_s": wall / steps, "last_s": last, "truth": truth}
+json.dump(out, open(os.environ["TRUTH"] + f".{rank}", "w"))
+dist.barrier()
+sys.stdout.flush(); os._exit(0) if E("QUICK") else None
+"""
+
+# Name: what is planted; the column that must say it, and the truth; who is late, and by what.
+CASES: dict[str, tuple[dict[str, str], str, str, tuple[int, str] | None]] = {
+    "nothing": ({}, "", "", None),
+    "rank 1 sleeps": ({"LATE": "0.04"}, "late_s", "late", (1, "host")),
+    "slow loader": ({"DATA": "0.002"}, "data_wait_s", "data", None),
+    "slow loader on rank 1": (
+        {"DATA": "0.002", "DATA_LATE": "1"}, "late_s", "data", (1, "data wait")
+    ),
+    "slow host": ({"HOST": "0.03"}, "host_s", "host", None),
+    "rare stragglers": ({"RARE": "0.02"}, "slow_steps_s", "rare", None),
+    "large gradients": ({"H": "1024", "SYNC": "1"}, "transfer", "transfer", None),
+    "slow link": ({"H": "512", "SYNC": "1", "LINK": "400mbit"}, "transfer", "transfer", None),
+    "slow link, ddp": ({"H": "512", "LINK": "400mbit"}, "transfer", "communication", None),
+}  # fmt: skip
+
+
+def place(rank: int, port: int) -> dict[str, str]:
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def run(folder: Path, planted: dict[str, str], why: int | None = 5, steps: int = STEPS) -> Any:
+    """Run the program on two ranks; return what each said, and its breakdown."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    (folder / "train.py").write_text(PROGRAM)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    env = {**os.environ, **planted, "STEPS": str(steps), "TRUTH": str(folder / "truth")}
+    if why is not None:
+        env |= {"JOBKIT_AUTO": "1", "PYTHONPATH": str(AUTO), "JOBKIT_WHY": str(why)}
+        env |= {"JOBKIT_RUN_DIR": str(folder), "JOBKIT_METER": "0", "JOBKIT_STUDY": "s"}
+        env |= {"JOBKIT_RUN_ID": folder.name, "JOBKIT_ATTEMPT": "0"}
+    words = [sys.executable, str(folder / "train.py")]
+    if rate := planted.get("LINK"):  # a network of its own, whose loopback is throttled
+        ranks = " ".join(
+            f"env {' '.join(f'{k}={v}' for k, v in place(r, port).items())} {' '.join(words)} &"
+            for r in range(2)
+        )
+        slow = f"tc qdisc add dev lo root tbf rate {rate} burst 256k latency 50ms"
+        line = f"ip link set lo up && {slow} && {{ {ranks} wait; }}"
+        subprocess.run(["unshare", "-rn", "sh", "-c", line], env=env, check=True, timeout=600)
+    else:
+        ranks = [subprocess.Popen(words, env={**env, **place(r, port)}) for r in range(2)]
+        codes = [rank.wait(timeout=600) for rank in ranks]
+        assert codes == [0, 0], codes
+    said = [json.loads((folder / f"truth.{rank}").read_text()) for rank in range(2)]
+    return said, causes(folder)
+
+
+def causes(folder: Path) -> dict[str, Any]:
+    def records(*globs: str) -> list[dict[str, Any]]:
+        files = [path for g in globs for path in sorted((folder / "metrics").glob(g))]
+        return [json.loads(line) for path in files for line in path.read_text().splitlines()]
+
+    windows = [r for r in records("0.jsonl", "0.r*.jsonl") if r["kind"] == "window"]
+    return breakdown(records("0.w*.jsonl"), windows)
+
+
+def true_value(said: list[dict[str, Any]], name: str) -> float:
+    """Seconds of a step that were planted: of the late rank, both of the rare ones, or a mean."""
+    values = [one["truth"][name] for one in said]
+    if name == "late":
+        return float(max(values))
+    return float(sum(values)) if name == "rare" else float(statistics.fmean(values))
+
+
+def planted_causes(work: Path, only: list[str]) -> int:
+    """The table of planted causes."""
+    _, none = run(work / "run", {})
+    print("| planted | truth (ms) | said (ms) | late | off by | held | typical step (ms) |")
+    print("|---|---|---|---|---|---|---|")
+    figures: Figures = {}
+    for name, (planted, column, true, who) in CASES.items():
+        if only and name not in only:
+            continue
+        said, found = run(work / "run", planted)
+        late = f"rank {found['late_rank']}, {found['late_cause']}" if "late_s" in found else "-"
+        named = (found.get("late_rank"), found.get("late_cause")) if "late_s" in found else None
+        found["transfer"] = found["communication_s"] - found["waiting_s"]
+        value, right = (found[column], true_value(said, true)) if column else (0.0, 0.0)
+        if column in ("host_s", "slow_steps_s"):  # planted beside it
+            value -= none[column]
+        if name == "slow loader on rank 1":
+            right = said[1]["truth"]["data"] - said[0]["truth"]["data"]
+        off = abs(value - right)
+        held = named == who and (off <= 0.15 * right or off <= 0.002)
+        figures[f"{name}: off by (ms)"] = (1e3 * off, LESS)
+        step = 1e3 * statistics.fmean(one["step_s"] for one in said)
+        cells = [name, *(f"{1e3 * x:.1f}" for x in (right, value)), late, f"{1e3 * off:.1f}"]
+        print("|", " | ".join([*cells, "yes" if held else "NO", f"{step:.1f}"]), "|", flush=True)
+    return report(figures)
+
+
+def overhead(work: Path, seconds: float, pairs: int) -> int:
+    """The time of the program with and without the profiled steps, and its memory."""
+    (said, *_), _ = run(work / "run", {}, why=0, steps=200)
+    steps = int(seconds / said["step_s"])
+    ratios = []
+    for turn in range(pairs):
+        order = (0, 5) if turn % 2 else (5, 0)
+        walls = {why: run(work / "run", {}, why, steps)[0][0]["wall_s"] for why in order}
+        ratios.append(walls[5] / walls[0])
+        print(f"{walls[0]:.1f} s without, {walls[5]:.1f} s with: {ratios[-1]:.4f}", flush=True)
+    return report({"time with / without": (statistics.median(ratios), LESS)})
+
+
+# Remedy: cause, the program without it, what is changed.
+REMEDIES: dict[str, tuple[str, dict[str, str], dict[str, str]]] = {
+    "larger batch (x4), per sample": ("communication", {"H": "1024"}, {"BATCH": "64"}),
+    "bf16 hook, on a slow link": (
+        "communication", {"H": "512", "LINK": "400mbit"}, {"BF16": "1"}
+    ),
+    "buckets of 1 MiB in place of 25": ("communication", {"H": "1024"}, {"BUCKET": "1"}),
+    "two loader workers": ("data wait", {"DATA": "0.002"}, {"WORKERS": "2"}),
+    "leave the slow node out": ("late rank", {"LATE": "0.04"}, {"LATE": "0"}),
+}  # fmt: skip
+
+
+def remedies(work: Path) -> int:
+    """What each change gains: the second half of the steps, alternating."""
+    print("| cause | change | before (ms a step) | after | gain |\n|---|---|---|---|---|")
+    figures: Figures = {}
+    for name, (cause, planted, change) in REMEDIES.items():
+        times: dict[bool, list[float]] = {False: [], True: []}
+        for turn in range(2):
+            for changed in (bool(turn), not turn):
+                env = {**planted, **(change if changed else {})}
+                said, _ = run(work / "run", env, why=0, steps=60)
+                per = 4 if changed and "BATCH" in change else 1
+                times[changed].append(statistics.fmean(one["last_s"] for one in said) / per)
+        before, after = (1e3 * min(times[c]) for c in (False, True))
+        figures[name] = (before / after, "at least")
+        cells = [cause, name, f"{before:.1f}", f"{after:.1f}", f"{before / after:.2f}x"]
+        print("|", " | ".join(cells), "|", flush=True)
+    return report(figures)
+
+
+SLOW_MODEL = """
+import os, time, torch
+from torch import nn
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        layers = [nn.Flatten(), nn.Linear(3072, 512), nn.ReLU(), nn.Linear(512, 10)]
+        self.layers = nn.Sequential(*layers)
+    def forward(self, x):
+        seconds = float(os.environ.get("SLEEP", 0)) * (self.training and os.environ["RANK"] == "1")
+        time.sleep(seconds)
+        return self.layers(x)
+"""
+
+
+def own(work: Path, base: Path | None) -> int:
+    """Own training: what an older checkout's breakdown, the spans and the difference say."""
+    (work / "slow_model.py").write_text(SLOW_MODEL)
+    print("| planted | truth | checkout | communication | waiting | late | difference | other |")
+    print("|---|---|---|---|---|---|---|---|")
+    for planted, sleep in (("nothing", 0.0), ("rank 1 sleeps 40 ms a pass", 0.04)):
+        for root in filter(None, (base, ROOT)):
+            folder = work / "own" / "run"
+            shutil.rmtree(folder, ignore_errors=True)
+            words = "--nproc-per-node 2 --model slow_model:Model --dataset synthetic --epochs 1 "
+            words += "--train-samples 6400 --test-samples 64 --global-batch-size 64 --threads 1"
+            env = {**os.environ, "SLEEP": str(sleep), "PYTHONPATH": str(work)}
+            words += f" --run-dir {folder}"
+            line = ["bash", str(root / "run.sh"), *words.split()]
+            subprocess.run(line, env=env, cwd=work, check=True, capture_output=True)
+            lines = (folder / "metrics" / "0.jsonl").read_text().splitlines()
+            kinds = {r["kind"]: r for r in map(json.loads, lines)}
+            old = kinds.get("breakdown")
+            new = causes(folder) if old is None else {}
+            row = old or new
+            late = new.get("late_s") or (old["useful_max_s"] - old["compute_s"] - old["other_s"]
+                                         if old else 0.0)  # fmt: skip
+            cells = [row["communication_s"], row.get("waiting_s"), late,
+                     kinds.get("difference", {}).get("difference_s"),
+                     row.get("other_s", row.get("host_s"))]  # fmt: skip
+            texts = [f"{1e3 * c:.1f}" if c is not None else "-" for c in cells]
+            name = "before" if old else "now"
+            print(f"| {planted} | {1e3 * sleep:.0f} | {name} | {' | '.join(texts)} |", flush=True)
+    return 0
+
+
+def peers(work: Path, python: str) -> int:
+    """What TraceML's summary and HTA's breakdown say of the planted causes."""
+    for name in list(CASES)[:6]:
+        planted = CASES[name][0]
+        _, found = run(work / "run", planted)
+        row = {f"breakdown_{key}": value for key, value in found.items()}
+        print(f"\n### {name}\njobkit: {cause_sentence(row)}", flush=True)
+        code = (
+            "import sys; from hta.trace_analysis import TraceAnalysis as T\n"
+            "t = T(trace_files={0: sys.argv[1], 1: sys.argv[2]})\n"
+            "print(t.get_temporal_breakdown(visualize=False).to_string())\n"
+            "print(t.get_comm_comp_overlap(visualize=False).to_string())\n"
+        )
+        traces = [str(work / "run" / "traces" / f"why.rank{rank}.json.gz") for rank in range(2)]
+        print("HTA:", last_lines([python, "-c", code, *traces]), flush=True)
+        env = {**os.environ, **planted, "STEPS": str(STEPS), "TRUTH": str(work / "t"), "QUICK": "0"}
+        (work / "train.py").write_text(PROGRAM)
+        begin = time.perf_counter()
+        words = [str(Path(python).with_name("traceml")), "run", str(work / "train.py")]
+        words += ["--nproc-per-node", "2", "--mode", "summary"]
+        print("TraceML:", last_lines(words, env=env, cwd=work), flush=True)
+        print(f"({time.perf_counter() - begin:.0f} s)")
+    return 0
+
+
+def last_lines(words: list[str], lines: int = 40, **options: Any) -> str:
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, **options)
+    return "\n".join((done.stdout + done.stderr).strip().splitlines()[-lines:])
+
+
+def main() -> int:
+    """Print one of the tables."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument(
+        "what", nargs="?", default="causes",
+        choices=("causes", "overhead", "own", "remedies", "peers"),
+    )  # fmt: skip
+    parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--base", type=Path)
+    parser.add_argument("--python", default=sys.executable)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        work = Path(name)
+        if args.what == "causes":
+            return planted_causes(work, args.only)
+        if args.what == "overhead":
+            return overhead(work, args.seconds, args.pairs)
+        if args.what == "own":
+            return own(work, args.base)
+        return remedies(work) if args.what == "remedies" else peers(work, args.python)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,96 @@
+"""Programs that nobody changed say where their time goes: on two ranks, in each library."""
+
+import importlib.util
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobkit.analysis.collect.why import breakdown
+from support import needs
+from support.training_programs import PROGRAMS
+from support.warm_programs import Ran, Warm
+
+LATE_S = 0.1
+# Loops of torch alone; rank 1 is late in each step.
+HEAD = f"""
+import os, signal, sys, time, torch, torch.distributed as dist
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+torch.set_num_threads(1); dist.init_process_group("gloo"); rank = dist.get_rank()
+net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8))
+loader = DataLoader(TensorDataset(torch.randn(4000, 64), torch.randint(8, (4000,))), 8)
+def late(): time.sleep({LATE_S} * rank)
+"""
+LOOP = """
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+for step, (x, y) in enumerate(loader):
+    if step == 24: break
+    late(); optimizer.zero_grad(); nn.functional.cross_entropy(model(x), y).backward()
+    after(); optimizer.step()
+"""
+OF_TORCH = {
+    "ddp": "model = nn.parallel.DistributedDataParallel(net)\ndef after(): pass\n",
+    "all-reduce": """model = net
+def after():
+    for p in model.parameters(): dist.all_reduce(p.grad)
+""",
+    "fsdp": """from torch.distributed.fsdp import fully_shard
+from torch.distributed.device_mesh import init_device_mesh
+model = fully_shard(net, mesh=init_device_mesh("cpu", (2,)))
+def after(): pass
+""",
+}
+LIBRARIES = {"lightning": "lightning", "transformers": "transformers.trainer"}
+LIBRARIES["accelerate"] = "accelerate"
+
+
+def whys(ran: Ran, rank: int) -> list[dict[str, Any]]:
+    path = ran.metrics / f"0.w{rank}.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("way", OF_TORCH)
+def test_the_late_rank_is_named(tmp_path: Path, warm: Warm, way: str) -> None:
+    ran = warm.run(tmp_path, HEAD + OF_TORCH[way] + LOOP, ranks=2, JOBKIT_WHY="6")
+    assert (ran.codes, ran.err) == ([0, 0], ["", ""])
+    found = breakdown([*whys(ran, 0), *whys(ran, 1)])
+    assert (found["late_rank"], found["late_cause"], found["ranks"]) == (1, "host", 2)
+    assert found["late_s"] == pytest.approx(LATE_S, rel=0.15)
+    assert found["compute_s"] < 0.15 * LATE_S and found["data_wait_s"] < 0.15 * LATE_S
+
+
+def test_what_was_measured_before_a_kill_is_there(tmp_path: Path, warm: Warm) -> None:
+    killed = "\ndef after():\n    if step == 20: os.kill(os.getpid(), signal.SIGKILL)\n"
+    ran = warm.run(tmp_path, HEAD + "model = net\n" + killed + LOOP, JOBKIT_WHY="4",
+                   RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")  # fmt: skip
+    assert ran.codes == [-signal.SIGKILL]
+    (record,) = whys(ran, 0)
+    assert record["steps"] == 4
+
+
+@pytest.fixture(scope="module")
+def loaded() -> Iterator[Warm]:
+    """The libraries, imported once and not by each rank."""
+    there = [m for name, m in LIBRARIES.items() if importlib.util.find_spec(name)]
+    made = Warm(*there)
+    yield made
+    made.close()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_library_s_steps_are_profiled(library: str, loaded: Warm, tmp_path: Path) -> None:
+    if importlib.util.find_spec(library) is None:
+        needs.unavailable(f"{library} is not installed (make venv, or pip install '.[adapters]')")
+    ran = loaded.run(tmp_path, PROGRAMS[library], ranks=2, JOBKIT_WHY="5")
+    assert ran.codes == [0, 0], ran.err
+    found = breakdown([*whys(ran, 0), *whys(ran, 1)])
+    assert found["ranks"] == 2 and found["profiled_steps"] >= 5
+    assert min(found[f"{name}_s"] for name in ("compute", "communication", "host")) > 0
+    assert found["data_wait_s"] > 0
+    names = {name for _, name, *_ in whys(ran, 0)[0]["collectives"]}
+    assert "gloo:all_reduce" in names

@@ -1,0 +1,186 @@
+"""When steps are profiled, and that an error in it ends no training."""
+
+import contextlib
+import json
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from jobkit.program import why, windows
+
+
+class Recorder:
+    """Stands for torch's profiler: its calls may fail."""
+
+    def __init__(self, fails: dict[str, int]) -> None:
+        self.fails, self.calls = fails, dict[str, int]()
+        self.running, self.marks = False, list[int]()
+        self.profiler: Any = self
+        self.kineto_results: Any = self
+
+    def _call(self, name: str) -> None:
+        self.calls[name] = self.calls.get(name, 0) + 1
+        if self.fails.get(name) == self.calls[name]:
+            raise RuntimeError(f"{name} failed")
+
+    def start(self) -> None:
+        self._call("start")
+        self.running, self.marks = True, []
+
+    def stop(self) -> None:
+        self._call("stop")
+        self.running = False
+
+    def save(self, path: str) -> None:
+        self._call("save")
+        Path(path).write_text("{}")
+
+    def events(self) -> list[Any]:
+        self._call("events")
+        return [
+            SimpleNamespace(
+                name=lambda: "jobkit: step", start_ns=lambda at=at: at, duration_ns=lambda: 1
+            )
+            for at in self.marks
+        ]
+
+    @contextlib.contextmanager
+    def record_function(self, name: str) -> Iterator[None]:
+        self._call("record_function")
+        self.marks.append(len(self.marks) * 1_000_000)
+        yield
+
+
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    made = Recorder({})
+    profiler = SimpleNamespace(
+        profile=type("profile", (), {"_prepare_trace": lambda self: None}),
+        record_function=made.record_function,
+    )
+    torch = SimpleNamespace(
+        autograd=SimpleNamespace(profiler=profiler, _profiler_enabled=lambda: False),
+        profiler=SimpleNamespace(
+            profile=lambda **_: made, ProfilerActivity=SimpleNamespace(CPU=0, CUDA=1)
+        ),
+        __version__="0",
+    )
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setattr(windows, "watch", lambda *_: None)
+    return made
+
+
+def train(folder: Path, steps: int, **env: str) -> windows.Meter:
+    own = {"JOBKIT_RUN_DIR": str(folder), "JOBKIT_METER": "0", "WORLD_SIZE": "1", **env}
+    meter = windows.Meter("images", None, 2, "meter", None, own)
+    meter.begin(0.0)
+    for _ in range(steps):
+        meter.step(8, {})
+    meter.end("ok", "")
+    return meter
+
+
+def written(folder: Path, name: str, kind: str) -> list[dict[str, Any]]:
+    path = folder / "metrics" / name
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [r for r in map(json.loads, lines) if r["kind"] == kind]
+
+
+def test_places_are_spread_and_outside_of_the_rate(tmp_path: Path, recorder: Recorder) -> None:
+    train(tmp_path, 200, JOBKIT_WHY="4")
+    found = written(tmp_path, "0.w0.jsonl", "why")
+    # After the warm-up of 2 and 5 more, each three times as late; one step before them settles.
+    assert [(r["step"], r["steps"]) for r in found] == [(12, 4), (26, 4), (68, 4)][: len(found)]
+    assert len(found) >= 3
+    counted = sum(w["steps"] for w in written(tmp_path, "0.jsonl", "window"))
+    assert counted == 200 - 4 * 6  # of a fourth place too, profiled or not: one before, one after
+    assert (tmp_path / "traces" / "why.rank0.json.gz").exists()
+
+
+@pytest.mark.parametrize(
+    ("env", "steps", "says"),
+    [
+        ({"JOBKIT_WHY": "0"}, 40, []),
+        ({"LOCAL_RANK": "8"}, 40, []),  # eight of a node are profiled
+        ({}, 6, ["the program ended after 6 steps; step 13 ends the first profile"]),
+    ],
+)
+def test_where_nothing_is_profiled_it_is_said(
+    tmp_path: Path, recorder: Recorder, env: dict[str, str], steps: int, says: list[str]
+) -> None:
+    train(tmp_path, steps, **env)
+    assert [r.get("reason") for r in written(tmp_path, "0.w0.jsonl", "why")] == says
+    assert "start" not in recorder.calls
+
+
+def test_a_program_without_torch_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.setattr(windows, "watch", lambda *_: None)
+    train(tmp_path, 40)
+    (record,) = written(tmp_path, "0.w0.jsonl", "why")
+    assert record["reason"] == "the program does not use torch"
+
+
+def test_a_pause_ends_a_place_and_its_steps_count(tmp_path: Path, recorder: Recorder) -> None:
+    own = {"JOBKIT_RUN_DIR": str(tmp_path), "JOBKIT_METER": "0", "WORLD_SIZE": "1"}
+    meter = windows.Meter("images", None, 2, "meter", None, own)
+    meter.begin(0.0)
+    for step in range(20):
+        if step == 11:
+            meter.pause()
+            assert not recorder.running
+            meter.resume()
+        meter.step(8, {})
+    (record,) = written(tmp_path, "0.w0.jsonl", "why")
+    assert record["steps"] == 3
+
+
+def test_another_profiler_of_the_program_has_its_turn(tmp_path: Path, recorder: Recorder) -> None:
+    own = {"JOBKIT_RUN_DIR": str(tmp_path), "JOBKIT_METER": "0", "WORLD_SIZE": "1"}
+    meter = windows.Meter("images", None, 2, "meter", None, own)
+    meter.begin(0.0)
+    for _ in range(10):
+        meter.step(8, {})
+    assert recorder.running
+    sys.modules["torch"].autograd.profiler.profile()._prepare_trace()
+    assert not recorder.running
+
+
+def test_errors_are_one_line_each_and_never_the_training_s_end(
+    tmp_path: Path,
+    recorder: Recorder,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """100 programs, with one error each in a random call."""
+    chance = random.Random(0)
+    calls = ["start", "stop", "save", "events", "record_function"]
+    own = ["measured", "union", "minus", "_joined", "resident_mib", "_host", "_save"]
+    places = ["start", "stop", "events", "record_function"]
+    told = 0
+    for number in range(100):
+        name = chance.choice([*calls, *own])
+        recorder.fails = {name: chance.randint(1, 3)} if name in calls else {}
+        recorder.calls.clear()
+        recorder.running = False
+        with monkeypatch.context() as patch:
+            if name in own:
+
+                def fail(*_: Any, name: str = name) -> Any:
+                    raise chance.choice([RuntimeError, KeyError, OSError, MemoryError])(name)
+
+                patch.setattr(why, name, fail)
+            train(tmp_path / str(number), 80)
+        windows_of = written(tmp_path / str(number), "0.jsonl", "window")
+        assert windows_of[-1]["step"] == 80, name
+        assert written(tmp_path / str(number), "0.jsonl", "run_end")
+        lines = capfd.readouterr().err.splitlines()
+        assert len(lines) <= 1 and all("the causes are not measured" in line for line in lines)
+        told += len(lines)
+        assert name not in places or lines, name
+    assert told > 80
