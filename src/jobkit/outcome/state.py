@@ -259,119 +259,58 @@ def judge(facts: Facts, ordered: float | None = None) -> RunState:
     )
     if ordered is not None and seconds(job.get("started")) < ordered:  # whatever it was before
         return replace(state, status="pending", reason="queued")
-    state = next(verdict for case in _CASES if (verdict := case(facts, state)))
+    state = _verdict(facts, state)
     return replace(state, reason=with_hint(state.reason, state.evidence))
 
 
-def _ended_well(facts: Facts, state: RunState) -> RunState | None:
-    if facts.ending is None or facts.ending.status != "ok":
-        return None
-    code = state.exit_code
-    reason = f"its job then ended with exit code {code}" if code else ""
-    return replace(state, status="ok", reason=reason)
-
-
-def _never_started(facts: Facts, state: RunState) -> RunState | None:
-    if facts.job or facts.ending or facts.attempt is not None or facts.logged:
-        return None
-    why = f"its folder cannot be read: {facts.closed}" if facts.closed else "planned, never started"
-    return replace(state, status="missing", reason=why)
-
-
-def _at_work(facts: Facts, state: RunState) -> RunState | None:
-    """A live process means running, also after a failed attempt: it may start the next one."""
-    if not (facts.job and facts.alive):
-        return None
-    return replace(state, status="running", reason=f"process {facts.job['pid']}")
-
-
-def _stopped_early(facts: Facts, state: RunState) -> RunState | None:
-    """Return the state of a run that recorded preemption, with its cause."""
-    end = facts.ending
-    if end is None or end.status != "preempted":
-        return None
-    if (by := _strongest(facts)) and by[1].of_scheduler and by[1].status != "preempted":
-        return _by_sign(facts, state, *by)  # it says who requested the end, and why
-    reason = clean(end.reason) or "preempted"
-    # INT or TERM to run.sh itself: somebody requested the end of the run, not only of its ranks.
-    ended = state.exit_code in (Exit.INTERRUPTED, Exit.TERMINATED)
-    status = "cancelled" if ended else "preempted"
-    return replace(state, status=status, reason=reason, evidence=reason, evidence_file=end.file)
-
-
-def _recorded_failure(facts: Facts, state: RunState) -> RunState | None:
-    """Return the state of a run that recorded a failure, with its cause."""
-    end = facts.ending
-    if end is None:
-        return None
-    recorded, strongest = evidence.judge(end.reason), _strongest(facts)
-    if strongest and (strongest[1].strength >= recorded.strength or not end.reason):
-        return _by_sign(facts, state, *strongest)
-    reason = recorded.reason or "the run recorded status failed"
-    # INT or TERM ended its ranks: somebody requested it, and that is no failure of the run.
-    requested = end.exit_code in (Exit.INTERRUPTED, Exit.TERMINATED)
-    status = "cancelled" if requested else recorded.status
-    text, file = recorded.text, end.file
-    return replace(state, status=status, reason=reason, evidence=text, evidence_file=file)
-
-
-def _by_the_log(facts: Facts, state: RunState) -> RunState | None:
+def _verdict(facts: Facts, state: RunState) -> RunState:
+    """The first case that applies, each with the line that shows it."""
+    job, end, code = facts.job, facts.ending, state.exit_code
+    requested = (Exit.INTERRUPTED, Exit.TERMINATED)  # somebody asked for the end
+    if end and end.status == "ok":
+        reason = f"its job then ended with exit code {code}" if code else ""
+        return replace(state, status="ok", reason=reason)
+    if not (job or end or facts.attempt is not None or facts.logged):
+        closed = f"its folder cannot be read: {facts.closed}" if facts.closed else ""
+        return replace(state, status="missing", reason=closed or "planned, never started")
+    if job and facts.alive:  # also after a failed attempt: it may start the next one
+        return replace(state, status="running", reason=f"process {job['pid']}")
     strongest = _strongest(facts)
-    return _by_sign(facts, state, *strongest) if strongest and not went_on(*strongest) else None
-
-
-def _by_the_exit_code(facts: Facts, state: RunState) -> RunState | None:
-    if not facts.job or state.exit_code is None:
-        return None
-    status, reason = _by_exit_code(state.exit_code)
-    return _with_last_line(facts, replace(state, status=status, reason=reason))
-
-
-def _not_observable(facts: Facts, state: RunState) -> RunState | None:
-    """A job that cannot be queried from here, of whose end the log says nothing yet."""
-    if not (job := facts.job) or facts.alive is not None or facts.age_s is not None:
-        return None
-    where = f"Slurm job {job['job_id']}" if job.get("job_id") else f"a job on {job.get('host')}"
-    where += f" of cluster {job['cluster']}" if job.get("cluster") else ""
-    if state.attempt is None:
-        return replace(state, status="pending", reason=clean(f"{where} has not started"))
-    return replace(state, status="running", reason=clean(f"{where} has not recorded an end"))
-
-
-def _gone(facts: Facts, state: RunState) -> RunState | None:
-    if not facts.job or facts.alive is None:
-        return None
-    reason = f"its process {facts.job.get('pid')} exited without a run_end record"
-    return _with_last_line(facts, replace(state, status="failed", reason=reason))
-
-
-def _written_lately(facts: Facts, state: RunState) -> RunState | None:
+    if end and end.status == "preempted":
+        if strongest and strongest[1].of_scheduler and strongest[1].status != "preempted":
+            return _by_sign(facts, state, *strongest)  # it says who requested the end, and why
+        reason = clean(end.reason) or "preempted"
+        # INT or TERM to run.sh itself is for the run, not only for its ranks.
+        status = "cancelled" if code in requested else "preempted"
+        return replace(state, status=status, reason=reason, evidence=reason, evidence_file=end.file)
+    if end:
+        recorded = evidence.judge(end.reason)
+        if strongest and (strongest[1].strength >= recorded.strength or not end.reason):
+            return _by_sign(facts, state, *strongest)
+        reason = recorded.reason or "the run recorded status failed"
+        status = "cancelled" if end.exit_code in requested else recorded.status
+        text = recorded.text
+        return replace(state, status=status, reason=reason, evidence=text, evidence_file=end.file)
+    if strongest and not went_on(*strongest):
+        return _by_sign(facts, state, *strongest)
+    if job and code is not None:
+        status, reason = _by_exit_code(code)
+        return _with_last_line(facts, replace(state, status=status, reason=reason))
+    if job and facts.alive is None and facts.age_s is None:  # not to be queried from here
+        where = f"Slurm job {job['job_id']}" if job.get("job_id") else f"a job on {job.get('host')}"
+        where += f" of cluster {job['cluster']}" if job.get("cluster") else ""
+        status = "pending" if state.attempt is None else "running"
+        missing = "started" if state.attempt is None else "recorded an end"
+        return replace(state, status=status, reason=clean(f"{where} has not {missing}"))
     age = facts.age_s
-    if age is None or abs(age) >= FRESH_S:  # below 0: another machine's clock is ahead
-        return None
-    when = f"{age:.0f} s ago" if age >= 0 else f"{-age:.0f} s ahead of this machine's clock"
-    return replace(state, status="running", reason=f"its files changed {when}")
-
-
-def _silent(facts: Facts, state: RunState) -> RunState:
-    reason = "exited without a run_end record or an outcome file"
+    if job and facts.alive is not None:
+        reason = f"its process {job.get('pid')} exited without a run_end record"
+    elif age is not None and abs(age) < FRESH_S:  # below 0: another machine's clock is ahead
+        when = f"{age:.0f} s ago" if age >= 0 else f"{-age:.0f} s ahead of this machine's clock"
+        return replace(state, status="running", reason=f"its files changed {when}")
+    else:
+        reason = "exited without a run_end record or an outcome file"
     return _with_last_line(facts, replace(state, status="failed", reason=reason))
-
-
-# The first case that says something wins; the last one always does.
-_CASES: tuple[Callable[[Facts, RunState], RunState | None], ...] = (
-    _ended_well,
-    _never_started,
-    _at_work,
-    _stopped_early,
-    _recorded_failure,
-    _by_the_log,
-    _by_the_exit_code,
-    _not_observable,
-    _gone,
-    _written_lately,
-    _silent,
-)
 
 
 def _strongest(facts: Facts) -> tuple[Tail, Sign] | None:
