@@ -72,30 +72,16 @@ def collect_main(argv: Sequence[str] | None = None) -> int:
     """Write the tables of a study and print its summary; return the exit code."""
     text = "Collect the logs of a study into tables (CSV) and print a summary."
     parser = _parser("collect_results.py", text, _COLLECT)
-    parser.add_argument("--json", action="store_true", help="print the summary as JSON instead")
-    parser.add_argument(
-        "--apart",
-        action="store_true",
-        help="a series of its own for each device model and commit of the code that are mixed",
-    )
-    parser.add_argument(
-        "--accuracy",
-        type=share,
-        metavar="SHARE",
-        help="target validation accuracy (default: one that all successful runs have reached)",
-    )
-    parser.add_argument(
-        "--min-efficiency",
-        type=share,
-        metavar="SHARE",
-        help="exit with 4 if a series has a lower parallel efficiency than this, with --at",
-    )
-    parser.add_argument(
-        "--at",
-        type=at_least(int, 1),
-        metavar="RANKS",
-        help="the number of ranks at which --min-efficiency is checked",
-    )
+    option = parser.add_argument
+    option("--json", action="store_true", help="print the summary as JSON instead")
+    apart = "a series of its own for each device model and commit of the code that are mixed"
+    option("--apart", action="store_true", help=apart)
+    accuracy = "target validation accuracy (default: one that all successful runs have reached)"
+    option("--accuracy", type=share, metavar="SHARE", help=accuracy)
+    least = "exit with 4 if a series has a lower parallel efficiency than this, with --at"
+    option("--min-efficiency", type=share, metavar="SHARE", help=least)
+    ranks = "the number of ranks at which --min-efficiency is checked"
+    option("--at", type=at_least(int, 1), metavar="RANKS", help=ranks)
     add_log_options(parser)
     args = parser.parse_args(argv)
     if (args.at is None) != (args.min_efficiency is None):

@@ -285,16 +285,9 @@ def _of_runs(
     return table[[*(c.name for c in columns), *values.columns[len(own) :]]]
 
 
-@dataclass
-class _Run:
-    """What a run's results are made of."""
-
-    paths: RunPaths
-    record_id: str | None  # the run_id that its records carry; None: any
-    spec: PlannedRun | None
-    state: RunState
-    job: Job | None
-    alone: bool  # the job is this run's only
+# Of a run: its files, the run_id of its records (None: any), its spec and state, Slurm's job and
+# whether that is this run's alone.
+_Run = tuple[RunPaths, str | None, PlannedRun | None, RunState, Job | None, bool]
 
 
 def _read_study(folder: Path) -> tuple[dict[str, dict[str, Any]], list[str]]:
@@ -321,18 +314,16 @@ def _read_study(folder: Path) -> tuple[dict[str, dict[str, Any]], list[str]]:
     # without some.
     joined = join(folders, ordered, slurm_jobs.ask)
     jobs = Counter(job.job_id for job in joined.jobs.values())
-    runs = []
+    runs: list[_Run] = []
     for run_id, run_paths in folders.items():
-        job = joined.jobs.get(run_id)
+        job, state = joined.jobs.get(run_id), joined.states[run_id]
         alone = job is not None and jobs[job.job_id] == 1
-        state = joined.states[run_id]
-        runs.append(_Run(run_paths, record_ids[run_id], specs[run_id], state, job, alone))
-    found = dict(zip(folders, in_order(_read, runs), strict=True))
-    actual = {run_id: _as_run(specs[run_id], run["settings"]) for run_id, run in found.items()}
-    labels = series_labels(actual)
-    for run_id, run in found.items():
+        runs.append((run_paths, record_ids[run_id], specs[run_id], state, job, alone))
+    read = dict(zip(folders, in_order(_read, runs), strict=True))
+    labels = series_labels({k: _as_run(specs[k], run["settings"]) for k, run in read.items()})
+    for run_id, run in read.items():
         run["row"]["series"] = labels[run_id]
-    return found, unplanned
+    return read, unplanned
 
 
 def _own_id(folder: Path) -> str | None:
@@ -350,20 +341,20 @@ def _as_run(planned: PlannedRun | None, settings: dict[str, Any]) -> PlannedRun 
 
 def _read(run: _Run) -> dict[str, Any]:
     """What a run's files hold: its row, the rows of its epochs, steps and samples, its problems."""
-    records = read_run(run.paths, run.record_id)
+    paths, record_id, planned, state, job, alone = run
+    records = read_run(paths, record_id)
     actual = recorded_spec(records)
-    spec = run.spec.decided(actual) if run.spec and actual else run.spec or actual
-    observed = observed_of(run.paths, records, spec)
+    spec = planned.decided(actual) if planned and actual else planned or actual
+    observed = observed_of(paths, records, spec)
     # Where rates may lie in a file that is closed to us, the wall time stands for none of them.
-    wall_s = None if records.unreadable else wall_time_s(run.paths, run.state.attempts)
-    row = result_row(spec, run.state, records, run.job, observed, wall_s)
-    row["ranks_together"] = ranks_together(run.paths, records, spec)
-    slurm_j = run.job.energy_j if run.job and run.alone else None
-    planned = run.spec.to_dict() if run.spec else {}
-    decided = spec.to_dict() if spec and spec is not run.spec else {}
+    wall_s = None if records.unreadable else wall_time_s(paths, state.attempts)
+    row = result_row(spec, state, records, job, observed, wall_s)
+    row["ranks_together"] = ranks_together(paths, records, spec)
+    before = planned.to_dict() if planned else {}
+    decided = spec.to_dict() if spec and spec is not planned else {}
     return _parts(records, observed) | {
-        "row": row | use_row(records, observed, row, slurm_j),
-        "settings": {k: v for k, v in decided.items() if (k, v) not in planned.items()},
+        "row": row | use_row(records, observed, row, job.energy_j if job and alone else None),
+        "settings": {k: v for k, v in decided.items() if (k, v) not in before.items()},
         "samples": sample_rows(records.samples),
         "contradicted": unplanned_settings(spec, actual, records),
     }

@@ -253,8 +253,6 @@ def _of_epochs(epochs: list[Record], train_samples: Any) -> Row:
         row["data_wait_share"] = sum(e["data_wait_s"] for e in waited) / total
     if type(train_samples) in (int, float):
         row["time_per_epoch_s"] = train_samples / median(rates)
-        row["time_per_epoch_min_s"] = train_samples / max(rates)
-        row["time_per_epoch_max_s"] = train_samples / min(rates)
     return row
 
 

@@ -89,8 +89,6 @@ images_per_s NUMBER training throughput over all ranks, images per second: media
     epochs, without the first epoch of an attempt if there are others
 time_per_epoch_s NUMBER training time of one whole epoch: train_samples / images_per_s; of a
     program that says where its epochs end: an epoch's steps x step_time_s
-time_per_epoch_min_s NUMBER the same for the fastest of these epochs
-time_per_epoch_max_s NUMBER the same for the slowest of these epochs
 data_wait_share NUMBER share of these epochs' time spent waiting for batches
 """)
 _STARTUP = (
