@@ -242,7 +242,7 @@ def test_speed_up_and_efficiency_with_ideal_and_intervals(strong: Results) -> No
     assert [values(line) for line in measured(axes)] == [SAME(ddp), SAME(fsdp)]
     assert values(ideals(axes)[0]) == SAME(list(ideals(axes)[0].get_xdata()))
     assert intervals(axes)[2] == SAME((table["speed_up_low"][2], table["speed_up_high"][2]))
-    assert axes.get_ylabel() == "speed-up\nrelative to 1 rank"
+    assert axes.get_ylabel() == "speed-up\nrelative to ddp on 1 rank"
     (axes,) = made(size_figure(strong, "efficiency")).axes
     assert axes.get_ylim()[0] == 0 and {*values(ideals(axes)[0])} == {1}
     assert values(measured(axes)[0]) == SAME([1, 0.95, 0.925])

@@ -204,12 +204,16 @@ def _words(results: Results, sizes: Sequence[Size], first: Size) -> dict[str, st
     gpus = on_gpu(results)
     of, bases = {s.time_of for s in sizes}, {s.base_world_size for s in sizes if s.base_world_size}
     peaks = [m for s in sizes for m in s.peaks_memory_mib]
+    base = counted(max(bases, default=1), "rank")
+    of_series, series = {s.base_series for s in sizes if s.base_series}, {s.series for s in sizes}
+    if len(of_series) == 1 and len(series) > 1:  # one serial run for all
+        base = f"{short(str(of_series.pop()))} on {base}"
     return {
         "each": "GPU" if gpus else "process",
         "held": "allocated" if gpus else "resident",
         "mib": "GiB" if max(peaks, default=0) >= 10 * 1024 else "MiB",
         "of": of.pop() if len(of) == 1 else "amount of work",
-        "base": counted(bases.pop(), "rank") if len(bases) == 1 else "the smallest size",
+        "base": base if len(bases) == 1 else "the smallest size",
         "target": f"{first.target_accuracy or 0:.0%}",
         "work": first.throughput_unit.partition("/")[0].removesuffix("s"),
         "joules_of": next((s.joules_of for s in sizes if s.joules_of), ""),
@@ -247,7 +251,7 @@ def _draw_panel(
             options = {"ls": dashes} if len(known) > 1 else {}
             draw_line(axes, points, look[line[0].series], name if panel.interval else "", **options)
             if panel.ideal and len(line) > 1:
-                _draw_ideal(axes, panel.ideal, line, points, own)
+                _draw_ideal(axes, name, panel.ideal, line, points, own)
 
 
 def draw_line(
@@ -286,6 +290,7 @@ def ends_of(size: Size, name: str) -> tuple[float, float] | None:
 
 def _draw_ideal(
     axes: Axes,
+    name: str,
     ideal: Ideal,
     line: Sequence[Size],
     points: Mapping[Size, tuple[float, ...]],
@@ -296,7 +301,10 @@ def _draw_ideal(
     last = max(s.devices or 0 for s in own if s.series == line[0].series)
     x = np.geomspace(first, last, 65)  # many points: on a linear axis the ideal is a curve
     weak_time = ideal is np.reciprocal and line[0].scaling == "weak"
-    ideal_line(axes, x, median(points[line[0]]) * (_same if weak_time else ideal)(x / first))
+    # Of what is relative to a base the ideal is known, also where that is another series.
+    known = {"speed_up": first / (line[0].base_world_size or 1), "efficiency": 1.0}
+    start = known.get(name, median(points[line[0]]))
+    ideal_line(axes, x, start * (_same if weak_time else ideal)(x / first))
 
 
 def _scale(axes: Axes, scale: str) -> None:

@@ -25,9 +25,12 @@ _HEADS = (
     "time per\n{} (s)",
     "speed-up",
     "parallel\nefficiency",
+    "GPU\nbusy",
     "peak\nmemory\n(MiB)",
     "val.\naccuracy",
+    "throughput,\nmean of steps",
 )
+_START_UP = ",\nstart-up included"  # of a run of which nothing but the wall time is known
 
 
 def print_summary(results: Results, console: Console | None = None) -> None:
@@ -78,33 +81,39 @@ def _not_ok(results: Results) -> list[dict[str, Any]]:
     return plain_records(results.runs.loc[results.runs["status"] != "ok", names])
 
 
-def _table(found: Sequence[Size]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    sampled = any(s.gpu_busy is not None for s in found)
-    table.add_column("series", overflow="fold")
-    of = dict.fromkeys(s.time_of for s in found)
-    own = [s for s in found if s.time_of != EPOCH or s.throughput_unit != IMAGES]
-    heads = [*_HEADS[:5], *["GPU\nbusy"] * sampled, *_HEADS[5:], *["throughput"] * bool(own)]
-    for head in heads:
-        text = head.format(" or ".join(of) or EPOCH)
-        table.add_column(text, justify="right", no_wrap=True)
-    last = None
-    for size in found:
-        cells = [
+def _table(sizes: Sequence[Size]) -> Table:
+    """The sizes; a column that is empty in all of them is not there."""
+    of = " or ".join(dict.fromkeys(s.time_of for s in sizes)) or EPOCH
+    heads = [head.format(of + _START_UP * (of == "run")) for head in _HEADS]
+    other_units = any(s.time_of != EPOCH or s.throughput_unit != IMAGES for s in sizes)
+    if any(s.throughput_unit.endswith("/h") for s in sizes):
+        heads[-1] = "throughput"
+    rows = [
+        [
             _shape(size),
             f"{size.runs_ok} of {size.runs_planned}",
             _time(size),
             say(size.speed_up, "{:.2f}"),
             say(size.efficiency, "{:.0%}"),
-            *[say(size.gpu_busy, "{:.0%}")] * sampled,
+            say(size.gpu_busy, "{:.0%}"),
             say(size.peak_memory_mib, "{:,.0f}"),
             say_accuracy(size.val_accuracy),
+            say(
+                (size.throughput and other_units and rounded(size.throughput)) or None,
+                f"{{}} {size.throughput_unit}",
+            ),
         ]
-        if own:
-            rate = size.throughput
-            cells.append(say(rate and rounded(rate), f"{{}} {size.throughput_unit}"))
+        for size in sizes
+    ]
+    shown = [i for i, cells in enumerate(zip(*rows, strict=True)) if i < 3 or {*cells} - {NONE}]
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("series", overflow="fold")
+    for i in shown:
+        table.add_column(heads[i], justify="right", no_wrap=True)
+    last = None
+    for size, cells in zip(sizes, rows, strict=True):
         series = f"{size.series} ({size.scaling} scaling)" if size.scaling else size.series
-        table.add_row(Text(series if size.series != last else ""), *map(Text, cells))
+        table.add_row(Text(series if size.series != last else ""), *(Text(cells[i]) for i in shown))
         last = size.series
     return table
 
