@@ -65,9 +65,6 @@ def test_without_a_command_the_commands_are_listed_one_below_the_other(capsys) -
     assert len({listed[name].index(text) for name, text in texts.items()}) == 1
 
 
-WITHOUT_WORDS = {"launch"}
-
-
 def test_help_of_each_command_says_what_it_does_and_each_option_in_words() -> None:
     """verify's parser needs torch."""
 
@@ -92,6 +89,6 @@ def test_help_of_each_command_says_what_it_does_and_each_option_in_words() -> No
         found += [
             f"{name}: {action.option_strings or action.dest}"
             for action in parser._actions
-            if not action.help and name not in WITHOUT_WORDS
+            if not action.help
         ]
     assert found == []

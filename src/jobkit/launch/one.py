@@ -57,9 +57,19 @@ class LaunchConfig:
         return [*own, *map(str, self.training), *(["--", *program] if program else [])]
 
 
-OPTIONS = tuple(
-    name for name in LaunchConfig.__dataclass_fields__ if name not in ("command", "training")
-)
+OPTIONS = {
+    "nproc_per_node": ("N", "ranks on this machine (default: one per GPU, else 1)"),
+    "nnodes": ("N", "machines of the run; the command is started on each of them"),
+    "node_rank": ("K", "this machine's number, from 0"),
+    "master_addr": ("HOST", "host name or address of machine 0"),
+    "master_port": ("P", "port at which machine 0 listens (default 29500)"),
+    "launcher": ("NAME", "srun (default; one process per rank), torchrun, or once (one process)"),
+    "run_dir": ("DIR", "the run's folder (default: a new one in logs/single/)"),
+    "max_restarts": ("N", "how often the run is started again after it failed (default 0)"),
+    "monitor_interval": ("S", "seconds between two checks of the ranks (default 0.1)"),
+    "start_timeout": ("S", "seconds until all ranks must have started (default 60)"),
+    "shutdown_timeout": ("S", "seconds from TERM until a rank is killed (default 15)"),
+}
 
 
 def _python() -> str:
@@ -88,9 +98,9 @@ def parser() -> argparse.ArgumentParser:
         "does. The program's own options come after --.",
         epilog="example:\n  python -m jobkit launch train.py --nproc-per-node 4 -- --lr 0.1",
     )
-    for name in OPTIONS:
-        made.add_argument(f"--{name.replace('_', '-')}", metavar="VALUE")
-    made.add_argument("program", nargs="?", metavar="TRAIN.py")
+    for name, (value, text) in OPTIONS.items():
+        made.add_argument(f"--{name.replace('_', '-')}", metavar=value, help=text)
+    made.add_argument("program", nargs="?", metavar="TRAIN.py", help="the program, on each rank")
     made.add_argument("words", nargs="*", metavar="ARGUMENT", help="of the program, after --")
     return made
 
