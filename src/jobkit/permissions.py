@@ -31,7 +31,7 @@ def closed_to_others() -> Iterator[None]:
         os.umask(before)
 
 
-def own_folder(folder: Path) -> Path:
+def private_folder(folder: Path) -> Path:
     """Make a folder that only its owner can enter, and return it; UsageError where it is not ours.
 
     One that was there already is closed too.
@@ -121,5 +121,5 @@ def keep_compiler_cache() -> None:
     there. Raises UsageError where somebody took the name of ours.
     """
     if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
-        folder = own_folder(Path(tempfile.gettempdir()) / f"jobkit-{os.geteuid()}")
+        folder = private_folder(Path(tempfile.gettempdir()) / f"jobkit-{os.geteuid()}")
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "torchinductor")

@@ -14,7 +14,13 @@ import pytest
 from jobkit.errors import UsageError
 from jobkit.launch import cli, launcher
 from jobkit.launch.request import LaunchRequest
-from jobkit.permissions import check_study, closed_to_others, next_folder, other_writers, own_folder
+from jobkit.permissions import (
+    check_study,
+    closed_to_others,
+    next_folder,
+    other_writers,
+    private_folder,
+)
 from jobkit.spec.study import Plan
 from support.fake_study import make_plan, whole_run
 from support.hostile import in_child
@@ -165,16 +171,16 @@ def test_a_strangers_folder_is_not_taken_as_ones_own(shared: Path) -> None:
     (shared / "x").mkdir()
     os.chown(shared / "x", ALICE, ALICE)
     with pytest.raises(UsageError, match="somebody else"):
-        own_folder(shared / "x")
+        private_folder(shared / "x")
 
 
 def test_a_folder_of_ones_own_is_closed_and_no_link(tmp_path: Path) -> None:
     (tmp_path / "x").mkdir(mode=0o777)
     give_acl(tmp_path / "x")
-    assert own_folder(tmp_path / "x").stat().st_mode & 0o777 == 0o700
+    assert private_folder(tmp_path / "x").stat().st_mode & 0o777 == 0o700
     (tmp_path / "link").symlink_to(tmp_path / "x")
     with pytest.raises(UsageError, match="is a link"):
-        own_folder(tmp_path / "link")
+        private_folder(tmp_path / "link")
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o002, 0o077])

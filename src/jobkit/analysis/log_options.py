@@ -150,12 +150,12 @@ def try_pattern(argv: Sequence[str] | None = None) -> int:
 
     from jobkit.analysis.collect.lines import matches, observed_lines
     from jobkit.analysis.collect.steps import rate_row
-    from jobkit.metric.pattern import load_pattern, own_pattern
+    from jobkit.metric.pattern import load_pattern, make_pattern
     from jobkit.outcome.logs import open_log
 
     own = {"line": args.line, "of": args.of, "spans": args.spans}
     table = {k: v for k, v in own.items() if v}
-    pattern = load_pattern(args.pattern) if args.pattern else own_pattern(table)
+    pattern = load_pattern(args.pattern) if args.pattern else make_pattern(table)
     try:
         with open_log(args.log, Path("/")) as stream:
             found = list(matches(stream, pattern))

@@ -25,7 +25,7 @@ from jobkit.spec.options import (
     add_grid_arguments,
     add_recipe_argument,
     add_spec_arguments,
-    given_settings,
+    chosen_settings,
     with_words,
 )
 from jobkit.spec.study import STUDIES, Plan, Study
@@ -284,7 +284,7 @@ def make_plan(args: argparse.Namespace) -> Plan:
     changes: dict[str, Any] = {k: getattr(args, k) for k in names if getattr(args, k) is not None}
     work = {"unit": args.unit, "per_step": args.work_per_step, "together": args.together}
     changes |= {"work": stated} if (stated := {k: v for k, v in work.items() if v}) else {}
-    study = _study(args, changes | given_settings(args))
+    study = _study(args, changes | chosen_settings(args))
     study = with_words(study, args.sweep, args.parameter, given=vars(args))
     site = find_site(args.site, ask=not args.dry_run)
     if site is not None and study.gpus_per_node is None:

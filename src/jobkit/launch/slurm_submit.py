@@ -20,7 +20,7 @@ from jobkit.launch.slurm_options import Batch, Options, Submission, output_file
 from jobkit.launch.states import States, counted, wait_for_end
 from jobkit.launch.task import collect_in_job, run_in_job, sweep_in_job
 from jobkit.paths import REPOSITORY, RunPaths, StudyPaths, write_json, write_whole
-from jobkit.permissions import next_folder, own_folder
+from jobkit.permissions import next_folder, private_folder
 from jobkit.spec.study import Plan
 
 # Options of the training jobs that the collecting job does not take over.
@@ -122,7 +122,7 @@ def check(submission: Submission) -> None:
 @contextlib.contextmanager
 def _new_folder(study: StudyPaths) -> Iterator[Path]:
     """A new folder for submitit's files; it is removed again where Slurm took nothing."""
-    folder = own_folder(next_folder(own_folder(study.submitit)))
+    folder = private_folder(next_folder(private_folder(study.submitit)))
     try:
         yield folder
     finally:

@@ -1,7 +1,7 @@
 """Patterns: what the lines of a program's own log mean, as named groups of regular expressions.
 
     pattern = load_pattern("nanogpt")               a file of hpc/patterns, or a path
-    pattern = own_pattern({"of": "total", "line": "step (?P<step>[0-9]+) ..."})
+    pattern = make_pattern({"of": "total", "line": "step (?P<step>[0-9]+) ..."})
 
 A group's name says its quantity and unit: step, step_time_ms, tokens_per_s_per_gpu,
 samples_per_step, train_loss; any other name is a free column. Nothing is guessed: a name without
@@ -84,16 +84,16 @@ class Pattern:
 def load_pattern(source: str | Path, *, new: bool = False) -> Pattern:
     """The pattern of a TOML file, by its path or its bare name in hpc/patterns.
 
-    new: as of own_pattern. Raises UsageError for a file that is absent or no pattern.
+    new: as of make_pattern. Raises UsageError for a file that is absent or no pattern.
     """
     path = find_named("pattern", source, PATTERNS)
     try:
-        return own_pattern(read_toml(path), name=path.stem, new=new)
+        return make_pattern(read_toml(path), name=path.stem, new=new)
     except UsageError as error:
         raise UsageError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
 
 
-def own_pattern(values: Mapping[str, Any], name: str = "own", *, new: bool = False) -> Pattern:
+def make_pattern(values: Mapping[str, Any], name: str = "own", *, new: bool = False) -> Pattern:
     """The pattern of a table: its regular expressions by free names, and of, spans, contains.
 
     new: nothing was measured with it yet, so that it has to say "spans"; else interval counts where
@@ -125,12 +125,12 @@ def own_pattern(values: Mapping[str, Any], name: str = "own", *, new: bool = Fal
 def pattern_of(spec: object, *, new: bool = False) -> Pattern | None:
     """The pattern that a planned run names or has; None for one without.
 
-    new: as of own_pattern. Raises UsageError where it is none.
+    new: as of make_pattern. Raises UsageError where it is none.
     """
     if name := getattr(spec, "pattern", None):
         return load_pattern(name, new=new)
     values = getattr(spec, "patterns", None)
-    return own_pattern(values, new=new) if values else None
+    return make_pattern(values, new=new) if values else None
 
 
 def _groups(key: str, text: str) -> list[str]:

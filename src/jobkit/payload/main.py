@@ -24,7 +24,7 @@ from jobkit.spec.dataset import check_source
 from jobkit.spec.options import (
     add_recipe_argument,
     add_spec_arguments,
-    given_settings,
+    chosen_settings,
     read_spec_file,
 )
 from jobkit.spec.runspec import RunSpec, overridden
@@ -100,7 +100,7 @@ def read_settings(args: argparse.Namespace) -> tuple[RunSpec, int | None]:
 
     Raises UsageError for a file that has no settings or a setting that cannot be used.
     """
-    given = given_settings(args)
+    given = chosen_settings(args)
     if args.spec is None:
         return RunSpec(**given), None
     kept = read_spec_file(args.spec)

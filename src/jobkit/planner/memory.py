@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from jobkit.errors import Exit, Parser, UsageError, command, whole
-from jobkit.spec.options import add_spec_arguments, given_settings
+from jobkit.spec.options import add_spec_arguments, chosen_settings
 from jobkit.spec.runspec import ONE_RANK, RunSpec
 from jobkit.spec.strategies import FACTS
 from jobkit.units import GIB, MIB
@@ -305,7 +305,7 @@ def base_of(args: argparse.Namespace, nodes: int, gpus: int) -> RunSpec:
     """The settings at a number of GPUs in all, under a strategy that can use them."""
     if gpus % nodes:
         raise UsageError(f"--gpus {gpus}: {nodes} nodes cannot have the same number each")
-    given = given_settings(args)
+    given = chosen_settings(args)
     if given.get("strategy", "ddp") in ONE_RANK:
         given["strategy"] = "ddp"
     return RunSpec(**{**given, "nodes": nodes, "ranks_per_node": gpus // nodes})

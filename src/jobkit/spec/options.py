@@ -61,7 +61,7 @@ def add_spec_arguments(parser: argparse.ArgumentParser, skip: tuple[str, ...] = 
 
 
 def add_recipe_argument(parser: argparse._ActionsContainer) -> None:
-    """Add --recipe, whose settings given_settings puts under the user's."""
+    """Add --recipe, whose settings chosen_settings puts under the user's."""
     parser.add_argument(
         "--recipe",
         choices=sorted(RECIPES),
@@ -85,7 +85,7 @@ def _add_option(group: Any, f: Field[Any]) -> None:
     group.add_argument("--" + f.name.replace("_", "-"), help=text, **kwargs)
 
 
-def given_settings(namespace: argparse.Namespace) -> dict[str, Any]:
+def chosen_settings(namespace: argparse.Namespace) -> dict[str, Any]:
     """The settings in a parsed namespace that the user gave, over those of --recipe."""
     settings = {k: v for k, v in vars(namespace).items() if k in SETTINGS}
     recipe = getattr(namespace, "recipe", None)

@@ -464,14 +464,14 @@ def read_plan(folder: Path) -> Plan:
     """
     if is_there(folder / "plan.json"):
         return Plan.read(folder / "plan.json")
-    specs = {check_name("run id", f.name): own_spec(f) for f in run_folders(folder)}
+    specs = {check_name("run id", f.name): read_run_spec(f) for f in run_folders(folder)}
     runs = {run_id: spec for run_id, spec in specs.items() if spec}
     if not runs:
         raise UsageError(f"{folder} has no plan.json, and no run in it has a spec.json")
     return Plan(study=Study(name="single"), runs=runs, folder=folder)
 
 
-def own_spec(folder: Path) -> PlannedRun | None:
+def read_run_spec(folder: Path) -> PlannedRun | None:
     """The spec that lies in a run's folder, where this version can read it."""
     try:
         return read_spec((read_json(folder / "spec.json") or {})["spec"])

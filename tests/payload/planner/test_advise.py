@@ -11,7 +11,7 @@ from jobkit.errors import Exit
 from jobkit.payload.main import parser as payload_parser
 from jobkit.planner.advise import Option, choose, idle_share, links_of, main, step_messages
 from jobkit.planner.memory import Footprint, Subject, footprint, label_of
-from jobkit.spec.options import given_settings
+from jobkit.spec.options import chosen_settings
 from jobkit.spec.runspec import RunSpec
 from jobkit.spec.traffic import seconds
 
@@ -87,7 +87,7 @@ def test_the_command_is_that_of_the_choice(capsys: pytest.CaptureFixture[str]) -
     head, _, rest = told.splitlines()[-1].strip().partition(" run.sh ")
     assert head == "sbatch --nodes=2 --ntasks-per-node=4 --gpus-per-node=4"
     spec = RunSpec(
-        **given_settings(payload_parser().parse_args(shlex.split(rest))), nodes=2, ranks_per_node=4
+        **chosen_settings(payload_parser().parse_args(shlex.split(rest))), nodes=2, ranks_per_node=4
     )
     assert label_of(spec) == "fsdp, hybrid" and "\nrecommended: fsdp, hybrid\n" in told
     assert (spec.width, spec.optimizer) == (8, "adamw")

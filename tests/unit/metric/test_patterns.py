@@ -16,7 +16,7 @@ from jobkit.metric.pattern import (
     PATTERNS,
     Pattern,
     load_pattern,
-    own_pattern,
+    make_pattern,
     pattern_of,
     quantity_of,
 )
@@ -36,7 +36,7 @@ def observed_in(log: str, pattern: Pattern, ranks: int | None, planned: Any) -> 
 
 
 def observed_of(line: str, log: str, ranks: int | None = 1, **planned: Any) -> Observed:
-    return observed_in(log, own_pattern({"line": line, "of": "total"}), ranks, planned)
+    return observed_in(log, make_pattern({"line": line, "of": "total"}), ranks, planned)
 
 
 def unused(observed: Observed, *records: Any) -> str:
@@ -162,29 +162,29 @@ def test_a_name_says_its_quantity() -> None:
 )
 def test_a_bad_pattern_is_one_line(table: dict[str, Any], says: str) -> None:
     with pytest.raises(UsageError, match=says):
-        own_pattern(table)
+        make_pattern(table)
 
 
 def test_a_new_pattern_says_what_its_lines_cover(tmp_path: Path) -> None:
     """What was measured with one that does not say it, when none had to, can still be read."""
     table = {"line": "(?P<step_time_s>[0-9]+)"}
-    assert own_pattern(table).spans == "interval"
+    assert make_pattern(table).spans == "interval"
     with pytest.raises(UsageError, match=r"pattern own: .* Add spans = 'step'"):
-        own_pattern(table, new=True)
-    assert own_pattern({**table, "spans": "step"}, new=True).spans == "step"
+        make_pattern(table, new=True)
+    assert make_pattern({**table, "spans": "step"}, new=True).spans == "step"
     file = tmp_path / "mine.toml"
     file.write_text("line = '(?P<step_time_s>[0-9]+)'\n")
     with pytest.raises(UsageError, match=r"mine\.toml: pattern mine: .* Add spans"):
         load_pattern(file, new=True)
     spec = CommandSpec(command=("x",), patterns=table)
-    assert pattern_of(spec) == own_pattern(table)
+    assert pattern_of(spec) == make_pattern(table)
     with pytest.raises(UsageError, match="Add spans"):
         pattern_of(spec, new=True)
 
 
 def test_an_expression_that_takes_for_long_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jobkit.analysis.collect.lines.TIMEOUT_S", 0.2)
-    slow = own_pattern({"line": "(?P<step_time_s>(?:a|aa)+)$"})
+    slow = make_pattern({"line": "(?P<step_time_s>(?:a|aa)+)$"})
     with pytest.raises(UsageError, match="took longer"):
         list(matches(io.BytesIO(b"a" * 200 + b"1c\n"), slow))
 

@@ -17,7 +17,7 @@ from jobkit.spec.options import (
     RECIPES,
     add_recipe_argument,
     add_spec_arguments,
-    given_settings,
+    chosen_settings,
     read_spec_file,
 )
 from jobkit.spec.runspec import SETTINGS, Every, RunSpec, Window, profiled_ranks
@@ -31,7 +31,7 @@ def parse(words: list[str]) -> dict[str, Any]:
     made = argparse.ArgumentParser(allow_abbrev=False)
     add_recipe_argument(made)
     add_spec_arguments(made)
-    return given_settings(made.parse_args(words))
+    return chosen_settings(made.parse_args(words))
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ from jobkit.outcome.state import RunState, join, ordered_runs
 from jobkit.paths import RunPaths, StudyPaths, read_json
 from jobkit.permissions import closed_to_others, other_writers
 from jobkit.spec.runspec import PlannedRun
-from jobkit.spec.study import Plan, find_study, own_spec, read_spec, run_folders
+from jobkit.spec.study import Plan, find_study, read_run_spec, read_spec, run_folders
 
 OUTDATED = "a run has written to its log since the tables were: collect again"
 # What identifies a run, or a record among others, is no column of an epoch, step or sample.
@@ -173,7 +173,7 @@ class Results:
 
     def settings(self, run_id: str) -> dict[str, Any]:
         """The planned settings of a run, also those that all runs share; empty if not known."""
-        spec = own_spec(self.paths.run(run_id).folder)
+        spec = read_run_spec(self.paths.run(run_id).folder)
         return spec.to_dict() if spec else {}
 
     def _of_warmup_alone(self) -> list[str]:
@@ -307,7 +307,7 @@ def _read_study(folder: Path) -> tuple[dict[str, dict[str, Any]], list[str]]:
         ordered = ordered_runs(paths, planned)
     else:
         present = run_folders(folder)
-        specs = {f.name: own_spec(f) for f in present}
+        specs = {f.name: read_run_spec(f) for f in present}
         record_ids = {f.name: _own_id(f) for f in present}
         folders, unplanned, ordered = {f.name: RunPaths(f) for f in present}, [], {}
     # States first: a run that ends in between is then running with all its records, not ok
