@@ -168,7 +168,7 @@ def parser(has_command: bool = False) -> StudyParser:
 
 _TORCHRUN = {
     "monitor-interval": "without Slurm: seconds between two checks of the ranks (default 0.1)",
-    "start-timeout": "without Slurm: seconds until all ranks must have started (default 60)",
+    "start-timeout": "without Slurm: seconds until all machines must have come (default 60)",
 }
 
 

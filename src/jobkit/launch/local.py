@@ -43,7 +43,6 @@ from jobkit.processes import (
     is_alive,
     is_own,
 )
-from jobkit.spec.command import CommandSpec
 from jobkit.spec.runspec import PlannedRun
 from jobkit.spec.study import Plan
 
@@ -64,10 +63,6 @@ def check(plan: Plan) -> None:
     for spec in plan.runs.values():
         if spec.program is not None and shutil.which(spec.program) is None:
             raise UsageError(f"no command '{spec.program}' on this machine")
-        if isinstance(spec, CommandSpec) and (script := spec.script) and not Path(script).exists():
-            raise UsageError(
-                f"{spec.program} {script}: no such file in {Path.cwd()}, in which the command runs"
-            )
         if spec.nodes > 1:
             raise UsageError(
                 f"{spec.nodes} nodes: this machine is one node; plan it with "

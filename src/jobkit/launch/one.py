@@ -67,7 +67,7 @@ OPTIONS = {
     "run_dir": ("DIR", "the run's folder (default: a new one in logs/single/)"),
     "max_restarts": ("N", "how often the run is started again after it failed (default 0)"),
     "monitor_interval": ("S", "seconds between two checks of the ranks (default 0.1)"),
-    "start_timeout": ("S", "seconds until all ranks must have started (default 60)"),
+    "start_timeout": ("S", "seconds until all machines must have come (default 60)"),
     "shutdown_timeout": ("S", "seconds from TERM until a rank is killed (default 15)"),
 }
 
