@@ -288,7 +288,7 @@ def test_buffers_are_broadcast_in_the_forward_pass_on_cpus_only(
     seen: dict[str, object] = {}
     monkeypatch.setattr(ddp, "DistributedDataParallel", lambda model, **given: seen.update(given))
     monkeypatch.setattr(ddp.DDP, "placed", lambda self, model: model)
-    ddp.DDP(RunSpec(), RankEnv(), device)._wrapped(nn.Identity(), None)
+    ddp.DDP(RunSpec(), RankEnv(), device).wrap(nn.Identity())
     assert seen.get(ddp._SYNC_BUFFERS, True) is broadcast
 
 

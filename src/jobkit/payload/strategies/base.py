@@ -1,7 +1,7 @@
 """What every strategy does: wrap a model, make a microbatch's gradients, evaluate."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -98,9 +98,9 @@ class Strategy:
         """Whether torch's fused optimizer takes the strategy's parameters."""
         return True
 
-    def synchronise(self, model: nn.Module, last: bool) -> AbstractContextManager[object] | None:
+    def synchronise(self, last: bool) -> AbstractContextManager[object]:
         """Reduce gradients over the ranks in the last microbatch of a step only."""
-        return None
+        return nullcontext()
 
     def forward_backward(self, images: Tensor, labels: Tensor, weight: float, last: bool) -> Tensor:
         """Add the gradients of weight * (sum of losses) to the model's; return the sum of losses.
@@ -108,30 +108,18 @@ class Strategy:
         images (N, 3, 32, 32), labels (N,); N may be 0: the rank still takes part in collectives.
         last: this is the last microbatch of the step, so gradients are reduced over the ranks.
         """
-        if len(labels) or self.accepts_empty_batch:
-            return self._pass(self.model, images, labels, weight, last)
-        with kept_statistics(self.model):
-            return self._pass(self.model, *blank(images, labels), last)
-
-    def _pass(
-        self, model: nn.Module, images: Tensor, labels: Tensor, weight: float, last: bool
-    ) -> Tensor:
-        scope = self.synchronise(model, last)
-        if scope is not None:
-            with scope:
-                return self._forward_backward(model, images, labels, weight)
-        return self._forward_backward(model, images, labels, weight)
-
-    def _forward_backward(
-        self, model: nn.Module, images: Tensor, labels: Tensor, weight: float
-    ) -> Tensor:
+        statistics: AbstractContextManager[object] = nullcontext()
+        if not (len(labels) or self.accepts_empty_batch):
+            statistics = kept_statistics(self.model)
+            images, labels, weight = blank(images, labels)
         if self.spec.compile and self.spec.compile_mode != "default":
             # With CUDA graphs: what the last pass gave may be overwritten.
             torch.compiler.cudagraph_mark_step_begin()
-        with self.autocast():
-            logits = model(images)
-        loss = self.loss(logits, labels)
-        self.scaler.scale(loss * weight).backward()
+        with statistics, self.synchronise(last):
+            with self.autocast():
+                logits = self.model(images)
+            loss = self.loss(logits, labels)
+            self.scaler.scale(loss * weight).backward()
         return loss.detach() * (weight != 0)
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """DistributedDataParallel: a full copy on each rank, gradients averaged in buckets."""
 
 import inspect
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -11,7 +11,6 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 
 from jobkit.payload.strategies.base import Strategy, refuse
-from jobkit.spec.runspec import RunSpec
 
 # Its name since torch 2.14, and before.
 _SYNC_BUFFERS = "forward_sync_buffers"
@@ -48,28 +47,25 @@ class DDP(Strategy):
                 if isinstance(module, nn.SyncBatchNorm):
                     module.register_forward_pre_hook(_empty_in_fp32)
             self.accepts_empty_batch = True  # a sample made up would be in the others' statistics
-        wrapped = self._wrapped(model, None)
-        _compress(wrapped, spec)
-        return wrapped
-
-    def _wrapped(
-        self, model: nn.Module, group: dist.ProcessGroup | None
-    ) -> DistributedDataParallel:
-        """The model under DDP; group: of ranks, None for all."""
-        spec = self.spec
+        # Running statistics are shared before each evaluation (share_buffers): on a GPU a broadcast
+        # in each forward pass would only take time.
         quiet: dict[str, Any] = {_SYNC_BUFFERS: False} if self.device.type == "cuda" else {}
-        return DistributedDataParallel(
+        wrapped = DistributedDataParallel(
             self.placed(model),
-            process_group=group,
             device_ids=[self.device.index] if self.device.type == "cuda" else None,
             bucket_cap_mb=spec.ddp_bucket_mib,
             gradient_as_bucket_view=True,
             static_graph=spec.ddp_static_graph,
             find_unused_parameters=spec.ddp_find_unused_parameters,
-            # Running statistics are shared before each evaluation (share_buffers): on a GPU a
-            # broadcast in each forward pass would only take time.
             **quiet,
         )
+        if spec.ddp_comm_hook == "powersgd":
+            rank, start = spec.ddp_powersgd_rank, spec.ddp_powersgd_start
+            state = powerSGD_hook.PowerSGDState(None, rank, start, random_seed=spec.seed)
+            wrapped.register_comm_hook(state, _power_sgd)
+        elif spec.ddp_comm_hook != "none":
+            wrapped.register_comm_hook(dist.group.WORLD, _CASTS[spec.ddp_comm_hook])
+        return wrapped
 
     def describe(self) -> list[str]:
         spec = self.spec
@@ -83,9 +79,9 @@ class DDP(Strategy):
             lines.append(f"ddp: gradients are sent in {spec.ddp_comm_hook}")
         return lines
 
-    def synchronise(self, model: nn.Module, last: bool) -> AbstractContextManager[object] | None:
-        assert isinstance(model, DistributedDataParallel)
-        return None if last else model.no_sync()
+    def synchronise(self, last: bool) -> AbstractContextManager[object]:
+        assert isinstance(self.model, DistributedDataParallel)
+        return nullcontext() if last else self.model.no_sync()
 
     def warm_up(self) -> None:
         # In its first iteration DDP finds the order in which gradients come, and then rebuilds
@@ -106,16 +102,6 @@ def _empty_in_fp32(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tenso
 
 
 _CASTS = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
-
-
-def _compress(model: DistributedDataParallel, spec: RunSpec) -> None:
-    """Have gradients compressed on their way, where the settings say so."""
-    if spec.ddp_comm_hook == "powersgd":
-        rank, start = spec.ddp_powersgd_rank, spec.ddp_powersgd_start
-        state = powerSGD_hook.PowerSGDState(None, rank, start, random_seed=spec.seed)
-        model.register_comm_hook(state, _power_sgd)
-    elif spec.ddp_comm_hook != "none":
-        model.register_comm_hook(dist.group.WORLD, _CASTS[spec.ddp_comm_hook])
 
 
 def _power_sgd(

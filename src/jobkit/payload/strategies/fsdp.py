@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -65,49 +64,37 @@ class FSDP(Strategy):
 
     def wrap(self, model: nn.Module) -> nn.Module:
         spec = self.spec
+        # Ranks of a node follow each other, so that the shards are inside of it.
+        shape, names = (spec.fsdp_hybrid_replicas, self.shards), ("replicate", "shard")
+        first = int(spec.fsdp_hybrid_replicas == 1)
+        mesh = make_mesh(self, shape[first:], names[first:])
+        self.groups = sizes(model, spec)  # before torch changes the names of the classes
         # On the CPU there is nothing to offload to, and no memory to pin.
         offloads = spec.fsdp_cpu_offload and self.device.type == "cuda"
-        replicas = spec.fsdp_hybrid_replicas
-        # Ranks of a node follow each other, so that the shards are inside of it.
-        shape, names = (replicas, self.shards), ("replicate", "shard")
-        mesh = make_mesh(self, *((shape, names) if replicas > 1 else (shape[1:], names[1:])))
-        self.groups = sizes(model, spec)  # before torch changes the names of the classes
-        self._shard(model, mesh, offloads)
-        return model
-
-    def _shard(self, model: nn.Module, mesh: DeviceMesh, offloads: bool) -> None:
-        """Shard a model over the ranks of a mesh."""
         # Parameters stay contiguous: fully_shard refuses other memory formats. The input is
         # channels last all the same, which is what the convolutions go by.
-        spec = self.spec
         if not offloads:
             model.to(self.device)
-        low, groups = spec.low_precision, shard_groups(model, spec)
+        low, groups = spec.low_precision, [group for group, _ in self.groups]
         policy = MixedPrecisionPolicy(
             param_dtype=self.dtype if low else None,
             reduce_dtype=torch.float32 if low and spec.fsdp_reduce_fp32 else None,
         )
         exact = MixedPrecisionPolicy(cast_forward_inputs=False)
         for group in groups:
+            # The root's parameters and those of the last block are the first that the backward pass
+            # needs: freed, they would be gathered again at once. None: torch's rule for a root.
+            frees = None if group.root else not group.kept
             modules = list(group.modules)
             fully_shard(
                 modules if len(modules) > 1 else modules[0],
                 mesh=mesh,
                 mp_policy=exact if group.exact else policy,
-                reshard_after_forward=self._reshards(group),
+                reshard_after_forward=frees if spec.fsdp_reshard_after_forward else False,
                 offload_policy=CPUOffloadPolicy(pin_memory=True) if offloads else OffloadPolicy(),
             )
         prefetch(groups, spec.fsdp_prefetch)
-
-    def _reshards(self, group: ShardGroup) -> bool | None:
-        """Whether parameters are freed after the forward pass; None: as torch has it for a root.
-
-        The root's and those of the last block are the first that the backward pass needs: freed,
-        they would be gathered again at once.
-        """
-        if not self.spec.fsdp_reshard_after_forward:
-            return False
-        return None if group.root else not group.kept
+        return model
 
     def describe(self) -> list[str]:
         spec, replicas = self.spec, self.spec.fsdp_hybrid_replicas
@@ -137,10 +124,10 @@ class FSDP(Strategy):
             if isinstance(module, FSDPModule):
                 module.reshard()
 
-    def synchronise(self, model: nn.Module, last: bool) -> AbstractContextManager[object] | None:
-        assert isinstance(model, FSDPModule)
-        model.set_requires_gradient_sync(last)
-        return None
+    def synchronise(self, last: bool) -> AbstractContextManager[object]:
+        assert isinstance(self.model, FSDPModule)
+        self.model.set_requires_gradient_sync(last)
+        return nullcontext()
 
 
 def prefetch(groups: Sequence[ShardGroup], ahead: int) -> None:
