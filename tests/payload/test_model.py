@@ -272,7 +272,7 @@ def test_biases_learn_faster_and_that_of_the_whitening_for_three_epochs() -> Non
         p for p in model.parameters() if p.requires_grad
     ]
     trainer = SimpleNamespace(
-        spec=spec, progress=Progress(), batches=Batches(64, 64, 0, 1, 1, 0),
+        spec=spec, peak_lr=0.1, progress=Progress(), batches=Batches(64, 64, 0, 1, 1, 0),
         optimizer=torch.optim.SGD([others, biases, whitening], lr=1.0),
     )  # fmt: skip
     rates = []

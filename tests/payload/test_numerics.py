@@ -12,18 +12,12 @@ import torch
 from jobkit.drill import cli
 from jobkit.drill.faults import FaultCase
 from jobkit.payload import run
+from jobkit.payload.checkpoint import random_state
 from jobkit.payload.clock import Stages
-from jobkit.payload.device import (
-    configure,
-    random_state,
-    recorded,
-    resolved,
-    seed_rank,
-    set_environment,
-    take_random_state,
-)
+from jobkit.payload.device import configure, recorded, resolved, seed_rank, set_environment
 from jobkit.payload.place import RankEnv
 from jobkit.payload.report import Reporter
+from jobkit.payload.resume import take_random_state
 from jobkit.payload.run import without_effect
 from jobkit.spec.runspec import RunSpec
 from support.fake_cuda import GPU, FakeCuda

@@ -35,9 +35,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from jobkit.files import open_regular
-from jobkit.paths import read_json
 from jobkit.payload.batches import Progress
-from jobkit.payload.device import random_state
 from jobkit.payload.distributed import T, all_or_raise
 from jobkit.payload.report import Reporter
 
@@ -48,6 +46,7 @@ MANIFEST = "manifest.json"
 VERSION = 1
 LOSS_SUM, TIMING = "epoch.loss_sum", "epoch.timing"
 BUFFER, STRATEGY = "buffer.", "strategy."
+CPU_STATE, GPU_STATE = "random.cpu", "random.cuda"
 _METADATA = "torch.distributed.checkpoint.metadata"
 # The classes in torch.distributed.checkpoint's own index, which is a pickle.
 _INDEX = frozenset(
@@ -142,9 +141,8 @@ def prune(folder: Path, attempt: int, keep: int) -> None:
 def check(folder: Path, group: Group = None) -> tuple[Manifest, Any]:
     """Manifest and index of a checkpoint whose files match them; Corrupt, on every rank."""
     rank, ranks = (dist.get_rank(group), dist.get_world_size(group)) if group else (0, 1)
-    found: list[tuple[Manifest, Any]] = []  # no result of act: each rank keeps its own copy
-
-    def act() -> None:
+    fault, manifest, index = "", None, None
+    try:
         manifest = read_manifest(folder)
         for name in sorted(manifest.files)[rank::ranks]:
             _check_file(folder / name, manifest.files[name])
@@ -152,19 +150,23 @@ def check(folder: Path, group: Group = None) -> tuple[Manifest, Any]:
         used = {info.relative_path for info in index.storage_data.values()}
         if strange := sorted(used - manifest.files.keys()):
             raise Corrupt(f"its index names {strange[0]!r}, which is not in {MANIFEST}")
-        found.append((manifest, index))
-
-    all_or_raise(lambda value: gather(value, group), act, Corrupt)
-    return found[0]
+    except Corrupt as error:
+        fault = str(error)
+    for text in filter(None, gather(fault, group)):
+        raise Corrupt(text)
+    assert manifest
+    return manifest, index
 
 
 def read_manifest(folder: Path) -> Manifest:
     """Read the manifest of a checkpoint; raises Corrupt for one that cannot be used."""
-    content = read_json(folder / MANIFEST)
-    if content is None:
-        raise Corrupt(f"{MANIFEST} is absent or truncated")
-    if content.get("v") != VERSION:
-        raise Corrupt(f"{MANIFEST} has version {content.get('v')}, not {VERSION}")
+    try:
+        content = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        version = content.get("v")
+    except (OSError, ValueError, AttributeError):
+        raise Corrupt(f"{MANIFEST} is absent or truncated") from None
+    if version != VERSION:
+        raise Corrupt(f"{MANIFEST} has version {version}, not {VERSION}")
     try:
         counts = {k: int(v) for k, v in content["progress"].items()}
         files = {str(k): {**v, "bytes": int(v["bytes"])} for k, v in content["files"].items()}
@@ -210,7 +212,7 @@ class _IndexUnpickler(pickle.Unpickler):
 def read_index(folder: Path) -> Any:
     """torch's index of a checkpoint, of any size; raises Corrupt. Unpickling it runs no code."""
     try:
-        with open_regular(folder / ".metadata") as file:
+        with (folder / ".metadata").open("rb") as file:
             index = _IndexUnpickler(file).load()
         # All are asked for here: what is no index lacks them.
         _ = index.state_dict_metadata, index.storage_meta.load_id, index.storage_data.values
@@ -280,6 +282,15 @@ def own_tensors(trainer: "Trainer") -> dict[str, Tensor]:
     return tensors
 
 
+def random_state(device: torch.device, gpus: int = 1) -> dict[str, Tensor]:
+    """The state of the CPU's generator and of those of the GPUs, by name, on the CPU."""
+    state = {CPU_STATE: torch.get_rng_state()}
+    if device.type == "cuda":
+        state[GPU_STATE] = torch.cuda.get_rng_state(device)
+        state |= {f"{GPU_STATE}.{gpu}": torch.cuda.get_rng_state(gpu) for gpu in range(1, gpus)}
+    return state
+
+
 class Checkpoints:
     """Writes a run's checkpoints, keeps the newest, and reports each. Every rank has one."""
 
@@ -324,7 +335,7 @@ class Checkpoints:
             "v": VERSION,
             "progress": asdict(progress),
             "layout": trainer.strategy.layout(),
-            "spec": trainer.spec.to_dict(),
+            "spec": dict(vars(trainer.spec)),
             "torch": torch.__version__,
         }
         if self._thread:

@@ -7,14 +7,13 @@ import platform
 import resource
 import subprocess
 import time
-from collections.abc import Mapping, MutableMapping
+from collections.abc import MutableMapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from jobkit import gpus
 from jobkit.paths import INSTALLED, REPOSITORY
@@ -26,7 +25,6 @@ from jobkit.spec.runspec import RunSpec
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4
 # Of cuBLAS, so that it adds in one order; and NCCL's ring, whose order follows from the ranks.
 _SAME_BITS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "Ring"}
-_CPU_STATE, _GPU_STATE = "random.cpu", "random.cuda"
 _NAN = float("nan")
 
 
@@ -217,24 +215,3 @@ def seed_rank(seed: int, rank: int, gpus: int = 1, iteration: int = 0) -> None:
 def _mixed(seed: int, iteration: int, rank: int) -> int:
     """A seed for a rank; a sum would give rank 1 what rank 0 has in the next repeat."""
     return int(sample_hash(seed, iteration, torch.tensor([rank])))
-
-
-def random_state(device: torch.device, gpus: int = 1) -> dict[str, Tensor]:
-    """The state of the CPU's generator and of those of the GPUs, by name, on the CPU."""
-    state = {_CPU_STATE: torch.get_rng_state()}
-    if device.type == "cuda":
-        state[_GPU_STATE] = torch.cuda.get_rng_state(device)
-        state |= {f"{_GPU_STATE}.{gpu}": torch.cuda.get_rng_state(gpu) for gpu in range(1, gpus)}
-    return state
-
-
-def take_random_state(state: Mapping[str, Tensor], device: torch.device, gpus: int = 1) -> None:
-    """Take over what random_state() gave; what is absent stays unchanged."""
-    if _CPU_STATE in state:
-        torch.set_rng_state(state[_CPU_STATE])
-    if device.type == "cuda":
-        if _GPU_STATE in state:
-            torch.cuda.set_rng_state(state[_GPU_STATE], device)
-        for gpu in range(1, gpus):
-            if (name := f"{_GPU_STATE}.{gpu}") in state:
-                torch.cuda.set_rng_state(state[name], gpu)

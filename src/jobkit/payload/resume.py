@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 
 from jobkit.errors import UsageError
-from jobkit.paths import RunPaths, read_json, short_path
+from jobkit.paths import RunPaths, read_json
 from jobkit.payload.batches import Progress
 from jobkit.payload.checkpoint import (
     BUFFER,
+    CPU_STATE,
+    GPU_STATE,
     LOSS_SUM,
     MANIFEST,
     STRATEGY,
@@ -29,7 +31,7 @@ from jobkit.payload.checkpoint import (
     shared_tensors,
     writers,
 )
-from jobkit.payload.device import seed_rank, take_random_state
+from jobkit.payload.device import seed_rank
 from jobkit.spec.runspec import RunSpec
 
 if TYPE_CHECKING:
@@ -112,7 +114,7 @@ def resume(trainer: "Trainer", group: Group, candidates: list[Path], must: bool)
             bytes=manifest.bytes,
             time_s=time.monotonic() - started,
         )
-        text = f"resuming from {short_path(folder)}: iteration {progress.iteration}"
+        text = f"resuming from {folder}: iteration {progress.iteration}"
         text += f", epoch {progress.epoch + 1}, sample {progress.position:,} of it"
         if layout != trainer.strategy.layout():
             text += f" (written by {layout.get('strategy')} at {layout.get('world_size')} ranks)"
@@ -138,7 +140,7 @@ def resume(trainer: "Trainer", group: Group, candidates: list[Path], must: bool)
 def _check_fits(manifest: Manifest, spec: RunSpec, folder: Path) -> None:
     """Raise UsageError for a checkpoint of another model, or of other samples."""
     names = _OF_MODEL + (_OF_ORDER if manifest.progress.position else ())
-    ours = spec.to_dict()
+    ours = dict(vars(spec))
     for name in names:
         theirs = manifest.spec.get(name, ours[name])
         if theirs != ours[name]:
@@ -227,6 +229,18 @@ def _take_own(trainer: "Trainer", own: dict[str, Tensor]) -> None:
     trainer.loss_sum = own[LOSS_SUM].to(trainer.loss_sum)
     images, elapsed_s, data_wait_s = own[TIMING].tolist()
     trainer.clock.carry(int(images), elapsed_s, data_wait_s)
+
+
+def take_random_state(state: dict[str, Tensor], device: torch.device, gpus: int = 1) -> None:
+    """Take over what random_state() gave; what is absent stays unchanged."""
+    if CPU_STATE in state:
+        torch.set_rng_state(state[CPU_STATE])
+    if device.type == "cuda":
+        if GPU_STATE in state:
+            torch.cuda.set_rng_state(state[GPU_STATE], device)
+        for gpu in range(1, gpus):
+            if (name := f"{GPU_STATE}.{gpu}") in state:
+                torch.cuda.set_rng_state(state[name], gpu)
 
 
 def merged(ranks: list[dict[str, Tensor]], rank: int) -> dict[str, Tensor]:

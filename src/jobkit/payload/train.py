@@ -158,6 +158,7 @@ class Trainer:
         self.begun = False  # this process has made an iteration
         self._short_told = False
         self._seen: set[int] = set()  # sizes of the global batch
+        self.peak_lr = peak_lr(self.spec)
 
     def train(self, started: Callable[[float | None], None]) -> tuple[float, float]:
         """Train for all steps left; return the final validation loss and accuracy (0 to 1).
@@ -357,7 +358,8 @@ class Trainer:
         """Give the optimizer the learning rate of the next iteration."""
         done = self.progress.position / self.batches.batch_size
         per_epoch = len(self.batches)
-        lr = learning_rate(self.spec, self.progress.epoch * per_epoch + done, per_epoch)
+        at = self.progress.epoch * per_epoch + done
+        lr = learning_rate(self.spec, at, per_epoch, self.peak_lr)
         for group in self.optimizer.param_groups:
             trains = self.progress.epoch < group.get("last_epoch", math.inf)
             group["lr"] = lr * group.get("lr_factor", 1.0) * trains
@@ -427,7 +429,7 @@ def peak_lr(spec: RunSpec) -> float:
     return spec.lr * {"none": 1.0, "linear": factor, "sqrt": math.sqrt(factor)}[spec.lr_scaling]
 
 
-def learning_rate(spec: RunSpec, step: float, steps_per_epoch: int) -> float:
+def learning_rate(spec: RunSpec, step: float, steps_per_epoch: int, peak: float) -> float:
     """The learning rate of a step, counted from 0 over the whole training.
 
     A training resumed with another batch size may be between two steps.
@@ -437,7 +439,7 @@ def learning_rate(spec: RunSpec, step: float, steps_per_epoch: int) -> float:
     """
     kind = "speed run" if spec.speed_run else spec.lr_schedule
     total = total_steps(spec, steps_per_epoch)
-    warmup, peak = min(_RISE.get(kind, 0.0) * total, total - 1), peak_lr(spec)
+    warmup = min(_RISE.get(kind, 0.0) * total, total - 1)
     if step < warmup:
         if kind == "speed run":
             return peak * (_FIRST + (1 - _FIRST) * step / warmup)

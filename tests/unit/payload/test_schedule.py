@@ -11,7 +11,8 @@ from jobkit.spec.runspec import RunSpec
 
 
 def course(spec: RunSpec, steps_per_epoch: int) -> list[float]:
-    return [learning_rate(spec, i, steps_per_epoch) for i in range(spec.epochs * steps_per_epoch)]
+    peak, steps = peak_lr(spec), spec.epochs * steps_per_epoch
+    return [learning_rate(spec, i, steps_per_epoch, peak) for i in range(steps)]
 
 
 def test_onecycle_rises_for_a_quarter_and_falls_to_nearly_nothing() -> None:

@@ -46,6 +46,7 @@ class Strategy:
         self.owns_loss = True  # this rank's losses and answers are its own, not another's again
         self.accepts_empty_batch = False  # the model runs on a batch of no samples
         self.dtype = DTYPES.get(spec.precision, torch.float32)  # "auto" is decided before
+        self.label_smoothing = spec.label_smoothing
         self.scaler = torch.amp.GradScaler(device.type, enabled=spec.precision == "fp16")
         self.model: nn.Module = nn.Identity()
         self.parameter_count = 0  # of the whole model, whatever this rank holds of it
@@ -129,7 +130,7 @@ class Strategy:
             labels,
             reduction="sum",
             ignore_index=NO_LABEL,
-            label_smoothing=self.spec.label_smoothing,
+            label_smoothing=self.label_smoothing,
         )
 
     def share_buffers(self) -> None:
@@ -178,7 +179,7 @@ class Strategy:
         return {
             "strategy": self.name,
             "world_size": self.place.world_size,
-            "nodes": self.place.nodes,
+            "nodes": self.place.world_size // self.place.local_world_size,
         }
 
     def settle(self) -> None:
