@@ -34,7 +34,6 @@ GROUPS = {
     "learn: plan and understand": {
         "memory": ("jobkit.planner.memory", "main", "predict the memory of each strategy"),
         "advise": ("jobkit.planner.advise", "main", "recommend a strategy, with reasons"),
-        "step-model": ("jobkit.analysis.findings.step_cli", "main", "fit and check a step model"),
         "exercise": ("jobkit.exercise", "main", "exercises: probes, checks of your own files"),
     },
 }

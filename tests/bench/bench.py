@@ -27,7 +27,7 @@ ENV = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONUNBUFFERED": "1"}
 # Each with the program without which it cannot be.
 BENCHES = {
     **dict.fromkeys(("throughput", "peers", "meter", "studies", "truth", "claims"), ""),
-    **dict.fromkeys(("step_model", "rehearsal"), "slurmctld"),
+    "rehearsal": "slurmctld",
 }
 LESS, MORE, NEITHER = "at most", "at least", ""  # what is better of a figure
 Figures = dict[str, tuple[float, str]]  # value, and what is better

@@ -17,8 +17,7 @@ from jobkit.analysis.figures import draw as figures
 from jobkit.analysis.figures.draw import draw
 from jobkit.analysis.findings.forecast import forecasts
 from jobkit.analysis.findings.verdict import verdict
-from jobkit.analysis.report.report import write_report
-from jobkit.analysis.report.reproduce import commands, study_file
+from jobkit.analysis.report.report import commands, study_file, write_report
 from jobkit.analysis.report.tables import proposal_table
 from jobkit.analysis.tables.text import TextTable
 from jobkit.spec.study import Study
@@ -185,14 +184,14 @@ def test_an_outlier_bends_no_forecast_and_that_is_said(monkeypatch: pytest.Monke
     assert busy.prediction.rate(8) == pytest.approx(calm.prediction.rate(8), rel=0.03)
     page = Page(report(results, forecast=(8,)))
     assert "ddp: fitted without 1 outlier." in page.text
-    assert "outlier among the repeats" in page.text
+    assert "1 outlier among the repeats (" in page.text
 
 
 def test_what_was_measured_at_one_size_or_not_at_all() -> None:
     whole_study(strategies=("ddp",), gpus=(1,))
     results = collect("s")
-    page = Page(report(results))
-    assert "No fit: ddp: 3 different sizes are needed" in page.text
+    wanted = Page(report(results, forecast=(8,)))
+    assert "No forecast: ddp: 3 different sizes are needed for a fit (measured: 1)." in wanted.text
     assert "| ddp | 1 | 1 of 1 |" in results.paths.table_markdown.read_text()
     first = "No size to request: ddp was measured at one size only"
     assert verdict(results, "GPUs")[0].startswith(first)

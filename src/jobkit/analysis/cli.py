@@ -3,6 +3,7 @@
 pandas, matplotlib and rich are imported only where they are needed: --help stays fast.
 """
 
+import argparse
 import shlex
 import sys
 from collections.abc import Sequence
@@ -17,7 +18,6 @@ from jobkit.permissions import closed_to_others
 if TYPE_CHECKING:
     from jobkit.analysis.collect.results import Results
     from jobkit.analysis.findings.forecast import Forecast
-    from jobkit.analysis.tables.text import TextTable
 
 _COLLECT = """examples:
   python collect_results.py                     the newest study
@@ -37,8 +37,9 @@ _PLOT = """examples:
   python plot_results.py                        the newest study
   python plot_results.py logs/demo              or just: demo
   python plot_results.py demo --forecast 16 32 64
-  python plot_results.py demo --forecast 16 --ranks-per-node 4    measured on one node of 4 GPUs
-  python plot_results.py strong --step-model logs/comm/job-42/comm.json
+  python plot_results.py demo --forecast 16 --gpus-per-node 4    measured on one node of 4 GPUs
+  python plot_results.py strong --forecast 64 --comm logs/comm/job-42/comm.json
+  python plot_results.py demo --work '90 epochs' --runs 5    hours of a whole project
 
 exit codes:
   0  the figures and the report were made
@@ -158,9 +159,9 @@ def plot_main(argv: Sequence[str] | None = None) -> int:
         help="predict these sizes from the fitted scaling laws, marked as not measured",
     )
     parser.add_argument(
-        "--ranks-per-node",
+        "--gpus-per-node",
         type=at_least(int, 1),
-        metavar="RANKS",
+        metavar="N",
         help="ranks of a full node, for --forecast (default: of the measured sizes on several "
         "nodes; where there are none, not known)",
     )
@@ -172,13 +173,20 @@ def plot_main(argv: Sequence[str] | None = None) -> int:
         help="parallel efficiency of the size that the report recommends (default %(default)s)",
     )
     parser.add_argument(
-        "--step-model",
+        "--comm",
         type=Path,
         nargs="+",
         default=[],
         metavar="COMM.json",
-        help="add a step-time model over the links that jobkit comm measured, on one size or on "
-        "several, validated on held-out sizes",
+        help="links that jobkit comm measured, on one size or on several, for --forecast",
+    )
+    parser.add_argument(
+        "--work",
+        metavar="AMOUNT",
+        help="a run's work, as '300e9 tokens' or '90 epochs': GPU-hours and node-hours of it all",
+    )
+    parser.add_argument(
+        "--runs", type=at_least(int, 1), default=1, metavar="N", help="runs of --work (default 1)"
     )
     args = parser.parse_args(argv)
 
@@ -195,36 +203,30 @@ def plot_main(argv: Sequence[str] | None = None) -> int:
         shown = short_path(results.folder)
         print(f"{shown}: no run has a rate ({states}): no figure", file=sys.stderr)
         return Exit.INCOMPLETE
-    if args.ranks_per_node and not args.forecast:
-        raise UsageError("--ranks-per-node has no effect without --forecast")
-    forecasts = _forecasts(results, args.forecast, args.ranks_per_node)
-    forecasts, steps = _with_steps(results, args.step_model, forecasts)
+    if (args.gpus_per_node or args.comm) and not args.forecast:
+        raise UsageError("--gpus-per-node and --comm have no effect without --forecast")
+    forecasts = _forecasts(results, args.forecast, args.gpus_per_node, args.comm)
     _show(results, forecasts)
-    words = ["--step-model", *map(shlex.quote, map(str, args.step_model))]
-    return _draw(results, forecasts, args.min_efficiency, steps, words if args.step_model else [])
+    return _draw(results, forecasts, args)
 
 
-def _draw(
-    results: "Results",
-    forecasts: "list[Forecast]",
-    min_efficiency: float,
-    steps: "TextTable | None",
-    options: Sequence[str],
-) -> int:
-    """Draw the figures, write the report and print what it begins with; return the exit code.
-
-    options: what was given, as write_report takes it.
-    """
+def _draw(results: "Results", forecasts: "list[Forecast]", args: argparse.Namespace) -> int:
+    """Draw the figures, write the report and print what it begins with; return the exit code."""
     from jobkit.analysis.figures.draw import draw
-    from jobkit.analysis.figures.style import FORMATS
+    from jobkit.analysis.figures.style import FORMATS, unit
     from jobkit.analysis.report.report import write_report
+    from jobkit.analysis.report.tables import project_table
 
+    project, least = None, args.min_efficiency
+    if args.work:
+        project = project_table(results, args.work, args.runs, unit(results), forecasts)
     drawn = draw(results, forecasts)
-    _print_verdict(results, min_efficiency)
+    _print_verdict(results, least)
     figures = len(drawn.paths) // len(FORMATS)
     formats = ", ".join(FORMATS).upper()
     print(f"wrote {figures} figures ({formats}) to {short_path(results.output.figures)}")
-    written = write_report(results, drawn.paths, forecasts, min_efficiency, steps, options)
+    words = _given(args, forecasts)
+    written = write_report(results, drawn.paths, forecasts, least, project, words)
     for name, why in drawn.missing.items():
         print(f"no {name}: {why}", file=sys.stderr)
     for path in written:
@@ -233,33 +235,30 @@ def _draw(
     return Exit.OK
 
 
-def _with_steps(
-    results: "Results", comm: Sequence[Path], forecasts: "list[Forecast]"
-) -> "tuple[list[Forecast], TextTable | None]":
-    """The forecasts with the step model's where it is taken, and its table; printed.
-
-    Without a comm.json the forecasts as they are, and no table.
-    """
-    if not comm:
-        return forecasts, None
-    from jobkit.analysis.findings.step_cli import read_links
-    from jobkit.analysis.findings.step_forecast import decided
-    from jobkit.analysis.findings.step_model import step_lines, step_models, step_table
-
-    links = read_links(comm)
-    models = step_models(results, links)
-    forecasts, why = decided(results, forecasts, models, links)
-    chosen = [f"forecast: {line}" for line in why]
-    print("\n".join([*step_lines(models), *chosen]))
-    return forecasts, step_table(models, chosen)
+def _given(args: argparse.Namespace, forecasts: "list[Forecast]") -> list[str]:
+    """The options that make the same report again."""
+    words = [] if args.min_efficiency == MIN_EFFICIENCY else ["--min-efficiency"]
+    words += [f"{args.min_efficiency:g}"] * bool(words)
+    if sizes := sorted({n for f in forecasts for n in f.sizes}):
+        words += ["--forecast", *map(str, sizes)]
+    words += ["--gpus-per-node", str(args.gpus_per_node)] if args.gpus_per_node else []
+    words += ["--comm", *map(shlex.quote, map(str, args.comm))] if args.comm else []
+    return words + (
+        ["--work", shlex.quote(args.work), "--runs", str(args.runs)] if args.work else []
+    )
 
 
-def _forecasts(results: "Results", sizes: list[int], per_node: int | None) -> "list[Forecast]":
-    """The requested forecasts by scaling laws; why there is none is printed."""
-    from jobkit.analysis.findings.forecast import checked_forecasts, not_forecast
+def _forecasts(
+    results: "Results", sizes: list[int], per_node: int | None, comm: Sequence[Path]
+) -> "list[Forecast]":
+    """The requested forecasts; why there is none is printed."""
+    if not sizes:
+        return []
+    from jobkit.analysis.findings.forecast import checked_forecasts
+    from jobkit.analysis.findings.links import read_links
 
-    forecasts = checked_forecasts(results, sizes, per_node) if sizes else []
-    for why in (reason for f in forecasts for reason in not_forecast(f)):
+    forecasts = checked_forecasts(results, sizes, per_node, read_links(comm) if comm else None)
+    for why in (reason for f in forecasts for reason in f.reasons):
         print(f"no forecast: {why}", file=sys.stderr)
     return forecasts
 
@@ -277,5 +276,5 @@ def _show(results: "Results", forecasts: "list[Forecast]") -> None:
         print(f"caution: {caution}")
     table = forecast_table(results, forecasts)
     save_table(path, table)
-    print("\n".join(forecast_lines(table)))
+    print("\n".join(forecast_lines(forecasts, table)))
     print(f"wrote {short_path(path)}")

@@ -1,7 +1,7 @@
 """The table of the parallel strategies: all that is known of each one without torch.
 
 What needs torch is in the class that `code` names, in payload/strategies. To add a strategy, add
-an entry here and that class: options, studies, memory, advice, the step model and verify follow.
+an entry here and that class: options, studies, memory, advice, forecasts and verify follow.
 """
 
 import math

@@ -1,8 +1,6 @@
-"""Laws, forecasts, the step model: truths found again, intervals that hold, nothing impossible."""
+"""Forecasts: intervals that hold, nothing impossible; measured links and what a step sends."""
 
-import random
 import re
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,22 +10,10 @@ import pytest
 
 from jobkit.analysis import cli
 from jobkit.analysis.collect.results import collect
-from jobkit.analysis.figures.forecast import forecast_figure
-from jobkit.analysis.findings.forecast import STEP, forecast_lines, forecast_table, forecasts
-from jobkit.analysis.findings.step_cli import main
-from jobkit.analysis.findings.step_fit import HeldOut, Point, StepModel, fit_steps, held_out
-from jobkit.analysis.findings.step_forecast import decided
-from jobkit.analysis.findings.step_links import links_of
-from jobkit.analysis.findings.step_model import (
-    SeriesSteps,
-    messages,
-    step_lines,
-    step_models,
-    step_table,
-)
-from jobkit.analysis.scaling.fits import best, fit
+from jobkit.analysis.findings.forecast import LINKS as LINKS_LAW
+from jobkit.analysis.findings.forecast import forecast_lines, forecast_table, forecasts
+from jobkit.analysis.findings.links import links_of, messages
 from jobkit.analysis.scaling.predict import MAX_FACTOR, Prediction, predict
-from jobkit.analysis.tables.text import rounded
 from jobkit.errors import UsageError
 from jobkit.metric import comm
 from jobkit.paths import write_json
@@ -35,77 +21,7 @@ from jobkit.spec.runspec import RunSpec
 from jobkit.spec.traffic import Link, Links, Message, Scope, measured, message_s, seconds
 from support import fake_study
 from support.fake_study import logs, whole_study
-from support.measured_study import results_from
-
-SIZES = (1, 2, 4, 8, 16)
-
-
-def amdahl(n, s=0.05):
-    return 100 * n / (1 + s * (n - 1))
-
-
-def usl(n, a=0.03, b=0.002):
-    return 100 * n / (1 + a * (n - 1) + b * n * (n - 1))
-
-
-def gustafson(n, s=0.08):
-    return 100 * (n - s * (n - 1))
-
-
-LAWS = {"amdahl": (amdahl, [0.05]), "usl": (usl, [0.03, 0.002]), "gustafson": (gustafson, [0.08])}
-
-
-def noisy(law, generator, repeats: int = 3, noise: float = 0.02, sizes=SIZES):
-    n = np.repeat(sizes, repeats)
-    return n, law(n) * (1 + noise * generator.standard_normal(len(n)))
-
-
-@pytest.mark.parametrize("name", LAWS)
-def test_the_truth_is_found_where_there_is_no_noise(name: str) -> None:
-    law, truth = LAWS[name]
-    found = fit(name, SIZES, [law(n) for n in SIZES])
-    assert [e.value for e in found.estimates] == pytest.approx(truth)
-    assert found.rate_one == pytest.approx(100)
-    assert found.r_squared == pytest.approx(1)
-    assert found.worst == pytest.approx(0, abs=1e-9)
-
-
-@pytest.mark.parametrize("name", LAWS)
-def test_the_intervals_hold_the_truth_in_nine_of_ten_of_200_trials(name: str) -> None:
-    law, truth = LAWS[name]
-    generator = np.random.default_rng(7)
-    held = np.zeros(len(truth))
-    for _ in range(200):
-        found = fit(name, *noisy(law, generator))
-        held += [e.low <= t <= e.high for e, t in zip(found.estimates, truth, strict=True)]
-    assert held.min() >= 180
-    assert held.max() < 200  # an interval that always holds says nothing
-
-
-@pytest.mark.parametrize(("law", "least"), [("amdahl", 3), ("usl", 4), ("gustafson", 3)])
-def test_too_few_sizes_are_refused_however_many_runs(law: str, least: int) -> None:
-    few = list(SIZES[: least - 1]) * 9
-    with pytest.raises(UsageError, match=f"{law}: {least} different sizes are needed"):
-        fit(law, few, [amdahl(n) for n in few])
-    enough = list(SIZES[:least])
-    assert fit(law, enough, [amdahl(n) for n in enough]).sizes == SIZES[:least]
-
-
-def test_the_goodness_tells_a_law_that_does_not_fit() -> None:
-    rates = [usl(n, a=0.01, b=0.02) for n in SIZES]
-    assert fit("amdahl", SIZES, rates).worst > 0.1
-    assert fit("usl", SIZES, rates).worst < 0.001
-    assert fit("amdahl", SIZES, rates).r_squared < fit("usl", SIZES, rates).r_squared
-
-
-def test_laws_whose_unknowns_are_losses_come_first() -> None:
-    assert best("strong", SIZES, [usl(n) for n in SIZES])[0].law == "usl"
-    superlinear = [usl(n, a=0.05, b=-0.002) for n in SIZES]
-    assert best("strong", SIZES, superlinear)[0].law == "amdahl"
-    assert best("strong", SIZES[:3], [amdahl(n) for n in SIZES[:3]])[0].law == "amdahl"
-    assert best("weak", SIZES, [gustafson(n) for n in SIZES])[0].law == "gustafson"
-    assert best("strong", [1], [100.0]) == []
-
+from support.measured_study import results_of
 
 SUPERLINEAR = ([1000, 2060, 4280], [1000, 2080, 4220], [1000, 2010, 4400], [1000, 2200, 4900])
 LOSING = ([1000, 900, 800], [1000, 1900, 1500], [1000, 1000, 1000])
@@ -260,7 +176,6 @@ def test_two_sizes_are_refused_and_the_same_runs_give_the_same_forecast() -> Non
 
 FAST, SLOW = Link(1e-6, 1e-9), Link(10e-6, 4e-9)
 LINKS = Links(FAST, SLOW)
-REAL = StepModel(fixed_s=2e-3, per_sample_s=50e-6, overlap_share=0.4)
 BATCH = 512
 
 
@@ -339,80 +254,14 @@ def test_a_collective_measured_on_as_many_ranks_needs_no_formula() -> None:
     assert measured(Message("all_reduce", 4e6, Scope(2, 2, 2)), found) is None
 
 
-# --- the model of a step ---------------------------------------------------------------------
-
-
-def points(real: StepModel, sizes, size_bytes: float = 8e6, noise: float = 0.0, weak=False):
-    """Measured sizes as the model says, with a relative noise."""
-    draw, made = random.Random(1), []
-    for n in sizes:
-        samples = 64 if weak else BATCH / n
-        sent = message_s(Message("all_reduce", size_bytes, Scope(n)), LINKS)
-        step = real.step_s(Point(n, samples, sent, 0.0)) * (1 + noise * draw.uniform(-1, 1))
-        made.append(Point(n, samples, sent, step))
-    return made
-
-
-@pytest.mark.parametrize("sizes", [(1, 2, 4), (1, 2, 4, 8), (1, 4, 16)])
-@pytest.mark.parametrize("share", [0.0, 0.1, 0.4])
-def test_the_unknowns_of_a_step_are_found(sizes, share: float) -> None:
-    real = StepModel(2e-3, 50e-6, share)
-    found = fit_steps(points(real, sizes, 30e6))
-    assert all(
-        p.communication_s > share * real.compute_s(p.samples)
-        for p in points(real, sizes, 30e6)
-        if p.ranks > 1
-    )
-    assert found.fixed_s == pytest.approx(real.fixed_s, rel=0.02)
-    assert found.per_sample_s == pytest.approx(real.per_sample_s, rel=0.01)
-    assert found.overlap_share == pytest.approx(share, abs=0.01)
-
-
-def test_communication_that_is_hidden_at_first_and_shows_later() -> None:
-    real = StepModel(0.0, 50e-6, 0.5)
-    made = points(real, (1, 2, 4, 8), 2e6)
-    exposed = [real.exposed_s(p.samples, p.communication_s) > 0 for p in made]
-    assert exposed == [False, False, False, True]
-    found = fit_steps(made)
-    for p in made:
-        assert found.step_s(p) == pytest.approx(p.step_s, rel=1e-3)
-
-
-def test_weak_scaling_has_one_time_a_sample() -> None:
-    real = StepModel(0.0, 50e-6, 0.3)
-    found = fit_steps(points(real, (1, 2, 4), weak=True))
-    assert found.fixed_s == 0
-    assert found.per_sample_s == pytest.approx(50e-6, rel=1e-3)
-    assert found.overlap_share == pytest.approx(0.3, abs=0.01)
-
-
-def test_held_out_sizes_are_predicted() -> None:
-    real = StepModel(0.0, 50e-6, 0.2)
-    tests = held_out(points(real, (8, 4, 2, 1), 30e6))
-    assert [(t.fitted, t.ranks) for t in tests] == [((1, 2), 4), ((1, 2), 8), ((1, 2, 4), 8)]
-    assert all(abs(t.error_share) < 1e-3 for t in tests)
-    noisy = held_out(points(REAL, (1, 2, 4, 8), 30e6, noise=0.01))
-    (last,) = [t for t in noisy if t.fitted == (1, 2, 4)]
-    assert 0 < abs(last.error_share) < 0.1
-
-
-@pytest.mark.parametrize("sizes", [(), (1,), (1, 2)])
-def test_too_few_sizes_are_refused(sizes) -> None:
-    with pytest.raises(UsageError, match="3 sizes are needed"):
-        held_out(points(REAL, sizes))
-
-
-def test_one_size_is_no_fit() -> None:
-    with pytest.raises(UsageError, match="needs 2 sizes, and 1 was measured"):
-        fit_steps(points(REAL, (2,)))
-
-
-MIB, NAN = 2**20, float("nan")
+MIB = 2**20
 FOUR = Scope(4)
 FSDP = {"strategy": "fsdp", "parameters": 1000}
 
 
-def messages_of(parameters: int, shard_groups: float = NAN, **settings: Any) -> list[Message]:
+def messages_of(
+    parameters: int, shard_groups: float | None = None, **settings: Any
+) -> list[Message]:
     spec = RunSpec(**{"ranks_per_node": 4, **settings})
     recorded = {"parameters": parameters, "shard_groups": shard_groups, "status": "ok"}
     return messages({**spec.to_dict(), **recorded})
@@ -459,7 +308,7 @@ def test_what_a_step_sends(run, expected: list[Message]) -> None:
 
 @pytest.mark.parametrize("run", [{"strategy": "pp"}, {"ddp_comm_hook": "powersgd"}])
 def test_what_is_not_known_is_refused(run) -> None:
-    with pytest.raises(UsageError, match="does not follow from the logs"):
+    with pytest.raises(UsageError, match="what it sends is known of ddp"):
         messages_of(8, **run)
 
 
@@ -467,11 +316,12 @@ def test_what_is_not_known_is_refused(run) -> None:
 
 
 def modelled(spec) -> float:
-    """The rate of a run whose steps follow a known model over LINKS."""
+    """The rate of a run whose steps follow a known model over LINKS: a tenth can be hidden."""
     n = spec.world_size
-    sent = seconds([Message("all_reduce", 620362 * 4, Scope(n))], LINKS)
-    real = StepModel(0.0, 50e-6, 0.1)
-    return BATCH / real.step_s(Point(n, BATCH / n, sent, 0.0)) * (1 + 1e-4 * spec.repeat)
+    compute = 50e-6 * BATCH / n
+    sent = seconds([Message("all_reduce", 620362 * 4, Scope(n, spec.nodes))], LINKS)
+    step = compute + max(0.0, sent - 0.1 * compute)
+    return BATCH / step * (1 + 1e-3 * (spec.repeat - 1))
 
 
 @pytest.fixture
@@ -480,84 +330,44 @@ def modelled_study(monkeypatch: pytest.MonkeyPatch) -> None:
     whole_study("s", strategies=("ddp",), gpus=(1, 2, 4, 8), repeats=3)
 
 
-def test_a_study_is_predicted(modelled_study: None) -> None:
-    (one,) = step_models(collect("s", write=False), LINKS)
-    assert one.model is not None and one.refused == ""
-    assert one.model.per_sample_s == pytest.approx(50e-6, rel=1e-2)
-    assert one.model.overlap_share == pytest.approx(0.1, abs=0.02)
-    assert [t.ranks for t in one.tests] == [4, 8, 8]
-    assert all(abs(t.error_share) < 0.01 for t in one.tests)
-    lines = step_lines([one])
-    assert [text.split(":")[0] for text in lines] == [
-        "step model",
-        *["model"] * 4,
-        *["held out"] * 3,
-        "limit",
-    ]
-    assert lines[-1].startswith("limit: ddp: collectives were not measured on 2, 4, 8 ranks: ")
-    assert f"Limit of ddp: {one.limit}." in step_table([one]).notes
-    assert "1 rank: computation 25.6 ms, communication 0 ms, of which 0 ms are exposed" in lines[1]
-    assert "held out: ddp: fitted to 1, 2 ranks, 4 predicted " in lines[5]
-    assert [row[:3] for row in step_table([one]).rows] == [
-        ["ddp", "1, 2", "4"],
-        ["ddp", "1, 2", "8"],
-        ["ddp", "1, 2, 4", "8"],
-    ]
-
-
-def test_sizes_whose_collectives_were_measured_are_not_carried_over(modelled_study: None) -> None:
-    whole = {("all_reduce", n, 1): Link(1e-3, 1e-9) for n in (2, 8)}
-    (one,) = step_models(collect("s", write=False), replace(LINKS, whole=whole))
-    assert one.carried == (4,)
-    assert step_lines([one])[-1].startswith("limit: ddp: collectives were not measured on 4 ranks")
-    every = whole | {("all_reduce", 4, 1): Link(1e-3, 1e-9)}
-    (one,) = step_models(collect("s", write=False), replace(LINKS, whole=every))
-    assert one.carried == () and "collectives" not in "".join(step_lines([one]))
-
-
-def test_which_forecast_is_taken_and_why(modelled_study: None) -> None:
+def test_measured_links_say_what_a_second_node_costs(modelled_study: None) -> None:
+    """The link between nodes is four times slower: no size on one node shows it."""
     results = collect("s", write=False)
-    models = step_models(results, LINKS)
-    _, (said,) = decided(results, forecasts(results, (16,)), models, LINKS)
-    rate = re.match(r"ddp at 16 ranks: step model ([\d,.]+), average of laws ", said)[1]
-    truth = modelled(RunSpec(ranks_per_node=16))
-    assert float(rate.replace(",", "")) == pytest.approx(truth, rel=0.02)
-    assert "; the step model is taken: of the held-out 8 ranks the step model missed the" in said
-    crossing = forecasts(results, (16,), per_node=8)
-    (one,), (said,) = decided(results, crossing, models, LINKS)
-    assert "it has the measured link between nodes, which no measured size crosses" in said
-    assert one.caution.endswith("between nodes costs is taken from the measured links")
-    (one,), (said,) = decided(results, crossing, models, Links(FAST, None))
-    assert "the average of laws is taken" in said and "the link between nodes is not known" in said
-    assert one.by_steps == {} and one.caution.endswith("taken from published tables")
-    _, (said,) = decided(results, crossing, [], LINKS)
-    assert said.endswith("no step model: it was not measured")
+    (blind,) = forecasts(results, (16,), per_node=8)
+    (known,) = forecasts(results, (16,), per_node=8, links=LINKS)
+    truth = modelled(RunSpec(nodes=2, ranks_per_node=8))
+    assert known.at(16).rate[0] == pytest.approx(truth, rel=0.12)
+    low, high = known.at(16).rate[1:]
+    assert low <= truth <= high and high / low < 1.6
+    assert abs(blind.at(16).rate[0] / truth - 1) > abs(known.at(16).rate[0] / truth - 1)
+    assert (known.law, known.caution, known.reasons) == (LINKS_LAW, "", ())
+    assert blind.caution.endswith("taken from published tables (--comm has measured links)")
+    assert known.missed is not None and abs(known.missed) < 0.1
+    (line,) = forecast_table(results, [known]).to_dict("records")
+    assert (line["nodes"], line["law"]) == (2, "measured links")
+    assert line["node_hours"] == pytest.approx(2 * line["time_s"] / 3600)
+    (unknown,) = forecasts(results, (16,), per_node=8, links=Links(FAST, None))
+    assert unknown.law == "average" and "the link between nodes is not known" in unknown.reasons[0]
 
 
-def test_every_output_shows_the_forecast_that_is_taken(modelled_study: None) -> None:
-    results = collect("s", write=False)
-    found = forecasts(results, (16,), per_node=8)
-    (one,), (why,) = decided(results, found, step_models(results, LINKS), LINKS)
-    table = forecast_table(results, [one])
-    assert list(table["law"]) == [STEP] and table["speed_up_low"].isna().all()
-    rate, shown = one.at(16).rate[0], one.at(16).speed_up[0]
-    assert f"step model {rounded(rate)}, average of laws " in why
-    assert table["throughput"].tolist() == [rate] and table["speed_up"].tolist() == [shown]
-    assert f"speed-up {shown:.3g} [no interval]" in forecast_lines(table)[0]
-    figure = forecast_figure(results, [one])
-    assert figure is not None
-    points = [line for line in figure.axes[0].lines if line.get_marker() == "D"]
-    assert [list(p.get_ydata()) for p in points] == [[shown]]
-    assert not [line for line in figure.axes[0].lines if line.get_label() == "forecast"]
+def test_a_forecast_below_what_was_measured_says_so_in_words() -> None:
+    slower = results_of({"ddp": {1: [100.0, 101], 2: [170.0, 171], 4: [230.0, 231], 8: [226.0]}})
+    (one,) = forecasts(slower, (16,))
+    assert one.at(16).rate[0] < 230
+    said = "ddp is slower on 16 ranks than on 4, which was measured: do not request more"
+    assert one.remarks[0] == said
+    lines = forecast_lines([one], forecast_table(slower, [one]))
+    assert f"forecast: {said}" in lines
+    rising = results_of({"ddp": {1: [100.0, 101], 2: [196.0, 197], 4: [380.0, 381]}})
+    assert forecasts(rising, (8,))[0].remarks == []
 
 
-def test_runs_that_are_not_one_curve_are_refused(modelled_study: None) -> None:
-    results = collect("s", write=False)
-    results.runs.loc[0, "torch_version"] = "1.0"
-    results = results_from(results.runs)
-    (one,) = step_models(results, LINKS)
-    assert one.model is None and one.refused.startswith("not compared: torch_version differs")
-    assert step_table([one]).notes == [f"No step model of ddp: {one.refused}."]
+def test_the_speed_up_of_a_forecast_is_over_the_base_of_the_study() -> None:
+    rates = {"ddp": {1: [100.0, 101], 2: [196.0, 197], 4: [380.0, 381]}}
+    rates["single"] = {1: [125.0, 126]}
+    (ddp, _) = forecasts(results_of(rates), (8,))
+    made, base = ddp.at(8), 125.5
+    assert made.speed_up[0] == pytest.approx(made.rate[0] / base, rel=0.02)
 
 
 def comm_json(folder: Path, *lines: comm.Line) -> str:
@@ -567,63 +377,23 @@ def comm_json(folder: Path, *lines: comm.Line) -> str:
     return str(path)
 
 
-def test_the_command(modelled_study: None, capsys, tmp_path: Path) -> None:
-    assert main(["s", "--comm", comm_json(tmp_path)]) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert len(said) == 9 and said[0].startswith("step model: ddp: ")
-    assert said[-1].startswith("limit: ddp: collectives were not measured on 4, 8 ranks: ")
-    every = [line("all_reduce", "all", n, 1, FAST) for n in (2, 4, 8)]
-    files = [comm_json(tmp_path / str(one.ranks), one) for one in every]
-    assert main(["s", "--comm", *files]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 8
-
-
-def test_the_command_takes_a_collective_as_it_was_measured(capsys, tmp_path: Path) -> None:
-    whole_study(strategies=("fsdp",), gpus=(1, 2, 4))
-    slow = Link(1e-3, 1e-8)
-    both = [line("all_reduce", "all", 2, 1, FAST), line("reduce_scatter", "all", 2, 1, slow)]
-    said = []
-    for lines in (both[:1], both):
-        assert main(["s", "--comm", comm_json(tmp_path, *lines)]) == 0
-        said.append(capsys.readouterr().out)
-    assert said[0] != said[1]
-
-
-def test_what_cannot_be_used_is_one_line(modelled_study: None, capsys, tmp_path: Path) -> None:
-    between = comm_json(tmp_path, line("all_reduce", "all", 2, 2, FAST))
-    for words, text in (
-        (["--comm", "absent.json"], "no file absent.json"),
-        (["--comm", between], "no step model: ddp: the link inside a node is not known"),
-    ):
-        assert main(["s", *words]) == 2
-        said = capsys.readouterr()
-        assert said.out == "" and said.err.count("\n") == 1 and text in said.err
-    with pytest.raises(SystemExit) as stop:
-        main(["s"])
-    assert stop.value.code == 2
-    assert "the following arguments are required: --comm" in capsys.readouterr().err
-
-
-def test_the_report_has_the_held_out_sizes(
+def test_the_command_takes_measured_links_and_the_work_of_a_project(
     modelled_study, tmp_path: Path, monkeypatch, capsys
 ) -> None:
     # The figures take seconds, and are not what this is about.
     drawn = SimpleNamespace(paths=(), missing={})
     monkeypatch.setattr("jobkit.analysis.figures.draw.draw", lambda *_: drawn)
-    assert cli.plot_main(["s", "--step-model", comm_json(tmp_path)]) == 0
-    assert "held out: ddp: fitted to 1, 2, 4 ranks, 8 predicted " in capsys.readouterr().out
+    words = ["s", "--forecast", "16", "--comm", comm_json(tmp_path), "--work", "90 epochs"]
+    assert cli.plot_main([*words, "--gpus-per-node", "16"]) == 0
+    said = capsys.readouterr().out
+    assert "(average of laws with the measured links, from 1, 2, 4, 8)" in said
     html = (logs() / "s" / "report.html").read_text()
-    assert "<h2>Step-time model, validated on held-out sizes</h2>" in html
-    assert html.count("<td>1, 2</td>") == 2
-    assert cli.plot_main(["s"]) == 0
-    assert "held-out sizes" not in (logs() / "s" / "report.html").read_text()
-    assert cli.plot_main(["s", "--step-model", str(tmp_path / "no.json")]) == 2
-
-
-def test_a_held_out_size_that_was_missed_by_far_is_a_limit() -> None:
-    def limit(*errors: float) -> str:
-        tests = tuple(HeldOut((1, 2), 4, 1.0 + e, 1.0) for e in errors)
-        return SeriesSteps("ddp", tests=tests).limit
-
-    assert limit() == limit(0.05, -0.09) == ""
-    assert limit(0.05, -0.27, 0.2) == "a held-out size was missed by -27%: so may larger ones be"
+    assert "<h2>A whole project</h2>" in html and "<td>ddp (forecast)</td>" in html
+    assert "--comm " in html and "--work &#39;90 epochs&#39; --runs 1" in html
+    for wrong, text in (
+        (["--comm", "absent.json", "--forecast", "16"], "no file absent.json"),
+        (["--gpus-per-node", "4"], "no effect without --forecast"),
+        (["--work", "some tokens"], "an amount and its unit, as"),
+    ):
+        assert cli.plot_main(["s", *wrong]) == 2
+        assert text in capsys.readouterr().err

@@ -19,7 +19,7 @@ from jobkit.analysis.figures.by_size import ends_of, lines_of, size_figure
 from jobkit.analysis.figures.style import subtitle
 from jobkit.analysis.findings.forecast import forecasts
 from jobkit.analysis.findings.verdict import MAX_WORDS, verdict
-from jobkit.analysis.report.many_runs import MOST_LISTED, MOST_OF_A_KIND, listed
+from jobkit.analysis.report.report import MAX_LISTED, MAX_OF_A_KIND, listed
 from jobkit.analysis.report.summary import print_summary
 from jobkit.analysis.report.tables import project_table, proposal_table, thread_lines
 from jobkit.analysis.scaling.sizes import SEVERAL_STARTS
@@ -611,7 +611,7 @@ def many(runs: list[dict[str, Any]], outliers: str | None = None) -> Any:
 
 
 def test_of_many_those_to_look_at_are_listed_in_order() -> None:
-    runs: list[dict[str, Any]] = [{"run_id": f"r{i}"} for i in range(MOST_LISTED + 100)]
+    runs: list[dict[str, Any]] = [{"run_id": f"r{i}"} for i in range(MAX_LISTED + 100)]
     for i in range(100, 200):  # twice as large: as fast as their size
         runs[i] |= {"world_size": 2, "throughput": 200.0}
     runs[150] |= {"throughput": 150.0}  # slow for its size, though faster than those of one rank
@@ -621,9 +621,9 @@ def test_of_many_those_to_look_at_are_listed_in_order() -> None:
         runs[i] |= {"status": "timeout", "throughput": None}
     found = [str(name) for name in listed(many(runs, "r40, r41"))["run_id"]]
     assert {"r150", "r20", "r30", "r40", "r41"} <= {*found}
-    assert len(found) <= 4 * MOST_OF_A_KIND
+    assert len(found) <= 4 * MAX_OF_A_KIND
     assert found == sorted(found, key=lambda name: int(name[1:]))
-    assert sum(int(name[1:]) >= 210 for name in found) == MOST_OF_A_KIND - 1
+    assert sum(int(name[1:]) >= 210 for name in found) == MAX_OF_A_KIND - 1
 
 
 INFERRED = "count samples inferred from the batches of the loaders"

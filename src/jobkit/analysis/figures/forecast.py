@@ -26,6 +26,10 @@ from jobkit.analysis.figures.style import (
 from jobkit.analysis.findings.forecast import Forecast
 
 _DASHED = (0, (4, 2))
+_HANDLES: list[Artist] = [
+    Line2D([], [], color=GREY, ls=_DASHED, lw=1.4, label="forecast"),
+    Patch(color=GREY, alpha=0.25, lw=0, label="95 % prediction interval"),
+]
 
 
 def forecast_figure(results: Results, forecasts: Sequence[Forecast]) -> Figure | None:
@@ -57,41 +61,13 @@ def forecast_figure(results: Results, forecasts: Sequence[Forecast]) -> Figure |
         size_axis(panel, sizes, unit(results))
         beyond = max(f.measured[-1] for f in own)
         panel.axvspan(beyond, panel.get_xlim()[1], color="#F4F4F4", zorder=0)
-    legend(figure, axes, {f.series: look[f.series] for f in shown}, _handles(shown))
+    legend(figure, axes, {f.series: look[f.series] for f in shown}, _HANDLES)
     return figure
 
 
-def _by_laws(forecast: Forecast) -> list[int]:
-    """The sizes that the laws forecast."""
-    return [n for n in forecast.sizes if n not in forecast.by_steps]
-
-
-def _handles(shown: Sequence[Forecast]) -> list[Artist]:
-    """What the legend says of the sources that the forecasts have."""
-    handles: list[Artist] = []
-    if any(_by_laws(f) for f in shown):
-        handles += [
-            Line2D([], [], color=GREY, ls=_DASHED, lw=1.4, label="forecast"),
-            Patch(color=GREY, alpha=0.25, lw=0, label="95 % prediction interval"),
-        ]
-    if any(f.by_steps for f in shown):
-        label = "forecast by the step model"
-        handles.append(Line2D([], [], color=GREY, ls="", marker="D", mfc="none", label=label))
-    return handles
-
-
 def _band(axes: Axes, forecast: Forecast, look: Look) -> None:
-    """Draw the forecast from the largest measured size on, with its prediction interval.
-
-    Sizes that the step model forecasts are points: it has no interval.
-    """
-    if points := [(n, forecast.at(n).speed_up[0]) for n in forecast.by_steps]:
-        x, y = np.asarray(points).T
-        axes.plot(x, y, color=look.colour, ls="", marker="D", mfc="none", zorder=2.5)
-    if by_laws := _by_laws(forecast):
-        prediction = forecast.prediction
-        assert prediction is not None  # it has sizes
-        x = np.geomspace(forecast.measured[-1], by_laws[-1], 33)
-        y, low, high = np.asarray([prediction.speed_up(n) for n in x]).T
-        axes.plot(x, y, color=look.colour, ls=_DASHED, lw=1.4, zorder=2.5, label="forecast")
-        axes.fill_between(x, low, high, color=look.colour, alpha=0.18, lw=0, zorder=1)
+    """Draw the forecast from the largest measured size on, with its prediction interval."""
+    x = np.geomspace(forecast.measured[-1], forecast.sizes[-1], 33)
+    y, low, high = np.asarray([forecast.at(n).speed_up for n in x]).T
+    axes.plot(x, y, color=look.colour, ls=_DASHED, lw=1.4, zorder=2.5, label="forecast")
+    axes.fill_between(x, low, high, color=look.colour, alpha=0.18, lw=0, zorder=1)

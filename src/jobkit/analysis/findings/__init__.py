@@ -1,1 +1,1 @@
-"""Conclusions from the tables: forecasts, breakdowns, the step-time model."""
+"""Conclusions from the tables: the verdict, causes, caveats, forecasts."""

@@ -6,8 +6,10 @@ The same logs give the same bytes: it contains no date, host name or path.
 """
 
 import base64
+import json
 import re
-from collections.abc import Iterable, Sequence
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,25 +21,48 @@ from jobkit.analysis.figures.draw import FIGURES
 from jobkit.analysis.figures.style import shared_settings, unit
 from jobkit.analysis.findings.causes import efficiency_table, size_breakdowns
 from jobkit.analysis.findings.conditions import caveats
-from jobkit.analysis.findings.forecast import LAW, Forecast, forecast_table, not_forecast
-from jobkit.analysis.findings.forecast import forecasts as fitted
+from jobkit.analysis.findings.forecast import Forecast
 from jobkit.analysis.findings.verdict import LEAST, request_of, verdict
-from jobkit.analysis.report.laws import LAW_NAMES, laws_table
-from jobkit.analysis.report.many_runs import MOST_OF_A_KIND, listed
-from jobkit.analysis.report.reproduce import commands, facts, study_file
-from jobkit.analysis.report.tables import proposal_table, run_costs, thread_lines
-from jobkit.analysis.tables.frames import records, save
-from jobkit.analysis.tables.text import (
-    TextTable,
-    counted,
-    rounded,
-    say,
-    say_accuracy,
-    time_head,
-    with_interval,
+from jobkit.analysis.report.tables import (
+    forecast_rows,
+    proposal_table,
+    run_costs,
+    thread_lines,
 )
+from jobkit.analysis.tables.frames import records, save
+from jobkit.analysis.tables.text import TextTable, counted, rounded, say, say_accuracy
+from jobkit.errors import UsageError
+from jobkit.files import open_regular
+from jobkit.paths import read_json
+from jobkit.spec.runspec import SETTINGS
+from jobkit.spec.study import Study
 
 _TEMPLATE = "report.html.j2"
+MAX_LISTED = 200  # runs of a study that are all listed
+MAX_OF_A_KIND = 20
+_VERSIONS = (
+    "device",
+    "device_type",
+    "backend",
+    "torch_version",
+    "python_version",
+    "cuda_version",
+    "hip_version",
+    "nccl_version",
+    "cudnn_version",
+    "cudnn_benchmark",
+    "driver_version",
+    "threads_used",
+    "parameters",
+    "train_samples",
+    "test_samples",
+    "node_list",
+    "git_commit",
+)
+_WIDTH = re.compile(rb'<svg[^>]* width="([\d.]+)pt"')
+_MAX_SVG = 1 << 26  # bytes of a figure
+_SHOWN = 6  # different values of a column
+_IN_TABLES = ("nodes", "ranks_per_node", "repeat", "epochs", "batch_size_per_rank")
 
 
 def write_report(
@@ -45,43 +70,18 @@ def write_report(
     figures: Iterable[Path],
     forecasts: Sequence[Forecast] = (),
     least: float = LEAST,
-    steps: TextTable | None = None,
+    project: TextTable | None = None,
     options: Sequence[str] = (),
 ) -> list[Path]:
     """Write the report and the proposal's table; return their paths.
 
     figures: those that were drawn; the SVG ones are shown. least: the parallel efficiency that
-    the recommended size must have. steps: the table of step models, if any. options: the words
-    that plot_results.py was given beside its forecast and efficiency.
-    Raises UsageError where the study's folder cannot be written.
+    the recommended size must have. project: the hours of a whole project, if they were asked for.
+    options: the words that plot_results.py was given. Raises UsageError where the study's folder
+    cannot be written.
     """
-    paths = results.output
-    table = proposal_table(results, unit(results))
-    texts = {
-        paths.table_markdown: table.markdown(),
-        paths.table_latex: table.latex(),
-        paths.report: _html(results, table, figures, forecasts, least, steps, options),
-    }
-    for path, text in texts.items():
-        save(path, text)
-    return list(texts)
-
-
-def _html(
-    results: Results,
-    table: TextTable,
-    figures: Iterable[Path],
-    forecasts: Sequence[Forecast],
-    least: float,
-    steps: TextTable | None,
-    options: Sequence[str],
-) -> str:
-    own = [*options, *([] if least == LEAST else ["--min-efficiency", f"{least:g}"])]
-    if wanted := sorted({n for f in forecasts for n in f.sizes}):
-        own += ["--forecast", *map(str, wanted)]
-    # On one node alone no measured size says it.
-    if said := next((f.per_node for f in forecasts if f.nodes == 1 and f.sizes), None):
-        own += ["--ranks-per-node", str(said)]
+    paths, of = results.output, unit(results)
+    proposal = proposal_table(results, of)
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -89,97 +89,51 @@ def _html(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template(_TEMPLATE).render(
+    found = caveats(results, of, request_of(results, least))
+    care = [f"{c.text[0].upper()}{c.text[1:]}." for c in found] + results.warnings()
+    if divided := thread_lines(results):
+        care.append("; ".join(line.strip() for line in divided))
+    texts = results.runs["warnings_text"].dropna().str.split(" | ", regex=False).explode()
+    counts = texts.value_counts(sort=False).sort_index()
+    care += [f"warning of {counted(n, 'run')}: {text}" for text, n in counts.items()]
+    html = environment.get_template(_TEMPLATE).render(
         study=results.name,
         under=" | ".join(shared_settings(results, "median")),
-        verdict=verdict(results, unit(results), least),
-        proposal=table,
-        efficiencies=efficiency_table(size_breakdowns(results), unit(results)),
+        verdict=verdict(results, of, least),
+        proposal=proposal,
+        project=project,
+        efficiencies=efficiency_table(size_breakdowns(results), of),
         costs=run_costs(results),
-        care=_care(results, least),
+        care=care,
         figures=[_figure(path) for path in figures if path.suffix == ".svg"],
-        forecast=_forecast(results, forecasts),
-        laws=laws_table(fitted(results)),
-        steps=steps,
+        forecast=forecast_rows(results, forecasts, of),
         runs=[_run(row) for row in records(listed(results))],
         of_runs=len(results.runs),
-        most=MOST_OF_A_KIND,
+        most=MAX_OF_A_KIND,
         facts=facts(results),
         study_file=study_file(results),
-        commands=commands(results, own),
+        commands=commands(results, options),
     )
+    latex = proposal.latex() + (project.latex() if project else "")
+    markdown = proposal.markdown() + (f"\n{project.markdown()}" if project else "")
+    written = {paths.table_markdown: markdown, paths.table_latex: latex, paths.report: html}
+    for path, text in written.items():
+        save(path, text)
+    return list(written)
 
 
 def _figure(path: Path) -> dict[str, str]:
     """A figure as a data URI: as an image of its own, its ids meet no other's."""
-    content = path.read_bytes()
-    captions = {one.name: one.caption for one in FIGURES}
-    width = re.search(rb'<svg[^>]* width="([\d.]+)pt"', content)
+    with open_regular(path, _MAX_SVG, follow=False) as file:
+        content = file.read()
+    captions = {figure.name: figure.caption for figure in FIGURES}
+    width = _WIDTH.search(content)
     return {
         "source": f"data:image/svg+xml;base64,{base64.b64encode(content).decode()}",
         "name": path.stem.replace("_", " "),
         "text": captions.get(path.stem, ""),
         "inches": f"{float(width[1]) / 72:.3g}" if width else "6.4",
     }
-
-
-def _care(results: Results, least: float) -> list[str]:
-    """The caveats: what limits the trust in the numbers, problems of the logs, warnings."""
-    found = caveats(results, unit(results), request_of(results, least))
-    lines = [f"{c.text[0].upper()}{c.text[1:]}." for c in found] + results.warnings()
-    for row in records(results.scaling):
-        where = f"{row['series']} at {counted(row['world_size'], 'rank')}"
-        if pd.notna(row["outliers"]):
-            lines.append(f"{where}: outlier among the repeats: {row['outliers']}")
-        if pd.notna(row["not_distinguishable_from"]) and pd.notna(row["spread_from"]):
-            lines = lines + _alike(where, str(row["not_distinguishable_from"]), lines)
-    if divided := thread_lines(results):
-        lines.append("; ".join(line.strip() for line in divided))
-    texts = results.runs["warnings_text"].dropna().str.split(" | ", regex=False).explode()
-    counts = texts.value_counts(sort=False).sort_index()
-    return lines + [f"warning of {counted(n, 'run')}: {text}" for text, n in counts.items()]
-
-
-def _alike(where: str, names: str, listed: Sequence[str]) -> list[str]:
-    """What a size is not told apart from, without what was listed the other way round."""
-    series, _, size = where.rpartition(" at ")
-    end = "not distinguishable from"
-    pairs = [(f"{name} at {size}", f"{where}: {end} {name}") for name in names.split("; ")]
-    return [line for other, line in pairs if f"{other}: {end} {series}" not in listed]
-
-
-def _forecast(results: Results, forecasts: Sequence[Forecast]) -> TextTable:
-    table = forecast_table(results, forecasts)
-    heads = ["series", "law", unit(results), "times the largest measured size"]
-    heads.append(f"forecast {time_head(table)}")
-    heads += ["forecast speed-up", "forecast efficiency"]
-    rows = [
-        [
-            row["series"],
-            LAW_NAMES[row["law"]],
-            say(row["world_size"]),
-            say(row["times_beyond"], "{:.3g}"),
-            with_interval(row, "time", "{:.3g}", "_s"),
-            with_interval(row, "speed_up", "{:.3g}"),
-            with_interval(row, "efficiency", "{:.0%}"),
-        ]
-        for row in records(table)
-    ]
-    note = (
-        "Not measured: laws averaged by how well they predict the measured sizes, with the 95 % "
-        "prediction interval of one more run. A slower network level beyond the measured sizes "
-        "counts as possible."
-    )
-    notes = [f"{f.caution[0].upper()}{f.caution[1:]}." for f in forecasts if f.sizes and f.caution]
-    notes += [note] * (LAW in set(table["law"]))
-    notes += [
-        f"Not measured: {f.series} on {n} ranks by the step model with the measured links, "
-        f"{f.at(n).interval}."
-        for f in forecasts
-        for n in f.by_steps
-    ]
-    notes += [f"No forecast: {why}." for f in forecasts for why in not_forecast(f)]
-    return TextTable(heads, rows, 2, notes)
 
 
 def _run(row: dict[str, Any]) -> dict[str, Any]:
@@ -199,3 +153,98 @@ def _run(row: dict[str, Any]) -> dict[str, Any]:
             say_accuracy(row["val_accuracy"]),
         ],
     }
+
+
+def listed(results: Results) -> pd.DataFrame:
+    """All runs of a study; of many, some of those not ok and outliers, the slowest and fastest.
+
+    Slow and fast are beside the median rate of the size.
+    """
+    runs = results.runs
+    if len(runs) <= MAX_LISTED:
+        return runs
+    size = ["series", "nodes", "world_size", "throughput_unit"]
+    medians = runs.groupby(size, dropna=False)["throughput"].transform("median")
+    beside = (runs["throughput"] / medians).dropna().sort_values(kind="stable")
+    odd = {name for text in results.scaling["outliers"].dropna() for name in text.split(", ")}
+    kinds = (
+        runs.index[runs["status"] != "ok"][:MAX_OF_A_KIND],
+        runs.index[runs["run_id"].isin(odd)][:MAX_OF_A_KIND],
+        beside.index[:MAX_OF_A_KIND],
+        beside.index[-MAX_OF_A_KIND:],
+    )
+    return runs.loc[sorted({row for kind in kinds for row in kind})]
+
+
+def study_file(results: Results) -> str:
+    """The study as a TOML file that plans the same runs; empty where there is no plan."""
+    if not (study := _planned_study(results)):
+        return ""
+    plain = {k: v for k, v in study.items() if not isinstance(v, Mapping)}
+    tables = {k: v for k, v in study.items() if isinstance(v, Mapping) and v}
+    text = [*_not_planned(results, study), *_lines(plain)]
+    for name, table in tables.items():
+        text += ["", f"[{name}]", *_lines(table)]
+    return "\n".join(text)
+
+
+def _planned_study(results: Results) -> dict[str, Any]:
+    """The study in the plan; empty where there is none."""
+    study = (read_json(results.paths.plan) or {}).get("study")
+    return study if isinstance(study, dict) else {}
+
+
+def _not_planned(results: Results, study: Mapping[str, Any]) -> list[str]:
+    """A comment on the runs that calls with other values planned before, under the same name."""
+    try:
+        planned = Study(**study).expand().runs
+    except (UsageError, TypeError):  # of an older version
+        return []
+    others, total = sum(r not in planned for r in results.runs["run_id"]), len(results.runs)
+    if others in (0, total):  # all: of an older version, which had other defaults
+        return []
+    of = counted(total, "run")
+    return [f"# Without {others} of the {of}, which calls with other values planned before."]
+
+
+def commands(results: Results, options: Sequence[str] = ()) -> str:
+    """The commands that run the study again and make this report; options: of plot_results.py."""
+    name = shlex.quote(results.name)
+    lines = [f"python run_benchmarks.py --study {name}.toml"] if _planned_study(results) else []
+    lines.append(f"python collect_results.py {name}")
+    return "\n".join([*lines, " ".join(["python plot_results.py", name, *options])])
+
+
+def facts(results: Results) -> list[tuple[str, str]]:
+    """Settings and versions with their values; where runs differ, the values and their counts."""
+    settings = ("epochs_planned", *SETTINGS)
+    names = [n for n in settings if n in results.runs and n not in _IN_TABLES]
+    found = [(name, _values(results.runs[name])) for name in dict.fromkeys((*_VERSIONS, *names))]
+    return [(name.replace("_", " "), text) for name, text in found if text]
+
+
+def _values(column: "pd.Series[Any]") -> str:
+    counts = column.dropna().value_counts(sort=False)
+    if len(counts) == 1:
+        return f"{counts.index[0]}"
+    shown = sorted(f"{value} ({counted(count, 'run')})" for value, count in counts.items())
+    more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
+    return ", ".join(shown[:_SHOWN]) + more
+
+
+def _lines(table: Mapping[str, Any]) -> list[str]:
+    """Keys and values as TOML has them."""
+    return [f"{_key(k)} = {_value(v)}" for k, v in table.items() if v is not None]
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name)
+
+
+def _value(value: Any) -> str:
+    """A value in TOML's words, which JSON's are but for numbers that are not finite."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_value, value))}]"
+    if isinstance(value, float):
+        return repr(value)
+    return json.dumps(value, ensure_ascii=False)

@@ -10,7 +10,7 @@ import pandas as pd
 
 from jobkit.analysis.collect.results import Results
 from jobkit.analysis.findings.conditions import caveats
-from jobkit.analysis.findings.forecast import Forecast
+from jobkit.analysis.findings.forecast import SOURCES, Forecast, forecast_table
 from jobkit.analysis.findings.verdict import request_of
 from jobkit.analysis.scaling.scaling import OWN_BASE, SERIAL_BASE
 from jobkit.analysis.scaling.sizes import EPOCH, IMAGES, Size
@@ -21,6 +21,7 @@ from jobkit.analysis.tables.text import (
     rounded,
     say,
     say_accuracy,
+    with_interval,
 )
 from jobkit.errors import UsageError
 
@@ -259,6 +260,38 @@ def _project_row(
         interval,
     ]
     return [name, str(size.devices), str(size.nodes or 1), *cells]
+
+
+def forecast_rows(results: Results, forecasts: Sequence[Forecast], unit: str) -> TextTable:
+    """The forecasts with their nodes and node-hours; what a reader must know is in the notes."""
+    table, per = forecast_table(results, forecasts), time_per(results.sizes)
+    heads = ["series", unit, "nodes", "times the largest measured size", f"time {per} (s)"]
+    heads += ["speed-up", "parallel efficiency", f"node-hours {per}"]
+    rows = [
+        [
+            *(str(row["series"]), say(row["world_size"]), say(row["nodes"])),
+            say(row["times_beyond"], "{:.3g}"),
+            with_interval(row, "time", "{:.3g}", "_s"),
+            with_interval(row, "speed_up", "{:.3g}"),
+            with_interval(row, "efficiency", "{:.0%}"),
+            with_interval(row, "node_hours", "{:.3g}"),
+        ]
+        for row in records(table)
+    ]
+    notes = [f"{f.caution[0].upper()}{f.caution[1:]}." for f in forecasts if f.sizes and f.caution]
+    notes += [f"{remark[0].upper()}{remark[1:]}." for f in forecasts for remark in f.remarks]
+    for law in dict.fromkeys(f.law for f in forecasts if f.sizes):
+        notes.append(
+            f"Not measured: {SOURCES[law]}, by how well they predict the measured sizes, with the "
+            "95 % prediction interval of one more run. A slower network level counts as possible."
+        )
+    notes += [
+        f"{f.series}: fitted without {counted(f.left_out, 'outlier')}."
+        for f in forecasts
+        if f.left_out and f.sizes
+    ]
+    notes += [f"No forecast: {why}." for f in forecasts for why in f.reasons]
+    return TextTable(heads, rows, 1, notes)
 
 
 def thread_lines(results: Results) -> list[str]:

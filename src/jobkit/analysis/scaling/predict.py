@@ -13,8 +13,10 @@ a: serial fraction (Amdahl), b: coherency (Gunther), c: what each doubling loses
 set in at once; q: a ring all-reduce over the ranks (2 (N - 1) / N of the gradients pass each link:
 Patarasuk and Yuan, JPDC 69, 2009), e: what it costs between nodes, o: the part of the compute that
 hides it; all in units of the compute of a step at N0. In strong scaling that part shrinks, and
-communication surfaces that no measured size shows. A random walk over log2 N, with a standard
-deviation of tau per doubling, stands for deviations from every law, sigma for the noise of a run.
+communication surfaces that no measured size shows. Where the links were measured and the messages
+of a step are known, their time takes the place of q and e, times a factor near 1. A random walk
+over log2 N, with a standard deviation of tau per doubling, stands for deviations from every law,
+sigma for the noise of a run.
 
 A prediction is an average over the family. Points are drawn by adaptive importance sampling (Cappe
 et al., JCGS 13, 2004) with the weight that the measured runs give them. Priors are wide, so that
@@ -24,7 +26,7 @@ scaling were chosen by published tables (tests/bench/published.csv).
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,6 +50,9 @@ HIGH = np.array([*np.log([0.3, 0.01, 0.15, 0.4, 0.1]), 1, 1])
 # Median and spread (of the logarithm) of q, of e (strong: of e / q), sigma and tau.
 STRONG = np.log([0.018, 2.0, 0.025, 0.008]), np.array([1.1, 0.9, 0.6, 0.9])
 WEAK = np.log([0.03, 0.16, 0.025, 0.008]), np.array([1.3, 1.0, 0.6, 0.9])
+# With known links, RING is the logarithm of what communication takes in a step over what it took
+# alone.
+KNOWN = np.log([1.0, 2.0, 0.025, 0.008]), np.array([0.3, 0.9, 0.6, 0.9])
 # Of the share HIDDEN so much says that nothing is hidden; the rest is spread up to MAX_HIDDEN of a
 # step (the backward pass is two thirds of it).
 NOTHING_HIDDEN, MAX_HIDDEN = 0.35, 0.8
@@ -73,6 +78,14 @@ class Curve:
     counts: Values  # runs of each size
     means: Values  # of log(rate per rank)
     squares: float  # sum of the squared deviations from the means
+    sent: Callable[[float], float] | None = (
+        None  # time of the messages of a step, where it is known
+    )
+
+    @property
+    def prior(self) -> tuple[Values, Values]:
+        """Median and spread of the logarithms RING, NODES, SIGMA and TAU."""
+        return KNOWN if self.sent else STRONG if self.strong else WEAK
 
     def nodes_of(self, ranks: float) -> int:
         """How many nodes that many ranks are on."""
@@ -100,10 +113,11 @@ class Curve:
         elif nodes > first:
             e = e * self._node_factor(points)
         hidden = np.maximum(0, points[:, HIDDEN] - NOTHING_HIDDEN) / (1 - NOTHING_HIDDEN)
-        hidden = hidden * MAX_HIDDEN * self.strong
+        hidden = hidden * MAX_HIDDEN * (self.strong or bool(self.sent))
 
         def exposed(n: float, k: int, u: float) -> Values:
-            return np.maximum(0, (q * (1 - 1 / n) + e * (1 - 1 / k)) * u - hidden)
+            all_sent = q * self.sent(n) if self.sent else q * (1 - 1 / n) + e * (1 - 1 / k)
+            return np.maximum(0, all_sent * u - hidden)
 
         more = exposed(ranks, nodes, m if self.strong else 1) - exposed(base, first, 1)
         end = points[:, GAIN_END] * self.doublings[-1]
@@ -141,9 +155,9 @@ def _own_loss(points: Values, m: float) -> Values:
     return np.asarray(a * (m - 1) + b * m * (m - 1) + c * math.log2(m) + r * (1 - 1 / m))
 
 
-def _log_prior(points: Values, strong: bool) -> Values:
+def _log_prior(points: Values, prior: tuple[Values, Values]) -> Values:
     """The logarithm of the prior's density."""
-    middle, spread = STRONG if strong else WEAK
+    middle, spread = prior
     bounded = points[:, :BOUNDED]
     inside = ((bounded >= LOW) & (bounded <= HIGH)).all(axis=1)
     normal = -0.5 * (((points[:, BOUNDED:] - middle) / spread) ** 2).sum(axis=1)
@@ -157,13 +171,13 @@ def _posterior(curve: Curve, generator: np.random.Generator) -> Values:
     The first proposal is the prior, each next one Student's t about what weighed most so far;
     all draws are weighed by the mixture of all proposals.
     """
-    middle, spread = STRONG if curve.strong else WEAK
+    middle, spread = prior = curve.prior
     bounded = LOW + (HIGH - LOW) * generator.random((DRAWS, BOUNDED))
     normal = middle + spread * generator.standard_normal((DRAWS, len(middle)))
     points = np.hstack([bounded, normal])
     heights = curve.log_likelihood(points)
     weights = _normalised(0.5 * heights)  # flatter: the prior has few points where the runs are
-    target = heights + _log_prior(points, curve.strong)
+    target = heights + _log_prior(points, prior)
     proposals: list[tuple[Values, Values]] = []
     for _ in range(ROUNDS):
         mean = weights @ points
@@ -173,9 +187,9 @@ def _posterior(curve: Curve, generator: np.random.Generator) -> Values:
         new = _student(*proposals[-1], generator)
         new[:, :BOUNDED] = _reflected(new[:, :BOUNDED])
         points = np.concatenate([points, new])
-        added = curve.log_likelihood(new) + _log_prior(new, curve.strong)
+        added = curve.log_likelihood(new) + _log_prior(new, prior)
         target = np.concatenate([target, added])
-        densities = [_log_prior(points, curve.strong)]
+        densities = [_log_prior(points, prior)]
         densities += [_log_student(points, *each) for each in proposals]
         weights = _normalised(target - np.logaddexp.reduce(densities, axis=0))
     return points[generator.choice(len(points), KEPT, p=weights)]
@@ -311,12 +325,14 @@ def predict(
     scaling: str = "strong",
     per_node: int | None = None,
     nodes: Mapping[int, int] | None = None,
+    sent: Callable[[float], float] | None = None,
 ) -> Prediction:
     """The prediction from the runs of one curve: the size and the rate of each.
 
     scaling: strong or weak. per_node: ranks of a full node; None: not known, and every size is on
-    one node. nodes: of each size; default: as few as possible. Raises UsageError for fewer than
-    three different sizes and for a rate that is no number above 0.
+    one node. nodes: of each size; default: as few as possible. sent: the time of the messages of a
+    step at a size, over the time of a step at the smallest one, where links were measured. Raises
+    UsageError for fewer than three different sizes and for a rate that is no number above 0.
     """
     different = sorted(set(sizes))
     if len(different) < MIN_SIZES:
@@ -333,6 +349,7 @@ def predict(
         counts=np.asarray([len(group) for group in groups], float),
         means=np.asarray([group.mean() for group in groups]),
         squares=sum(float(((group - group.mean()) ** 2).sum()) for group in groups),
+        sent=sent,
     )
     generator = np.random.default_rng(0)  # the same runs give the same forecast
     points = _posterior(curve, generator)

@@ -337,16 +337,12 @@ _FORECAST = "end of the 95 % prediction interval of one more run"
 FORECAST = (
     *IDENTITY[1:],
     Column("kind", TEXT, "forecast: no row of this table is measured"),
-    Column(
-        "law",
-        TEXT,
-        "average: of scaling laws, by how well they predict the measured sizes; step model, where "
-        "it is taken: from the measured links, without an interval",
-    ),
+    Column("law", TEXT, "average: of scaling laws; measured links: with those of jobkit comm"),
     Column("measured_sizes", TEXT, "world sizes that the forecast was made from"),
     Column("outliers_left_out", COUNT, "runs excluded from the fit as outliers"),
     Column("times_beyond", NUMBER, "world_size / the largest measured size"),
     Column("world_size", COUNT, "number of ranks"),
+    Column("nodes", COUNT, "nodes that they need"),
     *(
         Column(name, NUMBER, meaning)
         for what, unit, text in (
@@ -354,6 +350,7 @@ FORECAST = (
             ("efficiency", "", "speed_up x base_world_size / world_size"),
             ("throughput", "", "rate over all ranks, in throughput_unit"),
             ("time", "_s", "time of time_of: an epoch, or an amount of work"),
+            ("node_hours", "", "time_s x nodes / 3600"),
         )
         for name, meaning in (
             (f"{what}{unit}", f"forecast: {text}"),
