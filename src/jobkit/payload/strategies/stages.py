@@ -38,7 +38,8 @@ def cut(model: nn.Module, count: int, names: Sequence[str] = ()) -> list[nn.Modu
     layers = [n for n in graph.graph.nodes if _is_layer(graph, n)]
     if count > len(layers):
         raise UsageError(f"{count} pipeline stages are more than the model's {len(layers)} layers")
-    begins = _begins_named(graph, names) if names else _begins_even(layers, count)
+    even = {layers[len(layers) * i // count] for i in range(1, count)}
+    begins = _begins_named(graph, names) if names else even
     if len(begins) != count - 1:
         raise UsageError(
             f"--pipeline-split names {len(begins)} modules: {count} stages begin at {count - 1}"
@@ -82,20 +83,15 @@ def _is_layer(graph: fx.GraphModule, node: fx.Node) -> bool:
 
 def _begins_named(graph: fx.GraphModule, names: Sequence[str]) -> set[fx.Node]:
     """The first node that calls each of the modules, in the order of the names."""
-    order = list(graph.graph.nodes)
-    found = [next((n for n in order if n.target == name), None) for name in names]
-    for name, node in zip(names, found, strict=True):
-        if node is None:
+    nodes = list(graph.graph.nodes)
+    targets = [node.target for node in nodes]
+    for name in names:
+        if name not in targets:
             raise UsageError(f"--pipeline-split: the forward pass does not call '{name}'")
-    nodes = [node for node in found if node is not None]
-    places = [order.index(node) for node in nodes]
+    places = [targets.index(name) for name in names]
     if places != sorted(set(places)):
         raise UsageError("--pipeline-split: the names must be in the order of the forward pass")
-    return set(nodes)
-
-
-def _begins_even(layers: Sequence[fx.Node], count: int) -> set[fx.Node]:
-    return {layers[len(layers) * i // count] for i in range(1, count)}
+    return {nodes[place] for place in places}
 
 
 def _check_reach(of: dict[fx.Node, int]) -> None:
