@@ -12,7 +12,7 @@ set -u
 true 9>&2 || exec 2>/dev/null # its own error is said nowhere: this stream is closed
 trap : PIPE # a reader that has left (... | head) ends nothing
 
-root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
+root=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 python=${JOBKIT_PYTHON:-python}
 command -v "$python" >/dev/null || {
   echo "jobkit: error: no '$python' on PATH: run 'make venv' once, then 'source .venv/bin/activate'" >&2

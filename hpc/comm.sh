@@ -11,10 +11,8 @@
 # Communication benchmark: latency and bandwidth of the collectives.
 #   sbatch hpc/comm.sh                                                          on the CPU (Gloo)
 #   sbatch --ntasks-per-node=4 --gpus-per-node=4 hpc/comm.sh --backend nccl     on GPUs
-# Options before the script's name go to sbatch, those after it to the benchmark (see --help).
-# Submit it from jobkit's folder (from any, where jobkit is installed): sbatch runs a copy of this
-# file, and logs/ is looked for in the current folder.
-root=$(cd -- "$(dirname -- "$0")/.." && pwd)
+# Options before the file's name are for sbatch, those after it as in run.sh. sbatch runs a copy.
+root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
 [[ -f $root/run.sh ]] || root=${JOBKIT_ROOT:-${SLURM_SUBMIT_DIR:-$PWD}}
 [[ -f $root/run.sh ]] || root=$("${JOBKIT_PYTHON:-python}" -m jobkit --prefix 2>/dev/null)
 [[ -f $root/run.sh ]] || { echo "jobkit: error: no run.sh found: submit from jobkit's folder" >&2; exit 2; }

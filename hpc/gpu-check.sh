@@ -22,7 +22,7 @@ umask go-w
 
 fail() { echo "gpu-check: error: $1" >&2; exit 2; }
 
-root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
+root=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 [[ -f $root/run.sh ]] || root=${JOBKIT_ROOT:-${SLURM_SUBMIT_DIR:-$PWD}}
 [[ -f $root/run.sh ]] || fail "no run.sh found: submit from jobkit's folder"
 device=cuda folder='' parts="preflight comm verify epoch stop"
@@ -34,7 +34,7 @@ while (($#)); do
 done
 [[ $device == cuda || $device == cpu ]] || fail "--device $device: must be cuda or cpu"
 folder=${folder:-${JOBKIT_LOGS:-$root/logs}/gpu-check-$(uname -n)-$(date +%Y%m%d-%H%M%S)}
-if ! { mkdir -p -- "$folder" && folder=$(cd -- "$folder" && pwd); }; then fail "$folder cannot be made"; fi
+if ! { mkdir -p -- "$folder" && folder=$(CDPATH='' cd -- "$folder" && pwd); }; then fail "$folder cannot be made"; fi
 
 python=${JOBKIT_PYTHON:-python}
 if [[ -z ${JOBKIT_PYTHON-} && -x $root/.venv/bin/python ]]; then python=$root/.venv/bin/python; fi

@@ -11,10 +11,8 @@
 #
 # One process with threads, on the CPU.
 #   sbatch hpc/train.sh --epochs 2 --dataset synthetic
-# Options before the script's name go to sbatch, those after it to the payload (see run.sh).
-# Submit it from jobkit's folder (from any, where jobkit is installed): sbatch runs a copy of this
-# file, and logs/ is looked for in the current folder.
-root=$(cd -- "$(dirname -- "$0")/.." && pwd)
+# Options before the file's name are for sbatch, those after it as in run.sh. sbatch runs a copy.
+root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
 [[ -f $root/run.sh ]] || root=${JOBKIT_ROOT:-${SLURM_SUBMIT_DIR:-$PWD}}
 [[ -f $root/run.sh ]] || root=$("${JOBKIT_PYTHON:-python}" -m jobkit --prefix 2>/dev/null)
 [[ -f $root/run.sh ]] || { echo "jobkit: error: no run.sh found: submit from jobkit's folder" >&2; exit 2; }

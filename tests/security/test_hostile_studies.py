@@ -17,7 +17,7 @@ from jobkit.analysis.cli import collect_main
 from jobkit.errors import Parser, UsageError, command, nearest, one_line
 from jobkit.launch.cancel import main as cancel
 from jobkit.launch.cli import main as launch
-from jobkit.launch.lock import busy
+from jobkit.launch.local import busy
 from jobkit.launch.site import Site
 from jobkit.launch.status import main as status
 from jobkit.outcome.slurm_jobs import elements

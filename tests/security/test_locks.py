@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from jobkit.errors import UsageError
-from jobkit.launch import lock as launcher_lock
+from jobkit.launch import local
 from jobkit.paths import StudyPaths
 from jobkit.payload.data import find_source, prepare
 
@@ -20,7 +20,7 @@ def build(folder: Path) -> None:
 
 def launch(folder: Path) -> None:
     study, busy = StudyPaths(folder), pytest.raises(UsageError, match="being run by another")
-    with launcher_lock.held(study), busy, launcher_lock.held(study):
+    with local.held(study), busy, local.held(study):
         pass
 
 

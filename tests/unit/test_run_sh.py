@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from jobkit.launch import start
+from jobkit.launch.start import MAX_RESTARTS, WARNING_S, crashed
 from jobkit.processes import pid_namespace
-from jobkit.requeue import MAX_RESTARTS, WARNING_S, crashed
 from jobkit.spec.runspec import RunSpec
 from support.place import ROOT
 from support.stub_srun import RUN, Kit

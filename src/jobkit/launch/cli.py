@@ -17,9 +17,9 @@ from jobkit.launch.request import LaunchRequest
 from jobkit.launch.site import GPU_REQUESTS, known_sites
 from jobkit.launch.slurm_cluster import find_site
 from jobkit.launch.slurm_options import OVERRIDES, verbatim
+from jobkit.launch.start import MAX_RESTARTS
 from jobkit.launch.states import counted
 from jobkit.outcome.state import BAD_ENDS, UNDER_WAY
-from jobkit.requeue import MAX_RESTARTS
 from jobkit.spec.command import LAUNCHERS
 from jobkit.spec.options import (
     add_grid_arguments,

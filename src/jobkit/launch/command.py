@@ -1,11 +1,21 @@
-"""The launch line of a run and the environment that it starts in: pure text, no effects."""
+"""The line of run.sh: of a planned run, and of one program that `python -m jobkit launch` starts.
 
+from jobkit.launch.command import LaunchConfig, run
+
+code = run(LaunchConfig(command=("train.py", "--lr", "0.1"), nproc_per_node=4))
+"""
+
+import argparse
 import os
 import shlex
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
+from jobkit.errors import Parser, UsageError, command
 from jobkit.paths import REPOSITORY, RunPaths, StudyPaths, write_json
 from jobkit.spec.command import CommandSpec
 from jobkit.spec.runspec import PlannedRun
@@ -13,29 +23,13 @@ from jobkit.spec.runspec import PlannedRun
 RUN_SH = REPOSITORY / "run.sh"
 
 # Variables of an outer job or launcher, which this run would take for its own.
-_FOREIGN = (
-    "SLURM_",
-    "SBATCH_",
-    "SRUN_",
-    "SCANCEL_",
-    "SINFO_",
-    "TORCHELASTIC_",
-    "SUBMITIT_",
-    "PMI_",
-    "PMIX_",
-    "OMPI_",
-)
-RANK_VARIABLES = {
-    "RANK",
-    "LOCAL_RANK",
-    "GROUP_RANK",
-    "ROLE_RANK",
-    "WORLD_SIZE",
-    "LOCAL_WORLD_SIZE",
-    "ROLE_WORLD_SIZE",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-}
+_FOREIGN: tuple[str, ...] = ("SLURM_", "SBATCH_", "SRUN_", "SCANCEL_", "SINFO_", "TORCHELASTIC_")
+_FOREIGN += ("SUBMITIT_", "PMI_", "PMIX_", "OMPI_")
+RANK_VARIABLES = {"RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE"}
+RANK_VARIABLES |= {"LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+
+
+# --- of a planned run -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,16 +45,8 @@ class Order:
 
 def local_command(spec: PlannedRun, folder: Path, more: Sequence[str] = ()) -> list[str]:
     """The command of a run on this machine; more: options of run.sh itself."""
-    size = ["--nproc-per-node", str(spec.world_size)]
-    return [
-        "bash",
-        str(RUN_SH),
-        *size,
-        *more,
-        "--run-dir",
-        str(folder),
-        *run_words(spec, str(folder)),
-    ]
+    size = ["--nproc-per-node", str(spec.world_size), *more, "--run-dir", str(folder)]
+    return ["bash", str(RUN_SH), *size, *run_words(spec, str(folder))]
 
 
 def job_command(
@@ -70,17 +56,11 @@ def job_command(
 
     A part does not requeue the job: the process that runs the parts in turn does that.
     """
-    part = ["--nodes", str(spec.nodes), "--ntasks-per-node", str(spec.ranks_per_node)]
     own = ["--site-file", str(paths.site), "--run-dir", str(paths.folder)]
-    restarts = restart_words(0 if sized else max_restarts)
-    return [
-        "bash",
-        str(RUN_SH),
-        *own,
-        *restarts,
-        *(part if sized else []),
-        *run_words(spec, str(paths.folder)),
-    ]
+    own += restart_words(0 if sized else max_restarts)
+    if sized:
+        own += ["--nodes", str(spec.nodes), "--ntasks-per-node", str(spec.ranks_per_node)]
+    return ["bash", str(RUN_SH), *own, *run_words(spec, str(paths.folder))]
 
 
 def run_words(spec: PlannedRun, folder: str) -> list[str]:
@@ -94,8 +74,8 @@ def leave_spec(study: StudyPaths, run_id: str, spec: PlannedRun) -> None:
     if spec.writes_spec or paths.spec.exists():
         return
     paths.folder.mkdir(parents=True, exist_ok=True)
-    own = {"v": 1, "study": study.folder.name, "run_id": run_id, "spec": spec.to_dict()}
-    write_json(paths.spec, own)
+    ids = {"v": 1, "study": study.folder.name, "run_id": run_id}
+    write_json(paths.spec, {**ids, "spec": spec.to_dict()})
 
 
 def restart_words(max_restarts: int | None) -> list[str]:
@@ -119,5 +99,108 @@ def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 def python_path() -> str:
     """PYTHONPATH with jobkit's own source first, for processes that this one starts."""
-    own, given = str(REPOSITORY / "src"), os.environ.get("PYTHONPATH")
-    return own + os.pathsep + given if given else own
+    source, before = str(REPOSITORY / "src"), os.environ.get("PYTHONPATH")
+    return source + os.pathsep + before if before else source
+
+
+# --- of one program -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchConfig:
+    """What to start and where; None leaves run.sh's own default.
+
+    A command whose first word ends with .py is started with JOBKIT_PYTHON, or else this process's
+    Python. Several machines need node_rank and master_addr, and a call on each of them.
+    """
+
+    command: tuple[str, ...] = ()  # the program and its arguments; none: jobkit's own training
+    training: tuple[str, ...] = ()  # options of jobkit's own training, where there is no command
+    nproc_per_node: int | None = None
+    nnodes: int | None = None
+    node_rank: int | None = None
+    master_addr: str | None = None
+    master_port: int | None = None
+    launcher: str | None = None
+    run_dir: str | Path | None = None
+    max_restarts: int | None = None
+    monitor_interval: float | None = None
+    start_timeout: float | None = None
+    shutdown_timeout: float | None = None
+
+    def words(self) -> list[str]:
+        """The command line of run.sh. Raises UsageError for what is no command."""
+        if isinstance(self.command, str) or isinstance(self.training, str):
+            raise UsageError("a command is a list of words, as ('train.py', '--lr', '0.1')")
+        if self.command and self.training:
+            raise UsageError("give a command, or options of jobkit's own training, not both")
+        values = {f"--{name.replace('_', '-')}": getattr(self, name) for name in HELP}
+        own = [word for name, v in values.items() if v is not None for word in (name, str(v))]
+        program = [str(word) for word in self.command]
+        if program and program[0].endswith(".py"):
+            program = [_python(), *program]
+        return [*own, *map(str, self.training), *(["--", *program] if program else [])]
+
+
+HELP = {
+    "nproc_per_node": "ranks on each machine (default: one per GPU, else 1)",
+    "nnodes": "machines without Slurm; this command is started on each",
+    "node_rank": "number of this machine, from 0",
+    "master_addr": "name or address of machine 0",
+    "master_port": "a free port there (29500)",
+    "launcher": "srun (one process per rank), torchrun, or once (the command starts its ranks)",
+    "run_dir": "the run's folder (default: a new one in logs/single/)",
+    "max_restarts": "new starts after a failure or an early stop (0)",
+    "monitor_interval": "seconds between torchrun's checks of the ranks (0.1)",
+    "start_timeout": "seconds until all machines must have come (60)",
+    "shutdown_timeout": "seconds from TERM until a rank is killed (15; under torchrun 30)",
+}
+assert set(HELP) == {f.name for f in fields(LaunchConfig)} - {"command", "training"}
+
+
+def _python() -> str:
+    """The Python of the ranks: the user's choice, as in run.sh, else this process's."""
+    return os.environ.get("JOBKIT_PYTHON") or sys.executable
+
+
+def run(config: LaunchConfig) -> int:
+    """Run it to its end; return the exit code of run.sh. Raises UsageError for bad input."""
+    words, env = ["bash", str(RUN_SH), *config.words()], {**os.environ, "JOBKIT_PYTHON": _python()}
+    process = subprocess.Popen(words, env=env)
+    while True:
+        try:
+            code = process.wait()
+            return 128 - code if code < 0 else code
+        except KeyboardInterrupt:  # Ctrl-C reaches run.sh too, which ends its ranks
+            continue
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line of `python -m jobkit launch`."""
+    parser = Parser(
+        prog="jobkit launch",
+        usage="jobkit launch [options] TRAIN.py [-- arguments of it]",
+        description="Start a training program on this machine, or as one of several, as run.sh "
+        "does. The program's own options come after --.",
+        epilog="example:\n  python -m jobkit launch train.py --nproc-per-node 4 -- --lr 0.1",
+    )
+    for name, text in HELP.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", metavar="VALUE", help=text)
+    parser.add_argument("program", nargs="?", metavar="TRAIN.py", help="the program")
+    parser.add_argument("words", nargs="*", metavar="ARGUMENT", help="of the program, after --")
+    return parser
+
+
+@command
+def main(argv: Sequence[str] | None = None) -> int:
+    """Become run.sh, so that signals reach it and its exit code is this command's."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    end = words.index("--") if "--" in words else len(words)
+    args = parser().parse_args(words[:end])
+    if args.program is None and end + 1 >= len(words):
+        raise UsageError("which program? As: jobkit launch train.py --nproc-per-node 2")
+    program = [args.program] if args.program else []
+    own: dict[str, Any] = {name: getattr(args, name) for name in HELP}
+    config = LaunchConfig(command=(*program, *args.words, *words[end + 1 :]), **own)
+    os.environ["JOBKIT_PYTHON"] = _python()
+    os.execvp("bash", ["bash", str(RUN_SH), *config.words()])

@@ -18,9 +18,9 @@ from jobkit.errors import Exit, UsageError
 from jobkit.gpus import check_counters
 from jobkit.launch.command import leave_spec, run_words
 from jobkit.launch.request import LaunchRequest, refuse_logs
+from jobkit.launch.start import MAX_RESTARTS
 from jobkit.paths import write_whole
 from jobkit.permissions import closed_to_others
-from jobkit.requeue import MAX_RESTARTS
 from jobkit.spec.runspec import PlannedRun
 from jobkit.spec.settings import check_fields, setting
 from jobkit.spec.study import Plan

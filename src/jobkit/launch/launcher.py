@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from jobkit.errors import Exit, UsageError, one_line
 from jobkit.gpus import check_counters
-from jobkit.launch import local, lock
+from jobkit.launch import local
 from jobkit.launch import slurm_options as slurm
 from jobkit.launch.command import Order, job_command, local_command, shown
 from jobkit.launch.request import LaunchRequest, refuse_logs
@@ -230,7 +230,7 @@ def start(prepared: Launch, request: LaunchRequest) -> None:
     plan = prepared.plan
     prepared.looks = States(plan)  # runs that had ended begin again
     if prepared.run_ids:
-        lock.check_free(plan.paths)
+        local.check_free(plan.paths)
         if prepared.site is None:
             local.refuse_orphans(plan.paths)
     save(plan)
@@ -246,7 +246,7 @@ def start(prepared: Launch, request: LaunchRequest) -> None:
     elif prepared.run_ids:
         from jobkit.launch import slurm_submit
 
-        with lock.held(plan.paths):
+        with local.held(plan.paths):
             # Another launcher may have submitted some of them since we looked.
             prepared.run_ids = select(States(plan).look(), request.only)
             if prepared.run_ids:

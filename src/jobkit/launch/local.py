@@ -4,6 +4,7 @@
 can outlive the terminal, and ends what it started on TERM.
 """
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -13,16 +14,15 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from jobkit import entry
 from jobkit.errors import Exit, UsageError
-from jobkit.files import append_to
+from jobkit.files import append_to, locked
 from jobkit.gpus import count_gpus, lendable_gpus
-from jobkit.launch import lock
 from jobkit.launch.command import (
     Order,
     clean_environment,
@@ -117,6 +117,38 @@ def refuse_orphans(study: StudyPaths) -> None:
                     f"{record['pid']}, though its launcher was killed: wait for its end, or end "
                     f"it: kill {record['pid']}"
                 )
+
+
+# --- one launcher for each study: the kernel frees its lock when the holder ends ------------------
+
+
+@contextlib.contextmanager
+def held(study: StudyPaths) -> Iterator[None]:
+    """Hold the study's lock; raises UsageError while another launcher does."""
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(locked(study.launcher_lock, wait=False))
+        except BlockingIOError:
+            raise busy(study) from None
+        except OSError as error:
+            raise UsageError(f"{study.launcher_lock}: {error.strerror}: remove it") from None
+        yield
+
+
+def busy(study: StudyPaths) -> UsageError:
+    """Return the error for a study that another launcher runs."""
+    record, name = read_json(study.launcher) or {}, study.folder.name
+    who = f"process {record['pid']} on {record.get('host')}" if "pid" in record else "another one"
+    return UsageError(
+        f"{name} is being run by {who}: wait for it, or cancel it: python -m jobkit cancel {name}"
+    )
+
+
+def check_free(study: StudyPaths) -> None:
+    """Raise UsageError while a launcher holds the study's lock; create no file."""
+    if os.path.lexists(study.launcher_lock):
+        with held(study):
+            pass
 
 
 # --- GPUs of their own for runs that are at work at a time (--max-running) ------------------------
@@ -238,7 +270,7 @@ def main() -> int:
     key = os.environ["JOBKIT_ORDER"] = secrets.token_hex(8)
     record = {"v": 1, **identify(os.getpid()), "started": time.time(), "key": key, **asdict(order)}
     try:
-        with lock.held(study):
+        with held(study):
             write_json(study.launcher, record)
             print("taken", flush=True)
             # From here on the parent no longer reads this output: send it to the log.
@@ -296,7 +328,7 @@ def start(paths: StudyPaths, order: Order) -> LocalRuns:
         json.dump(asdict(order), to_driver)
     answer = driver.stdout.readline().strip()
     if answer == "busy":
-        raise lock.busy(paths)
+        raise busy(paths)
     if answer != "taken":
         raise UsageError(f"the runs could not be started: see {paths.launcher_log}")
     return LocalRuns(driver)

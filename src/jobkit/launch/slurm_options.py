@@ -10,8 +10,8 @@ from jobkit.errors import UsageError
 from jobkit.launch.request import LaunchRequest
 from jobkit.launch.site import Site, minutes
 from jobkit.launch.slurm_cluster import max_array_size
+from jobkit.launch.start import WARNING_S
 from jobkit.paths import StudyPaths
-from jobkit.requeue import WARNING_S
 from jobkit.spec.runspec import PlannedRun
 from jobkit.spec.study import Plan
 

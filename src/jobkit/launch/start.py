@@ -51,6 +51,17 @@ OF_A_COMMAND = ("launcher", "unit", "work-per-step", "warmup-steps", "no-auto")
 MEANT_RANKS = ("--nproc", "--np", "-np", "-n", "--ranks", "--gpus", "--gpu", "--num-gpus")
 SLURM_BINDING = ("CPU_BIND", "CPU_BIND_LIST", "CPU_BIND_TYPE", "CPU_BIND_VERBOSE", "GPU_BIND")
 
+MAX_RESTARTS = 3  # of a job that was stopped early with a checkpoint
+WARNING_S = 60  # from the stop signal to the time limit
+# Codes that another start would not mend: ok, bad input, a command that cannot be started or was
+# not found, stopped early, and the end on request (HUP, INT, USR1, USR2, TERM).
+_NO_CRASH = (0, 2, 75, 126, 127, 129, 130, 138, 140, 143)
+
+
+def crashed(exit_code: int) -> bool:
+    """Whether a run failed in a way that another start may mend."""
+    return exit_code not in _NO_CRASH
+
 
 def say(kind: str, text: str) -> None:
     """Print a line for the user."""

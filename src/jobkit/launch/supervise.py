@@ -22,7 +22,7 @@ from pathlib import Path
 from jobkit.errors import Exit, NotStarted, UsageError, command
 from jobkit.files import file_names, read_regular
 from jobkit.launch import start
-from jobkit.launch.start import Run, say
+from jobkit.launch.start import MAX_RESTARTS, Run, crashed, say
 from jobkit.launch.together import Watch
 from jobkit.paths import logs_root, read_json, write_json, write_whole
 from jobkit.permissions import check_study, other_writers
@@ -36,7 +36,6 @@ from jobkit.processes import (
     identify,
     process_start,
 )
-from jobkit.requeue import MAX_RESTARTS, crashed
 
 MAX_ATTEMPTS = 10_000  # of one run
 TERM_GRACE_S = 20.0  # in an allocation, where Slurm sends TERM to the ranks itself

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from jobkit.errors import Exit
 from jobkit.files import append_to
+from jobkit.launch.start import MAX_RESTARTS, crashed
 from jobkit.launch.supervise import slurm_job_id
 from jobkit.outcome.state import run_state
 from jobkit.paths import RunPaths
 from jobkit.permissions import closed_to_others
 from jobkit.processes import END_SIGNALS, Children, Signals
-from jobkit.requeue import MAX_RESTARTS, crashed
 
 LIMIT_S = 60.0  # for run.sh to end its ranks; Slurm's KillWait is shorter
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from jobkit.errors import UsageError
-from jobkit.launch import one
-from jobkit.launch.one import LaunchConfig
+from jobkit.launch import command
+from jobkit.launch.command import LaunchConfig
 from support.place import ROOT
 
 # Each rank says what it got, and then waits or fails as the last word says.
@@ -25,9 +25,9 @@ sys.exit(3)
 """
 FROM_PYTHON = """
 import sys
-from jobkit.launch.one import LaunchConfig, launch
+from jobkit.launch.command import LaunchConfig, run
 config = LaunchConfig(command=(sys.argv[1], "a b", "--lr=1", "wait"), nproc_per_node=2)
-sys.exit(launch(config))
+sys.exit(run(config))
 """
 SAID = ["rank 0 of 2: ['a b', '--lr=1']\n", "rank 1 of 2: ['a b', '--lr=1']\n"]
 
@@ -72,7 +72,7 @@ def test_bad_input_is_one_line_and_2(
     words: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     try:
-        code = one.main(words)
+        code = command.main(words)
     except SystemExit as end:  # argparse's way
         code = end.code
     error = capsys.readouterr().err
