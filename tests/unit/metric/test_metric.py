@@ -130,14 +130,6 @@ def test_a_record_without_its_identity_is_rejected(other: dict[str, Any]) -> Non
         assert isinstance(found, Rejected) and found.reason == "a common field is missing"
 
 
-@pytest.mark.parametrize("prefix", ["", "3: ", "[default0]:", "[rank1]: ", "\x1b[32m", "50%\r"])
-@pytest.mark.parametrize("end", ["\n", "\r\n", "\x1b[0m\n", " (node7)\n", ""])
-def test_other_output_around_a_record_does_not_hide_it(prefix: str, end: str) -> None:
-    log = f"{prefix}{line(0, epoch=1).decode()[:-1]}{end}"
-    for text in (log, log.replace(f"{TAG} ", f"{TAG} \x1b[1m")):
-        assert read(text) == ([record(0, epoch=1)], [])
-
-
 def test_a_rejected_place_is_told_with_offset_length_and_reason() -> None:
     torn = line(0, val_loss=1.0)[:-9]
     found, (one, two, three) = read(
@@ -300,11 +292,3 @@ def test_an_epoch_with_a_checksum_wins_over_a_line_without(tmp_path: Path) -> No
     records = read_run(paths, None)
     assert records.epochs == [{"epoch": 0, "a": 1, "b": 2}]
     assert records.epochs_not_taken == 0
-
-
-def test_records_of_another_run_are_rejected(tmp_path: Path) -> None:
-    paths = RunPaths(tmp_path)
-    paths.log.write_bytes(line(0) + line(0, run_id="other") + line(1))
-    found = read_run(paths, "r")
-    assert [r["seq"] for r in found.records] == [0, 1]
-    assert [(r.count, r.reason) for r in found.rejects] == [(1, "of another run: other")]

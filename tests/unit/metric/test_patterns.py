@@ -198,12 +198,6 @@ def test_a_restart_is_a_warm_up_again() -> None:
     assert rows == [(0, 2), (0, 3), (1, 4)]
 
 
-def test_colours_commas_and_progress_bars_are_read() -> None:
-    log = "\x1b[32m1,000 tps\x1b[0m\r2,000 tps\r\n3,000 tps\n"
-    observed = observed_of("(?P<tokens_per_s>[0-9,]+) tps", log)
-    assert [o.rate for o in observed.steps] == [1000, 2000, 3000]
-
-
 def test_a_long_run_has_at_most_a_thousand_rows_and_keeps_its_time() -> None:
     log = "".join(f"{n} 0.5\n" for n in range(1, 5001))
     rows = step_rows(observed_of("(?P<step>[0-9]+) (?P<step_time_s>[0-9.]+)", log))

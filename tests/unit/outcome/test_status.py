@@ -116,12 +116,6 @@ def test_tell_tale_lines(run: FakeRun, lines: tuple[str, ...], status: str, whic
     assert text.split("\n")[int(number) - 1] == state.evidence
 
 
-def test_the_scheduler_s_own_log_counts(run: FakeRun) -> None:
-    run.paths.scheduler_log.write_text(f"{JOB} DUE TO TIME LIMIT ***\n")
-    state = ended(run.begin().train(0), 1, "srun: error: n1: task 0: Exited with exit code 1")
-    assert (state.status, state.evidence_file) == ("timeout", "r/slurm.log:1")
-
-
 @pytest.mark.parametrize(
     ("code", "status", "word"),
     [(0, "failed", "without a run_end record"), (1, "failed", "code 1"),
@@ -204,12 +198,6 @@ def test_the_newest_attempt_decides(run: FakeRun, sleeper: subprocess.Popen[byte
     second.train(0, 1, 2).end()
     state = run_state(run.paths)
     assert (state.status, state.attempt, state.attempts) == ("ok", 1, 2)
-
-
-def test_a_second_start_that_died_at_once_is_not_told_by_the_first(run: FakeRun) -> None:
-    run.begin().train(0).end()
-    state = exited(run, 7, first_attempt=1)
-    assert (state.status, state.exit_code) == ("failed", 7)
 
 
 @pytest.mark.parametrize(
