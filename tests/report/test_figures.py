@@ -14,13 +14,13 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 
 from jobkit.analysis.collect.results import Results, collect
-from jobkit.analysis.figures.breakdown import breakdown_figure
 from jobkit.analysis.figures.by_size import size_figure
 from jobkit.analysis.figures.comparison import comparison_figure
 from jobkit.analysis.figures.draw import FIGURES, draw
 from jobkit.analysis.figures.forecast import forecast_figure
 from jobkit.analysis.figures.over_epochs import learning_figure
 from jobkit.analysis.figures.style import FORMATS, _columns, looks
+from jobkit.analysis.figures.why import why_figure
 from jobkit.analysis.findings.forecast import forecasts
 from support.fake_study import (
     TRAIN_SAMPLES,
@@ -99,7 +99,7 @@ def ticks(axes: Axes) -> list[str]:
 def test_all_in_every_format_not_blank_the_same_bytes_again_and_the_old_ones_removed() -> None:
     whole_study(strategies=("ddp", "fsdp"), gpus=(1, 2), repeats=2)
     results = collect("s")
-    stale = results.paths.figures / "breakdown.png"
+    stale = results.paths.figures / "why.png"
     stale.parent.mkdir()
     stale.write_bytes(b"old")
     drawn = draw(results)
@@ -255,7 +255,7 @@ def test_one_size_is_no_curve_and_one_series_no_comparison(study) -> None:
     several = ("speed_up", "efficiency", "throughput", "time_to_accuracy")
     for name in (*several, "loss_and_accuracy_by_size"):
         assert size_figure(results, name) is None, name
-    assert comparison_figure(results) is None and breakdown_figure(results) is None
+    assert comparison_figure(results) is None and why_figure(results) is None
 
 
 def test_a_forecast_begins_where_the_measured_ends_and_widens(study) -> None:
@@ -273,19 +273,20 @@ def test_a_forecast_begins_where_the_measured_ends_and_widens(study) -> None:
 
 def test_the_breakdown_stacks_to_the_iteration() -> None:
     plan = realistic_study("s", sizes=(1, "2x4"), repeats=1)
-    figure = made(breakdown_figure(collect("s", write=False)))
+    figure = made(why_figure(collect("s", write=False)))
     own = (s for s in plan.runs.values() if s.strategy == "ddp")
     specs = sorted(own, key=lambda s: s.world_size)
     above, below = figure.axes[0], figure.axes[3]
-    tops = [max(p.get_y() + p.get_height() for p in above.patches[i::2]) for i in range(2)]
+    bars = [[p for p in above.patches if round(p.get_x() + 0.37) == i] for i in range(2)]
+    tops = [max(p.get_y() + p.get_height() for p in bar) for bar in bars]
     assert tops == SAME([made_up_step(s)[0]["parts"][0][0] for s in specs])
-    shares = [p.get_height() for p in below.patches[1::2]]
+    shares = [p.get_height() for p in below.patches if round(p.get_x() + 0.37) == 1]
     parts = [rank["parts"][0] for rank in made_up_step(specs[1])]
     step, busiest = parts[0][0], max(own[0] - own[2] for own in parts)
     assert sum(shares) == SAME(1)
     assert shares[1] == SAME(1 - busiest / step, abs=0.001)
     assert sum(shares[1:3]) == SAME(sum(own[2] for own in parts) / len(parts) / step)
-    assert [axes.get_xlabel() for axes in figure.axes[3:]] == [
+    assert [axes.get_xlabel() for axes in figure.axes[:3]] == [
         "GPUs\nddp", "GPUs\nfsdp", "GPUs\npp"
     ]  # fmt: skip
 

@@ -10,6 +10,7 @@ Few steps are profiled, and slow ones may be rare. How much they cost is the mea
 less their typical step, the median.
 """
 
+import json
 import math
 import statistics
 from collections import defaultdict
@@ -20,6 +21,7 @@ from jobkit.analysis.tables.frames import Row
 from jobkit.metric.kinds import Record
 from jobkit.program.why import minus, union
 
+MAX_SHOWN = 16  # ranks beside the late one, in a figure
 MIN_STEPS = 4  # from which a rank is said to be late
 BEYOND_CHANCE = 3.0  # standard errors
 MIN_SHARE, MIN_LATE_S = 0.05, 0.0005  # of a step, seconds: less is not worth a name
@@ -68,7 +70,7 @@ def breakdown(whys: Iterable[Record], windows: Iterable[Record] = ()) -> Row:
         busiest += max(means[rank][3] for rank in late["ranks"]) - data
     busiest = min(busiest + data + more_data_s, total)
     alone = len(ranks) == 1
-    row = {
+    row: Row = {
         "compute_s": compute,
         "communication_s": communication + (0.0 if alone else slow_s),
         "waiting_s": waiting + (0.0 if alone else slow_s),
@@ -85,7 +87,21 @@ def breakdown(whys: Iterable[Record], windows: Iterable[Record] = ()) -> Row:
         "ranks": len(ranks),
         "profiling_share": iteration / typical_s - 1 if typical_s else None,
     }
-    return row | {name: value for name, value in late.items() if name != "ranks"}
+    if late:
+        first = late.pop("ranks")
+        shown = sorted([*first, *(r for r in means if r not in first)][:MAX_SHOWN])
+        row["by_rank"] = json.dumps({
+            rank: [round(x, 6) for x in _split(means[rank], statistics.fmean(waits[rank]))]
+            for rank in shown
+        })  # fmt: skip
+    return row | late
+
+
+def _split(mean: Sequence[float], waiting: float) -> list[float]:
+    """Compute, exposed communication without waiting, waiting, data wait, host."""
+    _, compute, communication, data, host = mean
+    waiting = min(waiting, communication)
+    return [compute, communication - waiting, waiting, data, host]
 
 
 def not_profiled(whys: Iterable[Record]) -> str | None:

@@ -13,13 +13,13 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from jobkit.analysis.collect.results import Results, check_own
-from jobkit.analysis.figures.breakdown import breakdown_figure
 from jobkit.analysis.figures.by_size import size_figure
 from jobkit.analysis.figures.comparison import comparison_figure
 from jobkit.analysis.figures.forecast import forecast_figure
 from jobkit.analysis.figures.load import load_figure
 from jobkit.analysis.figures.over_epochs import learning_figure
 from jobkit.analysis.figures.style import FORMATS, rc, save
+from jobkit.analysis.figures.why import why_figure
 from jobkit.analysis.findings.forecast import Forecast
 from jobkit.errors import UsageError
 
@@ -59,11 +59,11 @@ FIGURES = (
         takes_forecasts=True,
     ),
     StudyFigure(
-        "breakdown",
-        "Time of one iteration by activity: means over ranks, in the lower row as shares. "
-        "Waiting for slower ranks is apart from exposed communication; breakdown_communication_s "
-        "of results.csv has both.",
-        breakdown_figure,
+        "why",
+        "Time of a step by cause: means over ranks; below as shares, or of each rank where one "
+        "comes last beyond chance. Waiting for later ranks is apart from exposed communication; "
+        "breakdown_communication_s of results.csv has both.",
+        why_figure,
     ),
     StudyFigure(
         "step_times",

@@ -168,6 +168,8 @@ breakdown_late_rank COUNT the rank that comes last beyond chance; empty where no
 breakdown_late_host TEXT its node, or the node that comes last beyond chance
 breakdown_late_device TEXT its GPU
 breakdown_late_cause TEXT what it spends more time with than others: compute, data wait or host
+breakdown_by_rank TEXT where one is late, of up to 16 ranks: seconds of compute, exposed
+    communication, waiting for later ranks, data wait and host, as JSON
 breakdown_not_profiled TEXT why no step was profiled
 """)
 _VERSIONS = _columns("""
