@@ -11,9 +11,7 @@ from typing import Any
 
 import pytest
 
-from jobkit.launch import local
 from jobkit.launch.cancel import main
-from jobkit.launch.command import Order
 from jobkit.paths import write_json
 from jobkit.processes import process_start
 from jobkit.spec.study import Plan
@@ -81,22 +79,6 @@ def test_a_launcher_is_ended_in_its_own_study_only(plan: Plan, whose: str, tmp_p
     finally:
         process.kill()
         process.wait()
-
-
-def test_the_launcher_of_a_launch_is_one(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The words that a real launch starts are those that cancel looks for."""
-    seen: list[list[str]] = []
-
-    def popen(words: list[str], **_: Any) -> None:
-        seen.append(words)
-        raise OSError("not started")
-
-    monkeypatch.setattr(local.subprocess, "Popen", popen)
-    monkeypatch.chdir(plan.paths.folder.parent)
-    with pytest.raises(OSError, match="not started"):
-        local.start(plan.paths, Order(folder="theirs", run_ids=[]))
-    (words,) = seen
-    assert local.is_launcher([word.encode() for word in words], plan.paths)
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,12 @@ import os
 import signal
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from jobkit.errors import Exit, UsageError
-from jobkit.launch import launcher, slurm_cluster
+from jobkit.launch import slurm_cluster
 from jobkit.launch import slurm_submit as submit
 from jobkit.launch import view as foreground
 from jobkit.launch.cli import main
@@ -90,13 +89,6 @@ def test_an_array_for_each_shape_with_the_script_that_a_dry_run_prints(slurm: Pa
             paths = given.study.run(run_id)
             assert paths.script.read_text() == text
             assert (read_json(paths.submission) or {})["job_id"] == f"{job_id}_{index}"
-
-
-@pytest.mark.parametrize("within", [True, False])
-def test_a_single_job_is_no_array(slurm: Path, within: bool) -> None:
-    given = wanted(repeats=1, within_allocation=within)
-    first = submit.submit(given)[0][0]
-    assert "--array" not in (slurm / f"{first}.script").read_text()
 
 
 def test_sbatch_sees_no_variables_of_an_outer_job_and_nothing_of_ours_is_written(
@@ -245,16 +237,3 @@ def test_a_run_of_dp_requests_all_gpus_of_its_node(
     assert (asked("dp"), asked("ddp")) == (dp, ddp)
     assert asked("dp", settings={"device": "cpu"}) == ddp
     assert asked("dp", "ddp", gpus=(1, 2), within=True) == whole
-
-
-def test_a_look_that_takes_long_is_followed_by_a_long_pause(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A look at thousands of runs takes a second of a login node."""
-    slept: list[float] = []
-    moments, answers = iter([0.0, 1.5, 1.5, 1.6, 1.6]), iter([True, True, False])
-    fake = SimpleNamespace(monotonic=lambda: next(moments), sleep=slept.append)
-    monkeypatch.setattr(launcher, "time", fake)
-    waited: Any = SimpleNamespace(running=lambda: next(answers), states=dict)
-    assert launcher.Launch.wait(waited) == {}
-    assert slept == [7.5, pytest.approx(0.5)]
