@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from jobkit.analysis.collect.rows import _parameters
 from jobkit.analysis.tables.series import series_labels
 from jobkit.errors import UsageError
 from jobkit.spec.command import CommandSpec, program_name
@@ -127,6 +128,12 @@ BAD = [
     ({"sweep": {"bach": (6, 12)}}, "no {bach} in the command; did you mean 'batch'"),
     ({"sweep": {"batch": (6, "6")}}, "sweep batch: has '6' twice"),
 ]
+
+
+def test_a_parameter_named_as_a_column_of_another_meaning_has_a_column_of_its_own() -> None:
+    spec = CommandSpec(command=("x",), parameters={"status": 7, "n_layer": 3})
+    assert _parameters(spec) == {"parameter_status": 7, "n_layer": 3}
+    assert not {"status", "n_layer"} & spec.columns().keys()
 
 
 def test_what_cannot_be_planned_is_said(tmp_path: Path) -> None:
