@@ -190,26 +190,6 @@ def test_what_an_attempt_did_beyond_its_checkpoint_is_undone(
     assert row(results, run_id)["epochs_done"] == len(epochs)
 
 
-def test_an_earlier_end_is_not_the_end_of_a_later_attempt() -> None:
-    plan, run_id = one_run()
-    spec = plan.runs[run_id]
-    FakeRun(plan.paths.folder, run_id, spec).begin().train(0).end("failed", "x", 1)
-    FakeRun(plan.paths.folder, run_id, spec, attempt=1).begin().train(0).flush()
-    found = row(collect("s"), run_id)
-    assert found["status"] == "running"
-    assert pd.isna(found["total_time_s"])
-
-
-def test_records_of_another_run_do_not_count() -> None:
-    plan = make_plan(strategies=("ddp",), gpus=(1, 2))
-    one, other = plan.runs
-    whole_run(plan, one)
-    shutil.copytree(plan.paths.run(one).folder, plan.paths.run(other).folder)
-    results = collect("s")
-    assert set(results.epochs["run_id"]) == {one}
-    assert any("another run" in r.reason for r in results.rejected)
-
-
 def test_foreign_lines_become_epochs_and_keep_their_own_names() -> None:
     folder = logs() / "mine" / "a"
     folder.mkdir(parents=True)

@@ -129,6 +129,8 @@ def test_what_a_size_finds(
             assert row["status"] == "failed" and "finds no number of ranks in it" in row["reason"]
         else:
             assert (row["nodes"], row["ranks_per_node"]) == shape
+            if "P<nodes>" in size:
+                assert row["world_size"] == shape[0] * shape[1]
             assert row["status"] == "ok"
 
 

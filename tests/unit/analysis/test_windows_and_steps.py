@@ -213,11 +213,6 @@ def test_the_wall_time_is_that_of_one_attempt(
     assert wall_time_s(paths, 2) is None, "of several attempts it is the time of no run"
 
 
-def test_epochs_of_the_training_are_images_per_second() -> None:
-    row = speed_row(None, {"images_per_s": 900.0}, {"status": "ok", "wall_time_s": 1.0})
-    assert (row["throughput"], row["throughput_unit"]) == (900.0, "images/s")
-
-
 @pytest.mark.parametrize(
     "bad",
     [
