@@ -41,7 +41,7 @@ while (($#)); do
   esac
   shift
 done
-"$python" "$root/collect_results.py" ${study[@]+"${study[@]}"} ${tables[@]+"${tables[@]}"}
+"$python" "$root/collect_results.py" --then-plot ${study[@]+"${study[@]}"} ${tables[@]+"${tables[@]}"}
 collected=$?
 ((collected == 0 || collected == 3)) || exit "$collected"
 
@@ -57,7 +57,7 @@ if [[ $(uname) == Darwin ]]; then
 elif [[ -n ${DISPLAY-}${WAYLAND_DISPLAY-} ]]; then
   open=xdg-open
 fi
-report=$(sed -n 's/^wrote \(.*\.html\)$/\1/p' <<<"$drawn")
+report=$(sed -n 's/^next: open \(.*\.html\) in a browser$/\1/p' <<<"$drawn")
 if [[ -n $open && -n $report ]] && command -v "$open" >/dev/null; then
   "$open" "$report" >/dev/null 2>&1 &
 fi

@@ -149,8 +149,10 @@ def test_plot_sh_collects_and_plots_and_ends_with_what_collect_said(tmp_path: Pa
     assert f"wrote {drawn} figures (PNG, SVG, PDF) to logs/half/figures\n" in done.stdout
     assert drawn >= 9
     assert "0.5" in plan.paths.scaling.read_text() and plan.paths.forecast.exists()
-    end = "wrote logs/half/report.html\nnext: open logs/half/report.html in a browser\n"
+    end = "wrote scaling.md, scaling.tex, report.html to logs/half\n"
+    end += "next: open logs/half/report.html in a browser\n"
     assert done.stdout.endswith(end)
+    assert done.stdout.count("\nFastest: ") == 1, "the verdict is not said twice"
     deadline = time.monotonic() + 300  # the script does not wait for what it opens
     (tmp_path / "opened").touch()
     while not (tmp_path / "opened").read_text() and time.monotonic() < deadline:

@@ -83,6 +83,8 @@ def collect_main(argv: Sequence[str] | None = None) -> int:
     option("--min-efficiency", type=share, metavar="SHARE", help=least)
     ranks = "the number of ranks at which --min-efficiency is checked"
     option("--at", type=at_least(int, 1), metavar="RANKS", help=ranks)
+    # Of plot_results.sh: plot says what was found and what comes next.
+    option("--then-plot", action="store_true", help=argparse.SUPPRESS)
     add_log_options(parser)
     args = parser.parse_args(argv)
     if (args.at is None) != (args.min_efficiency is None):
@@ -102,8 +104,7 @@ def collect_main(argv: Sequence[str] | None = None) -> int:
             print(f"warning: {line}", file=sys.stderr)
     else:
         print_summary(results)
-        _print_verdict(results)
-        _print_written(results)
+        _print_written(results, args.then_plot)
     least, at = args.min_efficiency, args.at
     missed, unsure = check_efficiency(results.sizes, least, at) if at else ([], [])
     for line in missed:
@@ -123,14 +124,18 @@ def _print_verdict(results: "Results", min_efficiency: float = MIN_EFFICIENCY) -
     print("\n".join(verdict(results, unit(results), min_efficiency)[:VERDICT_LINES]))
 
 
-def _print_written(results: "Results") -> None:
-    """Print the tables that were written, and the next command."""
+def _print_written(results: "Results", then_plot: bool) -> None:
+    """Print what was found, the tables that were written, and the next command."""
     from jobkit.analysis.tables.text import counted
 
     kinds = {"results": "run", "epochs": "epoch", "scaling": "size"}
     tables = results.tables.items()
     words = [f"{p.name} ({counted(len(t), kinds.get(p.stem, 'row'))})" for p, t in tables]
+    if not then_plot:
+        _print_verdict(results)
     print(f"wrote {', '.join(words)} to {short_path(results.output.folder)}")
+    if then_plot:
+        return
     follow = ["python", "plot_results.py", short_path(results.folder)]
     if results.out:
         follow += ["--out", short_path(results.out)]
@@ -229,8 +234,8 @@ def _draw(results: "Results", forecasts: "list[Forecast]", args: argparse.Namesp
     written = write_report(results, drawn.paths, forecasts, least, project, words)
     for name, why in drawn.missing.items():
         print(f"no {name}: {why}", file=sys.stderr)
-    for path in written:
-        print(f"wrote {short_path(path)}")
+    names = ", ".join(path.name for path in written)
+    print(f"wrote {names} to {short_path(results.output.folder)}")
     print(f"next: open {short_path(written[-1])} in a browser")
     return Exit.OK
 
