@@ -261,8 +261,11 @@ def make_optimizer(strategy: Strategy) -> Optimizer:
     if not parameters:
         raise UsageError(f"--model {spec.model}: has no parameter to train")
     shared: dict[str, Any] = {"lr": spec.lr, "weight_decay": spec.weight_decay}
-    # Of sharded parameters torch would step one by one, in Python, unless it is told foreach.
-    shared["fused" if strategy.can_fuse() else "foreach"] = True
+    # torch steps sharded parameters one by one unless it is told foreach, which saves a GPU's host
+    # most of its launches. On a CPU one by one is faster: each stays in the caches.
+    shared |= (
+        {"fused": True} if strategy.can_fuse() else {"foreach": strategy.device.type == "cuda"}
+    )
     adaptive = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
     if spec.optimizer in adaptive:
         return adaptive[spec.optimizer](parameters, **shared)
