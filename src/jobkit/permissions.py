@@ -96,7 +96,7 @@ def check_study(folder: Path) -> list[str]:
     mine = (0, os.geteuid())
     if folder.is_symlink() and folder.lstat().st_uid not in mine:
         raise UsageError(f"{folder} is somebody else's link: choose another name")
-    real, notes = folder.resolve(), []
+    real, notes = Path(os.path.realpath(folder)), []  # resolve() raises for a loop of links
     entries = os.scandir(real) if real.is_dir() else ()
     runs = [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
     for path in (real, *runs):
