@@ -85,6 +85,10 @@ def where(size: Size, unit: str) -> str:
     return f"{counted_ranks(count or size.world_size or 0, unit)}{on}"
 
 
+def _noun(unit: str) -> str:
+    return "GPUs" if unit == "GPUs" else "ranks"
+
+
 def _idle(results: Results, compared: Sequence[Size], unit: str) -> list[Caveat]:
     """Data that every size waits for, and GPUs that are idle."""
     waits = [_wait(rows_of(results, size)) for size in compared]
@@ -149,7 +153,9 @@ def _learning(results: Results, compared: Sequence[Size], unit: str) -> list[Cav
         if min(small) <= max(large) or median(small) - median(large) < _FELL:
             continue
         ends = f"{say_accuracy(median(small))} to {say_accuracy(median(large))}"
-        return [Caveat(f"accuracy falls from {ends} on {where(own[-1], unit)}: tune it first")]
+        return [
+            Caveat(f"accuracy falls from {ends} on {own[-1].devices} {_noun(unit)}: tune first")
+        ]
     return []
 
 
@@ -347,7 +353,7 @@ def _same_nodes(results: Results, compared: Sequence[Size]) -> list[Caveat]:
         return []
     if len({own[0] for own in lists.values()}) < 2:
         return []
-    text = "the repeats of a size shared their nodes: intervals leave out how nodes differ"
+    text = "repeats shared their nodes: intervals are too narrow"
     return [Caveat(text, doubts=True)]
 
 

@@ -5,6 +5,7 @@ many runs are ok. A line that has nothing to say is left out.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from statistics import median
 
 from jobkit.analysis.collect.results import Results
@@ -18,6 +19,7 @@ LEAST = 0.8  # the parallel efficiency that a size to request must have
 MAX_WORDS = 100
 _MIN_CAVEATS = 2  # that stand in the first line however long the others are
 _SHOWN = 3  # series
+_POINTS, _LOSS = 0.005, 0.01
 
 
 def verdict(results: Results, unit: str, least: float = LEAST) -> list[str]:
@@ -25,22 +27,26 @@ def verdict(results: Results, unit: str, least: float = LEAST) -> list[str]:
     measured = [s for s in results.sizes if s.throughput is not None]
     if not measured:
         return ["Nothing was measured: no successful run has a rate.", _runs(results, unit)]
-    others = [*_fastest(results, measured, unit), *_limits(results, measured, unit, least)]
-    others += [*_learning(results, unit), _runs(results, unit)]
     kinds = list(dict.fromkeys(map(_kind, measured)))
     firsts = [
         _request(results, [s for s in measured if _kind(s) == kind], unit, least) for kind in kinds
     ]
-    texts = [*others, *(text for text, _ in firsts)]
-    texts += [c.text for _, doubts in firsts for c in doubts if c.first]
-    words = sum(len(line.split()) for line in texts)
+    start = [*_fastest(results, measured, unit), *_limits(results, measured, unit, least)]
+    told = any(c.text.startswith("accuracy falls") for _, doubts in firsts for c in doubts)
+    for memory in (_memory(results, unit), ""):  # which has a figure: the first to go
+        others = [*start, *_learning(results, unit, told, memory), _runs(results, unit)]
+        texts = [*others, *(text for text, _ in firsts)]
+        texts += [c.text for _, doubts in firsts for c in doubts[:_MIN_CAVEATS]]
+        words = sum(len(line.split()) for line in texts)
+        if words <= MAX_WORDS:
+            break
     lines = []
     for (text, doubts), kind in zip(firsts, kinds, strict=True):
         clauses = list[str]()
         before = " ".join(f"{c.text[0].upper()}{c.text[1:]}." for c in doubts if c.first)
-        for caveat in (c for c in doubts if not c.first):
-            words += len(caveat.text.split())
-            if len(clauses) < _MIN_CAVEATS or words <= MAX_WORDS:
+        for i, caveat in enumerate(doubts):
+            words += len(caveat.text.split()) if i >= _MIN_CAVEATS else 0
+            if not caveat.first and (i < _MIN_CAVEATS or words <= MAX_WORDS):
                 clauses.append(caveat.text)
         title = f"{kind[0] or kind[1]}: " if len(kinds) > 1 else ""
         lines.append(f"{title}{before} {'; '.join([text, *clauses])}.".strip())
@@ -139,8 +145,8 @@ def _request(
             f", {size.mean_time_s:.3g} s and {size.node_hours:.2g} node-hours per {size.time_of}"
         )
     if _unsure(size, least, doubts) and (size.efficiency_low or 0) <= least:
-        small = f"{where(base, unit)} and " if base.series == size.series else ""
-        undecided = f"undecided at {least:.0%}: repeat {small}{where(size, unit)}"
+        small = f"{base.devices} and " if base.series == size.series else ""
+        undecided = f"undecided: repeat {small}{_short(size, unit)}"
         doubts = [Caveat(undecided), *doubts]
     return text, doubts
 
@@ -169,7 +175,7 @@ def _fastest(results: Results, measured: Sequence[Size], unit: str) -> list[str]
         sizes = [s for s in measured if _kind(s) == kind]
         sizes = [s for s in sizes if s.efficiency is not None] or sizes
         best = max(sizes, key=lambda s: s.throughput or 0)
-        text = f"{best.series} on {where(best, unit)}, {rounded(best.throughput or 0)} "
+        text = f"{best.series} on {_short(best, unit)}, {rounded(best.throughput or 0)} "
         text += best.throughput_unit
         if best.efficiency is not None and not best.is_base:
             text += f" at {best.efficiency:.0%} efficiency"
@@ -179,7 +185,7 @@ def _fastest(results: Results, measured: Sequence[Size], unit: str) -> list[str]
             s for s in sizes if s.series == best.series and (s.devices or 0) < (best.devices or 0)
         ]
         equal = [s.series for s in same if may_be_equal(best, s, pool)] if pool else []
-        equal += [where(s, unit) for s in smaller[-1:] if pool and may_be_equal(best, s, pool)]
+        equal += [_short(s, unit) for s in smaller[-1:] if pool and may_be_equal(best, s, pool)]
         text += f"; {_list(equal)} may be as fast" if equal else ""
         title = f"{kind[0] or kind[1]}: " if len(kinds) > 1 else ""
         parts.append(f"{title}{text}")
@@ -215,19 +221,26 @@ def _limits(results: Results, measured: Sequence[Size], unit: str, least: float)
     shown = falls or holds
     own = next((s for s in shown if request and s.series == request.series), shown[0])
     unsure = _unsure(own, least, doubts)
-    others = [s for s in shown if s is not own]
-    named = own.series if len({s.series for s in measured}) > 1 else ""
-    also = [f"{where(s, unit)} ({s.series})" for s in others]
-    places = _list([f"{where(own, unit)}{f' ({named})' * bool(named)}", *also])
+    several = len({s.series for s in measured}) > 1
+    texts = [_short(own, unit)]
+    texts[0] += f" ({own.series}: {own.efficiency:.0%})" if several else ""
+    others: dict[str, list[str]] = {}
+    for size in shown:
+        if size is not own:
+            others.setdefault(str(size.devices), []).append(size.series)
+    texts += [f"{count} ({', '.join(names[:_SHOWN])})" for count, names in others.items()]
+    value = "" if several else f": {_share(own)}"
+    text = f"{_list(texts)}{value}{_of_few(own)}"
     if not falls:
         verb = "seems to stay" if unsure else "stays"
-        text = f"Efficiency {verb} above {least:.0%} up to {places}: {_share(own)}{_of_few(own)}"
-        return [f"{text}."]
+        return [f"Efficiency {verb} above {least:.0%} up to {text}."]
     verb = "seems to fall" if unsure else "falls"
-    text = f"Efficiency {verb} below {least:.0%} at {places}: "
-    text += f"{_share(own)}{' on ' + where(own, unit) if also else ''}{_of_few(own)}"
-    text += cause_of(results, own)
-    return [f"{text}."]
+    return [f"Efficiency {verb} below {least:.0%} at {text}{cause_of(results, own)}."]
+
+
+def _short(size: Size, unit: str) -> str:
+    """How many GPUs; the request and the tables say on how many nodes."""
+    return where(replace(size, nodes=1), unit)
 
 
 _MEASURES: dict[str, tuple[str, Callable[[float], str]]] = {
@@ -236,8 +249,11 @@ _MEASURES: dict[str, tuple[str, Callable[[float], str]]] = {
 }
 
 
-def _learning(results: Results, unit: str) -> list[str]:
-    """What loss and accuracy do with the size, and which series needs the least memory."""
+def _learning(results: Results, unit: str, told: bool, memory: str) -> list[str]:
+    """What loss and accuracy do with the size, and the memory.
+
+    told: whether it was said that the accuracy falls.
+    """
     parts, steady = list[str](), list[str]()
     for column, (name, say) in _MEASURES.items():
         values = results.runs.dropna(subset=[column]).set_index("run_id")[column].astype(float)
@@ -247,27 +263,33 @@ def _learning(results: Results, unit: str) -> list[str]:
             if not all(ends) or len({_epochs_of(results, s) for s in (small, large)}) > 1:
                 continue
             seen += [median(own) for own in ends]
-            if differ(*ends) and not changed:
+            if differ(*ends) and not changed and _matters(column, *seen[-2:]):
                 verb = "rises" if seen[-1] > seen[-2] else "falls"
                 changed = f"{name} {verb} from {say(seen[-2])} to {say(seen[-1])} on "
-                changed += f"{where(large, unit)} ({large.series})"
+                changed += f"{_short(large, unit)} ({large.series})"
                 changed += "" if min(map(len, ends)) > 1 else ", may be chance"
         if changed:
-            parts.append(changed)
+            parts += [] if told and name == "accuracy" else [changed]
         elif seen:
-            low, high = say(min(seen)), say(max(seen))
-            steady.append(f"{name} {low}" if low == high else f"{name} {low} to {high}")
+            steady.append(name)
     if steady:
-        parts.append(f"no change with the size of {' and '.join(steady)}")
+        verb = "do" if len(steady) > 1 else "does"
+        parts.append(f"{' and '.join(steady)} {verb} not change")
     text = "; ".join(parts)
     text = f"{text[0].upper()}{text[1:]}. " if text else ""
-    return [line] if (line := f"{text}{_memory(results, unit)}".strip()) else []
+    return [line] if (line := f"{text}{memory}".strip()) else []
 
 
 def _epochs_of(results: Results, size: Size) -> tuple[int, ...]:
     """The numbers of epochs that the runs of a size were trained for."""
     own = results.runs["run_id"].isin(size.ok_runs)
     return tuple(sorted({int(n) for n in results.runs.loc[own, "epochs_done"].dropna()}))
+
+
+def _matters(column: str, before: float, after: float) -> bool:
+    """Whether a change is worth a word: half a point of accuracy, one per cent of the loss."""
+    change = abs(after - before)
+    return change >= _POINTS if column == "val_accuracy" else change >= _LOSS * abs(before)
 
 
 def differ(values: Sequence[float], others: Sequence[float]) -> bool:
@@ -304,8 +326,7 @@ def _memory(results: Results, unit: str) -> str:
         if not differ(low.peaks_memory_mib, others[-1].peaks_memory_mib):
             return ""
         texts = [f"{s.series} {_bytes(s.peak_memory_mib or 0)}" for s in (low, *others)]
-        texts = texts if len(texts) < 4 else [texts[0], "...", texts[-1]]
-        return f"Least memory on {where(low, unit)}: {', '.join(texts)}."
+        return f"Least memory on {_short(low, unit)}: {texts[0]}, most {texts[-1]}."
     return ""
 
 
@@ -322,7 +343,7 @@ def _runs(results: Results, unit: str) -> str:
     parts = []
     for size in bad[:2]:
         count = f"{len(size.not_ok)} of {size.runs_planned}"
-        parts.append(f"{size.series} on {where(size, unit)}: {count} {_verb(results, size)}")
+        parts.append(f"{size.series} on {_short(size, unit)}: {count} {_verb(results, size)}")
     if len(bad) > 2:
         parts.append(f"{counted(len(bad) - 2, 'more size')} with failures")
     return f"{ok} of {total} runs ok; {'; '.join(parts)}."
