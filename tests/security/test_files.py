@@ -121,7 +121,7 @@ def test_nothing_is_appended_through_a_link(plan: Plan, outside: Path, link: Any
     assert subprocess.run(words, capture_output=True, timeout=300).returncode
     link(plan.paths.launcher_log, precious)
     with pytest.raises(OSError):
-        local.start(plan.paths, SimpleNamespace())  # type: ignore[arg-type]
+        local.start(plan, SimpleNamespace(run_ids=[]))  # type: ignore[arg-type]
     assert precious.read_text() == PRECIOUS
     put(paths.folder / "x", "fifo")
     with pytest.raises(OSError):

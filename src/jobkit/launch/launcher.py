@@ -242,7 +242,7 @@ def start(prepared: Launch, request: LaunchRequest) -> None:
             parent=None if request.detach else os.getpid(),
             more=request.local_words(),
         )
-        prepared.runs = local.start(plan.paths, order)
+        prepared.runs = local.start(plan, order)
     elif prepared.run_ids:
         from jobkit.launch import slurm_submit
 

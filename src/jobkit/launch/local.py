@@ -48,6 +48,7 @@ from jobkit.spec.study import Plan
 
 _MODULE = "jobkit.launch.local"
 GRACE_S = 20.0  # from TERM to KILL of what a run has left
+ALL_GPUS = -1
 LIMIT_S = 120.0  # run.sh ends its ranks itself, within --shutdown-timeout
 
 
@@ -87,7 +88,7 @@ def warnings(plan: Plan, at_once: int = 1) -> list[str]:
             f"{gpus} GPU{'s' * (gpus > 1)} for up to {largest} ranks: runs with more ranks than "
             "GPUs compute on the CPU"
         )
-    per_run = max(gpus_for(spec, gpus) for spec in plan.runs.values())
+    per_run = max(gpus_for(wanted_gpus(spec), gpus) for spec in plan.runs.values())
     at_once = min(at_once, len(plan.runs))
     if at_once > 1 and per_run and at_once * per_run > gpus:
         fit = gpus // per_run
@@ -163,18 +164,19 @@ class Slots:
     _used: set[str] = field(default_factory=set)
 
     @classmethod
-    def for_runs(
-        cls, runs: Iterable[PlannedRun], at_once: int, environ: Mapping[str, str]
-    ) -> "Slots":
-        """Those of this machine; none where runs do not overlap, or all compute on the CPU."""
-        if at_once == 1 or all(run.planned_device == "cpu" for run in runs):
+    def for_runs(cls, wanted: Iterable[int], at_once: int, environ: Mapping[str, str]) -> "Slots":
+        """Those of this machine; none where runs do not overlap, or all compute on the CPU.
+
+        wanted: what wanted_gpus() says of each run.
+        """
+        if at_once == 1 or not any(wanted):
             return cls()
         variable, gpus = lendable_gpus(environ)
         return cls(variable, tuple(gpus))
 
-    def take(self, run: PlannedRun) -> dict[str, str] | None:
+    def take(self, wanted: int) -> dict[str, str] | None:
         """Take a run's GPUs: what its environment gets. None: too few of them are free now."""
-        count = gpus_for(run, len(self.gpus))
+        count = gpus_for(wanted, len(self.gpus))
         if not count:
             return {}
         free = [gpu for gpu in self.gpus if gpu not in self._used]
@@ -188,45 +190,52 @@ class Slots:
         self._used.difference_update(*(gpus.split(",") for gpus in taken.values()))
 
 
-def gpus_for(run: PlannedRun, there: int) -> int:
-    """How many of the GPUs that are there a run gets: one for each rank, all for dp.
+def wanted_gpus(run: PlannedRun) -> int:
+    """How many GPUs a run gets: one for each rank; ALL_GPUS for dp."""
+    if run.planned_device == "cpu":
+        return 0
+    return ALL_GPUS if run.whole_node else run.world_size
+
+
+def gpus_for(wanted: int, there: int) -> int:
+    """How many of the GPUs that are there a run gets that wants so many.
 
     With too few for its ranks a run of --device auto computes on the CPU, after a warning, which
     it can give only if it sees a GPU: it gets all there are, as a program that decides itself does.
     """
-    if run.planned_device == "cpu":
-        return 0
-    return there if run.whole_node else min(run.world_size, there)
+    return there if wanted == ALL_GPUS else min(wanted, there)
 
 
 # --- the process that drives the runs -------------------------------------------------------------
 
 
-def drive(order: Order, signals: Signals) -> None:
-    """Run the runs of the order; return when all have ended or a signal has requested the end."""
+def drive(order: Order, runs: Mapping[str, Any], signals: Signals) -> None:
+    """Run the runs of the order; return when all have ended or a signal has requested the end.
+
+    runs: of each run the line that starts it, and how many GPUs it wants.
+    """
     study = StudyPaths(Path(order.folder))
-    runs = Plan.read(study.plan).runs
     adopt_orphans()
     environ = clean_environment(os.environ)
     environ |= {"JOBKIT_LAUNCHER": "local"}
     environ.setdefault("JOBKIT_PYTHON", sys.executable)
     waiting, working = list(order.run_ids), dict[str, tuple[Children, dict[str, str]]]()
-    slots = Slots.for_runs([runs[run_id] for run_id in waiting], order.at_once, environ)
+    slots = Slots.for_runs([run["gpus"] for run in runs.values()], order.at_once, environ)
     stopped = False
     while working or (waiting and not stopped):
         while waiting and not stopped and len(working) < order.at_once:
-            gpus = slots.take(runs[waiting[0]])
+            gpus = slots.take(runs[waiting[0]]["gpus"])
             if gpus is None:  # in order: a later run with fewer ranks would delay this one
                 break
             run_id = waiting.pop(0)
             paths = study.run(run_id)
-            leave_spec(study, run_id, runs[run_id])
             children = Children(LIMIT_S)
             paths.folder.mkdir(parents=True, exist_ok=True)
-            line = local_command(runs[run_id], paths.folder, order.more)
             try:
                 with append_to(paths.log) as log:
-                    children.start(line, {**environ, **gpus}, session=False, output=log)
+                    children.start(
+                        runs[run_id]["line"], {**environ, **gpus}, session=False, output=log
+                    )
                 working[run_id] = children, gpus
             except OSError as error:
                 print(f"{paths.log}: {error.strerror}", file=sys.stderr)
@@ -263,7 +272,8 @@ def _note_end(paths: RunPaths, code: int | None) -> None:
 
 def main() -> int:
     """Read the order from standard input, acknowledge it, and run it."""
-    order = Order(**json.load(sys.stdin))
+    message = json.load(sys.stdin)
+    order = Order(**message["order"])
     study, signals = StudyPaths(Path(order.folder)), Signals()
     # What starts a run leaves it in job.json: clocks may jump, and no time tells which launcher
     # a run belongs to.
@@ -276,7 +286,7 @@ def main() -> int:
             # From here on the parent no longer reads this output: send it to the log.
             os.dup2(2, 1)
             try:
-                drive(order, signals)
+                drive(order, message["runs"], signals)
             finally:
                 study.launcher.unlink(missing_ok=True)
     except UsageError:
@@ -309,8 +319,14 @@ class LocalRuns:
             self.driver.wait()
 
 
-def start(paths: StudyPaths, order: Order) -> LocalRuns:
+def start(plan: Plan, order: Order) -> LocalRuns:
     """Start the process that runs the runs. Raises UsageError if another one does."""
+    paths, runs = plan.paths, {}
+    for run_id in order.run_ids:
+        spec, folder = plan.runs[run_id], paths.run(run_id).folder
+        line = local_command(spec, folder, order.more)
+        runs[run_id] = {"line": line, "gpus": wanted_gpus(spec)}
+        leave_spec(paths, run_id, spec)
     with append_to(paths.launcher_log) as log:
         driver = subprocess.Popen(
             # The folder is for is_launcher: by these words a process is known as the study's.
@@ -325,7 +341,7 @@ def start(paths: StudyPaths, order: Order) -> LocalRuns:
         )
     assert driver.stdin and driver.stdout
     with driver.stdin as to_driver:
-        json.dump(asdict(order), to_driver)
+        json.dump({"order": asdict(order), "runs": runs}, to_driver)
     answer = driver.stdout.readline().strip()
     if answer == "busy":
         raise busy(paths)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from jobkit.launch.command import Order
+from jobkit.launch.command import Order, local_command
 from jobkit.outcome.state import run_state
 from jobkit.paths import read_json
 from jobkit.spec.study import Plan, Study
@@ -34,12 +34,16 @@ def drive(folder: Path, text: str, at_once: int = 1, repeats: int = 1, **env: st
     """Run a study; return the environment that its last run saw."""
     seen, plan = folder / "seen", plan_of(folder, text, repeats)
     order = Order(folder=str(plan.paths.folder), run_ids=list(plan.runs), at_once=at_once)
+    runs = {
+        run_id: {"line": local_command(spec, plan.paths.run(run_id).folder), "gpus": 1}
+        for run_id, spec in plan.runs.items()
+    }
     own = {k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"}
     argv = [sys.executable, "-m", "jobkit.launch.local", str(plan.paths.folder)]
     with subprocess.Popen(argv, stdin=-1, stdout=-1, text=True, env=own | env) as driver:
         assert driver.stdin
         with driver.stdin:
-            json.dump(asdict(order), driver.stdin)
+            json.dump({"order": asdict(order), "runs": runs}, driver.stdin)
         if text.startswith("exec sleep"):
             while not seen.exists() and driver.poll() is None:
                 time.sleep(0.05)

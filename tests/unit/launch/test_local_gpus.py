@@ -4,7 +4,7 @@ import pytest
 
 from jobkit.errors import UsageError
 from jobkit.launch import local
-from jobkit.launch.local import Slots
+from jobkit.launch.local import Slots, wanted_gpus
 from jobkit.spec.runspec import RunSpec
 from jobkit.spec.study import Plan, Study
 
@@ -46,8 +46,8 @@ def test_too_few_gpus_for_device_cuda_is_an_error(monkeypatch: pytest.MonkeyPatc
         local.check(plan("cuda"))
 
 
-def run(ranks: int, device: str = "auto", strategy: str = "ddp") -> RunSpec:
-    return RunSpec(strategy=strategy, ranks_per_node=ranks, device=device)
+def run(ranks: int, device: str = "auto", strategy: str = "ddp") -> int:
+    return wanted_gpus(RunSpec(strategy=strategy, ranks_per_node=ranks, device=device))
 
 
 @pytest.mark.parametrize(
