@@ -19,6 +19,7 @@ from jobkit.payload.place import RankEnv
 from jobkit.payload.report import Reporter
 from jobkit.payload.resume import take_random_state
 from jobkit.payload.run import without_effect
+from jobkit.payload.train import Trainer
 from jobkit.spec.runspec import RunSpec
 from support.fake_cuda import GPU, FakeCuda
 
@@ -108,6 +109,25 @@ def test_the_variables_are_there_before_the_first_call_of_cuda(
     assert seen == [expected]
     for name in expected:
         monkeypatch.delenv(name)
+
+
+@pytest.mark.parametrize(
+    ("device", "deterministic", "excluded"),
+    [("cuda", False, [True]), ("cuda", True, []), ("cpu", False, [])],
+)
+def test_cudnns_search_for_the_last_batch_is_not_timed(
+    device: str, deterministic: bool, excluded: list[bool]
+) -> None:
+    """cuDNN tries its kernels anew for each size of the batch; the first is of the warm-up."""
+    torch.backends.cudnn.benchmark = not deterministic
+    calls: list[bool] = []
+    clock = SimpleNamespace(images=1, excluded=lambda: calls.append(True) or nullcontext())
+    data = SimpleNamespace(device=torch.device(device))
+    trainer: Any = SimpleNamespace(spec=RunSpec(), data=data, clock=clock, begun=True, _seen={512})
+    for size in (512, 7, 7, 512):
+        with Trainer._timed(trainer, SimpleNamespace(global_count=size)):  # type: ignore[arg-type]
+            pass
+    assert calls == excluded
 
 
 def test_new_settings_leave_the_ids_of_runs() -> None:

@@ -20,7 +20,6 @@ from jobkit.launch.status import main as status
 from jobkit.metric import comm
 from jobkit.outcome.logs import read_tail
 from jobkit.paths import RunPaths, read_json
-from jobkit.payload.report import Reporter, write_outcome
 from jobkit.spec.study import Plan, read_toml
 from support.fake_study import FakeRun, make_plan, whole_run
 from support.hostile import in_child, snapshot
@@ -136,21 +135,6 @@ def test_a_batch_script_is_written_beside_and_renamed(plan: Plan, outside: Path)
     submit._note_job(paths, SimpleNamespace(paths=made, job_id="7"), {})  # type: ignore[arg-type]
     assert (outside / "precious").read_text() == PRECIOUS
     assert paths.script.read_text() == "#!/bin/sh\n" and not paths.script.is_symlink()
-
-
-WRITTEN = ["metrics", "metrics/0.jsonl", "ranks", "ranks/0", "ranks/0/rank-0.log", "attempts"]
-WRITTEN += ["attempts/0", "checkpoints", "profiles", "profiles/0-rank-0.json"]
-
-
-@pytest.mark.parametrize("name", WRITTEN)
-def test_a_rank_writes_through_no_link(tmp_path: Path, outside: Path, name: str) -> None:
-    paths = RunPaths(tmp_path / "run")
-    soft_link(paths.folder / name, outside / "precious" if "." in name else outside)
-    before = snapshot(outside)
-    done = in_child(lambda: Reporter(paths, 0, 0))
-    assert "UsageError" in done.error
-    write_outcome(paths, 0, "failed", 2, "it has a link")
-    assert snapshot(outside) == before
 
 
 def test_run_sh_claims_no_attempt_through_a_link(tmp_path: Path, outside: Path) -> None:

@@ -48,28 +48,28 @@ EPILOG = """examples:
 
 def parser() -> argparse.ArgumentParser:
     """The payload's command line."""
-    made = Parser(
+    options = Parser(
         prog="run.sh",
         usage="%(prog)s [options]",
         description="Train a model under one parallel strategy and print [METRIC] lines. "
         "'bash run.sh --help' shows how it is started.",
         epilog=EPILOG,
     )
-    made.add_argument("--run-dir", type=Path, help="the run's folder (run.sh gives it)")
-    made.add_argument("--attempt", type=int, default=0, help="number of this start of the run")
-    made.add_argument(
+    options.add_argument("--run-dir", type=Path, help="the run's folder (run.sh gives it)")
+    options.add_argument("--attempt", type=int, default=0, help="number of this start of the run")
+    options.add_argument(
         "--spec",
         type=Path,
         metavar="FILE",
         help="repeat a run from the spec.json that it left, or take settings from a YAML file "
         "(epochs: 3); other options override it, and the number of ranks comes from the launcher",
     )
-    made.add_argument(
+    options.add_argument(
         "--dry-run",
         action="store_true",
         help="set everything up, one forward pass, then stop; nothing is written",
     )
-    made.add_argument(
+    options.add_argument(
         "--check",
         type=int,
         nargs="?",
@@ -77,22 +77,22 @@ def parser() -> argparse.ArgumentParser:
         metavar="RANKS",
         help="check the settings for this number of ranks (default 1) without torch, then stop",
     )
-    made.add_argument(
+    options.add_argument(
         "--resume-from",
         type=Path,
         metavar="DIR",
         help="start from a checkpoint of another run: its folder, or one in its checkpoints/; the "
         "strategy and the number of ranks may differ",
     )
-    made.add_argument(
+    options.add_argument(
         "--fresh",
         action="store_true",
         help="start from scratch even if an earlier attempt of this run left a checkpoint; a "
         "requeued job still resumes from its own",
     )
-    add_recipe_argument(made)
-    add_spec_arguments(made)
-    return made
+    add_recipe_argument(options)
+    add_spec_arguments(options)
+    return options
 
 
 def read_settings(args: argparse.Namespace) -> tuple[RunSpec, int | None]:
@@ -100,17 +100,17 @@ def read_settings(args: argparse.Namespace) -> tuple[RunSpec, int | None]:
 
     Raises UsageError for a file that has no settings or a setting that cannot be used.
     """
-    given = chosen_settings(args)
+    changes = chosen_settings(args)
     if args.spec is None:
-        return RunSpec(**given), None
-    kept = read_spec_file(args.spec)
-    sized = "nodes" in kept or "ranks_per_node" in kept
+        return RunSpec(**changes), None
+    settings = read_spec_file(args.spec)
+    sized = "nodes" in settings or "ranks_per_node" in settings
     try:
-        ranks = RunSpec(**kept).world_size
+        ranks = RunSpec(**settings).world_size
     except UsageError as error:
         raise UsageError(f"--spec {args.spec}: {error}") from None
     one_node = {"nodes": 1, "ranks_per_node": 1}
-    return RunSpec(**overridden(kept, {**one_node, **given})), ranks if sized else None
+    return RunSpec(**overridden(settings, {**one_node, **changes})), ranks if sized else None
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -254,11 +254,11 @@ def of_size(spec: RunSpec, place: RankEnv, device: torch.device, samples: int) -
             f"{place.local_world_size} ranks share {cores} cores: oversubscribed, timings are not "
             "meaningful"
         )
-    own = share_of_cores(place.local_world_size)
-    if device.type == "cuda" and own < MIN_CORES:
+    cores = share_of_cores(place.local_world_size)
+    if device.type == "cuda" and cores < MIN_CORES:
         lines.append(
-            f"{own} CPU core{'s' * (own > 1)} for each GPU: issuing its work, NCCL and checkpoints "
-            f"need {MIN_CORES}; give --cpus-per-task=8"
+            f"{cores} CPU core{'s' * (cores > 1)} for each GPU: issuing its work, NCCL and "
+            f"checkpoints need {MIN_CORES}; give --cpus-per-task=8"
         )
     return lines
 
@@ -281,6 +281,7 @@ def _record_start(trainer: Trainer, threads: int) -> None:
     hosts = group.gather(os.environ.get("SLURMD_NODENAME") or os.uname().nodename)
     strategy = trainer.strategy
     parameters = strategy.parameter_count
+    state = gpu_state(group.device) if group.place.rank == 0 else {}  # nvidia-smi takes seconds
     trainer.report.record(
         "run_start",
         spec=spec.differences(),
@@ -291,7 +292,7 @@ def _record_start(trainer: Trainer, threads: int) -> None:
         device_type=group.device.type,
         devices=strategy.devices if strategy.facts.whole_node else group.place.world_size,
         backend=group.backend,
-        versions=versions(group.device) | gpu_state(group.device) | recorded(group.device),
+        versions=versions(group.device) | state | recorded(group.device),
         git_commit=git_commit() if group.place.rank == 0 else None,
         job_id=group.place.job_id,
         global_batch_size=batch,
