@@ -29,7 +29,7 @@ GROUPS = {
         "check-edf": ("jobkit.launch.check_files", "edf_main", "a container's environment file"),
         "check-k8s": ("jobkit.launch.check_files", "k8s_main", "manifests for Kubernetes"),
         "try-pattern": ("jobkit.analysis.log_options", "try_pattern", "a pattern, on a log"),
-        "check-claims": ("jobkit.analysis.claims.cli", "main", "a text's claims, by its figures"),
+        "check-claims": ("jobkit.analysis.claims", "main", "a text's claims, by its figures"),
     },
     "learn: plan and understand": {
         "memory": ("jobkit.planner.memory", "main", "predict the memory of each strategy"),

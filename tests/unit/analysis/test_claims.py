@@ -2,9 +2,8 @@
 
 import pytest
 
-from jobkit.analysis.claims.cli import main
-from jobkit.analysis.claims.judge import Verdict, check
-from jobkit.analysis.claims.tables import number
+from jobkit.analysis.claim_tables import number
+from jobkit.analysis.claims import Verdict, check, main
 from jobkit.analysis.collect.results import collect
 from jobkit.analysis.report.tables import proposal_table
 from support.fake_study import whole_study
@@ -95,6 +94,21 @@ def test_our_own_tables_follow(form: str) -> None:
 )
 def test_what_is_not_certain_is_not_judged(text: str) -> None:
     assert judged(text) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "GPUs,time (s),Statistical efficiency\n1,480,1.0\n8,68,0.5\n",
+        "GPUs,time (s),$/Speedup\n1,480,1.00\n8,68,3.2\n",
+        "GPUs,step time (ms),efficiency\n1,200,100%\n2,206,97%\n4,220,91%\n",
+        "GPUs,time,efficiency\n1,200,100%\n2,206,97%\n4,220,91%\n",
+        "## Weak scaling: 128 images per GPU\n\nGPUs,it/s,efficiency\n1,5.0,100%\n4,4.5,90%\n",
+        "nodes,GPUs,time (h),node-hours,speed-up\n1,4,8.12,8.12,1\n2,8,4.21,8.42,1.93\n",
+    ],
+)
+def test_what_is_right_is_not_flagged(text: str) -> None:
+    assert wrong(text) == []
 
 
 def test_each_series_has_its_own_base() -> None:

@@ -1,13 +1,32 @@
-"""Which claims of a table follow: each recomputed from the times or rates of its own series."""
+"""`python -m jobkit check-claims FILE`: which speed-ups and efficiencies follow from their table.
+
+Every number is an interval, by its rounding, and so is the value recomputed from the times or rates
+of the same series, relative to its smallest size: a claim follows if the two intervals meet.
+"""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from jobkit.analysis.claims.tables import SIZES, Column, Number, Table, tables_of
+from jobkit.analysis.claim_tables import SIZES, Column, Number, Table, tables_of
+from jobkit.errors import Exit, Parser, UsageError, command
+from jobkit.files import read_text
 
+_EXAMPLES = """Judged are speed-ups and efficiencies in tables (Markdown, CSV, LaTeX, aligned text)
+with the size and a time or a rate beside them. What is not certain is not judged, and listed.
+
+examples:
+  python -m jobkit check-claims paper.md
+  python -m jobkit check-claims logs/demo/scaling.tex
+
+exit codes:
+  0  every claim that could be judged follows
+  2  wrong usage: a file that cannot be read, or no claim in it that can be judged
+  4  a claim does not follow
+"""
 _UNITS = {"speed_up": "x", "efficiency": " %"}
 _PER_RANK = r"(?:/|per[ _-]?)\s?(?:gpu|node|rank|device|core)"
+_FLAT = 0.75  # of the base's time: on more ranks it is of weak scaling, where nothing says
 _ONE = {"speed_up": 1.0, "efficiency": 100.0}
 
 
@@ -95,9 +114,14 @@ def _readings(
     grown, is_time = _middle(at) / least, column.role == "time"
     up, down = (one, this) if is_time else (this, one)
     scaled = {scaling == "weak"} if is_time else {bool(re.search(_PER_RANK, column.head, re.I))}
-    # A step of strong or of weak scaling; an epoch of the same data or of data that grew.
+    # A step of strong or of weak scaling; an epoch of the same data or of data that grew; a time
+    # that does not fall as the ranks grow.
     unclear = {"": r"step|iter|batch", "weak": "epoch"}.get(scaling)
     if is_time and unclear and re.search(unclear, column.head, re.I):
+        scaled = {False, True}
+    flat = is_time and not scaling and _middle(this) > _FLAT * _middle(one)
+    per_step = not is_time and re.search(r"\b(?:it|iter\w*|steps?|batch\w*)\s?/", column.head, re.I)
+    if flat or (per_step and scaling != "strong"):
         scaled = {False, True}
     made = []
     for more in sorted(scaled):
@@ -126,3 +150,33 @@ def _meet(claim: Number, reading: Number) -> bool:
 
 def _middle(one: Number | None) -> float:
     return (one.low + one.high) / 2 if one else 0.0
+
+
+@command
+def main(argv: Sequence[str] | None = None) -> int:
+    """Check a file of claims; return the exit code."""
+    text = "Recompute the speed-ups and efficiencies of published scaling tables."
+    parser = Parser(prog="jobkit check-claims", description=text, epilog=_EXAMPLES)
+    parser.add_argument("file", metavar="FILE", help="a Markdown, LaTeX, text or CSV file")
+    parser.add_argument("--weak", action="store_true", help="weak scaling, whatever headings say")
+    args = parser.parse_args(argv)
+    try:
+        verdicts = check(read_text(args.file), args.weak)
+    except (OSError, UnicodeDecodeError, UsageError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"{args.file}: {reason}") from None
+    judged = [v for v in verdicts if v.follows is not None]
+    wrong = [v for v in judged if not v.follows]
+    for v in wrong:
+        print(f"line {v.line}: {v.said} does not follow: {v.how}")
+    if judged:
+        print(f"{args.file}: {len(judged) - len(wrong)} of {len(judged)} judged claims follow")
+    unjudged: dict[str, list[Verdict]] = {}
+    for v in verdicts:
+        if v.follows is None:
+            unjudged.setdefault(v.how, []).append(v)
+    for why, own in unjudged.items():
+        print(f"not judged, {why}: {', '.join(f'{v.said} (line {v.line})' for v in own)}")
+    if not judged:
+        raise UsageError(f"{args.file}: nothing to check: no table with a claim that can be judged")
+    return Exit.THRESHOLD if wrong else Exit.OK

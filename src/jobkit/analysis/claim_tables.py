@@ -21,7 +21,7 @@ _SIZE = r"^(?:#|number of|no\. of|num)?[ _]*(?:{})s?(?: \(#\))?$"
 _PER_S = r"(?:/|\bper[ _]|_per_)\s?(?:s|sec|ms|second|min|hour|h)\b"
 # The first that is found in a head is its role; the empty one tells nothing of the scaling.
 _OTHER = (
-    r"ideal|theor|expect|target|cost|loss|accura|utili|overhead|std|energy|power|memory|batch|"
+    r"ideal|theor|statistic|\$|expect|target|cost|loss|accura|utili|overhead|std|energy|power|memory|batch|"
     r"(?:gpu|node|core|cpu|device|rank|process)[ _-]?h|\b(?:over|vs\.?|than|relative|from)\b|"
     r"_(?:low|high)(?:_|\b)|\b(?:low|upp)er|\b(?:min|max)(?:imum)?$|\bci\b|forecast|predict"
 )

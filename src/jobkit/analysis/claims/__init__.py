@@ -1,1 +1,0 @@
-"""Recomputes a published scaling table."""
