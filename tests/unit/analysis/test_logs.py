@@ -241,7 +241,13 @@ def test_a_rate_that_each_rank_prints_is_of_one_or_of_all_and_not_compared(place
     assert runs.loc["1gpu.log", "throughput"] == 1000 and runs.loc["2gpu.log", "status"] == "failed"
     assert "printed 2 times, as by all 2 ranks" in runs.loc["2gpu.log", "reason"]
     log = place / "2gpu.log"
-    log.write_text(log.read_text().replace("tokens_per_s", "tokens_per_s_per_rank"))
+    of_two = "".join(
+        f"[METRIC] step={n} tokens_per_s=900\n[METRIC] step={n} lr=1\n" for n in (1, 2, 3)
+    )
+    printed = log.read_text()
+    log.write_text(of_two)  # two lines of a step, which say different things
+    assert list(collected().runs["throughput"]) == [1000, 900]
+    log.write_text(printed.replace("tokens_per_s", "tokens_per_s_per_rank"))
     found = collected("--scaling", "weak")
     assert list(found.runs["throughput"]) == [1000, 2000]
     assert set(found.scaling["scaling"]) == {"weak"}

@@ -222,7 +222,8 @@ def _second_run(records: list[Record]) -> int | None:
 
 def _copies(foreign: list[Record]) -> int:
     """How often the line of a step was printed, as by each rank, in most cases."""
-    places = Counter((r.get("epoch"), r["step"]) for r in foreign if type(r.get("step")) is int)
+    steps = (r for r in foreign if type(r.get("step")) is int)
+    places = Counter((r.get("epoch"), r["step"], *sorted(r.keys() - {"rank"})) for r in steps)
     return median_low(places.values()) if places else 1
 
 
