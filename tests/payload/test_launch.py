@@ -4,6 +4,10 @@ import io
 import json
 import os
 import re
+import signal
+import subprocess
+import sys
+import time
 import uuid
 from pathlib import Path
 
@@ -11,6 +15,7 @@ import pytest
 
 from jobkit.metric.kinds import COMMON, KINDS
 from jobkit.metric.reader import scan
+from support.place import ROOT
 from support.rigs import SMALL, Result, Start, alive_with, none_left
 
 TINY = [*SMALL, "--epochs", "2", "--global-batch-size", "128"]
@@ -161,3 +166,28 @@ def test_success_is_not_spoilt_by_the_end_of_the_process(launch: Start, own_mode
     assert "ChildFailedError" not in done.out
     assert "warning" not in done.out
     assert done.record("run_end")["status"] == "ok"
+
+
+@LONG
+def test_two_machines_train_as_one_and_stop_together(tmp_path: Path) -> None:
+    """torchrun on each of them; the stop signal comes to the second one alone."""
+    words = ["bash", str(ROOT / "run.sh"), "--nnodes", "2", "--master-addr", "127.0.0.1"]
+    words += ["--master-port", "29431", "--nproc-per-node", "1", "--run-dir", str(tmp_path / "run")]
+    words += [*TINY, "--epochs", "100000", "--device", "cpu", "--node-rank"]
+    env = {**os.environ, "JOBKIT_PYTHON": sys.executable}
+    machines = [subprocess.Popen([*words, number], env=env) for number in "01"]
+    try:
+        records = tmp_path / "run" / "metrics" / "0.jsonl"
+        deadline = time.monotonic() + 480
+        while not (records.exists() and '"kind":"epoch"' in records.read_text()):
+            assert time.monotonic() < deadline and machines[0].poll() is None
+            time.sleep(0.2)
+        machines[1].send_signal(signal.SIGUSR2)
+        assert [machine.wait(480) for machine in machines] == [75, 75]
+    finally:
+        for machine in machines:
+            machine.terminate()
+            machine.wait()
+    outcome = json.loads((tmp_path / "run" / "attempts" / "0" / "outcome.json").read_text())
+    assert outcome["status"] == "preempted" and "SIGUSR2" in outcome["reason"]
+    assert list((tmp_path / "run" / "checkpoints").iterdir())

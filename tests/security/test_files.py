@@ -147,6 +147,34 @@ def test_run_sh_claims_no_attempt_through_a_link(tmp_path: Path, outside: Path) 
     assert snapshot(outside) == before
 
 
+def test_run_sh_in_a_job_replaces_a_link_and_does_not_follow_it(
+    tmp_path: Path, outside: Path
+) -> None:
+    """Where it notes the first attempt of the job."""
+    first = tmp_path / "run" / "attempts" / "first"
+    soft_link(first, outside / "precious")
+    srun = tmp_path / "srun"
+    srun.write_text("#!/bin/sh\n")
+    srun.chmod(0o755)
+    words = ["bash", str(ROOT / "run.sh"), "--run-dir", str(tmp_path / "run"), "--", "true"]
+    env = {**os.environ, "SLURM_JOB_ID": "7", "JOBKIT_HOST_PYTHON": sys.executable}
+    env["PATH"] = f"{tmp_path}{os.pathsep}{env['PATH']}"
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr
+    assert (outside / "precious").read_text() == PRECIOUS
+    assert first.read_text().startswith("7 0\n") and not first.is_symlink()
+
+
+def test_run_sh_begins_nothing_where_everybody_may_exchange_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "single").mkdir()
+    (tmp_path / "single").chmod(0o777)
+    env = {**os.environ, "JOBKIT_LOGS": str(tmp_path), "JOBKIT_HOST_PYTHON": sys.executable}
+    words = ["bash", str(ROOT / "run.sh"), "--", "true"]
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 2 and "everybody may write there" in done.stderr
+    assert not list((tmp_path / "single").iterdir())
+
+
 def test_run_sh_evaluates_nothing_that_a_file_says(tmp_path: Path) -> None:
     """In the place of an exit code stands what (( )) of a shell would execute."""
     text = f"command[$(touch${{IFS}}{tmp_path}/pwned)] x"

@@ -118,6 +118,45 @@ def test_a_run_whose_log_is_a_link_fails_and_the_next_has_its_turn(tmp_path: Pat
     assert run_state(second).status == "ok"
 
 
+# Each waits until it was looked at often enough.
+COPIES = "import time; time.sleep(6)"
+CONNECTED = """
+import os, socket, time
+place = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+if os.environ["RANK"] == "0":
+    peer, _ = socket.create_server(place).accept()
+else:
+    while True:
+        try:
+            peer = socket.create_connection(place)
+            break
+        except OSError:
+            time.sleep(0.05)
+time.sleep(6)
+"""
+# A launcher of its own, as mpirun, whose two processes work together.
+TWO = """
+import subprocess, sys
+ends = [subprocess.Popen([sys.executable, "-c", "import time; time.sleep(2)"]) for _ in "ab"]
+sys.exit(max(process.wait() for process in ends))
+"""
+
+
+@pytest.mark.parametrize(
+    ("launcher", "text", "shown"),
+    [("srun", COPIES, "none"), ("srun", CONNECTED, "connection"), ("once", TWO, None)],
+)
+def test_whether_the_ranks_worked_together_is_noted(
+    tmp_path: Path, launcher: str, text: str, shown: str | None
+) -> None:
+    """Of `once` nothing is known, and so nothing is said."""
+    kit = Kit(tmp_path)
+    own = ["--launcher", launcher, "--nproc-per-node", "2", "--no-auto"]
+    done = kit(*own, "--", sys.executable, "-c", text, JOBKIT_LAUNCHER="local")
+    assert done.returncode == 0, done.stderr
+    assert json.loads((kit.run_dir / "job.json").read_text())["ranks_together"] == shown
+
+
 # --- the ranks of a command -----------------------------------------------------------------------
 
 
