@@ -58,6 +58,12 @@ def test_the_place_of_a_rank_comes_from_the_step(run: Kit) -> None:
     assert {"--kill-on-bad-exit=1", "--wait=0", "--ntasks=2", "--nodes=1"} <= set(options)
 
 
+@pytest.mark.parametrize(("cores", "warned"), [("2", True), ("8", False)])
+def test_few_cores_for_ranks_on_gpus_are_told(run: Kit, cores: str, warned: bool) -> None:
+    done = run("--", "true", **JOB, SLURM_GPUS_ON_NODE="2", SLURM_CPUS_ON_NODE=cores)
+    assert ("1 core for each rank on a GPU: ask for more, as sbatch" in done.stderr) == warned
+
+
 def test_the_port_is_of_the_job_and_outside_the_systems_range(run: Kit) -> None:
     def port(**more: str) -> int:
         done = run("--", sys.executable, "-c", SHOW, "MASTER_PORT", **{**JOB, **more})

@@ -353,7 +353,7 @@ def prepare_allocation(run: Run) -> str:
         environ.setdefault("OMP_NUM_THREADS", cores)
     on_node = re.match(r"[0-9]+", environ.get("SLURM_CPUS_ON_NODE", ""))
     share = int(cores or (int(on_node[0]) // run.ranks if on_node else MIN_CORES_PER_GPU))
-    if environ.get("SLURM_GPUS_ON_NODE") and share < MIN_CORES_PER_GPU:
+    if run.command and environ.get("SLURM_GPUS_ON_NODE") and share < MIN_CORES_PER_GPU:
         text = f"{share} core{'s' * (share != 1)} for each rank on a GPU: ask for more"
         say("warning", f"{text}, as sbatch --cpus-per-task=8 run.sh")
     folder = Path(environ.get("SLURM_SUBMIT_DIR") or "/nonexistent")
