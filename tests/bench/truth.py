@@ -24,9 +24,12 @@ import pandas as pd
 from bench import LESS, MORE, ROOT, Figures, report
 
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
+from jobkit.analysis.findings.conditions import caveats  # noqa: E402
 from jobkit.analysis.findings.forecast import forecast_table, forecasts  # noqa: E402
 from jobkit.analysis.scaling.predict import predict  # noqa: E402
-from support.measured_study import results_of  # noqa: E402
+from jobkit.analysis.tables.columns import RESULTS  # noqa: E402
+from jobkit.analysis.tables.frames import frame  # noqa: E402
+from support.measured_study import results_from, results_of, runs_of  # noqa: E402
 
 _MOST_NOISE = 0.05  # standard deviation of a run: where it is not known, and in predict.py
 Generator = np.random.Generator
@@ -163,7 +166,7 @@ def _forecast(
         made = {"n": n, "times": times, "refused": n not in rows}
         if n in rows:
             row = rows[n]
-            value, low, high = (row[f"images_per_s{e}"] for e in ("", "_low", "_high"))
+            value, low, high = (row[f"throughput{e}"] for e in ("", "_low", "_high"))
             made |= {"error": abs(value / rate - 1), "held": low <= rate <= high}
             share = tuple(row[f"efficiency{e}"] for e in ("", "_low", "_high"))
             made |= {"width": high / low, "wrong": _wrong(fitted, sd, share, (value, low, high))}
@@ -335,11 +338,11 @@ def _spreads(studies: int, repeats: int, kind: str) -> str:
 
 
 def _note_spread(seen: dict[str, list[float]], row: dict[str, Any], rate: float, n: int) -> None:
-    if pd.isna(row["images_per_s_low"]):
+    if pd.isna(row["throughput_low"]):
         return
     seen["states"].append(float(row["confidence_share"]))
-    seen["rate"].append(row["images_per_s_low"] <= rate <= row["images_per_s_high"])
-    seen["width"].append(row["images_per_s_high"] / row["images_per_s_low"])
+    seen["rate"].append(row["throughput_low"] <= rate <= row["throughput_high"])
+    seen["width"].append(row["throughput_high"] / row["throughput_low"])
     if n > 1 and pd.notna(row["efficiency_low"]):
         efficiency = 1 / (1 + 0.02 * (n - 1))
         seen["efficiency"].append(row["efficiency_low"] <= efficiency <= row["efficiency_high"])
@@ -349,6 +352,103 @@ def _cell(name: str, values: list[float]) -> str:
     if not values:
         return "-"
     return f"{np.median(values):.2f}" if name == "width" else f"{np.mean(values):.1%}"
+
+
+# Noise that is not independent: each edits the rows of a study of 1, 2, 4 and 8 ranks. A run has as
+# many of 32 nodes as ranks; runs start one after the other in a shuffled order.
+def _grows(rows: list[dict[str, Any]], sd: float, g: Generator) -> None:
+    """From a quarter to twice the noise on the largest size."""
+    for row in rows:
+        _scale(row, math.exp(sd * row["world_size"] / 4 * g.standard_normal()))
+
+
+def _shared(rows: list[dict[str, Any]], sd: float, g: Generator) -> None:
+    """The repeats of a size share their nodes, which differ as much as runs do."""
+    factors = {n: math.exp(sd * g.standard_normal()) for n in (1, 2, 4, 8)}
+    for row in rows:
+        row["node_list"] = f"n{row['world_size']}"
+        _scale(row, factors[row["world_size"]] * math.exp(sd / 3 * g.standard_normal()))
+
+
+def _walk(rows: list[dict[str, Any]], sd: float, g: Generator) -> None:
+    """A drift over the study: a walk that ends a standard deviation away, and half the noise."""
+    steps = np.cumsum(g.standard_normal(len(rows))) * sd * 2 / math.sqrt(len(rows))
+    order = np.argsort([row["start_time_s"] for row in rows])
+    for place, i in enumerate(order):
+        _scale(rows[i], math.exp(steps[place] + sd / 2 * g.standard_normal()))
+
+
+def _in_order(rows: list[dict[str, Any]], sd: float, g: Generator) -> None:
+    """The same, small sizes first."""
+    for i, row in enumerate(rows):
+        row["start_time_s"] = 1.7e9 + 1000.0 * i
+    _walk(rows, sd, g)
+
+
+def _slow_node(rows: list[dict[str, Any]], sd: float, g: Generator) -> None:
+    """One node of 32 is 17 % slower."""
+    for row in rows:
+        _scale(row, math.exp(sd * g.standard_normal()) * (0.83 if "n0," in row["node_list"] else 1))
+
+
+def _two_kinds(rows: list[dict[str, Any]], sd: float, g: Generator) -> None:
+    """A run has nodes of one of two kinds, with clocks of 1 and 0.8."""
+    for row in rows:
+        slow = g.random() < 0.4
+        own = g.choice(8, row["world_size"], replace=False)
+        row["node_list"] = ",".join(f"{'slow' if slow else 'fast'}{n}" for n in own) + ","
+        _scale(row, math.exp(sd * g.standard_normal()) * (0.8 if slow else 1))
+
+
+def _independent(rows: list[dict[str, Any]], sd: float, g: Generator) -> None:
+    for row in rows:
+        _scale(row, math.exp(sd * g.standard_normal()))
+
+
+def _scale(row: dict[str, Any], factor: float) -> None:
+    row["images_per_s"] *= factor
+
+
+LIFE = {
+    "independent": _independent,
+    "grows with the size": _grows,
+    "repeats share their nodes": _shared,
+    "drift, shuffled": _walk,
+    "drift, in order of size": _in_order,
+    "one slow node of 32": _slow_node,
+    "two kinds of nodes": _two_kinds,
+}
+
+
+def life(studies: int) -> Iterator[str]:
+    """How often the interval of the efficiency at 8 ranks holds, and how often a doubt is named."""
+    yield "| noise of 3 % | repeats | held at 8 | high/low | doubt named | held or named |"
+    yield "|---|---|---|---|---|---|"
+    for name, edit in LIFE.items():
+        for repeats in (2, 3, 5):
+            seen: dict[str, list[float]] = defaultdict(list)
+            for i in range(studies):
+                g = np.random.default_rng([4, i, repeats])
+                truth = {n: [1000 * n * 0.98 ** math.log2(n)] * repeats for n in (1, 2, 4, 8)}
+                rows = runs_of({"ddp": truth})
+                for row, place in zip(rows, g.permutation(len(rows)), strict=True):
+                    own = g.choice(32, row["world_size"], replace=False)
+                    row["node_list"] = "".join(f"n{n}," for n in own)
+                    row["start_time_s"] = 1.7e9 + 1000.0 * place
+                edit(rows, 0.03, g)
+                results = results_from(frame(rows, RESULTS))
+                largest = results.sizes[-1]
+                low, high = largest.interval("efficiency") or (math.nan, math.nan)
+                named = any(c.doubts for c in caveats(results, "GPUs", largest))
+                held = low <= 0.98**3 <= high
+                seen["held"].append(held)
+                seen["width"].append(high / low)
+                seen["named"].append(named)
+                seen["either"].append(held or named)
+            cells = " | ".join(
+                _cell(key, seen[key]) for key in ("held", "width", "named", "either")
+            )
+            yield f"| {name} | {repeats} | {cells} |"
 
 
 def figures_of(name: str, found: pd.DataFrame) -> Figures:
@@ -362,7 +462,7 @@ def main() -> int:
     """Print all tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--studies", type=int, default=100, help="studies for each row")
-    parser.add_argument("--only", choices=("forecasts", "hidden", "published", "intervals"))
+    parser.add_argument("--only", choices=("forecasts", "hidden", "published", "intervals", "life"))
     args = parser.parse_args()
     figures = Figures()
     if args.only in (None, "forecasts"):
@@ -380,6 +480,8 @@ def main() -> int:
         for table, by in ((found, "truth"), (found, "boundary"), (found.assign(all="all"), "all")):
             print(*summary(table, by), "", sep="\n", flush=True)
         figures |= figures_of("published", found)
+    if args.only in (None, "life"):
+        print(*life(args.studies), "", sep="\n", flush=True)
     if args.only in (None, "intervals"):
         for line in intervals(args.studies):
             print(line, flush=True)
