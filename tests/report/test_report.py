@@ -208,7 +208,15 @@ def test_the_proposals_table_as_markdown_and_latex() -> None:
     assert table.heads[6:8] == ["GPU-hours per epoch", "node-hours per epoch"]
     assert table.notes[0].startswith("Strong scaling. Speed-up and parallel efficiency are ")
     assert table.markdown().splitlines()[1].count("---") == len(table.heads) == len(two)
-    assert table.latex().count(r" \\") == 3
+    latex = table.latex()
+    assert latex.count(r" \\") == 3
+    assert r"\shortstack[r]{time per\\epoch (s)}" in latex
+    body = latex[latex.index(r"\end{tabular}") :]
+    assert "Strong scaling. Speed-up and parallel" in body  # what is printed has its caveats
+    # At 9 points a portrait page has room for some 90 characters; a head has lines of 11.
+    heads = [max(map(len, head.split())) for head in table.heads]
+    cells = [max(len(row[i]) for row in table.rows) for i in range(len(heads))]
+    assert sum(map(max, heads, cells)) <= 90
     odd = TextTable(["a|b"], [["x_1 & 50% {y} \\z | <i> [1]\nnew"]])  # no cell breaks its table
     assert odd.markdown().splitlines()[2] == r"| x\_1 & 50% {y} \\z \| \<i\> \[1\] new |"
     assert (

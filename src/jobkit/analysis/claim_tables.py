@@ -37,6 +37,7 @@ _ROLES = (
     ("time", rf"time|wall|elapsed|duration|latency|\b(?:{_UNIT})s?\b"),
 )
 SIZES = ("gpus", "nodes", "cores")
+_STACKED = re.compile(r"\\shortstack(?:\[\w\])?\{([^{}]*)\}")  # a head of several lines
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,7 @@ def _cells(line: str, way: str) -> tuple[str, list[str]]:
     """How a line divides its cells, and these; a rule goes on with the table above."""
     if re.fullmatch(r"[\s|:+=-]+|\s*\\(?:hline|\w*rule(?:\{.*\})?)\s*", line) and line.strip():
         return way, []
+    line = _STACKED.sub(lambda head: head[1].replace("\\\\", " "), line)
     if re.search(r"(?<!\\)&", line) and "\\\\" in line:
         plain = re.sub(r"\\(?:text\w\w|mathbf|hline|\w*rule)\b|\\\\.*|[{}$]", "", line)
         cells = re.split(r"(?<!\\)&", plain.replace("\\times", "x"))

@@ -56,7 +56,7 @@ def proposal_table(results: Results, unit: str) -> TextTable:
     if any((s.nodes or 1) > 1 for s in sizes):
         columns.append(("nodes", [say(s.nodes) for s in sizes]))
     columns.append(("runs ok", [f"{s.runs_ok} of {s.runs_planned}" for s in sizes]))
-    columns.append((f"time {per} (s)", [_cell(s, "time", "{:.4g}", "_s") for s in sizes]))
+    columns.append((f"time {per} (s)", [say(_na(s.time_s), "{:.4g}") for s in sizes]))
     columns.append(("speed-up", [_cell(s, "speed_up", "{:.2f}") for s in sizes]))
     columns.append(("parallel efficiency", [_cell(s, "efficiency", "{:.0%}") for s in sizes]))
     columns.append(("GPU busy", [say(_na(s.gpu_busy), "{:.0%}") for s in sizes]))
@@ -81,14 +81,14 @@ def _na(value: Any) -> Any:
     return pd.NA if value is None else value
 
 
-def _cell(size: Size, name: str, form: str, unit: str = "") -> str:
+def _cell(size: Size, name: str, form: str) -> str:
     """A value as text with its interval in brackets; the base has none."""
-    value = getattr(size, f"{name}{unit}")
-    low, high = (getattr(size, f"{name}_{end}{unit}") for end in ("low", "high"))
+    value, ends = getattr(size, name), size.interval(name)
     text = say(_na(value), form)
-    if value is None or low is None or (low == high == 1):
+    if value is None or ends is None or ends[0] == ends[1]:
         return text
-    return f"{text} [{say(low, form)}, {say(high, form)}]"
+    low, high = (form.format(end) for end in ends)
+    return f"{text} [{low.removesuffix('%')}, {high.removesuffix('%')}]"
 
 
 def _energy_columns(sizes: Sequence[Size], per: str, goal: str) -> list[tuple[str, list[str]]]:

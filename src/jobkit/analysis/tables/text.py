@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 NONE = "-"
+_HEAD = 11  # characters of a line of a head in LaTeX
 RANKS = "ranks"  # the unit of a size where it is not said whether ranks are GPUs
 _LATEX = {c: f"\\{c}" for c in "&%$#_{}"}
 _LATEX |= {"<": r"\textless{}", ">": r"\textgreater{}"}  # else other letters in the usual fonts
@@ -32,22 +33,37 @@ class TextTable:
         return "\n\n".join([body, *(_markdown(note) for note in self.notes)]) + "\n"
 
     def latex(self) -> str:
-        """The table as a LaTeX tabular of the package booktabs."""
+        """The table for LaTeX with the package booktabs, narrow, with its notes below it."""
         columns = "l" * self.words + "r" * (len(self.heads) - self.words)
-        lines = [" & ".join(map(_latex, row)) + r" \\" for row in (self.heads, *self.rows)]
+        heads = [_latex(head) for head in self.heads]
+        heads = [rf"\shortstack[r]{{{_broken(head)}}}" if " " in head else head for head in heads]
+        rows = [map(_latex, row) for row in self.rows]
+        lines = [" & ".join(row) + r" \\" for row in (heads, *rows)]
+        notes = [f"{_latex(note)}\\par" for note in self.notes]
         return "\n".join(
             [
-                *(f"% {_latex(note)}" for note in self.notes),
+                r"{\small\setlength{\tabcolsep}{3pt}%",
                 rf"\begin{{tabular}}{{{columns}}}",
                 r"\toprule",
                 lines[0],
                 r"\midrule",
                 *lines[1:],
                 r"\bottomrule",
-                r"\end{tabular}",
+                r"\end{tabular}\par}",
+                *[r"{\footnotesize\noindent", *notes, "}"][: 3 * len(notes)],
                 "",
             ]
         )
+
+
+def _broken(head: str) -> str:
+    """A head in lines of about ten characters."""
+    lines = [""]
+    for word in head.split():
+        if lines[-1] and len(lines[-1]) + len(word) >= _HEAD:
+            lines.append("")
+        lines[-1] = f"{lines[-1]} {word}".strip()
+    return r"\\".join(lines)
 
 
 def with_interval(row: Mapping[str, Any], name: str, form: str, unit: str = "") -> str:
