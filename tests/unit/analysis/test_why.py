@@ -7,7 +7,7 @@ import pytest
 
 from jobkit.analysis.collect.why import (
     breakdown,
-    busy_sentence,
+    busy_clause,
     cause_sentence,
     not_profiled,
 )
@@ -61,6 +61,8 @@ JITTER = [[2 * MS * CHANCE.random() for _ in range(16)] for _ in range(64)]
         ),
         # Once in 15 steps: not lasting, and not typical either.
         (4, lambda j, i: 400 * MS * (i == 1 and j == 7), {"waiting_s": 0}),
+        # A burst of five steps, as by another process on its core.
+        (2, lambda j, i: 30 * MS * (i == 1 and j < 5), {}),
         # Jitter of 2 ms is in turn.
         (16, lambda j, i: JITTER[j][i], {}),
     ],
@@ -142,10 +144,10 @@ def test_a_gpu_s_steps_are_those_of_its_collectives() -> None:
 
 def test_a_busy_machine_is_said() -> None:
     runs = [{"run_id": "a", "other_load_mean": load} for load in (0.01, None, float("nan"))]
-    assert busy_sentence(runs) is None
-    text = busy_sentence([*runs, {"run_id": "b", "other_load_mean": 0.48}])
+    assert busy_clause(runs) is None
+    text = busy_clause([*runs, {"run_id": "b", "other_load_mean": 0.48}])
     assert text and "up to 48% of the cores while 1 of 2 runs were measured (b)" in text
-    assert "GPUs of 1 runs" in (busy_sentence([{"run_id": "a", "gpu_processes_max": 2}]) or "")
+    assert "GPUs of 1 runs" in (busy_clause([{"run_id": "a", "gpu_processes_max": 2}]) or "")
 
 
 def test_the_cause_is_said() -> None:

@@ -3,7 +3,7 @@
 Of a collective the rank that came last has the shortest duration: that is the transfer, and what
 the others take longer is their waiting, at its beginning. So no clocks are compared. In step j rank
 i is late by L(i, j) = the mean wait of the others - its own. A rank is late beyond chance where the
-mean of L over the steps is over 3 standard errors and over 5 % of a step. Random
+mean of L is over 3 standard errors and over 5 % of a step, at all of the places. Random
 imbalance is by how much the last rank of each step is later than that one, or than the mean.
 
 Few steps are profiled, and slow ones may be rare. How much they cost is the mean of all windows
@@ -235,7 +235,11 @@ def _last(waits: Mapping[Any, Sequence[float]], step_s: float) -> tuple[Any, flo
         mean = statistics.fmean(late)
         error = statistics.stdev(late) / math.sqrt(len(late))
         least = max(BEYOND_CHANCE * error, MIN_SHARE * step_s, MIN_LATE_S)
-        if mean > least and (best is None or mean > best[1]):
+        # Neighbouring steps are alike: a burst of something else is no lasting lateness.
+        size = -(-len(late) // 3)
+        thirds = [statistics.fmean(late[i : i + size]) for i in range(0, len(late), size)]
+        lasts = min(thirds) > mean / 3
+        if mean > least and lasts and (best is None or mean > best[1]):
             best = who, mean
     return best
 
@@ -282,25 +286,26 @@ def _late(
 MAX_OTHER_LOAD = 0.05  # of the cores, beyond which rates may be disturbed
 
 
-def busy_sentence(runs: Iterable[Mapping[str, Any]]) -> str | None:
+def busy_clause(runs: Iterable[Mapping[str, Any]]) -> str | None:
     """That others used the machine while runs were measured; None where they did not.
 
     runs: rows of results.csv.
     """
+    runs = list(runs)
     loads = [(load, r) for r in runs if (load := _known(r.get("other_load_mean")) or 0.0)]
     shared = [r for r in runs if (_known(r.get("gpu_processes_max")) or 0.0) > 1]
     text = []
     if busy := [pair for pair in loads if pair[0] > MAX_OTHER_LOAD]:
         most, run = max(busy, key=lambda pair: pair[0])
         text.append(
-            f"Other processes used up to {most:.0%} of the cores while {len(busy)} of "
-            f"{len(loads)} runs were measured ({run['run_id']}): measure again on an idle machine."
+            f"other processes used up to {most:.0%} of the cores while {len(busy)} of "
+            f"{len(loads)} runs were measured ({run['run_id']}): measure again on an idle machine"
         )
     if shared:
         text.append(
-            f"Other processes computed on the GPUs of {len(shared)} runs: measure again alone."
+            f"other processes computed on the GPUs of {len(shared)} runs: measure again alone"
         )
-    return " ".join(text) or None
+    return "; ".join(text) or None
 
 
 def cause_sentence(row: Mapping[str, Any]) -> str:

@@ -18,6 +18,7 @@ import pandas as pd
 from jobkit.analysis.collect.lines import METRIC_LINES
 from jobkit.analysis.collect.results import Results
 from jobkit.analysis.collect.rows import OF_EPOCHS, WALL_TIME
+from jobkit.analysis.collect.why import busy_clause
 from jobkit.analysis.findings.causes import base_of, differences, median_of, rows_of, values_of
 from jobkit.analysis.scaling.sizes import Size
 from jobkit.analysis.scaling.spread import tail
@@ -60,7 +61,9 @@ def caveats(results: Results, unit: str, request: Size | None = None) -> list[Ca
     series = request.series if request else None
     compared = [s for s in results.sizes if s.efficiency and series in (None, s.series)]
     slow = _slow_nodes(results, request)
+    busy = busy_clause(results.rows[run] for size in results.sizes for run in size.ok_runs)
     lines = [
+        *([Caveat(busy, doubts=True, first=True)] if busy else []),
         *_idle(results, compared, unit),
         *_failed(results, series, unit),
         *_learning(results, compared, unit),
