@@ -8,6 +8,7 @@ environment. Only those of this machine are seen: of several nodes, the first on
 """
 
 import contextlib
+import functools
 import os
 import socket
 import subprocess
@@ -51,7 +52,7 @@ class Watch:
         with contextlib.suppress(OSError):
             pids, self.ranks = ranks_of(self._run_dir)
             if self.ranks > 1 and pids:
-                self.evidence = evidence_of(pids, self._others())
+                self.evidence = evidence_of(pids, self._others)
                 self._looks += 1
         self._due = time.monotonic() + self._pause_s
 
@@ -62,15 +63,15 @@ class Watch:
             return self.evidence
         return "none" if self._looks >= MIN_LOOKS else None
 
+    @functools.cached_property
     def _others(self) -> frozenset[str]:
         """The addresses of the allocation's nodes, as the kernel writes them."""
         if not (nodes := self._environ.get("SLURM_JOB_NODELIST")):
             return frozenset()
         with contextlib.suppress(OSError, subprocess.SubprocessError):
-            names = subprocess.run(
-                ["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, timeout=20
-            ).stdout.split()
-            return frozenset(address for name in names for address in _addresses(name))
+            words = ["scontrol", "show", "hostnames", nodes]
+            done = subprocess.run(words, capture_output=True, text=True, timeout=20)
+            return frozenset(a for name in done.stdout.split() for a in _addresses(name))
         return frozenset()
 
 

@@ -16,10 +16,11 @@ from support.place import ROOT
 
 # Each rank says what it got, and then waits or fails as the last word says.
 PROGRAM = """
-import os, sys, time
+import os, pathlib, sys, time
 rank = os.environ["RANK"]
 os.write(1, f"rank {rank} of {os.environ['WORLD_SIZE']}: {sys.argv[1:-1]}\\n".encode())
-while sys.argv[-1] == "wait":
+pathlib.Path(f"printed-{rank}").touch()  # the first that fails ends the other
+while sys.argv[-1] == "wait" or len([*pathlib.Path().glob("printed-*")]) < 2:
     time.sleep(0.05)
 sys.exit(3)
 """
