@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from jobkit.paths import RunPaths, write_json
-from jobkit.payload.checkpoint import found_in, name_of, prune
+from jobkit.payload.checkpoint import found_in, prune
 from jobkit.payload.resume import mark_fresh_start, of_own_run
 
 
@@ -16,7 +16,7 @@ def paths(tmp_path: Path) -> RunPaths:
     for attempt in range(5):
         (made.attempts / str(attempt)).mkdir(parents=True)
         for iteration in (10, 20):
-            (made.checkpoints / name_of(iteration, attempt)).mkdir(parents=True)
+            (made.checkpoints / f"{iteration:08d}-{attempt}").mkdir(parents=True)
     return made
 
 

@@ -96,11 +96,6 @@ class Manifest:
 # --- the folders of a run ----------------------------------------------------------------------
 
 
-def name_of(iteration: int, attempt: int) -> str:
-    """The name of a checkpoint's folder."""
-    return f"{iteration:08d}-{attempt}"
-
-
 def attempt_of(folder: Path) -> int:
     """Which attempt of its run wrote a checkpoint."""
     return int(folder.name.partition("-")[2])
@@ -117,12 +112,6 @@ def found_in(folder: Path) -> list[Path]:
         if path.is_dir() and iteration.isdecimal() and attempt.isdecimal():
             named.append(((int(attempt), int(iteration)), path))
     return [path for _, path in sorted(named, reverse=True)]
-
-
-def clear_unfinished(folder: Path) -> None:
-    """Remove the partial checkpoints of an attempt that was interrupted while writing."""
-    for path in folder.glob(".*.tmp"):
-        shutil.rmtree(path, ignore_errors=True)
 
 
 def prune(folder: Path, attempt: int, keep: int) -> None:
@@ -317,6 +306,9 @@ class Checkpoints:
         on_gpu = device is not None and device.type == "cuda"
         begin = (torch.cuda.set_device, (device,)) if on_gpu else (None, ())
         self._thread = ThreadPoolExecutor(1, "checkpoint", *begin) if background else None
+        if self._rank == 0:  # of an attempt that was interrupted while writing
+            for path in folder.glob(".*.tmp"):
+                shutil.rmtree(path, ignore_errors=True)
         self.writing: Future[tuple[int, float]] | None = None  # its result: bytes and seconds
         self.begun_s = time.monotonic()  # the time of the last one, and its iteration
         self.begun = -1
@@ -330,7 +322,7 @@ class Checkpoints:
         prefix = f"rank.{self._rank}."
         tensors = shared_tensors(trainer)
         tensors |= {f"{prefix}{name}": t for name, t in own_tensors(trainer).items()}
-        folder = self.folder / name_of(progress.iteration, self._attempt)
+        folder = self.folder / f"{progress.iteration:08d}-{self._attempt}"
         manifest = {
             "v": VERSION,
             "progress": asdict(progress),

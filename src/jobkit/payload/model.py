@@ -137,8 +137,8 @@ def build_model(spec: RunSpec, num_classes: int) -> nn.Module:
     if spec.model == "mlp":
         sizes = (spec.hidden or 512 * spec.width, spec.hidden or 256 * spec.width)
         return _mlp(num_classes, *sizes)
-    made = {"fast_cnn": FastCNN, "resnet18": _resnet18}[spec.model]
-    return made(num_classes, spec.width)
+    factory = {"fast_cnn": FastCNN, "resnet18": _resnet18}[spec.model]
+    return factory(num_classes, spec.width)
 
 
 def _check_output(model: nn.Module, name: str, num_classes: int) -> None:

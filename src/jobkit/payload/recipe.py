@@ -176,11 +176,11 @@ class Lookahead:
         epochs = self._trainer.total_steps / len(batches)
         return min(1.0, (progress.epoch + position / batches.samples) / epochs)
 
-    def _move(self, optimizer: Optimizer, kept: float) -> None:
+    def _move(self, optimizer: Optimizer, decay: float) -> None:
         """Average each parameter into its slow weights, which keep a part; make it equal."""
         for parameter, state in optimizer.state.items():
             if "slow" in state:
-                state["slow"].lerp_(parameter, 1 - kept)
+                state["slow"].lerp_(parameter, 1 - decay)
                 parameter.copy_(state["slow"])
 
 

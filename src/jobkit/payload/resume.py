@@ -186,8 +186,8 @@ def _load(
     _prime(trainer)
     # The checkpoint lacks the optimizer's state of a parameter that never had a gradient.
     for name, parameter in strategy.named_parameters().items():
-        kept = trainer.optimizer.state.get(parameter)
-        if kept and not any(f"optim.{name}.{key}" in shapes for key in kept):
+        state = trainer.optimizer.state.get(parameter)
+        if state and not any(f"optim.{name}.{key}" in shapes for key in state):
             del trainer.optimizer.state[parameter]
     tensors, parts = shared_tensors(trainer), []
     for prefix in (f"rank.{owner}." for owner in owners):

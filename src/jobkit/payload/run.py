@@ -14,7 +14,7 @@ import torch.distributed as dist
 from jobkit.errors import Exit, RanksDiffer, UsageError
 from jobkit.paths import RunPaths
 from jobkit.payload.batches import Augmentation, Batches, DeviceData
-from jobkit.payload.checkpoint import Checkpoints, clear_unfinished
+from jobkit.payload.checkpoint import Checkpoints
 from jobkit.payload.clock import Stages
 from jobkit.payload.data import Dataset, load_data
 from jobkit.payload.device import (
@@ -360,8 +360,6 @@ def _guard(job: RankJob, trainer: Trainer) -> JobGuard:
     spec, group, rank, checkpoints = trainer.spec, trainer.group, job.place.rank, None
     if paths := job.paths:
         on_cpu, every = group.on_cpu(), spec.checkpoint_async
-        if rank == 0:
-            clear_unfinished(paths.checkpoints)
         checkpoints = Checkpoints(
             paths.checkpoints,
             job.attempt,
@@ -410,15 +408,15 @@ def candidates(job: RankJob, paths: RunPaths) -> list[Path]:
 def _observers(job: RankJob, trainer: Trainer) -> list[Observer]:
     """What measures single iterations."""
     spec = trainer.spec
-    found: list[Observer] = [Difference()]
+    observers: list[Observer] = [Difference()]
     if window := Window.of(spec.profile):
         ranks, rank = profiled_ranks(spec.profile_ranks), job.place.rank
         chosen = ranks is None or rank in ranks
         trace = job.paths.trace(job.attempt, rank) if job.paths and chosen else None
-        found.append(Profiler(window, trace))
+        observers.append(Profiler(window, trace))
     if spec.check_ranks:
-        found.append(SameRanks(trainer, spec.check_ranks))
-    return found
+        observers.append(SameRanks(trainer, spec.check_ranks))
+    return observers
 
 
 def _end_well(job: RankJob, trainer: Trainer, val_loss: float, val_accuracy: float) -> None:

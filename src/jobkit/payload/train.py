@@ -335,12 +335,12 @@ class Trainer:
     @contextmanager
     def _observed(self, step: Step, after_warmup: bool) -> Iterator[None]:
         """Have the observers that want this iteration measure it."""
-        active = [each for each in self.observers if after_warmup and each.wants(self)]
-        for each in active:
-            each.before(self, step)
+        active = [observer for observer in self.observers if after_warmup and observer.wants(self)]
+        for observer in active:
+            observer.before(self, step)
         yield
-        for each in active:
-            each.after(self, step)
+        for observer in active:
+            observer.after(self, step)
 
     def _warmup(self, position: int) -> int:
         """Iterations of the epoch that are not timed, as they are this process's first ones.
