@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from jobkit.checks.preflight.judge import MIN_CORES_PER_GPU, runs_on
 from jobkit.errors import Exit, Parser, UsageError, command, one_line
 from jobkit.payload.batches import Step
 from jobkit.payload.data import synthetic
@@ -30,7 +31,6 @@ from jobkit.payload.train import Trainer
 from jobkit.planner.memory import Subject, footprint
 from jobkit.spec.runspec import RunSpec
 
-MIN_CORES_PER_GPU = 4  # the main thread, autograd's, and those of NCCL
 MAX_ISSUE_SHARE = 0.7  # chosen; above it the host limits the rate, not the GPU
 PREDICTED = (0.8, 1.25)  # chosen; on the CPU the prediction is within 10 %
 OTHER_TORCH = (
@@ -75,39 +75,23 @@ def environment(device: str) -> list[Number]:
         return [Number("cores", cores)]
     try:
         count = torch.cuda.device_count()
-        found = [torch.cuda.get_device_properties(index) for index in range(count)]
+        gpus = [torch.cuda.get_device_properties(index) for index in range(count)]
         torch.zeros(1, device="cuda")
     except (RuntimeError, AssertionError) as error:  # AssertionError: torch is built without CUDA
         raise UsageError(
             f"the GPU cannot be used: {one_line(str(error))[:200]}; {OTHER_TORCH}"
         ) from None
-    for name in dict.fromkeys(f"{one.name}, sm_{one.major}{one.minor}" for one in found):
+    for name in dict.fromkeys(f"{gpu.name}, sm_{gpu.major}{gpu.minor}" for gpu in gpus):
         print(f"GPU: {name}")
-    for one in found:
-        if not torch.version.hip and not runs_on(
-            (one.major, one.minor), torch.cuda.get_arch_list()
-        ):
-            raise UsageError(f"torch has no code for {one.name}: {OTHER_TORCH}")
+    for gpu in gpus:
+        capability, built = f"sm_{gpu.major}{gpu.minor}", torch.cuda.get_arch_list()
+        if not torch.version.hip and not any(runs_on(name, capability) for name in built):
+            raise UsageError(f"torch has no code for {gpu.name}: {OTHER_TORCH}")
     why = "request them with --cpus-per-task; the host must issue work faster than a GPU does it"
     return [
         Number("GPUs", count),
         Number("cores per GPU", cores / count, "", MIN_CORES_PER_GPU, None, why),
     ]
-
-
-def runs_on(capability: tuple[int, int], architectures: Sequence[str]) -> bool:
-    """Return whether code for one of these architectures runs on a GPU of this capability.
-
-    Machine code (sm_80) runs on later minor versions of its major one, PTX (compute_80) on all
-    later ones.
-    """
-    for name in architectures:
-        kind, _, digits = name.partition("_")
-        digits = digits.rstrip("af")
-        made = (int(digits[:-1]), int(digits[-1]))
-        if made <= capability and (kind == "compute" or made[0] == capability[0]):
-            return True
-    return False
 
 
 class NoWaits:
@@ -227,11 +211,11 @@ def settings(device: str, strategy: str, ranks: int) -> RunSpec:
 
 def parser() -> Parser:
     """Return the parser of the command line."""
-    made = Parser(prog="python -m jobkit.checks.gpu", description=__doc__.splitlines()[0])
-    made.add_argument("part", choices=("environment", "epoch"))
-    made.add_argument("--device", default="cuda", choices=("cpu", "cuda"))
-    made.add_argument("--strategy", default="ddp", help="of the epoch (default: ddp)")
-    return made
+    new = Parser(prog="python -m jobkit.checks.gpu", description=__doc__.splitlines()[0])
+    new.add_argument("part", choices=("environment", "epoch"))
+    new.add_argument("--device", default="cuda", choices=("cpu", "cuda"))
+    new.add_argument("--strategy", default="ddp", help="of the epoch (default: ddp)")
+    return new
 
 
 @command

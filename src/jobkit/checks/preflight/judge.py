@@ -144,13 +144,13 @@ def environment(facts: Sequence[Facts]) -> CheckResult:
     texts.append(f"built for {' '.join(built) or 'unknown architectures'}")
     result.text = "; ".join(texts)
     for capability, same in grouped(shown, lambda f: f.get("capability")).items():
-        if built and not any(_runs_on(name, capability) for name in built):
+        if built and not any(runs_on(name, capability) for name in built):
             text = f"the GPU is {capability}, and torch was built for {' '.join(built)}"
             result.fault(where(same), text, _TORCH_FOR_GPU)
     return result
 
 
-def _runs_on(architecture: str, capability: str) -> bool:
+def runs_on(architecture: str, capability: str) -> bool:
     """Whether code for an architecture runs on a GPU: sm_80 on 8.0 to 8.9, compute_80 on newer."""
     kind, _, digits = architecture.partition("_")
     number, gpu = digits.rstrip("af"), capability.removeprefix("sm_")
