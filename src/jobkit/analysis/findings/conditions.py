@@ -31,7 +31,7 @@ _ABOVE_IDEAL = 1.05
 _UNSTEADY, _SURE = 0.04, 3.0  # change of the rate within a run; in standard errors
 _DRIFT, _CHANCE = 0.02, 0.01  # change of the rate over a study; p value of the slope
 _SLOW_NODE = 0.04  # how much slower runs on some nodes are
-_BY_CHANCE, _DRAWS = 0.1, 200  # that slow runs have nodes of their own
+_BY_CHANCE, _DRAWS, _MAX_DRAWN = 0.1, 200, 1000  # that slow runs have nodes of their own
 _FELL = 0.01  # of accuracy
 _SHOWN = 4
 INFERRED = "inferred"  # of the work of a step: nobody has stated it
@@ -208,14 +208,16 @@ def _by_chance(
     """How often as many slow runs of each size, drawn by lot, would have nodes of their own."""
     generator, hits = np.random.default_rng(0), 0
     repeated = [members for members in groups if len(members) > 1]
+    if len(nodes) > _MAX_DRAWN:  # of so many runs none has nodes of its own by chance
+        return 0.0
     for _ in range(_DRAWS):
-        drawn = [
+        drawn = {
             int(i)
             for members in repeated
             for i in generator.choice(members, len({*members} & {*slow}), replace=False)
-        ]
+        }
         others = [i for members in repeated for i in members if i not in drawn]
-        only = _exclusive(nodes, drawn, others)
+        only = _exclusive(nodes, [*drawn], others)
         hits += all(nodes[i] & only for i in drawn)
     return hits / _DRAWS
 
@@ -332,9 +334,9 @@ def _drift(results: Results) -> list[Caveat]:
 
 def _in_order(results: Results, compared: Sequence[Size]) -> list[Caveat]:
     """Sizes that ran one after the other, small ones first or last."""
-    spans = defaultdict[Any, list[float]](list)
+    spans, places = defaultdict[Any, list[float]](list), {s.place for s in compared}
     for size, row, _ in _rated(results, "start_time_s"):
-        if size in compared:
+        if size.place in places:
             spans[size.world_size].append(float(row["start_time_s"]))
     order = [spans[n] for n in sorted(spans)]
     rising = all(max(a) < min(b) for a, b in pairwise(order))
@@ -347,9 +349,9 @@ def _in_order(results: Results, compared: Sequence[Size]) -> list[Caveat]:
 
 def _same_nodes(results: Results, compared: Sequence[Size]) -> list[Caveat]:
     """Repeats of each size on one set of nodes, where the sizes have different ones."""
-    lists = defaultdict[Any, list[str]](list)
+    lists, places = defaultdict[Any, list[str]](list), {s.place for s in compared}
     for size, row, _ in _rated(results, "node_list"):
-        if size in compared:
+        if size.place in places:
             lists[size.place].append(",".join(sorted(str(row["node_list"]).split(","))))
     repeated = [own for own in lists.values() if len(own) > 1]
     if not repeated or any(len({*own}) > 1 for own in repeated):
