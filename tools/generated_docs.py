@@ -11,6 +11,7 @@ import shlex
 import subprocess
 import sys
 import typing
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import fields
 from pathlib import Path
@@ -28,26 +29,19 @@ PAGES = sorted((ROOT / "docs").glob("*.md"))
 _TABLE = re.compile(r"(<!-- generated: ([\w. -]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _OUTPUT = re.compile(r"(<!-- output: (python -m jobkit .+?) -->\n```text\n).*?(```)", re.DOTALL)
 
-# Fields of records that are not numbers with a unit in their name.
-INTEGERS = {"world_size", "nodes", "global_batch_size", "batch_size_per_rank", "train_samples"}
-INTEGERS |= {"test_samples", "parameters", "threads", "epoch", "iterations", "timed_images"}
-INTEGERS |= {"begun_at", "iteration", "bytes", "ranks", "step", "steps", "warmup_steps"}
-TEXTS = {"node_list", "device", "device_type", "backend", "git_commit", "job_id", "action"}
-TEXTS |= {"operation", "scope", "level", "text", "status", "reason"}
-TEXTS |= {"source", "unit", "work_source", "name", "host", "gpu_uuids", "energy_source"}
-OBJECTS, FLAGS = {"spec", "versions", "values"}, {"correct", "warmup", "certain", "alone"}
+# Fields of records that are no numbers.
+NO_NUMBERS = {
+    "text": "node_list device device_type backend git_commit job_id source unit work_source host "
+    "gpu_uuids energy_source name reason action operation scope level text status",
+    "object": "spec versions values",
+    "list": "parts collectives exposed",
+    "true or false": "alone warmup gpu correct",
+}
 
 
 def type_of(field: str) -> str:
     """The JSON type of a record's field."""
-    types = {"integer": INTEGERS, "text": TEXTS, "object": OBJECTS, "true or false": FLAGS}
-    return next((name for name, members in types.items() if field in members), "number")
-
-
-def unit_of(field: str) -> str:
-    """The unit that a field's name says; nothing where it is a count, a share or no number."""
-    ends = {"images_per_s": "images/s", "_gb_per_s": "GB/s", "_s": "s", "_mib": "MiB", "bytes": "B"}
-    return next((unit for end, unit in ends.items() if field.endswith(end)), "")
+    return next((name for name, fields in NO_NUMBERS.items() if field in fields.split()), "number")
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
@@ -58,25 +52,63 @@ def table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in cells)
 
 
+def code(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
 def kinds() -> str:
-    """A table of fields for each kind of record."""
-    head = ("field", "type", "unit", "meaning")
+    """A list of fields for each kind of record."""
     parts = []
-    for kind, own in KINDS.items():
-        rows = ((f"`{name}`", type_of(name), unit_of(name), text) for name, text in own.items())
-        parts.append(f"### {kind}\n\n{table(head, rows)}")
+    for kind, meanings in KINDS.items():
+        types = ((name, type_of(name)) for name in meanings)
+        words = {name: f" ({kind})" if kind != "number" else "" for name, kind in types}
+        rows = (f"- `{name}`{words[name]}: {text}" for name, text in meanings.items())
+        parts.append(f"### {kind}\n\n" + "\n".join(rows))
     return "\n" + "\n\n".join(parts) + "\n"
 
 
 def settings() -> str:
-    """Every setting: its option, what it may be, its default, what it does."""
-    rows = []
+    """Every setting by its group: its option, what it does, what it may be, its default."""
+    lines = []
     for f in fields(RunSpec):
-        name = f"`--{f.name.replace('_', '-')}`" if f.metadata["option"] else f"`{f.name}`"
-        values = ", ".join(f.metadata["choices"] or ()) or describe(HINTS[f.name], f.metadata)
-        default = "" if f.default is None else json.dumps(f.default).strip('"')
-        rows.append((name, values, default, f.metadata["help"]))
-    return table(("setting", "value", "default", "meaning"), rows)
+        if f.metadata["group"]:
+            lines += ["", f"## {f.metadata['group'].capitalize()}", ""]
+        name = f"--{f.name.replace('_', '-')}" if f.metadata["option"] else f.name
+        help_ = re.sub("^(ddp|fsdp): ", "", f.metadata["help"])
+        values = code(f.metadata["choices"] or ())
+        if not values and not isinstance(f.default, bool):
+            values = describe(HINTS[f.name], f.metadata).removeprefix("a string")
+            values = re.sub(r"^a (whole )?number,? ?", "", values)
+        if f.default is not None:
+            values += f"{'; ' if values else ''}default {json.dumps(f.default)}".replace('"', "`")
+        lines.append(f"- `{name}`: {help_}{f' ({values})' if values else ''}")
+    return "\n".join([*lines, ""])
+
+
+def csv(table: str) -> str:
+    """The columns of a CSV file; what another file or a record has already, by its name alone."""
+    known = {c: name for name in reversed(columns.TABLES) for c in columns.TABLES[name]}
+    recorded = {pair: kind for kind in reversed(KINDS) for pair in KINDS[kind].items()}
+    lines, elsewhere = [], defaultdict(list)
+    names = {column.name: column for column in columns.TABLES[table]}
+    for name, column in names.items():
+        first = re.sub(r"_(?:low|high)(_s)?$", lambda m: m[1] or "", name)
+        if {first, name.replace("_max", "_mean")} & names.keys() - {name}:
+            continue  # it stands on the line of the first
+        stem, unit = (name[:-2], "_s") if name.endswith("_s") else (name, "")
+        ends = [n for n in (f"{stem}_low{unit}", f"{stem}_high{unit}") if n in names]
+        meaning = column.meaning
+        if "_mean" in name and (largest := name.replace("_mean", "_max")) in names:
+            ends, meaning = [largest], meaning.replace("mean over", "mean and maximum over")
+        if kind := recorded.get((name, meaning)):
+            elsewhere[f"as in the record [{kind}](metric-line.md#{kind})"] += [name, *ends]
+        elif known[column] != table:
+            file = known[column]
+            elsewhere[f"as in [{file}.csv](#{file}csv)"] += [name, *ends]
+        else:
+            lines.append(f"- {code([name, *ends])}: {meaning}")
+    lines += [f"- {code(names)}: {where}" for where, names in elsewhere.items()]
+    return "\n".join(lines)
 
 
 def figures() -> str:
@@ -90,10 +122,7 @@ def faults() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    **{
-        f"{name}.csv": functools.partial(columns.markdown, found)
-        for name, found in columns.TABLES.items()
-    },
+    **{f"{name}.csv": functools.partial(csv, name) for name in columns.TABLES},
     "settings": settings,
     "kinds": kinds,
     "figures": figures,

@@ -22,6 +22,7 @@ from generated_docs import PAGES, ROOT, TABLES, type_of, with_tables
 from jobkit.__main__ import COMMANDS
 from jobkit.analysis.collect.records import read_run
 from jobkit.analysis.collect.results import collect
+from jobkit.analysis.tables import columns
 from jobkit.errors import Exit
 from jobkit.launch import start
 from jobkit.launch.cli import DEFAULT_STUDY
@@ -113,6 +114,10 @@ def test_tables_are_those_of_the_source() -> None:
     found = [f"{p.name}: make docs" for p, text in TEXTS.items() if with_tables(text) != text]
     tables = set(re.findall(r"<!-- generated: (.+?) -->", "".join(TEXTS.values())))
     found += [f"table {name}" for name in tables ^ set(TABLES)]
+    for part in re.split("^## ", TEXTS[ROOT / "docs" / "columns.md"], flags=re.MULTILINE)[1:]:
+        file = part.split(".csv")[0]
+        absent = {c.name for c in columns.TABLES[file]} - {*re.findall(r"`(\w+)`", part)}
+        found += [f"{file}.csv: column {name}" for name in absent]
     page = TEXTS[ROOT / "docs" / "quickstart.md"]
     (rows,) = re.findall(r"^\| option .*\n\|.*\n((?:\|.*\n)+)", page, re.MULTILINE)
     named = set(re.findall(r"`(--[a-z-]+)", " ".join(r.split("|")[1] for r in rows.splitlines())))

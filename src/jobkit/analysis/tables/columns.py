@@ -26,12 +26,6 @@ class Column:
 TEXT, COUNT, NUMBER, FLAG = "string", "Int64", "Float64", "boolean"
 
 
-def markdown(columns: tuple[Column, ...]) -> str:
-    """The columns as a Markdown table, for the documentation."""
-    rows = [f"| `{c.name}` | {c.meaning.replace('|', chr(92) + '|')} |" for c in columns]
-    return "\n".join(["| column | meaning |", "|---|---|", *rows])
-
-
 def _columns(text: str) -> tuple[Column, ...]:
     """Columns from lines of name, type and meaning; an indented line goes on with the meaning."""
     types = {"TEXT": TEXT, "COUNT": COUNT, "NUMBER": NUMBER, "FLAG": FLAG}
