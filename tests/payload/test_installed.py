@@ -154,7 +154,8 @@ def test_a_copy_of_run_sh_as_sbatch_makes_it_finds_jobkit(away: Away, tmp_path: 
         f'#!/bin/sh\n[ "$3" != --prefix ] || exec {sys.executable} "$@"\necho "path $PYTHONPATH"\n'
     )
     python.chmod(0o755)
-    done = away.program("bash", copy, "--epochs", "1", JOBKIT_PYTHON=str(python))
+    own = {"JOBKIT_PYTHON": str(python), "JOBKIT_HOST_PYTHON": sys.executable}
+    done = away.program("bash", copy, "--epochs", "1", **own)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"path {away.prefix}/src:{away.installed}\n" in done.stdout
     assert len(list(away.folder.glob("logs/single/*/attempts/0"))) == 1
