@@ -210,7 +210,8 @@ class Signals:
             os.set_blocking(end, False)
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
         for signum in (*END_SIGNALS, *USER_SIGNALS, signal.SIGCHLD):
-            signal.signal(signum, lambda *_: None)  # SIG_IGN would be inherited by the children
+            if signal.getsignal(signum) is not signal.SIG_IGN:  # as nohup leaves HUP
+                signal.signal(signum, lambda *_: None)  # SIG_IGN would be inherited by the children
 
     def wait(self, timeout_s: float) -> list[int]:
         """Wait for a signal or for the end of a child, but no longer; return the signals."""

@@ -181,6 +181,16 @@ def test_a_warning_or_the_end_on_request_reaches_the_command(
         assert (outcome["exit_code"], outcome["reason"]) == (143, "rank 0: ended by SIGTERM")
 
 
+def test_nohup_keeps_a_run(run: Kit) -> None:
+    words = ["bash", "-c", 'trap "" HUP; exec "$@"', "-", *run.words("--", "bash", "-c")]
+    text = SAVES.format("USR2")
+    with subprocess.Popen([*words, text], env=run.environ(), stdout=-1, text=True) as process:
+        assert process.stdout and "ready\n" in process.stdout
+        process.send_signal(signal.SIGHUP)
+        process.send_signal(signal.SIGUSR2)
+        assert process.wait(300) == 75
+
+
 # Prints what it gets; the other warning ends it. It sleeps for moments, as a signal that comes just
 # before Python's sleep begins is handled after it.
 COUNTS = """
