@@ -151,5 +151,5 @@ for label, *values in zip(labels, rate, memory, efficiency, strict=True):
 figure.savefig(pictures / "comparison.png", dpi=80)
 
 # %% [markdown]
-# Two epochs on a busy laptop are no benchmark: docs/measuring.md says what one needs. Chapter 7 of
+# Two epochs on a busy laptop are no benchmark: docs/results.md says what one needs. Chapter 7 of
 # docs/exercises has the commands of a study with repeats.

@@ -20,8 +20,8 @@ _TRY = """examples:
   python -m jobkit try-pattern train.log --line 'step (?P<step>\\d+) took (?P<step_time_s>\\S+)'
 
 A group's name says its quantity and unit: step, step_time_ms, tokens_per_s, images_per_s_per_gpu,
-tokens_per_step, data_wait_s, memory_gib, train_loss; others are free columns. docs/patterns.md has
-all of it. Exit codes: 0 a line was found, 2 wrong usage, 3 no line was found.
+tokens_per_step, data_wait_s, memory_gib, train_loss; others are free columns:
+docs/own-program.md. Exit codes: 0 a line was found, 2 wrong usage, 3 no line was found.
 """
 
 
