@@ -27,7 +27,7 @@ from jobkit.analysis.tables.text import counted, counted_ranks, say_accuracy
 
 BUSY = 0.5  # share of the time below which GPUs that compute no more are limited by the host
 _WAITING = 0.2  # share of the time that every size waits for data
-_ABOVE_IDEAL = 1.05
+_ABOVE_IDEAL, _APART = 1.05, 0.2  # of an efficiency; of the repeats of a size
 _UNSTEADY, _SURE = 0.04, 3.0  # change of the rate within a run; in standard errors
 _DRIFT, _CHANCE = 0.02, 0.01  # change of the rate over a study; p value of the slope
 _SLOW_NODE = 0.04  # how much slower runs on some nodes are
@@ -127,7 +127,8 @@ def _failed(results: Results, series: str | None, unit: str) -> list[Caveat]:
     of = f" with {worst.series}" if series is None else ""
     count = f"{len(worst.not_ok)} of {worst.runs_planned} runs"
     why = reason_of(results, worst)
-    return [Caveat(f"on {where(worst, unit)}{of} {count} failed ({why})")]
+    verb = f"are {why}" if why == worst.not_ok[0] else f"failed ({why})"
+    return [Caveat(f"on {where(worst, unit)}{of} {count} {verb}")]
 
 
 def reason_of(results: Results, size: Size) -> str:
@@ -390,6 +391,9 @@ def _few(results: Results, compared: Sequence[Size], unit: str) -> list[Caveat]:
     """Sizes of one run, and an efficiency above ideal."""
     lines = []
     base = base_of(results, compared[-1]) if compared else None
+    apart = max((max(s.rates) / min(s.rates) - 1 for s in compared if s.rates), default=0)
+    if apart > _APART:
+        lines.append(Caveat(f"repeats differ by up to {apart:.0%}"))
     if base and len(base.rates) == 1:
         once = all(len(s.rates) < 2 for s in compared)
         text = (

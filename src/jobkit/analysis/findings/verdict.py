@@ -11,7 +11,7 @@ from statistics import median
 from jobkit.analysis.collect.results import Results
 from jobkit.analysis.findings.causes import base_of, cause_of
 from jobkit.analysis.findings.conditions import Caveat, caveats, reason_of, where
-from jobkit.analysis.scaling.scaling import comparable_at, may_be_equal, spread_of
+from jobkit.analysis.scaling.scaling import FASTER, comparable_at, may_be_equal, spread_of
 from jobkit.analysis.scaling.sizes import Size
 from jobkit.analysis.tables.text import counted, rounded, say_accuracy
 
@@ -26,7 +26,9 @@ def verdict(results: Results, unit: str, least: float = LEAST) -> list[str]:
     """The lines, the most important first. unit: GPUs, processes (ranks), or ranks."""
     measured = [s for s in results.sizes if s.throughput is not None]
     if not measured:
-        return ["Nothing was measured: no successful run has a rate.", _runs(results, unit)]
+        why = {reason_of(results, s) for s in results.sizes if s.not_ok}
+        text = f" ({why.pop()})" if len(why) == 1 else ""
+        return [f"Nothing was measured: no successful run has a rate{text}.", _runs(results, unit)]
     kinds = list(dict.fromkeys(map(_kind, measured)))
     firsts = [
         _request(results, [s for s in measured if _kind(s) == kind], unit, least) for kind in kinds
@@ -49,7 +51,7 @@ def verdict(results: Results, unit: str, least: float = LEAST) -> list[str]:
             if not caveat.first and (i < _MIN_CAVEATS or words <= MAX_WORDS):
                 clauses.append(caveat.text)
         title = f"{kind[0] or kind[1]}: " if len(kinds) > 1 else ""
-        lines.append(f"{title}{before} {'; '.join([text, *clauses])}.".strip())
+        lines.append(f"{title}{f'{before} ' if before else ''}{'; '.join([text, *clauses])}.")
     return [" ".join(lines), *others]
 
 
@@ -132,7 +134,8 @@ def _request(
         after = min(larger, key=lambda s: (s.devices or 0, -(s.efficiency or 0)), default=None)
         if after is None:
             return text, doubts
-        verb = "may have" if _unsure(after, least, doubts) else "has"
+        verb = "has" if after.devices == 1 else "have"
+        verb = "may have" if _unsure(after, least, doubts) else verb
         named = f" with {after.series}" if after.series != size.series else ""
         text += f": {where(after, unit)}{named} {verb} less than {least:.0%} parallel efficiency"
         return text, doubts
@@ -184,7 +187,9 @@ def _fastest(results: Results, measured: Sequence[Size], unit: str) -> list[str]
         smaller = [
             s for s in sizes if s.series == best.series and (s.devices or 0) < (best.devices or 0)
         ]
+        near = [s for s in same if (s.throughput or 0) * FASTER > (best.throughput or 0)]
         equal = [s.series for s in same if may_be_equal(best, s, pool)] if pool else []
+        equal = equal if pool else [s.series for s in near]
         equal += [_short(s, unit) for s in smaller[-1:] if pool and may_be_equal(best, s, pool)]
         text += f"; {_list(equal)} may be as fast" if equal else ""
         title = f"{kind[0] or kind[1]}: " if len(kinds) > 1 else ""
