@@ -107,11 +107,6 @@ def is_own(pid: int) -> bool:
         return False
 
 
-def since_boot_s(start: int) -> float:
-    """Seconds since a start in ticks since the boot, by a clock that nobody can set."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - start / os.sysconf("SC_CLK_TCK")
-
-
 def age_s(record: Mapping[str, Any]) -> float | None:
     """Seconds since the start of the process of this machine that a record names, by no clock
     that can be set; None where it has ended, or is of another machine.
@@ -119,7 +114,7 @@ def age_s(record: Mapping[str, Any]) -> float | None:
     start = record.get("pid_start")
     if type(start) is not int or not is_alive(record) or not hasattr(time, "CLOCK_BOOTTIME"):
         return None
-    return since_boot_s(start)
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - start / os.sysconf("SC_CLK_TCK")
 
 
 def end_process(pid: int, is_ours: Callable[[int, list[bytes]], bool]) -> bool:

@@ -242,7 +242,9 @@ def drive(order: Order, runs: Mapping[str, Any], signals: Signals) -> None:
                 slots.free(gpus)
                 _note_end(paths, Exit.FAILED)
         came = signals.wait(0.25)
-        if not stopped and (any(signum in END_SIGNALS for signum in came) or _is_alone(order)):
+        # Whether the process that watches has ended, where the runs are to end with it.
+        alone = order.parent is not None and os.getppid() != order.parent
+        if not stopped and (alone or any(signum in END_SIGNALS for signum in came)):
             stopped = True
             for children, _ in working.values():
                 children.end()
@@ -253,11 +255,6 @@ def drive(order: Order, runs: Mapping[str, Any], signals: Signals) -> None:
                 _note_end(study.run(run_id), children.codes()[0])
         if not working:  # what a run leaked must not disturb the next one
             end_descendants(grace_s=GRACE_S)
-
-
-def _is_alone(order: Order) -> bool:
-    """Whether the process that watches has ended, where the runs are to end with it."""
-    return order.parent is not None and os.getppid() != order.parent
 
 
 def _note_end(paths: RunPaths, code: int | None) -> None:
