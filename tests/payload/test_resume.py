@@ -4,6 +4,8 @@ import os
 import random
 import shutil
 import subprocess
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -427,3 +429,29 @@ def test_fresh_begins_anew_but_a_requeue_loses_nothing(forge: Start, own: Path) 
 
     assert attempt(1, "kill@11", JOBKIT_RESTARTS="1") == [("loaded", 8)]
     assert attempt(2, "kill@5") == [("saved", 4)]
+
+
+def test_an_attempt_that_is_not_the_newest_ends(forge: Start, own: Path, tmp_path: Path) -> None:
+    """The job was requeued while its first start went on somewhere."""
+    paths = RunPaths(tmp_path / "run")
+
+    def requeue() -> None:
+        end = time.monotonic() + 300
+        while time.monotonic() < end and not list(paths.checkpoints.glob("*-0")):
+            time.sleep(0.01)
+        (paths.attempts / "1").mkdir(parents=True)
+
+    thread = threading.Thread(target=requeue)
+    thread.start()
+    endless = (*DATA, "--epochs", "100000", "--global-batch-size", "16", "--threads", "1")
+    done = forge(
+        2, *endless, "--model", "own_models:plain", "--checkpoint-every", "3", run_dir=paths.folder,
+        cwd=str(own),
+    )  # fmt: skip
+    thread.join()
+    assert None not in done.codes and 0 not in done.codes
+    assert "attempt 0 is fenced: attempt 1 of this run has begun" in str(done.outcome)
+    assert not list(paths.checkpoints.glob(".*"))
+    began = (paths.attempts / "1").stat().st_mtime
+    assert max(r["t"] for r in done.records("checkpoint")) < began + 60
+    assert [r for r in done.records("epoch") if r["t"] > began + 60] == []
