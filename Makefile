@@ -25,7 +25,7 @@ FIND_PYTHON = for newest in 14 99; do for python in $(PYTHON); do \
 		"and none of these is: $(PYTHON); say 'make PYTHON=/path/to/python3 ...'" >&2; exit 2; }
 
 .DEFAULT_GOAL := help
-.PHONY: help venv lock demo packages test test-all lint types unit cluster bench gpu-check docs
+.PHONY: help venv lock demo packages test test-all lint types unit cluster bench gpu-check docs site
 .PHONY: clean
 
 help: ## list the targets
@@ -39,7 +39,7 @@ venv: $(VENV)/.installed ## create .venv and install jobkit with its tools
 $(VENV)/.installed: pyproject.toml $(LOCK)
 	@$(FIND_PYTHON); echo "$$python -m venv $(VENV)"; $$python -m venv $(VENV)
 ifeq ($(LOCK),)
-	$(PIP) --editable '.[all,export,dev,adapters,course]'
+	$(PIP) --editable '.[all,export,dev,adapters,course,site]'
 else
 	@sed -n '/^uv==/,/[^\\]$$/p' $(LOCK) >$(VENV)/uv.lock
 	$(PIP) --require-hashes --requirement $(VENV)/uv.lock
@@ -92,6 +92,9 @@ gpu-check: $(VENV)/.installed ## on GPUs: what only they can show, and one file 
 
 docs: $(VENV)/.installed ## write the tables of docs/ that come from the source
 	$(BIN)/python tools/generated_docs.py
+
+site: docs ## build README.md and docs/ as a site in build/site; a dead link is an error
+	$(BIN)/mkdocs build --strict --config-file tools/site.yml
 
 clean: ## remove .venv and the caches (logs/ stays)
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -83,8 +83,10 @@ def dead_links(page: Path) -> Iterator[str]:
 
 def test_links_and_files_are_there() -> None:
     found = [text for page in TEXTS for text in dead_links(page)]
-    index = set(re.findall(r"\]\((\S+\.md)\)", TEXTS[ROOT / "docs" / "README.md"]))
-    found += [f"docs/README.md: {n}" for n in index ^ ({p.name for p in PAGES} - {"README.md"})]
+    navigation = (ROOT / "tools" / "site.yml").read_text().split("nav:")[1]
+    site = re.findall(r"([\w/-]+\.md)\b", navigation)
+    pages = {str(p.relative_to(ROOT / "docs")) for p in (*PAGES, *CHAPTERS)} - {"README.md"}
+    found += [f"nav of tools/site.yml: {name}" for name in {*site} ^ (pages | {"index.md"})]
     folders = (
         r"(?:\./)?((?:hpc/(?:sites/)?|tests/(?:bench|unit)/|tools/)?[a-z_-]+\.(?:sh|py|toml))\b"
     )
