@@ -77,7 +77,7 @@ def test_make_compares_checksums_and_builds_with_what_they_cover(
     called = (tmp_path / "installed").read_text().splitlines()
     if not locked:
         assert len(called) == 1 and called[0].endswith(
-            "--editable .[all,export,dev,adapters,course]"
+            "--editable .[all,export,dev,adapters,course,site]"
         )
         return
     _, packages, project = called

@@ -85,8 +85,10 @@ def test_links_and_files_are_there() -> None:
     found = [text for page in TEXTS for text in dead_links(page)]
     navigation = (ROOT / "tools" / "site.yml").read_text().split("nav:")[1]
     site = re.findall(r"([\w/-]+\.md)\b", navigation)
-    pages = {str(p.relative_to(ROOT / "docs")) for p in (*PAGES, *CHAPTERS)} - {"README.md"}
+    pages = {str(p.relative_to(ROOT / "docs")) for p in (*PAGES, *CHAPTERS)}
     found += [f"nav of tools/site.yml: {name}" for name in {*site} ^ (pages | {"index.md"})]
+    absent = {page.name for page in PAGES} - {*re.findall(r"\]\(docs/(\S+?)\)", README)}
+    found += [f"README.md has no link to {name}" for name in sorted(absent)]
     folders = (
         r"(?:\./)?((?:hpc/(?:sites/)?|tests/(?:bench|unit)/|tools/)?[a-z_-]+\.(?:sh|py|toml))\b"
     )
