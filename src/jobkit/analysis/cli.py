@@ -53,18 +53,10 @@ VERDICT_LINES = 3  # of the report, on the terminal
 def _parser(prog: str, description: str, epilog: str) -> Parser:
     """The part of the command line that both commands share."""
     parser = Parser(prog=prog, description=description, epilog=epilog)
-    parser.add_argument(
-        "study",
-        nargs="?",
-        metavar="STUDY",
-        help="a study's folder, as logs/demo, or its bare name (default: the newest study)",
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        help="write into this folder, as for the study of another user (default: the study's)",
-    )
+    text = "a study's folder, as logs/demo, or its bare name (default: the newest study)"
+    parser.add_argument("study", nargs="?", metavar="STUDY", help=text)
+    text = "write into this folder, as for the study of another user (default: the study's)"
+    parser.add_argument("--out", type=Path, metavar="DIR", help=text)
     return parser
 
 
@@ -73,18 +65,18 @@ def collect_main(argv: Sequence[str] | None = None) -> int:
     """Write the tables of a study and print its summary; return the exit code."""
     text = "Collect the logs of a study into tables (CSV) and print a summary."
     parser = _parser("collect_results.py", text, _COLLECT)
-    option = parser.add_argument
-    option("--json", action="store_true", help="print the summary as JSON instead")
-    apart = "a series of its own for each device model and commit of the code that are mixed"
-    option("--apart", action="store_true", help=apart)
-    accuracy = "target validation accuracy (default: one that all successful runs have reached)"
-    option("--accuracy", type=share, metavar="SHARE", help=accuracy)
-    least = "exit with 4 if a series has a lower parallel efficiency than this, with --at"
-    option("--min-efficiency", type=share, metavar="SHARE", help=least)
-    ranks = "the number of ranks at which --min-efficiency is checked"
-    option("--at", type=at_least(int, 1), metavar="RANKS", help=ranks)
-    # Of plot_results.sh: plot says what was found and what comes next.
-    option("--then-plot", action="store_true", help=argparse.SUPPRESS)
+    add = parser.add_argument
+    add("--json", action="store_true", help="print the summary as JSON instead")
+    text = "a series of its own for each device model and commit of the code that are mixed"
+    add("--apart", action="store_true", help=text)
+    text = "target validation accuracy (default: one that all successful runs have reached)"
+    add("--accuracy", type=share, metavar="SHARE", help=text)
+    text = "exit with 4 if a series has a lower parallel efficiency than this, with --at"
+    add("--min-efficiency", type=share, metavar="SHARE", help=text)
+    text = "the number of ranks at which --min-efficiency is checked"
+    add("--at", type=at_least(int, 1), metavar="RANKS", help=text)
+    # Of plot_results.sh, where plot says the verdict and what comes next.
+    add("--then-plot", action="store_true", help=argparse.SUPPRESS)
     add_log_options(parser)
     args = parser.parse_args(argv)
     if (args.at is None) != (args.min_efficiency is None):
@@ -155,44 +147,21 @@ def plot_main(argv: Sequence[str] | None = None) -> int:
         "the tables that collect_results.py wrote. A study without tables is collected first."
     )
     parser = _parser("plot_results.py", text, _PLOT)
-    parser.add_argument(
-        "--forecast",
-        type=at_least(int, 1),
-        nargs="+",
-        default=[],
-        metavar="RANKS",
-        help="predict these sizes from the fitted scaling laws, marked as not measured",
+    add, count = parser.add_argument, at_least(int, 1)
+    text = "predict these sizes from the fitted scaling laws, marked as not measured"
+    add("--forecast", type=count, nargs="+", default=[], metavar="RANKS", help=text)
+    text = (
+        "ranks of a full node, for --forecast (default: of the measured sizes on several nodes; "
+        "where there are none, not known)"
     )
-    parser.add_argument(
-        "--gpus-per-node",
-        type=at_least(int, 1),
-        metavar="N",
-        help="ranks of a full node, for --forecast (default: of the measured sizes on several "
-        "nodes; where there are none, not known)",
-    )
-    parser.add_argument(
-        "--min-efficiency",
-        type=share,
-        default=MIN_EFFICIENCY,
-        metavar="SHARE",
-        help="parallel efficiency of the size that the report recommends (default %(default)s)",
-    )
-    parser.add_argument(
-        "--comm",
-        type=Path,
-        nargs="+",
-        default=[],
-        metavar="COMM.json",
-        help="links that jobkit comm measured, on one size or on several, for --forecast",
-    )
-    parser.add_argument(
-        "--work",
-        metavar="AMOUNT",
-        help="a run's work, as '300e9 tokens' or '90 epochs': GPU-hours and node-hours of it all",
-    )
-    parser.add_argument(
-        "--runs", type=at_least(int, 1), default=1, metavar="N", help="runs of --work (default 1)"
-    )
+    add("--gpus-per-node", type=count, metavar="N", help=text)
+    text = "parallel efficiency of the size that the report recommends (default %(default)s)"
+    add("--min-efficiency", type=share, default=MIN_EFFICIENCY, metavar="SHARE", help=text)
+    text = "links that jobkit comm measured, on one size or on several, for --forecast"
+    add("--comm", type=Path, nargs="+", default=[], metavar="COMM.json", help=text)
+    text = "a run's work, as '300e9 tokens' or '90 epochs': GPU-hours and node-hours of it all"
+    add("--work", metavar="AMOUNT", help=text)
+    add("--runs", type=count, default=1, metavar="N", help="runs of --work (default 1)")
     args = parser.parse_args(argv)
 
     from jobkit.analysis.collect.results import OUTDATED, Results, check_own
@@ -210,9 +179,7 @@ def plot_main(argv: Sequence[str] | None = None) -> int:
         return Exit.INCOMPLETE
     if (args.gpus_per_node or args.comm) and not args.forecast:
         raise UsageError("--gpus-per-node and --comm have no effect without --forecast")
-    forecasts = _forecasts(results, args.forecast, args.gpus_per_node, args.comm)
-    _show(results, forecasts)
-    return _draw(results, forecasts, args)
+    return _draw(results, _forecasts(results, args), args)
 
 
 def _draw(results: "Results", forecasts: "list[Forecast]", args: argparse.Namespace) -> int:
@@ -222,16 +189,29 @@ def _draw(results: "Results", forecasts: "list[Forecast]", args: argparse.Namesp
     from jobkit.analysis.report.report import write_report
     from jobkit.analysis.report.tables import project_table
 
-    project, least = None, args.min_efficiency
+    project, efficiency = None, args.min_efficiency
     if args.work:
         project = project_table(results, args.work, args.runs, unit(results), forecasts)
     drawn = draw(results, forecasts)
-    _print_verdict(results, least)
-    figures = len(drawn.paths) // len(FORMATS)
-    formats = ", ".join(FORMATS).upper()
-    print(f"wrote {figures} figures ({formats}) to {short_path(results.output.figures)}")
-    words = _given(args, forecasts)
-    written = write_report(results, drawn.paths, forecasts, least, project, words)
+    _print_verdict(results, efficiency)
+    count, formats = len(drawn.paths) // len(FORMATS), ", ".join(FORMATS).upper()
+    print(f"wrote {count} figures ({formats}) to {short_path(results.output.figures)}")
+    # The options that make the same report again.
+    options = {
+        "--min-efficiency": [f"{efficiency:g}"] if efficiency != MIN_EFFICIENCY else [],
+        "--forecast": sorted({n for f in forecasts for n in f.sizes}),
+        "--gpus-per-node": [args.gpus_per_node] if args.gpus_per_node else [],
+        "--comm": args.comm,
+        "--work": [args.work] if args.work else [],
+        "--runs": [args.runs] if args.work else [],
+    }
+    words = [
+        word
+        for option, values in options.items()
+        if values
+        for word in (option, *(shlex.quote(str(value)) for value in values))
+    ]
+    written = write_report(results, drawn.paths, forecasts, efficiency, project, words)
     for name, why in drawn.missing.items():
         print(f"no {name}: {why}", file=sys.stderr)
     names = ", ".join(path.name for path in written)
@@ -240,46 +220,28 @@ def _draw(results: "Results", forecasts: "list[Forecast]", args: argparse.Namesp
     return Exit.OK
 
 
-def _given(args: argparse.Namespace, forecasts: "list[Forecast]") -> list[str]:
-    """The options that make the same report again."""
-    words = [] if args.min_efficiency == MIN_EFFICIENCY else ["--min-efficiency"]
-    words += [f"{args.min_efficiency:g}"] * bool(words)
-    if sizes := sorted({n for f in forecasts for n in f.sizes}):
-        words += ["--forecast", *map(str, sizes)]
-    words += ["--gpus-per-node", str(args.gpus_per_node)] if args.gpus_per_node else []
-    words += ["--comm", *map(shlex.quote, map(str, args.comm))] if args.comm else []
-    return words + (
-        ["--work", shlex.quote(args.work), "--runs", str(args.runs)] if args.work else []
+def _forecasts(results: "Results", args: argparse.Namespace) -> "list[Forecast]":
+    """The requested forecasts, printed and written; without any, an old table is removed."""
+    from jobkit.analysis.findings.forecast import (
+        checked_forecasts,
+        forecast_lines,
+        forecast_table,
     )
-
-
-def _forecasts(
-    results: "Results", sizes: list[int], per_node: int | None, comm: Sequence[Path]
-) -> "list[Forecast]":
-    """The requested forecasts; why there is none is printed."""
-    if not sizes:
-        return []
-    from jobkit.analysis.findings.forecast import checked_forecasts
     from jobkit.analysis.findings.links import read_links
-
-    forecasts = checked_forecasts(results, sizes, per_node, read_links(comm) if comm else None)
-    for why in (reason for f in forecasts for reason in f.reasons):
-        print(f"no forecast: {why}", file=sys.stderr)
-    return forecasts
-
-
-def _show(results: "Results", forecasts: "list[Forecast]") -> None:
-    """Print and write the forecasts; without any, an old table is removed."""
-    from jobkit.analysis.findings.forecast import forecast_lines, forecast_table
     from jobkit.analysis.tables.frames import save_table
 
     path = results.output.forecast
-    if not forecasts:
+    if not args.forecast:
         path.unlink(missing_ok=True)
-        return
+        return []
+    links = read_links(args.comm) if args.comm else None
+    forecasts = checked_forecasts(results, args.forecast, args.gpus_per_node, links)
+    for why in (reason for f in forecasts for reason in f.reasons):
+        print(f"no forecast: {why}", file=sys.stderr)
     for caution in dict.fromkeys(f.caution for f in forecasts if f.sizes and f.caution):
         print(f"caution: {caution}")
     table = forecast_table(results, forecasts)
     save_table(path, table)
     print("\n".join(forecast_lines(forecasts, table)))
     print(f"wrote {short_path(path)}")
+    return forecasts

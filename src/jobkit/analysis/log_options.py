@@ -5,7 +5,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jobkit.errors import Exit, Parser, UsageError, at_least, command, positive
 from jobkit.paths import StudyPaths, write_json
@@ -27,53 +27,32 @@ docs/own-program.md. Exit codes: 0 a line was found, 2 wrong usage, 3 no line wa
 
 def add_log_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of collect for logs that exist already."""
-    group = parser.add_argument_group(
-        "logs without a plan", "Each file is a run; STUDY is not given then."
+    text = "Each file is a run; STUDY is not given then."
+    add = parser.add_argument_group("logs without a plan", text).add_argument
+    add("--logs", nargs="+", metavar="FILE", help="logs, or patterns of file names in quotes")
+    add("--pattern", metavar="NAME", help=f"{_patterns()} (default: [METRIC] key=value lines)")
+    text = (
+        "finds each log's size, in its name or its text: the first group is the number of ranks, "
+        "or groups named ranks, nodes, ranks_per_node; series names its curve"
     )
-    group.add_argument(
-        "--logs", nargs="+", metavar="FILE", help="logs, or patterns of file names in quotes"
-    )
-    _add_pattern(group, " (default: [METRIC] key=value lines)")
-    group.add_argument(
-        "--size",
-        metavar="REGEX",
-        help="finds each log's size, in its name or its text: the first group is the number of "
-        "ranks, or groups named ranks, nodes, ranks_per_node; series names its curve",
-    )
-    group.add_argument(
-        "--gpus-per-node", type=at_least(int, 1), metavar="N", help="ranks (GPUs) of a full node"
-    )
-    group.add_argument(
-        "--scaling",
-        choices=("strong", "weak"),
-        help="strong: the work is the same at each size; weak: it grows with the ranks",
-    )
-    group.add_argument("--name", help="name of the folder under logs/ (default: from-logs)")
-    group.add_argument("--unit", help="unit of a step's work, with --work-per-step: as tokens")
-    group.add_argument(
-        "--work-per-step",
-        type=positive,
-        metavar="N",
-        help="units of work in one optimizer step over all ranks, where no line says it",
-    )
-    group.add_argument(
-        "--warmup-steps",
-        type=at_least(int, 0),
-        default=0,
-        metavar="N",
-        help="steps after the first line that are not compared (default 0); that line never is",
-    )
+    add("--size", metavar="REGEX", help=text)
+    text = "ranks (GPUs) of a full node"
+    add("--gpus-per-node", type=at_least(int, 1), metavar="N", help=text)
+    text = "strong: the work is the same at each size; weak: it grows with the ranks"
+    add("--scaling", choices=("strong", "weak"), help=text)
+    add("--name", help="name of the folder under logs/ (default: from-logs)")
+    add("--unit", help="unit of a step's work, with --work-per-step: as tokens")
+    text = "units of work in one optimizer step over all ranks, where no line says it"
+    add("--work-per-step", type=positive, metavar="N", help=text)
+    text = "steps after the first line that are not compared (default 0); that line never is"
+    add("--warmup-steps", type=at_least(int, 0), default=0, metavar="N", help=text)
 
 
-def _add_pattern(group: Any, default: str = "") -> None:
+def _patterns() -> str:
     from jobkit.metric.pattern import PATTERNS
 
     known = ", ".join(sorted(p.stem for p in PATTERNS.glob("*.toml")))
-    group.add_argument(
-        "--pattern",
-        metavar="NAME",
-        help=f"how lines are read: {known}, or a TOML file{default}",
-    )
+    return f"how lines are read: {known}, or a TOML file"
 
 
 def given_logs(args: argparse.Namespace) -> "GivenLogs":
@@ -135,15 +114,14 @@ def try_pattern(argv: Sequence[str] | None = None) -> int:
         description="Show what a pattern finds in a log: a line for each match, then the rate.",
         epilog=_TRY,
     )
-    parser.add_argument("log", type=Path, metavar="FILE", help="a log")
-    _add_pattern(parser)
-    parser.add_argument("--line", metavar="REGEX", help="an expression in place of --pattern")
-    parser.add_argument("--of", metavar="WORD", help="its rates are total or per_rank")
-    parser.add_argument("--spans", metavar="WORD", help="its times: step, interval or running")
-    parser.add_argument("--ranks", type=at_least(int, 1), metavar="N", help="number of ranks")
-    parser.add_argument(
-        "--most", type=at_least(int, 1), default=20, metavar="N", help="matches shown (default 20)"
-    )
+    add, count = parser.add_argument, at_least(int, 1)
+    add("log", type=Path, metavar="FILE", help="a log")
+    add("--pattern", metavar="NAME", help=_patterns())
+    add("--line", metavar="REGEX", help="an expression in place of --pattern")
+    add("--of", metavar="WORD", help="its rates are total or per_rank")
+    add("--spans", metavar="WORD", help="its times: step, interval or running")
+    add("--ranks", type=count, metavar="N", help="number of ranks")
+    add("--most", type=count, default=20, metavar="N", help="matches shown (default 20)")
     args = parser.parse_args(argv)
     if bool(args.line) == bool(args.pattern):
         raise UsageError("give --pattern or --line")
@@ -153,26 +131,25 @@ def try_pattern(argv: Sequence[str] | None = None) -> int:
     from jobkit.metric.pattern import load_pattern, make_pattern
     from jobkit.outcome.logs import open_log
 
-    own = {"line": args.line, "of": args.of, "spans": args.spans}
-    table = {k: v for k, v in own.items() if v}
+    table = {name: value for name in ("line", "of", "spans") if (value := getattr(args, name))}
     pattern = load_pattern(args.pattern) if args.pattern else make_pattern(table)
     try:
         with open_log(args.log, Path("/")) as stream:
-            found = list(matches(stream, pattern))
+            lines = list(matches(stream, pattern))
     except OSError as error:
         raise UsageError(f"{args.log}: {error.strerror or error}") from None
-    for _, place, groups in found[: args.most]:
+    for _, place, groups in lines[: args.most]:
         shown = "  ".join(f"{k}={v.strip()}" for k, v in groups.items())
         print(f"line {place}: {shown or 'may be truncated: not used'}")
-    if len(found) > args.most:
-        print(f"... and {len(found) - args.most} more (--most N shows more)")
-    if not found:
+    if len(lines) > args.most:
+        print(f"... and {len(lines) - args.most} more (--most N shows more)")
+    if not lines:
         print(f"{args.log}: no line of pattern {pattern.name} in it", file=sys.stderr)
         return Exit.INCOMPLETE
-    observed = observed_lines(found, pattern, args.ranks, {})
+    observed = observed_lines(lines, pattern, args.ranks, {})
     if args.line and not args.spans:
         print("--spans is not said: each line is taken as one of an interval")
-    print(f"{len(found)} lines found" + (f"; {pattern.contains}" if pattern.contains else ""))
+    print(f"{len(lines)} lines found" + (f"; {pattern.contains}" if pattern.contains else ""))
     for sentence in observed.not_taken if observed else ():
         print(f"  {sentence}")
     for name, value in (rate_row(observed) if observed else {}).items():
