@@ -87,45 +87,44 @@ def _lines(stream: BinaryIO) -> Iterator[tuple[int, str, bool]]:
 
 
 def observed_lines(
-    found: Iterable[tuple[int, int, Mapping[str, str]]],
+    lines: Iterable[tuple[int, int, Mapping[str, str]]],
     pattern: Pattern,
     ranks: int | None,
     planned: Mapping[str, Any],
 ) -> Observed | None:
-    """The observations of the lines that a pattern found; None where no line says a time or rate.
+    """The observations of the lines of a pattern; None where no line says a time or rate.
 
-    ranks: how many a rate of one rank is multiplied by. planned: unit, work_per_step and
-    warmup_steps of the study.
+    lines: as matches gives them. ranks: how many a rate of one rank is multiplied by. planned:
+    unit, work_per_step and warmup_steps of the study.
     """
     seen: list[tuple[Observation, _Mark | None]] = []
     cut, unread, source = 0, list[str](), f"pattern {pattern.name}"
-    for attempt, _, groups in found:
+    for attempt, _, groups in lines:
         cut += groups is CUT
         values = {name: plain(text, name) for name, text in groups.items()}
-        unread += [f"{name}={groups[name].strip()}" for name in _unread(values)][:1]
+        measures = (name for name in values if quantity_of(name).kind in _MEASURES)
+        bad = [name for name in measures if not _is_above_0(values[name])]
+        unread += [f"{name}={groups[name].strip()}" for name in bad[:1]]
         line = _observation(values, pattern.of == "per_rank", ranks, planned.get("unit"))
         seen.append((replace(line, attempt=attempt), _mark(attempt, values)))
-    made, doubts = _first_training(seen, ranks, source)
-    once, repeated = _each_once(made, ranks)
-    steps = _of_lines(once, planned, pattern.spans == "step")
-    if pattern.spans == "running":
-        steps = [replace(steps[-1], warmup=False)] if steps else []
-    observed = _in_one_unit(steps, planned, source, pattern.spans == "step")
-    said = []
+    first, doubts = _first_training(seen, ranks, source)
+    once, repeated = _each_once(first, ranks)
+    single = pattern.spans == "step"
+    steps = _of_lines(once, planned, single)
+    not_taken = []
     if cut:
-        said.append(f"{counted(cut, 'line')} of {source} may be truncated: not used")
+        not_taken.append(f"{counted(cut, 'line')} of {source} may be truncated: not used")
     if unread:
-        said.append(
+        not_taken.append(
             f"{counted(len(unread), 'line')} of {source} with a time or rate that is no number "
             f"above 0, as {unread[0][:80]}: that value is not used"
         )
-    if repeated and not doubts:
-        doubts = [_of_earlier(repeated, source)]
-    said += doubts
-    said += _slow_steps(steps, source) if pattern.spans == "step" else []
-    if not (observed or said):
-        return None
-    return replace(observed or Observed(source=source), not_taken=said)
+    not_taken += doubts or ([_of_earlier(repeated, source)] if repeated else [])
+    if single:
+        not_taken += _slow_steps(steps, source)
+    elif pattern.spans == "running" and steps:
+        steps = [replace(steps[-1], warmup=False)]
+    return _in_one_unit(steps, planned, source, not_taken, single)
 
 
 def _slow_steps(steps: Sequence[Observation], source: str) -> list[str]:
@@ -136,12 +135,6 @@ def _slow_steps(steps: Sequence[Observation], source: str) -> list[str]:
         return []
     lines = f"{counted(len(slow), 'line')} of {source} with a step of over {SLOW} times the median"
     return [f"{lines}, as with an evaluation in it: the mean has them"]
-
-
-def _unread(values: Mapping[str, Any]) -> list[str]:
-    """The groups of a line that should say a time or a rate, and are no number above 0."""
-    measures = (name for name in values if quantity_of(name).kind in _MEASURES)
-    return [name for name in measures if not _is_above_0(values[name])]
 
 
 def _is_above_0(value: Any) -> bool:
@@ -156,29 +149,22 @@ def observed_metrics(
     copies: how often the line of a step was printed. Where all ranks print a rate of which the name
     does not say that it is of one rank, it may be of one or of all: then it is not used.
     """
-    seen = []
-    for record in records:
-        if "v" not in record and not ("epoch" in record and "step" not in record):
-            seen.append((_of_record(record, ranks, planned.get("unit")), _mark(0, record)))
-    made, said = _first_training(seen, ranks, "[METRIC]")
-    if ranks and ranks > 1 and copies >= ranks and _of_nobody(records):
-        said.append(
+    seen = [
+        (_of_record(record, ranks, planned.get("unit")), _mark(0, record))
+        for record in records
+        if "v" not in record and not ("epoch" in record and "step" not in record)
+    ]
+    first, not_taken = _first_training(seen, ranks, "[METRIC]")
+    kinds = [quantity_of(name) for record in records for name in record]
+    unclear = any(q.kind == "rate" and q.unit != "steps" and not q.per_rank for q in kinds)
+    if ranks and ranks > 1 and copies >= ranks and unclear:
+        not_taken.append(
             f"each rate is printed {copies} times, as by all {ranks} ranks, and may be of one or "
             "of all: not used. Print it on rank 0 alone, or name it as tokens_per_s_per_rank"
         )
-        made = [replace(o, rate=None, work=None) for o in made]
-    once = _each_once(made, ranks)[0]
-    timed = [o for o in once if o.time_s or o.rate]
-    observed = _in_one_unit(_of_lines(timed, planned, False), planned, METRIC_LINES)
-    if not (observed or said):
-        return None
-    return replace(observed or Observed(source=METRIC_LINES), not_taken=said)
-
-
-def _of_nobody(records: Iterable[Record]) -> bool:
-    """Whether a line has a rate of which the name does not say whose it is."""
-    kinds = {quantity_of(name) for record in records for name in record}
-    return any(q.kind == "rate" and q.unit != "steps" and not q.per_rank for q in kinds)
+        first = [replace(o, rate=None, work=None) for o in first]
+    timed = [o for o in _each_once(first, ranks)[0] if o.time_s or o.rate]
+    return _in_one_unit(_of_lines(timed, planned, False), planned, METRIC_LINES, not_taken)
 
 
 def observes(record: Record) -> bool:
@@ -203,12 +189,12 @@ def _mark(attempt: int, values: Mapping[str, Any]) -> _Mark | None:
     return (attempt, places.get("epoch", -1), places.get("step", -1))
 
 
-def begins_again(marks: Sequence[_Mark | None], ranks: int | None) -> int | None:
-    """Where the training that the lines tell of begins again; None where it does not.
+def _restart(marks: Sequence[_Mark | None], ranks: int | None) -> int | None:
+    """Where the training that the lines are of begins again; None where it does not.
 
     Lines of several ranks overtake each other by a step or two.
     """
-    seen: list[_Mark] = []  # sorted, each once
+    seen: list[_Mark] = []  # sorted, without copies
     for place, mark in enumerate(marks):
         if mark is None:
             continue
@@ -227,7 +213,7 @@ def _first_training(
 
     Lines again at the same speed are those of other ranks, or of the same training after a restart.
     """
-    place = begins_again([mark for _, mark in seen], ranks)
+    place = _restart([mark for _, mark in seen], ranks)
     measured = [o for o, _ in seen if o.time_s or o.rate]
     first = [o for o, _ in seen[:place] if o.time_s or o.rate]
     later = measured[len(first) :]
@@ -235,7 +221,9 @@ def _first_training(
         return measured, []
     if not first:
         return later, [f"the rate is of the second training in this log: {source} has no other"]
-    fast, slow = sorted(_speed(part) for part in (first, later))
+    fast, slow = sorted(  # the median time of a step, without the first line
+        median(o.time_s or 1 / (o.rate or 1) for o in (part[1:] or part)) for part in (first, later)
+    )
     if slow <= SAME_SPEED * fast:
         return measured, []
     return first, [_of_earlier(len(later), source)]
@@ -247,11 +235,6 @@ def _of_earlier(count: int, source: str) -> str:
         "Where the index begins again in each epoch, name the epoch's group epoch; else it is a "
         "second training in this log"
     )
-
-
-def _speed(part: Sequence[Observation]) -> float:
-    """The median time of a step, or of a unit of work, of lines without the first one."""
-    return median(o.time_s or 1 / (o.rate or 1) for o in (part[1:] or part))
 
 
 def _each_once(lines: Iterable[Observation], ranks: int | None) -> tuple[list[Observation], int]:
@@ -281,32 +264,27 @@ def _of_lines(
     """
     warmup = planned.get("warmup_steps")
     warmup = warmup if type(warmup) is int else 0
-    made: list[Observation] = []
+    observations: list[Observation] = []
     begun: dict[int, int] = {}  # by attempt: its first step
     again = set[int]()  # attempts in which the index began again, with an epoch
     for before, line in pairwise([None, *lines]):
         assert line is not None
-        first = line.attempt not in begun
+        first, new_epoch = line.attempt not in begun, _new_epoch(before, line)
         start = begun.setdefault(line.attempt, line.step or 0)
-        if _new_epoch(before, line):
+        if new_epoch:
             again.add(line.attempt)
         early = line.step is not None and line.step <= start + warmup
-        early = early and line.attempt not in again
-        steps = 1 if single else _steps_between(None if first else before, line)
+        steps = 1 if single else None  # None: the lines do not say
+        if not (single or first or before is None or before.step is None or line.step is None):
+            steps = max(1, line.step - (0 if new_epoch else before.step))
         times: dict[str, Any] = {
             name: value * (steps or 1)
             for name in ("time_s", "data_wait_s", "work")
             if (value := getattr(line, name)) is not None
         }
-        made.append(replace(line, steps=steps, warmup=first or early, **times))
-    return made
-
-
-def _steps_between(before: Observation | None, line: Observation) -> int | None:
-    """How many steps an interval's line is of; None where the lines do not say."""
-    if before is None or before.step is None or line.step is None:
-        return None
-    return max(1, line.step - (0 if _new_epoch(before, line) else before.step))
+        is_warmup = first or (early and line.attempt not in again)
+        observations.append(replace(line, steps=steps, warmup=is_warmup, **times))
+    return observations
 
 
 def _new_epoch(before: Observation | None, line: Observation) -> bool:
@@ -321,10 +299,14 @@ def _new_epoch(before: Observation | None, line: Observation) -> bool:
 
 
 def _in_one_unit(
-    steps: Sequence[Observation], planned: Mapping[str, Any], source: str, single: bool = False
+    steps: Sequence[Observation],
+    planned: Mapping[str, Any],
+    source: str,
+    not_taken: Sequence[str],
+    single: bool = False,
 ) -> Observed | None:
     """The observations in one unit: of those in another one the times alone remain."""
-    if not steps:
+    if not (steps or not_taken):
         return None
     unit, per_step = planned.get("unit"), planned.get("work_per_step")
     if any(o.unit == "steps" for o in steps):
@@ -340,7 +322,14 @@ def _in_one_unit(
         per_step = None if unit else per_step
         unit = units.most_common(1)[0][0]
     steps = [o if o.unit in (None, unit) else replace(o, rate=None, work=None) for o in steps]
-    return Observed(steps=steps, unit=unit, work_per_step=per_step, single=single, source=source)
+    return Observed(
+        steps=steps,
+        unit=unit,
+        work_per_step=per_step,
+        single=single,
+        source=source,
+        not_taken=not_taken,
+    )
 
 
 def _in_steps(line: Observation) -> Observation:
@@ -383,9 +372,8 @@ def _observation(
 def _is_possible(name: str, value: Any) -> bool:
     """Whether a value may be one of its quantity: times, rates, work and memory are above 0."""
     kind = quantity_of(name).kind
-    if type(value) not in (int, float) or kind in ("free", "step", "epoch"):
-        return True
-    return _is_above_0(value) or (kind == "data_wait" and value == 0)
+    free = type(value) not in (int, float) or kind in ("free", "step", "epoch")
+    return free or _is_above_0(value) or (kind == "data_wait" and value == 0)
 
 
 def _unit(values: Mapping[str, Any], wanted: str | None) -> str | None:

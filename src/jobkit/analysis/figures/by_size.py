@@ -18,25 +18,7 @@ from matplotlib.ticker import PercentFormatter
 from numpy.typing import NDArray
 
 from jobkit.analysis.collect.results import Results
-from jobkit.analysis.figures.style import (
-    DASHES,
-    GREY,
-    PLAIN,
-    Look,
-    ideal_line,
-    legend,
-    log_axis,
-    log_ratio_axis,
-    log_time_axis,
-    looks,
-    new_figure,
-    on_gpu,
-    plot_line,
-    short,
-    size_axis,
-    subtitle,
-    unit,
-)
+from jobkit.analysis.figures import style
 from jobkit.analysis.scaling.sizes import Size
 from jobkit.analysis.tables.text import counted
 
@@ -132,33 +114,36 @@ def size_figure(results: Results, name: str) -> Figure | None:
         for kind in kinds_of(sizes)
         for panel in figure_of.panels
     }
-    shown = [key for key, lines in known.items() if _enough(lines, figure_of.min_sizes)]
+    shown = [
+        key
+        for key, lines in known.items()
+        if all(len({s.world_size for s in line}) >= figure_of.min_sizes for line in lines.values())
+    ]
     kinds = list(dict.fromkeys(kind for kind, _ in shown))
     if not shown or (name == "energy" and len({s.joules_of for s in sizes if s.joules_of}) > 1):
         return None
-    first = next(s for s in sizes if kind_of(s) in kinds)
-    words = _words(results, [s for s in sizes if kind_of(s) in kinds], first)
+    words = _words(results, [s for s in sizes if kind_of(s) in kinds])
     rows = len(kinds) if 1 < len(kinds) < len(shown) else 1
-    spread = (
-        "median" if figure_of.panels[0].interval or name == "step_times" else "median and range"
-    )
+    first_panel = figure_of.panels[0]
+    is_median = first_panel.interval or name == "step_times"
+    below = style.subtitle(results, "median" if is_median else "median and range")
     title = f"{results.name}: {figure_of.title.format(**words)}"
-    figure, axes = new_figure(len(shown) // rows, title, subtitle(results, spread), rows=rows)
-    look = looks(s.series for s in sizes)
+    figure, axes = style.new_figure(len(shown) // rows, title, below, rows=rows)
+    look = style.looks(s.series for s in sizes)
     for panel_axes, (kind, panel) in zip(axes, shown, strict=True):
-        own = [s for s in sizes if kind_of(s) == kind]
-        _draw_panel(panel_axes, panel, known[kind, panel], own, look)
+        of_kind = [s for s in sizes if kind_of(s) == kind]
+        _draw_panel(panel_axes, panel, known[kind, panel], of_kind, look)
         _scale(panel_axes, panel.scale)
         if not panel.interval:
-            mark_not_ok(panel_axes, own, look)
-        size_axis(panel_axes, [s.devices or 0 for s in own], unit(results))
+            mark_not_ok(panel_axes, of_kind, look)
+        style.size_axis(panel_axes, [s.devices or 0 for s in of_kind], style.unit(results))
         weak = " x ranks" if kind.scaling == "weak" else ""
         label = panel.label.format(**words | {"rate": kind.unit, "ranks": weak})
         panel_axes.set_ylabel(label + suffix(kind, kinds))
     drawn = {s.series for key in shown for lines in known[key].values() for s in lines}
-    drawn |= {s.series for s in sizes if s.not_ok and not figure_of.panels[0].interval}
-    extra = _extra(figure_of.panels[0], [s for key in shown for s in _first(known[key])])
-    legend(figure, axes, {k: v for k, v in look.items() if k in drawn}, extra)
+    drawn |= {s.series for s in sizes if s.not_ok and not first_panel.interval}
+    extra = _extra(first_panel, [s for key in shown for s in next(iter(known[key].values()))])
+    style.legend(figure, axes, {k: v for k, v in look.items() if k in drawn}, extra)
     return figure
 
 
@@ -190,32 +175,23 @@ def _values(size: Size, name: str, columns: Mapping[str, Mapping[str, float]]) -
     return () if value is None else (value,)
 
 
-def _first(lines: Mapping[str, Mapping[Size, tuple[float, ...]]]) -> list[Size]:
-    """The sizes of a panel's first value."""
-    return list(next(iter(lines.values())))
-
-
-def _enough(lines: Mapping[str, Mapping[Size, Any]], min_sizes: int) -> bool:
-    return all(len({s.world_size for s in line}) >= min_sizes for line in lines.values())
-
-
-def _words(results: Results, sizes: Sequence[Size], first: Size) -> dict[str, str]:
+def _words(results: Results, sizes: Sequence[Size]) -> dict[str, str]:
     """What titles and labels name."""
-    gpus = on_gpu(results)
+    gpus = style.on_gpu(results)
     of, bases = {s.time_of for s in sizes}, {s.base_world_size for s in sizes if s.base_world_size}
     peaks = [m for s in sizes for m in s.peaks_memory_mib]
     base = counted(max(bases, default=1), "rank")
     of_series, series = {s.base_series for s in sizes if s.base_series}, {s.series for s in sizes}
     if len(of_series) == 1 and len(series) > 1:  # one serial run for all
-        base = f"{short(str(of_series.pop()))} on {base}"
+        base = f"{style.short(str(of_series.pop()))} on {base}"
     return {
         "each": "GPU" if gpus else "process",
         "held": "allocated" if gpus else "resident",
         "mib": "GiB" if max(peaks, default=0) >= 10 * 1024 else "MiB",
         "of": of.pop() if len(of) == 1 else "amount of work",
         "base": base if len(bases) == 1 else "the smallest size",
-        "target": f"{first.target_accuracy or 0:.0%}",
-        "work": first.throughput_unit.partition("/")[0].removesuffix("s"),
+        "target": f"{sizes[0].target_accuracy or 0:.0%}",
+        "work": sizes[0].throughput_unit.partition("/")[0].removesuffix("s"),
         "joules_of": next((s.joules_of for s in sizes if s.joules_of), ""),
     }
 
@@ -237,25 +213,38 @@ def _draw_panel(
     axes: Axes,
     panel: Panel,
     known: Mapping[str, Mapping[Size, tuple[float, ...]]],
-    own: Sequence[Size],
-    look: Mapping[str, Look],
+    sizes: Sequence[Size],
+    look: Mapping[str, style.Look],
 ) -> None:
-    """Draw a line for each series and value; own: all sizes, also those without a value."""
+    """Draw a line for each series and value; sizes: all, also those without a value."""
     if panel.scale in ("log", "time"):
         axes.set_yscale("log")
     peaks = [v for values in known.get("peak_memory_mib", {}).values() for v in values]
     factor = 1 / 1024 if max(peaks, default=0) >= 10 * 1024 else 1.0
-    for dashes, (name, values) in zip(DASHES, known.items(), strict=False):
+    for dashes, (name, values) in zip(style.DASHES, known.items(), strict=False):
         for line in lines_of(values):
+            series, first = line[0].series, line[0].devices or 1
             points = {s: tuple(factor * v for v in values[s]) for s in line}
             options = {"ls": dashes} if len(known) > 1 else {}
-            draw_line(axes, points, look[line[0].series], name if panel.interval else "", **options)
-            if panel.ideal and len(line) > 1:
-                _draw_ideal(axes, name, panel.ideal, line, points, own)
+            draw_line(axes, points, look[series], name if panel.interval else "", **options)
+            if panel.ideal is None or len(line) < 2:
+                continue
+            # From the smallest size to the largest that was planned. On a linear axis the ideal is
+            # a curve. Of what is relative to a base it is known, also where that is another series.
+            last = max(s.devices or 0 for s in sizes if s.series == series)
+            x = np.geomspace(first, last, 65)
+            weak_time = panel.ideal is np.reciprocal and line[0].scaling == "weak"
+            relative = {"speed_up": first / (line[0].base_world_size or 1), "efficiency": 1.0}
+            start = relative.get(name, median(points[line[0]]))
+            style.ideal_line(axes, x, start * (_same if weak_time else panel.ideal)(x / first))
 
 
 def draw_line(
-    axes: Axes, points: Mapping[Size, tuple[float, ...]], look: Look, interval: str, **options: Any
+    axes: Axes,
+    points: Mapping[Size, tuple[float, ...]],
+    look: style.Look,
+    interval: str,
+    **options: Any,
 ) -> None:
     """Draw medians as a line, with a bar for each interval, or the range of the repeats.
 
@@ -263,15 +252,15 @@ def draw_line(
     """
     x = [s.devices or 0 for s in points]
     middle = [median(values) for values in points.values()]
-    plot_line(axes, x, middle, look, **options)
+    style.plot_line(axes, x, middle, look, **options)
     nodes = {s.nodes for s in points}
     if len(nodes) == 1 and (last := next(iter(nodes)) or 1) > 1:
         axes.annotate(f"{last} nodes", (x[-1], middle[-1]), (6, 6), textcoords="offset points")
     if interval:
         bars = [(n, ends_of(s, interval)) for n, s in zip(x, points, strict=True)]
         for at, ends in bars:
-            style: Any = {"color": look.colour, "zorder": 2, "label": "interval"}
-            axes.plot([at, at], ends or (np.nan, np.nan), "_-", lw=1.6, ms=9, mew=1.6, **style)
+            bar: Any = {"color": look.colour, "zorder": 2, "label": "interval"}
+            axes.plot([at, at], ends or (np.nan, np.nan), "_-", lw=1.6, ms=9, mew=1.6, **bar)
     elif not options and any(len(values) > 1 for values in points.values()):
         lows, highs = [min(v) for v in points.values()], [max(v) for v in points.values()]
         axes.fill_between(x, lows, highs, color=look.colour, alpha=0.15, lw=0, zorder=1)
@@ -288,33 +277,14 @@ def ends_of(size: Size, name: str) -> tuple[float, float] | None:
     return None if low is None or high is None else (low / share, high / share)
 
 
-def _draw_ideal(
-    axes: Axes,
-    name: str,
-    ideal: Ideal,
-    line: Sequence[Size],
-    points: Mapping[Size, tuple[float, ...]],
-    own: Sequence[Size],
-) -> None:
-    """Draw the ideal of a line from its smallest size to the largest that was planned."""
-    first = line[0].devices or 1
-    last = max(s.devices or 0 for s in own if s.series == line[0].series)
-    x = np.geomspace(first, last, 65)  # many points: on a linear axis the ideal is a curve
-    weak_time = ideal is np.reciprocal and line[0].scaling == "weak"
-    # Of what is relative to a base the ideal is known, also where that is another series.
-    known = {"speed_up": first / (line[0].base_world_size or 1), "efficiency": 1.0}
-    start = known.get(name, median(points[line[0]]))
-    ideal_line(axes, x, start * (_same if weak_time else ideal)(x / first))
-
-
 def _scale(axes: Axes, scale: str) -> None:
     """The vertical axis of a panel."""
     if scale == "ratio":
-        log_ratio_axis(axes)
+        style.log_ratio_axis(axes)
     elif scale == "time":
-        log_time_axis(axes)
+        style.log_time_axis(axes)
     elif scale == "log":
-        log_axis(axes.yaxis)
+        style.log_axis(axes.yaxis)
     elif scale.startswith("near"):
         # The axis spans a tenth of its values at least, so that a small difference looks small.
         low, high = axes.get_ylim()
@@ -329,14 +299,14 @@ def _scale(axes: Axes, scale: str) -> None:
         top = axes.get_ylim()[1]
         axes.set_ylim(0, max(1.1, top) if scale == "share" else 1.1 * top)
         percent = PercentFormatter(1.0, decimals=0)
-        axes.yaxis.set_major_formatter(percent if scale == "share" else PLAIN)
+        axes.yaxis.set_major_formatter(percent if scale == "share" else style.PLAIN)
 
 
-def mark_not_ok(axes: Axes, own: Sequence[Size], look: Mapping[str, Look]) -> None:
+def mark_not_ok(axes: Axes, sizes: Sequence[Size], look: Mapping[str, style.Look]) -> None:
     """Mark each size with runs that are not ok: a cross at the lower edge and their status."""
-    marks = [s for s in own if s.not_ok]
+    marks = [s for s in sizes if s.not_ok]
     stacked: Counter[int] = Counter()
-    last = max((s.devices or 0 for s in own), default=0)
+    last = max((s.devices or 0 for s in sizes), default=0)
     place = axes.get_xaxis_transform()
     for size in marks:
         n = size.devices or 0
@@ -348,18 +318,9 @@ def mark_not_ok(axes: Axes, own: Sequence[Size], look: Mapping[str, Look]) -> No
             continue
         counts = sorted(Counter(size.not_ok).items())
         text = ", ".join(s if c == 1 else f"{c} {s}" for s, c in counts)
-        left = n == last
-        axes.annotate(
-            f"{short(size.series)}: {text}",
-            (n, y),
-            (-8 if left else 8, 0),
-            xycoords=place,
-            textcoords="offset points",
-            ha="right" if left else "left",
-            va="center",
-            fontsize=8,
-            color="#333333",
-        )
+        beside: Any = {"ha": "right", "xytext": (-8, 0)} if n == last else {"xytext": (8, 0)}
+        beside |= {"xycoords": place, "textcoords": "offset points", "va": "center", "fontsize": 8}
+        axes.annotate(f"{style.short(size.series)}: {text}", (n, y), color="#333333", **beside)
     low, high = axes.get_ylim()
     if marks and axes.get_yscale() == "log":  # no mark hides a point
         room = (max(stacked.values()) + 1) * _MARK_STEP
@@ -368,14 +329,10 @@ def mark_not_ok(axes: Axes, own: Sequence[Size], look: Mapping[str, Look]) -> No
 
 def _extra(panel: Panel, shown: Iterable[Size]) -> list[Line2D]:
     """The legend's entries beside the series: intervals, or what the dashes mean."""
-    entries = [
-        Line2D([], [], color=GREY, ls=dashes, label=text)
-        for text, dashes in zip(panel.names.values(), DASHES, strict=False)
-        if text
-    ]
+    texts = zip(panel.names.values(), style.DASHES, strict=False)
+    entries = [style.entry(text, ls=dashes) for text, dashes in texts if text]
     name = next(iter(panel.names))
     beyond = (s for s in shown if (s.world_size or 0) > (s.base_world_size or 1 << 31))
     if panel.interval and any(ends_of(s, name) for s in beyond):
-        text = "95 % interval between runs"
-        entries.append(Line2D([], [], color=GREY, marker="|", ms=11, ls="", label=text))
+        entries.append(style.entry("95 % interval between runs", marker="|", ms=11, ls=""))
     return entries

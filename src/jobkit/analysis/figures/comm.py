@@ -66,9 +66,7 @@ def comm_figure(samples: Sequence[Sample], about: dict[str, Any]) -> "Figure":
 
     about: the content of comm.json, for the line under the title.
     """
-    from matplotlib.lines import Line2D
-
-    from jobkit.analysis.figures.style import GREY, legend_below, looks, new_figure, plot_line
+    from jobkit.analysis.figures import style
     from jobkit.analysis.tables.text import counted
 
     where = {"intra_node": ", intra-node", "inter_node": ", inter-node"}
@@ -76,31 +74,27 @@ def comm_figure(samples: Sequence[Sample], about: dict[str, Any]) -> "Figure":
         samples, key=lambda s: (SCOPES.index(s.scope), list(OPERATIONS).index(s.operation))
     )
     names = {(s.operation, s.scope): s.operation + where.get(s.scope, "") for s in order}
-    look = looks(names.values())
+    look = style.looks(names.values())
     ranks, nodes = max(s.ranks for s in samples), max(s.nodes for s in samples)
     words = [f"{counted(ranks, 'rank')} on {counted(nodes, 'node')}"]
     words += [str(about[name]) for name in ("backend", "device") if about.get(name)]
     if wrong := sum(not s.correct for s in samples):
         words.append(f"{wrong} WRONG RESULTS")
-    figure, axes = new_figure(2, "Collective bandwidth and latency", " | ".join(words))
+    figure, axes = style.new_figure(2, "Collective bandwidth and latency", " | ".join(words))
     fits = {(line.operation, line.scope): line for line in fit_lines(samples)}
     for key, name in names.items():
-        own = sorted((s for s in samples if (s.operation, s.scope) == key), key=lambda s: s.bytes)
-        x, size = [s.bytes for s in own], 0.6 * look[name].size
-        plot_line(axes[0], x, [s.bus_gb_per_s for s in own], look[name], ms=size)
-        plot_line(axes[1], x, [s.time_s for s in own], look[name], ms=size)
+        rows = sorted((s for s in samples if (s.operation, s.scope) == key), key=lambda s: s.bytes)
+        x, size = [s.bytes for s in rows], 0.6 * look[name].size
+        style.plot_line(axes[0], x, [s.bus_gb_per_s for s in rows], look[name], ms=size)
+        style.plot_line(axes[1], x, [s.time_s for s in rows], look[name], ms=size)
         if fit := fits.get(key):
             times = [fit.latency_s + b * fit.s_per_byte for b in x]
             axes[1].plot(x, times, color=look[name].colour, lw=0.8, alpha=0.7)
     _size_axes(axes)
     axes[0].set_ylabel("busbw (GB/s)")
     axes[1].set_ylabel("time, median")
-    handles = [
-        Line2D([], [], color=k.colour, marker=k.marker, ms=6, ls=k.dashes, label=name)
-        for name, k in look.items()
-    ]
-    text = "fitted: latency + bytes / bandwidth"
-    legend_below(figure, [*handles, Line2D([], [], color=GREY, lw=0.8, label=text)])
+    fitted = style.entry("fitted: latency + bytes / bandwidth", lw=0.8)
+    style.legend_below(figure, [*style.series_entries(look, 6), fitted])
     return figure
 
 

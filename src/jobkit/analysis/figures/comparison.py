@@ -7,16 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from jobkit.analysis.collect.results import Results
-from jobkit.analysis.figures.style import (
-    PLAIN,
-    fastest,
-    looks,
-    new_figure,
-    on_gpu,
-    short,
-    subtitle,
-    unit,
-)
+from jobkit.analysis.figures import style
 from jobkit.analysis.scaling.sizes import Size
 from jobkit.analysis.tables.text import counted_ranks
 from jobkit.spec.runspec import ONE_RANK
@@ -38,14 +29,14 @@ def comparison_figure(results: Results) -> Figure | None:
     kind = shared[0].scaling, shared[0].throughput_unit
     alone = [s for s in rated if s.strategy in ONE_RANK and (s.scaling, s.throughput_unit) == kind]
     sizes = [*(alone if parallel else []), *shared]
-    names, note = fastest(results, (s.series for s in sizes), _MAX_BARS)
+    names, note = style.fastest(results, (s.series for s in sizes), _MAX_BARS)
     shown = [s for s in sizes if s.series in names]
     if len(shown) < 2:
         return None
     size = shown[-1]
     on = f" on {size.nodes} nodes" if (size.nodes or 1) > 1 else ""
-    where = f"{counted_ranks(size.devices or 0, unit(results))}{on}"
-    held = "per GPU, allocated" if on_gpu(results) else "per process, resident"
+    where = f"{counted_ranks(size.devices or 0, style.unit(results))}{on}"
+    held = "per GPU, allocated" if style.on_gpu(results) else "per process, resident"
     wanted: dict[str, _Values] = {
         f"throughput ({size.throughput_unit})": lambda s: (s.throughput or 0, *s.rates),
         f"peak memory (MiB)\n{held}": lambda s: (
@@ -55,14 +46,15 @@ def comparison_figure(results: Results) -> Figure | None:
     }
     panels = {label: of for label, of in wanted.items() if any(map(of, shown))}
     title = f"{results.name}: side by side at {where}{note}"
-    figure, axes = new_figure(len(panels), title, subtitle(results))
+    figure, axes = style.new_figure(len(panels), title, style.subtitle(results))
     figure.set_figheight(2.2 + 0.42 * len(shown))
     for panel, (label, of) in zip(axes, panels.items(), strict=True):
         _bars(panel, {s.series: of(s) for s in shown}, results, percent="efficiency" in label)
         panel.set_xlabel(label)
         panel.set_yticks(range(len(shown)), [""] * len(shown))
     labels = [
-        short(s.series) + ("" if s.devices == size.devices else f"\nat {s.devices}") for s in shown
+        style.short(s.series) + ("" if s.devices == size.devices else f"\nat {s.devices}")
+        for s in shown
     ]
     axes[0].set_yticks(range(len(shown)), labels)
     return figure
@@ -82,7 +74,7 @@ def _shared_size(sizes: Sequence[Size]) -> list[Size]:
 
 def _bars(axes: Axes, values: dict[str, Sequence[float]], results: Results, percent: bool) -> None:
     """A bar for each series with its number; the range of its repeats as a thin line."""
-    look = looks(s.series for s in results.sizes)
+    look = style.looks(s.series for s in results.sizes)
     large = max((v[0] for v in values.values() if v), default=0) >= 1000
     for y, (series, known) in enumerate(values.items()):
         if not known:
@@ -94,6 +86,6 @@ def _bars(axes: Axes, values: dict[str, Sequence[float]], results: Results, perc
         axes.annotate(text, place, (4, 0), textcoords="offset points", va="center")
     axes.set_xlim(0, 1.3 * axes.get_xlim()[1])  # room for the numbers
     axes.xaxis.set_major_locator(MaxNLocator(3))
-    axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0) if percent else PLAIN)
+    axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0) if percent else style.PLAIN)
     axes.set_ylim(len(values) - 0.5, -0.5)  # the first series on top, also where it has no bar
     axes.grid(visible=False, axis="y")

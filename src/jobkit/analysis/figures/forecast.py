@@ -6,29 +6,17 @@ import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from jobkit.analysis.collect.results import Results
+from jobkit.analysis.figures import style
 from jobkit.analysis.figures.by_size import draw_line, kind_of, kinds_of, lines_of, suffix
-from jobkit.analysis.figures.style import (
-    GREY,
-    Look,
-    ideal_line,
-    legend,
-    log_ratio_axis,
-    looks,
-    new_figure,
-    size_axis,
-    subtitle,
-    unit,
-)
 from jobkit.analysis.findings.forecast import Forecast
 
 _DASHED = (0, (4, 2))
 _HANDLES: list[Artist] = [
-    Line2D([], [], color=GREY, ls=_DASHED, lw=1.4, label="forecast"),
-    Patch(color=GREY, alpha=0.25, lw=0, label="95 % prediction interval"),
+    style.entry("forecast", ls=_DASHED, lw=1.4),
+    Patch(color=style.GREY, alpha=0.25, lw=0, label="95 % prediction interval"),
 ]
 
 
@@ -40,15 +28,15 @@ def forecast_figure(results: Results, forecasts: Sequence[Forecast]) -> Figure |
     if not kinds:
         return None
     title = f"{results.name}: forecast of the speed-up (not measured)"
-    figure, axes = new_figure(len(kinds), title, subtitle(results, "median"))
-    look = looks(s.series for s in results.sizes)
+    figure, axes = style.new_figure(len(kinds), title, style.subtitle(results, "median"))
+    look = style.looks(s.series for s in results.sizes)
     for panel, kind in zip(axes, kinds, strict=True):
         own = [f for f in shown if of_series[f.series] == kind]
         measured = [s for s in results.sizes if kind_of(s) == kind and s.speed_up and s.world_size]
         last = max(f.sizes[-1] for f in own)
         first = min(s.base_world_size for s in measured if s.base_world_size)
         x = np.geomspace(first, last, 65)
-        ideal_line(panel, x, x / first)
+        style.ideal_line(panel, x, x / first)
         for forecast in own:
             for line in lines_of([s for s in measured if s.series == forecast.series]):
                 draw_line(
@@ -56,16 +44,16 @@ def forecast_figure(results: Results, forecasts: Sequence[Forecast]) -> Figure |
                 )
             _band(panel, forecast, look[forecast.series])
         panel.set_ylabel(f"speed-up{suffix(kind, kinds)}")
-        log_ratio_axis(panel)
+        style.log_ratio_axis(panel)
         sizes = [*(s.devices or 0 for s in measured), *(n for f in own for n in f.sizes)]
-        size_axis(panel, sizes, unit(results))
+        style.size_axis(panel, sizes, style.unit(results))
         beyond = max(f.measured[-1] for f in own)
         panel.axvspan(beyond, panel.get_xlim()[1], color="#F4F4F4", zorder=0)
-    legend(figure, axes, {f.series: look[f.series] for f in shown}, _HANDLES)
+    style.legend(figure, axes, {f.series: look[f.series] for f in shown}, _HANDLES)
     return figure
 
 
-def _band(axes: Axes, forecast: Forecast, look: Look) -> None:
+def _band(axes: Axes, forecast: Forecast, look: style.Look) -> None:
     """Draw the forecast from the largest measured size on, with its prediction interval."""
     x = np.geomspace(forecast.measured[-1], forecast.sizes[-1], 33)
     y, low, high = np.asarray([forecast.at(n).speed_up for n in x]).T

@@ -1,23 +1,15 @@
 """The figure of learning: validation loss and accuracy over epochs."""
 
+from dataclasses import replace
+from typing import Any
+
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from jobkit.analysis.collect.results import Results
-from jobkit.analysis.figures.style import (
-    DASHES,
-    GREY,
-    Look,
-    legend_below,
-    looks,
-    new_figure,
-    plot_line,
-    short,
-    subtitle,
-)
+from jobkit.analysis.figures import style
 from jobkit.analysis.tables.text import counted
 
 _MAX_LINES = 6  # with more, only the smallest and the largest size of a series are shown
@@ -36,15 +28,17 @@ def learning_figure(results: Results) -> Figure | None:
         return None
     shown, note = _few(epochs)
     title = f"{results.name}: {' and '.join(text for _, text in panels)}{note}"
-    figure, axes = new_figure(len(panels), title, subtitle(results))
-    look = looks(s.series for s in results.sizes)
+    figure, axes = style.new_figure(len(panels), title, style.subtitle(results))
+    look = style.looks(s.series for s in results.sizes)
     ranks = sorted(int(n) for n in shown["world_size"].dropna().unique())
     for panel, (name, text) in zip(axes, panels, strict=True):
         for _, group in shown.groupby(["series", "world_size"], dropna=False):
             first = group.iloc[0]
             size = first["world_size"]
             place = 0 if pd.isna(size) else ranks.index(int(size))
-            _draw(panel, group, name, look[first["series"]], DASHES[place % len(DASHES)])
+            _draw(
+                panel, group, name, look[first["series"]], style.DASHES[place % len(style.DASHES)]
+            )
         panel.set_xlabel("epoch")
         panel.set_ylabel(text)
         panel.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
@@ -54,20 +48,17 @@ def learning_figure(results: Results) -> Figure | None:
         for line in axes[-1].lines:  # a marker at 100 % is drawn whole
             line.set_clip_on(False)
     # Colours and markers tell the series, dashes the size.
-    handles = [
-        Line2D([], [], color=k.colour, marker=k.marker, ms=5, label=short(name))
-        for name, k in look.items()
-        if name in set(shown["series"])
-    ]
-    handles += [
-        Line2D([], [], color=GREY, ls=DASHES[i % len(DASHES)], label=counted(n, "rank"))
-        for i, n in enumerate(ranks)
-    ]
+    of_series = {k: replace(v, dashes="-") for k, v in look.items() if k in set(shown["series"])}
+    handles = style.series_entries(of_series, 5)
+    handles += [style.entry(counted(n, "rank"), ls=_dashes(i)) for i, n in enumerate(ranks)]
     if (shown["status"] != "ok").any():
-        cross = Line2D([], [], color=GREY, marker="x", ms=7, mew=2.2, lw=0.9, label="run not ok")
-        handles.append(cross)
-    legend_below(figure, handles)
+        handles.append(style.entry("run not ok", marker="x", ms=7, mew=2.2, lw=0.9))
+    style.legend_below(figure, handles)
     return figure
+
+
+def _dashes(place: int) -> Any:
+    return style.DASHES[place % len(style.DASHES)]
 
 
 def _few(epochs: pd.DataFrame) -> tuple[pd.DataFrame, str]:
@@ -81,7 +72,7 @@ def _few(epochs: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     return shown, ", smallest and largest size" if len(shown) < len(epochs) else ""
 
 
-def _draw(axes: Axes, group: pd.DataFrame, name: str, look: Look, dashes: object) -> None:
+def _draw(axes: Axes, group: pd.DataFrame, name: str, look: style.Look, dashes: object) -> None:
     """One line: median and range over the repeats that are ok; the others one by one."""
     known = group.dropna(subset=[name])
     ok = known[known["status"] == "ok"]
@@ -89,7 +80,9 @@ def _draw(axes: Axes, group: pd.DataFrame, name: str, look: Look, dashes: object
         by_epoch = ok.groupby("epoch")[name].agg(["median", "min", "max"]).astype(float)
         x = [int(e) + 1 for e in by_epoch.index]  # people count epochs from 1
         step = 1 + len(x) // 20  # markers of a long training would hide its line
-        plot_line(axes, x, by_epoch["median"], look, ls=dashes, ms=0.7 * look.size, markevery=step)
+        style.plot_line(
+            axes, x, by_epoch["median"], look, ls=dashes, ms=0.7 * look.size, markevery=step
+        )
         if ok["run_id"].nunique() > 1:
             low, high = by_epoch["min"], by_epoch["max"]
             axes.fill_between(x, low, high, color=look.colour, alpha=0.12, lw=0, zorder=1)

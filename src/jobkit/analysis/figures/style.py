@@ -193,20 +193,29 @@ def ideal_line(axes: Axes, x: ArrayLike, y: ArrayLike) -> None:
     axes.plot(np.asarray(x), np.asarray(y), color=GREY, lw=0.9, zorder=1.5, label=IDEAL)
 
 
+def entry(label: str, colour: str = GREY, **options: Any) -> Line2D:
+    """An entry of a legend; options: as matplotlib calls them."""
+    return Line2D([], [], color=colour, label=label, **options)
+
+
+def series_entries(look: dict[str, Look], size: float) -> list[Artist]:
+    """The entries of the series, with markers of this size."""
+    return [
+        entry(short(name), k.colour, marker=k.marker, ms=size, ls=k.dashes)
+        for name, k in look.items()
+    ]
+
+
 def legend(
     figure: Figure, axes: Iterable[Axes], look: dict[str, Look], extra: Sequence[Artist] = ()
 ) -> None:
     """Add one legend under the panels: the series, then the ideal line, the cross and others."""
     lines = [line for panel in axes for line in panel.lines]
-    handles: list[Artist] = [
-        Line2D([], [], color=k.colour, marker=k.marker, ms=7, ls=k.dashes, label=short(name))
-        for name, k in look.items()
-    ]
+    handles = series_entries(look, 7)
     if any(line.get_label() == IDEAL for line in lines):
-        handles.append(Line2D([], [], color=GREY, lw=0.9, label=IDEAL))
+        handles.append(entry(IDEAL, lw=0.9))
     if any(line.get_marker() == "x" for line in lines):
-        cross = Line2D([], [], color=GREY, marker="x", ms=7, mew=2.2, ls="", label="run not ok")
-        handles.append(cross)
+        handles.append(entry("run not ok", marker="x", ms=7, mew=2.2, ls=""))
     legend_below(figure, [*handles, *extra])
 
 

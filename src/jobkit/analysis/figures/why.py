@@ -11,14 +11,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import PercentFormatter
 
 from jobkit.analysis.collect.results import Results
-from jobkit.analysis.figures.style import (
-    fastest,
-    legend_below,
-    new_figure,
-    series_label,
-    subtitle,
-    unit,
-)
+from jobkit.analysis.figures import style
 from jobkit.analysis.findings.causes import SizeBreakdown, size_breakdowns
 
 _MAX_SERIES = 3  # side by side
@@ -41,9 +34,9 @@ def why_figure(results: Results) -> Figure | None:
     found = size_breakdowns(results)
     if not found:
         return None
-    names, note = fastest(results, (one.size.series for one in found), _MAX_SERIES)
+    names, note = style.fastest(results, (one.size.series for one in found), _MAX_SERIES)
     title = f"{results.name}: time of a step by cause{note}"
-    figure, axes = new_figure(len(names), title, subtitle(results, "median"), rows=2)
+    figure, axes = style.new_figure(len(names), title, style.subtitle(results, "median"), rows=2)
     shown = [one for one in found if one.size.series in names]
     milli = max(one.step.times.iteration_s for one in shown) < 1
     factor, word = (1000, "milliseconds") if milli else (1, "seconds")
@@ -54,7 +47,7 @@ def why_figure(results: Results) -> Figure | None:
         bars = [_bar(row) for row in rows]
         _draw(above, bars, factor, _labels(own), "{:.3g}")
         late = [(row, one) for row, one in zip(rows, own, strict=True) if _by_rank(row)]
-        above.set_xlabel(series_label(unit(results), name))
+        above.set_xlabel(style.series_label(style.unit(results), name))
         if late:
             row, one = late[-1]
             _draw_ranks(below, row, factor)
@@ -71,7 +64,7 @@ def why_figure(results: Results) -> Figure | None:
     highest = max(panel.get_ylim()[1] for panel in axes[: len(names)])
     for panel in axes[: len(names)]:
         panel.set_ylim(0, highest)
-    legend_below(figure, [Patch(color=colour, label=text) for text, colour, _ in _PARTS])
+    style.legend_below(figure, [Patch(color=colour, label=text) for text, colour, _ in _PARTS])
     return figure
 
 

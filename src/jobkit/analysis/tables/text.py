@@ -93,17 +93,6 @@ def rounded(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
-def time_head(table: pd.DataFrame) -> str:
-    """The head of the column of times: what they are of, in seconds."""
-    of = [str(v) for v in table["time_of"].dropna().unique()]
-    return f"time per {of[0] if len(of) == 1 else 'amount of work'} (s)"
-
-
-def per_second(unit: str) -> str:
-    """The unit of a rate in words: images/s as images per second."""
-    return unit.replace("/s", " per second").replace("/h", " per hour")
-
-
 def _markdown(text: str) -> str:
     return re.sub(r"([\\|<>*_`\[\]])", r"\\\1", " ".join(text.split()))
 
