@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ENV = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONUNBUFFERED": "1"}
 # Each with the program without which it cannot be.
 BENCHES = {
-    **dict.fromkeys(("throughput", "peers", "meter", "studies", "truth", "claims"), ""),
+    **dict.fromkeys(("throughput", "peers", "meter", "studies", "truth", "claims", "why"), ""),
     "rehearsal": "slurmctld",
 }
 LESS, MORE, NEITHER = "at most", "at least", ""  # what is better of a figure

@@ -223,11 +223,13 @@ REMEDIES: dict[str, tuple[str, dict[str, str], dict[str, str]]] = {
 }  # fmt: skip
 
 
-def remedies(work: Path) -> int:
+def remedies(work: Path, only: list[str]) -> int:
     """What each change gains: the second half of the steps, alternating."""
     print("| cause | change | before (ms a step) | after | gain |\n|---|---|---|---|---|")
     figures: Figures = {}
     for name, (cause, planted, change) in REMEDIES.items():
+        if only and name not in only:
+            continue
         times: dict[bool, list[float]] = {False: [], True: []}
         for turn in range(2):
             for changed in (bool(turn), not turn):
@@ -339,7 +341,9 @@ def main() -> int:
             return overhead(work, args.seconds, args.pairs)
         if args.what == "own":
             return own(work, args.base)
-        return remedies(work) if args.what == "remedies" else peers(work, args.python)
+        if args.what == "remedies":
+            return remedies(work, args.only)
+        return peers(work, args.python)
 
 
 if __name__ == "__main__":

@@ -80,14 +80,15 @@ def test_the_port_is_of_the_job_and_outside_the_systems_range(run: Kit) -> None:
 @place
 def test_what_a_program_is_told_of_its_run(run: Kit, place: str) -> None:
     names = ["JOBKIT_RUN_DIR", "JOBKIT_RUN_ID", "JOBKIT_STUDY", "JOBKIT_ATTEMPT", "JOBKIT_AUTO"]
-    names += ["JOBKIT_UNIT", "JOBKIT_WORK_PER_STEP", "JOBKIT_WARMUP_STEPS", "PYTHONSAFEPATH"]
-    said = ["--unit", "kilo tokens", "--work-per-step", "1e3", "--warmup-steps", "7"]
+    names += ["JOBKIT_UNIT", "JOBKIT_WORK_PER_STEP", "JOBKIT_WARMUP_STEPS", "JOBKIT_WHY"]
+    names += ["PYTHONSAFEPATH"]
+    said = ["--unit", "kilo tokens", "--work-per-step", "1e3", "--warmup-steps", "7", "--why", "3"]
     own = {"JOBKIT_UNIT": "stale", "PYTHONPATH": "/of the user:/b"}
     shown = [str(run.run_dir), "my run's", run.folder.name]
-    shown += ["0", "1", "kilo tokens", "1e3", "7", None]
+    shown += ["0", "1", "kilo tokens", "1e3", "7", "3", None]
     command = ["--", sys.executable, "-c", SHOW, *names]
     assert ascii(shown) in run(*said, *command, **PLACES[place], **own).stdout
-    bare = [*shown[:3], "1", None, None, None, "5", None]
+    bare = [*shown[:3], "1", None, None, None, "5", "5", None]
     assert ascii(bare) in run("--no-auto", *command, **PLACES[place], **own).stdout
     done = run("--no-auto", "--", sys.executable, "-c", SHOW, "PYTHONPATH", **own)
     assert done.stdout.splitlines()[1] == ascii([f"/of the user:/b:{ROOT}/src"])
@@ -292,6 +293,7 @@ BAD: list[tuple[list[str], dict[str, str], str]] = [
     (["--work-per-step", "0x3", "--unit", "u", "--", "true"], {}, "must be a number above 0"),
     (["--work-per-step", "3", "--", "true"], {}, "--work-per-step needs --unit"),
     (["--warmup-steps", "-1", "--", "true"], {}, "must be a whole number"),
+    (["--why", "all", "--", "true"], {}, "must be a whole number of steps, 0 or more"),
     (["--unit", "a\nb", "--", "true"], {}, "must be text without a control character"),
     (["--comm", "--", "true"], {}, "--comm measures instead of a command"),
     (["--", "true"], UNEVEN, "5 tasks on 2 nodes: give --nodes and --ntasks-per-node"),

@@ -31,16 +31,14 @@ class Difference:
 
     def wants(self, trainer: "Trainer") -> bool:
         """See Observer."""
-        spec, windows = trainer.spec, trainer.windows
+        spec = trainer.spec
         # PowerSGD keeps what it left out; a static graph and a compiled one are of one kind of
         # pass only.
         fits = spec.ddp_comm_hook != "powersgd" and not spec.ddp_static_graph and not spec.compile
         ddp = isinstance(trainer.strategy.model, DistributedDataParallel)
         many = trainer.group.place.world_size > 1
-        aside = windows is not None and windows.aside
-        return bool(spec.why and ddp and many and fits and trainer.begun and not self._done) and (
-            not aside
-        )
+        # That is the first iteration after the warm-up, on all ranks alike: before any place.
+        return bool(spec.why and ddp and many and fits and trainer.begun and not self._done)
 
     def before(self, trainer: "Trainer", step: Step) -> None:
         """See Observer."""
