@@ -111,6 +111,12 @@ def test_the_architecture_has_every_room() -> None:
     there = {str(p.parent.relative_to(source)) for p in source.glob("**/*.py")}
     nested = "jobkit/checks/"  # told by the line of their folder
     assert told == {name for name in there if not name.startswith(nested)} - {"jobkit"}
+    rows = re.findall(
+        r"^\| `([\w/]+/)(?:\*\.py)?` \| ([^|]+)\| [^|]+ \| [^|]+ \|$", page, re.MULTILINE
+    )
+    files = [source / folder / f for folder, text in rows for f in re.findall(r"`(\w+)`", text)]
+    assert len(files) > 70
+    assert [str(path) for path in files if not path.with_suffix(".py").exists()] == []
 
 
 def test_tables_are_those_of_the_source() -> None:
