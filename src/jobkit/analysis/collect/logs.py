@@ -19,12 +19,10 @@ from jobkit.analysis.collect.steps import IN_STEPS, Observed, observed_windows
 from jobkit.analysis.tables.frames import Row
 from jobkit.analysis.tables.series import series_labels
 from jobkit.errors import UsageError
-from jobkit.metric.kinds import Record
 from jobkit.metric.pattern import Pattern
 from jobkit.outcome.evidence import find_sign, of_newest
 from jobkit.outcome.logs import open_log, read_tail
 from jobkit.outcome.state import BAD_ENDS, RunState
-from jobkit.spec.runspec import RunSpec
 
 _ANYWHERE = Path("/")  # the user named the files
 _HEAD = 1 << 20  # bytes of a log in which its size is looked for
@@ -58,17 +56,14 @@ class GivenLogs:
             raise UsageError(f"--size: group {name!r} must be one of {', '.join(_GROUPS)}")
         if names & {"ranks", "ranks_per_node"} or (self.ranks_per_node and "nodes" in names):
             return
-        if "nodes" in names or (_plain_group(size) and self._names_nodes()):
+        text = re.sub(r"\\[A-Za-z]", "", self.size)  # without \d
+        if "nodes" in names or (_plain_group(size) and _OF_NODES.search(text)):
             raise UsageError(
                 f"--size {self.size!r} finds nodes and not ranks: name the group (?P<nodes>...) "
                 "and add --gpus-per-node N, or find (?P<ranks>...) too"
             )
         if _plain_group(size) is None:
             raise UsageError(f"--size {self.size!r} has no group for the ranks, as 'ranks=(\\d+)'")
-
-    def _names_nodes(self) -> bool:
-        """Whether the first group of the expression is a number of nodes."""
-        return bool(_OF_NODES.search(re.sub(r"\\[A-Za-z]", "", self.size)))  # without \d
 
 
 def read_logs(logs: GivenLogs) -> dict[str, dict[str, Any]]:
@@ -112,7 +107,10 @@ def _read(path: Path, logs: GivenLogs) -> dict[str, Any]:
     spec = recorded_spec(records)
     size = size_of(path, logs.size, logs.ranks_per_node)
     series = size.pop("series", None) or (pattern.program or pattern.name if pattern else None)
-    size = size or _recorded_size(records.last("run_start"), spec, logs.ranks_per_node)
+    ranks = records.last("run_start").get("world_size")
+    if not size and type(ranks) is int and ranks > 0:  # as jobkit's own lines say it
+        known = {"nodes": spec.nodes, "ranks_per_node": spec.ranks_per_node} if spec else {}
+        size = _shape({**known, "ranks": ranks}, logs.ranks_per_node)
     observed = None if unreadable else _observed(path, logs, records, size.get("world_size"))
     row = result_row(spec, RunState(status="ok"), records, observed=observed)
     row |= size or dict.fromkeys(("nodes", "ranks_per_node", "world_size"))
@@ -152,10 +150,8 @@ def _judged(
         why = observed.not_taken if observed else ()
         return {"status": "failed", "reason": "; ".join(why) or f"no {name} with a time or a rate"}
     if row["world_size"] is None:
-        return {
-            "status": "failed",
-            "reason": f"no size: {logs.size} finds no number of ranks in it",
-        }
+        why_not = f"no size: {logs.size} finds no number of ranks in it"
+        return {"status": "failed", "reason": why_not}
     unknown = "read from a log: whether it ended well is not known"
     return {"status": "ok", "reason": None if recorded == "ok" else unknown}
 
@@ -174,13 +170,6 @@ def _observed(
             return observed_lines(matches(stream, logs.pattern), logs.pattern, ranks, planned)
     windows = observed_windows(records.of("window"), records.last("run_start"), planned, ranks)
     return windows or observed_metrics(records.foreign, ranks, planned, records.copies)
-
-
-def _recorded_size(start: Record, spec: RunSpec | None, per_node: int | None) -> Row:
-    """The size that jobkit's own lines say; empty where there are none."""
-    known = {"nodes": spec.nodes, "ranks_per_node": spec.ranks_per_node} if spec else {}
-    ranks = start.get("world_size")
-    return _shape({**known, "ranks": ranks}, per_node) if type(ranks) is int and ranks > 0 else {}
 
 
 def size_of(path: Path, size: str, per_node: int | None) -> Row:

@@ -113,23 +113,20 @@ class RunRecords:
 
     def _undone(self) -> dict[int, int]:
         """By attempt, the first of its epochs that a later attempt trained again."""
-        begun = self._begun()
-        if len(begun) < 2 and not any(begun):
-            return {}  # there was one attempt
-        return {
-            own: min(later)
-            for own in set(map(_attempt, self.records))
-            if (later := [first for attempt, first in begun.items() if attempt > own])
-        }
-
-    def _begun(self) -> dict[int, int]:
-        """The first epoch of each attempt that began to train."""
         loaded = {
             r["attempt"]: epoch
             for r in self.of("checkpoint")
             if r.get("action") == "loaded" and "v" in r and type(epoch := r.get("epoch")) is int
         }
-        return {r["attempt"]: loaded.get(r["attempt"], 0) for r in self.of("startup") if "v" in r}
+        starts = [r["attempt"] for r in self.of("startup") if "v" in r]
+        begun = {attempt: loaded.get(attempt, 0) for attempt in starts}
+        if len(begun) < 2 and not any(begun):
+            return {}  # there was one attempt
+        return {
+            attempt: min(later)
+            for attempt in set(map(_attempt, self.records))
+            if (later := [epoch for other, epoch in begun.items() if other > attempt])
+        }
 
 
 def _epoch(record: Record) -> int | None:
@@ -165,17 +162,24 @@ def read_run(paths: RunPaths, run_id: str | None) -> RunRecords:
         of_file, reject = _read(path, run_id, paths.folder.parent, seen)
         records += of_file
         rejects += [reject] if reject else []
-    own = reader.unique([r for r in records if "v" in r])
+    recorded = reader.unique([r for r in records if "v" in r])
     foreign = [r for r in records if "v" not in r]
+    # The files of windows (ATTEMPT.rRANK.jsonl), samples (.s) and causes (.w) of other ranks.
+    of_rank = [(int(m[1]), int(m[2]), name) for name in names if (m := _OF_RANK.fullmatch(name))]
     others: dict[str, list[Record]] = {"window": [], "sample": [], "why": []}
-    for path in _of_other_ranks(paths, names):
+    for path in (paths.metrics_folder / name for *_, name in sorted(of_rank)):
+        if not is_regular(path):
+            continue
         of_file, reject = _read(path, run_id, paths.folder.parent, set())
         for record in reader.unique([r for r in of_file if "v" in r]):
             if record["kind"] in others:
                 others[record["kind"]].append(record)
         rejects += [reject] if reject else []
+    # Foreign records without copies; rank 0's come last, as the last one counts.
+    once = {json.dumps(r, sort_keys=True): r for r in foreign}.values()
     of_ranks = (others["window"], others["sample"], others["why"])
-    return RunRecords(own + _once(foreign), rejects, _lost(own), *of_ranks, _copies(foreign))
+    records = recorded + sorted(once, key=lambda r: r.get("rank") in (0, None))
+    return RunRecords(records, rejects, _lost(recorded), *of_ranks, _copies(foreign))
 
 
 def read_log(path: Path) -> RunRecords:
@@ -194,9 +198,9 @@ def read_log(path: Path) -> RunRecords:
         why = "of a second run in this log: the first one is read"
         rejects.append(Reject(path.name, len(records) - end, None, why))
         records = records[:end]
-    own = reader.unique([r for r in records if "v" in r])
+    recorded = reader.unique([r for r in records if "v" in r])
     foreign = [r for r in records if "v" not in r]
-    return RunRecords(own + foreign, rejects, _lost(own), copies=_copies(foreign))
+    return RunRecords(recorded + foreign, rejects, _lost(recorded), copies=_copies(foreign))
 
 
 def _second_run(records: list[Record]) -> int | None:
@@ -225,12 +229,6 @@ def _copies(foreign: list[Record]) -> int:
     steps = (r for r in foreign if type(r.get("step")) is int)
     places = Counter((r.get("epoch"), r["step"], *sorted(r.keys() - {"rank"})) for r in steps)
     return median_low(places.values()) if places else 1
-
-
-def _of_other_ranks(paths: RunPaths, names: list[str]) -> list[Path]:
-    """The files of windows (ATTEMPT.rRANK.jsonl), samples (.s) and causes (.w), in order."""
-    found = [(int(m[1]), int(m[2]), name) for name in names if (m := _OF_RANK.fullmatch(name))]
-    return [path for *_, name in sorted(found) if is_regular(path := paths.metrics_folder / name)]
 
 
 def _read(
@@ -262,12 +260,6 @@ def _items(path: Path, study: Path, seen: set[bytes]) -> Iterator[Record | Rejec
             yield from scan(stream, seen=seen, loads=orjson.loads)
     except OSError as error:
         yield Rejected(-1, 0, f"{UNREADABLE}{error.strerror or error}")
-
-
-def _once(records: list[Record]) -> list[Record]:
-    """Foreign records, each once, in order; rank 0's last, as the last one counts."""
-    texts = {json.dumps(r, sort_keys=True): r for r in records}
-    return sorted(texts.values(), key=lambda r: r.get("rank") in (0, None))
 
 
 def _lost(records: list[Record]) -> int:

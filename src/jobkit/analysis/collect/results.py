@@ -38,7 +38,7 @@ from jobkit.analysis.collect.samples import sample_rows, use_row
 from jobkit.analysis.collect.steps import Observed, step_rows
 from jobkit.analysis.scaling.scaling import measured_sizes, scaling_table
 from jobkit.analysis.scaling.sizes import SEVERAL_STARTS, Size
-from jobkit.analysis.tables.columns import EPOCHS, RESULTS, SAMPLES, SCALING, STEPS, Column
+from jobkit.analysis.tables.columns import RESULTS, TABLES, Column
 from jobkit.analysis.tables.comparable import apart, faults
 from jobkit.analysis.tables.frames import Row, frame, plain_records, read_table, save_table
 from jobkit.analysis.tables.series import series_labels
@@ -89,18 +89,11 @@ class Results:
         if not places:
             return collect(folder, write=os.access(out or folder, os.W_OK), out=out)
         paths = StudyPaths(places[0])
-        runs, epochs, steps, samples = (
-            read_table(path, columns, within=paths.folder)
-            for path, columns in (
-                (paths.results, RESULTS),
-                (paths.epochs, EPOCHS),
-                (paths.steps, STEPS),
-                (paths.samples, SAMPLES),
-            )
+        runs, epochs, steps, samples, of_sizes = (
+            read_table(paths.folder / f"{name}.csv", TABLES[name], within=paths.folder)
+            for name in ("results", "epochs", "steps", "samples", "scaling")
         )
-        targets = read_table(paths.scaling, SCALING, within=paths.folder)[
-            "target_accuracy"
-        ].dropna()
+        targets = of_sizes["target_accuracy"].dropna()
         sizes = measured_sizes(runs, epochs, float(targets.iloc[0]) if len(targets) else None)
         scaling = scaling_table(sizes, runs["study"].iloc[0] if len(runs) else None)
         return cls(folder, runs, epochs, tuple(sizes), scaling, steps, samples, out)
@@ -108,8 +101,8 @@ class Results:
     @property
     def is_outdated(self) -> bool:
         """Whether a run has written to its log since the tables were."""
-        table = self.output.results if is_there(self.output.results) else self.paths.results
-        written = table.stat().st_mtime
+        tables = [self.output.results, self.paths.results]
+        written = next(filter(is_there, tables)).stat().st_mtime
         return any(log.lstat().st_mtime > written for log in self.folder.glob("*/train.log"))
 
     @property
@@ -138,10 +131,8 @@ class Results:
         """Where each table is written."""
         paths = self.output
         tables = {paths.results: self.runs, paths.epochs: self.epochs}
-        if len(self.steps):
-            tables[paths.steps] = self.steps
-        if len(self.samples):
-            tables[paths.samples] = self.samples
+        optional = {paths.steps: self.steps, paths.samples: self.samples}
+        tables |= {path: table for path, table in optional.items() if len(table)}
         return {**tables, paths.scaling: self.scaling}
 
     @property
@@ -154,12 +145,15 @@ class Results:
         runs = self.runs
         lines = [line for text in runs["problems"].dropna() for line in text.split(" | ")]
         early = "only warm-up steps were measured: train longer or lower --warmup-steps"
-        lines += [f"{run_id}: {early}" for run_id in self._of_warmup_alone()]
+        of_steps = self.steps.dropna(subset=["warmup"]).groupby("run_id", sort=False)["warmup"]
+        alone = {str(run_id) for run_id, every in of_steps.all().items() if every}
+        by_steps = ~runs["throughput_source"].isin([OF_EPOCHS, WALL_TIME])
+        measured = runs.loc[by_steps & runs["throughput"].notna(), "run_id"]
+        lines += [f"{run_id}: {early}" for run_id in measured if run_id in alone]
         again = (runs["status"] == "ok") & runs["attempts"].gt(1).fillna(False)
         again &= runs["throughput"].isna()
         lines += [f"{run_id}: {SEVERAL_STARTS}" for run_id in runs.loc[again, "run_id"]]
-        above = list(runs.loc[runs["val_accuracy"].gt(1), "run_id"])
-        if above:
+        if above := list(runs.loc[runs["val_accuracy"].gt(1), "run_id"]):
             of = f"{counted(len(above), 'run')}, as {above[0]}"
             lines.append(f"val_accuracy is above 1 in {of}: it is a share, as 0.93 for 93 %")
         if self.unplanned:
@@ -175,14 +169,6 @@ class Results:
         """The planned settings of a run, also those that all runs share; empty if not known."""
         spec = read_run_spec(self.paths.run(run_id).folder)
         return spec.to_dict() if spec else {}
-
-    def _of_warmup_alone(self) -> list[str]:
-        """The runs, by run_id, whose rate is that of steps of the warm-up."""
-        of_steps = self.steps.dropna(subset=["warmup"]).groupby("run_id", sort=False)["warmup"]
-        alone = {str(run_id) for run_id, every in of_steps.all().items() if every}
-        by_steps = ~self.runs["throughput_source"].isin([OF_EPOCHS, WALL_TIME])
-        measured = self.runs.loc[by_steps & self.runs["throughput"].notna(), "run_id"]
-        return [str(run_id) for run_id in measured if run_id in alone]
 
 
 def check_own(folder: Path) -> None:
@@ -221,13 +207,13 @@ def collect(
     unplanned: list[str] = []
     try:
         if logs:
-            read = read_logs(logs)
-            found = {k: run | _parts(run["records"], run["observed"]) for k, run in read.items()}
+            parts = read_logs(logs)
+            read = {k: run | _parts(run["records"], run["observed"]) for k, run in parts.items()}
         elif is_there(folder / "logs.json"):
             raise UsageError(f"{folder} was made from logs: give collect --logs again")
         else:
-            found, unplanned = _read_study(folder)
-        tables = _tables(found, folder.resolve().name, separate)
+            read, unplanned = _read_study(folder)
+        tables = _tables(read, folder.resolve().name, separate)
     finally:
         if was_enabled:
             gc.enable()
@@ -236,10 +222,10 @@ def collect(
         folder=folder,
         **tables,
         sizes=tuple(sizes),
-        scaling=scaling_table(sizes, folder.resolve().name if found else None),
+        scaling=scaling_table(sizes, folder.resolve().name if read else None),
         out=out,
-        rejected=tuple(r for run in found.values() for r in run["rejected"]),
-        lost={run_id: run["lost"] for run_id, run in found.items() if run["lost"]},
+        rejected=tuple(r for run in read.values() for r in run["rejected"]),
+        lost={run_id: run["lost"] for run_id, run in read.items() if run["lost"]},
         unplanned=tuple(unplanned),
     )
     if write:
@@ -251,26 +237,22 @@ def collect(
 
 
 def _tables(
-    found: Mapping[str, dict[str, Any]], study: str, separate: bool
+    read: Mapping[str, dict[str, Any]], study: str, separate: bool
 ) -> dict[str, pd.DataFrame]:
     """The tables of what was read of each run, in the order of the plan."""
-    for run_id, run in found.items():
+    for run_id, run in read.items():
         problems = " | ".join(line.replace(" | ", " / ") for line in _problems(run_id, run))
         run["row"] |= {"run_id": run_id, "study": study, "problems": problems or None}
-    rows = [run["row"] for run in found.values()]
-    runs = frame(rows, RESULTS, _shared_settings(rows))
-    runs["series"] = apart(runs) if separate else runs["series"]
-    parts = {"epochs": EPOCHS, "steps": STEPS, "samples": SAMPLES}
-    return {"runs": runs} | {
-        name: _of_runs(runs, [run[name] for run in found.values()], columns)
-        for name, columns in parts.items()
-    }
-
-
-def _shared_settings(rows: Sequence[Row]) -> set[str]:
-    """The settings and parameters that all runs share: they are in spec.json and in no column."""
+    rows = [run["row"] for run in read.values()]
+    # Settings that all runs share are in spec.json and in no column.
     names = {*chain.from_iterable(rows)} - {c.name for c in RESULTS}
-    return {name for name in names if len({repr(row.get(name)) for row in rows}) < 2}
+    shared = {name for name in names if len({repr(row.get(name)) for row in rows}) < 2}
+    runs = frame(rows, RESULTS, shared)
+    runs["series"] = apart(runs) if separate else runs["series"]
+    return {"runs": runs} | {
+        name: _of_runs(runs, [run[name] for run in read.values()], TABLES[name])
+        for name in ("epochs", "steps", "samples")
+    }
 
 
 def _of_runs(
@@ -285,9 +267,16 @@ def _of_runs(
     return table[[*(c.name for c in columns), *values.columns[len(own) :]]]
 
 
-# Of a run: its files, the run_id of its records (None: any), its spec and state, Slurm's job and
-# whether that is this run's alone.
-_Run = tuple[RunPaths, str | None, PlannedRun | None, RunState, Job | None, bool]
+@dataclass(frozen=True)
+class _Run:
+    """What is known of a run before its records are read."""
+
+    paths: RunPaths
+    record_id: str | None  # the run_id of its records; None: any
+    planned: PlannedRun | None
+    state: RunState
+    job: Job | None
+    alone: bool  # whether Slurm's job is this run's alone
 
 
 def _read_study(folder: Path) -> tuple[dict[str, dict[str, Any]], list[str]]:
@@ -300,15 +289,16 @@ def _read_study(folder: Path) -> tuple[dict[str, dict[str, Any]], list[str]]:
     specs: dict[str, PlannedRun | None]
     if paths.plan.exists():
         planned = Plan.read(paths.plan).runs
-        specs = dict(planned)
-        record_ids: dict[str, str | None] = {run_id: run_id for run_id in planned}
+        specs, record_ids = dict(planned), {run_id: run_id for run_id in planned}
         folders = {run_id: paths.run(run_id) for run_id in planned}
         unplanned = [f.name for f in run_folders(folder, but=planned)]
         ordered = ordered_runs(paths, planned)
     else:
         present = run_folders(folder)
         specs = {f.name: read_run_spec(f) for f in present}
-        record_ids = {f.name: _own_id(f) for f in present}
+        # A run's records carry its id also after its folder was renamed.
+        ids = {f.name: (read_json(f / "spec.json") or {}).get("run_id") for f in present}
+        record_ids = {name: v for name, v in ids.items() if isinstance(v, str)}
         folders, unplanned, ordered = {f.name: RunPaths(f) for f in present}, [], {}
     # States first: a run that ends in between is then running with all its records, not ok
     # without some.
@@ -318,42 +308,35 @@ def _read_study(folder: Path) -> tuple[dict[str, dict[str, Any]], list[str]]:
     for run_id, run_paths in folders.items():
         job, state = joined.jobs.get(run_id), joined.states[run_id]
         alone = job is not None and jobs[job.job_id] == 1
-        runs.append((run_paths, record_ids[run_id], specs[run_id], state, job, alone))
+        runs.append(_Run(run_paths, record_ids.get(run_id), specs[run_id], state, job, alone))
     read = dict(zip(folders, in_order(_read, runs), strict=True))
-    labels = series_labels({k: _as_run(specs[k], run["settings"]) for k, run in read.items()})
-    for run_id, run in read.items():
-        run["row"]["series"] = labels[run_id]
+    # The planned settings, with those that the run decided.
+    decided = {
+        run_id: read_spec({**(spec.to_dict() if spec else {}), **read[run_id]["settings"]})
+        if read[run_id]["settings"]
+        else spec
+        for run_id, spec in specs.items()
+    }
+    for run_id, label in series_labels(decided).items():
+        read[run_id]["row"]["series"] = label
     return read, unplanned
-
-
-def _own_id(folder: Path) -> str | None:
-    """The run_id that a run's records carry, also after its folder was renamed."""
-    run_id = (read_json(folder / "spec.json") or {}).get("run_id")
-    return run_id if isinstance(run_id, str) else None
-
-
-def _as_run(planned: PlannedRun | None, settings: dict[str, Any]) -> PlannedRun | None:
-    """The planned settings, with those that the run decided."""
-    if not settings:
-        return planned
-    return read_spec({**(planned.to_dict() if planned else {}), **settings})
 
 
 def _read(run: _Run) -> dict[str, Any]:
     """What a run's files hold: its row, the rows of its epochs, steps and samples, its problems."""
-    paths, record_id, planned, state, job, alone = run
-    records = read_run(paths, record_id)
+    records, planned = read_run(run.paths, run.record_id), run.planned
     actual = recorded_spec(records)
     spec = planned.decided(actual) if planned and actual else planned or actual
-    observed = observed_of(paths, records, spec)
+    observed = observed_of(run.paths, records, spec)
     # Where rates may lie in a file that is closed to us, the wall time stands for none of them.
-    wall_s = None if records.unreadable else wall_time_s(paths, state.attempts)
-    row = result_row(spec, state, records, job, observed, wall_s)
-    row["ranks_together"] = ranks_together(paths, records, spec)
+    wall_s = None if records.unreadable else wall_time_s(run.paths, run.state.attempts)
+    row = result_row(spec, run.state, records, run.job, observed, wall_s)
+    row["ranks_together"] = ranks_together(run.paths, records, spec)
     before = planned.to_dict() if planned else {}
     decided = spec.to_dict() if spec and spec is not planned else {}
+    slurm_j = run.job.energy_j if run.job and run.alone else None
     return _parts(records, observed) | {
-        "row": row | use_row(records, observed, row, job.energy_j if job and alone else None),
+        "row": row | use_row(records, observed, row, slurm_j),
         "settings": {k: v for k, v in decided.items() if (k, v) not in before.items()},
         "samples": sample_rows(records.samples),
         "contradicted": unplanned_settings(spec, actual, records),

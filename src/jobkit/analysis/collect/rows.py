@@ -51,6 +51,7 @@ _OF_RUN_START = tuple(k for k in KINDS["run_start"] if k in _RESULT_NAMES - _OTH
 _VERSIONS = ("torch", "python", "cuda", "hip", "nccl", "cudnn", "driver")
 _OF_GPUS = ("cudnn_benchmark", "gpu_max_clock", "gpu_application_clock", "gpu_power_limit")
 _MAXIMA = tuple(k for k in KINDS["epoch"] if k in _RESULT_NAMES and k.endswith("_memory_mib"))
+_OF_SLURM = tuple(n.removeprefix("slurm_") for n in _RESULT_NAMES if n.startswith("slurm_"))
 _MAX_NAMES = 5  # of lines in no table, that are shown of a run
 _NOT_SHOWN = frozenset(("rank", "attempt", "step", "epoch", "t", "seq"))
 
@@ -141,15 +142,9 @@ def result_row(
 
     observed: what was seen of its steps. wall_s: seconds from its job's start to the end.
     """
-    of_slurm = (
-        "state",
-        "exit_code",
-        "elapsed",
-        "node_list",
-        "alloc_tres",
-        "max_rss_mib",
-        "energy_j",
-    )
+    start, messages = records.last("run_start"), records.of("message")
+    serious = [m for m in messages if m.get("level") in ("warning", "error")]
+    texts = dict.fromkeys(" ".join(str(m.get("text", "")).split()) for m in serious)
     row = {
         **(spec.columns() | _parameters(spec) if spec else {}),
         "status": state.status,
@@ -158,12 +153,11 @@ def result_row(
         "evidence_file": state.evidence_file or None,
         "exit_code": state.exit_code,
         "attempts": state.attempts,
-        **_known(_where(records.last("run_start"))),
-        **_known(_ending(records)),
+        **_known({**_where(start), **_ending(records), "wall_time_s": wall_s}),
         **_breakdown(records),
-        **_messages(records.of("message")),
-        **({f"slurm_{name}": getattr(job, name) or None for name in of_slurm} if job else {}),
-        **_known({"wall_time_s": wall_s}),
+        "warnings": len(serious),
+        "warnings_text": " | ".join(texts) or None,
+        **({f"slurm_{name}": getattr(job, name) or None for name in _OF_SLURM} if job else {}),
         "lines_rejected": sum(r.count for r in records.rejects),
         "records_lost": records.lost,
     }
@@ -219,17 +213,10 @@ def _ending(records: RunRecords) -> Row:
 
 def _breakdown(records: RunRecords) -> Row:
     """Where the time of a step goes, from the profiled steps of all ranks."""
-    found = breakdown(records.whys, [*records.of("window"), *records.others])
-    found = found or {"not_profiled": not_profiled(records.whys)}
-    found["difference_s"] = records.last("difference").get("difference_s")
-    return {f"breakdown_{name}": value for name, value in found.items()}
-
-
-def _messages(messages: list[Record]) -> Row:
-    """The number of warnings and errors that a run recorded, and their texts."""
-    serious = [m for m in messages if m.get("level") in ("warning", "error")]
-    texts = dict.fromkeys(" ".join(str(m.get("text", "")).split()) for m in serious)
-    return {"warnings": len(serious), "warnings_text": " | ".join(texts) or None}
+    parts = breakdown(records.whys, [*records.of("window"), *records.others])
+    parts = parts or {"not_profiled": not_profiled(records.whys)}
+    parts["difference_s"] = records.last("difference").get("difference_s")
+    return {f"breakdown_{name}": value for name, value in parts.items()}
 
 
 def _of_epochs(epochs: list[Record], train_samples: Any) -> Row:
@@ -238,10 +225,8 @@ def _of_epochs(epochs: list[Record], train_samples: Any) -> Row:
     The first epoch of an attempt is left out where there are others: it begins with the warm-up
     and has the fewest timed iterations.
     """
+    first = {str(e.get("attempt")): id(e) for e in reversed(epochs)}
     timed = [e for e in epochs if (number(e.get("images_per_s")) or 0) > 0]
-    first: dict[str, int] = {}
-    for epoch in epochs:
-        first.setdefault(str(epoch.get("attempt")), id(epoch))
     timed = [e for e in timed if id(e) not in first.values()] or timed
     if not timed:
         return {}
@@ -335,24 +320,21 @@ def unused_lines(records: RunRecords, observed: Observed | None) -> str:
     better way. Of a pattern, those that are not taken.
     """
     by_lines = observed is not None and observed.source == METRIC_LINES
-    unused = [r for r in records.records if _is_unused(r, by_lines)]
-    names = list(dict.fromkeys(name for record in unused for name in _names(record)))
-    shown = ", ".join(names[:_MAX_NAMES]) + (", ..." if len(names) > _MAX_NAMES else "")
-    verb = "is" if len(unused) == 1 else "are"
-    said = [f"{counted(len(unused), '[METRIC] line')} {verb} in no table ({shown})"]
-    return "; ".join([*(said if unused else []), *(observed.not_taken if observed else [])])
-
-
-def _is_unused(record: Record, by_lines: bool) -> bool:
-    if "v" in record:
-        return record.get("kind") == "value" or record.get("kind") not in KINDS
-    if type(record.get("epoch")) is int and "step" not in record:
-        return False  # an epoch's, in epochs.csv or counted as not taken
-    return not (by_lines and observes(record))
-
-
-def _names(record: Mapping[str, Any]) -> list[str]:
-    """What a line is about: the names of its numbers, or its kind."""
-    if "v" in record:
-        return [str(record.get("name") if record.get("kind") == "value" else record.get("kind"))]
-    return [name for name in record if name not in _NOT_SHOWN] or list(record)
+    count, names = 0, dict[str, None]()
+    for record in records.records:
+        kind = record.get("kind")
+        if "v" in record:  # named by its value or its kind
+            if kind != "value" and kind in KINDS:
+                continue
+            about = [str(record.get("name") if kind == "value" else kind)]
+        else:  # named by its numbers
+            of_epoch = type(record.get("epoch")) is int and "step" not in record
+            if of_epoch or (by_lines and observes(record)):
+                continue  # of an epoch: in epochs.csv, or counted as not taken
+            about = [name for name in record if name not in _NOT_SHOWN] or list(record)
+        count += 1
+        names |= dict.fromkeys(about)
+    shown = ", ".join([*names][:_MAX_NAMES]) + (", ..." if len(names) > _MAX_NAMES else "")
+    verb = "is" if count == 1 else "are"
+    unused = [f"{counted(count, '[METRIC] line')} {verb} in no table ({shown})"] if count else []
+    return "; ".join([*unused, *(observed.not_taken if observed else [])])

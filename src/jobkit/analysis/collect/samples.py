@@ -7,7 +7,7 @@ part of it.
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 from jobkit.analysis.collect.records import RunRecords
@@ -79,7 +79,7 @@ def _load(series: Sequence[Sequence[Record]]) -> Row:
     for name, column in _OF_USE.items():
         unit = "_mib" if name.endswith("_mib") else ""
         parts = []  # each value with the seconds since the sample before
-        for before, now in (pair for samples in series for pair in pairwise(samples)):
+        for before, now in chain.from_iterable(map(pairwise, series)):
             begin, end, value = map(number, (before.get("at_s"), now.get("at_s"), now.get(name)))
             if begin is not None and end is not None and end > begin and value is not None:
                 parts.append((value, end - begin))

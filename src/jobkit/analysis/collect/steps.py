@@ -58,9 +58,7 @@ class Observed:
     windows: bool = False  # an observation is a window of the meter, of known beginning and end
     source: str = ""  # meter, auto, pattern NAME, metric lines, TRAINING
     work_source: str | None = None  # of the windows' work: stated, computed, counted, inferred
-    not_taken: Sequence[
-        str
-    ] = ()  # a sentence for each kind of lines that are not used, or doubtful
+    not_taken: Sequence[str] = ()  # sentences on kinds of lines that are not used, or doubtful
 
 
 def rate_row(observed: Observed) -> Row:
@@ -74,7 +72,7 @@ def rate_row(observed: Observed) -> Row:
     step_s = sum(o.time_s or 0 for o in with_time) / steps if steps else None
     rate, unit = _rate(observed, timed, step_s)
     waited = [o for o in with_time if o.data_wait_s is not None]
-    waited_of = sum(o.time_s or 0 for o in waited)
+    wait_s, waited_of = (sum(getattr(o, k) or 0 for o in waited) for k in ("data_wait_s", "time_s"))
     row: Row = {
         "throughput": rate,
         "throughput_unit": f"{unit}/s",
@@ -82,9 +80,7 @@ def rate_row(observed: Observed) -> Row:
         "work_source": None if unit == "steps" else observed.work_source,
         "step_time_s": step_s,
         "steps_timed": sum(o.steps or 1 for o in timed),
-        "data_wait_share": min(1.0, sum(o.data_wait_s or 0 for o in waited) / waited_of)
-        if waited_of
-        else None,
+        "data_wait_share": min(1.0, wait_s / waited_of) if waited_of else None,
         "peak_memory_mib": max((o.memory_mib for o in timed if o.memory_mib), default=None),
     }
     if not timed[0].warmup:  # else all of them are
@@ -263,7 +259,10 @@ def _over_ranks(
     works = [number(r.get("work")) for windows in of_ranks for r in windows]
     first = next((w for w in of_ranks if w[0].get("rank") == 0), of_ranks[0])
     epoch, values = first[-1].get("epoch"), first[-1].get("values")
-    waits = [_waited(windows) for windows in of_ranks]
+    waits = [
+        [w for r in windows if (w := number(r.get("data_wait_s"))) is not None]
+        for windows in of_ranks
+    ]
     percentiles = [over_windows((r, _steps([r]) or 1) for r in w) for w in of_ranks]
     return Observation(
         attempt=attempt,
@@ -273,7 +272,7 @@ def _over_ranks(
         steps=max((n for n in counts if n is not None), default=None),
         time_s=max(sum(float(r["wall_s"]) for r in windows) for windows in of_ranks),
         work=sum(w for w in works if w is not None) if whole and None not in works else None,
-        data_wait_s=max((w for w in waits if w is not None), default=None),
+        data_wait_s=max((sum(known) for known in waits if known), default=None),
         warmup=any(r.get("warmup") is True for windows in of_ranks for r in windows),
         percentiles={
             name: max(p[name] for p in percentiles if name in p)
@@ -288,12 +287,6 @@ def _steps(windows: Sequence[Record]) -> int | None:
     """The steps in a rank's windows; None where one does not say it."""
     counts = [n if type(n := r.get("steps")) is int and n > 0 else None for r in windows]
     return None if None in counts else sum(filter(None, counts))
-
-
-def _waited(windows: Sequence[Record]) -> float | None:
-    """Seconds that a rank waited for data in its windows."""
-    known = [w for r in windows if (w := number(r.get("data_wait_s"))) is not None]
-    return sum(known) if known else None
 
 
 def number(value: Any) -> float | None:

@@ -127,7 +127,10 @@ def draw(results: Results, forecasts: Sequence[Forecast] = ()) -> Drawn:
         for item in FIGURES:
             paths = [folder / f"{item.name}.{kind}" for kind in FORMATS]
             with rc():
-                figure = _make(item, results, forecasts)
+                if item.make is None:
+                    figure = size_figure(results, item.name)
+                else:
+                    figure = item.make(results, *([forecasts] if item.takes_forecasts else []))
                 if figure is not None:
                     save(figure, *paths)
                     drawn.paths.extend(paths)
@@ -139,9 +142,3 @@ def draw(results: Results, forecasts: Sequence[Forecast] = ()) -> Drawn:
     except OSError as error:
         raise UsageError(f"cannot write {folder}: {error.strerror or error}") from None
     return drawn
-
-
-def _make(item: StudyFigure, results: Results, forecasts: Sequence[Forecast]) -> Figure | None:
-    if item.make is None:
-        return size_figure(results, item.name)
-    return item.make(results, forecasts) if item.takes_forecasts else item.make(results)

@@ -253,9 +253,8 @@ def fastest(results: Results, names: Iterable[str], most: int) -> tuple[list[str
         return series, ""
     rates = results.scaling.groupby("series")["throughput"].max().fillna(0)
     best = sorted(series, key=lambda name: -float(rates.get(name, 0)))[:most]
-    return [
-        name for name in series if name in best
-    ], f", the {most} fastest of {len(series)} series"
+    note = f", the {most} fastest of {len(series)} series"
+    return [name for name in series if name in best], note
 
 
 def subtitle(results: Results, spread: str = "median and range", shown: str = "") -> str:
@@ -272,7 +271,9 @@ def shared_settings(results: Results, spread: str, shown: str = "") -> list[str]
     runs = results.runs
     repeats = int(runs["repeat"].max()) + 1 if runs["repeat"].notna().any() else 1
     repeated = f"{spread} of {repeats} repeats" if repeats > 1 else ""
-    lines = ([_devices(runs), *_settings(runs)], [_batch(runs), shown or repeated])
+    names = list(runs["device"].dropna().unique())
+    devices = " and ".join(names) if len(names) <= 2 else f"{len(names)} device types"
+    lines = ([devices, *_settings(runs)], [_batch(runs), shown or repeated])
     texts = (" | ".join(part for part in line if part) for line in lines)
     return [text for text in texts if text]
 
@@ -281,11 +282,6 @@ def _shared(runs: pd.DataFrame, name: str) -> Any:
     """The value that all runs share; empty where they differ or it is not known."""
     values = runs[name].dropna().unique()
     return values[0] if len(values) == 1 else ""
-
-
-def _devices(runs: pd.DataFrame) -> str:
-    names = list(runs["device"].dropna().unique())
-    return " and ".join(names) if len(names) <= 2 else f"{len(names)} device types"
 
 
 def _settings(runs: pd.DataFrame) -> list[str]:
@@ -302,12 +298,13 @@ def _settings(runs: pd.DataFrame) -> list[str]:
 
 def _batch(runs: pd.DataFrame) -> str:
     """The batch that is constant in each kind of scaling."""
-    names = {"strong": "global_batch_size", "weak": "batch_size_per_rank"}
-    words = {"strong": "global batch", "weak": "batch per rank"}
     texts = []
-    for scaling, name in names.items():
+    for scaling, name, word in (
+        ("strong", "global_batch_size", "global batch"),
+        ("weak", "batch_size_per_rank", "batch per rank"),
+    ):
         of_kind = runs[runs["scaling"] == scaling]
         batch = _shared(of_kind, name)
-        text = f"{scaling} scaling" + (f", {words[scaling]} {batch:,}" if batch else "")
+        text = f"{scaling} scaling" + (f", {word} {batch:,}" if batch else "")
         texts += [text] * bool(len(of_kind))
     return " and ".join(texts)

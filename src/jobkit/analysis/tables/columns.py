@@ -38,13 +38,17 @@ def _recorded(kind: str, dtype: str, *names: str) -> tuple[Column, ...]:
     return tuple(Column(name, dtype, KINDS[kind][name]) for name in names)
 
 
-def _with_interval(name: str, meaning: str, unit: str = "") -> tuple[Column, ...]:
-    """A measured column and the two ends of its interval."""
-    of = "of the interval between runs, at confidence_share; empty without repeats"
+_BETWEEN_RUNS = "end of the interval between runs, at confidence_share; empty without repeats"
+
+
+def _with_interval(
+    name: str, meaning: str, unit: str = "", end: str = _BETWEEN_RUNS
+) -> tuple[Column, ...]:
+    """A column and the two ends of its interval."""
     return (
         Column(f"{name}{unit}", NUMBER, meaning),
-        Column(f"{name}_low{unit}", NUMBER, f"lower end {of}"),
-        Column(f"{name}_high{unit}", NUMBER, f"upper end {of}"),
+        Column(f"{name}_low{unit}", NUMBER, f"lower {end}"),
+        Column(f"{name}_high{unit}", NUMBER, f"upper {end}"),
     )
 
 
@@ -332,27 +336,25 @@ SCALING = (
 _FORECAST = "end of the 95 % prediction interval of one more run"
 FORECAST = (
     *IDENTITY[1:],
-    Column("kind", TEXT, "forecast: no row of this table is measured"),
-    Column("law", TEXT, "average: of scaling laws; measured links: with those of jobkit comm"),
-    Column("measured_sizes", TEXT, "world sizes that the forecast was made from"),
-    Column("outliers_left_out", COUNT, "runs excluded from the fit as outliers"),
-    Column("times_beyond", NUMBER, "world_size / the largest measured size"),
-    Column("world_size", COUNT, "number of ranks"),
-    Column("nodes", COUNT, "nodes that they need"),
+    *_columns("""
+kind TEXT forecast: no row of this table is measured
+law TEXT average: of scaling laws; measured links: with those of jobkit comm
+measured_sizes TEXT world sizes that the forecast was made from
+outliers_left_out COUNT runs excluded from the fit as outliers
+times_beyond NUMBER world_size / the largest measured size
+world_size COUNT number of ranks
+nodes COUNT nodes that they need
+"""),
     *(
-        Column(name, NUMBER, meaning)
-        for what, unit, text in (
+        column
+        for name, unit, text in (
             ("speed_up", "", "throughput / the value of the laws at the baseline"),
             ("efficiency", "", "speed_up x base_world_size / world_size"),
             ("throughput", "", "rate over all ranks, in throughput_unit"),
             ("time", "_s", "time of time_of: an epoch, or an amount of work"),
             ("node_hours", "", "time_s x nodes / 3600"),
         )
-        for name, meaning in (
-            (f"{what}{unit}", f"forecast: {text}"),
-            (f"{what}_low{unit}", f"lower {_FORECAST}"),
-            (f"{what}_high{unit}", f"upper {_FORECAST}"),
-        )
+        for column in _with_interval(name, f"forecast: {text}", unit, _FORECAST)
     ),
     Column("throughput_unit", TEXT, "unit of throughput"),
     Column("time_of", TEXT, "what time_s is of"),

@@ -117,12 +117,9 @@ def _cells(column: pd.Series) -> list[str]:
 
 
 def _cell(text: str) -> str:
-    safe = f"'{text}" if text.startswith(_FORMULA) and not _is_number(text) else text
+    is_number = text.lstrip("-").isdecimal()
+    safe = f"'{text}" if text.startswith(_FORMULA) and not is_number else text
     return '"' + safe.replace('"', '""') + '"' if _QUOTED.intersection(safe) else safe
-
-
-def _is_number(text: str) -> bool:
-    return text.lstrip("-").isdecimal()
 
 
 def read_table(path: Path, columns: tuple[Column, ...], within: Path | None = None) -> pd.DataFrame:

@@ -43,12 +43,12 @@ def _decided(specs: Mapping[str, PlannedRun | None]) -> dict[str, PlannedRun]:
     known = {run_id: spec for run_id, spec in specs.items() if spec}
     left = {name: auto for spec in known.values() for name, auto in spec.left_to_device.items()}
     for name, auto in left.items():
-        own = {run_id: s for run_id, s in known.items() if name in s.left_to_device}
-        values = {getattr(spec, name) for spec in own.values()} - {auto}
+        specs_of = {run_id: s for run_id, s in known.items() if name in s.left_to_device}
+        values = {getattr(spec, name) for spec in specs_of.values()} - {auto}
         if len(values) == 1:
             change: dict[str, Any] = {name: values.pop()}
-            undecided = {k: s for k, s in own.items() if getattr(s, name) == auto}
-            known |= {run_id: replace(spec, **change) for run_id, spec in undecided.items()}
+            undecided = (k for k, s in specs_of.items() if getattr(s, name) == auto)
+            known |= {run_id: replace(known[run_id], **change) for run_id in undecided}
     return known
 
 
