@@ -33,7 +33,6 @@ from support.fake_study import (
     epoch_fields,
     logs,
     make_plan,
-    start_fields,
     whole_run,
     whole_study,
 )
@@ -146,48 +145,31 @@ def test_two_damaged_sources_make_one_whole() -> None:
     assert found.lost == {}
     assert row(found, run_id)["lines_rejected"] == 1
     assert any("1 [METRIC] line rejected" in line for line in found.warnings())
-
-
-def test_lost_records_are_counted_and_told() -> None:
-    plan, run_id = one_run()
-    whole_run(plan, run_id)
-    paths = plan.paths.run(run_id)
-    lines = paths.metrics(0).read_bytes().splitlines(keepends=True)
-    paths.metrics(0).write_bytes(b"".join(lines[:3] + lines[4:]))
     paths.log.unlink()
-    results = collect("s", write=False)
-    assert results.lost == {run_id: 1}
-    assert list(results.epochs["epoch"]) == [0, 2]
-    assert f"{run_id}: 1 record lost" in results.warnings()
+    alone = collect("s", write=False)
+    assert alone.lost == {run_id: 1} and f"{run_id}: 1 record lost" in alone.warnings()
 
 
-def test_of_an_epoch_trained_again_the_later_attempt_wins() -> None:
-    plan, run_id = one_run()
-    spec = plan.runs[run_id]
-    FakeRun(plan.paths.folder, run_id, spec).begin().train(0, 1).end("preempted", "USR1", 75)
-    FakeRun(plan.paths.folder, run_id, spec, attempt=1).begin(loaded=1).train(1, 2).end()
-    results = collect("s")
-    assert list(zip(results.epochs["epoch"], results.epochs["attempt"], strict=True)) == [
-        (0, 0),
-        (1, 1),
-        (2, 1),
-    ]
-    found = row(results, run_id)
-    assert (found["status"], found["attempts"], found["epochs_done"]) == ("ok", 2, 3)
-
-
-@pytest.mark.parametrize(("loaded", "epochs"), [(None, [(0, 1)]), (1, [(0, 0), (1, 1)])])
+@pytest.mark.parametrize(
+    ("first", "loaded", "again", "epochs"),
+    [
+        ((0, 1), 1, (1, 2), [(0, 0), (1, 1), (2, 1)]),
+        ((0, 1, 2), None, (0,), [(0, 1)]),
+        ((0, 1, 2), 1, (1,), [(0, 0), (1, 1)]),
+    ],
+)
 def test_what_an_attempt_did_beyond_its_checkpoint_is_undone(
-    loaded: int | None, epochs: list[tuple[int, int]]
+    first: tuple[int, ...], loaded: int | None, again: tuple[int, ...], epochs: list[Any]
 ) -> None:
     plan, run_id = one_run()
     spec = plan.runs[run_id]
-    FakeRun(plan.paths.folder, run_id, spec).begin().train(0, 1, 2).end("failed", "x", 1)
-    again = FakeRun(plan.paths.folder, run_id, spec, attempt=1).begin(loaded=loaded)
-    again.train(epochs[-1][0]).end("failed", "x", 1)
+    FakeRun(plan.paths.folder, run_id, spec).begin().train(*first).end("preempted", "USR1", 75)
+    later = FakeRun(plan.paths.folder, run_id, spec, attempt=1).begin(loaded=loaded)
+    later.train(*again).end()
     results = collect("s")
     assert list(zip(results.epochs["epoch"], results.epochs["attempt"], strict=True)) == epochs
-    assert row(results, run_id)["epochs_done"] == len(epochs)
+    found = row(results, run_id)
+    assert (found["status"], found["attempts"], found["epochs_done"]) == ("ok", 2, len(epochs))
 
 
 def test_foreign_lines_become_epochs_and_keep_their_own_names() -> None:
@@ -338,16 +320,6 @@ def test_a_run_that_did_not_run_as_planned_is_told() -> None:
     assert line == (
         f"{odd}: not run as planned: ranks_per_node=4 (planned: 2), lr=0.5 (planned: 0.05)"
     )
-
-
-def test_a_run_start_of_which_a_part_is_missing_contradicts_nothing() -> None:
-    plan = make_plan(strategies=("ddp",), gpus=(1,), settings={"lr": 0.3})
-    (run_id,) = plan.runs
-    spec = plan.runs[run_id]
-    start = start_fields(spec) | {"spec": {"seed": spec.seed}}
-    run = FakeRun(plan.paths.folder, run_id, spec)
-    run.begin({k: v for k, v in start.items() if k in ("spec",)}).train(0, 1, 2).end()
-    assert collect("s", write=False).warnings() == []
 
 
 def test_settings_that_a_command_records_are_not_those_of_the_plan() -> None:

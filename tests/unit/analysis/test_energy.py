@@ -9,7 +9,6 @@ import pytest
 from jobkit.analysis.collect.records import RunRecords
 from jobkit.analysis.collect.samples import sample_rows, use_row
 from jobkit.analysis.collect.steps import MAX_ROWS, TRAINING, Observation, Observed
-from jobkit.analysis.figures.by_size import size_figure
 from jobkit.analysis.figures.load import load_figure
 from jobkit.analysis.report.tables import proposal_table
 from jobkit.analysis.tables.columns import RESULTS, SAMPLES
@@ -128,8 +127,8 @@ def test_a_sample_of_another_type_is_as_if_it_were_not_there(wrong: Any) -> None
 def test_what_slurm_did_not_gather_is_not_zero() -> None:
     absent = dict.fromkeys(("0", "4294967294", "", "18446744073709551614"))
     for text, joules in {"1700": 1700.0, **absent}.items():
-        job = read_sacct(f"7|COMPLETED|0:0|00:00:20|n1|cpu=1||{text}\n")["7"]
-        assert job.energy_j == joules
+        line = f"7|COMPLETED|0:0|00:00:20|n1|cpu=1||{text}\n"
+        assert read_sacct(line)["7"].energy_j == joules
 
 
 def test_samples_are_thinned() -> None:
@@ -178,9 +177,3 @@ def test_the_newest_load_memory_and_power_are_shown(monkeypatch: pytest.MonkeyPa
     assert load(paths, 0) == "CPU 40% 3.1 GiB, 100 W (node)"
     found[-1] |= {"gpu_busy": 0.5, "gpu_memory_mib": 1024.0, "cpu_busy": None, "memory_mib": None}
     assert load(paths, 0) == "GPU 50% 1.0 GiB, 100 W (node)"
-
-
-def test_without_counters_nothing_is_said_or_drawn() -> None:
-    results = results_from(frame(runs_of({"ddp": {1: [100.0], 2: [180.0]}}), RESULTS))
-    assert (size_figure(results, "energy"), load_figure(results)) == (None, None)
-    assert not any("J per" in head for head in proposal_table(results, "GPUs").heads)

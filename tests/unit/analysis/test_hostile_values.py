@@ -2,8 +2,6 @@
 
 import csv
 import json
-import multiprocessing
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +14,6 @@ from jobkit.analysis.collect.results import collect
 from jobkit.errors import UsageError
 from jobkit.launch.command import job_command, local_command, shown
 from jobkit.spec.runspec import RunSpec
-from jobkit.spec.study import Study
 from support import fake_study
 from support.fake_study import FakeRun, logs, make_plan, whole_run
 from support.place import ROOT
@@ -53,11 +50,6 @@ def evil(request: pytest.FixtureRequest) -> str:
 def read_csv(name: str, study: str = "s") -> list[dict[str, str]]:
     with (logs() / study / name).open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
-
-
-def test_no_study_is_named_so(evil: str) -> None:
-    with pytest.raises(UsageError, match="study name"):
-        Study(name=evil)
 
 
 def test_no_run_of_a_plan_leaves_its_folder(evil: str, capsys, tmp_path: Path) -> None:
@@ -139,23 +131,6 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def test_an_apostrophe_is_put_before_a_formula_and_nothing_else_is_changed() -> None:
-    plan = make_plan(strategies=("ddp",), gpus=(1,))
-    run_id = next(iter(plan.runs))
-    run = FakeRun(plan.paths.folder, run_id, plan.runs[run_id]).begin()
-    run.writer.write("message", level="warning", text='=1+1 "x", y')
-    run.train(0).end()
-    collect("s")
-    (row,) = read_csv("results.csv")
-    assert row["warnings_text"] == '\'=1+1 "x", y'
-    folder = logs() / "mine" / "own"
-    folder.mkdir(parents=True)
-    (folder / "train.log").write_text('[METRIC] {"epoch": 0, "-sum": -1.5, "note": "+1"}\n')
-    collect("mine")
-    (epoch,) = read_csv("epochs.csv", "mine")
-    assert (epoch["'-sum"], epoch["note"]) == ("-1.5", "'+1")
-
-
 @pytest.mark.parametrize("value", [10**30, -(10**400), 1e308, "9" * 400, [1], {"a": 1}, "\ud800"])
 def test_a_value_of_any_kind_is_no_reason_to_stop(value: object) -> None:
     names = ("val_loss", "images_per_s", "epoch_time_s", "data_wait_s", "iterations", "attempt")
@@ -207,44 +182,3 @@ def test_a_collector_while_jobs_write_gives_a_row_for_every_run_and_no_wrong_val
     for epochs in seen:
         assert {tuple(r) for r in epochs.astype(object).fillna("").itertuples(index=False)} <= whole
     assert any(0 < len(epochs) < len(whole) for epochs in seen)
-
-
-def collect_often(name: str) -> None:
-    for _ in range(5):
-        collect(name)
-
-
-def test_two_collectors_at_once_leave_whole_tables() -> None:
-    plan = make_plan(strategies=("ddp",), gpus=(1, 2), repeats=5)
-    for run_id in plan.runs:
-        whole_run(plan, run_id)
-    collect("s")
-    tables = {path: path.read_bytes() for path in (logs() / "s").glob("*.csv")}
-    forked = multiprocessing.get_context("fork")
-    collectors = [forked.Process(target=collect_often, args=("s",)) for _ in range(2)]
-    for one in collectors:
-        one.start()
-    while any(one.is_alive() for one in collectors):
-        assert {path: path.read_bytes() for path in tables} == tables
-    assert [one.exitcode for one in collectors] == [0, 0]
-    assert {path: path.read_bytes() for path in (logs() / "s").glob("*.csv")} == tables
-
-
-def test_a_study_that_starts_is_closed_to_others_whatever_the_umask(tmp_path: Path) -> None:
-    """From the plan to what a job's own process makes, here with a stand-in for run.sh."""
-    script = 'mkdir "$0/metrics"; touch "$0/metrics/0.jsonl"'
-    before = os.umask(0)
-    try:
-        plan = make_plan(strategies=("ddp",), gpus=(1,))
-        folder = plan.paths.run(next(iter(plan.runs))).folder
-        code = "import sys, json; from jobkit.launch.task import run_in_job\n"
-        code += "sys.exit(run_in_job(*json.loads(sys.argv[1])))"
-        words = json.dumps([str(folder), ["bash", "-c", script, str(folder)]])
-        subprocess.run([sys.executable, "-c", code, words], check=True)
-        results = collect("s")
-    finally:
-        os.umask(before)
-    assert len(results.runs) == 1
-    made = [p for p in [logs(), *logs().rglob("*")] if p.stat().st_mode & 0o022]
-    assert made == []
-    assert (folder / "metrics" / "0.jsonl").exists()
