@@ -7,7 +7,7 @@ import pytest
 from jobkit.analysis.compare import compare, main
 from jobkit.analysis.findings.verdict import verdict
 from jobkit.analysis.scaling.spread import CONFIDENCE, holm, quantile, tail
-from jobkit.analysis.tables.comparable import apart, mixed
+from jobkit.analysis.tables.comparable import apart
 from jobkit.paths import StudyPaths
 from support.fake_study import whole_study
 from support.measured_study import results_of
@@ -132,8 +132,6 @@ def test_a_kept_table_is_a_reference(capsys) -> None:
 def test_a_series_of_two_commits_is_named_first_and_set_apart() -> None:
     study = results_of({"ddp": {1: [100.0, 101.0], 2: [190.0, 191.0]}})
     study.runs["git_commit"] = ["a" * 40, "b" * 40] * 2
-    assert mixed(study.runs)[0].startswith("ddp mixes commits of the code, with their runs: aaaa")
     assert "; runs of one size differ in git commit" in verdict(study, "GPUs")[0]
     study.runs["series"] = apart(study.runs)
     assert sorted(set(study.runs["series"])) == ["ddp, aaaaaaaaaaaa", "ddp, bbbbbbbbbbbb"]
-    assert mixed(study.runs) == []

@@ -1,6 +1,5 @@
 """The figure of learning: validation loss and accuracy over epochs."""
 
-from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -48,7 +47,7 @@ def learning_figure(results: Results) -> Figure | None:
         for line in axes[-1].lines:  # a marker at 100 % is drawn whole
             line.set_clip_on(False)
     # Colours and markers tell the series, dashes the size.
-    of_series = {k: replace(v, dashes="-") for k, v in look.items() if k in set(shown["series"])}
+    of_series = {k: v._replace(dashes="-") for k, v in look.items() if k in set(shown["series"])}
     handles = style.series_entries(of_series, 5)
     handles += [style.entry(counted(n, "rank"), ls=_dashes(i)) for i, n in enumerate(ranks)]
     if (shown["status"] != "ok").any():

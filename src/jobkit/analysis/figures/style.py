@@ -7,9 +7,8 @@ import math
 import secrets
 import textwrap
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
@@ -52,34 +51,27 @@ _RC: Any = {
 }
 
 
-@dataclass(frozen=True)
-class Look:
-    """Colour, marker and dashes of one line: each differs from those of its neighbours."""
+class Look(NamedTuple):
+    """The look of one line: each differs from those of its neighbours.
+
+    A later line is drawn on an earlier one, which is thicker and so still seen.
+    """
 
     colour: str
     marker: str
     dashes: Any
-    order: int  # a later line is drawn on an earlier one, which is thicker and so still seen
-
-    @property
-    def size(self) -> float:
-        """Of the marker, in points."""
-        return max(5.0, 10.0 - 1.5 * self.order)
-
-    @property
-    def width(self) -> float:
-        """Of the line, in points."""
-        return max(1.3, 2.6 - 0.4 * self.order)
-
-    @property
-    def layer(self) -> float:
-        return 3 + 0.01 * self.order
+    size: float  # of the marker, in points
+    width: float  # of the line, in points
+    layer: float
 
 
 def looks(names: Iterable[str]) -> dict[str, Look]:
     """A look for each name, in their order."""
     return {
-        name: Look(_COLOURS[i % 7], _MARKERS[i % 9], DASHES[i % 5], i)
+        name: Look(
+            *(_COLOURS[i % 7], _MARKERS[i % 9], DASHES[i % 5]),
+            *(max(5.0, 10.0 - 1.5 * i), max(1.3, 2.6 - 0.4 * i), 3 + 0.01 * i),
+        )
         for i, name in enumerate(dict.fromkeys(names))
     }
 
@@ -158,22 +150,11 @@ def series_label(what: str, series: str) -> str:
 
 def legend_below(figure: Figure, handles: Sequence[Artist]) -> None:
     """A legend under the panels, in as many columns as fit; the figure grows with its rows."""
-    lengths = [len(str(h.get_label())) + 8 for h in handles]
-    columns = _columns(lengths, int(14 * figure.get_figwidth()))  # about 14 characters an inch
+    longest = max(len(str(h.get_label())) for h in handles) + 8
+    columns = max(1, min(len(handles), int(14 * figure.get_figwidth()) // longest))
     rows = math.ceil(len(handles) / columns)
     figure.set_figheight(figure.get_figheight() + 0.2 * max(0, rows - 2))
     figure.legend(handles=handles, loc="outside lower left", ncols=columns, fontsize=9)
-
-
-def _columns(lengths: Sequence[int], room: int) -> int:
-    """The most columns, filled as matplotlib fills them, that take no more than the room."""
-    for columns in range(len(lengths), 1, -1):
-        rows, longer = divmod(len(lengths), columns)  # the first columns have one entry more
-        ends = [(i + 1) * rows + min(i + 1, longer) for i in range(columns)]
-        widths = [max(lengths[a:b]) for a, b in zip([0, *ends], ends, strict=False)]
-        if sum(widths) <= room:
-            return columns
-    return 1
 
 
 def short(series: str) -> str:

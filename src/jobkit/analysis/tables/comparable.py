@@ -5,7 +5,7 @@ import pandas as pd
 # Only where these are the same does a curve show the effect of the size.
 SAME = ("model", "dataset", "precision", "fp32", "device_type", "torch_version", "throughput_unit")
 # Where one of these differs within a series the curve may show it instead of the size.
-MIXED = {"device": "device models", "git_commit": "commits of the code"}
+MIXED = ("device", "git_commit")
 COPIES = (
     "{} copies: nothing shows that the ranks worked together (no process group, no connection, no "
     "shared memory); start the program as one, as with torchrun, or --launcher once and mpirun, or "
@@ -32,18 +32,6 @@ def _fault(runs: pd.DataFrame) -> str:
         if len(values) > 1:
             return f"{name} differs ({', '.join(sorted(map(str, values)))})"
     return ""
-
-
-def mixed(runs: pd.DataFrame) -> list[str]:
-    """A line for each series whose runs that are ok mix device models or commits of the code."""
-    lines = []
-    for series, group in runs[runs["status"] == "ok"].groupby("series"):
-        for name, what in MIXED.items():
-            counts = group[name].dropna().value_counts()
-            if len(counts) > 1:
-                shown = ", ".join(f"{str(v)[:40]} ({n})" for v, n in counts.items())
-                lines.append(f"{series} mixes {what}, with their runs: {shown}; --apart separates")
-    return lines
 
 
 def apart(runs: pd.DataFrame) -> pd.Series:

@@ -1,6 +1,7 @@
 """Numbers and tables as text: cells, intervals, Markdown and LaTeX."""
 
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +9,8 @@ from typing import Any
 import pandas as pd
 
 NONE = "-"
-_HEAD = 11  # characters of a line of a head in LaTeX
+# Of a head in LaTeX.
+_LINES: Any = {"width": 11, "break_long_words": False, "break_on_hyphens": False}
 RANKS = "ranks"  # the unit of a size where it is not said whether ranks are GPUs
 _LATEX = {c: f"\\{c}" for c in "&%$#_{}"}
 _LATEX |= {"<": r"\textless{}", ">": r"\textgreater{}"}  # else other letters in the usual fonts
@@ -35,35 +37,26 @@ class TextTable:
     def latex(self) -> str:
         """The table for LaTeX with the package booktabs, narrow, with its notes below it."""
         columns = "l" * self.words + "r" * (len(self.heads) - self.words)
-        heads = [_latex(head) for head in self.heads]
-        heads = [rf"\shortstack[r]{{{_broken(head)}}}" if " " in head else head for head in heads]
+        lines = [textwrap.wrap(_latex(h), **_LINES) for h in self.heads]
+        heads = [r"\\".join(parts) for parts in lines]
+        heads = [rf"\shortstack[r]{{{h}}}" if " " in h or r"\\" in h else h for h in heads]
         rows = [map(_latex, row) for row in self.rows]
-        lines = [" & ".join(row) + r" \\" for row in (heads, *rows)]
+        body = [" & ".join(row) + r" \\" for row in (heads, *rows)]
         notes = [f"{_latex(note)}\\par" for note in self.notes]
         return "\n".join(
             [
                 r"{\small\setlength{\tabcolsep}{3pt}%",
                 rf"\begin{{tabular}}{{{columns}}}",
                 r"\toprule",
-                lines[0],
+                body[0],
                 r"\midrule",
-                *lines[1:],
+                *body[1:],
                 r"\bottomrule",
                 r"\end{tabular}\par}",
                 *[r"{\footnotesize\noindent", *notes, "}"][: 3 * len(notes)],
                 "",
             ]
         )
-
-
-def _broken(head: str) -> str:
-    """A head in lines of about ten characters."""
-    lines = [""]
-    for word in head.split():
-        if lines[-1] and len(lines[-1]) + len(word) >= _HEAD:
-            lines.append("")
-        lines[-1] = f"{lines[-1]} {word}".strip()
-    return r"\\".join(lines)
 
 
 def with_interval(row: Mapping[str, Any], name: str, form: str, unit: str = "") -> str:
