@@ -139,7 +139,6 @@ def test_run_sh_starts_it_in_a_folder_of_its_own(tmp_path: Path) -> None:
     done = subprocess.run(line, env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     call = run.calls()[-1]
-    assert any(c[-1].startswith("--check=") for c in run.calls() if "jobkit.checks.comm" in c)
     assert int(call[call.index("--nproc-per-node") + 1]) >= 2
     words = call[call.index("jobkit.checks.comm") + 1 :]
     assert words[:2] == ["--ops", "all_reduce"]
