@@ -38,7 +38,7 @@ def work(name, runs):
 """
 SUBMIT = """
 from jobkit.launch.launcher import launch
-from jobkit.launch.request import LaunchRequest
+from jobkit.launch.command import LaunchRequest
 from jobkit.spec.study import find_study, read_plan
 def work(name, runs):
     request = LaunchRequest(site="slurm", gpu_request="none", options={"hold": True})

@@ -78,7 +78,7 @@ def stand_in(folder: Path) -> list[str]:
 FROM_PYTHON = """
 from jobkit.analysis.collect import collect
 from jobkit.launch.launcher import launch
-from jobkit.launch.request import LaunchRequest
+from jobkit.launch.command import LaunchRequest
 from jobkit.spec.study import Study
 study = Study.of_command(("true",), name="from-python", gpus=(1,), repeats=2)
 started = launch(study.expand(), LaunchRequest(site="local"))

@@ -13,7 +13,7 @@ import pytest
 
 from jobkit.errors import UsageError
 from jobkit.launch import cli, launcher
-from jobkit.launch.request import LaunchRequest
+from jobkit.launch.command import LaunchRequest
 from jobkit.permissions import (
     check_study,
     closed_to_others,

@@ -18,8 +18,8 @@ import pytest
 from jobkit.analysis.collect.results import collect
 from jobkit.errors import UsageError
 from jobkit.launch import slurm_submit as submit
+from jobkit.launch.command import LaunchRequest
 from jobkit.launch.launcher import prepare
-from jobkit.launch.request import LaunchRequest
 from jobkit.launch.site import Site
 from jobkit.launch.slurm_options import submission
 from jobkit.launch.states import States, progress

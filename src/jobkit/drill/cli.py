@@ -74,11 +74,7 @@ def parser() -> argparse.ArgumentParser:
     new.add_argument("--site", help="site profile (default: that of this cluster)")
     new.add_argument("-A", "--account", help="account to charge")
     new.add_argument("-p", "--partition", help="partition")
-    new.add_argument(
-        "--urgent-partition",
-        metavar="P",
-        help="partition whose jobs preempt others",
-    )
+    new.add_argument("--urgent-partition", metavar="P", help="partition whose jobs preempt others")
     new.add_argument(
         "--device", choices=("cpu", "cuda"),
         help="device of the training; bitwise equality is promised on CPUs of one kind, and on "

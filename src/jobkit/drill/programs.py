@@ -13,14 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from jobkit.drill.faults import (
-    FaultCase,
-    Row,
-    lost_iterations,
-    records,
-    startup,
-    with_parameters,
-)
+from jobkit.drill.faults import FaultCase, Row, lost_iterations, records, startup, with_parameters
 from jobkit.drill.places import Size, Started, compare
 from jobkit.errors import UsageError
 from jobkit.launch.slurm_options import Options

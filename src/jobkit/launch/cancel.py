@@ -18,6 +18,7 @@ from jobkit.files import read_text
 from jobkit.launch import local, slurm_cluster
 from jobkit.launch.slurm_options import job_names
 from jobkit.launch.states import states, wait_for_end
+from jobkit.outcome.slurm_jobs import JOB_ID
 from jobkit.outcome.state import UNDER_WAY, job_ids
 from jobkit.paths import RunPaths, StudyPaths, logs_root, read_json
 from jobkit.processes import end_process, is_alive, is_at_work
@@ -119,7 +120,7 @@ def cancel_single(folder: Path) -> str:
     job_id, pid, host = noted.get("job_id"), noted.get("pid"), noted.get("host")
     if noted.get("launcher") != "run.sh":
         pass
-    elif isinstance(job_id, str) and re.fullmatch(r"[0-9]{1,12}(_[0-9]{1,12})?", job_id):
+    elif isinstance(job_id, str) and JOB_ID.fullmatch(job_id):
         if noted.get("shared") is True and name != f"job-{job_id}":
             raise UsageError(
                 f"{name} was resumed inside Slurm job {job_id}, which may do other work "
@@ -145,7 +146,7 @@ def cancel_single(folder: Path) -> str:
 def _end_job(folder: Path, job_id: str) -> str:
     """Ask Slurm to end a job of this user's; an element of an array without the others."""
     # Number, name of an array's element, user; then, as run.sh noted: submit time, name, folder.
-    words = ["squeue", "-h", "-j", slurm_cluster.check_id(job_id), "-o", "%A|%i|%U|%V|%j|%Z"]
+    words = ["squeue", "-h", "-j", job_id, "-o", "%A|%i|%U|%V|%j|%Z"]
     done = slurm_cluster.call(words, TZ="UTC0", SLURM_TIME_FORMAT="standard")  # as run.sh asked
     if done.returncode and "Invalid job id" not in done.stderr:
         why = " ".join(done.stderr.split())
@@ -184,12 +185,13 @@ def _end_process(pid: int, began: Any) -> str:
 
     began: when the process that is meant began, in ticks since the boot.
     """
-
-    def is_run_sh(start: int, words: list[bytes]) -> bool:
-        return start == began and any(w == b"run.sh" or w.endswith(b"/run.sh") for w in words)
-
     try:
-        ended = end_process(pid, is_run_sh)
+        ended = end_process(
+            pid,
+            lambda start, words: (
+                start == began and any(w == b"run.sh" or w.endswith(b"/run.sh") for w in words)
+            ),
+        )
     except OSError as error:
         raise UsageError(
             f"process {pid} cannot be signalled safely ({error.strerror}): end it with Ctrl-C "

@@ -4,16 +4,16 @@ import argparse
 import difflib
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from jobkit import __version__
 from jobkit.errors import Parser, UsageError, at_least, command, positive
 from jobkit.gpus import count_gpus
+from jobkit.launch.command import LaunchRequest
 from jobkit.launch.kubernetes import add_kubernetes_arguments, kubernetes_options, to_kubernetes
 from jobkit.launch.launcher import dry_run, prepare, start
-from jobkit.launch.request import LaunchRequest
 from jobkit.launch.site import GPU_REQUESTS, known_sites
 from jobkit.launch.slurm_cluster import find_site
 from jobkit.launch.slurm_options import OVERRIDES, verbatim
@@ -47,17 +47,8 @@ _TOPICS = {
     "kubernetes": "print the options for Kubernetes",
 }
 # What other launchers call the sizes of a study.
-_SIZES = (
-    "-n",
-    "-np",
-    "-N",
-    "--np",
-    "--nproc",
-    "--nproc-per-node",
-    "--ntasks",
-    "--nodes",
-    "--ranks",
-)
+_SIZES = ["-n", "-np", "-N", "--np", "--nproc", "--nproc-per-node"]
+_SIZES += ["--ntasks", "--nodes", "--ranks"]
 EPILOG = """examples:
   python run_benchmarks.py --study demo                  a first look, on any machine
   python run_benchmarks.py --study strong --dry-run      print each command, write nothing
@@ -271,20 +262,17 @@ def _command(words: Sequence[str]) -> tuple[str, ...]:
 
 def make_plan(args: argparse.Namespace) -> Plan:
     """The plan that the arguments describe, on nodes as the site has them. Raises UsageError."""
-    names = (
-        "name",
-        "strategies",
-        "gpus",
-        "gpus_per_node",
-        "repeats",
-        "launcher",
-        "pattern",
-        "auto",
-    )
+    names = ["name", "strategies", "gpus", "gpus_per_node", "repeats"]
+    names += ["launcher", "pattern", "auto"]
     changes: dict[str, Any] = {k: getattr(args, k) for k in names if getattr(args, k) is not None}
     work = {"unit": args.unit, "per_step": args.work_per_step, "together": args.together}
     changes |= {"work": stated} if (stated := {k: v for k, v in work.items() if v}) else {}
-    study = _study(args, changes | chosen_settings(args))
+    changes |= chosen_settings(args)
+    if args.command and not args.study:
+        study = Study.of_command(args.command, **changes)
+    else:
+        changes |= {"command": args.command} if args.command else {}
+        study = Study.load(args.study or DEFAULT_STUDY, **changes)
     study = with_words(study, args.sweep, args.parameter, given=vars(args))
     site = find_site(args.site, ask=not args.dry_run)
     if site is not None and study.gpus_per_node is None:
@@ -311,15 +299,6 @@ def _fit_here(study: Study) -> tuple[Study, list[str]]:
         f"{study.name} are left out; say --gpus to run them"
     )
     return study.changed(gpus=fitting), [note]
-
-
-def _study(args: argparse.Namespace, changes: Mapping[str, Any]) -> Study:
-    """The study of the command after --, else the one that was named."""
-    if not args.command:
-        return Study.load(args.study or DEFAULT_STUDY, **changes)
-    if args.study:
-        return Study.load(args.study, command=args.command, **changes)
-    return Study.of_command(args.command, **changes)
 
 
 def make_request(args: argparse.Namespace) -> LaunchRequest:

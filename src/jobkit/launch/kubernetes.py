@@ -16,8 +16,7 @@ from typing import Any
 
 from jobkit.errors import Exit, UsageError
 from jobkit.gpus import check_counters
-from jobkit.launch.command import leave_spec, run_words
-from jobkit.launch.request import LaunchRequest, refuse_logs
+from jobkit.launch.command import LaunchRequest, leave_spec, refuse_logs, run_words
 from jobkit.launch.start import MAX_RESTARTS
 from jobkit.paths import write_whole
 from jobkit.permissions import closed_to_others

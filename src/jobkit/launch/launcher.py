@@ -11,8 +11,14 @@ from jobkit.errors import Exit, UsageError, one_line
 from jobkit.gpus import check_counters
 from jobkit.launch import local
 from jobkit.launch import slurm_options as slurm
-from jobkit.launch.command import Order, job_command, local_command, shown
-from jobkit.launch.request import LaunchRequest, refuse_logs
+from jobkit.launch.command import (
+    LaunchRequest,
+    Order,
+    job_command,
+    local_command,
+    refuse_logs,
+    shown,
+)
 from jobkit.launch.site import Site
 from jobkit.launch.slurm_cluster import find_site
 from jobkit.launch.states import States, counted, select
@@ -107,7 +113,11 @@ def prepare(plan: Plan, request: LaunchRequest, ask: bool = True) -> Launch:
     site = find_site(request.site, ask)
     devices = {spec.planned_device for spec in plan.runs.values()}
     if site is not None and devices != {"cpu"}:
-        site = request.on(site, plan.study.gpus_per_node)
+        site = replace(
+            site,
+            gpus_per_node=site.gpus_per_node or request.gpus_per_node or plan.study.gpus_per_node,
+            gpu_request=request.gpu_request or site.gpu_request,
+        )
         if None not in devices and not _asks_for_gpus(site, request):
             raise UsageError(
                 f"site '{site.name}' has no gpus_per_node, so no GPUs would be requested: say "
@@ -230,10 +240,18 @@ def start(prepared: Launch, request: LaunchRequest) -> None:
     plan = prepared.plan
     prepared.looks = States(plan)  # runs that had ended begin again
     if prepared.run_ids:
-        local.check_free(plan.paths)
+        if os.path.lexists(plan.paths.launcher_lock):  # else nothing holds it, and none is made
+            with local.held(plan.paths):
+                pass
         if prepared.site is None:
             local.refuse_orphans(plan.paths)
-    save(plan)
+    try:
+        plan.save()
+    except OSError as error:
+        raise UsageError(
+            f"{plan.paths.folder}: cannot be written ({error.strerror}); "
+            "choose another folder for logs with JOBKIT_LOGS"
+        ) from None
     if prepared.run_ids and prepared.site is None:
         order = Order(
             folder=str(prepared.folder),
@@ -254,17 +272,6 @@ def start(prepared: Launch, request: LaunchRequest) -> None:
                 wanted = slurm.submission(plan, prepared.run_ids, prepared.site, request)
                 runs, prepared.left, note = slurm_submit.start(wanted, request.collect)
                 prepared.runs, prepared.notes = runs, [*prepared.notes, *filter(None, [note])]
-
-
-def save(plan: Plan) -> None:
-    """Write plan.json. Raises UsageError where that is not possible."""
-    try:
-        plan.save()
-    except OSError as error:
-        raise UsageError(
-            f"{plan.paths.folder}: cannot be written ({error.strerror}); "
-            "choose another folder for logs with JOBKIT_LOGS"
-        ) from None
 
 
 def dry_run(plan: Plan, request: LaunchRequest) -> int:

@@ -23,13 +23,7 @@ from jobkit import entry
 from jobkit.errors import Exit, UsageError
 from jobkit.files import append_to, locked
 from jobkit.gpus import count_gpus, lendable_gpus
-from jobkit.launch.command import (
-    Order,
-    clean_environment,
-    leave_spec,
-    local_command,
-    python_path,
-)
+from jobkit.launch.command import Order, clean_environment, leave_spec, local_command, python_path
 from jobkit.launch.states import States
 from jobkit.paths import RunPaths, StudyPaths, read_json, write_json
 from jobkit.processes import (
@@ -145,13 +139,6 @@ def busy(study: StudyPaths) -> UsageError:
     )
 
 
-def check_free(study: StudyPaths) -> None:
-    """Raise UsageError while a launcher holds the study's lock; create no file."""
-    if os.path.lexists(study.launcher_lock):
-        with held(study):
-            pass
-
-
 # --- GPUs of their own for runs that are at work at a time (--max-running) ------------------------
 
 
@@ -241,10 +228,10 @@ def drive(order: Order, runs: Mapping[str, Any], signals: Signals) -> None:
                 print(f"{paths.log}: {error.strerror}", file=sys.stderr)
                 slots.free(gpus)
                 _note_end(paths, Exit.FAILED)
-        came = signals.wait(0.25)
+        end = any(signum in END_SIGNALS for signum in signals.wait(0.25))
         # Whether the process that watches has ended, where the runs are to end with it.
         alone = order.parent is not None and os.getppid() != order.parent
-        if not stopped and (alone or any(signum in END_SIGNALS for signum in came)):
+        if not stopped and (alone or end):
             stopped = True
             for children, _ in working.values():
                 children.end()
@@ -326,7 +313,7 @@ def start(plan: Plan, order: Order) -> LocalRuns:
         leave_spec(paths, run_id, spec)
     with append_to(paths.launcher_log) as log:
         driver = subprocess.Popen(
-            # The folder is for is_launcher: by these words a process is known as the study's.
+            # The folder is for cancel: by these words a process is known as the study's.
             [sys.executable, "-P", "-m", _MODULE, str(paths.folder.resolve())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -365,28 +352,20 @@ def cancel(paths: StudyPaths) -> bool:
         )
     if alive is None:
         raise UsageError(f"{name} runs on {record.get('host')}: cancel it there")
-    if record.get("host") != socket.gethostname() or not _end(record, paths):
+    # By these last words of its command line a process is known as the study's launcher.
+    words = [b"-m", _MODULE.encode(), os.fsencode(paths.folder.resolve())]
+    ended = False
+    with contextlib.suppress(OSError):  # no signal can be sent safely
+        ended = record.get("host") == socket.gethostname() and end_process(
+            record["pid"],
+            lambda start, line: start == record.get("pid_start") and line[-3:] == words,
+        )
+    if not ended:
         raise UsageError(
             f"{paths.launcher} names process {record['pid']}, which is not the launcher of "
             f"{name}: nothing was ended; remove that file"
         )
     return True
-
-
-def _end(record: dict[str, Any], paths: StudyPaths) -> bool:
-    """End a study's launcher and wait for its end; False, and no signal, where it is none."""
-    try:
-        return end_process(
-            record["pid"],
-            lambda start, words: start == record.get("pid_start") and is_launcher(words, paths),
-        )
-    except OSError:  # no signal can be sent safely
-        return False
-
-
-def is_launcher(command_line: list[bytes], paths: StudyPaths) -> bool:
-    """Whether a process's command line is that of this study's launcher."""
-    return command_line[-3:] == [b"-m", _MODULE.encode(), os.fsencode(paths.folder.resolve())]
 
 
 if __name__ == "__main__":

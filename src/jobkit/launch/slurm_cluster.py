@@ -14,7 +14,7 @@ from pathlib import Path
 from jobkit.errors import UsageError
 from jobkit.launch.command import clean_environment, python_path
 from jobkit.launch.site import Site, site_of_cluster
-from jobkit.outcome.slurm_jobs import JOB_ID
+from jobkit.outcome.slurm_jobs import CLUSTER, JOB_ID
 
 TIMEOUT_S = 30.0
 # sbatch repeats a call that a busy controller does not answer; ended too early, its job may stay.
@@ -22,7 +22,6 @@ SUBMIT_TIMEOUT_S = 300.0
 _NOT_SET_UP = re.compile(r"configuration source|DNS SRV|Unable to open|slurm\.conf", re.IGNORECASE)
 _ARRAY = re.compile(r"^\s*MaxArraySize\s*=\s*([0-9]{1,9})\b", re.MULTILINE | re.IGNORECASE)
 _MAX_ARRAY_SIZE = 1001  # Slurm's default
-_CLUSTER = re.compile(r"^\s*ClusterName\s*=\s*(\S+)", re.MULTILINE | re.IGNORECASE)
 
 
 def find_site(name: str | None, ask: bool = True) -> Site | None:
@@ -43,7 +42,7 @@ def find_site(name: str | None, ask: bool = True) -> Site | None:
         return Site.load(name)
     if name is None and not here:
         return None
-    cluster = _configured(_CLUSTER) or (cluster_name() if ask else None)
+    cluster = _configured(CLUSTER) or (cluster_name() if ask else None)
     if cluster is None and not ask and any(path.exists() for path in _configurations()):
         cluster = "slurm"  # only the controller knows its name
     if cluster is None and name is None:
@@ -87,7 +86,7 @@ def cluster_name() -> str | None:
     if shutil.which("scontrol") is None:
         return None
     done = call(["scontrol", "show", "config"])
-    if match := _CLUSTER.search(done.stdout):
+    if match := CLUSTER.search(done.stdout):
         return match[1]
     if _NOT_SET_UP.search(done.stderr):
         return None
@@ -100,15 +99,16 @@ def cluster_name() -> str | None:
 def call(
     words: list[str], stdin: str = "", timeout_s: float = TIMEOUT_S, **environ: str
 ) -> "subprocess.CompletedProcess[str]":
-    """The result of a Slurm command. Raises UsageError without Slurm, or an answer in time."""
+    """The result of a Slurm command, without SBATCH_* and what an outer job set.
+
+    Raises UsageError without Slurm, or without an answer in time.
+    """
+    env = clean_environment(os.environ)
+    env |= {k: v for k, v in os.environ.items() if k in ("SLURM_CONF", "SLURM_CLUSTERS")}
+    env |= {"PYTHONPATH": python_path(), "PYTHONSAFEPATH": "1", **environ}
     try:
         return subprocess.run(
-            words,
-            input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            env=_environment() | environ,
+            words, input=stdin, capture_output=True, text=True, timeout=timeout_s, env=env
         )
     except FileNotFoundError:
         raise UsageError(
@@ -119,13 +119,6 @@ def call(
             f"Slurm did not answer '{words[0]}' within {timeout_s:.0f} s: look with squeue, then "
             "try again, or use --site local"
         ) from None
-
-
-def _environment() -> dict[str, str]:
-    """The environment for Slurm's commands, without SBATCH_* and what an outer job set."""
-    inherited = {k: v for k, v in os.environ.items() if k in ("SLURM_CONF", "SLURM_CLUSTERS")}
-    python = {"PYTHONPATH": python_path(), "PYTHONSAFEPATH": "1"}
-    return {**clean_environment(os.environ), **inherited, **python}
 
 
 def sbatch(text: str, options: Mapping[str, str | bool], test: bool = False) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jobkit.errors import UsageError
-from jobkit.launch.request import LaunchRequest
+from jobkit.launch.command import LaunchRequest
 from jobkit.launch.site import Site, minutes
 from jobkit.launch.slurm_cluster import max_array_size
 from jobkit.launch.start import WARNING_S

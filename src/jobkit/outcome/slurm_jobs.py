@@ -15,7 +15,7 @@ JOB_ID = re.compile(r"[0-9]{1,10}(_[0-9]{1,10})?")  # 17, or 17_0 of an array
 _MAX_ELEMENTS = 1_000_000  # of an array
 _SACCT = "JobID,State,ExitCode,Elapsed,NodeList,AllocTRES,MaxRSS,ConsumedEnergyRaw"
 _BATCH = 500  # jobs or arrays in one command line
-_CLUSTER = re.compile(r"^ClusterName\s*=\s*(\S+)", re.MULTILINE)
+CLUSTER = re.compile(r"^\s*ClusterName\s*=\s*(\S+)", re.MULTILINE | re.IGNORECASE)
 
 # What Slurm calls a state, and what jobkit calls it.
 _STATES = {
@@ -94,7 +94,7 @@ def ask(job_ids: Iterable[str], accounting: bool = True) -> dict[str, Job]:
 
 def cluster() -> str | None:
     """The name of the cluster that ask() asks; None if Slurm does not answer."""
-    name = _CLUSTER.search(output(["scontrol", "show", "config"]) or "")
+    name = CLUSTER.search(output(["scontrol", "show", "config"]) or "")
     return name[1] if name else None
 
 

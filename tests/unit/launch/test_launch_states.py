@@ -11,7 +11,7 @@ import pytest
 
 from jobkit.launch import cli, launcher, view
 from jobkit.launch import status as watch
-from jobkit.launch.request import LaunchRequest
+from jobkit.launch.command import LaunchRequest
 from jobkit.launch.states import States, select
 from jobkit.metric.kinds import encode
 from jobkit.outcome import slurm_jobs

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from jobkit.errors import UsageError
-from jobkit.launch.request import LaunchRequest
+from jobkit.launch.command import LaunchRequest
 from jobkit.launch.site import Site, known_sites, minutes, site_of_cluster
 from jobkit.launch.slurm_options import Shape as S
 from jobkit.launch.slurm_options import (

@@ -13,8 +13,7 @@ from jobkit.launch import slurm_cluster
 from jobkit.launch import slurm_submit as submit
 from jobkit.launch import view as foreground
 from jobkit.launch.cli import main
-from jobkit.launch.command import clean_environment
-from jobkit.launch.request import LaunchRequest
+from jobkit.launch.command import LaunchRequest, clean_environment
 from jobkit.launch.site import Site
 from jobkit.launch.slurm_cluster import max_array_size
 from jobkit.launch.slurm_options import Submission, submission
