@@ -82,6 +82,8 @@ def test_every_planned_run_has_a_row_whatever_became_of_it() -> None:
     assert not results.ok
     bad = results.runs[results.runs["status"] != "ok"]
     assert bad["reason"].notna().all()
+    epochs = results.epochs["run_id"].value_counts().to_dict()
+    assert epochs == {made["ok"]: 3} | {made[status]: 1 for status in lines}
     # No number was measured where nothing ran, and none is made up.
     empty = row(results, made["missing"])
     assert empty[[c.name for c in RESULTS if c.name in ("images_per_s", "val_loss")]].isna().all()

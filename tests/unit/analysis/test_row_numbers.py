@@ -35,6 +35,7 @@ def test_losses_are_those_of_the_end_and_before_it_those_of_the_last_epoch() -> 
     ended = row(epoch(0, 1.0, val_accuracy=0.9), last, ("run_end", {"val_loss": 0.4}))
     assert (ended["val_loss"], ended["val_accuracy"], ended["best_val_accuracy"]) == (0.4, 0.7, 0.9)
     assert row(last)["val_loss"] == 0.5
+    assert row(("run_end", {"val_loss": 0.4, "attempt": 0}), last, attempt=1)["val_loss"] == 0.5
 
 
 def test_half_of_the_repeats_are_no_outliers() -> None:

@@ -196,6 +196,13 @@ def test_a_window_without_its_time_is_no_observation(tmp_path: Path, bad: dict[s
     assert observed_of(RunPaths(folder), read_run(RunPaths(folder), "run"), Planned()) is None
 
 
+def test_the_record_of_another_run_in_a_rank_s_file_is_rejected(tmp_path: Path) -> None:
+    left(tmp_path / "run", 1, [window(10, 1.0, run_id="other")])
+    records = read_run(RunPaths(tmp_path / "run"), "run")
+    assert records.others == []
+    assert [r.reason for r in records.rejects] == ["of another run: other"]
+
+
 P99 = {1: 0.11, 2: 0.3}
 
 
