@@ -2,6 +2,7 @@
 
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -68,3 +69,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """A test with `@pytest.mark.needs("package", ...)` begins where these are installed."""
     for mark in item.iter_markers("needs"):
         needs.require(*mark.args)
+
+
+@pytest.fixture(autouse=True)
+def own_logs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Each test has a folder of logs of its own, below its temporary folder."""
+    monkeypatch.setenv("JOBKIT_LOGS", str(tmp_path / "logs"))

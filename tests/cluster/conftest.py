@@ -30,33 +30,36 @@ ENDED = {"BOOT_FAIL", "CANCELLED", "COMPLETED", "FAILED", "NODE_FAIL", "OUT_OF_M
 # there are no accounts, as the accounting knows root only. A rank with torch has 500 MiB and more.
 OPTIONS = ["--preemption", "--memory-limits", "--memory=64000"]
 OPTIONS += ["--netns", "--enforce"] if os.geteuid() == 0 else []
+# Ends the clusters of a folder that is left; again while an `up` goes on without its tests.
+TAKE_DOWN = """
+cat; for try in $(seq 300); do
+  [ -e "$0" ] || exit 0
+  down=yes; for state in "$0"/*/minicluster.json; do
+    [ ! -e "$state" ] || "$@" down --dir "$(dirname "$state")" || down=
+  done
+  [ -z "$down" ] || rm -rf "$0"
+  sleep 1
+done
+"""
 
 
 @dataclass
 class Cluster:
-    """A minicluster that is up."""
-
     layout: Layout
     env: dict[str, str] = field(repr=False)  # for subprocess: points Slurm's commands at it
     printed: str = ""  # what `up` said
     options: tuple[str, ...] = ()
 
     def door(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Run `hpc/minicluster <words>` for this cluster."""
         return run_door(*words, directory=self.layout.root)
 
-    def run(
-        self, *argv: str | os.PathLike[str], timeout: float = 900, cwd: Path | None = None,
-        env: dict[str, str] | None = None,
-    ) -> subprocess.CompletedProcess[str]:  # fmt: skip
-        """Run a command on the login node, so to say; `env` is added to the environment."""
+    def run(self, *argv, timeout=900, cwd=None, env=None) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             argv, env=self.env | (env or {}), cwd=cwd, timeout=timeout, capture_output=True,
             text=True, check=False, stdin=subprocess.DEVNULL,
         )  # fmt: skip
 
     def submit(self, *words: str) -> str:
-        """sbatch without a log; returns the job's id."""
         done = self.run("sbatch", "--parsable", "--output=/dev/null", *words)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
@@ -79,13 +82,11 @@ class Cluster:
         return ",".join(states), ",".join(codes)
 
     def running(self, job_id: str) -> dict[str, str]:
-        """Wait until the job runs; its record."""
         until(lambda: self.show(job_id)[0]["JobState"] == "RUNNING", f"the start of job {job_id}")
         return self.show(job_id)[0]
 
 
 def run_door(*words: str, directory: Path) -> subprocess.CompletedProcess[str]:
-    """Run `hpc/minicluster <words> --dir <directory>`."""
     return subprocess.run(
         [*DOOR, *words, "--dir", str(directory)],
         capture_output=True, text=True, check=False, timeout=480, stdin=subprocess.DEVNULL,
@@ -94,7 +95,6 @@ def run_door(*words: str, directory: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="session")
 def slurm_packages() -> None:
-    """Slurm is installed."""
     needs.require(*machine.packages(Options(netns=True)))
 
 
@@ -111,11 +111,8 @@ def short_dir() -> Iterator[Path]:
     made = Path(tempfile.mkdtemp(prefix="mc", dir="/tmp"))
     made.chmod(0o755)
     # Its standard input ends with this process, even by KILL; a Ctrl-C is not for it.
-    watcher = [sys.executable, str(ROOT / "tests" / "cluster" / "watcher.py"), str(made)]
-    quiet = subprocess.DEVNULL
-    with subprocess.Popen(
-        watcher, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, start_new_session=True
-    ):
+    watcher = ["sh", "-c", TAKE_DOWN, str(made), *DOOR]
+    with subprocess.Popen(watcher, stdin=-1, stdout=-3, stderr=-3, start_new_session=True):
         yield made
         shutil.rmtree(made)
 
@@ -155,5 +152,4 @@ def kit(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
 
 @pytest.fixture(scope="session")
 def door(slurm_packages: None) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """`hpc/minicluster <words> --dir <directory>`, for tests of the command itself."""
     return run_door

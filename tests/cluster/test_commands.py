@@ -26,8 +26,6 @@ if what == "place":
     (folder / f"place-{rank}.json").write_text(json.dumps(own))
 elif what == "crash" and attempt in sys.argv[2]:
     sys.exit(3) if rank == 1 else time.sleep(300)
-elif what == "again":
-    sys.exit(75)
 elif what == "memory":
     taken = bytearray(400 << 20)
     time.sleep(300)
@@ -50,14 +48,11 @@ HOSTILE = "a,b 'single' \"double\" $HOME `date` \\ \n second line"
 STUDIES: dict[str, tuple[list[str], list[str]]] = {  # options, and words of the program
     "preempted": (["--gpus", "1", "--exclusive"], ["wait"]),
     "limit": (["--gpus", "1", "--time", "1"], ["wait"]),
-    "killed": (["--gpus", "1"], ["wait"]),
     "srun": (["--gpus", "1", "2", "2x2"], ["place", *WORDS]),
     "torchrun": (["--gpus", "2x2", "--launcher=torchrun"], ["place", *WORDS]),
     "count": (["--gpus", "2x1"], ["count"]),
     "array": (["--gpus", "1", "--repeats", "2"], ["count"]),
-    "again": (["--gpus", "2", "--max-restarts=1"], ["crash", "0"]),
     "crash": (["--gpus", "2x1", "--max-restarts=1"], ["crash", "012"]),
-    "bounded": (["--gpus", "1", "--max-restarts=1"], ["again"]),
     "memory": (["--gpus", "1", "--mem", "150M"], ["memory"]),
     "within": (["--gpus", "2", "2x1", "--within-allocation", "--max-restarts=1"], ["crash", "0"]),
 }
@@ -65,7 +60,6 @@ STUDIES: dict[str, tuple[list[str], list[str]]] = {  # options, and words of the
 
 @pytest.fixture(scope="module")
 def jobs(cluster, kit: Checkout) -> dict[str, list[str]]:
-    """All studies of these tests at once, by name: their jobs."""
     (kit.folder / "program.py").write_text(PROGRAM)
     program = ["--no-auto", "--", sys.executable, "program.py"]
     made = {
@@ -74,22 +68,19 @@ def jobs(cluster, kit: Checkout) -> dict[str, list[str]]:
     }
     step = ["srun", "--nodes={nodes}", "--ntasks={ranks}", "sh", "-c", "echo on $SLURMD_NODENAME"]
     made["once"] = kit.start(cluster, "once", "--gpus", "2x2", "--launcher=once", "--", *step)
-    made["absent"] = kit.start(cluster, "absent", "--gpus", "2", "--", "no such program")
     strike(cluster, kit)
     return made
 
 
 def strike(cluster, kit: Checkout) -> None:
     """Do to the runs what comes from outside; a requeued job waits ten seconds and more."""
-    preempted, count, killed = (the_run(kit, name) for name in ("preempted", "count", "killed"))
+    preempted, count = (the_run(kit, name) for name in ("preempted", "count"))
     until((preempted.folder / "ready-0-0").exists, "the start of the run that is preempted")
     node = cluster.running(job_of(preempted))["NodeList"]
     urgent = ["--partition=urgent", f"--nodelist={node}", "--exclusive", "--wrap", "true"]
     assert cluster.wait(cluster.submit(*urgent)) == ("COMPLETED", "0:0")
     until(lambda: len(list(count.folder.glob("ready-0-*"))) == 2, "both ranks")
     cluster.run("scancel", "--signal=USR2", job_of(count))  # Slurm's warning, to the steps only
-    until((killed.folder / "ready-0-0").exists, "the start of the run that is killed")
-    cluster.run("scancel", "--signal=KILL", "--full", job_of(killed))
     # The last element: its job id is that of the whole array.
     _, last = sorted(kit.runs("array"), key=job_of)
     until(lambda: len([*last.folder.parent.glob("*/ready-0-0")]) == 2, "both elements")
@@ -97,7 +88,6 @@ def strike(cluster, kit: Checkout) -> None:
 
 
 def ended(cluster, jobs: dict[str, list[str]], name: str) -> set[tuple[str, str]]:
-    """How the jobs of a study ended."""
     return {cluster.wait(job_id) for job_id in jobs[name]}
 
 
@@ -111,21 +101,13 @@ def job_of(paths: RunPaths) -> str:
 
 
 def statuses(paths: RunPaths) -> list[str]:
-    """How each attempt ended, as its outcome says."""
     return [read_json(paths.outcome(n))["status"] for n in paths.attempt_numbers()]
-
-
-def test_a_job_killed_from_outside_is_not_lost(cluster, kit: Checkout, jobs) -> None:
-    ended(cluster, jobs, "killed")
-    assert set(kit.statuses(cluster, "killed").values()) <= {"failed", "cancelled"}
 
 
 @pytest.mark.parametrize(
     ("launcher", "sizes"), [("srun", {(1, 1), (1, 2), (2, 2)}), ("torchrun", {(2, 2)})]
 )
-def test_each_rank_has_its_place_and_the_whole_command(
-    cluster, kit: Checkout, jobs, launcher: str, sizes: set[tuple[int, int]]
-) -> None:
+def test_each_rank_has_its_place_and_the_whole_command(cluster, kit, jobs, launcher, sizes) -> None:
     assert ended(cluster, jobs, launcher) == {("COMPLETED", "0:0")}
     seen = set()
     for paths in kit.runs(launcher):
@@ -162,14 +144,7 @@ def test_two_jobs_on_one_node_have_ports_of_their_own(cluster, kit: Checkout, jo
     assert len(set(ports)) == 2
 
 
-def test_a_crash_is_started_again_in_the_same_job(cluster, kit: Checkout, jobs) -> None:
-    assert ended(cluster, jobs, "again") == {("COMPLETED", "0:0")}
-    assert statuses(the_run(kit, "again")) == ["failed", "ok"]
-
-
-def test_a_crash_that_comes_back_fails_the_job_with_its_reason(
-    cluster, kit: Checkout, jobs
-) -> None:
+def test_a_crash_that_comes_back_fails_the_job_with_its_reason(cluster, kit, jobs) -> None:
     """The rank that goes on is ended, here on another node."""
     ((state, code),) = ended(cluster, jobs, "crash")
     assert (state, code) == ("FAILED", "3:0")
@@ -184,13 +159,6 @@ def test_all_in_one_allocation_with_a_crash_in_it(cluster, kit: Checkout, jobs) 
     assert len({job_of(paths) for paths in kit.runs("within")}) == 1
 
 
-def test_requeueing_is_bounded(cluster, kit: Checkout, jobs) -> None:
-    assert ended(cluster, jobs, "bounded") == {("FAILED", "75:0")}
-    paths = the_run(kit, "bounded")
-    assert "requeued 1 times already (--max-restarts): not again" in paths.log.read_text()
-    assert statuses(paths) == ["preempted", "preempted"]
-
-
 def test_a_command_may_bring_its_own_launcher(cluster, kit: Checkout, jobs) -> None:
     ended(cluster, jobs, "once")
     text = the_run(kit, "once").log.read_text()
@@ -199,18 +167,7 @@ def test_a_command_may_bring_its_own_launcher(cluster, kit: Checkout, jobs) -> N
     assert len(nodes) == 4 and {nodes.count(node) for node in nodes} == {2}, text
 
 
-def test_a_command_that_a_node_does_not_have_is_one_line(cluster, kit: Checkout, jobs) -> None:
-    ended(cluster, jobs, "absent")
-    state = run_state(the_run(kit, "absent"))
-    assert state.status == "failed" and state.exit_code == 127
-    assert re.fullmatch(r"rank [01]: no command no\\ such\\ program on \S+", state.reason)
-    text = the_run(kit, "absent").log.read_text()
-    assert text.count("jobkit: error: no command") == 1
-
-
-def test_a_job_over_its_memory_is_oom_with_the_line_that_says_so(
-    cluster, kit: Checkout, jobs
-) -> None:
+def test_a_job_over_its_memory_is_oom_with_the_line_that_says_so(cluster, kit, jobs) -> None:
     ended(cluster, jobs, "memory")
     said = kit.python(cluster, "-m", "jobkit", "status", "memory", "--json").stdout
     (row,) = json.loads(said)["runs"]
@@ -224,9 +181,7 @@ def test_a_run_that_is_preempted_is_requeued_and_goes_on(cluster, kit: Checkout,
     assert cluster.show(job_of(paths))[0]["Restarts"] == "1"
 
 
-def test_the_stop_signal_reaches_each_rank_and_the_job_is_requeued(
-    cluster, kit: Checkout, jobs
-) -> None:
+def test_the_stop_signal_reaches_each_rank_and_the_job_is_requeued(cluster, kit, jobs) -> None:
     assert ended(cluster, jobs, "count") == {("COMPLETED", "0:0")}
     paths = the_run(kit, "count")
     assert statuses(paths) == ["preempted", "ok"], paths.log.read_text()
@@ -234,9 +189,7 @@ def test_the_stop_signal_reaches_each_rank_and_the_job_is_requeued(
     assert "requeueing job" in paths.log.read_text()
 
 
-def test_a_stopped_element_of_an_array_goes_on_and_the_other_is_left_alone(
-    cluster, kit: Checkout, jobs
-) -> None:
+def test_a_stopped_element_of_an_array_goes_on_alone(cluster, kit, jobs) -> None:
     first, last = sorted(kit.runs("array"), key=job_of)
     until(lambda: run_state(last).status == "ok", "its second attempt")
     assert first.attempt_numbers() == [0] and not first.outcome(0).exists()

@@ -17,7 +17,6 @@ from support.training_programs import STEPS
 
 @pytest.fixture(scope="module")
 def steps(kit: Checkout) -> list[str]:
-    """The command of a program that saves its state, which no fault of the drill is known to."""
     (kit.folder / "steps.py").write_text(STEPS)
     return ["--", sys.executable, str(kit.folder / "steps.py")]
 
@@ -56,7 +55,6 @@ def test_an_ended_drill_leaves_no_job(cluster, kit: Checkout, steps: list[str]) 
 
 @pytest.fixture(scope="module")
 def rows(cluster, kit: Checkout) -> dict[str, dict[str, str]]:
-    """The rows of one drill of all faults, of jobkit's own training."""
     done = kit.python(cluster, "-m", "jobkit", "drill", "--patience", "800")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "faults: recovered, with bitwise equal" in done.stdout

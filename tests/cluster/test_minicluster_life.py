@@ -48,7 +48,6 @@ def traces(directory: Path) -> list[str]:
 
 @pytest.fixture
 def folder(short_dir: Path, door) -> Iterator[Path]:
-    """A folder for a cluster that the test itself brings up; taken down whatever happens."""
     made = short_dir / "own"
     yield made
     door("down", directory=made)
@@ -116,9 +115,7 @@ def test_it(make_cluster):
 
 
 @pytest.mark.parametrize("workers", ["", pytest.param("-n1", marks=pytest.mark.long)])
-def test_a_cluster_ends_with_the_tests_that_own_it(
-    slurm_packages, tmp_path: Path, workers: str
-) -> None:
+def test_a_cluster_ends_with_the_tests_that_own_it(slurm_packages, tmp_path, workers) -> None:
     """Also where they end by KILL."""
     (tmp_path / "test_owner.py").write_text(OWNER)
     parts = [ROOT / "tests" / "cluster", ROOT / "tests", ROOT / "src"]

@@ -1,6 +1,6 @@
 """Programs of others in studies on Slurm, each to results.csv and its report.
 
-Without torch: one that prints, one with the meter, one that says nothing. Long: unchanged loops of
+Without torch: one with the meter, one that says nothing. Long: unchanged loops of
 torch, Lightning, transformers and Accelerate.
 """
 
@@ -18,8 +18,6 @@ from support.training_programs import PROGRAMS
 
 LIBRARIES = ("lightning", "transformers", "accelerate")
 HEADS = {
-    "prints": 'gpus = [1, 2, "2x2"]\npattern = "nanogpt"\nauto = false\n'
-    '[work]\nunit = "tokens"\nper_step = 1000\nscaling = "strong"',
     "quiet": 'gpus = [1, "2x1"]\n[parameters]\nkind = "silent"\n[sweep]\n'
     'kind = ["silent", "crashes", "counts"]',
     "unchanged": 'gpus = [1, "2x2"]\n[parameters]\nkind = "plain"',
@@ -41,15 +39,13 @@ meter.end()
 def started(cluster, kit: Checkout, name: str, *words: str) -> list[str]:
     for kind, text in (*PROGRAMS.items(), ("counts", COUNTS)):
         (kit.folder / f"train_{kind}.py").write_text(text)
-    kind = name if name == "prints" else "{kind}"
-    head = f'name = "{name}"\ncommand = ["{sys.executable}", "train_{kind}.py"]\n'
+    head = f'name = "{name}"\ncommand = ["{sys.executable}", "train_{{kind}}.py"]\n'
     file = kit.folder / f"{name}.toml"
     file.write_text(head + HEADS[name] + "\n")
     return kit.start(cluster, name, "--study", str(file), *words, OMP_NUM_THREADS="1")
 
 
 def collected(cluster, kit: Checkout, name: str, jobs: list[str]) -> list[dict[str, str]]:
-    """The rows of a study, by kind and size; the report is there."""
     for job_id in jobs:
         cluster.wait(job_id)
     folder = kit.folder / "logs" / name
@@ -59,18 +55,7 @@ def collected(cluster, kit: Checkout, name: str, jobs: list[str]) -> list[dict[s
     return sorted(rows, key=lambda row: (row["series"], int(row["world_size"])))
 
 
-def test_its_own_line_is_read_by_a_pattern(cluster, kit: Checkout) -> None:
-    rows = collected(cluster, kit, "prints", started(cluster, kit, "prints"))
-    assert [float(row["throughput"]) for row in rows] == pytest.approx([1e4, 2e4, 4e4])
-    sources = {(row["status"], row["throughput_source"]) for row in rows}
-    assert sources == {("ok", "pattern nanogpt")}
-    report = (kit.folder / "logs" / "prints" / "report.html").read_text()
-    assert "40,000 tokens per second" in report
-
-
-def test_a_meter_is_read_else_the_wall_time_counts_and_a_crash_is_told(
-    cluster, kit: Checkout
-) -> None:
+def test_a_meter_is_read_else_the_wall_time_counts_and_a_crash_is_told(cluster, kit) -> None:
     found = {}
     for row in collected(cluster, kit, "quiet", started(cluster, kit, "quiet")):
         what = row["throughput_source"] if row["status"] == "ok" else row["reason"]

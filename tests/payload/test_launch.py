@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import pytest
 
 from jobkit.metric.kinds import COMMON, KINDS
 from jobkit.metric.reader import scan
-from support.place import ROOT
+from support.place import ROOT, until
 from support.rigs import SMALL, Result, Start, alive_with, none_left
 
 TINY = [*SMALL, "--epochs", "2", "--global-batch-size", "128"]
@@ -178,10 +177,7 @@ def test_two_machines_train_as_one_and_stop_together(tmp_path: Path) -> None:
     machines = [subprocess.Popen([*words, number], env=env) for number in "01"]
     try:
         records = tmp_path / "run" / "metrics" / "0.jsonl"
-        deadline = time.monotonic() + 480
-        while not (records.exists() and '"kind":"epoch"' in records.read_text()):
-            assert time.monotonic() < deadline and machines[0].poll() is None
-            time.sleep(0.2)
+        until(lambda: records.exists() and '"kind":"epoch"' in records.read_text(), "an epoch")
         machines[1].send_signal(signal.SIGUSR2)
         assert [machine.wait(480) for machine in machines] == [75, 75]
     finally:

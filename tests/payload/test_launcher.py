@@ -8,14 +8,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from jobkit.launch.states import states
 from jobkit.spec.study import Plan
-from support.place import ROOT
+from support.place import ROOT, until
 
 DOOR = [sys.executable, str(ROOT / "run_benchmarks.py")]
 TINY = ["--train-samples", "256", "--test-samples", "128", "--global-batch-size", "64"]
@@ -35,7 +34,6 @@ for epoch in range(100_000):
 
 @pytest.fixture(autouse=True)
 def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Logs and data of the test's own, in a path with a space."""
     monkeypatch.setenv("JOBKIT_LOGS", str(tmp_path / "my logs"))
     monkeypatch.setenv("JOBKIT_DATA_DIR", str(tmp_path / "data"))
     return tmp_path / "my logs"
@@ -50,7 +48,6 @@ def statuses(folder: Path) -> list[str]:
 
 
 def of_study(folder: Path) -> list[int]:
-    """Processes whose command line names the folder."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
@@ -60,15 +57,13 @@ def of_study(folder: Path) -> list[int]:
 
 
 def wait_for_epoch(folder: Path) -> None:
-    """Until the study's run has trained for an epoch."""
-    deadline = time.monotonic() + 480
-    while not any('"kind":"epoch"' in x.read_text() for x in folder.glob("*/metrics/*.jsonl")):
-        assert time.monotonic() < deadline, "no epoch in time"
-        time.sleep(0.1)
+    def trained() -> bool:
+        return any('"kind":"epoch"' in x.read_text() for x in folder.glob("*/metrics/*.jsonl"))
+
+    until(trained, "an epoch")
 
 
 def stand_in(folder: Path) -> list[str]:
-    """The words for a run of the stand-in, whose command line names the study's folder too."""
     program = folder.parents[1] / "stand_in.py"
     program.write_text(STAND_IN)
     return ["--site", "local", "--gpus", "1", "--", sys.executable, str(program), str(folder)]
@@ -89,7 +84,6 @@ print(len(results.runs), results.runs.status[0])
 
 
 def test_a_study_and_then_only_what_is_missing(logs: Path) -> None:
-    """From Python, and then from the shell."""
     done = run(sys.executable, "-c", FROM_PYTHON)
     assert done.stdout == "2 ok\n", done.stderr
     plan = Plan.read(logs / "from-python" / "plan.json")
@@ -140,10 +134,7 @@ def test_the_death_of_the_one_who_watches_ends_the_runs(logs: Path) -> None:
     with subprocess.Popen([*DOOR, "--name", "killed", *stand_in(folder)], stdout=-1) as watcher:
         wait_for_epoch(folder)
         watcher.kill()
-    deadline = time.monotonic() + 300
-    while of_study(folder):
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    until(lambda: not of_study(folder), "the end of its processes")
 
 
 def test_in_the_background_once_and_cancelled_from_elsewhere(logs: Path) -> None:

@@ -4,7 +4,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from jobkit.paths import write_json
 from jobkit.processes import process_start
 from jobkit.spec.study import Plan
 from support.fake_study import make_plan
+from support.place import script, until
 
 WORDS = ("--state=RUNNING", "17 18", "-u", "17_x", "17_[0-9]", "", "\u0661", "17\n")
 SLURM = """#!/bin/sh
@@ -28,14 +28,12 @@ esac
 
 @pytest.fixture
 def plan(monkeypatch: pytest.MonkeyPatch) -> Plan:
-    """A saved study of one run; there is no Slurm."""
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     return make_plan("theirs", strategies=("ddp",), gpus=(1,))
 
 
 @pytest.fixture
 def bystander() -> Iterator["subprocess.Popen[bytes]"]:
-    """A process of ours that has nothing to do with any study."""
     process = subprocess.Popen(["sleep", "60"])
     yield process
     process.kill()
@@ -43,15 +41,12 @@ def bystander() -> Iterator["subprocess.Popen[bytes]"]:
 
 
 def record_of(process: "subprocess.Popen[bytes]") -> dict[str, Any]:
-    """What launcher.json would say of a process, were it the launcher."""
     begun = process_start(process.pid)
     return {"pid": process.pid, "pid_start": begun, "host": socket.gethostname()}
 
 
-@pytest.mark.parametrize("without", [(), ("pid_start",), ("host",), ("pid_start", "host")])
-def test_a_process_is_signalled_only_as_the_studys_launcher(
-    plan: Plan, bystander: "subprocess.Popen[bytes]", without: tuple[str, ...], capsys: Any
-) -> None:
+@pytest.mark.parametrize("without", [(), ("pid_start",), ("host",)])
+def test_only_the_studys_launcher_is_signalled(plan, bystander, without, capsys) -> None:
     record = {k: v for k, v in record_of(bystander).items() if k not in without}
     write_json(plan.paths.launcher, record)
     assert main(["theirs"]) == 2
@@ -66,9 +61,7 @@ def test_a_launcher_is_ended_in_its_own_study_only(plan: Plan, whose: str, tmp_p
     folder = plan.paths.folder if whose == "this" else tmp_path / "other"
     words = ["-m", "jobkit.launch.local", str(folder)]
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", *words])
-    deadline = time.monotonic() + 100
-    while b"launch.local" not in Path(f"/proc/{process.pid}/cmdline").read_bytes():
-        assert time.monotonic() < deadline
+    until(lambda: b"launch.local" in Path(f"/proc/{process.pid}/cmdline").read_bytes())
     try:
         write_json(plan.paths.launcher, record_of(process))
         assert main(["theirs"]) == (0 if whose == "this" else 2)
@@ -92,7 +85,7 @@ def test_a_launcher_is_ended_in_its_own_study_only(plan: Plan, whose: str, tmp_p
         *((word, "17|{uid}|theirs", False) for word in WORDS),
     ],
 )
-def test_only_jobs_of_ones_own_and_of_the_study_are_ended(
+def test_only_own_jobs_of_the_study_are_ended(
     plan: Plan, tmp_path: Path, monkeypatch: Any, job_id: str, shown: str, ended: bool
 ) -> None:
     """shown: the job, whose it is, and its name, as Slurm says it."""
@@ -101,8 +94,7 @@ def test_only_jobs_of_ones_own_and_of_the_study_are_ended(
     calls.touch()
     said = shown.format(uid=os.geteuid(), other=os.geteuid() + 1)
     for name in ("squeue", "sacct", "scancel"):
-        (place / name).write_text(SLURM.format(calls=calls, shown=said))
-        (place / name).chmod(0o755)
+        script(place / name, SLURM.format(calls=calls, shown=said))
     monkeypatch.setenv("PATH", f"{place}:/usr/bin:/bin")
     monkeypatch.setattr("jobkit.launch.cancel.wait_for_end", lambda plan: True)
     paths = plan.paths.run(next(iter(plan.runs)))
@@ -114,9 +106,7 @@ def test_only_jobs_of_ones_own_and_of_the_study_are_ended(
     assert ended or "scancel" not in calls.read_text()
 
 
-def test_a_study_in_the_folder_of_another_is_left_alone(
-    plan: Plan, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_a_study_in_the_folder_of_another_is_left_alone(plan, monkeypatch, capsys) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     assert main(["theirs"]) == 2
     assert "belongs to" in capsys.readouterr().err

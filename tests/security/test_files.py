@@ -23,14 +23,13 @@ from jobkit.paths import RunPaths, read_json
 from jobkit.spec.study import Plan, read_toml
 from support.fake_study import FakeRun, make_plan, whole_run
 from support.hostile import in_child, snapshot
-from support.place import ROOT
+from support.place import ROOT, script
 
 PRECIOUS = "password = hunter2\n"
 
 
 @pytest.fixture
 def outside(tmp_path: Path) -> Path:
-    """A folder of the victim's with files that nobody else may see or change."""
     folder = tmp_path / "home"
     (folder / "0").mkdir(parents=True)
     for name in ("precious", "0.jsonl"):
@@ -68,7 +67,6 @@ READERS = (read_json, Plan.read, read_toml, comm.read_csv, comm.read_lines, read
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_no_file_is_refused_at_once(tmp_path: Path, kind: str) -> None:
-    """Neither waited for nor read into memory."""
     put(tmp_path / "x.toml", kind)
     from jobkit.payload.checkpoint import Corrupt, _check_file
 
@@ -128,38 +126,37 @@ def test_nothing_is_appended_through_a_link(plan: Plan, outside: Path, link: Any
 
 
 def test_a_batch_script_is_written_beside_and_renamed(plan: Plan, outside: Path) -> None:
-    paths, script = run_of(plan), outside / "script"
-    script.write_text("#!/bin/sh\n")
+    paths, batch = run_of(plan), outside / "script"
+    batch.write_text("#!/bin/sh\n")
     soft_link(paths.script, outside / "precious")
-    made = SimpleNamespace(submission_file=script, stdout=outside / "out")
+    made = SimpleNamespace(submission_file=batch, stdout=outside / "out")
     submit._note_job(paths, SimpleNamespace(paths=made, job_id="7"), {})  # type: ignore[arg-type]
     assert (outside / "precious").read_text() == PRECIOUS
     assert paths.script.read_text() == "#!/bin/sh\n" and not paths.script.is_symlink()
 
 
+def run_sh(*words, **env: str) -> "subprocess.CompletedProcess[str]":
+    own = {"JOBKIT_PYTHON": sys.executable, "JOBKIT_HOST_PYTHON": sys.executable, **env}
+    argv = ["bash", str(ROOT / "run.sh"), *map(str, words)]
+    return subprocess.run(
+        argv, env={**os.environ, **own}, capture_output=True, text=True, timeout=400
+    )
+
+
 def test_run_sh_claims_no_attempt_through_a_link(tmp_path: Path, outside: Path) -> None:
     soft_link(tmp_path / "run" / "attempts", outside)
     before = snapshot(outside)
-    words = ["bash", str(ROOT / "run.sh"), "--run-dir", str(tmp_path / "run"), "--", "true"]
-    env = {**os.environ, "JOBKIT_PYTHON": sys.executable}
-    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=400)
+    done = run_sh("--run-dir", tmp_path / "run", "--", "true")
     assert done.returncode == 2 and "attempts is a link" in done.stderr
     assert snapshot(outside) == before
 
 
-def test_run_sh_in_a_job_replaces_a_link_and_does_not_follow_it(
-    tmp_path: Path, outside: Path
-) -> None:
-    """Where it notes the first attempt of the job."""
+def test_run_sh_in_a_job_replaces_a_link_where_it_notes_its_first_attempt(tmp_path, outside):
     first = tmp_path / "run" / "attempts" / "first"
     soft_link(first, outside / "precious")
-    srun = tmp_path / "srun"
-    srun.write_text("#!/bin/sh\n")
-    srun.chmod(0o755)
-    words = ["bash", str(ROOT / "run.sh"), "--run-dir", str(tmp_path / "run"), "--", "true"]
-    env = {**os.environ, "SLURM_JOB_ID": "7", "JOBKIT_HOST_PYTHON": sys.executable}
-    env["PATH"] = f"{tmp_path}{os.pathsep}{env['PATH']}"
-    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=400)
+    script(tmp_path / "srun", "#!/bin/sh\n")
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    done = run_sh("--run-dir", tmp_path / "run", "--", "true", SLURM_JOB_ID="7", PATH=path)
     assert done.returncode == 0, done.stderr
     assert (outside / "precious").read_text() == PRECIOUS
     assert first.read_text().startswith("7 0\n") and not first.is_symlink()
@@ -168,9 +165,7 @@ def test_run_sh_in_a_job_replaces_a_link_and_does_not_follow_it(
 def test_run_sh_begins_nothing_where_everybody_may_exchange_its_folder(tmp_path: Path) -> None:
     (tmp_path / "single").mkdir()
     (tmp_path / "single").chmod(0o777)
-    env = {**os.environ, "JOBKIT_LOGS": str(tmp_path), "JOBKIT_HOST_PYTHON": sys.executable}
-    words = ["bash", str(ROOT / "run.sh"), "--", "true"]
-    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=400)
+    done = run_sh("--", "true", JOBKIT_LOGS=str(tmp_path))
     assert done.returncode == 2 and "everybody may write there" in done.stderr
     assert not list((tmp_path / "single").iterdir())
 
@@ -179,9 +174,8 @@ def test_run_sh_evaluates_nothing_that_a_file_says(tmp_path: Path) -> None:
     """In the place of an exit code stands what (( )) of a shell would execute."""
     text = f"command[$(touch${{IFS}}{tmp_path}/pwned)] x"
     write = """printf '%s' "$0" >"$JOBKIT_RUN_DIR/attempts/0/failed"; exit 1"""
-    words = ["bash", str(ROOT / "run.sh"), "--run-dir", str(tmp_path / "run"), "--launcher", "once"]
-    env = {**os.environ, "JOBKIT_PYTHON": sys.executable}
-    done = subprocess.run([*words, "--", "bash", "-c", write, text], env=env, timeout=400)
+    own = ["--run-dir", tmp_path / "run", "--launcher", "once"]
+    done = run_sh(*own, "--", "bash", "-c", write, text)
     assert done.returncode == 1 and not (tmp_path / "pwned").exists()
     assert (read_json(RunPaths(tmp_path / "run").outcome(0)) or {})["exit_code"] == 1
 
@@ -198,9 +192,7 @@ def test_figures_are_not_drawn_into_a_folder_of_elsewhere(plan: Plan, outside: P
 
 
 @pytest.mark.parametrize("name", ["train.log", "metrics/0.jsonl", "metrics", ".", "slurm.log"])
-def test_nothing_of_a_file_of_elsewhere_is_shown(
-    outside: Path, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_of_a_file_of_elsewhere_is_shown(outside, name, capsys) -> None:
     plan = make_plan("s", strategies=("ddp",), gpus=(1,))
     run_id, spec = next(iter(plan.runs.items()))
     made = FakeRun(plan.paths.folder, run_id, spec).begin().train(0).flush()
@@ -222,9 +214,7 @@ def test_nothing_of_a_file_of_elsewhere_is_shown(
 
 
 @pytest.mark.parametrize("name", ["plan.json", "spec.json", "job.json", "attempts/0/outcome.json"])
-def test_a_private_plan_or_outcome_is_read_through_no_link(
-    plan: Plan, outside: Path, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_private_plan_or_outcome_is_read_through_no_link(plan, outside, name, capsys) -> None:
     """Else the report of a study that a colleague made would show the reader's own files."""
     path = (plan.paths.folder if name == "plan.json" else run_of(plan).folder) / name
     content = path.read_text() if path.exists() else '{"reason": "s3cret"}'

@@ -32,7 +32,6 @@ DRY = ["--study", "demo", "--name", "s", "--site", "local", "--gpus", "1", "--dr
 
 @pytest.fixture
 def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
-    """A study with a run, below a folder of a project; every group is shared."""
     monkeypatch.setenv("JOBKIT_LOGS", str(tmp_path / "project" / "logs"))
     monkeypatch.setattr("jobkit.permissions._is_private", lambda gid: False)
     made = make_plan("s", strategies=("ddp",), gpus=(1,))
@@ -72,9 +71,7 @@ def give_acl(path: Path) -> None:
         ("project", "ACL", "note"),
     ],
 )
-def test_who_may_write_decides_what_is_started(
-    plan: Plan, where: str, change: Any, said: str, monkeypatch: Any, capsys: Any
-) -> None:
+def test_who_may_write_decides_what_starts(plan, where, change, said, monkeypatch, capsys) -> None:
     """A refusal is one line before anything is written; a group is one note, in a dry run too."""
     path, started = place(plan, where), []
     path.chmod(change) if isinstance(change, int) else give_acl(path)
@@ -106,7 +103,6 @@ def test_a_group_of_one_user_alone_is_nobody_else(plan: Plan, monkeypatch: Any) 
 
 @pytest.fixture
 def shared() -> Iterator[Path]:
-    """A folder that every user can reach."""
     folder = Path(tempfile.mkdtemp(prefix="shared-", dir="/tmp"))
     folder.chmod(0o755)
     yield folder
@@ -114,8 +110,6 @@ def shared() -> Iterator[Path]:
 
 
 def checked(folder: Path, uid: int) -> str:
-    """What a user is told of a study's folder."""
-
     def check() -> str:
         try:
             return "".join(check_study(folder))

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -15,9 +14,7 @@ from jobkit.spec.runspec import RunSpec
 torch = pytest.importorskip("torch")
 
 
-def test_the_compilers_cache_is_a_folder_of_ones_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_compilers_cache_is_a_folder_of_ones_own(tmp_path, monkeypatch) -> None:
     """Torch's default in /tmp anybody can make first, and leave pickles there."""
     spec = RunSpec(strategy="single", model="mlp", device="cpu", compile=True)
 

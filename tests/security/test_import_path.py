@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -22,9 +21,7 @@ PYTHON = f"{sys.executable} -m jobkit"
         (f"{PYTHON} memory --model mine:make --strategy ddp --gpus 2", ["mine"]),
     ],
 )
-def test_nothing_is_imported_from_there_that_nobody_named(
-    tmp_path: Path, words: str, found: list[str]
-) -> None:
+def test_nothing_is_imported_from_there_that_nobody_named(tmp_path, words, found) -> None:
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     for name in TRAPS:

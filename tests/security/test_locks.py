@@ -1,7 +1,6 @@
 """Lock files in a folder that others write to as well."""
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -27,9 +26,7 @@ def launch(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "lock"), [("cache/synthetic-8-8-v2.lock", build), (".launcher.lock", launch)]
 )
-def test_a_lock_writes_to_no_file_of_elsewhere(
-    tmp_path: Path, name: str, lock: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lock_writes_to_no_file_of_elsewhere(tmp_path, name, lock, monkeypatch) -> None:
     """A link, a FIFO or a folder in its place is refused; what lies there keeps its content."""
     precious = tmp_path / "bashrc"
     precious.write_text(PRECIOUS)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 import socket
 import subprocess
@@ -24,7 +23,6 @@ from jobkit.launch.site import Site
 from jobkit.launch.slurm_options import submission
 from jobkit.launch.states import States, progress
 from jobkit.launch.status import main as status
-from jobkit.outcome.state import run_state
 from jobkit.paths import cache_root, expanded
 from jobkit.processes import process_start
 from jobkit.spec.study import Plan, Study
@@ -42,7 +40,6 @@ def run(*words: str, **more: Any) -> "subprocess.CompletedProcess[str]":
 
 
 def at_work(plan: Plan, started: float, key: str | None) -> str:
-    """A run of this process, started by the launcher of this key; its id."""
     run_id, spec = next(iter(plan.runs.items()))
     FakeRun(plan.paths.folder, run_id, spec).begin().train(0).flush()
     own = {"pid": os.getpid(), "pid_start": process_start(os.getpid())}
@@ -58,9 +55,7 @@ def at_work(plan: Plan, started: float, key: str | None) -> str:
 @pytest.mark.parametrize(
     ("key", "status"), [("now", "running"), ("of another", "pending"), (None, "pending")]
 )
-def test_a_run_is_of_the_launcher_whose_key_it_has_whatever_the_clock(
-    jump: float, key: str | None, status: str
-) -> None:
+def test_a_run_is_of_the_launcher_whose_key_it_has_whatever_the_clock(jump, key, status) -> None:
     plan = make_plan("s", strategies=("ddp",), gpus=(1,))
     run_id = at_work(plan, time.time() + jump, key)
     assert States(plan).look()[run_id].status == status
@@ -68,17 +63,6 @@ def test_a_run_is_of_the_launcher_whose_key_it_has_whatever_the_clock(
     age = time.clock_gettime(time.CLOCK_BOOTTIME) - (process_start(os.getpid()) or 0) / 100
     assert at.elapsed_s == pytest.approx(age, abs=60)
     assert at.left_s is not None and at.left_s >= 0
-
-
-@pytest.mark.parametrize(("age", "status"), [(50, "running"), (-50, "running"), (-HOUR, "failed")])
-def test_no_age_is_negative(age: float, status: str) -> None:
-    plan = make_plan("s", strategies=("ddp",), gpus=(1,))
-    run_id, spec = next(iter(plan.runs.items()))
-    made = FakeRun(plan.paths.folder, run_id, spec).begin().train(0).flush()
-    for path in (*made.paths.folder.rglob("*"),):
-        os.utime(path, (time.time() - age,) * 2)
-    state = run_state(made.paths)
-    assert state.status == status and not re.search(r"-\d+ s", state.reason)
 
 
 def test_cron_gives_no_environment_and_python_may_be_strict() -> None:
@@ -127,7 +111,7 @@ ODD = ["a b", "it's", 'a "b"', "$(id) `id` $HOME", "dänisch \u2603", "100%", "%
 
 @pytest.mark.parametrize("name", ODD)
 @pytest.mark.parametrize(("repeats", "log"), [(1, "17_0_log.out"), (3, "17_3_0_log.out")])
-def test_slurm_writes_its_log_into_the_folder_whatever_its_name(
+def test_slurm_writes_its_log_into_a_folder_of_any_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, repeats: int, log: str
 ) -> None:
     monkeypatch.setenv("JOBKIT_LOGS", str(tmp_path / name / "logs"))
@@ -147,9 +131,7 @@ def test_slurm_writes_its_log_into_the_folder_whatever_its_name(
 
 @pytest.mark.parametrize("name", ["%j", "a%tb", "%A", "%a", "a\nb", "a\x1b[31mb"])
 @pytest.mark.parametrize("site", ["local", "slurm"])
-def test_a_path_that_cannot_be_used_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, site: str
-) -> None:
+def test_a_path_that_cannot_be_used_is_refused(tmp_path, monkeypatch, name, site) -> None:
     monkeypatch.setenv("JOBKIT_LOGS", str(tmp_path / name))
     plan = Study(name="s", strategies=("single",), gpus=(1,)).expand()
     with pytest.raises(UsageError, match="its path has"):

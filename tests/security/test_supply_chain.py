@@ -1,11 +1,7 @@
 """What `make` installs: the packages of a lock file, each file compared by its checksum."""
 
 import re
-import shutil
-import subprocess
-import sys
 import tomllib
-from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
@@ -16,14 +12,6 @@ from support.place import ROOT
 LOCK = (ROOT / "requirements.lock").read_text()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PYTHONS = [f"3.{minor}" for minor in range(11, 15)]
-STAND_IN = """#!{python}
-import pathlib, sys
-if sys.argv[1] == "-m" and sys.argv[2] == "venv":
-    made = pathlib.Path(sys.argv[3], "bin", "python")
-    made.parent.mkdir(parents=True)
-    made.write_text('#!/bin/sh\\necho "$*" >>installed\\n')
-    made.chmod(0o755)
-"""
 
 
 def entries() -> list[tuple[Requirement, list[str]]]:
@@ -59,29 +47,3 @@ def test_the_lock_is_what_the_project_asks_for(python: str) -> None:
     for wanted in map(Requirement, asked):
         if wanted.name != "jobkit":
             assert wanted.specifier.contains(pinned[canonicalize_name(wanted.name)]), wanted
-
-
-@pytest.mark.needs("make")
-@pytest.mark.parametrize("locked", [True, False])
-def test_make_compares_checksums_and_builds_with_what_they_cover(
-    tmp_path: Path, locked: bool
-) -> None:
-    for name in ("Makefile", "pyproject.toml", "requirements.lock"):
-        shutil.copy(ROOT / name, tmp_path)
-    python = tmp_path / "python"
-    python.write_text(STAND_IN.format(python=sys.executable))
-    python.chmod(0o755)
-    words = ["make", "venv", f"PYTHON={python}", *([] if locked else ["LOCK="])]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    called = (tmp_path / "installed").read_text().splitlines()
-    if not locked:
-        assert len(called) == 1 and called[0].endswith(
-            "--editable .[all,export,dev,adapters,course,site]"
-        )
-        return
-    _, packages, project = called
-    assert "--require-hashes --requirement .venv/uv.lock" in called[0]
-    assert (tmp_path / ".venv/uv.lock").read_text().startswith("uv==")
-    assert "--require-hashes --requirement requirements.lock" in packages
-    assert "--no-deps --no-build-isolation --editable ." in project

@@ -75,19 +75,10 @@ def start_in_shared_logs() -> int:
     return launch(["--study", "demo", "--name", "s", "--site", "local", "--dry-run"])
 
 
+OF_SITE = ["--study", "demo", "--site"]
 ATTACKS: list[tuple[Callable[[Path], None], Callable[[], object], object, str]] = [
-    (
-        plant_file,
-        lambda: launch(["--study", "demo", "--site", "mine", *DRY]),
-        2,
-        "is it the file ./mine",
-    ),
-    (
-        plant_file,
-        lambda: launch(["--study", "demo", "--site", "local", *DRY]),
-        0,
-        "runs would start",
-    ),
+    (plant_file, lambda: launch([*OF_SITE, "mine", *DRY]), 2, "is it the file ./mine"),
+    (plant_file, lambda: launch([*OF_SITE, "local", *DRY]), 0, "runs would start"),
     (plant_folder, compile_cache, None, "somebody else's: remove it"),
     (plant_study, start_in_shared_logs, 2, "may write there"),
     (plant_links, lambda: status(["./theirs"]), 2, "not a plan"),

@@ -5,47 +5,25 @@ TOLD = {"log_dir": "/logs", "group": True}
 
 def sound(nodes: int = 2, per_node: int = 2) -> list[dict]:
     """The facts of an allocation in which nothing is wrong."""
-    return [
-        {
-            "rank": rank,
-            "local_rank": rank % per_node,
-            "world_size": nodes * per_node,
-            "local_world_size": per_node,
-            "place_fault": "",
-            "tasks": nodes * per_node,
-            "nodes": [f"n{n + 1}" for n in range(nodes)],
-            "host": f"n{rank // per_node + 1}",
-            "machine": f"m{rank // per_node}",
-            "hostname": f"n{rank // per_node + 1}",
-            "master_addr": "n1",
-            "master_port": 12345,
-            "master_ips": ["10.0.0.1"],
-            "own_ips": [f"10.0.0.{rank // per_node + 1}"],
-            "interface": "",
-            "gpus": per_node,
-            "gpu": f"GPU-{rank // per_node}-{rank % per_node}",
-            "gpu_bus": f"0000:{rank:02x}:00.0",
-            "gpu_name": "X100",
-            "driver": "550.54",
-            "torch_cuda": "12.6",
-            "architectures": ["sm_80", "sm_90"],
-            "capability": "sm_86",
-            "cores": [rank % per_node * 4 + core for core in range(4)],
-            "machine_cores": 64,
-            "threads": 2,
+    world, facts = nodes * per_node, []
+    for rank in range(world):
+        node, local = divmod(rank, per_node)
+        name = f"n{node + 1}"
+        facts.append({
+            "rank": rank, "local_rank": local, "world_size": world, "local_world_size": per_node,
+            "place_fault": "", "tasks": world, "nodes": [f"n{n + 1}" for n in range(nodes)],
+            "host": name, "machine": f"m{node}", "hostname": name, "interface": "",
+            "master_addr": "n1", "master_port": 12345, "master_ips": ["10.0.0.1"],
+            "own_ips": [f"10.0.0.{node + 1}"], "gpus": per_node, "gpu": f"GPU-{node}-{local}",
+            "gpu_bus": f"0000:{rank:02x}:00.0", "gpu_name": "X100", "driver": "550.54",
+            "torch_cuda": "12.6", "architectures": ["sm_80", "sm_90"], "capability": "sm_86",
+            "cores": [local * 4 + core for core in range(4)], "machine_cores": 64, "threads": 2,
             "versions": {"python": "3.11.2", "torch": "2.12", "jobkit": "0.1 (source abc)"},
-            "commit": "c0ffee" * 6,
-            "log_dir": "/logs",
-            "log_fault": "",
-            **(
-                {"dataset": "cifar10", "data_dir": "/data", "data_fault": "", "cached": True,
-                 "cache": "/data/cache/c", "data_dir_fault": ""}
-                if rank == 0
-                else {}
-            ),
-        }
-        for rank in range(nodes * per_node)
-    ]  # fmt: skip
+            "commit": "c0ffee" * 6, "log_dir": "/logs", "log_fault": "",
+        })  # fmt: skip
+    facts[0] |= {"dataset": "cifar10", "data_dir": "/data", "data_fault": "", "cached": True}
+    facts[0] |= {"cache": "/data/cache/c", "data_dir_fault": ""}
+    return facts
 
 
 def outcome(facts: list[dict]) -> list[dict]:

@@ -1,11 +1,8 @@
 """What a run of pytest says at its end: the time of each part, and how often torch was started.
 
 CPU time of a test is that of its worker, of the processes that have ended below it, and of those
-that it still has. What runs below Slurm's daemons is not among them: it is only in the time that
-the whole machine was busy, which counts other people's work too.
+that it still has. What runs below Slurm's daemons is not among them.
 """
-
-from __future__ import annotations
 
 import contextlib
 import os
@@ -47,7 +44,7 @@ _BEFORE = pytest.StashKey[float]()
 
 
 class TorchStarts:
-    """Counts the Pythons of this environment that import torch, whoever starts them."""
+    """Counts the Pythons of this environment that import torch."""
 
     def __init__(self) -> None:
         self.folder = Path(site.getsitepackages()[0])
@@ -75,9 +72,6 @@ class TorchStarts:
         pairs = (line.partition("\t") for line in self.log.read_text().splitlines())
         return [words for origin, _, words in pairs if origin == str(package / "__init__.py")]
 
-    def real(self) -> list[str]:
-        return self.of(self.folder / "torch")
-
 
 def part_of(nodeid: str) -> str:
     """The folder of a test below tests/."""
@@ -98,13 +92,6 @@ def cpu_s() -> float:
     return used + ticks / os.sysconf("SC_CLK_TCK")
 
 
-def machine_busy_s() -> float:
-    """Seconds that all processors were busy since the machine started."""
-    words = Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
-    user, nice, system, _, _, irq, soft, _ = map(int, words)
-    return (user + nice + system + irq + soft) / os.sysconf("SC_CLK_TCK")
-
-
 class Report:
     """Collects in the process that reports: the one without workers, or the one that has them."""
 
@@ -112,7 +99,6 @@ class Report:
         self.max_starts = max_starts
         self.wall: dict[str, float] = defaultdict(float)
         self.cpu: dict[str, float] = defaultdict(float)
-        self.busy = machine_busy_s()
         self.starts: TorchStarts | None = TorchStarts()
         try:
             self.starts.install()
@@ -128,7 +114,7 @@ class Report:
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if self.starts:
-            self.torch = self.starts.real()
+            self.torch = self.starts.of(self.starts.folder / "torch")
         too_many = self.max_starts is not None and len(self.torch) > self.max_starts
         unknown = self.max_starts is not None and not self.starts and os.environ.get("CI")
         if (too_many or unknown) and session.exitstatus == pytest.ExitCode.OK:
@@ -144,8 +130,6 @@ class Report:
             budget = BUDGETS.get(part)
             over = f"  over its budget of {budget} s" if budget and cpu > budget else ""
             yield f"{part:12} {self.wall[part]:7.1f} s {cpu:7.1f} s of a processor{over}"
-        busy = machine_busy_s() - self.busy
-        yield f"the machine's processors were busy for {busy:.0f} s: also below Slurm's daemons"
         if not self.starts:
             yield "starts of Python that imported torch: unknown, as the environment is read-only"
             return

@@ -6,8 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,14 +20,6 @@ TINY += ["--epochs", "1", "--global-batch-size", "128", "--threads", "1"]
 TINY += ["--why", "0"]
 
 
-def until(condition: Callable[[], object], what: str = "it", timeout: float = 900) -> None:
-    """Wait until the condition holds."""
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, f"{what}: did not happen within {timeout:g} s"
-        time.sleep(0.1)
-
-
 @dataclass(frozen=True)
 class Checkout:
     """A folder with run.sh and what it needs, from which a user submits."""
@@ -39,7 +29,6 @@ class Checkout:
 
     @property
     def env(self) -> dict[str, str]:
-        """What the user has set: the Python of the tests, and a place for data and logs."""
         return {
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "JOBKIT_DATA_DIR": str(self.data),
@@ -47,12 +36,10 @@ class Checkout:
         }
 
     def python(self, cluster: Any, *words: str, **env: str) -> "subprocess.CompletedProcess[str]":
-        """Run Python with these words from the checkout."""
         own = {**self.env, "PYTHONPATH": str(self.folder / "src"), **env}
         return cluster.run(sys.executable, *words, cwd=self.folder, env=own)
 
     def bench(self, cluster: Any, *words: str, **env: str) -> "subprocess.CompletedProcess[str]":
-        """`python run_benchmarks.py words`."""
         return self.python(cluster, "run_benchmarks.py", *words, **env)
 
     def start(self, cluster: Any, name: str, *words: str, **env: str) -> list[str]:
@@ -63,33 +50,27 @@ class Checkout:
         return re.findall(r"\d+", re.search(r"started: Slurm jobs? (.*)", done.stdout)[1])
 
     def sbatch(self, cluster: Any, *words: str, **env: str) -> str:
-        """Submit from the checkout; return the job's id."""
         done = cluster.run("sbatch", "--parsable", *words, cwd=self.folder, env=self.env | env)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
     def runs(self, name: str) -> list[RunPaths]:
-        """The runs of a study."""
         found = sorted((self.folder / "logs" / name).glob("*/submission.json"))
         return [RunPaths(path.parent) for path in found]
 
     def statuses(self, cluster: Any, name: str) -> dict[str, str]:
-        """The status of each run of a study, as `jobkit status` says."""
         said = self.python(cluster, "-m", "jobkit", "status", name, "--json")
         return {row["run_id"]: row["status"] for row in json.loads(said.stdout)["runs"]}
 
     def log(self, job_id: str) -> str:
-        """What a single job printed, and what it complained of."""
         logs = self.folder / "logs"
         return "".join(path.read_text() for path in sorted(logs.glob(f"train-{job_id}.*")))
 
     def single(self, job_id: str) -> RunPaths:
-        """The run of a single job."""
         return RunPaths(self.folder / "logs" / "single" / f"job-{job_id}")
 
 
 def records(path: Path, kind: str) -> list[dict]:
-    """The records of one kind in a metrics file."""
     with path.open("rb") as stream:
         return [r for r in read_file(stream) if isinstance(r, dict) and r["kind"] == kind]
 

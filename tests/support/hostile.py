@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -31,7 +30,6 @@ class Done:
 
     @property
     def faults(self) -> list[str]:
-        """What it did that no hostile file may make it do."""
         found = [self.error] if self.error else []
         found += [f"{self.mib:.0f} MiB"] if self.mib > LIMIT_MIB else []
         found += [f"started {name}" for name in self.started if name not in _QUERIES]
@@ -126,15 +124,9 @@ def _status_mib(name: str) -> float:
 
 
 def snapshot(folder: Path) -> dict[str, object]:
-    """Everything of a folder that writing would change."""
     found: dict[str, object] = {}
     for path in sorted([folder, *folder.rglob("*")]):
         status = path.lstat()
         content = path.read_bytes() if path.is_file() and not path.is_symlink() else b""
         found[str(path)] = (status.st_mode, status.st_size, status.st_mtime_ns, content)
     return found
-
-
-def elapsed(begun: float) -> float:
-    """Seconds since a moment of time.monotonic."""
-    return time.monotonic() - begun

@@ -26,19 +26,16 @@ TOOLS = {
 
 
 def program(package: str) -> str | None:
-    """The full path of the tool that the package is installed for."""
     found = (shutil.which(name, path=machine.search_path()) for name in TOOLS[package])
     return next((path for path in found if path), None)
 
 
 def missing(names: list[str]) -> list[str]:
-    """Those of the packages that are absent."""
     tools = [name for name in names if name in TOOLS and not program(name)]
     return machine.missing([name for name in names if name not in TOOLS]) + tools
 
 
 def require(*names: str) -> None:
-    """The packages are installed, or the test ends here."""
     if absent := missing(list(names)):
         unavailable(f"{', '.join(absent)} absent: make packages, or {machine.install_line(absent)}")
 

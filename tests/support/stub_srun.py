@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from support.place import ROOT
+from support.place import ROOT, script
 
 RUN = ROOT / "run.sh"
 # Starts the tasks of one node of a step, as srun does; its own options are noted.
@@ -32,18 +32,13 @@ JOB = {"SLURM_JOB_ID": "17", "SLURM_NTASKS": "2", "SLURM_JOB_NUM_NODES": "1"}
 
 
 class Kit:
-    """run.sh, a stub of srun, and a folder for the run."""
-
     def __init__(self, folder: Path) -> None:
         self.folder, self.run_dir, self.notes = folder, folder / "my run's", folder / "notes"
         self.tool("srun", SRUN)
         self.tool("scontrol", '#!/bin/sh\necho "$@" >> "$NOTES"\n')
 
     def tool(self, name: str, text: str) -> Path:
-        """Put a program on PATH."""
-        (self.folder / name).write_text(text)
-        (self.folder / name).chmod(0o755)
-        return self.folder / name
+        return script(self.folder / name, text)
 
     def environ(self, **extra: str) -> dict[str, str]:
         keep = {k: v for k, v in os.environ.items() if k in ("HOME", "LANG")}

@@ -43,9 +43,7 @@ def test_dear():
 """
 
 
-def test_a_run_names_the_part_above_its_budget_and_fails_for_too_many_starts(
-    tmp_path: Path,
-) -> None:
+def test_a_run_names_the_part_above_its_budget_and_fails_for_too_many_starts(tmp_path) -> None:
     """Each start of torch is one too many here: the run fails, and names the command."""
     folder = tmp_path / "tests" / "unit"
     folder.mkdir(parents=True)
@@ -54,7 +52,7 @@ def test_a_run_names_the_part_above_its_budget_and_fails_for_too_many_starts(
         "from support import budget\n"
         "pytest_plugins = ['support.budget']\n"
         "budget.BUDGETS['unit'] = 0.45\n"
-        "budget.TorchStarts.real = lambda self: ['python train.py']\n"
+        "budget.TorchStarts.of = lambda *_: ['python train.py']\n"
     )
     support = str(Path(budget.__file__).parents[1])
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"]

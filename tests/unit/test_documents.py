@@ -55,12 +55,10 @@ def prose(text: str) -> str:
 
 
 def blocks(text: str, language: str) -> list[str]:
-    """The code blocks of a page in one language."""
     return [code for found, code in _FENCE.findall(text) if found == language]
 
 
 def lines() -> list[str]:
-    """Every command line of the documents."""
     code = "".join("".join(blocks(text, "bash")) for text in TEXTS.values())
     return list(dict.fromkeys(filter(None, code.splitlines())))
 
@@ -178,12 +176,10 @@ def parser_of(module: str, function: str) -> argparse.ArgumentParser:
 
 
 def of_command(name: str) -> argparse.ArgumentParser:
-    """The parser of `python -m jobkit NAME`."""
     return parser_of(*COMMANDS[name][:2])
 
 
 def options(parser: argparse.ArgumentParser) -> set[str]:
-    """All options of a parser and of its subcommands."""
     found = set(parser._option_string_actions)
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
@@ -282,6 +278,18 @@ def test_every_requirement_has_its_place_and_a_command() -> None:
     assert found == []
 
 
+def test_help_of_each_command_says_what_it_does_and_each_option_in_words() -> None:
+    found = []
+    for name in {*COMMANDS} - {"verify"}:  # whose parser needs torch
+        parser = of_command(name)
+        parser.format_help()  # which gives the topics of `run` their description
+        begins = (parser.description or "").split(" ")[0]
+        if not begins.istitle() or "python -m" in parser.description:
+            found.append(f"{name}: {parser.description}")
+        found += [f"{name}: {a.option_strings or a.dest}" for a in parser._actions if not a.help]
+    assert found == []
+
+
 # Examples
 
 
@@ -320,9 +328,7 @@ def test_files_in_the_documents_are_what_their_text_says(tmp_path: Path) -> None
         assert all(hasattr(module, alias.name) for alias in node.names), node.module
 
 
-def test_types_of_fields_are_those_of_real_records(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_types_of_fields_are_those_of_real_records(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("JOBKIT_LOGS", str(tmp_path))
     plan = make_plan(strategies=("ddp",), gpus=(2,))
     (run_id,) = plan.runs
@@ -336,9 +342,7 @@ def test_types_of_fields_are_those_of_real_records(
         assert isinstance(value, python.get(type_of(name), int | float)), name
 
 
-def test_lines_of_another_program_become_a_whole_row(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lines_of_another_program_become_a_whole_row(tmp_path, monkeypatch) -> None:
     """The example of the specification, at one size and at two."""
     page = TEXTS[ROOT / "docs" / "metric-line.md"]
     (log,) = re.findall(r"<!-- example: foreign -->\n```text\n(.*?)```", page, re.DOTALL)

@@ -1,12 +1,9 @@
 """What every command does before its own work."""
 
-import argparse
 import ast
-import importlib
 import subprocess
 import sys
 from pathlib import Path
-from unittest import mock
 
 import pytest
 
@@ -63,32 +60,3 @@ def test_without_a_command_the_commands_are_listed_one_below_the_other(capsys) -
     texts = {name: text for name, (_, _, text) in commands.COMMANDS.items()}
     assert said.err == "" and listed.keys() >= texts.keys()
     assert len({listed[name].index(text) for name, text in texts.items()}) == 1
-
-
-def test_help_of_each_command_says_what_it_does_and_each_option_in_words() -> None:
-    """verify's parser needs torch."""
-
-    class MadeError(Exception):
-        """Ends a command where it would read its arguments."""
-
-    def caught(parser: argparse.ArgumentParser, *_: object, **__: object) -> None:
-        raise MadeError(parser)
-
-    found = []
-    for name, (module, function, _) in commands.COMMANDS.items():
-        if name == "verify":
-            continue
-        patched = mock.patch.object(argparse.ArgumentParser, "parse_known_args", caught)
-        with patched, pytest.raises(MadeError) as made:
-            getattr(importlib.import_module(module), function)([])
-        parser = made.value.args[0]
-        parser.format_help()  # which gives the topics of `run` their description
-        begins = (parser.description or "").split(" ")[0]
-        if not begins.istitle() or "python -m" in parser.description:
-            found.append(f"{name}: {parser.description}")
-        found += [
-            f"{name}: {action.option_strings or action.dest}"
-            for action in parser._actions
-            if not action.help
-        ]
-    assert found == []

@@ -1,9 +1,5 @@
 """How many GPUs are here, from stubs of the vendors' commands and their variables."""
 
-from pathlib import Path
-
-import pytest
-
 from jobkit.gpus import count_gpus, lendable_gpus
 
 NVIDIA = "GPU 0: NVIDIA H100 (UUID: GPU-a)\nGPU 1: NVIDIA H100 (UUID: GPU-b)\n"
@@ -22,9 +18,7 @@ INVALID = {"CUDA_VISIBLE_DEVICES": "1,-1,0"}
 CUDA, HIP = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
 
 
-def test_gpus_that_a_process_would_see_and_those_that_can_be_shared_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gpus_that_are_visible_and_those_that_can_be_lent(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     for name, text, variables, count, lendable in (
         ("nvidia-smi", NVIDIA, {}, 2, (CUDA, ["0", "1"])),

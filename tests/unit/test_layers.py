@@ -58,7 +58,6 @@ ON_ANY_HOST = {f"jobkit.launch.{name}" for name in ("supervise", "start", "toget
 
 
 def module_of(path: Path) -> str:
-    """The dotted name of a source file."""
     return ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__")
 
 
@@ -66,7 +65,6 @@ FILES = {module_of(path): path for path in sorted(SOURCE.rglob("*.py"))}
 
 
 def room_of(module: str) -> str:
-    """The room of a module of the project."""
     first, *rest = module.split(".")
     if first != "jobkit":
         return first
@@ -74,7 +72,6 @@ def room_of(module: str) -> str:
 
 
 def folder_of(module: str) -> str:
-    """The folder inside its room, "" for the room's own files."""
     rest = module.split(".")[2:]
     return rest[0] if rest and (len(rest) > 1 or FILES[module].name == "__init__.py") else ""
 

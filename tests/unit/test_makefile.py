@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support.place import ROOT
+from support.place import ROOT, script
 
 pytestmark = pytest.mark.needs("make")
 
@@ -19,7 +19,7 @@ $2" "$3" ;;
 esac
 echo "${{0##*/}} $*" >>chosen
 mkdir -p .venv/bin
-printf '#!/bin/sh\\n' >.venv/bin/python
+printf '#!/bin/sh\\necho "$*" >>installed\\n' >.venv/bin/python
 chmod +x .venv/bin/python
 """
 SHIM = "#!/bin/sh\necho 'pyenv: python: command not found' >&2\nexit 127\n"
@@ -28,7 +28,6 @@ WITHOUT_PIP = "#!/bin/sh\necho \"ModuleNotFoundError: No module named 'ensurepip
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A checkout, and a PATH without any Python."""
     shutil.copy(ROOT / "Makefile", tmp_path)
     for name in ("pyproject.toml", "requirements.lock"):
         (tmp_path / name).touch()
@@ -42,9 +41,7 @@ def place(folder: Path, **pythons: int | str) -> None:
     """Put stand-ins on PATH: the minor version of one that works, else its text."""
     for name, kind in pythons.items():
         text = STAND_IN.format(python=sys.executable, minor=kind) if isinstance(kind, int) else kind
-        path = folder / "bin" / name.replace("_", ".")
-        path.write_text(text)
-        path.chmod(0o755)
+        script(folder / "bin" / name.replace("_", "."), text)
 
 
 def make(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
@@ -65,9 +62,7 @@ def make(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
         ({"python3": 15, "python3_14": SHIM}, "python3"),  # but it is the only one
     ],
 )
-def test_the_python_that_is_chosen(
-    folder: Path, pythons: dict[str, int | str], chosen: str
-) -> None:
+def test_the_python_that_is_chosen(folder, pythons, chosen) -> None:
     place(folder, **pythons)
     done = make(folder)
     assert done.returncode == 0, done.stderr
@@ -86,3 +81,21 @@ def test_none_is_one_line_and_the_one_that_is_given_wins(folder: Path) -> None:
     assert done.returncode == 2 and "none of these is: old" in done.stderr
     assert make(folder, "PYTHON=mine").returncode == 0
     assert (folder / "chosen").read_text() == "mine -m venv .venv\n"
+
+
+@pytest.mark.parametrize("words", [[], ["LOCK="]])
+def test_make_compares_checksums_and_builds_with_what_they_cover(folder: Path, words) -> None:
+    for name in ("pyproject.toml", "requirements.lock"):
+        shutil.copy(ROOT / name, folder)
+    place(folder, python3=12)
+    done = make(folder, *words)
+    assert done.returncode == 0, done.stderr
+    first, *called = (folder / "installed").read_text().splitlines()
+    if words:
+        assert not called and first.endswith("--editable .[all,export,dev,adapters,course,site]")
+        return
+    assert "--require-hashes --requirement .venv/uv.lock" in first
+    assert (folder / ".venv/uv.lock").read_text().startswith("uv==")
+    packages, project = called
+    assert "--require-hashes --requirement requirements.lock" in packages
+    assert "--no-deps --no-build-isolation --editable ." in project

@@ -20,9 +20,7 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_test_without_its_package_says_how_and_fails_in_ci(
-    bare: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_test_without_its_package_says_how_and_fails_in_ci(bare, monkeypatch) -> None:
     with pytest.raises(pytest.skip.Exception, match=r"sudo apt-get install .* slurmdbd chromium"):
         needs.require("chromium", "slurmdbd")
     monkeypatch.setenv("CI", "1")
@@ -31,9 +29,7 @@ def test_a_test_without_its_package_says_how_and_fails_in_ci(
     assert not (bare / "calls").exists()
 
 
-def test_make_installs_all_at_once_where_it_may(
-    bare: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_make_installs_all_at_once_where_it_may(bare, monkeypatch, capsys) -> None:
     assert needs.main() == 0 and not (bare / "calls").exists()
     assert "sudo apt-get update" in capsys.readouterr().out
     monkeypatch.setenv("CI", "1")

@@ -32,9 +32,7 @@ def test_a_hostile_name_is_refused_and_a_plain_one_taken() -> None:
         assert check_name("study name", name) == name
 
 
-def test_a_bare_name_is_no_file_of_the_current_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bare_name_is_no_file_of_the_current_folder(tmp_path, monkeypatch) -> None:
     """A file `alps` that lies there may be anybody's, and the job would source its lines."""
     monkeypatch.chdir(tmp_path)
     known, theirs, other = tmp_path / "hpc" / "alps.toml", tmp_path / "alps", tmp_path / "my.toml"
@@ -78,9 +76,7 @@ def test_the_environment_says_where_logs_and_data_lie(monkeypatch: pytest.Monkey
     assert data_root() == Path("/c/jobkit")
 
 
-def test_logs_are_beside_the_program_unless_one_stands_in_the_checkout(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_logs_are_in_the_checkout_or_the_current_folder(tmp_path, monkeypatch) -> None:
     monkeypatch.delenv("JOBKIT_LOGS", raising=False)
     monkeypatch.chdir(tmp_path)
     assert logs_root() == tmp_path / "logs"
@@ -89,9 +85,7 @@ def test_logs_are_beside_the_program_unless_one_stands_in_the_checkout(
         assert logs_root() == REPOSITORY / "logs"
 
 
-def test_a_file_is_written_whole_or_not_at_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch) -> None:
     path = tmp_path / "plan.json"
     write_whole(path, "half a character: \ud800")
     assert path.read_text() == "half a character: \\ud800"

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -107,9 +106,7 @@ STOPPED = "rank 1: ended by the stop signal, SIGUSR2, which the command does not
         ("os.kill(os.getpid(), 12)", 140, "failed", STOPPED),
     ],
 )
-def test_how_a_rank_ended_is_told(
-    run: Kit, place: str, code: str, exits: int, status: str, reason: str
-) -> None:
+def test_how_a_rank_ended_is_told(run, place, code, exits, status, reason) -> None:
     two = [] if PLACES[place] else ["--nproc-per-node", "2"]
     text = f"import os, sys; sys.exit({code} if os.environ['RANK'] == '1' else 0)"
     done = run(*two, "--max-restarts", "0", "--", sys.executable, "-c", text, **PLACES[place])
@@ -167,9 +164,7 @@ SAVES = "trap 'exit 75' {}; echo ready; while :; do sleep 0.05; done"
         ("srun", signal.SIGINT, 130, "cancelled"),
     ],
 )
-def test_a_warning_or_the_end_on_request_reaches_the_command(
-    run: Kit, launcher: str, signum: signal.Signals, code: int, status: str
-) -> None:
+def test_a_warning_or_the_end_reaches_the_command(run, launcher, signum, code, status) -> None:
     own = ["--launcher", launcher, "--max-restarts=2" if code > 75 else "--nproc-per-node=1"]
     with run.start(*own, "--", "bash", "-c", SAVES.format("USR2")) as process:
         assert process.stdout
@@ -251,9 +246,7 @@ def parent(pid: int) -> int:
 # Slurm with proctrack/cgroup signals the task alone, with proctrack/pgid its process group.
 @pytest.mark.parametrize("send", [os.kill, os.killpg], ids=["cgroup", "pgid"])
 @pytest.mark.parametrize("launcher", ["srun", "torchrun", "once"])
-def test_a_signal_of_the_step_reaches_the_command_once(
-    run: Kit, launcher: str, send: Callable[[int, int], None]
-) -> None:
+def test_a_signal_of_the_step_reaches_the_command_once(run, launcher, send) -> None:
     one = with_torchrun(run, HANDS_ON)
     run.tool("srun", SRUN.replace('"$@" &', 'setsid "$@" &'))
     command = [sys.executable, "-c", COUNTS, "$$local_rank"]
@@ -303,9 +296,7 @@ BAD: list[tuple[list[str], dict[str, str], str]] = [
 
 
 @pytest.mark.parametrize(("words", "variables", "said"), BAD, ids=[said for *_, said in BAD])
-def test_wrong_use_is_one_line_and_2(
-    run: Kit, words: list[str], variables: dict[str, str], said: str
-) -> None:
+def test_wrong_use_is_one_line_and_2(run, words, variables, said) -> None:
     done = run(*words, **variables)
     assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1
     assert not run.run_dir.exists()

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -45,8 +44,6 @@ exit "${CODE:-0}"
 
 
 class Fake(Kit):
-    """run.sh and its fake python, in a folder of their own."""
-
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.python = self.tool("a python", FAKE)
@@ -109,9 +106,7 @@ REFUSED: list[tuple[str, dict[str, str], str]] = [
 
 
 @pytest.mark.parametrize(("words", "extra", "message"), REFUSED)
-def test_what_cannot_be_started_ends_with_2_and_nothing_is_written(
-    run: Fake, words: str, extra: dict[str, str], message: str
-) -> None:
+def test_what_cannot_be_started_is_one_line_and_2(run, words, extra, message) -> None:
     done = run(*words.split(), **extra)
     assert done.returncode == 2
     assert done.stderr.startswith("jobkit: error: ") and message in done.stderr
@@ -142,9 +137,7 @@ OWN = {"launcher": "run.sh", "job_id": "3", "pid": 1}
         ({"launcher": "slurm", "command": ['"launcher": "run.sh"']}, "17", "alps"),  # a study's
     ],
 )
-def test_a_start_in_a_folder_of_a_run_sh_is_noted_there(
-    run: Fake, left: dict[str, Any], job_id: str | None, cluster: str | None
-) -> None:
+def test_a_start_in_a_folder_of_a_run_sh_is_noted_there(run, left, job_id, cluster) -> None:
     """Else status would tell of the process or the job of the start before."""
     run.run_dir.mkdir()
     file = run.run_dir / "job.json"
@@ -187,7 +180,7 @@ def test_help_shows_each_option_that_run_sh_takes(run: Fake) -> None:
         ("1", "1", False, None),  # neither has torch
     ],
 )
-def test_the_checkouts_own_python_is_taken_where_path_has_none_with_torch(
+def test_the_checkouts_python_stands_in_for_one_without_torch(
     run: Fake, job: dict[str, str], on_path: str, own: str, named: bool, taken: str | None
 ) -> None:
     root = run.folder / "the checkout"
@@ -232,9 +225,7 @@ SAID = 'said {"exit_code": 0}, "exit_code": 0,'
         ("1", "0", 0),  # all results are there
     ],
 )
-def test_the_outcome_decides_the_exit_code(
-    run: Fake, code: str, outcome: str, expected: int
-) -> None:
+def test_the_outcome_decides_the_exit_code(run, code, outcome, expected) -> None:
     done = run(CODE=code, OUTCOME=outcome)
     assert done.returncode == expected
     said = "warning: the launcher ended with code 1 after the run had recorded"
@@ -251,9 +242,7 @@ def test_the_outcome_decides_the_exit_code(
         (signal.SIGTERM, "1", "1", 143),
     ],
 )
-def test_a_signal_reaches_the_launcher_and_tells_in_the_code(
-    run: Fake, number: signal.Signals, outcome: str, pod: str, code: int
-) -> None:
+def test_a_signal_reaches_the_launcher_and_the_code(run, number, outcome, pod, code) -> None:
     with run.start(SLEEP="1", OUTCOME=outcome, JOBKIT_POD=pod) as process:
         assert process.stdout and "asleep\n" in process.stdout  # reads up to that line
         process.send_signal(number)
@@ -283,9 +272,7 @@ def test_in_an_allocation_srun_starts_the_payload(run: Fake) -> None:
         ({"SLURM_CPU_BIND": "x", "SLURM_STEP_ID": "4294967290"}, "CPU_BIND=none", "--gpu-bind"),
     ],
 )
-def test_srun_binds_no_rank_away_from_its_peers(
-    run: Fake, variables: dict[str, str], said: str, unsaid: str
-) -> None:
+def test_srun_binds_no_rank_away_from_its_peers(run, variables, said, unsaid) -> None:
     run(SLURM_JOB_ID="7", **variables)
     words = " ".join(run.calls()[-1])
     assert said in words and unsaid not in words
@@ -314,7 +301,6 @@ def test_a_run_that_has_ended_does_not_wait_for_an_srun_that_does_not(run: Fake)
 
 
 def header(path: Path) -> list[str]:
-    """The directives that sbatch reads: those before the first command."""
     lines = path.read_text().splitlines()
     first_command = next(i for i, line in enumerate(lines) if line and line[0] != "#")
     directives = [line for line in lines[:first_command] if line.startswith("#SBATCH ")]

@@ -39,9 +39,7 @@ def pid_and_square(item: int) -> tuple[int, int]:
     return os.getpid(), item * item
 
 
-def test_results_come_in_order_and_few_items_are_done_here(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_results_come_in_order_and_few_items_are_done_here(monkeypatch) -> None:
     found = list(files.in_order(pid_and_square, ITEMS))
     assert [square for _, square in found] == [item * item for item in ITEMS]
     pids = {pid for pid, _ in found}

@@ -25,7 +25,6 @@ SIZE = 5000  # neither a multiple of a rank's part nor of the pattern
 
 
 def be_rank(rank: int, world: int, folder: str) -> None:
-    """Try each operation: is its result right before it ran, and after?"""
     torch.set_num_threads(1)
     store = f"file://{folder}/store-{world}"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world)
@@ -46,9 +45,7 @@ def be_rank(rank: int, world: int, folder: str) -> None:
 
 
 @pytest.mark.parametrize("world", [2, 3])
-def test_every_operation_is_right_and_would_be_seen_wrong(
-    world: int, tmp_path: Path, fork_server: None
-) -> None:
+def test_every_operation_is_right_and_would_be_seen_wrong(world, tmp_path, fork_server) -> None:
     context = multiprocessing.get_context("forkserver")
     ranks = [context.Process(target=be_rank, args=(r, world, str(tmp_path))) for r in range(world)]
     for one in ranks:
@@ -68,7 +65,6 @@ def test_every_operation_is_right_and_would_be_seen_wrong(
 
 
 def test_a_run_leaves_records_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command, which starts its ranks by run.sh."""
     folder, called = tmp_path / "my comm", []
     monkeypatch.setattr(os, "execvp", lambda file, words: called.append(words))
     words = ["--max-bytes", "16K", "--iterations", "4", "--run-dir", str(folder)]
@@ -101,8 +97,6 @@ def test_a_run_leaves_records_and_files(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 class Alone:
-    """A group of one, for what a bench decides by itself."""
-
     device = torch.device("cpu")
 
     def __init__(self, world: int = 2, nodes: int = 1) -> None:
@@ -113,8 +107,6 @@ class Alone:
 
 
 class Notes:
-    """What was reported."""
-
     def __init__(self) -> None:
         self.warnings: list[str] = []
         self.records: list[dict] = []
@@ -132,8 +124,6 @@ class Notes:
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch):
-    """Make a bench whose operations take the seconds that are said, and nothing else."""
-
     def make(seconds=1e-3, right=True, free=2**40, **request) -> tuple[Bench, Notes]:
         def timed(made, team, count):
             if isinstance(seconds, Exception):

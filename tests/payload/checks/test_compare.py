@@ -5,7 +5,6 @@ import threading
 import time
 from pathlib import Path
 
-import pytest
 import torch
 
 from jobkit.checks.compare import differing, main
@@ -27,9 +26,7 @@ def test_any_bit_counts_and_nothing_else() -> None:
     assert differing({"a": one}, {"b": one}) == ["a", "b"]
 
 
-def test_runs_are_compared_by_their_newest_checkpoints(
-    forge: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_runs_are_compared_by_their_newest_checkpoints(forge, tmp_path, capsys) -> None:
     first, second = (forge(n, *RUN).paths.folder for n in (1, 1))
     other = forge(1, *RUN, "--seed", "1").paths.folder
     assert main([*map(str, (first, second, other, tmp_path))]) == 4

@@ -4,7 +4,6 @@ What a fault is called is judged from facts in tests/unit/checks/test_preflight_
 """
 
 import asyncio
-import json
 import multiprocessing
 import os
 import signal
@@ -28,7 +27,6 @@ from jobkit.checks.preflight.rendezvous import (
     listener_or_connection,
 )
 from jobkit.payload.place import RankEnv
-from support.no_torch import no_torch
 from support.place import ROOT
 from support.rigs import environment
 
@@ -47,15 +45,7 @@ def _folders(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("JOBKIT_DATA_DIR", str(tmp_path / "data"))
 
 
-def test_one_process_checks_its_machine(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["--json", "--timeout", "300", "--dataset", "synthetic"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said["ok"] and len(said["ranks"]) == 1
-    assert {c["check"] for c in said["checks"]} >= {"ranks", "gpus", "cores", "data", "all_reduce"}
-
-
 def be_rank(rank: int, port: int, out: str) -> None:
-    """A forked rank of two."""
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", OMP_NUM_THREADS="1")
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), LOCAL_WORLD_SIZE="2")
     with Path(f"{out}-{rank}").open("w") as sys.stdout:
@@ -76,27 +66,6 @@ def test_two_ranks_add_up_and_measure_their_bandwidth(tmp_path: Path, fork_serve
     assert [one.exitcode for one in ranks] == [0, 0], said
     assert said.count("all checks passed") == 1
     assert "right over 2 ranks" in said and "2 ranks of a node" in said
-
-
-def test_two_groups_with_the_same_port_do_not_mix(tmp_path: Path) -> None:
-    """As two jobs with a MASTER_PORT set by hand: each rendezvous takes its own ranks only."""
-    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    place["PYTHONPATH"] = f"{no_torch(tmp_path / 'stand-in')}{os.pathsep}{ROOT / 'src'}"
-    jobs = [
-        [
-            subprocess.Popen(
-                [*CHECK, "--timeout", "300"],
-                env=environment(**place, RANK=rank, LOCAL_RANK=rank, SLURM_JOB_ID=job),
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            )
-            for rank in "01"
-        ]
-        for job in "78"
-    ]  # fmt: skip
-    for job in jobs:
-        report = "".join(rank.communicate(timeout=600)[0] for rank in job)
-        assert report.count("ok presence: 2 ranks connected") == 1, report
-        assert report.count("ok ranks: each rank once") == 1, report
 
 
 def test_a_signal_has_the_coordinator_report_at_once(monkeypatch, capsys) -> None:
@@ -137,8 +106,6 @@ def test_bad_words_end_with_2(capsys, monkeypatch) -> None:
 
 
 class Served:
-    """A rendezvous in a thread of its own, and its port."""
-
     def __init__(self, token: str = "t") -> None:
         self.loop = asyncio.new_event_loop()
         self.rendezvous = Rendezvous(token)

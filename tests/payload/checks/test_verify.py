@@ -5,7 +5,6 @@ import json
 import math
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -110,9 +109,7 @@ def unweighted(trainer: Trainer) -> None:
     """Each rank takes the mean over its own samples; the ranks' mean is taken of those."""
     add = trainer.strategy.forward_backward
 
-    def adding(
-        images: torch.Tensor, labels: torch.Tensor, weight: float, last: bool
-    ) -> torch.Tensor:
+    def adding(images, labels, weight, last) -> torch.Tensor:
         return add(images, labels, 1 / max(len(labels), 1), last)
 
     trainer.strategy.forward_backward = adding  # type: ignore[method-assign]
@@ -149,8 +146,6 @@ FAULTS: list[tuple[Callable[[Trainer], None], str]] = [
 
 @dataclasses.dataclass
 class InTurn:
-    """One fault for each trainer, so that one pair of ranks goes through all of them."""
-
     left: list[Callable[[Trainer], None]]
 
     def __call__(self, trainer: Trainer) -> None:
@@ -159,7 +154,6 @@ class InTurn:
 
 @pytest.fixture(scope="module")
 def injected() -> dict[tuple[Any, str], Difference]:
-    """What verify finds of each fault."""
     cases = [named(label) for _, label in FAULTS]
     in_turn = InTurn([fault for fault, _ in FAULTS])
     found = start.verify({2: cases}, in_turn, dtypes=("float64",))
@@ -201,9 +195,7 @@ NEAR = Difference("ddp", "ddp", 2, "float64", 0.0, 1e-12, 0.0, 0.0, 1e-9, True)
 
 
 @pytest.mark.parametrize("change", [{"loss": 2e-9}, {"gradient": float("nan")}, {"evaluation": 1}])
-def test_one_over_its_tolerance_ends_with_4(
-    change: dict[str, float], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_over_its_tolerance_ends_with_4(change, monkeypatch, capsys) -> None:
     found = [NEAR]
     monkeypatch.setattr(start, "verify", lambda plans: found)
     assert cli.main([]) == Exit.OK
@@ -238,9 +230,7 @@ def test_the_command_checks_and_says_json(capsys: pytest.CaptureFixture[str]) ->
         (["--model", "a:b", "--strategies", "dpp"], "unknown strategy 'dpp'"),
     ],
 )
-def test_what_cannot_be_checked(
-    words: list[str], line: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_checked(words, line, capsys) -> None:
     assert cli.main(words) == Exit.USAGE
     assert line in capsys.readouterr().err
 
@@ -268,13 +258,7 @@ class Single(Model):
 @pytest.mark.parametrize(
     ("name", "dtypes"), [("Model", ["float64", "float32"]), ("Single", ["float32"])]
 )
-def test_a_model_of_ones_own(
-    name: str,
-    dtypes: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_model_of_ones_own(name, dtypes, tmp_path, monkeypatch, capsys) -> None:
     (tmp_path / "verified_model.py").write_text(OWN_MODEL)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", [*sys.path, str(tmp_path)])

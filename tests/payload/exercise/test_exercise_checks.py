@@ -114,7 +114,6 @@ class Wrong:
     said: str
 
     def source(self) -> str:
-        """The wrong solution."""
         right = RIGHT[self.number]
         assert self.old in right
         return right.replace(self.old, self.new)

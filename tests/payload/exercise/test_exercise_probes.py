@@ -2,7 +2,6 @@
 
 from argparse import Namespace
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -104,9 +103,7 @@ def test_a_script_measures_what_its_chapter_says(probe: Any, right: Any, capsys:
     assert right(table, lambda name: [row[head.index(name)] for row in rows]), said
 
 
-def test_the_command_lists_writes_and_checks(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_lists_writes_and_checks(tmp_path, capfd, monkeypatch) -> None:
     assert exercise.main([]) == Exit.OK
     listed = capfd.readouterr().out
     assert all(f"  {number}  " in listed for number in EXERCISES)

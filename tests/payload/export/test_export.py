@@ -13,11 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import jobkit.__main__
 from jobkit.errors import Exit, UsageError
 from jobkit.export import cli, formats
 from jobkit.export.weights import trained_model
-from jobkit.payload.batches import MEAN, STD
 from jobkit.payload.data import synthetic
 from jobkit.payload.model import build_model
 from jobkit.spec.runspec import RunSpec
@@ -39,13 +37,11 @@ def trained(forge: Start) -> Result:
 
 @pytest.fixture
 def run(trained: Result, tmp_path: Path) -> Path:
-    """A copy of the run's folder, to be changed."""
     return Path(shutil.copytree(trained.paths.folder, tmp_path / "run"))
 
 
 @pytest.fixture
 def export(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Call the command: its exit code, and what it printed on both streams."""
     monkeypatch.setattr(cli, "hide_gpus", lambda: None)  # of the process that runs the tests
 
     def call(*words: object) -> tuple[int, str, str]:
@@ -57,7 +53,6 @@ def export(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
 
 
 def checkpoints(run: Path) -> list[Path]:
-    """The folders of a run's checkpoints, the newest first."""
     return sorted((run / "checkpoints").iterdir(), reverse=True)
 
 
@@ -81,9 +76,7 @@ def test_the_weights_are_those_that_were_evaluated(export: Any, run: Path, train
         assert hashlib.sha256((made / name).read_bytes()).hexdigest() == entry["sha256"]
 
 
-def test_the_five_lines_of_the_page_load_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_five_lines_of_the_page_load_it(tmp_path, monkeypatch) -> None:
     """In a Python without jobkit: the page's own model, and what it expects of eight images."""
     monkeypatch.chdir(tmp_path)
     model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 10)).eval()
@@ -173,9 +166,7 @@ def test_code_of_others_is_imported_on_the_users_word_alone(export: Any, run: Pa
     assert code == Exit.USAGE and "does not fit the model os:getcwd" in err
 
 
-def test_a_result_that_differs_is_not_kept(
-    export: Any, run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_result_that_differs_is_not_kept(export, run, monkeypatch) -> None:
     load = formats.load
     for wrong in (1e-3, float("nan")):  # NaN is no number at all
 
@@ -190,10 +181,7 @@ def test_a_result_that_differs_is_not_kept(
 
 
 class Branching(nn.Module):
-    """Branches on a value, which no exported program can."""
-
     def forward(self, x: Tensor) -> Tensor:
-        """Map (N, 3, 32, 32) to (N, 10)."""
         part = x.flatten(1)[:, :10]
         return part if x.sum() > 0 else -part
 
@@ -203,20 +191,7 @@ def test_a_model_that_branches_on_values_cannot_be_exported(tmp_path: Path) -> N
         formats.write(formats.Deployed(Branching()), tmp_path / "x.pt2", formats.Order("aoti"))
 
 
-def test_what_is_not_installed_is_named(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(cli, "hide_gpus", lambda: None)
-    monkeypatch.setitem(sys.modules, "onnxscript", None)
-    code = jobkit.__main__.main(["export", str(run), "--to", "onnx"])
-    err = capsys.readouterr().err
-    assert code == Exit.USAGE and len(err.splitlines()) == 1
-    assert "the package 'onnxscript' is not installed" in err
-
-
-def test_the_package_for_cpp_has_the_numbers_of_autograd(
-    export: Any, run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_package_for_cpp_has_the_numbers_of_autograd(export, run, monkeypatch) -> None:
     """What is compiled is kept instead, and run: compilers take a minute (test_inference.py)."""
     programs: dict[str, Any] = {}
 
@@ -247,9 +222,3 @@ def test_the_package_for_cpp_has_the_numbers_of_autograd(
 
 def read(path: Path, *shape: int) -> Tensor:
     return torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.float32).reshape(shape)
-
-
-def test_normalisation_is_that_of_the_training() -> None:
-    pixels = torch.randint(0, 256, (2, 3, 32, 32)).float()
-    mean, std = (torch.tensor(x).reshape(1, 3, 1, 1) for x in (MEAN, STD))
-    assert torch.equal(formats.Deployed(nn.Identity())(pixels), (pixels - mean) / std)

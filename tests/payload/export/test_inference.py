@@ -31,7 +31,6 @@ def run(forge: Start) -> Path:
 
 @pytest.fixture(scope="module")
 def built(run: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The program and the export: the compilers of both work at one time."""
     place = tmp_path_factory.mktemp("inference")
     env = environment(PYTHONPATH=str(ROOT / "src"), TORCHINDUCTOR_CACHE_DIR=str(place / "cache"))
     words = [sys.executable, "-m", "jobkit", "export", str(run), "--to", "aoti", "--jacobian"]
@@ -62,9 +61,7 @@ def read(path: Path, *shape: int) -> Tensor:
     return torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.float32).reshape(shape)
 
 
-def test_its_lines_are_collected(
-    built: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_its_lines_are_collected(built, tmp_path, monkeypatch) -> None:
     program, net = built
     for batch in (1, 12):
         done = infer(program, net, "--batch", batch, "--iterations", 5)
@@ -102,9 +99,7 @@ def test_it_classifies_images(built: tuple[Path, Path], tmp_path: Path) -> None:
         assert lines == [f"image {i}: class {c}" for i, c in enumerate(expected[:count])]
 
 
-def test_the_jacobian_of_each_image_is_that_of_autograd(
-    built: tuple[Path, Path], run: Path, tmp_path: Path
-) -> None:
+def test_the_jacobian_of_each_image_is_that_of_autograd(built, run, tmp_path) -> None:
     program, net = built
     model = Deployed(trained_model(run, None, print).model)
     images = (net / "images.u8").read_bytes()[5 * 3072 :]

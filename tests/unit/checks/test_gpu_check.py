@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support.place import ROOT
+from support.place import ROOT, script
 from support.rigs import environment
 
 # Each part's command ends as a file in $STUB says, and prints what it was given. bash stands for
@@ -32,8 +32,7 @@ def check(tmp_path: Path):
     stub = tmp_path / "stub"
     stub.mkdir()
     for name in ("python", "nvidia-smi"):
-        (stub / name).write_text(STUB if name == "python" else "#!/bin/sh\necho topology of GPUs\n")
-        (stub / name).chmod(0o755)
+        script(stub / name, STUB if name == "python" else "#!/bin/sh\necho topology of GPUs\n")
 
     def run(*words: str, gpus: int = 2, environment_code: int = 0, **more: str):
         (stub / "gpus").write_text(f"{gpus}\n")

@@ -1,7 +1,5 @@
 """The checks of a preflight: facts with an injected fault in, that fault and no other out."""
 
-import pytest
-
 from jobkit.checks.preflight import judge, report
 from jobkit.checks.preflight.judge import judge_facts, judge_together
 from jobkit.checks.preflight.report import Report
@@ -41,96 +39,59 @@ def change(**new):
 
 
 ALL = [0, 1, 2, 3]
-INJECTED = {
-    "all ranks are 0": (
-        change(ranks=ALL, rank=0), "ranks", "4 processes believe that they are rank 0",
-    ),
-    "a rank twice": (change(ranks=[3], rank=2), "ranks", "n2 (2): 2 processes"),
-    "dealt out in turn": (
-        lambda f: (f[1].update(host="n2"), f[2].update(host="n1")), "ranks", "not node * 2 + local",
-    ),
-    "local rank": (change(local_rank=0), "ranks", "rank 3 on n2: rank is not node * 2"),
-    "the launcher contradicts itself": (
-        change(ranks=ALL, place_fault="SLURM_NTASKS is 3"), "ranks", "SLURM_NTASKS is 3",
-    ),
-    "world size": (change(ranks=ALL, world_size=8), "world", "world size is 8 and the step has 4"),
-    "world sizes differ": (
-        lambda f: [x.update(tasks=None, world_size=2 + 2 * (x["rank"] < 3)) for x in f],
-        "world", "differ in the world size: 4 (ranks 0-1 on n1, rank 2 on n2), 2 (rank 3 on n2)",
-    ),
-    "one gpu": (
-        change(ranks=[2, 3], gpu="GPU-9"), "gpus", "ranks 2-3 on n2: 2 ranks are on one GPU, GPU-9",
-    ),
-    "no gpu": (change(gpus=0), "gpus", "rank 3 on n2: no GPU is visible, and other ranks have one"),
-    "gpu broken": (
-        change(gpus=0, gpu_fault="the driver is too old"), "gpus", "too old; fix: install a torch",
-    ),
-    "MIG: two instances of a GPU": (
-        change(ranks=[2, 3], gpu_bus="0000:01:00.0"), "gpus", "2 ranks are on one GPU, 0000:01",
-    ),
-    "a GPU that torch has no code for": (
-        change(capability="sm_70"), "environment", "the GPU is sm_70, and torch was built for",
-    ),
-    "one core": (
-        change(ranks=[0, 1], cores=[0], threads=1), "cores", "n1: all share 1 core (0) of 64",
-    ),
-    "overlapping cores": (
-        change(ranks=[1], cores=[1, 2]), "cores", "overlap (rank 0: 0-3, rank 1: 1-2)",
-    ),
-    "threads": (change(threads=8), "cores", "rank 3 on n2: 8 threads on 4 cores"),
-    "master on loopback": (
-        change(ranks=[2, 3], master_ips=["127.0.1.1"]), "master",
-        "ranks 2-3 on n2: the master's name n1 resolves to 127.0.1.1 between nodes",
-    ),
-    "own name on loopback": (
-        change(own_ips=["127.0.1.1", "::1"]), "master", "its own name n2 resolves to 127.0.1.1",
-    ),
-    "own name unknown": (change(own_ips=[]), "master", "its own name n2 does not resolve"),
-    "python": (
-        change(versions={"python": "3.9.2", "torch": "2.12", "jobkit": "0.1 (source abc)"}),
-        "versions", "rank 3 on n2: python is 3.9.2, and 3.11.2 on the other ranks",
-    ),
-    "torch": (
-        change(ranks=[0], versions={**sound()[0]["versions"], "torch": "2.9", "nccl": "2.27"}),
-        "versions", "rank 0 on n1: torch is 2.9, and 2.12 on the other ranks",
-    ),
-    "log folder": (
-        change(ranks=[2, 3], log_fault="Read-only file system"), "logs",
-        "ranks 2-3 on n2: /logs cannot be written: Read-only file system",
-    ),
-    "no source": (change(ranks=[0], data_fault="/x: no such directory"), "data", "/x: no such"),
-    "data folder": (
-        change(ranks=[0], cached=False, data_dir_fault="Permission denied"), "data",
-        "/data cannot be written: Permission denied",
-    ),
-}  # fmt: skip
+OLD = {"python": "3.9.2", "torch": "2.12", "jobkit": "0.1 (source abc)"}
+NEW = {**sound()[0]["versions"], "torch": "2.9", "nccl": "2.27"}
+INJECTED = [
+    (change(ranks=ALL, rank=0), "ranks", "4 processes believe that they are rank 0"),
+    (change(ranks=[3], rank=2), "ranks", "n2 (2): 2 processes"),
+    (lambda f: (f[1].update(host="n2"), f[2].update(host="n1")), "ranks", "not node * 2 + local"),
+    (change(local_rank=0), "ranks", "rank 3 on n2: rank is not node * 2"),
+    (change(ranks=ALL, place_fault="SLURM_NTASKS is 3"), "ranks", "SLURM_NTASKS is 3"),
+    (change(ranks=ALL, world_size=8), "world", "world size is 8 and the step has 4"),
+    (lambda f: [x.update(tasks=None, world_size=2 + 2 * (x["rank"] < 3)) for x in f], "world",
+     "differ in the world size: 4 (ranks 0-1 on n1, rank 2 on n2), 2 (rank 3 on n2)"),
+    (change(ranks=[2, 3], gpu="GPU-9"), "gpus", "ranks 2-3 on n2: 2 ranks are on one GPU, GPU-9"),
+    (change(gpus=0), "gpus", "rank 3 on n2: no GPU is visible, and other ranks have one"),
+    (change(gpus=0, gpu_fault="the driver is too old"), "gpus", "too old; fix: install a torch"),
+    # Two MIG instances of a GPU.
+    (change(ranks=[2, 3], gpu_bus="0000:01:00.0"), "gpus", "2 ranks are on one GPU, 0000:01"),
+    (change(capability="sm_70"), "environment", "the GPU is sm_70, and torch was built for"),
+    (change(ranks=[0, 1], cores=[0], threads=1), "cores", "n1: all share 1 core (0) of 64"),
+    (change(ranks=[1], cores=[1, 2]), "cores", "overlap (rank 0: 0-3, rank 1: 1-2)"),
+    (change(threads=8), "cores", "rank 3 on n2: 8 threads on 4 cores"),
+    (change(ranks=[2, 3], master_ips=["127.0.1.1"]), "master",
+     "ranks 2-3 on n2: the master's name n1 resolves to 127.0.1.1 between nodes"),
+    (change(own_ips=["127.0.1.1", "::1"]), "master", "its own name n2 resolves to 127.0.1.1"),
+    (change(own_ips=[]), "master", "its own name n2 does not resolve"),
+    (change(versions=OLD), "versions", "rank 3 on n2: python is 3.9.2, and 3.11.2 on the other"),
+    (change(ranks=[0], versions=NEW), "versions", "rank 0 on n1: torch is 2.9, and 2.12 on the"),
+    (change(ranks=[2, 3], log_fault="Read-only file system"), "logs",
+     "ranks 2-3 on n2: /logs cannot be written: Read-only file system"),
+    (change(ranks=[0], data_fault="/x: no such directory"), "data", "/x: no such"),
+    (change(ranks=[0], cached=False, data_dir_fault="Permission denied"), "data",
+     "/data cannot be written: Permission denied"),
+]  # fmt: skip
+RESULTS = [
+    (change(hidden=["/logs"]), "shared", "rank 3 on n2: /logs is another folder"),
+    (change(ranks=[2], cache_fault="No such file"), "data",
+     "rank 2 on n2: /data/cache/c cannot be used: No such file"),
+    (change(sum=9.0), "all_reduce", "rank 3 on n2: the sum is 9.0, and 10.0 is right"),
+    (change(wrong_sums="2 of 20 sums of 1024 KiB between the nodes are wrong"), "all_reduce",
+     "rank 3 on n2: 2 of 20 sums of 1024 KiB between the nodes are wrong; fix: do not train"),
+    (change(ranks=ALL, group_fault="timed out"), "all_reduce", "timed out"),
+    (change(ranks=ALL, bus_mb_per_s=3.0), "bandwidth", "busbw 0.003 GB/s"),
+]  # fmt: skip
 
 
-RESULTS = {
-    "hidden logs": (change(hidden=["/logs"]), "shared", "rank 3 on n2: /logs is another folder"),
-    "cache": (
-        change(ranks=[2], cache_fault="No such file"), "data",
-        "rank 2 on n2: /data/cache/c cannot be used: No such file",
-    ),
-    "sum": (change(sum=9.0), "all_reduce", "rank 3 on n2: the sum is 9.0, and 10.0 is right"),
-    "sums": (
-        change(wrong_sums="2 of 20 sums of 1024 KiB between the nodes are wrong"), "all_reduce",
-        "rank 3 on n2: 2 of 20 sums of 1024 KiB between the nodes are wrong; fix: do not train",
-    ),
-    "group": (change(ranks=ALL, group_fault="timed out"), "all_reduce", "timed out"),
-    "slow": (change(ranks=ALL, bus_mb_per_s=3.0), "bandwidth", "busbw 0.003 GB/s"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", [*INJECTED, *RESULTS])
-def test_an_injected_fault_is_found(name: str) -> None:
-    facts, results = sound(), outcome(sound())
-    inject, check, text = (INJECTED | RESULTS)[name]
-    inject(results if name in RESULTS else facts)
-    found = faults(facts, results if name in RESULTS else None)
-    assert {fault.check for fault in found} == {check}, found
-    assert any(text in str(fault) for fault in found), found
-    assert all(len(fault.fix) > 20 for fault in found)
+def test_an_injected_fault_is_found_and_no_other() -> None:
+    for case in (*INJECTED, *RESULTS):
+        inject, check, text = case
+        facts, results = sound(), outcome(sound())
+        inject(results if case in RESULTS else facts)
+        found = faults(facts, results if case in RESULTS else None)
+        assert {fault.check for fault in found} == {check}, found
+        assert any(text in str(fault) for fault in found), found
+        assert all(len(fault.fix) > 20 for fault in found)
 
 
 def test_data_not_prepared_need_a_folder_that_all_see() -> None:
@@ -197,24 +158,16 @@ def test_where_is_short_for_many_ranks() -> None:
     assert all(len(str(fault)) < 700 for fault in faults(facts))
 
 
-NOTES = {
-    "socket": ({"gpu_cores": [14, 15]}, "rank 3 on n2: bound to cores of another socket"),
-    "open files": ({"open_files": 260}, "260 open files, and 4 ranks need about 268 each"),
-    "shared memory": ({"shm_mib": 64}, "rank 3 on n2: 64 MiB free in /dev/shm"),
-    "locked memory": ({"memlock_mib": 8}, "locked memory is limited to 8 MiB, which RDMA needs"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("new", "text"), NOTES.values(), ids=NOTES)
-def test_a_limit_or_a_far_gpu_is_a_note(new: dict, text: str) -> None:
-    facts = sound()
-    for one in facts:
-        one |= {
-            "gpu_cores": [0, 1, 2, 3, 4, 5, 6, 7],
-            "open_files": 1024,
-            "shm_mib": 4096,
-            "memlock_mib": -1,
-        }
-    assert notes_of(facts, outcome(facts)) == ""
-    facts[3] |= new
-    assert text in notes_of(facts, outcome(facts))
+def test_a_limit_or_a_far_gpu_is_a_note() -> None:
+    usual = {"gpu_cores": [*range(8)], "open_files": 1024, "shm_mib": 4096, "memlock_mib": -1}
+    for new, text in (
+        ({}, ""),
+        ({"gpu_cores": [14, 15]}, "rank 3 on n2: bound to cores of another socket"),
+        ({"open_files": 260}, "260 open files, and 4 ranks need about 268 each"),
+        ({"shm_mib": 64}, "rank 3 on n2: 64 MiB free in /dev/shm"),
+        ({"memlock_mib": 8}, "locked memory is limited to 8 MiB, which RDMA needs"),
+    ):
+        facts = [one | usual for one in sound()]
+        facts[3] |= new
+        notes = notes_of(facts, outcome(facts))
+        assert text in notes and bool(text) == bool(notes)

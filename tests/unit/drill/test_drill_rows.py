@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -20,7 +20,6 @@ from jobkit.drill import cli
 from jobkit.drill import places as drill_slurm
 from jobkit.drill.faults import (
     FAULTS,
-    FaultCase,
     Row,
     first_attempt,
     lost_iterations,
@@ -32,6 +31,7 @@ from jobkit.drill.faults import (
 from jobkit.drill.places import (
     MARK,
     LocalPlace,
+    Minicluster,
     SlurmPlace,
     SlurmStart,
     Started,
@@ -46,7 +46,6 @@ from jobkit.launch.site import Site
 from jobkit.metric.kinds import MetricWriter
 from jobkit.outcome.state import STATUSES, run_state
 from jobkit.paths import RunPaths, write_json
-from jobkit.spec.runspec import PlannedRun
 
 PROGRAM = Command(words=("python", "train.py"), at=5, after_s=None, minutes=10)
 GOOD = Row(
@@ -63,8 +62,6 @@ def printed(attempt: int, steps: range) -> str:
 
 @dataclass(kw_only=True)
 class FakeStart(Started):
-    """A start that is over once its condition says so."""
-
     ended: Callable[[], bool]
     code: int = 0
 
@@ -88,9 +85,7 @@ class FakePlace(LocalPlace):
     told: list[str] = field(default_factory=list)
     poll_s = 0.0
 
-    def start(
-        self, spec: PlannedRun, paths: RunPaths, env: Mapping[str, str], again: bool, more: object
-    ) -> Started:
+    def start(self, spec, paths, env, again, more) -> Started:
         assert spec.arguments()[-2:] == ["python", "train.py"] and spec.world_size == 2
         assert env == {MARK: "m"}, "a command is told of no fault"
         number = len(paths.attempt_numbers())
@@ -109,10 +104,7 @@ class FakePlace(LocalPlace):
     paths = RunPaths(Path())
 
 
-def fault_run(
-    folder: Path, fault: FaultCase, program: Command = PROGRAM, place: LocalPlace | None = None,
-    patience_s: float = 300,
-) -> FaultRun:  # fmt: skip
+def fault_run(folder, fault, program=PROGRAM, place=None, patience_s=300) -> FaultRun:
     return FaultRun(
         fault=fault, place=place or LocalPlace(), paths=RunPaths(folder), program=program,
         mark="m", patience_s=patience_s, say=print, halted=threading.Event(),
@@ -120,7 +112,6 @@ def fault_run(
 
 
 def row_of(folder: Path, place: FakePlace, program: Command = PROGRAM) -> Row:
-    """The row of a warning to the command."""
     place.paths = RunPaths(folder / "warning")
     return fault_run(place.paths.folder, FAULTS["warning"], program, place).run()
 
@@ -138,9 +129,7 @@ FAILED = {"status": "failed", "exit_code": 140, "reason": WHY}
         (range(1, 8), FAILED, 7),  # it has no handler of the signal, and no checkpoint
     ],
 )
-def test_a_command_that_comes_back_is_good(
-    tmp_path: Path, after: range, ends: dict[str, object], redone: int
-) -> None:
+def test_a_command_that_comes_back_is_good(tmp_path, after, ends, redone) -> None:
     row = row_of(tmp_path, FakePlace(after, ends))
     assert (row.first_status, row.evidence) == (ends["status"], ends["reason"])
     assert (row.final_status, row.attempts, row.iterations_lost) == ("ok", 2, redone)
@@ -166,9 +155,7 @@ def test_a_run_without_a_fault_that_takes_too_long_is_one_line(tmp_path: Path) -
     assert run.started.over, "it was ended"
 
 
-def test_a_fault_that_fails_outside_is_a_row_like_any_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fault_that_fails_outside_is_a_row_like_any_other(tmp_path, monkeypatch) -> None:
     def begun(run: FaultRun, *_: object) -> None:
         run.starts.append(Started(over=True, begins=[1.0], ends=[2.0]))
         raise OSError("no room")
@@ -262,7 +249,6 @@ def test_one_rank_is_signalled_and_not_the_shell_that_starts_it() -> None:
 
 
 def write(paths: RunPaths, attempt: int, *records: tuple[str, dict]) -> None:
-    """Leave these records in an attempt's metrics file."""
     paths.metrics_folder.mkdir(parents=True, exist_ok=True)
     (paths.attempts / str(attempt)).mkdir(parents=True)
     writer = MetricWriter(
@@ -345,7 +331,6 @@ def test_the_parameters_are_those_of_the_rows_own_folder(tmp_path: Path) -> None
 
 @pytest.fixture
 def mini(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SlurmPlace:
-    """A place on a minicluster that is not there."""
     monkeypatch.setenv("JOBKIT_MINICLUSTER_DIR", str(tmp_path))
     answer = subprocess.CompletedProcess([], 0, "batch\nurgent\n", "")
     monkeypatch.setattr(drill_slurm, "slurm", lambda *_, **__: answer)
@@ -363,9 +348,7 @@ def test_why_a_fault_is_not_possible(mini: SlurmPlace) -> None:
     assert [n for n, f in FAULTS.items() if PROGRAM.impossible(PROGRAM.case(f))] == ["raise"]
 
 
-def test_the_job_that_preempts_is_charged_as_the_others(
-    mini: SlurmPlace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_job_that_preempts_is_charged_as_the_others(mini, monkeypatch) -> None:
     called: list[list[str]] = []
     answer = subprocess.CompletedProcess([], 0, "", "")
     monkeypatch.setattr(drill_slurm, "slurm", lambda words: called.append(words) or answer)
@@ -418,8 +401,7 @@ def test_the_list_names_every_fault_and_what_it_needs(capsys) -> None:
     assert cli.main(["--list"]) == 0
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
     assert lines.keys() == FAULTS.keys()
-    assert "(needs Slurm)" in lines["scancel"] and "needs" not in lines["kill"]
-    assert "--urgent-partition" in lines["preemption"]
+    assert "(needs Slurm)" in lines["scancel"] and "--urgent-partition" in lines["preemption"]
     for fault in FAULTS.values():
         assert fault.first and set(fault.first) <= set(STATUSES)
         # A rank that pauses needs a fault from outside.
@@ -452,3 +434,30 @@ def test_bad_words_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         err = capsys.readouterr().err
         assert said in err and err.count("\n") == 1
     assert (tmp_path / "mine" / "notes").exists() and (tmp_path / "drill" / "drill.csv").exists()
+
+
+def test_one_is_brought_up_named_and_taken_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without links where they cannot be made; one that does not come up leaves nothing."""
+    calls: list[list[str]] = []
+
+    def call(self: Minicluster, *words: str) -> "subprocess.CompletedProcess[str]":
+        calls.append([*words])
+        bad = "--netns" in words or "--nodes=0" in words
+        shown = f"export JOBKIT_MINICLUSTER_DIR={self.folder}\n" if words == ("env",) else ""
+        return subprocess.CompletedProcess([], 2 * bad, shown, "one\ntwo\n" * bad)
+
+    monkeypatch.setattr(Minicluster, "call", call)
+    monkeypatch.setenv("JOBKIT_MINICLUSTER_DIR", "/nonexistent")
+    monkeypatch.setattr(drill_slurm.os, "geteuid", lambda: 0)
+    assert Minicluster.named() is None
+    made = Minicluster.up("test", "--nodes=2", links=True)
+    assert calls == [["up", "--nodes=2", "--netns"], ["up", "--nodes=2"], ["env"]]
+    named = Minicluster.named()
+    assert named and named.folder == made.folder == os.environ["JOBKIT_MINICLUSTER_DIR"]
+    made.down()
+    assert not Path(made.folder).exists()
+    before = set(Path("/tmp").glob("jobkit-none-*"))
+    with pytest.raises(UsageError, match="one two"):
+        Minicluster.up("none", "--nodes=0")
+    assert calls[-2:] == [["up", "--nodes=0"], ["down"]]
+    assert set(Path("/tmp").glob("jobkit-none-*")) == before

@@ -71,9 +71,7 @@ NOT_THAT = "is not known to be that of"
         ({"launcher": "slurm", "job_id": "17"}, SAYS, "does not say whose it is"),
     ],
 )
-def test_only_the_job_that_run_sh_noted_is_ended(
-    slurm: list[list[str]], capsys: pytest.CaptureFixture[str], noted: Any, says: str, ended: str
-) -> None:
+def test_only_the_job_that_run_sh_noted_is_ended(slurm, capsys, noted, says, ended) -> None:
     job(says, **noted)
     code, shown = main(["run-1"]), capsys.readouterr()
     scancels = {words[-1] for words in slurm if words[0] == "scancel"}
@@ -89,9 +87,7 @@ def test_only_the_job_that_run_sh_noted_is_ended(
     ("stderr", "code"),
     [("slurm_load_jobs error: Invalid job id specified", 0), ("Unable to contact controller", 2)],
 )
-def test_a_silent_slurm_is_not_taken_for_a_job_that_has_ended(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], stderr: str, code: int
-) -> None:
+def test_a_silent_slurm_is_no_job_that_has_ended(monkeypatch, capsys, stderr, code) -> None:
     failed = subprocess.CompletedProcess(["squeue"], 1, "", f"{stderr}\n")
     monkeypatch.setattr(commands, "call", lambda *_, **__: failed)
     job(job_id="17")
@@ -109,9 +105,7 @@ def test_a_silent_slurm_is_not_taken_for_a_job_that_has_ended(
         ("run.sh", 0, "elsewhere", "started on elsewhere"),
     ],
 )
-def test_only_the_process_that_run_sh_noted_is_ended(
-    tmp_path: Path, capsys: Any, script: str, later: int, noted: str, said: str
-) -> None:
+def test_only_the_noted_process_is_ended(tmp_path, capsys, script, later, noted, said) -> None:
     text = "trap 'exit 143' TERM\ntouch up\nwhile :; do sleep 0.05; done\n"
     (tmp_path / script).write_text(text)
     with subprocess.Popen(["bash", str(tmp_path / script)], cwd=tmp_path) as process:

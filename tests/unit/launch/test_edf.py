@@ -23,7 +23,6 @@ CXI = "com.hooks.cxi.enabled"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Where srun is called: two folders to mount, and an image."""
     for name in ("s", "t"):
         (tmp_path / name).mkdir()
     (tmp_path / "f.sqsh").touch()
@@ -31,7 +30,6 @@ def folder(tmp_path: Path) -> Path:
 
 
 def found(text: str, folder: Path, here: bool = True, **more: str) -> list[tuple[str, str, str]]:
-    """Severity, key and message of each finding."""
     with contextlib.chdir(folder):
         findings = check_edf(text, {"SCRATCH": str(folder), **more}, here)
     return [(f.severity, f.key, f.message) for f in findings]
@@ -78,9 +76,7 @@ MISTAKES = [("error", *case) for case in ERRORS] + [("warning", *case) for case 
 
 
 @pytest.mark.parametrize(("severity", "text", "key", "message"), MISTAKES)
-def test_a_mistake_is_found_at_its_key(
-    severity: str, text: str, key: str, message: str, folder: Path
-) -> None:
+def test_a_mistake_is_found_at_its_key(severity, text, key, message, folder) -> None:
     [(as_, at, words)] = found(text, folder)
     assert (as_, at) == (severity, key)
     assert message in words
@@ -122,9 +118,7 @@ def test_on_another_machine_paths_are_not_checked(folder: Path) -> None:
     assert here == ["image", "mounts[0]", "mounts[1]", "mounts[2]"]
 
 
-def test_command_with_findings(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_with_findings(folder, monkeypatch, capsys) -> None:
     monkeypatch.chdir(folder)
     (folder / "w.toml").write_text("writable = true\n")
     (folder / "e.toml").write_text(f'{IMAGE}workdir = "a\\n\\u001bb"\n')

@@ -1,7 +1,6 @@
 """Jobs of Kubernetes for a plan's runs, their options, and the check of the ranks' places."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -80,27 +79,22 @@ def test_a_name_is_a_dns_label_that_leaves_room_for_the_pods_index() -> None:
     assert len(set(names)) == len(names)  # also of long ones that begin alike
 
 
-@pytest.mark.parametrize(
-    ("given", "word"),
-    [
+def test_a_bad_option_is_one_line() -> None:
+    for given, word in [
         ({"image": ""}, "--image"),
         ({"grace_s": 5}, "grace_s"),
         ({"resource": ("rdma/hca",)}, "--resource 'rdma/hca': must be as rdma/hca=1"),
         ({"toleration": ("a:Never",)}, "--toleration"),
         ({"annotation": ("no value",)}, "--annotation"),
-    ],
-)
-def test_a_bad_option_is_one_line(given: dict[str, Any], word: str) -> None:
-    with pytest.raises(UsageError, match=word):
-        KubernetesOptions(**{"image": IMAGE, **given})
+    ]:
+        with pytest.raises(UsageError, match=word):
+            KubernetesOptions(**{"image": IMAGE, **given})
 
 
 TO = ["--to", "kubernetes", "--image", IMAGE]
 
 
-def test_a_study_is_written_as_the_dry_run_shows_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_study_is_written_as_the_dry_run_shows_it(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setenv("JOBKIT_LOGS", str(tmp_path))
     monkeypatch.setenv("JOBKIT_ENERGY", "nvml,pm_counters")
     words = [*TO, "--gpus", "1", "2x2", "--name", "k", "--toleration", "gpu", "spot"]
@@ -118,9 +112,8 @@ def test_a_study_is_written_as_the_dry_run_shows_it(
     assert check_k8s([str(f) for f in files]) == 0
 
 
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
+def test_what_does_not_fit_is_one_line(capsys) -> None:
+    for words, text in [
         (["--image", IMAGE], "is for --to kubernetes"),
         (["--to", "kubernetes"], "needs --image"),
         ([*TO, "--site", "local"], "--site"),
@@ -128,14 +121,10 @@ def test_a_study_is_written_as_the_dry_run_shows_it(
         ([*TO, "--sbatch", "--nice=1"], "option of Slurm"),
         ([*TO, "--gpu-request", "none"], "--gpu-request"),
         ([*TO, "--gpus=2x2", "--launcher=once", "--", "true"], "--launcher once on 2 nodes"),
-    ],
-)
-def test_what_does_not_fit_is_one_line(
-    words: list[str], text: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_benchmarks(["--dry-run", *words]) == 2
-    error = capsys.readouterr().err
-    assert text in error and error.count("\n") == 1
+    ]:
+        assert run_benchmarks(["--dry-run", *words]) == 2
+        error = capsys.readouterr().err
+        assert text in error and error.count("\n") == 1
 
 
 # A Job as tutorials have it: each line of it passes every schema, and it never trains.
@@ -176,23 +165,18 @@ def test_a_job_whose_pods_become_no_ranks_is_refused_by_each_rule(rule: str) -> 
     assert [f.key for f in found if f.severity == "warning"] == ["env.WORLD_SIZE"]
 
 
-@pytest.mark.parametrize(
-    ("text", "severities"),
-    [
+def test_no_text_ends_the_check() -> None:
+    for text, severities in [
         ("", ["error"]),
         ("a: [", ["error"]),
         ("- 1", ["error"]),
         ("kind: Job\nspec: 3", []),
         ("kind: Job\nspec: {parallelism: x, template: {spec: {containers: [1, {env: 3}]}}}", []),
-    ],
-)
-def test_no_text_ends_the_check(text: str, severities: list[str]) -> None:
-    assert [f.severity for f in check(text)] == severities
+    ]:
+        assert [f.severity for f in check(text)] == severities
 
 
-def test_the_command_ends_with_2_for_an_error(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_ends_with_2_for_an_error(tmp_path, capsys) -> None:
     (tmp_path / "bad.yaml").write_text(TUTORIAL)
     assert check_k8s([str(tmp_path / "bad.yaml"), "--json"]) == 2
     assert len(json.loads(capsys.readouterr().out)) == 5

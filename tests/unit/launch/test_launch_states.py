@@ -24,7 +24,6 @@ from support.fake_study import FakeRun, make_plan, rate, whole_run
 
 @pytest.fixture
 def plan(monkeypatch: pytest.MonkeyPatch) -> Plan:
-    """A saved plan of two runs, of which nothing has started."""
     monkeypatch.setenv("PATH", "/nonexistent")  # no Slurm to ask
     return make_plan("two", strategies=("ddp",), gpus=(1, 2))
 
@@ -36,7 +35,6 @@ def run_of(plan: Plan, index: int = 0) -> RunPaths:
 
 
 def me() -> dict[str, object]:
-    """The launcher of a run, as it notes itself."""
     start = process_start(os.getpid())
     return {"pid": os.getpid(), "pid_start": start, "host": socket.gethostname()}
 
@@ -60,22 +58,17 @@ def test_a_run_that_failed_and_waits_for_its_next_start_is_pending(plan: Plan) -
     assert States(plan).look()[run_id].status == "pending"
 
 
-@pytest.mark.parametrize(
-    ("only", "started"),
-    [
+def test_which_runs_a_launch_starts() -> None:
+    for only, started in [
         (None, ["missing", *BAD_ENDS]),  # never what runs or waits: two would write one folder
         ("missing", ["missing"]),
         ("failed", ["failed"]),
-    ],
-)
-def test_which_runs_a_launch_starts(only: str | None, started: list[str]) -> None:
-    found = {status: RunState(status=status) for status in STATUSES}
-    assert sorted(select(found, only)) == sorted(started)
+    ]:
+        found = {status: RunState(status=status) for status in STATUSES}
+        assert sorted(select(found, only)) == sorted(started)
 
 
-def test_a_cluster_that_did_not_answer_is_asked_again(
-    plan: Plan, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cluster_that_did_not_answer_is_asked_again(plan, monkeypatch) -> None:
     """Until its name is known, a job's number may be another cluster's."""
     paths, run_id = run_of(plan), next(iter(plan.runs))
     write_json(paths.job, {"job_id": "17", "started": 100.0, "cluster": "alps", "host": "x"})
@@ -89,9 +82,7 @@ def test_a_cluster_that_did_not_answer_is_asked_again(
     assert names == []
 
 
-def test_a_run_that_failed_is_looked_at_again_once_it_is_started_again(
-    plan: Plan, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_failed_is_looked_at_again_once_it_is_started_again(plan, monkeypatch) -> None:
     """Ended runs are read once; what was told before the start is of their last attempt."""
     ended = {"started": 100.0, "ended": 110.0, "pid": 1, "host": "x"}
     jobs = [run_of(plan, index).job for index in (0, 1)]
@@ -120,9 +111,7 @@ def test_a_run_that_failed_is_looked_at_again_once_it_is_started_again(
         ("raise SystemExit(1)", 5, False),  # which may be chance
     ],
 )
-def test_runs_that_fail_alike_by_their_input_end_the_study(
-    code: str, repeats: int, stops: bool, monkeypatch: pytest.MonkeyPatch, capsys
-) -> None:
+def test_runs_that_fail_alike_end_the_study(code, repeats, stops, monkeypatch, capsys) -> None:
     """Each reason is told once, with the first log; on Slurm all of them are under way already."""
     monkeypatch.setattr(view, "_SIGNALS", ())  # those of the tests stay as they are
     words = f"--site local --gpus 1 --repeats {repeats} --no-auto --name bad --".split()
@@ -136,19 +125,7 @@ def test_runs_that_fail_alike_by_their_input_end_the_study(
     assert "plot_results" not in said
 
 
-@pytest.mark.parametrize("words", [["nix"], ["two", "--interval", "0"]])
-def test_wrong_usage_is_one_line(plan: Plan, words: list[str], capsys) -> None:
-    try:
-        code = watch.main(words)
-    except SystemExit as stop:  # argparse's way
-        code = stop.code
-    assert code == 2
-    assert capsys.readouterr().err.count("\n") == 1
-
-
-def test_of_many_runs_those_that_failed_are_listed(
-    plan: Plan, monkeypatch: pytest.MonkeyPatch, capsys
-) -> None:
+def test_of_many_runs_those_that_failed_are_listed(plan, monkeypatch, capsys) -> None:
     """With their reason as it is, brackets too."""
     monkeypatch.setattr(watch, "MAX_SHOWN", 1)
     outcome = {"exit_code": 1, "status": "failed", "reason": "rank 1: OSError: [/data/x] gone"}
@@ -171,9 +148,7 @@ def test_of_many_runs_those_that_failed_are_listed(
     assert said.count("OSError") == 1 == said.count("as above")
 
 
-def test_a_pipe_gets_the_table_whenever_a_run_changed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_pipe_gets_the_table_whenever_a_run_changed(monkeypatch, capsys) -> None:
     plan = make_plan("s", strategies=("ddp",), gpus=(1,))
     (run_id,) = plan.runs
     run = FakeRun(plan.paths.folder, run_id, plan.runs[run_id]).begin().train(0).flush()
@@ -200,9 +175,7 @@ def test_a_pipe_gets_the_table_whenever_a_run_changed(
     assert last.startswith("s: 1 run: 1 ok") and last.endswith("\n")
 
 
-def test_the_live_rate_is_that_of_the_table_and_empty_columns_are_not_shown(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_live_rate_is_that_of_the_table(monkeypatch, capsys) -> None:
     """The first epoch and the warm-up are in no rate; without epochs there is no such column."""
     monkeypatch.setenv("PATH", "/nonexistent")  # no Slurm to ask
     monkeypatch.setenv("COLUMNS", "120")

@@ -31,9 +31,7 @@ def plan(device: str) -> Plan:
         ("cuda", 3, 1, []),
     ],
 )
-def test_what_too_few_gpus_mean_is_told(
-    monkeypatch: pytest.MonkeyPatch, device: str, gpus: int, at_once: int, text: list[str]
-) -> None:
+def test_what_too_few_gpus_mean_is_told(monkeypatch, device, gpus, at_once, text) -> None:
     monkeypatch.setattr(local, "count_gpus", lambda: gpus)
     monkeypatch.setattr(local.os, "sched_getaffinity", lambda _: range(8))
     assert local.warnings(plan(device), at_once) == text
@@ -59,9 +57,7 @@ def run(ranks: int, device: str = "auto", strategy: str = "ddp") -> int:
         (2, "auto", [], {}),
     ],
 )
-def test_gpus_are_lent_where_runs_share_them(
-    monkeypatch: pytest.MonkeyPatch, at_once: int, device: str, free: list[str], lent: object
-) -> None:
+def test_gpus_are_lent_where_runs_share_them(monkeypatch, at_once, device, free, lent) -> None:
     name = "CUDA_VISIBLE_DEVICES" if free else ""
     monkeypatch.setattr(local, "lendable_gpus", lambda _: (name, free))
     assert Slots.for_runs([run(1, device)], at_once, {}).take(run(2)) == lent

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import yaml
 
 from jobkit.launch.kubernetes import KubernetesOptions, manifest
 from jobkit.spec.study import Study
-from support.place import ROOT
+from support.place import ROOT, until
 
 # As a program whose ranks agree: on TERM or the stop signal of one of them all save and end.
 AGREES = """
@@ -38,8 +37,6 @@ exit 1
 
 
 class Machines:
-    """Two machines of a run, started and watched."""
-
     def __init__(self, folder: Path) -> None:
         self.folder, self.run_dir = folder, folder / "run"
         self.started: dict[int, subprocess.Popen[str]] = {}
@@ -60,7 +57,7 @@ class Machines:
 
     def ends(self) -> tuple[list[int], str, str]:
         """Codes of machine 0 and 1, all that they printed, all that they complained of."""
-        texts = [self.started[machine].communicate(timeout=60) for machine in (0, 1)]
+        texts = [self.started[machine].communicate(timeout=600) for machine in (0, 1)]
         codes = [self.started[machine].returncode for machine in (0, 1)]
         return codes, "".join(o for o, _ in texts), "".join(e for _, e in texts)
 
@@ -68,10 +65,7 @@ class Machines:
         return json.loads((self.run_dir / f"attempts/{attempt}/outcome.json").read_text())
 
     def until_ready(self) -> None:
-        deadline = time.monotonic() + 60
-        while len(list(self.run_dir.glob("ready-*"))) < 4:
-            assert time.monotonic() < deadline, "the ranks have not started"
-            time.sleep(0.05)
+        until(lambda: len(list(self.run_dir.glob("ready-*"))) == 4, "the start of the ranks")
 
 
 @pytest.fixture

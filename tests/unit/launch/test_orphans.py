@@ -34,9 +34,7 @@ def study_of(folder: Path, run_id: str, of: int, **more: Any) -> StudyPaths:
 
 
 @pytest.mark.parametrize("child", [False, True])
-def test_a_run_that_still_runs_is_named_and_nothing_starts(
-    tmp_path: Path, pid: int, child: bool, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_nothing_starts_beside_a_run_that_runs(tmp_path, pid, child, monkeypatch, capsys) -> None:
     """Itself, or what it had started where it was killed."""
     monkeypatch.setenv("JOBKIT_LOGS", str(tmp_path))
     of_child = {**GONE, "child": {"pid": pid, "pid_start": process_start(pid)}} if child else {}
@@ -55,8 +53,6 @@ def test_others_are_none(tmp_path: Path, pid: int, more: dict[str, Any]) -> None
     refuse_orphans(study_of(tmp_path, "r", pid, **more))
 
 
-def test_another_users_process_is_never_named(
-    tmp_path: Path, pid: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_users_process_is_never_named(tmp_path, pid, monkeypatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
     refuse_orphans(study_of(tmp_path, "r", pid))

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,12 @@ from jobkit.launch import cancel, status
 from jobkit.paths import RunPaths, logs_root, write_json
 from jobkit.spec.runspec import RunSpec
 from support.fake_study import FakeRun, make_plan
+from support.place import script, until
 from support.stub_srun import JOB, RUN, Kit
 
 
 @pytest.fixture
 def single(monkeypatch: pytest.MonkeyPatch) -> Path:
-    """One run that is done, and one that waits for Slurm."""
     monkeypatch.setenv("PATH", "/nonexistent")  # no Slurm to ask
     folder = logs_root() / "single"
     spec = RunSpec(epochs=3, dataset="synthetic", train_samples=8192)
@@ -38,9 +37,7 @@ def waiting(folder: Path) -> None:
     write_json(paths.submission, {"job_id": "17", "submitted": 100.0, "shared": False})
 
 
-def test_status_lists_each_job_and_cancel_wants_one_of_them(
-    single: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_status_lists_each_job_and_cancel_wants_one_of_them(single, capsys) -> None:
     assert cancel.main(["single"]) == 2
     assert "none is running or pending" in capsys.readouterr().err
     waiting(single)
@@ -51,9 +48,7 @@ def test_status_lists_each_job_and_cancel_wants_one_of_them(
     assert "name the one to end, as: python -m jobkit cancel waits" in capsys.readouterr().err
 
 
-def test_logs_that_exist_already_are_no_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_logs_that_exist_already_are_no_runs(tmp_path, monkeypatch, capsys) -> None:
     """A list of logs is newer than the study, and neither to be watched nor to be ended."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", "/nonexistent")  # no Slurm to ask
@@ -92,17 +87,13 @@ def waits(tmp_path: Path) -> Iterator[Path]:
 
 
 def begun(kit: Kit, waits: Path, *options: str, **env: str) -> "subprocess.Popen[bytes]":
-    """A run.sh alone, once its command runs."""
     waits.with_name("begun").unlink(missing_ok=True)
     # As of a batch shell Slurm says its process id.
     words = ["bash", "-c", 'SLURM_TASK_PID=$$ exec bash "$@"', "sh", str(RUN), *options]
     words += ["--", sys.executable, str(waits)]
     environ = kit.environ(JOBKIT_LOGS=str(logs_root()), **env)
     process = subprocess.Popen(words, env=environ, stdout=subprocess.DEVNULL, cwd=kit.folder)
-    deadline = time.monotonic() + 300
-    while not waits.with_name("begun").exists():
-        assert time.monotonic() < deadline and process.poll() is None
-        time.sleep(0.05)
+    until(waits.with_name("begun").exists, "the start of its command")
     return process
 
 
@@ -112,9 +103,7 @@ def only_state(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     return row
 
 
-def test_a_run_that_was_killed_does_not_run(
-    tmp_path: Path, waits: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_was_killed_does_not_run(tmp_path, waits, monkeypatch, capsys) -> None:
     """Nothing could be written of its end, and its files are new: the process table knows.
 
     Started again in its folder, it is that process that counts.
@@ -129,9 +118,8 @@ def test_a_run_that_was_killed_does_not_run(
     row = only_state(capsys)
     assert row["status"] == "running"  # what it has started goes on
     waits.with_name("go on").unlink()
-    deadline = time.monotonic() + 300
-    while (row := only_state(capsys))["status"] == "running" and time.monotonic() < deadline:
-        time.sleep(0.05)
+    until(lambda: only_state(capsys)["status"] != "running", "its end")
+    row = only_state(capsys)
     waits.with_name("go on").touch()
     assert row["status"] == "failed" and "exited without a run_end record" in row["reason"]
     folder = logs_root() / "single" / row["run_id"]
@@ -144,17 +132,14 @@ def test_a_run_that_was_killed_does_not_run(
     assert (row["status"], row["attempts"]) == ("ok", 2)
 
 
-def test_a_job_that_slurm_ended_does_not_run(
-    tmp_path: Path, waits: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_job_that_slurm_ended_does_not_run(tmp_path, waits, monkeypatch, capsys) -> None:
     """scancel ends run.sh with its ranks: Slurm knows."""
     kit = Kit(tmp_path)
     process = begun(kit, waits, **JOB)
     process.send_signal(signal.SIGKILL)
     assert process.wait(300) == -9
     for name, text in (("squeue", ""), ("sacct", "17|CANCELLED by 7|0:15|00:00:09|n1|||")):
-        (tmp_path / name).write_text(f"#!/bin/sh\necho '{text}'\n")
-        (tmp_path / name).chmod(0o755)
+        script(tmp_path / name, f"#!/bin/sh\necho '{text}'\n")
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     row = only_state(capsys)
     assert (row["run_id"], row["status"], row["job_id"]) == ("job-17", "cancelled", "17")

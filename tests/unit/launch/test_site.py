@@ -1,11 +1,9 @@
 """Sites, their options of sbatch, and what run.sh does with them."""
 
-import os
 import re
-import subprocess
-import sys
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,15 +11,11 @@ from jobkit.errors import UsageError
 from jobkit.launch.command import LaunchRequest
 from jobkit.launch.site import Site, known_sites, minutes, site_of_cluster
 from jobkit.launch.slurm_options import Shape as S
-from jobkit.launch.slurm_options import (
-    output_file,
-    sbatch_options,
-    submission,
-    verbatim,
-)
+from jobkit.launch.slurm_options import output_file, sbatch_options, submission, verbatim
 from jobkit.launch.slurm_submit import script
 from jobkit.spec.study import Study
 from support.place import ROOT
+from support.stub_srun import Kit
 
 GOLDEN = ROOT / "tests" / "golden" / "scripts"
 
@@ -139,22 +133,15 @@ def test_scripts_compared_whole(name: str, monkeypatch) -> None:
 FAKE = '#!/usr/bin/env bash\nprintf "%s\\n" "$(basename "$0")" "$@" "X=${X-unset}" >> "$NOTES"\n'
 
 
-def started(tmp_path: Path, site: Site) -> list[str]:
-    """What run.sh calls in an allocation of this site, with a fake srun and a fake python."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
+def started(tmp_path: Path, text: str) -> tuple[list[str], Any]:
+    """What run.sh calls from srun on in an allocation of this site, and how it ended."""
+    kit = Kit(tmp_path)
     for name in ("srun", "python"):
-        (folder / name).write_text(FAKE)
-        (folder / name).chmod(0o755)
-    (tmp_path / "site.sh").write_text(site.shell())
-    notes = tmp_path / "notes"
-    env = {"PATH": f"{folder}:{os.environ['PATH']}", "SLURM_JOB_ID": "5", "NOTES": str(notes)}
-    env["JOBKIT_HOST_PYTHON"] = sys.executable
-    words = ["--site-file", str(tmp_path / "site.sh"), "--run-dir", str(tmp_path / "run")]
-    command = ["bash", str(ROOT / "run.sh"), *words, "--epochs", "2"]
-    subprocess.run(command, env=env, capture_output=True, text=True, timeout=100, check=True)
-    lines = notes.read_text().split("\n")
-    return lines[lines.index("srun") :]
+        kit.tool(name, FAKE)
+    (tmp_path / "site.sh").write_text(load(tmp_path, text).shell())
+    done = kit("--site-file", str(tmp_path / "site.sh"), "--epochs", "2", SLURM_JOB_ID="5")
+    lines = kit.notes.read_text().split("\n") if kit.notes.exists() else []
+    return lines[lines.index("srun") :] if "srun" in lines else [], done
 
 
 @pytest.mark.parametrize(
@@ -174,7 +161,8 @@ def started(tmp_path: Path, site: Site) -> list[str]:
     ],
 )
 def test_containers_reach_srun(tmp_path: Path, text: str, before_python: list[str]) -> None:
-    words = started(tmp_path, load(tmp_path, text))
+    words, done = started(tmp_path, text)
+    assert done.returncode == 0, done.stderr
     at = words.index("python")
     assert words[at - len(before_python) : at] == before_python
     assert "--kill-on-bad-exit=1" in words[:at]
@@ -184,16 +172,13 @@ def test_containers_reach_srun(tmp_path: Path, text: str, before_python: list[st
 def test_environment_and_set_up_lines_reach_the_job(tmp_path: Path) -> None:
     odd = "a,b 'c' \"d\" $HOME `x`"
     text = f"setup = ['[ -z $SURELY_UNSET ]', 'export X=\"$X!\"']\n[env]\nX = '''{odd}'''"
-    assert f"X={odd}!" in started(tmp_path, load(tmp_path, text))
+    assert f"X={odd}!" in started(tmp_path, text)[0]
 
 
 def test_a_set_up_line_that_fails_ends_the_job(tmp_path: Path) -> None:
-    site = load(tmp_path, "setup = ['false # no such module', 'echo later']")
-    with pytest.raises(subprocess.CalledProcessError) as failed:
-        started(tmp_path, site)
-    assert failed.value.returncode == 1
-    assert "setup command failed: false" in failed.value.stderr
-    assert "later" not in failed.value.stdout
+    words, done = started(tmp_path, "setup = ['false # no such module', 'echo later']")
+    assert (words, done.returncode) == ([], 1)
+    assert "setup command failed: false" in done.stderr and "later" not in done.stdout
 
 
 @pytest.mark.parametrize(

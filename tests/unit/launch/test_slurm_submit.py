@@ -19,6 +19,7 @@ from jobkit.launch.slurm_cluster import max_array_size
 from jobkit.launch.slurm_options import Submission, submission
 from jobkit.paths import read_json
 from jobkit.spec.study import Plan, Study
+from support.place import script as executable
 
 # Notes its words, its environment and what it reads; the ids count from 7. Refuses a job for which
 # no place is left: the file free has how many elements of arrays there is room for.
@@ -44,8 +45,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("scancel", '#!/bin/sh\necho "$@" >> cancelled\n'),
         ("squeue", "#!/bin/sh\ncat queue\n"),
     ):
-        (folder / name).write_text(text)
-        (folder / name).chmod(0o755)
+        executable(folder / name, text)
     limit(folder, 1000)
     monkeypatch.chdir(folder)
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
@@ -90,9 +90,7 @@ def test_an_array_for_each_shape_with_the_script_that_a_dry_run_prints(slurm: Pa
             assert (read_json(paths.submission) or {})["job_id"] == f"{job_id}_{index}"
 
 
-def test_sbatch_sees_no_variables_of_an_outer_job_and_nothing_of_ours_is_written(
-    slurm: Path,
-) -> None:
+def test_sbatch_sees_no_variables_of_an_outer_job_and_nothing_of_ours_is_written(slurm) -> None:
     before = dict(os.environ)
     given = wanted(repeats=2)
     masters, _, _ = submit.submit(given)
@@ -163,9 +161,7 @@ def test_another_refusal_ends_what_was_submitted(slurm: Path) -> None:
     assert not (slurm / "cancelled").exists()
 
 
-def test_a_study_that_slurm_took_in_part_says_how_it_goes_on(
-    slurm: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_study_that_slurm_took_in_part_says_how_it_goes_on(slurm, monkeypatch, capsys) -> None:
     (slurm / "slurm.conf").write_text("ClusterName=here\n")
     monkeypatch.setenv("SLURM_CONF", str(slurm / "slurm.conf"))
     monkeypatch.setattr(submit, "check", lambda *_: None)
@@ -198,9 +194,7 @@ def test_a_study_that_slurm_took_in_part_says_how_it_goes_on(
     assert "the jobs continue; to end them" in said and "not submitted" not in said
 
 
-def test_an_array_has_as_many_elements_as_the_cluster_takes(
-    slurm: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_array_has_as_many_elements_as_the_cluster_takes(slurm, monkeypatch) -> None:
     (slurm / "slurm.conf").write_text("ClusterName=c\nMaxArraySize=2 # small\n")
     monkeypatch.setenv("SLURM_CONF", str(slurm / "slurm.conf"))
     given = wanted(repeats=3)
@@ -221,9 +215,7 @@ def test_an_array_has_as_many_elements_as_the_cluster_takes(
         ("gpus-per-task", "4", "1", "2"),
     ],
 )
-def test_a_run_of_dp_requests_all_gpus_of_its_node(
-    form: str, dp: str, ddp: str, whole: str
-) -> None:
+def test_a_run_of_dp_requests_all_gpus_of_its_node(form, dp, ddp, whole) -> None:
     """It drives all that it sees; the jobs of other strategies stay as they are."""
     site = Site(name="here", gpus_per_node=4, gpu_request=form)
 

@@ -13,12 +13,7 @@ from jobkit.outcome.state import RunState
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Calls sweep_in_job; each run ends with the codes that are given for it, one per start."""
 
-    def call(
-        codes: dict[str, list[int]],
-        max_restarts: int | None = None,
-        requeued: int = 0,
-        ok: str = "",
-    ) -> tuple[int, list[str], list[str]]:
+    def call(codes, max_restarts=None, requeued=0, ok="") -> tuple[int, list[str], list[str]]:
         """How many failed, the runs that were started, and the jobs that were requeued."""
         started, requeues = list[str](), list[str]()
         left = {name: iter(each) for name, each in codes.items()}
@@ -46,9 +41,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     ("max_restarts", "requeued", "requeues"),
     [(None, 0, 1), (None, 2, 1), (None, 3, 0), (1, 0, 1), (1, 1, 0), (0, 0, 0)],
 )
-def test_an_early_stop_requeues_the_job_as_often_as_it_may(
-    job: Any, max_restarts: int | None, requeued: int, requeues: int
-) -> None:
+def test_an_early_stop_requeues_the_job(job, max_restarts, requeued, requeues) -> None:
     bad, started, found = job({"a": [0], "b": [75], "c": [0]}, max_restarts, requeued, ok="a")
     assert bad == 1 and found == ["17"] * requeues
     assert started == (["a", "b"] if not requeued else ["b"])  # what is done is done

@@ -32,7 +32,6 @@ KINDS += ["spliced", "empty", "requeue", "nameless", "foreign_torn"]
 
 
 def line(content: dict[str, Any]) -> bytes:
-    """A record as the writer prints it, without the newline."""
     return f"{TAG} {encode(content)}".encode()
 
 
@@ -115,7 +114,6 @@ class Log:
 
 
 def read(paths: RunPaths, data: bytes) -> RunRecords:
-    """What the collector reads of a run that left this log; and its state is told."""
     paths.log.write_bytes(data)
     assert run_state(paths).status in STATUSES
     return read_run(paths, RUN_ID)
@@ -128,9 +126,7 @@ def split(found: RunRecords) -> tuple[list[dict[str, Any]], list[dict[str, Any]]
 
 
 @pytest.mark.parametrize("part", range(4))
-def test_a_mangled_log_gives_what_is_whole_in_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: int
-) -> None:
+def test_a_mangled_log_gives_what_is_whole_in_it(tmp_path, monkeypatch, part) -> None:
     for seed in SEEDS[part::4]:
         log = Log(Random(seed))
         for kind in log.random.choices(KINDS, k=seed % 13):

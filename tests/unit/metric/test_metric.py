@@ -27,7 +27,6 @@ def line(seq: int, **fields: object) -> bytes:
 
 
 def read(data: bytes | str) -> tuple[list[dict[str, Any]], list[Rejected]]:
-    """The records of a log, and what was rejected."""
     found = list(scan(io.BytesIO(data if isinstance(data, bytes) else data.encode())))
     return [f for f in found if isinstance(f, dict)], [f for f in found if isinstance(f, Rejected)]
 
@@ -36,7 +35,6 @@ def read(data: bytes | str) -> tuple[list[dict[str, Any]], list[Rejected]]:
 
 
 def write(folder: Path, kind: str, **fields: Any) -> tuple[bytes, str]:
-    """What a record is in its file and in the log."""
     log, path = io.StringIO(), folder / "metrics" / "0.jsonl"
     writer = MetricWriter(study="s", run_id="r", attempt=0, rank=0, path=path, log=log)
     writer.write(kind, **fields)
@@ -55,9 +53,7 @@ def test_numbers_keep_their_full_precision_and_what_is_not_finite_is_null(tmp_pa
 
 @pytest.mark.parametrize("size", [1, 60, 300])
 @pytest.mark.parametrize("name", ["node_list", "versions"])
-def test_the_file_has_a_long_record_whole_and_the_log_no_line_that_srun_tears(
-    tmp_path: Path, name: str, size: int
-) -> None:
+def test_a_long_record_is_whole_in_its_file_and_short_in_the_log(tmp_path, name, size) -> None:
     value: Any = (
         {f"{i}\u00e4": i / 3 for i in range(size)} if name == "versions" else "\u00e4" * 20 * size
     )
@@ -120,14 +116,12 @@ def test_a_record_with_a_byte_missing_or_changed_is_rejected() -> None:
                 assert (found, len(rejected)) == ([], 1), broken
 
 
-@pytest.mark.parametrize(
-    "other", [{"attempt": "0"}, {"attempt": -1}, {"seq": True}, {"seq": 1 << 31}, {"v": None}]
-)
-def test_a_record_without_its_identity_is_rejected(other: dict[str, Any]) -> None:
-    content = {k: v for k, v in {**record(0), **other}.items() if v is not None}
-    for data, reader_ in ((f"{TAG} {encode(content)}\n", scan), (encode(content), read_file)):
-        (found,) = reader_(io.BytesIO(data.encode()))
-        assert isinstance(found, Rejected) and found.reason == "a common field is missing"
+def test_a_record_without_its_identity_is_rejected() -> None:
+    for other in [{"attempt": "0"}, {"attempt": -1}, {"seq": True}, {"seq": 1 << 31}, {"v": None}]:
+        content = {k: v for k, v in {**record(0), **other}.items() if v is not None}
+        for data, reader_ in ((f"{TAG} {encode(content)}\n", scan), (encode(content), read_file)):
+            (found,) = reader_(io.BytesIO(data.encode()))
+            assert isinstance(found, Rejected) and found.reason == "a common field is missing"
 
 
 def test_a_rejected_place_is_told_with_offset_length_and_reason() -> None:
@@ -139,26 +133,6 @@ def test_a_rejected_place_is_told_with_offset_length_and_reason() -> None:
     assert (one.offset, one.length, one.reason) == (6, len(torn) + 1, "truncated or not JSON")
     assert (two.offset, two.length) == (6 + len(torn) + 1 + len(line(1)), len(torn))
     assert three.reason == "nothing behind the tag"
-
-
-def test_a_record_of_a_file_that_follows_a_torn_one_counts() -> None:
-    """After a full disk the next record stands on the torn one's line."""
-    one, two = encode(record(0)).encode(), encode(record(1)).encode()
-    data = b"\n" + one[:-9] + two + b"\n" + one[:40] + b"\n[1, 2]\n\n" + two[:-1]
-    found = list(read_file(io.BytesIO(data)))
-    assert [f if isinstance(f, dict) else f.length for f in found] == [
-        *(len(one) - 9, record(1)),
-        *(41, len("[1, 2]\n"), len(two) - 1),
-    ]
-
-
-def test_a_record_that_was_seen_is_not_read_again() -> None:
-    seen: set[bytes] = set()
-    file = b"".join(line(n)[len(TAG) + 1 :] for n in range(3))
-    assert len(list(read_file(io.BytesIO(file), seen=seen))) == 3
-    log = io.BytesIO(b"".join(map(line, range(4))))
-    assert list(scan(log, seen=seen)) == [record(3)]
-    assert len(seen) == 4
 
 
 def test_of_a_repeated_record_the_first_one_counts(tmp_path: Path) -> None:
@@ -175,7 +149,6 @@ def test_of_a_repeated_record_the_first_one_counts(tmp_path: Path) -> None:
 
 
 def memory_of(path: Path, read_stream: Any) -> tuple[list[Any], int]:
-    """What a file holds, and the memory in bytes that reading it took."""
     tracemalloc.start()
     with path.open("rb") as stream:
         found = list(read_stream(stream))
@@ -213,9 +186,8 @@ def test_a_log_of_bare_tags_costs_little_memory(tmp_path: Path) -> None:
 # Lines of other programs.
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
+def test_a_whole_line_of_another_program_is_read() -> None:
+    for text, expected in [
         ("epoch=3 val_loss=0.5", {"epoch": 3, "val_loss": 0.5}),
         ("epoch=3, val_loss=1.25;", {"epoch": 3, "val_loss": 1.25}),
         ("epoch=3.0 val_loss=.5 lr=1e-3", {"epoch": 3, "val_loss": 0.5, "lr": 0.001}),
@@ -229,16 +201,13 @@ def test_a_log_of_bare_tags_costs_little_memory(tmp_path: Path) -> None:
         ('{"epoch": "3"}', {"epoch": 3}),
         ('{"epoch": 3.0, "a": NaN}', {"epoch": 3, "a": None}),
         (f'{{"a": {10**30}, "b": "\u00e4"}}', {"a": None, "b": "\u00e4"}),
-    ],
-)
-def test_a_whole_line_of_another_program_is_read(text: str, expected: dict[str, Any]) -> None:
-    for log in (f"7: [METRIC] {text}\n", f"\x1b[1m[METRIC]\x1b[0m {text}\r\nnext\n"):
-        assert read(log) == ([expected], [])
+    ]:
+        for log in (f"7: [METRIC] {text}\n", f"\x1b[1m[METRIC]\x1b[0m {text}\r\nnext\n"):
+            assert read(log) == ([expected], [])
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
+def test_a_line_that_may_be_cut_or_mixed_is_rejected() -> None:
+    for text, reason in [
         ("nothing here", "no key=value"),
         ("epoch=3 val_loss=1.27 images", "not key=value alone"),
         ("epoch=3 images_per_s=225 srun: requeued", "not key=value alone"),
@@ -263,11 +232,9 @@ def test_a_whole_line_of_another_program_is_read(text: str, expected: dict[str, 
         ('{"run_id":"r","attempt":0,"seq":0}', "checksum missing"),
         ("{}", "empty object"),
         ('{"a":' * 100_000, "not JSON"),
-    ],
-)
-def test_a_line_that_may_be_cut_or_mixed_is_rejected(text: str, reason: str) -> None:
-    found, (rejected,) = read(f"[METRIC] {text}\n".encode("latin-1"))
-    assert found == [] and reason in rejected.reason
+    ]:
+        found, (rejected,) = read(f"[METRIC] {text}\n".encode("latin-1"))
+        assert found == [] and reason in rejected.reason
 
 
 def test_two_lines_of_another_program_on_one() -> None:

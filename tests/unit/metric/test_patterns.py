@@ -55,9 +55,8 @@ def test_each_shipped_pattern_says_where_its_lines_come_from(name: str) -> None:
     assert found == set(range(1, len(lines) + 1)), "every sample line is found"
 
 
-@pytest.mark.parametrize(
-    ("name", "ranks", "planned", "column", "value"),
-    [
+def test_the_columns_of_a_shipped_pattern() -> None:
+    for name, ranks, planned, column, value in [
         ("nanogpt", 2, {}, "step_time_s", (0.13521 + 0.13487) / 2),
         ("nanogpt", 2, {}, "steps/s", 2 / (0.13521 + 0.13487)),
         ("nanogpt", 2, {"unit": "tokens", "work_per_step": 1000.0}, "tokens/s",
@@ -75,18 +74,14 @@ def test_each_shipped_pattern_says_where_its_lines_come_from(name: str) -> None:
         # A running rate: the last line counts.
         ("transformers", 2, {}, "samples/s", 240.2),
         ("lightning", 2, {}, "throughput_unit", "steps/s"),
-    ],
-)  # fmt: skip
-def test_the_columns_of_a_shipped_pattern(
-    name: str, ranks: int, planned: dict[str, Any], column: str, value: Any
-) -> None:
-    pattern = load_pattern(name)
-    observed = observed_in(pattern.sample, pattern, ranks, planned)
-    row = rate_row(observed)
-    if column.endswith("/s"):
-        assert row["throughput_unit"] == column
-        column = "throughput"
-    assert row[column] == (value if isinstance(value, str) else pytest.approx(value))
+    ]:  # fmt: skip
+        pattern = load_pattern(name)
+        observed = observed_in(pattern.sample, pattern, ranks, planned)
+        row = rate_row(observed)
+        if column.endswith("/s"):
+            assert row["throughput_unit"] == column
+            column = "throughput"
+        assert row[column] == (value if isinstance(value, str) else pytest.approx(value))
 
 
 def test_a_slow_step_is_in_the_mean_and_is_said() -> None:
@@ -108,9 +103,8 @@ LINES = {
 }
 
 
-@pytest.mark.parametrize(
-    ("line", "log", "planned", "rate"),
-    [
+def test_a_rate_keeps_the_unit_that_its_line_states() -> None:
+    for line, log, planned, rate in [
         ("rate", "12 samples/s", {"unit": "tokens", "work_per_step": 4096}, (12, "samples/s")),
         ("rate", "12 samples/s", {"unit": "tokens"}, (12, "samples/s")),
         ("rate and time", "12 samples/s, 0.5 s", {"unit": "tokens", "work_per_step": 4096},
@@ -121,13 +115,9 @@ LINES = {
         ("rate and work", "12 and 32 a step", {}, (12, "samples/s")),
         ("steps", "3 steps/s", {"unit": "tokens", "work_per_step": 10}, (30, "tokens/s")),
         ("steps", "3 steps/s", {"work_per_step": 10}, (30, "units/s")),
-    ],
-)  # fmt: skip
-def test_a_rate_keeps_the_unit_that_its_line_states(
-    line: str, log: str, planned: dict[str, Any], rate: tuple[float, str]
-) -> None:
-    row = rate_row(observed_of(LINES[line], f"{log}\n{log}\n", **planned))
-    assert (row["throughput"], row["throughput_unit"]) == (pytest.approx(rate[0]), rate[1])
+    ]:  # fmt: skip
+        row = rate_row(observed_of(LINES[line], f"{log}\n{log}\n", **planned))
+        assert (row["throughput"], row["throughput_unit"]) == (pytest.approx(rate[0]), rate[1])
 
 
 def test_a_name_says_its_quantity() -> None:
@@ -146,9 +136,8 @@ def test_a_name_says_its_quantity() -> None:
         assert (found.kind, found.scale, found.unit, found.per_rank) == expected
 
 
-@pytest.mark.parametrize(
-    ("table", "says"),
-    [
+def test_a_bad_pattern_is_one_line() -> None:
+    for table, says in [
         ({}, "no regular expression"),
         ({"line": "step ("}, "does not compile"),
         ({"line": "step [0-9]+"}, "no named group"),
@@ -158,11 +147,9 @@ def test_a_name_says_its_quantity() -> None:
         ({"line": "(?P<step_time_s>[0-9]+)", "of": "each"}, "unknown of"),
         ({"line": "(?P<step_time_s>[0-9]+)", "spans": "all"}, "unknown spans"),
         ({"line": 3}, "must be a string"),
-    ],
-)
-def test_a_bad_pattern_is_one_line(table: dict[str, Any], says: str) -> None:
-    with pytest.raises(UsageError, match=says):
-        make_pattern(table)
+    ]:
+        with pytest.raises(UsageError, match=says):
+            make_pattern(table)
 
 
 def test_a_new_pattern_says_what_its_lines_cover(tmp_path: Path) -> None:
@@ -261,30 +248,25 @@ def test_a_rate_or_time_that_is_not_above_0_is_no_measurement(name: str, bad: An
     assert "1 [METRIC] line is in no table" in unused(observed, *records)
 
 
-@pytest.mark.parametrize(
-    ("text", "rate"),
-    [
+def test_the_text_of_a_rate_is_a_number_or_counted() -> None:
+    for text, rate in [
         *[("1,234", 1234), ("12,345,678.5", 12345678.5), ("1_000", 1000), ("1e3", 1000)],
         *[("1,234,", 1234), ("12,", 12), (".5", 0.5), ("12.3k", 12300), ("12.3K", 12300)],
         *[("1.5M", 1.5e6), ("2G", 2e9)],
         *[(text, None) for text in ("0,031", "12,5", "1,2345", "1.234,5", "1,00,000", "1_00")],
         *[(text, None) for text in ("1k5", "k", "nan", "-3", "0.0", "1e999")],
-    ],
-)
-def test_the_text_of_a_rate_is_a_number_or_counted(text: str, rate: float | None) -> None:
-    observed = observed_of(RATE, f"step 1 7 tok/s\nstep 2 {text} tok/s\nstep 3 {text} tok/s\n")
-    if rate is None:
-        said = "2 lines of pattern own with a time or rate that is no number above 0, "
-        assert unused(observed) == f"{said}as tokens_per_s={text}: that value is not used"
-        assert rate_row(observed)["throughput"] == 7  # the line of the warm-up, and no other
-    else:
-        assert rate_row(observed)["throughput"] == pytest.approx(rate)
-        assert unused(observed) == ""
+    ]:
+        observed = observed_of(RATE, f"step 1 7 tok/s\nstep 2 {text} tok/s\nstep 3 {text} tok/s\n")
+        if rate is None:
+            said = "2 lines of pattern own with a time or rate that is no number above 0, "
+            assert unused(observed) == f"{said}as tokens_per_s={text}: that value is not used"
+            assert rate_row(observed)["throughput"] == 7  # the line of the warm-up, and no other
+        else:
+            assert rate_row(observed)["throughput"] == pytest.approx(rate)
+            assert unused(observed) == ""
 
 
-def test_try_pattern_says_what_it_does_not_use(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_try_pattern_says_what_it_does_not_use(tmp_path, capsys) -> None:
     log = tmp_path / "train.log"
     log.write_text("step 1 980 tok/s\nstep 2 1.2x tok/s\n")
     assert try_pattern([str(log), "--line", RATE, "--of", "total", "--spans", "step"]) == 0

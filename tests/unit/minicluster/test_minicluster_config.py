@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from minicluster import cli, config, locks, machine, network, state
+from minicluster import cli, config, locks, machine, network
 from minicluster.config import Options, Plan
 from minicluster.layout import (
     MAX_ROOT_BYTES,
@@ -63,9 +63,7 @@ def test_the_other_files() -> None:
     assert "secret" not in repr(USUAL) and "secret" in config.database_sql(USUAL)
 
 
-def test_a_shell_is_pointed_at_it_without_another_clusters_settings(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_shell_is_pointed_at_it_without_another_clusters_settings(monkeypatch) -> None:
     own = {"SLURM_CONF": "/tmp/mc/slurm.conf", "JOBKIT_MINICLUSTER_DIR": "/tmp/mc"}
     assert machine.exports(Layout(Path("/tmp/mc"))) == own
     monkeypatch.setenv("SBATCH_PARTITION", "theirs")
@@ -73,19 +71,6 @@ def test_a_shell_is_pointed_at_it_without_another_clusters_settings(
     made = machine.environment(Layout(Path("/tmp/mc")))
     assert not {"SBATCH_PARTITION", "SLURM_JOB_ID"} & made.keys()
     assert own.items() <= made.items()
-
-
-def test_the_next_commands_after_sudo_name_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JOBKIT_MINICLUSTER_DIR", "/tmp/mc")
-    monkeypatch.delenv("SUDO_UID", raising=False)
-    made = state.State(options=Options(netns=True), base_port=7000)
-    plain = cli._summary(Layout(Path("/tmp/mc")), made, "made", 1.23).splitlines()
-    assert plain[0] == "up: n[1-4] idle, each 8 cores, 4 GPUs, 4000 MiB; ports from 7000; 1.2 s"
-    assert plain[-2:] == ["  hpc/minicluster link cut n1", "  hpc/minicluster down"]
-    monkeypatch.setenv("SUDO_UID", "1000")
-    by_sudo = cli._summary(Layout(Path("/tmp/mc")), made, "made", 1.23).splitlines()
-    assert '  eval "$(hpc/minicluster env --dir /tmp/mc)"' in by_sudo
-    assert by_sudo[-1] == "  sudo hpc/minicluster down --dir /tmp/mc"
 
 
 # --- locks and ports ---
@@ -150,9 +135,7 @@ BAD = [
 ]
 
 
-def test_bad_input_is_one_line_and_exit_2(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bad_input_is_one_line_and_exit_2(capsys, monkeypatch) -> None:
     monkeypatch.setattr(machine, "check_packages", lambda options: None)
     for argv, says in BAD:
         assert cli.main(argv) == 2, argv
@@ -191,9 +174,7 @@ def test_words_of_links() -> None:
         assert says in said
 
 
-def test_missing_packages_end_with_the_command_to_install_them(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_missing_packages_are_told_with_their_command(capsys, monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(machine, "search_path", lambda: str(tmp_path))
     folder = Path(f"/tmp/mc-none-{os.getpid()}")  # a cluster's folder must have a short path
     assert cli.main(["up", "--no-accounting", "--dir", str(folder)]) == 2

@@ -2,18 +2,10 @@
 
 from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobkit.outcome.evidence import (
-    START_MARK,
-    clean,
-    find_sign,
-    of_newest,
-    went_on,
-    with_hint,
-)
+from jobkit.outcome.evidence import START_MARK, clean, find_sign, of_newest, went_on, with_hint
 from jobkit.outcome.logs import Tail, read_tail
 
 HEAD = "Traceback (most recent call last):"
@@ -36,9 +28,8 @@ def of_rank(rank: int, error: str, prefix: str = "[rank{}]: ") -> tuple[str, ...
     return tuple(prefix.format(rank) + text for text in (HEAD, "  File 'x'", error))
 
 
-@pytest.mark.parametrize(
-    ("lines", "expected"),
-    [
+def test_the_reason_that_lines_give() -> None:
+    for lines, expected in [
         *[(of_rank(3, "ValueError: boom", prefix), "rank 3: ValueError: boom")
           for prefix in ("[rank{}]: ", "[rank{}] ", "{}: ")],
         ((f"[rank1]: {HEAD}", f"[rank0]: {HEAD}", "[rank0]:   File 'x'", "[rank1]:   File 'y'",
@@ -49,10 +40,8 @@ def of_rank(rank: int, error: str, prefix: str = "[rank{}]: ") -> tuple[str, ...
          "ValueError: boom"),
         (('[METRIC] {"kind":"message","text":"CUDA out of memory"}',), ""),
         (("everything is fine", "epoch 3/5: loss 0.1"), ""),
-    ],
-)  # fmt: skip
-def test_the_reason_that_lines_give(lines: tuple[str, ...], expected: str) -> None:
-    assert reason(*lines) == expected
+    ]:  # fmt: skip
+        assert reason(*lines) == expected
 
 
 def test_an_echo_is_no_cause_wherever_it_stands() -> None:
@@ -76,26 +65,21 @@ def test_only_the_newest_start_counts() -> None:
     assert find_sign(of_newest(tail("CUDA out of memory", EPOCH), 1)) is None
 
 
-@pytest.mark.parametrize(
-    ("reason", "text", "hint"),
-    [
+def test_a_common_error_has_one_hint() -> None:
+    for reason, text, hint in [
         ("rank 0: ModuleNotFoundError: No module named 'x'", "", "install it for the Python"),
         ("ended with exit code 2", "python: can't open file '/a/t.py': [Errno 2]", "a path begins"),
         ("rank 0: ValueError: ProcessGroupNCCL is only supported with GPUs", "", "--launcher once"),
         ("ended with exit code 127", "bash: line 1: trian: command not found", "not in PATH"),
         ("rank 0: ValueError: boom", "ValueError: boom", ""),
-    ],
-)
-def test_a_common_error_has_one_hint(reason: str, text: str, hint: str) -> None:
-    shown = with_hint(reason, text)
-    assert shown.startswith(reason) and hint in shown and (hint or shown == reason)
-    assert shown.count("(") <= reason.count("(") + 1
+    ]:
+        shown = with_hint(reason, text)
+        assert shown.startswith(reason) and hint in shown and (hint or shown == reason)
+        assert shown.count("(") <= reason.count("(") + 1
 
 
 @given(st.binary(max_size=3000), st.integers(1, 500))
-def test_a_tail_is_the_end_of_the_file_with_its_line_numbers(
-    tmp_path_factory, data: bytes, size: int
-) -> None:
+def test_a_tail_is_the_end_of_the_file_with_its_line_numbers(tmp_path_factory, data, size) -> None:
     path: Path = tmp_path_factory.mktemp("tail") / "train.log"
     path.write_bytes(data)
     lines = data.decode("utf-8", "replace").split("\n")

@@ -134,12 +134,7 @@ def on_slurm(story: Story, requeues: int = 0) -> None:
     ],
     ids=["local", "begun again", "cancelled", "slurm", "requeued"],
 )
-def test_no_verdict_is_a_lie_whatever_the_moment(
-    tell: Callable[[Story], None],
-    allowed: set[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_no_verdict_is_a_lie_whatever_the_moment(tell, allowed, tmp_path, monkeypatch) -> None:
     story = Story(tmp_path)
     tell(story)
     looks, going = 0, (0, 0)  # at this look of the reading, to this step

@@ -54,9 +54,8 @@ def test_no_slurm_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     assert slurm_jobs.ask(["1"]) == {}
 
 
-@pytest.mark.parametrize(
-    ("own", "state", "shared", "expected"),
-    [
+def test_who_has_the_last_word() -> None:
+    for own, state, shared, expected in [
         ("running", None, False, "running"),  # without a word from Slurm the files count
         ("ok", "TIMEOUT", False, "ok"),  # every result was there before the end
         ("failed", "FAILED", False, "failed"),
@@ -72,11 +71,9 @@ def test_no_slurm_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
         ("pending", "GONE", False, "missing"),
         ("running", "GONE", False, "failed"),
         ("failed", "GONE", True, "failed"),
-    ],
-)
-def test_who_has_the_last_word(own: str, state: str | None, shared: bool, expected: str) -> None:
-    job = Job(job_id="1", state=state) if state else None
-    assert merged(RunState(status=own, reason="own"), job, shared).status == expected
+    ]:
+        job = Job(job_id="1", state=state) if state else None
+        assert merged(RunState(status=own, reason="own"), job, shared).status == expected
 
 
 def test_what_proves_another_status_is_not_kept_as_evidence() -> None:
@@ -104,7 +101,6 @@ def test_an_array_is_asked_after_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def started(folder: Path, **more: str | None) -> RunPaths:
-    """A run by run.sh in job 17."""
     paths = RunPaths(folder / "single" / "job-17")
     (paths.attempts / "0").mkdir(parents=True)
     write_json(paths.job, {"launcher": "run.sh", "job_id": "17", **more})
@@ -120,9 +116,7 @@ def started(folder: Path, **more: str | None) -> RunPaths:
         (None, "eiger", "cancelled"),
     ],
 )
-def test_a_job_is_asked_after_on_its_own_cluster(
-    tmp_path: Path, noted: str | None, here: str | None, status: str
-) -> None:
+def test_a_job_is_asked_after_on_its_own_cluster(tmp_path, noted, here, status) -> None:
     paths = started(tmp_path, cluster=noted)
     said = {"17": Job(job_id="17", state="CANCELLED")}
     found = join({"r": paths}, {}, lambda ids: {i: said[i] for i in ids}, here=lambda: here)

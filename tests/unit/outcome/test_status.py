@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,6 +17,7 @@ from jobkit.paths import RunPaths
 from jobkit.processes import is_alive, pid_namespace, process_start
 from jobkit.spec.runspec import RunSpec
 from support.fake_study import FakeRun
+from support.place import until
 
 SPEC = RunSpec(dataset="synthetic", epochs=3)
 
@@ -123,34 +123,26 @@ def test_tell_tale_lines(run: FakeRun, lines: tuple[str, ...], status: str, whic
      (143, "cancelled", "SIGTERM"), (130, "cancelled", "SIGINT"), (75, "preempted", "checkpoint"),
      (255, "failed", "255")],
 )  # fmt: skip
-def test_the_exit_code_speaks_where_nothing_else_does(
-    run: FakeRun, code: int, status: str, word: str
-) -> None:
+def test_the_exit_code_speaks_where_nothing_else_does(run, code, status, word) -> None:
     state = ended(run.begin().train(0), code, "the last words")
     assert (state.status, state.exit_code) == (status, code)
     assert state.evidence == "the last words"
     assert word in state.reason
 
 
-def test_a_live_process_is_running_and_a_killed_one_failed(
-    run: FakeRun, sleeper: subprocess.Popen[bytes]
-) -> None:
+def test_a_live_process_is_running_and_a_killed_one_failed(run, sleeper) -> None:
     run.begin().train(0).flush()
     write_job(run.paths, job_of(sleeper))
     assert run_state(run.paths).status == "running"
     sleeper.send_signal(signal.SIGKILL)
-    deadline = time.monotonic() + 250  # a zombie counts as gone: nobody has waited for it yet
-    while process_start(sleeper.pid) and time.monotonic() < deadline:
-        time.sleep(0.01)
+    until(lambda: not process_start(sleeper.pid))  # a zombie counts as gone: nobody waited for it
     assert sleeper.returncode is None
     state = run_state(run.paths)
     assert (state.status, state.evidence) == ("failed", "epoch 1: fine")
     assert "exited without a run_end record" in state.reason
 
 
-def test_a_pid_that_was_given_out_again_is_another_process(
-    sleeper: subprocess.Popen[bytes],
-) -> None:
+def test_a_pid_that_was_given_out_again_is_another_process(sleeper) -> None:
     sleeper.send_signal(signal.SIGSTOP)  # a stopped process is alive
     start = process_start(sleeper.pid)
     assert start is not None and is_alive(job_of(sleeper)) is True
@@ -163,9 +155,7 @@ def test_a_pid_that_was_given_out_again_is_another_process(
     assert is_alive({"launcher": "slurm", "pid": None}) is None
 
 
-def test_a_run_in_a_container_that_was_restarted_is_not_running_forever(
-    run: FakeRun, sleeper: subprocess.Popen[bytes]
-) -> None:
+def test_a_run_in_a_container_that_was_restarted_is_not_running_forever(run, sleeper) -> None:
     run.begin().train(0).flush()
     write_job(run.paths, job_of(sleeper, pid_ns="pid:[1]"))
     assert run_state(run.paths).status == "running"  # its files have just changed
@@ -209,9 +199,7 @@ def test_the_newest_attempt_decides(run: FakeRun, sleeper: subprocess.Popen[byte
         (f"{JOB} DUE TO JOB REQUEUE ***", "preempted"),
     ],
 )
-def test_who_stopped_a_run_that_saved_and_ended_is_slurms_to_say(
-    run: FakeRun, line: str, status: str
-) -> None:
+def test_who_stopped_a_run_that_saved_and_ended_is_slurms_to_say(run, line, status) -> None:
     run.begin().train(0).print(line)
     run.end("preempted", "SIGTERM after iteration 4", 75)
     state = run_state(run.paths)
@@ -220,9 +208,8 @@ def test_who_stopped_a_run_that_saved_and_ended_is_slurms_to_say(
     assert own if status == "preempted" else state.evidence == line
 
 
-@pytest.mark.parametrize(
-    ("facts", "status"),
-    [
+def test_the_verdict_follows_from_the_facts_alone() -> None:
+    for facts, status in [
         ({}, "missing"),
         ({"ending": Ending(status="ok"), "attempt": 0}, "ok"),
         ({"ending": Ending(status="ok"), "job": {"exit_code": 1}}, "ok"),
@@ -242,10 +229,8 @@ def test_who_stopped_a_run_that_saved_and_ended_is_slurms_to_say(
         ({"attempt": 0, "age_s": 300.0}, "failed"),
         ({"attempt": 0, "age_s": -2e9}, "failed"),  # a clock that jumped
         ({"logged": True}, "failed"),
-    ],
-)
-def test_the_verdict_follows_from_the_facts_alone(facts: dict[str, Any], status: str) -> None:
-    assert judge(Facts(run_id="r", **facts)).status == status
+    ]:
+        assert judge(Facts(run_id="r", **facts)).status == status
 
 
 def test_what_no_attempt_wrote_to(tmp_path: Path) -> None:

@@ -37,7 +37,9 @@ def test_good_sources_pass_and_what_is_no_folder_is_told(tmp_path: Path) -> None
         check_source(source)
     assert folder_path("cifar10") is None
     (tmp_path / "images.tar").touch()
-    folder = write_idx(tmp_path / "mnist")
+    for packed in (True, False):
+        folder = write_idx(tmp_path / f"mnist-{packed}", packed)
+        check_source(RunSpec(dataset=f"idx:{folder}").dataset)
     (folder / IDX_FILES["test_labels"]).unlink()
     for source, message in (
         (f"folder:{tmp_path}/images.tar", "no such directory of images; unpack it first"),
@@ -47,10 +49,3 @@ def test_good_sources_pass_and_what_is_no_folder_is_told(tmp_path: Path) -> None
         (f"idx:{folder}", "has no t10k-labels-idx1-ubyte or "),
     ):
         assert message in refusal(source)
-
-
-@pytest.mark.parametrize("packed", [True, False])
-def test_a_whole_set_of_idx_files_is_taken(tmp_path: Path, packed: bool) -> None:
-    folder = write_idx(tmp_path / "mnist", packed)
-    check_source(f"idx:{folder}")
-    assert RunSpec(dataset=f"idx:{folder}").dataset == f"idx:{folder}"

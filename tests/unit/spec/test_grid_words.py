@@ -67,9 +67,7 @@ def test_what_is_refused() -> None:
 
 
 @pytest.mark.parametrize("command", [(), ("--", "python", "-c0", "{precision}", "{batch}")])
-def test_one_sweep_takes_several_words(
-    command: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_sweep_takes_several_words(command, capsys) -> None:
     """What follows the words, an option or -- and a command, is still what it was."""
     strategies = [] if command else ["--strategies", "ddp"]
     swept = ["precision=fp32,bf16", f"{'batch' if command else 'batch_size_per_rank'}=64,128"]

@@ -23,9 +23,8 @@ def test_what_is_replaced() -> None:
         assert fill(text, NAMES) == filled
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
+def test_what_is_refused_in_one_line() -> None:
+    for text, said in [
         ("{rank}", "unknown name 'rank'; did you mean 'ranks'?"),
         ("{x}", "unknown name 'x' (known: ranks, nodes"),
         ("{100 / ranks}", "100 / 8 is not a whole number (// would round down)"),
@@ -48,13 +47,11 @@ def test_what_is_replaced() -> None:
         ('{"a": 1}', "not arithmetic of"),
         ("{{ranks}", "a single '}': write }} for a brace"),
         ("a{", "a single '{': write {{ for a brace"),
-    ],
-)
-def test_what_is_refused_in_one_line(text: str, said: str) -> None:
-    with pytest.raises(UsageError) as raised:
-        fill(text, NAMES)
-    assert said in str(raised.value) and "\n" not in str(raised.value)
-    assert len(str(raised.value)) < 500
+    ]:
+        with pytest.raises(UsageError) as raised:
+            fill(text, NAMES)
+        assert said in str(raised.value) and "\n" not in str(raised.value)
+        assert len(str(raised.value)) < 500
 
 
 def test_a_text_that_is_one_placeholder_keeps_its_type() -> None:
