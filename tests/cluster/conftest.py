@@ -21,8 +21,8 @@ from minicluster import machine
 from minicluster.config import Options
 from minicluster.layout import Layout
 from support import needs
-from support.checkout import Checkout, make_checkout, until
-from support.place import ROOT
+from support.checkout import Checkout, make_checkout
+from support.place import ROOT, until
 
 DOOR = [sys.executable, str(ROOT / "hpc" / "minicluster")]
 ENDED = {"BOOT_FAIL", "CANCELLED", "COMPLETED", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT"}

@@ -8,7 +8,8 @@ import pytest
 
 from jobkit.outcome.state import run_state
 from jobkit.paths import RunPaths, read_json
-from support.checkout import Checkout, until
+from support.checkout import Checkout
+from support.place import until
 
 PROGRAM = '''
 """Says where each rank is, crashes, counts until it is stopped, takes memory, or waits."""

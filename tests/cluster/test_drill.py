@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from jobkit.drill.faults import FAULTS
-from support.checkout import ROOT, Checkout, until
+from support.checkout import ROOT, Checkout
+from support.place import until
 from support.training_programs import STEPS
 
 

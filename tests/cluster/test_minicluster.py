@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from support.checkout import until
-from support.place import ROOT
+from support.place import ROOT, until
 
 WHO = "echo $SLURMD_NODENAME $SLURM_PROCID $CUDA_VISIBLE_DEVICES"
 needs_root = pytest.mark.usefixtures("as_root")

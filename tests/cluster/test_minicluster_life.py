@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from minicluster.layout import Layout
-from support.checkout import until
-from support.place import ROOT
+from support.place import ROOT, until
 
 
 def traces(directory: Path) -> list[str]:

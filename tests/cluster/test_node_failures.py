@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from jobkit.outcome.state import run_state
-from support.checkout import TINY, Checkout, records, until
+from support.checkout import TINY, Checkout, records
+from support.place import until
 
 LONG = [*TINY, "--epochs", "12", "--checkpoint-every", "4"]
 BREAK = {"slurmd": ["kill", "{}"], "node": ["kill", "{}", "--jobs"], "link": ["link", "cut", "{}"]}

@@ -4,7 +4,8 @@ import json
 import socket
 import sys
 
-from support.checkout import ROOT, TINY, Checkout, until
+from support.checkout import ROOT, TINY, Checkout
+from support.place import until
 
 CHECK = "python -m jobkit.checks.preflight.cli"
 

@@ -9,7 +9,8 @@ import pytest
 
 from jobkit.metric import comm
 from jobkit.paths import RunPaths, read_json
-from support.checkout import TINY, Checkout, records, until
+from support.checkout import TINY, Checkout, records
+from support.place import until
 
 SMALL = ["--study", "demo", "--epochs", "1", "--train-samples", "512", "--test-samples", "256"]
 SMALL += ["--why", "0", "--strategies", "ddp", "--global-batch-size", "64"]

@@ -102,7 +102,7 @@ def test_the_top_level_is_installed_as_it_is_in_the_checkout(away: Away) -> None
     def sources(top: Path) -> set[Path]:
         return {p.relative_to(top) for p in top.rglob("*") if p.suffix in (".py", ".j2")}
 
-    assert sources(ROOT / "src") <= sources(prefix / "src")
+    assert sources(ROOT / "src") <= sources(away.installed)
 
 
 def test_a_dry_run_names_what_is_installed(away: Away) -> None:

@@ -11,16 +11,10 @@ from typing import Any
 
 import pytest
 
+from jobkit import permissions
 from jobkit.errors import UsageError
 from jobkit.launch import cli, launcher
 from jobkit.launch.command import LaunchRequest
-from jobkit.permissions import (
-    check_study,
-    closed_to_others,
-    next_folder,
-    other_writers,
-    private_folder,
-)
 from jobkit.spec.study import Plan
 from support.fake_study import make_plan, whole_run
 from support.hostile import in_child
@@ -96,9 +90,9 @@ def test_a_group_of_one_user_alone_is_nobody_else(plan: Plan, monkeypatch: Any) 
     """As Debian and Red Hat make one for each user, with a umask of 002; an ACL may name others."""
     monkeypatch.setattr("jobkit.permissions._is_private", lambda gid: True)
     plan.paths.folder.chmod(0o775)
-    assert check_study(plan.paths.folder) == []
+    assert permissions.check_study(plan.paths.folder) == []
     give_acl(plan.paths.folder)
-    assert len(check_study(plan.paths.folder)) == 1
+    assert len(permissions.check_study(plan.paths.folder)) == 1
 
 
 @pytest.fixture
@@ -112,7 +106,7 @@ def shared() -> Iterator[Path]:
 def checked(folder: Path, uid: int) -> str:
     def check() -> str:
         try:
-            return "".join(check_study(folder))
+            return "".join(permissions.check_study(folder))
         except UsageError as error:
             return f"refused: {error}"
 
@@ -157,7 +151,7 @@ def test_a_project_whose_folder_another_user_owns_is_one_note(shared: Path) -> N
 @as_root
 def test_a_study_of_root_is_as_good_as_ones_own(shared: Path) -> None:
     assert checked(shared / "s", ALICE) == ""
-    assert other_writers(shared / "absent") == ""
+    assert permissions.other_writers(shared / "absent") == ""
 
 
 @as_root
@@ -165,23 +159,23 @@ def test_a_strangers_folder_is_not_taken_as_ones_own(shared: Path) -> None:
     (shared / "x").mkdir()
     os.chown(shared / "x", ALICE, ALICE)
     with pytest.raises(UsageError, match="somebody else"):
-        private_folder(shared / "x")
+        permissions.private_folder(shared / "x")
 
 
 def test_a_folder_of_ones_own_is_closed_and_no_link(tmp_path: Path) -> None:
     (tmp_path / "x").mkdir(mode=0o777)
     give_acl(tmp_path / "x")
-    assert private_folder(tmp_path / "x").stat().st_mode & 0o777 == 0o700
+    assert permissions.private_folder(tmp_path / "x").stat().st_mode & 0o777 == 0o700
     (tmp_path / "link").symlink_to(tmp_path / "x")
     with pytest.raises(UsageError, match="is a link"):
-        private_folder(tmp_path / "link")
+        permissions.private_folder(tmp_path / "link")
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o002, 0o077])
 def test_what_is_made_is_closed_to_others_whatever_the_umask(tmp_path: Path, umask: int) -> None:
     before = os.umask(umask)
     try:
-        with closed_to_others():
+        with permissions.closed_to_others():
             (tmp_path / "a").mkdir()
             (tmp_path / "a" / "x.json").touch()
             subprocess.run(["mkdir", str(tmp_path / "a" / "child")], check=True)
@@ -196,5 +190,5 @@ def test_what_is_made_is_closed_to_others_whatever_the_umask(tmp_path: Path, uma
 def test_a_folder_of_pickles_is_new(tmp_path: Path) -> None:
     for name in ("0", "7", "x", "99999999999", "\u0663"):
         (tmp_path / name).mkdir()
-    assert next_folder(tmp_path) == tmp_path / "8"
-    assert next_folder(tmp_path / "absent") == tmp_path / "absent" / "0"
+    assert permissions.next_folder(tmp_path) == tmp_path / "8"
+    assert permissions.next_folder(tmp_path / "absent") == tmp_path / "absent" / "0"

@@ -62,3 +62,44 @@ class Kit:
 
     def outcome(self, attempt: int = 0) -> dict[str, Any]:
         return json.loads((self.run_dir / "attempts" / str(attempt) / "outcome.json").read_text())
+
+
+# Answers the question that run.sh asks before the start, then plays the launcher.
+PYTHON = r"""#!/usr/bin/env bash
+printf '%s\0' "$@" CALL >> "$NOTES"
+case "$*" in
+  -c*) exit "${NO_TORCH:-0}" ;;
+esac
+if [[ -n ${OUTCOME-} ]]; then
+  while (($#)); do
+    case $1 in --run-dir) dir=$2 ;; --attempt) n=$2 ;; esac
+    shift
+  done
+  [[ $OUTCOME == \{* ]] || OUTCOME="{\"exit_code\": $OUTCOME, \"status\": \"x\"}"
+  printf '%s\n' "$OUTCOME" > "$dir/attempts/$n/outcome.json"
+fi
+if [[ -n ${SLEEP-} ]]; then
+  trap 'echo ended by TERM >> "$NOTES"; exit 15' TERM
+  echo asleep; sleep 30 & wait
+fi
+exit "${CODE:-0}"
+"""
+# Notes its words and how cores are bound, starts nothing, and ends as it is told.
+SRUN_ALONE = r"""#!/usr/bin/env bash
+printf '%s\0' srun "$@" "CPU_BIND=${SLURM_CPU_BIND-none}" CALL >> "$NOTES"
+exit "${CODE:-0}"
+"""
+
+
+class Fake(Kit):
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.python = self.tool("a python", PYTHON)
+        self.tool("srun", SRUN_ALONE)
+
+    def environ(self, **extra: str) -> dict[str, str]:
+        return super().environ(**{"JOBKIT_PYTHON": str(self.python), **extra})
+
+    def calls(self) -> list[list[str]]:
+        text = self.notes.read_text() if self.notes.exists() else ""
+        return [call.split("\0")[:-1] for call in text.split("CALL\0")[:-1]]

@@ -5,19 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from jobkit import paths
 from jobkit.errors import UsageError
-from jobkit.paths import (
-    REPOSITORY,
-    RunPaths,
-    StudyPaths,
-    check_name,
-    data_root,
-    find_named,
-    logs_root,
-    read_json,
-    write_json,
-    write_whole,
-)
 
 HOSTILE = ["", ".", "..", "a/b", "/a", "a..b", "a\nb", "a b", "-rf", "$(x)", "a;b", "ä", "a\x00", 3]
 
@@ -25,11 +14,11 @@ HOSTILE = ["", ".", "..", "a/b", "/a", "a..b", "a\nb", "a b", "-rf", "$(x)", "a;
 def test_a_hostile_name_is_refused_and_a_plain_one_taken() -> None:
     for name in HOSTILE:
         with pytest.raises(UsageError, match="run id"):
-            check_name("run id", name)
+            paths.check_name("run id", name)
         with pytest.raises(UsageError, match="run id"):
-            StudyPaths(Path("logs")).run(name)  # type: ignore[arg-type]
+            paths.StudyPaths(Path("logs")).run(name)  # type: ignore[arg-type]
     for name in ("a", "ddp-n1-g2-b512-fp32-r0-3f9c1a", "A.b_c-9", "x" * 100):
-        assert check_name("study name", name) == name
+        assert paths.check_name("study name", name) == name
 
 
 def test_a_bare_name_is_no_file_of_the_current_folder(tmp_path, monkeypatch) -> None:
@@ -39,26 +28,26 @@ def test_a_bare_name_is_no_file_of_the_current_folder(tmp_path, monkeypatch) -> 
     known.parent.mkdir()
     for path in (known, theirs, other):
         path.touch()
-    assert find_named("site", "alps", known.parent) == known
-    assert find_named("site", "./alps", known.parent).resolve() == theirs
-    assert find_named("site", "my.toml", known.parent).resolve() == other
+    assert paths.find_named("site", "alps", known.parent) == known
+    assert paths.find_named("site", "./alps", known.parent).resolve() == theirs
+    assert paths.find_named("site", "my.toml", known.parent).resolve() == other
     for name, hint in (("alp", "did you mean 'alps'"), ("hpc", "one of: local, alps")):
         with pytest.raises(UsageError, match=hint):
-            find_named("site", name, known.parent, ("local",))
+            paths.find_named("site", name, known.parent, ("local",))
     theirs.rename(tmp_path / "mine")
     with pytest.raises(UsageError, match=r"is it the file \./mine\?"):
-        find_named("site", "mine", known.parent)
+        paths.find_named("site", "mine", known.parent)
 
 
 def test_the_files_of_a_run() -> None:
-    run = RunPaths(Path("s"))
+    run = paths.RunPaths(Path("s"))
     names = [run.spec, run.log, run.metrics(2), run.outcome(2), run.rank_log(2, 3)]
     expected = "spec.json train.log metrics/2.jsonl attempts/2/outcome.json ranks/2/rank-3.log"
     assert [str(n.relative_to(run.folder)) for n in names] == expected.split()
 
 
 def test_attempts_are_found_by_folder_or_metrics(tmp_path: Path) -> None:
-    run = RunPaths(tmp_path)
+    run = paths.RunPaths(tmp_path)
     assert run.attempt_numbers() == []
     for name in ("attempts/0", "attempts/10", "attempts/x", "metrics"):
         (tmp_path / name).mkdir(parents=True)
@@ -70,39 +59,39 @@ def test_attempts_are_found_by_folder_or_metrics(tmp_path: Path) -> None:
 def test_the_environment_says_where_logs_and_data_lie(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JOBKIT_LOGS", "/l")
     monkeypatch.setenv("JOBKIT_DATA_DIR", "/d")
-    assert (logs_root(), data_root()) == (Path("/l"), Path("/d"))
+    assert (paths.logs_root(), paths.data_root()) == (Path("/l"), Path("/d"))
     monkeypatch.delenv("JOBKIT_DATA_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", "/c")
-    assert data_root() == Path("/c/jobkit")
+    assert paths.data_root() == Path("/c/jobkit")
 
 
 def test_logs_are_in_the_checkout_or_the_current_folder(tmp_path, monkeypatch) -> None:
     monkeypatch.delenv("JOBKIT_LOGS", raising=False)
     monkeypatch.chdir(tmp_path)
-    assert logs_root() == tmp_path / "logs"
-    for inside in (REPOSITORY, REPOSITORY / "docs"):
+    assert paths.logs_root() == tmp_path / "logs"
+    for inside in (paths.REPOSITORY, paths.REPOSITORY / "docs"):
         monkeypatch.chdir(inside)
-        assert logs_root() == REPOSITORY / "logs"
+        assert paths.logs_root() == paths.REPOSITORY / "logs"
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch) -> None:
     path = tmp_path / "plan.json"
-    write_whole(path, "half a character: \ud800")
+    paths.write_whole(path, "half a character: \ud800")
     assert path.read_text() == "half a character: \\ud800"
-    write_json(path, {"a": 1})
+    paths.write_json(path, {"a": 1})
 
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
-        write_whole(path, "half")
-    assert read_json(path) == {"a": 1}
+        paths.write_whole(path, "half")
+    assert paths.read_json(path) == {"a": 1}
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_torn_json_file_reads_as_none(tmp_path: Path) -> None:
     for content in (b"", b"{", b"[1]", b"\xff", b"[" * 100_000):
         (tmp_path / "x.json").write_bytes(content)
-        assert read_json(tmp_path / "x.json") is None
-    assert read_json(tmp_path / "absent.json") is None
+        assert paths.read_json(tmp_path / "x.json") is None
+    assert paths.read_json(tmp_path / "absent.json") is None

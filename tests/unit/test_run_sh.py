@@ -13,48 +13,9 @@ from jobkit.launch.start import MAX_RESTARTS, WARNING_S, crashed
 from jobkit.processes import pid_namespace
 from jobkit.spec.runspec import RunSpec
 from support.place import ROOT
-from support.stub_srun import RUN, Kit
+from support.stub_srun import RUN, Fake
 
 HPC = ROOT / "hpc"
-# Answers the question that run.sh asks before the start, then plays the launcher.
-FAKE = r"""#!/usr/bin/env bash
-printf '%s\0' "$@" CALL >> "$NOTES"
-case "$*" in
-  -c*) exit "${NO_TORCH:-0}" ;;
-esac
-if [[ -n ${OUTCOME-} ]]; then
-  while (($#)); do
-    case $1 in --run-dir) dir=$2 ;; --attempt) n=$2 ;; esac
-    shift
-  done
-  [[ $OUTCOME == \{* ]] || OUTCOME="{\"exit_code\": $OUTCOME, \"status\": \"x\"}"
-  printf '%s\n' "$OUTCOME" > "$dir/attempts/$n/outcome.json"
-fi
-if [[ -n ${SLEEP-} ]]; then
-  trap 'echo ended by TERM >> "$NOTES"; exit 15' TERM
-  echo asleep; sleep 30 & wait
-fi
-exit "${CODE:-0}"
-"""
-# Notes its words and how cores are bound, starts nothing, and ends as it is told.
-SRUN = r"""#!/usr/bin/env bash
-printf '%s\0' srun "$@" "CPU_BIND=${SLURM_CPU_BIND-none}" CALL >> "$NOTES"
-exit "${CODE:-0}"
-"""
-
-
-class Fake(Kit):
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self.python = self.tool("a python", FAKE)
-        self.tool("srun", SRUN)
-
-    def environ(self, **extra: str) -> dict[str, str]:
-        return super().environ(**{"JOBKIT_PYTHON": str(self.python), **extra})
-
-    def calls(self) -> list[list[str]]:
-        text = self.notes.read_text() if self.notes.exists() else ""
-        return [call.split("\0")[:-1] for call in text.split("CALL\0")[:-1]]
 
 
 @pytest.fixture

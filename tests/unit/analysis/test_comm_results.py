@@ -5,7 +5,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from test_run_sh import Fake
 
 from jobkit.analysis.figures import comm as figures
 from jobkit.checks import comm as door
@@ -17,6 +16,7 @@ from jobkit.paths import write_json
 from jobkit.units import say_bytes, say_seconds
 from support.codes import code_of
 from support.place import ROOT
+from support.stub_srun import Fake
 
 SIZES = [2**k for k in range(10, 27, 2)]
 

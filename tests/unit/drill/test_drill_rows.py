@@ -16,29 +16,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from jobkit.drill import cli
-from jobkit.drill import places as drill_slurm
-from jobkit.drill.faults import (
-    FAULTS,
-    Row,
-    first_attempt,
-    lost_iterations,
-    show,
-    startup,
-    with_parameters,
-    write_csv,
-)
-from jobkit.drill.places import (
-    MARK,
-    LocalPlace,
-    Minicluster,
-    SlurmPlace,
-    SlurmStart,
-    Started,
-    end_marked,
-    none_left,
-    signal_ranks,
-)
+from jobkit.drill import cli, faults, places
 from jobkit.drill.programs import Command, printed_steps, steps_of
 from jobkit.drill.run import FaultRun, impossible
 from jobkit.errors import UsageError
@@ -48,7 +26,7 @@ from jobkit.outcome.state import STATUSES, run_state
 from jobkit.paths import RunPaths, write_json
 
 PROGRAM = Command(words=("python", "train.py"), at=5, after_s=None, minutes=10)
-GOOD = Row(
+GOOD = faults.Row(
     fault="kill", where="n1,n2", first_status="failed", evidence="task 1: Killed",
     final_status="ok",
     attempts=2, detected_s=1.25, restart_s=6.5, iterations_lost=5, same_parameters=True, orphans=0,
@@ -61,7 +39,7 @@ def printed(attempt: int, steps: range) -> str:
 
 
 @dataclass(kw_only=True)
-class FakeStart(Started):
+class FakeStart(places.Started):
     ended: Callable[[], bool]
     code: int = 0
 
@@ -77,7 +55,7 @@ class FakeStart(Started):
 
 
 @dataclass
-class FakePlace(LocalPlace):
+class FakePlace(places.LocalPlace):
     """Attempt 0 prints steps until it is told to end; the one after it ends well."""
 
     after: range  # the steps of attempt 1
@@ -85,9 +63,9 @@ class FakePlace(LocalPlace):
     told: list[str] = field(default_factory=list)
     poll_s = 0.0
 
-    def start(self, spec, paths, env, again, more) -> Started:
+    def start(self, spec, paths, env, again, more) -> places.Started:
         assert spec.arguments()[-2:] == ["python", "train.py"] and spec.world_size == 2
-        assert env == {MARK: "m"}, "a command is told of no fault"
+        assert env == {places.MARK: "m"}, "a command is told of no fault"
         number = len(paths.attempt_numbers())
         paths.outcome(number).parent.mkdir(parents=True)
         with paths.log.open("a") as log:
@@ -97,7 +75,7 @@ class FakePlace(LocalPlace):
             return FakeStart(ended=lambda: True)
         return FakeStart(ended=lambda: bool(self.told), code=75)
 
-    def warn(self, started: Started) -> None:
+    def warn(self, started: places.Started) -> None:
         self.told.append("warned")
         write_json(self.paths.outcome(0), self.ends)
 
@@ -106,14 +84,14 @@ class FakePlace(LocalPlace):
 
 def fault_run(folder, fault, program=PROGRAM, place=None, patience_s=300) -> FaultRun:
     return FaultRun(
-        fault=fault, place=place or LocalPlace(), paths=RunPaths(folder), program=program,
+        fault=fault, place=place or places.LocalPlace(), paths=RunPaths(folder), program=program,
         mark="m", patience_s=patience_s, say=print, halted=threading.Event(),
     )  # fmt: skip
 
 
-def row_of(folder: Path, place: FakePlace, program: Command = PROGRAM) -> Row:
+def row_of(folder: Path, place: FakePlace, program: Command = PROGRAM) -> faults.Row:
     place.paths = RunPaths(folder / "warning")
-    return fault_run(place.paths.folder, FAULTS["warning"], program, place).run()
+    return fault_run(place.paths.folder, faults.FAULTS["warning"], program, place).run()
 
 
 WHY = "rank 1: ended by the stop signal, SIGUSR2, which the command does not handle"
@@ -149,7 +127,7 @@ def test_a_command_that_was_not_hit_is_not_good(tmp_path: Path) -> None:
 def test_a_run_without_a_fault_that_takes_too_long_is_one_line(tmp_path: Path) -> None:
     place = FakePlace(range(0), {})
     place.paths = RunPaths(tmp_path / "reference")
-    run = fault_run(place.paths.folder, FAULTS["term"], PROGRAM, place, patience_s=0.01)
+    run = fault_run(place.paths.folder, faults.FAULTS["term"], PROGRAM, place, patience_s=0.01)
     with pytest.raises(UsageError, match=r"end: not reached within 0\.01 s; give a longer --pat"):
         run.run_reference()
     assert run.started.over, "it was ended"
@@ -157,11 +135,11 @@ def test_a_run_without_a_fault_that_takes_too_long_is_one_line(tmp_path: Path) -
 
 def test_a_fault_that_fails_outside_is_a_row_like_any_other(tmp_path, monkeypatch) -> None:
     def begun(run: FaultRun, *_: object) -> None:
-        run.starts.append(Started(over=True, begins=[1.0], ends=[2.0]))
+        run.starts.append(places.Started(over=True, begins=[1.0], ends=[2.0]))
         raise OSError("no room")
 
     monkeypatch.setattr(FaultRun, "_start", begun)
-    row = fault_run(tmp_path / "kill", FAULTS["kill"]).run()
+    row = fault_run(tmp_path / "kill", faults.FAULTS["kill"]).run()
     assert row.note == "no room" and row.possible and not row.good
 
 
@@ -183,7 +161,7 @@ def test_steps_are_those_of_windows_or_of_lines(tmp_path: Path) -> None:
 def test_a_command_without_records_is_hit_after_so_many_seconds(tmp_path: Path) -> None:
     timed, now = replace(PROGRAM, after_s=20), time.time()
     for begins, there in (([], False), ([now + 1000], False), ([now - 21], True)):
-        assert timed.reached(RunPaths(tmp_path), Started(begins=begins)) is there
+        assert timed.reached(RunPaths(tmp_path), places.Started(begins=begins)) is there
     assert timed.where() == "after 20 s"
 
 
@@ -205,44 +183,46 @@ def test_a_fault_after_the_end_is_refused_before_any_is_injected(tmp_path: Path)
 def test_a_time_limit_comes_after_the_injection_point(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path)
     paths.log.write_text(printed(0, range(1, 9)))  # step 5 of 8
-    assert PROGRAM.limited(FAULTS["term"], paths, 1.0) is FAULTS["term"]
+    assert PROGRAM.limited(faults.FAULTS["term"], paths, 1.0) is faults.FAULTS["term"]
     for after_s, took_s, minutes in ((20.0, 200.0, 2), (150.0, 300.0, 4), (None, 440.0, 6)):
         command = replace(PROGRAM, after_s=after_s)
-        fault = command.limited(FAULTS["time-limit"], paths, took_s)
+        fault = command.limited(faults.FAULTS["time-limit"], paths, took_s)
         assert fault.options["time"] == str(minutes)
         run = fault_run(tmp_path, fault, command)
-        run.starts.append(Started(begins=[1000.0]))
+        run.starts.append(places.Started(begins=[1000.0]))
         run.inject()
         assert run.injected_at == 1000 + 60 * minutes
     with pytest.raises(UsageError, match=r"200 s; .* after 150 s it must run for at least 5"):
-        replace(PROGRAM, after_s=150.0).limited(FAULTS["time-limit"], paths, 200.0)
+        replace(PROGRAM, after_s=150.0).limited(faults.FAULTS["time-limit"], paths, 200.0)
 
 
 def test_the_time_in_a_queue_is_not_the_commands() -> None:
     for ends, took_s in (([1003.0, 1140.0], 40.0), ([1003.0], 3.0)):
-        assert Started(begins=[1000.0, 1100.0], ends=ends).took_s == took_s
-    assert Started().took_s == 0.0
+        assert places.Started(begins=[1000.0, 1100.0], ends=ends).took_s == took_s
+    assert places.Started().took_s == 0.0
 
 
 def test_one_rank_is_signalled_and_not_the_shell_that_starts_it() -> None:
     """Ranks 0 and 1, a process without a rank, and a shell with the words of rank 1's shell."""
     wait, started = [sys.executable, "-c", "input()"], []
     for rank, words in ((0, wait), (1, wait), (None, wait), (1, [*wait, "rank_run here"])):
-        env = {**os.environ, MARK: "one-rank"} | ({} if rank is None else {"RANK": str(rank)})
+        env = {**os.environ, places.MARK: "one-rank"} | (
+            {} if rank is None else {"RANK": str(rank)}
+        )
         started.append(subprocess.Popen(words, env=env, stdin=subprocess.PIPE))
     try:
-        assert signal_ranks("one-rank", signal.SIGKILL, rank=1) == 1
+        assert places.signal_ranks("one-rank", signal.SIGKILL, rank=1) == 1
         assert started[1].wait(300) == -9
-        assert signal_ranks("one-rank", signal.SIGTERM) == 1
+        assert places.signal_ranks("one-rank", signal.SIGTERM) == 1
         assert started[0].wait(300) == -15
-        assert signal_ranks("one-rank", 0) == 0
-        assert none_left("one-rank", 0.0) == 2 and none_left("one-ran", 0.0) == 0
+        assert places.signal_ranks("one-rank", 0) == 0
+        assert places.none_left("one-rank", 0.0) == 2 and places.none_left("one-ran", 0.0) == 0
         assert [p.poll() for p in started[2:]] == [None, None]
     finally:
-        end_marked("one-rank")
+        places.end_marked("one-rank")
     for process in started[2:]:
         assert process.wait(300) == -9
-    assert none_left("one-rank", 5.0) == 0
+    assert places.none_left("one-rank", 5.0) == 0
 
 
 # --- rows, by what a run left ---
@@ -275,10 +255,10 @@ def test_iterations_lost_are_those_done_again(tmp_path: Path) -> None:
     ):
         paths = RunPaths(tmp_path / str(number))
         write(paths, 0, *first)
-        assert lost_iterations(paths, 25) == 0  # there was no other attempt
+        assert faults.lost_iterations(paths, 25) == 0  # there was no other attempt
         write(paths, 1, ("startup", {"total_s": 3.0}), *then)
-        assert lost_iterations(paths, 25) == lost
-        assert time.time() - 300 < (startup(paths, 1) or 0) < time.time() + 1
+        assert faults.lost_iterations(paths, 25) == lost
+        assert time.time() - 300 < (faults.startup(paths, 1) or 0) < time.time() + 1
 
 
 def test_the_first_attempt_is_told_as_if_there_had_been_no_other(tmp_path: Path) -> None:
@@ -290,7 +270,7 @@ def test_the_first_attempt_is_told_as_if_there_had_been_no_other(tmp_path: Path)
         "[jobkit] start: attempt 1 of kill on n1\ndone\n"
     )
     assert run_state(paths).status == "ok"
-    state = run_state(first_attempt(paths, None))
+    state = run_state(faults.first_attempt(paths, None))
     assert (state.status, state.attempts) == ("failed", 1)
     assert state.evidence == "srun: error: n2: task 1: Killed"
 
@@ -305,24 +285,28 @@ def test_what_is_good() -> None:
 
 
 def test_the_table_and_the_csv_have_every_row(tmp_path: Path) -> None:
-    rows = [GOOD, Row(fault="scancel", note="not possible here"), Row(fault="x", where="h")]
-    write_csv(rows, tmp_path / "drill.csv")
+    rows = [
+        GOOD,
+        faults.Row(fault="scancel", note="not possible here"),
+        faults.Row(fault="x", where="h"),
+    ]
+    faults.write_csv(rows, tmp_path / "drill.csv")
     with (tmp_path / "drill.csv").open() as file:
         kill, scancel, _ = csv.DictReader(file)
     assert (kill["fault"], kill["detected_s"], kill["same_parameters"]) == ("kill", "1.250", "yes")
     assert (scancel["orphans"], scancel["note"]) == ("", "not possible here")
     console = Console(width=100, record=True, file=io.StringIO())
-    show(rows, console)
+    faults.show(rows, console)
     text = console.export_text()
     assert "kill     failed" in text and "1.2 s" in text and "6.5 s" in text and "yes" in text
     assert "scancel: not possible here" in text
 
 
 def test_the_parameters_are_those_of_the_rows_own_folder(tmp_path: Path) -> None:
-    (row,) = with_parameters([GOOD], {f"{tmp_path}/kill": False}, tmp_path)
+    (row,) = faults.with_parameters([GOOD], {f"{tmp_path}/kill": False}, tmp_path)
     assert row.same_parameters is False and not row.good
-    rows = [GOOD, replace(GOOD, note="lost"), Row(fault="term", note="not possible here")]
-    notes = [row.note for row in with_parameters(rows, {}, tmp_path)]
+    rows = [GOOD, replace(GOOD, note="lost"), faults.Row(fault="term", note="not possible here")]
+    notes = [row.note for row in faults.with_parameters(rows, {}, tmp_path)]
     assert notes == ["its parameters could not be compared", "lost", "not possible here"]
 
 
@@ -330,28 +314,28 @@ def test_the_parameters_are_those_of_the_rows_own_folder(tmp_path: Path) -> None
 
 
 @pytest.fixture
-def mini(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SlurmPlace:
+def mini(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> places.SlurmPlace:
     monkeypatch.setenv("JOBKIT_MINICLUSTER_DIR", str(tmp_path))
     answer = subprocess.CompletedProcess([], 0, "batch\nurgent\n", "")
-    monkeypatch.setattr(drill_slurm, "slurm", lambda *_, **__: answer)
-    return SlurmPlace(Site(name="mini"), {}, None)
+    monkeypatch.setattr(places, "slurm", lambda *_, **__: answer)
+    return places.SlurmPlace(Site(name="mini"), {}, None)
 
 
-def test_why_a_fault_is_not_possible(mini: SlurmPlace) -> None:
-    here, kill = LocalPlace(), PROGRAM.case(FAULTS["kill"])
-    assert impossible(here, FAULTS["scancel"]) == "it needs Slurm"
+def test_why_a_fault_is_not_possible(mini: places.SlurmPlace) -> None:
+    here, kill = places.LocalPlace(), PROGRAM.case(faults.FAULTS["kill"])
+    assert impossible(here, faults.FAULTS["scancel"]) == "it needs Slurm"
     assert impossible(here, kill) == impossible(mini, kill) == ""
-    assert mini.urgent == "urgent" and impossible(mini, FAULTS["preemption"]) == ""
+    assert mini.urgent == "urgent" and impossible(mini, faults.FAULTS["preemption"]) == ""
     mini.urgent, mini.sees_processes = None, False  # as on a cluster's login node
-    assert "--urgent-partition" in impossible(mini, FAULTS["preemption"])
+    assert "--urgent-partition" in impossible(mini, faults.FAULTS["preemption"])
     assert "needs --local or --minicluster" in impossible(mini, kill)
-    assert [n for n, f in FAULTS.items() if PROGRAM.impossible(PROGRAM.case(f))] == ["raise"]
+    assert [n for n, f in faults.FAULTS.items() if PROGRAM.impossible(PROGRAM.case(f))] == ["raise"]
 
 
 def test_the_job_that_preempts_is_charged_as_the_others(mini, monkeypatch) -> None:
     called: list[list[str]] = []
     answer = subprocess.CompletedProcess([], 0, "", "")
-    monkeypatch.setattr(drill_slurm, "slurm", lambda words: called.append(words) or answer)
+    monkeypatch.setattr(places, "slurm", lambda words: called.append(words) or answer)
     mini.site = Site(name="s", account="of-the-site", qos="high")
     assert mini.preempt(["n1"]) == ""
     mini.options = {"account": "given"}
@@ -372,7 +356,7 @@ def answering(monkeypatch: pytest.MonkeyPatch, answers: list[str]) -> None:
         error = "slurm_load_jobs error: Invalid job id specified\n" if text == "?" else ""
         return subprocess.CompletedProcess(words, int(text == "?"), text, error)
 
-    monkeypatch.setattr(drill_slurm, "slurm", answer)
+    monkeypatch.setattr(places, "slurm", answer)
 
 
 def test_a_jobs_starts_and_ends_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -382,14 +366,14 @@ def test_a_jobs_starts_and_ends_are_noted(monkeypatch: pytest.MonkeyPatch) -> No
         *(shown("RUNNING", 1), shown("COMPLETING", 1), shown("COMPLETED", 1)),
     ]
     answering(monkeypatch, answers)
-    job = SlurmStart(job_id="7")
+    job = places.SlurmStart(job_id="7")
     assert [job.look() for _ in range(9)] == [True] * 8 + [False]
     assert (len(job.begins), len(job.ends), job.nodes) == (2, 2, ["n1", "n2"])
     assert job.begins[0] <= job.ends[0] <= job.begins[1] <= job.ends[1]
     assert job.end_text == "Slurm job 7: COMPLETED"
     # Some sites' controllers forget a job seconds after its end.
     answering(monkeypatch, [shown("RUNNING"), "", "?"])
-    job = SlurmStart(job_id="7")
+    job = places.SlurmStart(job_id="7")
     assert [job.look() for _ in range(3)] == [True, True, False]
     assert job.over and len(job.ends) == 1 and job.end_text == "Slurm job 7: job not found"
 
@@ -400,9 +384,9 @@ def test_a_jobs_starts_and_ends_are_noted(monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_list_names_every_fault_and_what_it_needs(capsys) -> None:
     assert cli.main(["--list"]) == 0
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
-    assert lines.keys() == FAULTS.keys()
+    assert lines.keys() == faults.FAULTS.keys()
     assert "(needs Slurm)" in lines["scancel"] and "--urgent-partition" in lines["preemption"]
-    for fault in FAULTS.values():
+    for fault in faults.FAULTS.values():
         assert fault.first and set(fault.first) <= set(STATUSES)
         # A rank that pauses needs a fault from outside.
         assert (fault.kind == "hold") == bool(fault.action)
@@ -440,24 +424,24 @@ def test_one_is_brought_up_named_and_taken_down(monkeypatch: pytest.MonkeyPatch)
     """Without links where they cannot be made; one that does not come up leaves nothing."""
     calls: list[list[str]] = []
 
-    def call(self: Minicluster, *words: str) -> "subprocess.CompletedProcess[str]":
+    def call(self: places.Minicluster, *words: str) -> "subprocess.CompletedProcess[str]":
         calls.append([*words])
         bad = "--netns" in words or "--nodes=0" in words
         shown = f"export JOBKIT_MINICLUSTER_DIR={self.folder}\n" if words == ("env",) else ""
         return subprocess.CompletedProcess([], 2 * bad, shown, "one\ntwo\n" * bad)
 
-    monkeypatch.setattr(Minicluster, "call", call)
+    monkeypatch.setattr(places.Minicluster, "call", call)
     monkeypatch.setenv("JOBKIT_MINICLUSTER_DIR", "/nonexistent")
-    monkeypatch.setattr(drill_slurm.os, "geteuid", lambda: 0)
-    assert Minicluster.named() is None
-    made = Minicluster.up("test", "--nodes=2", links=True)
+    monkeypatch.setattr(places.os, "geteuid", lambda: 0)
+    assert places.Minicluster.named() is None
+    made = places.Minicluster.up("test", "--nodes=2", links=True)
     assert calls == [["up", "--nodes=2", "--netns"], ["up", "--nodes=2"], ["env"]]
-    named = Minicluster.named()
+    named = places.Minicluster.named()
     assert named and named.folder == made.folder == os.environ["JOBKIT_MINICLUSTER_DIR"]
     made.down()
     assert not Path(made.folder).exists()
     before = set(Path("/tmp").glob("jobkit-none-*"))
     with pytest.raises(UsageError, match="one two"):
-        Minicluster.up("none", "--nodes=0")
+        places.Minicluster.up("none", "--nodes=0")
     assert calls[-2:] == [["up", "--nodes=0"], ["down"]]
     assert set(Path("/tmp").glob("jobkit-none-*")) == before

@@ -10,25 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from minicluster import cli, config, locks, machine, network
+from minicluster import cli, config, layout, locks, machine, network
 from minicluster.config import Options, Plan
-from minicluster.layout import (
-    MAX_ROOT_BYTES,
-    PORTS_PER_BLOCK,
-    ClusterError,
-    Layout,
-    Ports,
-    UsageError,
-    check_root,
-)
 from support.place import ROOT
 
 GOLDEN = ROOT / "tests" / "golden" / "minicluster"
-HERE = Layout(Path("/tmp/jobkit-test-locks"))
+HERE = layout.Layout(Path("/tmp/jobkit-test-locks"))
 
 
 def plan(options: Options, **differing: object) -> Plan:
-    usual = {"layout": Layout(Path("/tmp/mc")), "ports": Ports(7000), "host": "laptop"}
+    usual = {
+        "layout": layout.Layout(Path("/tmp/mc")),
+        "ports": layout.Ports(7000),
+        "host": "laptop",
+    }
     return Plan(
         options=options, **{**usual, "user": "ada", "database_password": "secret", **differing}
     )
@@ -65,10 +60,10 @@ def test_the_other_files() -> None:
 
 def test_a_shell_is_pointed_at_it_without_another_clusters_settings(monkeypatch) -> None:
     own = {"SLURM_CONF": "/tmp/mc/slurm.conf", "JOBKIT_MINICLUSTER_DIR": "/tmp/mc"}
-    assert machine.exports(Layout(Path("/tmp/mc"))) == own
+    assert machine.exports(layout.Layout(Path("/tmp/mc"))) == own
     monkeypatch.setenv("SBATCH_PARTITION", "theirs")
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    made = machine.environment(Layout(Path("/tmp/mc")))
+    made = machine.environment(layout.Layout(Path("/tmp/mc")))
     assert not {"SBATCH_PARTITION", "SLURM_JOB_ID"} & made.keys()
     assert own.items() <= made.items()
 
@@ -85,15 +80,15 @@ def listen(port: int) -> socket.socket:
 
 
 def test_ports_of_a_block_differ() -> None:
-    used, steps = Ports(7000).used(256), range(7300, 7400)
+    used, steps = layout.Ports(7000).used(256), range(7300, 7400)
     assert len(set(used)) == len(used) == 259 and not set(used) & set(steps)
-    assert max(used) < steps.start and Ports(7000).steps == "7300-7399"
-    assert steps.stop == 7000 + PORTS_PER_BLOCK
+    assert max(used) < steps.start and layout.Ports(7000).steps == "7300-7399"
+    assert steps.stop == 7000 + layout.PORTS_PER_BLOCK
 
 
 def test_a_block_with_a_taken_port_is_passed_over() -> None:
     with locks.port_block(HERE, 4, None) as first, locks.port_block(HERE, 4, None) as second:
-        assert abs(first.base - second.base) >= PORTS_PER_BLOCK, "two at once"
+        assert abs(first.base - second.base) >= layout.PORTS_PER_BLOCK, "two at once"
     with listen(first.slurmd(4)), locks.port_block(HERE, 4, None) as third:
         assert third.base != first.base
     with listen(first.slurmd(5)), locks.port_block(HERE, 4, None) as fourth:
@@ -101,14 +96,17 @@ def test_a_block_with_a_taken_port_is_passed_over() -> None:
 
 
 def test_a_chosen_block_that_is_taken_and_a_locked_folder_are_errors() -> None:
-    is_taken = pytest.raises(ClusterError, match="another `up` is taking it")
+    is_taken = pytest.raises(layout.ClusterError, match="another `up` is taking it")
     with locks.port_block(HERE, 4, None) as free, is_taken:
         locks.port_block(HERE, 4, free.base).__enter__()
-    with listen(free.mariadb), pytest.raises(ClusterError, match=f"port {free.mariadb} of its"):
+    with (
+        listen(free.mariadb),
+        pytest.raises(layout.ClusterError, match=f"port {free.mariadb} of its"),
+    ):
         locks.port_block(HERE, 4, free.base).__enter__()
     with locks.port_block(HERE, 4, free.base) as chosen:
         assert chosen == free
-    with locks.locked(HERE), pytest.raises(ClusterError, match="wait for it"):
+    with locks.locked(HERE), pytest.raises(layout.ClusterError, match="wait for it"):
         locks.locked(HERE).__enter__()
     with locks.locked(HERE):  # it is free again
         pass
@@ -146,10 +144,10 @@ def test_bad_input_is_one_line_and_exit_2(capsys, monkeypatch) -> None:
     assert cli.main(["env", "--dir", f"/tmp/mc-none-{os.getpid()}"]) == 1
     shown = capsys.readouterr()
     assert shown.out == "" and shown.err.count("\n") == 1 and "hpc/minicluster up" in shown.err
-    longest = "/" + "x" * (MAX_ROOT_BYTES - 1)
-    assert check_root(longest) == Path(longest)
-    with pytest.raises(UsageError, match="too long"):
-        check_root(longest + "x")
+    longest = "/" + "x" * (layout.MAX_ROOT_BYTES - 1)
+    assert layout.check_root(longest) == Path(longest)
+    with pytest.raises(layout.UsageError, match="too long"):
+        layout.check_root(longest + "x")
 
 
 def test_words_of_links() -> None:
@@ -169,7 +167,7 @@ def test_words_of_links() -> None:
         action, *rest = words.split()
         try:
             said = str(network.parse(action, rest, ["n1", "n2", "n3"]))
-        except UsageError as error:
+        except layout.UsageError as error:
             said = str(error)
         assert says in said
 

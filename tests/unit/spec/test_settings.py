@@ -13,13 +13,7 @@ from jobkit.errors import UsageError
 from jobkit.payload import signals as faults
 from jobkit.payload.main import parser, read_settings
 from jobkit.payload.signals import StopRequest
-from jobkit.spec.options import (
-    RECIPES,
-    add_recipe_argument,
-    add_spec_arguments,
-    chosen_settings,
-    read_spec_file,
-)
+from jobkit.spec import options
 from jobkit.spec.runspec import SETTINGS, Every, RunSpec, Window, profiled_ranks
 from jobkit.spec.study import STUDIES, Study
 
@@ -29,9 +23,9 @@ TYPES = {f.name: getattr(f.type, "__name__", str(f.type)) for f in fields(RunSpe
 
 def parse(words: list[str]) -> dict[str, Any]:
     made = argparse.ArgumentParser(allow_abbrev=False)
-    add_recipe_argument(made)
-    add_spec_arguments(made)
-    return chosen_settings(made.parse_args(words))
+    options.add_recipe_argument(made)
+    options.add_spec_arguments(made)
+    return options.chosen_settings(made.parse_args(words))
 
 
 def test_what_cannot_be_used_says_why() -> None:
@@ -160,10 +154,10 @@ def test_a_fault_is_injected_in_one_rank_of_one_attempt_at_its_iteration() -> No
             planned(text)
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", options.RECIPES)
 def test_a_recipe_is_nothing_but_settings_that_the_users_own_replace(name: str) -> None:
     spec = RunSpec(**parse(["--recipe", name]))
-    assert spec.differences().keys() <= RECIPES[name].keys()
+    assert spec.differences().keys() <= options.RECIPES[name].keys()
     assert RunSpec(**parse(spec.arguments())) == spec
     assert parse(["--recipe", name, "--epochs", "3"])["epochs"] == 3
     weak = parse(["--recipe", name, "--batch-size-per-rank", "64"])
@@ -172,7 +166,7 @@ def test_a_recipe_is_nothing_but_settings_that_the_users_own_replace(name: str) 
 
 def test_the_published_rate_is_that_of_a_sum_over_samples() -> None:
     """11.5 per 1024 x (1 + 1 / (1 - momentum)) samples, times the samples of a step."""
-    fast = RECIPES["fast"]
+    fast = options.RECIPES["fast"]
     published = 11.5 / (1024 * (1 + 1 / (1 - fast["momentum"]))) * fast["global_batch_size"]
     assert fast["lr"] == pytest.approx(published, rel=0.01)
     assert fast["weight_decay"] == pytest.approx(0.0153 / 11.5, rel=0.01)
@@ -202,12 +196,12 @@ def test_a_file_by_hand_that_cannot_be_used_is_one_line(tmp_path: Path, monkeypa
     ):
         path.write_text(text)
         with pytest.raises(UsageError) as caught:
-            read_spec_file(path)
+            options.read_spec_file(path)
         said = str(caught.value)
         assert said.startswith(f"--spec {path}: ") and message in said and "\n" not in said
     monkeypatch.setitem(sys.modules, "yaml", None)
     with pytest.raises(UsageError, match="pip install pyyaml"):
-        read_spec_file(path)
+        options.read_spec_file(path)
 
 
 PRESETS = {"high-performance": (8, 32), "memory-efficient": (2, 128), "single-process": (1, 256)}
