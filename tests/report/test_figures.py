@@ -18,7 +18,7 @@ from jobkit.analysis.figures.by_size import size_figure
 from jobkit.analysis.figures.comparison import comparison_figure
 from jobkit.analysis.figures.draw import FIGURES, draw
 from jobkit.analysis.figures.forecast import forecast_figure
-from jobkit.analysis.figures.over_epochs import learning_figure
+from jobkit.analysis.figures.over_time import learning_figure
 from jobkit.analysis.figures.style import FORMATS, looks
 from jobkit.analysis.figures.why import why_figure
 from jobkit.analysis.findings.forecast import forecasts

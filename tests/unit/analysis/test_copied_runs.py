@@ -8,7 +8,7 @@ import pytest
 
 from jobkit.analysis.collect.records import RunRecords
 from jobkit.analysis.collect.rows import ranks_together
-from jobkit.analysis.tables.comparable import SAME, faults
+from jobkit.analysis.tables.series import SAME, faults
 from jobkit.paths import RunPaths
 from jobkit.spec.command import CommandSpec
 from jobkit.spec.runspec import RunSpec

@@ -9,7 +9,7 @@ import pytest
 from jobkit.analysis.collect.records import RunRecords
 from jobkit.analysis.collect.samples import sample_rows, use_row
 from jobkit.analysis.collect.steps import MAX_ROWS, TRAINING, Observation, Observed
-from jobkit.analysis.figures.load import load_figure
+from jobkit.analysis.figures.over_time import load_figure
 from jobkit.analysis.report.tables import proposal_table
 from jobkit.analysis.tables.columns import RESULTS, SAMPLES
 from jobkit.analysis.tables.frames import frame

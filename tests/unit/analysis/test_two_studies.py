@@ -7,7 +7,7 @@ import pytest
 from jobkit.analysis.compare import compare, main
 from jobkit.analysis.findings.verdict import verdict
 from jobkit.analysis.scaling.spread import CONFIDENCE, holm, quantile, tail
-from jobkit.analysis.tables.comparable import apart
+from jobkit.analysis.tables.series import apart
 from jobkit.paths import StudyPaths
 from support.fake_study import whole_study
 from support.measured_study import results_of

@@ -39,9 +39,8 @@ from jobkit.analysis.collect.steps import Observed, step_rows
 from jobkit.analysis.scaling.scaling import measured_sizes, scaling_table
 from jobkit.analysis.scaling.sizes import SEVERAL_STARTS, Size
 from jobkit.analysis.tables.columns import RESULTS, TABLES, Column
-from jobkit.analysis.tables.comparable import apart, faults
 from jobkit.analysis.tables.frames import Row, frame, plain_records, read_table, save_table
-from jobkit.analysis.tables.series import series_labels
+from jobkit.analysis.tables.series import apart, faults, series_labels
 from jobkit.analysis.tables.text import counted
 from jobkit.errors import UsageError, one_line
 from jobkit.files import in_order, is_there

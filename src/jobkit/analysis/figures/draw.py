@@ -16,8 +16,7 @@ from jobkit.analysis.collect.results import Results, check_own
 from jobkit.analysis.figures.by_size import size_figure
 from jobkit.analysis.figures.comparison import comparison_figure
 from jobkit.analysis.figures.forecast import forecast_figure
-from jobkit.analysis.figures.load import load_figure
-from jobkit.analysis.figures.over_epochs import learning_figure
+from jobkit.analysis.figures.over_time import learning_figure, load_figure
 from jobkit.analysis.figures.style import FORMATS, rc, save
 from jobkit.analysis.figures.why import why_figure
 from jobkit.analysis.findings.forecast import Forecast

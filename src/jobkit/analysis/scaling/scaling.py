@@ -24,8 +24,8 @@ from jobkit.analysis.scaling import spread
 from jobkit.analysis.scaling.sizes import EPOCH, IMAGES, Size, sizes
 from jobkit.analysis.scaling.spread import Pool, Sample
 from jobkit.analysis.tables.columns import SCALING
-from jobkit.analysis.tables.comparable import SAME, faults
 from jobkit.analysis.tables.frames import Row, frame
+from jobkit.analysis.tables.series import SAME, faults
 from jobkit.analysis.tables.text import counted
 from jobkit.errors import UsageError
 from jobkit.spec.runspec import ONE_RANK, STRATEGIES
