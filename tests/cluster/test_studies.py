@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jobkit.metric import comm
-from jobkit.paths import RunPaths, read_json
+from jobkit.paths import read_json
 from support.checkout import TINY, Checkout, records
 from support.place import until
 
@@ -60,17 +59,6 @@ def test_the_other_ready_scripts_start_four_ranks(cluster, kit, script, nodes) -
     own = 4 // nodes
     told = [line for line in kit.log(job_id).split("\n") if line.startswith("I am")]
     assert sorted(told) == [f"I am {r} of 4, {r % own} of {own} on {r // own}" for r in range(4)]
-
-
-@pytest.mark.long
-def test_the_script_that_measures_links_within_a_node_and_between_nodes(cluster, kit) -> None:
-    job_id = kit.sbatch(cluster, "hpc/comm.sh", "--max-bytes", "64K", "--iterations", "3")
-    assert cluster.wait(job_id) == ("COMPLETED", "0:0")
-    found = comm.read_csv(RunPaths(kit.folder / "logs" / "comm" / f"job-{job_id}").comm_csv)
-    scopes = {(name, "all", 4, 2) for name in comm.OPERATIONS if name != "sendrecv"}
-    scopes |= {("sendrecv", "intra_node", 2, 1), ("sendrecv", "inter_node", 2, 2)}
-    assert {(s.operation, s.scope, s.ranks, s.nodes) for s in found} == scopes
-    assert all(s.correct for s in found) and len(found) == 4 * len(scopes)
 
 
 @pytest.mark.long

@@ -39,8 +39,6 @@ def test_a_folder_of_given_logs_takes_no_plan(logs: Path, where: list[str], caps
     ("words", "asked"),
     [
         ("--gpus-per-node 2", ["--gpus-per-node=1", "--gpus-per-node=2"]),
-        ("--gpus-per-node 2 --gpu-request gres", ["--gres=gpu:1", "--gres=gpu:2"]),
-        ("--gpu-request none", []),
         ("--sbatch --gpus-per-node=2", ["--gpus-per-node=2"] * 2),
         ("--device cpu --gpus-per-node 2", []),
         ("", None),  # a training that asks for no GPU is refused, unless on the CPU

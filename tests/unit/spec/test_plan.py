@@ -21,7 +21,6 @@ def load(folder: Path, text: str, **changes: Any) -> Study:
         ("name = ", "my.toml: not valid TOML: "),
         ("\x00", "my.toml: not valid TOML: "),
         ("gpu = [1]", "my.toml: unknown key 'gpu'; did you mean 'gpus'?"),
-        ("epoch = 3", "my.toml: unknown key 'epoch'; did you mean 'epochs'?"),
         ("epochs = 3", "'epochs' is a setting of the training: write it under [settings]"),
         ("[settings]\nepoch = 3", "my.toml: unknown setting 'epoch'; did you mean 'epochs'?"),
         ("[sweep]\nprecison = ['fp32']", "did you mean 'precision'?"),
@@ -36,7 +35,6 @@ def load(folder: Path, text: str, **changes: Any) -> Study:
         ("gpus = ['2x']", "gpus '2x': must be"),
         ("gpus = [6]\ngpus_per_node = 4", "gpus 6: does not fill nodes of 4"),
         ("strategies = ['single']\ngpus = [2]", "the study has no run"),
-        ("[settings]\nepochs = 0", "epochs = 0: must be a whole number, 1 or more"),
     ],
 )
 def test_a_study_that_cannot_be_used_says_why(tmp_path: Path, text: str, message: str) -> None:
