@@ -181,13 +181,6 @@ def test_runs_that_are_not_ok_are_marked_at_their_size() -> None:
     assert [list(c.get_xdata()) for c in axes.lines if c.get_marker() == "x"] == [[1]]
 
 
-def test_memory_starts_at_zero(strong: Results) -> None:
-    (axes,) = made(size_figure(strong, "peak_memory")).axes
-    assert axes.get_ylim()[0] == 0
-    assert axes.get_ylabel() == "peak memory per process, resident (MiB)"
-    assert [values(line) for line in measured(axes)] == [[902] * 3, [902, 452, 227]]
-
-
 def test_learning_curves(study) -> None:
     figure = made(learning_figure(study(gpus=(1, 2), repeats=3)))
     for axes, name in zip(figure.axes, ("val_loss", "val_accuracy"), strict=True):
@@ -201,13 +194,17 @@ def test_learning_curves(study) -> None:
     assert len(measured(made(learning_figure(many)).axes[0])) == 4  # the smallest and the largest
 
 
-def test_loss_and_accuracy_over_sizes_with_their_repeats(strong: Results) -> None:
+def test_memory_loss_and_accuracy_over_sizes_with_their_repeats(strong: Results) -> None:
     loss, accuracy = made(size_figure(strong, "loss_and_accuracy_by_size")).axes
     assert sizes_of(loss) == [[1, 2, 4]] * 2
     assert values(measured(loss)[0]) == SAME([0.71] * 3)
     points = next(c for c in loss.collections if len(c.get_offsets()) == 9)
     assert sorted({*points.get_offsets()[:, 1].round(4)}) == [0.70, 0.71, 0.72]
     assert values(measured(accuracy)[0]) == SAME([1 - 0.8 / 3] * 3)
+    (axes,) = made(size_figure(strong, "peak_memory")).axes
+    assert axes.get_ylim()[0] == 0
+    assert axes.get_ylabel() == "peak memory per process, resident (MiB)"
+    assert [values(line) for line in measured(axes)] == [[902] * 3, [902, 452, 227]]
     full = replace(strong, runs=strong.runs.assign(val_accuracy=1.0))
     assert made(size_figure(full, "loss_and_accuracy_by_size")).axes[-1].get_ylim()[1] <= 1
 

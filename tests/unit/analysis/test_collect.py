@@ -382,39 +382,25 @@ def test_a_command_without_the_counters_is_a_series_of_its_own() -> None:
     assert found == {"one": "fit, auto", "other": "fit, no auto"}
 
 
-GPU = {"precision": "bf16", "fp32": "tf32"}
-CPU = {"precision": "fp32", "fp32": "ieee"}
-
-
-def left_by(plan: Plan, run_id: str, decided: dict[str, object]) -> None:
-    spec = replace(plan.runs[run_id], **decided)  # type: ignore[arg-type]
-    FakeRun(plan.paths.folder, run_id, spec).begin().train(0, 1, 2).end()
-
-
-def collected(plan: Plan) -> tuple[pd.DataFrame, list[str]]:
-    found = collect("s", write=False)
-    assert list(found.runs["run_id"]) == list(plan.runs)
-    return found.runs, found.warnings()
-
-
-def test_what_was_decided_is_in_the_tables_and_contradicts_no_plan() -> None:
+@pytest.mark.parametrize(
+    ("decided", "series"),
+    [
+        ((("bf16", "tf32"), ("bf16", "tf32")), ["ddp"] * 3),  # the last one has not begun
+        ((("bf16", "tf32"), ("fp32", "ieee")), ["ddp, bf16", "ddp, fp32", "ddp, auto"]),
+    ],
+)
+def test_what_was_decided_is_in_the_tables_and_contradicts_no_plan(
+    decided: tuple[tuple[str, str], ...], series: list[str]
+) -> None:
     plan = make_plan(strategies=("ddp",), gpus=(1, 2, 4))
-    *done, _ = plan.runs
-    for run_id in done:
-        left_by(plan, run_id, GPU)
-    runs, warnings = collected(plan)
-    assert list(runs["precision"]) == ["bf16", "bf16", "auto"]  # the last one has not begun
-    assert list(runs["fp32"]) == ["tf32", "tf32", "auto"]
-    assert set(runs["series"]) == {"ddp"}
-    assert warnings == []
-
-
-def test_a_gpu_and_a_cpu_are_two_series() -> None:
-    plan = make_plan(strategies=("ddp",), gpus=(1, 2))
-    for run_id, decided in zip(plan.runs, (GPU, CPU), strict=True):
-        left_by(plan, run_id, decided)
-    runs, _ = collected(plan)
-    assert [name.split(", ")[1] for name in runs["series"]] == ["bf16", "fp32"]
+    for (run_id, spec), (precision, fp32) in zip(plan.runs.items(), decided, strict=False):
+        actual = replace(spec, precision=precision, fp32=fp32)
+        FakeRun(plan.paths.folder, run_id, actual).begin().train(0, 1, 2).end()
+    results = collect("s", write=False)
+    assert list(results.runs["precision"]) == [*(p for p, _ in decided), "auto"]
+    assert list(results.runs["fp32"]) == [*(f for _, f in decided), "auto"]
+    assert [", ".join(name.split(", ")[:2]) for name in results.runs["series"]] == series
+    assert results.warnings() == []
 
 
 SAMPLE = load_pattern("nanogpt").sample
@@ -497,18 +483,14 @@ def started(seconds: dict[int, float], status: str = "ok") -> Results:
     return collect("s")
 
 
-def test_the_parts_are_columns() -> None:
-    """Each field of the record, and empty where there is none."""
-    runs = started({1: 3.0}).runs
-    assert {name: runs[f"startup_{name}"][0] for name in PARTS if name != "compile_s"} == {
-        name: value for name, value in PARTS.items() if value is not None
-    }
-    assert runs["startup_compile_s"].isna().all()
-
-
 def test_what_a_run_takes_beside_its_training_is_a_line_of_its_own() -> None:
     """Of 30 s: 8,192 images at 950, 1,900 and 1,900 images/s, and 0.5 s of evaluation each."""
-    (row,) = run_costs(started({2: 6.0})).rows
+    results = started({2: 6.0})
+    columns = results.runs.iloc[0]
+    assert {k: v for k in PARTS if pd.notna(v := columns[f"startup_{k}"])} == {
+        k: v for k, v in PARTS.items() if v is not None
+    }
+    (row,) = run_costs(results).rows
     assert row[1:6] == ["2", "30", "17.2", "1.5", "6"]
     assert row[6:] == ["2", "0.5", "0.25", "0.125", "-", "5.25", "74%"]
 

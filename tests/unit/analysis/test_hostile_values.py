@@ -3,10 +3,8 @@
 import csv
 import json
 import subprocess
-import sys
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 from jobkit.analysis.cli import collect_main, plot_main
@@ -16,7 +14,6 @@ from jobkit.launch.command import job_command, local_command, shown
 from jobkit.spec.runspec import RunSpec
 from support import fake_study
 from support.fake_study import FakeRun, logs, make_plan, whole_run
-from support.place import ROOT
 
 HOSTILE = {
     "substitution": "$(touch pwned)",
@@ -143,42 +140,3 @@ def test_a_value_of_any_kind_is_no_reason_to_stop(value: object) -> None:
     results = collect("mine")
     assert sorted(results.runs["run_id"]) == sorted(names)
     assert set(results.epochs["run_id"]) == set(names) - {"kind"}  # that is no epoch's, maybe
-
-
-WRITER = """
-import sys, time
-sys.path.insert(0, sys.argv[1])
-from support.fake_study import FakeRun
-from jobkit.spec.study import Plan
-from jobkit.paths import StudyPaths
-plan = Plan.read(StudyPaths.named("s").plan)
-for run_id, spec in list(plan.runs.items())[int(sys.argv[2]) :: 2]:
-    run = FakeRun(plan.paths.folder, run_id, spec).begin().flush()
-    for epoch in range(spec.epochs):
-        run.train(epoch).flush()
-        time.sleep(0.02)
-    run.end()
-"""
-
-
-def start(code: str, *words: str) -> "subprocess.Popen[str]":
-    return subprocess.Popen([sys.executable, "-c", code, *words], stdout=-1, text=True)
-
-
-def test_a_collector_while_jobs_write_gives_a_row_for_every_run_and_no_wrong_value() -> None:
-    plan = make_plan(strategies=("ddp",), gpus=(1, 2), repeats=10, settings={"epochs": 8})
-    writers = [start(WRITER, str(ROOT / "tests"), str(i)) for i in range(2)]
-    seen: list[pd.DataFrame] = []
-    while any(w.poll() is None for w in writers):
-        results = collect("s")
-        assert list(results.runs["run_id"]) == list(plan.runs)
-        assert set(results.runs["status"]) <= {"missing", "running", "ok"}
-        seen.append(results.epochs)
-    assert [w.returncode for w in writers] == [0, 0]
-    final = collect("s")
-    assert final.ok and not final.rejected and not final.lost
-    whole = {tuple(row) for row in final.epochs.astype(object).fillna("").itertuples(index=False)}
-    assert len(whole) == 8 * len(plan.runs)
-    for epochs in seen:
-        assert {tuple(r) for r in epochs.astype(object).fillna("").itertuples(index=False)} <= whole
-    assert any(0 < len(epochs) < len(whole) for epochs in seen)
