@@ -259,11 +259,11 @@ def _of_runs(
 ) -> pd.DataFrame:
     """A table with rows of each run. Values that a program names itself keep their names."""
     keys = [c.name for c in columns if c.name in _OF_RUN]
-    own = tuple(c for c in columns if c.name not in keys)
-    values = frame([*chain.from_iterable(parts)], own, _COMMON)
+    others = tuple(c for c in columns if c.name not in keys)
+    values = frame([*chain.from_iterable(parts)], others, _COMMON)
     of_run = runs[keys].loc[runs.index.repeat([*map(len, parts)])]
     table = pd.concat([of_run.reset_index(drop=True), values], axis=1)
-    return table[[*(c.name for c in columns), *values.columns[len(own) :]]]
+    return table[[*(c.name for c in columns), *values.columns[len(others) :]]]
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ class Panels:
 
 _OF_TIME = Panel("time per {of}{ranks} (s)", {"times_s": ""}, "time", np.reciprocal)
 _RATE = Panel("{rate}", {"throughput": ""}, "log", np.positive, True)
-_RATE_OF_ONE = Panel("{rate} per {each}", {"throughput_per_rank": ""}, "zero", _same, True)
+_RATE_OF_ONE = Panel("{rate} per {process}", {"throughput_per_rank": ""}, "zero", _same, True)
 _SPEED_UP = Panel("speed-up\nrelative to {base}", {"speed_up": ""}, "ratio", np.positive, True)
 _EFFICIENCY = Panel(
     "parallel efficiency\nrelative to {base}", {"efficiency": ""}, "share", _same, True
@@ -68,7 +68,7 @@ _TO_ACCURACY = Panel(
 )
 _LOSS = Panel("final validation loss", {"val_loss": ""}, "near")
 _ACCURACY = Panel("final validation accuracy", {"val_accuracy": ""}, "near share")
-_MEMORY = Panel("peak memory per {each}, {held} ({mib})", {"peak_memory_mib": ""})
+_MEMORY = Panel("peak memory per {process}, {kind} ({mib})", {"peak_memory_mib": ""})
 _STEPS = Panel("time of a step (s)", _PERCENTILES, "time")
 _ENERGY = Panel("energy per {work} (J), of: {joules_of}", {"joules_per_work": ""})
 BY_SIZE = {
@@ -78,7 +78,7 @@ BY_SIZE = {
     "efficiency": Panels("parallel efficiency", (_EFFICIENCY,), 2),
     "time_to_accuracy": Panels("training time to {target} accuracy", (_TO_ACCURACY,), 2),
     "loss_and_accuracy_by_size": Panels("loss and accuracy at each size", (_LOSS, _ACCURACY), 2),
-    "peak_memory": Panels("peak memory per {each}", (_MEMORY,)),
+    "peak_memory": Panels("peak memory per {process}", (_MEMORY,)),
     "step_times": Panels("time of a step", (_STEPS,)),
     "energy": Panels("energy per {work}", (_ENERGY,)),
 }
@@ -185,8 +185,8 @@ def _words(results: Results, sizes: Sequence[Size]) -> dict[str, str]:
     if len(of_series) == 1 and len(series) > 1:  # one serial run for all
         base = f"{style.short(str(of_series.pop()))} on {base}"
     return {
-        "each": "GPU" if gpus else "process",
-        "held": "allocated" if gpus else "resident",
+        "process": "GPU" if gpus else "process",
+        "kind": "allocated" if gpus else "resident",
         "mib": "GiB" if max(peaks, default=0) >= 10 * 1024 else "MiB",
         "of": of.pop() if len(of) == 1 else "amount of work",
         "base": base if len(bases) == 1 else "the smallest size",

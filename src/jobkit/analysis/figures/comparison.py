@@ -36,10 +36,10 @@ def comparison_figure(results: Results) -> Figure | None:
     size = shown[-1]
     on = f" on {size.nodes} nodes" if (size.nodes or 1) > 1 else ""
     where = f"{counted_ranks(size.devices or 0, style.unit(results))}{on}"
-    held = "per GPU, allocated" if style.on_gpu(results) else "per process, resident"
+    memory = "per GPU, allocated" if style.on_gpu(results) else "per process, resident"
     wanted: dict[str, _Values] = {
         f"throughput ({size.throughput_unit})": lambda s: (s.throughput or 0, *s.rates),
-        f"peak memory (MiB)\n{held}": lambda s: (
+        f"peak memory (MiB)\n{memory}": lambda s: (
             (s.peak_memory_mib, *s.peaks_memory_mib) if s.peak_memory_mib else ()
         ),
         "parallel efficiency\nas in the table": lambda s: (s.efficiency,) if s.efficiency else (),

@@ -31,13 +31,13 @@ def forecast_figure(results: Results, forecasts: Sequence[Forecast]) -> Figure |
     figure, axes = style.new_figure(len(kinds), title, style.subtitle(results, "median"))
     look = style.looks(s.series for s in results.sizes)
     for panel, kind in zip(axes, kinds, strict=True):
-        own = [f for f in shown if of_series[f.series] == kind]
+        of_kind = [f for f in shown if of_series[f.series] == kind]
         measured = [s for s in results.sizes if kind_of(s) == kind and s.speed_up and s.world_size]
-        last = max(f.sizes[-1] for f in own)
+        last = max(f.sizes[-1] for f in of_kind)
         first = min(s.base_world_size for s in measured if s.base_world_size)
         x = np.geomspace(first, last, 65)
         style.ideal_line(panel, x, x / first)
-        for forecast in own:
+        for forecast in of_kind:
             for line in lines_of([s for s in measured if s.series == forecast.series]):
                 draw_line(
                     panel, {s: (s.speed_up or 0,) for s in line}, look[forecast.series], "speed_up"
@@ -45,9 +45,9 @@ def forecast_figure(results: Results, forecasts: Sequence[Forecast]) -> Figure |
             _band(panel, forecast, look[forecast.series])
         panel.set_ylabel(f"speed-up{suffix(kind, kinds)}")
         style.log_ratio_axis(panel)
-        sizes = [*(s.devices or 0 for s in measured), *(n for f in own for n in f.sizes)]
+        sizes = [*(s.devices or 0 for s in measured), *(n for f in of_kind for n in f.sizes)]
         style.size_axis(panel, sizes, style.unit(results))
-        beyond = max(f.measured[-1] for f in own)
+        beyond = max(f.measured[-1] for f in of_kind)
         panel.axvspan(beyond, panel.get_xlim()[1], color="#F4F4F4", zorder=0)
     style.legend(figure, axes, {f.series: look[f.series] for f in shown}, _HANDLES)
     return figure

@@ -112,16 +112,16 @@ def load_figure(results: Results) -> Figure | None:
     else:
         return None
     label, memory_name, memory_label = _LOADS[name]
-    own = runs[runs["run_id"].isin(known["run_id"])].sort_values(
+    sampled = runs[runs["run_id"].isin(known["run_id"])].sort_values(
         ["world_size", "repeat"], ascending=[False, True], kind="stable"
     )
-    shown, note = style.fastest(results, own["series"], _MAX_SERIES)
+    shown, note = style.fastest(results, sampled["series"], _MAX_SERIES)
     words = f"one run of each series at its largest size, a line per sampling rank{note}"
     title = f"{results.name}: load and memory over time"
     figure, (load, memory) = style.new_figure(2, title, style.subtitle(results, shown=words))
     look = style.looks(s.series for s in results.sizes)
     for series in shown:
-        samples = known[known["run_id"] == own[own["series"] == series]["run_id"].iloc[0]]
+        samples = known[known["run_id"] == sampled[sampled["series"] == series]["run_id"].iloc[0]]
         _draw_run(load, samples, name, look[series])
         _draw_run(memory, samples.dropna(subset=[memory_name]), memory_name, look[series], 1024)
     load.set_ylim(0, 1.05)

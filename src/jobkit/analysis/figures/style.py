@@ -227,14 +227,14 @@ def unit(results: Results) -> str:
     return "GPUs" if on_gpu(results) else "processes (ranks)"
 
 
-def fastest(results: Results, names: Iterable[str], most: int) -> tuple[list[str], str]:
-    """The series with the highest rates, `most` at the most, and a note where some are left out."""
+def fastest(results: Results, names: Iterable[str], limit: int) -> tuple[list[str], str]:
+    """The series with the highest rates, at most `limit`, and a note where some are left out."""
     series = list(dict.fromkeys(names))
-    if len(series) <= most:
+    if len(series) <= limit:
         return series, ""
     rates = results.scaling.groupby("series")["throughput"].max().fillna(0)
-    best = sorted(series, key=lambda name: -float(rates.get(name, 0)))[:most]
-    note = f", the {most} fastest of {len(series)} series"
+    best = sorted(series, key=lambda name: -float(rates.get(name, 0)))[:limit]
+    note = f", the {limit} fastest of {len(series)} series"
     return [name for name in series if name in best], note
 
 
