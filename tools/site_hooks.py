@@ -11,9 +11,16 @@ DOCS = ROOT / "docs"
 _LINK = re.compile(r"\[((?:[^][]|\[[^]]*\])+)\]\(([^)#:\s]+)(#[^)\s]*)?\)")
 
 
+# The theme writes a cell in one line, and a page 800 pixels wide.
+STYLE = """.wy-table-responsive table td, .wy-table-responsive table th { white-space: normal }
+.wy-nav-content { max-width: 1100px }
+"""
+
+
 def on_files(files: Files, config: Any) -> Files:
-    """Add README.md as index.md."""
+    """Add README.md as index.md, and a style sheet."""
     files.append(File.generated(config, "index.md", content=(ROOT / "README.md").read_text()))
+    files.append(File.generated(config, "site.css", content=STYLE))
     return files
 
 
